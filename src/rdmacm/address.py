@@ -1,0 +1,270 @@
+"""Socket addresses, GIDs and service ids.
+
+An IPv4 or IPv6 address is Python's own tuple, ``(host, port)`` or ``(host, port, flowinfo, scope_id)``; an
+InfiniBand address is a :class:`SockAddrIB`. Inside the package an address is parsed once, at the edge, into an
+:class:`InetAddr` (binary, so that comparing and routing never parses text again) or stays a ``SockAddrIB``.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from dataclasses import dataclass
+from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
+from typing import NamedTuple, TypeAlias
+
+from rdmacm.constants import AddressFamily
+
+__all__ = [
+    "AF_IB",
+    "Gid",
+    "InetAddr",
+    "SockAddr",
+    "SockAddrIB",
+    "format_address",
+    "lookup_address",
+    "parse_address",
+    "service_id",
+    "service_id_mask",
+]
+
+AF_IB = int(AddressFamily.IB)
+
+#: What users pass and get: a Python socket address, or a :class:`SockAddrIB`.
+SockAddr: TypeAlias = "tuple[str, int] | tuple[str, int, int, int] | SockAddrIB"
+
+_V4_MAPPED = bytes(10) + b"\xff\xff"
+_ANY = {AF_INET: bytes(4), AF_INET6: bytes(16)}
+_LOOPBACK = {AF_INET: bytes((127, 0, 0, 1)), AF_INET6: bytes(15) + b"\x01"}
+
+
+class Gid(bytes):
+    """A 16-byte port address (InfiniBand Architecture, 4.1.1); prints in IPv6 text form.
+
+    ``Gid("fe80::1")``, ``Gid("::ffff:10.0.0.1")`` and ``Gid(sixteen_bytes)`` make one; for RoCEv2 a GID is the
+    IPv6 address, or the IPv4 address mapped into IPv6. Raises ValueError for anything else.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, value: bytes | str = bytes(16)) -> Gid:
+        if isinstance(value, str):
+            try:
+                value = inet_pton(AF_INET6, value)
+            except OSError:
+                raise ValueError(f"not a GID: {value!r} (want IPv6 text, such as fe80::1)") from None
+        if len(value) != 16:
+            raise ValueError(f"a GID has 16 bytes, not {len(value)}")
+        return super().__new__(cls, value)
+
+    @classmethod
+    def from_ip(cls, packed: bytes) -> Gid:
+        """The RoCEv2 GID of a packed IPv4 (4 bytes) or IPv6 (16 bytes) address."""
+        return cls(_V4_MAPPED + packed) if len(packed) == 4 else cls(packed)
+
+    @property
+    def ip(self) -> bytes:
+        """The packed IP address a RoCEv2 GID stands for: 4 bytes where it is IPv4-mapped, else 16."""
+        return bytes(self[12:]) if self.startswith(_V4_MAPPED) else bytes(self)
+
+    @property
+    def subnet_prefix(self) -> int:
+        """The upper 64 bits."""
+        return int.from_bytes(self[:8], "big")
+
+    @property
+    def interface_id(self) -> int:
+        """The lower 64 bits."""
+        return int.from_bytes(self[8:], "big")
+
+    def __str__(self) -> str:
+        return inet_ntop(AF_INET6, self)
+
+    def __repr__(self) -> str:
+        return f"Gid({str(self)!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class SockAddrIB:
+    """``struct sockaddr_ib``: an InfiniBand port and service. Field names are C's without ``sib_``.
+
+    ``sid`` and ``sid_mask`` are 64-bit service ids in host order (:func:`service_id`); ``pkey`` is 16 bits.
+    """
+
+    addr: Gid = Gid()  # noqa: RUF009 (immutable)
+    sid: int = 0
+    sid_mask: int = 0
+    pkey: int = 0xFFFF
+    flowinfo: int = 0
+    scope_id: int = 0
+
+    def pack(self) -> bytes:
+        """The 48 bytes of the C structure: native family and scope, everything else big-endian."""
+        return (
+            struct.pack("=H", AF_IB)
+            + struct.pack("!HI16sQQ", self.pkey, self.flowinfo, self.addr, self.sid, self.sid_mask)
+            + struct.pack("=Q", self.scope_id)
+        )
+
+    @classmethod
+    def unpack(cls, data: bytes) -> SockAddrIB:
+        """The address in 48 bytes of a C structure; ValueError where they are none."""
+        if len(data) != 48 or struct.unpack_from("=H", data)[0] != AF_IB:
+            raise ValueError("not a sockaddr_ib")
+        pkey, flowinfo, addr, sid, mask = struct.unpack_from("!HI16sQQ", data, 2)
+        return cls(Gid(addr), sid, mask, pkey, flowinfo, struct.unpack_from("=Q", data, 40)[0])
+
+    @property
+    def port(self) -> int:
+        """The port number within the service id, 0 where the mask leaves it open."""
+        return self.sid & self.sid_mask & 0xFFFF
+
+    def __str__(self) -> str:
+        return f"[{self.addr}]:0x{self.sid:x}"
+
+
+class InetAddr(NamedTuple):
+    """An IPv4 or IPv6 socket address in binary: what a ``SockAddr`` tuple is parsed into at the edge."""
+
+    family: int
+    ip: bytes
+    port: int = 0
+    flowinfo: int = 0
+    scope_id: int = 0
+
+    @property
+    def is_any(self) -> bool:
+        return not any(self.ip)
+
+    @property
+    def is_loopback(self) -> bool:
+        return self.ip[0] == 127 if self.family == AF_INET else self.ip == _LOOPBACK[AF_INET6]
+
+    @property
+    def is_link_local(self) -> bool:
+        return self.family == AF_INET6 and self.ip[0] == 0xFE and self.ip[1] & 0xC0 == 0x80
+
+    @property
+    def is_multicast(self) -> bool:
+        return self.ip[0] & 0xF0 == 0xE0 if self.family == AF_INET else self.ip[0] == 0xFF
+
+    @property
+    def host(self) -> str:
+        return inet_ntop(self.family, self.ip)
+
+    @property
+    def sockaddr(self) -> tuple[str, int] | tuple[str, int, int, int]:
+        """The tuple Python's sockets use."""
+        if self.family == AF_INET:
+            return inet_ntop(AF_INET, self.ip), self.port
+        return inet_ntop(AF_INET6, self.ip), self.port, self.flowinfo, self.scope_id
+
+    def __str__(self) -> str:
+        return format_address(self.sockaddr)
+
+    @classmethod
+    def any(cls, family: int, port: int = 0, scope_id: int = 0) -> InetAddr:
+        """The wildcard address of a family."""
+        return cls(family, _ANY[family], port, 0, scope_id)  # type: ignore[index]
+
+    @classmethod
+    def loopback(cls, family: int, port: int = 0) -> InetAddr:
+        """127.0.0.1 or ::1."""
+        return cls(family, _LOOPBACK[family], port)  # type: ignore[index]
+
+
+def _scope(text: str) -> int:
+    if text.isascii() and text.isdigit() and int(text) < 1 << 32:
+        return int(text)
+    try:
+        return socket.if_nametoindex(text)
+    except (OSError, ValueError):
+        raise ValueError(f"no interface {text!r} for the scope of an IPv6 address") from None
+
+
+def _uint(value: object, limit: int, what: str) -> int:
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{what} must be an int, not {type(value).__name__}")
+    if not 0 <= value <= limit:
+        raise ValueError(f"{what} {value} is outside 0..{limit}")
+    return value
+
+
+def parse_address(address: SockAddr) -> InetAddr | SockAddrIB:
+    """The binary form of a user's socket address.
+
+    ``("10.0.0.1", 7471)``, ``("fe80::1%eth0", 7471)``, ``("fe80::1", 7471, 0, 2)`` and :class:`SockAddrIB` are
+    understood; an empty host is the IPv4 wildcard. A host *name* raises ValueError: names are looked up by
+    :func:`rdmacm.getaddrinfo` (or by :func:`lookup_address`, which may block). TypeError for other shapes.
+    """
+    if isinstance(address, InetAddr | SockAddrIB):
+        return address
+    if not isinstance(address, tuple) or not 2 <= len(address) <= 4 or not isinstance(address[0], str):
+        raise TypeError(f"a socket address is (host, port[, flowinfo[, scope_id]]) or SockAddrIB, not {address!r}")
+    host: str = address[0]
+    port = _uint(address[1], 0xFFFF, "port")
+    if len(address) == 2 and ":" not in host:
+        try:
+            return InetAddr(AF_INET, inet_pton(AF_INET, host) if host else _ANY[AF_INET], port)
+        except (OSError, ValueError):
+            raise ValueError(f"not a numeric address: {host!r}") from None
+    flowinfo = _uint(address[2], 0xFFFFFFFF, "flowinfo") if len(address) > 2 else 0
+    scope = _uint(address[3], 0xFFFFFFFF, "scope_id") if len(address) > 3 else 0
+    host, percent, scope_text = host.partition("%")
+    if percent:
+        scope = _scope(scope_text)
+    try:
+        return InetAddr(AF_INET6, inet_pton(AF_INET6, host), port, flowinfo, scope)
+    except (OSError, ValueError):
+        raise ValueError(f"not a numeric address: {host!r}") from None
+
+
+def lookup_address(address: SockAddr) -> InetAddr | SockAddrIB:
+    """As :func:`parse_address`, but a host name is looked up with getaddrinfo(3), in the calling thread.
+
+    The first answer is taken, as the socket module does. Raises socket.gaierror for a name that has none.
+    """
+    try:
+        return parse_address(address)
+    except ValueError:
+        if not isinstance(address, tuple) or ":" in address[0] or not 0 <= int(address[1]) <= 0xFFFF:
+            raise
+        family, _, _, _, found = socket.getaddrinfo(address[0], int(address[1]), type=socket.SOCK_STREAM)[0]
+        if family not in (AF_INET, AF_INET6):
+            raise
+        return parse_address((str(found[0]), *found[1:]))  # type: ignore[arg-type]
+
+
+def format_address(address: SockAddr | InetAddr | None) -> str:
+    """``10.0.0.1:7471``, ``[fe80::1%2]:7471``, ``[gid]:0xsid`` or ``-`` for None; any tuple without raising."""
+    if address is None:
+        return "-"
+    if isinstance(address, InetAddr):
+        address = address.sockaddr
+    if isinstance(address, SockAddrIB):
+        return str(address)
+    try:
+        host, port = str(address[0]), address[1]
+        if len(address) > 3 and address[3] and "%" not in host:
+            host = f"{host}%{address[3]}"
+    except (IndexError, TypeError):
+        return repr(address)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+#: Masks of the port space and of the port within a 64-bit service id.
+RDMA_IB_IP_PS_MASK = 0xFFFFFFFFFFFF0000
+RDMA_IB_IP_PORT_MASK = 0x000000000000FFFF
+
+
+def service_id(port_space: int, port: int) -> int:
+    """The 64-bit service id of a port: ``(port_space << 16) + port``, RDMA IP CM service annex A11."""
+    return (port_space << 16) + port
+
+
+def service_id_mask(port_space: int, port: int) -> int:
+    """Which bits of :func:`service_id` matter: a zero port leaves the port open, a zero space everything."""
+    mask = RDMA_IB_IP_PS_MASK if port_space else 0
+    return mask | RDMA_IB_IP_PORT_MASK if port else mask

@@ -1,0 +1,516 @@
+"""rdma_getaddrinfo(3): names and services to RDMA addresses.
+
+Differences from the C library, each because the manual page says so, are listed in ``docs/parity.md``: no device is
+needed, every answer of the resolver comes back, flags, QP types and port spaces are checked, and the source address,
+device and route the host would use are filled in.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from socket import AF_INET, AF_INET6, inet_pton
+from typing import Any, TypeAlias
+
+from rdmacm.address import (
+    AF_IB,
+    Gid,
+    InetAddr,
+    SockAddr,
+    SockAddrIB,
+    format_address,
+    parse_address,
+    service_id,
+    service_id_mask,
+)
+from rdmacm.constants import EAI, PortSpace, RaiFlag
+from rdmacm.errors import GaiError, cm_error, errno_name, gai_strerror
+from rdmacm.proto.sa import PathData, PathRecord
+from rdmacm.provider import Provider, get_provider
+from rdmacm.verbs.enums import QPType
+
+__all__ = ["AddrInfo", "Resolver", "getaddrinfo", "make_hints", "needs_lookup"]
+
+#: One answer of socket.getaddrinfo: (family, type, proto, canonname, sockaddr).
+Answer: TypeAlias = "tuple[int, int, int, str, tuple[Any, ...]]"
+
+#: The shape of socket.getaddrinfo, which a caller may replace: (host, service, family, type, proto, flags).
+Resolver: TypeAlias = Callable[[str | None, str | None, int, int, int, int], "Sequence[Answer]"]
+
+# Flags as plain ints: testing IntFlags costs a function call each, and every lookup tests several.
+_PASSIVE, _NUMERICHOST, _NOROUTE = int(RaiFlag.PASSIVE), int(RaiFlag.NUMERICHOST), int(RaiFlag.NOROUTE)
+_FAMILY, _SA, _DNS = int(RaiFlag.FAMILY), int(RaiFlag.SA), int(RaiFlag.DNS)
+_KNOWN_FLAGS = _PASSIVE | _NUMERICHOST | _NOROUTE | _FAMILY | _SA | _DNS
+_NO_FLAGS = RaiFlag(0)
+
+_STREAM_QPS = frozenset({QPType.RC, QPType.UC, QPType.XRC_SEND, QPType.XRC_RECV})
+_QP_TYPES: dict[int, QPType] = {int(qp): qp for qp in QPType}
+_PORT_SPACES: dict[int, PortSpace] = {int(ps): ps for ps in PortSpace}
+_FAMILIES = frozenset((0, int(AF_INET), int(AF_INET6), AF_IB))
+
+#: What getaddrinfo(3) does when it gets no hints (glibc).
+_NO_HINTS_FLAGS = int(getattr(socket, "AI_V4MAPPED", 0)) | int(socket.AI_ADDRCONFIG)
+
+
+@dataclass(frozen=True, slots=True)
+class AddrInfo:
+    """``struct rdma_addrinfo``; names are C's without ``ai_``. As hints, zeros and Nones mean "any".
+
+    ``flags``: :class:`RaiFlag`; ``family``: ``AF_INET``, ``AF_INET6`` or ``AF_IB`` (27); ``qp_type``:
+    :class:`QPType` or 0; ``port_space``: :class:`PortSpace` or 0. Addresses are Python socket addresses or
+    :class:`SockAddrIB`, None where C has length 0. ``route`` holds ``ibv_path_data``; ``connect`` the bytes that must
+    go out as private data ahead of the user's. ``device``, ``port_num`` and ``gid_index`` are ours: the device the
+    host would use, None and 0 where there is none or it was not asked.
+    """
+
+    flags: int = _NO_FLAGS
+    family: int = 0
+    qp_type: int = 0
+    port_space: int = 0
+    src_addr: SockAddr | None = None
+    dst_addr: SockAddr | None = None
+    src_canonname: str | None = None
+    dst_canonname: str | None = None
+    route: tuple[PathData, ...] = ()
+    connect: bytes = b""
+    device: str | None = None
+    port_num: int = 0
+    gid_index: int = 0
+
+    @property
+    def src_len(self) -> int:
+        """Bytes of the C sockaddr: 16, 28, 48, or 0 for none."""
+        return _sockaddr_length(self.src_addr)
+
+    @property
+    def dst_len(self) -> int:
+        """Bytes of the C sockaddr: 16, 28, 48, or 0 for none."""
+        return _sockaddr_length(self.dst_addr)
+
+    @property
+    def route_len(self) -> int:
+        """Bytes of the route: 72 a path."""
+        return 72 * len(self.route)
+
+    @property
+    def connect_len(self) -> int:
+        """Bytes of the connect data."""
+        return len(self.connect)
+
+    def __str__(self) -> str:
+        side = f"from {format_address(self.src_addr)}" if self.src_addr else ""
+        to = format_address(self.dst_addr) if self.dst_addr else ""
+        return " ".join(part for part in (to, side, self.device) if part)
+
+
+def _sockaddr_length(address: SockAddr | None) -> int:
+    if address is None:
+        return 0
+    if isinstance(address, SockAddrIB):
+        return 48
+    return 28 if len(address) > 2 or ":" in address[0] else 16
+
+
+def make_hints(
+    hints: AddrInfo | None = None,
+    *,
+    flags: int | None = None,
+    family: int | None = None,
+    qp_type: int | None = None,
+    port_space: int | None = None,
+    src_addr: SockAddr | None = None,
+    dst_addr: SockAddr | None = None,
+    route: bytes | Sequence[PathData] | None = None,
+) -> AddrInfo | None:
+    """Hints with some fields replaced; None when there is nothing to hint.
+
+    ``route`` may be the bytes of one ``ibv_path_record`` (64) or of an array of ``ibv_path_data`` (72 each).
+    ValueError for another length.
+    """
+    values = (flags, family, qp_type, port_space, src_addr, dst_addr, route)
+    if values == (None,) * len(values):
+        return hints
+    base = hints if hints is not None else AddrInfo()
+    return AddrInfo(
+        base.flags if flags is None else flags,
+        base.family if family is None else family,
+        base.qp_type if qp_type is None else qp_type,
+        base.port_space if port_space is None else port_space,
+        base.src_addr if src_addr is None else src_addr,
+        base.dst_addr if dst_addr is None else dst_addr,
+        base.src_canonname,
+        base.dst_canonname,
+        base.route if route is None else _parse_route(route),
+        base.connect,
+    )
+
+
+def _parse_route(route: bytes | Sequence[PathData]) -> tuple[PathData, ...]:
+    if not isinstance(route, bytes | bytearray | memoryview):
+        return tuple(route)
+    if len(route) == 64:
+        return (PathData(PathRecord.unpack(route)),)
+    if not route or len(route) % 72:
+        raise ValueError(f"a route is 64 bytes or a multiple of 72, not {len(route)}")
+    return tuple(PathData.unpack(route[i : i + 72]) for i in range(0, len(route), 72))
+
+
+def getaddrinfo(
+    node: str | None = None,
+    service: str | int | None = None,
+    hints: AddrInfo | None = None,
+    *,
+    flags: int | None = None,
+    family: int | None = None,
+    qp_type: int | None = None,
+    port_space: int | None = None,
+    src_addr: SockAddr | None = None,
+    dst_addr: SockAddr | None = None,
+    route: bytes | Sequence[PathData] | None = None,
+    provider: str | Provider | None = None,
+    resolver: Resolver | None = None,
+) -> list[AddrInfo]:
+    """Resolve a node and service to RDMA addresses, rdma_getaddrinfo(3).
+
+    ``node``: a host name, an IPv4 address, an IPv6 address (``%scope`` allowed), or with ``RaiFlag.FAMILY`` and
+    family ``AF_IB`` a GID; ``service``: a port number or a name of services(5). With neither, the hints' source,
+    destination or route is resolved. The keywords are fields of the hints, and override those of ``hints``.
+    ``resolver`` replaces socket.getaddrinfo for names.
+
+    Returns a non-empty list, best first. On the active side each entry has the source address, device and route
+    the host would use, unless ``RaiFlag.NOROUTE`` is set or the destination cannot be reached (rdma_resolve_addr
+    will then say why). Raises :class:`GaiError`, whose ``errno`` is an EAI code; for ``RaiFlag.SA``, RdmaError with
+    EOPNOTSUPP (with a node or ``DNS``), EINVAL (no service) or ENOENT (no active InfiniBand port).
+
+    >>> getaddrinfo("127.0.0.1", 7471, port_space=PortSpace.TCP)[0].dst_addr
+    ('127.0.0.1', 7471)
+    """
+    hints = make_hints(
+        hints,
+        flags=flags,
+        family=family,
+        qp_type=qp_type,
+        port_space=port_space,
+        src_addr=src_addr,
+        dst_addr=dst_addr,
+        route=route,
+    )
+    if service is not None and not isinstance(service, str):
+        service = str(service)
+    wanted = 0
+    if hints is not None:
+        wanted = int(hints.flags)
+        _check_hints(node, service, hints, wanted)
+        if wanted & _SA:
+            _refuse_sa(node, service, wanted)
+    if node is None and service is None:
+        found = [_from_hints(hints)]
+    else:
+        found = _from_names(node, service, hints, resolver)
+    if wanted & _NOROUTE:
+        return found
+    backend = get_provider(provider)
+    if wanted & _PASSIVE:
+        return [_with_listener(info, backend) for info in found]
+    return [_with_route(info, backend) for info in found]
+
+
+def needs_lookup(node: str | None, hints: AddrInfo | None) -> bool:
+    """Whether resolving ``node`` may ask a name server, and so take long."""
+    if node is None or (hints is not None and hints.flags & (_NUMERICHOST | _SA)):
+        return False
+    return _numeric(node) is None
+
+
+# -- checking -------------------------------------------------------------------------------------------
+
+
+def _error(
+    code: EAI, node: str | None, service: str | None, cause: str, hint: str | None = None, system_errno: int = 0
+) -> GaiError:
+    if node is None:
+        what = "(no node, no service)" if service is None else f":{service}"
+    else:
+        what = format_address((node, service)) if service is not None else node  # type: ignore[arg-type]
+    text = f"{gai_strerror(code)} ({cause})" if cause else gai_strerror(code)
+    error = GaiError(int(code), text, "getaddrinfo", what, hint)
+    error.system_errno = system_errno
+    return error
+
+
+def _check_hints(node: str | None, service: str | None, hints: AddrInfo, flags: int) -> None:
+    if flags & ~_KNOWN_FLAGS:
+        raise _error(
+            EAI.BADFLAGS,
+            node,
+            service,
+            f"unknown flags 0x{flags & ~_KNOWN_FLAGS:x}",
+            "members of rdmacm.RaiFlag (not socket.AI_*)",
+        )
+    if hints.family not in _FAMILIES:
+        raise _error(EAI.FAMILY, node, service, f"family {hints.family}", "AF_INET, AF_INET6, AF_IB or 0")
+    qp, ps = hints.qp_type, hints.port_space
+    if qp and qp not in _QP_TYPES:
+        raise _error(EAI.QPTYPE, node, service, f"unknown QP type {qp}", "a member of rdmacm.QPType")
+    if ps and ps not in _PORT_SPACES:
+        raise _error(EAI.QPTYPE, node, service, f"unknown port space 0x{ps:x}", "a member of rdmacm.PortSpace")
+    if qp and ps and not _consistent(qp, ps):
+        raise _error(
+            EAI.QPTYPE,
+            node,
+            service,
+            f"QP type {_QP_TYPES[qp].name} does not go with port space {_PORT_SPACES[ps].name}",
+            "RC with TCP or IB, UD with UDP, IPOIB or IB",
+        )
+
+
+def _consistent(qp: int, ps: int) -> bool:
+    if qp == QPType.UD:
+        return ps != PortSpace.TCP
+    return qp not in _STREAM_QPS or ps not in (PortSpace.UDP, PortSpace.IPOIB)
+
+
+def _refuse_sa(node: str | None, service: str | None, flags: int) -> None:
+    """RAI_SA asks the subnet administrator of each active InfiniBand port; no provider has such a port."""
+    if node is not None or flags & _DNS:
+        other = "a node" if node is not None else "RAI_DNS"
+        raise cm_error(
+            errno.EOPNOTSUPP, f"RAI_SA does not go with {other}", "getaddrinfo", service, f"RAI_SA without {other}"
+        )
+    if service is None:
+        raise cm_error(errno.EINVAL, "RAI_SA needs a service name or id", "getaddrinfo", None, "a service")
+    raise cm_error(
+        errno.ENOENT,
+        "no active InfiniBand port has a subnet administrator to ask",
+        "getaddrinfo",
+        service,
+        "a node name (RAI_DNS)",
+    )
+
+
+# -- from hints alone -----------------------------------------------------------------------------------
+
+
+def _from_hints(hints: AddrInfo | None) -> AddrInfo:
+    if hints is None or not (hints.src_addr or hints.dst_addr or hints.route):
+        raise _error(
+            EAI.NONAME, None, None, "nothing to resolve", "a node, a service, or hints with an address or route"
+        )
+    try:
+        src = None if hints.src_addr is None else parse_address(hints.src_addr)
+        dst = None if hints.dst_addr is None else parse_address(hints.dst_addr)
+    except ValueError as problem:
+        raise _error(EAI.NONAME, None, None, str(problem)) from None
+    qp, ps = _types(hints.qp_type, hints.port_space, 0, 0)
+    if src is None and dst is None:
+        src, dst = _route_ends(hints.route[0].path, hints.port_space or PortSpace.IB)
+        qp, ps = _types(hints.qp_type, hints.port_space or PortSpace.IB, 0, 0)
+    if hints.flags & _PASSIVE:
+        dst = None
+    known = dst or src
+    family = AF_IB if isinstance(known, SockAddrIB) else known.family if known else hints.family
+    if hints.family and known is not None and family != hints.family:
+        raise _error(
+            EAI.ADDRFAMILY, None, None, f"the hints' address {known} is not of the hints' family {hints.family}"
+        )
+    flags = RaiFlag(hints.flags & _PASSIVE)
+    return AddrInfo(flags, int(family), qp, ps, _user(src), _user(dst), route=hints.route)
+
+
+def _route_ends(path: PathRecord, port_space: int) -> tuple[SockAddrIB, SockAddrIB]:
+    """Both ends of a route, which names them by GID."""
+    space_sid, space_mask = service_id(port_space, 0), service_id_mask(port_space, 0)
+    sid, mask = (path.service_id, 0xFFFFFFFFFFFFFFFF) if path.service_id else (space_sid, space_mask)
+    return (
+        SockAddrIB(path.sgid, space_sid, space_mask, path.pkey),
+        SockAddrIB(path.dgid, sid, mask, path.pkey, path.flow_label),
+    )
+
+
+def _user(address: InetAddr | SockAddrIB | None) -> SockAddr | None:
+    return address.sockaddr if isinstance(address, InetAddr) else address
+
+
+# -- from names -----------------------------------------------------------------------------------------
+
+
+def _numeric(node: str) -> tuple[int, bytes] | None:
+    """Family and bytes of a plainly numeric node, None for everything else (scopes and inet_aton forms too)."""
+    try:
+        return (AF_INET6, inet_pton(AF_INET6, node)) if ":" in node else (AF_INET, inet_pton(AF_INET, node))
+    except (OSError, ValueError):
+        return None
+
+
+def _types(qp: int, ps: int, socktype: int, proto: int) -> tuple[int, int]:
+    """QP type and port space of an answer: the hints', else what the other or the answer's socket implies."""
+    if not qp:
+        datagram = socktype == socket.SOCK_DGRAM if socktype else ps in (PortSpace.UDP, PortSpace.IPOIB)
+        qp = QPType.UD if datagram else QPType.RC
+    if not ps:
+        datagram = proto == socket.IPPROTO_UDP if proto else qp == QPType.UD
+        ps = PortSpace.UDP if datagram else PortSpace.TCP
+    return _QP_TYPES[qp], _PORT_SPACES[ps]
+
+
+def _socket_hints(hints: AddrInfo) -> tuple[int, int, int, int]:
+    """family, type, protocol and flags for getaddrinfo(3)."""
+    qp, ps = hints.qp_type, hints.port_space
+    socktype = int(socket.SOCK_STREAM) if qp in _STREAM_QPS else int(socket.SOCK_DGRAM) if qp == QPType.UD else 0
+    proto = 0
+    if ps == PortSpace.TCP or (ps == PortSpace.IB and socktype == socket.SOCK_STREAM):
+        proto = socket.IPPROTO_TCP
+    elif ps in (PortSpace.UDP, PortSpace.IPOIB) or (ps == PortSpace.IB and socktype == socket.SOCK_DGRAM):
+        proto = socket.IPPROTO_UDP
+    family = hints.family
+    if family == AF_IB:  # a GID is looked for among IPv6 addresses
+        family = AF_INET6 if hints.flags & _FAMILY else 0
+    flags = int(socket.AI_PASSIVE) if hints.flags & _PASSIVE else 0
+    if hints.flags & _NUMERICHOST:
+        flags |= socket.AI_NUMERICHOST
+    return int(family), socktype, proto, flags
+
+
+def _from_names(
+    node: str | None, service: str | None, hints: AddrInfo | None, resolver: Resolver | None
+) -> list[AddrInfo]:
+    if hints is None:
+        hints = AddrInfo()
+        family, socktype, proto, flags = 0, 0, 0, _NO_HINTS_FLAGS
+    else:
+        family, socktype, proto, flags = _socket_hints(hints)
+    port = -1
+    if service is None:
+        port = 0
+    elif service.isascii() and service.isdigit():
+        if len(service) > 5 and int(service[:20]) > 0xFFFF or len(service) <= 5 and int(service) > 0xFFFF:
+            raise _error(EAI.SERVICE, node, service, "port numbers end at 65535", "a port up to 65535")
+        port = int(service)
+
+    # A numeric node and service need no resolver: this is the whole way for most callers.
+    numeric = _numeric(node) if node is not None else None
+    if numeric is not None and port >= 0 and family in (0, numeric[0]):
+        qp, ps = _types(hints.qp_type, hints.port_space, socktype, proto)
+        return [_entry(InetAddr(*numeric, port), qp, ps, None, hints, node, service)]
+
+    if node is not None and numeric is None and not flags & socket.AI_NUMERICHOST:
+        flags |= socket.AI_CANONNAME
+    answers = _ask(resolver or socket.getaddrinfo, node, service, family, socktype, proto, flags)
+    canonical = next((name for _, _, _, name, _ in answers if name), None)
+    found: dict[tuple[int, bytes, int], AddrInfo] = {}
+    for found_family, found_type, found_proto, _, where in answers:
+        if found_family not in (AF_INET, AF_INET6):
+            continue
+        address = parse_address((str(where[0]), *where[1:]))
+        assert isinstance(address, InetAddr)
+        # With type and protocol open, each address comes once for each: the first (stream) is the one.
+        key = (address.family, address.ip, address.scope_id)
+        if key not in found:
+            qp, ps = _types(hints.qp_type, hints.port_space, found_type, found_proto)
+            found[key] = _entry(address, qp, ps, canonical, hints, node, service)
+    if not found:
+        raise _error(EAI.NODATA, node, service, "the resolver gave no address")
+    return list(found.values())
+
+
+def _ask(
+    resolver: Resolver, node: str | None, service: str | None, family: int, socktype: int, proto: int, flags: int
+) -> Sequence[Answer]:
+    try:
+        return resolver(node, service, family, socktype, proto, flags)
+    except socket.gaierror as error:
+        raise _from_gaierror(error.errno, node, service, family) from error
+    except UnicodeError as error:  # a label too long, or not a host name in any encoding
+        raise _error(EAI.NONAME, node, service, f"not a host name: {error}") from error
+    except ValueError as error:  # an embedded NUL
+        raise _error(EAI.NONAME, node, service, str(error)) from error
+    except MemoryError as error:
+        raise _error(EAI.MEMORY, node, service, "") from error
+    except OSError as error:
+        code = error.errno or errno.EIO
+        cause = f"{error.strerror or error} [{errno_name(code)}]"
+        raise _error(EAI.SYSTEM, node, service, cause, None, code) from error
+
+
+def _from_gaierror(code: int | None, node: str | None, service: str | None, family: int) -> GaiError:
+    try:
+        eai = EAI(code)  # type: ignore[arg-type]
+    except ValueError:
+        eai = EAI.FAIL
+    kind = {int(AF_INET): "IPv4 ", int(AF_INET6): "IPv6 "}.get(family, "")
+    unknown = node if node is not None else service
+    cause, hint = {
+        EAI.NONAME: (f"no such host or service: {unknown!r}", "the spelling, /etc/hosts, or a numeric address"),
+        EAI.AGAIN: (f"no name server answered for {node}", "again later, or a numeric address"),
+        EAI.FAIL: (f"the name server refused {node}", "a numeric address"),
+        EAI.NODATA: (f"{node} exists but has no {kind}address", "the other address family"),
+        EAI.ADDRFAMILY: (f"{node} has no {kind}address", "the other address family"),
+        EAI.SERVICE: (f"no service {service!r} for this QP type and port space", "a port number"),
+        EAI.QPTYPE: ("QP type and port space do not go together", "RC with TCP, UD with UDP"),
+    }.get(eai, ("", None))
+    return _error(eai, node, service, cause, hint)
+
+
+def _entry(
+    address: InetAddr, qp: int, ps: int, canonical: str | None, hints: AddrInfo, node: str | None, service: str | None
+) -> AddrInfo:
+    family: int = int(address.family)
+    ours: SockAddr = address.sockaddr
+    if hints.family == AF_IB and hints.flags & _FAMILY:
+        if family != AF_INET6:
+            raise _error(EAI.ADDRFAMILY, node, service, f"{address.host} is not a GID", "a GID in IPv6 form")
+        family = AF_IB
+        sid, mask = service_id(ps, address.port), service_id_mask(ps, address.port)
+        ours = SockAddrIB(Gid(address.ip), sid, mask, 0xFFFF, address.flowinfo, address.scope_id)
+    if hints.flags & _PASSIVE:
+        return AddrInfo(RaiFlag.PASSIVE, family, qp, ps, ours, None, canonical)
+    return AddrInfo(_NO_FLAGS, family, qp, ps, hints.src_addr, ours, None, canonical, hints.route)
+
+
+# -- what the host would use ----------------------------------------------------------------------------
+
+
+def _with_listener(info: AddrInfo, provider: Provider) -> AddrInfo:
+    """A passive answer, with the device that owns its address."""
+    if info.src_addr is None or isinstance(info.src_addr, SockAddrIB):
+        return info
+    address = parse_address(info.src_addr)
+    owner = None
+    if isinstance(address, InetAddr) and not address.is_any:
+        owner = provider.owner_of(address)
+    return info if owner is None else replace(info, device=owner[0], port_num=owner[1])
+
+
+def _with_route(info: AddrInfo, provider: Provider) -> AddrInfo:
+    """An active answer, with source address, device and route; as it is where the host has none to offer."""
+    if info.dst_addr is None:
+        return info
+    try:
+        destination = parse_address(info.dst_addr)
+        source = None if info.src_addr is None else parse_address(info.src_addr)
+    except ValueError:
+        return info
+    if isinstance(destination, SockAddrIB) or isinstance(source, SockAddrIB):
+        return info
+    if source is not None and source.family != destination.family:
+        return info
+    choice = provider.find_route(destination, source)
+    if choice is None:
+        return info
+    return AddrInfo(
+        info.flags,
+        info.family,
+        info.qp_type,
+        info.port_space,
+        info.src_addr if source is not None and not source.is_any else choice.source.sockaddr,
+        info.dst_addr,
+        info.src_canonname,
+        info.dst_canonname,
+        info.route or (PathData(choice.path),),
+        info.connect,
+        choice.device,
+        choice.port_num,
+        choice.gid_index,
+    )

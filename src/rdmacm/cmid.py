@@ -1,0 +1,475 @@
+"""The connection identifier: rdma_create_id(3) and everything that is done with one id."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import threading
+import warnings
+from dataclasses import dataclass
+from types import TracebackType
+
+from rdmacm.address import Gid, InetAddr, SockAddr, lookup_address
+from rdmacm.addrinfo import AddrInfo, Resolver, getaddrinfo, make_hints, needs_lookup
+from rdmacm.channel import CmEvent, EventChannel, Lookup, wait_acked
+from rdmacm.cmstate import State
+from rdmacm.constants import CmEventType, IdOption, OptionLevel, PortSpace, RaiFlag
+from rdmacm.errors import GaiError, RdmaError, cm_error
+from rdmacm.explanation import Explanation, Step
+from rdmacm.proto.sa import PathRecord
+from rdmacm.provider import Address, IdBackend, Provider, QueuedEvent
+from rdmacm.verbs.device import Context
+from rdmacm.verbs.enums import QPType
+
+__all__ = ["CmId", "Route"]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """``struct rdma_route``: both ends as addresses and GIDs, the P_Key, and the path records once resolved."""
+
+    src_addr: SockAddr | None
+    dst_addr: SockAddr | None
+    sgid: Gid
+    dgid: Gid
+    pkey: int
+    path_rec: tuple[PathRecord, ...]
+
+    @property
+    def num_paths(self) -> int:
+        """How many path records there are."""
+        return len(self.path_rec)
+
+
+def _user(address: Address | None) -> SockAddr | None:
+    return address.sockaddr if isinstance(address, InetAddr) else address
+
+
+class CmId:
+    """A communication identifier, ``struct rdma_cm_id``: conceptually a socket.
+
+    ``channel``: where its events go; None makes the id *synchronous*: each call then waits for its outcome and
+    raises what went wrong. ``port_space``: a :class:`PortSpace`; ``qp_type``: RC, or UD for the port spaces UDP and
+    IPOIB, unless given (only ``PortSpace.IB`` leaves a choice); ``context``: the caller's own, kept as it is.
+
+    Calls that start work return as soon as it is started; the outcome is an event. EINVAL for an unknown port
+    space, and for any call the id's state does not allow (:class:`CmStateError`).
+
+    >>> with CmId(port_space=PortSpace.TCP) as cmid:
+    ...     cmid.resolve_addr(("127.0.0.1", 7471))
+    ...     cmid.resolve_route()
+    ...     str(cmid.route.dgid)
+    '::ffff:127.0.0.1'
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_addrinfo",
+        "_backend",
+        "_channel",
+        "_closed",
+        "_failure",
+        "_holders",
+        "_lookup",
+        "_private",
+        "_resolving",
+        "context",
+        "event",
+        "events_completed",
+        "events_reported",
+        "ps",
+        "qp_type",
+    )
+
+    def __init__(
+        self,
+        channel: EventChannel | None = None,
+        port_space: int = PortSpace.TCP,
+        *,
+        context: object = None,
+        qp_type: int | None = None,
+        provider: str | Provider | None = None,
+    ) -> None:
+        self._closed = True
+        try:
+            self.ps = PortSpace(port_space)
+        except ValueError:
+            raise cm_error(
+                errno.EINVAL, f"unknown port space {port_space!r}", "create_id", hint="a member of rdmacm.PortSpace"
+            ) from None
+        datagram = self.ps in (PortSpace.UDP, PortSpace.IPOIB)
+        usual = QPType.UD if datagram else QPType.RC
+        # As the kernel does: only PS_IB leaves a choice.
+        self.qp_type = QPType(qp_type) if qp_type and self.ps is PortSpace.IB else usual
+        if channel is not None and provider is not None:
+            raise TypeError("a channel has its provider: give one or the other")
+        self._private = channel is None
+        self._channel = EventChannel(provider) if channel is None else channel
+        self.context = context
+        self.event: CmEvent | None = None
+        self.events_reported = 0
+        self.events_completed = 0
+        self._holders: list[int] = []
+        self._resolving = False
+        self._lookup: Lookup | None = None
+        self._addrinfo: list[AddrInfo] | None = None
+        self._failure: RdmaError | None = None
+        self._backend: IdBackend = self._channel.provider.create_id(
+            self._channel.queue, self, self.ps, self.qp_type
+        )
+        self._closed = False
+
+    # -- what is known --------------------------------------------------------------------------------
+
+    @property
+    def channel(self) -> EventChannel:
+        """The channel of its events; a private one for a synchronous id."""
+        return self._channel
+
+    @property
+    def is_synchronous(self) -> bool:
+        """Whether calls wait for their outcome."""
+        return self._private
+
+    @property
+    def state(self) -> State:
+        """Where the id is in its life (:mod:`rdmacm.cmstate`)."""
+        return self._backend.state
+
+    @property
+    def verbs(self) -> Context | None:
+        """The device the id is bound to, None before."""
+        return self._backend.verbs
+
+    @property
+    def port_num(self) -> int:
+        """The port of that device, 0 before."""
+        return self._backend.port_num
+
+    @property
+    def gid_index(self) -> int:
+        """Index of the source GID in the port's table."""
+        return self._backend.gid_index
+
+    @property
+    def route(self) -> Route:
+        """Addresses, GIDs and path records as far as they are known."""
+        b = self._backend
+        return Route(_user(b.local_addr), _user(b.peer_addr), b.sgid, b.dgid, b.pkey, b.paths)
+
+    @property
+    def local_addr(self) -> SockAddr | None:
+        """The source address, rdma_get_local_addr(3); None before the id is bound."""
+        return _user(self._backend.local_addr)
+
+    @property
+    def peer_addr(self) -> SockAddr | None:
+        """The destination address, rdma_get_peer_addr(3); None before it is resolved."""
+        return _user(self._backend.peer_addr)
+
+    @property
+    def peer_addr_text(self) -> str:
+        """The destination for messages, ``-`` where there is none."""
+        return str(self._backend.peer_addr or "-")
+
+    @property
+    def src_port(self) -> int:
+        """The source port in host order, rdma_get_src_port(3); 0 before the id is bound."""
+        return _port(self._backend.local_addr)
+
+    @property
+    def dst_port(self) -> int:
+        """The destination port in host order, rdma_get_dst_port(3)."""
+        return _port(self._backend.peer_addr)
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """What resolving has done so far and the time each step took."""
+        return self._backend.steps
+
+    def explain(self) -> Explanation:
+        """Why the last resolution came out as it did."""
+        return self._backend.explain()
+
+    # -- binding and resolving ------------------------------------------------------------------------
+
+    def bind_addr(self, address: SockAddr) -> None:
+        """Bind to a source address, rdma_bind_addr(3).
+
+        A specific address binds the id to its device as well; a wildcard does not. Port 0 takes a free port
+        (:attr:`src_port`). EADDRNOTAVAIL: the address is not here, or the port is taken by or for a wildcard;
+        EADDRINUSE: address and port are taken; EACCES: a privileged port; ENODEV: an AF_IB address without an
+        InfiniBand device; EINVAL: bound already, or a link-local address without scope. A host *name* is looked up
+        in the calling thread.
+        """
+        self._backend.bind_addr(lookup_address(address))
+
+    def resolve_addr(self, dst_addr: SockAddr, src_addr: SockAddr | None = None, timeout_ms: int = 2000) -> None:
+        """Find the way to a destination: device, port, GID and next hop, rdma_resolve_addr(3).
+
+        Ends in ADDR_RESOLVED or ADDR_ERROR (-ETIMEDOUT: no neighbour answered in ``timeout_ms`` milliseconds;
+        -ENODEV: no device on the way; -EADDRNOTAVAIL: the source went away). ``src_addr`` binds an unbound id, with
+        :meth:`bind_addr`'s errors; on a bound id it must be the bound address, else EINVAL. Raises at once, and no
+        event follows: ENETUNREACH, EHOSTUNREACH, EACCES, EINVAL for what the routing tables say. A host *name* is
+        looked up in the calling thread; :meth:`resolve_addrinfo` does that without waiting.
+        """
+        destination = lookup_address(dst_addr)
+        source = None if src_addr is None else lookup_address(src_addr)
+        self._backend.resolve_addr(source, destination, timeout_ms)
+        if self._private:
+            self._await(CmEventType.ADDR_RESOLVED, CmEventType.ADDR_ERROR)
+
+    def resolve_route(self, timeout_ms: int = 2000) -> None:
+        """Find the path to the resolved destination, rdma_resolve_route(3).
+
+        Ends in ROUTE_RESOLVED or ROUTE_ERROR; ``route.path_rec`` then has the path record. EINVAL for a timeout
+        of 0 or an id whose address is not resolved.
+        """
+        self._backend.resolve_route(timeout_ms)
+        if self._private:
+            self._await(CmEventType.ROUTE_RESOLVED, CmEventType.ROUTE_ERROR)
+
+    def resolve_addrinfo(
+        self,
+        node: str | None = None,
+        service: str | int | None = None,
+        hints: AddrInfo | None = None,
+        *,
+        flags: int | None = None,
+        family: int | None = None,
+        qp_type: int | None = None,
+        port_space: int | None = None,
+        src_addr: SockAddr | None = None,
+        dst_addr: SockAddr | None = None,
+        resolver: Resolver | None = None,
+    ) -> None:
+        """As :func:`rdmacm.getaddrinfo`, without waiting, rdma_resolve_addrinfo(3).
+
+        Ends in ADDRINFO_RESOLVED (:meth:`query_addrinfo` then has the list) or ADDRINFO_ERROR (``event.error`` is
+        the GaiError, ``event.status`` its EAI code). Raises, and nothing has started: EBUSY while another
+        resolution of this id is not over; EOPNOTSUPP for ``RAI_SA`` with a node, with ``RAI_DNS``, or on a port
+        that is not InfiniBand; EINVAL for ``RAI_SA`` without a service or on an unbound id.
+        """
+        hints = make_hints(
+            hints,
+            flags=flags,
+            family=family,
+            qp_type=qp_type,
+            port_space=port_space,
+            src_addr=src_addr,
+            dst_addr=dst_addr,
+        )
+        if self._resolving:
+            raise cm_error(
+                errno.EBUSY, "a resolution of this id is not over", "resolve_addrinfo", node, "query_addrinfo() first"
+            )
+        if hints is not None and hints.flags & RaiFlag.SA:
+            self._check_sa(node, service, hints)
+            self._backend.resolve_service(str(service))
+            return
+        provider = self._channel.provider
+        lookup = Lookup(
+            lambda: getaddrinfo(node, service, hints, provider=provider, resolver=resolver),
+            self._resolved,
+        )
+        self._resolving = True
+        self._addrinfo = None
+        self._lookup = lookup
+        if resolver is None and not needs_lookup(node, hints):
+            lookup.run(threading.Lock())
+        else:
+            self._channel.lookups.submit(lookup)
+        if self._private:
+            self._await(CmEventType.ADDRINFO_RESOLVED, CmEventType.ADDRINFO_ERROR)
+
+    @staticmethod
+    def _check_sa(node: str | None, service: str | int | None, hints: AddrInfo) -> None:
+        if hints.flags & RaiFlag.DNS or node is not None:
+            other = "RAI_DNS" if hints.flags & RaiFlag.DNS else "a node"
+            raise cm_error(errno.EOPNOTSUPP, f"RAI_SA does not go with {other}", "resolve_addrinfo", node)
+        if service is None:
+            raise cm_error(errno.EINVAL, "RAI_SA needs a service name or id", "resolve_addrinfo")
+
+    def _resolved(self, result: list[AddrInfo] | None, failure: RdmaError | None) -> None:
+        self._lookup = None
+        if failure is None:
+            self._addrinfo = result
+            self._channel.queue.post(QueuedEvent(self, CmEventType.ADDRINFO_RESOLVED))
+            return
+        self._failure = failure
+        code = failure.errno or errno.EIO
+        status = code if isinstance(failure, GaiError) else -code
+        self._channel.queue.post(
+            QueuedEvent(self, CmEventType.ADDRINFO_ERROR, status, message=str(failure.strerror))
+        )
+
+    def addrinfo_failed(self) -> RdmaError | None:
+        """The reader has fetched ADDRINFO_ERROR: another resolution may start."""
+        self._resolving = False
+        failure, self._failure = self._failure, None
+        return failure
+
+    def query_addrinfo(self) -> list[AddrInfo]:
+        """The list that :meth:`resolve_addrinfo` found, once, rdma_query_addrinfo(3); ENOENT where there is none."""
+        if self._addrinfo is None:
+            raise cm_error(
+                errno.ENOENT, "no resolved list is waiting", "query_addrinfo", hint="resolve_addrinfo() first"
+            )
+        found, self._addrinfo = self._addrinfo, None
+        self._resolving = False
+        return found
+
+    # -- options and events ---------------------------------------------------------------------------
+
+    def set_option(self, level: int, optname: int, optval: int | bytes) -> None:
+        """Set an option, rdma_set_option(3): a number, or the bytes C would pass.
+
+        ``OptionLevel.ID``: ``IdOption.TOS`` (0..255), ``REUSEADDR`` and ``AFONLY`` (0 or 1), ``ACK_TIMEOUT``
+        (exponent of 4.096 µs); ``OptionLevel.IB``: ``IbOption.PATH`` (bytes of ``ibv_path_data``). EINVAL for a size,
+        value or state that does not fit; ENOSYS for an unknown option.
+        """
+        self._backend.set_option(level, optname, optval)
+
+    def get_option(self, optname: int) -> int | None:
+        """The value of an option at ``OptionLevel.ID``, None where its default holds; C cannot read them back."""
+        options = self._backend.options
+        values = {
+            IdOption.TOS: options.tos,
+            IdOption.REUSEADDR: options.reuseaddr,
+            IdOption.AFONLY: options.afonly,
+            IdOption.ACK_TIMEOUT: options.ack_timeout,
+        }
+        if optname not in values:
+            raise cm_error(errno.ENOSYS, f"no option {optname} at level {OptionLevel.ID}", "get_option")
+        value = values[IdOption(optname)]
+        return None if value is None else int(value)
+
+    def write_cm_event(self, event: int = CmEventType.USER, status: int = 0, arg: int = 0) -> None:
+        """Queue an event of the user's on the id's channel, rdma_write_cm_event(3); EINVAL for another type."""
+        if event != CmEventType.USER:
+            raise cm_error(errno.EINVAL, f"{event} is not RDMA_CM_EVENT_USER", "write_cm_event")
+        if self._closed:
+            raise self._destroyed("write_cm_event")
+        self._channel.queue.post(QueuedEvent(self, CmEventType.USER, status, arg))
+
+    def acknowledged(self, thread: int) -> None:
+        """An event of this id was acknowledged (called with the acknowledgement lock held)."""
+        self.events_completed += 1
+        with contextlib.suppress(ValueError):
+            self._holders.remove(thread)
+
+    def reported(self) -> None:
+        """An event of this id is being handed to the calling thread."""
+        self.events_reported += 1
+        self._holders.append(threading.get_ident())
+
+    def _await(self, wanted: CmEventType, failed: CmEventType) -> None:
+        """Synchronous mode: wait for the outcome of the call just made; ``event`` keeps the last event."""
+        while True:
+            self._release_event()
+            event = self._channel.get_event()
+            self.event = event
+            if event.type is wanted and event.status == 0:
+                return
+            if event.type in (wanted, failed, CmEventType.DEVICE_REMOVAL):
+                error = event.error
+                if error is None:
+                    error = cm_error(errno.ENODEV, event.message or "the device was removed", str(event.type))
+                raise error
+
+    def _release_event(self) -> None:
+        if self.event is not None:
+            self.event.ack()
+            self.event = None
+
+    # -- moving and ending ----------------------------------------------------------------------------
+
+    def migrate(self, channel: EventChannel | None) -> None:
+        """Move the id to another channel, or to synchronous mode (None), rdma_migrate_id(3).
+
+        Events that wait move along; waits until those already fetched are acknowledged. EINVAL for a synchronous
+        id and None, or a channel of another provider; EDEADLK where this thread holds the event waited for.
+        """
+        if self._closed:
+            raise self._destroyed("migrate_id")
+        if channel is None and self._private:
+            raise cm_error(errno.EINVAL, "the id is synchronous already", "migrate_id")
+        if channel is not None and channel.provider is not self._channel.provider:
+            raise cm_error(errno.EINVAL, "the channel belongs to another provider", "migrate_id")
+        if self._private:
+            self._release_event()
+        self._check_holder("migrate_id")
+        new = channel if channel is not None else EventChannel(self._channel.provider)
+        old, was_private = self._channel, self._private
+        try:
+            self._backend.migrate(new.queue)
+        except RdmaError:
+            if channel is None:
+                new.close()
+            raise
+        self._channel, self._private = new, channel is None
+        reported = self.events_reported
+        wait_acked(lambda: self.events_completed >= reported, None)
+        if was_private:
+            old.close()
+
+    def destroy(self) -> None:
+        """Release the id, its port and its device, rdma_destroy_id(3). More than once does nothing.
+
+        Operations under way are cancelled and their events discarded. Waits until other threads have acknowledged
+        the events they fetched; EDEADLK, and nothing destroyed, where this thread holds one itself.
+        """
+        if self._closed:
+            return
+        if self._private:
+            self._release_event()
+        self._check_holder("destroy_id")
+        self._closed = True
+        if self._lookup is not None:
+            self._channel.lookups.cancel(self._lookup)
+            self._lookup = None
+        self._backend.destroy()
+        self._channel.queue.take(self)
+        wait_acked(lambda: self.events_completed >= self.events_reported, None)
+        if self._private:
+            self._channel.close()
+
+    close = destroy
+
+    def _check_holder(self, call: str) -> None:
+        if threading.get_ident() in self._holders:
+            raise cm_error(
+                errno.EDEADLK,
+                "this thread holds an event of the id, and would wait for itself",
+                call,
+                hint="ack() the event first, or fetch it in a with statement",
+            )
+
+    @staticmethod
+    def _destroyed(call: str) -> RdmaError:
+        return cm_error(errno.EBADF, "the id has been destroyed", call)
+
+    def __enter__(self) -> CmId:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.destroy()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):
+            warnings.warn(f"undestroyed id {self!r}", ResourceWarning, stacklevel=2, source=self)
+            self._closed = True
+            with contextlib.suppress(Exception):
+                self._backend.destroy()
+                if self._private:
+                    self._channel.close()
+
+    def __repr__(self) -> str:
+        b = self._backend
+        where = f" {b.local_addr or '-'} -> {b.peer_addr or '-'}"
+        return f"<CmId {self.ps.name} {b.state.name}{where}>"
+
+
+def _port(address: Address | None) -> int:
+    return 0 if address is None else address.port
+

@@ -1,0 +1,168 @@
+"""Every exception the package raises on purpose.
+
+::
+
+    OSError
+     └── RdmaError                      errno, step, address, hint, explanation
+          ├── GaiError                  also socket.gaierror; errno is an EAI code
+          ├── CmStateError              the id is in the wrong state for the call
+          ├── CmTimeoutError            also TimeoutError
+          ├── CmPermissionError         also PermissionError
+          └── CmWouldBlockError         also BlockingIOError
+
+The text is one line that says which step failed, for which address, why, the errno or EAI name, and what to try.
+"""
+
+from __future__ import annotations
+
+import errno as _errno
+import socket
+from typing import TYPE_CHECKING
+
+from rdmacm.constants import EAI
+
+if TYPE_CHECKING:
+    from rdmacm.explanation import Explanation
+
+__all__ = [
+    "CmPermissionError",
+    "CmStateError",
+    "CmTimeoutError",
+    "CmWouldBlockError",
+    "GaiError",
+    "RdmaError",
+    "cm_error",
+    "errno_name",
+    "gai_name",
+    "gai_strerror",
+]
+
+
+class RdmaError(OSError):
+    """Root of the package's errors; an OSError, so ``errno`` and ``strerror`` are there.
+
+    ``step``: the call or the part of it that failed (``"resolve_addr"``); ``address``: what it was done for, as
+    text; ``hint``: what to try, or None; ``explanation``: the whole resolution as data
+    (:class:`rdmacm.explanation.Explanation`) where there was one.
+    """
+
+    step: str
+    address: str | None
+    hint: str | None
+    explanation: Explanation | None
+
+    def __init__(
+        self,
+        errno: int,
+        strerror: str,
+        step: str = "",
+        address: str | None = None,
+        hint: str | None = None,
+        explanation: Explanation | None = None,
+    ) -> None:
+        super().__init__(errno, strerror)
+        self.step = step
+        self.address = address
+        self.hint = hint
+        self.explanation = explanation
+
+    @property
+    def code_name(self) -> str:
+        """``ETIMEDOUT``, ``EAI_NONAME``: the name of ``errno``."""
+        return errno_name(self.errno or 0)
+
+    def __str__(self) -> str:
+        head = " ".join(part for part in (self.step, self.address) if part)
+        text = f"{head}: {self.strerror}" if head else str(self.strerror)
+        text = f"{text} [{self.code_name}]"
+        return f"{text}; try: {self.hint}" if self.hint else text
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.errno, self.strerror, self.step, self.address, self.hint, self.explanation)
+
+
+class GaiError(RdmaError, socket.gaierror):
+    """A failed name or address lookup: ``errno`` is an EAI code (:class:`rdmacm.EAI`), rdma_getaddrinfo(3).
+
+    ``system_errno`` is the errno behind ``EAI_SYSTEM``, else 0.
+    """
+
+    system_errno: int = 0
+
+    @property
+    def code_name(self) -> str:
+        """``EAI_NONAME``: the name of ``errno``."""
+        return gai_name(self.errno or 0)
+
+
+class CmStateError(RdmaError):
+    """EINVAL, or ENXIO once the device is gone: the call is not allowed in the state the id is in."""
+
+
+class CmTimeoutError(RdmaError, TimeoutError):
+    """ETIMEDOUT."""
+
+
+class CmPermissionError(RdmaError, PermissionError):
+    """EACCES or EPERM."""
+
+
+class CmWouldBlockError(RdmaError, BlockingIOError):
+    """EAGAIN: nothing is there yet and the caller asked not to wait."""
+
+
+_FAMILIES: dict[int, type[RdmaError]] = {
+    _errno.ETIMEDOUT: CmTimeoutError,
+    _errno.EACCES: CmPermissionError,
+    _errno.EPERM: CmPermissionError,
+    _errno.EAGAIN: CmWouldBlockError,
+}
+
+
+def cm_error(
+    errno: int,
+    strerror: str,
+    step: str = "",
+    address: str | None = None,
+    hint: str | None = None,
+    explanation: Explanation | None = None,
+) -> RdmaError:
+    """The exception for an errno, of the built-in family that errno has."""
+    return _FAMILIES.get(errno, RdmaError)(errno, strerror, step, address, hint, explanation)
+
+
+def errno_name(errno: int) -> str:
+    """``ETIMEDOUT`` for 110; ``errno 524`` where the platform has no name."""
+    return _errno.errorcode.get(errno, f"errno {errno}")
+
+
+def gai_name(code: int) -> str:
+    """``EAI_NONAME`` for -2."""
+    try:
+        return f"EAI_{EAI(code).name}"
+    except ValueError:
+        return f"EAI {code}"
+
+
+#: gai_strerror(3)'s texts: the page says that function translates the codes.
+_GAI_TEXT = {
+    EAI.BADFLAGS: "Bad value for ai_flags",
+    EAI.NONAME: "Name or service not known",
+    EAI.AGAIN: "Temporary failure in name resolution",
+    EAI.FAIL: "Non-recoverable failure in name resolution",
+    EAI.NODATA: "No address associated with hostname",
+    EAI.FAMILY: "ai_family not supported",
+    EAI.QPTYPE: "ai_qp_type not supported",
+    EAI.SERVICE: "Servname not supported for ai_socktype",
+    EAI.ADDRFAMILY: "Address family for hostname not supported",
+    EAI.MEMORY: "Memory allocation failure",
+    EAI.SYSTEM: "System error",
+}
+
+
+def gai_strerror(code: int) -> str:
+    """The text of an EAI code."""
+    try:
+        return _GAI_TEXT[EAI(code)]
+    except ValueError:
+        return "Unknown error"

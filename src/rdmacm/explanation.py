@@ -1,0 +1,157 @@
+"""Why a resolution came out as it did: the data, and its text.
+
+:func:`rdmacm.explain` makes an :class:`Explanation`; every failed resolution hangs one on its exception.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+__all__ = ["Candidate", "Explanation", "NeighbourUsed", "RouteUsed", "Step"]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of the work: what it was, how long it took, how it ended."""
+
+    name: str
+    microseconds: float
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RouteUsed:
+    """The kernel's answer to "how is this destination reached". ``gateway`` None means on link."""
+
+    destination: str
+    kind: str
+    interface: str
+    gateway: str | None
+    source: str | None
+    table: int
+    hop_limit: int
+    mtu: int
+
+
+@dataclass(frozen=True, slots=True)
+class NeighbourUsed:
+    """The next hop's entry in the neighbour (ARP, ND) table. ``state`` is ``absent`` where there was none."""
+
+    address: str
+    interface: str
+    link_layer_address: str | None
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One combination of destination, source, device, port and GID, and the rule that decided on it.
+
+    ``kept`` is True for a candidate no rule objected to; ``chosen`` for the one that was used. ``rule`` and
+    ``reason`` say which rule dropped it, or which preference chose it.
+    """
+
+    destination: str
+    source: str
+    device: str
+    port_num: int
+    gid_index: int
+    gid: str
+    kept: bool
+    chosen: bool
+    rule: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """A resolution from name to device, port, GID and route; or as far as it came, and why it stopped.
+
+    ``chosen`` is None when nothing was; ``error`` is then the step that failed, with ``errno`` (the number
+    librdmacm would report; an EAI code where ``eai`` is true), ``message`` and ``hint``.
+    """
+
+    node: str | None
+    service: str | None
+    provider: str
+    names: tuple[str, ...] = ()
+    candidates: tuple[Candidate, ...] = ()
+    route: RouteUsed | None = None
+    neighbour: NeighbourUsed | None = None
+    path: dict[str, Any] | None = None
+    steps: tuple[Step, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+    error: str | None = None
+    errno: int = 0
+    errno_name: str = ""
+    message: str = ""
+    hint: str | None = None
+
+    @property
+    def chosen(self) -> Candidate | None:
+        """The candidate that was used."""
+        return next((c for c in self.candidates if c.chosen), None)
+
+    @property
+    def ok(self) -> bool:
+        """Whether the resolution succeeded."""
+        return self.error is None
+
+    def replace(self, **changes: Any) -> Explanation:
+        """A copy with some fields changed."""
+        return replace(self, **changes)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for JSON; ``chosen`` and ``ok`` are included."""
+        data = asdict(self)
+        chosen = self.chosen
+        data["chosen"] = asdict(chosen) if chosen else None
+        data["ok"] = self.ok
+        return data
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def text(self) -> str:
+        """The explanation for a person, a few lines a section."""
+        return "\n".join(_render(self))
+
+
+def _render(ex: Explanation) -> list[str]:
+    what = ":".join(part for part in (ex.node, ex.service) if part) or "-"
+    out = [f"{what}  (provider {ex.provider})"]
+    if ex.names:
+        out.append("names")
+        out += [f"  {name}" for name in ex.names]
+    if ex.route:
+        r = ex.route
+        via = f"via gateway {r.gateway}" if r.gateway else "on link" if r.kind == "unicast" else r.kind
+        source = f", source {r.source}" if r.source else ""
+        table = {254: "main", 255: "local", 253: "default"}.get(r.table, str(r.table))
+        out += ["route", f"  {r.destination} {via}, interface {r.interface}{source}, table {table}"]
+    if ex.neighbour:
+        n = ex.neighbour
+        out += ["neighbour", f"  {n.address} on {n.interface}: {n.state}"]
+        if n.link_layer_address:
+            out[-1] += f" at {n.link_layer_address}"
+    if ex.candidates:
+        out.append("candidates (source · device/port · GID index and GID)")
+        for c in sorted(ex.candidates, key=lambda c: (not c.chosen, not c.kept)):
+            mark = "->" if c.chosen else "ok" if c.kept else "no"
+            verdict = f"{c.rule}: {c.reason}" if c.reason else c.rule
+            out.append(f"  {mark} {c.source} · {c.device}/{c.port_num} · [{c.gid_index}] {c.gid}")
+            out.append(f"       {verdict}")
+    if ex.path:
+        out += ["path", "  " + "  ".join(f"{key} {value}" for key, value in ex.path.items())]
+    if ex.steps:
+        out.append("steps")
+        out += [f"  {s.name:<12}{s.microseconds:>10.1f} us  {s.detail}".rstrip() for s in ex.steps]
+    out += [f"note: {note}" for note in ex.notes]
+    if ex.error:
+        out.append(f"FAILED at {ex.error}: {ex.message} [{ex.errno_name}]")
+        if ex.hint:
+            out.append(f"try: {ex.hint}")
+    elif (c := ex.chosen) is not None:
+        out.append(f"=> {c.destination} from {c.source}, device {c.device} port {c.port_num} GID index {c.gid_index}")
+    return out

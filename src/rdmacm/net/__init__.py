@@ -1,0 +1,57 @@
+"""What the host knows about its network: interfaces, addresses, routes, neighbours, and how they change.
+
+:class:`Network` is the seam. :mod:`rdmacm.net.netlink` answers from Linux's rtnetlink,
+:mod:`rdmacm.net.portable` answers what it can anywhere else, :mod:`rdmacm.testing` answers from a script.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from rdmacm.net.types import (
+    Change,
+    Interface,
+    InterfaceAddress,
+    InterfaceFlag,
+    Neighbour,
+    NeighbourState,
+    Network,
+    Route,
+)
+
+__all__ = [
+    "Change",
+    "Interface",
+    "InterfaceAddress",
+    "InterfaceFlag",
+    "Neighbour",
+    "NeighbourState",
+    "Network",
+    "Route",
+    "namespace_key",
+    "open_network",
+]
+
+
+def open_network() -> Network:
+    """The network of the calling thread's namespace."""
+    if sys.platform == "linux":
+        from rdmacm.net.netlink import NetlinkNetwork
+
+        try:
+            return NetlinkNetwork()
+        except OSError:  # netlink forbidden (some sandboxes): answer what can be answered without it
+            pass
+    from rdmacm.net.portable import PortableNetwork
+
+    return PortableNetwork()
+
+
+def namespace_key() -> tuple[int, int]:
+    """What tells one network namespace from another: device and inode of the calling thread's, or zeros."""
+    try:
+        status = os.stat("/proc/thread-self/ns/net")
+    except OSError:
+        return 0, 0
+    return status.st_dev, status.st_ino

@@ -1,0 +1,393 @@
+"""rtnetlink with the standard library: what the kernel answers about links, addresses, routes and neighbours.
+
+Two sockets, both unprivileged. ``_query`` asks one question at a time and reads its answer (5 µs for a route);
+``_monitor`` only listens to the notification groups. Each is opened when first needed.
+
+Message layouts: rtnetlink(7), ``linux/rtnetlink.h``, ``linux/if_link.h``, ``linux/neighbour.h``. Everything is in
+native byte order except addresses. The peer is the kernel, but lengths are checked all the same: a message that
+does not add up ends the parse of its buffer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from socket import AF_INET, AF_INET6
+
+from rdmacm.net.types import Change, Interface, InterfaceAddress, Neighbour, NeighbourState, Route
+
+_HEADER = struct.Struct("=IHHII")  # nlmsghdr: length, type, flags, sequence, port
+_ATTR = struct.Struct("=HH")  # rtattr: length, type
+_IFINFO = struct.Struct("=BxHiII")  # ifinfomsg: family, ARP type, index, flags, change
+_IFADDR = struct.Struct("=BBBBI")  # ifaddrmsg: family, prefix length, flags, scope, index
+_RTMSG = struct.Struct("=BBBBBBBBI")  # rtmsg: family, dst/src length, tos, table, protocol, scope, type, flags
+_NDMSG = struct.Struct("=BxxxiHBB")  # ndmsg: family, index, state, flags, type
+_INT = struct.Struct("=i")
+_UINT = struct.Struct("=I")
+
+_NLMSG_ERROR, _NLMSG_DONE = 2, 3
+_REQUEST, _DUMP = 0x1, 0x300
+_NEWLINK, _DELLINK, _GETLINK = 16, 17, 18
+_NEWADDR, _DELADDR, _GETADDR = 20, 21, 22
+_NEWROUTE, _DELROUTE, _GETROUTE = 24, 25, 26
+_NEWNEIGH, _DELNEIGH, _GETNEIGH = 28, 29, 30
+_NEWRULE, _DELRULE = 32, 33
+
+_SOL_NETLINK, _ADD_MEMBERSHIP, _DROP_MEMBERSHIP = 270, 1, 2
+_GROUP_LINK, _GROUP_NEIGH = 1, 3
+_GROUP_IPV4_ADDR, _GROUP_IPV4_ROUTE, _GROUP_IPV4_RULE = 5, 7, 8
+_GROUP_IPV6_ADDR, _GROUP_IPV6_ROUTE, _GROUP_IPV6_RULE = 9, 11, 19
+_ALWAYS = (_GROUP_LINK, _GROUP_IPV4_ADDR, _GROUP_IPV6_ADDR)
+_WATCH = (_GROUP_NEIGH, _GROUP_IPV4_ROUTE, _GROUP_IPV6_ROUTE, _GROUP_IPV4_RULE, _GROUP_IPV6_RULE)
+
+_LOOKUP_TABLE = 0x1000  # RTM_F_LOOKUP_TABLE: report the table the answer came from
+_ROUTE_KINDS = {
+    1: "unicast",
+    2: "local",
+    3: "broadcast",
+    4: "anycast",
+    5: "multicast",
+    6: "blackhole",
+    7: "unreachable",
+    8: "prohibit",
+    9: "throw",
+}
+_ROUTE_ERRORS = {
+    "blackhole": errno.EINVAL,
+    "unreachable": errno.EHOSTUNREACH,
+    "prohibit": errno.EACCES,
+    "throw": errno.ENETUNREACH,
+}
+
+# Rules may select on protocol and port ("ip rule add ipproto udp dport 4791"), so the question names what RoCEv2
+# packets will carry: RTA_IP_PROTO = UDP, RTA_DPORT = 4791.
+_FLOW = struct.pack("=HHB3x", 5, 27, 17) + struct.pack("=HH", 6, 29) + struct.pack("!H2x", 4791)
+
+_TENTATIVE, _DADFAILED = 0x40, 0x08
+
+#: Zero-length datagrams that make the kernel look for a neighbour go to the discard service.
+_DISCARD_PORT = 9
+
+
+def _attributes(data: memoryview, offset: int) -> Iterator[tuple[int, memoryview]]:
+    end = len(data)
+    while offset + 4 <= end:
+        length, kind = _ATTR.unpack_from(data, offset)
+        if length < 4 or offset + length > end:
+            return
+        yield kind & 0x3FFF, data[offset + 4 : offset + length]
+        offset += (length + 3) & ~3
+
+
+def _messages(data: memoryview) -> Iterator[tuple[int, int, memoryview]]:
+    offset, end = 0, len(data)
+    while offset + 16 <= end:
+        length, kind, _, sequence, _ = _HEADER.unpack_from(data, offset)
+        if length < 16 or offset + length > end:
+            return
+        yield kind, sequence, data[offset + 16 : offset + length]
+        offset += (length + 3) & ~3
+
+
+def _text(value: memoryview) -> str:
+    return bytes(value).split(b"\0", 1)[0].decode(errors="replace")
+
+
+def _parse_link(body: memoryview) -> Interface | None:
+    if len(body) < _IFINFO.size:
+        return None
+    _, arp_type, index, flags, _ = _IFINFO.unpack_from(body)
+    name, mtu, address, slave_kind = "", 0, b"", None
+    for kind, value in _attributes(body, _IFINFO.size):
+        if kind == 3:  # IFLA_IFNAME
+            name = _text(value)
+        elif kind == 4 and len(value) >= 4:  # IFLA_MTU
+            mtu = _UINT.unpack_from(value)[0]
+        elif kind == 1:  # IFLA_ADDRESS
+            address = bytes(value)
+        elif kind == 18:  # IFLA_LINKINFO: IFLA_INFO_SLAVE_KIND
+            for sub, subvalue in _attributes(value, 0):
+                if sub == 4:
+                    slave_kind = _text(subvalue)
+    return Interface(index, name, flags, mtu, arp_type, address, slave_kind)
+
+
+def _parse_address(body: memoryview) -> InterfaceAddress | None:
+    if len(body) < _IFADDR.size:
+        return None
+    family, prefix_length, flags, _, index = _IFADDR.unpack_from(body)
+    if family not in (AF_INET, AF_INET6):
+        return None
+    size = 4 if family == AF_INET else 16
+    local = peer = None
+    for kind, value in _attributes(body, _IFADDR.size):
+        if kind == 2:  # IFA_LOCAL: ours, where IFA_ADDRESS (1) may be the other end of a point-to-point link
+            local = bytes(value)
+        elif kind == 1:
+            peer = bytes(value)
+        elif kind == 8 and len(value) >= 4:  # IFA_FLAGS: the 32-bit form of the header's byte
+            flags = _UINT.unpack_from(value)[0]
+    ip = local or peer
+    if ip is None or len(ip) != size:
+        return None
+    return InterfaceAddress(family, ip, prefix_length, index, not flags & (_TENTATIVE | _DADFAILED))
+
+
+def _parse_neighbour(body: memoryview) -> Neighbour | None:
+    if len(body) < _NDMSG.size:
+        return None
+    _, index, state, _, _ = _NDMSG.unpack_from(body)
+    ip = link_layer = b""
+    for kind, value in _attributes(body, _NDMSG.size):
+        if kind == 1:  # NDA_DST
+            ip = bytes(value)
+        elif kind == 2:  # NDA_LLADDR
+            link_layer = bytes(value)
+    try:
+        return Neighbour(index, ip, NeighbourState(state), link_layer)
+    except ValueError:
+        return Neighbour(index, ip, NeighbourState.NONE, link_layer)
+
+
+def _parse_route(body: memoryview, destination: bytes) -> Route:
+    fields = _RTMSG.unpack_from(body)
+    kind = _ROUTE_KINDS.get(fields[7], "unicast")
+    if kind in _ROUTE_ERRORS:
+        raise OSError(_ROUTE_ERRORS[kind], f"{kind} route")
+    ifindex, gateway, source, table, mtu, hop_limit = 0, None, None, fields[4], 0, 0
+    # Unrolled from _attributes(): this is the hot path of every resolution.
+    offset, end = _RTMSG.size, len(body)
+    while offset + 4 <= end:
+        length, what = _ATTR.unpack_from(body, offset)
+        if length < 4 or offset + length > end:
+            break
+        start = offset + 4
+        if what == 4:  # RTA_OIF
+            ifindex = _INT.unpack_from(body, start)[0]
+        elif what == 7:  # RTA_PREFSRC
+            source = bytes(body[start : offset + length])
+        elif what == 5:  # RTA_GATEWAY
+            gateway = bytes(body[start : offset + length])
+        elif what == 18:  # RTA_VIA: a gateway of the other family, behind two bytes that name it
+            gateway = bytes(body[start + 2 : offset + length])
+        elif what == 15:  # RTA_TABLE
+            table = _UINT.unpack_from(body, start)[0]
+        elif what == 8:  # RTA_METRICS: RTAX_MTU 2, RTAX_HOPLIMIT 10
+            for metric, value in _attributes(body[start : offset + length], 0):
+                if metric == 2 and len(value) >= 4:
+                    mtu = _UINT.unpack_from(value)[0]
+                elif metric == 10 and len(value) >= 4:
+                    hop_limit = _UINT.unpack_from(value)[0]
+        offset += (length + 3) & ~3
+    return Route(kind, destination, ifindex, gateway, source, table, mtu, hop_limit)
+
+
+class NetlinkNetwork:
+    """:class:`rdmacm.net.Network` of the namespace of the thread that opens the sockets.
+
+    Not safe for threads by itself: its owner serialises the calls.
+    """
+
+    sees_neighbours = True
+
+    def __init__(self) -> None:
+        self._query: socket.socket | None = None
+        self._monitor: socket.socket | None = None
+        self._probes: dict[int, socket.socket] = {}
+        self._sequence = 0
+        self._buffer = bytearray(1 << 16)
+        self._view = memoryview(self._buffer)
+        self._watching = False
+        self._neighbour_get = True
+        self._query_socket()
+
+    # -- asking ---------------------------------------------------------------------------------------
+
+    def _query_socket(self) -> socket.socket:
+        if self._query is None:
+            self._query = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
+        return self._query
+
+    def _ask(self, kind: int, flags: int, payload: bytes) -> Iterator[tuple[int, memoryview]]:
+        """Send one question and yield the messages of its answer; OSError with the kernel's errno."""
+        sock = self._query or self._query_socket()
+        self._sequence = sequence = (self._sequence + 1) & 0xFFFFFFFF
+        sock.send(_HEADER.pack(16 + len(payload), kind, _REQUEST | flags, sequence, 0) + payload)
+        while True:
+            # A reply longer than the buffer would be cut without a word; PEEK|TRUNC costs a call, so only dumps pay.
+            if flags & _DUMP:
+                size = sock.recv_into(self._buffer, 0, socket.MSG_PEEK | socket.MSG_TRUNC)
+                if size > len(self._buffer):
+                    self._view.release()
+                    self._buffer = bytearray(size * 2)
+                    self._view = memoryview(self._buffer)
+            size = sock.recv_into(self._buffer)
+            for kind_, seq, body in _messages(self._view[:size]):
+                if seq != sequence:
+                    continue  # the tail of an answer nobody finished reading
+                if kind_ == _NLMSG_DONE:
+                    return
+                if kind_ == _NLMSG_ERROR:
+                    code = -_INT.unpack_from(body)[0] if len(body) >= 4 else errno.EPROTO
+                    if code:
+                        raise OSError(code, os.strerror(code))
+                    return
+                yield kind_, body
+            if not flags & _DUMP:
+                return
+
+    def interfaces(self) -> list[Interface]:
+        parsed = [_parse_link(b) for k, b in self._ask(_GETLINK, _DUMP, _IFINFO.pack(0, 0, 0, 0, 0)) if k == _NEWLINK]
+        return [link for link in parsed if link]
+
+    def addresses(self) -> list[InterfaceAddress]:
+        parsed = [_parse_address(b) for k, b in self._ask(_GETADDR, _DUMP, bytes(_IFADDR.size)) if k == _NEWADDR]
+        return [address for address in parsed if address]
+
+    def route(self, family: int, destination: bytes, source: bytes | None, ifindex: int, tos: int) -> Route:
+        size = len(destination)
+        bits = size * 8
+        payload = (
+            _RTMSG.pack(family, bits, bits if source else 0, tos & 0xFC, 0, 0, 0, 0, _LOOKUP_TABLE)
+            + _ATTR.pack(4 + size, 1)  # RTA_DST
+            + destination
+        )
+        if source:
+            payload += _ATTR.pack(4 + size, 2) + source  # RTA_SRC
+        if ifindex:
+            payload += _ATTR.pack(8, 4) + _INT.pack(ifindex)  # RTA_OIF
+        for kind, body in self._ask(_GETROUTE, 0, payload + _FLOW):
+            if kind == _NEWROUTE and len(body) >= _RTMSG.size:
+                return _parse_route(body, destination)
+        raise OSError(errno.ENETUNREACH, os.strerror(errno.ENETUNREACH))
+
+    def neighbour(self, family: int, ifindex: int, ip: bytes) -> Neighbour | None:
+        request = _NDMSG.pack(family, ifindex, 0, 0, 0)
+        if self._neighbour_get:
+            try:
+                for kind, body in self._ask(_GETNEIGH, 0, request + _ATTR.pack(4 + len(ip), 1) + ip):
+                    if kind == _NEWNEIGH:
+                        return _parse_neighbour(body)
+                return None
+            except OSError as error:
+                if error.errno == errno.ENOENT:
+                    return None
+                if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                    raise
+                self._neighbour_get = False  # asking for one entry came with Linux 5.0
+        found = None
+        for kind, body in self._ask(_GETNEIGH, _DUMP, request):
+            if kind == _NEWNEIGH:
+                entry = _parse_neighbour(body)
+                if entry and entry.ifindex == ifindex and entry.ip == ip:
+                    found = entry
+        return found
+
+    def probe(self, family: int, ifindex: int, ip: bytes) -> None:
+        # An empty datagram to the next hop itself, hop limit 1: the kernel must find the neighbour before it can
+        # send it. Unlike asking netlink to probe (NTF_USE), it needs no privilege.
+        sock = self._probes.get(family)
+        if sock is None:
+            sock = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+            if family == AF_INET:
+                sock.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, 1)
+            else:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_UNICAST_HOPS, 1)
+            self._probes[family] = sock
+        # The resolver's timeout decides, whatever became of this one datagram.
+        with contextlib.suppress(OSError):
+            if family == AF_INET:
+                control = (socket.IPPROTO_IP, 8, _INT.pack(ifindex) + bytes(8))  # IP_PKTINFO
+                sock.sendmsg([b""], [control], 0, (socket.inet_ntop(family, ip), _DISCARD_PORT))
+            else:
+                where = (socket.inet_ntop(family, ip), _DISCARD_PORT, 0, ifindex)
+                control = (socket.IPPROTO_IPV6, socket.IPV6_PKTINFO, bytes(16) + _INT.pack(ifindex))
+                sock.sendmsg([b""], [control], 0, where)
+
+    # -- listening ------------------------------------------------------------------------------------
+
+    def _monitor_socket(self) -> socket.socket:
+        if self._monitor is None:
+            self._monitor = socket.socket(
+                socket.AF_NETLINK,
+                socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK,
+                socket.NETLINK_ROUTE,
+            )
+            self._monitor.bind((0, 0))
+            for group in _ALWAYS + (_WATCH if self._watching else ()):
+                self._monitor.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, group)
+        return self._monitor
+
+    def watch(self, on: bool) -> None:
+        if on == self._watching:
+            return
+        monitor = self._monitor_socket()
+        self._watching = on
+        for group in _WATCH:
+            monitor.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP if on else _DROP_MEMBERSHIP, group)
+        if not on:
+            self._close_probes()
+
+    def changes(self) -> Change | None:
+        monitor = self._monitor or self._monitor_socket()
+        links = routes = lost = False
+        neighbours: list[Neighbour] = []
+        while True:
+            try:
+                size = monitor.recv_into(self._buffer)
+            except BlockingIOError:
+                break
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:
+                    raise
+                lost = True
+                continue
+            for kind, _, body in _messages(self._view[:size]):
+                if kind in (_NEWLINK, _DELLINK, _NEWADDR, _DELADDR):
+                    links = True
+                elif kind in (_NEWROUTE, _DELROUTE, _NEWRULE, _DELRULE):
+                    routes = True
+                elif kind in (_NEWNEIGH, _DELNEIGH):
+                    entry = _parse_neighbour(body)
+                    if entry:
+                        neighbours.append(entry)
+        if links or routes or neighbours or lost:
+            return Change(links, routes, tuple(neighbours), lost)
+        return None
+
+    def fileno(self) -> int:
+        return self._monitor_socket().fileno()
+
+    # -- the rest -------------------------------------------------------------------------------------
+
+    def link_speed(self, name: str) -> int:
+        try:
+            with open(f"/sys/class/net/{name}/speed") as file:
+                return max(0, int(file.read()))
+        except (OSError, ValueError):  # no such attribute for this kind, or the link is down
+            return 0
+
+    def setting(self, name: str, *default: int) -> tuple[int, ...]:
+        try:
+            with open(f"/proc/sys/{name}") as file:
+                found = tuple(int(word) for word in file.read().split())
+        except (OSError, ValueError):
+            return default
+        return found if len(found) == len(default) else default
+
+    def _close_probes(self) -> None:
+        for sock in self._probes.values():
+            sock.close()
+        self._probes.clear()
+
+    def close(self) -> None:
+        for sock in (self._query, self._monitor):
+            if sock is not None:
+                sock.close()
+        self._query = self._monitor = None
+        self._watching = False
+        self._close_probes()

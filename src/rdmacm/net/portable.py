@@ -1,0 +1,121 @@
+"""A network seen through sockets alone, for systems without rtnetlink.
+
+What a plain socket can tell: the interfaces' names, and for each destination which of our addresses the system
+would send from. Gateways, neighbours and changes stay unseen, so a next hop is taken to be reachable and a table
+is read afresh at each look.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+from socket import AF_INET, AF_INET6
+
+from rdmacm.net.types import Change, Interface, InterfaceAddress, InterfaceFlag, Neighbour, Route
+
+_ARPHRD_ETHER, _ARPHRD_LOOPBACK = 1, 772
+_UP = InterfaceFlag.UP | InterfaceFlag.RUNNING | InterfaceFlag.LOWER_UP
+_LOOPBACK_MTU, _ETHERNET_MTU = 16384, 1500
+
+# Addresses nobody owns (documentation prefixes): asking for a route to them sends nothing and finds the address
+# of the default route.
+_ELSEWHERE = ((AF_INET, "192.0.2.1"), (AF_INET6, "2001:db8::1"))
+
+
+def _source_for(family: int, host: str) -> tuple[str, int] | None:
+    """The local address the system would use to reach ``host``, with its scope; None where it cannot."""
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:
+        sock.connect((host, 4791))
+        name = sock.getsockname()
+        return str(name[0]).partition("%")[0], int(name[3]) if family == AF_INET6 else 0
+    return None
+
+
+class PortableNetwork:
+    """:class:`rdmacm.net.Network` without netlink."""
+
+    sees_neighbours = False
+
+    def interfaces(self) -> list[Interface]:
+        found = []
+        for index, name in socket.if_nameindex():
+            loopback = name.startswith("lo")
+            found.append(
+                Interface(
+                    index,
+                    name,
+                    _UP | (InterfaceFlag.LOOPBACK if loopback else InterfaceFlag.MULTICAST),
+                    _LOOPBACK_MTU if loopback else _ETHERNET_MTU,
+                    _ARPHRD_LOOPBACK if loopback else _ARPHRD_ETHER,
+                    b"",
+                )
+            )
+        return found
+
+    def addresses(self) -> list[InterfaceAddress]:
+        """127.0.0.1, ::1, and the host's addresses where an interface can be told for them."""
+        interfaces = self.interfaces()
+        loopback = next((i.index for i in interfaces if i.is_loopback), 0)
+        # Wired and wireless interfaces first: virtual ones rarely own the address the system sends from.
+        interfaces.sort(key=lambda i: not i.name.startswith(("en", "eth", "wl")))
+        others = [i.index for i in interfaces if not i.is_loopback]
+        hosts: dict[tuple[int, str], int] = {}
+        for family, host in ((AF_INET, "127.0.0.1"), (AF_INET6, "::1"), *_ELSEWHERE):
+            if (source := _source_for(family, host)) is not None:
+                hosts.setdefault((family, source[0]), source[1])
+        with contextlib.suppress(OSError):
+            for family, _, _, _, address in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_DGRAM):
+                if family in (AF_INET, AF_INET6):
+                    scope = int(address[3]) if family == AF_INET6 and len(address) > 3 else 0
+                    hosts.setdefault((int(family), str(address[0]).partition("%")[0]), scope)
+        found = []
+        for (family, host), scope in hosts.items():
+            ip = socket.inet_pton(family, host)
+            own = ip[0] == 127 if family == AF_INET else ip == bytes(15) + b"\x01"
+            # Which interface owns a global address a socket cannot tell; with several, the first is named.
+            index = loopback if own else scope or (others[0] if others else 0)
+            if index:
+                bits = 8 if own and family == AF_INET else len(ip) * 8
+                found.append(InterfaceAddress(family, ip, bits, index))
+        return found
+
+    def route(self, family: int, destination: bytes, source: bytes | None, ifindex: int, tos: int) -> Route:
+        host = socket.inet_ntop(family, destination)
+        with socket.socket(family, socket.SOCK_DGRAM) as sock:
+            if source is not None:
+                where = socket.inet_ntop(family, source)
+                try:
+                    sock.bind((where, 0) if family == AF_INET else (where, 0, 0, ifindex))
+                except OSError as error:
+                    raise OSError(errno.EINVAL, f"{where} is not an address of this host") from error
+            sock.connect((host, 4791) if family == AF_INET else (host, 4791, 0, ifindex))
+            name = sock.getsockname()
+        chosen = socket.inet_pton(family, str(name[0]).partition("%")[0])
+        owner = next((a.ifindex for a in self.addresses() if a.ip == chosen), ifindex)
+        kind = "local" if chosen == destination or destination[0] == 127 and family == AF_INET else "unicast"
+        return Route(kind, destination, owner, None, chosen, 0)
+
+    def neighbour(self, family: int, ifindex: int, ip: bytes) -> Neighbour | None:
+        return None
+
+    def probe(self, family: int, ifindex: int, ip: bytes) -> None:
+        pass
+
+    def watch(self, on: bool) -> None:
+        pass
+
+    def changes(self) -> Change | None:
+        return None
+
+    def fileno(self) -> int:
+        return -1
+
+    def link_speed(self, name: str) -> int:
+        return 0
+
+    def setting(self, name: str, *default: int) -> tuple[int, ...]:
+        return default
+
+    def close(self) -> None:
+        pass

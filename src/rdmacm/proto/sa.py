@@ -1,0 +1,132 @@
+"""Subnet administration records.
+
+Only the path record lives here so far: it is what rdma_resolve_route(3) produces and what ``ai_route`` of
+rdma_getaddrinfo(3) carries.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, replace
+
+from rdmacm.address import Gid
+from rdmacm.constants import PathFlag
+
+__all__ = ["PathData", "PathRecord"]
+
+_RECORD = struct.Struct("!Q16s16sHHIBBHHBBBB6x")
+_FLAGS = struct.Struct("=II")
+
+#: Flags of a path the connection manager accepts: rdma_set_option(3), RDMA_OPTION_IB_PATH.
+PATH_FLAGS = PathFlag.GMP | PathFlag.PRIMARY | PathFlag.BIDIRECTIONAL
+
+#: Selector of mtu, rate and packet lifetime: "exactly" (InfiniBand Architecture, table 15.2.5.16).
+_EXACTLY = 2
+
+
+@dataclass(frozen=True, slots=True)
+class PathRecord:
+    """PathRecord of the subnet administrator, 64 bytes (InfiniBand Architecture 15.2.5.16; ``ibv_path_record``).
+
+    ``mtu`` is the code 1..5 for 256..4096 bytes; ``rate`` the code of ``ibv_rate``, 0 when the port's own is
+    meant; ``packet_life_time`` is an exponent, 4.096 µs · 2^n. LIDs are 0 on RoCE.
+    """
+
+    dgid: Gid
+    sgid: Gid
+    service_id: int = 0
+    dlid: int = 0
+    slid: int = 0
+    flow_label: int = 0
+    hop_limit: int = 0
+    traffic_class: int = 0
+    reversible: bool = True
+    numb_path: int = 1
+    pkey: int = 0xFFFF
+    qos_class: int = 0
+    sl: int = 0
+    mtu_selector: int = _EXACTLY
+    mtu: int = 0
+    rate_selector: int = _EXACTLY
+    rate: int = 0
+    packet_life_time_selector: int = _EXACTLY
+    packet_life_time: int = 0
+    preference: int = 0
+
+    @property
+    def mtu_bytes(self) -> int:
+        """Payload bytes of one packet, 0 for a code the specification does not define."""
+        return 128 << self.mtu if 1 <= self.mtu <= 5 else 0
+
+    def pack(self) -> bytes:
+        """The 64 bytes on the wire."""
+        return _RECORD.pack(
+            self.service_id,
+            self.dgid,
+            self.sgid,
+            self.dlid,
+            self.slid,
+            self.flow_label << 8 | self.hop_limit,
+            self.traffic_class,
+            self.reversible << 7 | self.numb_path,
+            self.pkey,
+            self.qos_class << 4 | self.sl,
+            self.mtu_selector << 6 | self.mtu,
+            self.rate_selector << 6 | self.rate,
+            self.packet_life_time_selector << 6 | self.packet_life_time,
+            self.preference,
+        )
+
+    @classmethod
+    def unpack(cls, data: bytes | bytearray | memoryview) -> PathRecord:
+        """The record in 64 bytes; ValueError for another length."""
+        if len(data) != _RECORD.size:
+            raise ValueError(f"a path record has {_RECORD.size} bytes, not {len(data)}")
+        sid, dgid, sgid, dlid, slid, flow_hop, tclass, rev, pkey, qos, mtu, rate, life, preference = _RECORD.unpack(
+            data
+        )
+        return cls(
+            dgid=Gid(dgid),
+            sgid=Gid(sgid),
+            service_id=sid,
+            dlid=dlid,
+            slid=slid,
+            flow_label=flow_hop >> 8 & 0xFFFFF,
+            hop_limit=flow_hop & 0xFF,
+            traffic_class=tclass,
+            reversible=bool(rev & 0x80),
+            numb_path=rev & 0x7F,
+            pkey=pkey,
+            qos_class=qos >> 4,
+            sl=qos & 0xF,
+            mtu_selector=mtu >> 6,
+            mtu=mtu & 0x3F,
+            rate_selector=rate >> 6,
+            rate=rate & 0x3F,
+            packet_life_time_selector=life >> 6,
+            packet_life_time=life & 0x3F,
+            preference=preference,
+        )
+
+    def replace(self, **changes: object) -> PathRecord:
+        """A copy with some fields changed."""
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class PathData:
+    """``struct ibv_path_data``, 72 bytes: a path record and what it is for. ``ai_route`` is an array of these."""
+
+    path: PathRecord
+    flags: PathFlag = PATH_FLAGS
+
+    def pack(self) -> bytes:
+        """The 72 bytes of the C structure."""
+        return _FLAGS.pack(self.flags, 0) + self.path.pack()
+
+    @classmethod
+    def unpack(cls, data: bytes | bytearray | memoryview) -> PathData:
+        """The structure in 72 bytes; ValueError for another length."""
+        if len(data) != 72:
+            raise ValueError(f"path data has 72 bytes, not {len(data)}")
+        return cls(PathRecord.unpack(data[8:]), PathFlag(_FLAGS.unpack_from(data)[0]))

@@ -1,0 +1,184 @@
+"""The seam between the API and what carries it.
+
+A provider owns devices and the machinery of ids; the API objects (:class:`rdmacm.CmId`,
+:class:`rdmacm.EventChannel`) hold one backend each and add what the manual pages say about events, reference
+counts and synchronous mode. A provider is chosen per network namespace: by argument, else by the environment
+variable ``RDMACM_PROVIDER``, else the first that works here.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast
+
+from rdmacm.address import Gid, InetAddr, SockAddrIB
+from rdmacm.cmstate import State
+from rdmacm.constants import CmEventType
+from rdmacm.errors import cm_error
+from rdmacm.explanation import Explanation, Step
+from rdmacm.proto.sa import PathRecord
+from rdmacm.verbs.device import Context, Device
+
+__all__ = ["Address", "EventQueue", "IdBackend", "IdOptions", "Provider", "QueuedEvent", "RouteChoice", "get_provider"]
+
+#: Addresses as they cross the seam: parsed.
+Address: TypeAlias = InetAddr | SockAddrIB
+
+
+class Owner(Protocol):
+    """The API object a backend works for."""
+
+    def reported(self) -> None:
+        """An event of this owner is being handed to the calling thread."""
+
+
+class QueuedEvent(NamedTuple):
+    """An event on its way to the application; ``owner`` is the API object the backend was made for.
+
+    ``status`` follows rdma_get_cm_event(3): 0, a negative errno, or a positive transport code. ``explain`` makes
+    the explanation of a failure when somebody asks for it.
+    """
+
+    owner: Any
+    type: CmEventType
+    status: int = 0
+    arg: int = 0
+    explain: Callable[[], Explanation] | None = None
+    message: str = ""
+
+
+class RouteChoice(NamedTuple):
+    """What a host would use to reach a destination: the answer of :meth:`Provider.find_route`."""
+
+    source: InetAddr
+    device: str
+    port_num: int
+    gid_index: int
+    path: PathRecord
+
+
+class EventQueue(Protocol):
+    """Where events wait for a reader; one per channel. Waiting on it drives the provider."""
+
+    def fileno(self) -> int:
+        """A descriptor that polls readable when :meth:`get` may have something."""
+
+    def get(self, timeout: float | None) -> QueuedEvent | None:
+        """The next event, waiting up to ``timeout`` seconds (None: for ever); None when there was none.
+
+        The event's owner is told of the hand-over (:meth:`Owner.reported`) before anything else can happen to it.
+        """
+
+    def post(self, event: QueuedEvent) -> None:
+        """Add an event; from any thread."""
+
+    def take(self, owner: object) -> list[QueuedEvent]:
+        """Remove and return the waiting events of one owner."""
+
+    def close(self) -> None:
+        """Release the descriptors; a reader that waits gets EBADF."""
+
+
+@dataclass(slots=True)
+class IdOptions:
+    """What rdma_set_option(3) sets; None where the default holds."""
+
+    tos: int | None = None
+    reuseaddr: bool = False
+    afonly: bool | None = None
+    ack_timeout: int | None = None
+
+
+class IdBackend(Protocol):
+    """One id inside a provider. Calls raise :class:`rdmacm.RdmaError`; outcomes arrive on the queue."""
+
+    state: State
+    options: IdOptions
+    local_addr: Address | None
+    peer_addr: Address | None
+    verbs: Context | None
+    port_num: int
+    gid_index: int
+    sgid: Gid
+    dgid: Gid
+    pkey: int
+    paths: tuple[PathRecord, ...]
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """What has been done so far and how long each took."""
+
+    def bind_addr(self, address: Address) -> None: ...
+
+    def resolve_addr(self, source: Address | None, destination: Address, timeout_ms: int) -> None: ...
+
+    def resolve_route(self, timeout_ms: int) -> None: ...
+
+    def resolve_service(self, service: str) -> None: ...
+
+    def set_option(self, level: int, name: int, value: int | bytes) -> None: ...
+
+    def migrate(self, queue: EventQueue) -> None: ...
+
+    def explain(self) -> Explanation:
+        """The last resolution of this id."""
+
+    def destroy(self) -> None: ...
+
+
+class Provider(Protocol):
+    """What a way of carrying the API must offer."""
+
+    name: str
+
+    def devices(self) -> tuple[Device, ...]:
+        """Every device, as it is now."""
+
+    def open_queue(self) -> EventQueue: ...
+
+    def create_id(self, queue: EventQueue, owner: Owner, port_space: int, qp_type: int) -> IdBackend: ...
+
+    def find_route(self, destination: InetAddr, source: InetAddr | None) -> RouteChoice | None:
+        """What the host would use to reach a destination; None where it cannot be reached. Never waits."""
+
+    def explain_route(self, destination: InetAddr, source: InetAddr | None) -> Explanation:
+        """As :meth:`find_route`, with the reasons."""
+
+    def owner_of(self, address: InetAddr) -> tuple[str, int] | None:
+        """The device and port that own a local address, or None."""
+
+
+ENVIRONMENT = "RDMACM_PROVIDER"
+
+#: Known providers: name → module with ``open_provider()``. Imported when chosen, so that nothing above the seam
+#: depends on any of them.
+_MODULES = {"soft": "rdmacm.soft"}
+_openers: dict[str, Callable[[], Provider]] = {}
+
+
+def get_provider(provider: str | Provider | None = None) -> Provider:
+    """The provider to use in the calling thread's network namespace.
+
+    ``provider``: a provider object (used as it is), a name, or None for the environment's choice and then the
+    automatic one, which is the software device. ENODEV for a name that is unknown or cannot work here.
+    """
+    if provider is not None and not isinstance(provider, str):
+        return provider
+    name = provider or os.environ.get(ENVIRONMENT) or "soft"
+    opener = _openers.get(name)
+    if opener is None:
+        module = _MODULES.get(name)
+        if module is None:
+            origin = "argument" if provider else f"environment variable {ENVIRONMENT}"
+            raise cm_error(
+                errno.ENODEV,
+                f"no provider {name!r} (from the {origin})",
+                "provider",
+                hint=f"one of: {', '.join(sorted(_MODULES))}",
+            )
+        opener = _openers[name] = cast("Callable[[], Provider]", importlib.import_module(module).open_provider)
+    return opener()

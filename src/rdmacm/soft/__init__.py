@@ -1,0 +1,44 @@
+"""The software provider: RDMA devices in user space, on any network interface."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from rdmacm.net import namespace_key, open_network
+from rdmacm.soft.provider import SoftProvider
+
+__all__ = ["SoftProvider", "open_provider"]
+
+_lock = threading.Lock()
+_providers: dict[tuple[int, int], SoftProvider] = {}
+_fork_guard = False
+
+
+def open_provider() -> SoftProvider:
+    """The provider of the calling thread's network namespace; one per namespace and process."""
+    key = namespace_key()
+    provider = _providers.get(key)
+    if provider is not None:
+        return provider
+    global _fork_guard
+    with _lock:
+        provider = _providers.get(key)
+        if provider is None:
+            if not _fork_guard and hasattr(os, "register_at_fork"):
+                os.register_at_fork(after_in_child=_forget)
+                _fork_guard = True
+            # Sockets keep a namespace alive: do not hold on to those of namespaces nobody here uses any more.
+            for other in [k for k, p in _providers.items() if p.retire()]:
+                del _providers[other]
+            provider = _providers[key] = SoftProvider(open_network(), namespace=key)
+    return provider
+
+
+def _forget() -> None:
+    # A child shares its parent's sockets and must not read from them; it starts afresh.
+    global _lock
+    _lock = threading.Lock()
+    for provider in _providers.values():
+        provider.abandon()
+    _providers.clear()

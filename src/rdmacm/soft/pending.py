@@ -1,0 +1,129 @@
+"""Address resolutions that wait for a neighbour.
+
+Ids that wait for the same next hop wait together: one probe is sent for all of them, and one answer ends it for
+all. The kernel gives up on a neighbour after three tries of a second; this does not, it asks again every second
+until each id's own timeout is over, as the kernel's connection manager does.
+"""
+
+from __future__ import annotations
+
+import errno
+from socket import AF_INET, AF_INET6, inet_ntop
+from typing import TYPE_CHECKING
+
+from rdmacm.net.types import Neighbour
+from rdmacm.soft.resolver import Failure, Lookup
+
+if TYPE_CHECKING:
+    from rdmacm.soft.ids import SoftId
+    from rdmacm.soft.provider import SoftProvider
+
+#: Seconds between probes for one neighbour.
+PROBE_INTERVAL = 1.0
+
+#: (family, interface, packed address) of a next hop.
+Hop = tuple[int, int, bytes]
+
+
+class Pending:
+    """The waiting ids of one provider, by the neighbour they wait for. Used under the provider's lock."""
+
+    def __init__(self, provider: SoftProvider) -> None:
+        self._provider = provider
+        self._waiting: dict[Hop, dict[SoftId, tuple[Lookup, float]]] = {}
+
+    def __len__(self) -> int:
+        return sum(len(ids) for ids in self._waiting.values())
+
+    def add(self, waiter: SoftId, lookup: Lookup, deadline: float) -> bool:
+        """Wait for the lookup's next hop until ``deadline``.
+
+        False where the neighbour is known already, or cannot be seen, and there is nothing to wait for.
+        """
+        hop = lookup.next_hop
+        network = self._provider.network
+        if hop is None or not network.sees_neighbours:
+            return False
+        group = self._waiting.get(hop)
+        if group is None:
+            lookup.neighbour = network.neighbour(*hop)
+            if lookup.neighbour is not None and lookup.neighbour.state.is_valid:
+                return False
+            network.watch(True)  # before probing: the answer must not come unseen
+            group = self._waiting[hop] = {}
+            network.probe(*hop)
+            self._probe_later(hop)
+        group[waiter] = (lookup, deadline)
+        self._provider.call_at(deadline, lambda now: self._expire(waiter, hop, lookup))
+        return True
+
+    def remove(self, waiter: SoftId, lookup: Lookup) -> None:
+        """Stop waiting."""
+        hop = lookup.next_hop
+        group = self._waiting.get(hop) if hop is not None else None
+        if hop is not None and group and waiter in group and group[waiter][0] is lookup:
+            del group[waiter]
+            if not group:
+                self._close(hop)
+
+    def _close(self, hop: Hop) -> None:
+        del self._waiting[hop]
+        if not self._waiting:
+            self._provider.network.watch(False)
+            self._provider.forget_timers()
+
+    def _expire(self, waiter: SoftId, hop: Hop, lookup: Lookup) -> None:
+        group = self._waiting.get(hop)
+        if group is None or waiter not in group or group[waiter][0] is not lookup:
+            return
+        # The answer may be in the table although its notification was lost.
+        lookup.neighbour = self._provider.network.neighbour(*hop)
+        if lookup.neighbour is not None and lookup.neighbour.state.is_valid:
+            self.neighbour_changed(lookup.neighbour)
+            return
+        self.remove(waiter, lookup)
+        interface = lookup.host.interface_name(hop[1])
+        what = "the gateway" if lookup.route is not None and lookup.route.gateway else "it"
+        waiter.address_failed(
+            lookup,
+            Failure(
+                errno.ETIMEDOUT,
+                "neighbour",
+                f"{inet_ntop(hop[0], hop[2])} did not answer on {interface} in time",
+                f"whether {what} is up and on the network of {interface} ('ip neigh'), or a longer timeout",
+            ),
+        )
+
+    def _probe_later(self, hop: Hop) -> None:
+        self._provider.call_at(self._provider.clock() + PROBE_INTERVAL, lambda now: self._probe(hop))
+
+    def _probe(self, hop: Hop) -> None:
+        if hop not in self._waiting:
+            return
+        network = self._provider.network
+        entry = network.neighbour(*hop)
+        if entry is not None and entry.state.is_valid:
+            self.neighbour_changed(entry)
+            return
+        network.probe(*hop)
+        self._probe_later(hop)
+
+    def neighbour_changed(self, neighbour: Neighbour) -> None:
+        """An entry of the neighbour table has changed: end the waits it answers."""
+        if not neighbour.state.is_valid:
+            return
+        family = AF_INET if len(neighbour.ip) == 4 else AF_INET6
+        hop = (family, neighbour.ifindex, neighbour.ip)
+        group = self._waiting.get(hop)
+        if group is None:
+            return
+        self._close(hop)
+        for waiter, (lookup, _) in group.items():
+            lookup.neighbour = neighbour
+            waiter.address_found(lookup)
+
+    def reconsider(self) -> None:
+        """Interfaces, addresses or routes have changed: every wait starts over, or fails at once."""
+        everyone = [(waiter, *wait) for group in self._waiting.values() for waiter, wait in group.items()]
+        for waiter, lookup, deadline in everyone:
+            waiter.reconsider(lookup, deadline)

@@ -1,0 +1,315 @@
+"""Port numbers of a network namespace, shared by every process in it.
+
+The kernel keeps one table of ports per port space and network namespace (librdmacm's ids share it, sockets have
+nothing to do with it), lets ids share a port under some conditions, and frees a port when its owner dies. Here the
+table is a file nobody reads: a port is taken by locking byte ranges of it (fcntl(2) record locks, which the
+kernel drops when a process ends, however it ends).
+
+Who conflicts with whom, rdma_bind_addr(3) and rdma_set_option(3):
+
+- two ids that both set REUSEADDR never do;
+- two ids of different families that are both AFONLY never do;
+- otherwise a wildcard address conflicts with every address, and a specific one with itself.
+
+As byte ranges: each (port space, port) has a region, with a block for each family. In a block, the first half (A)
+has a byte for each address; the second half (G) is the gate by which ids of other families meet the family's
+wildcard, again with a byte for each of *their* addresses. An id locks, exclusively, or shared if it sets REUSEADDR,
+
+- wildcard, not AFONLY: the whole region;
+- wildcard, AFONLY: its family's block;
+- specific, AFONLY: its byte of A in its family's block;
+- specific, not AFONLY: that, and its byte of G in the blocks of the other families.
+
+Two ranges overlap, one of them exclusive, exactly where the rules say conflict. IPv4 addresses map to bytes one to
+one, longer ones by a hash of 40 bits.
+
+A process never conflicts with its own locks, so within the process the rules are applied to a dictionary.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import secrets
+import stat
+import struct
+import tempfile
+from dataclasses import dataclass, replace
+from socket import AF_INET, AF_INET6
+
+from rdmacm.address import AF_IB
+from rdmacm.constants import PortSpace
+from rdmacm.errors import cm_error
+
+_FAMILIES = (AF_INET, AF_INET6, AF_IB)
+_SPACES = {PortSpace.TCP: 0, PortSpace.UDP: 1, PortSpace.IPOIB: 2, PortSpace.IB: 3}
+
+_HALF = 1 << 41
+_BLOCK = 2 * _HALF
+_REGION = 1 << 44
+
+#: Ports below this need CAP_NET_BIND_SERVICE (bit 10 of the capability sets).
+_PRIVILEGED = 1024
+_CAP_NET_BIND_SERVICE = 10
+
+_FLOCK = struct.Struct("hhqqi4x")
+
+Range = tuple[int, int]
+
+
+def _locate(family: int, ip: bytes, scope_id: int) -> int:
+    """The byte of an address within a half block."""
+    if family == AF_INET:
+        return int.from_bytes(ip, "big")
+    digest = hashlib.blake2b(ip + scope_id.to_bytes(4, "big"), digest_size=5).digest()
+    return int.from_bytes(digest, "big")
+
+
+@dataclass(slots=True, eq=False)
+class PortOwner:
+    """One id's hold on a port."""
+
+    space: PortSpace
+    port: int
+    family: int
+    ip: bytes
+    scope_id: int
+    is_any: bool
+    reuseaddr: bool
+    afonly: bool
+
+    def ranges(self) -> list[Range]:
+        """(start, length) of what this owner locks."""
+        start = (_SPACES[self.space] << 16 | self.port) * _REGION
+        if self.is_any and not self.afonly:
+            return [(start, _REGION)]
+        own = start + _FAMILIES.index(self.family) * _BLOCK
+        if self.is_any:
+            return [(own, _BLOCK)]
+        byte = _locate(self.family, self.ip, self.scope_id)
+        ranges = [(own + byte, 1)]
+        if not self.afonly:
+            for index, family in enumerate(_FAMILIES):
+                if family != self.family:
+                    ranges.append((start + index * _BLOCK + _HALF + byte, 1))
+        return ranges
+
+    def conflict(self, other: PortOwner) -> int:
+        """The errno of sharing the port with another owner, 0 where both can have it."""
+        if self.reuseaddr and other.reuseaddr:
+            return 0
+        if self.afonly and other.afonly and self.family != other.family:
+            return 0
+        if self.is_any or other.is_any:
+            return errno.EADDRNOTAVAIL
+        same = self.family == other.family and self.ip == other.ip and self.scope_id == other.scope_id
+        return errno.EADDRINUSE if same else 0
+
+
+def may_bind_privileged() -> bool:
+    """Whether the process has CAP_NET_BIND_SERVICE."""
+    try:
+        with open("/proc/self/status") as file:
+            for line in file:
+                if line.startswith("CapEff:"):
+                    return bool(int(line.split()[1], 16) >> _CAP_NET_BIND_SERVICE & 1)
+    except (OSError, ValueError):
+        pass
+    return os.geteuid() == 0
+
+
+class PortTable:
+    """The ports of one network namespace. Its owner serialises the calls.
+
+    ``namespace`` names the file; ``directory`` is for tests. ``ephemeral`` is the range free ports come from.
+    """
+
+    def __init__(
+        self, namespace: tuple[int, int], ephemeral: tuple[int, int] = (32768, 60999), directory: str | None = None
+    ) -> None:
+        self._name = f"rdmacm-ports-{namespace[0]:x}-{namespace[1]:x}"
+        self._directory = directory or ("/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir())
+        self._ephemeral = ephemeral
+        self._owners: dict[tuple[PortSpace, int], list[PortOwner]] = {}
+        self._last = 0
+        self._fd = -1
+
+    @property
+    def path(self) -> str:
+        return os.path.join(self._directory, self._name)
+
+    def _file(self) -> int:
+        if self._fd >= 0:
+            return self._fd
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            try:
+                # Not O_CREAT first: in a sticky directory the kernel refuses to "create" another user's file.
+                fd = os.open(self.path, flags)
+            except FileNotFoundError:
+                try:
+                    fd = os.open(self.path, flags | os.O_CREAT | os.O_EXCL, 0o666)
+                    os.fchmod(fd, 0o666)  # the namespace's ports are every user's, whatever the umask
+                except FileExistsError:
+                    fd = os.open(self.path, flags)
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                os.close(fd)
+                raise OSError(errno.EINVAL, "not a regular file")
+        except OSError as error:
+            raise cm_error(
+                error.errno or errno.EIO,
+                f"the port table {self.path} cannot be opened ({error.strerror})",
+                "bind_addr",
+                hint=f"make {self._directory} writable, or remove the file if nobody uses it",
+            ) from error
+        self._fd = fd
+        return fd
+
+    # -- taking ---------------------------------------------------------------------------------------
+
+    def bind(self, owner: PortOwner) -> None:
+        """Take ``owner.port``, or a free port (written to ``owner.port``) where that is 0.
+
+        EACCES for a privileged port; EADDRINUSE or EADDRNOTAVAIL for a conflict, as the kernel tells them apart
+        (the latter where a wildcard is involved, or no ephemeral port is left).
+        """
+        if owner.port:
+            if owner.port < _PRIVILEGED and not may_bind_privileged():
+                raise cm_error(
+                    errno.EACCES,
+                    f"port {owner.port} is privileged",
+                    "bind_addr",
+                    hint=f"a port of {_PRIVILEGED} or above, or CAP_NET_BIND_SERVICE",
+                )
+            self._bind_port(owner)
+            return
+        low, high = self._ephemeral
+        count = high - low + 1
+        start = secrets.randbelow(count)
+        for step in range(count):
+            port = low + (start + step) % count
+            if port == self._last or (owner.space, port) in self._owners:
+                continue
+            owner.port = port
+            if self._lock(owner) is None:
+                self._owners[owner.space, port] = [owner]
+                self._last = port
+                return
+        owner.port = 0
+        raise cm_error(
+            errno.EADDRNOTAVAIL,
+            f"no port in {low}..{high} is free",
+            "bind_addr",
+            hint="destroy ids that are not needed, or widen net.ipv4.ip_local_port_range",
+        )
+
+    def _bind_port(self, owner: PortOwner) -> None:
+        owners = self._owners.get((owner.space, owner.port), [])
+        for other in owners:
+            if code := owner.conflict(other):
+                raise self._refusal(code, owner, "an id of this process")
+        blocked = self._lock(owner)
+        if blocked is not None:
+            code, pid = self._who(owner, blocked)
+            holder = f"process {pid}" if pid > 0 else "another process"
+            raise self._refusal(code, owner, holder)
+        self._owners.setdefault((owner.space, owner.port), []).append(owner)
+
+    @staticmethod
+    def _refusal(code: int, owner: PortOwner, holder: str) -> OSError:
+        detail = "address and port are" if code == errno.EADDRINUSE else "the port is"
+        return cm_error(
+            code,
+            f"{detail} taken by {holder} (port space {owner.space.name}, port {owner.port})",
+            "bind_addr",
+            hint="another port, port 0 for a free one, or REUSEADDR on every id that shares it",
+        )
+
+    def _lock(self, owner: PortOwner) -> Range | None:
+        """Lock an owner's ranges; the range another process holds, or None when all are ours."""
+        fd = self._file()
+        kind = (fcntl.LOCK_SH if owner.reuseaddr else fcntl.LOCK_EX) | fcntl.LOCK_NB
+        ranges = owner.ranges()
+        for count, (start, length) in enumerate(ranges):
+            try:
+                fcntl.lockf(fd, kind, length, start)
+            except OSError as error:
+                if error.errno not in (errno.EAGAIN, errno.EACCES):
+                    raise
+                self._unlock(ranges[:count], owner)
+                return start, length
+        return None
+
+    def _unlock(self, ranges: list[Range], owner: PortOwner) -> None:
+        """Unlock ranges, but for the parts other owners of this process hold (both then set REUSEADDR)."""
+        if self._fd < 0:
+            return
+        others = self._owners.get((owner.space, owner.port), ())
+        kept = sorted((b, b + size) for other in others if other is not owner for b, size in other.ranges())
+        for start, length in ranges:
+            end = start + length
+            for low, high in [*kept, (end, end)]:
+                if start < low:
+                    fcntl.lockf(self._fd, fcntl.LOCK_UN, min(low, end) - start, start)
+                start = max(start, high)
+                if start >= end:
+                    break
+
+    def _who(self, owner: PortOwner, blocked: Range) -> tuple[int, int]:
+        """The errno for a range that could not be locked, and the process that holds it (0: unknown)."""
+        wildcard_code = errno.EADDRNOTAVAIL
+        try:
+            request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, *blocked, 0)
+            answer = fcntl.fcntl(self._file(), fcntl.F_GETLK, request)
+            kind, _, _, length, pid = _FLOCK.unpack(answer)
+        except (OSError, struct.error):
+            return wildcard_code, 0
+        if kind == fcntl.F_UNLCK:
+            return wildcard_code, 0
+        return errno.EADDRINUSE if length == 1 and not owner.is_any else wildcard_code, pid
+
+    # -- changing and giving back ---------------------------------------------------------------------
+
+    def share(self, owner: PortOwner) -> None:
+        """Let other owners that set REUSEADDR have the port too."""
+        owner.reuseaddr = True
+        self._lock(owner)  # from exclusive to shared: cannot fail
+
+    def set_afonly(self, owner: PortOwner, afonly: bool) -> None:
+        """Change AFONLY of a bound owner; the errors of :meth:`bind`, and no change, where that conflicts."""
+        changed = replace(owner, afonly=afonly)
+        owners = self._owners[owner.space, owner.port]
+        owners.remove(owner)
+        try:
+            self._bind_port(changed)
+        except OSError:
+            self._lock(owner)  # what the attempt unlocked on its way out was ours
+            owners.append(owner)
+            self._owners[owner.space, owner.port] = owners
+            raise
+        before = owner.ranges()
+        owner.afonly = afonly
+        current = self._owners[owner.space, owner.port]
+        current[current.index(changed)] = owner
+        # As seen by a stranger, so that what the owner itself still needs is kept.
+        self._unlock(before, changed)
+
+    def release(self, owner: PortOwner) -> None:
+        """Give a port back; what other owners of this process still hold stays held."""
+        key = (owner.space, owner.port)
+        owners = self._owners.get(key)
+        if owners is None or owner not in owners:
+            return
+        owners.remove(owner)
+        if not owners:
+            del self._owners[key]
+        self._unlock(owner.ranges(), owner)
+
+    def close(self) -> None:
+        """Forget everything; the kernel drops the locks with the descriptor."""
+        self._owners.clear()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

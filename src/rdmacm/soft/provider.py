@@ -1,0 +1,252 @@
+"""The software provider of one network namespace: its devices, its ids, its timers.
+
+Everything happens under one lock, in the thread that calls. :meth:`SoftProvider.progress` is the heart: it takes in
+what the network reports and lets timers fire, and whoever waits for an event calls it. Descriptors (a netlink
+socket or two, the port table) are opened at first use and closed with the last event channel.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+import time
+from collections.abc import Callable
+
+from rdmacm.address import InetAddr
+from rdmacm.explanation import Explanation
+from rdmacm.net.types import Change, Network
+from rdmacm.provider import EventQueue, Owner, RouteChoice
+from rdmacm.soft import resolver
+from rdmacm.soft.devices import PORT_NUM, DeviceView, HostView, read_host
+from rdmacm.soft.ids import SoftId
+from rdmacm.soft.pending import Pending
+from rdmacm.soft.ports import PortTable
+from rdmacm.soft.queue import SoftQueue
+from rdmacm.verbs.device import Device
+
+__all__ = ["SoftProvider"]
+
+
+class SoftProvider:
+    """See :class:`rdmacm.provider.Provider`.
+
+    ``network`` and ``clock`` (seconds, monotonic) are the world; ``namespace`` names the shared port table, and
+    ``ports`` replaces it.
+    """
+
+    name = "soft"
+
+    def __init__(
+        self,
+        network: Network,
+        *,
+        namespace: tuple[int, int] = (0, 0),
+        clock: Callable[[], float] = time.monotonic,
+        ports: PortTable | None = None,
+    ) -> None:
+        self.network = network
+        self.clock = clock
+        self.lock = threading.RLock()
+        self.abandoned = False
+        self.pending = Pending(self)
+        self._namespace = namespace
+        self._ports = ports
+        self._host: HostView | None = None
+        self._monitored = False
+        self._queues: set[SoftQueue] = set()
+        self._bound: dict[int, set[SoftId]] = {}
+        self._timers: list[tuple[float, int, Callable[[float], None]]] = []
+        self._timer_count = 0
+        self._link_facts: dict[tuple[int, int], tuple[int, int]] = {}
+
+    # -- what the API asks ----------------------------------------------------------------------------
+
+    def devices(self) -> tuple[Device, ...]:
+        with self.lock:
+            return tuple(view.device for view in self.host().devices)
+
+    def open_queue(self) -> SoftQueue:
+        with self.lock:
+            queue = SoftQueue(self)
+            self._queues.add(queue)
+            return queue
+
+    def create_id(self, queue: EventQueue, owner: Owner, port_space: int, qp_type: int) -> SoftId:
+        assert isinstance(queue, SoftQueue)
+        return SoftId(self, queue, owner, port_space, qp_type)
+
+    def find_route(self, destination: InetAddr, source: InetAddr | None) -> RouteChoice | None:
+        with self.lock:
+            try:
+                lookup = resolver.find(self.network, self.host(), destination, source, "given")
+                path = self.path_of(lookup, 0)
+            except resolver.Failure:
+                return None
+            assert lookup.device is not None and lookup.row is not None and lookup.query is not None
+            chosen = InetAddr(
+                destination.family,
+                lookup.query.source,
+                source.port if source else 0,
+                0,
+                lookup.device.ifindex if lookup.query.source[:2] == b"\xfe\x80" else 0,
+            )
+            return RouteChoice(chosen, lookup.device.device.name, PORT_NUM, lookup.row.gid_index, path)
+
+    def explain_route(self, destination: InetAddr, source: InetAddr | None) -> Explanation:
+        with self.lock:
+            lookup = resolver.Lookup(self.host(), destination, source, "given", 0)
+            failure: resolver.Failure | None = None
+            try:
+                resolver.find(self.network, lookup.host, destination, source, "given", lookup=lookup)
+            except resolver.Failure as error:
+                failure = error
+            return lookup.explain(None, failure)
+
+    def owner_of(self, address: InetAddr) -> tuple[str, int] | None:
+        with self.lock:
+            for view, _ in self.host().by_ip.get(address.ip, ()):
+                if not address.scope_id or view.ifindex == address.scope_id:
+                    return view.device.name, PORT_NUM
+        return None
+
+    # -- the host as it is now ------------------------------------------------------------------------
+
+    def host(self) -> HostView:
+        """The current picture, after taking in what has changed since the last look."""
+        if self._host is None:
+            self._monitored = self.network.fileno() >= 0  # listen first, or a change in between would be missed
+            self._host = read_host(self.network)
+        elif not self._monitored:
+            self._reread()
+        elif (change := self.network.changes()) is not None:
+            self._take_in(change)
+        assert self._host is not None
+        return self._host
+
+    def host_now(self) -> HostView:
+        """The current picture, without another look."""
+        return self._host if self._host is not None else self.host()
+
+    def monitor_fd(self) -> int:
+        """A descriptor that is readable when the host has changed, -1 where nobody can tell."""
+        return self.network.fileno()
+
+    def device_of(self, name: str) -> Device | None:
+        """A device by name, as it is now."""
+        return next((device for device in self.devices() if device.name == name), None)
+
+    @property
+    def ports(self) -> PortTable:
+        """The namespace's ports."""
+        if self._ports is None:
+            low, high = self.network.setting("net/ipv4/ip_local_port_range", 32768, 60999)
+            self._ports = PortTable(self._namespace, (low, high))
+        return self._ports
+
+    def path_of(self, lookup: resolver.Lookup, src_port: int, **more: int) -> resolver.PathRecord:
+        """The path record of a finished lookup."""
+        assert lookup.device is not None
+        view, family = lookup.device, lookup.destination.family
+        facts = self._link_facts.get((view.ifindex, family))
+        if facts is None:  # files under /sys and /proc: slow to read, and told of by link notifications
+            facts = self._link_facts[view.ifindex, family] = (
+                resolver.link_rate(self.network, view),
+                resolver.default_hop_limit(self.network, family, view.interface.name),
+            )
+        return resolver.make_path(lookup, facts[0], facts[1], src_port, **more)
+
+    # -- progress -------------------------------------------------------------------------------------
+
+    def progress(self) -> None:
+        """Take in what the network reports and let timers that are due fire."""
+        if self.abandoned:
+            return
+        if self._host is not None:
+            self.host()
+        now = self.clock()
+        timers = self._timers
+        while timers and timers[0][0] <= now:
+            heapq.heappop(timers)[2](now)
+
+    def call_at(self, when: float, callback: Callable[[float], None]) -> None:
+        """Have ``callback(now)`` called once ``when`` has come; there is no cancelling, so it must check."""
+        earliest = not self._timers or when < self._timers[0][0]
+        self._timer_count += 1
+        heapq.heappush(self._timers, (when, self._timer_count, callback))
+        if earliest:
+            for queue in self._queues:
+                queue.rearm(when)
+
+    def next_deadline(self) -> float | None:
+        """When :meth:`progress` wants to be called at the latest, on :attr:`clock`."""
+        return self._timers[0][0] if self._timers else None
+
+    def forget_timers(self) -> None:
+        """No timer matters any more."""
+        self._timers.clear()
+        for queue in self._queues:
+            queue.rearm(None)
+
+    def _take_in(self, change: Change) -> None:
+        if change.links or change.lost:
+            self._reread()
+        if change.lost or change.links or change.routes:
+            self.pending.reconsider()
+        for neighbour in change.neighbours:
+            self.pending.neighbour_changed(neighbour)
+
+    def _reread(self) -> None:
+        before = self._host
+        self._host = after = read_host(self.network, before)
+        self._link_facts.clear()
+        if before is None:
+            return
+        for view in before.devices:
+            now = after.by_ifindex.get(view.ifindex)
+            if now is None or now.interface != view.interface or now.rows != view.rows:
+                for bound in list(self._bound.get(view.ifindex, ())):
+                    bound.device_changed(view, now)
+
+    def attach(self, bound: SoftId, view: DeviceView) -> None:
+        """An id is bound to a device from now on."""
+        self._bound.setdefault(view.ifindex, set()).add(bound)
+
+    def detach(self, bound: SoftId, view: DeviceView) -> None:
+        """An id is no longer."""
+        ids = self._bound.get(view.ifindex)
+        if ids is not None:
+            ids.discard(bound)
+            if not ids:
+                del self._bound[view.ifindex]
+
+    # -- the end --------------------------------------------------------------------------------------
+
+    def queue_closed(self, queue: SoftQueue) -> None:
+        """A channel is gone; with the last one, every descriptor goes."""
+        with self.lock:
+            self._queues.discard(queue)
+            if not self._queues:
+                self._release()
+
+    def retire(self) -> bool:
+        """Let go of everything if no channel is open; whether that was so."""
+        with self.lock:
+            if not self._queues:
+                self._release()
+            return not self._queues
+
+    def _release(self) -> None:
+        self.network.close()
+        if self._ports is not None and not self._bound:
+            self._ports.close()
+        self._host = None
+        self._timers.clear()
+        self._link_facts.clear()
+
+    def abandon(self) -> None:
+        """In a child of fork(2): close what is shared with the parent, and refuse what was made before."""
+        self.lock = threading.RLock()
+        self.abandoned = True
+        self.network.close()
+        if self._ports is not None:
+            self._ports.close()

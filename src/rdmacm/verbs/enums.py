@@ -1,0 +1,75 @@
+"""Enumerations of ``infiniband/verbs.h``; values equal C's."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class QPType(IntEnum):
+    """``enum ibv_qp_type``."""
+
+    RC = 2
+    UC = 3
+    UD = 4
+    RAW_PACKET = 8
+    XRC_SEND = 9
+    XRC_RECV = 10
+    DRIVER = 0xFF
+
+
+class PortState(IntEnum):
+    """``enum ibv_port_state``."""
+
+    NOP = 0
+    DOWN = 1
+    INIT = 2
+    ARMED = 3
+    ACTIVE = 4
+    ACTIVE_DEFER = 5
+
+
+class LinkLayer(IntEnum):
+    """``IBV_LINK_LAYER_*``."""
+
+    UNSPECIFIED = 0
+    INFINIBAND = 1
+    ETHERNET = 2
+
+
+class NodeType(IntEnum):
+    """``enum ibv_node_type``."""
+
+    CA = 1
+    SWITCH = 2
+    ROUTER = 3
+    RNIC = 4
+
+
+class TransportType(IntEnum):
+    """``enum ibv_transport_type``; RoCE is the InfiniBand transport."""
+
+    IB = 0
+    IWARP = 1
+
+
+class GidType(IntEnum):
+    """``enum ibv_gid_type``."""
+
+    IB = 0
+    ROCE_V1 = 1
+    ROCE_V2 = 2
+
+
+class Mtu(IntEnum):
+    """``enum ibv_mtu``: the code of a path MTU."""
+
+    MTU_256 = 1
+    MTU_512 = 2
+    MTU_1024 = 3
+    MTU_2048 = 4
+    MTU_4096 = 5
+
+    @property
+    def bytes(self) -> int:
+        """Payload bytes of one packet."""
+        return 128 << self
