@@ -11,6 +11,7 @@ import errno
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from socket import AF_INET, AF_INET6, inet_pton
 from typing import Any, TypeAlias
 
@@ -205,16 +206,10 @@ def getaddrinfo(
         _check_hints(node, service, hints, wanted)
         if wanted & _SA:
             _refuse_sa(node, service, wanted)
+    backend = None if wanted & _NOROUTE else get_provider(provider)
     if node is None and service is None:
-        found = [_from_hints(hints)]
-    else:
-        found = _from_names(node, service, hints, resolver)
-    if wanted & _NOROUTE:
-        return found
-    backend = get_provider(provider)
-    if wanted & _PASSIVE:
-        return [_with_listener(info, backend) for info in found]
-    return [_with_route(info, backend) for info in found]
+        return [_from_hints(hints, backend)]
+    return _from_names(node, service, hints, backend, resolver)
 
 
 def needs_lookup(node: str | None, hints: AddrInfo | None) -> bool:
@@ -293,7 +288,7 @@ def _refuse_sa(node: str | None, service: str | None, flags: int) -> None:
 # -- from hints alone -----------------------------------------------------------------------------------
 
 
-def _from_hints(hints: AddrInfo | None) -> AddrInfo:
+def _from_hints(hints: AddrInfo | None, backend: Provider | None) -> AddrInfo:
     if hints is None or not (hints.src_addr or hints.dst_addr or hints.route):
         raise _error(
             EAI.NONAME, None, None, "nothing to resolve", "a node, a service, or hints with an address or route"
@@ -316,7 +311,8 @@ def _from_hints(hints: AddrInfo | None) -> AddrInfo:
             EAI.ADDRFAMILY, None, None, f"the hints' address {known} is not of the hints' family {hints.family}"
         )
     flags = RaiFlag(hints.flags & _PASSIVE)
-    return AddrInfo(flags, int(family), qp, ps, _user(src), _user(dst), route=hints.route)
+    info = AddrInfo(flags, int(family), qp, ps, _user(src), _user(dst), route=hints.route)
+    return _completed(info, src, dst, backend)
 
 
 def _route_ends(path: PathRecord, port_space: int) -> tuple[SockAddrIB, SockAddrIB]:
@@ -344,6 +340,7 @@ def _numeric(node: str) -> tuple[int, bytes] | None:
         return None
 
 
+@lru_cache(1024)
 def _types(qp: int, ps: int, socktype: int, proto: int) -> tuple[int, int]:
     """QP type and port space of an answer: the hints', else what the other or the answer's socket implies."""
     if not qp:
@@ -355,32 +352,37 @@ def _types(qp: int, ps: int, socktype: int, proto: int) -> tuple[int, int]:
     return _QP_TYPES[qp], _PORT_SPACES[ps]
 
 
-def _socket_hints(hints: AddrInfo) -> tuple[int, int, int, int]:
+@lru_cache(1024)
+def _socket_hints(wanted: int, family: int, qp: int, ps: int) -> tuple[int, int, int, int]:
     """family, type, protocol and flags for getaddrinfo(3)."""
-    qp, ps = hints.qp_type, hints.port_space
     socktype = int(socket.SOCK_STREAM) if qp in _STREAM_QPS else int(socket.SOCK_DGRAM) if qp == QPType.UD else 0
     proto = 0
     if ps == PortSpace.TCP or (ps == PortSpace.IB and socktype == socket.SOCK_STREAM):
         proto = socket.IPPROTO_TCP
     elif ps in (PortSpace.UDP, PortSpace.IPOIB) or (ps == PortSpace.IB and socktype == socket.SOCK_DGRAM):
         proto = socket.IPPROTO_UDP
-    family = hints.family
     if family == AF_IB:  # a GID is looked for among IPv6 addresses
-        family = AF_INET6 if hints.flags & _FAMILY else 0
-    flags = int(socket.AI_PASSIVE) if hints.flags & _PASSIVE else 0
-    if hints.flags & _NUMERICHOST:
+        family = AF_INET6 if wanted & _FAMILY else 0
+    flags = int(socket.AI_PASSIVE) if wanted & _PASSIVE else 0
+    if wanted & _NUMERICHOST:
         flags |= socket.AI_NUMERICHOST
-    return int(family), socktype, proto, flags
+    return int(family), socktype, int(proto), int(flags)
 
 
 def _from_names(
-    node: str | None, service: str | None, hints: AddrInfo | None, resolver: Resolver | None
+    node: str | None,
+    service: str | None,
+    hints: AddrInfo | None,
+    backend: Provider | None,
+    resolver: Resolver | None,
 ) -> list[AddrInfo]:
     if hints is None:
         hints = AddrInfo()
         family, socktype, proto, flags = 0, 0, 0, _NO_HINTS_FLAGS
     else:
-        family, socktype, proto, flags = _socket_hints(hints)
+        family, socktype, proto, flags = _socket_hints(
+            int(hints.flags), hints.family, hints.qp_type, hints.port_space
+        )
     port = -1
     if service is None:
         port = 0
@@ -393,7 +395,7 @@ def _from_names(
     numeric = _numeric(node) if node is not None else None
     if numeric is not None and port >= 0 and family in (0, numeric[0]):
         qp, ps = _types(hints.qp_type, hints.port_space, socktype, proto)
-        return [_entry(InetAddr(*numeric, port), qp, ps, None, hints, node, service)]
+        return [_entry(InetAddr(*numeric, port), qp, ps, None, hints, node, service, backend)]
 
     if node is not None and numeric is None and not flags & socket.AI_NUMERICHOST:
         flags |= socket.AI_CANONNAME
@@ -409,7 +411,7 @@ def _from_names(
         key = (address.family, address.ip, address.scope_id)
         if key not in found:
             qp, ps = _types(hints.qp_type, hints.port_space, found_type, found_proto)
-            found[key] = _entry(address, qp, ps, canonical, hints, node, service)
+            found[key] = _entry(address, qp, ps, canonical, hints, node, service, backend)
     if not found:
         raise _error(EAI.NODATA, node, service, "the resolver gave no address")
     return list(found.values())
@@ -454,63 +456,88 @@ def _from_gaierror(code: int | None, node: str | None, service: str | None, fami
 
 
 def _entry(
-    address: InetAddr, qp: int, ps: int, canonical: str | None, hints: AddrInfo, node: str | None, service: str | None
+    address: InetAddr,
+    qp: int,
+    ps: int,
+    canonical: str | None,
+    hints: AddrInfo,
+    node: str | None,
+    service: str | None,
+    backend: Provider | None,
 ) -> AddrInfo:
-    family: int = int(address.family)
-    ours: SockAddr = address.sockaddr
+    family = int(address.family)
     if hints.family == AF_IB and hints.flags & _FAMILY:
         if family != AF_INET6:
             raise _error(EAI.ADDRFAMILY, node, service, f"{address.host} is not a GID", "a GID in IPv6 form")
-        family = AF_IB
         sid, mask = service_id(ps, address.port), service_id_mask(ps, address.port)
-        ours = SockAddrIB(Gid(address.ip), sid, mask, 0xFFFF, address.flowinfo, address.scope_id)
+        gid = SockAddrIB(Gid(address.ip), sid, mask, 0xFFFF, address.flowinfo, address.scope_id)
+        if hints.flags & _PASSIVE:
+            return AddrInfo(RaiFlag.PASSIVE, AF_IB, qp, ps, gid, None, canonical)
+        return AddrInfo(_NO_FLAGS, AF_IB, qp, ps, hints.src_addr, gid, None, canonical, hints.route)
     if hints.flags & _PASSIVE:
-        return AddrInfo(RaiFlag.PASSIVE, family, qp, ps, ours, None, canonical)
-    return AddrInfo(_NO_FLAGS, family, qp, ps, hints.src_addr, ours, None, canonical, hints.route)
-
-
-# -- what the host would use ----------------------------------------------------------------------------
-
-
-def _with_listener(info: AddrInfo, provider: Provider) -> AddrInfo:
-    """A passive answer, with the device that owns its address."""
-    if info.src_addr is None or isinstance(info.src_addr, SockAddrIB):
-        return info
-    address = parse_address(info.src_addr)
-    owner = None
-    if isinstance(address, InetAddr) and not address.is_any:
-        owner = provider.owner_of(address)
-    return info if owner is None else replace(info, device=owner[0], port_num=owner[1])
-
-
-def _with_route(info: AddrInfo, provider: Provider) -> AddrInfo:
-    """An active answer, with source address, device and route; as it is where the host has none to offer."""
-    if info.dst_addr is None:
-        return info
-    try:
-        destination = parse_address(info.dst_addr)
-        source = None if info.src_addr is None else parse_address(info.src_addr)
-    except ValueError:
-        return info
-    if isinstance(destination, SockAddrIB) or isinstance(source, SockAddrIB):
-        return info
-    if source is not None and source.family != destination.family:
-        return info
-    choice = provider.find_route(destination, source)
+        info = AddrInfo(RaiFlag.PASSIVE, family, qp, ps, address.sockaddr, None, canonical)
+        return _completed(info, address, None, backend)
+    choice = source = None
+    if backend is not None:
+        source = _hinted_source(hints)
+        if source is None or (isinstance(source, InetAddr) and source.family == family):
+            choice = backend.find_route(address, source)
     if choice is None:
-        return info
+        return AddrInfo(
+            _NO_FLAGS, family, qp, ps, hints.src_addr, address.sockaddr, None, canonical, hints.route
+        )
     return AddrInfo(
-        info.flags,
-        info.family,
-        info.qp_type,
-        info.port_space,
-        info.src_addr if source is not None and not source.is_any else choice.source.sockaddr,
-        info.dst_addr,
-        info.src_canonname,
-        info.dst_canonname,
-        info.route or (PathData(choice.path),),
-        info.connect,
+        _NO_FLAGS,
+        family,
+        qp,
+        ps,
+        choice.source.sockaddr if source is None or source.is_any else hints.src_addr,
+        address.sockaddr,
+        None,
+        canonical,
+        hints.route or (PathData(choice.path),),
+        b"",
         choice.device,
         choice.port_num,
         choice.gid_index,
+    )
+
+
+def _hinted_source(hints: AddrInfo) -> InetAddr | None:
+    """The hints' source where it can guide the choice of a route."""
+    if hints.src_addr is None:
+        return None
+    try:
+        source = parse_address(hints.src_addr)
+    except ValueError:
+        return None
+    return source if isinstance(source, InetAddr) else None
+
+
+def _completed(
+    info: AddrInfo,
+    src: InetAddr | SockAddrIB | None,
+    dst: InetAddr | SockAddrIB | None,
+    backend: Provider | None,
+) -> AddrInfo:
+    """An answer with the device of its listener, or with what the host would use to reach its destination."""
+    if backend is None:
+        return info
+    if dst is None and isinstance(src, InetAddr) and not src.is_any:
+        owner = backend.owner_of(src)
+        return info if owner is None else replace(info, device=owner[0], port_num=owner[1])
+    if not isinstance(dst, InetAddr) or not isinstance(src, InetAddr | None):
+        return info
+    if src is not None and src.family != dst.family:
+        return info
+    choice = backend.find_route(dst, src)
+    if choice is None:
+        return info
+    return replace(
+        info,
+        src_addr=choice.source.sockaddr if src is None or src.is_any else info.src_addr,
+        route=info.route or (PathData(choice.path),),
+        device=choice.device,
+        port_num=choice.port_num,
+        gid_index=choice.gid_index,
     )

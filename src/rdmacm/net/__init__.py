@@ -48,10 +48,9 @@ def open_network() -> Network:
     return PortableNetwork()
 
 
-def namespace_key() -> tuple[int, int]:
-    """What tells one network namespace from another: device and inode of the calling thread's, or zeros."""
+def namespace_key() -> str:
+    """What tells the calling thread's network namespace from another: ``net:[INODE]``, or nothing."""
     try:
-        status = os.stat("/proc/thread-self/ns/net")
+        return os.readlink("/proc/thread-self/ns/net")
     except OSError:
-        return 0, 0
-    return status.st_dev, status.st_ino
+        return ""

@@ -212,19 +212,18 @@ class NetlinkNetwork:
             self._query = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
         return self._query
 
-    def _ask(self, kind: int, flags: int, payload: bytes) -> Iterator[tuple[int, memoryview]]:
-        """Send one question and yield the messages of its answer; OSError with the kernel's errno."""
+    def _dump(self, kind: int, payload: bytes) -> Iterator[tuple[int, memoryview]]:
+        """Ask for a whole table and yield its messages; OSError with the kernel's errno."""
         sock = self._query or self._query_socket()
         self._sequence = sequence = (self._sequence + 1) & 0xFFFFFFFF
-        sock.send(_HEADER.pack(16 + len(payload), kind, _REQUEST | flags, sequence, 0) + payload)
+        sock.send(_HEADER.pack(16 + len(payload), kind, _REQUEST | _DUMP, sequence, 0) + payload)
         while True:
-            # A reply longer than the buffer would be cut without a word; PEEK|TRUNC costs a call, so only dumps pay.
-            if flags & _DUMP:
-                size = sock.recv_into(self._buffer, 0, socket.MSG_PEEK | socket.MSG_TRUNC)
-                if size > len(self._buffer):
-                    self._view.release()
-                    self._buffer = bytearray(size * 2)
-                    self._view = memoryview(self._buffer)
+            # A reply longer than the buffer would be cut without a word.
+            size = sock.recv_into(self._buffer, 0, socket.MSG_PEEK | socket.MSG_TRUNC)
+            if size > len(self._buffer):
+                self._view.release()
+                self._buffer = bytearray(size * 2)
+                self._view = memoryview(self._buffer)
             size = sock.recv_into(self._buffer)
             for kind_, seq, body in _messages(self._view[:size]):
                 if seq != sequence:
@@ -237,15 +236,29 @@ class NetlinkNetwork:
                         raise OSError(code, os.strerror(code))
                     return
                 yield kind_, body
-            if not flags & _DUMP:
-                return
+
+    def _ask_one(self, kind: int, payload: bytes, wanted: int, least: int) -> memoryview:
+        """The body of the one message that answers a question; OSError with the kernel's errno."""
+        sock = self._query or self._query_socket()
+        self._sequence = sequence = (self._sequence + 1) & 0xFFFFFFFF
+        sock.send(_HEADER.pack(16 + len(payload), kind, _REQUEST, sequence, 0) + payload)
+        while True:
+            size = sock.recv_into(self._buffer)
+            for kind_, seq, body in _messages(self._view[:size]):
+                if seq != sequence:
+                    continue  # the tail of an answer nobody finished reading
+                if kind_ == wanted and len(body) >= least:
+                    return body
+                code = -_INT.unpack_from(body)[0] if kind_ == _NLMSG_ERROR and len(body) >= 4 else 0
+                code = code or errno.EPROTO
+                raise OSError(code, os.strerror(code))
 
     def interfaces(self) -> list[Interface]:
-        parsed = [_parse_link(b) for k, b in self._ask(_GETLINK, _DUMP, _IFINFO.pack(0, 0, 0, 0, 0)) if k == _NEWLINK]
+        parsed = [_parse_link(b) for k, b in self._dump(_GETLINK, _IFINFO.pack(0, 0, 0, 0, 0)) if k == _NEWLINK]
         return [link for link in parsed if link]
 
     def addresses(self) -> list[InterfaceAddress]:
-        parsed = [_parse_address(b) for k, b in self._ask(_GETADDR, _DUMP, bytes(_IFADDR.size)) if k == _NEWADDR]
+        parsed = [_parse_address(b) for k, b in self._dump(_GETADDR, bytes(_IFADDR.size)) if k == _NEWADDR]
         return [address for address in parsed if address]
 
     def route(self, family: int, destination: bytes, source: bytes | None, ifindex: int, tos: int) -> Route:
@@ -260,19 +273,14 @@ class NetlinkNetwork:
             payload += _ATTR.pack(4 + size, 2) + source  # RTA_SRC
         if ifindex:
             payload += _ATTR.pack(8, 4) + _INT.pack(ifindex)  # RTA_OIF
-        for kind, body in self._ask(_GETROUTE, 0, payload + _FLOW):
-            if kind == _NEWROUTE and len(body) >= _RTMSG.size:
-                return _parse_route(body, destination)
-        raise OSError(errno.ENETUNREACH, os.strerror(errno.ENETUNREACH))
+        return _parse_route(self._ask_one(_GETROUTE, payload + _FLOW, _NEWROUTE, _RTMSG.size), destination)
 
     def neighbour(self, family: int, ifindex: int, ip: bytes) -> Neighbour | None:
         request = _NDMSG.pack(family, ifindex, 0, 0, 0)
         if self._neighbour_get:
             try:
-                for kind, body in self._ask(_GETNEIGH, 0, request + _ATTR.pack(4 + len(ip), 1) + ip):
-                    if kind == _NEWNEIGH:
-                        return _parse_neighbour(body)
-                return None
+                question = request + _ATTR.pack(4 + len(ip), 1) + ip
+                return _parse_neighbour(self._ask_one(_GETNEIGH, question, _NEWNEIGH, _NDMSG.size))
             except OSError as error:
                 if error.errno == errno.ENOENT:
                     return None
@@ -280,7 +288,7 @@ class NetlinkNetwork:
                     raise
                 self._neighbour_get = False  # asking for one entry came with Linux 5.0
         found = None
-        for kind, body in self._ask(_GETNEIGH, _DUMP, request):
+        for kind, body in self._dump(_GETNEIGH, request):
             if kind == _NEWNEIGH:
                 entry = _parse_neighbour(body)
                 if entry and entry.ifindex == ifindex and entry.ip == ip:

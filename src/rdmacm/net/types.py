@@ -19,6 +19,11 @@ class InterfaceFlag(IntFlag):
     LOWER_UP = 0x10000
 
 
+# As plain ints: the properties below are asked at every resolution, and IntFlag arithmetic costs a call.
+_UP, _LOOPBACK = int(InterfaceFlag.UP), int(InterfaceFlag.LOOPBACK)
+_RUNNING, _NOARP = int(InterfaceFlag.UP | InterfaceFlag.RUNNING), int(InterfaceFlag.LOOPBACK | InterfaceFlag.NOARP)
+
+
 class Interface(NamedTuple):
     """A network interface. ``arp_type`` is ``ARPHRD_*``; ``slave_kind`` names the kind of master it serves."""
 
@@ -32,21 +37,21 @@ class Interface(NamedTuple):
 
     @property
     def is_up(self) -> bool:
-        return bool(self.flags & InterfaceFlag.UP)
+        return self.flags & _UP != 0
 
     @property
     def is_running(self) -> bool:
         """Administratively up and with a carrier."""
-        return self.flags & (InterfaceFlag.UP | InterfaceFlag.RUNNING) == InterfaceFlag.UP | InterfaceFlag.RUNNING
+        return self.flags & _RUNNING == _RUNNING
 
     @property
     def is_loopback(self) -> bool:
-        return bool(self.flags & InterfaceFlag.LOOPBACK)
+        return self.flags & _LOOPBACK != 0
 
     @property
     def needs_neighbour(self) -> bool:
         """Whether a next hop's link-layer address has to be found before a packet can be sent."""
-        return not self.flags & (InterfaceFlag.LOOPBACK | InterfaceFlag.NOARP)
+        return not self.flags & _NOARP
 
 
 class InterfaceAddress(NamedTuple):

@@ -11,7 +11,7 @@ from rdmacm.soft.provider import SoftProvider
 __all__ = ["SoftProvider", "open_provider"]
 
 _lock = threading.Lock()
-_providers: dict[tuple[int, int], SoftProvider] = {}
+_providers: dict[str, SoftProvider] = {}
 _fork_guard = False
 
 

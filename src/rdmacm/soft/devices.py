@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from functools import cache
 from socket import AF_INET
 
 from rdmacm.address import Gid
@@ -28,6 +29,7 @@ _NO_IP = frozenset({280, 290, 801, 802, 803, 804, 805, 824, 826})
 _MASTERS = frozenset({"bond", "bridge", "team", "openvswitch"})
 
 
+@cache
 def mtu_code(payload: int) -> Mtu | None:
     """The largest path MTU whose packets fit an interface of that MTU, None where not even 256 do."""
     for mtu in reversed(Mtu):

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from socket import AF_INET, AF_INET6, inet_ntop
+from typing import NamedTuple
 
 from rdmacm.address import InetAddr
 from rdmacm.explanation import Candidate
@@ -25,8 +26,7 @@ from rdmacm.verbs.enums import GidType
 __all__ = ["PREFERENCES", "RULES", "Query", "Rule", "choose", "judge"]
 
 
-@dataclass(frozen=True, slots=True)
-class Query:
+class Query(NamedTuple):
     """What is known when the choice is made.
 
     ``source`` is packed; ``origin`` says where it came from ("given", "bound", "route"). ``bound_ifindex`` is

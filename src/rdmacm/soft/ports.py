@@ -50,6 +50,9 @@ _HALF = 1 << 41
 _BLOCK = 2 * _HALF
 _REGION = 1 << 44
 
+#: A byte every process that has the file open locks, shared: who can lock it alone is the last.
+_MEMBERS = 1 << 62
+
 #: Ports below this need CAP_NET_BIND_SERVICE (bit 10 of the capability sets).
 _PRIVILEGED = 1024
 _CAP_NET_BIND_SERVICE = 10
@@ -127,9 +130,9 @@ class PortTable:
     """
 
     def __init__(
-        self, namespace: tuple[int, int], ephemeral: tuple[int, int] = (32768, 60999), directory: str | None = None
+        self, namespace: str, ephemeral: tuple[int, int] = (32768, 60999), directory: str | None = None
     ) -> None:
-        self._name = f"rdmacm-ports-{namespace[0]:x}-{namespace[1]:x}"
+        self._name = "rdmacm-ports-" + ("".join(c for c in namespace if c.isalnum()) or "host")
         self._directory = directory or ("/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir())
         self._ephemeral = ephemeral
         self._owners: dict[tuple[PortSpace, int], list[PortOwner]] = {}
@@ -141,31 +144,43 @@ class PortTable:
         return os.path.join(self._directory, self._name)
 
     def _file(self) -> int:
-        if self._fd >= 0:
-            return self._fd
+        if self._fd < 0:
+            try:
+                while (fd := self._open()) < 0:
+                    pass
+            except OSError as error:
+                raise cm_error(
+                    error.errno or errno.EIO,
+                    f"the port table {self.path} cannot be opened ({error.strerror})",
+                    "bind_addr",
+                    hint=f"make {self._directory} writable, or remove the file if nobody uses it",
+                ) from error
+            self._fd = fd
+        return self._fd
+
+    def _open(self) -> int:
+        """Open the table and become a member; -1 where its last member removed it meanwhile."""
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
+            # Not O_CREAT first: in a sticky directory the kernel refuses to "create" another user's file.
+            fd = os.open(self.path, flags)
+        except FileNotFoundError:
             try:
-                # Not O_CREAT first: in a sticky directory the kernel refuses to "create" another user's file.
-                fd = os.open(self.path, flags)
-            except FileNotFoundError:
-                try:
-                    fd = os.open(self.path, flags | os.O_CREAT | os.O_EXCL, 0o666)
-                    os.fchmod(fd, 0o666)  # the namespace's ports are every user's, whatever the umask
-                except FileExistsError:
-                    fd = os.open(self.path, flags)
+                fd = os.open(self.path, flags | os.O_CREAT | os.O_EXCL, 0o666)
+            except FileExistsError:
+                return -1
+            os.fchmod(fd, 0o666)  # the namespace's ports are every user's, whatever the umask
+        try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
-                os.close(fd)
                 raise OSError(errno.EINVAL, "not a regular file")
-        except OSError as error:
-            raise cm_error(
-                error.errno or errno.EIO,
-                f"the port table {self.path} cannot be opened ({error.strerror})",
-                "bind_addr",
-                hint=f"make {self._directory} writable, or remove the file if nobody uses it",
-            ) from error
-        self._fd = fd
-        return fd
+            fcntl.lockf(fd, fcntl.LOCK_SH, 1, _MEMBERS)
+            if os.fstat(fd).st_nlink:
+                return fd
+        except OSError:
+            os.close(fd)
+            raise
+        os.close(fd)
+        return -1
 
     # -- taking ---------------------------------------------------------------------------------------
 
@@ -308,7 +323,20 @@ class PortTable:
         self._unlock(owner.ranges(), owner)
 
     def close(self) -> None:
-        """Forget everything; the kernel drops the locks with the descriptor."""
+        """Forget everything; the kernel drops the locks with the descriptor. The last member removes the file."""
+        self._owners.clear()
+        if self._fd < 0:
+            return
+        try:
+            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _MEMBERS)
+            os.unlink(self.path)
+        except OSError:
+            pass  # others use it, or another user owns it
+        os.close(self._fd)
+        self._fd = -1
+
+    def abandon(self) -> None:
+        """In a child of fork(2): record locks stayed with the parent, and so does the file."""
         self._owners.clear()
         if self._fd >= 0:
             os.close(self._fd)

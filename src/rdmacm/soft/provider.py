@@ -40,7 +40,7 @@ class SoftProvider:
         self,
         network: Network,
         *,
-        namespace: tuple[int, int] = (0, 0),
+        namespace: str = "",
         clock: Callable[[], float] = time.monotonic,
         ports: PortTable | None = None,
     ) -> None:
@@ -249,4 +249,4 @@ class SoftProvider:
         self.abandoned = True
         self.network.close()
         if self._ports is not None:
-            self._ports.close()
+            self._ports.abandon()

@@ -1,0 +1,23 @@
+"""Tools for testing code that resolves RDMA addresses, and for the project's own tests.
+
+:class:`MemoryNetwork` is a host's network as a script: interfaces, addresses, routes and neighbours are what the
+test says, and change when it says so. :class:`VirtualClock` is time that passes only when told. Together they make
+a provider that needs no network, no privilege and no waiting:
+
+>>> from rdmacm import CmId
+>>> from rdmacm.testing import MemoryNetwork, VirtualClock, memory_provider
+>>> network = MemoryNetwork()
+>>> eth0 = network.add_interface("eth0", "10.0.0.1/24")
+>>> network.add_neighbour(eth0, "10.0.0.2")
+>>> with CmId(provider=memory_provider(network)) as cmid:
+...     cmid.resolve_addr(("10.0.0.2", 7471))
+...     cmid.verbs.name
+'soft_eth0'
+"""
+
+from __future__ import annotations
+
+from rdmacm.testing.clock import VirtualClock
+from rdmacm.testing.network import MemoryNetwork, memory_provider
+
+__all__ = ["MemoryNetwork", "VirtualClock", "memory_provider"]

@@ -7,7 +7,7 @@ each query, so a table read through it is current.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from rdmacm.address import Gid
@@ -75,6 +75,11 @@ class Context:
     def __init__(self, name: str, read: Callable[[], Device | None]) -> None:
         self.name = name
         self._read = read
+
+    @classmethod
+    def open(cls, name: str, devices: Callable[[], Iterable[Device]]) -> Context:
+        """The context of a named device among those that ``devices()`` lists."""
+        return cls(name, lambda: next((device for device in devices() if device.name == name), None))
 
     @property
     def device(self) -> Device:

@@ -1,0 +1,288 @@
+"""A network in memory: what :class:`rdmacm.net.Network` would answer, from a script."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from ipaddress import ip_address, ip_interface, ip_network
+from socket import AF_INET, AF_INET6
+from time import monotonic
+from typing import NamedTuple
+
+from rdmacm.net.types import (
+    Change,
+    Interface,
+    InterfaceAddress,
+    InterfaceFlag,
+    Neighbour,
+    NeighbourState,
+    Route,
+)
+from rdmacm.soft.ports import PortTable
+from rdmacm.soft.provider import SoftProvider
+
+_UP = InterfaceFlag.UP | InterfaceFlag.RUNNING | InterfaceFlag.LOWER_UP
+_FAILURES = {
+    "blackhole": errno.EINVAL,
+    "unreachable": errno.EHOSTUNREACH,
+    "prohibit": errno.EACCES,
+}
+
+
+class _Entry(NamedTuple):
+    prefix: bytes
+    length: int
+    ifindex: int
+    gateway: bytes | None
+    source: bytes | None
+    kind: str
+    mtu: int
+    hop_limit: int
+
+
+def _packed(text: str) -> bytes:
+    return ip_address(text.partition("%")[0]).packed
+
+
+def _covers(prefix: bytes, length: int, ip: bytes) -> bool:
+    if len(prefix) != len(ip):
+        return False
+    shift = len(ip) * 8 - length
+    return int.from_bytes(prefix, "big") >> shift == int.from_bytes(ip, "big") >> shift
+
+
+class MemoryNetwork:
+    """A host with ``lo`` (127.0.0.1 and ::1) and what is added to it.
+
+    Changes are seen as a real host's are: by whoever makes progress next. ``probed`` lists the neighbours that were
+    looked for, as (interface, packed address), in order.
+    """
+
+    sees_neighbours = True
+
+    def __init__(self, *, loopback: bool = True) -> None:
+        self.probed: list[tuple[int, bytes]] = []
+        self.speeds: dict[str, int] = {}
+        self.settings: dict[str, tuple[int, ...]] = {}
+        self._interfaces: dict[int, Interface] = {}
+        self._addresses: list[InterfaceAddress] = []
+        self._routes: list[_Entry] = []
+        self._neighbours: dict[tuple[int, bytes], Neighbour] = {}
+        self._changed_links = self._changed_routes = self._lost = self._watching = False
+        self._changed_neighbours: list[Neighbour] = []
+        # Something to poll: progress in tests is made by calls, so it never becomes readable.
+        self._read, self._write = -1, -1
+        if loopback:
+            self.add_interface("lo", "127.0.0.1/8", "::1/128", loopback=True, mtu=65536)
+
+    # -- the script -----------------------------------------------------------------------------------
+
+    def add_interface(
+        self,
+        name: str,
+        *addresses: str,
+        mtu: int = 1500,
+        mac: bytes | None = None,
+        loopback: bool = False,
+        arp: bool = True,
+        up: bool = True,
+        slave_kind: str | None = None,
+    ) -> int:
+        """Add an interface with addresses ("10.0.0.1/24", "fe80::1/64"); its index."""
+        index = max(self._interfaces, default=0) + 1
+        flags = (_UP if up else 0) | (InterfaceFlag.LOOPBACK if loopback else InterfaceFlag.MULTICAST)
+        if not arp:
+            flags |= InterfaceFlag.NOARP
+        hardware = bytes(6) if loopback else mac or bytes((2, 0, 0, 0, 0, index))
+        arp_type = 772 if loopback else 1
+        self._interfaces[index] = Interface(index, name, int(flags), mtu, arp_type, hardware, slave_kind)
+        for address in addresses:
+            self.add_address(index, address)
+        self._changed_links = True
+        return index
+
+    def remove_interface(self, ifindex: int) -> None:
+        """Delete an interface with its addresses, routes and neighbours."""
+        del self._interfaces[ifindex]
+        self._addresses = [a for a in self._addresses if a.ifindex != ifindex]
+        self._routes = [r for r in self._routes if r.ifindex != ifindex]
+        self._neighbours = {k: n for k, n in self._neighbours.items() if k[0] != ifindex}
+        self._changed_links = self._changed_routes = True
+
+    def set_interface(self, ifindex: int, *, up: bool | None = None, mtu: int | None = None, mac: bytes = b"") -> None:
+        """Change an interface."""
+        old = self._interfaces[ifindex]
+        flags = old.flags if up is None else old.flags | _UP if up else old.flags & ~_UP
+        self._interfaces[ifindex] = old._replace(flags=int(flags), mtu=mtu or old.mtu, address=mac or old.address)
+        self._changed_links = True
+
+    def add_address(self, ifindex: int, address: str, *, usable: bool = True) -> None:
+        """Add an address with its prefix length; the prefix becomes an on-link route."""
+        interface = ip_interface(address)
+        ip, length = interface.ip.packed, interface.network.prefixlen
+        family = AF_INET if len(ip) == 4 else AF_INET6
+        self._addresses.append(InterfaceAddress(family, ip, length, ifindex, usable))
+        self._routes.append(_Entry(interface.network.network_address.packed, length, ifindex, None, ip, "unicast", 0, 0))
+        self._changed_links = self._changed_routes = True
+
+    def remove_address(self, ifindex: int, address: str) -> None:
+        """Remove an address and its on-link route."""
+        ip = _packed(address.partition("/")[0])
+        self._addresses = [a for a in self._addresses if (a.ifindex, a.ip) != (ifindex, ip)]
+        self._routes = [r for r in self._routes if (r.ifindex, r.source) != (ifindex, ip) or r.gateway]
+        self._changed_links = self._changed_routes = True
+
+    def add_route(
+        self,
+        destination: str,
+        ifindex: int = 0,
+        *,
+        gateway: str | None = None,
+        source: str | None = None,
+        kind: str = "unicast",
+        mtu: int = 0,
+        hop_limit: int = 0,
+    ) -> None:
+        """Add a route; ``kind`` may also be "blackhole", "unreachable" or "prohibit"."""
+        network = ip_network(destination)
+        self._routes.append(
+            _Entry(
+                network.network_address.packed,
+                network.prefixlen,
+                ifindex,
+                None if gateway is None else _packed(gateway),
+                None if source is None else _packed(source),
+                kind,
+                mtu,
+                hop_limit,
+            )
+        )
+        self._changed_routes = True
+
+    def remove_route(self, destination: str) -> None:
+        """Remove the routes to a prefix."""
+        network = ip_network(destination)
+        key = (network.network_address.packed, network.prefixlen)
+        self._routes = [r for r in self._routes if (r.prefix, r.length) != key]
+        self._changed_routes = True
+
+    def add_neighbour(
+        self, ifindex: int, address: str, state: NeighbourState = NeighbourState.REACHABLE, mac: bytes = b"\2\0\0\0\0\xff"
+    ) -> None:
+        """Add or change a neighbour: an answer to ARP or ND."""
+        entry = Neighbour(ifindex, _packed(address), state, mac)
+        self._neighbours[ifindex, entry.ip] = entry
+        if self._watching:
+            self._changed_neighbours.append(entry)
+
+    def remove_neighbour(self, ifindex: int, address: str) -> None:
+        """Forget a neighbour."""
+        self._neighbours.pop((ifindex, _packed(address)), None)
+
+    def lose_notifications(self) -> None:
+        """Forget what has changed since the last look, as a kernel does whose listener is too slow."""
+        self._changed_neighbours.clear()
+        self._changed_links = self._changed_routes = False
+        self._lost = True
+
+    # -- the seam -------------------------------------------------------------------------------------
+
+    def interfaces(self) -> list[Interface]:
+        return list(self._interfaces.values())
+
+    def addresses(self) -> list[InterfaceAddress]:
+        return list(self._addresses)
+
+    def _up(self, ifindex: int) -> bool:
+        interface = self._interfaces.get(ifindex)
+        return interface is not None and interface.is_up
+
+    def _owner(self, ip: bytes) -> InterfaceAddress | None:
+        found = next((a for a in self._addresses if a.ip == ip and self._up(a.ifindex)), None)
+        if found is None and len(ip) == 4 and ip[0] == 127:
+            found = next((a for a in self._addresses if a.ip[0] == 127 and len(a.ip) == 4), None)
+        return found if found is not None and self._up(found.ifindex) else None
+
+    def route(self, family: int, destination: bytes, source: bytes | None, ifindex: int, tos: int) -> Route:
+        if ifindex and ifindex not in self._interfaces:
+            raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+        if source is not None and self._owner(source) is None:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        if (own := self._owner(destination)) is not None and not ifindex:
+            return Route("local", destination, own.ifindex, None, source or own.ip, 255)
+        multicast = destination[0] & 0xF0 == 0xE0 if family == AF_INET else destination[0] == 0xFF
+        best: _Entry | None = None
+        for entry in self._routes:
+            usable = entry.kind in _FAILURES or self._up(entry.ifindex)
+            if not usable or (ifindex and entry.kind not in _FAILURES and entry.ifindex != ifindex):
+                continue
+            if _covers(entry.prefix, entry.length, destination) and (best is None or entry.length > best.length):
+                best = entry
+        if best is None and multicast:
+            where = ifindex or next((i for i, it in self._interfaces.items() if it.is_up and not it.is_loopback), 0)
+            if where:
+                chosen = source or self._source_on(where, family)
+                return Route("multicast", destination, where, None, chosen, 254)
+        if best is None:
+            raise OSError(errno.ENETUNREACH, os.strerror(errno.ENETUNREACH))
+        if best.kind in _FAILURES:
+            raise OSError(_FAILURES[best.kind], f"{best.kind} route")
+        chosen = source or best.source or self._source_on(best.ifindex, family)
+        kind = "multicast" if multicast else best.kind
+        return Route(kind, destination, best.ifindex, best.gateway, chosen, 254, best.mtu, best.hop_limit)
+
+    def _source_on(self, ifindex: int, family: int) -> bytes | None:
+        return next((a.ip for a in self._addresses if a.ifindex == ifindex and a.family == family), None)
+
+    def neighbour(self, family: int, ifindex: int, ip: bytes) -> Neighbour | None:
+        return self._neighbours.get((ifindex, ip))
+
+    def probe(self, family: int, ifindex: int, ip: bytes) -> None:
+        self.probed.append((ifindex, ip))
+
+    def watch(self, on: bool) -> None:
+        self._watching = on
+
+    def changes(self) -> Change | None:
+        change = Change(self._changed_links, self._changed_routes, tuple(self._changed_neighbours), self._lost)
+        self._changed_links = self._changed_routes = self._lost = False
+        self._changed_neighbours = []
+        return change if change != (False, False, (), False) else None
+
+    def fileno(self) -> int:
+        if self._read < 0:
+            self._read, self._write = os.pipe2(os.O_CLOEXEC) if hasattr(os, "pipe2") else os.pipe()
+        return self._read
+
+    def link_speed(self, name: str) -> int:
+        return self.speeds.get(name, 0)
+
+    def setting(self, name: str, *default: int) -> tuple[int, ...]:
+        return self.settings.get(name, default)
+
+    def close(self) -> None:
+        for end in (self._read, self._write):
+            if end >= 0:
+                os.close(end)
+        self._read = self._write = -1
+        self._watching = False
+
+
+class _PrivatePorts(PortTable):
+    """Ports of a host that exists in this process alone: no file, no other process."""
+
+    def __init__(self, low: int = 32768, high: int = 60999) -> None:
+        super().__init__("", (low, high))
+
+    def _lock(self, owner: object) -> None:
+        return None
+
+    def _unlock(self, ranges: object, owner: object) -> None:
+        return None
+
+
+def memory_provider(network: MemoryNetwork, clock: Callable[[], float] = monotonic) -> SoftProvider:
+    """The software device on a scripted network, with ports of its own; ``clock`` reads seconds."""
+    low, high = network.setting("net/ipv4/ip_local_port_range", 32768, 60999)
+    return SoftProvider(network, clock=clock, ports=_PrivatePorts(low, high))
