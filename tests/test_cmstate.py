@@ -1,0 +1,223 @@
+"""Every cell of the id's state tables, on paper and through real ids."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from rdmacm import CmId, CmStateError, EventChannel, IdOption, OptionLevel, PortSpace
+from rdmacm.cmstate import OPTION_STATES, TRANSITIONS, State, Trigger, follow, refusal
+from rdmacm.proto.sa import PathData, PathRecord
+from rdmacm.testing import MemoryNetwork, VirtualClock, memory_provider
+
+S, T = State, Trigger
+
+# Who may do what, from rdma_cm(7)'s pages and the kernel's own checks: call → states that allow it.
+ALLOWED: dict[Trigger, set[State]] = {
+    T.BIND_ADDR: {S.IDLE},
+    T.RESOLVE_ADDR: {S.IDLE, S.ADDR_BOUND},
+    T.RESOLVE_IB_SERVICE: {S.ADDR_BOUND},
+    T.RESOLVE_ROUTE: {S.ADDR_RESOLVED, S.ADDRINFO_RESOLVED},
+    T.SET_PATH: {S.ADDR_RESOLVED},
+    T.CONNECT: {S.ROUTE_RESOLVED},
+    T.LISTEN: {S.IDLE, S.ADDR_BOUND},
+    T.ACCEPT: {S.CONNECT},
+    T.REJECT: {S.CONNECT, S.DISCONNECT},
+    T.NOTIFY: {S.CONNECT, S.DISCONNECT},
+    T.DISCONNECT: {S.CONNECT, S.DISCONNECT},
+    T.JOIN_MULTICAST: {S.ADDR_BOUND, S.ADDR_RESOLVED},
+    T.MIGRATE: set(S) - {S.DEVICE_REMOVAL, S.DESTROYING},
+    T.DESTROY: set(S) - {S.DESTROYING},
+}
+
+
+@pytest.mark.parametrize("state", list(State), ids=lambda s: s.name)
+@pytest.mark.parametrize("call", list(ALLOWED), ids=lambda t: t.name)
+def test_each_call_in_each_state(call: Trigger, state: State) -> None:
+    after = follow(state, call)
+    assert (after is not None) == (state in ALLOWED[call])
+    if after is None:
+        gone = state in (S.DEVICE_REMOVAL, S.DESTROYING)
+        assert refusal(state) == (errno.ENXIO if gone else errno.EINVAL)
+
+
+def test_outcomes_lead_where_the_pages_say() -> None:
+    assert follow(S.ADDR_QUERY, T.ADDR_DONE) is S.ADDR_RESOLVED
+    assert follow(S.ADDR_QUERY, T.ADDR_FAILED) is S.ADDR_BOUND, "a failed resolve may be tried again"
+    assert follow(S.ROUTE_QUERY, T.ROUTE_DONE) is S.ROUTE_RESOLVED
+    assert follow(S.ROUTE_QUERY, T.ROUTE_FAILED) is S.ADDR_RESOLVED
+    assert follow(S.ADDRINFO_QUERY, T.SERVICE_FAILED) is S.ADDR_BOUND
+    assert follow(S.CONNECT, T.DISCONNECTED) is S.DISCONNECT
+    assert follow(S.CONNECT, T.CONNECT) is None, "an id that was refused cannot connect again"
+    for state in State:
+        if state not in (S.DEVICE_REMOVAL, S.DESTROYING):
+            assert follow(state, T.DEVICE_GONE) is S.DEVICE_REMOVAL
+
+
+def test_every_state_can_be_reached() -> None:
+    reached, frontier = {S.IDLE, S.CONNECT}, [S.IDLE, S.CONNECT]  # a connection request's id begins in CONNECT
+    while frontier:
+        for after in TRANSITIONS[frontier.pop()].values():
+            if after not in reached:
+                reached.add(after)
+                frontier.append(after)
+    assert reached == set(State)
+
+
+# -- through real ids -----------------------------------------------------------------------------------
+
+
+class World:
+    """A host with one neighbour that answers, and an id brought into a state."""
+
+    def __init__(self, state: State, port_space: PortSpace = PortSpace.TCP) -> None:
+        network = MemoryNetwork()
+        self.eth0 = network.add_interface("eth0", "10.0.0.1/24")
+        network.add_neighbour(self.eth0, "10.0.0.2")
+        self.channel = EventChannel(memory_provider(network, VirtualClock()))
+        self.id = CmId(self.channel, port_space)
+        if state is S.ADDR_BOUND:
+            self.id.bind_addr(("10.0.0.1", 0))
+        elif state is S.ADDR_QUERY:
+            self.id.resolve_addr(("10.0.0.9", 1))
+        elif state in (S.ADDR_RESOLVED, S.ROUTE_RESOLVED, S.DEVICE_REMOVAL):
+            self.id.resolve_addr(("10.0.0.2", 1))
+            if state is S.ROUTE_RESOLVED:
+                self.id.resolve_route()
+            if state is S.DEVICE_REMOVAL:
+                network.remove_interface(self.eth0)
+            self.drain()
+        assert self.id.state is state
+
+    def drain(self) -> None:
+        while True:
+            try:
+                self.channel.get_event(0).ack()
+            except BlockingIOError:
+                return
+
+    def close(self) -> None:
+        self.id.destroy()
+        self.channel.close()
+
+
+PATH = PathData(PathRecord(dgid=b"\x01" * 16, sgid=b"\x02" * 16)).pack()  # type: ignore[arg-type]
+CALLS = {
+    T.BIND_ADDR: lambda w: w.id.bind_addr(("", 0)),
+    T.RESOLVE_ADDR: lambda w: w.id.resolve_addr(("10.0.0.2", 1)),
+    T.RESOLVE_ROUTE: lambda w: w.id.resolve_route(),
+    T.SET_PATH: lambda w: w.id.set_option(OptionLevel.IB, 1, PATH),
+}
+
+
+@pytest.mark.parametrize(
+    "state",
+    [S.IDLE, S.ADDR_BOUND, S.ADDR_QUERY, S.ADDR_RESOLVED, S.ROUTE_RESOLVED, S.DEVICE_REMOVAL],
+    ids=lambda s: s.name,
+)
+@pytest.mark.parametrize("call", list(CALLS), ids=lambda t: t.name)
+def test_ids_obey_the_table(call: Trigger, state: State) -> None:
+    world = World(state)
+    try:
+        if state in ALLOWED[call]:
+            CALLS[call](world)
+            assert world.id.state is not state
+        else:
+            with pytest.raises(CmStateError) as refused:
+                CALLS[call](world)
+            assert refused.value.errno == refusal(state)
+            assert state.name in str(refused.value)
+            assert world.id.state is state, "a refused call changes nothing"
+            with pytest.raises(BlockingIOError):
+                world.channel.get_event(0)
+    finally:
+        world.close()
+
+
+OPTIONS = {
+    "TOS": (IdOption.TOS, 32),
+    "ACK_TIMEOUT": (IdOption.ACK_TIMEOUT, 20),
+    "REUSEADDR on": (IdOption.REUSEADDR, 1),
+    "REUSEADDR off": (IdOption.REUSEADDR, 0),
+    "AFONLY": (IdOption.AFONLY, 1),
+}
+
+
+@pytest.mark.parametrize(
+    "state",
+    [S.IDLE, S.ADDR_BOUND, S.ADDR_QUERY, S.ADDR_RESOLVED, S.ROUTE_RESOLVED, S.DEVICE_REMOVAL],
+    ids=lambda s: s.name,
+)
+@pytest.mark.parametrize("option", list(OPTIONS))
+def test_options_in_each_state(option: str, state: State) -> None:
+    world = World(state)
+    name, value = OPTIONS[option]
+    try:
+        if state in OPTION_STATES[option]:
+            world.id.set_option(OptionLevel.ID, name, value)
+            assert world.id.get_option(name) == value
+        else:
+            with pytest.raises(CmStateError) as refused:
+                world.id.set_option(OptionLevel.ID, name, value)
+            assert refused.value.errno == refusal(state)
+        assert world.id.state is state
+    finally:
+        world.close()
+
+
+@pytest.mark.parametrize(
+    ("level", "name", "value", "code"),
+    [
+        (OptionLevel.ID, IdOption.TOS, 256, errno.EINVAL),
+        (OptionLevel.ID, IdOption.TOS, -1, errno.EINVAL),
+        (OptionLevel.ID, IdOption.TOS, b"\0\0", errno.EINVAL),
+        (OptionLevel.ID, IdOption.REUSEADDR, b"\1", errno.EINVAL),
+        (OptionLevel.ID, IdOption.AFONLY, b"", errno.EINVAL),
+        (OptionLevel.ID, 9, 1, errno.ENOSYS),
+        (7, 0, 1, errno.ENOSYS),
+        (OptionLevel.IB, 2, b"", errno.ENOSYS),
+    ],
+)
+def test_options_that_cannot_be(level: int, name: int, value: int | bytes, code: int) -> None:
+    world = World(S.IDLE)
+    try:
+        with pytest.raises(OSError) as refused:
+            world.id.set_option(level, name, value)
+        assert refused.value.errno == code
+    finally:
+        world.close()
+
+
+def test_ack_timeout_is_for_rc() -> None:
+    world = World(S.IDLE, PortSpace.UDP)
+    try:
+        with pytest.raises(OSError) as refused:
+            world.id.set_option(OptionLevel.ID, IdOption.ACK_TIMEOUT, 14)
+        assert refused.value.errno == errno.EINVAL
+    finally:
+        world.close()
+
+
+@pytest.mark.parametrize("value", [b"", b"\0" * 71, b"\0" * 72, 5])
+def test_a_path_needs_a_usable_record(value: bytes | int) -> None:
+    world = World(S.ADDR_RESOLVED)
+    try:
+        with pytest.raises(OSError) as refused:
+            world.id.set_option(OptionLevel.IB, 1, value)
+        assert refused.value.errno == errno.EINVAL
+        assert world.id.state is S.ADDR_RESOLVED
+    finally:
+        world.close()
+
+
+def test_a_given_path_is_the_route() -> None:
+    world = World(S.ADDR_RESOLVED)
+    try:
+        world.id.set_option(OptionLevel.IB, 1, b"\0" * 72 + PATH)
+        with world.channel.get_event(0) as event:
+            assert str(event.type) == "RDMA_CM_EVENT_ROUTE_RESOLVED"
+        assert world.id.route.path_rec[0].dgid == b"\x01" * 16
+        assert world.id.state is S.ROUTE_RESOLVED
+    finally:
+        world.close()
