@@ -1,0 +1,47 @@
+"""What importing the package costs and does."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import rdmacm
+import rdmacm.cma
+
+PROBE = """
+import json, os, sys, threading
+before = set(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else set()
+import rdmacm, rdmacm.cma
+after = set(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else set()
+heavy = [m for m in ("asyncio", "ctypes", "logging", "json.decoder", "ipaddress", "rdmacm.soft") if m in sys.modules and m != "json.decoder"]
+print(json.dumps([sorted(after - before), threading.active_count(), heavy]))
+"""
+
+
+def test_importing_opens_and_starts_nothing() -> None:
+    done = subprocess.run([sys.executable, "-I", "-c", f"import sys; sys.path[:0] = {sys.path!r}\n{PROBE}"],
+                          capture_output=True, text=True, check=True)
+    opened, threads, heavy = json.loads(done.stdout)
+    assert opened == []
+    assert threads == 1
+    assert heavy == [], "modules that only some callers need are imported when they are needed"
+
+
+def test_public_names_exist_and_are_sorted() -> None:
+    assert rdmacm.__all__ == sorted(rdmacm.__all__, key=lambda n: (not n.isupper(), not n[0].isupper(), n))
+    for name in rdmacm.__all__:
+        assert getattr(rdmacm, name).__doc__, name
+
+
+def test_c_names_have_cs_values() -> None:
+    cma = rdmacm.cma
+    assert [cma.RDMA_PS_IPOIB, cma.RDMA_PS_TCP, cma.RDMA_PS_UDP, cma.RDMA_PS_IB] == [0x2, 0x106, 0x111, 0x13F]
+    flags = [cma.RAI_PASSIVE, cma.RAI_NUMERICHOST, cma.RAI_NOROUTE, cma.RAI_FAMILY, cma.RAI_SA, cma.RAI_DNS]
+    assert flags == [1, 2, 4, 8, 16, 32]
+    events = [value for name, value in vars(cma).items() if name.startswith("RDMA_CM_EVENT_")]
+    assert events == list(range(19))
+    for name, value in vars(cma).items():
+        if name.startswith("RDMA_CM_EVENT_"):
+            assert cma.rdma_event_str(value) == name
+    assert (cma.RDMA_OPTION_ID_ACK_TIMEOUT, cma.RDMA_OPTION_IB_PATH, cma.AF_IB) == (3, 1, 27)

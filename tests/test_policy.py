@@ -1,0 +1,143 @@
+"""The rules that choose a source, device and GID: documented, ordered, and the same in both of their uses."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rdmacm import explain
+from rdmacm.address import InetAddr, parse_address
+from rdmacm.net.types import Route
+from rdmacm.soft.devices import read_host
+from rdmacm.soft.policy import PREFERENCES, RULES, Query, choose, judge
+from rdmacm.testing import MemoryNetwork, memory_provider
+
+HOSTS = ["10.0.0.1", "10.0.0.2", "10.1.0.1", "127.0.0.1", "fd00::1", "fe80::1"]
+
+
+@st.composite
+def situations(draw: st.DrawFn) -> tuple[MemoryNetwork, Query]:
+    network = MemoryNetwork()
+    for number in range(draw(st.integers(1, 4))):
+        addresses = draw(st.lists(st.sampled_from(HOSTS), unique=True, max_size=4))
+        texts = [f"{host}/{64 if ':' in host else 24}" for host in addresses]
+        network.add_interface(f"eth{number}", *texts, up=draw(st.booleans()))
+    host = read_host(network)
+    destination = parse_address((draw(st.sampled_from(["10.0.0.9", "10.0.0.1", "fd00::9", "fe80::1"])), 1))
+    assert isinstance(destination, InetAddr)
+    sources = [s for s in HOSTS if (":" in s) == (destination.family == 10)]
+    source = parse_address((draw(st.sampled_from(sources)), 0))
+    assert isinstance(source, InetAddr)
+    egress = draw(st.sampled_from(sorted(host.interfaces)))
+    kind = draw(st.sampled_from(["unicast", "local"]))
+    bound = draw(st.sampled_from([0, *sorted(host.interfaces)]))
+    route = Route(kind, destination.ip, egress, None, source.ip, 254)
+    origin = draw(st.sampled_from(["given", "bound", "route"]))
+    return network, Query(destination, source.ip, origin, route, "egress", bound, "bound")
+
+
+@settings(max_examples=200, deadline=None)
+@given(situations())
+def test_choosing_and_explaining_agree(situation: tuple[MemoryNetwork, Query]) -> None:
+    network, query = situation
+    host = read_host(network)
+    choice = choose(query, host)
+    judged = judge(query, host)
+    chosen = [c for c in judged if c.chosen]
+    if choice is None:
+        assert chosen == []
+        assert not any(c.kept for c in judged)
+    else:
+        view, row = choice
+        (candidate,) = chosen
+        assert (candidate.device, candidate.gid_index, candidate.gid) == (view.device.name, row.gid_index, str(row.gid))
+    assert len(judged) == sum(len(view.rows) for view in host.devices), "every candidate is accounted for"
+    names = {rule.name for rule in RULES}
+    for candidate in judged:
+        assert candidate.reason
+        assert candidate.kept == (candidate.rule not in names)
+
+
+def test_every_rule_can_decide() -> None:
+    network = MemoryNetwork()
+    eth0 = network.add_interface("eth0", "10.0.0.1/24", "fd00::1/64")
+    network.add_interface("eth1", "10.0.0.1/24", "10.1.0.1/24")
+    network.add_interface("eth2", "10.0.0.1/24", up=False)
+    host = read_host(network)
+    destination = parse_address(("10.0.0.9", 1))
+    assert isinstance(destination, InetAddr)
+    source = parse_address(("10.0.0.1", 0))
+    assert isinstance(source, InetAddr)
+
+    def rules(bound: int, kind: str = "unicast") -> set[str]:
+        route = Route(kind, destination.ip, eth0, None, source.ip, 254)
+        return {c.rule for c in judge(Query(destination, source.ip, "route", route, "eth0", bound, "soft_eth0"), host)}
+
+    assert rules(0) == {"address-family", "source-address", "egress-interface", "chosen"}
+    assert rules(eth0) == {"address-family", "bound-device", "chosen"}
+    assert rules(0, "local") == {"address-family", "source-address", "port-state", "lowest-index"}
+
+
+def test_the_documentation_lists_the_rules_in_order() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "resolution.md").read_text()
+    documented = re.findall(r"^\d+\. \*\*([a-z-]+)\*\*: (.+)$", text, re.MULTILINE)
+    assert documented == [(r.name, r.text) for r in RULES] + [(name, sentence) for name, sentence, _ in PREFERENCES]
+
+
+def test_a_chosen_candidate_is_explained_with_its_rivals() -> None:
+    network = MemoryNetwork()
+    eth0 = network.add_interface("eth0", "10.0.0.1/24", "10.0.0.5/24")
+    network.add_neighbour(eth0, "10.0.0.2")
+    explanation = explain("10.0.0.2", 7471, provider=memory_provider(network))
+    assert explanation.ok
+    chosen = explanation.chosen
+    assert chosen is not None
+    assert (chosen.source, chosen.device, chosen.gid_index) == ("10.0.0.1", "soft_eth0", 0)
+    rivals = {c.source: (c.rule, c.reason) for c in explanation.candidates if not c.chosen}
+    assert rivals["10.0.0.5"] == ("source-address", "the route prefers source 10.0.0.1")
+    assert [step.name for step in explanation.steps] == ["name", "bind", "route", "select", "neighbour", "path"]
+    assert all(step.microseconds >= 0 for step in explanation.steps)
+    assert explanation.path is not None
+    assert explanation.path["mtu"] == 1024
+    assert "10.0.0.2:7471" in explanation.text()
+
+
+def test_explaining_several_answers_of_a_name() -> None:
+    network = MemoryNetwork()
+    eth0 = network.add_interface("eth0", "10.0.0.1/24", "fd00::1/64")
+    network.add_neighbour(eth0, "10.0.0.2")
+    answers = [
+        (10, 1, 6, "storage-7.example", ("2001:db8::7", 7471, 0, 0)),
+        (2, 1, 6, "", ("10.0.0.2", 7471)),
+        (2, 1, 6, "", ("10.0.0.3", 7471)),
+    ]
+    explanation = explain("storage-7", 7471, provider=memory_provider(network), resolver=lambda *_: answers)
+    assert explanation.names == ("[2001:db8::7]:7471", "10.0.0.2:7471", "10.0.0.3:7471")
+    assert explanation.chosen is not None
+    assert explanation.chosen.destination == "10.0.0.2:7471"
+    assert any("2001:db8::7" in note and "ENETUNREACH" in note for note in explanation.notes)
+    later = [c for c in explanation.candidates if c.destination == "10.0.0.3:7471" and c.rule == "name-order"]
+    assert len(later) == 1
+
+
+def test_explaining_failures() -> None:
+    network = MemoryNetwork()
+    network.add_interface("eth0", "10.0.0.1/24")
+    provider = memory_provider(network)
+    nowhere = explain("192.0.2.1", 1, provider=provider)
+    assert (nowhere.ok, nowhere.error, nowhere.errno_name) == (False, "route", "ENETUNREACH")
+    assert nowhere.hint
+    silent = explain("10.0.0.9", 1, provider=provider, timeout_ms=20)
+    assert (silent.error, silent.errno_name) == ("neighbour", "ETIMEDOUT")
+    assert silent.neighbour is not None
+    assert silent.neighbour.state == "absent"
+    assert silent.chosen is None
+    assert {c.rule for c in silent.candidates if c.source == "10.0.0.1"} == {"neighbour"}
+    nameless = explain("300.1.1.1", 1, flags=2, provider=provider)
+    assert (nameless.error, nameless.errno_name) == ("name", "EAI_NONAME")
+    data = silent.as_dict()
+    assert data["ok"] is False
+    assert data["chosen"] is None
