@@ -119,31 +119,39 @@ class Explanation:
 
 
 def _render(ex: Explanation) -> list[str]:
-    what = ":".join(part for part in (ex.node, ex.service) if part) or "-"
-    out = [f"{what}  (provider {ex.provider})"]
-    if ex.names:
+    """The lines of the text: what was found in the order it was found, the outcome last, next to the prompt."""
+    node = f"[{ex.node}]" if ex.node and ex.service and ":" in ex.node else ex.node
+    what = ":".join(part for part in (node, ex.service) if part) or "-"
+    out = [f"{what} (provider {ex.provider})"]
+    if ex.names and ex.names != (what,):
         out.append("names")
         out += [f"  {name}" for name in ex.names]
     if ex.route:
         r = ex.route
         via = f"via gateway {r.gateway}" if r.gateway else "on link" if r.kind == "unicast" else r.kind
+        mtu = f" (MTU {r.mtu})" if r.mtu else ""
         source = f", source {r.source}" if r.source else ""
         table = {254: "main", 255: "local", 253: "default"}.get(r.table, str(r.table))
-        out += ["route", f"  {r.destination} {via}, interface {r.interface}{source}, table {table}"]
+        out += ["route", f"  {r.destination} {via}, interface {r.interface}{mtu}{source}, table {table}"]
     if ex.neighbour:
         n = ex.neighbour
         out += ["neighbour", f"  {n.address} on {n.interface}: {n.state}"]
         if n.link_layer_address:
             out[-1] += f" at {n.link_layer_address}"
-    if ex.candidates:
-        out.append("candidates (source · device/port · GID index and GID)")
-        for c in sorted(ex.candidates, key=lambda c: (not c.chosen, not c.kept)):
-            mark = "->" if c.chosen else "ok" if c.kept else "no"
-            verdict = f"{c.rule}: {c.reason}" if c.reason else c.rule
-            out.append(f"  {mark} {c.source} · {c.device}/{c.port_num} · [{c.gid_index}] {c.gid}")
-            out.append(f"       {verdict}")
+    destinations = list(dict.fromkeys(c.destination for c in ex.candidates))
+    for destination in destinations:
+        out.append(f"candidates for {destination}" if len(destinations) > 1 else "candidates")
+        out += _render_candidates([c for c in ex.candidates if c.destination == destination])
     if ex.path:
-        out += ["path", "  " + "  ".join(f"{key} {value}" for key, value in ex.path.items())]
+        out.append("path")
+        rest = dict(ex.path)
+        if "sgid" in rest and "dgid" in rest:
+            out.append(f"  {rest.pop('sgid')} -> {rest.pop('dgid')}")
+        for key in ("flow_label", "pkey"):  # bit patterns more than numbers
+            if key in rest:
+                rest[key] = f"0x{rest[key]:x}"
+        labels = {"mtu": "MTU", "pkey": "P_Key"}
+        out.append("  " + ", ".join(f"{labels.get(key, key.replace('_', ' '))} {value}" for key, value in rest.items()))
     if ex.steps:
         out.append("steps")
         out += [f"  {s.name:<12}{s.microseconds:>10.1f} us  {s.detail}".rstrip() for s in ex.steps]
@@ -154,4 +162,18 @@ def _render(ex: Explanation) -> list[str]:
             out.append(f"try: {ex.hint}")
     elif (c := ex.chosen) is not None:
         out.append(f"=> {c.destination} from {c.source}, device {c.device} port {c.port_num} GID index {c.gid_index}")
+    return out
+
+
+def _render_candidates(candidates: list[Candidate]) -> list[str]:
+    """Each verdict once, above those it fell on: a host has many candidates, and few reasons to drop them."""
+    verdicts: dict[tuple[str, str, str], list[Candidate]] = {}
+    for c in sorted(candidates, key=lambda c: (not c.chosen, not c.kept)):
+        mark = "->" if c.chosen else "ok" if c.kept else "no"
+        verdicts.setdefault((mark, c.rule, c.reason), []).append(c)
+    width = max(len(c.device) + len(str(c.port_num)) for c in candidates) + 1
+    out = []
+    for (mark, rule, reason), group in verdicts.items():
+        out.append(f"  {mark} {rule}: {reason}" if reason else f"  {mark} {rule}")
+        out += [f"       {f'{c.device}/{c.port_num}':<{width}}  GID {c.gid_index:<2} {c.gid}" for c in group]
     return out

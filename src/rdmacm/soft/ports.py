@@ -11,17 +11,18 @@ Who conflicts with whom, rdma_bind_addr(3) and rdma_set_option(3):
 - two ids of different families that are both AFONLY never do;
 - otherwise a wildcard address conflicts with every address, and a specific one with itself.
 
-As byte ranges: each (port space, port) has a region, with a block for each family. In a block, the first half (A)
-has a byte for each address; the second half (G) is the gate by which ids of other families meet the family's
-wildcard, again with a byte for each of *their* addresses. An id locks, exclusively, or shared if it sets REUSEADDR,
+As byte ranges: each (port space, family, port) has a block. The first half of a block (A) has a byte for each
+address of the family; the second half (G) is the gate by which ids of other families meet the family's wildcard,
+again with a byte for each of *their* addresses. An id locks, exclusively, or shared if it sets REUSEADDR,
 
-- wildcard, not AFONLY: the whole region;
-- wildcard, AFONLY: its family's block;
+- wildcard, not AFONLY: the port's block in every family;
+- wildcard, AFONLY: the block in its family;
 - specific, AFONLY: its byte of A in its family's block;
 - specific, not AFONLY: that, and its byte of G in the blocks of the other families.
 
 Two ranges overlap, one of them exclusive, exactly where the rules say conflict. IPv4 addresses map to bytes one to
-one, longer ones by a hash of 40 bits.
+one, longer ones by a hash of 40 bits. Blocks of neighbouring ports lie side by side, and free ports are handed out
+in short runs, because the kernel keeps adjoining locks of a process as one and walks the list of all at each call.
 
 A process never conflicts with its own locks, so within the process the rules are applied to a dictionary.
 """
@@ -48,7 +49,11 @@ _SPACES = {PortSpace.TCP: 0, PortSpace.UDP: 1, PortSpace.IPOIB: 2, PortSpace.IB:
 
 _HALF = 1 << 41
 _BLOCK = 2 * _HALF
-_REGION = 1 << 44
+_FAMILY = _BLOCK << 16
+_SPACE = len(_FAMILIES) * _FAMILY
+
+#: How many ports in a row are handed out before jumping to another random place.
+_RUN = 64
 
 #: A byte every process that has the file open locks, shared: who can lock it alone is the last.
 _MEMBERS = 1 << 62
@@ -85,10 +90,10 @@ class PortOwner:
 
     def ranges(self) -> list[Range]:
         """(start, length) of what this owner locks."""
-        start = (_SPACES[self.space] << 16 | self.port) * _REGION
+        first = _SPACES[self.space] * _SPACE + self.port * _BLOCK
         if self.is_any and not self.afonly:
-            return [(start, _REGION)]
-        own = start + _FAMILIES.index(self.family) * _BLOCK
+            return [(first + index * _FAMILY, _BLOCK) for index in range(len(_FAMILIES))]
+        own = first + _FAMILIES.index(self.family) * _FAMILY
         if self.is_any:
             return [(own, _BLOCK)]
         byte = _locate(self.family, self.ip, self.scope_id)
@@ -96,7 +101,7 @@ class PortOwner:
         if not self.afonly:
             for index, family in enumerate(_FAMILIES):
                 if family != self.family:
-                    ranges.append((start + index * _BLOCK + _HALF + byte, 1))
+                    ranges.append((first + index * _FAMILY + _HALF + byte, 1))
         return ranges
 
     def conflict(self, other: PortOwner) -> int:
@@ -136,7 +141,7 @@ class PortTable:
         self._directory = directory or ("/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir())
         self._ephemeral = ephemeral
         self._owners: dict[tuple[PortSpace, int], list[PortOwner]] = {}
-        self._last = 0
+        self._next = self._run = 0
         self._fd = -1
 
     @property
@@ -202,15 +207,17 @@ class PortTable:
             return
         low, high = self._ephemeral
         count = high - low + 1
-        start = secrets.randbelow(count)
+        if self._run <= 0:
+            self._next, self._run = secrets.randbelow(count), _RUN
         for step in range(count):
-            port = low + (start + step) % count
-            if port == self._last or (owner.space, port) in self._owners:
+            place = (self._next + step) % count
+            port = low + place
+            if (owner.space, port) in self._owners:
                 continue
             owner.port = port
             if self._lock(owner) is None:
                 self._owners[owner.space, port] = [owner]
-                self._last = port
+                self._next, self._run = place + 1, self._run - 1
                 return
         owner.port = 0
         raise cm_error(
@@ -283,7 +290,8 @@ class PortTable:
             return wildcard_code, 0
         if kind == fcntl.F_UNLCK:
             return wildcard_code, 0
-        return errno.EADDRINUSE if length == 1 and not owner.is_any else wildcard_code, pid
+        # Bytes of neighbouring addresses may have been joined into one lock, but are never as many as a wildcard's.
+        return errno.EADDRINUSE if 0 < length < _HALF and not owner.is_any else wildcard_code, pid
 
     # -- changing and giving back ---------------------------------------------------------------------
 

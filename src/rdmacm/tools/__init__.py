@@ -1,0 +1,1 @@
+"""The ``rdmacm`` command: one module for each of its tools."""

@@ -1,0 +1,135 @@
+"""``rdmacm devices``: the devices, their ports and GID tables."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from socket import AF_INET, inet_ntop
+
+from rdmacm.explain import devices
+from rdmacm.tools.output import Page, Parser, dim, table, write, write_json
+from rdmacm.verbs.device import Device, GidEntry, Port
+from rdmacm.verbs.enums import GidType, LinkLayer
+
+PAGE = Page(
+    command="devices",
+    summary="list the RDMA devices, their ports and GID tables",
+    description="""
+        Lists every device of this host, in the calling process's network namespace, as it is now: first a line for
+        each port, then one for each GID. A software device exists for each network interface that can carry IP, and
+        has a GID for each of the interface's addresses; a GID keeps its index as long as its address is there.
+
+        MTU is the payload of the largest packet, in bytes, that the port can send now. IPV4 is the address an
+        IPv4-mapped GID stands for.
+
+        With --json, a list of objects: name, index, provider, node_type, transport_type, node_guid and ports.
+        A port has port_num, state, link_layer, max_mtu and active_mtu (bytes; null where no packet fits), gids and
+        pkeys (numbers). A GID has gid, gid_index, port_num, gid_type, ndev_name, ndev_ifindex and ipv4 (or null).
+        Kinds and states are the names of the verbs enumerations, such as ACTIVE and ROCE_V2.
+    """,
+    examples=(
+        ("rdmacm devices", "List the devices."),
+        ("rdmacm devices --json | jq -r '.[].name'", "Print their names alone."),
+    ),
+    see_also="rdmacm explain, rdma_get_devices(3), ibv_devinfo(1), ip-address(8)",
+)
+
+_LINK_LAYERS = {LinkLayer.INFINIBAND: "InfiniBand", LinkLayer.ETHERNET: "Ethernet"}
+_GID_TYPES = {GidType.IB: "IB", GidType.ROCE_V1: "RoCEv1", GidType.ROCE_V2: "RoCEv2"}
+
+
+def add_arguments(parser: Parser) -> None:
+    """The arguments of ``rdmacm devices``."""
+    parser.add_argument("--provider", metavar="NAME", help="The provider to ask, such as soft.")
+    parser.add_argument("--json", action="store_true", help="Write a list of objects.")
+
+
+def run(args: argparse.Namespace) -> int:
+    """List the devices."""
+    found = devices(args.provider)
+    if args.json:
+        write_json([device_json(device) for device in found])
+    elif not found:
+        write("no devices\n")
+    else:
+        write(_text(found))
+    return 0
+
+
+def _text(found: Sequence[Device]) -> str:
+    ports = [(device, port) for device in found for port in device.ports]
+    summary = table(
+        ("DEVICE", "PORT", "STATE", "LINK LAYER", "MTU", "NODE GUID", "P_KEYS"),
+        [
+            (
+                device.name,
+                str(port.port_num),
+                port.state.name,
+                _LINK_LAYERS.get(port.link_layer, ""),
+                str(port.active_mtu.bytes) if port.active_mtu else "",
+                device.guid_text,
+                ",".join(f"0x{pkey:04x}" for pkey in port.pkeys),
+            )
+            for device, port in ports
+        ],
+        right=("PORT", "MTU"),
+    )
+    gids = table(
+        ("DEVICE", "PORT", "INDEX", "GID", "TYPE", "IPV4", "INTERFACE"),
+        [
+            (
+                device.name,
+                str(port.port_num),
+                str(entry.gid_index),
+                str(entry.gid),
+                _GID_TYPES[entry.gid_type],
+                _ipv4(entry) or "",
+                entry.ndev_name,
+            )
+            for device, port in ports
+            for entry in port.gids
+        ],
+        right=("PORT", "INDEX"),
+    )
+    return f"{summary}\n{gids}" if any(port.gids for _, port in ports) else f"{summary}\n{dim('no GIDs')}\n"
+
+
+def _ipv4(entry: GidEntry) -> str | None:
+    ip = entry.gid.ip
+    return inet_ntop(AF_INET, ip) if len(ip) == 4 else None
+
+
+def device_json(device: Device) -> dict[str, object]:
+    """A device for JSON."""
+    return {
+        "name": device.name,
+        "index": device.index,
+        "provider": device.provider,
+        "node_type": device.node_type.name,
+        "transport_type": device.transport_type.name,
+        "node_guid": device.guid_text,
+        "ports": [_port_json(port) for port in device.ports],
+    }
+
+
+def _port_json(port: Port) -> dict[str, object]:
+    return {
+        "port_num": port.port_num,
+        "state": port.state.name,
+        "link_layer": port.link_layer.name,
+        "max_mtu": port.max_mtu.bytes,
+        "active_mtu": port.active_mtu.bytes if port.active_mtu else None,
+        "gids": [
+            {
+                "gid": str(entry.gid),
+                "gid_index": entry.gid_index,
+                "port_num": entry.port_num,
+                "gid_type": entry.gid_type.name,
+                "ndev_name": entry.ndev_name,
+                "ndev_ifindex": entry.ndev_ifindex,
+                "ipv4": _ipv4(entry),
+            }
+            for entry in port.gids
+        ],
+        "pkeys": list(port.pkeys),
+    }

@@ -1,0 +1,103 @@
+"""The dispatcher: ``rdmacm COMMAND ...``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import cast
+
+from rdmacm.errors import RdmaError
+from rdmacm.tools.output import Page, Parser, ReaderGoneError, Tool, UsageError, complain, write
+
+__all__ = ["COMMANDS", "main"]
+
+#: The commands, in the order they are listed: each is a module of this package, imported when it is asked for.
+COMMANDS = (
+    "devices",
+    "getaddrinfo",
+    "resolve",
+    "explain",
+)
+
+_PAGE = Page(
+    command="",
+    summary="look at RDMA devices, and at how addresses are resolved to them",
+    description="""
+        What rdma_getaddrinfo(3), rdma_resolve_addr(3) and rdma_resolve_route(3) do for a program, at the prompt:
+        which devices there are, what a name resolves to, and why. Needs no RDMA hardware: where there is none, the
+        software device of each network interface is used.
+
+        Output is for people; with --json it is for programs. 'rdmacm COMMAND --help' is the page of a command.
+    """,
+    examples=(
+        ("rdmacm devices", "List the devices, their ports and GIDs."),
+        ("rdmacm explain localhost 7471", "Say how a program on this host would reach port 7471, and why so."),
+    ),
+    see_also="rdma_cm(7), ibv_devinfo(1), ip-route(8), ip-neighbour(8)",
+)
+
+
+def _tool(command: str) -> Tool:
+    return cast("Tool", import_module(f"rdmacm.tools.{command.replace('-', '_')}"))
+
+
+def _command_of(argv: list[str]) -> tuple[str, list[str]] | None:
+    """The command and its arguments; None where the page or the version was asked for, and has been written."""
+    # None of the program's own options takes a value, so the first argument that is no option is the command.
+    at = next((i for i, argument in enumerate(argv) if not argument.startswith("-") or argument == "-"), len(argv))
+    own, command, rest = argv[:at], argv[at : at + 1], argv[at + 1 :]
+    if command == ["help"]:  # "rdmacm help resolve" is "rdmacm resolve --help"
+        own, command, rest = (own, rest[:1], ["--help"]) if rest else (["--help"], [], [])
+    asks = any(option in ("-h", "--help") for option in own)
+    parser = Parser(_PAGE, [(name, _tool(name).PAGE.summary) for name in COMMANDS] if asks else ())
+    parser.add_argument("command", nargs="?", metavar="COMMAND", help="What to do; see COMMANDS.")
+    parser.add_argument("-h", "--help", action="help", help="Show this page.")
+    parser.add_argument("--version", action="store_true", help="Show the version.")
+    if parser.parse_args([*own, *command]).version:
+        from rdmacm import __version__
+
+        write(f"rdmacm {__version__}\n")
+        return None
+    if not command:
+        parser.error("no command is given")
+    if command[0] not in COMMANDS:
+        from difflib import get_close_matches
+
+        near = get_close_matches(command[0], COMMANDS, 1)
+        raise UsageError(f"no command {command[0]!r}; try: {f'rdmacm {near[0]}' if near else 'rdmacm --help'}")
+    return command[0], rest
+
+
+def _run(argv: Sequence[str]) -> int:
+    try:
+        found = _command_of(list(argv))
+        if found is None:
+            return 0
+        tool = _tool(found[0])
+        parser = Parser(tool.PAGE)
+        tool.add_arguments(parser)
+        parser.add_argument("-h", "--help", action="help", help="Show this page.")
+        args = parser.parse_intermixed_args(found[1])  # options may stand between NODE and SERVICE
+    except SystemExit:  # --help has been answered
+        return 0
+    return tool.run(args)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command in ``argv`` (sys.argv's by default) and return its exit status.
+
+    Failures that have a name are one line on standard error; any other exception is a bug, and comes through.
+    """
+    try:
+        return _run(sys.argv[1:] if argv is None else argv)
+    except UsageError as error:
+        complain(str(error))
+        return 2
+    except RdmaError as error:
+        complain(str(error))
+        return 1
+    except ReaderGoneError:
+        return 141  # 128 + SIGPIPE
+    except KeyboardInterrupt:
+        return 130  # 128 + SIGINT

@@ -1,0 +1,117 @@
+"""``rdmacm resolve``: the address and the route of a destination."""
+
+from __future__ import annotations
+
+import argparse
+
+from rdmacm.address import format_address
+from rdmacm.cmid import CmId
+from rdmacm.explain import resolve
+from rdmacm.explanation import Explanation
+from rdmacm.tools.explain import add_timeout, error_of
+from rdmacm.tools.getaddrinfo import ADDRESS_FORMS, add_name_arguments, hints_of, node_of
+from rdmacm.tools.output import Page, Parser, address_json, facts, path_record_json, write, write_json
+
+PAGE = Page(
+    command="resolve",
+    summary="resolve a destination to a device, a GID and a route",
+    description=f"""
+        Resolves a name, its address and the route to it, as a program does before rdma_connect(3), and writes what
+        the identifier then holds, one line a fact. Of several addresses of a name the first that can be resolved is
+        used. Where the next hop's link-layer address is not known, the kernel is made to ask for it (ARP or
+        neighbour discovery); nothing else is sent.
+
+        With --json, one object: node, service, dst_addr, src_addr, provider, port_space, qp_type, device, port_num,
+        gid_index, sgid, dgid, pkey, route (the fields of the path record; null with --passive) and steps, a list of
+        objects with name and microseconds. Nothing is written to standard output where the resolution fails.
+{ADDRESS_FORMS}""",
+    examples=(
+        ("rdmacm resolve localhost 7471", "Resolve the way to this host itself."),
+        ("rdmacm resolve -t 500 10.0.0.2 7471", "Give the next hop half a second to answer."),
+        ("rdmacm resolve --json 10.0.0.2 7471 | jq -r .device", "The device alone, for a script."),
+    ),
+    see_also="rdmacm explain, rdmacm getaddrinfo, rdma_resolve_addr(3), rdma_resolve_route(3)",
+)
+
+
+def add_arguments(parser: Parser) -> None:
+    """The arguments of ``rdmacm resolve``."""
+    add_name_arguments(parser, service_required=True)
+    add_timeout(parser)
+    parser.add_argument("--json", action="store_true", help="Write one object.")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Resolve and show."""
+    cmid, explanation = resolve(
+        node_of(args), args.service, hints_of(args), timeout_ms=args.timeout, provider=args.provider
+    )
+    if cmid is None:
+        raise error_of(explanation, args.source)
+    with cmid:
+        if args.json:
+            write_json(resolution_json(cmid, explanation))
+        else:
+            write(facts(_facts(cmid, explanation)))
+    return 0
+
+
+def _facts(cmid: CmId, explanation: Explanation) -> list[tuple[str, str]]:
+    route = cmid.route
+    out = []
+    if route.dst_addr is not None:
+        out.append(("destination", format_address(route.dst_addr)))
+    out.append(("source", format_address(route.src_addr)))
+    if cmid.verbs is not None:
+        out += [
+            ("device", f"{cmid.verbs.name} (provider {explanation.provider})"),
+            ("port", str(cmid.port_num)),
+            ("GID index", str(cmid.gid_index)),
+            ("source GID", str(route.sgid)),
+        ]
+    if route.dst_addr is not None:
+        out.append(("destination GID", str(route.dgid)))
+    if cmid.verbs is not None:
+        out.append(("P_Key", f"0x{route.pkey:04x}"))
+    out += [("QP type", cmid.qp_type.name), ("port space", cmid.ps.name)]
+    if (way := explanation.route) is not None:
+        hop = f"via gateway {way.gateway}" if way.gateway else "on link" if way.kind == "unicast" else way.kind
+        out.append(("route", f"{hop}, interface {way.interface}"))
+    if (hop_entry := explanation.neighbour) is not None:
+        at = f" at {hop_entry.link_layer_address}" if hop_entry.link_layer_address else ""
+        out.append(("next hop", f"{hop_entry.address}{at} ({hop_entry.state})"))
+    for path in route.path_rec:
+        out += [
+            ("path MTU", f"{path.mtu_bytes} bytes"),
+            ("hop limit", str(path.hop_limit)),
+            ("traffic class", str(path.traffic_class)),
+            ("flow label", f"0x{path.flow_label:05x}"),
+            ("service ID", f"0x{path.service_id:016x}"),
+            ("packet lifetime", f"{4.096e-3 * 2**path.packet_life_time:.4g} ms"),
+        ]
+    out += [("note", note) for note in explanation.notes]
+    for step in explanation.steps:
+        out.append((f"step {step.name}", f"{step.microseconds:8.1f} us  {step.detail}".rstrip()))
+    return out
+
+
+def resolution_json(cmid: CmId, explanation: Explanation) -> dict[str, object]:
+    """What the identifier holds, and the time each step took."""
+    route = cmid.route
+    return {
+        "node": explanation.node,
+        "service": explanation.service,
+        "dst_addr": address_json(route.dst_addr),
+        "src_addr": address_json(route.src_addr),
+        "provider": explanation.provider,
+        "port_space": int(cmid.ps),
+        "qp_type": int(cmid.qp_type),
+        "device": None if cmid.verbs is None else cmid.verbs.name,
+        "port_num": cmid.port_num,
+        "gid_index": cmid.gid_index,
+        "sgid": str(route.sgid),
+        "dgid": str(route.dgid),
+        "pkey": route.pkey,
+        "route": path_record_json(route.path_rec[0]) if route.path_rec else None,
+        "steps": [{"name": step.name, "microseconds": step.microseconds} for step in explanation.steps],
+    }
