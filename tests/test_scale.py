@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+
 from support.netns import Host, needs_netns, python_environment, two_hosts
 
 COUNT = 10_000

@@ -11,7 +11,7 @@ import socket
 import struct
 from dataclasses import dataclass
 from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Self, TypeAlias
 
 from rdmacm.constants import AddressFamily
 
@@ -47,7 +47,7 @@ class Gid(bytes):
 
     __slots__ = ()
 
-    def __new__(cls, value: bytes | str = bytes(16)) -> Gid:
+    def __new__(cls, value: bytes | str = bytes(16)) -> Self:
         if isinstance(value, str):
             try:
                 value = inet_pton(AF_INET6, value)
@@ -234,7 +234,7 @@ def lookup_address(address: SockAddr) -> InetAddr | SockAddrIB:
         family, _, _, _, found = socket.getaddrinfo(address[0], int(address[1]), type=socket.SOCK_STREAM)[0]
         if family not in (AF_INET, AF_INET6):
             raise
-        return parse_address((str(found[0]), *found[1:]))  # type: ignore[arg-type]
+        return parse_address((str(found[0]), *found[1:]))
 
 
 def format_address(address: SockAddr | InetAddr | None) -> str:

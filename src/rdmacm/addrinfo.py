@@ -380,14 +380,12 @@ def _from_names(
         hints = AddrInfo()
         family, socktype, proto, flags = 0, 0, 0, _NO_HINTS_FLAGS
     else:
-        family, socktype, proto, flags = _socket_hints(
-            int(hints.flags), hints.family, hints.qp_type, hints.port_space
-        )
+        family, socktype, proto, flags = _socket_hints(int(hints.flags), hints.family, hints.qp_type, hints.port_space)
     port = -1
     if service is None:
         port = 0
     elif service.isascii() and service.isdigit():
-        if len(service) > 5 and int(service[:20]) > 0xFFFF or len(service) <= 5 and int(service) > 0xFFFF:
+        if (len(service) > 5 and int(service[:20]) > 0xFFFF) or (len(service) <= 5 and int(service) > 0xFFFF):
             raise _error(EAI.SERVICE, node, service, "port numbers end at 65535", "a port up to 65535")
         port = int(service)
 
@@ -479,13 +477,10 @@ def _entry(
         return _completed(info, address, None, backend)
     choice = source = None
     if backend is not None:
-        source = _hinted_source(hints)
-        if source is None or (isinstance(source, InetAddr) and source.family == family):
-            choice = backend.find_route(address, source)
+        source, usable = _hinted_source(hints, family)
+        choice = backend.find_route(address, source) if usable else None
     if choice is None:
-        return AddrInfo(
-            _NO_FLAGS, family, qp, ps, hints.src_addr, address.sockaddr, None, canonical, hints.route
-        )
+        return AddrInfo(_NO_FLAGS, family, qp, ps, hints.src_addr, address.sockaddr, None, canonical, hints.route)
     return AddrInfo(
         _NO_FLAGS,
         family,
@@ -503,15 +498,15 @@ def _entry(
     )
 
 
-def _hinted_source(hints: AddrInfo) -> InetAddr | None:
-    """The hints' source where it can guide the choice of a route."""
+def _hinted_source(hints: AddrInfo, family: int) -> tuple[InetAddr | None, bool]:
+    """The hints' source, and whether it leaves a choice of route to a destination of that family."""
     if hints.src_addr is None:
-        return None
+        return None, True
     try:
         source = parse_address(hints.src_addr)
     except ValueError:
-        return None
-    return source if isinstance(source, InetAddr) else None
+        return None, False
+    return (source, True) if isinstance(source, InetAddr) and source.family == family else (None, False)
 
 
 def _completed(

@@ -15,7 +15,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from rdmacm.constants import CmEventType
 from rdmacm.errors import CmTimeoutError, CmWouldBlockError, GaiError, RdmaError, cm_error
@@ -89,7 +89,7 @@ class CmEvent:
             self.id.acknowledged(self._thread)
             ACKED.notify_all()
 
-    def __enter__(self) -> CmEvent:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -189,7 +189,7 @@ class EventChannel:
             self.lookups.close()
             self.queue.close()
 
-    def __enter__(self) -> EventChannel:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:

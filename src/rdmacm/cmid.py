@@ -8,6 +8,7 @@ import threading
 import warnings
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Self
 
 from rdmacm.address import Gid, InetAddr, SockAddr, lookup_address
 from rdmacm.addrinfo import AddrInfo, Resolver, getaddrinfo, make_hints, needs_lookup
@@ -114,9 +115,7 @@ class CmId:
         self._lookup: Lookup | None = None
         self._addrinfo: list[AddrInfo] | None = None
         self._failure: RdmaError | None = None
-        self._backend: IdBackend = self._channel.provider.create_id(
-            self._channel.queue, self, self.ps, self.qp_type
-        )
+        self._backend: IdBackend = self._channel.provider.create_id(self._channel.queue, self, self.ps, self.qp_type)
         self._closed = False
 
     # -- what is known --------------------------------------------------------------------------------
@@ -299,9 +298,7 @@ class CmId:
         self._failure = failure
         code = failure.errno or errno.EIO
         status = code if isinstance(failure, GaiError) else -code
-        self._channel.queue.post(
-            QueuedEvent(self, CmEventType.ADDRINFO_ERROR, status, message=str(failure.strerror))
-        )
+        self._channel.queue.post(QueuedEvent(self, CmEventType.ADDRINFO_ERROR, status, message=str(failure.strerror)))
 
     def addrinfo_failed(self) -> RdmaError | None:
         """The reader has fetched ADDRINFO_ERROR: another resolution may start."""
@@ -449,7 +446,7 @@ class CmId:
     def _destroyed(call: str) -> RdmaError:
         return cm_error(errno.EBADF, "the id has been destroyed", call)
 
-    def __enter__(self) -> CmId:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -472,4 +469,3 @@ class CmId:
 
 def _port(address: Address | None) -> int:
     return 0 if address is None else address.port
-

@@ -165,9 +165,7 @@ def explain(
         dst_addr=dst_addr,
         route=route,  # type: ignore[arg-type]
     )
-    cmid, explanation = resolve(
-        node, service, hints, timeout_ms=timeout_ms, provider=provider, resolver=resolver
-    )
+    cmid, explanation = resolve(node, service, hints, timeout_ms=timeout_ms, provider=provider, resolver=resolver)
     if cmid is not None:
         cmid.destroy()
     return explanation

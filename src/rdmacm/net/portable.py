@@ -70,14 +70,14 @@ class PortableNetwork:
                     scope = int(address[3]) if family == AF_INET6 and len(address) > 3 else 0
                     hosts.setdefault((int(family), str(address[0]).partition("%")[0]), scope)
         found = []
-        for (family, host), scope in hosts.items():
-            ip = socket.inet_pton(family, host)
-            own = ip[0] == 127 if family == AF_INET else ip == bytes(15) + b"\x01"
+        for (kind, host), scope in hosts.items():
+            ip = socket.inet_pton(kind, host)
+            own = ip[0] == 127 if kind == AF_INET else ip == bytes(15) + b"\x01"
             # Which interface owns a global address a socket cannot tell; with several, the first is named.
             index = loopback if own else scope or (others[0] if others else 0)
             if index:
-                bits = 8 if own and family == AF_INET else len(ip) * 8
-                found.append(InterfaceAddress(family, ip, bits, index))
+                bits = 8 if own and kind == AF_INET else len(ip) * 8
+                found.append(InterfaceAddress(kind, ip, bits, index))
         return found
 
     def route(self, family: int, destination: bytes, source: bytes | None, ifindex: int, tos: int) -> Route:
@@ -93,7 +93,7 @@ class PortableNetwork:
             name = sock.getsockname()
         chosen = socket.inet_pton(family, str(name[0]).partition("%")[0])
         owner = next((a.ifindex for a in self.addresses() if a.ip == chosen), ifindex)
-        kind = "local" if chosen == destination or destination[0] == 127 and family == AF_INET else "unicast"
+        kind = "local" if chosen == destination or (destination[0] == 127 and family == AF_INET) else "unicast"
         return Route(kind, destination, owner, None, chosen, 0)
 
     def neighbour(self, family: int, ifindex: int, ip: bytes) -> Neighbour | None:

@@ -27,7 +27,7 @@ _RUNNING, _NOARP = int(InterfaceFlag.UP | InterfaceFlag.RUNNING), int(InterfaceF
 class Interface(NamedTuple):
     """A network interface. ``arp_type`` is ``ARPHRD_*``; ``slave_kind`` names the kind of master it serves."""
 
-    index: int
+    index: int  # type: ignore[assignment]
     name: str
     flags: int
     mtu: int

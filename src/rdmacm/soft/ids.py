@@ -21,7 +21,7 @@ from rdmacm.constants import CmEventType, IbOption, IdOption, OptionLevel, PathF
 from rdmacm.errors import CmStateError, RdmaError, cm_error
 from rdmacm.explanation import Explanation, Step
 from rdmacm.proto.sa import PATH_FLAGS, PathData, PathRecord
-from rdmacm.provider import Address, IdOptions, QueuedEvent
+from rdmacm.provider import Address, EventQueue, IdOptions, QueuedEvent
 from rdmacm.soft import resolver
 from rdmacm.soft.devices import DEFAULT_PKEY, PORT_NUM, DeviceView
 from rdmacm.soft.ports import PortOwner
@@ -31,7 +31,6 @@ from rdmacm.verbs.enums import QPType
 
 if TYPE_CHECKING:
     from rdmacm.soft.provider import SoftProvider
-    from rdmacm.soft.queue import SoftQueue
 
 #: Port spaces an AF_IB address may be bound in, by the id's own, in the order they are tried.
 _IB_SPACES = {
@@ -72,7 +71,7 @@ class SoftId:
         "verbs",
     )
 
-    def __init__(self, provider: SoftProvider, queue: SoftQueue, owner: object, port_space: int, qp_type: int) -> None:
+    def __init__(self, provider: SoftProvider, queue: EventQueue, owner: object, port_space: int, qp_type: int) -> None:
         self._provider = provider
         self._owner: Callable[[], object | None] = weakref.ref(owner)
         self.queue = queue
@@ -165,10 +164,7 @@ class SoftId:
         """Device first, then port, as the kernel does; whatever fails leaves the id as it was."""
         started = perf_counter_ns()
         try:
-            if isinstance(address, SockAddrIB):
-                bound = self._bind_ib(address)
-            else:
-                bound = self._bind_ip(address)
+            bound: Address = self._bind_ib(address) if isinstance(address, SockAddrIB) else self._bind_ip(address)
         except RdmaError as error:
             self._detach()
             error.address = error.address or str(address)
@@ -182,17 +178,13 @@ class SoftId:
 
     def _bind_ip(self, address: InetAddr) -> InetAddr:
         if address.is_link_local and not address.scope_id:
-            raise Failure(
-                errno.EINVAL, "bind", "a link-local address needs a scope", f"{address.host}%INTERFACE"
-            )
+            raise Failure(errno.EINVAL, "bind", "a link-local address needs a scope", f"{address.host}%INTERFACE")
         specific = not address.is_any
         if specific:
             self._bind_device(address)
         afonly = self.options.afonly
         if afonly is None:
-            afonly = address.family == AF_INET or bool(
-                self._provider.network.setting("net/ipv6/bindv6only", 0)[0]
-            )
+            afonly = address.family == AF_INET or bool(self._provider.network.setting("net/ipv6/bindv6only", 0)[0])
         return address._replace(
             port=self._take_port(
                 self.port_space, address.port, address.family, address.ip, address.scope_id, not specific, afonly
@@ -218,9 +210,7 @@ class SoftId:
                 "'rdmacm devices' for the addresses there are, or the wildcard address",
             )
         if self.port_space is PortSpace.IPOIB:
-            raise Failure(
-                errno.EINVAL, "bind", "port space IPOIB needs an InfiniBand interface", "port space UDP"
-            )
+            raise Failure(errno.EINVAL, "bind", "port space IPOIB needs an InfiniBand interface", "port space UDP")
         view, row = rows[0]
         self._attach(view)
         self.sgid, self.gid_index = row.gid, row.gid_index
@@ -246,9 +236,7 @@ class SoftId:
                 f"service id 0x{address.sid:x} is of another port space than the id's, {self.port_space.name}",
                 f"service ids from 0x{service_id(self.port_space, 0):x}",
             )
-        port = self._take_port(
-            space, address.port, AF_IB, bytes(address.addr), 0, True, bool(self.options.afonly)
-        )
+        port = self._take_port(space, address.port, AF_IB, bytes(address.addr), 0, True, bool(self.options.afonly))
         return SockAddrIB(
             address.addr, service_id(space, port), 0xFFFFFFFFFFFFFFFF, address.pkey, address.flowinfo, address.scope_id
         )
@@ -516,9 +504,7 @@ class SoftId:
 
     def _option_state(self, option: str) -> None:
         if self.state not in OPTION_STATES[option]:
-            raise CmStateError(
-                refusal(self.state), f"{option} cannot be set in state {self.state.name}", "set_option"
-            )
+            raise CmStateError(refusal(self.state), f"{option} cannot be set in state {self.state.name}", "set_option")
 
     def _set_byte(self, name: IdOption, value: int) -> None:
         self._option_state(name.name)
@@ -587,7 +573,7 @@ class SoftId:
 
     # -- the end --------------------------------------------------------------------------------------
 
-    def migrate(self, queue: SoftQueue) -> None:
+    def migrate(self, queue: EventQueue) -> None:
         with self._provider.lock:
             if follow(self.state, Trigger.MIGRATE) is None:
                 raise self._refuse(Trigger.MIGRATE.value)
@@ -623,4 +609,3 @@ def _number(value: int | bytes, size: int, limit: int) -> int:
     if isinstance(value, float) or not isinstance(value, int) or not 0 <= value <= limit:
         raise cm_error(errno.EINVAL, f"the option takes 0..{limit}, not {value!r}", "set_option")
     return int(value)
-

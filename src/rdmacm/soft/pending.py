@@ -54,7 +54,7 @@ class Pending:
             network.probe(*hop)
             self._probe_later(hop)
         group[waiter] = (lookup, deadline)
-        self._provider.call_at(deadline, lambda now: self._expire(waiter, hop, lookup))
+        self._provider.call_at(deadline, lambda _: self._expire(waiter, hop, lookup))
         return True
 
     def remove(self, waiter: SoftId, lookup: Lookup) -> None:
@@ -95,7 +95,7 @@ class Pending:
         )
 
     def _probe_later(self, hop: Hop) -> None:
-        self._provider.call_at(self._provider.clock() + PROBE_INTERVAL, lambda now: self._probe(hop))
+        self._provider.call_at(self._provider.clock() + PROBE_INTERVAL, lambda _: self._probe(hop))
 
     def _probe(self, hop: Hop) -> None:
         if hop not in self._waiting:

@@ -139,7 +139,7 @@ def choose(query: Query, host: HostView) -> tuple[DeviceView, GidEntry] | None:
     rows = host.by_ip.get(query.source, ())
     passed = [pair for pair in rows if _objection(query, *pair) is None]
     if len(passed) > 1:
-        passed.sort(key=lambda pair: _key(query, *pair))  # type: ignore[arg-type,return-value]
+        passed.sort(key=lambda pair: _key(query, *pair))
     return passed[0] if passed else None
 
 
@@ -150,7 +150,7 @@ def judge(query: Query, host: HostView) -> tuple[Candidate, ...]:
         for row in view.rows:
             objection = _objection(query, view, row)
             judged.append((objection is not None, _key(query, view, row), view, row, objection))
-    judged.sort(key=lambda item: item[:2])  # type: ignore[arg-type,return-value]
+    judged.sort(key=lambda item: item[:2])
     survivors = [item for item in judged if item[4] is None]
     out = []
     for position, (_, key, view, row, objection) in enumerate(judged):

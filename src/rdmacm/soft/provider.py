@@ -15,6 +15,7 @@ from collections.abc import Callable
 from rdmacm.address import InetAddr
 from rdmacm.explanation import Explanation
 from rdmacm.net.types import Change, Network
+from rdmacm.proto.sa import PathRecord
 from rdmacm.provider import EventQueue, Owner, RouteChoice
 from rdmacm.soft import resolver
 from rdmacm.soft.devices import PORT_NUM, DeviceView, HostView, read_host
@@ -72,7 +73,6 @@ class SoftProvider:
             return queue
 
     def create_id(self, queue: EventQueue, owner: Owner, port_space: int, qp_type: int) -> SoftId:
-        assert isinstance(queue, SoftQueue)
         return SoftId(self, queue, owner, port_space, qp_type)
 
     def find_route(self, destination: InetAddr, source: InetAddr | None) -> RouteChoice | None:
@@ -143,7 +143,7 @@ class SoftProvider:
             self._ports = PortTable(self._namespace, (low, high))
         return self._ports
 
-    def path_of(self, lookup: resolver.Lookup, src_port: int, **more: int) -> resolver.PathRecord:
+    def path_of(self, lookup: resolver.Lookup, src_port: int, **more: int) -> PathRecord:
         """The path record of a finished lookup."""
         assert lookup.device is not None
         view, family = lookup.device, lookup.destination.family

@@ -116,9 +116,7 @@ class Lookup:
         entry = self.neighbour
         if entry is None:
             return NeighbourUsed(str(_text(ip)), name, None, "absent")
-        return NeighbourUsed(
-            str(_text(ip)), name, entry.link_layer_address.hex(":") or None, entry.state.name.lower()
-        )
+        return NeighbourUsed(str(_text(ip)), name, entry.link_layer_address.hex(":") or None, entry.state.name.lower())
 
 
 def _text(ip: bytes | None) -> str | None:

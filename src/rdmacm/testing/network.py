@@ -123,7 +123,9 @@ class MemoryNetwork:
         ip, length = interface.ip.packed, interface.network.prefixlen
         family = AF_INET if len(ip) == 4 else AF_INET6
         self._addresses.append(InterfaceAddress(family, ip, length, ifindex, usable))
-        self._routes.append(_Entry(interface.network.network_address.packed, length, ifindex, None, ip, "unicast", 0, 0))
+        self._routes.append(
+            _Entry(interface.network.network_address.packed, length, ifindex, None, ip, "unicast", 0, 0)
+        )
         self._changed_links = self._changed_routes = True
 
     def remove_address(self, ifindex: int, address: str) -> None:
@@ -168,7 +170,11 @@ class MemoryNetwork:
         self._changed_routes = True
 
     def add_neighbour(
-        self, ifindex: int, address: str, state: NeighbourState = NeighbourState.REACHABLE, mac: bytes = b"\2\0\0\0\0\xff"
+        self,
+        ifindex: int,
+        address: str,
+        state: NeighbourState = NeighbourState.REACHABLE,
+        mac: bytes = b"\2\0\0\0\0\xff",
     ) -> None:
         """Add or change a neighbour: an answer to ARP or ND."""
         entry = Neighbour(ifindex, _packed(address), state, mac)

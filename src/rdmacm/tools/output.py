@@ -115,6 +115,7 @@ class Parser(argparse.ArgumentParser):
         self.page = page
         self._commands = commands
         self._arguments: list[argparse.Action] = []
+        self._operands: list[str] = []
         # Abbreviated options would change their meaning as options are added.
         super().__init__(prog=page.program, add_help=False, allow_abbrev=False)
         # For what is found to be wrong only when all arguments are known.
@@ -124,6 +125,9 @@ class Parser(argparse.ArgumentParser):
         """As ArgumentParser's, and remembered for the page."""
         action = super().add_argument(*args, **kwargs)
         self._arguments.append(action)
+        if not action.option_strings:
+            # Noted now: while parse_intermixed_args() comes upon --help, every operand's nargs is another.
+            self._operands.append(f"[{_metavar(action)}]" if action.nargs == "?" else _metavar(action))
         return action
 
     def error(self, message: str) -> NoReturn:
@@ -152,13 +156,8 @@ class Parser(argparse.ArgumentParser):
         return "\n\n".join(f"{bold(title)}\n" + "\n\n".join(parts) for title, parts in sections if parts) + "\n"
 
     def _synopsis(self) -> str:
-        operands = [
-            f"[{_metavar(action)}]" if action.nargs == "?" else _metavar(action)
-            for action in self._arguments
-            if not action.option_strings
-        ]
         tail = ["[ARGUMENT]..."] if self._commands else []
-        return " ".join([self.prog, "[OPTION]...", *operands, *tail])
+        return " ".join([self.prog, "[OPTION]...", *self._operands, *tail])
 
     def _in_order(self) -> list[argparse.Action]:
         """Operands first, then options."""
