@@ -8,6 +8,7 @@ device and route the host would use are filled in.
 from __future__ import annotations
 
 import errno
+import re
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -200,6 +201,8 @@ def getaddrinfo(
     )
     if service is not None and not isinstance(service, str):
         service = str(service)
+    if node == "*":  # as getaddrinfo(3) reads it
+        node = None
     wanted = 0
     if hints is not None:
         wanted = int(hints.flags)
@@ -289,7 +292,8 @@ def _refuse_sa(node: str | None, service: str | None, flags: int) -> None:
 
 
 def _from_hints(hints: AddrInfo | None, backend: Provider | None) -> AddrInfo:
-    if hints is None or not (hints.src_addr or hints.dst_addr or hints.route):
+    passive = hints is not None and bool(hints.flags & _PASSIVE)
+    if hints is None or not (hints.src_addr or (hints.dst_addr and not passive) or hints.route):
         raise _error(
             EAI.NONAME, None, None, "nothing to resolve", "a node, a service, or hints with an address or route"
         )
@@ -302,7 +306,7 @@ def _from_hints(hints: AddrInfo | None, backend: Provider | None) -> AddrInfo:
     if src is None and dst is None:
         src, dst = _route_ends(hints.route[0].path, hints.port_space or PortSpace.IB)
         qp, ps = _types(hints.qp_type, hints.port_space or PortSpace.IB, 0, 0)
-    if hints.flags & _PASSIVE:
+    if passive:
         dst = None
     known = dst or src
     family = AF_IB if isinstance(known, SockAddrIB) else known.family if known else hints.family
@@ -342,14 +346,14 @@ def _numeric(node: str) -> tuple[int, bytes] | None:
 
 @lru_cache(1024)
 def _types(qp: int, ps: int, socktype: int, proto: int) -> tuple[int, int]:
-    """QP type and port space of an answer: the hints', else what the other or the answer's socket implies."""
-    if not qp:
-        datagram = socktype == socket.SOCK_DGRAM if socktype else ps in (PortSpace.UDP, PortSpace.IPOIB)
-        qp = QPType.UD if datagram else QPType.RC
-    if not ps:
-        datagram = proto == socket.IPPROTO_UDP if proto else qp == QPType.UD
-        ps = PortSpace.UDP if datagram else PortSpace.TCP
-    return _QP_TYPES[qp], _PORT_SPACES[ps]
+    """QP type and port space of an answer: the hints'; what one of them implies; else what the socket type does."""
+    datagram = socktype == socket.SOCK_DGRAM or proto == socket.IPPROTO_UDP
+    if ps in (PortSpace.TCP, PortSpace.UDP, PortSpace.IPOIB):
+        datagram = ps != PortSpace.TCP
+    elif qp == QPType.UD or qp in _STREAM_QPS:
+        datagram = qp == QPType.UD
+    usual_qp, usual_ps = (QPType.UD, PortSpace.UDP) if datagram else (QPType.RC, PortSpace.TCP)
+    return _QP_TYPES[qp] if qp else usual_qp, _PORT_SPACES[ps] if ps else usual_ps
 
 
 @lru_cache(1024)
@@ -369,6 +373,25 @@ def _socket_hints(wanted: int, family: int, qp: int, ps: int) -> tuple[int, int,
     return int(family), socktype, int(proto), int(flags)
 
 
+#: What strtoul(3) reads as a number, and with it getaddrinfo(3).
+_NUMBER = re.compile(r"[ \t-\r]*([+-]?)0*([0-9]+)")
+
+
+def _port(node: str | None, service: str | None) -> int:
+    """The port of a plainly numeric service, -1 for what getaddrinfo(3) has to look at; EAI_SERVICE for no port."""
+    if service is None:
+        return 0
+    number = _NUMBER.fullmatch(service)
+    if number is not None:
+        sign, digits = number.groups()
+        if len(digits) > 5 or int(digits) > 0xFFFF or (sign == "-" and digits != "0"):
+            raise _error(EAI.SERVICE, node, service, "not a port number", "a port number, 0 to 65535")
+        return int(digits) if service.isdigit() else -1
+    if "\0" in service:
+        raise _error(EAI.SERVICE, node, service, "no service has such a name", "a port number")
+    return -1
+
+
 def _from_names(
     node: str | None,
     service: str | None,
@@ -381,13 +404,9 @@ def _from_names(
         family, socktype, proto, flags = 0, 0, 0, _NO_HINTS_FLAGS
     else:
         family, socktype, proto, flags = _socket_hints(int(hints.flags), hints.family, hints.qp_type, hints.port_space)
-    port = -1
-    if service is None:
-        port = 0
-    elif service.isascii() and service.isdigit():
-        if (len(service) > 5 and int(service[:20]) > 0xFFFF) or (len(service) <= 5 and int(service) > 0xFFFF):
-            raise _error(EAI.SERVICE, node, service, "port numbers end at 65535", "a port up to 65535")
-        port = int(service)
+    port = _port(node, service)
+    if node is not None and "\0" in node:  # C would cut it short
+        raise _error(EAI.NONAME, node, service, "not a host name", "a name or a numeric address")
 
     # A numeric node and service need no resolver: this is the whole way for most callers.
     numeric = _numeric(node) if node is not None else None
@@ -405,9 +424,10 @@ def _from_names(
             continue
         address = parse_address((str(where[0]), *where[1:]))
         assert isinstance(address, InetAddr)
-        # With type and protocol open, each address comes once for each: the first (stream) is the one.
+        # With type and protocol open, each address comes once for each: the stream is the one.
         key = (address.family, address.ip, address.scope_id)
-        if key not in found:
+        stream = found_type == socket.SOCK_STREAM and not (socktype or proto)
+        if key not in found or (stream and found[key].qp_type == QPType.UD):
             qp, ps = _types(hints.qp_type, hints.port_space, found_type, found_proto)
             found[key] = _entry(address, qp, ps, canonical, hints, node, service, backend)
     if not found:
@@ -440,13 +460,14 @@ def _from_gaierror(code: int | None, node: str | None, service: str | None, fami
     except ValueError:
         eai = EAI.FAIL
     kind = {int(AF_INET): "IPv4 ", int(AF_INET6): "IPv6 "}.get(family, "")
+    other = "the other address family" if kind else "another name, or a numeric address"
     unknown = node if node is not None else service
     cause, hint = {
         EAI.NONAME: (f"no such host or service: {unknown!r}", "the spelling, /etc/hosts, or a numeric address"),
         EAI.AGAIN: (f"no name server answered for {node}", "again later, or a numeric address"),
         EAI.FAIL: (f"the name server refused {node}", "a numeric address"),
-        EAI.NODATA: (f"{node} exists but has no {kind}address", "the other address family"),
-        EAI.ADDRFAMILY: (f"{node} has no {kind}address", "the other address family"),
+        EAI.NODATA: (f"{node} exists but has no {kind}address", other),
+        EAI.ADDRFAMILY: (f"{node} has no {kind}address", other),
         EAI.SERVICE: (f"no service {service!r} for this QP type and port space", "a port number"),
         EAI.QPTYPE: ("QP type and port space do not go together", "RC with TCP, UD with UDP"),
     }.get(eai, ("", None))

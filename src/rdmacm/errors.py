@@ -35,7 +35,15 @@ __all__ = [
     "errno_name",
     "gai_name",
     "gai_strerror",
+    "printable",
 ]
+
+
+def printable(text: str) -> str:
+    """``text`` on one line, with a backslash escape for what cannot be printed: names come from strangers."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 class RdmaError(OSError):
@@ -75,10 +83,11 @@ class RdmaError(OSError):
         head = " ".join(part for part in (self.step, self.address) if part)
         text = f"{head}: {self.strerror}" if head else str(self.strerror)
         text = f"{text} [{self.code_name}]"
-        return f"{text}; try: {self.hint}" if self.hint else text
+        return printable(f"{text}; try: {self.hint}" if self.hint else text)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.errno, self.strerror, self.step, self.address, self.hint, self.explanation)
+        arguments = (self.errno, self.strerror, self.step, self.address, self.hint, self.explanation)
+        return type(self), arguments, self.__dict__.copy()
 
 
 class GaiError(RdmaError, socket.gaierror):
@@ -131,9 +140,13 @@ def cm_error(
     return _FAMILIES.get(errno, RdmaError)(errno, strerror, step, address, hint, explanation)
 
 
+#: Some numbers have two names; these are the manual pages'.
+_NAMES = {**_errno.errorcode, _errno.EOPNOTSUPP: "EOPNOTSUPP", _errno.EDEADLK: "EDEADLK", _errno.EAGAIN: "EAGAIN"}
+
+
 def errno_name(errno: int) -> str:
     """``ETIMEDOUT`` for 110; ``errno 524`` where the platform has no name."""
-    return _errno.errorcode.get(errno, f"errno {errno}")
+    return _NAMES.get(errno, f"errno {errno}")
 
 
 def gai_name(code: int) -> str:

@@ -76,6 +76,9 @@ def resolve(
                     for c in error.explanation.candidates
                 ]
             continue
+        except BaseException:
+            cmid.destroy()
+            raise
         winner, result = cmid, cmid.explain()
         candidates += result.candidates
     notes = [f"{format_address(info.dst_addr)}: {error.strerror} [{error.code_name}]" for info, error in failures]

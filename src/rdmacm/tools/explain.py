@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 
 from rdmacm.address import InetAddr, format_address
-from rdmacm.errors import GaiError, RdmaError, cm_error
+from rdmacm.errors import GaiError, RdmaError, cm_error, printable
 from rdmacm.explain import explain
 from rdmacm.explanation import Explanation
 from rdmacm.tools.getaddrinfo import add_name_arguments, hints_of, node_of
-from rdmacm.tools.output import Page, Parser, bold, dim, plain, write, write_json
+from rdmacm.tools.output import Page, Parser, bold, dim, write, write_json
 
 PAGE = Page(
     command="explain",
@@ -81,7 +81,7 @@ def _styled(text: str) -> str:
     """The text with its headings bold and the dropped candidates dim, where that can be shown."""
     lines = []
     dropped = False
-    for line in map(plain, text.split("\n")):
+    for line in map(printable, text.split("\n")):
         dropped = line.startswith("  no ") or (dropped and line.startswith("     "))
         lines.append(bold(line) if line[:1].strip() else dim(line) if dropped else line)
     return "\n".join(lines) + "\n"

@@ -16,6 +16,7 @@ from rdmacm.address import (
 )
 from rdmacm.addrinfo import AddrInfo, getaddrinfo, make_hints
 from rdmacm.constants import AddressFamily, PortSpace, RaiFlag
+from rdmacm.errors import printable
 from rdmacm.proto.sa import PathRecord
 from rdmacm.tools.output import (
     Page,
@@ -24,7 +25,6 @@ from rdmacm.tools.output import (
     bold,
     facts,
     path_data_json,
-    plain,
     write,
     write_json,
 )
@@ -211,7 +211,7 @@ def _text(info: AddrInfo) -> str:
     if info.connect:
         lines.append(("connect", info.connect.hex()))
     title = format_address(info.dst_addr) if info.dst_addr is not None else f"listen on {format_address(info.src_addr)}"
-    return f"{bold(plain(title))}\n{facts(lines, 2)}"
+    return f"{bold(printable(title))}\n{facts(lines, 2)}"
 
 
 def _family(info: AddrInfo) -> str:

@@ -18,7 +18,7 @@ from socket import AF_INET
 from typing import Any, NoReturn, Protocol
 
 from rdmacm.address import SockAddr, SockAddrIB, parse_address
-from rdmacm.errors import cm_error
+from rdmacm.errors import cm_error, printable
 from rdmacm.proto.sa import PathData, PathRecord
 
 __all__ = [
@@ -35,7 +35,6 @@ __all__ = [
     "facts",
     "path_data_json",
     "path_record_json",
-    "plain",
     "table",
     "write",
     "write_json",
@@ -252,14 +251,7 @@ def complain(message: str) -> None:
     # Where even that cannot be written, the exit status still tells.
     with contextlib.suppress(OSError):
         if sys.stderr is not None:
-            sys.stderr.write(f"{PROGRAM}: {plain(message)}\n")
-
-
-def plain(text: str) -> str:
-    """Text as one line that does nothing to a terminal: what cannot be printed is shown as an escape."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+            sys.stderr.write(f"{PROGRAM}: {printable(message)}\n")
 
 
 def bold(text: str) -> str:
@@ -296,7 +288,7 @@ def facts(pairs: Iterable[tuple[str, str]], indent: int = 0) -> str:
     """One line a fact: a label, then what there is to say."""
     pairs = list(pairs)
     width = max(len(label) for label, _ in pairs) + 2
-    return "".join(f"{'':{indent}}{dim(f'{label:<{width}}')}{plain(text)}".rstrip() + "\n" for label, text in pairs)
+    return "".join(f"{'':{indent}}{dim(f'{label:<{width}}')}{printable(text)}".rstrip() + "\n" for label, text in pairs)
 
 
 # -- JSON ----------------------------------------------------------------------------------------------------
