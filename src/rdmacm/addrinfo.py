@@ -201,8 +201,6 @@ def getaddrinfo(
     )
     if service is not None and not isinstance(service, str):
         service = str(service)
-    if node == "*":  # as getaddrinfo(3) reads it
-        node = None
     wanted = 0
     if hints is not None:
         wanted = int(hints.flags)
@@ -405,7 +403,7 @@ def _from_names(
     else:
         family, socktype, proto, flags = _socket_hints(int(hints.flags), hints.family, hints.qp_type, hints.port_space)
     port = _port(node, service)
-    if node is not None and "\0" in node:  # C would cut it short
+    if node is not None and ("\0" in node or node == "*"):  # C would cut the one short, and read the other as NULL
         raise _error(EAI.NONAME, node, service, "not a host name", "a name or a numeric address")
 
     # A numeric node and service need no resolver: this is the whole way for most callers.
