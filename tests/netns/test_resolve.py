@@ -1,4 +1,4 @@
-"""Resolving addresses and routes on real networks: what comes out, what fails, when, and with which reason."""
+"""Resolving addresses and routes on real networks: what comes out, what fails, when and why."""
 
 from __future__ import annotations
 
@@ -74,10 +74,14 @@ def resolve(
     """Both steps, each of which must succeed."""
     cmid.resolve_addr(dst, src, timeout_ms)
     expect(channel, CmEventType.ADDR_RESOLVED)
-    assert cmid.state is State.ADDR_RESOLVED
+    assert state_of(cmid) is State.ADDR_RESOLVED
     cmid.resolve_route(timeout_ms)
     expect(channel, CmEventType.ROUTE_RESOLVED)
-    assert cmid.state is State.ROUTE_RESOLVED
+    assert state_of(cmid) is State.ROUTE_RESOLVED
+
+
+def state_of(cmid: CmId) -> State:
+    return cmid.state
 
 
 def device_of(cmid: CmId) -> str:
@@ -95,10 +99,9 @@ def gid_of(address: str) -> Gid:
 
 
 def row_index(device: str, gid: Gid) -> int:
-    (found,) = (
-        row.gid_index for d in devices() if d.name == device for port in d.ports for row in port.gids if row.gid == gid
-    )
-    return found
+    (found,) = (d for d in devices() if d.name == device)
+    (index,) = (row.gid_index for port in found.ports for row in port.gids if row.gid == gid)
+    return index
 
 
 def neighbours(host: Host) -> dict[str, str]:
@@ -113,7 +116,7 @@ def connect_errno(family: int, host: str) -> int:
 
 
 def failure(dst: SockAddr, src: SockAddr | None = None, timeout_ms: int = 200) -> RdmaError:
-    """The exception with which an address cannot be resolved; it must be raised at once, and no event follow."""
+    """The exception with which an address is not resolved; it must be raised at once, and no event follow."""
     with an_id() as (channel, cmid):
         with pytest.raises(RdmaError) as caught:
             cmid.resolve_addr(dst, src, timeout_ms)
@@ -171,7 +174,7 @@ class TestOnLink:
             assert cmid.dst_port == PORT
             assert isinstance(cmid.peer_addr, tuple)
             assert cmid.peer_addr[:2] == (dst, PORT)
-            assert cmid.route.path_rec == ()
+            assert cmid.route.num_paths == 0
 
             cmid.resolve_route(2000)
             expect(channel, CmEventType.ROUTE_RESOLVED)
@@ -198,7 +201,8 @@ class TestOnLink:
             assert (explanation.chosen.device, explanation.chosen.gid_index) == ("soft_va", cmid.gid_index)
             assert explanation.path is not None
             assert explanation.path["mtu"] == 1024
-            assert [step.name for step in explanation.steps] == ["bind", "route", "select", "neighbour", "path"]
+            steps = [step.name for step in explanation.steps]
+            assert steps == ["bind", "route", "select", "neighbour", "path"]
 
             other = explain(dst, PORT)
             assert (other.ok, other.route, other.chosen) == (True, explanation.route, explanation.chosen)
@@ -302,7 +306,10 @@ class TestOnLink:
                 cmid.resolve_route()
             assert caught.value.errno == errno.EINVAL
             resolve(channel, cmid, ("10.7.0.2", PORT))
-            for call in (lambda: cmid.resolve_addr(("10.7.0.2", PORT)), cmid.resolve_route):
+            calls: tuple[Callable[[], object], ...] = (
+                lambda: cmid.resolve_addr(("10.7.0.2", PORT)), cmid.resolve_route,
+            )
+            for call in calls:
                 with pytest.raises(RdmaError) as caught:
                     call()
                 assert caught.value.errno == errno.EINVAL
@@ -360,7 +367,7 @@ class TestGateway:
             event = expect(channel, CmEventType.ADDR_ERROR, -errno.ETIMEDOUT)
             explanation = assert_explained(event.explanation, "neighbour", errno.ETIMEDOUT, "gateway")
             assert explanation.route is not None
-            assert explanation.route.gateway in explanation.message
+            assert str(explanation.route.gateway) in explanation.message
 
     def test_an_ipv6_gateway_for_ipv4(self) -> None:
         with three_hosts() as net, net.a.enter(), an_id() as (channel, cmid):
@@ -401,7 +408,8 @@ class TestGateway:
     def test_several_next_hops(self) -> None:
         with three_hosts() as net, net.a.enter(), an_id() as (channel, cmid):
             net.r.ip("address", "add", "10.7.1.253/24", "dev", "ra")
-            net.a.ip("route", "replace", "default", "nexthop", "via", "10.7.1.254", "nexthop", "via", "10.7.1.253")
+            hops = ("nexthop", "via", "10.7.1.254", "nexthop", "via", "10.7.1.253")
+            net.a.ip("route", "replace", "default", *hops)
             resolve(channel, cmid, ("10.7.2.1", PORT))
             route = cmid.explain().route
             assert route is not None
@@ -458,7 +466,7 @@ class TestSilence:
         wanted: dict[CmId, float] = {}
         with contextlib.ExitStack() as stack:
             channel = stack.enter_context(EventChannel())
-            # The longest first, so that a later deadline is moved forward; two families, one or two neighbours.
+            # The longest first, so that a deadline is moved forward; two families, one neighbour or several.
             for timeout_ms in (1500, 300, 700):
                 for dst in ("10.7.0.99", "fd07::99", f"10.7.0.{timeout_ms // 10}"):
                     cmid = stack.enter_context(CmId(channel))
@@ -608,7 +616,9 @@ class TestNeighbours:
         with open("/dev/net/tun", "r+b", buffering=0) as tunnel:
             fcntl.ioctl(tunnel, _TUNSETIFF, struct.pack("16sH22x", b"t0", _IFF_TUN))
             net.a.ip_batch(
-                "address add 10.50.0.1 peer 10.50.0.2 dev t0", "address add fd50::1/64 dev t0", "link set dev t0 up"
+                "address add 10.50.0.1 peer 10.50.0.2 dev t0",
+                "address add fd50::1/64 dev t0",
+                "link set dev t0 up",
             )
             net.a.settle("t0")
             with an_id() as (channel, cmid):
@@ -626,7 +636,8 @@ class TestNowhere:
     def test_no_route(self, net: TwoHosts, dst: str) -> None:
         error = failure((dst, PORT))
         assert error.errno == errno.ENETUNREACH == connect_errno(AF_INET6 if ":" in dst else AF_INET, dst)
-        assert (error.step, error.address) == ("resolve_addr", f"[{dst}]:{PORT}" if ":" in dst else f"{dst}:{PORT}")
+        assert error.step == "resolve_addr"
+        assert error.address == (f"[{dst}]:{PORT}" if ":" in dst else f"{dst}:{PORT}")
         assert error.hint
         assert f"no route to {dst}" in str(error)
         assert_explained(error.explanation, "route", errno.ENETUNREACH, "ip route get")
@@ -655,8 +666,8 @@ class TestNowhere:
 
     @pytest.mark.parametrize(("dst", "src"), [("192.0.2.1", "10.7.0.1"), ("10.66.0.1", "10.7.0.1")])
     def test_a_bound_id_takes_its_interface_for_the_way(self, net: TwoHosts, dst: str, src: str) -> None:
-        # A bound id asks for a way out of its interface. Where no route leads out of that, the kernel's IPv4 takes
-        # everybody to be on link, and so the connection manager asks for a neighbour nobody is.
+        # A bound id asks for a way out of its interface. Where no route leads out of that, the kernel's IPv4
+        # takes everybody to be on link, and so the connection manager asks for a neighbour nobody is.
         net.a.ip("route", "add", "blackhole", "10.66.0.0/16")
         with an_id() as (channel, cmid):
             cmid.bind_addr((src, 0))
@@ -684,6 +695,18 @@ class TestNowhere:
     def test_a_rule_that_refuses(self, net: TwoHosts, kind: str) -> None:
         net.a.ip("rule", "add", "to", "10.7.0.2", "type", kind)
         assert failure(("10.7.0.2", PORT)).errno == connect_errno(AF_INET, "10.7.0.2")
+
+    @pytest.mark.parametrize("dst", ["10.7.0.2", "fd07::2"])
+    def test_without_carrier(self, net: TwoHosts, dst: str) -> None:
+        net.b.ip("link", "set", "dev", "vb", "down")
+        with an_id() as (channel, cmid):
+            cmid.resolve_addr((dst, PORT))
+            event = expect(channel, CmEventType.ADDR_ERROR, -errno.ENODEV)
+            explanation = assert_explained(event.explanation, "select", errno.ENODEV, "va")
+            assert "va is down" in explanation.message
+            judged = {c.source: c.rule for c in explanation.candidates}
+            assert judged["fd07::1" if ":" in dst else "10.7.0.1"] == "port-state"
+            assert_agrees(explanation, dst)
 
     @pytest.mark.parametrize("dst", ["10.7.0.2", "fd07::2"])
     def test_the_interface_is_down(self, net: TwoHosts, dst: str) -> None:
@@ -739,7 +762,9 @@ FAR = pytest.mark.parametrize(
 
 class TestRules:
     @FAR
-    def test_without_rules_the_main_table(self, two_ways: TwoHosts, dst: str, first: str, second: str) -> None:
+    def test_without_rules_the_main_table(
+        self, two_ways: TwoHosts, dst: str, first: str, second: str
+    ) -> None:
         with an_id() as (channel, cmid):
             resolve(channel, cmid, (dst, PORT))
             assert (device_of(cmid), source_of(cmid)) == ("soft_va", first)
@@ -787,8 +812,9 @@ class TestRules:
     def test_a_source_the_routes_do_not_suit(
         self, two_ways: TwoHosts, dst: str, first: str, second: str
     ) -> None:
-        # Bound to the second interface, out of which no route leads. IPv4 tries there all the same, in vain; IPv6
-        # goes by the first, where the source does not belong.
+        two_ways.b.sysctl("net.ipv4.conf.all.arp_ignore", 1)  # answer for the interface's own addresses only
+        # Bound to the second interface, out of which no route leads. IPv4 tries there all the same, in vain;
+        # IPv6 goes by the first, where the source does not belong.
         with an_id() as (channel, cmid):
             cmid.resolve_addr((dst, PORT), (second, 0), timeout_ms=50)
             step, number = ("select", errno.ENODEV) if ":" in dst else ("neighbour", errno.ETIMEDOUT)
@@ -810,7 +836,7 @@ class TestSource:
     @pytest.mark.parametrize("dst", ["10.7.0.2", "fd07::2"])
     @pytest.mark.parametrize("way", ["src_addr", "bind_addr"])
     def test_two_interfaces_on_one_subnet(self, one_subnet: TwoHosts, dst: str, way: str) -> None:
-        if ":" in dst:  # unlike ARP, a neighbour solicitation is answered only by the interface's own addresses
+        if ":" in dst:  # unlike ARP, solicitations are answered for the interface's own addresses
             one_subnet.b.ip("address", "add", f"{dst}/128", "dev", "wb", "nodad")
         prefix = "fd07::" if ":" in dst else "10.7.0."
         for host, device in (("3", "soft_wa"), ("1", "soft_va")):
@@ -907,8 +933,19 @@ class TestSource:
             resolve(channel, cmid, ("10.9.9.9", PORT), ("10.7.0.1", 0))
             assert device_of(cmid) == "soft_va"
 
+    def test_the_loopback_address_does_not_leave_the_host(self, net: TwoHosts) -> None:
+        error = failure(("10.7.0.2", PORT), ("127.0.0.1", 0))
+        assert error.errno == errno.EINVAL
+        assert "127.0.0.1" in str(error.strerror)
+        assert "blackhole" not in str(error)
+        assert_explained(error.explanation, "route", errno.EINVAL)
+        with an_id() as (channel, cmid):
+            cmid.resolve_addr(("fd07::2", PORT), ("::1", 0))
+            event = expect(channel, CmEventType.ADDR_ERROR, -errno.ENODEV)
+            assert "::1" in event.message
+
     def test_an_interface_without_addresses(self, net: TwoHosts) -> None:
-        # Routed by an interface that has no address: another interface's is taken, which is not on the device.
+        # Routed by an interface that has no address: another interface's is taken, not one of the device.
         net.topology.link(net.a, "wa", net.b, "wb")
         net.a.ip("route", "add", "10.44.0.0/24", "dev", "wa")
         with an_id() as (channel, cmid):
@@ -960,7 +997,8 @@ class TestLinkLocal:
         net.topology.link(net.a, "wa", net.b, "wb")
         for host, names in ((net.a, ("va", "wa")), (net.b, ("vb", "wb"))):
             for name in names:
-                host.ip("address", "add", "fe80::a/64" if host is net.a else "fe80::b/64", "dev", name, "nodad")
+                address = "fe80::a/64" if host is net.a else "fe80::b/64"
+                host.ip("address", "add", address, "dev", name, "nodad")
                 host.settle(name)
         for name in ("wa", "va"):
             with an_id() as (channel, cmid):
@@ -1025,6 +1063,23 @@ class TestThisHost:
             assert error.errno == errno.ENETUNREACH
             assert_explained(error.explanation, "route", errno.ENETUNREACH, "ip link set lo up")
             assert_agrees(error.explanation, "::1" if ":" in dst else "127.0.0.1")
+
+    def test_the_loopback_interface_was_taken_down(self, net: TwoHosts) -> None:
+        # The kernel keeps IPv4's routes to it then, though nothing passes any more; the device says so.
+        net.a.ip("link", "set", "dev", "lo", "down")
+        for dst in ("127.0.0.1", "127.0.0.5", "0.0.0.0"):
+            with an_id() as (channel, cmid):
+                cmid.resolve_addr((dst, PORT))
+                event = expect(channel, CmEventType.ADDR_ERROR, -errno.ENODEV)
+                explanation = assert_explained(event.explanation, "select", errno.ENODEV, "ip link set lo up")
+                assert "lo is down" in explanation.message
+        for dst in ("::1", "::"):
+            error = failure((dst, PORT))
+            assert error.errno == errno.ENETUNREACH
+            assert_explained(error.explanation, "route", errno.ENETUNREACH, "ip link set lo up")
+        # Addresses of other interfaces do without it.
+        with an_id() as (channel, cmid):
+            resolve(channel, cmid, ("10.7.0.1", PORT))
 
     def test_no_network_at_all(self) -> None:
         with Host() as host, host.enter():
