@@ -198,9 +198,7 @@ class TestLookup:
             ("*", 1),
         ],
     )
-    def test_what_is_no_name_is_not_looked_up(
-        self, address: SockAddr, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_what_is_no_name_is_not_looked_up(self, address: SockAddr, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delattr(socket, "getaddrinfo")
         with pytest.raises(ValueError):
             lookup_address(address)
@@ -239,9 +237,7 @@ class TestFormat:
         assert format_address(address)
 
     @given(st.ip_addresses(), ports)
-    def test_keeps_host_and_port_apart(
-        self, ip: ipaddress.IPv4Address | ipaddress.IPv6Address, port: int
-    ) -> None:
+    def test_keeps_host_and_port_apart(self, ip: ipaddress.IPv4Address | ipaddress.IPv6Address, port: int) -> None:
         host, _, tail = format_address((str(ip), port)).rpartition(":")
         assert (host.strip("[]"), int(tail)) == (str(ip), port)
 
@@ -382,11 +378,7 @@ class TestSockAddrIB:
     def test_by_default_it_has_the_default_partition(self) -> None:
         assert SockAddrIB() == SockAddrIB(Gid(), 0, 0, 0xFFFF, 0, 0)
 
-    @given(
-        st.builds(
-            SockAddrIB, gids, sid=quads, sid_mask=quads, pkey=ports, flowinfo=words, scope_id=quads
-        )
-    )
+    @given(st.builds(SockAddrIB, gids, sid=quads, sid_mask=quads, pkey=ports, flowinfo=words, scope_id=quads))
     def test_it_comes_back(self, address: SockAddrIB) -> None:
         data = address.pack()
         assert len(data) == 48

@@ -242,42 +242,61 @@ CASES: dict[int, Case] = {
     1: Case(None, None, None, EAI.NONAME, c="-1 EINVAL", page=_NOTHING),
     2: Case(None, None, h(), EAI.NONAME, c="an answer without any field", page=_NOTHING),
     3: Case(None, None, h(PASSIVE), EAI.NONAME, c="an answer with flags alone", page=_NOTHING),
-    4: Case(
-        None, None, h(NUMERICHOST | NOROUTE, qp=RC, ps=TCP), EAI.NONAME, c="the hints, echoed", page=_NOTHING
-    ),
+    4: Case(None, None, h(NUMERICHOST | NOROUTE, qp=RC, ps=TCP), EAI.NONAME, c="the hints, echoed", page=_NOTHING),
     5: Case(
-        None, None, h(family=AF_INET, dst=("10.0.0.1", 7471)),
+        None,
+        None,
+        h(family=AF_INET, dst=("10.0.0.1", 7471)),
         (to(("10.0.0.1", 7471)),),
-        c="QP type 0, port space 0", page=_COMPLETE,
+        c="QP type 0, port space 0",
+        page=_COMPLETE,
     ),
     6: Case(
-        None, None, h(src=("10.0.0.2", 0), dst=("10.0.0.1", 7471)),
+        None,
+        None,
+        h(src=("10.0.0.2", 0), dst=("10.0.0.1", 7471)),
         (to(("10.0.0.1", 7471), src=("10.0.0.2", 0)),),
-        c="family 0, QP type 0, port space 0", page=_COMPLETE,
+        c="family 0, QP type 0, port space 0",
+        page=_COMPLETE,
     ),
     7: Case(
-        None, None, h(PASSIVE, src=("10.0.0.2", 5), dst=("10.0.0.1", 6)),
+        None,
+        None,
+        h(PASSIVE, src=("10.0.0.2", 5), dst=("10.0.0.1", 6)),
         (on(("10.0.0.2", 5)),),
-        c="the destination too, family 0", page=f"ai_dst_len is 0 if RAI_PASSIVE is set. {_COMPLETE}",
+        c="the destination too, family 0",
+        page=f"ai_dst_len is 0 if RAI_PASSIVE is set. {_COMPLETE}",
     ),
     8: Case(None, None, h(0x80000000), EAI.BADFLAGS, c="the flag, echoed", page=_FLAGS),
     # Nodes and services.
     9: Case("127.0.0.1", "7471", None, (to(("127.0.0.1", 7471)),)),
     10: Case("127.0.0.1", None, None, (to(("127.0.0.1", 0)),)),
     11: Case(
-        None, "7471", None,
+        None,
+        "7471",
+        None,
         (to(("::1", 7471, 0, 0)), to(("127.0.0.1", 7471))),
-        c="the first", page=_LIST, needs=_ipv6_beyond_loopback,
+        c="the first",
+        page=_LIST,
+        needs=_ipv6_beyond_loopback,
     ),
     12: Case(
-        None, "7471", h(),
+        None,
+        "7471",
+        h(),
         (to(("::1", 7471, 0, 0)), to(("127.0.0.1", 7471))),
-        c="the first", page=_LIST, needs=_usable_ipv6,
+        c="the first",
+        page=_LIST,
+        needs=_usable_ipv6,
     ),
     13: Case(
-        None, "7471", h(PASSIVE),
+        None,
+        "7471",
+        h(PASSIVE),
         (on(("0.0.0.0", 7471)), on(("::", 7471, 0, 0))),
-        c="the first", page=_LIST, needs=_usable_ipv6,
+        c="the first",
+        page=_LIST,
+        needs=_usable_ipv6,
     ),
     14: Case(None, "7471", h(PASSIVE, AF_INET), (on(("0.0.0.0", 7471)),)),
     15: Case(None, "7471", h(PASSIVE, AF_INET6), (on(("::", 7471, 0, 0)),)),
@@ -298,9 +317,13 @@ CASES: dict[int, Case] = {
     29: Case("10.0.0.1", "7471", h(qp=UD, ps=IB), (to(("10.0.0.1", 7471), UD, IB),)),
     30: Case("10.0.0.1", "7471", h(qp=XRC_SEND, ps=IB), (to(("10.0.0.1", 7471), XRC_SEND, IB),)),
     31: Case(
-        None, "7471", h(PASSIVE, qp=XRC_RECV, ps=IB),
+        None,
+        "7471",
+        h(PASSIVE, qp=XRC_RECV, ps=IB),
         (on(("0.0.0.0", 7471), XRC_RECV, IB), on(("::", 7471, 0, 0), XRC_RECV, IB)),
-        c="the first", page=_LIST, needs=_usable_ipv6,
+        c="the first",
+        page=_LIST,
+        needs=_usable_ipv6,
     ),
     32: Case("10.0.0.1", "7471", h(qp=UD, ps=TCP), EAI.QPTYPE),
     33: Case("10.0.0.1", "7471", h(qp=RC, ps=UDP), EAI.QPTYPE),
@@ -310,11 +333,11 @@ CASES: dict[int, Case] = {
     # Sides and sources.
     37: Case("10.0.0.1", "7471", h(PASSIVE, ps=TCP), (on(("10.0.0.1", 7471)),)),
     38: Case("10.0.0.1", None, h(PASSIVE, ps=TCP), (on(("10.0.0.1", 0)),)),
-    39: Case(
-        "10.0.0.1", "7471", h(ps=TCP, src=("10.0.0.2", 0)), (to(("10.0.0.1", 7471), src=("10.0.0.2", 0)),)
-    ),
+    39: Case("10.0.0.1", "7471", h(ps=TCP, src=("10.0.0.2", 0)), (to(("10.0.0.1", 7471), src=("10.0.0.2", 0)),)),
     40: Case(
-        "10.0.0.1", "7471", h(ps=TCP, src=("2001:db8::1", 0, 0, 0)),
+        "10.0.0.1",
+        "7471",
+        h(ps=TCP, src=("2001:db8::1", 0, 0, 0)),
         (to(("10.0.0.1", 7471), src=("2001:db8::1", 0, 0, 0)),),
     ),
     41: Case(None, "7471", h(PASSIVE, AF_INET, ps=TCP, src=("10.0.0.2", 9)), (on(("0.0.0.0", 7471)),)),
@@ -328,9 +351,13 @@ CASES: dict[int, Case] = {
     # Nodes that are names, or look like some.
     48: Case("localhost", "7471", h(NUMERICHOST, ps=TCP), EAI.NONAME),
     49: Case(
-        "localhost", "7471", h(family=AF_INET, ps=TCP),
+        "localhost",
+        "7471",
+        h(family=AF_INET, ps=TCP),
         (to(("127.0.0.1", 7471)),),
-        c="no canonical name", page="ai_dst_canonname is the canonical name of the destination.", named=True,
+        c="no canonical name",
+        page="ai_dst_canonname is the canonical name of the destination.",
+        named=True,
     ),
     50: Case("no.such.host.invalid", "7471", h(ps=TCP), EAI.NONAME, resolver=no_such_name),
     51: Case("no.such.host.invalid", "7471", h(NUMERICHOST, ps=TCP), EAI.NONAME),
@@ -354,35 +381,42 @@ CASES: dict[int, Case] = {
     68: Case("127.0.0.1", "tftp", h(ps=TCP), EAI.SERVICE, needs=_usual_services),
     # InfiniBand addresses.
     69: Case("127.0.0.1", "7471", h(family=AF_IB, ps=TCP), (to(("127.0.0.1", 7471)),)),
-    70: Case(
-        "fe80::2:c903:1:2", "7471", h(FAMILY | NUMERICHOST, AF_IB, ps=IB), (to(ib(0x13F1D2F), RC, IB),)
-    ),
+    70: Case("fe80::2:c903:1:2", "7471", h(FAMILY | NUMERICHOST, AF_IB, ps=IB), (to(ib(0x13F1D2F), RC, IB),)),
     71: Case(
-        "fe80::2:c903:1:2", None, h(FAMILY | NUMERICHOST, AF_IB, ps=IB),
+        "fe80::2:c903:1:2",
+        None,
+        h(FAMILY | NUMERICHOST, AF_IB, ps=IB),
         (to(ib(0x13F0000, SPACE_ONLY), RC, IB),),
     ),
-    72: Case(
-        "fe80::2:c903:1:2", "7471", h(FAMILY | NUMERICHOST, AF_IB, ps=TCP), (to(ib(0x1061D2F), RC, TCP),)
-    ),
-    73: Case(
-        "fe80::2:c903:1:2", "7471", h(FAMILY | NUMERICHOST, AF_IB, qp=UD), (to(ib(0x1111D2F), UD, UDP),)
-    ),
+    72: Case("fe80::2:c903:1:2", "7471", h(FAMILY | NUMERICHOST, AF_IB, ps=TCP), (to(ib(0x1061D2F), RC, TCP),)),
+    73: Case("fe80::2:c903:1:2", "7471", h(FAMILY | NUMERICHOST, AF_IB, qp=UD), (to(ib(0x1111D2F), UD, UDP),)),
     74: Case(
-        "fe80::2:c903:1:2", "7471", h(FAMILY, AF_IB, ps=IB),
+        "fe80::2:c903:1:2",
+        "7471",
+        h(FAMILY, AF_IB, ps=IB),
         (to(ib(0x13F1D2F), RC, IB),),
-        c="an IPv6 address", page="RAI_FAMILY alone makes ai_family say how the node is to be read.",
+        c="an IPv6 address",
+        page="RAI_FAMILY alone makes ai_family say how the node is to be read.",
     ),
     75: Case(
-        "fe80::2:c903:1:2", "7471", h(NUMERICHOST, AF_IB, ps=IB),
+        "fe80::2:c903:1:2",
+        "7471",
+        h(NUMERICHOST, AF_IB, ps=IB),
         (to(("fe80::2:c903:1:2", 7471, 0, 0), RC, IB),),
     ),
     76: Case(
-        "fe80::2:c903:1:2", "7471", h(PASSIVE | FAMILY | NUMERICHOST, AF_IB, ps=IB),
+        "fe80::2:c903:1:2",
+        "7471",
+        h(PASSIVE | FAMILY | NUMERICHOST, AF_IB, ps=IB),
         (on(ib(0x13F1D2F), RC, IB),),
     ),
     77: Case(
-        "10.0.0.1", "7471", h(FAMILY | NUMERICHOST, AF_IB, ps=IB), EAI.ADDRFAMILY,
-        c="undefined", page="A node without an address of the family asked for is EAI_ADDRFAMILY.",
+        "10.0.0.1",
+        "7471",
+        h(FAMILY | NUMERICHOST, AF_IB, ps=IB),
+        EAI.ADDRFAMILY,
+        c="undefined",
+        page="A node without an address of the family asked for is EAI_ADDRFAMILY.",
     ),
     # Scopes.
     78: Case("fe80::1%lo", "7471", h(NUMERICHOST, ps=TCP), (to(("fe80::1", 7471, 0, 1)),), needs=_lo),
@@ -402,8 +436,12 @@ CASES: dict[int, Case] = {
     90: Case("0.0.0.0", "7471", h(NUMERICHOST, ps=TCP), (to(("0.0.0.0", 7471)),)),
     91: Case("::", "7471", h(PASSIVE | NUMERICHOST, ps=TCP), (on(("::", 7471, 0, 0)),)),
     92: Case(
-        "10.0.0.1", "7471", h(), (to(("10.0.0.1", 7471)),),
-        c="-1 ENODEV", page="An answer may lack source and route: their lengths are 0 if none was found.",
+        "10.0.0.1",
+        "7471",
+        h(),
+        (to(("10.0.0.1", 7471)),),
+        c="-1 ENODEV",
+        page="An answer may lack source and route: their lengths are 0 if none was found.",
     ),
     93: Case(None, "abc", h(PASSIVE), EAI.SERVICE),
 }
@@ -1144,7 +1182,11 @@ _types = st.sampled_from([(0, 0), (0, TCP), (0, UDP), (RC, 0), (UD, 0), (RC, IB)
 _families = st.sampled_from([0, 0, 0, int(AF_INET), int(AF_INET6), AF_IB])
 _likely_hints = st.builds(
     lambda flags, family, types, src, dst: AddrInfo(flags, family, types[0], types[1], src, dst),
-    _flags, _families, _types, _sockaddrs, _sockaddrs,
+    _flags,
+    _families,
+    _types,
+    _sockaddrs,
+    _sockaddrs,
 )
 _any_hints = st.builds(
     AddrInfo, st.integers(), st.integers(0, 30), st.integers(0, 11), st.integers(), _sockaddrs, _sockaddrs

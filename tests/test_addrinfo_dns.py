@@ -62,8 +62,15 @@ _SCRIPT: dict[str | tuple[str, str], Answer] = {
 def found(host: Host) -> dict[str, Any]:
     """What each lookup gave: the answers, or the error.  One process asks for all."""
     asked = [
-        "many.test,0", "many.test,2", "many.test,10", "alias.test,0", "here.test,2",
-        "four.test,10", "empty.test,0", "servfail.test,0", "nxdomain.test,0",
+        "many.test,0",
+        "many.test,2",
+        "many.test,10",
+        "alias.test,0",
+        "here.test,2",
+        "four.test,10",
+        "empty.test,0",
+        "servfail.test,0",
+        "nxdomain.test,0",
     ]
     with DnsServer(host, _SCRIPT):
         return dict(zip(asked, resolve(host, _LOOKUPS, *asked), strict=True))
@@ -72,7 +79,10 @@ def found(host: Host) -> dict[str, Any]:
 class TestGetaddrinfo:
     def test_every_address_comes_back(self, found: dict[str, Any]) -> None:
         assert sorted((each["family"], each["host"]) for each in found["many.test,0"]) == [
-            (2, "10.7.0.8"), (2, "10.7.0.9"), (10, "fd07::8"), (10, "fd07::9"),
+            (2, "10.7.0.8"),
+            (2, "10.7.0.9"),
+            (10, "fd07::8"),
+            (10, "fd07::9"),
         ]
         assert {(each["port"], each["qp"], each["ps"]) for each in found["many.test,0"]} == {(7471, 2, 0x106)}
 
@@ -101,9 +111,7 @@ class TestGetaddrinfo:
             ("servfail.test,0", "EAI_AGAIN", "no name server answered"),
         ],
     )
-    def test_what_a_server_refuses_is_an_error(
-        self, found: dict[str, Any], asked: str, code: str, cause: str
-    ) -> None:
+    def test_what_a_server_refuses_is_an_error(self, found: dict[str, Any], asked: str, code: str, cause: str) -> None:
         error = found[asked]
         assert error["name"] == code
         for part in (asked.partition(",")[0], "7471", cause, f"[{code}]"):
@@ -212,9 +220,7 @@ class TestResolveAddrinfo:
         assert seen["status"] == -2
         assert seen["found"] == "ENOENT"
 
-    def test_destroying_meanwhile_waits_for_nobody_and_delivers_nothing(
-        self, host: Host, server: DnsServer
-    ) -> None:
+    def test_destroying_meanwhile_waits_for_nobody_and_delivers_nothing(self, host: Host, server: DnsServer) -> None:
         seen = resolve(host, _DESTROY)
         assert seen["outstanding"]
         assert seen["destroyed"] < 0.1

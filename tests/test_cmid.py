@@ -853,6 +853,28 @@ def test_closing_ends_a_wait_and_an_iteration(world: World) -> None:
     cmid.destroy()
 
 
+def test_closing_a_channel_ends_its_ids(world: World) -> None:
+    waiting, bound = CmId(world.channel), CmId(world.channel)
+    waiting.resolve_addr(("10.0.0.3", 1), timeout_ms=1000)
+    bound.bind_addr(("", 4444))
+    world.channel.close()
+    assert (waiting.state, bound.state) == (State.DESTROYING, State.DESTROYING)
+    with pytest.raises(OSError, match="DESTROYING") as failed:
+        bound.resolve_addr(("10.0.0.2", 1))
+    assert failed.value.errno == errno.ENXIO
+    waiting.destroy()
+    bound.destroy()
+    with EventChannel(world.provider) as channel, CmId(channel) as cmid:
+        cmid.bind_addr(("", 4444))
+        # Nothing of the old wait is in the way of a new one.
+        other = CmId(channel)
+        other.resolve_addr(("10.0.0.3", 1), timeout_ms=1000)
+        world.network.add_neighbour(world.eth0, "10.0.0.3")
+        with channel.get_event(0) as event:
+            assert event.type is CmEventType.ADDR_RESOLVED
+        other.destroy()
+
+
 def test_devices(world: World) -> None:
     devices = rdmacm.devices(world.provider)
     assert [d.name for d in devices] == ["soft_lo", "soft_eth0"]

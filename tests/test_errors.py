@@ -62,7 +62,10 @@ class TestFamilies:
         assert isinstance(error, builtin)
         assert error.errno == number
         assert (error.strerror, error.step, error.address, error.hint) == (
-            "no", "resolve_addr", "10.0.0.1:7471", "another",
+            "no",
+            "resolve_addr",
+            "10.0.0.1:7471",
+            "another",
         )
         with pytest.raises(builtin):
             raise error
@@ -109,9 +112,7 @@ class TestText:
         assert str(error) == text
 
     @given(kind=st.sampled_from(KINDS), parts=st.tuples(*[st.text(max_size=20)] * 4))
-    def test_is_one_line_that_can_be_printed(
-        self, kind: type[RdmaError], parts: tuple[str, str, str, str]
-    ) -> None:
+    def test_is_one_line_that_can_be_printed(self, kind: type[RdmaError], parts: tuple[str, str, str, str]) -> None:
         cause, step, address, hint = parts
         text = str(kind(errno.EINVAL, cause, step, address, hint))
         assert text.splitlines() == [text]
@@ -165,11 +166,30 @@ class TestErrnoName:
     @pytest.mark.parametrize(
         "name",
         [
-            "EINVAL", "ENODEV", "ENXIO", "ENOENT", "ENOMEM", "ENOSYS", "EBADF", "EBUSY", "EIO", "EMFILE",
-            "EPERM", "EACCES", "ETIMEDOUT", "EADDRINUSE", "EADDRNOTAVAIL", "ENETUNREACH", "EHOSTUNREACH",
-            "ECONNREFUSED", "EALREADY", "ENODATA",
+            "EINVAL",
+            "ENODEV",
+            "ENXIO",
+            "ENOENT",
+            "ENOMEM",
+            "ENOSYS",
+            "EBADF",
+            "EBUSY",
+            "EIO",
+            "EMFILE",
+            "EPERM",
+            "EACCES",
+            "ETIMEDOUT",
+            "EADDRINUSE",
+            "EADDRNOTAVAIL",
+            "ENETUNREACH",
+            "EHOSTUNREACH",
+            "ECONNREFUSED",
+            "EALREADY",
+            "ENODATA",
             # Those with a second name are called what the manual pages call them.
-            "EAGAIN", "EOPNOTSUPP", "EDEADLK",
+            "EAGAIN",
+            "EOPNOTSUPP",
+            "EDEADLK",
         ],
     )
     def test_is_that_of_the_manual_pages(self, name: str) -> None:
@@ -183,7 +203,16 @@ class TestErrnoName:
 
 #: The error codes of rdma_getaddrinfo(3).
 PAGE = [
-    "ADDRFAMILY", "AGAIN", "BADFLAGS", "FAIL", "FAMILY", "MEMORY", "NODATA", "NONAME", "QPTYPE", "SERVICE",
+    "ADDRFAMILY",
+    "AGAIN",
+    "BADFLAGS",
+    "FAIL",
+    "FAMILY",
+    "MEMORY",
+    "NODATA",
+    "NONAME",
+    "QPTYPE",
+    "SERVICE",
     "SYSTEM",
 ]
 

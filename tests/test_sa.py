@@ -141,9 +141,7 @@ class TestPathRecord:
         with pytest.raises(ValueError, match=f"64 bytes, not {size}$"):
             PathRecord.unpack(bytes(size))
 
-    @pytest.mark.parametrize(
-        ("code", "size"), [(1, 256), (2, 512), (3, 1024), (4, 2048), (5, 4096), (0, 0), (6, 0)]
-    )
+    @pytest.mark.parametrize(("code", "size"), [(1, 256), (2, 512), (3, 1024), (4, 2048), (5, 4096), (0, 0), (6, 0)])
     def test_its_mtu_in_bytes(self, code: int, size: int) -> None:
         assert RECORD.replace(mtu=code).mtu_bytes == size
 

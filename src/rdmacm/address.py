@@ -229,8 +229,10 @@ def lookup_address(address: SockAddr) -> InetAddr | SockAddrIB:
     try:
         return parse_address(address)
     except ValueError:
-        if not isinstance(address, tuple) or ":" in address[0] or not 0 <= int(address[1]) <= 0xFFFF:
+        if not isinstance(address, tuple) or not 0 <= int(address[1]) <= 0xFFFF:
             raise
+        if address[0] == "*" or not {":", "\0"}.isdisjoint(address[0]):
+            raise  # getaddrinfo(3) would read "*" as NULL, and a name up to its NUL
         family, _, _, _, found = socket.getaddrinfo(address[0], int(address[1]), type=socket.SOCK_STREAM)[0]
         if family not in (AF_INET, AF_INET6):
             raise

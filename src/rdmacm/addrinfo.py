@@ -385,7 +385,7 @@ def _port(node: str | None, service: str | None) -> int:
         if len(digits) > 5 or int(digits) > 0xFFFF or (sign == "-" and digits != "0"):
             raise _error(EAI.SERVICE, node, service, "not a port number", "a port number, 0 to 65535")
         return int(digits) if service.isdigit() else -1
-    if "\0" in service:
+    if "\0" in service or service == "*":
         raise _error(EAI.SERVICE, node, service, "no service has such a name", "a port number")
     return -1
 

@@ -72,9 +72,7 @@ Reader = Callable[[EventChannel], CmEvent]
 READERS = pytest.mark.parametrize("read", [read_waiting, read_epoll])
 
 
-def expect(
-    channel: EventChannel, kind: CmEventType, status: int = 0, read: Reader = read_waiting
-) -> CmEvent:
+def expect(channel: EventChannel, kind: CmEventType, status: int = 0, read: Reader = read_waiting) -> CmEvent:
     event = read(channel)
     event.ack()
     assert (event.type, event.status) == (kind, status), event.message
@@ -127,9 +125,7 @@ def table(name: str) -> dict[int, str]:
 
 
 class TestWhileResolving:
-    @pytest.mark.parametrize(
-        ("dst", "src", "bits"), [("10.7.0.99", "10.7.0.1", 24), ("fd07::99", "fd07::1", 64)]
-    )
+    @pytest.mark.parametrize(("dst", "src", "bits"), [("10.7.0.99", "10.7.0.1", 24), ("fd07::99", "fd07::1", 64)])
     @READERS
     def test_the_source_is_removed(self, net: TwoHosts, dst: str, src: str, bits: int, read: Reader) -> None:
         with an_id() as (channel, cmid):
@@ -149,9 +145,7 @@ class TestWhileResolving:
             assert event.explanation.hint
             assert cmid.state is State.ADDR_BOUND
 
-    @pytest.mark.parametrize(
-        ("dst", "src", "bits"), [("10.7.0.99", "10.7.0.1", 24), ("fd07::99", "fd07::1", 64)]
-    )
+    @pytest.mark.parametrize(("dst", "src", "bits"), [("10.7.0.99", "10.7.0.1", 24), ("fd07::99", "fd07::1", 64)])
     def test_the_only_address_is_removed(self, net: TwoHosts, dst: str, src: str, bits: int) -> None:
         # Nobody chose the source: what is missing now is the route, which went with the address.
         with an_id() as (channel, cmid):
@@ -381,9 +375,7 @@ class TestRemoval:
         with an_id() as (channel, cmid):
             cmid.bind_addr(("10.7.0.1", 0))
             net.a.ip("link", "del", "dev", "va")
-            net.topology.link(
-                net.a, "va", net.b, "vb", addresses_a=["10.7.0.1/24"], addresses_b=["10.7.0.2/24"]
-            )
+            net.topology.link(net.a, "va", net.b, "vb", addresses_a=["10.7.0.1/24"], addresses_b=["10.7.0.2/24"])
             assert outcome(channel).type is CmEventType.DEVICE_REMOVAL
             assert cmid.state is State.DEVICE_REMOVAL
             with CmId(channel) as other:

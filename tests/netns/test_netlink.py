@@ -66,7 +66,9 @@ class TestInterfaces:
     def test_as_ip_has_them(self, net: TwoHosts, network: NetlinkNetwork) -> None:
         net.topology.link(net.a, "wa", net.b, "wb", 9000)
         net.a.ip_batch(
-            "link add name br0 mtu 1400 type bridge", "link set dev wa master br0", "link set dev br0 up",
+            "link add name br0 mtu 1400 type bridge",
+            "link set dev wa master br0",
+            "link set dev br0 up",
             "link set dev va arp off",
         )
         found = {link.name: link for link in network.interfaces()}
@@ -109,8 +111,10 @@ class TestAddresses:
 
     def test_as_ip_has_them(self, net: TwoHosts, network: NetlinkNetwork) -> None:
         net.a.ip_batch(
-            "address add 10.7.0.11/24 dev va", "address add 10.60.0.1 peer 10.60.0.2/32 dev va",
-            "address add 192.0.2.1/32 dev lo", "address add fd60::1 peer fd60::2/128 dev va",
+            "address add 10.7.0.11/24 dev va",
+            "address add 10.60.0.1 peer 10.60.0.2/32 dev va",
+            "address add 192.0.2.1/32 dev lo",
+            "address add fd60::1 peer fd60::2/128 dev va",
         )
         assert self.found(network) == self.wanted(net.a)
         assert all(address.usable for address in network.addresses())
@@ -160,9 +164,26 @@ class TestRoutes:
     @pytest.mark.parametrize(
         "dst",
         [
-            "10.7.0.2", "10.7.0.255", "10.7.0.1", "127.0.0.1", "127.3.4.5", "224.1.2.3",
-            "10.9.1.1", "10.10.1.1", "10.11.1.1", "10.12.1.1", "10.13.1.1", "10.14.1.1",
-            "fd07::2", "fd07::1", "::1", "fd09::9", "fd10::9", "fd12::9", "fd13::9", "ff1e::1",
+            "10.7.0.2",
+            "10.7.0.255",
+            "10.7.0.1",
+            "127.0.0.1",
+            "127.3.4.5",
+            "224.1.2.3",
+            "10.9.1.1",
+            "10.10.1.1",
+            "10.11.1.1",
+            "10.12.1.1",
+            "10.13.1.1",
+            "10.14.1.1",
+            "fd07::2",
+            "fd07::1",
+            "::1",
+            "fd09::9",
+            "fd10::9",
+            "fd12::9",
+            "fd13::9",
+            "ff1e::1",
         ],
     )
     def test_as_ip_has_them(self, net: TwoHosts, network: NetlinkNetwork, dst: str) -> None:
@@ -433,7 +454,10 @@ class TestPortable:
 
     def test_addresses(self, net: TwoHosts, portable: PortableNetwork) -> None:
         assert {(a.ifindex, text(a.ip)) for a in portable.addresses()} == {
-            (1, "127.0.0.1"), (1, "::1"), (net.va.index, "10.7.0.1"), (net.va.index, "fd07::1"),
+            (1, "127.0.0.1"),
+            (1, "::1"),
+            (net.va.index, "10.7.0.1"),
+            (net.va.index, "fd07::1"),
         }
 
     @pytest.mark.parametrize(

@@ -327,8 +327,10 @@ class TestTwoProcesses:
 
     def test_one_link_local_address_on_two_interfaces(self, host: Host, here: Here) -> None:
         host.ip_batch(
-            "link add name br0 type bridge", "link set dev br0 up",
-            "address add fe80::7/64 dev va nodad", "address add fe80::7/64 dev br0 nodad",
+            "link add name br0 type bridge",
+            "link set dev br0 up",
+            "address add fe80::7/64 dev va nodad",
+            "address add fe80::7/64 dev br0 nodad",
         )
         other = Process(host)
         port = other.bind("fe80::7%va")
@@ -413,7 +415,8 @@ for dst in ("10.7.0.2", "fd07::2"):
         print(cmid.verbs.name, cmid.route.dgid)
 """
         assert host.python(["-W", "error", "-c", code]).stdout.splitlines() == [
-            "soft_va ::ffff:10.7.0.2", "soft_va fd07::2",
+            "soft_va ::ffff:10.7.0.2",
+            "soft_va fd07::2",
         ]
 
 

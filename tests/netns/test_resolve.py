@@ -145,7 +145,10 @@ def assert_agrees(explanation: Explanation | None, dst: str, timeout_ms: int = 2
     other = explain(dst, PORT, timeout_ms=timeout_ms)
     assert explanation is not None
     assert (other.error, other.errno_name, other.message, other.hint) == (
-        explanation.error, explanation.errno_name, explanation.message, explanation.hint,
+        explanation.error,
+        explanation.errno_name,
+        explanation.message,
+        explanation.hint,
     )
     assert other.route == explanation.route
 
@@ -307,7 +310,8 @@ class TestOnLink:
             assert caught.value.errno == errno.EINVAL
             resolve(channel, cmid, ("10.7.0.2", PORT))
             calls: tuple[Callable[[], object], ...] = (
-                lambda: cmid.resolve_addr(("10.7.0.2", PORT)), cmid.resolve_route,
+                lambda: cmid.resolve_addr(("10.7.0.2", PORT)),
+                cmid.resolve_route,
             )
             for call in calls:
                 with pytest.raises(RdmaError) as caught:
@@ -552,9 +556,7 @@ class TestNeighbours:
 
     @pytest.mark.parametrize("dst", ["10.7.0.77", "fd07::77"])
     @pytest.mark.parametrize("read", [read_waiting, read_epoll])
-    def test_a_late_neighbour(
-        self, net: TwoHosts, dst: str, read: Callable[[EventChannel, float], CmEvent]
-    ) -> None:
+    def test_a_late_neighbour(self, net: TwoHosts, dst: str, read: Callable[[EventChannel, float], CmEvent]) -> None:
         with an_id() as (channel, cmid):
             cmid.resolve_addr((dst, PORT), timeout_ms=5000)
             with pytest.raises(CmTimeoutError):
@@ -741,8 +743,12 @@ def two_ways() -> Iterator[TwoHosts]:
     """
     with two_hosts() as net:
         net.topology.link(
-            net.a, "wa", net.b, "wb",
-            addresses_a=("10.8.0.1/24", "fd08::1/64"), addresses_b=("10.8.0.2/24", "fd08::2/64"),
+            net.a,
+            "wa",
+            net.b,
+            "wb",
+            addresses_a=("10.8.0.1/24", "fd08::1/64"),
+            addresses_b=("10.8.0.2/24", "fd08::2/64"),
         )
         net.b.ip_batch("address add 10.9.9.9/32 dev lo", "address add fd09::9/128 dev lo")
         net.a.ip_batch(
@@ -762,9 +768,7 @@ FAR = pytest.mark.parametrize(
 
 class TestRules:
     @FAR
-    def test_without_rules_the_main_table(
-        self, two_ways: TwoHosts, dst: str, first: str, second: str
-    ) -> None:
+    def test_without_rules_the_main_table(self, two_ways: TwoHosts, dst: str, first: str, second: str) -> None:
         with an_id() as (channel, cmid):
             resolve(channel, cmid, (dst, PORT))
             assert (device_of(cmid), source_of(cmid)) == ("soft_va", first)
@@ -774,9 +778,7 @@ class TestRules:
 
     @FAR
     @pytest.mark.parametrize("selector", ["to {dst}", "ipproto udp dport 4791", "ipproto udp"])
-    def test_a_rule_for_all_sources(
-        self, two_ways: TwoHosts, dst: str, first: str, second: str, selector: str
-    ) -> None:
+    def test_a_rule_for_all_sources(self, two_ways: TwoHosts, dst: str, first: str, second: str, selector: str) -> None:
         family = "-6" if ":" in dst else "-4"
         two_ways.a.ip(family, "rule", "add", *selector.format(dst=dst).split(), "lookup", "100")
         with an_id() as (channel, cmid):
@@ -809,9 +811,7 @@ class TestRules:
                 assert source_of(cmid) == (source or first)
 
     @FAR
-    def test_a_source_the_routes_do_not_suit(
-        self, two_ways: TwoHosts, dst: str, first: str, second: str
-    ) -> None:
+    def test_a_source_the_routes_do_not_suit(self, two_ways: TwoHosts, dst: str, first: str, second: str) -> None:
         two_ways.b.sysctl("net.ipv4.conf.all.arp_ignore", 1)  # answer for the interface's own addresses only
         # Bound to the second interface, out of which no route leads. IPv4 tries there all the same, in vain;
         # IPv6 goes by the first, where the source does not belong.

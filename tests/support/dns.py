@@ -102,11 +102,11 @@ def _parse_question(query: bytes) -> tuple[str, int, bytes]:
     """The name (in lower case) and the type asked for, and the question section as it was."""
     position, labels = _HEADER.size, []
     while length := query[position]:
-        labels.append(query[position + 1:position + 1 + length].decode("ascii"))
+        labels.append(query[position + 1 : position + 1 + length].decode("ascii"))
         position += 1 + length
     end = position + 1 + _QUESTION.size
-    kind, _ = _QUESTION.unpack(query[position + 1:end])
-    return ".".join(labels).lower(), kind, query[_HEADER.size:end]
+    kind, _ = _QUESTION.unpack(query[position + 1 : end])
+    return ".".join(labels).lower(), kind, query[_HEADER.size : end]
 
 
 def _response(query: bytes, name: str, kind: int, question: bytes, answer: Answer) -> bytes:

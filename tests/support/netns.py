@@ -89,8 +89,13 @@ def _setns(fd: int) -> None:
 
 def _ip(args: Sequence[str], script: str | None = None) -> str:
     done = subprocess.run(
-        ["ip", *args], input=script, stdin=subprocess.DEVNULL if script is None else None,
-        capture_output=True, text=True, timeout=30, check=False,
+        ["ip", *args],
+        input=script,
+        stdin=subprocess.DEVNULL if script is None else None,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
     )
     if done.returncode != 0:
         message = f"ip {' '.join(args)}: exit {done.returncode}: {done.stderr.strip()}"
@@ -180,8 +185,7 @@ class Host:
     def _settings(self, dad: bool) -> None:
         # A new namespace copies its IPv4 settings from the machine's own, which may be a router or a
         # strict filter of sources; tests must not depend on that.
-        settings = {"net.ipv4.ip_forward": 0, "net.ipv4.conf.all.rp_filter": 0,
-                    "net.ipv4.conf.default.rp_filter": 0}
+        settings = {"net.ipv4.ip_forward": 0, "net.ipv4.conf.all.rp_filter": 0, "net.ipv4.conf.default.rp_filter": 0}
         if not dad:
             # The kernel skips detection only where both `all` and the interface's own value are off;
             # `default` is what each interface made later starts with.
@@ -306,7 +310,11 @@ class Host:
         """What the kernel says of one interface now."""
         (found,) = (entry for entry in json.loads(self.ip("-j", "address", "show", "dev", name)) if entry)
         return Interface(
-            self, name, found["ifindex"], found["address"], found["mtu"],
+            self,
+            name,
+            found["ifindex"],
+            found["address"],
+            found["mtu"],
             tuple(ipaddress.ip_interface(f"{a['local']}/{a['prefixlen']}") for a in found["addr_info"]),
         )
 
@@ -371,8 +379,11 @@ def link(
         lines = [f"address add {address} dev {name}" for address in addresses]
         if host is host_a:
             # Both ends are born in their own namespaces; the machine's own never sees them.
-            lines.insert(0, f"link add name {name_a} index {next(_indices)} mtu {mtu} type veth"
-                            f" peer name {name_b} index {next(_indices)} mtu {mtu} netns {host_b.name}")
+            lines.insert(
+                0,
+                f"link add name {name_a} index {next(_indices)} mtu {mtu} type veth"
+                f" peer name {name_b} index {next(_indices)} mtu {mtu} netns {host_b.name}",
+            )
         host.ip_batch(*lines, f"link set dev {name} up")
     for host, name, _ in ends:
         host.settle(name)
@@ -433,8 +444,13 @@ def two_hosts(mtu: int = 1500) -> Iterator[TwoHosts]:
     with Topology() as topology:
         a, b = topology.host(), topology.host()
         va, vb = topology.link(
-            a, "va", b, "vb", mtu,
-            addresses_a=("10.7.0.1/24", "fd07::1/64"), addresses_b=("10.7.0.2/24", "fd07::2/64"),
+            a,
+            "va",
+            b,
+            "vb",
+            mtu,
+            addresses_a=("10.7.0.1/24", "fd07::1/64"),
+            addresses_b=("10.7.0.2/24", "fd07::2/64"),
         )
         yield TwoHosts(topology, a, b, va, vb)
 
@@ -471,12 +487,22 @@ def three_hosts(mtu: int = 1500) -> Iterator[ThreeHosts]:
         r.sysctl("net.ipv4.ip_forward", 1)
         r.sysctl("net.ipv6.conf.all.forwarding", 1)
         va, ra = topology.link(
-            a, "va", r, "ra", mtu,
-            addresses_a=("10.7.1.1/24", "fd07:1::1/64"), addresses_b=("10.7.1.254/24", "fd07:1::fe/64"),
+            a,
+            "va",
+            r,
+            "ra",
+            mtu,
+            addresses_a=("10.7.1.1/24", "fd07:1::1/64"),
+            addresses_b=("10.7.1.254/24", "fd07:1::fe/64"),
         )
         rc, vc = topology.link(
-            r, "rc", c, "vc", mtu,
-            addresses_a=("10.7.2.254/24", "fd07:2::fe/64"), addresses_b=("10.7.2.1/24", "fd07:2::1/64"),
+            r,
+            "rc",
+            c,
+            "vc",
+            mtu,
+            addresses_a=("10.7.2.254/24", "fd07:2::fe/64"),
+            addresses_b=("10.7.2.1/24", "fd07:2::1/64"),
         )
         for end, gateway in ((va, ra), (vc, rc)):
             end.host.ip_batch(*(f"route add default via {hop}" for hop in (gateway.ipv4, gateway.ipv6)))
@@ -512,7 +538,9 @@ class _Marks(list[pytest.MarkDecorator]):
 
 
 #: ``pytestmark = needs_netns``, or ``@needs_netns``.
-needs_netns = _Marks([
-    pytest.mark.netns,
-    pytest.mark.skipif(requirement() is not None, reason=requirement() or "namespaces can be made"),
-])
+needs_netns = _Marks(
+    [
+        pytest.mark.netns,
+        pytest.mark.skipif(requirement() is not None, reason=requirement() or "namespaces can be made"),
+    ]
+)

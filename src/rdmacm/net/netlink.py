@@ -205,6 +205,13 @@ class NetlinkNetwork:
         self._neighbour_get = True
         self._query_socket()
 
+    def open(self) -> None:
+        self._query_socket()
+        self._monitor_socket()
+        for family in (AF_INET, AF_INET6):
+            with contextlib.suppress(OSError):  # a host without IPv6 needs no IPv6 neighbours
+                self._probe_socket(family)
+
     # -- asking ---------------------------------------------------------------------------------------
 
     def _query_socket(self) -> socket.socket:
@@ -295,9 +302,7 @@ class NetlinkNetwork:
                     found = entry
         return found
 
-    def probe(self, family: int, ifindex: int, ip: bytes) -> None:
-        # An empty datagram to the next hop itself, hop limit 1: the kernel must find the neighbour before it can
-        # send it. Unlike asking netlink to probe (NTF_USE), it needs no privilege.
+    def _probe_socket(self, family: int) -> socket.socket:
         sock = self._probes.get(family)
         if sock is None:
             sock = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
@@ -306,15 +311,27 @@ class NetlinkNetwork:
             else:
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_UNICAST_HOPS, 1)
             self._probes[family] = sock
+        return sock
+
+    def probe(self, family: int, ifindex: int, ip: bytes, destination: bytes | None = None) -> None:
+        # An empty datagram to the next hop itself, hop limit 1: the kernel must find the neighbour before it can
+        # send it. Unlike asking netlink to probe (NTF_USE), it needs no privilege.
         # The resolver's timeout decides, whatever became of this one datagram.
         with contextlib.suppress(OSError):
+            sock = self._probe_socket(family)
             if family == AF_INET:
                 control = (socket.IPPROTO_IP, 8, _INT.pack(ifindex) + bytes(8))  # IP_PKTINFO
-                sock.sendmsg([b""], [control], 0, (socket.inet_ntop(family, ip), _DISCARD_PORT))
+                sock.sendmsg([b""], [control], socket.MSG_DONTROUTE, (socket.inet_ntop(family, ip), _DISCARD_PORT))
             else:
-                where = (socket.inet_ntop(family, ip), _DISCARD_PORT, 0, ifindex)
                 control = (socket.IPPROTO_IPV6, socket.IPV6_PKTINFO, bytes(16) + _INT.pack(ifindex))
-                sock.sendmsg([b""], [control], 0, where)
+                # IPv6 cannot be told to send on link. A gateway outside every prefix (an "onlink" route) is found
+                # only on the way to the destination; the hop limit of 1 ends that way at the gateway.
+                beyond = None if ip.startswith(b"\xfe\x80") else destination
+                for host in (ip, beyond):
+                    if host is not None and len(host) == 16:
+                        where = (socket.inet_ntop(family, host), _DISCARD_PORT, 0, ifindex)
+                        with contextlib.suppress(OSError):
+                            sock.sendmsg([b""], [control], 0, where)
 
     # -- listening ------------------------------------------------------------------------------------
 
@@ -337,8 +354,6 @@ class NetlinkNetwork:
         self._watching = on
         for group in _WATCH:
             monitor.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP if on else _DROP_MEMBERSHIP, group)
-        if not on:
-            self._close_probes()
 
     def changes(self) -> Change | None:
         monitor = self._monitor or self._monitor_socket()

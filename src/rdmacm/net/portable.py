@@ -99,7 +99,10 @@ class PortableNetwork:
     def neighbour(self, family: int, ifindex: int, ip: bytes) -> Neighbour | None:
         return None
 
-    def probe(self, family: int, ifindex: int, ip: bytes) -> None:
+    def probe(self, family: int, ifindex: int, ip: bytes, destination: bytes | None = None) -> None:
+        pass
+
+    def open(self) -> None:
         pass
 
     def watch(self, on: bool) -> None:

@@ -128,6 +128,9 @@ class Network(Protocol):
     #: Whether :meth:`neighbour` can answer at all; where not, a next hop is assumed to be reachable.
     sees_neighbours: bool
 
+    def open(self) -> None:
+        """Open every descriptor now, in the namespace of the calling thread; else each opens at first use."""
+
     def interfaces(self) -> list[Interface]:
         """Every interface."""
 
@@ -143,8 +146,11 @@ class Network(Protocol):
     def neighbour(self, family: int, ifindex: int, ip: bytes) -> Neighbour | None:
         """The neighbour entry of a next hop, None where there is none."""
 
-    def probe(self, family: int, ifindex: int, ip: bytes) -> None:
-        """Make the host look for a neighbour (ARP, ND), without waiting."""
+    def probe(self, family: int, ifindex: int, ip: bytes, destination: bytes | None = None) -> None:
+        """Make the host look for a neighbour (ARP, ND), without waiting.
+
+        ``destination``: what the neighbour is the gateway to, where it is one.
+        """
 
     def watch(self, on: bool) -> None:
         """Have :meth:`changes` tell of neighbours and routes too; costly on a busy host, so only when needed."""

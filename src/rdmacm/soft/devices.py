@@ -7,7 +7,7 @@ decision and its explanation are taken from the same facts.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from socket import AF_INET
 
@@ -105,7 +105,7 @@ def _gid_rows(
 ) -> tuple[GidEntry, ...]:
     """The GID table: an address keeps its index while it lives; a new one takes the lowest free index."""
     wanted = {Gid.from_ip(a.ip): None for a in sorted(addresses, key=_order)}
-    rows = {row.gid_index: row for row in before if row.gid in wanted and row.ndev_name == interface.name}
+    rows = {row.gid_index: replace(row, ndev_name=interface.name) for row in before if row.gid in wanted}
     kept = {row.gid for row in rows.values()}
     index = 0
     for gid in wanted:

@@ -31,6 +31,7 @@ from rdmacm.verbs.enums import QPType
 
 if TYPE_CHECKING:
     from rdmacm.soft.provider import SoftProvider
+    from rdmacm.soft.queue import SoftQueue
 
 #: Port spaces an AF_IB address may be bound in, by the id's own, in the order they are tried.
 _IB_SPACES = {
@@ -71,10 +72,11 @@ class SoftId:
         "verbs",
     )
 
-    def __init__(self, provider: SoftProvider, queue: EventQueue, owner: object, port_space: int, qp_type: int) -> None:
+    def __init__(self, provider: SoftProvider, queue: SoftQueue, owner: object, port_space: int, qp_type: int) -> None:
         self._provider = provider
         self._owner: Callable[[], object | None] = weakref.ref(owner)
         self.queue = queue
+        queue.ids.add(self)
         self.port_space = PortSpace(port_space)
         self.qp_type = qp_type
         self.state = State.IDLE
@@ -140,7 +142,7 @@ class SoftId:
         self._provider.attach(self, view)
         name = view.device.name
         if self.verbs is None or self.verbs.name != name:
-            self.verbs = Context(name, partial(self._provider.device_of, name))
+            self.verbs = Context(name, partial(self._provider.device_at, view.ifindex))
         self.port_num = PORT_NUM
         self.pkey = DEFAULT_PKEY
 
@@ -155,6 +157,7 @@ class SoftId:
 
     def bind_addr(self, address: Address) -> None:
         with self._provider.lock:
+            self._provider.check_fork("bind_addr")
             if follow(self.state, Trigger.BIND_ADDR) is None:
                 raise self._refuse(Trigger.BIND_ADDR.value)
             self._bind(address)
@@ -253,6 +256,7 @@ class SoftId:
 
     def resolve_addr(self, source: Address | None, destination: Address, timeout_ms: int) -> None:
         with self._provider.lock:
+            self._provider.check_fork("resolve_addr")
             if follow(self.state, Trigger.RESOLVE_ADDR) is None:
                 raise self._refuse(Trigger.RESOLVE_ADDR.value)
             if timeout_ms < 0:
@@ -578,6 +582,9 @@ class SoftId:
             if follow(self.state, Trigger.MIGRATE) is None:
                 raise self._refuse(Trigger.MIGRATE.value)
             owner, old = self._owner(), self.queue
+            assert isinstance(queue, type(old))
+            old.ids.discard(self)
+            queue.ids.add(self)
             self.queue = queue
             if owner is not None:
                 for event in old.take(owner):
@@ -594,6 +601,7 @@ class SoftId:
             if self._port_owner is not None:
                 self._provider.ports.release(self._port_owner)
                 self._port_owner = None
+            self.queue.ids.discard(self)
 
 
 def _family(address: Address) -> int:

@@ -51,11 +51,15 @@ class Pending:
                 return False
             network.watch(True)  # before probing: the answer must not come unseen
             group = self._waiting[hop] = {}
-            network.probe(*hop)
+            network.probe(*hop, self._via(lookup))
             self._probe_later(hop)
         group[waiter] = (lookup, deadline)
         self._provider.call_at(deadline, lambda _: self._expire(waiter, hop, lookup))
         return True
+
+    @staticmethod
+    def _via(lookup: Lookup) -> bytes | None:
+        return lookup.destination.ip if lookup.route is not None and lookup.route.gateway else None
 
     def remove(self, waiter: SoftId, lookup: Lookup) -> None:
         """Stop waiting."""
@@ -105,7 +109,7 @@ class Pending:
         if entry is not None and entry.state.is_valid:
             self.neighbour_changed(entry)
             return
-        network.probe(*hop)
+        network.probe(*hop, self._via(next(iter(self._waiting[hop].values()))[0]))
         self._probe_later(hop)
 
     def neighbour_changed(self, neighbour: Neighbour) -> None:

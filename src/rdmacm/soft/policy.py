@@ -143,6 +143,15 @@ def choose(query: Query, host: HostView) -> tuple[DeviceView, GidEntry] | None:
     return passed[0] if passed else None
 
 
+def only_down(query: Query, host: HostView) -> DeviceView | None:
+    """The device that would do if its port were up."""
+    for view, row in host.by_ip.get(query.source, ()):
+        objection = _objection(query, view, row)
+        if objection is not None and objection[0] == "port-state":
+            return view
+    return None
+
+
 def judge(query: Query, host: HostView) -> tuple[Candidate, ...]:
     """Every candidate of the host with the rule that decided on it; the chosen one first."""
     judged: list[tuple[bool, tuple[object, ...], DeviceView, GidEntry, tuple[str, str] | None]] = []

@@ -7,12 +7,14 @@ socket or two, the port table) are opened at first use and closed with the last 
 
 from __future__ import annotations
 
+import errno
 import heapq
 import threading
 import time
 from collections.abc import Callable
 
 from rdmacm.address import InetAddr
+from rdmacm.errors import cm_error
 from rdmacm.explanation import Explanation
 from rdmacm.net.types import Change, Network
 from rdmacm.proto.sa import PathRecord
@@ -51,6 +53,7 @@ class SoftProvider:
         self.abandoned = False
         self.pending = Pending(self)
         self._namespace = namespace
+        self._given_ports = ports
         self._ports = ports
         self._host: HostView | None = None
         self._monitored = False
@@ -68,12 +71,22 @@ class SoftProvider:
 
     def open_queue(self) -> SoftQueue:
         with self.lock:
+            self.check_fork("create_event_channel")
+            if not self._queues:
+                self.network.open()  # here and now: the thread may be in another namespace later
             queue = SoftQueue(self)
             self._queues.add(queue)
             return queue
 
     def create_id(self, queue: EventQueue, owner: Owner, port_space: int, qp_type: int) -> SoftId:
+        self.check_fork("create_id")
+        assert isinstance(queue, SoftQueue)
         return SoftId(self, queue, owner, port_space, qp_type)
+
+    def check_fork(self, call: str) -> None:
+        """Refuse what was made before fork(2): its descriptors are the parent's."""
+        if self.abandoned:
+            raise cm_error(errno.EBADF, "the channel was made before fork(2)", call, hint="a channel of this process")
 
     def find_route(self, destination: InetAddr, source: InetAddr | None) -> RouteChoice | None:
         with self.lock:
@@ -131,9 +144,11 @@ class SoftProvider:
         """A descriptor that is readable when the host has changed, -1 where nobody can tell."""
         return self.network.fileno()
 
-    def device_of(self, name: str) -> Device | None:
-        """A device by name, as it is now."""
-        return next((device for device in self.devices() if device.name == name), None)
+    def device_at(self, ifindex: int) -> Device | None:
+        """The device on an interface, as it is now, whatever its name has become."""
+        with self.lock:
+            view = self.host().by_ifindex.get(ifindex)
+            return view.device if view else None
 
     @property
     def ports(self) -> PortTable:
@@ -165,8 +180,13 @@ class SoftProvider:
             self.host()
         now = self.clock()
         timers = self._timers
-        while timers and timers[0][0] <= now:
-            heapq.heappop(timers)[2](now)
+        if timers and timers[0][0] <= now:
+            while timers and timers[0][0] <= now:
+                heapq.heappop(timers)[2](now)
+            # The descriptors have fired: they stay readable until they are set anew.
+            deadline = self.next_deadline()
+            for queue in self._queues:
+                queue.rearm(deadline)
 
     def call_at(self, when: float, callback: Callable[[float], None]) -> None:
         """Have ``callback(now)`` called once ``when`` has come; there is no cancelling, so it must check."""
@@ -237,8 +257,9 @@ class SoftProvider:
 
     def _release(self) -> None:
         self.network.close()
-        if self._ports is not None and not self._bound:
+        if self._ports is not None:
             self._ports.close()
+            self._ports = self._given_ports
         self._host = None
         self._timers.clear()
         self._link_facts.clear()

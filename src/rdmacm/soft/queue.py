@@ -23,6 +23,7 @@ from rdmacm.provider import QueuedEvent
 from rdmacm.soft.timer import TimerDescriptor
 
 if TYPE_CHECKING:
+    from rdmacm.soft.ids import SoftId
     from rdmacm.soft.provider import SoftProvider
 
 #: A reader without a deadline still looks up once in a while: a clock that is not the system's may have moved.
@@ -78,6 +79,8 @@ class SoftQueue:
         self._pollable: select.epoll | None = None
         self._timer: TimerDescriptor | None = None
         self._closed = False
+        #: The ids whose events come here.
+        self.ids: set[SoftId] = set()
 
     # -- from the device ------------------------------------------------------------------------------
 
@@ -197,6 +200,8 @@ class SoftQueue:
         with self.provider.lock:
             if self._closed:
                 return
+            for waiting in list(self.ids):  # as the kernel does when the descriptor of a channel is closed
+                waiting.destroy()
             self._closed = True
             self._events.clear()
             if self._pollable is not None:

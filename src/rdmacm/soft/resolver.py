@@ -133,6 +133,8 @@ def _route_failure(lookup: Lookup, code: int, ifindex: int) -> Failure:
         )
     if code == errno.EINVAL and dst.is_link_local and not ifindex:
         return Failure(code, "route", "a link-local address needs a scope", f"{dst.host}%INTERFACE")
+    if code == errno.EINVAL and source is not None and source.is_loopback:
+        return Failure(code, "route", f"source {source.host} cannot leave this host", "another source, or none")
     if code == errno.EINVAL:
         return Failure(code, "route", f"a blackhole route covers {dst.host}", f"'ip route get {dst.host}'")
     if code == errno.EACCES:
@@ -149,6 +151,18 @@ def _route_failure(lookup: Lookup, code: int, ifindex: int) -> Failure:
     if code == errno.ENODEV:
         return Failure(code, "route", f"interface {ifindex} does not exist", "'ip link'")
     return Failure(code, "route", f"the routing lookup for {dst.host} failed ({errno_name(code)})", ask)
+
+
+def _unusable(lookup: Lookup, given: bytes | None, ifindex: int) -> Failure | None:
+    """What the routing tables would be asked in vain, or answer in spite of."""
+    dst, source = lookup.destination, lookup.source
+    if dst.is_link_local and not ifindex and not lookup.host.owns(dst.ip):
+        return Failure(errno.EINVAL, "route", "a link-local address needs a scope", f"{dst.host}%INTERFACE")
+    if given is not None and source is not None and not source.is_loopback and not lookup.host.owns(given):
+        return Failure(
+            errno.EADDRNOTAVAIL, "route", f"source {source.host} is not an address of this host", "'rdmacm devices'"
+        )
+    return None
 
 
 def find(
@@ -177,6 +191,10 @@ def find(
         if destination.is_loopback or host.owns(destination.ip):
             ifindex = 0
     started = perf_counter_ns()
+    wrong = _unusable(lookup, given, ifindex)
+    if wrong is not None:
+        lookup.steps.append(("route", perf_counter_ns() - started, wrong.message))
+        raise wrong
     try:
         route = network.route(destination.family, destination.ip, given, ifindex, tos)
     except OSError as error:
@@ -214,6 +232,16 @@ def find(
     pair = policy.choose(query, host)
     lookup.steps.append(("select", perf_counter_ns() - routed, pair[0].device.name if pair else "no candidate passed"))
     if pair is None:
+        if (view := policy.only_down(query, host)) is not None:
+            name = view.interface.name
+            raise Failure(
+                errno.ENODEV,
+                "select",
+                f"interface {name} is down",
+                f"'ip link set {name} up'"
+                if not view.interface.is_up
+                else f"whether the cable of {name} is plugged in",
+            )
         raise Failure(
             errno.ENODEV,
             "select",

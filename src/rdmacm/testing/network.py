@@ -194,6 +194,9 @@ class MemoryNetwork:
 
     # -- the seam -------------------------------------------------------------------------------------
 
+    def open(self) -> None:
+        pass
+
     def interfaces(self) -> list[Interface]:
         return list(self._interfaces.values())
 
@@ -244,7 +247,7 @@ class MemoryNetwork:
     def neighbour(self, family: int, ifindex: int, ip: bytes) -> Neighbour | None:
         return self._neighbours.get((ifindex, ip))
 
-    def probe(self, family: int, ifindex: int, ip: bytes) -> None:
+    def probe(self, family: int, ifindex: int, ip: bytes, destination: bytes | None = None) -> None:
         self.probed.append((ifindex, ip))
 
     def watch(self, on: bool) -> None:
