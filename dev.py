@@ -105,9 +105,7 @@ def _key() -> str:
 
 def _is_fresh(stamp: dict[str, Any] | None, key: str, extra: str) -> bool:
     # The extra "dev" includes "test".
-    return bool(
-        stamp and stamp.get("key") == key and stamp.get("extra") in (extra, "dev") and PYTHON.exists()
-    )
+    return bool(stamp and stamp.get("key") == key and stamp.get("extra") in (extra, "dev") and PYTHON.exists())
 
 
 def _read_stamp() -> dict[str, Any] | None:
@@ -263,9 +261,7 @@ def check(arguments: list[str]) -> int:
     }.items():
         print(f"--- {name}", flush=True)
         command[0] = str(BIN / command[0])
-        if subprocess.run(
-            command, cwd=ROOT, env=_venv_environ(), check=False, stdin=subprocess.DEVNULL
-        ).returncode:
+        if subprocess.run(command, cwd=ROOT, env=_venv_environ(), check=False, stdin=subprocess.DEVNULL).returncode:
             failed.append(name)
     print("--- failed: " + ", ".join(failed) if failed else "--- all passed", flush=True)
     return 1 if failed else 0

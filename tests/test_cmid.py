@@ -321,6 +321,9 @@ def test_binding_what_is_not_here(world: World) -> None:
         with pytest.raises(OSError, match=r"10\.0\.0\.77 is not an address of this host") as failed:
             cmid.bind_addr(("10.0.0.77", 0))
         assert failed.value.errno == errno.EADDRNOTAVAIL
+        assert isinstance(failed.value, rdmacm.RdmaError)
+        assert failed.value.explanation is not None
+        assert (failed.value.explanation.error, failed.value.explanation.errno_name) == ("bind", "EADDRNOTAVAIL")
         assert (cmid.state, cmid.verbs) == (State.IDLE, None)
         cmid.bind_addr(("10.0.0.1", 0))  # the id is as it was
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import importlib.util
+from pathlib import Path
 
 import pytest
 
@@ -221,3 +223,13 @@ def test_a_given_path_is_the_route() -> None:
         assert world.id.state is S.ROUTE_RESOLVED
     finally:
         world.close()
+
+
+def test_the_diagram_is_drawn_from_the_tables() -> None:
+    docs = Path(__file__).parent.parent / "docs"
+    spec = importlib.util.spec_from_file_location("make_states", docs / "make_states.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert (docs / "states.md").read_text(encoding="utf-8") == module.render(), "run docs/make_states.py"

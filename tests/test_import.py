@@ -11,11 +11,12 @@ import rdmacm.cma
 
 PROBE = """
 import json, os, sys, threading
-before = set(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else set()
+descriptors = lambda: set(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else set()
+opened, modules = descriptors(), set(sys.modules)
 import rdmacm, rdmacm.cma
-after = set(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else set()
-heavy = [m for m in ("asyncio", "ctypes", "logging", "ipaddress", "rdmacm.soft") if m in sys.modules]
-print(json.dumps([sorted(after - before), threading.active_count(), heavy]))
+late = {"asyncio", "ctypes", "logging", "ipaddress", "rdmacm.soft"}
+heavy = sorted((set(sys.modules) - modules) & late)
+print(json.dumps([sorted(descriptors() - opened), threading.active_count(), heavy]))
 """
 
 

@@ -45,7 +45,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from support import netns
 
@@ -182,7 +182,7 @@ class DnsServer:
         for each in (self._socket, self._wake, self._stop):
             each.close()
 
-    def __enter__(self) -> DnsServer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

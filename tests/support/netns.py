@@ -36,7 +36,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import pytest
 
@@ -199,7 +199,7 @@ class Host:
     def __repr__(self) -> str:
         return f"<Host {self.name}{'' if self._finalizer.alive else ' (closed)'}>"
 
-    def __enter__(self) -> Host:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -280,7 +280,7 @@ class Host:
         if not options.keys().isdisjoint({"stdout", "stderr"}):
             del options["capture_output"]
         try:
-            done: subprocess.CompletedProcess[str] = subprocess.run(self._inside(argv), **options)
+            done: subprocess.CompletedProcess[str] = subprocess.run(self._inside(argv), **options)  # noqa: PLW1510
         except subprocess.CalledProcessError as error:
             if error.stderr:  # which the exception carries but does not show
                 error.add_note(str(error.stderr).rstrip())
@@ -418,7 +418,7 @@ class Topology:
         """Remove every host."""
         self._stack.close()
 
-    def __enter__(self) -> Topology:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -97,6 +97,10 @@ def _text(value: memoryview) -> str:
     return bytes(value).split(b"\0", 1)[0].decode(errors="replace")
 
 
+def _ip(value: memoryview) -> bytes | None:
+    return bytes(value) if len(value) in (4, 16) else None
+
+
 def _parse_link(body: memoryview) -> Interface | None:
     if len(body) < _IFINFO.size:
         return None
@@ -166,15 +170,15 @@ def _parse_route(body: memoryview, destination: bytes) -> Route:
         if length < 4 or offset + length > end:
             break
         start = offset + 4
-        if what == 4:  # RTA_OIF
+        if what == 4 and length >= 8:  # RTA_OIF
             ifindex = _INT.unpack_from(body, start)[0]
         elif what == 7:  # RTA_PREFSRC
-            source = bytes(body[start : offset + length])
+            source = _ip(body[start : offset + length])
         elif what == 5:  # RTA_GATEWAY
-            gateway = bytes(body[start : offset + length])
+            gateway = _ip(body[start : offset + length])
         elif what == 18:  # RTA_VIA: a gateway of the other family, behind two bytes that name it
-            gateway = bytes(body[start + 2 : offset + length])
-        elif what == 15:  # RTA_TABLE
+            gateway = _ip(body[start + 2 : offset + length])
+        elif what == 15 and length >= 8:  # RTA_TABLE
             table = _UINT.unpack_from(body, start)[0]
         elif what == 8:  # RTA_METRICS: RTAX_MTU 2, RTAX_HOPLIMIT 10
             for metric, value in _attributes(body[start : offset + length], 0):

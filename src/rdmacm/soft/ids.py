@@ -168,16 +168,32 @@ class SoftId:
         started = perf_counter_ns()
         try:
             bound: Address = self._bind_ib(address) if isinstance(address, SockAddrIB) else self._bind_ip(address)
-        except RdmaError as error:
+        except RdmaError as error:  # the port
             self._detach()
-            error.address = error.address or str(address)
-            error.step = "bind_addr"
+            error.address = str(address)
+            error.explanation = self._bind_failure(address, error, perf_counter_ns() - started)
             raise
-        except Failure as failure:
+        except Failure as failure:  # the device
             self._detach()
-            raise cm_error(failure.errno, failure.message, "bind_addr", str(address), failure.hint) from None
+            refused = cm_error(failure.errno, failure.message, "bind_addr", str(address), failure.hint)
+            refused.explanation = self._bind_failure(address, refused, perf_counter_ns() - started)
+            raise refused from None
         self.local_addr = bound
         self._steps = [("bind", perf_counter_ns() - started, str(bound))]
+
+    @staticmethod
+    def _bind_failure(address: Address, error: RdmaError, nanoseconds: int) -> Explanation:
+        return Explanation(
+            node=address.host if isinstance(address, InetAddr) else str(address.addr),
+            service=str(address.port),
+            provider="soft",
+            steps=(Step("bind", nanoseconds / 1000, str(error.strerror)),),
+            error="bind",
+            errno=error.errno or 0,
+            errno_name=error.code_name,
+            message=str(error.strerror),
+            hint=error.hint,
+        )
 
     def _bind_ip(self, address: InetAddr) -> InetAddr:
         if address.is_link_local and not address.scope_id:
