@@ -1,0 +1,20 @@
+"""The examples in docstrings say what happens."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    "module", ["addrinfo", "channel", "cmid", "explain", "testing", "address", "proto.sa", "verbs.device"]
+)
+def test_examples(module: str) -> None:
+    result = doctest.testmod(importlib.import_module(f"rdmacm.{module}"))
+    assert result.failed == 0
+
+
+def test_there_are_examples() -> None:
+    assert doctest.testmod(importlib.import_module("rdmacm")).attempted > 0
