@@ -849,6 +849,7 @@ def test_closing_ends_a_wait_and_an_iteration(world: World) -> None:
     thread.join(10)
     assert not thread.is_alive()
     assert seen == [CmEventType.USER]
+    assert world.channel.queue._wake is None, "the last reader closes the descriptor it waited on"  # type: ignore[attr-defined]
     with pytest.raises(OSError, match="closed") as failed:
         world.channel.get_event(0)
     assert failed.value.errno == errno.EBADF

@@ -233,7 +233,11 @@ def lookup_address(address: SockAddr) -> InetAddr | SockAddrIB:
             raise
         if address[0] == "*" or not {":", "\0"}.isdisjoint(address[0]):
             raise  # getaddrinfo(3) would read "*" as NULL, and a name up to its NUL
-        family, _, _, _, found = socket.getaddrinfo(address[0], int(address[1]), type=socket.SOCK_STREAM)[0]
+        try:
+            answers = socket.getaddrinfo(address[0], int(address[1]), type=socket.SOCK_STREAM)
+        except UnicodeError as error:
+            raise socket.gaierror(socket.EAI_NONAME, f"not a host name: {error}") from error
+        family, _, _, _, found = answers[0]
         if family not in (AF_INET, AF_INET6):
             raise
         return parse_address((str(found[0]), *found[1:]))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from socket import AF_INET, AF_INET6, inet_pton
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypedDict, Unpack
 
 from rdmacm.address import (
     AF_IB,
@@ -33,7 +33,7 @@ from rdmacm.proto.sa import PathData, PathRecord
 from rdmacm.provider import Provider, get_provider
 from rdmacm.verbs.enums import QPType
 
-__all__ = ["AddrInfo", "Resolver", "getaddrinfo", "make_hints", "needs_lookup"]
+__all__ = ["AddrInfo", "HintFields", "Resolver", "getaddrinfo", "make_hints", "needs_lookup"]
 
 #: One answer of socket.getaddrinfo: (family, type, proto, canonname, sockaddr).
 Answer: TypeAlias = "tuple[int, int, int, str, tuple[Any, ...]]"
@@ -115,38 +115,36 @@ def _sockaddr_length(address: SockAddr | None) -> int:
     return 28 if len(address) > 2 or ":" in address[0] else 16
 
 
-def make_hints(
-    hints: AddrInfo | None = None,
-    *,
-    flags: int | None = None,
-    family: int | None = None,
-    qp_type: int | None = None,
-    port_space: int | None = None,
-    src_addr: SockAddr | None = None,
-    dst_addr: SockAddr | None = None,
-    route: bytes | Sequence[PathData] | None = None,
-) -> AddrInfo | None:
+class HintFields(TypedDict, total=False):
+    """The fields of hints, as keywords; None leaves one alone.
+
+    ``route`` may also be bytes: one ``ibv_path_record``, or an array of ``ibv_path_data``.
+    """
+
+    flags: int | None
+    family: int | None
+    qp_type: int | None
+    port_space: int | None
+    src_addr: SockAddr | None
+    dst_addr: SockAddr | None
+    route: bytes | Sequence[PathData] | None
+
+
+def make_hints(hints: AddrInfo | None = None, **fields: Unpack[HintFields]) -> AddrInfo | None:
     """Hints with some fields replaced; None when there is nothing to hint.
 
     ``route`` may be the bytes of one ``ibv_path_record`` (64) or of an array of ``ibv_path_data`` (72 each).
     ValueError for another length.
     """
-    values = (flags, family, qp_type, port_space, src_addr, dst_addr, route)
-    if values == (None,) * len(values):
+    given = {name: value for name, value in fields.items() if value is not None}
+    if not given:
         return hints
-    base = hints if hints is not None else AddrInfo()
-    return AddrInfo(
-        base.flags if flags is None else flags,
-        base.family if family is None else family,
-        base.qp_type if qp_type is None else qp_type,
-        base.port_space if port_space is None else port_space,
-        base.src_addr if src_addr is None else src_addr,
-        base.dst_addr if dst_addr is None else dst_addr,
-        base.src_canonname,
-        base.dst_canonname,
-        base.route if route is None else _parse_route(route),
-        base.connect,
-    )
+    if "route" in given:
+        given["route"] = _parse_route(given["route"])  # type: ignore[arg-type]
+    return AddrInfo(**given) if hints is None else replace(hints, **given)  # type: ignore[arg-type]
+
+
+_NO_HINTS = AddrInfo()
 
 
 def _parse_route(route: bytes | Sequence[PathData]) -> tuple[PathData, ...]:
@@ -164,15 +162,9 @@ def getaddrinfo(
     service: str | int | None = None,
     hints: AddrInfo | None = None,
     *,
-    flags: int | None = None,
-    family: int | None = None,
-    qp_type: int | None = None,
-    port_space: int | None = None,
-    src_addr: SockAddr | None = None,
-    dst_addr: SockAddr | None = None,
-    route: bytes | Sequence[PathData] | None = None,
     provider: str | Provider | None = None,
     resolver: Resolver | None = None,
+    **fields: Unpack[HintFields],
 ) -> list[AddrInfo]:
     """Resolve a node and service to RDMA addresses, rdma_getaddrinfo(3).
 
@@ -189,16 +181,7 @@ def getaddrinfo(
     >>> getaddrinfo("127.0.0.1", 7471, port_space=PortSpace.TCP)[0].dst_addr
     ('127.0.0.1', 7471)
     """
-    hints = make_hints(
-        hints,
-        flags=flags,
-        family=family,
-        qp_type=qp_type,
-        port_space=port_space,
-        src_addr=src_addr,
-        dst_addr=dst_addr,
-        route=route,
-    )
+    hints = make_hints(hints, **fields)
     if service is not None and not isinstance(service, str):
         service = str(service)
     wanted = 0
@@ -398,7 +381,7 @@ def _from_names(
     resolver: Resolver | None,
 ) -> list[AddrInfo]:
     if hints is None:
-        hints = AddrInfo()
+        hints = _NO_HINTS
         family, socktype, proto, flags = 0, 0, 0, _NO_HINTS_FLAGS
     else:
         family, socktype, proto, flags = _socket_hints(int(hints.flags), hints.family, hints.qp_type, hints.port_space)

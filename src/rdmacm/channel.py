@@ -14,6 +14,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -215,7 +216,8 @@ class Lookup:
         self.done = done
         self.cancelled = False
 
-    def run(self, lock: threading.Lock) -> None:
+    def run(self, lock: AbstractContextManager[object]) -> None:
+        """Do the work; with ``lock`` held, hand over what came of it unless it was cancelled."""
         result, failure = None, None
         try:
             result = self.work()
@@ -237,7 +239,8 @@ class _Lookups:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # Re-entrant: collecting garbage inside it may close another channel.
+        self._lock = threading.RLock()
         self._waiting: deque[Lookup] = deque()
         self._threads = 0
 

@@ -8,10 +8,10 @@ import threading
 import warnings
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Self, Unpack
 
 from rdmacm.address import Gid, InetAddr, SockAddr, lookup_address
-from rdmacm.addrinfo import AddrInfo, Resolver, getaddrinfo, make_hints, needs_lookup
+from rdmacm.addrinfo import AddrInfo, HintFields, Resolver, getaddrinfo, make_hints, needs_lookup
 from rdmacm.channel import CmEvent, EventChannel, Lookup, wait_acked
 from rdmacm.cmstate import State
 from rdmacm.constants import CmEventType, IdOption, OptionLevel, PortSpace, RaiFlag
@@ -234,13 +234,8 @@ class CmId:
         service: str | int | None = None,
         hints: AddrInfo | None = None,
         *,
-        flags: int | None = None,
-        family: int | None = None,
-        qp_type: int | None = None,
-        port_space: int | None = None,
-        src_addr: SockAddr | None = None,
-        dst_addr: SockAddr | None = None,
         resolver: Resolver | None = None,
+        **fields: Unpack[HintFields],
     ) -> None:
         """As :func:`rdmacm.getaddrinfo`, without waiting, rdma_resolve_addrinfo(3).
 
@@ -249,15 +244,7 @@ class CmId:
         resolution of this id is not over; EOPNOTSUPP for ``RAI_SA`` with a node, with ``RAI_DNS``, or on a port
         that is not InfiniBand; EINVAL for ``RAI_SA`` without a service or on an unbound id.
         """
-        hints = make_hints(
-            hints,
-            flags=flags,
-            family=family,
-            qp_type=qp_type,
-            port_space=port_space,
-            src_addr=src_addr,
-            dst_addr=dst_addr,
-        )
+        hints = make_hints(hints, **fields)
         if self._resolving:
             raise cm_error(
                 errno.EBUSY, "a resolution of this id is not over", "resolve_addrinfo", node, "query_addrinfo() first"
@@ -275,7 +262,7 @@ class CmId:
         self._addrinfo = None
         self._lookup = lookup
         if resolver is None and not needs_lookup(node, hints):
-            lookup.run(threading.Lock())
+            lookup.run(contextlib.nullcontext())
         else:
             self._channel.lookups.submit(lookup)
         if self._private:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter_ns
+from typing import Unpack
 
-from rdmacm.address import InetAddr, SockAddr, format_address, parse_address
-from rdmacm.addrinfo import AddrInfo, Resolver, getaddrinfo, make_hints
+from rdmacm.address import InetAddr, format_address, parse_address
+from rdmacm.addrinfo import AddrInfo, HintFields, Resolver, getaddrinfo, make_hints
 from rdmacm.cmid import CmId
 from rdmacm.constants import PortSpace, RaiFlag
 from rdmacm.errors import GaiError, RdmaError
@@ -139,16 +139,10 @@ def explain(
     service: str | int | None = None,
     hints: AddrInfo | None = None,
     *,
-    flags: int | None = None,
-    family: int | None = None,
-    qp_type: int | None = None,
-    port_space: int | None = None,
-    src_addr: SockAddr | None = None,
-    dst_addr: SockAddr | None = None,
-    route: bytes | Sequence[object] | None = None,
     timeout_ms: int = 2000,
     provider: str | Provider | None = None,
     resolver: Resolver | None = None,
+    **fields: Unpack[HintFields],
 ) -> Explanation:
     """Resolve and say why it came out so: every candidate with the rule that decided, routes, neighbours, times.
 
@@ -158,16 +152,7 @@ def explain(
     >>> explain("127.0.0.1", 7471).chosen.device
     'soft_lo'
     """
-    hints = make_hints(
-        hints,
-        flags=flags,
-        family=family,
-        qp_type=qp_type,
-        port_space=port_space,
-        src_addr=src_addr,
-        dst_addr=dst_addr,
-        route=route,  # type: ignore[arg-type]
-    )
+    hints = make_hints(hints, **fields)
     cmid, explanation = resolve(node, service, hints, timeout_ms=timeout_ms, provider=provider, resolver=resolver)
     if cmid is not None:
         cmid.destroy()

@@ -130,8 +130,12 @@ class SoftQueue:
         finally:
             with provider.lock:
                 self._waiting -= 1
-                if not self._waiting and self._wake is not None and not self._events and not self._closed:
-                    self._wake.clear()
+                if not self._waiting and self._wake is not None:
+                    if self._closed:  # close() left it to the last reader
+                        self._wake.close()
+                        self._wake = None
+                    elif not self._events:
+                        self._wake.clear()
 
     def _pop(self) -> QueuedEvent | None:
         if self._closed or self.provider.abandoned:
@@ -215,5 +219,5 @@ class SoftQueue:
                 wake.close()
                 self._wake = None
             elif wake is not None:
-                wake.set()  # the reader that waits closes it with its last look
+                wake.set()  # the last reader closes it
         self.provider.queue_closed(self)
