@@ -788,6 +788,9 @@ def test_a_channel_polls_readable_for_an_event(world: World) -> None:
         threading.Thread(target=cmid.write_cm_event).start()
         assert poll.poll(5000)
         assert world.events() == [(CmEventType.USER, 0)]
+        cmid.write_cm_event()
+        assert poll.poll(0)
+    assert poll.poll(0) == [], "the event went with its id"
 
 
 def test_a_channel_polls_readable_for_a_deadline() -> None:

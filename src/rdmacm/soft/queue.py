@@ -107,6 +107,7 @@ class SoftQueue:
             taken = [event for event in self._events if event.owner is owner]
             if taken:
                 self._events = deque(event for event in self._events if event.owner is not owner)
+                self._settle()
             return taken
 
     # -- from the reader ------------------------------------------------------------------------------
@@ -134,8 +135,9 @@ class SoftQueue:
                     if self._closed:  # close() left it to the last reader
                         self._wake.close()
                         self._wake = None
-                    elif not self._events:
-                        self._wake.clear()
+                    self._settle()
+                elif self._wake is not None:
+                    self._wake.set()  # the others look at the clock again: this one may have seen to it for them
 
     def _pop(self) -> QueuedEvent | None:
         if self._closed or self.provider.abandoned:
@@ -144,10 +146,15 @@ class SoftQueue:
         if self._events:
             event = self._events.popleft()
             event.owner.reported()  # under the lock, so that destroying the id either sees it or discards the event
-            if not self._events and self._pollable is not None and self._wake is not None:
-                self._wake.clear()
+            self._settle()
             return event
+        self._settle()
         return None
+
+    def _settle(self) -> None:
+        """Stop polling readable where no event is left. While a reader waits, the signal is the reader's."""
+        if self._wake is not None and not self._events and not self._waiting and not self._closed:
+            self._wake.clear()
 
     def _wait(self, limit: float | None) -> QueuedEvent | None:
         provider = self.provider
@@ -166,8 +173,7 @@ class SoftQueue:
                     wait = min(wait, max(0.0, limit - time.monotonic()))
                 if self._events or self._closed:
                     wait = 0.0
-            # Rounded up: waking a moment early would only mean asking again.
-            poll.poll(min(wait, _LONGEST_WAIT) * 1000 + 0.999 if wait else 0)
+            poll.poll(min(wait, _LONGEST_WAIT) * 1000)
             with provider.lock:
                 if not self._closed:
                     provider.progress()
