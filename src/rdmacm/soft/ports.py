@@ -58,6 +58,9 @@ _RUN = 64
 #: A byte every process that has the file open locks, shared: who can lock it alone is the last.
 _MEMBERS = 1 << 62
 
+#: The last member needs a moment to remove the file; who holds that byte longer means ill.
+_OPEN_TRIES = 1000
+
 #: Ports below this need CAP_NET_BIND_SERVICE (bit 10 of the capability sets).
 _PRIVILEGED = 1024
 _CAP_NET_BIND_SERVICE = 10
@@ -151,8 +154,12 @@ class PortTable:
     def _file(self) -> int:
         if self._fd < 0:
             try:
-                while (fd := self._open()) < 0:
-                    pass
+                for _ in range(_OPEN_TRIES):
+                    if (fd := self._open()) >= 0:
+                        break
+                    os.sched_yield()
+                else:
+                    raise OSError(errno.EBUSY, "another process keeps it locked")
             except OSError as error:
                 raise cm_error(
                     error.errno or errno.EIO,
@@ -164,7 +171,7 @@ class PortTable:
         return self._fd
 
     def _open(self) -> int:
-        """Open the table and become a member; -1 where its last member removed it meanwhile."""
+        """Open the table and become a member; -1 where its last member is just removing it."""
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
             # Not O_CREAT first: in a sticky directory the kernel refuses to "create" another user's file.
@@ -178,9 +185,11 @@ class PortTable:
         try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 raise OSError(errno.EINVAL, "not a regular file")
-            fcntl.lockf(fd, fcntl.LOCK_SH, 1, _MEMBERS)
+            fcntl.lockf(fd, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, _MEMBERS)
             if os.fstat(fd).st_nlink:
                 return fd
+        except BlockingIOError:
+            pass
         except OSError:
             os.close(fd)
             raise

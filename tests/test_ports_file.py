@@ -1,0 +1,129 @@
+"""The file behind the port table: shared, tidy, and not to be led astray."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+from socket import AF_INET, inet_aton
+
+import pytest
+
+from rdmacm.constants import PortSpace
+from rdmacm.soft.ports import PortOwner, PortTable
+
+
+def owner(port: int, host: str = "10.0.0.1", **changes: bool) -> PortOwner:
+    settings = {"is_any": False, "reuseaddr": False, "afonly": True, **changes}
+    return PortOwner(PortSpace.TCP, port, AF_INET, inet_aton(host), 0, **settings)
+
+
+def table(directory: Path) -> PortTable:
+    return PortTable("net:[1]", directory=str(directory))
+
+
+def test_the_last_to_leave_removes_the_file(tmp_path: Path) -> None:
+    ports = table(tmp_path)
+    assert not os.listdir(tmp_path), "nothing is made before it is needed"
+    ports.bind(owner(4000))
+    assert os.listdir(tmp_path) == ["rdmacm-ports-net1"]
+    assert os.stat(ports.path).st_mode & 0o777 == 0o666, "other users share the ports, whatever the umask"
+    ports.close()
+    assert not os.listdir(tmp_path)
+    ports.bind(owner(4000))  # and it can be used again
+    ports.close()
+
+
+def test_the_file_stays_while_another_process_uses_it(tmp_path: Path) -> None:
+    ports = table(tmp_path)
+    ports.bind(owner(4000))
+    code = (
+        f"import sys; sys.path[:0] = {[*sys.path, str(Path(__file__).parent)]!r}\n"
+        "from test_ports_file import *\n"
+        "from pathlib import Path\n"
+        f"ports = table(Path({str(tmp_path)!r}))\n"
+        "try: ports.bind(owner(4000))\n"
+        "except OSError as error: print(error.errno)\n"
+        "ports.bind(owner(4001))\n"
+        "ports.close()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(errno.EADDRINUSE)]
+    assert os.path.exists(ports.path)
+    ports.close()
+    assert not os.path.exists(ports.path)
+
+
+@pytest.mark.parametrize("trap", ["directory", "fifo", "link"])
+def test_what_is_no_plain_file_is_refused(tmp_path: Path, trap: str) -> None:
+    ports = table(tmp_path)
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    if trap == "directory":
+        os.mkdir(ports.path)
+    elif trap == "fifo":
+        os.mkfifo(ports.path)
+    else:
+        os.symlink(precious, ports.path)
+    with pytest.raises(OSError, match="cannot be opened"):
+        ports.bind(owner(4000))
+    assert precious.read_text() == "precious"
+
+
+def test_who_keeps_it_locked_cannot_make_us_wait(tmp_path: Path) -> None:
+    ports = table(tmp_path)
+    Path(ports.path).touch()
+    code = (
+        "import fcntl, os, sys\n"
+        f"fd = os.open({ports.path!r}, os.O_RDWR)\n"
+        "fcntl.lockf(fd, fcntl.LOCK_EX, 0, 0)\n"
+        "print('locked', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "locked\n"
+        with pytest.raises(OSError, match="keeps it locked") as failed:
+            ports.bind(owner(4000))
+        assert failed.value.errno == errno.EBUSY
+        assert holder.stdin is not None
+        holder.stdin.close()
+    ports.bind(owner(4000))
+    ports.close()
+
+
+def test_released_ports_are_free_and_shared_ones_stay(tmp_path: Path) -> None:
+    ports = table(tmp_path)
+    first, second = owner(4000, reuseaddr=True), owner(4000, reuseaddr=True)
+    ports.bind(first)
+    ports.bind(second)
+    with pytest.raises(OSError, match="taken by an id of this process"):
+        ports.bind(owner(4000))
+    ports.release(first)
+    with pytest.raises(OSError, match="taken"):
+        ports.bind(owner(4000))
+    ports.release(second)
+    ports.release(second)
+    ports.bind(owner(4000))
+    ports.close()
+
+
+def test_free_ports_end(tmp_path: Path) -> None:
+    ports = PortTable("net:[1]", (5000, 5003), directory=str(tmp_path))
+    taken = [owner(0) for _ in range(4)]
+    for each in taken:
+        ports.bind(each)
+    assert sorted(each.port for each in taken) == [5000, 5001, 5002, 5003]
+    last = owner(0)
+    with pytest.raises(OSError, match="free") as failed:
+        ports.bind(last)
+    assert failed.value.errno == errno.EADDRNOTAVAIL
+    assert last.port == 0
+    ports.release(taken[2])
+    ports.bind(last)
+    assert last.port == taken[2].port
+    ports.close()
