@@ -14,6 +14,8 @@ import pytest
 from rdmacm.constants import PortSpace
 from rdmacm.soft.ports import PortOwner, PortTable
 
+NAME = "rdmacm-ports-net1"
+
 
 def owner(port: int, host: str = "10.0.0.1", **changes: bool) -> PortOwner:
     settings = {"is_any": False, "reuseaddr": False, "afonly": True, **changes}
@@ -28,7 +30,8 @@ def test_the_last_to_leave_removes_the_file(tmp_path: Path) -> None:
     ports = table(tmp_path)
     assert not os.listdir(tmp_path), "nothing is made before it is needed"
     ports.bind(owner(4000))
-    assert os.listdir(tmp_path) == ["rdmacm-ports-net1"]
+    assert os.listdir(tmp_path) == [NAME]
+    assert ports.path is not None
     assert os.stat(ports.path).st_mode & 0o777 == 0o666, "other users share the ports, whatever the umask"
     ports.close()
     assert not os.listdir(tmp_path)
@@ -51,33 +54,33 @@ def test_the_file_stays_while_another_process_uses_it(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [str(errno.EADDRINUSE)]
-    assert os.path.exists(ports.path)
+    assert os.listdir(tmp_path)
     ports.close()
-    assert not os.path.exists(ports.path)
+    assert not os.listdir(tmp_path)
 
 
 @pytest.mark.parametrize("trap", ["directory", "fifo", "link"])
 def test_what_is_no_plain_file_is_refused(tmp_path: Path, trap: str) -> None:
-    ports = table(tmp_path)
+    ports, path = table(tmp_path), tmp_path / NAME
     precious = tmp_path / "precious"
     precious.write_text("precious")
     if trap == "directory":
-        os.mkdir(ports.path)
+        path.mkdir()
     elif trap == "fifo":
-        os.mkfifo(ports.path)
+        os.mkfifo(path)
     else:
-        os.symlink(precious, ports.path)
+        path.symlink_to(precious)
     with pytest.raises(OSError, match="cannot be opened"):
         ports.bind(owner(4000))
     assert precious.read_text() == "precious"
 
 
 def test_who_keeps_it_locked_cannot_make_us_wait(tmp_path: Path) -> None:
-    ports = table(tmp_path)
-    Path(ports.path).touch()
+    ports, path = table(tmp_path), tmp_path / NAME
+    path.touch()
     code = (
         "import fcntl, os, sys\n"
-        f"fd = os.open({ports.path!r}, os.O_RDWR)\n"
+        f"fd = os.open({str(path)!r}, os.O_RDWR)\n"
         "fcntl.lockf(fd, fcntl.LOCK_EX, 0, 0)\n"
         "print('locked', flush=True)\n"
         "sys.stdin.read()\n"
@@ -127,3 +130,16 @@ def test_free_ports_end(tmp_path: Path) -> None:
     ports.bind(last)
     assert last.port == taken[2].port
     ports.close()
+
+
+def test_where_nothing_can_be_written_the_ports_are_private(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere
+    ports = table(tmp_path)
+    ports.bind(owner(4000))
+    with pytest.raises(OSError, match="taken by an id of this process"):
+        ports.bind(owner(4000))
+    assert "not seen" in caplog.text
+    ports.close()
+    assert not os.listdir(tmp_path)

@@ -36,7 +36,6 @@ import os
 import secrets
 import stat
 import struct
-import tempfile
 from dataclasses import dataclass, replace
 from socket import AF_INET, AF_INET6
 
@@ -60,6 +59,9 @@ _MEMBERS = 1 << 62
 
 #: The last member needs a moment to remove the file; who holds that byte longer means ill.
 _OPEN_TRIES = 1000
+
+#: Where the file may be: the first that can be written to, so that all processes find the same one.
+_DIRECTORIES = ("/dev/shm", "/tmp")
 
 #: Ports below this need CAP_NET_BIND_SERVICE (bit 10 of the capability sets).
 _PRIVILEGED = 1024
@@ -134,51 +136,71 @@ def may_bind_privileged() -> bool:
 class PortTable:
     """The ports of one network namespace. Its owner serialises the calls.
 
-    ``namespace`` names the file; ``directory`` is for tests. ``ephemeral`` is the range free ports come from.
+    ``namespace`` names the file; ``directory`` is where it is, for tests. ``ephemeral`` is the range free ports come from.
     """
 
     def __init__(
         self, namespace: str, ephemeral: tuple[int, int] = (32768, 60999), directory: str | None = None
     ) -> None:
         self._name = "rdmacm-ports-" + ("".join(c for c in namespace if c.isalnum()) or "host")
-        self._directory = directory or ("/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir())
+        self._directories = (directory,) if directory else _DIRECTORIES
+        self._directory: str | None = None
         self._ephemeral = ephemeral
         self._owners: dict[tuple[PortSpace, int], list[PortOwner]] = {}
         self._next = self._run = 0
         self._fd = -1
 
     @property
-    def path(self) -> str:
-        return os.path.join(self._directory, self._name)
+    def path(self) -> str | None:
+        """Where the file is; None before it is needed, and where no directory can be written to."""
+        return None if self._directory is None else os.path.join(self._directory, self._name)
 
     def _file(self) -> int:
-        if self._fd < 0:
-            try:
-                for _ in range(_OPEN_TRIES):
-                    if (fd := self._open()) >= 0:
-                        break
-                    os.sched_yield()
-                else:
-                    raise OSError(errno.EBUSY, "another process keeps it locked")
-            except OSError as error:
-                raise cm_error(
-                    error.errno or errno.EIO,
-                    f"the port table {self.path} cannot be opened ({error.strerror})",
-                    "bind_addr",
-                    hint=f"make {self._directory} writable, or remove the file if nobody uses it",
-                ) from error
-            self._fd = fd
+        if self._fd >= 0:
+            return self._fd
+        self._directory = next((d for d in self._directories if os.access(d, os.W_OK | os.X_OK)), None)
+        if self._directory is None:
+            return self._private()
+        try:
+            for _ in range(_OPEN_TRIES):
+                if (fd := self._open()) >= 0:
+                    break
+                os.sched_yield()
+            else:
+                raise OSError(errno.EBUSY, "another process keeps it locked")
+        except OSError as error:
+            raise cm_error(
+                error.errno or errno.EIO,
+                f"the port table {self.path} cannot be opened ({error.strerror})",
+                "bind_addr",
+                hint="remove the file if nobody uses it",
+            ) from error
+        self._fd = fd
+        return fd
+
+    def _private(self) -> int:
+        import logging
+        import tempfile
+
+        logging.getLogger("rdmacm").warning(
+            "none of %s can be written to: ports of other processes are not seen", ", ".join(self._directories)
+        )
+        if hasattr(os, "memfd_create"):
+            self._fd = os.memfd_create(self._name)
+        else:
+            with tempfile.TemporaryFile() as file:
+                self._fd = os.dup(file.fileno())
         return self._fd
 
     def _open(self) -> int:
         """Open the table and become a member; -1 where its last member is just removing it."""
-        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+        flags, path = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, str(self.path)
         try:
             # Not O_CREAT first: in a sticky directory the kernel refuses to "create" another user's file.
-            fd = os.open(self.path, flags)
+            fd = os.open(path, flags)
         except FileNotFoundError:
             try:
-                fd = os.open(self.path, flags | os.O_CREAT | os.O_EXCL, 0o666)
+                fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
             except FileExistsError:
                 return -1
             os.fchmod(fd, 0o666)  # the namespace's ports are every user's, whatever the umask
@@ -344,11 +366,12 @@ class PortTable:
         self._owners.clear()
         if self._fd < 0:
             return
-        try:
-            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _MEMBERS)
-            os.unlink(self.path)
-        except OSError:
-            pass  # others use it, or another user owns it
+        if self.path is not None:
+            try:
+                fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _MEMBERS)
+                os.unlink(self.path)
+            except OSError:
+                pass  # others use it, or another user owns it
         os.close(self._fd)
         self._fd = -1
 

@@ -143,6 +143,12 @@ def _route_failure(lookup: Lookup, code: int, ifindex: int) -> Failure:
         return Failure(code, "route", f"an unreachable route covers {dst.host}, or its next hop failed", ask)
     if code == errno.ENETUNREACH:
         if dst.is_loopback:
+            loopback = lookup.host.loopback
+            if loopback is not None and loopback.is_active:
+                enable = "IPv4" if dst.family == AF_INET else "IPv6 (sysctl net.ipv6.conf.lo.disable_ipv6=0)"
+                return Failure(
+                    code, "route", f"{loopback.interface.name} has no address {dst.host}", f"enable {enable}"
+                )
             return Failure(code, "route", "the loopback interface is down", "'ip link set lo up'")
         if dst.family == AF_INET6 and dst.ip.startswith(bytes(10) + b"\xff\xff"):
             return Failure(code, "route", f"{dst.host} is an IPv4-mapped address", "the IPv4 address itself")
