@@ -182,9 +182,8 @@ class PortTable:
         import logging
         import tempfile
 
-        logging.getLogger("rdmacm").warning(
-            "none of %s can be written to: ports of other processes are not seen", ", ".join(self._directories)
-        )
+        where = ", ".join(self._directories)
+        logging.getLogger("rdmacm").warning("none of %s can be written to: other processes' ports are not seen", where)
         if hasattr(os, "memfd_create"):
             self._fd = os.memfd_create(self._name)
         else:
