@@ -136,7 +136,7 @@ def may_bind_privileged() -> bool:
 class PortTable:
     """The ports of one network namespace. Its owner serialises the calls.
 
-    ``namespace`` names the file; ``directory`` is where it is, for tests. ``ephemeral`` is the range free ports come from.
+    ``namespace`` names the file; ``directory`` is where it is, for tests. ``ephemeral`` is where free ports come from.
     """
 
     def __init__(
