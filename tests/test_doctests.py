@@ -9,7 +9,11 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    "module", ["addrinfo", "channel", "cmid", "explain", "testing", "address", "proto.sa", "verbs.device"]
+    "module",
+    [
+        *["addrinfo", "channel", "cmid", "explain", "testing", "address", "proto.sa", "verbs.device"],
+        *["proto.roce.headers", "proto.roce.icrc", "proto.roce.psn"],
+    ],
 )
 def test_examples(module: str) -> None:
     result = doctest.testmod(importlib.import_module(f"rdmacm.{module}"))

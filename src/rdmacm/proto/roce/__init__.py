@@ -1,0 +1,1 @@
+"""RoCEv2 packets: opcodes, headers, packet sequence numbers and the invariant CRC."""

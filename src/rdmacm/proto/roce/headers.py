@@ -1,0 +1,565 @@
+"""Transport headers of RoCEv2 packets (InfiniBand Architecture, chapter 9).
+
+After the UDP header a packet has the base transport header (BTH), the extended headers its opcode asks for, the
+payload, up to three pad bytes and the invariant CRC.  :class:`Packet` is all of that but the CRC, which
+:mod:`rdmacm.proto.roce.icrc` knows.
+
+Reserved bits are fields here: the invariant CRC covers them, so a packet that is decoded and encoded again has to
+come out the same.
+
+There are two ways to the same bytes.  The dataclasses say everything by name, check every field and are for
+management datagrams, tools and tests.  ``peek`` and the ``write_*`` functions, with the structs below them, touch
+what a data path needs and check no more than that the bytes are there: 24-bit values must be masked by the caller.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import TypeAlias
+
+from rdmacm.proto.roce.opcodes import BTH_LENGTH, EXTENDED_HEADERS, EXTENDED_LENGTH, HEADER_LENGTH, ExtendedHeader
+from rdmacm.proto.wire import Buffer, WireError
+
+__all__ = [
+    "AETH",
+    "BTH",
+    "DEFAULT_PKEY",
+    "DETH",
+    "FETH",
+    "IETH",
+    "MULTICAST_QPN",
+    "RETH",
+    "RNR_TIMER_SECONDS",
+    "ROCE_PORT",
+    "AethType",
+    "AtomicAckETH",
+    "AtomicETH",
+    "ImmDt",
+    "NakCode",
+    "Packet",
+    "pad_count",
+    "peek",
+    "rnr_timer_seconds",
+    "write_bth",
+    "write_bth_aeth",
+    "write_bth_reth",
+]
+
+#: UDP destination port of every packet.
+ROCE_PORT = 4791
+#: The P_Key of the default partition, full member.
+DEFAULT_PKEY = 0xFFFF
+#: Destination QP number of a multicast packet.
+MULTICAST_QPN = 0xFFFFFF
+
+# The layouts, public for loops that cannot afford a call: opcode; SE, M, PadCnt, TVer; P_Key; FECN, BECN, reserved,
+# destination QPN; A, reserved, PSN.
+BTH_STRUCT = struct.Struct("!BBHII")
+DETH_STRUCT = struct.Struct("!II")
+FETH_STRUCT = struct.Struct("!I")
+RETH_STRUCT = struct.Struct("!QII")
+ATOMIC_ETH_STRUCT = struct.Struct("!QIQQ")
+AETH_STRUCT = struct.Struct("!I")
+ATOMIC_ACK_ETH_STRUCT = struct.Struct("!Q")
+IETH_STRUCT = struct.Struct("!I")
+# Two headers that come together, in one call.
+BTH_RETH_STRUCT = struct.Struct("!BBHIIQII")
+BTH_AETH_STRUCT = struct.Struct("!BBHIII")
+
+_QPN_MASK = _PSN_MASK = 0xFFFFFF
+
+
+def _check(header: object, **bits: int) -> None:
+    """Raise WireError unless each field named is a number of so many bits."""
+    for name, width in bits.items():
+        value = getattr(header, name)
+        if not 0 <= value < 1 << width:
+            raise WireError(f"{type(header).__name__}.{name} has {width} bits; {value:#x} does not fit")
+
+
+def _enough(data: Buffer, size: int, what: str) -> None:
+    if len(data) < size:
+        raise WireError(f"{what} has {size} bytes, and there are {len(data)}")
+
+
+def pad_count(length: int) -> int:
+    """PadCnt for a payload of ``length`` bytes: how many bring it to a multiple of four."""
+    return -length & 3
+
+
+@dataclass(frozen=True, slots=True)
+class BTH:
+    """Base transport header, 12 bytes (InfiniBand Architecture 9.2).
+
+    ``se`` is the solicited event bit, ``migreq`` the migration request, ``pad_cnt`` the number of pad bytes after
+    the payload, ``tver`` the version (0); ``ack_req`` asks for an acknowledgement.
+    """
+
+    opcode: int
+    dest_qpn: int
+    psn: int
+    ack_req: bool = False
+    se: bool = False
+    pad_cnt: int = 0
+    pkey: int = DEFAULT_PKEY
+    migreq: bool = False
+    tver: int = 0
+    fecn: bool = False
+    becn: bool = False
+    resv6: int = 0
+    resv7: int = 0
+
+    def pack(self) -> bytes:
+        """The 12 bytes on the wire."""
+        _check(self, opcode=8, dest_qpn=24, psn=24, pad_cnt=2, pkey=16, tver=4, resv6=6, resv7=7)
+        return BTH_STRUCT.pack(
+            self.opcode,
+            bool(self.se) << 7 | bool(self.migreq) << 6 | self.pad_cnt << 4 | self.tver,
+            self.pkey,
+            bool(self.fecn) << 31 | bool(self.becn) << 30 | self.resv6 << 24 | self.dest_qpn,
+            bool(self.ack_req) << 31 | self.resv7 << 24 | self.psn,
+        )
+
+    @classmethod
+    def unpack(cls, data: Buffer) -> BTH:
+        """The header at the start of ``data``, of whatever opcode."""
+        _enough(data, BTH_LENGTH, "BTH")
+        opcode, flags, pkey, qpn, psn = BTH_STRUCT.unpack_from(data)
+        return cls(
+            opcode=opcode,
+            dest_qpn=qpn & _QPN_MASK,
+            psn=psn & _PSN_MASK,
+            ack_req=bool(psn >> 31),
+            se=bool(flags & 0x80),
+            pad_cnt=flags >> 4 & 3,
+            pkey=pkey,
+            migreq=bool(flags & 0x40),
+            tver=flags & 0xF,
+            fecn=bool(qpn >> 31),
+            becn=bool(qpn >> 30 & 1),
+            resv6=qpn >> 24 & 0x3F,
+            resv7=psn >> 24 & 0x7F,
+        )
+
+    def replace(self, **changes: object) -> BTH:
+        """A copy with some fields changed."""
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class DETH:
+    """Datagram extended transport header, 8 bytes (InfiniBand Architecture 9.3.2)."""
+
+    qkey: int
+    src_qpn: int
+    resv8: int = 0
+
+    def pack(self) -> bytes:
+        """The 8 bytes on the wire."""
+        _check(self, qkey=32, src_qpn=24, resv8=8)
+        return DETH_STRUCT.pack(self.qkey, self.resv8 << 24 | self.src_qpn)
+
+    @classmethod
+    def unpack(cls, data: Buffer) -> DETH:
+        """The header at the start of ``data``."""
+        _enough(data, 8, "DETH")
+        qkey, source = DETH_STRUCT.unpack_from(data)
+        return cls(qkey, source & _QPN_MASK, source >> 24)
+
+
+@dataclass(frozen=True, slots=True)
+class FETH:
+    """FLUSH extended transport header, 4 bytes (InfiniBand Architecture, annex A19).
+
+    ``sel`` is the selectivity level, 0 for a range of memory and 1 for the whole region; ``plt`` the placement type,
+    bit 0 for global visibility and bit 1 for persistence.
+    """
+
+    sel: int
+    plt: int
+    resv26: int = 0
+
+    def pack(self) -> bytes:
+        """The 4 bytes on the wire."""
+        _check(self, sel=2, plt=4, resv26=26)
+        return FETH_STRUCT.pack(self.resv26 << 6 | self.sel << 4 | self.plt)
+
+    @classmethod
+    def unpack(cls, data: Buffer) -> FETH:
+        """The header at the start of ``data``."""
+        _enough(data, 4, "FETH")
+        (word,) = FETH_STRUCT.unpack_from(data)
+        return cls(word >> 4 & 3, word & 0xF, word >> 6)
+
+
+@dataclass(frozen=True, slots=True)
+class RETH:
+    """RDMA extended transport header, 16 bytes (InfiniBand Architecture 9.3.3).
+
+    ``dma_length`` is the length of the whole message, not of the packet.
+    """
+
+    virtual_address: int
+    rkey: int
+    dma_length: int
+
+    def pack(self) -> bytes:
+        """The 16 bytes on the wire."""
+        _check(self, virtual_address=64, rkey=32, dma_length=32)
+        return RETH_STRUCT.pack(self.virtual_address, self.rkey, self.dma_length)
+
+    @classmethod
+    def unpack(cls, data: Buffer) -> RETH:
+        """The header at the start of ``data``."""
+        _enough(data, 16, "RETH")
+        return cls(*RETH_STRUCT.unpack_from(data))
+
+
+@dataclass(frozen=True, slots=True)
+class AtomicETH:
+    """Atomic extended transport header, 28 bytes (InfiniBand Architecture 9.3.5).
+
+    ``swap_add`` is what COMPARE & SWAP stores or FETCH & ADD adds, ``compare`` what the first compares with.
+    """
+
+    virtual_address: int
+    rkey: int
+    swap_add: int
+    compare: int = 0
+
+    def pack(self) -> bytes:
+        """The 28 bytes on the wire."""
+        _check(self, virtual_address=64, rkey=32, swap_add=64, compare=64)
+        return ATOMIC_ETH_STRUCT.pack(self.virtual_address, self.rkey, self.swap_add, self.compare)
+
+    @classmethod
+    def unpack(cls, data: Buffer) -> AtomicETH:
+        """The header at the start of ``data``."""
+        _enough(data, 28, "AtomicETH")
+        return cls(*ATOMIC_ETH_STRUCT.unpack_from(data))
+
+
+class AethType(IntEnum):
+    """What a syndrome says, bits 6-5 of it."""
+
+    ACK = 0
+    RNR_NAK = 1
+    RESERVED = 2
+    NAK = 3
+
+
+class NakCode(IntEnum):
+    """Why a request was refused, bits 4-0 of the syndrome of a NAK (InfiniBand Architecture, table 58)."""
+
+    PSN_SEQUENCE_ERROR = 0
+    INVALID_REQUEST = 1
+    REMOTE_ACCESS_ERROR = 2
+    REMOTE_OPERATIONAL_ERROR = 3
+    INVALID_RD_REQUEST = 4
+
+
+#: By the top three bits of a syndrome.  The highest is reserved: no meaning is known with it set.
+_AETH_TYPES = (AethType.ACK, AethType.RNR_NAK, AethType.RESERVED, AethType.NAK) + (AethType.RESERVED,) * 4
+_NAK_CODES = tuple(NakCode)
+
+#: The credit code of a responder that does not count credits.
+CREDITS_NOT_USED = 0x1F
+#: Receive work requests a credit code 0..30 stands for (InfiniBand Architecture, table 59).
+CREDITS = (
+    *(0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024),
+    *(1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768),
+)
+
+#: Seconds a requester waits after an RNR NAK with timer code 0..31 (InfiniBand Architecture, table 45).  Code 0 is
+#: the longest.
+RNR_TIMER_SECONDS = (
+    *(0.65536, 0.00001, 0.00002, 0.00003, 0.00004, 0.00006, 0.00008, 0.00012),
+    *(0.00016, 0.00024, 0.00032, 0.00048, 0.00064, 0.00096, 0.00128, 0.00192),
+    *(0.00256, 0.00384, 0.00512, 0.00768, 0.01024, 0.01536, 0.02048, 0.03072),
+    *(0.04096, 0.06144, 0.08192, 0.12288, 0.16384, 0.24576, 0.32768, 0.49152),
+)
+
+
+def rnr_timer_seconds(code: int) -> float:
+    """Seconds of an RNR timer code; WireError for one of more than five bits.
+
+    >>> rnr_timer_seconds(14), rnr_timer_seconds(0)
+    (0.00128, 0.65536)
+    """
+    if not 0 <= code <= 31:
+        raise WireError(f"an RNR timer code has 5 bits; {code} does not fit")
+    return RNR_TIMER_SECONDS[code]
+
+
+@dataclass(frozen=True, slots=True)
+class AETH:
+    """Acknowledge extended transport header, 4 bytes (InfiniBand Architecture 9.7.5)."""
+
+    syndrome: int
+    msn: int
+
+    @classmethod
+    def ack(cls, msn: int, credit_count: int = CREDITS_NOT_USED) -> AETH:
+        """An acknowledgement; without credits unless told."""
+        return cls(credit_count, msn)
+
+    @classmethod
+    def rnr_nak(cls, timer: int, msn: int) -> AETH:
+        """Receiver not ready: try again after the time that ``timer`` is the code of."""
+        return cls(AethType.RNR_NAK << 5 | timer, msn)
+
+    @classmethod
+    def nak(cls, code: NakCode, msn: int) -> AETH:
+        """A refusal."""
+        return cls(AethType.NAK << 5 | code, msn)
+
+    @property
+    def type(self) -> AethType:
+        """What kind of answer it is; RESERVED for syndromes without a meaning."""
+        return _AETH_TYPES[self.syndrome >> 5]
+
+    @property
+    def value(self) -> int:
+        """The low five bits: credit count code, timer code or NAK code, as the type says."""
+        return self.syndrome & 0x1F
+
+    @property
+    def nak_code(self) -> NakCode | None:
+        """Why it refuses; None when it does not, or for no reason that is known."""
+        if self.type is not AethType.NAK or self.value >= len(_NAK_CODES):
+            return None
+        return _NAK_CODES[self.value]
+
+    @property
+    def rnr_seconds(self) -> float | None:
+        """How long to wait before trying again, if it is an RNR NAK."""
+        return RNR_TIMER_SECONDS[self.value] if self.type is AethType.RNR_NAK else None
+
+    @property
+    def credits(self) -> int | None:
+        """Receive work requests of the responder; None when it does not count them, or it is no ACK."""
+        if self.type is not AethType.ACK or self.value == CREDITS_NOT_USED:
+            return None
+        return CREDITS[self.value]
+
+    def pack(self) -> bytes:
+        """The 4 bytes on the wire."""
+        _check(self, syndrome=8, msn=24)
+        return AETH_STRUCT.pack(self.syndrome << 24 | self.msn)
+
+    @classmethod
+    def unpack(cls, data: Buffer) -> AETH:
+        """The header at the start of ``data``."""
+        _enough(data, 4, "AETH")
+        (word,) = AETH_STRUCT.unpack_from(data)
+        return cls(word >> 24, word & _PSN_MASK)
+
+
+@dataclass(frozen=True, slots=True)
+class AtomicAckETH:
+    """Atomic acknowledge extended transport header, 8 bytes (InfiniBand Architecture 9.5.3)."""
+
+    original: int
+
+    def pack(self) -> bytes:
+        """The 8 bytes on the wire."""
+        _check(self, original=64)
+        return ATOMIC_ACK_ETH_STRUCT.pack(self.original)
+
+    @classmethod
+    def unpack(cls, data: Buffer) -> AtomicAckETH:
+        """The header at the start of ``data``."""
+        _enough(data, 8, "AtomicAckETH")
+        return cls(*ATOMIC_ACK_ETH_STRUCT.unpack_from(data))
+
+
+@dataclass(frozen=True, slots=True)
+class ImmDt:
+    """Immediate data, 4 bytes (InfiniBand Architecture 9.3.6).
+
+    Bytes and not a number: they pass through as the application has them in memory.
+    """
+
+    data: bytes
+
+    def pack(self) -> bytes:
+        """The 4 bytes on the wire."""
+        if len(self.data) != 4:
+            raise WireError(f"immediate data has 4 bytes, not {len(self.data)}")
+        return bytes(self.data)
+
+    @classmethod
+    def unpack(cls, data: Buffer) -> ImmDt:
+        """The header at the start of ``data``."""
+        _enough(data, 4, "ImmDt")
+        return cls(bytes(data[:4]))
+
+
+@dataclass(frozen=True, slots=True)
+class IETH:
+    """Invalidate extended transport header, 4 bytes (InfiniBand Architecture 9.3.7): the R_Key to invalidate."""
+
+    rkey: int
+
+    def pack(self) -> bytes:
+        """The 4 bytes on the wire."""
+        _check(self, rkey=32)
+        return IETH_STRUCT.pack(self.rkey)
+
+    @classmethod
+    def unpack(cls, data: Buffer) -> IETH:
+        """The header at the start of ``data``."""
+        _enough(data, 4, "IETH")
+        return cls(*IETH_STRUCT.unpack_from(data))
+
+
+_Extended: TypeAlias = DETH | FETH | RETH | AtomicETH | AETH | AtomicAckETH | ImmDt | IETH
+
+#: In the order of the wire: the bit of each extended header, its field in a Packet, its class.
+_EXTENDED: tuple[tuple[ExtendedHeader, str, type[_Extended]], ...] = (
+    (ExtendedHeader.DETH, "deth", DETH),
+    (ExtendedHeader.FETH, "feth", FETH),
+    (ExtendedHeader.RETH, "reth", RETH),
+    (ExtendedHeader.ATOMIC_ETH, "atomic_eth", AtomicETH),
+    (ExtendedHeader.AETH, "aeth", AETH),
+    (ExtendedHeader.ATOMIC_ACK_ETH, "atomic_ack_eth", AtomicAckETH),
+    (ExtendedHeader.IMM_DT, "imm_dt", ImmDt),
+    (ExtendedHeader.IETH, "ieth", IETH),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Packet:
+    """Everything between the UDP header and the invariant CRC.
+
+    The extended headers are those the opcode asks for, and None otherwise.  ``payload`` of a decoded packet is a view
+    of the bytes it was decoded from; the pad bytes are not part of it and are not looked at.
+    """
+
+    bth: BTH
+    deth: DETH | None = None
+    feth: FETH | None = None
+    reth: RETH | None = None
+    atomic_eth: AtomicETH | None = None
+    aeth: AETH | None = None
+    atomic_ack_eth: AtomicAckETH | None = None
+    imm_dt: ImmDt | None = None
+    ieth: IETH | None = None
+    payload: Buffer = field(default=b"", hash=False)
+
+    def pack(self) -> bytes:
+        """The bytes on the wire, padded as ``bth.pad_cnt`` says."""
+        opcode = self.bth.opcode
+        parts: list[Buffer] = [self.bth.pack()]
+        if not HEADER_LENGTH[opcode]:
+            raise WireError(f"opcode {opcode:#04x} is not known")
+        wanted = EXTENDED_HEADERS[opcode]
+        for bit, name, _ in _EXTENDED:
+            header = getattr(self, name)
+            if (header is not None) != bool(wanted & bit):
+                verb = "does not have" if header is not None else "lacks"
+                raise WireError(f"a packet of opcode {opcode:#04x} {verb} {name}")
+            if header is not None:
+                parts.append(header.pack())
+        parts += [self.payload, bytes(self.bth.pad_cnt)]
+        return b"".join(parts)
+
+    @classmethod
+    def unpack(cls, data: Buffer) -> Packet:
+        """The packet in ``data``; WireError for an unknown opcode or one that is cut short.
+
+        What only a queue pair can judge (transport, version, keys, lengths against the MTU) passes.
+        """
+        view = memoryview(data)
+        bth = BTH.unpack(view)
+        at = HEADER_LENGTH[bth.opcode]
+        if not at:
+            raise WireError(f"opcode {bth.opcode:#04x} is not known")
+        end = len(view) - bth.pad_cnt
+        if end < at:
+            raise WireError(f"a packet of opcode {bth.opcode:#04x} has {at + bth.pad_cnt} bytes, not {len(view)}")
+        wanted = EXTENDED_HEADERS[bth.opcode]
+        headers: dict[str, _Extended] = {}
+        offset = BTH_LENGTH
+        for bit, name, header in _EXTENDED:
+            if wanted & bit:
+                headers[name] = header.unpack(view[offset:])
+                offset += EXTENDED_LENGTH[bit]
+        return cls(bth, **headers, payload=view[at:end])  # type: ignore[arg-type]
+
+    def replace(self, **changes: object) -> Packet:
+        """A copy with some fields changed."""
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+
+# --- the fast path ------------------------------------------------------------------------------------------
+
+
+def peek(data: Buffer) -> tuple[int, int, int, int, int]:
+    """Opcode, PadCnt, destination QPN, 1 if an acknowledgement is asked for, and PSN of a packet."""
+    try:
+        opcode, flags, _, qpn, psn = BTH_STRUCT.unpack_from(data)
+    except struct.error:
+        raise WireError(f"BTH has {BTH_LENGTH} bytes, and there are {len(data)}") from None
+    return opcode, flags >> 4 & 3, qpn & 0xFFFFFF, psn >> 31, psn & 0xFFFFFF
+
+
+def write_bth(
+    buffer: bytearray | memoryview,
+    offset: int,
+    opcode: int,
+    pad_cnt: int,
+    dest_qpn: int,
+    ack_req: int,
+    psn: int,
+    se: int = 0,
+    pkey: int = DEFAULT_PKEY,
+) -> None:
+    """Put a base transport header into ``buffer``: ``ack_req`` and ``se`` are 0 or 1."""
+    BTH_STRUCT.pack_into(buffer, offset, opcode, se << 7 | pad_cnt << 4, pkey, dest_qpn, ack_req << 31 | psn)
+
+
+def write_bth_reth(
+    buffer: bytearray | memoryview,
+    offset: int,
+    opcode: int,
+    pad_cnt: int,
+    dest_qpn: int,
+    ack_req: int,
+    psn: int,
+    virtual_address: int,
+    rkey: int,
+    dma_length: int,
+    se: int = 0,
+    pkey: int = DEFAULT_PKEY,
+) -> None:
+    """Put the headers of a WRITE or of a READ request into ``buffer``."""
+    BTH_RETH_STRUCT.pack_into(
+        buffer,
+        offset,
+        opcode,
+        se << 7 | pad_cnt << 4,
+        pkey,
+        dest_qpn,
+        ack_req << 31 | psn,
+        virtual_address,
+        rkey,
+        dma_length,
+    )
+
+
+def write_bth_aeth(
+    buffer: bytearray | memoryview,
+    offset: int,
+    opcode: int,
+    pad_cnt: int,
+    dest_qpn: int,
+    psn: int,
+    syndrome: int,
+    msn: int,
+    pkey: int = DEFAULT_PKEY,
+) -> None:
+    """Put the headers of an acknowledgement or of a READ response into ``buffer``."""
+    BTH_AETH_STRUCT.pack_into(buffer, offset, opcode, pad_cnt << 4, pkey, dest_qpn, psn, syndrome << 24 | msn)

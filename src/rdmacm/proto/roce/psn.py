@@ -1,0 +1,38 @@
+"""Packet sequence numbers (InfiniBand Architecture 9.7.2; message sequence numbers count the same way).
+
+A PSN has 24 bits and wraps, so which of two is the later is only known while they are less than 2^23 apart.
+
+>>> from rdmacm.proto.roce import psn
+>>> psn.add(0xFFFFFF, 2)
+1
+>>> psn.difference(1, 0xFFFFFF)
+2
+"""
+
+from __future__ import annotations
+
+__all__ = ["PSN_BITS", "PSN_MASK", "add", "after", "before", "difference"]
+
+PSN_BITS = 24
+PSN_MASK = (1 << PSN_BITS) - 1
+_HALF = 1 << (PSN_BITS - 1)
+
+
+def add(psn: int, count: int) -> int:
+    """The PSN ``count`` after ``psn``; before it when ``count`` is negative."""
+    return psn + count & PSN_MASK
+
+
+def difference(a: int, b: int) -> int:
+    """How far ``a`` is after ``b``, from -2^23 up to 2^23 - 1: negative when it is before."""
+    return (a - b + _HALF & PSN_MASK) - _HALF
+
+
+def after(a: int, b: int) -> bool:
+    """Whether ``a`` comes after ``b``."""
+    return 0 < (a - b & PSN_MASK) < _HALF
+
+
+def before(a: int, b: int) -> bool:
+    """Whether ``a`` comes before ``b``; at exactly half way round it does."""
+    return (a - b & PSN_MASK) >= _HALF

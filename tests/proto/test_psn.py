@@ -1,0 +1,54 @@
+"""Packet sequence numbers, over the wrap."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rdmacm.proto.roce import psn
+
+HALF = 1 << 23
+psns = st.integers(0, psn.PSN_MASK)
+
+
+@pytest.mark.parametrize(
+    ("start", "count", "end"),
+    [(0, 0, 0), (0xFFFFFF, 1, 0), (0xFFFFFE, 5, 3), (0, -1, 0xFFFFFF), (2, -5, 0xFFFFFD), (5, 1 << 24, 5)],
+)
+def test_add(start: int, count: int, end: int) -> None:
+    assert psn.add(start, count) == end
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "distance"),
+    [
+        (5, 5, 0),
+        (6, 5, 1),
+        (5, 6, -1),
+        (0, 0xFFFFFF, 1),
+        (0xFFFFFF, 0, -1),
+        (HALF - 1, 0, HALF - 1),
+        (HALF, 0, -HALF),
+        (HALF + 1, 0, 1 - HALF),
+        (0, HALF, -HALF),
+    ],
+)
+def test_difference(a: int, b: int, distance: int) -> None:
+    assert psn.difference(a, b) == distance
+    assert psn.after(a, b) is (distance > 0)
+    assert psn.before(a, b) is (distance < 0)
+
+
+@given(psns, st.integers(-HALF, HALF - 1))
+def test_difference_undoes_add(start: int, count: int) -> None:
+    end = psn.add(start, count)
+    assert 0 <= end <= psn.PSN_MASK
+    assert psn.difference(end, start) == count
+
+
+@given(psns, psns)
+def test_one_is_after_the_other_or_they_are_the_same(a: int, b: int) -> None:
+    assert psn.after(a, b) + psn.before(a, b) + (a == b) == 1
+    if (a - b) % (1 << 24) != HALF:
+        assert psn.after(a, b) is psn.before(b, a)

@@ -1,0 +1,125 @@
+"""What Linux sent: every packet is decoded, encoded again and has the right CRC."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rdmacm.proto.roce import opcodes
+from rdmacm.proto.roce.headers import AethType, Packet, pad_count, peek
+from rdmacm.proto.roce.icrc import Icrc
+from rdmacm.proto.roce.opcodes import Opcode
+from support.pcap import Datagram, frames, roce
+from support.roce_vectors import VECTORS
+
+CAPTURES = Path(__file__).parent.parent / "data" / "captures"
+FILES = sorted(CAPTURES.glob("*.pcap*"))
+#: A management datagram in a RoCE packet: the size of the segments in the captures of a send with UDP_SEGMENT.
+MAD = 12 + 8 + 256 + 4
+MTU = 1024
+
+files = pytest.mark.parametrize("path", FILES, ids=[path.name for path in FILES])
+
+
+def packets(path: Path) -> list[tuple[Datagram, bytes, int]]:
+    """Datagrams with their payloads and identifications, those sent as a train cut as the receiver has them."""
+    found = []
+    for datagram in roce(path):
+        if path.stem.endswith("gso") and len(datagram.payload) > MAD:
+            for i in range(len(datagram.payload) // MAD):
+                cut = datagram.payload[i * MAD : (i + 1) * MAD]
+                found.append((datagram, cut, 0 if len(datagram.source) == 16 else datagram.identification + i))
+        else:
+            found.append((datagram, datagram.payload, datagram.identification))
+    return found
+
+
+def flow_of(datagram: Datagram) -> Icrc:
+    return Icrc(datagram.source, datagram.destination, datagram.sport)
+
+
+@files
+def test_every_packet(path: Path) -> None:
+    found = packets(path)
+    assert found
+    for datagram, data, identification in found:
+        packet = Packet.unpack(data[:-4])
+        bth = packet.bth
+        assert packet.pack() == data[:-4]
+        assert peek(data) == (bth.opcode, bth.pad_cnt, bth.dest_qpn, bth.ack_req, bth.psn)
+        flow = flow_of(datagram)
+        assert flow.seal([data[:-4]], identification) == data[-4:]
+        assert flow.check([data], identification)
+        assert flow.solve([data]) == identification
+
+
+@files
+def test_what_the_kernel_never_does(path: Path) -> None:
+    for _, data, _ in packets(path):
+        packet = Packet.unpack(data[:-4])
+        bth = packet.bth
+        assert (bth.tver, bth.pkey, bth.migreq, bth.fecn, bth.becn, bth.resv6, bth.resv7) == (0, 0xFFFF, *[0] * 5)
+        assert bth.pad_cnt == pad_count(len(packet.payload))
+        assert not any(data[len(data) - 4 - bth.pad_cnt : -4])
+        if not opcodes.HAS_PAYLOAD[bth.opcode]:
+            assert not packet.payload
+        if bth.opcode not in (Opcode.UD_SEND_ONLY, Opcode.UD_SEND_ONLY_WITH_IMMEDIATE):
+            if not opcodes.IS_END[bth.opcode]:
+                assert len(packet.payload) == MTU
+            elif not opcodes.IS_START[bth.opcode]:
+                assert 0 < len(packet.payload) <= MTU
+        if packet.aeth and packet.aeth.type is AethType.ACK:
+            assert packet.aeth.credits is None
+
+
+def test_the_captures_have_most_opcodes() -> None:
+    seen = {data[0] for path in FILES for _, data, _ in packets(path)}
+    send_with_immediate = {Opcode.RC_SEND_LAST_WITH_IMMEDIATE, Opcode.RC_SEND_ONLY_WITH_IMMEDIATE}
+    newer = {Opcode.RC_FLUSH, Opcode.RC_ATOMIC_WRITE}
+    invalidate = {Opcode.RC_SEND_LAST_WITH_INVALIDATE, Opcode.RC_SEND_ONLY_WITH_INVALIDATE}
+    unconnected = {opcode for opcode in Opcode if opcode.name.startswith("UC")}
+    rest = {Opcode.RC_RDMA_WRITE_LAST_WITH_IMMEDIATE}
+    assert set(Opcode) - seen == send_with_immediate | newer | invalidate | unconnected | rest
+
+
+def test_there_are_identifications_to_find() -> None:
+    found = {identification for path in FILES for _, _, identification in packets(path)}
+    assert len(found) > 300
+    assert {0, 1} <= found
+
+
+@files
+def test_the_reader_leaves_nothing_out(path: Path) -> None:
+    assert all(len(frame) >= 14 for frame in frames(path))
+
+
+@pytest.fixture(scope="module")
+def scapy() -> Any:
+    reason = "scapy is not installed; it is only here to compare with"
+    contrib = pytest.importorskip("scapy.contrib.roce", reason=reason)
+    inet, inet6 = pytest.importorskip("scapy.layers.inet"), pytest.importorskip("scapy.layers.inet6")
+    return lambda data: (inet.IP if data[0] >> 4 == 4 else inet6.IPv6)(data)[contrib.BTH]
+
+
+class TestScapy:
+    """An implementation by others, where it is installed."""
+
+    def test_it_reads_what_we_read(self, scapy: Any) -> None:
+        for vector in VECTORS:
+            theirs, ours = scapy(vector.data), Packet.unpack(vector.body).bth
+            assert (theirs.opcode, theirs.solicited, theirs.migreq, theirs.padcount, theirs.version, theirs.pkey) == (
+                *(ours.opcode, ours.se, ours.migreq, ours.pad_cnt, ours.tver, ours.pkey),
+            ), vector.name
+            assert (theirs.fecn, theirs.becn, theirs.dqpn, theirs.ackreq, theirs.psn) == (
+                *(ours.fecn, ours.becn, ours.dest_qpn, ours.ack_req, ours.psn),
+            ), vector.name
+
+    def test_it_computes_what_we_compute(self, scapy: Any) -> None:
+        for vector in VECTORS:
+            theirs = scapy(vector.data)
+            theirs.icrc = None
+            datagram = vector.datagram
+            ours = flow_of(datagram).seal([vector.body], datagram.identification)
+            assert bytes(theirs.underlayer.underlayer)[-4:] == ours, vector.name

@@ -1,0 +1,325 @@
+"""Headers and packets: known ones, any ones, broken ones; the fast path against the slow one."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from rdmacm.proto.roce import headers
+from rdmacm.proto.roce.headers import (
+    AETH,
+    BTH,
+    DETH,
+    FETH,
+    IETH,
+    RETH,
+    AethType,
+    AtomicAckETH,
+    AtomicETH,
+    ImmDt,
+    NakCode,
+    Packet,
+    pad_count,
+    peek,
+    rnr_timer_seconds,
+)
+from rdmacm.proto.roce.opcodes import EXTENDED_HEADERS, HEADER_LENGTH, ExtendedHeader, Opcode
+from rdmacm.proto.wire import WireError
+from support.roce_vectors import VECTORS, Vector
+
+vectors = pytest.mark.parametrize("vector", VECTORS, ids=[vector.name for vector in VECTORS])
+
+
+def bits(width: int) -> st.SearchStrategy[int]:
+    return st.integers(0, (1 << width) - 1)
+
+
+any_bth = st.builds(
+    BTH,
+    opcode=bits(8),
+    dest_qpn=bits(24),
+    psn=bits(24),
+    ack_req=st.booleans(),
+    se=st.booleans(),
+    pad_cnt=bits(2),
+    pkey=bits(16),
+    migreq=st.booleans(),
+    tver=bits(4),
+    fecn=st.booleans(),
+    becn=st.booleans(),
+    resv6=bits(6),
+    resv7=bits(7),
+)
+any_header = {
+    "deth": st.builds(DETH, qkey=bits(32), src_qpn=bits(24), resv8=bits(8)),
+    "feth": st.builds(FETH, sel=bits(2), plt=bits(4), resv26=bits(26)),
+    "reth": st.builds(RETH, virtual_address=bits(64), rkey=bits(32), dma_length=bits(32)),
+    "atomic_eth": st.builds(AtomicETH, virtual_address=bits(64), rkey=bits(32), swap_add=bits(64), compare=bits(64)),
+    "aeth": st.builds(AETH, syndrome=bits(8), msn=bits(24)),
+    "atomic_ack_eth": st.builds(AtomicAckETH, original=bits(64)),
+    "imm_dt": st.builds(ImmDt, st.binary(min_size=4, max_size=4)),
+    "ieth": st.builds(IETH, rkey=bits(32)),
+}
+SIZES: dict[type, int] = {
+    BTH: 12,
+    DETH: 8,
+    FETH: 4,
+    RETH: 16,
+    AtomicETH: 28,
+    AETH: 4,
+    AtomicAckETH: 8,
+    ImmDt: 4,
+    IETH: 4,
+}
+
+
+@st.composite
+def any_packet(draw: st.DrawFn) -> Packet:
+    bth = draw(any_bth).replace(opcode=draw(st.sampled_from(Opcode)))
+    wanted = ExtendedHeader(EXTENDED_HEADERS[bth.opcode])
+    extended: dict[str, Any] = {bit.name.lower(): draw(any_header[bit.name.lower()]) for bit in wanted if bit.name}
+    return Packet(bth, **extended, payload=draw(st.binary(max_size=40)))
+
+
+class TestVectors:
+    @vectors
+    @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+    def test_decoded(self, vector: Vector, kind: Callable[[bytes], bytes]) -> None:
+        packet = Packet.unpack(kind(vector.body))
+        assert packet == vector.packet
+        assert isinstance(packet.payload, memoryview)
+
+    @vectors
+    def test_encoded(self, vector: Vector) -> None:
+        assert vector.packet.pack() == vector.body
+        assert Packet.unpack(vector.body).pack() == vector.body
+
+    @vectors
+    def test_a_look_at_it(self, vector: Vector) -> None:
+        bth = vector.packet.bth
+        assert peek(vector.body) == (bth.opcode, bth.pad_cnt, bth.dest_qpn, bth.ack_req, bth.psn)
+
+    @vectors
+    def test_its_payload_is_padded_to_words(self, vector: Vector) -> None:
+        assert vector.packet.bth.pad_cnt == pad_count(len(vector.packet.payload))
+
+    def test_the_payload_is_not_copied(self) -> None:
+        data = bytearray(VECTORS[0].body)
+        payload = Packet.unpack(data).payload
+        data[12:17] = b"HELLO"
+        assert payload == b"HELLO"
+
+
+class TestPacket:
+    @given(any_packet())
+    def test_it_comes_back(self, packet: Packet) -> None:
+        data = packet.pack()
+        again = Packet.unpack(data)
+        assert again == packet
+        assert hash(again) == hash(packet)
+        assert len(data) == HEADER_LENGTH[packet.bth.opcode] + len(packet.payload) + packet.bth.pad_cnt
+        assert pickle.loads(pickle.dumps(packet)) == packet
+
+    @given(st.binary(max_size=80))
+    @example(b"")
+    def test_any_bytes(self, data: bytes) -> None:
+        with contextlib.suppress(WireError):
+            packet = Packet.unpack(data)
+            pad = packet.bth.pad_cnt
+            assert packet.pack()[: len(data) - pad] == data[: len(data) - pad]
+
+    @given(st.sampled_from(VECTORS), st.data())
+    def test_a_packet_with_damage(self, vector: Vector, data: st.DataObject) -> None:
+        body = bytearray(vector.body)
+        for _ in range(data.draw(st.integers(1, 3))):
+            body[data.draw(st.integers(0, min(len(body), 44) - 1))] = data.draw(bits(8))
+        body = body[: data.draw(st.integers(0, len(body)))]
+        with contextlib.suppress(WireError):
+            Packet.unpack(body).pack()
+        with contextlib.suppress(WireError):
+            peek(body)
+
+    @vectors
+    def test_cut_short(self, vector: Vector) -> None:
+        shortest = HEADER_LENGTH[vector.packet.bth.opcode] + vector.packet.bth.pad_cnt
+        for size in range(shortest):
+            with pytest.raises(WireError):
+                Packet.unpack(vector.body[:size])
+        Packet.unpack(vector.body[:shortest])
+
+    @pytest.mark.parametrize("opcode", sorted(set(range(256)) - set(Opcode)))
+    def test_an_opcode_that_is_not_known(self, opcode: int) -> None:
+        data = bytes([opcode]) + bytes(79)
+        with pytest.raises(WireError, match=f"opcode {opcode:#04x} is not known"):
+            Packet.unpack(data)
+        with pytest.raises(WireError, match=f"opcode {opcode:#04x} is not known"):
+            Packet(BTH(opcode, 1, 1)).pack()
+
+    def test_headers_that_do_not_go_with_the_opcode(self) -> None:
+        with pytest.raises(WireError, match="0x06 lacks reth"):
+            Packet(BTH(Opcode.RC_RDMA_WRITE_FIRST, 1, 1)).pack()
+        with pytest.raises(WireError, match="0x04 does not have aeth"):
+            Packet(BTH(Opcode.RC_SEND_ONLY, 1, 1), aeth=AETH.ack(1)).pack()
+
+    def test_a_copy_with_changes(self) -> None:
+        packet = VECTORS[0].packet
+        assert packet.replace(payload=b"HELLO").payload == b"HELLO"
+        assert packet.replace(bth=packet.bth.replace(psn=1)).bth.psn == 1
+
+
+class TestHeaders:
+    @given(any_bth)
+    def test_bth(self, bth: BTH) -> None:
+        data = bth.pack()
+        assert len(data) == 12
+        assert BTH.unpack(data) == bth
+
+    @given(st.binary(min_size=12, max_size=12))
+    def test_any_twelve_bytes_are_a_bth(self, data: bytes) -> None:
+        assert BTH.unpack(data).pack() == data
+
+    @pytest.mark.parametrize("header", SIZES)
+    @given(data=st.binary(max_size=32))
+    def test_any_bytes(self, header: type[BTH], data: bytes) -> None:
+        size = SIZES[header]
+        if len(data) < size:
+            with pytest.raises(WireError, match=f"{header.__name__} has {size} bytes, and there are {len(data)}$"):
+                header.unpack(data)
+        else:
+            assert header.unpack(data).pack() == data[:size]
+
+    @pytest.mark.parametrize(
+        ("field", "limit"),
+        [
+            *[("opcode", 1 << 8), ("dest_qpn", 1 << 24), ("psn", 1 << 24), ("pad_cnt", 4), ("pkey", 1 << 16)],
+            *[("tver", 16), ("resv6", 64), ("resv7", 128)],
+        ],
+    )
+    @pytest.mark.parametrize("negative", [False, True])
+    def test_what_does_not_fit_a_bth(self, field: str, limit: int, negative: bool) -> None:
+        bth = BTH(0, 0, 0).replace(**{field: -1 if negative else limit})
+        with pytest.raises(WireError, match=rf"BTH\.{field} has \d+ bits; "):
+            bth.pack()
+        assert BTH(0, 0, 0).replace(**{field: limit - 1}).pack()
+
+    @pytest.mark.parametrize(
+        "header",
+        [
+            *[DETH(1 << 32, 0), DETH(0, 1 << 24), FETH(4, 0), FETH(0, 16), RETH(1 << 64, 0, 0), RETH(0, 1 << 32, 0)],
+            *[RETH(0, 0, 1 << 32), AtomicETH(0, 0, -1), AtomicETH(0, 0, 0, 1 << 64), AETH(256, 0), AETH(0, 1 << 24)],
+            *[AtomicAckETH(1 << 64), IETH(-1), ImmDt(b""), ImmDt(b"12345")],
+        ],
+    )
+    def test_what_does_not_fit_another(self, header: DETH) -> None:
+        with pytest.raises(WireError):
+            header.pack()
+
+    def test_flush(self) -> None:
+        assert FETH.unpack(bytes.fromhex("00000012")) == FETH(sel=1, plt=2)
+
+    def test_a_header_cannot_be_changed(self) -> None:
+        bth: Any = BTH(0, 0, 0)
+        with pytest.raises(AttributeError):
+            bth.psn = 1
+
+
+class TestSyndromes:
+    @pytest.mark.parametrize("syndrome", range(256))
+    def test_every_one_means_something(self, syndrome: int) -> None:
+        aeth = AETH(syndrome, 5)
+        kind = {0: AethType.ACK, 1: AethType.RNR_NAK, 3: AethType.NAK}.get(syndrome >> 5, AethType.RESERVED)
+        assert aeth.type is kind
+        assert (aeth.rnr_seconds is not None) is (kind is AethType.RNR_NAK)
+        assert (aeth.credits is not None) is (kind is AethType.ACK and syndrome != 0x1F)
+        assert (aeth.nak_code is not None) is (0x60 <= syndrome <= 0x64)
+
+    def test_acknowledgements(self) -> None:
+        assert AETH.ack(7) == AETH(0x1F, 7)
+        assert [AETH(code, 0).credits for code in (0, 4, 5, 30)] == [0, 4, 6, 32768]
+
+    def test_refusals(self) -> None:
+        assert [AETH(code, 0).nak_code for code in range(0x60, 0x65)] == list(NakCode)
+        assert AETH.nak(NakCode.REMOTE_OPERATIONAL_ERROR, 9) == AETH(0x63, 9)
+        assert AETH.nak(NakCode.INVALID_REQUEST, 9).pack().hex() == "61000009"
+
+    def test_receiver_not_ready(self) -> None:
+        assert AETH.rnr_nak(14, 1).pack().hex() == "2e000001"
+        assert AETH.rnr_nak(14, 1).rnr_seconds == 0.00128
+
+    def test_timer_codes(self) -> None:
+        seconds = [rnr_timer_seconds(code) for code in range(32)]
+        assert seconds[1:] == sorted(seconds[1:])
+        assert max(seconds) == seconds[0] == 0.65536
+        # Two a power of two, once they are past the first few.
+        for code in range(4, 30):
+            assert seconds[code + 2] == pytest.approx(seconds[code] * 2)
+        assert (seconds[1], seconds[12], seconds[31]) == (0.00001, 0.00064, 0.49152)
+
+    @pytest.mark.parametrize("code", [-1, 32])
+    def test_a_timer_code_that_is_none(self, code: int) -> None:
+        with pytest.raises(WireError):
+            rnr_timer_seconds(code)
+
+
+class TestFastPath:
+    """It says what the slow path says, of any packet."""
+
+    @given(st.binary(max_size=40))
+    def test_peek(self, data: bytes) -> None:
+        try:
+            bth = BTH.unpack(data)
+        except WireError as error:
+            with pytest.raises(WireError, match=str(error)):
+                peek(data)
+        else:
+            assert peek(memoryview(data)) == (bth.opcode, bth.pad_cnt, bth.dest_qpn, bth.ack_req, bth.psn)
+
+    @given(any_bth, st.integers(0, 5))
+    def test_write_bth(self, bth: BTH, offset: int) -> None:
+        bth = bth.replace(migreq=False, tver=0, fecn=False, becn=False, resv6=0, resv7=0)
+        buffer = bytearray(b"\xaa" * 20)
+        headers.write_bth(
+            *(buffer, offset, bth.opcode, bth.pad_cnt, bth.dest_qpn, bth.ack_req, bth.psn, bth.se, bth.pkey)
+        )
+        assert buffer == b"\xaa" * offset + bth.pack() + b"\xaa" * (8 - offset)
+
+    @given(any_bth, any_header["reth"])
+    def test_write_bth_reth(self, bth: BTH, reth: RETH) -> None:
+        bth = bth.replace(migreq=False, tver=0, fecn=False, becn=False, resv6=0, resv7=0)
+        buffer = bytearray(30)
+        headers.write_bth_reth(
+            *(buffer, 1, bth.opcode, bth.pad_cnt, bth.dest_qpn, bth.ack_req, bth.psn),
+            *(reth.virtual_address, reth.rkey, reth.dma_length, bth.se, bth.pkey),
+        )
+        assert buffer == b"\0" + bth.pack() + reth.pack() + b"\0"
+
+    @given(any_bth, any_header["aeth"])
+    def test_write_bth_aeth(self, bth: BTH, aeth: AETH) -> None:
+        bth = bth.replace(migreq=False, tver=0, fecn=False, becn=False, resv6=0, resv7=0, se=False, ack_req=False)
+        buffer = bytearray(18)
+        headers.write_bth_aeth(
+            *(buffer, 1, bth.opcode, bth.pad_cnt, bth.dest_qpn, bth.psn, aeth.syndrome, aeth.msn, bth.pkey)
+        )
+        assert buffer == b"\0" + bth.pack() + aeth.pack() + b"\0"
+
+    @pytest.mark.parametrize(
+        ("layout", "header"),
+        [
+            (headers.DETH_STRUCT, DETH),
+            (headers.FETH_STRUCT, FETH),
+            (headers.RETH_STRUCT, RETH),
+            (headers.ATOMIC_ETH_STRUCT, AtomicETH),
+            (headers.AETH_STRUCT, AETH),
+            (headers.ATOMIC_ACK_ETH_STRUCT, AtomicAckETH),
+            (headers.IETH_STRUCT, IETH),
+        ],
+    )
+    def test_layouts(self, layout: Any, header: Any) -> None:
+        data = bytes(range(1, layout.size + 1))
+        assert layout.pack(*layout.unpack(data)) == data == header.unpack(data).pack()
