@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
-import select
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from socket import AF_INET, AF_INET6, inet_pton
 
 import pytest
@@ -18,65 +18,26 @@ from rdmacm import (
     CmEventType,
     CmId,
     CmTimeoutError,
-    CmWouldBlockError,
     Device,
     EventChannel,
     Gid,
     IdOption,
     OptionLevel,
-    PortSpace,
     RdmaError,
     State,
     devices,
 )
 from rdmacm.verbs import GidType, LinkLayer, Mtu, NodeType, PortState, TransportType
-from support.netns import TwoHosts, needs_netns, three_hosts, two_hosts
+from support import resolving
+from support.netns import TwoHosts, needs_netns, three_hosts
+from support.resolving import PORT, SOON, Reader, an_id, no_event, read_epoll, read_waiting
 
 pytestmark = needs_netns
 
-PORT = 7471
-
 #: A resolution that waits has this long; what ends it must end it far sooner.
 LONG_MS = 20000
-SOON = 3.0
-
-
-@pytest.fixture
-def net() -> Iterator[TwoHosts]:
-    """Two hosts; the test runs in ``a``."""
-    with two_hosts() as net, net.a.enter():
-        yield net
-
-
-@contextlib.contextmanager
-def an_id(port_space: PortSpace = PortSpace.TCP) -> Iterator[tuple[EventChannel, CmId]]:
-    with EventChannel() as channel, CmId(channel, port_space) as cmid:
-        yield channel, cmid
-
-
-def read_waiting(channel: EventChannel) -> CmEvent:
-    return channel.get_event(SOON)
-
-
-def read_epoll(channel: EventChannel) -> CmEvent:
-    deadline = time.monotonic() + SOON
-    with select.epoll() as poller:
-        poller.register(channel.fileno(), select.EPOLLIN)
-        while True:
-            assert poller.poll(max(0.0, deadline - time.monotonic())), "the descriptor never polled readable"
-            with contextlib.suppress(CmWouldBlockError):
-                return channel.get_event(0)
-
-
-Reader = Callable[[EventChannel], CmEvent]
+expect = functools.partial(resolving.expect, timeout=SOON)
 READERS = pytest.mark.parametrize("read", [read_waiting, read_epoll])
-
-
-def expect(channel: EventChannel, kind: CmEventType, status: int = 0, read: Reader = read_waiting) -> CmEvent:
-    event = read(channel)
-    event.ack()
-    assert (event.type, event.status) == (kind, status), event.message
-    return event
 
 
 def outcome(channel: EventChannel) -> CmEvent:
@@ -86,11 +47,6 @@ def outcome(channel: EventChannel) -> CmEvent:
         event.ack()
         if event.type is not CmEventType.ADDR_CHANGE:
             return event
-
-
-def no_event(channel: EventChannel) -> None:
-    with pytest.raises(CmWouldBlockError):
-        channel.get_event(0)
 
 
 def until(condition: Callable[[], bool], channel: EventChannel, what: str) -> None:

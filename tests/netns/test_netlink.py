@@ -9,7 +9,7 @@ import select
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
+from socket import AF_INET, AF_INET6, inet_ntop
 from typing import Any
 
 import pytest
@@ -22,18 +22,10 @@ from rdmacm.net.portable import PortableNetwork
 from rdmacm.provider import get_provider
 from rdmacm.soft import SoftProvider
 from rdmacm.soft.ports import PortTable
-from support.netns import Host, TwoHosts, needs_netns, two_hosts
+from support.netns import Host, TwoHosts, needs_netns
+from support.resolving import PORT, packed
 
 pytestmark = needs_netns
-
-PORT = 7471
-
-
-@pytest.fixture
-def net() -> Iterator[TwoHosts]:
-    """Two hosts; the test runs in ``a``."""
-    with two_hosts() as net, net.a.enter():
-        yield net
 
 
 @pytest.fixture
@@ -41,10 +33,6 @@ def network(net: TwoHosts) -> Iterator[NetlinkNetwork]:
     network = NetlinkNetwork()
     yield network
     network.close()
-
-
-def packed(address: str) -> bytes:
-    return inet_pton(AF_INET6 if ":" in address else AF_INET, address)
 
 
 def text(ip: bytes | None) -> str | None:

@@ -1,0 +1,321 @@
+"""Where a resolution starts: sources, link-local addresses, this host itself; and multicast."""
+
+from __future__ import annotations
+
+import errno
+from socket import AF_INET6, SOCK_DGRAM, if_nametoindex, socket
+
+import pytest
+
+from rdmacm import CmEventType, CmId, PortSpace, RdmaError, State, explain
+from support.netns import Host, TwoHosts, needs_netns
+from support.resolving import (
+    PORT,
+    an_id,
+    assert_agrees,
+    assert_explained,
+    connect_errno,
+    device_of,
+    expect,
+    failure,
+    gid_of,
+    neighbours,
+    resolve,
+    row_index,
+    source_of,
+)
+
+pytestmark = needs_netns
+
+
+# -- sources -------------------------------------------------------------------------------------------------
+
+
+class TestSource:
+    @pytest.fixture
+    def one_subnet(self, net: TwoHosts) -> TwoHosts:
+        """Two interfaces of ``a`` on one subnet, each of them joined to ``b``."""
+        net.topology.link(net.a, "wa", net.b, "wb", addresses_a=("10.7.0.3/24", "fd07::3/64"))
+        return net
+
+    @pytest.mark.parametrize("dst", ["10.7.0.2", "fd07::2"])
+    @pytest.mark.parametrize("way", ["src_addr", "bind_addr"])
+    def test_two_interfaces_on_one_subnet(self, one_subnet: TwoHosts, dst: str, way: str) -> None:
+        if ":" in dst:  # unlike ARP, solicitations are answered for the interface's own addresses
+            one_subnet.b.ip("address", "add", f"{dst}/128", "dev", "wb", "nodad")
+        prefix = "fd07::" if ":" in dst else "10.7.0."
+        for host, device in (("3", "soft_wa"), ("1", "soft_va")):
+            with an_id() as (channel, cmid):
+                source = (prefix + host, 0)
+                if way == "bind_addr":
+                    cmid.bind_addr(source)
+                    assert device_of(cmid) == device
+                resolve(channel, cmid, (dst, PORT), source if way == "src_addr" else None)
+                assert (device_of(cmid), source_of(cmid)) == (device, source[0])
+                route = cmid.explain().route
+                assert route is not None
+                assert f"soft_{route.interface}" == device
+
+    def test_the_other_interface_is_explained(self, one_subnet: TwoHosts) -> None:
+        with an_id() as (channel, cmid):
+            resolve(channel, cmid, ("10.7.0.2", PORT), ("10.7.0.3", 0))
+            rejected = {(c.device, c.source): c.rule for c in cmid.explain().candidates if not c.kept}
+        assert rejected["soft_va", "10.7.0.1"] == "bound-device"
+        assert rejected["soft_va", "fd07::1"] == "address-family"
+
+    def test_binding_takes_the_port(self, net: TwoHosts) -> None:
+        with an_id() as (channel, cmid):
+            cmid.resolve_addr(("10.7.0.2", PORT), ("10.7.0.1", 4321))
+            expect(channel, CmEventType.ADDR_RESOLVED)
+            assert cmid.local_addr == ("10.7.0.1", 4321)
+            with CmId(channel) as other, pytest.raises(RdmaError) as caught:
+                other.resolve_addr(("10.7.0.2", PORT), ("10.7.0.1", 4321))
+            assert caught.value.errno == errno.EADDRINUSE
+
+    def test_a_second_address_of_the_interface(self, net: TwoHosts) -> None:
+        net.a.ip("address", "add", "10.7.0.11/24", "dev", "va")
+        with an_id() as (channel, cmid):
+            resolve(channel, cmid, ("10.7.0.2", PORT), ("10.7.0.11", 0))
+            assert source_of(cmid) == "10.7.0.11"
+            assert cmid.route.sgid == gid_of("10.7.0.11")
+            assert cmid.gid_index == row_index("soft_va", gid_of("10.7.0.11"))
+
+    def test_a_wildcard_source_leaves_the_choice(self, net: TwoHosts) -> None:
+        with an_id() as (channel, cmid):
+            cmid.bind_addr(("0.0.0.0", 4322))
+            assert cmid.verbs is None
+            resolve(channel, cmid, ("10.7.0.2", PORT))
+            assert cmid.local_addr == ("10.7.0.1", 4322)
+
+    @pytest.mark.parametrize(("dst", "src"), [("10.7.0.2", "10.7.0.200"), ("fd07::2", "fd07::200")])
+    def test_not_ours(self, net: TwoHosts, dst: str, src: str) -> None:
+        error = failure((dst, PORT), (src, 0))
+        assert error.errno == errno.EADDRNOTAVAIL
+        assert src in str(error)
+        assert error.hint
+        other = explain(dst, PORT, src_addr=(src, 0))
+        assert other.errno_name == "EADDRNOTAVAIL"
+
+    def test_another_than_the_bound_one(self, net: TwoHosts) -> None:
+        net.a.ip("address", "add", "10.7.0.11/24", "dev", "va")
+        with an_id() as (channel, cmid):
+            cmid.bind_addr(("10.7.0.1", 0))
+            for source in (("10.7.0.11", 0), ("10.7.0.1", cmid.src_port ^ 1), ("fd07::1", 0)):
+                with pytest.raises(RdmaError) as caught:
+                    cmid.resolve_addr(("10.7.0.2", PORT), source)
+                assert caught.value.errno == errno.EINVAL
+                assert cmid.state is State.ADDR_BOUND
+            resolve(channel, cmid, ("10.7.0.2", PORT), ("10.7.0.1", cmid.src_port))
+
+    def test_of_another_family(self, net: TwoHosts) -> None:
+        assert failure(("10.7.0.2", PORT), ("fd07::1", 0)).errno == errno.EINVAL
+        with an_id() as (_, cmid):
+            cmid.bind_addr(("fd07::1", 0))
+            with pytest.raises(RdmaError) as caught:
+                cmid.resolve_addr(("10.7.0.2", PORT))
+            assert caught.value.errno == errno.EINVAL
+
+    def test_the_routes_preference(self, net: TwoHosts) -> None:
+        net.a.ip_batch("address add 10.7.0.11/24 dev va", "route add 10.9.0.0/16 via 10.7.0.2 src 10.7.0.11")
+        with an_id() as (channel, cmid):
+            resolve(channel, cmid, ("10.9.9.9", PORT))
+            assert source_of(cmid) == "10.7.0.11"
+
+    def test_a_preferred_source_on_the_loopback_has_no_device(self, net: TwoHosts) -> None:
+        net.a.ip_batch("address add 10.9.0.1/32 dev lo", "route add 10.9.9.0/24 via 10.7.0.2 src 10.9.0.1")
+        with an_id() as (channel, cmid):
+            cmid.resolve_addr(("10.9.9.9", PORT))
+            event = expect(channel, CmEventType.ADDR_ERROR, -errno.ENODEV)
+            explanation = assert_explained(event.explanation, "select", errno.ENODEV)
+            assert "10.9.0.1" in explanation.message
+            judged = {(c.device, c.source): c.rule for c in explanation.candidates}
+            assert judged["soft_lo", "10.9.0.1"] == "egress-interface"
+            assert judged["soft_va", "10.7.0.1"] == "source-address"
+            assert_agrees(explanation, "10.9.9.9")
+            assert cmid.state is State.ADDR_BOUND
+        # An address of the interface itself, asked for, helps.
+        with an_id() as (channel, cmid):
+            resolve(channel, cmid, ("10.9.9.9", PORT), ("10.7.0.1", 0))
+            assert device_of(cmid) == "soft_va"
+
+    def test_the_loopback_address_does_not_leave_the_host(self, net: TwoHosts) -> None:
+        error = failure(("10.7.0.2", PORT), ("127.0.0.1", 0))
+        assert error.errno == errno.EINVAL
+        assert "127.0.0.1" in str(error.strerror)
+        assert "blackhole" not in str(error)
+        assert_explained(error.explanation, "route", errno.EINVAL)
+        with an_id() as (channel, cmid):
+            cmid.resolve_addr(("fd07::2", PORT), ("::1", 0))
+            event = expect(channel, CmEventType.ADDR_ERROR, -errno.ENODEV)
+            assert "::1" in event.message
+
+    def test_an_interface_without_addresses(self, net: TwoHosts) -> None:
+        # Routed by an interface that has no address: another interface's is taken, not one of the device.
+        net.topology.link(net.a, "wa", net.b, "wb")
+        net.a.ip("route", "add", "10.44.0.0/24", "dev", "wa")
+        with an_id() as (channel, cmid):
+            cmid.resolve_addr(("10.44.0.1", PORT))
+            event = expect(channel, CmEventType.ADDR_ERROR, -errno.ENODEV)
+            assert_explained(event.explanation, "select", errno.ENODEV)
+
+
+class TestLinkLocal:
+    def test_by_name(self, net: TwoHosts) -> None:
+        with an_id() as (channel, cmid):
+            resolve(channel, cmid, (f"{net.vb.link_local}%va", PORT))
+            assert cmid.local_addr == (net.va.link_local, cmid.src_port, 0, net.va.index)
+            assert cmid.peer_addr == (net.vb.link_local, PORT, 0, net.va.index)
+            assert cmid.route.sgid == gid_of(net.va.link_local)
+            assert cmid.gid_index == row_index("soft_va", gid_of(net.va.link_local))
+
+    def test_by_number(self, net: TwoHosts) -> None:
+        with an_id() as (channel, cmid):
+            resolve(channel, cmid, (net.vb.link_local, PORT, 0, net.va.index))
+            assert device_of(cmid) == "soft_va"
+
+    def test_without_a_scope(self, net: TwoHosts) -> None:
+        error = failure((net.vb.link_local, PORT))
+        assert error.errno == errno.EINVAL == connect_errno(AF_INET6, net.vb.link_local)
+        assert_explained(error.explanation, "route", errno.EINVAL, "%")
+        assert_agrees(error.explanation, net.vb.link_local)
+        with CmId() as cmid, pytest.raises(RdmaError) as caught:
+            cmid.bind_addr((net.va.link_local, 0))
+        assert caught.value.errno == errno.EINVAL
+
+    def test_the_bound_address_lends_its_scope(self, net: TwoHosts) -> None:
+        with an_id() as (channel, cmid):
+            cmid.bind_addr((f"{net.va.link_local}%va", 0))
+            assert device_of(cmid) == "soft_va"
+            resolve(channel, cmid, (net.vb.link_local, PORT))
+            assert cmid.peer_addr == (net.vb.link_local, PORT, 0, net.va.index)
+
+    def test_an_interface_that_does_not_exist(self, net: TwoHosts) -> None:
+        error = failure((net.vb.link_local, PORT, 0, 9999))
+        with socket(AF_INET6, SOCK_DGRAM) as sock:
+            assert error.errno == errno.ENETUNREACH == sock.connect_ex((net.vb.link_local, PORT, 0, 9999))
+        assert_explained(error.explanation, "route", errno.ENETUNREACH)
+        with CmId() as cmid, pytest.raises(RdmaError) as caught:
+            cmid.bind_addr((net.va.link_local, 0, 0, 9999))
+        assert caught.value.errno == errno.EADDRNOTAVAIL
+
+    def test_one_address_on_two_interfaces(self, net: TwoHosts) -> None:
+        net.topology.link(net.a, "wa", net.b, "wb")
+        for host, names in ((net.a, ("va", "wa")), (net.b, ("vb", "wb"))):
+            for name in names:
+                address = "fe80::a/64" if host is net.a else "fe80::b/64"
+                host.ip("address", "add", address, "dev", name, "nodad")
+                host.settle(name)
+        for name in ("wa", "va"):
+            with an_id() as (channel, cmid):
+                resolve(channel, cmid, (f"fe80::b%{name}", PORT))
+                assert device_of(cmid) == f"soft_{name}"
+            with an_id() as (channel, cmid):
+                resolve(channel, cmid, (f"fe80::b%{name}", PORT), (f"fe80::a%{name}", 0))
+                assert device_of(cmid) == f"soft_{name}"
+                assert cmid.local_addr == ("fe80::a", cmid.src_port, 0, if_nametoindex(name))
+
+    def test_nobody_there(self, net: TwoHosts) -> None:
+        with an_id() as (channel, cmid):
+            cmid.resolve_addr(("fe80::dead%va", PORT), timeout_ms=50)
+            expect(channel, CmEventType.ADDR_ERROR, -errno.ETIMEDOUT)
+
+
+# -- this host -----------------------------------------------------------------------------------------------
+
+
+class TestThisHost:
+    @pytest.mark.parametrize("dst", ["10.7.0.1", "fd07::1"])
+    def test_an_address_of_our_own(self, net: TwoHosts, dst: str) -> None:
+        with an_id() as (channel, cmid):
+            cmid.resolve_addr((dst, PORT))
+            expect(channel, CmEventType.ADDR_RESOLVED, timeout=0)
+            assert (device_of(cmid), source_of(cmid)) == ("soft_va", dst)
+            assert cmid.route.sgid == cmid.route.dgid == gid_of(dst)
+            explanation = cmid.explain()
+            assert explanation.neighbour is None
+            assert explanation.route is not None
+            assert (explanation.route.kind, explanation.route.table) == ("local", 255)
+            cmid.resolve_route()
+            expect(channel, CmEventType.ROUTE_RESOLVED)
+        assert dst not in neighbours(net.a)
+
+    @pytest.mark.parametrize(
+        ("dst", "src"), [("10.7.0.1", "10.8.0.1"), ("10.7.0.1", "127.0.0.1"), ("fd07::1", "fd08::1")]
+    )
+    def test_from_another_address_of_our_own(self, two_ways: TwoHosts, dst: str, src: str) -> None:
+        with an_id() as (channel, cmid):
+            resolve(channel, cmid, (dst, PORT), (src, 0))
+            assert source_of(cmid) == src
+            assert cmid.route.sgid == gid_of(src)
+
+    @pytest.mark.parametrize("dst", ["127.0.0.1", "127.0.0.5", "::1", "0.0.0.0", "::"])
+    def test_loopback(self, net: TwoHosts, dst: str) -> None:
+        source = "::1" if ":" in dst else "127.0.0.1"
+        with an_id() as (channel, cmid):
+            cmid.resolve_addr((dst, PORT))
+            expect(channel, CmEventType.ADDR_RESOLVED, timeout=0)
+            assert (device_of(cmid), source_of(cmid)) == ("soft_lo", source)
+            assert cmid.route.sgid == gid_of(source)
+            assert cmid.route.dgid == gid_of(source if dst in ("0.0.0.0", "::") else dst)
+            cmid.resolve_route()
+            expect(channel, CmEventType.ROUTE_RESOLVED)
+            assert cmid.route.path_rec[0].mtu_bytes == 4096
+
+    @pytest.mark.parametrize("dst", ["127.0.0.1", "127.0.0.5", "::1", "0.0.0.0", "::"])
+    def test_the_loopback_interface_is_down(self, dst: str) -> None:
+        with Host(loopback=False) as host, host.enter():
+            error = failure((dst, PORT))
+            assert error.errno == errno.ENETUNREACH
+            assert_explained(error.explanation, "route", errno.ENETUNREACH, "ip link set lo up")
+            assert_agrees(error.explanation, "::1" if ":" in dst else "127.0.0.1")
+
+    def test_the_loopback_interface_was_taken_down(self, net: TwoHosts) -> None:
+        # The kernel keeps IPv4's routes to it then, though nothing passes any more; the device says so.
+        net.a.ip("link", "set", "dev", "lo", "down")
+        for dst in ("127.0.0.1", "127.0.0.5", "0.0.0.0"):
+            with an_id() as (channel, cmid):
+                cmid.resolve_addr((dst, PORT))
+                event = expect(channel, CmEventType.ADDR_ERROR, -errno.ENODEV)
+                explanation = assert_explained(event.explanation, "select", errno.ENODEV, "ip link set lo up")
+                assert "lo is down" in explanation.message
+        for dst in ("::1", "::"):
+            error = failure((dst, PORT))
+            assert error.errno == errno.ENETUNREACH
+            assert_explained(error.explanation, "route", errno.ENETUNREACH, "ip link set lo up")
+        # Addresses of other interfaces do without it.
+        with an_id() as (channel, cmid):
+            resolve(channel, cmid, ("10.7.0.1", PORT))
+
+    def test_no_network_at_all(self) -> None:
+        with Host() as host, host.enter():
+            assert failure(("10.7.0.2", PORT)).errno == errno.ENETUNREACH
+            with an_id() as (channel, cmid):
+                resolve(channel, cmid, ("127.0.0.1", PORT))
+
+
+class TestMulticast:
+    def test_ipv4(self, net: TwoHosts) -> None:
+        assert failure(("224.0.0.77", PORT)).errno == errno.ENETUNREACH
+        net.a.ip("route", "add", "default", "via", "10.7.0.2")
+        with an_id(PortSpace.UDP) as (channel, cmid):
+            cmid.resolve_addr(("224.0.0.77", PORT))
+            expect(channel, CmEventType.ADDR_RESOLVED, timeout=0)
+            assert (device_of(cmid), source_of(cmid)) == ("soft_va", "10.7.0.1")
+            assert cmid.explain().neighbour is None
+
+    @pytest.mark.parametrize("dst", ["ff1e::77", "ff1e::77%va", "ff02::77%va"])
+    def test_ipv6(self, net: TwoHosts, dst: str) -> None:
+        with an_id(PortSpace.UDP) as (channel, cmid):
+            cmid.resolve_addr((dst, PORT))
+            expect(channel, CmEventType.ADDR_RESOLVED, timeout=0)
+            assert device_of(cmid) == "soft_va"
+            assert cmid.explain().neighbour is None
+
+    def test_by_the_source_given(self, two_ways: TwoHosts) -> None:
+        two_ways.a.ip_batch("route add 224.0.0.0/4 dev va", "route add 224.0.0.0/4 dev wa metric 10")
+        for dst, sources in (("224.0.0.77", ("10.7.0.1", "10.8.0.1")), ("ff1e::77", ("fd07::1", "fd08::1"))):
+            for source, device in zip(sources, ("soft_va", "soft_wa"), strict=True):
+                with an_id(PortSpace.UDP) as (channel, cmid):
+                    cmid.resolve_addr((dst, PORT), (source, 0))
+                    expect(channel, CmEventType.ADDR_RESOLVED, timeout=0)
+                    assert (device_of(cmid), source_of(cmid)) == (device, source)
