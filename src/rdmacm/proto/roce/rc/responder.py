@@ -1,0 +1,434 @@
+"""The receiving half of a reliable connection.
+
+Requests are executed strictly in PSN order. One that comes too early gets a single NAK and is dropped, with all that
+follow, until the expected one arrives; one that comes again is not executed again: a SEND or WRITE is acknowledged once
+more, a READ or atomic answered from what was kept of it. The order of the checks is InfiniBand Architecture 9.7.4
+and rxe's: opcode sequence, permission, resources, lengths, then the memory key; only then is memory touched.
+
+Answers leave in the order of their requests. A READ's answer is cut into packets as they are sent, from the memory as
+it is then; acknowledgements that follow each other are one. What is kept is bounded: ``max_dest_rd_atomic`` READs and
+atomics, and a list of answers no longer than that allows.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections import deque
+from collections.abc import Callable
+
+from rdmacm.proto.roce.buffers import padded, scatter, total
+from rdmacm.proto.roce.work import (
+    Access,
+    Completion,
+    Memory,
+    Packet,
+    RecvWork,
+    WCOpcode,
+    WCStatus,
+)
+
+_BTH = struct.Struct("!BBHII")
+_RETH = struct.Struct("!QII")
+_ATOMIC = struct.Struct("!QIQQ")
+_WORD = struct.Struct("!I")
+_LONG = struct.Struct("!Q")
+
+_MASK = 0xFFFFFF
+_HALF = 0x800000
+_U64 = 0xFFFFFFFFFFFFFFFF
+
+_SEND_FIRST, _SEND_MIDDLE, _SEND_LAST, _SEND_LAST_IMM, _SEND_ONLY, _SEND_ONLY_IMM = range(6)
+_WRITE_FIRST, _WRITE_MIDDLE, _WRITE_LAST, _WRITE_LAST_IMM, _WRITE_ONLY, _WRITE_ONLY_IMM = range(6, 12)
+_READ_REQUEST, _READ_FIRST, _READ_MIDDLE, _READ_LAST, _READ_ONLY = range(0x0C, 0x11)
+_ACKNOWLEDGE, _ATOMIC_ACKNOWLEDGE, _COMPARE_SWAP, _FETCH_ADD = range(0x11, 0x15)
+_SEND_LAST_INV, _SEND_ONLY_INV = 0x16, 0x17
+
+_SENDS = frozenset({*range(6), _SEND_LAST_INV, _SEND_ONLY_INV})
+_WRITES = frozenset(range(6, 12))
+_STARTS = frozenset(
+    {_SEND_FIRST, _SEND_ONLY, _SEND_ONLY_IMM, _SEND_ONLY_INV, _WRITE_FIRST, _WRITE_ONLY, _WRITE_ONLY_IMM}
+)
+_ENDS = frozenset(
+    {
+        _SEND_LAST, _SEND_LAST_IMM, _SEND_ONLY, _SEND_ONLY_IMM, _SEND_LAST_INV, _SEND_ONLY_INV,
+        _WRITE_LAST, _WRITE_LAST_IMM, _WRITE_ONLY, _WRITE_ONLY_IMM,
+    }
+)  # fmt: skip
+_ONLIES = frozenset({_SEND_ONLY, _SEND_ONLY_IMM, _SEND_ONLY_INV, _WRITE_ONLY, _WRITE_ONLY_IMM})
+_IMMEDIATE = frozenset({_SEND_LAST_IMM, _SEND_ONLY_IMM, _WRITE_LAST_IMM, _WRITE_ONLY_IMM})
+_INVALIDATE = frozenset({_SEND_LAST_INV, _SEND_ONLY_INV})
+_REQUESTS = _SENDS | _WRITES | {_READ_REQUEST, _COMPARE_SWAP, _FETCH_ADD}
+
+_ACK = 0x1F  # no credits are counted
+_RNR_NAK, _NAK_SEQUENCE, _NAK_INVALID, _NAK_ACCESS, _NAK_OPERATION = 0x20, 0x60, 0x61, 0x62, 0x63
+_LONGEST = 1 << 31
+
+
+def _after(a: int, b: int) -> int:
+    return ((a - b + _HALF) & _MASK) - _HALF
+
+
+class _Refused(Exception):
+    """A request that cannot be executed: the NAK to send."""
+
+    def __init__(self, syndrome: int, status: WCStatus | None = None) -> None:
+        self.syndrome = syndrome
+        self.status = status
+
+
+class _Kept:
+    """What is kept of a READ or atomic, to answer it again."""
+
+    __slots__ = ("address", "first", "last", "length", "original", "rkey")
+
+    def __init__(self, first: int, packets: int, rkey: int, address: int, length: int, original: int | None) -> None:
+        self.first = first
+        self.last = (first + packets - 1) & _MASK
+        self.rkey = rkey
+        self.address = address
+        self.length = length
+        self.original = original
+
+
+class _Answer:
+    """Packets to send: an ACK, a NAK, an atomic's value, or (with ``data``) the rest of a READ's answer."""
+
+    __slots__ = ("data", "first", "last", "msn", "offset", "original", "psn", "syndrome")
+
+    def __init__(
+        self, psn: int, syndrome: int, msn: int, original: int | None = None, data: memoryview | None = None
+    ) -> None:
+        self.psn = self.first = self.last = psn
+        self.syndrome = syndrome
+        self.msn = msn
+        self.original = original
+        self.data = data
+        self.offset = 0
+
+    @property
+    def is_plain_ack(self) -> bool:
+        return self.syndrome == _ACK and self.original is None and self.data is None
+
+
+class Responder:
+    """See the module. ``complete`` takes completions of receives; ``receive`` gives the next receive, or None."""
+
+    def __init__(
+        self,
+        *,
+        dest_qp_num: int,
+        rq_psn: int,
+        mtu: int,
+        access: Access,
+        memory: Memory,
+        receive: Callable[[], RecvWork | None],
+        complete: Callable[[Completion], None],
+        max_dest_rd_atomic: int = 16,
+        min_rnr_timer: int = 12,
+        pkey: int = 0xFFFF,
+    ) -> None:
+        self._dest = dest_qp_num
+        self._pkey = pkey
+        self._expected = rq_psn & _MASK
+        self._completed = rq_psn & _MASK  # one past the last request that was executed as a whole
+        self._mtu = mtu
+        self._access = access
+        self._memory = memory
+        self._receive = receive
+        self._complete = complete
+        self._min_rnr_timer = min_rnr_timer
+        self._kept: deque[_Kept] = deque(maxlen=max_dest_rd_atomic)
+        self._max_kept = max_dest_rd_atomic
+        self._answers: deque[_Answer] = deque()
+        self._msn = 0
+        self._nak_sent = False
+        self._inside = ""  # "send" or "write" between a first packet and its last
+        self._recv: RecvWork | None = None
+        self._offset = 0
+        self._target: memoryview | None = None
+        self._write_length = 0
+        self.failed = False
+        #: What was received and ignored.
+        self.dropped = 0
+
+    def fail(self, status: WCStatus) -> None:
+        """The connection is over: the receive in progress has ``status``. (Posted ones are their owner's to flush.)"""
+        if self.failed:
+            return
+        self.failed = True
+        if self._recv is not None:
+            self._complete(Completion(self._recv.wr_id, status, WCOpcode.RECV))
+            self._recv = None
+
+    # -- requests -------------------------------------------------------------------------------------
+
+    def received(self, opcode: int, psn: int, flags: int, body: memoryview) -> WCStatus | None:
+        """A request: opcode, PSN, the BTH's flag bits (bit 7 solicited, bit 0 acknowledge), and what follows the BTH.
+
+        Padding is removed from ``body``. Returns the status with which the connection fails, None while it lives.
+        """
+        if self.failed or opcode not in _REQUESTS:
+            self.dropped += 1
+            return None
+        ahead = _after(psn, self._expected)
+        if ahead > 0:
+            if not self._nak_sent:
+                self._nak_sent = True
+                self._answer(self._expected, _NAK_SEQUENCE)
+            self.dropped += 1
+            return None
+        if ahead < 0:
+            self._again(opcode, psn, body)
+            return None
+        self._nak_sent = False
+        try:
+            self._execute(opcode, psn, flags, body)
+        except _Refused as refused:
+            self._answer(psn, refused.syndrome)
+            self._nak_sent = True  # what follows is dropped without another word until this one comes again
+            if refused.syndrome & 0x60 != _RNR_NAK:
+                status = refused.status or _STATUS_OF[refused.syndrome]
+                self.fail(status)
+                return status
+        return None
+
+    def _execute(self, opcode: int, psn: int, flags: int, body: memoryview) -> None:
+        if opcode in _SENDS or opcode in _WRITES:
+            family = "send" if opcode in _SENDS else "write"
+            if (opcode in _STARTS) == bool(self._inside) or (self._inside and self._inside != family):
+                raise _Refused(_NAK_INVALID)
+            if family == "send":
+                self._send(opcode, flags, body)
+            else:
+                self._write(opcode, flags, body)
+            self._expected = (psn + 1) & _MASK
+            if opcode in _ENDS:
+                self._inside = ""
+                self._msn = (self._msn + 1) & _MASK
+                self._completed = self._expected
+            else:
+                self._inside = family
+            if flags & 1:
+                self._answer(psn, _ACK)
+            return
+        if self._inside:
+            raise _Refused(_NAK_INVALID)
+        if opcode == _READ_REQUEST:
+            self._read(psn, body)
+        else:
+            self._atomic(opcode, psn, body)
+
+    def _payload(self, opcode: int, data: memoryview) -> None:
+        """First and middle packets are one MTU, last ones hold something, none more than an MTU."""
+        size = len(data)
+        if (
+            size > self._mtu
+            or (opcode not in _ENDS and size != self._mtu)
+            or (opcode in _ENDS and opcode not in _ONLIES and not size)
+        ):
+            raise _Refused(_NAK_INVALID)
+
+    def _trailer(self, opcode: int, body: memoryview) -> tuple[int | None, memoryview]:
+        """The immediate or key ahead of the payload, and the payload."""
+        if opcode not in _IMMEDIATE and opcode not in _INVALIDATE:
+            return None, body
+        if len(body) < 4:
+            raise _Refused(_NAK_INVALID)
+        return _WORD.unpack_from(body)[0], body[4:]
+
+    def _take(self) -> RecvWork:
+        work = self._receive()
+        if work is None:
+            raise _Refused(_RNR_NAK | self._min_rnr_timer)
+        return work
+
+    def _send(self, opcode: int, flags: int, body: memoryview) -> None:
+        word, data = self._trailer(opcode, body)
+        self._payload(opcode, data)
+        if opcode in _STARTS:
+            self._recv, self._offset = self._take(), 0
+        recv = self._recv
+        assert recv is not None
+        if self._offset + len(data) > total(recv.segments):
+            raise _Refused(_NAK_INVALID, WCStatus.LOC_LEN_ERR)
+        if opcode in _INVALIDATE and not self._memory.invalidate(word or 0):
+            raise _Refused(_NAK_ACCESS, WCStatus.REM_INV_REQ_ERR)
+        scatter(recv.segments, self._offset, data)
+        self._offset += len(data)
+        if opcode in _ENDS:
+            self._recv = None
+            self._complete(
+                Completion(
+                    recv.wr_id,
+                    WCStatus.SUCCESS,
+                    WCOpcode.RECV,
+                    self._offset,
+                    word if opcode in _IMMEDIATE else None,
+                    word if opcode in _INVALIDATE else None,
+                    bool(flags & 0x80),
+                )
+            )
+
+    def _write(self, opcode: int, flags: int, body: memoryview) -> None:
+        if opcode in _STARTS:
+            if len(body) < 16:
+                raise _Refused(_NAK_INVALID)
+            address, rkey, length = _RETH.unpack_from(body)
+            body = body[16:]
+            if not self._access & Access.REMOTE_WRITE or length > _LONGEST:
+                raise _Refused(_NAK_INVALID)
+        word, data = self._trailer(opcode, body)
+        self._payload(opcode, data)
+        if opcode in _STARTS:
+            target = self._memory.remote(rkey, address, length, Access.REMOTE_WRITE) if length else memoryview(b"")
+            if target is None:
+                raise _Refused(_NAK_ACCESS)
+        else:
+            target, length = self._target, self._write_length
+        offset = 0 if opcode in _STARTS else self._offset
+        assert target is not None
+        left = length - offset
+        if len(data) > left or (opcode in _ENDS and len(data) != left):
+            raise _Refused(_NAK_INVALID)
+        recv = self._take() if opcode in _IMMEDIATE else None
+        if data:
+            target[offset : offset + len(data)] = data
+        self._target, self._write_length, self._offset = target, length, offset + len(data)
+        if opcode in _ENDS:
+            self._target = None
+        if recv is not None:
+            self._complete(
+                Completion(
+                    recv.wr_id,
+                    WCStatus.SUCCESS,
+                    WCOpcode.RECV_RDMA_WITH_IMM,
+                    length,
+                    word,
+                    None,
+                    bool(flags & 0x80),
+                )
+            )
+
+    def _read(self, psn: int, body: memoryview) -> None:
+        if len(body) < 16 or not self._access & Access.REMOTE_READ or not self._max_kept:
+            raise _Refused(_NAK_INVALID)
+        address, rkey, length = _RETH.unpack_from(body)
+        if length > _LONGEST or self._reading() >= self._max_kept:
+            raise _Refused(_NAK_INVALID)
+        source = self._memory.remote(rkey, address, length, Access.REMOTE_READ) if length else memoryview(b"")
+        if source is None:
+            raise _Refused(_NAK_ACCESS)
+        packets = max(1, -(-length // self._mtu))
+        self._kept.append(_Kept(psn, packets, rkey, address, length, None))
+        self._expected = self._completed = (psn + packets) & _MASK
+        self._msn = (self._msn + 1) & _MASK
+        self._answer_read(psn, packets, psn, source)
+
+    def _atomic(self, opcode: int, psn: int, body: memoryview) -> None:
+        if len(body) < 28 or not self._access & Access.REMOTE_ATOMIC or not self._max_kept:
+            raise _Refused(_NAK_INVALID)
+        address, rkey, first, second = _ATOMIC.unpack_from(body)
+        if address % 8:
+            raise _Refused(_NAK_INVALID)
+        target = self._memory.remote(rkey, address, 8, Access.REMOTE_ATOMIC)
+        if target is None:
+            raise _Refused(_NAK_ACCESS)
+        original = int.from_bytes(target, sys.byteorder)
+        if opcode == _FETCH_ADD:
+            target[:] = ((original + first) & _U64).to_bytes(8, sys.byteorder)
+        elif original == second:
+            target[:] = first.to_bytes(8, sys.byteorder)
+        self._kept.append(_Kept(psn, 1, rkey, address, 8, original))
+        self._expected = self._completed = (psn + 1) & _MASK
+        self._msn = (self._msn + 1) & _MASK
+        self._answers.append(_Answer(psn, _ACK, self._msn, original))
+
+    def _again(self, opcode: int, psn: int, body: memoryview) -> None:
+        """A request that was executed before."""
+        if opcode not in (_READ_REQUEST, _COMPARE_SWAP, _FETCH_ADD):
+            self._answer((self._completed - 1) & _MASK, _ACK)
+            return
+        kept = next((k for k in self._kept if _after(psn, k.first) >= 0 and _after(psn, k.last) <= 0), None)
+        if kept is None or len(self._answers) > 2 * self._max_kept:
+            self.dropped += 1
+        elif kept.original is not None:
+            if opcode != _READ_REQUEST and psn == kept.first:
+                self._answers.append(_Answer(psn, _ACK, self._msn, kept.original))
+        elif opcode == _READ_REQUEST and len(body) >= 16:
+            address, rkey, length = _RETH.unpack_from(body)
+            inside = kept.address <= address and address + length <= kept.address + kept.length
+            source = self._memory.remote(rkey, address, length, Access.REMOTE_READ) if length else memoryview(b"")
+            packets = max(1, -(-length // self._mtu))
+            fits = _after((psn + packets - 1) & _MASK, kept.last) <= 0
+            if rkey == kept.rkey and inside and fits and source is not None:
+                self._answer_read(psn, packets, kept.first, source)
+            else:
+                self.dropped += 1
+
+    # -- answers --------------------------------------------------------------------------------------
+
+    def _reading(self) -> int:
+        return sum(1 for answer in self._answers if answer.data is not None)
+
+    def _answer(self, psn: int, syndrome: int) -> None:
+        if syndrome == _ACK and self._answers and self._answers[-1].is_plain_ack:
+            last = self._answers[-1]
+            if _after(psn, last.psn) > 0:
+                last.psn = psn
+            last.msn = self._msn
+            return
+        self._answers.append(_Answer(psn, syndrome, self._msn))
+
+    def _answer_read(self, psn: int, packets: int, original: int, source: memoryview) -> None:
+        answer = _Answer(psn, _ACK, self._msn, data=source)
+        answer.first, answer.last = original, (psn + packets - 1) & _MASK
+        self._answers.append(answer)
+
+    @property
+    def has_packets(self) -> bool:
+        """Whether :meth:`packets` has something."""
+        return bool(self._answers)
+
+    def packets(self, limit: int = 128) -> list[Packet]:
+        """Up to ``limit`` packets to send."""
+        out: list[Packet] = []
+        while self._answers and len(out) < limit:
+            answer = self._answers[0]
+            if answer.data is not None:
+                out.append(self._read_packet(answer))
+                if answer.data is not None:
+                    continue
+            elif answer.original is not None:
+                aeth = _WORD.pack(answer.syndrome << 24 | answer.msn)
+                out.append((self._header(_ATOMIC_ACKNOWLEDGE, answer.psn) + aeth + _LONG.pack(answer.original), []))
+            else:
+                aeth = _WORD.pack(answer.syndrome << 24 | answer.msn)
+                out.append((self._header(_ACKNOWLEDGE, answer.psn) + aeth, []))
+            self._answers.popleft()
+        return out
+
+    def _read_packet(self, answer: _Answer) -> Packet:
+        data, psn = answer.data, answer.psn
+        assert data is not None
+        size = min(self._mtu, len(data) - answer.offset)
+        piece = data[answer.offset : answer.offset + size]
+        first, last = psn == answer.first, psn == answer.last
+        opcode = (_READ_ONLY if last else _READ_FIRST) if first else (_READ_LAST if last else _READ_MIDDLE)
+        pieces, pad = padded([piece] if size else [], size)
+        aeth = b"" if opcode == _READ_MIDDLE else _WORD.pack(_ACK << 24 | answer.msn)
+        answer.offset += size
+        answer.psn = (psn + 1) & _MASK
+        if last:
+            answer.data = None
+        return self._header(opcode, psn, pad) + aeth, pieces
+
+    def _header(self, opcode: int, psn: int, pad: int = 0) -> bytes:
+        return _BTH.pack(opcode, pad << 4, self._pkey, self._dest, psn)
+
+
+_STATUS_OF = {
+    _NAK_INVALID: WCStatus.REM_INV_REQ_ERR,
+    _NAK_ACCESS: WCStatus.REM_ACCESS_ERR,
+    _NAK_OPERATION: WCStatus.LOC_QP_OP_ERR,
+}

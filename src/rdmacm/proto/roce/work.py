@@ -1,0 +1,132 @@
+"""Work requests and completions, as the engines see them: buffers are memoryviews, keys and addresses are numbers.
+
+Checking lkeys and finding local memory is the business of whoever posts; checking rkeys is asked of
+:class:`Memory` at each remote touch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+from typing import Protocol
+
+
+class WROpcode(IntEnum):
+    """``enum ibv_wr_opcode``: what RC can be asked to send."""
+
+    RDMA_WRITE = 0
+    RDMA_WRITE_WITH_IMM = 1
+    SEND = 2
+    SEND_WITH_IMM = 3
+    RDMA_READ = 4
+    ATOMIC_CMP_AND_SWP = 5
+    ATOMIC_FETCH_AND_ADD = 6
+    SEND_WITH_INV = 9
+
+
+class WCOpcode(IntEnum):
+    """``enum ibv_wc_opcode``."""
+
+    SEND = 0
+    RDMA_WRITE = 1
+    RDMA_READ = 2
+    COMP_SWAP = 3
+    FETCH_ADD = 4
+    RECV = 128
+    RECV_RDMA_WITH_IMM = 129
+
+
+class WCStatus(IntEnum):
+    """``enum ibv_wc_status``."""
+
+    SUCCESS = 0
+    LOC_LEN_ERR = 1
+    LOC_QP_OP_ERR = 2
+    LOC_EEC_OP_ERR = 3
+    LOC_PROT_ERR = 4
+    WR_FLUSH_ERR = 5
+    MW_BIND_ERR = 6
+    BAD_RESP_ERR = 7
+    LOC_ACCESS_ERR = 8
+    REM_INV_REQ_ERR = 9
+    REM_ACCESS_ERR = 10
+    REM_OP_ERR = 11
+    RETRY_EXC_ERR = 12
+    RNR_RETRY_EXC_ERR = 13
+    LOC_RDD_VIOL_ERR = 14
+    REM_INV_RD_REQ_ERR = 15
+    REM_ABORT_ERR = 16
+    INV_EECN_ERR = 17
+    INV_EEC_STATE_ERR = 18
+    FATAL_ERR = 19
+    RESP_TIMEOUT_ERR = 20
+    GENERAL_ERR = 21
+    TM_ERR = 22
+    TM_RNDV_INCOMPLETE = 23
+
+
+class Access(IntFlag):
+    """``enum ibv_access_flags``: what the peer may do."""
+
+    LOCAL_WRITE = 1
+    REMOTE_WRITE = 2
+    REMOTE_READ = 4
+    REMOTE_ATOMIC = 8
+
+
+class Memory(Protocol):
+    """Registered memory, as remote peers may touch it."""
+
+    def remote(self, rkey: int, address: int, length: int, access: Access) -> memoryview | None:
+        """The bytes at ``address``, None where the key, the range or the permission is wrong."""
+
+    def invalidate(self, rkey: int) -> bool:
+        """Revoke a key (SEND with invalidate); False where there is none that may be."""
+
+
+@dataclass(slots=True)
+class SendWork:
+    """A send work request. ``segments`` are gathered from, or for READ and atomics scattered to.
+
+    ``imm`` is the immediate's four bytes as a number in network order; ``compare_add`` and ``swap`` are the operands
+    of atomics; ``invalidate_rkey`` is for SEND_WITH_INV.
+    """
+
+    wr_id: int
+    opcode: WROpcode
+    segments: Sequence[memoryview] = ()
+    signaled: bool = True
+    solicited: bool = False
+    fence: bool = False
+    remote_addr: int = 0
+    rkey: int = 0
+    imm: int = 0
+    compare_add: int = 0
+    swap: int = 0
+    invalidate_rkey: int = 0
+
+
+@dataclass(slots=True)
+class RecvWork:
+    """A receive work request: where a message is scattered to."""
+
+    wr_id: int
+    segments: Sequence[memoryview] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A work completion (``struct ibv_wc``). ``imm`` and ``invalidated_rkey`` are None where there was none."""
+
+    wr_id: int
+    status: WCStatus
+    opcode: WCOpcode
+    byte_len: int = 0
+    imm: int | None = None
+    invalidated_rkey: int | None = None
+    solicited: bool = False
+
+
+#: One packet to send: BTH and extended headers, then the payload's pieces with its padding, ICRC to be added.
+Packet = tuple[bytes, "list[memoryview]"]

@@ -1,0 +1,535 @@
+"""Reliable connections between two engines, on a list for a network and in virtual time."""
+
+from __future__ import annotations
+
+import random
+import struct
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rdmacm.proto.roce.rc import RcAttributes, RcEngine
+from rdmacm.proto.roce.work import Access, Completion, Packet, RecvWork, SendWork, WCOpcode, WCStatus, WROpcode
+
+BASE = 0x1000
+RKEY = 0x0A41
+ALL = Access.LOCAL_WRITE | Access.REMOTE_WRITE | Access.REMOTE_READ | Access.REMOTE_ATOMIC
+
+
+class Region:
+    """One registered region of a host."""
+
+    def __init__(self, size: int = 1 << 16, access: Access = ALL) -> None:
+        self.bytes = bytearray(size)
+        self.access = access
+        self.keys = {RKEY}
+
+    def remote(self, rkey: int, address: int, length: int, access: Access) -> memoryview | None:
+        if rkey not in self.keys or access not in self.access:
+            return None
+        if address < BASE or address + length > BASE + len(self.bytes):
+            return None
+        return memoryview(self.bytes)[address - BASE : address - BASE + length]
+
+    def invalidate(self, rkey: int) -> bool:
+        if rkey not in self.keys:
+            return False
+        self.keys.discard(rkey)
+        return True
+
+
+class Pair:
+    """Two connected engines. ``fate`` decides what happens to a packet: a list of delays, empty for lost."""
+
+    def __init__(
+        self, seed: int = 0, loss: float = 0.0, twice: float = 0.0, late: float = 0.0, **changes: float
+    ) -> None:
+        self.random = random.Random(seed)
+        self.loss, self.twice, self.late = loss, twice, late
+        self.now = 0.0
+        self.memory = (Region(), Region())
+        starts = (self.random.getrandbits(24), 0xFFFFF0 + self.random.randrange(16))  # one is about to wrap
+        common = {"path_mtu": 256, "timeout": 0.01, **changes}
+        self.ends = (
+            RcEngine(RcAttributes(0x11, 0x12, starts[0], starts[1], **common), self.memory[0]),  # type: ignore[arg-type]
+            RcEngine(RcAttributes(0x12, 0x11, starts[1], starts[0], **common), self.memory[1]),  # type: ignore[arg-type]
+        )
+        self.done: tuple[list[Completion], list[Completion]] = ([], [])
+        self.flying: list[tuple[float, int, int, bytes]] = []
+        self.sent: list[tuple[int, bytes]] = []
+        self.posted: list[int] = []
+        #: Packets (by their number among all that were sent) that never arrive.
+        self.lost: set[int] = set()
+        self._count = 0
+
+    def _transmit(self, source: int, packet: Packet) -> None:
+        header, pieces = packet
+        data = header + b"".join(pieces)
+        assert len(data) % 4 == 0
+        self.sent.append((source, data))
+        if len(self.sent) - 1 in self.lost:
+            return
+        copies = 0 if self.random.random() < self.loss else 2 if self.random.random() < self.twice else 1
+        for _ in range(copies):
+            delay = self.random.uniform(0, 0.003) if self.random.random() < self.late else 0.0001
+            self._count += 1
+            self.flying.append((self.now + delay, self._count, 1 - source, data))
+
+    def step(self) -> bool:
+        """Send what wants to be sent, then let the next thing happen; False where nothing will."""
+        for index, end in enumerate(self.ends):
+            for packet in end.packets_to_send(self.now):
+                self._transmit(index, packet)
+            self.done[index].extend(end.completions())
+        deadlines = [end.deadline for end in self.ends if end.deadline is not None]
+        if self.flying:
+            self.flying.sort()
+            when, _, where, data = self.flying[0]
+            if not deadlines or when <= min(deadlines):
+                self.now = max(self.now, when)
+                self.flying.pop(0)
+                self.ends[where].packet_received(memoryview(data), self.now)
+                self.done[where].extend(self.ends[where].completions())
+                return True
+        if deadlines:
+            self.now = max(self.now, min(deadlines))
+            for end in self.ends:
+                if end.deadline is not None and end.deadline <= self.now:
+                    end.timer(self.now)
+            return True
+        return False
+
+    def run(self, steps: int = 200_000) -> None:
+        for _ in range(steps):
+            if not self.step():
+                return
+        raise AssertionError("the connection does not come to rest")
+
+
+def view(data: bytes | bytearray) -> memoryview:
+    return memoryview(bytearray(data) if isinstance(data, bytes) else data)
+
+
+def send(wr_id: int, data: bytes, opcode: WROpcode = WROpcode.SEND, **more: int) -> SendWork:
+    return SendWork(wr_id, opcode, [view(data)] if data else [], **more)  # type: ignore[arg-type]
+
+
+def statuses(found: list[Completion]) -> list[tuple[int, str]]:
+    return [(c.wr_id, c.status.name) for c in found]
+
+
+@pytest.mark.parametrize("size", [0, 1, 3, 255, 256, 257, 1024, 5000])
+def test_every_operation_at_every_size(size: int) -> None:
+    pair = Pair()
+    a, b = pair.ends
+    payload = bytes(random.Random(size).randbytes(size))
+    pair.memory[1].bytes[8192 : 8192 + size] = payload[::-1]
+    inbox = [bytearray(size + 3) for _ in range(5)]
+    for number, buffer in enumerate(inbox):
+        b.post_recv(RecvWork(100 + number, [view(buffer)]))
+    answer = bytearray(size)
+    a.post_send(send(1, payload))
+    a.post_send(send(2, payload, WROpcode.SEND_WITH_IMM, imm=0xDEADBEEF, solicited=True))
+    a.post_send(send(3, payload, WROpcode.RDMA_WRITE, remote_addr=BASE, rkey=RKEY))
+    a.post_send(send(4, payload, WROpcode.RDMA_WRITE_WITH_IMM, remote_addr=BASE + 16384, rkey=RKEY, imm=7))
+    a.post_send(SendWork(5, WROpcode.RDMA_READ, [view(answer)] if size else [], remote_addr=BASE + 8192, rkey=RKEY))
+    a.post_send(send(6, payload, WROpcode.SEND_WITH_INV, invalidate_rkey=RKEY))
+    pair.run()
+    assert statuses(pair.done[0]) == [(n, "SUCCESS") for n in range(1, 7)]
+    assert [c.opcode for c in pair.done[0]] == [0, 0, 1, 1, 2, 0]
+    assert statuses(pair.done[1]) == [(n, "SUCCESS") for n in range(100, 104)]
+    first, second, third, fourth = pair.done[1]
+    assert (first.byte_len, first.imm, first.solicited) == (size, None, False)
+    assert (second.byte_len, second.imm, second.solicited) == (size, 0xDEADBEEF, True)
+    assert (third.opcode, third.byte_len, third.imm) == (WCOpcode.RECV_RDMA_WITH_IMM, size, 7)
+    assert fourth.invalidated_rkey == RKEY
+    assert [bytes(inbox[n][:size]) for n in (0, 1, 3)] == [payload] * 3
+    assert bytes(inbox[2]) == bytes(size + 3), "the immediate of a write takes a receive, not its buffer"
+    assert bytes(pair.memory[1].bytes[:size]) == payload
+    assert bytes(pair.memory[1].bytes[16384 : 16384 + size]) == payload
+    assert bytes(answer) == payload[::-1]
+    assert not pair.memory[1].keys, "the key was revoked"
+
+
+def test_scattered_buffers() -> None:
+    pair = Pair()
+    pieces = [b"a" * 100, b"", b"b" * 300, b"c" * 5]
+    inbox = [bytearray(1), bytearray(399), bytearray(50)]
+    pair.ends[1].post_recv(RecvWork(1, [view(piece) for piece in inbox]))
+    pair.ends[0].post_send(SendWork(2, WROpcode.SEND, [view(piece) for piece in pieces]))
+    pair.run()
+    assert b"".join(inbox)[:405] == b"".join(pieces)
+    assert pair.done[1][0].byte_len == 405
+
+
+def test_atomics() -> None:
+    pair = Pair()
+    word = memoryview(pair.memory[1].bytes)[64:72]
+    word[:] = (40).to_bytes(8, sys.byteorder)
+    found = [bytearray(8) for _ in range(4)]
+    operations = [
+        (WROpcode.ATOMIC_FETCH_AND_ADD, 2, 0),
+        (WROpcode.ATOMIC_CMP_AND_SWP, 42, 7),
+        (WROpcode.ATOMIC_CMP_AND_SWP, 42, 9),
+        (WROpcode.ATOMIC_FETCH_AND_ADD, 0xFFFFFFFFFFFFFFFF, 0),
+    ]
+    for number, (opcode, compare_add, swap) in enumerate(operations):
+        pair.ends[0].post_send(
+            SendWork(
+                number,
+                opcode,
+                [view(found[number])],
+                remote_addr=BASE + 64,
+                rkey=RKEY,
+                compare_add=compare_add,
+                swap=swap,
+            )
+        )
+    pair.run()
+    assert statuses(pair.done[0]) == [(n, "SUCCESS") for n in range(4)]
+    assert [int.from_bytes(each, sys.byteorder) for each in found] == [40, 42, 7, 7]
+    assert int.from_bytes(word, sys.byteorder) == 6
+
+
+def test_selective_signalling_and_order() -> None:
+    pair = Pair()
+    for number in range(20):
+        pair.ends[1].post_recv(RecvWork(number, [view(bytes(64))]))
+        pair.ends[0].post_send(send(number, b"x" * 10, signaled=number % 5 == 4))
+    pair.run()
+    assert statuses(pair.done[0]) == [(n, "SUCCESS") for n in (4, 9, 14, 19)]
+    assert statuses(pair.done[1]) == [(n, "SUCCESS") for n in range(20)]
+
+
+def test_a_fence_waits_for_reads() -> None:
+    pair = Pair()
+    answer = bytearray(5000)
+    pair.ends[0].post_send(SendWork(1, WROpcode.RDMA_READ, [view(answer)], remote_addr=BASE, rkey=RKEY))
+    pair.ends[0].post_send(send(2, b"after", WROpcode.RDMA_WRITE, remote_addr=BASE, rkey=RKEY, fence=True))
+    first = pair.ends[0].packets_to_send(0.0)
+    assert len(first) == 1, "the write is held back"
+    pair._transmit(0, first[0])
+    pair.run()
+    assert statuses(pair.done[0]) == [(1, "SUCCESS"), (2, "SUCCESS")]
+
+
+def test_reads_are_limited() -> None:
+    pair = Pair(max_rd_atomic=2)
+    answers = [bytearray(10) for _ in range(6)]
+    for number, answer in enumerate(answers):
+        pair.ends[0].post_send(SendWork(number, WROpcode.RDMA_READ, [view(answer)], remote_addr=BASE, rkey=RKEY))
+    assert len(pair.ends[0].packets_to_send(0.0)) == 2
+
+
+@pytest.mark.parametrize(
+    ("work", "status"),
+    [
+        (send(1, b"x", WROpcode.RDMA_WRITE, remote_addr=BASE, rkey=RKEY + 1), WCStatus.REM_ACCESS_ERR),
+        (send(1, b"x", WROpcode.RDMA_WRITE, remote_addr=BASE - 1, rkey=RKEY), WCStatus.REM_ACCESS_ERR),
+        (send(1, b"x" * 600, WROpcode.RDMA_WRITE, remote_addr=BASE + 65000, rkey=RKEY), WCStatus.REM_ACCESS_ERR),
+        (send(1, b"x" * 8, WROpcode.RDMA_READ, remote_addr=BASE + 65530, rkey=RKEY), WCStatus.REM_ACCESS_ERR),
+        (send(1, b"x" * 8, WROpcode.ATOMIC_FETCH_AND_ADD, remote_addr=BASE + 4, rkey=RKEY), WCStatus.REM_INV_REQ_ERR),
+        (send(1, b"x" * 8, WROpcode.ATOMIC_CMP_AND_SWP, remote_addr=BASE, rkey=9), WCStatus.REM_ACCESS_ERR),
+        (send(1, b"x" * 100), WCStatus.REM_INV_REQ_ERR),
+        (send(1, b"x", WROpcode.SEND_WITH_INV, invalidate_rkey=77), WCStatus.REM_ACCESS_ERR),
+    ],
+)
+def test_what_is_refused_touches_nothing_and_ends_the_connection(work: SendWork, status: WCStatus) -> None:
+    pair = Pair()
+    before = bytes(pair.memory[1].bytes)
+    for number in range(3):
+        pair.ends[1].post_recv(RecvWork(100 + number, [view(bytes(50))]))
+    pair.ends[0].post_send(work)
+    pair.ends[0].post_send(send(2, b"later"))
+    pair.ends[0].post_recv(RecvWork(3, [view(bytes(50))]))
+    pair.run()
+    assert bytes(pair.memory[1].bytes) == before
+    assert statuses(pair.done[0]) == [(1, status.name), (2, "WR_FLUSH_ERR"), (3, "WR_FLUSH_ERR")]
+    assert sorted(c.wr_id for c in pair.done[1]) == [100, 101, 102]
+    assert all(c.status is not WCStatus.SUCCESS for c in pair.done[1])
+    pair.ends[0].post_send(send(4, b"too late"))
+    pair.ends[1].post_recv(RecvWork(5, []))
+    pair.run()
+    assert statuses(pair.done[0])[3:] == [(4, "WR_FLUSH_ERR")]
+    assert statuses(pair.done[1])[3:] == [(5, "WR_FLUSH_ERR")]
+
+
+@pytest.mark.parametrize("missing", [Access.REMOTE_WRITE, Access.REMOTE_READ, Access.REMOTE_ATOMIC])
+def test_permission_of_the_connection(missing: Access) -> None:
+    pair = Pair(access=ALL & ~missing)
+    opcode = {
+        Access.REMOTE_WRITE: WROpcode.RDMA_WRITE,
+        Access.REMOTE_READ: WROpcode.RDMA_READ,
+        Access.REMOTE_ATOMIC: WROpcode.ATOMIC_FETCH_AND_ADD,
+    }[missing]
+    pair.ends[0].post_send(send(1, bytes(8), opcode, remote_addr=BASE, rkey=RKEY))
+    pair.run()
+    assert statuses(pair.done[0]) == [(1, "REM_INV_REQ_ERR")]
+
+
+def test_nobody_is_ready_to_receive_yet() -> None:
+    pair = Pair(min_rnr_timer=14)
+    pair.ends[0].post_send(send(1, b"patience"))
+    for _ in range(20):
+        pair.step()
+    assert pair.done == ([], [])
+    inbox = bytearray(20)
+    pair.ends[1].post_recv(RecvWork(2, [view(inbox)]))
+    pair.run()
+    assert statuses(pair.done[0]) == [(1, "SUCCESS")]
+    assert bytes(inbox[:8]) == b"patience"
+
+
+def test_patience_ends() -> None:
+    pair = Pair(min_rnr_timer=14, rnr_retry=3)
+    pair.ends[0].post_send(send(1, b"x"))
+    pair.run()
+    assert statuses(pair.done[0]) == [(1, "RNR_RETRY_EXC_ERR")]
+    assert sum(1 for source, _ in pair.sent if source == 0) == 4
+    assert pair.now == pytest.approx(3 * 0.00128, abs=0.001)
+
+
+def test_silence_ends_the_connection_in_time() -> None:
+    pair = Pair(loss=1.0, retry_cnt=4)
+    pair.ends[0].post_send(send(1, b"x"))
+    pair.ends[0].post_send(send(2, b"y"))
+    pair.run()
+    assert statuses(pair.done[0]) == [(1, "RETRY_EXC_ERR"), (2, "WR_FLUSH_ERR")]
+    assert pair.now == pytest.approx(5 * 0.01)
+
+
+def test_a_timeout_of_zero_waits_for_ever() -> None:
+    pair = Pair(loss=1.0, timeout=0)
+    pair.ends[0].post_send(send(1, b"x"))
+    pair.run()
+    assert pair.done == ([], [])
+
+
+def transfer(seed: int, loss: float, twice: float, late: float) -> Pair:
+    """Random work both ways at once; everything must arrive, once and in order."""
+    pair = Pair(seed, loss, twice, late, retry_cnt=7)
+    for end in pair.ends:
+        end.requester._retry_cnt = end.requester._retries = 1000  # this is about delivery, not about giving up
+    rng = random.Random(seed)
+    inboxes: tuple[list[bytearray], list[bytearray]] = ([], [])
+    sends: tuple[list[bytes], list[bytes]] = ([], [])
+    counters = [0, 0]
+    reads: list[tuple[bytearray, bytes]] = []
+    for memory in pair.memory:
+        memory.bytes[32768:] = rng.randbytes(32768)
+    writes: tuple[dict[int, bytes], dict[int, bytes]] = ({}, {})
+    for side in (0, 1):
+        end, other = pair.ends[side], 1 - side
+        for number in range(rng.randrange(3, 12)):
+            size = rng.choice([0, 1, 200, 256, 700, 3000])
+            kind = rng.randrange(5)
+            if kind == 0:
+                data = rng.randbytes(size)
+                sends[side].append(data)
+                inbox = bytearray(3000)
+                inboxes[other].append(inbox)
+                pair.ends[other].post_recv(RecvWork(len(inboxes[other]), [view(inbox)]))
+                end.post_send(send(number, data))
+            elif kind == 1:
+                data = rng.randbytes(size)
+                writes[other][number * 3000 % 30000] = data
+                end.post_send(
+                    send(number, data, WROpcode.RDMA_WRITE, remote_addr=BASE + number * 3000 % 30000, rkey=RKEY)
+                )
+            elif kind == 2:
+                start = rng.randrange(32768, 60000)
+                answer = bytearray(size)
+                reads.append((answer, bytes(pair.memory[other].bytes[start : start + size])))
+                end.post_send(
+                    SendWork(
+                        number, WROpcode.RDMA_READ, [view(answer)] if size else [], remote_addr=BASE + start, rkey=RKEY
+                    )
+                )
+            elif kind == 3:
+                counters[other] += 1
+                end.post_send(
+                    SendWork(
+                        number,
+                        WROpcode.ATOMIC_FETCH_AND_ADD,
+                        [view(bytes(8))],
+                        remote_addr=BASE + 31000,
+                        rkey=RKEY,
+                        compare_add=1,
+                    )
+                )
+            else:
+                end.post_send(send(number, b"", WROpcode.RDMA_WRITE))
+        pair.posted.append(number + 1)
+    pair.run()
+    for side in (0, 1):
+        mine = [c for c in pair.done[side] if c.opcode < WCOpcode.RECV]
+        assert statuses(mine) == [(n, "SUCCESS") for n in range(pair.posted[side])]
+        received = [c for c in pair.done[side] if c.opcode is WCOpcode.RECV]
+        assert statuses(received) == [(n + 1, "SUCCESS") for n in range(len(sends[1 - side]))]
+        for inbox, data, completion in zip(inboxes[side], sends[1 - side], received, strict=True):
+            assert bytes(inbox[: completion.byte_len]) == data
+        for start, data in writes[side].items():
+            assert bytes(pair.memory[side].bytes[start : start + len(data)]) == data
+        value = int.from_bytes(pair.memory[side].bytes[31000:31008], sys.byteorder)
+        assert value == counters[side], "an atomic is done once, however often it is asked for"
+    for answer, expected in reads:
+        assert bytes(answer) == expected
+    assert all(end.deadline is None for end in pair.ends), "no timer outlives the work"
+    return pair
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_a_bad_network_delivers_everything_once(seed: int) -> None:
+    transfer(seed, loss=0.1, twice=0.05, late=0.1)
+
+
+def test_a_seed_replays_byte_for_byte() -> None:
+    assert transfer(5, 0.2, 0.1, 0.2).sent == transfer(5, 0.2, 0.1, 0.2).sent
+
+
+def opcodes(pair: Pair, source: int) -> list[int]:
+    return [data[0] for sender, data in pair.sent if sender == source]
+
+
+@pytest.mark.parametrize("index", range(5))
+def test_a_lost_packet_is_missed_before_the_timeout(index: int) -> None:
+    pair = Pair(timeout=10)
+    pair.lost = {index}
+    inbox = bytearray(2000)
+    data = random.Random(1).randbytes(1500)
+    pair.ends[1].post_recv(RecvWork(1, [view(inbox)]))
+    pair.ends[0].post_send(send(1, data))
+    pair.run()
+    assert statuses(pair.done[0]) == [(1, "SUCCESS")]
+    assert bytes(inbox[:1500]) == data
+    assert pair.now < 0.01, "the gap is reported at once"
+    assert opcodes(pair, 1).count(0x11) == 2, "one NAK, however many packets follow the gap, and one ACK"
+
+
+def test_a_lost_last_packet_takes_the_timeout() -> None:
+    pair = Pair(timeout=0.5)
+    pair.lost = {5}
+    pair.ends[1].post_recv(RecvWork(1, [view(bytes(2000))]))
+    pair.ends[0].post_send(send(1, bytes(1500)))
+    pair.run()
+    assert statuses(pair.done[0]) == [(1, "SUCCESS")]
+    assert pair.now == pytest.approx(0.5, abs=0.01)
+
+
+@pytest.mark.parametrize("index", range(1, 5))
+def test_a_lost_part_of_a_read_is_asked_for_again_from_there(index: int) -> None:
+    pair = Pair(timeout=10)
+    pair.lost = {index}  # packet 0 is the request, 1 to 6 are the answer
+    answer = bytearray(1500)
+    pair.memory[1].bytes[:1500] = random.Random(2).randbytes(1500)
+    pair.ends[0].post_send(SendWork(1, WROpcode.RDMA_READ, [view(answer)], remote_addr=BASE, rkey=RKEY))
+    pair.run()
+    assert bytes(answer) == bytes(pair.memory[1].bytes[:1500])
+    assert pair.now < 0.01
+    requests = [data for sender, data in pair.sent if sender == 0]
+    assert len(requests) == 2
+    address, _, length = struct.unpack_from("!QII", requests[1], 12)
+    assert (address, length) == (BASE + (index - 1) * 256, 1500 - (index - 1) * 256)
+
+
+def test_a_lost_answer_is_missed_when_later_work_is_acknowledged() -> None:
+    pair = Pair(timeout=10, retry_cnt=2)
+    answer = bytearray(8)
+    pair.ends[0].post_send(
+        SendWork(1, WROpcode.ATOMIC_FETCH_AND_ADD, [view(answer)], remote_addr=BASE, rkey=RKEY, compare_add=3)
+    )
+    for number in range(2, 12):  # ten complaints about one loss are one retry
+        pair.ends[0].post_send(send(number, b"x", WROpcode.RDMA_WRITE, remote_addr=BASE + 64, rkey=RKEY))
+    pair.lost = {11}  # the first answer
+    pair.run()
+    assert statuses(pair.done[0]) == [(n, "SUCCESS") for n in range(1, 12)]
+    assert int.from_bytes(pair.memory[1].bytes[:8], sys.byteorder) == 3
+    assert pair.now < 0.01
+
+
+def test_answers_to_what_was_never_asked() -> None:
+    pair = Pair()
+    end = pair.ends[0]
+    end.post_send(send(1, b"x"))
+    ((header, _),) = end.packets_to_send(0.0)
+    psn = struct.unpack_from("!I", header, 8)[0] & 0xFFFFFF
+    for ahead in (-1, 1, 5000, 0x7FFFFF):
+        ack = struct.pack("!BBHIII", 0x11, 0, 0xFFFF, 0x11, (psn + ahead) & 0xFFFFFF, 0x1F000001)
+        end.packet_received(memoryview(ack), 0.0)
+    assert end.completions() == []
+    assert end.dropped == 4
+
+
+def test_an_answer_of_another_kind_or_size() -> None:
+    pair = Pair()
+    end = pair.ends[0]
+    end.post_send(SendWork(1, WROpcode.RDMA_READ, [view(bytes(600))], remote_addr=BASE, rkey=RKEY))
+    ((header, _),) = end.packets_to_send(0.0)
+    psn = struct.unpack_from("!I", header, 8)[0] & 0xFFFFFF
+    end.packet_received(memoryview(struct.pack("!BBHIIIQ", 0x12, 0, 0xFFFF, 0x11, psn, 0, 0)), 0.0)
+    assert end.completions() == [], "an atomic's answer to a READ is no answer"
+    end.packet_received(memoryview(struct.pack("!BBHIII", 0x10, 0, 0xFFFF, 0x11, psn, 0) + bytes(4)), 0.0)
+    assert statuses(end.completions()) == [(1, "BAD_RESP_ERR")]
+
+
+def test_acknowledgements_are_joined() -> None:
+    pair = Pair()
+    for number in range(50):
+        pair.ends[0].post_send(send(number, b"x", WROpcode.RDMA_WRITE, remote_addr=BASE, rkey=RKEY))
+    for packet in pair.ends[0].packets_to_send(0.0):
+        header, pieces = packet
+        pair.ends[1].packet_received(memoryview(header + b"".join(pieces)), 0.0)
+    ((ack, _),) = pair.ends[1].packets_to_send(0.0)
+    pair.ends[0].packet_received(memoryview(ack), 0.0)
+    assert statuses(pair.ends[0].completions()) == [(n, "SUCCESS") for n in range(50)]
+
+
+def test_no_more_than_a_window_is_under_way() -> None:
+    pair = Pair()
+    pair.ends[0].post_send(send(1, bytes(60000), WROpcode.RDMA_WRITE, remote_addr=BASE, rkey=RKEY))
+    assert len(pair.ends[0].packets_to_send(0.0, 1000)) == 128
+    assert pair.ends[0].packets_to_send(0.0, 1000) == []
+
+
+BODIES = st.binary(max_size=300)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 255), st.integers(-3, 3), st.integers(0, 255), BODIES), max_size=12))
+def test_whatever_a_peer_sends_does_no_harm(packets: list[tuple[int, int, int, bytes]]) -> None:
+    pair = Pair(access=ALL)
+    end = pair.ends[1]
+    region = pair.memory[1]
+    region.access = Access.LOCAL_WRITE  # nothing may be touched
+    before = bytes(region.bytes)
+    inbox = bytearray(100)
+    end.post_recv(RecvWork(1, [view(inbox)[20:80]]))
+    end.post_send(send(2, b"mine"))
+    end.packets_to_send(0.0)
+    expected = end.responder._expected
+    for opcode, offset, flags, body in packets:
+        header = struct.pack("!BBHII", opcode, flags, 0xFFFF, 0x12, (expected + offset) & 0xFFFFFF | (flags & 1) << 31)
+        end.packet_received(memoryview(header + body), 0.0)
+        end.packets_to_send(0.0)
+        end.completions()
+    assert bytes(region.bytes) == before
+    assert bytes(inbox[:20] + inbox[80:]) == bytes(40), "a receive is not written beyond its buffer"
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 1000), st.integers(0, 400), st.integers(0, 7))
+def test_a_flipped_bit_that_slips_through_does_not_raise(seed: int, where: int, bit: int) -> None:
+    pair = Pair(seed)
+    pair.ends[1].post_recv(RecvWork(1, [view(bytes(4000))]))
+    pair.ends[0].post_send(send(1, bytes(1000)))
+    pair.ends[0].post_send(SendWork(2, WROpcode.RDMA_READ, [view(bytes(600))], remote_addr=BASE, rkey=RKEY))
+    for count in range(400):
+        if count == where % 12 and pair.flying:
+            when, number, end, data = pair.flying[0]
+            broken = bytearray(data)
+            broken[where % len(broken)] ^= 1 << bit
+            pair.flying[0] = (when, number, end, bytes(broken))
+        if not pair.step():
+            break
