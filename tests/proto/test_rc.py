@@ -11,22 +11,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rdmacm.proto.roce.rc import RcAttributes, RcEngine
-from rdmacm.proto.roce.work import Access, Completion, Packet, RecvWork, SendWork, WCOpcode, WCStatus, WROpcode
+from rdmacm.proto.roce.work import AccessFlag, Completion, Packet, RecvWork, SendWork, WCOpcode, WCStatus, WROpcode
 
 BASE = 0x1000
 RKEY = 0x0A41
-ALL = Access.LOCAL_WRITE | Access.REMOTE_WRITE | Access.REMOTE_READ | Access.REMOTE_ATOMIC
+ALL = AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_READ | AccessFlag.REMOTE_ATOMIC
 
 
 class Region:
     """One registered region of a host."""
 
-    def __init__(self, size: int = 1 << 16, access: Access = ALL) -> None:
+    def __init__(self, size: int = 1 << 16, access: AccessFlag = ALL) -> None:
         self.bytes = bytearray(size)
         self.access = access
         self.keys = {RKEY}
 
-    def remote(self, rkey: int, address: int, length: int, access: Access) -> memoryview | None:
+    def remote(self, rkey: int, address: int, length: int, access: AccessFlag) -> memoryview | None:
         if rkey not in self.keys or access not in self.access:
             return None
         if address < BASE or address + length > BASE + len(self.bytes):
@@ -256,13 +256,13 @@ def test_what_is_refused_touches_nothing_and_ends_the_connection(work: SendWork,
     assert statuses(pair.done[1])[3:] == [(5, "WR_FLUSH_ERR")]
 
 
-@pytest.mark.parametrize("missing", [Access.REMOTE_WRITE, Access.REMOTE_READ, Access.REMOTE_ATOMIC])
-def test_permission_of_the_connection(missing: Access) -> None:
+@pytest.mark.parametrize("missing", [AccessFlag.REMOTE_WRITE, AccessFlag.REMOTE_READ, AccessFlag.REMOTE_ATOMIC])
+def test_permission_of_the_connection(missing: AccessFlag) -> None:
     pair = Pair(access=ALL & ~missing)
     opcode = {
-        Access.REMOTE_WRITE: WROpcode.RDMA_WRITE,
-        Access.REMOTE_READ: WROpcode.RDMA_READ,
-        Access.REMOTE_ATOMIC: WROpcode.ATOMIC_FETCH_AND_ADD,
+        AccessFlag.REMOTE_WRITE: WROpcode.RDMA_WRITE,
+        AccessFlag.REMOTE_READ: WROpcode.RDMA_READ,
+        AccessFlag.REMOTE_ATOMIC: WROpcode.ATOMIC_FETCH_AND_ADD,
     }[missing]
     pair.ends[0].post_send(send(1, bytes(8), opcode, remote_addr=BASE, rkey=RKEY))
     pair.run()
@@ -502,7 +502,7 @@ def test_whatever_a_peer_sends_does_no_harm(packets: list[tuple[int, int, int, b
     pair = Pair(access=ALL)
     end = pair.ends[1]
     region = pair.memory[1]
-    region.access = Access.LOCAL_WRITE  # nothing may be touched
+    region.access = AccessFlag.LOCAL_WRITE  # nothing may be touched
     before = bytes(region.bytes)
     inbox = bytearray(100)
     end.post_recv(RecvWork(1, [view(inbox)[20:80]]))

@@ -4,6 +4,26 @@ from __future__ import annotations
 
 from enum import IntEnum, IntFlag
 
+from rdmacm.proto.roce.work import AccessFlag, WCOpcode, WCStatus, WROpcode
+
+__all__ = [
+    "AccessFlag",
+    "GidType",
+    "LinkLayer",
+    "Mtu",
+    "NodeType",
+    "PortState",
+    "QPAttrMask",
+    "QPState",
+    "QPType",
+    "SendFlag",
+    "TransportType",
+    "WCFlag",
+    "WCOpcode",
+    "WCStatus",
+    "WROpcode",
+]
+
 
 class QPType(IntEnum):
     """``enum ibv_qp_type``."""
@@ -114,40 +134,6 @@ class QPAttrMask(IntFlag):
     RATE_LIMIT = 1 << 25
 
 
-class AccessFlag(IntFlag):
-    """``enum ibv_access_flags``."""
-
-    LOCAL_WRITE = 1
-    REMOTE_WRITE = 1 << 1
-    REMOTE_READ = 1 << 2
-    REMOTE_ATOMIC = 1 << 3
-    MW_BIND = 1 << 4
-    ZERO_BASED = 1 << 5
-    ON_DEMAND = 1 << 6
-    HUGETLB = 1 << 7
-    FLUSH_GLOBAL = 1 << 8
-    FLUSH_PERSISTENT = 1 << 9
-    RELAXED_ORDERING = 1 << 20
-
-
-class WROpcode(IntEnum):
-    """``enum ibv_wr_opcode``: what a work request asks for."""
-
-    RDMA_WRITE = 0
-    RDMA_WRITE_WITH_IMM = 1
-    SEND = 2
-    SEND_WITH_IMM = 3
-    RDMA_READ = 4
-    ATOMIC_CMP_AND_SWP = 5
-    ATOMIC_FETCH_AND_ADD = 6
-    LOCAL_INV = 7
-    BIND_MW = 8
-    SEND_WITH_INV = 9
-    TSO = 10
-    FLUSH = 14
-    ATOMIC_WRITE = 15
-
-
 class SendFlag(IntFlag):
     """``enum ibv_send_flags``."""
 
@@ -156,52 +142,6 @@ class SendFlag(IntFlag):
     SOLICITED = 1 << 2
     INLINE = 1 << 3
     IP_CSUM = 1 << 4
-
-
-class WCStatus(IntEnum):
-    """``enum ibv_wc_status``: how a work request ended."""
-
-    SUCCESS = 0
-    LOC_LEN_ERR = 1
-    LOC_QP_OP_ERR = 2
-    LOC_EEC_OP_ERR = 3
-    LOC_PROT_ERR = 4
-    WR_FLUSH_ERR = 5
-    MW_BIND_ERR = 6
-    BAD_RESP_ERR = 7
-    LOC_ACCESS_ERR = 8
-    REM_INV_REQ_ERR = 9
-    REM_ACCESS_ERR = 10
-    REM_OP_ERR = 11
-    RETRY_EXC_ERR = 12
-    RNR_RETRY_EXC_ERR = 13
-    LOC_RDD_VIOL_ERR = 14
-    REM_INV_RD_REQ_ERR = 15
-    REM_ABORT_ERR = 16
-    INV_EECN_ERR = 17
-    INV_EEC_STATE_ERR = 18
-    FATAL_ERR = 19
-    RESP_TIMEOUT_ERR = 20
-    GENERAL_ERR = 21
-    TM_ERR = 22
-    TM_RNDV_INCOMPLETE = 23
-
-
-class WCOpcode(IntEnum):
-    """``enum ibv_wc_opcode``: what a completed work request was. Those with bit 7 set were receives."""
-
-    SEND = 0
-    RDMA_WRITE = 1
-    RDMA_READ = 2
-    COMP_SWAP = 3
-    FETCH_ADD = 4
-    BIND_MW = 5
-    LOCAL_INV = 6
-    TSO = 7
-    FLUSH = 8
-    ATOMIC_WRITE = 9
-    RECV = 1 << 7
-    RECV_RDMA_WITH_IMM = 129
 
 
 class WCFlag(IntFlag):

@@ -41,7 +41,8 @@ def _find_crc32() -> Callable[[Buffer, int], int]:
         from zlib_ng import zlib_ng
     except ImportError:
         return zlib.crc32
-    return zlib_ng.crc32
+    found: Callable[[Buffer, int], int] = zlib_ng.crc32
+    return found
 
 
 #: zlib-ng's where it is installed, which is seven times as quick on long packets, else zlib's.

@@ -12,8 +12,24 @@ from enum import IntEnum, IntFlag
 from typing import Protocol
 
 
+class AccessFlag(IntFlag):
+    """``enum ibv_access_flags``."""
+
+    LOCAL_WRITE = 1
+    REMOTE_WRITE = 1 << 1
+    REMOTE_READ = 1 << 2
+    REMOTE_ATOMIC = 1 << 3
+    MW_BIND = 1 << 4
+    ZERO_BASED = 1 << 5
+    ON_DEMAND = 1 << 6
+    HUGETLB = 1 << 7
+    FLUSH_GLOBAL = 1 << 8
+    FLUSH_PERSISTENT = 1 << 9
+    RELAXED_ORDERING = 1 << 20
+
+
 class WROpcode(IntEnum):
-    """``enum ibv_wr_opcode``: what RC can be asked to send."""
+    """``enum ibv_wr_opcode``: what a work request asks for."""
 
     RDMA_WRITE = 0
     RDMA_WRITE_WITH_IMM = 1
@@ -22,23 +38,16 @@ class WROpcode(IntEnum):
     RDMA_READ = 4
     ATOMIC_CMP_AND_SWP = 5
     ATOMIC_FETCH_AND_ADD = 6
+    LOCAL_INV = 7
+    BIND_MW = 8
     SEND_WITH_INV = 9
-
-
-class WCOpcode(IntEnum):
-    """``enum ibv_wc_opcode``."""
-
-    SEND = 0
-    RDMA_WRITE = 1
-    RDMA_READ = 2
-    COMP_SWAP = 3
-    FETCH_ADD = 4
-    RECV = 128
-    RECV_RDMA_WITH_IMM = 129
+    TSO = 10
+    FLUSH = 14
+    ATOMIC_WRITE = 15
 
 
 class WCStatus(IntEnum):
-    """``enum ibv_wc_status``."""
+    """``enum ibv_wc_status``: how a work request ended."""
 
     SUCCESS = 0
     LOC_LEN_ERR = 1
@@ -66,19 +75,27 @@ class WCStatus(IntEnum):
     TM_RNDV_INCOMPLETE = 23
 
 
-class Access(IntFlag):
-    """``enum ibv_access_flags``: what the peer may do."""
+class WCOpcode(IntEnum):
+    """``enum ibv_wc_opcode``: what a completed work request was. Those with bit 7 set were receives."""
 
-    LOCAL_WRITE = 1
-    REMOTE_WRITE = 2
-    REMOTE_READ = 4
-    REMOTE_ATOMIC = 8
+    SEND = 0
+    RDMA_WRITE = 1
+    RDMA_READ = 2
+    COMP_SWAP = 3
+    FETCH_ADD = 4
+    BIND_MW = 5
+    LOCAL_INV = 6
+    TSO = 7
+    FLUSH = 8
+    ATOMIC_WRITE = 9
+    RECV = 1 << 7
+    RECV_RDMA_WITH_IMM = 129
 
 
 class Memory(Protocol):
     """Registered memory, as remote peers may touch it."""
 
-    def remote(self, rkey: int, address: int, length: int, access: Access) -> memoryview | None:
+    def remote(self, rkey: int, address: int, length: int, access: AccessFlag) -> memoryview | None:
         """The bytes at ``address``, None where the key, the range or the permission is wrong."""
 
     def invalidate(self, rkey: int) -> bool:

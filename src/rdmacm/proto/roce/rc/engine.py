@@ -6,14 +6,12 @@ import struct
 from collections import deque
 from dataclasses import dataclass
 
+from rdmacm.proto.roce.opcodes import IS_RESPONSE
 from rdmacm.proto.roce.rc.requester import Requester
 from rdmacm.proto.roce.rc.responder import Responder
-from rdmacm.proto.roce.work import Access, Completion, Memory, Packet, RecvWork, SendWork, WCOpcode, WCStatus
+from rdmacm.proto.roce.work import AccessFlag, Completion, Memory, Packet, RecvWork, SendWork, WCOpcode, WCStatus
 
 _BTH = struct.Struct("!BBHII")
-
-#: Answers; everything else that RC knows is a request.
-_ANSWERS = frozenset(range(0x0D, 0x13))
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +29,9 @@ class RcAttributes:
     min_rnr_timer: int = 12
     max_rd_atomic: int = 16
     max_dest_rd_atomic: int = 16
-    access: Access = Access.LOCAL_WRITE | Access.REMOTE_WRITE | Access.REMOTE_READ | Access.REMOTE_ATOMIC
+    access: AccessFlag = (
+        AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_READ | AccessFlag.REMOTE_ATOMIC
+    )
     pkey: int = 0xFFFF
 
 
@@ -108,7 +108,7 @@ class RcEngine:
             return
         body = data[12 : len(data) - pad]
         psn = word & 0xFFFFFF
-        if opcode in _ANSWERS:
+        if IS_RESPONSE[opcode]:
             self.requester.received(opcode, psn, body, now)
             if self.requester.failed:
                 self.flush()

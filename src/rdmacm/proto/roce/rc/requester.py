@@ -25,6 +25,9 @@ from collections import deque
 from collections.abc import Callable
 
 from rdmacm.proto.roce.buffers import padded, scatter, slices, total
+from rdmacm.proto.roce.headers import RNR_TIMER_SECONDS
+from rdmacm.proto.roce.opcodes import Opcode
+from rdmacm.proto.roce.psn import PSN_MASK, difference
 from rdmacm.proto.roce.work import Completion, Packet, SendWork, WCOpcode, WCStatus, WROpcode
 
 _BTH = struct.Struct("!BBHII")
@@ -33,16 +36,29 @@ _ATOMIC = struct.Struct("!QIQQ")
 _WORD = struct.Struct("!I")
 _LONG = struct.Struct("!Q")
 
-_MASK = 0xFFFFFF
-_HALF = 0x800000
 _ACK_REQUEST = 0x80000000
 _SOLICITED = 0x80
 
-_SEND_FIRST, _SEND_MIDDLE, _SEND_LAST, _SEND_LAST_IMM, _SEND_ONLY, _SEND_ONLY_IMM = range(6)
-_WRITE_FIRST, _WRITE_MIDDLE, _WRITE_LAST, _WRITE_LAST_IMM, _WRITE_ONLY, _WRITE_ONLY_IMM = range(6, 12)
-_READ_REQUEST, _READ_FIRST, _READ_MIDDLE, _READ_LAST, _READ_ONLY = range(0x0C, 0x11)
-_ACKNOWLEDGE, _ATOMIC_ACKNOWLEDGE, _COMPARE_SWAP, _FETCH_ADD = range(0x11, 0x15)
-_SEND_LAST_INV, _SEND_ONLY_INV = 0x16, 0x17
+# Plain ints: comparing enum members is slow, and every packet is compared several times.
+_SEND_FIRST = int(Opcode.RC_SEND_FIRST)
+_SEND_MIDDLE = int(Opcode.RC_SEND_MIDDLE)
+_SEND_LAST = int(Opcode.RC_SEND_LAST)
+_SEND_ONLY = int(Opcode.RC_SEND_ONLY)
+_WRITE_FIRST = int(Opcode.RC_RDMA_WRITE_FIRST)
+_WRITE_MIDDLE = int(Opcode.RC_RDMA_WRITE_MIDDLE)
+_WRITE_LAST = int(Opcode.RC_RDMA_WRITE_LAST)
+_WRITE_ONLY = int(Opcode.RC_RDMA_WRITE_ONLY)
+_READ_REQUEST = int(Opcode.RC_RDMA_READ_REQUEST)
+_READ_FIRST = int(Opcode.RC_RDMA_READ_RESPONSE_FIRST)
+_READ_MIDDLE = int(Opcode.RC_RDMA_READ_RESPONSE_MIDDLE)
+_READ_LAST = int(Opcode.RC_RDMA_READ_RESPONSE_LAST)
+_READ_ONLY = int(Opcode.RC_RDMA_READ_RESPONSE_ONLY)
+_ACKNOWLEDGE = int(Opcode.RC_ACKNOWLEDGE)
+_ATOMIC_ACKNOWLEDGE = int(Opcode.RC_ATOMIC_ACKNOWLEDGE)
+_COMPARE_SWAP = int(Opcode.RC_COMPARE_SWAP)
+_FETCH_ADD = int(Opcode.RC_FETCH_ADD)
+_SEND_LAST_INV = int(Opcode.RC_SEND_LAST_WITH_INVALIDATE)
+_SEND_ONLY_INV = int(Opcode.RC_SEND_ONLY_WITH_INVALIDATE)
 
 _SENDS = frozenset({WROpcode.SEND, WROpcode.SEND_WITH_IMM, WROpcode.SEND_WITH_INV})
 _WRITES = frozenset({WROpcode.RDMA_WRITE, WROpcode.RDMA_WRITE_WITH_IMM})
@@ -59,20 +75,9 @@ _COMPLETES_AS = {
 }
 _NAK_STATUS = {0x61: WCStatus.REM_INV_REQ_ERR, 0x62: WCStatus.REM_ACCESS_ERR, 0x63: WCStatus.REM_OP_ERR}
 
-#: Milliseconds an RNR NAK's timer code asks for (InfiniBand Architecture, table 45).
-RNR_MILLISECONDS = (
-    655.36, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.12, 0.16, 0.24, 0.32, 0.48, 0.64, 0.96, 1.28, 1.92,
-    2.56, 3.84, 5.12, 7.68, 10.24, 15.36, 20.48, 30.72, 40.96, 61.44, 81.92, 122.88, 163.84, 245.76, 327.68, 491.52,
-)  # fmt: skip
-
 #: Packets under way at most, and how often an acknowledgement is asked for within a message.
 WINDOW = 128
 _ACK_EVERY = 32
-
-
-def _after(a: int, b: int) -> int:
-    """How far PSN ``a`` is after ``b``, negative where it is before; over the wrap."""
-    return ((a - b + _HALF) & _MASK) - _HALF
 
 
 class _Sent:
@@ -84,7 +89,7 @@ class _Sent:
         self.work = work
         self.length = length
         self.first = first
-        self.last = (first + packets - 1) & _MASK
+        self.last = (first + packets - 1) & PSN_MASK
         self.is_read = work.opcode is WROpcode.RDMA_READ
         self.is_atomic = work.opcode in _ATOMICS
         self.answered = 0
@@ -116,7 +121,7 @@ class Requester:
         self._max_rd_atomic = max_rd_atomic
         self._waiting: deque[SendWork] = deque()
         self._sent: deque[_Sent] = deque()
-        self._next = self._end = self._acked = sq_psn & _MASK
+        self._next = self._end = self._acked = sq_psn & PSN_MASK
         self._at = 0  # index in _sent of the request that _next belongs to
         self._outstanding_reads = 0
         self._retries = retry_cnt
@@ -131,7 +136,9 @@ class Requester:
     # -- the user -------------------------------------------------------------------------------------
 
     def post(self, work: SendWork) -> None:
-        """Queue a work request; flushed at once where the connection has failed."""
+        """Queue a work request; flushed at once where the connection has failed. ValueError for what RC cannot do."""
+        if work.opcode not in _COMPLETES_AS:
+            raise ValueError(f"{work.opcode!r} cannot be sent on a reliable connection")
         if self.failed:
             self._complete(Completion(work.wr_id, WCStatus.WR_FLUSH_ERR, _COMPLETES_AS[work.opcode]))
             return
@@ -173,7 +180,7 @@ class Requester:
             self._retry(self._acked, now)
 
     def _arm(self, now: float) -> None:
-        outstanding = bool(self._sent) and _after(self._next, self._acked) > 0
+        outstanding = bool(self._sent) and difference(self._next, self._acked) > 0
         self._deadline = now + self._timeout if self._timeout and outstanding else None
 
     def _retry(self, psn: int, now: float) -> None:
@@ -199,11 +206,11 @@ class Requester:
         """Up to ``limit`` packets that may be sent now."""
         out: list[Packet] = []
         while len(out) < limit and not self.failed and self._rnr_until is None:
-            if _after(self._next, self._end) >= 0 and not self._start():
+            if difference(self._next, self._end) >= 0 and not self._start():
                 break
-            if _after(self._next, self._acked) >= WINDOW:
+            if difference(self._next, self._acked) >= WINDOW:
                 break
-            while _after(self._next, self._sent[self._at].last) > 0:
+            while difference(self._next, self._sent[self._at].last) > 0:
                 self._at += 1
             sent = self._sent[self._at]
             if sent.is_read:
@@ -230,7 +237,7 @@ class Requester:
         length = total(work.segments)
         packets = 1 if work.opcode in _ATOMICS else max(1, -(-length // self._mtu))
         self._sent.append(_Sent(work, length, self._end, packets))
-        self._end = (self._end + packets) & _MASK
+        self._end = (self._end + packets) & PSN_MASK
         self._outstanding_reads += answers
         return True
 
@@ -240,7 +247,7 @@ class Requester:
 
     def _data(self, sent: _Sent) -> Packet:
         work, psn = sent.work, self._next
-        index = _after(psn, sent.first)
+        index = difference(psn, sent.first)
         offset = index * self._mtu
         size = min(self._mtu, sent.length - offset)
         first, last = index == 0, psn == sent.last
@@ -258,21 +265,21 @@ class Requester:
         if last and work.opcode in (WROpcode.SEND_WITH_IMM, WROpcode.RDMA_WRITE_WITH_IMM):
             opcode += 1
             extra += _WORD.pack(work.imm)
-        self._next = (psn + 1) & _MASK
-        ack = last or index % _ACK_EVERY == _ACK_EVERY - 1 or _after(self._next, self._acked) >= WINDOW
+        self._next = (psn + 1) & PSN_MASK
+        ack = last or index % _ACK_EVERY == _ACK_EVERY - 1 or difference(self._next, self._acked) >= WINDOW
         return self._header(opcode, psn, pad=pad, ack=ack, solicited=last and work.solicited) + extra, pieces
 
     def _read_request(self, sent: _Sent) -> Packet:
-        psn = (sent.first + sent.answered // self._mtu) & _MASK if sent.answered else sent.first
+        psn = (sent.first + sent.answered // self._mtu) & PSN_MASK if sent.answered else sent.first
         reth = _RETH.pack(sent.work.remote_addr + sent.answered, sent.work.rkey, sent.length - sent.answered)
-        self._next = (sent.last + 1) & _MASK
+        self._next = (sent.last + 1) & PSN_MASK
         return self._header(_READ_REQUEST, psn, ack=True) + reth, []
 
     def _atomic_request(self, sent: _Sent) -> Packet:
         work = sent.work
         swap = work.opcode is WROpcode.ATOMIC_CMP_AND_SWP
         operands = (work.swap, work.compare_add) if swap else (work.compare_add, 0)
-        self._next = (sent.last + 1) & _MASK
+        self._next = (sent.last + 1) & PSN_MASK
         header = self._header(_COMPARE_SWAP if swap else _FETCH_ADD, sent.first, ack=True)
         return header + _ATOMIC.pack(work.remote_addr, work.rkey, *operands), []
 
@@ -280,7 +287,7 @@ class Requester:
 
     def received(self, opcode: int, psn: int, body: memoryview, now: float) -> None:
         """An answer: its opcode and PSN, and what follows the BTH, padding removed."""
-        if self.failed or not self._sent or not 0 <= _after(psn, self._acked) < _after(self._end, self._acked):
+        if self.failed or not self._sent or not 0 <= difference(psn, self._acked) < difference(self._end, self._acked):
             self.dropped += 1  # a duplicate, or an answer to what was never asked
             return
         if opcode == _ACKNOWLEDGE:
@@ -301,14 +308,14 @@ class Requester:
         if kind == 0:
             self._advance(psn, now)
         elif kind == 1:
-            self._advance((psn - 1) & _MASK, now)
+            self._advance((psn - 1) & PSN_MASK, now)
             self._not_ready(syndrome & 0x1F, psn, now)
         elif syndrome == 0x60:
-            self._advance((psn - 1) & _MASK, now)
+            self._advance((psn - 1) & PSN_MASK, now)
             if not self.failed and self._sent:
                 self._retry(psn, now)
         elif syndrome in _NAK_STATUS:
-            self._advance((psn - 1) & _MASK, now)
+            self._advance((psn - 1) & PSN_MASK, now)
             self.fail(_NAK_STATUS[syndrome])
         else:
             self.dropped += 1
@@ -322,7 +329,7 @@ class Requester:
         if self._rnr_retry < 7:
             self._rnr_retries -= 1
         self._go_back(psn)
-        self._rnr_until = now + RNR_MILLISECONDS[code] / 1000
+        self._rnr_until = now + RNR_TIMER_SECONDS[code]
         self._deadline = None
 
     def _advance(self, psn: int, now: float) -> None:
@@ -330,15 +337,15 @@ class Requester:
         progress = False
         while self._sent:
             sent = self._sent[0]
-            if _after(psn, sent.first) < 0:
+            if difference(psn, sent.first) < 0:
                 break
             if sent.is_read or sent.is_atomic:
                 # Passed by, unanswered: the answer is lost. (Until asked again, later ACKs say the same.)
-                if _after(psn, sent.last) > 0 and _after(self._next, sent.first) > 0:
+                if difference(psn, sent.last) > 0 and difference(self._next, sent.first) > 0:
                     self._ask_again(sent, now)
                 break
-            if _after(psn, sent.last) < 0:
-                if _after(psn, self._acked) >= 0:
+            if difference(psn, sent.last) < 0:
+                if difference(psn, self._acked) >= 0:
                     self._acknowledged(psn)
                     progress = True
                 break
@@ -348,8 +355,8 @@ class Requester:
             self._progressed(now)
 
     def _ask_again(self, sent: _Sent, now: float) -> None:
-        psn = (sent.first + sent.answered // self._mtu) & _MASK
-        if _after(self._next, psn) > 0:
+        psn = (sent.first + sent.answered // self._mtu) & PSN_MASK
+        if difference(self._next, psn) > 0:
             self._retry(psn, now)
 
     def _finish(self, sent: _Sent, byte_len: int) -> None:
@@ -362,8 +369,8 @@ class Requester:
             self._complete(Completion(sent.work.wr_id, WCStatus.SUCCESS, _COMPLETES_AS[sent.work.opcode], byte_len))
 
     def _acknowledged(self, psn: int) -> None:
-        self._acked = (psn + 1) & _MASK
-        if _after(self._next, self._acked) < 0:  # it was about to be sent again for nothing
+        self._acked = (psn + 1) & PSN_MASK
+        if difference(self._next, self._acked) < 0:  # it was about to be sent again for nothing
             self._next = self._acked
 
     def _progressed(self, now: float) -> None:
@@ -374,11 +381,11 @@ class Requester:
 
     def _answered(self, psn: int, now: float) -> _Sent | None:
         """The READ or atomic an answer belongs to, everything before it acknowledged; None where it cannot be."""
-        owner = next((s for s in self._sent if _after(psn, s.first) >= 0 and _after(psn, s.last) <= 0), None)
+        owner = next((s for s in self._sent if difference(psn, s.first) >= 0 and difference(psn, s.last) <= 0), None)
         if owner is None or not (owner.is_read or owner.is_atomic):
             self.dropped += 1
             return None
-        self._advance((owner.first - 1) & _MASK, now)
+        self._advance((owner.first - 1) & PSN_MASK, now)
         return owner if not self.failed and self._sent and self._sent[0] is owner else None
 
     def _atomic_answer(self, psn: int, body: memoryview, now: float) -> None:
@@ -394,8 +401,8 @@ class Requester:
         sent = self._answered(psn, now)
         if sent is None or not sent.is_read:
             return
-        expected = (sent.first + sent.answered // self._mtu) & _MASK
-        ahead = _after(psn, expected)
+        expected = (sent.first + sent.answered // self._mtu) & PSN_MASK
+        ahead = difference(psn, expected)
         if ahead != 0:
             if ahead > 0:
                 self._ask_again(sent, now)

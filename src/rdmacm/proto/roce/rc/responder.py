@@ -18,8 +18,20 @@ from collections import deque
 from collections.abc import Callable
 
 from rdmacm.proto.roce.buffers import padded, scatter, total
+from rdmacm.proto.roce.opcodes import (
+    EXTENDED_HEADERS,
+    IS_END,
+    IS_START,
+    OPERATION,
+    TRANSPORT_MASK,
+    ExtendedHeader,
+    Opcode,
+    Operation,
+    Transport,
+)
+from rdmacm.proto.roce.psn import PSN_MASK, difference
 from rdmacm.proto.roce.work import (
-    Access,
+    AccessFlag,
     Completion,
     Memory,
     Packet,
@@ -34,39 +46,32 @@ _ATOMIC = struct.Struct("!QIQQ")
 _WORD = struct.Struct("!I")
 _LONG = struct.Struct("!Q")
 
-_MASK = 0xFFFFFF
-_HALF = 0x800000
 _U64 = 0xFFFFFFFFFFFFFFFF
 
-_SEND_FIRST, _SEND_MIDDLE, _SEND_LAST, _SEND_LAST_IMM, _SEND_ONLY, _SEND_ONLY_IMM = range(6)
-_WRITE_FIRST, _WRITE_MIDDLE, _WRITE_LAST, _WRITE_LAST_IMM, _WRITE_ONLY, _WRITE_ONLY_IMM = range(6, 12)
-_READ_REQUEST, _READ_FIRST, _READ_MIDDLE, _READ_LAST, _READ_ONLY = range(0x0C, 0x11)
-_ACKNOWLEDGE, _ATOMIC_ACKNOWLEDGE, _COMPARE_SWAP, _FETCH_ADD = range(0x11, 0x15)
-_SEND_LAST_INV, _SEND_ONLY_INV = 0x16, 0x17
+# Plain ints: comparing enum members is slow, and every packet is compared several times.
+_READ_REQUEST = int(Opcode.RC_RDMA_READ_REQUEST)
+_READ_FIRST = int(Opcode.RC_RDMA_READ_RESPONSE_FIRST)
+_READ_MIDDLE = int(Opcode.RC_RDMA_READ_RESPONSE_MIDDLE)
+_READ_LAST = int(Opcode.RC_RDMA_READ_RESPONSE_LAST)
+_READ_ONLY = int(Opcode.RC_RDMA_READ_RESPONSE_ONLY)
+_ACKNOWLEDGE = int(Opcode.RC_ACKNOWLEDGE)
+_ATOMIC_ACKNOWLEDGE = int(Opcode.RC_ATOMIC_ACKNOWLEDGE)
+_COMPARE_SWAP = int(Opcode.RC_COMPARE_SWAP)
+_FETCH_ADD = int(Opcode.RC_FETCH_ADD)
 
-_SENDS = frozenset({*range(6), _SEND_LAST_INV, _SEND_ONLY_INV})
-_WRITES = frozenset(range(6, 12))
-_STARTS = frozenset(
-    {_SEND_FIRST, _SEND_ONLY, _SEND_ONLY_IMM, _SEND_ONLY_INV, _WRITE_FIRST, _WRITE_ONLY, _WRITE_ONLY_IMM}
+_IMMEDIATE = frozenset(o for o in range(256) if EXTENDED_HEADERS[o] & ExtendedHeader.IMM_DT)
+_INVALIDATE = frozenset(o for o in range(256) if EXTENDED_HEADERS[o] & ExtendedHeader.IETH)
+_SEND, _WRITE = int(Operation.SEND), int(Operation.RDMA_WRITE)
+_REQUESTS = frozenset(
+    o
+    for o in Opcode
+    if o & TRANSPORT_MASK == Transport.RC
+    and OPERATION[o] in (Operation.SEND, Operation.RDMA_WRITE, Operation.RDMA_READ, Operation.ATOMIC)
 )
-_ENDS = frozenset(
-    {
-        _SEND_LAST, _SEND_LAST_IMM, _SEND_ONLY, _SEND_ONLY_IMM, _SEND_LAST_INV, _SEND_ONLY_INV,
-        _WRITE_LAST, _WRITE_LAST_IMM, _WRITE_ONLY, _WRITE_ONLY_IMM,
-    }
-)  # fmt: skip
-_ONLIES = frozenset({_SEND_ONLY, _SEND_ONLY_IMM, _SEND_ONLY_INV, _WRITE_ONLY, _WRITE_ONLY_IMM})
-_IMMEDIATE = frozenset({_SEND_LAST_IMM, _SEND_ONLY_IMM, _WRITE_LAST_IMM, _WRITE_ONLY_IMM})
-_INVALIDATE = frozenset({_SEND_LAST_INV, _SEND_ONLY_INV})
-_REQUESTS = _SENDS | _WRITES | {_READ_REQUEST, _COMPARE_SWAP, _FETCH_ADD}
 
 _ACK = 0x1F  # no credits are counted
 _RNR_NAK, _NAK_SEQUENCE, _NAK_INVALID, _NAK_ACCESS, _NAK_OPERATION = 0x20, 0x60, 0x61, 0x62, 0x63
 _LONGEST = 1 << 31
-
-
-def _after(a: int, b: int) -> int:
-    return ((a - b + _HALF) & _MASK) - _HALF
 
 
 class _Refused(Exception):
@@ -84,7 +89,7 @@ class _Kept:
 
     def __init__(self, first: int, packets: int, rkey: int, address: int, length: int, original: int | None) -> None:
         self.first = first
-        self.last = (first + packets - 1) & _MASK
+        self.last = (first + packets - 1) & PSN_MASK
         self.rkey = rkey
         self.address = address
         self.length = length
@@ -120,7 +125,7 @@ class Responder:
         dest_qp_num: int,
         rq_psn: int,
         mtu: int,
-        access: Access,
+        access: AccessFlag,
         memory: Memory,
         receive: Callable[[], RecvWork | None],
         complete: Callable[[Completion], None],
@@ -130,8 +135,8 @@ class Responder:
     ) -> None:
         self._dest = dest_qp_num
         self._pkey = pkey
-        self._expected = rq_psn & _MASK
-        self._completed = rq_psn & _MASK  # one past the last request that was executed as a whole
+        self._expected = rq_psn & PSN_MASK
+        self._completed = rq_psn & PSN_MASK  # one past the last request that was executed as a whole
         self._mtu = mtu
         self._access = access
         self._memory = memory
@@ -143,7 +148,7 @@ class Responder:
         self._answers: deque[_Answer] = deque()
         self._msn = 0
         self._nak_sent = False
-        self._inside = ""  # "send" or "write" between a first packet and its last
+        self._inside = 0  # the operation, between a first packet and its last
         self._recv: RecvWork | None = None
         self._offset = 0
         self._target: memoryview | None = None
@@ -171,7 +176,7 @@ class Responder:
         if self.failed or opcode not in _REQUESTS:
             self.dropped += 1
             return None
-        ahead = _after(psn, self._expected)
+        ahead = difference(psn, self._expected)
         if ahead > 0:
             if not self._nak_sent:
                 self._nak_sent = True
@@ -194,18 +199,18 @@ class Responder:
         return None
 
     def _execute(self, opcode: int, psn: int, flags: int, body: memoryview) -> None:
-        if opcode in _SENDS or opcode in _WRITES:
-            family = "send" if opcode in _SENDS else "write"
-            if (opcode in _STARTS) == bool(self._inside) or (self._inside and self._inside != family):
+        family = OPERATION[opcode]
+        if family in (_SEND, _WRITE):
+            if IS_START[opcode] == bool(self._inside) or (self._inside and self._inside != family):
                 raise _Refused(_NAK_INVALID)
-            if family == "send":
+            if family == _SEND:
                 self._send(opcode, flags, body)
             else:
                 self._write(opcode, flags, body)
-            self._expected = (psn + 1) & _MASK
-            if opcode in _ENDS:
-                self._inside = ""
-                self._msn = (self._msn + 1) & _MASK
+            self._expected = (psn + 1) & PSN_MASK
+            if IS_END[opcode]:
+                self._inside = 0
+                self._msn = (self._msn + 1) & PSN_MASK
                 self._completed = self._expected
             else:
                 self._inside = family
@@ -222,11 +227,11 @@ class Responder:
     def _payload(self, opcode: int, data: memoryview) -> None:
         """First and middle packets are one MTU, last ones hold something, none more than an MTU."""
         size = len(data)
-        if (
-            size > self._mtu
-            or (opcode not in _ENDS and size != self._mtu)
-            or (opcode in _ENDS and opcode not in _ONLIES and not size)
-        ):
+        if IS_END[opcode]:
+            fits = size <= self._mtu and (size > 0 or IS_START[opcode])
+        else:
+            fits = size == self._mtu
+        if not fits:
             raise _Refused(_NAK_INVALID)
 
     def _trailer(self, opcode: int, body: memoryview) -> tuple[int | None, memoryview]:
@@ -246,7 +251,7 @@ class Responder:
     def _send(self, opcode: int, flags: int, body: memoryview) -> None:
         word, data = self._trailer(opcode, body)
         self._payload(opcode, data)
-        if opcode in _STARTS:
+        if IS_START[opcode]:
             self._recv, self._offset = self._take(), 0
         recv = self._recv
         assert recv is not None
@@ -256,7 +261,7 @@ class Responder:
             raise _Refused(_NAK_ACCESS, WCStatus.REM_INV_REQ_ERR)
         scatter(recv.segments, self._offset, data)
         self._offset += len(data)
-        if opcode in _ENDS:
+        if IS_END[opcode]:
             self._recv = None
             self._complete(
                 Completion(
@@ -271,31 +276,31 @@ class Responder:
             )
 
     def _write(self, opcode: int, flags: int, body: memoryview) -> None:
-        if opcode in _STARTS:
+        if IS_START[opcode]:
             if len(body) < 16:
                 raise _Refused(_NAK_INVALID)
             address, rkey, length = _RETH.unpack_from(body)
             body = body[16:]
-            if not self._access & Access.REMOTE_WRITE or length > _LONGEST:
+            if not self._access & AccessFlag.REMOTE_WRITE or length > _LONGEST:
                 raise _Refused(_NAK_INVALID)
         word, data = self._trailer(opcode, body)
         self._payload(opcode, data)
-        if opcode in _STARTS:
-            target = self._memory.remote(rkey, address, length, Access.REMOTE_WRITE) if length else memoryview(b"")
+        if IS_START[opcode]:
+            target = self._memory.remote(rkey, address, length, AccessFlag.REMOTE_WRITE) if length else memoryview(b"")
             if target is None:
                 raise _Refused(_NAK_ACCESS)
         else:
             target, length = self._target, self._write_length
-        offset = 0 if opcode in _STARTS else self._offset
+        offset = 0 if IS_START[opcode] else self._offset
         assert target is not None
         left = length - offset
-        if len(data) > left or (opcode in _ENDS and len(data) != left):
+        if len(data) > left or (IS_END[opcode] and len(data) != left):
             raise _Refused(_NAK_INVALID)
         recv = self._take() if opcode in _IMMEDIATE else None
         if data:
             target[offset : offset + len(data)] = data
         self._target, self._write_length, self._offset = target, length, offset + len(data)
-        if opcode in _ENDS:
+        if IS_END[opcode]:
             self._target = None
         if recv is not None:
             self._complete(
@@ -311,27 +316,27 @@ class Responder:
             )
 
     def _read(self, psn: int, body: memoryview) -> None:
-        if len(body) < 16 or not self._access & Access.REMOTE_READ or not self._max_kept:
+        if len(body) < 16 or not self._access & AccessFlag.REMOTE_READ or not self._max_kept:
             raise _Refused(_NAK_INVALID)
         address, rkey, length = _RETH.unpack_from(body)
         if length > _LONGEST or self._reading() >= self._max_kept:
             raise _Refused(_NAK_INVALID)
-        source = self._memory.remote(rkey, address, length, Access.REMOTE_READ) if length else memoryview(b"")
+        source = self._memory.remote(rkey, address, length, AccessFlag.REMOTE_READ) if length else memoryview(b"")
         if source is None:
             raise _Refused(_NAK_ACCESS)
         packets = max(1, -(-length // self._mtu))
         self._kept.append(_Kept(psn, packets, rkey, address, length, None))
-        self._expected = self._completed = (psn + packets) & _MASK
-        self._msn = (self._msn + 1) & _MASK
+        self._expected = self._completed = (psn + packets) & PSN_MASK
+        self._msn = (self._msn + 1) & PSN_MASK
         self._answer_read(psn, packets, psn, source)
 
     def _atomic(self, opcode: int, psn: int, body: memoryview) -> None:
-        if len(body) < 28 or not self._access & Access.REMOTE_ATOMIC or not self._max_kept:
+        if len(body) < 28 or not self._access & AccessFlag.REMOTE_ATOMIC or not self._max_kept:
             raise _Refused(_NAK_INVALID)
         address, rkey, first, second = _ATOMIC.unpack_from(body)
         if address % 8:
             raise _Refused(_NAK_INVALID)
-        target = self._memory.remote(rkey, address, 8, Access.REMOTE_ATOMIC)
+        target = self._memory.remote(rkey, address, 8, AccessFlag.REMOTE_ATOMIC)
         if target is None:
             raise _Refused(_NAK_ACCESS)
         original = int.from_bytes(target, sys.byteorder)
@@ -340,16 +345,16 @@ class Responder:
         elif original == second:
             target[:] = first.to_bytes(8, sys.byteorder)
         self._kept.append(_Kept(psn, 1, rkey, address, 8, original))
-        self._expected = self._completed = (psn + 1) & _MASK
-        self._msn = (self._msn + 1) & _MASK
+        self._expected = self._completed = (psn + 1) & PSN_MASK
+        self._msn = (self._msn + 1) & PSN_MASK
         self._answers.append(_Answer(psn, _ACK, self._msn, original))
 
     def _again(self, opcode: int, psn: int, body: memoryview) -> None:
         """A request that was executed before."""
         if opcode not in (_READ_REQUEST, _COMPARE_SWAP, _FETCH_ADD):
-            self._answer((self._completed - 1) & _MASK, _ACK)
+            self._answer((self._completed - 1) & PSN_MASK, _ACK)
             return
-        kept = next((k for k in self._kept if _after(psn, k.first) >= 0 and _after(psn, k.last) <= 0), None)
+        kept = next((k for k in self._kept if difference(psn, k.first) >= 0 and difference(psn, k.last) <= 0), None)
         if kept is None or len(self._answers) > 2 * self._max_kept:
             self.dropped += 1
         elif kept.original is not None:
@@ -358,9 +363,9 @@ class Responder:
         elif opcode == _READ_REQUEST and len(body) >= 16:
             address, rkey, length = _RETH.unpack_from(body)
             inside = kept.address <= address and address + length <= kept.address + kept.length
-            source = self._memory.remote(rkey, address, length, Access.REMOTE_READ) if length else memoryview(b"")
+            source = self._memory.remote(rkey, address, length, AccessFlag.REMOTE_READ) if length else memoryview(b"")
             packets = max(1, -(-length // self._mtu))
-            fits = _after((psn + packets - 1) & _MASK, kept.last) <= 0
+            fits = difference((psn + packets - 1) & PSN_MASK, kept.last) <= 0
             if rkey == kept.rkey and inside and fits and source is not None:
                 self._answer_read(psn, packets, kept.first, source)
             else:
@@ -374,7 +379,7 @@ class Responder:
     def _answer(self, psn: int, syndrome: int) -> None:
         if syndrome == _ACK and self._answers and self._answers[-1].is_plain_ack:
             last = self._answers[-1]
-            if _after(psn, last.psn) > 0:
+            if difference(psn, last.psn) > 0:
                 last.psn = psn
             last.msn = self._msn
             return
@@ -382,7 +387,7 @@ class Responder:
 
     def _answer_read(self, psn: int, packets: int, original: int, source: memoryview) -> None:
         answer = _Answer(psn, _ACK, self._msn, data=source)
-        answer.first, answer.last = original, (psn + packets - 1) & _MASK
+        answer.first, answer.last = original, (psn + packets - 1) & PSN_MASK
         self._answers.append(answer)
 
     @property
@@ -418,7 +423,7 @@ class Responder:
         pieces, pad = padded([piece] if size else [], size)
         aeth = b"" if opcode == _READ_MIDDLE else _WORD.pack(_ACK << 24 | answer.msn)
         answer.offset += size
-        answer.psn = (psn + 1) & _MASK
+        answer.psn = (psn + 1) & PSN_MASK
         if last:
             answer.data = None
         return self._header(opcode, psn, pad) + aeth, pieces
