@@ -417,17 +417,32 @@ class IETH:
 
 _Extended: TypeAlias = DETH | FETH | RETH | AtomicETH | AETH | AtomicAckETH | ImmDt | IETH
 
-#: In the order of the wire: the bit of each extended header, its field in a Packet, its class.
-_EXTENDED: tuple[tuple[ExtendedHeader, str, type[_Extended]], ...] = (
-    (ExtendedHeader.DETH, "deth", DETH),
-    (ExtendedHeader.FETH, "feth", FETH),
-    (ExtendedHeader.RETH, "reth", RETH),
-    (ExtendedHeader.ATOMIC_ETH, "atomic_eth", AtomicETH),
-    (ExtendedHeader.AETH, "aeth", AETH),
-    (ExtendedHeader.ATOMIC_ACK_ETH, "atomic_ack_eth", AtomicAckETH),
-    (ExtendedHeader.IMM_DT, "imm_dt", ImmDt),
-    (ExtendedHeader.IETH, "ieth", IETH),
-)
+#: The field in a Packet and the class of each extended header.
+_FIELDS: dict[ExtendedHeader, tuple[str, type[_Extended]]] = {
+    ExtendedHeader.DETH: ("deth", DETH),
+    ExtendedHeader.FETH: ("feth", FETH),
+    ExtendedHeader.RETH: ("reth", RETH),
+    ExtendedHeader.ATOMIC_ETH: ("atomic_eth", AtomicETH),
+    ExtendedHeader.AETH: ("aeth", AETH),
+    ExtendedHeader.ATOMIC_ACK_ETH: ("atomic_ack_eth", AtomicAckETH),
+    ExtendedHeader.IMM_DT: ("imm_dt", ImmDt),
+    ExtendedHeader.IETH: ("ieth", IETH),
+}
+
+
+def _plan(opcode: int) -> tuple[tuple[str, type[_Extended], int], ...]:
+    """The extended headers of an opcode in the order of the wire: field, class, offset from the BTH."""
+    plan = []
+    offset = BTH_LENGTH
+    for bit in ExtendedHeader:
+        if EXTENDED_HEADERS[opcode] & bit:
+            plan.append((*_FIELDS[bit], offset))
+            offset += EXTENDED_LENGTH[bit]
+    return tuple(plan)
+
+
+_PLANS = tuple(_plan(opcode) for opcode in range(256))
+_NAMES = tuple(name for name, _ in _FIELDS.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -455,14 +470,16 @@ class Packet:
         parts: list[Buffer] = [self.bth.pack()]
         if not HEADER_LENGTH[opcode]:
             raise WireError(f"opcode {opcode:#04x} is not known")
-        wanted = EXTENDED_HEADERS[opcode]
-        for bit, name, _ in _EXTENDED:
+        plan = _PLANS[opcode]
+        for name, _, _ in plan:
             header = getattr(self, name)
-            if (header is not None) != bool(wanted & bit):
-                verb = "does not have" if header is not None else "lacks"
-                raise WireError(f"a packet of opcode {opcode:#04x} {verb} {name}")
-            if header is not None:
-                parts.append(header.pack())
+            if header is None:
+                raise WireError(f"a packet of opcode {opcode:#04x} lacks {name}")
+            parts.append(header.pack())
+        there = [name for name in _NAMES if getattr(self, name) is not None]
+        if len(there) != len(plan):
+            wrong = set(there).difference(name for name, _, _ in plan)
+            raise WireError(f"a packet of opcode {opcode:#04x} does not have {', '.join(sorted(wrong))}")
         parts += [self.payload, bytes(self.bth.pad_cnt)]
         return b"".join(parts)
 
@@ -480,13 +497,7 @@ class Packet:
         end = len(view) - bth.pad_cnt
         if end < at:
             raise WireError(f"a packet of opcode {bth.opcode:#04x} has {at + bth.pad_cnt} bytes, not {len(view)}")
-        wanted = EXTENDED_HEADERS[bth.opcode]
-        headers: dict[str, _Extended] = {}
-        offset = BTH_LENGTH
-        for bit, name, header in _EXTENDED:
-            if wanted & bit:
-                headers[name] = header.unpack(view[offset:])
-                offset += EXTENDED_LENGTH[bit]
+        headers = {name: header.unpack(view[offset:at]) for name, header, offset in _PLANS[bth.opcode]}
         return cls(bth, **headers, payload=view[at:end])  # type: ignore[arg-type]
 
     def replace(self, **changes: object) -> Packet:
