@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import struct
 from collections import deque
 from dataclasses import dataclass
 
 from rdmacm.proto.roce.opcodes import IS_RESPONSE
+from rdmacm.proto.roce.rc.codes import BTH
 from rdmacm.proto.roce.rc.requester import Requester
 from rdmacm.proto.roce.rc.responder import Responder
 from rdmacm.proto.roce.work import AccessFlag, Completion, Memory, Packet, RecvWork, SendWork, WCOpcode, WCStatus
-
-_BTH = struct.Struct("!BBHII")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +99,7 @@ class RcEngine:
         if len(data) < 12:
             self._dropped += 1
             return
-        opcode, flags, _, destination, word = _BTH.unpack_from(data)
+        opcode, flags, _, destination, word = BTH.unpack_from(data)
         pad = flags >> 4 & 3
         if flags & 0xF or destination & 0xFFFFFF != self._qp_num or len(data) < 12 + pad:
             self._dropped += 1

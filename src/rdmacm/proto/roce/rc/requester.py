@@ -19,46 +19,44 @@ RNR retries mean for ever (InfiniBand Architecture 9.7.5.2.8); seven of the othe
 
 from __future__ import annotations
 
-import struct
 import sys
 from collections import deque
 from collections.abc import Callable
 
 from rdmacm.proto.roce.buffers import padded, scatter, slices, total
 from rdmacm.proto.roce.headers import RNR_TIMER_SECONDS
-from rdmacm.proto.roce.opcodes import Opcode
 from rdmacm.proto.roce.psn import PSN_MASK, difference
+from rdmacm.proto.roce.rc.codes import (
+    ACKNOWLEDGE,
+    ATOMIC_ACKNOWLEDGE,
+    ATOMIC_ETH,
+    BTH,
+    COMPARE_SWAP,
+    FETCH_ADD,
+    LONG,
+    READ_FIRST,
+    READ_LAST,
+    READ_MIDDLE,
+    READ_ONLY,
+    READ_REQUEST,
+    RETH,
+    SEND_FIRST,
+    SEND_LAST,
+    SEND_LAST_INV,
+    SEND_MIDDLE,
+    SEND_ONLY,
+    SEND_ONLY_INV,
+    WORD,
+    WRITE_FIRST,
+    WRITE_LAST,
+    WRITE_MIDDLE,
+    WRITE_ONLY,
+)
 from rdmacm.proto.roce.work import Completion, Packet, SendWork, WCOpcode, WCStatus, WROpcode
-
-_BTH = struct.Struct("!BBHII")
-_RETH = struct.Struct("!QII")
-_ATOMIC = struct.Struct("!QIQQ")
-_WORD = struct.Struct("!I")
-_LONG = struct.Struct("!Q")
 
 _ACK_REQUEST = 0x80000000
 _SOLICITED = 0x80
 
-# Plain ints: comparing enum members is slow, and every packet is compared several times.
-_SEND_FIRST = int(Opcode.RC_SEND_FIRST)
-_SEND_MIDDLE = int(Opcode.RC_SEND_MIDDLE)
-_SEND_LAST = int(Opcode.RC_SEND_LAST)
-_SEND_ONLY = int(Opcode.RC_SEND_ONLY)
-_WRITE_FIRST = int(Opcode.RC_RDMA_WRITE_FIRST)
-_WRITE_MIDDLE = int(Opcode.RC_RDMA_WRITE_MIDDLE)
-_WRITE_LAST = int(Opcode.RC_RDMA_WRITE_LAST)
-_WRITE_ONLY = int(Opcode.RC_RDMA_WRITE_ONLY)
-_READ_REQUEST = int(Opcode.RC_RDMA_READ_REQUEST)
-_READ_FIRST = int(Opcode.RC_RDMA_READ_RESPONSE_FIRST)
-_READ_MIDDLE = int(Opcode.RC_RDMA_READ_RESPONSE_MIDDLE)
-_READ_LAST = int(Opcode.RC_RDMA_READ_RESPONSE_LAST)
-_READ_ONLY = int(Opcode.RC_RDMA_READ_RESPONSE_ONLY)
-_ACKNOWLEDGE = int(Opcode.RC_ACKNOWLEDGE)
-_ATOMIC_ACKNOWLEDGE = int(Opcode.RC_ATOMIC_ACKNOWLEDGE)
-_COMPARE_SWAP = int(Opcode.RC_COMPARE_SWAP)
-_FETCH_ADD = int(Opcode.RC_FETCH_ADD)
-_SEND_LAST_INV = int(Opcode.RC_SEND_LAST_WITH_INVALIDATE)
-_SEND_ONLY_INV = int(Opcode.RC_SEND_ONLY_WITH_INVALIDATE)
 
 _SENDS = frozenset({WROpcode.SEND, WROpcode.SEND_WITH_IMM, WROpcode.SEND_WITH_INV})
 _WRITES = frozenset({WROpcode.RDMA_WRITE, WROpcode.RDMA_WRITE_WITH_IMM})
@@ -243,7 +241,7 @@ class Requester:
 
     def _header(self, opcode: int, psn: int, *, pad: int = 0, ack: bool = False, solicited: bool = False) -> bytes:
         flags = (_SOLICITED if solicited else 0) | pad << 4
-        return _BTH.pack(opcode, flags, self._pkey, self._dest, psn | (_ACK_REQUEST if ack else 0))
+        return BTH.pack(opcode, flags, self._pkey, self._dest, psn | (_ACK_REQUEST if ack else 0))
 
     def _data(self, sent: _Sent) -> Packet:
         work, psn = sent.work, self._next
@@ -254,34 +252,34 @@ class Requester:
         pieces, pad = padded(slices(work.segments, offset, size), size)
         extra = b""
         if work.opcode in _SENDS:
-            opcode = (_SEND_ONLY if last else _SEND_FIRST) if first else (_SEND_LAST if last else _SEND_MIDDLE)
+            opcode = (SEND_ONLY if last else SEND_FIRST) if first else (SEND_LAST if last else SEND_MIDDLE)
             if last and work.opcode is WROpcode.SEND_WITH_INV:
-                opcode = _SEND_ONLY_INV if first else _SEND_LAST_INV
-                extra = _WORD.pack(work.invalidate_rkey)
+                opcode = SEND_ONLY_INV if first else SEND_LAST_INV
+                extra = WORD.pack(work.invalidate_rkey)
         else:
-            opcode = (_WRITE_ONLY if last else _WRITE_FIRST) if first else (_WRITE_LAST if last else _WRITE_MIDDLE)
+            opcode = (WRITE_ONLY if last else WRITE_FIRST) if first else (WRITE_LAST if last else WRITE_MIDDLE)
             if first:
-                extra = _RETH.pack(work.remote_addr, work.rkey, sent.length)
+                extra = RETH.pack(work.remote_addr, work.rkey, sent.length)
         if last and work.opcode in (WROpcode.SEND_WITH_IMM, WROpcode.RDMA_WRITE_WITH_IMM):
             opcode += 1
-            extra += _WORD.pack(work.imm)
+            extra += WORD.pack(work.imm)
         self._next = (psn + 1) & PSN_MASK
         ack = last or index % _ACK_EVERY == _ACK_EVERY - 1 or difference(self._next, self._acked) >= WINDOW
         return self._header(opcode, psn, pad=pad, ack=ack, solicited=last and work.solicited) + extra, pieces
 
     def _read_request(self, sent: _Sent) -> Packet:
         psn = (sent.first + sent.answered // self._mtu) & PSN_MASK if sent.answered else sent.first
-        reth = _RETH.pack(sent.work.remote_addr + sent.answered, sent.work.rkey, sent.length - sent.answered)
+        reth = RETH.pack(sent.work.remote_addr + sent.answered, sent.work.rkey, sent.length - sent.answered)
         self._next = (sent.last + 1) & PSN_MASK
-        return self._header(_READ_REQUEST, psn, ack=True) + reth, []
+        return self._header(READ_REQUEST, psn, ack=True) + reth, []
 
     def _atomic_request(self, sent: _Sent) -> Packet:
         work = sent.work
         swap = work.opcode is WROpcode.ATOMIC_CMP_AND_SWP
         operands = (work.swap, work.compare_add) if swap else (work.compare_add, 0)
         self._next = (sent.last + 1) & PSN_MASK
-        header = self._header(_COMPARE_SWAP if swap else _FETCH_ADD, sent.first, ack=True)
-        return header + _ATOMIC.pack(work.remote_addr, work.rkey, *operands), []
+        header = self._header(COMPARE_SWAP if swap else FETCH_ADD, sent.first, ack=True)
+        return header + ATOMIC_ETH.pack(work.remote_addr, work.rkey, *operands), []
 
     # -- answers --------------------------------------------------------------------------------------
 
@@ -290,15 +288,15 @@ class Requester:
         if self.failed or not self._sent or not 0 <= difference(psn, self._acked) < difference(self._end, self._acked):
             self.dropped += 1  # a duplicate, or an answer to what was never asked
             return
-        if opcode == _ACKNOWLEDGE:
+        if opcode == ACKNOWLEDGE:
             if len(body) >= 4:
                 self._acknowledge(body[0], psn, now)
                 return
-        elif opcode == _ATOMIC_ACKNOWLEDGE:
+        elif opcode == ATOMIC_ACKNOWLEDGE:
             if len(body) >= 12:
                 self._atomic_answer(psn, body, now)
                 return
-        elif _READ_FIRST <= opcode <= _READ_ONLY:
+        elif READ_FIRST <= opcode <= READ_ONLY:
             self._read_answer(opcode, psn, body, now)
             return
         self.dropped += 1
@@ -392,7 +390,7 @@ class Requester:
         sent = self._answered(psn, now)
         if sent is None or not sent.is_atomic:
             return
-        value = _LONG.unpack_from(body, 4)[0]
+        value = LONG.unpack_from(body, 4)[0]
         scatter(sent.work.segments, 0, memoryview(value.to_bytes(8, sys.byteorder))[: sent.length])
         self._finish(sent, 8)
         self._progressed(now)
@@ -409,13 +407,13 @@ class Requester:
             else:
                 self.dropped += 1
             return
-        data = body if opcode == _READ_MIDDLE else body[4:]
-        if opcode != _READ_MIDDLE and len(body) < 4:
+        data = body if opcode == READ_MIDDLE else body[4:]
+        if opcode != READ_MIDDLE and len(body) < 4:
             self.dropped += 1
             return
         left = sent.length - sent.answered
         last = psn == sent.last
-        if len(data) != min(left, self._mtu) or last != (opcode in (_READ_LAST, _READ_ONLY)):
+        if len(data) != min(left, self._mtu) or last != (opcode in (READ_LAST, READ_ONLY)):
             self.fail(WCStatus.BAD_RESP_ERR)
             return
         scatter(sent.work.segments, sent.answered, data)

@@ -12,7 +12,6 @@ atomics, and a list of answers no longer than that allows.
 
 from __future__ import annotations
 
-import struct
 import sys
 from collections import deque
 from collections.abc import Callable
@@ -30,6 +29,22 @@ from rdmacm.proto.roce.opcodes import (
     Transport,
 )
 from rdmacm.proto.roce.psn import PSN_MASK, difference
+from rdmacm.proto.roce.rc.codes import (
+    ACKNOWLEDGE,
+    ATOMIC_ACKNOWLEDGE,
+    ATOMIC_ETH,
+    BTH,
+    COMPARE_SWAP,
+    FETCH_ADD,
+    LONG,
+    READ_FIRST,
+    READ_LAST,
+    READ_MIDDLE,
+    READ_ONLY,
+    READ_REQUEST,
+    RETH,
+    WORD,
+)
 from rdmacm.proto.roce.work import (
     AccessFlag,
     Completion,
@@ -40,24 +55,8 @@ from rdmacm.proto.roce.work import (
     WCStatus,
 )
 
-_BTH = struct.Struct("!BBHII")
-_RETH = struct.Struct("!QII")
-_ATOMIC = struct.Struct("!QIQQ")
-_WORD = struct.Struct("!I")
-_LONG = struct.Struct("!Q")
-
 _U64 = 0xFFFFFFFFFFFFFFFF
 
-# Plain ints: comparing enum members is slow, and every packet is compared several times.
-_READ_REQUEST = int(Opcode.RC_RDMA_READ_REQUEST)
-_READ_FIRST = int(Opcode.RC_RDMA_READ_RESPONSE_FIRST)
-_READ_MIDDLE = int(Opcode.RC_RDMA_READ_RESPONSE_MIDDLE)
-_READ_LAST = int(Opcode.RC_RDMA_READ_RESPONSE_LAST)
-_READ_ONLY = int(Opcode.RC_RDMA_READ_RESPONSE_ONLY)
-_ACKNOWLEDGE = int(Opcode.RC_ACKNOWLEDGE)
-_ATOMIC_ACKNOWLEDGE = int(Opcode.RC_ATOMIC_ACKNOWLEDGE)
-_COMPARE_SWAP = int(Opcode.RC_COMPARE_SWAP)
-_FETCH_ADD = int(Opcode.RC_FETCH_ADD)
 
 _IMMEDIATE = frozenset(o for o in range(256) if EXTENDED_HEADERS[o] & ExtendedHeader.IMM_DT)
 _INVALIDATE = frozenset(o for o in range(256) if EXTENDED_HEADERS[o] & ExtendedHeader.IETH)
@@ -219,7 +218,7 @@ class Responder:
             return
         if self._inside:
             raise _Refused(_NAK_INVALID)
-        if opcode == _READ_REQUEST:
+        if opcode == READ_REQUEST:
             self._read(psn, body)
         else:
             self._atomic(opcode, psn, body)
@@ -240,7 +239,7 @@ class Responder:
             return None, body
         if len(body) < 4:
             raise _Refused(_NAK_INVALID)
-        return _WORD.unpack_from(body)[0], body[4:]
+        return WORD.unpack_from(body)[0], body[4:]
 
     def _take(self) -> RecvWork:
         work = self._receive()
@@ -279,7 +278,7 @@ class Responder:
         if IS_START[opcode]:
             if len(body) < 16:
                 raise _Refused(_NAK_INVALID)
-            address, rkey, length = _RETH.unpack_from(body)
+            address, rkey, length = RETH.unpack_from(body)
             body = body[16:]
             if not self._access & AccessFlag.REMOTE_WRITE or length > _LONGEST:
                 raise _Refused(_NAK_INVALID)
@@ -318,7 +317,7 @@ class Responder:
     def _read(self, psn: int, body: memoryview) -> None:
         if len(body) < 16 or not self._access & AccessFlag.REMOTE_READ or not self._max_kept:
             raise _Refused(_NAK_INVALID)
-        address, rkey, length = _RETH.unpack_from(body)
+        address, rkey, length = RETH.unpack_from(body)
         if length > _LONGEST or self._reading() >= self._max_kept:
             raise _Refused(_NAK_INVALID)
         source = self._memory.remote(rkey, address, length, AccessFlag.REMOTE_READ) if length else memoryview(b"")
@@ -333,14 +332,14 @@ class Responder:
     def _atomic(self, opcode: int, psn: int, body: memoryview) -> None:
         if len(body) < 28 or not self._access & AccessFlag.REMOTE_ATOMIC or not self._max_kept:
             raise _Refused(_NAK_INVALID)
-        address, rkey, first, second = _ATOMIC.unpack_from(body)
+        address, rkey, first, second = ATOMIC_ETH.unpack_from(body)
         if address % 8:
             raise _Refused(_NAK_INVALID)
         target = self._memory.remote(rkey, address, 8, AccessFlag.REMOTE_ATOMIC)
         if target is None:
             raise _Refused(_NAK_ACCESS)
         original = int.from_bytes(target, sys.byteorder)
-        if opcode == _FETCH_ADD:
+        if opcode == FETCH_ADD:
             target[:] = ((original + first) & _U64).to_bytes(8, sys.byteorder)
         elif original == second:
             target[:] = first.to_bytes(8, sys.byteorder)
@@ -351,17 +350,17 @@ class Responder:
 
     def _again(self, opcode: int, psn: int, body: memoryview) -> None:
         """A request that was executed before."""
-        if opcode not in (_READ_REQUEST, _COMPARE_SWAP, _FETCH_ADD):
+        if opcode not in (READ_REQUEST, COMPARE_SWAP, FETCH_ADD):
             self._answer((self._completed - 1) & PSN_MASK, _ACK)
             return
         kept = next((k for k in self._kept if difference(psn, k.first) >= 0 and difference(psn, k.last) <= 0), None)
         if kept is None or len(self._answers) > 2 * self._max_kept:
             self.dropped += 1
         elif kept.original is not None:
-            if opcode != _READ_REQUEST and psn == kept.first:
+            if opcode != READ_REQUEST and psn == kept.first:
                 self._answers.append(_Answer(psn, _ACK, self._msn, kept.original))
-        elif opcode == _READ_REQUEST and len(body) >= 16:
-            address, rkey, length = _RETH.unpack_from(body)
+        elif opcode == READ_REQUEST and len(body) >= 16:
+            address, rkey, length = RETH.unpack_from(body)
             inside = kept.address <= address and address + length <= kept.address + kept.length
             source = self._memory.remote(rkey, address, length, AccessFlag.REMOTE_READ) if length else memoryview(b"")
             packets = max(1, -(-length // self._mtu))
@@ -405,11 +404,11 @@ class Responder:
                 if answer.data is not None:
                     continue
             elif answer.original is not None:
-                aeth = _WORD.pack(answer.syndrome << 24 | answer.msn)
-                out.append((self._header(_ATOMIC_ACKNOWLEDGE, answer.psn) + aeth + _LONG.pack(answer.original), []))
+                aeth = WORD.pack(answer.syndrome << 24 | answer.msn)
+                out.append((self._header(ATOMIC_ACKNOWLEDGE, answer.psn) + aeth + LONG.pack(answer.original), []))
             else:
-                aeth = _WORD.pack(answer.syndrome << 24 | answer.msn)
-                out.append((self._header(_ACKNOWLEDGE, answer.psn) + aeth, []))
+                aeth = WORD.pack(answer.syndrome << 24 | answer.msn)
+                out.append((self._header(ACKNOWLEDGE, answer.psn) + aeth, []))
             self._answers.popleft()
         return out
 
@@ -419,9 +418,9 @@ class Responder:
         size = min(self._mtu, len(data) - answer.offset)
         piece = data[answer.offset : answer.offset + size]
         first, last = psn == answer.first, psn == answer.last
-        opcode = (_READ_ONLY if last else _READ_FIRST) if first else (_READ_LAST if last else _READ_MIDDLE)
+        opcode = (READ_ONLY if last else READ_FIRST) if first else (READ_LAST if last else READ_MIDDLE)
         pieces, pad = padded([piece] if size else [], size)
-        aeth = b"" if opcode == _READ_MIDDLE else _WORD.pack(_ACK << 24 | answer.msn)
+        aeth = b"" if opcode == READ_MIDDLE else WORD.pack(_ACK << 24 | answer.msn)
         answer.offset += size
         answer.psn = (psn + 1) & PSN_MASK
         if last:
@@ -429,7 +428,7 @@ class Responder:
         return self._header(opcode, psn, pad) + aeth, pieces
 
     def _header(self, opcode: int, psn: int, pad: int = 0) -> bytes:
-        return _BTH.pack(opcode, pad << 4, self._pkey, self._dest, psn)
+        return BTH.pack(opcode, pad << 4, self._pkey, self._dest, psn)
 
 
 _STATUS_OF = {
