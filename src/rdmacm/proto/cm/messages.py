@@ -1,0 +1,586 @@
+"""The messages of the communication manager (InfiniBand Architecture 12.6 to 12.8, 12.11), as they are on the wire.
+
+Each is the 232 bytes of data of a MAD; :func:`pack_message` and :func:`unpack_message` deal in whole MADs. Fields
+are in the sender's terms throughout: "local" is who sends, and exchanging the two ends is up to who receives.
+
+Times are 5-bit exponents, 4.096 µs · 2^n. Private data and additional information always have their full size
+after unpacking, padded with zeros, because the wire does not say how much of it was meant.
+
+``attr_mod`` and ``vendor_id`` are the options of enhanced connection establishment, 0 where it is not used; the
+first of them travels in the MAD's header.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import ClassVar, Self, TypeAlias
+
+from rdmacm.address import Gid
+from rdmacm.proto.cm.layout import Bits, Bytes, Layout, gid, private_data
+from rdmacm.proto.mad import DATA_SIZE, Mad, Method, MgmtClass
+from rdmacm.proto.wire import WireError
+
+__all__ = [
+    "APR",
+    "CLASS_VERSION",
+    "DREP",
+    "DREQ",
+    "LAP",
+    "MRA",
+    "REJ",
+    "REP",
+    "REQ",
+    "RTU",
+    "SIDR_REP",
+    "SIDR_REQ",
+    "ApStatus",
+    "AttributeId",
+    "FailoverAccepted",
+    "Message",
+    "MessageKind",
+    "Path",
+    "RejectReason",
+    "SidrStatus",
+    "TransportService",
+    "pack_message",
+    "unpack_message",
+]
+
+CLASS_VERSION = 2
+
+
+class AttributeId(IntEnum):
+    """Which message a MAD of this class carries (InfiniBand Architecture 16.7.3)."""
+
+    REQ = 0x0010
+    MRA = 0x0011
+    REJ = 0x0012
+    REP = 0x0013
+    RTU = 0x0014
+    DREQ = 0x0015
+    DREP = 0x0016
+    SIDR_REQ = 0x0017
+    SIDR_REP = 0x0018
+    LAP = 0x0019
+    APR = 0x001A
+
+
+class TransportService(IntEnum):
+    """Transport service type of a REQ. EXTENDED refers to the extended transport type, where 1 is XRC."""
+
+    RC = 0
+    UC = 1
+    RD = 2
+    EXTENDED = 3
+
+
+class MessageKind(IntEnum):
+    """What an MRA acknowledges ("message MRAed") and a REJ rejects ("message rejected")."""
+
+    REQ = 0
+    REP = 1
+    OTHER = 2
+
+
+class FailoverAccepted(IntEnum):
+    """What a REP says of the alternate path."""
+
+    ACCEPTED = 0
+    UNSUPPORTED = 1
+    REJECTED = 2
+
+
+class RejectReason(IntEnum):
+    """Reasons of a REJ (InfiniBand Architecture 12.6.7.2)."""
+
+    NO_QP = 1
+    NO_EEC = 2
+    NO_RESOURCES = 3
+    TIMEOUT = 4
+    UNSUPPORTED = 5
+    INVALID_COMM_ID = 6
+    INVALID_COMM_INSTANCE = 7
+    INVALID_SERVICE_ID = 8
+    INVALID_TRANSPORT_TYPE = 9
+    STALE_CONN = 10
+    RDC_NOT_EXIST = 11
+    INVALID_GID = 12
+    INVALID_LID = 13
+    INVALID_SL = 14
+    INVALID_TRAFFIC_CLASS = 15
+    INVALID_HOP_LIMIT = 16
+    INVALID_PACKET_RATE = 17
+    INVALID_ALT_GID = 18
+    INVALID_ALT_LID = 19
+    INVALID_ALT_SL = 20
+    INVALID_ALT_TRAFFIC_CLASS = 21
+    INVALID_ALT_HOP_LIMIT = 22
+    INVALID_ALT_PACKET_RATE = 23
+    PORT_CM_REDIRECT = 24
+    PORT_REDIRECT = 25
+    INVALID_MTU = 26
+    INSUFFICIENT_RESP_RESOURCES = 27
+    CONSUMER_DEFINED = 28
+    INVALID_RNR_RETRY = 29
+    DUPLICATE_LOCAL_COMM_ID = 30
+    INVALID_CLASS_VERSION = 31
+    INVALID_FLOW_LABEL = 32
+    INVALID_ALT_FLOW_LABEL = 33
+    VENDOR_OPTION_NOT_SUPPORTED = 35
+
+
+class SidrStatus(IntEnum):
+    """Status of a SIDR_REP (InfiniBand Architecture 12.11.2.1)."""
+
+    SUCCESS = 0
+    UNSUPPORTED = 1
+    REJECT = 2
+    NO_QP = 3
+    REDIRECT = 4
+    UNSUPPORTED_VERSION = 5
+
+
+class ApStatus(IntEnum):
+    """Status of an APR (InfiniBand Architecture 12.8.2.1)."""
+
+    SUCCESS = 0
+    INVALID_COMM_ID = 1
+    UNSUPPORTED = 2
+    REJECT = 3
+    REDIRECT = 4
+    IS_CURRENT = 5
+    INVALID_QPN_EECN = 6
+    INVALID_LID = 7
+    INVALID_GID = 8
+    INVALID_FLOW_LABEL = 9
+    INVALID_TRAFFIC_CLASS = 10
+    INVALID_HOP_LIMIT = 11
+    INVALID_PACKET_RATE = 12
+    INVALID_SL = 13
+
+
+class _Packed:
+    """Packing by a layout."""
+
+    __slots__ = ()
+
+    LAYOUT: ClassVar[Layout]
+
+    def pack(self) -> bytes:
+        """The bytes on the wire; ValueError for a field that does not fit."""
+        return self.LAYOUT.pack(self)
+
+    @classmethod
+    def unpack(cls, data: bytes | bytearray | memoryview) -> Self:
+        """The fields in these bytes; WireError for another length."""
+        return cls(**cls.LAYOUT.unpack(data))
+
+
+@dataclass(frozen=True, slots=True)
+class Path(_Packed):
+    """A path of a REQ, 44 bytes, primary or alternate (InfiniBand Architecture 12.6.5). All zero: no path."""
+
+    LAYOUT = Layout(
+        44,
+        [
+            Bits("local_lid", 0, 0, 16),
+            Bits("remote_lid", 2, 0, 16),
+            gid("local_gid", 4),
+            gid("remote_gid", 20),
+            Bits("flow_label", 36, 0, 20),
+            Bits("packet_rate", 39, 2, 6),
+            Bits("traffic_class", 40, 0, 8),
+            Bits("hop_limit", 41, 0, 8),
+            Bits("sl", 42, 0, 4),
+            Bits("subnet_local", 42, 4, 1, True),
+            Bits("local_ack_timeout", 43, 0, 5),
+        ],
+    )
+
+    local_gid: Gid = Gid()  # noqa: RUF009 (immutable)
+    remote_gid: Gid = Gid()  # noqa: RUF009 (immutable)
+    local_lid: int = 0
+    remote_lid: int = 0
+    flow_label: int = 0
+    packet_rate: int = 0
+    traffic_class: int = 0
+    hop_limit: int = 0
+    sl: int = 0
+    subnet_local: bool = False
+    local_ack_timeout: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class REQ(_Packed):
+    """Request for communication (InfiniBand Architecture 12.6.5)."""
+
+    ATTRIBUTE: ClassVar = AttributeId.REQ
+    PRIVATE_DATA: ClassVar = 92
+    LAYOUT = Layout(
+        DATA_SIZE,
+        [
+            Bits("local_comm_id", 0, 0, 32),
+            Bits("vendor_id", 5, 0, 24),
+            Bits("service_id", 8, 0, 64),
+            Bits("local_ca_guid", 16, 0, 64),
+            Bits("local_q_key", 28, 0, 32),
+            Bits("local_qpn", 32, 0, 24),
+            Bits("responder_resources", 35, 0, 8),
+            Bits("local_eecn", 36, 0, 24),
+            Bits("initiator_depth", 39, 0, 8),
+            Bits("remote_eecn", 40, 0, 24),
+            Bits("remote_cm_response_timeout", 43, 0, 5),
+            Bits("transport_service_type", 43, 5, 2),
+            Bits("end_to_end_flow_control", 43, 7, 1, True),
+            Bits("starting_psn", 44, 0, 24),
+            Bits("local_cm_response_timeout", 47, 0, 5),
+            Bits("retry_count", 47, 5, 3),
+            Bits("partition_key", 48, 0, 16),
+            Bits("path_mtu", 50, 0, 4),
+            Bits("rdc_exists", 50, 4, 1, True),
+            Bits("rnr_retry_count", 50, 5, 3),
+            Bits("max_cm_retries", 51, 0, 4),
+            Bits("srq", 51, 4, 1, True),
+            Bits("extended_transport_type", 51, 5, 3),
+            Bytes("primary", 52, 44, Path.unpack),
+            Bytes("alternate", 96, 44, Path.unpack),
+            Bits("sap_supported", 139, 5, 1, True),
+            private_data(140, 92),
+        ],
+    )
+
+    service_id: int
+    primary: Path
+    local_comm_id: int = 0
+    local_ca_guid: int = 0
+    local_q_key: int = 0
+    local_qpn: int = 0
+    responder_resources: int = 0
+    local_eecn: int = 0
+    initiator_depth: int = 0
+    remote_eecn: int = 0
+    remote_cm_response_timeout: int = 20
+    transport_service_type: int = TransportService.RC
+    end_to_end_flow_control: bool = False
+    starting_psn: int = 0
+    local_cm_response_timeout: int = 20
+    retry_count: int = 7
+    partition_key: int = 0xFFFF
+    path_mtu: int = 0
+    rdc_exists: bool = False
+    rnr_retry_count: int = 0
+    max_cm_retries: int = 15
+    srq: bool = False
+    extended_transport_type: int = 0
+    alternate: Path = Path()
+    sap_supported: bool = False
+    private_data: bytes = b""
+    vendor_id: int = 0
+    attr_mod: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MRA(_Packed):
+    """Message receipt acknowledgment: "it will take a while" (InfiniBand Architecture 12.6.6)."""
+
+    ATTRIBUTE: ClassVar = AttributeId.MRA
+    PRIVATE_DATA: ClassVar = 222
+    LAYOUT = Layout(
+        DATA_SIZE,
+        [
+            Bits("local_comm_id", 0, 0, 32),
+            Bits("remote_comm_id", 4, 0, 32),
+            Bits("message_mraed", 8, 0, 2),
+            Bits("service_timeout", 9, 0, 5),
+            private_data(10, 222),
+        ],
+    )
+
+    local_comm_id: int
+    remote_comm_id: int
+    message_mraed: int
+    service_timeout: int
+    private_data: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class REJ(_Packed):
+    """Reject (InfiniBand Architecture 12.6.7). ``ari`` is the additional reject information of ``reason``."""
+
+    ATTRIBUTE: ClassVar = AttributeId.REJ
+    PRIVATE_DATA: ClassVar = 148
+    ARI: ClassVar = 72
+    LAYOUT = Layout(
+        DATA_SIZE,
+        [
+            Bits("local_comm_id", 0, 0, 32),
+            Bits("remote_comm_id", 4, 0, 32),
+            Bits("message_rejected", 8, 0, 2),
+            Bits("reject_info_length", 9, 0, 7),
+            Bits("reason", 10, 0, 16),
+            Bytes("ari", 12, 72, bytes, True),
+            private_data(84, 148),
+        ],
+    )
+
+    local_comm_id: int
+    remote_comm_id: int
+    message_rejected: int
+    reason: int
+    reject_info_length: int = 0
+    ari: bytes = b""
+    private_data: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class REP(_Packed):
+    """Reply to a REQ (InfiniBand Architecture 12.6.8)."""
+
+    ATTRIBUTE: ClassVar = AttributeId.REP
+    PRIVATE_DATA: ClassVar = 196
+    LAYOUT = Layout(
+        DATA_SIZE,
+        [
+            Bits("local_comm_id", 0, 0, 32),
+            Bits("remote_comm_id", 4, 0, 32),
+            Bits("local_q_key", 8, 0, 32),
+            Bits("local_qpn", 12, 0, 24),
+            Bits("vendor_id", 15, 0, 8),
+            Bits("local_eecn", 16, 0, 24),
+            Bits("vendor_id", 19, 0, 8),
+            Bits("starting_psn", 20, 0, 24),
+            Bits("vendor_id", 23, 0, 8),
+            Bits("responder_resources", 24, 0, 8),
+            Bits("initiator_depth", 25, 0, 8),
+            Bits("target_ack_delay", 26, 0, 5),
+            Bits("failover_accepted", 26, 5, 2),
+            Bits("end_to_end_flow_control", 26, 7, 1, True),
+            Bits("rnr_retry_count", 27, 0, 3),
+            Bits("srq", 27, 3, 1, True),
+            Bits("local_ca_guid", 28, 0, 64),
+            private_data(36, 196),
+        ],
+    )
+
+    local_comm_id: int = 0
+    remote_comm_id: int = 0
+    local_q_key: int = 0
+    local_qpn: int = 0
+    local_eecn: int = 0
+    starting_psn: int = 0
+    responder_resources: int = 0
+    initiator_depth: int = 0
+    target_ack_delay: int = 0
+    failover_accepted: int = FailoverAccepted.ACCEPTED
+    end_to_end_flow_control: bool = False
+    rnr_retry_count: int = 0
+    srq: bool = False
+    local_ca_guid: int = 0
+    private_data: bytes = b""
+    vendor_id: int = 0
+    attr_mod: int = 0
+
+
+_IDS = (Bits("local_comm_id", 0, 0, 32), Bits("remote_comm_id", 4, 0, 32))
+
+
+@dataclass(frozen=True, slots=True)
+class RTU(_Packed):
+    """Ready to use (InfiniBand Architecture 12.6.9)."""
+
+    ATTRIBUTE: ClassVar = AttributeId.RTU
+    PRIVATE_DATA: ClassVar = 224
+    LAYOUT = Layout(DATA_SIZE, [*_IDS, private_data(8, 224)])
+
+    local_comm_id: int
+    remote_comm_id: int
+    private_data: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class DREQ(_Packed):
+    """Request to disconnect (InfiniBand Architecture 12.6.10)."""
+
+    ATTRIBUTE: ClassVar = AttributeId.DREQ
+    PRIVATE_DATA: ClassVar = 220
+    LAYOUT = Layout(DATA_SIZE, [*_IDS, Bits("remote_qpn_eecn", 8, 0, 24), private_data(12, 220)])
+
+    local_comm_id: int
+    remote_comm_id: int
+    remote_qpn_eecn: int
+    private_data: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class DREP(_Packed):
+    """Reply to a DREQ (InfiniBand Architecture 12.6.11)."""
+
+    ATTRIBUTE: ClassVar = AttributeId.DREP
+    PRIVATE_DATA: ClassVar = 224
+    LAYOUT = Layout(DATA_SIZE, [*_IDS, private_data(8, 224)])
+
+    local_comm_id: int
+    remote_comm_id: int
+    private_data: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class SIDR_REQ(_Packed):
+    """Request to resolve a service id to a datagram queue pair (InfiniBand Architecture 12.11.1)."""
+
+    ATTRIBUTE: ClassVar = AttributeId.SIDR_REQ
+    PRIVATE_DATA: ClassVar = 216
+    LAYOUT = Layout(
+        DATA_SIZE,
+        [
+            Bits("request_id", 0, 0, 32),
+            Bits("partition_key", 4, 0, 16),
+            Bits("service_id", 8, 0, 64),
+            private_data(16, 216),
+        ],
+    )
+
+    service_id: int
+    request_id: int = 0
+    partition_key: int = 0xFFFF
+    private_data: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class SIDR_REP(_Packed):
+    """Reply to a SIDR_REQ (InfiniBand Architecture 12.11.2)."""
+
+    ATTRIBUTE: ClassVar = AttributeId.SIDR_REP
+    PRIVATE_DATA: ClassVar = 136
+    LAYOUT = Layout(
+        DATA_SIZE,
+        [
+            Bits("request_id", 0, 0, 32),
+            Bits("status", 4, 0, 8),
+            Bits("additional_info_length", 5, 0, 8),
+            Bits("vendor_id", 6, 0, 16),
+            Bits("qpn", 8, 0, 24),
+            Bits("vendor_id", 11, 0, 8),
+            Bits("service_id", 12, 0, 64),
+            Bits("q_key", 20, 0, 32),
+            Bytes("additional_info", 24, 72, bytes, True),
+            private_data(96, 136),
+        ],
+    )
+
+    request_id: int = 0
+    status: int = SidrStatus.SUCCESS
+    qpn: int = 0
+    service_id: int = 0
+    q_key: int = 0
+    additional_info_length: int = 0
+    additional_info: bytes = b""
+    private_data: bytes = b""
+    vendor_id: int = 0
+    attr_mod: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LAP(_Packed):
+    """Load alternate path (InfiniBand Architecture 12.8.1). Understood, never sent by this package."""
+
+    ATTRIBUTE: ClassVar = AttributeId.LAP
+    PRIVATE_DATA: ClassVar = 168
+    LAYOUT = Layout(
+        DATA_SIZE,
+        [
+            *_IDS,
+            Bits("remote_qpn_eecn", 12, 0, 24),
+            Bits("remote_cm_response_timeout", 15, 0, 5),
+            Bits("alternate_local_lid", 20, 0, 16),
+            Bits("alternate_remote_lid", 22, 0, 16),
+            gid("alternate_local_gid", 24),
+            gid("alternate_remote_gid", 40),
+            Bits("alternate_flow_label", 56, 0, 20),
+            Bits("alternate_traffic_class", 59, 0, 8),
+            Bits("alternate_hop_limit", 60, 0, 8),
+            Bits("alternate_packet_rate", 61, 2, 6),
+            Bits("alternate_sl", 62, 0, 4),
+            Bits("alternate_subnet_local", 62, 4, 1, True),
+            Bits("alternate_local_ack_timeout", 63, 0, 5),
+            private_data(64, 168),
+        ],
+    )
+
+    local_comm_id: int
+    remote_comm_id: int
+    remote_qpn_eecn: int
+    remote_cm_response_timeout: int
+    alternate_local_lid: int
+    alternate_remote_lid: int
+    alternate_local_gid: Gid
+    alternate_remote_gid: Gid
+    alternate_flow_label: int
+    alternate_traffic_class: int
+    alternate_hop_limit: int
+    alternate_packet_rate: int
+    alternate_sl: int
+    alternate_subnet_local: bool
+    alternate_local_ack_timeout: int
+    private_data: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class APR(_Packed):
+    """Reply to a LAP (InfiniBand Architecture 12.8.2). Understood, never sent by this package."""
+
+    ATTRIBUTE: ClassVar = AttributeId.APR
+    PRIVATE_DATA: ClassVar = 148
+    LAYOUT = Layout(
+        DATA_SIZE,
+        [
+            *_IDS,
+            Bits("additional_info_length", 8, 0, 8),
+            Bits("ap_status", 9, 0, 8),
+            Bytes("additional_info", 12, 72, bytes, True),
+            private_data(84, 148),
+        ],
+    )
+
+    local_comm_id: int
+    remote_comm_id: int
+    ap_status: int
+    additional_info_length: int = 0
+    additional_info: bytes = b""
+    private_data: bytes = b""
+
+
+Message: TypeAlias = REQ | MRA | REJ | REP | RTU | DREQ | DREP | SIDR_REQ | SIDR_REP | LAP | APR
+
+_TYPES: dict[int, type[Message]] = {
+    kind.ATTRIBUTE: kind for kind in (REQ, MRA, REJ, REP, RTU, DREQ, DREP, SIDR_REQ, SIDR_REP, LAP, APR)
+}
+
+
+def pack_message(message: Message, transaction_id: int) -> bytes:
+    """The MAD that carries ``message``."""
+    return Mad(
+        mgmt_class=MgmtClass.COM_MGT,
+        class_version=CLASS_VERSION,
+        method=Method.SEND,
+        attribute_id=message.ATTRIBUTE,
+        transaction_id=transaction_id,
+        attribute_modifier=getattr(message, "attr_mod", 0),
+        data=message.pack(),
+    ).pack()
+
+
+def unpack_message(mad: Mad) -> Message:
+    """The message in a MAD; WireError for another class, version or method, and for an unknown attribute."""
+    if mad.mgmt_class != MgmtClass.COM_MGT or mad.class_version != CLASS_VERSION:
+        raise WireError(f"class 0x{mad.mgmt_class:02x} version {mad.class_version} is no communication management")
+    if mad.method != Method.SEND:
+        raise WireError(f"communication management has no method 0x{mad.method:02x}")
+    kind = _TYPES.get(mad.attribute_id)
+    if kind is None:
+        raise WireError(f"no communication management message 0x{mad.attribute_id:04x}")
+    values = kind.LAYOUT.unpack(mad.data)
+    if mad.attribute_modifier and kind in (REQ, REP, SIDR_REP):
+        return kind(**values, attr_mod=mad.attribute_modifier)
+    return kind(**values)

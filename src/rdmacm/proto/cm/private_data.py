@@ -1,0 +1,89 @@
+"""What the rdma_cm protocol itself puts into private data, and how much of it that leaves to the application.
+
+A service id says which port is meant but not whose: the IP addresses of both ends go in front of the private data
+of a REQ and of a SIDR_REQ. With InfiniBand addresses (AF_IB) there is no such header, and the application has all.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from socket import AF_INET, AF_INET6
+
+from rdmacm.address import InetAddr
+from rdmacm.proto.cm.messages import DREP, DREQ, REJ, REP, REQ, RTU, SIDR_REP, SIDR_REQ, Message
+from rdmacm.proto.wire import WireError
+
+__all__ = ["HEADER_SIZE", "PrivateDataHeader", "user_capacity"]
+
+_HEADER = struct.Struct("!BBH16s16s")
+HEADER_SIZE = _HEADER.size
+
+_FAMILIES = {4: AF_INET, 6: AF_INET6}
+_WITH_HEADER = (REQ, SIDR_REQ)
+_CARRIERS = (REQ, REJ, REP, RTU, DREQ, DREP, SIDR_REQ, SIDR_REP)
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateDataHeader:
+    """The rdma_cm header, 36 bytes (InfiniBand Architecture annex A11, IP addressing).
+
+    ``version`` is the whole first byte: major in the upper half, minor in the lower; only 0 is defined, and a
+    handler refuses others. An ``ip_version`` that is neither 4 nor 6 is no header at all but the private data of
+    an AF_IB request. Addresses are packed, 4 bytes for IPv4, else 16.
+    """
+
+    ip_version: int
+    source_port: int
+    source: bytes
+    destination: bytes
+    version: int = 0
+
+    @classmethod
+    def between(cls, source: InetAddr, destination: InetAddr) -> PrivateDataHeader:
+        """The header of a request from one socket address to another of the same family."""
+        if source.family != destination.family:
+            raise ValueError(f"{source} and {destination} are of two families")
+        return cls(4 if source.family == AF_INET else 6, source.port, source.ip, destination.ip)
+
+    @property
+    def family(self) -> int | None:
+        """AF_INET, AF_INET6, or None where this is no header."""
+        return _FAMILIES.get(self.ip_version)
+
+    def pack(self) -> bytes:
+        """The 36 bytes on the wire; ValueError for a field that does not fit."""
+        want = 4 if self.ip_version == 4 else 16
+        if len(self.source) != want or len(self.destination) != want:
+            raise ValueError(f"addresses of IP version {self.ip_version} have {want} bytes")
+        if not 0 <= self.ip_version <= 0xF:
+            raise ValueError(f"IP version {self.ip_version} is outside 0..15")
+        try:
+            return _HEADER.pack(
+                self.version,
+                self.ip_version << 4,
+                self.source_port,
+                self.source.rjust(16, b"\0"),
+                self.destination.rjust(16, b"\0"),
+            )
+        except struct.error as problem:
+            raise ValueError(f"a field of the header is out of range: {problem}") from None
+
+    @classmethod
+    def unpack(cls, data: bytes | bytearray | memoryview) -> PrivateDataHeader:
+        """The header at the start of private data; WireError where there is no room for one."""
+        if len(data) < HEADER_SIZE:
+            raise WireError(f"the rdma_cm header has {HEADER_SIZE} bytes, not {len(data)}")
+        version, ip_version, port, source, destination = _HEADER.unpack_from(data)
+        ip_version >>= 4
+        if ip_version == 4:
+            source, destination = source[12:], destination[12:]
+        return cls(ip_version, port, source, destination, version)
+
+
+def user_capacity(kind: type[Message], family: int) -> int:
+    """How many bytes of a message's private data are the application's, for addresses of ``family``."""
+    if kind not in _CARRIERS:
+        raise ValueError(f"an application sends no {kind.__name__}")
+    reserved = HEADER_SIZE if kind in _WITH_HEADER and family in (AF_INET, AF_INET6) else 0
+    return kind.PRIVATE_DATA - reserved

@@ -1,0 +1,83 @@
+"""The header of management datagrams."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rdmacm.proto.mad import DATA_SIZE, MAD_SIZE, Mad, MadStatus, Method, MgmtClass
+from rdmacm.proto.wire import WireError
+from support.pcap_cm import unhex
+
+# SA GetResp(PathRecord) of the specification's vectors: a header in which more than the usual fields are set.
+GET_RESP = unhex("010302810000000000000009000000010035{238}")
+
+
+def byte(top: int = 0xFF) -> st.SearchStrategy[int]:
+    return st.integers(0, top)
+
+
+MADS = st.builds(
+    Mad,
+    mgmt_class=byte(),
+    class_version=byte(),
+    method=byte(),
+    attribute_id=byte(0xFFFF),
+    transaction_id=byte((1 << 64) - 1),
+    status=byte(0xFFFF),
+    class_specific=byte(0xFFFF),
+    attribute_modifier=byte((1 << 32) - 1),
+    data=st.binary(min_size=DATA_SIZE, max_size=DATA_SIZE),
+)
+
+
+def test_a_header_field_by_field() -> None:
+    mad = Mad.unpack(GET_RESP)
+    assert mad.mgmt_class == MgmtClass.SUBN_ADM
+    assert mad.class_version == 2
+    assert mad.method == Method.GET_RESP
+    assert mad.is_response
+    assert mad.status == MadStatus.OK
+    assert mad.transaction_id == 0x0000000900000001
+    assert mad.attribute_id == 0x0035
+    assert mad.attribute_modifier == 0
+    assert mad.pack() == GET_RESP
+
+
+def test_every_byte_of_the_header_has_its_place() -> None:
+    mad = Mad(0x81, 3, 0x86, 0x1213, 0x08090A0B0C0D0E0F, 0x0405, 0x0607, 0x14151617, bytes(DATA_SIZE))
+    assert mad.pack()[:24] == unhex("01810386 04050607 08090a0b0c0d0e0f 12130000 14151617")
+
+
+@given(MADS)
+def test_what_is_packed_unpacks(mad: Mad) -> None:
+    packed = mad.pack()
+    assert len(packed) == MAD_SIZE
+    assert Mad.unpack(packed) == mad
+    assert Mad.unpack(memoryview(packed)) == mad
+
+
+@given(st.binary(max_size=300) | st.binary(min_size=MAD_SIZE, max_size=MAD_SIZE))
+def test_bytes_from_strangers(data: bytes) -> None:
+    try:
+        mad = Mad.unpack(data)
+    except WireError:
+        assert len(data) != MAD_SIZE or data[0] != 1
+    else:
+        packed = mad.pack()
+        assert packed[:18] == data[:18]
+        assert packed[20:] == data[20:], "two bytes are reserved"
+
+
+@pytest.mark.parametrize("size", [0, 23, 24, 255, 257])
+def test_other_lengths_are_no_mads(size: int) -> None:
+    with pytest.raises(WireError, match="256"):
+        Mad.unpack(b"\x01" * size)
+
+
+def test_what_cannot_be_sent() -> None:
+    with pytest.raises(ValueError, match="232"):
+        Mad(7, 2, 3, 0x10, 1, data=b"").pack()
+    with pytest.raises(ValueError, match="range"):
+        Mad(7, 2, 3, 0x10, 1 << 64).pack()
