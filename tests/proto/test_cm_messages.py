@@ -38,7 +38,8 @@ from rdmacm.proto.cm.messages import (
 from rdmacm.proto.cm.private_data import HEADER_SIZE, PrivateDataHeader, user_capacity
 from rdmacm.proto.mad import Mad
 from rdmacm.proto.wire import WireError
-from support.pcap_cm import mad_of, mads, unhex
+from support.pcap_cm import mad_of, mads
+from support.roce_vectors import expand
 
 A, B = 0x11223344, 0xA1B2C3D4
 GUID_A, GUID_B = 0x0200C0FFFE000201, 0x0200C0FFFE000202
@@ -193,7 +194,7 @@ VECTORS: dict[str, tuple[str, int, Message]] = {
 @pytest.mark.parametrize("name", list(VECTORS))
 def test_a_vector_both_ways(name: str) -> None:
     text, tid, message = VECTORS[name]
-    data = unhex(text)
+    data = expand(text)
     mad = Mad.unpack(data)
     assert mad.transaction_id == tid
     assert unpack_message(mad) == message
@@ -201,8 +202,8 @@ def test_a_vector_both_ways(name: str) -> None:
 
 
 def test_the_req_vector_both_ways() -> None:
-    data = unhex(REQ_PACKET)[28 + 20 : -4]
-    assert data == mad_of(unhex(REQ_PACKET))
+    data = expand(REQ_PACKET)[28 + 20 : -4]
+    assert data == mad_of(expand(REQ_PACKET))
     req = REQ(
         service_id=SERVICE,
         primary=Path(
@@ -264,7 +265,7 @@ eec5691600170000000000001669c5eeffff00000000000001111c060040df3e{12}0a000001{12}
 
 
 def decode(packet: str) -> tuple[Mad, bytes]:
-    data = mad_of(unhex(packet))
+    data = mad_of(expand(packet))
     assert data is not None
     return Mad.unpack(data), data
 
@@ -519,7 +520,7 @@ def test_what_cannot_be_packed() -> None:
 def test_pieces_of_the_vendor_id() -> None:
     rep = pack_message(REP(vendor_id=0x123456, attr_mod=0xABCDEF01), 1)
     assert (rep[24 + 15], rep[24 + 19], rep[24 + 23]) == (0x12, 0x34, 0x56)
-    assert rep[20:24] == unhex("abcdef01")
+    assert rep[20:24] == expand("abcdef01")
     sidr = pack_message(SIDR_REP(vendor_id=0x123456), 1)
     assert (sidr[24 + 6], sidr[24 + 7], sidr[24 + 11]) == (0x12, 0x34, 0x56)
 
@@ -544,7 +545,7 @@ def test_the_header_in_private_data() -> None:
     assert isinstance(there, InetAddr)
     assert isinstance(back, InetAddr)
     header = PrivateDataHeader.between(there, back)
-    assert header.pack() == unhex("0060 1d2f fe80{13}01 fe80{13}02")
+    assert header.pack() == expand("0060 1d2f fe80{13}01 fe80{13}02")
     assert PrivateDataHeader.unpack(header.pack() + b"more") == header
     assert header.family == AF_INET6
     with pytest.raises(ValueError, match="two families"):
@@ -558,6 +559,6 @@ def test_the_header_in_private_data() -> None:
 
 
 def test_headers_that_are_none() -> None:
-    ib = PrivateDataHeader.unpack(unhex("00 15 0001{32}"))
+    ib = PrivateDataHeader.unpack(expand("00 15 0001{32}"))
     assert (ib.version, ib.ip_version, ib.family) == (0, 1, None)
-    assert PrivateDataHeader.unpack(unhex("10 40 0001{32}")).version == 0x10
+    assert PrivateDataHeader.unpack(expand("10 40 0001{32}")).version == 0x10

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from rdmacm.proto.mad import DATA_SIZE, MAD_SIZE, Mad, MadStatus, Method, MgmtClass
 from rdmacm.proto.wire import WireError
-from support.pcap_cm import unhex
+from support.roce_vectors import expand
 
 # SA GetResp(PathRecord) of the specification's vectors: a header in which more than the usual fields are set.
-GET_RESP = unhex("010302810000000000000009000000010035{238}")
+GET_RESP = expand("010302810000000000000009000000010035{238}")
 
 
 def byte(top: int = 0xFF) -> st.SearchStrategy[int]:
@@ -47,7 +47,7 @@ def test_a_header_field_by_field() -> None:
 
 def test_every_byte_of_the_header_has_its_place() -> None:
     mad = Mad(0x81, 3, 0x86, 0x1213, 0x08090A0B0C0D0E0F, 0x0405, 0x0607, 0x14151617, bytes(DATA_SIZE))
-    assert mad.pack()[:24] == unhex("01810386 04050607 08090a0b0c0d0e0f 12130000 14151617")
+    assert mad.pack()[:24] == expand("01810386 04050607 08090a0b0c0d0e0f 12130000 14151617")
 
 
 @given(MADS)

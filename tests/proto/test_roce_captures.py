@@ -92,7 +92,7 @@ def test_there_are_identifications_to_find() -> None:
 
 @files
 def test_the_reader_leaves_nothing_out(path: Path) -> None:
-    assert all(len(frame) >= 14 for frame in frames(path))
+    assert all(len(frame) >= 14 for _, frame in frames(path))
 
 
 @pytest.fixture(scope="module")

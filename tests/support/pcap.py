@@ -11,26 +11,28 @@ ROCE_PORT = 4791
 ETHERNET = 1
 
 
-def frames(path: Path) -> Iterator[bytes]:
-    """The Ethernet frames of a capture file, in its order."""
+def frames(path: Path) -> Iterator[tuple[float, bytes]]:
+    """(seconds, Ethernet frame) of a capture file, in its order."""
     data = path.read_bytes()
     yield from _pcapng(data) if data[:4] == b"\x0a\x0d\x0d\x0a" else _pcap(data)
 
 
-def _pcap(data: bytes) -> Iterator[bytes]:
+def _pcap(data: bytes) -> Iterator[tuple[float, bytes]]:
     # Microseconds or nanoseconds, in the byte order of the machine that wrote it.
     orders = {0xA1B2C3D4: "<", 0xA1B23C4D: "<", 0xD4C3B2A1: ">", 0x4D3CB2A1: ">"}
-    order = orders[struct.unpack_from("<I", data)[0]]
+    magic = struct.unpack_from("<I", data)[0]
+    order = orders[magic]
+    unit = 1e-9 if magic in (0xA1B23C4D, 0x4D3CB2A1) else 1e-6
     assert struct.unpack_from(order + "I", data, 20)[0] == ETHERNET
     at = 24
     while at < len(data):
-        size, full = struct.unpack_from(order + "II", data, at + 8)
+        seconds, fraction, size, full = struct.unpack_from(order + "IIII", data, at)
         assert size == full, "a frame that was cut"
-        yield data[at + 16 : at + 16 + size]
+        yield seconds + fraction * unit, data[at + 16 : at + 16 + size]
         at += 16 + size
 
 
-def _pcapng(data: bytes) -> Iterator[bytes]:
+def _pcapng(data: bytes) -> Iterator[tuple[float, bytes]]:
     at, order = 0, "<"
     while at < len(data):
         kind = struct.unpack_from(order + "I", data, at)[0]
@@ -40,9 +42,10 @@ def _pcapng(data: bytes) -> Iterator[bytes]:
         if kind == 1:  # interface description
             assert struct.unpack_from(order + "H", data, at + 8)[0] == ETHERNET
         elif kind == 6:  # enhanced packet
-            length, full = struct.unpack_from(order + "II", data, at + 20)
+            high, low, length, full = struct.unpack_from(order + "IIII", data, at + 12)
             assert length == full, "a frame that was cut"
-            yield data[at + 28 : at + 28 + length]
+            # Nanoseconds, as dumpcap writes them.
+            yield (high << 32 | low) / 1e9, data[at + 28 : at + 28 + length]
         at += size
 
 
@@ -78,7 +81,7 @@ def datagram(packet: bytes) -> Datagram | None:
 
 def roce(path: Path) -> Iterator[Datagram]:
     """The RoCEv2 datagrams of a capture file."""
-    for frame in frames(path):
+    for _, frame in frames(path):
         if frame[12:14] in (b"\x08\x00", b"\x86\xdd"):
             found = datagram(frame[14:])
             if found is not None and found.dport == ROCE_PORT:
