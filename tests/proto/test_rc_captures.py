@@ -1,0 +1,137 @@
+"""Our responder in the place of Linux's: given the requests of a capture, it answers byte for byte as the kernel did."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+from support.pcap import Datagram, roce
+
+from rdmacm.proto.roce.opcodes import HEADER_LENGTH, IS_REQUEST, IS_RESPONSE
+from rdmacm.proto.roce.rc import RcAttributes, RcEngine
+from rdmacm.proto.roce.work import AccessFlag, RecvWork, WCStatus
+
+CAPTURES = Path(__file__).parent.parent / "data" / "captures"
+ALL = AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_READ | AccessFlag.REMOTE_ATOMIC
+READ_REQUEST, READ_FIRST, READ_ONLY = 0x0C, 0x0D, 0x10
+ATOMIC_ACKNOWLEDGE, COMPARE_SWAP, FETCH_ADD = 0x12, 0x13, 0x14
+
+#: Captures without loss in which a kernel answers reliable connections, and how many answers there are to compare.
+NAMES = {
+    "rxe-send-5000.pcap": 34,
+    "rxe-rping-ipv4.pcap": 18,
+    "rxe-rping-ipv6.pcap": 18,
+    "rxe-rping-3000.pcap": 16,
+    "rxe-atomic-cmp-swap.pcap": 28,
+    "rxe-atomic-fetch-add.pcap": 38,
+    "rxe-rdma-client.pcap": 2,
+    "rxe-ucmatose.pcap": 4,
+}
+
+
+class Everything:
+    """Memory that holds whatever is asked of it."""
+
+    def __init__(self) -> None:
+        self.pages: dict[int, bytearray] = {}
+
+    def remote(self, rkey: int, address: int, length: int, access: AccessFlag) -> memoryview:
+        page = self.pages.setdefault(address >> 24, bytearray(1 << 25))
+        start = address & 0xFFFFFF
+        return memoryview(page)[start : start + length]
+
+    def invalidate(self, rkey: int) -> bool:
+        return True
+
+
+class Connection:
+    """One direction of a captured connection: requests to a QP, and what its host answered."""
+
+    def __init__(self) -> None:
+        self.requests: list[bytes] = []
+        self.answers: list[bytes] = []
+
+
+def fields(packet: bytes) -> tuple[int, int, int]:
+    """Opcode, destination QPN, PSN."""
+    opcode, _, _, qpn, psn = struct.unpack_from("!BBHII", packet)
+    return opcode, qpn & 0xFFFFFF, psn & 0xFFFFFF
+
+
+def pad(packet: bytes) -> int:
+    return packet[1] >> 4 & 3
+
+
+def connections(path: Path) -> list[Connection]:
+    """Requests by their destination; an answer belongs to the last connection the other way whose PSN it fits."""
+    by_target: dict[tuple[bytes, int], Connection] = {}
+    for datagram in roce(path):
+        packet = datagram.payload[:-4]
+        opcode, qpn, _ = fields(packet)
+        if opcode & 0xE0 or qpn < 2:
+            continue  # UD: communication management
+        if IS_REQUEST[opcode]:
+            by_target.setdefault((datagram.destination, qpn), Connection()).requests.append(packet)
+        elif IS_RESPONSE[opcode]:
+            _answered(by_target, datagram, packet)
+    return list(by_target.values())
+
+
+def _answered(by_target: dict[tuple[bytes, int], Connection], datagram: Datagram, packet: bytes) -> None:
+    psn = fields(packet)[2]
+    for (host, _), connection in by_target.items():
+        if host == datagram.source and any(reaches(request, psn) for request in connection.requests):
+            connection.answers.append(packet)
+            return
+
+
+def reaches(request: bytes, psn: int) -> bool:
+    """Whether a PSN is one of those a request takes."""
+    opcode, _, first = fields(request)
+    count = 1
+    if opcode == READ_REQUEST:
+        count = max(1, -(-struct.unpack_from("!I", request, 24)[0] // 1024))
+    return (psn - first) & 0xFFFFFF < count
+
+
+@pytest.mark.parametrize("name", list(NAMES))
+def test_we_answer_as_the_kernel_did(name: str) -> None:
+    compared = 0
+    for connection in connections(CAPTURES / name):
+        if not connection.answers:
+            continue
+        opcode, qpn, first = fields(connection.requests[0])
+        peer = fields(connection.answers[0])[1]
+        memory = Everything()
+        engine = RcEngine(RcAttributes(qpn, peer, 0, first, path_mtu=1024), memory)
+        ours: list[bytes] = []
+        for request in connection.requests:
+            engine.post_recv(RecvWork(0, [memoryview(bytearray(1 << 16))]))
+            opcode, _, psn = fields(request)
+            answers = [a for a in connection.answers if reaches(request, fields(a)[2])]
+            prepare(memory, request, opcode, answers)
+            engine.packet_received(memoryview(request), 0.0)
+            ours += [header + b"".join(pieces) for header, pieces in engine.packets_to_send(0.0)]
+        assert all(c.status in (WCStatus.SUCCESS,) for c in engine.completions())
+        assert engine.dropped == 0
+        kernel = set(connection.answers)
+        assert kernel <= set(ours), "what the kernel sent is among what we send"
+        compared += len(kernel)
+    assert compared == NAMES[name]
+
+
+def prepare(memory: Everything, request: bytes, opcode: int, answers: list[bytes]) -> None:
+    """Put into memory what the kernel found there."""
+    if opcode not in (READ_REQUEST, COMPARE_SWAP, FETCH_ADD):
+        return
+    address = struct.unpack_from("!Q", request, 12)[0]
+    for answer in answers:
+        kind = answer[0]
+        if kind == ATOMIC_ACKNOWLEDGE:
+            found = struct.unpack_from("!Q", answer, 16)[0]
+            memory.remote(0, address, 8, ALL)[:] = struct.pack("=Q", found)
+        elif READ_FIRST <= kind <= READ_ONLY:
+            data = answer[HEADER_LENGTH[kind] : len(answer) - pad(answer)]
+            offset = ((fields(answer)[2] - fields(request)[2]) & 0xFFFFFF) * 1024
+            memory.remote(0, address + offset, len(data), ALL)[:] = data
