@@ -1,4 +1,4 @@
-"""Our responder in the place of Linux's: given the requests of a capture, it answers byte for byte as the kernel did."""
+"""Our responder in the place of Linux's: given a capture's requests, it answers byte for byte as the kernel did."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import struct
 from pathlib import Path
 
 import pytest
-from support.pcap import Datagram, roce
 
 from rdmacm.proto.roce.opcodes import HEADER_LENGTH, IS_REQUEST, IS_RESPONSE
 from rdmacm.proto.roce.rc import RcAttributes, RcEngine
 from rdmacm.proto.roce.work import AccessFlag, RecvWork, WCStatus
+from support.pcap import Datagram, roce
 
 CAPTURES = Path(__file__).parent.parent / "data" / "captures"
 ALL = AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_READ | AccessFlag.REMOTE_ATOMIC
@@ -101,19 +101,19 @@ def test_we_answer_as_the_kernel_did(name: str) -> None:
     for connection in connections(CAPTURES / name):
         if not connection.answers:
             continue
-        opcode, qpn, first = fields(connection.requests[0])
+        _, qpn, first = fields(connection.requests[0])
         peer = fields(connection.answers[0])[1]
         memory = Everything()
         engine = RcEngine(RcAttributes(qpn, peer, 0, first, path_mtu=1024), memory)
         ours: list[bytes] = []
         for request in connection.requests:
             engine.post_recv(RecvWork(0, [memoryview(bytearray(1 << 16))]))
-            opcode, _, psn = fields(request)
+            opcode = request[0]
             answers = [a for a in connection.answers if reaches(request, fields(a)[2])]
             prepare(memory, request, opcode, answers)
             engine.packet_received(memoryview(request), 0.0)
             ours += [header + b"".join(pieces) for header, pieces in engine.packets_to_send(0.0)]
-        assert all(c.status in (WCStatus.SUCCESS,) for c in engine.completions())
+        assert all(c.status is WCStatus.SUCCESS for c in engine.completions())
         assert engine.dropped == 0
         kernel = set(connection.answers)
         assert kernel <= set(ours), "what the kernel sent is among what we send"
