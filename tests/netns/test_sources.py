@@ -269,6 +269,15 @@ class TestThisHost:
             assert_explained(error.explanation, "route", errno.ENETUNREACH, "ip link set lo up")
             assert_agrees(error.explanation, "::1" if ":" in dst else "127.0.0.1")
 
+    def test_a_host_without_ipv6(self) -> None:
+        with Host() as host:
+            host.sysctl("net.ipv6.conf.all.disable_ipv6", "1")
+            with host.enter():
+                error = failure(("::1", PORT))
+                assert error.errno == errno.ENETUNREACH
+                explanation = assert_explained(error.explanation, "route", errno.ENETUNREACH, "disable_ipv6")
+                assert "lo has no address ::1" in explanation.message
+
     def test_the_loopback_interface_was_taken_down(self, net: TwoHosts) -> None:
         # The kernel keeps IPv4's routes to it then, though nothing passes any more; the device says so.
         net.a.ip("link", "set", "dev", "lo", "down")
