@@ -1,0 +1,704 @@
+"""The communication manager of one device, without a network, a clock or a source of randomness of its own.
+
+An :class:`Agent` is driven by the user's calls, by :meth:`Agent.mad_received` and by :meth:`Agent.timer`, each with
+the time as seconds of any clock that only goes forward. What it wants comes out of :meth:`Agent.mads_to_send`,
+:meth:`Agent.next_deadline` and :meth:`Agent.events`, to be asked for after each of them.
+
+A ``path`` says where a MAD came from or goes to. The engine never looks into it but gives it back, and takes MADs
+for a connection from no other path: two paths must be equal if, and only if, they lead to the same port of the
+same peer. (A UDP source port is no part of one.)
+
+Nothing a peer sends raises, and nothing a peer sends grows without bounds: not the connections (``max_connections``),
+not the requests a listener has not answered (its ``backlog``), not the time a connection waits
+(:data:`~rdmacm.proto.cm.timeouts.LONGEST`). What is over is dropped in silence, as a packet the network lost would
+be, so that the peer tries again. ``dropped`` counts all of it.
+
+Calls raise :class:`~rdmacm.errors.CmStateError` where the connection's state does not allow them, which includes
+connections that have meanwhile ended, and ValueError for what does not fit into the message.
+"""
+
+from __future__ import annotations
+
+import errno
+import heapq
+from collections import Counter
+from collections.abc import Hashable
+from dataclasses import replace
+from typing import Protocol
+
+from rdmacm.errors import CmStateError, cm_error
+from rdmacm.proto.cm.connection import ALL_BITS, Connection, Drop, Listener
+from rdmacm.proto.cm.events import (
+    ConnectReply,
+    ConnectRequest,
+    Disconnected,
+    DisconnectRequested,
+    Established,
+    Event,
+    Rejected,
+    SidrReply,
+    SidrRequest,
+    TimewaitExit,
+    Unreachable,
+)
+from rdmacm.proto.cm.messages import (
+    DREP,
+    DREQ,
+    MRA,
+    REJ,
+    REP,
+    REQ,
+    RTU,
+    SIDR_REP,
+    SIDR_REQ,
+    Message,
+    MessageKind,
+    RejectReason,
+    SidrStatus,
+    TransportService,
+    pack_message,
+    unpack_message,
+)
+from rdmacm.proto.cm.states import RETRYING, THINKING, Do, Input, State, follow
+from rdmacm.proto.cm.timeouts import ack_timeout, seconds
+from rdmacm.proto.mad import Mad
+from rdmacm.proto.wire import WireError
+
+__all__ = ["Agent", "RandomSource"]
+
+#: How a SIDR_REQ is repeated, which nothing in it says; Linux's numbers.
+_SIDR_RESPONSE_TIMEOUT = 20
+_SIDR_RETRIES = 15
+
+_GUID_SIZE = 8
+
+_REJECTS = {
+    State.REQ_RCVD: MessageKind.REQ,
+    State.MRA_REQ_SENT: MessageKind.REQ,
+    State.REP_RCVD: MessageKind.REP,
+    State.MRA_REP_SENT: MessageKind.REP,
+}
+
+
+class RandomSource(Protocol):
+    """Where unpredictable numbers come from: ``random.SystemRandom()`` is one."""
+
+    def getrandbits(self, k: int, /) -> int: ...
+
+
+class Agent:
+    """The connections and listeners of one device, whose node GUID is ``guid``.
+
+    ``mra_service_timeout`` is the exponent an MRA promises an answer within, or None for an agent that sends none.
+    """
+
+    def __init__(
+        self,
+        guid: int,
+        random: RandomSource,
+        *,
+        max_connections: int = 65536,
+        mra_service_timeout: int | None = 24,
+    ) -> None:
+        self.guid = guid
+        self.max_connections = max_connections
+        self.dropped: Counter[Drop] = Counter()
+        self._random = random
+        self._mra_service_timeout = mra_service_timeout
+        self._connections: dict[int, Connection] = {}
+        # GUID and ids are the peer's own words, so they name its connections only together with where they came from.
+        self._by_remote_id: dict[tuple[int, int | None, Hashable], Connection] = {}
+        self._by_remote_qpn: dict[tuple[int, int | None, Hashable], Connection] = {}
+        self._listeners: dict[tuple[int, int], Listener] = {}
+        self._masks: Counter[int] = Counter()
+        self._timers: list[tuple[float, int]] = []
+        self._mads: list[tuple[Hashable, bytes]] = []
+        self._events: list[Event] = []
+
+    # -- what comes out ---------------------------------------------------------------------------------------
+
+    def mads_to_send(self) -> list[tuple[Hashable, bytes]]:
+        """(path, MAD) to be sent, in order; they are handed out once."""
+        mads, self._mads = self._mads, []
+        return mads
+
+    def events(self) -> list[Event]:
+        """What has happened since the last call."""
+        events, self._events = self._events, []
+        return events
+
+    def next_deadline(self) -> float | None:
+        """When :meth:`timer` has something to do, or None."""
+        while self._timers:
+            deadline, comm_id = self._timers[0]
+            connection = self._connections.get(comm_id)
+            if connection is not None and connection.deadline == deadline:
+                return deadline
+            heapq.heappop(self._timers)
+        return None
+
+    def connection(self, comm_id: int) -> Connection | None:
+        """A connection, or None once it is forgotten."""
+        return self._connections.get(comm_id)
+
+    def __len__(self) -> int:
+        """How many connections there are, those in TIMEWAIT included."""
+        return len(self._connections)
+
+    # -- calls: listening -------------------------------------------------------------------------------------
+
+    def listen(self, service_id: int, *, mask: int = ALL_BITS, backlog: int = 128) -> Listener:
+        """Take requests for the service ids equal to ``service_id`` under ``mask``; EADDRINUSE if somebody does.
+
+        Among several masks that fit a request, the one with the most bits wins.
+        """
+        key = service_id & mask, mask
+        if key in self._listeners:
+            raise cm_error(errno.EADDRINUSE, "the service id is taken", "listen", f"0x{service_id:x}")
+        listener = self._listeners[key] = Listener(service_id & mask, mask, backlog)
+        self._masks[mask] += 1
+        return listener
+
+    def unlisten(self, listener: Listener) -> None:
+        """Take no more requests; those that wait for an answer still may have one."""
+        if self._listeners.get((listener.service_id, listener.mask)) is listener:
+            del self._listeners[listener.service_id, listener.mask]
+            self._masks[listener.mask] -= 1
+            if not self._masks[listener.mask]:
+                del self._masks[listener.mask]
+
+    # -- calls: connecting ------------------------------------------------------------------------------------
+
+    def connect(self, path: Hashable, request: REQ, now: float, *, packet_life_time: int = 16) -> int:
+        """Send a REQ and return the local communication id.
+
+        Communication id, starting PSN and CA GUID of ``request`` are filled in here.
+        """
+        comm_id = self._new_comm_id("connect")
+        request = replace(
+            request, local_comm_id=comm_id, local_ca_guid=self.guid, starting_psn=self._random.getrandbits(24)
+        )
+        tid = self._new_transaction_id(comm_id)
+        packed = pack_message(request, tid)
+        connection = self._connections[comm_id] = Connection(
+            comm_id=comm_id,
+            path=path,
+            is_active=True,
+            request=request,
+            transaction_id=tid,
+            starting_psn=request.starting_psn,
+            local_qpn=request.local_qpn,
+            packet_life_time=packet_life_time,
+            av_timeout=packet_life_time + 1,
+            interval=2 * seconds(packet_life_time) + seconds(request.remote_cm_response_timeout),
+            retries=request.max_cm_retries,
+        )
+        self._step(connection, Input.CONNECT, now, packed=packed)
+        return comm_id
+
+    def accept(self, comm_id: int, reply: REP, now: float) -> None:
+        """Answer a ConnectRequest with a REP; its ids, starting PSN and CA GUID are filled in here."""
+        connection = self._allowed(comm_id, Input.ACCEPT)
+        reply = replace(
+            reply,
+            local_comm_id=comm_id,
+            remote_comm_id=connection.remote_comm_id or 0,
+            starting_psn=connection.starting_psn,
+            local_ca_guid=self.guid,
+        )
+        packed = pack_message(reply, connection.transaction_id)
+        connection.reply = reply
+        connection.local_qpn = reply.local_qpn
+        self._step(connection, Input.ACCEPT, now, packed=packed)
+
+    def reject(
+        self,
+        comm_id: int,
+        now: float,
+        reason: int = RejectReason.CONSUMER_DEFINED,
+        private_data: bytes = b"",
+        ari: bytes = b"",
+    ) -> None:
+        """Answer a ConnectRequest or a ConnectReply with a REJ."""
+        connection = self._allowed(comm_id, Input.REJECT)
+        packed = pack_message(self._rej(connection, reason, private_data, ari), connection.transaction_id)
+        self._step(connection, Input.REJECT, now, packed=packed)
+
+    def send_rtu(self, comm_id: int, now: float, private_data: bytes = b"") -> None:
+        """Answer a ConnectReply with an RTU: the connection is established."""
+        connection = self._allowed(comm_id, Input.SEND_RTU)
+        rtu = RTU(comm_id, connection.remote_comm_id or 0, private_data)
+        connection.rtu = pack_message(rtu, connection.transaction_id)
+        self._step(connection, Input.SEND_RTU, now)
+
+    def establish(self, comm_id: int, now: float) -> None:
+        """Data has come for a connection that waits for its RTU, which is then established."""
+        self._step(self._allowed(comm_id, Input.ESTABLISH), Input.ESTABLISH, now)
+
+    def disconnect(self, comm_id: int, now: float, private_data: bytes = b"") -> None:
+        """Send a DREQ, or the DREP that answers the peer's."""
+        connection = self._allowed(comm_id, Input.DISCONNECT)
+        packed = b""
+        if connection.state is State.DREQ_RCVD:
+            self._drep(connection, connection.dreq_transaction_id, private_data)
+            connection.drep_private_data = private_data
+        elif connection.state is State.ESTABLISHED:
+            packed = self._dreq(connection, private_data)
+        self._step(connection, Input.DISCONNECT, now, packed=packed)
+
+    def destroy(self, comm_id: int, now: float) -> None:
+        """Be done with a connection in whatever state it is; no event about it comes any more."""
+        connection = self._connections.get(comm_id)
+        if connection is not None:
+            self._step(connection, Input.DESTROY, now)
+
+    # -- calls: datagrams -------------------------------------------------------------------------------------
+
+    def sidr_request(self, path: Hashable, request: SIDR_REQ, now: float) -> int:
+        """Send a SIDR_REQ and return its request id, which is filled in here."""
+        comm_id = self._new_comm_id("sidr_request")
+        request = replace(request, request_id=comm_id)
+        tid = self._new_transaction_id(comm_id)
+        packed = pack_message(request, tid)
+        connection = self._connections[comm_id] = Connection(
+            comm_id=comm_id,
+            path=path,
+            is_active=True,
+            request=request,
+            transaction_id=tid,
+            interval=seconds(_SIDR_RESPONSE_TIMEOUT),
+            retries=_SIDR_RETRIES,
+        )
+        self._step(connection, Input.RESOLVE, now, packed=packed)
+        return comm_id
+
+    def sidr_reply(self, comm_id: int, reply: SIDR_REP, now: float) -> None:
+        """Answer a SidrRequest; request id and service id are filled in here."""
+        connection = self._allowed(comm_id, Input.ANSWER)
+        packed = pack_message(self._sidr_rep(connection, reply), connection.transaction_id)
+        self._step(connection, Input.ANSWER, now, packed=packed)
+
+    # -- what comes in ----------------------------------------------------------------------------------------
+
+    def timer(self, now: float) -> None:
+        """Do what is due."""
+        while (deadline := self.next_deadline()) is not None and deadline <= now:
+            connection = self._connections[heapq.heappop(self._timers)[1]]
+            connection.deadline = None
+            if connection.state not in RETRYING:
+                what = Input.TIMEWAIT_OVER
+            elif connection.retries_left > 0:
+                what = Input.RETRY
+            else:
+                what = Input.EXHAUSTED
+            self._step(connection, what, now)
+
+    def mad_received(self, data: bytes | bytearray | memoryview, path: Hashable, now: float) -> None:
+        """Take in a MAD that came over ``path``."""
+        try:
+            mad = Mad.unpack(data)
+            message = unpack_message(mad)
+        except WireError:
+            self.dropped[Drop.MALFORMED] += 1
+            return
+        drop = self._receive(message, mad.transaction_id, path, now)
+        if drop is not None:
+            self.dropped[drop] += 1
+
+    def _receive(self, message: Message, tid: int, path: Hashable, now: float) -> Drop | None:
+        match message:
+            case REQ():
+                return self._req(message, tid, path, now)
+            case REP():
+                return self._rep(message, path, now)
+            case REJ():
+                return self._rejected(message, path, now)
+            case MRA(message_mraed=MessageKind.REQ):
+                connection = self._asking(message.remote_comm_id)
+                return self._arrive(connection, path, Input.MRA_REQ, now, message)
+            case MRA(message_mraed=MessageKind.REP):
+                return self._arrive(self._find(message), path, Input.MRA_REP, now, message)
+            case RTU():
+                return self._arrive(self._find(message), path, Input.RTU, now, message)
+            case DREQ():
+                return self._dreq_received(message, tid, path, now)
+            case DREP():
+                return self._arrive(self._find(message), path, Input.DREP, now, message)
+            case SIDR_REQ():
+                return self._sidr_req(message, tid, path, now)
+            case SIDR_REP():
+                connection = self._connections.get(message.request_id)
+                if connection is None or not connection.is_active:
+                    return Drop.UNKNOWN
+                return self._arrive(connection, path, Input.SIDR_REP, now, message)
+            case _:
+                return Drop.UNSUPPORTED
+
+    def _find(self, message: RTU | DREQ | DREP | REJ | MRA) -> Connection | None:
+        """The connection both ids agree on."""
+        connection = self._connections.get(message.remote_comm_id)
+        if connection is None or connection.remote_comm_id != message.local_comm_id:
+            return None
+        return connection
+
+    def _asking(self, comm_id: int) -> Connection | None:
+        """The connection that has sent a REQ and knows nothing of the peer yet."""
+        connection = self._connections.get(comm_id)
+        if connection is None or not connection.is_active or connection.remote_comm_id is not None:
+            return None
+        return connection
+
+    def _arrive(
+        self, connection: Connection | None, path: Hashable, what: Input, now: float, message: Message
+    ) -> Drop | None:
+        if connection is None:
+            return Drop.UNKNOWN
+        if connection.path != path:
+            return Drop.WRONG_PATH
+        return None if self._step(connection, what, now, message=message) else Drop.UNEXPECTED
+
+    def _req(self, req: REQ, tid: int, path: Hashable, now: float) -> Drop | None:
+        known = self._by_remote_id.get((req.local_comm_id, req.local_ca_guid, path))
+        if known is not None:
+            return Drop.UNEXPECTED if known.is_active else self._arrive(known, path, Input.REQ, now, req)
+        qpn = self._peer_qpn(req, req)
+        old = self._by_remote_qpn.get((qpn, req.local_ca_guid, path))
+        if old is not None:
+            self._refuse(req, RejectReason.STALE_CONN, tid, path)
+            self._step(old, Input.STALE, now)
+            return Drop.STALE
+        listener = self._listener(req.service_id)
+        if listener is None:
+            self._refuse(req, RejectReason.INVALID_SERVICE_ID, tid, path)
+            return Drop.NO_LISTENER
+        full = self._no_room(listener)
+        if full is not None:
+            return full
+        comm_id = self._new_comm_id("")
+        connection = self._connections[comm_id] = Connection(
+            comm_id=comm_id,
+            path=path,
+            is_active=False,
+            request=req,
+            transaction_id=tid,
+            starting_psn=self._random.getrandbits(24),
+            listener=listener,
+            remote_comm_id=req.local_comm_id,
+            remote_guid=req.local_ca_guid,
+            remote_qpn=qpn,
+            av_timeout=req.primary.local_ack_timeout,
+            interval=seconds(req.local_cm_response_timeout),
+            retries=req.max_cm_retries,
+        )
+        self._remember(connection)
+        self._step(connection, Input.REQ, now, message=req)
+        if self._mra_service_timeout is not None:
+            self._step(connection, Input.THINK, now)
+        return None
+
+    def _rep(self, rep: REP, path: Hashable, now: float) -> Drop | None:
+        connection = self._connections.get(rep.remote_comm_id)
+        if connection is None or not connection.is_active or isinstance(connection.request, SIDR_REQ):
+            return Drop.UNKNOWN
+        if connection.remote_comm_id is not None:
+            if (connection.remote_comm_id, connection.remote_guid) != (rep.local_comm_id, rep.local_ca_guid):
+                return Drop.UNKNOWN
+            return self._arrive(connection, path, Input.REP, now, rep)
+        if connection.path != path:
+            return Drop.WRONG_PATH
+        if follow(connection.state, Input.REP) is None:
+            return Drop.UNEXPECTED
+        qpn = self._peer_qpn(connection.request, rep)
+        old = self._by_remote_qpn.get((qpn, rep.local_ca_guid, path))
+        if old is not None:
+            self._step(connection, Input.REP_STALE, now, message=rep)
+            self._step(old, Input.STALE, now)
+            return Drop.STALE
+        if (rep.local_comm_id, rep.local_ca_guid, path) in self._by_remote_id:
+            return Drop.UNEXPECTED
+        connection.remote_comm_id = rep.local_comm_id
+        connection.remote_guid = rep.local_ca_guid
+        connection.remote_qpn = qpn
+        connection.reply = rep
+        connection.av_timeout = ack_timeout(rep.target_ack_delay, connection.packet_life_time)
+        self._remember(connection)
+        self._step(connection, Input.REP, now, message=rep)
+        if self._mra_service_timeout is not None:
+            self._step(connection, Input.THINK, now)
+        return None
+
+    def _rejected(self, rej: REJ, path: Hashable, now: float) -> Drop | None:
+        connection = None
+        if rej.reason == RejectReason.TIMEOUT and rej.reject_info_length >= _GUID_SIZE:
+            # A peer that gives up may know nothing of this side but where it sent its REQ.
+            guid = int.from_bytes(rej.ari[:_GUID_SIZE], "big")
+            connection = self._by_remote_id.get((rej.local_comm_id, guid, path))
+            if connection is not None and rej.remote_comm_id not in (0, connection.comm_id):
+                return Drop.UNKNOWN
+        if connection is None and rej.message_rejected == MessageKind.REQ:
+            connection = self._asking(rej.remote_comm_id)
+        if connection is None:
+            connection = self._find(rej)
+        what = Input.REJ_STALE if rej.reason == RejectReason.STALE_CONN else Input.REJ
+        return self._arrive(connection, path, what, now, rej)
+
+    def _dreq_received(self, dreq: DREQ, tid: int, path: Hashable, now: float) -> Drop | None:
+        connection = self._find(dreq)
+        if connection is None:
+            self._send(path, pack_message(DREP(dreq.remote_comm_id, dreq.local_comm_id), tid))
+            return Drop.UNKNOWN
+        if connection.path == path:
+            if dreq.remote_qpn_eecn != connection.local_qpn:
+                return Drop.WRONG_QPN
+            connection.dreq_transaction_id = tid
+        return self._arrive(connection, path, Input.DREQ, now, dreq)
+
+    def _sidr_req(self, req: SIDR_REQ, tid: int, path: Hashable, now: float) -> Drop | None:
+        known = self._by_remote_id.get((req.request_id, None, path))
+        if known is not None:
+            return self._arrive(known, path, Input.SIDR_REQ, now, req)
+        listener = self._listener(req.service_id)
+        if listener is None:
+            reply = SIDR_REP(request_id=req.request_id, status=SidrStatus.UNSUPPORTED, service_id=req.service_id)
+            self._send(path, pack_message(reply, tid))
+            return Drop.NO_LISTENER
+        full = self._no_room(listener)
+        if full is not None:
+            return full
+        comm_id = self._new_comm_id("")
+        connection = self._connections[comm_id] = Connection(
+            comm_id=comm_id,
+            path=path,
+            is_active=False,
+            request=req,
+            transaction_id=tid,
+            listener=listener,
+            remote_comm_id=req.request_id,
+        )
+        self._remember(connection)
+        self._step(connection, Input.SIDR_REQ, now, message=req)
+        return None
+
+    def _refuse(self, req: REQ, reason: RejectReason, tid: int, path: Hashable) -> None:
+        """A REJ that leaves nothing behind."""
+        self._send(path, pack_message(REJ(0, req.local_comm_id, MessageKind.REQ, reason), tid))
+
+    # -- the machine ------------------------------------------------------------------------------------------
+
+    def _step(
+        self,
+        connection: Connection,
+        what: Input,
+        now: float,
+        *,
+        message: Message | None = None,
+        packed: bytes = b"",
+    ) -> bool:
+        """Follow the table. ``packed`` is the MAD a call wants sent, ``message`` what has arrived."""
+        step = follow(connection.state, what)
+        if step is None:
+            return False
+        before, after = connection.state, step.state
+        if after is not before:
+            connection.deadline = None
+        for action in step.actions:
+            if action in _TELLS:
+                self._tell(connection, action, what, message)
+            else:
+                self._do(connection, action, now, message, packed)
+        connection.state = after
+        if after is before:
+            return True
+        if connection.listener is not None:
+            connection.listener.pending += (after in THINKING) - (before in THINKING)
+        if after is State.TIMEWAIT:
+            self._forget_qpn(connection)
+            self._arm(connection, now + seconds(connection.av_timeout))
+        elif after is State.IDLE:
+            self._forget(connection)
+        return True
+
+    def _do(self, connection: Connection, action: Do, now: float, message: Message | None, packed: bytes) -> None:
+        path, tid = connection.path, connection.transaction_id
+        match action:
+            case Do.SEND_REQ | Do.SEND_REP | Do.SEND_DREQ | Do.SEND_SIDR_REQ:
+                connection.pending = packed or self._dreq(connection)
+                connection.retries_left = connection.retries
+                self._send_pending(connection, now)
+            case Do.SEND_AGAIN:
+                connection.retries_left -= 1
+                self._send_pending(connection, now)
+            case Do.SEND_RTU:
+                self._send(path, connection.rtu)
+            case Do.SEND_MRA:
+                kind = MessageKind.REP if connection.is_active else MessageKind.REQ
+                promise = self._mra_service_timeout or 0
+                mra = MRA(connection.comm_id, connection.remote_comm_id or 0, kind, promise)
+                self._send(path, pack_message(mra, tid))
+            case Do.SEND_REJ:
+                rej = self._rej(connection, RejectReason.CONSUMER_DEFINED)
+                self._send(path, packed or pack_message(rej, tid))
+            case Do.SEND_REJ_TIMEOUT:
+                guid = self.guid.to_bytes(_GUID_SIZE, "big")
+                self._send(path, pack_message(self._rej(connection, RejectReason.TIMEOUT, ari=guid), tid))
+            case Do.SEND_REJ_STALE if isinstance(message, REQ):
+                self._refuse(message, RejectReason.STALE_CONN, tid, path)
+            case Do.SEND_REJ_STALE if isinstance(message, REP):
+                rej = REJ(connection.comm_id, message.local_comm_id, MessageKind.REP, RejectReason.STALE_CONN)
+                self._send(path, pack_message(rej, tid))
+            case Do.SEND_DREQ_ONCE:
+                self._send(path, self._dreq(connection))
+            case Do.SEND_DREP:
+                drep = self._drep(connection, connection.dreq_transaction_id, connection.drep_private_data)
+                self._send(path, drep)
+            case Do.SEND_SIDR_REP:
+                rejection = self._sidr_rep(connection, SIDR_REP(status=SidrStatus.REJECT))
+                self._send(path, packed or pack_message(rejection, tid))
+            case Do.EXTEND if isinstance(message, MRA):
+                if not connection.was_extended:
+                    connection.was_extended = True
+                    wait = seconds(message.service_timeout) + seconds(connection.av_timeout)
+                    self._arm(connection, now + wait)
+            case Do.HUSH:
+                connection.is_hushed = True
+
+    def _tell(self, connection: Connection, action: Do, what: Input, message: Message | None) -> None:
+        if connection.is_hushed:
+            return
+        comm_id = connection.comm_id
+        event: Event | None = None
+        match action, message:
+            case Do.TELL_REQUEST, REQ():
+                service_id = connection.listener.service_id if connection.listener is not None else 0
+                event = ConnectRequest(comm_id, service_id, message, connection.path)
+            case Do.TELL_SIDR_REQUEST, SIDR_REQ():
+                service_id = connection.listener.service_id if connection.listener is not None else 0
+                event = SidrRequest(comm_id, service_id, message, connection.path)
+            case Do.TELL_REPLY, REP():
+                event = ConnectReply(comm_id, message)
+            case Do.TELL_SIDR_REPLY, SIDR_REP():
+                event = SidrReply(comm_id, message)
+            case Do.TELL_REJECTED, REJ():
+                ari = message.ari[: message.reject_info_length]
+                event = Rejected(comm_id, message.reason, ari, message.private_data)
+            case Do.TELL_ESTABLISHED, _:
+                event = Established(comm_id)
+            case Do.TELL_UNREACHABLE, _:
+                event = Unreachable(comm_id)
+            case Do.TELL_DISCONNECT_REQUESTED, _:
+                event = DisconnectRequested(comm_id)
+            case Do.TELL_DISCONNECTED, _:
+                event = Disconnected(comm_id, what is Input.EXHAUSTED)
+            case Do.TELL_TIMEWAIT_EXIT, _:
+                event = TimewaitExit(comm_id, connection.local_qpn)
+        if event is not None:
+            self._events.append(event)
+
+    def _allowed(self, comm_id: int, call: Input) -> Connection:
+        connection = self._connections.get(comm_id)
+        state = connection.state if connection is not None else State.IDLE
+        if connection is None or follow(state, call) is None:
+            raise CmStateError(errno.EINVAL, f"not possible in state {state.value}", call.value, f"0x{comm_id:08x}")
+        return connection
+
+    # -- messages ---------------------------------------------------------------------------------------------
+
+    def _rej(self, connection: Connection, reason: int, private_data: bytes = b"", ari: bytes = b"") -> REJ:
+        return REJ(
+            local_comm_id=0 if connection.state is State.REQ_RCVD else connection.comm_id,
+            remote_comm_id=connection.remote_comm_id or 0,
+            message_rejected=_REJECTS.get(connection.state, MessageKind.OTHER),
+            reason=reason,
+            reject_info_length=len(ari),
+            ari=ari,
+            private_data=private_data,
+        )
+
+    def _dreq(self, connection: Connection, private_data: bytes = b"") -> bytes:
+        tid = connection.transaction_id
+        while tid == connection.transaction_id:
+            tid = self._new_transaction_id(connection.comm_id)
+        remote = connection.remote_comm_id or 0
+        return pack_message(DREQ(connection.comm_id, remote, connection.remote_qpn or 0, private_data), tid)
+
+    def _drep(self, connection: Connection, tid: int, private_data: bytes) -> bytes:
+        return pack_message(DREP(connection.comm_id, connection.remote_comm_id or 0, private_data), tid)
+
+    def _sidr_rep(self, connection: Connection, reply: SIDR_REP) -> SIDR_REP:
+        return replace(reply, request_id=connection.remote_comm_id or 0, service_id=connection.request.service_id)
+
+    @staticmethod
+    def _peer_qpn(request: REQ, told: REQ | REP) -> int:
+        # The passive side of an XRC connection has its number in the EE context field.
+        if isinstance(told, REP) and request.transport_service_type == TransportService.EXTENDED:
+            return told.local_eecn
+        return told.local_qpn
+
+    def _send(self, path: Hashable, mad: bytes) -> None:
+        self._mads.append((path, mad))
+
+    def _send_pending(self, connection: Connection, now: float) -> None:
+        connection.was_extended = False
+        self._send(connection.path, connection.pending)
+        self._arm(connection, now + connection.interval)
+
+    # -- tables -----------------------------------------------------------------------------------------------
+
+    def _arm(self, connection: Connection, deadline: float) -> None:
+        connection.deadline = deadline
+        heapq.heappush(self._timers, (deadline, connection.comm_id))
+        # Timers that were stopped stay behind until they are due, which a busy agent has no room for.
+        if len(self._timers) > 64 + 4 * len(self._connections):
+            self._timers = [
+                (connection.deadline, comm_id)
+                for comm_id, connection in self._connections.items()
+                if connection.deadline is not None
+            ]
+            heapq.heapify(self._timers)
+
+    def _new_comm_id(self, step: str) -> int:
+        if len(self._connections) >= self.max_connections:
+            raise cm_error(errno.ENOMEM, f"there are {self.max_connections} connections", step)
+        comm_id = 0
+        while not comm_id or comm_id in self._connections:
+            comm_id = self._random.getrandbits(32)
+        return comm_id
+
+    def _new_transaction_id(self, comm_id: int) -> int:
+        return comm_id << 32 | self._random.getrandbits(32)
+
+    def _listener(self, service_id: int) -> Listener | None:
+        for mask in sorted(self._masks, key=int.bit_count, reverse=True):
+            listener = self._listeners.get((service_id & mask, mask))
+            if listener is not None:
+                return listener
+        return None
+
+    def _no_room(self, listener: Listener) -> Drop | None:
+        if listener.pending >= listener.backlog:
+            return Drop.BACKLOG
+        return Drop.FULL if len(self._connections) >= self.max_connections else None
+
+    def _remember(self, connection: Connection) -> None:
+        if connection.remote_comm_id is not None:
+            self._by_remote_id[connection.remote_comm_id, connection.remote_guid, connection.path] = connection
+        if connection.remote_qpn is not None:
+            self._by_remote_qpn[connection.remote_qpn, connection.remote_guid, connection.path] = connection
+
+    def _forget_qpn(self, connection: Connection) -> None:
+        # The peer may use its queue pair again when its own timewait is over, which may be sooner than here.
+        if connection.remote_qpn is not None:
+            key = connection.remote_qpn, connection.remote_guid, connection.path
+            if self._by_remote_qpn.get(key) is connection:
+                del self._by_remote_qpn[key]
+
+    def _forget(self, connection: Connection) -> None:
+        self._forget_qpn(connection)
+        del self._connections[connection.comm_id]
+        if connection.remote_comm_id is not None:
+            key = connection.remote_comm_id, connection.remote_guid, connection.path
+            if self._by_remote_id.get(key) is connection:
+                del self._by_remote_id[key]
+
+
+_TELLS = frozenset(action for action in Do if action.name.startswith("TELL_"))

@@ -1,0 +1,962 @@
+"""The communication manager's engine: two agents and a network, and one agent against everything else."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from contextlib import suppress
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rdmacm.errors import CmStateError, RdmaError
+from rdmacm.proto.cm.connection import Drop
+from rdmacm.proto.cm.engine import Agent
+from rdmacm.proto.cm.events import (
+    ConnectReply,
+    ConnectRequest,
+    Disconnected,
+    DisconnectRequested,
+    Established,
+    Rejected,
+    SidrReply,
+    SidrRequest,
+    TimewaitExit,
+    Unreachable,
+)
+from rdmacm.proto.cm.messages import (
+    APR,
+    DREP,
+    DREQ,
+    LAP,
+    MRA,
+    REJ,
+    REP,
+    REQ,
+    RTU,
+    SIDR_REP,
+    SIDR_REQ,
+    Message,
+    MessageKind,
+    RejectReason,
+    SidrStatus,
+    TransportService,
+    pack_message,
+)
+from rdmacm.proto.cm.states import State
+from rdmacm.proto.cm.timeouts import ack_timeout, seconds
+from rdmacm.proto.mad import Mad
+from support.cm import GUIDS, SERVICE, Pair, Scripted, opened, reply, request
+from support.pcap_cm import mads as captured
+
+PEER, PEER_GUID = 0xA1B2C3D4, GUIDS[1]
+
+
+def established(pair: Pair | None = None, **fields: Any) -> tuple[Pair, int, int]:
+    """Two agents that are connected, and what each calls the connection."""
+    pair = pair or Pair()
+    pair.agents[1].listen(SERVICE)
+    active = pair.connect(**fields)
+    pair.run()
+    assert pair.kinds(0) == ["ConnectReply"]
+    assert pair.kinds(1) == ["ConnectRequest", "Established"]
+    return pair, active, pair.events[1][0].comm_id
+
+
+# -- times ------------------------------------------------------------------------------------------------------
+
+
+def test_times_are_the_specifications() -> None:
+    assert [seconds(x) for x in (0, 8, 16, 19, 20, 24)] == [0.001, 0.001, 0.256, 2.048, 4.096, 65.536]
+    assert seconds(31) == seconds(24), "a stranger could ask for two hours"
+    assert ack_timeout(15, 18) == 19
+    assert ack_timeout(15, 16) == 17
+    assert [ack_timeout(d, 14) for d in (0, 13, 14, 15, 16, 17, 31)] == [15, 15, 16, 16, 17, 17, 31]
+
+
+# -- from request to timewait -------------------------------------------------------------------------------------
+
+
+def test_connect_and_disconnect() -> None:
+    pair, active, passive = established()
+    assert pair.sent() == ["0:REQ", "1:REP", "0:RTU"]
+    req, rep, rtu = (message for _, message in pair.log)
+    assert isinstance(req, REQ)
+    assert isinstance(rep, REP)
+    assert isinstance(rtu, RTU)
+    assert (req.local_comm_id, rep.local_comm_id) == (active, passive)
+    assert (rep.remote_comm_id, rtu.local_comm_id, rtu.remote_comm_id) == (active, active, passive)
+    assert (req.local_ca_guid, rep.local_ca_guid) == GUIDS
+    ends = [pair.agents[0].connection(active), pair.agents[1].connection(passive)]
+    assert [end.state for end in ends if end is not None] == [State.ESTABLISHED] * 2
+    assert [end.starting_psn for end in ends if end is not None] == [req.starting_psn, rep.starting_psn]
+    assert pair.agents[0].next_deadline() is None
+    assert pair.agents[1].next_deadline() is None
+
+    started = pair.now
+    pair.agents[0].disconnect(active, pair.now)
+    pair.run()
+    assert pair.sent()[3:] == ["0:DREQ", "1:DREP"]
+    dreq = pair.log[3][1]
+    assert isinstance(dreq, DREQ)
+    assert dreq.remote_qpn_eecn == rep.local_qpn
+    assert pair.events[0][1:] == [Disconnected(active), TimewaitExit(active, 0x11)]
+    assert pair.events[1][2:] == [DisconnectRequested(passive), TimewaitExit(passive, 0x22)]
+    # The passive side waits for the REQ's ACK timeout, 19; the active side for its own path's, 17.
+    assert pair.times[1][-1] - started == pytest.approx(2.048 + 0.001)
+    assert pair.times[0][-1] - started == pytest.approx(0.512 + 0.002)
+    assert pair.is_empty()
+
+
+def test_the_passive_side_disconnects() -> None:
+    pair, active, passive = established()
+    pair.agents[1].disconnect(passive, pair.now)
+    pair.run()
+    assert pair.sent()[3:] == ["1:DREQ", "0:DREP"]
+    assert pair.log[3][1].remote_qpn_eecn == 0x11  # type: ignore[union-attr]
+    assert pair.kinds(0)[1:] == ["DisconnectRequested"]
+    assert pair.kinds(1)[2:] == ["Disconnected"]
+    assert active != passive
+    assert pair.is_empty()
+
+
+def test_both_disconnect_at_once() -> None:
+    pair, active, passive = established()
+    pair.agents[0].disconnect(active, pair.now)
+    pair.agents[1].disconnect(passive, pair.now)
+    pair.run()
+    assert sorted(pair.sent()[3:]) == ["0:DREP", "0:DREQ", "1:DREP", "1:DREQ"]
+    assert pair.kinds(0)[1:] == ["Disconnected"]
+    assert pair.kinds(1)[2:] == ["Disconnected"]
+    assert pair.is_empty()
+
+
+def test_private_data_goes_along() -> None:
+    pair = Pair()
+    pair.agents[1].listen(SERVICE)
+    pair.handlers = {
+        ConnectRequest: lambda p, i, e: p.agents[i].accept(e.comm_id, reply(private_data=b"rep"), p.now),
+        ConnectReply: lambda p, i, e: p.agents[i].send_rtu(e.comm_id, p.now, b"rtu"),
+        DisconnectRequested: lambda p, i, e: p.agents[i].disconnect(e.comm_id, p.now, b"drep"),
+    }
+    active = pair.connect(private_data=b"req")
+    pair.run()
+    pair.agents[0].disconnect(active, pair.now, b"dreq")
+    pair.run()
+    assert [message.private_data.rstrip(b"\0") for _, message in pair.log] == [b"req", b"rep", b"rtu", b"dreq", b"drep"]
+
+
+def test_transaction_ids_go_round() -> None:
+    peer = Scripted()
+    peer.agent.listen(SERVICE)
+    peer.say(request(local_comm_id=1), tid=0xABCDEF0123456789)
+    comm_id = peer.only_event().comm_id
+    peer.agent.accept(comm_id, reply(), peer.now)
+    peer.say(RTU(1, comm_id), tid=1)
+    peer.say(DREQ(1, comm_id, 0x22), tid=0x5555)
+    peer.agent.disconnect(comm_id, peer.now)
+    rep, drep = (Mad.unpack(mad) for _, mad in peer.agent.mads_to_send())
+    assert (rep.transaction_id, drep.transaction_id) == (0xABCDEF0123456789, 0x5555)
+    peer.say(DREQ(1, comm_id, 0x22), tid=0x6666)
+    assert Mad.unpack(peer.agent.mads_to_send()[0][1]).transaction_id == 0x6666
+    active = peer.agent.connect("peer", request(), peer.now)
+    req = Mad.unpack(peer.agent.mads_to_send()[0][1]).transaction_id
+    peer.say(reply(local_comm_id=7, remote_comm_id=active), tid=99)
+    peer.agent.send_rtu(active, peer.now)
+    peer.agent.disconnect(active, peer.now)
+    rtu, dreq = (Mad.unpack(mad).transaction_id for _, mad in peer.agent.mads_to_send())
+    assert rtu == req != dreq
+
+
+def test_data_makes_up_for_a_lost_rtu() -> None:
+    pair = Pair(fate=lambda message: [] if isinstance(message, RTU) else [0.001])
+    pair.agents[1].listen(SERVICE)
+    pair.connect()
+    pair.run(1.0)
+    passive = pair.events[1][0].comm_id
+    pair.agents[1].establish(passive, pair.now)
+    pair.agents[1].establish(passive, pair.now)
+    pair.run()
+    assert pair.kinds(1) == ["ConnectRequest", "Established"]
+    assert pair.sent() == ["0:REQ", "1:REP", "0:RTU"]
+
+
+def test_numbers_are_hard_to_guess_and_not_repeated() -> None:
+    peer = Scripted()
+    ids = [peer.agent.connect("peer", request(local_qpn=i), peer.now) for i in range(1000)]
+    mads = [Mad.unpack(mad) for _, mad in peer.agent.mads_to_send()]
+    psns = [opened(mad.pack()).starting_psn for mad in mads]  # type: ignore[union-attr]
+    assert len(set(ids)) == len({mad.transaction_id for mad in mads}) == 1000
+    for numbers, bits in ((ids, 32), ([mad.transaction_id for mad in mads], 64), (psns, 24)):
+        steps = Counter(b - a for a, b in pairwise(numbers))
+        assert steps.most_common(1)[0][1] < 3, "no counter"
+        assert max(numbers) > 1 << bits - 1
+
+
+def test_a_name_in_use_is_not_given_again() -> None:
+    class Stuck:
+        def __init__(self) -> None:
+            self.answers = [0, 5, 5, 1, 2, 5, 6, 3, 4]
+
+        def getrandbits(self, k: int, /) -> int:
+            return self.answers.pop(0) if k == 32 else 0
+
+    peer = Scripted()
+    peer.agent._random = Stuck()
+    assert peer.agent.connect("peer", request(), 0.0) == 5
+    peer.agent._random.answers = [0, 5, 5, 6, 1]
+    assert peer.agent.connect("peer", request(), 0.0) == 6
+
+
+class Dictated:
+    """A source of the numbers a kernel drew in a capture."""
+
+    def __init__(self, comm_id: int, psn: int) -> None:
+        self.numbers = {32: comm_id, 24: psn}
+
+    def getrandbits(self, k: int, /) -> int:
+        number, self.numbers[k] = self.numbers[k], self.numbers[k] ^ 1
+        return number
+
+
+@pytest.mark.parametrize("name", ["rxe-rping-ipv4.pcap", "rxe-rping-ipv6.pcap"])
+def test_the_passive_side_sends_what_a_kernel_sends(name: str) -> None:
+    wire = [data for _, _, data in captured(name)]
+    req, rep, *_ = (opened(data) for data in wire)
+    assert isinstance(req, REQ)
+    assert isinstance(rep, REP)
+    agent = Agent(rep.local_ca_guid, Dictated(rep.local_comm_id, rep.starting_psn))
+    agent.listen(req.service_id)
+    agent.mad_received(wire[0], "a", 0.0)
+    agent.accept(rep.local_comm_id, replace(rep, starting_psn=0, local_comm_id=0, local_ca_guid=0), 0.0)
+    assert agent.mads_to_send() == [("a", wire[1])]
+    agent.mad_received(wire[2], "a", 0.0)
+    agent.mad_received(wire[3], "a", 0.0)
+    agent.disconnect(rep.local_comm_id, 0.0)
+    assert agent.mads_to_send() == [("a", wire[4])]
+    assert [type(event) for event in agent.events()] == [ConnectRequest, Established, DisconnectRequested]
+    assert agent.next_deadline() == seconds(19), "timewait"
+
+
+@pytest.mark.parametrize("name", ["rxe-rping-ipv4.pcap", "rxe-rping-ipv6.pcap"])
+def test_the_active_side_sends_what_a_kernel_sends(name: str) -> None:
+    def but_tid(mad: bytes) -> bytes:
+        return mad[:8] + mad[16:]
+
+    wire = [data for _, _, data in captured(name)]
+    req, rep, *_ = (opened(data) for data in wire)
+    assert isinstance(req, REQ)
+    agent = Agent(req.local_ca_guid, Dictated(req.local_comm_id, req.starting_psn))
+    active = agent.connect("b", replace(req, starting_psn=0, local_comm_id=0), 0.0, packet_life_time=18)
+    agent.mad_received(wire[1], "b", 0.0)
+    agent.send_rtu(active, 0.0)
+    agent.disconnect(active, 0.0)
+    agent.mad_received(wire[4], "b", 0.0)
+    assert [but_tid(mad) for _, mad in agent.mads_to_send()] == [but_tid(wire[i]) for i in (0, 2, 3)]
+    assert agent.events() == [ConnectReply(active, rep), Disconnected(active)]  # type: ignore[arg-type]
+    assert agent.next_deadline() == seconds(19), "of the peer's ack delay and the packet life time"
+
+
+def test_refusals_are_a_kernels() -> None:
+    for name in ("rxe-reject-nolistener.pcap", "rxe-udaddy-nolistener.pcap"):
+        asked, refused = (data for _, _, data in captured(name))
+        peer = Scripted()
+        peer.agent.mad_received(asked, "a", 0.0)
+        assert peer.agent.mads_to_send() == [("a", refused)]
+        assert len(peer.agent) == 0
+
+
+# -- rejection ----------------------------------------------------------------------------------------------------
+
+
+def test_the_user_rejects_with_private_data() -> None:
+    pair = Pair()
+    pair.agents[1].listen(SERVICE)
+    pair.handlers[ConnectRequest] = lambda p, i, e: p.agents[i].reject(e.comm_id, p.now, private_data=b"no thanks")
+    active = pair.connect()
+    pair.run()
+    assert pair.events[0] == [
+        Rejected(active, RejectReason.CONSUMER_DEFINED, b"", b"no thanks".ljust(REJ.PRIVATE_DATA, b"\0"))
+    ]
+    assert pair.sent() == ["0:REQ", "1:REJ"]
+    assert pair.is_empty()
+
+
+def test_a_reason_with_information() -> None:
+    pair = Pair()
+    pair.agents[1].listen(SERVICE)
+    gid = bytes(range(16))
+    pair.handlers[ConnectRequest] = lambda p, i, e: p.agents[i].reject(e.comm_id, p.now, 12, ari=gid)
+    active = pair.connect()
+    pair.run()
+    assert pair.events[0] == [Rejected(active, RejectReason.INVALID_GID, gid, bytes(REJ.PRIVATE_DATA))]
+
+
+def test_the_active_user_rejects_a_reply() -> None:
+    pair = Pair()
+    pair.agents[1].listen(SERVICE)
+    pair.handlers[ConnectReply] = lambda p, i, e: p.agents[i].reject(e.comm_id, p.now)
+    pair.connect()
+    pair.run()
+    assert pair.sent() == ["0:REQ", "1:REP", "0:REJ"]
+    assert pair.log[2][1].message_rejected == MessageKind.REP  # type: ignore[union-attr]
+    assert pair.kinds(1) == ["ConnectRequest", "Rejected"]
+    assert pair.is_empty()
+
+
+@pytest.mark.parametrize("thinks", [False, True])
+def test_which_id_a_rejection_carries(thinks: bool) -> None:
+    peer = Scripted(mra_service_timeout=24 if thinks else None)
+    peer.agent.listen(SERVICE)
+    peer.say(request(local_comm_id=PEER))
+    comm_id = peer.only_event().comm_id
+    peer.agent.reject(comm_id, peer.now)
+    (rej,) = peer.heard()
+    assert isinstance(rej, REJ)
+    assert (rej.local_comm_id, rej.message_rejected) == (comm_id if thinks else 0, MessageKind.REQ)
+
+
+def test_nobody_listens() -> None:
+    pair = Pair()
+    active = pair.connect()
+    pair.run()
+    rej = pair.log[1][1]
+    assert rej == REJ(0, active, MessageKind.REQ, RejectReason.INVALID_SERVICE_ID, 0, bytes(72), bytes(148))
+    assert pair.kinds(0) == ["Rejected"]
+    assert pair.agents[1].dropped == {Drop.NO_LISTENER: 1}
+    assert pair.is_empty()
+
+
+def test_listeners() -> None:
+    peer = Scripted()
+    wide = peer.agent.listen(0x01060000, mask=0xFFFFFFFFFFFF0000)
+    peer.agent.listen(SERVICE)
+    with pytest.raises(RdmaError, match="taken"):
+        peer.agent.listen(SERVICE)
+    peer.say(request(local_comm_id=1, local_qpn=1))
+    assert peer.only_event().service_id == SERVICE
+    peer.say(request(local_comm_id=2, local_qpn=2, service_id=0x01060001))
+    waiting = peer.only_event()
+    assert waiting.service_id == 0x01060000
+    peer.agent.unlisten(wide)
+    peer.agent.unlisten(wide)
+    peer.say(request(local_comm_id=3, local_qpn=3, service_id=0x01060001))
+    assert not peer.agent.events()
+    peer.agent.accept(waiting.comm_id, reply(), peer.now)
+    assert [type(message) for message in peer.heard()] == [REJ, REP]
+    assert peer.agent.listen(0x01060000, mask=0xFFFFFFFFFFFF0000)
+
+
+# -- giving up ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("life", "interval"), [(16, 4.608), (18, 6.144)])
+def test_nobody_answers(life: int, interval: float) -> None:
+    peer = Scripted()
+    start = peer.now
+    active = peer.agent.connect("peer", request(), peer.now, packet_life_time=life)
+    sent = peer.agent.mads_to_send()
+    for copy in range(1, 16):
+        peer.wait()
+        assert peer.now - start == pytest.approx(copy * interval)
+        assert peer.agent.mads_to_send() == sent, "the same bytes again"
+        assert not peer.agent.events()
+    peer.wait()
+    assert peer.now - start == pytest.approx(16 * interval)
+    assert peer.agent.events() == [Unreachable(active)]
+    rej = REJ(active, 0, MessageKind.OTHER, 4, 8, GUIDS[0].to_bytes(8, "big").ljust(72, b"\0"), bytes(148))
+    assert peer.heard() == [rej]
+    assert len(peer.agent) == 0
+    assert peer.agent.next_deadline() is None
+
+
+def test_retries_are_counted_as_the_message_says() -> None:
+    peer = Scripted()
+    peer.agent.connect("peer", request(max_cm_retries=2, remote_cm_response_timeout=16), peer.now)
+    for _ in range(3):
+        peer.wait()
+    assert [type(message) for message in peer.heard()] == [REQ, REQ, REQ, REJ]
+    assert peer.now == pytest.approx(1000 + 3 * (2 * 0.256 + 0.256))
+
+
+def test_no_rtu_comes() -> None:
+    peer = Scripted()
+    peer.agent.listen(SERVICE)
+    peer.say(request(local_comm_id=PEER, local_ca_guid=PEER_GUID, max_cm_retries=3, local_cm_response_timeout=18))
+    comm_id = peer.only_event().comm_id
+    peer.agent.accept(comm_id, reply(), peer.now)
+    for _ in range(4):
+        peer.wait()
+    assert peer.now == pytest.approx(1000 + 4 * 1.024)
+    assert [type(message) for message in peer.heard()] == [REP, REP, REP, REP, REJ]
+    assert peer.agent.events() == [Unreachable(comm_id)]
+    peer.wait()
+    assert peer.agent.events() == [TimewaitExit(comm_id, 0x22)]
+
+
+def test_a_peer_that_gave_up_ends_the_request() -> None:
+    pair = Pair()
+    pair.agents[1].listen(SERVICE)
+    pair.handlers.clear()
+    active = pair.connect()
+    pair.run(1.0)
+    pair.agents[0].destroy(active, pair.now)
+    pair.run()
+    assert pair.sent() == ["0:REQ", "0:REJ"]
+    assert pair.events[0] == []
+    (asked, rejected) = pair.events[1]
+    assert isinstance(asked, ConnectRequest)
+    assert rejected == Rejected(asked.comm_id, 4, GUIDS[0].to_bytes(8, "big"), bytes(REJ.PRIVATE_DATA))
+    assert pair.is_empty()
+    with pytest.raises(CmStateError):
+        pair.agents[1].accept(asked.comm_id, reply(), pair.now)
+
+
+def test_nobody_answers_a_dreq() -> None:
+    pair, active, _ = established()
+    pair.fate = lambda message: []
+    started = pair.now
+    pair.agents[0].disconnect(active, pair.now)
+    pair.run()
+    assert pair.sent()[3:] == ["0:DREQ"] * 16
+    assert pair.events[0][1:] == [Disconnected(active, timed_out=True), TimewaitExit(active, 0x11)]
+    assert pair.times[0][1] - started == pytest.approx(16 * 4.608)
+
+
+def test_an_mra_buys_time_once_for_each_copy() -> None:
+    peer = Scripted()
+    active = peer.agent.connect("peer", request(), peer.now, packet_life_time=16)
+    for _ in range(5):
+        peer.say(MRA(PEER, active, MessageKind.REQ, 24))
+    assert peer.agent.next_deadline() == pytest.approx(1000 + 65.536 + 0.512)
+    peer.now += 60
+    peer.say(MRA(PEER, active, MessageKind.REQ, 31))
+    assert peer.agent.next_deadline() == pytest.approx(1000 + 65.536 + 0.512)
+    peer.wait()
+    assert peer.agent.next_deadline() == pytest.approx(peer.now + 4.608)
+    peer.say(MRA(PEER, active, MessageKind.REQ, 20))
+    assert peer.agent.next_deadline() == pytest.approx(peer.now + 4.096 + 0.512)
+
+
+def test_a_slow_user_is_waited_for() -> None:
+    pair = Pair()
+    pair.agents[1].listen(SERVICE)
+    accept = pair.handlers.pop(ConnectRequest)
+    pair.connect()
+    pair.run(200.0)
+    assert Counter(pair.sent()) == {"0:REQ": 4, "1:MRA": 3}
+    mra = next(message for _, message in pair.log if isinstance(message, MRA))
+    assert (mra.message_mraed, mra.service_timeout) == (MessageKind.REQ, 24)
+    accept(pair, 1, pair.events[1][0])
+    pair.run()
+    assert pair.kinds(1) == ["ConnectRequest", "Established"]
+
+
+def test_a_slow_user_on_the_active_side() -> None:
+    pair = Pair()
+    pair.agents[1].listen(SERVICE)
+    ready = pair.handlers.pop(ConnectReply)
+    pair.connect()
+    pair.run(100.0)
+    assert Counter(pair.sent()) == {"0:REQ": 1, "1:REP": 3, "0:MRA": 2}
+    ready(pair, 0, pair.events[0][0])
+    pair.run()
+    assert pair.kinds(1) == ["ConnectRequest", "Established"]
+
+
+# -- what a network does -------------------------------------------------------------------------------------------
+
+
+def whole_life(pair: Pair) -> None:
+    """Connect, and disconnect a second later."""
+    pair.agents[1].listen(SERVICE)
+    active = pair.connect()
+    pair.run(200.0)
+    assert pair.kinds(0) == ["ConnectReply"]
+    assert pair.kinds(1) == ["ConnectRequest", "Established"]
+    pair.agents[0].disconnect(active, pair.now)
+    pair.run()
+    assert pair.kinds(0)[1:] == ["Disconnected"]
+    assert pair.kinds(1)[2:] == ["DisconnectRequested"]
+    assert pair.is_empty()
+
+
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("kind", [REQ, REP, RTU, DREQ, DREP])
+def test_a_message_is_lost(kind: type[Message], times: int) -> None:
+    lost: list[Message] = []
+
+    def fate(message: Message) -> list[float]:
+        if isinstance(message, kind) and len(lost) < times:
+            lost.append(message)
+            return []
+        return [0.001]
+
+    pair = Pair(fate=fate)
+    whole_life(pair)
+    assert len(lost) == times
+
+
+@pytest.mark.parametrize("kind", [REQ, REP, RTU, DREQ, DREP])
+@pytest.mark.parametrize("later", [0.0, 0.0015, 0.1, 1.0])
+def test_a_message_comes_twice(kind: type[Message], later: float) -> None:
+    whole_life(Pair(fate=lambda message: [0.001, 0.001 + later] if isinstance(message, kind) else [0.001]))
+
+
+@pytest.mark.parametrize("slow", [REQ, REP, RTU, DREQ, DREP])
+def test_a_message_overtakes(slow: type[Message]) -> None:
+    whole_life(Pair(fate=lambda message: [5.0] if isinstance(message, slow) else [0.001]))
+
+
+def test_a_late_copy_of_a_req_is_no_new_request() -> None:
+    pair, active, passive = established()
+    pair.agents[0].disconnect(active, pair.now)
+    pair.run(pair.now + 0.1)
+    assert pair.agents[1].connection(passive).state is State.TIMEWAIT  # type: ignore[union-attr]
+    pair.agents[1].mad_received(pack_message(pair.log[0][1], 5), 0, pair.now)
+    ((_, mad),) = pair.agents[1].mads_to_send()
+    rej = opened(mad)
+    assert isinstance(rej, REJ)
+    assert (rej.reason, rej.local_comm_id, rej.remote_comm_id) == (RejectReason.STALE_CONN, 0, active)
+    assert not pair.agents[1].events()
+
+
+def test_a_peer_that_forgot_takes_the_old_connection_down() -> None:
+    pair, active, passive = established()
+    # The active host restarts: same device, same queue pair number, nothing remembered.
+    pair.agents[0] = type(pair.agents[0])(GUIDS[0], random.Random(99))
+    again = pair.connect()
+    pair.run()
+    assert pair.kinds(0) == ["ConnectReply", "Rejected"]
+    rejected = pair.events[0][1]
+    assert isinstance(rejected, Rejected)
+    assert (rejected.comm_id, rejected.reason) == (again, RejectReason.STALE_CONN)
+    assert "0:DREP" in pair.sent(), "the new host knows nothing of it and says so"
+    assert pair.kinds(1)[2:] == ["Disconnected"]
+    assert active != passive
+    assert pair.is_empty()
+    pair.connect()
+    pair.run()
+    assert pair.kinds(1)[3:] == ["ConnectRequest", "Established"]
+
+
+def test_a_connection_to_itself() -> None:
+    pair = Pair()
+    agent = pair.agents[0]
+    agent.listen(SERVICE)
+    active = agent.connect("me", request(), 0.0)
+    passive = 0
+
+    def turn() -> list[Any]:
+        for path, mad in agent.mads_to_send():
+            agent.mad_received(mad, path, 0.0)
+        return agent.events()
+
+    (asked,) = turn()
+    passive = asked.comm_id
+    agent.accept(passive, reply(), 0.0)
+    (answered,) = turn()
+    assert answered.comm_id == active
+    agent.send_rtu(active, 0.0)
+    assert turn() == [Established(passive)]
+    agent.disconnect(passive, 0.0)
+    assert turn() == [DisconnectRequested(active)]
+    agent.disconnect(active, 0.0)
+    assert turn() == [Disconnected(passive)]
+    agent.timer(10.0)
+    assert pair.is_empty()
+
+
+# -- any network ---------------------------------------------------------------------------------------------------
+
+
+def wild(seed: int) -> Pair:
+    dice = random.Random(seed)
+    loss, double, slow = dice.random() * 0.5, dice.random() * 0.5, dice.random() * 0.5
+
+    def fate(message: Message) -> list[float]:
+        copies = 0 if dice.random() < loss else 1 + (dice.random() < double)
+        return [dice.random() * (9.0 if dice.random() < slow else 0.01) for _ in range(copies)]
+
+    return Pair(seed, fate)
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_both_sides_agree_whatever_the_network_does(block: int) -> None:
+    for seed in range(block * 30, block * 30 + 30):
+        dice = random.Random(seed)
+        pair = wild(seed)
+        listens = dice.random() < 0.9
+        rejects = dice.random() < 0.2
+        if listens:
+            pair.agents[1].listen(SERVICE)
+        if rejects:
+            pair.handlers[ConnectRequest] = lambda p, i, e: p.agents[i].reject(e.comm_id, p.now)
+        active = pair.connect()
+        pair.run(400.0)
+        outcome = pair.kinds(0)
+        ends = [end for end in pair.agents[1]._connections.values() if end.state is State.ESTABLISHED]
+        if outcome == ["ConnectReply"]:
+            assert listens
+            assert not rejects
+            assert pair.agents[0].connection(active).state is State.ESTABLISHED  # type: ignore[union-attr]
+            (passive,) = ends
+            assert (passive.remote_comm_id, passive.path) == (active, 0)
+            assert pair.agents[0].next_deadline() is None
+            assert pair.agents[1].next_deadline() is None
+            closers = dice.choice(([0], [1], [0, 1]))
+            for side in closers:
+                pair.agents[side].disconnect((active, passive.comm_id)[side], pair.now)
+            pair.run()
+            for side in (0, 1):
+                ended = pair.kinds(side)[1 + side :]
+                assert ended in (["Disconnected"], ["DisconnectRequested"]), (seed, ended)
+                assert side in closers or ended == ["DisconnectRequested"], seed
+        else:
+            assert outcome == ["Rejected"], (seed, outcome)
+            assert rejects or not listens, seed
+            assert not ends, seed
+            rejected = pair.events[0][0]
+            assert isinstance(rejected, Rejected)
+            assert rejected.reason == (28 if listens else 8)
+            pair.run()
+        # What is left was asked of the user and not answered by the handlers here: nothing.
+        assert pair.is_empty(), seed
+
+
+def test_a_dead_network_fails_the_right_way() -> None:
+    for kind, outcome in ((REQ, ["Unreachable"]), (REP, ["Unreachable"])):
+        pair = Pair(fate=lambda message, kind=kind: [] if isinstance(message, kind) else [0.001])  # type: ignore[misc]
+        pair.agents[1].listen(SERVICE)
+        pair.connect()
+        pair.run()
+        assert pair.kinds(0) in (outcome, ["Rejected"])
+        assert pair.is_empty()
+
+
+# -- too much of it ---------------------------------------------------------------------------------------------
+
+
+def test_a_storm_of_requests() -> None:
+    peer = Scripted()
+    listener = peer.agent.listen(SERVICE, backlog=10)
+    for i in range(1000):
+        peer.say(request(local_comm_id=i, local_qpn=i), path=f"peer {i}")
+    asked = peer.agent.events()
+    assert len(asked) == len(peer.agent) == listener.pending == 10
+    assert not peer.heard(), "in silence, as if it had been lost"
+    assert peer.agent.dropped == {Drop.BACKLOG: 990}
+    for event in asked[:5]:
+        peer.agent.accept(event.comm_id, reply(), peer.now)
+    peer.agent.reject(asked[5].comm_id, peer.now)
+    peer.agent.destroy(asked[6].comm_id, peer.now)
+    assert listener.pending == 3
+    for i in range(1000, 1020):
+        peer.say(request(local_comm_id=i, local_qpn=i), path=f"peer {i}")
+    assert len(peer.agent.events()) == 7
+
+
+def test_refused_by_a_full_backlog_means_later() -> None:
+    pair = Pair()
+    pair.agents[1].listen(SERVICE, backlog=1)
+    accept = pair.handlers.pop(ConnectRequest)
+    pair.connect(local_qpn=1)
+    pair.connect(local_qpn=2)
+    pair.run(1.0)
+    assert len(pair.events[1]) == 1
+    pair.handlers[ConnectRequest] = accept
+    accept(pair, 1, pair.events[1][0])
+    pair.run()
+    assert sorted(pair.kinds(1)) == ["ConnectRequest", "ConnectRequest", "Established", "Established"]
+
+
+def test_connections_are_limited() -> None:
+    peer = Scripted(max_connections=5)
+    peer.agent.listen(SERVICE)
+    for i in range(9):
+        peer.say(request(local_comm_id=i, local_qpn=i))
+    peer.say(SIDR_REQ(SERVICE, 7))
+    assert len(peer.agent) == 5
+    assert peer.agent.dropped == {Drop.FULL: 5}
+    with pytest.raises(RdmaError, match="there are 5"):
+        peer.agent.connect("peer", request(), peer.now)
+
+
+def test_stopped_timers_do_not_pile_up() -> None:
+    peer = Scripted()
+    for i in range(2000):
+        active = peer.agent.connect("peer", request(local_qpn=i), peer.now)
+        peer.say(REJ(0, active, MessageKind.REQ, 28))
+    assert len(peer.agent) == 0
+    assert len(peer.agent._timers) < 100
+    assert peer.agent.next_deadline() is None
+
+
+# -- who may say what -------------------------------------------------------------------------------------------
+
+
+def test_another_peer_cannot_speak_for_it() -> None:
+    peer = Scripted()
+    agent = peer.agent
+    agent.listen(SERVICE)
+    active = agent.connect("peer", request(), peer.now)
+    rep = reply(local_comm_id=PEER, remote_comm_id=active, local_ca_guid=PEER_GUID)
+    forged: list[Message] = [rep, REJ(0, active, MessageKind.REQ, 28), MRA(PEER, active, MessageKind.REQ, 24)]
+    for message in forged:
+        peer.say(message, path="other")
+    assert agent.dropped == {Drop.WRONG_PATH: 3}
+    peer.say(rep)
+    agent.send_rtu(active, peer.now)
+    peer.heard()
+    agent.dropped.clear()
+    ari = PEER_GUID.to_bytes(8, "big")
+    forged = [
+        rep,
+        REJ(PEER, active, MessageKind.OTHER, 28),
+        REJ(PEER, 0, MessageKind.OTHER, 4, 8, ari),
+        DREQ(PEER, active, 0x11),
+    ]
+    for message in forged:
+        peer.say(message, path="other")
+    # Its GUID and queue pair in a REQ from elsewhere are somebody else's words, and no reason to hang up.
+    peer.say(request(local_comm_id=1, local_ca_guid=PEER_GUID, local_qpn=0x22), path="other")
+    assert agent.dropped == {Drop.WRONG_PATH: 3, Drop.UNKNOWN: 1}
+    assert agent.connection(active).state is State.ESTABLISHED  # type: ignore[union-attr]
+    assert peer.heard() == []
+
+
+def test_what_does_not_fit() -> None:
+    peer = Scripted()
+    agent = peer.agent
+    agent.listen(SERVICE)
+    active = agent.connect("peer", request(), peer.now)
+    rep = reply(local_comm_id=PEER, remote_comm_id=active, local_ca_guid=PEER_GUID)
+    peer.say(rep)
+    agent.send_rtu(active, peer.now)
+    peer.heard()
+    wrong: list[tuple[Message, Drop]] = [
+        (reply(local_comm_id=PEER + 1, remote_comm_id=active, local_ca_guid=PEER_GUID), Drop.UNKNOWN),
+        (reply(local_comm_id=PEER, remote_comm_id=active, local_ca_guid=1), Drop.UNKNOWN),
+        (reply(local_comm_id=PEER, remote_comm_id=active + 1), Drop.UNKNOWN),
+        (RTU(PEER, active), Drop.UNEXPECTED),
+        (RTU(PEER + 1, active), Drop.UNKNOWN),
+        (DREQ(PEER, active, 0x12), Drop.WRONG_QPN),
+        (DREP(PEER, active), Drop.UNEXPECTED),
+        (MRA(PEER, active, MessageKind.REQ, 3), Drop.UNKNOWN),
+        (MRA(PEER, active, MessageKind.OTHER, 3), Drop.UNSUPPORTED),
+        (MRA(PEER, active, 3, 3), Drop.UNSUPPORTED),
+        (REJ(PEER, active + 1, 2, 28), Drop.UNKNOWN),
+        (REJ(PEER, active + 1, 2, 4, 8, PEER_GUID.to_bytes(8, "big")), Drop.UNKNOWN),
+        (REJ(PEER, 0, 2, 4, 7, PEER_GUID.to_bytes(8, "big")), Drop.UNKNOWN),
+        (request(local_comm_id=PEER, local_ca_guid=PEER_GUID, local_qpn=0x99), Drop.UNEXPECTED),
+        (SIDR_REP(active), Drop.UNEXPECTED),
+        (SIDR_REP(active + 1), Drop.UNKNOWN),
+        (APR(PEER, active, 2), Drop.UNSUPPORTED),
+        (LAP.unpack(bytes(232)), Drop.UNSUPPORTED),
+    ]
+    for message, drop in wrong:
+        agent.dropped.clear()
+        peer.say(message)
+        assert agent.dropped == {drop: 1}, message
+    assert agent.events()[1:] == []
+    assert peer.heard() == []
+    assert agent.connection(active).state is State.ESTABLISHED  # type: ignore[union-attr]
+
+
+def test_two_connections_with_one_name() -> None:
+    peer = Scripted()
+    first, second = (peer.agent.connect("peer", request(local_qpn=i), peer.now) for i in (1, 2))
+    for active, qpn in ((first, 0x21), (second, 0x22)):
+        peer.say(reply(local_comm_id=PEER, remote_comm_id=active, local_qpn=qpn, local_ca_guid=PEER_GUID))
+    assert [type(event) for event in peer.agent.events()] == [ConnectReply]
+    assert peer.agent.dropped == {Drop.UNEXPECTED: 1}
+
+
+def test_an_unknown_dreq_is_answered() -> None:
+    peer = Scripted()
+    peer.say(DREQ(1, 2, 3), tid=0x1234)
+    ((path, mad),) = peer.agent.mads_to_send()
+    assert path == "peer"
+    assert Mad.unpack(mad).transaction_id == 0x1234
+    assert opened(mad) == DREP(2, 1, bytes(DREP.PRIVATE_DATA))
+
+
+def test_an_xrc_target_is_named_by_its_context() -> None:
+    peer = Scripted()
+    xrc = request(transport_service_type=TransportService.EXTENDED, extended_transport_type=1)
+    active = peer.agent.connect("peer", xrc, peer.now)
+    peer.say(reply(local_comm_id=PEER, remote_comm_id=active, local_qpn=0, local_eecn=0x77))
+    peer.agent.send_rtu(active, peer.now)
+    peer.agent.disconnect(active, peer.now)
+    dreq = peer.heard()[-1]
+    assert isinstance(dreq, DREQ)
+    assert dreq.remote_qpn_eecn == 0x77
+
+
+def test_calls_that_cannot_be() -> None:
+    pair, active, passive = established()
+    agent = pair.agents[0]
+    with pytest.raises(CmStateError, match=r"accept 0x[0-9a-f]{8}: not possible in state ESTABLISHED"):
+        agent.accept(active, reply(), pair.now)
+    with pytest.raises(CmStateError, match="IDLE"):
+        agent.disconnect(active ^ 1, pair.now)
+    agent.destroy(active ^ 1, pair.now)
+    with pytest.raises(ValueError, match="private_data"):
+        agent.disconnect(active, pair.now, bytes(221))
+    assert agent.connection(active).state is State.ESTABLISHED  # type: ignore[union-attr]
+    with pytest.raises(ValueError, match="local_qpn"):
+        agent.connect(1, request(local_qpn=1 << 24), pair.now)
+    assert len(agent) == 1
+    assert passive
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_destroying_is_quiet(side: int) -> None:
+    pair, active, passive = established()
+    before = len(pair.events[side])
+    pair.agents[side].destroy((active, passive)[side], pair.now)
+    pair.run()
+    assert len(pair.events[side]) == before
+    assert pair.kinds(1 - side)[-1] == "DisconnectRequested"
+    assert pair.is_empty()
+
+
+# -- datagrams -----------------------------------------------------------------------------------------------------
+
+
+def test_a_datagram_service_is_found() -> None:
+    pair = Pair()
+    pair.agents[1].listen(SERVICE)
+    pair.handlers[SidrRequest] = lambda p, i, e: p.agents[i].sidr_reply(
+        e.comm_id, SIDR_REP(qpn=0x15, q_key=0x01234567, private_data=b"hi"), p.now
+    )
+    asked = pair.agents[0].sidr_request(1, SIDR_REQ(SERVICE, private_data=b"hello"), pair.now)
+    pair.run()
+    (event,) = pair.events[0]
+    assert isinstance(event, SidrReply)
+    assert event.comm_id == event.reply.request_id == asked
+    assert (event.reply.qpn, event.reply.q_key, event.reply.service_id) == (0x15, 0x01234567, SERVICE)
+    assert event.reply.private_data.rstrip(b"\0") == b"hi"
+    assert pair.sent() == ["0:SIDR_REQ", "1:SIDR_REP"]
+    assert pair.is_empty()
+
+
+@pytest.mark.parametrize(("listens", "status"), [(False, SidrStatus.UNSUPPORTED), (True, SidrStatus.REJECT)])
+def test_a_datagram_service_is_not_found(listens: bool, status: SidrStatus) -> None:
+    pair = Pair()
+    if listens:
+        pair.agents[1].listen(SERVICE)
+    pair.handlers[SidrRequest] = lambda p, i, e: p.agents[i].destroy(e.comm_id, p.now)
+    pair.agents[0].sidr_request(1, SIDR_REQ(SERVICE), pair.now)
+    pair.run()
+    (event,) = pair.events[0]
+    assert isinstance(event, SidrReply)
+    assert (event.reply.status, event.reply.qpn, event.reply.q_key) == (status, 0, 0)
+    assert pair.is_empty()
+
+
+def test_nobody_answers_a_sidr_req() -> None:
+    peer = Scripted()
+    asked = peer.agent.sidr_request("peer", SIDR_REQ(SERVICE), peer.now)
+    for _ in range(16):
+        assert not peer.agent.events()
+        peer.wait()
+    assert peer.now == pytest.approx(1000 + 16 * 4.096)
+    assert peer.agent.events() == [Unreachable(asked)]
+    assert [type(message) for message in peer.heard()] == [SIDR_REQ] * 16
+    assert len(peer.agent) == 0
+
+
+def test_a_copy_of_a_sidr_req_while_the_user_thinks() -> None:
+    peer = Scripted()
+    peer.agent.listen(SERVICE, backlog=2)
+    for path in ("peer", "peer", "other", "third"):
+        peer.say(SIDR_REQ(SERVICE, 9), path=path)
+    assert [event.path for event in peer.agent.events()] == ["peer", "other"]  # type: ignore[union-attr]
+    assert peer.agent.dropped == {Drop.UNEXPECTED: 1, Drop.BACKLOG: 1}
+
+
+# -- bytes from strangers ------------------------------------------------------------------------------------------
+
+
+def busy_agent(seed: int) -> tuple[Scripted, list[bytes]]:
+    """An agent with connections in several states, and honest MADs for them."""
+    peer = Scripted(seed, max_connections=40)
+    agent = peer.agent
+    agent.listen(SERVICE, backlog=8)
+    mads: list[bytes] = []
+    for i in range(6):
+        active = agent.connect("peer", request(local_qpn=i), peer.now)
+        rep = reply(local_comm_id=PEER + i, remote_comm_id=active, local_qpn=0x40 + i, local_ca_guid=PEER_GUID)
+        if i % 2:
+            peer.say(rep)
+        messages: tuple[Message, ...] = (
+            rep,
+            RTU(PEER + i, active),
+            DREQ(PEER + i, active, i),
+            DREP(PEER + i, active),
+            REJ(PEER + i, active, MessageKind.OTHER, 28),
+            REJ(0, active, MessageKind.REQ, 10),
+            REJ(PEER + i, 0, MessageKind.OTHER, 4, 8, PEER_GUID.to_bytes(8, "big")),
+            MRA(PEER + i, active, i % 3, 20),
+            request(local_comm_id=i, local_ca_guid=PEER_GUID, local_qpn=0x40 + i),
+            SIDR_REQ(SERVICE, i),
+            SIDR_REP(active),
+        )
+        mads += [pack_message(message, i) for message in messages]
+    return peer, mads
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_flipped_bits_never_raise(seed: int) -> None:
+    dice = random.Random(seed)
+    peer, mads = busy_agent(seed)
+    agent = peer.agent
+    calls: dict[type, Any] = {
+        ConnectRequest: lambda e: agent.accept(e.comm_id, reply(), peer.now),
+        ConnectReply: lambda e: agent.send_rtu(e.comm_id, peer.now),
+        SidrRequest: lambda e: agent.sidr_reply(e.comm_id, SIDR_REP(), peer.now),
+        DisconnectRequested: lambda e: agent.disconnect(e.comm_id, peer.now),
+    }
+    for _ in range(1500):
+        data = bytearray(dice.choice(mads))
+        for _ in range(dice.choice((0, 0, 1, 2, 8))):
+            data[dice.randrange(len(data) if dice.random() < 0.3 else 40)] ^= 1 << dice.randrange(8)
+        agent.mad_received(data, dice.choice(("peer", "peer", "other")), peer.now)
+        peer.now += dice.random() * dice.choice((0, 0, 1, 10))
+        agent.timer(peer.now)
+        for event in agent.events():
+            if type(event) in calls and dice.random() < 0.7:
+                with suppress(CmStateError):  # a timer may have ended it meanwhile
+                    calls[type(event)](event)
+        agent.mads_to_send()
+        assert len(agent) <= 40
+    for comm_id in list(agent._connections):
+        agent.destroy(comm_id, peer.now)
+    agent.timer(peer.now + 100)
+    assert len(agent) == 0
+    assert not agent._by_remote_id
+    assert not agent._by_remote_qpn
+    assert agent.next_deadline() is None
+    assert all(listener.pending == 0 for listener in agent._listeners.values())
+
+
+@given(st.binary(max_size=300) | st.binary(min_size=252, max_size=252).map(lambda tail: b"\x01\x07\x02\x03" + tail))
+def test_random_bytes_never_raise(data: bytes) -> None:
+    peer, _ = busy_agent(1)
+    before = len(peer.agent)
+    peer.agent.mad_received(data, "peer", peer.now)
+    assert len(peer.agent) <= before + 1
+    peer.agent.events()
+    peer.agent.mads_to_send()
+
+
+def test_what_is_no_mad_is_counted() -> None:
+    peer = Scripted()
+    for data in (b"", bytes(256), b"\x01" * 256, bytes(257), memoryview(bytes(3))):
+        peer.agent.mad_received(data, "peer", 0.0)
+    assert peer.agent.dropped == {Drop.MALFORMED: 5}

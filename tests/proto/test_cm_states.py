@@ -1,0 +1,366 @@
+"""Every cell of the connection's state tables, on paper and through a real agent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rdmacm.errors import CmStateError
+from rdmacm.proto.cm.connection import Connection
+from rdmacm.proto.cm.messages import (
+    DREP,
+    DREQ,
+    MRA,
+    REJ,
+    RTU,
+    SIDR_REP,
+    SIDR_REQ,
+    MessageKind,
+    RejectReason,
+)
+from rdmacm.proto.cm.states import ARRIVALS, CALLS, RETRYING, THINKING, TIMES, TRANSITIONS, Do, Input, State, follow
+from support.cm import SERVICE, Scripted, reply, request
+
+S, I = State, Input  # noqa: E741
+
+ACTIVE = {S.REQ_SENT, S.MRA_REQ_RCVD, S.REP_RCVD, S.MRA_REP_SENT}
+PASSIVE = {S.REQ_RCVD, S.MRA_REQ_SENT, S.REP_SENT, S.MRA_REP_RCVD}
+EITHER = {S.ESTABLISHED, S.DREQ_SENT, S.DREQ_RCVD, S.TIMEWAIT}
+SIDR = {S.SIDR_REQ_SENT, S.SIDR_REQ_RCVD}
+
+# Who may call what, from the specification: call → states that allow it.
+ALLOWED: dict[Input, set[State]] = {
+    I.CONNECT: {S.IDLE},
+    I.RESOLVE: {S.IDLE},
+    I.ACCEPT: {S.REQ_RCVD, S.MRA_REQ_SENT},
+    I.REJECT: PASSIVE | {S.REP_RCVD, S.MRA_REP_SENT},
+    I.SEND_RTU: {S.REP_RCVD, S.MRA_REP_SENT},
+    I.THINK: {S.REQ_RCVD, S.REP_RCVD},
+    I.ESTABLISH: {S.REP_SENT, S.MRA_REP_RCVD, S.ESTABLISHED},
+    I.DISCONNECT: EITHER,
+    I.ANSWER: {S.SIDR_REQ_RCVD},
+    I.DESTROY: set(S) - {S.IDLE},
+}
+
+# What a message leads to where it means anything, written down apart from the tables.
+HEEDED: dict[Input, dict[State, State]] = {
+    I.REQ: {S.IDLE: S.REQ_RCVD, S.MRA_REQ_SENT: S.MRA_REQ_SENT, S.TIMEWAIT: S.TIMEWAIT},
+    I.MRA_REQ: {S.REQ_SENT: S.MRA_REQ_RCVD, S.MRA_REQ_RCVD: S.MRA_REQ_RCVD},
+    I.MRA_REP: {S.REP_SENT: S.MRA_REP_RCVD, S.MRA_REP_RCVD: S.MRA_REP_RCVD},
+    I.REP: {
+        S.REQ_SENT: S.REP_RCVD,
+        S.MRA_REQ_RCVD: S.REP_RCVD,
+        S.MRA_REP_SENT: S.MRA_REP_SENT,
+        S.ESTABLISHED: S.ESTABLISHED,
+    },
+    I.REP_STALE: {S.REQ_SENT: S.REQ_SENT, S.MRA_REQ_RCVD: S.MRA_REQ_RCVD},
+    I.RTU: {S.REP_SENT: S.ESTABLISHED, S.MRA_REP_RCVD: S.ESTABLISHED},
+    I.REJ: {
+        S.REQ_SENT: S.IDLE,
+        S.MRA_REQ_RCVD: S.IDLE,
+        S.REP_RCVD: S.TIMEWAIT,
+        S.MRA_REP_SENT: S.TIMEWAIT,
+        S.REQ_RCVD: S.IDLE,
+        S.MRA_REQ_SENT: S.IDLE,
+        S.REP_SENT: S.IDLE,
+        S.MRA_REP_RCVD: S.IDLE,
+        S.ESTABLISHED: S.TIMEWAIT,
+        S.DREQ_SENT: S.TIMEWAIT,
+    },
+    I.REJ_STALE: dict.fromkeys(ACTIVE | PASSIVE | {S.ESTABLISHED, S.DREQ_SENT}, S.TIMEWAIT),
+    I.DREQ: {
+        S.IDLE: S.IDLE,
+        S.REP_SENT: S.DREQ_RCVD,
+        S.MRA_REP_RCVD: S.DREQ_RCVD,
+        S.ESTABLISHED: S.DREQ_RCVD,
+        S.DREQ_SENT: S.TIMEWAIT,
+        S.TIMEWAIT: S.TIMEWAIT,
+    },
+    I.DREP: {S.DREQ_SENT: S.TIMEWAIT},
+    I.SIDR_REQ: {S.IDLE: S.SIDR_REQ_RCVD},
+    I.SIDR_REP: {S.SIDR_REQ_SENT: S.IDLE},
+}
+
+
+@pytest.mark.parametrize("state", list(S), ids=lambda s: s.name)
+def test_each_input_in_each_state(state: State) -> None:
+    row = TRANSITIONS[state]
+    assert set(row) >= ARRIVALS, "a message that is dropped is dropped on purpose"
+    for what in ARRIVALS:
+        step = row[what]
+        assert (step.state if step is not None else None) == HEEDED[what].get(state), what
+    for call in CALLS:
+        assert (follow(state, call) is not None) == (state in ALLOWED[call]), call
+    assert (I.RETRY in row) == (I.EXHAUSTED in row) == (state in RETRYING)
+    assert (I.TIMEWAIT_OVER in row) == (state is S.TIMEWAIT)
+    assert (I.STALE in row) == (state is S.ESTABLISHED)
+
+
+def test_the_tables_are_whole() -> None:
+    assert set(TRANSITIONS) == set(S)
+    assert set(I) == CALLS | TIMES | ARRIVALS
+    assert set(HEEDED) == ARRIVALS
+    assert set(ALLOWED) == CALLS
+    steps = [step for row in TRANSITIONS.values() for step in row.values() if step is not None]
+    assert {action for step in steps for action in step.actions} == set(Do), "nothing is there for nobody"
+
+
+def test_every_state_can_be_reached_and_left() -> None:
+    def reached(start: State) -> set[State]:
+        seen, frontier = {start}, [start]
+        while frontier:
+            for step in TRANSITIONS[frontier.pop()].values():
+                if step is not None and step.state not in seen:
+                    seen.add(step.state)
+                    frontier.append(step.state)
+        return seen
+
+    assert reached(S.IDLE) == set(S)
+    for state in S:
+        assert S.IDLE in reached(state)
+
+
+def test_repeating_goes_with_a_timer() -> None:
+    starts = {Do.SEND_REQ, Do.SEND_REP, Do.SEND_DREQ, Do.SEND_SIDR_REQ, Do.SEND_AGAIN, Do.EXTEND}
+    for before, row in TRANSITIONS.items():
+        for what, step in row.items():
+            if step is None:
+                continue
+            if step.state in RETRYING and step.state is not before:
+                assert starts & set(step.actions), (before, what)
+            if what is I.RETRY:
+                assert step == (before, (Do.SEND_AGAIN,))
+    assert not THINKING & RETRYING
+
+
+# -- through a real agent ---------------------------------------------------------------------------------------
+
+PEER = 0xA1B2C3D4
+PEER_GUID = 0x0200C0FFFE000202
+PEER_QPN = 0x33
+
+
+class World:
+    """A connection brought into a state by a peer that is this test."""
+
+    def __init__(self, state: State, is_active: bool) -> None:
+        thinks = state in (S.MRA_REQ_SENT, S.MRA_REP_SENT)
+        self.peer = peer = Scripted(mra_service_timeout=24 if thinks else None)
+        self.agent = agent = peer.agent
+        self.is_active = is_active
+        self.comm_id = 0
+        agent.listen(SERVICE)
+        if state is S.IDLE:
+            return
+        if state is S.SIDR_REQ_SENT:
+            self.comm_id = agent.sidr_request("peer", SIDR_REQ(SERVICE), peer.now)
+        elif state is S.SIDR_REQ_RCVD:
+            self.arrive(I.SIDR_REQ)
+            self.comm_id = peer.only_event().comm_id
+        elif is_active:
+            self.comm_id = agent.connect("peer", request(), peer.now)
+            if state is S.MRA_REQ_RCVD:
+                self.arrive(I.MRA_REQ)
+            elif state is not S.REQ_SENT:
+                self.arrive(I.REP)
+                if state not in ACTIVE:
+                    agent.send_rtu(self.comm_id, peer.now)
+        else:
+            self.arrive(I.REQ)
+            self.comm_id = peer.only_event().comm_id
+            if state not in (S.REQ_RCVD, S.MRA_REQ_SENT):
+                agent.accept(self.comm_id, reply(local_qpn=0x11), peer.now)
+                if state is S.MRA_REP_RCVD:
+                    self.arrive(I.MRA_REP)
+                elif state is not S.REP_SENT:
+                    self.arrive(I.RTU)
+        if state is S.DREQ_RCVD:
+            self.arrive(I.DREQ)
+        elif state in (S.DREQ_SENT, S.TIMEWAIT):
+            agent.disconnect(self.comm_id, peer.now)
+            if state is S.TIMEWAIT:
+                self.arrive(I.DREP)
+        assert self.state is state
+        peer.heard()
+        agent.events()
+
+    @property
+    def connection(self) -> Connection | None:
+        return self.agent.connection(self.comm_id)
+
+    @property
+    def state(self) -> State:
+        return self.connection.state if self.connection is not None else S.IDLE
+
+    def arrive(self, what: Input) -> None:
+        mine = self.comm_id
+        rej = REJ(PEER, mine, MessageKind.OTHER, RejectReason.CONSUMER_DEFINED)
+        if self.connection is not None and self.connection.remote_comm_id is None:
+            rej = REJ(0, mine, MessageKind.REQ, RejectReason.CONSUMER_DEFINED)
+        rep = reply(local_comm_id=PEER, remote_comm_id=mine, local_qpn=PEER_QPN, local_ca_guid=PEER_GUID)
+        match what:
+            case I.REQ:
+                self.peer.say(request(local_comm_id=PEER, local_ca_guid=PEER_GUID, local_qpn=PEER_QPN))
+            case I.MRA_REQ:
+                self.peer.say(MRA(PEER, mine, MessageKind.REQ, 20))
+            case I.MRA_REP:
+                self.peer.say(MRA(PEER, mine, MessageKind.REP, 20))
+            case I.REP | I.REP_STALE:
+                self.peer.say(rep)
+            case I.RTU:
+                self.peer.say(RTU(PEER, mine))
+            case I.REJ:
+                self.peer.say(rej)
+            case I.REJ_STALE:
+                self.peer.say(REJ(rej.local_comm_id, mine, rej.message_rejected, RejectReason.STALE_CONN))
+            case I.DREQ:
+                self.peer.say(DREQ(PEER, mine, 0x11))
+            case I.DREP:
+                self.peer.say(DREP(PEER, mine))
+            case I.SIDR_REQ:
+                self.peer.say(SIDR_REQ(SERVICE, PEER))
+            case I.SIDR_REP:
+                self.peer.say(SIDR_REP(mine, qpn=PEER_QPN))
+
+    def call(self, what: Input) -> None:
+        now = self.peer.now
+        calls: dict[Input, Any] = {
+            I.ACCEPT: lambda: self.agent.accept(self.comm_id, reply(), now),
+            I.REJECT: lambda: self.agent.reject(self.comm_id, now),
+            I.SEND_RTU: lambda: self.agent.send_rtu(self.comm_id, now),
+            I.ESTABLISH: lambda: self.agent.establish(self.comm_id, now),
+            I.DISCONNECT: lambda: self.agent.disconnect(self.comm_id, now),
+            I.ANSWER: lambda: self.agent.sidr_reply(self.comm_id, SIDR_REP(), now),
+            I.DESTROY: lambda: self.agent.destroy(self.comm_id, now),
+        }
+        calls[what]()
+
+
+def expected(state: State, what: Input) -> tuple[State, list[str], list[str]]:
+    """State, messages and events the table wants."""
+    step = follow(state, what)
+    if step is None:
+        return state, [], []
+    sent, told = [], []
+    repeated = {S.REQ_SENT: "REQ", S.MRA_REQ_RCVD: "REQ", S.DREQ_SENT: "DREQ", S.SIDR_REQ_SENT: "SIDR_REQ"}
+    for action in step.actions:
+        if action is Do.SEND_AGAIN:
+            sent.append(repeated.get(state, "REP"))
+        elif action.name.startswith("SEND_"):
+            sent.append("SIDR_" + action.name[10:] if "SIDR" in action.name else action.name.split("_")[1])
+        elif action.name.startswith("TELL_"):
+            told.append(action.value)
+    return step.state, sent, told
+
+
+ROLES = [(s, a) for s in S for a in (True, False) if (s in ACTIVE) <= a and (s in PASSIVE) <= (not a)]
+ROLES = [(s, a) for s, a in ROLES if s not in SIDR | {S.IDLE} or a]
+NO_REMOTE = {S.REQ_SENT, S.MRA_REQ_RCVD} | SIDR
+
+
+def check(world: World, state: State, want: tuple[State, list[str], list[str]]) -> None:
+    told = [type(event).__name__ for event in world.agent.events()]
+    sent = [type(message).__name__ for message in world.peer.heard()]
+    assert (sent, told) == (want[1], want[2])
+    assert world.state is want[0]
+    connection = world.connection
+    if connection is not None:
+        timed = world.state in RETRYING or world.state is S.TIMEWAIT
+        assert (connection.deadline is not None) == timed
+        assert (world.agent.next_deadline() is not None) == timed
+
+
+@pytest.mark.parametrize("what", sorted(ARRIVALS - {I.REP_STALE}, key=str), ids=str)
+@pytest.mark.parametrize(("state", "is_active"), ROLES, ids=lambda v: v.name if isinstance(v, State) else str(v))
+def test_messages_do_what_the_table_says(state: State, is_active: bool, what: Input) -> None:
+    world = World(state, is_active)
+    want = expected(state, what)
+    if (what is I.REP and not is_active) or (what is I.REQ and is_active and state is not S.IDLE):
+        want = state, [], []
+        if what is I.REQ and state in NO_REMOTE:
+            want = state, [], ["ConnectRequest"]  # somebody else's, as far as this connection goes
+    elif what is I.DREQ and state in NO_REMOTE - {S.SIDR_REQ_RCVD}:
+        want = state, ["DREP"], []
+    elif what is I.SIDR_REQ and state is not S.SIDR_REQ_RCVD:
+        want = state, [], ["SidrRequest"]
+    world.arrive(what)
+    if state is S.IDLE and world.agent.connection(world.comm_id) is None:
+        dropped = follow(state, what) is None or what is I.DREQ
+        assert sum(world.agent.dropped.values()) == dropped
+        assert [type(event).__name__ for event in world.agent.events()] == (want[2] if not dropped else [])
+        assert [type(message).__name__ for message in world.peer.heard()] == want[1]
+        return
+    if follow(state, what) is None and not want[2]:
+        assert sum(world.agent.dropped.values()) == 1
+    check(world, state, want)
+
+
+@pytest.mark.parametrize("what", sorted(CALLS - {I.CONNECT, I.RESOLVE, I.THINK}, key=str), ids=str)
+@pytest.mark.parametrize(("state", "is_active"), ROLES, ids=lambda v: v.name if isinstance(v, State) else str(v))
+def test_calls_do_what_the_table_says(state: State, is_active: bool, what: Input) -> None:
+    world = World(state, is_active)
+    if state in ALLOWED[what] or what is I.DESTROY:
+        world.call(what)
+    else:
+        with pytest.raises(CmStateError, match=state.name):
+            world.call(what)
+    check(world, state, expected(state, what))
+
+
+@pytest.mark.parametrize("exhausted", [False, True])
+@pytest.mark.parametrize(("state", "is_active"), ROLES, ids=lambda v: v.name if isinstance(v, State) else str(v))
+def test_timers_do_what_the_table_says(state: State, is_active: bool, exhausted: bool) -> None:
+    world = World(state, is_active)
+    if state in RETRYING:
+        assert world.connection is not None
+        if exhausted:
+            world.connection.retries_left = 0
+        what = I.EXHAUSTED if exhausted else I.RETRY
+    elif state is S.TIMEWAIT:
+        what = I.TIMEWAIT_OVER
+    else:
+        assert world.agent.next_deadline() is None
+        world.agent.timer(1e9)
+        check(world, state, (state, [], []))
+        return
+    world.peer.wait()
+    check(world, state, expected(state, what))
+
+
+@pytest.mark.parametrize(("state", "is_active"), ROLES, ids=lambda v: v.name if isinstance(v, State) else str(v))
+def test_a_queue_pair_named_twice(state: State, is_active: bool) -> None:
+    world = World(state, is_active)
+    world.peer.say(request(local_comm_id=PEER + 1, local_ca_guid=PEER_GUID, local_qpn=PEER_QPN))
+    if state in NO_REMOTE | {S.IDLE, S.TIMEWAIT}:
+        assert type(world.peer.only_event()).__name__ == "ConnectRequest"
+        assert world.state is state
+        return
+    rej, *rest = world.peer.heard()
+    assert isinstance(rej, REJ)
+    assert (rej.reason, rej.local_comm_id, rej.remote_comm_id) == (RejectReason.STALE_CONN, 0, PEER + 1)
+    after, sent, _ = expected(state, I.STALE)
+    assert [type(message).__name__ for message in rest] == sent
+    assert world.state is after
+    assert not world.agent.events()
+
+
+@pytest.mark.parametrize("state", [S.REQ_SENT, S.MRA_REQ_RCVD])
+def test_a_rep_with_a_queue_pair_in_use(state: State) -> None:
+    world = World(S.ESTABLISHED, True)
+    old, world.comm_id = world.comm_id, world.agent.connect("peer", request(local_qpn=0x12), world.peer.now)
+    if state is S.MRA_REQ_RCVD:
+        world.arrive(I.MRA_REQ)
+    world.peer.heard()
+    assert world.state is state
+    world.peer.say(
+        reply(local_comm_id=PEER + 1, remote_comm_id=world.comm_id, local_qpn=PEER_QPN, local_ca_guid=PEER_GUID)
+    )
+    rej, dreq = world.peer.heard()
+    assert rej == REJ(
+        world.comm_id, PEER + 1, MessageKind.REP, RejectReason.STALE_CONN, 0, bytes(72), bytes(REJ.PRIVATE_DATA)
+    )
+    assert isinstance(dreq, DREQ)
+    assert dreq.local_comm_id == old
+    assert world.state is state
+    assert world.agent.connection(old).state is S.DREQ_SENT  # type: ignore[union-attr]

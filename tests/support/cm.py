@@ -1,0 +1,152 @@
+"""Agents of the communication manager, a network between two of them that does as it likes, and a scripted peer."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from rdmacm.address import Gid
+from rdmacm.proto.cm.engine import Agent
+from rdmacm.proto.cm.events import ConnectReply, ConnectRequest, DisconnectRequested, Event, TimewaitExit
+from rdmacm.proto.cm.messages import REP, REQ, Message, Path, pack_message, unpack_message
+from rdmacm.proto.mad import Mad
+
+SERVICE = 0x01061D2F
+GUIDS = (0x0200C0FFFE000201, 0x0200C0FFFE000202)
+ENDS = ("::ffff:10.0.0.1", "::ffff:10.0.0.2")
+
+
+def request(**fields: Any) -> REQ:
+    """A REQ as rdma_cm sends one on RoCEv2."""
+    primary = Path(Gid(ENDS[0]), Gid(ENDS[1]), 0xFFFF, 0xFFFF, hop_limit=64, local_ack_timeout=19)
+    return REQ(**{"service_id": SERVICE, "primary": primary, "local_qpn": 0x11, "path_mtu": 3, **fields})
+
+
+def reply(**fields: Any) -> REP:
+    """A REP as rxe sends one."""
+    return REP(**{"local_qpn": 0x22, "target_ack_delay": 15, "rnr_retry_count": 7, **fields})
+
+
+def opened(data: bytes) -> Message:
+    """The message in a MAD."""
+    return unpack_message(Mad.unpack(data))
+
+
+class Scripted:
+    """An agent whose peer is the test: it says what it likes, over a path of its own or another's."""
+
+    def __init__(self, seed: int = 1, **options: Any) -> None:
+        self.agent = Agent(GUIDS[0], random.Random(seed), **options)
+        self.now = 1000.0
+
+    def say(self, message: Message, tid: int = 0x77, path: Hashable = "peer") -> None:
+        self.agent.mad_received(pack_message(message, tid), path, self.now)
+
+    def heard(self) -> list[Message]:
+        return [opened(mad) for _, mad in self.agent.mads_to_send()]
+
+    def wait(self) -> None:
+        """Until the next timer, which fires."""
+        deadline = self.agent.next_deadline()
+        assert deadline is not None
+        self.now = deadline
+        self.agent.timer(self.now)
+
+    def only_event(self) -> Any:
+        (event,) = self.agent.events()
+        return event
+
+
+class Pair:
+    """Two agents and the network between them, in virtual time.
+
+    ``fate`` says of each MAD after how many seconds its copies arrive: an empty list loses it.
+    """
+
+    def __init__(
+        self,
+        seed: int = 1,
+        fate: Callable[[Message], list[float]] = lambda message: [0.001],
+        **options: Any,
+    ) -> None:
+        self.agents = [Agent(guid, random.Random(seed * 2 + i), **options) for i, guid in enumerate(GUIDS)]
+        self.fate = fate
+        self.now = 0.0
+        self.flying: list[tuple[float, int, int, bytes]] = []
+        self.count = 0
+        self.accepted = 0
+        self.log: list[tuple[int, Message]] = []
+        self.events: list[list[Event]] = [[], []]
+        self.times: list[list[float]] = [[], []]
+        self.handlers: dict[type[Event], Callable[[Pair, int, Any], None]] = {
+            ConnectRequest: lambda pair, i, event: pair.accept(i, event),
+            ConnectReply: lambda pair, i, event: pair.agents[i].send_rtu(event.comm_id, pair.now),
+            DisconnectRequested: lambda pair, i, event: pair.agents[i].disconnect(event.comm_id, pair.now),
+        }
+
+    def connect(self, side: int = 0, **fields: Any) -> int:
+        """A connection from one side to the other."""
+        return self.agents[side].connect(1 - side, request(**fields), self.now)
+
+    def accept(self, side: int, event: ConnectRequest) -> None:
+        """Accept with a queue pair of its own: the first is 0x22."""
+        self.agents[side].accept(event.comm_id, reply(local_qpn=0x22 + self.accepted), self.now)
+        self.accepted += 1
+
+    def settle(self) -> None:
+        """Let out what the agents want to send and to say."""
+        busy = True
+        while busy:
+            busy = False
+            for i, agent in enumerate(self.agents):
+                for path, mad in agent.mads_to_send():
+                    assert path == 1 - i
+                    message = opened(mad)
+                    self.log.append((i, message))
+                    for delay in self.fate(message):
+                        self.count += 1
+                        heapq.heappush(self.flying, (self.now + delay, self.count, 1 - i, mad))
+                for event in agent.events():
+                    busy = True
+                    self.events[i].append(event)
+                    self.times[i].append(self.now)
+                    handler = self.handlers.get(type(event))
+                    if handler is not None:
+                        handler(self, i, event)
+
+    def run(self, until: float = 1e9) -> None:
+        """On until nothing flies and no timer runs, or until a time."""
+        while True:
+            self.settle()
+            due = [at for at in (agent.next_deadline() for agent in self.agents) if at is not None]
+            at = min([*due, *(entry[0] for entry in self.flying[:1])], default=None)
+            if at is None or at > until:
+                self.now = max(self.now, until) if until < 1e9 else self.now
+                return
+            self.now = max(self.now, at)
+            while self.flying and self.flying[0][0] <= self.now:
+                _, _, to, mad = heapq.heappop(self.flying)
+                self.agents[to].mad_received(mad, 1 - to, self.now)
+            for agent in self.agents:
+                agent.timer(self.now)
+
+    def kinds(self, side: int) -> list[str]:
+        """Names of a side's events, TimewaitExit left out."""
+        return [type(event).__name__ for event in self.events[side] if not isinstance(event, TimewaitExit)]
+
+    def sent(self) -> list[str]:
+        """What was sent, in order, and by whom."""
+        return [f"{i}:{type(message).__name__}" for i, message in self.log]
+
+    def is_empty(self) -> bool:
+        """Whether nothing is left of any connection."""
+        return all(
+            len(agent) == 0
+            and agent.next_deadline() is None
+            and not agent._by_remote_id
+            and not agent._by_remote_qpn
+            and all(listener.pending == 0 for listener in agent._listeners.values())
+            for agent in self.agents
+        )
