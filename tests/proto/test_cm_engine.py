@@ -599,7 +599,7 @@ def test_both_sides_agree_whatever_the_network_does(block: int) -> None:
         active = pair.connect()
         pair.run(400.0)
         outcome = pair.kinds(0)
-        ends = [end for end in pair.agents[1]._connections.values() if end.state is State.ESTABLISHED]
+        ends = [end for end in pair.agents[1]._connections._by_id.values() if end.state is State.ESTABLISHED]
         if outcome == ["ConnectReply"]:
             assert listens
             assert not rejects
@@ -692,7 +692,7 @@ def test_stopped_timers_do_not_pile_up() -> None:
         active = peer.agent.connect("peer", request(local_qpn=i), peer.now)
         peer.say(REJ(0, active, MessageKind.REQ, 28))
     assert len(peer.agent) == 0
-    assert len(peer.agent._timers) < 100
+    assert len(peer.agent._connections._timers) < 100
     assert peer.agent.next_deadline() is None
 
 
@@ -935,14 +935,14 @@ def test_flipped_bits_never_raise(seed: int) -> None:
                     calls[type(event)](event)
         agent.mads_to_send()
         assert len(agent) <= 40
-    for comm_id in list(agent._connections):
+    for comm_id in list(agent._connections._by_id):
         agent.destroy(comm_id, peer.now)
     agent.timer(peer.now + 100)
     assert len(agent) == 0
-    assert not agent._by_remote_id
-    assert not agent._by_remote_qpn
+    assert not agent._connections._by_remote_id
+    assert not agent._connections._by_remote_qpn
     assert agent.next_deadline() is None
-    assert all(listener.pending == 0 for listener in agent._listeners.values())
+    assert all(listener.pending == 0 for listener in agent._listeners._by_key.values())
 
 
 @given(st.binary(max_size=300) | st.binary(min_size=252, max_size=252).map(lambda tail: b"\x01\x07\x02\x03" + tail))

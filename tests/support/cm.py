@@ -145,8 +145,8 @@ class Pair:
         return all(
             len(agent) == 0
             and agent.next_deadline() is None
-            and not agent._by_remote_id
-            and not agent._by_remote_qpn
-            and all(listener.pending == 0 for listener in agent._listeners.values())
+            and not agent._connections._by_remote_id
+            and not agent._connections._by_remote_qpn
+            and all(listener.pending == 0 for listener in agent._listeners._by_key.values())
             for agent in self.agents
         )

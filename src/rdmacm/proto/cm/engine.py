@@ -20,7 +20,6 @@ connections that have meanwhile ended, and ValueError for what does not fit into
 from __future__ import annotations
 
 import errno
-import heapq
 from collections import Counter
 from collections.abc import Hashable
 from dataclasses import replace
@@ -60,6 +59,7 @@ from rdmacm.proto.cm.messages import (
     unpack_message,
 )
 from rdmacm.proto.cm.states import RETRYING, THINKING, Do, Input, State, follow
+from rdmacm.proto.cm.tables import Connections, Listeners
 from rdmacm.proto.cm.timeouts import ack_timeout, seconds
 from rdmacm.proto.mad import Mad
 from rdmacm.proto.wire import WireError
@@ -105,13 +105,8 @@ class Agent:
         self.dropped: Counter[Drop] = Counter()
         self._random = random
         self._mra_service_timeout = mra_service_timeout
-        self._connections: dict[int, Connection] = {}
-        # GUID and ids are the peer's own words, so they name its connections only together with where they came from.
-        self._by_remote_id: dict[tuple[int, int | None, Hashable], Connection] = {}
-        self._by_remote_qpn: dict[tuple[int, int | None, Hashable], Connection] = {}
-        self._listeners: dict[tuple[int, int], Listener] = {}
-        self._masks: Counter[int] = Counter()
-        self._timers: list[tuple[float, int]] = []
+        self._connections = Connections()
+        self._listeners = Listeners()
         self._mads: list[tuple[Hashable, bytes]] = []
         self._events: list[Event] = []
 
@@ -129,13 +124,7 @@ class Agent:
 
     def next_deadline(self) -> float | None:
         """When :meth:`timer` has something to do, or None."""
-        while self._timers:
-            deadline, comm_id = self._timers[0]
-            connection = self._connections.get(comm_id)
-            if connection is not None and connection.deadline == deadline:
-                return deadline
-            heapq.heappop(self._timers)
-        return None
+        return self._connections.next_deadline()
 
     def connection(self, comm_id: int) -> Connection | None:
         """A connection, or None once it is forgotten."""
@@ -152,20 +141,14 @@ class Agent:
 
         Among several masks that fit a request, the one with the most bits wins.
         """
-        key = service_id & mask, mask
-        if key in self._listeners:
+        listener = self._listeners.add(service_id, mask, backlog)
+        if listener is None:
             raise cm_error(errno.EADDRINUSE, "the service id is taken", "listen", f"0x{service_id:x}")
-        listener = self._listeners[key] = Listener(service_id & mask, mask, backlog)
-        self._masks[mask] += 1
         return listener
 
     def unlisten(self, listener: Listener) -> None:
         """Take no more requests; those that wait for an answer still may have one."""
-        if self._listeners.get((listener.service_id, listener.mask)) is listener:
-            del self._listeners[listener.service_id, listener.mask]
-            self._masks[listener.mask] -= 1
-            if not self._masks[listener.mask]:
-                del self._masks[listener.mask]
+        self._listeners.remove(listener)
 
     # -- calls: connecting ------------------------------------------------------------------------------------
 
@@ -180,7 +163,7 @@ class Agent:
         )
         tid = self._new_transaction_id(comm_id)
         packed = pack_message(request, tid)
-        connection = self._connections[comm_id] = Connection(
+        connection = Connection(
             comm_id=comm_id,
             path=path,
             is_active=True,
@@ -193,6 +176,7 @@ class Agent:
             interval=2 * seconds(packet_life_time) + seconds(request.remote_cm_response_timeout),
             retries=request.max_cm_retries,
         )
+        self._connections.add(connection)
         self._step(connection, Input.CONNECT, now, packed=packed)
         return comm_id
 
@@ -260,7 +244,7 @@ class Agent:
         request = replace(request, request_id=comm_id)
         tid = self._new_transaction_id(comm_id)
         packed = pack_message(request, tid)
-        connection = self._connections[comm_id] = Connection(
+        connection = Connection(
             comm_id=comm_id,
             path=path,
             is_active=True,
@@ -269,6 +253,7 @@ class Agent:
             interval=seconds(_SIDR_RESPONSE_TIMEOUT),
             retries=_SIDR_RETRIES,
         )
+        self._connections.add(connection)
         self._step(connection, Input.RESOLVE, now, packed=packed)
         return comm_id
 
@@ -282,9 +267,7 @@ class Agent:
 
     def timer(self, now: float) -> None:
         """Do what is due."""
-        while (deadline := self.next_deadline()) is not None and deadline <= now:
-            connection = self._connections[heapq.heappop(self._timers)[1]]
-            connection.deadline = None
+        while (connection := self._connections.take_due(now)) is not None:
             if connection.state not in RETRYING:
                 what = Input.TIMEWAIT_OVER
             elif connection.retries_left > 0:
@@ -358,16 +341,16 @@ class Agent:
         return None if self._step(connection, what, now, message=message) else Drop.UNEXPECTED
 
     def _req(self, req: REQ, tid: int, path: Hashable, now: float) -> Drop | None:
-        known = self._by_remote_id.get((req.local_comm_id, req.local_ca_guid, path))
+        known = self._connections.of_peer(req.local_comm_id, req.local_ca_guid, path)
         if known is not None:
             return Drop.UNEXPECTED if known.is_active else self._arrive(known, path, Input.REQ, now, req)
         qpn = self._peer_qpn(req, req)
-        old = self._by_remote_qpn.get((qpn, req.local_ca_guid, path))
+        old = self._connections.of_qpn(qpn, req.local_ca_guid, path)
         if old is not None:
             self._refuse(req, RejectReason.STALE_CONN, tid, path)
             self._step(old, Input.STALE, now)
             return Drop.STALE
-        listener = self._listener(req.service_id)
+        listener = self._listeners.find(req.service_id)
         if listener is None:
             self._refuse(req, RejectReason.INVALID_SERVICE_ID, tid, path)
             return Drop.NO_LISTENER
@@ -375,7 +358,7 @@ class Agent:
         if full is not None:
             return full
         comm_id = self._new_comm_id("")
-        connection = self._connections[comm_id] = Connection(
+        connection = Connection(
             comm_id=comm_id,
             path=path,
             is_active=False,
@@ -390,7 +373,7 @@ class Agent:
             interval=seconds(req.local_cm_response_timeout),
             retries=req.max_cm_retries,
         )
-        self._remember(connection)
+        self._connections.add(connection)
         self._step(connection, Input.REQ, now, message=req)
         if self._mra_service_timeout is not None:
             self._step(connection, Input.THINK, now)
@@ -409,19 +392,19 @@ class Agent:
         if follow(connection.state, Input.REP) is None:
             return Drop.UNEXPECTED
         qpn = self._peer_qpn(connection.request, rep)
-        old = self._by_remote_qpn.get((qpn, rep.local_ca_guid, path))
+        old = self._connections.of_qpn(qpn, rep.local_ca_guid, path)
         if old is not None:
             self._step(connection, Input.REP_STALE, now, message=rep)
             self._step(old, Input.STALE, now)
             return Drop.STALE
-        if (rep.local_comm_id, rep.local_ca_guid, path) in self._by_remote_id:
+        if self._connections.of_peer(rep.local_comm_id, rep.local_ca_guid, path) is not None:
             return Drop.UNEXPECTED
         connection.remote_comm_id = rep.local_comm_id
         connection.remote_guid = rep.local_ca_guid
         connection.remote_qpn = qpn
         connection.reply = rep
         connection.av_timeout = ack_timeout(rep.target_ack_delay, connection.packet_life_time)
-        self._remember(connection)
+        self._connections.learned(connection)
         self._step(connection, Input.REP, now, message=rep)
         if self._mra_service_timeout is not None:
             self._step(connection, Input.THINK, now)
@@ -432,7 +415,7 @@ class Agent:
         if rej.reason == RejectReason.TIMEOUT and rej.reject_info_length >= _GUID_SIZE:
             # A peer that gives up may know nothing of this side but where it sent its REQ.
             guid = int.from_bytes(rej.ari[:_GUID_SIZE], "big")
-            connection = self._by_remote_id.get((rej.local_comm_id, guid, path))
+            connection = self._connections.of_peer(rej.local_comm_id, guid, path)
             if connection is not None and rej.remote_comm_id not in (0, connection.comm_id):
                 return Drop.UNKNOWN
         if connection is None and rej.message_rejected == MessageKind.REQ:
@@ -454,10 +437,10 @@ class Agent:
         return self._arrive(connection, path, Input.DREQ, now, dreq)
 
     def _sidr_req(self, req: SIDR_REQ, tid: int, path: Hashable, now: float) -> Drop | None:
-        known = self._by_remote_id.get((req.request_id, None, path))
+        known = self._connections.of_peer(req.request_id, None, path)
         if known is not None:
             return self._arrive(known, path, Input.SIDR_REQ, now, req)
-        listener = self._listener(req.service_id)
+        listener = self._listeners.find(req.service_id)
         if listener is None:
             reply = SIDR_REP(request_id=req.request_id, status=SidrStatus.UNSUPPORTED, service_id=req.service_id)
             self._send(path, pack_message(reply, tid))
@@ -466,7 +449,7 @@ class Agent:
         if full is not None:
             return full
         comm_id = self._new_comm_id("")
-        connection = self._connections[comm_id] = Connection(
+        connection = Connection(
             comm_id=comm_id,
             path=path,
             is_active=False,
@@ -475,7 +458,7 @@ class Agent:
             listener=listener,
             remote_comm_id=req.request_id,
         )
-        self._remember(connection)
+        self._connections.add(connection)
         self._step(connection, Input.SIDR_REQ, now, message=req)
         return None
 
@@ -512,10 +495,11 @@ class Agent:
         if connection.listener is not None:
             connection.listener.pending += (after in THINKING) - (before in THINKING)
         if after is State.TIMEWAIT:
-            self._forget_qpn(connection)
-            self._arm(connection, now + seconds(connection.av_timeout))
+            # Its own timewait may be over sooner than this one.
+            self._connections.release_qpn(connection)
+            self._connections.arm(connection, now + seconds(connection.av_timeout))
         elif after is State.IDLE:
-            self._forget(connection)
+            self._connections.remove(connection)
         return True
 
     def _do(self, connection: Connection, action: Do, now: float, message: Message | None, packed: bytes) -> None:
@@ -558,7 +542,7 @@ class Agent:
                 if not connection.was_extended:
                     connection.was_extended = True
                     wait = seconds(message.service_timeout) + seconds(connection.av_timeout)
-                    self._arm(connection, now + wait)
+                    self._connections.arm(connection, now + wait)
             case Do.HUSH:
                 connection.is_hushed = True
 
@@ -640,21 +624,9 @@ class Agent:
     def _send_pending(self, connection: Connection, now: float) -> None:
         connection.was_extended = False
         self._send(connection.path, connection.pending)
-        self._arm(connection, now + connection.interval)
+        self._connections.arm(connection, now + connection.interval)
 
-    # -- tables -----------------------------------------------------------------------------------------------
-
-    def _arm(self, connection: Connection, deadline: float) -> None:
-        connection.deadline = deadline
-        heapq.heappush(self._timers, (deadline, connection.comm_id))
-        # Timers that were stopped stay behind until they are due, which a busy agent has no room for.
-        if len(self._timers) > 64 + 4 * len(self._connections):
-            self._timers = [
-                (connection.deadline, comm_id)
-                for comm_id, connection in self._connections.items()
-                if connection.deadline is not None
-            ]
-            heapq.heapify(self._timers)
+    # -- names and room ---------------------------------------------------------------------------------------
 
     def _new_comm_id(self, step: str) -> int:
         if len(self._connections) >= self.max_connections:
@@ -667,38 +639,10 @@ class Agent:
     def _new_transaction_id(self, comm_id: int) -> int:
         return comm_id << 32 | self._random.getrandbits(32)
 
-    def _listener(self, service_id: int) -> Listener | None:
-        for mask in sorted(self._masks, key=int.bit_count, reverse=True):
-            listener = self._listeners.get((service_id & mask, mask))
-            if listener is not None:
-                return listener
-        return None
-
     def _no_room(self, listener: Listener) -> Drop | None:
         if listener.pending >= listener.backlog:
             return Drop.BACKLOG
         return Drop.FULL if len(self._connections) >= self.max_connections else None
-
-    def _remember(self, connection: Connection) -> None:
-        if connection.remote_comm_id is not None:
-            self._by_remote_id[connection.remote_comm_id, connection.remote_guid, connection.path] = connection
-        if connection.remote_qpn is not None:
-            self._by_remote_qpn[connection.remote_qpn, connection.remote_guid, connection.path] = connection
-
-    def _forget_qpn(self, connection: Connection) -> None:
-        # The peer may use its queue pair again when its own timewait is over, which may be sooner than here.
-        if connection.remote_qpn is not None:
-            key = connection.remote_qpn, connection.remote_guid, connection.path
-            if self._by_remote_qpn.get(key) is connection:
-                del self._by_remote_qpn[key]
-
-    def _forget(self, connection: Connection) -> None:
-        self._forget_qpn(connection)
-        del self._connections[connection.comm_id]
-        if connection.remote_comm_id is not None:
-            key = connection.remote_comm_id, connection.remote_guid, connection.path
-            if self._by_remote_id.get(key) is connection:
-                del self._by_remote_id[key]
 
 
 _TELLS = frozenset(action for action in Do if action.name.startswith("TELL_"))

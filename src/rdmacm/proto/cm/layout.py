@@ -62,10 +62,6 @@ class Layout:
         self._bits = pieces
         self._limits = {name: (1 << width) - 1 for name, width in widths.items()}
 
-    def limit(self, name: str) -> int:
-        """The greatest value of a numeric field."""
-        return self._limits[name]
-
     def pack(self, message: object) -> bytes:
         """The bytes of an object that has the fields as attributes; ValueError for a value that does not fit."""
         word = 0

@@ -1,0 +1,138 @@
+"""Where the engine finds a connection or a listener again, and which timer is next."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Hashable
+
+from rdmacm.proto.cm.connection import ALL_BITS, Connection, Listener
+
+__all__ = ["Connections", "Listeners"]
+
+
+class Connections:
+    """Connections by local communication id, by what the peer calls them, by the peer's queue pair, and by time.
+
+    GUID, ids and queue pair numbers are the peer's own words, so they name a connection only together with the path
+    they came over.
+    """
+
+    __slots__ = ("_by_id", "_by_remote_id", "_by_remote_qpn", "_timers")
+
+    def __init__(self) -> None:
+        self._by_id: dict[int, Connection] = {}
+        self._by_remote_id: dict[tuple[int, int | None, Hashable], Connection] = {}
+        self._by_remote_qpn: dict[tuple[int, int | None, Hashable], Connection] = {}
+        self._timers: list[tuple[float, int]] = []
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __contains__(self, comm_id: int) -> bool:
+        return comm_id in self._by_id
+
+    def get(self, comm_id: int) -> Connection | None:
+        """The connection of this local communication id."""
+        return self._by_id.get(comm_id)
+
+    def of_peer(self, remote_comm_id: int, guid: int | None, path: Hashable) -> Connection | None:
+        """The connection the peer calls ``remote_comm_id``; without a GUID, the SIDR request of that id."""
+        return self._by_remote_id.get((remote_comm_id, guid, path))
+
+    def of_qpn(self, qpn: int, guid: int, path: Hashable) -> Connection | None:
+        """The connection that has the peer's queue pair."""
+        return self._by_remote_qpn.get((qpn, guid, path))
+
+    def add(self, connection: Connection) -> None:
+        """Enter a new connection."""
+        self._by_id[connection.comm_id] = connection
+        self.learned(connection)
+
+    def learned(self, connection: Connection) -> None:
+        """The connection's remote names have become known."""
+        if connection.remote_comm_id is not None:
+            self._by_remote_id[connection.remote_comm_id, connection.remote_guid, connection.path] = connection
+        if connection.remote_qpn is not None:
+            self._by_remote_qpn[connection.remote_qpn, connection.remote_guid, connection.path] = connection
+
+    def release_qpn(self, connection: Connection) -> None:
+        """The peer may use its queue pair for another connection."""
+        if connection.remote_qpn is not None:
+            key = connection.remote_qpn, connection.remote_guid, connection.path
+            if self._by_remote_qpn.get(key) is connection:
+                del self._by_remote_qpn[key]
+
+    def remove(self, connection: Connection) -> None:
+        """Forget a connection."""
+        self.release_qpn(connection)
+        del self._by_id[connection.comm_id]
+        if connection.remote_comm_id is not None:
+            del self._by_remote_id[connection.remote_comm_id, connection.remote_guid, connection.path]
+
+    # -- timers -----------------------------------------------------------------------------------------------
+
+    def arm(self, connection: Connection, deadline: float) -> None:
+        """Set the connection's one timer. Setting its ``deadline`` to None stops it."""
+        connection.deadline = deadline
+        heapq.heappush(self._timers, (deadline, connection.comm_id))
+        # Timers that were stopped stay behind until they are due, which a busy agent has no room for.
+        if len(self._timers) > 64 + 4 * len(self._by_id):
+            self._timers = [
+                (waiting.deadline, comm_id) for comm_id, waiting in self._by_id.items() if waiting.deadline is not None
+            ]
+            heapq.heapify(self._timers)
+
+    def next_deadline(self) -> float | None:
+        """When the next timer is due, or None."""
+        while self._timers:
+            deadline, comm_id = self._timers[0]
+            connection = self._by_id.get(comm_id)
+            if connection is not None and connection.deadline == deadline:
+                return deadline
+            heapq.heappop(self._timers)
+        return None
+
+    def take_due(self, now: float) -> Connection | None:
+        """A connection whose timer is due, and no longer set; None where there is no other."""
+        deadline = self.next_deadline()
+        if deadline is None or deadline > now:
+            return None
+        connection = self._by_id[heapq.heappop(self._timers)[1]]
+        connection.deadline = None
+        return connection
+
+
+class Listeners:
+    """Listeners by service id and mask."""
+
+    __slots__ = ("_by_key", "_masks")
+
+    def __init__(self) -> None:
+        self._by_key: dict[tuple[int, int], Listener] = {}
+        self._masks: Counter[int] = Counter()
+
+    def add(self, service_id: int, mask: int = ALL_BITS, backlog: int = 128) -> Listener | None:
+        """A new listener, or None where the service id is taken."""
+        key = service_id & mask, mask
+        if key in self._by_key:
+            return None
+        listener = self._by_key[key] = Listener(service_id & mask, mask, backlog)
+        self._masks[mask] += 1
+        return listener
+
+    def remove(self, listener: Listener) -> None:
+        """Take a listener out, if it is still in."""
+        if self._by_key.get((listener.service_id, listener.mask)) is listener:
+            del self._by_key[listener.service_id, listener.mask]
+            self._masks[listener.mask] -= 1
+            if not self._masks[listener.mask]:
+                del self._masks[listener.mask]
+
+    def find(self, service_id: int) -> Listener | None:
+        """Who takes requests for a service id: of several masks that fit, the one with the most bits."""
+        for mask in sorted(self._masks, key=int.bit_count, reverse=True):
+            listener = self._by_key.get((service_id & mask, mask))
+            if listener is not None:
+                return listener
+        return None
