@@ -270,6 +270,46 @@ def test_refusals_are_a_kernels() -> None:
         assert len(peer.agent) == 0
 
 
+def test_what_is_known_of_a_connection() -> None:
+    pair, active, passive = established()
+    ours, theirs = pair.agents[0].connection(active), pair.agents[1].connection(passive)
+    assert ours is not None
+    assert theirs is not None
+    assert ours.reply == pair.log[1][1]
+    assert theirs.request == opened(pack_message(pair.log[0][1], 0))
+    assert theirs.reply is not None
+    assert theirs.reply.local_comm_id == passive
+    assert (ours.remote_comm_id, ours.remote_guid, ours.remote_qpn) == (passive, GUIDS[1], 0x22)
+    assert (theirs.remote_comm_id, theirs.remote_guid, theirs.remote_qpn) == (active, GUIDS[0], 0x11)
+
+
+def test_timewait_is_of_the_peers_ack_delay_and_is_not_drawn_out() -> None:
+    peer = Scripted()
+    active = peer.agent.connect("peer", request(), peer.now)
+    peer.say(reply(local_comm_id=PEER, remote_comm_id=active, target_ack_delay=20))
+    peer.agent.send_rtu(active, peer.now)
+    peer.agent.disconnect(active, peer.now)
+    peer.say(DREQ(PEER, active, 0x11))
+    over = peer.agent.next_deadline()
+    assert over == pytest.approx(peer.now + seconds(20))
+    peer.heard()
+    peer.now += 1
+    peer.say(DREQ(PEER, active, 0x11))
+    assert [type(message) for message in peer.heard()] == [DREP]
+    assert peer.agent.next_deadline() == over
+
+
+def test_a_reply_after_a_stale_rejection_is_too_late() -> None:
+    peer = Scripted()
+    active = peer.agent.connect("peer", request(), peer.now)
+    peer.say(REJ(0, active, MessageKind.REQ, RejectReason.STALE_CONN))
+    peer.say(reply(local_comm_id=PEER, remote_comm_id=active))
+    connection = peer.agent.connection(active)
+    assert connection is not None
+    assert (connection.state, connection.remote_comm_id) == (State.TIMEWAIT, None)
+    assert peer.agent.dropped == {Drop.UNEXPECTED: 1}
+
+
 # -- rejection ----------------------------------------------------------------------------------------------------
 
 
@@ -754,7 +794,7 @@ def test_what_does_not_fit() -> None:
         (REJ(PEER, 0, 2, 4, 7, PEER_GUID.to_bytes(8, "big")), Drop.UNKNOWN),
         (request(local_comm_id=PEER, local_ca_guid=PEER_GUID, local_qpn=0x99), Drop.UNEXPECTED),
         (SIDR_REP(active), Drop.UNEXPECTED),
-        (SIDR_REP(active + 1), Drop.UNKNOWN),
+        (SIDR_REP(active ^ 1), Drop.UNKNOWN),
         (APR(PEER, active, 2), Drop.UNSUPPORTED),
         (LAP.unpack(bytes(232)), Drop.UNSUPPORTED),
     ]
@@ -808,10 +848,15 @@ def test_calls_that_cannot_be() -> None:
     with pytest.raises(ValueError, match="private_data"):
         agent.disconnect(active, pair.now, bytes(221))
     assert agent.connection(active).state is State.ESTABLISHED  # type: ignore[union-attr]
+    pair.handlers.clear()
+    pair.agents[1].disconnect(passive, pair.now)
+    pair.run(pair.now + 1)
+    with pytest.raises(ValueError, match="private_data"):
+        agent.disconnect(active, pair.now, bytes(225))
+    assert agent.connection(active).state is State.DREQ_RCVD  # type: ignore[union-attr]
     with pytest.raises(ValueError, match="local_qpn"):
         agent.connect(1, request(local_qpn=1 << 24), pair.now)
     assert len(agent) == 1
-    assert passive
 
 
 @pytest.mark.parametrize("side", [0, 1])

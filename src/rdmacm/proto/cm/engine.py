@@ -311,8 +311,6 @@ class Agent:
                 return self._sidr_req(message, tid, path, now)
             case SIDR_REP():
                 connection = self._connections.get(message.request_id)
-                if connection is None or not connection.is_active:
-                    return Drop.UNKNOWN
                 return self._arrive(connection, path, Input.SIDR_REP, now, message)
             case _:
                 return Drop.UNSUPPORTED
