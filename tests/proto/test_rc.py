@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rdmacm.proto.roce.headers import Packet as Packets
 from rdmacm.proto.roce.rc import RcAttributes, RcEngine
-from rdmacm.proto.roce.work import AccessFlag, Completion, Packet, RecvWork, SendWork, WCOpcode, WCStatus, WROpcode
+from rdmacm.proto.roce.work import WC, AccessFlag, Packet, RecvWork, SendWork, WCOpcode, WCStatus, WROpcode
 
 BASE = 0x1000
 RKEY = 0x0A41
@@ -57,7 +57,7 @@ class Pair:
             RcEngine(RcAttributes(0x11, 0x12, starts[0], starts[1], **common), self.memory[0]),  # type: ignore[arg-type]
             RcEngine(RcAttributes(0x12, 0x11, starts[1], starts[0], **common), self.memory[1]),  # type: ignore[arg-type]
         )
-        self.done: tuple[list[Completion], list[Completion]] = ([], [])
+        self.done: tuple[list[WC], list[WC]] = ([], [])
         self.flying: list[tuple[float, int, int, bytes]] = []
         self.sent: list[tuple[int, bytes]] = []
         self.posted: list[int] = []
@@ -117,7 +117,7 @@ def send(wr_id: int, data: bytes, opcode: WROpcode = WROpcode.SEND, **more: int)
     return SendWork(wr_id, opcode, [view(data)] if data else [], **more)  # type: ignore[arg-type]
 
 
-def statuses(found: list[Completion]) -> list[tuple[int, str]]:
+def statuses(found: list[WC]) -> list[tuple[int, str]]:
     return [(c.wr_id, c.status.name) for c in found]
 
 
@@ -142,9 +142,9 @@ def test_every_operation_at_every_size(size: int) -> None:
     assert [c.opcode for c in pair.done[0]] == [0, 0, 1, 1, 2, 0]
     assert statuses(pair.done[1]) == [(n, "SUCCESS") for n in range(100, 104)]
     first, second, third, fourth = pair.done[1]
-    assert (first.byte_len, first.imm, first.solicited) == (size, None, False)
-    assert (second.byte_len, second.imm, second.solicited) == (size, 0xDEADBEEF, True)
-    assert (third.opcode, third.byte_len, third.imm) == (WCOpcode.RECV_RDMA_WITH_IMM, size, 7)
+    assert (first.byte_len, first.imm_data, first.solicited) == (size, None, False)
+    assert (second.byte_len, second.imm_data, second.solicited) == (size, 0xDEADBEEF, True)
+    assert (third.opcode, third.byte_len, third.imm_data) == (WCOpcode.RECV_RDMA_WITH_IMM, size, 7)
     assert fourth.invalidated_rkey == RKEY
     assert [bytes(inbox[n][:size]) for n in (0, 1, 3)] == [payload] * 3
     assert bytes(inbox[2]) == bytes(size + 3), "the immediate of a write takes a receive, not its buffer"

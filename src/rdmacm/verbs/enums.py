@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from enum import IntEnum, IntFlag
 
-from rdmacm.proto.roce.work import AccessFlag, WCOpcode, WCStatus, WROpcode
+from rdmacm.proto.roce.work import WC, AccessFlag, WCFlag, WCOpcode, WCStatus, WROpcode
 
 __all__ = [
+    "WC",
     "AccessFlag",
     "GidType",
     "LinkLayer",
@@ -142,12 +143,3 @@ class SendFlag(IntFlag):
     SOLICITED = 1 << 2
     INLINE = 1 << 3
     IP_CSUM = 1 << 4
-
-
-class WCFlag(IntFlag):
-    """``enum ibv_wc_flags``."""
-
-    GRH = 1
-    WITH_IMM = 1 << 1
-    IP_CSUM_OK = 1 << 2
-    WITH_INV = 1 << 3

@@ -92,6 +92,15 @@ class WCOpcode(IntEnum):
     RECV_RDMA_WITH_IMM = 129
 
 
+class WCFlag(IntFlag):
+    """``enum ibv_wc_flags``."""
+
+    GRH = 1
+    WITH_IMM = 1 << 1
+    IP_CSUM_OK = 1 << 2
+    WITH_INV = 1 << 3
+
+
 class Memory(Protocol):
     """Registered memory, as remote peers may touch it."""
 
@@ -132,17 +141,35 @@ class RecvWork:
     segments: Sequence[memoryview] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """A work completion (``struct ibv_wc``). ``imm`` and ``invalidated_rkey`` are None where there was none."""
+@dataclass(slots=True)
+class WC:
+    """A work completion, ``struct ibv_wc``.
+
+    ``imm_data`` (a number, from network order) and ``invalidated_rkey`` are None where there was none. After an error
+    only ``wr_id``, ``status``, ``qp_num`` and ``vendor_err`` mean anything. ``byte_len`` of a datagram includes the
+    40 bytes of its GRH.
+    """
 
     wr_id: int
     status: WCStatus
     opcode: WCOpcode
     byte_len: int = 0
-    imm: int | None = None
+    imm_data: int | None = None
     invalidated_rkey: int | None = None
     solicited: bool = False
+    qp_num: int = 0
+    src_qp: int = 0
+    has_grh: bool = False
+    vendor_err: int = 0
+
+    @property
+    def wc_flags(self) -> WCFlag:
+        """What else the completion carries."""
+        return (
+            (WCFlag.GRH if self.has_grh else WCFlag(0))
+            | (WCFlag.WITH_IMM if self.imm_data is not None else WCFlag(0))
+            | (WCFlag.WITH_INV if self.invalidated_rkey is not None else WCFlag(0))
+        )
 
 
 #: One packet to send: BTH and extended headers, then the payload's pieces with its padding, ICRC to be added.

@@ -9,7 +9,7 @@ from rdmacm.proto.roce.opcodes import IS_RESPONSE
 from rdmacm.proto.roce.rc.codes import BTH
 from rdmacm.proto.roce.rc.requester import Requester
 from rdmacm.proto.roce.rc.responder import Responder
-from rdmacm.proto.roce.work import AccessFlag, Completion, Memory, Packet, RecvWork, SendWork, WCOpcode, WCStatus
+from rdmacm.proto.roce.work import WC, AccessFlag, Memory, Packet, RecvWork, SendWork, WCOpcode, WCStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class RcEngine:
     def __init__(self, attributes: RcAttributes, memory: Memory) -> None:
         a = attributes
         self._recvs: deque[RecvWork] = deque()
-        self._completions: list[Completion] = []
+        self._completions: list[WC] = []
         self._qp_num = a.qp_num
         self._dropped = 0
         self.requester = Requester(
@@ -90,7 +90,7 @@ class RcEngine:
     def post_recv(self, work: RecvWork) -> None:
         """Queue a buffer for a message; flushed at once where the connection is over."""
         if self.failed:
-            self._completions.append(Completion(work.wr_id, WCStatus.WR_FLUSH_ERR, WCOpcode.RECV))
+            self._completions.append(WC(work.wr_id, WCStatus.WR_FLUSH_ERR, WCOpcode.RECV))
         else:
             self._recvs.append(work)
 
@@ -133,7 +133,7 @@ class RcEngine:
             out += self.requester.packets(now, limit - len(out))
         return out
 
-    def completions(self) -> list[Completion]:
+    def completions(self) -> list[WC]:
         """Completions since the last call, oldest first."""
         found = self._completions[:]
         self._completions.clear()
@@ -144,4 +144,4 @@ class RcEngine:
         self.requester.fail(WCStatus.WR_FLUSH_ERR)
         self.responder.fail(WCStatus.WR_FLUSH_ERR)
         while self._recvs:
-            self._completions.append(Completion(self._recvs.popleft().wr_id, WCStatus.WR_FLUSH_ERR, WCOpcode.RECV))
+            self._completions.append(WC(self._recvs.popleft().wr_id, WCStatus.WR_FLUSH_ERR, WCOpcode.RECV))

@@ -52,7 +52,7 @@ from rdmacm.proto.roce.rc.codes import (
     WRITE_MIDDLE,
     WRITE_ONLY,
 )
-from rdmacm.proto.roce.work import Completion, Packet, SendWork, WCOpcode, WCStatus, WROpcode
+from rdmacm.proto.roce.work import WC, Packet, SendWork, WCOpcode, WCStatus, WROpcode
 
 _ACK_REQUEST = 0x80000000
 _SOLICITED = 0x80
@@ -102,7 +102,7 @@ class Requester:
         dest_qp_num: int,
         sq_psn: int,
         mtu: int,
-        complete: Callable[[Completion], None],
+        complete: Callable[[WC], None],
         timeout: float = 0.067,
         retry_cnt: int = 7,
         rnr_retry: int = 7,
@@ -138,7 +138,7 @@ class Requester:
         if work.opcode not in _COMPLETES_AS:
             raise ValueError(f"{work.opcode!r} cannot be sent on a reliable connection")
         if self.failed:
-            self._complete(Completion(work.wr_id, WCStatus.WR_FLUSH_ERR, _COMPLETES_AS[work.opcode]))
+            self._complete(WC(work.wr_id, WCStatus.WR_FLUSH_ERR, _COMPLETES_AS[work.opcode]))
             return
         self._waiting.append(work)
 
@@ -157,7 +157,7 @@ class Requester:
         self._sent.clear()
         self._waiting.clear()
         for work in works:
-            self._complete(Completion(work.wr_id, status, _COMPLETES_AS[work.opcode]))
+            self._complete(WC(work.wr_id, status, _COMPLETES_AS[work.opcode]))
             status = WCStatus.WR_FLUSH_ERR
 
     # -- time -----------------------------------------------------------------------------------------
@@ -364,7 +364,7 @@ class Requester:
         if sent.is_read or sent.is_atomic:
             self._outstanding_reads -= 1
         if sent.work.signaled:
-            self._complete(Completion(sent.work.wr_id, WCStatus.SUCCESS, _COMPLETES_AS[sent.work.opcode], byte_len))
+            self._complete(WC(sent.work.wr_id, WCStatus.SUCCESS, _COMPLETES_AS[sent.work.opcode], byte_len))
 
     def _acknowledged(self, psn: int) -> None:
         self._acked = (psn + 1) & PSN_MASK

@@ -46,8 +46,8 @@ from rdmacm.proto.roce.rc.codes import (
     WORD,
 )
 from rdmacm.proto.roce.work import (
+    WC,
     AccessFlag,
-    Completion,
     Memory,
     Packet,
     RecvWork,
@@ -127,7 +127,7 @@ class Responder:
         access: AccessFlag,
         memory: Memory,
         receive: Callable[[], RecvWork | None],
-        complete: Callable[[Completion], None],
+        complete: Callable[[WC], None],
         max_dest_rd_atomic: int = 16,
         min_rnr_timer: int = 12,
         pkey: int = 0xFFFF,
@@ -162,7 +162,7 @@ class Responder:
             return
         self.failed = True
         if self._recv is not None:
-            self._complete(Completion(self._recv.wr_id, status, WCOpcode.RECV))
+            self._complete(WC(self._recv.wr_id, status, WCOpcode.RECV))
             self._recv = None
 
     # -- requests -------------------------------------------------------------------------------------
@@ -263,7 +263,7 @@ class Responder:
         if IS_END[opcode]:
             self._recv = None
             self._complete(
-                Completion(
+                WC(
                     recv.wr_id,
                     WCStatus.SUCCESS,
                     WCOpcode.RECV,
@@ -303,7 +303,7 @@ class Responder:
             self._target = None
         if recv is not None:
             self._complete(
-                Completion(
+                WC(
                     recv.wr_id,
                     WCStatus.SUCCESS,
                     WCOpcode.RECV_RDMA_WITH_IMM,
