@@ -46,6 +46,7 @@ from rdmacm.proto.cm.messages import (
     SidrStatus,
     TransportService,
     pack_message,
+    unpack_message,
 )
 from rdmacm.proto.cm.states import State
 from rdmacm.proto.cm.timeouts import ack_timeout, seconds
@@ -378,10 +379,10 @@ def test_listeners() -> None:
     with pytest.raises(RdmaError, match="taken"):
         peer.agent.listen(SERVICE)
     peer.say(request(local_comm_id=1, local_qpn=1))
-    assert peer.only_event().service_id == SERVICE
+    assert peer.only_event().listener.service_id == SERVICE
     peer.say(request(local_comm_id=2, local_qpn=2, service_id=0x01060001))
     waiting = peer.only_event()
-    assert waiting.service_id == 0x01060000
+    assert waiting.listener.service_id == 0x01060000
     peer.agent.unlisten(wide)
     peer.agent.unlisten(wide)
     peer.say(request(local_comm_id=3, local_qpn=3, service_id=0x01060001))
@@ -987,7 +988,7 @@ def test_flipped_bits_never_raise(seed: int) -> None:
     assert not agent._connections._by_remote_id
     assert not agent._connections._by_remote_qpn
     assert agent.next_deadline() is None
-    assert all(listener.pending == 0 for listener in agent._listeners._by_key.values())
+    assert all(one.pending == 0 for group in agent._listeners._by_key.values() for one in group)
 
 
 @given(st.binary(max_size=300) | st.binary(min_size=252, max_size=252).map(lambda tail: b"\x01\x07\x02\x03" + tail))
@@ -1005,3 +1006,42 @@ def test_what_is_no_mad_is_counted() -> None:
     for data in (b"", bytes(256), b"\x01" * 256, bytes(257), memoryview(bytes(3))):
         peer.agent.mad_received(data, "peer", 0.0)
     assert peer.agent.dropped == {Drop.MALFORMED: 5}
+
+
+def test_listeners_of_one_service_id_share_it_by_what_they_accept() -> None:
+    agent = Agent(GUIDS[0], random.Random(1))
+    mine = agent.listen(SERVICE, accepts=lambda request, path: request.local_qpn == 1)
+    other = agent.listen(SERVICE, accepts=lambda request, path: request.local_qpn == 2)
+    with pytest.raises(RdmaError, match="taken"):
+        agent.listen(SERVICE)
+    for qpn, listener in ((2, other), (1, mine)):
+        agent.mad_received(pack_message(request(local_comm_id=qpn, local_qpn=qpn), 7), "peer", 0.0)
+        (event,) = agent.events()
+        assert isinstance(event, ConnectRequest) and event.listener is listener
+    agent.mad_received(pack_message(request(local_comm_id=3, local_qpn=3), 7), "peer", 0.0)
+    assert agent.events() == [] and agent.dropped[Drop.NO_MATCH] == 1
+    ((_, mad),) = agent.mads_to_send()
+    answer = unpack_message(Mad.unpack(mad))
+    assert isinstance(answer, REJ) and answer.reason == RejectReason.CONSUMER_DEFINED
+
+
+def test_a_delivered_request_makes_room_in_the_backlog() -> None:
+    agent = Agent(GUIDS[0], random.Random(1))
+    listener = agent.listen(SERVICE, backlog=1)
+    for number in (1, 2):
+        agent.mad_received(pack_message(request(local_comm_id=number, local_qpn=number), 7), "peer", 0.0)
+    (event,) = agent.events()
+    assert agent.dropped[Drop.BACKLOG] == 1 and listener.pending == 1
+    agent.delivered(event.comm_id)
+    agent.delivered(event.comm_id)
+    assert listener.pending == 0
+    agent.mad_received(pack_message(request(local_comm_id=2, local_qpn=2), 7), "peer", 0.0)
+    assert len(agent.events()) == 1
+    agent.reject(event.comm_id, 0.0)
+    assert listener.pending == 1
+
+
+def test_a_prefix_says_whose_a_communication_id_is() -> None:
+    agent = Agent(1, random.Random(1), id_prefix=0x7E)
+    ids = {agent.connect("peer", request(), 0.0) for _ in range(20)}
+    assert len(ids) == 20 and {comm_id >> 24 for comm_id in ids} == {0x7E}

@@ -147,6 +147,6 @@ class Pair:
             and agent.next_deadline() is None
             and not agent._connections._by_remote_id
             and not agent._connections._by_remote_qpn
-            and all(listener.pending == 0 for listener in agent._listeners._by_key.values())
+            and all(listener.pending == 0 for group in agent._listeners._by_key.values() for listener in group)
             for agent in self.agents
         )

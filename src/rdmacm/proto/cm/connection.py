@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from enum import Enum
+from typing import TypeAlias
 
 from rdmacm.proto.cm.messages import REP, REQ, SIDR_REQ
 from rdmacm.proto.cm.states import State
 
-__all__ = ["ALL_BITS", "Connection", "Drop", "Listener"]
+__all__ = ["ALL_BITS", "Accepts", "Connection", "Drop", "Listener"]
 
 ALL_BITS = (1 << 64) - 1
+
+#: Whether a listener takes a request that came over a path.
+Accepts: TypeAlias = Callable[[REQ | SIDR_REQ, Hashable], bool]
 
 
 class Drop(Enum):
@@ -24,19 +28,24 @@ class Drop(Enum):
     WRONG_QPN = "a DREQ for another queue pair"
     UNEXPECTED = "not in this state: a duplicate, or late, or wrong"
     NO_LISTENER = "nobody listens for the service id"
+    NO_MATCH = "who listens for the service id does not take it"
     STALE = "the peer's queue pair is in another connection"
     BACKLOG = "too many requests wait for the listener"
     FULL = "too many connections"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Listener:
-    """Who takes requests for a service id; ``pending`` of at most ``backlog`` wait for an answer."""
+    """Who takes requests for a service id; ``pending`` of at most ``backlog`` wait for the user.
+
+    ``accepts`` says which of them are for this listener; None for all.
+    """
 
     service_id: int
     mask: int = ALL_BITS
     backlog: int = 128
     pending: int = 0
+    accepts: Accepts | None = None
 
 
 @dataclass(slots=True)
@@ -54,6 +63,7 @@ class Connection:
     transaction_id: int
     state: State = State.IDLE
     starting_psn: int = 0
+    local_guid: int = 0
     local_qpn: int = 0
     reply: REP | None = None
     listener: Listener | None = None

@@ -26,7 +26,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from rdmacm.errors import CmStateError, cm_error
-from rdmacm.proto.cm.connection import ALL_BITS, Connection, Drop, Listener
+from rdmacm.proto.cm.connection import ALL_BITS, Accepts, Connection, Drop, Listener
 from rdmacm.proto.cm.events import (
     ConnectReply,
     ConnectRequest,
@@ -87,9 +87,11 @@ class RandomSource(Protocol):
 
 
 class Agent:
-    """The connections and listeners of one device, whose node GUID is ``guid``.
+    """The connections and listeners of one node, whose GUID is ``guid`` unless a message brings another device's.
 
     ``mra_service_timeout`` is the exponent an MRA promises an answer within, or None for an agent that sends none.
+    ``id_prefix`` is the upper byte of every communication id, where several agents share one QP 1 and the ids say
+    whose a MAD is; None for ids that are random in all their bits.
     """
 
     def __init__(
@@ -99,9 +101,11 @@ class Agent:
         *,
         max_connections: int = 65536,
         mra_service_timeout: int | None = 24,
+        id_prefix: int | None = None,
     ) -> None:
         self.guid = guid
         self.max_connections = max_connections
+        self._id_prefix = id_prefix
         self.dropped: Counter[Drop] = Counter()
         self._random = random
         self._mra_service_timeout = mra_service_timeout
@@ -136,12 +140,16 @@ class Agent:
 
     # -- calls: listening -------------------------------------------------------------------------------------
 
-    def listen(self, service_id: int, *, mask: int = ALL_BITS, backlog: int = 128) -> Listener:
+    def listen(
+        self, service_id: int, *, mask: int = ALL_BITS, backlog: int = 128, accepts: Accepts | None = None
+    ) -> Listener:
         """Take requests for the service ids equal to ``service_id`` under ``mask``; EADDRINUSE if somebody does.
 
-        Among several masks that fit a request, the one with the most bits wins.
+        Among several masks that fit a request, the one with the most bits wins. Several listeners may have the same
+        service id if each says by ``accepts(request, path)`` which requests are for it; the first that does gets the
+        request, and one that is for none of them is rejected.
         """
-        listener = self._listeners.add(service_id, mask, backlog)
+        listener = self._listeners.add(service_id, mask, backlog, accepts)
         if listener is None:
             raise cm_error(errno.EADDRINUSE, "the service id is taken", "listen", f"0x{service_id:x}")
         return listener
@@ -150,16 +158,26 @@ class Agent:
         """Take no more requests; those that wait for an answer still may have one."""
         self._listeners.remove(listener)
 
+    def delivered(self, comm_id: int) -> None:
+        """The user has a request in hand: it counts no longer against its listener's backlog."""
+        connection = self._connections.get(comm_id)
+        if connection is not None and connection.listener is not None and connection.state in THINKING:
+            connection.listener.pending -= 1
+            connection.listener = None
+
     # -- calls: connecting ------------------------------------------------------------------------------------
 
     def connect(self, path: Hashable, request: REQ, now: float, *, packet_life_time: int = 16) -> int:
         """Send a REQ and return the local communication id.
 
-        Communication id, starting PSN and CA GUID of ``request`` are filled in here.
+        Communication id and starting PSN of ``request`` are filled in here, and its CA GUID where it has none.
         """
         comm_id = self._new_comm_id("connect")
         request = replace(
-            request, local_comm_id=comm_id, local_ca_guid=self.guid, starting_psn=self._random.getrandbits(24)
+            request,
+            local_comm_id=comm_id,
+            local_ca_guid=request.local_ca_guid or self.guid,
+            starting_psn=self._random.getrandbits(24),
         )
         tid = self._new_transaction_id(comm_id)
         packed = pack_message(request, tid)
@@ -170,6 +188,7 @@ class Agent:
             request=request,
             transaction_id=tid,
             starting_psn=request.starting_psn,
+            local_guid=request.local_ca_guid,
             local_qpn=request.local_qpn,
             packet_life_time=packet_life_time,
             av_timeout=packet_life_time + 1,
@@ -181,17 +200,18 @@ class Agent:
         return comm_id
 
     def accept(self, comm_id: int, reply: REP, now: float) -> None:
-        """Answer a ConnectRequest with a REP; its ids, starting PSN and CA GUID are filled in here."""
+        """Answer a ConnectRequest with a REP; its ids and starting PSN are filled in here, the CA GUID if missing."""
         connection = self._allowed(comm_id, Input.ACCEPT)
         reply = replace(
             reply,
             local_comm_id=comm_id,
             remote_comm_id=connection.remote_comm_id or 0,
             starting_psn=connection.starting_psn,
-            local_ca_guid=self.guid,
+            local_ca_guid=reply.local_ca_guid or self.guid,
         )
         packed = pack_message(reply, connection.transaction_id)
         connection.reply = reply
+        connection.local_guid = reply.local_ca_guid
         connection.local_qpn = reply.local_qpn
         self._step(connection, Input.ACCEPT, now, packed=packed)
 
@@ -348,29 +368,21 @@ class Agent:
             self._refuse(req, RejectReason.STALE_CONN, tid, path)
             self._step(old, Input.STALE, now)
             return Drop.STALE
-        listener = self._listeners.find(req.service_id)
-        if listener is None:
-            self._refuse(req, RejectReason.INVALID_SERVICE_ID, tid, path)
-            return Drop.NO_LISTENER
-        full = self._no_room(listener)
-        if full is not None:
-            return full
-        comm_id = self._new_comm_id("")
-        connection = Connection(
-            comm_id=comm_id,
-            path=path,
-            is_active=False,
-            request=req,
-            transaction_id=tid,
-            starting_psn=self._random.getrandbits(24),
-            listener=listener,
-            remote_comm_id=req.local_comm_id,
-            remote_guid=req.local_ca_guid,
-            remote_qpn=qpn,
-            av_timeout=req.primary.local_ack_timeout,
-            interval=seconds(req.local_cm_response_timeout),
-            retries=req.max_cm_retries,
-        )
+        found = self._admit(req, path)
+        if isinstance(found, Drop):
+            if found in (Drop.NO_LISTENER, Drop.NO_MATCH):
+                no_one = found is Drop.NO_LISTENER
+                reason = RejectReason.INVALID_SERVICE_ID if no_one else RejectReason.CONSUMER_DEFINED
+                self._refuse(req, reason, tid, path)
+            return found
+        connection = self._take_in(req, tid, path, found)
+        connection.starting_psn = self._random.getrandbits(24)
+        connection.remote_comm_id = req.local_comm_id
+        connection.remote_guid = req.local_ca_guid
+        connection.remote_qpn = qpn
+        connection.av_timeout = req.primary.local_ack_timeout
+        connection.interval = seconds(req.local_cm_response_timeout)
+        connection.retries = req.max_cm_retries
         self._connections.add(connection)
         self._step(connection, Input.REQ, now, message=req)
         if self._mra_service_timeout is not None:
@@ -438,27 +450,38 @@ class Agent:
         known = self._connections.of_peer(req.request_id, None, path)
         if known is not None:
             return self._arrive(known, path, Input.SIDR_REQ, now, req)
-        listener = self._listeners.find(req.service_id)
-        if listener is None:
-            reply = SIDR_REP(request_id=req.request_id, status=SidrStatus.UNSUPPORTED, service_id=req.service_id)
-            self._send(path, pack_message(reply, tid))
-            return Drop.NO_LISTENER
-        full = self._no_room(listener)
-        if full is not None:
-            return full
-        comm_id = self._new_comm_id("")
-        connection = Connection(
-            comm_id=comm_id,
-            path=path,
-            is_active=False,
-            request=req,
-            transaction_id=tid,
-            listener=listener,
-            remote_comm_id=req.request_id,
-        )
+        found = self._admit(req, path)
+        if isinstance(found, Drop):
+            if found in (Drop.NO_LISTENER, Drop.NO_MATCH):
+                status = SidrStatus.UNSUPPORTED if found is Drop.NO_LISTENER else SidrStatus.REJECT
+                reply = SIDR_REP(request_id=req.request_id, status=status, service_id=req.service_id)
+                self._send(path, pack_message(reply, tid))
+            return found
+        connection = self._take_in(req, tid, path, found)
+        connection.remote_comm_id = req.request_id
         self._connections.add(connection)
         self._step(connection, Input.SIDR_REQ, now, message=req)
         return None
+
+    def _admit(self, request: REQ | SIDR_REQ, path: Hashable) -> Listener | Drop:
+        """Who takes a request, or why nobody does."""
+        listeners = self._listeners.find(request.service_id)
+        if not listeners:
+            return Drop.NO_LISTENER
+        for listener in listeners:
+            if listener.accepts is None or listener.accepts(request, path):
+                return self._no_room(listener) or listener
+        return Drop.NO_MATCH
+
+    def _take_in(self, request: REQ | SIDR_REQ, tid: int, path: Hashable, listener: Listener) -> Connection:
+        return Connection(
+            comm_id=self._new_comm_id(""),
+            path=path,
+            is_active=False,
+            request=request,
+            transaction_id=tid,
+            listener=listener,
+        )
 
     def _refuse(self, req: REQ, reason: RejectReason, tid: int, path: Hashable) -> None:
         """A REJ that leaves nothing behind."""
@@ -521,7 +544,7 @@ class Agent:
                 rej = self._rej(connection, RejectReason.CONSUMER_DEFINED)
                 self._send(path, packed or pack_message(rej, tid))
             case Do.SEND_REJ_TIMEOUT:
-                guid = self.guid.to_bytes(_GUID_SIZE, "big")
+                guid = (connection.local_guid or self.guid).to_bytes(_GUID_SIZE, "big")
                 self._send(path, pack_message(self._rej(connection, RejectReason.TIMEOUT, ari=guid), tid))
             case Do.SEND_REJ_STALE if isinstance(message, REQ):
                 self._refuse(message, RejectReason.STALE_CONN, tid, path)
@@ -550,12 +573,10 @@ class Agent:
         comm_id = connection.comm_id
         event: Event | None = None
         match action, message:
-            case Do.TELL_REQUEST, REQ():
-                service_id = connection.listener.service_id if connection.listener is not None else 0
-                event = ConnectRequest(comm_id, service_id, message, connection.path)
-            case Do.TELL_SIDR_REQUEST, SIDR_REQ():
-                service_id = connection.listener.service_id if connection.listener is not None else 0
-                event = SidrRequest(comm_id, service_id, message, connection.path)
+            case Do.TELL_REQUEST, REQ() if connection.listener is not None:
+                event = ConnectRequest(comm_id, connection.listener, message, connection.path)
+            case Do.TELL_SIDR_REQUEST, SIDR_REQ() if connection.listener is not None:
+                event = SidrRequest(comm_id, connection.listener, message, connection.path)
             case Do.TELL_REPLY, REP():
                 event = ConnectReply(comm_id, message)
             case Do.TELL_SIDR_REPLY, SIDR_REP():
@@ -632,6 +653,8 @@ class Agent:
         comm_id = 0
         while not comm_id or comm_id in self._connections:
             comm_id = self._random.getrandbits(32)
+            if self._id_prefix is not None:
+                comm_id = self._id_prefix << 24 | comm_id & 0xFFFFFF
         return comm_id
 
     def _new_transaction_id(self, comm_id: int) -> int:

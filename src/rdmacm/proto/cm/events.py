@@ -6,6 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from rdmacm.proto.cm.connection import Listener
 from rdmacm.proto.cm.messages import REP, REQ, SIDR_REP, SIDR_REQ
 
 __all__ = [
@@ -25,10 +26,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class ConnectRequest:
-    """A REQ came for a listener: ``accept``, ``reject`` or ``destroy`` it. ``service_id`` is the listener's."""
+    """A REQ came for a listener: ``accept``, ``reject`` or ``destroy`` it."""
 
     comm_id: int
-    service_id: int
+    listener: Listener
     request: REQ
     path: Hashable
 
@@ -96,7 +97,7 @@ class SidrRequest:
     """A SIDR_REQ came for a listener: ``sidr_reply`` answers it."""
 
     comm_id: int
-    service_id: int
+    listener: Listener
     request: SIDR_REQ
     path: Hashable
 

@@ -6,7 +6,7 @@ import heapq
 from collections import Counter
 from collections.abc import Hashable
 
-from rdmacm.proto.cm.connection import ALL_BITS, Connection, Listener
+from rdmacm.proto.cm.connection import Accepts, Connection, Listener
 
 __all__ = ["Connections", "Listeners"]
 
@@ -109,30 +109,36 @@ class Listeners:
     __slots__ = ("_by_key", "_masks")
 
     def __init__(self) -> None:
-        self._by_key: dict[tuple[int, int], Listener] = {}
+        self._by_key: dict[tuple[int, int], list[Listener]] = {}
         self._masks: Counter[int] = Counter()
 
-    def add(self, service_id: int, mask: int = ALL_BITS, backlog: int = 128) -> Listener | None:
+    def add(self, service_id: int, mask: int, backlog: int, accepts: Accepts | None) -> Listener | None:
         """A new listener, or None where the service id is taken."""
         key = service_id & mask, mask
-        if key in self._by_key:
+        others = self._by_key.setdefault(key, [])
+        if others and (accepts is None or any(other.accepts is None for other in others)):
             return None
-        listener = self._by_key[key] = Listener(service_id & mask, mask, backlog)
+        listener = Listener(service_id & mask, mask, backlog, 0, accepts)
+        others.append(listener)
         self._masks[mask] += 1
         return listener
 
     def remove(self, listener: Listener) -> None:
         """Take a listener out, if it is still in."""
-        if self._by_key.get((listener.service_id, listener.mask)) is listener:
-            del self._by_key[listener.service_id, listener.mask]
+        key = listener.service_id, listener.mask
+        others = self._by_key.get(key, [])
+        if listener in others:
+            others.remove(listener)
             self._masks[listener.mask] -= 1
             if not self._masks[listener.mask]:
                 del self._masks[listener.mask]
+            if not others:
+                del self._by_key[key]
 
-    def find(self, service_id: int) -> Listener | None:
-        """Who takes requests for a service id: of several masks that fit, the one with the most bits."""
+    def find(self, service_id: int) -> list[Listener]:
+        """Who takes requests for a service id: of several masks that fit, those with the most bits."""
         for mask in sorted(self._masks, key=int.bit_count, reverse=True):
-            listener = self._by_key.get((service_id & mask, mask))
-            if listener is not None:
-                return listener
-        return None
+            listeners = self._by_key.get((service_id & mask, mask))
+            if listeners:
+                return listeners
+        return []
