@@ -1017,12 +1017,15 @@ def test_listeners_of_one_service_id_share_it_by_what_they_accept() -> None:
     for qpn, listener in ((2, other), (1, mine)):
         agent.mad_received(pack_message(request(local_comm_id=qpn, local_qpn=qpn), 7), "peer", 0.0)
         (event,) = agent.events()
-        assert isinstance(event, ConnectRequest) and event.listener is listener
+        assert isinstance(event, ConnectRequest)
+        assert event.listener is listener
     agent.mad_received(pack_message(request(local_comm_id=3, local_qpn=3), 7), "peer", 0.0)
-    assert agent.events() == [] and agent.dropped[Drop.NO_MATCH] == 1
+    assert agent.events() == []
+    assert agent.dropped[Drop.NO_MATCH] == 1
     ((_, mad),) = agent.mads_to_send()
     answer = unpack_message(Mad.unpack(mad))
-    assert isinstance(answer, REJ) and answer.reason == RejectReason.CONSUMER_DEFINED
+    assert isinstance(answer, REJ)
+    assert answer.reason == RejectReason.CONSUMER_DEFINED
 
 
 def test_a_delivered_request_makes_room_in_the_backlog() -> None:
@@ -1031,7 +1034,8 @@ def test_a_delivered_request_makes_room_in_the_backlog() -> None:
     for number in (1, 2):
         agent.mad_received(pack_message(request(local_comm_id=number, local_qpn=number), 7), "peer", 0.0)
     (event,) = agent.events()
-    assert agent.dropped[Drop.BACKLOG] == 1 and listener.pending == 1
+    assert agent.dropped[Drop.BACKLOG] == 1
+    assert listener.pending == 1
     agent.delivered(event.comm_id)
     agent.delivered(event.comm_id)
     assert listener.pending == 0
@@ -1044,4 +1048,5 @@ def test_a_delivered_request_makes_room_in_the_backlog() -> None:
 def test_a_prefix_says_whose_a_communication_id_is() -> None:
     agent = Agent(1, random.Random(1), id_prefix=0x7E)
     ids = {agent.connect("peer", request(), 0.0) for _ in range(20)}
-    assert len(ids) == 20 and {comm_id >> 24 for comm_id in ids} == {0x7E}
+    assert len(ids) == 20
+    assert {comm_id >> 24 for comm_id in ids} == {0x7E}
