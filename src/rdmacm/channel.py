@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from rdmacm.constants import CmEventType
-from rdmacm.errors import CmTimeoutError, CmWouldBlockError, GaiError, RdmaError, cm_error
+from rdmacm.errors import CmRejectedError, CmTimeoutError, CmWouldBlockError, GaiError, RdmaError, cm_error
 from rdmacm.explanation import Explanation
 from rdmacm.provider import EventQueue, Provider, QueuedEvent, get_provider
 
@@ -32,6 +32,9 @@ __all__ = ["CmEvent", "EventChannel", "event_str"]
 #: is rare, and a lock for each of ten thousand ids is not.
 ACKED = threading.Condition()
 
+#: Reason of a REJ: invalid service id (InfiniBand Architecture 12.6.7.2).
+_NO_LISTENER = 8
+
 #: Threads of one channel that may wait for name servers at a time.
 _LOOKUP_THREADS = 8
 
@@ -41,15 +44,36 @@ class CmEvent:
 
     ``id``: the id it is about; ``type``: a :class:`CmEventType`; ``status``: 0, a negative errno, a positive code
     of the transport, or for ``ADDRINFO_ERROR`` an EAI code; ``arg``: the number given to ``write_cm_event``;
-    ``message``: the cause in words, where there is one. Destroying an id waits until its events are acknowledged; an
+    ``message``: the cause in words, where there is one; ``param``: a ConnParam or UdParam for connection events, and
+    ``private_data`` the bytes in it. CONNECT_REQUEST has the new id in ``id`` and the listener in ``listen_id``, whose
+    event it is. Destroying an id waits until its events are acknowledged; an
     event that is garbage collected acknowledges itself.
     """
 
-    __slots__ = ("_error", "_explain", "_pending", "_thread", "arg", "id", "listen_id", "message", "status", "type")
+    __slots__ = (
+        "_error",
+        "_explain",
+        "_owner",
+        "_pending",
+        "_thread",
+        "arg",
+        "id",
+        "listen_id",
+        "message",
+        "param",
+        "status",
+        "type",
+    )
 
     def __init__(self, queued: QueuedEvent) -> None:
-        self.id: CmId = queued.owner
+        self._pending = False
+        self._owner: CmId = queued.owner
+        self.id = self._owner
         self.listen_id: CmId | None = None
+        if queued.new_id is not None:
+            self.listen_id = self._owner
+            self.id = self._owner.take_request(queued.new_id, queued.param)
+        self.param = queued.param
         self.type = queued.type
         self.status = queued.status
         self.arg = queued.arg
@@ -58,6 +82,11 @@ class CmEvent:
         self._error: RdmaError | None = None
         self._thread = threading.get_ident()
         self._pending = True
+
+    @property
+    def private_data(self) -> bytes:
+        """What the peer's application sent along: the message's whole field, padded with zeros; empty without."""
+        return b"" if self.param is None else self.param.private_data
 
     @property
     def explanation(self) -> Explanation | None:
@@ -71,6 +100,10 @@ class CmEvent:
             return None
         if self._error is not None:
             return self._error
+        if self.type is CmEventType.REJECTED:
+            hint = "whether a listener runs there, and on that port" if self.status == _NO_LISTENER else None
+            address = str(self.id.peer_addr_text)
+            return CmRejectedError(self.message, address, hint, reason=self.status, private_data=self.private_data)
         explanation = self.explanation
         return cm_error(
             abs(self.status),
@@ -87,7 +120,7 @@ class CmEvent:
             if not self._pending:
                 return
             self._pending = False
-            self.id.acknowledged(self._thread)
+            self._owner.acknowledged(self._thread)
             ACKED.notify_all()
 
     def __enter__(self) -> Self:

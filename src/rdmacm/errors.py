@@ -8,7 +8,9 @@
           ├── CmStateError              the id is in the wrong state for the call
           ├── CmTimeoutError            also TimeoutError
           ├── CmPermissionError         also PermissionError
-          └── CmWouldBlockError         also BlockingIOError
+          ├── CmWouldBlockError         also BlockingIOError
+          ├── CmRejectedError           also ConnectionRefusedError; reason, private_data
+          └── CmDisconnectedError       also ConnectionResetError
 
 The text is one line that says which step failed, for which address, why, the errno or EAI name, and what to try.
 """
@@ -25,7 +27,9 @@ if TYPE_CHECKING:
     from rdmacm.explanation import Explanation
 
 __all__ = [
+    "CmDisconnectedError",
     "CmPermissionError",
+    "CmRejectedError",
     "CmStateError",
     "CmTimeoutError",
     "CmWouldBlockError",
@@ -120,11 +124,44 @@ class CmWouldBlockError(RdmaError, BlockingIOError):
     """EAGAIN: nothing is there yet and the caller asked not to wait."""
 
 
+class CmRejectedError(RdmaError, ConnectionRefusedError):
+    """ECONNREFUSED: the peer rejected the connection.
+
+    ``reason`` is the REJ's (InfiniBand Architecture 12.6.7.2): 8 nobody listens on that port, 28 the application
+    refused, and only then does ``private_data`` mean anything; it has its full 148 bytes, padded with zeros.
+    """
+
+    def __init__(
+        self,
+        strerror: str,
+        address: str | None = None,
+        hint: str | None = None,
+        *,
+        reason: int = 0,
+        private_data: bytes = b"",
+    ) -> None:
+        super().__init__(_errno.ECONNREFUSED, strerror, "connect", address, hint)
+        self.reason = reason
+        self.private_data = private_data
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rejected, (self.strerror, self.address, self.hint, self.reason, self.private_data)
+
+
+def _rejected(strerror: str, address: str | None, hint: str | None, reason: int, data: bytes) -> CmRejectedError:
+    return CmRejectedError(strerror, address, hint, reason=reason, private_data=data)
+
+
+class CmDisconnectedError(RdmaError, ConnectionResetError):
+    """ECONNRESET: the connection is over, and what was asked for cannot be done any more."""
+
+
 _FAMILIES: dict[int, type[RdmaError]] = {
     _errno.ETIMEDOUT: CmTimeoutError,
     _errno.EACCES: CmPermissionError,
     _errno.EPERM: CmPermissionError,
     _errno.EAGAIN: CmWouldBlockError,
+    _errno.ECONNRESET: CmDisconnectedError,
 }
 
 

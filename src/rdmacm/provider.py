@@ -13,17 +13,24 @@ import importlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeAlias, cast
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 from rdmacm.address import Gid, InetAddr, SockAddrIB
 from rdmacm.cmstate import State
+from rdmacm.connparam import ConnParam, Ece, UdParam
 from rdmacm.constants import CmEventType
 from rdmacm.errors import cm_error
 from rdmacm.explanation import Explanation, Step
 from rdmacm.proto.sa import PathRecord
+from rdmacm.verbs.attr import QPAttr
+from rdmacm.verbs.backend import DeviceBackend
 from rdmacm.verbs.device import Context, Device
+from rdmacm.verbs.enums import QPAttrMask, QPState
+from rdmacm.verbs.qp import QP
 
 __all__ = ["Address", "EventQueue", "IdBackend", "IdOptions", "Provider", "QueuedEvent", "RouteChoice", "get_provider"]
+
+T = TypeVar("T")
 
 #: Addresses as they cross the seam: parsed.
 Address: TypeAlias = InetAddr | SockAddrIB
@@ -40,7 +47,8 @@ class QueuedEvent(NamedTuple):
     """An event on its way to the application; ``owner`` is the API object the backend was made for.
 
     ``status`` follows rdma_get_cm_event(3): 0, a negative errno, or a positive transport code. ``explain`` makes
-    the explanation of a failure when somebody asks for it.
+    the explanation of a failure when somebody asks for it. A connection event carries ``param``; CONNECT_REQUEST,
+    which is its listener's, also the backend of the id that the request makes.
     """
 
     owner: Any
@@ -49,6 +57,8 @@ class QueuedEvent(NamedTuple):
     arg: int = 0
     explain: Callable[[], Explanation] | None = None
     message: str = ""
+    param: ConnParam | UdParam | None = None
+    new_id: IdBackend | None = None
 
 
 class RouteChoice(NamedTuple):
@@ -75,6 +85,9 @@ class EventQueue(Protocol):
 
     def post(self, event: QueuedEvent) -> None:
         """Add an event; from any thread."""
+
+    #: Called whenever an event is added, by whichever thread adds it and with the provider's lock held.
+    notify: Callable[[], None] | None
 
     def take(self, owner: object) -> list[QueuedEvent]:
         """Remove and return the waiting events of one owner."""
@@ -124,6 +137,34 @@ class IdBackend(Protocol):
 
     def migrate(self, queue: EventQueue) -> None: ...
 
+    def listen(self, backlog: int) -> None: ...
+
+    def connect(self, param: ConnParam) -> None: ...
+
+    def accept(self, param: ConnParam) -> None: ...
+
+    def reject(self, private_data: bytes, reason: int) -> None: ...
+
+    def establish(self) -> None: ...
+
+    def notify(self, event: int) -> None: ...
+
+    def disconnect(self) -> bool:
+        """Fail the queue pair and tell the peer; whether DISCONNECTED will follow."""
+
+    def init_qp_attr(self, state: QPState) -> tuple[QPAttr, QPAttrMask]:
+        """What a queue pair of this id needs to get to a state."""
+
+    def set_local_ece(self, ece: Ece) -> None: ...
+
+    def remote_ece(self) -> Ece: ...
+
+    def adopt(self, owner: Owner) -> None:
+        """The application has taken this id, which a request has made; ``owner`` stands for it from now on."""
+
+    def attach_qp(self, qp: QP | None) -> None:
+        """The queue pair that connecting and disconnecting takes along, or None for one that the user cares for."""
+
     def explain(self) -> Explanation:
         """The last resolution of this id."""
 
@@ -138,9 +179,18 @@ class Provider(Protocol):
     def devices(self) -> tuple[Device, ...]:
         """Every device, as it is now."""
 
+    def open_device(self, name: str) -> DeviceBackend:
+        """A device to create memory regions, completion queues and queue pairs on; ENODEV where there is none."""
+
     def open_queue(self) -> EventQueue: ...
 
     def create_id(self, queue: EventQueue, owner: Owner, port_space: int, qp_type: int) -> IdBackend: ...
+
+    def drive(self, done: Callable[[], T | None], timeout: float | None) -> T | None:
+        """Make progress until ``done()`` returns something, for ``timeout`` seconds (None: for ever, 0: once).
+
+        Every wait goes through here. ``done`` is called under the provider's lock and must not wait.
+        """
 
     def find_route(self, destination: InetAddr, source: InetAddr | None) -> RouteChoice | None:
         """What the host would use to reach a destination; None where it cannot be reached. Never waits."""

@@ -44,8 +44,8 @@ _IB_SPACES = {
 _NO_IB_PORT = "AF_IB addresses name ports of an InfiniBand device, and this host has none"
 
 
-class SoftId:
-    """See :class:`rdmacm.provider.IdBackend`."""
+class ResolvingId:
+    """The half of an id that finds out where; :class:`rdmacm.soft.connecting.SoftId` is the whole."""
 
     __slots__ = (
         "__weakref__",
@@ -72,9 +72,13 @@ class SoftId:
         "verbs",
     )
 
-    def __init__(self, provider: SoftProvider, queue: SoftQueue, owner: object, port_space: int, qp_type: int) -> None:
+    def __init__(
+        self, provider: SoftProvider, queue: SoftQueue, owner: object | None, port_space: int, qp_type: int
+    ) -> None:
         self._provider = provider
-        self._owner: Callable[[], object | None] = weakref.ref(owner)
+        self._owner: Callable[[], object | None] = lambda: None
+        if owner is not None:
+            self._set_owner(owner)
         self.queue = queue
         queue.ids.add(self)
         self.port_space = PortSpace(port_space)
@@ -95,6 +99,9 @@ class SoftId:
         self._lookup: Lookup | None = None
         self._steps: list[tuple[str, int, str]] = []
         self._wait_started = 0
+
+    def _set_owner(self, owner: object) -> None:
+        self._owner = weakref.ref(owner)
 
     # -- small things ---------------------------------------------------------------------------------
 

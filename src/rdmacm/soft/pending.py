@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from rdmacm.net.types import Neighbour
 from rdmacm.soft.resolver import Failure, Lookup
+from rdmacm.soft.timer import Timer
 
 if TYPE_CHECKING:
     from rdmacm.soft.ids import SoftId
@@ -30,7 +31,8 @@ class Pending:
 
     def __init__(self, provider: SoftProvider) -> None:
         self._provider = provider
-        self._waiting: dict[Hop, dict[SoftId, tuple[Lookup, float]]] = {}
+        self._waiting: dict[Hop, dict[SoftId, tuple[Lookup, Timer]]] = {}
+        self._probes: dict[Hop, Timer] = {}
 
     def __len__(self) -> int:
         return sum(len(ids) for ids in self._waiting.values())
@@ -53,8 +55,7 @@ class Pending:
             group = self._waiting[hop] = {}
             network.probe(*hop, self._via(lookup))
             self._probe_later(hop)
-        group[waiter] = (lookup, deadline)
-        self._provider.call_at(deadline, lambda _: self._expire(waiter, hop, lookup))
+        group[waiter] = lookup, self._provider.call_at(deadline, lambda _: self._expire(waiter, hop, lookup))
         return True
 
     @staticmethod
@@ -66,20 +67,18 @@ class Pending:
         hop = lookup.next_hop
         group = self._waiting.get(hop) if hop is not None else None
         if hop is not None and group and waiter in group and group[waiter][0] is lookup:
-            del group[waiter]
+            group.pop(waiter)[1].cancel()
             if not group:
                 self._close(hop)
 
     def _close(self, hop: Hop) -> None:
-        del self._waiting[hop]
+        for _, timer in self._waiting.pop(hop).values():
+            timer.cancel()
+        self._probes.pop(hop).cancel()
         if not self._waiting:
             self._provider.network.watch(False)
-            self._provider.forget_timers()
 
     def _expire(self, waiter: SoftId, hop: Hop, lookup: Lookup) -> None:
-        group = self._waiting.get(hop)
-        if group is None or waiter not in group or group[waiter][0] is not lookup:
-            return
         # The answer may be in the table although its notification was lost.
         lookup.neighbour = self._provider.network.neighbour(*hop)
         if lookup.neighbour is not None and lookup.neighbour.state.is_valid:
@@ -99,11 +98,10 @@ class Pending:
         )
 
     def _probe_later(self, hop: Hop) -> None:
-        self._provider.call_at(self._provider.clock() + PROBE_INTERVAL, lambda _: self._probe(hop))
+        when = self._provider.clock() + PROBE_INTERVAL
+        self._probes[hop] = self._provider.call_at(when, lambda _: self._probe(hop))
 
     def _probe(self, hop: Hop) -> None:
-        if hop not in self._waiting:
-            return
         network = self._provider.network
         entry = network.neighbour(*hop)
         if entry is not None and entry.state.is_valid:
@@ -129,5 +127,5 @@ class Pending:
     def reconsider(self) -> None:
         """Interfaces, addresses or routes have changed: every wait starts over, or fails at once."""
         everyone = [(waiter, *wait) for group in self._waiting.values() for waiter, wait in group.items()]
-        for waiter, lookup, deadline in everyone:
-            waiter.reconsider(lookup, deadline)
+        for waiter, lookup, timer in everyone:
+            waiter.reconsider(lookup, timer.when)

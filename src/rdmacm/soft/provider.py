@@ -1,17 +1,18 @@
-"""The software provider of one network namespace: its devices, its ids, its timers.
+"""The software provider of one network namespace: its devices, its ids, its connections, its timers.
 
 Everything happens under one lock, in the thread that calls. :meth:`SoftProvider.progress` is the heart: it takes in
-what the network reports and lets timers fire, and whoever waits for an event calls it. Descriptors (a netlink
-socket or two, the port table) are opened at first use and closed with the last event channel.
+what the network reports and delivers, and lets timers fire; whoever waits calls it. Descriptors (a netlink
+socket or two, the port table, the wire) are opened at first use and closed with the last event channel.
 """
 
 from __future__ import annotations
 
 import errno
-import heapq
 import threading
 import time
 from collections.abc import Callable
+from random import Random, SystemRandom
+from typing import TypeVar
 
 from rdmacm.address import InetAddr
 from rdmacm.errors import cm_error
@@ -20,21 +21,29 @@ from rdmacm.net.types import Change, Network
 from rdmacm.proto.sa import PathRecord
 from rdmacm.provider import EventQueue, Owner, RouteChoice
 from rdmacm.soft import resolver
+from rdmacm.soft.cm import ConnectionManager
+from rdmacm.soft.connecting import SoftId
 from rdmacm.soft.devices import PORT_NUM, DeviceView, HostView, read_host
-from rdmacm.soft.ids import SoftId
 from rdmacm.soft.pending import Pending
 from rdmacm.soft.ports import PortTable
 from rdmacm.soft.queue import SoftQueue
+from rdmacm.soft.timer import Timer, Timers
+from rdmacm.soft.transport import Transport
+from rdmacm.soft.udp import UdpWire
+from rdmacm.soft.waiting import Pollable, Waiters
+from rdmacm.soft.wire import Wire
 from rdmacm.verbs.device import Device
 
 __all__ = ["SoftProvider"]
+
+T = TypeVar("T")
 
 
 class SoftProvider:
     """See :class:`rdmacm.provider.Provider`.
 
-    ``network`` and ``clock`` (seconds, monotonic) are the world; ``namespace`` names the shared port table, and
-    ``ports`` replaces it.
+    ``network``, ``wire`` and ``clock`` (seconds, monotonic) are the world; ``namespace`` names the shared port table,
+    and ``ports`` replaces it; ``random`` is where unpredictable numbers come from.
     """
 
     name = "soft"
@@ -46,21 +55,28 @@ class SoftProvider:
         namespace: str = "",
         clock: Callable[[], float] = time.monotonic,
         ports: PortTable | None = None,
+        wire: Wire | None = None,
+        random: Random | None = None,
     ) -> None:
         self.network = network
         self.clock = clock
+        self.random = random or SystemRandom()
         self.lock = threading.RLock()
         self.abandoned = False
         self.pending = Pending(self)
+        self.waiters = Waiters(self)
+        self.pollables: set[Pollable] = set()
+        self.transport = Transport(self.lock, clock, self.call_at, wire or UdpWire(namespace), self.random, self)
+        self.cm = ConnectionManager(self)
         self._namespace = namespace
         self._given_ports = ports
         self._ports = ports
         self._host: HostView | None = None
         self._monitored = False
-        self._queues: set[SoftQueue] = set()
+        #: Channels and devices in use: with the last one, every descriptor goes.
+        self._users: set[object] = set()
         self._bound: dict[int, set[SoftId]] = {}
-        self._timers: list[tuple[float, int, Callable[[float], None]]] = []
-        self._timer_count = 0
+        self._timers = Timers()
         self._link_facts: dict[tuple[int, int], tuple[int, int]] = {}
 
     # -- what the API asks ----------------------------------------------------------------------------
@@ -72,10 +88,9 @@ class SoftProvider:
     def open_queue(self) -> SoftQueue:
         with self.lock:
             self.check_fork("create_event_channel")
-            if not self._queues:
-                self.network.open()  # here and now: the thread may be in another namespace later
+            self._open()
             queue = SoftQueue(self)
-            self._queues.add(queue)
+            self._users.add(queue)
             return queue
 
     def create_id(self, queue: EventQueue, owner: Owner, port_space: int, qp_type: int) -> SoftId:
@@ -140,9 +155,11 @@ class SoftProvider:
         """The current picture, without another look."""
         return self._host if self._host is not None else self.host()
 
-    def monitor_fd(self) -> int:
-        """A descriptor that is readable when the host has changed, -1 where nobody can tell."""
-        return self.network.fileno()
+    def filenos(self) -> tuple[int, ...]:
+        """Descriptors that are readable when :meth:`progress` has something to do."""
+        monitor = self.network.fileno()
+        wire = self.transport.filenos()
+        return (monitor, *wire) if monitor >= 0 else tuple(wire)
 
     def device_at(self, ifindex: int) -> Device | None:
         """The device on an interface, as it is now, whatever its name has become."""
@@ -173,39 +190,50 @@ class SoftProvider:
     # -- progress -------------------------------------------------------------------------------------
 
     def progress(self) -> None:
-        """Take in what the network reports and let timers that are due fire."""
+        """Take in what the network reports and delivers, and let timers that are due fire."""
         if self.abandoned:
             return
         if self._host is not None:
             self.host()
-        now = self.clock()
-        timers = self._timers
-        if timers and timers[0][0] <= now:
-            while timers and timers[0][0] <= now:
-                heapq.heappop(timers)[2](now)
-            # The descriptors have fired: they stay readable until they are set anew.
-            deadline = self.next_deadline()
-            for queue in self._queues:
-                queue.rearm(deadline)
+        self.transport.progress()
+        self.fire_timers()
 
-    def call_at(self, when: float, callback: Callable[[float], None]) -> None:
-        """Have ``callback(now)`` called once ``when`` has come; there is no cancelling, so it must check."""
-        earliest = not self._timers or when < self._timers[0][0]
-        self._timer_count += 1
-        heapq.heappush(self._timers, (when, self._timer_count, callback))
-        if earliest:
-            for queue in self._queues:
-                queue.rearm(when)
+    def fire_timers(self) -> None:
+        """Let timers that are due fire."""
+        if self._timers.fire(self.clock()):
+            # The descriptors have fired: they stay readable until they are set anew.
+            deadline = self._timers.deadline
+            for pollable in self.pollables:
+                pollable.rearm(deadline)
+
+    def call_at(self, when: float, callback: Callable[[float], None]) -> Timer:
+        """Have ``callback(now)`` called once ``when`` has come."""
+        before = self._timers.deadline
+        timer = self._timers.add(when, callback)
+        if before is None or when < before:
+            for pollable in self.pollables:
+                pollable.rearm(when)
+            self.waiters.wake()
+        return timer
 
     def next_deadline(self) -> float | None:
         """When :meth:`progress` wants to be called at the latest, on :attr:`clock`."""
-        return self._timers[0][0] if self._timers else None
+        return self._timers.deadline
 
-    def forget_timers(self) -> None:
-        """No timer matters any more."""
-        self._timers.clear()
-        for queue in self._queues:
-            queue.rearm(None)
+    def drive(self, done: Callable[[], T | None], timeout: float | None) -> T | None:
+        """Wait until ``done()`` returns something, making progress meanwhile (:class:`rdmacm.soft.waiting.Waiters`)."""
+        return self.waiters.drive(done, timeout)
+
+    def descriptors_changed(self) -> None:
+        """:meth:`filenos` has others than before."""
+        for pollable in self.pollables:
+            pollable.watch()
+        self.waiters.wake()
+
+    def open_wire(self) -> None:
+        """Begin to receive packets, if that has not begun."""
+        if self.transport.open():
+            self.descriptors_changed()
 
     def _take_in(self, change: Change) -> None:
         if change.links or change.lost:
@@ -241,22 +269,29 @@ class SoftProvider:
 
     # -- the end --------------------------------------------------------------------------------------
 
-    def queue_closed(self, queue: SoftQueue) -> None:
-        """A channel is gone; with the last one, every descriptor goes."""
+    def _open(self) -> None:
+        if not self._users:
+            self.network.open()  # here and now: the thread may be in another namespace later
+
+    def closed(self, user: object) -> None:
+        """A channel or device is not used any more."""
         with self.lock:
-            self._queues.discard(queue)
-            if not self._queues:
+            self._users.discard(user)
+            if not self._users:
                 self._release()
 
     def retire(self) -> bool:
-        """Let go of everything if no channel is open; whether that was so."""
+        """Let go of everything if nothing is in use; whether that was so."""
         with self.lock:
-            if not self._queues:
+            if not self._users:
                 self._release()
-            return not self._queues
+            return not self._users
 
     def _release(self) -> None:
+        self.cm.close()
+        self.transport.close()
         self.network.close()
+        self.waiters.close()
         if self._ports is not None:
             self._ports.close()
             self._ports = self._given_ports
@@ -269,5 +304,6 @@ class SoftProvider:
         self.lock = threading.RLock()
         self.abandoned = True
         self.network.close()
+        self.transport.abandon()
         if self._ports is not None:
             self._ports.abandon()

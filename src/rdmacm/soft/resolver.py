@@ -20,8 +20,9 @@ from rdmacm.soft import policy
 from rdmacm.soft.devices import DEFAULT_PKEY, DeviceView, HostView, mtu_code
 from rdmacm.verbs.device import GidEntry
 
-#: Packet lifetime exponent of RoCE paths, where no ACK timeout was set: 4.096 µs · 2^18, about a second.
-ROCE_PACKET_LIFETIME = 18
+#: Packet lifetime exponent of RoCE paths, where no ACK timeout was set: 4.096 µs · 2^16, a quarter of a second. (Older
+#: Linux kernels have 18, with which a lost packet that nothing else tells of costs two seconds.)
+ROCE_PACKET_LIFETIME = 16
 
 #: Megabits per second → ``enum ibv_rate``, as the kernel rates a RoCE port; 0 is "the port's own rate".
 _RATES = ((40000, 7), (30000, 4), (20000, 6), (10000, 3))

@@ -1,17 +1,75 @@
-"""A timer as a descriptor, so that a deadline wakes whoever polls: timerfd(2).
+"""Timers, and a timer as a descriptor, so that a deadline wakes whoever polls: timerfd(2).
 
-Python has it from 3.13; before that the C library is asked directly.
+Python has the latter from 3.13; before that the C library is asked directly.
 """
 
 from __future__ import annotations
 
+import heapq
 import os
 import struct
 import sys
+from collections.abc import Callable
+
+__all__ = ["Timer", "TimerDescriptor", "Timers"]
 
 _CLOCK_MONOTONIC = 1
 _TFD_NONBLOCK, _TFD_CLOEXEC = os.O_NONBLOCK, getattr(os, "O_CLOEXEC", 0)
 _ITIMERSPEC = struct.Struct("@4l")
+
+
+class Timer:
+    """A call that is due at ``when``; :meth:`cancel` while it is not."""
+
+    __slots__ = ("callback", "when")
+
+    def __init__(self, when: float, callback: Callable[[float], None]) -> None:
+        self.when = when
+        self.callback: Callable[[float], None] | None = callback
+
+    def cancel(self) -> None:
+        """It is not due any more."""
+        self.callback = None
+
+
+class Timers:
+    """What is due when."""
+
+    __slots__ = ("_count", "_heap")
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Timer]] = []
+        self._count = 0
+
+    def add(self, when: float, callback: Callable[[float], None]) -> Timer:
+        """Have ``callback(now)`` called once ``when`` has come."""
+        timer = Timer(when, callback)
+        self._count += 1
+        heapq.heappush(self._heap, (when, self._count, timer))
+        return timer
+
+    @property
+    def deadline(self) -> float | None:
+        """When the first is due."""
+        heap = self._heap
+        while heap and heap[0][2].callback is None:
+            heapq.heappop(heap)
+        return heap[0][0] if heap else None
+
+    def fire(self, now: float) -> bool:
+        """Call what is due; whether there was anything."""
+        fired = False
+        while (deadline := self.deadline) is not None and deadline <= now:
+            timer = heapq.heappop(self._heap)[2]
+            callback, timer.callback = timer.callback, None
+            fired = True
+            if callback is not None:
+                callback(now)
+        return fired
+
+    def clear(self) -> None:
+        """Nothing is due any more."""
+        self._heap.clear()
 
 
 class TimerDescriptor:

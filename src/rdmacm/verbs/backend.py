@@ -5,6 +5,7 @@ Every call raises :class:`rdmacm.RdmaError`. A provider may be entered from any 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from rdmacm.verbs.attr import DeviceAttr, QPAttr, QPInitAttr, SrqAttr
@@ -45,6 +46,8 @@ class CQBackend(Protocol):
     """A completion queue."""
 
     cqe: int
+    #: Called whenever a completion is added, by whichever thread adds it and with the provider's lock held.
+    notify: Callable[[], None] | None
 
     def poll(self, num_entries: int) -> list[WC]:
         """Up to so many completions, oldest first. Makes progress where there is none; never waits."""

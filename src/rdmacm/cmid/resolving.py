@@ -1,4 +1,4 @@
-"""The connection identifier: rdma_create_id(3) and everything that is done with one id."""
+"""What an id is and how it finds out where: rdma_create_id(3), binding, resolving, options, events, its end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rdmacm.provider import Address, IdBackend, Provider, QueuedEvent
 from rdmacm.verbs.device import Context
 from rdmacm.verbs.enums import QPType
 
-__all__ = ["CmId", "Route"]
+__all__ = ["ResolvingId", "Route"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,22 +46,8 @@ def _user(address: Address | None) -> SockAddr | None:
     return address.sockaddr if isinstance(address, InetAddr) else address
 
 
-class CmId:
-    """A communication identifier, ``struct rdma_cm_id``: conceptually a socket.
-
-    ``channel``: where its events go; None makes the id *synchronous*: each call then waits for its outcome and
-    raises what went wrong. ``port_space``: a :class:`PortSpace`; ``qp_type``: RC, or UD for the port spaces UDP and
-    IPOIB, unless given (only ``PortSpace.IB`` leaves a choice); ``context``: the caller's own, kept as it is.
-
-    Calls that start work return as soon as it is started; the outcome is an event. EINVAL for an unknown port
-    space, and for any call the id's state does not allow (:class:`CmStateError`).
-
-    >>> with CmId(port_space=PortSpace.TCP) as cmid:
-    ...     cmid.resolve_addr(("127.0.0.1", 7471))
-    ...     cmid.resolve_route()
-    ...     str(cmid.route.dgid)
-    '::ffff:127.0.0.1'
-    """
+class ResolvingId:
+    """The half of :class:`rdmacm.CmId` that finds out where."""
 
     __slots__ = (
         "__weakref__",
@@ -107,6 +93,26 @@ class CmId:
         self._private = channel is None
         self._channel = EventChannel(provider) if channel is None else channel
         self.context = context
+        self._start()
+        self._backend: IdBackend = self._channel.provider.create_id(self._channel.queue, self, self.ps, self.qp_type)
+        self._closed = False
+
+    @classmethod
+    def _adopt(cls, backend: IdBackend, listener: ResolvingId) -> Self:
+        """The id that a request to ``listener`` has made."""
+        new = cls.__new__(cls)
+        new._closed = True
+        new.ps, new.qp_type = listener.ps, listener.qp_type
+        new._private = False
+        new._channel = listener._channel
+        new.context = None
+        new._start()
+        new._backend = backend
+        new._closed = False
+        backend.adopt(new)
+        return new
+
+    def _start(self) -> None:
         self.event: CmEvent | None = None
         self.events_reported = 0
         self.events_completed = 0
@@ -115,8 +121,6 @@ class CmId:
         self._lookup: Lookup | None = None
         self._addrinfo: list[AddrInfo] | None = None
         self._failure: RdmaError | None = None
-        self._backend: IdBackend = self._channel.provider.create_id(self._channel.queue, self, self.ps, self.qp_type)
-        self._closed = False
 
     # -- what is known --------------------------------------------------------------------------------
 
@@ -347,7 +351,7 @@ class CmId:
         self.events_reported += 1
         self._holders.append(threading.get_ident())
 
-    def _await(self, wanted: CmEventType, failed: CmEventType) -> None:
+    def _await(self, wanted: CmEventType, *failures: CmEventType) -> None:
         """Synchronous mode: wait for the outcome of the call just made; ``event`` keeps the last event."""
         while True:
             self._release_event()
@@ -355,7 +359,7 @@ class CmId:
             self.event = event
             if event.type is wanted and event.status == 0:
                 return
-            if event.type in (wanted, failed, CmEventType.DEVICE_REMOVAL):
+            if event.type in (wanted, *failures, CmEventType.DEVICE_REMOVAL):
                 error = event.error
                 if error is None:
                     error = cm_error(errno.ENODEV, event.message or "the device was removed", str(event.type))
@@ -413,7 +417,9 @@ class CmId:
             self._channel.lookups.cancel(self._lookup)
             self._lookup = None
         self._backend.destroy()
-        self._channel.queue.take(self)
+        for waiting in self._channel.queue.take(self):
+            if waiting.new_id is not None:  # a request nobody will answer any more
+                waiting.new_id.destroy()
         wait_acked(lambda: self.events_completed >= self.events_reported, None)
         if self._private:
             self._channel.close()

@@ -1,0 +1,325 @@
+"""The queue pair of an id and what is posted to it: rdma_create_qp(3), rdma_create_srq(3), rdma_verbs.h."""
+
+from __future__ import annotations
+
+import errno
+import threading
+import weakref
+from collections.abc import Sequence
+
+from rdmacm.cmid.resolving import ResolvingId
+from rdmacm.errors import CmTimeoutError, cm_error
+from rdmacm.verbs.attr import QPAttr, QPInitAttr, SrqInitAttr
+from rdmacm.verbs.backend import DeviceBackend
+from rdmacm.verbs.cq import CQ, CompChannel
+from rdmacm.verbs.device import Context
+from rdmacm.verbs.enums import WC, AccessFlag, QPAttrMask, QPState, QPType, WROpcode
+from rdmacm.verbs.pd import MR, PD
+from rdmacm.verbs.qp import AH, QP, SRQ
+from rdmacm.verbs.wr import SGE, Buffer, RecvWR, SendWR
+
+__all__ = ["QueueingId"]
+
+_pds: weakref.WeakKeyDictionary[DeviceBackend, PD] = weakref.WeakKeyDictionary()
+_pds_lock = threading.Lock()
+
+
+def _default_pd(context: Context) -> PD:
+    """The protection domain that ids of a device share, as in librdmacm."""
+    with _pds_lock:
+        pd = _pds.get(context.backend)
+        if pd is None:
+            pd = _pds[context.backend] = PD(context)
+        return pd
+
+
+class QueueingId(ResolvingId):
+    """The part of :class:`rdmacm.CmId` that has queues."""
+
+    __slots__ = (
+        "_own_channels",
+        "_own_cqs",
+        "_pd",
+        "_qp",
+        "_srq",
+        "recv_cq",
+        "recv_cq_channel",
+        "send_cq",
+        "send_cq_channel",
+    )
+
+    def _start(self) -> None:
+        super()._start()
+        self._pd: PD | None = None
+        self._qp: QP | None = None
+        self._srq: SRQ | None = None
+        self.send_cq: CQ | None = None
+        self.recv_cq: CQ | None = None
+        self.send_cq_channel: CompChannel | None = None
+        self.recv_cq_channel: CompChannel | None = None
+        self._own_cqs: list[CQ] = []
+        self._own_channels: list[CompChannel] = []
+
+    # -- what there is --------------------------------------------------------------------------------
+
+    @property
+    def pd(self) -> PD:
+        """The protection domain: the queue pair's, else the one all ids of the device share; EINVAL while unbound."""
+        if self._pd is None:
+            self._pd = _default_pd(self._bound("pd"))
+        return self._pd
+
+    @pd.setter
+    def pd(self, pd: PD | None) -> None:
+        self._pd = pd
+
+    @property
+    def qp(self) -> QP | None:
+        """The queue pair made by :meth:`create_qp`."""
+        return self._qp
+
+    @property
+    def srq(self) -> SRQ | None:
+        """The shared receive queue made by :meth:`create_srq`."""
+        return self._srq
+
+    def _bound(self, step: str) -> Context:
+        context = self.verbs
+        if context is None:
+            raise cm_error(
+                errno.EINVAL, "the id is not bound to a device", step, hint="resolve_addr(), or bind to an address"
+            )
+        return context
+
+    # -- queue pairs ----------------------------------------------------------------------------------
+
+    def create_qp(self, init_attr: QPInitAttr | None = None, pd: PD | None = None) -> QP:
+        """Make the id's queue pair, rdma_create_qp(3); it gets ready for use as the id connects.
+
+        Without ``init_attr`` it is a reliable connection with room for 16 sends and 16 receives. Completion queues
+        that neither the attributes nor the id bring are made, each with a channel. EINVAL: there is one already, the
+        id is not bound, the domain is another device's, or the type does not go with the id's.
+        """
+        context = self._bound("create_qp")
+        if self._qp is not None:
+            raise cm_error(errno.EINVAL, "the id has a queue pair already", "create_qp", hint="destroy_qp()")
+        attr = init_attr if init_attr is not None else _usual()
+        pd = pd if pd is not None else self.pd
+        if pd.context.backend is not context.backend:
+            raise cm_error(errno.EINVAL, "the protection domain is of another device", "create_qp")
+        if attr.qp_type is not self.qp_type:
+            raise cm_error(
+                errno.EINVAL, f"a queue pair of type {attr.qp_type.name} on an id of {self.qp_type.name}", "create_qp"
+            )
+        for given, own in ((attr.scq, self.send_cq), (attr.rcq, self.recv_cq)):
+            if given is not None and own is not None and given is not own:
+                raise cm_error(errno.EINVAL, "the id has another completion queue", "create_qp")
+        try:
+            self._make_cqs(context, attr)
+            if attr.srq is None:
+                attr.srq = self._srq
+            self._qp = QP(pd, attr)
+            self._pd = pd
+            self._to_first_state(self._qp)
+        except BaseException:
+            self.destroy_qp()
+            raise
+        self._backend.attach_qp(self._qp)
+        return self._qp
+
+    def _make_cqs(self, context: Context, attr: QPInitAttr) -> None:
+        attr.scq = attr.scq or self.send_cq
+        if attr.scq is None:
+            self.send_cq_channel, attr.scq = self._make_cq(context, attr.cap.max_send_wr)
+        attr.rcq = attr.rcq or self.recv_cq
+        if attr.rcq is None:
+            self.recv_cq_channel, attr.rcq = self._make_cq(context, attr.cap.max_recv_wr)
+        self.send_cq, self.recv_cq = attr.scq, attr.rcq
+
+    def _make_cq(self, context: Context, size: int) -> tuple[CompChannel, CQ]:
+        channel = CompChannel(context)
+        self._own_channels.append(channel)
+        cq = CQ(context, max(size, 1), channel, self)
+        self._own_cqs.append(cq)
+        return channel, cq
+
+    def _to_first_state(self, qp: QP) -> None:
+        states = (QPState.INIT, QPState.RTR, QPState.RTS) if self.qp_type is QPType.UD else (QPState.INIT,)
+        for state in states:
+            qp.modify(*self._backend.init_qp_attr(state))
+
+    def destroy_qp(self) -> None:
+        """Release the queue pair and the completion queues that were made for it, rdma_destroy_qp(3)."""
+        qp, self._qp = self._qp, None
+        if qp is not None:
+            self._backend.attach_qp(None)
+            qp.close()
+        for cq in self._own_cqs:
+            cq.close()
+        for channel in self._own_channels:
+            channel.close()
+        if self._own_cqs:
+            self.send_cq = self.recv_cq = None
+            self.send_cq_channel = self.recv_cq_channel = None
+        self._own_cqs, self._own_channels = [], []
+
+    def create_srq(self, attr: SrqInitAttr | None = None, pd: PD | None = None) -> SRQ:
+        """Make a shared receive queue that the id's queue pair will take its receives from, rdma_create_srq(3)."""
+        self._bound("create_srq")
+        if self._srq is not None:
+            raise cm_error(errno.EINVAL, "the id has a shared receive queue already", "create_srq")
+        self._srq = SRQ(pd if pd is not None else self.pd, attr or SrqInitAttr())
+        return self._srq
+
+    def destroy_srq(self) -> None:
+        """Release it, rdma_destroy_srq(3); EBUSY while a queue pair uses it."""
+        if self._srq is not None:
+            self._srq.close()
+            self._srq = None
+
+    def init_qp_attr(self, qp_state: QPState) -> tuple[QPAttr, QPAttrMask]:
+        """What a queue pair of the user's own needs to get to a state, rdma_init_qp_attr(3).
+
+        EINVAL while the id is unbound, or does not know its peer's half yet.
+        """
+        return self._backend.init_qp_attr(qp_state)
+
+    def destroy(self) -> None:
+        if not self._closed:
+            super().destroy()
+            self.destroy_qp()
+            self.destroy_srq()
+
+    # -- memory ---------------------------------------------------------------------------------------
+
+    def reg_msgs(self, buffer: Buffer) -> MR:
+        """Register memory for messages, rdma_reg_msgs(3): any writable buffer, by reference."""
+        return MR(self.pd, buffer, AccessFlag.LOCAL_WRITE)
+
+    def reg_read(self, buffer: Buffer) -> MR:
+        """Register memory that the peer may read, rdma_reg_read(3)."""
+        return MR(self.pd, buffer, AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_READ)
+
+    def reg_write(self, buffer: Buffer) -> MR:
+        """Register memory that the peer may write, rdma_reg_write(3)."""
+        return MR(self.pd, buffer, AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_WRITE)
+
+    # -- work requests --------------------------------------------------------------------------------
+
+    def post_recv(self, context: int, mr: MR, offset: int = 0, length: int | None = None) -> None:
+        """Queue a receive into part of a region, rdma_post_recv(3); ``context`` comes back as ``wc.wr_id``."""
+        self.post_recvv(context, [mr.sge(offset, length)])
+
+    def post_recvv(self, context: int, sgl: Sequence[SGE]) -> None:
+        """Queue a receive that is scattered, rdma_post_recvv(3)."""
+        queue = self._srq if self._srq is not None else self._need_qp("post_recv")
+        queue.post_recv(RecvWR(context, sgl))
+
+    def post_send(
+        self, context: int, data: MR | Buffer, offset: int = 0, length: int | None = None, flags: int = 0
+    ) -> None:
+        """Queue a send of part of a region, or with ``SendFlag.INLINE`` of any bytes, rdma_post_send(3)."""
+        self.post_sendv(context, [_piece(data, offset, length)], flags)
+
+    def post_sendv(self, context: int, sgl: Sequence[SGE | Buffer], flags: int = 0) -> None:
+        """Queue a send that is gathered, rdma_post_sendv(3)."""
+        self._need_qp("post_send").post_send(SendWR(context, WROpcode.SEND, sgl, flags))
+
+    def post_read(
+        self,
+        context: int,
+        mr: MR,
+        remote_addr: int,
+        rkey: int,
+        offset: int = 0,
+        length: int | None = None,
+        flags: int = 0,
+    ) -> None:
+        """Queue an RDMA READ into part of a region, rdma_post_read(3)."""
+        self.post_readv(context, [mr.sge(offset, length)], remote_addr, rkey, flags)
+
+    def post_readv(self, context: int, sgl: Sequence[SGE], remote_addr: int, rkey: int, flags: int = 0) -> None:
+        """Queue an RDMA READ that is scattered, rdma_post_readv(3)."""
+        self._post_rdma(WROpcode.RDMA_READ, context, sgl, remote_addr, rkey, flags)
+
+    def post_write(
+        self,
+        context: int,
+        data: MR | Buffer,
+        remote_addr: int,
+        rkey: int,
+        offset: int = 0,
+        length: int | None = None,
+        flags: int = 0,
+    ) -> None:
+        """Queue an RDMA WRITE of part of a region, or inline of any bytes, rdma_post_write(3)."""
+        self.post_writev(context, [_piece(data, offset, length)], remote_addr, rkey, flags)
+
+    def post_writev(
+        self, context: int, sgl: Sequence[SGE | Buffer], remote_addr: int, rkey: int, flags: int = 0
+    ) -> None:
+        """Queue an RDMA WRITE that is gathered, rdma_post_writev(3)."""
+        self._post_rdma(WROpcode.RDMA_WRITE, context, sgl, remote_addr, rkey, flags)
+
+    def _post_rdma(
+        self, opcode: WROpcode, context: int, sgl: Sequence[SGE | Buffer], remote_addr: int, rkey: int, flags: int
+    ) -> None:
+        qp = self._need_qp("post_read" if opcode is WROpcode.RDMA_READ else "post_write")
+        qp.post_send(SendWR(context, opcode, sgl, flags, remote_addr=remote_addr, rkey=rkey))
+
+    def post_ud_send(
+        self,
+        context: int,
+        data: MR | Buffer,
+        ah: AH,
+        remote_qpn: int,
+        remote_qkey: int,
+        offset: int = 0,
+        length: int | None = None,
+        flags: int = 0,
+    ) -> None:
+        """Queue a datagram, rdma_post_ud_send(3); C's helper has the Q_Key 0x01234567 built in."""
+        sgl = [_piece(data, offset, length)]
+        wr = SendWR(context, WROpcode.SEND, sgl, flags, ah=ah, remote_qpn=remote_qpn, remote_qkey=remote_qkey)
+        self._need_qp("post_ud_send").post_send(wr)
+
+    def _need_qp(self, step: str) -> QP:
+        if self._qp is None:
+            raise cm_error(errno.EINVAL, "the id has no queue pair", step, hint="create_qp()")
+        return self._qp
+
+    # -- completions ----------------------------------------------------------------------------------
+
+    def get_send_comp(self, timeout: float | None = None) -> WC:
+        """The next completion of a send, waiting for it, rdma_get_send_comp(3); CmTimeoutError in ``timeout`` s."""
+        return self._completion(self.send_cq, "get_send_comp", timeout)
+
+    def get_recv_comp(self, timeout: float | None = None) -> WC:
+        """The next completion of a receive, waiting for it, rdma_get_recv_comp(3)."""
+        return self._completion(self.recv_cq, "get_recv_comp", timeout)
+
+    @staticmethod
+    def _completion(cq: CQ | None, step: str, timeout: float | None) -> WC:
+        if cq is None:
+            raise cm_error(errno.EINVAL, "the id has no completion queue", step, hint="create_qp()")
+        while True:
+            found = cq.poll(1)
+            if found:
+                return found[0]
+            if not cq.wait(timeout):
+                raise CmTimeoutError(errno.ETIMEDOUT, f"nothing completed within {timeout} s", step)
+
+
+def _usual() -> QPInitAttr:
+    attr = QPInitAttr(sq_sig_all=True)
+    attr.cap.max_send_wr = attr.cap.max_recv_wr = 16
+    attr.cap.max_send_sge = attr.cap.max_recv_sge = 4
+    attr.cap.max_inline_data = 256
+    return attr
+
+
+def _piece(data: MR | Buffer, offset: int, length: int | None) -> SGE | Buffer:
+    if isinstance(data, MR):
+        return data.sge(offset, length)
+    view = memoryview(data)
+    return view[offset:] if length is None else view[offset : offset + length]

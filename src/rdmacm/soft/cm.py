@@ -1,0 +1,146 @@
+"""The connection manager of the software device: one agent for all its devices, and whose ids its connections are.
+
+The agent (:mod:`rdmacm.proto.cm.engine`) knows no socket and no id. Here its MADs go out over QP 1, its events go to
+the ids they are about, and its deadline becomes a timer. Communication ids carry the wire's slot in their upper byte,
+by which everything but a request finds its process where several share the port.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rdmacm.proto.cm.connection import Accepts, Connection, Listener
+from rdmacm.proto.cm.engine import Agent
+from rdmacm.proto.cm.events import ConnectRequest, Event, SidrRequest, TimewaitExit
+from rdmacm.proto.cm.states import State
+from rdmacm.soft.timer import Timer
+from rdmacm.soft.wire import WirePath
+
+if TYPE_CHECKING:
+    from rdmacm.soft.connecting import SoftId
+    from rdmacm.soft.provider import SoftProvider
+
+__all__ = ["ConnectionManager"]
+
+
+class ConnectionManager:
+    """See the module. Used with the provider's lock held."""
+
+    def __init__(self, provider: SoftProvider) -> None:
+        self._provider = provider
+        self._agent: Agent | None = None
+        self._ids: dict[int, SoftId] = {}
+        self._listeners: dict[Listener, tuple[SoftId, object]] = {}
+        self._timer: Timer | None = None
+        self._is_pumping = False
+
+    @property
+    def agent(self) -> Agent:
+        """The agent; the wire is open once there is one."""
+        if self._agent is None:
+            provider = self._provider
+            provider.open_wire()
+            transport = provider.transport
+            self._agent = Agent(provider.random.getrandbits(64), provider.random, id_prefix=transport.wire.slot)
+            transport.on_mad = self._mad_received
+        return self._agent
+
+    def connection(self, comm_id: int | None) -> Connection | None:
+        """A connection as the agent knows it, None once it is forgotten."""
+        return self._agent.connection(comm_id) if self._agent is not None and comm_id is not None else None
+
+    def listen(self, owner: SoftId, service_id: int, local: bytes | None, backlog: int, accepts: Accepts) -> Listener:
+        """Take requests for a service id, to one local address or (None) to any."""
+        listener = self.agent.listen(service_id, backlog=backlog, accepts=accepts)
+        try:
+            token = self._provider.transport.wire.listen(service_id, local)
+        except BaseException:
+            self.agent.unlisten(listener)
+            raise
+        self._listeners[listener] = owner, token
+        self._provider.descriptors_changed()
+        return listener
+
+    def unlisten(self, listener: Listener) -> None:
+        """Take no more."""
+        found = self._listeners.pop(listener, None)
+        if found is not None and self._agent is not None:
+            self._agent.unlisten(listener)
+            self._provider.transport.wire.unlisten(found[1])
+            self._provider.descriptors_changed()
+
+    def own(self, comm_id: int, owner: SoftId) -> None:
+        """From now on the events of a connection are this id's."""
+        self._ids[comm_id] = owner
+
+    def leave(self, comm_id: int) -> None:
+        """The id of a connection is being destroyed: say goodbye to the peer."""
+        self._ids.pop(comm_id, None)
+        if self._agent is not None:
+            self._agent.destroy(comm_id, self._provider.clock())
+            self.pump()
+            self.hold_qpn(comm_id)
+
+    def hold_qpn(self, comm_id: int) -> None:
+        """A connection in TIMEWAIT keeps its queue pair number from being used again."""
+        connection = self.connection(comm_id)
+        if connection is not None and connection.state is State.TIMEWAIT and connection.deadline is not None:
+            self._provider.transport.hold_qpn(connection.local_qpn, connection.deadline)
+
+    def pump(self) -> None:
+        """Send what the agent wants sent, hand out its events, and look at its deadline."""
+        agent = self._agent
+        if agent is None or self._is_pumping:
+            return
+        self._is_pumping = True
+        try:
+            while True:
+                mads, events = agent.mads_to_send(), agent.events()
+                if not mads and not events:
+                    break
+                for path, mad in mads:
+                    assert isinstance(path, WirePath)
+                    self._provider.transport.send_mad(path, mad)
+                for event in events:
+                    self._dispatch(event)
+        finally:
+            self._is_pumping = False
+        deadline = agent.next_deadline()
+        if deadline is not None and (self._timer is None or deadline < self._timer.when):
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._provider.call_at(deadline, self._time)
+
+    def _time(self, now: float) -> None:
+        self._timer = None
+        if self._agent is not None:
+            self._agent.timer(now)
+            self.pump()
+
+    def _mad_received(self, mad: memoryview, path: WirePath, now: float) -> None:
+        if self._agent is not None:
+            self._agent.mad_received(mad, path, now)
+            self.pump()
+
+    def _dispatch(self, event: Event) -> None:
+        if isinstance(event, ConnectRequest | SidrRequest):
+            found = self._listeners.get(event.listener)
+            if found is not None:
+                found[0].requested(event)
+            elif self._agent is not None:  # it was destroyed while the request was on its way here
+                self._agent.destroy(event.comm_id, self._provider.clock())
+            return
+        owner = self._ids.get(event.comm_id)
+        if isinstance(event, TimewaitExit):
+            self._ids.pop(event.comm_id, None)
+        else:
+            self.hold_qpn(event.comm_id)
+        if owner is not None:
+            owner.connection_event(event)
+
+    def close(self) -> None:
+        """The provider lets go of everything."""
+        self._agent = None
+        self._ids.clear()
+        self._listeners.clear()
+        self._timer = None

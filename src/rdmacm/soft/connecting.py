@@ -1,0 +1,633 @@
+"""What an id of the software device does once it knows where: listen, connect, accept, reject, disconnect.
+
+The messages are the agent's business (:mod:`rdmacm.soft.cm`); here they get their contents and become the events
+and the queue pair attributes that the manual pages promise. An id with a queue pair of its own takes it through its
+states by itself: on the passive side before the REP is sent, on the active side when the REP arrives, so that data
+may flow at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from dataclasses import replace
+from socket import AF_INET, AF_INET6
+from typing import TYPE_CHECKING
+
+from rdmacm.address import Gid, InetAddr, SockAddrIB, service_id
+from rdmacm.cmstate import State, Trigger, follow
+from rdmacm.connparam import ConnParam, Ece, UdParam
+from rdmacm.constants import CmEventType
+from rdmacm.errors import CmStateError, RdmaError, cm_error
+from rdmacm.proto.cm import states
+from rdmacm.proto.cm.connection import Connection, Listener
+from rdmacm.proto.cm.events import (
+    ConnectReply,
+    ConnectRequest,
+    Disconnected,
+    DisconnectRequested,
+    Established,
+    Event,
+    Rejected,
+    SidrReply,
+    SidrRequest,
+    TimewaitExit,
+    Unreachable,
+)
+from rdmacm.proto.cm.messages import (
+    REJ,
+    REP,
+    REQ,
+    SIDR_REP,
+    SIDR_REQ,
+    Path,
+    RejectReason,
+    SidrStatus,
+)
+from rdmacm.proto.cm.private_data import PrivateDataHeader, user_capacity
+from rdmacm.proto.cm.timeouts import ack_timeout
+from rdmacm.proto.sa import PathRecord
+from rdmacm.proto.wire import WireError
+from rdmacm.provider import QueuedEvent
+from rdmacm.soft.devices import DEFAULT_PKEY
+from rdmacm.soft.ids import ResolvingId
+from rdmacm.soft.wire import WirePath
+from rdmacm.verbs.attr import AHAttr, GlobalRoute, QPAttr
+from rdmacm.verbs.enums import AccessFlag, Mtu, QPAttrMask, QPState, QPType
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from rdmacm.soft.provider import SoftProvider
+    from rdmacm.soft.queue import SoftQueue
+    from rdmacm.verbs.qp import QP
+
+__all__ = ["SoftId"]
+
+#: Exponent of 4.096 µs: how long this device may take to acknowledge, 0.13 s.
+CA_ACK_DELAY = 15
+#: What a listener may have waiting at most, net.rdma_ucm.max_backlog.
+_MAX_BACKLOG = 1024
+#: Linux's rdma_cm asks for this Q_Key on the port spaces UDP and IB.
+UDP_QKEY = 0x01234567
+#: A receiver that is not ready asks for 0.64 ms (InfiniBand Architecture 9.7.5.2.8); rdma_cm's 0 would mean 655 ms.
+_MIN_RNR_TIMER = 12
+_LID_UNUSED = 0xFFFF
+_EVENT_COMM_EST = 4
+
+_M = QPAttrMask
+
+
+class SoftId(ResolvingId):
+    """See :class:`rdmacm.provider.IdBackend`."""
+
+    __slots__ = (
+        "_accept",
+        "_comm_id",
+        "_is_accepted",
+        "_is_disconnected",
+        "_listener",
+        "_local_ece",
+        "_remote_ece",
+        "qkey",
+        "qp",
+    )
+
+    def __init__(
+        self, provider: SoftProvider, queue: SoftQueue, owner: object | None, port_space: int, qp_type: int
+    ) -> None:
+        super().__init__(provider, queue, owner, port_space, qp_type)
+        self.qp: QP | None = None
+        self.qkey = 0
+        self._comm_id: int | None = None
+        self._listener: Listener | None = None
+        self._accept: ConnParam | None = None
+        self._is_accepted = True
+        self._is_disconnected = False
+        self._local_ece: Ece | None = None
+        self._remote_ece = Ece(0)
+
+    # -- listening ------------------------------------------------------------------------------------
+
+    def listen(self, backlog: int) -> None:
+        with self._provider.lock:
+            self._provider.check_fork("listen")
+            if follow(self.state, Trigger.LISTEN) is None:
+                raise self._refuse(Trigger.LISTEN.value)
+            if self.state is State.IDLE:
+                self.bind_addr(InetAddr.any(AF_INET))
+            if not 0 < backlog <= _MAX_BACKLOG:
+                backlog = _MAX_BACKLOG
+            local = self.local_addr
+            assert local is not None
+            if isinstance(local, SockAddrIB):
+                service, ip = local.sid, None
+            else:
+                service, ip = service_id(self.port_space, local.port), None if local.is_any else local.ip
+            self._listener = self._provider.cm.listen(self, service, ip, backlog, self._takes)
+            self._move(Trigger.LISTEN)
+
+    def _takes(self, request: REQ | SIDR_REQ, path: Hashable) -> bool:
+        """Whether a request for this id's port is for this id: type, address family, address and interface."""
+        local = self.local_addr
+        assert isinstance(path, WirePath)
+        if (self.qp_type == QPType.UD) is isinstance(request, REQ):
+            return False
+        header = _header(request)
+        if header is None:
+            return isinstance(local, SockAddrIB)
+        if not isinstance(local, InetAddr) or header.version:
+            return False
+        if local.is_any:
+            afonly = self._port_owner is not None and self._port_owner.afonly
+            return header.family == local.family or (local.family == AF_INET6 and not afonly)
+        same_scope = not local.scope_id or not path.scope_id or path.scope_id == local.scope_id
+        return header.destination == local.ip and same_scope
+
+    def requested(self, event: ConnectRequest | SidrRequest) -> None:
+        """A request has come for this listener: make it an id and tell the application."""
+        request, path, cm = event.request, event.path, self._provider.cm
+        assert isinstance(path, WirePath)
+        child = SoftId(self._provider, self.queue, None, self.port_space, self.qp_type)
+        refusal = child._begin(request, path, self)
+        if refusal is not None:
+            self.queue.ids.discard(child)
+            if isinstance(request, REQ):
+                cm.agent.reject(event.comm_id, self._provider.clock(), refusal[0], ari=refusal[1])
+            else:
+                cm.agent.destroy(event.comm_id, self._provider.clock())
+            return
+        child._comm_id = event.comm_id
+        cm.own(event.comm_id, child)
+        owner = self._owner()
+        if owner is None:
+            child.destroy()
+            return
+        self.queue.post(
+            QueuedEvent(owner, CmEventType.CONNECT_REQUEST, param=child._request_param(request), new_id=child)
+        )
+
+    def _begin(self, request: REQ | SIDR_REQ, path: WirePath, listener: SoftId) -> tuple[RejectReason, bytes] | None:
+        """Become the passive side of a request; the reason and information of a REJ where that cannot be."""
+        host = self._provider.host_now()
+        ours = request.primary.remote_gid.ip if isinstance(request, REQ) else path.local
+        theirs = request.primary.local_gid.ip if isinstance(request, REQ) else path.remote
+        found = [(view, row) for view, row in host.by_ip.get(ours, ()) if path.scope_id in (0, view.ifindex)]
+        if not found and len(ours) == 4 and ours[0] == 127 and host.loopback is not None:
+            found = [(host.loopback, row) for row in host.loopback.rows if len(row.gid.ip) == 4][:1]
+        if not found or len(theirs) != len(ours):
+            return RejectReason.INVALID_GID, bytes(Gid.from_ip(path.local))
+        view, row = found[0]
+        mtu = view.device.ports[0].active_mtu or Mtu.MTU_256
+        if isinstance(request, REQ) and not 0 < request.path_mtu <= mtu:
+            return RejectReason.INVALID_MTU, bytes((mtu,))
+        header = _header(request)
+        if header is not None:
+            family = AF_INET if header.ip_version == 4 else AF_INET6
+            self.local_addr = InetAddr(family, header.destination, request.service_id & 0xFFFF, 0, path.scope_id)
+            self.peer_addr = InetAddr(family, header.source, header.source_port, 0, path.scope_id)
+        else:
+            self.local_addr = SockAddrIB(row.gid, request.service_id, (1 << 64) - 1, DEFAULT_PKEY)
+            self.peer_addr = SockAddrIB(Gid.from_ip(theirs), 0, 0, DEFAULT_PKEY)
+        self._attach(view)
+        self.state = State.CONNECT
+        self.options = replace(listener.options)
+        self.sgid, self.gid_index = row.gid, row.gid_index
+        self.dgid = Gid.from_ip(theirs)
+        self._is_accepted = False
+        self.paths = (_path_of(request, row.gid, self.dgid, mtu),)
+        if isinstance(request, REQ):
+            self._remote_ece = Ece(request.vendor_id, request.attr_mod)
+        return None
+
+    def _request_param(self, request: REQ | SIDR_REQ) -> ConnParam:
+        user = request.private_data if _header(request) is None else request.private_data[_HEADER_SIZE:]
+        if isinstance(request, SIDR_REQ):
+            return ConnParam(private_data=user, responder_resources=0, initiator_depth=0, qkey=self.qkey)
+        return ConnParam(
+            private_data=user,
+            responder_resources=request.initiator_depth,
+            initiator_depth=request.responder_resources,
+            flow_control=int(request.end_to_end_flow_control),
+            retry_count=request.retry_count,
+            rnr_retry_count=request.rnr_retry_count,
+            srq=int(request.srq),
+            qp_num=request.local_qpn,
+        )
+
+    def adopt(self, owner: object) -> None:
+        """The application has got this id by its request: ``owner`` is the object that stands for it."""
+        self._set_owner(owner)
+
+    def delivered(self) -> None:
+        """The application fetches the request: it leaves the backlog."""
+        if self._comm_id is not None:
+            self._provider.cm.agent.delivered(self._comm_id)
+
+    # -- connecting -----------------------------------------------------------------------------------
+
+    def connect(self, param: ConnParam) -> None:
+        with self._provider.lock:
+            self._provider.check_fork("connect")
+            if follow(self.state, Trigger.CONNECT) is None:
+                raise self._refuse(Trigger.CONNECT.value)
+            peer, local = self.peer_addr, self.local_addr
+            assert isinstance(peer, InetAddr)
+            assert isinstance(local, InetAddr)
+            kind = SIDR_REQ if self.qp_type == QPType.UD else REQ
+            _check_size(param.private_data, user_capacity(kind, peer.family), "connect", str(peer))
+            header = PrivateDataHeader.between(local, peer).pack()
+            service = service_id(self.port_space, peer.port)
+            cm, now, path = self._provider.cm, self._provider.clock(), self._wire_path()
+            self._move(Trigger.CONNECT)
+            try:
+                if kind is SIDR_REQ:
+                    request = SIDR_REQ(service, private_data=header + param.private_data)
+                    comm_id = cm.agent.sidr_request(path, request, now)
+                else:
+                    life = self.paths[0].packet_life_time
+                    comm_id = cm.agent.connect(path, self._req(service, header, param), now, packet_life_time=life)
+            except BaseException:
+                self._move(Trigger.CONNECT_REFUSED)
+                raise
+            self._comm_id = comm_id
+            cm.own(comm_id, self)
+            cm.pump()
+
+    def _wire_path(self) -> WirePath:
+        scope = self.peer_addr.scope_id if isinstance(self.peer_addr, InetAddr) else 0
+        return WirePath(self.sgid.ip, self.dgid.ip, scope)
+
+    def _req(self, service: int, header: bytes, param: ConnParam) -> REQ:
+        path, ece = self.paths[0], self._local_ece or Ece(0)
+        timeout = self.options.ack_timeout
+        return REQ(
+            service_id=service,
+            local_ca_guid=self._node_guid(),
+            local_qpn=self.qp.qp_num if self.qp is not None else param.qp_num,
+            responder_resources=param.responder_resources,
+            initiator_depth=param.initiator_depth,
+            end_to_end_flow_control=bool(param.flow_control),
+            retry_count=min(param.retry_count, 7),
+            rnr_retry_count=min(param.rnr_retry_count, 7),
+            path_mtu=path.mtu,
+            srq=bool(param.srq),
+            primary=Path(
+                local_gid=path.sgid,
+                remote_gid=path.dgid,
+                local_lid=_LID_UNUSED,
+                remote_lid=_LID_UNUSED,
+                flow_label=path.flow_label,
+                traffic_class=path.traffic_class,
+                hop_limit=path.hop_limit,
+                sl=path.sl,
+                subnet_local=path.hop_limit <= 1,
+                local_ack_timeout=ack_timeout(CA_ACK_DELAY, path.packet_life_time) if timeout is None else timeout & 31,
+            ),
+            private_data=header + param.private_data,
+            vendor_id=ece.vendor_id & 0xFFFFFF,
+            attr_mod=ece.options,
+        )
+
+    def _node_guid(self) -> int:
+        assert self._device is not None
+        return self._device.device.node_guid
+
+    def establish(self) -> None:
+        with self._provider.lock:
+            if follow(self.state, Trigger.ACCEPT) is None or self._comm_id is None:
+                raise self._refuse("establish")
+            self._provider.cm.agent.send_rtu(self._comm_id, self._provider.clock())
+            self._provider.cm.pump()
+
+    # -- answering ------------------------------------------------------------------------------------
+
+    def accept(self, param: ConnParam) -> None:
+        with self._provider.lock:
+            self._provider.check_fork("accept")
+            if follow(self.state, Trigger.ACCEPT) is None or self._comm_id is None or self._is_accepted:
+                raise self._refuse(Trigger.ACCEPT.value)
+            agent, now = self._provider.cm.agent, self._provider.clock()
+            kind = SIDR_REP if self.qp_type == QPType.UD else REP
+            _check_size(param.private_data, user_capacity(kind, AF_INET), "accept", str(self.peer_addr))
+            connection = agent.connection(self._comm_id)
+            if connection is None or connection.state not in states.THINKING:
+                raise CmStateError(
+                    errno.EINVAL, "the peer has given up meanwhile", "accept", str(self.peer_addr), "destroy the id"
+                )
+            self._accept = param
+            if kind is SIDR_REP:
+                qpn = self.qp.qp_num if self.qp is not None else param.qp_num
+                self.qkey = self.qkey or param.qkey or UDP_QKEY
+                agent.sidr_reply(
+                    self._comm_id, SIDR_REP(qpn=qpn, q_key=self.qkey, private_data=param.private_data), now
+                )
+            else:
+                self._accept_connection(connection, param, now)
+            self._is_accepted = True
+            self._provider.cm.pump()
+
+    def _accept_connection(self, connection: Connection, param: ConnParam, now: float) -> None:
+        agent, ece = self._provider.cm.agent, self._local_ece or Ece(0)
+        reply = REP(
+            local_qpn=self.qp.qp_num if self.qp is not None else param.qp_num,
+            responder_resources=param.responder_resources,
+            initiator_depth=param.initiator_depth,
+            target_ack_delay=CA_ACK_DELAY,
+            end_to_end_flow_control=bool(param.flow_control),
+            rnr_retry_count=min(param.rnr_retry_count, 7),
+            srq=bool(param.srq),
+            local_ca_guid=self._node_guid(),
+            private_data=param.private_data,
+            vendor_id=ece.vendor_id & 0xFFFFFF,
+            attr_mod=ece.options,
+        )
+        try:
+            if self.qp is not None:
+                self._make_ready(self.qp)
+            agent.accept(connection.comm_id, reply, now)
+        except BaseException:  # as the kernel does: the peer need not wait for an answer that will not come
+            self._fail_qp()
+            with contextlib.suppress(CmStateError):
+                agent.reject(connection.comm_id, now)
+            self._provider.cm.pump()
+            raise
+
+    def reject(self, private_data: bytes, reason: int) -> None:
+        with self._provider.lock:
+            if follow(self.state, Trigger.REJECT) is None or self._comm_id is None:
+                raise self._refuse(Trigger.REJECT.value)
+            if reason not in (RejectReason.CONSUMER_DEFINED, RejectReason.VENDOR_OPTION_NOT_SUPPORTED):
+                raise cm_error(errno.EINVAL, f"reason {reason} is not the application's to give", "reject")
+            datagram = self.qp_type == QPType.UD
+            kind = SIDR_REP if datagram else REJ
+            _check_size(private_data, user_capacity(kind, AF_INET), "reject", str(self.peer_addr))
+            agent, now = self._provider.cm.agent, self._provider.clock()
+            if datagram:
+                agent.sidr_reply(self._comm_id, SIDR_REP(status=SidrStatus.REJECT, private_data=private_data), now)
+            else:
+                agent.reject(self._comm_id, now, reason, private_data)
+            self._provider.cm.pump()
+
+    # -- connected ------------------------------------------------------------------------------------
+
+    def notify(self, event: int) -> None:
+        with self._provider.lock:
+            if follow(self.state, Trigger.NOTIFY) is None or self._comm_id is None:
+                raise self._refuse(Trigger.NOTIFY.value)
+            if event != _EVENT_COMM_EST:
+                raise cm_error(errno.EINVAL, f"asynchronous event {event} is none to be notified of", "notify")
+            connection = self._provider.cm.connection(self._comm_id)
+            if connection is not None and connection.state is states.State.ESTABLISHED:
+                raise cm_error(errno.EISCONN, "the connection is established already", "notify")
+            self._provider.cm.agent.establish(self._comm_id, self._provider.clock())
+            self._provider.cm.pump()
+
+    def communication_established(self) -> None:
+        """Data has come before the RTU, which may be lost: it proves as much."""
+        if self._comm_id is not None:
+            with contextlib.suppress(CmStateError):
+                self._provider.cm.agent.establish(self._comm_id, self._provider.clock())
+                self._provider.cm.pump()
+
+    def disconnect(self) -> bool:
+        with self._provider.lock:
+            if follow(self.state, Trigger.DISCONNECT) is None or self._comm_id is None:
+                raise self._refuse(Trigger.DISCONNECT.value)
+            self._fail_qp()
+            follows = not self._is_disconnected
+            try:
+                self._provider.cm.agent.disconnect(self._comm_id, self._provider.clock())
+            except CmStateError:  # there is nothing to end (any more), which is no error
+                follows = False
+            self._provider.cm.pump()
+            self._provider.cm.hold_qpn(self._comm_id)
+            return follows
+
+    def attach_qp(self, qp: QP | None) -> None:
+        with self._provider.lock:
+            self.qp = qp
+
+    def _fail_qp(self) -> None:
+        if self.qp is not None:
+            self.qp.to_error()
+
+    # -- what the connection manager tells ------------------------------------------------------------
+
+    def connection_event(self, event: Event) -> None:
+        """Something happened to this id's connection."""
+        match event:
+            case ConnectReply():
+                self._replied(event.reply)
+            case Established():
+                self._tell(CmEventType.ESTABLISHED)
+            case Rejected():
+                self._fail_qp()
+                param = ConnParam(event.private_data, 0, 0, retry_count=0, rnr_retry_count=0)
+                self._tell(CmEventType.REJECTED, event.reason, param, _rejection(event.reason))
+            case Unreachable():
+                self._fail_qp()
+                self._tell(CmEventType.UNREACHABLE, -errno.ETIMEDOUT, None, "nobody answered")
+            case DisconnectRequested():
+                self._disconnected(0)
+            case Disconnected():
+                self._disconnected(-errno.ETIMEDOUT if event.timed_out else 0)
+            case TimewaitExit():
+                self._tell(CmEventType.TIMEWAIT_EXIT)
+            case SidrReply():
+                self._resolved_service(event.reply)
+
+    def _tell(
+        self, kind: CmEventType, status: int = 0, param: ConnParam | UdParam | None = None, text: str = ""
+    ) -> None:
+        owner = self._owner()
+        if owner is not None and self._is_accepted:  # nobody waits for news of a request that is not answered yet
+            self.queue.post(QueuedEvent(owner, kind, status, message=text, param=param))
+
+    def _replied(self, reply: REP) -> None:
+        comm_id = self._comm_id
+        assert comm_id is not None
+        self._remote_ece = Ece(reply.vendor_id, reply.attr_mod)
+        param = ConnParam(
+            private_data=reply.private_data,
+            responder_resources=reply.initiator_depth,
+            initiator_depth=reply.responder_resources,
+            flow_control=int(reply.end_to_end_flow_control),
+            retry_count=0,
+            rnr_retry_count=reply.rnr_retry_count,
+            srq=int(reply.srq),
+            qp_num=reply.local_qpn,
+        )
+        if self.qp is None:
+            self._tell(CmEventType.CONNECT_RESPONSE, 0, param)
+            return
+        agent, now = self._provider.cm.agent, self._provider.clock()
+        try:
+            self._make_ready(self.qp)
+        except RdmaError as error:
+            agent.reject(comm_id, now)
+            self._fail_qp()
+            self._tell(CmEventType.CONNECT_ERROR, -(error.errno or errno.EIO), None, str(error.strerror))
+            return
+        agent.send_rtu(comm_id, now)
+        self._tell(CmEventType.ESTABLISHED, 0, param)
+
+    def _disconnected(self, status: int) -> None:
+        if not self._is_disconnected:
+            self._is_disconnected = True
+            if follow(self.state, Trigger.DISCONNECTED) is not None:
+                self._move(Trigger.DISCONNECTED)
+            self._tell(CmEventType.DISCONNECTED, status, None, "the peer never confirmed" if status else "")
+
+    def _resolved_service(self, reply: SIDR_REP) -> None:
+        if reply.status != SidrStatus.SUCCESS:
+            self._tell(CmEventType.UNREACHABLE, reply.status, None, f"the peer answered with status {reply.status}")
+            return
+        self.qkey = reply.q_key
+        param = UdParam(reply.private_data, self._ah_attr(), reply.qpn, reply.q_key)
+        self._tell(CmEventType.ESTABLISHED, 0, param)
+
+    # -- queue pair attributes ------------------------------------------------------------------------
+
+    def _make_ready(self, qp: QP) -> None:
+        for state in (QPState.INIT, QPState.RTR, QPState.RTS):
+            qp.modify(*self.init_qp_attr(state))
+
+    def init_qp_attr(self, state: QPState) -> tuple[QPAttr, QPAttrMask]:
+        with self._provider.lock:
+            if self._device is None:
+                raise cm_error(errno.EINVAL, "the id is not bound to a device", "init_qp_attr", hint="resolve_addr()")
+            try:
+                attr = QPAttr(qp_state=QPState(state), port_num=self.port_num)
+            except ValueError:
+                raise cm_error(errno.EINVAL, f"unknown state {state}", "init_qp_attr") from None
+            if self.qp_type == QPType.UD:
+                return self._datagram_attr(attr)
+            connection = self._provider.cm.connection(self._comm_id)
+            if state == QPState.INIT:
+                if connection is not None:
+                    attr.qp_access_flags = AccessFlag.REMOTE_WRITE
+                    if self._resources(connection)[1]:
+                        attr.qp_access_flags |= AccessFlag.REMOTE_READ | AccessFlag.REMOTE_ATOMIC
+                return attr, _M.STATE | _M.ACCESS_FLAGS | _M.PKEY_INDEX | _M.PORT
+            if state not in (QPState.RTR, QPState.RTS):
+                return attr, _M.STATE
+            if connection is None or not isinstance(connection.request, REQ):
+                raise self._refuse("init_qp_attr")
+            return self._connected_attr(attr, connection, connection.request)
+
+    def _datagram_attr(self, attr: QPAttr) -> tuple[QPAttr, QPAttrMask]:
+        if attr.qp_state is QPState.INIT:
+            attr.qkey = self.qkey = self.qkey or UDP_QKEY
+            return attr, _M.STATE | _M.PKEY_INDEX | _M.PORT | _M.QKEY
+        return attr, _M.STATE | _M.SQ_PSN if attr.qp_state is QPState.RTS else _M.STATE
+
+    def _connected_attr(self, attr: QPAttr, connection: Connection, request: REQ) -> tuple[QPAttr, QPAttrMask]:
+        peer = connection.reply if connection.is_active else request
+        if peer is None:
+            raise self._refuse("init_qp_attr")
+        initiator, responder = self._resources(connection)
+        if attr.qp_state is QPState.RTR:
+            attr.ah_attr = self._ah_attr()
+            attr.path_mtu = Mtu(request.path_mtu)
+            attr.dest_qp_num = peer.local_qpn
+            attr.rq_psn = connection.starting_psn
+            attr.max_dest_rd_atomic = responder
+            attr.min_rnr_timer = _MIN_RNR_TIMER
+            mask = _M.AV | _M.PATH_MTU | _M.DEST_QPN | _M.RQ_PSN | _M.MAX_DEST_RD_ATOMIC | _M.MIN_RNR_TIMER
+        else:
+            attr.sq_psn = peer.starting_psn
+            attr.retry_cnt = request.retry_count
+            attr.rnr_retry = peer.rnr_retry_count
+            attr.max_rd_atomic = initiator
+            attr.timeout = connection.av_timeout if self.options.ack_timeout is None else self.options.ack_timeout & 31
+            mask = _M.SQ_PSN | _M.RETRY_CNT | _M.RNR_RETRY | _M.MAX_QP_RD_ATOMIC | _M.TIMEOUT
+        return attr, mask | _M.STATE
+
+    def _resources(self, connection: Connection) -> tuple[int, int]:
+        """READs and atomics of ours at a time, and of the peer's."""
+        if not connection.is_active:
+            accept = self._accept or ConnParam(b"", 0, 0)
+            return accept.initiator_depth, accept.responder_resources
+        reply = connection.reply
+        if reply is not None:
+            return reply.responder_resources, reply.initiator_depth
+        assert isinstance(connection.request, REQ)
+        return connection.request.initiator_depth, connection.request.responder_resources
+
+    def _ah_attr(self) -> AHAttr:
+        path = self.paths[0]
+        route = GlobalRoute(path.dgid, self.gid_index, path.flow_label, path.hop_limit or 64, path.traffic_class)
+        return AHAttr(is_global=True, port_num=self.port_num, sl=path.sl, gr=route)
+
+    # -- enhanced connection establishment ------------------------------------------------------------
+
+    def set_local_ece(self, ece: Ece) -> None:
+        self._local_ece = ece
+
+    def remote_ece(self) -> Ece:
+        return self._remote_ece
+
+    # -- the end --------------------------------------------------------------------------------------
+
+    def destroy(self) -> None:
+        with self._provider.lock:
+            if self._listener is not None:
+                self._provider.cm.unlisten(self._listener)
+                self._listener = None
+            if self._comm_id is not None:
+                comm_id, self._comm_id = self._comm_id, None
+                self._provider.cm.leave(comm_id)
+            super().destroy()
+
+
+_HEADER_SIZE = 36
+
+
+def _header(request: REQ | SIDR_REQ) -> PrivateDataHeader | None:
+    """The rdma_cm header of a request; None where an AF_IB request has none."""
+    try:
+        header = PrivateDataHeader.unpack(request.private_data)
+    except WireError:
+        return None
+    return header if header.family is not None else None
+
+
+def _path_of(request: REQ | SIDR_REQ, sgid: Gid, dgid: Gid, mtu: Mtu) -> PathRecord:
+    if isinstance(request, SIDR_REQ):
+        return PathRecord(dgid, sgid, request.service_id, hop_limit=64, mtu=mtu)
+    primary = request.primary
+    return PathRecord(
+        dgid=dgid,
+        sgid=sgid,
+        service_id=request.service_id,
+        flow_label=primary.flow_label,
+        hop_limit=primary.hop_limit,
+        traffic_class=primary.traffic_class,
+        pkey=request.partition_key,
+        sl=primary.sl,
+        mtu=request.path_mtu,
+        packet_life_time=max(0, primary.local_ack_timeout - 1),
+    )
+
+
+def _check_size(private_data: bytes, limit: int, step: str, address: str) -> None:
+    if len(private_data) > limit:
+        raise cm_error(
+            errno.EINVAL,
+            f"{len(private_data)} bytes of private data do not fit, {limit} do",
+            step,
+            address,
+            "send the rest as a message once connected",
+        )
+
+
+def _rejection(reason: int) -> str:
+    try:
+        name = RejectReason(reason).name.lower().replace("_", " ")
+    except ValueError:
+        return f"rejected, reason {reason}"
+    return {
+        RejectReason.INVALID_SERVICE_ID: "nobody listens on that port",
+        RejectReason.CONSUMER_DEFINED: "the peer's application, or its connection manager, refused",
+    }.get(RejectReason(reason), f"rejected: {name}")

@@ -1,0 +1,221 @@
+"""Waiting: whoever waits drives the provider, and whoever waits elsewhere has a descriptor to poll.
+
+A thread of ours that received packets would fight the waiting one for the interpreter, which costs milliseconds a
+round trip. So :meth:`Waiters.drive` polls the provider's descriptors and makes its progress in the thread that
+waits. What another thread's progress completes is told by :meth:`Waiters.wake`, which costs nothing while nobody
+is inside poll(2).
+
+:class:`Pollable` is for readers in select(2) or an event loop: an epoll descriptor that polls readable when there is
+something for its owner *or progress to be made*; asking the owner then makes it, and may find that nothing came of it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from rdmacm.soft.timer import TimerDescriptor
+
+if TYPE_CHECKING:
+    from rdmacm.soft.provider import SoftProvider
+
+__all__ = ["Pollable", "Waiters", "Wake"]
+
+T = TypeVar("T")
+
+#: A wait without a deadline still looks up once in a while: a clock that is not the system's may have moved.
+_LONGEST_WAIT = 3600.0
+
+
+class Wake:
+    """A descriptor one thread signals and another waits on: eventfd(2), or a socket pair where there is none."""
+
+    __slots__ = ("_pair", "fd", "raised")
+
+    def __init__(self) -> None:
+        self._pair: tuple[socket.socket, socket.socket] | None = None
+        if sys.platform == "linux":
+            self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        else:
+            self._pair = socket.socketpair()
+            for end in self._pair:
+                end.setblocking(False)
+            self.fd = self._pair[0].fileno()
+        self.raised = False
+
+    def set(self) -> None:
+        if not self.raised:
+            self.raised = True
+            if self._pair:
+                self._pair[1].send(b"\0")
+            else:
+                os.eventfd_write(self.fd, 1)
+
+    def clear(self) -> None:
+        if self.raised:
+            self.raised = False
+            if self._pair:
+                self._pair[0].recv(16)
+            else:
+                os.eventfd_read(self.fd)
+
+    def close(self) -> None:
+        if self._pair:
+            for end in self._pair:
+                end.close()
+        else:
+            os.close(self.fd)
+
+
+class _Waiter:
+    """One thread's place to wait: its wake-up and a poll object over it and the provider's descriptors."""
+
+    __slots__ = ("fds", "poll", "wake")
+
+    def __init__(self) -> None:
+        self.wake = Wake()
+        self.poll = select.poll()
+        self.poll.register(self.wake.fd, select.POLLIN)
+        self.fds: tuple[int, ...] = ()
+
+    def watch(self, fds: tuple[int, ...]) -> None:
+        if fds != self.fds:
+            for fd in self.fds:
+                self.poll.unregister(fd)
+            for fd in fds:
+                self.poll.register(fd, select.POLLIN)
+            self.fds = fds
+
+
+class Waiters:
+    """The threads that wait on one provider."""
+
+    def __init__(self, provider: SoftProvider) -> None:
+        self._provider = provider
+        self._idle: list[_Waiter] = []
+        self._polling: set[_Waiter] = set()
+
+    def drive(self, done: Callable[[], T | None], timeout: float | None) -> T | None:
+        """Make progress until ``done()``, called with the provider's lock held, returns something; None in time.
+
+        ``timeout`` is in seconds: None waits for ever, 0 makes progress once.
+        """
+        provider = self._provider
+        with provider.lock:
+            found = done()
+            if found is not None:
+                return found
+            provider.progress()
+            found = done()
+            if found is not None or (timeout is not None and timeout <= 0):
+                return found
+            waiter = self._idle.pop() if self._idle else _Waiter()
+        limit = None if timeout is None else time.monotonic() + timeout
+        try:
+            while True:
+                with provider.lock:
+                    if (found := done()) is not None:
+                        return found
+                    deadline = provider.next_deadline()
+                    wait = _LONGEST_WAIT if deadline is None else deadline - provider.clock()
+                    if limit is not None:
+                        wait = min(wait, limit - time.monotonic())
+                    waiter.wake.clear()
+                    waiter.watch(provider.filenos())
+                    self._polling.add(waiter)
+                waiter.poll.poll(max(0.0, min(wait, _LONGEST_WAIT)) * 1000)
+                with provider.lock:
+                    self._polling.discard(waiter)
+                    provider.progress()
+                    found = done()
+                if found is not None or (limit is not None and time.monotonic() >= limit):
+                    return found
+        finally:
+            with provider.lock:
+                self._polling.discard(waiter)
+                self._put_back(waiter)
+
+    def _put_back(self, waiter: _Waiter) -> None:
+        if len(self._idle) < 4:
+            self._idle.append(waiter)
+        else:
+            waiter.wake.close()
+        for other in self._polling:  # they look at the clock again: this one may have seen to it for them
+            other.wake.set()
+
+    def wake(self) -> None:
+        """Something has changed that somebody may be waiting for (called with the provider's lock held)."""
+        for waiter in self._polling:
+            waiter.wake.set()
+
+    def close(self) -> None:
+        """Nobody will wait for a while."""
+        for waiter in self._idle:
+            waiter.wake.close()
+        self._idle.clear()
+
+
+class Pollable:
+    """A descriptor for a reader that waits elsewhere, made when it is first asked for."""
+
+    __slots__ = ("_epoll", "_fds", "_provider", "_timer", "_wake")
+
+    def __init__(self, provider: SoftProvider) -> None:
+        self._provider = provider
+        self._wake: Wake | None = None
+        self._epoll: select.epoll | None = None
+        self._timer: TimerDescriptor | None = None
+        self._fds: tuple[int, ...] = ()
+
+    def fileno(self) -> int:
+        """The descriptor (the provider's lock is held)."""
+        provider = self._provider
+        if self._wake is None:
+            self._wake = Wake()
+            provider.pollables.add(self)
+            if sys.platform == "linux":  # elsewhere a wake-up has to say it all
+                self._epoll = select.epoll()
+                self._epoll.register(self._wake.fd, select.EPOLLIN)
+                if provider.clock is time.monotonic:
+                    self._timer = TimerDescriptor()
+                    self._epoll.register(self._timer.fd, select.EPOLLIN)
+                self.watch()
+                self.rearm(provider.next_deadline())
+        return self._wake.fd if self._epoll is None else self._epoll.fileno()
+
+    def signal(self, on: bool) -> None:
+        """Whether there is something for the owner."""
+        if self._wake is not None and self._wake.raised is not on:
+            if on:
+                self._wake.set()
+            else:
+                self._wake.clear()
+
+    def rearm(self, deadline: float | None) -> None:
+        """The provider's next timer has changed."""
+        if self._timer is not None:
+            self._timer.set(deadline, self._provider.clock())
+
+    def watch(self) -> None:
+        """The provider's descriptors have changed."""
+        fds = self._provider.filenos()
+        if self._epoll is not None and fds != self._fds:
+            for fd in set(self._fds) - set(fds):
+                self._epoll.unregister(fd)
+            for fd in set(fds) - set(self._fds):
+                self._epoll.register(fd, select.EPOLLIN)
+            self._fds = fds
+
+    def close(self) -> None:
+        """Release the descriptor."""
+        self._provider.pollables.discard(self)
+        for part in (self._epoll, self._timer, self._wake):
+            if part is not None:
+                part.close()
+        self._epoll = self._timer = self._wake = None
+        self._fds = ()
