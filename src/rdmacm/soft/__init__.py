@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 
@@ -12,7 +13,7 @@ __all__ = ["SoftProvider", "open_provider"]
 
 _lock = threading.Lock()
 _providers: dict[str, SoftProvider] = {}
-_fork_guard = False
+_guarded = False
 
 
 def open_provider() -> SoftProvider:
@@ -21,18 +22,26 @@ def open_provider() -> SoftProvider:
     provider = _providers.get(key)
     if provider is not None:
         return provider
-    global _fork_guard
+    global _guarded
     with _lock:
         provider = _providers.get(key)
         if provider is None:
-            if not _fork_guard and hasattr(os, "register_at_fork"):
-                os.register_at_fork(after_in_child=_forget)
-                _fork_guard = True
+            if not _guarded:
+                _guarded = True
+                atexit.register(_goodbye)
+                if hasattr(os, "register_at_fork"):
+                    os.register_at_fork(after_in_child=_forget)
             # Sockets keep a namespace alive: do not hold on to those of namespaces nobody here uses any more.
             for other in [k for k, p in _providers.items() if p.retire()]:
                 del _providers[other]
             provider = _providers[key] = SoftProvider(open_network(), namespace=key)
     return provider
+
+
+def _goodbye() -> None:
+    # Peers learn now what they would otherwise find out by timeouts.
+    for provider in _providers.values():
+        provider.leave()
 
 
 def _forget() -> None:

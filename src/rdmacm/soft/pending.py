@@ -16,7 +16,7 @@ from rdmacm.soft.resolver import Failure, Lookup
 from rdmacm.soft.timer import Timer
 
 if TYPE_CHECKING:
-    from rdmacm.soft.ids import SoftId
+    from rdmacm.soft.ids import ResolvingId
     from rdmacm.soft.provider import SoftProvider
 
 #: Seconds between probes for one neighbour.
@@ -31,13 +31,13 @@ class Pending:
 
     def __init__(self, provider: SoftProvider) -> None:
         self._provider = provider
-        self._waiting: dict[Hop, dict[SoftId, tuple[Lookup, Timer]]] = {}
+        self._waiting: dict[Hop, dict[ResolvingId, tuple[Lookup, Timer]]] = {}
         self._probes: dict[Hop, Timer] = {}
 
     def __len__(self) -> int:
         return sum(len(ids) for ids in self._waiting.values())
 
-    def add(self, waiter: SoftId, lookup: Lookup, deadline: float) -> bool:
+    def add(self, waiter: ResolvingId, lookup: Lookup, deadline: float) -> bool:
         """Wait for the lookup's next hop until ``deadline``.
 
         False where the neighbour is known already, or cannot be seen, and there is nothing to wait for.
@@ -62,7 +62,7 @@ class Pending:
     def _via(lookup: Lookup) -> bytes | None:
         return lookup.destination.ip if lookup.route is not None and lookup.route.gateway else None
 
-    def remove(self, waiter: SoftId, lookup: Lookup) -> None:
+    def remove(self, waiter: ResolvingId, lookup: Lookup) -> None:
         """Stop waiting."""
         hop = lookup.next_hop
         group = self._waiting.get(hop) if hop is not None else None
@@ -78,7 +78,7 @@ class Pending:
         if not self._waiting:
             self._provider.network.watch(False)
 
-    def _expire(self, waiter: SoftId, hop: Hop, lookup: Lookup) -> None:
+    def _expire(self, waiter: ResolvingId, hop: Hop, lookup: Lookup) -> None:
         # The answer may be in the table although its notification was lost.
         lookup.neighbour = self._provider.network.neighbour(*hop)
         if lookup.neighbour is not None and lookup.neighbour.state.is_valid:

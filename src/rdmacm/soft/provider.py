@@ -24,6 +24,8 @@ from rdmacm.soft import resolver
 from rdmacm.soft.cm import ConnectionManager
 from rdmacm.soft.connecting import SoftId
 from rdmacm.soft.devices import PORT_NUM, DeviceView, HostView, read_host
+from rdmacm.soft.helper import Helper
+from rdmacm.soft.ids import ResolvingId
 from rdmacm.soft.pending import Pending
 from rdmacm.soft.ports import PortTable
 from rdmacm.soft.queue import SoftQueue
@@ -66,6 +68,9 @@ class SoftProvider:
         self.pending = Pending(self)
         self.waiters = Waiters(self)
         self.pollables: set[Pollable] = set()
+        self.helper = Helper(self)
+        #: Grows whenever somebody makes progress.
+        self.progress_count = 0
         self.transport = Transport(self.lock, clock, self.call_at, wire or UdpWire(namespace), self.random, self)
         self.cm = ConnectionManager(self)
         self._namespace = namespace
@@ -75,7 +80,8 @@ class SoftProvider:
         self._monitored = False
         #: Channels and devices in use: with the last one, every descriptor goes.
         self._users: set[object] = set()
-        self._bound: dict[int, set[SoftId]] = {}
+        self._bound: dict[int, set[ResolvingId]] = {}
+        self._opened: dict[int, SoftDevice] = {}
         self._timers = Timers()
         self._link_facts: dict[tuple[int, int], tuple[int, int]] = {}
 
@@ -193,6 +199,7 @@ class SoftProvider:
         """Take in what the network reports and delivers, and let timers that are due fire."""
         if self.abandoned:
             return
+        self.progress_count += 1
         if self._host is not None:
             self.host()
         self.transport.progress()
@@ -214,6 +221,7 @@ class SoftProvider:
             for pollable in self.pollables:
                 pollable.rearm(when)
             self.waiters.wake()
+            self.helper.wake()
         return timer
 
     def next_deadline(self) -> float | None:
@@ -229,11 +237,14 @@ class SoftProvider:
         for pollable in self.pollables:
             pollable.watch()
         self.waiters.wake()
+        self.helper.wake()
 
     def open_wire(self) -> None:
         """Begin to receive packets, if that has not begun."""
         if self.transport.open():
             self.descriptors_changed()
+            if self.transport.filenos():
+                self.helper.start()
 
     def _take_in(self, change: Change) -> None:
         if change.links or change.lost:
@@ -255,11 +266,11 @@ class SoftProvider:
                 for bound in list(self._bound.get(view.ifindex, ())):
                     bound.device_changed(view, now)
 
-    def attach(self, bound: SoftId, view: DeviceView) -> None:
+    def attach(self, bound: ResolvingId, view: DeviceView) -> None:
         """An id is bound to a device from now on."""
         self._bound.setdefault(view.ifindex, set()).add(bound)
 
-    def detach(self, bound: SoftId, view: DeviceView) -> None:
+    def detach(self, bound: ResolvingId, view: DeviceView) -> None:
         """An id is no longer."""
         ids = self._bound.get(view.ifindex)
         if ids is not None:
@@ -267,11 +278,36 @@ class SoftProvider:
             if not ids:
                 del self._bound[view.ifindex]
 
+    # -- devices in use -------------------------------------------------------------------------------
+
+    def open_device(self, name: str) -> SoftDevice:
+        with self.lock:
+            self.check_fork("open_device")
+            for view in self.host().devices:
+                if view.device.name == name:
+                    return self.open_device_at(view.ifindex)
+        raise cm_error(errno.ENODEV, "there is no such device", "open_device", name, "'rdmacm devices' lists them")
+
+    def open_device_at(self, ifindex: int) -> SoftDevice:
+        """The device on an interface, to be used."""
+        with self.lock:
+            device = self._opened.get(ifindex)
+            if device is None:
+                device = self._opened[ifindex] = SoftDevice(self, ifindex)
+            return device
+
     # -- the end --------------------------------------------------------------------------------------
 
     def _open(self) -> None:
         if not self._users:
             self.network.open()  # here and now: the thread may be in another namespace later
+
+    def leave(self) -> None:
+        """The process ends: destroy what is left."""
+        with self.lock:
+            for user in list(self._users):
+                if isinstance(user, SoftQueue):
+                    user.close()
 
     def closed(self, user: object) -> None:
         """A channel or device is not used any more."""
@@ -288,6 +324,7 @@ class SoftProvider:
             return not self._users
 
     def _release(self) -> None:
+        self.helper.stop()
         self.cm.close()
         self.transport.close()
         self.network.close()

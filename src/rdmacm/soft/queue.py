@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from rdmacm.constants import CmEventType
 from rdmacm.errors import cm_error
@@ -13,7 +13,8 @@ from rdmacm.provider import QueuedEvent
 from rdmacm.soft.waiting import Pollable
 
 if TYPE_CHECKING:
-    from rdmacm.soft.ids import SoftId
+    from rdmacm.soft.connecting import SoftId
+    from rdmacm.soft.ids import ResolvingId
     from rdmacm.soft.provider import SoftProvider
 
 
@@ -27,7 +28,7 @@ class SoftQueue:
         self._closed = False
         self.notify: Callable[[], None] | None = None
         #: The ids whose events come here.
-        self.ids: set[SoftId] = set()
+        self.ids: set[ResolvingId] = set()
 
     def post(self, event: QueuedEvent) -> None:
         with self.provider.lock:
@@ -59,7 +60,7 @@ class SoftQueue:
         event = self._events.popleft()
         event.owner.reported()  # under the lock, so that destroying the id either sees it or discards the event
         if event.type is CmEventType.CONNECT_REQUEST and event.new_id is not None:
-            event.new_id.delivered()
+            cast("SoftId", event.new_id).delivered()
         self._pollable.signal(bool(self._events))
         return event
 

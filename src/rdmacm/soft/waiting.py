@@ -24,7 +24,7 @@ from rdmacm.soft.timer import TimerDescriptor
 if TYPE_CHECKING:
     from rdmacm.soft.provider import SoftProvider
 
-__all__ = ["Pollable", "Waiters", "Wake"]
+__all__ = ["Pollable", "Waiter", "Waiters", "Wake"]
 
 T = TypeVar("T")
 
@@ -72,24 +72,38 @@ class Wake:
             os.close(self.fd)
 
 
-class _Waiter:
+class Waiter:
     """One thread's place to wait: its wake-up and a poll object over it and the provider's descriptors."""
 
-    __slots__ = ("fds", "poll", "wake")
+    __slots__ = ("_fds", "_milliseconds", "_poll", "wake")
 
     def __init__(self) -> None:
         self.wake = Wake()
-        self.poll = select.poll()
-        self.poll.register(self.wake.fd, select.POLLIN)
-        self.fds: tuple[int, ...] = ()
+        self._poll = select.poll()
+        self._poll.register(self.wake.fd, select.POLLIN)
+        self._fds: tuple[int, ...] = ()
+        self._milliseconds = 0.0
 
-    def watch(self, fds: tuple[int, ...]) -> None:
-        if fds != self.fds:
-            for fd in self.fds:
-                self.poll.unregister(fd)
+    def prepare(self, provider: SoftProvider) -> None:
+        """Get ready to wait for what makes progress possible (the provider's lock is held)."""
+        fds = provider.filenos()
+        if fds != self._fds:
+            for fd in self._fds:
+                self._poll.unregister(fd)
             for fd in fds:
-                self.poll.register(fd, select.POLLIN)
-            self.fds = fds
+                self._poll.register(fd, select.POLLIN)
+            self._fds = fds
+        deadline = provider.next_deadline()
+        wait = _LONGEST_WAIT if deadline is None else min(deadline - provider.clock(), _LONGEST_WAIT)
+        self._milliseconds = max(0.0, wait) * 1000
+        self.wake.clear()
+
+    def wait(self, limit: float | None) -> None:
+        """Wait, until ``limit`` on the system's clock at the longest."""
+        milliseconds = self._milliseconds
+        if limit is not None:
+            milliseconds = min(milliseconds, max(0.0, limit - time.monotonic()) * 1000)
+        self._poll.poll(milliseconds)
 
 
 class Waiters:
@@ -97,8 +111,8 @@ class Waiters:
 
     def __init__(self, provider: SoftProvider) -> None:
         self._provider = provider
-        self._idle: list[_Waiter] = []
-        self._polling: set[_Waiter] = set()
+        self._idle: list[Waiter] = []
+        self._polling: set[Waiter] = set()
 
     def drive(self, done: Callable[[], T | None], timeout: float | None) -> T | None:
         """Make progress until ``done()``, called with the provider's lock held, returns something; None in time.
@@ -114,21 +128,17 @@ class Waiters:
             found = done()
             if found is not None or (timeout is not None and timeout <= 0):
                 return found
-            waiter = self._idle.pop() if self._idle else _Waiter()
+            waiter = self._idle.pop() if self._idle else Waiter()
         limit = None if timeout is None else time.monotonic() + timeout
         try:
             while True:
                 with provider.lock:
-                    if (found := done()) is not None:
+                    found = done()  # another thread may have seen to it
+                    if found is not None:
                         return found
-                    deadline = provider.next_deadline()
-                    wait = _LONGEST_WAIT if deadline is None else deadline - provider.clock()
-                    if limit is not None:
-                        wait = min(wait, limit - time.monotonic())
-                    waiter.wake.clear()
-                    waiter.watch(provider.filenos())
+                    waiter.prepare(provider)
                     self._polling.add(waiter)
-                waiter.poll.poll(max(0.0, min(wait, _LONGEST_WAIT)) * 1000)
+                waiter.wait(limit)
                 with provider.lock:
                     self._polling.discard(waiter)
                     provider.progress()
@@ -140,7 +150,7 @@ class Waiters:
                 self._polling.discard(waiter)
                 self._put_back(waiter)
 
-    def _put_back(self, waiter: _Waiter) -> None:
+    def _put_back(self, waiter: Waiter) -> None:
         if len(self._idle) < 4:
             self._idle.append(waiter)
         else:

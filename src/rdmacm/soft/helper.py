@@ -1,0 +1,79 @@
+"""A thread that serves peers while nobody here waits or polls.
+
+One-sided traffic, retransmissions and connection requests want an answer although the application is busy with
+something else. The thread waits for descriptors and timers like any other waiter, but holds back: what it is woken
+for is first left to the application for a moment (``_GRACE``), and while the application makes progress by itself the
+thread looks up only every ``_TICK``. So a caller that waits or polls does not have to share the interpreter with it,
+and an idle process does nothing at all.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from rdmacm.soft.waiting import Waiter
+
+if TYPE_CHECKING:
+    from rdmacm.soft.provider import SoftProvider
+
+__all__ = ["Helper"]
+
+#: Seconds.
+_GRACE = 0.002
+_TICK = 0.005
+
+
+class Helper:
+    """The thread of one provider; :meth:`start` it with the wire, :meth:`stop` it with the last user."""
+
+    def __init__(self, provider: SoftProvider) -> None:
+        self._provider = provider
+        self._stop: threading.Event | None = None
+        self._waiter: Waiter | None = None
+
+    def start(self) -> None:
+        """Begin to look after the provider (its lock is held)."""
+        if self._stop is None:
+            self._stop = threading.Event()
+            self._waiter = Waiter()
+            thread = threading.Thread(
+                target=self._run, args=(self._stop, self._waiter), name="rdmacm-progress", daemon=True
+            )
+            thread.start()
+
+    def wake(self) -> None:
+        """The provider's descriptors or its first deadline have changed (its lock is held)."""
+        if self._waiter is not None:
+            self._waiter.wake.set()
+
+    def stop(self) -> None:
+        """Let the thread end (the provider's lock is held)."""
+        if self._stop is not None:
+            self._stop.set()
+            self.wake()
+            self._stop = self._waiter = None
+
+    def _run(self, stop: threading.Event, waiter: Waiter) -> None:
+        provider = self._provider
+        seen, serving = -1, False
+        while not stop.is_set():
+            with provider.lock:
+                if stop.is_set():
+                    break
+                waiter.prepare(provider)
+            waiter.wait(None)
+            with provider.lock:
+                others, seen = provider.progress_count != seen, provider.progress_count
+            if not serving or others:
+                if stop.wait(_TICK if others else _GRACE):
+                    break
+                with provider.lock:
+                    if provider.progress_count != seen:
+                        seen, serving = provider.progress_count, False
+                        continue
+            with provider.lock:
+                if not stop.is_set():
+                    provider.progress()
+                    seen, serving = provider.progress_count, True
+        waiter.wake.close()
