@@ -186,10 +186,10 @@ class Provider(Protocol):
 
     def create_id(self, queue: EventQueue, owner: Owner, port_space: int, qp_type: int) -> IdBackend: ...
 
-    def drive(self, done: Callable[[], T | None], timeout: float | None) -> T | None:
-        """Make progress until ``done()`` returns something, for ``timeout`` seconds (None: for ever, 0: once).
+    def drive(self, done: Callable[[], T], timeout: float | None) -> T:
+        """Make progress until ``done()`` returns something true, for ``timeout`` seconds (None: for ever, 0: once).
 
-        Every wait goes through here. ``done`` is called under the provider's lock and must not wait.
+        Returns what ``done()`` said last. Every wait goes through here. ``done`` is called under the provider's lock and must not wait.
         """
 
     def find_route(self, destination: InetAddr, source: InetAddr | None) -> RouteChoice | None:

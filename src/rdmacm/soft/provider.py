@@ -228,8 +228,8 @@ class SoftProvider:
         """When :meth:`progress` wants to be called at the latest, on :attr:`clock`."""
         return self._timers.deadline
 
-    def drive(self, done: Callable[[], T | None], timeout: float | None) -> T | None:
-        """Wait until ``done()`` returns something, making progress meanwhile (:class:`rdmacm.soft.waiting.Waiters`)."""
+    def drive(self, done: Callable[[], T], timeout: float | None) -> T:
+        """Wait until ``done()`` returns something true, making progress meanwhile (:class:`rdmacm.soft.waiting.Waiters`)."""
         return self.waiters.drive(done, timeout)
 
     def descriptors_changed(self) -> None:

@@ -114,19 +114,19 @@ class Waiters:
         self._idle: list[Waiter] = []
         self._polling: set[Waiter] = set()
 
-    def drive(self, done: Callable[[], T | None], timeout: float | None) -> T | None:
-        """Make progress until ``done()``, called with the provider's lock held, returns something; None in time.
+    def drive(self, done: Callable[[], T], timeout: float | None) -> T:
+        """Make progress until ``done()``, called with the provider's lock held, returns something true; its last answer.
 
         ``timeout`` is in seconds: None waits for ever, 0 makes progress once.
         """
         provider = self._provider
         with provider.lock:
             found = done()
-            if found is not None:
+            if found:
                 return found
             provider.progress()
             found = done()
-            if found is not None or (timeout is not None and timeout <= 0):
+            if found or (timeout is not None and timeout <= 0):
                 return found
             waiter = self._idle.pop() if self._idle else Waiter()
         limit = None if timeout is None else time.monotonic() + timeout
@@ -134,7 +134,7 @@ class Waiters:
             while True:
                 with provider.lock:
                     found = done()  # another thread may have seen to it
-                    if found is not None:
+                    if found:
                         return found
                     waiter.prepare(provider)
                     self._polling.add(waiter)
@@ -143,7 +143,7 @@ class Waiters:
                     self._polling.discard(waiter)
                     provider.progress()
                     found = done()
-                if found is not None or (limit is not None and time.monotonic() >= limit):
+                if found or (limit is not None and time.monotonic() >= limit):
                     return found
         finally:
             with provider.lock:
