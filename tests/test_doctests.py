@@ -11,7 +11,7 @@ import pytest
 @pytest.mark.parametrize(
     "module",
     [
-        *["addrinfo", "channel", "cmid", "explain", "testing", "address", "proto.sa", "verbs.device"],
+        *["addrinfo", "channel", "cmid", "explain", "testing", "testing.fabric", "address", "proto.sa", "verbs.device"],
         *["proto.roce.headers", "proto.roce.icrc", "proto.roce.psn"],
     ],
 )

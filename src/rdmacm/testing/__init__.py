@@ -1,4 +1,4 @@
-"""Tools for testing code that resolves RDMA addresses, and for the project's own tests.
+"""Tools for testing code that uses RDMA, and for the project's own tests.
 
 :class:`MemoryNetwork` is a host's network as a script: interfaces, addresses, routes and neighbours are what the
 test says, and change when it says so. :class:`VirtualClock` is time that passes only when told. Together they make
@@ -13,11 +13,37 @@ a provider that needs no network, no privilege and no waiting:
 ...     cmid.resolve_addr(("10.0.0.2", 7471))
 ...     cmid.verbs.name
 'soft_eth0'
+
+:class:`Fabric` is several such hosts with a network between them, which loses, doubles, delays and damages packets as
+it is told, in virtual time. The same seed gives the same run.
 """
 
 from __future__ import annotations
 
 from rdmacm.testing.clock import VirtualClock
+from rdmacm.testing.fabric import Fabric, SimulationError
+from rdmacm.testing.faults import CORRUPT, DELIVER, DUPLICATE, LOSE, Fate, Packet, Verdict, nth
+from rdmacm.testing.host import FabricWire, Host, SimProvider
+from rdmacm.testing.log import FabricLog, LogEntry
 from rdmacm.testing.network import MemoryNetwork, memory_provider
 
-__all__ = ["MemoryNetwork", "VirtualClock", "memory_provider"]
+__all__ = [
+    "Fabric",
+    "Host",
+    "FabricWire",
+    "SimProvider",
+    "SimulationError",
+    "Packet",
+    "Verdict",
+    "DELIVER",
+    "LOSE",
+    "DUPLICATE",
+    "CORRUPT",
+    "nth",
+    "Fate",
+    "FabricLog",
+    "LogEntry",
+    "MemoryNetwork",
+    "VirtualClock",
+    "memory_provider",
+]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from collections.abc import Callable
 from ipaddress import ip_address, ip_interface, ip_network
 from socket import AF_INET, AF_INET6
@@ -192,6 +193,11 @@ class MemoryNetwork:
         self._changed_links = self._changed_routes = False
         self._lost = True
 
+    def interface_of(self, ip: bytes) -> Interface | None:
+        """The interface, up, that has a packed address of this host's."""
+        address = self._owner(ip)
+        return None if address is None else self._interfaces[address.ifindex]
+
     # -- the seam -------------------------------------------------------------------------------------
 
     def open(self) -> None:
@@ -278,11 +284,16 @@ class MemoryNetwork:
         self._watching = False
 
 
-class _PrivatePorts(PortTable):
-    """Ports of a host that exists in this process alone: no file, no other process."""
+class PrivatePorts(PortTable):
+    """Ports of a host that exists in this process alone: no file, no other process.
 
-    def __init__(self, low: int = 32768, high: int = 60999) -> None:
+    Free ports are given out from a random place on, or in order from ``first`` on.
+    """
+
+    def __init__(self, low: int = 32768, high: int = 60999, first: int | None = None) -> None:
         super().__init__("", (low, high))
+        if first is not None:
+            self._next, self._run = first - low, sys.maxsize
 
     def _lock(self, owner: object) -> None:
         return None
@@ -294,4 +305,4 @@ class _PrivatePorts(PortTable):
 def memory_provider(network: MemoryNetwork, clock: Callable[[], float] = monotonic) -> SoftProvider:
     """The software device on a scripted network, with ports of its own; ``clock`` reads seconds."""
     low, high = network.setting("net/ipv4/ip_local_port_range", 32768, 60999)
-    return SoftProvider(network, clock=clock, ports=_PrivatePorts(low, high))
+    return SoftProvider(network, clock=clock, ports=PrivatePorts(low, high))

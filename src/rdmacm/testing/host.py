@@ -1,0 +1,257 @@
+"""A simulated host: a network in memory, a wire into the fabric, and the software device over both."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+from random import Random
+from socket import AF_INET, AF_INET6, inet_ntop
+from typing import TYPE_CHECKING
+
+from rdmacm.channel import CmEvent, EventChannel
+from rdmacm.errors import CmWouldBlockError
+from rdmacm.net.types import Neighbour, NeighbourState
+from rdmacm.proto.roce.headers import ROCE_PORT
+from rdmacm.proto.wire import Buffer
+from rdmacm.soft.provider import SoftProvider
+from rdmacm.soft.wire import Received, WirePath, WireRoute
+from rdmacm.testing.faults import Packet
+from rdmacm.testing.network import MemoryNetwork, PrivatePorts
+
+if TYPE_CHECKING:
+    from rdmacm.testing.fabric import Fabric
+
+__all__ = ["FabricRoute", "FabricWire", "Host", "SimProvider"]
+
+#: Packets that wait for :meth:`FabricWire.receive`; more are dropped, as by a socket whose buffer is full.
+_INBOX = 4096
+
+#: Packets that one call of :meth:`FabricWire.receive` returns at most.
+_BATCH = 64
+
+#: Bytes and packets of a train, as UDP_SEGMENT has them.
+_TRAIN = 65000
+_TRAIN_PACKETS = 64
+
+_LINK_LOCAL = b"\xfe\x80"
+
+
+@dataclass(slots=True)
+class FabricRoute:
+    """See :class:`rdmacm.soft.wire.WireRoute`."""
+
+    path: WirePath
+    remote_host: str
+    source_port: int
+    traffic_class: int
+
+
+class FabricWire:
+    """A host's end of the fabric; see :class:`rdmacm.soft.wire.Wire`.
+
+    Nothing arrives before :meth:`open`. Packets of a train are delivered one by one.
+    """
+
+    slot = 1
+
+    def __init__(self, fabric: Fabric, host: Host, trains: bool) -> None:
+        self._fabric = fabric
+        self._host = host
+        self._trains = trains
+        self._inbox: deque[Received] = deque()
+        self.is_open = False
+
+    def open(self) -> None:
+        self.is_open = True
+
+    def close(self) -> None:
+        self.is_open = False
+        self._inbox.clear()
+
+    def filenos(self) -> Sequence[int]:
+        """None: whoever waits lets virtual time pass instead, with :meth:`SimProvider.drive`."""
+        return ()
+
+    @property
+    def waiting(self) -> int:
+        """Packets that :meth:`receive` has not returned yet."""
+        return len(self._inbox)
+
+    def receive(self) -> Sequence[Received]:
+        inbox = self._inbox
+        return [inbox.popleft() for _ in range(min(_BATCH, len(inbox)))]
+
+    def arrive(self, packet: Packet, data: bytes) -> bool:
+        """Take in a packet from the fabric; False where there is no room."""
+        if len(self._inbox) >= _INBOX:
+            return False
+        host = inet_ntop(AF_INET if len(packet.local) == 4 else AF_INET6, packet.local)
+        remote: tuple[str, int] | tuple[str, int, int, int] = (host, packet.source_port)
+        if len(packet.local) == 16:
+            interface = self._host.network.interface_of(packet.remote)
+            scope_id = interface.index if interface and packet.local.startswith(_LINK_LOCAL) else 0
+            remote = (host, packet.source_port, 0, scope_id)
+        self._inbox.append((memoryview(data), 0, remote, packet.remote))
+        return True
+
+    def route(self, path: WirePath, traffic_class: int = 0) -> FabricRoute:
+        family = AF_INET if len(path.remote) == 4 else AF_INET6
+        return FabricRoute(path, inet_ntop(family, path.remote), ROCE_PORT, traffic_class)
+
+    def send(self, route: WireRoute, buffers: Sequence[Buffer], segment: int = 0) -> bool:
+        """Put a packet, or the packets of a train, on the fabric. False where one of them could not leave the host.
+
+        ValueError for a train that :meth:`can_segment` does not allow.
+        """
+        assert isinstance(route, FabricRoute)
+        data = b"".join(buffers)
+        if not segment:
+            return self._fabric.transmit(self._host, route, data, 0)
+        if segment < 0 or len(data) > self.can_segment() or len(data) > segment * _TRAIN_PACKETS:
+            raise ValueError(f"no train of {len(data)} bytes in packets of {segment}")
+        left = True
+        for identification, start in enumerate(range(0, len(data), segment)):
+            left &= self._fabric.transmit(self._host, route, data[start : start + segment], identification)
+        return left
+
+    def can_segment(self) -> int:
+        return _TRAIN if self._trains else 0
+
+    def listen(self, service_id: int, local: bytes | None) -> object:
+        """A host has one process, which gets every request."""
+        return service_id, local
+
+    def unlisten(self, token: object) -> None:
+        pass
+
+
+class SimNetwork(MemoryNetwork):
+    """A host's network, where whoever is up and can be reached on the fabric answers to ARP and ND.
+
+    Neighbours that a test has added come first.
+    """
+
+    def __init__(self, fabric: Fabric, host: Host) -> None:
+        super().__init__()
+        self._fabric = fabric
+        self._host = host
+
+    def neighbour(self, family: int, ifindex: int, ip: bytes) -> Neighbour | None:
+        scripted = super().neighbour(family, ifindex, ip)
+        if scripted is not None:
+            return scripted
+        peer = self._fabric.owner_of(ip, self._host)
+        if peer is None or not self._fabric.can_talk(self._host, peer):
+            return None
+        interface = peer.network.interface_of(ip)
+        assert interface is not None
+        return Neighbour(ifindex, ip, NeighbourState.REACHABLE, interface.address)
+
+
+class SimProvider(SoftProvider):
+    """The software device of a simulated host.
+
+    ``wire`` carries its packets, ``random`` is where everything random comes from. Waiting lets virtual time pass on
+    the whole fabric (:meth:`drive`).
+    """
+
+    name = "sim"
+
+    def __init__(self, fabric: Fabric, network: MemoryNetwork, wire: FabricWire, random: Random) -> None:
+        low, high = network.setting("net/ipv4/ip_local_port_range", 32768, 60999)
+        first = low + int(random.random() * (high - low + 1))
+        super().__init__(network, clock=fabric.clock, ports=PrivatePorts(low, high, first))
+        self.fabric = fabric
+        self.wire = wire
+        self.random = random
+
+    def drive(self, done: Callable[[], bool], timeout: float | None) -> bool:
+        """See :meth:`Fabric.drive`."""
+        return self.fabric.drive(self, done, timeout)
+
+
+class _Served:
+    """A channel whose events go to a handler, one at a time."""
+
+    def __init__(self, channel: EventChannel, handler: Callable[[CmEvent], object]) -> None:
+        self.channel = channel
+        self.handler = handler
+        self.busy = False
+
+    def serve(self) -> bool:
+        """Hand over one event; whether there was one."""
+        # A handler that waits lets the fabric go on, and that must not start it a second time.
+        if self.busy or self.channel.closed:
+            return False
+        try:
+            event = self.channel.get_event(timeout=0)
+        except CmWouldBlockError:
+            return False
+        self.busy = True
+        try:
+            with event:
+                self.handler(event)
+        finally:
+            self.busy = False
+        return True
+
+
+class Host:
+    """A host on a fabric, made by :meth:`Fabric.host`.
+
+    ``provider`` is for ``CmId(provider=...)`` and ``EventChannel(...)``. ``network`` is a :class:`MemoryNetwork` with
+    ``lo`` and ``eth0``, for tests to change: what is added to it is on the same fabric. ``wire`` is where the
+    provider's packets go; ``random`` is the host's own source of numbers, seeded by the fabric.
+    """
+
+    def __init__(self, fabric: Fabric, name: str, number: int, incarnation: int, addresses: Sequence[str]) -> None:
+        self.fabric = fabric
+        self.name = name
+        self.incarnation = incarnation
+        self.addresses = tuple(str(ip_address(address.partition("/")[0])) for address in addresses)
+        self.alive = True
+        self.random = Random(f"{fabric.seed}/{name}/{incarnation}")
+        self.network: MemoryNetwork = SimNetwork(fabric, self)
+        mac = b"\2\0\0\0" + number.to_bytes(2, "big")
+        eth0 = self.network.add_interface("eth0", *map(_with_prefix, addresses), mtu=fabric.mtu, mac=mac)
+        for version, everywhere in ((4, "0.0.0.0/0"), (6, "::/0")):
+            if any(ip_address(address).version == version for address in self.addresses):
+                self.network.add_route(everywhere, eth0)
+        self.wire = FabricWire(fabric, self, fabric.trains)
+        self.provider = SimProvider(fabric, self.network, self.wire, self.random)
+        self._served: list[_Served] = []
+
+    def on_event(self, channel: EventChannel, handler: Callable[[CmEvent], object]) -> None:
+        """Have ``handler(event)`` called with each event of a channel of this host's, whenever the fabric runs.
+
+        So a server answers while a client waits in a synchronous call. The event is acknowledged when the handler
+        returns; what it raises comes out of :meth:`Fabric.run`. A handler may wait itself; until it is done, further
+        events of its channel wait too.
+        """
+        if channel.provider is not self.provider:
+            raise ValueError(f"the channel is not of host {self.name}")
+        self._served.append(_Served(channel, handler))
+
+    def turn(self) -> bool:
+        """Make what progress there is to make now; whether a handler was called."""
+        provider, wire = self.provider, self.wire
+        provider.progress()
+        left = wire.waiting
+        while left:  # a provider takes in a bounded number of packets at a time, or none where nobody listens
+            provider.progress()
+            left, before = wire.waiting, left
+            if left >= before:
+                break
+        called = [served.serve() for served in self._served]
+        return any(called)
+
+    def __repr__(self) -> str:
+        return f"<Host {self.name} {' '.join(self.addresses)}{'' if self.alive else ' down'}>"
+
+
+def _with_prefix(address: str) -> str:
+    if "/" in address:
+        return address
+    return f"{address}/{24 if ip_address(address).version == 4 else 64}"
