@@ -1,0 +1,484 @@
+"""Packets on a simulated network: where they go, what befalls them, and that it befalls them again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from ipaddress import ip_address
+
+import pytest
+
+from rdmacm.proto.roce.icrc import Icrc
+from rdmacm.soft.wire import Wire, WirePath
+from rdmacm.testing import CORRUPT, DELIVER, DUPLICATE, LOSE, Fabric, Fate, Host, Packet, Verdict, nth
+from support.fabric import ENDS, ENDS6, Managers, received, route, sealed, two
+
+
+def send_many(fabric: Fabric, count: int = 2000, gap: float = 1e-3) -> tuple[Host, Host]:
+    """Packets from a to b, one at a time, their PSNs counting."""
+    a, b = two(fabric)
+    way = route(a, *ENDS)
+    for psn in range(count):
+        assert a.wire.send(way, [sealed(way, psn.to_bytes(4, "big") * 8, psn)])
+        fabric.run(seconds=gap)
+    fabric.run()
+    return a, b
+
+
+def psns(host: Host) -> list[int]:
+    return [int.from_bytes(data[9:12], "big") for data, *_ in received(host)]
+
+
+# -- from here to there -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ends", [ENDS, ENDS6])
+def test_a_packet_arrives_as_it_was_sent(ends: tuple[str, str]) -> None:
+    fabric = Fabric(latency=5e-6)
+    a, b = two(fabric)
+    wire: Wire = a.wire
+    way = wire.route(WirePath(ip_address(ends[0]).packed, ip_address(ends[1]).packed), 0x20)
+    assert (way.remote_host, way.source_port) == (ends[1], 4791)
+    data = sealed(way, b"hello...")
+    assert wire.send(way, [data[:12], memoryview(data)[12:]])
+    assert not received(b)
+    fabric.run()
+    ((view, segment, remote, local),) = received(b)
+    assert (bytes(view), segment, local) == (data, 0, ip_address(ends[1]).packed)
+    assert remote == ((ends[0], 4791) if ends is ENDS else (ends[0], 4791, 0, 0))
+    back = b.wire.route(WirePath(local, ip_address(remote[0]).packed))
+    assert back.remote_host == remote[0], "a peer is known by the same name in both directions"
+    assert fabric.now == 5e-6
+    (entry,) = fabric.log
+    assert (entry.time, entry.fate, entry.data) == (5e-6, Fate.DELIVERED, data)
+    assert (entry.packet.source, entry.packet.destination, entry.packet.traffic_class) == ("a", "b", 0x20)
+
+
+def test_a_link_local_peer_is_named_with_the_interface() -> None:
+    fabric = Fabric()
+    a, b = fabric.host("a", "fe80::1"), fabric.host("b", "fe80::2")
+    b.wire.open()
+    a.wire.open()
+    a.wire.send(route(a, "fe80::1", "fe80::2"), [bytes(16)])
+    fabric.run()
+    ((_, _, remote, _),) = received(b)
+    (eth0,) = (interface.index for interface in b.network.interfaces() if interface.name == "eth0")
+    assert remote == ("fe80::1", 4791, 0, eth0)
+
+
+@pytest.mark.parametrize(("local", "remote"), [(ENDS[0], ENDS[0]), ("127.0.0.1", "127.0.0.1"), ("::1", ENDS6[0])])
+def test_a_host_can_send_to_itself(local: str, remote: str) -> None:
+    fabric = Fabric(mtu=1500)
+    a, b = two(fabric)
+    assert a.wire.send(route(a, local, remote), [bytes(4000)]), "the loopback interface has a longer MTU"
+    fabric.run()
+    assert len(received(a)) == 1
+    assert not received(b)
+
+
+def test_a_train_is_cut_into_packets() -> None:
+    fabric = Fabric()
+    a, b = two(fabric)
+    way = route(a, *ENDS)
+    train = [sealed(way, bytes([i]) * (64 if i < 4 else 8), i, i) for i in range(5)]
+    assert len({len(packet) for packet in train[:4]}) == 1
+    a.wire.send(way, train, len(train[0]))
+    fabric.run()
+    arrived = [bytes(data) for data, segment, *_ in received(b) if segment == 0]
+    assert arrived == train
+    assert [entry.packet.identification for entry in fabric.log] == [0, 1, 2, 3, 4]
+    flow = Icrc(way.path.local, way.path.remote, way.source_port)
+    assert all(flow.check([packet], i) for i, packet in enumerate(arrived))
+
+
+def test_packets_of_a_train_have_fates_of_their_own() -> None:
+    fabric = Fabric(seed=3, loss=0.5)
+    a, b = two(fabric)
+    way = route(a, *ENDS)
+    a.wire.send(way, [sealed(way, bytes(48), psn) for psn in range(64)], 64)
+    fabric.run()
+    arrived = psns(b)
+    assert 10 < len(arrived) < 54
+    assert arrived == sorted(arrived)
+    assert fabric.log.count(Fate.LOST) == 64 - len(arrived)
+
+
+def test_trains_may_be_off_and_have_an_end() -> None:
+    assert not Fabric(trains=False).host("a", ENDS[0]).wire.can_segment()
+    a, _ = two(Fabric())
+    longest = a.wire.can_segment()
+    assert longest > 32 << 10
+    way = route(a, *ENDS)
+    for size, segment in ((longest + 1, 4096), (65 * 64, 64), (64, -1)):
+        with pytest.raises(ValueError, match="no train"):
+            a.wire.send(way, [bytes(size)], segment)
+    assert not len(a.fabric.log)
+
+
+def test_what_cannot_arrive() -> None:
+    fabric = Fabric(mtu=1500)
+    a, b = two(fabric)
+    data = bytes(64)
+    assert a.wire.send(route(a, ENDS[0], "10.0.0.9"), [data]), "who is not there does not say so"
+    assert not a.wire.send(route(a, "10.0.0.9", ENDS[1]), [data]), "a source address must be one's own"
+    assert not a.wire.send(route(a, *ENDS), [bytes(1473)])
+    assert a.wire.send(route(a, *ENDS), [bytes(1472)])
+    assert not a.wire.send(route(a, *ENDS6), [bytes(1453)])
+    assert a.wire.send(route(a, *ENDS6), [bytes(1452)])
+    assert a.wire.send(route(a, ENDS[0], "127.0.0.1"), [data])
+    b.wire.close()
+    fabric.run()
+    assert not received(b)
+    assert len(received(a)) == 1
+    assert Counter(entry.fate for entry in fabric.log) == {
+        Fate.UNREACHABLE: 2,
+        Fate.TOO_LONG: 2,
+        Fate.REFUSED: 2,
+        Fate.DELIVERED: 1,
+    }
+
+
+def test_a_receiver_that_does_not_read_loses_packets() -> None:
+    fabric = Fabric()
+    a, b = two(fabric)
+    way = route(a, *ENDS)
+    for _ in range(5000):
+        a.wire.send(way, [bytes(16)])
+    fabric.run()
+    assert 1000 < len(received(b)) < 5000
+    assert fabric.log.count(Fate.OVERRUN) + fabric.log.count(Fate.DELIVERED) == 5000
+    assert len(b.wire.receive()) == 0
+
+
+def test_an_address_that_moves_takes_its_packets_along() -> None:
+    fabric = Fabric()
+    a, b = two(fabric)
+    c = fabric.host("c", "10.0.0.3")
+    c.wire.open()
+    b.network.remove_address(2, ENDS[1])
+    c.network.add_address(2, f"{ENDS[1]}/24")
+    a.wire.send(route(a, *ENDS), [bytes(16)])
+    fabric.run()
+    assert (len(received(b)), len(received(c))) == (0, 1)
+
+
+# -- chance -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fate", "rates"),
+    [
+        (Fate.LOST, {"loss": 0.1}),
+        (Fate.DUPLICATED, {"duplicate": 0.1}),
+        (Fate.DELAYED, {"reorder": 0.1}),
+        (Fate.CORRUPTED, {"corrupt": 0.1}),
+    ],
+)
+def test_faults_come_as_often_as_was_asked(fate: Fate, rates: dict[str, float]) -> None:
+    fabric = Fabric(seed=7, **rates)  # type: ignore[arg-type]
+    _, b = send_many(fabric, 2000, gap=0.0)
+    # Five standard deviations of a binomial distribution.
+    assert abs(fabric.log.count(fate) - 200) < 5 * (2000 * 0.1 * 0.9) ** 0.5
+    befallen = {entry.packet.psn for entry in fabric.log.select(fate)}
+    arrived = psns(b)
+    if fate is Fate.LOST:
+        assert arrived == [psn for psn in range(2000) if psn not in befallen]
+    elif fate is Fate.DUPLICATED:
+        assert Counter(arrived) == {psn: 2 if psn in befallen else 1 for psn in range(2000)}
+    elif fate is Fate.DELAYED:
+        assert sorted(arrived) == list(range(2000))
+        assert [psn for psn in arrived if psn not in befallen] == sorted(set(range(2000)) - befallen)
+        assert arrived != sorted(arrived)
+    else:
+        assert len(arrived) == 2000
+
+
+def test_without_faults_nothing_happens() -> None:
+    fabric = Fabric(seed=7, jitter=1e-4)
+    _, b = send_many(fabric, 500, gap=1e-5)
+    assert psns(b) == list(range(500)), "jitter alone lets no packet overtake another"
+    assert {entry.fate for entry in fabric.log} == {Fate.DELIVERED}
+    took = [entry.time - entry.packet.time for entry in fabric.log]
+    assert min(took) >= 20e-6 - 1e-12
+    assert max(took) > 60e-6
+
+
+def test_everything_can_be_lost() -> None:
+    fabric = Fabric(loss=1.0)
+    _, b = send_many(fabric, 50)
+    assert not received(b)
+    fabric.loss = 0.0
+    a = fabric.hosts["a"]
+    a.wire.send(route(a, *ENDS), [bytes(16)])
+    fabric.run()
+    assert len(received(b)) == 1
+
+
+def test_corruption_flips_a_few_bits_anywhere() -> None:
+    fabric = Fabric(seed=5, corrupt=1.0)
+    send_many(fabric, 500)
+    flips: Counter[int] = Counter()
+    places: set[int] = set()
+    for entry in fabric.log.select(Fate.DELIVERED):
+        difference = int.from_bytes(entry.data, "big") ^ int.from_bytes(entry.packet.data, "big")
+        flips[difference.bit_count()] += 1
+        places |= {bit >> 3 for bit in range(48 * 8) if difference >> bit & 1}
+    assert set(flips) == set(range(1, 9))
+    assert places == set(range(48))
+
+
+def test_wrong_parts_and_times() -> None:
+    for wrong in ({"loss": 1.1}, {"corrupt": -0.1}, {"latency": -1.0}, {"jitter": float("nan")}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            Fabric(**wrong)  # type: ignore[arg-type]
+    for verdict in ({"copies": -1}, {"copies": 1000}, {"delay": -1.0}, {"delay": float("inf")}, {"flips": -1}):
+        with pytest.raises(ValueError, match="not"):
+            Verdict(**verdict)
+
+
+# -- replay -------------------------------------------------------------------------------------------------------
+
+
+def wild(seed: int | str) -> Fabric:
+    fabric = Fabric(seed, loss=0.1, duplicate=0.1, reorder=0.1, corrupt=0.1, jitter=1e-5)
+    send_many(fabric, 300, gap=1e-5)
+    return fabric
+
+
+def test_the_same_seed_is_the_same_run() -> None:
+    first, again, other = wild(1), wild(1), wild(2)
+    assert first.log.to_text() == again.log.to_text()
+    assert list(first.log) == list(again.log)
+    assert first.log.to_text() != other.log.to_text()
+    assert wild("a name").log.to_text() != first.log.to_text()
+
+
+def test_the_same_seed_is_the_same_connection() -> None:
+    def life(seed: int) -> str:
+        fabric = Fabric(seed, loss=0.3, duplicate=0.1, reorder=0.1, corrupt=0.05)
+        managers = Managers(fabric)
+        managers.connect()
+        managers.run(60.0)
+        assert managers.kinds(0)[:1] == ["ConnectReply"]
+        return fabric.log.to_text()
+
+    assert life(4) == life(4)
+    assert life(4) != life(5)
+
+
+def test_what_others_do_does_not_change_a_links_luck() -> None:
+    def fates(disturb: bool) -> list[tuple[int, Fate]]:
+        fabric = Fabric(9, loss=0.2, reorder=0.2, corrupt=0.2)
+        a, b = two(fabric)
+        if disturb:
+            fabric.host("c", "10.0.0.3").wire.open()
+        for psn in range(200):
+            way = route(a, *ENDS)
+            a.wire.send(way, [sealed(way, bytes(8), psn)])
+            if disturb:
+                c = fabric.hosts["c"]
+                c.wire.send(route(c, "10.0.0.3", ENDS[1]), [bytes(16)])
+                b.wire.send(route(b, *ENDS[::-1]), [bytes(16)])
+        fabric.run()
+        mine = [entry for entry in fabric.log if entry.packet.source == "a"]
+        return [(entry.packet.psn, entry.fate) for entry in mine]
+
+    assert fates(False) == fates(True)
+
+
+def test_hosts_have_numbers_of_their_own() -> None:
+    def numbers(fabric: Fabric, *names: str) -> list[int]:
+        return [fabric.host(name, f"10.0.0.{ord(name)}").random.getrandbits(64) for name in names]
+
+    a, b = numbers(Fabric(1), "a", "b")
+    assert a != b
+    assert numbers(Fabric(1), "b", "a") == [b, a]
+    assert numbers(Fabric(2), "a") != [a]
+
+
+def test_the_log_reads_well() -> None:
+    fabric = Fabric(seed=1)
+    managers = Managers(fabric)
+    fabric.faults = nth("REQ", 1)
+    managers.connect()
+    managers.run(30.0)
+    a, b = managers.hosts
+    a.wire.send(route(a, ENDS[0], "10.0.0.9"), [b"?"])
+    lines = fabric.log.to_text().splitlines()
+    assert lines[0].startswith("0.000000000 a > b #1 REQ qp 0x000001 psn 0x000000 280 bytes crc ")
+    assert lines[0].endswith(" lost")
+    assert lines[1].endswith(" delivered")
+    assert [line.split()[5] for line in lines[1:4]] == ["REQ", "REP", "RTU"]
+    assert lines[-1].split()[1:6] == ["a", ">", "10.0.0.9", "#5", "?"]
+    assert b.alive
+
+
+def test_the_log_has_an_end() -> None:
+    fabric = Fabric(log_limit=10_000)
+    send_many(fabric, 100)
+    assert 10 < len(fabric.log) < 34
+    assert fabric.log.forgotten == 100 - len(fabric.log)
+    assert fabric.log[-1].packet.psn == 99
+    assert fabric.log.to_text().startswith(f"... {fabric.log.forgotten} earlier entries")
+
+
+# -- scripts ------------------------------------------------------------------------------------------------------
+
+
+def test_a_script_sees_every_packet_and_may_leave_it_to_chance() -> None:
+    seen: list[Packet] = []
+    fabric = Fabric(seed=2, loss=0.3)
+
+    def faults(packet: Packet) -> None:
+        seen.append(packet)
+
+    fabric.faults = faults
+    send_many(fabric, 100)
+    assert [packet.psn for packet in seen] == list(range(100))
+    assert {packet.kind for packet in seen} == {"RC_SEND_ONLY"}
+    assert {packet.dest_qp for packet in seen} == {0x010012}
+    unscripted = Fabric(seed=2, loss=0.3)
+    send_many(unscripted, 100)
+    assert fabric.log.to_text() == unscripted.log.to_text()
+
+
+def only(psn: int, verdict: Verdict) -> Callable[[Packet], Verdict]:
+    return lambda packet: verdict if packet.psn == psn else DELIVER
+
+
+@pytest.mark.parametrize(
+    ("verdict", "arrived", "fate"),
+    [
+        (LOSE, [0, 1, 3, 4], Fate.LOST),
+        (DUPLICATE, [0, 1, 2, 2, 3, 4], Fate.DUPLICATED),
+        (Verdict(copies=3), [0, 1, 2, 2, 2, 3, 4], Fate.DUPLICATED),
+        (Verdict(delay=1.0), [0, 1, 3, 4, 2], Fate.DELAYED),
+        (Verdict(data=bytes(9) + b"\0\0\x07" + bytes(4)), [0, 1, 7, 3, 4], Fate.CORRUPTED),
+    ],
+)
+def test_a_script_decides(verdict: Verdict, arrived: list[int], fate: Fate) -> None:
+    fabric = Fabric(seed=2, loss=0.5, corrupt=0.5)
+    fabric.faults = only(2, verdict)
+    _, b = send_many(fabric, 5)
+    assert psns(b) == arrived
+    assert [entry.packet.psn for entry in fabric.log.select(fate)] == [2]
+
+
+def test_a_script_may_damage() -> None:
+    fabric = Fabric()
+    fabric.faults = only(1, CORRUPT)
+    send_many(fabric, 3)
+    changed = [entry.packet.psn for entry in fabric.log if entry.data != entry.packet.data]
+    assert changed == [1, 1], "one entry tells of the damage, one of the delivery"
+    fabric.faults = lambda _: Verdict(flips=10**9)
+    a = fabric.hosts["a"]
+    a.wire.send(route(a, *ENDS), [b"\x0f" * 16])
+    fabric.run()
+    assert fabric.log[-1].data == b"\xf0" * 16, "every bit there is, once"
+
+
+@pytest.mark.parametrize(("kind", "number"), [("REQ", 1), ("REP", 1), ("REP", 2), ("RTU", 1)])
+def test_a_lost_message_is_made_up_for(kind: str, number: int) -> None:
+    fabric = Fabric()
+    managers = Managers(fabric)
+    fabric.faults = nth(kind, number)
+    managers.connect()
+    managers.run(30.0)
+    assert managers.kinds(0) == ["ConnectReply"]
+    assert managers.kinds(1) == ["ConnectRequest", "Established"]
+    lost = 0 if number == 2 else 1
+    assert fabric.log.count(Fate.LOST) == lost
+    assert fabric.log.count(Fate.LOST, kind) == lost
+
+
+# -- cuts and crashes ---------------------------------------------------------------------------------------------
+
+
+def test_a_partition_also_takes_what_is_under_way() -> None:
+    fabric = Fabric(latency=1.0)
+    a, b = two(fabric)
+    there, back = route(a, *ENDS), route(b, *ENDS[::-1])
+    a.wire.send(there, [bytes(16)])
+    fabric.run(seconds=0.5)
+    fabric.partition("a", "b")
+    a.wire.send(there, [bytes(16)])
+    b.wire.send(back, [bytes(16)])
+    a.wire.send(route(a, ENDS[0], ENDS[0]), [bytes(16)])
+    fabric.run()
+    assert fabric.log.count(Fate.PARTITIONED) == 3
+    assert (len(received(a)), len(received(b))) == (1, 0), "a host can still reach itself"
+    fabric.heal()
+    a.wire.send(there, [bytes(16)])
+    b.wire.send(back, [bytes(16)])
+    fabric.run()
+    assert (len(received(a)), len(received(b))) == (1, 1)
+
+
+def test_a_partition_may_be_one_way() -> None:
+    fabric = Fabric()
+    a, b = two(fabric)
+    fabric.partition("a", "b", one_way=True)
+    a.wire.send(route(a, *ENDS), [bytes(16)])
+    b.wire.send(route(b, *ENDS[::-1]), [bytes(16)])
+    fabric.run()
+    assert (len(received(a)), len(received(b))) == (1, 0)
+
+
+def test_a_peer_that_crashed_is_unreachable() -> None:
+    fabric = Fabric()
+    managers = Managers(fabric)
+    fabric.crash("b")
+    managers.connect()
+    managers.run(200.0)
+    assert managers.kinds(0) == ["Unreachable"]
+    assert not managers.events[1]
+    assert {entry.fate for entry in fabric.log} == {Fate.CRASHED}
+
+
+def test_a_crash_stops_everything_of_a_host() -> None:
+    fabric = Fabric(latency=1.0)
+    a, b = two(fabric)
+    fired: list[float] = []
+    b.provider.call_at(2.0, fired.append)
+    b.wire.send(route(b, *ENDS[::-1]), [bytes(16)])
+    a.wire.send(route(a, *ENDS), [bytes(16)])
+    fabric.run(0.5)
+    fabric.crash("b")
+    assert not b.wire.send(route(b, *ENDS[::-1]), [bytes(16)])
+    fabric.run()
+    assert not fired
+    assert not received(b)
+    assert len(received(a)) == 1, "what had left before still arrives"
+    assert [entry.fate for entry in fabric.log] == [Fate.CRASHED, Fate.DELIVERED, Fate.CRASHED]
+
+
+def test_a_crashed_host_can_come_back() -> None:
+    fabric = Fabric(latency=1.0)
+    a, old = two(fabric)
+    fabric.crash("b")
+    new = fabric.host("b", *old.addresses)
+    new.wire.open()
+    assert new.random.getrandbits(64) != old.random.getrandbits(64)
+    a.wire.send(route(a, *ENDS), [bytes(16)])
+    fabric.run()
+    assert (len(received(old)), len(received(new))) == (0, 1)
+    fabric.crash("b")
+    heir = fabric.host("c", *old.addresses)
+    heir.wire.open()
+    a.wire.send(route(a, *ENDS), [bytes(16)])
+    fabric.run()
+    assert len(received(heir)) == 1
+
+
+def test_names_and_addresses_are_taken_once() -> None:
+    fabric = Fabric()
+    fabric.host("a", "10.0.0.1", "fd00::1/48")
+    with pytest.raises(ValueError, match="there is a host a"):
+        fabric.host("a", "10.0.0.2")
+    with pytest.raises(ValueError, match=r"fd00::1 is a's"):
+        fabric.host("b", "fd00:0::1")
+    with pytest.raises(ValueError, match="no host b"):
+        fabric.partition("a", "b")
+    with pytest.raises(ValueError, match="no host b"):
+        fabric.crash("b")
+    assert list(fabric.hosts) == ["a"]

@@ -1,0 +1,335 @@
+"""Virtual time on a fabric: running it, waiting on it, handlers, and ids that resolve across it."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Callable
+
+import pytest
+
+from rdmacm import CmEvent, CmEventType, CmId, EventChannel
+from rdmacm.testing import Fabric, Host, MemoryNetwork, SimulationError, memory_provider
+from support.fabric import ENDS, ENDS6, received, route, two
+
+PORT = 7471
+
+
+def ticking(host: Host, interval: float, times: list[float]) -> None:
+    """Have a host note the time again and again."""
+
+    def tick(now: float) -> None:
+        times.append(now)
+        host.provider.call_at(now + interval, tick)
+
+    host.provider.call_at(host.fabric.now + interval, tick)
+
+
+# -- running ------------------------------------------------------------------------------------------------------
+
+
+def test_time_stands_still_but_in_run() -> None:
+    fabric = Fabric()
+    a, b = two(fabric)
+    a.wire.send(route(a, *ENDS), [bytes(16)])
+    assert (fabric.now, a.provider.clock(), b.provider.clock()) == (0.0, 0.0, 0.0)
+    assert fabric.run()
+    assert fabric.now == a.provider.clock() == b.provider.clock() == 20e-6
+    assert fabric.run(), "nothing to do"
+    assert fabric.now == 20e-6
+
+
+def test_until_a_moment() -> None:
+    fabric = Fabric()
+    a, _ = two(fabric)
+    times: list[float] = []
+    ticking(a, 1.0, times)
+    assert fabric.run(until=3.0)
+    assert (fabric.now, times) == (3.0, [1.0, 2.0, 3.0]), "what is due at that moment happens too"
+    assert fabric.run(until=3.5)
+    assert (fabric.now, len(times)) == (3.5, 3)
+    assert fabric.run(until=1.0), "that has been"
+    assert fabric.now == 3.5
+    assert fabric.run(seconds=1.0)
+    assert (fabric.now, len(times)) == (4.5, 4)
+    assert fabric.run(seconds=-1.0)
+    assert fabric.now == 4.5
+    assert fabric.run(until=9.0, seconds=1.0)
+    assert fabric.now == 5.5
+    for wrong in (float("inf"), float("nan")):
+        with pytest.raises(ValueError, match="seconds"):
+            fabric.run(until=wrong)
+        with pytest.raises(ValueError, match="seconds"):
+            fabric.run(seconds=wrong)
+
+
+def test_nothing_to_do_takes_no_time() -> None:
+    fabric = Fabric()
+    two(fabric)
+    fabric.run(until=1e6)
+    assert fabric.now == 1e6
+    assert not fabric.run(lambda: False)
+    assert fabric.now == 1e6
+
+
+def test_until_a_condition() -> None:
+    fabric = Fabric()
+    a, _ = two(fabric)
+    times: list[float] = []
+    ticking(a, 1.0, times)
+    assert fabric.run(lambda: True)
+    assert fabric.now == 0.0, "it held already"
+    assert fabric.run(lambda: len(times) >= 3)
+    assert fabric.now == 3.0
+    assert not fabric.run(lambda: len(times) >= 10, seconds=2.5)
+    assert fabric.now == 5.5
+    assert fabric.run(lambda: fabric.now >= 6.25, seconds=0.75), "time itself may be what is waited for"
+    assert fabric.now == 6.25
+
+
+def test_time_never_goes_back() -> None:
+    fabric = Fabric(seed=1, reorder=0.5, duplicate=0.5, jitter=1e-4)
+    a, b = two(fabric)
+    seen = [fabric.now]
+    for _ in range(50):
+        a.wire.send(route(a, *ENDS), [bytes(16)])
+        b.provider.call_at(fabric.now - 1.0, seen.append)  # late already
+        fabric.run(lambda: seen.append(fabric.now) or False, seconds=30e-6)  # type: ignore[func-returns-value]
+    fabric.run()
+    assert seen == sorted(seen)
+    moments = [entry.time for entry in fabric.log]
+    assert moments == sorted(moments)
+    assert all(entry.time >= entry.packet.time for entry in fabric.log)
+
+
+def test_a_run_has_an_end() -> None:
+    fabric = Fabric(max_steps=100)
+    a, _ = two(fabric)
+    ticking(a, 1.0, [])
+    with pytest.raises(SimulationError, match=r"no end after 100 steps, at 100\.0.*hosts with timers: a"):
+        fabric.run()
+    assert fabric.run(seconds=10), "and can be gone on with"
+    ticking(a, 1e-9, [])
+    with pytest.raises(SimulationError, match="no end"):
+        fabric.run(seconds=1)
+
+
+def test_of_two_things_at_once_the_first_sent_is_first() -> None:
+    fabric = Fabric()
+    a, b = two(fabric)
+    c = fabric.host("c", "10.0.0.3")
+    c.wire.open()
+    for i in range(4):
+        a.wire.send(route(a, *ENDS), [bytes([i]) * 16])
+        c.wire.send(route(c, "10.0.0.3", ENDS[1]), [bytes([i + 100]) * 16])
+    fabric.run()
+    assert [data[0] for data, *_ in received(b)] == [0, 100, 1, 101, 2, 102, 3, 103]
+
+
+# -- waiting ------------------------------------------------------------------------------------------------------
+
+
+def test_waiting_lets_virtual_time_pass() -> None:
+    fabric = Fabric()
+    a, b = two(fabric)
+    times: list[float] = []
+    ticking(b, 1.0, times)
+    real = time.monotonic()
+    assert a.provider.drive(lambda: len(times) >= 1000, None)
+    assert fabric.now == 1000.0
+    assert not a.provider.drive(lambda: False, 500.0)
+    assert fabric.now == 1500.0
+    assert not a.provider.drive(lambda: False, 0.0)
+    assert fabric.now == 1500.0
+    assert time.monotonic() - real < 10.0
+
+
+def test_a_wait_that_nothing_can_end_is_an_error() -> None:
+    fabric = Fabric()
+    a, _ = two(fabric)
+    with pytest.raises(SimulationError, match=r"host a waits for ever.*under way: 0; hosts with timers: none"):
+        a.provider.drive(lambda: False, None)
+    assert not a.provider.drive(lambda: False, 3.0), "with a timeout it is just long"
+    assert fabric.now == 3.0
+
+
+def test_who_is_not_there_cannot_wait() -> None:
+    fabric = Fabric()
+    two(fabric)
+    host = fabric.hosts["b"]
+    fabric.crash("b")
+    for provider in (host.provider, memory_provider(MemoryNetwork())):
+        with pytest.raises(SimulationError, match="not, or no longer"):
+            fabric.drive(provider, lambda: True, None)
+
+
+# -- ids and events -----------------------------------------------------------------------------------------------
+
+
+def next_event(channel: EventChannel) -> CmEvent | None:
+    try:
+        return channel.get_event(timeout=0)
+    except BlockingIOError:
+        return None
+
+
+def outcome(fabric: Fabric, channel: EventChannel) -> tuple[CmEventType, int]:
+    """The next event of a channel, waited for in virtual time."""
+    found: list[CmEvent] = []
+
+    def done() -> bool:
+        if (event := next_event(channel)) is not None:
+            found.append(event)
+        return bool(found)
+
+    assert fabric.run(done, seconds=60)
+    with found[0] as event:
+        return event.type, event.status
+
+
+@pytest.mark.parametrize("end", [*ENDS, *ENDS6, "127.0.0.1"])
+def test_hosts_resolve_each_other(end: str) -> None:
+    fabric = Fabric()
+    a, b = two(fabric)
+    for host in (a, b):
+        with CmId(provider=host.provider) as cmid:
+            cmid.resolve_addr((end, PORT))
+            cmid.resolve_route()
+            device = cmid.verbs
+            assert device is not None
+            assert device.name == ("soft_lo" if end == "127.0.0.1" else "soft_eth0")
+
+
+def test_hosts_have_devices_of_their_own() -> None:
+    fabric = Fabric()
+    guids = {host.provider.devices()[-1].node_guid for host in two(fabric)}
+    assert len(guids) == 2
+
+
+@pytest.mark.parametrize("gone", ["10.0.0.9", "10.9.9.9", "fd00::9"])
+def test_nobody_there(gone: str) -> None:
+    fabric = Fabric()
+    a, _ = two(fabric)
+    with EventChannel(a.provider) as channel, CmId(channel) as cmid:
+        cmid.resolve_addr((gone, PORT), timeout_ms=2000)
+        assert outcome(fabric, channel) == (CmEventType.ADDR_ERROR, -errno.ETIMEDOUT)
+        assert fabric.now == 2.0
+
+
+def broken_by_a_crash(fabric: Fabric) -> Callable[[], object]:
+    fabric.crash("b")
+    return lambda: fabric.host("b", *ENDS[1:], *ENDS6[1:])
+
+
+def broken_by_a_partition(fabric: Fabric) -> Callable[[], object]:
+    fabric.partition("a", "b")
+    return fabric.heal
+
+
+def broken_one_way(fabric: Fabric) -> Callable[[], object]:
+    fabric.partition("b", "a", one_way=True)
+    return fabric.heal
+
+
+@pytest.mark.parametrize("broken", [broken_by_a_crash, broken_by_a_partition, broken_one_way])
+def test_a_neighbour_that_is_back_answers(broken: Callable[[Fabric], Callable[[], object]]) -> None:
+    fabric = Fabric()
+    a, _ = two(fabric)
+    repair = broken(fabric)
+    with EventChannel(a.provider) as channel, CmId(channel) as cmid:
+        cmid.resolve_addr((ENDS[1], PORT), timeout_ms=2000)
+        assert outcome(fabric, channel) == (CmEventType.ADDR_ERROR, -errno.ETIMEDOUT)
+    with EventChannel(a.provider) as channel, CmId(channel) as cmid:
+        cmid.resolve_addr((ENDS[1], PORT), timeout_ms=10_000)
+        fabric.run(seconds=2.5)
+        assert next_event(channel) is None
+        repair()
+        assert outcome(fabric, channel) == (CmEventType.ADDR_RESOLVED, 0)
+        assert fabric.now == 5.0, "at the next question"
+
+
+def test_free_ports_are_the_seeds() -> None:
+    def ports(seed: int) -> list[int]:
+        a, _ = two(Fabric(seed))
+        found = []
+        with EventChannel(a.provider) as channel:
+            for _ in range(3):
+                with CmId(channel) as cmid:
+                    cmid.bind_addr((ENDS[0], 0))
+                    found.append(cmid.src_port)
+        return found
+
+    assert ports(1) == ports(1)
+    assert ports(1) != ports(2)
+    assert all(32768 <= port <= 60999 for seed in range(20) for port in ports(seed))
+
+
+# -- handlers -----------------------------------------------------------------------------------------------------
+
+
+def test_a_handler_gets_the_events_of_its_channel() -> None:
+    fabric = Fabric()
+    a, _ = two(fabric)
+    seen: list[tuple[float, CmEventType]] = []
+
+    def handler(event: CmEvent) -> None:
+        seen.append((fabric.now, event.type))
+        if event.type is CmEventType.ADDR_RESOLVED:
+            event.id.resolve_route(2000)
+
+    with EventChannel(a.provider) as channel, CmId(channel) as here, CmId(channel) as nowhere:
+        a.on_event(channel, handler)
+        nowhere.resolve_addr(("10.0.0.9", PORT), timeout_ms=1500)
+        here.resolve_addr((ENDS[1], PORT))
+        assert not seen, "not before the fabric runs"
+        fabric.run()
+    fabric.run()
+    assert seen == [
+        (0.0, CmEventType.ADDR_RESOLVED),
+        (0.0, CmEventType.ROUTE_RESOLVED),
+        (1.5, CmEventType.ADDR_ERROR),
+    ]
+
+
+def test_a_handler_may_wait_and_is_not_called_meanwhile() -> None:
+    fabric = Fabric()
+    a, _ = two(fabric)
+    seen: list[tuple[str, float]] = []
+
+    def handler(event: CmEvent) -> None:
+        seen.append(("begin", fabric.now))
+        assert not a.provider.drive(lambda: False, 5.0)
+        seen.append(("end", fabric.now))
+
+    with EventChannel(a.provider) as channel, CmId(channel) as first, CmId(channel) as second:
+        a.on_event(channel, handler)
+        first.resolve_addr((ENDS[1], PORT))
+        second.resolve_addr(("10.0.0.9", PORT), timeout_ms=1000)
+        fabric.run()
+    assert seen == [("begin", 0.0), ("end", 5.0), ("begin", 5.0), ("end", 10.0)]
+
+
+def test_what_a_handler_raises_comes_out() -> None:
+    fabric = Fabric()
+    a, b = two(fabric)
+
+    def handler(event: CmEvent) -> None:
+        raise KeyError(event.type)
+
+    with EventChannel(a.provider) as channel, CmId(channel) as cmid:
+        a.on_event(channel, handler)
+        cmid.resolve_addr((ENDS[1], PORT))
+        with pytest.raises(KeyError):
+            b.provider.drive(lambda: False, 1.0)
+        with pytest.raises(ValueError, match="not of host b"):
+            b.on_event(channel, handler)
+
+
+def test_handlers_that_never_rest_are_an_error() -> None:
+    fabric = Fabric(max_steps=50)
+    a, _ = two(fabric)
+    with EventChannel(a.provider) as channel, CmId(channel) as cmid:
+        a.on_event(channel, lambda event: event.id.write_cm_event())
+        cmid.write_cm_event()
+        with pytest.raises(SimulationError, match=r"keep each other busy at 0\.0"):
+            fabric.run()
