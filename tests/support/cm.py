@@ -15,6 +15,7 @@ from rdmacm.proto.mad import Mad
 
 SERVICE = 0x01061D2F
 GUIDS = (0x0200C0FFFE000201, 0x0200C0FFFE000202)
+PEER, PEER_GUID = 0xA1B2C3D4, GUIDS[1]
 ENDS = ("::ffff:10.0.0.1", "::ffff:10.0.0.2")
 
 
@@ -150,3 +151,14 @@ class Pair:
             and all(listener.pending == 0 for group in agent._listeners._by_key.values() for listener in group)
             for agent in self.agents
         )
+
+
+def established(pair: Pair | None = None, **fields: Any) -> tuple[Pair, int, int]:
+    """Two agents that are connected, and what each calls the connection."""
+    pair = pair or Pair()
+    pair.agents[1].listen(SERVICE)
+    active = pair.connect(**fields)
+    pair.run()
+    assert pair.kinds(0) == ["ConnectReply"]
+    assert pair.kinds(1) == ["ConnectRequest", "Established"]
+    return pair, active, pair.events[1][0].comm_id

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from ipaddress import ip_address
+from random import Random
 
 import pytest
 
@@ -253,6 +257,21 @@ def test_the_same_seed_is_the_same_run() -> None:
     assert wild("a name").log.to_text() != first.log.to_text()
 
 
+def test_another_process_replays_it() -> None:
+    def run(hash_seed: str) -> bytes:
+        script = (
+            "from rdmacm.testing import Fabric; from support.fabric import Managers;"
+            "fabric = Fabric(3, loss=0.2, duplicate=0.2, reorder=0.2, corrupt=0.1); managers = Managers(fabric);"
+            "managers.connect(); managers.run(60.0); print(fabric.log.to_text())"
+        )
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)}
+        return subprocess.run([sys.executable, "-c", script], env=environment, check=True, capture_output=True).stdout
+
+    first = run("1")
+    assert b"REQ" in first
+    assert run("2") == first
+
+
 def test_the_same_seed_is_the_same_connection() -> None:
     def life(seed: int) -> str:
         fabric = Fabric(seed, loss=0.3, duplicate=0.1, reorder=0.1, corrupt=0.05)
@@ -305,10 +324,13 @@ def test_the_log_reads_well() -> None:
     a, b = managers.hosts
     a.wire.send(route(a, ENDS[0], "10.0.0.9"), [b"?"])
     lines = fabric.log.to_text().splitlines()
-    assert lines[0].startswith("0.000000000 a > b #1 REQ qp 0x000001 psn 0x000000 280 bytes crc ")
+    assert lines[0].startswith("0.000000000 a > b #1 REQ qp 0x000001 psn 0x000000 280 bytes sum ")
     assert lines[0].endswith(" lost")
     assert lines[1].endswith(" delivered")
     assert [line.split()[5] for line in lines[1:4]] == ["REQ", "REP", "RTU"]
+    sums = [line.partition(" sum ")[2].split()[0] for line in lines[:4]]
+    assert sums[0] == sums[1], "a copy"
+    assert len(set(sums)) == 3, "and two other packets"
     assert lines[-1].split()[1:6] == ["a", ">", "10.0.0.9", "#5", "?"]
     assert b.alive
 
@@ -375,6 +397,18 @@ def test_a_script_may_damage() -> None:
     a.wire.send(route(a, *ENDS), [b"\x0f" * 16])
     fabric.run()
     assert fabric.log[-1].data == b"\xf0" * 16, "every bit there is, once"
+
+
+def test_any_bytes_have_a_kind() -> None:
+    dice = Random(1)
+    kinds = set()
+    for size in [*range(40), *[280] * 60]:
+        for start in (b"", b"\x64\x40\xff\xff\0\0\0\1"):
+            data = (start + dice.randbytes(size))[:size]
+            packet = Packet(1, 0.0, "a", "", ip_address(ENDS[0]).packed, ip_address(ENDS[1]).packed, 0, 0, 0, data)
+            kinds.add(packet.kind)
+            assert str(packet).startswith(f"a > {ENDS[1]} #1 {packet.kind} qp 0x")
+    assert {"?", "UD_SEND_ONLY"} <= kinds
 
 
 @pytest.mark.parametrize(("kind", "number"), [("REQ", 1), ("REP", 1), ("REP", 2), ("RTU", 1)])

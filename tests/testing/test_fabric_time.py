@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import gc
+import os
 import time
 from collections.abc import Callable
 
@@ -323,6 +325,40 @@ def test_what_a_handler_raises_comes_out() -> None:
             b.provider.drive(lambda: False, 1.0)
         with pytest.raises(ValueError, match="not of host b"):
             b.on_event(channel, handler)
+
+
+def test_a_handler_may_crash_its_own_host() -> None:
+    fabric = Fabric()
+    a, _ = two(fabric)
+    seen: list[str] = []
+
+    def crash(event: CmEvent) -> None:
+        seen.append("one")
+        fabric.crash("a")
+
+    with EventChannel(a.provider) as one, EventChannel(a.provider) as two_, CmId(one) as first, CmId(two_) as second:
+        a.on_event(one, crash)
+        a.on_event(two_, lambda _: seen.append("two"))
+        for cmid in (first, second, first):
+            cmid.write_cm_event()
+        fabric.run()
+    assert seen == ["one"]
+
+
+def test_many_fabrics_leave_nothing_open() -> None:
+    def open_files() -> int:
+        gc.collect()
+        with open(os.devnull) as file:
+            return file.fileno()
+
+    def look(seed: int) -> None:
+        for host in two(Fabric(seed)):
+            assert host.provider.devices()
+
+    before = open_files()
+    for seed in range(50):
+        look(seed)
+    assert open_files() == before
 
 
 def test_handlers_that_never_rest_are_an_error() -> None:

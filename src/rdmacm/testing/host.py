@@ -244,7 +244,7 @@ class Host:
             left, before = wire.waiting, left
             if left >= before:
                 break
-        called = [served.serve() for served in self._served]
+        called = [served.serve() for served in self._served if self.alive]
         return any(called)
 
     def __repr__(self) -> str:

@@ -63,6 +63,8 @@ class MemoryNetwork:
     sees_neighbours = True
 
     def __init__(self, *, loopback: bool = True) -> None:
+        # Something to poll: progress in tests is made by calls, so it never becomes readable.
+        self._read, self._write = -1, -1
         self.probed: list[tuple[int, bytes]] = []
         self.speeds: dict[str, int] = {}
         self.settings: dict[str, tuple[int, ...]] = {}
@@ -72,8 +74,6 @@ class MemoryNetwork:
         self._neighbours: dict[tuple[int, bytes], Neighbour] = {}
         self._changed_links = self._changed_routes = self._lost = self._watching = False
         self._changed_neighbours: list[Neighbour] = []
-        # Something to poll: progress in tests is made by calls, so it never becomes readable.
-        self._read, self._write = -1, -1
         if loopback:
             self.add_interface("lo", "127.0.0.1/8", "::1/128", loopback=True, mtu=65536)
 
@@ -282,6 +282,10 @@ class MemoryNetwork:
                 os.close(end)
         self._read = self._write = -1
         self._watching = False
+
+    def __del__(self) -> None:
+        # A provider that never had a channel does not close its network, and a simulation makes thousands of them.
+        self.close()
 
 
 class PrivatePorts(PortTable):

@@ -1,0 +1,453 @@
+"""The communication manager against a network that does as it likes, and peers that lie."""
+
+from __future__ import annotations
+
+import random
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rdmacm.errors import CmStateError, RdmaError
+from rdmacm.proto.cm.connection import Drop
+from rdmacm.proto.cm.events import (
+    ConnectReply,
+    ConnectRequest,
+    Disconnected,
+    DisconnectRequested,
+    Established,
+    Rejected,
+    SidrRequest,
+)
+from rdmacm.proto.cm.messages import (
+    APR,
+    DREP,
+    DREQ,
+    LAP,
+    MRA,
+    REJ,
+    REP,
+    REQ,
+    RTU,
+    SIDR_REP,
+    SIDR_REQ,
+    Message,
+    MessageKind,
+    RejectReason,
+    TransportService,
+    pack_message,
+)
+from rdmacm.proto.cm.states import State
+from rdmacm.proto.mad import Mad
+from support.cm import GUIDS, PEER, PEER_GUID, SERVICE, Pair, Scripted, established, opened, reply, request
+
+# -- what a network does -------------------------------------------------------------------------------------------
+
+
+def whole_life(pair: Pair) -> None:
+    """Connect, and disconnect a second later."""
+    pair.agents[1].listen(SERVICE)
+    active = pair.connect()
+    pair.run(200.0)
+    assert pair.kinds(0) == ["ConnectReply"]
+    assert pair.kinds(1) == ["ConnectRequest", "Established"]
+    pair.agents[0].disconnect(active, pair.now)
+    pair.run()
+    assert pair.kinds(0)[1:] == ["Disconnected"]
+    assert pair.kinds(1)[2:] == ["DisconnectRequested"]
+    assert pair.is_empty()
+
+
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("kind", [REQ, REP, RTU, DREQ, DREP])
+def test_a_message_is_lost(kind: type[Message], times: int) -> None:
+    lost: list[Message] = []
+
+    def fate(message: Message) -> list[float]:
+        if isinstance(message, kind) and len(lost) < times:
+            lost.append(message)
+            return []
+        return [0.001]
+
+    pair = Pair(fate=fate)
+    whole_life(pair)
+    assert len(lost) == times
+
+
+@pytest.mark.parametrize("kind", [REQ, REP, RTU, DREQ, DREP])
+@pytest.mark.parametrize("later", [0.0, 0.0015, 0.1, 1.0])
+def test_a_message_comes_twice(kind: type[Message], later: float) -> None:
+    whole_life(Pair(fate=lambda message: [0.001, 0.001 + later] if isinstance(message, kind) else [0.001]))
+
+
+@pytest.mark.parametrize("slow", [REQ, REP, RTU, DREQ, DREP])
+def test_a_message_overtakes(slow: type[Message]) -> None:
+    whole_life(Pair(fate=lambda message: [5.0] if isinstance(message, slow) else [0.001]))
+
+
+def test_a_late_copy_of_a_req_is_no_new_request() -> None:
+    pair, active, passive = established()
+    pair.agents[0].disconnect(active, pair.now)
+    pair.run(pair.now + 0.1)
+    assert pair.agents[1].connection(passive).state is State.TIMEWAIT  # type: ignore[union-attr]
+    pair.agents[1].mad_received(pack_message(pair.log[0][1], 5), 0, pair.now)
+    ((_, mad),) = pair.agents[1].mads_to_send()
+    rej = opened(mad)
+    assert isinstance(rej, REJ)
+    assert (rej.reason, rej.local_comm_id, rej.remote_comm_id) == (RejectReason.STALE_CONN, 0, active)
+    assert not pair.agents[1].events()
+
+
+def test_a_peer_that_forgot_takes_the_old_connection_down() -> None:
+    pair, active, passive = established()
+    # The active host restarts: same device, same queue pair number, nothing remembered.
+    pair.agents[0] = type(pair.agents[0])(GUIDS[0], random.Random(99))
+    again = pair.connect()
+    pair.run()
+    assert pair.kinds(0) == ["ConnectReply", "Rejected"]
+    rejected = pair.events[0][1]
+    assert isinstance(rejected, Rejected)
+    assert (rejected.comm_id, rejected.reason) == (again, RejectReason.STALE_CONN)
+    assert "0:DREP" in pair.sent(), "the new host knows nothing of it and says so"
+    assert pair.kinds(1)[2:] == ["Disconnected"]
+    assert active != passive
+    assert pair.is_empty()
+    pair.connect()
+    pair.run()
+    assert pair.kinds(1)[3:] == ["ConnectRequest", "Established"]
+
+
+def test_a_connection_to_itself() -> None:
+    pair = Pair()
+    agent = pair.agents[0]
+    agent.listen(SERVICE)
+    active = agent.connect("me", request(), 0.0)
+    passive = 0
+
+    def turn() -> list[Any]:
+        for path, mad in agent.mads_to_send():
+            agent.mad_received(mad, path, 0.0)
+        return agent.events()
+
+    (asked,) = turn()
+    passive = asked.comm_id
+    agent.accept(passive, reply(), 0.0)
+    (answered,) = turn()
+    assert answered.comm_id == active
+    agent.send_rtu(active, 0.0)
+    assert turn() == [Established(passive)]
+    agent.disconnect(passive, 0.0)
+    assert turn() == [DisconnectRequested(active)]
+    agent.disconnect(active, 0.0)
+    assert turn() == [Disconnected(passive)]
+    agent.timer(10.0)
+    assert pair.is_empty()
+
+
+# -- any network ---------------------------------------------------------------------------------------------------
+
+
+def wild(seed: int) -> Pair:
+    dice = random.Random(seed)
+    loss, double, slow = dice.random() * 0.5, dice.random() * 0.5, dice.random() * 0.5
+
+    def fate(message: Message) -> list[float]:
+        copies = 0 if dice.random() < loss else 1 + (dice.random() < double)
+        return [dice.random() * (9.0 if dice.random() < slow else 0.01) for _ in range(copies)]
+
+    return Pair(seed, fate)
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_both_sides_agree_whatever_the_network_does(block: int) -> None:
+    for seed in range(block * 30, block * 30 + 30):
+        dice = random.Random(seed)
+        pair = wild(seed)
+        listens = dice.random() < 0.9
+        rejects = dice.random() < 0.2
+        if listens:
+            pair.agents[1].listen(SERVICE)
+        if rejects:
+            pair.handlers[ConnectRequest] = lambda p, i, e: p.agents[i].reject(e.comm_id, p.now)
+        active = pair.connect()
+        pair.run(400.0)
+        outcome = pair.kinds(0)
+        ends = [end for end in pair.agents[1]._connections._by_id.values() if end.state is State.ESTABLISHED]
+        if outcome == ["ConnectReply"]:
+            assert listens
+            assert not rejects
+            assert pair.agents[0].connection(active).state is State.ESTABLISHED  # type: ignore[union-attr]
+            (passive,) = ends
+            assert (passive.remote_comm_id, passive.path) == (active, 0)
+            assert pair.agents[0].next_deadline() is None
+            assert pair.agents[1].next_deadline() is None
+            closers = dice.choice(([0], [1], [0, 1]))
+            for side in closers:
+                pair.agents[side].disconnect((active, passive.comm_id)[side], pair.now)
+            pair.run()
+            for side in (0, 1):
+                ended = pair.kinds(side)[1 + side :]
+                assert ended in (["Disconnected"], ["DisconnectRequested"]), (seed, ended)
+                assert side in closers or ended == ["DisconnectRequested"], seed
+        else:
+            assert outcome == ["Rejected"], (seed, outcome)
+            assert rejects or not listens, seed
+            assert not ends, seed
+            rejected = pair.events[0][0]
+            assert isinstance(rejected, Rejected)
+            assert rejected.reason == (28 if listens else 8)
+            pair.run()
+        # What is left was asked of the user and not answered by the handlers here: nothing.
+        assert pair.is_empty(), seed
+
+
+def test_a_dead_network_fails_the_right_way() -> None:
+    for kind, outcome in ((REQ, ["Unreachable"]), (REP, ["Unreachable"])):
+        pair = Pair(fate=lambda message, kind=kind: [] if isinstance(message, kind) else [0.001])  # type: ignore[misc]
+        pair.agents[1].listen(SERVICE)
+        pair.connect()
+        pair.run()
+        assert pair.kinds(0) in (outcome, ["Rejected"])
+        assert pair.is_empty()
+
+
+# -- too much of it ---------------------------------------------------------------------------------------------
+
+
+def test_a_storm_of_requests() -> None:
+    peer = Scripted()
+    listener = peer.agent.listen(SERVICE, backlog=10)
+    for i in range(1000):
+        peer.say(request(local_comm_id=i, local_qpn=i), path=f"peer {i}")
+    asked = peer.agent.events()
+    assert len(asked) == len(peer.agent) == listener.pending == 10
+    assert not peer.heard(), "in silence, as if it had been lost"
+    assert peer.agent.dropped == {Drop.BACKLOG: 990}
+    for event in asked[:5]:
+        peer.agent.accept(event.comm_id, reply(), peer.now)
+    peer.agent.reject(asked[5].comm_id, peer.now)
+    peer.agent.destroy(asked[6].comm_id, peer.now)
+    assert listener.pending == 3
+    for i in range(1000, 1020):
+        peer.say(request(local_comm_id=i, local_qpn=i), path=f"peer {i}")
+    assert len(peer.agent.events()) == 7
+
+
+def test_refused_by_a_full_backlog_means_later() -> None:
+    pair = Pair()
+    pair.agents[1].listen(SERVICE, backlog=1)
+    accept = pair.handlers.pop(ConnectRequest)
+    pair.connect(local_qpn=1)
+    pair.connect(local_qpn=2)
+    pair.run(1.0)
+    assert len(pair.events[1]) == 1
+    pair.handlers[ConnectRequest] = accept
+    accept(pair, 1, pair.events[1][0])
+    pair.run()
+    assert sorted(pair.kinds(1)) == ["ConnectRequest", "ConnectRequest", "Established", "Established"]
+
+
+def test_connections_are_limited() -> None:
+    peer = Scripted(max_connections=5)
+    peer.agent.listen(SERVICE)
+    for i in range(9):
+        peer.say(request(local_comm_id=i, local_qpn=i))
+    peer.say(SIDR_REQ(SERVICE, 7))
+    assert len(peer.agent) == 5
+    assert peer.agent.dropped == {Drop.FULL: 5}
+    with pytest.raises(RdmaError, match="there are 5"):
+        peer.agent.connect("peer", request(), peer.now)
+
+
+def test_stopped_timers_do_not_pile_up() -> None:
+    peer = Scripted()
+    for i in range(2000):
+        active = peer.agent.connect("peer", request(local_qpn=i), peer.now)
+        peer.say(REJ(0, active, MessageKind.REQ, 28))
+    assert len(peer.agent) == 0
+    assert len(peer.agent._connections._timers) < 100
+    assert peer.agent.next_deadline() is None
+
+
+# -- who may say what -------------------------------------------------------------------------------------------
+
+
+def test_another_peer_cannot_speak_for_it() -> None:
+    peer = Scripted()
+    agent = peer.agent
+    agent.listen(SERVICE)
+    active = agent.connect("peer", request(), peer.now)
+    rep = reply(local_comm_id=PEER, remote_comm_id=active, local_ca_guid=PEER_GUID)
+    forged: list[Message] = [rep, REJ(0, active, MessageKind.REQ, 28), MRA(PEER, active, MessageKind.REQ, 24)]
+    for message in forged:
+        peer.say(message, path="other")
+    assert agent.dropped == {Drop.WRONG_PATH: 3}
+    peer.say(rep)
+    agent.send_rtu(active, peer.now)
+    peer.heard()
+    agent.dropped.clear()
+    ari = PEER_GUID.to_bytes(8, "big")
+    forged = [
+        rep,
+        REJ(PEER, active, MessageKind.OTHER, 28),
+        REJ(PEER, 0, MessageKind.OTHER, 4, 8, ari),
+        DREQ(PEER, active, 0x11),
+    ]
+    for message in forged:
+        peer.say(message, path="other")
+    # Its GUID and queue pair in a REQ from elsewhere are somebody else's words, and no reason to hang up.
+    peer.say(request(local_comm_id=1, local_ca_guid=PEER_GUID, local_qpn=0x22), path="other")
+    assert agent.dropped == {Drop.WRONG_PATH: 3, Drop.UNKNOWN: 1}
+    assert agent.connection(active).state is State.ESTABLISHED  # type: ignore[union-attr]
+    assert peer.heard() == []
+
+
+def test_what_does_not_fit() -> None:
+    peer = Scripted()
+    agent = peer.agent
+    agent.listen(SERVICE)
+    active = agent.connect("peer", request(), peer.now)
+    rep = reply(local_comm_id=PEER, remote_comm_id=active, local_ca_guid=PEER_GUID)
+    peer.say(rep)
+    agent.send_rtu(active, peer.now)
+    peer.heard()
+    wrong: list[tuple[Message, Drop]] = [
+        (reply(local_comm_id=PEER + 1, remote_comm_id=active, local_ca_guid=PEER_GUID), Drop.UNKNOWN),
+        (reply(local_comm_id=PEER, remote_comm_id=active, local_ca_guid=1), Drop.UNKNOWN),
+        (reply(local_comm_id=PEER, remote_comm_id=active + 1), Drop.UNKNOWN),
+        (RTU(PEER, active), Drop.UNEXPECTED),
+        (RTU(PEER + 1, active), Drop.UNKNOWN),
+        (DREQ(PEER, active, 0x12), Drop.WRONG_QPN),
+        (DREP(PEER, active), Drop.UNEXPECTED),
+        (MRA(PEER, active, MessageKind.REQ, 3), Drop.UNKNOWN),
+        (MRA(PEER, active, MessageKind.OTHER, 3), Drop.UNSUPPORTED),
+        (MRA(PEER, active, 3, 3), Drop.UNSUPPORTED),
+        (REJ(PEER, active + 1, 2, 28), Drop.UNKNOWN),
+        (REJ(PEER, active + 1, 2, 4, 8, PEER_GUID.to_bytes(8, "big")), Drop.UNKNOWN),
+        (REJ(PEER, 0, 2, 4, 7, PEER_GUID.to_bytes(8, "big")), Drop.UNKNOWN),
+        (request(local_comm_id=PEER, local_ca_guid=PEER_GUID, local_qpn=0x99), Drop.UNEXPECTED),
+        (SIDR_REP(active), Drop.UNEXPECTED),
+        (SIDR_REP(active ^ 1), Drop.UNKNOWN),
+        (APR(PEER, active, 2), Drop.UNSUPPORTED),
+        (LAP.unpack(bytes(232)), Drop.UNSUPPORTED),
+    ]
+    for message, drop in wrong:
+        agent.dropped.clear()
+        peer.say(message)
+        assert agent.dropped == {drop: 1}, message
+    assert agent.events()[1:] == []
+    assert peer.heard() == []
+    assert agent.connection(active).state is State.ESTABLISHED  # type: ignore[union-attr]
+
+
+def test_two_connections_with_one_name() -> None:
+    peer = Scripted()
+    first, second = (peer.agent.connect("peer", request(local_qpn=i), peer.now) for i in (1, 2))
+    for active, qpn in ((first, 0x21), (second, 0x22)):
+        peer.say(reply(local_comm_id=PEER, remote_comm_id=active, local_qpn=qpn, local_ca_guid=PEER_GUID))
+    assert [type(event) for event in peer.agent.events()] == [ConnectReply]
+    assert peer.agent.dropped == {Drop.UNEXPECTED: 1}
+
+
+def test_an_unknown_dreq_is_answered() -> None:
+    peer = Scripted()
+    peer.say(DREQ(1, 2, 3), tid=0x1234)
+    ((path, mad),) = peer.agent.mads_to_send()
+    assert path == "peer"
+    assert Mad.unpack(mad).transaction_id == 0x1234
+    assert opened(mad) == DREP(2, 1, bytes(DREP.PRIVATE_DATA))
+
+
+def test_an_xrc_target_is_named_by_its_context() -> None:
+    peer = Scripted()
+    xrc = request(transport_service_type=TransportService.EXTENDED, extended_transport_type=1)
+    active = peer.agent.connect("peer", xrc, peer.now)
+    peer.say(reply(local_comm_id=PEER, remote_comm_id=active, local_qpn=0, local_eecn=0x77))
+    peer.agent.send_rtu(active, peer.now)
+    peer.agent.disconnect(active, peer.now)
+    dreq = peer.heard()[-1]
+    assert isinstance(dreq, DREQ)
+    assert dreq.remote_qpn_eecn == 0x77
+
+
+# -- bytes from strangers ------------------------------------------------------------------------------------------
+
+
+def busy_agent(seed: int) -> tuple[Scripted, list[bytes]]:
+    """An agent with connections in several states, and honest MADs for them."""
+    peer = Scripted(seed, max_connections=40)
+    agent = peer.agent
+    agent.listen(SERVICE, backlog=8)
+    mads: list[bytes] = []
+    for i in range(6):
+        active = agent.connect("peer", request(local_qpn=i), peer.now)
+        rep = reply(local_comm_id=PEER + i, remote_comm_id=active, local_qpn=0x40 + i, local_ca_guid=PEER_GUID)
+        if i % 2:
+            peer.say(rep)
+        messages: tuple[Message, ...] = (
+            rep,
+            RTU(PEER + i, active),
+            DREQ(PEER + i, active, i),
+            DREP(PEER + i, active),
+            REJ(PEER + i, active, MessageKind.OTHER, 28),
+            REJ(0, active, MessageKind.REQ, 10),
+            REJ(PEER + i, 0, MessageKind.OTHER, 4, 8, PEER_GUID.to_bytes(8, "big")),
+            MRA(PEER + i, active, i % 3, 20),
+            request(local_comm_id=i, local_ca_guid=PEER_GUID, local_qpn=0x40 + i),
+            SIDR_REQ(SERVICE, i),
+            SIDR_REP(active),
+        )
+        mads += [pack_message(message, i) for message in messages]
+    return peer, mads
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_flipped_bits_never_raise(seed: int) -> None:
+    dice = random.Random(seed)
+    peer, mads = busy_agent(seed)
+    agent = peer.agent
+    calls: dict[type, Any] = {
+        ConnectRequest: lambda e: agent.accept(e.comm_id, reply(), peer.now),
+        ConnectReply: lambda e: agent.send_rtu(e.comm_id, peer.now),
+        SidrRequest: lambda e: agent.sidr_reply(e.comm_id, SIDR_REP(), peer.now),
+        DisconnectRequested: lambda e: agent.disconnect(e.comm_id, peer.now),
+    }
+    for _ in range(1500):
+        data = bytearray(dice.choice(mads))
+        for _ in range(dice.choice((0, 0, 1, 2, 8))):
+            data[dice.randrange(len(data) if dice.random() < 0.3 else 40)] ^= 1 << dice.randrange(8)
+        agent.mad_received(data, dice.choice(("peer", "peer", "other")), peer.now)
+        peer.now += dice.random() * dice.choice((0, 0, 1, 10))
+        agent.timer(peer.now)
+        for event in agent.events():
+            if type(event) in calls and dice.random() < 0.7:
+                with suppress(CmStateError):  # a timer may have ended it meanwhile
+                    calls[type(event)](event)
+        agent.mads_to_send()
+        assert len(agent) <= 40
+    for comm_id in list(agent._connections._by_id):
+        agent.destroy(comm_id, peer.now)
+    agent.timer(peer.now + 100)
+    assert len(agent) == 0
+    assert not agent._connections._by_remote_id
+    assert not agent._connections._by_remote_qpn
+    assert agent.next_deadline() is None
+    assert all(one.pending == 0 for group in agent._listeners._by_key.values() for one in group)
+
+
+@given(st.binary(max_size=300) | st.binary(min_size=252, max_size=252).map(lambda tail: b"\x01\x07\x02\x03" + tail))
+def test_random_bytes_never_raise(data: bytes) -> None:
+    peer, _ = busy_agent(1)
+    before = len(peer.agent)
+    peer.agent.mad_received(data, "peer", peer.now)
+    assert len(peer.agent) <= before + 1
+    peer.agent.events()
+    peer.agent.mads_to_send()
+
+
+def test_what_is_no_mad_is_counted() -> None:
+    peer = Scripted()
+    for data in (b"", bytes(256), b"\x01" * 256, bytes(257), memoryview(bytes(3))):
+        peer.agent.mad_received(data, "peer", 0.0)
