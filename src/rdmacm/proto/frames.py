@@ -1,0 +1,88 @@
+"""Ethernet frames around UDP datagrams, as a capture on the wire would have shown them.
+
+A socket gives and takes what follows the UDP header.  What it leaves out is put back here: everything the invariant
+CRC covers as it was on the wire, the rest (hardware addresses, time to live) as it plausibly was.  Checksums are
+computed.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+from rdmacm.proto.wire import Buffer, WireError
+
+__all__ = ["hardware_address", "udp_frame"]
+
+_ETHERNET = struct.Struct("!6s6sH")
+_IPV4 = struct.Struct("!BBHHHBBH4s4s")
+_IPV6 = struct.Struct("!IHBB16s16s")
+_UDP = struct.Struct("!HHHH")
+_ETHERTYPE_IPV4, _ETHERTYPE_IPV6 = 0x0800, 0x86DD
+_DONT_FRAGMENT = 0x4000
+_PROTOCOL_UDP = 17
+
+
+def hardware_address(address: bytes) -> bytes:
+    """The Ethernet address that stands for a packed IP address: always the same one, locally administered.
+
+    For a multicast address it is the one such packets really go to (RFC 1112, RFC 2464).
+
+    >>> hardware_address(bytes([192, 0, 2, 1])).hex(":")
+    '02:00:c0:00:02:01'
+    """
+    if len(address) == 4:
+        if address[0] >> 4 == 0xE:
+            return bytes((0x01, 0x00, 0x5E, address[1] & 0x7F, address[2], address[3]))
+        return b"\x02\x00" + address
+    if address[0] == 0xFF:
+        return b"\x33\x33" + address[12:]
+    # No part of an IPv6 address tells hosts apart on every network, so all of it counts.
+    return b"\x02\x06" + zlib.crc32(address).to_bytes(4, "big")
+
+
+def _sum(data: Buffer) -> int:
+    """The ones' complement sum of the 16-bit words of ``data``, with 0 for 0xFFFF."""
+    # 2^16 is 1 modulo 65535, so all of it as one number has the remainder that its words added up have.
+    number = int.from_bytes(data, "big")
+    return (number << 8 if len(data) & 1 else number) % 0xFFFF
+
+
+def udp_frame(
+    source: bytes,
+    destination: bytes,
+    source_port: int,
+    dest_port: int,
+    payload: Buffer,
+    *,
+    identification: int = 0,
+    ttl: int = 64,
+    tos: int = 0,
+) -> bytes:
+    """The frame of a UDP datagram that may not be fragmented.
+
+    Addresses are packed, 4 or 16 bytes both.  ``ttl`` and ``tos`` are the hop limit and the traffic class of IPv6,
+    which has no ``identification``.  WireError where an IP packet cannot be that long.
+    """
+    if len(source) != len(destination) or len(source) not in (4, 16):
+        raise WireError(f"addresses have 4 or 16 bytes each, not {len(source)} and {len(destination)}")
+    length = _UDP.size + len(payload)
+    # The total length of IPv4 counts its header, the payload length of IPv6 does not.
+    total = _IPV4.size + length if len(source) == 4 else length
+    if total > 0xFFFF:
+        raise WireError(f"an IP packet cannot carry {len(payload)} bytes of UDP payload")
+    ports = _UDP.pack(source_port, dest_port, length, 0)
+    # The UDP checksum covers the addresses, protocol and length again, in whatever order they are added.
+    added = _sum(source) + _sum(destination) + _PROTOCOL_UDP + length + _sum(ports) + _sum(payload)
+    # 0 would say that there is no checksum.
+    udp = _UDP.pack(source_port, dest_port, length, -added % 0xFFFF or 0xFFFF)
+    if len(source) == 4:
+        fields = (0x45, tos, total, identification, _DONT_FRAGMENT, ttl, _PROTOCOL_UDP)
+        checksum = -_sum(_IPV4.pack(*fields, 0, source, destination)) % 0xFFFF
+        ip = _IPV4.pack(*fields, checksum, source, destination)
+        ethertype = _ETHERTYPE_IPV4
+    else:
+        ip = _IPV6.pack(6 << 28 | tos << 20, total, _PROTOCOL_UDP, ttl, source, destination)
+        ethertype = _ETHERTYPE_IPV6
+    ethernet = _ETHERNET.pack(hardware_address(destination), hardware_address(source), ethertype)
+    return b"".join((ethernet, ip, udp, payload))

@@ -1,0 +1,69 @@
+"""Wireshark's opinion on a capture file, by way of tshark, its command line.
+
+Tests using this carry :data:`needs_tshark`, which skips them where it is not installed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+__all__ = ["dissect", "needs_tshark"]
+
+_TestT = TypeVar("_TestT", bound=Callable[..., Any] | type)
+
+#: Dissectors that guess at what applications send.  A few bytes of any test look like theirs, and then broken.
+_GUESSES = ("fcoib", "infiniband_sdp", "iser", "lnet", "nvme-rdma", "rpcordma", "smb_direct", "smc")
+_TROUBLE = ("_ws.malformed", "_ws.expert.message", "ip.checksum.status", "udp.checksum.status")
+_GOOD = "1"
+
+
+def dissect(path: Path, fields: Iterable[str] = ()) -> list[dict[str, str]]:
+    """The fields of each packet of the file, by their names in Wireshark; "" where a packet has none.
+
+    AssertionError where Wireshark finds a packet malformed, a checksum wrong or anything worth a note.
+    """
+    fields = (*fields, *_TROUBLE)
+    command = ["tshark", "-n", "-r", str(path), "-T", "fields", "-E", "separator=/t", "-E", "occurrence=f"]
+    for name in ("ip", "udp"):
+        command += ["-o", f"{name}.check_checksum:TRUE"]
+    for name in _GUESSES:
+        command += ["--disable-protocol", name]
+    for name in fields:
+        command += ["-e", name]
+    # Away from the settings of whoever runs the tests.
+    environment = {**os.environ, "WIRESHARK_CONFIG_DIR": str(path.parent / "no-settings"), "LC_ALL": "C.UTF-8"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    packets = [dict(zip(fields, line.split("\t"), strict=True)) for line in done.stdout.splitlines()]
+    for number, packet in enumerate(packets, 1):
+        malformed, message, ip, udp = (packet.pop(name) for name in _TROUBLE)
+        trouble = malformed or message
+        assert not trouble, f"frame {number} of {path.name}: {trouble}"
+        assert ip in ("", _GOOD), f"frame {number} of {path.name}: IP checksum"  # IPv6 has none
+        assert udp == _GOOD, f"frame {number} of {path.name}: UDP checksum"
+    return packets
+
+
+class _Marks(list[pytest.MarkDecorator]):
+    """Several marks in one: a list, as ``pytestmark`` takes, and a decorator of a single test or class."""
+
+    def __call__(self, test: _TestT) -> _TestT:
+        for mark in self:
+            test = mark(test)
+        return test
+
+
+#: ``pytestmark = needs_tshark``, or ``@needs_tshark``.
+needs_tshark = _Marks(
+    [
+        pytest.mark.tshark,
+        pytest.mark.skipif(shutil.which("tshark") is None, reason="tshark is not installed (Debian package tshark)"),
+    ]
+)

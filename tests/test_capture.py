@@ -1,0 +1,372 @@
+"""Captures: what others read in them, and what becomes of them when something goes wrong."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rdmacm.capture import Capture, Tap
+from rdmacm.proto.frames import udp_frame
+from rdmacm.proto.pcapng import enhanced_packet, interface_description, section_header
+from rdmacm.proto.roce.icrc import Icrc
+from rdmacm.proto.roce.opcodes import Opcode
+from support.netns import python_environment
+from support.pcap import Datagram, datagram, frames, roce
+from support.rc_packets import RC_PACKETS
+from support.tshark import dissect, needs_tshark
+
+CAPTURES = Path(__file__).parent / "data" / "captures"
+#: Captures of packets one by one, as they arrived.
+RECEIVED = [path for path in sorted(CAPTURES.glob("*.pcap*")) if not path.stem.endswith("gso")]
+V4 = bytes([192, 0, 2, 1]), bytes([192, 0, 2, 2])
+V6 = bytes.fromhex("20010db8000000000000000000000001"), bytes.fromhex("20010db8000000000000000000000002")
+SPORT, DPORT = 50000, 4791
+
+families = pytest.mark.parametrize("pair", [V4, V6], ids=["IPv4", "IPv6"])
+
+
+def sealed(body: bytes, pair: tuple[bytes, bytes], identification: int = 0) -> bytes:
+    return body + Icrc(*pair, SPORT).seal([body], identification)
+
+
+def read(path: Path) -> list[Datagram]:
+    found = [datagram(frame[14:]) for _, frame in frames(path)]
+    assert None not in found
+    return [one for one in found if one is not None]
+
+
+def write_every_operation(path: Path, pair: tuple[bytes, bytes]) -> None:
+    """Each one packet sent, then each one received with an identification of its own."""
+    local, remote = pair
+    with Capture(path) as capture:
+        for packet in RC_PACKETS:
+            data = sealed(packet.pack(), pair)
+            capture.tap(True, local, remote, SPORT, DPORT, [data[:12], data[12:-4], data[-4:]], 0)
+        for number, packet in enumerate(RC_PACKETS):
+            data = sealed(packet.pack(), (remote, local), 0x1230 + number)
+            capture.tap(False, local, remote, SPORT, DPORT, memoryview(data), 0)
+
+
+@families
+def test_every_packet_has_its_place(tmp_path: Path, pair: tuple[bytes, bytes]) -> None:
+    path = tmp_path / "all.pcapng"
+    write_every_operation(path, pair)
+    found = read(path)
+    outgoing, incoming = found[: len(RC_PACKETS)], found[len(RC_PACKETS) :]
+    for packet, one in zip(RC_PACKETS, outgoing, strict=True):
+        assert (one.source, one.destination, one.sport, one.dport) == (*pair, SPORT, DPORT)
+        assert one.identification == 0
+        assert one.payload[:-4] == packet.pack()
+    for number, one in enumerate(incoming):
+        assert (one.destination, one.source) == pair
+        assert one.identification == (0 if pair is V6 else 0x1230 + number)
+
+
+@families
+def test_a_train_sent(tmp_path: Path, pair: tuple[bytes, bytes]) -> None:
+    packets = [sealed(bytes([number]) * size, pair, number) for number, size in enumerate([60, 60, 60, 20])]
+    whole = b"".join(packets)
+    with Capture(tmp_path / "train.pcapng") as capture:
+        # Pieces need not end where packets do.
+        capture.tap(True, *pair, SPORT, DPORT, [whole[:70], memoryview(whole)[70:75], whole[75:]], 64)
+        assert capture.packets == 4
+    found = read(tmp_path / "train.pcapng")
+    assert [one.payload for one in found] == packets
+    assert [one.identification for one in found] == ([0] * 4 if pair is V6 else [0, 1, 2, 3])
+
+
+def test_a_train_received_from_whoever_numbers_as_he_likes(tmp_path: Path) -> None:
+    identifications = [0xFFFE, 0xFFFF, 0, 7, 40000]
+    back = V4[1], V4[0]
+    whole = b"".join(sealed(bytes(28), back, identification) for identification in identifications)
+    with Capture(tmp_path / "train.pcapng") as capture:
+        capture.tap(False, *V4, SPORT, DPORT, memoryview(whole), 32)
+    assert [one.identification for one in read(tmp_path / "train.pcapng")] == identifications
+
+
+@pytest.mark.parametrize("path", RECEIVED, ids=[path.name for path in RECEIVED])
+def test_what_linux_sent_comes_out_as_linux_sent_it(tmp_path: Path, path: Path) -> None:
+    wanted = list(roce(path))
+    with Capture(tmp_path / "again.pcapng") as capture:
+        for one in wanted:
+            capture.tap(False, one.destination, one.source, one.sport, one.dport, memoryview(one.payload), 0)
+    for theirs, ours in zip(wanted, read(tmp_path / "again.pcapng"), strict=True):
+        assert ours.payload == theirs.payload
+        assert (ours.source, ours.destination, ours.sport) == (theirs.source, theirs.destination, theirs.sport)
+        assert ours.identification == theirs.identification
+
+
+def test_times_are_the_clocks(tmp_path: Path) -> None:
+    ticks = itertools.count(1_700_000_000_000_000_001, 1000)
+    with Capture(tmp_path / "time.pcapng", clock=lambda: next(ticks)) as capture:
+        for _ in range(2):
+            capture.tap(True, *V4, SPORT, DPORT, [sealed(bytes(12), V4)], 0)
+    data = (tmp_path / "time.pcapng").read_bytes()
+    for time in (1_700_000_000_000_000_001, 1_700_000_000_000_001_001):
+        assert (time >> 32).to_bytes(4, "little") + (time & 0xFFFFFFFF).to_bytes(4, "little") in data
+
+
+@pytest.mark.parametrize("size", [0, 1, 3, 11, 15, 16, 17, 65507])
+def test_anything_may_arrive(tmp_path: Path, size: int) -> None:
+    with Capture(tmp_path / "odd.pcapng") as capture:
+        capture.tap(False, *V4, 1, DPORT, memoryview(b"\xa5" * size), 0)
+    assert [one.payload for one in read(tmp_path / "odd.pcapng")] == [b"\xa5" * size]
+    assert b"the ICRC is wrong" in (tmp_path / "odd.pcapng").read_bytes()
+
+
+class TestScapy:
+    """Readers by others."""
+
+    @pytest.fixture
+    def rdpcap(self) -> Any:
+        reason = "scapy is not installed; it is only here to compare with"
+        pytest.importorskip("scapy.contrib.roce", reason=reason)
+        pytest.importorskip("scapy.layers.inet6", reason=reason)
+        return pytest.importorskip("scapy.utils", reason=reason).rdpcap
+
+    @families
+    def test_it_agrees_on_every_layer(self, tmp_path: Path, pair: tuple[bytes, bytes], rdpcap: Any) -> None:
+        from scapy.contrib.roce import BTH
+        from scapy.layers.inet import IP, UDP
+        from scapy.layers.inet6 import IPv6
+        from scapy.layers.l2 import Ether
+
+        path = tmp_path / "all.pcapng"
+        write_every_operation(path, pair)
+        found = rdpcap(str(path))
+        assert len(found) == 2 * len(RC_PACKETS)
+        for number, theirs in enumerate(found):
+            ours = RC_PACKETS[number % len(RC_PACKETS)].bth
+            outgoing = number < len(RC_PACKETS)
+            assert theirs.direction == (2 if outgoing else 1)
+            assert theirs.sniffed_on == "rdmacm"
+            assert isinstance(theirs, Ether)
+            ip = theirs[IPv6 if pair is V6 else IP]
+            assert (theirs[UDP].sport, theirs[UDP].dport) == (SPORT, DPORT)
+            bth = theirs[BTH]
+            assert (bth.opcode, bth.dqpn, bth.psn) == (ours.opcode, ours.dest_qpn, ours.psn)
+            assert (bth.ackreq, bth.solicited, bth.padcount) == (ours.ack_req, ours.se, ours.pad_cnt)
+            assert bth.icrc.to_bytes(4, "big") == bth.compute_icrc(bytes(bth))
+            # Built anew, with the checksums and lengths that it thinks right.
+            ip.len = ip.chksum = ip.plen = theirs[UDP].len = theirs[UDP].chksum = None
+            assert bytes(theirs) == theirs.original
+
+    def test_it_says_which_packet_was_damaged(self, tmp_path: Path, rdpcap: Any) -> None:
+        good = sealed(bytes(12), (V4[1], V4[0]), 77)
+        with Capture(tmp_path / "damaged.pcapng") as capture:
+            for data in (good, good[:-1] + bytes([good[-1] ^ 1])):
+                capture.tap(False, *V4, SPORT, DPORT, memoryview(data), 0)
+        assert [packet.comment for packet in rdpcap(str(tmp_path / "damaged.pcapng"))] == [None, b"the ICRC is wrong"]
+
+
+@needs_tshark
+class TestWireshark:
+    """Wireshark's dissectors, by way of tshark."""
+
+    #: Older Wiresharks do not know these, and what follows their opcodes.
+    NEWER = Opcode.RC_FLUSH, Opcode.RC_ATOMIC_WRITE
+
+    @families
+    def test_every_operation(self, tmp_path: Path, pair: tuple[bytes, bytes]) -> None:
+        path = tmp_path / "all.pcapng"
+        write_every_operation(path, pair)
+        bth = [f"infiniband.bth.{name}" for name in ("opcode", "destqp", "psn", "padcnt", "a", "se", "p_key")]
+        reth = [f"infiniband.reth.{name}" for name in ("va", "r_key", "dmalen")]
+        atomic = ["infiniband.atomiceth.swapdt", "infiniband.atomiceth.cmpdt", "infiniband.atomicacketh.origremdt"]
+        short = ["infiniband.aeth.syndrome", "infiniband.aeth.msn", "infiniband.immdt", "infiniband.ieth"]
+        rest = ["data.data", "infiniband.invariant.crc", "frame.packet_flags_direction", "frame.interface_name"]
+        found = dissect(path, [*bth, *reth, *atomic, *short, *rest])
+        assert len(found) == 2 * len(RC_PACKETS)
+        for number, theirs in enumerate(found):
+            ours = RC_PACKETS[number % len(RC_PACKETS)]
+            outgoing = number < len(RC_PACKETS)
+            assert int(theirs["frame.packet_flags_direction"], 0) == (2 if outgoing else 1)
+            assert theirs["frame.interface_name"] == "rdmacm"
+            numbers = [int(theirs[name], 0) for name in bth]
+            wanted = [ours.bth.opcode, ours.bth.dest_qpn, ours.bth.psn, ours.bth.pad_cnt, ours.bth.ack_req, ours.bth.se]
+            assert numbers == [*wanted, 0xFFFF]
+            if ours.bth.opcode in self.NEWER:
+                continue
+            seen = {name: theirs[name] for name in (*reth, *atomic, *short) if theirs[name]}
+            expected: dict[str, str] = {}
+            if ours.reth:
+                header = ours.reth
+                expected |= zip(
+                    reth,
+                    (f"0x{header.virtual_address:016x}", f"0x{header.rkey:08x}", str(header.dma_length)),
+                    strict=True,
+                )
+            if ours.atomic_eth:
+                one = ours.atomic_eth
+                expected |= {reth[0]: f"0x{one.virtual_address:016x}", reth[1]: f"0x{one.rkey:08x}"}
+                expected |= {atomic[0]: str(one.swap_add), atomic[1]: str(one.compare)}
+            if ours.atomic_ack_eth:
+                expected[atomic[2]] = str(ours.atomic_ack_eth.original)
+            if ours.aeth:
+                expected |= {short[0]: str(ours.aeth.syndrome), short[1]: str(ours.aeth.msn)}
+            if ours.imm_dt:
+                expected[short[2]] = ours.imm_dt.data.hex()
+            if ours.ieth:
+                expected[short[3]] = f"{ours.ieth.rkey:08x}"
+            assert seen == expected
+            assert theirs["data.data"] == (bytes(ours.payload) + bytes(ours.bth.pad_cnt)).hex()
+            source = pair if outgoing else (pair[1], pair[0])
+            if pair is V6 or outgoing:
+                assert int(theirs["infiniband.invariant.crc"], 0) == int.from_bytes(
+                    sealed(ours.pack(), source)[-4:], "big"
+                )
+
+    @pytest.mark.parametrize(
+        ("at", "trouble"), [(18, "checksum"), (40, "checksum"), (16, "length")], ids=["id", "udp", "length"]
+    )
+    def test_it_would_say_so(self, tmp_path: Path, at: int, trouble: str) -> None:
+        path = tmp_path / "broken.pcapng"
+        frame = bytearray(udp_frame(*V4, SPORT, DPORT, sealed(bytes(12), V4)))
+        frame[at] ^= 1
+        path.write_bytes(section_header("test") + interface_description("eth0") + enhanced_packet(frame, 0))
+        with pytest.raises(AssertionError, match="(?i)" + trouble):
+            dissect(path)
+
+    def test_what_linux_sent(self, tmp_path: Path) -> None:
+        path = tmp_path / "linux.pcapng"
+        wanted = [one for source in RECEIVED for one in roce(source)]
+        with Capture(path) as capture:
+            for one in wanted:
+                capture.tap(False, one.destination, one.source, one.sport, one.dport, memoryview(one.payload), 0)
+        found = dissect(path, ["infiniband.bth.opcode", "infiniband.mad.attributeid", "infiniband.mad.transactionid"])
+        assert [int(one["infiniband.bth.opcode"]) for one in found] == [one.payload[0] for one in wanted]
+        # Datagrams of communication management are read down to their private data.
+        assert len([one for one in found if one["infiniband.mad.attributeid"]]) > 50
+
+
+class Wire:
+    """Of a wire, what a capture knows."""
+
+    tap: Tap | None = None
+
+
+class TestFile:
+    def test_a_process_that_is_killed_leaves_what_it_saw(self, tmp_path: Path) -> None:
+        path = tmp_path / "killed.pcapng"
+        code = f"""
+import os, signal
+from rdmacm.capture import Capture
+capture = Capture({str(path)!r})
+for _ in range(10):
+    capture.tap(True, bytes(4), bytes(4), 1, 4791, [bytes(16)], 0)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+        done = subprocess.run([sys.executable, "-c", code], env=python_environment(), timeout=30, check=False)
+        assert done.returncode == -signal.SIGKILL
+        assert len(read(path)) == 10
+
+    def test_it_takes_a_wires_packets_until_it_is_closed(self, tmp_path: Path) -> None:
+        wire = Wire()
+        with Capture(tmp_path / "a.pcapng") as capture:
+            capture.attach(wire)
+            assert wire.tap is not None
+            wire.tap(True, *V4, SPORT, DPORT, [sealed(bytes(12), V4)], 0)
+        assert wire.tap is None
+        capture.tap(True, *V4, SPORT, DPORT, [sealed(bytes(12), V4)], 0)
+        capture.close()
+        assert len(read(tmp_path / "a.pcapng")) == 1
+        capture.attach(wire)
+        assert wire.tap is None
+
+    def test_it_leaves_another_captures_tap_alone(self, tmp_path: Path) -> None:
+        wire = Wire()
+        with Capture(tmp_path / "b.pcapng") as second:
+            with Capture(tmp_path / "a.pcapng") as first:
+                first.attach(wire)
+                second.attach(wire)
+            assert wire.tap == second.tap
+
+    def test_a_file_that_cannot_be_opened(self, tmp_path: Path) -> None:
+        with pytest.raises(FileNotFoundError, match=r"no-such-directory/a\.pcapng"):
+            Capture(tmp_path / "no-such-directory" / "a.pcapng")
+
+    @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="/dev/full is Linux's")
+    def test_no_room_from_the_start(self) -> None:
+        with pytest.raises(OSError, match="/dev/full"):
+            Capture("/dev/full")
+
+    def test_no_room_later(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        path, wire = tmp_path / "limited.pcapng", Wire()
+        packet = sealed(bytes(1000), V4)
+        with Capture(path) as capture, caplog.at_level(logging.WARNING, "rdmacm"):
+            capture.attach(wire)
+            capture.tap(True, *V4, SPORT, DPORT, [packet], 0)
+            # So that there is room for some bytes of a packet more, and not for all.
+            with largest_file(path.stat().st_size + 100):
+                capture.tap(True, *V4, SPORT, DPORT, [packet], 0)
+            capture.tap(True, *V4, SPORT, DPORT, [packet], 0)
+            assert capture.error is not None
+            assert capture.packets == 1
+            assert wire.tap is None, "the traffic no longer pays for it"
+        assert [one.payload for one in read(path)] == [packet], "no half of a packet is left"
+        (record,) = caplog.records
+        assert record.levelno == logging.WARNING
+        assert "limited.pcapng stopped after 1 packets" in record.getMessage()
+
+    def test_threads(self, tmp_path: Path) -> None:
+        packets = [sealed(bytes([number]) * 100, V4) for number in range(4)]
+        with Capture(tmp_path / "threads.pcapng") as capture:
+
+            def send(packet: bytes) -> None:
+                for _ in range(200):
+                    capture.tap(True, *V4, SPORT, DPORT, [packet], 0)
+
+            threads = [threading.Thread(target=send, args=(packet,)) for packet in packets]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert capture.packets == 800
+        found = [one.payload for one in read(tmp_path / "threads.pcapng")]
+        assert sorted(found) == sorted(packets * 200)
+
+    def test_a_packet_sent_while_another_is_written(self, tmp_path: Path) -> None:
+        """As a finalizer may do in the middle of it."""
+        packet = [sealed(bytes(12), V4)]
+        ports = [2]
+
+        def clock() -> int:
+            if ports:
+                capture.tap(True, *V4, ports.pop(), DPORT, packet, 0)
+            return 0
+
+        with Capture(tmp_path / "nested.pcapng", clock=clock) as capture:
+            capture.tap(True, *V4, 1, DPORT, packet, 0)
+        assert [one.sport for one in read(tmp_path / "nested.pcapng")] == [2, 1]
+
+    def test_closing_gives_the_descriptor_back(self, tmp_path: Path) -> None:
+        gc.collect()
+        before = set(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else set()
+        with Capture(tmp_path / "a.pcapng"):
+            pass
+        after = set(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else set()
+        assert after == before
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """No file of this process grows beyond ``size`` bytes."""
+    resource = pytest.importorskip("resource", reason="limits are POSIX's")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
