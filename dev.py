@@ -5,7 +5,9 @@
                                      without arguments: rdmacm explain localhost 7471
     python3 dev.py test [ARGS...]    run the tests; the arguments go to pytest
     python3 dev.py check             run ruff, mypy and import-linter
-    python3 dev.py bench [ARGS...]   run bench/resolve.py from the sources
+    python3 dev.py bench [NAME] [ARGS...]
+                                     run a benchmark from the sources: resolve (what a resolution costs, and what
+                                     runs without a name) or peers (what others reach on loopback)
 
 "test" and "check" keep what they need in .venv beside this file, and make it when it is missing or out of
 date.  All of this needs Python 3.11 or later and nothing else.
@@ -234,8 +236,17 @@ def demo(arguments: list[str]) -> int:
     return _become(command, _source_environ())
 
 
+#: Files of bench that are run by their names; the others are parts of these.
+BENCHMARKS = ("resolve", "peers")
+
+
 def bench(arguments: list[str]) -> int:
-    return _become([sys.executable, str(Path(ROOT, "bench", "resolve.py")), *arguments], _source_environ())
+    name = BENCHMARKS[0]
+    if arguments and not arguments[0].startswith("-"):
+        name, *arguments = arguments
+    if name not in BENCHMARKS:
+        fail(f"there is no benchmark {name!r}; there are " + ", ".join(BENCHMARKS))
+    return _become([sys.executable, str(Path(ROOT, "bench", name + ".py")), *arguments], _source_environ())
 
 
 def test(arguments: list[str]) -> int:

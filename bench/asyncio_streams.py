@@ -1,0 +1,115 @@
+"""TCP through asyncio's streams, as a peer of ``bench/peers.py``: a server, and a client that measures.
+
+``serve`` prints its port and serves until it is ended; ``measure PORT EFFORT`` prints the figures as JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+import sys
+import time
+
+HOST = "127.0.0.1"
+#: What a client says first: mode, bytes of a message, how many messages.
+HEAD = struct.Struct("!cIQ")
+ECHO, BULK = b"e", b"b"
+#: The streams' buffers: with the default of 64 KiB, 64 KiB and more at once take twice as long.
+LIMIT = 1 << 21
+#: Messages of each size, at full effort.
+MESSAGES = {4096: 50_000, 65536: 20_000, 1 << 20: 3000}
+
+
+async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        mode, size, count = HEAD.unpack(await reader.readexactly(HEAD.size))
+        if mode == ECHO:
+            for _ in range(count):
+                writer.write(await reader.readexactly(size))
+        elif mode == BULK:
+            # A stream has no messages to keep apart, and taking what is there is the quickest way.
+            left = size * count
+            while left and (data := await reader.read(min(left, LIMIT))):
+                left -= len(data)
+            writer.write(b"!")
+        await writer.drain()
+    except (asyncio.IncompleteReadError, ConnectionError):
+        pass  # the end of a client that wanted to connect and no more
+    finally:
+        writer.close()
+
+
+async def serve() -> None:
+    server = await asyncio.start_server(handle, HOST, 0, limit=LIMIT, backlog=512)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await server.serve_forever()
+
+
+async def half_round_trip(port: int, size: int, count: int) -> float:
+    """Microseconds."""
+    reader, writer = await asyncio.open_connection(HOST, port, limit=LIMIT)
+    warm = count // 10
+    writer.write(HEAD.pack(ECHO, size, warm + count))
+    message = bytes(size)
+    started = 0.0
+    for i in range(warm + count):
+        if i == warm:
+            started = time.perf_counter()
+        writer.write(message)
+        await reader.readexactly(size)
+    elapsed = time.perf_counter() - started
+    writer.close()
+    return elapsed / count / 2 * 1e6
+
+
+async def bandwidth(port: int, size: int, count: int) -> float:
+    """GB/s."""
+    reader, writer = await asyncio.open_connection(HOST, port, limit=LIMIT)
+    message = bytes(size)
+    started = time.perf_counter()
+    writer.write(HEAD.pack(BULK, size, count))
+    for _ in range(count):
+        writer.write(message)
+        await writer.drain()
+    await reader.readexactly(1)
+    elapsed = time.perf_counter() - started
+    writer.close()
+    return size * count / elapsed / 1e9
+
+
+async def connections(port: int, count: int) -> dict[str, float]:
+    """Connect and close, one after the other."""
+    times = []
+    for _ in range(count):
+        started = time.perf_counter()
+        _, writer = await asyncio.open_connection(HOST, port)
+        writer.close()
+        await writer.wait_closed()
+        times.append(time.perf_counter() - started)
+    total = sum(times)
+    times.sort()
+    return {
+        "per_second": count / total,
+        "p50_us": times[count // 2] * 1e6,
+        "p99_us": times[count * 99 // 100] * 1e6,
+    }
+
+
+async def measure(port: int, effort: float) -> None:
+    def times(count: int) -> int:
+        return max(10, round(count * effort))
+
+    figures = {
+        "half_round_trip_us": await half_round_trip(port, 64, times(10_000)),
+        "bandwidth": {"send": {size: await bandwidth(port, size, times(n)) for size, n in MESSAGES.items()}},
+        "connections": await connections(port, times(3000)),
+    }
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "serve":
+        asyncio.run(serve())
+    else:
+        asyncio.run(measure(int(sys.argv[2]), float(sys.argv[3])))

@@ -1,0 +1,426 @@
+"""What others reach between two processes on loopback: run in turn, in rounds, medians side by side.
+
+    python3 dev.py bench peers [--json] [--rounds N] [--effort X] [--against PEER] [PEER...]
+
+The figures are microseconds of half a round trip of 64 bytes, GB/s (10^9 bytes) by size of a message, and connections
+made and closed one after the other. "ping-pong" is bandwidth with one message under way, which is all fi_pingpong
+does; "send", "write" and "read" keep many under way.
+
+Nothing is installed: a peer that is missing is reported with the command that would install it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import select
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+HERE = Path(__file__).resolve().parent
+HOST = "127.0.0.1"
+SMALL = 64
+SIZES = (4096, 65536, 1 << 20)
+OPERATIONS = ("send", "write", "read", "ping-pong")
+#: Seconds that one process may take.
+TIMEOUT = 60.0
+#: Seconds that a server may take until it serves.
+START = 10.0
+
+
+class PeerError(RuntimeError):
+    """A peer that is there did not do what it was asked to."""
+
+
+@dataclass(frozen=True)
+class Connections:
+    """Connections made and closed, one after the other."""
+
+    per_second: float
+    p50_us: float
+    p99_us: float
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a peer reached. ``bandwidth``: operation, then bytes of a message, then GB/s."""
+
+    half_round_trip_us: float | None = None
+    bandwidth: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    connections: Connections | None = None
+
+    @classmethod
+    def from_json(cls, text: str) -> Figures:
+        """The figures a script of our own printed; PeerError where it printed anything else."""
+        try:
+            found = json.loads(text)
+            bandwidth = found.get("bandwidth", {})
+            return cls(
+                found.get("half_round_trip_us"),
+                {name: {int(size): value for size, value in sizes.items()} for name, sizes in bandwidth.items()},
+                Connections(**found["connections"]) if found.get("connections") else None,
+            )
+        except (ValueError, TypeError, AttributeError) as error:
+            raise PeerError(f"no figures ({error}) in {text[:200]!r}") from error
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A peer that could not be measured."""
+
+    reason: str
+    #: The command that would install it, where that is what is wrong.
+    install: str | None = None
+
+
+#: Given the share of the usual number of iterations to do.
+Measure: TypeAlias = Callable[[float], Figures]
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One contestant. ``program`` has to be on the PATH, where there is one; Debian's ``package`` brings it."""
+
+    name: str
+    measure: Measure
+    program: str | None = None
+    package: str | None = None
+    #: A command whose output has the version in it.
+    version: Sequence[str] = ()
+
+    def missing(self) -> Missing | None:
+        if self.program is None or shutil.which(self.program):
+            return None
+        install = f"apt-get install -y --no-install-recommends {self.package}" if self.package else None
+        return Missing(f"{self.program} is not installed", install)
+
+
+# --- processes ----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def serving(command: Sequence[str], environ: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
+    """A server, for as long as the block lasts."""
+    process = subprocess.Popen(
+        command,
+        env={**os.environ, **(environ or {})},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.communicate(timeout=5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+
+
+def client(command: Sequence[str], environ: Mapping[str, str] | None = None) -> str:
+    """What a client printed, once it has ended."""
+    try:
+        done = subprocess.run(
+            command,
+            env={**os.environ, **(environ or {})},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise PeerError(f"{command[0]}: not done after {TIMEOUT:.0f} s") from None
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip().splitlines() or ["no message"]
+        raise PeerError(f"{command[0]}: exit {done.returncode}: {said[-1]}")
+    return done.stdout
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def await_listener(process: subprocess.Popen[str], port: int) -> None:
+    """Return once somebody listens at a TCP port.
+
+    The kernel's table is looked at: to connect would be to take the place of the one client the server waits for.
+    """
+    listening = re.compile(rf":{port:04X} \w+:0000 0A ")
+    tables = [table for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")) if table.exists()]
+    limit = time.monotonic() + START
+    while not any(listening.search(table.read_text()) for table in tables):
+        if process.poll() is not None:
+            said = process.communicate()[0].strip().splitlines() or ["no message"]
+            raise PeerError(f"the server ended with {process.returncode}: {said[-1]}")
+        if time.monotonic() > limit:
+            raise PeerError(f"the server does not listen at port {port}")
+        time.sleep(0.005)
+
+
+def times(count: int, effort: float) -> int:
+    return max(10, round(count * effort))
+
+
+# --- fi_pingpong --------------------------------------------------------------------------------------------
+
+#: Iterations by size; the smallest is for the round trip.
+FABRIC_ITERATIONS = {SMALL: 10_000, 4096: 5000, 65536: 1000, 1 << 20: 100}
+
+
+def parse_fi_pingpong(output: str) -> float:
+    """Microseconds of half a round trip."""
+    # bytes #sent #ack total time MB/sec usec/xfer Mxfers/sec
+    rows = [line.split() for line in output.splitlines() if line[:1].isdigit()]
+    if len(rows) != 1 or len(rows[0]) != 8:
+        raise PeerError(f"fi_pingpong printed {output!r}")
+    return float(rows[0][6])
+
+
+def fi_pingpong(provider: str, endpoint: str) -> Measure:
+    def transfer(size: int, effort: float) -> float:
+        port = str(free_port())
+        iterations = str(times(FABRIC_ITERATIONS[size], effort))
+        options = ["-p", provider, "-e", endpoint, "-I", iterations, "-S", str(size)]
+        with serving(["fi_pingpong", "-B", port, *options]) as server:
+            await_listener(server, int(port))
+            return parse_fi_pingpong(client(["fi_pingpong", "-P", port, *options, HOST]))
+
+    def measure(effort: float) -> Figures:
+        latency = transfer(SMALL, effort)
+        return Figures(latency, {"ping-pong": {size: size / transfer(size, effort) / 1e3 for size in SIZES}})
+
+    return measure
+
+
+# --- ucx_perftest -------------------------------------------------------------------------------------------
+
+#: What to run for each operation, and with how many under way (0: as many as it likes). While one side only waits, it
+#: looks once a millisecond whether there is progress to make; with too few reads under way, and with writes that pile
+#: up, nothing but that is measured.
+UCX_TESTS = {"send": ("tag_bw", 0), "write": ("ucp_put_bw", 16), "read": ("ucp_get", 64)}
+UCX_ITERATIONS = {SMALL: 20_000, 4096: 20_000, 65536: 2000, 1 << 20: 200}
+
+
+def parse_ucx_perftest(output: str) -> tuple[float, float]:
+    """Microseconds a message, and GB/s."""
+    # iterations,percentile,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,overall_mr; bandwidth in MiB/s
+    rows = [line.split(",") for line in output.splitlines() if re.match(r" *\d+,", line)]
+    if len(rows) != 1 or len(rows[0]) != 8:
+        raise PeerError(f"ucx_perftest printed {output!r}")
+    return float(rows[0][3]), float(rows[0][5]) * (1 << 20) / 1e9
+
+
+def ucx_perftest(transports: str) -> Measure:
+    environ = {"UCX_TLS": transports, "UCX_NET_DEVICES": "lo", "UCX_LOG_LEVEL": "error"}
+
+    def run(test: str, under_way: int, size: int, effort: float) -> tuple[float, float]:
+        port = str(free_port())
+        iterations = times(UCX_ITERATIONS[size], effort)
+        numbers = ["-s", str(size), "-n", str(iterations), "-w", str(max(1, iterations // 10)), "-O", str(under_way)]
+        with serving(["ucx_perftest", "-p", port], environ) as server:
+            await_listener(server, int(port))
+            return parse_ucx_perftest(
+                client(["ucx_perftest", HOST, "-p", port, "-t", test, *numbers, "-f", "-v"], environ)
+            )
+
+    def measure(effort: float) -> Figures:
+        return Figures(
+            run("tag_lat", 0, SMALL, effort)[0],
+            {name: {size: run(*test, size, effort)[1] for size in SIZES} for name, test in UCX_TESTS.items()},
+        )
+
+    return measure
+
+
+# --- scripts beside this one --------------------------------------------------------------------------------
+
+
+def script(name: str) -> Measure:
+    """``NAME serve`` prints a line and serves; ``NAME measure LINE EFFORT`` prints the figures as JSON."""
+    command = [sys.executable, str(HERE / name)]
+
+    def measure(effort: float) -> Figures:
+        with serving([*command, "serve"]) as server:
+            assert server.stdout is not None
+            if not select.select([server.stdout], [], [], START)[0]:
+                raise PeerError(f"{name}: the server has said nothing for {START:.0f} s")
+            where = server.stdout.readline().strip()
+            if not where:
+                raise PeerError(f"{name}: the server ended without a word")
+            return Figures.from_json(client([*command, "measure", where, str(effort)]))
+
+    return measure
+
+
+PEERS = (
+    Peer("asyncio", script("asyncio_streams.py")),
+    Peer("fi-udp-rxd", fi_pingpong("udp;ofi_rxd", "rdm"), "fi_pingpong", "libfabric-bin", ("fi_info", "--version")),
+    Peer("fi-tcp", fi_pingpong("tcp", "msg"), "fi_pingpong", "libfabric-bin", ("fi_info", "--version")),
+    Peer("ucx-tcp", ucx_perftest("tcp"), "ucx_perftest", "ucx-utils", ("ucx_info", "-v")),
+)
+
+
+# --- rounds -------------------------------------------------------------------------------------------------
+
+
+def medians(rounds: Sequence[Figures]) -> Figures:
+    """Of figures of the same shape, each one's median."""
+    first = rounds[0]
+    latencies = [one.half_round_trip_us for one in rounds if one.half_round_trip_us is not None]
+    connections = [one.connections for one in rounds if one.connections is not None]
+    return Figures(
+        statistics.median(latencies) if latencies else None,
+        {
+            name: {size: statistics.median(one.bandwidth[name][size] for one in rounds) for size in sizes}
+            for name, sizes in first.bandwidth.items()
+        },
+        Connections(
+            statistics.median(one.per_second for one in connections),
+            statistics.median(one.p50_us for one in connections),
+            statistics.median(one.p99_us for one in connections),
+        )
+        if connections
+        else None,
+    )
+
+
+def contest(peers: Sequence[Peer], rounds: int, effort: float) -> dict[str, Figures | Missing]:
+    """Every peer in turn, round after round; one that fails is left out from there."""
+    outcome: dict[str, Figures | Missing] = {}
+    measured: dict[str, list[Figures]] = {}
+    for peer in peers:
+        if missing := peer.missing():
+            outcome[peer.name] = missing
+        else:
+            measured[peer.name] = []
+    for number in range(rounds):
+        for peer in peers:
+            if peer.name in outcome:
+                continue
+            print(f"round {number + 1} of {rounds}: {peer.name}", file=sys.stderr)
+            try:
+                measured[peer.name].append(peer.measure(effort))
+            except PeerError as error:
+                outcome[peer.name] = Missing(str(error))
+    return {peer.name: outcome.get(peer.name) or medians(measured[peer.name]) for peer in peers}
+
+
+def version_of(peer: Peer) -> str | None:
+    if not peer.version or not shutil.which(peer.version[0]):
+        return None
+    try:
+        found = re.search(r"\d+(\.\d+)+", client(peer.version))
+    except PeerError:
+        return None
+    return found[0] if found else None
+
+
+# --- what is printed ----------------------------------------------------------------------------------------
+
+
+def size_text(size: int) -> str:
+    return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
+
+
+def rows() -> Iterator[tuple[str, Callable[[Figures], float | None], bool]]:
+    """What a line is called, where its number is, and whether more of it is better."""
+    yield f"{SMALL} B half round trip, us", lambda figures: figures.half_round_trip_us, False
+    for name in OPERATIONS:
+        for size in SIZES:
+
+            def value(figures: Figures, name: str = name, size: int = size) -> float | None:
+                return figures.bandwidth.get(name, {}).get(size)
+
+            yield f"{name} {size_text(size)}, GB/s", value, True
+    yield "connections per second", lambda f: f.connections.per_second if f.connections else None, True
+    yield "connection p50, us", lambda f: f.connections.p50_us if f.connections else None, False
+    yield "connection p99, us", lambda f: f.connections.p99_us if f.connections else None, False
+
+
+def number_text(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:.3f}"
+
+
+def table(outcome: Mapping[str, Figures | Missing], against: str | None = None) -> str:
+    """Peers side by side; with ``against``, how many times as good as that peer each is in brackets."""
+    found = {name: figures for name, figures in outcome.items() if isinstance(figures, Figures)}
+    base = found.get(against or "")
+    lines = []
+    if found:
+        lines.append(" " * 26 + "".join(f"{name:>18}" for name in found))
+    for title, value, more_is_better in rows():
+        cells = []
+        for figures in found.values():
+            number, other = value(figures), base and value(base)
+            text = "-" if number is None else number_text(number)
+            if number and other and figures is not base:
+                text += f" ({number / other if more_is_better else other / number:.2f}x)"
+            cells.append(text)
+        if any(cell != "-" for cell in cells):
+            lines.append(f"{title:<26}" + "".join(f"{cell:>18}" for cell in cells))
+    for name, missing in outcome.items():
+        if isinstance(missing, Missing):
+            lines.append(f"{name}: {missing.reason}" + (f"; to have it: {missing.install}" if missing.install else ""))
+    return "\n".join(lines)
+
+
+def as_json(peers: Sequence[Peer], outcome: Mapping[str, Figures | Missing], rounds: int, effort: float) -> str:
+    found: dict[str, Any] = {}
+    for peer in peers:
+        figures = outcome[peer.name]
+        found[peer.name] = asdict(figures)
+        if isinstance(figures, Figures) and (version := version_of(peer)):
+            found[peer.name]["version"] = version
+    return json.dumps({"machine": machine(), "rounds": rounds, "effort": effort, "peers": found})
+
+
+def machine() -> dict[str, object]:
+    return {"python": platform.python_version(), "system": platform.platform(), "cpus": os.cpu_count()}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [peer.name for peer in PEERS]
+    parser.add_argument("peers", nargs="*", metavar="PEER", help=f"only these: {', '.join(names)}")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.add_argument("--rounds", type=int, default=3, help="how often each peer has its turn (3)")
+    parser.add_argument("--effort", type=float, default=1.0, help="share of the usual iterations (1.0)")
+    parser.add_argument("--against", choices=names, help="compare the others with this peer")
+    options = parser.parse_args()
+    if unknown := set(options.peers) - set(names):
+        parser.error(f"no peer is called {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+    if options.rounds < 1 or options.effort <= 0:
+        parser.error("rounds and effort are more than 0")
+    peers = [peer for peer in PEERS if not options.peers or peer.name in options.peers]
+    outcome = contest(peers, options.rounds, options.effort)
+    if options.json:
+        print(as_json(peers, outcome, options.rounds, options.effort))
+    else:
+        print(
+            f"Python {platform.python_version()}, {os.cpu_count()} CPUs; medians of {options.rounds} rounds in turn\n"
+        )
+        print(table(outcome, options.against))
+    return 0 if any(isinstance(figures, Figures) for figures in outcome.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

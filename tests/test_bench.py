@@ -1,0 +1,107 @@
+"""The benchmarks run, and say so when something they compare with is missing or fails."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PEERS = ROOT / "bench" / "peers.py"
+
+
+@pytest.fixture(scope="module")
+def peers() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("bench_peers", PEERS)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look there
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(*arguments: str, path: str | None = None) -> subprocess.CompletedProcess[str]:
+    environment = os.environ if path is None else {**os.environ, "PATH": path}
+    return subprocess.run(
+        [sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_a_peer_that_is_always_there() -> None:
+    done = run(str(PEERS), "asyncio", "--rounds", "1", "--effort", "0.005", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)["peers"]["asyncio"]
+    assert found["half_round_trip_us"] > 0
+    assert set(found["bandwidth"]["send"]) == {"4096", "65536", "1048576"}
+    assert min(found["bandwidth"]["send"].values()) > 0
+    assert 0 < found["connections"]["p50_us"] <= found["connections"]["p99_us"]
+
+
+def test_peers_that_are_not_installed(tmp_path: Path) -> None:
+    done = run(str(PEERS), "fi-tcp", "ucx-tcp", path=str(tmp_path))
+    assert done.returncode == 1
+    assert "fi-tcp: fi_pingpong is not installed; to have it: apt-get install" in done.stdout
+    assert "ucx-utils" in done.stdout
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/net/tcp"), reason="listeners are looked up in Linux's table")
+def test_a_peer_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
+    broken = tmp_path / "fi_pingpong"
+    broken.write_text("#!/bin/sh\necho out of order\nexit 3\n")
+    broken.chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    done = run(str(PEERS), "fi-tcp", "asyncio", "--rounds", "1", "--effort", "0.001", path=path)
+    assert done.returncode == 0, done.stderr
+    assert "fi-tcp: the server ended with 3: out of order" in done.stdout
+    assert "half round trip" in done.stdout
+
+
+def test_what_the_programs_print(peers: ModuleType) -> None:
+    pingpong = """\
+bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec
+64      2k      =2k      250k        0.04s      6.14      10.42       0.10
+"""
+    assert peers.parse_fi_pingpong(pingpong) == 10.42
+    perftest = """\
+iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,overall_mr
+ 500,5.107,157.690,157.690,6341.55,6341.55,6342,6342
+"""
+    microseconds, gigabytes = peers.parse_ucx_perftest(perftest)
+    assert gigabytes == pytest.approx((1 << 20) / microseconds / 1e3, rel=1e-4)
+    for parse in (peers.parse_fi_pingpong, peers.parse_ucx_perftest, peers.Figures.from_json):
+        for nothing in ("", "no route to host\n", "[]", '{"bandwidth": 3}'):
+            with pytest.raises(peers.PeerError):
+                parse(nothing)
+
+
+def test_rounds_come_to_their_medians(peers: ModuleType) -> None:
+    rounds = [
+        peers.Figures(us, {"send": {4096: us / 10}}, peers.Connections(us * 2, us * 3, us * 4))
+        for us in (1.0, 9.0, 2.0)
+    ]
+    turns = iter(rounds)
+    ours = peers.Peer("ours", lambda effort: next(turns))
+    found = peers.contest([ours], 3, 1.0)["ours"]
+    assert found == peers.Figures(2.0, {"send": {4096: 0.2}}, peers.Connections(4.0, 6.0, 8.0))
+
+
+def test_more_times_as_good_is_always_better(peers: ModuleType) -> None:
+    outcome = {"a": peers.Figures(10.0, {"send": {4096: 1.0}}), "b": peers.Figures(5.0, {"send": {4096: 3.0}})}
+    lines = peers.table(outcome, against="a").splitlines()
+    assert [line.split()[-1] for line in lines] == ["b", "(2.00x)", "(3.00x)"]
+
+
+def test_benchmarks_by_name() -> None:
+    done = run(str(ROOT / "dev.py"), "bench", "asyncio_streams")
+    assert done.returncode == 1
+    assert "there are resolve, peers" in done.stderr
+    done = run(str(ROOT / "dev.py"), "bench", "peers", "--help")
+    assert done.returncode == 0
+    assert "--against" in done.stdout
