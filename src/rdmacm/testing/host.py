@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from random import Random
 from socket import AF_INET, AF_INET6, inet_ntop
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from rdmacm.channel import CmEvent, EventChannel
 from rdmacm.errors import CmWouldBlockError
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from rdmacm.testing.fabric import Fabric
 
 __all__ = ["FabricRoute", "FabricWire", "Host", "SimProvider"]
+
+T = TypeVar("T")
 
 #: Packets that wait for :meth:`FabricWire.receive`; more are dropped, as by a socket whose buffer is full.
 _INBOX = 4096
@@ -162,14 +164,23 @@ class SimProvider(SoftProvider):
     def __init__(self, fabric: Fabric, network: MemoryNetwork, wire: FabricWire, random: Random) -> None:
         low, high = network.setting("net/ipv4/ip_local_port_range", 32768, 60999)
         first = low + int(random.random() * (high - low + 1))
-        super().__init__(network, clock=fabric.clock, ports=PrivatePorts(low, high, first))
+        ports = PrivatePorts(low, high, first)
+        super().__init__(network, clock=fabric.clock, ports=ports, wire=wire, random=random)
         self.fabric = fabric
-        self.wire = wire
-        self.random = random
 
-    def drive(self, done: Callable[[], bool], timeout: float | None) -> bool:
+    def drive(self, done: Callable[[], T], timeout: float | None) -> T:
         """See :meth:`Fabric.drive`."""
-        return self.fabric.drive(self, done, timeout)
+        answer = done()
+        if answer:
+            return answer
+
+        def ask() -> bool:
+            nonlocal answer
+            answer = done()
+            return bool(answer)
+
+        self.fabric.drive(self, ask, timeout)
+        return answer
 
 
 class _Served:
