@@ -166,6 +166,41 @@ def test_an_address_that_moves_takes_its_packets_along() -> None:
     assert (len(received(b)), len(received(c))) == (0, 1)
 
 
+def test_what_is_under_way_can_come_too_late() -> None:
+    fabric = Fabric(latency=1.0)
+    a, b = two(fabric)
+    a.wire.send(route(a, *ENDS), [bytes(16)])
+    a.wire.send(route(a, *ENDS6), [bytes(16)])
+    b.network.remove_address(2, ENDS[1])
+    fabric.run()
+    assert [entry.fate for entry in fabric.log] == [Fate.UNREACHABLE, Fate.DELIVERED]
+    b.wire.close()
+    b.wire.open()
+    assert not received(b), "what a closed wire had is gone"
+
+
+def test_loopback_stays_at_home() -> None:
+    fabric = Fabric()
+    a, b = two(fabric)
+    a.network.set_interface(1, up=False)
+    a.wire.send(route(a, ENDS[0], "127.0.0.1"), [bytes(16)])
+    fabric.run()
+    assert not received(a)
+    assert not received(b)
+
+
+def test_the_network_holds_only_so_much() -> None:
+    fabric = Fabric(latency=1.0, log_limit=0)
+    fabric.faults = lambda _: Verdict(copies=64)
+    a, b = two(fabric)
+    for _ in range(1100):
+        a.wire.send(route(a, *ENDS), [bytes(16)])
+    fabric.log.limit = 1 << 30
+    a.wire.send(route(a, *ENDS), [bytes(16)])
+    assert fabric.log.count(Fate.OVERRUN) == 64
+    assert b.alive
+
+
 # -- chance -------------------------------------------------------------------------------------------------------
 
 
@@ -189,6 +224,7 @@ def test_faults_come_as_often_as_was_asked(fate: Fate, rates: dict[str, float]) 
         assert arrived == [psn for psn in range(2000) if psn not in befallen]
     elif fate is Fate.DUPLICATED:
         assert Counter(arrived) == {psn: 2 if psn in befallen else 1 for psn in range(2000)}
+        assert arrived != sorted(arrived), "a copy comes when it comes"
     elif fate is Fate.DELAYED:
         assert sorted(arrived) == list(range(2000))
         assert [psn for psn in arrived if psn not in befallen] == sorted(set(range(2000)) - befallen)
@@ -286,7 +322,7 @@ def test_the_same_seed_is_the_same_connection() -> None:
 
 
 def test_what_others_do_does_not_change_a_links_luck() -> None:
-    def fates(disturb: bool) -> list[tuple[int, Fate]]:
+    def fates(disturb: bool) -> list[tuple[int, Fate, bytes]]:
         fabric = Fabric(9, loss=0.2, reorder=0.2, corrupt=0.2)
         a, b = two(fabric)
         if disturb:
@@ -300,7 +336,7 @@ def test_what_others_do_does_not_change_a_links_luck() -> None:
                 b.wire.send(route(b, *ENDS[::-1]), [bytes(16)])
         fabric.run()
         mine = [entry for entry in fabric.log if entry.packet.source == "a"]
-        return [(entry.packet.psn, entry.fate) for entry in mine]
+        return [(entry.packet.psn, entry.fate, entry.data) for entry in mine]
 
     assert fates(False) == fates(True)
 
@@ -479,6 +515,7 @@ def test_a_crash_stops_everything_of_a_host() -> None:
     fabric.run(0.5)
     fabric.crash("b")
     assert not b.wire.send(route(b, *ENDS[::-1]), [bytes(16)])
+    assert not b.wire.is_open
     fabric.run()
     assert not fired
     assert not received(b)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from rdmacm import CmEvent, CmEventType, CmId, EventChannel
+from rdmacm.net.types import NeighbourState
 from rdmacm.testing import Fabric, Host, MemoryNetwork, SimulationError, memory_provider
 from support.fabric import ENDS, ENDS6, received, route, two
 
@@ -216,6 +217,15 @@ def test_nobody_there(gone: str) -> None:
         cmid.resolve_addr((gone, PORT), timeout_ms=2000)
         assert outcome(fabric, channel) == (CmEventType.ADDR_ERROR, -errno.ETIMEDOUT)
         assert fabric.now == 2.0
+
+
+def test_a_scripted_neighbour_comes_first() -> None:
+    fabric = Fabric()
+    a, _ = two(fabric)
+    a.network.add_neighbour(2, ENDS[1], NeighbourState.FAILED)
+    with EventChannel(a.provider) as channel, CmId(channel) as cmid:
+        cmid.resolve_addr((ENDS[1], PORT), timeout_ms=2000)
+        assert outcome(fabric, channel) == (CmEventType.ADDR_ERROR, -errno.ETIMEDOUT)
 
 
 def broken_by_a_crash(fabric: Fabric) -> Callable[[], object]:
