@@ -40,6 +40,11 @@ class SoftQueue:
             if self.notify is not None:
                 self.notify()
 
+    @property
+    def ready(self) -> bool:
+        """Whether an event waits."""
+        return bool(self._events)
+
     def take(self, owner: object) -> list[QueuedEvent]:
         with self.provider.lock:
             taken = [event for event in self._events if event.owner is owner]

@@ -1,0 +1,329 @@
+"""One scenario, two ends, any network: the same coroutines on a simulated fabric, between processes and namespaces.
+
+A scenario has two coroutine functions, one for each end; each gets a :class:`Side`. What a side awaits is a condition.
+On a :class:`~rdmacm.testing.Fabric` both run in this thread and virtual time passes until one of their conditions
+holds; in processes each end waits for its own, for real.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from pathlib import Path
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from rdmacm import CmEvent, CmEventType, CmId, EventChannel, PortSpace
+from rdmacm.provider import get_provider
+from rdmacm.testing import Fabric
+from rdmacm.verbs import CQ, WC, WCStatus
+
+T = TypeVar("T")
+Scenario: TypeAlias = "Callable[[Side], Coroutine[Any, Any, Any]]"
+
+#: Seconds after which a scenario has failed: virtual ones on a fabric, real ones in processes.
+PATIENCE = 300.0
+REAL_PATIENCE = 30.0
+
+
+class Until(Awaitable[T], Generic[T]):
+    """Wait for a condition and return what it returns."""
+
+    def __init__(self, done: Callable[[], T], what: str) -> None:
+        self.done = done
+        self.what = what
+
+    def __await__(self) -> Generator[Until[T], T, T]:
+        found = self.done()
+        while not found:
+            found = yield self
+        return found
+
+
+class Side:
+    """One end: where it is, and what it can wait for."""
+
+    def __init__(self, provider: Any, address: str, peer: str, port: int) -> None:
+        self.provider = provider
+        self.address, self.peer, self.port = address, peer, port
+        self.channel = EventChannel(provider)
+        self.events: list[CmEvent] = []
+        self.completions: dict[CQ, list[WC]] = {}
+        #: What the other end has told.
+        self.heard: dict[str, Any] = {}
+        self.tell: Callable[[str, Any], None]
+        self.look: Callable[[], None] = lambda: None
+
+    def make_id(self, port_space: int = PortSpace.TCP) -> CmId:
+        return CmId(self.channel, port_space)
+
+    # -- waiting --------------------------------------------------------------------------------------
+
+    def _event(self) -> CmEvent | None:
+        if not self.events and self.channel.queue.ready:  # type: ignore[attr-defined]
+            self.events.append(self.channel.get_event(timeout=0))
+        return self.events.pop(0) if self.events else None
+
+    async def event(self, kind: CmEventType | None = None) -> CmEvent:
+        """The next event, which has to be of that kind."""
+        event = await Until(self._event, f"event {kind}")
+        assert event is not None
+        assert kind is None or event.type is kind, f"{event!r} where {kind} was expected"
+        event.ack()
+        return event
+
+    async def completion(self, cq: CQ | None, status: WCStatus | None = WCStatus.SUCCESS) -> WC:
+        """The next completion, which has to have that status (None: any)."""
+        assert cq is not None
+        waiting = self.completions.setdefault(cq, [])
+
+        def done() -> WC | None:
+            if not waiting:
+                waiting.extend(cq.poll(64))
+            return waiting.pop(0) if waiting else None
+
+        wc = await Until(done, "a completion")
+        assert wc is not None
+        assert status is None or wc.status is status, wc
+        return wc
+
+    async def told(self, name: str) -> Any:
+        """Wait until the other end tells something."""
+        await Until(lambda: self.look() or name in self.heard, f"to be told {name}")
+        return self.heard.pop(name)
+
+    # -- what most scenarios begin with ---------------------------------------------------------------
+
+    async def resolved(self, **options: Any) -> CmId:
+        """An id that knows its way to the other end's port."""
+        await self.told("listening")
+        cmid = self.make_id()
+        cmid.resolve_addr((self.peer, self.port), **options)
+        await self.event(CmEventType.ADDR_RESOLVED)
+        cmid.resolve_route()
+        await self.event(CmEventType.ROUTE_RESOLVED)
+        return cmid
+
+    def listening(self, backlog: int = 0, port_space: int = PortSpace.TCP) -> CmId:
+        """A listener on this end's address."""
+        listener = self.make_id(port_space)
+        listener.bind_addr((self.address, self.port))
+        listener.listen(backlog)
+        self.tell("listening", None)
+        return listener
+
+    def close(self) -> None:
+        for event in self.events:
+            event.ack()
+        self.channel.close()
+
+
+# -- on a fabric ----------------------------------------------------------------------------------------
+
+
+class _Running:
+    def __init__(self, side: Side, scenario: Scenario) -> None:
+        self.side = side
+        self.coroutine = scenario(side)
+        self.waiting: Until[Any] | None = None
+        self.found: Any = None
+        self.result: Any = None
+        self.over = False
+
+    def step(self) -> None:
+        try:
+            self.waiting = self.coroutine.send(self.found)
+            self.found = None
+        except StopIteration as stop:
+            self.over, self.result, self.waiting = True, stop.value, None
+
+    def ready(self) -> bool:
+        if self.waiting is not None and not self.found:
+            self.found = self.waiting.done()
+        return bool(self.found)
+
+
+def run_on_fabric(
+    fabric: Fabric, addresses: tuple[str, str], passive: Scenario, active: Scenario, port: int = 7471
+) -> tuple[Any, Any]:
+    """Run both ends in virtual time; what each returned."""
+    hosts = [fabric.host(name, address) for name, address in zip(("passive", "active"), addresses, strict=True)]
+    sides = [Side(host.provider, *ends, port) for host, ends in zip(hosts, (addresses, addresses[::-1]), strict=True)]
+    for side, other in (sides, sides[::-1]):
+        side.tell = other.heard.__setitem__
+    running = [_Running(side, scenario) for side, scenario in zip(sides, (passive, active), strict=True)]
+    try:
+        for one in running:
+            one.step()
+        while not all(one.over for one in running):
+            if not fabric.run(lambda: any([one.ready() for one in running]), seconds=PATIENCE):
+                waits = "; ".join(f"{one.waiting.what}" for one in running if one.waiting is not None)
+                raise AssertionError(f"at {fabric.now:.3f} s they still wait: {waits}")
+            for one in running:
+                if one.found:
+                    one.step()
+    finally:
+        for one in running:
+            one.coroutine.close()
+        for side in sides:
+            side.close()
+    return running[0].result, running[1].result
+
+
+# -- in processes ---------------------------------------------------------------------------------------
+
+
+def run_here(side: Side, scenario: Scenario, link: socket.socket) -> Any:
+    """Run one end in this process, waiting for real; ``link`` leads to whoever passes on what is told."""
+    limit = time.monotonic() + REAL_PATIENCE
+    link.setblocking(False)
+    buffer = bytearray()
+
+    def tell(name: str, value: Any) -> None:
+        message = pickle.dumps((name, value))
+        link.sendall(len(message).to_bytes(4, "big") + message)
+
+    def look() -> None:
+        try:
+            while chunk := link.recv(65536):
+                buffer.extend(chunk)
+        except BlockingIOError:
+            pass
+        while len(buffer) >= 4 and len(buffer) >= 4 + (size := int.from_bytes(buffer[:4], "big")):
+            name, value = pickle.loads(buffer[4 : 4 + size])
+            del buffer[: 4 + size]
+            side.heard[name] = value
+
+    side.tell, side.look = tell, look
+    poll = select.poll()
+    for fd in (side.channel.fileno(), link.fileno()):
+        poll.register(fd, select.POLLIN)
+    running = _Running(side, scenario)
+    try:
+        running.step()
+        while not running.over:
+            while not running.ready():
+                side.provider.drive(lambda: None, 0)
+                if running.ready():
+                    break
+                if time.monotonic() > limit:
+                    raise AssertionError(f"still waiting: {running.waiting and running.waiting.what}")
+                poll.poll(1000)
+            running.step()
+    finally:
+        running.coroutine.close()
+        side.close()
+    return running.result
+
+
+_CHILD = """
+import importlib.util, socket, sys
+sys.path.insert(0, {tests!r})
+from support import scenario
+scenario.child_main({module!r}, {name!r}, {address!r}, {peer!r}, {port}, socket.socket(fileno={fd}))
+"""
+
+
+def child_main(module: str, name: str, address: str, peer: str, port: int, link: socket.socket) -> None:
+    """What a child process does: one end of a scenario; its outcome goes over the link."""
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("scenarios", module)
+    assert spec is not None
+    assert spec.loader is not None
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    try:
+        side = Side(get_provider(), address, peer, port)
+        outcome = True, run_here(side, getattr(loaded, name), link)
+    except BaseException:
+        outcome = False, traceback.format_exc()
+    message = pickle.dumps(("", outcome))
+    link.setblocking(True)
+    link.sendall(len(message).to_bytes(4, "big") + message)
+    link.close()
+
+
+Spawn: TypeAlias = "Callable[[list[str], tuple[int, ...]], subprocess.Popen[bytes]]"
+
+
+def spawn(command: list[str], fds: tuple[int, ...]) -> subprocess.Popen[bytes]:
+    """A child on this host."""
+    return subprocess.Popen(command, pass_fds=fds)
+
+
+def run_in_processes(
+    addresses: tuple[str, str],
+    passive: Scenario,
+    active: Scenario,
+    port: int,
+    spawns: tuple[Spawn, Spawn] = (spawn, spawn),
+) -> tuple[Any, Any]:
+    """Run each end in a process of its own; what each returned. AssertionError with the child's traceback."""
+    tests = str(Path(__file__).parent.parent)
+    links, children = [], []
+    for scenario, make, ends in zip((passive, active), spawns, (addresses, addresses[::-1]), strict=True):
+        ours, theirs = socket.socketpair()
+        module = sys.modules[scenario.__module__].__file__
+        code = _CHILD.format(
+            tests=tests,
+            module=module,
+            name=scenario.__qualname__,
+            address=ends[0],
+            peer=ends[1],
+            port=port,
+            fd=theirs.fileno(),
+        )
+        children.append(make([sys.executable, "-c", code], (theirs.fileno(),)))
+        theirs.close()
+        links.append(ours)
+    try:
+        return _relay(links)
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+        for link in links:
+            link.close()
+
+
+def _relay(links: list[socket.socket]) -> tuple[Any, Any]:
+    """Pass on what the children tell each other, until both are done."""
+    results: dict[int, Any] = {}
+    limit = time.monotonic() + REAL_PATIENCE + 5
+    while len(results) < 2:
+        ready, _, _ = select.select([link for i, link in enumerate(links) if i not in results], [], [], 1)
+        assert time.monotonic() < limit, "the children do not end"
+        for link in ready:
+            index = links.index(link)
+            header = _exactly(link, 4)
+            message = _exactly(link, int.from_bytes(header, "big"))
+            name, value = pickle.loads(message)
+            if name:
+                if 1 - index not in results:
+                    links[1 - index].sendall(header + message)
+                continue
+            worked, outcome = value
+            assert worked, f"{('passive', 'active')[index]} side:\n{outcome}"
+            results[index] = outcome
+    return results[0], results[1]
+
+
+def _exactly(link: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        chunk = link.recv(size - len(data))
+        assert chunk, "a child has died"
+        data += chunk
+    return data
+
+
+def free_port() -> int:
+    """A port number that other runs on this machine are unlikely to use at the same time."""
+    return 20000 + os.getpid() % 20000
