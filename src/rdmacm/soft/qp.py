@@ -1,0 +1,552 @@
+"""Queue pairs and shared receive queues of the software device.
+
+The protocol is :class:`rdmacm.proto.roce.rc.RcEngine`'s. What is here is around it: the states and attributes of the
+verbs, the sizes of the queues, scatter/gather elements into buffers, completions into the queues they belong to, and
+the address vector, which says whose packets are let in.
+
+A send work request whose memory is not what its keys say completes with LOC_PROT_ERR in its turn: the requests before
+it are carried out, it fails, those after it are flushed. A receive of that kind fails when it is posted, or, from a
+shared queue, when a message would have used it; the queue pair is in the error state from then on.
+"""
+
+from __future__ import annotations
+
+import copy
+import errno
+from collections import deque
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+from rdmacm.errors import cm_error
+from rdmacm.proto.roce.icrc import Icrc
+from rdmacm.proto.roce.rc import RcEngine, RtrAttributes, RtsAttributes
+from rdmacm.proto.roce.work import RecvWork, SendWork
+from rdmacm.soft.memory import RemoteMemory
+from rdmacm.soft.wire import WirePath, WireRoute
+from rdmacm.verbs.attr import QPAttr, QPInitAttr, SrqAttr
+from rdmacm.verbs.enums import (
+    WC,
+    AccessFlag,
+    Mtu,
+    QPAttrMask,
+    QPState,
+    SendFlag,
+    WCOpcode,
+    WCStatus,
+    WROpcode,
+)
+from rdmacm.verbs.wr import SGE, Buffer, RecvWR, SendWR
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from rdmacm.soft.completion import SoftCQ
+    from rdmacm.soft.memory import MemoryTable
+    from rdmacm.soft.transport import Remote, Transport
+
+__all__ = ["AsyncEvent", "SoftQP", "SoftSRQ"]
+
+#: The longest message (``max_msg_sz``).
+MAX_MESSAGE = 1 << 31
+
+_FENCE, _SIGNALED = int(SendFlag.FENCE), int(SendFlag.SIGNALED)
+_SOLICITED, _INLINE = int(SendFlag.SOLICITED), int(SendFlag.INLINE)
+_ATOMICS = (WROpcode.ATOMIC_CMP_AND_SWP, WROpcode.ATOMIC_FETCH_AND_ADD)
+_RECV = int(WCOpcode.RECV)
+_DONE_AS: dict[int, WCOpcode] = {
+    WROpcode.RDMA_WRITE: WCOpcode.RDMA_WRITE,
+    WROpcode.RDMA_WRITE_WITH_IMM: WCOpcode.RDMA_WRITE,
+    WROpcode.SEND: WCOpcode.SEND,
+    WROpcode.SEND_WITH_IMM: WCOpcode.SEND,
+    WROpcode.SEND_WITH_INV: WCOpcode.SEND,
+    WROpcode.RDMA_READ: WCOpcode.RDMA_READ,
+    WROpcode.ATOMIC_CMP_AND_SWP: WCOpcode.COMP_SWAP,
+    WROpcode.ATOMIC_FETCH_AND_ADD: WCOpcode.FETCH_ADD,
+}
+# By opcode, as lists: to hash an enum member takes longer than the rest of a post's checks.
+#: What a request completes as, None for one that is not for a reliable connection.
+_COMPLETES_AS = [_DONE_AS.get(opcode) for opcode in range(max(WROpcode) + 1)]
+#: Whether it has its local memory written.
+_FETCHES = [opcode in (WROpcode.RDMA_READ, *_ATOMICS) for opcode in range(max(WROpcode) + 1)]
+#: Which attributes each bit of the mask stands for.
+_FIELDS = {
+    QPAttrMask.EN_SQD_ASYNC_NOTIFY: "en_sqd_async_notify",
+    QPAttrMask.ACCESS_FLAGS: "qp_access_flags",
+    QPAttrMask.PKEY_INDEX: "pkey_index",
+    QPAttrMask.PORT: "port_num",
+    QPAttrMask.QKEY: "qkey",
+    QPAttrMask.AV: "ah_attr",
+    QPAttrMask.PATH_MTU: "path_mtu",
+    QPAttrMask.TIMEOUT: "timeout",
+    QPAttrMask.RETRY_CNT: "retry_cnt",
+    QPAttrMask.RNR_RETRY: "rnr_retry",
+    QPAttrMask.RQ_PSN: "rq_psn",
+    QPAttrMask.MAX_QP_RD_ATOMIC: "max_rd_atomic",
+    QPAttrMask.MIN_RNR_TIMER: "min_rnr_timer",
+    QPAttrMask.SQ_PSN: "sq_psn",
+    QPAttrMask.MAX_DEST_RD_ATOMIC: "max_dest_rd_atomic",
+    QPAttrMask.DEST_QPN: "dest_qp_num",
+}
+#: What the state table lets change in SQD, and this device does not.
+_FIXED = (
+    QPAttrMask.TIMEOUT
+    | QPAttrMask.RETRY_CNT
+    | QPAttrMask.RNR_RETRY
+    | QPAttrMask.MAX_QP_RD_ATOMIC
+    | QPAttrMask.MAX_DEST_RD_ATOMIC
+)
+
+
+class AsyncEvent(IntEnum):
+    """What a queue pair or shared receive queue reports by itself; values are ``enum ibv_event_type``'s."""
+
+    QP_FATAL = 1
+    COMM_EST = 4
+    SQ_DRAINED = 5
+    SRQ_LIMIT_REACHED = 15
+    QP_LAST_WQE_REACHED = 16
+
+
+class _Quiet(int):
+    """The ``wr_id`` of a request that asked for no completion: the engine gives one, so that its place is known to
+    be free, and it goes no further."""
+
+    __slots__ = ()
+
+
+def _gather(table: MemoryTable, pd: object, elements: Sequence[SGE | Buffer], write: bool) -> list[memoryview] | None:
+    """The bytes of scatter/gather elements; None where one of them is not what it says."""
+    found = []
+    for element in elements:
+        if not isinstance(element, SGE):
+            found.append(memoryview(element).cast("B"))
+        elif element.length:
+            view = table.local(pd, element.lkey, element.addr, element.length, write)
+            if view is None:
+                return None
+            found.append(view)
+    return found
+
+
+class SoftSRQ:
+    """See :class:`rdmacm.verbs.backend.SRQBackend`. ``on_async_event`` hears SRQ_LIMIT_REACHED."""
+
+    __slots__ = ("_limit", "_max_sge", "_max_wr", "_pd", "_queue", "_table", "_transport", "on_async_event")
+
+    def __init__(self, transport: Transport, table: MemoryTable, pd: object, attr: SrqAttr) -> None:
+        self._transport = transport
+        self._table = table
+        self._pd = pd
+        self._max_wr = attr.max_wr
+        self._max_sge = attr.max_sge
+        self._limit = attr.srq_limit
+        # (wr_id, buffers), None for buffers where keys or range are wrong
+        self._queue: deque[tuple[int, list[memoryview] | None]] = deque()
+        self.on_async_event: Callable[[SoftSRQ, AsyncEvent], None] | None = None
+
+    def post_recv(self, wrs: list[RecvWR]) -> None:
+        with self._transport.lock:
+            for wr in wrs:
+                if len(self._queue) >= self._max_wr:
+                    raise cm_error(errno.ENOMEM, f"the queue holds {self._max_wr} receives", "post_srq_recv")
+                self._queue.append((wr.wr_id, _gather(self._table, self._pd, wr.sg, True)))
+
+    def take(self) -> tuple[int, list[memoryview] | None] | None:
+        """The next receive, for a queue pair that has a message."""
+        if not self._queue:
+            return None
+        taken = self._queue.popleft()
+        if len(self._queue) < self._limit:
+            self._limit = 0  # it is told once
+            if self.on_async_event is not None:
+                self.on_async_event(self, AsyncEvent.SRQ_LIMIT_REACHED)
+        return taken
+
+    def modify(self, attr: SrqAttr) -> None:
+        with self._transport.lock:
+            self._limit = attr.srq_limit
+
+    def query(self) -> SrqAttr:
+        with self._transport.lock:
+            return SrqAttr(self._max_wr, self._max_sge, self._limit)
+
+    def destroy(self) -> None:
+        with self._transport.lock:
+            self._queue.clear()
+
+
+class SoftQP:
+    """A reliable connected queue pair; see :class:`rdmacm.verbs.backend.QPBackend`.
+
+    ``on_async_event(qp, event)`` hears what happens by itself: COMM_EST with the first packet that arrives in RTR,
+    QP_FATAL when the queue pair fails, SQ_DRAINED, QP_LAST_WQE_REACHED. It is called under the provider's lock.
+
+    ``find_source(sgid_index)`` is the device's: the packed address and the interface index of a GID.
+    """
+
+    __slots__ = (
+        *("_attr", "_cap", "_doomed", "_drained", "_engine", "_find_source", "_flow", "_heard", "_pd", "_recv_cq"),
+        *("_recv_flow", "_recv_port", "_recvs", "_route", "_send_cq", "_sends", "_signal_all", "_spoiled", "_srq"),
+        *("_table", "_transport", "in_line", "on_async_event", "qp_num", "state", "timers"),
+    )
+
+    def __init__(
+        self,
+        transport: Transport,
+        table: MemoryTable,
+        find_source: Callable[[int], tuple[bytes, int]],
+        pd: object,
+        attr: QPInitAttr,
+        send_cq: SoftCQ,
+        recv_cq: SoftCQ,
+        srq: SoftSRQ | None,
+    ) -> None:
+        self._transport = transport
+        self._table = table
+        self._find_source = find_source
+        self._pd = pd
+        self._cap = copy.copy(attr.cap)
+        self._signal_all = attr.sq_sig_all
+        self._send_cq = send_cq
+        self._recv_cq = recv_cq
+        self._srq = srq
+        self.qp_num = 0
+        self.in_line = False
+        self.timers: tuple[float, ...] = ()
+        self.on_async_event: Callable[[SoftQP, AsyncEvent], None] | None = None
+        self._clear()
+        transport.attach(self)
+
+    def _clear(self) -> None:
+        """As in RESET."""
+        self.state = QPState.RESET
+        self._attr: QPAttr | None = None
+        self._engine: RcEngine | None = None
+        self._route: WireRoute | None = None
+        self._flow: Icrc | None = None
+        self._recv_flow: Icrc | None = None
+        self._recv_port = 0
+        self._sends = 0  # requests that occupy the send queue, and the receive queue
+        self._recvs = 0
+        self._heard = False
+        self._drained = False
+        # The completions of a send request that cannot be carried out, and of those after it.
+        self._doomed: list[WC] | None = None
+        self._spoiled: WC | None = None
+
+    # -- states and attributes ------------------------------------------------------------------------
+
+    def modify(self, attr: QPAttr, mask: QPAttrMask) -> None:
+        with self._transport.lock:
+            before = self.state
+            state = QPState(attr.qp_state) if mask & QPAttrMask.STATE else before
+            if state is QPState.RESET:
+                self._reset()
+                return
+            if before >= QPState.RTS and mask & _FIXED:
+                raise cm_error(errno.EOPNOTSUPP, "timeouts and depths are as they were on the way to RTS", "modify_qp")
+            route = self._route_to(attr) if mask & QPAttrMask.AV else None
+            kept = self._attr = self._attr or QPAttr()
+            for bit, name in _FIELDS.items():
+                if mask & bit:
+                    setattr(kept, name, copy.deepcopy(getattr(attr, name)))
+            if route is not None:
+                self._use_route(route)
+            engine = self._engine
+            if engine is not None and mask & QPAttrMask.ACCESS_FLAGS:
+                engine.set_access(AccessFlag(kept.qp_access_flags))
+            if engine is not None and mask & QPAttrMask.MIN_RNR_TIMER:
+                engine.set_min_rnr_timer(kept.min_rnr_timer)
+            self.state = state
+            if state is not before:
+                self._enter(state, before, kept)
+
+    def _enter(self, state: QPState, before: QPState, attr: QPAttr) -> None:
+        if state is QPState.ERR:
+            self._fail()
+            return
+        engine = self._started()
+        if state is QPState.RTR:
+            engine.ready_to_receive(
+                RtrAttributes(
+                    dest_qp_num=attr.dest_qp_num,
+                    rq_psn=attr.rq_psn,
+                    path_mtu=Mtu(attr.path_mtu).bytes,
+                    max_dest_rd_atomic=attr.max_dest_rd_atomic,
+                    min_rnr_timer=attr.min_rnr_timer,
+                    access=AccessFlag(attr.qp_access_flags),
+                )
+            )
+        elif state is QPState.RTS and before is QPState.RTR:
+            engine.ready_to_send(
+                RtsAttributes(
+                    sq_psn=attr.sq_psn,
+                    timeout=4.096e-6 * (1 << attr.timeout) if attr.timeout else 0,
+                    retry_cnt=attr.retry_cnt,
+                    rnr_retry=attr.rnr_retry,
+                    max_rd_atomic=attr.max_rd_atomic,
+                )
+            )
+        elif state is QPState.RTS:
+            engine.resume()
+            self._transport.send_now(self, self._transport.clock())
+        elif state is QPState.SQD:
+            engine.pause()
+            self._drained = False
+            self._after(engine)
+
+    def _started(self) -> RcEngine:
+        """The engine: from the first receive posted, or RTR; a queue pair that is only made costs little."""
+        if self._engine is None:
+            memory = RemoteMemory(self._table, self._pd)
+            self._engine = RcEngine(self.qp_num, memory, self._take_shared if self._srq is not None else None)
+        return self._engine
+
+    def _route_to(self, attr: QPAttr) -> WireRoute:
+        vector = attr.ah_attr
+        if not vector.is_global:
+            raise cm_error(errno.EINVAL, "an address vector needs a destination GID here", "modify_qp")
+        local, ifindex = self._find_source(vector.gr.sgid_index)
+        remote = vector.gr.dgid.ip
+        if len(local) != len(remote):
+            raise cm_error(errno.EINVAL, "one GID is of IPv4, the other of IPv6", "modify_qp", str(vector.gr.dgid))
+        scope_id = ifindex if remote[:2] == b"\xfe\x80" and len(remote) == 16 else 0
+        return self._transport.wire.route(WirePath(local, remote, scope_id), vector.gr.traffic_class)
+
+    def _use_route(self, route: WireRoute) -> None:
+        self._route = route
+        self._flow = Icrc(route.path.local, route.path.remote, route.source_port)
+        self._recv_flow = None
+
+    def query(self) -> QPAttr:
+        with self._transport.lock:
+            found = copy.deepcopy(self._attr) if self._attr is not None else QPAttr()
+            found.qp_state = found.cur_qp_state = self.state
+            found.cap = copy.copy(self._cap)
+            found.sq_draining = int(self.state is QPState.SQD and self._engine is not None and not self._engine.drained)
+            return found
+
+    def _reset(self) -> None:
+        """Everything posted is gone, with the completions nobody has seen."""
+        self._clear()
+        self._send_cq.drop(self.qp_num)
+        if self._recv_cq is not self._send_cq:
+            self._recv_cq.drop(self.qp_num)
+
+    def destroy(self) -> None:
+        with self._transport.lock:
+            self._reset()
+            self._transport.detach(self)
+
+    # -- work -----------------------------------------------------------------------------------------
+
+    def post_send(self, wrs: list[SendWR]) -> None:
+        transport = self._transport
+        with transport.lock:
+            if self.state < QPState.RTS:
+                raise cm_error(errno.EINVAL, f"a queue pair in {self.state.name} does not send", "post_send")
+            engine = self._started()
+            try:
+                for wr in wrs:
+                    self._post_send(engine, wr)
+            finally:
+                if self.state is QPState.ERR or self._doomed is not None:
+                    self._after(engine)
+                transport.send_now(self, transport.clock())
+
+    def _post_send(self, engine: RcEngine, wr: SendWR) -> None:
+        if self._sends >= self._cap.max_send_wr:
+            raise cm_error(errno.ENOMEM, f"the send queue holds {self._cap.max_send_wr} requests", "post_send")
+        opcode = wr.opcode
+        if _COMPLETES_AS[opcode] is None:
+            raise cm_error(errno.EINVAL, f"{opcode!r} is not for a reliable connection", "post_send")
+        self._sends += 1
+        flags = int(wr.send_flags)
+        if self._doomed is not None:
+            self._doomed.append(self._completion(wr, WCStatus.WR_FLUSH_ERR))
+            return
+        segments = _gather(self._table, self._pd, wr.sg, _FETCHES[opcode])
+        status = WCStatus.SUCCESS
+        if segments is None:
+            status = WCStatus.LOC_PROT_ERR
+        else:
+            length = len(segments[0]) if len(segments) == 1 else sum(map(len, segments))
+            if length > MAX_MESSAGE or (opcode in _ATOMICS and length < 8):
+                status = WCStatus.LOC_LEN_ERR
+            elif flags & _INLINE:
+                segments = [memoryview(b"".join(segments))] if length else []
+        if status is not WCStatus.SUCCESS and self.state is not QPState.ERR:
+            self._doomed = [self._completion(wr, status)]
+            return
+        engine.post_send(
+            SendWork(
+                wr.wr_id if flags & _SIGNALED or self._signal_all else _Quiet(wr.wr_id),
+                opcode,
+                segments or (),
+                True,
+                bool(flags & _SOLICITED),
+                bool(flags & _FENCE),
+                wr.remote_addr,
+                wr.rkey,
+                wr.imm_data,
+                wr.compare_add,
+                wr.swap,
+                wr.invalidate_rkey,
+            )
+        )
+
+    def _completion(self, wr: SendWR, status: WCStatus) -> WC:
+        opcode = _COMPLETES_AS[wr.opcode]
+        assert opcode is not None
+        return WC(wr.wr_id, status, opcode, qp_num=self.qp_num)
+
+    def post_recv(self, wrs: list[RecvWR]) -> None:
+        with self._transport.lock:
+            if self.state is QPState.RESET:
+                raise cm_error(errno.EINVAL, "a queue pair in RESET takes no receives", "post_recv")
+            if self._srq is not None:
+                raise cm_error(errno.EINVAL, "receives come from the shared receive queue", "post_recv")
+            engine = self._started()
+            try:
+                for wr in wrs:
+                    self._post_recv(engine, wr)
+            finally:
+                if self.state is QPState.ERR:
+                    self._after(engine)
+
+    def _post_recv(self, engine: RcEngine, wr: RecvWR) -> None:
+        if self._recvs >= self._cap.max_recv_wr:
+            raise cm_error(errno.ENOMEM, f"the receive queue holds {self._cap.max_recv_wr} requests", "post_recv")
+        segments = _gather(self._table, self._pd, wr.sg, True)
+        self._recvs += 1
+        if segments is not None or self.state is QPState.ERR:
+            engine.post_recv(RecvWork(wr.wr_id, segments or ()))
+        else:
+            self._spoil(wr.wr_id)
+            self._after(engine)
+
+    def _take_shared(self) -> RecvWork | None:
+        """A receive from the shared queue."""
+        assert self._srq is not None
+        taken = self._srq.take() if self._spoiled is None else None
+        if taken is None:
+            return None
+        wr_id, segments = taken
+        self._recvs += 1
+        if segments is None:
+            self._spoil(wr_id)
+            return None
+        return RecvWork(wr_id, segments)
+
+    def _spoil(self, wr_id: int) -> None:
+        """A receive that cannot be used; :meth:`_after` has the queue pair fail."""
+        self._spoiled = WC(wr_id, WCStatus.LOC_PROT_ERR, WCOpcode.RECV, qp_num=self.qp_num)
+
+    # -- completions ----------------------------------------------------------------------------------
+
+    def _after(self, engine: RcEngine) -> None:
+        """The engine has been given something: hand on what it has finished, and see what has become of it."""
+        found = engine.completions()
+        if found:
+            self._complete(found)
+        if self.state is QPState.ERR:
+            return
+        doomed = self._doomed is not None and self._sends == len(self._doomed)
+        if engine.failed or doomed or self._spoiled is not None:
+            self._fail()
+            self._tell(AsyncEvent.QP_FATAL)
+        elif self.state is QPState.SQD and not self._drained and engine.drained:
+            self._drained = True
+            if self._attr is not None and self._attr.en_sqd_async_notify:
+                self._tell(AsyncEvent.SQ_DRAINED)
+
+    def _fail(self) -> None:
+        """To the error state: everything that is posted completes, in order."""
+        engine = self._started()
+        self.state = QPState.ERR
+        doomed, self._doomed = self._doomed, None
+        spoiled, self._spoiled = self._spoiled, None
+        if doomed is not None and self._sends > len(doomed):  # something before it has failed
+            doomed[0].status = WCStatus.WR_FLUSH_ERR
+        engine.flush()
+        found = engine.completions()
+        if doomed is not None:
+            found += doomed
+        if spoiled is not None:
+            found.append(spoiled)
+        self._complete(found)
+        if self._srq is not None:
+            self._tell(AsyncEvent.QP_LAST_WQE_REACHED)
+
+    def _complete(self, found: list[WC]) -> None:
+        """Completions, each to its queue."""
+        sends: list[WC] = []
+        recvs = sends if self._recv_cq is self._send_cq else []
+        for wc in found:
+            if wc.opcode & _RECV:
+                self._recvs -= 1
+                recvs.append(wc)
+                continue
+            self._sends -= 1
+            if type(wc.wr_id) is _Quiet:
+                if wc.status is WCStatus.SUCCESS:
+                    continue
+                wc.wr_id = int(wc.wr_id)
+            sends.append(wc)
+        if sends:
+            self._send_cq.add(sends)
+        if recvs and recvs is not sends:
+            self._recv_cq.add(recvs)
+
+    def cq_failed(self, cq: SoftCQ) -> None:
+        if cq in (self._send_cq, self._recv_cq) and self.state not in (QPState.RESET, QPState.ERR):
+            self._fail()
+            self._tell(AsyncEvent.QP_FATAL)
+
+    def _tell(self, event: AsyncEvent) -> None:
+        if self.on_async_event is not None:
+            self.on_async_event(self, event)
+
+    # -- packets --------------------------------------------------------------------------------------
+
+    def received(self, data: memoryview, segment: int, remote: Remote, local: bytes, now: float) -> None:
+        """Packets for this queue pair, by number; whose they are is seen here and in the engine."""
+        engine, route = self._engine, self._route
+        if engine is None or route is None or not QPState.RTR <= self.state <= QPState.SQE:
+            self._transport.dropped["state"] += 1
+            return
+        path = route.path
+        if remote[0] != route.remote_host or local != path.local or (path.scope_id and path.scope_id != remote[-1]):
+            self._transport.dropped["address"] += 1
+            return
+        if remote[1] != self._recv_port or self._recv_flow is None:
+            self._recv_port = remote[1]
+            self._recv_flow = Icrc(path.remote, path.local, remote[1])
+        if not engine.received(data, segment, self._recv_flow, now):
+            self._transport.dropped["packet"] += 1
+            return
+        if self.state is QPState.RTR and not self._heard:
+            self._heard = True
+            self._tell(AsyncEvent.COMM_EST)
+        self._after(engine)
+        self._transport.ready(self)
+
+    def transmit(self, now: float, limit: int) -> int:
+        engine, flow, route = self._engine, self._flow, self._route
+        if engine is None or flow is None or route is None:
+            return 0
+        transport = self._transport
+        sent = 0
+        for pieces, segment in engine.datagrams(flow, now, limit, transport.train):
+            transport.wire.send(route, pieces, segment)
+            sent += -(-sum(map(len, pieces)) // segment) if segment else 1
+        return sent
+
+    @property
+    def deadline(self) -> float | None:
+        return self._engine.deadline if self._engine is not None else None
+
+    def timer(self, now: float) -> None:
+        if self._engine is not None:
+            self._engine.timer(now)
+            self._after(self._engine)

@@ -1,0 +1,402 @@
+"""Between the queue pairs of a host and its wire: who gets which packet, whose turn it is to send, whose timer is due.
+
+Nothing runs by itself. :meth:`Transport.progress` takes in what has arrived, lets timers fire and sends what follows,
+a bounded amount each time; whoever polls or waits calls it. Queue pairs that have more to send than fits a turn wait in
+line, so that one with a lot to say holds up neither the others nor what arrives.
+
+What arrives is hostile until proven otherwise. A packet counts when its queue pair exists and its ICRC is right, and
+for a connected one when it also comes from the peer's address; everything else is dropped, and counted in
+:attr:`Transport.dropped`.
+"""
+
+from __future__ import annotations
+
+import errno
+import heapq
+import random
+import struct
+from collections import Counter, deque
+from socket import AF_INET, AF_INET6, inet_pton
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from rdmacm.errors import cm_error
+from rdmacm.proto.mad import GSI_Q_KEY, MAD_SIZE
+from rdmacm.proto.roce.headers import DEFAULT_PKEY
+from rdmacm.proto.roce.icrc import ICRC_LENGTH, Icrc
+from rdmacm.proto.roce.opcodes import BTH_LENGTH, Opcode
+from rdmacm.soft.pollable import Pollable
+from rdmacm.soft.wire import Wire, WirePath, WireRoute
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable, Sequence
+
+    from rdmacm.proto.wire import Buffer
+    from rdmacm.soft.completion import SoftCQ
+
+__all__ = ["GSI_QPN", "Endpoint", "Remote", "Transport"]
+
+GSI_QPN = 1
+#: Queue pair numbers of one wire: its slot has 65,536, and to find a free one must not take long.
+MAX_QP = 65_000
+#: Packets a queue pair may send in its turn: one train.
+_TURN = 64
+#: Packets of one progress(); a turn in which nothing is sent counts as one.
+_SENT = 256
+#: Timers that may fire in one progress().
+_FIRED = 256
+#: Routes to peers' connection managers that are kept.
+_GSI_ROUTES = 256
+
+_GSI_HEADERS = struct.Struct("!BBHIIII")
+_GSI_LENGTH = BTH_LENGTH + 8 + MAD_SIZE + ICRC_LENGTH
+_UD_SEND_ONLY = int(Opcode.UD_SEND_ONLY)
+_SHORTEST = BTH_LENGTH + ICRC_LENGTH
+_WORD = struct.Struct("!I")
+_QPN_MASK = 0xFFFFFF
+
+
+#: A socket address that a packet came from.
+Remote: TypeAlias = "tuple[str, int] | tuple[str, int, int, int]"
+
+
+class Endpoint(Protocol):
+    """A queue pair as the transport sees it. All of it is called under the provider's lock."""
+
+    qp_num: int
+    #: Whether it waits for its turn to send.
+    in_line: bool
+    #: When the timers fire that the transport keeps for it, the next one last.
+    timers: tuple[float, ...]
+
+    def received(self, data: memoryview, segment: int, remote: Remote, local: bytes, now: float) -> None: ...
+
+    def transmit(self, now: float, limit: int) -> int:
+        """Send up to ``limit`` packets; how many there were, so many or more where it may have others left."""
+
+    @property
+    def deadline(self) -> float | None:
+        """When :meth:`timer` wants to be called."""
+
+    def timer(self, now: float) -> None: ...
+
+    def cq_failed(self, cq: SoftCQ) -> None:
+        """A completion queue has overflowed; to the error state where it is one of this queue pair's."""
+
+
+class Transport:
+    """See the module.
+
+    ``lock`` is the provider's, and held for everything here; ``clock`` reads seconds; ``call_at(when, callback)`` has
+    ``callback(now)`` called once ``when`` has come. ``source`` is where queue pair numbers come from: they are not to
+    be guessed.
+
+    ``on_mad(mad, path, now)`` is the connection manager's: a management datagram of 256 bytes, valid during the call.
+    """
+
+    def __init__(
+        self,
+        lock: threading.RLock,
+        clock: Callable[[], float],
+        call_at: Callable[[float, Callable[[float], None]], None],
+        wire: Wire,
+        source: random.Random | None = None,
+    ) -> None:
+        self.lock = lock
+        self.clock = clock
+        self.wire = wire
+        self.random = source or random.SystemRandom()
+        self.on_mad: Callable[[memoryview, WirePath, float], None] | None = None
+        #: Packets that were not for anybody, by reason.
+        self.dropped: Counter[str] = Counter()
+        #: How many bytes of packets a train may have, 0 where there are none.
+        self.train = 0
+        self._call_at = call_at
+        self._opened = False
+        self._inside = False
+        self._qps: dict[int, Endpoint] = {}
+        self._held: dict[int, float] = {}
+        self._line: deque[Endpoint] = deque()
+        self._timers: list[tuple[float, int]] = []
+        # What the provider was asked for and has not called yet, the next one last.
+        self._calls: list[float] = []
+        self._pollables: list[Pollable] = []
+        self._armed: float | None = None
+        self._gsi_routes: dict[tuple[WirePath, int], tuple[WireRoute, Icrc]] = {}
+        self._gsi_psn = self.random.getrandbits(24)
+
+    # -- opening and closing --------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Begin to receive, where that has not begun; raises what :meth:`Wire.open` does."""
+        with self.lock:
+            if self._opened:
+                return
+            self.wire.open()
+            self._opened = True
+            self.train = self.wire.can_segment()
+            for pollable in self._pollables:
+                pollable.watch(self.wire.filenos())
+
+    def close(self) -> None:
+        """Stop receiving. The queue pairs that are left hear and say nothing any more."""
+        with self.lock:
+            self._opened = False
+            self._line.clear()
+            self._timers.clear()
+            self._calls.clear()
+            self._qps.clear()
+            self._held.clear()
+            self._gsi_routes.clear()
+            self.wire.close()
+
+    def filenos(self) -> Sequence[int]:
+        """Descriptors that poll readable when there is something to receive."""
+        return self.wire.filenos() if self._opened else ()
+
+    def open_pollable(self) -> Pollable:
+        """A descriptor that polls readable when there is progress to be made."""
+        pollable = Pollable(self.clock, self.filenos())
+        self._pollables.append(pollable)
+        self._armed = self._next_deadline()
+        pollable.set_deadline(self._armed)
+        return pollable
+
+    def close_pollable(self, pollable: Pollable) -> None:
+        self._pollables.remove(pollable)
+        pollable.close()
+
+    # -- queue pairs ----------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._qps)
+
+    def attach(self, qp: Endpoint) -> None:
+        """Give a queue pair its number; ENOMEM where there are too many."""
+        self.open()
+        now = self.clock()
+        if len(self._qps) + len(self._held) >= MAX_QP:
+            self._held = {qpn: until for qpn, until in self._held.items() if until > now}
+            if len(self._qps) + len(self._held) >= MAX_QP:
+                raise cm_error(errno.ENOMEM, f"{MAX_QP} queue pairs are in use, or were until just now", "create_qp")
+        while True:
+            qpn = self.wire.slot << 16 | self.random.getrandbits(16)
+            if qpn not in self._qps and qpn != 0xFFFFFF and self._held.pop(qpn, now) <= now:
+                break
+        qp.qp_num = qpn
+        self._qps[qpn] = qp
+
+    def detach(self, qp: Endpoint) -> None:
+        """The number is free, unless it is held."""
+        if self._qps.get(qp.qp_num) is not qp:
+            return
+        del self._qps[qp.qp_num]
+        if qp.in_line:
+            self._line.remove(qp)
+            qp.in_line = False
+        if len(self._timers) > 64 + 4 * len(self._qps):
+            self._timers = [entry for entry in self._timers if entry[1] in self._qps]
+            heapq.heapify(self._timers)
+
+    def hold_qpn(self, qpn: int, until: float) -> None:
+        """Give the number to no queue pair before ``until``: packets of its last connection may be under way."""
+        with self.lock:
+            self._held[qpn] = max(until, self._held.get(qpn, until))
+
+    def cq_failed(self, cq: SoftCQ) -> None:
+        """A completion queue has overflowed."""
+        for qp in list(self._qps.values()):
+            qp.cq_failed(cq)
+
+    # -- progress -------------------------------------------------------------------------------------
+
+    def progress(self) -> bool:
+        """Receive, let timers fire and send, a bounded amount of each; whether there was anything to do."""
+        with self.lock:
+            if not self._opened or self._inside:
+                return False
+            found = self.wire.receive()
+            timers, line = self._timers, self._line
+            if not found and not timers and not line:
+                return False
+            self._inside = True
+            try:
+                now = self.clock()
+                done = bool(found)
+                for data, segment, remote, local in found:
+                    self._dispatch(data, segment, remote, local, now)
+                if timers and timers[0][0] <= now:
+                    self._fire(now)
+                    done = True
+                if line:
+                    self._take_turns(now)
+                    done = True
+            finally:
+                self._inside = False
+            if done:
+                self._settle(now)
+            return done
+
+    def send_now(self, qp: Endpoint, now: float) -> None:
+        """Send what a queue pair has just been given, after those in line before it."""
+        self.ready(qp)
+        if not self._inside and self._opened:
+            self._take_turns(now)
+            self._settle(now)
+
+    def ready(self, qp: Endpoint) -> None:
+        """A queue pair may have something to send: it gets in line."""
+        if not qp.in_line:
+            qp.in_line = True
+            self._line.append(qp)
+
+    def _take_turns(self, now: float) -> None:
+        line, left = self._line, _SENT
+        while line and left > 0:
+            qp = line.popleft()
+            qp.in_line = False
+            sent = qp.transmit(now, _TURN)
+            left -= sent or 1
+            if sent >= _TURN:
+                self.ready(qp)
+            self._watch(qp)
+
+    def _watch(self, qp: Endpoint) -> None:
+        """Have a timer fire at the queue pair's deadline or before.
+
+        One is enough while the deadline only moves back: when it fires, it is asked again. An earlier deadline takes
+        another; the later timer stays, and is counted on, so that a peer who moves deadlines to and fro adds no more.
+        """
+        deadline, timers = qp.deadline, qp.timers
+        if deadline is not None and not (timers and timers[-1] <= deadline):
+            qp.timers = (*timers, deadline)
+            heapq.heappush(self._timers, (deadline, qp.qp_num))
+
+    def _fire(self, now: float) -> None:
+        timers = self._timers
+        for _ in range(_FIRED):
+            if not timers or timers[0][0] > now:
+                return
+            when, qpn = heapq.heappop(timers)
+            qp = self._qps.get(qpn)
+            if qp is None or not qp.timers or qp.timers[-1] != when:
+                continue  # another's, which had the number before
+            qp.timers = qp.timers[:-1]
+            deadline = qp.deadline
+            if deadline is not None and deadline <= now:
+                qp.timer(now)
+                self.ready(qp)
+            else:
+                self._watch(qp)
+
+    def _next_deadline(self) -> float | None:
+        if self._line:
+            return self.clock()
+        return self._timers[0][0] if self._timers else None
+
+    def _settle(self, now: float) -> None:
+        """Ask to be called again in time."""
+        wanted = self._next_deadline()
+        if wanted is not None and not (self._calls and self._calls[-1] <= wanted):
+            self._calls.append(wanted)
+            self._call_at(wanted, self._due)
+        if self._pollables:
+            # What has fired stays readable until it is set anew.
+            armed = self._armed
+            if (armed is not None and armed <= now) or (wanted is not None and (armed is None or wanted < armed)):
+                self._armed = wanted
+                for pollable in self._pollables:
+                    pollable.set_deadline(wanted)
+
+    def _due(self, now: float) -> None:
+        while self._calls and self._calls[-1] <= now:
+            self._calls.pop()
+        self.progress()
+        self._settle(now)
+
+    # -- what arrives ---------------------------------------------------------------------------------
+
+    def _dispatch(self, data: memoryview, segment: int, remote: Remote, local: bytes, now: float) -> None:
+        size = len(data)
+        if size < _SHORTEST:
+            self.dropped["short"] += 1
+            return
+        if not segment or segment >= size:
+            self._hand_over(data, 0, remote, local, now)
+            return
+        if segment < _SHORTEST:
+            self.dropped["short"] += 1
+            return
+        # A train has the packets of one pair of ports, and so perhaps of several queue pairs.
+        if _is_same(data[5::segment]) and _is_same(data[6::segment]) and _is_same(data[7::segment]):
+            self._hand_over(data, segment, remote, local, now)
+            return
+        start, before = 0, data[5:8]
+        for position in range(segment, size, segment):
+            qpn = data[position + 5 : position + 8]
+            if qpn != before:
+                self._hand_over(data[start:position], segment, remote, local, now)
+                start, before = position, qpn
+        self._hand_over(data[start:], segment, remote, local, now)
+
+    def _hand_over(self, data: memoryview, segment: int, remote: Remote, local: bytes, now: float) -> None:
+        """A packet or a train for one queue pair."""
+        if len(data) < _SHORTEST:
+            self.dropped["short"] += 1
+            return
+        qpn = _WORD.unpack_from(data, 4)[0] & _QPN_MASK
+        qp = self._qps.get(qpn)
+        if qp is not None:
+            qp.received(data, segment if segment < len(data) else 0, remote, local, now)
+        elif qpn == GSI_QPN:
+            for start in range(0, len(data), segment or len(data)):
+                self._management(data[start : start + (segment or len(data))], remote, local, now)
+        else:
+            self.dropped["unknown_qp"] += 1
+
+    def _management(self, data: memoryview, remote: Remote, local: bytes, now: float) -> None:
+        if len(data) != _GSI_LENGTH:
+            self.dropped["gsi_length"] += 1
+            return
+        opcode, flags, pkey, _, _, qkey, _ = _GSI_HEADERS.unpack_from(data)
+        if opcode != _UD_SEND_ONLY or flags & 0x3F:  # no padding, version 0
+            self.dropped["gsi_opcode"] += 1
+        elif qkey != GSI_Q_KEY or pkey & 0x7FFF != DEFAULT_PKEY & 0x7FFF:
+            self.dropped["gsi_key"] += 1
+        else:
+            scope_id = remote[3] if len(remote) == 4 else 0
+            path = WirePath(local, packed_host(remote[0], local), scope_id)
+            if Icrc(path.remote, local, remote[1]).solve((data,)) is None:
+                self.dropped["icrc"] += 1
+            elif self.on_mad is not None:
+                self.on_mad(data[BTH_LENGTH + 8 : -ICRC_LENGTH], path, now)
+
+    def send_mad(self, path: WirePath, mad: Buffer, traffic_class: int = 0) -> bool:
+        """Send a management datagram of 256 bytes to a peer's connection manager; False where it was lost at once."""
+        with self.lock:
+            self.open()
+            found = self._gsi_routes.get((path, traffic_class))
+            if found is None:
+                if len(self._gsi_routes) >= _GSI_ROUTES:
+                    self._gsi_routes.clear()
+                route = self.wire.route(path, traffic_class)
+                found = route, Icrc(path.local, path.remote, route.source_port)
+                self._gsi_routes[path, traffic_class] = found
+            route, flow = found
+            self._gsi_psn = (self._gsi_psn + 1) & 0xFFFFFF
+            headers = _GSI_HEADERS.pack(_UD_SEND_ONLY, 0, DEFAULT_PKEY, GSI_QPN, self._gsi_psn, GSI_Q_KEY, GSI_QPN)
+            pieces: list[Buffer] = [headers, mad]
+            pieces.append(flow.seal(pieces))
+            return self.wire.send(route, pieces)
+
+
+def _is_same(column: memoryview) -> bool:
+    values = column.tobytes()
+    return values.count(values[0]) == len(values)
+
+
+def packed_host(host: str, local: bytes) -> bytes:
+    """The packed form of the address a datagram for ``local`` came from."""
+    if len(local) == 4:
+        return inet_pton(AF_INET, host)
+    return inet_pton(AF_INET6, host.partition("%")[0])

@@ -1,0 +1,94 @@
+"""A software device as the verbs objects open it: what :class:`rdmacm.verbs.backend.DeviceBackend` asks for."""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING
+
+from rdmacm.errors import cm_error
+from rdmacm.soft.completion import SoftChannel, SoftCQ, Waiting
+from rdmacm.soft.memory import MemoryTable, Region
+from rdmacm.soft.qp import MAX_MESSAGE, SoftQP, SoftSRQ
+from rdmacm.soft.transport import MAX_QP
+from rdmacm.verbs.attr import DeviceAttr, QPInitAttr, SrqAttr
+from rdmacm.verbs.enums import AccessFlag, QPType
+from rdmacm.verbs.wr import Buffer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rdmacm.soft.transport import Transport
+    from rdmacm.verbs.backend import ChannelBackend, CQBackend, SRQBackend
+
+__all__ = ["SOFT_DEVICE_ATTR", "SoftDevice"]
+
+#: What a software device can do at most.
+SOFT_DEVICE_ATTR = DeviceAttr(
+    max_mr_size=1 << 63,
+    max_qp=MAX_QP,
+    max_qp_wr=1 << 16,
+    max_sge=32,
+    max_cq=1 << 16,
+    max_cqe=1 << 22,
+    max_mr=1 << 20,
+    max_pd=1 << 16,
+    max_qp_rd_atom=128,
+    max_qp_init_rd_atom=128,
+    max_srq=1 << 16,
+    max_srq_wr=1 << 16,
+    max_srq_sge=32,
+    max_inline_data=4096,
+    local_ca_ack_delay=15,
+    max_msg_sz=MAX_MESSAGE,
+)
+
+
+class SoftDevice:
+    """See :class:`rdmacm.verbs.backend.DeviceBackend`.
+
+    ``transport`` is the provider's and ``waiting`` is how its threads wait; ``find_source(sgid_index)`` gives the
+    packed IP address and the interface index of a GID of this device, or raises EINVAL.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        transport: Transport,
+        waiting: Waiting,
+        find_source: Callable[[int], tuple[bytes, int]],
+        attr: DeviceAttr = SOFT_DEVICE_ATTR,
+    ) -> None:
+        self.name = name
+        self.attr = attr
+        self._transport = transport
+        self._waiting = waiting
+        self._find_source = find_source
+        self._memory = MemoryTable(transport.random)
+
+    def reg_mr(self, pd: object, buffer: Buffer, access: AccessFlag) -> Region:
+        with self._transport.lock:
+            if len(self._memory) >= self.attr.max_mr:
+                raise cm_error(errno.ENOMEM, f"{self.attr.max_mr} regions are registered", "reg_mr", self.name)
+            return self._memory.register(pd, buffer, access)
+
+    def create_channel(self) -> SoftChannel:
+        return SoftChannel(self._transport, self._waiting)
+
+    def create_cq(self, cqe: int, channel: ChannelBackend | None, owner: object) -> SoftCQ:
+        assert channel is None or isinstance(channel, SoftChannel)
+        return SoftCQ(self._transport, self._waiting, cqe, channel, owner)
+
+    def create_srq(self, pd: object, attr: SrqAttr) -> SoftSRQ:
+        return SoftSRQ(self._transport, self._memory, pd, attr)
+
+    def create_qp(
+        self, pd: object, attr: QPInitAttr, send_cq: CQBackend, recv_cq: CQBackend, srq: SRQBackend | None
+    ) -> SoftQP:
+        """ENOSYS for what is not a reliable connection; ENOMEM where there are too many."""
+        if attr.qp_type is not QPType.RC:
+            raise cm_error(errno.ENOSYS, f"no queue pairs of type {attr.qp_type.name}", "create_qp", self.name)
+        assert isinstance(send_cq, SoftCQ)
+        assert isinstance(recv_cq, SoftCQ)
+        assert srq is None or isinstance(srq, SoftSRQ)
+        with self._transport.lock:
+            return SoftQP(self._transport, self._memory, self._find_source, pd, attr, send_cq, recv_cq, srq)
