@@ -1,0 +1,203 @@
+"""UDP sockets for RoCEv2 packets: how one is made, and what goes with a datagram besides its bytes.
+
+A packet's ICRC covers the identification of its IPv4 header. An unconnected socket that may not fragment
+(IP_PMTUDISC_DO) sends 0 there, and 0, 1, 2.. in the packets UDP_SEGMENT makes of one buffer, so both are settled
+here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+import sys
+from socket import AF_INET, AF_INET6
+
+from rdmacm.errors import RdmaError, cm_error
+
+__all__ = [
+    "ANCILLARY_SPACE",
+    "FAMILIES",
+    "MAX_SEGMENTS",
+    "PACKET_INFO",
+    "UDP_GRO",
+    "Control",
+    "bind_error",
+    "can_segment",
+    "control",
+    "open_socket",
+    "segment_control",
+    "try_option",
+    "wildcard_sockets",
+]
+
+FAMILIES = (AF_INET, AF_INET6)
+
+#: How many packets one call may send (UDP_MAX_SEGMENTS of Linux before 6.8; later ones take twice as many).
+MAX_SEGMENTS = 64
+
+# Linux's numbers: the socket module of 3.11 names few of them.
+SOL_UDP = 17
+UDP_SEGMENT, UDP_GRO = 103, 104
+_UDP_NO_CHECK6_RX = 102
+_IP_MTU_DISCOVER, _IPV6_MTU_DISCOVER, _PMTUDISC_DO = 10, 23, 2
+_SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
+
+_IS_LINUX = sys.platform == "linux"
+_IP_PKTINFO = 8 if _IS_LINUX else 26
+_IPV6_PKTINFO: int = getattr(socket, "IPV6_PKTINFO", 50)
+
+#: The ancillary message that tells the address a packet came to, and where in it that is.
+PACKET_INFO = {AF_INET: (_IP_PKTINFO, 8, 12), AF_INET6: (_IPV6_PKTINFO, 0, 16)}
+
+#: Bytes of ancillary data a datagram can come with: in6_pktinfo and the segment size.
+ANCILLARY_SPACE = 64
+
+#: What is asked of the system for each direction; it gives what it allows. A long fat path has megabytes under way.
+_QUEUE_BYTES = 4 << 20
+
+_IN_PKTINFO = struct.Struct("=I4s4s")
+_IN6_PKTINFO = struct.Struct("=16sI")
+_INT = struct.Struct("=i")
+_U16 = struct.Struct("=H")
+
+Control = list[tuple[int, int, bytes]]
+
+
+def try_option(sock: socket.socket, level: int, option: int, value: int) -> bool:
+    """Set a socket option; False where the system refuses."""
+    try:
+        sock.setsockopt(level, option, value)
+    except OSError:
+        return False
+    return True
+
+
+def _settle(sock: socket.socket, family: int) -> None:
+    """The options every socket has; OSError for one that it cannot work without."""
+    for forced, option in ((_SO_RCVBUFFORCE, socket.SO_RCVBUF), (_SO_SNDBUFFORCE, socket.SO_SNDBUF)):
+        if not (_IS_LINUX and try_option(sock, socket.SOL_SOCKET, forced, _QUEUE_BYTES)):
+            try_option(sock, socket.SOL_SOCKET, option, _QUEUE_BYTES)
+    if family == AF_INET:
+        sock.setsockopt(socket.IPPROTO_IP, _IP_PKTINFO, 1)
+    else:
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVPKTINFO, 1)
+    if not _IS_LINUX:
+        return
+    if family == AF_INET:
+        sock.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _PMTUDISC_DO)
+    else:
+        sock.setsockopt(socket.IPPROTO_IPV6, _IPV6_MTU_DISCOVER, _PMTUDISC_DO)
+        # Adapters send RoCEv2 over IPv6 with a UDP checksum of 0, which the system drops unless told otherwise.
+        sock.setsockopt(SOL_UDP, _UDP_NO_CHECK6_RX, 1)
+
+
+def open_socket(family: int, port: int, *, shared: bool = False, trains: bool = True) -> socket.socket | None:
+    """A socket bound to a port of every address of a family, or None where the host has no such family.
+
+    ``shared`` lets others of this user bind the port too. ``trains`` takes several packets at a time where the system
+    can. EADDRINUSE where somebody has the port.
+    """
+    try:
+        sock = socket.socket(family, socket.SOCK_DGRAM)
+    except OSError as error:
+        if family == AF_INET6 and error.errno in (errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT, errno.EINVAL):
+            return None
+        raise
+    try:
+        sock.setblocking(False)
+        _settle(sock, family)
+        if shared:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if trains and _IS_LINUX:
+            try_option(sock, SOL_UDP, UDP_GRO, 1)
+        sock.bind(("::" if family == AF_INET6 else "", port))
+    except OSError as error:
+        sock.close()
+        if family == AF_INET6 and error.errno == errno.EADDRNOTAVAIL:
+            return None
+        raise
+    return sock
+
+
+def can_segment(sock: socket.socket) -> bool:
+    """Whether the system knows UDP_SEGMENT: one that does not would send a train as a single datagram."""
+    return _IS_LINUX and try_option(sock, SOL_UDP, UDP_SEGMENT, 0)
+
+
+def control(local: bytes, scope_id: int, traffic_class: int) -> Control:
+    """The ancillary data of datagrams from an address, by an interface where that is needed."""
+    if len(local) == 4:
+        found = [(socket.IPPROTO_IP, _IP_PKTINFO, _IN_PKTINFO.pack(scope_id, local, bytes(4)))]
+        if traffic_class:
+            found.append((socket.IPPROTO_IP, socket.IP_TOS, _INT.pack(traffic_class)))
+    else:
+        found = [(socket.IPPROTO_IPV6, _IPV6_PKTINFO, _IN6_PKTINFO.pack(local, scope_id))]
+        if traffic_class:
+            found.append((socket.IPPROTO_IPV6, socket.IPV6_TCLASS, _INT.pack(traffic_class)))
+    return found
+
+
+def segment_control(segment: int) -> tuple[int, int, bytes]:
+    """The ancillary datum that has a buffer sent as packets of ``segment`` bytes."""
+    return SOL_UDP, UDP_SEGMENT, _U16.pack(segment)
+
+
+# -- who has a port -----------------------------------------------------------------------------------------
+
+
+def _listed(family: int, port: int) -> list[tuple[bool, int, int]]:
+    """(bound to every address, user, inode) of the sockets of a port in this thread's network namespace."""
+    path = "/proc/thread-self/net/" + ("udp" if family == AF_INET else "udp6")
+    found = []
+    try:
+        with open(path) as file:
+            next(file)
+            for line in file:
+                fields = line.split(None, 10)
+                address, _, number = fields[1].partition(":")
+                if int(number, 16) == port:
+                    found.append((not address.strip("0"), int(fields[7]), int(fields[9])))
+    except (OSError, StopIteration, ValueError, IndexError):
+        pass
+    return found
+
+
+def wildcard_sockets(family: int, port: int) -> int:
+    """How many sockets are bound to a port of every address; 0 where the system does not tell."""
+    return sum(wildcard for wildcard, _, _ in _listed(family, port))
+
+
+def _owner(inode: int) -> int:
+    """The process that has a socket open, 0 where that cannot be known."""
+    link = f"socket:[{inode}]"
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if any(os.readlink(f"/proc/{pid}/fd/{fd}") == link for fd in os.listdir(f"/proc/{pid}/fd")):
+                return int(pid)
+        except OSError:  # another user's, or gone
+            continue
+    return 0
+
+
+def bind_error(code: int, port: int) -> RdmaError:
+    """The error of a port that could not be bound, with who has it where the system tells."""
+    where = f"UDP port {port}"
+    if code != errno.EADDRINUSE:
+        return cm_error(code, f"the port cannot be bound ({os.strerror(code)})", "open_device", where)
+    for family in FAMILIES:
+        for _, user, inode in _listed(family, port):
+            if not inode:
+                return cm_error(
+                    code,
+                    "the kernel itself has the port (rdma_rxe)",
+                    "open_device",
+                    where,
+                    hint="`rdma link delete` for the rxe devices of this network namespace",
+                )
+            pid = _owner(inode)
+            who = f"process {pid} of user {user}" if pid else f"a process of user {user}"
+            return cm_error(code, f"{who} has the port", "open_device", where, hint="end that process")
+    return cm_error(code, "somebody has the port", "open_device", where, hint="`ss -uanp` shows who")

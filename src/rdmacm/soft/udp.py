@@ -1,0 +1,314 @@
+"""The wire of a host: UDP port 4791 of the network namespace it was opened in.
+
+One socket for each address family receives what any peer sends to any local address. Bulk data goes out as *trains*:
+one buffer with many packets that the system cuts up (UDP_SEGMENT), and comes in the same way (UDP_GRO); where the
+system or a path cannot do that, packets go one by one.
+
+Nothing that happens to a packet raises: a packet that could not be sent is a lost one, and is counted.
+"""
+
+from __future__ import annotations
+
+import errno
+import select
+import socket
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from socket import AF_INET, AF_INET6
+from typing import TypeAlias
+
+from rdmacm.errors import cm_error, errno_name
+from rdmacm.proto.roce.headers import ROCE_PORT
+from rdmacm.proto.roce.icrc import ICRC_LENGTH, Icrc
+from rdmacm.proto.roce.opcodes import BTH_LENGTH
+from rdmacm.proto.wire import Buffer
+from rdmacm.soft import sockets
+from rdmacm.soft.wire import Received, WirePath, WireRoute
+
+__all__ = ["Tap", "UdpRoute", "UdpWire"]
+
+#: (outgoing, local address, remote address, source port, destination port, buffers, segment) of each datagram or train.
+Tap: TypeAlias = Callable[[bool, bytes, bytes, int, int, Sequence[Buffer], int], None]
+
+_LONGEST = 65507
+#: How many datagrams or trains one receive() takes.
+_BATCH = 16
+_SHORTEST = BTH_LENGTH + ICRC_LENGTH
+#: How long a full send queue may hold up the sender, milliseconds; it drains at the link's speed.
+_PATIENCE_MS = 5
+
+#: What a system says that cannot cut up a train: it never can, not to this packet size, or not on this path.
+_NO_TRAIN = frozenset((errno.EINVAL, errno.EIO, errno.ENOPROTOOPT, errno.EOPNOTSUPP, errno.EMSGSIZE))
+
+
+class UdpRoute:
+    """A path prepared for sending; see :class:`rdmacm.soft.wire.WireRoute`."""
+
+    __slots__ = ("_address", "_control", "_flow", "_is_ipv6", "_segment", "_singly", "_train", "path", "remote_host",
+                 "source_port", "traffic_class")  # fmt: skip
+
+    def __init__(self, path: WirePath, traffic_class: int, port: int) -> None:
+        if len(path.local) != len(path.remote) or len(path.local) not in (4, 16):
+            raise ValueError(f"a path has two addresses of 4 or 16 bytes, not {len(path.local)} and {len(path.remote)}")
+        self.path = path
+        self.traffic_class = traffic_class
+        self.source_port = port
+        self._is_ipv6 = len(path.remote) == 16
+        self.remote_host = socket.inet_ntop(AF_INET6 if self._is_ipv6 else AF_INET, path.remote)
+        host = self.remote_host
+        self._address: tuple[str, int] | tuple[str, int, int, int] = (
+            (host, port, 0, path.scope_id) if self._is_ipv6 else (host, port)
+        )
+        self._control = sockets.control(path.local, path.scope_id, traffic_class)
+        self._segment = 0
+        self._train = self._control
+        self._singly = False
+        self._flow: Icrc | None = None
+
+    def _with_segment(self, segment: int) -> sockets.Control:
+        """The ancillary data of a train; a flow's trains nearly all have one packet size."""
+        if segment != self._segment:
+            self._train = [*self._control, sockets.segment_control(segment)]
+            self._segment = segment
+        return self._train
+
+    def _resealed(self, packet: memoryview, index: int) -> Sequence[Buffer]:
+        """Packet ``index`` of a train as it has to be when it goes alone: IPv4 identification 0."""
+        if self._is_ipv6 or not index or len(packet) < _SHORTEST:
+            return (packet,)
+        if self._flow is None:
+            self._flow = Icrc(self.path.local, self.path.remote, self.source_port, self._address[1])
+        body = packet[:-ICRC_LENGTH]
+        return body, self._flow.seal((body,))
+
+
+class _Source:
+    """A socket to receive from, and where in its ancillary data the local address is."""
+
+    __slots__ = ("end", "info", "recvmsg_into", "start")
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.recvmsg_into = sock.recvmsg_into
+        # of in_pktinfo the address in the packet's header, which the ICRC covers
+        self.info, self.start, self.end = sockets.PACKET_INFO[AF_INET6 if sock.family == AF_INET6 else AF_INET]
+
+
+class UdpWire:
+    """UDP port 4791 of the calling thread's network namespace; implements :class:`rdmacm.soft.wire.Wire`.
+
+    ``trains`` False sends and takes packets one by one. ``port`` is another port, for tests.
+
+    ``counters`` counts what was lost or done the long way: ``no_room`` (the send queue stayed full), the name of an
+    errno for each packet or train the system refused, ``trains_cut`` (trains sent one by one), ``short`` (datagrams
+    too short for a packet).
+
+    ``tap``, where set, sees every datagram and train after it was sent or received.
+    """
+
+    def __init__(self, *, port: int = ROCE_PORT, trains: bool = True) -> None:
+        self.slot = 0
+        self.port = port
+        self.tap: Tap | None = None
+        self.counters: Counter[str] = Counter()
+        self._trains = trains
+        self._train_bytes = 0
+        self._sockets: list[socket.socket | None] = [None, None]
+        self._readers: dict[int, Callable[[list[Received]], None]] = {}
+        self._poller: select.epoll | select.poll | None = None
+        self._buffers = [([view], view) for view in (memoryview(bytearray(65536)) for _ in range(_BATCH))]
+        self._streaming = False
+
+    # -- opening and closing --------------------------------------------------------------------------
+
+    def open(self) -> None:
+        if self._poller is not None:
+            return
+        if not hasattr(socket.socket, "recvmsg_into"):
+            raise cm_error(errno.ENOSYS, "this system does not tell where a datagram came to", "open_device")
+        try:
+            for index, family in enumerate(sockets.FAMILIES):
+                self._sockets[index] = sockets.open_socket(family, self.port, trains=self._trains)
+        except OSError as error:
+            self.close()
+            raise sockets.bind_error(error.errno or errno.EIO, self.port) from error
+        self.slot = 1
+        self._begin()
+
+    def _begin(self) -> None:
+        # One question for all descriptors, a quarter of what it costs to ask an empty socket.
+        self._poller = select.epoll() if hasattr(select, "epoll") else select.poll()
+        for sock in self._sockets:
+            if sock is not None:
+                self._watch(sock.fileno(), partial(self._read, _Source(sock)))
+                if self._trains and sockets.can_segment(sock):
+                    self._train_bytes = _LONGEST
+
+    def _watch(self, fd: int, reader: Callable[[list[Received]], None]) -> None:
+        assert self._poller is not None
+        self._readers[fd] = reader
+        self._poller.register(fd, select.POLLIN)
+
+    def close(self) -> None:
+        if isinstance(self._poller, select.epoll):
+            self._poller.close()
+        self._poller = None
+        for sock in self._sockets:
+            if sock is not None:
+                sock.close()
+        self._sockets = [None, None]
+        self._readers.clear()
+
+    def abandon(self) -> None:
+        """Let go of a wire inherited by fork(2): the parent's goes on."""
+        self.close()
+
+    def filenos(self) -> Sequence[int]:
+        if self._poller is None:
+            return ()
+        return (self._poller.fileno(),) if isinstance(self._poller, select.epoll) else tuple(self._readers)
+
+    # -- requests -------------------------------------------------------------------------------------
+
+    def listen(self, service_id: int, local: bytes | None) -> object:
+        return service_id, local
+
+    def unlisten(self, token: object) -> None:
+        pass
+
+    # -- receiving ------------------------------------------------------------------------------------
+
+    def receive(self) -> Sequence[Received]:
+        if self._poller is None:
+            return ()
+        ready = self._poller.poll(0)
+        if not ready:
+            self._streaming = False
+            return ()
+        found: list[Received] = []
+        for fd, _ in ready:
+            reader = self._readers.get(fd)
+            if reader is not None:
+                reader(found)
+        return found
+
+    def _read(self, source: _Source, found: list[Received]) -> None:
+        # To ask again costs as much as a packet does, so a socket is asked twice only where packets keep coming: a
+        # lone message is answered sooner.
+        limit = _BATCH if self._streaming else len(found) + 1
+        self._streaming = True
+        info = source.info
+        while len(found) < limit:
+            buffers, view = self._buffers[len(found)]
+            try:
+                size, control, _, remote = source.recvmsg_into(buffers, sockets.ANCILLARY_SPACE)
+            except OSError as error:
+                if error.errno != errno.EAGAIN:
+                    self.counters[errno_name(error.errno or 0)] += 1
+                return
+            local = b""
+            segment = 0
+            for _, kind, value in control:
+                if kind == info:
+                    local = value[source.start : source.end]
+                elif kind == sockets.UDP_GRO:
+                    segment = int.from_bytes(value[:4], sys.byteorder)
+            if size < _SHORTEST or not local:
+                self.counters["short"] += 1
+                continue
+            data = view[:size]
+            if self.tap is not None:
+                self._tap_incoming(data, segment, remote, local)
+            found.append((data, segment if segment < size else 0, remote, local))
+
+    def _tap_incoming(self, data: memoryview, segment: int, remote: tuple[str, int], local: bytes) -> None:
+        assert self.tap is not None
+        family = AF_INET if len(local) == 4 else AF_INET6
+        self.tap(False, local, socket.inet_pton(family, remote[0]), remote[1], self.port, (data,), segment)
+
+    # -- sending --------------------------------------------------------------------------------------
+
+    def route(self, path: WirePath, traffic_class: int = 0) -> UdpRoute:
+        """ValueError where the addresses are of two families."""
+        return UdpRoute(path, traffic_class, self.port)
+
+    def can_segment(self) -> int:
+        """See :meth:`Wire.can_segment`; a train also has at most 64 packets (``sockets.MAX_SEGMENTS``)."""
+        return self._train_bytes
+
+    def send(self, route: WireRoute, buffers: Sequence[Buffer], segment: int = 0) -> bool:
+        assert isinstance(route, UdpRoute)
+        sock = self._sockets[route._is_ipv6]
+        if sock is None:
+            self.counters["EAFNOSUPPORT"] += 1
+            return False
+        if segment:
+            if route._singly or not self._train_bytes:
+                return self._send_singly(sock, route, buffers, segment)
+            control = route._with_segment(segment)
+        else:
+            control = route._control
+        try:
+            sock.sendmsg(buffers, control, 0, route._address)
+        except OSError as error:
+            code = error.errno or 0
+            if code == errno.EAGAIN:
+                if not self._send_later(sock, route, buffers, control):
+                    return False
+            elif segment and code in _NO_TRAIN:
+                return self._send_cut(code, sock, route, buffers, segment)
+            else:
+                return self._lost(code)
+        if self.tap is not None:
+            path = route.path
+            self.tap(True, path.local, path.remote, route.source_port, self.port, buffers, segment)
+        return True
+
+    def _lost(self, code: int) -> bool:
+        self.counters["no_room" if code in (errno.EAGAIN, errno.ENOBUFS) else errno_name(code)] += 1
+        return False
+
+    def _send_later(
+        self, sock: socket.socket, route: UdpRoute, buffers: Sequence[Buffer], control: sockets.Control
+    ) -> bool:
+        poll = select.poll()
+        poll.register(sock.fileno(), select.POLLOUT)
+        poll.poll(_PATIENCE_MS)
+        try:
+            sock.sendmsg(buffers, control, 0, route._address)
+        except OSError as error:
+            return self._lost(error.errno or 0)
+        return True
+
+    def _send_cut(
+        self, code: int, sock: socket.socket, route: UdpRoute, buffers: Sequence[Buffer], segment: int
+    ) -> bool:
+        """Send a train the system refused, and remember that where the path was the reason."""
+        sent = self._send_singly(sock, route, buffers, segment)
+        # Neither too long a train nor packets too long for the path say anything about the next one.
+        too_much = sum(map(len, buffers)) > min(_LONGEST, sockets.MAX_SEGMENTS * segment)
+        if sent and code != errno.EMSGSIZE and not too_much:
+            route._singly = True
+        return sent
+
+    def _send_singly(self, sock: socket.socket, route: UdpRoute, buffers: Sequence[Buffer], segment: int) -> bool:
+        self.counters["trains_cut"] += 1
+        train = memoryview(b"".join(buffers))
+        sent = True
+        for index, start in enumerate(range(0, len(train), segment)):
+            sent &= self._send_alone(sock, route, route._resealed(train[start : start + segment], index))
+        return sent
+
+    def _send_alone(self, sock: socket.socket, route: UdpRoute, buffers: Sequence[Buffer]) -> bool:
+        try:
+            sock.sendmsg(buffers, route._control, 0, route._address)
+        except OSError as error:
+            if error.errno != errno.EAGAIN:
+                return self._lost(error.errno or 0)
+            if not self._send_later(sock, route, buffers, route._control):
+                return False
+        if self.tap is not None:
+            path = route.path
+            self.tap(True, path.local, path.remote, route.source_port, self.port, buffers, 0)
+        return True

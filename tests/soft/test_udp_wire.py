@@ -1,0 +1,331 @@
+"""Packets and trains over real sockets: they arrive whole, sealed for the identification they were sent with."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import TypeAlias
+
+import pytest
+
+from rdmacm.proto.roce.icrc import Icrc
+from rdmacm.proto.wire import Buffer
+from rdmacm.soft.udp import UdpWire
+from rdmacm.soft.wire import Wire
+from support.netns import TwoHosts, needs_netns, two_hosts
+from support.wires import Packet, collect, free_port, packed, packet, path, sealed, taken, wait
+
+LOOPBACKS = ("127.0.0.1", "::1")
+
+_IP_RECVTOS, _IPV6_RECVTCLASS = 13, 66
+_NO_CHECKSUM = {False: (socket.SOL_SOCKET, 11), True: (17, 101)}  # SO_NO_CHECK, UDP_NO_CHECK6_TX
+
+OpenWire: TypeAlias = Callable[..., UdpWire]
+
+
+@pytest.fixture
+def open_wire() -> Iterator[OpenWire]:
+    """Opens wires of a port of this host that nobody has."""
+    port = free_port()
+    with ExitStack() as stack:
+
+        def make(trains: bool = True) -> UdpWire:
+            wire = UdpWire(port=port, trains=trains)
+            stack.callback(wire.close)
+            wire.open()
+            return wire
+
+        yield make
+
+
+@pytest.fixture
+def wire(open_wire: OpenWire) -> UdpWire:
+    return open_wire()
+
+
+def bodies(wire: UdpWire, count: int, size: int = 1024) -> list[bytes]:
+    return [packet(wire.slot << 16 | 5, bytes([index]) * size, index) for index in range(count)]
+
+
+class TestPackets:
+    @pytest.mark.parametrize("host", LOOPBACKS)
+    def test_a_packet_arrives_with_both_addresses(self, wire: UdpWire, host: str) -> None:
+        route = wire.route(path(host, host))
+        (data,) = sealed(wire, route, bodies(wire, 1))
+        assert wire.send(route, (data[:12], memoryview(data)[12:]))
+        (got,) = collect(wire, 1)
+        assert got.data == data
+        assert got.local == packed(host)
+        assert got.remote[0] == route.remote_host == host
+        assert got.remote[1] == route.source_port == wire.port
+        assert got.identification == 0
+
+    def test_the_source_is_the_paths(self, wire: UdpWire) -> None:
+        route = wire.route(path("127.0.0.7", "127.0.0.9"))
+        assert wire.send(route, sealed(wire, route, bodies(wire, 1)))
+        (got,) = collect(wire, 1)
+        assert (got.remote[0], got.local) == ("127.0.0.7", packed("127.0.0.9"))
+
+    def test_nothing_there(self, wire: UdpWire) -> None:
+        assert not wire.receive()
+
+    def test_many_at_once_come_in_bounded_batches_and_in_order(self, wire: UdpWire) -> None:
+        route = wire.route(path("127.0.0.1", "127.0.0.1"))
+        sent = bodies(wire, 100)
+        for body in sent:
+            assert wire.send(route, (body, bytes(4)))
+        got: list[Packet] = []
+        while len(got) < 100:
+            wait([wire])
+            batch = taken(wire)
+            assert 0 < len(batch) <= 16
+            got += batch
+        assert [each.body for each in got] == sent
+
+    def test_too_short_for_a_packet(self, wire: UdpWire) -> None:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+            for size in (0, 1, 15):
+                stranger.sendto(bytes(size), ("127.0.0.1", wire.port))
+            route = wire.route(path("127.0.0.1", "127.0.0.1"))
+            wire.send(route, sealed(wire, route, bodies(wire, 1)))
+            (got,) = collect(wire, 1)
+            assert got.body == bodies(wire, 1)[0]
+        assert wire.counters["short"] == 3
+
+    def test_closed(self, open_wire: OpenWire) -> None:
+        wire = open_wire()
+        assert wire.filenos()
+        route = wire.route(path("127.0.0.1", "127.0.0.1"))
+        wire.close()
+        assert not wire.filenos()
+        assert not wire.receive()
+        assert not wire.send(route, (bytes(16),))
+        wire.open()
+        assert wire.send(route, sealed(wire, route, bodies(wire, 1)))
+        assert len(collect(wire, 1)) == 1
+
+    def test_is_a_wire(self, wire: UdpWire) -> None:
+        seam: Wire = wire
+        assert seam.slot >= 1
+
+    def test_addresses_of_two_families(self, wire: UdpWire) -> None:
+        with pytest.raises(ValueError, match="two addresses"):
+            wire.route(path("127.0.0.1", "::1"))
+
+
+class TestTrains:
+    @pytest.mark.parametrize("host", LOOPBACKS)
+    def test_a_train_is_sealed_for_identifications_from_0(self, wire: UdpWire, host: str) -> None:
+        route = wire.route(path(host, host))
+        train = sealed(wire, route, [*bodies(wire, 9), packet(wire.slot << 16 | 5, b"the short last one..")])
+        assert len(b"".join(train)) <= wire.can_segment()
+        # cut as a sender's buffers are: not where the packets are
+        joined = memoryview(b"".join(train))
+        assert wire.send(route, (joined[:12], joined[12:3000], joined[3000:]), len(train[0]))
+        got = collect(wire, 10)
+        assert [each.data for each in got] == train
+        assert [each.identification for each in got] == (list(range(10)) if host == "127.0.0.1" else [0] * 10)
+
+    def test_a_train_of_one(self, wire: UdpWire) -> None:
+        route = wire.route(path("127.0.0.1", "127.0.0.1"))
+        (data,) = sealed(wire, route, bodies(wire, 1))
+        assert wire.send(route, (data,), len(data))
+        (got,) = collect(wire, 1)
+        assert got.identification == 0
+
+    def test_the_longest_train_comes_in_one_piece(self, wire: UdpWire) -> None:
+        route = wire.route(path("127.0.0.1", "127.0.0.1"))
+        size = len(bodies(wire, 1, 4096)[0]) + 4
+        count = wire.can_segment() // size
+        assert count == 15
+        train = sealed(wire, route, bodies(wire, count, 4096))
+        assert wire.send(route, train, size)
+        wait([wire])
+        ((data, segment, _, _),) = wire.receive()
+        assert (bytes(data), segment) == (b"".join(train), size)
+
+    def test_without_trains_packets_come_singly(self, open_wire: OpenWire) -> None:
+        wire = open_wire(trains=False)
+        assert wire.can_segment() == 0
+        route = wire.route(path("127.0.0.1", "127.0.0.1"))
+        train = sealed(wire, route, bodies(wire, 5))
+        # Nobody should, but it arrives, each packet sealed for the identification it went out with.
+        assert wire.send(route, train, len(train[0]))
+        got = collect(wire, 5)
+        assert [(each.body, each.place, each.identification) for each in got] == [
+            (body, 0, 0) for body in bodies(wire, 5)
+        ]
+
+    @pytest.mark.parametrize("host", LOOPBACKS)
+    def test_a_path_that_cannot_have_trains(self, wire: UdpWire, host: str) -> None:
+        route = wire.route(path(host, host))
+        train = sealed(wire, route, bodies(wire, 5))
+        sock = wire._sockets[":" in host]
+        assert sock is not None
+        # The system refuses trains without UDP checksums, as it does where IPsec is on the way.
+        sock.setsockopt(*_NO_CHECKSUM[":" in host], 1)
+        for number in (1, 2):
+            assert wire.send(route, train, len(train[0]))
+            got = collect(wire, 5)
+            assert [(each.body, each.identification) for each in got] == [(body, 0) for body in bodies(wire, 5)]
+            assert wire.counters["trains_cut"] == number
+        # That is known of this path alone, so another one still has trains.
+        sock.setsockopt(*_NO_CHECKSUM[":" in host], 0)
+        assert wire.send(wire.route(path(host, host)), train, len(train[0]))
+        assert [each.data for each in collect(wire, 5)] == train
+        assert wire.counters["trains_cut"] == 2
+
+    def test_more_packets_than_a_train_may_have(self, wire: UdpWire) -> None:
+        route = wire.route(path("127.0.0.1", "127.0.0.1"))
+        train = sealed(wire, route, bodies(wire, 200, 4))
+        assert wire.send(route, train, len(train[0]))
+        got = collect(wire, 200)
+        assert [each.body for each in got] == bodies(wire, 200, 4)
+        assert {each.identification for each in got} == {0}
+        # which does not make the path a bad one
+        assert wire.send(route, train[:5], len(train[0]))
+        assert [each.identification for each in collect(wire, 5)] == [0, 1, 2, 3, 4]
+
+
+class TestTap:
+    def test_both_ways(self, wire: UdpWire) -> None:
+        seen: list[tuple[bool, bytes, bytes, int, int, bytes, int]] = []
+
+        def tap(
+            outgoing: bool, local: bytes, remote: bytes, sport: int, dport: int, data: Sequence[Buffer], segment: int
+        ) -> None:
+            seen.append((outgoing, local, remote, sport, dport, b"".join(data), segment))
+
+        here, there = "127.0.0.1", "127.0.0.2"
+        route = wire.route(path(here, there))
+        train = sealed(wire, route, bodies(wire, 3))
+        wire.tap = tap
+        wire.send(route, train, len(train[0]))
+        collect(wire, 3)
+        ends = packed(here), packed(there)
+        rest = wire.port, wire.port, b"".join(train), len(train[0])
+        assert seen == [(True, *ends, *rest), (False, *reversed(ends), *rest)]
+
+
+@pytest.fixture
+def net() -> Iterator[TwoHosts]:
+    with two_hosts() as net:
+        yield net
+
+
+def wires(net: TwoHosts, stack: ExitStack) -> tuple[UdpWire, UdpWire]:
+    opened = []
+    for host in (net.a, net.b):
+        with host.enter():
+            wire = UdpWire()
+            stack.callback(wire.close)
+            wire.open()
+            opened.append(wire)
+    return opened[0], opened[1]
+
+
+@needs_netns
+class TestTwoHosts:
+    @pytest.mark.parametrize("family", ["ipv4", "ipv6", "link_local"])
+    def test_packets_and_trains(self, net: TwoHosts, family: str) -> None:
+        with ExitStack() as stack:
+            a, b = wires(net, stack)
+            scope = net.va.index if family == "link_local" else 0
+            way = path(getattr(net.va, family), getattr(net.vb, family), scope)
+            route = a.route(way)
+            single = sealed(a, route, bodies(b, 1))
+            train = sealed(a, route, bodies(b, 8))
+            assert a.send(route, single)
+            assert a.send(route, train, len(train[0]))
+            got = collect(b, 9)
+            assert [each.data for each in got] == single + train
+            expected = [0, *range(8)] if family == "ipv4" else [0] * 9
+            assert [each.identification for each in got] == expected
+            remote = got[0].remote
+            # and back along what was received
+            back = b.route(path(getattr(net.vb, family), remote[0], remote[3] if len(remote) == 4 else 0))
+            assert back.remote_host == remote[0]
+            assert b.send(back, sealed(b, back, bodies(a, 1)))
+            (answer,) = collect(a, 1)
+            assert answer.identification == 0
+            assert answer.local == way.local
+            assert answer.remote[0] == route.remote_host
+
+    @pytest.mark.parametrize("family", ["ipv4", "ipv6"])
+    def test_traffic_class(self, net: TwoHosts, family: str) -> None:
+        inet = socket.AF_INET if family == "ipv4" else socket.AF_INET6
+        with ExitStack() as stack, net.b.open_socket(inet, socket.SOCK_DGRAM) as receiver:
+            if inet == socket.AF_INET:
+                receiver.setsockopt(socket.IPPROTO_IP, _IP_RECVTOS, 1)
+            else:
+                receiver.setsockopt(socket.IPPROTO_IPV6, _IPV6_RECVTCLASS, 1)
+            receiver.bind(("", 4791))
+            receiver.settimeout(5)
+            with net.a.enter():
+                wire = UdpWire()
+                stack.callback(wire.close)
+                wire.open()
+            way = path(getattr(net.va, family), getattr(net.vb, family))
+            for traffic_class in (0, 0x68, 0xFC):
+                route = wire.route(way, traffic_class)
+                assert wire.send(route, sealed(wire, route, bodies(wire, 1)))
+                _, ancillary, _, _ = receiver.recvmsg(2048, 64)
+                ((_, _, value),) = ancillary
+                assert value[0] == traffic_class
+
+    def test_what_a_path_refuses_is_a_lost_packet(self, net: TwoHosts) -> None:
+        with ExitStack() as stack:
+            a, b = wires(net, stack)
+            way = path(net.va.ipv4, net.vb.ipv4)
+            route = a.route(way)
+            assert not a.send(route, (bytes(2000),))  # beyond the MTU, and may not be fragmented
+            assert not a.send(route, (bytes(2000), bytes(2000)), 2000)
+            assert a.counters["EMSGSIZE"] >= 2
+            assert not a.send(a.route(path(net.va.ipv4, "192.0.2.1")), (bytes(16),))
+            assert a.counters["ENETUNREACH"] == 1
+            # ... and the path is as good as before
+            train = sealed(a, route, bodies(b, 3))
+            assert a.send(route, train, len(train[0]))
+            assert [each.identification for each in collect(b, 3)] == [0, 1, 2]
+
+    def test_nobody_there(self, net: TwoHosts) -> None:
+        with ExitStack() as stack:
+            a, b = wires(net, stack)
+            b.close()
+            route = a.route(path(net.va.ipv4, net.vb.ipv4))
+            for _ in range(3):  # the peer's host answers each with an ICMP error
+                assert a.send(route, sealed(a, route, bodies(a, 1)))
+            assert not a.receive()
+
+    def test_ipv6_without_udp_checksum(self, net: TwoHosts) -> None:
+        with ExitStack() as stack, net.b.enter():
+            _, b = wires(net, stack)
+            with net.a.open_socket(socket.AF_INET6, socket.SOCK_DGRAM) as sender:
+                sender.setsockopt(*_NO_CHECKSUM[True], 1)  # as adapters send
+                sender.bind((net.va.ipv6, 0))
+                sport = sender.getsockname()[1]
+                (body,) = bodies(b, 1)
+                data = body + Icrc(packed(net.va.ipv6), packed(net.vb.ipv6), sport).seal([body])
+                sender.sendto(data, (net.vb.ipv6, 4791))
+            (got,) = collect(b, 1)
+            assert got.data == data
+            assert got.remote[1] == sport
+
+    def test_a_host_without_ipv6(self, net: TwoHosts) -> None:
+        net.b.sysctl("net.ipv6.conf.all.disable_ipv6", 1)
+        with ExitStack() as stack:
+            a, b = wires(net, stack)
+            route = a.route(path(net.va.ipv4, net.vb.ipv4))
+            assert a.send(route, sealed(a, route, bodies(b, 1)))
+            assert collect(b, 1)[0].identification == 0
+            assert not b.send(b.route(path(net.vb.ipv6, net.va.ipv6)), (bytes(16),))
+
+    @pytest.mark.parametrize("host", ["", "10.7.0.1"])
+    def test_somebody_has_the_port(self, net: TwoHosts, host: str) -> None:
+        with net.a.open_socket(socket.AF_INET, socket.SOCK_DGRAM) as other, net.a.enter():
+            other.bind((host, 4791))
+            with pytest.raises(OSError, match=r"process \d+ of user 0 has the port") as caught:
+                UdpWire().open()
+            assert caught.value.errno == errno.EADDRINUSE

@@ -1,0 +1,97 @@
+"""Packets for wires: sealed as senders seal them, checked as receivers check them."""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from rdmacm.proto.roce.headers import BTH
+from rdmacm.proto.roce.icrc import Icrc
+from rdmacm.proto.roce.opcodes import Opcode
+from rdmacm.soft.udp import UdpWire
+from rdmacm.soft.wire import WirePath, WireRoute
+
+#: Enough for a machine that is busy with other things; nothing waits that long unless it is broken.
+PATIENCE = 10.0
+
+
+def packed(text: str) -> bytes:
+    return socket.inet_pton(socket.AF_INET6 if ":" in text else socket.AF_INET, text)
+
+
+def path(local: str, remote: str, scope_id: int = 0) -> WirePath:
+    return WirePath(packed(local), packed(remote), scope_id)
+
+
+def packet(qpn: int, payload: bytes = b"", psn: int = 0) -> bytes:
+    """A packet without its ICRC."""
+    return BTH(Opcode.RC_SEND_ONLY, qpn, psn).pack() + payload
+
+
+def flow(wire: UdpWire, way: WirePath) -> Icrc:
+    """What seals the packets a wire sends along a path."""
+    return Icrc(way.local, way.remote, wire.port, wire.port)
+
+
+def sealed(wire: UdpWire, route: WireRoute, bodies: Iterable[bytes]) -> list[bytes]:
+    """Packets as they leave: in a train, number i is sealed for IPv4 identification i."""
+    seal = flow(wire, route.path).seal
+    return [body + seal([body], index) for index, body in enumerate(bodies)]
+
+
+class Packet(NamedTuple):
+    """One packet as it came."""
+
+    data: bytes
+    #: Which packet of its train it was.
+    place: int
+    remote: tuple[str, int] | tuple[str, int, int, int]
+    local: bytes
+
+    @property
+    def body(self) -> bytes:
+        return self.data[:-4]
+
+    @property
+    def identification(self) -> int | None:
+        """The IPv4 identification its ICRC was made for; None where the ICRC is wrong."""
+        family = socket.AF_INET if len(self.local) == 4 else socket.AF_INET6
+        remote = socket.inet_pton(family, self.remote[0])
+        return Icrc(remote, self.local, self.remote[1], self.remote[1]).solve([self.data])
+
+
+def taken(wire: UdpWire) -> list[Packet]:
+    """What is there now, copied and in single packets."""
+    found = []
+    for data, segment, remote, local in wire.receive():
+        step = segment or len(data)
+        pieces = [bytes(data[at : at + step]) for at in range(0, len(data), step)]
+        found += [Packet(piece, index, remote, local) for index, piece in enumerate(pieces)]
+    return found
+
+
+def wait(wires: Sequence[UdpWire], timeout: float = PATIENCE) -> None:
+    """Until one of them has something."""
+    fds = [fd for wire in wires for fd in wire.filenos()]
+    assert select.select(fds, [], [], timeout)[0], "nothing arrived"
+
+
+def collect(wire: UdpWire, count: int, timeout: float = PATIENCE) -> list[Packet]:
+    """The next ``count`` packets."""
+    found: list[Packet] = []
+    deadline = time.monotonic() + timeout
+    while len(found) < count:
+        wait([wire], max(0.0, deadline - time.monotonic()))
+        found += taken(wire)
+    return found
+
+
+def free_port() -> int:
+    """A UDP port nobody has, of either family."""
+    with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:
+        probe.bind(("::", 0))
+        port: int = probe.getsockname()[1]
+        return port
