@@ -4,6 +4,11 @@ One socket for each address family receives what any peer sends to any local add
 one buffer with many packets that the system cuts up (UDP_SEGMENT), and comes in the same way (UDP_GRO); where the
 system or a path cannot do that, packets go one by one.
 
+On Linux the processes of one user share the port (:mod:`rdmacm.soft.sharing`). The kernel gives each packet to the
+process it is for, but for two cases. Systems that join packets to trains look at addresses and lengths only, so a train
+may hold packets of several processes. And requests come to whoever looks first. What is another process's is handed
+on through its mailbox (:mod:`rdmacm.soft.mailbox`).
+
 Nothing that happens to a packet raises: a packet that could not be sent is a lost one, and is counted.
 """
 
@@ -17,14 +22,17 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from socket import AF_INET, AF_INET6
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from rdmacm.errors import cm_error, errno_name
-from rdmacm.proto.roce.headers import ROCE_PORT
+from rdmacm.proto.roce.headers import MULTICAST_QPN, ROCE_PORT
 from rdmacm.proto.roce.icrc import ICRC_LENGTH, Icrc
 from rdmacm.proto.roce.opcodes import BTH_LENGTH
 from rdmacm.proto.wire import Buffer
 from rdmacm.soft import sockets
+from rdmacm.soft.mailbox import Delivery, Mailbox, Post, bound
+from rdmacm.soft.sharing import CannotShare, Membership
+from rdmacm.soft.steering import SERVICE_ID, is_request, qpn_of, slot_of
 from rdmacm.soft.wire import Received, WirePath, WireRoute
 
 __all__ = ["Tap", "UdpRoute", "UdpWire"]
@@ -35,6 +43,8 @@ Tap: TypeAlias = Callable[[bool, bytes, bytes, int, int, Sequence[Buffer], int],
 _LONGEST = 65507
 #: How many datagrams or trains one receive() takes.
 _BATCH = 16
+#: The top byte of the destination QP number.
+_SLOT = 5
 _SHORTEST = BTH_LENGTH + ICRC_LENGTH
 #: How long a full send queue may hold up the sender, milliseconds; it drains at the link's speed.
 _PATIENCE_MS = 5
@@ -87,12 +97,29 @@ class UdpRoute:
 class _Source:
     """A socket to receive from, and where in its ancillary data the local address is."""
 
-    __slots__ = ("end", "info", "recvmsg_into", "start")
+    __slots__ = ("end", "info", "is_gsi", "recvmsg_into", "start")
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, is_gsi: bool) -> None:
+        self.is_gsi = is_gsi
         self.recvmsg_into = sock.recvmsg_into
         # of in_pktinfo the address in the packet's header, which the ICRC covers
         self.info, self.start, self.end = sockets.PACKET_INFO[AF_INET6 if sock.family == AF_INET6 else AF_INET]
+
+
+class _Token:
+    """One call of listen()."""
+
+    __slots__ = ("key",)
+
+    def __init__(self, key: tuple[int, bytes | None]) -> None:
+        self.key = key
+
+
+class _Listening(NamedTuple):
+    """Who in this process listens on a service id and address, and what other processes hand on for it."""
+
+    tokens: set[object]
+    mailbox: Mailbox | None
 
 
 class UdpWire:
@@ -101,8 +128,11 @@ class UdpWire:
     ``trains`` False sends and takes packets one by one. ``port`` is another port, for tests.
 
     ``counters`` counts what was lost or done the long way: ``no_room`` (the send queue stayed full), the name of an
-    errno for each packet or train the system refused, ``trains_cut`` (trains sent one by one), ``short`` (datagrams
-    too short for a packet).
+    errno for each packet or train the system refused, ``trains_cut`` (trains sent one by one), ``short`` (packets too
+    short to be one), ``forwarded`` (handed to another process), ``forward_full`` (lost, for that one does not keep up),
+    ``stray`` (for no process there is).
+
+    Calls come from threads of the namespace it was opened in.
 
     ``tap``, where set, sees every datagram and train after it was sent or received.
     """
@@ -117,8 +147,13 @@ class UdpWire:
         self._sockets: list[socket.socket | None] = [None, None]
         self._readers: dict[int, Callable[[list[Received]], None]] = {}
         self._poller: select.epoll | select.poll | None = None
-        self._buffers = [([view], view) for view in (memoryview(bytearray(65536)) for _ in range(_BATCH))]
+        self._buffers: list[tuple[list[memoryview], memoryview]] = []
+        self._used = 0
         self._streaming = False
+        self._member: Membership | None = None
+        self._mailbox: Mailbox | None = None
+        self._listening: dict[tuple[int, bytes | None], _Listening] = {}
+        self._post = Post()
 
     # -- opening and closing --------------------------------------------------------------------------
 
@@ -128,37 +163,69 @@ class UdpWire:
         if not hasattr(socket.socket, "recvmsg_into"):
             raise cm_error(errno.ENOSYS, "this system does not tell where a datagram came to", "open_device")
         try:
-            for index, family in enumerate(sockets.FAMILIES):
-                self._sockets[index] = sockets.open_socket(family, self.port, trains=self._trains)
-        except OSError as error:
-            self.close()
-            raise sockets.bind_error(error.errno or errno.EIO, self.port) from error
-        self.slot = 1
-        self._begin()
-
-    def _begin(self) -> None:
+            self._member = Membership.join(self.port, trains=self._trains)
+        except CannotShare:
+            self._sockets = self._open_alone()
+            self.slot = 1
+        else:
+            self._sockets = self._member.data
+            self.slot = self._member.slot
         # One question for all descriptors, a quarter of what it costs to ask an empty socket.
         self._poller = select.epoll() if hasattr(select, "epoll") else select.poll()
         for sock in self._sockets:
             if sock is not None:
-                self._watch(sock.fileno(), partial(self._read, _Source(sock)))
+                self._watch(sock.fileno(), partial(self._read, _Source(sock, False)))
                 if self._trains and sockets.can_segment(sock):
                     self._train_bytes = _LONGEST
+        if (member := self._member) is not None:
+            for sock in member.gsi:
+                if sock is not None:
+                    self._watch(sock.fileno(), partial(self._read, _Source(sock, True)))
+            self._watch(member.door.fileno(), lambda _: member.admit())
+            self._mailbox = Mailbox(member.mailbox, self._watch, self._unwatch)
+
+    def _open_alone(self) -> list[socket.socket | None]:
+        opened: list[socket.socket | None] = [None, None]
+        try:
+            for index, family in enumerate(sockets.FAMILIES):
+                opened[index] = sockets.open_socket(family, self.port, trains=self._trains)
+        except OSError as error:
+            if opened[0] is not None:
+                opened[0].close()
+            raise sockets.bind_error(error.errno or errno.EIO, self.port) from error
+        return opened
 
     def _watch(self, fd: int, reader: Callable[[list[Received]], None]) -> None:
         assert self._poller is not None
         self._readers[fd] = reader
         self._poller.register(fd, select.POLLIN)
 
+    def _unwatch(self, fd: int) -> None:
+        assert self._poller is not None
+        del self._readers[fd]
+        self._poller.unregister(fd)
+
     def close(self) -> None:
+        if self._poller is None:
+            return
+        for listening in self._listening.values():
+            if listening.mailbox is not None:
+                listening.mailbox.close()
+        self._listening.clear()
+        if self._mailbox is not None:
+            self._mailbox.close()
+        self._post.close()
         if isinstance(self._poller, select.epoll):
             self._poller.close()
-        self._poller = None
+        self._poller = self._mailbox = None
+        self._readers.clear()
+        if self._member is not None:
+            self._member.close()
+            self._member = None
         for sock in self._sockets:
             if sock is not None:
                 sock.close()
         self._sockets = [None, None]
-        self._readers.clear()
 
     def abandon(self) -> None:
         """Let go of a wire inherited by fork(2): the parent's goes on."""
@@ -172,10 +239,43 @@ class UdpWire:
     # -- requests -------------------------------------------------------------------------------------
 
     def listen(self, service_id: int, local: bytes | None) -> object:
-        return service_id, local
+        """See :meth:`Wire.listen`; an address of zeros is any of its family.
+
+        EADDRINUSE where another process listens on the same service id and address.
+        """
+        if self._poller is None:
+            raise cm_error(errno.EBADF, "the wire is not open", "listen")
+        key = service_id, local
+        if key not in self._listening:
+            mailbox = None
+            if self._member is not None:
+                try:
+                    name = bound(self._member.service_name(*key))
+                except OSError as error:
+                    raise cm_error(
+                        error.errno or errno.EIO,
+                        f"another process listens on service id {service_id:#x}"
+                        if error.errno == errno.EADDRINUSE
+                        else f"no mailbox for service id {service_id:#x} ({error.strerror})",
+                        "listen",
+                    ) from error
+                mailbox = Mailbox(name, self._watch, self._unwatch)
+            self._listening[key] = _Listening(set(), mailbox)
+        token = _Token(key)
+        self._listening[key].tokens.add(token)
+        return token
 
     def unlisten(self, token: object) -> None:
-        pass
+        if not isinstance(token, _Token):
+            return
+        listening = self._listening.get(token.key)
+        if listening is None or token not in listening.tokens:
+            return
+        listening.tokens.discard(token)
+        if not listening.tokens:
+            del self._listening[token.key]
+            if listening.mailbox is not None:
+                listening.mailbox.close()
 
     # -- receiving ------------------------------------------------------------------------------------
 
@@ -186,8 +286,10 @@ class UdpWire:
         if not ready:
             self._streaming = False
             return ()
+        self._used = 0
         found: list[Received] = []
         for fd, _ in ready:
+            # A reader may close what another one of the list reads.
             reader = self._readers.get(fd)
             if reader is not None:
                 reader(found)
@@ -196,31 +298,94 @@ class UdpWire:
     def _read(self, source: _Source, found: list[Received]) -> None:
         # To ask again costs as much as a packet does, so a socket is asked twice only where packets keep coming: a
         # lone message is answered sooner.
-        limit = _BATCH if self._streaming else len(found) + 1
+        limit = self._used + (_BATCH if self._streaming else 1)
         self._streaming = True
-        info = source.info
-        while len(found) < limit:
-            buffers, view = self._buffers[len(found)]
+        while self._used < limit:
+            if self._used == len(self._buffers):
+                view = memoryview(bytearray(65536))
+                self._buffers.append(([view], view))
+            buffers, view = self._buffers[self._used]
             try:
                 size, control, _, remote = source.recvmsg_into(buffers, sockets.ANCILLARY_SPACE)
             except OSError as error:
                 if error.errno != errno.EAGAIN:
                     self.counters[errno_name(error.errno or 0)] += 1
                 return
+            self._used += 1
             local = b""
             segment = 0
             for _, kind, value in control:
-                if kind == info:
+                if kind == source.info:
                     local = value[source.start : source.end]
                 elif kind == sockets.UDP_GRO:
                     segment = int.from_bytes(value[:4], sys.byteorder)
             if size < _SHORTEST or not local:
                 self.counters["short"] += 1
                 continue
+            if segment >= size:
+                segment = 0
             data = view[:size]
             if self.tap is not None:
                 self._tap_incoming(data, segment, remote, local)
-            found.append((data, segment if segment < size else 0, remote, local))
+            received = data, segment, remote, local
+            if self._member is None:
+                found.append(received)
+            elif segment:
+                slots = bytes(data[_SLOT::segment])
+                if slots.count(self.slot) == len(slots):
+                    found.append(received)
+                else:
+                    self._sort_train(source.is_gsi, received, found)
+            elif data[_SLOT] == self.slot or self._is_ours(source.is_gsi, received):
+                found.append(received)
+
+    def _sort_train(self, is_gsi: bool, train: Received, found: list[Received]) -> None:
+        """Keep our packets of a train, each by itself, and hand on the others."""
+        data, segment, remote, local = train
+        for start in range(0, len(data), segment):
+            packet = data[start : start + segment]
+            if len(packet) < _SHORTEST:
+                self.counters["short"] += 1
+            elif self._is_ours(is_gsi, (packet, 0, remote, local)):
+                found.append((packet, 0, remote, local))
+
+    def _is_ours(self, is_gsi: bool, received: Received) -> bool:
+        """Whether a single packet is for this process; one that is not is handed on."""
+        assert self._member is not None
+        packet = received[0]
+        qpn = qpn_of(packet)
+        if qpn == MULTICAST_QPN:
+            return not is_gsi  # which come to every socket there is
+        slot = slot_of(packet)
+        if slot == self.slot:
+            return True
+        if slot:
+            if not self._forward((self._member.mailbox_name(slot),), received):
+                self.counters["stray"] += 1
+            return False
+        if qpn != 1:
+            self.counters["stray"] += 1
+            return False
+        if not is_request(packet):
+            return True
+        service_id = int.from_bytes(packet[SERVICE_ID : SERVICE_ID + 8], "big")
+        local = received[3]
+        names = []
+        for where in (local, bytes(len(local)), None):
+            if (service_id, where) in self._listening:
+                break
+            names.append(self._member.service_name(service_id, where))
+        # Nobody listens: then it is as good a process as any to say so.
+        return not self._forward(names, received)
+
+    def _forward(self, names: Sequence[str], received: Received) -> bool:
+        """Hand a packet to the first of some mailboxes there is; False where there is none."""
+        for name in names:
+            delivery = self._post.send(name, received)
+            if delivery is not Delivery.NOBODY:
+                self.counters["forwarded" if delivery is Delivery.SENT else "forward_full"] += 1
+                return True
+        return False
 
     def _tap_incoming(self, data: memoryview, segment: int, remote: tuple[str, int], local: bytes) -> None:
         assert self.tap is not None

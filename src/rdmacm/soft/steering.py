@@ -1,0 +1,101 @@
+"""Which process a packet is for, where several share UDP port 4791 of a host.
+
+Each process has a slot, 1..255, and its slot is the top byte of its QP numbers and of its communication ids. So a
+packet says itself where it belongs: most by the destination QP number of its BTH, management datagrams, which all go
+to QP 1, by the communication id they were sent for. Slot 0 takes what is for nobody in particular: requests for a
+service id, and what says nothing.
+
+The rule is here twice, as a function and as the program the kernel runs on every datagram.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import socket
+import struct
+
+from rdmacm.proto.mad import MgmtClass
+from rdmacm.proto.wire import Buffer
+
+__all__ = ["SERVICE_ID", "attach", "is_request", "qpn_of", "slot_of"]
+
+_QPN = 4
+_MAD = 20  # after BTH and DETH
+_CLASS = _MAD + 1
+_ATTRIBUTE = _MAD + 16
+_LOCAL_ID = _MAD + 24
+_REMOTE_ID = _LOCAL_ID + 4
+
+#: Where requests have the service id they are for, eight bytes.
+SERVICE_ID = _LOCAL_ID + 8
+
+_REQ, _SIDR_REQ, _SIDR_REP = 0x10, 0x17, 0x18
+_LAST_ATTRIBUTE = 0x1A
+
+_SO_ATTACH_REUSEPORT_CBPF = 51
+
+
+def qpn_of(packet: Buffer) -> int:
+    """The destination QP number of a packet that has a BTH."""
+    return packet[_QPN + 1] << 16 | packet[_QPN + 2] << 8 | packet[_QPN + 3]
+
+
+def _attribute(packet: Buffer) -> int:
+    """The attribute id of a message of the communication manager, 0 for any other packet."""
+    if qpn_of(packet) != 1 or len(packet) <= SERVICE_ID or packet[_CLASS] != MgmtClass.COM_MGT:
+        return 0
+    return packet[_ATTRIBUTE] << 8 | packet[_ATTRIBUTE + 1]
+
+
+def slot_of(packet: Buffer) -> int:
+    """The slot of the process a packet is for; ``packet`` has a BTH."""
+    if qpn_of(packet) != 1:
+        return packet[_QPN + 1]
+    attribute = _attribute(packet)
+    if attribute == _SIDR_REP:
+        return packet[_LOCAL_ID]  # its request id, which the asker chose
+    if _REQ < attribute <= _LAST_ATTRIBUTE and attribute != _SIDR_REQ:
+        return packet[_REMOTE_ID]
+    return 0
+
+
+def is_request(packet: Buffer) -> bool:
+    """Whether a packet asks for a service id: REQ and SIDR_REQ."""
+    return _attribute(packet) in (_REQ, _SIDR_REQ) and len(packet) >= SERVICE_ID + 8
+
+
+# The instructions of a classic BPF program (linux/bpf_common.h): load a word, half word or byte of the packet into
+# the accumulator, compare, return. A load beyond the end ends the program with 0.
+_LOAD4, _LOAD2, _LOAD1 = 0x20, 0x28, 0x30
+_AND, _SHIFT, _IF_EQUAL, _IF_ABOVE, _RETURN, _RETURN_0 = 0x54, 0x74, 0x15, 0x25, 0x16, 0x06
+
+#: (code, instructions to skip if so, if not, operand)
+_PROGRAM = (
+    (_LOAD4, 0, 0, _QPN),
+    (_AND, 0, 0, 0xFFFFFF),
+    (_IF_EQUAL, 2, 0, 1),
+    (_SHIFT, 0, 0, 16),
+    (_RETURN, 0, 0, 0),
+    (_LOAD1, 0, 0, SERVICE_ID),  # for its being there
+    (_LOAD1, 0, 0, _CLASS),
+    (_IF_EQUAL, 0, 9, MgmtClass.COM_MGT),
+    (_LOAD2, 0, 0, _ATTRIBUTE),
+    (_IF_EQUAL, 5, 0, _SIDR_REP),
+    (_IF_EQUAL, 6, 0, _SIDR_REQ),
+    (_IF_ABOVE, 0, 5, _REQ),
+    (_IF_ABOVE, 4, 0, _LAST_ATTRIBUTE),
+    (_LOAD1, 0, 0, _REMOTE_ID),
+    (_RETURN, 0, 0, 0),
+    (_LOAD1, 0, 0, _LOCAL_ID),
+    (_RETURN, 0, 0, 0),
+    (_RETURN_0, 0, 0, 0),
+)
+_INSTRUCTION = struct.Struct("=HBBI")
+
+
+def attach(sock: socket.socket) -> None:
+    """Let the kernel choose among the sockets that share a port with this one: the one that was bound as the
+    slot-th, counted from 0. OSError where it cannot."""
+    code = ctypes.create_string_buffer(b"".join(_INSTRUCTION.pack(*line) for line in _PROGRAM))
+    program = struct.pack("@HP", len(_PROGRAM), ctypes.addressof(code))
+    sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_REUSEPORT_CBPF, program)

@@ -1,0 +1,97 @@
+"""The kernel and the library agree about whose a packet is."""
+
+from __future__ import annotations
+
+import random
+import select
+import socket
+import struct
+from collections.abc import Iterator
+
+import pytest
+
+from rdmacm.proto.cm.messages import AttributeId
+from rdmacm.soft import sockets
+from rdmacm.soft.steering import attach, is_request, slot_of
+from support.processes import linux_only
+from support.wires import free_port, packet
+
+pytestmark = linux_only
+
+SLOTS = 4
+
+
+def mad(attribute: int, local_id: int = 0, remote_id: int = 0, service_id: int = 0, mgmt_class: int = 7) -> bytes:
+    """A management datagram with what steers it."""
+    header = struct.pack("!BBBBHHQHHI", 1, mgmt_class, 2, 3, 0, 0, 0, attribute, 0, 0)
+    ids = struct.pack("!IIQ", local_id, remote_id, service_id)
+    return packet(1, bytes(8) + (header + ids).ljust(256, b"\0"))
+
+
+@pytest.fixture
+def group() -> Iterator[list[socket.socket]]:
+    """Sockets of a port in slots 0..3."""
+    port = free_port()
+    opened = []
+    for _ in range(SLOTS):
+        sock = sockets.open_socket(socket.AF_INET, port, shared=True)
+        assert sock is not None
+        opened.append(sock)
+    attach(opened[0])
+    yield opened
+    for sock in opened:
+        sock.close()
+
+
+def went_to(group: list[socket.socket], data: bytes) -> int:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        sender.sendto(data, ("127.0.0.1", group[0].getsockname()[1]))
+    (ready,), _, _ = select.select(group, [], [], 5)
+    assert ready.recv(4096) == data
+    return group.index(ready)
+
+
+ATTRIBUTES = [*AttributeId, 0x0F, 0x1B, 0x0110, 0x1100, 0]
+
+
+class TestSlots:
+    @pytest.mark.parametrize("slot", range(1, SLOTS))
+    def test_data_goes_by_the_destination_qpn(self, group: list[socket.socket], slot: int) -> None:
+        data = packet(slot << 16 | 0x1234)
+        assert slot_of(data) == slot
+        assert went_to(group, data) == slot
+
+    def test_the_bits_before_the_qpn_do_not_matter(self, group: list[socket.socket]) -> None:
+        data = bytearray(packet(3 << 16 | 9))
+        data[4] = 0xFF
+        assert slot_of(data) == went_to(group, bytes(data)) == 3
+
+    @pytest.mark.parametrize("attribute", ATTRIBUTES)
+    def test_mads_go_by_the_communication_id(self, group: list[socket.socket], attribute: int) -> None:
+        data = mad(attribute, local_id=0x02_000001, remote_id=0x03_000001)
+        if attribute in (AttributeId.REQ, AttributeId.SIDR_REQ) or attribute not in list(AttributeId):
+            expected = 0
+        else:
+            expected = 2 if attribute == AttributeId.SIDR_REP else 3
+        assert slot_of(data) == went_to(group, data) == expected
+        assert is_request(data) == (attribute in (AttributeId.REQ, AttributeId.SIDR_REQ))
+
+    def test_a_reject_of_an_unknown_request_is_nobodys(self, group: list[socket.socket]) -> None:
+        data = mad(AttributeId.REJ, local_id=0x02_000001)
+        assert slot_of(data) == went_to(group, data) == 0
+
+    def test_other_classes_are_nobodys(self, group: list[socket.socket]) -> None:
+        data = mad(AttributeId.REP, 0x02_000001, 0x03_000001, mgmt_class=3)
+        assert slot_of(data) == went_to(group, data) == 0
+
+    def test_short_and_random_packets(self, group: list[socket.socket]) -> None:
+        dice = random.Random(4791)
+        whole = mad(AttributeId.REP, 0x02_000001, 0x03_000001)
+        for size in range(16, len(whole)):
+            data = whole[:size]
+            assert slot_of(data) == went_to(group, data)
+        for _ in range(300):
+            changed = bytearray(whole)
+            for _ in range(3):
+                changed[dice.choice((5, 6, 7, 21, 36, 37, 44, 48))] = dice.randrange(SLOTS)
+            assert slot_of(changed) == went_to(group, bytes(changed))

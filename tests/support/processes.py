@@ -1,0 +1,203 @@
+"""Other processes of this host with wires of their own, which do as they are told.
+
+They are forked, so that one costs milliseconds, and say themselves who answered what.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pytest
+
+from rdmacm.soft.udp import UdpWire
+from rdmacm.soft.wire import Received
+from support.wires import PATIENCE, packet, path
+
+__all__ = ["CallFailed", "Server", "Worker", "workers"]
+
+HERE = path("127.0.0.1", "127.0.0.1")
+#: How long a ping goes unanswered before it is lost. No machine is that slow.
+LOST_SECONDS = 2.0
+
+
+class CallFailed(Exception):
+    """The OSError of a call."""
+
+    def __init__(self, number: int, text: str) -> None:
+        super().__init__(text)
+        self.errno = number
+
+
+class Server:
+    """What runs in the other process: a wire, an echo, pings of its own, and what came that is neither."""
+
+    def __init__(self, control: Connection, port: int) -> None:
+        self.control = control
+        self.wire = UdpWire(port=port)
+        self.other: list[tuple[bytes, int, str, bytes]] = []
+        self.wrong = 0
+        self.target = 0
+        self.sequence = self.answered = self.lost = 0
+        self.asked_at = 0.0
+        self.tokens: list[object] = []
+
+    def serve(self) -> None:
+        while True:
+            timeout = max(0.0, self.asked_at + LOST_SECONDS - time.monotonic()) if self.target else None
+            ready, _, _ = select.select([self.control.fileno(), *self.wire.filenos()], [], [], timeout)
+            for received in self.wire.receive():
+                self.take(received)
+            if self.target and time.monotonic() > self.asked_at + LOST_SECONDS:
+                self.lost += 1
+                self.ask()
+            if self.control.fileno() in ready:
+                self.obey()
+
+    def obey(self) -> None:
+        call, args = self.control.recv()
+        try:
+            self.control.send((True, call(self, *args)))
+        except OSError as error:
+            self.control.send((False, (error.errno, str(error))))
+
+    def take(self, received: Received) -> None:
+        data, segment, remote, local = received
+        for start in range(0, len(data), segment or len(data)):
+            body = bytes(data[start : start + segment] if segment else data)
+            qpn = int.from_bytes(body[5:8], "big")
+            if qpn != 1 and qpn >> 16 != self.wire.slot:
+                self.wrong += 1
+            elif body[12:13] == b"?":
+                answer = b"!" + body[16:20] + os.getpid().to_bytes(4, "big")
+                self.send(int.from_bytes(body[13:16], "big"), answer)
+            elif body[12:13] == b"!" and self.target:
+                if body[13:17] == self.sequence.to_bytes(4, "big"):
+                    self.answered += 1
+                    self.ask()
+            else:
+                self.other.append((body, segment, remote[0], local))
+
+    def send(self, qpn: int, payload: bytes) -> None:
+        self.wire.send(self.wire.route(HERE), (packet(qpn, payload), bytes(4)))
+
+    def ask(self) -> None:
+        self.sequence += 1
+        self.asked_at = time.monotonic()
+        reply = (self.wire.slot << 16 | 2).to_bytes(3, "big")
+        self.send(self.target, b"?" + reply + self.sequence.to_bytes(4, "big"))
+
+    # -- what it can be told --------------------------------------------------------------------------
+
+    def open(self) -> int:
+        self.wire.open()
+        return self.wire.slot
+
+    def ping(self, slot: int) -> None:
+        """Ping a slot without end, each as soon as the one before is answered."""
+        self.target = slot << 16 | 3
+        self.ask()
+
+    def pings(self) -> tuple[int, int, int]:
+        """(answered, lost, packets that came to the wrong process)."""
+        return self.answered, self.lost, self.wrong
+
+    def listen(self, service_id: int, local: bytes | None) -> None:
+        self.tokens.append(self.wire.listen(service_id, local))
+
+    def unlisten(self) -> None:
+        self.wire.unlisten(self.tokens.pop(0))
+
+    def taken(self) -> list[tuple[bytes, int, str, bytes]]:
+        """What came so far that was no ping: (packet or train, segment, remote, local)."""
+        taken, self.other = self.other, []
+        return taken
+
+    def counters(self) -> dict[str, int]:
+        return dict(self.wire.counters)
+
+
+class Worker:
+    """A process with a :class:`Server`. ``worker(Server.open)`` has it call that; a module's function will do too."""
+
+    def __init__(self, port: int) -> None:
+        self.control, theirs = Pipe()
+        self.slot = 0
+        self.stopped = False
+        self.pid = os.fork()
+        if not self.pid:
+            status = 1
+            try:
+                self.control.close()
+                Server(theirs, port).serve()
+            except EOFError:
+                status = 0
+            finally:
+                os._exit(status)
+        theirs.close()
+
+    def __call__(self, call: Callable[..., Any], *args: object) -> Any:
+        self.begin(call, *args)
+        return self.result()
+
+    def begin(self, call: Callable[..., Any], *args: object) -> None:
+        self.control.send((call, args))
+
+    def result(self) -> Any:
+        assert self.control.poll(PATIENCE), f"process {self.pid} does not answer"
+        done, result = self.control.recv()
+        if not done:
+            raise CallFailed(*result)
+        return result
+
+    def open(self) -> int:
+        self.slot = self(Server.open)
+        return self.slot
+
+    def collect(self, count: int) -> list[tuple[bytes, int, str, bytes]]:
+        """At least ``count`` of what came that was no ping."""
+        found = self(Server.taken)
+        deadline = time.monotonic() + PATIENCE
+        while len(found) < count:
+            assert time.monotonic() < deadline, f"{len(found)} of {count} arrived"
+            found += self(Server.taken)
+        return found  # type: ignore[no-any-return]
+
+    def signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+        self.stopped = number == signal.SIGSTOP
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it is gone."""
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+            self.pid = 0
+            self.control.close()
+
+
+@contextlib.contextmanager
+def workers(port: int) -> Iterator[Callable[[], Worker]]:
+    """Makes workers for a port, and ends them."""
+    made: list[Worker] = []
+
+    def make() -> Worker:
+        worker = Worker(port)
+        made.append(worker)
+        return worker
+
+    try:
+        yield make
+    finally:
+        for worker in made:
+            worker.kill()
+
+
+linux_only = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="sharing is Linux's")
