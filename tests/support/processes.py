@@ -6,10 +6,12 @@ They are forked, so that one costs milliseconds, and say themselves who answered
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import select
 import signal
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -136,9 +138,13 @@ class Worker:
             status = 1
             try:
                 self.control.close()
+                for wire in [each for each in gc.get_objects() if isinstance(each, UdpWire)]:
+                    wire.abandon()  # those the test has open
                 Server(theirs, port).serve()
             except EOFError:
                 status = 0
+            except BaseException:
+                traceback.print_exc()
             finally:
                 os._exit(status)
         theirs.close()

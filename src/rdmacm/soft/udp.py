@@ -201,24 +201,26 @@ class UdpWire:
         self._poller.register(fd, select.POLLIN)
 
     def _unwatch(self, fd: int) -> None:
-        assert self._poller is not None
-        del self._readers[fd]
-        self._poller.unregister(fd)
+        if self._poller is not None:
+            del self._readers[fd]
+            self._poller.unregister(fd)
 
     def close(self) -> None:
         if self._poller is None:
             return
+        # First, and nothing is taken out of it: after fork(2) both processes have this one list of descriptors.
+        if isinstance(self._poller, select.epoll):
+            self._poller.close()
+        self._poller = None
+        self._readers.clear()
         for listening in self._listening.values():
             if listening.mailbox is not None:
                 listening.mailbox.close()
         self._listening.clear()
         if self._mailbox is not None:
             self._mailbox.close()
+            self._mailbox = None
         self._post.close()
-        if isinstance(self._poller, select.epoll):
-            self._poller.close()
-        self._poller = self._mailbox = None
-        self._readers.clear()
         if self._member is not None:
             self._member.close()
             self._member = None

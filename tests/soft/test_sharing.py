@@ -1,0 +1,492 @@
+"""Several processes on one port: each gets its own packets, whatever becomes of the others."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import signal
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
+
+import pytest
+
+from rdmacm.proto.cm.messages import AttributeId
+from rdmacm.soft import sharing
+from rdmacm.soft.sharing import Membership
+from rdmacm.soft.udp import UdpWire
+from support.processes import CallFailed, Server, Worker, linux_only, workers
+from support.wires import Packet, collect, free_port, packed, packet, path, sealed, taken, wait
+
+pytestmark = linux_only
+
+NOBODY = 65534
+SERVICE = 0x0000_0000_0106_1D2F
+
+MakeWorker: TypeAlias = Callable[[], Worker]
+HERE = path("127.0.0.1", "127.0.0.1")
+
+needs_root = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="becoming another user")
+
+
+@pytest.fixture
+def port() -> int:
+    return free_port()
+
+
+@pytest.fixture
+def worker(port: int) -> Iterator[MakeWorker]:
+    with workers(port) as make:
+        yield make
+
+
+@pytest.fixture
+def wire(port: int) -> Iterator[UdpWire]:
+    """A wire of this process: the first."""
+    wire = UdpWire(port=port)
+    wire.open()
+    yield wire
+    wire.close()
+
+
+def joins(wire: UdpWire, worker: Worker) -> int:
+    """Have a worker open, and let it in."""
+    worker.begin(Server.open)
+    while not worker.control.poll():
+        wire.receive()
+    worker.slot = worker.result()
+    return worker.slot
+
+
+def mad(attribute: int, service_id: int = SERVICE, *, remote_id: int = 0, tail: bytes = b"") -> bytes:
+    header = struct.pack("!BBBBHHQHHI", 1, 7, 2, 3, 0, 0, 0, attribute, 0, 0)
+    return packet(1, bytes(8) + (header + struct.pack("!IIQ", 0, remote_id, service_id) + tail).ljust(256, b"\0"))
+
+
+def bodies(found: list[tuple[bytes, int, str, bytes]]) -> list[bytes]:
+    return [body[:-4] for body, _, _, _ in found]
+
+
+class TestJoining:
+    def test_each_process_gets_its_own_packets(self, worker: MakeWorker) -> None:
+        members = [worker() for _ in range(4)]
+        assert [member.open() for member in members] == [1, 2, 3, 4]
+        for member in members:
+            for other in members:
+                member(Server.send, other.slot << 16 | 7, bytes((member.slot, other.slot)))
+        for member in members:
+            got = bodies(member.collect(4))
+            assert sorted(body[12:] for body in got) == [bytes((n, member.slot)) for n in (1, 2, 3, 4)]
+
+    def test_many_at_once(self, worker: MakeWorker) -> None:
+        members = [worker() for _ in range(12)]
+        for member in members:
+            member.begin(Server.open)
+        slots = [member.result() for member in members]
+        assert sorted(slots) == list(range(1, 13))
+        for member, slot in zip(members, slots, strict=True):
+            members[0](Server.send, slot << 16 | 7, bytes((slot,)))
+            assert [body[12:] for body in bodies(member.collect(1))] == [bytes((slot,))]
+
+    def test_the_slot_of_a_dead_process_is_used_again(self, worker: MakeWorker) -> None:
+        members = [worker() for _ in range(3)]
+        assert [member.open() for member in members] == [1, 2, 3]
+        members[1].kill()
+        # What came for the dead one is not for its heir.
+        members[0](Server.send, 2 << 16 | 7, b"old")
+        heir = worker()
+        assert heir.open() == 2
+        members[0](Server.send, 2 << 16 | 7, b"new")
+        assert [body[12:] for body in bodies(heir.collect(1))] == [b"new"]
+        # ... and the last slot is where it was.
+        members[0](Server.send, 3 << 16 | 7, b"3")
+        assert [body[12:] for body in bodies(members[2].collect(1))] == [b"3"]
+
+    def test_leaving_and_coming_back(self, wire: UdpWire, worker: MakeWorker) -> None:
+        other = worker()
+        assert (wire.slot, joins(wire, other)) == (1, 2)
+        wire.close()
+        with pytest.raises(CallFailed):  # the wire is open; what matters is that its process lives on alone
+            other(Server.listen, SERVICE, b"bad" * 100)
+        third = worker()
+        assert third.open() == 1
+        wire.open()
+        assert wire.slot == 3
+
+    def test_all_die_and_another_begins(self, worker: MakeWorker) -> None:
+        members = [worker() for _ in range(3)]
+        assert [member.open() for member in members] == [1, 2, 3]
+        for member in members:
+            member.kill()
+        assert worker().open() == 1
+
+    def test_no_slot_left(self, wire: UdpWire, worker: MakeWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sharing, "MAX_SLOT", 2)
+        assert joins(wire, worker()) == 2
+        with pytest.raises(CallFailed, match="2 processes share the port already") as caught:
+            joins(wire, worker())
+        assert caught.value.errno == errno.EUSERS
+
+    def test_one_that_dies_before_its_sockets_are_parked(
+        self, wire: UdpWire, worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await_order = sharing._await_order
+
+        def die(*args: object) -> None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        monkeypatch.setattr(sharing, "_await_order", die)
+        victim = worker()
+        victim.begin(Server.open)
+        monkeypatch.setattr(sharing, "_await_order", await_order)
+        while not victim.control.poll():
+            wire.receive()
+        victim.kill()
+        member = worker()
+        assert joins(wire, member) == 2
+        assert joins(wire, worker()) == 3
+        wire.send(wire.route(HERE), (packet(2 << 16 | 7, b"2"), bytes(4)))
+        assert [body[12:] for body in bodies(member.collect(1))] == [b"2"]
+
+    def test_nobody_lets_one_in(self, worker: MakeWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sharing, "JOIN_SECONDS", 0.2)
+        first = worker()
+        first.open()
+        first.signal(signal.SIGSTOP)
+        with pytest.raises(CallFailed, match=rf"process {first.pid}, .* lets nobody in.*continue or end") as caught:
+            worker().open()
+        assert caught.value.errno == errno.EBUSY
+        first.signal(signal.SIGCONT)
+        assert worker().open() == 2
+
+    def test_somebody_stopped_while_joining(
+        self, wire: UdpWire, worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await_order = sharing._await_order
+
+        def stop(*args: object) -> None:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+        monkeypatch.setattr(sharing, "_await_order", stop)
+        stuck = worker()
+        stuck.begin(Server.open)
+        monkeypatch.setattr(sharing, "_await_order", await_order)
+        monkeypatch.setattr(sharing, "JOIN_SECONDS", 0.2)
+        while os.waitpid(stuck.pid, os.WUNTRACED | os.WNOHANG) == (0, 0):
+            wire.receive()
+        with pytest.raises(CallFailed, match=f"process {stuck.pid} is joining") as caught:
+            joins(wire, worker())
+        assert caught.value.errno == errno.EBUSY
+        stuck.signal(signal.SIGCONT)
+        assert stuck.result() == 2
+        assert joins(wire, worker()) == 3
+
+    def test_a_program_that_does_not_play_along(self, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sharing, "JOIN_SECONDS", 0.1)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            other.bind(("", port))
+            with pytest.raises(OSError, match="a program of the same user has the port too") as caught:
+                UdpWire(port=port).open()
+        assert caught.value.errno == errno.EADDRINUSE
+
+    def test_a_program_that_does_not_share(self, port: int) -> None:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+            other.bind(("127.0.0.1", port))
+            with pytest.raises(OSError, match=rf"process {os.getpid()} of user {os.geteuid()} has the port") as caught:
+                UdpWire(port=port).open()
+        assert caught.value.errno == errno.EADDRINUSE
+
+    @needs_root
+    def test_another_user(self, wire: UdpWire, worker: MakeWorker) -> None:
+        other = worker()
+        other(os_setuid, NOBODY)
+        with pytest.raises(CallFailed, match=f"process {os.getpid()} of user 0 has the port.*run as user 0") as caught:
+            other.open()
+        assert caught.value.errno == errno.EACCES
+        wire.receive()  # which hangs up on it
+
+    @needs_root
+    def test_a_user_without_privileges(self, port: int, worker: MakeWorker) -> None:
+        members = [worker() for _ in range(3)]
+        for member in members:
+            member(os_setuid, NOBODY)
+        assert [member.open() for member in members] == [1, 2, 3]
+        members[1].kill()
+        members[0](Server.send, 3 << 16 | 7, b"3")
+        assert [body[12:] for body in bodies(members[2].collect(1))] == [b"3"]
+        with pytest.raises(OSError, match=f"of user {NOBODY} has the port") as caught:
+            UdpWire(port=port).open()
+        assert caught.value.errno == errno.EACCES
+
+    def test_descriptors_end_with_exec(self, port: int, worker: MakeWorker) -> None:
+        member = worker()
+        member.open()
+        before = set(os.listdir("/proc/self/fd"))
+        wire = UdpWire(port=port)
+        wire.open()
+        wire.listen(SERVICE, None)
+        wire.send(wire.route(HERE), (mad(AttributeId.REQ, SERVICE + 1), bytes(4)))
+        opened = [int(fd) for fd in set(os.listdir("/proc/self/fd")) - before if os.path.exists(f"/proc/self/fd/{fd}")]
+        assert len(opened) >= 8
+        assert not any(os.get_inheritable(fd) for fd in opened)
+        wire.close()
+        assert len(os.listdir("/proc/self/fd")) <= len(before)
+
+
+def os_setuid(server: Server, uid: int) -> None:
+    os.setgroups([])
+    os.setgid(uid)
+    os.setuid(uid)
+
+
+class TestFork:
+    def test_a_child_is_another_member(self, wire: UdpWire) -> None:
+        token = wire.listen(SERVICE, None)
+        ready, done = os.pipe()
+        pid = os.fork()
+        if not pid:
+            status = 1
+            try:
+                wire.abandon()
+                mine = UdpWire(port=wire.port)
+                mine.open()
+                (first,) = collect(mine, 1)
+                status = 0 if mine.slot == 2 and first.body[12:] == b"child" else 2
+            finally:
+                os._exit(status)
+        os.close(ready)
+        os.close(done)
+        route = wire.route(HERE)
+        got: list[Packet] = []
+        while os.waitpid(pid, os.WNOHANG) == (0, 0):
+            got += taken(wire)
+            wire.send(route, (packet(2 << 16 | 7, b"child"), bytes(4)))
+            wire.send(route, (packet(1 << 16 | 7, b"parent"), bytes(4)))
+        assert {each.body[12:] for each in got} <= {b"parent"}
+        # The child is gone, and the parent is what it was.
+        wire.send(route, (mad(AttributeId.REQ), bytes(4)))
+        while mad(AttributeId.REQ) not in [each.body for each in collect(wire, 1)]:
+            pass
+        wire.unlisten(token)
+
+
+class TestRequests:
+    @pytest.mark.parametrize("attribute", [AttributeId.REQ, AttributeId.SIDR_REQ])
+    def test_come_to_who_listens_whoever_reads_them(self, worker: MakeWorker, attribute: int) -> None:
+        members = [worker() for _ in range(3)]
+        for number, member in enumerate(members):
+            member.open()
+            member(Server.listen, SERVICE + number, None)
+        sent = []
+        for count in range(60):
+            data = mad(attribute, SERVICE + count % 3, tail=bytes((count,)))
+            sent.append(data)
+            members[count % 2](Server.send, 1, data[12:])
+        for number, member in enumerate(members):
+            got = member.collect(20)
+            # Those another process read come by another way, and may be later than those read here.
+            assert sorted(bodies(got)) == sorted(sent[number::3])
+            assert {(segment, remote, local) for _, segment, remote, local in got} == {(0, *HERE_TEXT)}
+        assert not any(member(Server.taken) for member in members)
+
+    def test_an_address_comes_before_any(self, wire: UdpWire, worker: MakeWorker) -> None:
+        exact, of_family, of_any = worker(), worker(), worker()
+        for member, local in ((exact, packed("127.0.0.2")), (of_family, bytes(4)), (of_any, None)):
+            joins(wire, member)
+            member(Server.listen, SERVICE, local)
+        places = {
+            ("127.0.0.1", "127.0.0.2"): exact,
+            ("127.0.0.1", "127.0.0.3"): of_family,
+            ("::1", "::1"): of_any,
+        }
+        for ends, member in places.items():
+            wire.send(wire.route(path(*ends)), (mad(AttributeId.REQ), bytes(4)))
+            ((body, _, remote, local),) = member.collect(1)
+            assert body[:-4] == mad(AttributeId.REQ)
+            assert (remote, local) == (ends[0], packed(ends[1]))
+
+    def test_nobody_listens(self, wire: UdpWire, worker: MakeWorker) -> None:
+        route = wire.route(HERE)
+        member = worker()
+        joins(wire, member)
+        member.signal(signal.SIGSTOP)
+        wire.send(route, (mad(AttributeId.REQ), bytes(4)))
+        assert [each.body for each in collect(wire, 1)] == [mad(AttributeId.REQ)]
+        member.signal(signal.SIGCONT)
+
+    def test_the_listener_is_killed(self, wire: UdpWire, worker: MakeWorker) -> None:
+        member = worker()
+        joins(wire, member)
+        member(Server.listen, SERVICE, None)
+        member.signal(signal.SIGSTOP)  # so that it is this process that reads
+        route = wire.route(HERE)
+        wire.send(route, (mad(AttributeId.REQ), bytes(4)))
+        pump(wire)
+        assert wire.counters["forwarded"] == 1
+        member.kill()
+        wire.send(route, (mad(AttributeId.REQ), bytes(4)))
+        assert [each.body for each in collect(wire, 1)] == [mad(AttributeId.REQ)]
+
+    def test_a_burst_waits_for_a_slow_listener(self, wire: UdpWire, worker: MakeWorker) -> None:
+        member, other = worker(), worker()
+        joins(wire, member)
+        joins(wire, other)
+        member(Server.listen, SERVICE, None)
+        other(Server.listen, SERVICE + 1, None)
+        member.signal(signal.SIGSTOP)
+        other.signal(signal.SIGSTOP)
+        route = wire.route(HERE)
+        sent = [mad(AttributeId.REQ, tail=count.to_bytes(2, "big")) for count in range(100)]
+        for data in sent:
+            wire.send(route, (data, bytes(4)))
+            pump(wire)
+        other.signal(signal.SIGCONT)
+        wire.send(route, (mad(AttributeId.REQ, SERVICE + 1), bytes(4)))
+        assert len(other.collect(1)) == 1
+        member.signal(signal.SIGCONT)
+        assert bodies(member.collect(100)) == sent
+
+    def test_one_that_never_reads_holds_nobody_up(self, wire: UdpWire, worker: MakeWorker) -> None:
+        member = worker()
+        joins(wire, member)
+        member(Server.listen, SERVICE, None)
+        member.signal(signal.SIGSTOP)
+        route = wire.route(HERE)
+        while not wire.counters["forward_full"]:
+            assert wire.send(route, (mad(AttributeId.REQ), bytes(4)))
+            assert not taken(wire)
+        wire.send(route, (mad(AttributeId.REQ, SERVICE + 1), bytes(4)))
+        assert len(collect(wire, 1)) == 1
+        member.signal(signal.SIGCONT)
+
+    def test_listening_ends(self, wire: UdpWire, worker: MakeWorker) -> None:
+        member = worker()
+        joins(wire, member)
+        member(Server.listen, SERVICE, None)
+        with pytest.raises(OSError, match="another process listens on service id 0x1061d2f") as caught:
+            wire.listen(SERVICE, None)
+        assert caught.value.errno == errno.EADDRINUSE
+        member(Server.unlisten)
+        first, second = wire.listen(SERVICE, None), wire.listen(SERVICE, None)
+        wire.unlisten(first)
+        wire.unlisten(first)  # does nothing to the second
+        with pytest.raises(CallFailed, match="another process"):
+            member(Server.listen, SERVICE, None)
+        wire.unlisten(second)
+        member(Server.listen, SERVICE, None)
+
+    def test_answers_go_straight_to_who_asked(self, wire: UdpWire, worker: MakeWorker) -> None:
+        member = worker()
+        joins(wire, member)
+        answer = mad(AttributeId.REP, remote_id=member.slot << 24 | 5)
+        wire.send(wire.route(HERE), (answer, bytes(4)))
+        assert bodies(member.collect(1)) == [answer]
+        assert not wire.counters
+
+    def test_for_nobody_at_all(self, wire: UdpWire) -> None:
+        route = wire.route(HERE)
+        for data in (packet(9 << 16 | 1), packet(5), mad(AttributeId.REP, remote_id=0x09_000001)):
+            wire.send(route, (data, bytes(4)))
+        pump(wire)
+        assert wire.counters["stray"] == 3
+
+
+HERE_TEXT = ("127.0.0.1", packed("127.0.0.1"))
+
+
+def pump(wire: UdpWire) -> None:
+    """Take all there is, where nobody else does, and expect nothing to be for this process."""
+    wait([wire])
+    while wire.receive() or wire._poller.poll(0):  # type: ignore[union-attr]
+        pass
+
+
+class TestMixedTrains:
+    def test_each_process_gets_its_packets_of_a_train(self, wire: UdpWire, worker: MakeWorker) -> None:
+        """An adapter joins what comes from one address with one length, whoever it is for."""
+        member, listener = worker(), worker()
+        joins(wire, member)
+        joins(wire, listener)
+        listener(Server.listen, SERVICE, None)
+        mine = [packet(1 << 16 | 7, bytes((count,)) * 264) for count in range(3)]
+        theirs = [packet(2 << 16 | 7, bytes((count,)) * 264) for count in range(3)]
+        answer = mad(AttributeId.REP, remote_id=2 << 24)
+        for order in ([mine[0], theirs[0], mine[1], theirs[1]], [theirs[2], mad(AttributeId.REQ), answer, mine[2]]):
+            route = wire.route(HERE)
+            train = sealed(wire, route, order)
+            assert wire.send(route, train, len(train[0]))
+        got: list[Packet] = []
+        while len(got) < 3:
+            wait([wire])
+            got += taken(wire)
+        assert [each.body for each in got] == mine
+        assert sorted(bodies(member.collect(4))) == sorted([*theirs, answer])
+        assert bodies(listener.collect(1)) == [mad(AttributeId.REQ)]
+
+
+class TestStorm:
+    @pytest.mark.parametrize("seed", [1, 2])
+    def test_the_living_lose_nothing(self, worker: MakeWorker, seed: int) -> None:
+        dice = random.Random(seed)
+        a, b = worker(), worker()
+        a.open()
+        b.open()
+        a(Server.ping, b.slot)
+        b(Server.ping, a.slot)
+        others: list[Worker] = []
+        born = 0
+        end = time.monotonic() + 2.0
+        while time.monotonic() < end:
+            if len(others) < 8 and dice.random() < 0.5:
+                member = worker()
+                member.begin(Server.open)
+                others.append(member)
+                born += 1
+            elif others:
+                member = dice.choice(others)
+                action = dice.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT, None])
+                if action is signal.SIGKILL:
+                    member.kill()
+                    others.remove(member)
+                elif action:
+                    member.signal(action)
+                elif not member.slot and member.control.poll():
+                    member.slot = member.result()
+                    owners = [each.slot for each in [a, b, *others] if each.slot]
+                    assert len(owners) == len(set(owners)), f"two own one of {owners}"
+            time.sleep(dice.random() * 0.01)
+        for member in others:
+            member.signal(signal.SIGCONT)
+        for member in others:
+            member.slot = member.slot or member.result()
+        living = [a, b, *others]
+        slots = [member.slot for member in living]
+        assert len(slots) == len(set(slots))
+        assert born > 20
+        # ten processes at a time, and those that were killed while they joined
+        assert max(slots) <= 2 * 10
+        # Every packet still comes to whom it is for.
+        for member in living:
+            a(Server.send, member.slot << 16 | 7, bytes((member.slot,)))
+        for member in living:
+            assert bytes((member.slot,)) in [body[12:] for body in bodies(member.collect(1))]
+            assert member(Server.pings)[2] == 0, "a packet came to the wrong process"
+        for member in (a, b):
+            answered, lost, _ = member(Server.pings)
+            assert lost == 0
+            assert answered > 100
+
+
+class TestMembership:
+    def test_nothing_is_left_of_one_that_cannot_join(self, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sharing, "JOIN_SECONDS", 0.05)
+        before = len(os.listdir("/proc/self/fd"))
+        with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as other:
+            other.bind(("::", port))
+            with pytest.raises(OSError):
+                Membership.join(port)
+        assert len(os.listdir("/proc/self/fd")) == before
