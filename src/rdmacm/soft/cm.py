@@ -39,8 +39,8 @@ class ConnectionManager:
         """The agent; the wire is open once there is one."""
         if self._agent is None:
             provider = self._provider
-            provider.open_wire()
             transport = provider.transport
+            transport.open()
             self._agent = Agent(provider.random.getrandbits(64), provider.random, id_prefix=transport.wire.slot)
             transport.on_mad = self._mad_received
         return self._agent

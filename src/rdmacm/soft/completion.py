@@ -11,126 +11,73 @@ is an event *or progress to be made*; ``get(0)`` then makes it, and may find tha
 from __future__ import annotations
 
 import errno
-import time
 from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from rdmacm.errors import cm_error
-from rdmacm.soft.pollable import Pollable
+from rdmacm.soft.waiting import Pollable
 from rdmacm.verbs.enums import WC, WCStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rdmacm.soft.transport import Transport
+    from rdmacm.soft.provider import SoftProvider
 
-__all__ = ["SoftCQ", "SoftChannel", "Waiting"]
+__all__ = ["SoftCQ", "SoftChannel"]
 
 _ANY, _SOLICITED = 1, 2
-
-
-class Waiting(Protocol):
-    """How a thread waits for what the provider's progress brings."""
-
-    def drive(self, done: Callable[[], bool], timeout: float | None) -> bool:
-        """Make progress until ``done()``, at most ``timeout`` seconds (None: for ever); what ``done()`` said last.
-
-        Called without the provider's lock.
-        """
-
-    def wake(self) -> None:
-        """Progress has been made that a thread inside :meth:`drive` waits for. Called under the provider's lock."""
 
 
 class SoftChannel:
     """See :class:`rdmacm.verbs.backend.ChannelBackend`."""
 
-    __slots__ = ("_closed", "_events", "_pollable", "_transport", "_waiters", "_waiting")
+    __slots__ = ("_closed", "_events", "_pollable", "_provider")
 
-    def __init__(self, transport: Transport, waiting: Waiting) -> None:
-        self._transport = transport
-        self._waiting = waiting
+    def __init__(self, provider: SoftProvider) -> None:
+        self._provider = provider
         self._events: deque[SoftCQ] = deque()
-        self._pollable: Pollable | None = None
-        self._waiters = 0
+        self._pollable = Pollable(provider)
         self._closed = False
 
     def post(self, cq: SoftCQ) -> None:
         """A queue that was armed has a completion."""
         self._events.append(cq)
-        if self._pollable is not None:
-            self._pollable.wake.set()
-        if self._waiters:
-            self._waiting.wake()
+        self._pollable.signal(True)
 
     def forget(self, cq: SoftCQ) -> None:
         """Drop what a queue has reported: it is going away."""
         if cq in self._events:
             self._events = deque(other for other in self._events if other is not cq)
-            self._settle()
-
-    def _settle(self) -> None:
-        if self._pollable is not None and not self._events:
-            self._pollable.wake.clear()
+            self._pollable.signal(bool(self._events))
 
     def _take(self) -> SoftCQ | None:
-        if self._closed:
+        if self._closed or self._provider.abandoned:
             raise cm_error(errno.EBADF, "the channel is closed", "get_cq_event")
         if not self._events:
             return None
         cq = self._events.popleft()
-        self._settle()
+        self._pollable.signal(bool(self._events))
         return cq
 
     def get(self, timeout: float | None) -> object | None:
-        lock = self._transport.lock
-        limit = None if timeout is None else time.monotonic() + timeout
-        with lock:
-            cq = self._take()
-            if cq is None:
-                self._transport.progress()
-                cq = self._take()
-            if cq is not None:
-                return cq.owner
-            if timeout is not None and timeout <= 0:
-                return None
-            self._waiters += 1
-        try:
-            while True:
-                found = self._waiting.drive(lambda: bool(self._events) or self._closed, timeout)
-                with lock:
-                    cq = self._take()
-                if cq is not None:
-                    return cq.owner
-                if limit is not None:  # another thread may have been quicker
-                    timeout = limit - time.monotonic()
-                    if not found or timeout <= 0:
-                        return None
-        finally:
-            with lock:
-                self._waiters -= 1
+        cq = self._provider.drive(self._take, timeout)
+        return cq.owner if cq is not None else None
 
     def fileno(self) -> int:
-        with self._transport.lock:
+        with self._provider.lock:
             if self._closed:
                 return -1
-            if self._pollable is None:
-                self._pollable = self._transport.open_pollable()
-                if self._events:
-                    self._pollable.wake.set()
-            return self._pollable.fd
+            fd = self._pollable.fileno()
+            self._pollable.signal(bool(self._events))
+            return fd
 
     def close(self) -> None:
-        with self._transport.lock:
-            if self._closed:
-                return
-            self._closed = True
-            self._events.clear()
-            if self._pollable is not None:
-                self._transport.close_pollable(self._pollable)
-                self._pollable = None
-            if self._waiters:
-                self._waiting.wake()
+        with self._provider.lock:
+            if not self._closed:
+                self._closed = True
+                self._events.clear()
+                self._pollable.close()
+                self._provider.waiters.wake()
 
 
 class SoftCQ:
@@ -140,17 +87,14 @@ class SoftCQ:
     report to it go to the error state, and once what it still holds has been polled, polling raises EOVERFLOW.
     """
 
-    __slots__ = ("_armed", "_channel", "_queue", "_transport", "_waiters", "_waiting", "cqe", "overrun", "owner")
+    __slots__ = ("_armed", "_channel", "_provider", "_queue", "cqe", "notify", "overrun", "owner")
 
-    def __init__(
-        self, transport: Transport, waiting: Waiting, cqe: int, channel: SoftChannel | None, owner: object
-    ) -> None:
-        self._transport = transport
-        self._waiting = waiting
+    def __init__(self, provider: SoftProvider, cqe: int, channel: SoftChannel | None, owner: object) -> None:
+        self._provider = provider
         self._channel = channel
         self._queue: deque[WC] = deque()
         self._armed = 0
-        self._waiters = 0
+        self.notify: Callable[[], None] | None = None
         self.cqe = cqe
         self.owner = owner
         self.overrun = False
@@ -163,15 +107,16 @@ class SoftCQ:
         if len(queue) + len(found) > self.cqe:
             queue.extend(found[: self.cqe - len(queue)])
             self.overrun = True
-            self._transport.cq_failed(self)
+            self._provider.transport.cq_failed(self)
         else:
             queue.extend(found)
         if self._armed and (self._armed == _ANY or self.overrun or any(map(_is_solicited, found))):
             self._armed = 0
             if self._channel is not None:
                 self._channel.post(self)
-        if self._waiters:
-            self._waiting.wake()
+        self._provider.waiters.wake()
+        if self.notify is not None:
+            self.notify()
 
     def drop(self, qp_num: int) -> None:
         """Forget the completions of a queue pair that is gone."""
@@ -183,7 +128,7 @@ class SoftCQ:
     def poll(self, num_entries: int) -> list[WC]:
         queue = self._queue
         if not queue:
-            self._transport.progress()
+            self._provider.poll()
             if not queue:
                 if self.overrun:
                     raise cm_error(
@@ -193,7 +138,7 @@ class SoftCQ:
                         hint="a larger completion queue",
                     )
                 return []
-        with self._transport.lock:
+        with self._provider.lock:
             count = len(queue)
             if count <= num_entries:
                 found = list(queue)
@@ -202,26 +147,20 @@ class SoftCQ:
             return [queue.popleft() for _ in range(num_entries)]
 
     def wait(self, timeout: float | None) -> bool:
-        if self._ready():
-            return True
-        with self._transport.lock:
-            self._waiters += 1
-        try:
-            return self._waiting.drive(self._ready, timeout)
-        finally:
-            with self._transport.lock:
-                self._waiters -= 1
+        return self._provider.drive(self._ready, timeout)
 
     def _ready(self) -> bool:
+        if self._provider.abandoned:
+            raise cm_error(errno.EBADF, "the completion queue was made before fork(2)", "poll_cq")
         return bool(self._queue) or self.overrun
 
     def req_notify(self, solicited_only: bool) -> None:
-        with self._transport.lock:
+        with self._provider.lock:
             # Asking for less does not take back that more was asked for (InfiniBand Architecture 11.4.2.2).
             self._armed = _SOLICITED if solicited_only and self._armed != _ANY else _ANY
 
     def destroy(self) -> None:
-        with self._transport.lock:
+        with self._provider.lock:
             self._queue.clear()
             self._armed = 0
             if self._channel is not None:

@@ -51,6 +51,7 @@ from rdmacm.proto.wire import WireError
 from rdmacm.provider import QueuedEvent
 from rdmacm.soft.devices import DEFAULT_PKEY
 from rdmacm.soft.ids import ResolvingId
+from rdmacm.soft.qp import AsyncEvent, SoftQP
 from rdmacm.soft.wire import WirePath
 from rdmacm.verbs.attr import AHAttr, GlobalRoute, QPAttr
 from rdmacm.verbs.enums import AccessFlag, Mtu, QPAttrMask, QPState, QPType
@@ -407,6 +408,13 @@ class SoftId(ResolvingId):
     def attach_qp(self, qp: QP | None) -> None:
         with self._provider.lock:
             self.qp = qp
+            if qp is not None:
+                assert isinstance(qp.backend, SoftQP)
+                qp.backend.on_async_event = self._queue_pair_event
+
+    def _queue_pair_event(self, qp: SoftQP, event: AsyncEvent) -> None:
+        if event is AsyncEvent.COMM_EST:
+            self.communication_established()
 
     def _fail_qp(self) -> None:
         if self.qp is not None:

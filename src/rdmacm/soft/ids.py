@@ -149,7 +149,8 @@ class ResolvingId:
         self._provider.attach(self, view)
         name = view.device.name
         if self.verbs is None or self.verbs.name != name:
-            self.verbs = Context(name, partial(self._provider.device_at, view.ifindex))
+            provider, ifindex = self._provider, view.ifindex
+            self.verbs = Context(name, partial(provider.device_at, ifindex), partial(provider.open_device_at, ifindex))
         self.port_num = PORT_NUM
         self.pkey = DEFAULT_PKEY
 

@@ -32,6 +32,7 @@ from rdmacm.soft.queue import SoftQueue
 from rdmacm.soft.timer import Timer, Timers
 from rdmacm.soft.transport import Transport
 from rdmacm.soft.udp import UdpWire
+from rdmacm.soft.verbs import SoftDevice
 from rdmacm.soft.waiting import Pollable, Waiters
 from rdmacm.soft.wire import Wire
 from rdmacm.verbs.device import Device
@@ -71,7 +72,9 @@ class SoftProvider:
         self.helper = Helper(self)
         #: Grows whenever somebody makes progress.
         self.progress_count = 0
-        self.transport = Transport(self.lock, clock, self.call_at, wire or UdpWire(namespace), self.random, self)
+        self._polls = 0
+        self.transport = Transport(self.lock, clock, self.call_at, wire or UdpWire(), self.random)
+        self.transport.on_open = self._wire_opened
         self.cm = ConnectionManager(self)
         self._namespace = namespace
         self._given_ports = ports
@@ -205,6 +208,16 @@ class SoftProvider:
         self.transport.progress()
         self.fire_timers()
 
+    def poll(self) -> None:
+        """Progress for a caller that polls: what else the network reports waits for one call in a hundred."""
+        self._polls += 1
+        if self._polls % 128 == 0:
+            with self.lock:
+                self.progress()
+            return
+        self.progress_count += 1
+        self.transport.progress()
+
     def fire_timers(self) -> None:
         """Let timers that are due fire."""
         if self._timers.fire(self.clock()):
@@ -239,12 +252,10 @@ class SoftProvider:
         self.waiters.wake()
         self.helper.wake()
 
-    def open_wire(self) -> None:
-        """Begin to receive packets, if that has not begun."""
-        if self.transport.open():
-            self.descriptors_changed()
-            if self.transport.filenos():
-                self.helper.start()
+    def _wire_opened(self) -> None:
+        self.descriptors_changed()
+        if self.transport.filenos():
+            self.helper.start()
 
     def _take_in(self, change: Change) -> None:
         if change.links or change.lost:
@@ -293,7 +304,10 @@ class SoftProvider:
         with self.lock:
             device = self._opened.get(ifindex)
             if device is None:
-                device = self._opened[ifindex] = SoftDevice(self, ifindex)
+                view = self.host().by_ifindex.get(ifindex)
+                if view is None:
+                    raise cm_error(errno.ENODEV, "the device has been removed", "open_device")
+                device = self._opened[ifindex] = SoftDevice(self, view.device.name, ifindex)
             return device
 
     # -- the end --------------------------------------------------------------------------------------

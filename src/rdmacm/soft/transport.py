@@ -24,7 +24,6 @@ from rdmacm.proto.mad import GSI_Q_KEY, MAD_SIZE
 from rdmacm.proto.roce.headers import DEFAULT_PKEY
 from rdmacm.proto.roce.icrc import ICRC_LENGTH, Icrc
 from rdmacm.proto.roce.opcodes import BTH_LENGTH, Opcode
-from rdmacm.soft.pollable import Pollable
 from rdmacm.soft.wire import Wire, WirePath, WireRoute
 
 if TYPE_CHECKING:
@@ -92,13 +91,14 @@ class Transport:
     be guessed.
 
     ``on_mad(mad, path, now)`` is the connection manager's: a management datagram of 256 bytes, valid during the call.
+    ``on_open()`` is the provider's: the wire has descriptors now.
     """
 
     def __init__(
         self,
         lock: threading.RLock,
         clock: Callable[[], float],
-        call_at: Callable[[float, Callable[[float], None]], None],
+        call_at: Callable[[float, Callable[[float], None]], object],
         wire: Wire,
         source: random.Random | None = None,
     ) -> None:
@@ -107,6 +107,7 @@ class Transport:
         self.wire = wire
         self.random = source or random.SystemRandom()
         self.on_mad: Callable[[memoryview, WirePath, float], None] | None = None
+        self.on_open: Callable[[], None] | None = None
         #: Packets that were not for anybody, by reason.
         self.dropped: Counter[str] = Counter()
         #: How many bytes of packets a train may have, 0 where there are none.
@@ -120,8 +121,6 @@ class Transport:
         self._timers: list[tuple[float, int]] = []
         # What the provider was asked for and has not called yet, the next one last.
         self._calls: list[float] = []
-        self._pollables: list[Pollable] = []
-        self._armed: float | None = None
         self._gsi_routes: dict[tuple[WirePath, int], tuple[WireRoute, Icrc]] = {}
         self._gsi_psn = self.random.getrandbits(24)
 
@@ -135,8 +134,8 @@ class Transport:
             self.wire.open()
             self._opened = True
             self.train = self.wire.can_segment()
-            for pollable in self._pollables:
-                pollable.watch(self.wire.filenos())
+            if self.on_open is not None:
+                self.on_open()
 
     def close(self) -> None:
         """Stop receiving. The queue pairs that are left hear and say nothing any more."""
@@ -150,21 +149,13 @@ class Transport:
             self._gsi_routes.clear()
             self.wire.close()
 
+    def abandon(self) -> None:
+        """In a child of fork(2): let go of what is the parent's."""
+        self.wire.abandon()
+
     def filenos(self) -> Sequence[int]:
         """Descriptors that poll readable when there is something to receive."""
         return self.wire.filenos() if self._opened else ()
-
-    def open_pollable(self) -> Pollable:
-        """A descriptor that polls readable when there is progress to be made."""
-        pollable = Pollable(self.clock, self.filenos())
-        self._pollables.append(pollable)
-        self._armed = self._next_deadline()
-        pollable.set_deadline(self._armed)
-        return pollable
-
-    def close_pollable(self, pollable: Pollable) -> None:
-        self._pollables.remove(pollable)
-        pollable.close()
 
     # -- queue pairs ----------------------------------------------------------------------------------
 
@@ -234,7 +225,7 @@ class Transport:
             finally:
                 self._inside = False
             if done:
-                self._settle(now)
+                self._settle()
             return done
 
     def send_now(self, qp: Endpoint, now: float) -> None:
@@ -242,7 +233,7 @@ class Transport:
         self.ready(qp)
         if not self._inside and self._opened:
             self._take_turns(now)
-            self._settle(now)
+            self._settle()
 
     def ready(self, qp: Endpoint) -> None:
         """A queue pair may have something to send: it gets in line."""
@@ -294,25 +285,18 @@ class Transport:
             return self.clock()
         return self._timers[0][0] if self._timers else None
 
-    def _settle(self, now: float) -> None:
+    def _settle(self) -> None:
         """Ask to be called again in time."""
         wanted = self._next_deadline()
         if wanted is not None and not (self._calls and self._calls[-1] <= wanted):
             self._calls.append(wanted)
             self._call_at(wanted, self._due)
-        if self._pollables:
-            # What has fired stays readable until it is set anew.
-            armed = self._armed
-            if (armed is not None and armed <= now) or (wanted is not None and (armed is None or wanted < armed)):
-                self._armed = wanted
-                for pollable in self._pollables:
-                    pollable.set_deadline(wanted)
 
     def _due(self, now: float) -> None:
         while self._calls and self._calls[-1] <= now:
             self._calls.pop()
         self.progress()
-        self._settle(now)
+        self._settle()
 
     # -- what arrives ---------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import errno
 from typing import TYPE_CHECKING
 
 from rdmacm.errors import cm_error
-from rdmacm.soft.completion import SoftChannel, SoftCQ, Waiting
+from rdmacm.soft.completion import SoftChannel, SoftCQ
 from rdmacm.soft.memory import MemoryTable, Region
 from rdmacm.soft.qp import MAX_MESSAGE, SoftQP, SoftSRQ
 from rdmacm.soft.transport import MAX_QP
@@ -15,9 +15,7 @@ from rdmacm.verbs.enums import AccessFlag, QPType
 from rdmacm.verbs.wr import Buffer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from rdmacm.soft.transport import Transport
+    from rdmacm.soft.provider import SoftProvider
     from rdmacm.verbs.backend import ChannelBackend, CQBackend, SRQBackend
 
 __all__ = ["SOFT_DEVICE_ATTR", "SoftDevice"]
@@ -46,24 +44,26 @@ SOFT_DEVICE_ATTR = DeviceAttr(
 class SoftDevice:
     """See :class:`rdmacm.verbs.backend.DeviceBackend`.
 
-    ``transport`` is the provider's and ``waiting`` is how its threads wait; ``find_source(sgid_index)`` gives the
-    packed IP address and the interface index of a GID of this device, or raises EINVAL.
+    ``ifindex`` is the interface beneath it.
     """
 
-    def __init__(
-        self,
-        name: str,
-        transport: Transport,
-        waiting: Waiting,
-        find_source: Callable[[int], tuple[bytes, int]],
-        attr: DeviceAttr = SOFT_DEVICE_ATTR,
-    ) -> None:
+    def __init__(self, provider: SoftProvider, name: str, ifindex: int, attr: DeviceAttr = SOFT_DEVICE_ATTR) -> None:
         self.name = name
         self.attr = attr
-        self._transport = transport
-        self._waiting = waiting
-        self._find_source = find_source
-        self._memory = MemoryTable(transport.random)
+        self._provider = provider
+        self._transport = provider.transport
+        self._ifindex = ifindex
+        self._memory = MemoryTable(provider.random)
+
+    def _find_source(self, sgid_index: int) -> tuple[bytes, int]:
+        """The packed address and the interface of a GID."""
+        device = self._provider.device_at(self._ifindex)
+        if device is None:
+            raise cm_error(errno.ENODEV, "the device has been removed", "modify_qp", self.name)
+        for row in device.ports[0].gids:
+            if row.gid_index == sgid_index:
+                return row.gid.ip, self._ifindex
+        raise cm_error(errno.EINVAL, f"no GID at index {sgid_index}", "modify_qp", self.name)
 
     def reg_mr(self, pd: object, buffer: Buffer, access: AccessFlag) -> Region:
         with self._transport.lock:
@@ -72,11 +72,11 @@ class SoftDevice:
             return self._memory.register(pd, buffer, access)
 
     def create_channel(self) -> SoftChannel:
-        return SoftChannel(self._transport, self._waiting)
+        return SoftChannel(self._provider)
 
     def create_cq(self, cqe: int, channel: ChannelBackend | None, owner: object) -> SoftCQ:
         assert channel is None or isinstance(channel, SoftChannel)
-        return SoftCQ(self._transport, self._waiting, cqe, channel, owner)
+        return SoftCQ(self._provider, cqe, channel, owner)
 
     def create_srq(self, pd: object, attr: SrqAttr) -> SoftSRQ:
         return SoftSRQ(self._transport, self._memory, pd, attr)

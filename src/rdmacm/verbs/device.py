@@ -70,11 +70,19 @@ class Context:
     ``read`` returns the device as it is now, None once it is gone.
     """
 
-    __slots__ = ("_read", "name")
+    __slots__ = ("_read", "_open", "name")
 
-    def __init__(self, name: str, read: Callable[[], Device | None]) -> None:
+    def __init__(self, name, read, open=None):
         self.name = name
         self._read = read
+        self._open = open
+
+    @property
+    def backend(self):
+        return self._open()
+
+    def query_device(self):
+        return self.backend.attr
 
     @classmethod
     def open(cls, name: str, devices: Callable[[], Iterable[Device]]) -> Context:

@@ -31,7 +31,7 @@ from typing import TypeAlias
 from rdmacm.proto.roce.opcodes import BTH_LENGTH
 from rdmacm.proto.wire import Buffer, WireError
 
-__all__ = ["ICRC_LENGTH", "Icrc", "crc32"]
+__all__ = ["ICRC_LENGTH", "RESIDUE", "Icrc", "crc32"]
 
 ICRC_LENGTH = 4
 
@@ -48,8 +48,8 @@ def _find_crc32() -> Callable[[Buffer, int], int]:
 #: zlib-ng's where it is installed, which is seven times as quick on long packets, else zlib's.
 crc32 = _find_crc32()
 
-#: What the CRC comes to when it runs over a packet and its own right value as well.
-_RESIDUE = 0x2144DF1C
+#: What ``crc32`` comes to when it runs over a packet and its own right value as well.
+RESIDUE = 0x2144DF1C
 
 # The headers, with the variable parts named: total length, identification, addresses, source port, destination port,
 # UDP length.
@@ -254,6 +254,17 @@ class Icrc:
             start ^= _IDENTIFICATION[0][identification & 0xFF] ^ _IDENTIFICATION[1][identification >> 8]
         return start
 
+    def starts(self, length: int, identification: int, count: int) -> list[int]:
+        """:meth:`start` for ``count`` packets of ``length`` bytes, with identifications that count up and wrap."""
+        start = self._start ^ self._lengths[length]
+        if self.is_ipv6:
+            return [start] * count
+        low, high = _IDENTIFICATION[0], _IDENTIFICATION[1]
+        if identification + count <= 256:
+            return [start ^ delta for delta in low[identification : identification + count]]
+        numbers = range(identification, identification + count)
+        return [start ^ low[number & 0xFF] ^ high[number >> 8 & 0xFF] for number in numbers]
+
     def _run(self, buffers: Sequence[Buffer], missing: int, identification: int) -> tuple[int, int]:
         """The CRC over a packet that goes on for ``missing`` bytes after the buffers, and its whole length."""
         length = missing
@@ -279,7 +290,7 @@ class Icrc:
     def check(self, buffers: Sequence[Buffer], identification: int = 0) -> bool:
         """Whether the last four bytes are the ICRC of those before them, with this identification."""
         try:
-            return self._run(buffers, 0, identification)[0] == _RESIDUE
+            return self._run(buffers, 0, identification)[0] == RESIDUE
         except WireError:
             return False
 
@@ -292,11 +303,11 @@ class Icrc:
             crc, length = self._run(buffers, 0, guess)
         except WireError:
             return None
-        if crc == _RESIDUE:
+        if crc == RESIDUE:
             return guess
         if self.is_ipv6:
             return None
-        difference = crc ^ _RESIDUE
+        difference = crc ^ RESIDUE
         if times := length >> _SPLIT:
             a, b, c, d = _COARSE[times]
             difference = (

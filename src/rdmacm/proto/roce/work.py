@@ -170,7 +170,3 @@ class WC:
             | (WCFlag.WITH_IMM if self.imm_data is not None else WCFlag(0))
             | (WCFlag.WITH_INV if self.invalidated_rkey is not None else WCFlag(0))
         )
-
-
-#: One packet to send: BTH and extended headers, then the payload's pieces with its padding, ICRC to be added.
-Packet = tuple[bytes, "list[memoryview]"]

@@ -1,13 +1,12 @@
 """Reliable connected transport: InfiniBand Architecture chapter 9.7, as Linux's rxe speaks it.
 
-:class:`Requester` turns work requests into packets and answers into completions; :class:`Responder` does what the
-peer's packets ask. :class:`RcEngine` is both, with one stream of packets in and out.
+A requester turns work requests into packets and answers into completions; a responder does what the peer's packets
+ask. :class:`RcEngine` is both, with one stream of packets in and out.
 """
 
 from __future__ import annotations
 
-from rdmacm.proto.roce.rc.engine import RcAttributes, RcEngine
-from rdmacm.proto.roce.rc.requester import Requester
-from rdmacm.proto.roce.rc.responder import Responder
+from rdmacm.proto.roce.rc.engine import RcEngine, RtrAttributes, RtsAttributes
+from rdmacm.proto.roce.rc.trains import Datagram
 
-__all__ = ["RcAttributes", "RcEngine", "Requester", "Responder"]
+__all__ = ["Datagram", "RcEngine", "RtrAttributes", "RtsAttributes"]

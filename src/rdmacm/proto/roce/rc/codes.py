@@ -14,6 +14,9 @@ BTH = struct.Struct("!BBHII")
 RETH = struct.Struct("!QII")
 ATOMIC_ETH = struct.Struct("!QIQQ")
 WORD = struct.Struct("!I")
+LITTLE = struct.Struct("<I")
+#: The BTH as two numbers: all that the packets in the middle of a message have in common, and the last word.
+HALVES = struct.Struct("!QI")
 LONG = struct.Struct("!Q")
 
 SEND_FIRST = int(Opcode.RC_SEND_FIRST)
@@ -35,3 +38,12 @@ COMPARE_SWAP = int(Opcode.RC_COMPARE_SWAP)
 FETCH_ADD = int(Opcode.RC_FETCH_ADD)
 SEND_LAST_INV = int(Opcode.RC_SEND_LAST_WITH_INVALIDATE)
 SEND_ONLY_INV = int(Opcode.RC_SEND_ONLY_WITH_INVALIDATE)
+
+#: In the last word of the BTH, and in its second byte.
+ACK_REQUEST = 0x80000000
+SOLICITED = 0x80
+
+
+def prefix(opcode: int, pkey: int, dest_qp_num: int, flags: int = 0) -> bytes:
+    """The BTH but for its last word."""
+    return HALVES.pack(opcode << 56 | flags << 48 | pkey << 32 | dest_qp_num, 0)[:8]

@@ -2,136 +2,201 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from rdmacm.proto.roce.opcodes import IS_RESPONSE
-from rdmacm.proto.roce.rc.codes import BTH
-from rdmacm.proto.roce.rc.requester import Requester
+from rdmacm.proto.roce.buffers import LocalProtectionError
+from rdmacm.proto.roce.icrc import ICRC_LENGTH, RESIDUE, Icrc, crc32
+from rdmacm.proto.roce.opcodes import BTH_LENGTH, HEADER_LENGTH, IS_RESPONSE, TRANSPORT_MASK
+from rdmacm.proto.roce.psn import PSN_MASK
+from rdmacm.proto.roce.rc.codes import BTH, READ_MIDDLE, SEND_MIDDLE, WRITE_MIDDLE
+from rdmacm.proto.roce.rc.requester import COMPLETES_AS, Requester
 from rdmacm.proto.roce.rc.responder import Responder
-from rdmacm.proto.roce.work import WC, AccessFlag, Memory, Packet, RecvWork, SendWork, WCOpcode, WCStatus
+from rdmacm.proto.roce.rc.runs import take_run
+from rdmacm.proto.roce.rc.trains import Datagram, Trains
+from rdmacm.proto.roce.work import WC, AccessFlag, Memory, RecvWork, SendWork, WCOpcode, WCStatus
+
+__all__ = ["RcEngine", "RtrAttributes", "RtsAttributes"]
+
+_MIDDLES = frozenset({SEND_MIDDLE, WRITE_MIDDLE, READ_MIDDLE})
+_SHORTEST = BTH_LENGTH + ICRC_LENGTH
+#: The longest headers, with the longest path MTU. (The engine checks lengths again, against its own.)
+_LONGEST = 40 + 4096 + ICRC_LENGTH
 
 
 @dataclass(frozen=True, slots=True)
-class RcAttributes:
-    """What connects two engines: the QP attributes that reach RTS. ``timeout`` is in seconds, 0 for never."""
+class RtrAttributes:
+    """What a queue pair needs to receive (INIT to RTR). ``path_mtu`` is in bytes; ``min_rnr_timer`` a code, 0 to 31."""
 
-    qp_num: int
     dest_qp_num: int
-    sq_psn: int
     rq_psn: int
     path_mtu: int = 1024
-    timeout: float = 0.067
-    retry_cnt: int = 7
-    rnr_retry: int = 7
-    min_rnr_timer: int = 12
-    max_rd_atomic: int = 16
     max_dest_rd_atomic: int = 16
+    min_rnr_timer: int = 12
     access: AccessFlag = (
         AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_READ | AccessFlag.REMOTE_ATOMIC
     )
     pkey: int = 0xFFFF
 
 
-class RcEngine:
-    """Driven by the user's posts, :meth:`packet_received` and :meth:`timer`.
+@dataclass(frozen=True, slots=True)
+class RtsAttributes:
+    """What it needs to send as well (RTR to RTS). ``timeout`` is in seconds, 0 for never."""
 
-    What it wants comes out of :meth:`packets_to_send`, :attr:`deadline` and :meth:`completions`. Nothing a peer sends
-    raises: what does not fit is counted in :attr:`dropped`.
+    sq_psn: int
+    timeout: float = 0.067
+    retry_cnt: int = 7
+    rnr_retry: int = 7
+    max_rd_atomic: int = 16
+
+
+def _matching(pkey: int) -> frozenset[int]:
+    """The P_Keys that may talk to this one: the same partition (0 is none), and not both of them limited members."""
+    base = pkey & 0x7FFF
+    if not base:
+        return frozenset()
+    return frozenset({base | 0x8000, base} if pkey & 0x8000 else {base | 0x8000})
+
+
+class RcEngine:
+    """Driven by the user's posts, :meth:`received` and :meth:`timer`.
+
+    What it wants comes out of :meth:`datagrams`, :attr:`deadline` and :meth:`completions`. It is made in the state
+    INIT: :meth:`ready_to_receive` and :meth:`ready_to_send` take it on, an error or :meth:`flush` ends it. Nothing a
+    peer sends raises: what does not fit is counted in :attr:`dropped`, by reason.
+
+    ``receive`` says where receives come from when that is a shared receive queue: the next one, or None.
     """
 
-    def __init__(self, attributes: RcAttributes, memory: Memory) -> None:
-        a = attributes
+    def __init__(self, qp_num: int, memory: Memory, receive: Callable[[], RecvWork | None] | None = None) -> None:
+        self.qp_num = qp_num
+        #: Whether the connection is over.
+        self.failed = False
+        #: Packets that were received and not accepted: ``length``, ``opcode``, ``version``, ``qpn``, ``state``,
+        #: ``pkey``, ``icrc``, and of those that are in order so far, ``sequence``, ``duplicate``, ``not ready``
+        #: (no receive was posted), ``refused`` and ``answer`` (to what was not asked).
+        self.dropped: Counter[str] = Counter()
+        self._memory = memory
+        self._receive = receive or self._next_recv
         self._recvs: deque[RecvWork] = deque()
         self._completions: list[WC] = []
-        self._qp_num = a.qp_num
-        self._dropped = 0
-        self.requester = Requester(
-            dest_qp_num=a.dest_qp_num,
-            sq_psn=a.sq_psn,
-            mtu=a.path_mtu,
-            complete=self._completions.append,
-            timeout=a.timeout,
-            retry_cnt=a.retry_cnt,
-            rnr_retry=a.rnr_retry,
-            max_rd_atomic=a.max_rd_atomic,
-            pkey=a.pkey,
-        )
-        self.responder = Responder(
+        self._rtr: RtrAttributes | None = None
+        self._pkeys: frozenset[int] = frozenset()
+        self._common = 0  # the first two words of a packet in the middle of a message, for opcode 0
+        self._mtu = 0
+        self._identification = 0  # of the IPv4 packet that is likely to come next
+        self._responder: Responder | None = None
+        self._requester: Requester | None = None
+
+    def _next_recv(self) -> RecvWork | None:
+        return self._recvs.popleft() if self._recvs else None
+
+    # -- the user -------------------------------------------------------------------------------------
+
+    def ready_to_receive(self, attributes: RtrAttributes) -> None:
+        """INIT to RTR: requests of the peer are executed and answered."""
+        a = self._rtr = attributes
+        self._pkeys = _matching(a.pkey)
+        self._mtu = a.path_mtu
+        self._common = a.pkey << 32 | self.qp_num
+        self._responder = Responder(
+            qp_num=self.qp_num,
             dest_qp_num=a.dest_qp_num,
             rq_psn=a.rq_psn,
             mtu=a.path_mtu,
             access=a.access,
-            memory=memory,
-            receive=self._next_recv,
+            memory=self._memory,
+            receive=self._receive,
             complete=self._completions.append,
+            dropped=self.dropped,
             max_dest_rd_atomic=a.max_dest_rd_atomic,
             min_rnr_timer=a.min_rnr_timer,
             pkey=a.pkey,
         )
 
-    def _next_recv(self) -> RecvWork | None:
-        return self._recvs.popleft() if self._recvs else None
+    def ready_to_send(self, attributes: RtsAttributes) -> None:
+        """RTR to RTS: sends may be posted."""
+        r, a = self._rtr, attributes
+        if r is None:
+            raise ValueError("a queue pair has to be ready to receive before it is ready to send")
+        self._requester = Requester(
+            qp_num=self.qp_num,
+            dest_qp_num=r.dest_qp_num,
+            sq_psn=a.sq_psn,
+            mtu=r.path_mtu,
+            complete=self._completions.append,
+            dropped=self.dropped,
+            timeout=a.timeout,
+            retry_cnt=a.retry_cnt,
+            rnr_retry=a.rnr_retry,
+            max_rd_atomic=a.max_rd_atomic,
+            pkey=r.pkey,
+        )
 
-    @property
-    def failed(self) -> bool:
-        """Whether the connection is over."""
-        return self.requester.failed
+    def set_access(self, access: AccessFlag) -> None:
+        """Change what the peer may do, from its next request on."""
+        if self._responder:
+            self._responder.access = access
 
-    @property
-    def dropped(self) -> int:
-        """Packets that were received and ignored."""
-        return self._dropped + self.requester.dropped + self.responder.dropped
+    def set_min_rnr_timer(self, code: int) -> None:
+        """Change how long the peer is told to wait where no receive is posted (the code of an RNR NAK)."""
+        if self._responder:
+            self._responder.min_rnr_timer = code
 
     def post_send(self, work: SendWork) -> None:
-        """Queue a send, write, read or atomic."""
-        self.requester.post(work)
+        """Queue a send, write, read or atomic; flushed at once where the connection is over.
+
+        ValueError for what a reliable connection cannot do, and before :meth:`ready_to_send`.
+        """
+        opcode = COMPLETES_AS.get(work.opcode)
+        if opcode is None:
+            raise ValueError(f"{work.opcode!r} cannot be sent on a reliable connection")
+        if self.failed:
+            self._completions.append(WC(work.wr_id, WCStatus.WR_FLUSH_ERR, opcode, qp_num=self.qp_num))
+        elif self._requester is None:
+            raise ValueError("the queue pair is not ready to send")
+        else:
+            self._requester.post(work)
 
     def post_recv(self, work: RecvWork) -> None:
         """Queue a buffer for a message; flushed at once where the connection is over."""
         if self.failed:
-            self._completions.append(WC(work.wr_id, WCStatus.WR_FLUSH_ERR, WCOpcode.RECV))
+            self._completions.append(WC(work.wr_id, WCStatus.WR_FLUSH_ERR, WCOpcode.RECV, qp_num=self.qp_num))
         else:
             self._recvs.append(work)
 
-    def packet_received(self, data: memoryview, now: float) -> None:
-        """A packet for this QP: BTH to the end of the padding; ICRC, addresses and P_Key have been checked."""
-        if len(data) < 12:
-            self._dropped += 1
-            return
-        opcode, flags, _, destination, word = BTH.unpack_from(data)
-        pad = flags >> 4 & 3
-        if flags & 0xF or destination & 0xFFFFFF != self._qp_num or len(data) < 12 + pad:
-            self._dropped += 1
-            return
-        body = data[12 : len(data) - pad]
-        psn = word & 0xFFFFFF
-        if IS_RESPONSE[opcode]:
-            self.requester.received(opcode, psn, body, now)
-            if self.requester.failed:
-                self.flush()
-        else:
-            status = self.responder.received(opcode, psn, flags & 0x80 | word >> 31, body)
-            if status is not None:
-                self.flush()
+    def pause(self) -> None:
+        """Begin no other request than the one in progress (SQD); posts are still queued."""
+        if self._requester:
+            self._requester.paused = True
+
+    def resume(self) -> None:
+        """Go on after :meth:`pause`."""
+        if self._requester:
+            self._requester.paused = False
 
     @property
-    def deadline(self) -> float | None:
-        """When :meth:`timer` wants to be called, in the time of ``now``."""
-        return self.requester.deadline
+    def drained(self) -> bool:
+        """Whether nothing that was begun waits for an answer: after :meth:`pause`, the send queue is drained."""
+        return self._requester is None or self._requester.drained
 
-    def timer(self, now: float) -> None:
-        """The deadline has come."""
-        self.requester.timer(now)
-        if self.requester.failed:
-            self.flush()
+    def flush(self) -> None:
+        """To the error state: everything that was posted completes as flushed, and nothing more is sent."""
+        if self._responder:
+            self._responder.forget()
+        self._fail()
 
-    def packets_to_send(self, now: float, limit: int = 128) -> list[Packet]:
-        """Up to ``limit`` packets, answers first."""
-        out = self.responder.packets(limit)
-        if len(out) < limit:
-            out += self.requester.packets(now, limit - len(out))
-        return out
+    def _fail(self) -> None:
+        """The rest, after what failed."""
+        self.failed = True
+        if self._requester:
+            self._requester.fail(WCStatus.WR_FLUSH_ERR)
+        if self._responder:
+            self._responder.fail(WCStatus.WR_FLUSH_ERR)
+        while self._recvs:
+            work = self._recvs.popleft()
+            self._completions.append(WC(work.wr_id, WCStatus.WR_FLUSH_ERR, WCOpcode.RECV, qp_num=self.qp_num))
 
     def completions(self) -> list[WC]:
         """Completions since the last call, oldest first."""
@@ -139,9 +204,130 @@ class RcEngine:
         self._completions.clear()
         return found
 
-    def flush(self) -> None:
-        """To the error state: everything that was posted completes as flushed, after what failed."""
-        self.requester.fail(WCStatus.WR_FLUSH_ERR)
-        self.responder.fail(WCStatus.WR_FLUSH_ERR)
-        while self._recvs:
-            self._completions.append(WC(self._recvs.popleft().wr_id, WCStatus.WR_FLUSH_ERR, WCOpcode.RECV))
+    # -- time -----------------------------------------------------------------------------------------
+
+    @property
+    def deadline(self) -> float | None:
+        """When :meth:`timer` wants to be called, in the time of ``now``."""
+        return self._requester.deadline if self._requester else None
+
+    def timer(self, now: float) -> None:
+        """The deadline has come."""
+        if self._requester:
+            self._requester.timer(now)
+            if self._requester.failed and not self.failed:
+                self._fail()
+
+    # -- packets --------------------------------------------------------------------------------------
+
+    def datagrams(self, flow: Icrc, now: float, limit: int, train: int) -> list[Datagram]:
+        """What is to be sent, sealed: up to ``limit`` packets, answers first.
+
+        ``flow`` is the one from here to the peer. ``train`` is how many bytes of packets one train may have; with 0
+        each packet is a datagram of its own.
+        """
+        responder, requester = self._responder, self._requester
+        if responder is None:
+            return []
+        out = Trains(flow, train)
+        limit -= responder.packets(out, limit)
+        if requester is not None:
+            requester.packets(out, now, limit)
+        if not self.failed and (responder.failed or (requester is not None and requester.failed)):
+            self._fail()
+        return out.close()
+
+    def received(self, data: memoryview, segment: int, flow: Icrc, now: float) -> int:
+        """A packet for this queue pair, or with ``segment`` a train of packets of so many bytes.
+
+        The last one of a train may be shorter. Packets are from their BTH to the end of their ICRC; ``flow`` is the one
+        from the peer to here, and the addresses have been found to be those. Returns how many were accepted.
+        """
+        responder, requester = self._responder, self._requester
+        length = len(data)
+        step = segment or length
+        trained = segment == self._mtu + _SHORTEST
+        at = accepted = 0
+        identification = self._identification
+        first = -1
+        if responder is not None:
+            responder.turn()
+        while at < length:
+            if trained and at + step <= length and data[at] in _MIDDLES:
+                taken = self._take_run(data, at, flow, identification, now)
+                if taken:
+                    if first < 0:
+                        first = identification
+                    identification = identification + taken & 0xFFFF
+                    accepted += taken
+                    at += taken * step
+                    continue
+            packet = data[at : at + step]
+            at += step
+            size = len(packet)
+            reason = "length"
+            if _SHORTEST <= size <= _LONGEST:
+                opcode, flags, pkey, qpn, word = BTH.unpack_from(packet)
+                reason = self._misfit(opcode, flags, pkey, qpn, size)
+                if not reason and crc32(packet, flow.start(size, identification)) != RESIDUE:
+                    found = flow.solve((packet,), identification)
+                    if found is None:
+                        reason = "icrc"
+                    else:
+                        identification = found
+            if first < 0:
+                first = identification
+            identification = identification + 1 & 0xFFFF
+            if reason:
+                self.dropped[reason] += 1
+                continue
+            body = packet[BTH_LENGTH : size - ICRC_LENGTH - (flags >> 4 & 3)]
+            if IS_RESPONSE[opcode]:
+                assert requester is not None
+                accepted += requester.received(opcode, word & PSN_MASK, body, now)
+                if requester.failed:
+                    self._fail()
+            else:
+                assert responder is not None
+                accepted += responder.received(opcode, word & PSN_MASK, flags & 0x80 | word >> 31, body)
+                if responder.failed:
+                    self._fail()
+        # Whoever's first was 0 sends trains from 0, or packets that do not count.
+        self._identification = identification if first > 0 else 0
+        return accepted
+
+    def _misfit(self, opcode: int, flags: int, pkey: int, qpn: int, size: int) -> str:
+        """Why a packet is not for this queue pair as it is now, before its ICRC is looked at; "" where it is."""
+        headers = HEADER_LENGTH[opcode]
+        if opcode & TRANSPORT_MASK or not headers:
+            return "opcode"
+        if size < headers + (flags >> 4 & 3) + ICRC_LENGTH:
+            return "length"
+        if flags & 0xF:
+            return "version"
+        if qpn & 0xFFFFFF != self.qp_num:
+            return "qpn"
+        if self.failed or (self._requester if IS_RESPONSE[opcode] else self._responder) is None:
+            return "state"
+        if pkey not in self._pkeys:
+            return "pkey"
+        return ""
+
+    def _take_run(self, data: memoryview, at: int, flow: Icrc, identification: int, now: float) -> int:
+        """Take packets of the middle of a message, from byte ``at`` of a train on; how many these are."""
+        half: Requester | Responder | None = self._requester if data[at] == READ_MIDDLE else self._responder
+        if half is None or self.failed:
+            return 0
+        try:
+            run = half.run()
+        except LocalProtectionError:
+            run = None  # for the next packet to find out
+        if run is None:
+            return 0
+        taken, asked = take_run(run, self._common, data, at, self._mtu, flow, identification)
+        if taken:
+            if isinstance(half, Requester):
+                half.ran(taken, now)
+            else:
+                half.ran(taken, asked)
+        return taken

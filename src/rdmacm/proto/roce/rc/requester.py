@@ -20,13 +20,14 @@ RNR retries mean for ever (InfiniBand Architecture 9.7.5.2.8); seven of the othe
 from __future__ import annotations
 
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
-from rdmacm.proto.roce.buffers import padded, scatter, slices, total
+from rdmacm.proto.roce.buffers import LocalProtectionError, located, padded, scatter, slices, total
 from rdmacm.proto.roce.headers import RNR_TIMER_SECONDS
 from rdmacm.proto.roce.psn import PSN_MASK, difference
 from rdmacm.proto.roce.rc.codes import (
+    ACK_REQUEST,
     ACKNOWLEDGE,
     ATOMIC_ACKNOWLEDGE,
     ATOMIC_ETH,
@@ -34,7 +35,6 @@ from rdmacm.proto.roce.rc.codes import (
     COMPARE_SWAP,
     FETCH_ADD,
     LONG,
-    READ_FIRST,
     READ_LAST,
     READ_MIDDLE,
     READ_ONLY,
@@ -46,22 +46,22 @@ from rdmacm.proto.roce.rc.codes import (
     SEND_MIDDLE,
     SEND_ONLY,
     SEND_ONLY_INV,
+    SOLICITED,
     WORD,
     WRITE_FIRST,
     WRITE_LAST,
     WRITE_MIDDLE,
     WRITE_ONLY,
+    prefix,
 )
-from rdmacm.proto.roce.work import WC, Packet, SendWork, WCOpcode, WCStatus, WROpcode
-
-_ACK_REQUEST = 0x80000000
-_SOLICITED = 0x80
-
+from rdmacm.proto.roce.rc.runs import Run
+from rdmacm.proto.roce.rc.trains import Trains
+from rdmacm.proto.roce.work import WC, SendWork, WCOpcode, WCStatus, WROpcode
 
 _SENDS = frozenset({WROpcode.SEND, WROpcode.SEND_WITH_IMM, WROpcode.SEND_WITH_INV})
-_WRITES = frozenset({WROpcode.RDMA_WRITE, WROpcode.RDMA_WRITE_WITH_IMM})
 _ATOMICS = frozenset({WROpcode.ATOMIC_CMP_AND_SWP, WROpcode.ATOMIC_FETCH_AND_ADD})
-_COMPLETES_AS = {
+_WITH_IMMEDIATE = frozenset({WROpcode.SEND_WITH_IMM, WROpcode.RDMA_WRITE_WITH_IMM})
+COMPLETES_AS = {
     WROpcode.RDMA_WRITE: WCOpcode.RDMA_WRITE,
     WROpcode.RDMA_WRITE_WITH_IMM: WCOpcode.RDMA_WRITE,
     WROpcode.SEND: WCOpcode.SEND,
@@ -72,16 +72,29 @@ _COMPLETES_AS = {
     WROpcode.ATOMIC_FETCH_AND_ADD: WCOpcode.FETCH_ADD,
 }
 _NAK_STATUS = {0x61: WCStatus.REM_INV_REQ_ERR, 0x62: WCStatus.REM_ACCESS_ERR, 0x63: WCStatus.REM_OP_ERR}
+_SUCCESS = WCStatus.SUCCESS
+_HALF = 1 << 23
+_U64 = 0xFFFFFFFFFFFFFFFF
 
-#: Packets under way at most, and how often an acknowledgement is asked for within a message.
+#: Packets under way at most. So many PSNs are what rxe allows itself.
 WINDOW = 128
-_ACK_EVERY = 32
+#: Bytes under way at most: a UDP socket of Linux's default size (net.core.rmem_default, 212992) holds somewhat more
+#: than this in packets of 4 KiB and drops the rest, and a lost train costs more than a window that is closed.
+WINDOW_BYTES = 256 * 1024
+
+
+def window(mtu: int) -> int:
+    """How many packets may be under way with this path MTU."""
+    return min(WINDOW, WINDOW_BYTES // mtu)
 
 
 class _Sent:
-    """A work request that has its PSNs. ``answered``: bytes of a READ's answer that have arrived."""
+    """A work request that has its PSNs.
 
-    __slots__ = ("answered", "first", "is_atomic", "is_read", "last", "length", "work")
+    Of a READ, ``answered`` bytes have arrived and ``asked`` packets have been asked for.
+    """
+
+    __slots__ = ("answered", "asked", "first", "is_atomic", "is_read", "last", "length", "work")
 
     def __init__(self, work: SendWork, length: int, first: int, packets: int) -> None:
         self.work = work
@@ -90,7 +103,7 @@ class _Sent:
         self.last = (first + packets - 1) & PSN_MASK
         self.is_read = work.opcode is WROpcode.RDMA_READ
         self.is_atomic = work.opcode in _ATOMICS
-        self.answered = 0
+        self.answered = self.asked = 0
 
 
 class Requester:
@@ -99,53 +112,57 @@ class Requester:
     def __init__(
         self,
         *,
+        qp_num: int,
         dest_qp_num: int,
         sq_psn: int,
         mtu: int,
         complete: Callable[[WC], None],
-        timeout: float = 0.067,
-        retry_cnt: int = 7,
-        rnr_retry: int = 7,
-        max_rd_atomic: int = 16,
-        pkey: int = 0xFFFF,
+        dropped: Counter[str],
+        timeout: float,
+        retry_cnt: int,
+        rnr_retry: int,
+        max_rd_atomic: int,
+        pkey: int,
     ) -> None:
+        self._qp_num = qp_num
         self._dest = dest_qp_num
         self._mtu = mtu
         self._pkey = pkey
         self._complete = complete
+        self._dropped = dropped
         self._timeout = timeout
         self._retry_cnt = retry_cnt
         self._rnr_retry = rnr_retry
         self._max_rd_atomic = max_rd_atomic
+        self._window = window(mtu)
+        # Two requests of this many packets of answer fill the window.
+        self._read_packets = self._ack_every = self._window // 2
         self._waiting: deque[SendWork] = deque()
         self._sent: deque[_Sent] = deque()
         self._next = self._end = self._acked = sq_psn & PSN_MASK
         self._at = 0  # index in _sent of the request that _next belongs to
-        self._outstanding_reads = 0
+        self._unanswered = 0  # READ and atomic requests
         self._retries = retry_cnt
         self._rnr_retries = rnr_retry
         self._retrying = False
         self._deadline: float | None = None
         self._rnr_until: float | None = None
+        self._send_middle = prefix(SEND_MIDDLE, pkey, dest_qp_num)
+        self._write_middle = prefix(WRITE_MIDDLE, pkey, dest_qp_num)
+        #: Whether no new request is begun (SQD).
+        self.paused = False
         self.failed = False
-        #: What was received and ignored.
-        self.dropped = 0
 
     # -- the user -------------------------------------------------------------------------------------
 
     def post(self, work: SendWork) -> None:
-        """Queue a work request; flushed at once where the connection has failed. ValueError for what RC cannot do."""
-        if work.opcode not in _COMPLETES_AS:
-            raise ValueError(f"{work.opcode!r} cannot be sent on a reliable connection")
-        if self.failed:
-            self._complete(WC(work.wr_id, WCStatus.WR_FLUSH_ERR, _COMPLETES_AS[work.opcode]))
-            return
+        """Queue a work request."""
         self._waiting.append(work)
 
     @property
-    def idle(self) -> bool:
-        """Whether nothing waits for an answer or to be sent."""
-        return not self._sent and not self._waiting
+    def drained(self) -> bool:
+        """Whether nothing that was begun waits for an answer."""
+        return not self._sent
 
     def fail(self, status: WCStatus) -> None:
         """The connection is over: the oldest request has ``status``, the others are flushed."""
@@ -157,7 +174,7 @@ class Requester:
         self._sent.clear()
         self._waiting.clear()
         for work in works:
-            self._complete(WC(work.wr_id, status, _COMPLETES_AS[work.opcode]))
+            self._complete(WC(work.wr_id, status, COMPLETES_AS[work.opcode], qp_num=self._qp_num))
             status = WCStatus.WR_FLUSH_ERR
 
     # -- time -----------------------------------------------------------------------------------------
@@ -178,7 +195,7 @@ class Requester:
             self._retry(self._acked, now)
 
     def _arm(self, now: float) -> None:
-        outstanding = bool(self._sent) and difference(self._next, self._acked) > 0
+        outstanding = self._sent and self._next != self._acked
         self._deadline = now + self._timeout if self._timeout and outstanding else None
 
     def _retry(self, psn: int, now: float) -> None:
@@ -200,126 +217,199 @@ class Requester:
 
     # -- sending --------------------------------------------------------------------------------------
 
-    def packets(self, now: float, limit: int = WINDOW) -> list[Packet]:
+    def packets(self, out: Trains, now: float, limit: int) -> None:
         """Up to ``limit`` packets that may be sent now."""
-        out: list[Packet] = []
-        while len(out) < limit and not self.failed and self._rnr_until is None:
-            if difference(self._next, self._end) >= 0 and not self._start():
-                break
-            if difference(self._next, self._acked) >= WINDOW:
-                break
-            while difference(self._next, self._sent[self._at].last) > 0:
-                self._at += 1
-            sent = self._sent[self._at]
-            if sent.is_read:
-                out.append(self._read_request(sent))
-            elif sent.is_atomic:
-                out.append(self._atomic_request(sent))
-            else:
-                out.append(self._data(sent))
-        if out and self._deadline is None:
+        if self.failed or self._rnr_until is not None:
+            return
+        before = self._next
+        try:
+            while limit > 0 and not self.failed:
+                if self._next == self._end and not self._start():
+                    break
+                room = self._window - (self._next - self._acked & PSN_MASK)
+                if room <= 0:
+                    break
+                sent = self._sent[self._at]
+                while self._next - sent.first & PSN_MASK > sent.last - sent.first & PSN_MASK:
+                    self._at += 1
+                    sent = self._sent[self._at]
+                if sent.is_read:
+                    count = self._read_request(out, sent, room)
+                elif sent.is_atomic:
+                    count = self._atomic_request(out, sent)
+                else:
+                    count = self._data(out, sent, room, limit)
+                if not count:
+                    break
+                limit -= count
+        except LocalProtectionError:
+            # Those before it did nothing wrong: it waits until it is the oldest.
+            if self._next == self._acked:
+                self.fail(WCStatus.LOC_PROT_ERR)
+        if self._deadline is None and self._next != before:
             self._arm(now)
-        return out
 
     def _start(self) -> bool:
         """Give the next waiting request its PSNs; False where there is none, or it has to wait."""
-        if not self._waiting:
+        if not self._waiting or self.paused:
             return False
         work = self._waiting[0]
-        answers = work.opcode is WROpcode.RDMA_READ or work.opcode in _ATOMICS
-        if answers and self._outstanding_reads >= self._max_rd_atomic:
+        if work.fence and self._unanswered:
             return False
-        if work.fence and self._outstanding_reads:
-            return False
-        self._waiting.popleft()
         length = total(work.segments)
-        packets = 1 if work.opcode in _ATOMICS else max(1, -(-length // self._mtu))
+        packets = 1 if length <= self._mtu or work.opcode in _ATOMICS else -(-length // self._mtu)
+        self._waiting.popleft()
         self._sent.append(_Sent(work, length, self._end, packets))
         self._end = (self._end + packets) & PSN_MASK
-        self._outstanding_reads += answers
         return True
 
-    def _header(self, opcode: int, psn: int, *, pad: int = 0, ack: bool = False, solicited: bool = False) -> bytes:
-        flags = (_SOLICITED if solicited else 0) | pad << 4
-        return BTH.pack(opcode, flags, self._pkey, self._dest, psn | (_ACK_REQUEST if ack else 0))
-
-    def _data(self, sent: _Sent) -> Packet:
-        work, psn = sent.work, self._next
-        index = difference(psn, sent.first)
-        offset = index * self._mtu
-        size = min(self._mtu, sent.length - offset)
-        first, last = index == 0, psn == sent.last
+    def _data(self, out: Trains, sent: _Sent, room: int, limit: int) -> int:
+        """The next packet of a SEND or WRITE, or several from its middle; returns how many."""
+        work, psn, mtu = sent.work, self._next, self._mtu
+        index = psn - sent.first & PSN_MASK
+        first, last = not index, psn == sent.last
+        if not first and not last:
+            return self._middle(out, sent, index, min(room, limit))
+        offset = index * mtu
+        size = sent.length - offset if last else mtu
         pieces, pad = padded(slices(work.segments, offset, size), size)
         extra = b""
         if work.opcode in _SENDS:
-            opcode = (SEND_ONLY if last else SEND_FIRST) if first else (SEND_LAST if last else SEND_MIDDLE)
+            opcode = (SEND_ONLY if last else SEND_FIRST) if first else SEND_LAST
             if last and work.opcode is WROpcode.SEND_WITH_INV:
                 opcode = SEND_ONLY_INV if first else SEND_LAST_INV
                 extra = WORD.pack(work.invalidate_rkey)
         else:
-            opcode = (WRITE_ONLY if last else WRITE_FIRST) if first else (WRITE_LAST if last else WRITE_MIDDLE)
+            opcode = (WRITE_ONLY if last else WRITE_FIRST) if first else WRITE_LAST
             if first:
                 extra = RETH.pack(work.remote_addr, work.rkey, sent.length)
-        if last and work.opcode in (WROpcode.SEND_WITH_IMM, WROpcode.RDMA_WRITE_WITH_IMM):
+        if last and work.opcode in _WITH_IMMEDIATE:
             opcode += 1
             extra += WORD.pack(work.imm)
         self._next = (psn + 1) & PSN_MASK
-        ack = last or index % _ACK_EVERY == _ACK_EVERY - 1 or difference(self._next, self._acked) >= WINDOW
-        return self._header(opcode, psn, pad=pad, ack=ack, solicited=last and work.solicited) + extra, pieces
+        ack = ACK_REQUEST if last or room == 1 else 0
+        flags = (SOLICITED if last and work.solicited else 0) | pad << 4
+        header = BTH.pack(opcode, flags, self._pkey, self._dest, psn | ack) + extra
+        out.add(header, pieces, len(header) + size + pad + 4)
+        return 1
 
-    def _read_request(self, sent: _Sent) -> Packet:
-        psn = (sent.first + sent.answered // self._mtu) & PSN_MASK if sent.answered else sent.first
-        reth = RETH.pack(sent.work.remote_addr + sent.answered, sent.work.rkey, sent.length - sent.answered)
-        self._next = (sent.last + 1) & PSN_MASK
-        return self._header(READ_REQUEST, psn, ack=True) + reth, []
+    def _middle(self, out: Trains, sent: _Sent, index: int, room: int) -> int:
+        """Packets of the middle up to where an acknowledgement is asked for, or a buffer ends."""
+        psn, mtu = self._next, self._mtu
+        count = min(
+            room,
+            sent.last - psn & PSN_MASK,
+            self._ack_every - index % self._ack_every,
+            PSN_MASK + 1 - psn,
+        )
+        middle = self._send_middle if sent.work.opcode in _SENDS else self._write_middle
+        view, offset = located(sent.work.segments, index * mtu)
+        whole = (len(view) - offset) // mtu
+        count = max(1, min(count, whole))
+        full = self._window - (psn + count - self._acked & PSN_MASK) <= 0
+        ack = full or (index + count) % self._ack_every == 0
+        if whole:
+            out.add_run(middle, psn, view, offset, mtu, count, ack=ack)
+        else:
+            header = middle + WORD.pack(psn | (ACK_REQUEST if ack else 0))
+            out.add(header, slices(sent.work.segments, index * mtu, mtu), 16 + mtu)
+        self._next = (psn + count) & PSN_MASK
+        return count
 
-    def _atomic_request(self, sent: _Sent) -> Packet:
-        work = sent.work
+    def _may_ask(self) -> bool:
+        """Whether the peer keeps one more READ or atomic. A request fails, as the oldest, where it keeps none."""
+        if not self._max_rd_atomic and self._next == self._acked:
+            self.fail(WCStatus.LOC_QP_OP_ERR)
+        return self._unanswered < self._max_rd_atomic
+
+    def _read_request(self, out: Trains, sent: _Sent, room: int) -> int:
+        """Ask for the next part of a READ; returns the number of packets, 0 where that has to wait.
+
+        A READ's answer comes all at once, with no window of its own, so a long one is asked for in parts. What is asked
+        for again is never more than one part, for the responder may keep each of them apart.
+        """
+        psn, mtu = self._next, self._mtu
+        index = psn - sent.first & PSN_MASK
+        stop = min(self._part_end(index), (sent.last - sent.first & PSN_MASK) + 1)
+        if stop - index > room and psn != self._acked:
+            return 0
+        if stop > sent.asked:
+            if not self._may_ask():
+                return 0
+            self._unanswered += 1
+            sent.asked = stop
+        work, offset = sent.work, index * mtu
+        self._next = (sent.first + stop) & PSN_MASK
+        header = BTH.pack(READ_REQUEST, 0, self._pkey, self._dest, psn | ACK_REQUEST)
+        length = min(sent.length, stop * mtu) - offset
+        out.add(header + RETH.pack(work.remote_addr + offset & _U64, work.rkey, length), (), 32)
+        return 1
+
+    def _part_end(self, index: int) -> int:
+        """One past the last packet of the part of a READ's answer that packet ``index`` is in."""
+        return (index // self._read_packets + 1) * self._read_packets
+
+    def _atomic_request(self, out: Trains, sent: _Sent) -> int:
+        """Ask for an atomic; returns the number of packets, 0 where that has to wait."""
+        if not sent.asked:
+            if not self._may_ask():
+                return 0
+            self._unanswered += 1
+            sent.asked = 1
+        work, psn = sent.work, self._next
         swap = work.opcode is WROpcode.ATOMIC_CMP_AND_SWP
         operands = (work.swap, work.compare_add) if swap else (work.compare_add, 0)
-        self._next = (sent.last + 1) & PSN_MASK
-        header = self._header(COMPARE_SWAP if swap else FETCH_ADD, sent.first, ack=True)
-        return header + ATOMIC_ETH.pack(work.remote_addr, work.rkey, *operands), []
+        self._next = (psn + 1) & PSN_MASK
+        header = BTH.pack(COMPARE_SWAP if swap else FETCH_ADD, 0, self._pkey, self._dest, psn | ACK_REQUEST)
+        out.add(header + ATOMIC_ETH.pack(work.remote_addr, work.rkey, *operands), (), 44)
+        return 1
 
     # -- answers --------------------------------------------------------------------------------------
 
-    def received(self, opcode: int, psn: int, body: memoryview, now: float) -> None:
-        """An answer: its opcode and PSN, and what follows the BTH, padding removed."""
-        if self.failed or not self._sent or not 0 <= difference(psn, self._acked) < difference(self._end, self._acked):
-            self.dropped += 1  # a duplicate, or an answer to what was never asked
-            return
-        if opcode == ACKNOWLEDGE:
-            if len(body) >= 4:
-                self._acknowledge(body[0], psn, now)
-                return
-        elif opcode == ATOMIC_ACKNOWLEDGE:
-            if len(body) >= 12:
-                self._atomic_answer(psn, body, now)
-                return
-        elif READ_FIRST <= opcode <= READ_ONLY:
-            self._read_answer(opcode, psn, body, now)
-            return
-        self.dropped += 1
+    def received(self, opcode: int, psn: int, body: memoryview, now: float) -> bool:
+        """An answer: its opcode and PSN, and what follows the BTH, padding removed; False where it is ignored."""
+        if self._ours(psn):
+            if opcode == ACKNOWLEDGE:
+                return self._acknowledge(body[0], psn, now)
+            owner = self._owner(psn)
+            if opcode == ATOMIC_ACKNOWLEDGE:
+                if owner and owner.is_atomic:
+                    return self._atomic_answer(owner, body, now)
+            elif owner and owner.is_read:
+                return self._read_answer(owner, opcode, psn, body, now)
+        self._dropped["answer"] += 1  # a duplicate, or an answer to what was never asked
+        return False
 
-    def _acknowledge(self, syndrome: int, psn: int, now: float) -> None:
+    def _ours(self, psn: int) -> bool:
+        return bool(self._sent) and psn - self._acked & PSN_MASK < self._end - self._acked & PSN_MASK
+
+    def _owner(self, psn: int) -> _Sent | None:
+        for sent in self._sent:
+            if psn - sent.first & PSN_MASK <= sent.last - sent.first & PSN_MASK:
+                return sent
+        return None
+
+    def _acknowledge(self, syndrome: int, psn: int, now: float) -> bool:
         kind = syndrome >> 5
         if kind == 0:
             self._advance(psn, now)
-        elif kind == 1:
-            self._advance((psn - 1) & PSN_MASK, now)
+            return True
+        if kind != 1 and syndrome != 0x60 and syndrome not in _NAK_STATUS:
+            self._dropped["answer"] += 1
+            return False
+        self._advance((psn - 1) & PSN_MASK, now)
+        if self.failed or not self._sent:
+            return True
+        if kind == 1:
             self._not_ready(syndrome & 0x1F, psn, now)
         elif syndrome == 0x60:
-            self._advance((psn - 1) & PSN_MASK, now)
-            if not self.failed and self._sent:
-                self._retry(psn, now)
-        elif syndrome in _NAK_STATUS:
-            self._advance((psn - 1) & PSN_MASK, now)
-            self.fail(_NAK_STATUS[syndrome])
+            self._retry(psn, now)
         else:
-            self.dropped += 1
+            self.fail(_NAK_STATUS[syndrome])
+        return True
 
     def _not_ready(self, code: int, psn: int, now: float) -> None:
-        if self.failed or not self._sent or self._rnr_until is not None:
+        if self._rnr_until is not None:
             return
         if self._rnr_retries <= 0:
             self.fail(WCStatus.RNR_RETRY_EXC_ERR)
@@ -335,14 +425,13 @@ class Requester:
         progress = False
         while self._sent:
             sent = self._sent[0]
-            if difference(psn, sent.first) < 0:
-                break
+            ahead = difference(psn, sent.last)
             if sent.is_read or sent.is_atomic:
                 # Passed by, unanswered: the answer is lost. (Until asked again, later ACKs say the same.)
-                if difference(psn, sent.last) > 0 and difference(self._next, sent.first) > 0:
+                if ahead > 0 and difference(self._next, sent.first) > 0:
                     self._ask_again(sent, now)
                 break
-            if difference(psn, sent.last) < 0:
+            if ahead < 0:
                 if difference(psn, self._acked) >= 0:
                     self._acknowledged(psn)
                     progress = True
@@ -359,17 +448,18 @@ class Requester:
 
     def _finish(self, sent: _Sent, byte_len: int) -> None:
         self._sent.popleft()
-        self._at = max(0, self._at - 1)
+        if self._at:
+            self._at -= 1
         self._acknowledged(sent.last)
-        if sent.is_read or sent.is_atomic:
-            self._outstanding_reads -= 1
-        if sent.work.signaled:
-            self._complete(WC(sent.work.wr_id, WCStatus.SUCCESS, _COMPLETES_AS[sent.work.opcode], byte_len))
+        work = sent.work
+        if work.signaled:
+            opcode = COMPLETES_AS[work.opcode]
+            self._complete(WC(work.wr_id, _SUCCESS, opcode, byte_len, qp_num=self._qp_num))
 
     def _acknowledged(self, psn: int) -> None:
-        self._acked = (psn + 1) & PSN_MASK
-        if difference(self._next, self._acked) < 0:  # it was about to be sent again for nothing
-            self._next = self._acked
+        self._acked = acked = (psn + 1) & PSN_MASK
+        if self._next - acked & _HALF:  # it was about to be sent again for nothing
+            self._next = acked
 
     def _progressed(self, now: float) -> None:
         self._retrying = False
@@ -377,49 +467,72 @@ class Requester:
         self._rnr_retries = self._rnr_retry
         self._arm(now)
 
-    def _answered(self, psn: int, now: float) -> _Sent | None:
-        """The READ or atomic an answer belongs to, everything before it acknowledged; None where it cannot be."""
-        owner = next((s for s in self._sent if difference(psn, s.first) >= 0 and difference(psn, s.last) <= 0), None)
-        if owner is None or not (owner.is_read or owner.is_atomic):
-            self.dropped += 1
-            return None
-        self._advance((owner.first - 1) & PSN_MASK, now)
-        return owner if not self.failed and self._sent and self._sent[0] is owner else None
+    def _passed(self, sent: _Sent, now: float) -> bool:
+        """An answer to ``sent`` acknowledges what was before it; False where that lacks answers of its own."""
+        if self._sent[0] is not sent:
+            self._advance((sent.first - 1) & PSN_MASK, now)
+        return not self.failed and bool(self._sent) and self._sent[0] is sent
 
-    def _atomic_answer(self, psn: int, body: memoryview, now: float) -> None:
-        sent = self._answered(psn, now)
-        if sent is None or not sent.is_atomic:
-            return
+    def _scatter(self, sent: _Sent, offset: int, data: memoryview) -> bool:
+        try:
+            scatter(sent.work.segments, offset, data)
+        except LocalProtectionError:
+            self.fail(WCStatus.LOC_PROT_ERR)
+            return False
+        return True
+
+    def _atomic_answer(self, sent: _Sent, body: memoryview, now: float) -> bool:
+        if not self._passed(sent, now):
+            return True
         value = LONG.unpack_from(body, 4)[0]
-        scatter(sent.work.segments, 0, memoryview(value.to_bytes(8, sys.byteorder))[: sent.length])
-        self._finish(sent, 8)
-        self._progressed(now)
+        if self._scatter(sent, 0, memoryview(value.to_bytes(8, sys.byteorder))[: sent.length]):
+            self._unanswered -= 1
+            self._finish(sent, 8)
+            self._progressed(now)
+        return True
 
-    def _read_answer(self, opcode: int, psn: int, body: memoryview, now: float) -> None:
-        sent = self._answered(psn, now)
-        if sent is None or not sent.is_read:
-            return
-        expected = (sent.first + sent.answered // self._mtu) & PSN_MASK
-        ahead = difference(psn, expected)
-        if ahead != 0:
-            if ahead > 0:
-                self._ask_again(sent, now)
-            else:
-                self.dropped += 1
-            return
+    def _read_answer(self, sent: _Sent, opcode: int, psn: int, body: memoryview, now: float) -> bool:
+        if not self._passed(sent, now):
+            return True
+        index = sent.answered // self._mtu
+        ahead = difference(psn, (sent.first + index) & PSN_MASK)
+        if ahead > 0:
+            self._ask_again(sent, now)
+        if ahead or index >= sent.asked:
+            self._dropped["sequence"] += 1
+            return False
         data = body if opcode == READ_MIDDLE else body[4:]
-        if opcode != READ_MIDDLE and len(body) < 4:
-            self.dropped += 1
-            return
-        left = sent.length - sent.answered
         last = psn == sent.last
-        if len(data) != min(left, self._mtu) or last != (opcode in (READ_LAST, READ_ONLY)):
+        ends = last or index + 1 == self._part_end(index)
+        if len(data) != min(sent.length - sent.answered, self._mtu) or ends != (opcode in (READ_LAST, READ_ONLY)):
             self.fail(WCStatus.BAD_RESP_ERR)
-            return
-        scatter(sent.work.segments, sent.answered, data)
+            return True
+        if not self._scatter(sent, sent.answered, data):
+            return True
         sent.answered += len(data)
+        self._unanswered -= ends
         if last:
             self._finish(sent, sent.length)
         else:
             self._acknowledged(psn)
+        self._progressed(now)
+        return True
+
+    def run(self) -> Run | None:
+        """Where packets of the middle of a READ's answer would go now."""
+        if not self._sent or not (sent := self._sent[0]).is_read:
+            return None
+        index = sent.answered // self._mtu
+        count = min(sent.asked, self._part_end(index)) - 1 - index
+        if count <= 0:
+            return None
+        psn = (sent.first + index) & PSN_MASK
+        view, offset = located(sent.work.segments, sent.answered)
+        return Run(READ_MIDDLE, psn, view, offset, count)
+
+    def ran(self, count: int, now: float) -> None:
+        """So many packets of :meth:`run` have arrived and are in their place."""
+        sent = self._sent[0]
+        sent.answered += count * self._mtu
+        self._acknowledged((sent.first + sent.answered // self._mtu - 1) & PSN_MASK)
         self._progressed(now)

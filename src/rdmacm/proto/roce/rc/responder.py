@@ -7,16 +7,20 @@ and rxe's: opcode sequence, permission, resources, lengths, then the memory key;
 
 Answers leave in the order of their requests. A READ's answer is cut into packets as they are sent, from the memory as
 it is then; acknowledgements that follow each other are one. What is kept is bounded: ``max_dest_rd_atomic`` READs and
-atomics, and a list of answers no longer than that allows.
+atomics, at most two answers for each of them, and an acknowledgement between one and the next.
+
+Memory may be deregistered at any time between two turns, so a view of it is kept for one turn only and then asked for
+again by its key.
 """
 
 from __future__ import annotations
 
+import struct
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
-from rdmacm.proto.roce.buffers import padded, scatter, total
+from rdmacm.proto.roce.buffers import LocalProtectionError, located, padded, scatter, total
 from rdmacm.proto.roce.opcodes import (
     EXTENDED_HEADERS,
     IS_END,
@@ -33,7 +37,6 @@ from rdmacm.proto.roce.rc.codes import (
     ACKNOWLEDGE,
     ATOMIC_ACKNOWLEDGE,
     ATOMIC_ETH,
-    BTH,
     COMPARE_SWAP,
     FETCH_ADD,
     LONG,
@@ -43,20 +46,24 @@ from rdmacm.proto.roce.rc.codes import (
     READ_ONLY,
     READ_REQUEST,
     RETH,
+    SEND_MIDDLE,
     WORD,
+    WRITE_MIDDLE,
+    prefix,
 )
+from rdmacm.proto.roce.rc.runs import Run
+from rdmacm.proto.roce.rc.trains import Trains
 from rdmacm.proto.roce.work import (
     WC,
     AccessFlag,
     Memory,
-    Packet,
     RecvWork,
     WCOpcode,
     WCStatus,
 )
 
 _U64 = 0xFFFFFFFFFFFFFFFF
-
+_NOTHING = memoryview(b"")
 
 _IMMEDIATE = frozenset(o for o in range(256) if EXTENDED_HEADERS[o] & ExtendedHeader.IMM_DT)
 _INVALIDATE = frozenset(o for o in range(256) if EXTENDED_HEADERS[o] & ExtendedHeader.IETH)
@@ -96,23 +103,20 @@ class _Kept:
 
 
 class _Answer:
-    """Packets to send: an ACK, a NAK, an atomic's value, or (with ``data``) the rest of a READ's answer."""
+    """Packets to send: an ACK, a NAK, or (with ``kept``) an atomic's value or the rest of a READ's answer.
 
-    __slots__ = ("data", "first", "last", "msn", "offset", "original", "psn", "syndrome")
+    A READ's answer goes from ``psn`` to ``last``, out of ``length`` bytes at ``address``, of which ``offset`` are sent.
+    """
 
-    def __init__(
-        self, psn: int, syndrome: int, msn: int, original: int | None = None, data: memoryview | None = None
-    ) -> None:
-        self.psn = self.first = self.last = psn
+    __slots__ = ("address", "again", "kept", "last", "length", "msn", "offset", "psn", "syndrome")
+
+    def __init__(self, psn: int, syndrome: int, msn: int, kept: _Kept | None = None, *, again: bool = False) -> None:
+        self.psn = self.last = psn
         self.syndrome = syndrome
         self.msn = msn
-        self.original = original
-        self.data = data
-        self.offset = 0
-
-    @property
-    def is_plain_ack(self) -> bool:
-        return self.syndrome == _ACK and self.original is None and self.data is None
+        self.kept = kept
+        self.again = again
+        self.address = self.length = self.offset = 0
 
 
 class Responder:
@@ -121,6 +125,7 @@ class Responder:
     def __init__(
         self,
         *,
+        qp_num: int,
         dest_qp_num: int,
         rq_psn: int,
         mtu: int,
@@ -128,20 +133,21 @@ class Responder:
         memory: Memory,
         receive: Callable[[], RecvWork | None],
         complete: Callable[[WC], None],
-        max_dest_rd_atomic: int = 16,
-        min_rnr_timer: int = 12,
-        pkey: int = 0xFFFF,
+        dropped: Counter[str],
+        max_dest_rd_atomic: int,
+        min_rnr_timer: int,
+        pkey: int,
     ) -> None:
+        self._qp_num = qp_num
         self._dest = dest_qp_num
         self._pkey = pkey
         self._expected = rq_psn & PSN_MASK
         self._completed = rq_psn & PSN_MASK  # one past the last request that was executed as a whole
         self._mtu = mtu
-        self._access = access
         self._memory = memory
         self._receive = receive
         self._complete = complete
-        self._min_rnr_timer = min_rnr_timer
+        self._dropped = dropped
         self._kept: deque[_Kept] = deque(maxlen=max_dest_rd_atomic)
         self._max_kept = max_dest_rd_atomic
         self._answers: deque[_Answer] = deque()
@@ -149,53 +155,74 @@ class Responder:
         self._nak_sent = False
         self._inside = 0  # the operation, between a first packet and its last
         self._recv: RecvWork | None = None
+        self._room = 0  # bytes of its buffers
         self._offset = 0
-        self._target: memoryview | None = None
-        self._write_length = 0
+        self._target: memoryview | None = None  # where a WRITE goes, as far as it has been looked up
+        self._write = (0, 0, 0)  # its rkey, address and length
+        self._ack = self._prefix(ACKNOWLEDGE)
+        self._read_middle = self._prefix(READ_MIDDLE)
+        #: What the peer may do, and how long it is told to wait for a receive (the code of an RNR NAK).
+        self.access = access
+        self.min_rnr_timer = min_rnr_timer
         self.failed = False
-        #: What was received and ignored.
-        self.dropped = 0
 
     def fail(self, status: WCStatus) -> None:
         """The connection is over: the receive in progress has ``status``. (Posted ones are their owner's to flush.)"""
         if self.failed:
             return
         self.failed = True
+        self._target = None
         if self._recv is not None:
-            self._complete(WC(self._recv.wr_id, status, WCOpcode.RECV))
+            self._complete(WC(self._recv.wr_id, status, WCOpcode.RECV, qp_num=self._qp_num))
             self._recv = None
+
+    def forget(self) -> None:
+        """Send nothing of what was still to be answered."""
+        self._answers.clear()
 
     # -- requests -------------------------------------------------------------------------------------
 
-    def received(self, opcode: int, psn: int, flags: int, body: memoryview) -> WCStatus | None:
+    def turn(self) -> None:
+        """Packets that were received together follow: time for memory to have been deregistered since the last."""
+        self._target = None
+
+    def received(self, opcode: int, psn: int, flags: int, body: memoryview) -> bool:
         """A request: opcode, PSN, the BTH's flag bits (bit 7 solicited, bit 0 acknowledge), and what follows the BTH.
 
-        Padding is removed from ``body``. Returns the status with which the connection fails, None while it lives.
+        Padding is removed from ``body``, which has the extended headers of the opcode. False where it is ignored.
         """
-        if self.failed or opcode not in _REQUESTS:
-            self.dropped += 1
-            return None
-        ahead = difference(psn, self._expected)
-        if ahead > 0:
-            if not self._nak_sent:
-                self._nak_sent = True
-                self._answer(self._expected, _NAK_SEQUENCE)
-            self.dropped += 1
-            return None
-        if ahead < 0:
-            self._again(opcode, psn, body)
-            return None
+        if psn != self._expected:
+            return self._out_of_order(opcode, psn, body)
+        if opcode not in _REQUESTS:
+            self._dropped["opcode"] += 1
+            return False
         self._nak_sent = False
         try:
             self._execute(opcode, psn, flags, body)
         except _Refused as refused:
             self._answer(psn, refused.syndrome)
             self._nak_sent = True  # what follows is dropped without another word until this one comes again
-            if refused.syndrome & 0x60 != _RNR_NAK:
-                status = refused.status or _STATUS_OF[refused.syndrome]
-                self.fail(status)
-                return status
-        return None
+            if refused.syndrome & 0x60 == _RNR_NAK:
+                self._dropped["not ready"] += 1
+            else:
+                self._dropped["refused"] += 1
+                self.fail(refused.status or _STATUS_OF[refused.syndrome])
+            return False
+        return True
+
+    def _out_of_order(self, opcode: int, psn: int, body: memoryview) -> bool:
+        if opcode not in _REQUESTS:
+            self._dropped["opcode"] += 1
+            return False
+        if difference(psn, self._expected) > 0:
+            if not self._nak_sent:
+                self._nak_sent = True
+                self._answer(self._expected, _NAK_SEQUENCE)
+            self._dropped["sequence"] += 1
+            return False
+        self._dropped["duplicate"] += 1
+        self._again(opcode, psn, body)
+        return False
 
     def _execute(self, opcode: int, psn: int, flags: int, body: memoryview) -> None:
         family = OPERATION[opcode]
@@ -203,9 +230,9 @@ class Responder:
             if IS_START[opcode] == bool(self._inside) or (self._inside and self._inside != family):
                 raise _Refused(_NAK_INVALID)
             if family == _SEND:
-                self._send(opcode, flags, body)
+                self._take_send(opcode, flags, body)
             else:
-                self._write(opcode, flags, body)
+                self._take_write(opcode, flags, body)
             self._expected = (psn + 1) & PSN_MASK
             if IS_END[opcode]:
                 self._inside = 0
@@ -219,9 +246,9 @@ class Responder:
         if self._inside:
             raise _Refused(_NAK_INVALID)
         if opcode == READ_REQUEST:
-            self._read(psn, body)
+            self._take_read(psn, body)
         else:
-            self._atomic(opcode, psn, body)
+            self._take_atomic(opcode, psn, body)
 
     def _payload(self, opcode: int, data: memoryview) -> None:
         """First and middle packets are one MTU, last ones hold something, none more than an MTU."""
@@ -237,29 +264,36 @@ class Responder:
         """The immediate or key ahead of the payload, and the payload."""
         if opcode not in _IMMEDIATE and opcode not in _INVALIDATE:
             return None, body
-        if len(body) < 4:
-            raise _Refused(_NAK_INVALID)
         return WORD.unpack_from(body)[0], body[4:]
 
     def _take(self) -> RecvWork:
         work = self._receive()
         if work is None:
-            raise _Refused(_RNR_NAK | self._min_rnr_timer)
+            raise _Refused(_RNR_NAK | self.min_rnr_timer & 0x1F)
         return work
 
-    def _send(self, opcode: int, flags: int, body: memoryview) -> None:
+    def _take_send(self, opcode: int, flags: int, body: memoryview) -> None:
         word, data = self._trailer(opcode, body)
         self._payload(opcode, data)
         if IS_START[opcode]:
-            self._recv, self._offset = self._take(), 0
-        recv = self._recv
-        assert recv is not None
-        if self._offset + len(data) > total(recv.segments):
-            raise _Refused(_NAK_INVALID, WCStatus.LOC_LEN_ERR)
-        if opcode in _INVALIDATE and not self._memory.invalidate(word or 0):
-            raise _Refused(_NAK_ACCESS, WCStatus.REM_INV_REQ_ERR)
-        scatter(recv.segments, self._offset, data)
-        self._offset += len(data)
+            recv = self._recv = self._take()
+            self._offset = 0
+        else:
+            assert self._recv is not None
+            recv = self._recv
+        end = self._offset + len(data)
+        try:
+            if IS_START[opcode]:
+                self._room = total(recv.segments)
+            if end > self._room:
+                raise _Refused(_NAK_INVALID, WCStatus.LOC_LEN_ERR)
+            if opcode in _INVALIDATE and not self._memory.invalidate(word or 0):
+                raise _Refused(_NAK_ACCESS, WCStatus.REM_INV_REQ_ERR)
+            if data:
+                scatter(recv.segments, self._offset, data)
+        except LocalProtectionError:
+            raise _Refused(_NAK_OPERATION) from None
+        self._offset = end
         if IS_END[opcode]:
             self._recv = None
             self._complete(
@@ -267,40 +301,44 @@ class Responder:
                     recv.wr_id,
                     WCStatus.SUCCESS,
                     WCOpcode.RECV,
-                    self._offset,
+                    end,
                     word if opcode in _IMMEDIATE else None,
                     word if opcode in _INVALIDATE else None,
                     bool(flags & 0x80),
+                    self._qp_num,
                 )
             )
 
-    def _write(self, opcode: int, flags: int, body: memoryview) -> None:
+    def _find(self, rkey: int, address: int, length: int, access: AccessFlag) -> memoryview:
+        """Registered memory; none is needed for no bytes."""
+        if not length:
+            return _NOTHING
+        found = self._memory.remote(rkey, address, length, access)
+        if found is None:
+            raise _Refused(_NAK_ACCESS)
+        return found
+
+    def _take_write(self, opcode: int, flags: int, body: memoryview) -> None:
         if IS_START[opcode]:
-            if len(body) < 16:
-                raise _Refused(_NAK_INVALID)
             address, rkey, length = RETH.unpack_from(body)
             body = body[16:]
-            if not self._access & AccessFlag.REMOTE_WRITE or length > _LONGEST:
+            if not self.access & AccessFlag.REMOTE_WRITE or length > _LONGEST:
                 raise _Refused(_NAK_INVALID)
+            offset, target = 0, None
+        else:
+            rkey, address, length = self._write
+            offset, target = self._offset, self._target
         word, data = self._trailer(opcode, body)
         self._payload(opcode, data)
-        if IS_START[opcode]:
-            target = self._memory.remote(rkey, address, length, AccessFlag.REMOTE_WRITE) if length else memoryview(b"")
-            if target is None:
-                raise _Refused(_NAK_ACCESS)
-        else:
-            target, length = self._target, self._write_length
-        offset = 0 if IS_START[opcode] else self._offset
-        assert target is not None
-        left = length - offset
-        if len(data) > left or (IS_END[opcode] and len(data) != left):
+        if target is None:
+            target = self._find(rkey, address, length, AccessFlag.REMOTE_WRITE)
+        end = offset + len(data)
+        if end > length or (IS_END[opcode] and end != length):
             raise _Refused(_NAK_INVALID)
         recv = self._take() if opcode in _IMMEDIATE else None
         if data:
-            target[offset : offset + len(data)] = data
-        self._target, self._write_length, self._offset = target, length, offset + len(data)
-        if IS_END[opcode]:
-            self._target = None
+            target[offset:end] = data
+        self._write, self._target, self._offset = (rkey, address, length), target, end
         if recv is not None:
             self._complete(
                 WC(
@@ -311,125 +349,171 @@ class Responder:
                     word,
                     None,
                     bool(flags & 0x80),
+                    self._qp_num,
                 )
             )
 
-    def _read(self, psn: int, body: memoryview) -> None:
-        if len(body) < 16 or not self._access & AccessFlag.REMOTE_READ or not self._max_kept:
-            raise _Refused(_NAK_INVALID)
-        address, rkey, length = RETH.unpack_from(body)
-        if length > _LONGEST or self._reading() >= self._max_kept:
-            raise _Refused(_NAK_INVALID)
-        source = self._memory.remote(rkey, address, length, AccessFlag.REMOTE_READ) if length else memoryview(b"")
-        if source is None:
-            raise _Refused(_NAK_ACCESS)
-        packets = max(1, -(-length // self._mtu))
-        self._kept.append(_Kept(psn, packets, rkey, address, length, None))
+    def run(self) -> Run | None:
+        """Where packets of the middle of the message in progress would go now."""
+        if self._inside == _WRITE:
+            rkey, address, length = self._write
+            if self._target is None:
+                self._target = self._memory.remote(rkey, address, length, AccessFlag.REMOTE_WRITE)
+                if self._target is None:
+                    return None
+            # The last byte is the last packet's.
+            count = (length - self._offset - 1) // self._mtu
+            return Run(WRITE_MIDDLE, self._expected, self._target, self._offset, count)
+        recv = self._recv
+        if recv is None or self._offset >= self._room:
+            return None
+        view, offset = located(recv.segments, self._offset)
+        return Run(SEND_MIDDLE, self._expected, view, offset, PSN_MASK)
+
+    def ran(self, count: int, asked: int) -> None:
+        """So many packets of :meth:`run` have arrived and are in their place; ``asked`` wants an acknowledgement."""
+        psn = self._expected
+        self._nak_sent = False
+        self._offset += count * self._mtu
+        self._expected = (psn + count) & PSN_MASK
+        if asked >= 0:
+            self._answer((psn + asked) & PSN_MASK, _ACK)
+
+    def _pending(self) -> int:
+        """READs and atomics that have not been answered even once."""
+        return sum(1 for answer in self._answers if answer.kept and not answer.again)
+
+    def _keep(self, psn: int, packets: int, rkey: int, address: int, length: int, original: int | None) -> None:
+        kept = _Kept(psn, packets, rkey, address, length, original)
+        self._kept.append(kept)
         self._expected = self._completed = (psn + packets) & PSN_MASK
         self._msn = (self._msn + 1) & PSN_MASK
-        self._answer_read(psn, packets, psn, source)
+        answer = _Answer(psn, _ACK, self._msn, kept)
+        answer.last, answer.address, answer.length = kept.last, address, length
+        self._answers.append(answer)
 
-    def _atomic(self, opcode: int, psn: int, body: memoryview) -> None:
-        if len(body) < 28 or not self._access & AccessFlag.REMOTE_ATOMIC or not self._max_kept:
+    def _take_read(self, psn: int, body: memoryview) -> None:
+        address, rkey, length = RETH.unpack_from(body)
+        if not self.access & AccessFlag.REMOTE_READ or length > _LONGEST or self._pending() >= self._max_kept:
             raise _Refused(_NAK_INVALID)
+        self._find(rkey, address, length, AccessFlag.REMOTE_READ)
+        self._keep(psn, max(1, -(-length // self._mtu)), rkey, address, length, None)
+
+    def _take_atomic(self, opcode: int, psn: int, body: memoryview) -> None:
         address, rkey, first, second = ATOMIC_ETH.unpack_from(body)
-        if address % 8:
+        if not self.access & AccessFlag.REMOTE_ATOMIC or address % 8 or self._pending() >= self._max_kept:
             raise _Refused(_NAK_INVALID)
-        target = self._memory.remote(rkey, address, 8, AccessFlag.REMOTE_ATOMIC)
-        if target is None:
-            raise _Refused(_NAK_ACCESS)
+        target = self._find(rkey, address, 8, AccessFlag.REMOTE_ATOMIC)
         original = int.from_bytes(target, sys.byteorder)
         if opcode == FETCH_ADD:
             target[:] = ((original + first) & _U64).to_bytes(8, sys.byteorder)
         elif original == second:
             target[:] = first.to_bytes(8, sys.byteorder)
-        self._kept.append(_Kept(psn, 1, rkey, address, 8, original))
-        self._expected = self._completed = (psn + 1) & PSN_MASK
-        self._msn = (self._msn + 1) & PSN_MASK
-        self._answers.append(_Answer(psn, _ACK, self._msn, original))
+        self._keep(psn, 1, rkey, address, 8, original)
 
     def _again(self, opcode: int, psn: int, body: memoryview) -> None:
         """A request that was executed before."""
         if opcode not in (READ_REQUEST, COMPARE_SWAP, FETCH_ADD):
-            self._answer((self._completed - 1) & PSN_MASK, _ACK)
+            # A NAK that is still to be sent says as much.
+            if not self._answers or self._answers[-1].syndrome == _ACK:
+                self._answer((self._completed - 1) & PSN_MASK, _ACK)
             return
-        kept = next((k for k in self._kept if difference(psn, k.first) >= 0 and difference(psn, k.last) <= 0), None)
-        if kept is None or len(self._answers) > 2 * self._max_kept:
-            self.dropped += 1
-        elif kept.original is not None:
-            if opcode != READ_REQUEST and psn == kept.first:
-                self._answers.append(_Answer(psn, _ACK, self._msn, kept.original))
-        elif opcode == READ_REQUEST and len(body) >= 16:
+        kept = next((k for k in self._kept if psn - k.first & PSN_MASK <= k.last - k.first & PSN_MASK), None)
+        if kept is None:
+            return
+        answer = _Answer(psn, _ACK, self._msn, kept, again=True)
+        if opcode == READ_REQUEST:
             address, rkey, length = RETH.unpack_from(body)
-            inside = kept.address <= address and address + length <= kept.address + kept.length
-            source = self._memory.remote(rkey, address, length, AccessFlag.REMOTE_READ) if length else memoryview(b"")
             packets = max(1, -(-length // self._mtu))
-            fits = difference((psn + packets - 1) & PSN_MASK, kept.last) <= 0
-            if rkey == kept.rkey and inside and fits and source is not None:
-                self._answer_read(psn, packets, kept.first, source)
-            else:
-                self.dropped += 1
+            if (
+                kept.original is not None
+                or rkey != kept.rkey
+                or address < kept.address
+                or address + length > kept.address + kept.length
+                or packets > (kept.last - psn & PSN_MASK) + 1
+            ):
+                return
+            answer.last, answer.address, answer.length = (psn + packets - 1) & PSN_MASK, address, length
+        elif kept.original is None:
+            return
+        # Whoever asks again has no use for what is left of an earlier repetition.
+        for other in self._answers:
+            if other.kept is kept and other.again:
+                self._answers.remove(other)
+                break
+        self._answers.append(answer)
 
     # -- answers --------------------------------------------------------------------------------------
 
-    def _reading(self) -> int:
-        return sum(1 for answer in self._answers if answer.data is not None)
-
     def _answer(self, psn: int, syndrome: int) -> None:
-        if syndrome == _ACK and self._answers and self._answers[-1].is_plain_ack:
+        """An ACK or NAK. It says all that one still to be sent right before it would say."""
+        if self._answers and self._answers[-1].kept is None:
             last = self._answers[-1]
-            if difference(psn, last.psn) > 0:
+            if difference(psn, last.psn) > 0 or syndrome != _ACK:
                 last.psn = psn
+            last.syndrome = syndrome
             last.msn = self._msn
             return
         self._answers.append(_Answer(psn, syndrome, self._msn))
 
-    def _answer_read(self, psn: int, packets: int, original: int, source: memoryview) -> None:
-        answer = _Answer(psn, _ACK, self._msn, data=source)
-        answer.first, answer.last = original, (psn + packets - 1) & PSN_MASK
-        self._answers.append(answer)
-
-    @property
-    def has_packets(self) -> bool:
-        """Whether :meth:`packets` has something."""
-        return bool(self._answers)
-
-    def packets(self, limit: int = 128) -> list[Packet]:
-        """Up to ``limit`` packets to send."""
-        out: list[Packet] = []
-        while self._answers and len(out) < limit:
-            answer = self._answers[0]
-            if answer.data is not None:
-                out.append(self._read_packet(answer))
-                if answer.data is not None:
-                    continue
-            elif answer.original is not None:
-                aeth = WORD.pack(answer.syndrome << 24 | answer.msn)
-                out.append((self._header(ATOMIC_ACKNOWLEDGE, answer.psn) + aeth + LONG.pack(answer.original), []))
+    def packets(self, out: Trains, limit: int) -> int:
+        """Up to ``limit`` packets to send; returns how many."""
+        left = limit
+        answers = self._answers
+        while answers and left > 0:
+            answer = answers[0]
+            if answer.kept is None:
+                aeth = answer.syndrome << 24 | answer.msn
+                out.add(self._ack + _TWO_WORDS.pack(answer.psn, aeth), (), 20)
+            elif answer.kept.original is not None:
+                header = self._prefix(ATOMIC_ACKNOWLEDGE) + _TWO_WORDS.pack(answer.psn, _ACK << 24 | answer.msn)
+                out.add(header + LONG.pack(answer.kept.original), (), 28)
             else:
-                aeth = WORD.pack(answer.syndrome << 24 | answer.msn)
-                out.append((self._header(ACKNOWLEDGE, answer.psn) + aeth, []))
-            self._answers.popleft()
-        return out
+                left -= self._read_packets(out, answer, left)
+                continue
+            left -= 1
+            answers.popleft()
+        return limit - left
 
-    def _read_packet(self, answer: _Answer) -> Packet:
-        data, psn = answer.data, answer.psn
-        assert data is not None
-        size = min(self._mtu, len(data) - answer.offset)
-        piece = data[answer.offset : answer.offset + size]
-        first, last = psn == answer.first, psn == answer.last
-        opcode = (READ_ONLY if last else READ_FIRST) if first else (READ_LAST if last else READ_MIDDLE)
-        pieces, pad = padded([piece] if size else [], size)
-        aeth = b"" if opcode == READ_MIDDLE else WORD.pack(_ACK << 24 | answer.msn)
-        answer.offset += size
-        answer.psn = (psn + 1) & PSN_MASK
-        if last:
-            answer.data = None
-        return self._header(opcode, psn, pad) + aeth, pieces
+    def _read_packets(self, out: Trains, answer: _Answer, limit: int) -> int:
+        """More of a READ's answer; returns how many packets. The answer leaves the list where it is at its end."""
+        kept = answer.kept
+        assert kept is not None
+        try:
+            data = self._find(kept.rkey, answer.address, answer.length, AccessFlag.REMOTE_READ)
+        except _Refused as refused:
+            self._answers.clear()
+            self._answer(answer.psn, refused.syndrome)
+            self.fail(WCStatus.REM_ACCESS_ERR)
+            return 0
+        mtu, count = self._mtu, 0
+        while count < limit:
+            psn, offset = answer.psn, answer.offset
+            first, last = psn == kept.first, psn == answer.last
+            if not first and not last:
+                more = min(limit - count, answer.last - psn & PSN_MASK, PSN_MASK + 1 - psn)
+                out.add_run(self._read_middle, psn, data, offset, mtu, more)
+                answer.offset += more * mtu
+            else:
+                more = 1
+                size = min(mtu, len(data) - offset)
+                opcode = (READ_ONLY if last else READ_FIRST) if first else READ_LAST
+                pieces, pad = padded([data[offset : offset + size]] if size else [], size)
+                header = self._prefix(opcode, pad) + _TWO_WORDS.pack(psn, _ACK << 24 | answer.msn)
+                out.add(header, pieces, 20 + size + pad)
+                answer.offset += size
+            answer.psn = (psn + more) & PSN_MASK
+            count += more
+            if last:
+                self._answers.popleft()
+                break
+        return count
 
-    def _header(self, opcode: int, psn: int, pad: int = 0) -> bytes:
-        return BTH.pack(opcode, pad << 4, self._pkey, self._dest, psn)
+    def _prefix(self, opcode: int, pad: int = 0) -> bytes:
+        return prefix(opcode, self._pkey, self._dest, pad << 4)
 
+
+_TWO_WORDS = struct.Struct("!II")
 
 _STATUS_OF = {
     _NAK_INVALID: WCStatus.REM_INV_REQ_ERR,
