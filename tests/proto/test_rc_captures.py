@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from rdmacm.proto.roce.opcodes import HEADER_LENGTH, IS_REQUEST, IS_RESPONSE
-from rdmacm.proto.roce.rc import RcAttributes, RcEngine
+from rdmacm.proto.roce.rc import RcEngine, RtrAttributes
 from rdmacm.proto.roce.work import AccessFlag, RecvWork, WCStatus
 from support.pcap import Datagram, roce
+from support.rc import flows, packets
 
 CAPTURES = Path(__file__).parent.parent / "data" / "captures"
 ALL = AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_READ | AccessFlag.REMOTE_ATOMIC
@@ -104,17 +105,20 @@ def test_we_answer_as_the_kernel_did(name: str) -> None:
         _, qpn, first = fields(connection.requests[0])
         peer = fields(connection.answers[0])[1]
         memory = Everything()
-        engine = RcEngine(RcAttributes(qpn, peer, 0, first, path_mtu=1024), memory)
+        engine = RcEngine(qpn, memory)
+        engine.ready_to_receive(RtrAttributes(peer, first))
+        there, back = flows()
         ours: list[bytes] = []
         for request in connection.requests:
             engine.post_recv(RecvWork(0, [memoryview(bytearray(1 << 16))]))
             opcode = request[0]
             answers = [a for a in connection.answers if reaches(request, fields(a)[2])]
             prepare(memory, request, opcode, answers)
-            engine.packet_received(memoryview(request), 0.0)
-            ours += [header + b"".join(pieces) for header, pieces in engine.packets_to_send(0.0)]
+            engine.received(memoryview(request + there.seal([request])), 0, there, 0.0)
+            for datagram in engine.datagrams(back, 0.0, 1000, 0):
+                ours += [packet[:-4] for packet in packets(datagram)]
         assert all(c.status is WCStatus.SUCCESS for c in engine.completions())
-        assert engine.dropped == 0
+        assert not engine.dropped
         kernel = set(connection.answers)
         assert kernel <= set(ours), "what the kernel sent is among what we send"
         compared += len(kernel)

@@ -1,0 +1,182 @@
+"""Two reliable connections' engines, on a list for a network and in virtual time."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Iterable
+
+from rdmacm.proto.roce.icrc import Icrc
+from rdmacm.proto.roce.rc import Datagram, RcEngine, RtrAttributes, RtsAttributes
+from rdmacm.proto.roce.work import WC, AccessFlag, SendWork, WROpcode
+
+BASE = 0x1000
+RKEY = 0x0A41
+ALL = AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_READ | AccessFlag.REMOTE_ATOMIC
+#: As a UDP socket's limit has it.
+TRAIN = 65507
+
+_HOSTS = (bytes([192, 0, 2, 1]), bytes([192, 0, 2, 2])), (b"\xfd" + bytes(14) + b"\1", b"\xfd" + bytes(14) + b"\2")
+_RTS = frozenset({"timeout", "retry_cnt", "rnr_retry", "max_rd_atomic"})
+
+
+def flows(*, ipv6: bool = False) -> tuple[Icrc, Icrc]:
+    """The flow from end 0 and the one from end 1."""
+    a, b = _HOSTS[ipv6]
+    return Icrc(a, b, 50000), Icrc(b, a, 50001)
+
+
+def packets(datagram: Datagram) -> list[bytes]:
+    """The packets of a datagram or train, with their ICRCs, as the kernel would cut them."""
+    buffers, segment = datagram
+    data = b"".join(buffers)
+    assert segment == 0 or segment < len(data), "a train of one packet is none"
+    assert len(data) <= TRAIN or not segment
+    step = segment or len(data)
+    return [data[at : at + step] for at in range(0, len(data), step)]
+
+
+def view(data: bytes | bytearray) -> memoryview:
+    return memoryview(bytearray(data) if isinstance(data, bytes) else data)
+
+
+def send(wr_id: int, data: bytes, opcode: WROpcode = WROpcode.SEND, **more: int) -> SendWork:
+    return SendWork(wr_id, opcode, [view(data)] if data else [], **more)  # type: ignore[arg-type]
+
+
+def statuses(found: Iterable[WC]) -> list[tuple[int, str]]:
+    return [(c.wr_id, c.status.name) for c in found]
+
+
+def ack(qp_num: int, psn: int, syndrome: int = 0x1F) -> bytes:
+    """An acknowledgement, without its ICRC."""
+    return struct.pack("!BBHIII", 0x11, 0, 0xFFFF, qp_num, psn & 0xFFFFFF, syndrome << 24 | 1)
+
+
+class Region:
+    """One registered region of a host."""
+
+    def __init__(self, size: int = 1 << 16, access: AccessFlag = ALL) -> None:
+        self.bytes = bytearray(size)
+        self.access = access
+        self.keys = {RKEY}
+
+    def remote(self, rkey: int, address: int, length: int, access: AccessFlag) -> memoryview | None:
+        if rkey not in self.keys or access not in self.access:
+            return None
+        if address < BASE or address + length > BASE + len(self.bytes):
+            return None
+        return memoryview(self.bytes)[address - BASE : address - BASE + length]
+
+    def invalidate(self, rkey: int) -> bool:
+        if rkey not in self.keys:
+            return False
+        self.keys.discard(rkey)
+        return True
+
+
+class Pair:
+    """Two connected engines, and what the network does to the packets between them.
+
+    Packets are lost and come twice one by one. Those of a train that arrive in order are received as one, as GRO would
+    have it.
+    """
+
+    def __init__(
+        self,
+        seed: int = 0,
+        loss: float = 0.0,
+        twice: float = 0.0,
+        late: float = 0.0,
+        *,
+        train: int = 0,
+        ipv6: bool = False,
+        size: int = 1 << 16,
+        **changes: float,
+    ) -> None:
+        self.random = random.Random(seed)
+        self.loss, self.twice, self.late, self.train = loss, twice, late, train
+        self.now = 0.0
+        self.memory = (Region(size), Region(size))
+        self.flows = flows(ipv6=ipv6)
+        self.starts = (self.random.getrandbits(24), 0xFFFFF0 + self.random.randrange(16))  # one is about to wrap
+        rts = {"timeout": 0.01} | {name: value for name, value in changes.items() if name in _RTS}
+        rtr = {"path_mtu": 256} | {name: value for name, value in changes.items() if name not in _RTS}
+        self.ends = (RcEngine(0x11, self.memory[0]), RcEngine(0x12, self.memory[1]))
+        for index, end in enumerate(self.ends):
+            end.ready_to_receive(RtrAttributes(0x12 - index, self.starts[1 - index], **rtr))  # type: ignore[arg-type]
+            end.ready_to_send(RtsAttributes(self.starts[index], **rts))  # type: ignore[arg-type]
+        self.done: tuple[list[WC], list[WC]] = ([], [])
+        self.flying: list[tuple[float, int, int, bytes, int]] = []
+        #: Who sent a packet, and the packet without its ICRC.
+        self.sent: list[tuple[int, bytes]] = []
+        self.posted: list[int] = []
+        #: Packets (by their number among all that were sent) that never arrive.
+        self.lost: set[int] = set()
+        self._count = 0
+
+    def wanted(self, index: int, limit: int = 1000) -> list[bytes]:
+        """The packets an end wants to send, without their ICRCs."""
+        found = self.ends[index].datagrams(self.flows[index], self.now, limit, self.train)
+        return [packet[:-4] for datagram in found for packet in packets(datagram)]
+
+    def deliver(self, index: int, packet: bytes, identification: int = 0) -> int:
+        """Give an end a packet that has no ICRC yet."""
+        data = packet + self.flows[1 - index].seal([packet], identification)
+        return self.ends[index].received(memoryview(data), 0, self.flows[1 - index], self.now)
+
+    def _fly(self, target: int, data: bytes, segment: int) -> None:
+        delay = self.random.uniform(0, 0.003) if self.random.random() < self.late else 0.0001
+        self._count += 1
+        self.flying.append((self.now + delay, self._count, target, data, segment))
+
+    def transmit(self, source: int, datagram: Datagram) -> None:
+        together: list[bytes] = []
+        for identification, packet in enumerate(packets(datagram)):
+            assert len(packet) % 4 == 0
+            assert self.flows[source].check([packet], identification)
+            self.sent.append((source, packet[:-4]))
+            if len(self.sent) - 1 in self.lost or self.random.random() < self.loss:
+                continue
+            together.append(packet)
+            if self.random.random() < self.twice:
+                self._fly(1 - source, packet, 0)
+        if self.random.random() < self.late:
+            self.random.shuffle(together)
+        while together:
+            segment = len(together[0])
+            count = next((n for n, packet in enumerate(together) if len(packet) != segment), len(together))
+            if count < len(together) and len(together[count]) < segment:
+                count += 1
+            self._fly(1 - source, b"".join(together[:count]), segment if count > 1 else 0)
+            del together[:count]
+
+    def step(self) -> bool:
+        """Send what wants to be sent, then let the next thing happen; False where nothing will."""
+        for index, end in enumerate(self.ends):
+            for datagram in end.datagrams(self.flows[index], self.now, 128, self.train):
+                self.transmit(index, datagram)
+            self.done[index].extend(end.completions())
+        deadlines = [end.deadline for end in self.ends if end.deadline is not None]
+        if self.flying:
+            self.flying.sort()
+            when, _, where, data, segment = self.flying[0]
+            if not deadlines or when <= min(deadlines):
+                self.now = max(self.now, when)
+                self.flying.pop(0)
+                self.ends[where].received(memoryview(data), segment, self.flows[1 - where], self.now)
+                self.done[where].extend(self.ends[where].completions())
+                return True
+        if deadlines:
+            self.now = max(self.now, min(deadlines))
+            for end in self.ends:
+                if end.deadline is not None and end.deadline <= self.now:
+                    end.timer(self.now)
+            return True
+        return False
+
+    def run(self, steps: int = 200_000) -> None:
+        for _ in range(steps):
+            if not self.step():
+                return
+        raise AssertionError("the connection does not come to rest")
