@@ -516,8 +516,8 @@ def test_a_copy_of_a_sidr_req_while_the_user_thinks() -> None:
 
 def test_listeners_of_one_service_id_share_it_by_what_they_accept() -> None:
     agent = Agent(GUIDS[0], random.Random(1))
-    mine = agent.listen(SERVICE, accepts=lambda request, path: request.local_qpn == 1)
-    other = agent.listen(SERVICE, accepts=lambda request, path: request.local_qpn == 2)
+    mine = agent.listen(SERVICE, accepts=lambda request, path: request.local_qpn == 1)  # type: ignore[union-attr]
+    other = agent.listen(SERVICE, accepts=lambda request, path: request.local_qpn == 2)  # type: ignore[union-attr]
     with pytest.raises(RdmaError, match="taken"):
         agent.listen(SERVICE)
     for qpn, listener in ((2, other), (1, mine)):

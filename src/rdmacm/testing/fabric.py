@@ -21,7 +21,7 @@ import heapq
 import math
 from collections.abc import Callable
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from rdmacm.testing.clock import VirtualClock
 from rdmacm.testing.faults import Fate, Faults, Packet, Verdict, corrupted
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from rdmacm.soft.provider import SoftProvider
 
 __all__ = ["Fabric", "SimulationError"]
+
+T = TypeVar("T")
 
 #: Packets under way at a time; more are dropped.
 _MOST_IN_FLIGHT = 1 << 16
@@ -212,19 +214,28 @@ class Fabric:
             self._deliver()
         raise SimulationError(f"no end after {self.max_steps} steps, at {self.now:.9f} s; {self._agenda()}")
 
-    def drive(self, provider: SoftProvider, done: Callable[[], bool], timeout: float | None) -> bool:
-        """Wait on one host: run until ``done()``, for ``timeout`` virtual seconds at most; whether it is done.
+    def drive(self, provider: SoftProvider, done: Callable[[], T], timeout: float | None) -> T:
+        """Wait on one host: run until ``done()``, for ``timeout`` virtual seconds at most; its last answer.
 
+        ``done`` is called with the provider's lock held, and not again once it returns something true.
         SimulationError for a wait without a timeout that nothing can end any more, and on a host that has crashed.
         """
         host = next((host for host in self.hosts.values() if host.provider is provider), None)
         if host is None or not host.alive:
             raise SimulationError("a host that is not, or no longer, on the fabric cannot wait")
-        if self.run(done, seconds=timeout):
-            return True
-        if timeout is None:
-            raise SimulationError(f"host {host.name} waits for ever: at {self.now:.9f} s {self._agenda()}")
-        return False
+
+        with provider.lock:
+            found = done()
+
+        def look() -> bool:
+            nonlocal found
+            with provider.lock:
+                found = done()
+            return bool(found)
+
+        if found or self.run(look, seconds=timeout) or timeout is not None:
+            return found
+        raise SimulationError(f"host {host.name} waits for ever: at {self.now:.9f} s {self._agenda()}")
 
     def _turn(self) -> None:
         """Every host makes progress, until no handler has anything more to do."""

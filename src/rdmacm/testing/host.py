@@ -155,8 +155,8 @@ class SimNetwork(MemoryNetwork):
 class SimProvider(SoftProvider):
     """The software device of a simulated host.
 
-    ``wire`` carries its packets, ``random`` is where everything random comes from. Waiting lets virtual time pass on
-    the whole fabric (:meth:`drive`).
+    ``wire`` carries its packets, ``random`` is where everything random comes from. Whoever waits lets virtual time
+    pass on the whole fabric (:meth:`drive`).
     """
 
     name = "sim"
@@ -169,18 +169,10 @@ class SimProvider(SoftProvider):
         self.fabric = fabric
 
     def drive(self, done: Callable[[], T], timeout: float | None) -> T:
-        """See :meth:`Fabric.drive`."""
-        answer = done()
-        if answer:
-            return answer
-
-        def ask() -> bool:
-            nonlocal answer
-            answer = done()
-            return bool(answer)
-
-        self.fabric.drive(self, ask, timeout)
-        return answer
+        """Wait in virtual time, see :meth:`Fabric.drive`. Who only looks (``timeout`` 0) takes none."""
+        if timeout is not None and timeout <= 0:
+            return super().drive(done, timeout)
+        return self.fabric.drive(self, done, timeout)
 
 
 class _Served:

@@ -1,0 +1,103 @@
+"""Connections between simulated hosts, from the API down: waiting takes virtual time, and seeds replay."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from rdmacm import CmEvent, CmEventType, CmId, EventChannel
+from rdmacm.connparam import ConnParam
+from rdmacm.testing import Fabric, Fate, Host
+
+PORT = 7471
+
+
+class Server:
+    """Accepts whatever comes, with a queue pair number of its own invention, and hangs up when the peer does."""
+
+    def __init__(self, host: Host) -> None:
+        self.events: list[CmEventType] = []
+        self.ids: list[CmId] = []
+        self.channel = EventChannel(host.provider)
+        self.listener = CmId(self.channel)
+        self.listener.bind_addr((host.addresses[0], PORT))
+        self.listener.listen()
+        host.on_event(self.channel, self.serve)
+
+    def serve(self, event: CmEvent) -> None:
+        self.events.append(event.type)
+        if event.type is CmEventType.CONNECT_REQUEST:
+            self.ids.append(event.id)
+            event.id.accept(ConnParam(qp_num=0x010022))
+        elif event.type is CmEventType.DISCONNECTED:
+            event.id.disconnect()
+
+    def close(self) -> None:
+        for cmid in (*self.ids, self.listener):
+            cmid.destroy()
+        self.channel.close()
+
+
+def life(fabric: Fabric) -> list[CmEventType]:
+    """Connect, wait a minute, disconnect; what the server saw."""
+    a, b = fabric.host("a", "10.0.0.1"), fabric.host("b", "10.0.0.2")
+    server = Server(b)
+    with CmId(provider=a.provider) as cmid:
+        cmid.resolve_addr(("10.0.0.2", PORT))
+        cmid.resolve_route()
+        cmid.connect(ConnParam(qp_num=0x010011))
+        cmid.establish()
+        fabric.run(seconds=60)
+        cmid.disconnect()
+    fabric.run()
+    server.close()
+    return server.events
+
+
+def test_a_synchronous_call_times_out_in_virtual_time() -> None:
+    fabric = Fabric()
+    a = fabric.host("a", "10.0.0.1")
+    began = time.monotonic()
+    with CmId(provider=a.provider) as cmid, pytest.raises(TimeoutError, match="did not answer"):
+        cmid.resolve_addr(("10.0.0.9", PORT), timeout_ms=3_600_000)
+    assert fabric.now == 3600.0
+    assert time.monotonic() - began < 10.0
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_connection_on_a_bad_network(seed: int) -> None:
+    def run() -> str:
+        fabric = Fabric(seed, loss=0.3, duplicate=0.1, reorder=0.2, corrupt=0.05)
+        assert life(fabric) == [
+            CmEventType.CONNECT_REQUEST,
+            CmEventType.ESTABLISHED,
+            CmEventType.DISCONNECTED,
+            CmEventType.TIMEWAIT_EXIT,
+        ]
+        return fabric.log.to_text()
+
+    assert run() == run()
+
+
+def test_a_connection_on_a_good_network() -> None:
+    fabric = Fabric()
+    life(fabric)
+    assert [entry.packet.kind for entry in fabric.log] == ["REQ", "REP", "RTU", "DREQ", "DREP"]
+    assert {entry.fate for entry in fabric.log} == {Fate.DELIVERED}
+
+
+def test_looking_takes_no_time() -> None:
+    fabric = Fabric()
+    a = fabric.host("a", "10.0.0.1")
+    with EventChannel(a.provider) as channel, CmId(channel) as cmid:
+        cmid.resolve_addr(("10.0.0.9", PORT), timeout_ms=100)
+        for _ in range(10):
+            with pytest.raises(BlockingIOError):
+                channel.get_event(timeout=0)
+        assert fabric.now == 0.0
+        with pytest.raises(TimeoutError):
+            channel.get_event(timeout=0.05)
+        assert fabric.now == 0.05
+        with channel.get_event() as event:
+            assert (event.type, fabric.now) == (CmEventType.ADDR_ERROR, 0.1)
