@@ -152,7 +152,7 @@ class SoftId(ResolvingId):
         child = SoftId(self._provider, self.queue, None, self.port_space, self.qp_type)
         refusal = child._begin(request, path, self)
         if refusal is not None:
-            self.queue.ids.discard(child)
+            self.queue.ids.pop(child, None)
             if isinstance(request, REQ):
                 cm.agent.reject(event.comm_id, self._provider.clock(), refusal[0], ari=refusal[1])
             else:

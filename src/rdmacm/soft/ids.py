@@ -80,7 +80,7 @@ class ResolvingId:
         if owner is not None:
             self._set_owner(owner)
         self.queue = queue
-        queue.ids.add(self)
+        queue.ids[self] = None
         self.port_space = PortSpace(port_space)
         self.qp_type = qp_type
         self.state = State.IDLE
@@ -607,8 +607,8 @@ class ResolvingId:
                 raise self._refuse(Trigger.MIGRATE.value)
             owner, old = self._owner(), self.queue
             assert isinstance(queue, type(old))
-            old.ids.discard(self)
-            queue.ids.add(self)
+            old.ids.pop(self, None)
+            queue.ids[self] = None
             self.queue = queue
             if owner is not None:
                 for event in old.take(owner):
@@ -625,7 +625,7 @@ class ResolvingId:
             if self._port_owner is not None:
                 self._provider.ports.release(self._port_owner)
                 self._port_owner = None
-            self.queue.ids.discard(self)
+            self.queue.ids.pop(self, None)
 
 
 def _family(address: Address) -> int:

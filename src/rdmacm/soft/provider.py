@@ -83,7 +83,8 @@ class SoftProvider:
         self._monitored = False
         #: Channels and devices in use: with the last one, every descriptor goes.
         self._users: set[object] = set()
-        self._bound: dict[int, set[ResolvingId]] = {}
+        #: The ids of each interface, in a dict for its order: runs on a simulated network are to repeat.
+        self._bound: dict[int, dict[ResolvingId, None]] = {}
         self._opened: dict[int, SoftDevice] = {}
         self._timers = Timers()
         self._link_facts: dict[tuple[int, int], tuple[int, int]] = {}
@@ -279,13 +280,13 @@ class SoftProvider:
 
     def attach(self, bound: ResolvingId, view: DeviceView) -> None:
         """An id is bound to a device from now on."""
-        self._bound.setdefault(view.ifindex, set()).add(bound)
+        self._bound.setdefault(view.ifindex, {})[bound] = None
 
     def detach(self, bound: ResolvingId, view: DeviceView) -> None:
         """An id is no longer."""
         ids = self._bound.get(view.ifindex)
         if ids is not None:
-            ids.discard(bound)
+            ids.pop(bound, None)
             if not ids:
                 del self._bound[view.ifindex]
 

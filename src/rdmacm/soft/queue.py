@@ -28,7 +28,7 @@ class SoftQueue:
         self._closed = False
         self.notify: Callable[[], None] | None = None
         #: The ids whose events come here.
-        self.ids: set[ResolvingId] = set()
+        self.ids: dict[ResolvingId, None] = {}
 
     def post(self, event: QueuedEvent) -> None:
         with self.provider.lock:

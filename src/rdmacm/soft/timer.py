@@ -57,15 +57,15 @@ class Timers:
         return heap[0][0] if heap else None
 
     def fire(self, now: float) -> bool:
-        """Call what is due; whether there was anything."""
-        fired = False
-        while (deadline := self.deadline) is not None and deadline <= now:
-            timer = heapq.heappop(self._heap)[2]
+        """Call what is due; whether there was anything. What a callback adds has to wait for the next time."""
+        heap, due = self._heap, []
+        while heap and heap[0][0] <= now:
+            due.append(heapq.heappop(heap)[2])
+        for timer in due:
             callback, timer.callback = timer.callback, None
-            fired = True
             if callback is not None:
                 callback(now)
-        return fired
+        return bool(due)
 
     def clear(self) -> None:
         """Nothing is due any more."""
