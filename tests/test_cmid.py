@@ -57,7 +57,7 @@ def test_resolving_binds_and_routes(world: World) -> None:
         world.one(CmEventType.ROUTE_RESOLVED)
         (path,) = cmid.route.path_rec
         assert (path.sgid, path.dgid) == (route.sgid, route.dgid)
-        assert (path.mtu_bytes, path.hop_limit, path.pkey, path.packet_life_time) == (1024, 64, 0xFFFF, 18)
+        assert (path.mtu_bytes, path.hop_limit, path.pkey, path.packet_life_time) == (1024, 64, 0xFFFF, 16)
         assert path.service_id == 0x01061D2F
         assert path.flow_label == (cmid.src_port * 31 + 7471) & 0xFFFFF
         assert path.reversible

@@ -317,6 +317,11 @@ class SoftProvider:
         if not self._users:
             self.network.open()  # here and now: the thread may be in another namespace later
 
+    @property
+    def in_use(self) -> bool:
+        """Whether a channel or device is open."""
+        return bool(self._users)
+
     def leave(self) -> None:
         """The process ends: destroy what is left."""
         with self.lock:

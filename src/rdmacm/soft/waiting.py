@@ -28,6 +28,9 @@ __all__ = ["Pollable", "Waiter", "Waiters", "Wake"]
 
 T = TypeVar("T")
 
+#: Places to wait that are kept for the next wait.
+_KEPT = 4
+
 #: A wait without a deadline still looks up once in a while: a clock that is not the system's may have moved.
 _LONGEST_WAIT = 3600.0
 
@@ -151,7 +154,7 @@ class Waiters:
                 self._put_back(waiter)
 
     def _put_back(self, waiter: Waiter) -> None:
-        if len(self._idle) < 4:
+        if len(self._idle) < _KEPT and self._provider.in_use:
             self._idle.append(waiter)
         else:
             waiter.wake.close()
