@@ -98,6 +98,7 @@ class SoftCQ:
         self.cqe = cqe
         self.owner = owner
         self.overrun = False
+        provider.use(self)
 
     def add(self, found: list[WC]) -> None:
         """Completions of a queue pair, oldest first."""
@@ -166,6 +167,7 @@ class SoftCQ:
             if self._channel is not None:
                 self._channel.forget(self)
                 self._channel = None
+            self._provider.closed(self)
 
 
 def _is_solicited(wc: WC) -> bool:

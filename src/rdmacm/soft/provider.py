@@ -81,8 +81,8 @@ class SoftProvider:
         self._ports = ports
         self._host: HostView | None = None
         self._monitored = False
-        #: Channels and devices in use: with the last one, every descriptor goes.
-        self._users: set[object] = set()
+        #: Channels and completion queues in use: with the last one, every descriptor goes.
+        self._users: dict[object, None] = {}
         #: The ids of each interface, in a dict for its order: runs on a simulated network are to repeat.
         self._bound: dict[int, dict[ResolvingId, None]] = {}
         self._opened: dict[int, SoftDevice] = {}
@@ -98,9 +98,8 @@ class SoftProvider:
     def open_queue(self) -> SoftQueue:
         with self.lock:
             self.check_fork("create_event_channel")
-            self._open()
             queue = SoftQueue(self)
-            self._users.add(queue)
+            self.use(queue)
             return queue
 
     def create_id(self, queue: EventQueue, owner: Owner, port_space: int, qp_type: int) -> SoftId:
@@ -313,13 +312,16 @@ class SoftProvider:
 
     # -- the end --------------------------------------------------------------------------------------
 
-    def _open(self) -> None:
-        if not self._users:
-            self.network.open()  # here and now: the thread may be in another namespace later
+    def use(self, user: object) -> None:
+        """A channel or completion queue is in use from now on."""
+        with self.lock:
+            if not self._users:
+                self.network.open()  # here and now: the thread may be in another namespace later
+            self._users[user] = None
 
     @property
     def in_use(self) -> bool:
-        """Whether a channel or device is open."""
+        """Whether a channel or completion queue is."""
         return bool(self._users)
 
     def leave(self) -> None:
@@ -330,10 +332,9 @@ class SoftProvider:
                     user.close()
 
     def closed(self, user: object) -> None:
-        """A channel or device is not used any more."""
+        """It is not used any more."""
         with self.lock:
-            self._users.discard(user)
-            if not self._users:
+            if self._users.pop(user, self) is None and not self._users:
                 self._release()
 
     def retire(self) -> bool:

@@ -1,20 +1,161 @@
-"""stub cq"""
+"""Completion queues and completion channels: ibv_create_cq(3), ibv_get_cq_event(3), ibv_poll_cq(3).
+
+To sleep until work completes: arm the queue (:meth:`CQ.req_notify`), poll it once more for what came before that, and
+wait on the channel (:meth:`CompChannel.get_cq_event`), which hands out the queue that has something. Who has but one
+queue and needs no descriptor calls :meth:`CQ.wait`.
+"""
+
 from __future__ import annotations
 
+import errno
+import time
+import weakref
+from typing import TYPE_CHECKING
 
-class CompChannel:
-    def __init__(self, context) -> None:
-        self.backend = context.backend.create_channel()
-    def fileno(self): return self.backend.fileno()
-    def get_cq_event(self, timeout=None): return self.backend.get(timeout)
-    def close(self): self.backend.close()
-class CQ:
-    def __init__(self, context, cqe, channel=None, cq_context=None) -> None:
-        self.backend = context.backend.create_cq(cqe, channel.backend if channel else None, self)
-        self.cqe = cqe; self.channel = channel; self.cq_context = cq_context
-        self.poll_ = self.backend.poll
-    def poll(self, num_entries=1): return self.backend.poll(num_entries)
-    def wait(self, timeout=None): return self.backend.wait(timeout)
-    def req_notify(self, solicited_only=False): self.backend.req_notify(solicited_only)
-    def ack_events(self, n): ...
-    def close(self): self.backend.destroy()
+from rdmacm.errors import CmTimeoutError, CmWouldBlockError, cm_error
+from rdmacm.verbs.device import Context
+from rdmacm.verbs.enums import WC
+from rdmacm.verbs.resource import Resource
+
+if TYPE_CHECKING:
+    from rdmacm.verbs.backend import ChannelBackend, CQBackend
+
+__all__ = ["CQ", "CompChannel"]
+
+
+class CompChannel(Resource):
+    """Where armed completion queues report. It cannot be closed before they are."""
+
+    __slots__ = ("_backend", "context")
+
+    def __init__(self, context: Context) -> None:
+        self._closed = True
+        self.context = context
+        self._backend: ChannelBackend = self._make("create_comp_channel", (), context.backend.create_channel)
+
+    def get_cq_event(self, timeout: float | None = None) -> CQ:
+        """The next queue that was armed and has a completion, waiting for one, ibv_get_cq_event(3).
+
+        ``timeout`` is in seconds: None waits for ever, 0 not at all. Each event has to be acknowledged with
+        :meth:`CQ.ack_events`, and the queue armed again for the next. CmTimeoutError when the time runs out,
+        CmWouldBlockError for 0; EBADF once the channel is closed.
+        """
+        limit = None if timeout is None else time.monotonic() + timeout
+        left = timeout
+        while True:
+            if self._closed:
+                raise self._gone("get_cq_event")
+            owner = self._backend.get(left)
+            if owner is None:
+                break
+            cq = owner() if isinstance(owner, weakref.ref) else None
+            if isinstance(cq, CQ) and cq._reported():
+                return cq
+            # The queue went away while its event was on the way.
+            left = None if limit is None else max(0.0, limit - time.monotonic())
+        if not timeout:
+            raise CmWouldBlockError(errno.EAGAIN, "no completion queue has reported", "get_cq_event")
+        raise CmTimeoutError(errno.ETIMEDOUT, f"no completion queue reported within {timeout} s", "get_cq_event")
+
+    def fileno(self) -> int:
+        """A descriptor that polls readable when there may be an event (try with ``timeout=0``); -1 once closed."""
+        return -1 if self._closed else self._backend.fileno()
+
+    def _destroy(self) -> None:
+        self._backend.close()
+
+    def __repr__(self) -> str:
+        return f"<CompChannel {self.context.name}{' closed' if self._closed else ''}>"
+
+
+class CQ(Resource):
+    """A completion queue with room for ``cqe`` completions.
+
+    ``channel``: where it reports once it is armed; ``cq_context``: anything of the user's. It cannot be closed while
+    a queue pair reports to it. EINVAL: a size the device does not have, or a channel of another device.
+    """
+
+    __slots__ = ("_backend", "_unacked", "channel", "context", "cq_context")
+
+    def __init__(
+        self, context: Context, cqe: int, channel: CompChannel | None = None, cq_context: object = None
+    ) -> None:
+        self._closed = True
+        device = context.backend
+        if not 1 <= cqe <= device.attr.max_cqe:
+            raise cm_error(errno.EINVAL, f"{cqe} entries; the device has 1 to {device.attr.max_cqe}", "create_cq")
+        if channel is not None and channel.context.backend is not device:
+            raise cm_error(errno.EINVAL, "the channel is of another device", "create_cq")
+        self.context = context
+        self.channel = channel
+        self.cq_context = cq_context
+        self._unacked = 0
+        reports_to = None if channel is None else channel._backend
+        # Weakly: a queue that its program has forgotten should not be kept by its own events.
+        owner = weakref.ref(self)
+        self._backend: CQBackend = self._make(
+            "create_cq", () if channel is None else (channel,), lambda: device.create_cq(cqe, reports_to, owner)
+        )
+
+    @property
+    def backend(self) -> CQBackend:
+        """What carries it."""
+        return self._backend
+
+    @property
+    def cqe(self) -> int:
+        """How many completions it has room for; at least as many as asked for."""
+        return self._backend.cqe
+
+    def poll(self, num_entries: int = 1) -> list[WC]:
+        """Up to so many completions, oldest first, ibv_poll_cq(3); empty where there are none. Never waits."""
+        if self._closed:
+            raise self._gone("poll_cq")
+        return self._backend.poll(num_entries)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until there is a completion to poll, for ``timeout`` seconds; False when the time runs out."""
+        if self._closed:
+            raise self._gone("wait")
+        return self._backend.wait(timeout)
+
+    def req_notify(self, solicited_only: bool = False) -> None:
+        """Report the next completion to the channel, ibv_req_notify_cq(3).
+
+        One report each time. ``solicited_only``: wait for one whose sender asked for it, or that failed.
+        """
+        if self._closed:
+            raise self._gone("req_notify_cq")
+        self._backend.req_notify(solicited_only)
+
+    def ack_events(self, n: int = 1) -> None:
+        """Give back events that came from the channel, ibv_ack_cq_events(3); EINVAL for more than came."""
+        if not 0 <= n <= self._unacked:
+            raise cm_error(errno.EINVAL, f"{n} events, of {self._unacked} that are not acknowledged", "ack_cq_events")
+        self._unacked -= n
+
+    def _reported(self) -> bool:
+        """The channel hands out an event; False where the queue is closed."""
+        self._unacked += 1
+        return not self._closed
+
+    def _check_close(self) -> None:
+        super()._check_close()
+        if self._unacked:
+            raise cm_error(
+                errno.EBUSY, f"{self._unacked} events are not acknowledged", "close", repr(self), "ack_events()"
+            )
+
+    def _destroy(self) -> None:
+        self._backend.destroy()
+
+    def __exit__(self, *exception: object) -> None:
+        self._unacked = 0  # whoever leaves the block is done with them
+        self.close()
+
+    def __del__(self) -> None:
+        self._unacked = 0
+        super().__del__()
+
+    def __repr__(self) -> str:
+        return "<CQ closed>" if self._closed else f"<CQ {self.context.name} cqe={self.cqe}>"

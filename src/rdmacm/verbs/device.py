@@ -9,10 +9,15 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rdmacm.address import Gid
 from rdmacm.errors import cm_error
 from rdmacm.verbs.enums import GidType, LinkLayer, Mtu, NodeType, PortState, TransportType
+
+if TYPE_CHECKING:
+    from rdmacm.verbs.attr import DeviceAttr
+    from rdmacm.verbs.backend import DeviceBackend
 
 __all__ = ["Context", "Device", "GidEntry", "Port"]
 
@@ -67,27 +72,47 @@ class Device:
 class Context:
     """An open device (``struct ibv_context``): what ``id.verbs`` is once an id is bound to a device.
 
-    ``read`` returns the device as it is now, None once it is gone.
+    ``read`` returns the device as it is now, None once it is gone. ``open`` gives what a provider offers to make
+    queue pairs and the like on, the same object each time it is asked; without it a context can only be looked at.
     """
 
-    __slots__ = ("_read", "_open", "name")
+    __slots__ = ("_backend", "_open", "_read", "name")
 
-    def __init__(self, name, read, open=None):
+    def __init__(
+        self, name: str, read: Callable[[], Device | None], open: Callable[[], DeviceBackend] | None = None
+    ) -> None:
         self.name = name
         self._read = read
         self._open = open
-
-    @property
-    def backend(self):
-        return self._open()
-
-    def query_device(self):
-        return self.backend.attr
+        self._backend: DeviceBackend | None = None
 
     @classmethod
-    def open(cls, name: str, devices: Callable[[], Iterable[Device]]) -> Context:
-        """The context of a named device among those that ``devices()`` lists."""
-        return cls(name, lambda: next((device for device in devices() if device.name == name), None))
+    def open(
+        cls,
+        name: str,
+        devices: Callable[[], Iterable[Device]],
+        backend: Callable[[], DeviceBackend] | None = None,
+    ) -> Context:
+        """The context of a named device among those that ``devices()`` lists; ``backend`` is what opens it."""
+        return cls(name, lambda: next((device for device in devices() if device.name == name), None), backend)
+
+    @property
+    def backend(self) -> DeviceBackend:
+        """The device as its provider offers it, opened when first asked for; EOPNOTSUPP where it offers none.
+
+        Two contexts are of one device where this is the same object.
+        """
+        if self._backend is None:
+            if self._open is None:
+                raise cm_error(
+                    errno.EOPNOTSUPP, "the provider has no queue pairs, memory or completions here", "open", self.name
+                )
+            self._backend = self._open()
+        return self._backend
+
+    def query_device(self) -> DeviceAttr:
+        """What the device can do at most, ibv_query_device(3)."""
+        return self.backend.attr
 
     @property
     def device(self) -> Device:

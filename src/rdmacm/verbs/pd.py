@@ -1,33 +1,138 @@
-"""stub pd"""
+"""Protection domains and memory regions: ibv_alloc_pd(3), ibv_reg_mr(3)."""
+
 from __future__ import annotations
 
+import contextlib
 import errno
+from typing import TYPE_CHECKING
 
 from rdmacm.errors import cm_error
 from rdmacm.verbs.device import Context
-from rdmacm.verbs.wr import SGE, Buffer
+from rdmacm.verbs.enums import AccessFlag
+from rdmacm.verbs.resource import Resource
+from rdmacm.verbs.wr import SGE
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from rdmacm.verbs.backend import MRBackend
+
+__all__ = ["MR", "PD"]
+
+_ALL = sum(AccessFlag)
+_LOCAL_WRITE = int(AccessFlag.LOCAL_WRITE)
+_REMOTE_WRITES = int(AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_ATOMIC)
 
 
-class PD:
+class PD(Resource):
+    """A protection domain: queue pairs, regions, address handles work together only within one.
+
+    EOPNOTSUPP where the provider has nothing to make them on.
+    """
+
+    __slots__ = ("context",)
+
+    _minds = False
+
     def __init__(self, context: Context) -> None:
         self.context = context
-        self.backend = context.backend
-    def close(self) -> None: ...
+        self._make("alloc_pd", (), lambda: context.backend)
 
-class MR:
+    def __repr__(self) -> str:
+        return f"<PD {self.context.name}{' closed' if self._closed else ''}>"
+
+
+class MR(Resource):
+    """A memory region: a buffer of the program that the device may use. Nothing is copied.
+
+    ``buffer``: anything contiguous that has Python's buffer protocol (bytearray, mmap, array, memoryview, a numpy
+    array). It has to be writable where ``access`` (an :class:`AccessFlag`; nothing but local reading is 0) lets
+    anybody write; while it is registered a bytearray cannot be resized (BufferError).
+
+    ``lkey``, ``rkey``, ``addr`` and ``length`` (bytes) are what work requests and peers name it by; ``buf`` is a
+    memoryview of its bytes, ``pd`` and ``access`` are what it was made with.
+
+    TypeError: not a buffer. EINVAL: empty, read-only, not contiguous, larger than the device's max_mr_size; unknown
+    access flags, or REMOTE_WRITE or REMOTE_ATOMIC without LOCAL_WRITE.
+    """
+
+    __slots__ = ("_backend", "access", "addr", "buf", "length", "lkey", "pd", "rkey")
+
     def __init__(self, pd: PD, buffer: Buffer, access: int) -> None:
+        self._closed = True
+        device = pd.context.backend
+        view = _bytes_of(buffer, access, device.attr.max_mr_size)
         self.pd = pd
-        self.buf = memoryview(buffer).cast("B")
-        self.backend = pd.backend.reg_mr(pd, self.buf, access)
-        self.lkey, self.rkey, self.addr, self.length = self.backend.lkey, self.backend.rkey, self.backend.addr, self.backend.length
+        self.access = AccessFlag(access)
+        self.buf = view
+        self._backend: MRBackend = self._make("reg_mr", (pd,), lambda: device.reg_mr(pd, view, self.access))
+        self.lkey = self._backend.lkey
+        self.rkey = self._backend.rkey
+        self.addr = self._backend.addr
+        self.length = self._backend.length
+
     def sge(self, offset: int = 0, length: int | None = None) -> SGE:
+        """A part of the region for a work request, to its end without ``length``; EINVAL outside the region."""
         if length is None:
             length = self.length - offset
-        if offset < 0 or length < 0 or offset + length > self.length:
-            raise cm_error(errno.EINVAL, "outside the region", "sge")
+        if offset < 0 or length < 0 or offset + length > self.length or self._closed:
+            raise self._outside("sge", offset, length)
         return SGE(self.addr + offset, length, self.lkey)
-    def close(self) -> None:
-        self.backend.dereg()
-        self.buf.release()
-    def __enter__(self): return self
-    def __exit__(self, *a): self.close()
+
+    def read(self, length: int, offset: int = 0) -> bytes:
+        """A copy of ``length`` bytes; EINVAL outside the region."""
+        if offset < 0 or length < 0 or offset + length > self.length or self._closed:
+            raise self._outside("read", offset, length)
+        return bytes(self.buf[offset : offset + length])
+
+    def write(self, data: Buffer | str, length: int | None = None, offset: int = 0) -> None:
+        """Copy bytes into the region, all of ``data`` or its first ``length``; text is encoded as UTF-8."""
+        source = memoryview(data.encode() if isinstance(data, str) else data).cast("B")
+        if length is None:
+            length = len(source)
+        if length > len(source):
+            raise cm_error(errno.EINVAL, f"{length} bytes of a buffer of {len(source)}", "write")
+        if offset < 0 or length < 0 or offset + length > self.length or self._closed:
+            raise self._outside("write", offset, length)
+        self.buf[offset : offset + length] = source[:length]
+
+    def _outside(self, step: str, offset: int, length: int) -> Exception:
+        if self._closed:
+            return self._gone(step)
+        return cm_error(errno.EINVAL, f"{length} bytes at {offset} of a region of {self.length}", step)
+
+    def _destroy(self) -> None:
+        try:
+            self._backend.dereg()
+        finally:
+            with contextlib.suppress(BufferError):  # somebody has a view of buf, and keeps the buffer with it
+                self.buf.release()
+
+    def __repr__(self) -> str:
+        if self._closed:
+            return "<MR closed>"
+        return f"<MR addr=0x{self.addr:x} length={self.length} lkey=0x{self.lkey:x} rkey=0x{self.rkey:x}>"
+
+
+def _bytes_of(buffer: Buffer, access: int, limit: int) -> memoryview:
+    """The bytes of a buffer that may be registered so."""
+    try:
+        view = memoryview(buffer)
+    except TypeError:
+        raise TypeError(f"a memory region needs a buffer such as a bytearray, not {type(buffer).__name__}") from None
+    fault, hint = "", None
+    if not view.nbytes:
+        fault = "the buffer is empty"
+    elif not view.c_contiguous:
+        fault, hint = "the buffer is not contiguous", "a copy of it"
+    elif view.nbytes > limit:
+        fault = f"{view.nbytes} bytes, the device registers at most {limit}"
+    elif int(access) & ~_ALL:
+        fault = f"unknown access flags {int(access) & ~_ALL:#x}"
+    elif int(access) & _REMOTE_WRITES and not int(access) & _LOCAL_WRITE:
+        fault, hint = "REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE as well", "LOCAL_WRITE | REMOTE_WRITE"
+    elif view.readonly and int(access) & (_LOCAL_WRITE | _REMOTE_WRITES):
+        fault, hint = "the buffer is read-only", "a bytearray, or access without LOCAL_WRITE"
+    if fault:
+        raise cm_error(errno.EINVAL, fault, "reg_mr", hint=hint)
+    return view.cast("B")

@@ -1,0 +1,150 @@
+"""The states of a queue pair: ibv_modify_qp(3), InfiniBand Architecture 10.3.1 and 11.2.5.2.
+
+A queue pair begins in RESET, where it does nothing. The user moves it on, one ``modify`` at a time:
+
+- INIT: receives may be posted; no packet comes or goes yet. The transition says which port it is on and what a peer
+  may do to it.
+- RTR, ready to receive: it knows its peer, and what the peer sends is taken in. A datagram queue pair has no peer and
+  is told nothing.
+- RTS, ready to send: it may send, and wait for answers, so it now learns how long and how often.
+
+From RTS it can be halted: SQD lets what is under way finish and starts nothing new, so that attributes can change, and
+RTS resumes. Two states are entered by accident: SQE, after an error that only concerns sending (not in a reliable
+connection), from which RTS recovers; and ERR, where everything posted completes with WR_FLUSH_ERR. The user may ask for
+ERR from every state but RESET, and for RESET from every state; RESET forgets everything, completes nothing, and is all
+that ERR leads to.
+
+Each transition has attributes it requires and attributes it allows, by type of queue pair; any other attribute is
+refused with EINVAL, as is a transition that is not in the table. The mask says which attributes are meant. STATE, the
+new state, is the transition itself and is not listed; ``modify`` without it stays in the state, which is a
+transition too (INIT → INIT, RTS → RTS, SQD → SQD). CUR_STATE, where allowed, is what the user takes the state to be.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from rdmacm.verbs.enums import QPAttrMask, QPState, QPType
+
+__all__ = ["RECV_STATES", "SEND_STATES", "TRANSITIONS", "Needs", "names", "path", "problem", "steps_mask"]
+
+_S, _M = QPState, QPAttrMask
+RC, UC, UD = QPType.RC, QPType.UC, QPType.UD
+NONE = QPAttrMask(0)
+
+
+class Needs(NamedTuple):
+    """The attributes of one transition, without STATE."""
+
+    required: QPAttrMask = NONE
+    optional: QPAttrMask = NONE
+
+    @property
+    def allowed(self) -> QPAttrMask:
+        """Both."""
+        return self.required | self.optional
+
+
+_ADDRESSED = _M.PKEY_INDEX | _M.PORT
+_CONNECTED = _M.AV | _M.PATH_MTU | _M.DEST_QPN | _M.RQ_PSN
+_RELIABLE_IN = _M.MAX_DEST_RD_ATOMIC | _M.MIN_RNR_TIMER
+_RELIABLE_OUT = _M.TIMEOUT | _M.RETRY_CNT | _M.RNR_RETRY | _M.MAX_QP_RD_ATOMIC
+_PATHS = _M.ALT_PATH | _M.PATH_MIG_STATE
+
+_ANY = {RC: Needs(), UC: Needs(), UD: Needs()}
+_RUNNING = {
+    RC: Needs(optional=_M.CUR_STATE | _M.ACCESS_FLAGS | _M.MIN_RNR_TIMER | _PATHS),
+    UC: Needs(optional=_M.CUR_STATE | _M.ACCESS_FLAGS | _PATHS),
+    UD: Needs(optional=_M.CUR_STATE | _M.QKEY),
+}
+
+#: (state, next state) → type → attributes.
+TRANSITIONS: dict[tuple[QPState, QPState], dict[QPType, Needs]] = {
+    (_S.RESET, _S.INIT): {
+        RC: Needs(_ADDRESSED | _M.ACCESS_FLAGS),
+        UC: Needs(_ADDRESSED | _M.ACCESS_FLAGS),
+        UD: Needs(_ADDRESSED | _M.QKEY),
+    },
+    (_S.INIT, _S.INIT): {
+        RC: Needs(optional=_ADDRESSED | _M.ACCESS_FLAGS),
+        UC: Needs(optional=_ADDRESSED | _M.ACCESS_FLAGS),
+        UD: Needs(optional=_ADDRESSED | _M.QKEY),
+    },
+    (_S.INIT, _S.RTR): {
+        RC: Needs(_CONNECTED | _RELIABLE_IN, _M.ALT_PATH | _M.ACCESS_FLAGS | _M.PKEY_INDEX),
+        UC: Needs(_CONNECTED, _M.ALT_PATH | _M.ACCESS_FLAGS | _M.PKEY_INDEX),
+        UD: Needs(optional=_M.PKEY_INDEX | _M.QKEY),
+    },
+    (_S.RTR, _S.RTS): {
+        RC: Needs(_M.SQ_PSN | _RELIABLE_OUT, _RUNNING[RC].optional),
+        UC: Needs(_M.SQ_PSN, _RUNNING[UC].optional),
+        UD: Needs(_M.SQ_PSN, _RUNNING[UD].optional),
+    },
+    (_S.RTS, _S.RTS): _RUNNING,
+    (_S.RTS, _S.SQD): dict.fromkeys((RC, UC, UD), Needs(optional=_M.EN_SQD_ASYNC_NOTIFY)),
+    (_S.SQD, _S.RTS): _RUNNING,
+    (_S.SQD, _S.SQD): {
+        RC: Needs(
+            optional=_ADDRESSED
+            | _M.AV
+            | _RELIABLE_OUT
+            | _M.MAX_DEST_RD_ATOMIC
+            | _M.MIN_RNR_TIMER
+            | _M.ACCESS_FLAGS
+            | _PATHS
+        ),
+        UC: Needs(optional=_M.PKEY_INDEX | _M.AV | _M.ACCESS_FLAGS | _PATHS),
+        UD: Needs(optional=_M.PKEY_INDEX | _M.QKEY),
+    },
+    (_S.SQE, _S.RTS): {
+        UC: Needs(optional=_M.CUR_STATE | _M.ACCESS_FLAGS),
+        UD: Needs(optional=_M.CUR_STATE | _M.QKEY),
+    },
+}
+
+for _state in _S:
+    TRANSITIONS[_state, _S.RESET] = _ANY
+    if _state is not _S.RESET:
+        TRANSITIONS[_state, _S.ERR] = _ANY
+
+#: Where receives may be posted; in ERR they are flushed at once.
+RECV_STATES = frozenset(_S) - {_S.RESET}
+#: Where sends may be posted: SQD keeps them for later, in ERR they are flushed at once.
+SEND_STATES = frozenset({_S.RTS, _S.SQD, _S.ERR})
+
+_LADDER = (_S.INIT, _S.RTR, _S.RTS)
+
+
+def names(mask: QPAttrMask) -> str:
+    """``AV, PATH_MTU``: the attributes of a mask, in the order of their bits."""
+    return ", ".join(flag.name or hex(flag) for flag in mask)
+
+
+def problem(qp_type: QPType, before: QPState, after: QPState, mask: QPAttrMask) -> str | None:
+    """What is wrong with asking for a transition with these attributes, None where nothing is."""
+    needs = TRANSITIONS.get((before, after), {}).get(qp_type)
+    if needs is None:
+        return f"no way from {before.name} to {after.name} for {qp_type.name}"
+    given = mask & ~_M.STATE
+    missing = needs.required & ~given
+    unexpected = given & ~needs.allowed
+    faults = [f"missing {names(missing)}"] if missing else []
+    if unexpected:
+        # A bit that is no attribute has no name, and iterating over a mask skips it.
+        known = names(unexpected)
+        faults.append(f"unexpected {known}" if known else f"unknown attribute bits {int(unexpected):#x}")
+    return f"{before.name} to {after.name} of {qp_type.name}: {'; '.join(faults)}" if faults else None
+
+
+def path(before: QPState, after: QPState) -> tuple[QPState, ...]:
+    """The states to go through on the way up from RESET; ``after`` alone where there is nothing between."""
+    if before in (_S.RESET, _S.INIT, _S.RTR) and after in _LADDER:
+        return tuple(state for state in _LADDER if before < state <= after) or (after,)
+    return (after,)
+
+
+def steps_mask(qp_type: QPType, before: QPState, after: QPState) -> QPAttrMask:
+    """What somebody names who takes this step: STATE and what it requires, in INIT once more what got it there."""
+    if before is after is _S.INIT:
+        before = _S.RESET
+    return _M.STATE | TRANSITIONS.get((before, after), {}).get(qp_type, Needs()).required
