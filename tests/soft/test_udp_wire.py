@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import select
 import socket
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import TypeAlias
@@ -189,6 +191,32 @@ class TestTrains:
         # which does not make the path a bad one
         assert wire.send(route, train[:5], len(train[0]))
         assert [each.identification for each in collect(wire, 5)] == [0, 1, 2, 3, 4]
+
+
+class TestAlone:
+    """A system where processes cannot share the port, and one that has no epoll."""
+
+    @pytest.fixture
+    def alone(self, open_wire: OpenWire, monkeypatch: pytest.MonkeyPatch) -> UdpWire:
+        monkeypatch.setattr(sys, "platform", "other")
+        monkeypatch.delattr(select, "epoll", raising=False)
+        return open_wire()
+
+    @pytest.mark.parametrize("host", LOOPBACKS)
+    def test_packets(self, alone: UdpWire, host: str) -> None:
+        route = alone.route(path(host, host))
+        assert alone.slot == 1
+        for qpn in (1, 1 << 16 | 5, 9 << 16 | 5):  # there is nobody else to have it
+            assert alone.send(route, sealed(alone, route, [packet(qpn)]))
+            (got,) = collect(alone, 1)
+            assert got.body == packet(qpn)
+        token = alone.listen(1, None)
+        alone.unlisten(token)
+
+    def test_the_port_is_its_own(self, alone: UdpWire) -> None:
+        with pytest.raises(OSError, match="has the port") as caught:
+            UdpWire(port=alone.port).open()
+        assert caught.value.errno == errno.EADDRINUSE
 
 
 class TestTap:

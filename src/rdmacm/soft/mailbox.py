@@ -7,6 +7,7 @@ ends make sure that the other one is the same user's.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
@@ -133,7 +134,7 @@ class Delivery(Enum):
     """What became of a message."""
 
     SENT = 1
-    #: The owner does not keep up.
+    #: Lost: the owner does not keep up, or there is no descriptor for another connection.
     FULL = 2
     NOBODY = 3
 
@@ -149,17 +150,18 @@ class Post:
         message = _pack(received)
         for _ in range(2):  # of a connection to an owner that is gone one learns by using it
             sock = self._open.get(name)
-            try:
-                if sock is None:
+            if sock is None:
+                try:
                     sock = self._connect(name)
-                self._open.move_to_end(name)
+                except OSError as error:
+                    return Delivery.NOBODY if error.errno == errno.ECONNREFUSED else Delivery.FULL
+            self._open.move_to_end(name)
+            try:
                 sock.sendmsg(message, (), socket.MSG_NOSIGNAL)
                 return Delivery.SENT
             except BlockingIOError:
                 return Delivery.FULL
             except OSError:
-                if sock is None:
-                    return Delivery.NOBODY
                 self._open.pop(name).close()
         return Delivery.NOBODY
 
@@ -169,7 +171,7 @@ class Post:
             sock.setblocking(False)
             sock.connect("\0" + name)
             if credentials(sock).uid != os.geteuid():
-                raise PermissionError(f"the name {name} is another user's")
+                raise OSError(errno.ECONNREFUSED, "the name is another user's")
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _QUEUE_BYTES)
         except OSError:
             sock.close()

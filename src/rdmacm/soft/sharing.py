@@ -128,13 +128,12 @@ class Membership:
     ``mailbox`` is a socket bound to the :meth:`mailbox_name` of ``slot`` that does not listen yet.
     """
 
-    def __init__(self, port: int, handed: _Handed, trains: bool, deadline: float) -> None:
+    def __init__(self, port: int, handed: _Handed, deadline: float) -> None:
         self.port = port
         self.slot = 0
         self.data: Sockets = [None, None]
         self.gsi = handed.gsi
         self._handed = handed
-        self._trains = trains
         with _locked(handed.lock, deadline):
             self.mailbox = self._claim(deadline)
         # Whom newcomers name who get no answer is the last one that listened.
@@ -155,7 +154,7 @@ class Membership:
         return f"rdmacm-{self.port}-{self._handed.group}-service-{service_id:016x}-{where}"
 
     @classmethod
-    def join(cls, port: int, *, trains: bool = True) -> Membership:
+    def join(cls, port: int) -> Membership:
         """Take a slot among the processes that share a port, or be the first of them.
 
         EACCES where the port is another user's, EADDRINUSE where somebody has it who does not share it, EBUSY where
@@ -169,10 +168,10 @@ class Membership:
             try:
                 handed, holder = _knock(port, deadline)
             except ConnectionRefusedError:
-                handed = _found(port, trains, deadline)
+                handed = _found(port, deadline)
             if handed is not None:
                 try:
-                    return cls(port, handed, trains, deadline)
+                    return cls(port, handed, deadline)
                 except BaseException:
                     handed.close()
                     raise
@@ -231,7 +230,7 @@ class Membership:
         try:
             for index, gsi in enumerate(self.gsi):
                 if gsi is not None:
-                    self.data[index] = _open(gsi.family, self.port, self._trains)
+                    self.data[index] = _open(gsi.family, self.port)
             _await_order(self.data, self.port, slot + 1, deadline)
             fds = [sock.fileno() for sock in self.data if sock is not None]
             try:
@@ -341,7 +340,7 @@ def _knock(port: int, deadline: float) -> tuple[_Handed | None, Credentials | No
     return _Handed(group, opened[0], opened[1:], lock, _by_family([socket.socket(fileno=fd) for fd in gsi])), holder
 
 
-def _found(port: int, trains: bool, deadline: float) -> _Handed | None:
+def _found(port: int, deadline: float) -> _Handed | None:
     """Be the first; None where somebody else is just becoming that."""
     if not hasattr(os, "memfd_create"):
         raise CannotShare
@@ -355,7 +354,7 @@ def _found(port: int, trains: bool, deadline: float) -> _Handed | None:
         failed.callback(door.close)
         opened = []
         for family in sockets.FAMILIES:
-            if (sock := _open(family, port, trains)) is not None:
+            if (sock := _open(family, port)) is not None:
                 failed.callback(sock.close)
                 opened.append(sock)
         gsi = _by_family(opened)
@@ -376,9 +375,9 @@ def _found(port: int, trains: bool, deadline: float) -> _Handed | None:
     return _Handed(secrets.token_bytes(8), door, vault, lock, gsi)
 
 
-def _open(family: int, port: int, trains: bool) -> socket.socket | None:
+def _open(family: int, port: int) -> socket.socket | None:
     try:
-        return sockets.open_socket(family, port, shared=True, trains=trains)
+        return sockets.open_socket(family, port, shared=True)
     except OSError as error:
         raise sockets.bind_error(error.errno or errno.EIO, port) from error
 

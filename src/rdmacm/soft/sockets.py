@@ -24,10 +24,10 @@ __all__ = [
     "UDP_GRO",
     "Control",
     "bind_error",
-    "can_segment",
     "control",
     "open_socket",
     "segment_control",
+    "set_trains",
     "try_option",
     "wildcard_sockets",
 ]
@@ -94,11 +94,10 @@ def _settle(sock: socket.socket, family: int) -> None:
         sock.setsockopt(SOL_UDP, _UDP_NO_CHECK6_RX, 1)
 
 
-def open_socket(family: int, port: int, *, shared: bool = False, trains: bool = True) -> socket.socket | None:
+def open_socket(family: int, port: int, *, shared: bool = False) -> socket.socket | None:
     """A socket bound to a port of every address of a family, or None where the host has no such family.
 
-    ``shared`` lets others of this user bind the port too. ``trains`` takes several packets at a time where the system
-    can. EADDRINUSE where somebody has the port.
+    ``shared`` lets others of this user bind the port too. EADDRINUSE where somebody has the port.
     """
     try:
         sock = socket.socket(family, socket.SOCK_DGRAM)
@@ -111,8 +110,6 @@ def open_socket(family: int, port: int, *, shared: bool = False, trains: bool = 
         _settle(sock, family)
         if shared:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        if trains and _IS_LINUX:
-            try_option(sock, SOL_UDP, UDP_GRO, 1)
         sock.bind(("::" if family == AF_INET6 else "", port))
     except OSError as error:
         sock.close()
@@ -122,9 +119,13 @@ def open_socket(family: int, port: int, *, shared: bool = False, trains: bool = 
     return sock
 
 
-def can_segment(sock: socket.socket) -> bool:
-    """Whether the system knows UDP_SEGMENT: one that does not would send a train as a single datagram."""
-    return _IS_LINUX and try_option(sock, SOL_UDP, UDP_SEGMENT, 0)
+def set_trains(sock: socket.socket, on: bool) -> bool:
+    """Have packets come several at a time where the system can; whether several can be sent in one call."""
+    if not _IS_LINUX:
+        return False
+    try_option(sock, SOL_UDP, UDP_GRO, on)
+    # A system that does not know UDP_SEGMENT would send a train as a single datagram.
+    return on and try_option(sock, SOL_UDP, UDP_SEGMENT, 0)
 
 
 def control(local: bytes, scope_id: int, traffic_class: int) -> Control:

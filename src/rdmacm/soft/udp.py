@@ -134,7 +134,7 @@ class UdpWire:
 
     Calls come from threads of the namespace it was opened in.
 
-    ``tap``, where set, sees every datagram and train after it was sent or received.
+    ``tap``, where set, sees every datagram and train after it was sent, and as it is received.
     """
 
     def __init__(self, *, port: int = ROCE_PORT, trains: bool = True) -> None:
@@ -162,33 +162,39 @@ class UdpWire:
             return
         if not hasattr(socket.socket, "recvmsg_into"):
             raise cm_error(errno.ENOSYS, "this system does not tell where a datagram came to", "open_device")
+        # One question for all descriptors, a quarter of what it costs to ask an empty socket.
+        self._poller = select.epoll() if hasattr(select, "epoll") else select.poll()
         try:
-            self._member = Membership.join(self.port, trains=self._trains)
+            self._join()
+        except BaseException:
+            self.close()
+            raise
+
+    def _join(self) -> None:
+        try:
+            member = self._member = Membership.join(self.port)
         except CannotShare:
             self._sockets = self._open_alone()
             self.slot = 1
         else:
-            self._sockets = self._member.data
-            self.slot = self._member.slot
-        # One question for all descriptors, a quarter of what it costs to ask an empty socket.
-        self._poller = select.epoll() if hasattr(select, "epoll") else select.poll()
-        for sock in self._sockets:
-            if sock is not None:
-                self._watch(sock.fileno(), partial(self._read, _Source(sock, False)))
-                if self._trains and sockets.can_segment(sock):
-                    self._train_bytes = _LONGEST
-        if (member := self._member) is not None:
+            self._sockets = member.data
+            self.slot = member.slot
+            self._mailbox = Mailbox(member.mailbox, self._watch, self._unwatch)
+            self._watch(member.door.fileno(), lambda _: member.admit())
             for sock in member.gsi:
                 if sock is not None:
                     self._watch(sock.fileno(), partial(self._read, _Source(sock, True)))
-            self._watch(member.door.fileno(), lambda _: member.admit())
-            self._mailbox = Mailbox(member.mailbox, self._watch, self._unwatch)
+        for sock in self._sockets:
+            if sock is not None:
+                self._watch(sock.fileno(), partial(self._read, _Source(sock, False)))
+                if sockets.set_trains(sock, self._trains):
+                    self._train_bytes = _LONGEST
 
     def _open_alone(self) -> list[socket.socket | None]:
         opened: list[socket.socket | None] = [None, None]
         try:
             for index, family in enumerate(sockets.FAMILIES):
-                opened[index] = sockets.open_socket(family, self.port, trains=self._trains)
+                opened[index] = sockets.open_socket(family, self.port)
         except OSError as error:
             if opened[0] is not None:
                 opened[0].close()
@@ -209,7 +215,7 @@ class UdpWire:
         if self._poller is None:
             return
         # First, and nothing is taken out of it: after fork(2) both processes have this one list of descriptors.
-        if isinstance(self._poller, select.epoll):
+        if hasattr(self._poller, "close"):
             self._poller.close()
         self._poller = None
         self._readers.clear()
@@ -236,7 +242,7 @@ class UdpWire:
     def filenos(self) -> Sequence[int]:
         if self._poller is None:
             return ()
-        return (self._poller.fileno(),) if isinstance(self._poller, select.epoll) else tuple(self._readers)
+        return (self._poller.fileno(),) if hasattr(self._poller, "fileno") else tuple(self._readers)
 
     # -- requests -------------------------------------------------------------------------------------
 
@@ -295,6 +301,9 @@ class UdpWire:
             reader = self._readers.get(fd)
             if reader is not None:
                 reader(found)
+        if self.tap is not None:
+            for received in found:
+                self._tap_incoming(*received)
         return found
 
     def _read(self, source: _Source, found: list[Received]) -> None:
@@ -327,8 +336,6 @@ class UdpWire:
             if segment >= size:
                 segment = 0
             data = view[:size]
-            if self.tap is not None:
-                self._tap_incoming(data, segment, remote, local)
             received = data, segment, remote, local
             if self._member is None:
                 found.append(received)
@@ -389,10 +396,11 @@ class UdpWire:
                 return True
         return False
 
-    def _tap_incoming(self, data: memoryview, segment: int, remote: tuple[str, int], local: bytes) -> None:
-        assert self.tap is not None
+    def _tap_incoming(self, data: memoryview, segment: int, remote: tuple[str | int, ...], local: bytes) -> None:
+        host, port = remote[:2]
+        assert self.tap is not None and isinstance(host, str) and isinstance(port, int)
         family = AF_INET if len(local) == 4 else AF_INET6
-        self.tap(False, local, socket.inet_pton(family, remote[0]), remote[1], self.port, (data,), segment)
+        self.tap(False, local, socket.inet_pton(family, host), port, self.port, (data,), segment)
 
     # -- sending --------------------------------------------------------------------------------------
 
