@@ -16,8 +16,10 @@ import pytest
 
 from rdmacm.proto.cm.messages import AttributeId
 from rdmacm.soft import sharing
+from rdmacm.soft.mailbox import _pack, bound
 from rdmacm.soft.sharing import Membership
 from rdmacm.soft.udp import UdpWire
+from support.netns import needs_netns, two_hosts
 from support.processes import CallFailed, Server, Worker, linux_only, workers
 from support.wires import Packet, collect, free_port, packed, packet, path, sealed, taken, wait
 
@@ -153,14 +155,16 @@ class TestJoining:
 
     def test_nobody_lets_one_in(self, worker: MakeWorker, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sharing, "JOIN_SECONDS", 0.2)
-        first = worker()
+        first, second = worker(), worker()
         first.open()
-        first.signal(signal.SIGSTOP)
-        with pytest.raises(CallFailed, match=rf"process {first.pid}, .* lets nobody in.*continue or end") as caught:
+        second.open()
+        first.kill()
+        second.signal(signal.SIGSTOP)
+        with pytest.raises(CallFailed, match=rf"process {second.pid}, .* lets nobody in.*continue or end") as caught:
             worker().open()
         assert caught.value.errno == errno.EBUSY
-        first.signal(signal.SIGCONT)
-        assert worker().open() == 2
+        second.signal(signal.SIGCONT)
+        assert worker().open() == 1
 
     def test_somebody_stopped_while_joining(
         self, wire: UdpWire, worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
@@ -393,6 +397,69 @@ class TestRequests:
             wire.send(route, (data, bytes(4)))
         pump(wire)
         assert wire.counters["stray"] == 3
+
+
+def forge(server: Server, name: str, message: bytes) -> None:
+    """Send something to a mailbox."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.connect("\0" + name)
+        sock.send(message)
+
+
+def squat(server: Server, name: str) -> None:
+    """Take the name of a mailbox."""
+    sock = bound(name)
+    sock.listen()
+    server.tokens.append(sock)
+
+
+@needs_root
+class TestOtherUsers:
+    def test_cannot_put_anything_into_a_mailbox(self, wire: UdpWire, worker: MakeWorker) -> None:
+        honest, stranger = worker(), worker()
+        stranger(os_setuid, NOBODY)
+        assert wire._member is not None
+        name = wire._member.mailbox_name(wire.slot)
+        message = b"".join(_pack((memoryview(bytes(16)), 0, ("127.0.0.1", 4791), bytes(4))))
+        for sender, expected in ((stranger, 0), (honest, 1)):
+            sender(forge, name, message)
+            wait([wire])
+            # To accept a connection, to take what came by it, to see its end.
+            assert sum(len(wire.receive()) for _ in range(3)) == expected
+
+    def test_get_nothing_by_taking_a_name(self, wire: UdpWire, worker: MakeWorker) -> None:
+        stranger = worker()
+        stranger(os_setuid, NOBODY)
+        assert wire._member is not None
+        stranger(squat, wire._member.service_name(SERVICE, None))
+        wire.send(wire.route(HERE), (mad(AttributeId.REQ), bytes(4)))
+        assert [each.body for each in collect(wire, 1)] == [mad(AttributeId.REQ)]
+
+
+@needs_netns
+class TestFromAnotherHost:
+    def test_each_process_gets_its_own(self) -> None:
+        with two_hosts() as net, net.b.enter(), workers(4791) as make:
+            members = [make(), make()]
+            for number, member in enumerate(members):
+                member.open()
+                member(Server.listen, SERVICE + number, None)
+            with net.a.enter():
+                wire = UdpWire()
+                wire.open()
+            try:
+                for number, member in enumerate(members):
+                    for ends in ((net.va.ipv4, net.vb.ipv4), (net.va.ipv6, net.vb.ipv6)):
+                        route = wire.route(path(*ends))
+                        train = sealed(wire, route, [packet(member.slot << 16 | 7, bytes(1000))] * 5)
+                        request = mad(AttributeId.REQ, SERVICE + number)
+                        assert wire.send(route, train, len(train[0]))
+                        assert wire.send(route, (request, bytes(4)))
+                        found = member.collect(6)
+                        assert sorted(bodies(found)) == sorted([*(each[:-4] for each in train), request])
+                        assert {(remote, local) for _, _, remote, local in found} == {(ends[0], packed(ends[1]))}
+            finally:
+                wire.close()
 
 
 HERE_TEXT = ("127.0.0.1", packed("127.0.0.1"))
