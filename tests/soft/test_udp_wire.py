@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import select
 import socket
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -319,6 +320,24 @@ class TestTwoHosts:
             train = sealed(a, route, bodies(b, 3))
             assert a.send(route, train, len(train[0]))
             assert [each.identification for each in collect(b, 3)] == [0, 1, 2]
+
+    def test_a_full_send_queue_holds_the_sender_up_for_a_moment_only(self, net: TwoHosts) -> None:
+        try:
+            net.a.run(
+                ["tc", "qdisc", "add", "dev", "va", "root", "tbf", "rate", "8kbit", "burst", "1600", "limit", "1m"]
+            )
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"no token bucket filter: {error.stderr}")
+        with ExitStack() as stack:
+            a, _ = wires(net, stack)
+            sock = a._sockets[0]
+            assert sock is not None
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the system makes that the smallest there is
+            route = a.route(path(net.va.ipv4, net.vb.ipv4))
+            sent = [a.send(route, (bytes(1000),)) for _ in range(8)]
+            assert sent[0]
+            assert not sent[-1]
+            assert a.counters["no_room"] == sent.count(False)
 
     def test_nobody_there(self, net: TwoHosts) -> None:
         with ExitStack() as stack:

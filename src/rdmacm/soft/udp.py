@@ -123,7 +123,11 @@ class _Listening(NamedTuple):
 
 
 class UdpWire:
-    """UDP port 4791 of the calling thread's network namespace; implements :class:`rdmacm.soft.wire.Wire`.
+    """UDP port 4791 of a network namespace; implements :class:`rdmacm.soft.wire.Wire`.
+
+    The namespace is that of the thread that calls :meth:`open`, and all other calls have to come from there too: new
+    requests and new listeners take new sockets. A process opens one wire of a namespace at a time, and calls
+    :meth:`abandon` in a child after fork(2).
 
     ``trains`` False sends and takes packets one by one. ``port`` is another port, for tests.
 
@@ -131,8 +135,6 @@ class UdpWire:
     errno for each packet or train the system refused, ``trains_cut`` (trains sent one by one), ``short`` (packets too
     short to be one), ``forwarded`` (handed to another process), ``forward_full`` (lost, for that one does not keep up),
     ``stray`` (for no process there is).
-
-    Calls come from threads of the namespace it was opened in.
 
     ``tap``, where set, sees every datagram and train after it was sent, and as it is received.
     """
@@ -236,7 +238,7 @@ class UdpWire:
         self._sockets = [None, None]
 
     def abandon(self) -> None:
-        """Let go of a wire inherited by fork(2): the parent's goes on."""
+        """Let go of a wire inherited by fork(2): the parent's goes on, and a new one may be opened here."""
         self.close()
 
     def filenos(self) -> Sequence[int]:
