@@ -250,10 +250,10 @@ def child_main(module: str, name: str, address: str, peer: str, port: int, link:
     link.close()
 
 
-Spawn: TypeAlias = "Callable[[list[str], tuple[int, ...]], subprocess.Popen[bytes]]"
+Spawn: TypeAlias = "Callable[[list[str], tuple[int, ...]], subprocess.Popen[Any]]"
 
 
-def spawn(command: list[str], fds: tuple[int, ...]) -> subprocess.Popen[bytes]:
+def spawn(command: list[str], fds: tuple[int, ...]) -> subprocess.Popen[Any]:
     """A child on this host."""
     return subprocess.Popen(command, pass_fds=fds)
 

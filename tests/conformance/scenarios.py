@@ -1,0 +1,480 @@
+"""What two ends do with each other, whatever network is between them; see support/scenario.py."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+from typing import Any
+
+import pytest
+
+from rdmacm import CmEventType, CmId, RdmaError
+from rdmacm.connparam import ConnParam
+from rdmacm.verbs import (
+    MR,
+    AccessFlag,
+    QPCap,
+    QPInitAttr,
+    QPState,
+    RecvWR,
+    SendFlag,
+    SendWR,
+    SrqAttr,
+    SrqInitAttr,
+    WCOpcode,
+    WCStatus,
+    WROpcode,
+)
+from support.scenario import Side
+
+E = CmEventType
+SIZES = (0, 1, 3, 64, 1023, 1024, 1025, 4096, 4099, 70_001)
+ROOM = 100_000
+EVERYTHING = AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_READ | AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_ATOMIC
+SIGNALED = SendFlag.SIGNALED
+
+
+def pattern(size: int, salt: int = 0) -> bytes:
+    """Bytes that are wrong wherever one of them is in the wrong place."""
+    return hashlib.shake_128(b"%d %d" % (size, salt)).digest(size)
+
+
+def region_of(cmid: CmId, content: bytes, access: AccessFlag = EVERYTHING) -> MR:
+    return MR(cmid.pd, bytearray(content), access)
+
+
+def prepared(cmid: CmId, receives: int = 16, size: int = ROOM) -> MR:
+    """Give an id a queue pair and receives; the region they are in."""
+    cmid.create_qp(QPInitAttr(cap=QPCap(64, 64, 4, 4, 256)))
+    region = region_of(cmid, bytes(max(receives, 1) * size))
+    for slot in range(receives):
+        cmid.post_recv(slot, region, slot * size, size)
+    return region
+
+
+async def connected(side: Side, receives: int = 16, size: int = ROOM, **param: Any) -> tuple[CmId, MR]:
+    """The active end: an id with receives posted, connected."""
+    cmid = await side.resolved()
+    region = prepared(cmid, receives, size)
+    cmid.connect(ConnParam(**param))
+    event = await side.event(E.ESTABLISHED)
+    assert event.id is cmid
+    return cmid, region
+
+
+async def accepted(side: Side, receives: int = 16, size: int = ROOM, **param: Any) -> tuple[CmId, CmId, MR]:
+    """The passive end: the listener and the id of its first request, connected."""
+    listener = side.listening()
+    request = await side.event(E.CONNECT_REQUEST)
+    assert request.listen_id is listener
+    cmid = request.id
+    region = prepared(cmid, receives, size)
+    cmid.accept(ConnParam(**param))
+    event = await side.event(E.ESTABLISHED)
+    assert event.id is cmid
+    return listener, cmid, region
+
+
+async def ended(side: Side, cmid: CmId, *others: CmId, first: bool = True) -> None:
+    """Disconnect, whoever begins; both ends hear of it once."""
+    if first:
+        cmid.disconnect()
+    event = await side.event(E.DISCONNECTED)
+    assert event.id is cmid
+    assert event.status == 0
+    if not first:
+        cmid.disconnect()
+    cmid.destroy()
+    for other in others:
+        other.destroy()
+
+
+def post(cmid: CmId, *wrs: SendWR) -> None:
+    assert cmid.qp is not None
+    cmid.qp.post_send(list(wrs))
+
+
+# -- messages -------------------------------------------------------------------------------------------
+
+
+async def messages_passive(side: Side) -> None:
+    listener = side.listening()
+    request = await side.event(E.CONNECT_REQUEST)
+    assert request.private_data == b"from the client".ljust(56, b"\0")
+    cmid = request.id
+    assert cmid.dst_port
+    assert cmid.src_port == side.port
+    region = prepared(cmid)
+    cmid.accept(ConnParam(b"from the server"))
+    await side.event(E.ESTABLISHED)
+    for index, size in enumerate(SIZES):
+        wc = await side.completion(cmid.recv_cq)
+        assert (wc.opcode, wc.wr_id, wc.byte_len, wc.imm_data) == (WCOpcode.RECV, index, size, index)
+        start = index * ROOM
+        assert bytes(region.buf[start : start + size]) == pattern(size)
+        post(cmid, SendWR(index, WROpcode.SEND, [region.sge(start, size)] if size else [], SIGNALED))
+    for index in range(len(SIZES)):
+        wc = await side.completion(cmid.send_cq)
+        assert (wc.opcode, wc.wr_id) == (WCOpcode.SEND, index)
+    await ended(side, cmid, listener, first=False)
+
+
+async def messages_active(side: Side) -> None:
+    cmid = await side.resolved()
+    region = prepared(cmid)
+    cmid.connect(ConnParam(b"from the client"))
+    event = await side.event(E.ESTABLISHED)
+    assert event.private_data == b"from the server".ljust(196, b"\0")
+    out = region_of(cmid, b"".join(map(pattern, SIZES)))
+    offset = 0
+    for index, size in enumerate(SIZES):
+        sg = [out.sge(offset, size)] if size else []
+        post(cmid, SendWR(index, WROpcode.SEND_WITH_IMM, sg, SIGNALED, imm_data=index))
+        offset += size
+    for index in range(len(SIZES)):
+        wc = await side.completion(cmid.send_cq)
+        assert (wc.opcode, wc.wr_id) == (WCOpcode.SEND, index)
+    for index, size in enumerate(SIZES):
+        wc = await side.completion(cmid.recv_cq)
+        assert (wc.opcode, wc.byte_len, wc.imm_data) == (WCOpcode.RECV, size, None)
+        assert bytes(region.buf[index * ROOM :][:size]) == pattern(size)
+    await ended(side, cmid)
+
+
+# -- remote memory --------------------------------------------------------------------------------------
+
+MEGABYTE = 1 << 20
+
+
+async def remote_passive(side: Side) -> None:
+    listener, cmid, _ = await accepted(side, 1, 64)
+    region = region_of(cmid, pattern(MEGABYTE, 1))
+    side.tell("memory", (region.addr, region.rkey))
+    wc = await side.completion(cmid.recv_cq)
+    assert (wc.opcode, wc.imm_data, wc.byte_len) == (WCOpcode.RECV_RDMA_WITH_IMM, 77, 5000)
+    half = MEGABYTE // 2
+    assert bytes(region.buf[:half]) == pattern(half, 2)
+    assert bytes(region.buf[half : half + 5000]) == pattern(5000, 3)
+    assert int.from_bytes(region.buf[-8:], "little") == 46
+    await ended(side, cmid, listener, first=False)
+
+
+async def remote_active(side: Side) -> None:
+    cmid, _ = await connected(side)
+    addr, rkey = await side.told("memory")
+    local = region_of(cmid, bytes(MEGABYTE))
+    cmid.post_read(1, local, addr, rkey, flags=SIGNALED)
+    wc = await side.completion(cmid.send_cq)
+    assert (wc.wr_id, wc.opcode, wc.byte_len) == (1, WCOpcode.RDMA_READ, MEGABYTE)
+    assert bytes(local.buf) == pattern(MEGABYTE, 1)
+
+    half = MEGABYTE // 2
+    local.buf[:half] = pattern(half, 2)
+    cmid.post_write(2, local, addr, rkey, 0, half, SIGNALED)
+    wc = await side.completion(cmid.send_cq)
+    assert (wc.wr_id, wc.opcode) == (2, WCOpcode.RDMA_WRITE)
+
+    values = region_of(cmid, bytes(16))
+    last = addr + MEGABYTE - 8
+    before = int.from_bytes(pattern(MEGABYTE, 1)[-8:], "little")
+    swap = SendWR(3, WROpcode.ATOMIC_CMP_AND_SWP, [values.sge(0, 8)], SIGNALED)
+    swap.set_wr_atomic(rkey, last, before, 42)
+    add = SendWR(4, WROpcode.ATOMIC_FETCH_AND_ADD, [values.sge(8, 8)], SIGNALED)
+    add.set_wr_atomic(rkey, last, 4)
+    post(cmid, swap, add)
+    assert (await side.completion(cmid.send_cq)).opcode is WCOpcode.COMP_SWAP
+    assert (await side.completion(cmid.send_cq)).opcode is WCOpcode.FETCH_ADD
+    assert int.from_bytes(values.buf[:8], "little") == before
+    assert int.from_bytes(values.buf[8:], "little") == 42
+
+    local.buf[:5000] = pattern(5000, 3)
+    pieces = [local.sge(0, 1000), local.sge(1000, 3001), local.sge(4001, 999)]
+    wr = SendWR(5, WROpcode.RDMA_WRITE_WITH_IMM, pieces, SIGNALED, imm_data=77)
+    wr.set_wr_rdma(rkey, addr + half)
+    post(cmid, wr)
+    await side.completion(cmid.send_cq)
+    await ended(side, cmid)
+
+
+# -- refusals -------------------------------------------------------------------------------------------
+
+
+async def rejected_passive(side: Side) -> None:
+    listener = side.listening()
+    request = await side.event(E.CONNECT_REQUEST)
+    request.id.reject(b"not you")
+    request.id.destroy()
+    await side.told("done")
+    listener.destroy()
+
+
+async def rejected_active(side: Side) -> None:
+    cmid = await side.resolved()
+    qp = cmid.create_qp()
+    cmid.connect()
+    event = await side.event(E.REJECTED)
+    assert event.status == 28
+    assert event.private_data == b"not you".ljust(148, b"\0")
+    assert isinstance(event.error, ConnectionRefusedError)
+    assert qp.state is QPState.ERR
+    with pytest.raises(RdmaError):
+        cmid.connect()
+    side.tell("done", None)
+    cmid.destroy()
+
+
+async def nobody_passive(side: Side) -> None:
+    listener = side.make_id()
+    listener.bind_addr((side.address, side.port + 1))
+    listener.listen()  # so that somebody is there to say that nobody listens on the other port
+    side.tell("listening", None)
+    await side.told("done")
+    listener.destroy()
+
+
+async def nobody_active(side: Side) -> None:
+    cmid = await side.resolved()
+    cmid.create_qp()
+    cmid.connect()
+    event = await side.event(E.REJECTED)
+    assert event.status == 8
+    assert "nobody listens" in str(event.error)
+    side.tell("done", None)
+    cmid.destroy()
+
+
+# -- permissions ----------------------------------------------------------------------------------------
+
+ATTEMPTS = ("wrong key", "before", "beyond", "not for writing", "not for reading", "not for atomics", "revoked")
+
+
+async def permissions_passive(side: Side) -> None:
+    listener = side.listening()
+    for attempt in ATTEMPTS:
+        request = await side.event(E.CONNECT_REQUEST)
+        cmid = request.id
+        qp = cmid.create_qp()
+        buffer = bytearray(pattern(4096))
+        access = EVERYTHING
+        if attempt == "not for writing":
+            access &= ~AccessFlag.REMOTE_WRITE
+        if attempt == "not for reading":
+            access &= ~AccessFlag.REMOTE_READ
+        if attempt == "not for atomics":
+            access &= ~AccessFlag.REMOTE_ATOMIC
+        region = MR(cmid.pd, buffer, access)
+        inner = MR(cmid.pd, memoryview(buffer)[1024:2048], access)
+        cmid.accept()
+        await side.event(E.ESTABLISHED)
+        told = inner if attempt in ("before", "beyond") else region
+        addr, rkey = inner.addr, told.rkey
+        if attempt == "revoked":
+            region.close()
+        side.tell("memory", (addr, rkey))
+        event = await side.event(E.DISCONNECTED)
+        assert event.id is cmid
+        assert bytes(buffer) == pattern(4096), attempt
+        assert qp.state is QPState.ERR, attempt
+        cmid.destroy()
+        region.close()
+        inner.close()
+    listener.destroy()
+
+
+async def permissions_active(side: Side) -> None:
+    await side.told("listening")
+    for attempt in ATTEMPTS:
+        side.heard["listening"] = None
+        cmid, region = await connected(side)
+        addr, rkey = await side.told("memory")
+        local = region_of(cmid, b"!" * 1024)
+        if attempt == "not for reading":
+            cmid.post_read(1, local, addr, rkey, flags=SIGNALED)
+        elif attempt == "not for atomics":
+            wr = SendWR(1, WROpcode.ATOMIC_FETCH_AND_ADD, [local.sge(0, 8)], SIGNALED)
+            wr.set_wr_atomic(rkey, addr, 1)
+            post(cmid, wr)
+        else:
+            addr += {"before": -1, "beyond": 1}.get(attempt, 0)
+            rkey ^= attempt == "wrong key"
+            cmid.post_write(1, local, addr, rkey, flags=SIGNALED)
+        cmid.post_write(2, local, addr, rkey, flags=SIGNALED)
+        wc = await side.completion(cmid.send_cq, WCStatus.REM_ACCESS_ERR)
+        assert wc.wr_id == 1
+        wc = await side.completion(cmid.send_cq, WCStatus.WR_FLUSH_ERR)
+        assert wc.wr_id == 2
+        assert bytes(local.buf) == b"!" * 1024
+        await ended(side, cmid)
+        local.close()
+        region.close()
+
+
+# -- receives that come late, or from a shared queue ----------------------------------------------------
+
+
+async def late_passive(side: Side) -> None:
+    listener, cmid, region = await accepted(side, 0, 64)
+    await side.told("sent")
+    cmid.post_recv(9, region, 0, 64)
+    wc = await side.completion(cmid.recv_cq)
+    assert (wc.wr_id, wc.byte_len) == (9, 5)
+    await side.told("acknowledged")
+    await ended(side, cmid, listener)
+
+
+async def late_active(side: Side) -> None:
+    cmid, _ = await connected(side)
+    cmid.post_send(1, b"early", flags=SIGNALED | SendFlag.INLINE)
+    side.tell("sent", None)
+    await side.completion(cmid.send_cq)
+    side.tell("acknowledged", None)
+    await ended(side, cmid, first=False)
+
+
+async def shared_passive(side: Side) -> None:
+    listener = side.listening()
+    cmids: list[CmId] = []
+    request = await side.event(E.CONNECT_REQUEST)
+    first = request.id
+    srq = first.create_srq(SrqInitAttr(SrqAttr(32)))
+    region = region_of(first, bytes(32 * 64))
+    srq.post_recv([RecvWR(slot, [region.sge(slot * 64, 64)]) for slot in range(32)])
+    for _ in range(2):
+        cmid = request.id
+        cmid.create_qp(QPInitAttr(srq=srq, cap=QPCap(8, 1)))
+        cmid.accept()
+        await side.event(E.ESTABLISHED)
+        cmids.append(cmid)
+        if len(cmids) < 2:
+            request = await side.event(E.CONNECT_REQUEST)
+    side.tell("both", None)
+    for cmid in cmids:
+        for index in range(10):
+            wc = await side.completion(cmid.recv_cq)
+            assert cmid.qp is not None
+            assert wc.qp_num == cmid.qp.qp_num
+            assert bytes(region.buf[wc.wr_id * 64 :][: wc.byte_len]) == b"message %d" % index
+    side.tell("all", None)
+    for _ in cmids:
+        event = await side.event(E.DISCONNECTED)
+        event.id.disconnect()
+    for cmid in reversed(cmids):
+        cmid.destroy()
+    listener.destroy()
+
+
+async def shared_active(side: Side) -> None:
+    await side.told("listening")
+    cmids = []
+    for _ in range(2):
+        side.heard["listening"] = None
+        cmid, _ = await connected(side, 0)
+        cmids.append(cmid)
+    await side.told("both")
+    for index in range(10):
+        for cmid in cmids:
+            cmid.post_send(index, b"message %d" % index, flags=SendFlag.INLINE)
+    await side.told("all")
+    for cmid in cmids:
+        await ended(side, cmid)
+
+
+# -- a queue pair of the application's own --------------------------------------------------------------
+
+
+async def external_passive(side: Side) -> None:
+    listener, cmid, _ = await accepted(side)
+    wc = await side.completion(cmid.recv_cq)
+    assert wc.byte_len == 6
+    cmid.post_send(1, b"indeed", flags=SIGNALED | SendFlag.INLINE)
+    await side.completion(cmid.send_cq)
+    await ended(side, cmid, listener, first=False)
+
+
+async def external_active(side: Side) -> None:
+    maker = await side.resolved()
+    qp = maker.create_qp()  # an id makes it, and another one connects it by its number alone
+    region = region_of(maker, bytes(64))
+    side.heard["listening"] = None
+    cmid = await side.resolved()
+    qp.modify(*cmid.init_qp_attr(QPState.INIT))
+    qp.post_recv(RecvWR(1, [region.sge()]))
+    cmid.connect(ConnParam(qp_num=qp.qp_num))
+    event = await side.event(E.CONNECT_RESPONSE)
+    assert event.id is cmid
+    for state in (QPState.INIT, QPState.RTR, QPState.RTS):
+        qp.modify(*cmid.init_qp_attr(state))
+    cmid.establish()
+    qp.post_send(SendWR(2, WROpcode.SEND, [b"really"], SIGNALED | SendFlag.INLINE))
+    await side.completion(maker.send_cq)
+    wc = await side.completion(maker.recv_cq)
+    assert bytes(region.buf[: wc.byte_len]) == b"indeed"
+    qp.to_error()
+    await ended(side, cmid)
+    maker.destroy()
+
+
+# -- what is negotiated, and how much private data there may be -----------------------------------------
+
+
+async def limits_passive(side: Side) -> None:
+    listener = side.listening()
+    request = await side.event(E.CONNECT_REQUEST)
+    cmid = request.id
+    assert request.private_data == b"x" * 56
+    qp = cmid.create_qp()
+    for wrong in (ConnParam(b"y" * 197), ConnParam(responder_resources=129), ConnParam(initiator_depth=129)):
+        with pytest.raises(RdmaError) as failed:
+            cmid.accept(wrong)
+        assert failed.value.errno == errno.EINVAL
+    cmid.accept(ConnParam(b"y" * 196, responder_resources=3, initiator_depth=4, rnr_retry_count=5))
+    await side.event(E.ESTABLISHED)
+    attr = qp.query()[0]
+    assert (attr.max_dest_rd_atomic, attr.max_rd_atomic) == (3, 4)
+    assert (attr.retry_cnt, attr.rnr_retry) == (2, 3)
+    await ended(side, cmid, listener, first=False)
+
+
+async def limits_active(side: Side) -> None:
+    cmid = await side.resolved()
+    qp = cmid.create_qp()
+    with pytest.raises(RdmaError) as failed:
+        cmid.connect(ConnParam(b"x" * 57))
+    assert failed.value.errno == errno.EINVAL
+    param = ConnParam(b"x" * 56, responder_resources=7, initiator_depth=9, retry_count=2, rnr_retry_count=3)
+    cmid.connect(param)
+    event = await side.event(E.ESTABLISHED)
+    assert event.private_data == b"y" * 196
+    attr = qp.query()[0]
+    assert (attr.max_rd_atomic, attr.max_dest_rd_atomic) == (3, 4)
+    assert (attr.retry_cnt, attr.rnr_retry) == (2, 5)
+    await ended(side, cmid)
+
+
+# -- order ----------------------------------------------------------------------------------------------
+
+
+async def fenced_passive(side: Side) -> None:
+    listener, cmid, _ = await accepted(side)
+    region = region_of(cmid, pattern(200_000))
+    side.tell("memory", (region.addr, region.rkey))
+    await ended(side, cmid, listener, first=False)
+
+
+async def fenced_active(side: Side) -> None:
+    """A write that is fenced does not overtake the read before it; what is unsignaled completes in silence."""
+    cmid, _ = await connected(side)
+    addr, rkey = await side.told("memory")
+    local = region_of(cmid, bytes(200_000))
+    other = region_of(cmid, pattern(200_000, 1))
+    cmid.post_read(1, local, addr, rkey)
+    cmid.post_write(2, other, addr, rkey, flags=SendFlag.FENCE)
+    cmid.post_read(3, other, addr, rkey, flags=SIGNALED)
+    wc = await side.completion(cmid.send_cq)
+    assert wc.wr_id == 3
+    assert bytes(local.buf) == pattern(200_000)
+    assert bytes(other.buf) == pattern(200_000, 1)
+    await ended(side, cmid)
+
+
+NAMES = sorted(name.removesuffix("_passive") for name in list(globals()) if name.endswith("_passive"))

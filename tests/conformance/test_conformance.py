@@ -1,0 +1,85 @@
+"""The same scenarios on a simulated network, between processes, and between network namespaces."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from rdmacm.testing import Fabric
+from support.netns import Host, TwoHosts, needs_netns, two_hosts
+from support.scenario import Spawn, free_port, run_in_processes, run_on_fabric
+
+
+def _load() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("conformance_scenarios", Path(__file__).with_name("scenarios.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+scenarios = _load()
+ports = itertools.count(free_port(), 2)
+SCENARIOS = pytest.mark.parametrize("name", scenarios.NAMES)
+ON_A_FABRIC = {"ipv4": ("10.0.0.1", "10.0.0.2"), "ipv6": ("fd00::1", "fd00::2")}
+ON_LOOPBACK = {"ipv4": ("127.0.0.1", "127.0.0.1"), "ipv6": ("::1", "::1")}
+BETWEEN_HOSTS = {"ipv4": ("10.7.0.1", "10.7.0.2"), "ipv6": ("fd07::1", "fd07::2")}
+
+
+def ends(name: str) -> tuple[Any, Any]:
+    return getattr(scenarios, f"{name}_passive"), getattr(scenarios, f"{name}_active")
+
+
+@SCENARIOS
+@pytest.mark.parametrize("family", ON_A_FABRIC)
+def test_on_a_fabric(name: str, family: str) -> None:
+    run_on_fabric(Fabric(seed=1), ON_A_FABRIC[family], *ends(name))
+
+
+@SCENARIOS
+@pytest.mark.parametrize("mtu", [600, 4200])
+def test_on_a_fabric_with_another_mtu(name: str, mtu: int) -> None:
+    run_on_fabric(Fabric(seed=2, mtu=mtu, trains=mtu > 600), ON_A_FABRIC["ipv4"], *ends(name))
+
+
+@SCENARIOS
+@pytest.mark.parametrize("seed", range(3))
+def test_on_a_bad_network(name: str, seed: int) -> None:
+    fabric = Fabric(seed, loss=0.05, duplicate=0.05, reorder=0.1, corrupt=0.02)
+    run_on_fabric(fabric, ON_A_FABRIC["ipv4"], *ends(name))
+
+
+@SCENARIOS
+@pytest.mark.parametrize("family", ON_LOOPBACK)
+def test_between_processes(name: str, family: str) -> None:
+    run_in_processes(ON_LOOPBACK[family], *ends(name), next(ports))
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[TwoHosts]:
+    with two_hosts() as both:
+        yield both
+
+
+def spawner(host: Host) -> Spawn:
+    def spawn(command: list[str], fds: tuple[int, ...]) -> subprocess.Popen[Any]:
+        return host.popen_python(command[1:], pass_fds=fds)
+
+    return spawn
+
+
+@needs_netns
+@SCENARIOS
+@pytest.mark.parametrize("family", BETWEEN_HOSTS)
+def test_between_hosts(name: str, family: str, hosts: TwoHosts) -> None:
+    run_in_processes(BETWEEN_HOSTS[family], *ends(name), next(ports), (spawner(hosts.a), spawner(hosts.b)))
