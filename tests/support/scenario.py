@@ -137,9 +137,9 @@ class _Running:
         self.over = False
 
     def step(self) -> None:
+        found, self.found = self.found, None
         try:
-            self.waiting = self.coroutine.send(self.found)
-            self.found = None
+            self.waiting = self.coroutine.send(found)
         except StopIteration as stop:
             self.over, self.result, self.waiting = True, stop.value, None
 

@@ -115,9 +115,9 @@ class QueueingId(ResolvingId):
             if given is not None and own is not None and given is not own:
                 raise cm_error(errno.EINVAL, "the id has another completion queue", "create_qp")
         try:
-            self._make_cqs(context, attr)
             if attr.srq is None:
                 attr.srq = self._srq
+            self._make_cqs(context, attr)
             self._qp = QP(pd, attr)
             self._pd = pd
             self._to_first_state(self._qp)
@@ -133,7 +133,8 @@ class QueueingId(ResolvingId):
             self.send_cq_channel, attr.scq = self._make_cq(context, attr.cap.max_send_wr)
         attr.rcq = attr.rcq or self.recv_cq
         if attr.rcq is None:
-            self.recv_cq_channel, attr.rcq = self._make_cq(context, attr.cap.max_recv_wr)
+            size = attr.cap.max_recv_wr if attr.srq is None else attr.srq.query().max_wr
+            self.recv_cq_channel, attr.rcq = self._make_cq(context, size)
         self.send_cq, self.recv_cq = attr.scq, attr.rcq
 
     def _make_cq(self, context: Context, size: int) -> tuple[CompChannel, CQ]:
