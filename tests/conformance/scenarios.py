@@ -39,8 +39,21 @@ def pattern(size: int, salt: int = 0) -> bytes:
     return hashlib.shake_128(b"%d %d" % (size, salt)).digest(size)
 
 
+#: What has to be closed with an id.
+_regions: dict[CmId, list[MR]] = {}
+
+
 def region_of(cmid: CmId, content: bytes, access: AccessFlag = EVERYTHING) -> MR:
-    return MR(cmid.pd, bytearray(content), access)
+    region = MR(cmid.pd, bytearray(content), access)
+    _regions.setdefault(cmid, []).append(region)
+    return region
+
+
+def destroy(*cmids: CmId) -> None:
+    for cmid in cmids:
+        cmid.destroy()
+        for region in _regions.pop(cmid, ()):
+            region.close()
 
 
 def prepared(cmid: CmId, receives: int = 16, size: int = ROOM) -> MR:
@@ -84,9 +97,7 @@ async def ended(side: Side, cmid: CmId, *others: CmId, first: bool = True) -> No
     assert event.status == 0
     if not first:
         cmid.disconnect()
-    cmid.destroy()
-    for other in others:
-        other.destroy()
+    destroy(cmid, *others)
 
 
 def post(cmid: CmId, *wrs: SendWR) -> None:
@@ -285,7 +296,7 @@ async def permissions_active(side: Side) -> None:
     await side.told("listening")
     for attempt in ATTEMPTS:
         side.heard["listening"] = None
-        cmid, region = await connected(side)
+        cmid, _ = await connected(side)
         addr, rkey = await side.told("memory")
         local = region_of(cmid, b"!" * 1024)
         if attempt == "not for reading":
@@ -305,8 +316,6 @@ async def permissions_active(side: Side) -> None:
         assert wc.wr_id == 2
         assert bytes(local.buf) == b"!" * 1024
         await ended(side, cmid)
-        local.close()
-        region.close()
 
 
 # -- receives that come late, or from a shared queue ----------------------------------------------------
@@ -358,9 +367,7 @@ async def shared_passive(side: Side) -> None:
     for _ in cmids:
         event = await side.event(E.DISCONNECTED)
         event.id.disconnect()
-    for cmid in reversed(cmids):
-        cmid.destroy()
-    listener.destroy()
+    destroy(*reversed(cmids), listener)
 
 
 async def shared_active(side: Side) -> None:
@@ -410,8 +417,7 @@ async def external_active(side: Side) -> None:
     wc = await side.completion(maker.recv_cq)
     assert bytes(region.buf[: wc.byte_len]) == b"indeed"
     qp.to_error()
-    await ended(side, cmid)
-    maker.destroy()
+    await ended(side, cmid, maker)
 
 
 # -- what is negotiated, and how much private data there may be -----------------------------------------

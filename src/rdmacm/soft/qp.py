@@ -468,7 +468,8 @@ class SoftQP:
         spoiled, self._spoiled = self._spoiled, None
         if doomed is not None and self._sends > len(doomed):  # something before it has failed
             doomed[0].status = WCStatus.WR_FLUSH_ERR
-        engine.flush()
+        if not engine.failed:  # one that failed by itself still tells its peer why
+            engine.flush()
         found = engine.completions()
         if doomed is not None:
             found += doomed
@@ -524,8 +525,7 @@ class SoftQP:
             self._recv_flow = Icrc(path.remote, path.local, remote[1])
         if not engine.received(data, segment, self._recv_flow, now):
             self._transport.dropped["packet"] += 1
-            return
-        if self.state is QPState.RTR and not self._heard:
+        elif not self._heard:
             self._heard = True
             self._tell(AsyncEvent.COMM_EST)
         self._after(engine)
