@@ -227,13 +227,15 @@ class Icrc:
     '0x1234'
     """
 
-    __slots__ = ("_lengths", "_start", "is_ipv6")
+    __slots__ = ("_lengths", "_start", "deltas", "is_ipv6")
 
     def __init__(self, source: Buffer, destination: Buffer, sport: int, dport: int = 4791) -> None:
         source, destination = bytes(source), bytes(destination)
         if len(source) != len(destination) or len(source) not in (4, 16):
             raise ValueError(f"addresses have 4 or 16 bytes each, not {len(source)} and {len(destination)}")
         self.is_ipv6 = len(source) == 16
+        #: For loops: what the first 256 identifications do to :meth:`start`, by exclusive or.
+        self.deltas: Sequence[int] = bytes(256) if self.is_ipv6 else _IDENTIFICATION[0]
         if self.is_ipv6:
             header = _ipv6(0, source, destination, sport, dport)
             self._lengths = _LENGTHS6
@@ -256,14 +258,10 @@ class Icrc:
 
     def starts(self, length: int, identification: int, count: int) -> list[int]:
         """:meth:`start` for ``count`` packets of ``length`` bytes, with identifications that count up and wrap."""
-        start = self._start ^ self._lengths[length]
-        if self.is_ipv6:
-            return [start] * count
-        low, high = _IDENTIFICATION[0], _IDENTIFICATION[1]
         if identification + count <= 256:
-            return [start ^ delta for delta in low[identification : identification + count]]
-        numbers = range(identification, identification + count)
-        return [start ^ low[number & 0xFF] ^ high[number >> 8 & 0xFF] for number in numbers]
+            start = self._start ^ self._lengths[length]
+            return [start ^ delta for delta in self.deltas[identification : identification + count]]
+        return [self.start(length, number & 0xFFFF) for number in range(identification, identification + count)]
 
     def _run(self, buffers: Sequence[Buffer], missing: int, identification: int) -> tuple[int, int]:
         """The CRC over a packet that goes on for ``missing`` bytes after the buffers, and its whole length."""

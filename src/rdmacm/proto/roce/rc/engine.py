@@ -10,7 +10,7 @@ from rdmacm.proto.roce.buffers import LocalProtectionError
 from rdmacm.proto.roce.icrc import ICRC_LENGTH, RESIDUE, Icrc, crc32
 from rdmacm.proto.roce.opcodes import BTH_LENGTH, HEADER_LENGTH, IS_RESPONSE, TRANSPORT_MASK
 from rdmacm.proto.roce.psn import PSN_MASK
-from rdmacm.proto.roce.rc.codes import BTH, READ_MIDDLE, SEND_MIDDLE, WRITE_MIDDLE
+from rdmacm.proto.roce.rc.codes import HALVES, READ_MIDDLE, SEND_MIDDLE, WRITE_MIDDLE
 from rdmacm.proto.roce.rc.requester import COMPLETES_AS, Requester
 from rdmacm.proto.roce.rc.responder import Responder
 from rdmacm.proto.roce.rc.runs import take_run
@@ -20,6 +20,10 @@ from rdmacm.proto.roce.work import WC, AccessFlag, Memory, RecvWork, SendWork, W
 __all__ = ["RcEngine", "RtrAttributes", "RtsAttributes"]
 
 _MIDDLES = frozenset({SEND_MIDDLE, WRITE_MIDDLE, READ_MIDDLE})
+#: In the first two words of a packet, all but the opcode, SE, M, PadCnt, FECN, BECN and what follows these.
+_FIXED = 0x000FFFFF00FFFFFF
+_REQUEST_HEADERS = bytes(0 if o & TRANSPORT_MASK or IS_RESPONSE[o] else HEADER_LENGTH[o] for o in range(256))
+_HEADERS = bytes(0 if o & TRANSPORT_MASK else HEADER_LENGTH[o] for o in range(256))
 _SHORTEST = BTH_LENGTH + ICRC_LENGTH
 #: The longest headers, with the longest path MTU. (The engine checks lengths again, against its own.)
 _LONGEST = 40 + 4096 + ICRC_LENGTH
@@ -84,6 +88,7 @@ class RcEngine:
         self._rtr: RtrAttributes | None = None
         self._pkeys: frozenset[int] = frozenset()
         self._common = 0  # the first two words of a packet in the middle of a message, for opcode 0
+        self._headers = bytes(256)  # how long they are at least, of the opcodes that are taken in this state
         self._mtu = 0
         self._identification = 0  # of the IPv4 packet that is likely to come next
         self._responder: Responder | None = None
@@ -99,7 +104,9 @@ class RcEngine:
         a = self._rtr = attributes
         self._pkeys = _matching(a.pkey)
         self._mtu = a.path_mtu
-        self._common = a.pkey << 32 | self.qp_num
+        # A full member of the partition is what is most likely to talk to us, and may.
+        self._common = (a.pkey | 0x8000) << 32 | self.qp_num if self._pkeys else -1
+        self._headers = _REQUEST_HEADERS
         self._responder = Responder(
             qp_num=self.qp_num,
             dest_qp_num=a.dest_qp_num,
@@ -120,6 +127,7 @@ class RcEngine:
         r, a = self._rtr, attributes
         if r is None:
             raise ValueError("a queue pair has to be ready to receive before it is ready to send")
+        self._headers = _HEADERS
         self._requester = Requester(
             qp_num=self.qp_num,
             dest_qp_num=r.dest_qp_num,
@@ -137,7 +145,7 @@ class RcEngine:
     def set_access(self, access: AccessFlag) -> None:
         """Change what the peer may do, from its next request on."""
         if self._responder:
-            self._responder.access = access
+            self._responder.access = int(access)
 
     def set_min_rnr_timer(self, code: int) -> None:
         """Change how long the peer is told to wait where no receive is posted (the code of an RNR NAK)."""
@@ -182,14 +190,18 @@ class RcEngine:
         return self._requester is None or self._requester.drained
 
     def flush(self) -> None:
-        """To the error state: everything that was posted completes as flushed, and nothing more is sent."""
-        if self._responder:
+        """To the error state: everything that was posted completes as flushed, and nothing more is sent.
+
+        (Where the connection has failed by itself, but for what it still has to tell the peer.)
+        """
+        if self._responder and not self.failed:
             self._responder.forget()
         self._fail()
 
     def _fail(self) -> None:
         """The rest, after what failed."""
         self.failed = True
+        self._headers = bytes(256)
         if self._requester:
             self._requester.fail(WCStatus.WR_FLUSH_ERR)
         if self._responder:
@@ -229,6 +241,10 @@ class RcEngine:
         responder, requester = self._responder, self._requester
         if responder is None:
             return []
+        if requester is not None and not requester.wants_to_send:
+            requester = None
+        if requester is None and not responder.wants_to_send:
+            return []
         out = Trains(flow, train)
         limit -= responder.packets(out, limit)
         if requester is not None:
@@ -267,8 +283,12 @@ class RcEngine:
             size = len(packet)
             reason = "length"
             if _SHORTEST <= size <= _LONGEST:
-                opcode, flags, pkey, qpn, word = BTH.unpack_from(packet)
-                reason = self._misfit(opcode, flags, pkey, qpn, size)
+                half, word = HALVES.unpack_from(packet)
+                opcode, pad = half >> 56, half >> 52 & 3
+                reason = ""
+                headers = self._headers[opcode]
+                if not headers or size < headers + pad + ICRC_LENGTH or half & _FIXED != self._common:
+                    reason = self._misfit(half, size)
                 if not reason and crc32(packet, flow.start(size, identification)) != RESIDUE:
                     found = flow.solve((packet,), identification)
                     if found is None:
@@ -281,7 +301,7 @@ class RcEngine:
             if reason:
                 self.dropped[reason] += 1
                 continue
-            body = packet[BTH_LENGTH : size - ICRC_LENGTH - (flags >> 4 & 3)]
+            body = packet[BTH_LENGTH : size - ICRC_LENGTH - pad]
             if IS_RESPONSE[opcode]:
                 assert requester is not None
                 accepted += requester.received(opcode, word & PSN_MASK, body, now)
@@ -289,27 +309,28 @@ class RcEngine:
                     self._fail()
             else:
                 assert responder is not None
-                accepted += responder.received(opcode, word & PSN_MASK, flags & 0x80 | word >> 31, body)
+                flags = half >> 48 & 0x80 | word >> 31
+                accepted += responder.received(opcode, word & PSN_MASK, flags, body)
                 if responder.failed:
                     self._fail()
-        # Whoever's first was 0 sends trains from 0, or packets that do not count.
+        # Who began with 0 sends trains that count from there, or packets that are all 0.
         self._identification = identification if first > 0 else 0
         return accepted
 
-    def _misfit(self, opcode: int, flags: int, pkey: int, qpn: int, size: int) -> str:
-        """Why a packet is not for this queue pair as it is now, before its ICRC is looked at; "" where it is."""
-        headers = HEADER_LENGTH[opcode]
-        if opcode & TRANSPORT_MASK or not headers:
+    def _misfit(self, half: int, size: int) -> str:
+        """Why a packet is not for this queue pair as it is now, its ICRC aside; "" where only the P_Key is another."""
+        opcode = half >> 56
+        if not _HEADERS[opcode]:
             return "opcode"
-        if size < headers + (flags >> 4 & 3) + ICRC_LENGTH:
+        if size < _HEADERS[opcode] + (half >> 52 & 3) + ICRC_LENGTH:
             return "length"
-        if flags & 0xF:
+        if half >> 48 & 0xF:
             return "version"
-        if qpn & 0xFFFFFF != self.qp_num:
+        if half & 0xFFFFFF != self.qp_num:
             return "qpn"
-        if self.failed or (self._requester if IS_RESPONSE[opcode] else self._responder) is None:
+        if not self._headers[opcode]:
             return "state"
-        if pkey not in self._pkeys:
+        if half >> 32 & 0xFFFF not in self._pkeys:
             return "pkey"
         return ""
 

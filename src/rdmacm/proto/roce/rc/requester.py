@@ -58,19 +58,39 @@ from rdmacm.proto.roce.rc.runs import Run
 from rdmacm.proto.roce.rc.trains import Trains
 from rdmacm.proto.roce.work import WC, SendWork, WCOpcode, WCStatus, WROpcode
 
-_SENDS = frozenset({WROpcode.SEND, WROpcode.SEND_WITH_IMM, WROpcode.SEND_WITH_INV})
-_ATOMICS = frozenset({WROpcode.ATOMIC_CMP_AND_SWP, WROpcode.ATOMIC_FETCH_AND_ADD})
-_WITH_IMMEDIATE = frozenset({WROpcode.SEND_WITH_IMM, WROpcode.RDMA_WRITE_WITH_IMM})
-COMPLETES_AS = {
-    WROpcode.RDMA_WRITE: WCOpcode.RDMA_WRITE,
-    WROpcode.RDMA_WRITE_WITH_IMM: WCOpcode.RDMA_WRITE,
-    WROpcode.SEND: WCOpcode.SEND,
-    WROpcode.SEND_WITH_IMM: WCOpcode.SEND,
-    WROpcode.SEND_WITH_INV: WCOpcode.SEND,
-    WROpcode.RDMA_READ: WCOpcode.RDMA_READ,
-    WROpcode.ATOMIC_CMP_AND_SWP: WCOpcode.COMP_SWAP,
-    WROpcode.ATOMIC_FETCH_AND_ADD: WCOpcode.FETCH_ADD,
+
+class _Kind:
+    """What an opcode of work requests comes to.
+
+    ``opcodes`` are those of a message's packets: middle, last, first, only (a READ or atomic request is an only one).
+    """
+
+    __slots__ = ("completes", "is_atomic", "is_read", "is_write", "opcodes", "with_imm", "with_inv")
+
+    def __init__(self, completes: WCOpcode, *opcodes: int, with_imm: bool = False, with_inv: bool = False) -> None:
+        self.completes = completes
+        self.opcodes = opcodes
+        self.is_write = completes is WCOpcode.RDMA_WRITE
+        self.is_read = completes is WCOpcode.RDMA_READ
+        self.is_atomic = completes in {WCOpcode.COMP_SWAP, WCOpcode.FETCH_ADD}
+        self.with_imm = with_imm
+        self.with_inv = with_inv
+
+
+_KINDS = {
+    WROpcode.RDMA_WRITE: _Kind(WCOpcode.RDMA_WRITE, WRITE_MIDDLE, WRITE_LAST, WRITE_FIRST, WRITE_ONLY),
+    WROpcode.RDMA_WRITE_WITH_IMM: _Kind(
+        WCOpcode.RDMA_WRITE, WRITE_MIDDLE, WRITE_LAST + 1, WRITE_FIRST, WRITE_ONLY + 1, with_imm=True
+    ),
+    WROpcode.SEND: _Kind(WCOpcode.SEND, SEND_MIDDLE, SEND_LAST, SEND_FIRST, SEND_ONLY),
+    WROpcode.SEND_WITH_IMM: _Kind(WCOpcode.SEND, SEND_MIDDLE, SEND_LAST + 1, SEND_FIRST, SEND_ONLY + 1, with_imm=True),
+    WROpcode.SEND_WITH_INV: _Kind(WCOpcode.SEND, SEND_MIDDLE, SEND_LAST_INV, SEND_FIRST, SEND_ONLY_INV, with_inv=True),
+    WROpcode.RDMA_READ: _Kind(WCOpcode.RDMA_READ),
+    WROpcode.ATOMIC_CMP_AND_SWP: _Kind(WCOpcode.COMP_SWAP),
+    WROpcode.ATOMIC_FETCH_AND_ADD: _Kind(WCOpcode.FETCH_ADD),
 }
+#: What can be sent, and what it completes as.
+COMPLETES_AS = {opcode: kind.completes for opcode, kind in _KINDS.items()}
 _NAK_STATUS = {0x61: WCStatus.REM_INV_REQ_ERR, 0x62: WCStatus.REM_ACCESS_ERR, 0x63: WCStatus.REM_OP_ERR}
 _SUCCESS = WCStatus.SUCCESS
 _HALF = 1 << 23
@@ -94,15 +114,14 @@ class _Sent:
     Of a READ, ``answered`` bytes have arrived and ``asked`` packets have been asked for.
     """
 
-    __slots__ = ("answered", "asked", "first", "is_atomic", "is_read", "last", "length", "work")
+    __slots__ = ("answered", "asked", "first", "kind", "last", "length", "work")
 
-    def __init__(self, work: SendWork, length: int, first: int, packets: int) -> None:
+    def __init__(self, work: SendWork, kind: _Kind, length: int, first: int, packets: int) -> None:
         self.work = work
+        self.kind = kind
         self.length = length
         self.first = first
         self.last = (first + packets - 1) & PSN_MASK
-        self.is_read = work.opcode is WROpcode.RDMA_READ
-        self.is_atomic = work.opcode in _ATOMICS
         self.answered = self.asked = 0
 
 
@@ -170,6 +189,7 @@ class Requester:
             return
         self.failed = True
         self._deadline = self._rnr_until = None
+        self._next = self._end
         works = [sent.work for sent in self._sent] + list(self._waiting)
         self._sent.clear()
         self._waiting.clear()
@@ -217,10 +237,13 @@ class Requester:
 
     # -- sending --------------------------------------------------------------------------------------
 
+    @property
+    def wants_to_send(self) -> bool:
+        """Whether :meth:`packets` may have something."""
+        return self._rnr_until is None and (self._next != self._end or (bool(self._waiting) and not self.paused))
+
     def packets(self, out: Trains, now: float, limit: int) -> None:
         """Up to ``limit`` packets that may be sent now."""
-        if self.failed or self._rnr_until is not None:
-            return
         before = self._next
         try:
             while limit > 0 and not self.failed:
@@ -233,9 +256,9 @@ class Requester:
                 while self._next - sent.first & PSN_MASK > sent.last - sent.first & PSN_MASK:
                     self._at += 1
                     sent = self._sent[self._at]
-                if sent.is_read:
+                if sent.kind.is_read:
                     count = self._read_request(out, sent, room)
-                elif sent.is_atomic:
+                elif sent.kind.is_atomic:
                     count = self._atomic_request(out, sent)
                 else:
                     count = self._data(out, sent, room, limit)
@@ -256,16 +279,17 @@ class Requester:
         work = self._waiting[0]
         if work.fence and self._unanswered:
             return False
+        kind = _KINDS[work.opcode]
         length = total(work.segments)
-        packets = 1 if length <= self._mtu or work.opcode in _ATOMICS else -(-length // self._mtu)
+        packets = 1 if length <= self._mtu or kind.is_atomic else -(-length // self._mtu)
         self._waiting.popleft()
-        self._sent.append(_Sent(work, length, self._end, packets))
+        self._sent.append(_Sent(work, kind, length, self._end, packets))
         self._end = (self._end + packets) & PSN_MASK
         return True
 
     def _data(self, out: Trains, sent: _Sent, room: int, limit: int) -> int:
         """The next packet of a SEND or WRITE, or several from its middle; returns how many."""
-        work, psn, mtu = sent.work, self._next, self._mtu
+        work, kind, psn, mtu = sent.work, sent.kind, self._next, self._mtu
         index = psn - sent.first & PSN_MASK
         first, last = not index, psn == sent.last
         if not first and not last:
@@ -273,23 +297,20 @@ class Requester:
         offset = index * mtu
         size = sent.length - offset if last else mtu
         pieces, pad = padded(slices(work.segments, offset, size), size)
-        extra = b""
-        if work.opcode in _SENDS:
-            opcode = (SEND_ONLY if last else SEND_FIRST) if first else SEND_LAST
-            if last and work.opcode is WROpcode.SEND_WITH_INV:
-                opcode = SEND_ONLY_INV if first else SEND_LAST_INV
-                extra = WORD.pack(work.invalidate_rkey)
-        else:
-            opcode = (WRITE_ONLY if last else WRITE_FIRST) if first else WRITE_LAST
-            if first:
-                extra = RETH.pack(work.remote_addr, work.rkey, sent.length)
-        if last and work.opcode in _WITH_IMMEDIATE:
-            opcode += 1
-            extra += WORD.pack(work.imm)
+        extra = RETH.pack(work.remote_addr, work.rkey, sent.length) if first and kind.is_write else b""
+        flags, word = pad << 4, psn
+        if last:
+            word |= ACK_REQUEST
+            if work.solicited:
+                flags |= SOLICITED
+            if kind.with_imm:
+                extra += WORD.pack(work.imm)
+            elif kind.with_inv:
+                extra += WORD.pack(work.invalidate_rkey)
+        elif room == 1:
+            word |= ACK_REQUEST
         self._next = (psn + 1) & PSN_MASK
-        ack = ACK_REQUEST if last or room == 1 else 0
-        flags = (SOLICITED if last and work.solicited else 0) | pad << 4
-        header = BTH.pack(opcode, flags, self._pkey, self._dest, psn | ack) + extra
+        header = BTH.pack(kind.opcodes[2 * first + last], flags, self._pkey, self._dest, word) + extra
         out.add(header, pieces, len(header) + size + pad + 4)
         return 1
 
@@ -302,7 +323,7 @@ class Requester:
             self._ack_every - index % self._ack_every,
             PSN_MASK + 1 - psn,
         )
-        middle = self._send_middle if sent.work.opcode in _SENDS else self._write_middle
+        middle = self._write_middle if sent.kind.is_write else self._send_middle
         view, offset = located(sent.work.segments, index * mtu)
         whole = (len(view) - offset) // mtu
         count = max(1, min(count, whole))
@@ -373,9 +394,9 @@ class Requester:
                 return self._acknowledge(body[0], psn, now)
             owner = self._owner(psn)
             if opcode == ATOMIC_ACKNOWLEDGE:
-                if owner and owner.is_atomic:
+                if owner and owner.kind.is_atomic:
                     return self._atomic_answer(owner, body, now)
-            elif owner and owner.is_read:
+            elif owner and owner.kind.is_read:
                 return self._read_answer(owner, opcode, psn, body, now)
         self._dropped["answer"] += 1  # a duplicate, or an answer to what was never asked
         return False
@@ -426,7 +447,7 @@ class Requester:
         while self._sent:
             sent = self._sent[0]
             ahead = difference(psn, sent.last)
-            if sent.is_read or sent.is_atomic:
+            if sent.kind.is_read or sent.kind.is_atomic:
                 # Passed by, unanswered: the answer is lost. (Until asked again, later ACKs say the same.)
                 if ahead > 0 and difference(self._next, sent.first) > 0:
                     self._ask_again(sent, now)
@@ -453,8 +474,7 @@ class Requester:
         self._acknowledged(sent.last)
         work = sent.work
         if work.signaled:
-            opcode = COMPLETES_AS[work.opcode]
-            self._complete(WC(work.wr_id, _SUCCESS, opcode, byte_len, qp_num=self._qp_num))
+            self._complete(WC(work.wr_id, _SUCCESS, sent.kind.completes, byte_len, None, None, False, self._qp_num))
 
     def _acknowledged(self, psn: int) -> None:
         self._acked = acked = (psn + 1) & PSN_MASK
@@ -520,7 +540,7 @@ class Requester:
 
     def run(self) -> Run | None:
         """Where packets of the middle of a READ's answer would go now."""
-        if not self._sent or not (sent := self._sent[0]).is_read:
+        if not self._sent or not (sent := self._sent[0]).kind.is_read:
             return None
         index = sent.answered // self._mtu
         count = min(sent.asked, self._part_end(index)) - 1 - index

@@ -68,6 +68,12 @@ _NOTHING = memoryview(b"")
 _IMMEDIATE = frozenset(o for o in range(256) if EXTENDED_HEADERS[o] & ExtendedHeader.IMM_DT)
 _INVALIDATE = frozenset(o for o in range(256) if EXTENDED_HEADERS[o] & ExtendedHeader.IETH)
 _SEND, _WRITE = int(Operation.SEND), int(Operation.RDMA_WRITE)
+_TRAILED = _IMMEDIATE | _INVALIDATE
+# Plain, as flags are slow.
+_MAY_WRITE, _MAY_READ = int(AccessFlag.REMOTE_WRITE), int(AccessFlag.REMOTE_READ)
+_MAY_ATOMIC = int(AccessFlag.REMOTE_ATOMIC)
+_SUCCESS = WCStatus.SUCCESS
+_RECV, _RECV_WITH_IMM = WCOpcode.RECV, WCOpcode.RECV_RDMA_WITH_IMM
 _REQUESTS = frozenset(
     o
     for o in Opcode
@@ -162,7 +168,7 @@ class Responder:
         self._ack = self._prefix(ACKNOWLEDGE)
         self._read_middle = self._prefix(READ_MIDDLE)
         #: What the peer may do, and how long it is told to wait for a receive (the code of an RNR NAK).
-        self.access = access
+        self.access = int(access)
         self.min_rnr_timer = min_rnr_timer
         self.failed = False
 
@@ -226,45 +232,35 @@ class Responder:
 
     def _execute(self, opcode: int, psn: int, flags: int, body: memoryview) -> None:
         family = OPERATION[opcode]
-        if family in (_SEND, _WRITE):
-            if IS_START[opcode] == bool(self._inside) or (self._inside and self._inside != family):
+        if family not in (_SEND, _WRITE):
+            if self._inside:
                 raise _Refused(_NAK_INVALID)
-            if family == _SEND:
-                self._take_send(opcode, flags, body)
+            if opcode == READ_REQUEST:
+                self._take_read(psn, body)
             else:
-                self._take_write(opcode, flags, body)
-            self._expected = (psn + 1) & PSN_MASK
-            if IS_END[opcode]:
-                self._inside = 0
-                self._msn = (self._msn + 1) & PSN_MASK
-                self._completed = self._expected
-            else:
-                self._inside = family
-            if flags & 1:
-                self._answer(psn, _ACK)
+                self._take_atomic(opcode, psn, body)
             return
-        if self._inside:
+        start, end = IS_START[opcode], IS_END[opcode]
+        if self._inside != (0 if start else family):
             raise _Refused(_NAK_INVALID)
-        if opcode == READ_REQUEST:
-            self._take_read(psn, body)
+        if family == _SEND:
+            self._take_send(opcode, start, end, flags, body)
         else:
-            self._take_atomic(opcode, psn, body)
+            self._take_write(opcode, start, end, flags, body)
+        self._expected = expected = (psn + 1) & PSN_MASK
+        if end:
+            self._inside = 0
+            self._msn = (self._msn + 1) & PSN_MASK
+            self._completed = expected
+        else:
+            self._inside = family
+        if flags & 1:
+            self._answer(psn, _ACK)
 
-    def _payload(self, opcode: int, data: memoryview) -> None:
+    def _check_size(self, start: int, end: int, size: int) -> None:
         """First and middle packets are one MTU, last ones hold something, none more than an MTU."""
-        size = len(data)
-        if IS_END[opcode]:
-            fits = size <= self._mtu and (size > 0 or IS_START[opcode])
-        else:
-            fits = size == self._mtu
-        if not fits:
+        if not ((0 if start else 1) <= size <= self._mtu if end else size == self._mtu):
             raise _Refused(_NAK_INVALID)
-
-    def _trailer(self, opcode: int, body: memoryview) -> tuple[int | None, memoryview]:
-        """The immediate or key ahead of the payload, and the payload."""
-        if opcode not in _IMMEDIATE and opcode not in _INVALIDATE:
-            return None, body
-        return WORD.unpack_from(body)[0], body[4:]
 
     def _take(self) -> RecvWork:
         work = self._receive()
@@ -272,42 +268,39 @@ class Responder:
             raise _Refused(_RNR_NAK | self.min_rnr_timer & 0x1F)
         return work
 
-    def _take_send(self, opcode: int, flags: int, body: memoryview) -> None:
-        word, data = self._trailer(opcode, body)
-        self._payload(opcode, data)
-        if IS_START[opcode]:
-            recv = self._recv = self._take()
+    def _take_send(self, opcode: int, start: int, end: int, flags: int, data: memoryview) -> None:
+        immediate = key = None
+        if opcode in _TRAILED:
+            (word,) = WORD.unpack_from(data)
+            data = data[4:]
+            if opcode in _IMMEDIATE:
+                immediate = word
+            else:
+                key = word
+        size = len(data)
+        self._check_size(start, end, size)
+        if start:
+            self._recv = self._take()
             self._offset = 0
-        else:
-            assert self._recv is not None
-            recv = self._recv
-        end = self._offset + len(data)
+        recv = self._recv
+        assert recv is not None
         try:
-            if IS_START[opcode]:
+            if start:
                 self._room = total(recv.segments)
-            if end > self._room:
+            offset = self._offset
+            self._offset = offset + size
+            if self._offset > self._room:
                 raise _Refused(_NAK_INVALID, WCStatus.LOC_LEN_ERR)
-            if opcode in _INVALIDATE and not self._memory.invalidate(word or 0):
+            if key is not None and not self._memory.invalidate(key):
                 raise _Refused(_NAK_ACCESS, WCStatus.REM_INV_REQ_ERR)
-            if data:
-                scatter(recv.segments, self._offset, data)
+            if size:
+                scatter(recv.segments, offset, data)
         except LocalProtectionError:
             raise _Refused(_NAK_OPERATION) from None
-        self._offset = end
-        if IS_END[opcode]:
+        if end:
             self._recv = None
-            self._complete(
-                WC(
-                    recv.wr_id,
-                    WCStatus.SUCCESS,
-                    WCOpcode.RECV,
-                    end,
-                    word if opcode in _IMMEDIATE else None,
-                    word if opcode in _INVALIDATE else None,
-                    bool(flags & 0x80),
-                    self._qp_num,
-                )
-            )
+            solicited = flags & 0x80 != 0
+            self._complete(WC(recv.wr_id, _SUCCESS, _RECV, self._offset, immediate, key, solicited, self._qp_num))
 
     def _find(self, rkey: int, address: int, length: int, access: AccessFlag) -> memoryview:
         """Registered memory; none is needed for no bytes."""
@@ -318,40 +311,34 @@ class Responder:
             raise _Refused(_NAK_ACCESS)
         return found
 
-    def _take_write(self, opcode: int, flags: int, body: memoryview) -> None:
-        if IS_START[opcode]:
-            address, rkey, length = RETH.unpack_from(body)
-            body = body[16:]
-            if not self.access & AccessFlag.REMOTE_WRITE or length > _LONGEST:
+    def _take_write(self, opcode: int, start: int, end: int, flags: int, data: memoryview) -> None:
+        if start:
+            address, rkey, length = RETH.unpack_from(data)
+            data = data[16:]
+            if not self.access & _MAY_WRITE or length > _LONGEST:
                 raise _Refused(_NAK_INVALID)
             offset, target = 0, None
         else:
             rkey, address, length = self._write
             offset, target = self._offset, self._target
-        word, data = self._trailer(opcode, body)
-        self._payload(opcode, data)
+        immediate = None
+        if opcode in _IMMEDIATE:
+            (immediate,) = WORD.unpack_from(data)
+            data = data[4:]
+        size = len(data)
+        self._check_size(start, end, size)
         if target is None:
             target = self._find(rkey, address, length, AccessFlag.REMOTE_WRITE)
-        end = offset + len(data)
-        if end > length or (IS_END[opcode] and end != length):
+        done = offset + size
+        if done > length or (end and done != length):
             raise _Refused(_NAK_INVALID)
-        recv = self._take() if opcode in _IMMEDIATE else None
-        if data:
-            target[offset:end] = data
-        self._write, self._target, self._offset = (rkey, address, length), target, end
+        recv = self._take() if immediate is not None else None
+        if size:
+            target[offset:done] = data
+        self._write, self._target, self._offset = (rkey, address, length), target, done
         if recv is not None:
-            self._complete(
-                WC(
-                    recv.wr_id,
-                    WCStatus.SUCCESS,
-                    WCOpcode.RECV_RDMA_WITH_IMM,
-                    length,
-                    word,
-                    None,
-                    bool(flags & 0x80),
-                    self._qp_num,
-                )
-            )
+            solicited = flags & 0x80 != 0
+            self._complete(WC(recv.wr_id, _SUCCESS, _RECV_WITH_IMM, length, immediate, None, solicited, self._qp_num))
 
     def run(self) -> Run | None:
         """Where packets of the middle of the message in progress would go now."""
@@ -394,14 +381,14 @@ class Responder:
 
     def _take_read(self, psn: int, body: memoryview) -> None:
         address, rkey, length = RETH.unpack_from(body)
-        if not self.access & AccessFlag.REMOTE_READ or length > _LONGEST or self._pending() >= self._max_kept:
+        if not self.access & _MAY_READ or length > _LONGEST or self._pending() >= self._max_kept:
             raise _Refused(_NAK_INVALID)
         self._find(rkey, address, length, AccessFlag.REMOTE_READ)
         self._keep(psn, max(1, -(-length // self._mtu)), rkey, address, length, None)
 
     def _take_atomic(self, opcode: int, psn: int, body: memoryview) -> None:
         address, rkey, first, second = ATOMIC_ETH.unpack_from(body)
-        if not self.access & AccessFlag.REMOTE_ATOMIC or address % 8 or self._pending() >= self._max_kept:
+        if not self.access & _MAY_ATOMIC or address % 8 or self._pending() >= self._max_kept:
             raise _Refused(_NAK_INVALID)
         target = self._find(rkey, address, 8, AccessFlag.REMOTE_ATOMIC)
         original = int.from_bytes(target, sys.byteorder)
@@ -421,7 +408,7 @@ class Responder:
         kept = next((k for k in self._kept if psn - k.first & PSN_MASK <= k.last - k.first & PSN_MASK), None)
         if kept is None:
             return
-        answer = _Answer(psn, _ACK, self._msn, kept, again=True)
+        last, address, length = psn, 0, 0
         if opcode == READ_REQUEST:
             address, rkey, length = RETH.unpack_from(body)
             packets = max(1, -(-length // self._mtu))
@@ -433,15 +420,15 @@ class Responder:
                 or packets > (kept.last - psn & PSN_MASK) + 1
             ):
                 return
-            answer.last, answer.address, answer.length = (psn + packets - 1) & PSN_MASK, address, length
+            last = (psn + packets - 1) & PSN_MASK
         elif kept.original is None:
             return
-        # Whoever asks again has no use for what is left of an earlier repetition.
-        for other in self._answers:
-            if other.kept is kept and other.again:
-                self._answers.remove(other)
-                break
-        self._answers.append(answer)
+        # Whoever asks again has no use for what is left of an earlier repetition: it gets that one's place.
+        answer = next((other for other in self._answers if other.kept is kept and other.again), None)
+        if answer is None:
+            answer = _Answer(psn, _ACK, self._msn, kept, again=True)
+            self._answers.append(answer)
+        answer.psn, answer.last, answer.address, answer.length, answer.offset = psn, last, address, length, 0
 
     # -- answers --------------------------------------------------------------------------------------
 
@@ -455,6 +442,11 @@ class Responder:
             last.msn = self._msn
             return
         self._answers.append(_Answer(psn, syndrome, self._msn))
+
+    @property
+    def wants_to_send(self) -> bool:
+        """Whether :meth:`packets` has something."""
+        return bool(self._answers)
 
     def packets(self, out: Trains, limit: int) -> int:
         """Up to ``limit`` packets to send; returns how many."""

@@ -19,7 +19,7 @@ __all__ = ["Datagram", "Trains"]
 #: The pieces of one ``sendmsg``, ICRCs included, and the segment size of a train (0: a single packet).
 Datagram: TypeAlias = "tuple[list[Buffer], int]"
 
-#: UDP_MAX_SEGMENTS of Linux until 6.8; it is 128 since.
+#: UDP_MAX_SEGMENTS of Linux until 6.8; it is 128 since. (Identifications up to 255 have their deltas at hand.)
 _MAX_PACKETS = 64
 #: ``sendmsg`` takes 1024 pieces (UIO_MAXIOV); a packet may add some dozens at the end.
 _MAX_PIECES = 900
@@ -28,20 +28,23 @@ _MAX_PIECES = 900
 class Trains:
     """Collects the packets of one turn. ``train`` is how many bytes a train may have, 0 for no trains."""
 
-    __slots__ = ("_buffers", "_count", "_datagrams", "_flow", "_left", "_segment", "_train")
+    __slots__ = ("_buffers", "_count", "_datagrams", "_deltas", "_flow", "_left", "_segment", "_start", "_train")
 
     def __init__(self, flow: Icrc, train: int) -> None:
         self._flow = flow
+        self._deltas = flow.deltas
         self._train = train
         self._datagrams: list[Datagram] = []
         self._buffers: list[Buffer] = []
         self._segment = 0  # the size of the open train's first packet
+        self._start = 0  # what the ICRC of that starts with
         self._count = 0  # packets in it
         self._left = 0  # packets it may still take
 
     def _open(self, size: int) -> None:
         self._close()
         self._segment = size
+        self._start = self._flow.start(size)
         self._left = max(1, min(self._train // size, _MAX_PACKETS))
 
     def _close(self) -> None:
@@ -54,16 +57,21 @@ class Trains:
         """A packet: its headers, its payload with the padding, and the bytes of all that with the ICRC."""
         if size > self._segment or not self._left or len(self._buffers) > _MAX_PIECES:
             self._open(size)
-        crc = crc32(header, self._flow.start(size, self._count))
+        count = self._count
+        if size == self._segment:
+            self._left -= 1
+            start = self._start ^ self._deltas[count]
+        else:  # a shorter one ends the train
+            self._left = 0
+            start = self._flow.start(size, count)
+        self._count = count + 1
+        crc = crc32(header, start)
         buffers = self._buffers
         buffers.append(header)
         for piece in pieces:
             crc = crc32(piece, crc)
             buffers.append(piece)
         buffers.append(LITTLE.pack(crc))
-        self._count += 1
-        # A shorter one ends the train.
-        self._left = self._left - 1 if size == self._segment else 0
 
     def add_run(
         self, prefix: bytes, psn: int, data: memoryview, offset: int, mtu: int, count: int, *, ack: bool = False
