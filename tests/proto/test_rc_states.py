@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+import sys
 
 import pytest
 from hypothesis import example, given, settings
@@ -357,6 +358,53 @@ def test_an_answer_that_may_not_be_written(kind: str) -> None:
     assert statuses(pair.done[0]) == [(1, "LOC_PROT_ERR")]
 
 
+@pytest.mark.parametrize(
+    "buffers",
+    [
+        [memoryview(bytes(3000))],
+        [view(bytes(300)), memoryview(bytes(2700))],
+        [view(bytes(512)), memoryview(bytes(2488))],
+    ],
+)
+def test_a_long_answer_that_may_not_be_written(buffers: list[memoryview]) -> None:
+    pair = Pair(train=TRAIN)
+    pair.ends[0].post_send(SendWork(1, WROpcode.RDMA_READ, buffers, remote_addr=BASE, rkey=RKEY))
+    pair.run()
+    assert statuses(pair.done[0]) == [(1, "LOC_PROT_ERR")]
+
+
+@pytest.mark.parametrize(
+    ("opcode", "ours", "theirs"),
+    [
+        (WROpcode.RDMA_READ, [(1, "LOC_PROT_ERR")], []),
+        (WROpcode.SEND, [(1, "REM_OP_ERR")], [(2, "LOC_QP_OP_ERR")]),
+        (WROpcode.RDMA_WRITE, [(1, "LOC_PROT_ERR")], [(2, "WR_FLUSH_ERR")]),
+    ],
+)
+def test_a_buffer_that_is_released_under_way(
+    opcode: WROpcode, ours: list[tuple[int, str]], theirs: list[tuple[int, str]]
+) -> None:
+    pair = Pair()
+    local, inbox = view(bytes(3000)), view(bytes(3000))
+    if theirs:
+        pair.ends[1].post_recv(RecvWork(2, [inbox]))
+    pair.ends[0].post_send(SendWork(1, opcode, [local], remote_addr=BASE, rkey=RKEY))
+    sender = 0
+    if opcode is WROpcode.RDMA_READ:
+        sender = 1
+        pair.deliver(1, pair.wanted(0)[0])
+    for data in pair.wanted(sender, 3):
+        pair.deliver(1 - sender, data)
+    (inbox if opcode is WROpcode.SEND else local).release()
+    pair.train = TRAIN
+    pair.run()
+    if opcode is WROpcode.RDMA_WRITE:
+        pair.ends[1].flush()  # it hears no more of this
+        pair.run()
+    assert statuses(pair.done[0]) == ours
+    assert statuses(pair.done[1]) == theirs
+
+
 @pytest.mark.parametrize("opcode", [WROpcode.RDMA_READ, WROpcode.ATOMIC_FETCH_AND_ADD])
 def test_a_read_with_a_peer_that_takes_none(opcode: WROpcode) -> None:
     pair = Pair(max_rd_atomic=0)
@@ -430,8 +478,69 @@ def test_what_is_still_to_be_answered_is_bounded() -> None:
             give(engine, packet(WRITE_ONLY, reth(0), psn=psn - 1))
         else:
             give(engine, packet(SEND_ONLY, b"nobody waits", psn=psn))
-    assert int.from_bytes(memory.bytes[:8], "little") == 4
+    assert int.from_bytes(memory.bytes[:8], sys.byteorder) == 4
     assert len(answers(engine, 10_000)) <= 20
+
+
+@pytest.mark.parametrize(
+    ("opcode", "ahead", "body", "count"),
+    [
+        (READ, 0, reth(600), 3),
+        (READ, 1, reth(344, BASE + 256), 2),
+        (READ, 1, reth(100, BASE + 256), 1),
+        (READ, 0, reth(601), 0),
+        (READ, 1, reth(600), 0),
+        (READ, 0, reth(600, BASE - 1), 0),
+        (READ, 0, reth(600, rkey=RKEY + 1), 0),
+        (READ, 0, reth(0xFFFFFFFF), 0),
+        (FETCH_ADD, 1, struct.pack("!QIQQ", BASE, RKEY, 1, 0), 0),
+        (FETCH_ADD, 3, struct.pack("!QIQQ", BASE, RKEY, 1, 0), 1),
+        (READ, 3, reth(8), 0),
+        (READ, -1, reth(8), 0),
+    ],
+)
+def test_what_may_be_asked_again(opcode: int, ahead: int, body: bytes, count: int) -> None:
+    memory = Region()
+    engine = receiver(memory)
+    assert give(engine, packet(READ, reth(600))) == 1
+    assert give(engine, packet(FETCH_ADD, struct.pack("!QIQQ", BASE, RKEY, 1, 0), psn=PSN + 3)) == 1
+    first = answers(engine)
+    assert give(engine, packet(opcode, body, psn=PSN + ahead)) == 0
+    again = answers(engine)
+    assert len(again) == count
+    if count == 3:
+        assert again[1] == first[1], "a middle packet, that has no message sequence number"
+    assert not engine.failed
+    assert memory.bytes[:8] == (1).to_bytes(8, sys.byteorder)
+
+
+def test_impatient_repetitions_take_each_others_place() -> None:
+    engine = receiver()
+    give(engine, packet(READ, reth(600)))
+    assert len(answers(engine)) == 3
+    for _ in range(3):
+        give(engine, packet(READ, reth(600)))
+        assert len(answers(engine, 1)) == 1
+    assert [p[0] for p in answers(engine)] == [0x0E, 0x0F]
+
+
+def test_one_wait_for_a_receive_at_a_time() -> None:
+    pair = Pair(rnr_retry=1)
+    for number in range(2):
+        pair.ends[0].post_send(send(number, b"x"))
+    assert len(pair.wanted(0)) == 2
+    pair.deliver(0, ack(0x11, pair.starts[0], 0x20 | 14))
+    until = pair.ends[0].deadline
+    assert until == pytest.approx(0.00128)
+    pair.deliver(0, ack(0x11, pair.starts[0], 0x20 | 31))
+    assert pair.ends[0].deadline == until
+    assert pair.wanted(0) == []
+    pair.ends[0].timer(0.001)
+    assert pair.wanted(0) == [], "too early"
+    pair.ends[0].timer(0.002)
+    assert len(pair.wanted(0)) == 2
+    pair.deliver(0, ack(0x11, pair.starts[0], 0x20 | 14))
+    assert statuses(pair.ends[0].completions()) == [(0, "RNR_RETRY_EXC_ERR"), (1, "WR_FLUSH_ERR")]
 
 
 def test_a_gap_is_reported_though_old_packets_come_again() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rdmacm.proto.roce.buffers import LocalProtectionError
 from rdmacm.proto.roce.icrc import ICRC_LENGTH, RESIDUE, Icrc, crc32
-from rdmacm.proto.roce.opcodes import BTH_LENGTH, HEADER_LENGTH, IS_RESPONSE, TRANSPORT_MASK
+from rdmacm.proto.roce.opcodes import BTH_LENGTH, HEADER_LENGTH, IS_RESPONSE, OPERATION, TRANSPORT_MASK, Operation
 from rdmacm.proto.roce.psn import PSN_MASK
 from rdmacm.proto.roce.rc.codes import HALVES, READ_MIDDLE, SEND_MIDDLE, WRITE_MIDDLE
 from rdmacm.proto.roce.rc.requester import COMPLETES_AS, Requester
@@ -19,11 +19,15 @@ from rdmacm.proto.roce.work import WC, AccessFlag, Memory, RecvWork, SendWork, W
 
 __all__ = ["RcEngine", "RtrAttributes", "RtsAttributes"]
 
-_MIDDLES = frozenset({SEND_MIDDLE, WRITE_MIDDLE, READ_MIDDLE})
 #: In the first two words of a packet, all but the opcode, SE, M, PadCnt, FECN, BECN and what follows these.
 _FIXED = 0x000FFFFF00FFFFFF
-_REQUEST_HEADERS = bytes(0 if o & TRANSPORT_MASK or IS_RESPONSE[o] else HEADER_LENGTH[o] for o in range(256))
-_HEADERS = bytes(0 if o & TRANSPORT_MASK else HEADER_LENGTH[o] for o in range(256))
+# How long the headers are at least, of the opcodes that are spoken here; 0 for the others.
+_HEADERS = bytes(
+    HEADER_LENGTH[o] if not o & TRANSPORT_MASK and OPERATION[o] not in {Operation.FLUSH, Operation.ATOMIC_WRITE} else 0
+    for o in range(256)
+)
+_REQUEST_HEADERS = bytes(0 if IS_RESPONSE[o] else _HEADERS[o] for o in range(256))
+_MIDDLES = frozenset({SEND_MIDDLE, WRITE_MIDDLE, READ_MIDDLE})
 _SHORTEST = BTH_LENGTH + ICRC_LENGTH
 #: The longest headers, with the longest path MTU. (The engine checks lengths again, against its own.)
 _LONGEST = 40 + 4096 + ICRC_LENGTH
@@ -88,7 +92,7 @@ class RcEngine:
         self._rtr: RtrAttributes | None = None
         self._pkeys: frozenset[int] = frozenset()
         self._common = 0  # the first two words of a packet in the middle of a message, for opcode 0
-        self._headers = bytes(256)  # how long they are at least, of the opcodes that are taken in this state
+        self._headers = bytes(256)  # _HEADERS, with 0 for what is not taken in this state
         self._mtu = 0
         self._identification = 0  # of the IPv4 packet that is likely to come next
         self._responder: Responder | None = None
@@ -246,7 +250,8 @@ class RcEngine:
         if requester is None and not responder.wants_to_send:
             return []
         out = Trains(flow, train)
-        limit -= responder.packets(out, limit)
+        if responder.wants_to_send:
+            limit -= responder.packets(out, limit)
         if requester is not None:
             requester.packets(out, now, limit)
         if not self.failed and (responder.failed or (requester is not None and requester.failed)):

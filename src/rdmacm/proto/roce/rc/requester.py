@@ -98,8 +98,9 @@ _U64 = 0xFFFFFFFFFFFFFFFF
 
 #: Packets under way at most. So many PSNs are what rxe allows itself.
 WINDOW = 128
-#: Bytes under way at most: a UDP socket of Linux's default size (net.core.rmem_default, 212992) holds somewhat more
-#: than this in packets of 4 KiB and drops the rest, and a lost train costs more than a window that is closed.
+#: Bytes under way at most. A UDP socket that has asked for all a Linux gives by default (net.core.rmem_max, 212992,
+#: which the kernel doubles, for its own overhead) holds somewhat more than this in packets of 4 KiB and drops the
+#: rest; and a lost packet costs more than a window that is closed for a moment.
 WINDOW_BYTES = 256 * 1024
 
 
@@ -405,10 +406,7 @@ class Requester:
         return bool(self._sent) and psn - self._acked & PSN_MASK < self._end - self._acked & PSN_MASK
 
     def _owner(self, psn: int) -> _Sent | None:
-        for sent in self._sent:
-            if psn - sent.first & PSN_MASK <= sent.last - sent.first & PSN_MASK:
-                return sent
-        return None
+        return next((s for s in self._sent if psn - s.first & PSN_MASK <= s.last - s.first & PSN_MASK), None)
 
     def _acknowledge(self, syndrome: int, psn: int, now: float) -> bool:
         kind = syndrome >> 5
@@ -446,13 +444,13 @@ class Requester:
         progress = False
         while self._sent:
             sent = self._sent[0]
-            ahead = difference(psn, sent.last)
+            behind = psn - sent.last & _HALF
             if sent.kind.is_read or sent.kind.is_atomic:
                 # Passed by, unanswered: the answer is lost. (Until asked again, later ACKs say the same.)
-                if ahead > 0 and difference(self._next, sent.first) > 0:
+                if not behind and psn != sent.last and difference(self._next, sent.first) > 0:
                     self._ask_again(sent, now)
                 break
-            if ahead < 0:
+            if behind:
                 if difference(psn, self._acked) >= 0:
                     self._acknowledged(psn)
                     progress = True

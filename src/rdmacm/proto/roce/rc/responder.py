@@ -26,11 +26,8 @@ from rdmacm.proto.roce.opcodes import (
     IS_END,
     IS_START,
     OPERATION,
-    TRANSPORT_MASK,
     ExtendedHeader,
-    Opcode,
     Operation,
-    Transport,
 )
 from rdmacm.proto.roce.psn import PSN_MASK, difference
 from rdmacm.proto.roce.rc.codes import (
@@ -74,13 +71,6 @@ _MAY_WRITE, _MAY_READ = int(AccessFlag.REMOTE_WRITE), int(AccessFlag.REMOTE_READ
 _MAY_ATOMIC = int(AccessFlag.REMOTE_ATOMIC)
 _SUCCESS = WCStatus.SUCCESS
 _RECV, _RECV_WITH_IMM = WCOpcode.RECV, WCOpcode.RECV_RDMA_WITH_IMM
-_REQUESTS = frozenset(
-    o
-    for o in Opcode
-    if o & TRANSPORT_MASK == Transport.RC
-    and OPERATION[o] in (Operation.SEND, Operation.RDMA_WRITE, Operation.RDMA_READ, Operation.ATOMIC)
-)
-
 _ACK = 0x1F  # no credits are counted
 _RNR_NAK, _NAK_SEQUENCE, _NAK_INVALID, _NAK_ACCESS, _NAK_OPERATION = 0x20, 0x60, 0x61, 0x62, 0x63
 _LONGEST = 1 << 31
@@ -193,15 +183,13 @@ class Responder:
         self._target = None
 
     def received(self, opcode: int, psn: int, flags: int, body: memoryview) -> bool:
-        """A request: opcode, PSN, the BTH's flag bits (bit 7 solicited, bit 0 acknowledge), and what follows the BTH.
+        """A SEND, WRITE, READ or atomic: opcode, PSN, the BTH's flag bits, and what follows the BTH.
 
-        Padding is removed from ``body``, which has the extended headers of the opcode. False where it is ignored.
+        Of ``flags``, bit 7 is a solicited event and bit 0 asks for an acknowledgement. ``body`` has the extended
+        headers of the opcode, and no padding. False where the packet is not executed.
         """
         if psn != self._expected:
             return self._out_of_order(opcode, psn, body)
-        if opcode not in _REQUESTS:
-            self._dropped["opcode"] += 1
-            return False
         self._nak_sent = False
         try:
             self._execute(opcode, psn, flags, body)
@@ -217,9 +205,6 @@ class Responder:
         return True
 
     def _out_of_order(self, opcode: int, psn: int, body: memoryview) -> bool:
-        if opcode not in _REQUESTS:
-            self._dropped["opcode"] += 1
-            return False
         if difference(psn, self._expected) > 0:
             if not self._nak_sent:
                 self._nak_sent = True
