@@ -258,6 +258,14 @@ def test_congestion_bits_do_not_matter() -> None:
     assert give(engine, bytes(data)) == 1
 
 
+def test_padding_is_not_part_of_the_headers() -> None:
+    engine = receiver()
+    data = bytearray(packet(READ, reth(8)))
+    data[1] = 0x30
+    assert give(engine, bytes(data)) == 0
+    assert engine.dropped == {"length": 1}
+
+
 @pytest.mark.parametrize("size", [0, 1, 11, 12, 15])
 def test_a_packet_that_is_none(size: int) -> None:
     engine = receiver()
@@ -311,6 +319,72 @@ def test_a_nak_ends_the_request_it_names(syndrome: int, status: WCStatus) -> Non
     assert statuses(pair.ends[0].completions()) == [(0, "SUCCESS"), (1, status.name), (2, "WR_FLUSH_ERR")]
     assert pair.wanted(0) == []
     assert pair.ends[0].deadline is None
+
+
+@pytest.mark.parametrize(
+    ("opcode", "size"), [(0x0D, 255), (0x0D, 260), (0x0D, 0), (0x0F, 256), (0x10, 256), (0x10, 255), (0x0E, 252)]
+)
+def test_a_bad_beginning_of_an_answer(opcode: int, size: int) -> None:
+    pair = Pair()
+    pair.ends[0].post_send(SendWork(1, WROpcode.RDMA_READ, [view(bytes(600))], remote_addr=BASE, rkey=RKEY))
+    pair.wanted(0)
+    header = struct.pack("!BBHII", opcode, (-size & 3) << 4, 0xFFFF, 0x11, pair.starts[0])
+    aeth = b"" if opcode == 0x0E else bytes(4)
+    pair.deliver(0, header + aeth + bytes(size + (-size & 3)))
+    assert statuses(pair.ends[0].completions()) == [(1, "BAD_RESP_ERR")]
+
+
+def test_an_answer_to_what_needs_none() -> None:
+    pair = Pair()
+    pair.ends[0].post_send(send(1, b"x" * 8, WROpcode.RDMA_WRITE, remote_addr=BASE, rkey=RKEY))
+    pair.wanted(0)
+    for opcode, body in [(0x10, bytes(12)), (0x12, bytes(12))]:
+        data = struct.pack("!BBHII", opcode, 0, 0xFFFF, 0x11, pair.starts[0]) + body
+        assert pair.deliver(0, data) == 0
+    assert pair.ends[0].dropped == {"answer": 2}
+    assert not pair.ends[0].failed
+
+
+@pytest.mark.parametrize("write", [False, True])
+@pytest.mark.parametrize(
+    ("sizes", "kinds"),
+    [
+        ((255,), "f"),
+        ((257,), "f"),
+        ((257,), "o"),
+        ((256, 255), "fm"),
+        ((256, 260), "fm"),
+        ((256, 0), "fl"),
+        ((256, 257), "fl"),
+        ((256,), "l"),
+        ((256,), "m"),
+        ((256, 256), "ff"),
+        ((256, 10), "fo"),
+        ((256, 256), "fM"),  # of the other operation
+    ],
+)
+def test_messages_cut_wrong(sizes: tuple[int, ...], kinds: str, write: bool) -> None:
+    engine = receiver()
+    engine.post_recv(RecvWork(1, [view(bytes(2000))]))
+    opcodes = {"f": 0, "m": 1, "l": 2, "o": 4} | {"M": 1 if write else 7}
+    for number, (size, kind) in enumerate(zip(sizes, kinds, strict=True)):
+        opcode = opcodes[kind] + (6 if write and kind != "M" else 0)
+        head = reth(sum(sizes)) if write and kind in "fo" else b""
+        accepted = give(engine, packet(opcode, head + bytes(size), psn=PSN + number))
+        assert accepted == (number < len(sizes) - 1)
+    assert syndromes(engine)[-1] == (ACK, 0x61)
+    (found,) = engine.completions()
+    begun = not write and "f" in kinds[:-1]
+    assert found.status is (WCStatus.REM_INV_REQ_ERR if begun else WCStatus.WR_FLUSH_ERR)
+
+
+@pytest.mark.parametrize("size", [100, 300, 513])
+def test_a_write_of_another_length_than_it_said(size: int) -> None:
+    engine = receiver()
+    assert give(engine, packet(WRITE_FIRST, reth(size) + bytes(256), ask=False)) == (size > 256)
+    if size > 256:
+        assert give(engine, packet(0x08, bytes(43), psn=PSN + 1)) == 0
+    assert syndromes(engine) == [(ACK, 0x61)]
 
 
 def test_a_message_longer_than_its_receive() -> None:

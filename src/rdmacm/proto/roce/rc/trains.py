@@ -21,8 +21,9 @@ Datagram: TypeAlias = "tuple[list[Buffer], int]"
 
 #: UDP_MAX_SEGMENTS of Linux until 6.8; it is 128 since. (Identifications up to 255 have their deltas at hand.)
 _MAX_PACKETS = 64
-#: ``sendmsg`` takes 1024 pieces (UIO_MAXIOV); a packet may add some dozens at the end.
-_MAX_PIECES = 900
+#: ``sendmsg`` takes 1024 pieces (UIO_MAXIOV). With more than this no packet joins; a run that begins below it adds
+#: three for each packet, and a packet of its own as many as its work request has buffers.
+_MAX_PIECES = 800
 
 
 class Trains:
