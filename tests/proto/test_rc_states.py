@@ -369,13 +369,38 @@ def test_messages_cut_wrong(sizes: tuple[int, ...], kinds: str, write: bool) -> 
     opcodes = {"f": 0, "m": 1, "l": 2, "o": 4} | {"M": 1 if write else 7}
     for number, (size, kind) in enumerate(zip(sizes, kinds, strict=True)):
         opcode = opcodes[kind] + (6 if write and kind != "M" else 0)
-        head = reth(sum(sizes)) if write and kind in "fo" else b""
+        head = reth(max(sum(sizes), 257)) if write and kind in "fo" else b""
         accepted = give(engine, packet(opcode, head + bytes(size), psn=PSN + number))
         assert accepted == (number < len(sizes) - 1)
     assert syndromes(engine)[-1] == (ACK, 0x61)
     (found,) = engine.completions()
     begun = not write and "f" in kinds[:-1]
     assert found.status is (WCStatus.REM_INV_REQ_ERR if begun else WCStatus.WR_FLUSH_ERR)
+
+
+def test_a_train_that_has_no_last_packet() -> None:
+    engine = receiver()
+    assert give(engine, packet(WRITE_FIRST, reth(768) + bytes(256), ask=False)) == 1
+    train = b""
+    for number in (1, 2):
+        part = packet(WRITE_MIDDLE, b"b" * 256, psn=PSN + number, ask=False)
+        train += part + THERE.seal([part], number - 1)
+    assert engine.received(memoryview(train), 272, THERE, 0.0) == 1
+    assert syndromes(engine) == [(ACK, 0x61)]
+
+
+def test_an_answer_that_has_no_last_packet() -> None:
+    pair = Pair()
+    pair.ends[0].post_send(SendWork(1, WROpcode.RDMA_READ, [view(bytes(768))], remote_addr=BASE, rkey=RKEY))
+    pair.wanted(0)
+    psn = pair.starts[0]
+    pair.deliver(0, struct.pack("!BBHIII", 0x0D, 0, 0xFFFF, 0x11, psn, 0x1F000001) + bytes(256))
+    train = b""
+    for number in (1, 2):
+        part = struct.pack("!BBHII", 0x0E, 0, 0xFFFF, 0x11, psn + number & 0xFFFFFF) + bytes(256)
+        train += part + pair.flows[1].seal([part], number - 1)
+    pair.ends[0].received(memoryview(train), 272, pair.flows[1], 0.0)
+    assert statuses(pair.ends[0].completions()) == [(1, "BAD_RESP_ERR")]
 
 
 @pytest.mark.parametrize("size", [100, 300, 513])
@@ -615,6 +640,26 @@ def test_one_wait_for_a_receive_at_a_time() -> None:
     assert len(pair.wanted(0)) == 2
     pair.deliver(0, ack(0x11, pair.starts[0], 0x20 | 14))
     assert statuses(pair.ends[0].completions()) == [(0, "RNR_RETRY_EXC_ERR"), (1, "WR_FLUSH_ERR")]
+
+
+def test_every_gap_is_reported_once() -> None:
+    engine = receiver()
+    for first, second in [(0, 2), (1, 4)]:
+        assert give(engine, packet(WRITE_ONLY, reth(0), psn=PSN + first, ask=False)) == 1
+        for late in (second, second + 1):
+            give(engine, packet(WRITE_ONLY, reth(0), psn=PSN + late))
+        (nak,) = answers(engine)
+        assert (nak[12], nak[9:12]) == (0x60, (PSN + first + 1 & 0xFFFFFF).to_bytes(3, "big"))
+        give(engine, packet(WRITE_ONLY, reth(0), psn=PSN + second))
+        assert answers(engine) == []
+
+
+def test_a_packet_for_somebody_else_is_not_looked_into() -> None:
+    engine = receiver()
+    data = bytearray(packet(SEND_ONLY, b"x") + bytes(4))
+    data[7] = 0x99
+    engine.received(memoryview(data), 0, THERE, 0.0)
+    assert engine.dropped == {"qpn": 1}
 
 
 def test_a_gap_is_reported_though_old_packets_come_again() -> None:

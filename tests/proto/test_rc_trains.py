@@ -9,6 +9,8 @@ import pytest
 
 from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.roce.rc import Datagram
+from rdmacm.proto.roce.rc.requester import Requester
+from rdmacm.proto.roce.rc.responder import Responder
 from rdmacm.proto.roce.work import RecvWork, SendWork, WROpcode
 from support.rc import BASE, RKEY, TRAIN, Pair, packets, send, statuses, view
 
@@ -226,6 +228,32 @@ def test_a_long_read_is_asked_for_in_parts_of_half_a_window() -> None:
     assert statuses(pair.done[0]) == [(1, "SUCCESS"), (2, "SUCCESS")]
     assert answer == pair.memory[1].bytes
     assert sum(1 for source, packet in pair.sent if source == 0 and packet[0] == 0x0C) == 9
+
+
+@pytest.mark.parametrize("opcode", [WROpcode.RDMA_WRITE, WROpcode.SEND, WROpcode.RDMA_READ])
+def test_the_middle_of_a_message_is_not_handled_packet_by_packet(
+    opcode: WROpcode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    single = 0
+
+    def counted(half: type[Requester | Responder]) -> None:
+        received = half.received
+
+        def count(self: object, code: int, *rest: object) -> bool:
+            nonlocal single
+            single += code in {0x01, 0x07, 0x0E}
+            return received(self, code, *rest)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(half, "received", count)
+
+    counted(Requester)
+    counted(Responder)
+    pair = Pair(train=TRAIN, size=1 << 20, path_mtu=1024)
+    pair.ends[1].post_recv(RecvWork(1, [view(bytes(SIZE))]))
+    pair.ends[0].post_send(SendWork(1, opcode, [view(bytes(SIZE))], remote_addr=BASE, rkey=RKEY))
+    pair.run()
+    assert statuses(pair.done[0]) == [(1, "SUCCESS")]
+    assert single <= 2, "but for one that left with the longer packet before it"
 
 
 def test_few_packets_of_a_long_message_ask_for_an_acknowledgement() -> None:

@@ -315,7 +315,7 @@ class Responder:
         if target is None:
             target = self._find(rkey, address, length, AccessFlag.REMOTE_WRITE)
         done = offset + size
-        if done > length or (end and done != length):
+        if done != length if end else done >= length:
             raise _Refused(_NAK_INVALID)
         recv = self._take() if immediate is not None else None
         if size:
