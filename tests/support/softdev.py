@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import heapq
-import os
 import random
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from ipaddress import ip_address
+from typing import TypeVar
 
 from rdmacm.address import Gid
-from rdmacm.errors import cm_error
 from rdmacm.proto.wire import Buffer
 from rdmacm.soft.completion import SoftChannel, SoftCQ
 from rdmacm.soft.memory import Region
+from rdmacm.soft.provider import SoftProvider
 from rdmacm.soft.qp import SoftQP, SoftSRQ
-from rdmacm.soft.transport import Transport
-from rdmacm.soft.verbs import SoftDevice
 from rdmacm.soft.wire import Received, WirePath, WireRoute
-from rdmacm.testing import VirtualClock
+from rdmacm.testing import MemoryNetwork, VirtualClock
+from rdmacm.testing.network import PrivatePorts
 from rdmacm.verbs.attr import AHAttr, GlobalRoute, QPAttr, QPCap, QPInitAttr
 from rdmacm.verbs.enums import WC, AccessFlag, Mtu, QPAttrMask, QPState
 from rdmacm.verbs.wr import SGE
+
+T = TypeVar("T")
 
 ALL = AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_READ | AccessFlag.REMOTE_ATOMIC
 
@@ -43,36 +42,25 @@ class MemoryRoute:
 
 
 class MemoryWire:
-    """One host's end of a :class:`MemoryNet`."""
+    """One host's end of a :class:`MemoryNet`. It has no descriptor: progress is made by calls."""
 
     def __init__(self, net: MemoryNet, slot: int, train: int) -> None:
         self.slot = slot
         self.inbox: deque[Received] = deque()
         self._net = net
         self._train = train
-        self._fd = -1
 
-    def open(self) -> None:
-        self._fd = os.eventfd(0, os.EFD_NONBLOCK)
+    def open(self) -> None: ...
 
-    def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+    def close(self) -> None: ...
+
+    def abandon(self) -> None: ...
 
     def filenos(self) -> Sequence[int]:
-        return (self._fd,) if self._fd >= 0 else ()
-
-    def deliver(self, received: Received) -> None:
-        self.inbox.append(received)
-        if self._fd >= 0:
-            os.eventfd_write(self._fd, 1)
+        return ()
 
     def receive(self) -> Sequence[Received]:
-        found = [self.inbox.popleft() for _ in range(min(16, len(self.inbox)))]
-        if found and not self.inbox:
-            os.eventfd_read(self._fd)
-        return found
+        return [self.inbox.popleft() for _ in range(min(16, len(self.inbox)))]
 
     def route(self, path: WirePath, traffic_class: int = 0) -> WireRoute:
         return MemoryRoute(path, traffic_class)
@@ -108,45 +96,39 @@ class MemoryNet:
     def inject(self, path: WirePath, datagram: bytes, segment: int = 0, port: int = 50_000) -> None:
         host = str(ip_address(path.local))
         remote = (host, port) if len(path.local) == 4 else (host, port, 0, path.scope_id)
-        self.wires[path.remote].deliver((memoryview(datagram), segment, remote, path.remote))
+        self.wires[path.remote].inbox.append((memoryview(datagram), segment, remote, path.remote))
+
+
+class Provider(SoftProvider):
+    """One whose waiting lets the network and time go on."""
+
+    pair: Pair
+
+    def drive(self, done: Callable[[], T], timeout: float | None) -> T:
+        return self.pair.run(done, timeout)
 
 
 class Host:
-    """A device with GIDs for its addresses, and a provider's part around it: timers, waiting."""
+    """A provider with one device, whose GIDs are ``addresses``."""
 
     def __init__(self, pair: Pair, addresses: Sequence[str], slot: int, train: int) -> None:
-        self.pair = pair
         self.addresses = [ip_address(text).packed for text in addresses]
         self.wire = MemoryWire(pair.net, slot, train)
         for address in self.addresses:
             pair.net.wires[address] = self.wire
-        self.lock = threading.RLock()
-        self.timers: list[tuple[float, int, Callable[[float], None]]] = []
-        self.transport = Transport(self.lock, pair.clock, self.call_at, self.wire, random.Random(slot))
-        self.device = SoftDevice("soft_test", self.transport, self, self.find_source)
+        network = MemoryNetwork()
+        self.ifindex = network.add_interface("eth0", *(f"{text}/24" for text in addresses))
+        self.provider = Provider(
+            network, clock=pair.clock, ports=PrivatePorts(), wire=self.wire, random=random.Random(slot)
+        )
+        self.provider.pair = pair
+        self.transport = self.provider.transport
+        self.device = self.provider.open_device_at(self.ifindex)
         self.pd: object = object()
-        self.woken = 0
-        self._count = 0
 
-    def call_at(self, when: float, callback: Callable[[float], None]) -> None:
-        self._count += 1
-        heapq.heappush(self.timers, (when, self._count, callback))
-
-    def find_source(self, index: int) -> tuple[bytes, int]:
-        if index >= len(self.addresses):
-            raise cm_error(22, "no such GID", "modify_qp")
-        return self.addresses[index], 7
-
-    def fire(self) -> None:
-        now = self.pair.clock()
-        while self.timers and self.timers[0][0] <= now:
-            heapq.heappop(self.timers)[2](now)
-
-    def drive(self, done: Callable[[], bool], timeout: float | None) -> bool:
-        return self.pair.run(done, timeout)
-
-    def wake(self) -> None:
-        self.woken += 1
+    def gid_index(self, address: bytes) -> int:
+        rows = self.provider.host().by_ifindex[self.ifindex].rows
+        return next(row.gid_index for row in rows if row.gid.ip == address)
 
     # -- making things --------------------------------------------------------------------------------
 
@@ -183,27 +165,32 @@ class Pair:
 
     def close(self) -> None:
         for host in (self.a, self.b):
-            host.transport.close()
+            host.provider.retire()
 
     def settle(self) -> None:
         """Everything that happens without time passing."""
         while self.a.transport.progress() | self.b.transport.progress():
             pass
 
-    def run(self, done: Callable[[], bool] = lambda: False, timeout: float | None = 60.0) -> bool:
-        """Let things happen, and time pass to the next timer, until ``done()`` or nothing is left."""
+    def run(self, done: Callable[[], T], timeout: float | None = 60.0) -> T:
+        """Let things happen, and time pass to the next timer, until ``done()`` or the end of the time."""
         limit = self.clock.now + (60.0 if timeout is None else timeout)
         while True:
             self.settle()
-            if done():
-                return True
-            due = min((host.timers[0][0] for host in (self.a, self.b) if host.timers), default=limit)
-            if due >= limit:
-                self.clock.now = max(limit, self.clock.now)
-                return False
+            found = done()
+            deadlines = [host.provider.next_deadline() for host in (self.a, self.b)]
+            due = min((deadline for deadline in deadlines if deadline is not None), default=limit)
+            if found or due >= limit:
+                if not found:
+                    self.clock.now = max(limit, self.clock.now)
+                return found
             self.clock.now = max(due, self.clock.now)
-            self.a.fire()
-            self.b.fire()
+            self.fire()
+
+    def fire(self) -> None:
+        """Let timers that are due fire."""
+        self.a.provider.fire_timers()
+        self.b.provider.fire_timers()
 
     def poll(self, host: Host, cq: SoftCQ, count: int = 1) -> list[WC]:
         """So many completions, waited for."""
@@ -215,11 +202,32 @@ class Pair:
         return found
 
     def connect(self, first: SoftQP, second: SoftQP, *, family: int = 0, **more: int) -> None:
-        """Bring two queue pairs to RTS; ``family`` is the GID index on both sides, ``more`` are attributes."""
-        to_rtr(first, second.qp_num, self.b.addresses[family], family, **more)
-        to_rtr(second, first.qp_num, self.a.addresses[family], family, **more)
+        """Bring two queue pairs to RTS; ``family`` picks one of the addresses, ``more`` are attributes."""
+        left, right = self.a.addresses[family], self.b.addresses[family]
+        to_rtr(first, second.qp_num, right, self.a.gid_index(left), **more)
+        to_rtr(second, first.qp_num, left, self.b.gid_index(right), **more)
         to_rts(first, **more)
         to_rts(second, **more)
+
+
+class Connected:
+    """Two queue pairs at work, each with a completion queue."""
+
+    def __init__(self, pair: Pair, family: int = 0, **more: int) -> None:
+        self.pair = pair
+        self.left_cq, self.right_cq = pair.a.cq(), pair.b.cq()
+        self.left, self.right = pair.a.qp(self.left_cq), pair.b.qp(self.right_cq)
+        pair.connect(self.left, self.right, family=family, **more)
+
+    def at_left(self, count: int = 1) -> list[WC]:
+        return self.pair.poll(self.pair.a, self.left_cq, count)
+
+    def at_right(self, count: int = 1) -> list[WC]:
+        return self.pair.poll(self.pair.b, self.right_cq, count)
+
+
+def told(found: list[WC]) -> list[tuple[int, str]]:
+    return [(wc.wr_id, wc.status.name) for wc in found]
 
 
 def to_init(qp: SoftQP, access: AccessFlag = ALL) -> None:

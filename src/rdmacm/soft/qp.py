@@ -4,9 +4,8 @@ The protocol is :class:`rdmacm.proto.roce.rc.RcEngine`'s. What is here is around
 verbs, the sizes of the queues, scatter/gather elements into buffers, completions into the queues they belong to, and
 the address vector, which says whose packets are let in.
 
-A send work request whose memory is not what its keys say completes with LOC_PROT_ERR in its turn: the requests before
-it are carried out, it fails, those after it are flushed. A receive of that kind fails when it is posted, or, from a
-shared queue, when a message would have used it; the queue pair is in the error state from then on.
+A work request whose elements are not registered memory of its protection domain is queued as others are, and fails
+in its turn, as in hardware: the engine is given a buffer that nobody can touch.
 """
 
 from __future__ import annotations
@@ -53,21 +52,21 @@ _FENCE, _SIGNALED = int(SendFlag.FENCE), int(SendFlag.SIGNALED)
 _SOLICITED, _INLINE = int(SendFlag.SOLICITED), int(SendFlag.INLINE)
 _ATOMICS = (WROpcode.ATOMIC_CMP_AND_SWP, WROpcode.ATOMIC_FETCH_AND_ADD)
 _RECV = int(WCOpcode.RECV)
-_DONE_AS: dict[int, WCOpcode] = {
-    WROpcode.RDMA_WRITE: WCOpcode.RDMA_WRITE,
-    WROpcode.RDMA_WRITE_WITH_IMM: WCOpcode.RDMA_WRITE,
-    WROpcode.SEND: WCOpcode.SEND,
-    WROpcode.SEND_WITH_IMM: WCOpcode.SEND,
-    WROpcode.SEND_WITH_INV: WCOpcode.SEND,
-    WROpcode.RDMA_READ: WCOpcode.RDMA_READ,
-    WROpcode.ATOMIC_CMP_AND_SWP: WCOpcode.COMP_SWAP,
-    WROpcode.ATOMIC_FETCH_AND_ADD: WCOpcode.FETCH_ADD,
-}
+# A name of the module is found quicker than a member of an enumeration.
+_RTR, _RTS, _SQD, _SQE, _ERR = QPState.RTR, QPState.RTS, QPState.SQD, QPState.SQE, QPState.ERR
+_SUCCESS = WCStatus.SUCCESS
 # By opcode, as lists: to hash an enum member takes longer than the rest of a post's checks.
-#: What a request completes as, None for one that is not for a reliable connection.
-_COMPLETES_AS = [_DONE_AS.get(opcode) for opcode in range(max(WROpcode) + 1)]
+_CODES = range(max(WROpcode) + 1)
+_CONNECTED = [
+    opcode
+    in (
+        *(WROpcode.SEND, WROpcode.SEND_WITH_IMM, WROpcode.SEND_WITH_INV, WROpcode.RDMA_READ),
+        *(WROpcode.RDMA_WRITE, WROpcode.RDMA_WRITE_WITH_IMM, *_ATOMICS),
+    )
+    for opcode in _CODES
+]
 #: Whether it has its local memory written.
-_FETCHES = [opcode in (WROpcode.RDMA_READ, *_ATOMICS) for opcode in range(max(WROpcode) + 1)]
+_FETCHES = [opcode in (WROpcode.RDMA_READ, *_ATOMICS) for opcode in _CODES]
 #: Which attributes each bit of the mask stands for.
 _FIELDS = {
     QPAttrMask.EN_SQD_ASYNC_NOTIFY: "en_sqd_async_notify",
@@ -114,16 +113,26 @@ class _Quiet(int):
     __slots__ = ()
 
 
-def _gather(table: MemoryTable, pd: object, elements: Sequence[SGE | Buffer], write: bool) -> list[memoryview] | None:
-    """The bytes of scatter/gather elements; None where one of them is not what it says."""
+def _untouchable() -> tuple[memoryview]:
+    view = memoryview(b"")
+    view.release()
+    return (view,)
+
+
+#: In place of the buffers of a request that has a wrong element.
+_UNTOUCHABLE = _untouchable()
+
+
+def _gather(table: MemoryTable, pd: object, elements: Sequence[SGE | Buffer], write: bool) -> Sequence[memoryview]:
+    """The bytes of scatter/gather elements."""
     found = []
     for element in elements:
         if not isinstance(element, SGE):
-            found.append(memoryview(element).cast("B"))
+            found.append(memoryview(bytes(element)))  # inline data
         elif element.length:
             view = table.local(pd, element.lkey, element.addr, element.length, write)
             if view is None:
-                return None
+                return _UNTOUCHABLE
             found.append(view)
     return found
 
@@ -140,8 +149,7 @@ class SoftSRQ:
         self._max_wr = attr.max_wr
         self._max_sge = attr.max_sge
         self._limit = attr.srq_limit
-        # (wr_id, buffers), None for buffers where keys or range are wrong
-        self._queue: deque[tuple[int, list[memoryview] | None]] = deque()
+        self._queue: deque[RecvWork] = deque()
         self.on_async_event: Callable[[SoftSRQ, AsyncEvent], None] | None = None
 
     def post_recv(self, wrs: list[RecvWR]) -> None:
@@ -149,9 +157,9 @@ class SoftSRQ:
             for wr in wrs:
                 if len(self._queue) >= self._max_wr:
                     raise cm_error(errno.ENOMEM, f"the queue holds {self._max_wr} receives", "post_srq_recv")
-                self._queue.append((wr.wr_id, _gather(self._table, self._pd, wr.sg, True)))
+                self._queue.append(RecvWork(wr.wr_id, _gather(self._table, self._pd, wr.sg, True)))
 
-    def take(self) -> tuple[int, list[memoryview] | None] | None:
+    def take(self) -> RecvWork | None:
         """The next receive, for a queue pair that has a message."""
         if not self._queue:
             return None
@@ -185,8 +193,8 @@ class SoftQP:
     """
 
     __slots__ = (
-        *("_attr", "_cap", "_doomed", "_drained", "_engine", "_find_source", "_flow", "_heard", "_pd", "_recv_cq"),
-        *("_recv_flow", "_recv_port", "_recvs", "_route", "_send_cq", "_sends", "_signal_all", "_spoiled", "_srq"),
+        *("_attr", "_cap", "_drained", "_engine", "_find_source", "_flow", "_heard", "_pd", "_recv_cq"),
+        *("_recv_flow", "_recv_port", "_recvs", "_route", "_send_cq", "_sends", "_signal_all", "_srq"),
         *("_table", "_transport", "in_line", "on_async_event", "qp_num", "state", "timers"),
     )
 
@@ -230,9 +238,6 @@ class SoftQP:
         self._recvs = 0
         self._heard = False
         self._drained = False
-        # The completions of a send request that cannot be carried out, and of those after it.
-        self._doomed: list[WC] | None = None
-        self._spoiled: WC | None = None
 
     # -- states and attributes ------------------------------------------------------------------------
 
@@ -343,46 +348,38 @@ class SoftQP:
     def post_send(self, wrs: list[SendWR]) -> None:
         transport = self._transport
         with transport.lock:
-            if self.state < QPState.RTS:
+            if self.state < _RTS:
                 raise cm_error(errno.EINVAL, f"a queue pair in {self.state.name} does not send", "post_send")
             engine = self._started()
             try:
                 for wr in wrs:
                     self._post_send(engine, wr)
             finally:
-                if self.state is QPState.ERR or self._doomed is not None:
+                if self.state is _ERR:
                     self._after(engine)
-                transport.send_now(self, transport.clock())
+                else:
+                    transport.send_now(self, transport.clock())
 
     def _post_send(self, engine: RcEngine, wr: SendWR) -> None:
         if self._sends >= self._cap.max_send_wr:
             raise cm_error(errno.ENOMEM, f"the send queue holds {self._cap.max_send_wr} requests", "post_send")
         opcode = wr.opcode
-        if _COMPLETES_AS[opcode] is None:
+        if not _CONNECTED[opcode]:
             raise cm_error(errno.EINVAL, f"{opcode!r} is not for a reliable connection", "post_send")
-        self._sends += 1
         flags = int(wr.send_flags)
-        if self._doomed is not None:
-            self._doomed.append(self._completion(wr, WCStatus.WR_FLUSH_ERR))
-            return
         segments = _gather(self._table, self._pd, wr.sg, _FETCHES[opcode])
-        status = WCStatus.SUCCESS
-        if segments is None:
-            status = WCStatus.LOC_PROT_ERR
-        else:
+        if segments is not _UNTOUCHABLE:
             length = len(segments[0]) if len(segments) == 1 else sum(map(len, segments))
-            if length > MAX_MESSAGE or (opcode in _ATOMICS and length < 8):
-                status = WCStatus.LOC_LEN_ERR
-            elif flags & _INLINE:
-                segments = [memoryview(b"".join(segments))] if length else []
-        if status is not WCStatus.SUCCESS and self.state is not QPState.ERR:
-            self._doomed = [self._completion(wr, status)]
-            return
+            if length > MAX_MESSAGE or (length < 8 and opcode in _ATOMICS):
+                raise cm_error(errno.EINVAL, f"{length} bytes are not for {opcode.name}", "post_send")
+            if flags & _INLINE:
+                segments = (memoryview(b"".join(segments)),)
+        self._sends += 1
         engine.post_send(
             SendWork(
                 wr.wr_id if flags & _SIGNALED or self._signal_all else _Quiet(wr.wr_id),
                 opcode,
-                segments or (),
+                segments,
                 True,
                 bool(flags & _SOLICITED),
                 bool(flags & _FENCE),
@@ -395,11 +392,6 @@ class SoftQP:
             )
         )
 
-    def _completion(self, wr: SendWR, status: WCStatus) -> WC:
-        opcode = _COMPLETES_AS[wr.opcode]
-        assert opcode is not None
-        return WC(wr.wr_id, status, opcode, qp_num=self.qp_num)
-
     def post_recv(self, wrs: list[RecvWR]) -> None:
         with self._transport.lock:
             if self.state is QPState.RESET:
@@ -411,36 +403,22 @@ class SoftQP:
                 for wr in wrs:
                     self._post_recv(engine, wr)
             finally:
-                if self.state is QPState.ERR:
+                if self.state is _ERR:
                     self._after(engine)
 
     def _post_recv(self, engine: RcEngine, wr: RecvWR) -> None:
         if self._recvs >= self._cap.max_recv_wr:
             raise cm_error(errno.ENOMEM, f"the receive queue holds {self._cap.max_recv_wr} requests", "post_recv")
-        segments = _gather(self._table, self._pd, wr.sg, True)
         self._recvs += 1
-        if segments is not None or self.state is QPState.ERR:
-            engine.post_recv(RecvWork(wr.wr_id, segments or ()))
-        else:
-            self._spoil(wr.wr_id)
-            self._after(engine)
+        engine.post_recv(RecvWork(wr.wr_id, _gather(self._table, self._pd, wr.sg, True)))
 
     def _take_shared(self) -> RecvWork | None:
         """A receive from the shared queue."""
         assert self._srq is not None
-        taken = self._srq.take() if self._spoiled is None else None
-        if taken is None:
-            return None
-        wr_id, segments = taken
-        self._recvs += 1
-        if segments is None:
-            self._spoil(wr_id)
-            return None
-        return RecvWork(wr_id, segments)
-
-    def _spoil(self, wr_id: int) -> None:
-        """A receive that cannot be used; :meth:`_after` has the queue pair fail."""
-        self._spoiled = WC(wr_id, WCStatus.LOC_PROT_ERR, WCOpcode.RECV, qp_num=self.qp_num)
+        work = self._srq.take()
+        if work is not None:
+            self._recvs += 1
+        return work
 
     # -- completions ----------------------------------------------------------------------------------
 
@@ -449,13 +427,12 @@ class SoftQP:
         found = engine.completions()
         if found:
             self._complete(found)
-        if self.state is QPState.ERR:
+        if self.state is _ERR:
             return
-        doomed = self._doomed is not None and self._sends == len(self._doomed)
-        if engine.failed or doomed or self._spoiled is not None:
+        if engine.failed:
             self._fail()
             self._tell(AsyncEvent.QP_FATAL)
-        elif self.state is QPState.SQD and not self._drained and engine.drained:
+        elif self.state is _SQD and not self._drained and engine.drained:
             self._drained = True
             if self._attr is not None and self._attr.en_sqd_async_notify:
                 self._tell(AsyncEvent.SQ_DRAINED)
@@ -463,19 +440,12 @@ class SoftQP:
     def _fail(self) -> None:
         """To the error state: everything that is posted completes, in order."""
         engine = self._started()
-        self.state = QPState.ERR
-        doomed, self._doomed = self._doomed, None
-        spoiled, self._spoiled = self._spoiled, None
-        if doomed is not None and self._sends > len(doomed):  # something before it has failed
-            doomed[0].status = WCStatus.WR_FLUSH_ERR
-        if not engine.failed:  # one that failed by itself still tells its peer why
+        self.state = _ERR
+        if not engine.failed:
             engine.flush()
         found = engine.completions()
-        if doomed is not None:
-            found += doomed
-        if spoiled is not None:
-            found.append(spoiled)
-        self._complete(found)
+        if found:
+            self._complete(found)
         if self._srq is not None:
             self._tell(AsyncEvent.QP_LAST_WQE_REACHED)
 
@@ -490,7 +460,7 @@ class SoftQP:
                 continue
             self._sends -= 1
             if type(wc.wr_id) is _Quiet:
-                if wc.status is WCStatus.SUCCESS:
+                if wc.status is _SUCCESS:
                     continue
                 wc.wr_id = int(wc.wr_id)
             sends.append(wc)
@@ -500,7 +470,7 @@ class SoftQP:
             self._recv_cq.add(recvs)
 
     def cq_failed(self, cq: SoftCQ) -> None:
-        if cq in (self._send_cq, self._recv_cq) and self.state not in (QPState.RESET, QPState.ERR):
+        if cq in (self._send_cq, self._recv_cq) and self.state not in (QPState.RESET, _ERR):
             self._fail()
             self._tell(AsyncEvent.QP_FATAL)
 
@@ -513,7 +483,7 @@ class SoftQP:
     def received(self, data: memoryview, segment: int, remote: Remote, local: bytes, now: float) -> None:
         """Packets for this queue pair, by number; whose they are is seen here and in the engine."""
         engine, route = self._engine, self._route
-        if engine is None or route is None or not QPState.RTR <= self.state <= QPState.SQE:
+        if engine is None or route is None or not _RTR <= self.state <= _SQE:
             self._transport.dropped["state"] += 1
             return
         path = route.path
@@ -523,11 +493,10 @@ class SoftQP:
         if remote[1] != self._recv_port or self._recv_flow is None:
             self._recv_port = remote[1]
             self._recv_flow = Icrc(path.remote, path.local, remote[1])
-        if not engine.received(data, segment, self._recv_flow, now):
-            self._transport.dropped["packet"] += 1
-        elif not self._heard:
+        if engine.received(data, segment, self._recv_flow, now) and not self._heard:
             self._heard = True
             self._tell(AsyncEvent.COMM_EST)
+        # What was not accepted may have to be answered as well.
         self._after(engine)
         self._transport.ready(self)
 
@@ -540,6 +509,8 @@ class SoftQP:
         for pieces, segment in engine.datagrams(flow, now, limit, transport.train):
             transport.wire.send(route, pieces, segment)
             sent += -(-sum(map(len, pieces)) // segment) if segment else 1
+        if engine.failed and self.state is not _ERR:  # memory it reads has been revoked, or was never there
+            self._after(engine)
         return sent
 
     @property

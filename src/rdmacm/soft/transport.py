@@ -186,7 +186,7 @@ class Transport:
             self._line.remove(qp)
             qp.in_line = False
         if len(self._timers) > 64 + 4 * len(self._qps):
-            self._timers = [entry for entry in self._timers if entry[1] in self._qps]
+            self._timers[:] = [entry for entry in self._timers if entry[1] in self._qps]
             heapq.heapify(self._timers)
 
     def hold_qpn(self, qpn: int, until: float) -> None:
@@ -302,9 +302,6 @@ class Transport:
 
     def _dispatch(self, data: memoryview, segment: int, remote: Remote, local: bytes, now: float) -> None:
         size = len(data)
-        if size < _SHORTEST:
-            self.dropped["short"] += 1
-            return
         if not segment or segment >= size:
             self._hand_over(data, 0, remote, local, now)
             return

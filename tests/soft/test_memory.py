@@ -1,0 +1,127 @@
+"""Registered memory: keys, ranges, permissions, and what registration does to a buffer."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import random
+
+import pytest
+
+from rdmacm import RdmaError
+from rdmacm.proto.wire import Buffer
+from rdmacm.soft.memory import MemoryTable, Region, RemoteMemory
+from rdmacm.verbs.enums import AccessFlag
+from support.softdev import ALL
+
+LOCAL, READ, WRITE = AccessFlag.LOCAL_WRITE, AccessFlag.REMOTE_READ, AccessFlag.REMOTE_WRITE
+PD, OTHER = object(), object()
+
+
+def table() -> MemoryTable:
+    return MemoryTable(random.Random(1))
+
+
+def region(memory: MemoryTable, data: Buffer, access: AccessFlag = ALL) -> Region:
+    return memory.register(PD, data, access)
+
+
+def test_the_address_is_the_buffers() -> None:
+    buffer = bytearray(b"0123456789")
+    found = region(table(), memoryview(buffer)[3:])
+    assert found.addr == ctypes.addressof(ctypes.c_char.from_buffer(buffer)) + 3
+    assert (found.length, ctypes.string_at(found.addr, 4)) == (7, b"3456")
+
+
+def test_any_buffer_can_be_registered() -> None:
+    memory = table()
+    text = b"constant"
+    assert ctypes.string_at(region(memory, text, READ).addr, 8) == text
+    words = memoryview(bytearray(16)).cast("I")
+    assert region(memory, words).length == 16
+    assert region(memory, bytearray()).length == 0
+    with mmap.mmap(-1, 4096) as pages:
+        found = region(memory, memoryview(pages))
+        assert found.length == 4096
+        found.dereg()
+
+
+@pytest.mark.parametrize("access", [LOCAL, WRITE, AccessFlag.REMOTE_ATOMIC])
+def test_read_only_memory_is_not_registered_for_writing(access: AccessFlag) -> None:
+    with pytest.raises(RdmaError) as caught:
+        region(table(), b"constant", access)
+    assert caught.value.errno == errno.EACCES
+
+
+def test_a_registered_bytearray_keeps_its_size() -> None:
+    buffer = bytearray(8)
+    found = region(table(), buffer)
+    with pytest.raises(BufferError):
+        buffer.append(1)
+    found.dereg()
+    buffer.append(1)
+
+
+def test_keys_are_different_and_not_zero() -> None:
+    memory = table()
+    keys = {region(memory, bytearray(1)).rkey for _ in range(1000)}
+    assert len(keys) == 1000
+    assert 0 not in keys
+    assert max(keys) > 1 << 31
+
+
+def test_local_elements_are_checked() -> None:
+    memory = table()
+    buffer = bytearray(range(100))
+    found = region(memory, buffer, READ)
+
+    def local(key: int, offset: int, length: int, pd: object = PD, write: bool = False) -> bytes | None:
+        view = memory.local(pd, key, found.addr + offset, length, write)
+        return None if view is None else bytes(view)
+
+    assert local(found.lkey, 10, 5) == bytes(range(10, 15))
+    assert local(found.lkey, 0, 100) == bytes(buffer)
+    assert local(found.lkey, 96, 5) is None
+    assert local(found.lkey, -1, 5) is None
+    assert local(found.lkey ^ 1, 10, 5) is None
+    assert local(found.lkey, 10, 5, pd=OTHER) is None
+    assert local(found.lkey, 10, 5, write=True) is None
+
+
+def test_remote_touches_are_checked() -> None:
+    memory = table()
+    found = region(memory, bytearray(range(100)), LOCAL | READ)
+    remote = RemoteMemory(memory, PD)
+    view = remote.remote(found.rkey, found.addr + 90, 10, READ)
+    assert view is not None
+    assert bytes(view) == bytes(range(90, 100))
+    assert remote.remote(found.rkey, found.addr + 91, 10, READ) is None
+    assert remote.remote(found.rkey, found.addr - 1, 10, READ) is None
+    assert remote.remote(found.rkey, (1 << 64) - 1, (1 << 32) - 1, READ) is None
+    assert remote.remote(found.rkey, 0, 1, READ) is None
+    assert remote.remote(found.rkey ^ 1, found.addr, 10, READ) is None
+    assert remote.remote(found.rkey, found.addr, 10, WRITE) is None
+    assert remote.remote(found.rkey, found.addr, 8, AccessFlag.REMOTE_ATOMIC) is None
+    assert RemoteMemory(memory, OTHER).remote(found.rkey, found.addr, 10, READ) is None
+
+
+def test_deregistering_revokes() -> None:
+    memory = table()
+    found = region(memory, bytearray(10))
+    found.dereg()
+    assert memory.local(PD, found.lkey, found.addr, 1, False) is None
+    assert RemoteMemory(memory, PD).remote(found.rkey, found.addr, 1, READ) is None
+    found.dereg()
+    assert len(memory) == 0
+
+
+def test_an_invalidated_key_is_the_owners_still() -> None:
+    memory = table()
+    found = region(memory, bytearray(10))
+    remote = RemoteMemory(memory, PD)
+    assert not RemoteMemory(memory, OTHER).invalidate(found.rkey)
+    assert not remote.invalidate(found.rkey ^ 1)
+    assert remote.invalidate(found.rkey)
+    assert remote.remote(found.rkey, found.addr, 1, READ) is None
+    assert memory.local(PD, found.lkey, found.addr, 1, True) is not None

@@ -1,0 +1,288 @@
+"""Queue pairs of the software device: what each operation does, and what a wrong key or range comes to."""
+
+from __future__ import annotations
+
+import errno
+import random
+
+import pytest
+
+from rdmacm import RdmaError
+from rdmacm.soft.qp import SoftQP
+from rdmacm.verbs.enums import AccessFlag, QPState, SendFlag, WROpcode
+from rdmacm.verbs.wr import SGE, RecvWR, SendWR
+from support.softdev import ALL, Connected, Pair, sge, to_init, told
+
+INLINE, SIGNALED = SendFlag.INLINE, SendFlag.SIGNALED
+
+
+def both(left: SoftQP, right: SoftQP) -> list[str]:
+    return [left.state.name, right.state.name]
+
+
+@pytest.mark.parametrize("family", [0, 1, 2], ids=["ipv4", "ipv6", "link-local"])
+@pytest.mark.parametrize("size", [0, 1, 1024, 5000, 200_000])
+def test_a_message_arrives(pair: Pair, family: int, size: int) -> None:
+    ends = Connected(pair, family)
+    inbox, outbox = pair.b.region(size + 10), pair.a.region(random.Random(size).randbytes(size))
+    ends.right.post_recv([RecvWR(7, [sge(inbox)])])
+    ends.left.post_send([SendWR(3, sg=[sge(outbox)])])
+    assert [(wc.wr_id, wc.byte_len, wc.qp_num) for wc in ends.at_right()] == [(7, size, ends.right.qp_num)]
+    assert [(wc.wr_id, wc.status.name, wc.qp_num) for wc in ends.at_left()] == [(3, "SUCCESS", ends.left.qp_num)]
+    assert inbox.view[:size] == outbox.view
+
+
+def test_messages_are_gathered_and_scattered(pair: Pair) -> None:
+    ends = Connected(pair)
+    outbox, inbox = pair.a.region(bytes(range(200)) * 10), pair.b.region(4000)
+    ends.right.post_recv([RecvWR(1, [sge(inbox, 2000, 900), sge(inbox, 0, 0), sge(inbox, 0, 900)])])
+    ends.left.post_send([SendWR(1, sg=[sge(outbox, 1000, 700), sge(outbox, 0, 800)])])
+    ends.at_right()
+    sent = bytes(outbox.view[1000:1700]) + bytes(outbox.view[:800])
+    assert bytes(inbox.view[2000:2900]) + bytes(inbox.view[:600]) == sent
+
+
+def test_inline_data_may_be_used_again_at_once(pair: Pair) -> None:
+    ends = Connected(pair)
+    inbox, outbox = pair.b.region(64), pair.a.region(b"registered")
+    ends.right.post_recv([RecvWR(1, [sge(inbox)])])
+    plain = bytearray(b"plain ")
+    pair.net.lost = lambda datagram: True  # so that it is sent once more, later
+    ends.left.post_send([SendWR(1, sg=[plain, b"", sge(outbox)], send_flags=INLINE | SIGNALED)])
+    plain[:], outbox.view[:] = b"!!!!!!", b"??????????"
+    plain.clear()
+    pair.net.lost = lambda datagram: False
+    ends.at_right()
+    assert bytes(inbox.view[:16]) == b"plain registered"
+
+
+def test_immediates_and_writes(pair: Pair) -> None:
+    ends = Connected(pair)
+    target, outbox = pair.b.region(10_000), pair.a.region(b"x" * 5000)
+    ends.right.post_recv([RecvWR(1), RecvWR(2, [sge(target)])])
+    ends.left.post_send(
+        [
+            SendWR(1, WROpcode.RDMA_WRITE, [sge(outbox)], remote_addr=target.addr, rkey=target.rkey),
+            SendWR(
+                2, WROpcode.RDMA_WRITE_WITH_IMM, [sge(outbox)],
+                remote_addr=target.addr + 5000, rkey=target.rkey, imm_data=0x01020304,
+            ),
+            SendWR(3, WROpcode.SEND_WITH_IMM, imm_data=5),
+        ]
+    )  # fmt: skip
+    assert [(wc.wr_id, wc.opcode.name, wc.imm_data) for wc in ends.at_right(2)] == [
+        (1, "RECV_RDMA_WITH_IMM", 0x01020304),
+        (2, "RECV", 5),
+    ]
+    assert told(ends.at_left(3)) == [(1, "SUCCESS"), (2, "SUCCESS"), (3, "SUCCESS")]
+    assert bytes(target.view) == b"x" * 10_000
+
+
+def test_reads_and_atomics(pair: Pair) -> None:
+    ends = Connected(pair)
+    source, inbox = pair.b.region(random.Random(1).randbytes(70_000)), pair.a.region(70_016)
+    counter = pair.b.region((40).to_bytes(8, "little"))
+    ends.left.post_send(
+        [
+            SendWR(1, WROpcode.RDMA_READ, [sge(inbox, 0, 70_000)], remote_addr=source.addr, rkey=source.rkey),
+            SendWR(
+                2, WROpcode.ATOMIC_FETCH_AND_ADD, [sge(inbox, 70_000, 8)],
+                remote_addr=counter.addr, rkey=counter.rkey, compare_add=2,
+            ),
+            SendWR(
+                3, WROpcode.ATOMIC_CMP_AND_SWP, [sge(inbox, 70_008, 8)],
+                remote_addr=counter.addr, rkey=counter.rkey, compare_add=42, swap=7,
+            ),
+        ]
+    )  # fmt: skip
+    assert [(wc.opcode.name, wc.status.name) for wc in ends.at_left(3)] == [
+        ("RDMA_READ", "SUCCESS"),
+        ("FETCH_ADD", "SUCCESS"),
+        ("COMP_SWAP", "SUCCESS"),
+    ]
+    assert inbox.view[:70_000] == source.view
+    assert [inbox.view[70_000], inbox.view[70_008], counter.view[0]] == [40, 42, 7]
+
+
+def test_everything_arrives_over_a_network_that_loses(pair: Pair) -> None:
+    ends = Connected(pair)
+    dice = random.Random(5)
+    pair.net.lost = lambda datagram: dice.random() < 0.2
+    target, outbox = pair.b.region(50_000), pair.a.region(dice.randbytes(50_000))
+    for number in range(10):
+        ends.left.post_send(
+            [SendWR(number, WROpcode.RDMA_WRITE, [sge(outbox)], remote_addr=target.addr, rkey=target.rkey)]
+        )
+    assert told(ends.at_left(10)) == [(number, "SUCCESS") for number in range(10)]
+    assert target.view == outbox.view
+
+
+@pytest.mark.parametrize(
+    ("opcode", "access"),
+    [
+        (WROpcode.RDMA_WRITE, ALL & ~AccessFlag.REMOTE_WRITE),
+        (WROpcode.RDMA_READ, ALL & ~AccessFlag.REMOTE_READ),
+        (WROpcode.ATOMIC_FETCH_AND_ADD, ALL & ~AccessFlag.REMOTE_ATOMIC),
+    ],
+)
+@pytest.mark.parametrize("wrong", ["permission", "key", "range", "domain", "revoked"])
+def test_remote_memory_is_protected(pair: Pair, opcode: WROpcode, access: AccessFlag, wrong: str) -> None:
+    ends = Connected(pair)
+    local = pair.a.region(bytes(range(8)))
+    host = pair.b
+    if wrong == "domain":
+        host.pd = object()
+    target = host.region(b"untouched", access if wrong == "permission" else ALL)
+    address, key = target.addr, target.rkey
+    if address % 8:  # atomics want it so
+        pytest.skip("an allocator that aligns to less than eight")
+    if wrong == "key":
+        key ^= 0x100
+    elif wrong == "range":
+        address += 8
+    elif wrong == "revoked":
+        target.dereg()
+    buffer = target.view.obj
+    ends.left.post_send([SendWR(1, opcode, [sge(local)], remote_addr=address, rkey=key, compare_add=1)])
+    assert told(ends.at_left()) == [(1, "REM_ACCESS_ERR")]
+    pair.settle()
+    assert both(ends.left, ends.right) == ["ERR", "ERR"]
+    if wrong != "revoked":
+        assert buffer == b"untouched"
+    assert bytes(local.view) == bytes(range(8))
+
+
+def test_nothing_is_needed_for_no_bytes(pair: Pair) -> None:
+    ends = Connected(pair)
+    ends.left.post_send([SendWR(1, WROpcode.RDMA_WRITE, rkey=0x666), SendWR(2, WROpcode.RDMA_READ, rkey=0x666)])
+    assert told(ends.at_left(2)) == [(1, "SUCCESS"), (2, "SUCCESS")]
+
+
+def test_a_queue_pair_takes_what_its_access_flags_allow(pair: Pair) -> None:
+    left, right = pair.a.qp(), pair.b.qp()
+    to_init(right, AccessFlag.LOCAL_WRITE)
+    pair.connect(left, right)
+    target, outbox = pair.b.region(10), pair.a.region(b"0123456789")
+    left.post_send([SendWR(1, WROpcode.RDMA_WRITE, [sge(outbox)], remote_addr=target.addr, rkey=target.rkey)])
+    pair.run(lambda: left.state is QPState.ERR)
+    assert bytes(target.view) == bytes(10)
+
+
+def test_memory_that_is_revoked_is_read_no_further(pair: Pair) -> None:
+    ends = Connected(pair)
+    source, inbox = pair.b.region(b"s" * 2_000_000), pair.a.region(2_000_000)
+    ends.left.post_send(
+        [SendWR(1, WROpcode.RDMA_READ, [sge(inbox)], remote_addr=source.addr, rkey=source.rkey)]
+    )  # fmt: skip
+    pair.b.transport.progress()
+    source.dereg()
+    assert told(ends.at_left()) == [(1, "REM_ACCESS_ERR")]
+    assert bytes(inbox.view[-1000:]) == bytes(1000)
+    assert both(ends.left, ends.right) == ["ERR", "ERR"]
+
+
+def bad_element(pair: Pair, wrong: str) -> SGE:
+    """A scatter/gather element of host ``a`` that READ may not use."""
+    pd = pair.a.pd
+    if wrong == "domain":
+        pair.a.pd = object()
+    region = pair.a.region(64, AccessFlag.REMOTE_READ if wrong == "permission" else ALL)
+    pair.a.pd = pd
+    element = sge(region)
+    if wrong == "key":
+        element.lkey ^= 1
+    elif wrong == "range":
+        element.length += 1
+    return element
+
+
+@pytest.mark.parametrize("wrong", ["permission", "key", "range", "domain"])
+def test_a_wrong_local_element_fails_in_its_turn(pair: Pair, wrong: str) -> None:
+    ends = Connected(pair)
+    source, inbox = pair.b.region(b"q" * 5000), pair.a.region(5000)
+
+    def read(number: int, element: SGE) -> SendWR:
+        return SendWR(number, WROpcode.RDMA_READ, [element], remote_addr=source.addr, rkey=source.rkey)
+
+    ends.left.post_recv([RecvWR(9)])
+    ends.left.post_send([read(1, sge(inbox)), read(2, bad_element(pair, wrong)), read(3, sge(inbox))])
+    ends.left.post_send([read(4, sge(inbox))])
+    assert both(ends.left, ends.right) == ["RTS", "RTS"]
+    assert sorted(told(ends.at_left(5))) == [
+        (1, "SUCCESS"),
+        (2, "LOC_PROT_ERR"),
+        (3, "WR_FLUSH_ERR"),
+        (4, "WR_FLUSH_ERR"),
+        (9, "WR_FLUSH_ERR"),
+    ]
+    assert bytes(inbox.view) == b"q" * 5000
+    assert both(ends.left, ends.right) == ["ERR", "RTS"]
+
+
+def test_a_wrong_element_behind_a_failure_is_flushed(pair: Pair) -> None:
+    ends = Connected(pair)
+    outbox = pair.a.region(b"x")
+    ends.left.post_send(
+        [
+            SendWR(1, WROpcode.RDMA_WRITE, [sge(outbox)], rkey=1, remote_addr=1),
+            SendWR(2, sg=[bad_element(pair, "key")]),
+        ]
+    )
+    assert told(ends.at_left(2)) == [(1, "REM_ACCESS_ERR"), (2, "WR_FLUSH_ERR")]
+
+
+def test_a_wrong_element_of_a_receive_fails_when_it_is_used(pair: Pair) -> None:
+    ends = Connected(pair)
+    inbox, outbox = pair.a.region(8), pair.b.region(8)
+    ends.left.post_recv([RecvWR(1, [sge(inbox)]), RecvWR(2, [bad_element(pair, "range")]), RecvWR(3, [sge(inbox)])])
+    ends.right.post_send([SendWR(n, sg=[sge(outbox)]) for n in (1, 2, 3)])
+    assert told(ends.at_left(3)) == [(1, "SUCCESS"), (2, "LOC_QP_OP_ERR"), (3, "WR_FLUSH_ERR")]
+    assert told(ends.at_right(3)) == [(1, "SUCCESS"), (2, "REM_OP_ERR"), (3, "WR_FLUSH_ERR")]
+
+
+@pytest.mark.parametrize("length", [4, 7])
+def test_a_short_buffer_for_an_atomic_is_refused(pair: Pair, length: int) -> None:
+    ends = Connected(pair)
+    with pytest.raises(RdmaError) as caught:
+        ends.left.post_send([SendWR(1, WROpcode.ATOMIC_FETCH_AND_ADD, [sge(pair.a.region(length))])])
+    assert caught.value.errno == errno.EINVAL
+
+
+def test_a_message_too_long_for_its_receive_fails_both(pair: Pair) -> None:
+    ends = Connected(pair)
+    inbox, outbox = pair.b.region(10), pair.a.region(11)
+    ends.right.post_recv([RecvWR(1, [sge(inbox)])])
+    ends.left.post_send([SendWR(2, sg=[sge(outbox)])])
+    assert told(ends.at_right()) == [(1, "LOC_LEN_ERR")]
+    assert told(ends.at_left()) == [(2, "REM_INV_REQ_ERR")]
+
+
+def test_invalidating(pair: Pair) -> None:
+    ends = Connected(pair)
+    target, outbox = pair.b.region(16), pair.a.region(b"x")
+    ends.right.post_recv([RecvWR(1)])
+    ends.left.post_send([SendWR(1, WROpcode.SEND_WITH_INV, invalidate_rkey=target.rkey)])
+    assert [wc.invalidated_rkey for wc in ends.at_right()] == [target.rkey]
+    ends.left.post_send([SendWR(2, WROpcode.RDMA_WRITE, [sge(outbox)], remote_addr=target.addr, rkey=target.rkey)])
+    assert told(ends.at_left(2)) == [(1, "SUCCESS"), (2, "REM_ACCESS_ERR")]
+
+
+def test_a_receive_that_is_late_is_waited_for(pair: Pair) -> None:
+    ends = Connected(pair, min_rnr_timer=14)
+    inbox, outbox = pair.b.region(8), pair.a.region(b"patience")
+    ends.left.post_send([SendWR(1, sg=[sge(outbox)])])
+    pair.settle()
+    assert ends.left_cq.poll(1) == []
+    ends.right.post_recv([RecvWR(1, [sge(inbox)])])
+    assert told(ends.at_left()) == [(1, "SUCCESS")]
+    assert bytes(inbox.view) == b"patience"
+
+
+def test_a_peer_that_is_gone(pair: Pair) -> None:
+    ends = Connected(pair, retry_cnt=2)
+    ends.right.destroy()
+    ends.left.post_send([SendWR(1), SendWR(2)])
+    started = pair.clock.now
+    assert told(ends.at_left(2)) == [(1, "RETRY_EXC_ERR"), (2, "WR_FLUSH_ERR")]
+    assert 0.15 < pair.clock.now - started < 0.5
+    assert pair.b.transport.dropped["unknown_qp"] >= 3

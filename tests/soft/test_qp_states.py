@@ -1,0 +1,262 @@
+"""Queue pairs of the software device: their states, the sizes of their queues, and how they end."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from rdmacm import RdmaError
+from rdmacm.soft.qp import AsyncEvent, SoftQP, SoftSRQ
+from rdmacm.verbs.attr import QPAttr, SrqAttr
+from rdmacm.verbs.enums import Mtu, QPAttrMask, QPState, QPType, WROpcode
+from rdmacm.verbs.wr import SGE, RecvWR, SendWR
+from support.softdev import Connected, Pair, sge, to_init, to_rtr, to_rts, told
+
+
+def to(qp: SoftQP, state: QPState, **more: int) -> None:
+    mask = QPAttrMask.STATE | (QPAttrMask.EN_SQD_ASYNC_NOTIFY if more else 0)
+    qp.modify(QPAttr(qp_state=state, **more), QPAttrMask(mask))  # type: ignore[arg-type]
+
+
+def refused(code: int) -> pytest.RaisesExc[RdmaError]:
+    return pytest.raises(RdmaError, check=lambda error: error.errno == code)
+
+
+def test_receives_posted_before_connecting_are_used(pair: Pair) -> None:
+    left, right = pair.a.qp(), pair.b.qp()
+    with refused(errno.EINVAL):
+        right.post_recv([RecvWR(1)])
+    to_init(right)
+    right.post_recv([RecvWR(1), RecvWR(2)])
+    with refused(errno.EINVAL):
+        right.post_send([SendWR(1)])
+    pair.connect(left, right)
+    left.post_send([SendWR(1), SendWR(2)])
+    assert told(pair.poll(pair.b, right._recv_cq, 2)) == [(1, "SUCCESS"), (2, "SUCCESS")]
+
+
+def test_attributes_can_be_read_back(pair: Pair) -> None:
+    ends = Connected(pair, path_mtu=Mtu.MTU_256)
+    attr = ends.left.query()
+    assert (attr.qp_state, attr.dest_qp_num, attr.path_mtu) == (QPState.RTS, ends.right.qp_num, Mtu.MTU_256)
+    assert attr.ah_attr.gr.dgid.ip == bytes([10, 0, 0, 2])
+    assert (attr.timeout, attr.sq_psn, attr.rq_psn, attr.cap.max_send_wr) == (14, 100, 100, 64)
+    attr.ah_attr.gr.sgid_index = attr.cap.max_send_wr = 50
+    again = ends.left.query()
+    assert (again.ah_attr.gr.sgid_index, again.cap.max_send_wr) == (pair.a.gid_index(pair.a.addresses[0]), 64)
+
+
+def test_an_address_vector_that_leads_nowhere_changes_nothing(pair: Pair) -> None:
+    qp = pair.a.qp()
+    to_init(qp)
+    for remote, index in ((pair.b.addresses[0], 9), (pair.b.addresses[0], pair.a.gid_index(pair.a.addresses[1]))):
+        with refused(errno.EINVAL):
+            to_rtr(qp, 1, remote, index)
+    assert qp.state is QPState.INIT
+
+
+def test_a_send_queue_is_full_until_something_is_done(pair: Pair) -> None:
+    left, right = pair.a.qp(sends=3), pair.b.qp()
+    pair.connect(left, right)
+    target, outbox = pair.b.region(8), pair.a.region(b"12345678")
+
+    def write(number: int, flags: int) -> SendWR:
+        wr = SendWR(number, WROpcode.RDMA_WRITE, [sge(outbox)], send_flags=flags)
+        wr.set_wr_rdma(target.rkey, target.addr)
+        return wr
+
+    for _ in range(3):
+        with refused(errno.ENOMEM):
+            left.post_send([write(1, 0), write(2, 0), write(3, 0), write(4, 0)])
+        with refused(errno.ENOMEM):
+            left.post_send([write(5, 2)])
+        pair.settle()
+    assert left._send_cq.poll(10) == []
+    left.post_send([write(6, 2)])
+    assert told(pair.poll(pair.a, left._send_cq)) == [(6, "SUCCESS")]
+
+
+def test_a_receive_queue_is_full_until_a_message_came(pair: Pair) -> None:
+    left, right = pair.a.qp(), pair.b.qp(recvs=2)
+    pair.connect(left, right)
+    with refused(errno.ENOMEM):
+        right.post_recv([RecvWR(1), RecvWR(2), RecvWR(3)])
+    left.post_send([SendWR(1)])
+    pair.settle()
+    right.post_recv([RecvWR(4)])
+    with refused(errno.ENOMEM):
+        right.post_recv([RecvWR(5)])
+
+
+def test_every_request_is_signaled_where_the_queue_pair_says_so(pair: Pair) -> None:
+    left, right = pair.a.qp(sq_sig_all=True), pair.b.qp()
+    pair.connect(left, right)
+    right.post_recv([RecvWR(1)])
+    left.post_send([SendWR(1, send_flags=0)])
+    assert told(pair.poll(pair.a, left._send_cq)) == [(1, "SUCCESS")]
+
+
+def test_the_error_state_flushes_in_order(pair: Pair) -> None:
+    ends = Connected(pair)
+    pair.net.lost = lambda datagram: True
+    ends.left.post_recv([RecvWR(11), RecvWR(12)])
+    ends.left.post_send([SendWR(1), SendWR(2, send_flags=0), SendWR(3)])
+    to(ends.left, QPState.ERR)
+    found = told(ends.left_cq.poll(10))
+    assert [wr_id for wr_id, _ in found if wr_id < 10] == [1, 2, 3]
+    assert [wr_id for wr_id, _ in found if wr_id > 10] == [11, 12]
+    assert {status for _, status in found} == {"WR_FLUSH_ERR"}
+    ends.left.post_send([SendWR(4)])
+    ends.left.post_recv([RecvWR(13)])
+    assert told(ends.left_cq.poll(10)) == [(4, "WR_FLUSH_ERR"), (13, "WR_FLUSH_ERR")]
+
+
+def test_an_unconnected_queue_pair_flushes_too(pair: Pair) -> None:
+    qp = pair.a.qp()
+    to_init(qp)
+    qp.post_recv([RecvWR(1)])
+    to(qp, QPState.ERR)
+    assert told(qp._recv_cq.poll(10)) == [(1, "WR_FLUSH_ERR")]
+
+
+@pytest.mark.parametrize("how", ["reset", "destroy"])
+def test_reset_and_destruction_leave_no_completions(pair: Pair, how: str) -> None:
+    cq = pair.a.cq()
+    left, other, right = pair.a.qp(cq), pair.a.qp(cq), pair.b.qp()
+    pair.connect(left, right)
+    right.post_recv([RecvWR(1)])
+    left.post_recv([RecvWR(1)])
+    left.post_send([SendWR(1), SendWR(2)])
+    to_init(other)
+    other.post_recv([RecvWR(7)])
+    to(other, QPState.ERR)
+    pair.settle()
+    if how == "reset":
+        to(left, QPState.RESET)
+    else:
+        left.destroy()
+    assert told(cq.poll(10)) == [(7, "WR_FLUSH_ERR")]
+    pair.run(lambda: False, 5)
+    assert cq.poll(10) == []
+
+
+def test_a_queue_pair_can_be_used_again_after_reset(pair: Pair) -> None:
+    ends = Connected(pair)
+    for qp in (ends.left, ends.right):
+        to(qp, QPState.RESET)
+    pair.connect(ends.left, ends.right)
+    ends.right.post_recv([RecvWR(1)])
+    ends.left.post_send([SendWR(1)])
+    assert told(ends.at_left()) == [(1, "SUCCESS")]
+
+
+def test_draining_the_send_queue(pair: Pair) -> None:
+    ends = Connected(pair)
+    heard: list[AsyncEvent] = []
+    ends.left.on_async_event = lambda qp, event: heard.append(event)
+    ends.right.post_recv([RecvWR(1), RecvWR(2)])
+    ends.left.post_send([SendWR(1)])
+    to(ends.left, QPState.SQD, en_sqd_async_notify=1)
+    assert ends.left.query().sq_draining == 1
+    ends.left.post_send([SendWR(2)])
+    pair.settle()
+    assert (heard, ends.left.query().sq_draining) == ([AsyncEvent.SQ_DRAINED], 0)
+    assert told(ends.left_cq.poll(10)) == [(1, "SUCCESS")]
+    to_rts_again = QPAttr(qp_state=QPState.RTS)
+    ends.left.modify(to_rts_again, QPAttrMask.STATE)
+    assert told(ends.at_left()) == [(2, "SUCCESS")]
+
+
+def test_the_first_packet_says_that_communication_is_established(pair: Pair) -> None:
+    left, right = pair.a.qp(), pair.b.qp()
+    heard: list[AsyncEvent] = []
+    right.on_async_event = lambda qp, event: heard.append(event)
+    to_rtr(left, right.qp_num, pair.b.addresses[0], pair.a.gid_index(pair.a.addresses[0]))
+    to_rtr(right, left.qp_num, pair.a.addresses[0], pair.b.gid_index(pair.b.addresses[0]))
+    to_rts(left)
+    right.post_recv([RecvWR(1), RecvWR(2)])
+    left.post_send([SendWR(1), SendWR(2)])
+    pair.settle()
+    assert heard == [AsyncEvent.COMM_EST]
+    assert told(left._send_cq.poll(9)) == [(1, "SUCCESS"), (2, "SUCCESS")]
+
+
+def test_failing_is_told(pair: Pair) -> None:
+    ends = Connected(pair, retry_cnt=0)
+    heard: list[AsyncEvent] = []
+    ends.left.on_async_event = lambda qp, event: heard.append(event)
+    pair.net.lost = lambda datagram: True
+    ends.left.post_send([SendWR(1)])
+    ends.at_left()
+    assert (heard, ends.left.state) == ([AsyncEvent.QP_FATAL], QPState.ERR)
+
+
+def test_only_reliable_connections(pair: Pair) -> None:
+    from rdmacm.verbs.attr import QPInitAttr
+
+    with refused(errno.ENOSYS):
+        pair.a.device.create_qp(1, QPInitAttr(QPType.UD), pair.a.cq(), pair.a.cq(), None)
+
+
+# -- shared receive queues --------------------------------------------------------------------------------
+
+
+class Shared:
+    """Two queue pairs of host ``b`` with one receive queue, and their peers."""
+
+    def __init__(self, pair: Pair, **attr: int) -> None:
+        self.pair = pair
+        self.srq: SoftSRQ = pair.b.device.create_srq(pair.b.pd, SrqAttr(**attr))
+        self.cq = pair.b.cq()
+        self.lefts = [pair.a.qp(), pair.a.qp()]
+        self.rights = [pair.b.qp(self.cq, srq=self.srq) for _ in range(2)]
+        for left, right in zip(self.lefts, self.rights, strict=True):
+            pair.connect(left, right)
+
+
+def test_queue_pairs_share_receives(pair: Pair) -> None:
+    shared = Shared(pair)
+    inbox, outbox = pair.b.region(64), pair.a.region(b"first   second  ")
+    shared.srq.post_recv([RecvWR(n, [sge(inbox, 16 * n, 8)]) for n in range(4)])
+    for n, left in enumerate(shared.lefts):
+        left.post_send([SendWR(n, sg=[sge(outbox, 8 * n, 8)])])
+        pair.settle()
+    found = shared.cq.poll(10)
+    assert [(wc.wr_id, wc.qp_num) for wc in found] == [(n, shared.rights[n].qp_num) for n in range(2)]
+    assert (bytes(inbox.view[:8]), bytes(inbox.view[16:24])) == (b"first   ", b"second  ")
+    with refused(errno.EINVAL):
+        shared.rights[0].post_recv([RecvWR(1)])
+    shared.rights[0].destroy()
+    shared.lefts[1].post_send([SendWR(2)])
+    assert [wc.wr_id for wc in pair.poll(pair.b, shared.cq)] == [2]
+
+
+def test_a_shared_queue_is_bounded_and_warns_once(pair: Pair) -> None:
+    shared = Shared(pair, max_wr=3)
+    heard: list[AsyncEvent] = []
+    shared.srq.on_async_event = lambda srq, event: heard.append(event)
+    with refused(errno.ENOMEM):
+        shared.srq.post_recv([RecvWR(n) for n in range(4)])
+    shared.srq.modify(SrqAttr(srq_limit=2))
+    assert shared.srq.query() == SrqAttr(max_wr=3, max_sge=1, srq_limit=2)
+    for n in range(3):
+        shared.lefts[0].post_send([SendWR(n)])
+        pair.settle()
+        assert len(heard) == min(n, 1)
+    assert heard == [AsyncEvent.SRQ_LIMIT_REACHED]
+    assert shared.srq.query().srq_limit == 0
+
+
+def test_a_wrong_element_in_a_shared_queue_fails_who_takes_it(pair: Pair) -> None:
+    shared = Shared(pair)
+    heard: list[AsyncEvent] = []
+    shared.rights[0].on_async_event = lambda qp, event: heard.append(event)
+    shared.srq.post_recv([RecvWR(1, [SGE(1, 1, 1)]), RecvWR(2)])
+    shared.lefts[0].post_send([SendWR(1, sg=[sge(pair.a.region(1))])])
+    pair.settle()
+    assert told(shared.cq.poll(10)) == [(1, "LOC_QP_OP_ERR")]
+    assert heard == [AsyncEvent.QP_LAST_WQE_REACHED, AsyncEvent.QP_FATAL]
+    shared.lefts[1].post_send([SendWR(2)])
+    pair.settle()
+    assert told(shared.cq.poll(10)) == [(2, "SUCCESS")]
