@@ -192,6 +192,17 @@ def test_failing_is_told(pair: Pair) -> None:
     assert (heard, ends.left.state) == ([AsyncEvent.QP_FATAL], QPState.ERR)
 
 
+def test_after_a_fork_the_parents_queue_pairs_are_refused(pair: Pair) -> None:
+    ends = Connected(pair)
+    sent = len(pair.net.sent)
+    pair.a.provider.abandon()  # as in the child
+    with refused(errno.EBADF):
+        ends.left.post_send([SendWR(1)])
+    with refused(errno.EBADF):
+        pair.a.qp()
+    assert len(pair.net.sent) == sent
+
+
 def test_only_reliable_connections(pair: Pair) -> None:
     from rdmacm.verbs.attr import QPInitAttr
 

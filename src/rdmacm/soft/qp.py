@@ -22,7 +22,7 @@ from rdmacm.proto.roce.rc import RcEngine, RtrAttributes, RtsAttributes
 from rdmacm.proto.roce.work import RecvWork, SendWork
 from rdmacm.soft.memory import RemoteMemory
 from rdmacm.soft.wire import WirePath, WireRoute
-from rdmacm.verbs.attr import QPAttr, QPInitAttr, SrqAttr
+from rdmacm.verbs.attr import AHAttr, QPAttr, QPCap, QPInitAttr, SrqAttr
 from rdmacm.verbs.enums import (
     WC,
     AccessFlag,
@@ -74,7 +74,6 @@ _FIELDS = {
     QPAttrMask.PKEY_INDEX: "pkey_index",
     QPAttrMask.PORT: "port_num",
     QPAttrMask.QKEY: "qkey",
-    QPAttrMask.AV: "ah_attr",
     QPAttrMask.PATH_MTU: "path_mtu",
     QPAttrMask.TIMEOUT: "timeout",
     QPAttrMask.RETRY_CNT: "retry_cnt",
@@ -86,6 +85,8 @@ _FIELDS = {
     QPAttrMask.MAX_DEST_RD_ATOMIC: "max_dest_rd_atomic",
     QPAttrMask.DEST_QPN: "dest_qp_num",
 }
+#: Shared by all queue pairs whose attributes say nothing yet; a query hands out copies.
+_NO_CAP, _NO_PATH = QPCap(), AHAttr()
 #: What the state table lets change in SQD, and this device does not.
 _FIXED = (
     QPAttrMask.TIMEOUT
@@ -251,11 +252,12 @@ class SoftQP:
             if before >= QPState.RTS and mask & _FIXED:
                 raise cm_error(errno.EOPNOTSUPP, "timeouts and depths are as they were on the way to RTS", "modify_qp")
             route = self._route_to(attr) if mask & QPAttrMask.AV else None
-            kept = self._attr = self._attr or QPAttr()
+            kept = self._attr = self._attr or QPAttr(cap=_NO_CAP, ah_attr=_NO_PATH, alt_ah_attr=_NO_PATH)
             for bit, name in _FIELDS.items():
                 if mask & bit:
-                    setattr(kept, name, copy.deepcopy(getattr(attr, name)))
+                    setattr(kept, name, getattr(attr, name))
             if route is not None:
+                kept.ah_attr = copy.deepcopy(attr.ah_attr)
                 self._use_route(route)
             engine = self._engine
             if engine is not None and mask & QPAttrMask.ACCESS_FLAGS:
@@ -267,6 +269,8 @@ class SoftQP:
                 self._enter(state, before, kept)
 
     def _enter(self, state: QPState, before: QPState, attr: QPAttr) -> None:
+        if state is QPState.INIT:
+            return
         if state is QPState.ERR:
             self._fail()
             return

@@ -15,6 +15,7 @@ import errno
 import heapq
 import random
 import struct
+import threading
 from collections import Counter, deque
 from socket import AF_INET, AF_INET6, inet_pton
 from typing import TYPE_CHECKING, Protocol, TypeAlias
@@ -27,7 +28,6 @@ from rdmacm.proto.roce.opcodes import BTH_LENGTH, Opcode
 from rdmacm.soft.wire import Wire, WirePath, WireRoute
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable, Sequence
 
     from rdmacm.proto.wire import Buffer
@@ -114,6 +114,7 @@ class Transport:
         self.train = 0
         self._call_at = call_at
         self._opened = False
+        self._abandoned = False
         self._inside = False
         self._qps: dict[int, Endpoint] = {}
         self._held: dict[int, float] = {}
@@ -131,6 +132,7 @@ class Transport:
         with self.lock:
             if self._opened:
                 return
+            self._check_fork()
             self.wire.open()
             self._opened = True
             self.train = self.wire.can_segment()
@@ -151,7 +153,15 @@ class Transport:
 
     def abandon(self) -> None:
         """In a child of fork(2): let go of what is the parent's."""
+        self.lock = threading.RLock()  # a thread that is not here may have held the other
+        self._abandoned = True
+        self._opened = False
+        self._qps.clear()
         self.wire.abandon()
+
+    def _check_fork(self) -> None:
+        if self._abandoned:
+            raise cm_error(errno.EBADF, "the device was opened before fork(2)", hint="a device of this process")
 
     def filenos(self) -> Sequence[int]:
         """Descriptors that poll readable when there is something to receive."""
@@ -231,7 +241,9 @@ class Transport:
     def send_now(self, qp: Endpoint, now: float) -> None:
         """Send what a queue pair has just been given, after those in line before it."""
         self.ready(qp)
-        if not self._inside and self._opened:
+        if not self._opened:
+            self._check_fork()
+        elif not self._inside:
             self._take_turns(now)
             self._settle()
 
