@@ -172,10 +172,11 @@ class QP(Resource):
         self.pd = pd
         self.qp_type = attr.qp_type
         needs: tuple[Resource, ...] = (pd, scq, rcq) if srq is None else (pd, scq, rcq, srq)
+        # The provider has the queues in its own terms. The objects would keep each other alive through its tables.
+        told = replace(attr, scq=None, rcq=None, srq=None, qp_context=None)
+        shared = None if srq is None else srq._backend
         self._backend: QPBackend = self._make(
-            "create_qp",
-            needs,
-            lambda: device.create_qp(pd, attr, scq._backend, rcq._backend, None if srq is None else srq._backend),
+            "create_qp", needs, lambda: device.create_qp(pd, told, scq._backend, rcq._backend, shared)
         )
         self.qp_num = self._backend.qp_num
         self._brings = _BRINGS[attr.qp_type]

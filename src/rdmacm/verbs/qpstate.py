@@ -112,12 +112,13 @@ RECV_STATES = frozenset(_S) - {_S.RESET}
 #: Where sends may be posted: SQD keeps them for later, in ERR they are flushed at once.
 SEND_STATES = frozenset({_S.RTS, _S.SQD, _S.ERR})
 
+_EVERY = QPAttrMask(sum(_M))
 _LADDER = (_S.INIT, _S.RTR, _S.RTS)
 
 
 def names(mask: QPAttrMask) -> str:
     """``AV, PATH_MTU``: the attributes of a mask, in the order of their bits."""
-    return ", ".join(flag.name or hex(flag) for flag in mask)
+    return ", ".join(str(flag.name) for flag in mask)
 
 
 def problem(qp_type: QPType, before: QPState, after: QPState, mask: QPAttrMask) -> str | None:
@@ -125,14 +126,13 @@ def problem(qp_type: QPType, before: QPState, after: QPState, mask: QPAttrMask) 
     needs = TRANSITIONS.get((before, after), {}).get(qp_type)
     if needs is None:
         return f"no way from {before.name} to {after.name} for {qp_type.name}"
-    given = mask & ~_M.STATE
-    missing = needs.required & ~given
-    unexpected = given & ~needs.allowed
-    faults = [f"missing {names(missing)}"] if missing else []
-    if unexpected:
-        # A bit that is no attribute has no name, and iterating over a mask skips it.
-        known = names(unexpected)
-        faults.append(f"unexpected {known}" if known else f"unknown attribute bits {int(unexpected):#x}")
+    faults = []
+    if missing := needs.required & ~mask:
+        faults.append(f"missing {names(missing)}")
+    if unexpected := mask & _EVERY & ~(needs.allowed | _M.STATE):
+        faults.append(f"unexpected {names(unexpected)}")
+    if unknown := int(mask) & ~int(_EVERY):
+        faults.append(f"unknown attribute bits {unknown:#x}")
     return f"{before.name} to {after.name} of {qp_type.name}: {'; '.join(faults)}" if faults else None
 
 

@@ -1,0 +1,249 @@
+"""A device in memory that keeps what crosses the seam below the verbs objects, and carries nothing anywhere."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+from typing import cast
+
+from rdmacm.address import Gid
+from rdmacm.errors import cm_error
+from rdmacm.verbs import (
+    AccessFlag,
+    Context,
+    Device,
+    DeviceAttr,
+    GidEntry,
+    GidType,
+    LinkLayer,
+    Mtu,
+    NodeType,
+    Port,
+    PortState,
+    QPAttr,
+    QPAttrMask,
+    QPInitAttr,
+    QPState,
+    RecvWR,
+    SendWR,
+    SrqAttr,
+    TransportType,
+    WCOpcode,
+    WCStatus,
+)
+from rdmacm.verbs.backend import ChannelBackend, CQBackend, SRQBackend
+from rdmacm.verbs.enums import WC
+from rdmacm.verbs.wr import Buffer
+
+LIMITS = DeviceAttr(
+    max_mr_size=1 << 20,
+    max_qp=64,
+    max_qp_wr=64,
+    max_sge=8,
+    max_cq=64,
+    max_cqe=128,
+    max_mr=64,
+    max_pd=64,
+    max_qp_rd_atom=16,
+    max_qp_init_rd_atom=8,
+    max_srq=64,
+    max_srq_wr=128,
+    max_srq_sge=4,
+    max_inline_data=256,
+    local_ca_ack_delay=15,
+    max_msg_sz=1 << 16,
+)
+GIDS = (Gid("::ffff:10.0.0.1"), Gid("fe80::1"))
+
+
+def wc(wr_id: int, status: WCStatus = WCStatus.SUCCESS) -> WC:
+    return WC(wr_id, status, WCOpcode.SEND)
+
+
+class RecordingMR:
+    def __init__(self, device: RecordingDevice, pd: object, buffer: memoryview, access: AccessFlag) -> None:
+        self.lkey = self.rkey = next(device.numbers)
+        self.addr = 0x10000 * self.lkey
+        self.length = len(buffer)
+        self.pd, self.buffer, self.access = pd, buffer, access
+        self._device = device
+
+    def dereg(self) -> None:
+        self._device.gone(self)
+
+
+class RecordingChannel:
+    def __init__(self, device: RecordingDevice) -> None:
+        self._device = device
+        self._events: deque[object] = deque()
+        self._changed = threading.Condition()
+        self._readable, self._wake = os.pipe()
+
+    def fileno(self) -> int:
+        return self._readable
+
+    def post(self, owner: object) -> None:
+        with self._changed:
+            self._events.append(owner)
+            self._changed.notify()
+        os.write(self._wake, b"!")
+
+    def get(self, timeout: float | None) -> object | None:
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._events, timeout):
+                return None
+            os.read(self._readable, 1)
+            return self._events.popleft()
+
+    def close(self) -> None:
+        self._device.gone(self)
+        os.close(self._readable)
+        os.close(self._wake)
+
+
+class RecordingCQ:
+    def __init__(self, device: RecordingDevice, cqe: int, channel: RecordingChannel | None, owner: object) -> None:
+        self.cqe = cqe + 1  # a device may give more than was asked for
+        self.notify: Callable[[], None] | None = None
+        self.channel, self.owner = channel, owner
+        self.armed: list[bool] = []
+        self._device = device
+        self._queue: deque[WC] = deque()
+        self._added = threading.Condition()
+
+    def add(self, completion: WC) -> None:
+        with self._added:
+            self._queue.append(completion)
+            self._added.notify_all()
+        if self.armed and self.channel is not None:
+            self.armed.clear()
+            self.channel.post(self.owner)
+
+    def poll(self, num_entries: int) -> list[WC]:
+        return [self._queue.popleft() for _ in range(min(num_entries, len(self._queue)))]
+
+    def wait(self, timeout: float | None) -> bool:
+        with self._added:
+            return self._added.wait_for(lambda: bool(self._queue), timeout)
+
+    def req_notify(self, solicited_only: bool) -> None:
+        self.armed.append(solicited_only)
+
+    def destroy(self) -> None:
+        self._device.gone(self)
+
+
+class RecordingSRQ:
+    def __init__(self, device: RecordingDevice, pd: object, attr: SrqAttr) -> None:
+        self.pd, self.attr = pd, attr
+        self.received: list[RecvWR] = []
+        self._device = device
+
+    def post_recv(self, wrs: list[RecvWR]) -> None:
+        self.received += wrs
+
+    def modify(self, attr: SrqAttr) -> None:
+        self.attr = replace(self.attr, srq_limit=attr.srq_limit)
+
+    def query(self) -> SrqAttr:
+        return replace(self.attr)
+
+    def destroy(self) -> None:
+        self._device.gone(self)
+
+
+class RecordingQP:
+    def __init__(self, device: RecordingDevice, pd: object, attr: QPInitAttr, parts: tuple[object, ...]) -> None:
+        self.qp_num = next(device.numbers)
+        self.state = QPState.RESET
+        self.pd, self.attr, self.parts = pd, attr, parts
+        self.modified: list[tuple[QPState, QPAttrMask]] = []
+        self.sent: list[SendWR] = []
+        self.received: list[RecvWR] = []
+        self._device = device
+
+    def modify(self, attr: QPAttr, mask: QPAttrMask) -> None:
+        self.modified.append((attr.qp_state, mask))
+        if mask & QPAttrMask.STATE:
+            self.state = attr.qp_state
+
+    def query(self) -> QPAttr:
+        return QPAttr(qp_state=self.state, cap=self.attr.cap)
+
+    def post_send(self, wrs: list[SendWR]) -> None:
+        for wr in wrs:
+            if len(self.sent) >= self.attr.cap.max_send_wr:
+                raise cm_error(errno.ENOMEM, "the send queue is full", "post_send")
+            self.sent.append(wr)
+
+    def post_recv(self, wrs: list[RecvWR]) -> None:
+        self.received += wrs
+
+    def destroy(self) -> None:
+        self._device.gone(self)
+
+
+class RecordingDevice:
+    """See :class:`rdmacm.verbs.backend.DeviceBackend`. ``living`` is what has been made and not released.
+
+    ``refuses``: raised by whatever is created next.
+    """
+
+    def __init__(self, attr: DeviceAttr = LIMITS) -> None:
+        self.name = "mem0"
+        self.attr = attr
+        self.numbers = count(0x11)
+        self.living: list[object] = []
+        self.refuses: Exception | None = None
+
+    def _born(self, made: object) -> None:
+        if self.refuses is not None:
+            raise self.refuses
+        self.living.append(made)
+
+    def gone(self, what: object) -> None:
+        for other in self.living:
+            assert not (isinstance(other, RecordingQP) and what in other.parts), "released beneath a queue pair"
+            assert not (isinstance(other, RecordingCQ) and what is other.channel), "released beneath a queue"
+        self.living.remove(what)
+
+    def reg_mr(self, pd: object, buffer: Buffer, access: AccessFlag) -> RecordingMR:
+        assert isinstance(buffer, memoryview)
+        made = RecordingMR(self, pd, buffer, access)
+        self._born(made)
+        return made
+
+    def create_channel(self) -> RecordingChannel:
+        made = RecordingChannel(self)
+        self._born(made)
+        return made
+
+    def create_cq(self, cqe: int, channel: ChannelBackend | None, owner: object) -> RecordingCQ:
+        made = RecordingCQ(self, cqe, cast("RecordingChannel | None", channel), owner)
+        self._born(made)
+        return made
+
+    def create_srq(self, pd: object, attr: SrqAttr) -> RecordingSRQ:
+        made = RecordingSRQ(self, pd, attr)
+        self._born(made)
+        return made
+
+    def create_qp(
+        self, pd: object, attr: QPInitAttr, send_cq: CQBackend, recv_cq: CQBackend, srq: SRQBackend | None
+    ) -> RecordingQP:
+        made = RecordingQP(self, pd, attr, (send_cq, recv_cq, srq))
+        self._born(made)
+        return made
+
+
+def context_of(device: RecordingDevice, active_mtu: Mtu | None = Mtu.MTU_1024) -> Context:
+    """An open context of it: an Ethernet port with two GIDs and one P_Key."""
+    gids = tuple(GidEntry(gid, index, 1, GidType.ROCE_V2, "eth0", 2) for index, gid in enumerate(GIDS))
+    port = Port(1, PortState.ACTIVE, LinkLayer.ETHERNET, Mtu.MTU_4096, active_mtu, gids, (0xFFFF,))
+    seen = Device(device.name, 0, "memory", NodeType.CA, TransportType.IB, 1, (port,))
+    return Context(device.name, lambda: seen, lambda: device)

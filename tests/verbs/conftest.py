@@ -1,0 +1,18 @@
+"""A device that records, and what is made on it."""
+
+from __future__ import annotations
+
+import pytest
+
+from rdmacm.verbs import Context
+from support.verbs import RecordingDevice, context_of
+
+
+@pytest.fixture
+def device() -> RecordingDevice:
+    return RecordingDevice()
+
+
+@pytest.fixture
+def context(device: RecordingDevice) -> Context:
+    return context_of(device)

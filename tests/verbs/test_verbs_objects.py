@@ -1,0 +1,523 @@
+"""Making, needing, closing and forgetting verbs objects."""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import errno
+import gc
+import mmap
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, TextIO
+
+import pytest
+
+from rdmacm import CmTimeoutError, CmWouldBlockError, RdmaError
+from rdmacm.verbs import (
+    AH,
+    CQ,
+    MR,
+    PD,
+    QP,
+    SRQ,
+    AccessFlag,
+    AHAttr,
+    CompChannel,
+    Context,
+    GlobalRoute,
+    QPAttr,
+    QPAttrMask,
+    QPCap,
+    QPInitAttr,
+    QPState,
+    QPType,
+    RecvWR,
+    SendWR,
+    SrqAttr,
+    SrqInitAttr,
+)
+from support.verbs import GIDS, LIMITS, RecordingCQ, RecordingDevice, RecordingMR, RecordingQP, context_of, wc
+
+LOCAL = AccessFlag.LOCAL_WRITE
+
+
+@contextmanager
+def fails(number: int, text: str | None = None) -> Iterator[None]:
+    with pytest.raises(RdmaError, match=text) as raised:
+        yield
+    assert raised.value.errno == number
+
+
+# -- contexts ---------------------------------------------------------------------------------------------------
+
+
+def test_a_context_opens_when_it_is_needed(device: RecordingDevice) -> None:
+    opened = []
+
+    def open_it() -> RecordingDevice:
+        opened.append(1)
+        return device
+
+    context = Context("mem0", lambda: None, open_it)
+    assert opened == []
+    assert context.query_device() == LIMITS
+    assert context.backend is context.backend is device
+    assert opened == [1]
+
+
+def test_a_context_that_can_only_be_looked_at() -> None:
+    context = Context.open("mem0", list)
+    with fails(errno.EOPNOTSUPP, "no queue pairs, memory or completions here"):
+        context.query_device()
+    with fails(errno.EOPNOTSUPP):
+        PD(context)
+    with fails(errno.EOPNOTSUPP):
+        CQ(context, 1)
+    with fails(errno.EOPNOTSUPP):
+        CompChannel(context)
+
+
+# -- memory -----------------------------------------------------------------------------------------------------
+
+
+BUFFERS: list[Any] = [
+    bytearray(16),
+    memoryview(bytearray(20))[2:18],
+    array.array("d", [0, 0]),
+    mmap.mmap(-1, 16),
+    (ctypes.c_int * 4)(),
+    memoryview(bytearray(16)).cast("B", (4, 4)),
+]
+
+
+@pytest.mark.parametrize("buffer", BUFFERS, ids=lambda b: type(b).__name__)
+def test_any_buffer_is_registered_in_place(device: RecordingDevice, context: Context, buffer: Any) -> None:
+    with PD(context) as pd, MR(pd, buffer, LOCAL) as mr:
+        (below,) = device.living
+        assert isinstance(below, RecordingMR)
+        assert (below.pd, below.access) == (pd, LOCAL)
+        assert (mr.lkey, mr.rkey, mr.addr, mr.length) == (below.lkey, below.rkey, below.addr, 16)
+        below.buffer[3:6] = b"abc"
+        assert bytes(memoryview(buffer).cast("B")[3:6]) == bytes(mr.buf[3:6]) == mr.read(3, 3) == b"abc"
+    assert device.living == []
+
+
+def test_the_buffer_stays_as_long_as_it_is_registered(context: Context) -> None:
+    buffer = bytearray(16)
+    pd = PD(context)
+    mr = MR(pd, buffer, LOCAL)
+    with pytest.raises(BufferError):
+        buffer.extend(b"more")
+    mr.close()
+    buffer.extend(b"more")
+
+    mr = MR(pd, buffer, LOCAL)
+    kept = mr.buf[:4]
+    mr.close()
+    kept[0] = 1
+    assert buffer[0] == 1, "a view that is taken out stays good"
+
+
+def test_reading_and_writing_a_region(context: Context) -> None:
+    mr = MR(PD(context), bytearray(8), LOCAL)
+    mr.write(b"abcdefgh")
+    mr.write(b"XYZ", 2, 3)
+    mr.write("é", offset=6)
+    mr.write(array.array("H", [0x2020]), offset=0)
+    assert mr.read(8) == b"  cXYf\xc3\xa9"
+    assert mr.read(2, 3) == b"XY"
+    assert mr.read(0, 8) == b""
+    for call in (
+        lambda: mr.read(1, 8),
+        lambda: mr.read(-1),
+        lambda: mr.read(1, -1),
+        lambda: mr.write(b"ab", offset=7),
+        lambda: mr.write(b"ab", 3),
+        lambda: mr.write(b"ab", offset=-1),
+        lambda: mr.write(b"ab", -1),
+        lambda: mr.sge(9),
+        lambda: mr.sge(4, 5),
+        lambda: mr.sge(-1, 1),
+        lambda: mr.sge(0, -1),
+    ):
+        with fails(errno.EINVAL):
+            call()
+    sge = mr.sge(2, 4)
+    assert (sge.addr, sge.length, sge.lkey) == (mr.addr + 2, 4, mr.lkey)
+    assert mr.sge().length == 8
+    assert mr.sge(8).length == 0
+    mr.close()
+    for call in (mr.sge, lambda: mr.read(1), lambda: mr.write(b"")):
+        with fails(errno.EBADF, "the MR is closed"):
+            call()
+
+
+def test_what_cannot_be_registered(device: RecordingDevice, context: Context) -> None:
+    pd = PD(context)
+    with fails(errno.EINVAL, "the buffer is read-only.*try: a bytearray"):
+        MR(pd, b"constant", LOCAL)
+    with fails(errno.EINVAL, "empty"):
+        MR(pd, bytearray(), LOCAL)
+    with fails(errno.EINVAL, "not contiguous"):
+        MR(pd, memoryview(bytearray(8))[::2], LOCAL)
+    with fails(errno.EINVAL, "at most 1048576"):
+        MR(pd, bytearray(LIMITS.max_mr_size + 1), LOCAL)
+    with fails(errno.EINVAL, "unknown access flags 0x80000"):
+        MR(pd, bytearray(8), 1 << 19)
+    for access in (AccessFlag.REMOTE_WRITE, AccessFlag.REMOTE_ATOMIC | AccessFlag.REMOTE_READ):
+        with fails(errno.EINVAL, "need LOCAL_WRITE"):
+            MR(pd, bytearray(8), access)
+    not_a_buffer: Any = 8
+    with pytest.raises(TypeError, match="needs a buffer such as a bytearray, not int"):
+        MR(pd, not_a_buffer, LOCAL)
+    assert device.living == []
+    with MR(pd, b"constant", AccessFlag.REMOTE_READ) as mr:
+        assert mr.read(5) == b"const"
+
+
+# -- who needs whom ---------------------------------------------------------------------------------------------
+
+
+def test_what_is_needed_cannot_be_closed(device: RecordingDevice, context: Context) -> None:
+    channel = CompChannel(context)
+    scq, rcq = CQ(context, 8, channel), CQ(context, 8, channel)
+    pd = PD(context)
+    mrs = [MR(pd, bytearray(8), LOCAL) for _ in range(2)]
+    srq = SRQ(pd)
+    ah = AH(pd, AHAttr(is_global=True, gr=GlobalRoute(dgid=GIDS[0])))
+    qp = QP(pd, QPInitAttr(scq=scq, rcq=rcq, srq=srq))
+    born = list(device.living)
+
+    with fails(errno.EBUSY, r"still needed by 1 AH, 2 MR, 1 QP, 1 SRQ.*close those first"):
+        pd.close()
+    shared: list[CQ | SRQ] = [scq, rcq, srq]
+    for thing in shared:
+        with fails(errno.EBUSY, "still needed by 1 QP"):
+            thing.close()
+    with fails(errno.EBUSY, "still needed by 2 CQ"):
+        channel.close()
+    assert device.living == born
+    assert not any(thing.closed for thing in (pd, scq, rcq, srq, channel))
+    assert scq.poll() == [], "a refused close changes nothing"
+
+    everything = (qp, ah, *mrs, srq, pd, rcq, scq, channel)
+    for one in everything:
+        one.close()
+        assert one.closed
+    assert device.living == []
+    for one in everything:
+        one.close()
+
+
+def test_one_queue_for_both_directions(context: Context) -> None:
+    pd, cq = PD(context), CQ(context, 8)
+    with QP(pd, QPInitAttr(scq=cq, rcq=cq)):
+        with fails(errno.EBUSY, "still needed by 1 QP"):
+            cq.close()
+    cq.close()
+
+
+def test_what_cannot_be_made_holds_nothing(device: RecordingDevice, context: Context) -> None:
+    channel = CompChannel(context)
+    cq = CQ(context, 8, channel)
+    pd = PD(context)
+    device.refuses = OSError(errno.ENOMEM, "full")
+    for make in (
+        lambda: MR(pd, bytearray(8), LOCAL),
+        lambda: SRQ(pd),
+        lambda: QP(pd, QPInitAttr(scq=cq, rcq=cq)),
+        lambda: CQ(context, 8, channel),
+    ):
+        with pytest.raises(OSError, match="full"):
+            make()
+    device.refuses = None
+    cq.close()
+    with fails(errno.EBADF, "the CQ is closed"):
+        QP(pd, QPInitAttr(scq=cq, rcq=cq))
+    pd.close()
+    with fails(errno.EBADF, "reg_mr: the PD is closed"):
+        MR(pd, bytearray(8), LOCAL)
+    channel.close()
+    with fails(errno.EBADF, "the CompChannel is closed"):
+        CQ(context, 8, channel)
+    assert device.living == []
+
+
+def test_using_what_is_closed(context: Context) -> None:
+    pd, cq, channel = PD(context), CQ(context, 8), CompChannel(context)
+    srq = SRQ(pd)
+    qp = QP(pd, QPInitAttr(scq=cq, rcq=cq))
+    for thing in (qp, srq, cq, pd, channel):
+        thing.close()
+        assert "closed" in repr(thing)
+    for call in (
+        cq.poll,
+        cq.wait,
+        cq.req_notify,
+        channel.get_cq_event,
+        lambda: qp.post_send(SendWR()),
+        lambda: qp.post_recv(RecvWR()),
+        qp.query,
+        qp.to_error,
+        lambda: srq.post_recv(RecvWR()),
+        srq.query,
+        lambda: srq.modify(SrqAttr()),
+    ):
+        with fails(errno.EBADF, "is closed"):
+            call()
+    assert channel.fileno() == -1
+
+
+def test_only_one_of_several_threads_closes(device: RecordingDevice, context: Context) -> None:
+    pd = PD(context)
+    for _ in range(20):
+        mr = MR(pd, bytearray(8), LOCAL)
+        start = threading.Barrier(4)
+
+        def close(mr: MR = mr, start: threading.Barrier = start) -> None:
+            start.wait()
+            mr.close()  # the device asserts that it is told once
+
+        threads = [threading.Thread(target=close) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert device.living == []
+    pd.close()
+
+
+# -- what is forgotten ------------------------------------------------------------------------------------------
+
+
+def warnings_of(forget: Callable[[], None]) -> list[str]:
+    """The texts alone: pytest.warns keeps what they are about."""
+    texts: list[str] = []
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        assert category is ResourceWarning
+        texts.append(str(message))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = show
+        forget()
+        gc.collect()
+    return texts
+
+
+def test_a_forgotten_object_says_so_and_is_released(device: RecordingDevice, context: Context) -> None:
+    def forget() -> None:
+        pd, cq = PD(context), CQ(context, 8)
+        made = [MR(pd, bytearray(8), LOCAL), SRQ(pd), QP(pd, QPInitAttr(scq=cq, rcq=cq)), CompChannel(context)]
+        assert len(device.living) == 1 + len(made)
+
+    kinds = sorted(text.split()[1] for text in warnings_of(forget))
+    assert kinds == ["<CQ", "<CompChannel", "<MR", "<QP", "<SRQ"]
+    assert device.living == []
+
+
+def test_forgotten_in_a_circle(device: RecordingDevice, context: Context) -> None:
+    """The collector comes to the members in any order; the device still sees the right one."""
+
+    def forget() -> None:
+        channel = CompChannel(context)
+        cq = CQ(context, 8, channel)
+        pd = PD(context)
+        qp = QP(pd, QPInitAttr(scq=cq, rcq=cq))
+        cq.cq_context = [channel, cq, pd, qp]
+
+    assert len(warnings_of(forget)) == 3
+    assert device.living == []
+
+
+def test_a_queue_is_not_kept_by_its_own_events(device: RecordingDevice, context: Context) -> None:
+    with CompChannel(context) as channel:
+        cq = CQ(context, 8, channel)
+        below = next(made for made in device.living if isinstance(made, RecordingCQ))
+        cq.req_notify()
+        below.add(wc(1))
+        with pytest.warns(ResourceWarning, match="unclosed <CQ"):
+            del cq
+        assert below not in device.living
+        with fails(errno.EAGAIN):
+            channel.get_cq_event(0)
+
+
+# -- completions ------------------------------------------------------------------------------------------------
+
+
+def test_polling(device: RecordingDevice, context: Context) -> None:
+    with CQ(context, 8) as cq:
+        (below,) = device.living
+        assert isinstance(below, RecordingCQ)
+        assert cq.cqe == 9, "the device's number"
+        assert cq.wait(0) is False
+        for wr_id in range(5):
+            below.add(wc(wr_id))
+        assert cq.wait(0) is True
+        assert [found.wr_id for found in cq.poll()] == [0]
+        assert [found.wr_id for found in cq.poll(3)] == [1, 2, 3]
+        assert [found.wr_id for found in cq.poll(3)] == [4]
+        assert cq.poll(3) == []
+
+
+def test_events(device: RecordingDevice, context: Context) -> None:
+    channel = CompChannel(context)
+    cq = CQ(context, 8, channel, cq_context="mine")
+    below = next(made for made in device.living if isinstance(made, RecordingCQ))
+    assert (cq.channel, cq.cq_context, cq.context) == (channel, "mine", context)
+    with pytest.raises(CmWouldBlockError):
+        channel.get_cq_event(0)
+    with pytest.raises(CmTimeoutError, match=r"within 0\.01 s"):
+        channel.get_cq_event(0.01)
+
+    below.add(wc(1))
+    cq.req_notify(solicited_only=True)
+    assert below.armed == [True]
+    with fails(errno.EAGAIN):  # what came before does not count
+        channel.get_cq_event(0)
+    threading.Timer(0.01, below.add, [wc(2)]).start()
+    assert channel.get_cq_event(5) is cq
+
+    with fails(errno.EBUSY, r"1 events are not acknowledged.*try: ack_events"):
+        cq.close()
+    with fails(errno.EINVAL, "2 events, of 1"):
+        cq.ack_events(2)
+    cq.ack_events(0)
+    cq.ack_events(1)
+    with fails(errno.EINVAL):
+        cq.ack_events()
+    cq.close()
+    channel.close()
+
+
+def test_leaving_the_block_acknowledges(device: RecordingDevice, context: Context) -> None:
+    with CompChannel(context) as channel, CQ(context, 8, channel) as cq:
+        below = next(made for made in device.living if isinstance(made, RecordingCQ))
+        cq.req_notify()
+        below.add(wc(1))
+        assert channel.get_cq_event(5) is cq
+    assert device.living == []
+
+
+def test_what_cannot_be_a_completion_queue(context: Context) -> None:
+    for cqe in (0, -1, LIMITS.max_cqe + 1):
+        with fails(errno.EINVAL, f"{cqe} entries; the device has 1 to 128"):
+            CQ(context, cqe)
+    CQ(context, LIMITS.max_cqe).close()
+    with CompChannel(context_of(RecordingDevice())) as channel:
+        with fails(errno.EINVAL, "of another device"):
+            CQ(context, 1, channel)
+
+
+# -- queue pairs ------------------------------------------------------------------------------------------------
+
+
+def test_what_a_queue_pair_is_made_of(device: RecordingDevice, context: Context) -> None:
+    pd, scq, rcq = PD(context), CQ(context, 8), CQ(context, 8)
+    init = QPInitAttr(QPType.RC, "mine", scq, rcq, cap=QPCap(4, 5, 2, 3, 64), sq_sig_all=True)
+    qp = QP(pd, init)
+    below = device.living[-1]
+    assert isinstance(below, RecordingQP)
+    assert below.pd is pd
+    assert below.parts == (device.living[0], device.living[1], None)
+    init.cap.max_send_wr = 1
+    assert qp.cap == QPCap(4, 5, 2, 3, 64), "what it was made of is its own"
+    assert (qp.scq, qp.rcq, qp.srq, qp.qp_context, qp.qp_num) == (scq, rcq, None, "mine", below.qp_num)
+    assert qp.state is QPState.RESET
+    attr, made_of = qp.query()
+    assert (attr.qp_state, attr.cap) == (QPState.RESET, qp.cap)
+    assert made_of == replace(init, cap=qp.cap)
+    assert repr(qp) == f"<QP RC 0x{qp.qp_num:x} RESET>"
+    qp.close()
+    scq.close()
+    rcq.close()
+
+
+def test_sizes_of_a_queue_pair(context: Context) -> None:
+    pd, cq = PD(context), CQ(context, 8)
+    most = QPCap(64, 64, 8, 8, 256)
+    QP(pd, QPInitAttr(scq=cq, rcq=cq, cap=most)).close()
+    QP(pd, QPInitAttr(scq=cq, rcq=cq, cap=QPCap(0, 0, 0, 0, 0))).close()
+    for name in ("max_send_wr", "max_recv_wr", "max_send_sge", "max_recv_sge", "max_inline_data"):
+        for value in (getattr(most, name) + 1, -1):
+            cap = replace(most, **{name: value})
+            with fails(errno.EINVAL, f"{name} is {value}"):
+                QP(pd, QPInitAttr(scq=cq, rcq=cq, cap=cap))
+    with SRQ(pd) as srq, QP(pd, QPInitAttr(scq=cq, rcq=cq, srq=srq, cap=QPCap(max_recv_wr=1000))) as qp:
+        assert (qp.cap.max_recv_wr, qp.cap.max_recv_sge) == (0, 0), "receives are the shared queue's"
+    cq.close()
+
+
+def test_what_cannot_be_a_queue_pair(context: Context) -> None:
+    elsewhere = context_of(RecordingDevice())
+    pd, cq, other = PD(context), CQ(context, 8), CQ(elsewhere, 8)
+    for init in (QPInitAttr(scq=cq), QPInitAttr(rcq=cq)):
+        with fails(errno.EINVAL, "two completion queues"):
+            QP(pd, init)
+    with SRQ(PD(elsewhere)) as srq:
+        for init in (QPInitAttr(scq=cq, rcq=other), QPInitAttr(scq=other, rcq=cq), QPInitAttr(scq=cq, rcq=cq, srq=srq)):
+            with fails(errno.EINVAL, "of different devices"):
+                QP(pd, init)
+    with fails(errno.EOPNOTSUPP, "no queue pairs of type XRC_SEND"):
+        QP(pd, QPInitAttr(qp_type=QPType.XRC_SEND, scq=cq, rcq=cq))
+    cq.close()
+    other.close()
+
+
+def test_shared_receive_queues(context: Context) -> None:
+    pd = PD(context)
+    with SRQ(pd, SrqInitAttr(SrqAttr(max_wr=8, max_sge=2), "mine")) as srq:
+        assert srq.srq_context == "mine"
+        assert srq.query() == SrqAttr(8, 2, 0)
+        srq.modify(SrqAttr(srq_limit=8))
+        assert srq.query() == SrqAttr(8, 2, 8)
+        for limit in (9, -1):
+            with fails(errno.EINVAL, f"srq_limit is {limit}"):
+                srq.modify(SrqAttr(srq_limit=limit))
+    for attr in (SrqAttr(0), SrqAttr(129), SrqAttr(-1), SrqAttr(1, 5), SrqAttr(1, -1)):
+        with fails(errno.EINVAL):
+            SRQ(pd, SrqInitAttr(attr))
+
+
+def test_address_handles(context: Context) -> None:
+    pd = PD(context)
+    attr = AHAttr(is_global=True, gr=GlobalRoute(dgid=GIDS[0], sgid_index=1))
+    with AH(pd, attr) as ah:
+        attr.gr.sgid_index = 0
+        assert (ah.pd, ah.attr.gr.sgid_index) == (pd, 1)
+    with fails(errno.EINVAL, "create_ah: an address on Ethernet needs a GID"):
+        AH(pd, AHAttr())
+    for name, value in (("flow_label", 1 << 20), ("hop_limit", 256), ("traffic_class", -1)):
+        bad = replace(attr, gr=replace(attr.gr))
+        setattr(bad.gr, name, value)
+        with fails(errno.EINVAL, f"{name} is {value}"):
+            AH(pd, bad)
+    for name, value in (("sl", 16), ("dlid", 1 << 16), ("static_rate", 256), ("src_path_bits", 128)):
+        bad = replace(attr)
+        setattr(bad, name, value)
+        with fails(errno.EINVAL, f"{name} is {value}"):
+            AH(pd, bad)
+
+
+def test_modify_needs_no_flag_type(context: Context) -> None:
+    pd, cq = PD(context), CQ(context, 8)
+    plain: Any = 0b110001
+    with QP(pd, QPInitAttr(scq=cq, rcq=cq)) as qp:
+        with fails(errno.EINVAL, "missing ACCESS_FLAGS"):
+            qp.modify(QPAttr(qp_state=QPState.INIT), plain)
+        qp.modify(QPAttr(qp_state=QPState.INIT), plain | QPAttrMask.ACCESS_FLAGS)
+        assert qp.state is QPState.INIT
+    cq.close()
