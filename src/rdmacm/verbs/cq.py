@@ -26,12 +26,12 @@ __all__ = ["CQ", "CompChannel"]
 class CompChannel(Resource):
     """Where armed completion queues report. It cannot be closed before they are."""
 
-    __slots__ = ("_backend", "context")
+    __slots__ = ("backend", "context")
 
     def __init__(self, context: Context) -> None:
         self._closed = True
         self.context = context
-        self._backend: ChannelBackend = self._make("create_comp_channel", (), context.backend.create_channel)
+        self.backend: ChannelBackend = self._make("create_comp_channel", (), context.backend.create_channel)
 
     def get_cq_event(self, timeout: float | None = None) -> CQ:
         """The next queue that was armed and has a completion, waiting for one, ibv_get_cq_event(3).
@@ -45,7 +45,7 @@ class CompChannel(Resource):
         while True:
             if self._closed:
                 raise self._gone("get_cq_event")
-            owner = self._backend.get(left)
+            owner = self.backend.get(left)
             if owner is None:
                 break
             cq = owner() if isinstance(owner, weakref.ref) else None
@@ -59,10 +59,10 @@ class CompChannel(Resource):
 
     def fileno(self) -> int:
         """A descriptor that polls readable when there may be an event (try with ``timeout=0``); -1 once closed."""
-        return -1 if self._closed else self._backend.fileno()
+        return -1 if self._closed else self.backend.fileno()
 
     def _destroy(self) -> None:
-        self._backend.close()
+        self.backend.close()
 
     def __repr__(self) -> str:
         return f"<CompChannel {self.context.name}{' closed' if self._closed else ''}>"
@@ -75,7 +75,7 @@ class CQ(Resource):
     a queue pair reports to it. EINVAL: a size the device does not have, or a channel of another device.
     """
 
-    __slots__ = ("_backend", "_unacked", "channel", "context", "cq_context")
+    __slots__ = ("backend", "_unacked", "channel", "context", "cq_context")
 
     def __init__(
         self, context: Context, cqe: int, channel: CompChannel | None = None, cq_context: object = None
@@ -90,10 +90,10 @@ class CQ(Resource):
         self.channel = channel
         self.cq_context = cq_context
         self._unacked = 0
-        reports_to = None if channel is None else channel._backend
+        reports_to = None if channel is None else channel.backend
         # Weakly: a queue that its program has forgotten should not be kept by its own events.
         owner = weakref.ref(self)
-        self._backend: CQBackend = self._make(
+        self.backend: CQBackend = self._make(
             "create_cq", () if channel is None else (channel,), lambda: device.create_cq(cqe, reports_to, owner)
         )
 
@@ -105,19 +105,19 @@ class CQ(Resource):
     @property
     def cqe(self) -> int:
         """How many completions it has room for; at least as many as asked for."""
-        return self._backend.cqe
+        return self.backend.cqe
 
     def poll(self, num_entries: int = 1) -> list[WC]:
         """Up to so many completions, oldest first, ibv_poll_cq(3); empty where there are none. Never waits."""
         if self._closed:
             raise self._gone("poll_cq")
-        return self._backend.poll(num_entries)
+        return self.backend.poll(num_entries)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until there is a completion to poll, for ``timeout`` seconds; False when the time runs out."""
         if self._closed:
             raise self._gone("wait")
-        return self._backend.wait(timeout)
+        return self.backend.wait(timeout)
 
     def req_notify(self, solicited_only: bool = False) -> None:
         """Report the next completion to the channel, ibv_req_notify_cq(3).
@@ -126,7 +126,7 @@ class CQ(Resource):
         """
         if self._closed:
             raise self._gone("req_notify_cq")
-        self._backend.req_notify(solicited_only)
+        self.backend.req_notify(solicited_only)
 
     def ack_events(self, n: int = 1) -> None:
         """Give back events that came from the channel, ibv_ack_cq_events(3); EINVAL for more than came."""
@@ -147,7 +147,7 @@ class CQ(Resource):
             )
 
     def _destroy(self) -> None:
-        self._backend.destroy()
+        self.backend.destroy()
 
     def __exit__(self, *exception: object) -> None:
         self._unacked = 0  # whoever leaves the block is done with them

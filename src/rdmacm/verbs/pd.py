@@ -56,7 +56,7 @@ class MR(Resource):
     access flags, or REMOTE_WRITE or REMOTE_ATOMIC without LOCAL_WRITE.
     """
 
-    __slots__ = ("_backend", "access", "addr", "buf", "length", "lkey", "pd", "rkey")
+    __slots__ = ("backend", "access", "addr", "buf", "length", "lkey", "pd", "rkey")
 
     def __init__(self, pd: PD, buffer: Buffer, access: int) -> None:
         self._closed = True
@@ -65,11 +65,11 @@ class MR(Resource):
         self.pd = pd
         self.access = AccessFlag(access)
         self.buf = view
-        self._backend: MRBackend = self._make("reg_mr", (pd,), lambda: device.reg_mr(pd, view, self.access))
-        self.lkey = self._backend.lkey
-        self.rkey = self._backend.rkey
-        self.addr = self._backend.addr
-        self.length = self._backend.length
+        self.backend: MRBackend = self._make("reg_mr", (pd,), lambda: device.reg_mr(pd, view, self.access))
+        self.lkey = self.backend.lkey
+        self.rkey = self.backend.rkey
+        self.addr = self.backend.addr
+        self.length = self.backend.length
 
     def sge(self, offset: int = 0, length: int | None = None) -> SGE:
         """A part of the region for a work request, to its end without ``length``; EINVAL outside the region."""
@@ -103,7 +103,7 @@ class MR(Resource):
 
     def _destroy(self) -> None:
         try:
-            self._backend.dereg()
+            self.backend.dereg()
         finally:
             with contextlib.suppress(BufferError):  # somebody has a view of buf, and keeps the buffer with it
                 self.buf.release()

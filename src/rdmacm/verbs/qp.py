@@ -88,7 +88,7 @@ class SRQ(Resource):
     EINVAL: sizes the device does not have. It cannot be closed while a queue pair uses it.
     """
 
-    __slots__ = ("_backend", "_max_sge", "pd", "srq_context")
+    __slots__ = ("backend", "_max_sge", "pd", "srq_context")
 
     def __init__(self, pd: PD, init_attr: SrqInitAttr | None = None) -> None:
         self._closed = True
@@ -99,7 +99,7 @@ class SRQ(Resource):
         self.pd = pd
         self.srq_context = init.srq_context
         self._max_sge = attr.max_sge
-        self._backend: SRQBackend = self._make("create_srq", (pd,), lambda: device.create_srq(pd, attr))
+        self.backend: SRQBackend = self._make("create_srq", (pd,), lambda: device.create_srq(pd, attr))
 
     def post_recv(self, wr: RecvWR | Iterable[RecvWR]) -> None:
         """Queue receives, ibv_post_srq_recv(3); see :meth:`QP.post_recv`."""
@@ -107,27 +107,27 @@ class SRQ(Resource):
             raise self._gone("post_srq_recv")
         if isinstance(wr, RecvWR):
             _check_recv(wr, self._max_sge)
-            self._backend.post_recv([wr])
+            self.backend.post_recv([wr])
         else:
-            _post_list(wr, lambda each: _check_recv(each, self._max_sge), self._backend.post_recv)
+            _post_list(wr, lambda each: _check_recv(each, self._max_sge), self.backend.post_recv)
 
     def modify(self, attr: SrqAttr) -> None:
         """Set ``srq_limit``, below which SRQ_LIMIT_REACHED is raised, ibv_modify_srq(3); EINVAL above ``max_wr``."""
         if self._closed:
             raise self._gone("modify_srq")
-        most = self._backend.query().max_wr
+        most = self.backend.query().max_wr
         if not 0 <= attr.srq_limit <= most:
             raise cm_error(errno.EINVAL, f"srq_limit is {attr.srq_limit}, and may be 0 to {most}", "modify_srq")
-        self._backend.modify(attr)
+        self.backend.modify(attr)
 
     def query(self) -> SrqAttr:
         """Its sizes and limit, ibv_query_srq(3)."""
         if self._closed:
             raise self._gone("query_srq")
-        return self._backend.query()
+        return self.backend.query()
 
     def _destroy(self) -> None:
-        self._backend.destroy()
+        self.backend.destroy()
 
     def __repr__(self) -> str:
         return f"<SRQ {self.pd.context.name}{' closed' if self._closed else ''}>"
@@ -142,7 +142,7 @@ class QP(Resource):
     """
 
     __slots__ = (
-        "_backend",
+        "backend",
         "_brings",
         "_init_attr",
         "_max_inline",
@@ -174,11 +174,11 @@ class QP(Resource):
         needs: tuple[Resource, ...] = (pd, scq, rcq) if srq is None else (pd, scq, rcq, srq)
         # The provider has the queues in its own terms. The objects would keep each other alive through its tables.
         told = replace(attr, scq=None, rcq=None, srq=None, qp_context=None)
-        shared = None if srq is None else srq._backend
-        self._backend: QPBackend = self._make(
-            "create_qp", needs, lambda: device.create_qp(pd, told, scq._backend, rcq._backend, shared)
+        shared = None if srq is None else srq.backend
+        self.backend: QPBackend = self._make(
+            "create_qp", needs, lambda: device.create_qp(pd, told, scq.backend, rcq.backend, shared)
         )
-        self.qp_num = self._backend.qp_num
+        self.qp_num = self.backend.qp_num
         self._brings = _BRINGS[attr.qp_type]
         self._max_send_sge = attr.cap.max_send_sge
         self._max_recv_sge = attr.cap.max_recv_sge
@@ -195,12 +195,12 @@ class QP(Resource):
     @property
     def state(self) -> QPState:
         """The state it is in; ERR may come by itself."""
-        return self._backend.state
+        return self.backend.state
 
     @property
     def qp_state(self) -> QPState:
         """The same, as pyverbs calls it."""
-        return self._backend.state
+        return self.backend.state
 
     @property
     def cap(self) -> QPCap:
@@ -231,7 +231,7 @@ class QP(Resource):
         """Every attribute as it is now, and what it was made of, ibv_query_qp(3)."""
         if self._closed:
             raise self._gone("query_qp")
-        return self._backend.query(), replace(self._init_attr, cap=self.cap)
+        return self.backend.query(), replace(self._init_attr, cap=self.cap)
 
     # -- states ---------------------------------------------------------------------------------------
 
@@ -244,7 +244,7 @@ class QP(Resource):
         if self._closed:
             raise self._gone("modify_qp")
         mask = QPAttrMask(mask)
-        state = self._backend.state
+        state = self.backend.state
         try:
             after = QPState(attr.qp_state) if mask & QPAttrMask.STATE else state
         except ValueError:
@@ -255,7 +255,7 @@ class QP(Resource):
         if wrong is not None:
             raise cm_error(errno.EINVAL, wrong, "modify_qp")
         check_values(self.pd.context, attr, mask)
-        self._backend.modify(attr, mask)
+        self.backend.modify(attr, mask)
         if self.qp_type is QPType.UD and mask & QPAttrMask.PORT:
             port = self.pd.context.query_port(attr.port_num)
             self._max_message = (port.active_mtu or port.max_mtu).bytes
@@ -277,7 +277,7 @@ class QP(Resource):
         self.modify(QPAttr(qp_state=QPState.ERR), QPAttrMask.STATE)
 
     def _to(self, state: QPState, attr: QPAttr) -> None:
-        before = self._backend.state
+        before = self.backend.state
         for after in path(before, state):
             self.modify(replace(attr, qp_state=after), steps_mask(self.qp_type, before, after))
             before = after
@@ -291,7 +291,7 @@ class QP(Resource):
         alone until it completes; inline data may be used again at once. EINVAL: the state, the type, a size or a value
         does not allow it; ENOMEM: the queue is full.
         """
-        backend = self._backend
+        backend = self.backend
         if self._closed:
             raise self._gone("post_send")
         if not _MAY_SEND[backend.state]:
@@ -308,7 +308,7 @@ class QP(Resource):
         Of several, those before one that is refused are queued. EINVAL: the state or a size does not allow it, or
         receives come from a shared receive queue; ENOMEM: the queue is full.
         """
-        backend = self._backend
+        backend = self.backend
         if self._closed:
             raise self._gone("post_recv")
         if not _MAY_RECV[backend.state]:
@@ -400,10 +400,10 @@ class QP(Resource):
                 raise _refused(wr, f"remote_qkey {wr.remote_qkey:#x} has more than 32 bits")
 
     def _destroy(self) -> None:
-        self._backend.destroy()
+        self.backend.destroy()
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else self._backend.state.name
+        state = "closed" if self._closed else self.backend.state.name
         return f"<QP {self.qp_type.name} 0x{self.qp_num:x} {state}>"
 
 
