@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import errno
 import gc
+import os
 import select
 import socket
-import os
 import threading
 
 import pytest

@@ -6,11 +6,16 @@
 ('127.0.0.1', 7471)
 """
 
+import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING
+
 from rdmacm.address import Gid, SockAddr, SockAddrIB
 from rdmacm.addrinfo import AddrInfo, getaddrinfo
 from rdmacm.channel import CmEvent, EventChannel, event_str
-from rdmacm.cmid import CmId, Route
+from rdmacm.cmid import CmId, Route, create_ep
 from rdmacm.cmstate import State
+from rdmacm.connparam import ConnParam, Ece, UdParam
 from rdmacm.constants import (
     EAI,
     AddressFamily,
@@ -22,8 +27,11 @@ from rdmacm.constants import (
     PortSpace,
     RaiFlag,
 )
+from rdmacm.endpoint import Connection, Listener, Message, Region, RemoteRegion, Request, connect, listen
 from rdmacm.errors import (
+    CmDisconnectedError,
     CmPermissionError,
+    CmRejectedError,
     CmStateError,
     CmTimeoutError,
     CmWouldBlockError,
@@ -35,19 +43,27 @@ from rdmacm.explanation import Explanation
 from rdmacm.proto.sa import PathData, PathRecord
 from rdmacm.verbs import Context, Device, GidEntry, Port, QPType
 
+if TYPE_CHECKING:
+    from rdmacm import aio as aio
+
 __all__ = [
     "EAI",
     "AddrInfo",
     "AddressFamily",
+    "CmDisconnectedError",
     "CmEvent",
     "CmEventType",
     "CmId",
     "CmPermissionError",
+    "CmRejectedError",
     "CmStateError",
     "CmTimeoutError",
     "CmWouldBlockError",
+    "ConnParam",
+    "Connection",
     "Context",
     "Device",
+    "Ece",
     "EventChannel",
     "Explanation",
     "GaiError",
@@ -55,6 +71,8 @@ __all__ = [
     "GidEntry",
     "IbOption",
     "IdOption",
+    "Listener",
+    "Message",
     "OptionLevel",
     "PathData",
     "PathFlag",
@@ -64,14 +82,27 @@ __all__ = [
     "QPType",
     "RaiFlag",
     "RdmaError",
+    "Region",
+    "RemoteRegion",
+    "Request",
     "Route",
     "SockAddr",
     "SockAddrIB",
     "State",
+    "UdParam",
+    "connect",
+    "create_ep",
     "devices",
     "event_str",
     "explain",
     "getaddrinfo",
+    "listen",
 ]
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name == "aio":  # asyncio takes long to import, and only some need it
+        return importlib.import_module("rdmacm.aio")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
