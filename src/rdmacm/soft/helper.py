@@ -50,8 +50,8 @@ class Helper:
     def stop(self) -> None:
         """Let the thread end (the provider's lock is held)."""
         if self._stop is not None:
+            self.wake()  # first: the thread closes the descriptor as soon as it sees that it is to stop
             self._stop.set()
-            self.wake()
             self._stop = self._waiter = None
 
     def _run(self, stop: threading.Event, waiter: Waiter) -> None:
