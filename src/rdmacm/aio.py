@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import time
 from collections.abc import AsyncIterator
 from functools import partial
 from types import TracebackType
@@ -105,7 +104,7 @@ def _nothing() -> None:
 async def _run(hub: Hub, steps: Steps[T], timeout: float | None = None) -> T:
     """Carry out steps in the running event loop."""
     loop = asyncio.get_running_loop()
-    limit = None if timeout is None else time.monotonic() + timeout
+    limit = None if timeout is None else hub.clock() + timeout
     try:
         wait = next(steps)
         while True:
@@ -113,7 +112,7 @@ async def _run(hub: Hub, steps: Steps[T], timeout: float | None = None) -> T:
             if found:
                 wait = steps.send(found)
                 continue
-            now = time.monotonic()
+            now = hub.clock()
             if timeout is not None and limit is not None and now >= limit:
                 wait = steps.throw(Expired(timeout))
                 continue
@@ -277,7 +276,7 @@ async def listen(
         try:
             parse_address(address)
         except ValueError:  # a name
-            address = await asyncio.get_running_loop().run_in_executor(None, _numeric, address)  # type: ignore[arg-type]
+            address = await asyncio.get_running_loop().run_in_executor(None, _numeric, address)
     hub = _Driver.get(provider)
     try:
         return AsyncListener(ListenerCore(hub, address, backlog, shape))

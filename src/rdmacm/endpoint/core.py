@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import sys
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -130,7 +129,7 @@ class Core:
         self._line: deque[_Operation] = deque()
         self._numbers = count(_FIRST_SEND)
         self._regions: set[Region] = set()
-        self._heard = time.monotonic()
+        self._heard = hub.clock()
         self._cq: _Queue | None = None
         self._qp: QP | None = None
         self._mr: MR | None = None
@@ -243,7 +242,7 @@ class Core:
 
     def _received(self, wc: WC) -> None:
         if wc.status is WCStatus.SUCCESS:
-            self._heard = time.monotonic()
+            self._heard = self.hub.clock()
             self._inbox.append(wc)
             self._arrived.changed()
         elif wc.status is WCStatus.WR_FLUSH_ERR:
@@ -256,7 +255,7 @@ class Core:
         if operation is None:
             return
         if wc.status is WCStatus.SUCCESS:
-            self._heard = time.monotonic()
+            self._heard = self.hub.clock()
             operation.finish()
         else:
             over = self.over
@@ -301,7 +300,7 @@ class Core:
     def _probe(self) -> None:
         """A write of nothing: its acknowledgement says that the peer is there, its failure ends the connection."""
         keepalive = self.shape.keepalive
-        now = time.monotonic()
+        now = self.hub.clock()
         if keepalive is None or self._heard + keepalive > now:
             return
         self._heard = now
@@ -438,7 +437,7 @@ class Core:
         """Register memory for the peer."""
         if self.over is not None:
             raise self._ended("register")
-        if not memoryview(buffer).readonly:
+        if not memoryview(buffer).readonly or access & (AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_ATOMIC):
             access |= AccessFlag.LOCAL_WRITE
         region = Region(MR(self.cmid.pd, buffer, access), buffer, self._regions.discard)
         self._regions.add(region)

@@ -41,7 +41,7 @@ class Watched:
 class Wait:
     """Until ``ready()`` returns something true, which may be so after each change of ``subject``.
 
-    It is sent into the generator then; None is, once ``until`` (on the monotonic clock) has come.
+    It is sent into the generator then; None is, once ``until`` (on the hub's clock) has come.
     """
 
     __slots__ = ("ready", "subject", "until")
@@ -88,6 +88,8 @@ class Hub:
     ) -> None:
         self.channel = EventChannel(provider)
         self.provider = self.channel.provider
+        #: The provider's idea of time, in seconds; a simulated one has its own.
+        self.clock: Callable[[], float] = getattr(self.provider, "clock", time.monotonic)
         self._on_news = on_news
         self._on_close = on_close
         self._users = 1
@@ -178,13 +180,13 @@ class Hub:
 
 def run(hub: Hub, steps: Steps[T], timeout: float | None = None) -> T:
     """Carry out steps in this thread, for ``timeout`` seconds (None: for ever)."""
-    limit = None if timeout is None else time.monotonic() + timeout
+    limit = None if timeout is None else hub.clock() + timeout
     try:
         wait = next(steps)
         while True:
             ends = [end for end in (limit, wait.until) if end is not None]
-            found = hub.wait(wait.ready, max(0.0, min(ends) - time.monotonic()) if ends else None)
-            if not found and timeout is not None and limit is not None and time.monotonic() >= limit:
+            found = hub.wait(wait.ready, max(0.0, min(ends) - hub.clock()) if ends else None)
+            if not found and timeout is not None and limit is not None and hub.clock() >= limit:
                 wait = steps.throw(Expired(timeout))
             else:
                 wait = steps.send(found or None)

@@ -88,7 +88,7 @@ class _Race(Watched):
             attempt.begin(self._hub, self._source, self._shape)
             if attempt.error is None:
                 break
-        self.next_start = time.monotonic() + _ATTEMPT_DELAY if self._left else None
+        self.next_start = self._hub.clock() + _ATTEMPT_DELAY if self._left else None
 
     def failed(self) -> None:
         """An attempt has ended."""

@@ -1,0 +1,118 @@
+"""Both ends of a connection in one thread: what endpoints do, step by step, on a simulated fabric or for real."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rdmacm import Connection, Listener, connect, listen
+from rdmacm.endpoint.hub import Expired, Hub, Steps
+from rdmacm.testing import Fabric
+
+
+class Part:
+    """One end's steps, carried out whenever the fabric lets it; ``result`` or ``error`` once it is ``done``."""
+
+    def __init__(self, hub: Hub, steps: Steps[Any], timeout: float | None = None) -> None:
+        self.hub = hub
+        self.done = False
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self._steps = steps
+        self._timeout = timeout
+        self._limit = None if timeout is None else hub.clock() + timeout
+        self._go(lambda: next(steps))
+
+    def _go(self, resume: Callable[[], Any]) -> None:
+        try:
+            self._wait = resume()
+        except StopIteration as stop:
+            self.result, self.done = stop.value, True
+        except Exception as error:
+            self.error, self.done = error, True
+
+    def turn(self) -> None:
+        """Go on as far as possible."""
+        while not self.done:
+            self.hub.locked(self.hub.pump)
+            try:
+                found = self.hub.locked(self._wait.ready)
+            except Exception as error:
+                self._steps.close()
+                self.error, self.done = error, True
+                return
+            now = self.hub.clock()
+            if found or (self._wait.until is not None and now >= self._wait.until):
+                self._go(lambda: self._steps.send(found or None))
+            elif self._limit is not None and now >= self._limit:
+                assert self._timeout is not None
+                self._go(lambda: self._steps.throw(Expired(self._timeout or 0)))
+            else:
+                return
+
+    def deadline(self) -> float | None:
+        ends = [end for end in (self._limit, self._wait.until) if end is not None]
+        return min(ends) if ends and not self.done else None
+
+
+def play(fabric: Fabric, *parts: Part) -> list[Any]:
+    """Let virtual time pass until every part is done; their results, or the first error."""
+
+    def turn() -> bool:
+        for part in parts:
+            part.turn()
+        return all(part.done for part in parts)
+
+    while not turn():
+        ends = [end for part in parts if (end := part.deadline()) is not None]
+        fabric.run(turn, seconds=max(0.0, min(ends) - fabric.now) if ends else 300)
+        assert ends or all(part.done for part in parts), "nothing happens any more"
+    for part in parts:
+        if part.error is not None:
+            raise part.error
+    return [part.result for part in parts]
+
+
+@contextmanager
+def connected(host: str = "127.0.0.1", **options: Any) -> Iterator[tuple[Connection, Connection]]:
+    """A connection on loopback: (the side that connected, the side that accepted)."""
+    with listen((host, 0), **options) as listener:
+        with accepting(listener) as accepted:
+            active = connect((host, listener.port), timeout=20)
+        with active, accepted[0] as passive:
+            yield active, passive
+
+
+@contextmanager
+def accepting(listener: Listener, **options: Any) -> Iterator[list[Connection]]:
+    """A thread that accepts one connection, which is in the list at the end of the block."""
+    accepted: list[Connection] = []
+    thread = threading.Thread(target=lambda: accepted.append(listener.accept(20, **options)))
+    thread.start()
+    try:
+        yield accepted
+    finally:
+        thread.join()
+
+
+@contextmanager
+def in_thread(work: Callable[[], object]) -> Iterator[None]:
+    """Do something in a thread meanwhile; what it raises is raised at the end of the block."""
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+    if failures:
+        raise failures[0]
