@@ -293,7 +293,7 @@ def test_a_message_that_is_too_long_ends_the_connection() -> None:
 
 def test_nothing_to_receive_in_time() -> None:
     with connected() as (active, passive):
-        with pytest.raises(CmTimeoutError, match="no message came within 0.01 s"):
+        with pytest.raises(CmTimeoutError, match=r"no message came within 0\.01 s"):
             active.recv(0.01)
         with pytest.raises(CmTimeoutError):
             active.recv(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from rdmacm import Connection, Listener, connect, listen
@@ -45,7 +46,7 @@ class Part:
                 return
             now = self.hub.clock()
             if found or (self._wait.until is not None and now >= self._wait.until):
-                self._go(lambda: self._steps.send(found or None))
+                self._go(partial(self._steps.send, found or None))
             elif self._limit is not None and now >= self._limit:
                 assert self._timeout is not None
                 self._go(lambda: self._steps.throw(Expired(self._timeout or 0)))

@@ -36,6 +36,7 @@ _FIRST_SEND = 1 << 32
 _BATCH = 32
 #: Up to so many bytes are copied rather than registered.
 _INLINE = 256
+_EVENT_COMM_EST = 4
 #: Operations that are under way at a time at least; more wait in line.
 _SENDS = 16
 
@@ -245,6 +246,9 @@ class Core:
             self._heard = self.hub.clock()
             self._inbox.append(wc)
             self._arrived.changed()
+            if not self.is_established:  # the confirmation was lost, and this is as good
+                with contextlib.suppress(RdmaError):
+                    self.cmid.notify(_EVENT_COMM_EST)
         elif wc.status is WCStatus.WR_FLUSH_ERR:
             self.end("the queue pair has failed: a request of the peer was not allowed")
         else:

@@ -1,0 +1,295 @@
+"""Connections on a simulated network: dead addresses, lost packets, peers that vanish, in virtual time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rdmacm import AddrInfo, CmDisconnectedError, CmTimeoutError, RdmaError, connect
+from rdmacm.endpoint.core import Core, Shape
+from rdmacm.endpoint.hub import Hub
+from rdmacm.endpoint.listening import ListenerCore
+from rdmacm.endpoint.race import connecting
+from rdmacm.testing import LOSE, Fabric, Packet, Verdict, nth
+from support.endpoints import Part, play
+
+
+class Ends:
+    """Hosts a and b; b listens on port 7471."""
+
+    def __init__(self, fabric: Fabric, *addresses: str, **shape: Any) -> None:
+        self.fabric = fabric
+        self.a = fabric.host("a", "10.0.0.1", "fd00::1")
+        self.b = fabric.host("b", *(addresses or ("10.0.0.2", "fd00::2")))
+        self.shape = Shape(**shape)
+        self.a_hub, self.b_hub = Hub(self.a.provider), Hub(self.b.provider)
+        self.listener = ListenerCore(self.b_hub, ("", 7471), 0, self.shape)
+
+    def connecting(self, *hosts: str, timeout: float | None = None) -> Part:
+        infos = [AddrInfo(family=10 if ":" in host else 2, port_space=0x106, dst_addr=(host, 7471)) for host in hosts]
+        return Part(self.a_hub, connecting(self.a_hub, infos, self.shape, None, 0), timeout)
+
+    def accepting(self) -> Part:
+        return Part(self.b_hub, self.listener.accepting(b""))
+
+    def connect(self) -> tuple[Core, Core]:
+        active, passive = play(self.fabric, self.connecting("10.0.0.2"), self.accepting())
+        return active, passive
+
+    def close(self, *cores: Core) -> None:
+        for core in cores:
+            core.release()
+        self.listener.close()
+        self.a_hub.release()
+        self.b_hub.release()
+        for host in (self.a, self.b):
+            assert not host.provider.in_use
+            assert not host.provider.transport._qps
+
+
+def send(core: Core, data: bytes, timeout: float | None = None) -> Part:
+    return Part(core.hub, core.send(data, None), timeout)
+
+
+def receive(core: Core, timeout: float | None = None) -> Part:
+    return Part(core.hub, core.receive(), timeout)
+
+
+# -- which address wins -------------------------------------------------------------------------------------
+
+
+def test_a_dead_address_costs_a_quarter_of_a_second() -> None:
+    fabric = Fabric(1)
+    ends = Ends(fabric)
+    dead = "10.0.0.99"
+    active, passive = play(fabric, ends.connecting(dead, "10.0.0.2"), ends.accepting())
+    assert 0.25 <= fabric.now < 0.26
+    assert active.cmid.peer_addr == ("10.0.0.2", 7471)
+    ends.close(active, passive)
+
+
+def test_families_take_turns() -> None:
+    fabric = Fabric(1)
+    ends = Ends(fabric)
+    addresses = ["fd00::97", "fd00::98", "fd00::99", "10.0.0.2"]
+    active, passive = play(fabric, ends.connecting(*addresses), ends.accepting())
+    assert fabric.now < 0.26, "the other family comes second"
+    ends.close(active, passive)
+
+
+def test_of_two_that_answer_the_first_wins_and_the_other_is_undone() -> None:
+    fabric = Fabric(1, latency=0.2)
+    ends = Ends(fabric)
+    slow = ends.connecting("10.0.0.2", "fd00::2")
+    active, first = play(fabric, slow, ends.accepting())
+    assert active.cmid.peer_addr == ("10.0.0.2", 7471)
+    play(fabric, send(active, b"x"), receive(first))
+    assert len(ends.a.provider.transport._qps) == 1
+    fabric.run(seconds=1)
+    ends.b_hub.locked(ends.b_hub.pump)
+    ends.close(active, first)
+
+
+def test_nothing_answers() -> None:
+    fabric = Fabric(1)
+    ends = Ends(fabric)
+    with pytest.raises(CmTimeoutError) as caught:
+        connect([AddrInfo(dst_addr=(f"10.0.0.{n}", 1), family=2) for n in (98, 99)], provider=ends.a.provider)
+    assert 2 <= fabric.now < 2.5
+    assert [note.split(":")[0] for note in caught.value.__notes__] == ["tried 10.0.0.98", "tried 10.0.0.99"]
+    ends.close()
+
+
+# -- each step can be too slow ------------------------------------------------------------------------------
+
+
+def test_the_error_says_which_step_was_under_way() -> None:
+    fabric = Fabric(1)
+    ends = Ends(fabric)
+    with pytest.raises(CmTimeoutError, match=r"not connected within 1 s: 10.0.0.99:1 still in resolve_addr") as caught:
+        connect(("10.0.0.99", 1), timeout=1, provider=ends.a.provider)
+    assert caught.value.step == "resolve_addr"
+    assert fabric.now == pytest.approx(1)
+    fabric.faults = nth("REQ", 1)
+    with pytest.raises(CmTimeoutError, match="10.0.0.2:7471 still in connect") as caught:
+        connect(("10.0.0.2", 7471), timeout=0.01, provider=ends.a.provider)
+    assert caught.value.step == "connect"
+    several = [AddrInfo(dst_addr=(f"10.0.0.{n}", 1), family=2) for n in (97, 98, 99)]
+    with pytest.raises(CmTimeoutError) as caught:
+        connect(several, timeout=0.3, provider=ends.a.provider)
+    assert caught.value.__notes__ == [
+        "tried 10.0.0.97:1: still in resolve_addr",
+        "tried 10.0.0.98:1: still in resolve_addr",
+        "not tried 10.0.0.99:1",
+    ]
+    ends.close()
+
+
+# -- half made connections ----------------------------------------------------------------------------------
+
+
+def test_a_peer_that_never_confirms_holds_up_nobody() -> None:
+    fabric = Fabric(1)
+    ends = Ends(fabric)
+    mute = fabric.host("mute", "10.0.0.66")
+    fabric.faults = lambda packet: LOSE if packet.source == "mute" and packet.kind in ("RTU", "DREQ") else None
+    mute_hub = Hub(mute.provider)
+    info = AddrInfo(family=2, port_space=0x106, dst_addr=("10.0.0.2", 7471))
+    silent = Part(mute_hub, connecting(mute_hub, info, Shape(), None, 0))
+    accepting = ends.accepting()
+    while not silent.done:
+        for part in (silent, accepting):
+            part.turn()
+        fabric.run(seconds=0.001)
+    assert not accepting.done
+    active, passive = play(fabric, ends.connecting("10.0.0.2"), accepting)
+    assert passive.cmid.peer_addr == active.cmid.local_addr
+    # Its first message is as good as a confirmation.
+    late = ends.accepting()
+    late_message = send(silent.result, b"hello")
+    (other, _) = play(fabric, late, late_message)
+    assert play(fabric, receive(other))[0].data == b"hello"
+    silent.result.release()
+    mute_hub.release()
+    ends.close(active, passive, other)
+
+
+def test_a_confirmation_that_never_comes_ends_in_nothing() -> None:
+    fabric = Fabric(1)
+    ends = Ends(fabric)
+    accepting = ends.accepting()
+    ends_up = ends.connecting("10.0.0.2")
+    fabric.faults = lambda packet: LOSE if packet.kind == "RTU" else None
+    while not ends_up.done:
+        ends_up.turn()
+        accepting.turn()
+        fabric.run(seconds=0.001)
+    fabric.crash("a")
+    fabric.run(lambda: (accepting.turn(), False)[1], seconds=200)  # type: ignore[func-returns-value]
+    assert not ends.listener._half
+    assert not ends.b.provider.transport._qps
+    assert not accepting.done
+    accepting._steps.close()
+    ends.listener.close()
+    ends.b_hub.release()
+    ends_up.result.release()
+    ends.a_hub.release()
+
+
+# -- networks that lose and mix -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_messages_over_a_bad_network(seed: int) -> None:
+    fabric = Fabric(seed, loss=0.05, duplicate=0.05, reorder=0.1, corrupt=0.02)
+    ends = Ends(fabric, depth=4, max_message=5000)
+    active, passive = ends.connect()
+    for number in range(30):
+        data = bytes([number]) * (number * 150)
+        message = play(fabric, receive(passive), send(active, data))[0]
+        assert message.data == data
+    active.disconnect()
+    with pytest.raises(CmDisconnectedError):
+        play(fabric, receive(passive))
+    ends.close(active, passive)
+
+
+def test_a_flood_meets_few_buffers() -> None:
+    fabric = Fabric(1)
+    ends = Ends(fabric, depth=2, max_message=100)
+    active, passive = ends.connect()
+    sends = [send(active, b"%d" % number) for number in range(40)]
+    got = play(fabric, *(receive(passive) for _ in range(40)), *sends)[:40]
+    assert sorted(int(message.data) for message in got) == list(range(40))
+    ends.close(active, passive)
+
+
+# -- peers that vanish --------------------------------------------------------------------------------------
+
+
+def test_a_receiver_finds_out_that_its_peer_is_gone() -> None:
+    fabric = Fabric(1)
+    ends = Ends(fabric, keepalive=5.0)
+    active, passive = ends.connect()
+    with pytest.raises(CmTimeoutError):
+        play(fabric, receive(passive, 60))  # signs of life come
+    fabric.crash("a")
+    started = fabric.now
+    with pytest.raises(CmDisconnectedError, match="the peer does not answer"):
+        play(fabric, receive(passive))
+    assert fabric.now - started < 60
+    ends.close(active, passive)
+
+
+def test_sending_to_a_peer_that_is_gone() -> None:
+    fabric = Fabric(1)
+    ends = Ends(fabric)
+    active, passive = ends.connect()
+    fabric.partition("a", "b")
+    with pytest.raises(CmTimeoutError, match="the peer does not answer") as caught:
+        play(fabric, send(active, b"x"))
+    assert caught.value.step == "send"
+    fabric.heal()
+    with pytest.raises(CmDisconnectedError):
+        play(fabric, receive(passive))
+    ends.close(active, passive)
+
+
+def test_giving_up_on_a_silent_peer_in_time() -> None:
+    fabric = Fabric(1)
+    ends = Ends(fabric)
+    active, passive = ends.connect()
+    fabric.partition("a", "b")
+    before = fabric.now
+    with pytest.raises(CmTimeoutError, match="it was not done within 0.5 s"):
+        play(fabric, send(active, b"x", 0.5))
+    assert fabric.now - before == pytest.approx(0.5)
+    fabric.heal()
+    assert play(fabric, receive(passive))[0].data == b"x", "it had been sent, and the connection is as it was"
+    ends.close(active, passive)
+
+
+def test_a_lost_goodbye_is_repeated() -> None:
+    fabric = Fabric(1)
+    ends = Ends(fabric)
+    active, passive = ends.connect()
+    fabric.faults = nth("DREQ", 1)
+    active.disconnect()
+    with pytest.raises(CmDisconnectedError, match="the peer has disconnected"):
+        play(fabric, receive(passive))
+    ends.close(active, passive)
+
+
+@pytest.mark.parametrize("kind", ["REQ", "REP", "RTU"])
+@pytest.mark.parametrize("fault", [LOSE, Verdict(copies=2), Verdict(delay=0.01)])
+def test_any_message_of_the_handshake_may_suffer(kind: str, fault: Verdict) -> None:
+    fabric = Fabric(1)
+    fabric.faults = nth(kind, 1, fault)
+    ends = Ends(fabric)
+    active, passive = ends.connect()
+    play(fabric, send(active, b"1"), receive(passive), send(passive, b"2"), receive(active))
+    ends.close(active, passive)
+
+
+def test_too_many_half_made_connections_drop_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rdmacm.endpoint.listening._HALF_MADE", 3)
+    fabric = Fabric(1)
+    ends = Ends(fabric)
+
+    def faults(packet: Packet) -> Verdict | None:
+        return LOSE if packet.kind == "RTU" else None
+
+    fabric.faults = faults
+    accepting = ends.accepting()
+    attempts = [ends.connecting("10.0.0.2") for _ in range(6)]
+    while not all(attempt.done for attempt in attempts):
+        for part in (accepting, *attempts):
+            part.turn()
+        fabric.run(seconds=0.001)
+    assert len(ends.listener._half) == 3
+    assert len(ends.b.provider.transport._qps) == 3
+    accepting._steps.close()
+    made = [attempt.result for attempt in attempts if attempt.error is None]
+    assert all(attempt.error is None or isinstance(attempt.error, RdmaError) for attempt in attempts)
+    ends.close(*made)
