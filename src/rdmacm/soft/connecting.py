@@ -555,8 +555,10 @@ class SoftId(ResolvingId):
     def _resources(self, connection: Connection) -> tuple[int, int]:
         """READs and atomics of ours at a time, and of the peer's."""
         if not connection.is_active:
-            accept = self._accept or ConnParam(b"", 0, 0)
-            return accept.initiator_depth, accept.responder_resources
+            if self._accept is not None:
+                return self._accept.initiator_depth, self._accept.responder_resources
+            asked = connection.request  # a queue pair of the user's own is made ready before the answer
+            return (asked.responder_resources, asked.initiator_depth) if isinstance(asked, REQ) else (0, 0)
         reply = connection.reply
         if reply is not None:
             return reply.responder_resources, reply.initiator_depth
