@@ -18,6 +18,10 @@ COMMANDS = (
     "getaddrinfo",
     "resolve",
     "explain",
+    "demo",
+    "rping",
+    "cmtime",
+    "perf",
 )
 
 _PAGE = Page(

@@ -1,0 +1,102 @@
+"""What measuring tools have in common: samples of times, units for people, a progress line on a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections import deque
+
+__all__ = ["Progress", "Samples", "resident_bytes", "size_text", "time_text"]
+
+#: Percentiles are of so many samples, the latest; least, most and mean are of all.
+_KEPT = 100_000
+
+
+class Samples:
+    """Times of one kind, in seconds."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.total = 0.0
+        self._least = float("inf")
+        self._most = 0.0
+        self._latest: deque[float] = deque(maxlen=_KEPT)
+
+    def add(self, seconds: float) -> None:
+        """One more."""
+        self.count += 1
+        self.total += seconds
+        self._latest.append(seconds)
+        self._least = min(self._least, seconds)
+        self._most = max(self._most, seconds)
+
+    def microseconds(self, share: float = 1.0) -> dict[str, float]:
+        """``min``, ``mean``, ``p50``, ``p99`` and ``max`` in microseconds, each times ``share``; empty of none."""
+        if not self.count:
+            return {}
+        ordered = sorted(self._latest)
+        facts = {
+            "min": self._least,
+            "mean": self.total / self.count,
+            "p50": ordered[len(ordered) // 2],
+            "p99": ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)],
+            "max": self._most,
+        }
+        return {name: round(seconds * share * 1e6, 2) for name, seconds in facts.items()}
+
+
+class Progress:
+    """One line on a terminal that is written again once a second; nothing where standard error is no terminal."""
+
+    def __init__(self) -> None:
+        self._is_shown = sys.stderr is not None and sys.stderr.isatty()
+        self._next = time.monotonic() + 1
+        self._width = 0
+
+    def is_due(self, now: float) -> bool:
+        """Whether :meth:`show` would write."""
+        return self._is_shown and now >= self._next
+
+    def show(self, text: str) -> None:
+        """Write the line over the last one."""
+        with contextlib.suppress(OSError):
+            sys.stderr.write(f"\r{text:<{self._width}}")
+            sys.stderr.flush()
+        self._width = len(text)
+        self._next = time.monotonic() + 1
+
+    def close(self) -> None:
+        """Wipe the line away."""
+        if self._width:
+            with contextlib.suppress(OSError):
+                sys.stderr.write(f"\r{'':<{self._width}}\r")
+                sys.stderr.flush()
+            self._width = 0
+
+
+def time_text(microseconds: float) -> str:
+    """``8.4 us``, ``12.3 ms``, ``1.20 s``."""
+    if microseconds < 10_000:
+        return f"{microseconds:.1f} us"
+    return f"{microseconds / 1e3:.1f} ms" if microseconds < 1e6 else f"{microseconds / 1e6:.2f} s"
+
+
+def size_text(size: int) -> str:
+    """``64 B``, ``4 KiB``, ``1 MiB``; what is not a whole number of a unit is in the unit below."""
+    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size >= factor and size % factor == 0:
+            return f"{size // factor} {unit}"
+    return f"{size} B"
+
+
+def resident_bytes() -> int:
+    """Memory this process holds, in bytes; 0 where the system does not tell."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            pages = int(file.read().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    import resource
+
+    return pages * resource.getpagesize()
