@@ -2,7 +2,7 @@
 """The contributor's entry to rdmacm.
 
     python3 dev.py demo [ARGS...]    run the rdmacm command from the sources, with nothing installed;
-                                     without arguments: rdmacm explain localhost 7471
+                                     without arguments: rdmacm demo, two processes that move data
     python3 dev.py test [ARGS...]    run the tests; the arguments go to pytest
     python3 dev.py check             run ruff, mypy and import-linter
     python3 dev.py bench [NAME] [ARGS...]
@@ -232,7 +232,7 @@ def _become(command: list[str], environ: dict[str, str]) -> int:
 
 
 def demo(arguments: list[str]) -> int:
-    command = [sys.executable, "-m", "rdmacm", *(arguments or ["explain", "localhost", "7471"])]
+    command = [sys.executable, "-m", "rdmacm", *(arguments or ["demo"])]
     return _become(command, _source_environ())
 
 

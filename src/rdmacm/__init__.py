@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from rdmacm.address import Gid, SockAddr, SockAddrIB
 from rdmacm.addrinfo import AddrInfo, getaddrinfo
+from rdmacm.capture import Capture, capture
 from rdmacm.channel import CmEvent, EventChannel, event_str
 from rdmacm.cmid import CmId, Route, create_ep
 from rdmacm.cmstate import State
@@ -51,6 +52,7 @@ __all__ = [
     "AddrInfo",
     "AddressFamily",
     "CmDisconnectedError",
+    "Capture",
     "CmEvent",
     "CmEventType",
     "CmId",
@@ -92,6 +94,7 @@ __all__ = [
     "UdParam",
     "connect",
     "create_ep",
+    "capture",
     "devices",
     "event_str",
     "explain",

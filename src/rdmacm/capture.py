@@ -15,19 +15,16 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from types import TracebackType
-from typing import Protocol, Self, TypeAlias
+from typing import Protocol, Self
 
+from rdmacm.errors import cm_error
 from rdmacm.proto.frames import udp_frame
 from rdmacm.proto.pcapng import Direction, enhanced_packet, interface_description, section_header
 from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.wire import Buffer, WireError
+from rdmacm.provider import Provider, Tap, get_provider
 
-__all__ = ["Capture", "Tap", "Tapped"]
-
-#: (outgoing, local, remote, source_port, dest_port, data, segment): packets that pass. The addresses are packed, the
-#: ports those in the packets' UDP headers. ``data`` is one packet from its BTH to its ICRC, whole or in pieces, or
-#: with ``segment`` > 0 a train of packets of that size, the last one perhaps shorter; it is not kept.
-Tap: TypeAlias = "Callable[[bool, bytes, bytes, int, int, Sequence[Buffer] | memoryview, int], None]"
+__all__ = ["Capture", "Tap", "Tapped", "capture"]
 
 #: Flows are told apart by what strangers send, so only some are remembered.
 _flow = lru_cache(maxsize=256)(Icrc)
@@ -186,3 +183,26 @@ class Capture:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def capture(path: str | os.PathLike[str], provider: str | Provider | None = None) -> Capture:
+    """Write every packet of this process's devices to a file, until the capture is closed.
+
+    ``provider``: as of :class:`rdmacm.CmId`; there is one capture of it at a time, the latest. ENOENT, EACCES and the
+    like where the file cannot be made.
+
+    >>> from rdmacm.testing import Fabric
+    >>> with capture("/dev/null", Fabric().host("a", "10.0.0.1/24").provider) as packets:
+    ...     packets.packets
+    0
+    """
+    try:
+        found = Capture(path)
+    except OSError as error:
+        raise cm_error(error.errno or 0, error.strerror or str(error), "capture", os.fspath(path)) from error
+    try:
+        found.attach(get_provider(provider))
+    except BaseException:
+        found.close()
+        raise
+    return found

@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
@@ -22,15 +22,31 @@ from rdmacm.constants import CmEventType
 from rdmacm.errors import cm_error
 from rdmacm.explanation import Explanation, Step
 from rdmacm.proto.sa import PathRecord
+from rdmacm.proto.wire import Buffer
 from rdmacm.verbs.attr import QPAttr
 from rdmacm.verbs.backend import DeviceBackend
 from rdmacm.verbs.device import Context, Device
 from rdmacm.verbs.enums import QPAttrMask, QPState
 from rdmacm.verbs.qp import QP
 
-__all__ = ["Address", "EventQueue", "IdBackend", "IdOptions", "Provider", "QueuedEvent", "RouteChoice", "get_provider"]
+__all__ = [
+    "Address",
+    "EventQueue",
+    "IdBackend",
+    "IdOptions",
+    "Provider",
+    "QueuedEvent",
+    "RouteChoice",
+    "Tap",
+    "get_provider",
+]
 
 T = TypeVar("T")
+
+#: (outgoing, local, remote, source_port, dest_port, data, segment): packets that pass. The addresses are packed, the
+#: ports those in the packets' UDP headers. ``data`` is one packet from its BTH to its ICRC, whole or in pieces, or
+#: with ``segment`` > 0 a train of packets of that size, the last one perhaps shorter; it is not kept.
+Tap: TypeAlias = "Callable[[bool, bytes, bytes, int, int, Sequence[Buffer] | memoryview, int], None]"
 
 #: Addresses as they cross the seam: parsed.
 Address: TypeAlias = InetAddr | SockAddrIB
@@ -175,6 +191,8 @@ class Provider(Protocol):
     """What a way of carrying the API must offer."""
 
     name: str
+    #: Where set, is shown the packets that pass (:data:`Tap`).
+    tap: Tap | None
 
     def devices(self) -> tuple[Device, ...]:
         """Every device, as it is now."""

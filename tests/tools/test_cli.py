@@ -24,7 +24,7 @@ import rdmacm
 from rdmacm import AddressFamily, PortSpace, QPType, RaiFlag
 from rdmacm.tools import devices as devices_tool
 from rdmacm.tools import output
-from rdmacm.tools.main import COMMANDS, main
+from rdmacm.tools.main import COMMANDS, main, parser_of
 from support.netns import TwoHosts, needs_netns, python_environment, two_hosts
 
 ADDRINFO_KEYS = [
@@ -610,9 +610,7 @@ class TestHelp:
         for example, _ in tool.PAGE.examples:
             program, name, *argv = shlex.split(example.partition(" | ")[0])
             assert (program, name) == ("rdmacm", command)
-            parser = output.Parser(tool.PAGE)
-            tool.add_arguments(parser)
-            parser.parse_intermixed_args(argv)
+            parser_of(tool).parse_intermixed_args(argv)
 
     def test_defaults_are_shown(self, run: Run) -> None:
         assert "(default: 2000)" in " ".join(run("resolve", "--help").out.split())

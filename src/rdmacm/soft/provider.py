@@ -19,7 +19,7 @@ from rdmacm.errors import cm_error
 from rdmacm.explanation import Explanation
 from rdmacm.net.types import Change, Network
 from rdmacm.proto.sa import PathRecord
-from rdmacm.provider import EventQueue, Owner, RouteChoice
+from rdmacm.provider import EventQueue, Owner, RouteChoice, Tap
 from rdmacm.soft import resolver
 from rdmacm.soft.cm import ConnectionManager
 from rdmacm.soft.connecting import SoftId
@@ -101,6 +101,15 @@ class SoftProvider:
             queue = SoftQueue(self)
             self.use(queue)
             return queue
+
+    @property
+    def tap(self) -> Tap | None:
+        """What is shown the packets that pass."""
+        return self.transport.wire.tap
+
+    @tap.setter
+    def tap(self, tap: Tap | None) -> None:
+        self.transport.wire.tap = tap
 
     def create_id(self, queue: EventQueue, owner: Owner, port_space: int, qp_type: int) -> SoftId:
         self.check_fork("create_id")

@@ -22,23 +22,21 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from socket import AF_INET, AF_INET6
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from rdmacm.errors import cm_error, errno_name
 from rdmacm.proto.roce.headers import MULTICAST_QPN, ROCE_PORT
 from rdmacm.proto.roce.icrc import ICRC_LENGTH, Icrc
 from rdmacm.proto.roce.opcodes import BTH_LENGTH
 from rdmacm.proto.wire import Buffer
+from rdmacm.provider import Tap
 from rdmacm.soft import sockets
 from rdmacm.soft.mailbox import Delivery, Mailbox, Post, bound
 from rdmacm.soft.sharing import CannotShare, Membership
 from rdmacm.soft.steering import SERVICE_ID, is_request, qpn_of, slot_of
 from rdmacm.soft.wire import Received, WirePath, WireRoute
 
-__all__ = ["Tap", "UdpRoute", "UdpWire"]
-
-#: (outgoing, local address, remote address, source port, destination port, buffers, segment) of each datagram or train.
-Tap: TypeAlias = Callable[[bool, bytes, bytes, int, int, Sequence[Buffer], int], None]
+__all__ = ["UdpRoute", "UdpWire"]
 
 _LONGEST = 65507
 #: How many datagrams or trains one receive() takes.

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
 from rdmacm.proto.wire import Buffer
+from rdmacm.provider import Tap
 
 __all__ = ["Received", "Wire", "WirePath", "WireRoute"]
 
@@ -42,6 +43,8 @@ class Wire(Protocol):
     """``slot`` is the top byte of the QP numbers whose packets arrive here, 1..255; known once opened."""
 
     slot: int
+    #: Where set, is shown every packet and train that passes (:data:`rdmacm.provider.Tap`).
+    tap: Tap | None
 
     def open(self) -> None:
         """Begin to receive. EADDRINUSE where somebody else has the port, EACCES where another user has."""

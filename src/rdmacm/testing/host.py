@@ -15,6 +15,7 @@ from rdmacm.errors import CmWouldBlockError
 from rdmacm.net.types import Neighbour, NeighbourState
 from rdmacm.proto.roce.headers import ROCE_PORT
 from rdmacm.proto.wire import Buffer
+from rdmacm.provider import Tap
 from rdmacm.soft.provider import SoftProvider
 from rdmacm.soft.wire import Received, WirePath, WireRoute
 from rdmacm.testing.faults import Packet
@@ -64,6 +65,7 @@ class FabricWire:
         self._trains = trains
         self._inbox: deque[Received] = deque()
         self.is_open = False
+        self.tap: Tap | None = None
 
     def open(self) -> None:
         self.is_open = True
@@ -96,6 +98,8 @@ class FabricWire:
             scope_id = interface.index if interface and packet.local.startswith(_LINK_LOCAL) else 0
             remote = (host, packet.source_port, 0, scope_id)
         self._inbox.append((memoryview(data), 0, remote, packet.remote))
+        if self.tap is not None:
+            self.tap(False, packet.remote, packet.local, packet.source_port, ROCE_PORT, (data,), 0)
         return True
 
     def route(self, path: WirePath, traffic_class: int = 0) -> FabricRoute:
@@ -109,6 +113,8 @@ class FabricWire:
         """
         assert isinstance(route, FabricRoute)
         data = b"".join(buffers)
+        if self.tap is not None:
+            self.tap(True, route.path.local, route.path.remote, route.source_port, ROCE_PORT, (data,), segment)
         if not segment:
             return self._fabric.transmit(self._host, route, data, 0)
         if segment < 0 or len(data) > self.can_segment() or len(data) > segment * _TRAIN_PACKETS:

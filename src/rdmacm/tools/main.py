@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import cast
 
-from rdmacm.errors import RdmaError
+from rdmacm.errors import RdmaError, cm_error
 from rdmacm.tools.output import Page, Parser, ReaderGoneError, Tool, UsageError, complain, write
 
-__all__ = ["COMMANDS", "main"]
+__all__ = ["COMMANDS", "main", "parser_of"]
 
 #: The commands, in the order they are listed: each is a module of this package, imported when it is asked for.
 COMMANDS = (
@@ -46,6 +46,17 @@ def _tool(command: str) -> Tool:
     return cast("Tool", import_module(f"rdmacm.tools.{command.replace('-', '_')}"))
 
 
+def parser_of(tool: Tool) -> Parser:
+    """The parser of a command: the tool's own arguments and those all have."""
+    parser = Parser(tool.PAGE)
+    tool.add_arguments(parser)
+    parser.add_argument(
+        "--pcap", metavar="FILE", help="Write the RoCEv2 packets sent and received to this file (pcapng)."
+    )
+    parser.add_argument("-h", "--help", action="help", help="Show this page.")
+    return parser
+
+
 def _command_of(argv: list[str]) -> tuple[str, list[str]] | None:
     """The command and its arguments; None where the page or the version was asked for, and has been written."""
     # None of the program's own options takes a value, so the first argument that is no option is the command.
@@ -79,13 +90,20 @@ def _run(argv: Sequence[str]) -> int:
         if found is None:
             return 0
         tool = _tool(found[0])
-        parser = Parser(tool.PAGE)
-        tool.add_arguments(parser)
-        parser.add_argument("-h", "--help", action="help", help="Show this page.")
-        args = parser.parse_intermixed_args(found[1])  # options may stand between NODE and SERVICE
+        args = parser_of(tool).parse_intermixed_args(found[1])  # options may stand between NODE and SERVICE
     except SystemExit:  # --help has been answered
         return 0
-    return tool.run(args)
+    if args.pcap is None:
+        return tool.run(args)
+    from rdmacm.capture import capture
+
+    with capture(args.pcap, args.provider) as packets:
+        status = tool.run(args)
+    if packets.error is not None:
+        raise cm_error(
+            packets.error.errno or 0, f"the capture is not whole: {packets.error.strerror}", "capture", args.pcap
+        )
+    return status
 
 
 def main(argv: Sequence[str] | None = None) -> int:
