@@ -13,7 +13,7 @@ from rdmacm.cmid import CmId
 from rdmacm.connparam import ConnParam
 from rdmacm.constants import CmEventType
 from rdmacm.errors import CmTimeoutError, RdmaError, cm_error
-from rdmacm.tools.link import Twin, add_provider, add_roles, find, number, say_listening
+from rdmacm.tools.link import Twin, add_provider, add_roles, find, number, port_number, say_listening
 from rdmacm.tools.measure import Progress, Samples, resident_bytes, size_text
 from rdmacm.tools.output import Page, Parser, table, write, write_json
 from rdmacm.verbs.attr import QPCap, QPInitAttr
@@ -68,7 +68,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "-p",
         "--port",
-        type=number(0, 65535),
+        type=port_number,
         default=7471,
         metavar="PORT",
         help="The server's port; 0, with -s, takes a free one (default: %(default)s).",

@@ -13,15 +13,17 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import ClassVar, Self
 
 from rdmacm.address import SockAddr, format_address
 from rdmacm.addrinfo import AddrInfo
+from rdmacm.channel import EventChannel
 from rdmacm.cmid import CmId
 from rdmacm.connparam import ConnParam
 from rdmacm.constants import PortSpace, RaiFlag
@@ -56,6 +58,8 @@ __all__ = [
 _MOST_CLIENTS = 64
 #: Seconds a server process of our own may take to start, and connections to end.
 _PATIENCE = 10.0
+#: Seconds a peer may take to confirm the end of a connection.
+_GOODBYE = 2.0
 
 
 # -- arguments -----------------------------------------------------------------------------------------------
@@ -72,7 +76,8 @@ def number(least: int, most: int) -> Callable[[str], int]:
     return parse
 
 
-port_number = number(1, 65535)
+#: 0 takes a free one, where it is the own.
+port_number = number(0, 65535)
 
 
 def add_roles(parser: Parser, *, host: bool) -> None:
@@ -102,12 +107,16 @@ class Link:
     queue pair: what is posted then completes as flushed, and whoever waits has the news.
     """
 
+    #: Those that are open.
+    alive: ClassVar[set[Link]] = set()
+
     def __init__(self, cmid: CmId, cap: QPCap, *, own_qp: bool = False) -> None:
         self.cmid = cmid
         self.peer = cmid.peer_addr_text
         self._regions: list[MR] = []
         self._arrived: dict[int, WC] = {}
         self._own: QP | None = None
+        self._is_connected = False
         context = cmid.verbs
         assert context is not None
         self._channel = CompChannel(context)
@@ -122,6 +131,7 @@ class Link:
         except BaseException:
             self.close()
             raise
+        self.alive.add(self)
 
     def register(self, buffer: Buffer, access: AccessFlag = AccessFlag.LOCAL_WRITE) -> MR:
         """Register memory until the link is closed."""
@@ -154,10 +164,15 @@ class Link:
             qp.modify(*self.cmid.init_qp_attr(state))
 
     def _watch(self) -> None:
-        self.cmid.channel.queue.notify = self.qp.to_error
+        self._is_connected = True
+        self.cmid.channel.queue.notify = self._ended
         with suppress(CmWouldBlockError):  # what came before there was anyone to notify
             self.cmid.channel.get_event(0).ack()
-            self.qp.to_error()
+            self._ended()
+
+    def _ended(self) -> None:
+        self._is_connected = False
+        self.qp.to_error()
 
     def next(self, timeout: float | None = None) -> WC | None:
         """The next completion, which is a successful one; None where none came in ``timeout`` seconds."""
@@ -193,9 +208,10 @@ class Link:
 
     def close(self) -> None:
         """Say goodbye and release everything."""
+        self.alive.discard(self)
         self.cmid.channel.queue.notify = None
         with suppress(RdmaError):
-            self.cmid.disconnect()
+            self._say_goodbye()
         if self._own is not None:
             self._own.close()
         self.cmid.destroy_qp()
@@ -205,6 +221,19 @@ class Link:
             self.cq.close()
         self._channel.close()
         self.cmid.destroy()
+
+    def _say_goodbye(self) -> None:
+        if not self._is_connected:
+            self.cmid.disconnect()
+            return
+        # The peer should know, but its application may never confirm.
+        with EventChannel(self.cmid.channel.provider) as channel:
+            self.cmid.migrate(channel)
+            try:
+                self.cmid.disconnect()
+                channel.get_event(_GOODBYE).ack()
+            finally:
+                self.cmid.migrate(None)
 
     def __enter__(self) -> Self:
         return self
@@ -248,25 +277,24 @@ def serve(listener: CmId, work: Callable[[CmId], None], *, persistent: bool) -> 
     if not persistent:
         work(listener.get_request())
         return
-    clients: dict[CmId, threading.Thread] = {}
+    clients: set[threading.Thread] = set()
     try:
         while True:
             cmid = listener.get_request()
-            for ended in [each for each, thread in clients.items() if not thread.is_alive()]:
-                del clients[ended]
+            clients = {thread for thread in clients if thread.is_alive()}
             if len(clients) >= _MOST_CLIENTS:
                 with cmid, suppress(RdmaError):
                     cmid.reject(b"busy")
                 continue
             thread = threading.Thread(target=_work, args=(work, cmid), name="rdmacm-client", daemon=True)
-            clients[cmid] = thread
+            clients.add(thread)
             thread.start()
     finally:
-        for cmid in clients:  # whoever waits for such a client is woken
-            with suppress(RdmaError):
-                cmid.disconnect()
-        for thread in clients.values():
-            thread.join(_PATIENCE)
+        for link in list(Link.alive):
+            link.stop()
+        limit = time.monotonic() + 2 * _GOODBYE
+        for thread in clients:
+            thread.join(max(0.0, limit - time.monotonic()))
 
 
 def serve_in_turn(listener: CmId, work: Callable[[CmId], None]) -> None:

@@ -18,7 +18,18 @@ from enum import IntEnum, IntFlag
 from rdmacm.cmid import CmId
 from rdmacm.connparam import ConnParam
 from rdmacm.errors import CmDisconnectedError, CmRejectedError, cm_error, printable
-from rdmacm.tools.link import Link, Twin, add_provider, add_roles, find, listening, number, say_listening, serve_in_turn
+from rdmacm.tools.link import (
+    Link,
+    Twin,
+    add_provider,
+    add_roles,
+    find,
+    listening,
+    number,
+    port_number,
+    say_listening,
+    serve_in_turn,
+)
 from rdmacm.tools.measure import Progress, Samples, size_text
 from rdmacm.tools.output import Page, Parser, table, write, write_json
 from rdmacm.verbs.attr import QPCap
@@ -160,7 +171,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "-p",
         "--port",
-        type=number(0, 65535),
+        type=port_number,
         default=7472,
         metavar="PORT",
         help="The server's port; 0, with -s, takes a free one (default: %(default)s).",

@@ -14,6 +14,7 @@ import struct
 import time
 from itertools import count
 
+from rdmacm.address import format_address
 from rdmacm.cmid import CmId
 from rdmacm.connparam import ConnParam
 from rdmacm.errors import CmDisconnectedError, cm_error, printable
@@ -94,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
             args.parser.error("the client needs -a ADDR, the server's address")
         return _client(args)
     with listening(args.address, args.port, 3, args.provider) as listener:
-        _debug(args, f"listening on {listener.local_addr}")
+        _debug(args, f"listening on {format_address(listener.local_addr)}")
         serve(listener, lambda cmid: _serve(args, cmid), persistent=args.persistent)
     return 0
 
@@ -153,7 +154,7 @@ class _End:
 
 def _client(args: argparse.Namespace) -> int:
     cmid, _ = find(args.address, args.port, source=args.source, provider=args.provider)
-    _debug(args, f"resolved to {cmid.route}")
+    _debug(args, f"{cmid.verbs}: {format_address(cmid.local_addr)} -> {format_address(cmid.peer_addr)}")
     times = Samples()
     began = time.perf_counter()
     with Link(cmid, _CAP, own_qp=args.own_qp) as link:

@@ -1,0 +1,71 @@
+"""The command's servers as processes of their own, and the command itself in this one."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, NamedTuple, Self, TypeAlias
+
+from support.netns import python_environment
+
+
+class Result(NamedTuple):
+    """How a run of the command ended."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+Run: TypeAlias = Callable[..., Result]
+
+
+class Server:
+    """``rdmacm ARGV`` as a process that listens on ``port``, which it has said in the first line it wrote."""
+
+    def __init__(self, *argv: str) -> None:
+        self.start(*argv)
+        said = self.process.stderr if "-d" in argv else self.process.stdout
+        assert said is not None
+        line = said.readline()
+        found = re.search(r"listening on .*:(\d+)$", line.rstrip())
+        assert found is not None, line or self.process.communicate()
+        self.port = int(found[1])
+
+    def start(self, *argv: str) -> None:
+        """Start the process."""
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "rdmacm", *argv],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=python_environment(),
+            text=True,
+        )
+
+    def end(self, by: signal.Signals | None = None) -> Result:
+        """Wait for the end, which a signal may bring about; what was written after the first line."""
+        if by is not None:
+            self.process.send_signal(by)
+        out, err = self.process.communicate(timeout=20)
+        return Result(self.process.returncode, out, err)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.communicate()
+        for pipe in (self.process.stdout, self.process.stderr):
+            assert pipe is not None
+            pipe.close()

@@ -1,0 +1,233 @@
+"""``rdmacm rping``: two processes, its protocol, its output, and peers that do not keep to it."""
+
+from __future__ import annotations
+
+import signal
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rdmacm import CmId
+from rdmacm.connparam import ConnParam
+from rdmacm.tools.main import main
+from rdmacm.tools.rping import ping_text
+from support.pcap import frames
+from support.servers import Result, Run, Server
+
+#: What rping(1) shows of its first ping.
+FIRST = "rdma-ping-0: ABCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_`abcdefghijklmnopqr"
+TIMES = {"min", "mean", "p50", "p99", "max"}
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    def run(*argv: str) -> Result:
+        status = main(argv)
+        return Result(status, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture(scope="module", params=["127.0.0.1", "::1"])
+def persistent(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
+    """Address and port of a server for any number of clients."""
+    with Server("rping", "-s", "-P", "-V", "-d", "-a", request.param, "-p", "0") as server:
+        yield request.param, str(server.port)
+        ended = server.end(signal.SIGINT)
+        assert ended.status == 130
+        assert [line for line in ended.err.splitlines() if not line.startswith("rdmacm: rping: ")] == []
+
+
+class TestText:
+    def test_the_first_is_rpings(self) -> None:
+        assert ping_text(0, 64) == FIRST.encode() + b"\0"
+
+    def test_characters_go_round_from_one_further_each_time(self) -> None:
+        assert ping_text(57, 26) == b"rdma-ping-57: zABCDEFGHIJ\0"
+        assert ping_text(58, 26) == b"rdma-ping-58: ABCDEFGHIJK\0"
+        long = ping_text(1, 65535)
+        assert len(long) == 65535
+        assert long[13:71] == bytes([*range(66, 123), 65])
+        assert long[71:129] == long[13:71]
+
+    def test_a_number_that_hardly_fits(self) -> None:
+        assert (
+            ping_text(2**31 - 1, 26)
+            == b"rdma-ping-2147483647: " + bytes([(2**31 - 1) % 58 + 65 + i for i in range(3)]) + b"\0"
+        )
+
+
+class TestPings:
+    @pytest.mark.parametrize("size", [26, 64, 4096, 65535])
+    def test_all_sizes_are_checked_at_both_ends(self, run: Run, persistent: tuple[str, str], size: int) -> None:
+        address, port = persistent
+        result = run("rping", "-c", "-a", address, "-p", port, "-V", "-C", "5", "-S", str(size))
+        assert result == (0, "", "")
+
+    def test_the_data_is_shown(self, run: Run) -> None:
+        with Server("rping", "-s", "-v", "-d", "-a", "127.0.0.1", "-p", "0") as server:
+            client = run("rping", "-c", "-a", "127.0.0.1", "-p", str(server.port), "-v", "-C", "2")
+            served = server.end()
+        second = "rdma-ping-1: BCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_`abcdefghijklmnopqrs"
+        assert client == (0, f"ping data: {FIRST}\nping data: {second}\n", "")
+        assert (served.status, served.out) == (0, f"server ping data: {FIRST}\nserver ping data: {second}\n")
+
+    def test_three_clients_at_a_time(self, persistent: tuple[str, str]) -> None:
+        address, port = persistent
+        statuses: list[int] = []
+
+        def client() -> None:
+            statuses.append(main(["rping", "-c", "-a", address, "-p", port, "-V", "-C", "20"]))
+
+        threads = [threading.Thread(target=client) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert statuses == [0, 0, 0]
+
+    @pytest.mark.parametrize(("ours", "theirs"), [("-q", "-q"), ("-V", "-q")])
+    def test_queue_pairs_of_its_own(self, run: Run, ours: str, theirs: str) -> None:
+        with Server("rping", "-s", "-V", "-d", "-a", "127.0.0.1", "-p", "0", theirs) as server:
+            assert run("rping", "-c", "-a", "127.0.0.1", "-p", str(server.port), "-V", "-C", "3", ours) == (0, "", "")
+            assert server.end().status == 0
+
+    def test_a_queue_pair_of_its_own_at_the_client_only(self, run: Run, persistent: tuple[str, str]) -> None:
+        address, port = persistent
+        assert run("rping", "-c", "-a", address, "-p", port, "-V", "-C", "3", "-q").status == 0
+
+    def test_a_source_address(self, run: Run) -> None:
+        with Server("rping", "-s", "-v", "-d", "-p", "0") as server:
+            result = run("rping", "-c", "-a", "127.0.0.1", "-I", "127.0.0.1", "-p", str(server.port), "-C", "1")
+            assert result.status == 0
+            assert server.end().status == 0
+
+
+class TestJson:
+    def test_both_ends_have_a_summary(self, run: Run) -> None:
+        with Server("rping", "-s", "-V", "-d", "-p", "0", "--json") as server:
+            client = run(
+                "rping", "-c", "-a", "127.0.0.1", "-p", str(server.port), "-C", "4", "-S", "100", "-v", "--json"
+            )
+            served = server.end()
+        found = client.json
+        assert set(found) == {"peer", "size", "pings", "bytes", "seconds", "validated", "round_trip_us"}
+        assert (found["peer"], found["size"], found["pings"]) == (f"127.0.0.1:{server.port}", 100, 4)
+        assert (found["bytes"], found["validated"]) == (800, False)
+        assert set(found["round_trip_us"]) == TIMES
+        assert 0 < found["round_trip_us"]["min"] <= found["round_trip_us"]["p50"] <= found["round_trip_us"]["max"]
+        assert {**served.json, "peer": ""} == {"peer": "", "pings": 4, "bytes": 800, "validated": True}
+
+
+class TestCapture:
+    def test_the_packets_can_be_read_by_others(self, run: Run, tmp_path: Path, persistent: tuple[str, str]) -> None:
+        pytest.importorskip("scapy.layers.inet6")
+        scapy_utils = pytest.importorskip("scapy.utils")
+        address, port = persistent
+        file = tmp_path / "rping.pcapng"
+        assert run("rping", "-c", "-a", address, "-p", port, "-C", "2", "--pcap", str(file)).status == 0
+        assert file.read_bytes()[:4] == b"\x0a\x0d\x0d\x0a"
+        packets = scapy_utils.rdpcap(str(file))
+        assert len(packets) == len(list(frames(file))) > 20
+        assert all(packet["UDP"].dport == 4791 for packet in packets)
+        assert any(b"rdma-ping-1: " in bytes(packet) for packet in packets)
+
+    def test_a_file_that_cannot_be_made(self, run: Run, tmp_path: Path) -> None:
+        result = run("rping", "-c", "-a", "127.0.0.1", "--pcap", str(tmp_path / "none" / "x"))
+        assert result.status == 1
+        assert result.err.endswith("none/x: No such file or directory [ENOENT]\n")
+
+
+class TestFailures:
+    def test_nobody_listens(self, run: Run) -> None:
+        with CmId() as free:
+            free.bind_addr(("127.0.0.1", 0))
+            port = free.src_port
+        result = run("rping", "-c", "-a", "127.0.0.1", "-p", str(port))
+        assert (result.status, result.out) == (1, "")
+        assert result.err.startswith(
+            f"rdmacm: connect 127.0.0.1:{port}: nobody listens on that port [ECONNREFUSED]; try: "
+        )
+
+    def test_the_port_is_taken(self, run: Run) -> None:
+        with CmId() as taken:
+            taken.bind_addr(("127.0.0.1", 0))
+            result = run("rping", "-s", "-a", "127.0.0.1", "-p", str(taken.src_port))
+        assert result.status == 1
+        assert "[EADDRINUSE]" in result.err
+
+    @pytest.mark.parametrize(
+        ("argv", "message"),
+        [
+            (["-C", "1"], "one of -s and -c is needed"),
+            (["-s", "-c"], "one of -s and -c is needed"),
+            (["-c"], "the client needs -a ADDR, the server's address"),
+            (["-c", "-a", "::1", "-S", "25"], "argument -S/--size: '25' is not a number from 26 to 65535"),
+            (["-c", "-a", "::1", "-S", "65536"], "argument -S/--size: '65536' is not a number from 26 to 65535"),
+            (["-c", "-a", "::1", "-C", "0"], "argument -C/--count: '0' is not a number from 1 to 2147483648"),
+            (["-c", "-a", "::1", "-p", "x"], "argument -p/--port: 'x' is not a number from 0 to 65535"),
+        ],
+    )
+    def test_wrong_usage(self, run: Run, argv: list[str], message: str) -> None:
+        result = run("rping", *argv)
+        assert result == (2, "", f"rdmacm: rping: {message}; try: rdmacm rping --help\n")
+
+    def test_the_server_leaves(self) -> None:
+        with (
+            Server("rping", "-s", "-d", "-a", "127.0.0.1", "-p", "0") as server,
+            Client(server.port) as client,
+        ):
+            client.wait_until_it_pings()
+            server.end(signal.SIGINT)
+            status, _, err = client.end()
+        assert status == 1
+        assert err == (f"rdmacm: transfer 127.0.0.1:{server.port}: the peer has ended the connection [ECONNRESET]\n")
+
+    def test_interrupted_it_says_how_far_it_came(self) -> None:
+        with Server("rping", "-s", "-d", "-a", "127.0.0.1", "-p", "0") as server, Client(server.port) as client:
+            client.wait_until_it_pings()
+            interrupted = client.end(signal.SIGINT)
+            assert (interrupted.status, interrupted.err) == (130, "")
+            assert server.end().status == 0
+
+
+class Client(Server):
+    """A client that pings for ever; it shows its pings."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.start("rping", "-c", "-a", "127.0.0.1", "-p", str(port), "-v")
+
+    def wait_until_it_pings(self) -> None:
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == f"ping data: {FIRST}\n"
+
+
+class TestStrangers:
+    """Clients that do not do as rping does."""
+
+    @pytest.mark.parametrize(
+        ("message", "complaint"),
+        [
+            (b"x" * 15, "a message of 15 bytes instead of 16"),
+            (struct.pack(">QII", 4096, 1, 0), "a ping of 0 bytes"),
+            (struct.pack(">QII", 4096, 1, 65536), "a ping of 65536 bytes"),
+            (struct.pack(">QII", 4096, 1, 64), "a work request failed: REM_ACCESS_ERR"),
+        ],
+    )
+    def test_is_told_and_the_server_fails(self, message: bytes, complaint: str) -> None:
+        with Server("rping", "-s", "-d", "-a", "127.0.0.1", "-p", "0") as server, CmId() as stranger:
+            stranger.resolve_addr(("127.0.0.1", server.port))
+            stranger.resolve_route()
+            stranger.create_qp()
+            stranger.connect(ConnParam(responder_resources=1, initiator_depth=1))
+            with stranger.reg_msgs(bytearray(message)) as region:
+                stranger.post_send(1, region)
+                stranger.channel.get_event(10).ack()  # the server does not go on with this one
+                stranger.disconnect()
+            ended = server.end()
+        assert ended.status == 1
+        assert ended.err.splitlines()[-1].partition(": ")[2].partition(": ")[2].startswith(complaint)
