@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import errno
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -348,8 +349,7 @@ class Twin:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line.startswith(LISTENING):
-            said = self._end().strip().removeprefix("rdmacm: ") or "it said nothing"
-            raise cm_error(errno.ECHILD, f"the second process could not serve: {said}", "start")
+            raise _told(self._end())
         self.port = int(line.rpartition(":")[2])
 
     @property
@@ -371,6 +371,15 @@ class Twin:
         self._end()
 
 
+def _told(text: str) -> RdmaError:
+    """What the second process has complained of, as an error of this one."""
+    line = text.partition("\n")[0].removeprefix("rdmacm: ")
+    found = re.fullmatch(r"(.*) \[(\w+)\](?:; try: (.*))?", line)
+    if found is None:
+        return cm_error(errno.ECHILD, line or "it ended without a word", "second process")
+    return cm_error(getattr(errno, found[2], errno.ECHILD), found[1], "second process", hint=found[3])
+
+
 def twin() -> None:
     """What the second process runs: the tool its arguments name, until its standard input ends."""
     from rdmacm.tools.main import main
@@ -380,6 +389,8 @@ def twin() -> None:
 
 
 def _interrupt_at_end() -> None:
-    sys.stdin.buffer.read()
+    # Not sys.stdin: a thread that holds its lock is in the way when the interpreter ends.
+    while os.read(0, 4096):
+        pass
     # A real signal: it gets a main thread out of poll(2).
     os.kill(os.getpid(), signal.SIGINT)
