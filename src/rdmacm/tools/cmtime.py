@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import struct
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
+from rdmacm.address import SockAddr, format_address
 from rdmacm.channel import CmEvent, EventChannel
 from rdmacm.cmid import CmId
 from rdmacm.connparam import ConnParam
 from rdmacm.constants import CmEventType
 from rdmacm.errors import CmTimeoutError, RdmaError, cm_error
 from rdmacm.tools.link import Twin, add_provider, add_roles, find, number, port_number, say_listening
-from rdmacm.tools.measure import Progress, Samples, resident_bytes, size_text
+from rdmacm.tools.measure import Progress, Samples, resident_bytes
 from rdmacm.tools.output import Page, Parser, table, write, write_json
 from rdmacm.verbs.attr import QPCap, QPInitAttr
 from rdmacm.verbs.cq import CQ
@@ -178,7 +180,7 @@ class _Meter:
         self.server_memory: list[int] = []
         self._find_cq = find_cq
 
-    def set_up(self, count: int, destination: tuple[str, int], source: tuple[str, int] | None) -> list[_Connection]:
+    def set_up(self, count: int, destination: SockAddr, source: SockAddr | None) -> list[_Connection]:
         """Connect so many at a time."""
         batch: list[_Connection] = []
         try:
@@ -246,8 +248,9 @@ class _Meter:
     def _take(self, under_way: dict[CmId, float], outcome: CmEventType, samples: Samples) -> None:
         try:
             event = self.channel.get_event(_SECONDS)
-        except CmTimeoutError as error:
-            raise cm_error(error.errno or 0, f"no {outcome.name} came within {_SECONDS:.0f} s", "cmtime") from None
+        except CmTimeoutError:
+            why = f"no {outcome.name} came within {_SECONDS:.0f} s"
+            raise cm_error(errno.ETIMEDOUT, why, "cmtime") from None
         with event:
             if event.type is outcome and not event.status:
                 at = under_way.pop(event.id, None)
@@ -258,7 +261,9 @@ class _Meter:
             elif (error := event.error) is not None:
                 raise error
             elif event.type is CmEventType.DISCONNECTED:
-                raise cm_error(104, "the server has ended the connection", "cmtime", event.id.peer_addr_text)
+                raise cm_error(
+                    errno.ECONNRESET, "the server has ended the connection", "cmtime", event.id.peer_addr_text
+                )
 
     def _note_memory(self, event: CmEvent) -> None:
         data = event.private_data[: _ANSWER.size]
@@ -296,8 +301,8 @@ class _Meter:
 def _measure(args: argparse.Namespace, host: str, port: int) -> int:
     with find(host, port, source=args.bind, provider=args.provider)[0] as cmid:
         destination = cmid.route.dst_addr
-    assert isinstance(destination, tuple)
-    server = f"{destination[0]}:{port}"
+    assert destination is not None
+    server = format_address(destination)
     source = None if args.bind is None else (args.bind, 0)
     queues: dict[str, CQ] = {}
     progress = Progress()
@@ -305,10 +310,10 @@ def _measure(args: argparse.Namespace, host: str, port: int) -> int:
 
     def find_cq(context: Context) -> CQ:
         if context.name not in queues:
-            queues[context.name] = CQ(context, 16)
+            queues[context.name] = stack.enter_context(CQ(context, 16))
         return queues[context.name]
 
-    with EventChannel(args.provider) as channel:
+    with EventChannel(args.provider) as channel, ExitStack() as stack:
         first = _Meter(channel, find_cq)  # what is done once in a process is no connection's
         first.take_down(first.set_up(1, destination, source))
         meter = _Meter(channel, find_cq)
@@ -330,8 +335,6 @@ def _measure(args: argparse.Namespace, host: str, port: int) -> int:
             progress.close()
             if args.hold or args.concurrent:
                 meter.take_down(held)
-            for queue in queues.values():
-                queue.close()
     _report(args, server, meter, grown)
     return 0
 
@@ -372,5 +375,5 @@ def _report(args: argparse.Namespace, server: str, meter: _Meter, grown: int) ->
     rate = args.connections / seconds
     write(f"{args.connections} connections to {server}, {mode}: {rate:,.0f} a second\n")
     if memory is not None:
-        client, theirs_text = size_text(memory["client_bytes"]), size_text(memory["server_bytes"])
-        write(f"memory for each of {args.connections} open at once: client {client}, server {theirs_text}\n")
+        client, served = (f"{memory[name] / 1024:.1f} KiB" for name in ("client_bytes", "server_bytes"))
+        write(f"memory for each of {args.connections} open at once: client {client}, server {served}\n")

@@ -18,7 +18,7 @@ from rdmacm.explanation import Explanation
 from rdmacm.tools import perf
 from rdmacm.tools.link import Link, Twin, add_provider, find, listening, say_listening, serve_in_turn
 from rdmacm.tools.measure import Progress, size_text, time_text
-from rdmacm.tools.output import Page, Parser, table, write, write_json
+from rdmacm.tools.output import Page, Parser, facts, table, write, write_json
 from rdmacm.verbs.attr import QPCap
 from rdmacm.verbs.enums import AccessFlag, SendFlag, WROpcode
 from rdmacm.verbs.wr import SGE, RecvWR, SendWR
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     # A capture of all that goes through in that time would be hundreds of megabytes.
     seconds, count = (0.0, 4) if args.pcap else (_SECONDS, 0)
-    plans = [perf.Plan(op, _SIZE, 8, False, False, seconds, count) for op in (perf.Op.WRITE, perf.Op.READ)]
+    plans = [perf.Plan(op, _SIZE, 8, False, True, seconds, count) for op in (perf.Op.WRITE, perf.Op.READ)]
     with Twin("demo", "--server", *(["--provider", args.provider] if args.provider else [])) as twin:
         cmid, explanation = find("localhost", twin.port, provider=args.provider)
         story = _Story(cmid, explanation)
@@ -220,18 +220,18 @@ _WIDTH = 100
 
 def _screen(explanation: Explanation, story: _Story, throughput: list[perf.Result]) -> str:
     chosen, path = explanation.chosen, explanation.path or {}
-    lines = [f"localhost is {', '.join(explanation.names)}"]
+    found = [("localhost", ", ".join(explanation.names))]
     if chosen is not None:
-        lines += [
-            f"device {chosen.device} port {chosen.port_num}, GID index {chosen.gid_index}: {chosen.gid}",
-            f"because {chosen.rule}: {chosen.reason}" if chosen.reason else f"because {chosen.rule}",
+        found += [
+            ("device", f"{chosen.device} port {chosen.port_num}, provider {explanation.provider}"),
+            ("GID", f"{chosen.gid}, index {chosen.gid_index}"),
+            ("why", f"{chosen.rule}: {chosen.reason}" if chosen.reason else chosen.rule),
         ]
-    lines.append(f"path {path.get('sgid')} -> {path.get('dgid')}, MTU {path.get('mtu')}")
+    found.append(("path", f"{path.get('sgid')} -> {path.get('dgid')}, MTU {path.get('mtu')}"))
     rows = [(name, time_text(spent), detail) for name, spent, detail in story.steps]
-    text = "\n".join(lines) + "\n\n" + table(("step", "time", "what"), rows, right=("time",)) + "\n"
+    text = facts(found) + "\n" + table(("step", "time", "what"), rows, right=("time",)) + "\n"
     for result, way in zip(throughput, ("there", "back"), strict=True):
-        rate = f"{result.bytes_per_second / 1e6:,.0f} MB/s {way}"
-        text += f"throughput {rate} ({result.plan.op.name} of {size_text(result.plan.size)})\n"
+        text += f"{result.bytes_per_second / 1e6:,.0f} MB/s {way} ({result.plan.op.name} of {size_text(_SIZE)})\n"
     return "".join(f"{_cut(line)}\n" for line in text.splitlines())
 
 

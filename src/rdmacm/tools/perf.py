@@ -8,6 +8,7 @@ buffer: ``rPf1``, its rkey, its address. One connection is one measurement, and 
 from __future__ import annotations
 
 import argparse
+import errno
 import struct
 import time
 from collections.abc import Callable
@@ -41,9 +42,10 @@ PAGE = Page(
     summary="measure latency and bandwidth",
     description="""
         Measures one operation between a client and a server: --op send, write (RDMA WRITE) or read (RDMA READ).
-        Bandwidth is what a queue of --depth work requests moves. With --latency there is one at a time: of send,
-        half the time until the server's answer is here; of write and read, the time until the operation is
-        complete. Both ends poll their completion queues, or with --blocking sleep until something completes.
+        Bandwidth is what a queue of --depth work requests moves; both ends sleep until something completes. With
+        --latency there is one at a time: of send, half the time until the server's answer is here; of write and
+        read, the time until the operation is complete. Both ends then poll their completion queues, which takes a
+        CPU each, or with --blocking sleep here too.
 
         Without -s and -c the server is a second process on this machine, and unless an operation is named a small
         table is measured: the latency of 64 byte messages, polling and blocking, and the bandwidth of write and read
@@ -77,6 +79,8 @@ class _Flag(IntFlag):
 _REQUEST = struct.Struct(">4sBBHII")
 _ANSWER = struct.Struct(">4sIQ")
 _MAGIC = b"rPf1"
+#: Reason of a rejection by the application, whose private data says why.
+_CONSUMER = 28
 _LARGEST, _DEEPEST = 16 << 20, 1024
 _OPCODES = {Op.SEND: WROpcode.SEND, Op.WRITE: WROpcode.RDMA_WRITE, Op.READ: WROpcode.RDMA_READ}
 _ACCESS = AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_READ | AccessFlag.REMOTE_WRITE
@@ -195,7 +199,7 @@ def add_arguments(parser: Parser) -> None:
     )
     parser.add_argument("--count", type=number(1, 1 << 40), metavar="N", help="How many operations to measure.")
     parser.add_argument("--latency", action="store_true", help="Measure latency.")
-    parser.add_argument("--blocking", action="store_true", help="Sleep until something completes.")
+    parser.add_argument("--blocking", action="store_true", help="Measure latency sleeping, not polling.")
     parser.add_argument("--json", action="store_true", help="Write a list of objects.")
     add_provider(parser)
 
@@ -226,7 +230,7 @@ def _plan_of(args: argparse.Namespace) -> Plan:
     op = Op[(args.op or "send").upper()]
     size = args.size or (64 if args.latency else 65536)
     seconds = 0.0 if args.count else args.seconds or 2.0
-    return Plan(op, size, args.depth, args.latency, args.blocking, seconds, args.count or 0)
+    return Plan(op, size, args.depth, args.latency, args.blocking or not args.latency, seconds, args.count or 0)
 
 
 def _small_table(seconds: float, count: int) -> list[Plan]:
@@ -234,7 +238,7 @@ def _small_table(seconds: float, count: int) -> list[Plan]:
     latency = [Plan(Op.SEND, 64, 1, True, blocking, seconds, count) for blocking in (False, True)]
     sizes = ((4096, 64), (65536, 32), (1 << 20, 8))
     return latency + [
-        Plan(op, size, depth, False, False, seconds, count) for op in (Op.WRITE, Op.READ) for size, depth in sizes
+        Plan(op, size, depth, False, True, seconds, count) for op in (Op.WRITE, Op.READ) for size, depth in sizes
     ]
 
 
@@ -315,12 +319,12 @@ def measure(cmid: CmId, plan: Plan, progress: Progress) -> Result:
             data = link.connect(ConnParam(plan.pack()))
         except CmRejectedError as error:
             said = printable(error.private_data.partition(b"\0")[0].decode("ascii", "backslashreplace"))
-            if error.reason == 28 and said:
-                raise cm_error(error.errno or 0, f"the server refused: {said}", "connect", link.peer) from None
-            raise
+            if error.reason != _CONSUMER or not said:
+                raise
+            raise cm_error(errno.ECONNREFUSED, f"the server refused: {said}", "connect", link.peer) from None
         magic, rkey, address = _ANSWER.unpack_from(data) if len(data) >= _ANSWER.size else (b"", 0, 0)
         if magic != _MAGIC:
-            raise cm_error(71, "the server is not one of 'rdmacm perf -s'", "connect", link.peer)
+            raise cm_error(errno.EPROTO, "the server is not one of 'rdmacm perf -s'", "connect", link.peer)
 
         def request(signaled: bool) -> SendWR:
             flags = SendFlag.SIGNALED if signaled else 0
@@ -406,12 +410,11 @@ def _text(results: list[Result]) -> str:
         ]
         parts.append(table(head, rows, right=("count", *head[4:])))
     if streams:
-        head = ("bandwidth", "size", "mode", "depth", "count", "MB/s", "Gbit/s", "messages/s")
+        head = ("bandwidth", "size", "depth", "count", "MB/s", "Gbit/s", "messages/s")
         rows = [
             (
                 r.plan.op.name.lower(),
                 size_text(r.plan.size),
-                r.plan.mode,
                 str(r.plan.depth),
                 str(r.count),
                 f"{r.bytes_per_second / 1e6:.1f}",
@@ -420,5 +423,5 @@ def _text(results: list[Result]) -> str:
             )
             for r in streams
         ]
-        parts.append(table(head, rows, right=head[3:]))
+        parts.append(table(head, rows, right=head[2:]))
     return "\n".join(parts)

@@ -1,0 +1,80 @@
+"""``rdmacm cmtime``: every step is timed, one by one or all at once, and what open connections cost."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from rdmacm.tools.main import main
+from support.servers import Result, Run, Server
+
+STEPS = [
+    *("create id", "resolve addr", "resolve route", "create qp", "connect", "modify qp", "establish"),
+    *("disconnect", "destroy"),
+]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    def run(*argv: str) -> Result:
+        status = main(argv)
+        return Result(status, *capsys.readouterr())
+
+    return run
+
+
+@pytest.mark.parametrize("mode", ["serial", "concurrent"])
+def test_each_step_of_each_connection(run: Run, mode: str) -> None:
+    result = run("cmtime", "-n", "30", f"--{mode}", "--json")
+    assert (result.status, result.err) == (0, "")
+    found = result.json
+    keys = {"server", "connections", "mode", "hold", "steps", "seconds", "connections_per_second", "memory"}
+    assert set(found) == keys
+    assert (found["connections"], found["mode"], found["hold"], found["memory"]) == (30, mode, False, None)
+    assert [step["name"] for step in found["steps"]] == STEPS
+    for step in found["steps"]:
+        assert set(step) == {"name", "count", "total_us", "min", "mean", "p50", "p99", "max"}
+        assert step["count"] == 30
+        assert 0 < step["min"] <= step["p50"] <= step["max"]
+    assert found["connections_per_second"] == pytest.approx(30 / found["seconds"], rel=0.01)
+
+
+def test_connections_that_are_held_at_once(run: Run) -> None:
+    result = run("cmtime", "--connections", "600", "--concurrent", "--hold", "--json")
+    memory = result.json["memory"]
+    assert 0 < memory["client_bytes"] < 100_000
+    assert 0 < memory["server_bytes"] < 100_000
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_a_server_that_serves_until_it_is_interrupted(run: Run, address: str) -> None:
+    with Server("cmtime", "-s", "-b", address, "-p", "0") as server:
+        for _ in range(2):
+            result = run("cmtime", "-c", address, "-b", address, "-p", str(server.port), "-n", "5", "--hold")
+            assert (result.status, result.err) == (0, "")
+        lines = result.out.splitlines()
+        assert [line.split("  ")[0] for line in lines[:3]] == ["step", "create id", "bind addr"]
+        assert len(lines) == 1 + len(STEPS) + 1 + 2
+        assert "5 connections to " in lines[-2]
+        assert lines[-1].startswith("memory for each of 5 open at once: client ")
+        ended = server.end(signal.SIGINT)
+    assert (ended.status, ended.out, ended.err) == (130, "", "")
+
+
+def test_nobody_listens(run: Run) -> None:
+    result = run("cmtime", "-c", "127.0.0.1", "-p", "9", "-n", "3")
+    assert (result.status, result.out) == (1, "")
+    assert result.err.startswith("rdmacm: connect 127.0.0.1:9: nobody listens on that port [ECONNREFUSED]; try: ")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["-s", "-c", "x"], "-s and -c exclude each other"),
+        (["--serial", "--concurrent"], "--serial and --concurrent exclude each other"),
+        (["-n", "0"], "argument -n/--connections: '0' is not a number from 1 to 100000"),
+    ],
+)
+def test_wrong_usage(run: Run, argv: list[str], message: str) -> None:
+    assert run("cmtime", *argv) == (2, "", f"rdmacm: cmtime: {message}; try: rdmacm cmtime --help\n")

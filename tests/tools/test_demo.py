@@ -1,0 +1,90 @@
+"""``rdmacm demo`` and what starts it: the whole job on one screen, and a reason where it cannot be shown."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rdmacm.tools.main import main
+from support.netns import needs_netns, python_environment, two_hosts
+from support.pcap import frames
+from support.servers import Result, Run
+
+ROOT = Path(__file__).parents[2]
+STEPS = [
+    *("create qp", "connect", "SEND", "WRITE", "check there", "READ", "FETCH_AND_ADD", "CMP_AND_SWP", "disconnect"),
+]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    def run(*argv: str) -> Result:
+        status = main(argv)
+        return Result(status, *capsys.readouterr())
+
+    return run
+
+
+def test_one_screen_from_the_checkout() -> None:
+    done = subprocess.run(
+        [sys.executable, "-I", str(ROOT / "dev.py"), "demo"], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 100
+    for word in ("localhost", "device", "GID", "why", "path", *STEPS):
+        assert any(line.startswith(word) for line in lines), word
+    assert [re.sub(r"^[\d,]+ ", "", line) for line in lines[-2:]] == [
+        "MB/s there (WRITE of 1 MiB)",
+        "MB/s back (READ of 1 MiB)",
+    ]
+
+
+def test_json_and_capture(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "demo.pcapng"
+    result = run("demo", "--json", "--pcap", str(file))
+    assert (result.status, result.err) == (0, "")
+    found = result.json
+    assert set(found) == {"resolution", "pid", "steps", "throughput"}
+    assert found["resolution"]["chosen"]["device"] == "soft_lo"
+    assert found["pid"] > 0
+    assert [step["name"] for step in found["steps"]][-len(STEPS) :] == STEPS
+    assert all(step["microseconds"] >= 0 for step in found["steps"])
+    assert [each["op"] for each in found["throughput"]] == ["write", "read"]
+    assert all(each["bytes_per_second"] > 0 for each in found["throughput"])
+    # RETH of the WRITE and of the READ, both atomics: opcodes 6 (WRITE first), 12, 19, 20
+    assert {6, 12, 19, 20} <= {packet[42] for _, packet in frames(file) if packet[12:14] == b"\x08\x00"} | {
+        packet[62] for _, packet in frames(file) if packet[12:14] == b"\x86\xdd"
+    }
+
+
+@needs_netns
+def test_a_port_that_somebody_else_has_is_the_reason() -> None:
+    taken = (
+        "import socket, subprocess, sys\n"
+        "other = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)\n"
+        "other.bind(('::', 4791))\n"
+        "sys.exit(subprocess.run([sys.executable, '-m', 'rdmacm', 'demo']).returncode)\n"
+    )
+    with two_hosts() as net:
+        done = net.a.run(
+            [sys.executable, "-c", taken], capture_output=True, text=True, env=python_environment(), check=False
+        )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.fullmatch(
+        r"rdmacm: second process: open_device UDP port 4791: process \d+ of user \d+ has the port "
+        r"\[EADDRINUSE\]; try: end that process\n",
+        done.stderr,
+    )
+
+
+def test_a_provider_that_is_none(run: Run) -> None:
+    result = run("demo", "--provider", "none")
+    assert (result.status, result.out) == (1, "")
+    assert result.err.startswith("rdmacm: second process: provider: no provider 'none'")
+    assert result.err.count("\n") == 1

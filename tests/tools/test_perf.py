@@ -1,0 +1,159 @@
+"""``rdmacm perf``: two processes measure, agree on what, and survive peers that say something else."""
+
+from __future__ import annotations
+
+import os
+import random
+import struct
+from collections.abc import Iterator
+
+import pytest
+
+from rdmacm import CmId
+from rdmacm.connparam import ConnParam
+from rdmacm.errors import CmRejectedError
+from rdmacm.tools.main import main
+from rdmacm.tools.measure import Progress, Samples, size_text, time_text
+from rdmacm.tools.perf import Plan
+from support.servers import Result, Run, Server
+
+KEYS = {
+    *("op", "size", "depth", "mode", "kind", "count", "bytes", "seconds", "latency_us"),
+    *("bytes_per_second", "messages_per_second"),
+}
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    def run(*argv: str) -> Result:
+        status = main(argv)
+        return Result(status, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server("perf", "-s", "-p", "0") as server:
+        yield server
+        assert server.process.poll() is None, "whatever its clients did, it goes on"
+
+
+class TestMeasurements:
+    @pytest.mark.parametrize("op", ["send", "write", "read"])
+    @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+    def test_bandwidth(self, run: Run, server: Server, op: str, host: str) -> None:
+        argv = ["--op", op, "--size", "10000", "--depth", "8", "--count", "100", "--json"]
+        result = run("perf", "-c", host, "-p", str(server.port), *argv)
+        assert (result.status, result.err) == (0, "")
+        (found,) = result.json
+        assert set(found) == KEYS
+        assert (found["op"], found["size"], found["depth"], found["kind"]) == (op, 10000, 8, "bandwidth")
+        assert (found["count"], found["bytes"], found["latency_us"]) == (100, 1_000_000, None)
+        assert found["bytes_per_second"] == pytest.approx(1e6 / found["seconds"], rel=0.01)
+
+    @pytest.mark.parametrize("mode", ["polling", "blocking"])
+    @pytest.mark.parametrize("op", ["send", "write", "read"])
+    def test_latency(self, run: Run, server: Server, op: str, mode: str) -> None:
+        argv = ["--op", op, "--latency", "--count", "20", "--json", *(["--blocking"] if mode == "blocking" else [])]
+        (found,) = run("perf", "-c", "127.0.0.1", "-p", str(server.port), *argv).json
+        assert set(found) == KEYS
+        assert (found["mode"], found["kind"], found["size"], found["count"]) == (mode, "latency", 64, 20)
+        times = found["latency_us"]
+        assert 0 < times["min"] <= times["p50"] <= times["p99"] <= times["max"]
+
+    def test_for_a_time(self, run: Run, server: Server) -> None:
+        (found,) = run("perf", "-c", "127.0.0.1", "-p", str(server.port), "--seconds", "0.1", "--json").json
+        assert 0.1 <= found["seconds"] < 5
+        assert found["count"] > 0
+
+    def test_the_small_table_needs_nobody(self, run: Run) -> None:
+        result = run("perf", "--count", "8")
+        assert (result.status, result.err) == (0, "")
+        assert [line.split("  ")[0] for line in result.out.splitlines()] == [
+            *("latency", "send (half a round trip)", "send (half a round trip)", ""),
+            *("bandwidth", "write", "write", "write", "read", "read", "read"),
+        ]
+
+
+class TestStrangers:
+    @pytest.mark.parametrize(
+        "data",
+        [
+            b"",
+            b"rPf1",
+            b"x" * 56,
+            struct.pack(">4sBBHII", b"rPf1", 3, 0, 0, 64, 1),
+            struct.pack(">4sBBHII", b"rPf1", 0, 4, 0, 64, 1),
+            struct.pack(">4sBBHII", b"rPf1", 0, 0, 0, 0, 1),
+            struct.pack(">4sBBHII", b"rPf1", 0, 0, 0, (16 << 20) + 1, 1),
+            struct.pack(">4sBBHII", b"rPf1", 0, 0, 0, 64, 0),
+            struct.pack(">4sBBHII", b"rPf1", 0, 0, 0, 64, 1025),
+        ],
+    )
+    def test_a_request_that_makes_no_sense_is_rejected(self, server: Server, data: bytes) -> None:
+        with CmId() as stranger:
+            stranger.resolve_addr(("127.0.0.1", server.port))
+            stranger.resolve_route()
+            stranger.create_qp()
+            with pytest.raises(CmRejectedError) as caught:
+                stranger.connect(ConnParam(data))
+        assert caught.value.private_data.startswith(b"not a request of rdmacm perf")
+
+    def test_any_bytes_are_a_plan_or_none(self) -> None:
+        chance = random.Random(1)
+        for _ in range(2000):
+            data = b"rPf1" + chance.randbytes(chance.randrange(16))
+            plan = Plan.unpack(data)
+            assert plan is None or (0 < plan.size <= 16 << 20 and 0 < plan.depth <= 1024)
+
+    def test_a_server_of_something_else(self, run: Run) -> None:
+        with Server("rping", "-s", "-d", "-p", "0") as other:
+            result = run("perf", "-c", "127.0.0.1", "-p", str(other.port), "--count", "1")
+        assert (result.status, result.out) == (1, "")
+        assert result.err == (
+            f"rdmacm: connect 127.0.0.1:{other.port}: the server is not one of 'rdmacm perf -s' [EPROTO]\n"
+        )
+
+    @pytest.mark.parametrize(
+        ("argv", "message"),
+        [
+            (["-s", "-c", "x"], "-s and -c exclude each other"),
+            (["--count", "1", "--seconds", "1"], "--seconds and --count exclude each other"),
+            (["--seconds", "0"], "argument --seconds: '0' is not a number of seconds from 0.001 to 86400"),
+            (["--seconds", "nan"], "argument --seconds: 'nan' is not a number of seconds from 0.001 to 86400"),
+        ],
+    )
+    def test_wrong_usage(self, run: Run, argv: list[str], message: str) -> None:
+        assert run("perf", *argv) == (2, "", f"rdmacm: perf: {message}; try: rdmacm perf --help\n")
+
+
+class TestMeasure:
+    def test_percentiles(self) -> None:
+        samples = Samples()
+        assert samples.microseconds() == {}
+        for value in range(100, 0, -1):
+            samples.add(value / 1e6)
+        assert samples.microseconds() == {"min": 1.0, "mean": 50.5, "p50": 51.0, "p99": 100.0, "max": 100.0}
+        assert samples.microseconds(0.5)["max"] == 50.0
+
+    def test_units(self) -> None:
+        assert [size_text(size) for size in (64, 4096, 1 << 20, 5000, 3 << 30)] == [
+            *("64 B", "4 KiB", "1 MiB", "5000 B", "3 GiB")
+        ]
+        assert [time_text(each) for each in (8.44, 12345.0, 1.2e6)] == ["8.4 us", "12.3 ms", "1.20 s"]
+
+    def test_progress_is_for_terminals(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert not Progress().is_due(1e12)
+
+    def test_the_line_is_written_over_and_wiped(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        ours, theirs = os.openpty()
+        with os.fdopen(theirs, "w") as terminal, os.fdopen(ours, "rb", 0) as screen:
+            monkeypatch.setattr("sys.stderr", terminal)
+            progress = Progress()
+            assert not progress.is_due(0)
+            assert progress.is_due(1e12)
+            progress.show("long text")
+            progress.show("short")
+            progress.close()
+            assert screen.read(100) == b"\rlong text\rshort    \r     \r"
