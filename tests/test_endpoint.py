@@ -417,7 +417,7 @@ def test_reaching_into_the_peers_memory() -> None:
             assert memory[:10] == b"own-region"
             active.write(remote[:5], b"OTHER", timeout=20)
             active.read(remote[:10], own, timeout=20)
-            assert own.view == b"OTHERegion"
+            assert bytes(own.view) == b"OTHERegion"
         active.write(remote[:0], b"", timeout=20)
 
         active.write(remote, b"look", 42, timeout=20)

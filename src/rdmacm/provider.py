@@ -207,7 +207,8 @@ class Provider(Protocol):
     def drive(self, done: Callable[[], T], timeout: float | None) -> T:
         """Make progress until ``done()`` returns something true, for ``timeout`` seconds (None: for ever, 0: once).
 
-        Returns what ``done()`` said last. Every wait goes through here. ``done`` is called under the provider's lock and must not wait.
+        Returns what ``done()`` said last. Every wait goes through here. ``done`` is called under the provider's lock
+        and must not wait.
         """
 
     def find_route(self, destination: InetAddr, source: InetAddr | None) -> RouteChoice | None:

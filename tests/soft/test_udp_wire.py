@@ -225,9 +225,16 @@ class TestTap:
         seen: list[tuple[bool, bytes, bytes, int, int, bytes, int]] = []
 
         def tap(
-            outgoing: bool, local: bytes, remote: bytes, sport: int, dport: int, data: Sequence[Buffer], segment: int
+            outgoing: bool,
+            local: bytes,
+            remote: bytes,
+            sport: int,
+            dport: int,
+            data: Sequence[Buffer] | memoryview,
+            segment: int,
         ) -> None:
-            seen.append((outgoing, local, remote, sport, dport, b"".join(data), segment))
+            whole = bytes(data) if isinstance(data, memoryview) else b"".join(data)
+            seen.append((outgoing, local, remote, sport, dport, whole, segment))
 
         here, there = "127.0.0.1", "127.0.0.2"
         route = wire.route(path(here, there))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import platform
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from socket import AF_INET, AF_INET6, SOCK_DGRAM, SOCK_STREAM
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import pytest
 
@@ -16,9 +16,12 @@ from rdmacm.constants import PortSpace, RaiFlag
 from rdmacm.errors import GaiError
 from rdmacm.explanation import Explanation
 from rdmacm.proto.sa import PathRecord
-from rdmacm.provider import EventQueue, IdBackend, Owner, RouteChoice
+from rdmacm.provider import EventQueue, IdBackend, Owner, RouteChoice, Tap
+from rdmacm.verbs.backend import DeviceBackend
 from rdmacm.verbs.device import Device
 from rdmacm.verbs.enums import QPType
+
+T = TypeVar("T")
 
 PASSIVE, NUMERICHOST, NOROUTE = RaiFlag.PASSIVE, RaiFlag.NUMERICHOST, RaiFlag.NOROUTE
 FAMILY, SA, DNS = RaiFlag.FAMILY, RaiFlag.SA, RaiFlag.DNS
@@ -36,6 +39,7 @@ class Nowhere:
     """A provider with nothing to offer: no device, no route."""
 
     name = "nowhere"
+    tap: Tap | None = None
 
     def __init__(self) -> None:
         self.asked: list[tuple[InetAddr, InetAddr | None]] = []
@@ -43,7 +47,13 @@ class Nowhere:
     def devices(self) -> tuple[Device, ...]:
         return ()
 
+    def open_device(self, name: str) -> DeviceBackend:
+        raise NotImplementedError
+
     def open_queue(self) -> EventQueue:
+        raise NotImplementedError
+
+    def drive(self, done: Callable[[], T], timeout: float | None) -> T:
         raise NotImplementedError
 
     def create_id(self, queue: EventQueue, owner: Owner, port_space: int, qp_type: int) -> IdBackend:

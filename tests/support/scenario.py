@@ -162,7 +162,7 @@ def run_on_fabric(
         for one in running:
             one.step()
         while not all(one.over for one in running):
-            if not fabric.run(lambda: any([one.ready() for one in running]), seconds=PATIENCE):
+            if not fabric.run(lambda: any(one.ready() for one in running), seconds=PATIENCE):
                 waits = "; ".join(f"{one.waiting.what}" for one in running if one.waiting is not None)
                 raise AssertionError(f"at {fabric.now:.3f} s they still wait: {waits}")
             for one in running:

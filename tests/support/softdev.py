@@ -9,6 +9,7 @@ from ipaddress import ip_address
 from typing import TypeVar
 
 from rdmacm.address import Gid
+from rdmacm.capture import Tap
 from rdmacm.proto.wire import Buffer
 from rdmacm.soft.completion import SoftChannel, SoftCQ
 from rdmacm.soft.memory import Region
@@ -46,6 +47,7 @@ class MemoryWire:
 
     def __init__(self, net: MemoryNet, slot: int, train: int) -> None:
         self.slot = slot
+        self.tap: Tap | None = None
         self.inbox: deque[Received] = deque()
         self._net = net
         self._train = train

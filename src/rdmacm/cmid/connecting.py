@@ -83,7 +83,7 @@ class CmId(QueueingId):
             self.event = event
             if event.type is CmEventType.DEVICE_REMOVAL:
                 raise event.error or cm_error(errno.ENODEV, "the device was removed", "get_request")
-        new = event.id
+        new: CmId = event.id
         try:
             new.migrate(None)
             new.event = event

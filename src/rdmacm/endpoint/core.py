@@ -77,7 +77,7 @@ class _Queue(CQ):
 
     def call(self, notify: Callable[[], None]) -> None:
         """Have ``notify`` called at each completion, under the provider's lock."""
-        self._backend.notify = notify
+        self.backend.notify = notify
 
 
 class _Operation(Watched):

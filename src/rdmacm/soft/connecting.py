@@ -412,7 +412,7 @@ class SoftId(ResolvingId):
                 assert isinstance(qp.backend, SoftQP)
                 qp.backend.on_async_event = self._queue_pair_event
 
-    def _queue_pair_event(self, qp: SoftQP, event: AsyncEvent) -> None:
+    def _queue_pair_event(self, _: SoftQP, event: AsyncEvent) -> None:
         if event is AsyncEvent.COMM_EST:
             self.communication_established()
 

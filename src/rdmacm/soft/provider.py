@@ -251,7 +251,7 @@ class SoftProvider:
         return self._timers.deadline
 
     def drive(self, done: Callable[[], T], timeout: float | None) -> T:
-        """Wait until ``done()`` returns something true, making progress meanwhile (:class:`rdmacm.soft.waiting.Waiters`)."""
+        """Wait until ``done()`` returns something true (:class:`rdmacm.soft.waiting.Waiters`)."""
         return self.waiters.drive(done, timeout)
 
     def descriptors_changed(self) -> None:

@@ -118,8 +118,9 @@ class Waiters:
         self._polling: set[Waiter] = set()
 
     def drive(self, done: Callable[[], T], timeout: float | None) -> T:
-        """Make progress until ``done()``, called with the provider's lock held, returns something true; its last answer.
+        """Make progress until ``done()``, called with the provider's lock held, returns something true.
 
+        Returns what it returned last.
         ``timeout`` is in seconds: None waits for ever, 0 makes progress once.
         """
         provider = self._provider

@@ -51,6 +51,9 @@ class Wire(Protocol):
 
     def close(self) -> None: ...
 
+    def abandon(self) -> None:
+        """In a child of fork(2): let go of what is the parent's, without harm to it."""
+
     def filenos(self) -> Sequence[int]:
         """Descriptors that poll readable when :meth:`receive` has something; none before :meth:`open`."""
 

@@ -74,6 +74,9 @@ class FabricWire:
         self.is_open = False
         self._inbox.clear()
 
+    def abandon(self) -> None:
+        self.close()
+
     def filenos(self) -> Sequence[int]:
         """None: whoever waits lets virtual time pass instead, with :meth:`SimProvider.drive`."""
         return ()

@@ -410,8 +410,8 @@ def _text(results: list[Result]) -> str:
         ]
         parts.append(table(head, rows, right=("count", *head[4:])))
     if streams:
-        head = ("bandwidth", "size", "depth", "count", "MB/s", "Gbit/s", "messages/s")
-        rows = [
+        columns = ("bandwidth", "size", "depth", "count", "MB/s", "Gbit/s", "messages/s")
+        lines = [
             (
                 r.plan.op.name.lower(),
                 size_text(r.plan.size),
@@ -423,5 +423,5 @@ def _text(results: list[Result]) -> str:
             )
             for r in streams
         ]
-        parts.append(table(head, rows, right=head[2:]))
+        parts.append(table(columns, lines, right=columns[2:]))
     return "\n".join(parts)

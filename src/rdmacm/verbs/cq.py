@@ -98,11 +98,6 @@ class CQ(Resource):
         )
 
     @property
-    def backend(self) -> CQBackend:
-        """What carries it."""
-        return self._backend
-
-    @property
     def cqe(self) -> int:
         """How many completions it has room for; at least as many as asked for."""
         return self.backend.cqe

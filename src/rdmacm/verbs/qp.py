@@ -188,11 +188,6 @@ class QP(Resource):
     # -- what there is --------------------------------------------------------------------------------
 
     @property
-    def backend(self) -> QPBackend:
-        """What carries it."""
-        return self._backend
-
-    @property
     def state(self) -> QPState:
         """The state it is in; ERR may come by itself."""
         return self.backend.state
