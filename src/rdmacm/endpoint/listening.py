@@ -26,7 +26,7 @@ from rdmacm.explanation import Step
 __all__ = ["Incoming", "ListenerCore", "ListenAddress"]
 
 #: What :func:`rdmacm.listen` listens on.
-ListenAddress: TypeAlias = "SockAddr | tuple[str | None, int]"
+ListenAddress: TypeAlias = "SockAddr | tuple[None, int]"
 
 #: So many connections may be half made; of more, the oldest is dropped.
 _HALF_MADE = 256

@@ -3,8 +3,8 @@
 One-sided traffic, retransmissions and connection requests want an answer although the application is busy with
 something else. The thread waits for descriptors and timers like any other waiter, but holds back: what it is woken
 for is first left to the application for a moment (``_GRACE``), and while the application makes progress by itself the
-thread looks up only every ``_TICK``. So a caller that waits or polls does not have to share the interpreter with it,
-and an idle process does nothing at all.
+thread looks up ever more rarely. So a caller that waits or polls does not have to share the interpreter with it, and
+an idle process does nothing at all.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Helper"]
 
 #: Seconds.
 _GRACE = 0.002
-_TICK = 0.005
+_LONGEST_TICK = 0.04
 
 
 class Helper:
@@ -56,7 +56,7 @@ class Helper:
 
     def _run(self, stop: threading.Event, waiter: Waiter) -> None:
         provider = self._provider
-        seen, serving = -1, False
+        seen, serving, tick = -1, False, _GRACE
         while not stop.is_set():
             with provider.lock:
                 if stop.is_set():
@@ -66,12 +66,12 @@ class Helper:
             with provider.lock:
                 others, seen = provider.progress_count != seen, provider.progress_count
             if not serving or others:
-                if stop.wait(_TICK if others else _GRACE):
+                if stop.wait(tick if others else _GRACE):
                     break
-                with provider.lock:
-                    if provider.progress_count != seen:
-                        seen, serving = provider.progress_count, False
-                        continue
+                if provider.progress_count != seen:
+                    seen, serving, tick = provider.progress_count, False, min(2 * tick, _LONGEST_TICK)
+                    continue
+            tick = _GRACE
             with provider.lock:
                 if not stop.is_set():
                     provider.progress()
