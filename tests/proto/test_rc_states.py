@@ -654,6 +654,39 @@ def test_every_gap_is_reported_once() -> None:
         assert answers(engine) == []
 
 
+def test_a_gap_is_reported_after_one_that_a_train_has_filled() -> None:
+    engine = receiver()
+    assert give(engine, packet(WRITE_FIRST, reth(2000) + bytes(256), ask=False)) == 1
+    give(engine, packet(WRITE_MIDDLE, bytes(256), psn=PSN + 3, ask=False))
+    assert syndromes(engine) == [(ACK, 0x60)]
+    train = b""
+    for number in (1, 2):
+        part = packet(WRITE_MIDDLE, bytes(256), psn=PSN + number, ask=False)
+        train += part + THERE.seal([part], number - 1)
+    assert engine.received(memoryview(train), 272, THERE, 0.0) == 2
+    give(engine, packet(WRITE_MIDDLE, bytes(256), psn=PSN + 4, ask=False))
+    assert syndromes(engine) == [(ACK, 0x60)]
+
+
+def test_a_read_that_is_answered_acknowledges_what_was_before_it() -> None:
+    pair = Pair(timeout=10)
+    pair.ends[0].post_send(send(1, b"x", WROpcode.RDMA_WRITE, remote_addr=BASE, rkey=RKEY))
+    pair.ends[0].post_send(SendWork(2, WROpcode.RDMA_READ, [view(bytes(600))], remote_addr=BASE, rkey=RKEY))
+    pair.lost = {2}  # the first answer
+    pair.run()
+    assert pair.sent[2][1][0] == ACK
+    assert statuses(pair.done[0]) == [(1, "SUCCESS"), (2, "SUCCESS")]
+    assert pair.now < 0.01
+
+
+def test_memory_is_not_held_on_to_between_packets() -> None:
+    memory = Region()
+    engine = receiver(memory)
+    assert give(engine, packet(WRITE_FIRST, reth(2000) + bytes(256), ask=False)) == 1
+    assert give(engine, packet(WRITE_MIDDLE, bytes(256), psn=PSN + 1)) == 1
+    memory.bytes.append(0)  # BufferError where there is still a view of it
+
+
 def test_a_packet_for_somebody_else_is_not_looked_into() -> None:
     engine = receiver()
     data = bytearray(packet(SEND_ONLY, b"x") + bytes(4))

@@ -271,8 +271,6 @@ class RcEngine:
         at = accepted = 0
         identification = self._identification
         first = -1
-        if responder is not None:
-            responder.turn()
         while at < length:
             if trained and at + step <= length and data[at] in _MIDDLES:
                 taken = self._take_run(data, at, flow, identification, now)
@@ -320,6 +318,8 @@ class RcEngine:
                     self._fail()
         # Who began with 0 sends trains that count from there, or packets that are all 0.
         self._identification = identification if first > 0 else 0
+        if responder is not None:
+            responder.turned()
         return accepted
 
     def _misfit(self, half: int, size: int) -> str:

@@ -167,7 +167,6 @@ class Responder:
         if self.failed:
             return
         self.failed = True
-        self._target = None
         if self._recv is not None:
             self._complete(WC(self._recv.wr_id, status, WCOpcode.RECV, qp_num=self._qp_num))
             self._recv = None
@@ -178,8 +177,8 @@ class Responder:
 
     # -- requests -------------------------------------------------------------------------------------
 
-    def turn(self) -> None:
-        """Packets that were received together follow: time for memory to have been deregistered since the last."""
+    def turned(self) -> None:
+        """What was received together is done with: memory may be deregistered before there is more."""
         self._target = None
 
     def received(self, opcode: int, psn: int, flags: int, body: memoryview) -> bool:
