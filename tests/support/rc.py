@@ -180,3 +180,42 @@ class Pair:
             if not self.step():
                 return
         raise AssertionError("the connection does not come to rest")
+
+
+# One end alone, for a test that is the peer.
+
+THERE, BACK = flows()
+QPN, PEER, PSN = 0x12, 0x11, 0xFFFFFE
+
+
+def receiver(memory: Region | None = None, **attributes: int) -> RcEngine:
+    """An engine in RTR, at the end that :data:`THERE` goes to."""
+    engine = RcEngine(QPN, memory or Region())
+    engine.ready_to_receive(RtrAttributes(PEER, PSN, path_mtu=256, **attributes))  # type: ignore[arg-type]
+    return engine
+
+
+def packet(opcode: int, body: bytes = b"", *, psn: int = PSN, ask: bool = True, pkey: int = 0xFFFF) -> bytes:
+    pad = -len(body) & 3
+    word = psn & 0xFFFFFF | ask << 31
+    return struct.pack("!BBHII", opcode, pad << 4, pkey, QPN, word) + body + bytes(pad)
+
+
+def give(engine: RcEngine, data: bytes, now: float = 0.0) -> int:
+    return engine.received(memoryview(data + THERE.seal([data])), 0, THERE, now)
+
+
+def answers(engine: RcEngine, limit: int = 1000) -> list[bytes]:
+    return [p[:-4] for d in engine.datagrams(BACK, 0.0, limit, 0) for p in packets(d)]
+
+
+def syndromes(engine: RcEngine) -> list[tuple[int, int]]:
+    """Opcode and AETH syndrome of what an engine answers."""
+    return [(p[0], p[12]) for p in answers(engine)]
+
+
+SEND_ONLY, WRITE_FIRST, WRITE_MIDDLE, WRITE_ONLY, READ, ACK, FETCH_ADD = 0x04, 0x06, 0x07, 0x0A, 0x0C, 0x11, 0x14
+
+
+def reth(length: int, address: int = BASE, rkey: int = RKEY) -> bytes:
+    return struct.pack("!QII", address, rkey, length)
