@@ -161,7 +161,7 @@ def test_draining_the_send_queue(pair: Pair) -> None:
     assert ends.left.query().sq_draining == 1
     ends.left.post_send([SendWR(2)])
     pair.settle()
-    assert (heard, ends.left.query().sq_draining) == ([AsyncEvent.SQ_DRAINED], 0)
+    assert (heard, ends.left.query().sq_draining) == ([AsyncEvent.COMM_EST, AsyncEvent.SQ_DRAINED], 0)
     assert told(ends.left_cq.poll(10)) == [(1, "SUCCESS")]
     to_rts_again = QPAttr(qp_state=QPState.RTS)
     ends.left.modify(to_rts_again, QPAttrMask.STATE)

@@ -187,7 +187,7 @@ class SoftSRQ:
 class SoftQP:
     """A reliable connected queue pair; see :class:`rdmacm.verbs.backend.QPBackend`.
 
-    ``on_async_event(qp, event)`` hears what happens by itself: COMM_EST with the first packet that arrives in RTR,
+    ``on_async_event(qp, event)`` hears what happens by itself: COMM_EST with the first packet that is accepted,
     QP_FATAL when the queue pair fails, SQ_DRAINED, QP_LAST_WQE_REACHED. It is called under the provider's lock.
 
     ``find_source(sgid_index)`` is the device's: the packed address and the interface index of a GID.
@@ -445,7 +445,7 @@ class SoftQP:
         """To the error state: everything that is posted completes, in order."""
         engine = self._started()
         self.state = _ERR
-        if not engine.failed:
+        if not engine.failed:  # one that failed by itself still tells its peer why
             engine.flush()
         found = engine.completions()
         if found:
@@ -497,7 +497,9 @@ class SoftQP:
         if remote[1] != self._recv_port or self._recv_flow is None:
             self._recv_port = remote[1]
             self._recv_flow = Icrc(path.remote, path.local, remote[1])
-        if engine.received(data, segment, self._recv_flow, now) and not self._heard:
+        if not engine.received(data, segment, self._recv_flow, now):
+            self._transport.dropped["packet"] += 1
+        elif not self._heard:
             self._heard = True
             self._tell(AsyncEvent.COMM_EST)
         # What was not accepted may have to be answered as well.
