@@ -52,9 +52,10 @@ def test_on_a_fabric_with_another_mtu(name: str, mtu: int) -> None:
     run_on_fabric(Fabric(seed=2, mtu=mtu, trains=mtu > 600), ON_A_FABRIC["ipv4"], *ends(name))
 
 
-@SCENARIOS
+@pytest.mark.parametrize("name", [name for name in scenarios.NAMES if name != "permissions"])
 @pytest.mark.parametrize("seed", range(3))
 def test_on_a_bad_network(name: str, seed: int) -> None:
+    # Not for refusals: a NAK that is lost stays lost, for the queue pair that sent it is in the error state.
     fabric = Fabric(seed, loss=0.05, duplicate=0.05, reorder=0.1, corrupt=0.02)
     run_on_fabric(fabric, ON_A_FABRIC["ipv4"], *ends(name))
 
