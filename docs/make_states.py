@@ -1,4 +1,4 @@
-"""Write docs/states.md from the tables of rdmacm.cmstate: python3 docs/make_states.py."""
+"""Write docs/states.md from the tables of rdmacm.cmstate and rdmacm.verbs.qpstate: python3 docs/make_states.py."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "src"))
 
 from rdmacm.cmstate import OPTION_STATES, TRANSITIONS, State, Trigger  # noqa: E402
+from rdmacm.verbs import QPAttrMask, QPState, qpstate  # noqa: E402
 
 #: Legal nearly everywhere: drawn, they would hide the rest.
 EVERYWHERE = (Trigger.DESTROY, Trigger.DEVICE_GONE, Trigger.MIGRATE)
@@ -16,6 +17,11 @@ EVERYWHERE = (Trigger.DESTROY, Trigger.DEVICE_GONE, Trigger.MIGRATE)
 
 def render() -> str:
     """The page."""
+    return "\n".join([*ids(), "", *queue_pairs()]) + "\n"
+
+
+def ids() -> list[str]:
+    """The states of an id."""
     out = [
         "# The states of an id",
         "",
@@ -47,7 +53,51 @@ def render() -> str:
     out += ["", "| option | may be set in |", "|---|---|"]
     for option, states in OPTION_STATES.items():
         out.append(f"| {option} | " + ", ".join(state.name for state in State if state in states) + " |")
-    return "\n".join(out) + "\n"
+    return out
+
+
+def queue_pairs() -> list[str]:
+    """The states of a queue pair, and the attributes of each transition."""
+    out = [
+        "# The states of a queue pair",
+        "",
+        "Written from the table of [`verbs/qpstate.py`](../src/rdmacm/verbs/qpstate.py), which says what they mean.",
+        "",
+        "```mermaid",
+        "stateDiagram-v2",
+        "    [*] --> RESET",
+    ]
+    drawn = {pair: row for pair, row in qpstate.TRANSITIONS.items() if pair[1] not in (QPState.RESET, QPState.ERR)}
+    for (before, after), row in drawn.items():
+        types = "" if len(row) == 3 else f": {', '.join(kind.name for kind in row)}"
+        out.append(f"    {before.name} --> {after.name}{types}")
+    out += [
+        "```",
+        "",
+        "Not drawn: to RESET from every state, and to ERR from every state but RESET, both without attributes.",
+        "SQE comes by itself. What is neither drawn nor said here is refused: EINVAL.",
+        "",
+        "| transition | type | required besides STATE | optional |",
+        "|---|---|---|---|",
+    ]
+    for (before, after), row in drawn.items():
+        out += [
+            f"| {before.name} → {after.name} | {kind.name} | {_cell(needs.required)} | {_cell(needs.optional)} |"
+            for kind, needs in row.items()
+        ]
+    out += ["", "| work may be posted in | " + " | ".join(state.name for state in QPState) + " |"]
+    out.append("|---" * (len(QPState) + 1) + "|")
+    for name, states, meaning in (
+        ("receives", qpstate.RECV_STATES, {QPState.ERR: "flushed"}),
+        ("sends", qpstate.SEND_STATES, {QPState.ERR: "flushed", QPState.SQD: "kept for later"}),
+    ):
+        cells = [meaning.get(state, "yes") if state in states else "" for state in QPState]
+        out.append(f"| {name} | " + " | ".join(cells) + " |")
+    return out
+
+
+def _cell(mask: QPAttrMask) -> str:
+    return qpstate.names(mask) or "–"
 
 
 if __name__ == "__main__":
