@@ -76,8 +76,8 @@ def test_both_sides_know_each_other(host: str) -> None:
 
 
 @pytest.mark.parametrize("any_host", ["", None])
-def test_any_address_of_either_family(any_host: Any) -> None:
-    with listen((any_host, 0)) as listener:
+def test_any_address_of_either_family(any_host: str | None) -> None:
+    with listen((any_host, 0)) as listener:  # type: ignore[arg-type]
         for host in ("127.0.0.1", "::1"):
             with accepting(listener) as accepted:
                 active = connect((host, listener.port), timeout=20)

@@ -1,0 +1,522 @@
+"""connect() and listen() in asyncio, on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from rdmacm import (
+    CmDisconnectedError,
+    CmPermissionError,
+    CmRejectedError,
+    CmTimeoutError,
+    GaiError,
+    RdmaError,
+    RemoteRegion,
+    aio,
+    connect,
+)
+from rdmacm.aio import AsyncConnection, AsyncListener
+from rdmacm.provider import get_provider
+from support.netns import python_environment
+
+
+def descriptors() -> set[str]:
+    return set(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left() -> Iterator[None]:
+    before = descriptors()
+    yield
+    gc.collect()
+    check_nothing_is_left()
+    assert not aio._Driver._all
+    deadline = time.monotonic() + 2
+    while descriptors() - before and time.monotonic() < deadline:
+        threading.Event().wait(0.005)  # the helper thread closes its own
+    assert descriptors() <= before
+
+
+def check_nothing_is_left() -> None:
+    provider = get_provider("soft")
+    assert not provider.in_use  # type: ignore[attr-defined]
+    assert not provider.transport._qps  # type: ignore[attr-defined]
+    assert not provider._bound  # type: ignore[attr-defined]
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    async def patiently() -> None:
+        async with asyncio.timeout(40):
+            await main
+
+    asyncio.run(patiently())
+
+
+@asynccontextmanager
+async def connected(host: str = "127.0.0.1", **options: Any) -> AsyncIterator[tuple[AsyncConnection, AsyncConnection]]:
+    async with await aio.listen((host, 0), **options) as listener:
+        active, passive = await asyncio.gather(aio.connect((host, listener.port)), listener.accept())
+        async with active, passive:
+            yield active, passive
+
+
+async def echo(listener: AsyncListener) -> None:
+    """Serve every connection until cancelled."""
+
+    async def serve(conn: AsyncConnection) -> None:
+        async with conn:
+            async for message in conn:
+                await conn.send(message)
+
+    async with asyncio.TaskGroup() as group:
+        async for conn in listener:
+            group.create_task(serve(conn))
+
+
+# -- connections --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_every_operation(host: str) -> None:
+    async def main() -> None:
+        async with connected(host) as (active, passive):
+            await active.send(b"hello")
+            assert await passive.recv() == b"hello"
+            await passive.send(b"number", 7)
+            assert await active.recv_message() == (b"number", 7)
+            memory = bytearray(1 << 20)
+            region = passive.register(memory, remote_read=True, remote_write=True, remote_atomic=True)
+            await passive.send(region.remote.pack())
+            remote = RemoteRegion.unpack(await active.recv())
+            data = os.urandom(1 << 20)
+            await active.write(remote, data)
+            assert memory == data
+            assert await active.read(remote) == data
+            into = bytearray(100)
+            assert await active.read(remote[:100], into) is None
+            assert into == data[:100]
+            await active.write(remote[:3], b"imm", 9)
+            assert await passive.recv_message() == (b"", 9)
+            skip = -remote.addr % 8
+            word = remote[skip : skip + 8]
+            await active.write(word, bytes(8))
+            assert await active.fetch_add(word, 3) == 0
+            assert await active.compare_swap(word, 3, 5) == 3
+            assert await active.fetch_add(word, 0) == 5
+            assert active.steps[-1].name == "connect"
+            assert active.explain().ok
+
+    run(main())
+
+
+def test_the_end_of_a_connection() -> None:
+    async def main() -> None:
+        async with connected() as (active, passive):
+            await passive.send(b"one")
+            await passive.send(b"two")
+            await passive.disconnect()
+            assert [message async for message in active] == [b"one", b"two"]
+            with pytest.raises(CmDisconnectedError, match="the peer has disconnected"):
+                await active.send(b"x")
+            with pytest.raises(CmDisconnectedError):
+                await passive.recv()
+            await passive.close()
+            await passive.close()
+            assert passive.closed
+        async with connected() as (active, passive):
+            receiving = asyncio.create_task(active.recv())
+            await asyncio.sleep(0)
+            await active.close()
+            with pytest.raises(CmDisconnectedError, match="closed here"):
+                await receiving
+
+    run(main())
+
+
+def test_refusals() -> None:
+    async def main() -> None:
+        async with await aio.listen(("", 0)) as listener:
+            connecting = asyncio.create_task(aio.connect(("127.0.0.1", listener.port), private_data=b"me"))
+            request = await listener.get_request()
+            assert request.private_data.rstrip(b"\0") == b"me"
+            request.reject(b"no")
+            with pytest.raises(CmRejectedError) as caught:
+                await connecting
+            assert caught.value.private_data.rstrip(b"\0") == b"no"
+            connecting = asyncio.create_task(aio.connect(("127.0.0.1", listener.port)))
+            request = await listener.get_request()
+            async with await request.accept(b"yes"), await connecting as conn:
+                assert conn.private_data.rstrip(b"\0") == b"yes"
+        with pytest.raises(CmRejectedError, match="nobody listens"):
+            await aio.connect(("127.0.0.1", conn.id.dst_port))
+        async with connected() as (active, passive):
+            remote = passive.register(bytearray(8)).remote
+            with pytest.raises(CmPermissionError, match="wrong key, range or permission"):
+                await active.write(remote, b"x")
+
+    run(main())
+
+
+def test_time_runs_out() -> None:
+    async def main() -> None:
+        async with await aio.listen(("127.0.0.1", 0)) as listener:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await listener.accept()
+            with pytest.raises(CmTimeoutError, match="still in connect"):
+                await aio.connect(("127.0.0.1", listener.port), timeout=0.05)
+        async with connected() as (active, passive):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await active.recv()
+            await passive.send(b"no message was lost")
+            assert await active.recv() == b"no message was lost"
+
+    run(main())
+
+
+def test_names_are_looked_up_without_blocking_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, go_on = threading.Event(), threading.Event()
+
+    def resolve(host: str, port: object, *more: int, **options: int) -> list[object]:
+        asked.set()
+        go_on.wait(20)
+        if host == "unknown":
+            raise socket.gaierror(socket.EAI_NONAME, "no")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", int(str(port))))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+
+    async def main() -> None:
+        listening = asyncio.create_task(aio.listen(("storage", 0)))
+        while not asked.is_set():
+            await asyncio.sleep(0.001)
+        go_on.set()
+        async with await listening as listener:
+            for name in ("storage", "unknown"):
+                asked.clear()
+                go_on.clear()
+                connecting = asyncio.create_task(aio.connect((name, listener.port)))
+                while not asked.is_set():
+                    await asyncio.sleep(0.001)
+                go_on.set()
+                if name == "unknown":
+                    with pytest.raises(GaiError):
+                        await connecting
+                else:
+                    conn, other = await asyncio.gather(connecting, listener.accept())
+                    async with conn, other:
+                        assert conn.steps[0].name == "name"
+
+    run(main())
+
+
+def test_two_hundred_connections_at_once() -> None:
+    async def client(port: int, number: int) -> None:
+        async with await aio.connect(("127.0.0.1", port), depth=2, max_message=100) as conn:
+            for turn in range(3):
+                await conn.send(b"%d %d" % (number, turn))
+                assert await conn.recv() == b"%d %d" % (number, turn)
+
+    async def main() -> None:
+        async with await aio.listen(("127.0.0.1", 0), depth=2, max_message=100) as listener:
+            serving = asyncio.create_task(echo(listener))
+            await asyncio.gather(*(client(listener.port, number) for number in range(200)))
+            listener.close()
+            await serving
+
+    run(main())
+
+
+def test_a_busy_connection_leaves_the_loop_to_others() -> None:
+    async def main() -> None:
+        async with connected(depth=64) as (active, passive):
+
+            async def flood() -> None:
+                while True:
+                    await active.send(b"x" * 100)
+
+            async def drain() -> None:
+                async for _ in passive:
+                    pass
+
+            busy = [asyncio.create_task(work()) for work in (flood, flood, flood, drain)]
+            longest, last = 0.0, time.perf_counter()
+            for _ in range(200):
+                await asyncio.sleep(0)
+                now = time.perf_counter()
+                longest, last = max(longest, now - last), now
+            for task in busy:
+                task.cancel()
+            await asyncio.gather(*busy, return_exceptions=True)
+            assert longest < 0.2
+
+    run(main())
+
+
+def test_many_operations_of_one_connection_take_turns() -> None:
+    async def main() -> None:
+        async with connected() as (active, passive):
+            region = passive.register(bytearray(64), remote_atomic=True)
+            skip = -region.remote.addr % 8
+            word = region.remote[skip : skip + 8]
+            before = await asyncio.gather(*(active.fetch_add(word, 1) for _ in range(100)))
+            assert sorted(before) == list(range(100))
+
+    run(main())
+
+
+def test_threads_and_other_loops_beside_it() -> None:
+    """The progress that one thread makes is news for others."""
+    ports: list[int] = []
+    ready, done = threading.Event(), threading.Event()
+
+    def serve() -> None:
+        async def main() -> None:
+            async with await aio.listen(("127.0.0.1", 0)) as listener:
+                serving = asyncio.create_task(echo(listener))
+                ports.append(listener.port)
+                ready.set()
+                while not done.is_set():
+                    await asyncio.sleep(0.01)
+                listener.close()
+                await serving
+
+        asyncio.run(main())
+
+    def talk() -> None:
+        with connect(("127.0.0.1", ports[0]), timeout=20) as conn:
+            for number in range(100):
+                conn.send(b"%d" % number, timeout=20)
+                assert conn.recv(20) == b"%d" % number
+
+    server = threading.Thread(target=serve)
+    server.start()
+    ready.wait()
+    clients = [threading.Thread(target=talk) for _ in range(3)]
+    for thread in clients:
+        thread.start()
+    for thread in clients:
+        thread.join()
+    done.set()
+    server.join()
+
+
+CHILD = """
+import asyncio, sys
+from rdmacm import aio
+async def main():
+    async with await aio.connect(("127.0.0.1", int(sys.argv[1]))) as conn:
+        async for message in conn:
+            await conn.send(message)
+asyncio.run(main())
+"""
+
+
+def test_a_peer_in_another_process() -> None:
+    async def main() -> None:
+        async with await aio.listen(("127.0.0.1", 0)) as listener:
+            argv = (sys.executable, "-c", CHILD, str(listener.port))
+            with subprocess.Popen(argv, env=python_environment()) as child:
+                async with await listener.accept() as conn:
+                    for number in range(20):
+                        await conn.send(b"%d" % number)
+                        assert await conn.recv() == b"%d" % number
+                assert await asyncio.to_thread(child.wait, 20) == 0
+
+    run(main())
+
+
+# -- cancellation -------------------------------------------------------------------------------------------
+
+
+async def cancelled_everywhere(make: Callable[[], Awaitable[Callable[[], Coroutine[Any, Any, Any]]]]) -> int:
+    """Cancel what ``make()`` gives after 0, 1, 2 ... turns of the loop, until it is done before that."""
+    for turns in range(10_000):
+        task = asyncio.create_task((await make())())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if task.done():
+            result = await task
+            if hasattr(result, "close"):
+                await result.close()
+            return turns
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    raise AssertionError("it never ends")
+
+
+def test_connecting_can_be_cancelled_at_any_time() -> None:
+    async def main() -> None:
+        async with await aio.listen(("127.0.0.1", 0), depth=1, max_message=100) as listener:
+            serving = asyncio.create_task(echo(listener))
+
+            async def make() -> Callable[[], Coroutine[Any, Any, Any]]:
+                return lambda: aio.connect(("127.0.0.1", listener.port), depth=1, max_message=100)
+
+            assert await cancelled_everywhere(make) > 3
+            async with await aio.connect(("127.0.0.1", listener.port)) as conn:  # all is well
+                await conn.send(b"x")
+                assert await conn.recv() == b"x"
+            listener.close()
+            await serving
+        check_nothing_is_left()
+
+    run(main())
+
+
+def test_a_look_up_can_be_cancelled() -> None:
+    async def main() -> None:
+        connecting = asyncio.create_task(aio.connect(("localhost", 1)))
+        await asyncio.sleep(0)
+        connecting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await connecting
+        check_nothing_is_left()
+
+    run(main())
+
+
+def test_accepting_can_be_cancelled_at_any_time() -> None:
+    async def main() -> None:
+        async with await aio.listen(("127.0.0.1", 0)) as listener:
+            clients: list[asyncio.Task[AsyncConnection]] = []
+
+            async def make() -> Callable[[], Coroutine[Any, Any, Any]]:
+                if not clients:
+                    clients.append(asyncio.create_task(aio.connect(("127.0.0.1", listener.port))))
+                return listener.accept
+
+            assert await cancelled_everywhere(make) > 1
+            await (await clients[0]).close()
+
+            clients.clear()
+            turns = 0
+            while True:  # the same for a request: whoever asked is told, and asks again
+                client = asyncio.create_task(aio.connect(("127.0.0.1", listener.port)))
+                request = await listener.get_request()
+                accepting = asyncio.create_task(request.accept())
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                if accepting.done():
+                    break
+                accepting.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await accepting
+                del request
+                try:
+                    await (await client).close()
+                except RdmaError:
+                    pass
+                turns += 1
+            async with await accepting, await client:
+                assert turns > 0
+        check_nothing_is_left()
+
+    run(main())
+
+
+@pytest.mark.parametrize("name", ["recv", "send", "send own memory", "write", "read", "read into", "fetch_add"])
+def test_operations_can_be_cancelled_at_any_time(name: str) -> None:
+    async def main() -> None:
+        async with await aio.listen(("127.0.0.1", 0), depth=4) as listener:
+            open_ones: list[AsyncConnection] = []
+            own = bytearray(50_000)
+
+            async def make() -> Callable[[], Coroutine[Any, Any, Any]]:
+                own.extend(b"x")  # nobody uses it
+                for conn in open_ones:
+                    await conn.close()
+                active, passive = await asyncio.gather(aio.connect(("127.0.0.1", listener.port)), listener.accept())
+                open_ones[:] = active, passive
+                flags = {"remote_read": True, "remote_write": True, "remote_atomic": True}
+                region = passive.register(bytearray(60_000), **flags)
+                remote = region.remote[-region.remote.addr % 8 :][:55_000]
+                if name == "recv":
+                    await passive.send(b"message")
+                return {
+                    "recv": active.recv,
+                    "send": lambda: active.send(bytes(50_000)),
+                    "send own memory": lambda: active.send(own),
+                    "write": lambda: active.write(remote, own),
+                    "read": lambda: active.read(remote),
+                    "read into": lambda: active.read(remote[:50_000], own),
+                    "fetch_add": lambda: active.fetch_add(remote[:8], 1),
+                }[name]
+
+            assert await cancelled_everywhere(make) > 0
+            for conn in open_ones:
+                await conn.close()
+            gc.collect()
+        check_nothing_is_left()
+
+    run(main())
+
+
+def test_what_cancelling_does_to_the_connection() -> None:
+    async def main() -> None:
+        async with connected(depth=1) as (active, passive):
+            await active.send(b"the only buffer is full")
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.02):
+                    await active.send(bytes(1000))
+            assert await passive.recv() == b"the only buffer is full"
+            assert await passive.recv() == bytes(1000), "its bytes cannot change: it went on by itself"
+            await active.send(b"full again")
+            own = bytearray(1000)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.02):
+                    await active.send(own)
+            own.clear()
+            with pytest.raises(CmDisconnectedError, match="a send was given up"):
+                await active.send(b"x")
+            assert [message async for message in passive] == [b"full again"]
+
+    run(main())
+
+
+def test_operations_in_line_can_be_cancelled_without_harm() -> None:
+    async def main() -> None:
+        async with connected(depth=1) as (active, passive):
+            own = [bytearray(b"%4d" % number * 100) for number in range(40)]
+            sends = [asyncio.create_task(active.send(data)) for data in own]
+            await asyncio.sleep(0.01)
+            for task in sends[20:]:
+                task.cancel()
+            await asyncio.gather(*sends[20:], return_exceptions=True)
+            for data in own[20:]:
+                data.clear()
+            got = [int((await passive.recv())[:4]) for _ in range(20)]
+            assert got == list(range(20))
+            await asyncio.gather(*sends[:20])
+
+    run(main())
+
+
+def test_what_is_forgotten_is_told_of_and_cleaned_up() -> None:
+    async def main() -> None:
+        async with connected() as (_, passive):
+            async with await aio.listen(("127.0.0.1", 0)) as listener:
+                active, other = await asyncio.gather(aio.connect(("127.0.0.1", listener.port)), listener.accept())
+                await asyncio.sleep(0)  # the task that made it goes away
+                with pytest.warns(ResourceWarning, match="unclosed connection"):
+                    del active
+                    gc.collect()
+                assert [message async for message in other] == []
+                await other.close()
+            assert not passive.closed
+
+    run(main())
