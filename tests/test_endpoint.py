@@ -70,6 +70,8 @@ def test_both_sides_know_each_other(host: str) -> None:
             names = [step.name for step in active.steps]
             assert names[-2:] == ["qp", "connect"]
             assert all(step.microseconds >= 0 for step in active.steps)
+            assert [step.name for step in passive.steps][-2:] == ["qp", "accept"]
+            assert passive.explain().steps == passive.steps
             assert active.explain().ok
             assert active.explain().steps == active.steps
             assert "established" in repr(active)
@@ -355,6 +357,23 @@ with connect(("127.0.0.1", int(sys.argv[1])), timeout=20) as conn:
     for message in conn:
         conn.send(message)
 """
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_child_of_fork_leaves_its_parents_connection_alone() -> None:
+    with connected() as (active, passive):
+        active.send(b"before", timeout=20)
+        child = os.fork()
+        if not child:
+            try:
+                active._core.release()
+                passive._core.release()
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        assert passive.recv(20) == b"before"
+        passive.send(b"after", timeout=20)
+        assert active.recv(20) == b"after"
 
 
 def test_a_peer_in_another_process() -> None:

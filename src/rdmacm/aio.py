@@ -89,12 +89,15 @@ class _Driver:
 
     def _close(self) -> None:
         del self._all[self._key]
-        if self._loop.is_closed():
-            return
-        if threading.get_ident() == self._thread:
-            self._loop.remove_reader(self._fd)
+        if threading.get_ident() == self._thread or self._loop.is_closed():
+            self._shut()
         else:  # the garbage collector does not choose its thread
-            self._loop.call_soon_threadsafe(self._loop.remove_reader, self._fd)
+            self._loop.call_soon_threadsafe(self._shut)
+
+    def _shut(self) -> None:
+        if not self._loop.is_closed():
+            self._loop.remove_reader(self._fd)
+        self.hub.channel.close()
 
 
 def _nothing() -> None:

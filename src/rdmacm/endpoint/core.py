@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import sys
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -124,6 +125,7 @@ class Core:
         self.is_released = False
         self.is_marked = False
         self.steps: tuple[Step, ...] = ()
+        self._opened = 0.0
         self._inbox: deque[WC] = deque()
         self._arrived = Watched()
         self._operations: dict[int, _Operation] = {}
@@ -142,6 +144,7 @@ class Core:
 
     def open(self) -> None:
         """Make the queue pair and post the receive buffers."""
+        started = time.perf_counter()
         shape, cmid = self.shape, self.cmid
         context = cmid.verbs
         assert context is not None
@@ -153,6 +156,15 @@ class Core:
         self._mr = MR(cmid.pd, self._ring, AccessFlag.LOCAL_WRITE)
         for slot in range(shape.depth):
             self._post_receive(slot)
+        self._opened = time.perf_counter()
+        self.steps = (*cmid.steps, Step("qp", (self._opened - started) * 1e6))
+
+    def established(self, step: str) -> None:
+        """The connection is there; ``step`` is what has taken the time since the queue pair was."""
+        if not self.is_established:
+            self.is_established = True
+            self.steps = (*self.steps, Step(step, (time.perf_counter() - self._opened) * 1e6))
+            self.life.changed()
 
     def _post_receive(self, slot: int) -> None:
         assert self._qp is not None
@@ -164,11 +176,10 @@ class Core:
         """An event of the id, once this object is its context."""
         match event.type:
             case CmEventType.ESTABLISHED:
-                self.is_established = True
-                self.life.changed()
+                self.established("accept")
             case CmEventType.DISCONNECTED:
                 # The peer has had our RTU or has sent data before it: it counts as connected, and was.
-                self.is_established = True
+                self.established("accept")
                 self.drain()
                 self.end("the peer has disconnected" if not event.status else event.message)
             case CmEventType.REJECTED | CmEventType.UNREACHABLE | CmEventType.CONNECT_ERROR:

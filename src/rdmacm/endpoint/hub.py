@@ -76,8 +76,8 @@ class Source(Protocol):
 class Hub:
     """See the module. Counts its users, and closes its channel with the last.
 
-    ``on_news()`` is called under the provider's lock, by any thread, when there is something to pump; ``on_close()``
-    just before the channel is closed.
+    ``on_news()`` is called under the provider's lock, by any thread, when there is something to pump; ``on_close()``,
+    where it is given, has to close the channel.
     """
 
     def __init__(
@@ -109,7 +109,8 @@ class Hub:
             self.channel.queue.notify = None
             if self._on_close is not None:
                 self._on_close()
-            self.channel.close()
+            else:
+                self.channel.close()
 
     def _count(self, change: int) -> int:
         self._users += change

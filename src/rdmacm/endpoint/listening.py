@@ -21,7 +21,6 @@ from rdmacm.constants import CmEventType, PortSpace
 from rdmacm.endpoint.core import Core, Shape
 from rdmacm.endpoint.hub import Expired, Hub, Steps, Wait, Watched
 from rdmacm.errors import CmTimeoutError, RdmaError, cm_error
-from rdmacm.explanation import Step
 
 __all__ = ["Incoming", "ListenerCore", "ListenAddress"]
 
@@ -57,7 +56,6 @@ class Incoming:
         except BaseException:
             core.release()
             raise
-        core.steps = (*self.cmid.steps, Step("accept", 0.0))
         return core
 
     def accepting(self, private_data: bytes) -> Steps[Core]:

@@ -163,8 +163,6 @@ class _Attempt:
         self._core: Core | None = None
         self._shape = Shape()
         self._hub: Hub | None = None
-        self._started = 0.0
-        self._steps: tuple[Step, ...] = ()
 
     def begin(self, hub: Hub, source: SockAddr | None, shape: Shape) -> None:
         """Resolve the address; ``error`` tells whether that has failed already."""
@@ -211,21 +209,16 @@ class _Attempt:
     def _connect(self, cmid: CmId) -> None:
         self.step = "connect"
         assert self._hub is not None
-        started = time.perf_counter()
         self._core = Core(self._hub, cmid, self._shape)
         self._core.open()
-        self._started = time.perf_counter()
-        self._steps = (Step("qp", (self._started - started) * 1e6),)
         param = self._shape.param()
         cmid.connect(replace(param, private_data=self._info.connect + param.private_data))
 
     def _established(self, cmid: CmId, event: CmEvent) -> None:
         core = self._core
         assert core is not None
-        took = (time.perf_counter() - self._started) * 1e6
-        core.steps = (*cmid.steps, *self._steps, Step("connect", took))
         core.private_data = event.private_data
-        core.is_established = True
+        core.established("connect")
         cmid.context = core
         self._race.won(self)
 
