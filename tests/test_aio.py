@@ -170,6 +170,25 @@ def test_refusals() -> None:
     run(main())
 
 
+def test_more_requests_than_may_wait_are_refused() -> None:
+    async def main() -> None:
+        async with await aio.listen(("127.0.0.1", 0), backlog=3) as listener:
+            waiting = []
+            for _ in range(3):
+                waiting.append(asyncio.create_task(aio.connect(("127.0.0.1", listener.port))))
+                while len(listener._core._requests) < len(waiting):
+                    await asyncio.sleep(0.001)
+            for _ in range(3):
+                with pytest.raises(CmRejectedError):
+                    await aio.connect(("127.0.0.1", listener.port))
+            for client in waiting:
+                conn, other = await asyncio.gather(client, listener.accept())
+                await conn.close()
+                await other.close()
+
+    run(main())
+
+
 def test_time_runs_out() -> None:
     async def main() -> None:
         async with await aio.listen(("127.0.0.1", 0)) as listener:

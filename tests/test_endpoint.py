@@ -349,6 +349,28 @@ def test_closing_wakes_a_receiver() -> None:
             active.close()
 
 
+def test_closing_wakes_a_sender_and_an_accepter() -> None:
+    with connected(depth=1) as (active, _passive):
+        active.send(b"fills the buffer", timeout=20)
+
+        def send() -> None:
+            with pytest.raises(CmDisconnectedError, match="closed here"):
+                active.send(b"x" * 1000)
+
+        with in_thread(send):
+            threading.Event().wait(0.05)
+            active.close()
+    listener = listen(("127.0.0.1", 0))
+
+    def accept() -> None:
+        with pytest.raises(RdmaError, match="the listener is closed"):
+            listener.accept()
+
+    with in_thread(accept):
+        threading.Event().wait(0.05)
+        listener.close()
+
+
 CHILD = """
 import sys
 from rdmacm import connect

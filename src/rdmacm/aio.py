@@ -92,7 +92,10 @@ class _Driver:
         if threading.get_ident() == self._thread or self._loop.is_closed():
             self._shut()
         else:  # the garbage collector does not choose its thread
-            self._loop.call_soon_threadsafe(self._shut)
+            try:
+                self._loop.call_soon_threadsafe(self._shut)
+            except RuntimeError:  # closed meanwhile
+                self._shut()
 
     def _shut(self) -> None:
         if not self._loop.is_closed():

@@ -212,17 +212,17 @@ class Core:
             for region in list(self._regions):
                 region.close()
             self._ring = memoryview(b"")
-            for operation in self._operations.values():
-                operation.finish(self._ended(operation.name))
-            self._operations.clear()
             self.hub.release()
 
     def _begin_release(self) -> bool:
         if self.is_released:
             return False
+        self.end("it was closed here")
+        self.drain()
         self.is_released = True
         self._inbox.clear()
-        self.end("it was closed here")
+        with contextlib.suppress(RdmaError):
+            self.cmid.write_cm_event()  # wakes threads that wait for something
         return True
 
     def disconnect(self) -> None:
@@ -239,7 +239,11 @@ class Core:
         """Take in completions; see :class:`rdmacm.endpoint.hub.Source`."""
         if self.is_released or self._cq is None:
             return False
-        found = self._cq.poll(_BATCH)
+        try:
+            found = self._cq.poll(_BATCH)
+        except RdmaError as error:
+            self.end(str(error))
+            return False
         for wc in found:
             if wc.wr_id < _FIRST_SEND:
                 self._received(wc)
@@ -309,7 +313,8 @@ class Core:
         length = 0 if wc.opcode is WCOpcode.RECV_RDMA_WITH_IMM else wc.byte_len
         message = Message(bytes(self._ring[start : start + length]), wc.imm_data)
         if self.over is None:
-            self._post_receive(wc.wr_id)
+            with contextlib.suppress(RdmaError):  # the queue pair has failed, and completions are about to say so
+                self._post_receive(wc.wr_id)
         return message
 
     def _probe(self) -> None:

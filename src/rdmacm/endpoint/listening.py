@@ -6,6 +6,7 @@ its connection waits apart, and is dropped when the connection manager has given
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from collections import deque
 from dataclasses import replace
@@ -27,6 +28,8 @@ __all__ = ["Incoming", "ListenerCore", "ListenAddress"]
 #: What :func:`rdmacm.listen` listens on.
 ListenAddress: TypeAlias = "SockAddr | tuple[None, int]"
 
+#: Requests that may wait, as for rdma_listen(3).
+_MOST_WAITING = 1024
 #: So many connections may be half made; of more, the oldest is dropped.
 _HALF_MADE = 256
 #: Bytes of private data that an acceptance, and a refusal, can carry.
@@ -107,6 +110,7 @@ class ListenerCore(Watched):
         self.is_closed = False
         #: Why the last request that could not be accepted could not be.
         self.last_error: RdmaError | None = None
+        self._backlog = backlog if 0 < backlog <= _MOST_WAITING else _MOST_WAITING
         self._requests: deque[Incoming] = deque()
         self._half: dict[Core, None] = {}
         self._made: deque[Core] = deque()
@@ -122,7 +126,9 @@ class ListenerCore(Watched):
     def handle(self, event: CmEvent) -> None:
         """An event of the listening id."""
         if event.type is CmEventType.CONNECT_REQUEST:
-            if isinstance(event.param, ConnParam):
+            if not isinstance(event.param, ConnParam) or len(self._requests) >= self._backlog:
+                event.id.destroy()
+            else:
                 self._requests.append(Incoming(self.hub, event.id, event, self.shape))
                 self.changed()
         elif event.type is CmEventType.DEVICE_REMOVAL:
@@ -208,6 +214,8 @@ class ListenerCore(Watched):
         self.is_closed = True
         self.over = "the listener is closed"
         self.changed()
+        with contextlib.suppress(RdmaError):
+            self.cmid.write_cm_event()  # wakes threads that wait for something
         return True
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -86,7 +87,8 @@ class Region:
         if forget is not None:
             forget(self)
             self.mr.close()
-            self.view.release()
+            with contextlib.suppress(BufferError):  # somebody made something of it, and keeps the buffer with it
+                self.view.release()
 
     @property
     def closed(self) -> bool:

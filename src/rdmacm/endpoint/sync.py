@@ -200,8 +200,9 @@ def listen(
     """Listen for connections.
 
     ``address``: (host, port); an empty host, or None, is any address of either family. Port 0 takes a free one
-    (``listener.port``). ``backlog``: how many requests may wait, 0 for 1024. The rest is as for :func:`connect`, for
-    each connection that is accepted. Raises what :meth:`rdmacm.CmId.bind_addr` and :meth:`rdmacm.CmId.listen` do.
+    (``listener.port``). ``backlog``: how many requests may wait, 0 for 1024; more are refused, or lost in a burst and
+    repeated by the peer. The rest is as for :func:`connect`, for each connection that is accepted. Raises what
+    :meth:`rdmacm.CmId.bind_addr` and :meth:`rdmacm.CmId.listen` do.
     """
     hub = Hub(provider)
     try:
