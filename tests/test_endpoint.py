@@ -167,6 +167,8 @@ def test_nobody_answers_in_time() -> None:
 
 
 def test_what_makes_no_sense() -> None:
+    with pytest.raises(AttributeError, match="no_such_name"):
+        rdmacm.no_such_name  # noqa: B018
     with pytest.raises(GaiError):
         connect(("no-such-host.invalid.", 7471), timeout=20)
     with pytest.raises(RdmaError, match="private data"):

@@ -272,6 +272,38 @@ def test_any_message_of_the_handshake_may_suffer(kind: str, fault: Verdict) -> N
     ends.close(active, passive)
 
 
+def test_a_crowd_of_silent_peers_makes_others_wait_a_moment_at_most() -> None:
+    fabric = Fabric(1)
+    ends = Ends(fabric, depth=1, max_message=64)
+    mute = fabric.host("mute", "10.0.0.66")
+    fabric.faults = lambda packet: LOSE if packet.source == "mute" and packet.kind in ("RTU", "DREQ") else None
+    mute_hub = Hub(mute.provider)
+    info = AddrInfo(family=2, port_space=0x106, dst_addr=("10.0.0.2", 7471))
+    crowd = [Part(mute_hub, connecting(mute_hub, info, Shape(1, 64), None, 0)) for _ in range(150)]
+    accepting = ends.accepting()
+    for _ in range(5):
+        for part in (accepting, *crowd):
+            part.turn()
+        fabric.run(seconds=0.001)
+    active, passive = play(fabric, ends.connecting("10.0.0.2"), accepting)
+    assert passive.cmid.peer_addr == active.cmid.local_addr
+    assert fabric.now < 2
+    for part in crowd:
+        part._steps.close()
+        if part.result is not None:
+            part.result.release()
+    mute_hub.release()
+    ends.close(active, passive)
+
+
+def test_many_honest_peers_at_once_all_get_in() -> None:
+    fabric = Fabric(1)
+    ends = Ends(fabric, depth=1, max_message=64)
+    clients = [ends.connecting("10.0.0.2") for _ in range(300)]
+    servers = [ends.accepting() for _ in range(300)]
+    ends.close(*play(fabric, *clients, *servers))
+
+
 def test_too_many_half_made_connections_drop_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rdmacm.endpoint.listening._HALF_MADE", 3)
     fabric = Fabric(1)

@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator
 from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
@@ -163,14 +162,15 @@ class AsyncConnection(ConnectionShell):
         """As :meth:`recv`, with the immediate number."""
         return await _run(self._core.hub, self._core.receive())
 
-    async def __aiter__(self) -> AsyncIterator[bytes]:
+    def __aiter__(self) -> Self:
         """Messages as they come, until the peer disconnects."""
-        while True:
-            try:
-                message = await self.recv()
-            except CmDisconnectedError:
-                return
-            yield message
+        return self
+
+    async def __anext__(self) -> bytes:
+        try:
+            return await self.recv()
+        except CmDisconnectedError:
+            raise StopAsyncIteration from None
 
     async def write(self, remote: RemoteRegion, data: Buffer | Region, imm: int | None = None) -> None:
         """Write to the peer's memory; see :meth:`rdmacm.Connection.write`."""
@@ -225,15 +225,16 @@ class AsyncListener(ListenerShell):
         """The next connection request, to be accepted or rejected."""
         return AsyncRequest(await _run(self._core.hub, self._core.requesting()))
 
-    async def __aiter__(self) -> AsyncIterator[AsyncConnection]:
-        while True:
-            try:
-                connection = await self.accept()
-            except RdmaError:
-                if self.closed:
-                    return
-                raise
-            yield connection
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> AsyncConnection:
+        try:
+            return await self.accept()
+        except RdmaError:
+            if self.closed:
+                raise StopAsyncIteration from None
+            raise
 
     async def __aenter__(self) -> Self:
         return self

@@ -1,7 +1,8 @@
 """A listener without its waiting: requests that have come, connections that are half made, and those that are made.
 
 A connection is half made between our answer and the peer's confirmation. A peer that never confirms holds up nobody:
-its connection waits apart, and is dropped when the connection manager has given up, or when too many wait.
+after a moment its connection does not count any more among those that are being made, and it is dropped when the
+connection manager has given up, or when there are too many of its kind.
 """
 
 from __future__ import annotations
@@ -30,10 +31,15 @@ ListenAddress: TypeAlias = "SockAddr | tuple[None, int]"
 
 #: Requests that may wait, as for rdma_listen(3).
 _MOST_WAITING = 1024
-#: So many connections may be half made; of more, the oldest is dropped.
+#: So many connections are being made at a time; requests that come meanwhile wait.
+_WINDOW = 64
+#: Seconds after which one that is half made does not count among them.
+_PATIENCE = 0.5
+#: So many may be half made altogether; of more, the oldest is dropped.
 _HALF_MADE = 256
 #: Bytes of private data that an acceptance, and a refusal, can carry.
 _ACCEPT_DATA = 196
+_FULL = object()
 
 
 class Incoming:
@@ -112,7 +118,8 @@ class ListenerCore(Watched):
         self.last_error: RdmaError | None = None
         self._backlog = backlog if 0 < backlog <= _MOST_WAITING else _MOST_WAITING
         self._requests: deque[Incoming] = deque()
-        self._half: dict[Core, None] = {}
+        #: When each was begun, the oldest first.
+        self._half: dict[Core, float] = {}
         self._made: deque[Core] = deque()
         self.cmid = _bound(hub, address)
         try:
@@ -158,15 +165,22 @@ class ListenerCore(Watched):
     def accepting(self, private_data: bytes) -> Steps[Core]:
         """The next connection."""
         check_private_data(private_data)
+        is_full = False
         try:
-            core: Core = yield Wait(self, partial(self._take_connection, private_data))
+            while True:
+                # Where the window is full of peers that say nothing, only time makes room.
+                until = self.hub.clock() + _PATIENCE if is_full else None
+                found = yield Wait(self, partial(self._take_connection, private_data, is_full), until)
+                if isinstance(found, Core):
+                    return found
+                is_full = found is _FULL
         except Expired as expired:
             raise _nobody(expired, "accept") from None
-        return core
 
-    def _take_connection(self, private_data: bytes) -> Core | None:
+    def _take_connection(self, private_data: bytes, was_full: bool) -> Core | object | None:
+        """A connection; _FULL where requests have to wait, and that is news."""
         self._check("accept")
-        while self._requests:
+        while self._requests and self._has_room():
             incoming = self._requests.popleft()
             try:
                 core = incoming.begin(private_data)
@@ -174,12 +188,22 @@ class ListenerCore(Watched):
                 self.last_error = error
                 continue
             core.life.wakers.append(partial(self._progressed, core))
-            self._half[core] = None
+            self._half[core] = self.hub.clock()
             if len(self._half) > _HALF_MADE:
                 oldest = next(iter(self._half))
                 del self._half[oldest]
                 oldest.release()
-        return self._made.popleft() if self._made else None
+        if self._made:
+            return self._made.popleft()
+        return _FULL if self._requests and not was_full else None
+
+    def _has_room(self) -> bool:
+        busy, since = len(self._made), self.hub.clock() - _PATIENCE
+        for begun in reversed(self._half.values()):
+            if begun <= since:
+                break
+            busy += 1
+        return busy < _WINDOW
 
     def _progressed(self, core: Core) -> None:
         """A half made connection is whole, or broken."""
@@ -189,9 +213,9 @@ class ListenerCore(Watched):
         core.life.wakers.clear()
         if core.is_established:
             self._made.append(core)
-            self.changed()
         else:
             core.release()
+        self.changed()
 
     def close(self) -> None:
         """Listen no more; connections that nobody has taken are ended."""
