@@ -15,7 +15,7 @@ from rdmacm.cmid import CmId
 from rdmacm.connparam import ConnParam
 from rdmacm.constants import CmEventType
 from rdmacm.errors import CmTimeoutError, RdmaError, cm_error
-from rdmacm.tools.link import Twin, add_provider, add_roles, find, number, port_number, say_listening
+from rdmacm.tools.link import Twin, add_provider, add_roles, bind, find, number, port_number, say_listening
 from rdmacm.tools.measure import Progress, Samples, resident_bytes
 from rdmacm.tools.output import Page, Parser, table, write, write_json
 from rdmacm.verbs.attr import QPCap, QPInitAttr
@@ -113,7 +113,7 @@ def _serve(args: argparse.Namespace) -> int:
     ids: set[CmId] = set()
     with EventChannel(args.provider) as channel, CmId(channel) as listener:
         try:
-            listener.bind_addr((args.bind or "0.0.0.0", args.port))
+            bind(listener, args.bind, args.port)
             listener.listen()
             say_listening(listener)
             for event in channel:
@@ -201,7 +201,7 @@ class _Meter:
             self.step("establish", batch, lambda each: each.cmid.establish())
         except BaseException:
             for each in batch:
-                self._destroy(each)
+                self.destroy(each)
             raise
         return batch
 
@@ -211,9 +211,9 @@ class _Meter:
             self.step("disconnect", batch, lambda each: each.cmid.disconnect(), CmEventType.DISCONNECTED)
         except BaseException:
             for each in batch:
-                self._destroy(each)
+                self.destroy(each)
             raise
-        self.step("destroy", batch, self._destroy)
+        self.step("destroy", batch, self.destroy)
 
     def step(
         self,
@@ -291,7 +291,8 @@ class _Meter:
             each.qp.modify(*each.cmid.init_qp_attr(state))
 
     @staticmethod
-    def _destroy(each: _Connection) -> None:
+    def destroy(each: _Connection) -> None:
+        """Say goodbye and release everything; again is no matter."""
         if each.qp is not None:
             each.qp.close()
             each.qp = None
@@ -304,7 +305,7 @@ def _measure(args: argparse.Namespace, host: str, port: int) -> int:
     assert destination is not None
     server = format_address(destination)
     source = None if args.bind is None else (args.bind, 0)
-    queues: dict[str, CQ] = {}
+    queues: dict[str, CQ] = {}  # one for each device
     progress = Progress()
     held: list[_Connection] = []
 
@@ -331,10 +332,13 @@ def _measure(args: argparse.Namespace, host: str, port: int) -> int:
                 if progress.is_due(time.monotonic()):
                     progress.show(f"{args.connections - left} of {args.connections} connections")
             grown = resident_bytes() - memory
+            meter.take_down(held)
+        except BaseException:
+            for each in held:
+                meter.destroy(each)
+            raise
         finally:
             progress.close()
-            if args.hold or args.concurrent:
-                meter.take_down(held)
     _report(args, server, meter, grown)
     return 0
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Self
 
-from rdmacm.address import SockAddr, format_address
+from rdmacm.address import format_address
 from rdmacm.addrinfo import AddrInfo
 from rdmacm.channel import EventChannel
 from rdmacm.cmid import CmId
@@ -45,6 +45,7 @@ __all__ = [
     "Twin",
     "add_provider",
     "add_roles",
+    "bind",
     "find",
     "listening",
     "number",
@@ -254,17 +255,24 @@ def find(
     return cmid, explanation
 
 
+def bind(cmid: CmId, address: str | None, port: int) -> None:
+    """Bind to listen; without an address to any, IPv4 or IPv6."""
+    if address is not None:
+        cmid.bind_addr((address, port))
+        return
+    try:
+        cmid.bind_addr(("::", port))
+    except RdmaError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise
+        cmid.bind_addr(("0.0.0.0", port))  # a host without IPv6
+
+
 @contextmanager
 def listening(address: str | None, port: int, backlog: int = 0, provider: str | None = None) -> Iterator[CmId]:
     """A synchronous listener; without an address it takes requests to any, IPv4 or IPv6."""
     with CmId(None, PortSpace.TCP, provider=provider) as cmid:
-        wanted: SockAddr = ("::" if address is None else address, port)
-        try:
-            cmid.bind_addr(wanted)
-        except OSError:
-            if address is not None:
-                raise
-            cmid.bind_addr(("0.0.0.0", port))  # a host without IPv6
+        bind(cmid, address, port)
         cmid.listen(backlog)
         yield cmid
 
