@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeAlias
 
-from support.netns import python_environment
+from support.netns import Host, python_environment
 
 
 class Result(NamedTuple):
@@ -30,10 +30,13 @@ Run: TypeAlias = Callable[..., Result]
 
 
 class Server:
-    """``rdmacm ARGV`` as a process that listens on ``port``, which it has said in the first line it wrote."""
+    """``rdmacm ARGV`` as a process that listens on ``port``, which it has said in the first line it wrote.
 
-    def __init__(self, *argv: str) -> None:
-        self.start(*argv)
+    It runs on this host, or on one of :mod:`support.netns`.
+    """
+
+    def __init__(self, *argv: str, host: Host | None = None) -> None:
+        self.start(*argv, host=host)
         said = self.process.stderr if "-d" in argv else self.process.stdout
         assert said is not None
         line = said.readline()
@@ -41,9 +44,10 @@ class Server:
         assert found is not None, line or self.process.communicate()
         self.port = int(found[1])
 
-    def start(self, *argv: str) -> None:
+    def start(self, *argv: str, host: Host | None = None) -> None:
         """Start the process."""
-        self.process = subprocess.Popen(
+        popen: Callable[..., subprocess.Popen[str]] = host.popen if host is not None else subprocess.Popen
+        self.process = popen(
             [sys.executable, "-m", "rdmacm", *argv],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
