@@ -17,11 +17,14 @@ from typing import Any
 
 import pytest
 
+import rdmacm
+from rdmacm import CmId, CmRejectedError, RdmaError
 from rdmacm.capture import Capture, Tap
 from rdmacm.proto.frames import udp_frame
 from rdmacm.proto.pcapng import enhanced_packet, interface_description, section_header
 from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.roce.opcodes import Opcode
+from rdmacm.testing import Fabric
 from support.netns import python_environment
 from support.pcap import Datagram, datagram, frames, roce
 from support.rc_packets import RC_PACKETS
@@ -370,3 +373,30 @@ def largest_file(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+class TestProvider:
+    """:func:`rdmacm.capture`."""
+
+    def test_what_a_host_sends_and_receives(self, tmp_path: Path) -> None:
+        fabric, path = Fabric(), tmp_path / "host.pcapng"
+        a, b = fabric.host("a", "10.0.0.1"), fabric.host("b", "10.0.0.2")
+        with CmId(provider=b.provider) as listener, CmId(provider=a.provider) as cmid:
+            listener.bind_addr(("10.0.0.2", 7470))
+            listener.listen()
+            cmid.resolve_addr(("10.0.0.2", 7471))
+            cmid.resolve_route()
+            cmid.create_qp()
+            with rdmacm.capture(path, a.provider) as found, pytest.raises(CmRejectedError):
+                cmid.connect()
+            assert a.provider.tap is None
+        assert found.packets == len(read(path)) == 2
+
+    def test_a_file_that_cannot_be_made(self, tmp_path: Path) -> None:
+        with pytest.raises(RdmaError) as caught:
+            rdmacm.capture(tmp_path / "none" / "x")
+        assert str(caught.value) == f"capture {tmp_path}/none/x: No such file or directory [ENOENT]"
+
+    def test_a_provider_there_is_none(self, tmp_path: Path) -> None:
+        with pytest.raises(RdmaError, match=r"\[ENODEV\]"):
+            rdmacm.capture(tmp_path / "x", "none")
