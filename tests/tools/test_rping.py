@@ -175,16 +175,17 @@ class TestFailures:
         result = run("rping", *argv)
         assert result == (2, "", f"rdmacm: rping: {message}; try: rdmacm rping --help\n")
 
-    def test_the_server_leaves(self) -> None:
+    @pytest.mark.parametrize("kind", ["-P", "-V"])
+    def test_the_server_leaves(self, kind: str) -> None:
         with (
-            Server("rping", "-s", "-d", "-a", "127.0.0.1", "-p", "0") as server,
+            Server("rping", "-s", kind, "-d", "-a", "127.0.0.1", "-p", "0") as server,
             Client(server.port) as client,
         ):
             client.wait_until_it_pings()
-            server.end(signal.SIGINT)
+            assert server.end(signal.SIGINT).status == 130
             status, _, err = client.end()
         assert status == 1
-        assert err == (f"rdmacm: transfer 127.0.0.1:{server.port}: the peer has ended the connection [ECONNRESET]\n")
+        assert err == f"rdmacm: transfer 127.0.0.1:{server.port}: the peer has ended the connection [ECONNRESET]\n"
 
     def test_interrupted_it_says_how_far_it_came(self) -> None:
         with Server("rping", "-s", "-d", "-a", "127.0.0.1", "-p", "0") as server, Client(server.port) as client:

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -34,7 +34,7 @@ from rdmacm.explanation import Explanation
 from rdmacm.tools.explain import error_of
 from rdmacm.tools.output import Parser, ReaderGoneError, complain, write
 from rdmacm.verbs.attr import QPCap, QPInitAttr
-from rdmacm.verbs.cq import CQ, CompChannel
+from rdmacm.verbs.cq import CQ
 from rdmacm.verbs.enums import WC, AccessFlag, QPState, WCStatus
 from rdmacm.verbs.pd import MR
 from rdmacm.verbs.qp import QP
@@ -115,31 +115,27 @@ class Link:
     def __init__(self, cmid: CmId, cap: QPCap, *, own_qp: bool = False) -> None:
         self.cmid = cmid
         self.peer = cmid.peer_addr_text
-        self._regions: list[MR] = []
         self._arrived: dict[int, WC] = {}
         self._own: QP | None = None
         self._is_connected = False
         context = cmid.verbs
         assert context is not None
-        self._channel = CompChannel(context)
-        try:
-            self.cq = CQ(context, cap.max_send_wr + cap.max_recv_wr, self._channel)
-            attr = QPInitAttr(scq=self.cq, rcq=self.cq, cap=cap, sq_sig_all=False)
+        with ExitStack() as stack:
+            stack.callback(cmid.destroy)
+            self.cq = stack.enter_context(CQ(context, cap.max_send_wr + cap.max_recv_wr))
+            attr = QPInitAttr(scq=self.cq, rcq=self.cq, cap=cap)
             if own_qp:
-                self._own = self.qp = QP(cmid.pd, attr)
+                self.qp = self._own = stack.enter_context(QP(cmid.pd, attr))
                 self.qp.modify(*cmid.init_qp_attr(QPState.INIT))
             else:
                 self.qp = cmid.create_qp(attr)
-        except BaseException:
-            self.close()
-            raise
+                stack.callback(cmid.destroy_qp)
+            self._parts = stack.pop_all()
         self.alive.add(self)
 
     def register(self, buffer: Buffer, access: AccessFlag = AccessFlag.LOCAL_WRITE) -> MR:
         """Register memory until the link is closed."""
-        region = MR(self.cmid.pd, buffer, access)
-        self._regions.append(region)
-        return region
+        return self._parts.enter_context(MR(self.cmid.pd, buffer, access))
 
     def connect(self, param: ConnParam) -> bytes:
         """Connect, and return the private data of the answer."""
@@ -214,15 +210,7 @@ class Link:
         self.cmid.channel.queue.notify = None
         with suppress(RdmaError):
             self._say_goodbye()
-        if self._own is not None:
-            self._own.close()
-        self.cmid.destroy_qp()
-        for region in self._regions:
-            region.close()
-        if hasattr(self, "cq"):
-            self.cq.close()
-        self._channel.close()
-        self.cmid.destroy()
+        self._parts.close()
 
     def _say_goodbye(self) -> None:
         if not self._is_connected:
