@@ -146,6 +146,21 @@ def test_the_end_of_a_connection() -> None:
     run(main())
 
 
+def test_a_loop_waits_for_one_descriptor_while_something_is_open() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with connected(), connected():
+            (driver,) = aio._Driver._all.values()
+            fd = driver._fd
+        assert not aio._Driver._all
+        assert not loop.remove_reader(fd), "it was let go of"
+        async with connected() as (active, passive):
+            await active.send(b"and again")
+            assert await passive.recv() == b"and again"
+
+    run(main())
+
+
 def test_refusals() -> None:
     async def main() -> None:
         async with await aio.listen(("", 0)) as listener:

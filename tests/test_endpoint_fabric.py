@@ -205,6 +205,16 @@ def test_a_flood_meets_few_buffers() -> None:
     ends.close(active, passive)
 
 
+def test_many_messages_wait_for_a_receiver_who_was_elsewhere() -> None:
+    fabric = Fabric(1)
+    ends = Ends(fabric, depth=64, max_message=100)
+    active, passive = ends.connect()
+    play(fabric, *(send(active, b"%d" % number) for number in range(60)))
+    got = play(fabric, *(receive(passive, 1) for _ in range(60)))
+    assert [int(message.data) for message in got] == list(range(60))
+    ends.close(active, passive)
+
+
 # -- peers that vanish --------------------------------------------------------------------------------------
 
 

@@ -221,8 +221,6 @@ class Core:
         self.drain()
         self.is_released = True
         self._inbox.clear()
-        with contextlib.suppress(RdmaError):
-            self.cmid.write_cm_event()  # wakes threads that wait for something
         return True
 
     def disconnect(self) -> None:

@@ -102,9 +102,6 @@ class _Race(Watched):
             self._winner = winner
             self._left.clear()
             self.next_start = None
-            for attempt in self._attempts:
-                if attempt is not winner:
-                    attempt.close()
         self.changed()
 
     def is_over(self) -> bool:
