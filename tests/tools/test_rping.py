@@ -14,11 +14,12 @@ from rdmacm import CmId
 from rdmacm.connparam import ConnParam
 from rdmacm.tools.main import main
 from rdmacm.tools.rping import ping_text
-from support.pcap import frames
+from support.pcap import frames, roce
 from support.servers import Result, Run, Server
 
 #: What rping(1) shows of its first ping.
 FIRST = "rdma-ping-0: ABCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_`abcdefghijklmnopqr"
+CAPTURES = Path(__file__).parents[1] / "data" / "captures"
 TIMES = {"min", "mean", "p50", "p99", "max"}
 
 
@@ -104,6 +105,75 @@ class TestPings:
             result = run("rping", "-c", "-a", "127.0.0.1", "-I", "127.0.0.1", "-p", str(server.port), "-C", "1")
             assert result.status == 0
             assert server.end().status == 0
+
+
+def conversation(path: Path) -> list[tuple[str, str, bytes]]:
+    """Who sent what in a capture of rping: ("client" or "server", operation, data), acknowledgements left out.
+
+    A request to read has its RETH for data, and what is written comes without.
+    """
+    said: list[tuple[str, str, bytes]] = []
+    client = b"", b""
+    for packet in roce(path):
+        opcode, flags = packet.payload[0], packet.payload[1]
+        body = packet.payload[12 : len(packet.payload) - 4 - (flags >> 4 & 3)]
+        if opcode == 0x64 and body[24:26] == b"\x00\x10":  # a ConnectRequest has the client's QP number
+            client = packet.source, body[64:67]
+        if opcode not in _OPERATIONS:
+            continue
+        operation, header, begins = _OPERATIONS[opcode]
+        # Two hosts may have the same number, as may two queue pairs the same host.
+        who = "server" if (packet.destination, packet.payload[5:8]) == client else "client"
+        if begins:
+            said.append((who, operation, body[header:]))
+        else:
+            said[-1] = (who, operation, said[-1][2] + body[header:])
+    return said
+
+
+#: Opcodes of a reliable connection: the operation, the length of its own header, whether it begins one.
+_OPERATIONS = {
+    4: ("SEND", 0, True),
+    12: ("READ", 0, True),
+    13: ("DATA", 4, True),
+    14: ("DATA", 0, False),
+    15: ("DATA", 4, False),
+    16: ("DATA", 4, True),
+    6: ("WRITE", 16, True),
+    7: ("WRITE", 0, False),
+    8: ("WRITE", 0, False),
+    10: ("WRITE", 16, True),
+}
+
+
+def check(said: list[tuple[str, str, bytes]], size: int, pings: int) -> None:
+    """It is rping's conversation."""
+    turn = [
+        *(("client", "SEND"), ("server", "READ"), ("client", "DATA"), ("server", "SEND")),
+        *(("client", "SEND"), ("server", "WRITE"), ("server", "SEND")),
+    ]
+    assert [(who, operation) for who, operation, _ in said] == turn * pings
+    for ping in range(pings):
+        advertised, asked, read, _, sink, written, _ = (data for _, _, data in said[7 * ping : 7 * ping + 7])
+        assert read == written == ping_text(ping, size)
+        assert advertised == asked[:8] + asked[8:12] + size.to_bytes(4, "big")  # what the RETH says, a size apart
+        assert (len(sink), sink[12:]) == (16, size.to_bytes(4, "big"))
+
+
+class TestConversation:
+    @pytest.mark.parametrize(("name", "size"), [("rxe-rping-ipv4", 64), ("rxe-rping-3000", 3000)])
+    def test_of_librdmacms_rping(self, name: str, size: int) -> None:
+        said = conversation(CAPTURES / f"{name}.pcap")
+        assert len(said) % 7 == 0
+        check(said, size, len(said) // 7)
+
+    @pytest.mark.parametrize("size", [64, 3000])
+    def test_of_ours(self, run: Run, tmp_path: Path, persistent: tuple[str, str], size: int) -> None:
+        address, port = persistent
+        file = tmp_path / "ours.pcapng"
+        argv = ["-C", "3", "-S", str(size), "--pcap", str(file)]
+        assert run("rping", "-c", "-a", address, "-p", port, *argv).status == 0
+        check(conversation(file), size, 3)
 
 
 class TestJson:
