@@ -191,6 +191,8 @@ class Provider(Protocol):
     """What a way of carrying the API must offer."""
 
     name: str
+    #: The time all its deadlines are in, as seconds that only go forward.
+    clock: Callable[[], float]
     #: Where set, is shown the packets that pass (:data:`Tap`).
     tap: Tap | None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import socket
+import time
 from collections.abc import Callable, Sequence
 from socket import AF_INET, AF_INET6, SOCK_DGRAM, SOCK_STREAM
 from typing import Any, TypeAlias, TypeVar
@@ -40,6 +41,7 @@ class Nowhere:
 
     name = "nowhere"
     tap: Tap | None = None
+    clock: Callable[[], float] = staticmethod(time.monotonic)
 
     def __init__(self) -> None:
         self.asked: list[tuple[InetAddr, InetAddr | None]] = []

@@ -10,7 +10,6 @@ The state of endpoints is protected by the provider's lock: :meth:`Hub.pump`, wh
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any, Protocol, TypeAlias, TypeVar
@@ -89,7 +88,7 @@ class Hub:
         self.channel = EventChannel(provider)
         self.provider = self.channel.provider
         #: The provider's idea of time, in seconds; a simulated one has its own.
-        self.clock: Callable[[], float] = getattr(self.provider, "clock", time.monotonic)
+        self.clock = self.provider.clock
         self._on_news = on_news
         self._on_close = on_close
         self._users = 1

@@ -418,7 +418,8 @@ class SoftId(ResolvingId):
 
     def _fail_qp(self) -> None:
         if self.qp is not None:
-            self.qp.to_error()
+            with contextlib.suppress(RdmaError):  # the application may have closed or reset it
+                self.qp.to_error()
 
     # -- what the connection manager tells ------------------------------------------------------------
 

@@ -84,9 +84,9 @@ class SoftDevice:
     def create_qp(
         self, pd: object, attr: QPInitAttr, send_cq: CQBackend, recv_cq: CQBackend, srq: SRQBackend | None
     ) -> SoftQP:
-        """ENOSYS for what is not a reliable connection; ENOMEM where there are too many."""
+        """EOPNOTSUPP for what is not a reliable connection; ENOMEM where there are too many."""
         if attr.qp_type is not QPType.RC:
-            raise cm_error(errno.ENOSYS, f"no queue pairs of type {attr.qp_type.name}", "create_qp", self.name)
+            raise cm_error(errno.EOPNOTSUPP, f"no queue pairs of type {attr.qp_type.name}", "create_qp", self.name)
         assert isinstance(send_cq, SoftCQ)
         assert isinstance(recv_cq, SoftCQ)
         assert srq is None or isinstance(srq, SoftSRQ)
