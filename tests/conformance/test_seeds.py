@@ -1,0 +1,63 @@
+"""A thousand connections on bad networks, each from its beginning to its end, and each as its seed has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from rdmacm.testing import Fabric
+from support.lives import live
+
+SEEDS = 1000
+BLOCK = 50
+
+
+def lossy(seed: int) -> Fabric:
+    return Fabric(seed, loss=0.1, duplicate=0.1, reorder=0.1)
+
+
+def damaging(seed: int) -> Fabric:
+    return Fabric(seed, loss=0.05, duplicate=0.05, reorder=0.1, corrupt=0.1)
+
+
+def slow(seed: int) -> Fabric:
+    """Held back for longer than an acknowledgement is waited for; packets of one size or another, no trains."""
+    return Fabric(
+        seed, loss=0.05, duplicate=0.2, reorder=0.2, reorder_delay=1.0, mtu=4200 if seed % 2 else 400, trains=False
+    )
+
+
+def live_through(network: Callable[[int], Fabric], seeds: range) -> None:
+    for seed in seeds:
+        try:
+            live(network(seed))
+        except Exception as error:
+            raise AssertionError(
+                f"seed {seed}: {error}\nreplay: PYTHONPATH=src:tests:tests/conformance python -c "
+                f"'import test_seeds as t; t.live(t.{network.__name__}({seed}))'"
+            ) from error
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
+def test_every_byte_gets_through(first: int) -> None:
+    live_through(lossy, range(first, first + BLOCK))
+
+
+def test_every_byte_gets_through_undamaged() -> None:
+    live_through(damaging, range(50))
+
+
+def test_what_comes_much_too_late_does_no_harm() -> None:
+    live_through(slow, range(50))
+
+
+def test_a_seed_gives_the_same_run_again() -> None:
+    def run() -> list[tuple[float, str, int, int, str]]:
+        fabric = lossy(7)
+        live(fabric)
+        # Not the bytes: the addresses of memory are in them, which are the process's.
+        packets = [(entry, entry.packet) for entry in fabric.log]
+        return [(entry.time, packet.kind, packet.psn, len(entry.data), entry.fate.value) for entry, packet in packets]
+
+    assert run() == run()

@@ -1,0 +1,376 @@
+"""The whole life of one connection on a simulated network, as a seed has it: every byte and every completion is checked.
+
+:func:`live` connects two hosts, lets both send, write, read and add at the same time, disconnects, and looks at what
+is left. What is done, how much of it at a time and who hangs up is the seed's to say, as is what befalls the packets.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections import Counter
+from dataclasses import dataclass
+from random import Random
+
+from rdmacm import CmEvent, CmEventType, CmId, EventChannel
+from rdmacm.connparam import ConnParam
+from rdmacm.soft.cm import ConnectionManager
+from rdmacm.testing import Fabric, Host
+from rdmacm.verbs import (
+    CQ,
+    MR,
+    WC,
+    AccessFlag,
+    QPCap,
+    QPInitAttr,
+    QPState,
+    RecvWR,
+    SendFlag,
+    SendWR,
+    WCOpcode,
+    WCStatus,
+)
+from rdmacm.verbs import WROpcode as Op
+
+__all__ = ["live"]
+
+E = CmEventType
+PORT = 7471
+ADDRESSES = ("10.0.0.1", "10.0.0.2")
+#: Virtual seconds: connecting, transferring and disconnecting on the worst of networks, each.
+PATIENCE = 300.0
+
+#: The greatest message, and the parts of the memory the peer may use: a counter, what it reads, what it writes.
+_ROOM = 3200
+_SOURCE, _TARGET = 64, 64 + _ROOM
+_EVERYTHING = AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_READ | AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_ATOMIC
+_MEMORY = struct.Struct("!QI")
+_KINDS = (Op.SEND, Op.SEND, Op.SEND_WITH_IMM, Op.RDMA_WRITE, Op.RDMA_WRITE_WITH_IMM, Op.RDMA_READ, Op.RDMA_READ) + (
+    Op.ATOMIC_FETCH_AND_ADD,
+    Op.ATOMIC_CMP_AND_SWP,
+)
+_COMPLETES_AS = {
+    Op.SEND: WCOpcode.SEND,
+    Op.SEND_WITH_IMM: WCOpcode.SEND,
+    Op.RDMA_WRITE: WCOpcode.RDMA_WRITE,
+    Op.RDMA_WRITE_WITH_IMM: WCOpcode.RDMA_WRITE,
+    Op.RDMA_READ: WCOpcode.RDMA_READ,
+    Op.ATOMIC_FETCH_AND_ADD: WCOpcode.FETCH_ADD,
+    Op.ATOMIC_CMP_AND_SWP: WCOpcode.COMP_SWAP,
+}
+_RECEIVED = (Op.SEND, Op.SEND_WITH_IMM, Op.RDMA_WRITE_WITH_IMM)
+_WRITES = (Op.RDMA_WRITE, Op.RDMA_WRITE_WITH_IMM)
+_ATOMICS = (Op.ATOMIC_FETCH_AND_ADD, Op.ATOMIC_CMP_AND_SWP)
+_MASK = (1 << 64) - 1
+
+
+def _bytes(name: str, size: int) -> bytes:
+    return hashlib.shake_128(name.encode()).digest(size)
+
+
+@dataclass(slots=True)
+class _Work:
+    """One work request: its local bytes are ``size`` at ``local``, the peer's at ``remote``."""
+
+    opcode: Op
+    size: int
+    flags: int
+    local: int
+    remote: int = 0
+    imm: int | None = None
+    operands: tuple[int, int] = (0, 0)
+    #: What is in local memory once a READ or an atomic has completed.
+    fetched: bytes = b""
+
+
+class _Plan:
+    """What one side does, and what that leaves behind."""
+
+    def __init__(self, name: str, random: Random) -> None:
+        self.out = _bytes(f"{name} sends", _ROOM)
+        self.source = _bytes(f"{name} shows", _ROOM)
+        #: The peer's memory once all is done; writes go to places of their own, in order.
+        self.work: list[_Work] = []
+        self.written = bytearray()
+        self.counter = 0
+        self.depth = random.choice((1, 2, 5, 16))
+        self.receives = random.choice((1, 2, 40))
+        self.slots = 0
+
+    def fill(self, random: Random, shown: bytes) -> None:
+        """Make it up; ``shown`` is what the peer lets be read."""
+        silent = 0
+        count = random.randint(3, 9)
+        for index in range(count):
+            opcode = random.choice(_KINDS)
+            size = random.choice((0, 1, 3, 64, 200, 1023, 1024, 1025, random.randint(0, _ROOM)))
+            silent += 1
+            quiet = silent < self.depth and index < count - 1 and random.random() < 0.4
+            flags = 0 if quiet else SendFlag.SIGNALED
+            silent *= quiet
+            if random.random() < 0.2:
+                flags |= SendFlag.FENCE
+            imm = random.getrandbits(32) if opcode in (Op.SEND_WITH_IMM, Op.RDMA_WRITE_WITH_IMM) else None
+            if opcode in _ATOMICS:
+                self.work.append(self._atomic(opcode, flags, random))
+            elif opcode is Op.RDMA_READ:
+                self.work.append(self._read(size, flags, random, shown))
+            else:
+                size = min(size, _ROOM - len(self.written)) if opcode in _WRITES else size
+                local = random.randint(0, _ROOM - size)
+                remote = 0
+                if opcode in _WRITES:
+                    remote = _TARGET + len(self.written)
+                    self.written += self.out[local : local + size]
+                if size <= 64:
+                    flags |= SendFlag.INLINE
+                self.work.append(_Work(opcode, size, flags, local, remote, imm))
+
+    def _read(self, size: int, flags: int, random: Random, shown: bytes) -> _Work:
+        local, self.slots = self.slots, self.slots + size
+        if self.written and random.random() < 0.5:  # what has just been written
+            size = min(size, len(self.written))
+            start = random.randint(0, len(self.written) - size)
+            remote, fetched = _TARGET + start, bytes(self.written[start : start + size])
+        else:
+            start = random.randint(0, _ROOM - size)
+            remote, fetched = _SOURCE + start, shown[start : start + size]
+        return _Work(Op.RDMA_READ, size, flags, local, remote, fetched=fetched)
+
+    def _atomic(self, opcode: Op, flags: int, random: Random) -> _Work:
+        local, self.slots = self.slots, self.slots + 8
+        before = self.counter
+        if opcode is Op.ATOMIC_FETCH_AND_ADD:
+            operands = random.getrandbits(64), 0
+            self.counter = before + operands[0] & _MASK
+        else:
+            operands = random.choice((before, before ^ 1)), random.getrandbits(64)
+            if operands[0] == before:
+                self.counter = operands[1]
+        fetched = before.to_bytes(8, "little")
+        return _Work(opcode, 8, flags, local, 0, operands=operands, fetched=fetched)
+
+
+class _End:
+    """One side."""
+
+    def __init__(self, host: Host, plan: _Plan, theirs: _Plan, one_cq: bool) -> None:
+        self.host, self.plan, self.theirs, self.one_cq = host, plan, theirs, one_cq
+        self.channel = EventChannel(host.provider)
+        self.seen: Counter[E] = Counter()
+        self.cmid: CmId | None = None
+        self.hung_up = False
+        self.remote: tuple[int, int] | None = None
+        self.posted = self.finished = self.received = self.given = self.flushed = 0
+        self.signaled = [index for index, work in enumerate(plan.work) if work.flags & SendFlag.SIGNALED]
+        self.expected = [work for work in theirs.work if work.opcode in _RECEIVED]
+        self.cqs: list[CQ] = []
+        self.regions: list[MR] = []
+        host.on_event(self.channel, self.handle)
+
+    # -- the connection -------------------------------------------------------------------------------
+
+    def handle(self, event: CmEvent) -> None:
+        self.seen[event.type] += 1
+        assert event.status == 0, f"{self.host.name}: {event!r}"
+        match event.type:
+            case E.CONNECT_REQUEST:
+                self.cmid = event.id
+                self.remote = _MEMORY.unpack_from(event.private_data)
+                event.id.accept(ConnParam(self.prepare(event.id), rnr_retry_count=7))
+            case E.ESTABLISHED:
+                if event.private_data:
+                    self.remote = _MEMORY.unpack_from(event.private_data)
+            case E.DISCONNECTED:
+                self.hang_up()
+            case E.TIMEWAIT_EXIT:
+                pass
+            case _:
+                raise AssertionError(f"{self.host.name}: {event!r}")
+
+    def prepare(self, cmid: CmId) -> bytes:
+        """A queue pair, memory and the first receives; what the peer has to know."""
+        plan = self.plan
+        cap = QPCap(max_send_wr=plan.depth, max_recv_wr=64, max_send_sge=1, max_recv_sge=1, max_inline_data=64)
+        assert cmid.verbs is not None
+        self.cqs = [CQ(cmid.verbs, 200) for _ in range(1 if self.one_cq else 2)]
+        cmid.create_qp(QPInitAttr(scq=self.cqs[0], rcq=self.cqs[-1], cap=cap))
+        shared = bytearray(64) + plan.source + bytes(_ROOM)
+        buffers = (plan.out, bytes(max(plan.slots, 1)), bytes(64 * _ROOM))
+        self.regions = [MR(cmid.pd, bytearray(buffer), AccessFlag.LOCAL_WRITE) for buffer in buffers]
+        self.regions.append(MR(cmid.pd, shared, _EVERYTHING))
+        self.give(cmid, plan.receives)
+        return _MEMORY.pack(self.regions[3].addr, self.regions[3].rkey)
+
+    def give(self, cmid: CmId, count: int) -> None:
+        """Post receives; each has a number of its own."""
+        assert cmid.qp is not None
+        inbox = self.regions[2]
+        numbers = range(self.given, self.given + count)
+        cmid.qp.post_recv([RecvWR(number, [inbox.sge(number % 64 * _ROOM, _ROOM)]) for number in numbers])
+        self.given += count
+
+    def hang_up(self) -> None:
+        if not self.hung_up:
+            self.hung_up = True
+            assert self.cmid is not None
+            self.cmid.disconnect()
+
+    # -- the transfer ---------------------------------------------------------------------------------
+
+    @property
+    def is_done(self) -> bool:
+        return self.finished == len(self.plan.work) and self.received == len(self.expected)
+
+    def turn(self) -> bool:
+        """Take completions and post what there is room for; whether all is done."""
+        if not self.seen[E.ESTABLISHED]:
+            return False
+        for cq in self.cqs:
+            for wc in cq.poll(100):
+                self.completed(wc)
+        room = self.plan.depth - (self.posted - self.finished)
+        if room and self.posted < len(self.plan.work):
+            self.post(self.plan.work[self.posted : self.posted + room])
+        return self.is_done
+
+    def post(self, works: list[_Work]) -> None:
+        assert self.cmid is not None
+        assert self.cmid.qp is not None
+        assert self.remote is not None
+        addr, rkey = self.remote
+        wrs = []
+        for number, work in enumerate(works, self.posted):
+            region = self.regions[1 if work.opcode in _ATOMICS or work.opcode is Op.RDMA_READ else 0]
+            sg = [region.sge(work.local, work.size)] if work.size else []
+            if work.flags & SendFlag.INLINE:
+                wr = SendWR(number, work.opcode, [region.read(work.size, work.local)], work.flags, imm_data=work.imm)
+            else:
+                wr = SendWR(number, work.opcode, sg, work.flags, imm_data=work.imm)
+            if work.opcode in _ATOMICS:
+                wr.set_wr_atomic(rkey, addr, *work.operands)
+            elif work.opcode not in (Op.SEND, Op.SEND_WITH_IMM):
+                wr.set_wr_rdma(rkey, addr + work.remote)
+            wrs.append(wr)
+        self.posted += len(wrs)
+        self.cmid.qp.post_send(wrs)
+
+    def completed(self, wc: WC) -> None:
+        if self.hung_up:
+            assert wc.status is WCStatus.WR_FLUSH_ERR, wc
+            assert wc.wr_id == self.received + self.flushed, wc
+            self.flushed += 1
+            return
+        assert wc.status is WCStatus.SUCCESS, f"{self.host.name}: {wc}"
+        if wc.opcode & WCOpcode.RECV:
+            self.got(wc)
+            return
+        assert wc.wr_id == self.signaled.pop(0), f"{self.host.name}: {wc}"
+        for work in self.plan.work[self.finished : wc.wr_id + 1]:
+            if work.fetched:
+                assert self.regions[1].read(work.size, work.local)[: len(work.fetched)] == work.fetched, work
+        work = self.plan.work[wc.wr_id]
+        assert wc.opcode is _COMPLETES_AS[work.opcode], wc
+        self.finished = wc.wr_id + 1
+
+    def got(self, wc: WC) -> None:
+        assert wc.wr_id == self.received, f"{self.host.name}: {wc}"
+        work = self.expected[self.received]
+        self.received += 1
+        assert (wc.byte_len, wc.imm_data) == (work.size, work.imm), wc
+        if work.opcode in _WRITES:
+            assert wc.opcode is WCOpcode.RECV_RDMA_WITH_IMM, wc
+            place, data = self.regions[3], self.regions[3].read(work.size, work.remote)
+        else:
+            assert wc.opcode is WCOpcode.RECV, wc
+            place, data = self.regions[2], self.regions[2].read(work.size, wc.wr_id % 64 * _ROOM)
+        assert data == self.theirs.out[work.local : work.local + work.size], (self.host.name, work, place)
+        assert self.cmid is not None
+        self.give(self.cmid, 1)
+
+    # -- the end --------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """All is as it has to be once the connection is over."""
+        assert self.cmid is not None
+        assert self.cmid.qp is not None
+        assert self.cmid.qp.state is QPState.ERR
+        for cq in self.cqs:
+            for wc in cq.poll(200):
+                self.completed(wc)
+            assert not cq.poll(1)
+        assert not self.signaled
+        assert self.received + self.flushed == self.given, "receives that never completed"
+        assert self.seen[E.ESTABLISHED] == 1, self.seen
+        assert self.seen[E.DISCONNECTED] == 1, self.seen
+        shared = self.regions[3].read(self.regions[3].length)
+        assert int.from_bytes(shared[:8], "little") == self.theirs.counter
+        assert shared[_SOURCE : _SOURCE + _ROOM] == self.plan.source
+        assert shared[_TARGET:] == bytes(self.theirs.written).ljust(_ROOM, b"\0")
+
+    def destroy(self) -> None:
+        assert self.cmid is not None
+        self.cmid.destroy()
+        for part in (*self.cqs, *self.regions):
+            part.close()
+
+
+def live(fabric: Fabric) -> None:
+    """One connection from its beginning to its end, on the seed of the fabric. AssertionError for anything wrong."""
+    random = Random(f"life {fabric.seed}")
+    hosts = [fabric.host(name, address) for name, address in zip(("passive", "active"), ADDRESSES, strict=True)]
+    plans = [_Plan(f"{fabric.seed}/{host.name}", random) for host in hosts]
+    for plan, other in (plans, plans[::-1]):
+        plan.fill(random, other.source)
+    one_cq = random.random() < 0.3
+    ends = [_End(hosts[i], plans[i], plans[1 - i], one_cq) for i in range(2)]
+    passive, active = ends
+    listener = CmId(passive.channel)
+    listener.bind_addr((ADDRESSES[0], PORT))
+    listener.listen()
+    with CmId(provider=hosts[1].provider) as cmid:  # it waits by itself until the way is known
+        cmid.resolve_addr((ADDRESSES[0], PORT))
+        cmid.resolve_route()
+        cmid.migrate(active.channel)
+        active.cmid = cmid
+        cmid.connect(ConnParam(active.prepare(cmid)))
+        _reach(fabric, "the transfer", lambda: all([end.turn() for end in ends]), ends)
+        for end in random.choice((ends, ends[:1], ends[1:])):
+            end.hang_up()
+        _reach(fabric, "the goodbye", lambda: all(end.seen[E.DISCONNECTED] for end in ends), ends)
+        for end in ends:
+            end.check()
+        patient = random.random() < 0.5
+        if patient:
+            fabric.run()
+        for end in ends:
+            end.destroy()
+            # One side's time may be over before the other has even heard of the goodbye.
+            assert patient <= end.seen[E.TIMEWAIT_EXIT] <= 1, end.seen
+    listener.destroy()
+    fabric.run()
+    for end in ends:
+        _is_empty(end.host)
+        assert end.seen[E.CONNECT_REQUEST] == (end is passive), end.seen
+        end.channel.close()
+        assert not end.host.provider.in_use
+
+
+def _reach(fabric: Fabric, what: str, done: object, ends: list[_End]) -> None:
+    assert callable(done)
+    if not fabric.run(done, seconds=PATIENCE):
+        told = "; ".join(
+            f"{end.host.name}: {end.finished} of {len(end.plan.work)} sent, "
+            f"{end.received} of {len(end.expected)} received, {dict(end.seen)}"
+            for end in ends
+        )
+        raise AssertionError(f"{what} has no end: {told}")
+
+
+def _is_empty(host: Host) -> None:
+    """Nothing is left of the connection: no queue pair, no connection, no timer."""
+    provider = host.provider
+    manager: ConnectionManager = provider.cm
+    assert len(manager.agent) == 0, f"{host.name} has connections left"
+    assert len(provider.transport) == 0, f"{host.name} has queue pairs left"
+    assert provider.next_deadline() is None, f"{host.name} has timers left"
