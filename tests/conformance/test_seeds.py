@@ -23,9 +23,8 @@ def damaging(seed: int) -> Fabric:
 
 def slow(seed: int) -> Fabric:
     """Held back for longer than an acknowledgement is waited for; packets of one size or another, no trains."""
-    return Fabric(
-        seed, loss=0.05, duplicate=0.2, reorder=0.2, reorder_delay=1.0, mtu=4200 if seed % 2 else 400, trains=False
-    )
+    mtu = 4200 if seed % 2 else 400
+    return Fabric(seed, loss=0.05, duplicate=0.2, reorder=0.2, reorder_delay=1.0, mtu=mtu, trains=False)
 
 
 def live_through(network: Callable[[int], Fabric], seeds: range) -> None:
