@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import sys
 import threading
 import time
 import warnings
@@ -130,7 +131,7 @@ class CmEvent:
         self.ack()
 
     def __del__(self) -> None:
-        if getattr(self, "_pending", False):
+        if getattr(self, "_pending", False) and not sys.is_finalizing():
             self.ack()
 
     def __repr__(self) -> str:
@@ -232,6 +233,8 @@ class EventChannel:
     def __del__(self) -> None:
         if not getattr(self, "_closed", True):
             warnings.warn(f"unclosed event channel {self!r}", ResourceWarning, stacklevel=2, source=self)
+            if sys.is_finalizing():  # a thread that is gone may hold a lock
+                return
             with contextlib.suppress(Exception):
                 self.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import sys
 import threading
 import warnings
 from dataclasses import dataclass
@@ -449,6 +450,8 @@ class ResolvingId:
         if not getattr(self, "_closed", True):
             warnings.warn(f"undestroyed id {self!r}", ResourceWarning, stacklevel=2, source=self)
             self._closed = True
+            if sys.is_finalizing():  # a thread that is gone may hold a lock, and the provider has said goodbye
+                return
             with contextlib.suppress(Exception):
                 self._backend.destroy()
                 if self._private:

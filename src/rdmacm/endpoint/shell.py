@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 
 from rdmacm.address import SockAddr, format_address
@@ -83,7 +84,8 @@ class ConnectionShell:
         core = getattr(self, "_core", None)
         if core is not None and not core.is_released:
             warnings.warn(f"unclosed connection {self!r}", ResourceWarning, stacklevel=2, source=self)
-            core.release()
+            if not sys.is_finalizing():  # a thread that is gone may hold a lock
+                core.release()
 
     def __repr__(self) -> str:
         ends = f"{format_address(self.local_addr)} -> {format_address(self.peer_addr)}"
@@ -107,7 +109,7 @@ class RequestShell:
 
     def __del__(self) -> None:
         incoming = getattr(self, "_incoming", None)
-        if incoming is not None:
+        if incoming is not None and not sys.is_finalizing():
             incoming.drop()
 
     def __repr__(self) -> str:
@@ -153,7 +155,8 @@ class ListenerShell:
         core = getattr(self, "_core", None)
         if core is not None and not core.is_closed:
             warnings.warn(f"unclosed listener {self!r}", ResourceWarning, stacklevel=2, source=self)
-            core.close()
+            if not sys.is_finalizing():
+                core.close()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {format_address(self.address)}{' closed' if self.closed else ''}>"

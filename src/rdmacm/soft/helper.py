@@ -31,16 +31,17 @@ class Helper:
         self._provider = provider
         self._stop: threading.Event | None = None
         self._waiter: Waiter | None = None
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Begin to look after the provider (its lock is held)."""
         if self._stop is None:
             self._stop = threading.Event()
             self._waiter = Waiter()
-            thread = threading.Thread(
+            self._thread = threading.Thread(
                 target=self._run, args=(self._stop, self._waiter), name="rdmacm-progress", daemon=True
             )
-            thread.start()
+            self._thread.start()
 
     def wake(self) -> None:
         """The provider's descriptors or its first deadline have changed (its lock is held)."""
@@ -53,6 +54,11 @@ class Helper:
             self.wake()  # first: the thread closes the descriptor as soon as it sees that it is to stop
             self._stop.set()
             self._stop = self._waiter = None
+
+    def join(self) -> None:
+        """Wait for the end of a thread that was told to stop (the provider's lock is not held)."""
+        if self._thread is not None:
+            self._thread.join()
 
     def _run(self, stop: threading.Event, waiter: Waiter) -> None:
         provider = self._provider

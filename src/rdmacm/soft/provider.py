@@ -334,11 +334,13 @@ class SoftProvider:
         return bool(self._users)
 
     def leave(self) -> None:
-        """The process ends: destroy what is left."""
+        """The process ends: destroy the ids that are left. What needs a thread has to be over before threads are."""
         with self.lock:
             for user in list(self._users):
                 if isinstance(user, SoftQueue):
                     user.close()
+            self.helper.stop()
+        self.helper.join()
 
     def closed(self, user: object) -> None:
         """It is not used any more."""

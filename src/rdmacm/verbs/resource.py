@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -114,7 +115,8 @@ class Resource:
         text = repr(self)
         # In a cycle of garbage the collector may come here before it comes to those that need this one.
         self._forgotten = True
-        with contextlib.suppress(Exception):
-            self.close()
+        if not sys.is_finalizing():  # a thread that is gone may hold a lock
+            with contextlib.suppress(Exception):
+                self.close()
         if self._minds:
             warnings.warn(f"unclosed {text}", ResourceWarning, stacklevel=2, source=self)

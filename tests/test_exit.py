@@ -1,0 +1,80 @@
+"""A process that ends with everything open ends, and its peers hear of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from rdmacm import CmEventType, CmId, EventChannel
+from support.netns import python_environment
+
+BEGIN = """
+import sys, threading
+from rdmacm import CmId, EventChannel
+channel = EventChannel()
+cmid = CmId()
+cmid.resolve_addr(("127.0.0.1", int(sys.argv[1])))
+cmid.resolve_route()
+cmid.create_qp()
+region = cmid.reg_msgs(bytearray(64))
+cmid.post_recv(1, region)
+cmid.connect()
+"""
+
+ENDS = {
+    "falls off": "",
+    "exits": "sys.exit(0)",
+    "in the middle": "cmid.post_send(2, b'x', flags=10)",
+    "with a daemon that waits": "threading.Thread(target=channel.get_event, daemon=True).start()",
+    "with a daemon that polls": (
+        "threading.Thread(target=lambda: [cmid.recv_cq.poll(1) for _ in iter(int, 1)], daemon=True).start()"
+    ),
+}
+
+
+@pytest.fixture
+def port() -> Iterator[tuple[EventChannel, int]]:
+    """A server that accepts; what its one client does shows in its events."""
+    with EventChannel() as channel, CmId(channel) as listener:
+        listener.bind_addr(("127.0.0.1", 0))
+        listener.listen()
+        yield channel, listener.src_port
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_process_ends_and_says_goodbye(end: str, port: tuple[EventChannel, int]) -> None:
+    channel, number = port
+    code = BEGIN + ENDS[end]
+    child = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", code, str(number)], env=python_environment(), stderr=subprocess.PIPE
+    )
+    try:
+        with channel.get_event(20) as request:
+            accepted = request.id
+            accepted.create_qp()
+            accepted.accept()
+        for kind in (CmEventType.ESTABLISHED, CmEventType.DISCONNECTED):
+            with channel.get_event(20) as event:
+                assert event.type is kind
+        accepted.destroy()
+        assert child.stderr is not None
+        assert child.wait(20) == 0, child.stderr.read().decode()
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def test_the_helper_thread_is_gone_with_the_last_user() -> None:
+    def helpers() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread.name == "rdmacm-progress"]
+
+    with CmId() as listener:
+        listener.bind_addr(("127.0.0.1", 0))
+        listener.listen()
+        (helper,) = helpers()
+    helper.join(10)
+    assert not helpers()
