@@ -1,0 +1,367 @@
+"""A server and its client go on as if nothing were, whatever others send to them; on a simulated network."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from random import Random
+
+import pytest
+
+from rdmacm import CmEventType, CmId, EventChannel
+from rdmacm.proto.cm.connection import Drop
+from rdmacm.proto.cm.messages import DREQ, REJ, REP, RejectReason, unpack_message
+from rdmacm.proto.mad import Mad
+from rdmacm.proto.roce.headers import BTH, RETH, Packet
+from rdmacm.proto.roce.opcodes import Opcode
+from rdmacm.testing import Fabric, Fate, Host
+from rdmacm.verbs import MR, PD, AccessFlag, QPState, SendFlag, SendWR, WCStatus, WROpcode
+from support.hostile import (
+    ADDRESSES,
+    PORT,
+    Server,
+    Talk,
+    asking,
+    datagram,
+    every_message,
+    management,
+    sealed,
+    throw,
+    trio,
+)
+
+E = CmEventType
+SERVER, CLIENT, STRANGER = ADDRESSES
+#: Packets that are thrown at a time.
+BATCH = 50
+
+
+def in_batches(fabric: Fabric, host: Host, to: str, packets: list[bytes], talk: Callable[[], None]) -> None:
+    """Throw packets, and let those who mind their business go on in between."""
+    for start in range(0, len(packets), BATCH):
+        for packet in packets[start : start + BATCH]:
+            throw(host, to, packet)
+        if start // BATCH % 10 == 0:
+            talk()
+    fabric.run(seconds=0.01)
+
+
+def test_garbage_of_every_length() -> None:
+    with trio() as (fabric, server, talk, stranger):
+        random = Random(1)
+        qpns = [qpn.to_bytes(3, "big") for qpn in (1, *talk.qpns)]
+        for host in (stranger, talk.host):
+            garbage = []
+            for length in range(2001):
+                data = bytearray(random.randbytes(length))
+                if length > 8 and length % 2:  # for somebody who is there
+                    data[5:8] = qpns[length // 2 % 3]
+                garbage.append(bytes(data))
+            before = server.host.provider.transport.dropped.total()
+            in_batches(fabric, host, SERVER, garbage, lambda: talk.on(1))
+            # What is for the client's connection and comes from its own address, its engine drops.
+            dropped = server.host.provider.transport.dropped.total() - before
+            assert dropped == 2001 if host is stranger else 1500 < dropped < 2001
+        assert set(server.host.provider.transport.dropped) <= {
+            *("short", "unknown_qp", "address", "gsi_length", "gsi_opcode", "gsi_key", "icrc", "state"),
+        }
+
+
+def life(fabric: Fabric, server: Server, host: Host) -> list[tuple[str, bytes]]:
+    """All packets of a connection, which is over: (sender, packet)."""
+    start = len(fabric.log)
+    talk = Talk(server, host)
+    talk.on(4)
+    talk.end()
+    fabric.run(seconds=5)
+    return [(entry.packet.source, entry.packet.data) for entry in list(fabric.log)[start:]]
+
+
+def damaged(random: Random, packet: bytes) -> bytes:
+    if random.random() < 0.3:
+        return packet[: random.randrange(len(packet))]
+    data = bytearray(packet)
+    for _ in range(random.choice((1, 1, 2, 8))):
+        data[random.randrange(len(data))] ^= 1 << random.randrange(8)
+    return bytes(data) if data != packet else b""
+
+
+def test_damaged_packets() -> None:
+    with trio() as (fabric, server, talk, _):
+        random = Random(2)
+        start = len(fabric.log)
+        talk.on(4)
+        packets = [entry.packet for entry in list(fabric.log)[start:] if entry.fate is Fate.DELIVERED]
+        packets += [entry.packet for entry in list(fabric.log)[:start] if entry.packet.dest_qp == 1]
+        hosts = {"a": (server.host, CLIENT), "b": (talk.host, SERVER)}
+        for _ in range(60):
+            for packet in random.choices(packets, k=100):
+                host, to = hosts[packet.source]
+                throw(host, to, damaged(random, packet.data))
+            talk.on(1)
+        for host in (server.host, talk.host):
+            dropped = host.provider.transport.dropped
+            assert dropped["short"] > 50, dropped
+            assert dropped["icrc"] + dropped["gsi_length"] > 50, dropped
+            assert len(host.provider.cm.agent) == 1
+
+
+@pytest.mark.parametrize("pause", [0.0, 60.0])
+def test_packets_of_an_old_connection(pause: float) -> None:
+    """A request that comes again is one, once the old one is forgotten; nobody waits for the answer."""
+    with trio() as (fabric, server, talk, _):
+        old = life(fabric, server, talk.host)
+        fabric.run(seconds=pause)
+        random = Random(3)
+        packets = random.choices(old, k=1000)
+        for start in range(0, len(packets), BATCH):
+            for source, data in packets[start : start + BATCH]:
+                host, to = (server.host, CLIENT) if source == "a" else (talk.host, SERVER)
+                throw(host, to, data)
+            talk.on(1)
+            assert len(server.host.provider.cm.agent) <= 3
+        # The answer to a request of long ago is repeated until it is given up.
+        fabric.run(seconds=200)
+        assert len(server.regions) == 1
+
+
+def test_a_third_party_that_knows_the_numbers() -> None:
+    with trio() as (fabric, server, talk, stranger):
+        peer, _ = talk.qpns
+        attr = talk.cmid.qp.query()[0]  # type: ignore[union-attr]
+        memory = server.regions[talk.peer]
+        before = memory.read(memory.length)
+        for psn in range(attr.sq_psn, attr.sq_psn + 200):
+            bth = BTH(Opcode.RC_RDMA_WRITE_ONLY, peer, psn & 0xFFFFFF, ack_req=True)
+            packet = Packet(bth, reth=RETH(memory.addr, memory.rkey, 8), payload=b"stranger").pack()
+            throw(stranger, SERVER, sealed(stranger, SERVER, packet))
+            # Sealed as the client would, from elsewhere.
+            throw(stranger, SERVER, sealed(talk.host, SERVER, packet))
+        (accepted,) = fabric.log.select(Fate.DELIVERED, "REP")
+        rep = unpack_message(Mad.unpack(accepted.packet.data[20:-4]))
+        assert isinstance(rep, REP)
+        dreq = DREQ(rep.remote_comm_id, rep.local_comm_id, rep.local_qpn)
+        throw(stranger, SERVER, sealed(stranger, SERVER, management(dreq)))
+        fabric.run(seconds=1)
+        assert memory.read(memory.length) == before
+        assert server.host.provider.transport.dropped["address"] == 400
+        assert server.host.provider.cm.agent.dropped[Drop.WRONG_PATH] == 1
+        assert not [entry for entry in fabric.log if entry.packet.destination == "c"]
+
+
+def test_messages_about_ids_that_nobody_has() -> None:
+    with trio() as (fabric, server, talk, stranger):
+        random = Random(4)
+        messages = [message for _ in range(40) for message in every_message(random)]
+        packets = [sealed(stranger, SERVER, management(message, tid)) for tid, message in enumerate(messages)]
+        random.shuffle(packets)
+        in_batches(fabric, stranger, SERVER, packets, lambda: talk.on(1))
+        agent = server.host.provider.cm.agent
+        assert len(agent) == 1
+        assert agent.dropped.total() == len(messages)
+        assert agent.dropped[Drop.UNSUPPORTED] == 120  # LAP, APR, and an MRA of neither REQ nor REP
+        # A DREQ is answered even so, by a DREP, and a request for a service that is not there.
+        kinds = [entry.packet.kind for entry in fabric.log.select(Fate.DELIVERED) if entry.packet.destination == "c"]
+        assert {kind: kinds.count(kind) for kind in set(kinds)} == {"DREP": 40, "SIDR_REP": 40}
+
+
+def test_management_datagrams_of_nonsense() -> None:
+    with trio() as (fabric, server, talk, stranger):
+        random = Random(5)
+        mads = [management(message)[20:] for message in every_message(random)]
+        mads.append(management(asking(STRANGER, SERVER, 77))[20:])
+        packets = []
+        for _ in range(2000):
+            mad = bytearray(random.choice(mads)) if random.random() < 0.8 else bytearray(random.randbytes(256))
+            for _ in range(random.choice((1, 2, 30))):
+                mad[random.randrange(len(mad))] = random.getrandbits(8)
+            packets.append(sealed(stranger, SERVER, datagram(bytes(mad))))
+        in_batches(fabric, stranger, SERVER, packets, lambda: talk.on(1))
+        agent = server.host.provider.cm.agent
+        assert agent.dropped[Drop.MALFORMED] > 100
+        assert agent.dropped.total() > 1500
+        fabric.run(seconds=600)  # requests that were well-formed by chance are given up
+        assert len(agent) == 1
+
+
+def test_requests_to_nobody() -> None:
+    with trio() as (fabric, server, talk, stranger):
+        for number in range(1, 501):
+            throw(stranger, SERVER, sealed(stranger, SERVER, management(asking(STRANGER, SERVER, number, PORT + 1))))
+            if number % 100 == 0:
+                talk.on(1)
+        fabric.run(seconds=1)
+        assert len(server.host.provider.cm.agent) == 1
+        answers = [entry.packet for entry in fabric.log.select(Fate.DELIVERED, "REJ")]
+        refused = [unpack_message(Mad.unpack(packet.data[20:-4])) for packet in answers]
+        assert all(isinstance(rej, REJ) and rej.reason == RejectReason.INVALID_SERVICE_ID for rej in refused)
+        assert [rej.remote_comm_id for rej in refused if isinstance(rej, REJ)] == list(range(1, 501))
+
+
+# -- listeners that have no room ------------------------------------------------------------------------
+
+
+def idle_listener(host: Host, backlog: int, port: int = PORT) -> tuple[EventChannel, CmId]:
+    """A listener whose application does not look."""
+    channel = EventChannel(host.provider)
+    listener = CmId(channel)
+    listener.bind_addr((host.addresses[0], port))
+    listener.listen(backlog)
+    return channel, listener
+
+
+def test_a_flood_of_requests_fills_the_backlog_and_no_more() -> None:
+    with trio() as (fabric, server, talk, stranger):
+        channel, listener = idle_listener(server.host, 16, PORT + 2)
+        agent = server.host.provider.cm.agent
+        for number in range(1, 2001):
+            throw(stranger, SERVER, sealed(stranger, SERVER, management(asking(STRANGER, SERVER, number, PORT + 2))))
+            if number % 200 == 0:
+                talk.on(1)
+                assert len(agent) == 17
+        fabric.run(seconds=1)
+        assert agent.dropped[Drop.BACKLOG] == 2000 - 16
+        assert not fabric.log.count(kind="REJ")
+        for _ in range(16):  # the application looks at last
+            with channel.get_event(0) as event:
+                assert event.type is E.CONNECT_REQUEST
+            event.id.reject()
+            event.id.destroy()
+        with pytest.raises(BlockingIOError):
+            channel.get_event(0)
+        listener.destroy()
+        channel.close()
+        fabric.run(seconds=60)
+        assert len(agent) == 1
+
+
+def test_requests_that_nobody_fetches_before_the_listener_goes() -> None:
+    with trio() as (fabric, server, talk, stranger):
+        channel, listener = idle_listener(server.host, 16, PORT + 2)
+        for number in range(1, 100):
+            throw(stranger, SERVER, sealed(stranger, SERVER, management(asking(STRANGER, SERVER, number, PORT + 2))))
+        fabric.run(seconds=1)
+        talk.on(1)
+        listener.destroy()
+        channel.close()
+        fabric.run(seconds=60)
+        assert len(server.host.provider.cm.agent) == 1
+
+
+def test_a_request_beyond_the_backlog_gets_in_later() -> None:
+    fabric = Fabric(1)
+    a, b = fabric.host("a", SERVER), fabric.host("b", CLIENT)
+    channel, listener = idle_listener(a, 1)
+    events: list[tuple[float, CmId, E]] = []
+    clients = EventChannel(b.provider)
+    b.on_event(clients, lambda event: events.append((fabric.now, event.id, event.type)))
+    first, second = CmId(clients), CmId(clients)
+    for cmid in (first, second):
+        cmid.resolve_addr((SERVER, PORT))
+        fabric.run(seconds=0.01)
+        cmid.resolve_route()
+        fabric.run(seconds=0.01)
+        cmid.create_qp()
+        cmid.connect()
+    events.clear()
+    fabric.run(seconds=20)
+    assert not events, "neither accepted nor refused"
+    assert a.provider.cm.agent.dropped[Drop.BACKLOG] > 1
+    assert not fabric.log.count(kind="REJ")
+    accepted: list[CmId] = []
+    while len(accepted) < 2:
+        with channel.get_event(timeout=60) as event:
+            if event.type is E.CONNECT_REQUEST:
+                accepted.append(event.id)
+                event.id.create_qp()
+                event.id.accept()
+    assert fabric.run(lambda: len(events) == 2, seconds=10)
+    assert [(cmid, kind) for _, cmid, kind in events] == [(first, E.ESTABLISHED), (second, E.ESTABLISHED)]
+    for cmid in (*accepted, listener, first, second):
+        cmid.destroy()
+    channel.close()
+    clients.close()
+
+
+# -- memory that is not for the peer --------------------------------------------------------------------
+
+TOP = 1 << 64
+
+
+@pytest.mark.parametrize(
+    ("opcode", "address", "length"),
+    [
+        (WROpcode.RDMA_WRITE, lambda addr, end: addr - 1, 1),
+        (WROpcode.RDMA_WRITE, lambda addr, end: end, 1),
+        (WROpcode.RDMA_WRITE, lambda addr, end: end - 7, 8),
+        (WROpcode.RDMA_WRITE, lambda addr, end: TOP - 8, 16),
+        (WROpcode.RDMA_WRITE, lambda addr, end: 0, 8),
+        (WROpcode.RDMA_READ, lambda addr, end: end - 7, 8),
+        (WROpcode.RDMA_READ, lambda addr, end: TOP - 8, 16),
+        (WROpcode.RDMA_READ, lambda addr, end: addr - 2000, 2048),
+        (WROpcode.ATOMIC_FETCH_AND_ADD, lambda addr, end: end, 8),
+        (WROpcode.ATOMIC_FETCH_AND_ADD, lambda addr, end: TOP - 8, 8),
+        (WROpcode.ATOMIC_CMP_AND_SWP, lambda addr, end: (addr & ~7) - 8, 8),
+    ],
+)
+def test_memory_beyond_the_region(opcode: WROpcode, address: Callable[[int, int], int], length: int) -> None:
+    with trio() as (_, server, talk, _):
+        other = Talk(server, talk.host)
+        memory = server.regions[other.peer]
+        before = hashlib.sha256(memory.buf).digest()
+        target = address(memory.addr, memory.addr + memory.length)
+        if opcode is WROpcode.ATOMIC_FETCH_AND_ADD:
+            target &= ~7
+        wr = SendWR(9, opcode, [other.region.sge(0, length)], remote_addr=target, rkey=memory.rkey)
+        if opcode in (WROpcode.ATOMIC_FETCH_AND_ADD, WROpcode.ATOMIC_CMP_AND_SWP):
+            wr.set_wr_atomic(memory.rkey, target, 1, 1)
+        assert other.cmid.qp is not None
+        other.cmid.qp.post_send(wr)
+        wc = other.cmid.get_send_comp(60)
+        assert (wc.wr_id, wc.status) == (9, WCStatus.REM_ACCESS_ERR)
+        assert other.cmid.qp.state is QPState.ERR
+        assert other.peer.qp is not None
+        assert other.peer.qp.state is QPState.ERR, "the responder's fails too"
+        assert hashlib.sha256(memory.buf).digest() == before
+        assert [other.peer.get_recv_comp(60).status for _ in range(4)] == [WCStatus.WR_FLUSH_ERR] * 4
+        other.cmid.disconnect()
+        other.end()
+
+
+def test_a_right_key_of_another_domain() -> None:
+    """A region belongs to a protection domain; its key is worth nothing on a queue pair of another."""
+    with trio() as (_, server, talk, _):
+        other = Talk(server, talk.host)
+        assert other.peer.verbs is not None
+        domain = PD(other.peer.verbs)
+        region = MR(domain, bytearray(64), AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_WRITE)
+        other.cmid.post_write(5, b"x" * 8, region.addr, region.rkey, flags=SendFlag.INLINE)
+        assert other.cmid.get_send_comp(60).status is WCStatus.REM_ACCESS_ERR
+        assert bytes(region.buf) == bytes(64)
+        region.close()
+        domain.close()
+        other.cmid.disconnect()
+        other.end()
+
+
+def test_a_client_that_vanishes_over_and_over() -> None:
+    """A hundred crashes and reboots in the middle of a connection leave nothing behind."""
+    fabric = Fabric(1)
+    server = Server(fabric.host("a", SERVER))
+    for round_ in range(100):
+        host = fabric.host("b", CLIENT)
+        talk = Talk(server, host)
+        talk.on(1)
+        talk.cmid.post_send(1, b"last words", flags=SendFlag.INLINE)
+        fabric.crash("b")
+        if round_ % 2:
+            talk.peer.disconnect()
+        talk.release()
+        fabric.run(seconds=0.001)
+    for cmid in list(server.connected):
+        cmid.disconnect()
+    fabric.run(seconds=300)
+    assert len(server.host.provider.cm.agent) == 0
+    assert len(server.host.provider.transport) == 0
+    assert not server.regions
+    server.close()
