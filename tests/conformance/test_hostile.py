@@ -1,21 +1,25 @@
-"""A server and its client go on as if nothing were, whatever others send to them; on a simulated network."""
+"""A server and its client go on as if nothing were, whatever others send to them."""
 
 from __future__ import annotations
 
 import hashlib
+import socket
 from collections.abc import Callable
+from ipaddress import ip_address
 from random import Random
 
 import pytest
 
-from rdmacm import CmEventType, CmId, EventChannel
+from rdmacm import CmEventType, CmId, ConnParam, EventChannel
 from rdmacm.proto.cm.connection import Drop
 from rdmacm.proto.cm.messages import DREQ, REJ, REP, RejectReason, unpack_message
 from rdmacm.proto.mad import Mad
 from rdmacm.proto.roce.headers import BTH, RETH, Packet
+from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.roce.opcodes import Opcode
 from rdmacm.testing import Fabric, Fate, Host
 from rdmacm.verbs import MR, PD, AccessFlag, QPState, SendFlag, SendWR, WCStatus, WROpcode
+from support.echo import EchoClient, EchoServer
 from support.hostile import (
     ADDRESSES,
     PORT,
@@ -365,3 +369,48 @@ def test_a_client_that_vanishes_over_and_over() -> None:
     assert len(server.host.provider.transport) == 0
     assert not server.regions
     server.close()
+
+
+# -- for real -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_a_server_in_another_process(host: str) -> None:
+    """The same things, from sockets that anybody may have, on the port that both processes share."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    ours = ip_address(host).packed
+    random = Random(6)
+    with EchoServer(host) as server, EchoClient(host, server.port) as client, socket.socket(family, 2) as stranger:
+        assert client.wait() == 0
+        client.echo()
+        assert client.cmid.qp is not None
+        assert isinstance(client.param, ConnParam)
+        stranger.bind((host, 0))
+        flow = Icrc(ours, ours, stranger.getsockname()[1])
+        qpns = [qpn.to_bytes(3, "big") for qpn in (1, client.param.qp_num, client.cmid.qp.qp_num, 0xFFFFFF)]
+        messages = [management(message) for _ in range(20) for message in every_message(random)]
+        messages += [management(asking("127.0.0.1", "127.0.0.1", number, server.port)) for number in range(1, 400)]
+        messages += [management(asking("10.0.0.3", "10.0.0.1", number, 1)) for number in range(1, 100)]
+        packets = [packet + flow.seal([packet]) for packet in messages]
+        packets += [damaged(random, packet) for packet in random.choices(packets, k=500)]
+        for length in range(2001):
+            data = bytearray(random.randbytes(length))
+            if length > 8:
+                data[5:8] = random.choice(qpns)
+            packets.append(bytes(data))
+        for qpn in (client.param.qp_num, client.cmid.qp.qp_num):  # from another port than the peer's, with any number
+            for opcode in range(256):
+                packet = BTH(opcode, qpn, random.getrandbits(24), ack_req=True).pack() + random.randbytes(32)
+                packets.append(packet + flow.seal([packet]))
+        random.shuffle(packets)
+        before = server.resident
+        for start in range(0, len(packets), 100):
+            for packet in packets[start : start + 100]:
+                stranger.sendto(packet, (host, 4791))
+            client.echo()
+        client.echo(10)
+        assert server.process.poll() is None
+        assert server.resident < before + (16 << 20)
+        with EchoClient(host, server.port) as another:
+            assert another.wait() == 0
+            another.echo(3)

@@ -1,0 +1,171 @@
+"""Peers that die in the middle of something: what the survivor is told, and that it can go on with others."""
+
+from __future__ import annotations
+
+import errno
+import signal
+import time
+
+import pytest
+
+from rdmacm import CmEventType, CmId, ConnParam, EventChannel, IdOption, OptionLevel
+from rdmacm.testing import Fabric, Host
+from rdmacm.verbs import MR, WC, AccessFlag, QPCap, QPInitAttr, QPState, SendFlag, WCStatus
+from support.echo import EchoClient, EchoServer
+from support.hostile import ADDRESSES, PORT, Server, Talk
+
+E = CmEventType
+SERVER, CLIENT, _ = ADDRESSES
+LOOPBACK = pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+
+
+def failures(cmid: CmId, count: int) -> list[WC]:
+    """Completions up to the last of ``count``, from the first that failed on."""
+    found: list[WC] = []
+    while not found or len(found) < count - found[0].wr_id:
+        wc = cmid.get_send_comp(20)
+        if found or wc.status is not WCStatus.SUCCESS:
+            found.append(wc)
+    return found
+
+
+@LOOPBACK
+def test_a_process_is_killed_in_the_middle_of_a_transfer(host: str) -> None:
+    with EchoServer(host) as server:
+        with EchoClient(host, server.port, ack_timeout=13, retry_count=2) as client:
+            assert client.wait() == 0
+            client.echo(10)
+            cmid, count = client.cmid, 40
+            # The server can give back so many only if it lives: more than its receives and ours.
+            for number in range(count):
+                cmid.post_send(number, client.region, 0, 4096, SendFlag.SIGNALED)
+                if number == 5:
+                    server.process.send_signal(signal.SIGKILL)
+            killed = time.monotonic()
+            failed = failures(cmid, count)
+            # 33 ms, at most four times as long, for each of three attempts.
+            assert time.monotonic() - killed < 1.5
+            assert failed[0].status is WCStatus.RETRY_EXC_ERR
+            assert {wc.status for wc in failed[1:]} == {WCStatus.WR_FLUSH_ERR}
+            assert [wc.wr_id for wc in failed] == list(range(failed[0].wr_id, count))
+            assert cmid.qp is not None
+            assert cmid.qp.state is QPState.ERR
+            while (wc := cmid.get_recv_comp(5)).status is WCStatus.SUCCESS:
+                pass
+            assert wc.status is WCStatus.WR_FLUSH_ERR
+            cmid.disconnect()  # nobody answers any more; what comes of it, in virtual time, is below
+    with EchoServer(host) as another, EchoClient(host, another.port) as client:
+        assert client.wait() == 0
+        client.echo(3)
+
+
+@LOOPBACK
+def test_the_port_of_a_listener_that_was_killed(host: str) -> None:
+    with EchoServer(host) as server:
+        with EchoClient(host, server.port) as client:
+            assert client.wait() == 0
+            client.echo()
+            server.kill()
+            with EchoClient(host, server.port) as other:  # whoever lives says that nobody listens
+                assert (other.wait(), other.kind) == (8, E.REJECTED)
+        with EchoServer(host, server.port) as heir, EchoClient(host, heir.port) as client:
+            assert client.wait() == 0
+            client.echo()
+
+
+@pytest.mark.slow
+def test_a_listener_is_killed_while_a_request_is_on_its_way_to_it() -> None:
+    """Whoever is left answers it, after four seconds where the first copy has gone with the process."""
+    with EchoServer() as server, EchoClient("127.0.0.1", server.port) as first:
+        assert first.wait() == 0
+        server.process.send_signal(signal.SIGSTOP)
+        with EchoClient("127.0.0.1", server.port) as client:
+            server.kill()
+            assert (client.wait(), client.kind) == (8, E.REJECTED)
+
+
+# -- in virtual time ------------------------------------------------------------------------------------
+
+
+def test_a_host_crashes_in_the_middle_of_a_transfer() -> None:
+    fabric = Fabric(1)
+    server = Server(fabric.host("a", SERVER))
+    b = fabric.host("b", CLIENT)
+    with EventChannel(b.provider) as channel, CmId(channel) as cmid:
+        cmid.set_option(OptionLevel.ID, IdOption.ACK_TIMEOUT, 14)
+        cmid.resolve_addr((SERVER, PORT))
+        channel.get_event().ack()
+        cmid.resolve_route()
+        channel.get_event().ack()
+        cmid.create_qp(QPInitAttr(cap=QPCap(16, 16, 1, 1, 64)))
+        cmid.connect(ConnParam(retry_count=3))
+        with channel.get_event() as event:
+            assert event.type is E.ESTABLISHED
+            told = event.private_data
+        region = MR(cmid.pd, bytearray(64), AccessFlag.LOCAL_WRITE)
+        cmid.post_recv(1, region)
+        addr, rkey = int.from_bytes(told[:8], "big"), int.from_bytes(told[8:12], "big")
+        cmid.post_write(0, b"alive", addr, rkey, flags=SendFlag.SIGNALED | SendFlag.INLINE)
+        assert cmid.get_send_comp(1).status is WCStatus.SUCCESS
+        fabric.crash("a")
+        crashed = fabric.now
+        for number in range(3):
+            cmid.post_send(number, b"dead?", flags=SendFlag.SIGNALED | SendFlag.INLINE)
+        assert [cmid.get_send_comp(60).status for _ in range(3)] == [
+            WCStatus.RETRY_EXC_ERR,
+            WCStatus.WR_FLUSH_ERR,
+            WCStatus.WR_FLUSH_ERR,
+        ]
+        # Four attempts of 4.096 µs * 2 ** 14, which may each last up to four times as long (9.7.6.1.3).
+        assert 4 * 0.067 < fabric.now - crashed < 4 * 4 * 0.0672
+        assert cmid.get_recv_comp(1).status is WCStatus.WR_FLUSH_ERR
+        assert cmid.qp is not None
+        assert cmid.qp.state is QPState.ERR
+        cmid.disconnect()
+        with channel.get_event(timeout=300) as event:
+            assert (event.type, event.status) == (E.DISCONNECTED, -errno.ETIMEDOUT)
+        assert fabric.log.count(kind="DREQ") == 16, "the first and fifteen repetitions"
+        with channel.get_event(timeout=300) as event:
+            assert event.type is E.TIMEWAIT_EXIT
+        region.close()
+    server.close()
+    again = Server(fabric.host("a", SERVER))
+    talk = Talk(again, b)
+    talk.on()
+    talk.end()
+    again.close()
+
+
+def listening(host: Host, port: int = PORT) -> tuple[EventChannel, CmId]:
+    channel = EventChannel(host.provider)
+    listener = CmId(channel)
+    listener.bind_addr((host.addresses[0], port))
+    listener.listen()
+    return channel, listener
+
+
+@pytest.mark.parametrize("reboots", [False, True])
+def test_a_host_crashes_while_a_client_connects(reboots: bool) -> None:
+    fabric = Fabric(1)
+    a, b = fabric.host("a", SERVER), fabric.host("b", CLIENT)
+    silent, listener = listening(a)
+    with EventChannel(b.provider) as channel, CmId(channel) as cmid:
+        cmid.resolve_addr((SERVER, PORT))
+        channel.get_event().ack()
+        cmid.resolve_route()
+        channel.get_event().ack()
+        cmid.create_qp()
+        cmid.connect()
+        fabric.run(seconds=1)
+        fabric.crash("a")
+        listener.destroy()
+        silent.close()
+        if reboots:  # and somebody is there again, but nobody on that port
+            silent, listener = listening(fabric.host("a", SERVER), PORT + 1)
+        with channel.get_event(timeout=1000) as event:
+            expected = (E.REJECTED, 8) if reboots else (E.UNREACHABLE, -errno.ETIMEDOUT)
+            assert (event.type, event.status) == expected
+        assert cmid.qp is not None
+        assert cmid.qp.state is QPState.ERR
+    listener.destroy()
+    silent.close()
