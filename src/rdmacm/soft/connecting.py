@@ -77,6 +77,13 @@ _LID_UNUSED = 0xFFFF
 _EVENT_COMM_EST = 4
 
 _M = QPAttrMask
+#: What is said on the way to each state; flags are slow to combine.
+_TO_INIT = _M.STATE | _M.ACCESS_FLAGS | _M.PKEY_INDEX | _M.PORT
+_TO_RTR = (
+    _M.STATE | _M.AV | _M.PATH_MTU | _M.DEST_QPN | _M.RQ_PSN | _M.MAX_DEST_RD_ATOMIC | _M.MIN_RNR_TIMER
+)
+_TO_RTS = _M.STATE | _M.SQ_PSN | _M.RETRY_CNT | _M.RNR_RETRY | _M.MAX_QP_RD_ATOMIC | _M.TIMEOUT
+_ANY_REMOTE = AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_READ | AccessFlag.REMOTE_ATOMIC
 
 
 class SoftId(ResolvingId):
@@ -515,10 +522,8 @@ class SoftId(ResolvingId):
             connection = self._provider.cm.connection(self._comm_id)
             if state == QPState.INIT:
                 if connection is not None:
-                    attr.qp_access_flags = AccessFlag.REMOTE_WRITE
-                    if self._resources(connection)[1]:
-                        attr.qp_access_flags |= AccessFlag.REMOTE_READ | AccessFlag.REMOTE_ATOMIC
-                return attr, _M.STATE | _M.ACCESS_FLAGS | _M.PKEY_INDEX | _M.PORT
+                    attr.qp_access_flags = _ANY_REMOTE if self._resources(connection)[1] else AccessFlag.REMOTE_WRITE
+                return attr, _TO_INIT
             if state not in (QPState.RTR, QPState.RTS):
                 return attr, _M.STATE
             if connection is None or not isinstance(connection.request, REQ):
@@ -543,15 +548,14 @@ class SoftId(ResolvingId):
             attr.rq_psn = connection.starting_psn
             attr.max_dest_rd_atomic = responder
             attr.min_rnr_timer = _MIN_RNR_TIMER
-            mask = _M.AV | _M.PATH_MTU | _M.DEST_QPN | _M.RQ_PSN | _M.MAX_DEST_RD_ATOMIC | _M.MIN_RNR_TIMER
+            return attr, _TO_RTR
         else:
             attr.sq_psn = peer.starting_psn
             attr.retry_cnt = request.retry_count
             attr.rnr_retry = peer.rnr_retry_count
             attr.max_rd_atomic = initiator
             attr.timeout = connection.av_timeout if self.options.ack_timeout is None else self.options.ack_timeout & 31
-            mask = _M.SQ_PSN | _M.RETRY_CNT | _M.RNR_RETRY | _M.MAX_QP_RD_ATOMIC | _M.TIMEOUT
-        return attr, mask | _M.STATE
+            return attr, _TO_RTS
 
     def _resources(self, connection: Connection) -> tuple[int, int]:
         """READs and atomics of ours at a time, and of the peer's."""

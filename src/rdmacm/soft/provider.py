@@ -185,6 +185,11 @@ class SoftProvider:
             view = self.host().by_ifindex.get(ifindex)
             return view.device if view else None
 
+    def device_now(self, ifindex: int) -> Device | None:
+        """The device on an interface in the current picture, without another look."""
+        view = self.host_now().by_ifindex.get(ifindex)
+        return view.device if view else None
+
     @property
     def ports(self) -> PortTable:
         """The namespace's ports."""

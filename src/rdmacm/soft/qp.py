@@ -53,6 +53,9 @@ _SOLICITED, _INLINE = int(SendFlag.SOLICITED), int(SendFlag.INLINE)
 _ATOMICS = (WROpcode.ATOMIC_CMP_AND_SWP, WROpcode.ATOMIC_FETCH_AND_ADD)
 _RECV = int(WCOpcode.RECV)
 # A name of the module is found quicker than a member of an enumeration.
+_STATE, _AV, _ACCESS_FLAGS, _MIN_RNR_TIMER = map(
+    int, (QPAttrMask.STATE, QPAttrMask.AV, QPAttrMask.ACCESS_FLAGS, QPAttrMask.MIN_RNR_TIMER)
+)
 _RTR, _RTS, _SQD, _SQE, _ERR = QPState.RTR, QPState.RTS, QPState.SQD, QPState.SQE, QPState.ERR
 _SUCCESS = WCStatus.SUCCESS
 # By opcode, as lists: to hash an enum member takes longer than the rest of a post's checks.
@@ -68,27 +71,27 @@ _CONNECTED = [
 #: Whether it has its local memory written.
 _FETCHES = [opcode in (WROpcode.RDMA_READ, *_ATOMICS) for opcode in _CODES]
 #: Which attributes each bit of the mask stands for.
-_FIELDS = {
-    QPAttrMask.EN_SQD_ASYNC_NOTIFY: "en_sqd_async_notify",
-    QPAttrMask.ACCESS_FLAGS: "qp_access_flags",
-    QPAttrMask.PKEY_INDEX: "pkey_index",
-    QPAttrMask.PORT: "port_num",
-    QPAttrMask.QKEY: "qkey",
-    QPAttrMask.PATH_MTU: "path_mtu",
-    QPAttrMask.TIMEOUT: "timeout",
-    QPAttrMask.RETRY_CNT: "retry_cnt",
-    QPAttrMask.RNR_RETRY: "rnr_retry",
-    QPAttrMask.RQ_PSN: "rq_psn",
-    QPAttrMask.MAX_QP_RD_ATOMIC: "max_rd_atomic",
-    QPAttrMask.MIN_RNR_TIMER: "min_rnr_timer",
-    QPAttrMask.SQ_PSN: "sq_psn",
-    QPAttrMask.MAX_DEST_RD_ATOMIC: "max_dest_rd_atomic",
-    QPAttrMask.DEST_QPN: "dest_qp_num",
-}
+_FIELDS: tuple[tuple[int, str], ...] = (
+    (int(QPAttrMask.EN_SQD_ASYNC_NOTIFY), "en_sqd_async_notify"),
+    (int(QPAttrMask.ACCESS_FLAGS), "qp_access_flags"),
+    (int(QPAttrMask.PKEY_INDEX), "pkey_index"),
+    (int(QPAttrMask.PORT), "port_num"),
+    (int(QPAttrMask.QKEY), "qkey"),
+    (int(QPAttrMask.PATH_MTU), "path_mtu"),
+    (int(QPAttrMask.TIMEOUT), "timeout"),
+    (int(QPAttrMask.RETRY_CNT), "retry_cnt"),
+    (int(QPAttrMask.RNR_RETRY), "rnr_retry"),
+    (int(QPAttrMask.RQ_PSN), "rq_psn"),
+    (int(QPAttrMask.MAX_QP_RD_ATOMIC), "max_rd_atomic"),
+    (int(QPAttrMask.MIN_RNR_TIMER), "min_rnr_timer"),
+    (int(QPAttrMask.SQ_PSN), "sq_psn"),
+    (int(QPAttrMask.MAX_DEST_RD_ATOMIC), "max_dest_rd_atomic"),
+    (int(QPAttrMask.DEST_QPN), "dest_qp_num"),
+)
 #: Shared by all queue pairs whose attributes say nothing yet; a query hands out copies.
 _NO_CAP, _NO_PATH = QPCap(), AHAttr()
 #: What the state table lets change in SQD, and this device does not.
-_FIXED = (
+_FIXED = int(
     QPAttrMask.TIMEOUT
     | QPAttrMask.RETRY_CNT
     | QPAttrMask.RNR_RETRY
@@ -245,24 +248,27 @@ class SoftQP:
     def modify(self, attr: QPAttr, mask: QPAttrMask) -> None:
         with self._transport.lock:
             before = self.state
-            state = QPState(attr.qp_state) if mask & QPAttrMask.STATE else before
+            bits = mask.value
+            state = QPState(attr.qp_state) if bits & _STATE else before
             if state is QPState.RESET:
                 self._reset()
                 return
-            if before >= QPState.RTS and mask & _FIXED:
+            if before >= _RTS and bits & _FIXED:
                 raise cm_error(errno.EOPNOTSUPP, "timeouts and depths are as they were on the way to RTS", "modify_qp")
-            route = self._route_to(attr) if mask & QPAttrMask.AV else None
+            route = self._route_to(attr) if bits & _AV else None
             kept = self._attr = self._attr or QPAttr(cap=_NO_CAP, ah_attr=_NO_PATH, alt_ah_attr=_NO_PATH)
-            for bit, name in _FIELDS.items():
-                if mask & bit:
-                    setattr(kept, name, getattr(attr, name))
+            if bits != _STATE:
+                for bit, name in _FIELDS:
+                    if bits & bit:
+                        setattr(kept, name, getattr(attr, name))
             if route is not None:
-                kept.ah_attr = copy.deepcopy(attr.ah_attr)
+                kept.ah_attr = copy.copy(attr.ah_attr)
+                kept.ah_attr.gr = copy.copy(attr.ah_attr.gr)
                 self._use_route(route)
             engine = self._engine
-            if engine is not None and mask & QPAttrMask.ACCESS_FLAGS:
+            if engine is not None and bits & _ACCESS_FLAGS:
                 engine.set_access(AccessFlag(kept.qp_access_flags))
-            if engine is not None and mask & QPAttrMask.MIN_RNR_TIMER:
+            if engine is not None and bits & _MIN_RNR_TIMER:
                 engine.set_min_rnr_timer(kept.min_rnr_timer)
             self.state = state
             if state is not before:

@@ -57,7 +57,7 @@ class SoftDevice:
 
     def _find_source(self, sgid_index: int) -> tuple[bytes, int]:
         """The packed address and the interface of a GID."""
-        device = self._provider.device_at(self._ifindex)
+        device = self._provider.device_now(self._ifindex)
         if device is None:
             raise cm_error(errno.ENODEV, "the device has been removed", "modify_qp", self.name)
         for row in device.ports[0].gids:

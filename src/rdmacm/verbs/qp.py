@@ -33,6 +33,8 @@ W = TypeVar("W", SendWR, RecvWR)
 _MAY_SEND = [state in SEND_STATES for state in QPState]
 _MAY_RECV = [state in RECV_STATES for state in QPState]
 _INLINE = int(SendFlag.INLINE)
+_STATE, _CUR_STATE, _PORT = map(int, (QPAttrMask.STATE, QPAttrMask.CUR_STATE, QPAttrMask.PORT))
+_TO_ERROR = QPAttr(qp_state=QPState.ERR)
 _and = int.__and__
 
 # What a work request has to bring along.
@@ -239,19 +241,20 @@ class QP(Resource):
         if self._closed:
             raise self._gone("modify_qp")
         mask = QPAttrMask(mask)
+        bits = mask.value
         state = self.backend.state
         try:
-            after = QPState(attr.qp_state) if mask & QPAttrMask.STATE else state
+            after = QPState(attr.qp_state) if bits & _STATE else state
         except ValueError:
             raise cm_error(errno.EINVAL, f"no state {attr.qp_state}", "modify_qp") from None
-        if mask & QPAttrMask.CUR_STATE and attr.cur_qp_state != state:
+        if bits & _CUR_STATE and attr.cur_qp_state != state:
             raise cm_error(errno.EINVAL, f"the queue pair is in {state.name}, not in cur_qp_state", "modify_qp")
         wrong = problem(self.qp_type, state, after, mask)
         if wrong is not None:
             raise cm_error(errno.EINVAL, wrong, "modify_qp")
         check_values(self.pd.context, attr, mask)
         self.backend.modify(attr, mask)
-        if self.qp_type is QPType.UD and mask & QPAttrMask.PORT:
+        if self.qp_type is QPType.UD and bits & _PORT:
             port = self.pd.context.query_port(attr.port_num)
             self._max_message = (port.active_mtu or port.max_mtu).bytes
 
@@ -269,7 +272,7 @@ class QP(Resource):
 
     def to_error(self) -> None:
         """To ERR: everything posted completes with WR_FLUSH_ERR. EINVAL in RESET, where nothing can be posted."""
-        self.modify(QPAttr(qp_state=QPState.ERR), QPAttrMask.STATE)
+        self.modify(_TO_ERROR, QPAttrMask.STATE)
 
     def _to(self, state: QPState, attr: QPAttr) -> None:
         before = self.backend.state

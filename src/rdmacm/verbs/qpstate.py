@@ -113,6 +113,10 @@ RECV_STATES = frozenset(_S) - {_S.RESET}
 SEND_STATES = frozenset({_S.RTS, _S.SQD, _S.ERR})
 
 _EVERY = QPAttrMask(sum(_M))
+#: Of the masks that are right: type, state and next state, mask. Flags are slow to combine, and these are combined for
+#: each connection.
+_right: set[tuple[int, int, int, int]] = set()
+_MOST_RIGHT = 256
 _LADDER = (_S.INIT, _S.RTR, _S.RTS)
 
 
@@ -123,6 +127,9 @@ def names(mask: QPAttrMask) -> str:
 
 def problem(qp_type: QPType, before: QPState, after: QPState, mask: QPAttrMask) -> str | None:
     """What is wrong with asking for a transition with these attributes, None where nothing is."""
+    key = qp_type.value, before.value, after.value, mask.value
+    if key in _right:
+        return None
     needs = TRANSITIONS.get((before, after), {}).get(qp_type)
     if needs is None:
         return f"no way from {before.name} to {after.name} for {qp_type.name}"
@@ -133,7 +140,11 @@ def problem(qp_type: QPType, before: QPState, after: QPState, mask: QPAttrMask) 
         faults.append(f"unexpected {names(unexpected)}")
     if unknown := int(mask) & ~int(_EVERY):
         faults.append(f"unknown attribute bits {unknown:#x}")
-    return f"{before.name} to {after.name} of {qp_type.name}: {'; '.join(faults)}" if faults else None
+    if faults:
+        return f"{before.name} to {after.name} of {qp_type.name}: {'; '.join(faults)}"
+    if len(_right) < _MOST_RIGHT:
+        _right.add(key)
+    return None
 
 
 def path(before: QPState, after: QPState) -> tuple[QPState, ...]:
