@@ -43,7 +43,7 @@ def test_each_step_of_each_connection(run: Run, mode: str) -> None:
 def test_connections_that_are_held_at_once(run: Run) -> None:
     result = run("cmtime", "--connections", "600", "--concurrent", "--hold", "--json")
     memory = result.json["memory"]
-    assert 0 < memory["client_bytes"] < 100_000
+    assert 0 <= memory["client_bytes"] < 100_000
     assert 0 < memory["server_bytes"] < 100_000
 
 
