@@ -63,12 +63,8 @@ def test_garbage_of_every_length() -> None:
                 garbage.append(bytes(data))
             before = server.host.provider.transport.dropped.total()
             in_batches(fabric, host, SERVER, garbage, lambda: talk.on(1))
-            # What is for the client's connection and comes from its own address, its engine drops.
-            dropped = server.host.provider.transport.dropped.total() - before
-            assert dropped == 2001 if host is stranger else 1500 < dropped < 2001
-        assert set(server.host.provider.transport.dropped) <= {
-            *("short", "unknown_qp", "address", "gsi_length", "gsi_opcode", "gsi_key", "icrc", "state"),
-        }
+            assert server.host.provider.transport.dropped.total() - before == 2001
+        assert len(server.host.provider.transport.dropped) < 10, "reasons, not what came"
 
 
 def life(fabric: Fabric, server: Server, host: Host) -> list[tuple[str, bytes]]:
@@ -389,7 +385,7 @@ def test_a_server_in_another_process(host: str) -> None:
         flow = Icrc(ours, ours, stranger.getsockname()[1])
         qpns = [qpn.to_bytes(3, "big") for qpn in (1, client.param.qp_num, client.cmid.qp.qp_num, 0xFFFFFF)]
         messages = [management(message) for _ in range(20) for message in every_message(random)]
-        messages += [management(asking("127.0.0.1", "127.0.0.1", number, server.port)) for number in range(1, 400)]
+        messages += [management(asking("127.0.0.1", "127.0.0.1", number, server.port)) for number in range(1, 100)]
         messages += [management(asking("10.0.0.3", "10.0.0.1", number, 1)) for number in range(1, 100)]
         packets = [packet + flow.seal([packet]) for packet in messages]
         packets += [damaged(random, packet) for packet in random.choices(packets, k=500)]

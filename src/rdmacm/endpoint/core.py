@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
+from mmap import ACCESS_COPY, mmap
 from typing import NamedTuple
 
 from rdmacm.channel import CmEvent
@@ -152,7 +153,8 @@ class Core:
         self._cq.call(partial(self.hub.mark, self))
         cap = QPCap(self._room, shape.depth, 1, 1, _INLINE)
         self._qp = cmid.create_qp(QPInitAttr(QPType.RC, scq=self._cq, rcq=self._cq, cap=cap, sq_sig_all=True))
-        self._ring = memoryview(bytearray(shape.depth * shape.max_message))
+        # Pages that nobody has written to take no memory: a stranger's half-made connections cost little.
+        self._ring = memoryview(mmap(-1, shape.depth * shape.max_message, access=ACCESS_COPY))
         self._mr = MR(cmid.pd, self._ring, AccessFlag.LOCAL_WRITE)
         for slot in range(shape.depth):
             self._post_receive(slot)
