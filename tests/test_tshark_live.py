@@ -1,0 +1,170 @@
+"""What real processes say to each other, recorded as it passes, and what Wireshark and scapy think of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from rdmacm import CmEvent, CmEventType, CmId, ConnParam, EventChannel, capture
+from rdmacm.verbs import MR, AccessFlag, QPCap, QPInitAttr, SendFlag, SendWR, WCStatus, WROpcode
+from support.pcap import frames
+from support.tshark import dissect, needs_tshark
+
+E = CmEventType
+SIGNALED, INLINE = SendFlag.SIGNALED, SendFlag.INLINE
+EVERYTHING = AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_READ | AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_ATOMIC
+LONG = 10_000
+
+
+class Ends:
+    """Both ends of a connection on loopback, in this process."""
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self.channel = EventChannel()
+        self.listener = CmId(self.channel)
+        self.listener.bind_addr((host, 0))
+        self.listener.listen()
+        self.ids = [self.listener]
+        self.regions: list[MR] = []
+
+    def event(self, kind: CmEventType) -> CmEvent:
+        with self.channel.get_event(timeout=20) as event:
+            assert event.type is kind, event
+        return event
+
+    def region(self, cmid: CmId, size: int, access: AccessFlag = EVERYTHING) -> MR:
+        self.regions.append(MR(cmid.pd, bytearray(size), access))
+        return self.regions[-1]
+
+    def asked(self) -> tuple[CmId, CmId]:
+        """(an id that connects, the id of its request)."""
+        active = CmId(self.channel)
+        active.resolve_addr((self.host, self.listener.src_port))
+        self.event(E.ADDR_RESOLVED)
+        active.resolve_route()
+        self.event(E.ROUTE_RESOLVED)
+        active.create_qp(QPInitAttr(cap=QPCap(16, 16, 2, 2, 64)))
+        active.connect(ConnParam(b"from the client"))
+        passive = self.event(E.CONNECT_REQUEST).id
+        self.ids += [active, passive]
+        return active, passive
+
+    def connected(self) -> tuple[CmId, CmId]:
+        active, passive = self.asked()
+        passive.create_qp(QPInitAttr(cap=QPCap(16, 16, 2, 2, 64)))
+        passive.accept(ConnParam(b"from the server"))
+        for _ in range(2):
+            self.event(E.ESTABLISHED)
+        return active, passive
+
+    def post(self, cmid: CmId, wr: SendWR, status: WCStatus = WCStatus.SUCCESS) -> None:
+        assert cmid.qp is not None
+        wr.send_flags = SendFlag(wr.send_flags | SIGNALED)
+        cmid.qp.post_send(wr)
+        assert cmid.get_send_comp(20).status is status
+
+    def close(self) -> None:
+        for cmid in reversed(self.ids):
+            cmid.destroy()
+        for region in self.regions:
+            region.close()
+        self.channel.close()
+
+
+def converse(host: str) -> None:
+    """One of everything."""
+    ends = Ends(host)
+    active, passive = ends.connected()
+    inbox, memory, local = ends.region(passive, LONG), ends.region(passive, LONG), ends.region(active, LONG)
+    revocable = ends.region(passive, 64)
+    another = ends.region(passive, 64)
+    rkey, addr = memory.rkey, memory.addr + (-memory.addr & 7)
+    whole = [local.sge()]
+
+    def send(wr: SendWR) -> None:
+        passive.post_recv(1, inbox)
+        ends.post(active, wr)
+        assert passive.get_recv_comp(20).status is WCStatus.SUCCESS
+
+    send(SendWR(1, WROpcode.SEND, [b"hello"], INLINE))
+    send(SendWR(1, WROpcode.SEND, []))
+    send(SendWR(1, WROpcode.SEND, whole))
+    send(SendWR(1, WROpcode.SEND_WITH_IMM, [b"hello"], INLINE | SendFlag.SOLICITED, imm_data=7))
+    send(SendWR(1, WROpcode.SEND_WITH_IMM, whole, imm_data=7))
+    send(SendWR(1, WROpcode.SEND_WITH_INV, [b"bye"], INLINE, invalidate_rkey=revocable.rkey))
+    send(SendWR(1, WROpcode.SEND_WITH_INV, whole, invalidate_rkey=another.rkey))
+    for opcode in (WROpcode.RDMA_WRITE, WROpcode.RDMA_READ):
+        for size in (LONG - 8, 5, 0):
+            ends.post(active, SendWR(2, opcode, [local.sge(0, size)] if size else [], remote_addr=addr, rkey=rkey))
+    for sg in ([local.sge(0, LONG - 8)], [local.sge(0, 3)]):
+        send(SendWR(3, WROpcode.RDMA_WRITE_WITH_IMM, sg, remote_addr=addr, rkey=rkey, imm_data=9))
+    for opcode in (WROpcode.ATOMIC_CMP_AND_SWP, WROpcode.ATOMIC_FETCH_AND_ADD):
+        wr = SendWR(4, opcode, [local.sge(0, 8)])
+        wr.set_wr_atomic(rkey, addr, 1, 2)
+        ends.post(active, wr)
+    # Nobody is ready for this one at first.
+    assert active.qp is not None
+    active.qp.post_send(SendWR(5, WROpcode.SEND, [b"early"], INLINE | SIGNALED))
+    assert not passive.recv_cq.wait(0.01)  # type: ignore[union-attr]
+    passive.post_recv(1, inbox)
+    assert active.get_send_comp(20).status is WCStatus.SUCCESS
+    active.disconnect()
+    passive.disconnect()
+    for _ in range(2):
+        ends.event(E.DISCONNECTED)
+    active, passive = ends.connected()
+    wrong = SendWR(6, WROpcode.RDMA_WRITE, [b"no"], INLINE, remote_addr=addr, rkey=rkey ^ 1)
+    ends.post(active, wrong, WCStatus.REM_ACCESS_ERR)
+    passive.disconnect()
+    active.disconnect()
+    for _ in range(2):
+        ends.event(E.DISCONNECTED)
+    active, passive = ends.asked()
+    passive.reject(b"not you")
+    assert ends.event(E.REJECTED).status == 28
+    ends.close()
+
+
+@pytest.fixture(params=["127.0.0.1", "::1"])
+def recorded(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    path = tmp_path / "live.pcapng"
+    with capture(path):
+        converse(request.param)
+    return path
+
+
+#: Every opcode of a reliable connection but those of extensions that nobody here has, and datagrams for QP 1.
+OPCODES = {*range(0x15), 0x16, 0x17, 0x64}
+#: Messages of the communication manager: each is in the file twice, as it left and as it came.
+REQ, REJ, REP, RTU, DREQ, DREP = "0x0010", "0x0012", "0x0013", "0x0014", "0x0015", "0x0016"
+#: Syndromes of acknowledgements: with unlimited credits, receiver not ready for 0.64 ms, remote access error.
+ACK, RNR, ACCESS = "31", "44", "98"
+
+
+@needs_tshark
+def test_wireshark_finds_nothing_wrong(recorded: Path) -> None:
+    names = ("infiniband.bth.opcode", "infiniband.mad.attributeid", "infiniband.aeth.syndrome")
+    opcodes, messages, syndromes = (Counter(packet[name] for packet in dissect(recorded, names)) for name in names)
+    assert {int(opcode) for opcode in opcodes} == OPCODES
+    assert (messages[REQ], messages[REJ], messages[REP], messages[RTU]) == (6, 2, 4, 4)
+    assert messages[DREQ] >= 4
+    assert messages[DREP] >= 4
+    assert set(syndromes) == {"", ACK, RNR, ACCESS}
+    assert syndromes[ACCESS] == 2
+
+
+def test_scapy_computes_the_same_icrc(recorded: Path) -> None:
+    reason = "scapy is not installed; it is only here to compare with"
+    contrib = pytest.importorskip("scapy.contrib.roce", reason=reason)
+    layers = pytest.importorskip("scapy.layers.inet"), pytest.importorskip("scapy.layers.inet6")
+    count = 0
+    for _, frame in frames(recorded):
+        ip = layers[1].IPv6(frame[14:]) if frame[12] == 0x86 else layers[0].IP(frame[14:])
+        bth = ip[contrib.BTH]
+        # It takes the payload from the packet as it was dissected.
+        assert contrib.BTH.compute_icrc(bth, bytes(bth)[:-4]) == frame[-4:]
+        count += 1
+    assert count > 100
