@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import fields
 from itertools import pairwise
 from socket import AF_INET, AF_INET6
@@ -429,9 +430,15 @@ def values(kind: type[Any]) -> st.SearchStrategy[Any]:
     """Objects of a message type, every field anywhere in its range."""
     layout: Layout = kind.LAYOUT
     parts: dict[str, st.SearchStrategy[Any]] = {}
-    for name, limit in layout._limits.items():
-        parts[name] = st.booleans() if name in layout._flags else st.integers(0, limit)
-    for field in layout._bytes:
+    widths: Counter[str] = Counter()
+    for field in layout.fields:
+        if isinstance(field, Bits):
+            widths[field.name] += field.width
+            limit = (1 << widths[field.name]) - 1
+            parts[field.name] = st.booleans() if field.is_flag else st.integers(0, limit)
+    for field in layout.fields:
+        if isinstance(field, Bits):
+            continue
         if field.type is Gid:
             parts[field.name] = st.binary(min_size=16, max_size=16).map(Gid)
         elif field.type is bytes:
@@ -461,11 +468,12 @@ def test_what_is_packed_unpacks(kind: type[Message]) -> None:
 def test_no_two_fields_share_a_bit(kind: type[Message]) -> None:
     taken = [0] * (kind.LAYOUT.size * 8)
     for layout, base in [(kind.LAYOUT, 0)] + ([(Path.LAYOUT, 52), (Path.LAYOUT, 96)] if kind is REQ else []):
-        for _, shift, mask, _ in layout._bits:
-            for bit in range(shift, shift + mask.bit_length()):
-                taken[base * 8 + layout.size * 8 - 1 - bit] += 1
-        for field in layout._bytes:
-            if kind is not REQ or field.name not in ("primary", "alternate"):
+        for field in layout.fields:
+            if isinstance(field, Bits):
+                first = (base + field.offset) * 8 + field.before
+                for bit in range(first, first + field.width):
+                    taken[bit] += 1
+            elif kind is not REQ or field.name not in ("primary", "alternate"):
                 for bit in range((base + field.offset) * 8, (base + field.offset + field.length) * 8):
                     taken[bit] += 1
     assert max(taken) == 1

@@ -41,6 +41,9 @@ __all__ = ["SoftProvider"]
 
 T = TypeVar("T")
 
+#: Seconds between two times that somebody makes progress who only takes what waits; less than the helper's patience.
+_PROGRESS_INTERVAL = 0.001
+
 
 class SoftProvider:
     """See :class:`rdmacm.provider.Provider`.
@@ -72,6 +75,8 @@ class SoftProvider:
         self.helper = Helper(self)
         #: Grows whenever somebody makes progress.
         self.progress_count = 0
+        #: When whoever takes what waits has to make progress as well, on ``clock``.
+        self.progress_due = 0.0
         self._polls = 0
         self.transport = Transport(self.lock, clock, self.call_at, wire or UdpWire(), self.random)
         self.transport.on_open = self._wire_opened
@@ -217,6 +222,7 @@ class SoftProvider:
         if self.abandoned:
             return
         self.progress_count += 1
+        self.progress_due = self.clock() + _PROGRESS_INTERVAL
         if self._host is not None:
             self.host()
         self.transport.progress()

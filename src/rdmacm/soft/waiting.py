@@ -127,6 +127,10 @@ class Waiters:
         with provider.lock:
             found = done()
             if found:
+                # Who works off what waits goes on making progress, or the helper thread would begin to, and the two
+                # would be in each other's way.
+                if provider.clock() >= provider.progress_due:
+                    provider.progress()
                 return found
             provider.progress()
             found = done()

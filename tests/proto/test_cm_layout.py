@@ -1,0 +1,77 @@
+"""The functions made of a layout against going through its table bit by bit."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from rdmacm.proto.cm.layout import Bits, Bytes, Layout
+from rdmacm.proto.cm.messages import APR, DREP, DREQ, LAP, MRA, REJ, REP, REQ, RTU, SIDR_REP, SIDR_REQ, Path
+from rdmacm.proto.wire import WireError
+
+KINDS: list[Any] = [REQ, MRA, REJ, REP, RTU, DREQ, DREP, SIDR_REQ, SIDR_REP, LAP, APR, Path]
+
+
+def places(layout: Layout) -> dict[str, list[int]]:
+    """For each numeric field, which bits of the message it is, highest first."""
+    found: dict[str, list[int]] = {}
+    for field in layout.fields:
+        if isinstance(field, Bits):
+            first = field.offset * 8 + field.before
+            found.setdefault(field.name, []).extend(range(first, first + field.width))
+    return found
+
+
+def plainly_unpacked(layout: Layout, data: bytes) -> dict[str, Any]:
+    text = "".join(f"{byte:08b}" for byte in data)
+    values: dict[str, Any] = {
+        name: int("".join(text[bit] for bit in bits), 2) for name, bits in places(layout).items()
+    }
+    for field in layout.fields:
+        if isinstance(field, Bytes):
+            values[field.name] = field.type(data[field.offset : field.offset + field.length])
+    return values
+
+
+def without_unclaimed(layout: Layout, data: bytes) -> bytes:
+    claimed = {bit for bits in places(layout).values() for bit in bits}
+    for field in layout.fields:
+        if isinstance(field, Bytes):
+            whole = data[field.offset : field.offset + field.length]
+            packed = whole if isinstance(field.type(whole), bytes) else field.type(whole).pack()
+            ones = int.from_bytes(packed, "big")
+            end = (field.offset + field.length) * 8
+            claimed |= {end - 1 - place for place in range(field.length * 8) if ones >> place & 1}
+    kept = sum(1 << (len(data) * 8 - 1 - bit) for bit in claimed)
+    return (int.from_bytes(data, "big") & kept).to_bytes(len(data), "big")
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_as_the_table_says(kind: Any) -> None:
+    source = random.Random(kind.__name__)
+    layout = kind.LAYOUT
+    for _ in range(200):
+        data = source.randbytes(layout.size)
+        assert layout.unpack(data) == plainly_unpacked(layout, data)
+        assert layout.unpack(memoryview(data)) == plainly_unpacked(layout, data)
+        assert kind.unpack(data).pack() == without_unclaimed(layout, data)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_each_field_by_itself(kind: Any) -> None:
+    layout = kind.LAYOUT
+    for name, bits in places(layout).items():
+        for bit in bits:
+            data = (1 << (layout.size * 8 - 1 - bit)).to_bytes(layout.size, "big")
+            values = layout.unpack(data)
+            assert values[name] == 1 << (len(bits) - 1 - bits.index(bit))
+            assert kind(**values).pack() == data
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("by", [-1, 1])
+def test_another_length(kind: Any, by: int) -> None:
+    with pytest.raises(WireError, match=f"{kind.LAYOUT.size} bytes"):
+        kind.unpack(bytes(kind.LAYOUT.size + by))
