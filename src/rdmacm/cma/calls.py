@@ -1,77 +1,15 @@
-"""The manual pages' names: an example in C ports line by line.
-
-Each function is thin: arguments in the page's order, an exception where C returns -1 and sets errno, a return value
-where C fills an out-parameter. Ports come in host order, where C's ``rdma_get_src_port`` gives network order.
-"""
+"""The calls of ``rdma/rdma_cma.h``, except for queue pairs and endpoints, which are in :mod:`rdmacm.cma.verbs`."""
 
 from __future__ import annotations
 
 from rdmacm.address import SockAddr
 from rdmacm.addrinfo import AddrInfo, getaddrinfo
 from rdmacm.channel import CmEvent, EventChannel, event_str
+from rdmacm.cma.constants import RDMA_PS_TCP
 from rdmacm.cmid import CmId
-from rdmacm.constants import (
-    AddressFamily,
-    CmEventType,
-    IbOption,
-    IdOption,
-    OptionLevel,
-    PortSpace,
-    RaiFlag,
-)
+from rdmacm.connparam import ConnParam, Ece
 from rdmacm.explain import devices
 from rdmacm.verbs.device import Context
-from rdmacm.verbs.enums import QPType
-
-AF_IB = AddressFamily.IB
-
-RDMA_CM_EVENT_ADDR_RESOLVED = CmEventType.ADDR_RESOLVED
-RDMA_CM_EVENT_ADDR_ERROR = CmEventType.ADDR_ERROR
-RDMA_CM_EVENT_ROUTE_RESOLVED = CmEventType.ROUTE_RESOLVED
-RDMA_CM_EVENT_ROUTE_ERROR = CmEventType.ROUTE_ERROR
-RDMA_CM_EVENT_CONNECT_REQUEST = CmEventType.CONNECT_REQUEST
-RDMA_CM_EVENT_CONNECT_RESPONSE = CmEventType.CONNECT_RESPONSE
-RDMA_CM_EVENT_CONNECT_ERROR = CmEventType.CONNECT_ERROR
-RDMA_CM_EVENT_UNREACHABLE = CmEventType.UNREACHABLE
-RDMA_CM_EVENT_REJECTED = CmEventType.REJECTED
-RDMA_CM_EVENT_ESTABLISHED = CmEventType.ESTABLISHED
-RDMA_CM_EVENT_DISCONNECTED = CmEventType.DISCONNECTED
-RDMA_CM_EVENT_DEVICE_REMOVAL = CmEventType.DEVICE_REMOVAL
-RDMA_CM_EVENT_MULTICAST_JOIN = CmEventType.MULTICAST_JOIN
-RDMA_CM_EVENT_MULTICAST_ERROR = CmEventType.MULTICAST_ERROR
-RDMA_CM_EVENT_ADDR_CHANGE = CmEventType.ADDR_CHANGE
-RDMA_CM_EVENT_TIMEWAIT_EXIT = CmEventType.TIMEWAIT_EXIT
-RDMA_CM_EVENT_ADDRINFO_RESOLVED = CmEventType.ADDRINFO_RESOLVED
-RDMA_CM_EVENT_ADDRINFO_ERROR = CmEventType.ADDRINFO_ERROR
-RDMA_CM_EVENT_USER = CmEventType.USER
-
-RDMA_PS_IPOIB = PortSpace.IPOIB
-RDMA_PS_TCP = PortSpace.TCP
-RDMA_PS_UDP = PortSpace.UDP
-RDMA_PS_IB = PortSpace.IB
-
-RAI_PASSIVE = RaiFlag.PASSIVE
-RAI_NUMERICHOST = RaiFlag.NUMERICHOST
-RAI_NOROUTE = RaiFlag.NOROUTE
-RAI_FAMILY = RaiFlag.FAMILY
-RAI_SA = RaiFlag.SA
-RAI_DNS = RaiFlag.DNS
-
-RDMA_OPTION_ID = OptionLevel.ID
-RDMA_OPTION_IB = OptionLevel.IB
-RDMA_OPTION_ID_TOS = IdOption.TOS
-RDMA_OPTION_ID_REUSEADDR = IdOption.REUSEADDR
-RDMA_OPTION_ID_AFONLY = IdOption.AFONLY
-RDMA_OPTION_ID_ACK_TIMEOUT = IdOption.ACK_TIMEOUT
-RDMA_OPTION_IB_PATH = IbOption.PATH
-
-IBV_QPT_RC = QPType.RC
-IBV_QPT_UC = QPType.UC
-IBV_QPT_UD = QPType.UD
-IBV_QPT_RAW_PACKET = QPType.RAW_PACKET
-IBV_QPT_XRC_SEND = QPType.XRC_SEND
-IBV_QPT_XRC_RECV = QPType.XRC_RECV
-IBV_QPT_DRIVER = QPType.DRIVER
 
 
 def rdma_create_event_channel() -> EventChannel:
@@ -192,3 +130,58 @@ def rdma_migrate_id(id: CmId, channel: EventChannel | None) -> None:
 def rdma_write_cm_event(id: CmId, event: int, status: int = 0, arg: int = 0) -> None:
     """rdma_write_cm_event(3)."""
     id.write_cm_event(event, status, arg)
+
+
+def rdma_listen(id: CmId, backlog: int) -> None:
+    """rdma_listen(3); a backlog of 0 means 1024."""
+    id.listen(backlog)
+
+
+def rdma_get_request(listen: CmId) -> CmId:
+    """rdma_get_request(3); waits."""
+    return listen.get_request()
+
+
+def rdma_connect(id: CmId, conn_param: ConnParam | None = None) -> None:
+    """rdma_connect(3); ``conn_param`` None, C's NULL, asks for as much as the device has."""
+    id.connect(conn_param)
+
+
+def rdma_accept(id: CmId, conn_param: ConnParam | None = None) -> None:
+    """rdma_accept(3); ``conn_param`` None, C's NULL, takes what the peer asked for."""
+    id.accept(conn_param)
+
+
+def rdma_reject(id: CmId, private_data: bytes = b"") -> None:
+    """rdma_reject(3)."""
+    id.reject(private_data)
+
+
+def rdma_reject_ece(id: CmId, private_data: bytes = b"") -> None:
+    """rdma_reject_ece(3)."""
+    id.reject_ece(private_data)
+
+
+def rdma_establish(id: CmId) -> None:
+    """rdma_establish(3)."""
+    id.establish()
+
+
+def rdma_notify(id: CmId, event: int) -> None:
+    """rdma_notify(3)."""
+    id.notify(event)
+
+
+def rdma_disconnect(id: CmId) -> None:
+    """rdma_disconnect(3)."""
+    id.disconnect()
+
+
+def rdma_set_local_ece(id: CmId, ece: Ece) -> None:
+    """rdma_set_local_ece(3)."""
+    id.set_local_ece(ece)
+
+
+def rdma_get_remote_ece(id: CmId) -> Ece:
+    """rdma_get_remote_ece(3)."""
+    return id.get_remote_ece()

@@ -1,0 +1,212 @@
+"""Queue pairs, endpoints, and the helpers of ``rdma/rdma_verbs.h``.
+
+``addr`` is an address as in C, a number: ``mr.addr``, or that and an offset; or the very object that was registered,
+which stands for its beginning. Where there is no ``mr``, which takes ``IBV_SEND_INLINE``, it is the bytes themselves.
+``context`` is the number that comes back as ``wc.wr_id``; None, C's NULL, is 0.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+
+from rdmacm.addrinfo import AddrInfo
+from rdmacm.cma.constants import RDMA_UDP_QKEY
+from rdmacm.cmid import CmId, create_ep
+from rdmacm.errors import cm_error
+from rdmacm.verbs.attr import QPAttr, QPInitAttr, SrqInitAttr
+from rdmacm.verbs.enums import WC, QPAttrMask
+from rdmacm.verbs.pd import MR, PD
+from rdmacm.verbs.qp import AH
+from rdmacm.verbs.wr import SGE, Buffer
+
+# -- endpoints ------------------------------------------------------------------------------------------
+
+
+def rdma_create_ep(
+    res: AddrInfo | Sequence[AddrInfo], pd: PD | None = None, qp_init_attr: QPInitAttr | None = None
+) -> CmId:
+    """rdma_create_ep(3); of a list the first entry, as in C."""
+    return create_ep(res if isinstance(res, AddrInfo) else res[0], pd, qp_init_attr)
+
+
+def rdma_destroy_ep(id: CmId) -> None:
+    """rdma_destroy_ep(3)."""
+    id.destroy()
+
+
+# -- queue pairs and shared receive queues --------------------------------------------------------------
+
+
+def rdma_create_qp(id: CmId, pd: PD | None, qp_init_attr: QPInitAttr) -> None:
+    """rdma_create_qp(3); the queue pair is ``id.qp``."""
+    id.create_qp(qp_init_attr, pd)
+
+
+def rdma_create_qp_ex(id: CmId, qp_init_attr: QPInitAttr, pd: PD | None = None) -> None:
+    """rdma_create_qp_ex(3); what C's structure has beyond the other one is the domain."""
+    id.create_qp(qp_init_attr, pd)
+
+
+def rdma_destroy_qp(id: CmId) -> None:
+    """rdma_destroy_qp(3)."""
+    id.destroy_qp()
+
+
+def rdma_init_qp_attr(id: CmId, qp_attr: QPAttr) -> QPAttrMask:
+    """rdma_init_qp_attr(3): fill in what the state in ``qp_attr.qp_state`` takes; the mask of what was filled in."""
+    found, mask = id.init_qp_attr(qp_attr.qp_state)
+    for name in QPAttr.__slots__:
+        setattr(qp_attr, name, getattr(found, name))
+    return mask
+
+
+def rdma_create_srq(id: CmId, pd: PD | None, attr: SrqInitAttr) -> None:
+    """rdma_create_srq(3); the queue is ``id.srq``."""
+    id.create_srq(attr, pd)
+
+
+def rdma_create_srq_ex(id: CmId, attr: SrqInitAttr, pd: PD | None = None) -> None:
+    """rdma_create_srq_ex(3); of the types there is the basic one."""
+    id.create_srq(attr, pd)
+
+
+def rdma_destroy_srq(id: CmId) -> None:
+    """rdma_destroy_srq(3)."""
+    id.destroy_srq()
+
+
+# -- memory ---------------------------------------------------------------------------------------------
+
+
+def rdma_reg_msgs(id: CmId, addr: Buffer, length: int | None = None) -> MR:
+    """rdma_reg_msgs(3), of all of a buffer or its first ``length`` bytes."""
+    return id.reg_msgs(_first(addr, length))
+
+
+def rdma_reg_read(id: CmId, addr: Buffer, length: int | None = None) -> MR:
+    """rdma_reg_read(3), of all of a buffer or its first ``length`` bytes."""
+    return id.reg_read(_first(addr, length))
+
+
+def rdma_reg_write(id: CmId, addr: Buffer, length: int | None = None) -> MR:
+    """rdma_reg_write(3), of all of a buffer or its first ``length`` bytes."""
+    return id.reg_write(_first(addr, length))
+
+
+def rdma_dereg_mr(mr: MR) -> None:
+    """rdma_dereg_mr(3)."""
+    mr.close()
+
+
+# -- work requests --------------------------------------------------------------------------------------
+
+
+def rdma_post_recvv(id: CmId, context: int | None, sgl: Sequence[SGE]) -> None:
+    """rdma_post_recvv(3)."""
+    id.post_recvv(context or 0, sgl)
+
+
+def rdma_post_recv(id: CmId, context: int | None, addr: int | Buffer, length: int, mr: MR) -> None:
+    """rdma_post_recv(3)."""
+    id.post_recv(context or 0, mr, _offset(addr, mr), length)
+
+
+def rdma_post_sendv(id: CmId, context: int | None, sgl: Sequence[SGE | Buffer], flags: int) -> None:
+    """rdma_post_sendv(3)."""
+    id.post_sendv(context or 0, sgl, flags)
+
+
+def rdma_post_send(id: CmId, context: int | None, addr: int | Buffer, length: int, mr: MR | None, flags: int) -> None:
+    """rdma_post_send(3); without ``mr`` inline."""
+    data, offset = _data(addr, length, mr)
+    id.post_send(context or 0, data, offset, length, flags)
+
+
+def rdma_post_readv(id: CmId, context: int | None, sgl: Sequence[SGE], flags: int, remote_addr: int, rkey: int) -> None:
+    """rdma_post_readv(3)."""
+    id.post_readv(context or 0, sgl, remote_addr, rkey, flags)
+
+
+def rdma_post_read(
+    id: CmId, context: int | None, addr: int | Buffer, length: int, mr: MR, flags: int, remote_addr: int, rkey: int
+) -> None:
+    """rdma_post_read(3)."""
+    id.post_read(context or 0, mr, remote_addr, rkey, _offset(addr, mr), length, flags)
+
+
+def rdma_post_writev(
+    id: CmId, context: int | None, sgl: Sequence[SGE | Buffer], flags: int, remote_addr: int, rkey: int
+) -> None:
+    """rdma_post_writev(3)."""
+    id.post_writev(context or 0, sgl, remote_addr, rkey, flags)
+
+
+def rdma_post_write(
+    id: CmId,
+    context: int | None,
+    addr: int | Buffer,
+    length: int,
+    mr: MR | None,
+    flags: int,
+    remote_addr: int,
+    rkey: int,
+) -> None:
+    """rdma_post_write(3); without ``mr`` inline."""
+    data, offset = _data(addr, length, mr)
+    id.post_write(context or 0, data, remote_addr, rkey, offset, length, flags)
+
+
+def rdma_post_ud_send(
+    id: CmId,
+    context: int | None,
+    addr: int | Buffer,
+    length: int,
+    mr: MR | None,
+    flags: int,
+    ah: AH,
+    remote_qpn: int,
+    remote_qkey: int = RDMA_UDP_QKEY,
+) -> None:
+    """rdma_post_ud_send(3); C has no ``remote_qkey``, and takes this one always."""
+    data, offset = _data(addr, length, mr)
+    id.post_ud_send(context or 0, data, ah, remote_qpn, remote_qkey, offset, length, flags)
+
+
+# -- completions ----------------------------------------------------------------------------------------
+
+
+def rdma_get_send_comp(id: CmId) -> WC:
+    """rdma_get_send_comp(3); waits."""
+    return id.get_send_comp()
+
+
+def rdma_get_recv_comp(id: CmId) -> WC:
+    """rdma_get_recv_comp(3); waits."""
+    return id.get_recv_comp()
+
+
+def _first(buffer: Buffer, length: int | None, step: str = "reg_mr") -> Buffer:
+    if length is None:
+        return buffer
+    view = memoryview(buffer).cast("B")
+    if not 0 <= length <= len(view):
+        raise cm_error(errno.EINVAL, f"{length} bytes of a buffer of {len(view)}", step)
+    return view[:length]
+
+
+def _offset(addr: int | Buffer, mr: MR) -> int:
+    if isinstance(addr, int):
+        return addr - mr.addr
+    if not mr.closed and mr.buf.obj is not addr:
+        raise cm_error(errno.EINVAL, "the region is of another buffer", "post", hint="mr.addr and an offset")
+    return 0
+
+
+def _data(addr: int | Buffer, length: int, mr: MR | None) -> tuple[MR | Buffer, int]:
+    """What is sent, and where in it that begins."""
+    if mr is not None:
+        return mr, _offset(addr, mr)
+    if isinstance(addr, int):
+        raise cm_error(errno.EINVAL, "an address without region", "post", hint="the bytes, with IBV_SEND_INLINE")
+    return _first(addr, length, "post"), 0
