@@ -26,9 +26,7 @@ def places(layout: Layout) -> dict[str, list[int]]:
 
 def plainly_unpacked(layout: Layout, data: bytes) -> dict[str, Any]:
     text = "".join(f"{byte:08b}" for byte in data)
-    values: dict[str, Any] = {
-        name: int("".join(text[bit] for bit in bits), 2) for name, bits in places(layout).items()
-    }
+    values: dict[str, Any] = {name: int("".join(text[bit] for bit in bits), 2) for name, bits in places(layout).items()}
     for field in layout.fields:
         if isinstance(field, Bytes):
             values[field.name] = field.type(data[field.offset : field.offset + field.length])
