@@ -1,0 +1,143 @@
+"""Many processes that share the port and are connected to each other, while some of them are killed."""
+
+from __future__ import annotations
+
+import json
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from random import Random
+from typing import Any
+
+import pytest
+
+from support import crowd
+from support.netns import python_environment
+from support.scenario import free_port
+
+PROCESSES = 6
+SECONDS = 5.0
+KILLS = 8
+
+
+class Member:
+    """A process of the crowd, and what it has told."""
+
+    def __init__(self, index: int, ports: list[int], seed: str) -> None:
+        self.index = index
+        self.process = subprocess.Popen(
+            [sys.executable, crowd.__file__, str(index), json.dumps(ports), seed],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=python_environment(),
+        )
+        self.pid = self.process.pid
+        self.told: list[list[Any]] = []
+        self.born = self.died = float("inf")
+        self._rest = b""
+
+    def read(self) -> bool:
+        """Take in what it tells; False at the end."""
+        assert self.process.stdout is not None
+        chunk = self.process.stdout.read1(1 << 16)  # type: ignore[attr-defined]
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        for line in lines:
+            self.told.append(json.loads(line))
+            if self.told[-1] == ["ready"]:
+                self.born = time.monotonic()
+        return bool(chunk)
+
+    def says(self, word: str) -> bool:
+        return [word] in self.told
+
+    def kill(self) -> None:
+        self.died = time.monotonic()
+        self.process.send_signal(signal.SIGKILL)
+
+    def close(self) -> str:
+        """What it complained about."""
+        self.process.kill()
+        return self.process.communicate()[1].decode()
+
+
+class Crowd:
+    def __init__(self, seed: int) -> None:
+        self.seed = f"{seed}"
+        base = free_port()
+        self.ports = list(range(base + 20000, base + 20000 + PROCESSES))
+        self.all: list[Member] = []
+        self.now: dict[int, Member] = {}
+        self.selector = selectors.DefaultSelector()
+        for index in range(PROCESSES):
+            self.start(index)
+
+    def start(self, index: int) -> None:
+        member = Member(index, self.ports, f"{self.seed}/{len(self.all)}")
+        self.all.append(member)
+        self.now[index] = member
+        assert member.process.stdout is not None
+        self.selector.register(member.process.stdout, selectors.EVENT_READ, member)
+
+    def listen(self, seconds: float, until: Any = lambda: False) -> bool:
+        """Take in what they tell, for so long or until something is so."""
+        limit = time.monotonic() + seconds
+        while not until() and (left := limit - time.monotonic()) > 0:
+            for key, _ in self.selector.select(left):
+                if not key.data.read():
+                    self.selector.unregister(key.fileobj)
+        return bool(until())
+
+    def everybody(self, word: str) -> None:
+        assert self.listen(40, lambda: all(member.says(word) for member in self.now.values())), (
+            f"not everybody said {word}: " + "".join(member.close() for member in self.all)
+        )
+
+    def was_there(self, index: int, since: float, until: float) -> bool:
+        """Whether one and the same process listened on a port all the time."""
+        return any(member.index == index and member.born < since and until < member.died for member in self.all)
+
+    def close(self) -> list[str]:
+        self.selector.close()
+        return [f"{member.index}: {complaint}" for member in self.all if (complaint := member.close())]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1])
+def test_killing_some_leaves_the_others_in_peace(seed: int) -> None:
+    random = Random(seed)
+    crowd_ = Crowd(seed)
+    try:
+        crowd_.everybody("ready")
+        began = time.monotonic()
+        for moment in sorted(random.uniform(0.2, SECONDS - 0.5) for _ in range(KILLS)):
+            crowd_.listen(began + moment - time.monotonic())
+            index = random.randrange(PROCESSES)
+            crowd_.now[index].kill()
+            crowd_.start(index)
+        crowd_.listen(began + SECONDS - time.monotonic())
+        crowd_.everybody("ready")
+        for member in crowd_.now.values():
+            assert member.process.stdin is not None
+            member.process.stdin.write(b"enough\n")
+            member.process.stdin.flush()
+        crowd_.everybody("end")
+    finally:
+        complaints = crowd_.close()
+    worked = failed = 0
+    for member in crowd_.all:
+        for what, index, _pid, *rest in (told for told in member.told if len(told) > 1):
+            assert what != "wrong", f"{member.index} got wrong data from {index}: {rest}"
+            worked += what == "worked"
+            failed += what == "failed"
+            if what == "failed":
+                since, until, talked, why = rest
+                assert not crowd_.was_there(index, since, until), (
+                    f"{member.index} lost {index} after {until - since:.3f} s and {talked} rounds: {why}"
+                )
+    assert not complaints, "\n".join(complaints)
+    assert worked > 50, (worked, failed)
+    assert failed, "nobody noticed that others were killed"
+    print(worked, failed)

@@ -1,0 +1,106 @@
+"""One of many processes that are connected to each other at random: ``python crowd.py INDEX PORTS SEED``.
+
+It listens on the port of its index, echoes, and shows some memory; it connects to others, has its messages echoed and
+reads their memory. Every line of output is a JSON list, about a connection it made for the most part. It begins nothing
+new after a line of input, and ends with its input.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import threading
+import time
+from random import Random
+
+import rdmacm
+
+#: Seconds after which something that should have come counts as broken; no machine is that slow.
+PATIENCE = 15.0
+SHOWN = 50_000
+
+
+def shown(pid: int) -> bytes:
+    """What a process shows."""
+    return hashlib.shake_128(b"%d" % pid).digest(SHOWN)
+
+
+def tell(*what: object) -> None:
+    os.write(1, json.dumps(what).encode() + b"\n")  # at once, or threads would mix their lines
+
+
+def serve(connection: rdmacm.Connection) -> None:
+    try:
+        with connection:
+            region = connection.register(shown(os.getpid()), remote_read=True)
+            connection.send(region.remote.pack(), timeout=PATIENCE)
+            for message in connection:
+                connection.send(message, timeout=PATIENCE)
+    except rdmacm.RdmaError:
+        pass  # the peer tells what it makes of that
+
+
+def accept(listener: rdmacm.Listener) -> None:
+    while True:
+        connection = listener.accept(private_data=os.getpid().to_bytes(4, "big"))
+        threading.Thread(target=serve, args=(connection,), daemon=True).start()
+
+
+def visit(random: Random, index: int, port: int, stop: threading.Event) -> None:
+    """One connection to another process, and what comes of it."""
+    began, talked, step, pid = time.monotonic(), 0, "connect", 0
+    try:
+        with rdmacm.connect(("127.0.0.1", port), timeout=PATIENCE) as connection:
+            pid = int.from_bytes(connection.private_data[:4], "big")
+            step = "greeting"
+            remote = rdmacm.RemoteRegion.unpack(connection.recv(PATIENCE))
+            for _ in range(random.choice((1, 5, 30))):
+                step = "echo"
+                message = random.randbytes(random.choice((1, 100, 1024, 20_000)))
+                connection.send(message, timeout=PATIENCE)
+                if connection.recv(PATIENCE) != message:
+                    tell("wrong", index, pid, "echo")
+                step = "read"
+                start = random.randrange(SHOWN)
+                if connection.read(remote[start:], timeout=PATIENCE) != shown(pid)[start:]:
+                    tell("wrong", index, pid, "read")
+                talked += 1
+                if stop.is_set():
+                    break
+    except rdmacm.RdmaError as error:
+        tell("failed", index, pid, began, time.monotonic(), talked, f"{step}: {error!r}")
+    else:
+        tell("worked", index, pid, began, time.monotonic(), talked)
+
+
+def roam(random: Random, own: int, ports: list[int], stop: threading.Event) -> None:
+    others = [index for index in range(len(ports)) if index != own]
+    while not stop.is_set():
+        index = random.choice(others)
+        visit(random, index, ports[index], stop)
+
+
+def main(own: int, ports: list[int], seed: str) -> None:
+    with rdmacm.listen(("127.0.0.1", ports[own])) as listener:
+        threading.Thread(target=accept, args=(listener,), daemon=True).start()
+        stop = threading.Event()
+        roaming = [
+            threading.Thread(target=roam, args=(Random(f"{seed}/{own}/{number}"), own, ports, stop))
+            for number in range(2)
+        ]
+        tell("ready")
+        for thread in roaming:
+            thread.start()
+        sys.stdin.readline()
+        stop.set()
+        for thread in roaming:
+            thread.join()
+        tell("end")
+        sys.stdin.read()  # until all are there: others are still being served
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3])
