@@ -35,6 +35,8 @@ __all__ = ["OPTION_STATES", "TRANSITIONS", "State", "Trigger", "follow", "refusa
 class State(IntEnum):
     """Kernel states of an id; values equal ``enum rdma_cm_state`` with the 2025 additions last."""
 
+    __hash__ = int.__hash__  # in C; Enum's own is in Python
+
     IDLE = 0
     ADDR_QUERY = 1
     ADDR_RESOLVED = 2
@@ -52,6 +54,8 @@ class State(IntEnum):
 
 class Trigger(Enum):
     """What moves an id. The value is the name of the call, or a phrase for an outcome."""
+
+    __hash__ = object.__hash__  # in C; Enum's own is in Python
 
     BIND_ADDR = "bind_addr"
     RESOLVE_ADDR = "resolve_addr"

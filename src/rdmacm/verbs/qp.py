@@ -240,7 +240,8 @@ class QP(Resource):
         """
         if self._closed:
             raise self._gone("modify_qp")
-        mask = QPAttrMask(mask)
+        if type(mask) is not QPAttrMask:
+            mask = QPAttrMask(mask)
         bits = mask.value
         state = self.backend.state
         try:

@@ -58,6 +58,8 @@ __all__ = [
 class State(Enum):
     """States of a connection, and of a service id resolution."""
 
+    __hash__ = object.__hash__  # in C; Enum's own is in Python
+
     IDLE = "IDLE"
     REQ_SENT = "REQ_SENT"
     MRA_REQ_RCVD = "MRA_REQ_RCVD"
@@ -77,6 +79,8 @@ class State(Enum):
 
 class Input(Enum):
     """What moves a connection: calls of the user, messages, time."""
+
+    __hash__ = object.__hash__  # in C; Enum's own is in Python
 
     CONNECT = "connect"
     ACCEPT = "accept"
@@ -110,6 +114,8 @@ class Input(Enum):
 
 class Do(Enum):
     """What is done on the way."""
+
+    __hash__ = object.__hash__  # in C; Enum's own is in Python
 
     SEND_REQ = "send REQ until answered"
     SEND_REP = "send REP until answered"
