@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 
 import pytest
@@ -68,13 +67,22 @@ def test_a_process_ends_and_says_goodbye(end: str, port: tuple[EventChannel, int
         child.communicate()
 
 
-def test_the_helper_thread_is_gone_with_the_last_user() -> None:
-    def helpers() -> list[threading.Thread]:
-        return [thread for thread in threading.enumerate() if thread.name == "rdmacm-progress"]
+LAST_USER = """
+import threading
+from rdmacm import CmId
 
+def helpers():
+    return [thread for thread in threading.enumerate() if thread.name == "rdmacm-progress"]
+
+for _ in range(3):
     with CmId() as listener:
         listener.bind_addr(("127.0.0.1", 0))
         listener.listen()
         (helper,) = helpers()
     helper.join(10)
     assert not helpers()
+"""
+
+
+def test_the_helper_thread_is_gone_with_the_last_user() -> None:
+    subprocess.run([sys.executable, "-c", LAST_USER], env=python_environment(), check=True, timeout=30)

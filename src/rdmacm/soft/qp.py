@@ -114,9 +114,7 @@ def _same_cap(cap: QPCap) -> QPCap:
 def _same_path(path: AHAttr) -> AHAttr:
     gr = path.gr
     route = GlobalRoute(gr.dgid, gr.sgid_index, gr.flow_label, gr.hop_limit, gr.traffic_class)
-    return AHAttr(
-        path.dlid, path.sl, path.src_path_bits, path.static_rate, path.is_global, path.port_num, route
-    )
+    return AHAttr(path.dlid, path.sl, path.src_path_bits, path.static_rate, path.is_global, path.port_num, route)
 
 
 class AsyncEvent(IntEnum):
