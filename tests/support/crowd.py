@@ -52,7 +52,7 @@ def visit(random: Random, index: int, port: int, stop: threading.Event) -> None:
     """One connection to another process, and what comes of it."""
     began, talked, step, pid = time.monotonic(), 0, "connect", 0
     try:
-        with rdmacm.connect(("127.0.0.1", port), timeout=PATIENCE) as connection:
+        with rdmacm.connect(("127.0.0.1", port), timeout=PATIENCE, keepalive=1.0) as connection:
             pid = int.from_bytes(connection.private_data[:4], "big")
             step = "greeting"
             remote = rdmacm.RemoteRegion.unpack(connection.recv(PATIENCE))

@@ -37,7 +37,7 @@ __all__ = ["live"]
 
 E = CmEventType
 PORT = 7471
-ADDRESSES = ("10.0.0.1", "10.0.0.2")
+ADDRESSES = (("10.0.0.1", "10.0.0.2"), ("fd00::1", "fd00::2"))
 #: Virtual seconds: connecting, transferring and disconnecting on the worst of networks, each.
 PATIENCE = 300.0
 
@@ -321,7 +321,8 @@ class _End:
 def live(fabric: Fabric) -> None:
     """One connection from its beginning to its end, on the seed of the fabric. AssertionError for anything wrong."""
     random = Random(f"life {fabric.seed}")
-    hosts = [fabric.host(name, address) for name, address in zip(("passive", "active"), ADDRESSES, strict=True)]
+    addresses = random.choice(ADDRESSES)
+    hosts = [fabric.host(name, address) for name, address in zip(("passive", "active"), addresses, strict=True)]
     plans = [_Plan(f"{fabric.seed}/{host.name}", random) for host in hosts]
     for plan, other in (plans, plans[::-1]):
         plan.fill(random, other.source)
@@ -329,10 +330,10 @@ def live(fabric: Fabric) -> None:
     ends = [_End(hosts[i], plans[i], plans[1 - i], one_cq) for i in range(2)]
     passive, active = ends
     listener = CmId(passive.channel)
-    listener.bind_addr((ADDRESSES[0], PORT))
+    listener.bind_addr((addresses[0], PORT))
     listener.listen()
     with CmId(provider=hosts[1].provider) as cmid:  # it waits by itself until the way is known
-        cmid.resolve_addr((ADDRESSES[0], PORT))
+        cmid.resolve_addr((addresses[0], PORT))
         cmid.resolve_route()
         cmid.migrate(active.channel)
         active.cmid = cmid
