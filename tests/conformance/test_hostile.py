@@ -14,7 +14,7 @@ from rdmacm import CmEventType, CmId, ConnParam, EventChannel
 from rdmacm.proto.cm.connection import Drop
 from rdmacm.proto.cm.messages import DREQ, REJ, REP, RejectReason, unpack_message
 from rdmacm.proto.mad import Mad
-from rdmacm.proto.roce.headers import BTH, RETH, Packet
+from rdmacm.proto.roce.headers import BTH, RETH, AtomicETH, Packet
 from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.roce.opcodes import Opcode
 from rdmacm.testing import Fabric, Fate, Host
@@ -325,6 +325,69 @@ def test_memory_beyond_the_region(opcode: WROpcode, address: Callable[[int, int]
         assert hashlib.sha256(memory.buf).digest() == before
         assert [other.peer.get_recv_comp(60).status for _ in range(4)] == [WCStatus.WR_FLUSH_ERR] * 4
         other.cmid.disconnect()
+        other.end()
+
+
+#: Syndromes of NAKs.
+INVALID, ACCESS = 0x61, 0x62
+
+
+@pytest.mark.parametrize(
+    ("make", "syndrome"),
+    [
+        (lambda bth, addr, rkey: Packet(bth(Opcode.RC_RDMA_READ_REQUEST), reth=RETH(addr, rkey, 0xFFFFFFFF)), INVALID),
+        (lambda bth, addr, rkey: Packet(bth(Opcode.RC_RDMA_READ_REQUEST), reth=RETH(addr, rkey, 1 << 30)), ACCESS),
+        (lambda bth, addr, rkey: Packet(bth(Opcode.RC_RDMA_READ_REQUEST), reth=RETH(addr, rkey ^ 1, 8)), ACCESS),
+        (
+            lambda bth, addr, rkey: Packet(
+                bth(Opcode.RC_RDMA_WRITE_ONLY), reth=RETH(addr, rkey, 0xFFFFFFFF), payload=b"stranger"
+            ),
+            INVALID,
+        ),
+        (
+            lambda bth, addr, rkey: Packet(bth(Opcode.RC_RDMA_WRITE_ONLY), reth=RETH(addr, rkey, 4), payload=bytes(8)),
+            INVALID,
+        ),
+        (
+            lambda bth, addr, rkey: Packet(
+                bth(Opcode.RC_RDMA_WRITE_FIRST), reth=RETH(addr, rkey, 1 << 30), payload=bytes(4096)
+            ),
+            ACCESS,
+        ),
+        (lambda bth, addr, rkey: Packet(bth(Opcode.RC_RDMA_WRITE_MIDDLE), payload=bytes(4096)), INVALID),
+        (lambda bth, addr, rkey: Packet(bth(Opcode.RC_SEND_LAST), payload=b"what?   "), INVALID),
+        (
+            lambda bth, addr, rkey: Packet(bth(Opcode.RC_FETCH_ADD), atomic_eth=AtomicETH((addr & ~7) + 4, rkey, 1, 0)),
+            INVALID,
+        ),
+        (
+            lambda bth, addr, rkey: Packet(
+                bth(Opcode.RC_COMPARE_SWAP), atomic_eth=AtomicETH((addr & ~7) + 8, rkey ^ 1, 0, 1)
+            ),
+            ACCESS,
+        ),
+    ],
+)
+def test_requests_that_no_verbs_would_post(
+    make: Callable[[Callable[[Opcode], BTH], int, int], Packet], syndrome: int
+) -> None:
+    """A peer that makes its packets itself, in order and sealed, gets the NAK it deserves and nothing else."""
+    with trio() as (fabric, server, talk, _):
+        other = Talk(server, talk.host)
+        other.on(1)
+        memory = server.regions[other.peer]
+        before = hashlib.sha256(memory.buf).digest()
+        peer, own = other.qpns
+        sent = [entry.packet for entry in fabric.log if entry.packet.dest_qp == peer]
+        psn = (sent[-1].psn + 1) & 0xFFFFFF  # the last was a READ of one packet
+        packet = make(lambda opcode: BTH(opcode, peer, psn, ack_req=True), memory.addr, memory.rkey)
+        throw(talk.host, SERVER, sealed(talk.host, SERVER, packet.pack()))
+        fabric.run(seconds=0.01)
+        (nak,) = [entry.packet for entry in list(fabric.log)[-2:] if entry.packet.dest_qp == own]
+        assert (nak.psn, nak.data[12]) == (psn, syndrome)
+        assert other.peer.qp is not None
+        assert other.peer.qp.state is QPState.ERR
+        assert hashlib.sha256(memory.buf).digest() == before
         other.end()
 
 
