@@ -10,12 +10,13 @@ from rdmacm.proto.roce.buffers import LocalProtectionError
 from rdmacm.proto.roce.icrc import ICRC_LENGTH, RESIDUE, Icrc, crc32
 from rdmacm.proto.roce.opcodes import BTH_LENGTH, HEADER_LENGTH, IS_RESPONSE, OPERATION, TRANSPORT_MASK, Operation
 from rdmacm.proto.roce.psn import PSN_MASK
-from rdmacm.proto.roce.rc.codes import HALVES, READ_MIDDLE, SEND_MIDDLE, WRITE_MIDDLE
+from rdmacm.proto.roce.rc.codes import HALVES, LITTLE, READ_MIDDLE, SEND_MIDDLE, WRITE_MIDDLE
 from rdmacm.proto.roce.rc.requester import COMPLETES_AS, Requester
 from rdmacm.proto.roce.rc.responder import Responder
 from rdmacm.proto.roce.rc.runs import take_run
 from rdmacm.proto.roce.rc.trains import Datagram, Trains
 from rdmacm.proto.roce.work import WC, AccessFlag, Memory, RecvWork, SendWork, WCOpcode, WCStatus
+from rdmacm.proto.wire import Buffer
 
 __all__ = ["RcEngine", "RtrAttributes", "RtsAttributes"]
 
@@ -57,6 +58,18 @@ class RtsAttributes:
     retry_cnt: int = 7
     rnr_retry: int = 7
     max_rd_atomic: int = 16
+
+
+_PADDING = tuple(bytes(count) for count in range(4))
+
+
+def _seal(flow: Icrc, header: bytes, piece: memoryview, pad: int) -> list[Buffer]:
+    """The pieces of a packet that goes alone."""
+    crc = crc32(piece, crc32(header, flow.start(len(header) + len(piece) + pad + ICRC_LENGTH)))
+    if not pad:
+        return [header, piece, LITTLE.pack(crc)]
+    padding = _PADDING[pad]
+    return [header, piece, padding + LITTLE.pack(crc32(padding, crc))]
 
 
 def _matching(pkey: int) -> frozenset[int]:
@@ -247,6 +260,17 @@ class RcEngine:
             return []
         if requester is not None and not requester.wants_to_send:
             requester = None
+        if limit > 0 and not self.failed:
+            if requester is None:
+                answer = responder.lone()
+                if answer is not None:
+                    if responder.failed:
+                        self._fail()
+                    return [([answer, LITTLE.pack(crc32(answer, flow.start(20)))], 0)]
+            elif not responder.wants_to_send:
+                lone = requester.lone(now)
+                if lone is not None:
+                    return [(_seal(flow, *lone), 0)]
         if requester is None and not responder.wants_to_send:
             return []
         out = Trains(flow, train)
@@ -266,6 +290,18 @@ class RcEngine:
         """
         responder, requester = self._responder, self._requester
         length = len(data)
+        if not (segment or self._identification) and _SHORTEST <= length <= _LONGEST:
+            # Nearly every small message: a packet that is as it should be, from who sends them one by one.
+            half, word = HALVES.unpack_from(data)
+            opcode, end = half >> 56, length - ICRC_LENGTH - (half >> 52 & 3)
+            headers = self._headers[opcode]
+            if (
+                headers
+                and end >= headers
+                and half & _FIXED == self._common
+                and crc32(data, flow.start(length)) == RESIDUE
+            ):
+                return self._take(opcode, half, word, data[BTH_LENGTH:end], now)
         step = segment or length
         trained = segment == self._mtu + _SHORTEST
         at = accepted = 0
@@ -321,6 +357,24 @@ class RcEngine:
         if responder is not None:
             responder.turned()
         return accepted
+
+    def _take(self, opcode: int, half: int, word: int, body: memoryview, now: float) -> int:
+        """A lone packet that is in order so far; whether it was accepted."""
+        responder = self._responder
+        if IS_RESPONSE[opcode]:
+            requester = self._requester
+            assert requester is not None
+            accepted = requester.received(opcode, word & PSN_MASK, body, now)
+            if requester.failed:
+                self._fail()
+        else:
+            assert responder is not None
+            accepted = responder.received(opcode, word & PSN_MASK, half >> 48 & 0x80 | word >> 31, body)
+            if responder.failed:
+                self._fail()
+        if responder is not None:
+            responder.turned()
+        return int(accepted)
 
     def _misfit(self, half: int, size: int) -> str:
         """Why a packet is not for this queue pair as it is now, its ICRC aside; "" where only the P_Key is another."""

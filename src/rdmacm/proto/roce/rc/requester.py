@@ -91,6 +91,11 @@ _KINDS = {
 }
 #: What can be sent, and what it completes as.
 COMPLETES_AS = {opcode: kind.completes for opcode, kind in _KINDS.items()}
+#: The kinds of single packets that carry data, with opcodes as indices.
+_DATA = [
+    kind if kind is not None and kind.opcodes and not (kind.with_imm or kind.with_inv) else None
+    for kind in (_KINDS.get(WROpcode(code)) if code in set(WROpcode) else None for code in range(max(WROpcode) + 1))
+]
 _NAK_STATUS = {0x61: WCStatus.REM_INV_REQ_ERR, 0x62: WCStatus.REM_ACCESS_ERR, 0x63: WCStatus.REM_OP_ERR}
 _SUCCESS = WCStatus.SUCCESS
 _HALF = 1 << 23
@@ -273,6 +278,38 @@ class Requester:
         if self._deadline is None and self._next != before:
             self._arm(now)
 
+    def lone(self, now: float) -> tuple[bytes, memoryview, int] | None:
+        """The packet to send, where the next request is all there is and takes but one; what :meth:`packets` would.
+
+        Headers, payload, and the padding after it. None where it is for :meth:`packets` to say.
+        """
+        waiting, psn = self._waiting, self._next
+        if len(waiting) != 1 or psn != self._end or self.paused or self._rnr_until is not None:
+            return None
+        work = waiting[0]
+        kind, segments = _DATA[work.opcode], work.segments
+        if kind is None or work.fence or len(segments) != 1:
+            return None
+        piece = segments[0]
+        try:
+            size = len(piece)
+        except ValueError:
+            return None
+        if not 0 < size <= self._mtu or self._window <= psn - self._acked & PSN_MASK:
+            return None
+        waiting.popleft()
+        self._at = len(self._sent)
+        self._sent.append(_Sent(work, kind, size, psn, 1))
+        self._next = self._end = psn + 1 & PSN_MASK
+        if self._deadline is None and self._timeout:
+            self._deadline = now + self._timeout
+        pad = -size & 3
+        flags = pad << 4 | SOLICITED if work.solicited else pad << 4
+        header = BTH.pack(kind.opcodes[3], flags, self._pkey, self._dest, psn | ACK_REQUEST)
+        if kind.is_write:
+            header += RETH.pack(work.remote_addr, work.rkey, size)
+        return header, piece, pad
+
     def _start(self) -> bool:
         """Give the next waiting request its PSNs; False where there is none, or it has to wait."""
         if not self._waiting or self.paused:
@@ -390,6 +427,11 @@ class Requester:
 
     def received(self, opcode: int, psn: int, body: memoryview, now: float) -> bool:
         """An answer: its opcode and PSN, and what follows the BTH, padding removed; False where it is ignored."""
+        if opcode == ACKNOWLEDGE and len(self._sent) == 1 and body[0] < 0x20:
+            sent = self._sent[0]
+            if psn == sent.last and self._next == self._end and sent.kind.opcodes:
+                self._all_arrived(sent)
+                return True
         if self._ours(psn):
             if opcode == ACKNOWLEDGE:
                 return self._acknowledge(body[0], psn, now)
@@ -401,6 +443,19 @@ class Requester:
                 return self._read_answer(owner, opcode, psn, body, now)
         self._dropped["answer"] += 1  # a duplicate, or an answer to what was never asked
         return False
+
+    def _all_arrived(self, sent: _Sent) -> None:
+        """The last SEND or WRITE there is has arrived: what :meth:`_advance` would do, at once."""
+        self._sent.clear()
+        self._at = 0
+        self._acked = self._next
+        self._retrying = False
+        self._retries = self._retry_cnt
+        self._rnr_retries = self._rnr_retry
+        self._deadline = None
+        work = sent.work
+        if work.signaled:
+            self._complete(WC(work.wr_id, _SUCCESS, sent.kind.completes, sent.length, qp_num=self._qp_num))
 
     def _ours(self, psn: int) -> bool:
         return bool(self._sent) and psn - self._acked & PSN_MASK < self._end - self._acked & PSN_MASK

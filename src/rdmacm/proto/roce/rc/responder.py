@@ -44,6 +44,7 @@ from rdmacm.proto.roce.rc.codes import (
     READ_REQUEST,
     RETH,
     SEND_MIDDLE,
+    SEND_ONLY,
     WORD,
     WRITE_MIDDLE,
     prefix,
@@ -191,7 +192,10 @@ class Responder:
             return self._out_of_order(opcode, psn, body)
         self._nak_sent = False
         try:
-            self._execute(opcode, psn, flags, body)
+            if opcode == SEND_ONLY and not self._inside:
+                self._execute_send_only(psn, flags, body)
+            else:
+                self._execute(opcode, psn, flags, body)
         except _Refused as refused:
             self._answer(psn, refused.syndrome)
             self._nak_sent = True  # what follows is dropped without another word until this one comes again
@@ -238,6 +242,34 @@ class Responder:
             self._completed = expected
         else:
             self._inside = family
+        if flags & 1:
+            self._answer(psn, _ACK)
+
+    def _execute_send_only(self, psn: int, flags: int, data: memoryview) -> None:
+        """A message of one packet, between messages: :meth:`_execute` with nothing left to ask."""
+        size = len(data)
+        if size > self._mtu:
+            raise _Refused(_NAK_INVALID)
+        recv = self._recv = self._take()
+        segments = recv.segments
+        try:
+            if len(segments) == 1:
+                segment = segments[0]
+                room = len(segment)
+                if 0 < size <= room:
+                    segment[:size] = data
+            else:
+                room = total(segments)
+                if 0 < size <= room:
+                    scatter(segments, 0, data)
+        except (ValueError, TypeError, LocalProtectionError):
+            raise _Refused(_NAK_OPERATION) from None
+        if size > room:
+            raise _Refused(_NAK_INVALID, WCStatus.LOC_LEN_ERR)
+        self._recv = None
+        self._complete(WC(recv.wr_id, _SUCCESS, _RECV, size, None, None, flags & 0x80 != 0, self._qp_num))
+        self._expected = self._completed = psn + 1 & PSN_MASK
+        self._msn = self._msn + 1 & PSN_MASK
         if flags & 1:
             self._answer(psn, _ACK)
 
@@ -431,6 +463,14 @@ class Responder:
     def wants_to_send(self) -> bool:
         """Whether :meth:`packets` has something."""
         return bool(self._answers)
+
+    def lone(self) -> bytes | None:
+        """The packet to send but for its ICRC, where an ACK or NAK is all there is; what :meth:`packets` would."""
+        answers = self._answers
+        if len(answers) != 1 or answers[0].kept is not None:
+            return None
+        answer = answers.popleft()
+        return self._ack + _TWO_WORDS.pack(answer.psn, answer.syndrome << 24 | answer.msn)
 
     def packets(self, out: Trains, limit: int) -> int:
         """Up to ``limit`` packets to send; returns how many."""
