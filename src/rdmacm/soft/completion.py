@@ -115,7 +115,9 @@ class SoftCQ:
             self._armed = 0
             if self._channel is not None:
                 self._channel.post(self)
-        self._provider.waiters.wake()
+        waiters = self._provider.waiters
+        if waiters.polling:
+            waiters.wake()
         if self.notify is not None:
             self.notify()
 
@@ -142,7 +144,7 @@ class SoftCQ:
         with self._provider.lock:
             count = len(queue)
             if count <= num_entries:
-                found = list(queue)
+                found = [*queue]
                 queue.clear()
                 return found
             return [queue.popleft() for _ in range(num_entries)]

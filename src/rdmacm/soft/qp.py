@@ -146,6 +146,9 @@ _UNTOUCHABLE = _untouchable()
 
 def _gather(table: MemoryTable, pd: object, elements: Sequence[SGE | Buffer], write: bool) -> Sequence[memoryview]:
     """The bytes of scatter/gather elements."""
+    if len(elements) == 1 and isinstance(element := elements[0], SGE) and element.length:
+        view = table.local(pd, element.lkey, element.addr, element.length, write)
+        return _UNTOUCHABLE if view is None else (view,)
     found = []
     for element in elements:
         if not isinstance(element, SGE):
@@ -396,7 +399,7 @@ class SoftQP:
             length = len(segments[0]) if len(segments) == 1 else sum(map(len, segments))
             if length > MAX_MESSAGE or (length < 8 and opcode in _ATOMICS):
                 raise cm_error(errno.EINVAL, f"{length} bytes are not for {opcode.name}", "post_send")
-            if flags & _INLINE:
+            if flags & _INLINE and (len(segments) != 1 or isinstance(wr.sg[0], SGE)):
                 segments = (memoryview(b"".join(segments)),)
         self._sends += 1
         engine.post_send(
@@ -475,6 +478,10 @@ class SoftQP:
 
     def _complete(self, found: list[WC]) -> None:
         """Completions, each to its queue."""
+        if len(found) == 1 and found[0].opcode & _RECV:
+            self._recvs -= 1
+            self._recv_cq.add(found)
+            return
         sends: list[WC] = []
         recvs = sends if self._recv_cq is self._send_cq else []
         for wc in found:
@@ -524,7 +531,10 @@ class SoftQP:
             self._tell(AsyncEvent.COMM_EST)
         # What was not accepted may have to be answered as well.
         self._after(engine)
-        self._transport.ready(self)
+        if engine.wants_to_send:
+            self._transport.ready(self)
+        else:
+            self._transport.watch(self)
 
     def transmit(self, now: float, limit: int) -> int:
         engine, flow, route = self._engine, self._flow, self._route
@@ -532,8 +542,9 @@ class SoftQP:
             return 0
         transport = self._transport
         sent = 0
+        send = transport.wire.send
         for pieces, segment in engine.datagrams(flow, now, limit, transport.train):
-            transport.wire.send(route, pieces, segment)
+            send(route, pieces, segment)
             sent += -(-sum(map(len, pieces)) // segment) if segment else 1
         if engine.failed and self.state is not _ERR:  # memory it reads has been revoked, or was never there
             self._after(engine)

@@ -217,7 +217,7 @@ class Transport:
             if not self._opened or self._inside:
                 return False
             found = self.wire.receive()
-            timers, line = self._timers, self._line
+            qps, timers, line = self._qps, self._timers, self._line
             if not found and not timers and not line:
                 return False
             self._inside = True
@@ -225,6 +225,11 @@ class Transport:
                 now = self.clock()
                 done = bool(found)
                 for data, segment, remote, local in found:
+                    if not segment and len(data) >= _SHORTEST:
+                        qp = qps.get(_WORD.unpack_from(data, 4)[0] & _QPN_MASK)
+                        if qp is not None:
+                            qp.received(data, 0, remote, local, now)
+                            continue
                     self._dispatch(data, segment, remote, local, now)
                 if timers and timers[0][0] <= now:
                     self._fire(now)
@@ -240,12 +245,19 @@ class Transport:
 
     def send_now(self, qp: Endpoint, now: float) -> None:
         """Send what a queue pair has just been given, after those in line before it."""
-        self.ready(qp)
-        if not self._opened:
-            self._check_fork()
-        elif not self._inside:
+        if self._line or self._inside or not self._opened:
+            self.ready(qp)
+            if not self._opened:
+                self._check_fork()
+            elif not self._inside:
+                self._take_turns(now)
+                self._settle()
+            return
+        if qp.transmit(now, _TURN) >= _TURN:
+            self.ready(qp)
             self._take_turns(now)
-            self._settle()
+        self.watch(qp)
+        self._settle()
 
     def ready(self, qp: Endpoint) -> None:
         """A queue pair may have something to send: it gets in line."""
@@ -262,9 +274,9 @@ class Transport:
             left -= sent or 1
             if sent >= _TURN:
                 self.ready(qp)
-            self._watch(qp)
+            self.watch(qp)
 
-    def _watch(self, qp: Endpoint) -> None:
+    def watch(self, qp: Endpoint) -> None:
         """Have a timer fire at the queue pair's deadline or before.
 
         One is enough while the deadline only moves back: when it fires, it is asked again. An earlier deadline takes
@@ -290,18 +302,19 @@ class Transport:
                 qp.timer(now)
                 self.ready(qp)
             else:
-                self._watch(qp)
-
-    def _next_deadline(self) -> float | None:
-        if self._line:
-            return self.clock()
-        return self._timers[0][0] if self._timers else None
+                self.watch(qp)
 
     def _settle(self) -> None:
         """Ask to be called again in time."""
-        wanted = self._next_deadline()
-        if wanted is not None and not (self._calls and self._calls[-1] <= wanted):
-            self._calls.append(wanted)
+        if self._line:
+            wanted = self.clock()
+        elif self._timers:
+            wanted = self._timers[0][0]
+        else:
+            return
+        calls = self._calls
+        if not calls or calls[-1] > wanted:
+            calls.append(wanted)
             self._call_at(wanted, self._due)
 
     def _due(self, now: float) -> None:

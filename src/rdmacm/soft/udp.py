@@ -311,13 +311,14 @@ class UdpWire:
         # lone message is answered sooner.
         limit = self._used + (_BATCH if self._streaming else 1)
         self._streaming = True
+        recvmsg_into, info, space = source.recvmsg_into, source.info, sockets.ANCILLARY_SPACE
         while self._used < limit:
             if self._used == len(self._buffers):
                 view = memoryview(bytearray(65536))
                 self._buffers.append(([view], view))
             buffers, view = self._buffers[self._used]
             try:
-                size, control, _, remote = source.recvmsg_into(buffers, sockets.ANCILLARY_SPACE)
+                size, control, _, remote = recvmsg_into(buffers, space)
             except OSError as error:
                 if error.errno != errno.EAGAIN:
                     self.counters[errno_name(error.errno or 0)] += 1
@@ -326,7 +327,7 @@ class UdpWire:
             local = b""
             segment = 0
             for _, kind, value in control:
-                if kind == source.info:
+                if kind == info:
                     local = value[source.start : source.end]
                 elif kind == sockets.UDP_GRO:
                     segment = int.from_bytes(value[:4], sys.byteorder)

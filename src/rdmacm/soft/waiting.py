@@ -115,7 +115,8 @@ class Waiters:
     def __init__(self, provider: SoftProvider) -> None:
         self._provider = provider
         self._idle: list[Waiter] = []
-        self._polling: set[Waiter] = set()
+        #: The waiters that are inside poll(2), or about to be.
+        self.polling: set[Waiter] = set()
 
     def drive(self, done: Callable[[], T], timeout: float | None) -> T:
         """Make progress until ``done()``, called with the provider's lock held, returns something true.
@@ -145,17 +146,17 @@ class Waiters:
                     if found:
                         return found
                     waiter.prepare(provider)
-                    self._polling.add(waiter)
+                    self.polling.add(waiter)
                 waiter.wait(limit)
                 with provider.lock:
-                    self._polling.discard(waiter)
+                    self.polling.discard(waiter)
                     provider.progress()
                     found = done()
                 if found or (limit is not None and time.monotonic() >= limit):
                     return found
         finally:
             with provider.lock:
-                self._polling.discard(waiter)
+                self.polling.discard(waiter)
                 self._put_back(waiter)
 
     def _put_back(self, waiter: Waiter) -> None:
@@ -163,12 +164,12 @@ class Waiters:
             self._idle.append(waiter)
         else:
             waiter.wake.close()
-        for other in self._polling:  # they look at the clock again: this one may have seen to it for them
+        for other in self.polling:  # they look at the clock again: this one may have seen to it for them
             other.wake.set()
 
     def wake(self) -> None:
         """Something has changed that somebody may be waiting for (called with the provider's lock held)."""
-        for waiter in self._polling:
+        for waiter in self.polling:
             waiter.wake.set()
 
     def close(self) -> None:

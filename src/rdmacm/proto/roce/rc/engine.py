@@ -229,6 +229,8 @@ class RcEngine:
 
     def completions(self) -> list[WC]:
         """Completions since the last call, oldest first."""
+        if not self._completions:
+            return []
         found = self._completions[:]
         self._completions.clear()
         return found
@@ -238,7 +240,8 @@ class RcEngine:
     @property
     def deadline(self) -> float | None:
         """When :meth:`timer` wants to be called, in the time of ``now``."""
-        return self._requester.deadline if self._requester else None
+        requester = self._requester
+        return requester.deadline if requester is not None else None
 
     def timer(self, now: float) -> None:
         """The deadline has come."""
@@ -248,6 +251,14 @@ class RcEngine:
                 self._fail()
 
     # -- packets --------------------------------------------------------------------------------------
+
+    @property
+    def wants_to_send(self) -> bool:
+        """Whether :meth:`datagrams` may have something."""
+        responder, requester = self._responder, self._requester
+        return (responder is not None and responder.wants_to_send) or (
+            requester is not None and requester.wants_to_send
+        )
 
     def datagrams(self, flow: Icrc, now: float, limit: int, train: int) -> list[Datagram]:
         """What is to be sent, sealed: up to ``limit`` packets, answers first.

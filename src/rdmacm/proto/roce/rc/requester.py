@@ -246,7 +246,9 @@ class Requester:
     @property
     def wants_to_send(self) -> bool:
         """Whether :meth:`packets` may have something."""
-        return self._rnr_until is None and (self._next != self._end or (bool(self._waiting) and not self.paused))
+        if self._rnr_until is not None:
+            return False
+        return self._next != self._end or (bool(self._waiting) and not self.paused)
 
     def packets(self, out: Trains, now: float, limit: int) -> None:
         """Up to ``limit`` packets that may be sent now."""
