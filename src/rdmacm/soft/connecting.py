@@ -80,6 +80,7 @@ _M = QPAttrMask
 #: What is said on the way to each state; flags are slow to combine.
 _TO_INIT = _M.STATE | _M.ACCESS_FLAGS | _M.PKEY_INDEX | _M.PORT
 _TO_RTR = _M.STATE | _M.AV | _M.PATH_MTU | _M.DEST_QPN | _M.RQ_PSN | _M.MAX_DEST_RD_ATOMIC | _M.MIN_RNR_TIMER
+_TO_RTR_WITH_ACCESS = _TO_RTR | _M.ACCESS_FLAGS
 _TO_RTS = _M.STATE | _M.SQ_PSN | _M.RETRY_CNT | _M.RNR_RETRY | _M.MAX_QP_RD_ATOMIC | _M.TIMEOUT
 _ANY_REMOTE = AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_READ | AccessFlag.REMOTE_ATOMIC
 

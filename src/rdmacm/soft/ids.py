@@ -41,6 +41,7 @@ _IB_SPACES = {
     PortSpace.IPOIB: (PortSpace.IPOIB,),
 }
 
+_NO_GID = Gid()
 _NO_IB_PORT = "AF_IB addresses name ports of an InfiniBand device, and this host has none"
 
 
@@ -90,8 +91,7 @@ class ResolvingId:
         self.verbs: Context | None = None
         self.port_num = 0
         self.gid_index = 0
-        self.sgid = Gid()
-        self.dgid = Gid()
+        self.sgid = self.dgid = _NO_GID
         self.pkey = 0
         self.paths: tuple[PathRecord, ...] = ()
         self._device: DeviceView | None = None
@@ -159,7 +159,7 @@ class ResolvingId:
             self._provider.detach(self, self._device)
         self._device = self.verbs = None
         self.port_num = self.gid_index = self.pkey = 0
-        self.sgid = Gid()
+        self.sgid = _NO_GID
 
     # -- binding --------------------------------------------------------------------------------------
 

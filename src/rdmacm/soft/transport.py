@@ -44,7 +44,7 @@ _TURN = 64
 _SENT = 256
 #: Timers that may fire in one progress().
 _FIRED = 256
-#: Routes to peers' connection managers that are kept.
+#: Routes to peers' connection managers that are kept, and as many of where their messages come from.
 _GSI_ROUTES = 256
 
 _GSI_HEADERS = struct.Struct("!BBHIIII")
@@ -123,6 +123,7 @@ class Transport:
         # What the provider was asked for and has not called yet, the next one last.
         self._calls: list[float] = []
         self._gsi_routes: dict[tuple[WirePath, int], tuple[WireRoute, Icrc]] = {}
+        self._gsi_sources: dict[tuple[Remote, bytes], tuple[WirePath, Icrc]] = {}
         self._gsi_psn = self.random.getrandbits(24)
 
     # -- opening and closing --------------------------------------------------------------------------
@@ -149,6 +150,7 @@ class Transport:
             self._qps.clear()
             self._held.clear()
             self._gsi_routes.clear()
+            self._gsi_sources.clear()
             self.wire.close()
 
     def abandon(self) -> None:
@@ -370,9 +372,14 @@ class Transport:
         elif qkey != GSI_Q_KEY or pkey & 0x7FFF != DEFAULT_PKEY & 0x7FFF:
             self.dropped["gsi_key"] += 1
         else:
-            scope_id = remote[3] if len(remote) == 4 else 0
-            path = WirePath(local, packed_host(remote[0], local), scope_id)
-            if Icrc(path.remote, local, remote[1]).solve((data,)) is None:
+            found = self._gsi_sources.get((remote, local))
+            if found is None:
+                if len(self._gsi_sources) >= _GSI_ROUTES:
+                    self._gsi_sources.clear()
+                path = WirePath(local, packed_host(remote[0], local), remote[3] if len(remote) == 4 else 0)
+                found = self._gsi_sources[remote, local] = path, Icrc(path.remote, local, remote[1])
+            path, flow = found
+            if flow.solve((data,)) is None:
                 self.dropped["icrc"] += 1
             elif self.on_mad is not None:
                 self.on_mad(data[BTH_LENGTH + 8 : -ICRC_LENGTH], path, now)

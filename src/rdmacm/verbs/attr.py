@@ -74,7 +74,7 @@ class QPInitAttr:
 class GlobalRoute:
     """``struct ibv_global_route``."""
 
-    dgid: Gid = field(default_factory=Gid)
+    dgid: Gid = Gid()  # noqa: RUF009 (immutable)
     sgid_index: int = 0
     flow_label: int = 0
     hop_limit: int = 1

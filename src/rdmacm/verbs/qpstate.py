@@ -127,7 +127,7 @@ def names(mask: QPAttrMask) -> str:
 
 def problem(qp_type: QPType, before: QPState, after: QPState, mask: QPAttrMask) -> str | None:
     """What is wrong with asking for a transition with these attributes, None where nothing is."""
-    key = qp_type.value, before.value, after.value, mask.value
+    key = int(qp_type), int(before), int(after), int(mask)
     if key in _right:
         return None
     needs = TRANSITIONS.get((before, after), {}).get(qp_type)
