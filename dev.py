@@ -7,7 +7,8 @@
     python3 dev.py check             run ruff, mypy and import-linter
     python3 dev.py bench [NAME] [ARGS...]
                                      run a benchmark from the sources: resolve (what a resolution costs, and what
-                                     runs without a name) or peers (what others reach on loopback)
+                                     runs without a name), peers (what this and others reach on loopback) or
+                                     connections (ten thousand open at once)
 
 "test" and "check" keep what they need in .venv beside this file, and make it when it is missing or out of
 date.  All of this needs Python 3.11 or later and nothing else.
@@ -237,7 +238,7 @@ def demo(arguments: list[str]) -> int:
 
 
 #: Files of bench that are run by their names; the others are parts of these.
-BENCHMARKS = ("resolve", "peers")
+BENCHMARKS = ("resolve", "peers", "connections")
 
 
 def bench(arguments: list[str]) -> int:

@@ -2,9 +2,9 @@
 
     python3 dev.py bench peers [--json] [--rounds N] [--effort X] [--against PEER] [PEER...]
 
-The figures are microseconds of half a round trip of 64 bytes, GB/s (10^9 bytes) by size of a message, and connections
-made and closed one after the other. "ping-pong" is bandwidth with one message under way, which is all fi_pingpong
-does; "send", "write" and "read" keep many under way.
+"rdmacm" is this library. The figures are microseconds of half a round trip of 64 bytes, GB/s (10^9 bytes) by size of a
+message, and connections made and closed one after the other. "ping-pong" is bandwidth with one message under way, which
+is all fi_pingpong does; "send", "write" and "read" keep many under way.
 
 Nothing is installed: a peer that is missing is reported with the command that would install it.
 """
@@ -60,6 +60,10 @@ class Figures:
     half_round_trip_us: float | None = None
     bandwidth: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     connections: Connections | None = None
+    #: As the first, with both ends asleep while they wait.
+    half_round_trip_asleep_us: float | None = None
+    #: What each step of a connection takes: its name, then "p50_us" and "p99_us".
+    steps: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, text: str) -> Figures:
@@ -71,6 +75,8 @@ class Figures:
                 found.get("half_round_trip_us"),
                 {name: {int(size): value for size, value in sizes.items()} for name, sizes in bandwidth.items()},
                 Connections(**found["connections"]) if found.get("connections") else None,
+                found.get("half_round_trip_asleep_us"),
+                found.get("steps", {}),
             )
         except (ValueError, TypeError, AttributeError) as error:
             raise PeerError(f"no figures ({error}) in {text[:200]!r}") from error
@@ -272,6 +278,7 @@ def script(name: str) -> Measure:
 
 
 PEERS = (
+    Peer("rdmacm", script("ours.py")),
     Peer("asyncio", script("asyncio_streams.py")),
     Peer("fi-udp-rxd", fi_pingpong("udp;ofi_rxd", "rdm"), "fi_pingpong", "libfabric-bin", ("fi_info", "--version")),
     Peer("fi-tcp", fi_pingpong("tcp", "msg"), "fi_pingpong", "libfabric-bin", ("fi_info", "--version")),
@@ -286,6 +293,7 @@ def medians(rounds: Sequence[Figures]) -> Figures:
     """Of figures of the same shape, each one's median."""
     first = rounds[0]
     latencies = [one.half_round_trip_us for one in rounds if one.half_round_trip_us is not None]
+    asleep = [one.half_round_trip_asleep_us for one in rounds if one.half_round_trip_asleep_us is not None]
     connections = [one.connections for one in rounds if one.connections is not None]
     return Figures(
         statistics.median(latencies) if latencies else None,
@@ -300,6 +308,11 @@ def medians(rounds: Sequence[Figures]) -> Figures:
         )
         if connections
         else None,
+        statistics.median(asleep) if asleep else None,
+        {
+            name: {key: statistics.median(one.steps[name][key] for one in rounds) for key in values}
+            for name, values in first.steps.items()
+        },
     )
 
 
@@ -344,6 +357,7 @@ def size_text(size: int) -> str:
 def rows() -> Iterator[tuple[str, Callable[[Figures], float | None], bool]]:
     """What a line is called, where its number is, and whether more of it is better."""
     yield f"{SMALL} B half round trip, us", lambda figures: figures.half_round_trip_us, False
+    yield "the same, asleep, us", lambda figures: figures.half_round_trip_asleep_us, False
     for name in OPERATIONS:
         for size in SIZES:
 
@@ -377,6 +391,9 @@ def table(outcome: Mapping[str, Figures | Missing], against: str | None = None) 
             cells.append(text)
         if any(cell != "-" for cell in cells):
             lines.append(f"{title:<26}" + "".join(f"{cell:>18}" for cell in cells))
+    for name, figures in found.items():
+        for step, values in figures.steps.items():
+            lines.append(f"{name} {step}: p50 {values['p50_us']:.1f} us, p99 {values['p99_us']:.1f} us")
     for name, missing in outcome.items():
         if isinstance(missing, Missing):
             lines.append(f"{name}: {missing.reason}" + (f"; to have it: {missing.install}" if missing.install else ""))

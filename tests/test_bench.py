@@ -12,6 +12,8 @@ from types import ModuleType
 
 import pytest
 
+from support.netns import python_environment
+
 ROOT = Path(__file__).parent.parent
 PEERS = ROOT / "bench" / "peers.py"
 
@@ -28,7 +30,7 @@ def peers() -> ModuleType:
 
 
 def run(*arguments: str, path: str | None = None) -> subprocess.CompletedProcess[str]:
-    environment = os.environ if path is None else {**os.environ, "PATH": path}
+    environment = {**os.environ, **python_environment()} | ({} if path is None else {"PATH": path})
     return subprocess.run(
         [sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=60, check=False
     )
@@ -42,6 +44,20 @@ def test_a_peer_that_is_always_there() -> None:
     assert set(found["bandwidth"]["send"]) == {"4096", "65536", "1048576"}
     assert min(found["bandwidth"]["send"].values()) > 0
     assert 0 < found["connections"]["p50_us"] <= found["connections"]["p99_us"]
+
+
+def test_this_library_as_a_peer() -> None:
+    done = run(str(PEERS), "rdmacm", "--rounds", "1", "--effort", "0.005", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)["peers"]["rdmacm"]
+    assert min(found["half_round_trip_us"], found["half_round_trip_asleep_us"]) > 0
+    assert set(found["bandwidth"]) == {"send", "write", "read", "ping-pong"}
+    for name, sizes in found["bandwidth"].items():
+        assert set(sizes) == {"4096", "65536", "1048576"}, name
+        assert min(sizes.values()) > 0
+    assert found["connections"]["per_second"] > 0
+    assert {"resolve_addr", "create_qp", "connect", "disconnect", "destroy"} <= set(found["steps"])
+    assert all(0 < step["p50_us"] <= step["p99_us"] for step in found["steps"].values())
 
 
 def test_peers_that_are_not_installed(tmp_path: Path) -> None:

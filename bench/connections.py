@@ -1,0 +1,232 @@
+"""Many connections open at once between two processes on loopback: time, memory, and what is left afterwards.
+
+    python3 dev.py bench connections [COUNT] [--window N] [--json]
+
+Opens COUNT (10,000) connections to a second process, each with a queue pair, up to N (64) of them under way at a time;
+then asks the other process something over one more, which says whether both still answer; then closes all. Memory is
+the growth of a process's resident memory by COUNT. "timers" is how many entries the connection managers' timers have,
+"descriptors" how many a process has open.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rdmacm import CmEvent, CmEventType, CmId, ConnParam, EventChannel
+from rdmacm.tools.measure import resident_bytes
+from rdmacm.verbs.attr import QPCap, QPInitAttr
+from rdmacm.verbs.cq import CQ
+
+HOST = "127.0.0.1"
+#: What a client says that wants a report: it is the rejection of its request.
+REPORT = b"report"
+#: Resident bytes, connections, queue pairs, descriptors, timers.
+ANSWER = struct.Struct("!5Q")
+CAP = QPCap(max_send_wr=1, max_recv_wr=1)
+#: Seconds that an event may take.
+PATIENCE = 30.0
+
+
+class Side:
+    """One process: its channel, its connections, and what it has grown to."""
+
+    def __init__(self) -> None:
+        self.channel = EventChannel()
+        self.open: set[CmId] = set()
+        self.queue: CQ | None = None
+
+    def make_qp(self, cmid: CmId) -> None:
+        if self.queue is None:
+            assert cmid.verbs is not None
+            self.queue = CQ(cmid.verbs, 16)
+        cmid.create_qp(QPInitAttr(scq=self.queue, rcq=self.queue, cap=CAP))
+
+    def report(self) -> tuple[int, ...]:
+        provider: Any = self.channel.provider
+        timers = len(provider.cm.agent._connections._timers)
+        descriptors = len(os.listdir("/proc/self/fd"))
+        return resident_bytes(), len(self.open), len(provider.transport), descriptors, timers
+
+    def end(self, cmid: CmId) -> None:
+        cmid.destroy()
+        self.open.discard(cmid)
+
+
+def serve() -> None:
+    side = Side()
+    with CmId(side.channel) as listener:
+        listener.bind_addr((HOST, 0))
+        listener.listen()
+        print(listener.src_port, flush=True)
+        for event in side.channel:
+            with event:
+                cmid, kind = event.id, event.type
+                if kind is CmEventType.CONNECT_REQUEST and event.private_data.startswith(REPORT):
+                    cmid.reject(ANSWER.pack(*side.report()))
+                elif kind is CmEventType.CONNECT_REQUEST:
+                    side.open.add(cmid)
+                    side.make_qp(cmid)
+                    cmid.accept()
+                elif kind is CmEventType.DISCONNECTED:
+                    cmid.disconnect()
+            if kind is CmEventType.DISCONNECTED:
+                side.end(cmid)
+
+
+class Client(Side):
+    def __init__(self, port: int) -> None:
+        super().__init__()
+        self.port = port
+
+    def begin(self) -> None:
+        cmid = CmId(self.channel)
+        self.open.add(cmid)
+        cmid.resolve_addr((HOST, self.port))
+
+    def go_on(self, event: CmEvent, data: bytes = b"") -> bool:
+        """One step further; whether the connection is established."""
+        cmid = event.id
+        if event.type is CmEventType.ADDR_RESOLVED:
+            cmid.resolve_route()
+        elif event.type is CmEventType.ROUTE_RESOLVED:
+            self.make_qp(cmid)
+            cmid.connect(ConnParam(data))
+        elif event.type is CmEventType.ESTABLISHED:
+            return True
+        else:
+            raise event.error or ConnectionError(event.type.name)
+        return False
+
+    def connect(self, count: int, window: int) -> None:
+        begun = done = 0
+        while done < count:
+            while begun < count and begun - done < window:
+                self.begin()
+                begun += 1
+            with self.channel.get_event(PATIENCE) as event:
+                done += self.go_on(event)
+
+    def ask(self) -> tuple[int, ...]:
+        """The other side's report."""
+        self.begin()
+        while True:
+            event = self.channel.get_event(PATIENCE)
+            with event:
+                if event.type is not CmEventType.REJECTED:
+                    self.go_on(event, REPORT)
+                    continue
+                found = ANSWER.unpack_from(event.private_data)
+            self.end(event.id)
+            return found
+
+    def disconnect(self, window: int) -> None:
+        waiting = list(self.open)
+        while self.open:
+            while waiting and len(self.open) - len(waiting) < window:
+                waiting.pop().disconnect()
+            with self.channel.get_event(PATIENCE) as event:
+                if event.type is not CmEventType.DISCONNECTED or event.status:
+                    raise event.error or ConnectionError(event.type.name)
+            self.end(event.id)
+
+    def await_closed(self) -> tuple[int, ...]:
+        """The other side's report once it has closed all that this side has."""
+        limit = time.monotonic() + PATIENCE
+        while (found := self.ask())[1]:
+            if time.monotonic() > limit:
+                raise TimeoutError(f"the server still has {found[1]} connections")
+        return found
+
+
+@contextmanager
+def server() -> Iterator[int]:
+    """A process that serves, and its port."""
+    process = subprocess.Popen(
+        [sys.executable, str(Path(__file__).resolve()), "serve"], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    try:
+        yield int(process.stdout.readline() or 0)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def measure(count: int, window: int) -> dict[str, Any]:
+    with server() as port:
+        client = Client(port)
+        client.connect(1, 1)  # what is done once in a process is no connection's
+        client.disconnect(1)
+        theirs, ours = client.await_closed(), client.report()
+        started = time.perf_counter()
+        client.connect(count, window)
+        opened = time.perf_counter()
+        their_open = client.ask()
+        answered = time.perf_counter()
+        our_open = client.report()
+        client.disconnect(window)
+        closed = time.perf_counter()
+        their_end, our_end = client.await_closed(), client.report()
+        if client.queue is not None:
+            client.queue.close()
+        client.channel.close()
+
+    def side(before: tuple[int, ...], during: tuple[int, ...], after: tuple[int, ...]) -> dict[str, Any]:
+        names = "connections", "queue_pairs", "descriptors", "timers"
+        return {
+            "bytes_per_connection": round((during[0] - before[0]) / count),
+            "open": dict(zip(names, during[1:], strict=True)),
+            "before": dict(zip(names, before[1:], strict=True)),
+            "after": dict(zip(names, after[1:], strict=True)),
+        }
+
+    return {
+        "connections": count,
+        "open_seconds": opened - started,
+        "answer_seconds": answered - opened,
+        "close_seconds": closed - answered,
+        "client": side(ours, our_open, our_end),
+        "server": side(theirs, their_open, their_end),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("count", nargs="?", type=int, default=10_000, metavar="COUNT")
+    parser.add_argument("--window", type=int, default=64, metavar="N")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    options = parser.parse_args()
+    if not 0 < options.count <= 20_000 or not 0 < options.window <= 512:
+        parser.error("COUNT is 1 to 20,000, and N 1 to 512")
+    found = measure(options.count, options.window)
+    if options.json:
+        print(json.dumps(found))
+        return 0
+    count = options.count
+    for name in ("open", "close"):
+        seconds = found[f"{name}_seconds"]
+        print(f"{name:<6} {count:,} connections in {seconds:.2f} s, {count / seconds:,.0f} per second")
+    print(f"answer {found['answer_seconds'] * 1000:.1f} ms while all are open")
+    for name in ("client", "server"):
+        side = found[name]
+        print(f"{name} {side['bytes_per_connection']:,} bytes a connection")
+        for when in ("before", "open", "after"):
+            print(f"  {when:<6} " + ", ".join(f"{value:,} {what}" for what, value in side[when].items()))
+    return 0
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["serve"]:
+        serve()
+    else:
+        sys.exit(main())

@@ -1,0 +1,149 @@
+"""rdmacm itself, as a peer of ``bench/peers.py``: a server, and a client that measures.
+
+``serve`` prints its port and serves until it is ended; ``measure PORT EFFORT`` prints the figures as JSON: beside what
+all peers tell, half a round trip where both ends sleep instead of polling, and what each step of a connection takes.
+Transfers are those of ``rdmacm perf``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+
+from rdmacm import CmEventType, CmId, ConnParam, EventChannel
+from rdmacm.tools.link import find
+from rdmacm.tools.measure import Progress
+from rdmacm.tools.perf import Op, Plan, Result, measure, serve_client
+from rdmacm.verbs.attr import QPCap, QPInitAttr
+from rdmacm.verbs.cq import CQ
+
+HOST = "127.0.0.1"
+#: What a client says that wants a connection and no more.
+NOTHING = b"nothing"
+SMALL, ROUND_TRIPS, CONNECTIONS = 64, 10_000, 2000
+#: Messages under way, messages for bandwidth and to and fro, by size and at full effort.
+SIZES = {4096: (64, 20_000, 5000), 65536: (32, 5000, 1000), 1 << 20: (8, 400, 100)}
+CAP = QPCap(max_send_wr=1, max_recv_wr=1)
+#: Seconds that an event may take.
+PATIENCE = 20.0
+
+
+def serve() -> None:
+    queues: list[CQ] = []
+    connected = set()
+    with EventChannel() as channel, CmId(channel) as listener:
+        listener.bind_addr((HOST, 0))
+        listener.listen()
+        print(listener.src_port, flush=True)
+        for event in channel:
+            cmid = event.id
+            if event.type is CmEventType.CONNECT_REQUEST and event.private_data.startswith(NOTHING):
+                connected.add(cmid)
+                make_qp(cmid, queues)
+                cmid.accept()
+            elif event.type is CmEventType.CONNECT_REQUEST:
+                cmid.migrate(None)
+                cmid.event = event  # acknowledged with the id's next event
+                serve_client(cmid)
+                continue
+            event.ack()
+            if event.type is CmEventType.DISCONNECTED:
+                cmid.disconnect()
+                cmid.destroy()
+                connected.discard(cmid)
+
+
+def make_qp(cmid: CmId, queues: list[CQ]) -> None:
+    assert cmid.verbs is not None
+    if not queues:
+        queues.append(CQ(cmid.verbs, 16))
+    cmid.create_qp(QPInitAttr(scq=queues[0], rcq=queues[0], cap=CAP))
+
+
+def transfer(port: int, plan: Plan) -> Result:
+    cmid, _ = find(HOST, port)
+    return measure(cmid, plan, Progress())
+
+
+def half_round_trip(port: int, size: int, count: int, blocking: bool = False) -> float:
+    """Microseconds."""
+    done = transfer(port, Plan(Op.SEND, size, 1, True, blocking, 0.0, count))
+    return done.seconds / done.count / 2 * 1e6
+
+
+def quantiles(times: list[float]) -> dict[str, float]:
+    """Microseconds, of seconds."""
+    times = sorted(times)
+    return {"p50_us": times[len(times) // 2] * 1e6, "p99_us": times[len(times) * 99 // 100] * 1e6}
+
+
+def connections(port: int, count: int) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
+    """Connect and close, one after the other: the whole of it, and step by step."""
+    steps: dict[str, list[float]] = {}
+    whole: list[float] = []
+    queues: list[CQ] = []
+    with EventChannel() as channel:
+
+        def step(name: str, call: Callable[[], object], outcome: CmEventType | None = None) -> None:
+            started = time.perf_counter()
+            call()
+            if outcome is not None:
+                with channel.get_event(PATIENCE) as event:
+                    if event.type is not outcome:
+                        raise event.error or ConnectionError(f"{event.type.name} instead of {outcome.name}")
+            steps.setdefault(name, []).append(time.perf_counter() - started)
+
+        def one() -> None:
+            started = time.perf_counter()
+            cmid = CmId(channel)
+            steps.setdefault("create_id", []).append(time.perf_counter() - started)
+            step("resolve_addr", lambda: cmid.resolve_addr((HOST, port)), CmEventType.ADDR_RESOLVED)
+            step("resolve_route", cmid.resolve_route, CmEventType.ROUTE_RESOLVED)
+            step("create_qp", lambda: make_qp(cmid, queues))
+            step("connect", lambda: cmid.connect(ConnParam(NOTHING)), CmEventType.ESTABLISHED)
+            step("disconnect", cmid.disconnect, CmEventType.DISCONNECTED)
+            step("destroy", cmid.destroy)
+            whole.append(time.perf_counter() - started)
+
+        for _ in range(count):
+            one()
+        for queue in queues:
+            queue.close()
+    return (
+        {"per_second": count / sum(whole), **quantiles(whole)},
+        {name: quantiles(times) for name, times in steps.items()},
+    )
+
+
+def main(port: int, effort: float) -> None:
+    def times(count: int) -> int:
+        return max(10, round(count * effort))
+
+    bandwidth = {
+        op.name.lower(): {
+            size: transfer(port, Plan(op, size, depth, False, True, 0.0, times(count))).bytes_per_second / 1e9
+            for size, (depth, count, _) in SIZES.items()
+        }
+        for op in (Op.SEND, Op.WRITE, Op.READ)
+    }
+    bandwidth["ping-pong"] = {
+        size: size / half_round_trip(port, size, times(count)) / 1e3 for size, (_, _, count) in SIZES.items()
+    }
+    connected, steps = connections(port, times(CONNECTIONS))
+    figures = {
+        "half_round_trip_us": half_round_trip(port, SMALL, times(ROUND_TRIPS)),
+        "half_round_trip_asleep_us": half_round_trip(port, SMALL, times(ROUND_TRIPS), blocking=True),
+        "bandwidth": bandwidth,
+        "connections": connected,
+        "steps": steps,
+    }
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "serve":
+        serve()
+    else:
+        main(int(sys.argv[2]), float(sys.argv[3]))
