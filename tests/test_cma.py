@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
 import rdmacm
+from rdmacm import ConnParam, Ece, cma
 from rdmacm.cma import (
     RDMA_CM_EVENT_ADDR_RESOLVED,
     RDMA_CM_EVENT_ADDRINFO_RESOLVED,
@@ -104,3 +113,201 @@ def test_a_synchronous_id() -> None:
             rdma_bind_addr(id, ("127.0.0.1", 0))
     finally:
         rdma_destroy_id(id)
+
+
+ROOT = Path(__file__).parents[1]
+
+
+def refused(call: Callable[[], object], code: int = errno.EINVAL) -> None:
+    with pytest.raises(rdmacm.RdmaError) as error:
+        call()
+    assert error.value.errno == code
+
+
+def test_every_call_that_is_there_has_its_name() -> None:
+    text = (ROOT / "docs" / "parity.md").read_text(encoding="utf-8")
+    table = text[text.index("## Calls") : text.index("## rdma_getaddrinfo")]
+    rows = re.findall(r"^\| (rdma_[^|]*) \| ([^|]*) \|", table, re.MULTILINE)
+    names = {name: state.startswith("done") for row, state in rows for name in row.split(", ")}
+    assert len(names) > 60
+    assert {name: hasattr(cma, name) for name in names} == names
+    assert {name for name in dir(cma) if name.startswith("rdma_")} <= set(names)
+
+
+def test_constants_have_the_values_of_the_headers() -> None:
+    assert (cma.RDMA_MAX_RESP_RES, cma.RDMA_MAX_INIT_DEPTH, cma.RDMA_UDP_QKEY) == (255, 255, 0x01234567)
+    assert (cma.IBV_ACCESS_LOCAL_WRITE, cma.IBV_ACCESS_REMOTE_ATOMIC) == (1, 8)
+    assert (cma.IBV_WR_RDMA_WRITE, cma.IBV_WR_SEND, cma.IBV_WR_ATOMIC_FETCH_AND_ADD) == (0, 2, 6)
+    assert (cma.IBV_SEND_FENCE, cma.IBV_SEND_SIGNALED, cma.IBV_SEND_INLINE) == (1, 2, 8)
+    assert (cma.IBV_WC_SUCCESS, cma.IBV_WC_WR_FLUSH_ERR, cma.IBV_WC_RECV, cma.IBV_WC_WITH_IMM) == (0, 5, 128, 2)
+    assert (cma.IBV_QPS_RTS, cma.IBV_QPT_RC, cma.IBV_QP_STATE, cma.IBV_MTU_1024) == (3, 2, 1, 3)
+    assert (cma.IBV_EVENT_COMM_EST, cma.IBV_PATH_FLAG_BIDIRECTIONAL) == (4, 40)
+
+
+def test_a_conversation_in_the_helpers_words() -> None:
+    def serve() -> None:
+        try:
+            id = cma.rdma_get_request(listen_id)
+            cma.rdma_create_srq(id, None, rdmacm.verbs.SrqInitAttr(rdmacm.verbs.SrqAttr(4)))
+            assert id.srq is not None
+            cma.rdma_create_qp(id, None, attr())
+            inbox = bytearray(32)
+            mr = cma.rdma_reg_msgs(id, inbox)
+            cma.rdma_post_recv(id, 1, inbox, 16, mr)
+            cma.rdma_accept(id, ConnParam(b"welcome"))
+            shared = cma.rdma_reg_write(id, window)
+            readable = cma.rdma_reg_read(id, source, 8)
+            wc = cma.rdma_get_recv_comp(id)
+            assert (wc.status, wc.wr_id, wc.opcode) == (cma.IBV_WC_SUCCESS, 1, cma.IBV_WC_RECV)
+            assert inbox[: wc.byte_len] == b"where to?"
+            cma.rdma_post_recv(id, 2, mr.addr + 16, 16, mr)
+            where = b"%d %d %d %d" % (shared.addr, shared.rkey, readable.addr, readable.rkey)
+            cma.rdma_post_send(id, 3, where, len(where), None, cma.IBV_SEND_INLINE)
+            assert cma.rdma_get_send_comp(id).wr_id == 3
+            assert cma.rdma_get_recv_comp(id).wr_id == 2
+            cma.rdma_disconnect(id)
+            cma.rdma_destroy_qp(id)
+            cma.rdma_destroy_srq(id)
+            cma.rdma_destroy_id(id)
+            for each in (mr, shared, readable):
+                cma.rdma_dereg_mr(each)
+        except BaseException as error:
+            failures.append(error)
+
+    def attr() -> rdmacm.verbs.QPInitAttr:
+        cap = rdmacm.verbs.QPCap(8, 8, 2, 2, max_inline_data=128)
+        return rdmacm.verbs.QPInitAttr(cap=cap, sq_sig_all=True)
+
+    window, source, failures = bytearray(8), bytearray(b"readable beyond"), list[BaseException]()
+    listen_id = rdma_create_id(None)
+    rdma_bind_addr(listen_id, ("127.0.0.1", 0))
+    cma.rdma_listen(listen_id, 1)
+    thread = threading.Thread(target=serve)
+    thread.start()
+
+    id = rdma_create_id(None)
+    rdma_resolve_addr(id, None, ("127.0.0.1", rdma_get_src_port(listen_id)), 2000)
+    rdma_resolve_route(id, 2000)
+    cma.rdma_create_qp_ex(id, attr())
+    local = bytearray(64)
+    mr = cma.rdma_reg_msgs(id, local, 64)
+    cma.rdma_post_recvv(id, None, [mr.sge(0, 10), mr.sge(10, 54)])
+    cma.rdma_connect(id, None)
+    assert id.event is not None
+    assert id.event.private_data.startswith(b"welcome")
+    cma.rdma_post_sendv(id, None, [b"where ", b"to?"], cma.IBV_SEND_INLINE)
+    assert cma.rdma_get_send_comp(id).wr_id == 0
+    count = cma.rdma_get_recv_comp(id).byte_len
+    write_addr, write_key, read_addr, read_key = map(int, local[:count].split())
+
+    cma.rdma_post_read(id, None, mr.addr, 4, mr, 0, read_addr, read_key)
+    cma.rdma_post_readv(id, None, [mr.sge(4, 4)], 0, read_addr + 4, read_key)
+    for _ in range(2):
+        assert cma.rdma_get_send_comp(id).opcode == cma.IBV_WC_RDMA_READ
+    assert local[:8] == b"readable"
+    cma.rdma_post_write(id, None, local, 4, mr, 0, write_addr, write_key)
+    cma.rdma_post_writev(id, None, [mr.sge(4, 2)], 0, write_addr + 4, write_key)
+    cma.rdma_post_write(id, None, b"!?", 2, None, cma.IBV_SEND_INLINE, write_addr + 6, write_key)
+    cma.rdma_post_send(id, None, mr.addr + 4, 4, mr, 0)
+    for _ in range(4):
+        assert cma.rdma_get_send_comp(id).status == cma.IBV_WC_SUCCESS
+    assert window == b"readab!?"
+
+    refused(lambda: cma.rdma_post_recv(id, None, mr.addr + 60, 5, mr))
+    refused(lambda: cma.rdma_post_send(id, None, bytearray(4), 4, mr, 0))
+    refused(lambda: cma.rdma_post_send(id, None, mr.addr, 4, None, 0))
+    refused(lambda: cma.rdma_post_send(id, None, b"abc", 4, None, cma.IBV_SEND_INLINE))
+    refused(lambda: cma.rdma_reg_msgs(id, local, 65))
+    cma.rdma_disconnect(id)
+    cma.rdma_destroy_ep(id)
+    cma.rdma_dereg_mr(mr)
+    refused(lambda: cma.rdma_post_recv(id, None, local, 1, mr), errno.EBADF)
+    thread.join()
+    rdma_destroy_id(listen_id)
+    assert not failures
+
+
+def test_a_queue_pair_of_ones_own_and_refusals() -> None:
+    """Both ends on one channel, as a C test of the connection manager would have them."""
+    channel = rdma_create_event_channel()
+    listen_id = rdma_create_id(channel)
+    rdma_bind_addr(listen_id, ("127.0.0.1", 0))
+    cma.rdma_listen(listen_id, 0)
+
+    def asked() -> tuple[rdmacm.CmId, rdmacm.CmId]:
+        id = rdma_create_id(channel)
+        rdma_resolve_addr(id, None, ("127.0.0.1", rdma_get_src_port(listen_id)), 2000)
+        rdma_ack_cm_event(rdma_get_cm_event(channel))
+        rdma_resolve_route(id, 2000)
+        rdma_ack_cm_event(rdma_get_cm_event(channel))
+        cma.rdma_set_local_ece(id, Ece(7, 8))
+        cma.rdma_connect(id, ConnParam(qp_num=0x10020))
+        return id, received(cma.RDMA_CM_EVENT_CONNECT_REQUEST)
+
+    def received(kind: int) -> rdmacm.CmId:
+        event = rdma_get_cm_event(channel)
+        assert event.type == kind
+        rdma_ack_cm_event(event)
+        found: rdmacm.CmId = event.id
+        return found
+
+    id, child = asked()
+    cma.rdma_reject(child, b"no")
+    assert received(cma.RDMA_CM_EVENT_REJECTED) is id
+    rdma_destroy_id(child)
+    rdma_destroy_id(id)
+
+    id, child = asked()
+    cma.rdma_reject_ece(child)
+    event = rdma_get_cm_event(channel)
+    assert (event.type, event.status) == (cma.RDMA_CM_EVENT_REJECTED, 35)
+    rdma_ack_cm_event(event)
+    rdma_destroy_id(child)
+    rdma_destroy_id(id)
+
+    id, child = asked()
+    assert cma.rdma_get_remote_ece(child) == Ece(7, 8)
+    qp_attr = rdmacm.verbs.QPAttr(qp_state=cma.IBV_QPS_RTR)
+    mask = cma.rdma_init_qp_attr(child, qp_attr)
+    assert mask & cma.IBV_QP_DEST_QPN
+    assert (qp_attr.qp_state, qp_attr.dest_qp_num) == (cma.IBV_QPS_RTR, 0x10020)
+    cma.rdma_accept(child, ConnParam(qp_num=0x10021))
+    assert received(cma.RDMA_CM_EVENT_CONNECT_RESPONSE) is id
+    cma.rdma_establish(id)
+    assert received(cma.RDMA_CM_EVENT_ESTABLISHED) is child
+    refused(lambda: cma.rdma_notify(child, cma.IBV_EVENT_COMM_EST), errno.EISCONN)
+    cma.rdma_disconnect(child)
+    assert received(cma.RDMA_CM_EVENT_DISCONNECTED) is id
+    for each in (id, child, listen_id):
+        rdma_destroy_id(each)
+    rdma_destroy_event_channel(channel)
+
+
+def test_datagrams_wait_for_their_queue_pairs() -> None:
+    id = rdma_create_id(None, None, cma.RDMA_PS_UDP)
+    rdma_resolve_addr(id, None, ("127.0.0.1", 1), 2000)
+    attr = rdmacm.verbs.QPInitAttr(qp_type=cma.IBV_QPT_UD)
+    refused(lambda: cma.rdma_create_qp(id, None, attr), errno.EOPNOTSUPP)
+    address = rdmacm.verbs.AHAttr(is_global=True, gr=rdmacm.verbs.GlobalRoute(id.route.dgid, id.gid_index))
+    with rdmacm.verbs.AH(id.pd, address) as ah:
+        refused(lambda: cma.rdma_post_ud_send(id, None, b"x", 1, None, cma.IBV_SEND_INLINE, ah, 1))
+    rdma_destroy_id(id)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_the_examples(address: str) -> None:
+    def run(name: str, *args: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-W", "error", str(ROOT / "examples" / name), *args]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    with run("rdma_server.py", "-s", address, "-p", "0") as server:
+        try:
+            assert server.stdout is not None
+            port = server.stdout.readline().split()[-1]
+            with run("rdma_client.py", "-s", address, "-p", port) as client:
+                out, _ = client.communicate(timeout=30)
+                assert (client.returncode, out) == (0, "rdma_client: end\n")
+            out, _ = server.communicate(timeout=30)
+            assert (server.returncode, out) == (0, "rdma_server: end\n")
+        finally:
+            server.kill()

@@ -40,6 +40,8 @@ def bind(name, host, port, ps, reuse, afonly):
     return cmid.src_port
 def option(name, which, value):
     ids[name].set_option(0, rdmacm.IdOption[which], value)
+def listen(name):
+    ids[name].listen()
 def destroy(name):
     ids.pop(name).destroy()
 print(json.dumps({"ok": os.getpid()}), flush=True)
@@ -307,6 +309,21 @@ class TestTwoProcesses:
         other("option", "id", "REUSEADDR", 1)
         assert here.bind(ONE, port, reuse=True) == port
         assert refused(lambda: here.bind(ONE, port)).errno == errno.EADDRINUSE
+
+    @pytest.mark.parametrize("address", [ONE, ANY])
+    def test_sharing_ends_with_listening(self, host: Host, here: Here, address: str) -> None:
+        one, other = Process(host), Process(host)
+        port = one.bind(address, reuse=True)
+        other.bind(address, port, reuse=True)
+        with pytest.raises(Failed, match=str(other.pid)) as failed:
+            one("listen", "id")
+        assert failed.value.errno == (errno.EADDRINUSE if address == ONE else errno.EADDRNOTAVAIL)
+        assert here.bind(address, port, reuse=True) == port, "who may not listen goes on sharing"
+        here.close()
+        other("destroy", "id")
+        one("listen", "id")
+        with pytest.raises(Failed):
+            other.bind(address, port, reuse=True)
 
     def test_one_family_may_be_chosen_later(self, host: Host, here: Here) -> None:
         other = Process(host)

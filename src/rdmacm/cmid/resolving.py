@@ -106,7 +106,7 @@ class ResolvingId:
         new.ps, new.qp_type = listener.ps, listener.qp_type
         new._private = False
         new._channel = listener._channel
-        new.context = None
+        new.context = listener.context
         new._start()
         new._backend = backend
         new._closed = False

@@ -131,7 +131,16 @@ class SoftId(ResolvingId):
                 service, ip = local.sid, None
             else:
                 service, ip = service_id(self.port_space, local.port), None if local.is_any else local.ip
-            self._listener = self._provider.cm.listen(self, service, ip, backlog, self._takes)
+            port = self._port_owner
+            shared = port if port is not None and port.reuseaddr else None
+            if shared is not None:
+                self._provider.ports.claim(shared)
+            try:
+                self._listener = self._provider.cm.listen(self, service, ip, backlog, self._takes)
+            except BaseException:
+                if shared is not None:
+                    self._provider.ports.share(shared)
+                raise
             self._move(Trigger.LISTEN)
 
     def _takes(self, request: REQ | SIDR_REQ, path: Hashable) -> bool:

@@ -7,7 +7,7 @@ kernel drops when a process ends, however it ends).
 
 Who conflicts with whom, rdma_bind_addr(3) and rdma_set_option(3):
 
-- two ids that both set REUSEADDR never do;
+- two ids that both set REUSEADDR never do, until one of them listens;
 - two ids of different families that are both AFONLY never do;
 - otherwise a wildcard address conflicts with every address, and a specific one with itself.
 
@@ -258,29 +258,37 @@ class PortTable:
         )
 
     def _bind_port(self, owner: PortOwner) -> None:
-        owners = self._owners.get((owner.space, owner.port), [])
-        for other in owners:
-            if code := owner.conflict(other):
-                raise self._refusal(code, owner, "an id of this process")
+        self._check_here(owner, owner, "bind_addr")
         blocked = self._lock(owner)
         if blocked is not None:
-            code, pid = self._who(owner, blocked)
-            holder = f"process {pid}" if pid > 0 else "another process"
-            raise self._refusal(code, owner, holder)
+            raise self._refusal_elsewhere(owner, blocked, "bind_addr")
         self._owners.setdefault((owner.space, owner.port), []).append(owner)
 
+    def _check_here(self, owner: PortOwner, wish: PortOwner, step: str) -> None:
+        """Raise where what an owner wishes for is not to be had beside this process's other ids."""
+        for other in self._owners.get((owner.space, owner.port), ()):
+            if other is not owner and (code := wish.conflict(other)):
+                raise self._refusal(code, owner, "an id of this process", step)
+
+    def _refusal_elsewhere(self, owner: PortOwner, blocked: Range, step: str) -> OSError:
+        code, pid = self._who(owner, blocked)
+        return self._refusal(code, owner, f"process {pid}" if pid > 0 else "another process", step)
+
     @staticmethod
-    def _refusal(code: int, owner: PortOwner, holder: str) -> OSError:
+    def _refusal(code: int, owner: PortOwner, holder: str, step: str) -> OSError:
         detail = "address and port are" if code == errno.EADDRINUSE else "the port is"
         return cm_error(
             code,
             f"{detail} taken by {holder} (port space {owner.space.name}, port {owner.port})",
-            "bind_addr",
+            step,
             hint="another port, port 0 for a free one, or REUSEADDR on every id that shares it",
         )
 
-    def _lock(self, owner: PortOwner) -> Range | None:
-        """Lock an owner's ranges; the range another process holds, or None when all are ours."""
+    def _lock(self, owner: PortOwner, *, is_held: bool = False) -> Range | None:
+        """Lock an owner's ranges; the range another process holds, or None when all are ours.
+
+        On failure nothing new stays locked; of ranges that ``is_held`` says are locked already, none is unlocked.
+        """
         fd = self._file()
         kind = (fcntl.LOCK_SH if owner.reuseaddr else fcntl.LOCK_EX) | fcntl.LOCK_NB
         ranges = owner.ranges()
@@ -290,7 +298,8 @@ class PortTable:
             except OSError as error:
                 if error.errno not in (errno.EAGAIN, errno.EACCES):
                     raise
-                self._unlock(ranges[:count], owner)
+                if not is_held:
+                    self._unlock(ranges[:count], owner)
                 return start, length
         return None
 
@@ -329,6 +338,16 @@ class PortTable:
         """Let other owners that set REUSEADDR have the port too."""
         owner.reuseaddr = True
         self._lock(owner)  # from exclusive to shared: cannot fail
+
+    def claim(self, owner: PortOwner) -> None:
+        """End the sharing, as who listens has to; the errors of :meth:`bind`, and no change, while others share."""
+        self._check_here(owner, replace(owner, reuseaddr=False), "listen")
+        owner.reuseaddr = False
+        blocked = self._lock(owner, is_held=True)
+        if blocked is not None:
+            refusal = self._refusal_elsewhere(owner, blocked, "listen")
+            self.share(owner)
+            raise refusal
 
     def set_afonly(self, owner: PortOwner, afonly: bool) -> None:
         """Change AFONLY of a bound owner; the errors of :meth:`bind`, and no change, where that conflicts."""

@@ -299,7 +299,7 @@ class PrivatePorts(PortTable):
         if first is not None:
             self._next, self._run = first - low, sys.maxsize
 
-    def _lock(self, owner: object) -> None:
+    def _lock(self, owner: object, *, is_held: bool = False) -> None:
         return None
 
     def _unlock(self, ranges: object, owner: object) -> None:

@@ -1,0 +1,101 @@
+"""Two hosts on a fabric and their event channels: connecting, one event at a time, in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rdmacm import CmEvent, CmEventType, CmId, ConnParam, EventChannel, PortSpace
+from rdmacm.testing import Fabric, Host
+
+PORT = 7471
+ADDRESSES = {"ipv4": ("10.0.0.1", "10.0.0.2"), "ipv6": ("fd00::1", "fd00::2")}
+#: Virtual seconds, more than any retries take.
+PATIENCE = 300.0
+
+
+class End:
+    """A host, and a channel on it."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.provider = host.provider
+        self.channel = EventChannel(host.provider)
+        self.ids: list[CmId] = []
+
+    def id(self, port_space: PortSpace = PortSpace.TCP, context: object = None) -> CmId:
+        cmid = CmId(self.channel, port_space, context=context)
+        self.ids.append(cmid)
+        return cmid
+
+    def event(self, kind: CmEventType) -> CmEvent:
+        """The next event, of that kind, acknowledged."""
+        with self.channel.get_event(PATIENCE) as event:
+            assert event.type is kind, event
+        if event.type is CmEventType.CONNECT_REQUEST:
+            self.ids.append(event.id)
+        return event
+
+    def quiet(self) -> bool:
+        """Whether no event waits."""
+        try:
+            self.channel.get_event(0).ack()
+        except BlockingIOError:
+            return True
+        return False
+
+    def listen(self, address: str, port: int = PORT, backlog: int = 0, port_space: PortSpace = PortSpace.TCP) -> CmId:
+        listener = self.id(port_space)
+        listener.bind_addr((address, port))
+        listener.listen(backlog)
+        return listener
+
+    def resolve(self, address: str, port: int = PORT, port_space: PortSpace = PortSpace.TCP) -> CmId:
+        """An id that knows its route."""
+        cmid = self.id(port_space)
+        cmid.resolve_addr((address, port))
+        self.event(CmEventType.ADDR_RESOLVED)
+        cmid.resolve_route()
+        self.event(CmEventType.ROUTE_RESOLVED)
+        return cmid
+
+
+class Ends:
+    """The two ends; ``a`` is the active one."""
+
+    def __init__(self, fabric: Fabric | None = None) -> None:
+        self.fabric = fabric or Fabric()
+        self.a, self.b = (
+            End(self.fabric.host(name, *(pair[i] for pair in ADDRESSES.values()))) for i, name in enumerate("ab")
+        )
+
+    def request(self, param: ConnParam | None = None) -> tuple[CmId, CmEvent]:
+        """A listener of b's is asked for a connection: a's id, and the request."""
+        if not any(each.src_port == PORT for each in self.b.ids):
+            self.b.listen(ADDRESSES["ipv4"][1])
+        active = self.a.resolve(ADDRESSES["ipv4"][1])
+        active.create_qp()
+        active.connect(param)
+        return active, self.b.event(CmEventType.CONNECT_REQUEST)
+
+    def connect(self) -> tuple[CmId, CmId]:
+        """Both ids of a connection."""
+        active, request = self.request()
+        request.id.create_qp()
+        request.id.accept()
+        self.a.event(CmEventType.ESTABLISHED)
+        self.b.event(CmEventType.ESTABLISHED)
+        return active, request.id
+
+
+@contextmanager
+def ends(fabric: Fabric | None = None) -> Iterator[Ends]:
+    """Two ends, and no id of theirs left behind."""
+    both = Ends(fabric)
+    try:
+        yield both
+    finally:
+        for end in (both.a, both.b):
+            for cmid in end.ids:
+                cmid.destroy()
+            end.channel.close()

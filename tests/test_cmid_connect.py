@@ -1,0 +1,764 @@
+"""What the manual pages say about connecting, held to on a simulated network: states, events, limits, listeners."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from rdmacm import (
+    AddrInfo,
+    CmEventType,
+    CmId,
+    CmStateError,
+    ConnParam,
+    Ece,
+    EventChannel,
+    IdOption,
+    OptionLevel,
+    PathData,
+    PathFlag,
+    PortSpace,
+    QPType,
+    RaiFlag,
+    RdmaError,
+    State,
+    UdParam,
+    create_ep,
+)
+from rdmacm.testing import Verdict, nth
+from rdmacm.verbs import CQ, Mtu, QPAttrMask, QPCap, QPInitAttr, QPState, SendFlag
+from support.pair import ADDRESSES, PORT, Ends, ends
+
+E = CmEventType
+A, B = ADDRESSES["ipv4"]
+A6, B6 = ADDRESSES["ipv6"]
+COMM_EST = 4
+
+
+@pytest.fixture
+def both() -> Iterator[Ends]:
+    with ends() as both:
+        yield both
+
+
+def refused(call: Callable[[], object], code: int = errno.EINVAL) -> RdmaError:
+    """The error of a call, which has to be that one."""
+    with pytest.raises(RdmaError) as error:
+        call()
+    assert error.value.errno == code, error.value
+    return error.value
+
+
+# -- which call in which state --------------------------------------------------------------------------
+
+
+def _bound(both: Ends) -> CmId:
+    cmid = both.a.id()
+    cmid.bind_addr((A, 0))
+    return cmid
+
+
+def _querying(both: Ends) -> CmId:
+    cmid = both.a.id()
+    cmid.resolve_addr(("10.0.0.9", PORT))
+    return cmid
+
+
+def _addr_resolved(both: Ends) -> CmId:
+    cmid = both.a.id()
+    cmid.resolve_addr((B, PORT))
+    both.a.event(E.ADDR_RESOLVED)
+    return cmid
+
+
+def _disconnected(both: Ends) -> CmId:
+    active, _ = both.connect()
+    active.disconnect()
+    both.a.event(E.DISCONNECTED)
+    return active
+
+
+def _gone(both: Ends) -> CmId:
+    active, _ = both.connect()
+    network = both.a.host.network
+    network.remove_interface(next(each.index for each in network.interfaces() if each.name == "eth0"))
+    both.a.event(E.DEVICE_REMOVAL)
+    return active
+
+
+SITUATIONS: dict[str, tuple[State, Callable[[Ends], CmId]]] = {
+    "idle": (State.IDLE, lambda both: both.a.id()),
+    "bound": (State.ADDR_BOUND, _bound),
+    "address query": (State.ADDR_QUERY, _querying),
+    "address resolved": (State.ADDR_RESOLVED, _addr_resolved),
+    "route resolved": (State.ROUTE_RESOLVED, lambda both: both.a.resolve(B)),
+    "listening": (State.LISTEN, lambda both: both.a.listen(A, 0)),
+    "asking": (State.CONNECT, lambda both: both.request()[0]),
+    "asked": (State.CONNECT, lambda both: both.request()[1].id),
+    "connected, active": (State.CONNECT, lambda both: both.connect()[0]),
+    "connected, passive": (State.CONNECT, lambda both: both.connect()[1]),
+    "disconnected": (State.DISCONNECT, _disconnected),
+    "device removed": (State.DEVICE_REMOVAL, _gone),
+}
+CALLS: dict[str, Callable[[CmId], object]] = {
+    "listen": lambda cmid: cmid.listen(),
+    "connect": lambda cmid: cmid.connect(ConnParam(qp_num=0x10010)),
+    "accept": lambda cmid: cmid.accept(ConnParam(qp_num=0x10011)),
+    "reject": lambda cmid: cmid.reject(),
+    "notify": lambda cmid: cmid.notify(COMM_EST),
+    "disconnect": lambda cmid: cmid.disconnect(),
+}
+#: Call, and what it may be made in; an errno other than the usual EINVAL where it is another.
+ALLOWED = {
+    "listen": {"idle", "bound"},
+    "connect": {"route resolved"},
+    "accept": {"asked"},
+    "reject": {"asked"},
+    "notify": set[str](),
+    "disconnect": {"asking", "asked", "connected, active", "connected, passive", "disconnected"},
+}
+OTHER_ERRNO = {
+    ("notify", "connected, active"): errno.EISCONN,
+    ("notify", "connected, passive"): errno.EISCONN,
+    **{(call, "device removed"): errno.ENXIO for call in CALLS},
+}
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+@pytest.mark.parametrize("call", CALLS)
+def test_each_call_in_each_state(both: Ends, call: str, situation: str) -> None:
+    state, bring = SITUATIONS[situation]
+    cmid = bring(both)
+    assert cmid.state is state
+    if situation in ALLOWED[call]:
+        CALLS[call](cmid)
+    else:
+        refused(lambda: CALLS[call](cmid), OTHER_ERRNO.get((call, situation), errno.EINVAL))
+        assert cmid.state is state, "a refused call changes nothing"
+
+
+def test_establishing_is_for_queue_pairs_of_ones_own(both: Ends) -> None:
+    active, _ = both.connect()
+    refused(active.establish)
+    refused(both.a.resolve(B).establish)
+
+
+def test_a_rejected_id_is_of_no_more_use(both: Ends) -> None:
+    active, request = both.request()
+    request.id.reject()
+    both.a.event(E.REJECTED)
+    assert active.state is State.CONNECT
+    refused(active.connect)
+    refused(lambda: active.resolve_addr((B, PORT)))
+
+
+def test_connecting_that_cannot_start_may_be_tried_again(both: Ends) -> None:
+    active = both.a.resolve(B)
+    active.create_qp()
+    refused(lambda: active.connect(ConnParam(b"x" * 57)))
+    assert active.state is State.ROUTE_RESOLVED
+    active.connect(ConnParam(b"x" * 56))
+
+
+def test_neither_queue_pair_nor_number(both: Ends) -> None:
+    refused(both.a.resolve(B).connect)
+
+
+# -- events ---------------------------------------------------------------------------------------------
+
+
+def test_a_request_says_who_asks_for_what(both: Ends) -> None:
+    listener = both.b.listen(B)
+    listener.context = "the listener's"
+    active, event = both.request(ConnParam(b"hello", responder_resources=3, initiator_depth=5, rnr_retry_count=6))
+    new = event.id
+    assert (event.status, event.listen_id, new.context) == (0, listener, "the listener's")
+    assert (new.ps, new.qp_type, new.channel) == (PortSpace.TCP, QPType.RC, both.b.channel)
+    assert (new.local_addr, new.peer_addr) == ((B, PORT), (A, active.src_port))
+    assert new.verbs is not None
+    param = event.param
+    assert isinstance(param, ConnParam)
+    # What the peer serves is what we may ask for, and the other way round.
+    assert (param.responder_resources, param.initiator_depth, param.rnr_retry_count) == (5, 3, 6)
+    assert active.qp is not None
+    assert param.qp_num == active.qp.qp_num
+    assert event.private_data == b"hello".ljust(56, b"\0")
+
+
+def test_disconnecting_twice(both: Ends) -> None:
+    active, passive = both.connect()
+    active.disconnect()
+    active.disconnect()
+    assert both.b.event(E.DISCONNECTED).status == 0
+    passive.disconnect()
+    passive.disconnect()
+    assert both.a.event(E.DISCONNECTED).status == 0
+    both.a.event(E.TIMEWAIT_EXIT)
+    both.b.event(E.TIMEWAIT_EXIT)
+    both.fabric.run()
+    assert both.a.quiet()
+    assert both.b.quiet()
+
+
+def test_a_peer_that_does_not_confirm_the_end(both: Ends) -> None:
+    active, _ = both.connect()
+    both.fabric.crash("b")
+    active.disconnect()
+    assert both.a.event(E.DISCONNECTED).status == -errno.ETIMEDOUT
+
+
+def test_nobody_answers(both: Ends) -> None:
+    active = both.a.resolve(B)
+    qp = active.create_qp()
+    began = both.fabric.now
+    active.connect()
+    both.fabric.crash("b")
+    event = both.a.event(E.UNREACHABLE)
+    assert event.status == -errno.ETIMEDOUT
+    assert isinstance(event.error, TimeoutError)
+    assert 60 < both.fabric.now - began < 90
+    assert qp.state is QPState.ERR
+
+
+def test_the_active_side_is_connected_without_reading_its_channel(both: Ends) -> None:
+    _, request = both.request()
+    request.id.create_qp()
+    request.id.accept()
+    both.b.event(E.ESTABLISHED)  # the RTU has come, and nobody looked at a's channel
+    both.a.event(E.ESTABLISHED)
+
+
+def test_a_queue_pair_that_cannot_be_made_ready(both: Ends) -> None:
+    active, request = both.request()
+    assert active.qp is not None
+    active.qp.to_error()
+    request.id.create_qp()
+    request.id.accept()
+    assert both.a.event(E.CONNECT_ERROR).status == -errno.EINVAL
+    assert both.b.event(E.REJECTED).status == 28
+
+
+def test_data_before_the_rtu_establishes() -> None:
+    with ends() as both:
+        both.fabric.faults = nth("RTU", 1, Verdict(0))
+        active, request = both.request()
+        request.id.create_qp()
+        region = request.id.reg_msgs(bytearray(16))
+        request.id.post_recv(1, region)
+        request.id.accept()
+        both.a.event(E.ESTABLISHED)
+        active.post_send(1, b"early", flags=SendFlag.INLINE)
+        both.b.event(E.ESTABLISHED)
+        assert both.fabric.now < 1
+        active.destroy()
+        request.id.destroy()
+        region.close()
+
+
+def test_notify_establishes_for_who_has_a_queue_pair_of_their_own(both: Ends) -> None:
+    both.fabric.faults = nth("RTU", 1, Verdict(0))
+    _, request = both.request()
+    request.id.accept(ConnParam(qp_num=0x10077))
+    both.a.event(E.ESTABLISHED)
+    refused(lambda: request.id.notify(5))
+    request.id.notify(COMM_EST)
+    both.b.event(E.ESTABLISHED)
+    refused(lambda: request.id.notify(COMM_EST), errno.EISCONN)
+
+
+def test_losing_the_device_ends_connections(both: Ends) -> None:
+    active = _gone(both)
+    refused(active.disconnect, errno.ENXIO)
+    active.destroy()
+
+
+# -- private data and resources -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("size", "fits"), [(148, True), (149, False)])
+def test_private_data_of_a_rejection(both: Ends, size: int, fits: bool) -> None:
+    active, request = both.request()
+    data = bytes(range(1, size + 1))
+    if not fits:
+        assert "148" in str(refused(lambda: request.id.reject(data)))
+        return
+    request.id.reject(data)
+    event = both.a.event(E.REJECTED)
+    assert (event.id, event.status, event.private_data) == (active, 28, data)
+
+
+def test_resources_are_what_both_ends_have(both: Ends) -> None:
+    active, request = both.request()  # as much as the device has: 128
+    assert isinstance(request.param, ConnParam)
+    assert (request.param.responder_resources, request.param.initiator_depth) == (128, 128)
+    qp = request.id.create_qp()
+    request.id.accept(ConnParam(responder_resources=2, initiator_depth=1))
+    event = both.a.event(E.ESTABLISHED)
+    assert isinstance(event.param, ConnParam)
+    assert (event.param.responder_resources, event.param.initiator_depth) == (1, 2)
+    assert active.qp is not None
+    ours, theirs = active.qp.query()[0], qp.query()[0]
+    assert (ours.max_rd_atomic, ours.max_dest_rd_atomic) == (2, 1)
+    assert (theirs.max_rd_atomic, theirs.max_dest_rd_atomic) == (1, 2)
+
+
+def test_accepting_without_saying_how_much_takes_what_was_asked_for(both: Ends) -> None:
+    _, request = both.request(ConnParam(responder_resources=7, initiator_depth=9))
+    qp = request.id.create_qp()
+    request.id.accept()
+    both.b.event(E.ESTABLISHED)
+    attr = qp.query()[0]
+    assert (attr.max_dest_rd_atomic, attr.max_rd_atomic) == (9, 7)
+
+
+@pytest.mark.parametrize("field", ["responder_resources", "initiator_depth"])
+def test_more_resources_than_the_device_has(both: Ends, field: str) -> None:
+    active = both.a.resolve(B)
+    active.create_qp()
+    assert field in str(refused(lambda: active.connect(ConnParam(**{field: 129}))))  # type: ignore[arg-type]
+
+
+def test_retry_counts_have_three_bits(both: Ends) -> None:
+    active, request = both.request(ConnParam(retry_count=9, rnr_retry_count=200))
+    assert isinstance(request.param, ConnParam)
+    assert (request.param.retry_count, request.param.rnr_retry_count) == (7, 7)
+    request.id.create_qp()
+    request.id.accept(ConnParam(rnr_retry_count=99))
+    both.a.event(E.ESTABLISHED)
+    assert active.qp is not None
+    assert (active.qp.query()[0].retry_cnt, active.qp.query()[0].rnr_retry) == (7, 7)
+
+
+def test_times_of_a_queue_pair(both: Ends) -> None:
+    active, passive = both.connect()
+    assert active.route.path_rec[0].packet_life_time == 16
+    for cmid in (active, passive):
+        assert cmid.qp is not None
+        assert cmid.qp.query()[0].min_rnr_timer == 12, "0.64 ms, where rdma_cm's 0 is 655 ms"
+
+
+def test_an_ack_timeout_of_ones_own(both: Ends) -> None:
+    active = both.a.resolve(B)
+    active.set_option(OptionLevel.ID, IdOption.ACK_TIMEOUT, 9)
+    qp = active.create_qp()
+    both.b.listen(B)
+    active.connect()
+    request = both.b.event(E.CONNECT_REQUEST)
+    request.id.create_qp()
+    request.id.accept()
+    both.a.event(E.ESTABLISHED)
+    assert qp.query()[0].timeout == 9
+
+
+def test_a_path_with_larger_packets_than_the_peer_takes(both: Ends) -> None:
+    both.b.listen(B)
+    active = _addr_resolved(both)
+    path = both.a.resolve(B).route.path_rec[0]
+    flags = PathFlag.GMP | PathFlag.PRIMARY | PathFlag.BIDIRECTIONAL
+    larger = PathData(replace(path, mtu=Mtu.MTU_4096), flags)
+    active.set_option(OptionLevel.IB, 1, larger.pack())
+    both.a.event(E.ROUTE_RESOLVED)
+    active.create_qp()
+    active.connect()
+    event = both.a.event(E.REJECTED)
+    assert event.status == 26
+    assert "mtu" in str(event.error)
+    assert both.b.quiet()
+
+
+# -- listeners ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("bound", "afonly", "reached"),
+    [
+        ("0.0.0.0", None, {B}),
+        ("::", 0, {B, B6}),
+        ("::", 1, {B6}),
+        (B, None, {B}),
+        (B6, None, {B6}),
+    ],
+)
+def test_which_addresses_a_listener_takes(bound: str, afonly: int | None, reached: set[str]) -> None:
+    with ends() as both:
+        listener = both.b.id()
+        if afonly is not None:
+            listener.set_option(OptionLevel.ID, IdOption.AFONLY, afonly)
+        listener.bind_addr((bound, PORT))
+        listener.listen()
+        for address in (B, B6):
+            active = both.a.resolve(address)
+            active.create_qp()
+            active.connect()
+            if address in reached:
+                request = both.b.event(E.CONNECT_REQUEST)
+                assert request.id.local_addr is not None
+                assert request.id.local_addr[0] == address
+            else:
+                assert both.a.event(E.REJECTED).status in (8, 28)
+
+
+def test_of_two_listeners_each_gets_its_own_addresses(both: Ends) -> None:
+    both.b.host.network.add_address(
+        next(each.index for each in both.b.host.network.interfaces() if each.name == "eth0"), "10.0.0.22/24"
+    )
+    first, second = both.b.listen(B), both.b.listen("10.0.0.22")
+    for address, listener in ((B, first), ("10.0.0.22", second)):
+        active = both.a.resolve(address)
+        active.create_qp()
+        active.connect()
+        assert both.b.event(E.CONNECT_REQUEST).listen_id is listener
+
+
+def test_an_unbound_listener_takes_a_free_port(both: Ends) -> None:
+    listener = both.b.id()
+    listener.listen()
+    assert listener.local_addr == ("0.0.0.0", listener.src_port)
+    assert listener.src_port
+    active = both.a.resolve(B, listener.src_port)
+    active.create_qp()
+    active.connect()
+    assert both.b.event(E.CONNECT_REQUEST).id.src_port == listener.src_port
+
+
+def test_only_one_may_listen_where_addresses_are_shared(both: Ends) -> None:
+    first, second = both.b.id(), both.b.id()
+    for each in (first, second):
+        each.set_option(OptionLevel.ID, IdOption.REUSEADDR, 1)
+        each.bind_addr((B, PORT))
+    assert "an id of this process" in str(refused(first.listen, errno.EADDRINUSE))
+    assert first.state is State.ADDR_BOUND
+    second.destroy()
+    first.listen()
+    third = both.b.id()
+    third.set_option(OptionLevel.ID, IdOption.REUSEADDR, 1)
+    refused(lambda: third.bind_addr((B, PORT)), errno.EADDRINUSE)
+    third.bind_addr((B6, PORT))
+
+
+def test_an_option_that_is_too_late_for_a_listener(both: Ends) -> None:
+    listener = both.b.listen(B)
+    refused(lambda: listener.set_option(OptionLevel.ID, IdOption.REUSEADDR, 1))
+
+
+def test_the_backlog_counts_what_was_not_fetched(both: Ends) -> None:
+    both.b.listen(B, backlog=1)
+    active = [both.a.resolve(B) for _ in range(2)]
+    for each in active:
+        each.create_qp()
+        each.connect()
+    both.fabric.run(seconds=20)
+    first = both.b.event(E.CONNECT_REQUEST)
+    # The second was dropped, not refused: its peer asks again, and finds room.
+    second = both.b.event(E.CONNECT_REQUEST)
+    assert {first.id.dst_port, second.id.dst_port} == {each.src_port for each in active}
+    assert both.a.quiet()
+
+
+def test_a_listener_that_goes_refuses_what_waits(both: Ends) -> None:
+    listener = both.b.listen(B)
+    active = both.a.resolve(B)
+    active.create_qp()
+    active.connect()
+    both.fabric.run(seconds=1)
+    listener.destroy()
+    assert both.a.event(E.REJECTED).status in (8, 28)
+    assert both.b.quiet()
+
+
+def test_a_listener_that_goes_leaves_its_connections(both: Ends) -> None:
+    active, passive = both.connect()
+    next(each for each in both.b.ids if each.state is State.LISTEN).destroy()
+    active.disconnect()
+    assert both.b.event(E.DISCONNECTED).id is passive
+
+
+def test_a_request_that_is_destroyed_is_refused(both: Ends) -> None:
+    _, request = both.request()
+    request.id.destroy()
+    assert both.a.event(E.REJECTED).status == 28
+
+
+# -- other channels, synchronous ids --------------------------------------------------------------------
+
+
+def test_connected_ids_can_move_to_another_channel(both: Ends) -> None:
+    active, passive = both.connect()
+    with EventChannel(both.a.provider) as ours, EventChannel(both.b.provider) as theirs:
+        active.migrate(ours)
+        passive.migrate(theirs)
+        active.disconnect()
+        for channel, cmid in ((theirs, passive), (ours, active)):
+            with channel.get_event(10) as event:
+                assert (event.type, event.id) == (E.DISCONNECTED, cmid)
+            passive.disconnect()
+        assert both.a.quiet()
+        assert both.b.quiet()
+        for cmid in (active, passive):
+            cmid.destroy()
+
+
+def test_a_listener_can_move_with_the_requests_that_wait(both: Ends) -> None:
+    listener = both.b.listen(B)
+    active = both.a.resolve(B)
+    active.create_qp()
+    active.connect()
+    both.fabric.run(seconds=1)
+    with EventChannel(both.b.provider) as other:
+        listener.migrate(other)
+        with other.get_event(10) as event:
+            assert (event.type, event.listen_id, event.id.channel) == (E.CONNECT_REQUEST, listener, other)
+        event.id.destroy()
+        listener.destroy()
+
+
+def _accept(both: Ends) -> None:
+    """Have b's host accept what comes, and hang up when the peer does."""
+
+    def serve(event: object) -> None:
+        assert hasattr(event, "type")
+        if event.type is E.CONNECT_REQUEST:
+            event.id.create_qp()  # type: ignore[attr-defined]
+            event.id.accept()  # type: ignore[attr-defined]
+            both.b.ids.append(event.id)  # type: ignore[attr-defined]
+        elif event.type is E.DISCONNECTED:
+            event.id.disconnect()  # type: ignore[attr-defined]
+
+    both.b.listen(B)
+    both.b.host.on_event(both.b.channel, serve)
+
+
+def test_a_synchronous_id_waits_for_each_step(both: Ends) -> None:
+    _accept(both)
+    with CmId(provider=both.a.provider) as cmid:
+        cmid.resolve_addr((B, PORT))
+        cmid.resolve_route()
+        cmid.write_cm_event(E.USER, 5, 6)  # any event at all ends C's wait
+        qp = cmid.create_qp()
+        cmid.connect()
+        assert cmid.event is not None
+        assert (cmid.event.type, qp.state) == (E.ESTABLISHED, QPState.RTS)
+        cmid.disconnect()
+        assert cmid.event.type is E.DISCONNECTED
+        cmid.disconnect()
+
+
+def test_a_synchronous_id_raises_what_the_event_would_say(both: Ends) -> None:
+    with CmId(provider=both.a.provider) as cmid:
+        cmid.resolve_addr((B, PORT))
+        cmid.resolve_route()
+        cmid.create_qp()
+        both.b.listen(B, PORT + 1)
+        with pytest.raises(ConnectionRefusedError) as error:
+            cmid.connect()
+        assert error.value.errno == errno.ECONNREFUSED
+        assert cmid.event is not None
+        assert cmid.event.status == 8
+
+
+def test_get_request_is_for_synchronous_listeners(both: Ends) -> None:
+    refused(both.b.listen(B).get_request)
+    with CmId(provider=both.b.provider) as listener:
+        listener.bind_addr((B, PORT + 1))
+        listener.listen()
+        with pytest.raises(TimeoutError):
+            listener.get_request(timeout=1)
+        both.b.host.network.remove_interface(
+            next(each.index for each in both.b.host.network.interfaces() if each.name == "eth0")
+        )
+        refused(listener.get_request, errno.ENODEV)
+
+
+def test_get_request_gives_a_synchronous_id(both: Ends) -> None:
+    with CmId(provider=both.b.provider) as listener:
+        listener.bind_addr((B, PORT))
+        listener.listen()
+        active = both.a.resolve(B)
+        active.create_qp()
+        active.connect(ConnParam(b"who"))
+        with listener.get_request() as cmid:
+            assert cmid.is_synchronous
+            assert cmid.event is not None
+            assert (cmid.event.type, cmid.event.private_data[:3]) == (E.CONNECT_REQUEST, b"who")
+            cmid.create_qp()
+            cmid.accept()
+            assert cmid.event.type is E.ESTABLISHED
+            both.a.event(E.ESTABLISHED)
+
+
+# -- endpoints ------------------------------------------------------------------------------------------
+
+
+def test_an_endpoint_of_each_kind(both: Ends) -> None:
+    attr = QPInitAttr(cap=QPCap(2, 3), sq_sig_all=True)
+    with create_ep(
+        AddrInfo(flags=RaiFlag.PASSIVE, port_space=PortSpace.TCP, qp_type=QPType.RC, src_addr=(B, PORT)),
+        None,
+        attr,
+        provider=both.b.provider,
+    ) as listener:
+        assert (listener.state, listener.qp) == (State.ADDR_BOUND, None)
+        listener.listen()
+        info = AddrInfo(port_space=PortSpace.TCP, qp_type=QPType.RC, dst_addr=(B, PORT), connect=b"prefix ")
+        with create_ep(info, None, attr, provider=both.a.provider) as active:
+            assert (active.state, attr.scq) == (State.ROUTE_RESOLVED, None), "the template is left as it was"
+            assert active.qp is not None
+            assert active.qp.cap.max_recv_wr == 3
+            with pytest.raises(RdmaError):
+                active.connect(ConnParam(b"x" * 50))  # 57 with the prefix, which stays for the next try
+            active.migrate(both.a.channel)
+            active.connect(ConnParam(b"and more"))
+            with listener.get_request() as cmid:
+                assert cmid.qp is not None
+                assert cmid.qp.cap.max_recv_wr == 3
+                assert cmid.event is not None
+                assert cmid.event.private_data.rstrip(b"\0") == b"prefix and more"
+                cmid.accept()
+                both.a.event(E.ESTABLISHED)
+
+
+def test_an_endpoint_takes_the_route_it_is_given(both: Ends) -> None:
+    path = replace(both.a.resolve(B).route.path_rec[0], sl=5)
+    flags = PathFlag.GMP | PathFlag.PRIMARY | PathFlag.BIDIRECTIONAL
+    info = AddrInfo(port_space=PortSpace.TCP, qp_type=QPType.RC, dst_addr=(B, PORT), route=(PathData(path, flags),))
+    with create_ep(info, provider=both.a.provider) as cmid:
+        assert (cmid.state, cmid.qp) == (State.ROUTE_RESOLVED, None)
+        assert cmid.route.path_rec[0].sl == 5
+
+
+def test_an_endpoint_that_cannot_be_leaves_nothing(both: Ends) -> None:
+    for info in (
+        AddrInfo(port_space=PortSpace.TCP, qp_type=QPType.RC),
+        AddrInfo(flags=RaiFlag.PASSIVE, port_space=PortSpace.TCP, qp_type=QPType.RC),
+    ):
+        refused(lambda info=info: create_ep(info, provider=both.a.provider))  # type: ignore[misc]
+    info = AddrInfo(port_space=PortSpace.TCP, qp_type=QPType.RC, src_addr=(A, PORT), dst_addr=("10.0.0.9", PORT))
+    with pytest.raises(TimeoutError):
+        create_ep(info, provider=both.a.provider)
+    with CmId(provider=both.a.provider) as cmid:
+        cmid.bind_addr((A, PORT))  # the port is free again
+
+
+# -- queues ---------------------------------------------------------------------------------------------
+
+
+def test_waiting_for_completions_takes_any_queue(both: Ends) -> None:
+    active, request = both.request()
+    assert request.id.verbs is not None
+    shared = CQ(request.id.verbs, 8)  # C's helpers assert that the id made the queue, and its channel
+    request.id.create_qp(QPInitAttr(scq=shared, rcq=shared, cap=QPCap(4, 4)))
+    region = request.id.reg_msgs(bytearray(16))
+    request.id.post_recv(7, region)
+    request.id.accept()
+    both.a.event(E.ESTABLISHED)
+    active.post_send(1, b"hello", flags=SendFlag.INLINE)
+    assert request.id.get_recv_comp(timeout=1).wr_id == 7
+    with pytest.raises(TimeoutError):
+        request.id.get_recv_comp(timeout=1)
+    active.destroy()
+    request.id.destroy()
+    shared.close()
+    region.close()
+
+
+def test_what_cannot_be_a_queue_pair_of_an_id(both: Ends) -> None:
+    refused(both.a.id().create_qp)
+    cmid = both.a.resolve(B)
+    cmid.create_qp()
+    refused(cmid.create_qp)
+    cmid.destroy_qp()
+    assert (cmid.qp, cmid.send_cq) == (None, None)
+    refused(lambda: cmid.create_qp(QPInitAttr(qp_type=QPType.UC)))
+    assert cmid.verbs is not None
+    with CQ(cmid.verbs, 1) as one, CQ(cmid.verbs, 1) as other:
+        cmid.send_cq = one
+        refused(lambda: cmid.create_qp(QPInitAttr(scq=other)))
+        cmid.send_cq = None
+
+
+def test_attributes_for_a_queue_pair_of_ones_own(both: Ends) -> None:
+    refused(lambda: both.a.id().init_qp_attr(QPState.INIT))
+    cmid = both.a.resolve(B)
+    refused(lambda: cmid.init_qp_attr(7))  # type: ignore[arg-type]
+    refused(lambda: cmid.init_qp_attr(QPState.RTR))
+    attr, mask = cmid.init_qp_attr(QPState.INIT)
+    assert (attr.qp_state, attr.port_num) == (QPState.INIT, 1)
+    assert mask == QPAttrMask.STATE | QPAttrMask.ACCESS_FLAGS | QPAttrMask.PKEY_INDEX | QPAttrMask.PORT
+    assert cmid.init_qp_attr(QPState.ERR)[1] == QPAttrMask.STATE
+
+
+# -- enhanced connection establishment ------------------------------------------------------------------
+
+
+def test_ece_goes_both_ways(both: Ends) -> None:
+    both.b.listen(B)
+    active = both.a.resolve(B)
+    active.set_local_ece(Ece(0x1234, 0x56))
+    active.connect(ConnParam(qp_num=0x10010))
+    request = both.b.event(E.CONNECT_REQUEST)
+    assert request.id.get_remote_ece() == Ece(0x1234, 0x56)
+    request.id.set_local_ece(Ece(0x1234, 0x02))
+    request.id.accept(ConnParam(qp_num=0x10011))
+    both.a.event(E.CONNECT_RESPONSE)
+    assert active.get_remote_ece() == Ece(0x1234, 0x02)
+    active.establish()
+    both.b.event(E.ESTABLISHED)
+
+
+def test_ece_can_be_refused(both: Ends) -> None:
+    _, request = both.request()
+    request.id.reject_ece(b"older")
+    event = both.a.event(E.REJECTED)
+    assert (event.status, event.private_data.rstrip(b"\0")) == (35, b"older")
+
+
+def test_ece_is_not_for_ids_with_a_queue_pair(both: Ends) -> None:
+    cmid = both.a.resolve(B)
+    refused(lambda: cmid.set_local_ece(Ece(0, 1)))
+    cmid.create_qp()
+    refused(lambda: cmid.set_local_ece(Ece(1, 1)))
+    refused(cmid.get_remote_ece)
+
+
+# -- datagrams: the service is found, queue pairs are not there -----------------------------------------
+
+
+def test_a_datagram_service_is_found(both: Ends) -> None:
+    both.b.listen(B, port_space=PortSpace.UDP)
+    active = both.a.resolve(B, port_space=PortSpace.UDP)
+    refused(lambda: active.connect(ConnParam(b"x" * 181)))
+    active.connect(ConnParam(b"x" * 180))
+    request = both.b.event(E.CONNECT_REQUEST)
+    assert request.private_data == b"x" * 180
+    refused(lambda: request.id.accept(ConnParam(b"y" * 137)))
+    request.id.accept(ConnParam(b"y" * 136, qp_num=0x10055, qkey=0x77))
+    event = both.a.event(E.ESTABLISHED)
+    assert isinstance(event.param, UdParam)
+    assert (event.param.qp_num, event.param.qkey, event.private_data) == (0x10055, 0x77, b"y" * 136)
+    active.disconnect()
+    both.fabric.run(seconds=1)
+    assert both.b.quiet(), "the passive side is told nothing more"
+
+
+def test_a_datagram_service_that_refuses(both: Ends) -> None:
+    both.b.listen(B, port_space=PortSpace.UDP)
+    active = both.a.resolve(B, port_space=PortSpace.UDP)
+    active.connect()
+    request = both.b.event(E.CONNECT_REQUEST)
+    refused(lambda: request.id.reject(b"n" * 137))
+    request.id.reject(b"no")
+    event = both.a.event(E.UNREACHABLE)
+    assert event.status == 2
+
+
+def test_datagram_queue_pairs_are_not_there(both: Ends) -> None:
+    cmid = both.a.resolve(B, port_space=PortSpace.UDP)
+    refused(lambda: cmid.create_qp(QPInitAttr(qp_type=QPType.UD)), errno.EOPNOTSUPP)
+
+
+def test_a_state_error_says_the_state(both: Ends) -> None:
+    with pytest.raises(CmStateError, match="ADDR_BOUND"):
+        _bound(both).connect(ConnParam(qp_num=1))
