@@ -8,6 +8,7 @@ socket or two, the port table, the wire) are opened at first use and closed with
 from __future__ import annotations
 
 import errno
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -40,6 +41,10 @@ from rdmacm.verbs.device import Device
 __all__ = ["SoftProvider"]
 
 T = TypeVar("T")
+
+_yield: Callable[[], None] | None = getattr(os, "sched_yield", None)
+#: Polls in vain after which others may have the processor: where they are scarce, the peer may be waiting for this one.
+_PATIENCE = 64
 
 #: Seconds between two times that somebody makes progress who only takes what waits; less than the helper's patience.
 _PROGRESS_INTERVAL = 0.001
@@ -78,6 +83,7 @@ class SoftProvider:
         #: When whoever takes what waits has to make progress as well, on ``clock``.
         self.progress_due = 0.0
         self._polls = 0
+        self._in_vain = 0
         self.transport = Transport(self.lock, clock, self.call_at, wire or UdpWire(), self.random)
         self.transport.on_open = self._wire_opened
         self.cm = ConnectionManager(self)
@@ -236,7 +242,12 @@ class SoftProvider:
                 self.progress()
             return
         self.progress_count += 1
-        self.transport.progress()
+        if self.transport.progress():
+            self._in_vain = 0
+            return
+        self._in_vain += 1
+        if self._in_vain % _PATIENCE == 0 and _yield is not None:
+            _yield()
 
     def fire_timers(self) -> None:
         """Let timers that are due fire."""
