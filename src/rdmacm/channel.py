@@ -33,6 +33,15 @@ __all__ = ["CmEvent", "EventChannel", "event_str"]
 #: is rare, and a lock for each of ten thousand ids is not.
 ACKED = threading.Condition()
 
+
+class _Acknowledged:
+    """How many threads wait for ``ACKED``, which guards it: to notify takes a while even where nobody does."""
+
+    waiting = 0
+
+
+_acknowledged = _Acknowledged()
+
 #: Reason of a REJ: invalid service id (InfiniBand Architecture 12.6.7.2).
 _NO_LISTENER = 8
 
@@ -122,7 +131,8 @@ class CmEvent:
                 return
             self._pending = False
             self._owner.acknowledged(self._thread)
-            ACKED.notify_all()
+            if _acknowledged.waiting:
+                ACKED.notify_all()
 
     def __enter__(self) -> Self:
         return self
@@ -318,5 +328,9 @@ def wait_acked(done: Callable[[], bool], timeout: float | None) -> bool:
             left = None if limit is None else limit - time.monotonic()
             if left is not None and left <= 0:
                 return False
-            ACKED.wait(left)
+            _acknowledged.waiting += 1
+            try:
+                ACKED.wait(left)
+            finally:
+                _acknowledged.waiting -= 1
     return True

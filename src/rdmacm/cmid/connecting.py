@@ -200,12 +200,16 @@ class CmId(QueueingId):
         ):
             if wanted != MAXIMUM and not 0 <= wanted <= most:
                 raise cm_error(errno.EINVAL, f"{name} {wanted} is outside 0..{most}", step, self.peer_addr_text)
-        return replace(
-            param,
-            responder_resources=resources if param.responder_resources == MAXIMUM else param.responder_resources,
-            initiator_depth=depth if param.initiator_depth == MAXIMUM else param.initiator_depth,
-            qp_num=self._qp.qp_num if self._qp is not None else param.qp_num,
-            srq=int(self._srq is not None) if self._qp is not None else param.srq,
+        return ConnParam(  # replace() takes four times as long
+            param.private_data,
+            resources if param.responder_resources == MAXIMUM else param.responder_resources,
+            depth if param.initiator_depth == MAXIMUM else param.initiator_depth,
+            param.flow_control,
+            param.retry_count,
+            param.rnr_retry_count,
+            int(self._srq is not None) if self._qp is not None else param.srq,
+            self._qp.qp_num if self._qp is not None else param.qp_num,
+            param.qkey,
         )
 
 

@@ -344,7 +344,7 @@ class ResolvingId:
     def acknowledged(self, thread: int) -> None:
         """An event of this id was acknowledged (called with the acknowledgement lock held)."""
         self.events_completed += 1
-        with contextlib.suppress(ValueError):
+        if thread in self._holders:
             self._holders.remove(thread)
 
     def reported(self) -> None:

@@ -514,12 +514,12 @@ class SoftId(ResolvingId):
     # -- queue pair attributes ------------------------------------------------------------------------
 
     def _make_ready(self, qp: QP) -> None:
-        attr, mask = self.init_qp_attr(QPState.INIT)
-        access = attr.qp_access_flags
         if qp.state is not QPState.INIT:
-            qp.modify(attr, mask)
+            qp.modify(*self.init_qp_attr(QPState.INIT))
         attr, _ = self.init_qp_attr(QPState.RTR)
-        attr.qp_access_flags = access  # it has been in INIT without
+        connection = self._provider.cm.connection(self._comm_id)
+        assert connection is not None
+        attr.qp_access_flags = self._access(connection)  # it has been in INIT without
         qp.modify(attr, _TO_RTR_WITH_ACCESS)
         qp.modify(*self.init_qp_attr(QPState.RTS))
 
@@ -536,7 +536,7 @@ class SoftId(ResolvingId):
             connection = self._provider.cm.connection(self._comm_id)
             if state == QPState.INIT:
                 if connection is not None:
-                    attr.qp_access_flags = _ANY_REMOTE if self._resources(connection)[1] else AccessFlag.REMOTE_WRITE
+                    attr.qp_access_flags = self._access(connection)
                 return attr, _TO_INIT
             if state not in (QPState.RTR, QPState.RTS):
                 return attr, _M.STATE
@@ -570,6 +570,9 @@ class SoftId(ResolvingId):
             attr.max_rd_atomic = initiator
             attr.timeout = connection.av_timeout if self.options.ack_timeout is None else self.options.ack_timeout & 31
             return attr, _TO_RTS
+
+    def _access(self, connection: Connection) -> AccessFlag:
+        return _ANY_REMOTE if self._resources(connection)[1] else AccessFlag.REMOTE_WRITE
 
     def _resources(self, connection: Connection) -> tuple[int, int]:
         """READs and atomics of ours at a time, and of the peer's."""

@@ -47,6 +47,8 @@ class SoftQueue:
 
     def take(self, owner: object) -> list[QueuedEvent]:
         with self.provider.lock:
+            if not self._events:
+                return []
             taken = [event for event in self._events if event.owner is owner]
             if taken:
                 self._events = deque(event for event in self._events if event.owner is not owner)

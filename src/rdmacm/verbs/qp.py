@@ -159,7 +159,7 @@ class QP(Resource):
     def __init__(self, pd: PD, init_attr: QPInitAttr) -> None:
         self._closed = True
         device = pd.context.backend
-        attr = self._init_attr = replace(init_attr, cap=replace(init_attr.cap))
+        attr = self._init_attr = _copied(init_attr)
         scq, rcq, srq = attr.scq, attr.rcq, attr.srq
         if attr.qp_type not in _LEGAL:
             raise cm_error(errno.EOPNOTSUPP, f"no queue pairs of type {attr.qp_type.name}", "create_qp")
@@ -175,7 +175,7 @@ class QP(Resource):
         self.qp_type = attr.qp_type
         needs: tuple[Resource, ...] = (pd, scq, rcq) if srq is None else (pd, scq, rcq, srq)
         # The provider has the queues in its own terms. The objects would keep each other alive through its tables.
-        told = replace(attr, scq=None, rcq=None, srq=None, qp_context=None)
+        told = QPInitAttr(attr.qp_type, cap=attr.cap, sq_sig_all=attr.sq_sig_all)
         shared = None if srq is None else srq.backend
         self.backend: QPBackend = self._make(
             "create_qp", needs, lambda: device.create_qp(pd, told, scq.backend, rcq.backend, shared)
@@ -404,6 +404,13 @@ class QP(Resource):
     def __repr__(self) -> str:
         state = "closed" if self._closed else self.backend.state.name
         return f"<QP {self.qp_type.name} 0x{self.qp_num:x} {state}>"
+
+
+def _copied(attr: QPInitAttr) -> QPInitAttr:
+    """A copy with sizes of its own; replace() takes four times as long."""
+    cap = attr.cap
+    sizes = QPCap(cap.max_send_wr, cap.max_recv_wr, cap.max_send_sge, cap.max_recv_sge, cap.max_inline_data)
+    return QPInitAttr(attr.qp_type, attr.qp_context, attr.scq, attr.rcq, attr.srq, sizes, attr.sq_sig_all)
 
 
 def _check_recv(wr: RecvWR, max_sge: int) -> None:
