@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import re
 import subprocess
 import sys
 import threading
@@ -122,16 +121,6 @@ def refused(call: Callable[[], object], code: int = errno.EINVAL) -> None:
     with pytest.raises(rdmacm.RdmaError) as error:
         call()
     assert error.value.errno == code
-
-
-def test_every_call_that_is_there_has_its_name() -> None:
-    text = (ROOT / "docs" / "parity.md").read_text(encoding="utf-8")
-    table = text[text.index("## Calls") : text.index("## rdma_getaddrinfo")]
-    rows = re.findall(r"^\| (rdma_[^|]*) \| ([^|]*) \|", table, re.MULTILINE)
-    names = {name: state.startswith("done") for row, state in rows for name in row.split(", ")}
-    assert len(names) > 60
-    assert {name: hasattr(cma, name) for name in names} == names
-    assert {name for name in dir(cma) if name.startswith("rdma_")} <= set(names)
 
 
 def test_constants_have_the_values_of_the_headers() -> None:

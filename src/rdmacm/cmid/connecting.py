@@ -8,7 +8,7 @@ from dataclasses import replace
 from rdmacm.addrinfo import AddrInfo
 from rdmacm.cmid.queues import QueueingId
 from rdmacm.connparam import MAXIMUM, ConnParam, Ece, UdParam
-from rdmacm.constants import CmEventType, IbOption, OptionLevel, PortSpace, RaiFlag
+from rdmacm.constants import CmEventType, IbOption, OptionLevel, RaiFlag
 from rdmacm.errors import cm_error
 from rdmacm.provider import IdBackend, Provider
 from rdmacm.verbs.attr import DeviceAttr, QPInitAttr
@@ -131,14 +131,6 @@ class CmId(QueueingId):
         Up to 56 bytes of private data, 180 for datagrams. EINVAL: the route is not resolved, the data is too long,
         more resources than the device has, or neither a queue pair nor ``param.qp_num``.
         """
-        if self._qp is None and (param is None or not param.qp_num) and self.ps is PortSpace.TCP:
-            raise cm_error(
-                errno.EINVAL,
-                "the id has no queue pair, and none is named",
-                "connect",
-                self.peer_addr_text,
-                "create_qp()",
-            )
         resolved = self._resolved_param(param, None, "connect")
         if self._connect_prefix:
             resolved = replace(resolved, private_data=self._connect_prefix + resolved.private_data)
@@ -191,6 +183,10 @@ class CmId(QueueingId):
         param = param or ConnParam()
         if self.qp_type is QPType.UD:
             return param
+        if self._qp is None and not param.qp_num:
+            raise cm_error(
+                errno.EINVAL, "the id has no queue pair, and none is named", step, self.peer_addr_text, "create_qp()"
+            )
         limits: DeviceAttr = self._bound(step).query_device()
         resources = min(limits.max_qp_rd_atom, asked.responder_resources if asked else MAXIMUM)
         depth = min(limits.max_qp_init_rd_atom, asked.initiator_depth if asked else MAXIMUM)

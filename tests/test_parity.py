@@ -1,0 +1,33 @@
+"""docs/parity.md says what is there, and which test shows what."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from rdmacm import cma
+
+ROOT = Path(__file__).parents[1]
+TEXT = (ROOT / "docs" / "parity.md").read_text(encoding="utf-8")
+
+
+def test_every_call_that_is_there_has_its_name() -> None:
+    table = TEXT[TEXT.index("## Calls") : TEXT.index("## rdma_getaddrinfo")]
+    rows = re.findall(r"^\| (rdma_[^|]*) \| ([^|]*) \|", table, re.MULTILINE)
+    names = {name: state.startswith("done") for row, state in rows for name in row.split(", ")}
+    assert len(names) > 60
+    assert {name: hasattr(cma, name) for name in names} == names
+    assert {name for name in dir(cma) if name.startswith("rdma_")} <= set(names)
+
+
+def test_the_tests_it_names_are_there() -> None:
+    sources = {path.relative_to(ROOT / "tests").as_posix(): path for path in (ROOT / "tests").rglob("*.py")}
+    everything = "\n".join(path.read_text(encoding="utf-8") for path in sources.values())
+    for name in re.findall(r"`([a-z/]*test_\w+\.py)`", TEXT):
+        assert name.removeprefix("tests/") in sources
+    for name in re.findall(r"`(test_\w+)`", TEXT):
+        assert f"def {name}(" in everything
+    for group in re.findall(r"conformance ((?:`\w+`(?:, )?)+)", TEXT):
+        for name in re.findall(r"`(\w+)`", group):
+            if not name.startswith("test_"):
+                assert f"async def {name}_active(" in everything
