@@ -56,7 +56,8 @@ class CmId(QueueingId):
 
         ``backlog``: how many may wait to be fetched; 0 or more than 1024 means 1024. What comes when it is full is
         dropped in silence, and the peer asks again. An unbound id is bound to any IPv4 address and a free port.
-        EINVAL where the id is past that; EADDRINUSE where another id, or another user of UDP port 4791, is in the way.
+        EINVAL where the id is past that; EADDRINUSE or EADDRNOTAVAIL where another id has the port as well (who listens
+        does not share, whatever REUSEADDR says); EACCES or EADDRINUSE where another program has UDP port 4791.
         """
         self._backend.listen(backlog)
 
