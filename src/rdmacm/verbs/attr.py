@@ -26,7 +26,12 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class DeviceAttr:
-    """``struct ibv_device_attr``: what a device can do at most."""
+    """``struct ibv_device_attr``: what a device can do at most.
+
+    ``max_mr_size``, ``max_inline_data`` and ``max_msg_sz`` are bytes; ``max_qp_rd_atom`` and ``max_qp_init_rd_atom``
+    are READs and atomics under way at a time that a queue pair serves and asks for; ``local_ca_ack_delay`` is an
+    exponent of 4.096 µs; the others count objects, work requests, elements, completions.
+    """
 
     max_mr_size: int
     max_qp: int
@@ -72,7 +77,11 @@ class QPInitAttr:
 
 @dataclass(slots=True)
 class GlobalRoute:
-    """``struct ibv_global_route``."""
+    """``struct ibv_global_route``: the part of an address vector that becomes the IP header.
+
+    ``sgid_index``: the row of the port's GID table to send from; ``flow_label`` has 20 bits, ``hop_limit`` and
+    ``traffic_class`` 8. The software devices leave flow label and hop limit to the system.
+    """
 
     dgid: Gid = Gid()  # noqa: RUF009 (immutable)
     sgid_index: int = 0
@@ -83,7 +92,11 @@ class GlobalRoute:
 
 @dataclass(slots=True)
 class AHAttr:
-    """``struct ibv_ah_attr``: an address vector."""
+    """``struct ibv_ah_attr``: an address vector.
+
+    On Ethernet ``is_global`` has to be true and ``gr`` says where to; ``dlid`` and ``src_path_bits`` are InfiniBand's,
+    ``sl`` (0..15) and ``static_rate`` are kept and not used there.
+    """
 
     dlid: int = 0
     sl: int = 0
@@ -129,7 +142,7 @@ class QPAttr:
 
 @dataclass(slots=True)
 class SrqAttr:
-    """``struct ibv_srq_attr``."""
+    """``struct ibv_srq_attr``: sizes in work requests and elements; with fewer than ``srq_limit`` receives it warns."""
 
     max_wr: int = 100
     max_sge: int = 1
@@ -138,7 +151,7 @@ class SrqAttr:
 
 @dataclass(slots=True)
 class SrqInitAttr:
-    """``struct ibv_srq_init_attr``."""
+    """``struct ibv_srq_init_attr``: what a shared receive queue is made of; ``srq_context`` is the user's own."""
 
     attr: SrqAttr = field(default_factory=SrqAttr)
     srq_context: object = None

@@ -27,7 +27,7 @@ __all__ = [
 
 
 class QPType(IntEnum):
-    """``enum ibv_qp_type``."""
+    """``enum ibv_qp_type``. The software devices have queue pairs of type RC."""
 
     RC = 2
     UC = 3
@@ -136,7 +136,11 @@ class QPAttrMask(IntFlag):
 
 
 class SendFlag(IntFlag):
-    """``enum ibv_send_flags``."""
+    """``enum ibv_send_flags``.
+
+    FENCE: not before READs and atomics posted earlier are over. SIGNALED: a completion also for success. SOLICITED:
+    wake a receiver that armed its queue for that. INLINE: the data is copied at once and needs no region.
+    """
 
     FENCE = 1
     SIGNALED = 1 << 1

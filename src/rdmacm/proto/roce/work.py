@@ -13,7 +13,10 @@ from typing import Protocol
 
 
 class AccessFlag(IntFlag):
-    """``enum ibv_access_flags``."""
+    """``enum ibv_access_flags``: who may do what with a region; reading it locally is always allowed.
+
+    REMOTE_WRITE and REMOTE_ATOMIC take LOCAL_WRITE as well.
+    """
 
     LOCAL_WRITE = 1
     REMOTE_WRITE = 1 << 1
