@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from rdmacm.endpoint.core import Core, Shape
 from rdmacm.endpoint.hub import Hub
 from rdmacm.endpoint.listening import ListenerCore
 from rdmacm.endpoint.race import connecting
-from rdmacm.testing import LOSE, Fabric, Packet, Verdict, nth
+from rdmacm.testing import LOSE, Fabric, Fate, Packet, Verdict, nth
 from support.endpoints import Part, play
 
 
@@ -335,3 +336,37 @@ def test_too_many_half_made_connections_drop_the_oldest(monkeypatch: pytest.Monk
     made = [attempt.result for attempt in attempts if attempt.error is None]
     assert all(attempt.error is None or isinstance(attempt.error, RdmaError) for attempt in attempts)
     ends.close(*made)
+
+
+def test_a_connection_the_peer_still_remembers_is_no_hindrance() -> None:
+    """A process that was killed had our queue pair's number: the peer refuses once, and lets go of the old one."""
+    fabric = Fabric(7)
+    ends = Ends(fabric)
+    active, passive = ends.connect()
+    assert active.cmid.qp is not None
+    number = active.cmid.qp.qp_num
+    fabric.partition("a", "b")
+    active.release()
+    fabric.heal()
+    transport = ends.a.provider.transport
+    transport._held.clear()
+    transport.random = Again(transport.random, number & 0xFFFF)
+    again, accepted = ends.connect()
+    assert fabric.log.count(Fate.DELIVERED, kind="REJ") == 1
+    play(fabric, send(again, b"hello"), receive(accepted))
+    ends.close(again, accepted, passive)
+
+
+class Again(Random):
+    """Numbers that begin with a certain queue pair number."""
+
+    def __init__(self, others: Random, number: int) -> None:
+        super().__init__()
+        self.others = others
+        self.number: int | None = number
+
+    def getrandbits(self, k: int, /) -> int:
+        if k == 16 and self.number is not None:
+            number, self.number = self.number, None
+            return number
+        return self.others.getrandbits(k)

@@ -34,6 +34,7 @@ Target: TypeAlias = "SockAddr | AddrInfo | Sequence[AddrInfo]"
 _ATTEMPT_DELAY = 0.25
 #: Milliseconds for a neighbour, and for a route.
 _RESOLVE_MS = 2000
+_STALE = 10
 _REJECTED_BY_APPLICATION = 28
 
 _FAILURES = frozenset(
@@ -160,11 +161,13 @@ class _Attempt:
         self._core: Core | None = None
         self._shape = Shape()
         self._hub: Hub | None = None
+        self._source: SockAddr | None = None
+        self._was_stale = False
 
     def begin(self, hub: Hub, source: SockAddr | None, shape: Shape) -> None:
         """Resolve the address; ``error`` tells whether that has failed already."""
         info = self._info
-        self._hub, self._shape = hub, shape
+        self._hub, self._source, self._shape = hub, source, shape
         try:
             if info.dst_addr is None or info.qp_type == QPType.UD:
                 raise cm_error(errno.EINVAL, "not the address of a listener of connections", "connect", self.name)
@@ -176,6 +179,9 @@ class _Attempt:
     def handle(self, event: CmEvent) -> None:
         """An event of the id."""
         if self._cmid is None:
+            return
+        if event.type is CmEventType.REJECTED and event.status == _STALE and not self._was_stale:
+            self._begin_again()
             return
         if event.type in _FAILURES:
             error = event.error or cm_error(
@@ -193,6 +199,15 @@ class _Attempt:
                 self._established(self._cmid, event)
         except RdmaError as error:
             self._fail(error)
+            self._race.failed()
+
+    def _begin_again(self) -> None:
+        """Our queue pair's number is that of a dead process's connection, which the peer has let go of by now."""
+        assert self._hub is not None
+        self._was_stale = True
+        self.close()
+        self.begin(self._hub, self._source, self._shape)
+        if self.error is not None:
             self._race.failed()
 
     def _resolve_route(self, cmid: CmId) -> None:
