@@ -7,8 +7,9 @@
     python3 dev.py check             run ruff, mypy and import-linter
     python3 dev.py bench [NAME] [ARGS...]
                                      run a benchmark from the sources: resolve (what a resolution costs, and what
-                                     runs without a name), peers (what this and others reach on loopback) or
-                                     connections (ten thousand open at once)
+                                     runs without a name), peers (what this and others reach on loopback),
+                                     connections (ten thousand open at once) or datapath (latency and bandwidth
+                                     between two processes)
 
 "test" and "check" keep what they need in .venv beside this file, and make it when it is missing or out of
 date.  All of this needs Python 3.11 or later and nothing else.
@@ -238,7 +239,7 @@ def demo(arguments: list[str]) -> int:
 
 
 #: Files of bench that are run by their names; the others are parts of these.
-BENCHMARKS = ("resolve", "peers", "connections")
+BENCHMARKS = ("resolve", "peers", "connections", "datapath")
 
 
 def bench(arguments: list[str]) -> int:

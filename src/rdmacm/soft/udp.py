@@ -41,6 +41,8 @@ __all__ = ["UdpRoute", "UdpWire"]
 _LONGEST = 65507
 #: How many datagrams or trains one receive() takes.
 _BATCH = 16
+#: After how many that found something it takes more than one packet of a socket; more than one round trip has.
+_STREAM = 4
 #: The top byte of the destination QP number.
 _SLOT = 5
 _SHORTEST = BTH_LENGTH + ICRC_LENGTH
@@ -149,7 +151,7 @@ class UdpWire:
         self._poller: select.epoll | select.poll | None = None
         self._buffers: list[tuple[list[memoryview], memoryview]] = []
         self._used = 0
-        self._streaming = False
+        self._in_a_row = 0  # receive() that found something
         self._member: Membership | None = None
         self._mailbox: Mailbox | None = None
         self._listening: dict[tuple[int, bytes | None], _Listening] = {}
@@ -292,8 +294,9 @@ class UdpWire:
             return ()
         ready = self._poller.poll(0)
         if not ready:
-            self._streaming = False
+            self._in_a_row = 0
             return ()
+        self._in_a_row += 1
         self._used = 0
         found: list[Received] = []
         for fd, _ in ready:
@@ -309,8 +312,7 @@ class UdpWire:
     def _read(self, source: _Source, found: list[Received]) -> None:
         # To ask again costs as much as a packet does, so a socket is asked twice only where packets keep coming: a
         # lone message is answered sooner.
-        limit = self._used + (_BATCH if self._streaming else 1)
-        self._streaming = True
+        limit = self._used + (_BATCH if self._in_a_row > _STREAM else 1)
         recvmsg_into, info, space = source.recvmsg_into, source.info, sockets.ANCILLARY_SPACE
         while self._used < limit:
             if self._used == len(self._buffers):
@@ -322,6 +324,8 @@ class UdpWire:
             except OSError as error:
                 if error.errno != errno.EAGAIN:
                     self.counters[errno_name(error.errno or 0)] += 1
+                elif self._used + _BATCH == limit + 1:
+                    self._in_a_row = 0  # it was asked again for nothing
                 return
             self._used += 1
             local = b""

@@ -31,6 +31,12 @@ T = TypeVar("T")
 #: Places to wait that are kept for the next wait.
 _KEPT = 4
 
+#: How long a wait looks again and again before it sleeps, seconds: more than an answer takes that is on its way. To
+#: fall asleep and to be woken costs more than all the rest of a small message.
+_SPIN = 0.0001
+#: So many waits at most are not begun that way after it was for nothing.
+_MOST_SKIPPED = 64
+
 #: A wait without a deadline still looks up once in a while: a clock that is not the system's may have moved.
 _LONGEST_WAIT = 3600.0
 
@@ -115,6 +121,9 @@ class Waiters:
     def __init__(self, provider: SoftProvider) -> None:
         self._provider = provider
         self._idle: list[Waiter] = []
+        self._alone = _count_cpus() < 2  # who would answer needs the processor that is spun on
+        self._spinning = False
+        self._skip = self._skipped = 0
         #: The waiters that are inside poll(2), or about to be.
         self.polling: set[Waiter] = set()
 
@@ -140,6 +149,9 @@ class Waiters:
             waiter = self._idle.pop() if self._idle else Waiter()
         limit = None if timeout is None else time.monotonic() + timeout
         try:
+            seen = self._spin(done, timeout)
+            if seen:
+                return seen
             while True:
                 with provider.lock:
                     found = done()  # another thread may have seen to it
@@ -159,6 +171,30 @@ class Waiters:
                 self.polling.discard(waiter)
                 self._put_back(waiter)
 
+    def _spin(self, done: Callable[[], T], timeout: float | None) -> T | None:
+        """Look again for a moment, where that has paid lately; what ``done()`` returned when it was true."""
+        provider = self._provider
+        with provider.lock:
+            if self._alone or self._spinning or provider.clock is not time.monotonic or not provider.in_use:
+                return None
+            if self._skipped < self._skip:
+                self._skipped += 1
+                return None
+            self._spinning = True
+        until = time.monotonic() + (_SPIN if timeout is None else min(_SPIN, timeout))
+        found = None
+        try:
+            while not found and time.monotonic() < until:
+                with provider.lock:
+                    provider.poll()
+                    found = done()
+        finally:
+            with provider.lock:
+                self._spinning = False
+                self._skipped = 0
+                self._skip = 0 if found else min(2 * self._skip + 1, _MOST_SKIPPED)
+        return found
+
     def _put_back(self, waiter: Waiter) -> None:
         if len(self._idle) < _KEPT and self._provider.in_use:
             self._idle.append(waiter)
@@ -177,6 +213,11 @@ class Waiters:
         for waiter in self._idle:
             waiter.wake.close()
         self._idle.clear()
+
+
+def _count_cpus() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Pollable:
