@@ -1,0 +1,132 @@
+"""A message of one packet takes a short way through the engine: it does what the general one does."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from rdmacm.proto.roce.icrc import Icrc
+from rdmacm.proto.roce.rc import RcEngine, RtrAttributes, RtsAttributes
+from rdmacm.proto.roce.rc.requester import Requester
+from rdmacm.proto.roce.rc.responder import Responder
+from rdmacm.proto.roce.work import AccessFlag, RecvWork, SendWork, WROpcode
+
+MTU = 256
+A, B = b"\x7f\0\0\1", b"\x7f\0\0\2"
+SIZES = (0, 1, 2, 3, 4, 63, 64, MTU - 1, MTU, MTU + 1, 3 * MTU)
+OPCODES = (
+    *(WROpcode.SEND, WROpcode.SEND, WROpcode.SEND_WITH_IMM, WROpcode.RDMA_WRITE, WROpcode.RDMA_WRITE_WITH_IMM),
+    *(WROpcode.RDMA_READ, WROpcode.ATOMIC_FETCH_AND_ADD),
+)
+
+
+class Region:
+    def __init__(self) -> None:
+        self.view = memoryview(bytearray(4 * MTU))
+
+    def remote(self, _rkey: int, address: int, length: int, _access: AccessFlag) -> memoryview | None:
+        return self.view[address : address + length] if address + length <= len(self.view) else None
+
+    def invalidate(self, _rkey: int) -> bool:
+        return True
+
+
+def work(source: random.Random, number: int) -> SendWork:
+    opcode = source.choice(OPCODES)
+    size = 8 if opcode is WROpcode.ATOMIC_FETCH_AND_ADD else source.choice(SIZES)
+    data = bytearray(source.randbytes(size))
+    cut = source.choice((0, 0, size // 2))
+    segments = [memoryview(data)[:cut], memoryview(data)[cut:]] if cut else [memoryview(data)] if size else []
+    if source.random() < 0.01 and segments:
+        segments[-1].release()
+    solicited, fence, signaled = (source.random() < 0.2 for _ in range(3))
+    address = source.choice((0, 8, 64) if source.random() < 0.99 else (1 << 20,))
+    return SendWork(
+        number, opcode, segments, not signaled, solicited, fence, address, 7, imm=number, compare_add=number
+    )
+
+
+def recv(source: random.Random, number: int) -> RecvWork:
+    data = memoryview(bytearray(source.choice((3 * MTU, 3 * MTU, 4 * MTU) if source.random() < 0.98 else (40,))))
+    if source.random() < 0.01:
+        data = data.toreadonly()
+    return RecvWork(number, (data[:100], data[100:]) if source.random() < 0.3 else (data,))
+
+
+def transcript(seed: int, *, general: bool) -> list[object]:
+    """All that a conversation comes to: packets, completions, deadlines, memory, and what was not accepted."""
+    source = random.Random(seed)
+    flows = (Icrc(A, B, 50000), Icrc(B, A, 50001))
+    memory = (Region(), Region())
+    ends = (RcEngine(1, memory[0]), RcEngine(2, memory[1]))
+    for index, end in enumerate(ends):
+        end.ready_to_receive(RtrAttributes(2 - index, 0xFFFFFA, path_mtu=MTU))
+        end.ready_to_send(RtsAttributes(0xFFFFFA, timeout=0.5, retry_cnt=3))
+    said: list[object] = []
+    buffers: list[RecvWork] = []
+    now = 0.0
+    for step in range(120):
+        now += 0.01 if step % 10 else 0.6
+        for index, end in enumerate(ends):
+            if source.random() < 0.6 or step == 0:
+                posted = recv(source, step)
+                buffers.append(posted)
+                end.post_recv(posted)
+            for _ in range(source.choice((0, 1, 1, 2))):
+                end.post_send(work(source, step))
+            said.append(end.deadline)
+            if end.deadline is not None and end.deadline <= now:
+                end.timer(now)
+            for pieces, _ in end.datagrams(flows[index], now, 64, 0):
+                packet = b"".join(pieces)
+                said.append(packet)
+                fate = source.random()
+                if fate < 0.02:
+                    continue
+                if fate < 0.03:
+                    packet = packet[:-1] + bytes([packet[-1] ^ 1])
+                for _ in range(2 if fate > 0.98 else 1):
+                    # With a segment size it is a train, if only of one packet, which is never the short way.
+                    segment = len(packet) if general else 0
+                    said.append(ends[1 - index].received(memoryview(packet), segment, flows[index], now))
+            said.append(end.completions())
+            said.append(dict(end.dropped))
+        said.append([region.view.tobytes() for region in memory])
+    said.append([[piece.tobytes() for piece in buffer.segments] for buffer in buffers])
+    return said
+
+
+def to_the_general_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    execute: Callable[[Responder, int, int, int, memoryview], None] = Responder._execute
+
+    def send_only(self: Responder, psn: int, flags: int, data: memoryview) -> None:
+        execute(self, 0x04, psn, flags, data)
+
+    monkeypatch.setattr(Responder, "_execute_send_only", send_only)
+    monkeypatch.setattr(Responder, "lone", lambda _: None)
+    monkeypatch.setattr(Requester, "lone", lambda _, __: None)
+    monkeypatch.setattr(Requester, "_all_arrived", lambda self, sent: self._advance(sent.last, 0.0))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_short_way_does_what_the_general_one_does(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    short = transcript(seed, general=False)
+    to_the_general_way(monkeypatch)
+    assert short == transcript(seed, general=True)
+
+
+def test_a_message_of_one_packet_goes_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And so is what the other test compares."""
+    taken = []
+    for owner, name in ((Requester, "lone"), (Requester, "_all_arrived"), (Responder, "_execute_send_only")):
+        whole = getattr(owner, name)
+
+        def noticed(*given: object, name: str = name, whole: Callable[..., object] = whole) -> object:
+            taken.append(name)
+            return whole(*given)
+
+        monkeypatch.setattr(owner, name, noticed)
+    transcript(1, general=False)
+    assert set(taken) == {"lone", "_all_arrived", "_execute_send_only"}
