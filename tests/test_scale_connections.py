@@ -33,6 +33,7 @@ def test_a_thousand_at_once() -> None:
         before, during, after = side["before"], side["open"], side["after"]
         assert (during["connections"], during["queue_pairs"]) == (COUNT, COUNT)
         assert (after["connections"], after["queue_pairs"]) == (0, 0)
-        assert during["descriptors"] == after["descriptors"] == before["descriptors"]
+        # A place to wait and a way to hand on requests are made when they are first needed.
+        assert max(during["descriptors"], after["descriptors"]) < before["descriptors"] + 10
         assert max(during["timers"], after["timers"]) < 5 * COUNT, "timers that were stopped do not pile up"
         assert side["bytes_per_connection"] < 20_000
