@@ -354,6 +354,32 @@ def test_retry_counts_have_three_bits(both: Ends) -> None:
     assert (active.qp.query()[0].retry_cnt, active.qp.query()[0].rnr_retry) == (7, 7)
 
 
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [("qp_num", -1), ("qp_num", 1 << 24), ("qkey", 1 << 32), ("retry_count", -1), ("rnr_retry_count", 256)],
+)
+def test_numbers_that_no_message_has_room_for(both: Ends, field: str, wrong: int) -> None:
+    param = replace(ConnParam(qp_num=0x10010), **{field: wrong})  # type: ignore[arg-type]
+    active, request = both.request()
+    for cmid in (both.a.resolve(B), both.a.resolve(B, port_space=PortSpace.UDP)):
+        assert field in str(refused(lambda cmid=cmid: cmid.connect(param)))  # type: ignore[misc]
+    assert field in str(refused(lambda: request.id.accept(param)))
+    request.id.accept(ConnParam(qp_num=0x10010))
+    assert both.a.event(E.ESTABLISHED).id is active
+
+
+@pytest.mark.parametrize("kind", [bytearray, memoryview])
+def test_private_data_may_be_any_buffer(both: Ends, kind: Callable[[bytes], bytes]) -> None:
+    _, request = both.request(ConnParam(kind(b"ask")))
+    assert request.private_data.rstrip(b"\0") == b"ask"
+    request.id.accept(ConnParam(kind(b"answer"), qp_num=0x10010))
+    assert both.a.event(E.ESTABLISHED).private_data.rstrip(b"\0") == b"answer"
+    both.b.event(E.ESTABLISHED)
+    _, request = both.request()
+    request.id.reject(kind(b"no"))
+    assert both.a.event(E.REJECTED).private_data.rstrip(b"\0") == b"no"
+
+
 def test_times_of_a_queue_pair(both: Ends) -> None:
     active, passive = both.connect()
     assert active.route.path_rec[0].packet_life_time == 16
@@ -505,6 +531,33 @@ def test_a_listener_that_goes_leaves_its_connections(both: Ends) -> None:
     next(each for each in both.b.ids if each.state is State.LISTEN).destroy()
     active.disconnect()
     assert both.b.event(E.DISCONNECTED).id is passive
+
+
+def test_a_request_can_be_accepted_after_its_listener_went(both: Ends) -> None:
+    _, request = both.request()
+    next(each for each in both.b.ids if each.state is State.LISTEN).destroy()
+    request.id.create_qp()
+    request.id.accept()
+    both.a.event(E.ESTABLISHED)
+    assert both.b.event(E.ESTABLISHED).id is request.id
+
+
+def test_closing_a_channel_ends_its_connections(both: Ends) -> None:
+    active, _ = both.connect()
+    _, request = both.request()
+    assert request.id.state is State.CONNECT
+    both.b.channel.close()
+    kinds = {both.a.channel.get_event(1).type for _ in range(2)}
+    assert kinds == {E.DISCONNECTED, E.REJECTED}
+    active.disconnect()
+
+
+def test_both_ends_disconnect_at_once(both: Ends) -> None:
+    active, passive = both.connect()
+    active.disconnect()
+    passive.disconnect()
+    assert both.a.event(E.DISCONNECTED).status == 0
+    assert both.b.event(E.DISCONNECTED).status == 0
 
 
 def test_a_request_that_is_destroyed_is_refused(both: Ends) -> None:
@@ -748,7 +801,8 @@ def test_ece_can_be_refused(both: Ends) -> None:
 
 def test_ece_is_not_for_ids_with_a_queue_pair(both: Ends) -> None:
     cmid = both.a.resolve(B)
-    refused(lambda: cmid.set_local_ece(Ece(0, 1)))
+    for wrong in (Ece(0, 1), Ece(1 << 24), Ece(1, 1 << 32), Ece(-1)):
+        refused(lambda wrong=wrong: cmid.set_local_ece(wrong))  # type: ignore[misc]
     cmid.create_qp()
     refused(lambda: cmid.set_local_ece(Ece(1, 1)))
     refused(cmid.get_remote_ece)

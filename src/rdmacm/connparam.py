@@ -46,7 +46,7 @@ class UdParam:
 
 @dataclass(frozen=True, slots=True)
 class Ece:
-    """``struct ibv_ece``: enhanced connection establishment, a vendor and its options; 32 bits each."""
+    """``struct ibv_ece``: enhanced connection establishment, a vendor (24 bits go along) and its options (32 bits)."""
 
     vendor_id: int
     options: int = 0

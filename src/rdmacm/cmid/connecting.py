@@ -21,6 +21,8 @@ __all__ = ["CmId", "create_ep"]
 _REJECT, _REJECT_ECE = 28, 35
 #: What create_ep(3) allows an address and a route to take.
 _EP_TIMEOUT_MS = 2000
+#: Where numbers end that messages have so many bits for; retry counts are C's bytes.
+_ENDS = (("qp_num", 1 << 24), ("qkey", 1 << 32), ("retry_count", 1 << 8), ("rnr_retry_count", 1 << 8))
 
 
 class CmId(QueueingId):
@@ -116,11 +118,11 @@ class CmId(QueueingId):
 
     def reject(self, private_data: bytes = b"") -> None:
         """Refuse a request, rdma_reject(3), with up to 148 bytes of private data (136 for datagrams)."""
-        self._backend.reject(private_data, _REJECT)
+        self._backend.reject(_bytes(private_data), _REJECT)
 
     def reject_ece(self, private_data: bytes = b"") -> None:
         """Refuse a request because of its ECE options, rdma_reject_ece(3)."""
-        self._backend.reject(private_data, _REJECT_ECE)
+        self._backend.reject(_bytes(private_data), _REJECT_ECE)
 
     # -- the active side ------------------------------------------------------------------------------
 
@@ -168,9 +170,14 @@ class CmId(QueueingId):
             self._await(CmEventType.DISCONNECTED)
 
     def set_local_ece(self, ece: Ece) -> None:
-        """ECE options to send when connecting or accepting without an own queue pair, rdma_set_local_ece(3)."""
-        if self._qp is not None or not ece.vendor_id:
-            raise cm_error(errno.EINVAL, "ECE is the queue pair's business, or has no vendor", "set_local_ece")
+        """ECE options to send when connecting or accepting without an own queue pair, rdma_set_local_ece(3).
+
+        EINVAL for a vendor of 0 or of more than the 24 bits a message has for it.
+        """
+        if self._qp is not None:
+            raise cm_error(errno.EINVAL, "ECE is the queue pair's business", "set_local_ece")
+        if not (0 < ece.vendor_id < 1 << 24 and 0 <= ece.options < 1 << 32):
+            raise cm_error(errno.EINVAL, f"{ece} has no vendor of 24 bits, or options of more than 32", "set_local_ece")
         self._backend.set_local_ece(ece)
 
     def get_remote_ece(self) -> Ece:
@@ -182,6 +189,11 @@ class CmId(QueueingId):
     def _resolved_param(self, param: ConnParam | None, asked: ConnParam | None, step: str) -> ConnParam:
         """``param`` with the device's (and the peer's) maxima, and the queue pair's own numbers."""
         param = param or ConnParam()
+        for name, end in _ENDS:
+            if not 0 <= getattr(param, name) < end:
+                raise cm_error(errno.EINVAL, f"{name} {getattr(param, name)} is outside 0..{end - 1}", step)
+        if type(param.private_data) is not bytes:
+            param = replace(param, private_data=_bytes(param.private_data))
         if self.qp_type is QPType.UD:
             return param
         if self._qp is None and not param.qp_num:
@@ -250,6 +262,10 @@ def create_ep(
     except BaseException:
         cmid.destroy()
         raise
+
+
+def _bytes(data: bytes) -> bytes:
+    return bytes(memoryview(data))  # any buffer will do
 
 
 def _copy(attr: QPInitAttr) -> QPInitAttr:

@@ -301,7 +301,7 @@ class SoftId(ResolvingId):
                 local_ack_timeout=ack_timeout(CA_ACK_DELAY, path.packet_life_time) if timeout is None else timeout & 31,
             ),
             private_data=header + param.private_data,
-            vendor_id=ece.vendor_id & 0xFFFFFF,
+            vendor_id=ece.vendor_id,
             attr_mod=ece.options,
         )
 
@@ -355,7 +355,7 @@ class SoftId(ResolvingId):
             srq=bool(param.srq),
             local_ca_guid=self._node_guid(),
             private_data=param.private_data,
-            vendor_id=ece.vendor_id & 0xFFFFFF,
+            vendor_id=ece.vendor_id,
             attr_mod=ece.options,
         )
         try:
