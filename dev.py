@@ -11,8 +11,9 @@
                                      connections (ten thousand open at once) or datapath (latency and bandwidth
                                      between two processes)
 
-"test" and "check" keep what they need in .venv beside this file, and make it when it is missing or out of
-date.  All of this needs Python 3.11 or later and nothing else.
+"test" leaves out what is marked slow, unless CI is set or it is given ARGS.  "test" and "check" keep what they need
+in .venv beside this file, and make it when it is missing or out of date.  All of this needs Python 3.11 or later and
+nothing else.
 """
 
 import hashlib
