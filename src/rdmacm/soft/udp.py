@@ -312,7 +312,8 @@ class UdpWire:
     def _read(self, source: _Source, found: list[Received]) -> None:
         # To ask again costs as much as a packet does, so a socket is asked twice only where packets keep coming: a
         # lone message is answered sooner.
-        limit = self._used + (_BATCH if self._in_a_row > _STREAM else 1)
+        begin, alone = self._used, True
+        limit = begin + (_BATCH if self._in_a_row > _STREAM else 1)
         recvmsg_into, info, space = source.recvmsg_into, source.info, sockets.ANCILLARY_SPACE
         while self._used < limit:
             if self._used == len(self._buffers):
@@ -324,7 +325,7 @@ class UdpWire:
             except OSError as error:
                 if error.errno != errno.EAGAIN:
                     self.counters[errno_name(error.errno or 0)] += 1
-                elif self._used + _BATCH == limit + 1:
+                elif alone and self._used == begin + 1:
                     self._in_a_row = 0  # it was asked again for nothing
                 return
             self._used += 1
@@ -335,6 +336,9 @@ class UdpWire:
                     local = value[source.start : source.end]
                 elif kind == sockets.UDP_GRO:
                     segment = int.from_bytes(value[:4], sys.byteorder)
+                    if alone:  # where one train is, there are more
+                        alone, limit = False, begin + _BATCH
+                        self._in_a_row = _STREAM + 1
             if size < _SHORTEST or not local:
                 self.counters["short"] += 1
                 continue
