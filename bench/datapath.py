@@ -47,7 +47,7 @@ def take(cq: CQ, *, blocking: bool, at_most: int = 1) -> int:
     return found[-1].byte_len
 
 
-def serve(listener: CmId) -> None:
+def serve(listener: CmId, client: int) -> None:
     """Echo small messages, swallow large ones, be read and written."""
     peer = listener.get_request(10)
     peer.create_qp()
@@ -67,6 +67,8 @@ def serve(listener: CmId) -> None:
         while not (found := recvs.poll(1)):
             if blocking:
                 recvs.wait(10)
+            if os.getppid() != client:
+                return
         size = found[0].byte_len
         if found[0].status is not WCStatus.SUCCESS:
             break
@@ -161,22 +163,23 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=32, help="data in a round")
     given = parser.parse_args()
     ready, tell = os.pipe()
+    client = os.getpid()
     server = os.fork()
     if not server:
         listener = CmId()
         listener.bind_addr(("127.0.0.1", 0))
         listener.listen()
         os.write(tell, listener.src_port.to_bytes(2, "big"))
-        serve(listener)
+        serve(listener, client)
         sys.stdout.flush()
         os._exit(0)
     os.close(tell)
     port = os.read(ready, 2)
     if not port:
         raise SystemExit("the server does not listen")
-    client = Client(int.from_bytes(port, "big"))
-    run(client, given.rounds, given.messages, given.megabytes << 20)
-    client.tell(QUIT)
+    end = Client(int.from_bytes(port, "big"))
+    run(end, given.rounds, given.messages, given.megabytes << 20)
+    end.tell(QUIT)
     os.waitpid(server, 0)
 
 
