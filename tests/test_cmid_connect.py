@@ -12,6 +12,7 @@ from rdmacm import (
     AddrInfo,
     CmEventType,
     CmId,
+    CmRejectedError,
     CmStateError,
     ConnParam,
     Ece,
@@ -643,6 +644,22 @@ def test_a_synchronous_id_raises_what_the_event_would_say(both: Ends) -> None:
         assert cmid.event.status == 8
 
 
+def test_a_synchronous_accept_whose_peer_has_gone(both: Ends) -> None:
+    both.fabric.faults = lambda packet: Verdict(0) if packet.kind == "RTU" else None
+    with CmId(provider=both.b.provider) as listener:
+        listener.bind_addr((B, PORT))
+        listener.listen()
+        active = both.a.resolve(B)
+        active.create_qp()
+        active.connect()
+        both.a.host.on_event(both.a.channel, lambda event: event.type is E.ESTABLISHED and event.id.disconnect())
+        with listener.get_request() as cmid:
+            cmid.create_qp()
+            with pytest.raises(ConnectionResetError, match="disconnected meanwhile"):
+                cmid.accept()
+            cmid.disconnect()
+
+
 def test_get_request_is_for_synchronous_listeners(both: Ends) -> None:
     refused(both.b.listen(B).get_request)
     with CmId(provider=both.b.provider) as listener:
@@ -837,6 +854,13 @@ def test_a_datagram_service_that_refuses(both: Ends) -> None:
     request.id.reject(b"no")
     event = both.a.event(E.UNREACHABLE)
     assert event.status == 2
+    assert isinstance(event.error, ConnectionRefusedError)
+    with CmId(None, PortSpace.UDP, provider=both.a.provider) as cmid:
+        cmid.resolve_addr((B, PORT + 1))
+        cmid.resolve_route()
+        with pytest.raises(CmRejectedError, match="nobody listens") as error:
+            cmid.connect()
+        assert error.value.reason == 1
 
 
 def test_datagram_queue_pairs_are_not_there(both: Ends) -> None:

@@ -42,8 +42,8 @@ class _Acknowledged:
 
 _acknowledged = _Acknowledged()
 
-#: Reason of a REJ: invalid service id (InfiniBand Architecture 12.6.7.2).
-_NO_LISTENER = 8
+#: Invalid service id, as a REJ says it and as a SIDR_REP does (InfiniBand Architecture 12.6.7.2, 12.11.2.1).
+_NO_LISTENER = {(CmEventType.REJECTED, 8), (CmEventType.UNREACHABLE, 1)}
 
 #: Threads of one channel that may wait for name servers at a time.
 _LOOKUP_THREADS = 8
@@ -110,8 +110,9 @@ class CmEvent:
             return None
         if self._error is not None:
             return self._error
-        if self.type is CmEventType.REJECTED:
-            hint = "whether a listener runs there, and on that port" if self.status == _NO_LISTENER else None
+        if self.type is CmEventType.REJECTED or (self.type is CmEventType.UNREACHABLE and self.status > 0):
+            nobody = (self.type, self.status) in _NO_LISTENER
+            hint = "whether a listener runs there, and on that port" if nobody else None
             address = str(self.id.peer_addr_text)
             return CmRejectedError(self.message, address, hint, reason=self.status, private_data=self.private_data)
         explanation = self.explanation

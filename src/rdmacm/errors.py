@@ -128,7 +128,8 @@ class CmRejectedError(RdmaError, ConnectionRefusedError):
     """ECONNREFUSED: the peer rejected the connection.
 
     ``reason`` is the REJ's (InfiniBand Architecture 12.6.7.2): 8 nobody listens on that port, 28 the application
-    refused, and only then does ``private_data`` mean anything; it has its full 148 bytes, padded with zeros.
+    refused, and only then does ``private_data`` mean anything; it has its full 148 bytes, padded with zeros. For a
+    datagram id ``reason`` is the SIDR_REP's status (12.11.2.1): 1 nobody listens there, 2 the application refused.
     """
 
     def __init__(

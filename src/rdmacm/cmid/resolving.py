@@ -362,9 +362,9 @@ class ResolvingId:
                 return
             if event.type in (wanted, *failures, CmEventType.DEVICE_REMOVAL):
                 error = event.error
-                if error is None:
-                    error = cm_error(errno.ENODEV, event.message or "the device was removed", str(event.type))
-                raise error
+                if error is None and event.type is CmEventType.DISCONNECTED:
+                    error = cm_error(errno.ECONNRESET, "the peer disconnected meanwhile", "accept", self.peer_addr_text)
+                raise error or cm_error(errno.ENODEV, event.message or "the device was removed", str(event.type))
 
     def _release_event(self) -> None:
         if self.event is not None:

@@ -505,7 +505,7 @@ class SoftId(ResolvingId):
 
     def _resolved_service(self, reply: SIDR_REP) -> None:
         if reply.status != SidrStatus.SUCCESS:
-            self._tell(CmEventType.UNREACHABLE, reply.status, None, f"the peer answered with status {reply.status}")
+            self._tell(CmEventType.UNREACHABLE, reply.status, None, _SIDR_TEXT.get(reply.status, "the peer refused"))
             return
         self.qkey = reply.q_key
         param = UdParam(reply.private_data, self._ah_attr(), reply.qpn, reply.q_key)
@@ -614,6 +614,11 @@ class SoftId(ResolvingId):
 
 
 _HEADER_SIZE = 36
+_SIDR_TEXT: dict[int, str] = {
+    SidrStatus.UNSUPPORTED: "nobody listens on that port",
+    SidrStatus.REJECT: "the peer's application, or its connection manager, refused",
+    SidrStatus.NO_QP: "the peer has no queue pair for it",
+}
 
 
 def _header(request: REQ | SIDR_REQ) -> PrivateDataHeader | None:
