@@ -9,33 +9,27 @@ from dataclasses import replace
 import pytest
 
 from rdmacm import (
-    AddrInfo,
     CmEventType,
     CmId,
     CmRejectedError,
     CmStateError,
     ConnParam,
     Ece,
-    EventChannel,
     IdOption,
     OptionLevel,
     PathData,
     PathFlag,
     PortSpace,
     QPType,
-    RaiFlag,
-    RdmaError,
     State,
     UdParam,
-    create_ep,
 )
 from rdmacm.testing import Verdict, nth
 from rdmacm.verbs import CQ, Mtu, QPAttrMask, QPCap, QPInitAttr, QPState, SendFlag
-from support.pair import ADDRESSES, PORT, Ends, ends
+from support.pair import ADDRESSES, PORT, Ends, ends, refused
 
 E = CmEventType
 A, B = ADDRESSES["ipv4"]
-A6, B6 = ADDRESSES["ipv6"]
 COMM_EST = 4
 
 
@@ -43,14 +37,6 @@ COMM_EST = 4
 def both() -> Iterator[Ends]:
     with ends() as both:
         yield both
-
-
-def refused(call: Callable[[], object], code: int = errno.EINVAL) -> RdmaError:
-    """The error of a call, which has to be that one."""
-    with pytest.raises(RdmaError) as error:
-        call()
-    assert error.value.errno == code, error.value
-    return error.value
 
 
 # -- which call in which state --------------------------------------------------------------------------
@@ -416,331 +402,6 @@ def test_a_path_with_larger_packets_than_the_peer_takes(both: Ends) -> None:
     assert event.status == 26
     assert "mtu" in str(event.error)
     assert both.b.quiet()
-
-
-# -- listeners ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("bound", "afonly", "reached"),
-    [
-        ("0.0.0.0", None, {B}),
-        ("::", 0, {B, B6}),
-        ("::", 1, {B6}),
-        (B, None, {B}),
-        (B6, None, {B6}),
-        ("127.0.0.1", None, set()),
-    ],
-)
-def test_which_addresses_a_listener_takes(bound: str, afonly: int | None, reached: set[str]) -> None:
-    with ends() as both:
-        listener = both.b.id()
-        if afonly is not None:
-            listener.set_option(OptionLevel.ID, IdOption.AFONLY, afonly)
-        listener.bind_addr((bound, PORT))
-        listener.listen()
-        for address in (B, B6):
-            active = both.a.resolve(address)
-            active.create_qp()
-            active.connect()
-            if address in reached:
-                request = both.b.event(E.CONNECT_REQUEST)
-                assert request.id.local_addr is not None
-                assert request.id.local_addr[0] == address
-            else:
-                assert both.a.event(E.REJECTED).status == 28
-
-
-def test_a_listener_on_loopback(both: Ends) -> None:
-    both.a.listen("127.0.0.1")
-    active = both.a.resolve("127.0.0.1")
-    active.create_qp()
-    active.connect()
-    assert both.a.event(E.CONNECT_REQUEST).id.peer_addr == ("127.0.0.1", active.src_port)
-
-
-def test_of_two_listeners_each_gets_its_own_addresses(both: Ends) -> None:
-    both.b.host.network.add_address(
-        next(each.index for each in both.b.host.network.interfaces() if each.name == "eth0"), "10.0.0.22/24"
-    )
-    first, second = both.b.listen(B), both.b.listen("10.0.0.22")
-    for address, listener in ((B, first), ("10.0.0.22", second)):
-        active = both.a.resolve(address)
-        active.create_qp()
-        active.connect()
-        assert both.b.event(E.CONNECT_REQUEST).listen_id is listener
-
-
-def test_an_unbound_listener_takes_a_free_port(both: Ends) -> None:
-    listener = both.b.id()
-    listener.listen()
-    assert listener.local_addr == ("0.0.0.0", listener.src_port)
-    assert listener.src_port
-    active = both.a.resolve(B, listener.src_port)
-    active.create_qp()
-    active.connect()
-    assert both.b.event(E.CONNECT_REQUEST).id.src_port == listener.src_port
-
-
-def test_only_one_may_listen_where_addresses_are_shared(both: Ends) -> None:
-    first, second = both.b.id(), both.b.id()
-    for each in (first, second):
-        each.set_option(OptionLevel.ID, IdOption.REUSEADDR, 1)
-        each.bind_addr((B, PORT))
-    assert "an id of this process" in str(refused(first.listen, errno.EADDRINUSE))
-    assert first.state is State.ADDR_BOUND
-    second.destroy()
-    first.listen()
-    third = both.b.id()
-    third.set_option(OptionLevel.ID, IdOption.REUSEADDR, 1)
-    refused(lambda: third.bind_addr((B, PORT)), errno.EADDRINUSE)
-    third.bind_addr((B6, PORT))
-
-
-def test_an_option_that_is_too_late_for_a_listener(both: Ends) -> None:
-    listener = both.b.listen(B)
-    refused(lambda: listener.set_option(OptionLevel.ID, IdOption.REUSEADDR, 1))
-
-
-def test_the_backlog_counts_what_was_not_fetched(both: Ends) -> None:
-    both.b.listen(B, backlog=1)
-    active = [both.a.resolve(B) for _ in range(2)]
-    for each in active:
-        each.create_qp()
-        each.connect()
-    both.fabric.run(seconds=20)
-    first = both.b.event(E.CONNECT_REQUEST)
-    # The second was dropped, not refused: its peer asks again, and finds room.
-    second = both.b.event(E.CONNECT_REQUEST)
-    assert {first.id.dst_port, second.id.dst_port} == {each.src_port for each in active}
-    assert both.a.quiet()
-
-
-def test_a_listener_that_goes_refuses_what_waits(both: Ends) -> None:
-    listener = both.b.listen(B)
-    active = both.a.resolve(B)
-    active.create_qp()
-    active.connect()
-    both.fabric.run(seconds=1)
-    listener.destroy()
-    assert both.a.event(E.REJECTED).status == 28
-    assert both.b.quiet()
-
-
-def test_a_listener_that_goes_leaves_its_connections(both: Ends) -> None:
-    active, passive = both.connect()
-    next(each for each in both.b.ids if each.state is State.LISTEN).destroy()
-    active.disconnect()
-    assert both.b.event(E.DISCONNECTED).id is passive
-
-
-def test_a_request_can_be_accepted_after_its_listener_went(both: Ends) -> None:
-    _, request = both.request()
-    next(each for each in both.b.ids if each.state is State.LISTEN).destroy()
-    request.id.create_qp()
-    request.id.accept()
-    both.a.event(E.ESTABLISHED)
-    assert both.b.event(E.ESTABLISHED).id is request.id
-
-
-def test_closing_a_channel_ends_its_connections(both: Ends) -> None:
-    active, _ = both.connect()
-    _, request = both.request()
-    assert request.id.state is State.CONNECT
-    both.b.channel.close()
-    kinds = {both.a.channel.get_event(1).type for _ in range(2)}
-    assert kinds == {E.DISCONNECTED, E.REJECTED}
-    active.disconnect()
-
-
-def test_both_ends_disconnect_at_once(both: Ends) -> None:
-    active, passive = both.connect()
-    active.disconnect()
-    passive.disconnect()
-    assert both.a.event(E.DISCONNECTED).status == 0
-    assert both.b.event(E.DISCONNECTED).status == 0
-
-
-def test_a_request_that_is_destroyed_is_refused(both: Ends) -> None:
-    _, request = both.request()
-    request.id.destroy()
-    assert both.a.event(E.REJECTED).status == 28
-
-
-# -- other channels, synchronous ids --------------------------------------------------------------------
-
-
-def test_connected_ids_can_move_to_another_channel(both: Ends) -> None:
-    active, passive = both.connect()
-    with EventChannel(both.a.provider) as ours, EventChannel(both.b.provider) as theirs:
-        active.migrate(ours)
-        passive.migrate(theirs)
-        active.disconnect()
-        for channel, cmid in ((theirs, passive), (ours, active)):
-            with channel.get_event(10) as event:
-                assert (event.type, event.id) == (E.DISCONNECTED, cmid)
-            passive.disconnect()
-        assert both.a.quiet()
-        assert both.b.quiet()
-        for cmid in (active, passive):
-            cmid.destroy()
-
-
-def test_a_listener_can_move_with_the_requests_that_wait(both: Ends) -> None:
-    listener = both.b.listen(B)
-    active = both.a.resolve(B)
-    active.create_qp()
-    active.connect()
-    both.fabric.run(seconds=1)
-    with EventChannel(both.b.provider) as other:
-        listener.migrate(other)
-        with other.get_event(10) as event:
-            assert (event.type, event.listen_id, event.id.channel) == (E.CONNECT_REQUEST, listener, other)
-        event.id.destroy()
-        listener.destroy()
-
-
-def _accept(both: Ends) -> None:
-    """Have b's host accept what comes, and hang up when the peer does."""
-
-    def serve(event: object) -> None:
-        assert hasattr(event, "type")
-        if event.type is E.CONNECT_REQUEST:
-            event.id.create_qp()  # type: ignore[attr-defined]
-            event.id.accept()  # type: ignore[attr-defined]
-            both.b.ids.append(event.id)  # type: ignore[attr-defined]
-        elif event.type is E.DISCONNECTED:
-            event.id.disconnect()  # type: ignore[attr-defined]
-
-    both.b.listen(B)
-    both.b.host.on_event(both.b.channel, serve)
-
-
-def test_a_synchronous_id_waits_for_each_step(both: Ends) -> None:
-    _accept(both)
-    with CmId(provider=both.a.provider) as cmid:
-        cmid.resolve_addr((B, PORT))
-        cmid.resolve_route()
-        cmid.write_cm_event(E.USER, 5, 6)  # any event at all ends C's wait
-        qp = cmid.create_qp()
-        cmid.connect()
-        assert cmid.event is not None
-        assert (cmid.event.type, qp.state) == (E.ESTABLISHED, QPState.RTS)
-        cmid.disconnect()
-        assert cmid.event.type is E.DISCONNECTED
-        cmid.disconnect()
-
-
-def test_a_synchronous_id_raises_what_the_event_would_say(both: Ends) -> None:
-    with CmId(provider=both.a.provider) as cmid:
-        cmid.resolve_addr((B, PORT))
-        cmid.resolve_route()
-        cmid.create_qp()
-        both.b.listen(B, PORT + 1)
-        with pytest.raises(ConnectionRefusedError) as error:
-            cmid.connect()
-        assert error.value.errno == errno.ECONNREFUSED
-        assert cmid.event is not None
-        assert cmid.event.status == 8
-
-
-def test_a_synchronous_accept_whose_peer_has_gone(both: Ends) -> None:
-    both.fabric.faults = lambda packet: Verdict(0) if packet.kind == "RTU" else None
-    with CmId(provider=both.b.provider) as listener:
-        listener.bind_addr((B, PORT))
-        listener.listen()
-        active = both.a.resolve(B)
-        active.create_qp()
-        active.connect()
-        both.a.host.on_event(both.a.channel, lambda event: event.type is E.ESTABLISHED and event.id.disconnect())
-        with listener.get_request() as cmid:
-            cmid.create_qp()
-            with pytest.raises(ConnectionResetError, match="disconnected meanwhile"):
-                cmid.accept()
-            cmid.disconnect()
-
-
-def test_get_request_is_for_synchronous_listeners(both: Ends) -> None:
-    refused(both.b.listen(B).get_request)
-    with CmId(provider=both.b.provider) as listener:
-        listener.bind_addr((B, PORT + 1))
-        listener.listen()
-        with pytest.raises(TimeoutError):
-            listener.get_request(timeout=1)
-        both.b.host.network.remove_interface(
-            next(each.index for each in both.b.host.network.interfaces() if each.name == "eth0")
-        )
-        refused(listener.get_request, errno.ENODEV)
-
-
-def test_get_request_gives_a_synchronous_id(both: Ends) -> None:
-    with CmId(provider=both.b.provider) as listener:
-        listener.bind_addr((B, PORT))
-        listener.listen()
-        active = both.a.resolve(B)
-        active.create_qp()
-        active.connect(ConnParam(b"who"))
-        with listener.get_request() as cmid:
-            assert cmid.is_synchronous
-            assert cmid.event is not None
-            assert (cmid.event.type, cmid.event.private_data[:3]) == (E.CONNECT_REQUEST, b"who")
-            cmid.create_qp()
-            cmid.accept()
-            assert cmid.event.type is E.ESTABLISHED
-            both.a.event(E.ESTABLISHED)
-
-
-# -- endpoints ------------------------------------------------------------------------------------------
-
-
-def test_an_endpoint_of_each_kind(both: Ends) -> None:
-    attr = QPInitAttr(cap=QPCap(2, 3), sq_sig_all=True)
-    with create_ep(
-        AddrInfo(flags=RaiFlag.PASSIVE, port_space=PortSpace.TCP, qp_type=QPType.RC, src_addr=(B, PORT)),
-        None,
-        attr,
-        provider=both.b.provider,
-    ) as listener:
-        assert (listener.state, listener.qp) == (State.ADDR_BOUND, None)
-        listener.listen()
-        info = AddrInfo(port_space=PortSpace.TCP, qp_type=QPType.RC, dst_addr=(B, PORT), connect=b"prefix ")
-        with create_ep(info, None, attr, provider=both.a.provider) as active:
-            assert (active.state, attr.scq) == (State.ROUTE_RESOLVED, None), "the template is left as it was"
-            assert active.qp is not None
-            assert active.qp.cap.max_recv_wr == 3
-            with pytest.raises(RdmaError):
-                active.connect(ConnParam(b"x" * 50))  # 57 with the prefix, which stays for the next try
-            active.migrate(both.a.channel)
-            active.connect(ConnParam(b"and more"))
-            with listener.get_request() as cmid:
-                assert cmid.qp is not None
-                assert cmid.qp.cap.max_recv_wr == 3
-                assert cmid.event is not None
-                assert cmid.event.private_data.rstrip(b"\0") == b"prefix and more"
-                cmid.accept()
-                both.a.event(E.ESTABLISHED)
-
-
-def test_an_endpoint_takes_the_route_it_is_given(both: Ends) -> None:
-    path = replace(both.a.resolve(B).route.path_rec[0], sl=5)
-    flags = PathFlag.GMP | PathFlag.PRIMARY | PathFlag.BIDIRECTIONAL
-    info = AddrInfo(port_space=PortSpace.TCP, qp_type=QPType.RC, dst_addr=(B, PORT), route=(PathData(path, flags),))
-    with create_ep(info, provider=both.a.provider) as cmid:
-        assert (cmid.state, cmid.qp) == (State.ROUTE_RESOLVED, None)
-        assert cmid.route.path_rec[0].sl == 5
-
-
-def test_an_endpoint_that_cannot_be_leaves_nothing(both: Ends) -> None:
-    for info in (
-        AddrInfo(port_space=PortSpace.TCP, qp_type=QPType.RC),
-        AddrInfo(flags=RaiFlag.PASSIVE, port_space=PortSpace.TCP, qp_type=QPType.RC),
-    ):
-        refused(lambda info=info: create_ep(info, provider=both.a.provider))  # type: ignore[misc]
-    info = AddrInfo(port_space=PortSpace.TCP, qp_type=QPType.RC, src_addr=(A, PORT), dst_addr=("10.0.0.9", PORT))
-    with pytest.raises(TimeoutError):
-        create_ep(info, provider=both.a.provider)
-    with CmId(provider=both.a.provider) as cmid:
-        cmid.bind_addr((A, PORT))  # the port is free again
 
 
 # -- queues ---------------------------------------------------------------------------------------------

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import errno
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rdmacm import CmEvent, CmEventType, CmId, ConnParam, EventChannel, PortSpace
+import pytest
+
+from rdmacm import CmEvent, CmEventType, CmId, ConnParam, EventChannel, PortSpace, RdmaError
 from rdmacm.testing import Fabric, Host
 
 PORT = 7471
@@ -99,3 +102,11 @@ def ends(fabric: Fabric | None = None) -> Iterator[Ends]:
             for cmid in end.ids:
                 cmid.destroy()
             end.channel.close()
+
+
+def refused(call: Callable[[], object], code: int = errno.EINVAL) -> RdmaError:
+    """The error of a call, which has to be that one."""
+    with pytest.raises(RdmaError) as error:
+        call()
+    assert error.value.errno == code, error.value
+    return error.value
