@@ -8,8 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.netns import Host, TwoHosts, two_hosts
+from support.netns import Host, TwoHosts, needs_netns, two_hosts
 from support.servers import Server
+
+pytestmark = needs_netns
 
 
 @pytest.fixture(scope="module")
