@@ -19,7 +19,7 @@ import pytest
 
 import rdmacm
 from rdmacm import CmId, CmRejectedError, RdmaError
-from rdmacm.capture import Capture, Tap
+from rdmacm.captures import Capture, Tap
 from rdmacm.proto.frames import udp_frame
 from rdmacm.proto.pcapng import enhanced_packet, interface_description, section_header
 from rdmacm.proto.roce.icrc import Icrc
@@ -265,7 +265,7 @@ class TestFile:
         path = tmp_path / "killed.pcapng"
         code = f"""
 import os, signal
-from rdmacm.capture import Capture
+from rdmacm.captures import Capture
 capture = Capture({str(path)!r})
 for _ in range(10):
     capture.tap(True, bytes(4), bytes(4), 1, 4791, [bytes(16)], 0)

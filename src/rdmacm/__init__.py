@@ -7,12 +7,10 @@
 """
 
 import importlib
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 from rdmacm.address import Gid, SockAddr, SockAddrIB
 from rdmacm.addrinfo import AddrInfo, getaddrinfo
-from rdmacm.capture import Capture, capture
 from rdmacm.channel import CmEvent, EventChannel, event_str
 from rdmacm.cmid import CmId, Route, create_ep
 from rdmacm.cmstate import State
@@ -28,7 +26,6 @@ from rdmacm.constants import (
     PortSpace,
     RaiFlag,
 )
-from rdmacm.endpoint import Connection, Listener, Message, Region, RemoteRegion, Request, connect, listen
 from rdmacm.errors import (
     CmDisconnectedError,
     CmPermissionError,
@@ -46,6 +43,22 @@ from rdmacm.verbs import Context, Device, GidEntry, Port, QPType
 
 if TYPE_CHECKING:
     from rdmacm import aio as aio
+    from rdmacm.captures import Capture, capture
+    from rdmacm.endpoint import Connection, Listener, Message, Region, RemoteRegion, Request, connect, listen
+
+#: What is imported when it is first asked for, as not every program needs it.
+_LATER = {
+    "Capture": "captures",
+    "Connection": "endpoint",
+    "Listener": "endpoint",
+    "Message": "endpoint",
+    "Region": "endpoint",
+    "RemoteRegion": "endpoint",
+    "Request": "endpoint",
+    "capture": "captures",
+    "connect": "endpoint",
+    "listen": "endpoint",
+}
 
 __all__ = [
     "EAI",
@@ -105,7 +118,10 @@ __all__ = [
 __version__ = "0.1.0"
 
 
-def __getattr__(name: str) -> ModuleType:
-    if name == "aio":  # asyncio takes long to import, and only some need it
+def __getattr__(name: str) -> object:
+    if name == "aio":  # asyncio takes longest to import
         return importlib.import_module("rdmacm.aio")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(importlib.import_module(f"rdmacm.{_LATER[name]}"), name)
+    return found

@@ -9,7 +9,7 @@ from ipaddress import ip_address
 from typing import TypeVar
 
 from rdmacm.address import Gid
-from rdmacm.capture import Tap
+from rdmacm.captures import Tap
 from rdmacm.proto.wire import Buffer
 from rdmacm.soft.completion import SoftChannel, SoftCQ
 from rdmacm.soft.memory import Region

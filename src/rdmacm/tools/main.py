@@ -95,7 +95,7 @@ def _run(argv: Sequence[str]) -> int:
         return 0
     if args.pcap is None:
         return tool.run(args)
-    from rdmacm.capture import capture
+    from rdmacm.captures import capture
 
     with capture(args.pcap, args.provider) as packets:
         status = tool.run(args)
