@@ -45,9 +45,15 @@ def test_one_screen_from_the_checkout() -> None:
     ]
 
 
-def test_json_and_capture(run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["before", "after", "joined"])
+def test_json_and_capture(run: Run, tmp_path: Path, place: str) -> None:
     file = tmp_path / "demo.pcapng"
-    result = run("demo", "--json", "--pcap", str(file))
+    argv = {
+        "before": ("--pcap", str(file), "demo", "--json"),
+        "after": ("demo", "--json", "--pcap", str(file)),
+        "joined": (f"--pcap={file}", "demo", "--json"),
+    }
+    result = run(*argv[place])
     assert (result.status, result.err) == (0, "")
     found = result.json
     assert set(found) == {"resolution", "pid", "steps", "throughput"}

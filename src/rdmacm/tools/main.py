@@ -32,7 +32,8 @@ _PAGE = Page(
         which devices there are, what a name resolves to, and why. Needs no RDMA hardware: where there is none, the
         software device of each network interface is used.
 
-        Output is for people; with --json it is for programs. 'rdmacm COMMAND --help' is the page of a command.
+        Output is for people; with --json it is for programs. With --pcap FILE, before the command or after it, the
+        packets sent and received are kept for Wireshark. 'rdmacm COMMAND --help' is the page of a command.
     """,
     examples=(
         ("rdmacm devices", "List the devices, their ports and GIDs."),
@@ -59,6 +60,10 @@ def parser_of(tool: Tool) -> Parser:
 
 def _command_of(argv: list[str]) -> tuple[str, list[str]] | None:
     """The command and its arguments; None where the page or the version was asked for, and has been written."""
+    moved: list[str] = []  # what every command has may also stand before it
+    while argv and argv[0].partition("=")[0] == "--pcap":
+        size = 1 if "=" in argv[0] else 2
+        moved, argv = [*moved, *argv[:size]], argv[size:]
     # None of the program's own options takes a value, so the first argument that is no option is the command.
     at = next((i for i, argument in enumerate(argv) if not argument.startswith("-") or argument == "-"), len(argv))
     own, command, rest = argv[:at], argv[at : at + 1], argv[at + 1 :]
@@ -81,7 +86,7 @@ def _command_of(argv: list[str]) -> tuple[str, list[str]] | None:
 
         near = get_close_matches(command[0], COMMANDS, 1)
         raise UsageError(f"no command {command[0]!r}; try: {f'rdmacm {near[0]}' if near else 'rdmacm --help'}")
-    return command[0], rest
+    return command[0], [*moved, *rest]
 
 
 def _run(argv: Sequence[str]) -> int:
