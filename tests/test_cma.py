@@ -45,6 +45,7 @@ from rdmacm.cma import (
     rdma_set_option,
     rdma_write_cm_event,
 )
+from rdmacm.verbs import CQ, MR, PD, AccessFlag
 
 
 def test_a_client_over_loopback() -> None:
@@ -300,3 +301,11 @@ def test_the_examples(address: str) -> None:
             assert (server.returncode, out) == (0, "rdma_server: end\n")
         finally:
             server.kill()
+
+
+def test_what_is_listed_can_be_used() -> None:
+    (loopback,) = [context for context in cma.rdma_get_devices() if context.name == "soft_lo"]
+    assert loopback.query_device().max_qp > 0
+    with PD(loopback) as pd, MR(pd, bytearray(8), AccessFlag.LOCAL_WRITE) as region, CQ(loopback, 1) as cq:
+        assert region.length == 8
+        assert cq.poll() == []

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from rdmacm.address import SockAddr
 from rdmacm.addrinfo import AddrInfo, getaddrinfo
 from rdmacm.channel import CmEvent, EventChannel, event_str
 from rdmacm.cma.constants import RDMA_PS_TCP
 from rdmacm.cmid import CmId
 from rdmacm.connparam import ConnParam, Ece
-from rdmacm.explain import devices
+from rdmacm.provider import get_provider
 from rdmacm.verbs.device import Context
 
 
@@ -108,8 +110,12 @@ def rdma_get_peer_addr(id: CmId) -> SockAddr | None:
 
 
 def rdma_get_devices() -> list[Context]:
-    """rdma_get_devices(3): an open context of each device."""
-    return [Context.open(device.name, devices) for device in devices()]
+    """rdma_get_devices(3): a context of each device, which is opened when something is made on it."""
+    provider = get_provider()
+    return [
+        Context.open(device.name, provider.devices, partial(provider.open_device, device.name))
+        for device in provider.devices()
+    ]
 
 
 def rdma_free_devices(devices: list[Context]) -> None:

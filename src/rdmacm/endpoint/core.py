@@ -7,7 +7,6 @@ import errno
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -72,16 +71,6 @@ class Message(NamedTuple):
     imm: int | None
 
 
-class _Queue(CQ):
-    """A completion queue that calls back."""
-
-    __slots__ = ()
-
-    def call(self, notify: Callable[[], None]) -> None:
-        """Have ``notify`` called at each completion, under the provider's lock."""
-        self.backend.notify = notify
-
-
 class _Operation(Watched):
     """Something posted to the send queue, or in line for it."""
 
@@ -134,7 +123,7 @@ class Core:
         self._numbers = count(_FIRST_SEND)
         self._regions: set[Region] = set()
         self._heard = hub.clock()
-        self._cq: _Queue | None = None
+        self._cq: CQ | None = None
         self._qp: QP | None = None
         self._mr: MR | None = None
         self._ring = memoryview(b"")
@@ -149,8 +138,8 @@ class Core:
         shape, cmid = self.shape, self.cmid
         context = cmid.verbs
         assert context is not None
-        self._cq = _Queue(context, self._room + shape.depth)
-        self._cq.call(partial(self.hub.mark, self))
+        self._cq = CQ(context, self._room + shape.depth)
+        self._cq.backend.notify = partial(self.hub.mark, self)
         cap = QPCap(self._room, shape.depth, 1, 1, _INLINE)
         self._qp = cmid.create_qp(QPInitAttr(QPType.RC, scq=self._cq, rcq=self._cq, cap=cap, sq_sig_all=True))
         # Pages that nobody has written to take no memory: a stranger's half-made connections cost little.

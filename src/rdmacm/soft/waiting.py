@@ -130,8 +130,7 @@ class Waiters:
     def drive(self, done: Callable[[], T], timeout: float | None) -> T:
         """Make progress until ``done()``, called with the provider's lock held, returns something true.
 
-        Returns what it returned last.
-        ``timeout`` is in seconds: None waits for ever, 0 makes progress once.
+        Returns what it returned last. ``timeout`` is in seconds: None waits for ever, 0 makes progress once.
         """
         provider = self._provider
         with provider.lock:
@@ -200,8 +199,7 @@ class Waiters:
             self._idle.append(waiter)
         else:
             waiter.wake.close()
-        for other in self.polling:  # they look at the clock again: this one may have seen to it for them
-            other.wake.set()
+        self.wake()  # the others look at the clock again: this one may have seen to it for them
 
     def wake(self) -> None:
         """Something has changed that somebody may be waiting for (called with the provider's lock held)."""
