@@ -1,0 +1,96 @@
+"""The machine that these tests share, its network, and the recording of what passes in each of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Container, Iterator
+from pathlib import Path
+
+import pytest
+
+from interop.judge import judge
+from interop.machine.packages import Unavailable, image
+from interop.machine.run import Machine, Result
+
+#: Recordings of tests that failed.
+ARTIFACTS = Path(__file__).parent / "artifacts"
+
+_failed = pytest.StashKey[bool]()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.interop)
+            item.add_marker(pytest.mark.slow)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    report = yield
+    if report.failed:  # type: ignore[attr-defined]
+        item.stash[_failed] = True
+    return report
+
+
+@pytest.fixture(scope="package")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    try:
+        running = Machine(image(), tmp_path_factory.mktemp("share"))
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+    with running:
+        yield running
+
+
+class Guest:
+    """The machine as a test sees it: whatever its scripts send is recorded and judged."""
+
+    def __init__(self, machine: Machine, recordings: Path) -> None:
+        self.machine = machine
+        self._recordings = recordings
+        self._count = 0
+
+    def run(self, script: str, timeout: float = 60.0, *, naks: Container[int] = (), record: bool = True) -> Result:
+        """Run bash's ``script`` with the words of net.sh; ``timeout`` in seconds.
+
+        AssertionError if a packet of it is malformed, has a wrong ICRC, or is a NAK that is not one of ``naks``
+        (syndromes of the AETH).
+        """
+        if not record:
+            return self.machine.run(script, timeout)
+        self._count += 1
+        name = f"{self._recordings.name}-{self._count}.pcap"
+        result = self.machine.run(
+            f"record /mnt/share/{name}\n(\n{script}\n)\nstatus=$?\nrecorded\nexit $status", timeout
+        )
+        recording = self._recordings.with_name(name)
+        (self.machine.share / name).rename(recording)
+        judge(recording, naks)
+        return result
+
+
+@pytest.fixture
+def guest(machine: Machine, request: pytest.FixtureRequest) -> Iterator[Guest]:
+    ARTIFACTS.mkdir(exist_ok=True)
+    name = re.sub(r"\W+", "-", request.node.name).strip("-")
+    recordings = ARTIFACTS / f"{request.path.stem}-{name}"
+    for old in ARTIFACTS.glob(f"{recordings.name}-*.pcap"):
+        old.unlink()
+    yield Guest(machine, recordings)
+    if not request.node.stash.get(_failed, False):
+        for recording in ARTIFACTS.glob(f"{recordings.name}-*.pcap"):
+            recording.unlink()
+
+
+@pytest.fixture
+def link(machine: Machine) -> Callable[..., None]:
+    """The network of net.sh; called, it has the MTU given."""
+
+    def network(mtu: int = 1500) -> None:
+        done = machine.run(f"network {mtu}")
+        assert done.status == 0, done.output
+
+    network()
+    return network

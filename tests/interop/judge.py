@@ -1,0 +1,55 @@
+"""What passed between the two devices, judged by others than us: Wireshark's dissector, and zlib for the ICRC."""
+
+from __future__ import annotations
+
+import shutil
+import zlib
+from collections import Counter
+from collections.abc import Container
+from pathlib import Path
+
+from support.pcap import frames
+from support.tshark import dissect
+
+__all__ = ["ANY_NAK", "RNR", "SEQUENCE", "judge"]
+
+#: AETH syndromes that a scenario may explain (wire: IBTA A17, table "AETH syndrome"): receiver not ready, whatever
+#: the timer; packet sequence error; the rest by number.
+RNR = range(0x20, 0x40)
+SEQUENCE = 0x60
+ANY_NAK = range(0x20, 0x80)
+
+_ETHERNET, _IPV4, _IPV6, _UDP = 14, 20, 40, 8
+#: What a link may change of a packet counts as ones: TOS, TTL and header checksum, or class, flow label and hop limit.
+_CHANGING_4, _CHANGING_6 = (1, 8, 10, 11), (1, 2, 3, 7)
+
+
+def judge(path: Path, naks: Container[int] = ()) -> Counter[str]:
+    """How many packets of each opcode the capture file holds.
+
+    AssertionError where Wireshark finds anything malformed, an ICRC is wrong, or a NAK is not among ``naks``.
+    """
+    for number, (_, frame) in enumerate(frames(path), 1):
+        assert icrc(frame) == frame[-4:], f"frame {number} of {path.name}: wrong ICRC"
+    if shutil.which("tshark") is None:
+        return Counter()
+    packets = dissect(path, ("infiniband.bth.opcode", "infiniband.aeth.syndrome"), no_checksum=True)
+    for number, packet in enumerate(packets, 1):
+        syndrome = int(packet["infiniband.aeth.syndrome"] or "0", 0)
+        # READ responses and ATOMIC acknowledges have a syndrome too; below 0x20 all is well.
+        assert syndrome < 0x20 or syndrome in naks, f"frame {number} of {path.name}: NAK {syndrome:#x}"
+    return Counter(packet["infiniband.bth.opcode"] for packet in packets)
+
+
+def icrc(frame: bytes) -> bytes:
+    """The invariant CRC that the frame should end with (InfiniBand A17.3.3), computed from what is on the wire."""
+    packet = bytearray(frame[_ETHERNET:-4])
+    four = packet[0] >> 4 == 4
+    for at in _CHANGING_4 if four else _CHANGING_6:
+        packet[at] = 0xFF
+    if not four:
+        packet[0] |= 0x0F
+    udp = _IPV4 if four else _IPV6
+    packet[udp + 6 : udp + 8] = b"\xff\xff"  # checksum
+    packet[udp + _UDP + 4] = 0xFF  # the reserved byte of the BTH
+    return zlib.crc32(b"\xff" * 8 + packet).to_bytes(4, "little")

@@ -1,0 +1,98 @@
+# The machine's network, and words to write a scenario with.  For bash inside the machine:
+#
+#     rxe COMMAND...         run COMMAND where the kernel's device is: rxe0 on va, 10.0.0.1 and fd00:0:0:1::1
+#     soft COMMAND...        run COMMAND where the software device is: namespace soft, on vb, 10.0.0.2 and fd00:0:0:1::2
+#     serve_rxe COMMAND...   the same in the background; returns when it listens, its output goes to /tmp/server.out
+#     serve_soft COMMAND...
+#     finish                 wait for that server to end; prints its output, returns its status
+#     network [MTU]          make this network, anew if it is there with another MTU (default 1500)
+
+RXE4=10.0.0.1 SOFT4=10.0.0.2 RXE6=fd00:0:0:1::1 SOFT6=fd00:0:0:1::2
+export PYTHONPATH=/project/src
+
+# "sleep" without a process: those are what takes time where the processor is emulated.
+[ -p /run/nap ] || mkfifo /run/nap
+nap() { read -rt "$1" _ <>/run/nap; true; }
+
+network() {
+    local mtu=${1:-1500}
+    [ "$(cat /sys/class/net/va/mtu 2>/dev/null)" = "$mtu" ] && return
+    no_network
+    ip netns add soft
+    ip link add va mtu "$mtu" type veth peer name vb mtu "$mtu" netns soft
+    # As on a real link: single packets with their checksums, not what only the other end of a veth pair takes.
+    ip netns exec soft ethtool -K vb tx off tx-udp-segmentation off
+    ip address add "$RXE4/24" dev va
+    ip address add "$RXE6/64" dev va nodad
+    ip link set va up
+    ip -n soft address add "$SOFT4/24" dev vb
+    ip -n soft address add "$SOFT6/64" dev vb nodad
+    ip -n soft link set vb up
+    ip -n soft link set lo up
+    rdma link add rxe0 type rxe netdev va
+    until grep -qs fd00:0000:0000:0001 /sys/class/infiniband/rxe0/ports/1/gids/*; do nap 0.02; done
+    # The first packets are not to wait for neighbours.
+    ping -q -c 1 -W 5 "$SOFT4" >/dev/null && ping -q -c 1 -W 5 "$SOFT6" >/dev/null
+}
+
+no_network() {
+    rdma link delete rxe0 2>/dev/null
+    ip link delete va 2>/dev/null
+    ip netns delete soft 2>/dev/null
+    until ! [ -e /sys/class/net/va ]; do nap 0.02; done
+}
+
+rxe() { "$@"; }
+soft() { ip netns exec soft "$@"; }
+
+serve_rxe() {
+    "$@" >/tmp/server.out 2>&1 &
+    SERVER=$!
+    _until_it_listens 'rdma resource show cm_id | grep -q LISTEN'
+}
+
+serve_soft() {
+    ip netns exec soft "$@" >/tmp/server.out 2>&1 &
+    SERVER=$!
+    # Who serves a service id has a socket that says so.
+    _until_it_listens '[[ $(</proc/$SERVER/net/unix) == *@rdmacm-4791-*-service-* ]]'
+}
+
+_until_it_listens() {
+    local i
+    for ((i = 0; i < 600; i++)); do
+        eval "$1" 2>/dev/null && return
+        kill -0 "$SERVER" 2>/dev/null || break
+        nap 0.05
+    done
+    echo "the server does not listen:"
+    cat /tmp/server.out
+    return 1
+}
+
+finish() {
+    local i
+    for ((i = 0; i < 400; i++)); do
+        kill -0 "$SERVER" 2>/dev/null || break
+        nap 0.05
+    done
+    kill "$SERVER" 2>/dev/null && echo "the server does not end"
+    wait "$SERVER"
+    SERVER_STATUS=$?
+    cat /tmp/server.out
+    return "$SERVER_STATUS"
+}
+
+# record FILE, then recorded: what passes, as a capture file
+record() {
+    tcpdump -i va -Z root -U -B 16384 -w "$1" 'udp port 4791' 2>/tmp/tcpdump.err &
+    RECORDER=$!
+    until [[ $(</tmp/tcpdump.err) == *listening* ]]; do kill -0 "$RECORDER" || return; nap 0.02; done
+}
+
+recorded() {
+    kill -INT "$RECORDER"
+    wait "$RECORDER"
+    # "0 packets dropped by kernel", or the capture has holes.
+    [[ $(</tmp/tcpdump.err) == *$'\n0 packets dropped'* ]] || cat /tmp/tcpdump.err
+}

@@ -1,0 +1,41 @@
+"""librdmacm's rping and ours: the same program on both ends of a link, over the kernel's device and over ours."""
+
+from __future__ import annotations
+
+import pytest
+
+from interop.conftest import Guest
+
+OURS = "python3 -m rdmacm rping"
+pytestmark = [pytest.mark.usefixtures("link"), pytest.mark.parametrize("family", [4, 6], ids=["IPv4", "IPv6"])]
+
+
+def pings(output: str, said: str) -> list[str]:
+    return [line.removeprefix(said) for line in output.splitlines() if line.startswith(said)]
+
+
+@pytest.mark.parametrize("size", [64, 4000, 20000])
+def test_client_of_librdmacm(guest: Guest, family: int, size: int) -> None:
+    """-V compares what came back on the client's side, -v on both sides prints it."""
+    done = guest.run(
+        f"serve_soft {OURS} -s -a $SOFT{family} -S {size} -C 3 -v -V\n"
+        f"rxe rping -c -a $SOFT{family} -S {size} -C 3 -v -V || exit\n"
+        "finish"
+    )
+    assert done.status == 0, done.output
+    sent, received = pings(done.output, "ping data: "), pings(done.output, "server ping data: ")
+    assert len(sent) == 3, done.output
+    assert received == sent
+
+
+@pytest.mark.parametrize("size", [64, 4000, 20000])
+def test_server_of_librdmacm(guest: Guest, family: int, size: int) -> None:
+    done = guest.run(
+        f"serve_rxe rping -s -a $RXE{family} -S {size} -C 3 -v -V\n"
+        f"soft {OURS} -c -a $RXE{family} -S {size} -C 3 -v -V || exit\n"
+        "finish"
+    )
+    assert done.status == 0, done.output
+    sent, received = pings(done.output, "ping data: "), pings(done.output, "server ping data: ")
+    assert len(sent) == 3, done.output
+    assert received == sent
