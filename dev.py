@@ -4,6 +4,8 @@
     python3 dev.py demo [ARGS...]    run the rdmacm command from the sources, with nothing installed;
                                      without arguments: rdmacm demo, two processes that move data
     python3 dev.py test [ARGS...]    run the tests; the arguments go to pytest
+    python3 dev.py interop [ARGS...] run the tests against the kernel's device and librdmacm's tools, in a machine that
+                                     QEMU starts (tests/interop/guest), and write what they saw into README's table
     python3 dev.py check             run ruff, mypy and import-linter
     python3 dev.py bench [NAME] [ARGS...]
                                      run a benchmark from the sources: resolve (what a resolution costs, and what
@@ -264,6 +266,13 @@ def test(arguments: list[str]) -> int:
     return _become([str(PYTHON), "-m", "pytest", *arguments], environ)
 
 
+def interop(arguments: list[str]) -> int:
+    os.environ["RDMACM_INTEROP_TABLE"] = str(Path(ROOT, "README.md"))
+    # Emulated machines take their time.
+    os.environ.setdefault("PYTEST_TIMEOUT", "900")
+    return test(["tests/interop", *arguments])
+
+
 def check(arguments: list[str]) -> int:
     if arguments:
         fail("check takes no arguments")
@@ -283,7 +292,7 @@ def check(arguments: list[str]) -> int:
     return 1 if failed else 0
 
 
-COMMANDS = {"demo": demo, "test": test, "check": check, "bench": bench}
+COMMANDS = {"demo": demo, "test": test, "interop": interop, "check": check, "bench": bench}
 
 
 def main() -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Container, Iterator
+import time
+from collections.abc import Callable, Container, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,11 +13,14 @@ import pytest
 from interop.judge import judge
 from interop.machine.packages import Unavailable, image
 from interop.machine.run import Machine, Result
+from interop.table import Outcome, inserted, table
 
 #: Recordings of tests that failed.
 ARTIFACTS = Path(__file__).parent / "artifacts"
 
 _failed = pytest.StashKey[bool]()
+_outcomes = pytest.StashKey[list[Outcome]]()
+_circumstances = pytest.StashKey[str]()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -27,21 +32,45 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    if report.failed:  # type: ignore[attr-defined]
+    if report.failed:
         item.stash[_failed] = True
+    cell = item.get_closest_marker("cell")
+    if cell is not None and (report.when == "call" or report.failed):
+        item.config.stash.setdefault(_outcomes, []).append(Outcome(*cell.args, report.passed))
     return report
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """RDMACM_INTEROP_TABLE names the document that gets the table; ``python3 dev.py interop`` sets it."""
+    document = os.environ.get("RDMACM_INTEROP_TABLE")
+    outcomes = session.config.stash.get(_outcomes, [])
+    if document and outcomes and _circumstances in session.config.stash:
+        made = table(outcomes, session.config.stash[_circumstances])
+        Path(document).write_text(inserted(Path(document).read_text(), made))
+
+
 @pytest.fixture(scope="package")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+def machine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     try:
         running = Machine(image(), tmp_path_factory.mktemp("share"))
     except Unavailable as reason:
         pytest.skip(str(reason))
     with running:
+        where = "an emulated machine" if running.accelerator == "tcg" else "a virtual machine"
+        request.config.stash[_circumstances] = (
+            f"Seen on {time.strftime('%-d %B %Y')} in {where}: {_library(running)} on rdma_rxe of Linux {running.kernel},"
+            " and our software device.  The numbers count tests; IPv4 and IPv6 each."
+        )
         yield running
+
+
+def _library(machine: Machine) -> str:
+    version = re.search(r"\d+\.\d+", machine.run("ls /usr/lib/*/librdmacm.so.1.*").output)
+    return "librdmacm " + (version[0] if version else "of unknown version")
 
 
 class Guest:

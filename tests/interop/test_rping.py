@@ -14,6 +14,7 @@ def pings(output: str, said: str) -> list[str]:
     return [line.removeprefix(said) for line in output.splitlines() if line.startswith(said)]
 
 
+@pytest.mark.cell("rping: 64, 4,000 and 20,000 bytes, verified", "passive")
 @pytest.mark.parametrize("size", [64, 4000, 20000])
 def test_client_of_librdmacm(guest: Guest, family: int, size: int) -> None:
     """-V compares what came back on the client's side, -v on both sides prints it."""
@@ -28,6 +29,7 @@ def test_client_of_librdmacm(guest: Guest, family: int, size: int) -> None:
     assert received == sent
 
 
+@pytest.mark.cell("rping: 64, 4,000 and 20,000 bytes, verified", "active")
 @pytest.mark.parametrize("size", [64, 4000, 20000])
 def test_server_of_librdmacm(guest: Guest, family: int, size: int) -> None:
     done = guest.run(

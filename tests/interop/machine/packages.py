@@ -6,6 +6,7 @@ Nothing is installed.  What is unpacked goes into a folder of the user's cache a
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
@@ -74,15 +75,15 @@ def image(*, update: bool = False) -> Image:
     recipe = hashlib.sha256("\n".join([*PACKAGES, KERNEL, str(FORMAT), *_INITIAL]).encode()).hexdigest()[:12]
     base = Path(os.environ.get("RDMACM_GUEST_CACHE") or _user_cache() / "rdmacm-guest")
     found = Image(base / recipe)
-    if found.complete.exists() and not update:
-        return found
     base.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=base, prefix="new-") as folder:
-        new = Image(Path(folder))
-        _make(new, base / "packages")
-        shutil.rmtree(base / recipe, ignore_errors=True)
-        Path(folder).rename(base / recipe)
-        Path(folder).mkdir()  # for the context manager to remove
+    with (base / "lock").open("w") as lock:
+        # Whoever comes second waits for the first and then has it.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if update or not found.complete.exists():
+            with tempfile.TemporaryDirectory(dir=base, prefix="new-") as folder:
+                _make(Image(Path(folder) / recipe), base / "packages")
+                shutil.rmtree(base / recipe, ignore_errors=True)
+                (Path(folder) / recipe).rename(base / recipe)
     return found
 
 
@@ -131,10 +132,9 @@ def _closure() -> list[str]:
         status, archives = Path(folder) / "status", Path(folder) / "archives"
         status.touch()
         (archives / "partial").mkdir(parents=True)
-        alone = ["-o", f"Dir::State::status={status}", "-o", f"Dir::Cache::archives={archives}"]
+        alone = [f"-oDir::State::status={status}", f"-oDir::Cache::archives={archives}", "-oDebug::NoLocking=1"]
         listing = _run(
-            ["apt-get", "install", "-qq", "-y", "--no-install-recommends", "--print-uris"]
-            + [*alone, "-o", "Debug::NoLocking=1", *PACKAGES]
+            ["apt-get", "install", "-qq", "-y", "--no-install-recommends", "--print-uris", *alone, *PACKAGES]
         )
     names = _URI.findall(listing)
     if not names:
