@@ -40,7 +40,8 @@ def pytest_runtest_makereport(
         item.stash[_failed] = True
     cell = item.get_closest_marker("cell")
     if cell is not None and (report.when == "call" or report.failed):
-        item.config.stash.setdefault(_outcomes, []).append(Outcome(*cell.args, report.passed))
+        row, end = cell.args
+        item.config.stash.setdefault(_outcomes, []).append(Outcome(row, end, report.passed))
     return report
 
 
@@ -62,8 +63,8 @@ def machine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     with running:
         where = "an emulated machine" if running.accelerator == "tcg" else "a virtual machine"
         request.config.stash[_circumstances] = (
-            f"Seen on {time.strftime('%-d %B %Y')} in {where}: {_library(running)} on rdma_rxe of Linux {running.kernel},"
-            " and our software device.  The numbers count tests; IPv4 and IPv6 each."
+            f"Seen on {time.strftime('%-d %B %Y')} in {where}: {_library(running)} on rdma_rxe of Linux"
+            f" {running.kernel}, and our software device.  The numbers count tests; IPv4 and IPv6 each."
         )
         yield running
 
