@@ -46,9 +46,10 @@ def _shown(passed: list[bool] | None) -> str:
     return f"{failures} of {len(passed)} **fail**" if failures else f"✓ {len(passed)}"
 
 
-def inserted(document: str, made: str) -> str:
+def inserted(document: str, made: str, marks: tuple[str, str] = (BEGIN, END)) -> str:
     """The document with ``made`` in place of what stood between the marks."""
-    between = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
+    begin, end = marks
+    between = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
     if not between.search(document):
-        raise ValueError(f"no place for the table: the document lacks {BEGIN} and {END}")
-    return between.sub(lambda _: f"{BEGIN}\n{made}\n{END}", document)
+        raise ValueError(f"no place for the table: the document lacks {begin} and {end}")
+    return between.sub(lambda _: f"{begin}\n{made}\n{end}", document)
