@@ -266,6 +266,11 @@ class TestNodes:
         (info,) = getaddrinfo("fe80::1%7", 1, flags=NUMERICHOST, provider=Nowhere())
         assert info.dst_addr == ("fe80::1", 1, 0, 7)
 
+    @pytest.mark.parametrize("node", ["127.1", "0x7f000001", "017700000001", "2130706433", "fe80::1%7", "::1%1"])
+    def test_numbers_of_any_form_have_no_canonical_name(self, node: str) -> None:
+        (info,) = getaddrinfo(node, 1, provider=Nowhere())
+        assert info.dst_canonname is None
+
     @pytest.mark.parametrize("flags", [0, PASSIVE, NUMERICHOST])
     def test_an_asterisk_is_no_name(self, flags: int) -> None:
         """getaddrinfo(3) takes ``*`` for NULL: for the host itself, or for a wildcard."""
@@ -306,6 +311,12 @@ class TestNeedsLookup:
             (None, h(SA), False),
         ],
     )
+            ("127.1", None, False),
+            ("0x7f000001", None, False),
+            ("fe80::1%nosuch", None, False),
+            ("127.1 x", None, True),
+            ("1.2.3.4.5", None, True),
+            ("g::1", None, True),
     def test_is_for_names(self, node: str | None, hints: AddrInfo | None, needed: bool) -> None:
         assert needs_lookup(node, hints) is needed
 

@@ -13,7 +13,7 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from socket import AF_INET, AF_INET6, inet_pton
+from socket import AF_INET, AF_INET6, inet_aton, inet_pton
 from typing import Any, TypeAlias, TypedDict, Unpack
 
 from rdmacm.address import (
@@ -200,7 +200,7 @@ def needs_lookup(node: str | None, hints: AddrInfo | None) -> bool:
     """Whether resolving ``node`` may ask a name server, and so take long."""
     if node is None or (hints is not None and hints.flags & (_NUMERICHOST | _SA)):
         return False
-    return _numeric(node) is None
+    return not _is_numeric(node)
 
 
 # -- checking -------------------------------------------------------------------------------------------
@@ -325,6 +325,17 @@ def _numeric(node: str) -> tuple[int, bytes] | None:
         return None
 
 
+def _is_numeric(node: str) -> bool:
+    """Whether getaddrinfo(3) reads a node as an address and does not look it up: with a scope, or as inet_aton(3)."""
+    try:
+        if ":" in node:
+            return bool(inet_pton(AF_INET6, node.partition("%")[0]))
+        # inet_aton(3) overlooks what follows a space, getaddrinfo(3) does not.
+        return node.split() == [node] and bool(inet_aton(node))
+    except (OSError, ValueError):
+        return False
+
+
 @lru_cache(1024)
 def _types(qp: int, ps: int, socktype: int, proto: int) -> tuple[int, int]:
     """QP type and port space of an answer: the hints'; what one of them implies; else what the socket type does."""
@@ -395,7 +406,7 @@ def _from_names(
         qp, ps = _types(hints.qp_type, hints.port_space, socktype, proto)
         return [_entry(InetAddr(*numeric, port), qp, ps, None, hints, node, service, backend)]
 
-    if node is not None and numeric is None and not flags & socket.AI_NUMERICHOST:
+    if node is not None and not flags & socket.AI_NUMERICHOST and not _is_numeric(node):
         flags |= socket.AI_CANONNAME
     answers = _ask(resolver or socket.getaddrinfo, node, service, family, socktype, proto, flags)
     canonical = next((name for _, _, _, name, _ in answers if name), None)
