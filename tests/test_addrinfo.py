@@ -201,6 +201,11 @@ class TestHintsAlone:
         assert (info.flags, info.dst_addr) == (PASSIVE, None)
         assert info.src_addr == SockAddrIB(PATH.sgid, 0x13F0000, SPACE_ONLY)
 
+    def test_a_destination_beside_it_changes_nothing(self) -> None:
+        (info,) = getaddrinfo(flags=PASSIVE, route=PATH.pack(), dst_addr=("10.0.0.1", 7471), provider=Nowhere())
+        assert info.dst_addr is None
+        assert info.src_addr == SockAddrIB(PATH.sgid, 0x13F0000, SPACE_ONLY)
+
     def test_a_destination_alone_says_nothing_of_the_passive_side(self) -> None:
         assert fails(flags=PASSIVE, dst_addr=("10.0.0.1", 7471)).errno == EAI.NONAME
 

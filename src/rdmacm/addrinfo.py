@@ -280,7 +280,7 @@ def _from_hints(hints: AddrInfo | None, backend: Provider | None) -> AddrInfo:
         )
     try:
         src = None if hints.src_addr is None else parse_address(hints.src_addr)
-        dst = None if hints.dst_addr is None else parse_address(hints.dst_addr)
+        dst = None if hints.dst_addr is None or passive else parse_address(hints.dst_addr)
     except ValueError as problem:
         raise _error(EAI.NONAME, None, None, str(problem)) from None
     qp, ps = _types(hints.qp_type, hints.port_space, 0, 0)
