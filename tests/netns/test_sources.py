@@ -189,13 +189,14 @@ class TestLinkLocal:
             resolve(channel, cmid, (net.vb.link_local, PORT))
             assert cmid.peer_addr == (net.vb.link_local, PORT, 0, net.va.index)
 
-    def test_an_interface_that_does_not_exist(self, net: TwoHosts) -> None:
-        error = failure((net.vb.link_local, PORT, 0, 9999))
+    @pytest.mark.parametrize("scope", [9999, 0x80000000, 0xFFFFFFFF])
+    def test_an_interface_that_does_not_exist(self, net: TwoHosts, scope: int) -> None:
+        error = failure((net.vb.link_local, PORT, 0, scope))
         with socket(AF_INET6, SOCK_DGRAM) as sock:
-            assert error.errno == errno.ENETUNREACH == sock.connect_ex((net.vb.link_local, PORT, 0, 9999))
+            assert error.errno == errno.ENETUNREACH == sock.connect_ex((net.vb.link_local, PORT, 0, scope))
         assert_explained(error.explanation, "route", errno.ENETUNREACH)
         with CmId() as cmid, pytest.raises(RdmaError) as caught:
-            cmid.bind_addr((net.va.link_local, 0, 0, 9999))
+            cmid.bind_addr((net.va.link_local, 0, 0, scope))
         assert caught.value.errno == errno.EADDRNOTAVAIL
 
     def test_one_address_on_two_interfaces(self, net: TwoHosts) -> None:

@@ -283,7 +283,7 @@ class NetlinkNetwork:
         if source:
             payload += _ATTR.pack(4 + size, 2) + source  # RTA_SRC
         if ifindex:
-            payload += _ATTR.pack(8, 4) + _INT.pack(ifindex)  # RTA_OIF
+            payload += _ATTR.pack(8, 4) + _UINT.pack(ifindex)  # RTA_OIF: any scope_id a user may give
         return _parse_route(self._ask_one(_GETROUTE, payload + _FLOW, _NEWROUTE, _RTMSG.size), destination)
 
     def neighbour(self, family: int, ifindex: int, ip: bytes) -> Neighbour | None:
