@@ -57,6 +57,11 @@ class TestParse:
     def test_numbers(self, given_address: SockAddr, parsed: InetAddr) -> None:
         assert parse_address(given_address) == parsed
 
+    def test_a_number_may_be_the_name_of_an_interface(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(socket, "if_nametoindex", {"7": 70}.__getitem__)
+        assert parse_address(("fe80::1%7", 1)) == InetAddr(AF_INET6, FE80_1, 1, 0, 70)
+        assert parse_address(("fe80::1%7", 1, 0, 9)) == InetAddr(AF_INET6, FE80_1, 1, 0, 9)
+
     def test_a_scope_by_name(self) -> None:
         for index, name in socket.if_nameindex():
             parsed = parse_address((f"fe80::1%{name}", 7471))

@@ -174,11 +174,11 @@ class InetAddr(NamedTuple):
 
 
 def _scope(text: str) -> int:
-    if text.isascii() and text.isdigit() and int(text) < 1 << 32:
-        return int(text)
     try:
-        return socket.if_nametoindex(text)
+        return socket.if_nametoindex(text)  # first, as in getaddrinfo(3): an interface may have a number for its name
     except (OSError, ValueError):
+        if text.isascii() and text.isdigit() and int(text) < 1 << 32:
+            return int(text)
         raise ValueError(f"no interface {text!r} for the scope of an IPv6 address") from None
 
 
@@ -213,7 +213,7 @@ def parse_address(address: SockAddr) -> InetAddr | SockAddrIB:
     flowinfo = _uint(address[2], 0xFFFFFFFF, "flowinfo") if len(address) > 2 else 0
     scope = _uint(address[3], 0xFFFFFFFF, "scope_id") if len(address) > 3 else 0
     host, percent, scope_text = host.partition("%")
-    if percent:
+    if percent and not scope:  # the resolver gives both, and the number is the one without a doubt
         scope = _scope(scope_text)
     try:
         return InetAddr(AF_INET6, inet_pton(AF_INET6, host), port, flowinfo, scope)
