@@ -286,6 +286,9 @@ class TestNodes:
     def test_with_a_nul_in_the_service(self, service: str) -> None:
         assert EAI(fails("127.0.0.1", service).errno or 0) is EAI.SERVICE
 
+    def test_a_service_without_an_encoding(self) -> None:
+        assert EAI(fails("127.0.0.1", "\udc80").errno or 0) is EAI.SERVICE
+
     @pytest.mark.parametrize("node", ["a" * 64, f"{'a' * 64}.test", "a..test", ".", "é" * 64, "\ud800"])
     def test_that_cannot_be_names_are_unknown(self, node: str) -> None:
         error = fails(node, 80, flags=NUMERICHOST)
@@ -308,15 +311,15 @@ class TestNeedsLookup:
             (None, h(PASSIVE), False),
             ("10.0.0.1", None, False),
             ("fd00::1", h(), False),
-            (None, h(SA), False),
-        ],
-    )
             ("127.1", None, False),
             ("0x7f000001", None, False),
             ("fe80::1%nosuch", None, False),
             ("127.1 x", None, True),
             ("1.2.3.4.5", None, True),
             ("g::1", None, True),
+            (None, h(SA), False),
+        ],
+    )
     def test_is_for_names(self, node: str | None, hints: AddrInfo | None, needed: bool) -> None:
         assert needs_lookup(node, hints) is needed
 

@@ -379,9 +379,18 @@ def _port(node: str | None, service: str | None) -> int:
         if len(digits) > 5 or int(digits) > 0xFFFF or (sign == "-" and digits != "0"):
             raise _error(EAI.SERVICE, node, service, "not a port number", "a port number, 0 to 65535")
         return int(digits) if service.isdigit() else -1
-    if "\0" in service or service == "*":
+    if "\0" in service or service == "*" or not _is_text(service):
         raise _error(EAI.SERVICE, node, service, "no service has such a name", "a port number")
     return -1
+
+
+def _is_text(name: str) -> bool:
+    """Whether C can be given it: half of a surrogate pair has no encoding."""
+    try:
+        name.encode()
+    except UnicodeError:
+        return False
+    return True
 
 
 def _from_names(
