@@ -322,6 +322,9 @@ def test_ipoib_wants_an_infiniband_interface(world: World) -> None:
     with CmId(world.channel, PortSpace.IPOIB) as cmid, pytest.raises(OSError, match="IPOIB") as failed:
         cmid.bind_addr(("10.0.0.1", 0))
     assert failed.value.errno == errno.EINVAL
+    with CmId(world.channel, PortSpace.IPOIB) as cmid:
+        cmid.resolve_addr(("10.0.0.2", 1))
+        world.one(CmEventType.ADDR_ERROR, -errno.EINVAL)
 
 
 def test_a_given_source_binds(world: World) -> None:

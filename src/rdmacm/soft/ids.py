@@ -42,6 +42,7 @@ _IB_SPACES = {
 }
 
 _NO_GID = Gid()
+_NO_IPOIB = "port space IPOIB needs an InfiniBand interface"
 _NO_IB_PORT = "AF_IB addresses name ports of an InfiniBand device, and this host has none"
 
 
@@ -237,7 +238,7 @@ class ResolvingId:
                 "'rdmacm devices' for the addresses there are, or the wildcard address",
             )
         if self.port_space is PortSpace.IPOIB:
-            raise Failure(errno.EINVAL, "bind", "port space IPOIB needs an InfiniBand interface", "port space UDP")
+            raise Failure(errno.EINVAL, "bind", _NO_IPOIB, "port space UDP")
         view, row = rows[0]
         self._attach(view)
         self.sgid, self.gid_index = row.gid, row.gid_index
@@ -346,8 +347,8 @@ class ResolvingId:
             self._find(lookup)
         except Failure as failure:
             self._move(Trigger.ADDR_FAILED)
-            if failure.step == "select" and failure.errno == errno.ENODEV:
-                # Routed, but by no device: the kernel finds that out only afterwards, and reports it by event.
+            if failure.step == "select" and failure.errno in (errno.ENODEV, errno.EINVAL):
+                # Routed, but by no device that will do: the kernel finds that out afterwards, and reports it by event.
                 self._post(
                     CmEventType.ADDR_ERROR,
                     -failure.errno,
@@ -377,6 +378,8 @@ class ResolvingId:
             self._device,
             lookup,
         )
+        if self.port_space is PortSpace.IPOIB:
+            raise Failure(errno.EINVAL, "select", _NO_IPOIB, "port space UDP")
 
     def _explain_failure(self, lookup: Lookup, failure: Failure) -> Explanation:
         bind = tuple(Step(name, ns / 1000, detail) for name, ns, detail in self._steps if name == "bind")
