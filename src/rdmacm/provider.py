@@ -179,7 +179,8 @@ class IdBackend(Protocol):
         """The application has taken this id, which a request has made; ``owner`` stands for it from now on."""
 
     def attach_qp(self, qp: QP | None) -> None:
-        """The queue pair that connecting and disconnecting takes along, or None for one that the user cares for."""
+        """The queue pair that connecting and disconnecting takes along, in its first state from now on; None for one
+        that the user cares for."""
 
     def explain(self) -> Explanation:
         """The last resolution of this id."""

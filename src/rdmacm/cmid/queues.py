@@ -13,7 +13,7 @@ from rdmacm.verbs.attr import QPAttr, QPInitAttr, SrqInitAttr
 from rdmacm.verbs.backend import DeviceBackend
 from rdmacm.verbs.cq import CQ, CompChannel
 from rdmacm.verbs.device import Context
-from rdmacm.verbs.enums import WC, AccessFlag, QPAttrMask, QPState, QPType, WROpcode
+from rdmacm.verbs.enums import WC, AccessFlag, QPAttrMask, QPState, WROpcode
 from rdmacm.verbs.pd import MR, PD
 from rdmacm.verbs.qp import AH, QP, SRQ
 from rdmacm.verbs.wr import SGE, Buffer, RecvWR, SendWR
@@ -120,11 +120,10 @@ class QueueingId(ResolvingId):
             self._make_cqs(context, attr)
             self._qp = QP(pd, attr)
             self._pd = pd
-            self._to_first_state(self._qp)
+            self._backend.attach_qp(self._qp)
         except BaseException:
             self.destroy_qp()
             raise
-        self._backend.attach_qp(self._qp)
         return self._qp
 
     def _make_cqs(self, context: Context, attr: QPInitAttr) -> None:
@@ -143,11 +142,6 @@ class QueueingId(ResolvingId):
         cq = CQ(context, max(size, 1), channel, self)
         self._own_cqs.append(cq)
         return channel, cq
-
-    def _to_first_state(self, qp: QP) -> None:
-        states = (QPState.INIT, QPState.RTR, QPState.RTS) if self.qp_type is QPType.UD else (QPState.INIT,)
-        for state in states:
-            qp.modify(*self._backend.init_qp_attr(state))
 
     def destroy_qp(self) -> None:
         """Release the queue pair and the completion queues that were made for it, rdma_destroy_qp(3)."""

@@ -51,7 +51,7 @@ from rdmacm.proto.wire import WireError
 from rdmacm.provider import QueuedEvent
 from rdmacm.soft.devices import DEFAULT_PKEY
 from rdmacm.soft.ids import ResolvingId
-from rdmacm.soft.qp import AsyncEvent, SoftQP
+from rdmacm.soft.qp import AsyncEvent, SoftQP, blank_attr
 from rdmacm.soft.wire import WirePath
 from rdmacm.verbs.attr import AHAttr, GlobalRoute, QPAttr
 from rdmacm.verbs.enums import AccessFlag, Mtu, QPAttrMask, QPState, QPType
@@ -80,8 +80,8 @@ _M = QPAttrMask
 #: What is said on the way to each state; flags are slow to combine.
 _TO_INIT = _M.STATE | _M.ACCESS_FLAGS | _M.PKEY_INDEX | _M.PORT
 _TO_RTR = _M.STATE | _M.AV | _M.PATH_MTU | _M.DEST_QPN | _M.RQ_PSN | _M.MAX_DEST_RD_ATOMIC | _M.MIN_RNR_TIMER
-_TO_RTR_WITH_ACCESS = _TO_RTR | _M.ACCESS_FLAGS
 _TO_RTS = _M.STATE | _M.SQ_PSN | _M.RETRY_CNT | _M.RNR_RETRY | _M.MAX_QP_RD_ATOMIC | _M.TIMEOUT
+_MTUS = {int(mtu): mtu for mtu in Mtu}
 _ANY_REMOTE = AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_READ | AccessFlag.REMOTE_ATOMIC
 
 
@@ -422,19 +422,19 @@ class SoftId(ResolvingId):
 
     def attach_qp(self, qp: QP | None) -> None:
         with self._provider.lock:
-            self.qp = qp
             if qp is not None:
-                assert isinstance(qp.backend, SoftQP)
-                qp.backend.on_async_event = self._queue_pair_event
+                backend = _soft(qp)
+                backend.advance(QPState.INIT, self._initial_attr(blank_attr()))
+                backend.on_async_event = self._queue_pair_event
+            self.qp = qp
 
     def _queue_pair_event(self, _: SoftQP, event: AsyncEvent) -> None:
         if event is AsyncEvent.COMM_EST:
             self.communication_established()
 
     def _fail_qp(self) -> None:
-        if self.qp is not None:
-            with contextlib.suppress(RdmaError):  # the application may have closed or reset it
-                self.qp.to_error()
+        if self.qp is not None and not self.qp.closed:  # the application may have closed it
+            _soft(self.qp).fail()
 
     # -- what the connection manager tells ------------------------------------------------------------
 
@@ -514,14 +514,13 @@ class SoftId(ResolvingId):
     # -- queue pair attributes ------------------------------------------------------------------------
 
     def _make_ready(self, qp: QP) -> None:
-        if qp.state is not QPState.INIT:
-            qp.modify(*self.init_qp_attr(QPState.INIT))
-        attr, _ = self.init_qp_attr(QPState.RTR)
         connection = self._provider.cm.connection(self._comm_id)
         assert connection is not None
-        attr.qp_access_flags = self._access(connection)  # it has been in INIT without
-        qp.modify(attr, _TO_RTR_WITH_ACCESS)
-        qp.modify(*self.init_qp_attr(QPState.RTS))
+        if qp.closed:
+            raise cm_error(errno.EBADF, "the queue pair is closed", "modify_qp")
+        attr = self._connected_attr(blank_attr(), connection)
+        attr.qp_access_flags = self._access(connection)
+        _soft(qp).advance(QPState.RTS, attr)
 
     def init_qp_attr(self, state: QPState) -> tuple[QPAttr, QPAttrMask]:
         with self._provider.lock:
@@ -533,16 +532,14 @@ class SoftId(ResolvingId):
                 raise cm_error(errno.EINVAL, f"unknown state {state}", "init_qp_attr") from None
             if self.qp_type == QPType.UD:
                 return self._datagram_attr(attr)
-            connection = self._provider.cm.connection(self._comm_id)
-            if state == QPState.INIT:
-                if connection is not None:
-                    attr.qp_access_flags = self._access(connection)
-                return attr, _TO_INIT
-            if state not in (QPState.RTR, QPState.RTS):
+            if attr.qp_state is QPState.INIT:
+                return self._initial_attr(attr), _TO_INIT
+            if attr.qp_state not in (QPState.RTR, QPState.RTS):
                 return attr, _M.STATE
-            if connection is None or not isinstance(connection.request, REQ):
+            connection = self._provider.cm.connection(self._comm_id)
+            if connection is None:
                 raise self._refuse("init_qp_attr")
-            return self._connected_attr(attr, connection, connection.request)
+            return self._connected_attr(attr, connection), _TO_RTR if attr.qp_state is QPState.RTR else _TO_RTS
 
     def _datagram_attr(self, attr: QPAttr) -> tuple[QPAttr, QPAttrMask]:
         if attr.qp_state is QPState.INIT:
@@ -550,26 +547,37 @@ class SoftId(ResolvingId):
             return attr, _M.STATE | _M.PKEY_INDEX | _M.PORT | _M.QKEY
         return attr, _M.STATE | _M.SQ_PSN if attr.qp_state is QPState.RTS else _M.STATE
 
-    def _connected_attr(self, attr: QPAttr, connection: Connection, request: REQ) -> tuple[QPAttr, QPAttrMask]:
+    def _initial_attr(self, attr: QPAttr) -> QPAttr:
+        """What takes a queue pair to INIT."""
+        attr.port_num = self.port_num
+        connection = self._provider.cm.connection(self._comm_id)
+        if connection is not None:
+            attr.qp_access_flags = self._access(connection)
+        return attr
+
+    def _connected_attr(self, attr: QPAttr, connection: Connection) -> QPAttr:
+        """What takes a queue pair on to RTR and to RTS."""
+        request = connection.request
+        if not isinstance(request, REQ):
+            raise self._refuse("init_qp_attr")
         peer = connection.reply if connection.is_active else request
         if peer is None:
             raise self._refuse("init_qp_attr")
-        initiator, responder = self._resources(connection)
-        if attr.qp_state is QPState.RTR:
-            attr.ah_attr = self._ah_attr()
-            attr.path_mtu = Mtu(request.path_mtu)
-            attr.dest_qp_num = peer.local_qpn
-            attr.rq_psn = connection.starting_psn
-            attr.max_dest_rd_atomic = responder
-            attr.min_rnr_timer = _MIN_RNR_TIMER
-            return attr, _TO_RTR
-        else:
-            attr.sq_psn = peer.starting_psn
-            attr.retry_cnt = request.retry_count
-            attr.rnr_retry = peer.rnr_retry_count
-            attr.max_rd_atomic = initiator
-            attr.timeout = connection.av_timeout if self.options.ack_timeout is None else self.options.ack_timeout & 31
-            return attr, _TO_RTS
+        mtu = _MTUS.get(request.path_mtu)
+        if mtu is None:  # of a path record that the application has set
+            raise cm_error(errno.EINVAL, f"{request.path_mtu} is no path MTU", "init_qp_attr", str(self.peer_addr))
+        attr.port_num = self.port_num
+        attr.ah_attr = self._ah_attr()
+        attr.path_mtu = mtu
+        attr.dest_qp_num = peer.local_qpn
+        attr.rq_psn = connection.starting_psn
+        attr.max_rd_atomic, attr.max_dest_rd_atomic = self._resources(connection)
+        attr.min_rnr_timer = _MIN_RNR_TIMER
+        attr.sq_psn = peer.starting_psn
+        attr.retry_cnt = request.retry_count
+        attr.rnr_retry = peer.rnr_retry_count
+        attr.timeout = connection.av_timeout if self.options.ack_timeout is None else self.options.ack_timeout & 31
+        return attr
 
     def _access(self, connection: Connection) -> AccessFlag:
         return _ANY_REMOTE if self._resources(connection)[1] else AccessFlag.REMOTE_WRITE
@@ -619,6 +627,12 @@ _SIDR_TEXT: dict[int, str] = {
     SidrStatus.REJECT: "the peer's application, or its connection manager, refused",
     SidrStatus.NO_QP: "the peer has no queue pair for it",
 }
+
+
+def _soft(qp: QP) -> SoftQP:
+    backend = qp.backend
+    assert isinstance(backend, SoftQP)
+    return backend
 
 
 def _header(request: REQ | SIDR_REQ) -> PrivateDataHeader | None:

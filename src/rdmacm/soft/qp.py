@@ -27,7 +27,6 @@ from rdmacm.verbs.attr import AHAttr, GlobalRoute, QPAttr, QPCap, QPInitAttr, Sr
 from rdmacm.verbs.enums import (
     WC,
     AccessFlag,
-    Mtu,
     QPAttrMask,
     QPState,
     SendFlag,
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
     from rdmacm.soft.memory import MemoryTable
     from rdmacm.soft.transport import Remote, Transport
 
-__all__ = ["AsyncEvent", "SoftQP", "SoftSRQ"]
+__all__ = ["AsyncEvent", "SoftQP", "SoftSRQ", "blank_attr"]
 
 #: The longest message (``max_msg_sz``).
 MAX_MESSAGE = 1 << 31
@@ -57,7 +56,7 @@ _RECV = int(WCOpcode.RECV)
 _STATE, _AV, _ACCESS_FLAGS, _MIN_RNR_TIMER = map(
     int, (QPAttrMask.STATE, QPAttrMask.AV, QPAttrMask.ACCESS_FLAGS, QPAttrMask.MIN_RNR_TIMER)
 )
-_RTR, _RTS, _SQD, _SQE, _ERR = QPState.RTR, QPState.RTS, QPState.SQD, QPState.SQE, QPState.ERR
+_RESET, _INIT, _RTR, _RTS, _SQD, _SQE, _ERR = QPState
 _SUCCESS = WCStatus.SUCCESS
 # By opcode, as lists: to hash an enum member takes longer than the rest of a post's checks.
 _CODES = range(max(WROpcode) + 1)
@@ -115,6 +114,38 @@ def _same_path(path: AHAttr) -> AHAttr:
     gr = path.gr
     route = GlobalRoute(gr.dgid, gr.sgid_index, gr.flow_label, gr.hop_limit, gr.traffic_class)
     return AHAttr(path.dlid, path.sl, path.src_path_bits, path.static_rate, path.is_global, path.port_num, route)
+
+
+def blank_attr() -> QPAttr:
+    """Attributes that say nothing yet and share what is nothing to a queue pair here: for :meth:`SoftQP.advance`."""
+    return QPAttr(cap=_NO_CAP, ah_attr=_NO_PATH, alt_ah_attr=_NO_PATH)
+
+
+def _receive(engine: RcEngine, attr: QPAttr) -> None:
+    """INIT to RTR."""
+    engine.ready_to_receive(
+        RtrAttributes(
+            dest_qp_num=attr.dest_qp_num,
+            rq_psn=attr.rq_psn,
+            path_mtu=128 << attr.path_mtu,
+            max_dest_rd_atomic=attr.max_dest_rd_atomic,
+            min_rnr_timer=attr.min_rnr_timer,
+            access=AccessFlag(attr.qp_access_flags),
+        )
+    )
+
+
+def _send(engine: RcEngine, attr: QPAttr) -> None:
+    """RTR to RTS."""
+    engine.ready_to_send(
+        RtsAttributes(
+            sq_psn=attr.sq_psn,
+            timeout=4.096e-6 * (1 << attr.timeout) if attr.timeout else 0,
+            retry_cnt=attr.retry_cnt,
+            rnr_retry=attr.rnr_retry,
+            max_rd_atomic=attr.max_rd_atomic,
+        )
+    )
 
 
 class AsyncEvent(IntEnum):
@@ -251,7 +282,7 @@ class SoftQP:
 
     def _clear(self) -> None:
         """As in RESET."""
-        self.state = QPState.RESET
+        self.state = _RESET
         self._attr: QPAttr | None = None
         self._engine: RcEngine | None = None
         self._route: WireRoute | None = None
@@ -270,13 +301,13 @@ class SoftQP:
             before = self.state
             bits = mask.value
             state = QPState(attr.qp_state) if bits & _STATE else before
-            if state is QPState.RESET:
+            if state is _RESET:
                 self._reset()
                 return
             if before >= _RTS and bits & _FIXED:
                 raise cm_error(errno.EOPNOTSUPP, "timeouts and depths are as they were on the way to RTS", "modify_qp")
             route = self._route_to(attr) if bits & _AV else None
-            kept = self._attr = self._attr or QPAttr(cap=_NO_CAP, ah_attr=_NO_PATH, alt_ah_attr=_NO_PATH)
+            kept = self._attr = self._attr or blank_attr()
             for name in _fields_of(bits):
                 setattr(kept, name, getattr(attr, name))
             if route is not None:
@@ -291,38 +322,45 @@ class SoftQP:
             if state is not before:
                 self._enter(state, before, kept)
 
+    def advance(self, state: QPState, attr: QPAttr) -> None:
+        """To INIT, or to RTS through the states before it, with everything that takes; EINVAL where that is not ahead.
+
+        This is how an id takes its queue pair along: the caller answers for the values, and ``attr`` is the queue
+        pair's from now on.
+        """
+        with self._transport.lock:
+            if self.state is not _RESET and (self.state is not _INIT or state is _INIT):
+                raise cm_error(errno.EINVAL, f"no way from {self.state.name} to {state.name}", "modify_qp")
+            route = self._route_to(attr) if state is _RTS else None
+            self._attr = attr
+            self.state = state
+            if route is not None:
+                self._use_route(route)
+                engine = self._started()
+                _receive(engine, attr)
+                _send(engine, attr)
+
+    def fail(self) -> None:
+        """To ERR, as the end of its connection: everything posted is flushed. In RESET there is nothing to flush."""
+        with self._transport.lock:
+            if self.state is not _RESET and self.state is not _ERR:
+                self._fail()
+
     def _enter(self, state: QPState, before: QPState, attr: QPAttr) -> None:
-        if state is QPState.INIT:
+        if state is _INIT:
             return
-        if state is QPState.ERR:
+        if state is _ERR:
             self._fail()
             return
         engine = self._started()
-        if state is QPState.RTR:
-            engine.ready_to_receive(
-                RtrAttributes(
-                    dest_qp_num=attr.dest_qp_num,
-                    rq_psn=attr.rq_psn,
-                    path_mtu=Mtu(attr.path_mtu).bytes,
-                    max_dest_rd_atomic=attr.max_dest_rd_atomic,
-                    min_rnr_timer=attr.min_rnr_timer,
-                    access=AccessFlag(attr.qp_access_flags),
-                )
-            )
-        elif state is QPState.RTS and before is QPState.RTR:
-            engine.ready_to_send(
-                RtsAttributes(
-                    sq_psn=attr.sq_psn,
-                    timeout=4.096e-6 * (1 << attr.timeout) if attr.timeout else 0,
-                    retry_cnt=attr.retry_cnt,
-                    rnr_retry=attr.rnr_retry,
-                    max_rd_atomic=attr.max_rd_atomic,
-                )
-            )
-        elif state is QPState.RTS:
+        if state is _RTR:
+            _receive(engine, attr)
+        elif state is _RTS and before is _RTR:
+            _send(engine, attr)
+        elif state is _RTS:
             engine.resume()
             self._transport.send_now(self, self._transport.clock())
-        elif state is QPState.SQD:
+        elif state is _SQD:
             engine.pause()
             self._drained = False
             self._after(engine)
@@ -421,7 +459,7 @@ class SoftQP:
 
     def post_recv(self, wrs: list[RecvWR]) -> None:
         with self._transport.lock:
-            if self.state is QPState.RESET:
+            if self.state is _RESET:
                 raise cm_error(errno.EINVAL, "a queue pair in RESET takes no receives", "post_recv")
             if self._srq is not None:
                 raise cm_error(errno.EINVAL, "receives come from the shared receive queue", "post_recv")
@@ -501,7 +539,7 @@ class SoftQP:
             self._recv_cq.add(recvs)
 
     def cq_failed(self, cq: SoftCQ) -> None:
-        if cq in (self._send_cq, self._recv_cq) and self.state not in (QPState.RESET, _ERR):
+        if cq in (self._send_cq, self._recv_cq) and self.state not in (_RESET, _ERR):
             self._fail()
             self._tell(AsyncEvent.QP_FATAL)
 
