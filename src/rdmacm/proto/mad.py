@@ -8,7 +8,7 @@ from enum import IntEnum
 
 from rdmacm.proto.wire import WireError
 
-__all__ = ["DATA_SIZE", "GSI_Q_KEY", "MAD_SIZE", "Mad", "MadStatus", "Method", "MgmtClass"]
+__all__ = ["BASE_VERSION", "DATA_SIZE", "GSI_Q_KEY", "MAD_SIZE", "Mad", "MadStatus", "Method", "MgmtClass"]
 
 MAD_SIZE = 256
 DATA_SIZE = 232
@@ -17,7 +17,7 @@ DATA_SIZE = 232
 GSI_Q_KEY = 0x80010000
 
 _HEADER = struct.Struct("!BBBBHHQHxxI")
-_BASE_VERSION = 1
+BASE_VERSION = 1
 
 
 class MgmtClass(IntEnum):
@@ -89,7 +89,7 @@ class Mad:
             raise ValueError(f"the data of a MAD has {DATA_SIZE} bytes, not {len(self.data)}")
         try:
             header = _HEADER.pack(
-                _BASE_VERSION,
+                BASE_VERSION,
                 self.mgmt_class,
                 self.class_version,
                 self.method,
@@ -111,8 +111,8 @@ class Mad:
         base_version, mgmt_class, class_version, method, status, specific, tid, attribute, modifier = (
             _HEADER.unpack_from(data)
         )
-        if base_version != _BASE_VERSION:
-            raise WireError(f"MAD base version {base_version} is not {_BASE_VERSION}")
+        if base_version != BASE_VERSION:
+            raise WireError(f"MAD base version {base_version} is not {BASE_VERSION}")
         return cls(
             mgmt_class=mgmt_class,
             class_version=class_version,

@@ -22,7 +22,6 @@ from __future__ import annotations
 import errno
 from collections import Counter
 from collections.abc import Hashable
-from dataclasses import replace
 from typing import Protocol
 
 from rdmacm.errors import CmStateError, cm_error
@@ -56,12 +55,11 @@ from rdmacm.proto.cm.messages import (
     SidrStatus,
     TransportService,
     pack_message,
-    unpack_message,
+    unpack_mad,
 )
 from rdmacm.proto.cm.states import RETRYING, THINKING, Do, Input, State, follow
 from rdmacm.proto.cm.tables import Connections, Listeners
 from rdmacm.proto.cm.timeouts import ack_timeout, seconds
-from rdmacm.proto.mad import Mad
 from rdmacm.proto.wire import WireError
 
 __all__ = ["Agent", "RandomSource"]
@@ -173,12 +171,9 @@ class Agent:
         Communication id and starting PSN of ``request`` are filled in here, and its CA GUID where it has none.
         """
         comm_id = self._new_comm_id("connect")
-        request = replace(
-            request,
-            local_comm_id=comm_id,
-            local_ca_guid=request.local_ca_guid or self.guid,
-            starting_psn=self._random.getrandbits(24),
-        )
+        request.local_comm_id = comm_id
+        request.local_ca_guid = request.local_ca_guid or self.guid
+        request.starting_psn = self._random.getrandbits(24)
         tid = self._new_transaction_id(comm_id)
         packed = pack_message(request, tid)
         connection = Connection(
@@ -202,13 +197,10 @@ class Agent:
     def accept(self, comm_id: int, reply: REP, now: float) -> None:
         """Answer a ConnectRequest with a REP; its ids and starting PSN are filled in here, the CA GUID if missing."""
         connection = self._allowed(comm_id, Input.ACCEPT)
-        reply = replace(
-            reply,
-            local_comm_id=comm_id,
-            remote_comm_id=connection.remote_comm_id or 0,
-            starting_psn=connection.starting_psn,
-            local_ca_guid=reply.local_ca_guid or self.guid,
-        )
+        reply.local_comm_id = comm_id
+        reply.remote_comm_id = connection.remote_comm_id or 0
+        reply.starting_psn = connection.starting_psn
+        reply.local_ca_guid = reply.local_ca_guid or self.guid
         packed = pack_message(reply, connection.transaction_id)
         connection.reply = reply
         connection.local_guid = reply.local_ca_guid
@@ -261,7 +253,7 @@ class Agent:
     def sidr_request(self, path: Hashable, request: SIDR_REQ, now: float) -> int:
         """Send a SIDR_REQ and return its request id, which is filled in here."""
         comm_id = self._new_comm_id("sidr_request")
-        request = replace(request, request_id=comm_id)
+        request.request_id = comm_id
         tid = self._new_transaction_id(comm_id)
         packed = pack_message(request, tid)
         connection = Connection(
@@ -299,12 +291,11 @@ class Agent:
     def mad_received(self, data: bytes | bytearray | memoryview, path: Hashable, now: float) -> None:
         """Take in a MAD that came over ``path``."""
         try:
-            mad = Mad.unpack(data)
-            message = unpack_message(mad)
+            message, tid = unpack_mad(data)
         except WireError:
             self.dropped[Drop.MALFORMED] += 1
             return
-        drop = self._receive(message, mad.transaction_id, path, now)
+        drop = self._receive(message, tid, path, now)
         if drop is not None:
             self.dropped[drop] += 1
 
@@ -628,7 +619,9 @@ class Agent:
         return pack_message(DREP(connection.comm_id, connection.remote_comm_id or 0, private_data), tid)
 
     def _sidr_rep(self, connection: Connection, reply: SIDR_REP) -> SIDR_REP:
-        return replace(reply, request_id=connection.remote_comm_id or 0, service_id=connection.request.service_id)
+        reply.request_id = connection.remote_comm_id or 0
+        reply.service_id = connection.request.service_id
+        return reply
 
     @staticmethod
     def _peer_qpn(request: REQ, told: REQ | REP) -> int:

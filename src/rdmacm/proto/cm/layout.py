@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from struct import Struct
 from typing import Any, NamedTuple
 
@@ -86,7 +87,8 @@ def _compile(
             at += whole.length
     codec = Struct(shape)
     names: dict[str, Any] = {"pack": codec.pack, "unpack": codec.unpack, "wrong": _check, "short": _short}
-    names |= {f"type_{whole.name}": whole.type for whole in wholes}
+    # A Gid by way of its class is checked to have the length that it has here.
+    names |= {f"type_{w.name}": partial(bytes.__new__, Gid) if w.type is Gid else w.type for w in wholes}
     names |= {"fields": fields, "size": size}
     widths = {bit.name: sum(each.width for each in bits if each.name == bit.name) for bit in bits}
 
@@ -121,7 +123,8 @@ def _compile(
     lines += [f"  if not 0 <= {name} <= {(1 << width) - 1}: wrong(message, fields)" for name, width in widths.items()]
     for whole in wholes:
         lines.append(f"  {whole.name} = message.{whole.name}")
-        lines.append(f"  if type({whole.name}) is not bytes: {whole.name} = packed({whole.name})")
+        if whole.type not in (bytes, Gid):
+            lines.append(f"  {whole.name} = {whole.name}.pack()")
         compare = ">" if whole.pads else "!="
         lines.append(f"  if len({whole.name}) {compare} {whole.length}: wrong(message, fields)")
     items = [" | ".join(terms[start]) or "0" if start in terms else name for start, name in order]
@@ -133,7 +136,6 @@ def _compile(
     pairs = [f"'{name}': {f'bool({value})' if name in flags else value}" for name, value in found]
     pairs += [f"'{w.name}': {w.name if w.type is bytes else f'type_{w.name}({w.name})'}" for w in wholes]
     lines.append(f"  return {{{', '.join(pairs)}}}")
-    names["packed"] = _packed
     exec("\n".join(lines), names)
     return names["pack_message"], names["unpack_message"]
 
@@ -141,11 +143,6 @@ def _compile(
 def _splits(bits: Sequence[Bits], place: int) -> bool:
     """Whether a number that ends before byte ``place`` would end within a field."""
     return any(bit.offset < place < bit.offset + (bit.before + bit.width + 7) // 8 for bit in bits)
-
-
-def _packed(value: Any) -> bytes:
-    raw: bytes = value if isinstance(value, bytes) else value.pack()
-    return raw
 
 
 def _short(size: int, data: Buffer) -> WireError:
@@ -164,7 +161,8 @@ def _check(message: object, fields: Sequence[Bits | Bytes]) -> None:
             raise ValueError(f"{type(message).__name__}.{name} {value} is outside 0..{(1 << width) - 1}")
     for field in fields:
         if isinstance(field, Bytes):
-            raw = _packed(getattr(message, field.name))
+            value = getattr(message, field.name)
+            raw = value if isinstance(value, bytes) else value.pack()
             if len(raw) > field.length or (len(raw) < field.length and not field.pads):
                 raise ValueError(
                     f"{type(message).__name__}.{field.name} has {len(raw)} bytes, the message room for {field.length}"

@@ -12,14 +12,15 @@ first of them travels in the MAD's header.
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import ClassVar, Self, TypeAlias
 
 from rdmacm.address import Gid
 from rdmacm.proto.cm.layout import Bits, Bytes, Layout, gid, private_data
-from rdmacm.proto.mad import DATA_SIZE, Mad, Method, MgmtClass
-from rdmacm.proto.wire import WireError
+from rdmacm.proto.mad import BASE_VERSION, DATA_SIZE, MAD_SIZE, Mad, Method, MgmtClass
+from rdmacm.proto.wire import Buffer, WireError
 
 __all__ = [
     "APR",
@@ -44,6 +45,7 @@ __all__ = [
     "SidrStatus",
     "TransportService",
     "pack_message",
+    "unpack_mad",
     "unpack_message",
 ]
 
@@ -172,12 +174,15 @@ class _Packed:
         return self.LAYOUT.pack(self)
 
     @classmethod
-    def unpack(cls, data: bytes | bytearray | memoryview) -> Self:
+    def unpack(cls, data: Buffer) -> Self:
         """The fields in these bytes; WireError for another length."""
         return cls(**cls.LAYOUT.unpack(data))
 
 
-@dataclass(frozen=True, slots=True)
+# Nobody changes a message but who sends it. They are not frozen, as that takes four times as long to make.
+
+
+@dataclass(slots=True, unsafe_hash=True)
 class Path(_Packed):
     """A path of a REQ, 44 bytes, primary or alternate (InfiniBand Architecture 12.6.5). All zero: no path."""
 
@@ -211,7 +216,15 @@ class Path(_Packed):
     local_ack_timeout: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+_NO_PATH, _NO_PATH_BYTES = Path(), bytes(44)
+
+
+def _alternate(data: bytes) -> Path:
+    # There nearly never is one.
+    return _NO_PATH if data == _NO_PATH_BYTES else Path.unpack(data)
+
+
+@dataclass(slots=True, unsafe_hash=True)
 class REQ(_Packed):
     """Request for communication (InfiniBand Architecture 12.6.5)."""
 
@@ -244,7 +257,7 @@ class REQ(_Packed):
             Bits("srq", 51, 4, 1, True),
             Bits("extended_transport_type", 51, 5, 3),
             Bytes("primary", 52, 44, Path.unpack),
-            Bytes("alternate", 96, 44, Path.unpack),
+            Bytes("alternate", 96, 44, _alternate),
             Bits("sap_supported", 139, 5, 1, True),
             private_data(140, 92),
         ],
@@ -273,14 +286,14 @@ class REQ(_Packed):
     max_cm_retries: int = 15
     srq: bool = False
     extended_transport_type: int = 0
-    alternate: Path = Path()
+    alternate: Path = _NO_PATH
     sap_supported: bool = False
     private_data: bytes = b""
     vendor_id: int = 0
     attr_mod: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class MRA(_Packed):
     """Message receipt acknowledgment: "it will take a while" (InfiniBand Architecture 12.6.6)."""
 
@@ -304,7 +317,7 @@ class MRA(_Packed):
     private_data: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class REJ(_Packed):
     """Reject (InfiniBand Architecture 12.6.7). ``ari`` is the additional reject information of ``reason``."""
 
@@ -333,7 +346,7 @@ class REJ(_Packed):
     private_data: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class REP(_Packed):
     """Reply to a REQ (InfiniBand Architecture 12.6.8)."""
 
@@ -385,7 +398,7 @@ class REP(_Packed):
 _IDS = (Bits("local_comm_id", 0, 0, 32), Bits("remote_comm_id", 4, 0, 32))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class RTU(_Packed):
     """Ready to use (InfiniBand Architecture 12.6.9)."""
 
@@ -398,7 +411,7 @@ class RTU(_Packed):
     private_data: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class DREQ(_Packed):
     """Request to disconnect (InfiniBand Architecture 12.6.10)."""
 
@@ -412,7 +425,7 @@ class DREQ(_Packed):
     private_data: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class DREP(_Packed):
     """Reply to a DREQ (InfiniBand Architecture 12.6.11)."""
 
@@ -425,7 +438,7 @@ class DREP(_Packed):
     private_data: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class SIDR_REQ(_Packed):
     """Request to resolve a service id to a datagram queue pair (InfiniBand Architecture 12.11.1)."""
 
@@ -447,7 +460,7 @@ class SIDR_REQ(_Packed):
     private_data: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class SIDR_REP(_Packed):
     """Reply to a SIDR_REQ (InfiniBand Architecture 12.11.2)."""
 
@@ -481,7 +494,7 @@ class SIDR_REP(_Packed):
     attr_mod: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class LAP(_Packed):
     """Load alternate path (InfiniBand Architecture 12.8.1). Understood, never sent by this package."""
 
@@ -526,7 +539,7 @@ class LAP(_Packed):
     private_data: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class APR(_Packed):
     """Reply to a LAP (InfiniBand Architecture 12.8.2). Understood, never sent by this package."""
 
@@ -558,17 +571,20 @@ _TYPES: dict[int, type[Message]] = {
 }
 
 
+#: The header of a MAD: base version, class, class version and method; transaction id, attribute and its modifier.
+_HEADER = struct.Struct("!4s4xQHxxI")
+_FIRST = bytes((BASE_VERSION, MgmtClass.COM_MGT, CLASS_VERSION, Method.SEND))
+_WITH_MODIFIER = (REQ, REP, SIDR_REP)
+
+
 def pack_message(message: Message, transaction_id: int) -> bytes:
     """The MAD that carries ``message``."""
-    return Mad(
-        mgmt_class=MgmtClass.COM_MGT,
-        class_version=CLASS_VERSION,
-        method=Method.SEND,
-        attribute_id=message.ATTRIBUTE,
-        transaction_id=transaction_id,
-        attribute_modifier=getattr(message, "attr_mod", 0),
-        data=message.pack(),
-    ).pack()
+    modifier = message.attr_mod if isinstance(message, _WITH_MODIFIER) else 0
+    try:
+        header = _HEADER.pack(_FIRST, transaction_id, message.ATTRIBUTE, modifier)
+    except struct.error as problem:
+        raise ValueError(f"a field of the MAD header is out of range: {problem}") from None
+    return header + message.LAYOUT.pack(message)
 
 
 def unpack_message(mad: Mad) -> Message:
@@ -577,10 +593,24 @@ def unpack_message(mad: Mad) -> Message:
         raise WireError(f"class 0x{mad.mgmt_class:02x} version {mad.class_version} is no communication management")
     if mad.method != Method.SEND:
         raise WireError(f"communication management has no method 0x{mad.method:02x}")
-    kind = _TYPES.get(mad.attribute_id)
+    return _message(mad.attribute_id, mad.attribute_modifier, mad.data)
+
+
+def unpack_mad(data: Buffer) -> tuple[Message, int]:
+    """The message in the bytes of a MAD, and its transaction id; WireError where there is none."""
+    if len(data) == MAD_SIZE:
+        first, tid, attribute, modifier = _HEADER.unpack_from(data)
+        if first == _FIRST:
+            return _message(attribute, modifier, data[MAD_SIZE - DATA_SIZE :]), tid
+    mad = Mad.unpack(data)  # which says what is wrong with it
+    return unpack_message(mad), mad.transaction_id
+
+
+def _message(attribute: int, modifier: int, data: Buffer) -> Message:
+    kind = _TYPES.get(attribute)
     if kind is None:
-        raise WireError(f"no communication management message 0x{mad.attribute_id:04x}")
-    values = kind.LAYOUT.unpack(mad.data)
-    if mad.attribute_modifier and kind in (REQ, REP, SIDR_REP):
-        return kind(**values, attr_mod=mad.attribute_modifier)
-    return kind(**values)
+        raise WireError(f"no communication management message 0x{attribute:04x}")
+    message = kind(**kind.LAYOUT.unpack(data))
+    if modifier and isinstance(message, _WITH_MODIFIER):
+        message.attr_mod = modifier
+    return message
