@@ -45,10 +45,6 @@ class ConnectionManager:
             transport.on_mad = self._mad_received
         return self._agent
 
-    def connection(self, comm_id: int | None) -> Connection | None:
-        """A connection as the agent knows it, None once it is forgotten."""
-        return self._agent.connection(comm_id) if self._agent is not None and comm_id is not None else None
-
     def listen(self, owner: SoftId, service_id: int, local: bytes | None, backlog: int, accepts: Accepts) -> Listener:
         """Take requests for a service id, to one local address or (None) to any."""
         listener = self.agent.listen(service_id, backlog=backlog, accepts=accepts)
@@ -69,22 +65,26 @@ class ConnectionManager:
             self._provider.transport.wire.unlisten(found[1])
             self._provider.descriptors_changed()
 
-    def own(self, comm_id: int, owner: SoftId) -> None:
+    def own(self, comm_id: int, owner: SoftId) -> Connection:
         """From now on the events of a connection are this id's."""
         self._ids[comm_id] = owner
+        connection = self.agent.connection(comm_id)
+        assert connection is not None
+        return connection
 
-    def leave(self, comm_id: int) -> None:
+    def leave(self, connection: Connection) -> None:
         """The id of a connection is being destroyed: say goodbye to the peer."""
-        self._ids.pop(comm_id, None)
-        if self._agent is not None:
-            self._agent.destroy(comm_id, self._provider.clock())
+        self._ids.pop(connection.comm_id, None)
+        if self._agent is not None and connection.state is not State.IDLE:
+            was_over = connection.state is State.TIMEWAIT
+            self._agent.destroy(connection.comm_id, self._provider.clock())
             self.pump()
-            self.hold_qpn(comm_id)
+            if not was_over:
+                self.hold_qpn(connection)
 
-    def hold_qpn(self, comm_id: int) -> None:
+    def hold_qpn(self, connection: Connection) -> None:
         """A connection in TIMEWAIT keeps its queue pair number from being used again."""
-        connection = self.connection(comm_id)
-        if connection is not None and connection.state is State.TIMEWAIT and connection.deadline is not None:
+        if connection.state is State.TIMEWAIT and connection.deadline is not None:
             self._provider.transport.hold_qpn(connection.local_qpn, connection.deadline)
 
     def pump(self) -> None:
@@ -93,16 +93,14 @@ class ConnectionManager:
         if agent is None or self._is_pumping:
             return
         self._is_pumping = True
+        transport = self._provider.transport
         try:
-            while True:
-                mads, events = agent.mads_to_send(), agent.events()
-                if not mads and not events:
-                    break
-                for path, mad in mads:
+            while agent.has_output:
+                for path, mad in agent.mads_to_send():
                     assert isinstance(path, WirePath)
-                    self._provider.transport.send_mad(path, mad)
-                for event in events:
-                    self._dispatch(event)
+                    transport.send_mad(path, mad)
+                for event in agent.events():
+                    self._dispatch(agent, event)
         finally:
             self._is_pumping = False
         deadline = agent.next_deadline()
@@ -122,19 +120,21 @@ class ConnectionManager:
             self._agent.mad_received(mad, path, now)
             self.pump()
 
-    def _dispatch(self, event: Event) -> None:
+    def _dispatch(self, agent: Agent, event: Event) -> None:
         if isinstance(event, ConnectRequest | SidrRequest):
             found = self._listeners.get(event.listener)
             if found is not None:
                 found[0].requested(event)
-            elif self._agent is not None:  # it was destroyed while the request was on its way here
-                self._agent.destroy(event.comm_id, self._provider.clock())
+            else:  # it was destroyed while the request was on its way here
+                agent.destroy(event.comm_id, self._provider.clock())
             return
-        owner = self._ids.get(event.comm_id)
         if isinstance(event, TimewaitExit):
-            self._ids.pop(event.comm_id, None)
+            owner = self._ids.pop(event.comm_id, None)
         else:
-            self.hold_qpn(event.comm_id)
+            owner = self._ids.get(event.comm_id)
+            connection = agent.connection(event.comm_id)
+            if connection is not None:
+                self.hold_qpn(connection)
         if owner is not None:
             owner.connection_event(event)
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from dataclasses import replace
 from socket import AF_INET, AF_INET6
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rdmacm.address import Gid, InetAddr, SockAddrIB, service_id
 from rdmacm.cmstate import State, Trigger, follow
@@ -40,15 +39,16 @@ from rdmacm.proto.cm.messages import (
     REQ,
     SIDR_REP,
     SIDR_REQ,
+    Message,
     Path,
     RejectReason,
     SidrStatus,
 )
-from rdmacm.proto.cm.private_data import PrivateDataHeader, user_capacity
+from rdmacm.proto.cm.private_data import HEADER_SIZE, PrivateDataHeader, user_capacity
 from rdmacm.proto.cm.timeouts import ack_timeout
 from rdmacm.proto.sa import PathRecord
 from rdmacm.proto.wire import WireError
-from rdmacm.provider import QueuedEvent
+from rdmacm.provider import Address, IdOptions, QueuedEvent
 from rdmacm.soft.devices import DEFAULT_PKEY
 from rdmacm.soft.ids import ResolvingId
 from rdmacm.soft.qp import AsyncEvent, SoftQP, blank_attr
@@ -57,7 +57,7 @@ from rdmacm.verbs.attr import AHAttr, GlobalRoute, QPAttr
 from rdmacm.verbs.enums import AccessFlag, Mtu, QPAttrMask, QPState, QPType
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Callable, Hashable
 
     from rdmacm.soft.provider import SoftProvider
     from rdmacm.soft.queue import SoftQueue
@@ -74,6 +74,7 @@ UDP_QKEY = 0x01234567
 #: A receiver that is not ready asks for 0.64 ms (InfiniBand Architecture 9.7.5.2.8); rdma_cm's 0 would mean 655 ms.
 _MIN_RNR_TIMER = 12
 _LID_UNUSED = 0xFFFF
+_NO_ECE = Ece(0)
 _EVENT_COMM_EST = 4
 
 _M = QPAttrMask
@@ -90,12 +91,13 @@ class SoftId(ResolvingId):
 
     __slots__ = (
         "_accept",
-        "_comm_id",
+        "_connection",
         "_is_accepted",
         "_is_disconnected",
         "_listener",
         "_local_ece",
         "_remote_ece",
+        "_soft_qp",
         "qkey",
         "qp",
     )
@@ -105,14 +107,15 @@ class SoftId(ResolvingId):
     ) -> None:
         super().__init__(provider, queue, owner, port_space, qp_type)
         self.qp: QP | None = None
+        self._soft_qp: SoftQP | None = None
         self.qkey = 0
-        self._comm_id: int | None = None
+        self._connection: Connection | None = None
         self._listener: Listener | None = None
         self._accept: ConnParam | None = None
         self._is_accepted = True
         self._is_disconnected = False
         self._local_ece: Ece | None = None
-        self._remote_ece = Ece(0)
+        self._remote_ece = _NO_ECE
 
     # -- listening ------------------------------------------------------------------------------------
 
@@ -164,8 +167,9 @@ class SoftId(ResolvingId):
         """A request has come for this listener: make it an id and tell the application."""
         request, path, cm = event.request, event.path, self._provider.cm
         assert isinstance(path, WirePath)
+        header = _header(request)
         child = SoftId(self._provider, self.queue, None, self.port_space, self.qp_type)
-        refusal = child._begin(request, path, self)
+        refusal = child._begin(request, header, path, self)
         if refusal is not None:
             self.queue.ids.pop(child, None)
             if isinstance(request, REQ):
@@ -173,21 +177,24 @@ class SoftId(ResolvingId):
             else:
                 cm.agent.destroy(event.comm_id, self._provider.clock())
             return
-        child._comm_id = event.comm_id
-        cm.own(event.comm_id, child)
+        child._connection = cm.own(event.comm_id, child)
         owner = self._owner()
         if owner is None:
             child.destroy()
             return
-        self.queue.post(
-            QueuedEvent(owner, CmEventType.CONNECT_REQUEST, param=child._request_param(request), new_id=child)
-        )
+        param = child._request_param(request, header)
+        self.queue.post(QueuedEvent(owner, CmEventType.CONNECT_REQUEST, param=param, new_id=child))
 
-    def _begin(self, request: REQ | SIDR_REQ, path: WirePath, listener: SoftId) -> tuple[RejectReason, bytes] | None:
+    def _begin(
+        self, request: REQ | SIDR_REQ, header: PrivateDataHeader | None, path: WirePath, listener: SoftId
+    ) -> tuple[RejectReason, bytes] | None:
         """Become the passive side of a request; the reason and information of a REJ where that cannot be."""
         host = self._provider.host_now()
-        ours = request.primary.remote_gid.ip if isinstance(request, REQ) else path.local
-        theirs = request.primary.local_gid.ip if isinstance(request, REQ) else path.remote
+        dgid: Gid | None = None
+        ours, theirs = path.local, path.remote
+        if isinstance(request, REQ):
+            dgid = request.primary.local_gid
+            ours, theirs = request.primary.remote_gid.ip, dgid.ip
         found = [(view, row) for view, row in host.by_ip.get(ours, ()) if path.scope_id in (0, view.ifindex)]
         if not found and len(ours) == 4 and ours[0] == 127 and host.loopback is not None:
             found = [(host.loopback, row) for row in host.loopback.rows if len(row.gid.ip) == 4][:1]
@@ -197,29 +204,30 @@ class SoftId(ResolvingId):
         mtu = view.device.ports[0].active_mtu or Mtu.MTU_256
         if isinstance(request, REQ) and not 0 < request.path_mtu <= mtu:
             return RejectReason.INVALID_MTU, bytes((mtu,))
-        header = _header(request)
+        self.dgid = dgid or Gid.from_ip(theirs)
         if header is not None:
             family = AF_INET if header.ip_version == 4 else AF_INET6
             self.local_addr = InetAddr(family, header.destination, request.service_id & 0xFFFF, 0, path.scope_id)
             self.peer_addr = InetAddr(family, header.source, header.source_port, 0, path.scope_id)
         else:
             self.local_addr = SockAddrIB(row.gid, request.service_id, (1 << 64) - 1, DEFAULT_PKEY)
-            self.peer_addr = SockAddrIB(Gid.from_ip(theirs), 0, 0, DEFAULT_PKEY)
+            self.peer_addr = SockAddrIB(self.dgid, 0, 0, DEFAULT_PKEY)
         self._attach(view)
         self.state = State.CONNECT
-        self.options = replace(listener.options)
+        options = listener.options
+        self.options = IdOptions(options.tos, options.reuseaddr, options.afonly, options.ack_timeout)
         self.sgid, self.gid_index = row.gid, row.gid_index
-        self.dgid = Gid.from_ip(theirs)
         self._is_accepted = False
         self.paths = (_path_of(request, row.gid, self.dgid, mtu),)
-        if isinstance(request, REQ):
+        if isinstance(request, REQ) and request.vendor_id:
             self._remote_ece = Ece(request.vendor_id, request.attr_mod)
         return None
 
-    def _request_param(self, request: REQ | SIDR_REQ) -> ConnParam:
-        user = request.private_data if _header(request) is None else request.private_data[_HEADER_SIZE:]
+    @staticmethod
+    def _request_param(request: REQ | SIDR_REQ, header: PrivateDataHeader | None) -> ConnParam:
+        user = request.private_data if header is None else request.private_data[HEADER_SIZE:]
         if isinstance(request, SIDR_REQ):
-            return ConnParam(private_data=user, responder_resources=0, initiator_depth=0, qkey=self.qkey)
+            return ConnParam(private_data=user, responder_resources=0, initiator_depth=0)
         return ConnParam(
             private_data=user,
             responder_resources=request.initiator_depth,
@@ -237,8 +245,8 @@ class SoftId(ResolvingId):
 
     def delivered(self) -> None:
         """The application fetches the request: it leaves the backlog."""
-        if self._comm_id is not None:
-            self._provider.cm.agent.delivered(self._comm_id)
+        if self._connection is not None:
+            self._provider.cm.agent.delivered(self._connection.comm_id)
 
     # -- connecting -----------------------------------------------------------------------------------
 
@@ -251,31 +259,31 @@ class SoftId(ResolvingId):
             assert isinstance(peer, InetAddr)
             assert isinstance(local, InetAddr)
             kind = SIDR_REQ if self.qp_type == QPType.UD else REQ
-            _check_size(param.private_data, user_capacity(kind, peer.family), "connect", str(peer))
-            header = PrivateDataHeader.between(local, peer).pack()
+            _check_size(param.private_data, kind, "connect", peer)
+            private_data = PrivateDataHeader.between(local, peer).pack() + param.private_data
             service = service_id(self.port_space, peer.port)
             cm, now, path = self._provider.cm, self._provider.clock(), self._wire_path()
             self._move(Trigger.CONNECT)
             try:
                 if kind is SIDR_REQ:
-                    request = SIDR_REQ(service, private_data=header + param.private_data)
+                    request = SIDR_REQ(service, private_data=private_data)
                     comm_id = cm.agent.sidr_request(path, request, now)
                 else:
                     life = self.paths[0].packet_life_time
-                    comm_id = cm.agent.connect(path, self._req(service, header, param), now, packet_life_time=life)
+                    req = self._req(service, private_data, param)
+                    comm_id = cm.agent.connect(path, req, now, packet_life_time=life)
             except BaseException:
                 self._move(Trigger.CONNECT_REFUSED)
                 raise
-            self._comm_id = comm_id
-            cm.own(comm_id, self)
+            self._connection = cm.own(comm_id, self)
             cm.pump()
 
     def _wire_path(self) -> WirePath:
         scope = self.peer_addr.scope_id if isinstance(self.peer_addr, InetAddr) else 0
         return WirePath(self.sgid.ip, self.dgid.ip, scope)
 
-    def _req(self, service: int, header: bytes, param: ConnParam) -> REQ:
-        path, ece = self.paths[0], self._local_ece or Ece(0)
+    def _req(self, service: int, private_data: bytes, param: ConnParam) -> REQ:
+        path, ece = self.paths[0], self._local_ece or _NO_ECE
         timeout = self.options.ack_timeout
         return REQ(
             service_id=service,
@@ -300,7 +308,7 @@ class SoftId(ResolvingId):
                 subnet_local=path.hop_limit <= 1,
                 local_ack_timeout=ack_timeout(CA_ACK_DELAY, path.packet_life_time) if timeout is None else timeout & 31,
             ),
-            private_data=header + param.private_data,
+            private_data=private_data,
             vendor_id=ece.vendor_id,
             attr_mod=ece.options,
         )
@@ -311,9 +319,9 @@ class SoftId(ResolvingId):
 
     def establish(self) -> None:
         with self._provider.lock:
-            if follow(self.state, Trigger.ACCEPT) is None or self._comm_id is None:
+            if follow(self.state, Trigger.ACCEPT) is None or self._connection is None:
                 raise self._refuse("establish")
-            self._provider.cm.agent.send_rtu(self._comm_id, self._provider.clock())
+            self._provider.cm.agent.send_rtu(self._connection.comm_id, self._provider.clock())
             self._provider.cm.pump()
 
     # -- answering ------------------------------------------------------------------------------------
@@ -321,13 +329,13 @@ class SoftId(ResolvingId):
     def accept(self, param: ConnParam) -> None:
         with self._provider.lock:
             self._provider.check_fork("accept")
-            if follow(self.state, Trigger.ACCEPT) is None or self._comm_id is None or self._is_accepted:
+            connection = self._connection
+            if follow(self.state, Trigger.ACCEPT) is None or connection is None or self._is_accepted:
                 raise self._refuse(Trigger.ACCEPT.value)
             agent, now = self._provider.cm.agent, self._provider.clock()
             kind = SIDR_REP if self.qp_type == QPType.UD else REP
-            _check_size(param.private_data, user_capacity(kind, AF_INET), "accept", str(self.peer_addr))
-            connection = agent.connection(self._comm_id)
-            if connection is None or connection.state not in states.THINKING:
+            _check_size(param.private_data, kind, "accept", self.peer_addr)
+            if connection.state not in states.THINKING:
                 raise CmStateError(
                     errno.EINVAL, "the peer has given up meanwhile", "accept", str(self.peer_addr), "destroy the id"
                 )
@@ -336,7 +344,7 @@ class SoftId(ResolvingId):
                 qpn = self.qp.qp_num if self.qp is not None else param.qp_num
                 self.qkey = self.qkey or param.qkey or UDP_QKEY
                 agent.sidr_reply(
-                    self._comm_id, SIDR_REP(qpn=qpn, q_key=self.qkey, private_data=param.private_data), now
+                    connection.comm_id, SIDR_REP(qpn=qpn, q_key=self.qkey, private_data=param.private_data), now
                 )
             else:
                 self._accept_connection(connection, param, now)
@@ -344,7 +352,7 @@ class SoftId(ResolvingId):
             self._provider.cm.pump()
 
     def _accept_connection(self, connection: Connection, param: ConnParam, now: float) -> None:
-        agent, ece = self._provider.cm.agent, self._local_ece or Ece(0)
+        agent, ece = self._provider.cm.agent, self._local_ece or _NO_ECE
         reply = REP(
             local_qpn=self.qp.qp_num if self.qp is not None else param.qp_num,
             responder_resources=param.responder_resources,
@@ -359,8 +367,8 @@ class SoftId(ResolvingId):
             attr_mod=ece.options,
         )
         try:
-            if self.qp is not None:
-                self._make_ready(self.qp)
+            if self._soft_qp is not None:
+                self._make_ready(self._soft_qp)
             agent.accept(connection.comm_id, reply, now)
         except BaseException:  # as the kernel does: the peer need not wait for an answer that will not come
             self._fail_qp()
@@ -371,95 +379,96 @@ class SoftId(ResolvingId):
 
     def reject(self, private_data: bytes, reason: int) -> None:
         with self._provider.lock:
-            if follow(self.state, Trigger.REJECT) is None or self._comm_id is None:
+            if follow(self.state, Trigger.REJECT) is None or self._connection is None:
                 raise self._refuse(Trigger.REJECT.value)
+            comm_id = self._connection.comm_id
             if reason not in (RejectReason.CONSUMER_DEFINED, RejectReason.VENDOR_OPTION_NOT_SUPPORTED):
                 raise cm_error(errno.EINVAL, f"reason {reason} is not the application's to give", "reject")
             datagram = self.qp_type == QPType.UD
             kind = SIDR_REP if datagram else REJ
-            _check_size(private_data, user_capacity(kind, AF_INET), "reject", str(self.peer_addr))
+            _check_size(private_data, kind, "reject", self.peer_addr)
             agent, now = self._provider.cm.agent, self._provider.clock()
             if datagram:
-                agent.sidr_reply(self._comm_id, SIDR_REP(status=SidrStatus.REJECT, private_data=private_data), now)
+                agent.sidr_reply(comm_id, SIDR_REP(status=SidrStatus.REJECT, private_data=private_data), now)
             else:
-                agent.reject(self._comm_id, now, reason, private_data)
+                agent.reject(comm_id, now, reason, private_data)
             self._provider.cm.pump()
 
     # -- connected ------------------------------------------------------------------------------------
 
     def notify(self, event: int) -> None:
         with self._provider.lock:
-            if follow(self.state, Trigger.NOTIFY) is None or self._comm_id is None:
+            connection = self._connection
+            if follow(self.state, Trigger.NOTIFY) is None or connection is None:
                 raise self._refuse(Trigger.NOTIFY.value)
             if event != _EVENT_COMM_EST:
                 raise cm_error(errno.EINVAL, f"asynchronous event {event} is none to be notified of", "notify")
-            connection = self._provider.cm.connection(self._comm_id)
-            if connection is not None and connection.state is states.State.ESTABLISHED:
+            if connection.state is states.State.ESTABLISHED:
                 raise cm_error(errno.EISCONN, "the connection is established already", "notify")
-            self._provider.cm.agent.establish(self._comm_id, self._provider.clock())
+            self._provider.cm.agent.establish(connection.comm_id, self._provider.clock())
             self._provider.cm.pump()
 
     def communication_established(self) -> None:
         """Data has come before the RTU, which may be lost: it proves as much."""
-        if self._comm_id is not None:
+        if self._connection is not None:
             with contextlib.suppress(CmStateError):
-                self._provider.cm.agent.establish(self._comm_id, self._provider.clock())
+                self._provider.cm.agent.establish(self._connection.comm_id, self._provider.clock())
                 self._provider.cm.pump()
 
     def disconnect(self) -> bool:
         with self._provider.lock:
-            if follow(self.state, Trigger.DISCONNECT) is None or self._comm_id is None:
+            connection = self._connection
+            if follow(self.state, Trigger.DISCONNECT) is None or connection is None:
                 raise self._refuse(Trigger.DISCONNECT.value)
             self._fail_qp()
             follows = not self._is_disconnected
             try:
-                self._provider.cm.agent.disconnect(self._comm_id, self._provider.clock())
+                self._provider.cm.agent.disconnect(connection.comm_id, self._provider.clock())
             except CmStateError:  # there is nothing to end (any more), which is no error
                 follows = False
             self._provider.cm.pump()
-            self._provider.cm.hold_qpn(self._comm_id)
+            self._provider.cm.hold_qpn(connection)
             return follows
 
     def attach_qp(self, qp: QP | None) -> None:
         with self._provider.lock:
-            if qp is not None:
-                backend = _soft(qp)
-                backend.advance(QPState.INIT, self._initial_attr(blank_attr()))
-                backend.on_async_event = self._queue_pair_event
-            self.qp = qp
+            if qp is None:
+                self.qp = self._soft_qp = None
+                return
+            backend = qp.backend
+            assert isinstance(backend, SoftQP)
+            backend.advance(QPState.INIT, self._initial_attr(blank_attr()))
+            backend.on_async_event = self._queue_pair_event
+            self.qp, self._soft_qp = qp, backend
 
     def _queue_pair_event(self, _: SoftQP, event: AsyncEvent) -> None:
         if event is AsyncEvent.COMM_EST:
             self.communication_established()
 
     def _fail_qp(self) -> None:
-        if self.qp is not None and not self.qp.closed:  # the application may have closed it
-            _soft(self.qp).fail()
+        if self._soft_qp is not None:
+            self._soft_qp.fail()
 
     # -- what the connection manager tells ------------------------------------------------------------
 
     def connection_event(self, event: Event) -> None:
         """Something happened to this id's connection."""
-        match event:
-            case ConnectReply():
-                self._replied(event.reply)
-            case Established():
-                self._tell(CmEventType.ESTABLISHED)
-            case Rejected():
-                self._fail_qp()
-                param = ConnParam(event.private_data, 0, 0, retry_count=0, rnr_retry_count=0)
-                self._tell(CmEventType.REJECTED, event.reason, param, _rejection(event.reason))
-            case Unreachable():
-                self._fail_qp()
-                self._tell(CmEventType.UNREACHABLE, -errno.ETIMEDOUT, None, "nobody answered")
-            case DisconnectRequested():
-                self._disconnected(0)
-            case Disconnected():
-                self._disconnected(-errno.ETIMEDOUT if event.timed_out else 0)
-            case TimewaitExit():
-                self._tell(CmEventType.TIMEWAIT_EXIT)
-            case SidrReply():
-                self._resolved_service(event.reply)
+        _HEARD[type(event)](self, event)
+
+    def _established(self, _: Established) -> None:
+        self._tell(CmEventType.ESTABLISHED)
+
+    def _rejected(self, event: Rejected) -> None:
+        self._fail_qp()
+        param = ConnParam(event.private_data, 0, 0, retry_count=0, rnr_retry_count=0)
+        self._tell(CmEventType.REJECTED, event.reason, param, _rejection(event.reason))
+
+    def _unreachable(self, _: Unreachable) -> None:
+        self._fail_qp()
+        self._tell(CmEventType.UNREACHABLE, -errno.ETIMEDOUT, None, "nobody answered")
+
+    def _timewait_over(self, _: TimewaitExit) -> None:
+        self._tell(CmEventType.TIMEWAIT_EXIT)
 
     def _tell(
         self, kind: CmEventType, status: int = 0, param: ConnParam | UdParam | None = None, text: str = ""
@@ -468,10 +477,10 @@ class SoftId(ResolvingId):
         if owner is not None and self._is_accepted:  # nobody waits for news of a request that is not answered yet
             self.queue.post(QueuedEvent(owner, kind, status, message=text, param=param))
 
-    def _replied(self, reply: REP) -> None:
-        comm_id = self._comm_id
-        assert comm_id is not None
-        self._remote_ece = Ece(reply.vendor_id, reply.attr_mod)
+    def _replied(self, event: ConnectReply) -> None:
+        reply, comm_id = event.reply, event.comm_id
+        if reply.vendor_id:
+            self._remote_ece = Ece(reply.vendor_id, reply.attr_mod)
         param = ConnParam(
             private_data=reply.private_data,
             responder_resources=reply.initiator_depth,
@@ -482,12 +491,12 @@ class SoftId(ResolvingId):
             srq=int(reply.srq),
             qp_num=reply.local_qpn,
         )
-        if self.qp is None:
+        if self._soft_qp is None:
             self._tell(CmEventType.CONNECT_RESPONSE, 0, param)
             return
         agent, now = self._provider.cm.agent, self._provider.clock()
         try:
-            self._make_ready(self.qp)
+            self._make_ready(self._soft_qp)
         except RdmaError as error:
             agent.reject(comm_id, now)
             self._fail_qp()
@@ -496,14 +505,16 @@ class SoftId(ResolvingId):
         agent.send_rtu(comm_id, now)
         self._tell(CmEventType.ESTABLISHED, 0, param)
 
-    def _disconnected(self, status: int) -> None:
+    def _disconnected(self, event: DisconnectRequested | Disconnected) -> None:
+        status = -errno.ETIMEDOUT if isinstance(event, Disconnected) and event.timed_out else 0
         if not self._is_disconnected:
             self._is_disconnected = True
             if follow(self.state, Trigger.DISCONNECTED) is not None:
                 self._move(Trigger.DISCONNECTED)
             self._tell(CmEventType.DISCONNECTED, status, None, "the peer never confirmed" if status else "")
 
-    def _resolved_service(self, reply: SIDR_REP) -> None:
+    def _resolved_service(self, event: SidrReply) -> None:
+        reply = event.reply
         if reply.status != SidrStatus.SUCCESS:
             self._tell(CmEventType.UNREACHABLE, reply.status, None, _SIDR_TEXT.get(reply.status, "the peer refused"))
             return
@@ -513,14 +524,12 @@ class SoftId(ResolvingId):
 
     # -- queue pair attributes ------------------------------------------------------------------------
 
-    def _make_ready(self, qp: QP) -> None:
-        connection = self._provider.cm.connection(self._comm_id)
+    def _make_ready(self, qp: SoftQP) -> None:
+        connection = self._connection
         assert connection is not None
-        if qp.closed:
-            raise cm_error(errno.EBADF, "the queue pair is closed", "modify_qp")
         attr = self._connected_attr(blank_attr(), connection)
         attr.qp_access_flags = self._access(connection)
-        _soft(qp).advance(QPState.RTS, attr)
+        qp.advance(QPState.RTS, attr)
 
     def init_qp_attr(self, state: QPState) -> tuple[QPAttr, QPAttrMask]:
         with self._provider.lock:
@@ -536,8 +545,8 @@ class SoftId(ResolvingId):
                 return self._initial_attr(attr), _TO_INIT
             if attr.qp_state not in (QPState.RTR, QPState.RTS):
                 return attr, _M.STATE
-            connection = self._provider.cm.connection(self._comm_id)
-            if connection is None:
+            connection = self._connection
+            if connection is None or connection.state is states.State.IDLE:
                 raise self._refuse("init_qp_attr")
             return self._connected_attr(attr, connection), _TO_RTR if attr.qp_state is QPState.RTR else _TO_RTS
 
@@ -550,7 +559,7 @@ class SoftId(ResolvingId):
     def _initial_attr(self, attr: QPAttr) -> QPAttr:
         """What takes a queue pair to INIT."""
         attr.port_num = self.port_num
-        connection = self._provider.cm.connection(self._comm_id)
+        connection = self._connection
         if connection is not None:
             attr.qp_access_flags = self._access(connection)
         return attr
@@ -615,24 +624,29 @@ class SoftId(ResolvingId):
             if self._listener is not None:
                 self._provider.cm.unlisten(self._listener)
                 self._listener = None
-            if self._comm_id is not None:
-                comm_id, self._comm_id = self._comm_id, None
-                self._provider.cm.leave(comm_id)
+            if self._connection is not None:
+                connection, self._connection = self._connection, None
+                self._provider.cm.leave(connection)
             super().destroy()
 
 
-_HEADER_SIZE = 36
+_HEARD: dict[type[Event], Callable[[SoftId, Any], None]] = {
+    ConnectReply: SoftId._replied,
+    Established: SoftId._established,
+    Rejected: SoftId._rejected,
+    Unreachable: SoftId._unreachable,
+    DisconnectRequested: SoftId._disconnected,
+    Disconnected: SoftId._disconnected,
+    TimewaitExit: SoftId._timewait_over,
+    SidrReply: SoftId._resolved_service,
+}
+#: How much private data is the application's; addresses here are IP addresses.
+_ROOM: dict[type[Message], int] = {kind: user_capacity(kind, AF_INET) for kind in (REQ, REP, REJ, SIDR_REQ, SIDR_REP)}
 _SIDR_TEXT: dict[int, str] = {
     SidrStatus.UNSUPPORTED: "nobody listens on that port",
     SidrStatus.REJECT: "the peer's application, or its connection manager, refused",
     SidrStatus.NO_QP: "the peer has no queue pair for it",
 }
-
-
-def _soft(qp: QP) -> SoftQP:
-    backend = qp.backend
-    assert isinstance(backend, SoftQP)
-    return backend
 
 
 def _header(request: REQ | SIDR_REQ) -> PrivateDataHeader | None:
@@ -662,13 +676,13 @@ def _path_of(request: REQ | SIDR_REQ, sgid: Gid, dgid: Gid, mtu: Mtu) -> PathRec
     )
 
 
-def _check_size(private_data: bytes, limit: int, step: str, address: str) -> None:
-    if len(private_data) > limit:
+def _check_size(private_data: bytes, kind: type[Message], step: str, address: Address | None) -> None:
+    if len(private_data) > _ROOM[kind]:
         raise cm_error(
             errno.EINVAL,
-            f"{len(private_data)} bytes of private data do not fit, {limit} do",
+            f"{len(private_data)} bytes of private data do not fit, {_ROOM[kind]} do",
             step,
-            address,
+            str(address),
             "send the rest as a message once connected",
         )
 

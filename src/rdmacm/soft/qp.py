@@ -329,6 +329,8 @@ class SoftQP:
         pair's from now on.
         """
         with self._transport.lock:
+            if self._transport.endpoint(self.qp_num) is not self:
+                raise cm_error(errno.EBADF, "the queue pair is closed", "modify_qp")
             if self.state is not _RESET and (self.state is not _INIT or state is _INIT):
                 raise cm_error(errno.EINVAL, f"no way from {self.state.name} to {state.name}", "modify_qp")
             route = self._route_to(attr) if state is _RTS else None

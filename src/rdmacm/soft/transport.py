@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from rdmacm.errors import cm_error
 from rdmacm.proto.mad import GSI_Q_KEY, MAD_SIZE
 from rdmacm.proto.roce.headers import DEFAULT_PKEY
-from rdmacm.proto.roce.icrc import ICRC_LENGTH, Icrc
+from rdmacm.proto.roce.icrc import ICRC_LENGTH, RESIDUE, Icrc, crc32
 from rdmacm.proto.roce.opcodes import BTH_LENGTH, Opcode
 from rdmacm.soft.wire import Wire, WirePath, WireRoute
 
@@ -52,6 +52,7 @@ _GSI_LENGTH = BTH_LENGTH + 8 + MAD_SIZE + ICRC_LENGTH
 _UD_SEND_ONLY = int(Opcode.UD_SEND_ONLY)
 _SHORTEST = BTH_LENGTH + ICRC_LENGTH
 _WORD = struct.Struct("!I")
+_ICRC = struct.Struct("<I")
 _QPN_MASK = 0xFFFFFF
 
 
@@ -122,8 +123,8 @@ class Transport:
         self._timers: list[tuple[float, int]] = []
         # What the provider was asked for and has not called yet, the next one last.
         self._calls: list[float] = []
-        self._gsi_routes: dict[tuple[WirePath, int], tuple[WireRoute, Icrc]] = {}
-        self._gsi_sources: dict[tuple[Remote, bytes], tuple[WirePath, Icrc]] = {}
+        self._gsi_routes: dict[tuple[WirePath, int], tuple[WireRoute, int]] = {}
+        self._gsi_sources: dict[tuple[Remote, bytes], tuple[WirePath, Icrc, int]] = {}
         self._gsi_psn = self.random.getrandbits(24)
 
     # -- opening and closing --------------------------------------------------------------------------
@@ -176,7 +177,8 @@ class Transport:
 
     def attach(self, qp: Endpoint) -> None:
         """Give a queue pair its number; ENOMEM where there are too many."""
-        self.open()
+        if not self._opened:
+            self.open()
         now = self.clock()
         if len(self._qps) + len(self._held) >= MAX_QP:
             self._held = {qpn: until for qpn, until in self._held.items() if until > now}
@@ -188,6 +190,10 @@ class Transport:
                 break
         qp.qp_num = qpn
         self._qps[qpn] = qp
+
+    def endpoint(self, qp_num: int) -> Endpoint | None:
+        """The queue pair of a number."""
+        return self._qps.get(qp_num)
 
     def detach(self, qp: Endpoint) -> None:
         """The number is free, unless it is held."""
@@ -377,9 +383,11 @@ class Transport:
                 if len(self._gsi_sources) >= _GSI_ROUTES:
                     self._gsi_sources.clear()
                 path = WirePath(local, packed_host(remote[0], local), remote[3] if len(remote) == 4 else 0)
-                found = self._gsi_sources[remote, local] = path, Icrc(path.remote, local, remote[1])
-            path, flow = found
-            if flow.solve((data,)) is None:
+                flow = Icrc(path.remote, local, remote[1])
+                found = self._gsi_sources[remote, local] = path, flow, flow.start(_GSI_LENGTH)
+            path, flow, start = found
+            # Nearly every one is as our own are sent.
+            if crc32(data, start) != RESIDUE and flow.solve((data,)) is None:
                 self.dropped["icrc"] += 1
             elif self.on_mad is not None:
                 self.on_mad(data[BTH_LENGTH + 8 : -ICRC_LENGTH], path, now)
@@ -387,20 +395,19 @@ class Transport:
     def send_mad(self, path: WirePath, mad: Buffer, traffic_class: int = 0) -> bool:
         """Send a management datagram of 256 bytes to a peer's connection manager; False where it was lost at once."""
         with self.lock:
-            self.open()
+            if not self._opened:
+                self.open()
             found = self._gsi_routes.get((path, traffic_class))
             if found is None:
                 if len(self._gsi_routes) >= _GSI_ROUTES:
                     self._gsi_routes.clear()
                 route = self.wire.route(path, traffic_class)
-                found = route, Icrc(path.local, path.remote, route.source_port)
+                found = route, Icrc(path.local, path.remote, route.source_port).start(_GSI_LENGTH)
                 self._gsi_routes[path, traffic_class] = found
-            route, flow = found
+            route, start = found
             self._gsi_psn = (self._gsi_psn + 1) & 0xFFFFFF
             headers = _GSI_HEADERS.pack(_UD_SEND_ONLY, 0, DEFAULT_PKEY, GSI_QPN, self._gsi_psn, GSI_Q_KEY, GSI_QPN)
-            pieces: list[Buffer] = [headers, mad]
-            pieces.append(flow.seal(pieces))
-            return self.wire.send(route, pieces)
+            return self.wire.send(route, (headers, mad, _ICRC.pack(crc32(mad, crc32(headers, start)))))
 
 
 def _is_same(column: memoryview) -> bool:

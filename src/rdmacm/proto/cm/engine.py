@@ -21,8 +21,8 @@ from __future__ import annotations
 
 import errno
 from collections import Counter
-from collections.abc import Hashable
-from typing import Protocol
+from collections.abc import Callable, Hashable
+from typing import Any, Protocol
 
 from rdmacm.errors import CmStateError, cm_error
 from rdmacm.proto.cm.connection import ALL_BITS, Accepts, Connection, Drop, Listener
@@ -57,7 +57,7 @@ from rdmacm.proto.cm.messages import (
     pack_message,
     unpack_mad,
 )
-from rdmacm.proto.cm.states import RETRYING, THINKING, Do, Input, State, follow
+from rdmacm.proto.cm.states import RETRYING, THINKING, TRANSITIONS, Do, Input, State
 from rdmacm.proto.cm.tables import Connections, Listeners
 from rdmacm.proto.cm.timeouts import ack_timeout, seconds
 from rdmacm.proto.wire import WireError
@@ -111,8 +111,15 @@ class Agent:
         self._listeners = Listeners()
         self._mads: list[tuple[Hashable, bytes]] = []
         self._events: list[Event] = []
+        #: A connection by its local communication id, or None once it is forgotten.
+        self.connection = self._connections.get
 
     # -- what comes out ---------------------------------------------------------------------------------------
+
+    @property
+    def has_output(self) -> bool:
+        """Whether there are MADs to send or events."""
+        return bool(self._mads or self._events)
 
     def mads_to_send(self) -> list[tuple[Hashable, bytes]]:
         """(path, MAD) to be sent, in order; they are handed out once."""
@@ -127,10 +134,6 @@ class Agent:
     def next_deadline(self) -> float | None:
         """When :meth:`timer` has something to do, or None."""
         return self._connections.next_deadline()
-
-    def connection(self, comm_id: int) -> Connection | None:
-        """A connection, or None once it is forgotten."""
-        return self._connections.get(comm_id)
 
     def __len__(self) -> int:
         """How many connections there are, those in TIMEWAIT included."""
@@ -300,31 +303,24 @@ class Agent:
             self.dropped[drop] += 1
 
     def _receive(self, message: Message, tid: int, path: Hashable, now: float) -> Drop | None:
-        match message:
-            case REQ():
-                return self._req(message, tid, path, now)
-            case REP():
-                return self._rep(message, path, now)
-            case REJ():
-                return self._rejected(message, path, now)
-            case MRA(message_mraed=MessageKind.REQ):
-                connection = self._asking(message.remote_comm_id)
-                return self._arrive(connection, path, Input.MRA_REQ, now, message)
-            case MRA(message_mraed=MessageKind.REP):
-                return self._arrive(self._find(message), path, Input.MRA_REP, now, message)
-            case RTU():
-                return self._arrive(self._find(message), path, Input.RTU, now, message)
-            case DREQ():
-                return self._dreq_received(message, tid, path, now)
-            case DREP():
-                return self._arrive(self._find(message), path, Input.DREP, now, message)
-            case SIDR_REQ():
-                return self._sidr_req(message, tid, path, now)
-            case SIDR_REP():
-                connection = self._connections.get(message.request_id)
-                return self._arrive(connection, path, Input.SIDR_REP, now, message)
-            case _:
-                return Drop.UNSUPPORTED
+        take = _TAKES.get(type(message))
+        return Drop.UNSUPPORTED if take is None else take(self, message, tid, path, now)
+
+    def _mra(self, mra: MRA, _: int, path: Hashable, now: float) -> Drop | None:
+        if mra.message_mraed == MessageKind.REQ:
+            return self._arrive(self._asking(mra.remote_comm_id), path, Input.MRA_REQ, now, mra)
+        if mra.message_mraed == MessageKind.REP:
+            return self._arrive(self._find(mra), path, Input.MRA_REP, now, mra)
+        return Drop.UNSUPPORTED
+
+    def _rtu(self, rtu: RTU, _: int, path: Hashable, now: float) -> Drop | None:
+        return self._arrive(self._find(rtu), path, Input.RTU, now, rtu)
+
+    def _drep_received(self, drep: DREP, _: int, path: Hashable, now: float) -> Drop | None:
+        return self._arrive(self._find(drep), path, Input.DREP, now, drep)
+
+    def _sidr_rep_received(self, rep: SIDR_REP, _: int, path: Hashable, now: float) -> Drop | None:
+        return self._arrive(self._connections.get(rep.request_id), path, Input.SIDR_REP, now, rep)
 
     def _find(self, message: RTU | DREQ | DREP | REJ | MRA) -> Connection | None:
         """The connection both ids agree on."""
@@ -380,7 +376,7 @@ class Agent:
             self._step(connection, Input.THINK, now)
         return None
 
-    def _rep(self, rep: REP, path: Hashable, now: float) -> Drop | None:
+    def _rep(self, rep: REP, _: int, path: Hashable, now: float) -> Drop | None:
         connection = self._connections.get(rep.remote_comm_id)
         if connection is None or not connection.is_active or isinstance(connection.request, SIDR_REQ):
             return Drop.UNKNOWN
@@ -390,7 +386,7 @@ class Agent:
             return self._arrive(connection, path, Input.REP, now, rep)
         if connection.path != path:
             return Drop.WRONG_PATH
-        if follow(connection.state, Input.REP) is None:
+        if TRANSITIONS[connection.state].get(Input.REP) is None:
             return Drop.UNEXPECTED
         qpn = self._peer_qpn(connection.request, rep)
         old = self._connections.of_qpn(qpn, rep.local_ca_guid, path)
@@ -411,7 +407,7 @@ class Agent:
             self._step(connection, Input.THINK, now)
         return None
 
-    def _rejected(self, rej: REJ, path: Hashable, now: float) -> Drop | None:
+    def _rejected(self, rej: REJ, _: int, path: Hashable, now: float) -> Drop | None:
         connection = None
         if rej.reason == RejectReason.TIMEOUT and rej.reject_info_length >= _GUID_SIZE:
             # A peer that gives up may know nothing of this side but where it sent its REQ.
@@ -490,17 +486,19 @@ class Agent:
         packed: bytes = b"",
     ) -> bool:
         """Follow the table. ``packed`` is the MAD a call wants sent, ``message`` what has arrived."""
-        step = follow(connection.state, what)
+        before = connection.state
+        step = TRANSITIONS[before].get(what)
         if step is None:
             return False
-        before, after = connection.state, step.state
+        after = step.state
         if after is not before:
             connection.deadline = None
         for action in step.actions:
-            if action in _TELLS:
-                self._tell(connection, action, what, message)
-            else:
+            tell = _TELLS.get(action)
+            if tell is None:
                 self._do(connection, action, now, message, packed)
+            elif not connection.is_hushed:
+                self._events.append(tell(connection, what, message))
         connection.state = after
         if after is before:
             return True
@@ -521,11 +519,16 @@ class Agent:
                 connection.pending = packed or self._dreq(connection)
                 connection.retries_left = connection.retries
                 self._send_pending(connection, now)
+            case Do.HUSH:
+                connection.is_hushed = True
+            case Do.SEND_RTU:
+                self._send(path, connection.rtu)
+            case Do.SEND_DREP:
+                drep = self._drep(connection, connection.dreq_transaction_id, connection.drep_private_data)
+                self._send(path, drep)
             case Do.SEND_AGAIN:
                 connection.retries_left -= 1
                 self._send_pending(connection, now)
-            case Do.SEND_RTU:
-                self._send(path, connection.rtu)
             case Do.SEND_MRA:
                 kind = MessageKind.REP if connection.is_active else MessageKind.REQ
                 promise = self._mra_service_timeout or 0
@@ -544,9 +547,6 @@ class Agent:
                 self._send(path, pack_message(rej, tid))
             case Do.SEND_DREQ_ONCE:
                 self._send(path, self._dreq(connection))
-            case Do.SEND_DREP:
-                drep = self._drep(connection, connection.dreq_transaction_id, connection.drep_private_data)
-                self._send(path, drep)
             case Do.SEND_SIDR_REP:
                 rejection = self._sidr_rep(connection, SIDR_REP(status=SidrStatus.REJECT))
                 self._send(path, packed or pack_message(rejection, tid))
@@ -555,43 +555,11 @@ class Agent:
                     connection.was_extended = True
                     wait = seconds(message.service_timeout) + seconds(connection.av_timeout)
                     self._connections.arm(connection, now + wait)
-            case Do.HUSH:
-                connection.is_hushed = True
-
-    def _tell(self, connection: Connection, action: Do, what: Input, message: Message | None) -> None:
-        if connection.is_hushed:
-            return
-        comm_id = connection.comm_id
-        event: Event | None = None
-        match action, message:
-            case Do.TELL_REQUEST, REQ() if connection.listener is not None:
-                event = ConnectRequest(comm_id, connection.listener, message, connection.path)
-            case Do.TELL_SIDR_REQUEST, SIDR_REQ() if connection.listener is not None:
-                event = SidrRequest(comm_id, connection.listener, message, connection.path)
-            case Do.TELL_REPLY, REP():
-                event = ConnectReply(comm_id, message)
-            case Do.TELL_SIDR_REPLY, SIDR_REP():
-                event = SidrReply(comm_id, message)
-            case Do.TELL_REJECTED, REJ():
-                ari = message.ari[: message.reject_info_length]
-                event = Rejected(comm_id, message.reason, ari, message.private_data)
-            case Do.TELL_ESTABLISHED, _:
-                event = Established(comm_id)
-            case Do.TELL_UNREACHABLE, _:
-                event = Unreachable(comm_id)
-            case Do.TELL_DISCONNECT_REQUESTED, _:
-                event = DisconnectRequested(comm_id)
-            case Do.TELL_DISCONNECTED, _:
-                event = Disconnected(comm_id, what is Input.EXHAUSTED)
-            case Do.TELL_TIMEWAIT_EXIT, _:
-                event = TimewaitExit(comm_id, connection.local_qpn)
-        if event is not None:
-            self._events.append(event)
 
     def _allowed(self, comm_id: int, call: Input) -> Connection:
         connection = self._connections.get(comm_id)
         state = connection.state if connection is not None else State.IDLE
-        if connection is None or follow(state, call) is None:
+        if connection is None or TRANSITIONS[state].get(call) is None:
             raise CmStateError(errno.EINVAL, f"not possible in state {state.value}", call.value, f"0x{comm_id:08x}")
         return connection
 
@@ -659,4 +627,40 @@ class Agent:
         return Drop.FULL if len(self._connections) >= self.max_connections else None
 
 
-_TELLS = frozenset(action for action in Do if action.name.startswith("TELL_"))
+#: Who takes a message in; LAP and APR are served by nobody.
+_TAKES: dict[type[Message], Callable[[Agent, Any, int, Hashable, float], Drop | None]] = {
+    REQ: Agent._req,
+    REP: Agent._rep,
+    REJ: Agent._rejected,
+    MRA: Agent._mra,
+    RTU: Agent._rtu,
+    DREQ: Agent._dreq_received,
+    DREP: Agent._drep_received,
+    SIDR_REQ: Agent._sidr_req,
+    SIDR_REP: Agent._sidr_rep_received,
+}
+
+
+def _rejection(connection: Connection, _: Input, message: Any) -> Event:
+    ari = message.ari[: message.reject_info_length]
+    return Rejected(connection.comm_id, message.reason, ari, message.private_data)
+
+
+#: What the user is told, of the connection, the input and the message that it was.
+_TELLS: dict[Do, Callable[[Connection, Input, Any], Event]] = {
+    Do.TELL_REQUEST: lambda c, _, req: ConnectRequest(c.comm_id, _listener(c), req, c.path),
+    Do.TELL_SIDR_REQUEST: lambda c, _, req: SidrRequest(c.comm_id, _listener(c), req, c.path),
+    Do.TELL_REPLY: lambda c, _, rep: ConnectReply(c.comm_id, rep),
+    Do.TELL_SIDR_REPLY: lambda c, _, rep: SidrReply(c.comm_id, rep),
+    Do.TELL_REJECTED: _rejection,
+    Do.TELL_ESTABLISHED: lambda c, *_: Established(c.comm_id),
+    Do.TELL_UNREACHABLE: lambda c, *_: Unreachable(c.comm_id),
+    Do.TELL_DISCONNECT_REQUESTED: lambda c, *_: DisconnectRequested(c.comm_id),
+    Do.TELL_DISCONNECTED: lambda c, what, _: Disconnected(c.comm_id, what is Input.EXHAUSTED),
+    Do.TELL_TIMEWAIT_EXIT: lambda c, *_: TimewaitExit(c.comm_id, c.local_qpn),
+}
+
+
+def _listener(connection: Connection) -> Listener:
+    assert connection.listener is not None
+    return connection.listener

@@ -24,7 +24,10 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
+# As with messages, nobody changes one.
+
+
+@dataclass(slots=True, unsafe_hash=True)
 class ConnectRequest:
     """A REQ came for a listener: ``accept``, ``reject`` or ``destroy`` it."""
 
@@ -34,7 +37,7 @@ class ConnectRequest:
     path: Hashable
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class ConnectReply:
     """A REP came: make the queue pair ready, then ``send_rtu``, or ``reject``."""
 
@@ -42,14 +45,14 @@ class ConnectReply:
     reply: REP
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Established:
     """The passive side is connected: an RTU came, or data did."""
 
     comm_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Rejected:
     """A REJ came; ``reason`` is a :class:`~rdmacm.proto.cm.messages.RejectReason` or a number it does not know.
 
@@ -62,21 +65,21 @@ class Rejected:
     private_data: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Unreachable:
     """Nobody answered a REQ, a REP or a SIDR_REQ."""
 
     comm_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class DisconnectRequested:
     """A DREQ came: ``disconnect`` or ``destroy`` answers it."""
 
     comm_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Disconnected:
     """What ``disconnect`` asked for is done; ``timed_out`` where the peer never said so."""
 
@@ -84,7 +87,7 @@ class Disconnected:
     timed_out: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class TimewaitExit:
     """The connection is forgotten, and its queue pair and PSNs may be used again."""
 
@@ -92,7 +95,7 @@ class TimewaitExit:
     local_qpn: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class SidrRequest:
     """A SIDR_REQ came for a listener: ``sidr_reply`` answers it."""
 
@@ -102,7 +105,7 @@ class SidrRequest:
     path: Hashable
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class SidrReply:
     """A SIDR_REP came, whatever its status, and that was all."""
 

@@ -24,7 +24,7 @@ _WITH_HEADER = (REQ, SIDR_REQ)
 _CARRIERS = (REQ, REJ, REP, RTU, DREQ, DREP, SIDR_REQ, SIDR_REP)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)  # as the messages are
 class PrivateDataHeader:
     """The rdma_cm header, 36 bytes (InfiniBand Architecture annex A11, IP addressing).
 

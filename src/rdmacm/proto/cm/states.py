@@ -1,6 +1,6 @@
 """The states of a connection in the communication manager, and what each message, call and timer does there.
 
-Everything that decides what follows is in the tables below; the engine asks :func:`follow` and never compares
+Everything that decides what follows is in the tables below; the engine looks there and never compares
 states to find out. They are the InfiniBand Architecture's (12.9.5 to 12.9.7), in the form Linux gives them.
 
 **Active side.** A REQ is sent again until something answers: REQ_SENT. A REP leads to REP_RCVD, where the user
@@ -51,7 +51,6 @@ __all__ = [
     "Input",
     "State",
     "Step",
-    "follow",
 ]
 
 
@@ -354,10 +353,5 @@ _SIDR: dict[State, dict[Input, Step | None]] = {
     },
 }
 
-#: state → input → what follows.
+#: state → input → what follows; None, or nothing, where a message is dropped, a call refused.
 TRANSITIONS: dict[State, dict[Input, Step | None]] = {**_BOTH, **_ACTIVE, **_PASSIVE, **_SIDR}
-
-
-def follow(state: State, what: Input) -> Step | None:
-    """What follows, or None where a message is dropped, a call refused."""
-    return TRANSITIONS[state].get(what)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 from rdmacm.proto.cm.connection import Accepts, Connection, Listener
 
@@ -18,10 +18,12 @@ class Connections:
     they came over.
     """
 
-    __slots__ = ("_by_id", "_by_remote_id", "_by_remote_qpn", "_timers")
+    __slots__ = ("_by_id", "_by_remote_id", "_by_remote_qpn", "_timers", "get")
 
     def __init__(self) -> None:
         self._by_id: dict[int, Connection] = {}
+        #: The connection of a local communication id, or None.
+        self.get: Callable[[int], Connection | None] = self._by_id.get
         self._by_remote_id: dict[tuple[int, int | None, Hashable], Connection] = {}
         self._by_remote_qpn: dict[tuple[int, int | None, Hashable], Connection] = {}
         self._timers: list[tuple[float, int]] = []
@@ -31,10 +33,6 @@ class Connections:
 
     def __contains__(self, comm_id: int) -> bool:
         return comm_id in self._by_id
-
-    def get(self, comm_id: int) -> Connection | None:
-        """The connection of this local communication id."""
-        return self._by_id.get(comm_id)
 
     def of_peer(self, remote_comm_id: int, guid: int | None, path: Hashable) -> Connection | None:
         """The connection the peer calls ``remote_comm_id``; without a GUID, the SIDR request of that id."""

@@ -7,10 +7,12 @@ __all__ = ["LONGEST", "ack_timeout", "seconds"]
 #: The greatest exponent that counts, 65 seconds. The wire could ask for hours, and a stranger would.
 LONGEST = 24
 
+_SECONDS = [(1 << max(exponent - 8, 0)) / 1000 for exponent in range(LONGEST + 1)]
+
 
 def seconds(exponent: int) -> float:
     """What an exponent means, rounded the way Linux rounds it: to a power of two of milliseconds."""
-    return (1 << max(min(exponent, LONGEST) - 8, 0)) / 1000
+    return _SECONDS[min(LONGEST, exponent)]
 
 
 def ack_timeout(ca_ack_delay: int, packet_life_time: int) -> int:
