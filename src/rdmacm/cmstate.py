@@ -1,7 +1,7 @@
 """The states of an rdma_cm_id and what may be done in each.
 
 Everything that decides whether a call is allowed, and which state follows, is in the two tables below; code that
-runs ids asks :func:`follow` and never compares states itself.
+runs ids looks there and never compares states itself.
 
 An id starts IDLE. Binding gives it a source address and a port number and, where the address is a specific one, a
 device: ADDR_BOUND. From there it goes one of three ways.
@@ -29,7 +29,7 @@ from __future__ import annotations
 import errno
 from enum import Enum, IntEnum
 
-__all__ = ["OPTION_STATES", "TRANSITIONS", "State", "Trigger", "follow", "refusal"]
+__all__ = ["OPTION_STATES", "TRANSITIONS", "State", "Trigger", "refusal"]
 
 
 class State(IntEnum):
@@ -86,7 +86,7 @@ class Trigger(Enum):
 
 _S, _T = State, Trigger
 
-#: state → trigger → next state.
+#: state → trigger → next state; what is not there is refused (:func:`refusal`).
 TRANSITIONS: dict[State, dict[Trigger, State]] = {
     _S.IDLE: {
         _T.BIND_ADDR: _S.ADDR_BOUND,
@@ -166,8 +166,3 @@ OPTION_STATES: dict[str, frozenset[State]] = {
 def refusal(state: State) -> int:
     """The errno of a call that is not allowed in ``state``."""
     return errno.ENXIO if state in (State.DEVICE_REMOVAL, State.DESTROYING) else errno.EINVAL
-
-
-def follow(state: State, trigger: Trigger) -> State | None:
-    """The state that follows, or None where the table refuses (see :func:`refusal`)."""
-    return TRANSITIONS[state].get(trigger)

@@ -80,7 +80,7 @@ class ResolvingId:
     ) -> None:
         self._closed = True
         try:
-            self.ps = PortSpace(port_space)
+            self.ps = port_space if type(port_space) is PortSpace else PortSpace(port_space)
         except ValueError:
             raise cm_error(
                 errno.EINVAL, f"unknown port space {port_space!r}", "create_id", hint="a member of rdmacm.PortSpace"
@@ -421,7 +421,8 @@ class ResolvingId:
         for waiting in self._channel.queue.take(self):
             if waiting.new_id is not None:  # a request nobody will answer any more
                 waiting.new_id.destroy()
-        wait_acked(lambda: self.events_completed >= self.events_reported, None)
+        if self.events_completed < self.events_reported:
+            wait_acked(lambda: self.events_completed >= self.events_reported, None)
         if self._private:
             self._channel.close()
 

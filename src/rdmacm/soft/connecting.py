@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import weakref
 from socket import AF_INET, AF_INET6
 from typing import TYPE_CHECKING, Any
 
 from rdmacm.address import Gid, InetAddr, SockAddrIB, service_id
-from rdmacm.cmstate import State, Trigger, follow
+from rdmacm.cmstate import TRANSITIONS, State, Trigger
 from rdmacm.connparam import ConnParam, Ece, UdParam
 from rdmacm.constants import CmEventType
 from rdmacm.errors import CmStateError, RdmaError, cm_error
@@ -122,7 +123,7 @@ class SoftId(ResolvingId):
     def listen(self, backlog: int) -> None:
         with self._provider.lock:
             self._provider.check_fork("listen")
-            if follow(self.state, Trigger.LISTEN) is None:
+            if TRANSITIONS[self.state].get(Trigger.LISTEN) is None:
                 raise self._refuse(Trigger.LISTEN.value)
             if self.state is State.IDLE:
                 self.bind_addr(InetAddr.any(AF_INET))
@@ -241,7 +242,7 @@ class SoftId(ResolvingId):
 
     def adopt(self, owner: object) -> None:
         """The application has got this id by its request: ``owner`` is the object that stands for it."""
-        self._set_owner(owner)
+        self._owner = weakref.ref(owner)
 
     def delivered(self) -> None:
         """The application fetches the request: it leaves the backlog."""
@@ -253,7 +254,7 @@ class SoftId(ResolvingId):
     def connect(self, param: ConnParam) -> None:
         with self._provider.lock:
             self._provider.check_fork("connect")
-            if follow(self.state, Trigger.CONNECT) is None:
+            if TRANSITIONS[self.state].get(Trigger.CONNECT) is None:
                 raise self._refuse(Trigger.CONNECT.value)
             peer, local = self.peer_addr, self.local_addr
             assert isinstance(peer, InetAddr)
@@ -319,7 +320,7 @@ class SoftId(ResolvingId):
 
     def establish(self) -> None:
         with self._provider.lock:
-            if follow(self.state, Trigger.ACCEPT) is None or self._connection is None:
+            if TRANSITIONS[self.state].get(Trigger.ACCEPT) is None or self._connection is None:
                 raise self._refuse("establish")
             self._provider.cm.agent.send_rtu(self._connection.comm_id, self._provider.clock())
             self._provider.cm.pump()
@@ -330,7 +331,7 @@ class SoftId(ResolvingId):
         with self._provider.lock:
             self._provider.check_fork("accept")
             connection = self._connection
-            if follow(self.state, Trigger.ACCEPT) is None or connection is None or self._is_accepted:
+            if TRANSITIONS[self.state].get(Trigger.ACCEPT) is None or connection is None or self._is_accepted:
                 raise self._refuse(Trigger.ACCEPT.value)
             agent, now = self._provider.cm.agent, self._provider.clock()
             kind = SIDR_REP if self.qp_type == QPType.UD else REP
@@ -379,7 +380,7 @@ class SoftId(ResolvingId):
 
     def reject(self, private_data: bytes, reason: int) -> None:
         with self._provider.lock:
-            if follow(self.state, Trigger.REJECT) is None or self._connection is None:
+            if TRANSITIONS[self.state].get(Trigger.REJECT) is None or self._connection is None:
                 raise self._refuse(Trigger.REJECT.value)
             comm_id = self._connection.comm_id
             if reason not in (RejectReason.CONSUMER_DEFINED, RejectReason.VENDOR_OPTION_NOT_SUPPORTED):
@@ -399,7 +400,7 @@ class SoftId(ResolvingId):
     def notify(self, event: int) -> None:
         with self._provider.lock:
             connection = self._connection
-            if follow(self.state, Trigger.NOTIFY) is None or connection is None:
+            if TRANSITIONS[self.state].get(Trigger.NOTIFY) is None or connection is None:
                 raise self._refuse(Trigger.NOTIFY.value)
             if event != _EVENT_COMM_EST:
                 raise cm_error(errno.EINVAL, f"asynchronous event {event} is none to be notified of", "notify")
@@ -418,7 +419,7 @@ class SoftId(ResolvingId):
     def disconnect(self) -> bool:
         with self._provider.lock:
             connection = self._connection
-            if follow(self.state, Trigger.DISCONNECT) is None or connection is None:
+            if TRANSITIONS[self.state].get(Trigger.DISCONNECT) is None or connection is None:
                 raise self._refuse(Trigger.DISCONNECT.value)
             self._fail_qp()
             follows = not self._is_disconnected
@@ -509,7 +510,7 @@ class SoftId(ResolvingId):
         status = -errno.ETIMEDOUT if isinstance(event, Disconnected) and event.timed_out else 0
         if not self._is_disconnected:
             self._is_disconnected = True
-            if follow(self.state, Trigger.DISCONNECTED) is not None:
+            if TRANSITIONS[self.state].get(Trigger.DISCONNECTED) is not None:
                 self._move(Trigger.DISCONNECTED)
             self._tell(CmEventType.DISCONNECTED, status, None, "the peer never confirmed" if status else "")
 

@@ -16,7 +16,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from rdmacm.address import AF_IB, Gid, InetAddr, SockAddrIB, service_id
-from rdmacm.cmstate import OPTION_STATES, State, Trigger, follow, refusal
+from rdmacm.cmstate import OPTION_STATES, TRANSITIONS, State, Trigger, refusal
 from rdmacm.constants import CmEventType, IbOption, IdOption, OptionLevel, PathFlag, PortSpace
 from rdmacm.errors import CmStateError, RdmaError, cm_error
 from rdmacm.explanation import Explanation, Step
@@ -78,12 +78,10 @@ class ResolvingId:
         self, provider: SoftProvider, queue: SoftQueue, owner: object | None, port_space: int, qp_type: int
     ) -> None:
         self._provider = provider
-        self._owner: Callable[[], object | None] = lambda: None
-        if owner is not None:
-            self._set_owner(owner)
+        self._owner: Callable[[], object | None] = _nobody if owner is None else weakref.ref(owner)
         self.queue = queue
         queue.ids[self] = None
-        self.port_space = PortSpace(port_space)
+        self.port_space = port_space if type(port_space) is PortSpace else PortSpace(port_space)
         self.qp_type = qp_type
         self.state = State.IDLE
         self.options = IdOptions()
@@ -98,11 +96,9 @@ class ResolvingId:
         self._device: DeviceView | None = None
         self._port_owner: PortOwner | None = None
         self._lookup: Lookup | None = None
-        self._steps: list[tuple[str, int, str]] = []
+        #: Step, nanoseconds, and what is put into words only when somebody asks.
+        self._steps: list[tuple[str, int, object]] = []
         self._wait_started = 0
-
-    def _set_owner(self, owner: object) -> None:
-        self._owner = weakref.ref(owner)
 
     # -- small things ---------------------------------------------------------------------------------
 
@@ -111,11 +107,11 @@ class ResolvingId:
         found = [*self._steps, *(self._lookup.steps if self._lookup else ())]
         order = {"bind": 0, "route": 1, "select": 2, "neighbour": 3, "path": 4}
         found.sort(key=lambda step: order.get(step[0], 9))
-        return tuple(Step(name, ns / 1000, detail) for name, ns, detail in found)
+        return tuple(Step(name, ns / 1000, str(detail)) for name, ns, detail in found)
 
     def _move(self, trigger: Trigger) -> None:
         """Change state, or refuse the user's call."""
-        after = follow(self.state, trigger)
+        after = TRANSITIONS[self.state].get(trigger)
         if after is None:
             raise self._refuse(trigger.value)
         self.state = after
@@ -148,10 +144,7 @@ class ResolvingId:
             self._provider.detach(self, self._device)
         self._device = view
         self._provider.attach(self, view)
-        name = view.device.name
-        if self.verbs is None or self.verbs.name != name:
-            provider, ifindex = self._provider, view.ifindex
-            self.verbs = Context(name, partial(provider.device_at, ifindex), partial(provider.open_device_at, ifindex))
+        self.verbs = self._provider.context_of(view)
         self.port_num = PORT_NUM
         self.pkey = DEFAULT_PKEY
 
@@ -167,7 +160,7 @@ class ResolvingId:
     def bind_addr(self, address: Address) -> None:
         with self._provider.lock:
             self._provider.check_fork("bind_addr")
-            if follow(self.state, Trigger.BIND_ADDR) is None:
+            if TRANSITIONS[self.state].get(Trigger.BIND_ADDR) is None:
                 raise self._refuse(Trigger.BIND_ADDR.value)
             self._bind(address)
             self._move(Trigger.BIND_ADDR)
@@ -188,7 +181,7 @@ class ResolvingId:
             refused.explanation = self._bind_failure(address, refused, perf_counter_ns() - started)
             raise refused from None
         self.local_addr = bound
-        self._steps = [("bind", perf_counter_ns() - started, str(bound))]
+        self._steps = [("bind", perf_counter_ns() - started, bound)]
 
     @staticmethod
     def _bind_failure(address: Address, error: RdmaError, nanoseconds: int) -> Explanation:
@@ -282,7 +275,7 @@ class ResolvingId:
     def resolve_addr(self, source: Address | None, destination: Address, timeout_ms: int) -> None:
         with self._provider.lock:
             self._provider.check_fork("resolve_addr")
-            if follow(self.state, Trigger.RESOLVE_ADDR) is None:
+            if TRANSITIONS[self.state].get(Trigger.RESOLVE_ADDR) is None:
                 raise self._refuse(Trigger.RESOLVE_ADDR.value)
             if timeout_ms < 0:
                 raise cm_error(errno.EINVAL, f"timeout {timeout_ms} ms is negative", "resolve_addr")
@@ -382,7 +375,7 @@ class ResolvingId:
             raise Failure(errno.EINVAL, "select", _NO_IPOIB, "port space UDP")
 
     def _explain_failure(self, lookup: Lookup, failure: Failure) -> Explanation:
-        bind = tuple(Step(name, ns / 1000, detail) for name, ns, detail in self._steps if name == "bind")
+        bind = tuple(Step(name, ns / 1000, str(detail)) for name, ns, detail in self._steps if name == "bind")
         return lookup.explain(None, failure, bind)
 
     def explain(self) -> Explanation:
@@ -408,7 +401,7 @@ class ResolvingId:
 
     def address_found(self, lookup: Lookup) -> None:
         """The next hop is known: bind to the device and say so (also called by Pending)."""
-        if lookup is not self._lookup or follow(self.state, Trigger.ADDR_DONE) is None:
+        if lookup is not self._lookup or TRANSITIONS[self.state].get(Trigger.ADDR_DONE) is None:
             return
         view, row, query, local = lookup.device, lookup.row, lookup.query, self.local_addr
         assert view is not None and row is not None and query is not None and isinstance(local, InetAddr)
@@ -427,7 +420,7 @@ class ResolvingId:
 
     def address_failed(self, lookup: Lookup, failure: Failure) -> None:
         """The resolution ended without a neighbour, or its ground gave way (called by Pending)."""
-        if lookup is not self._lookup or follow(self.state, Trigger.ADDR_FAILED) is None:
+        if lookup is not self._lookup or TRANSITIONS[self.state].get(Trigger.ADDR_FAILED) is None:
             return
         lookup.steps.append(("neighbour", perf_counter_ns() - self._wait_started, failure.message))
         self._move(Trigger.ADDR_FAILED)
@@ -473,7 +466,7 @@ class ResolvingId:
 
     def resolve_route(self, timeout_ms: int) -> None:
         with self._provider.lock:
-            if follow(self.state, Trigger.RESOLVE_ROUTE) is None:
+            if TRANSITIONS[self.state].get(Trigger.RESOLVE_ROUTE) is None:
                 raise self._refuse(Trigger.RESOLVE_ROUTE.value)
             if timeout_ms <= 0:
                 raise cm_error(errno.EINVAL, f"timeout {timeout_ms} ms is not positive", "resolve_route")
@@ -508,7 +501,7 @@ class ResolvingId:
 
     def resolve_service(self, service: str) -> None:
         with self._provider.lock:
-            if self._device is None or follow(self.state, Trigger.RESOLVE_IB_SERVICE) is None:
+            if self._device is None or TRANSITIONS[self.state].get(Trigger.RESOLVE_IB_SERVICE) is None:
                 raise self._refuse("resolve_addrinfo")
             raise cm_error(
                 errno.EOPNOTSUPP,
@@ -561,7 +554,7 @@ class ResolvingId:
     def _set_path(self, value: int | bytes) -> None:
         if not isinstance(value, bytes | bytearray | memoryview) or not value or len(value) % 72:
             raise cm_error(errno.EINVAL, "IB_PATH takes an array of 72-byte ibv_path_data", "set_option")
-        if follow(self.state, Trigger.SET_PATH) is None:
+        if TRANSITIONS[self.state].get(Trigger.SET_PATH) is None:
             raise self._refuse(Trigger.SET_PATH.value)
         for start in range(0, len(value), 72):
             data = PathData.unpack(value[start : start + 72])
@@ -578,7 +571,7 @@ class ResolvingId:
     def device_changed(self, before: DeviceView, after: DeviceView | None) -> None:
         """The device this id is bound to is gone, or its interface or addresses are others."""
         if after is None:
-            if follow(self.state, Trigger.DEVICE_GONE) is not None:
+            if TRANSITIONS[self.state].get(Trigger.DEVICE_GONE) is not None:
                 if self._lookup is not None:
                     self._provider.pending.remove(self, self._lookup)
                 self._move(Trigger.DEVICE_GONE)
@@ -606,7 +599,7 @@ class ResolvingId:
 
     def migrate(self, queue: EventQueue) -> None:
         with self._provider.lock:
-            if follow(self.state, Trigger.MIGRATE) is None:
+            if TRANSITIONS[self.state].get(Trigger.MIGRATE) is None:
                 raise self._refuse(Trigger.MIGRATE.value)
             owner, old = self._owner(), self.queue
             assert isinstance(queue, type(old))
@@ -629,6 +622,10 @@ class ResolvingId:
                 self._provider.ports.release(self._port_owner)
                 self._port_owner = None
             self.queue.ids.pop(self, None)
+
+
+def _nobody() -> None:
+    """The owner of an id that has none (yet)."""
 
 
 def _family(address: Address) -> int:

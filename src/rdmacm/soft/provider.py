@@ -12,7 +12,8 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from random import Random, SystemRandom
+from functools import partial
+from random import Random
 from typing import TypeVar
 
 from rdmacm.address import InetAddr
@@ -22,6 +23,7 @@ from rdmacm.net.types import Change, Network
 from rdmacm.proto.sa import PathRecord
 from rdmacm.provider import EventQueue, Owner, RouteChoice, Tap
 from rdmacm.soft import resolver
+from rdmacm.soft.chance import DrawnAhead
 from rdmacm.soft.cm import ConnectionManager
 from rdmacm.soft.connecting import SoftId
 from rdmacm.soft.devices import PORT_NUM, DeviceView, HostView, read_host
@@ -36,7 +38,7 @@ from rdmacm.soft.udp import UdpWire
 from rdmacm.soft.verbs import SoftDevice
 from rdmacm.soft.waiting import Pollable, Waiters
 from rdmacm.soft.wire import Wire
-from rdmacm.verbs.device import Device
+from rdmacm.verbs.device import Context, Device
 
 __all__ = ["SoftProvider"]
 
@@ -71,7 +73,7 @@ class SoftProvider:
     ) -> None:
         self.network = network
         self.clock = clock
-        self.random = random or SystemRandom()
+        self.random = random or DrawnAhead()
         self.lock = threading.RLock()
         self.abandoned = False
         self.pending = Pending(self)
@@ -97,6 +99,7 @@ class SoftProvider:
         #: The ids of each interface, in a dict for its order: runs on a simulated network are to repeat.
         self._bound: dict[int, dict[ResolvingId, None]] = {}
         self._opened: dict[int, SoftDevice] = {}
+        self._contexts: dict[tuple[int, str], Context] = {}
         self._timers = Timers()
         self._link_facts: dict[tuple[int, int], tuple[int, int]] = {}
 
@@ -330,6 +333,17 @@ class SoftProvider:
                     return self.open_device_at(view.ifindex)
         raise cm_error(errno.ENODEV, "there is no such device", "open_device", name, "'rdmacm devices' lists them")
 
+    def context_of(self, view: DeviceView) -> Context:
+        """The open device that all ids share which are bound to it under its present name."""
+        key = view.ifindex, view.device.name
+        context = self._contexts.get(key)
+        if context is None:
+            ifindex = view.ifindex
+            context = self._contexts[key] = Context(
+                view.device.name, partial(self.device_at, ifindex), partial(self.open_device_at, ifindex)
+            )
+        return context
+
     def open_device_at(self, ifindex: int) -> SoftDevice:
         """The device on an interface, to be used."""
         with self.lock:
@@ -387,6 +401,7 @@ class SoftProvider:
             self._ports.close()
             self._ports = self._given_ports
         self._host = None
+        self._contexts.clear()
         self._timers.clear()
         self._link_facts.clear()
 
@@ -394,6 +409,8 @@ class SoftProvider:
         """In a child of fork(2): close what is shared with the parent, and refuse what was made before."""
         self.lock = threading.RLock()
         self.abandoned = True
+        if isinstance(self.random, DrawnAhead):
+            self.random.forget()
         self.network.close()
         self.transport.abandon()
         if self._ports is not None:

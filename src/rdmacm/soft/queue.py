@@ -36,7 +36,9 @@ class SoftQueue:
                 return
             self._events.append(event)
             self._pollable.signal(True)
-            self.provider.waiters.wake()
+            waiters = self.provider.waiters
+            if waiters.polling:
+                waiters.wake()
             if self.notify is not None:
                 self.notify()
 
@@ -56,7 +58,13 @@ class SoftQueue:
             return taken
 
     def get(self, timeout: float | None) -> QueuedEvent | None:
-        return self.provider.drive(self._pop, timeout)
+        provider = self.provider
+        if self._events and provider.clock() < provider.progress_due:
+            with provider.lock:
+                event = self._pop()
+            if event is not None:
+                return event
+        return provider.drive(self._pop, timeout)
 
     def _pop(self) -> QueuedEvent | None:
         if self._closed or self.provider.abandoned:
