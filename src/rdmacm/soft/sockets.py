@@ -7,6 +7,7 @@ here and nowhere else.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -175,11 +176,12 @@ def _owner(inode: int) -> int:
     """The process that has a socket open, 0 where that cannot be known."""
     link = f"socket:[{inode}]"
     for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            if any(os.readlink(f"/proc/{pid}/fd/{fd}") == link for fd in os.listdir(f"/proc/{pid}/fd")):
-                return int(pid)
-        except OSError:  # another user's, or gone
-            continue
+        with contextlib.suppress(OSError):  # another user's, or gone
+            for fd in os.listdir(f"/proc/{pid}/fd"):
+                # Gone as well may be one of them: in this process the one that was listed with.
+                with contextlib.suppress(OSError):
+                    if os.readlink(f"/proc/{pid}/fd/{fd}") == link:
+                        return int(pid)
     return 0
 
 
