@@ -60,12 +60,12 @@ class Gid(bytes):
     @classmethod
     def from_ip(cls, packed: bytes) -> Gid:
         """The RoCEv2 GID of a packed IPv4 (4 bytes) or IPv6 (16 bytes) address."""
-        return cls(_V4_MAPPED + packed) if len(packed) == 4 else cls(packed)
+        return bytes.__new__(cls, _V4_MAPPED + packed) if len(packed) == 4 else cls(packed)
 
     @property
     def ip(self) -> bytes:
         """The packed IP address a RoCEv2 GID stands for: 4 bytes where it is IPv4-mapped, else 16."""
-        return bytes(self[12:]) if self.startswith(_V4_MAPPED) else bytes(self)
+        return self[12:] if self.startswith(_V4_MAPPED) else self[:]  # slices are plain bytes
 
     @property
     def subnet_prefix(self) -> int:

@@ -25,6 +25,9 @@ _EP_TIMEOUT_MS = 2000
 _ENDS = (("qp_num", 1 << 24), ("qkey", 1 << 32), ("retry_count", 1 << 8), ("rnr_retry_count", 1 << 8))
 
 
+_USUAL = ConnParam()
+
+
 class CmId(QueueingId):
     """A communication identifier, ``struct rdma_cm_id``: conceptually a socket.
 
@@ -188,10 +191,15 @@ class CmId(QueueingId):
 
     def _resolved_param(self, param: ConnParam | None, asked: ConnParam | None, step: str) -> ConnParam:
         """``param`` with the device's (and the peer's) maxima, and the queue pair's own numbers."""
-        param = param or ConnParam()
-        for name, end in _ENDS:
-            if not 0 <= getattr(param, name) < end:
-                raise cm_error(errno.EINVAL, f"{name} {getattr(param, name)} is outside 0..{end - 1}", step)
+        param = param or _USUAL
+        if not (
+            0 <= param.qp_num < 1 << 24
+            and 0 <= param.qkey < 1 << 32
+            and 0 <= param.retry_count < 1 << 8
+            and 0 <= param.rnr_retry_count < 1 << 8
+        ):
+            name, end = next(field for field in _ENDS if not 0 <= getattr(param, field[0]) < field[1])
+            raise cm_error(errno.EINVAL, f"{name} {getattr(param, name)} is outside 0..{end - 1}", step)
         if type(param.private_data) is not bytes:
             param = replace(param, private_data=_bytes(param.private_data))
         if self.qp_type is QPType.UD:
@@ -201,18 +209,24 @@ class CmId(QueueingId):
                 errno.EINVAL, "the id has no queue pair, and none is named", step, self.peer_addr_text, "create_qp()"
             )
         limits: DeviceAttr = self._bound(step).query_device()
-        resources = min(limits.max_qp_rd_atom, asked.responder_resources if asked else MAXIMUM)
-        depth = min(limits.max_qp_init_rd_atom, asked.initiator_depth if asked else MAXIMUM)
-        for name, wanted, most in (
-            ("responder_resources", param.responder_resources, limits.max_qp_rd_atom),
-            ("initiator_depth", param.initiator_depth, limits.max_qp_init_rd_atom),
-        ):
-            if wanted != MAXIMUM and not 0 <= wanted <= most:
-                raise cm_error(errno.EINVAL, f"{name} {wanted} is outside 0..{most}", step, self.peer_addr_text)
+        resources = self._share(
+            "responder_resources",
+            param.responder_resources,
+            limits.max_qp_rd_atom,
+            asked.responder_resources if asked else MAXIMUM,
+            step,
+        )
+        depth = self._share(
+            "initiator_depth",
+            param.initiator_depth,
+            limits.max_qp_init_rd_atom,
+            asked.initiator_depth if asked else MAXIMUM,
+            step,
+        )
         return ConnParam(  # replace() takes four times as long
             param.private_data,
-            resources if param.responder_resources == MAXIMUM else param.responder_resources,
-            depth if param.initiator_depth == MAXIMUM else param.initiator_depth,
+            resources,
+            depth,
             param.flow_control,
             param.retry_count,
             param.rnr_retry_count,
@@ -220,6 +234,14 @@ class CmId(QueueingId):
             self._qp.qp_num if self._qp is not None else param.qp_num,
             param.qkey,
         )
+
+    def _share(self, name: str, wanted: int, most: int, asked: int, step: str) -> int:
+        """How many READs and atomics at a time: what is wanted, or as many as the device has and the peer asks for."""
+        if wanted == MAXIMUM:
+            return min(asked, most)
+        if not 0 <= wanted <= most:
+            raise cm_error(errno.EINVAL, f"{name} {wanted} is outside 0..{most}", step, self.peer_addr_text)
+        return wanted
 
 
 def create_ep(

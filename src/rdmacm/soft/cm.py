@@ -95,7 +95,7 @@ class ConnectionManager:
         self._is_pumping = True
         transport = self._provider.transport
         try:
-            while agent.has_output:
+            while agent.outbox or agent.news:
                 for path, mad in agent.mads_to_send():
                     assert isinstance(path, WirePath)
                     transport.send_mad(path, mad)

@@ -307,7 +307,11 @@ class PortTable:
         """Unlock ranges, but for the parts other owners of this process hold (both then set REUSEADDR)."""
         if self._fd < 0:
             return
-        others = self._owners.get((owner.space, owner.port), ())
+        others = self._owners.get((owner.space, owner.port))
+        if not others:
+            for start, length in ranges:
+                fcntl.lockf(self._fd, fcntl.LOCK_UN, length, start)
+            return
         kept = sorted((b, b + size) for other in others if other is not owner for b, size in other.ranges())
         for start, length in ranges:
             end = start + length

@@ -106,10 +106,6 @@ def _fields_of(bits: int) -> tuple[str, ...]:
 
 
 # copy.copy() takes ten times as long.
-def _same_cap(cap: QPCap) -> QPCap:
-    return QPCap(cap.max_send_wr, cap.max_recv_wr, cap.max_send_sge, cap.max_recv_sge, cap.max_inline_data)
-
-
 def _same_path(path: AHAttr) -> AHAttr:
     gr = path.gr
     route = GlobalRoute(gr.dgid, gr.sgid_index, gr.flow_label, gr.hop_limit, gr.traffic_class)
@@ -268,7 +264,7 @@ class SoftQP:
         self._table = table
         self._find_source = find_source
         self._pd = pd
-        self._cap = _same_cap(attr.cap)
+        self._cap = attr.cap
         self._signal_all = attr.sq_sig_all
         self._send_cq = send_cq
         self._recv_cq = recv_cq
@@ -312,7 +308,7 @@ class SoftQP:
                 setattr(kept, name, getattr(attr, name))
             if route is not None:
                 kept.ah_attr = _same_path(attr.ah_attr)
-                self._use_route(route)
+                self._use_route(*route)
             engine = self._engine
             if engine is not None and bits & _ACCESS_FLAGS:
                 engine.set_access(AccessFlag(kept.qp_access_flags))
@@ -337,7 +333,7 @@ class SoftQP:
             self._attr = attr
             self.state = state
             if route is not None:
-                self._use_route(route)
+                self._use_route(*route)
                 engine = self._started()
                 _receive(engine, attr)
                 _send(engine, attr)
@@ -374,7 +370,7 @@ class SoftQP:
             self._engine = RcEngine(self.qp_num, memory, self._take_shared if self._srq is not None else None)
         return self._engine
 
-    def _route_to(self, attr: QPAttr) -> WireRoute:
+    def _route_to(self, attr: QPAttr) -> tuple[WireRoute, Icrc]:
         vector = attr.ah_attr
         if not vector.is_global:
             raise cm_error(errno.EINVAL, "an address vector needs a destination GID here", "modify_qp")
@@ -383,11 +379,11 @@ class SoftQP:
         if len(local) != len(remote):
             raise cm_error(errno.EINVAL, "one GID is of IPv4, the other of IPv6", "modify_qp", str(vector.gr.dgid))
         scope_id = ifindex if remote[:2] == b"\xfe\x80" and len(remote) == 16 else 0
-        return self._transport.wire.route(WirePath(local, remote, scope_id), vector.gr.traffic_class)
+        return self._transport.route(WirePath(local, remote, scope_id), vector.gr.traffic_class)
 
-    def _use_route(self, route: WireRoute) -> None:
+    def _use_route(self, route: WireRoute, flow: Icrc) -> None:
         self._route = route
-        self._flow = Icrc(route.path.local, route.path.remote, route.source_port)
+        self._flow = flow
         self._recv_flow = None
 
     def query(self) -> QPAttr:

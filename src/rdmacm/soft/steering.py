@@ -29,6 +29,7 @@ _REMOTE_ID = _LOCAL_ID + 4
 #: Where requests have the service id they are for, eight bytes.
 SERVICE_ID = _LOCAL_ID + 8
 
+_COM_MGT = int(MgmtClass.COM_MGT)
 _REQ, _SIDR_REQ, _SIDR_REP = 0x10, 0x17, 0x18
 _LAST_ATTRIBUTE = 0x1A
 
@@ -40,16 +41,9 @@ def qpn_of(packet: Buffer) -> int:
     return packet[_QPN + 1] << 16 | packet[_QPN + 2] << 8 | packet[_QPN + 3]
 
 
-def _attribute(packet: Buffer) -> int:
-    """The attribute id of a message of the communication manager, 0 for any other packet."""
-    if qpn_of(packet) != 1 or len(packet) <= SERVICE_ID or packet[_CLASS] != MgmtClass.COM_MGT:
-        return 0
-    return packet[_ATTRIBUTE] << 8 | packet[_ATTRIBUTE + 1]
-
-
 def slot_of(packet: Buffer) -> int:
     """The slot of the process a packet is for; ``packet`` has a BTH."""
-    if qpn_of(packet) != 1:
+    if packet[_QPN + 3] != 1 or packet[_QPN + 2] or packet[_QPN + 1]:
         return packet[_QPN + 1]
     attribute = _attribute(packet)
     if attribute == _SIDR_REP:
@@ -59,9 +53,16 @@ def slot_of(packet: Buffer) -> int:
     return 0
 
 
+def _attribute(packet: Buffer) -> int:
+    """The attribute id of a message of the communication manager, 0 for any other packet to QP 1."""
+    if len(packet) <= SERVICE_ID or packet[_CLASS] != _COM_MGT:
+        return 0
+    return packet[_ATTRIBUTE] << 8 | packet[_ATTRIBUTE + 1]
+
+
 def is_request(packet: Buffer) -> bool:
     """Whether a packet asks for a service id: REQ and SIDR_REQ."""
-    return _attribute(packet) in (_REQ, _SIDR_REQ) and len(packet) >= SERVICE_ID + 8
+    return qpn_of(packet) == 1 and len(packet) >= SERVICE_ID + 8 and _attribute(packet) in (_REQ, _SIDR_REQ)
 
 
 # The instructions of a classic BPF program (linux/bpf_common.h): load a word, half word or byte of the packet into

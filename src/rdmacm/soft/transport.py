@@ -44,8 +44,8 @@ _TURN = 64
 _SENT = 256
 #: Timers that may fire in one progress().
 _FIRED = 256
-#: Routes to peers' connection managers that are kept, and as many of where their messages come from.
-_GSI_ROUTES = 256
+#: Routes to peers that are kept, and as many of where messages of their connection managers come from.
+_KEPT = 256
 
 _GSI_HEADERS = struct.Struct("!BBHIIII")
 _GSI_LENGTH = BTH_LENGTH + 8 + MAD_SIZE + ICRC_LENGTH
@@ -123,7 +123,7 @@ class Transport:
         self._timers: list[tuple[float, int]] = []
         # What the provider was asked for and has not called yet, the next one last.
         self._calls: list[float] = []
-        self._gsi_routes: dict[tuple[WirePath, int], tuple[WireRoute, int]] = {}
+        self._routes: dict[tuple[WirePath, int], tuple[WireRoute, Icrc]] = {}
         self._gsi_sources: dict[tuple[Remote, bytes], tuple[WirePath, Icrc, int]] = {}
         self._gsi_psn = self.random.getrandbits(24)
 
@@ -150,7 +150,7 @@ class Transport:
             self._calls.clear()
             self._qps.clear()
             self._held.clear()
-            self._gsi_routes.clear()
+            self._routes.clear()
             self._gsi_sources.clear()
             self.wire.close()
 
@@ -237,6 +237,9 @@ class Transport:
                         qp = qps.get(_WORD.unpack_from(data, 4)[0] & _QPN_MASK)
                         if qp is not None:
                             qp.received(data, 0, remote, local, now)
+                            continue
+                        if data[7] == GSI_QPN and not (data[5] or data[6]):
+                            self._management(data, remote, local, now)
                             continue
                     self._dispatch(data, segment, remote, local, now)
                 if timers and timers[0][0] <= now:
@@ -380,7 +383,7 @@ class Transport:
         else:
             found = self._gsi_sources.get((remote, local))
             if found is None:
-                if len(self._gsi_sources) >= _GSI_ROUTES:
+                if len(self._gsi_sources) >= _KEPT:
                     self._gsi_sources.clear()
                 path = WirePath(local, packed_host(remote[0], local), remote[3] if len(remote) == 4 else 0)
                 flow = Icrc(path.remote, local, remote[1])
@@ -392,22 +395,28 @@ class Transport:
             elif self.on_mad is not None:
                 self.on_mad(data[BTH_LENGTH + 8 : -ICRC_LENGTH], path, now)
 
+    def route(self, path: WirePath, traffic_class: int) -> tuple[WireRoute, Icrc]:
+        """How packets get to a peer, and their ICRC; for all that is sent there together."""
+        found = self._routes.get((path, traffic_class))
+        if found is None:
+            if len(self._routes) >= _KEPT:
+                self._routes.clear()
+            route = self.wire.route(path, traffic_class)
+            found = route, Icrc(path.local, path.remote, route.source_port)
+            self._routes[path, traffic_class] = found
+        return found
+
     def send_mad(self, path: WirePath, mad: Buffer, traffic_class: int = 0) -> bool:
         """Send a management datagram of 256 bytes to a peer's connection manager; False where it was lost at once."""
         with self.lock:
             if not self._opened:
                 self.open()
-            found = self._gsi_routes.get((path, traffic_class))
-            if found is None:
-                if len(self._gsi_routes) >= _GSI_ROUTES:
-                    self._gsi_routes.clear()
-                route = self.wire.route(path, traffic_class)
-                found = route, Icrc(path.local, path.remote, route.source_port).start(_GSI_LENGTH)
-                self._gsi_routes[path, traffic_class] = found
-            route, start = found
+            route, flow = self.route(path, traffic_class)
             self._gsi_psn = (self._gsi_psn + 1) & 0xFFFFFF
             headers = _GSI_HEADERS.pack(_UD_SEND_ONLY, 0, DEFAULT_PKEY, GSI_QPN, self._gsi_psn, GSI_Q_KEY, GSI_QPN)
-            return self.wire.send(route, (headers, mad, _ICRC.pack(crc32(mad, crc32(headers, start)))))
+            return self.wire.send(
+                route, (headers, mad, _ICRC.pack(crc32(mad, crc32(headers, flow.start(_GSI_LENGTH)))))
+            )
 
 
 def _is_same(column: memoryview) -> bool:

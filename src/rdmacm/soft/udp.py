@@ -45,6 +45,7 @@ _BATCH = 16
 _STREAM = 4
 #: The top byte of the destination QP number.
 _SLOT = 5
+_MULTICAST_SLOT = MULTICAST_QPN >> 16
 _SHORTEST = BTH_LENGTH + ICRC_LENGTH
 #: How long a full send queue may hold up the sender, milliseconds; it drains at the link's speed.
 _PATIENCE_MS = 5
@@ -371,10 +372,12 @@ class UdpWire:
         """Whether a single packet is for this process; one that is not is handed on."""
         assert self._member is not None
         packet = received[0]
+        slot = slot_of(packet)
+        if slot == self.slot and slot != _MULTICAST_SLOT:
+            return True
         qpn = qpn_of(packet)
         if qpn == MULTICAST_QPN:
             return not is_gsi  # which come to every socket there is
-        slot = slot_of(packet)
         if slot == self.slot:
             return True
         if slot:

@@ -111,4 +111,5 @@ class DeviceBackend(Protocol):
 
     def create_qp(
         self, pd: object, attr: QPInitAttr, send_cq: CQBackend, recv_cq: CQBackend, srq: SRQBackend | None
-    ) -> QPBackend: ...
+    ) -> QPBackend:
+        """A queue pair in RESET, whose ``attr`` is from now on; its queues are in the other arguments."""

@@ -46,17 +46,22 @@ def _within(step: str, limits: Iterable[tuple[str, int, int]]) -> None:
 def check_caps(attr: QPInitAttr, device: DeviceAttr) -> None:
     """The sizes a queue pair asks for."""
     cap = attr.cap
+    most, sges = device.max_qp_wr, device.max_sge
+    if (
+        0 <= cap.max_send_wr <= most
+        and 0 <= cap.max_send_sge <= sges
+        and 0 <= cap.max_inline_data <= device.max_inline_data
+        and (attr.srq is not None or (0 <= cap.max_recv_wr <= most and 0 <= cap.max_recv_sge <= sges))
+    ):
+        return
     limits = [
-        ("max_send_wr", cap.max_send_wr, device.max_qp_wr),
-        ("max_send_sge", cap.max_send_sge, device.max_sge),
+        ("max_send_wr", cap.max_send_wr, most),
+        ("max_send_sge", cap.max_send_sge, sges),
         ("max_inline_data", cap.max_inline_data, device.max_inline_data),
+        ("max_recv_wr", cap.max_recv_wr, most),
+        ("max_recv_sge", cap.max_recv_sge, sges),
     ]
-    if attr.srq is None:
-        limits += [
-            ("max_recv_wr", cap.max_recv_wr, device.max_qp_wr),
-            ("max_recv_sge", cap.max_recv_sge, device.max_sge),
-        ]
-    _within("create_qp", limits)
+    _within("create_qp", limits if attr.srq is None else limits[:3])
 
 
 def check_srq(attr: SrqAttr, device: DeviceAttr) -> None:

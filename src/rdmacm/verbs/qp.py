@@ -158,16 +158,17 @@ class QP(Resource):
 
     def __init__(self, pd: PD, init_attr: QPInitAttr) -> None:
         self._closed = True
-        device = pd.context.backend
+        context = pd.context
+        device = context.backend
         attr = self._init_attr = _copied(init_attr)
         scq, rcq, srq = attr.scq, attr.rcq, attr.srq
         if attr.qp_type not in _LEGAL:
             raise cm_error(errno.EOPNOTSUPP, f"no queue pairs of type {attr.qp_type.name}", "create_qp")
         if scq is None or rcq is None:
             raise cm_error(errno.EINVAL, "a queue pair needs two completion queues", "create_qp", hint="scq and rcq")
-        parts = [scq.context, rcq.context] + ([srq.pd.context] if srq is not None else [])
-        if any(context.backend is not device for context in parts):
-            raise cm_error(errno.EINVAL, "its parts are of different devices", "create_qp")
+        for other in (scq.context, rcq.context, context if srq is None else srq.pd.context):
+            if other is not context and other.backend is not device:
+                raise cm_error(errno.EINVAL, "its parts are of different devices", "create_qp")
         check_caps(attr, device.attr)
         if srq is not None:
             attr.cap.max_recv_wr = attr.cap.max_recv_sge = 0

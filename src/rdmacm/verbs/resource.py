@@ -40,16 +40,14 @@ class Resource:
         """Take hold of what is needed, then create; nothing is held where that fails."""
         self._closed = True
         token = (type(self).__name__, id(self))
-        held: list[Resource] = []
         try:
             for need in needs:
-                held.append(need)
                 need._users.add(token)
                 if not need._door:
                     raise need._gone(step)
             made = create()
         except BaseException:
-            for need in held:
+            for need in needs:
                 need._let_go(token)
             raise
         #: One item while it is open: whoever takes it closes.

@@ -109,31 +109,25 @@ class Agent:
         self._mra_service_timeout = mra_service_timeout
         self._connections = Connections()
         self._listeners = Listeners()
-        self._mads: list[tuple[Hashable, bytes]] = []
-        self._events: list[Event] = []
+        #: What :meth:`mads_to_send` and :meth:`events` will hand out.
+        self.outbox: list[tuple[Hashable, bytes]] = []
+        self.news: list[Event] = []
         #: A connection by its local communication id, or None once it is forgotten.
         self.connection = self._connections.get
+        #: When :meth:`timer` has something to do, or None.
+        self.next_deadline = self._connections.next_deadline
 
     # -- what comes out ---------------------------------------------------------------------------------------
 
-    @property
-    def has_output(self) -> bool:
-        """Whether there are MADs to send or events."""
-        return bool(self._mads or self._events)
-
     def mads_to_send(self) -> list[tuple[Hashable, bytes]]:
         """(path, MAD) to be sent, in order; they are handed out once."""
-        mads, self._mads = self._mads, []
+        mads, self.outbox = self.outbox, []
         return mads
 
     def events(self) -> list[Event]:
         """What has happened since the last call."""
-        events, self._events = self._events, []
+        events, self.news = self.news, []
         return events
-
-    def next_deadline(self) -> float | None:
-        """When :meth:`timer` has something to do, or None."""
-        return self._connections.next_deadline()
 
     def __len__(self) -> int:
         """How many connections there are, those in TIMEWAIT included."""
@@ -498,7 +492,7 @@ class Agent:
             if tell is None:
                 self._do(connection, action, now, message, packed)
             elif not connection.is_hushed:
-                self._events.append(tell(connection, what, message))
+                self.news.append(tell(connection, what, message))
         connection.state = after
         if after is before:
             return True
@@ -599,7 +593,7 @@ class Agent:
         return told.local_qpn
 
     def _send(self, path: Hashable, mad: bytes) -> None:
-        self._mads.append((path, mad))
+        self.outbox.append((path, mad))
 
     def _send_pending(self, connection: Connection, now: float) -> None:
         connection.was_extended = False
