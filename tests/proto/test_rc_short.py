@@ -99,15 +99,9 @@ def transcript(seed: int, *, general: bool) -> list[object]:
 
 
 def to_the_general_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    execute: Callable[[Responder, int, int, int, memoryview], None] = Responder._execute
-
-    def send_only(self: Responder, psn: int, flags: int, data: memoryview) -> None:
-        execute(self, 0x04, psn, flags, data)
-
-    monkeypatch.setattr(Responder, "_execute_send_only", send_only)
-    monkeypatch.setattr(Responder, "lone", lambda _: None)
-    monkeypatch.setattr(Requester, "lone", lambda _, __: None)
-    monkeypatch.setattr(Requester, "_all_arrived", lambda self, sent: self._advance(sent.last, 0.0))
+    monkeypatch.setattr(Responder, "_execute_send_only", lambda *_: False)
+    monkeypatch.setattr(Requester, "lone", lambda *_: None)
+    monkeypatch.setattr(Requester, "_all_arrived", lambda self, work, _: self._advance(work.last, 0.0))
 
 
 @pytest.mark.parametrize("seed", range(60))

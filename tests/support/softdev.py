@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from ipaddress import ip_address
 from typing import TypeVar
 
@@ -61,7 +61,7 @@ class MemoryWire:
     def filenos(self) -> Sequence[int]:
         return ()
 
-    def receive(self) -> Sequence[Received]:
+    def receive(self, glance: bool = False) -> Sequence[Received]:
         return [self.inbox.popleft() for _ in range(min(16, len(self.inbox)))]
 
     def route(self, path: WirePath, traffic_class: int = 0) -> WireRoute:
@@ -106,7 +106,7 @@ class Provider(SoftProvider):
 
     pair: Pair
 
-    def drive(self, done: Callable[[], T], timeout: float | None) -> T:
+    def drive(self, done: Callable[[], T], timeout: float | None, wanted: Sized = ()) -> T:
         return self.pair.run(done, timeout)
 
 

@@ -130,8 +130,10 @@ class SoftCQ:
 
     def poll(self, num_entries: int) -> list[WC]:
         queue = self._queue
-        if not queue:
-            self._provider.poll()
+        if queue:
+            self._provider.acknowledge()
+        else:
+            self._provider.poll(queue)
             if not queue:
                 if self.overrun:
                     raise cm_error(
@@ -150,7 +152,7 @@ class SoftCQ:
             return [queue.popleft() for _ in range(num_entries)]
 
     def wait(self, timeout: float | None) -> bool:
-        return self._provider.drive(self._ready, timeout)
+        return self._provider.drive(self._ready, timeout, self._queue)
 
     def _ready(self) -> bool:
         if self._provider.abandoned:

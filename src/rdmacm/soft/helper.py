@@ -5,6 +5,9 @@ something else. The thread waits for descriptors and timers like any other waite
 for is first left to the application for a moment (``_GRACE``), and while the application makes progress by itself the
 thread looks up ever more rarely. So a caller that waits or polls does not have to share the interpreter with it, and
 an idle process does nothing at all.
+
+An ACK may wait until the application comes back with its next call (:meth:`Transport.progress`). It may never come, so
+ACKs wait only while the thread looks up often, as it does where they have lately; it sends what nobody else does.
 """
 
 from __future__ import annotations
@@ -51,6 +54,7 @@ class Helper:
     def stop(self) -> None:
         """Let the thread end (the provider's lock is held)."""
         if self._stop is not None:
+            self._provider.transport.watched = False
             self.wake()  # first: the thread closes the descriptor as soon as it sees that it is to stop
             self._stop.set()
             self._stop = self._waiter = None
@@ -62,7 +66,9 @@ class Helper:
 
     def _run(self, stop: threading.Event, waiter: Waiter) -> None:
         provider = self._provider
+        transport = provider.transport
         seen, serving, tick = -1, False, _GRACE
+        deferrals = 0
         while not stop.is_set():
             with provider.lock:
                 if stop.is_set():
@@ -75,7 +81,10 @@ class Helper:
                 if stop.wait(tick if others else _GRACE):
                     break
                 if provider.progress_count != seen:
-                    seen, serving, tick = provider.progress_count, False, min(2 * tick, _LONGEST_TICK)
+                    serving, tick = False, min(2 * tick, _LONGEST_TICK)
+                    if transport.deferrals != deferrals:
+                        deferrals, tick = self._watch(stop), _GRACE
+                    seen = provider.progress_count
                     continue
             tick = _GRACE
             with provider.lock:
@@ -83,3 +92,18 @@ class Helper:
                     provider.progress()
                     seen, serving = provider.progress_count, True
         waiter.wake.close()
+
+    def _watch(self, stop: threading.Event) -> int:
+        """Let ACKs wait for the application while it keeps coming; returns how often they did, so far."""
+        provider = self._provider
+        transport = provider.transport
+        deferrals = seen = -1
+        while deferrals != transport.deferrals and provider.progress_count != seen:
+            deferrals, seen = transport.deferrals, provider.progress_count
+            transport.watched = True
+            if stop.wait(_GRACE):
+                return deferrals
+        with provider.lock:
+            transport.watched = False
+            transport.acknowledge()
+        return deferrals

@@ -11,7 +11,7 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from functools import partial
 from random import Random
 from typing import TypeVar
@@ -226,31 +226,41 @@ class SoftProvider:
 
     # -- progress -------------------------------------------------------------------------------------
 
-    def progress(self) -> None:
-        """Take in what the network reports and delivers, and let timers that are due fire."""
+    def progress(self, wanted: Sized = ()) -> None:
+        """Take in what the network reports and delivers, and let timers that are due fire.
+
+        ``wanted`` is what the caller hopes to find filled (:meth:`Transport.progress`).
+        """
         if self.abandoned:
             return
         self.progress_count += 1
         self.progress_due = self.clock() + _PROGRESS_INTERVAL
         if self._host is not None:
             self.host()
-        self.transport.progress()
+        self.transport.progress(wanted)
         self.fire_timers()
 
-    def poll(self) -> None:
+    def poll(self, wanted: Sized = ()) -> None:
         """Progress for a caller that polls: what else the network reports waits for one call in a hundred."""
         self._polls += 1
         if self._polls % 128 == 0:
             with self.lock:
-                self.progress()
+                self.progress(wanted)
             return
         self.progress_count += 1
-        if self.transport.progress():
+        if self.transport.progress(wanted, True):
             self._in_vain = 0
             return
         self._in_vain += 1
         if self._in_vain % _PATIENCE == 0 and _yield is not None:
             _yield()
+
+    def acknowledge(self) -> None:
+        """Send what peers are owed, for a caller that makes no progress."""
+        if self.transport.owing:
+            with self.lock:
+                self.progress_count += 1
+                self.transport.acknowledge()
 
     def fire_timers(self) -> None:
         """Let timers that are due fire."""
@@ -275,9 +285,9 @@ class SoftProvider:
         """When :meth:`progress` wants to be called at the latest, on :attr:`clock`."""
         return self._timers.deadline
 
-    def drive(self, done: Callable[[], T], timeout: float | None) -> T:
+    def drive(self, done: Callable[[], T], timeout: float | None, wanted: Sized = ()) -> T:
         """Wait until ``done()`` returns something true (:class:`rdmacm.soft.waiting.Waiters`)."""
-        return self.waiters.drive(done, timeout)
+        return self.waiters.drive(done, timeout, wanted)
 
     def descriptors_changed(self) -> None:
         """:meth:`filenos` has others than before."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from rdmacm.errors import cm_error
 from rdmacm.proto.roce.icrc import Icrc
-from rdmacm.proto.roce.rc import RcEngine, RtrAttributes, RtsAttributes
+from rdmacm.proto.roce.rc import ACK_ONLY, NOTHING, RcEngine, RtrAttributes, RtsAttributes
 from rdmacm.proto.roce.work import RecvWork, SendWork
 from rdmacm.soft.memory import RemoteMemory
 from rdmacm.soft.wire import WirePath, WireRoute
@@ -245,8 +245,8 @@ class SoftQP:
 
     __slots__ = (
         *("_attr", "_cap", "_drained", "_engine", "_find_source", "_flow", "_heard", "_pd", "_recv_cq"),
-        *("_recv_flow", "_recv_port", "_recvs", "_route", "_send_cq", "_sends", "_signal_all", "_srq"),
-        *("_table", "_transport", "in_line", "on_async_event", "qp_num", "state", "timers"),
+        *("_local", "_recv_flow", "_recvs", "_remote", "_route", "_send_cq", "_sends", "_signal_all", "_srq"),
+        *("_table", "_transport", "in_line", "on_async_event", "owes", "qp_num", "state", "timers"),
     )
 
     def __init__(
@@ -271,6 +271,7 @@ class SoftQP:
         self._srq = srq
         self.qp_num = 0
         self.in_line = False
+        self.owes = False
         self.timers: tuple[float, ...] = ()
         self.on_async_event: Callable[[SoftQP, AsyncEvent], None] | None = None
         self._clear()
@@ -284,7 +285,9 @@ class SoftQP:
         self._route: WireRoute | None = None
         self._flow: Icrc | None = None
         self._recv_flow: Icrc | None = None
-        self._recv_port = 0
+        #: Where the last packet that was let in came from, and where it came to; whatever does so as well is let in.
+        self._remote: Remote | None = None
+        self._local = b""
         self._sends = 0  # requests that occupy the send queue, and the receive queue
         self._recvs = 0
         self._heard = False
@@ -294,6 +297,8 @@ class SoftQP:
 
     def modify(self, attr: QPAttr, mask: QPAttrMask) -> None:
         with self._transport.lock:
+            if self.owes:
+                self._transport.acknowledge()
             before = self.state
             bits = mask.value
             state = QPState(attr.qp_state) if bits & _STATE else before
@@ -384,7 +389,7 @@ class SoftQP:
     def _use_route(self, route: WireRoute, flow: Icrc) -> None:
         self._route = route
         self._flow = flow
-        self._recv_flow = None
+        self._remote = None
 
     def query(self) -> QPAttr:
         with self._transport.lock:
@@ -403,6 +408,8 @@ class SoftQP:
 
     def destroy(self) -> None:
         with self._transport.lock:
+            if self.owes:
+                self._transport.acknowledge()
             self._reset()
             self._transport.detach(self)
 
@@ -487,9 +494,8 @@ class SoftQP:
 
     def _after(self, engine: RcEngine) -> None:
         """The engine has been given something: hand on what it has finished, and see what has become of it."""
-        found = engine.completions()
-        if found:
-            self._complete(found)
+        if engine.completed:
+            self._complete(engine.completions())
         if self.state is _ERR:
             return
         if engine.failed:
@@ -504,6 +510,7 @@ class SoftQP:
         """To the error state: everything that is posted completes, in order."""
         engine = self._started()
         self.state = _ERR
+        self._remote = None
         if not engine.failed:  # one that failed by itself still tells its peer why
             engine.flush()
         found = engine.completions()
@@ -549,31 +556,43 @@ class SoftQP:
 
     def received(self, data: memoryview, segment: int, remote: Remote, local: bytes, now: float) -> None:
         """Packets for this queue pair, by number; whose they are is seen here and in the engine."""
-        engine, route = self._engine, self._route
-        if engine is None or route is None or not _RTR <= self.state <= _SQE:
-            self._transport.dropped["state"] += 1
+        if (remote != self._remote or local != self._local) and not self._let_in(remote, local):
             return
-        path = route.path
-        if remote[0] != route.remote_host or local != path.local or (path.scope_id and path.scope_id != remote[-1]):
-            self._transport.dropped["address"] += 1
-            return
-        if remote[1] != self._recv_port or self._recv_flow is None:
-            self._recv_port = remote[1]
-            self._recv_flow = Icrc(path.remote, path.local, remote[1])
-        if not engine.received(data, segment, self._recv_flow, now):
+        engine, flow = self._engine, self._recv_flow
+        assert engine is not None
+        assert flow is not None
+        if not engine.received(data, segment, flow, now):
             self._transport.dropped["packet"] += 1
         elif not self._heard:
             self._heard = True
             self._tell(AsyncEvent.COMM_EST)
         # What was not accepted may have to be answered as well.
         self._after(engine)
-        if engine.wants_to_send:
-            self._transport.ready(self)
+        to_send = engine.to_send
+        if to_send is NOTHING:
+            self._watch(engine)
+        elif to_send is ACK_ONLY:
+            self._transport.owe(self)
         else:
-            self._transport.watch(self)
+            self._transport.ready(self)
+
+    def _let_in(self, remote: Remote, local: bytes) -> bool:
+        """Whether packets from there to here may be the peer's, and are welcome now."""
+        engine, route = self._engine, self._route
+        if engine is None or route is None or not _RTR <= self.state <= _SQE:
+            self._transport.dropped["state"] += 1
+            return False
+        path = route.path
+        if remote[0] != route.remote_host or local != path.local or (path.scope_id and path.scope_id != remote[-1]):
+            self._transport.dropped["address"] += 1
+            return False
+        self._remote, self._local = remote, local
+        self._recv_flow = Icrc(path.remote, path.local, remote[1])
+        return True
 
     def transmit(self, now: float, limit: int) -> int:
         engine, flow, route = self._engine, self._flow, self._route
+        self.owes = False
         if engine is None or flow is None or route is None:
             return 0
         transport = self._transport
@@ -584,7 +603,14 @@ class SoftQP:
             sent += -(-sum(map(len, pieces)) // segment) if segment else 1
         if engine.failed and self.state is not _ERR:  # memory it reads has been revoked, or was never there
             self._after(engine)
+        self._watch(engine)
         return sent
+
+    def _watch(self, engine: RcEngine) -> None:
+        """Have the engine's timer fire in time."""
+        deadline, timers = engine.deadline, self.timers
+        if deadline is not None and not (timers and timers[-1] <= deadline):
+            self._transport.watch(self)
 
     @property
     def deadline(self) -> float | None:

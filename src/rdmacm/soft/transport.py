@@ -28,7 +28,7 @@ from rdmacm.proto.roce.opcodes import BTH_LENGTH, Opcode
 from rdmacm.soft.wire import Wire, WirePath, WireRoute
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Sequence, Sized
 
     from rdmacm.proto.wire import Buffer
     from rdmacm.soft.completion import SoftCQ
@@ -66,13 +66,18 @@ class Endpoint(Protocol):
     qp_num: int
     #: Whether it waits for its turn to send.
     in_line: bool
+    #: Whether it has an ACK to send, and nothing else, that may wait for a moment (:meth:`Transport.owe`).
+    owes: bool
     #: When the timers fire that the transport keeps for it, the next one last.
     timers: tuple[float, ...]
 
     def received(self, data: memoryview, segment: int, remote: Remote, local: bytes, now: float) -> None: ...
 
     def transmit(self, now: float, limit: int) -> int:
-        """Send up to ``limit`` packets; how many there were, so many or more where it may have others left."""
+        """Send up to ``limit`` packets, and :meth:`Transport.watch` what comes of it.
+
+        Returns how many packets there were: so many or more where it may have others left.
+        """
 
     @property
     def deadline(self) -> float | None:
@@ -113,6 +118,12 @@ class Transport:
         self.dropped: Counter[str] = Counter()
         #: How many bytes of packets a train may have, 0 where there are none.
         self.train = 0
+        #: Whether somebody sees to it soon that what is owed is sent, should the application not come back.
+        self.watched = False
+        #: How often an ACK was left for later, or would have been but for that.
+        self.deferrals = 0
+        #: The queue pairs that owe an ACK.
+        self.owing: list[Endpoint] = []
         self._call_at = call_at
         self._opened = False
         self._abandoned = False
@@ -144,6 +155,7 @@ class Transport:
     def close(self) -> None:
         """Stop receiving. The queue pairs that are left hear and say nothing any more."""
         with self.lock:
+            self.acknowledge()
             self._opened = False
             self._line.clear()
             self._timers.clear()
@@ -159,6 +171,7 @@ class Transport:
         self.lock = threading.RLock()  # a thread that is not here may have held the other
         self._abandoned = True
         self._opened = False
+        self.owing.clear()
         self._qps.clear()
         self.wire.abandon()
 
@@ -203,6 +216,9 @@ class Transport:
         if qp.in_line:
             self._line.remove(qp)
             qp.in_line = False
+        if qp.owes:
+            self.owing.remove(qp)
+            qp.owes = False
         if len(self._timers) > 64 + 4 * len(self._qps):
             self._timers[:] = [entry for entry in self._timers if entry[1] in self._qps]
             heapq.heapify(self._timers)
@@ -219,19 +235,25 @@ class Transport:
 
     # -- progress -------------------------------------------------------------------------------------
 
-    def progress(self) -> bool:
-        """Receive, let timers fire and send, a bounded amount of each; whether there was anything to do."""
+    def progress(self, wanted: Sized = (), glance: bool = False) -> bool:
+        """Receive, let timers fire and send, a bounded amount of each; whether there was anything to do.
+
+        ``wanted`` is what the caller hopes to find filled. When it is, the caller is let go at once, and ACKs wait for
+        what is called next: whoever sent the message is answered sooner.
+        """
         with self.lock:
             if not self._opened or self._inside:
                 return False
-            found = self.wire.receive()
+            if self.owing:
+                self.acknowledge()
+            found = self.wire.receive(glance)
             qps, timers, line = self._qps, self._timers, self._line
             if not found and not timers and not line:
                 return False
+            now = self.clock()
+            done = bool(found)
             self._inside = True
             try:
-                now = self.clock()
-                done = bool(found)
                 for data, segment, remote, local in found:
                     if not segment and len(data) >= _SHORTEST:
                         qp = qps.get(_WORD.unpack_from(data, 4)[0] & _QPN_MASK)
@@ -250,6 +272,11 @@ class Transport:
                     done = True
             finally:
                 self._inside = False
+            if self.owing:
+                if wanted:
+                    self.deferrals += 1
+                if not (wanted and self.watched):
+                    self.acknowledge()
             if done:
                 self._settle()
             return done
@@ -267,8 +294,23 @@ class Transport:
         if qp.transmit(now, _TURN) >= _TURN:
             self.ready(qp)
             self._take_turns(now)
-        self.watch(qp)
-        self._settle()
+            self._settle()
+        if self.owing:
+            self.acknowledge()
+
+    def owe(self, qp: Endpoint) -> None:
+        """A queue pair has an ACK to send, and nothing else: it is sent when the caller has been seen to."""
+        if not qp.owes:
+            qp.owes = True
+            self.owing.append(qp)
+
+    def acknowledge(self) -> None:
+        """Send the ACKs that are owed."""
+        owing, self.owing = self.owing, []
+        now = self.clock()
+        for qp in owing:
+            if qp.owes:  # it has not gone along with something else
+                qp.transmit(now, _TURN)
 
     def ready(self, qp: Endpoint) -> None:
         """A queue pair may have something to send: it gets in line."""
@@ -285,7 +327,6 @@ class Transport:
             left -= sent or 1
             if sent >= _TURN:
                 self.ready(qp)
-            self.watch(qp)
 
     def watch(self, qp: Endpoint) -> None:
         """Have a timer fire at the queue pair's deadline or before.
@@ -297,6 +338,8 @@ class Transport:
         if deadline is not None and not (timers and timers[-1] <= deadline):
             qp.timers = (*timers, deadline)
             heapq.heappush(self._timers, (deadline, qp.qp_num))
+            if not self._inside:
+                self._settle()
 
     def _fire(self, now: float) -> None:
         timers = self._timers

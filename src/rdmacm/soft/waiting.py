@@ -16,7 +16,7 @@ import select
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from typing import TYPE_CHECKING, TypeVar
 
 from rdmacm.soft.timer import TimerDescriptor
@@ -127,10 +127,11 @@ class Waiters:
         #: The waiters that are inside poll(2), or about to be.
         self.polling: set[Waiter] = set()
 
-    def drive(self, done: Callable[[], T], timeout: float | None) -> T:
+    def drive(self, done: Callable[[], T], timeout: float | None, wanted: Sized = ()) -> T:
         """Make progress until ``done()``, called with the provider's lock held, returns something true.
 
         Returns what it returned last. ``timeout`` is in seconds: None waits for ever, 0 makes progress once.
+        ``wanted`` is what the caller hopes to find filled, where ``done()`` is that it is.
         """
         provider = self._provider
         with provider.lock:
@@ -139,18 +140,22 @@ class Waiters:
                 # Who works off what waits goes on making progress, or the helper thread would begin to, and the two
                 # would be in each other's way.
                 if provider.clock() >= provider.progress_due:
-                    provider.progress()
+                    provider.progress(wanted)
                 return found
-            provider.progress()
+            if timeout is not None and timeout <= 0:
+                provider.progress(wanted)
+                return done()
+        limit = None if timeout is None else time.monotonic() + timeout
+        seen = self._spin(done, timeout, wanted)
+        if seen:
+            return seen
+        with provider.lock:
+            provider.progress(wanted)
             found = done()
-            if found or (timeout is not None and timeout <= 0):
+            if found:
                 return found
             waiter = self._idle.pop() if self._idle else Waiter()
-        limit = None if timeout is None else time.monotonic() + timeout
         try:
-            seen = self._spin(done, timeout)
-            if seen:
-                return seen
             while True:
                 with provider.lock:
                     found = done()  # another thread may have seen to it
@@ -161,8 +166,11 @@ class Waiters:
                 waiter.wait(limit)
                 with provider.lock:
                     self.polling.discard(waiter)
-                    provider.progress()
+                    provider.poll(wanted)
                     found = done()
+                    if not found:
+                        provider.progress(wanted)
+                        found = done()
                 if found or (limit is not None and time.monotonic() >= limit):
                     return found
         finally:
@@ -170,7 +178,7 @@ class Waiters:
                 self.polling.discard(waiter)
                 self._put_back(waiter)
 
-    def _spin(self, done: Callable[[], T], timeout: float | None) -> T | None:
+    def _spin(self, done: Callable[[], T], timeout: float | None, wanted: Sized) -> T | None:
         """Look again for a moment, where that has paid lately; what ``done()`` returned when it was true."""
         provider = self._provider
         with provider.lock:
@@ -185,7 +193,7 @@ class Waiters:
         try:
             while not found and time.monotonic() < until:
                 with provider.lock:
-                    provider.poll()
+                    provider.poll(wanted)
                     found = done()
         finally:
             with provider.lock:

@@ -57,8 +57,11 @@ class Wire(Protocol):
     def filenos(self) -> Sequence[int]:
         """Descriptors that poll readable when :meth:`receive` has something; none before :meth:`open`."""
 
-    def receive(self) -> Sequence[Received]:
-        """What has arrived, a bounded number at a time; never waits."""
+    def receive(self, glance: bool = False) -> Sequence[Received]:
+        """What has arrived, a bounded number at a time; never waits.
+
+        ``glance``: for a caller that comes again at once, and need not be told of everything each time.
+        """
 
     def route(self, path: WirePath, traffic_class: int = 0) -> WireRoute: ...
 

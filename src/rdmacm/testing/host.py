@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from ipaddress import ip_address
 from random import Random
@@ -86,7 +86,7 @@ class FabricWire:
         """Packets that :meth:`receive` has not returned yet."""
         return len(self._inbox)
 
-    def receive(self) -> Sequence[Received]:
+    def receive(self, glance: bool = False) -> Sequence[Received]:
         inbox = self._inbox
         return [inbox.popleft() for _ in range(min(_BATCH, len(inbox)))]
 
@@ -177,10 +177,10 @@ class SimProvider(SoftProvider):
         super().__init__(network, clock=fabric.clock, ports=ports, wire=wire, random=random)
         self.fabric = fabric
 
-    def drive(self, done: Callable[[], T], timeout: float | None) -> T:
+    def drive(self, done: Callable[[], T], timeout: float | None, wanted: Sized = ()) -> T:
         """Wait in virtual time, see :meth:`Fabric.drive`. Who only looks (``timeout`` 0) takes none."""
         if timeout is not None and timeout <= 0:
-            return super().drive(done, timeout)
+            return super().drive(done, timeout, wanted)
         return self.fabric.drive(self, done, timeout)
 
 

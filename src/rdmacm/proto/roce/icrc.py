@@ -227,7 +227,7 @@ class Icrc:
     '0x1234'
     """
 
-    __slots__ = ("_lengths", "_start", "deltas", "is_ipv6")
+    __slots__ = ("base", "deltas", "is_ipv6", "lengths")
 
     def __init__(self, source: Buffer, destination: Buffer, sport: int, dport: int = 4791) -> None:
         source, destination = bytes(source), bytes(destination)
@@ -238,12 +238,13 @@ class Icrc:
         self.deltas: Sequence[int] = bytes(256) if self.is_ipv6 else _IDENTIFICATION[0]
         if self.is_ipv6:
             header = _ipv6(0, source, destination, sport, dport)
-            self._lengths = _LENGTHS6
+            self.lengths: dict[int, int] = _LENGTHS6
         else:
             header = _ipv4(0, 0, source, destination, sport, dport)
-            self._lengths = _LENGTHS4
+            self.lengths = _LENGTHS4
         # As if every BTH had 0 for byte 4, which is what is nearly always sent, and that were the mask.
-        self._start = crc32(header, 0) ^ _BTH4[0xFF]
+        #: For the short way: ``base ^ lengths[length]`` is :meth:`start`.
+        self.base = crc32(header, 0) ^ _BTH4[0xFF]
 
     def start(self, length: int, identification: int = 0) -> int:
         """What ``crc32`` starts with for a packet of ``length`` bytes from its BTH to the end of its ICRC.
@@ -251,7 +252,7 @@ class Icrc:
         For loops: of a packet sent with FECN, BECN and the bits after them 0, the ICRC is ``crc32`` of all its
         bytes from there.
         """
-        start = self._start ^ self._lengths[length]
+        start = self.base ^ self.lengths[length]
         if identification and not self.is_ipv6:
             start ^= _IDENTIFICATION[0][identification & 0xFF] ^ _IDENTIFICATION[1][identification >> 8]
         return start
@@ -259,7 +260,7 @@ class Icrc:
     def starts(self, length: int, identification: int, count: int) -> list[int]:
         """:meth:`start` for ``count`` packets of ``length`` bytes, with identifications that count up and wrap."""
         if identification + count <= 256:
-            start = self._start ^ self._lengths[length]
+            start = self.base ^ self.lengths[length]
             return [start ^ delta for delta in self.deltas[identification : identification + count]]
         return [self.start(length, number & 0xFFFF) for number in range(identification, identification + count)]
 

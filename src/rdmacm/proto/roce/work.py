@@ -7,7 +7,7 @@ Checking lkeys and finding local memory is the business of whoever posts; checki
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum, IntFlag
 from typing import Protocol
 
@@ -120,6 +120,10 @@ class SendWork:
 
     ``imm`` is the immediate's four bytes as a number in network order; ``compare_add`` and ``swap`` are the operands
     of atomics; ``invalidate_rkey`` is for SEND_WITH_INV.
+
+    ``length`` (bytes), ``first`` and ``last`` (PSNs), ``answered`` (bytes of a READ that have arrived) and ``asked``
+    (packets of a READ or atomic that have been asked for) are the requester's, from when it begins with the request:
+    each object is posted once.
     """
 
     wr_id: int
@@ -134,6 +138,11 @@ class SendWork:
     compare_add: int = 0
     swap: int = 0
     invalidate_rkey: int = 0
+    length: int = field(init=False, repr=False, compare=False)
+    first: int = field(init=False, repr=False, compare=False)
+    last: int = field(init=False, repr=False, compare=False)
+    answered: int = field(init=False, repr=False, compare=False)
+    asked: int = field(init=False, repr=False, compare=False)
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ ask. :class:`RcEngine` is both, with one stream of packets in and out.
 
 from __future__ import annotations
 
-from rdmacm.proto.roce.rc.engine import RcEngine, RtrAttributes, RtsAttributes
+from rdmacm.proto.roce.rc.engine import ACK_ONLY, NOTHING, PACKETS, RcEngine, RtrAttributes, RtsAttributes
 from rdmacm.proto.roce.rc.trains import Datagram
 
-__all__ = ["Datagram", "RcEngine", "RtrAttributes", "RtsAttributes"]
+__all__ = ["ACK_ONLY", "NOTHING", "PACKETS", "Datagram", "RcEngine", "RtrAttributes", "RtsAttributes"]

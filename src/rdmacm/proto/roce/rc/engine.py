@@ -8,7 +8,15 @@ from dataclasses import dataclass
 
 from rdmacm.proto.roce.buffers import LocalProtectionError
 from rdmacm.proto.roce.icrc import ICRC_LENGTH, RESIDUE, Icrc, crc32
-from rdmacm.proto.roce.opcodes import BTH_LENGTH, HEADER_LENGTH, IS_RESPONSE, OPERATION, TRANSPORT_MASK, Operation
+from rdmacm.proto.roce.opcodes import (
+    BTH_LENGTH,
+    HEADER_LENGTH,
+    IS_END,
+    IS_RESPONSE,
+    OPERATION,
+    TRANSPORT_MASK,
+    Operation,
+)
 from rdmacm.proto.roce.psn import PSN_MASK
 from rdmacm.proto.roce.rc.codes import HALVES, LITTLE, READ_MIDDLE, SEND_MIDDLE, WRITE_MIDDLE
 from rdmacm.proto.roce.rc.requester import COMPLETES_AS, Requester
@@ -18,7 +26,7 @@ from rdmacm.proto.roce.rc.trains import Datagram, Trains
 from rdmacm.proto.roce.work import WC, AccessFlag, Memory, RecvWork, SendWork, WCOpcode, WCStatus
 from rdmacm.proto.wire import Buffer
 
-__all__ = ["RcEngine", "RtrAttributes", "RtsAttributes"]
+__all__ = ["ACK_ONLY", "NOTHING", "PACKETS", "RcEngine", "RtrAttributes", "RtsAttributes"]
 
 #: In the first two words of a packet, all but the opcode, SE, M, PadCnt, FECN, BECN and what follows these.
 _FIXED = 0x000FFFFF00FFFFFF
@@ -60,16 +68,8 @@ class RtsAttributes:
     max_rd_atomic: int = 16
 
 
-_PADDING = tuple(bytes(count) for count in range(4))
-
-
-def _seal(flow: Icrc, header: bytes, piece: memoryview, pad: int) -> list[Buffer]:
-    """The pieces of a packet that goes alone."""
-    crc = crc32(piece, crc32(header, flow.start(len(header) + len(piece) + pad + ICRC_LENGTH)))
-    if not pad:
-        return [header, piece, LITTLE.pack(crc)]
-    padding = _PADDING[pad]
-    return [header, piece, padding + LITTLE.pack(crc32(padding, crc))]
+#: What there is to send (:attr:`RcEngine.to_send`): nothing, an ACK alone, anything else.
+NOTHING, ACK_ONLY, PACKETS = range(3)
 
 
 def _matching(pkey: int) -> frozenset[int]:
@@ -99,9 +99,10 @@ class RcEngine:
         #: (no receive was posted), ``refused`` and ``answer`` (to what was not asked).
         self.dropped: Counter[str] = Counter()
         self._memory = memory
-        self._receive = receive or self._next_recv
+        self._receive = receive
         self._recvs: deque[RecvWork] = deque()
-        self._completions: list[WC] = []
+        #: Completions that :meth:`completions` has not returned yet, oldest first.
+        self.completed: list[WC] = []
         self._rtr: RtrAttributes | None = None
         self._pkeys: frozenset[int] = frozenset()
         self._common = 0  # the first two words of a packet in the middle of a message, for opcode 0
@@ -110,9 +111,6 @@ class RcEngine:
         self._identification = 0  # of the IPv4 packet that is likely to come next
         self._responder: Responder | None = None
         self._requester: Requester | None = None
-
-    def _next_recv(self) -> RecvWork | None:
-        return self._recvs.popleft() if self._recvs else None
 
     # -- the user -------------------------------------------------------------------------------------
 
@@ -131,8 +129,9 @@ class RcEngine:
             mtu=a.path_mtu,
             access=a.access,
             memory=self._memory,
+            recvs=self._recvs,
             receive=self._receive,
-            complete=self._completions.append,
+            complete=self.completed.append,
             dropped=self.dropped,
             max_dest_rd_atomic=a.max_dest_rd_atomic,
             min_rnr_timer=a.min_rnr_timer,
@@ -150,7 +149,7 @@ class RcEngine:
             dest_qp_num=r.dest_qp_num,
             sq_psn=a.sq_psn,
             mtu=r.path_mtu,
-            complete=self._completions.append,
+            complete=self.completed.append,
             dropped=self.dropped,
             timeout=a.timeout,
             retry_cnt=a.retry_cnt,
@@ -174,20 +173,20 @@ class RcEngine:
 
         ValueError for what a reliable connection cannot do, and before :meth:`ready_to_send`.
         """
-        opcode = COMPLETES_AS.get(work.opcode)
+        opcode = COMPLETES_AS[work.opcode]
         if opcode is None:
             raise ValueError(f"{work.opcode!r} cannot be sent on a reliable connection")
         if self.failed:
-            self._completions.append(WC(work.wr_id, WCStatus.WR_FLUSH_ERR, opcode, qp_num=self.qp_num))
+            self.completed.append(WC(work.wr_id, WCStatus.WR_FLUSH_ERR, opcode, qp_num=self.qp_num))
         elif self._requester is None:
             raise ValueError("the queue pair is not ready to send")
         else:
-            self._requester.post(work)
+            self._requester.waiting.append(work)
 
     def post_recv(self, work: RecvWork) -> None:
         """Queue a buffer for a message; flushed at once where the connection is over."""
         if self.failed:
-            self._completions.append(WC(work.wr_id, WCStatus.WR_FLUSH_ERR, WCOpcode.RECV, qp_num=self.qp_num))
+            self.completed.append(WC(work.wr_id, WCStatus.WR_FLUSH_ERR, WCOpcode.RECV, qp_num=self.qp_num))
         else:
             self._recvs.append(work)
 
@@ -225,14 +224,12 @@ class RcEngine:
             self._responder.fail(WCStatus.WR_FLUSH_ERR)
         while self._recvs:
             work = self._recvs.popleft()
-            self._completions.append(WC(work.wr_id, WCStatus.WR_FLUSH_ERR, WCOpcode.RECV, qp_num=self.qp_num))
+            self.completed.append(WC(work.wr_id, WCStatus.WR_FLUSH_ERR, WCOpcode.RECV, qp_num=self.qp_num))
 
     def completions(self) -> list[WC]:
         """Completions since the last call, oldest first."""
-        if not self._completions:
-            return []
-        found = self._completions[:]
-        self._completions.clear()
+        found = self.completed[:]
+        self.completed.clear()
         return found
 
     # -- time -----------------------------------------------------------------------------------------
@@ -253,45 +250,55 @@ class RcEngine:
     # -- packets --------------------------------------------------------------------------------------
 
     @property
-    def wants_to_send(self) -> bool:
-        """Whether :meth:`datagrams` may have something."""
+    def to_send(self) -> int:
+        """Whether :meth:`datagrams` may have something: NOTHING, ACK_ONLY or PACKETS.
+
+        An ACK that is all there is may wait for a moment. Others that follow it join it.
+        """
         responder, requester = self._responder, self._requester
-        return (responder is not None and responder.wants_to_send) or (
-            requester is not None and requester.wants_to_send
-        )
+        if responder is None:
+            return NOTHING
+        if responder.answers or (requester is not None and requester.wants_to_send):
+            return PACKETS
+        if responder.owed < 0:
+            return NOTHING
+        return ACK_ONLY if responder.is_content else PACKETS
 
     def datagrams(self, flow: Icrc, now: float, limit: int, train: int) -> list[Datagram]:
-        """What is to be sent, sealed: up to ``limit`` packets, answers first.
+        """What is to be sent, sealed: up to ``limit`` packets, answers first, but an ACK that is all of them last.
 
         ``flow`` is the one from here to the peer. ``train`` is how many bytes of packets one train may have; with 0
         each packet is a datagram of its own.
         """
         responder, requester = self._responder, self._requester
-        if responder is None:
+        if responder is None or limit <= 0:
             return []
-        if requester is not None and not requester.wants_to_send:
-            requester = None
-        if limit > 0 and not self.failed:
-            if requester is None:
-                answer = responder.lone()
-                if answer is not None:
-                    if responder.failed:
-                        self._fail()
-                    return [([answer, LITTLE.pack(crc32(answer, flow.start(20)))], 0)]
-            elif not responder.wants_to_send:
-                lone = requester.lone(now)
+        answers, owed = responder.answers, responder.owed >= 0
+        if requester is not None:
+            if not answers:
+                lone = requester.lone(flow, now)
                 if lone is not None:
-                    return [(_seal(flow, *lone), 0)]
-        if requester is None and not responder.wants_to_send:
-            return []
+                    return [(lone, 0), (self._acknowledgement(flow), 0)] if owed else [(lone, 0)]
+            if not requester.wants_to_send:
+                requester = None
+        if requester is None and not answers:
+            return [(self._acknowledgement(flow), 0)] if owed else []
         out = Trains(flow, train)
-        if responder.wants_to_send:
+        if answers:
             limit -= responder.packets(out, limit)
         if requester is not None:
-            requester.packets(out, now, limit)
+            requester.packets(out, now, limit - owed)
+        if responder.owed >= 0:
+            responder.packets(out, 1)
         if not self.failed and (responder.failed or (requester is not None and requester.failed)):
             self._fail()
         return out.close()
+
+    def _acknowledgement(self, flow: Icrc) -> list[Buffer]:
+        """The ACK or NAK that is all there is to answer."""
+        assert self._responder is not None
+        packet = self._responder.acknowledgement()
+        return [packet, LITTLE.pack(crc32(packet, flow.base ^ flow.lengths[len(packet) + ICRC_LENGTH]))]
 
     def received(self, data: memoryview, segment: int, flow: Icrc, now: float) -> int:
         """A packet for this queue pair, or with ``segment`` a train of packets of so many bytes.
@@ -310,12 +317,25 @@ class RcEngine:
                 headers
                 and end >= headers
                 and half & _FIXED == self._common
-                and crc32(data, flow.start(length)) == RESIDUE
+                and crc32(data, flow.base ^ flow.lengths[length]) == RESIDUE
             ):
-                return self._take(opcode, half, word, data[BTH_LENGTH:end], now)
+                body = data[BTH_LENGTH:end]
+                if IS_RESPONSE[opcode]:
+                    assert requester is not None
+                    accepted = requester.received(opcode, word & PSN_MASK, body, now)
+                    if requester.failed:
+                        self._fail()
+                else:
+                    assert responder is not None
+                    accepted = responder.received(opcode, word & PSN_MASK, half >> 48 & 0x80 | word >> 31, body)
+                    if responder.failed:
+                        self._fail()
+                    if not IS_END[opcode]:
+                        responder.turned()
+                return int(accepted)
         step = segment or length
         trained = segment == self._mtu + _SHORTEST
-        at = accepted = 0
+        at = count = 0
         identification = self._identification
         first = -1
         while at < length:
@@ -325,7 +345,7 @@ class RcEngine:
                     if first < 0:
                         first = identification
                     identification = identification + taken & 0xFFFF
-                    accepted += taken
+                    count += taken
                     at += taken * step
                     continue
             packet = data[at : at + step]
@@ -354,38 +374,20 @@ class RcEngine:
             body = packet[BTH_LENGTH : size - ICRC_LENGTH - pad]
             if IS_RESPONSE[opcode]:
                 assert requester is not None
-                accepted += requester.received(opcode, word & PSN_MASK, body, now)
+                count += requester.received(opcode, word & PSN_MASK, body, now)
                 if requester.failed:
                     self._fail()
             else:
                 assert responder is not None
                 flags = half >> 48 & 0x80 | word >> 31
-                accepted += responder.received(opcode, word & PSN_MASK, flags, body)
+                count += responder.received(opcode, word & PSN_MASK, flags, body)
                 if responder.failed:
                     self._fail()
         # Who began with 0 sends trains that count from there, or packets that are all 0.
         self._identification = identification if first > 0 else 0
         if responder is not None:
             responder.turned()
-        return accepted
-
-    def _take(self, opcode: int, half: int, word: int, body: memoryview, now: float) -> int:
-        """A lone packet that is in order so far; whether it was accepted."""
-        responder = self._responder
-        if IS_RESPONSE[opcode]:
-            requester = self._requester
-            assert requester is not None
-            accepted = requester.received(opcode, word & PSN_MASK, body, now)
-            if requester.failed:
-                self._fail()
-        else:
-            assert responder is not None
-            accepted = responder.received(opcode, word & PSN_MASK, half >> 48 & 0x80 | word >> 31, body)
-            if responder.failed:
-                self._fail()
-        if responder is not None:
-            responder.turned()
-        return int(accepted)
+        return count
 
     def _misfit(self, half: int, size: int) -> str:
         """Why a packet is not for this queue pair as it is now, its ICRC aside; "" where only the P_Key is another."""

@@ -1,6 +1,6 @@
 """The sending half of a reliable connection.
 
-Work requests wait in ``_waiting`` until they are given packet sequence numbers and move to ``_sent``, oldest first;
+Work requests wait in ``waiting`` until they are given packet sequence numbers and move to ``_sent``, oldest first;
 they leave it from the left, in order, as completions. Every request packet takes one PSN; a READ takes as many as
 its answer has packets. ``_next`` is the PSN to be sent next: it runs ahead to ``_end`` as the window allows, and
 jumps back to resend (go-back-N: what follows a lost packet is sent again, with its old PSNs).
@@ -25,6 +25,7 @@ from collections.abc import Callable
 
 from rdmacm.proto.roce.buffers import LocalProtectionError, located, padded, scatter, slices, total
 from rdmacm.proto.roce.headers import RNR_TIMER_SECONDS
+from rdmacm.proto.roce.icrc import ICRC_LENGTH, Icrc, crc32
 from rdmacm.proto.roce.psn import PSN_MASK, difference
 from rdmacm.proto.roce.rc.codes import (
     ACK_REQUEST,
@@ -34,6 +35,8 @@ from rdmacm.proto.roce.rc.codes import (
     BTH,
     COMPARE_SWAP,
     FETCH_ADD,
+    HALVES,
+    LITTLE,
     LONG,
     READ_LAST,
     READ_MIDDLE,
@@ -57,6 +60,7 @@ from rdmacm.proto.roce.rc.codes import (
 from rdmacm.proto.roce.rc.runs import Run
 from rdmacm.proto.roce.rc.trains import Trains
 from rdmacm.proto.roce.work import WC, SendWork, WCOpcode, WCStatus, WROpcode
+from rdmacm.proto.wire import Buffer
 
 
 class _Kind:
@@ -65,11 +69,12 @@ class _Kind:
     ``opcodes`` are those of a message's packets: middle, last, first, only (a READ or atomic request is an only one).
     """
 
-    __slots__ = ("completes", "is_atomic", "is_read", "is_write", "opcodes", "with_imm", "with_inv")
+    __slots__ = ("completes", "is_atomic", "is_read", "is_write", "only", "opcodes", "with_imm", "with_inv")
 
     def __init__(self, completes: WCOpcode, *opcodes: int, with_imm: bool = False, with_inv: bool = False) -> None:
         self.completes = completes
         self.opcodes = opcodes
+        self.only = opcodes[3] if opcodes else 0
         self.is_write = completes is WCOpcode.RDMA_WRITE
         self.is_read = completes is WCOpcode.RDMA_READ
         self.is_atomic = completes in {WCOpcode.COMP_SWAP, WCOpcode.FETCH_ADD}
@@ -77,7 +82,8 @@ class _Kind:
         self.with_inv = with_inv
 
 
-_KINDS = {
+_NO_KIND = _Kind(WCOpcode.BIND_MW)
+_BY_OPCODE = {
     WROpcode.RDMA_WRITE: _Kind(WCOpcode.RDMA_WRITE, WRITE_MIDDLE, WRITE_LAST, WRITE_FIRST, WRITE_ONLY),
     WROpcode.RDMA_WRITE_WITH_IMM: _Kind(
         WCOpcode.RDMA_WRITE, WRITE_MIDDLE, WRITE_LAST + 1, WRITE_FIRST, WRITE_ONLY + 1, with_imm=True
@@ -89,15 +95,18 @@ _KINDS = {
     WROpcode.ATOMIC_CMP_AND_SWP: _Kind(WCOpcode.COMP_SWAP),
     WROpcode.ATOMIC_FETCH_AND_ADD: _Kind(WCOpcode.FETCH_ADD),
 }
-#: What can be sent, and what it completes as.
-COMPLETES_AS = {opcode: kind.completes for opcode, kind in _KINDS.items()}
-#: The kinds of single packets that carry data, with opcodes as indices.
-_DATA = [
-    kind if kind is not None and kind.opcodes and not (kind.with_imm or kind.with_inv) else None
-    for kind in (_KINDS.get(WROpcode(code)) if code in set(WROpcode) else None for code in range(max(WROpcode) + 1))
-]
+# With opcodes as indices: to hash a member of an enumeration takes longer than what is done with what it finds.
+#: The kind of each opcode, and of those that cannot be sent one that nothing is asked about.
+_BY_CODE = [_NO_KIND] * (max(WROpcode) + 1)
+for _opcode, _kind in _BY_OPCODE.items():
+    _BY_CODE[_opcode] = _kind
+#: The kinds of single packets that carry data and nothing else; None for the others.
+_DATA = [kind if kind.opcodes and not (kind.with_imm or kind.with_inv) else None for kind in _BY_CODE]
+#: What can be sent, and what it completes as, with opcodes as indices.
+COMPLETES_AS = [None if kind is _NO_KIND else kind.completes for kind in _BY_CODE]
 _NAK_STATUS = {0x61: WCStatus.REM_INV_REQ_ERR, 0x62: WCStatus.REM_ACCESS_ERR, 0x63: WCStatus.REM_OP_ERR}
 _SUCCESS = WCStatus.SUCCESS
+_PADDING = tuple(bytes(count) for count in range(4))
 _HALF = 1 << 23
 _U64 = 0xFFFFFFFFFFFFFFFF
 
@@ -112,23 +121,6 @@ WINDOW_BYTES = 256 * 1024
 def window(mtu: int) -> int:
     """How many packets may be under way with this path MTU."""
     return min(WINDOW, WINDOW_BYTES // mtu)
-
-
-class _Sent:
-    """A work request that has its PSNs.
-
-    Of a READ, ``answered`` bytes have arrived and ``asked`` packets have been asked for.
-    """
-
-    __slots__ = ("answered", "asked", "first", "kind", "last", "length", "work")
-
-    def __init__(self, work: SendWork, kind: _Kind, length: int, first: int, packets: int) -> None:
-        self.work = work
-        self.kind = kind
-        self.length = length
-        self.first = first
-        self.last = (first + packets - 1) & PSN_MASK
-        self.answered = self.asked = 0
 
 
 class Requester:
@@ -162,27 +154,26 @@ class Requester:
         self._window = window(mtu)
         # Two requests of this many packets of answer fill the window.
         self._read_packets = self._ack_every = self._window // 2
-        self._waiting: deque[SendWork] = deque()
-        self._sent: deque[_Sent] = deque()
+        #: Work requests that were posted and have no PSNs yet.
+        self.waiting: deque[SendWork] = deque()
+        self._sent: deque[SendWork] = deque()
         self._next = self._end = self._acked = sq_psn & PSN_MASK
         self._at = 0  # index in _sent of the request that _next belongs to
         self._unanswered = 0  # READ and atomic requests
         self._retries = retry_cnt
         self._rnr_retries = rnr_retry
         self._retrying = False
-        self._deadline: float | None = None
-        self._rnr_until: float | None = None
+        self._resting = False  # the peer is not ready: nothing is sent before the deadline
         self._send_middle = prefix(SEND_MIDDLE, pkey, dest_qp_num)
         self._write_middle = prefix(WRITE_MIDDLE, pkey, dest_qp_num)
+        self._common = pkey << 32 | dest_qp_num  # the first two words of a packet's BTH, but for opcode and flags
+        #: When :meth:`timer` wants to be called.
+        self.deadline: float | None = None
         #: Whether no new request is begun (SQD).
         self.paused = False
         self.failed = False
 
     # -- the user -------------------------------------------------------------------------------------
-
-    def post(self, work: SendWork) -> None:
-        """Queue a work request."""
-        self._waiting.append(work)
 
     @property
     def drained(self) -> bool:
@@ -194,35 +185,33 @@ class Requester:
         if self.failed:
             return
         self.failed = True
-        self._deadline = self._rnr_until = None
+        self._resting = False
+        self.deadline = None
         self._next = self._end
-        works = [sent.work for sent in self._sent] + list(self._waiting)
+        works = [*self._sent, *self.waiting]
         self._sent.clear()
-        self._waiting.clear()
+        self.waiting.clear()
         for work in works:
-            self._complete(WC(work.wr_id, status, COMPLETES_AS[work.opcode], qp_num=self._qp_num))
+            self._complete(WC(work.wr_id, status, _BY_CODE[work.opcode].completes, qp_num=self._qp_num))
             status = WCStatus.WR_FLUSH_ERR
 
     # -- time -----------------------------------------------------------------------------------------
 
-    @property
-    def deadline(self) -> float | None:
-        """When :meth:`timer` wants to be called."""
-        return self._rnr_until if self._rnr_until is not None else self._deadline
-
     def timer(self, now: float) -> None:
         """A deadline has passed: resend, or give up."""
-        if self._rnr_until is not None:
-            if now >= self._rnr_until:
-                self._rnr_until = None
-                self._arm(now)
-        elif self._deadline is not None and now >= self._deadline:
+        if self.deadline is None or now < self.deadline:
+            return
+        if self._resting:
+            self._resting = False
+            self._arm(now)
+        else:
             self._retrying = False
             self._retry(self._acked, now)
 
     def _arm(self, now: float) -> None:
-        outstanding = self._sent and self._next != self._acked
-        self._deadline = now + self._timeout if self._timeout and outstanding else None
+        if not self._resting:
+            outstanding = self._sent and self._next != self._acked
+            self.deadline = now + self._timeout if self._timeout and outstanding else None
 
     def _retry(self, psn: int, now: float) -> None:
         """Send again from ``psn`` on. Once is enough until there is progress or a timeout: more complaints about the
@@ -235,7 +224,8 @@ class Requester:
             return
         self._retries -= 1
         self._go_back(psn)
-        self._deadline = now + self._timeout if self._timeout else None
+        if not self._resting:
+            self.deadline = now + self._timeout if self._timeout else None
 
     def _go_back(self, psn: int) -> None:
         self._next = psn
@@ -246,9 +236,9 @@ class Requester:
     @property
     def wants_to_send(self) -> bool:
         """Whether :meth:`packets` may have something."""
-        if self._rnr_until is not None:
+        if self._resting:
             return False
-        return self._next != self._end or (bool(self._waiting) and not self.paused)
+        return self._next != self._end or (bool(self.waiting) and not self.paused)
 
     def packets(self, out: Trains, now: float, limit: int) -> None:
         """Up to ``limit`` packets that may be sent now."""
@@ -264,12 +254,13 @@ class Requester:
                 while self._next - sent.first & PSN_MASK > sent.last - sent.first & PSN_MASK:
                     self._at += 1
                     sent = self._sent[self._at]
-                if sent.kind.is_read:
+                kind = _BY_CODE[sent.opcode]
+                if kind.is_read:
                     count = self._read_request(out, sent, room)
-                elif sent.kind.is_atomic:
+                elif kind.is_atomic:
                     count = self._atomic_request(out, sent)
                 else:
-                    count = self._data(out, sent, room, limit)
+                    count = self._data(out, sent, kind, room, limit)
                 if not count:
                     break
                 limit -= count
@@ -277,16 +268,16 @@ class Requester:
             # Those before it did nothing wrong: it waits until it is the oldest.
             if self._next == self._acked:
                 self.fail(WCStatus.LOC_PROT_ERR)
-        if self._deadline is None and self._next != before:
+        if self.deadline is None and self._next != before:
             self._arm(now)
 
-    def lone(self, now: float) -> tuple[bytes, memoryview, int] | None:
+    def lone(self, flow: Icrc, now: float) -> list[Buffer] | None:
         """The packet to send, where the next request is all there is and takes but one; what :meth:`packets` would.
 
-        Headers, payload, and the padding after it. None where it is for :meth:`packets` to say.
+        Its pieces, sealed. None where it is for :meth:`packets` to say.
         """
-        waiting, psn = self._waiting, self._next
-        if len(waiting) != 1 or psn != self._end or self.paused or self._rnr_until is not None:
+        waiting, psn = self.waiting, self._next
+        if len(waiting) != 1 or psn != self._end or self.paused or self._resting:
             return None
         work = waiting[0]
         kind, segments = _DATA[work.opcode], work.segments
@@ -300,44 +291,55 @@ class Requester:
         if not 0 < size <= self._mtu or self._window <= psn - self._acked & PSN_MASK:
             return None
         waiting.popleft()
+        work.length = size
+        work.first = work.last = psn
         self._at = len(self._sent)
-        self._sent.append(_Sent(work, kind, size, psn, 1))
+        self._sent.append(work)
         self._next = self._end = psn + 1 & PSN_MASK
-        if self._deadline is None and self._timeout:
-            self._deadline = now + self._timeout
+        if self.deadline is None and self._timeout:
+            self.deadline = now + self._timeout
         pad = -size & 3
-        flags = pad << 4 | SOLICITED if work.solicited else pad << 4
-        header = BTH.pack(kind.opcodes[3], flags, self._pkey, self._dest, psn | ACK_REQUEST)
+        half = kind.only << 56 | pad << 52 | self._common
+        if work.solicited:
+            half |= SOLICITED << 48
+        header = HALVES.pack(half, psn | ACK_REQUEST)
         if kind.is_write:
             header += RETH.pack(work.remote_addr, work.rkey, size)
-        return header, piece, pad
+        crc = crc32(piece, crc32(header, flow.base ^ flow.lengths[len(header) + size + pad + ICRC_LENGTH]))
+        if not pad:
+            return [header, piece, LITTLE.pack(crc)]
+        padding = _PADDING[pad]
+        return [header, piece, padding + LITTLE.pack(crc32(padding, crc))]
 
     def _start(self) -> bool:
         """Give the next waiting request its PSNs; False where there is none, or it has to wait."""
-        if not self._waiting or self.paused:
+        if not self.waiting or self.paused:
             return False
-        work = self._waiting[0]
+        work = self.waiting[0]
         if work.fence and self._unanswered:
             return False
-        kind = _KINDS[work.opcode]
         length = total(work.segments)
-        packets = 1 if length <= self._mtu or kind.is_atomic else -(-length // self._mtu)
-        self._waiting.popleft()
-        self._sent.append(_Sent(work, kind, length, self._end, packets))
+        packets = 1 if length <= self._mtu or _BY_CODE[work.opcode].is_atomic else -(-length // self._mtu)
+        self.waiting.popleft()
+        work.length = length
+        work.first = self._end
+        work.last = (self._end + packets - 1) & PSN_MASK
+        work.answered = work.asked = 0
+        self._sent.append(work)
         self._end = (self._end + packets) & PSN_MASK
         return True
 
-    def _data(self, out: Trains, sent: _Sent, room: int, limit: int) -> int:
+    def _data(self, out: Trains, work: SendWork, kind: _Kind, room: int, limit: int) -> int:
         """The next packet of a SEND or WRITE, or several from its middle; returns how many."""
-        work, kind, psn, mtu = sent.work, sent.kind, self._next, self._mtu
-        index = psn - sent.first & PSN_MASK
-        first, last = not index, psn == sent.last
+        psn, mtu = self._next, self._mtu
+        index = psn - work.first & PSN_MASK
+        first, last = not index, psn == work.last
         if not first and not last:
-            return self._middle(out, sent, index, min(room, limit))
+            return self._middle(out, work, kind, index, min(room, limit))
         offset = index * mtu
-        size = sent.length - offset if last else mtu
+        size = work.length - offset if last else mtu
         pieces, pad = padded(slices(work.segments, offset, size), size)
-        extra = RETH.pack(work.remote_addr, work.rkey, sent.length) if first and kind.is_write else b""
+        extra = RETH.pack(work.remote_addr, work.rkey, work.length) if first and kind.is_write else b""
         flags, word = pad << 4, psn
         if last:
             word |= ACK_REQUEST
@@ -354,7 +356,7 @@ class Requester:
         out.add(header, pieces, len(header) + size + pad + 4)
         return 1
 
-    def _middle(self, out: Trains, sent: _Sent, index: int, room: int) -> int:
+    def _middle(self, out: Trains, sent: SendWork, kind: _Kind, index: int, room: int) -> int:
         """Packets of the middle up to where an acknowledgement is asked for, or a buffer ends."""
         psn, mtu = self._next, self._mtu
         count = min(
@@ -363,8 +365,8 @@ class Requester:
             self._ack_every - index % self._ack_every,
             PSN_MASK + 1 - psn,
         )
-        middle = self._write_middle if sent.kind.is_write else self._send_middle
-        view, offset = located(sent.work.segments, index * mtu)
+        middle = self._write_middle if kind.is_write else self._send_middle
+        view, offset = located(sent.segments, index * mtu)
         whole = (len(view) - offset) // mtu
         count = max(1, min(count, whole))
         full = self._window - (psn + count - self._acked & PSN_MASK) <= 0
@@ -373,7 +375,7 @@ class Requester:
             out.add_run(middle, psn, view, offset, mtu, count, ack=ack)
         else:
             header = middle + WORD.pack(psn | (ACK_REQUEST if ack else 0))
-            out.add(header, slices(sent.work.segments, index * mtu, mtu), 16 + mtu)
+            out.add(header, slices(sent.segments, index * mtu, mtu), 16 + mtu)
         self._next = (psn + count) & PSN_MASK
         return count
 
@@ -383,7 +385,7 @@ class Requester:
             self.fail(WCStatus.LOC_QP_OP_ERR)
         return self._unanswered < self._max_rd_atomic
 
-    def _read_request(self, out: Trains, sent: _Sent, room: int) -> int:
+    def _read_request(self, out: Trains, sent: SendWork, room: int) -> int:
         """Ask for the next part of a READ; returns the number of packets, 0 where that has to wait.
 
         A READ's answer comes all at once, with no window of its own, so a long one is asked for in parts. What is asked
@@ -399,25 +401,25 @@ class Requester:
                 return 0
             self._unanswered += 1
             sent.asked = stop
-        work, offset = sent.work, index * mtu
+        offset = index * mtu
         self._next = (sent.first + stop) & PSN_MASK
         header = BTH.pack(READ_REQUEST, 0, self._pkey, self._dest, psn | ACK_REQUEST)
         length = min(sent.length, stop * mtu) - offset
-        out.add(header + RETH.pack(work.remote_addr + offset & _U64, work.rkey, length), (), 32)
+        out.add(header + RETH.pack(sent.remote_addr + offset & _U64, sent.rkey, length), (), 32)
         return 1
 
     def _part_end(self, index: int) -> int:
         """One past the last packet of the part of a READ's answer that packet ``index`` is in."""
         return (index // self._read_packets + 1) * self._read_packets
 
-    def _atomic_request(self, out: Trains, sent: _Sent) -> int:
+    def _atomic_request(self, out: Trains, work: SendWork) -> int:
         """Ask for an atomic; returns the number of packets, 0 where that has to wait."""
-        if not sent.asked:
+        if not work.asked:
             if not self._may_ask():
                 return 0
             self._unanswered += 1
-            sent.asked = 1
-        work, psn = sent.work, self._next
+            work.asked = 1
+        psn = self._next
         swap = work.opcode is WROpcode.ATOMIC_CMP_AND_SWP
         operands = (work.swap, work.compare_add) if swap else (work.compare_add, 0)
         self._next = (psn + 1) & PSN_MASK
@@ -429,24 +431,25 @@ class Requester:
 
     def received(self, opcode: int, psn: int, body: memoryview, now: float) -> bool:
         """An answer: its opcode and PSN, and what follows the BTH, padding removed; False where it is ignored."""
-        if opcode == ACKNOWLEDGE and len(self._sent) == 1 and body[0] < 0x20:
+        if opcode == ACKNOWLEDGE and len(self._sent) == 1 and body[0] < 0x20 and self._next == self._end:
             sent = self._sent[0]
-            if psn == sent.last and self._next == self._end and sent.kind.opcodes:
-                self._all_arrived(sent)
+            kind = _BY_CODE[sent.opcode]
+            if psn == sent.last and kind.opcodes and not self._resting:
+                self._all_arrived(sent, kind)
                 return True
         if self._ours(psn):
             if opcode == ACKNOWLEDGE:
                 return self._acknowledge(body[0], psn, now)
             owner = self._owner(psn)
             if opcode == ATOMIC_ACKNOWLEDGE:
-                if owner and owner.kind.is_atomic:
+                if owner and _BY_CODE[owner.opcode].is_atomic:
                     return self._atomic_answer(owner, body, now)
-            elif owner and owner.kind.is_read:
+            elif owner and _BY_CODE[owner.opcode].is_read:
                 return self._read_answer(owner, opcode, psn, body, now)
         self._dropped["answer"] += 1  # a duplicate, or an answer to what was never asked
         return False
 
-    def _all_arrived(self, sent: _Sent) -> None:
+    def _all_arrived(self, work: SendWork, kind: _Kind) -> None:
         """The last SEND or WRITE there is has arrived: what :meth:`_advance` would do, at once."""
         self._sent.clear()
         self._at = 0
@@ -454,15 +457,14 @@ class Requester:
         self._retrying = False
         self._retries = self._retry_cnt
         self._rnr_retries = self._rnr_retry
-        self._deadline = None
-        work = sent.work
+        self.deadline = None
         if work.signaled:
-            self._complete(WC(work.wr_id, _SUCCESS, sent.kind.completes, sent.length, qp_num=self._qp_num))
+            self._complete(WC(work.wr_id, _SUCCESS, kind.completes, work.length, None, None, False, self._qp_num))
 
     def _ours(self, psn: int) -> bool:
         return bool(self._sent) and psn - self._acked & PSN_MASK < self._end - self._acked & PSN_MASK
 
-    def _owner(self, psn: int) -> _Sent | None:
+    def _owner(self, psn: int) -> SendWork | None:
         return next((s for s in self._sent if psn - s.first & PSN_MASK <= s.last - s.first & PSN_MASK), None)
 
     def _acknowledge(self, syndrome: int, psn: int, now: float) -> bool:
@@ -485,7 +487,7 @@ class Requester:
         return True
 
     def _not_ready(self, code: int, psn: int, now: float) -> None:
-        if self._rnr_until is not None:
+        if self._resting:
             return
         if self._rnr_retries <= 0:
             self.fail(WCStatus.RNR_RETRY_EXC_ERR)
@@ -493,8 +495,8 @@ class Requester:
         if self._rnr_retry < 7:
             self._rnr_retries -= 1
         self._go_back(psn)
-        self._rnr_until = now + RNR_TIMER_SECONDS[code]
-        self._deadline = None
+        self._resting = True
+        self.deadline = now + RNR_TIMER_SECONDS[code]
 
     def _advance(self, psn: int, now: float) -> None:
         """Every SEND and WRITE up to ``psn`` has arrived."""
@@ -502,7 +504,8 @@ class Requester:
         while self._sent:
             sent = self._sent[0]
             behind = psn - sent.last & _HALF
-            if sent.kind.is_read or sent.kind.is_atomic:
+            kind = _BY_CODE[sent.opcode]
+            if not kind.opcodes:
                 # Passed by, unanswered: the answer is lost. (Until asked again, later ACKs say the same.)
                 if not behind and psn != sent.last and difference(self._next, sent.first) > 0:
                     self._ask_again(sent, now)
@@ -512,24 +515,23 @@ class Requester:
                     self._acknowledged(psn)
                     progress = True
                 break
-            self._finish(sent, sent.length)
+            self._finish(sent, kind, sent.length)
             progress = True
         if progress:
             self._progressed(now)
 
-    def _ask_again(self, sent: _Sent, now: float) -> None:
+    def _ask_again(self, sent: SendWork, now: float) -> None:
         psn = (sent.first + sent.answered // self._mtu) & PSN_MASK
         if difference(self._next, psn) > 0:
             self._retry(psn, now)
 
-    def _finish(self, sent: _Sent, byte_len: int) -> None:
+    def _finish(self, work: SendWork, kind: _Kind, byte_len: int) -> None:
         self._sent.popleft()
         if self._at:
             self._at -= 1
-        self._acknowledged(sent.last)
-        work = sent.work
+        self._acknowledged(work.last)
         if work.signaled:
-            self._complete(WC(work.wr_id, _SUCCESS, sent.kind.completes, byte_len, None, None, False, self._qp_num))
+            self._complete(WC(work.wr_id, _SUCCESS, kind.completes, byte_len, None, None, False, self._qp_num))
 
     def _acknowledged(self, psn: int) -> None:
         self._acked = acked = (psn + 1) & PSN_MASK
@@ -542,31 +544,31 @@ class Requester:
         self._rnr_retries = self._rnr_retry
         self._arm(now)
 
-    def _passed(self, sent: _Sent, now: float) -> bool:
+    def _passed(self, sent: SendWork, now: float) -> bool:
         """An answer to ``sent`` acknowledges what was before it; False where that lacks answers of its own."""
         if self._sent[0] is not sent:
             self._advance((sent.first - 1) & PSN_MASK, now)
         return not self.failed and bool(self._sent) and self._sent[0] is sent
 
-    def _scatter(self, sent: _Sent, offset: int, data: memoryview) -> bool:
+    def _scatter(self, sent: SendWork, offset: int, data: memoryview) -> bool:
         try:
-            scatter(sent.work.segments, offset, data)
+            scatter(sent.segments, offset, data)
         except LocalProtectionError:
             self.fail(WCStatus.LOC_PROT_ERR)
             return False
         return True
 
-    def _atomic_answer(self, sent: _Sent, body: memoryview, now: float) -> bool:
+    def _atomic_answer(self, sent: SendWork, body: memoryview, now: float) -> bool:
         if not self._passed(sent, now):
             return True
         value = LONG.unpack_from(body, 4)[0]
         if self._scatter(sent, 0, memoryview(value.to_bytes(8, sys.byteorder))[: sent.length]):
             self._unanswered -= 1
-            self._finish(sent, 8)
+            self._finish(sent, _BY_CODE[sent.opcode], 8)
             self._progressed(now)
         return True
 
-    def _read_answer(self, sent: _Sent, opcode: int, psn: int, body: memoryview, now: float) -> bool:
+    def _read_answer(self, sent: SendWork, opcode: int, psn: int, body: memoryview, now: float) -> bool:
         if not self._passed(sent, now):
             return True
         index = sent.answered // self._mtu
@@ -587,7 +589,7 @@ class Requester:
         sent.answered += len(data)
         self._unanswered -= ends
         if last:
-            self._finish(sent, sent.length)
+            self._finish(sent, _BY_CODE[sent.opcode], sent.length)
         else:
             self._acknowledged(psn)
         self._progressed(now)
@@ -595,14 +597,14 @@ class Requester:
 
     def run(self) -> Run | None:
         """Where packets of the middle of a READ's answer would go now."""
-        if not self._sent or not (sent := self._sent[0]).kind.is_read:
+        if not self._sent or not _BY_CODE[(sent := self._sent[0]).opcode].is_read:
             return None
         index = sent.answered // self._mtu
         count = min(sent.asked, self._part_end(index)) - 1 - index
         if count <= 0:
             return None
         psn = (sent.first + index) & PSN_MASK
-        view, offset = located(sent.work.segments, sent.answered)
+        view, offset = located(sent.segments, sent.answered)
         return Run(READ_MIDDLE, psn, view, offset, count)
 
     def ran(self, count: int, now: float) -> None:

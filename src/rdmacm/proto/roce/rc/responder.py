@@ -36,6 +36,7 @@ from rdmacm.proto.roce.rc.codes import (
     ATOMIC_ETH,
     COMPARE_SWAP,
     FETCH_ADD,
+    HALVES,
     LONG,
     READ_FIRST,
     READ_LAST,
@@ -117,7 +118,10 @@ class _Answer:
 
 
 class Responder:
-    """See the module. ``complete`` takes completions of receives; ``receive`` gives the next receive, or None."""
+    """See the module. ``complete`` takes completions of receives.
+
+    These come from ``recvs``, or where ``receive`` is given from there: the next one, or None.
+    """
 
     def __init__(
         self,
@@ -128,7 +132,8 @@ class Responder:
         mtu: int,
         access: AccessFlag,
         memory: Memory,
-        receive: Callable[[], RecvWork | None],
+        recvs: deque[RecvWork],
+        receive: Callable[[], RecvWork | None] | None,
         complete: Callable[[WC], None],
         dropped: Counter[str],
         max_dest_rd_atomic: int,
@@ -142,12 +147,17 @@ class Responder:
         self._completed = rq_psn & PSN_MASK  # one past the last request that was executed as a whole
         self._mtu = mtu
         self._memory = memory
+        self._recvs = recvs
         self._receive = receive
         self._complete = complete
         self._dropped = dropped
         self._kept: deque[_Kept] = deque(maxlen=max_dest_rd_atomic)
         self._max_kept = max_dest_rd_atomic
-        self._answers: deque[_Answer] = deque()
+        #: The PSN of an ACK or NAK to be sent before all other answers, -1 where there is none.
+        self.owed = -1
+        self._owed_aeth = 0
+        #: The other answers.
+        self.answers: deque[_Answer] = deque()
         self._msn = 0
         self._nak_sent = False
         self._inside = 0  # the operation, between a first packet and its last
@@ -156,7 +166,7 @@ class Responder:
         self._offset = 0
         self._target: memoryview | None = None  # where a WRITE goes, as far as it has been looked up
         self._write = (0, 0, 0)  # its rkey, address and length
-        self._ack = self._prefix(ACKNOWLEDGE)
+        self._ack = HALVES.unpack(self._prefix(ACKNOWLEDGE) + bytes(4))[0]
         self._read_middle = self._prefix(READ_MIDDLE)
         #: What the peer may do, and how long it is told to wait for a receive (the code of an RNR NAK).
         self.access = int(access)
@@ -174,7 +184,8 @@ class Responder:
 
     def forget(self) -> None:
         """Send nothing of what was still to be answered."""
-        self._answers.clear()
+        self.answers.clear()
+        self.owed = -1
 
     # -- requests -------------------------------------------------------------------------------------
 
@@ -192,9 +203,7 @@ class Responder:
             return self._out_of_order(opcode, psn, body)
         self._nak_sent = False
         try:
-            if opcode == SEND_ONLY and not self._inside:
-                self._execute_send_only(psn, flags, body)
-            else:
+            if opcode != SEND_ONLY or self._inside or not self._execute_send_only(psn, flags, body):
                 self._execute(opcode, psn, flags, body)
         except _Refused as refused:
             self._answer(psn, refused.syndrome)
@@ -245,33 +254,33 @@ class Responder:
         if flags & 1:
             self._answer(psn, _ACK)
 
-    def _execute_send_only(self, psn: int, flags: int, data: memoryview) -> None:
-        """A message of one packet, between messages: :meth:`_execute` with nothing left to ask."""
-        size = len(data)
-        if size > self._mtu:
-            raise _Refused(_NAK_INVALID)
-        recv = self._recv = self._take()
+    def _execute_send_only(self, psn: int, flags: int, data: memoryview) -> bool:
+        """A message of one packet for a receive of one buffer: what :meth:`_execute` does where nothing is wrong.
+
+        False where something is, or the case is another; nothing has happened then.
+        """
+        recvs, size = self._recvs, len(data)
+        if not recvs or size > self._mtu:
+            return False
+        recv = recvs[0]
         segments = recv.segments
+        if len(segments) != 1:
+            return False
         try:
-            if len(segments) == 1:
-                segment = segments[0]
-                room = len(segment)
-                if 0 < size <= room:
-                    segment[:size] = data
-            else:
-                room = total(segments)
-                if 0 < size <= room:
-                    scatter(segments, 0, data)
-        except (ValueError, TypeError, LocalProtectionError):
-            raise _Refused(_NAK_OPERATION) from None
-        if size > room:
-            raise _Refused(_NAK_INVALID, WCStatus.LOC_LEN_ERR)
-        self._recv = None
+            segments[0][:size] = data
+        except (ValueError, TypeError):  # too short, released, read-only
+            return False
+        recvs.popleft()
         self._complete(WC(recv.wr_id, _SUCCESS, _RECV, size, None, None, flags & 0x80 != 0, self._qp_num))
         self._expected = self._completed = psn + 1 & PSN_MASK
-        self._msn = self._msn + 1 & PSN_MASK
+        self._msn = msn = self._msn + 1 & PSN_MASK
         if flags & 1:
-            self._answer(psn, _ACK)
+            if self.answers:
+                self._answer(psn, _ACK)
+            else:  # whatever was owed before, this says it too
+                self.owed = psn
+                self._owed_aeth = _ACK << 24 | msn
+        return True
 
     def _check_size(self, start: int, end: int, size: int) -> None:
         """First and middle packets are one MTU, last ones hold something, none more than an MTU."""
@@ -279,7 +288,11 @@ class Responder:
             raise _Refused(_NAK_INVALID)
 
     def _take(self) -> RecvWork:
-        work = self._receive()
+        work = None
+        if self._receive is not None:
+            work = self._receive()
+        elif self._recvs:
+            work = self._recvs.popleft()
         if work is None:
             raise _Refused(_RNR_NAK | self.min_rnr_timer & 0x1F)
         return work
@@ -351,7 +364,7 @@ class Responder:
         recv = self._take() if immediate is not None else None
         if size:
             target[offset:done] = data
-        self._write, self._target, self._offset = (rkey, address, length), target, done
+        self._write, self._target, self._offset = (rkey, address, length), None if end else target, done
         if recv is not None:
             solicited = flags & 0x80 != 0
             self._complete(WC(recv.wr_id, _SUCCESS, _RECV_WITH_IMM, length, immediate, None, solicited, self._qp_num))
@@ -384,7 +397,7 @@ class Responder:
 
     def _pending(self) -> int:
         """READs and atomics that have not been answered even once."""
-        return sum(1 for answer in self._answers if answer.kept and not answer.again)
+        return sum(1 for answer in self.answers if answer.kept and not answer.again)
 
     def _keep(self, psn: int, packets: int, rkey: int, address: int, length: int, original: int | None) -> None:
         kept = _Kept(psn, packets, rkey, address, length, original)
@@ -393,7 +406,7 @@ class Responder:
         self._msn = (self._msn + 1) & PSN_MASK
         answer = _Answer(psn, _ACK, self._msn, kept)
         answer.last, answer.address, answer.length = kept.last, address, length
-        self._answers.append(answer)
+        self.answers.append(answer)
 
     def _take_read(self, psn: int, body: memoryview) -> None:
         address, rkey, length = RETH.unpack_from(body)
@@ -418,7 +431,8 @@ class Responder:
         """A request that was executed before."""
         if opcode not in (READ_REQUEST, COMPARE_SWAP, FETCH_ADD):
             # A NAK that is still to be sent says as much.
-            if not self._answers or self._answers[-1].syndrome == _ACK:
+            last = self.answers[-1].syndrome if self.answers else self._owed_aeth >> 24 if self.owed >= 0 else _ACK
+            if last == _ACK:
                 self._answer((self._completed - 1) & PSN_MASK, _ACK)
             return
         kept = next((k for k in self._kept if psn - k.first & PSN_MASK <= k.last - k.first & PSN_MASK), None)
@@ -440,47 +454,57 @@ class Responder:
         elif kept.original is None:
             return
         # Whoever asks again has no use for what is left of an earlier repetition: it gets that one's place.
-        answer = next((other for other in self._answers if other.kept is kept and other.again), None)
+        answer = next((other for other in self.answers if other.kept is kept and other.again), None)
         if answer is None:
             answer = _Answer(psn, _ACK, self._msn, kept, again=True)
-            self._answers.append(answer)
+            self.answers.append(answer)
         answer.psn, answer.last, answer.address, answer.length, answer.offset = psn, last, address, length, 0
 
     # -- answers --------------------------------------------------------------------------------------
 
     def _answer(self, psn: int, syndrome: int) -> None:
         """An ACK or NAK. It says all that one still to be sent right before it would say."""
-        if self._answers and self._answers[-1].kept is None:
-            last = self._answers[-1]
+        if not self.answers:
+            if self.owed < 0 or syndrome != _ACK or difference(psn, self.owed) > 0:
+                self.owed = psn
+            self._owed_aeth = syndrome << 24 | self._msn
+            return
+        last = self.answers[-1]
+        if last.kept is None:
             if difference(psn, last.psn) > 0 or syndrome != _ACK:
                 last.psn = psn
             last.syndrome = syndrome
             last.msn = self._msn
             return
-        self._answers.append(_Answer(psn, syndrome, self._msn))
+        self.answers.append(_Answer(psn, syndrome, self._msn))
 
     @property
     def wants_to_send(self) -> bool:
         """Whether :meth:`packets` has something."""
-        return bool(self._answers)
+        return self.owed >= 0 or bool(self.answers)
 
-    def lone(self) -> bytes | None:
-        """The packet to send but for its ICRC, where an ACK or NAK is all there is; what :meth:`packets` would."""
-        answers = self._answers
-        if len(answers) != 1 or answers[0].kept is not None:
-            return None
-        answer = answers.popleft()
-        return self._ack + _TWO_WORDS.pack(answer.psn, answer.syndrome << 24 | answer.msn)
+    @property
+    def is_content(self) -> bool:
+        """Whether that begins with an ACK, not a NAK."""
+        return self._owed_aeth >> 24 == _ACK
+
+    def acknowledgement(self) -> bytes:
+        """What is owed, but for its ICRC."""
+        psn, self.owed = self.owed, -1
+        return _ACK_HEADERS.pack(self._ack, psn, self._owed_aeth)
 
     def packets(self, out: Trains, limit: int) -> int:
         """Up to ``limit`` packets to send; returns how many."""
         left = limit
-        answers = self._answers
+        answers = self.answers
+        if self.owed >= 0 and left > 0:
+            out.add(self.acknowledgement(), (), 20)
+            left -= 1
         while answers and left > 0:
             answer = answers[0]
             if answer.kept is None:
                 aeth = answer.syndrome << 24 | answer.msn
-                out.add(self._ack + _TWO_WORDS.pack(answer.psn, aeth), (), 20)
+                out.add(_ACK_HEADERS.pack(self._ack, answer.psn, aeth), (), 20)
             elif answer.kept.original is not None:
                 header = self._prefix(ATOMIC_ACKNOWLEDGE) + _TWO_WORDS.pack(answer.psn, _ACK << 24 | answer.msn)
                 out.add(header + LONG.pack(answer.kept.original), (), 28)
@@ -498,7 +522,7 @@ class Responder:
         try:
             data = self._find(kept.rkey, answer.address, answer.length, AccessFlag.REMOTE_READ)
         except _Refused as refused:
-            self._answers.clear()
+            self.answers.clear()
             self._answer(answer.psn, refused.syndrome)
             self.fail(WCStatus.REM_ACCESS_ERR)
             return 0
@@ -521,7 +545,7 @@ class Responder:
             answer.psn = (psn + more) & PSN_MASK
             count += more
             if last:
-                self._answers.popleft()
+                self.answers.popleft()
                 break
         return count
 
@@ -530,6 +554,7 @@ class Responder:
 
 
 _TWO_WORDS = struct.Struct("!II")
+_ACK_HEADERS = struct.Struct("!QII")
 
 _STATUS_OF = {
     _NAK_INVALID: WCStatus.REM_INV_REQ_ERR,
