@@ -18,6 +18,8 @@ from rdmacm.verbs.pd import MR, PD
 from rdmacm.verbs.qp import AH, QP, SRQ
 from rdmacm.verbs.wr import SGE, Buffer, RecvWR, SendWR
 
+_SEND = WROpcode.SEND  # a name of the module is found quicker than a member of an enumeration
+
 __all__ = ["QueueingId"]
 
 _pds: weakref.WeakKeyDictionary[DeviceBackend, PD] = weakref.WeakKeyDictionary()
@@ -203,22 +205,25 @@ class QueueingId(ResolvingId):
 
     def post_recv(self, context: int, mr: MR, offset: int = 0, length: int | None = None) -> None:
         """Queue a receive into part of a region, rdma_post_recv(3); ``context`` comes back as ``wc.wr_id``."""
-        self.post_recvv(context, [mr.sge(offset, length)])
+        queue = self._srq or self._qp or self._need_qp("post_recv")
+        queue.post_recv(RecvWR(context, [mr.sge(offset, length)]))
 
     def post_recvv(self, context: int, sgl: Sequence[SGE]) -> None:
         """Queue a receive that is scattered, rdma_post_recvv(3)."""
-        queue = self._srq if self._srq is not None else self._need_qp("post_recv")
+        queue = self._srq or self._qp or self._need_qp("post_recv")
         queue.post_recv(RecvWR(context, sgl))
 
     def post_send(
         self, context: int, data: MR | Buffer, offset: int = 0, length: int | None = None, flags: int = 0
     ) -> None:
         """Queue a send of part of a region, or with ``SendFlag.INLINE`` of any bytes, rdma_post_send(3)."""
-        self.post_sendv(context, [_piece(data, offset, length)], flags)
+        qp = self._qp or self._need_qp("post_send")
+        qp.post_send(SendWR(context, _SEND, [_piece(data, offset, length)], flags))
 
     def post_sendv(self, context: int, sgl: Sequence[SGE | Buffer], flags: int = 0) -> None:
         """Queue a send that is gathered, rdma_post_sendv(3)."""
-        self._need_qp("post_send").post_send(SendWR(context, WROpcode.SEND, sgl, flags))
+        qp = self._qp or self._need_qp("post_send")
+        qp.post_send(SendWR(context, _SEND, sgl, flags))
 
     def post_read(
         self,
@@ -259,7 +264,7 @@ class QueueingId(ResolvingId):
     def _post_rdma(
         self, opcode: WROpcode, context: int, sgl: Sequence[SGE | Buffer], remote_addr: int, rkey: int, flags: int
     ) -> None:
-        qp = self._need_qp("post_read" if opcode is WROpcode.RDMA_READ else "post_write")
+        qp = self._qp or self._need_qp("post_read" if opcode is WROpcode.RDMA_READ else "post_write")
         qp.post_send(SendWR(context, opcode, sgl, flags, remote_addr=remote_addr, rkey=rkey))
 
     def post_ud_send(

@@ -143,6 +143,11 @@ class SoftCQ:
                         hint="a larger completion queue",
                     )
                 return []
+        if num_entries == 1:
+            try:
+                return [queue.popleft()]
+            except IndexError:  # another thread was quicker
+                return []
         with self._provider.lock:
             count = len(queue)
             if count <= num_entries:

@@ -420,46 +420,54 @@ class SoftQP:
         with transport.lock:
             if self.state < _RTS:
                 raise cm_error(errno.EINVAL, f"a queue pair in {self.state.name} does not send", "post_send")
-            engine = self._started()
+            engine = self._engine or self._started()
             try:
                 for wr in wrs:
-                    self._post_send(engine, wr)
+                    if self._sends >= self._cap.max_send_wr:
+                        most = self._cap.max_send_wr
+                        raise cm_error(errno.ENOMEM, f"the send queue holds {most} requests", "post_send")
+                    engine.post_send(self._work(wr))
+                    self._sends += 1
             finally:
                 if self.state is _ERR:
                     self._after(engine)
                 else:
                     transport.send_now(self, transport.clock())
 
-    def _post_send(self, engine: RcEngine, wr: SendWR) -> None:
-        if self._sends >= self._cap.max_send_wr:
-            raise cm_error(errno.ENOMEM, f"the send queue holds {self._cap.max_send_wr} requests", "post_send")
-        opcode = wr.opcode
+    def _work(self, wr: SendWR) -> SendWork:
+        """A work request as the engine wants it."""
+        opcode, elements = wr.opcode, wr.sg
         if not _CONNECTED[opcode]:
             raise cm_error(errno.EINVAL, f"{opcode!r} is not for a reliable connection", "post_send")
         flags = int(wr.send_flags)
-        segments = _gather(self._table, self._pd, wr.sg, _FETCHES[opcode])
-        if segments is not _UNTOUCHABLE:
-            length = len(segments[0]) if len(segments) == 1 else sum(map(len, segments))
-            if length > MAX_MESSAGE or (length < 8 and opcode in _ATOMICS):
-                raise cm_error(errno.EINVAL, f"{length} bytes are not for {opcode.name}", "post_send")
-            if flags & _INLINE and (len(segments) != 1 or isinstance(wr.sg[0], SGE)):
-                segments = (memoryview(b"".join(segments)),)
-        self._sends += 1
-        engine.post_send(
-            SendWork(
-                wr.wr_id if flags & _SIGNALED or self._signal_all else _Quiet(wr.wr_id),
-                opcode,
-                segments,
-                True,
-                bool(flags & _SOLICITED),
-                bool(flags & _FENCE),
-                wr.remote_addr,
-                wr.rkey,
-                wr.imm_data,
-                wr.compare_add,
-                wr.swap,
-                wr.invalidate_rkey,
-            )
+        segments: Sequence[memoryview]
+        if len(elements) == 1 and type(element := elements[0]) is not SGE:
+            assert not isinstance(element, SGE)
+            segments = (memoryview(bytes(element)),)
+            length = len(segments[0])
+        else:
+            segments = _gather(self._table, self._pd, elements, _FETCHES[opcode])
+            if segments is _UNTOUCHABLE:
+                length = 8
+            else:
+                length = len(segments[0]) if len(segments) == 1 else sum(map(len, segments))
+                if flags & _INLINE:
+                    segments = (memoryview(b"".join(segments)),)
+        if length > MAX_MESSAGE or (length < 8 and opcode in _ATOMICS):
+            raise cm_error(errno.EINVAL, f"{length} bytes are not for {opcode.name}", "post_send")
+        return SendWork(
+            wr.wr_id if flags & _SIGNALED or self._signal_all else _Quiet(wr.wr_id),
+            opcode,
+            segments,
+            True,
+            flags & _SOLICITED != 0,
+            flags & _FENCE != 0,
+            wr.remote_addr,
+            wr.rkey,
+            wr.imm_data,
+            wr.compare_add,
+            wr.swap,
+            wr.invalidate_rkey,
         )
 
     def post_recv(self, wrs: list[RecvWR]) -> None:
@@ -468,19 +476,17 @@ class SoftQP:
                 raise cm_error(errno.EINVAL, "a queue pair in RESET takes no receives", "post_recv")
             if self._srq is not None:
                 raise cm_error(errno.EINVAL, "receives come from the shared receive queue", "post_recv")
-            engine = self._started()
+            engine = self._engine or self._started()
+            most = self._cap.max_recv_wr
             try:
                 for wr in wrs:
-                    self._post_recv(engine, wr)
+                    if self._recvs >= most:
+                        raise cm_error(errno.ENOMEM, f"the receive queue holds {most} requests", "post_recv")
+                    engine.post_recv(RecvWork(wr.wr_id, _gather(self._table, self._pd, wr.sg, True)))
+                    self._recvs += 1
             finally:
                 if self.state is _ERR:
                     self._after(engine)
-
-    def _post_recv(self, engine: RcEngine, wr: RecvWR) -> None:
-        if self._recvs >= self._cap.max_recv_wr:
-            raise cm_error(errno.ENOMEM, f"the receive queue holds {self._cap.max_recv_wr} requests", "post_recv")
-        self._recvs += 1
-        engine.post_recv(RecvWork(wr.wr_id, _gather(self._table, self._pd, wr.sg, True)))
 
     def _take_shared(self) -> RecvWork | None:
         """A receive from the shared queue."""
@@ -495,7 +501,7 @@ class SoftQP:
     def _after(self, engine: RcEngine) -> None:
         """The engine has been given something: hand on what it has finished, and see what has become of it."""
         if engine.completed:
-            self._complete(engine.completions())
+            self._complete(engine)
         if self.state is _ERR:
             return
         if engine.failed:
@@ -513,14 +519,15 @@ class SoftQP:
         self._remote = None
         if not engine.failed:  # one that failed by itself still tells its peer why
             engine.flush()
-        found = engine.completions()
-        if found:
-            self._complete(found)
+        self._complete(engine)
         if self._srq is not None:
             self._tell(AsyncEvent.QP_LAST_WQE_REACHED)
 
-    def _complete(self, found: list[WC]) -> None:
-        """Completions, each to its queue."""
+    def _complete(self, engine: RcEngine) -> None:
+        """What the engine has finished, each to its queue."""
+        completed = engine.completed
+        found = completed[:]
+        completed.clear()
         if len(found) == 1 and found[0].opcode & _RECV:
             self._recvs -= 1
             self._recv_cq.add(found)
@@ -566,12 +573,17 @@ class SoftQP:
         elif not self._heard:
             self._heard = True
             self._tell(AsyncEvent.COMM_EST)
+        if engine.completed:
+            self._complete(engine)
+        if engine.failed or self.state is not _RTS:
+            self._after(engine)
         # What was not accepted may have to be answered as well.
-        self._after(engine)
         to_send = engine.to_send
-        if to_send is NOTHING:
-            self._watch(engine)
-        elif to_send is ACK_ONLY:
+        if to_send == NOTHING:
+            deadline, timers = engine.deadline, self.timers
+            if deadline is not None and not (timers and timers[-1] <= deadline):
+                self._transport.watch(self)
+        elif to_send == ACK_ONLY:
             self._transport.owe(self)
         else:
             self._transport.ready(self)
@@ -603,14 +615,10 @@ class SoftQP:
             sent += -(-sum(map(len, pieces)) // segment) if segment else 1
         if engine.failed and self.state is not _ERR:  # memory it reads has been revoked, or was never there
             self._after(engine)
-        self._watch(engine)
-        return sent
-
-    def _watch(self, engine: RcEngine) -> None:
-        """Have the engine's timer fire in time."""
         deadline, timers = engine.deadline, self.timers
         if deadline is not None and not (timers and timers[-1] <= deadline):
-            self._transport.watch(self)
+            transport.watch(self)
+        return sent
 
     @property
     def deadline(self) -> float | None:

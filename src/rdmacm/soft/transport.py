@@ -277,7 +277,7 @@ class Transport:
                     self.deferrals += 1
                 if not (wanted and self.watched):
                     self.acknowledge()
-            if done:
+            if line:
                 self._settle()
             return done
 
@@ -338,14 +338,13 @@ class Transport:
         if deadline is not None and not (timers and timers[-1] <= deadline):
             qp.timers = (*timers, deadline)
             heapq.heappush(self._timers, (deadline, qp.qp_num))
-            if not self._inside:
-                self._settle()
+            self._settle()
 
     def _fire(self, now: float) -> None:
         timers = self._timers
         for _ in range(_FIRED):
             if not timers or timers[0][0] > now:
-                return
+                break
             when, qpn = heapq.heappop(timers)
             qp = self._qps.get(qpn)
             if qp is None or not qp.timers or qp.timers[-1] != when:
@@ -357,6 +356,7 @@ class Transport:
                 self.ready(qp)
             else:
                 self.watch(qp)
+        self._settle()
 
     def _settle(self) -> None:
         """Ask to be called again in time."""
@@ -454,6 +454,8 @@ class Transport:
         with self.lock:
             if not self._opened:
                 self.open()
+            if self.owing:
+                self.acknowledge()  # before a peer is told that this is the end
             route, flow = self.route(path, traffic_class)
             self._gsi_psn = (self._gsi_psn + 1) & 0xFFFFFF
             headers = _GSI_HEADERS.pack(_UD_SEND_ONLY, 0, DEFAULT_PKEY, GSI_QPN, self._gsi_psn, GSI_Q_KEY, GSI_QPN)

@@ -7,7 +7,7 @@ memory is what its keys say is known only there, and shows in its completion (LO
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -19,7 +19,7 @@ from rdmacm.verbs.enums import QPAttrMask, QPState, QPType, SendFlag, WROpcode
 from rdmacm.verbs.pd import PD
 from rdmacm.verbs.qpstate import RECV_STATES, SEND_STATES, path, problem, steps_mask
 from rdmacm.verbs.resource import Resource
-from rdmacm.verbs.wr import SGE, Buffer, RecvWR, SendWR
+from rdmacm.verbs.wr import SGE, RecvWR, SendWR
 
 if TYPE_CHECKING:
     from rdmacm.verbs.backend import QPBackend, SRQBackend
@@ -331,44 +331,33 @@ class QP(Resource):
         sg = wr.sg
         if len(sg) > self._max_send_sge:
             raise _refused(wr, f"{len(sg)} elements, and max_send_sge is {self._max_send_sge}")
-        if _and(wr.send_flags, _INLINE):
-            length = self._inline_length(wr, sg, brings)
-        else:
-            length = 0
-            try:
-                for sge in sg:
-                    part = sge.length  # type: ignore[union-attr]
-                    if part < 0:
-                        raise _refused(wr, f"an element of {part} bytes")
-                    length += part
-            except AttributeError:
-                raise _refused(wr, "a buffer that is not registered", "SendFlag.INLINE, or mr.sge()") from None
-        if length > self._max_message:
-            raise _refused(wr, f"{length} bytes, and a message has at most {self._max_message}")
-        if brings:
-            self._check_operands(wr, brings, length)
-
-    def _inline_length(self, wr: SendWR, sg: Sequence[SGE | Buffer], brings: int) -> int:
-        if brings & _FETCH:
-            raise _refused(wr, "INLINE is for data that is sent")
+        inline = _and(wr.send_flags, _INLINE)
         length = 0
         for piece in sg:
             if isinstance(piece, SGE):
                 part = piece.length
                 if part < 0:
                     raise _refused(wr, f"an element of {part} bytes")
-                length += part
-                continue
-            try:
-                view = memoryview(piece)
-            except TypeError:
-                raise _refused(wr, f"{type(piece).__name__} is neither an SGE nor a buffer") from None
-            if not view.c_contiguous:
-                raise _refused(wr, "a buffer that is not contiguous")
-            length += view.nbytes
-        if length > self._max_inline:
-            raise _refused(wr, f"{length} bytes inline, and max_inline_data is {self._max_inline}")
-        return length
+            elif not inline:
+                raise _refused(wr, "a buffer that is not registered", "SendFlag.INLINE, or mr.sge()")
+            else:
+                try:
+                    view = memoryview(piece)
+                except TypeError:
+                    raise _refused(wr, f"{type(piece).__name__} is neither an SGE nor a buffer") from None
+                if not view.c_contiguous:
+                    raise _refused(wr, "a buffer that is not contiguous")
+                part = view.nbytes
+            length += part
+        if inline:
+            if brings & _FETCH:
+                raise _refused(wr, "INLINE is for data that is sent")
+            if length > self._max_inline:
+                raise _refused(wr, f"{length} bytes inline, and max_inline_data is {self._max_inline}")
+        if length > self._max_message:
+            raise _refused(wr, f"{length} bytes, and a message has at most {self._max_message}")
+        if brings:
+            self._check_operands(wr, brings, length)
 
     def _check_operands(self, wr: SendWR, brings: int, length: int) -> None:
         if brings & _REMOTE:

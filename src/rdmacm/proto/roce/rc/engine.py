@@ -20,7 +20,7 @@ from rdmacm.proto.roce.opcodes import (
 from rdmacm.proto.roce.psn import PSN_MASK
 from rdmacm.proto.roce.rc.codes import HALVES, LITTLE, READ_MIDDLE, SEND_MIDDLE, WRITE_MIDDLE
 from rdmacm.proto.roce.rc.requester import COMPLETES_AS, Requester
-from rdmacm.proto.roce.rc.responder import Responder
+from rdmacm.proto.roce.rc.responder import NAKS, Responder
 from rdmacm.proto.roce.rc.runs import take_run
 from rdmacm.proto.roce.rc.trains import Datagram, Trains
 from rdmacm.proto.roce.work import WC, AccessFlag, Memory, RecvWork, SendWork, WCOpcode, WCStatus
@@ -262,7 +262,7 @@ class RcEngine:
             return PACKETS
         if responder.owed < 0:
             return NOTHING
-        return ACK_ONLY if responder.is_content else PACKETS
+        return ACK_ONLY if responder.owed_aeth < NAKS else PACKETS
 
     def datagrams(self, flow: Icrc, now: float, limit: int, train: int) -> list[Datagram]:
         """What is to be sent, sealed: up to ``limit`` packets, answers first, but an ACK that is all of them last.

@@ -74,6 +74,8 @@ _MAY_ATOMIC = int(AccessFlag.REMOTE_ATOMIC)
 _SUCCESS = WCStatus.SUCCESS
 _RECV, _RECV_WITH_IMM = WCOpcode.RECV, WCOpcode.RECV_RDMA_WITH_IMM
 _ACK = 0x1F  # no credits are counted
+#: The least AETH of a NAK: what the upper three bits of the syndrome say is not 0 there.
+NAKS = 0x20000000
 _RNR_NAK, _NAK_SEQUENCE, _NAK_INVALID, _NAK_ACCESS, _NAK_OPERATION = 0x20, 0x60, 0x61, 0x62, 0x63
 _LONGEST = 1 << 31
 
@@ -153,9 +155,9 @@ class Responder:
         self._dropped = dropped
         self._kept: deque[_Kept] = deque(maxlen=max_dest_rd_atomic)
         self._max_kept = max_dest_rd_atomic
-        #: The PSN of an ACK or NAK to be sent before all other answers, -1 where there is none.
+        #: The PSN of an ACK or NAK to be sent before all other answers, -1 where there is none; and its AETH.
         self.owed = -1
-        self._owed_aeth = 0
+        self.owed_aeth = 0
         #: The other answers.
         self.answers: deque[_Answer] = deque()
         self._msn = 0
@@ -279,7 +281,7 @@ class Responder:
                 self._answer(psn, _ACK)
             else:  # whatever was owed before, this says it too
                 self.owed = psn
-                self._owed_aeth = _ACK << 24 | msn
+                self.owed_aeth = _ACK << 24 | msn
         return True
 
     def _check_size(self, start: int, end: int, size: int) -> None:
@@ -431,7 +433,7 @@ class Responder:
         """A request that was executed before."""
         if opcode not in (READ_REQUEST, COMPARE_SWAP, FETCH_ADD):
             # A NAK that is still to be sent says as much.
-            last = self.answers[-1].syndrome if self.answers else self._owed_aeth >> 24 if self.owed >= 0 else _ACK
+            last = self.answers[-1].syndrome if self.answers else self.owed_aeth >> 24 if self.owed >= 0 else _ACK
             if last == _ACK:
                 self._answer((self._completed - 1) & PSN_MASK, _ACK)
             return
@@ -467,7 +469,7 @@ class Responder:
         if not self.answers:
             if self.owed < 0 or syndrome != _ACK or difference(psn, self.owed) > 0:
                 self.owed = psn
-            self._owed_aeth = syndrome << 24 | self._msn
+            self.owed_aeth = syndrome << 24 | self._msn
             return
         last = self.answers[-1]
         if last.kept is None:
@@ -483,15 +485,10 @@ class Responder:
         """Whether :meth:`packets` has something."""
         return self.owed >= 0 or bool(self.answers)
 
-    @property
-    def is_content(self) -> bool:
-        """Whether that begins with an ACK, not a NAK."""
-        return self._owed_aeth >> 24 == _ACK
-
     def acknowledgement(self) -> bytes:
         """What is owed, but for its ICRC."""
         psn, self.owed = self.owed, -1
-        return _ACK_HEADERS.pack(self._ack, psn, self._owed_aeth)
+        return _ACK_HEADERS.pack(self._ack, psn, self.owed_aeth)
 
     def packets(self, out: Trains, limit: int) -> int:
         """Up to ``limit`` packets to send; returns how many."""
