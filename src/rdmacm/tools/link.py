@@ -46,6 +46,8 @@ __all__ = [
     "add_provider",
     "add_roles",
     "bind",
+    "ended_by",
+    "failure_of",
     "find",
     "listening",
     "number",
@@ -178,7 +180,7 @@ class Link:
             found = self.cq.poll(1)
             if found:
                 if found[0].status is not WCStatus.SUCCESS:
-                    raise self.failure(found[0])
+                    raise failure_of(found[0], self.peer)
                 return found[0]
             if not self.cq.wait(timeout):
                 return None
@@ -190,14 +192,6 @@ class Link:
             assert wc is not None
             self._arrived[wc.wr_id] = wc
         return self._arrived.pop(wr_id)
-
-    def failure(self, wc: WC) -> RdmaError:
-        """The error a failed completion stands for."""
-        if wc.status is WCStatus.WR_FLUSH_ERR:
-            return cm_error(errno.ECONNRESET, "the peer has ended the connection", "transfer", self.peer)
-        if wc.status in (WCStatus.RETRY_EXC_ERR, WCStatus.RNR_RETRY_EXC_ERR):
-            return cm_error(errno.ETIMEDOUT, "the peer does not answer any more", "transfer", self.peer)
-        return cm_error(errno.EIO, f"a work request failed: {wc.status.name}", "transfer", self.peer)
 
     def stop(self) -> None:
         """End the connection; what is posted completes as flushed. From any thread."""
@@ -230,6 +224,20 @@ class Link:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+
+def failure_of(wc: WC, peer: str) -> RdmaError:
+    """The error that a failed completion stands for."""
+    if wc.status is WCStatus.WR_FLUSH_ERR:
+        return ended_by(peer)
+    if wc.status in (WCStatus.RETRY_EXC_ERR, WCStatus.RNR_RETRY_EXC_ERR):
+        return cm_error(errno.ETIMEDOUT, "the peer does not answer any more", "transfer", peer)
+    return cm_error(errno.EIO, f"a work request failed: {wc.status.name}", "transfer", peer)
+
+
+def ended_by(peer: str) -> RdmaError:
+    """The error that a connection is over before its time."""
+    return cm_error(errno.ECONNRESET, "the peer has ended the connection", "transfer", peer)
 
 
 def find(

@@ -20,6 +20,7 @@ COMMANDS = (
     "explain",
     "demo",
     "rping",
+    "ucmatose",
     "cmtime",
     "perf",
 )

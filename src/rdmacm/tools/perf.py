@@ -24,6 +24,7 @@ from rdmacm.tools.link import (
     Twin,
     add_provider,
     add_roles,
+    failure_of,
     find,
     listening,
     number,
@@ -263,7 +264,7 @@ def _completions(link: Link, most: int, blocking: bool) -> list[WC]:
         found = poll(most)
     for wc in found:
         if wc.status is not WCStatus.SUCCESS:
-            raise link.failure(wc)
+            raise failure_of(wc, link.peer)
     return found
 
 
