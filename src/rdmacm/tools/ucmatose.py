@@ -140,6 +140,10 @@ def add_arguments(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Be one of the two."""
     is_server = args.server is None
+    if is_server and args.tos is not None:
+        args.parser.error("-t is the client's, and needs -s ADDR")
+    if args.validate and not is_server:
+        args.parser.error("-V is the server's, and does not go with -s")
     _say(args, f"cmatose: starting {'server' if is_server else 'client'}")
     began = time.perf_counter()
     try:
@@ -161,7 +165,7 @@ def run(args: argparse.Namespace) -> int:
                 "size": args.size,
                 "sent": args.size * end.sent,
                 "received": end.received_bytes,
-                "validated": args.validate and is_server,
+                "validated": args.validate,
                 "seconds": round(time.perf_counter() - began, 6),
             }
         )
@@ -228,9 +232,8 @@ class _Connection:
         self.received += 1
         self.end.received += 1
         self.end.received_bytes += wc.byte_len
-        if not self.end.args.validate or self._inbox is self._outbox:
-            return
-        if wc.byte_len != self.end.args.size or self._inbox != self._outbox:
+        args = self.end.args
+        if args.validate and (wc.byte_len != args.size or self._inbox != self._outbox):
             raise self._error(errno.EIO, f"message {self.received} came back with other data")
 
     def _failure(self, wc: WC) -> RdmaError:
