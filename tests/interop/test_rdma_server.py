@@ -1,0 +1,56 @@
+"""librdmacm's examples and ours: one message and its answer (rdma_server), one message (rdma_xserver)."""
+
+from __future__ import annotations
+
+import pytest
+
+from interop.conftest import Guest
+
+EXAMPLES = "python3 -W error /project/examples"
+WITH_ANSWER = "rdma_server, rdma_client: one message there and back"
+ONE_WAY = "rdma_xserver, rdma_xclient: one message, private data"
+FAMILIES = pytest.mark.parametrize("family", [4, 6], ids=["IPv4", "IPv6"])
+
+pytestmark = pytest.mark.usefixtures("link")
+
+
+@pytest.mark.cell(WITH_ANSWER, "passive")
+@FAMILIES
+def test_rdma_client_of_librdmacm(guest: Guest, family: int) -> None:
+    done = guest.run(
+        f"serve_soft {EXAMPLES}/rdma_server.py -s $SOFT{family}\nrxe rdma_client -s $SOFT{family} || exit\nfinish"
+    )
+    ours = ["rdma_server: listening on port 7471", "rdma_server: end"]
+    assert done.output.splitlines() == ["rdma_client: start", "rdma_client: end 0", *ours]
+    assert done.status == 0
+
+
+@pytest.mark.cell(WITH_ANSWER, "active")
+@FAMILIES
+def test_rdma_server_of_librdmacm(guest: Guest, family: int) -> None:
+    done = guest.run(
+        f"serve_rxe rdma_server -s $RXE{family}\nsoft {EXAMPLES}/rdma_client.py -s $RXE{family} || exit\nfinish"
+    )
+    assert done.output.splitlines() == ["rdma_client: end", "rdma_server: start", "rdma_server: end 0"]
+    assert done.status == 0
+
+
+@pytest.mark.cell(ONE_WAY, "passive")
+@FAMILIES
+def test_rdma_xclient_of_librdmacm(guest: Guest, family: int) -> None:
+    done = guest.run(
+        f"serve_soft {EXAMPLES}/rdma_xserver.py -s $SOFT{family}\n"
+        f"rxe rdma_xclient -c r -s $SOFT{family} || exit\n"
+        "finish"
+    )
+    ours = ["rdma_xserver: listening on port 7471", "rdma_xserver: end"]
+    assert done.output.splitlines() == ["rdma_xclient: start", "rdma_xclient: end 0", *ours]
+    assert done.status == 0
+
+
+@pytest.mark.cell(ONE_WAY, "active")
+def test_rdma_xserver_of_librdmacm(guest: Guest) -> None:
+    """It listens on IPv4 alone."""
+    done = guest.run(f"serve_rxe rdma_xserver -c r\nsoft {EXAMPLES}/rdma_xclient.py -s $RXE4 || exit\nfinish")
+    assert done.output.splitlines() == ["rdma_xclient: end", "rdma_xserver: start", "rdma_xserver: end 0"]
+    assert done.status == 0

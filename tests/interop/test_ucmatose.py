@@ -1,0 +1,63 @@
+"""librdmacm's ucmatose and ours: many connections at once, and messages that come back."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from interop.conftest import Guest
+
+OURS = "python3 -m rdmacm ucmatose"
+ROW = "ucmatose: 1 and 100 connections, to another channel, 20 messages of 64 KiB"
+ARGUMENTS = ["", "-c 100 -C 2 -m", "-C 20 -S 65536"]
+CLIENT = ["cmatose: starting client", "cmatose: connecting", "receiving data transfers", "sending replies"]
+SERVER = [
+    *("cmatose: starting server", "initiating data transfers", "completing sends", "receiving data transfers"),
+    "data transfers complete",
+]
+DISCONNECTING = ["cmatose: disconnecting", "disconnected"]
+COMPLETE = ["test complete", "return status 0"]
+MIGRATING = "migrating to new event channel"
+
+pytestmark = [
+    pytest.mark.usefixtures("link"),
+    pytest.mark.parametrize("family", [4, 6], ids=["IPv4", "IPv6"]),
+    pytest.mark.parametrize("arguments", ARGUMENTS, ids=lambda value: value.replace(" ", "") or "default"),
+]
+
+
+def server_lines(arguments: str) -> list[str]:
+    migrating = [MIGRATING] if "-m" in arguments else []
+    return [*SERVER, *migrating, *DISCONNECTING, *COMPLETE]
+
+
+@pytest.mark.cell(ROW, "passive")
+def test_client_of_librdmacm(guest: Guest, family: int, arguments: str) -> None:
+    """It sends back what it has received, and -V compares that with what our server sent."""
+    done = guest.run(
+        f"serve_soft {OURS} -b $SOFT{family} {arguments} -V\nrxe ucmatose -s $SOFT{family} {arguments} || exit\nfinish",
+        timeout=120,
+    )
+    assert done.status == 0, done.output
+    migrating = [MIGRATING] if "-m" in arguments else []
+    expected = [*CLIENT, "data transfers complete", *migrating, *COMPLETE, *server_lines(arguments)]
+    assert done.output.splitlines() == expected
+
+
+@pytest.mark.cell(ROW, "active")
+def test_server_of_librdmacm(guest: Guest, family: int, arguments: str) -> None:
+    """Our client counts the bytes that it received and that it sent; ucmatose has messages of any content."""
+    done = guest.run(
+        f"serve_rxe ucmatose -b $RXE{family} {arguments}\n"
+        f"soft {OURS} -s $RXE{family} {arguments} --json || exit\n"
+        "finish",
+        timeout=120,
+    )
+    assert done.status == 0, done.output
+    summary, _, said = done.output.partition("\n}\n")
+    found = json.loads(summary + "}")
+    moved = found["connections"] * found["messages"] * found["size"]
+    assert moved == {"": 1000, "-c 100 -C 2 -m": 20_000, "-C 20 -S 65536": 1_310_720}[arguments]
+    assert (found["sent"], found["received"]) == (moved, moved)
+    assert said.splitlines() == server_lines(arguments)
