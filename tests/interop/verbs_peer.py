@@ -1,0 +1,283 @@
+"""An end on rdma-core's libraries, and so on the kernel's device; see ``peer`` for what it is used for."""
+
+from __future__ import annotations
+
+import ctypes as c
+import os
+import select
+import socket
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from ends import (
+    PATIENCE,
+    QUEUE,
+    Access,
+    Attributes,
+    Completion,
+    Device,
+    End,
+    Event,
+    EventKind,
+    Flag,
+    Opcode,
+    Param,
+    Piece,
+    Region,
+    WcFlag,
+    Work,
+)
+from peer import main
+from rdma_core import (
+    CmEvent,
+    CmId,
+    ConnParam,
+    QpAttr,
+    QpCap,
+    QpInitAttr,
+    RecvWr,
+    SendWr,
+    Sge,
+    SockAddrIn,
+    SockAddrIn6,
+    Wc,
+    operation,
+    rdma,
+    verbs,
+)
+
+_PS_TCP, _QPT_RC, _MW_TYPE_2 = 0x0106, 2, 2
+#: IBV_QP_PATH_MTU, TIMEOUT, RETRY_CNT, RNR_RETRY, MAX_QP_RD_ATOMIC, MIN_RNR_TIMER, MAX_DEST_RD_ATOMIC.
+_ASKED = 1 << 8 | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 13 | 1 << 15 | 1 << 17
+#: rdma_rxe says WITH_INV by the kernel's number for it, which is IBV_WC_IP_CSUM_OK.
+_KERNEL_WITH_INV = 4
+_ATOMICS = (Opcode.ATOMIC_CMP_AND_SWP, Opcode.ATOMIC_FETCH_AND_ADD)
+
+
+def _address(host: str, port: int) -> Any:
+    if ":" in host:
+        return SockAddrIn6(socket.AF_INET6, port, 0, (c.c_uint8 * 16)(*socket.inet_pton(socket.AF_INET6, host)), 0)
+    return SockAddrIn(socket.AF_INET, port, (c.c_uint8 * 4)(*socket.inet_aton(host)))
+
+
+def _readable(fd: int, seconds: float, what: str) -> None:
+    if not select.select([fd], [], [], seconds)[0]:
+        raise TimeoutError(f"no {what}")
+
+
+def _elements(pieces: Sequence[Piece]) -> Any:
+    return (Sge * len(pieces))(*(Sge(*piece) for piece in pieces))
+
+
+def _completion(wc: Wc) -> Completion:
+    flags, extra = wc.wc_flags, wc.imm_data
+    if flags & _KERNEL_WITH_INV:
+        flags = flags & ~_KERNEL_WITH_INV | WcFlag.WITH_INV
+    if flags & WcFlag.WITH_INV:
+        # A key is in the byte order of the host.
+        extra = socket.ntohl(extra)
+    return Completion(wc.wr_id, wc.status, wc.opcode, wc.byte_len, extra, flags)
+
+
+class VerbsRegion(Region):
+    def __init__(self, pd: int, content: bytes, access: int) -> None:
+        self._buffer = c.create_string_buffer(content, len(content))
+        self.mr = verbs.ibv_reg_mr(pd, c.addressof(self._buffer), len(content), access)
+        self.addr, self.length = c.addressof(self._buffer), len(content)
+        self.lkey, self.rkey = self.mr.contents.lkey, self.mr.contents.rkey
+
+    def read(self, offset: int = 0, length: int | None = None) -> bytes:
+        return c.string_at(self.addr + offset, self.length - offset if length is None else length)
+
+    def write(self, data: bytes, offset: int = 0) -> None:
+        assert offset + len(data) <= self.length
+        c.memmove(self.addr + offset, data, len(data))
+
+
+class VerbsDevice(Device):
+    name = "rdma-core"
+    window_access = Access.MW_BIND
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.channel = rdma.rdma_create_event_channel()
+
+    def _make_id(self) -> Any:
+        cmid = c.POINTER(CmId)()
+        rdma.rdma_create_id(self.channel, c.byref(cmid), None, _PS_TCP)
+        return cmid
+
+    def listen(self, address: str, port: int) -> None:
+        listener = self._make_id()
+        rdma.rdma_bind_addr(listener, c.byref(_address(address, port)))
+        rdma.rdma_listen(listener, 8)
+
+    def answer(self, request: Event) -> End:
+        return VerbsEnd(self, request, request.id)
+
+    def call(self, address: str, port: int) -> End:
+        cmid = self._make_id()
+        rdma.rdma_resolve_addr(cmid, None, c.byref(_address(address, port)), 2000)
+        self.event(EventKind.ADDR_RESOLVED)
+        rdma.rdma_resolve_route(cmid, 2000)
+        self.event(EventKind.ROUTE_RESOLVED)
+        return VerbsEnd(self, None, cmid)
+
+    def next_event(self, seconds: float) -> Event:
+        _readable(self.channel.contents.fd, seconds, "event")
+        event = c.POINTER(CmEvent)()
+        rdma.rdma_get_cm_event(self.channel, c.byref(event))
+        happened, conn = event.contents, event.contents.conn
+        data = c.string_at(conn.private_data, conn.private_data_len) if conn.private_data else b""
+        param = Param(
+            conn.responder_resources,
+            conn.initiator_depth,
+            conn.flow_control,
+            conn.retry_count,
+            conn.rnr_retry_count,
+            data,
+        )
+        # A copy of the pointer: the structure is gone with the acknowledgement.
+        cmid = c.cast(happened.id, c.POINTER(CmId))
+        result = Event(happened.event, happened.status, cmid, param)
+        rdma.rdma_ack_cm_event(event)
+        return result
+
+
+class VerbsEnd(End):
+    def __init__(self, device: Device, request: Event | None, cmid: Any) -> None:
+        super().__init__(device, request)
+        self._id = cmid
+        context = cmid.contents.verbs
+        self._poll, self._notify = operation(context, "poll_cq"), operation(context, "req_notify_cq")
+        self._post_send, self._post_recv = operation(context, "post_send"), operation(context, "post_recv")
+        self._regions: list[VerbsRegion] = []
+        self._windows: list[Any] = []
+        self._pd = verbs.ibv_alloc_pd(context)
+        # Each queue has a channel of its own: (channel, queue).
+        channels = [verbs.ibv_create_comp_channel(context) for _ in range(2)]
+        self._cqs = [(channel, verbs.ibv_create_cq(context, 2 * QUEUE, None, channel, 0)) for channel in channels]
+        attr = QpInitAttr(
+            send_cq=self._cqs[1][1], recv_cq=self._cqs[0][1], cap=QpCap(QUEUE, QUEUE, 4, 4, 256), qp_type=_QPT_RC
+        )
+        rdma.rdma_create_qp(cmid, self._pd, c.byref(attr))
+        self._qp = cmid.contents.qp
+
+    def region(self, content: bytes, access: int = Access.LOCAL_WRITE) -> Region:
+        region = VerbsRegion(self._pd, content, access)
+        self._regions.append(region)
+        return region
+
+    def window(self, region: Region) -> int:
+        assert isinstance(region, VerbsRegion)
+        window = operation(self._id.contents.verbs, "alloc_mw")(self._pd, _MW_TYPE_2)
+        assert window, "ibv_alloc_mw"
+        self._windows.append(window)
+        bind = SendWr(opcode=Opcode.BIND_MW, send_flags=Flag.SIGNALED)
+        key: int = window.contents.rkey & ~0xFF | window.contents.rkey + 1 & 0xFF
+        bind.bind_mw.mw, bind.bind_mw.rkey, bind.bind_mw.mr = window, key, region.mr
+        bind.bind_mw.addr, bind.bind_mw.length = region.addr, region.length
+        bind.bind_mw.mw_access_flags = Access.REMOTE_WRITE
+        self._send(bind)
+        self.sent(0)
+        return key
+
+    def post_receive(self, wr_id: int, pieces: Sequence[Piece]) -> None:
+        bad = c.c_void_p()
+        wr = RecvWr(wr_id, None, _elements(pieces), len(pieces))
+        failed = self._post_recv(self._qp, c.byref(wr), c.byref(bad))
+        assert not failed, f"ibv_post_recv: {failed}"
+
+    def post(self, *works: Work) -> None:
+        for work in works:
+            sges = _elements(work.pieces)
+            wr = SendWr(work.wr_id, None, sges, len(work.pieces), work.opcode, work.flags, work.imm)
+            if work.opcode is Opcode.SEND_WITH_INV:
+                # In the place of immediate data, but in the byte order of the host.
+                wr.imm_data = socket.htonl(work.invalidate)
+            if work.opcode in _ATOMICS:
+                atomic = wr.wr.atomic
+                atomic.remote_addr, atomic.rkey, atomic.compare_add = work.addr, work.rkey, work.compare_add
+                atomic.swap = work.swap
+            else:
+                wr.wr.rdma.remote_addr, wr.wr.rdma.rkey = work.addr, work.rkey
+            self._send(wr)
+
+    def _send(self, wr: SendWr) -> None:
+        failed = self._post_send(self._qp, c.byref(wr), c.byref(c.c_void_p()))
+        if failed:
+            raise OSError(failed, "ibv_post_send: " + os.strerror(failed))
+
+    def completions(self, of_sends: bool, number: int) -> list[Completion]:
+        channel, cq = self._cqs[of_sends]
+        deadline = time.monotonic() + PATIENCE
+        found: list[Completion] = []
+        armed = False
+        while len(found) < number:
+            wcs = (Wc * (number - len(found)))()
+            got = self._poll(cq, len(wcs), wcs)
+            assert got >= 0, f"ibv_poll_cq: {got}"
+            found += map(_completion, wcs[:got])
+            if got:
+                continue
+            if not armed:
+                # Once more after that, for what came before.
+                self._notify(cq, 0)
+                armed = True
+                continue
+            what = "send" if of_sends else "receive"
+            _readable(channel.contents.fd, max(0.0, deadline - time.monotonic()), f"completion of a {what}: {found}")
+            verbs.ibv_get_cq_event(channel, c.byref(c.c_void_p()), c.byref(c.c_void_p()))
+            verbs.ibv_ack_cq_events(cq, 1)
+            armed = False
+        return found
+
+    def attributes(self) -> Attributes:
+        attr = QpAttr()
+        verbs.ibv_query_qp(self._qp, c.byref(attr), _ASKED, c.byref(QpInitAttr()))
+        return Attributes(
+            attr.path_mtu,
+            attr.max_rd_atomic,
+            attr.max_dest_rd_atomic,
+            attr.retry_cnt,
+            attr.rnr_retry,
+            attr.timeout,
+            attr.min_rnr_timer,
+        )
+
+    def connect_or_accept(self, param: Param) -> None:
+        data = c.create_string_buffer(param.private_data, len(param.private_data))
+        conn = ConnParam(
+            c.cast(data, c.c_void_p),
+            len(param.private_data),
+            param.responder_resources,
+            param.initiator_depth,
+            param.flow_control,
+            param.retry_count,
+            param.rnr_retry_count,
+        )
+        (rdma.rdma_accept if self.request else rdma.rdma_connect)(self._id, c.byref(conn))
+
+    def reject(self, private_data: bytes) -> None:
+        data = c.create_string_buffer(private_data, len(private_data))
+        rdma.rdma_reject(self._id, c.cast(data, c.c_void_p), len(private_data))
+
+    def disconnect(self) -> None:
+        rdma.rdma_disconnect(self._id)
+
+    def destroy(self) -> None:
+        for window in self._windows:
+            operation(self._id.contents.verbs, "dealloc_mw")(window)
+        rdma.rdma_destroy_qp(self._id)
+        for region in self._regions:
+            verbs.ibv_dereg_mr(region.mr)
+        for channel, cq in self._cqs:
+            verbs.ibv_destroy_cq(cq)
+            verbs.ibv_destroy_comp_channel(channel)
+        verbs.ibv_dealloc_pd(self._pd)
+        rdma.rdma_destroy_id(self._id)
+
+
+if __name__ == "__main__":
+    main(VerbsDevice)
