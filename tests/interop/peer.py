@@ -12,6 +12,7 @@ Each prints a line for every operation, ``ok NAME`` or ``FAILED NAME: why``, and
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -65,7 +66,9 @@ def _connect(device: Device, address: str, port: int, requests: bool, names: Seq
             good &= _run(end, operation, requests)
     end = device.call(address, port)
     end.connect_or_accept(Param(private_data=bytes((_END,))))
-    device.event(EventKind.REJECTED)
+    # A refusal that is lost does not come again, as its program has ended.
+    with contextlib.suppress(TimeoutError):
+        device.event(EventKind.REJECTED, seconds=15)
     end.destroy()
     return good
 
