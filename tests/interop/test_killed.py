@@ -1,0 +1,88 @@
+"""An end whose program is killed while data moves: what the other one is told, and that it goes on with the next."""
+
+from __future__ import annotations
+
+import pytest
+
+from interop.conftest import Guest
+
+OURS = "python3 -m rdmacm"
+ROW = "a peer killed while data moves: noticed, and the next one is served"
+#: Wait until a file says that data moves; PINGING FILE.
+PINGING = """
+moves() { until [[ $(<$1) == *"$2"* ]]; do nap 0.05; done; }
+"""
+ENDED = "the peer has ended the connection [ECONNRESET]"
+
+pytestmark = [
+    pytest.mark.usefixtures("link"),
+    pytest.mark.parametrize("family", [4, 6], ids=["IPv4", "IPv6"]),
+]
+
+
+@pytest.mark.cell(ROW, "passive")
+def test_a_client_of_librdmacm_is_killed(guest: Guest, family: int) -> None:
+    """The kernel disconnects for it; our server works for the next one."""
+    done = guest.run(
+        f"{PINGING}\n"
+        f"serve_soft {OURS} rping -s -P -a $SOFT{family} -V -v -d\n"
+        f"rxe rping -c -a $SOFT{family} >/dev/null & client=$!\n"
+        'moves /tmp/server.out "server ping data: rdma-ping-3"\n'
+        "kill -9 $client\n"
+        'moves /tmp/server.out "has disconnected"\n'
+        f"rxe rping -c -a $SOFT{family} -C 3 -v -V || exit\n"
+        "kill $SERVER; finish; [ $SERVER_STATUS = 143 ]"
+    )
+    assert done.status == 0, done.output
+    assert "\nping data: rdma-ping-2" in f"\n{done.output}"
+    assert "Error" not in done.output
+
+
+@pytest.mark.cell(ROW, "passive")
+def test_a_client_of_librdmacm_is_killed_while_we_send(guest: Guest, family: int) -> None:
+    """Our server has sends under way that nobody acknowledges any more."""
+    argv = "-C 5000 -S 4000"
+    done = guest.run(
+        f"{PINGING}\n"
+        f"serve_soft {OURS} ucmatose -b $SOFT{family} {argv}\n"
+        f"rxe ucmatose -s $SOFT{family} {argv} >/dev/null & client=$!\n"
+        'moves /tmp/server.out "completing sends"\n'
+        "kill -9 $client\n"
+        "began=$EPOCHSECONDS; finish; echo seconds $((EPOCHSECONDS - began))"
+    )
+    said = done.output.splitlines()
+    assert said[:3] == ["cmatose: starting server", "initiating data transfers", "completing sends"]
+    assert ENDED in done.output
+    assert int(said[-1].split()[1]) < 15
+
+
+@pytest.mark.cell(ROW, "active")
+def test_our_client_is_killed(guest: Guest, family: int) -> None:
+    """Nobody disconnects for it; librdmacm's server works for the next one, whose device has the port anew."""
+    done = guest.run(
+        f"{PINGING}\n"
+        f"serve_rxe rping -s -P -a $RXE{family} -v\n"
+        f"soft {OURS} rping -c -a $RXE{family} >/dev/null & client=$!\n"
+        'moves /tmp/server.out "server ping data: rdma-ping-3"\n'
+        "kill -9 $client\n"
+        f"soft {OURS} rping -c -a $RXE{family} -C 3 -v -V || exit\n"
+        "kill -9 $SERVER; finish; [ $SERVER_STATUS = 137 ]"
+    )
+    assert done.status == 0, done.output
+    assert "\nping data: rdma-ping-2" in f"\n{done.output}"
+
+
+@pytest.mark.cell(ROW, "active")
+def test_a_server_of_librdmacm_is_killed(guest: Guest, family: int) -> None:
+    done = guest.run(
+        f"{PINGING}\n"
+        f"serve_rxe rping -s -a $RXE{family} -v\n"
+        f"soft {OURS} rping -c -a $RXE{family} >/tmp/client.out 2>&1 & client=$!\n"
+        'moves /tmp/server.out "server ping data: rdma-ping-3"\n'
+        "kill -9 $SERVER; began=$EPOCHSECONDS\n"
+        "wait $client; echo ours: $? seconds $((EPOCHSECONDS - began)); cat /tmp/client.out"
+    )
+    first, complaint = done.output.splitlines()[-2:]
+    assert first.startswith("ours: 1 seconds ")
+    assert int(first.split()[-1]) < 15
+    assert complaint.endswith(ENDED)

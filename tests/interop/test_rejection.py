@@ -1,0 +1,88 @@
+"""Refusals between librdmacm's tools and ours, in both directions."""
+
+from __future__ import annotations
+
+import pytest
+
+from interop.conftest import Guest
+
+RDMACM = "python3 -m rdmacm"
+NOBODY = "refused, as nobody listens (reason 8)"
+REFUSED = "refused by the application (reason 28)"
+#: How long it takes our client to be refused, and what it is told.
+CLIENT = """
+import sys, time, rdmacm
+began = time.monotonic()
+try:
+    rdmacm.connect((sys.argv[1], 7471), timeout=30)
+except ConnectionRefusedError as error:
+    print(error.reason, time.monotonic() - began < 10)
+"""
+#: Refuses the first request.
+SERVER = """
+import sys, rdmacm
+with rdmacm.listen((sys.argv[1], 7471)) as listener:
+    listener.get_request().reject(b"full")
+"""
+
+pytestmark = [
+    pytest.mark.usefixtures("link"),
+    pytest.mark.parametrize("family", [4, 6], ids=["IPv4", "IPv6"]),
+]
+
+
+@pytest.mark.cell(NOBODY, "passive")
+def test_librdmacms_clients_find_nobody_listening(guest: Guest, family: int) -> None:
+    """Each says so, and the listener on another port is as it was: it serves the client that comes to it."""
+    done = guest.run(
+        f"serve_soft {RDMACM} rping -s -a $SOFT{family} -p 7999 -V\n"
+        f"rxe rping -c -a $SOFT{family} -C 1; echo rping: $?\n"
+        f"rxe ucmatose -s $SOFT{family}; echo ucmatose: $?\n"
+        f"rxe rdma_client -s $SOFT{family}; echo rdma_client: $?\n"
+        f"rxe rping -c -a $SOFT{family} -p 7999 -C 1 -V || exit\n"
+        "finish"
+    )
+    assert done.status == 0, done.output
+    said = done.output.splitlines()
+    assert said.index("cma event RDMA_CM_EVENT_REJECTED, error 8") < said.index("rping: 255")
+    assert said.index("cmatose: event: RDMA_CM_EVENT_REJECTED, error: 8") < said.index("ucmatose: 8")
+    assert said.index("rdma_connect: Connection refused") < said.index("rdma_client: 255")
+
+
+@pytest.mark.cell(NOBODY, "active")
+def test_our_clients_find_nobody_listening(guest: Guest, family: int) -> None:
+    """The exception has the reason; the tool says what ucmatose says, and a line on standard error."""
+    done = guest.run(f"soft python3 -c '{CLIENT}' $RXE{family} || exit\nsoft {RDMACM} ucmatose -s $RXE{family}")
+    assert done.status == 1, done.output
+    exception, *said = done.output.splitlines()
+    assert exception == "8 True"
+    assert said[2:5] == ["cmatose: event: RDMA_CM_EVENT_REJECTED, error: 8", "test complete", "return status 8"]
+    assert "nobody listens on that port [ECONNREFUSED]" in said[5]
+
+
+@pytest.mark.cell(REFUSED, "passive")
+def test_our_server_refuses(guest: Guest, family: int) -> None:
+    """What it says along with that, private data, test_operations compares."""
+    done = guest.run(
+        f"serve_soft python3 -c '{SERVER}' $SOFT{family}\nrxe ucmatose -s $SOFT{family}; echo ucmatose: $?\nfinish"
+    )
+    assert done.status == 0, done.output
+    rejected, *rest = done.output.splitlines()[2:]
+    assert rejected == "cmatose: event: RDMA_CM_EVENT_REJECTED, error: 28"
+    assert rest == ["test complete", "return status 28", "ucmatose: 28"]
+
+
+@pytest.mark.cell(REFUSED, "active")
+def test_librdmacms_server_refuses(guest: Guest, family: int) -> None:
+    """ucmatose refuses a connection that it was not told to expect, and gives up (-ENOMEM)."""
+    done = guest.run(
+        f"serve_rxe ucmatose -b $RXE{family}\nsoft {RDMACM} ucmatose -s $RXE{family} -c 2; echo ours: $?\nfinish"
+    )
+    assert done.status == 244, done.output
+    said = done.output.splitlines()
+    assert said[2:5] == ["cmatose: event: RDMA_CM_EVENT_REJECTED, error: 28", "test complete", "return status 28"]
+    assert "[ECONNREFUSED]" in said[5]
+    assert said[6:] == [
+        "ours: 1",
+        *("cmatose: starting server", "cmatose: failing connection request", "test complete", "return status -12"),
+    ]
