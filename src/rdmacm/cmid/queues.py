@@ -205,8 +205,9 @@ class QueueingId(ResolvingId):
 
     def post_recv(self, context: int, mr: MR, offset: int = 0, length: int | None = None) -> None:
         """Queue a receive into part of a region, rdma_post_recv(3); ``context`` comes back as ``wc.wr_id``."""
+        piece = mr.sge(offset, length)
         queue = self._srq or self._qp or self._need_qp("post_recv")
-        queue.post_recv(RecvWR(context, [mr.sge(offset, length)]))
+        queue.post_recv(RecvWR(context, [piece]))
 
     def post_recvv(self, context: int, sgl: Sequence[SGE]) -> None:
         """Queue a receive that is scattered, rdma_post_recvv(3)."""
