@@ -85,6 +85,7 @@ finish() {
 
 # record FILE, then recorded: what passes, as a capture file
 record() {
+    : >/tmp/tcpdump.err
     tcpdump -i va -Z root -U -B 16384 -w "$1" 'udp port 4791' 2>/tmp/tcpdump.err &
     RECORDER=$!
     until [[ $(</tmp/tcpdump.err) == *listening* ]]; do kill -0 "$RECORDER" || return; nap 0.02; done
