@@ -8,8 +8,8 @@ from interop.conftest import Guest
 
 OURS = "python3 -m rdmacm"
 ROW = "a peer killed while data moves: noticed, and the next one is served"
-#: Wait until a file says that data moves; PINGING FILE.
-PINGING = """
+#: moves FILE TEXT: wait until a file has a text that is written while data moves.
+MOVES = """
 moves() { until [[ $(<$1) == *"$2"* ]]; do nap 0.05; done; }
 """
 ENDED = "the peer has ended the connection [ECONNRESET]"
@@ -24,9 +24,9 @@ pytestmark = [
 def test_a_client_of_librdmacm_is_killed(guest: Guest, family: int) -> None:
     """The kernel disconnects for it; our server works for the next one."""
     done = guest.run(
-        f"{PINGING}\n"
+        f"{MOVES}\n"
         f"serve_soft {OURS} rping -s -P -a $SOFT{family} -V -v -d\n"
-        f"rxe rping -c -a $SOFT{family} >/dev/null & client=$!\n"
+        f"rping -c -a $SOFT{family} >/dev/null & client=$!; disown\n"
         'moves /tmp/server.out "server ping data: rdma-ping-3"\n'
         "kill -9 $client\n"
         'moves /tmp/server.out "has disconnected"\n'
@@ -43,9 +43,9 @@ def test_a_client_of_librdmacm_is_killed_while_we_send(guest: Guest, family: int
     """Our server has sends under way that nobody acknowledges any more."""
     argv = "-C 5000 -S 4000"
     done = guest.run(
-        f"{PINGING}\n"
+        f"{MOVES}\n"
         f"serve_soft {OURS} ucmatose -b $SOFT{family} {argv}\n"
-        f"rxe ucmatose -s $SOFT{family} {argv} >/dev/null & client=$!\n"
+        f"ucmatose -s $SOFT{family} {argv} >/dev/null & client=$!; disown\n"
         'moves /tmp/server.out "completing sends"\n'
         "kill -9 $client\n"
         "began=$EPOCHSECONDS; finish; echo seconds $((EPOCHSECONDS - began))"
@@ -60,9 +60,9 @@ def test_a_client_of_librdmacm_is_killed_while_we_send(guest: Guest, family: int
 def test_our_client_is_killed(guest: Guest, family: int) -> None:
     """Nobody disconnects for it; librdmacm's server works for the next one, whose device has the port anew."""
     done = guest.run(
-        f"{PINGING}\n"
+        f"{MOVES}\n"
         f"serve_rxe rping -s -P -a $RXE{family} -v\n"
-        f"soft {OURS} rping -c -a $RXE{family} >/dev/null & client=$!\n"
+        f"ip netns exec soft {OURS} rping -c -a $RXE{family} >/dev/null & client=$!; disown\n"
         'moves /tmp/server.out "server ping data: rdma-ping-3"\n'
         "kill -9 $client\n"
         f"soft {OURS} rping -c -a $RXE{family} -C 3 -v -V || exit\n"
@@ -75,11 +75,11 @@ def test_our_client_is_killed(guest: Guest, family: int) -> None:
 @pytest.mark.cell(ROW, "active")
 def test_a_server_of_librdmacm_is_killed(guest: Guest, family: int) -> None:
     done = guest.run(
-        f"{PINGING}\n"
+        f"{MOVES}\n"
         f"serve_rxe rping -s -a $RXE{family} -v\n"
         f"soft {OURS} rping -c -a $RXE{family} >/tmp/client.out 2>&1 & client=$!\n"
         'moves /tmp/server.out "server ping data: rdma-ping-3"\n'
-        "kill -9 $SERVER; began=$EPOCHSECONDS\n"
+        "disown $SERVER; kill -9 $SERVER; began=$EPOCHSECONDS\n"
         "wait $client; echo ours: $? seconds $((EPOCHSECONDS - began)); cat /tmp/client.out"
     )
     first, complaint = done.output.splitlines()[-2:]
