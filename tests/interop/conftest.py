@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from interop.batches import Batches
 from interop.judge import judge
 from interop.machine.packages import Unavailable, image
 from interop.machine.run import Machine, Result
@@ -112,6 +113,11 @@ def guest(machine: Machine, request: pytest.FixtureRequest) -> Iterator[Guest]:
     if not request.node.stash.get(_failed, False):
         for recording in ARTIFACTS.glob(f"{recordings.name}-*.pcap"):
             recording.unlink()
+
+
+@pytest.fixture(scope="session")
+def batches() -> Batches:
+    return Batches()
 
 
 @pytest.fixture

@@ -6,9 +6,11 @@
 #     serve_soft COMMAND...
 #     finish                 wait for that server to end; prints its output, returns its status
 #     network [MTU]          make this network, anew if it is there with another MTU (default 1500)
+#     impair NETEM...        what happens to each packet in both directions from now on, as tc-netem(8) says it
+#     unimpaired             nothing any more
 
 RXE4=10.0.0.1 SOFT4=10.0.0.2 RXE6=fd00:0:0:1::1 SOFT6=fd00:0:0:1::2
-export PYTHONPATH=/project/src
+export PYTHONPATH=/project/src:/project/tests
 
 # "sleep" without a process: those are what takes time where the processor is emulated.
 [ -p /run/nap ] || mkfifo /run/nap
@@ -40,6 +42,18 @@ no_network() {
     ip link delete va 2>/dev/null
     ip netns delete soft 2>/dev/null
     until ! [ -e /sys/class/net/va ]; do nap 0.02; done
+}
+
+impair() {
+    tc qdisc replace dev va root netem "$@"
+    # Within tbf, for which a train is taken apart: else it would be lost, or come too late, as a whole.
+    soft tc qdisc replace dev vb root handle 1: tbf rate 10gbit burst 6000 limit 10000000
+    soft tc qdisc replace dev vb parent 1: handle 2: netem "$@"
+}
+
+unimpaired() {
+    tc qdisc delete dev va root
+    soft tc qdisc delete dev vb root
 }
 
 rxe() { "$@"; }

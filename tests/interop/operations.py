@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ends import (
+from interop.ends import (
     QUEUE,
     Access,
     Completion,
@@ -631,49 +631,68 @@ def _reject(end: End) -> None:
 class Operation:
     name: str
     request: Callable[[End], None]
+    #: The same as ``request`` where the two ends differ only in who connects.
     respond: Callable[[End], None]
+    #: What it counts as in README's table.
+    row: str
 
 
 _ADD, _SWAP = Opcode.ATOMIC_FETCH_AND_ADD, Opcode.ATOMIC_CMP_AND_SWP
 _LOCAL, _READ, _WRITE, _ATOMIC = Access.LOCAL_WRITE, Access.REMOTE_READ, Access.REMOTE_WRITE, Access.REMOTE_ATOMIC
 
+#: Rows of README's table.
+_SENDS = "SEND, with immediate data, with invalidate: 0 to 100,000 bytes"
+_RDMA = "RDMA WRITE, with immediate data, and READ: 0 to 100,000 bytes"
+_ATOMICS = "atomics"
+_QUEUES = "scatter/gather, inline data, full queues"
+_RECEIVES = "receives that come late, never, or are too small"
+_REFUSALS = "wrong keys, ranges and permissions are refused"
+_CONNECTING = "parameters and private data of a connection, and its refusal"
+
 OPERATIONS = (
-    Operation("send", _sends(Opcode.SEND), _receives(False)),
-    Operation("send_with_immediate", _sends(Opcode.SEND_WITH_IMM), _receives(True)),
-    Operation("send_with_invalidate", _invalidate_request, _invalidate_respond),
-    Operation("write", _writes(Opcode.RDMA_WRITE), _written(False)),
-    Operation("write_with_immediate", _writes(Opcode.RDMA_WRITE_WITH_IMM), _written(True)),
-    Operation("read", _read_request, _read_respond),
+    Operation("send", _sends(Opcode.SEND), _receives(False), _SENDS),
+    Operation("send_with_immediate", _sends(Opcode.SEND_WITH_IMM), _receives(True), _SENDS),
+    Operation("send_with_invalidate", _invalidate_request, _invalidate_respond, _SENDS),
+    Operation("write", _writes(Opcode.RDMA_WRITE), _written(False), _RDMA),
+    Operation("write_with_immediate", _writes(Opcode.RDMA_WRITE_WITH_IMM), _written(True), _RDMA),
+    Operation("read", _read_request, _read_respond, _RDMA),
     Operation(
         "compare_and_swap",
         _atomic(_SWAP, WcOpcode.COMP_SWAP, [(7, 8), (7, 8), ((1 << 64) - 1, 0), (0x0123456789ABCDEF, 1 << 40)]),
         _atomic_target(8, 1 << 63, 0, 1 << 40),
+        _ATOMICS,
     ),
     Operation(
         "fetch_and_add",
         _atomic(_ADD, WcOpcode.FETCH_ADD, [(1, 0), (1 << 63, 0), (2, 0), ((1 << 64) - 0xEF, 0)]),
         _atomic_target(8, 0, 1, 0x0123456789ABCD00),
+        _ATOMICS,
     ),
-    Operation("scatter_gather", _scatter_gather_request, _scatter_gather_respond),
-    Operation("inline", _inline_request, _inline_respond),
-    Operation("many_outstanding", _many_request, _many_respond),
-    Operation("more_reads_than_resources", _queued_reads_request, _queued_reads_respond),
-    Operation("late_receive", _late_receive_request, _late_receive_respond),
-    Operation("no_receive", _no_receive_request, _no_receive_respond),
-    Operation("small_receive", _small_receive_request(1), _small_receive_respond(1)),
-    Operation("small_receive_of_many_packets", _small_receive_request(3), _small_receive_respond(3)),
-    Operation("write_wrong_key", _refused(Opcode.RDMA_WRITE, key=0x100), _unharmed(_EVERYTHING)),
-    Operation("read_wrong_key", _refused(Opcode.RDMA_READ, key=0x100), _unharmed(_EVERYTHING)),
-    Operation("atomic_wrong_key", _refused(_ADD, key=0x100), _unharmed(_EVERYTHING)),
-    Operation("write_out_of_range", _refused(Opcode.RDMA_WRITE, offset=_ROOM - 7), _unharmed(_EVERYTHING)),
-    Operation("write_before_the_start", _refused(Opcode.RDMA_WRITE, offset=-1), _unharmed(_EVERYTHING)),
-    Operation("long_write_out_of_range", _refused(Opcode.RDMA_WRITE, size=_ROOM + 1), _unharmed(_EVERYTHING)),
-    Operation("read_out_of_range", _refused(Opcode.RDMA_READ, offset=_ROOM - 7), _unharmed(_EVERYTHING)),
-    Operation("atomic_out_of_range", _refused(_ADD, offset=_ROOM), _unharmed(_EVERYTHING)),
-    Operation("write_not_permitted", _refused(Opcode.RDMA_WRITE), _unharmed(_LOCAL | _READ | _ATOMIC)),
-    Operation("read_not_permitted", _refused(Opcode.RDMA_READ), _unharmed(_LOCAL | _WRITE | _ATOMIC)),
-    Operation("atomic_not_permitted", _refused(_ADD), _unharmed(_LOCAL | _READ | _WRITE)),
-    Operation("atomic_not_aligned", _unaligned, _unharmed(_EVERYTHING)),
-    Operation("negotiate", _negotiate, _negotiate),
-    Operation("reject", _reject, _reject),
+    Operation("scatter_gather", _scatter_gather_request, _scatter_gather_respond, _QUEUES),
+    Operation("inline", _inline_request, _inline_respond, _QUEUES),
+    Operation("many_outstanding", _many_request, _many_respond, _QUEUES),
+    Operation("more_reads_than_resources", _queued_reads_request, _queued_reads_respond, _QUEUES),
+    Operation("late_receive", _late_receive_request, _late_receive_respond, _RECEIVES),
+    Operation("no_receive", _no_receive_request, _no_receive_respond, _RECEIVES),
+    Operation("small_receive", _small_receive_request(1), _small_receive_respond(1), _RECEIVES),
+    Operation("small_receive_of_many_packets", _small_receive_request(3), _small_receive_respond(3), _RECEIVES),
+    Operation("write_wrong_key", _refused(Opcode.RDMA_WRITE, key=0x100), _unharmed(_EVERYTHING), _REFUSALS),
+    Operation("read_wrong_key", _refused(Opcode.RDMA_READ, key=0x100), _unharmed(_EVERYTHING), _REFUSALS),
+    Operation("atomic_wrong_key", _refused(_ADD, key=0x100), _unharmed(_EVERYTHING), _REFUSALS),
+    Operation("write_out_of_range", _refused(Opcode.RDMA_WRITE, offset=_ROOM - 7), _unharmed(_EVERYTHING), _REFUSALS),
+    Operation("write_before_the_start", _refused(Opcode.RDMA_WRITE, offset=-1), _unharmed(_EVERYTHING), _REFUSALS),
+    Operation(
+        "long_write_out_of_range",
+        _refused(Opcode.RDMA_WRITE, size=_ROOM + 1),
+        _unharmed(_EVERYTHING),
+        _REFUSALS,
+    ),
+    Operation("read_out_of_range", _refused(Opcode.RDMA_READ, offset=_ROOM - 7), _unharmed(_EVERYTHING), _REFUSALS),
+    Operation("atomic_out_of_range", _refused(_ADD, offset=_ROOM), _unharmed(_EVERYTHING), _REFUSALS),
+    Operation("write_not_permitted", _refused(Opcode.RDMA_WRITE), _unharmed(_LOCAL | _READ | _ATOMIC), _REFUSALS),
+    Operation("read_not_permitted", _refused(Opcode.RDMA_READ), _unharmed(_LOCAL | _WRITE | _ATOMIC), _REFUSALS),
+    Operation("atomic_not_permitted", _refused(_ADD), _unharmed(_LOCAL | _READ | _WRITE), _REFUSALS),
+    Operation("atomic_not_aligned", _unaligned, _unharmed(_EVERYTHING), _ATOMICS),
+    Operation("negotiate", _negotiate, _negotiate, _CONNECTING),
+    Operation("reject", _reject, _reject, _CONNECTING),
 )

@@ -1,12 +1,11 @@
-"""Two programs that do operations with each other, one of a device each.
+"""Two programs that do operations with each other, one of a device each::
 
-One listens, the other connects and says in its private data which operation it is about; one requests, the other
-responds::
+    python3 -m interop.verbs_peer listen 10.0.0.1 7471
+    python3 -m interop.soft_peer connect 10.0.0.1 7471 [--only NAME,...]
 
-    python3 verbs_peer.py respond listen 10.0.0.1 7471
-    python3 soft_peer.py request connect 10.0.0.1 7471 [--only NAME,...]
-
-Each prints a line for every operation, ``ok NAME`` or ``FAILED NAME: why``, and ends with 1 where one failed.
+One listens, the other connects, for each operation twice: in one of them it requests, in the other it responds. Its
+private data says which. Each prints a line for every operation, ``ok request NAME`` or ``FAILED request NAME: why``
+(or ``respond``, if that was its part), and ends with 1 where one failed.
 """
 
 from __future__ import annotations
@@ -18,31 +17,36 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from ends import Device, End, EventKind, Param
-from operations import OPERATIONS, Operation
+from interop.ends import Device, End, EventKind, Param
+from interop.operations import OPERATIONS
 
 __all__ = ["main"]
 
 #: In private data, instead of an operation: there will be no more.
 _END = 0xFF
+#: In private data, beside an operation: who connects responds.
+_RESPONDS = 0x80
 
 
-def _run(end: End, operation: Operation, requests: bool) -> bool:
+def _run(end: End, number: int, requests: bool) -> bool:
     """Do one end's part, and tell whether it went well."""
+    operation = OPERATIONS[number & ~_RESPONDS]
+    end.number = number
+    part = f"{'request' if requests else 'respond'} {operation.name}"
     try:
         (operation.request if requests else operation.respond)(end)
     except Exception as error:
         traceback.print_exc()
-        print(f"FAILED {operation.name}: {type(error).__name__}: {error}", flush=True)
+        print(f"FAILED {part}: {type(error).__name__}: {error}", flush=True)
         return False
     else:
-        print(f"ok {operation.name}", flush=True)
+        print(f"ok {part}", flush=True)
         return True
     finally:
         end.destroy()
 
 
-def _listen(device: Device, address: str, port: int, requests: bool) -> bool:
+def _listen(device: Device, address: str, port: int) -> bool:
     device.listen(address, port)
     good = True
     while True:
@@ -53,17 +57,16 @@ def _listen(device: Device, address: str, port: int, requests: bool) -> bool:
             end.reject(b"")
             end.destroy()
             return good
-        end.number = number
-        good &= _run(end, OPERATIONS[number], requests)
+        good &= _run(end, number, requests=bool(number & _RESPONDS))
 
 
-def _connect(device: Device, address: str, port: int, requests: bool, names: Sequence[str]) -> bool:
+def _connect(device: Device, address: str, port: int, names: Sequence[str]) -> bool:
     good = True
     for number, operation in enumerate(OPERATIONS):
         if not names or operation.name in names:
-            end = device.call(address, port)
-            end.number = number
-            good &= _run(end, operation, requests)
+            good &= _run(device.call(address, port), number, requests=True)
+            if operation.respond is not operation.request:
+                good &= _run(device.call(address, port), number | _RESPONDS, requests=False)
     end = device.call(address, port)
     end.connect_or_accept(Param(private_data=bytes((_END,))))
     # A refusal that is lost does not come again, as its program has ended.
@@ -75,18 +78,17 @@ def _connect(device: Device, address: str, port: int, requests: bool, names: Seq
 
 def main(make: Callable[[], Device]) -> NoReturn:
     parser = argparse.ArgumentParser()
-    parser.add_argument("role", choices=("request", "respond"))
     parser.add_argument("place", choices=("listen", "connect"))
     parser.add_argument("address")
     parser.add_argument("port", type=int)
     parser.add_argument("--mtu", type=int, default=1024, help="of the path, bytes (%(default)s)")
     parser.add_argument("--only", default="", help="operations to do, with commas between; all unless given")
     options = parser.parse_args()
-    device, requests = make(), options.role == "request"
+    device = make()
     device.mtu = options.mtu
     if options.place == "listen":
-        good = _listen(device, options.address, options.port, requests)
+        good = _listen(device, options.address, options.port)
     else:
         names = [name for name in options.only.split(",") if name]
-        good = _connect(device, options.address, options.port, requests, names)
+        good = _connect(device, options.address, options.port, names)
     sys.exit(not good)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from ends import (
+from interop.ends import (
     PATIENCE,
     QUEUE,
     Access,
@@ -20,8 +20,7 @@ from ends import (
     Region,
     Work,
 )
-from peer import main
-
+from interop.peer import main
 from rdmacm import CmId, ConnParam, EventChannel, PortSpace
 from rdmacm.verbs import CQ, MR, PD, SGE, QPCap, QPInitAttr, RecvWR, SendWR, WROpcode
 

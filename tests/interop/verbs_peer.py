@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from ends import (
+from interop.ends import (
     PATIENCE,
     QUEUE,
     Access,
@@ -28,8 +28,8 @@ from ends import (
     WcFlag,
     Work,
 )
-from peer import main
-from rdma_core import (
+from interop.peer import main
+from interop.rdma_core import (
     CmEvent,
     CmId,
     ConnParam,

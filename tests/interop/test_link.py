@@ -1,0 +1,99 @@
+"""Links that lose, double and reorder packets, and links with larger packets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from interop.batches import HEADERS, LISTENERS, Batch, Batches
+from interop.conftest import Guest
+from interop.judge import ANY_NAK
+from interop.machine.run import Machine, Result
+
+OURS = "python3 -m rdmacm rping"
+#: Operations that come to the same whatever is lost. After an error it may be the NAK, which is not sent twice.
+SURE = (
+    "send",
+    "send_with_immediate",
+    "write",
+    "write_with_immediate",
+    "read",
+    "compare_and_swap",
+    "fetch_and_add",
+    "scatter_gather",
+    "inline",
+    "many_outstanding",
+    "more_reads_than_resources",
+    "late_receive",
+    "negotiate",
+)
+#: Where both ends do the same there is one part.
+ALIKE = {("negotiate", "respond")}
+ROW = "links that lose 2 and 10 % of the packets, double or reorder them"
+#: In tc-netem(8)'s words, for each direction.
+IMPAIRMENTS = {
+    "2 % of the packets are lost": "loss 2%",
+    "10 % of the packets are lost": "loss 10%",
+    "5 % of the packets overtake others": "delay 2ms reorder 5% 50%",
+    "20 % of the packets come twice": "duplicate 20%",
+}
+
+
+@pytest.fixture(scope="module", params=IMPAIRMENTS)
+def impairment(machine: Machine, request: pytest.FixtureRequest) -> Iterator[str]:
+    row: str = request.param
+    done = machine.run(f"network {1024 + HEADERS} && impair {IMPAIRMENTS[row]}")
+    assert done.status == 0, done.output
+    yield row
+    machine.run("unimpaired")
+
+
+def check_pings(done: Result) -> None:
+    assert done.status == 0, done.output
+    assert done.output.count("server ping data: ") == 5, done.output
+
+
+def failures(batch: Batch) -> list[str]:
+    found = (batch.failure(name, part) for name in SURE for part in ("request", "respond") if (name, part) not in ALIKE)
+    return [failure for failure in found if failure is not None]
+
+
+@pytest.mark.parametrize("family", [4, 6], ids=["IPv4", "IPv6"])
+class TestImpaired:
+    @pytest.mark.cell(ROW, "passive")
+    def test_client_of_librdmacm(self, guest: Guest, impairment: str, family: int) -> None:
+        done = guest.run(
+            f"serve_soft {OURS} -s -a $SOFT{family} -S 20000 -C 5 -v -V\n"
+            f"rxe rping -c -a $SOFT{family} -S 20000 -C 5 -V || exit\n"
+            "finish",
+            timeout=300,
+            naks=ANY_NAK,
+        )
+        check_pings(done)
+
+    @pytest.mark.cell(ROW, "active")
+    def test_server_of_librdmacm(self, guest: Guest, impairment: str, family: int) -> None:
+        done = guest.run(
+            f"serve_rxe rping -s -a $RXE{family} -S 20000 -C 5 -v -V\n"
+            f"soft {OURS} -c -a $RXE{family} -S 20000 -C 5 -V || exit\n"
+            "finish",
+            timeout=300,
+            naks=ANY_NAK,
+        )
+        check_pings(done)
+
+    @pytest.mark.cell(ROW, "both")
+    @pytest.mark.parametrize("listens", LISTENERS)
+    def test_operations(self, guest: Guest, batches: Batches, impairment: str, family: int, listens: str) -> None:
+        batch = batches.get(guest, family=family, listens=listens, only=SURE, link=impairment, naks=ANY_NAK)
+        assert failures(batch) == []
+
+
+@pytest.mark.cell("path MTU 2048 and 4096", "both")
+@pytest.mark.parametrize("family", [4, 6], ids=["IPv4", "IPv6"])
+@pytest.mark.parametrize("listens", LISTENERS)
+@pytest.mark.parametrize("mtu", [2048, 4096])
+def test_larger_packets(guest: Guest, batches: Batches, family: int, listens: str, mtu: int) -> None:
+    batch = batches.get(guest, family=family, listens=listens, mtu=mtu, only=SURE, naks=ANY_NAK)
+    assert failures(batch) == []

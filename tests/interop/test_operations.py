@@ -1,0 +1,31 @@
+"""Every operation with rdma-core's libraries and the kernel's device, at both ends of it, whoever connects."""
+
+from __future__ import annotations
+
+import pytest
+
+from interop.batches import LISTENERS, Batches
+from interop.conftest import Guest
+from interop.judge import ANY_NAK
+from interop.operations import OPERATIONS
+
+PARTS = [
+    pytest.param(
+        operation.name,
+        part,
+        # Who requests is active, whoever it was that connected.
+        marks=pytest.mark.cell(operation.row, "active" if part == "request" else "passive"),
+        id=f"{operation.name}-we-{part}",
+    )
+    for operation in OPERATIONS
+    for part in ("request", "respond")
+    if part == "request" or operation.respond is not operation.request
+]
+
+
+@pytest.mark.parametrize("family", [4, 6], ids=["IPv4", "IPv6"])
+@pytest.mark.parametrize("listens", LISTENERS)
+@pytest.mark.parametrize(("name", "part"), PARTS)
+def test_operation(guest: Guest, batches: Batches, family: int, listens: str, name: str, part: str) -> None:
+    batch = batches.get(guest, family=family, listens=listens, naks=ANY_NAK)
+    assert batch.failure(name, part) is None
