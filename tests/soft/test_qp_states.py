@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 
 import pytest
 
@@ -271,3 +272,19 @@ def test_a_wrong_element_in_a_shared_queue_fails_who_takes_it(pair: Pair) -> Non
     shared.lefts[1].post_send([SendWR(2)])
     pair.settle()
     assert told(shared.cq.poll(10)) == [(2, "SUCCESS")]
+
+
+@pytest.mark.parametrize(
+    "end",
+    [SoftQP.fail, SoftQP.destroy, lambda qp: to(qp, QPState.ERR)],
+    ids=["disconnected", "destroyed", "to ERR"],
+)
+def test_what_has_come_is_acknowledged_before_the_end(pair: Pair, end: Callable[[SoftQP], None]) -> None:
+    """An ACK may wait until the caller has its completion; with it the caller may be done with the connection."""
+    ends = Connected(pair)
+    ends.right.post_recv([RecvWR(1)])
+    ends.left.post_send([SendWR(2)])
+    pair.b.transport.watched = True
+    assert told(ends.right_cq.poll(1)) == [(1, "SUCCESS")]
+    end(ends.right)
+    assert told(ends.at_left()) == [(2, "SUCCESS")]

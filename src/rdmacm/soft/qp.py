@@ -346,6 +346,8 @@ class SoftQP:
     def fail(self) -> None:
         """To ERR, as the end of its connection: everything posted is flushed. In RESET there is nothing to flush."""
         with self._transport.lock:
+            if self.owes:
+                self._transport.acknowledge()
             if self.state is not _RESET and self.state is not _ERR:
                 self._fail()
 
