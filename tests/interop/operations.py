@@ -424,6 +424,51 @@ def _queued_reads_respond(end: End) -> None:
     _check(region, _memory(_READS) + pattern(_READS * size), "read and counted")
 
 
+def _both_at_once(end: End) -> None:
+    """Each end sends and reads as fast as it can, and neither waits for the other."""
+    count, size = 48, 3000
+    memory, numbers = pattern(count * size), range(count)
+    source = end.region(memory, Access.LOCAL_WRITE | Access.REMOTE_READ)
+    received, read = end.region(_BLANK * len(memory)), end.region(_BLANK * len(memory))
+    for i in numbers:
+        end.post_receive(i, [received.piece(i * size, size)])
+    end.post_receive(count, [])
+    remote = end.connect(source)
+    works = []
+    for i in numbers:
+        at = i * size
+        works.append(Work(Opcode.SEND, [source.piece(at, size)], 2 * i))
+        works.append(Work(Opcode.RDMA_READ, [read.piece(at, size)], 2 * i + 1, addr=remote.addr + at, rkey=remote.rkey))
+    end.post(*works)
+    end.sent(*range(2 * count))
+    end.received(*numbers)
+    _check(received, memory, "received")
+    _check(read, memory, "read")
+    # The peer may still be at it.
+    end.post(Work(Opcode.SEND, [], 2 * count))
+    end.sent(2 * count)
+    end.received(count)
+    end.finish(first=end.request is None)
+
+
+def _last_word_request(end: End) -> None:
+    region = end.region(pattern(5000))
+    end.connect()
+    end.post(Work(Opcode.SEND, [region.piece(0, 5000)]))
+    end.sent(0)
+    end.finish(first=False)
+
+
+def _last_word_respond(end: End) -> None:
+    """Disconnect at the last message: it is acknowledged all the same."""
+    region = end.region(_BLANK * 5000)
+    end.post_receive(0, [region.piece(0, 5000)])
+    end.connect()
+    end.received(0)
+    end.finish(first=True)
+    _check(region, pattern(5000), "received")
+
+
 # -- receives that are not there ------------------------------------------------------------------------------
 
 
@@ -672,6 +717,8 @@ OPERATIONS = (
     Operation("inline", _inline_request, _inline_respond, _QUEUES),
     Operation("many_outstanding", _many_request, _many_respond, _QUEUES),
     Operation("more_reads_than_resources", _queued_reads_request, _queued_reads_respond, _QUEUES),
+    Operation("both_at_once", _both_at_once, _both_at_once, _QUEUES),
+    Operation("last_word", _last_word_request, _last_word_respond, _SENDS),
     Operation("late_receive", _late_receive_request, _late_receive_respond, _RECEIVES),
     Operation("no_receive", _no_receive_request, _no_receive_respond, _RECEIVES),
     Operation("small_receive", _small_receive_request(1), _small_receive_respond(1), _RECEIVES),
