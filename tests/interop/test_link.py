@@ -25,12 +25,11 @@ SURE = (
     "inline",
     "many_outstanding",
     "more_reads_than_resources",
-    "both_at_once",
     "late_receive",
     "negotiate",
 )
 #: Where both ends do the same there is one part.
-ALIKE = {("both_at_once", "respond"), ("negotiate", "respond")}
+ALIKE = {("negotiate", "respond")}
 ROW = "links that lose 2 and 10 % of the packets, double or reorder them"
 #: In tc-netem(8)'s words, for each direction.
 IMPAIRMENTS = {
