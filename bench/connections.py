@@ -53,7 +53,7 @@ class Side:
 
     def report(self) -> tuple[int, ...]:
         provider: Any = self.channel.provider
-        timers = len(provider.cm.agent._connections._timers)
+        timers = len(provider.cm.agent.timers)
         descriptors = len(os.listdir("/proc/self/fd"))
         return resident_bytes(), len(self.open), len(provider.transport), descriptors, timers
 

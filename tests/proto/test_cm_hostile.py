@@ -267,7 +267,7 @@ def test_stopped_timers_do_not_pile_up() -> None:
         active = peer.agent.connect("peer", request(local_qpn=i), peer.now)
         peer.say(REJ(0, active, MessageKind.REQ, 28))
     assert len(peer.agent) == 0
-    assert len(peer.agent._connections._timers) < 100
+    assert len(peer.agent.timers) < 100
     assert peer.agent.next_deadline() is None
 
 

@@ -103,7 +103,10 @@ class ConnectionManager:
                     self._dispatch(agent, event)
         finally:
             self._is_pumping = False
-        deadline = agent.next_deadline()
+        if agent.timers and (self._timer is None or agent.timers[0][0] < self._timer.when):
+            self._set_timer(agent.next_deadline())
+
+    def _set_timer(self, deadline: float | None) -> None:
         if deadline is not None and (self._timer is None or deadline < self._timer.when):
             if self._timer is not None:
                 self._timer.cancel()

@@ -52,7 +52,7 @@ from rdmacm.proto.wire import WireError
 from rdmacm.provider import Address, IdOptions, QueuedEvent
 from rdmacm.soft.devices import DEFAULT_PKEY
 from rdmacm.soft.ids import ResolvingId
-from rdmacm.soft.qp import AsyncEvent, SoftQP, blank_attr
+from rdmacm.soft.qp import AsyncEvent, SoftQP
 from rdmacm.soft.wire import WirePath
 from rdmacm.verbs.attr import AHAttr, GlobalRoute, QPAttr
 from rdmacm.verbs.enums import AccessFlag, Mtu, QPAttrMask, QPState, QPType
@@ -438,7 +438,8 @@ class SoftId(ResolvingId):
                 return
             backend = qp.backend
             assert isinstance(backend, SoftQP)
-            backend.advance(QPState.INIT, self._initial_attr(blank_attr()))
+            self._initial_attr(backend.attr)
+            backend.advance(QPState.INIT)
             backend.on_async_event = self._queue_pair_event
             self.qp, self._soft_qp = qp, backend
 
@@ -528,9 +529,9 @@ class SoftId(ResolvingId):
     def _make_ready(self, qp: SoftQP) -> None:
         connection = self._connection
         assert connection is not None
-        attr = self._connected_attr(blank_attr(), connection)
-        attr.qp_access_flags = self._access(connection)
-        qp.advance(QPState.RTS, attr)
+        attr = self._connected_attr(qp.attr, connection)
+        attr.qp_access_flags = self._access(connection)  # it has been in INIT without
+        qp.advance(QPState.RTS)
 
     def init_qp_attr(self, state: QPState) -> tuple[QPAttr, QPAttrMask]:
         with self._provider.lock:

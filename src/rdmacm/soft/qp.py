@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from rdmacm.soft.memory import MemoryTable
     from rdmacm.soft.transport import Remote, Transport
 
-__all__ = ["AsyncEvent", "SoftQP", "SoftSRQ", "blank_attr"]
+__all__ = ["AsyncEvent", "SoftQP", "SoftSRQ"]
 
 #: The longest message (``max_msg_sz``).
 MAX_MESSAGE = 1 << 31
@@ -110,11 +110,6 @@ def _same_path(path: AHAttr) -> AHAttr:
     gr = path.gr
     route = GlobalRoute(gr.dgid, gr.sgid_index, gr.flow_label, gr.hop_limit, gr.traffic_class)
     return AHAttr(path.dlid, path.sl, path.src_path_bits, path.static_rate, path.is_global, path.port_num, route)
-
-
-def blank_attr() -> QPAttr:
-    """Attributes that say nothing yet and share what is nothing to a queue pair here: for :meth:`SoftQP.advance`."""
-    return QPAttr(cap=_NO_CAP, ah_attr=_NO_PATH, alt_ah_attr=_NO_PATH)
 
 
 def _receive(engine: RcEngine, attr: QPAttr) -> None:
@@ -308,7 +303,7 @@ class SoftQP:
             if before >= _RTS and bits & _FIXED:
                 raise cm_error(errno.EOPNOTSUPP, "timeouts and depths are as they were on the way to RTS", "modify_qp")
             route = self._route_to(attr) if bits & _AV else None
-            kept = self._attr = self._attr or blank_attr()
+            kept = self.attr
             for name in _fields_of(bits):
                 setattr(kept, name, getattr(attr, name))
             if route is not None:
@@ -323,25 +318,30 @@ class SoftQP:
             if state is not before:
                 self._enter(state, before, kept)
 
-    def advance(self, state: QPState, attr: QPAttr) -> None:
-        """To INIT, or to RTS through the states before it, with everything that takes; EINVAL where that is not ahead.
+    @property
+    def attr(self) -> QPAttr:
+        """Its attributes, for :meth:`advance`; what they share is not to be changed."""
+        if self._attr is None:
+            self._attr = QPAttr(cap=_NO_CAP, ah_attr=_NO_PATH, alt_ah_attr=_NO_PATH)
+        return self._attr
 
-        This is how an id takes its queue pair along: the caller answers for the values, and ``attr`` is the queue
-        pair's from now on.
+    def advance(self, state: QPState) -> None:
+        """To INIT, or to RTS through the states before it, with what :attr:`attr` has; EINVAL where that is not ahead.
+
+        This is how an id takes its queue pair along, which answers for the values.
         """
         with self._transport.lock:
             if self._transport.endpoint(self.qp_num) is not self:
                 raise cm_error(errno.EBADF, "the queue pair is closed", "modify_qp")
             if self.state is not _RESET and (self.state is not _INIT or state is _INIT):
                 raise cm_error(errno.EINVAL, f"no way from {self.state.name} to {state.name}", "modify_qp")
-            route = self._route_to(attr) if state is _RTS else None
-            self._attr = attr
-            self.state = state
-            if route is not None:
-                self._use_route(*route)
+            attr = self.attr
+            if state is _RTS:
+                self._use_route(*self._route_to(attr))
                 engine = self._started()
                 _receive(engine, attr)
                 _send(engine, attr)
+            self.state = state
 
     def fail(self) -> None:
         """To ERR, as the end of its connection: everything posted is flushed. In RESET there is nothing to flush."""

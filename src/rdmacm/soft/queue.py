@@ -24,7 +24,8 @@ class SoftQueue:
     def __init__(self, provider: SoftProvider) -> None:
         self.provider = provider
         self._events: deque[QueuedEvent] = deque()
-        self._pollable = Pollable(provider)
+        #: Made when its descriptor is first asked for.
+        self._pollable: Pollable | None = None
         self._closed = False
         self.notify: Callable[[], None] | None = None
         #: The ids whose events come here.
@@ -35,7 +36,8 @@ class SoftQueue:
             if self._closed:
                 return
             self._events.append(event)
-            self._pollable.signal(True)
+            if self._pollable is not None:
+                self._pollable.signal(True)
             waiters = self.provider.waiters
             if waiters.polling:
                 waiters.wake()
@@ -54,7 +56,7 @@ class SoftQueue:
             taken = [event for event in self._events if event.owner is owner]
             if taken:
                 self._events = deque(event for event in self._events if event.owner is not owner)
-                self._pollable.signal(bool(self._events))
+                self._signal()
             return taken
 
     def get(self, timeout: float | None) -> QueuedEvent | None:
@@ -76,15 +78,22 @@ class SoftQueue:
         event.owner.reported()  # under the lock, so that destroying the id either sees it or discards the event
         if event.type is CmEventType.CONNECT_REQUEST and event.new_id is not None:
             cast("SoftId", event.new_id).delivered()
-        self._pollable.signal(bool(self._events))
+        if self._pollable is not None:
+            self._signal()
         return event
+
+    def _signal(self) -> None:
+        if self._pollable is not None:
+            self._pollable.signal(bool(self._events))
 
     def fileno(self) -> int:
         with self.provider.lock:
             if self._closed:
                 return -1
+            if self._pollable is None:
+                self._pollable = Pollable(self.provider)
             fd = self._pollable.fileno()
-            self._pollable.signal(bool(self._events))
+            self._signal()
             return fd
 
     def close(self) -> None:
@@ -95,6 +104,7 @@ class SoftQueue:
                 waiting.destroy()
             self._closed = True
             self._events.clear()
-            self._pollable.close()
+            if self._pollable is not None:
+                self._pollable.close()
             self.provider.waiters.wake()
         self.provider.closed(self)

@@ -114,6 +114,9 @@ class Agent:
         self.news: list[Event] = []
         #: A connection by its local communication id, or None once it is forgotten.
         self.connection = self._connections.get
+        #: When :meth:`timer` may have something to do: (time, communication id) as a heap. The first is no later than
+        #: :meth:`next_deadline`, and quicker to look at.
+        self.timers = self._connections.timers
         #: When :meth:`timer` has something to do, or None.
         self.next_deadline = self._connections.next_deadline
 
@@ -233,8 +236,8 @@ class Agent:
         connection = self._allowed(comm_id, Input.DISCONNECT)
         packed = b""
         if connection.state is State.DREQ_RCVD:
-            self._drep(connection, connection.dreq_transaction_id, private_data)
             connection.drep_private_data = private_data
+            packed = self._drep(connection)
         elif connection.state is State.ESTABLISHED:
             packed = self._dreq(connection, private_data)
         self._step(connection, Input.DISCONNECT, now, packed=packed)
@@ -516,10 +519,9 @@ class Agent:
             case Do.HUSH:
                 connection.is_hushed = True
             case Do.SEND_RTU:
-                self._send(path, connection.rtu)
+                self.outbox.append((path, connection.rtu))
             case Do.SEND_DREP:
-                drep = self._drep(connection, connection.dreq_transaction_id, connection.drep_private_data)
-                self._send(path, drep)
+                self.outbox.append((path, packed or self._drep(connection)))
             case Do.SEND_AGAIN:
                 connection.retries_left -= 1
                 self._send_pending(connection, now)
@@ -577,8 +579,9 @@ class Agent:
         remote = connection.remote_comm_id or 0
         return pack_message(DREQ(connection.comm_id, remote, connection.remote_qpn or 0, private_data), tid)
 
-    def _drep(self, connection: Connection, tid: int, private_data: bytes) -> bytes:
-        return pack_message(DREP(connection.comm_id, connection.remote_comm_id or 0, private_data), tid)
+    def _drep(self, connection: Connection) -> bytes:
+        drep = DREP(connection.comm_id, connection.remote_comm_id or 0, connection.drep_private_data)
+        return pack_message(drep, connection.dreq_transaction_id)
 
     def _sidr_rep(self, connection: Connection, reply: SIDR_REP) -> SIDR_REP:
         reply.request_id = connection.remote_comm_id or 0
@@ -597,7 +600,7 @@ class Agent:
 
     def _send_pending(self, connection: Connection, now: float) -> None:
         connection.was_extended = False
-        self._send(connection.path, connection.pending)
+        self.outbox.append((connection.path, connection.pending))
         self._connections.arm(connection, now + connection.interval)
 
     # -- names and room ---------------------------------------------------------------------------------------

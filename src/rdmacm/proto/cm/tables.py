@@ -18,7 +18,7 @@ class Connections:
     they came over.
     """
 
-    __slots__ = ("_by_id", "_by_remote_id", "_by_remote_qpn", "_timers", "get")
+    __slots__ = ("_by_id", "_by_remote_id", "_by_remote_qpn", "get", "timers")
 
     def __init__(self) -> None:
         self._by_id: dict[int, Connection] = {}
@@ -26,7 +26,8 @@ class Connections:
         self.get: Callable[[int], Connection | None] = self._by_id.get
         self._by_remote_id: dict[tuple[int, int | None, Hashable], Connection] = {}
         self._by_remote_qpn: dict[tuple[int, int | None, Hashable], Connection] = {}
-        self._timers: list[tuple[float, int]] = []
+        #: When which is due, a heap; what was stopped or set anew may still be in it.
+        self.timers: list[tuple[float, int]] = []
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -73,22 +74,22 @@ class Connections:
     def arm(self, connection: Connection, deadline: float) -> None:
         """Set the connection's one timer. Setting its ``deadline`` to None stops it."""
         connection.deadline = deadline
-        heapq.heappush(self._timers, (deadline, connection.comm_id))
+        heapq.heappush(self.timers, (deadline, connection.comm_id))
         # Timers that were stopped stay behind until they are due, which a busy agent has no room for.
-        if len(self._timers) > 64 + 4 * len(self._by_id):
-            self._timers = [
+        if len(self.timers) > 64 + 4 * len(self._by_id):
+            self.timers[:] = [
                 (waiting.deadline, comm_id) for comm_id, waiting in self._by_id.items() if waiting.deadline is not None
             ]
-            heapq.heapify(self._timers)
+            heapq.heapify(self.timers)
 
     def next_deadline(self) -> float | None:
         """When the next timer is due, or None."""
-        while self._timers:
-            deadline, comm_id = self._timers[0]
+        while self.timers:
+            deadline, comm_id = self.timers[0]
             connection = self._by_id.get(comm_id)
             if connection is not None and connection.deadline == deadline:
                 return deadline
-            heapq.heappop(self._timers)
+            heapq.heappop(self.timers)
         return None
 
     def take_due(self, now: float) -> Connection | None:
@@ -96,7 +97,7 @@ class Connections:
         deadline = self.next_deadline()
         if deadline is None or deadline > now:
             return None
-        connection = self._by_id[heapq.heappop(self._timers)[1]]
+        connection = self._by_id[heapq.heappop(self.timers)[1]]
         connection.deadline = None
         return connection
 
