@@ -337,6 +337,40 @@ class TestRequests:
         wire.send(route, (mad(AttributeId.REQ), bytes(4)))
         assert [each.body for each in collect(wire, 1)] == [mad(AttributeId.REQ)]
 
+    def test_who_does_not_listen_leaves_them_to_who_does(self, wire: UdpWire, worker: MakeWorker) -> None:
+        member = worker()
+        joins(wire, member)
+        member(Server.listen, SERVICE, None)
+        member.signal(signal.SIGSTOP)
+        route = wire.route(HERE)
+        sent = [mad(AttributeId.REQ, tail=bytes((count,))) for count in range(4)]
+        wire.send(route, (sent[0], bytes(4)))
+        pump(wire)
+        assert wire.counters["forwarded"] == 1, "it learns of the listener"
+        assert not wire.look_aside()
+        wire.send(route, (sent[1], bytes(4)))
+        assert not wire.receive()
+        member.signal(signal.SIGCONT)
+        assert sorted(bodies(member.collect(2))) == sorted(body for body in sent[:2])
+        assert wire.counters["forwarded"] == 1
+        # One that waits is taken after all, and handed on: the next is the listener's again.
+        member.signal(signal.SIGSTOP)
+        wire.send(route, (sent[2], bytes(4)))
+        wait([wire])
+        assert not wire.receive()
+        assert wire.look_aside()
+        pump(wire)
+        assert wire.counters["forwarded"] == 2
+        wire.send(route, (sent[3], bytes(4)))
+        assert not wire.receive()
+        # Who listens himself looks for them at once.
+        wire.listen(SERVICE + 1, None)
+        pump(wire)
+        assert wire.counters["forwarded"] == 3
+        assert not wire.aside() or not wire.look_aside()
+        member.signal(signal.SIGCONT)
+        assert sorted(bodies(member.collect(2))) == sorted(sent[2:])
+
     def test_a_burst_waits_for_a_slow_listener(self, wire: UdpWire, worker: MakeWorker) -> None:
         member, other = worker(), worker()
         joins(wire, member)

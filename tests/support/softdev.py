@@ -61,6 +61,12 @@ class MemoryWire:
     def filenos(self) -> Sequence[int]:
         return ()
 
+    def aside(self) -> Sequence[int]:
+        return ()
+
+    def look_aside(self) -> bool:
+        return False
+
     def receive(self, glance: bool = False) -> Sequence[Received]:
         return [self.inbox.popleft() for _ in range(min(16, len(self.inbox)))]
 

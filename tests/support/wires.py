@@ -64,7 +64,8 @@ class Packet(NamedTuple):
 
 
 def taken(wire: UdpWire) -> list[Packet]:
-    """What is there now, copied and in single packets."""
+    """What is there now, copied and in single packets; also what is left to others."""
+    wire.look_aside()
     found = []
     for data, segment, remote, local in wire.receive():
         step = segment or len(data)
@@ -75,7 +76,7 @@ def taken(wire: UdpWire) -> list[Packet]:
 
 def wait(wires: Sequence[UdpWire], timeout: float = PATIENCE) -> None:
     """Until one of them has something."""
-    fds = [fd for wire in wires for fd in wire.filenos()]
+    fds = [fd for wire in wires for fd in (*wire.filenos(), *wire.aside())]
     assert select.select(fds, [], [], timeout)[0], "nothing arrived"
 
 

@@ -4,7 +4,8 @@ One-sided traffic, retransmissions and connection requests want an answer althou
 something else. The thread waits for descriptors and timers like any other waiter, but holds back: what it is woken
 for is first left to the application for a moment (``_GRACE``), and while the application makes progress by itself the
 thread looks up ever more rarely. So a caller that waits or polls does not have to share the interpreter with it, and
-an idle process does nothing at all.
+an idle process does nothing at all. What the wire leaves to other processes it takes as well, if they have not after
+that moment.
 
 An ACK may wait until the application comes back with its next call (:meth:`Transport.progress`). It may never come, so
 ACKs wait only while the thread looks up often, as it does where they have lately; it sends what nobody else does.
@@ -67,20 +68,23 @@ class Helper:
     def _run(self, stop: threading.Event, waiter: Waiter) -> None:
         provider = self._provider
         transport = provider.transport
+        wire = transport.wire
         seen, serving, tick = -1, False, _GRACE
         deferrals = 0
         while not stop.is_set():
             with provider.lock:
                 if stop.is_set():
                     break
-                waiter.prepare(provider)
+                waiter.prepare(provider, wire.aside())
             waiter.wait(None)
             with provider.lock:
                 others, seen = provider.progress_count != seen, provider.progress_count
             if not serving or others:
                 if stop.wait(tick if others else _GRACE):
                     break
-                if provider.progress_count != seen:
+                with provider.lock:
+                    left = wire.look_aside()
+                if provider.progress_count != seen and not left:
                     serving, tick = False, min(2 * tick, _LONGEST_TICK)
                     if transport.deferrals != deferrals:
                         deferrals, tick = self._watch(stop), _GRACE
@@ -89,6 +93,7 @@ class Helper:
             tick = _GRACE
             with provider.lock:
                 if not stop.is_set():
+                    wire.look_aside()
                     provider.progress()
                     seen, serving = provider.progress_count, True
         waiter.wake.close()
@@ -103,6 +108,9 @@ class Helper:
             transport.watched = True
             if stop.wait(_GRACE):
                 return deferrals
+            with provider.lock:
+                if transport.wire.look_aside():
+                    break
         with provider.lock:
             transport.watched = False
             transport.acknowledge()

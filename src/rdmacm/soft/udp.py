@@ -9,6 +9,9 @@ process it is for, but for two cases. Systems that join packets to trains look a
 may hold packets of several processes. And requests come to whoever looks first. What is another process's is handed
 on through its mailbox (:mod:`rdmacm.soft.mailbox`).
 
+A process where nobody listens has nothing to look for there. Once it has handed on a request, it leaves them to those
+where somebody does, until one has waited so long that these must be gone, or be busy.
+
 Nothing that happens to a packet raises: a packet that could not be sent is a lost one, and is counted.
 """
 
@@ -152,6 +155,10 @@ class UdpWire:
         self._sockets: list[socket.socket | None] = [None, None]
         self._readers: dict[int, Callable[[list[Received]], None]] = {}
         self._poller: select.epoll | select.poll | None = None
+        # Where requests come, whoever they are for: in the poller, or aside.
+        self._gsi: list[int] = []
+        self._aside: select.epoll | None = None
+        self._is_aside = False
         self._buffers: list[tuple[list[memoryview], memoryview]] = []
         self._used = 0
         self._in_a_row = 0  # receive() that found something
@@ -188,8 +195,10 @@ class UdpWire:
             self.slot = member.slot
             self._mailbox = Mailbox(member.mailbox, self._watch, self._unwatch)
             self._watch(member.door.fileno(), lambda _: member.admit())
+            self._aside = select.epoll()
             for sock in member.gsi:
                 if sock is not None:
+                    self._gsi.append(sock.fileno())
                     self._watch(sock.fileno(), partial(self._read, _Source(sock, True)))
         for sock in self._sockets:
             if sock is not None:
@@ -226,6 +235,11 @@ class UdpWire:
             self._poller.close()
         self._poller = None
         self._recent = None
+        if self._aside is not None:
+            self._aside.close()
+            self._aside = None
+        self._is_aside = False
+        self._gsi.clear()
         self._readers.clear()
         for listening in self._listening.values():
             if listening.mailbox is not None:
@@ -254,6 +268,25 @@ class UdpWire:
 
     # -- requests -------------------------------------------------------------------------------------
 
+    def aside(self) -> Sequence[int]:
+        return () if self._aside is None else (self._aside.fileno(),)
+
+    def look_aside(self) -> bool:
+        if not self._is_aside or self._aside is None or not self._aside.poll(0):
+            return False
+        self._leave_requests(False)
+        return True
+
+    def _leave_requests(self, to_others: bool) -> None:
+        """Whether the processes where somebody listens have the requests to themselves."""
+        if to_others is not self._is_aside and self._aside is not None:
+            self._is_aside = to_others
+            before, after = (self._poller, self._aside) if to_others else (self._aside, self._poller)
+            assert before is not None and after is not None
+            for fd in self._gsi:
+                before.unregister(fd)
+                after.register(fd, select.POLLIN)
+
     def listen(self, service_id: int, local: bytes | None) -> object:
         """See :meth:`Wire.listen`; an address of zeros is any of its family.
 
@@ -279,6 +312,7 @@ class UdpWire:
             self._listening[key] = _Listening(set(), mailbox)
         token = _Token(key)
         self._listening[key].tokens.add(token)
+        self._leave_requests(False)
         return token
 
     def unlisten(self, token: object) -> None:
@@ -413,8 +447,11 @@ class UdpWire:
             if (service_id, where) in self._listening:
                 break
             names.append(self._member.service_name(service_id, where))
-        # Nobody listens: then it is as good a process as any to say so.
-        return not self._forward(names, received)
+        if self._forward(names, received):
+            if not self._listening:
+                self._leave_requests(True)
+            return False
+        return True  # nobody listens: then this is as good a process as any to say so
 
     def _forward(self, names: Sequence[str], received: Received) -> bool:
         """Hand a packet to the first of some mailboxes there is; False where there is none."""

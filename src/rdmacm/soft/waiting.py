@@ -16,7 +16,7 @@ import select
 import socket
 import sys
 import time
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Sequence, Sized
 from typing import TYPE_CHECKING, TypeVar
 
 from rdmacm.soft.timer import TimerDescriptor
@@ -93,9 +93,9 @@ class Waiter:
         self._fds: tuple[int, ...] = ()
         self._milliseconds = 0.0
 
-    def prepare(self, provider: SoftProvider) -> None:
-        """Get ready to wait for what makes progress possible (the provider's lock is held)."""
-        fds = provider.filenos()
+    def prepare(self, provider: SoftProvider, more: Sequence[int] = ()) -> None:
+        """Get ready to wait for what makes progress possible, or for ``more`` (the provider's lock is held)."""
+        fds = (*provider.filenos(), *more) if more else provider.filenos()
         if fds != self._fds:
             for fd in self._fds:
                 self._poll.unregister(fd)

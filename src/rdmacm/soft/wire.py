@@ -57,6 +57,15 @@ class Wire(Protocol):
     def filenos(self) -> Sequence[int]:
         """Descriptors that poll readable when :meth:`receive` has something; none before :meth:`open`."""
 
+    def aside(self) -> Sequence[int]:
+        """Descriptors that poll readable when something has come for any process of this host, and is left to others.
+
+        Others may be gone or busy: what waits there for a while is to be taken, see :meth:`look_aside`.
+        """
+
+    def look_aside(self) -> bool:
+        """Whether something waits there; the next :meth:`receive` takes it."""
+
     def receive(self, glance: bool = False) -> Sequence[Received]:
         """What has arrived, a bounded number at a time; never waits.
 

@@ -86,6 +86,12 @@ class FabricWire:
         """Packets that :meth:`receive` has not returned yet."""
         return len(self._inbox)
 
+    def aside(self) -> Sequence[int]:
+        return ()
+
+    def look_aside(self) -> bool:
+        return False
+
     def receive(self, glance: bool = False) -> Sequence[Received]:
         inbox = self._inbox
         return [inbox.popleft() for _ in range(min(_BATCH, len(inbox)))]
