@@ -419,15 +419,16 @@ class SoftQP:
 
     def post_send(self, wrs: list[SendWR]) -> None:
         transport = self._transport
-        with transport.lock:
+        transport.lock.acquire()
+        try:
+            if len(wrs) == 1 and self.state is _RTS and transport.opened and not self.in_line:
+                self._send(wrs[0])
+                return
             if self.state < _RTS:
                 raise cm_error(errno.EINVAL, f"a queue pair in {self.state.name} does not send", "post_send")
-            engine = self._engine or self._started()
+            engine = self._started()
             try:
                 for wr in wrs:
-                    if self._sends >= self._cap.max_send_wr:
-                        most = self._cap.max_send_wr
-                        raise cm_error(errno.ENOMEM, f"the send queue holds {most} requests", "post_send")
                     engine.post_send(self._work(wr))
                     self._sends += 1
             finally:
@@ -435,9 +436,34 @@ class SoftQP:
                     self._after(engine)
                 else:
                     transport.send_now(self, transport.clock())
+        finally:
+            transport.lock.release()
+
+    def _send(self, wr: SendWR) -> None:
+        """A single request, with nothing in line before it: a small one leaves at once."""
+        engine, flow, route = self._engine, self._flow, self._route
+        assert engine is not None
+        assert flow is not None
+        assert route is not None
+        work = self._work(wr)
+        transport = self._transport
+        now = transport.clock()
+        packet = engine.send(work, flow, now)
+        self._sends += 1
+        if packet is None:
+            transport.send_now(self, now)
+            return
+        transport.wire.send(route, packet)
+        deadline, timers = engine.deadline, self.timers
+        if deadline is not None and not (timers and timers[-1] <= deadline):
+            transport.watch(self)
+        if transport.owing:
+            transport.acknowledge()
 
     def _work(self, wr: SendWR) -> SendWork:
         """A work request as the engine wants it."""
+        if self._sends >= self._cap.max_send_wr:
+            raise cm_error(errno.ENOMEM, f"the send queue holds {self._cap.max_send_wr} requests", "post_send")
         opcode, elements = wr.opcode, wr.sg
         if not _CONNECTED[opcode]:
             raise cm_error(errno.EINVAL, f"{opcode!r} is not for a reliable connection", "post_send")

@@ -18,7 +18,7 @@ from rdmacm.proto.roce.opcodes import (
     Operation,
 )
 from rdmacm.proto.roce.psn import PSN_MASK
-from rdmacm.proto.roce.rc.codes import HALVES, LITTLE, READ_MIDDLE, SEND_MIDDLE, WRITE_MIDDLE
+from rdmacm.proto.roce.rc.codes import ACKNOWLEDGE, HALVES, LITTLE, READ_MIDDLE, SEND_MIDDLE, SEND_ONLY, WRITE_MIDDLE
 from rdmacm.proto.roce.rc.requester import COMPLETES_AS, Requester
 from rdmacm.proto.roce.rc.responder import NAKS, Responder
 from rdmacm.proto.roce.rc.runs import take_run
@@ -183,6 +183,19 @@ class RcEngine:
         else:
             self._requester.waiting.append(work)
 
+    def send(self, work: SendWork, flow: Icrc, now: float) -> list[Buffer] | None:
+        """:meth:`post_send`, and the packet, where it takes one that may leave at once: its pieces, sealed.
+
+        None where :meth:`datagrams` has to be asked.
+        """
+        responder, requester = self._responder, self._requester
+        if requester is not None and responder is not None and not (requester.waiting or responder.answers):
+            packet = requester.lone(work, flow, now)
+            if packet is not None:
+                return packet
+        self.post_send(work)
+        return None
+
     def post_recv(self, work: RecvWork) -> None:
         """Queue a buffer for a message; flushed at once where the connection is over."""
         if self.failed:
@@ -258,8 +271,11 @@ class RcEngine:
         responder, requester = self._responder, self._requester
         if responder is None:
             return NOTHING
-        if responder.answers or (requester is not None and requester.wants_to_send):
+        if responder.answers:
             return PACKETS
+        if requester is not None and (requester.waiting or requester.next_psn != requester.end_psn):
+            if requester.wants_to_send:
+                return PACKETS
         if responder.owed < 0:
             return NOTHING
         return ACK_ONLY if responder.owed_aeth < NAKS else PACKETS
@@ -275,9 +291,10 @@ class RcEngine:
             return []
         answers, owed = responder.answers, responder.owed >= 0
         if requester is not None:
-            if not answers:
-                lone = requester.lone(flow, now)
+            if not answers and len(requester.waiting) == 1:
+                lone = requester.lone(requester.waiting[0], flow, now)
                 if lone is not None:
+                    requester.waiting.clear()
                     return [(lone, 0), (self._acknowledgement(flow), 0)] if owed else [(lone, 0)]
             if not requester.wants_to_send:
                 requester = None
@@ -319,15 +336,20 @@ class RcEngine:
                 and half & _FIXED == self._common
                 and crc32(data, flow.base ^ flow.lengths[length]) == RESIDUE
             ):
-                body = data[BTH_LENGTH:end]
+                psn, body = word & PSN_MASK, data[BTH_LENGTH:end]
                 if IS_RESPONSE[opcode]:
                     assert requester is not None
-                    accepted = requester.received(opcode, word & PSN_MASK, body, now)
+                    if opcode == ACKNOWLEDGE and requester.all_arrived(psn, body[0]):
+                        return 1
+                    accepted = requester.received(opcode, psn, body, now)
                     if requester.failed:
                         self._fail()
                 else:
                     assert responder is not None
-                    accepted = responder.received(opcode, word & PSN_MASK, half >> 48 & 0x80 | word >> 31, body)
+                    flags = half >> 48 & 0x80 | word >> 31
+                    if opcode == SEND_ONLY and responder.send_only(psn, flags, body):
+                        return 1
+                    accepted = responder.received(opcode, psn, flags, body)
                     if responder.failed:
                         self._fail()
                     if not IS_END[opcode]:

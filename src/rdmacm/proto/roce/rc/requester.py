@@ -2,7 +2,7 @@
 
 Work requests wait in ``waiting`` until they are given packet sequence numbers and move to ``_sent``, oldest first;
 they leave it from the left, in order, as completions. Every request packet takes one PSN; a READ takes as many as
-its answer has packets. ``_next`` is the PSN to be sent next: it runs ahead to ``_end`` as the window allows, and
+its answer has packets. ``next_psn`` is the PSN to be sent next: it runs ahead to ``end_psn`` as the window allows, and
 jumps back to resend (go-back-N: what follows a lost packet is sent again, with its old PSNs).
 
 What an answer says:
@@ -157,8 +157,8 @@ class Requester:
         #: Work requests that were posted and have no PSNs yet.
         self.waiting: deque[SendWork] = deque()
         self._sent: deque[SendWork] = deque()
-        self._next = self._end = self._acked = sq_psn & PSN_MASK
-        self._at = 0  # index in _sent of the request that _next belongs to
+        self.next_psn = self.end_psn = self._acked = sq_psn & PSN_MASK
+        self._at = 0  # index in _sent of the request that next_psn belongs to
         self._unanswered = 0  # READ and atomic requests
         self._retries = retry_cnt
         self._rnr_retries = rnr_retry
@@ -187,7 +187,7 @@ class Requester:
         self.failed = True
         self._resting = False
         self.deadline = None
-        self._next = self._end
+        self.next_psn = self.end_psn
         works = [*self._sent, *self.waiting]
         self._sent.clear()
         self.waiting.clear()
@@ -210,7 +210,7 @@ class Requester:
 
     def _arm(self, now: float) -> None:
         if not self._resting:
-            outstanding = self._sent and self._next != self._acked
+            outstanding = self._sent and self.next_psn != self._acked
             self.deadline = now + self._timeout if self._timeout and outstanding else None
 
     def _retry(self, psn: int, now: float) -> None:
@@ -228,7 +228,7 @@ class Requester:
             self.deadline = now + self._timeout if self._timeout else None
 
     def _go_back(self, psn: int) -> None:
-        self._next = psn
+        self.next_psn = psn
         self._at = 0
 
     # -- sending --------------------------------------------------------------------------------------
@@ -238,20 +238,20 @@ class Requester:
         """Whether :meth:`packets` may have something."""
         if self._resting:
             return False
-        return self._next != self._end or (bool(self.waiting) and not self.paused)
+        return self.next_psn != self.end_psn or (bool(self.waiting) and not self.paused)
 
     def packets(self, out: Trains, now: float, limit: int) -> None:
         """Up to ``limit`` packets that may be sent now."""
-        before = self._next
+        before = self.next_psn
         try:
             while limit > 0 and not self.failed:
-                if self._next == self._end and not self._start():
+                if self.next_psn == self.end_psn and not self._start():
                     break
-                room = self._window - (self._next - self._acked & PSN_MASK)
+                room = self._window - (self.next_psn - self._acked & PSN_MASK)
                 if room <= 0:
                     break
                 sent = self._sent[self._at]
-                while self._next - sent.first & PSN_MASK > sent.last - sent.first & PSN_MASK:
+                while self.next_psn - sent.first & PSN_MASK > sent.last - sent.first & PSN_MASK:
                     self._at += 1
                     sent = self._sent[self._at]
                 kind = _BY_CODE[sent.opcode]
@@ -266,20 +266,19 @@ class Requester:
                 limit -= count
         except LocalProtectionError:
             # Those before it did nothing wrong: it waits until it is the oldest.
-            if self._next == self._acked:
+            if self.next_psn == self._acked:
                 self.fail(WCStatus.LOC_PROT_ERR)
-        if self.deadline is None and self._next != before:
+        if self.deadline is None and self.next_psn != before:
             self._arm(now)
 
-    def lone(self, flow: Icrc, now: float) -> list[Buffer] | None:
-        """The packet to send, where the next request is all there is and takes but one; what :meth:`packets` would.
+    def lone(self, work: SendWork, flow: Icrc, now: float) -> list[Buffer] | None:
+        """Begin with a request that nothing waits before, where it takes one packet: what :meth:`packets` would.
 
-        Its pieces, sealed. None where it is for :meth:`packets` to say.
+        The packet's pieces, sealed; None where it is for :meth:`packets` to say, and nothing has happened.
         """
-        waiting, psn = self.waiting, self._next
-        if len(waiting) != 1 or psn != self._end or self.paused or self._resting:
+        psn = self.next_psn
+        if psn != self.end_psn or self.paused or self._resting:
             return None
-        work = waiting[0]
         kind, segments = _DATA[work.opcode], work.segments
         if kind is None or work.fence or len(segments) != 1:
             return None
@@ -290,12 +289,11 @@ class Requester:
             return None
         if not 0 < size <= self._mtu or self._window <= psn - self._acked & PSN_MASK:
             return None
-        waiting.popleft()
         work.length = size
         work.first = work.last = psn
         self._at = len(self._sent)
         self._sent.append(work)
-        self._next = self._end = psn + 1 & PSN_MASK
+        self.next_psn = self.end_psn = psn + 1 & PSN_MASK
         if self.deadline is None and self._timeout:
             self.deadline = now + self._timeout
         pad = -size & 3
@@ -322,16 +320,16 @@ class Requester:
         packets = 1 if length <= self._mtu or _BY_CODE[work.opcode].is_atomic else -(-length // self._mtu)
         self.waiting.popleft()
         work.length = length
-        work.first = self._end
-        work.last = (self._end + packets - 1) & PSN_MASK
+        work.first = self.end_psn
+        work.last = (self.end_psn + packets - 1) & PSN_MASK
         work.answered = work.asked = 0
         self._sent.append(work)
-        self._end = (self._end + packets) & PSN_MASK
+        self.end_psn = (self.end_psn + packets) & PSN_MASK
         return True
 
     def _data(self, out: Trains, work: SendWork, kind: _Kind, room: int, limit: int) -> int:
         """The next packet of a SEND or WRITE, or several from its middle; returns how many."""
-        psn, mtu = self._next, self._mtu
+        psn, mtu = self.next_psn, self._mtu
         index = psn - work.first & PSN_MASK
         first, last = not index, psn == work.last
         if not first and not last:
@@ -351,14 +349,14 @@ class Requester:
                 extra += WORD.pack(work.invalidate_rkey)
         elif room == 1:
             word |= ACK_REQUEST
-        self._next = (psn + 1) & PSN_MASK
+        self.next_psn = (psn + 1) & PSN_MASK
         header = BTH.pack(kind.opcodes[2 * first + last], flags, self._pkey, self._dest, word) + extra
         out.add(header, pieces, len(header) + size + pad + 4)
         return 1
 
     def _middle(self, out: Trains, sent: SendWork, kind: _Kind, index: int, room: int) -> int:
         """Packets of the middle up to where an acknowledgement is asked for, or a buffer ends."""
-        psn, mtu = self._next, self._mtu
+        psn, mtu = self.next_psn, self._mtu
         count = min(
             room,
             sent.last - psn & PSN_MASK,
@@ -376,12 +374,12 @@ class Requester:
         else:
             header = middle + WORD.pack(psn | (ACK_REQUEST if ack else 0))
             out.add(header, slices(sent.segments, index * mtu, mtu), 16 + mtu)
-        self._next = (psn + count) & PSN_MASK
+        self.next_psn = (psn + count) & PSN_MASK
         return count
 
     def _may_ask(self) -> bool:
         """Whether the peer keeps one more READ or atomic. A request fails, as the oldest, where it keeps none."""
-        if not self._max_rd_atomic and self._next == self._acked:
+        if not self._max_rd_atomic and self.next_psn == self._acked:
             self.fail(WCStatus.LOC_QP_OP_ERR)
         return self._unanswered < self._max_rd_atomic
 
@@ -391,7 +389,7 @@ class Requester:
         A READ's answer comes all at once, with no window of its own, so a long one is asked for in parts. What is asked
         for again is never more than one part, for the responder may keep each of them apart.
         """
-        psn, mtu = self._next, self._mtu
+        psn, mtu = self.next_psn, self._mtu
         index = psn - sent.first & PSN_MASK
         stop = min(self._part_end(index), (sent.last - sent.first & PSN_MASK) + 1)
         if stop - index > room and psn != self._acked:
@@ -402,7 +400,7 @@ class Requester:
             self._unanswered += 1
             sent.asked = stop
         offset = index * mtu
-        self._next = (sent.first + stop) & PSN_MASK
+        self.next_psn = (sent.first + stop) & PSN_MASK
         header = BTH.pack(READ_REQUEST, 0, self._pkey, self._dest, psn | ACK_REQUEST)
         length = min(sent.length, stop * mtu) - offset
         out.add(header + RETH.pack(sent.remote_addr + offset & _U64, sent.rkey, length), (), 32)
@@ -419,10 +417,10 @@ class Requester:
                 return 0
             self._unanswered += 1
             work.asked = 1
-        psn = self._next
+        psn = self.next_psn
         swap = work.opcode is WROpcode.ATOMIC_CMP_AND_SWP
         operands = (work.swap, work.compare_add) if swap else (work.compare_add, 0)
-        self._next = (psn + 1) & PSN_MASK
+        self.next_psn = (psn + 1) & PSN_MASK
         header = BTH.pack(COMPARE_SWAP if swap else FETCH_ADD, 0, self._pkey, self._dest, psn | ACK_REQUEST)
         out.add(header + ATOMIC_ETH.pack(work.remote_addr, work.rkey, *operands), (), 44)
         return 1
@@ -431,12 +429,6 @@ class Requester:
 
     def received(self, opcode: int, psn: int, body: memoryview, now: float) -> bool:
         """An answer: its opcode and PSN, and what follows the BTH, padding removed; False where it is ignored."""
-        if opcode == ACKNOWLEDGE and len(self._sent) == 1 and body[0] < 0x20 and self._next == self._end:
-            sent = self._sent[0]
-            kind = _BY_CODE[sent.opcode]
-            if psn == sent.last and kind.opcodes and not self._resting:
-                self._all_arrived(sent, kind)
-                return True
         if self._ours(psn):
             if opcode == ACKNOWLEDGE:
                 return self._acknowledge(body[0], psn, now)
@@ -449,20 +441,30 @@ class Requester:
         self._dropped["answer"] += 1  # a duplicate, or an answer to what was never asked
         return False
 
-    def _all_arrived(self, work: SendWork, kind: _Kind) -> None:
-        """The last SEND or WRITE there is has arrived: what :meth:`_advance` would do, at once."""
+    def all_arrived(self, psn: int, syndrome: int) -> bool:
+        """An acknowledgement, where it is of the only SEND or WRITE there is: what :meth:`received` does with it.
+
+        False where it is of something else, and nothing has happened.
+        """
+        if len(self._sent) != 1 or syndrome >= 0x20 or self.next_psn != self.end_psn or self._resting:
+            return False
+        work = self._sent[0]
+        kind = _BY_CODE[work.opcode]
+        if psn != work.last or not kind.opcodes:
+            return False
         self._sent.clear()
         self._at = 0
-        self._acked = self._next
+        self._acked = self.next_psn
         self._retrying = False
         self._retries = self._retry_cnt
         self._rnr_retries = self._rnr_retry
         self.deadline = None
         if work.signaled:
             self._complete(WC(work.wr_id, _SUCCESS, kind.completes, work.length, None, None, False, self._qp_num))
+        return True
 
     def _ours(self, psn: int) -> bool:
-        return bool(self._sent) and psn - self._acked & PSN_MASK < self._end - self._acked & PSN_MASK
+        return bool(self._sent) and psn - self._acked & PSN_MASK < self.end_psn - self._acked & PSN_MASK
 
     def _owner(self, psn: int) -> SendWork | None:
         return next((s for s in self._sent if psn - s.first & PSN_MASK <= s.last - s.first & PSN_MASK), None)
@@ -507,7 +509,7 @@ class Requester:
             kind = _BY_CODE[sent.opcode]
             if not kind.opcodes:
                 # Passed by, unanswered: the answer is lost. (Until asked again, later ACKs say the same.)
-                if not behind and psn != sent.last and difference(self._next, sent.first) > 0:
+                if not behind and psn != sent.last and difference(self.next_psn, sent.first) > 0:
                     self._ask_again(sent, now)
                 break
             if behind:
@@ -522,7 +524,7 @@ class Requester:
 
     def _ask_again(self, sent: SendWork, now: float) -> None:
         psn = (sent.first + sent.answered // self._mtu) & PSN_MASK
-        if difference(self._next, psn) > 0:
+        if difference(self.next_psn, psn) > 0:
             self._retry(psn, now)
 
     def _finish(self, work: SendWork, kind: _Kind, byte_len: int) -> None:
@@ -535,8 +537,8 @@ class Requester:
 
     def _acknowledged(self, psn: int) -> None:
         self._acked = acked = (psn + 1) & PSN_MASK
-        if self._next - acked & _HALF:  # it was about to be sent again for nothing
-            self._next = acked
+        if self.next_psn - acked & _HALF:  # it was about to be sent again for nothing
+            self.next_psn = acked
 
     def _progressed(self, now: float) -> None:
         self._retrying = False

@@ -45,7 +45,6 @@ from rdmacm.proto.roce.rc.codes import (
     READ_REQUEST,
     RETH,
     SEND_MIDDLE,
-    SEND_ONLY,
     WORD,
     WRITE_MIDDLE,
     prefix,
@@ -205,8 +204,7 @@ class Responder:
             return self._out_of_order(opcode, psn, body)
         self._nak_sent = False
         try:
-            if opcode != SEND_ONLY or self._inside or not self._execute_send_only(psn, flags, body):
-                self._execute(opcode, psn, flags, body)
+            self._execute(opcode, psn, flags, body)
         except _Refused as refused:
             self._answer(psn, refused.syndrome)
             self._nak_sent = True  # what follows is dropped without another word until this one comes again
@@ -256,13 +254,13 @@ class Responder:
         if flags & 1:
             self._answer(psn, _ACK)
 
-    def _execute_send_only(self, psn: int, flags: int, data: memoryview) -> bool:
-        """A message of one packet for a receive of one buffer: what :meth:`_execute` does where nothing is wrong.
+    def send_only(self, psn: int, flags: int, data: memoryview) -> bool:
+        """A message of one packet for a receive of one buffer: what :meth:`received` does where nothing is wrong.
 
         False where something is, or the case is another; nothing has happened then.
         """
         recvs, size = self._recvs, len(data)
-        if not recvs or size > self._mtu:
+        if psn != self._expected or self._inside or not recvs or size > self._mtu:
             return False
         recv = recvs[0]
         segments = recv.segments
@@ -273,6 +271,7 @@ class Responder:
         except (ValueError, TypeError):  # too short, released, read-only
             return False
         recvs.popleft()
+        self._nak_sent = False
         self._complete(WC(recv.wr_id, _SUCCESS, _RECV, size, None, None, flags & 0x80 != 0, self._qp_num))
         self._expected = self._completed = psn + 1 & PSN_MASK
         self._msn = msn = self._msn + 1 & PSN_MASK
