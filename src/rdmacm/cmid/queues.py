@@ -322,5 +322,7 @@ def _usual() -> QPInitAttr:
 def _piece(data: MR | Buffer, offset: int, length: int | None) -> SGE | Buffer:
     if isinstance(data, MR):
         return data.sge(offset, length)
+    if type(data) is bytes and not offset and length is None:
+        return data
     view = memoryview(data)
     return view[offset:] if length is None else view[offset : offset + length]

@@ -52,6 +52,7 @@ _LOOK_ROUND = 16
 _SLOT = 5
 _MULTICAST_SLOT = MULTICAST_QPN >> 16
 _SHORTEST = BTH_LENGTH + ICRC_LENGTH
+_UDP_GRO, _ANCILLARY_SPACE = sockets.UDP_GRO, sockets.ANCILLARY_SPACE
 #: How long a full send queue may hold up the sender, milliseconds; it drains at the link's speed.
 _PATIENCE_MS = 5
 
@@ -103,10 +104,12 @@ class UdpRoute:
 class _Source:
     """A socket to receive from, and where in its ancillary data the local address is."""
 
-    __slots__ = ("end", "info", "is_gsi", "recvmsg_into", "start")
+    __slots__ = ("end", "info", "is_gsi", "recent", "recvmsg_into", "start")
 
     def __init__(self, sock: socket.socket, is_gsi: bool) -> None:
         self.is_gsi = is_gsi
+        #: This, where packets for queue pairs come.
+        self.recent = None if is_gsi else self
         self.recvmsg_into = sock.recvmsg_into
         # of in_pktinfo the address in the packet's header, which the ICRC covers
         self.info, self.start, self.end = sockets.PACKET_INFO[AF_INET6 if sock.family == AF_INET6 else AF_INET]
@@ -364,14 +367,14 @@ class UdpWire:
         # lone message is answered sooner.
         begin, alone = self._used, True
         limit = begin + (_BATCH if self._in_a_row > _STREAM else 1)
-        recvmsg_into, info, space = source.recvmsg_into, source.info, sockets.ANCILLARY_SPACE
+        recvmsg_into, info = source.recvmsg_into, source.info
         while self._used < limit:
             if self._used == len(self._buffers):
                 view = memoryview(bytearray(65536))
                 self._buffers.append(([view], view))
             buffers, view = self._buffers[self._used]
             try:
-                size, control, _, remote = recvmsg_into(buffers, space)
+                size, control, _, remote = recvmsg_into(buffers, _ANCILLARY_SPACE)
             except OSError as error:
                 if error.errno != errno.EAGAIN:
                     self.counters[errno_name(error.errno or 0)] += 1
@@ -379,14 +382,13 @@ class UdpWire:
                     self._in_a_row = 0  # it was asked again for nothing
                 return
             self._used += 1
-            if not source.is_gsi:
-                self._recent = source
+            self._recent = source.recent
             local = b""
             segment = 0
             for _, kind, value in control:
                 if kind == info:
                     local = value[source.start : source.end]
-                elif kind == sockets.UDP_GRO:
+                elif kind == _UDP_GRO:
                     segment = int.from_bytes(value[:4], sys.byteorder)
                     if alone:  # where one train is, there are more
                         alone, limit = False, begin + _BATCH

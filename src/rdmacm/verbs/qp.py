@@ -340,6 +340,8 @@ class QP(Resource):
                     raise _refused(wr, f"an element of {part} bytes")
             elif not inline:
                 raise _refused(wr, "a buffer that is not registered", "SendFlag.INLINE, or mr.sge()")
+            elif type(piece) is bytes:
+                part = len(piece)
             else:
                 try:
                     view = memoryview(piece)
