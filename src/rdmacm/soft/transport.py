@@ -283,6 +283,8 @@ class Transport:
                         self._management(data, remote, local, now)
                         continue
                 self._dispatch(data, segment, remote, local, now)
+                if self.owing:
+                    self.acknowledge()  # of a train: there is more, and the window is not to close
         finally:
             self._inside = False
 

@@ -42,8 +42,9 @@ from rdmacm.soft.wire import Received, WirePath, WireRoute
 __all__ = ["UdpRoute", "UdpWire"]
 
 _LONGEST = 65507
-#: How many datagrams or trains one receive() takes.
+#: How many datagrams one receive() takes, and how many trains: what is not taken in soon is not acknowledged soon.
 _BATCH = 16
+_TRAINS = 4
 #: After how many that found something it takes more than one packet of a socket; more than one round trip has.
 _STREAM = 4
 #: One receive() of so many asks which descriptors are readable; the others try where the last packet came from.
@@ -391,7 +392,7 @@ class UdpWire:
                 elif kind == _UDP_GRO:
                     segment = int.from_bytes(value[:4], sys.byteorder)
                     if alone:  # where one train is, there are more
-                        alone, limit = False, begin + _BATCH
+                        alone, limit = False, begin + _TRAINS
                         self._in_a_row = _STREAM + 1
             if size < _SHORTEST or not local:
                 self.counters["short"] += 1

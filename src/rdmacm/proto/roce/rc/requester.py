@@ -112,14 +112,15 @@ _U64 = 0xFFFFFFFFFFFFFFFF
 
 #: Packets under way at most. So many PSNs are what rxe allows itself.
 WINDOW = 128
-#: Bytes under way at most. A UDP socket that has asked for all a Linux gives by default (net.core.rmem_max, 212992,
-#: which the kernel doubles, for its own overhead) holds somewhat more than this in packets of 4 KiB and drops the
-#: rest; and a lost packet costs more than a window that is closed for a moment.
+#: Bytes under way at most, once a packet has been lost. A UDP socket that has asked for all a Linux gives by default
+#: (net.core.rmem_max, 212992, which the kernel doubles, for its own overhead) holds somewhat more than this in packets
+#: of 4 KiB and drops the rest; and a lost packet costs more than a window that is closed for a moment. Until then
+#: there may be more: a peer may have asked for more, and is mostly quick enough to need none of it.
 WINDOW_BYTES = 256 * 1024
 
 
 def window(mtu: int) -> int:
-    """How many packets may be under way with this path MTU."""
+    """How many packets may be under way with this path MTU, once a packet has been lost."""
     return min(WINDOW, WINDOW_BYTES // mtu)
 
 
@@ -151,9 +152,10 @@ class Requester:
         self._retry_cnt = retry_cnt
         self._rnr_retry = rnr_retry
         self._max_rd_atomic = max_rd_atomic
-        self._window = window(mtu)
-        # Two requests of this many packets of answer fill the window.
-        self._read_packets = self._ack_every = self._window // 2
+        self._window = WINDOW
+        self._small_window = window(mtu)
+        # Two requests of this many packets of answer fill the small window.
+        self._read_packets = self._ack_every = self._small_window // 2
         #: Work requests that were posted and have no PSNs yet.
         self.waiting: deque[SendWork] = deque()
         self._sent: deque[SendWork] = deque()
@@ -223,6 +225,7 @@ class Requester:
             self.fail(WCStatus.RETRY_EXC_ERR)
             return
         self._retries -= 1
+        self._window = self._small_window
         self._go_back(psn)
         if not self._resting:
             self.deadline = now + self._timeout if self._timeout else None
