@@ -1,0 +1,151 @@
+"""When a message is acknowledged: after its receiver has been seen to, and soon in any case."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from rdmacm import CmEventType
+from rdmacm.proto.roce.opcodes import Opcode
+from rdmacm.soft.wire import WirePath
+from rdmacm.verbs.attr import QPAttr
+from rdmacm.verbs.enums import QPAttrMask, QPState, SendFlag, WCStatus, WROpcode
+from rdmacm.verbs.wr import RecvWR, SendWR
+from support.echo import EchoClient
+from support.netns import python_environment
+from support.softdev import Connected, Pair, sge
+
+FLAGS = SendFlag.SIGNALED | SendFlag.INLINE
+PATH = WirePath(bytes([10, 0, 0, 2]), bytes([10, 0, 0, 1]))
+
+
+@pytest.fixture
+def ends(pair: Pair) -> Connected:
+    """The right end's provider is watched, as it is where the helper thread looks up often."""
+    ends = Connected(pair)
+    pair.b.transport.watched = True
+    for number in range(8):
+        ends.right.post_recv([RecvWR(number, [sge(pair.b.region(64))])])
+    return ends
+
+
+def send(ends: Connected, count: int = 1) -> None:
+    for number in range(count):
+        ends.left.post_send([SendWR(number, WROpcode.SEND, [sge(ends.pair.a.region(b"hello"))])])
+
+
+def said(ends: Connected) -> list[Opcode]:
+    """What the right end has sent since it was last asked."""
+    found = [Opcode(datagram[0]) for path, datagram, _ in ends.pair.net.sent if path.local == PATH.local]
+    ends.pair.net.sent.clear()
+    return found
+
+
+def test_whoever_polls_is_seen_to_first(ends: Connected) -> None:
+    send(ends)
+    assert [wc.wr_id for wc in ends.right_cq.poll(1)] == [0]
+    assert said(ends) == []
+    assert ends.right_cq.poll(1) == []
+    assert said(ends) == [Opcode.RC_ACKNOWLEDGE]
+
+
+def test_also_when_there_is_more_to_take(ends: Connected) -> None:
+    send(ends, 3)
+    assert len(ends.right_cq.poll(1)) == 1
+    assert said(ends) == []
+    assert len(ends.right_cq.poll(1)) == 1
+    assert said(ends) == [Opcode.RC_ACKNOWLEDGE], "one for all three"
+
+
+def test_what_is_posted_next_goes_before_the_acknowledgement(ends: Connected) -> None:
+    send(ends)
+    ends.right_cq.poll(1)
+    ends.right.post_send([SendWR(9, WROpcode.SEND, [sge(ends.pair.b.region(b"answer"))])])
+    assert said(ends) == [Opcode.RC_SEND_ONLY, Opcode.RC_ACKNOWLEDGE]
+
+
+def test_who_waits_for_something_else_holds_nothing_up(ends: Connected) -> None:
+    send(ends)
+    ends.pair.b.provider.progress()
+    assert said(ends) == [Opcode.RC_ACKNOWLEDGE]
+
+
+def test_nothing_waits_where_nobody_would_see_to_it(ends: Connected) -> None:
+    ends.pair.b.transport.watched = False
+    send(ends)
+    assert len(ends.right_cq.poll(1)) == 1
+    assert said(ends) == [Opcode.RC_ACKNOWLEDGE]
+    assert ends.pair.b.transport.deferrals == 1, "somebody may begin to"
+
+
+def test_what_was_refused_is_told_at_once(ends: Connected) -> None:
+    send(ends)
+    ends.left.post_send([SendWR(7, WROpcode.RDMA_WRITE, [sge(ends.pair.a.region(8))], remote_addr=0, rkey=1)])
+    assert [wc.status for wc in ends.right_cq.poll(8)][:1] == [WCStatus.SUCCESS]
+    assert said(ends) == [Opcode.RC_ACKNOWLEDGE], "a NAK"
+    assert [wc.status for wc in ends.at_left(2)] == [WCStatus.SUCCESS, WCStatus.REM_ACCESS_ERR]
+
+
+@pytest.mark.parametrize("how", ["destroy", "reset", "error", "mad", "close"])
+def test_it_is_said_before_the_end(ends: Connected, how: str) -> None:
+    send(ends)
+    ends.right_cq.poll(1)
+    host = ends.pair.b
+    if how == "destroy":
+        ends.right.destroy()
+    elif how in {"reset", "error"}:
+        state = QPState.RESET if how == "reset" else QPState.ERR
+        ends.right.modify(QPAttr(qp_state=state), QPAttrMask.STATE)
+    elif how == "mad":
+        host.transport.send_mad(PATH, bytes(256))
+    else:
+        host.transport.close()
+    assert said(ends)[:1] == [Opcode.RC_ACKNOWLEDGE]
+    assert [wc.status for wc in ends.at_left()] == [WCStatus.SUCCESS]
+
+
+_BUSY = """
+import sys, time
+from rdmacm import CmId
+
+listener = CmId()
+listener.bind_addr(("127.0.0.1", 0))
+listener.listen()
+print(listener.src_port, flush=True)
+peer = listener.get_request(20)
+peer.create_qp()
+memory = peer.reg_msgs(bytearray(64))
+for number in range(8):
+    peer.post_recv(number, memory)
+peer.accept()
+while True:
+    for wc in peer.recv_cq.poll(1):
+        peer.post_recv(wc.wr_id, memory)
+        if wc.byte_len == 1:  # and does not come back
+            until = time.monotonic() + 3
+            while time.monotonic() < until:
+                sum(range(1000))
+            sys.exit()
+"""
+
+
+def test_who_computes_after_a_message_acknowledges_it_all_the_same() -> None:
+    command = [sys.executable, "-c", _BUSY]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=python_environment(), text=True) as server:
+        assert server.stdout is not None
+        try:
+            with EchoClient("127.0.0.1", int(server.stdout.readline())) as client:
+                client.wait()
+                assert client.kind is CmEventType.ESTABLISHED
+                for number in range(300):
+                    client.cmid.post_send(number, b"go on", flags=FLAGS)
+                    assert client.cmid.get_send_comp(20).status is WCStatus.SUCCESS
+                began = time.monotonic()
+                client.cmid.post_send(0, b".", flags=FLAGS)
+                assert client.cmid.get_send_comp(20).status is WCStatus.SUCCESS
+                assert time.monotonic() - began < 0.3, "less than a retransmission takes"
+        finally:
+            server.kill()
