@@ -191,7 +191,7 @@ class Transport:
 
     def attach(self, qp: Endpoint) -> None:
         """Give a queue pair its number; ENOMEM where there are too many."""
-        if not self._opened:
+        if not self.opened:
             self.open()
         now = self.clock()
         if len(self._qps) + len(self._held) >= MAX_QP:
@@ -468,7 +468,7 @@ class Transport:
     def send_mad(self, path: WirePath, mad: Buffer, traffic_class: int = 0) -> bool:
         """Send a management datagram of 256 bytes to a peer's connection manager; False where it was lost at once."""
         with self.lock:
-            if not self._opened:
+            if not self.opened:
                 self.open()
             if self.owing:
                 self.acknowledge()  # before a peer is told that this is the end
