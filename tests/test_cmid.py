@@ -318,6 +318,28 @@ def test_an_ib_wildcard_can_be_bound(world: World) -> None:
     assert failed.value.errno == errno.EPROTONOSUPPORT
 
 
+def test_the_scope_of_an_address_that_is_not_link_local_says_nothing(world: World) -> None:
+    with CmId(world.channel) as one, CmId(world.channel) as other:
+        one.bind_addr(("fd00::1", 4000, 0, 77))
+        assert one.local_addr == ("fd00::1", 4000, 0, 77)
+        assert one.verbs is not None
+        with pytest.raises(OSError) as failed:
+            other.bind_addr(("fd00::1", 4000))
+        assert failed.value.errno == errno.EADDRINUSE
+
+
+def test_flow_information_is_the_flow_label(world: World) -> None:
+    """The source's, as in the kernel, else the destination's."""
+    world.network.add_neighbour(world.eth0, "fd00::2")
+    for source, destination, label in ((0x12345, 0, 0x12345), (0, 0x54321, 0x54321), (0x12345, 0x54321, 0x12345)):
+        with CmId(world.channel) as cmid:
+            cmid.resolve_addr(("fd00::2", 1, destination, 0), ("fd00::1", 0, source, 0))
+            world.one(CmEventType.ADDR_RESOLVED)
+            cmid.resolve_route()
+            world.one(CmEventType.ROUTE_RESOLVED)
+            assert cmid.route.path_rec[0].flow_label == label
+
+
 def test_ipoib_wants_an_infiniband_interface(world: World) -> None:
     with CmId(world.channel, PortSpace.IPOIB) as cmid, pytest.raises(OSError, match="IPOIB") as failed:
         cmid.bind_addr(("10.0.0.1", 0))

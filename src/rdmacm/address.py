@@ -145,6 +145,11 @@ class InetAddr(NamedTuple):
         return self.family == AF_INET6 and self.ip[0] == 0xFE and self.ip[1] & 0xC0 == 0x80
 
     @property
+    def link(self) -> int:
+        """Index of the interface a link-local address is on; 0 for others, whose scope says nothing."""
+        return self.scope_id if self.is_link_local else 0
+
+    @property
     def is_multicast(self) -> bool:
         return self.ip[0] & 0xF0 == 0xE0 if self.family == AF_INET else self.ip[0] == 0xFF
 

@@ -208,7 +208,7 @@ class ResolvingId:
             afonly = address.family == AF_INET or bool(self._provider.network.setting("net/ipv6/bindv6only", 0)[0])
         return address._replace(
             port=self._take_port(
-                self.port_space, address.port, address.family, address.ip, address.scope_id, not specific, afonly
+                self.port_space, address.port, address.family, address.ip, address.link, not specific, afonly
             )
         )
 
@@ -217,13 +217,13 @@ class ResolvingId:
         rows = [
             (view, row)
             for view, row in host.by_ip.get(address.ip, ())
-            if not address.scope_id or view.ifindex == address.scope_id
+            if not address.link or view.ifindex == address.link
         ]
         if not rows and address.family == AF_INET and address.is_loopback and host.loopback is not None:
             # All of 127/8 is ours although only 127.0.0.1 is configured.
             rows = [(host.loopback, row) for row in host.loopback.rows if len(row.gid.ip) == 4][:1]
         if not rows:
-            scope = f" on {host.interface_name(address.scope_id)}" if address.scope_id else ""
+            scope = f" on {host.interface_name(address.link)}" if address.link else ""
             raise Failure(
                 errno.EADDRNOTAVAIL,
                 "bind",
@@ -438,7 +438,7 @@ class ResolvingId:
         pending = self._provider.pending
         failure: Failure | None = None
         source = lookup.source
-        if source is not None and not source.is_loopback and not host.owns(source.ip, source.scope_id):
+        if source is not None and not source.is_loopback and not host.owns(source.ip, source.link):
             failure = Failure(
                 errno.EADDRNOTAVAIL,
                 "route",

@@ -165,7 +165,7 @@ class SoftProvider:
     def owner_of(self, address: InetAddr) -> tuple[str, int] | None:
         with self.lock:
             for view, _ in self.host().by_ip.get(address.ip, ()):
-                if not address.scope_id or view.ifindex == address.scope_id:
+                if not address.link or view.ifindex == address.link:
                     return view.device.name, PORT_NUM
         return None
 
