@@ -297,7 +297,8 @@ def make_path(
             f"the MTU of {interface.name}, {interface.mtu}, is too small for RoCE",
             f"'ip link set {interface.name} mtu 1500'",
         )
-    flow = destination.flowinfo & 0xFFFFF or (src_port * 31 + destination.port) & 0xFFFFF
+    given = (lookup.source.flowinfo if lookup.source is not None else 0) & 0xFFFFF or destination.flowinfo & 0xFFFFF
+    flow = given or (src_port * 31 + destination.port) & 0xFFFFF
     return PathRecord(
         dgid=Gid.from_ip(destination.ip),
         sgid=lookup.row.gid,
