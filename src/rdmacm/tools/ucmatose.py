@@ -270,10 +270,10 @@ class _End(ABC):
         self.args = args
         self.messages = args.messages if args.size else 0
         self.space = _SPACES[args.port_space]
-        #: Messages, of all connections.
+        #: Of all connections; messages, and what came in bytes.
         self.sent = self.received = self.received_bytes = 0
         self.connections: dict[CmId, _Connection] = {}
-        self.established = 0
+        self.established = self.over = 0
         self._is_ending = False
         self._reports: dict[str, CompChannel] = {}  # one for each device
         self._selector = selectors.DefaultSelector()
@@ -352,6 +352,7 @@ class _End(ABC):
         if event.type is CmEventType.ESTABLISHED:
             self.established += 1
         elif event.type is CmEventType.DISCONNECTED:
+            self.over += 1
             self.connections[event.id].peer_has_ended()
             if self._is_ending:
                 event.id.disconnect()
@@ -400,7 +401,7 @@ class _End(ABC):
         for connection in self.connections.values():
             if is_first or connection.is_over:
                 connection.cmid.disconnect()
-        self._wait_until(lambda: all(connection.is_over for connection in self.connections.values()))
+        self._wait_until(lambda: self.over == self.args.connections)
 
     def migrate(self, *ids: CmId) -> None:
         """With ``-m``, move ids to a channel of their own."""
