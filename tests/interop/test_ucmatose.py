@@ -9,8 +9,8 @@ import pytest
 from interop.conftest import Guest
 
 OURS = "python3 -m rdmacm ucmatose"
-ROW = "ucmatose: 1 and 100 connections, to another channel, 20 messages of 64 KiB"
-ARGUMENTS = ["", "-c 100 -C 2 -m", "-C 20 -S 65536"]
+ROW = "ucmatose: 1 and 100 connections, to another channel, port space IB, 20 messages of 64 KiB"
+ARGUMENTS = ["", "-P ib -C 1", "-c 100 -C 2 -m", "-C 20 -S 65536"]
 CLIENT = ["cmatose: starting client", "cmatose: connecting", "receiving data transfers", "sending replies"]
 SERVER = [
     *("cmatose: starting server", "initiating data transfers", "completing sends", "receiving data transfers"),
@@ -58,6 +58,6 @@ def test_server_of_librdmacm(guest: Guest, family: int, arguments: str) -> None:
     summary, _, said = done.output.partition("\n}\n")
     found = json.loads(summary + "}")
     moved = found["connections"] * found["messages"] * found["size"]
-    assert moved == {"": 1000, "-c 100 -C 2 -m": 20_000, "-C 20 -S 65536": 1_310_720}[arguments]
+    assert moved == {"": 1000, "-P ib -C 1": 100, "-c 100 -C 2 -m": 20_000, "-C 20 -S 65536": 1_310_720}[arguments]
     assert (found["sent"], found["received"]) == (moved, moved)
     assert said.splitlines() == server_lines(arguments)
