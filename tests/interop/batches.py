@@ -18,8 +18,8 @@ __all__ = ["HEADERS", "LISTENERS", "Batch", "Batches"]
 LISTENERS = ("rxe", "soft")
 #: Bytes that a link has room for beside a path's MTU: no more than it needs, and IPv6's 1280 in all.
 HEADERS = 400
-_OTHER = {"request": "respond", "respond": "request"}
-_LINE = re.compile(r"^(ok|FAILED) (request|respond) (\w+)(?:: (.*))?$", re.MULTILINE)
+_OTHER = {"request": "respond", "respond": "request", "both": "both"}
+_LINE = re.compile(r"^(ok|FAILED) (request|respond|both) (\w+)(?:: (.*))?$", re.MULTILINE)
 
 
 @dataclass(frozen=True)

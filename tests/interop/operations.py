@@ -681,6 +681,11 @@ class Operation:
     #: What it counts as in README's table.
     row: str
 
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The parts that an end has in it, one at a time."""
+        return ("request", "respond") if self.respond is not self.request else ("both",)
+
 
 _ADD, _SWAP = Opcode.ATOMIC_FETCH_AND_ADD, Opcode.ATOMIC_CMP_AND_SWP
 _LOCAL, _READ, _WRITE, _ATOMIC = Access.LOCAL_WRITE, Access.REMOTE_READ, Access.REMOTE_WRITE, Access.REMOTE_ATOMIC

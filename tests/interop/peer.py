@@ -5,7 +5,7 @@
 
 One listens, the other connects, for each operation twice: in one of them it requests, in the other it responds. Its
 private data says which. Each prints a line for every operation, ``ok request NAME`` or ``FAILED request NAME: why``
-(or ``respond``, if that was its part), and ends with 1 where one failed.
+(or ``respond``, if that was its part, or ``both``), and ends with 1 where one failed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _run(end: End, number: int, requests: bool) -> bool:
     """Do one end's part, and tell whether it went well."""
     operation = OPERATIONS[number & ~_RESPONDS]
     end.number = number
-    part = f"{'request' if requests else 'respond'} {operation.name}"
+    part = f"{operation.parts[0 if requests else -1]} {operation.name}"
     try:
         (operation.request if requests else operation.respond)(end)
     except Exception as error:
@@ -65,7 +65,7 @@ def _connect(device: Device, address: str, port: int, names: Sequence[str]) -> b
     for number, operation in enumerate(OPERATIONS):
         if not names or operation.name in names:
             good &= _run(device.call(address, port), number, requests=True)
-            if operation.respond is not operation.request:
+            if "respond" in operation.parts:
                 good &= _run(device.call(address, port), number | _RESPONDS, requests=False)
     end = device.call(address, port)
     end.connect_or_accept(Param(private_data=bytes((_END,))))

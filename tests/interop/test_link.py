@@ -10,6 +10,7 @@ from interop.batches import HEADERS, Batch, Batches
 from interop.conftest import Guest
 from interop.judge import ANY_NAK
 from interop.machine.run import Machine, Result
+from interop.operations import OPERATIONS
 
 OURS = "python3 -m rdmacm rping"
 #: Operations that come to the same whatever is lost. After an error it may be the NAK, which is not sent twice.
@@ -28,8 +29,6 @@ SURE = (
     "late_receive",
     "negotiate",
 )
-#: Where both ends do the same there is one part.
-ALIKE = {("negotiate", "respond")}
 ROW = "links that lose 2 and 10 % of the packets, double or reorder them"
 #: In tc-netem(8)'s words, for each direction.
 IMPAIRMENTS = {
@@ -55,7 +54,8 @@ def check_pings(done: Result) -> None:
 
 
 def failures(batch: Batch) -> list[str]:
-    found = (batch.failure(name, part) for name in SURE for part in ("request", "respond") if (name, part) not in ALIKE)
+    parts = {operation.name: operation.parts for operation in OPERATIONS}
+    found = (batch.failure(name, part) for name in SURE for part in parts[name])
     return [failure for failure in found if failure is not None]
 
 

@@ -14,12 +14,11 @@ PARTS = [
         operation.name,
         part,
         # Who requests is active, whoever it was that connected.
-        marks=pytest.mark.cell(operation.row, "active" if part == "request" else "passive"),
-        id=f"{operation.name}-we-{part}",
+        marks=pytest.mark.cell(operation.row, {"request": "active", "respond": "passive"}.get(part, part)),
+        id=f"{operation.name}-{part}",
     )
     for operation in OPERATIONS
-    for part in ("request", "respond")
-    if part == "request" or operation.respond is not operation.request
+    for part in operation.parts
 ]
 
 
