@@ -259,7 +259,7 @@ class Requester:
                     sent = self._sent[self._at]
                 kind = _BY_CODE[sent.opcode]
                 if kind.is_read:
-                    count = self._read_request(out, sent, room)
+                    count = self._read_request(out, sent, room - self._window + self._small_window)
                 elif kind.is_atomic:
                     count = self._atomic_request(out, sent)
                 else:
