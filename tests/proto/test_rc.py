@@ -382,11 +382,16 @@ def test_acknowledgements_are_joined() -> None:
     assert statuses(pair.ends[0].completions()) == [(n, "SUCCESS") for n in range(50)]
 
 
-@pytest.mark.parametrize(("mtu", "count"), [(256, 128), (1024, 128), (4096, 64)])
-def test_no_more_than_a_window_is_under_way(mtu: int, count: int) -> None:
+@pytest.mark.parametrize(("mtu", "after_loss"), [(256, 128), (1024, 128), (4096, 64)])
+def test_no_more_than_a_window_is_under_way(mtu: int, after_loss: int) -> None:
     pair = Pair(path_mtu=mtu, size=1 << 20)
-    pair.ends[0].post_send(send(1, bytes(1 << 20), WROpcode.RDMA_WRITE, remote_addr=BASE, rkey=RKEY))
-    assert len(pair.wanted(0)) == count
+    end = pair.ends[0]
+    end.post_send(send(1, bytes(1 << 20), WROpcode.RDMA_WRITE, remote_addr=BASE, rkey=RKEY))
+    assert len(pair.wanted(0)) == 128
+    assert pair.wanted(0) == []
+    assert end.deadline is not None
+    end.timer(end.deadline)
+    assert len(pair.wanted(0)) == after_loss
     assert pair.wanted(0) == []
 
 
