@@ -134,7 +134,7 @@ class InetAddr(NamedTuple):
 
     @property
     def is_any(self) -> bool:
-        return not any(self.ip)
+        return not self.ip.strip(b"\0")
 
     @property
     def is_loopback(self) -> bool:

@@ -123,7 +123,7 @@ class SoftCQ:
 
     def drop(self, qp_num: int) -> None:
         """Forget the completions of a queue pair that is gone."""
-        if any(wc.qp_num == qp_num for wc in self._queue):
+        if self._queue and any(wc.qp_num == qp_num for wc in self._queue):
             kept = [wc for wc in self._queue if wc.qp_num != qp_num]
             self._queue.clear()
             self._queue.extend(kept)

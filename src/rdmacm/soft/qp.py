@@ -338,10 +338,10 @@ class SoftQP:
             attr = self.attr
             if state is _RTS:
                 self._use_route(*self._route_to(attr))
-                engine = self._started()
-                _receive(engine, attr)
-                _send(engine, attr)
             self.state = state
+            if self._engine is not None and state is _RTS:
+                _receive(self._engine, attr)
+                _send(self._engine, attr)
 
     def fail(self) -> None:
         """To ERR, as the end of its connection: everything posted is flushed. In RESET there is nothing to flush."""
@@ -352,30 +352,40 @@ class SoftQP:
                 self._fail()
 
     def _enter(self, state: QPState, before: QPState, attr: QPAttr) -> None:
-        if state is _INIT:
-            return
         if state is _ERR:
             self._fail()
-            return
-        engine = self._started()
-        if state is _RTR:
-            _receive(engine, attr)
-        elif state is _RTS and before is _RTR:
-            _send(engine, attr)
-        elif state is _RTS:
-            engine.resume()
-            self._transport.send_now(self, self._transport.clock())
         elif state is _SQD:
+            engine = self._started()
             engine.pause()
             self._drained = False
             self._after(engine)
+        elif self._engine is None:
+            return
+        elif state is _RTR:
+            _receive(self._engine, attr)
+        elif state is _RTS and before is _RTR:
+            _send(self._engine, attr)
+        elif state is _RTS:
+            self._engine.resume()
+            self._transport.send_now(self, self._transport.clock())
 
     def _started(self) -> RcEngine:
-        """The engine: from the first receive posted, or RTR; a queue pair that is only made costs little."""
-        if self._engine is None:
+        """The engine: from the first work request or packet; a queue pair that is only there costs little."""
+        engine = self._engine
+        if engine is None:
             memory = RemoteMemory(self._table, self._pd)
-            self._engine = RcEngine(self.qp_num, memory, self._take_shared if self._srq is not None else None)
-        return self._engine
+            engine = RcEngine(self.qp_num, memory, self._take_shared if self._srq is not None else None)
+            self._engine = engine
+            state = self.state
+            if state is _ERR:
+                engine.flush()
+            elif state >= _RTR:
+                _receive(engine, self.attr)
+                if state is not _RTR:
+                    _send(engine, self.attr)
+                if state is _SQD:
+                    engine.pause()
+        return engine
 
     def _route_to(self, attr: QPAttr) -> tuple[WireRoute, Icrc]:
         vector = attr.ah_attr
@@ -441,8 +451,7 @@ class SoftQP:
 
     def _send(self, wr: SendWR) -> None:
         """A single request, with nothing in line before it: a small one leaves at once."""
-        engine, flow, route = self._engine, self._flow, self._route
-        assert engine is not None
+        engine, flow, route = self._engine or self._started(), self._flow, self._route
         assert flow is not None
         assert route is not None
         work = self._work(wr)
@@ -542,12 +551,13 @@ class SoftQP:
 
     def _fail(self) -> None:
         """To the error state: everything that is posted completes, in order."""
-        engine = self._started()
+        engine = self._engine
         self.state = _ERR
         self._remote = None
-        if not engine.failed:  # one that failed by itself still tells its peer why
-            engine.flush()
-        self._complete(engine)
+        if engine is not None:
+            if not engine.failed:  # one that failed by itself still tells its peer why
+                engine.flush()
+            self._complete(engine)
         if self._srq is not None:
             self._tell(AsyncEvent.QP_LAST_WQE_REACHED)
 
@@ -618,8 +628,8 @@ class SoftQP:
 
     def _let_in(self, remote: Remote, local: bytes) -> bool:
         """Whether packets from there to here may be the peer's, and are welcome now."""
-        engine, route = self._engine, self._route
-        if engine is None or route is None or not _RTR <= self.state <= _SQE:
+        route = self._route
+        if route is None or not _RTR <= self.state <= _SQE:
             self._transport.dropped["state"] += 1
             return False
         path = route.path
@@ -628,6 +638,7 @@ class SoftQP:
             return False
         self._remote, self._local = remote, local
         self._recv_flow = Icrc(path.remote, path.local, remote[1])
+        self._started()
         return True
 
     def transmit(self, now: float, limit: int) -> int:
