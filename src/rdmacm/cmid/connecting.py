@@ -9,7 +9,7 @@ from rdmacm.addrinfo import AddrInfo
 from rdmacm.cmid.queues import QueueingId
 from rdmacm.connparam import MAXIMUM, ConnParam, Ece, UdParam
 from rdmacm.constants import CmEventType, IbOption, OptionLevel, RaiFlag
-from rdmacm.errors import cm_error
+from rdmacm.errors import RdmaError, cm_error
 from rdmacm.provider import IdBackend, Provider
 from rdmacm.verbs.attr import DeviceAttr, QPInitAttr
 from rdmacm.verbs.enums import QPType
@@ -209,20 +209,15 @@ class CmId(QueueingId):
                 errno.EINVAL, "the id has no queue pair, and none is named", step, self.peer_addr_text, "create_qp()"
             )
         limits: DeviceAttr = self._bound(step).query_device()
-        resources = self._share(
-            "responder_resources",
-            param.responder_resources,
-            limits.max_qp_rd_atom,
-            asked.responder_resources if asked else MAXIMUM,
-            step,
-        )
-        depth = self._share(
-            "initiator_depth",
-            param.initiator_depth,
-            limits.max_qp_init_rd_atom,
-            asked.initiator_depth if asked else MAXIMUM,
-            step,
-        )
+        resources, depth = param.responder_resources, param.initiator_depth
+        if resources == MAXIMUM:
+            resources = min(limits.max_qp_rd_atom, asked.responder_resources if asked else MAXIMUM)
+        elif not 0 <= resources <= limits.max_qp_rd_atom:
+            raise self._outside("responder_resources", resources, limits.max_qp_rd_atom, step)
+        if depth == MAXIMUM:
+            depth = min(limits.max_qp_init_rd_atom, asked.initiator_depth if asked else MAXIMUM)
+        elif not 0 <= depth <= limits.max_qp_init_rd_atom:
+            raise self._outside("initiator_depth", depth, limits.max_qp_init_rd_atom, step)
         return ConnParam(  # replace() takes four times as long
             param.private_data,
             resources,
@@ -235,13 +230,8 @@ class CmId(QueueingId):
             param.qkey,
         )
 
-    def _share(self, name: str, wanted: int, most: int, asked: int, step: str) -> int:
-        """How many READs and atomics at a time: what is wanted, or as many as the device has and the peer asks for."""
-        if wanted == MAXIMUM:
-            return min(asked, most)
-        if not 0 <= wanted <= most:
-            raise cm_error(errno.EINVAL, f"{name} {wanted} is outside 0..{most}", step, self.peer_addr_text)
-        return wanted
+    def _outside(self, name: str, wanted: int, most: int, step: str) -> RdmaError:
+        return cm_error(errno.EINVAL, f"{name} {wanted} is outside 0..{most}", step, self.peer_addr_text)
 
 
 def create_ep(

@@ -107,7 +107,7 @@ class QueueingId(ResolvingId):
             raise cm_error(errno.EINVAL, "the id has a queue pair already", "create_qp", hint="destroy_qp()")
         attr = init_attr if init_attr is not None else _usual()
         pd = pd if pd is not None else self.pd
-        if pd.context.backend is not context.backend:
+        if pd.context is not context and pd.context.backend is not context.backend:
             raise cm_error(errno.EINVAL, "the protection domain is of another device", "create_qp")
         if attr.qp_type is not self.qp_type:
             raise cm_error(

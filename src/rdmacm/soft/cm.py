@@ -96,11 +96,12 @@ class ConnectionManager:
         transport = self._provider.transport
         try:
             while agent.outbox or agent.news:
-                for path, mad in agent.mads_to_send():
-                    assert isinstance(path, WirePath)
-                    transport.send_mad(path, mad)
-                for event in agent.events():
-                    self._dispatch(agent, event)
+                if agent.outbox:
+                    for path, mad in agent.mads_to_send():
+                        transport.send_mad(path, mad)  # type: ignore[arg-type]  # paths are what we gave the agent
+                if agent.news:
+                    for event in agent.events():
+                        self._dispatch(agent, event)
         finally:
             self._is_pumping = False
         if agent.timers and (self._timer is None or agent.timers[0][0] < self._timer.when):
@@ -124,14 +125,16 @@ class ConnectionManager:
             self.pump()
 
     def _dispatch(self, agent: Agent, event: Event) -> None:
-        if isinstance(event, ConnectRequest | SidrRequest):
+        kind = type(event)
+        if kind is ConnectRequest or kind is SidrRequest:
+            assert isinstance(event, ConnectRequest | SidrRequest)
             found = self._listeners.get(event.listener)
             if found is not None:
                 found[0].requested(event)
             else:  # it was destroyed while the request was on its way here
                 agent.destroy(event.comm_id, self._provider.clock())
             return
-        if isinstance(event, TimewaitExit):
+        if kind is TimewaitExit:
             owner = self._ids.pop(event.comm_id, None)
         else:
             owner = self._ids.get(event.comm_id)

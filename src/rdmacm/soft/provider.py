@@ -234,7 +234,8 @@ class SoftProvider:
         if self.abandoned:
             return
         self.progress_count += 1
-        self.progress_due = self.clock() + _PROGRESS_INTERVAL
+        now = self.clock()
+        self.progress_due = now + _PROGRESS_INTERVAL
         if self._host is not None:
             self.host()
         self.transport.progress(wanted)
@@ -323,15 +324,15 @@ class SoftProvider:
 
     def attach(self, bound: ResolvingId, view: DeviceView) -> None:
         """An id is bound to a device from now on."""
-        self._bound.setdefault(view.ifindex, {})[bound] = None
+        self._bound.setdefault(view.interface.index, {})[bound] = None
 
     def detach(self, bound: ResolvingId, view: DeviceView) -> None:
         """An id is no longer."""
-        ids = self._bound.get(view.ifindex)
+        ids = self._bound.get(view.interface.index)
         if ids is not None:
             ids.pop(bound, None)
             if not ids:
-                del self._bound[view.ifindex]
+                del self._bound[view.interface.index]
 
     # -- devices in use -------------------------------------------------------------------------------
 
@@ -345,7 +346,7 @@ class SoftProvider:
 
     def context_of(self, view: DeviceView) -> Context:
         """The open device that all ids share which are bound to it under its present name."""
-        key = view.ifindex, view.device.name
+        key = view.interface.index, view.device.name
         context = self._contexts.get(key)
         if context is None:
             ifindex = view.ifindex

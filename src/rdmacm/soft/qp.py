@@ -239,8 +239,8 @@ class SoftQP:
     """
 
     __slots__ = (
-        *("_attr", "_cap", "_drained", "_engine", "_find_source", "_flow", "_heard", "_pd", "_recv_cq"),
-        *("_local", "_recv_flow", "_recvs", "_remote", "_route", "_send_cq", "_sends", "_signal_all", "_srq"),
+        *("_attr", "_cap", "_closed", "_drained", "_engine", "_find_source", "_flow", "_heard", "_local", "_pd"),
+        *("_recv_cq", "_recv_flow", "_recvs", "_remote", "_route", "_send_cq", "_sends", "_signal_all", "_srq"),
         *("_table", "_transport", "in_line", "on_async_event", "owes", "qp_num", "state", "timers"),
     )
 
@@ -265,6 +265,7 @@ class SoftQP:
         self._recv_cq = recv_cq
         self._srq = srq
         self.qp_num = 0
+        self._closed = False
         self.in_line = False
         self.owes = False
         self.timers: tuple[float, ...] = ()
@@ -331,11 +332,11 @@ class SoftQP:
         This is how an id takes its queue pair along, which answers for the values.
         """
         with self._transport.lock:
-            if self._transport.endpoint(self.qp_num) is not self:
+            if self._closed:
                 raise cm_error(errno.EBADF, "the queue pair is closed", "modify_qp")
             if self.state is not _RESET and (self.state is not _INIT or state is _INIT):
                 raise cm_error(errno.EINVAL, f"no way from {self.state.name} to {state.name}", "modify_qp")
-            attr = self.attr
+            attr = self._attr or self.attr
             if state is _RTS:
                 self._use_route(*self._route_to(attr))
             self.state = state
@@ -422,6 +423,7 @@ class SoftQP:
         with self._transport.lock:
             if self.owes:
                 self._transport.acknowledge()
+            self._closed = True
             self._reset()
             self._transport.detach(self)
 

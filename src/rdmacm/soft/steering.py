@@ -45,7 +45,9 @@ def slot_of(packet: Buffer) -> int:
     """The slot of the process a packet is for; ``packet`` has a BTH."""
     if packet[_QPN + 3] != 1 or packet[_QPN + 2] or packet[_QPN + 1]:
         return packet[_QPN + 1]
-    attribute = _attribute(packet)
+    if len(packet) <= SERVICE_ID or packet[_CLASS] != _COM_MGT:
+        return 0
+    attribute = packet[_ATTRIBUTE] << 8 | packet[_ATTRIBUTE + 1]
     if attribute == _SIDR_REP:
         return packet[_LOCAL_ID]  # its request id, which the asker chose
     if _REQ < attribute <= _LAST_ATTRIBUTE and attribute != _SIDR_REQ:
@@ -53,16 +55,11 @@ def slot_of(packet: Buffer) -> int:
     return 0
 
 
-def _attribute(packet: Buffer) -> int:
-    """The attribute id of a message of the communication manager, 0 for any other packet to QP 1."""
-    if len(packet) <= SERVICE_ID or packet[_CLASS] != _COM_MGT:
-        return 0
-    return packet[_ATTRIBUTE] << 8 | packet[_ATTRIBUTE + 1]
-
-
 def is_request(packet: Buffer) -> bool:
     """Whether a packet asks for a service id: REQ and SIDR_REQ."""
-    return qpn_of(packet) == 1 and len(packet) >= SERVICE_ID + 8 and _attribute(packet) in (_REQ, _SIDR_REQ)
+    if qpn_of(packet) != 1 or len(packet) < SERVICE_ID + 8 or packet[_CLASS] != _COM_MGT:
+        return False
+    return packet[_ATTRIBUTE] << 8 | packet[_ATTRIBUTE + 1] in (_REQ, _SIDR_REQ)
 
 
 # The instructions of a classic BPF program (linux/bpf_common.h): load a word, half word or byte of the packet into

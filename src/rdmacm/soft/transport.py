@@ -135,7 +135,8 @@ class Transport:
         self._timers: list[tuple[float, int]] = []
         # What the provider was asked for and has not called yet, the next one last.
         self._calls: list[float] = []
-        self._routes: dict[tuple[WirePath, int], tuple[WireRoute, Icrc]] = {}
+        #: With what the ICRC of a management datagram begins with.
+        self._routes: dict[tuple[WirePath, int], tuple[WireRoute, Icrc, int]] = {}
         self._gsi_sources: dict[tuple[Remote, bytes], tuple[WirePath, Icrc, int]] = {}
         self._gsi_psn = self.random.getrandbits(24)
 
@@ -204,10 +205,6 @@ class Transport:
                 break
         qp.qp_num = qpn
         self._qps[qpn] = qp
-
-    def endpoint(self, qp_num: int) -> Endpoint | None:
-        """The queue pair of a number."""
-        return self._qps.get(qp_num)
 
     def detach(self, qp: Endpoint) -> None:
         """The number is free, unless it is held."""
@@ -456,13 +453,15 @@ class Transport:
 
     def route(self, path: WirePath, traffic_class: int) -> tuple[WireRoute, Icrc]:
         """How packets get to a peer, and their ICRC; for all that is sent there together."""
-        found = self._routes.get((path, traffic_class))
-        if found is None:
-            if len(self._routes) >= _KEPT:
-                self._routes.clear()
-            route = self.wire.route(path, traffic_class)
-            found = route, Icrc(path.local, path.remote, route.source_port)
-            self._routes[path, traffic_class] = found
+        route, flow, _ = self._routes.get((path, traffic_class)) or self._new_route(path, traffic_class)
+        return route, flow
+
+    def _new_route(self, path: WirePath, traffic_class: int) -> tuple[WireRoute, Icrc, int]:
+        if len(self._routes) >= _KEPT:
+            self._routes.clear()
+        route = self.wire.route(path, traffic_class)
+        flow = Icrc(path.local, path.remote, route.source_port)
+        found = self._routes[path, traffic_class] = route, flow, flow.start(_GSI_LENGTH)
         return found
 
     def send_mad(self, path: WirePath, mad: Buffer, traffic_class: int = 0) -> bool:
@@ -472,12 +471,11 @@ class Transport:
                 self.open()
             if self.owing:
                 self.acknowledge()  # before a peer is told that this is the end
-            route, flow = self.route(path, traffic_class)
+            route, _, start = self._routes.get((path, traffic_class)) or self._new_route(path, traffic_class)
             self._gsi_psn = (self._gsi_psn + 1) & 0xFFFFFF
             headers = _GSI_HEADERS.pack(_UD_SEND_ONLY, 0, DEFAULT_PKEY, GSI_QPN, self._gsi_psn, GSI_Q_KEY, GSI_QPN)
-            return self.wire.send(
-                route, (headers, mad, _ICRC.pack(crc32(mad, crc32(headers, flow.start(_GSI_LENGTH)))))
-            )
+            crc = crc32(mad, crc32(headers, start))
+            return self.wire.send(route, (headers, mad, _ICRC.pack(crc)))
 
 
 def _is_same(column: memoryview) -> bool:

@@ -80,7 +80,9 @@ class Resource:
             self._destroy()
         finally:
             for need in self._needs:
-                need._let_go(token)
+                need._users.discard(token)
+                if need._forgotten:
+                    need._let_go(token)
 
     def _check_close(self) -> None:
         """Raise where it must stay."""

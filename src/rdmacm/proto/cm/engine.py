@@ -295,13 +295,10 @@ class Agent:
         except WireError:
             self.dropped[Drop.MALFORMED] += 1
             return
-        drop = self._receive(message, tid, path, now)
+        take = _TAKES.get(type(message))
+        drop = Drop.UNSUPPORTED if take is None else take(self, message, tid, path, now)
         if drop is not None:
             self.dropped[drop] += 1
-
-    def _receive(self, message: Message, tid: int, path: Hashable, now: float) -> Drop | None:
-        take = _TAKES.get(type(message))
-        return Drop.UNSUPPORTED if take is None else take(self, message, tid, path, now)
 
     def _mra(self, mra: MRA, _: int, path: Hashable, now: float) -> Drop | None:
         if mra.message_mraed == MessageKind.REQ:

@@ -593,24 +593,21 @@ def unpack_message(mad: Mad) -> Message:
         raise WireError(f"class 0x{mad.mgmt_class:02x} version {mad.class_version} is no communication management")
     if mad.method != Method.SEND:
         raise WireError(f"communication management has no method 0x{mad.method:02x}")
-    return _message(mad.attribute_id, mad.attribute_modifier, mad.data)
+    kind = _TYPES.get(mad.attribute_id)
+    if kind is None:
+        raise WireError(f"no communication management message 0x{mad.attribute_id:04x}")
+    message = kind(**kind.LAYOUT.unpack(mad.data))
+    if mad.attribute_modifier and isinstance(message, _WITH_MODIFIER):
+        message.attr_mod = mad.attribute_modifier
+    return message
 
 
 def unpack_mad(data: Buffer) -> tuple[Message, int]:
     """The message in the bytes of a MAD, and its transaction id; WireError where there is none."""
     if len(data) == MAD_SIZE:
         first, tid, attribute, modifier = _HEADER.unpack_from(data)
-        if first == _FIRST:
-            return _message(attribute, modifier, data[MAD_SIZE - DATA_SIZE :]), tid
-    mad = Mad.unpack(data)  # which says what is wrong with it
+        kind = _TYPES.get(attribute)
+        if first == _FIRST and kind is not None and not modifier:
+            return kind(**kind.LAYOUT.unpack(data[MAD_SIZE - DATA_SIZE :])), tid
+    mad = Mad.unpack(data)
     return unpack_message(mad), mad.transaction_id
-
-
-def _message(attribute: int, modifier: int, data: Buffer) -> Message:
-    kind = _TYPES.get(attribute)
-    if kind is None:
-        raise WireError(f"no communication management message 0x{attribute:04x}")
-    message = kind(**kind.LAYOUT.unpack(data))
-    if modifier and isinstance(message, _WITH_MODIFIER):
-        message.attr_mod = modifier
-    return message
