@@ -138,10 +138,11 @@ class TestSource:
             resolve(channel, cmid, ("10.9.9.9", PORT), ("10.7.0.1", 0))
             assert device_of(cmid) == "soft_va"
 
-    def test_the_loopback_address_does_not_leave_the_host(self, net: TwoHosts) -> None:
-        error = failure(("10.7.0.2", PORT), ("127.0.0.1", 0))
+    @pytest.mark.parametrize("source", ["127.0.0.1", "127.1.2.3"])
+    def test_the_loopback_address_does_not_leave_the_host(self, net: TwoHosts, source: str) -> None:
+        error = failure(("10.7.0.2", PORT), (source, 0))
         assert error.errno == errno.EINVAL
-        assert "127.0.0.1" in str(error.strerror)
+        assert f"source {source} cannot leave this host" in str(error.strerror)
         assert "blackhole" not in str(error)
         assert_explained(error.explanation, "route", errno.EINVAL)
         with an_id() as (channel, cmid):

@@ -128,7 +128,8 @@ def _route_failure(lookup: Lookup, code: int, ifindex: int) -> Failure:
     """What a routing error means, in words, and what to try."""
     dst, source = lookup.destination, lookup.source
     ask = f"'ip route get {dst.host}' to see what the kernel would do, and add the route that is missing"
-    if code == errno.EINVAL and source is not None and not source.is_any and not lookup.host.owns(source.ip):
+    given = source is not None and not source.is_any and not source.is_loopback
+    if code == errno.EINVAL and source is not None and given and not lookup.host.owns(source.ip):
         return Failure(
             errno.EADDRNOTAVAIL, "route", f"source {source.host} is not an address of this host", "'rdmacm devices'"
         )
