@@ -1,0 +1,328 @@
+"""rdma_getaddrinfo(3) of librdmacm and ours: each difference is a row of docs/parity.md.
+
+``RDMACM_DIFFERENTIAL_SEED`` asks other questions, ``RDMACM_DIFFERENTIAL_COUNT`` more or fewer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from socket import AF_INET, AF_INET6
+from typing import Any
+
+from interop.differential import (
+    AF_IB,
+    DNS,
+    FAMILY,
+    HOSTS,
+    IB,
+    IPOIB,
+    NOROUTE,
+    NUMERICHOST,
+    PASSIVE,
+    RC,
+    SA,
+    TCP,
+    UC,
+    UD,
+    UDP,
+    XRC_RECV,
+    XRC_SEND,
+    Json,
+    Questions,
+)
+from interop.differing import LOCAL, SEED, One, Rules
+from interop.machine.run import Machine
+
+KNOWN_FLAGS = PASSIVE | NUMERICHOST | NOROUTE | FAMILY | SA | DNS
+KNOWN_QP_TYPES = {0, RC, UC, UD, 8, XRC_SEND, XRC_RECV, 0xFF}
+KNOWN_SPACES = {0, IPOIB, TCP, UDP, IB}
+BADFLAGS, NONAME, EAI_FAMILY, QPTYPE, SERVICE, ADDRFAMILY = -1, -2, -6, -7, -8, -9
+ALL_ONES = 0xFFFFFFFFFFFFFFFF
+
+
+@dataclass
+class Question:
+    """A question, with zeros where its hints say nothing."""
+
+    node: str | None
+    service: str | None
+    hints: Json | None
+
+    def __getattr__(self, name: str) -> Any:
+        return (self.hints or {}).get(name, None if name.endswith(("addr", "route")) else 0)
+
+    @property
+    def alone(self) -> bool:
+        return self.node is None and self.service is None
+
+    @property
+    def passive(self) -> bool:
+        return bool(self.flags & PASSIVE)
+
+    @property
+    def wants_gid(self) -> bool:
+        return self.family == AF_IB and bool(self.flags & FAMILY)
+
+
+rule = Rules("differential", lambda question: Question(**question))
+
+
+def changed(answer: Json, **fields: Any) -> Json:
+    """The answer with fields of its entry replaced."""
+    first, *rest = answer["entries"]
+    return {"entries": [{**first, **fields}, *rest]}
+
+
+# -- hints that cannot be -------------------------------------------------------------------------------
+
+
+@rule("node, service and hints all NULL", last=True)
+def _(q: Question, c: Json) -> Any:
+    return {"eai": NONAME} if q.alone and q.hints is None else None
+
+
+@rule("unknown flags", last=True)
+def _(q: Question, c: Json) -> Any:
+    return {"eai": BADFLAGS} if q.flags & ~KNOWN_FLAGS else None
+
+
+@rule("an address family that does not exist", last=True)
+def _(q: Question, c: Json) -> Any:
+    if q.family in (0, AF_INET, AF_INET6, AF_IB) or not (q.alone or q.node == "*" or q.service == "*"):
+        return None
+    return {"eai": EAI_FAMILY}
+
+
+@rule("a QP type or port space that does not exist", last=True)
+def _(q: Question, c: Json) -> Any:
+    if q.family not in (0, AF_INET, AF_INET6, AF_IB):
+        return None
+    return {"eai": QPTYPE} if q.qp_type not in KNOWN_QP_TYPES or q.port_space not in KNOWN_SPACES else None
+
+
+@rule("QP type and port space that contradict each other", last=True)
+def _(q: Question, c: Json) -> Any:
+    stream = q.qp_type in (RC, UC, XRC_SEND, XRC_RECV) and q.port_space in (UDP, IPOIB)
+    if not stream and not (q.qp_type == UD and q.port_space == TCP):
+        return None
+    return {"eai": QPTYPE} if q.alone or q.node == "*" or q.service == "*" else None
+
+
+@rule("RAI_SA: with a node, with RAI_DNS; without a service; no InfiniBand port", last=True)
+def _(q: Question, c: Json) -> Any:
+    if not q.flags & SA or c.get("eai") in (EAI_FAMILY, QPTYPE):
+        return None
+    return {"errno": "ENOTSUP" if q.node is not None or q.flags & DNS else "EINVAL" if q.service is None else "ENOENT"}
+
+
+# -- hints alone ----------------------------------------------------------------------------------------
+
+
+@rule("hints without any address, and no node or service", last=True)
+def _(q: Question, c: Json) -> Any:
+    usable = q.src_addr or q.route or (q.dst_addr and not q.passive)
+    return {"eai": NONAME} if q.alone and not usable else None
+
+
+def _family(address: Sequence[Any]) -> int:
+    return AF_IB if address[0] == "ib" else AF_INET if len(address) == 2 else AF_INET6
+
+
+def _types(q: Question, usual_space: int = 0) -> Json:
+    """QP type and port space that follow from the hints'."""
+    qp, space = q.qp_type, q.port_space or usual_space
+    datagram = space in (UDP, IPOIB) or (space != TCP and qp == UD)
+    return {"qp_type": qp or (UD if datagram else RC), "port_space": space or (UDP if datagram else TCP)}
+
+
+def _paths(q: Question) -> int:
+    """Bytes of the hints' route in an answer, which has one path record with 8 bytes of flags before it."""
+    length = len(q.route or "") // 2
+    return 72 if length == 64 else length
+
+
+@rule("a route in the hints and nothing else", last=True)
+def _(q: Question, c: Json) -> Any:
+    if not q.alone or q.src_addr or (q.dst_addr and not q.passive):
+        return None
+    if q.family not in (0, AF_IB):
+        return {"eai": ADDRFAMILY}
+    types = _types(q, IB)
+    sid, mask = types["port_space"] << 16, ALL_ONES & ~0xFFFF
+    source, destination = (["ib", f"::ffff:10.0.0.{host}", sid, mask, 0xFFFF, 0, 0] for host in (1, 2))
+    return changed(
+        c,
+        **types,
+        flags=q.flags & PASSIVE,
+        family=AF_IB,
+        src_addr=source,
+        dst_addr=None if q.passive else destination,
+        route=_paths(q),
+    )
+
+
+@rule("passive, destination in the hints")
+def _(q: Question, c: Json) -> Any:
+    return changed(c, dst_addr=None) if q.alone and q.passive and q.dst_addr else None
+
+
+@rule("addresses in the hints of another family than the hints'", last=True)
+def _(q: Question, c: Json) -> Any:
+    if not q.alone or not q.family:
+        return None
+    known = q.src_addr if q.passive or not q.dst_addr else q.dst_addr
+    return {"eai": ADDRFAMILY} if _family(known) != q.family else None
+
+
+@rule("addresses only in the hints")
+def _(q: Question, c: Json) -> Any:
+    if not q.alone:
+        return None
+    known = q.src_addr if q.passive or not q.dst_addr else q.dst_addr
+    return changed(c, **_types(q), flags=q.flags & PASSIVE, family=_family(known))
+
+
+# -- names ----------------------------------------------------------------------------------------------
+
+
+@rule("a port above 65535 or below 0", last=True)
+def _(q: Question, c: Json) -> Any:
+    if c.get("eai") in (EAI_FAMILY, QPTYPE) or not re.fullmatch(r"[ \t-\r]*[+-]?[0-9]+", q.service or ""):
+        return None
+    return {"eai": SERVICE} if not 0 <= int(q.service or "") <= 65535 else None
+
+
+@rule("node or service `*`", last=True)
+def _(q: Question, c: Json) -> Any:
+    return {"eai": SERVICE} if q.service == "*" else {"eai": NONAME} if q.node == "*" else None
+
+
+def _named(node: str | None) -> list[tuple[str, str]]:
+    """Addresses of a name and the canonical name of each, as our /etc/hosts has them."""
+    lines = [line.split() for line in HOSTS.splitlines()]
+    wanted = (node or "").lower()
+    if wanted.isdecimal():  # a number before it is a name
+        return []
+    return [(ip, names[0]) for ip, *names in lines if wanted in map(str.lower, names)]
+
+
+@rule("RAI_FAMILY with AF_IB and an IPv4 node", last=True)
+def _(q: Question, c: Json) -> Any:
+    if not q.wants_gid or "entries" not in c or q.node is None:
+        return None
+    entry = c["entries"][0]
+    found = entry["src_addr"] if q.passive else entry["dst_addr"]
+    numeric = not _named(q.node) and (q.flags & NUMERICHOST or len(found) == 2)
+    return {"eai": ADDRFAMILY} if numeric and ":" not in q.node else None
+
+
+@rule("a name beyond ASCII, or with a label that is empty or longer than 63", last=True)
+def _(q: Question, c: Json) -> Any:
+    if q.node is None or c.get("eai") in (EAI_FAMILY, QPTYPE):
+        return None
+    labels = q.node.split(".")
+    if q.node.isascii() and all(labels[:-1]) and len(max(labels, key=len)) < 64:
+        return None
+    try:
+        encoded = q.node.encode("idna").decode()
+    except UnicodeError:
+        return {"eai": NONAME}
+    return One("as that name's", lambda mine: True) if encoded != q.node and "errno" not in c else None
+
+
+@rule("RAI_FAMILY with AF_IB")
+def _(q: Question, c: Json) -> Any:
+    if not q.wants_gid or q.alone or "entries" not in c:
+        return None
+    side = "src_addr" if q.passive else "dst_addr"
+    found, space = c["entries"][0][side], c["entries"][0]["port_space"]
+    if found[0] == "ib" and q.node is not None:
+        return None
+    if found[0] == "ib" or len(found) == 2:  # an IPv4 answer: ours is among those of IPv6
+        port = found[2] & 0xFFFF if found[0] == "ib" else found[1]
+        ips = ["::" if q.passive else "::1"] if q.node is None else [ip for ip, _ in _named(q.node) if ":" in ip]
+        if not ips:
+            return {"eai": NONAME}  # getaddrinfo(3) asked for IPv6
+        found = [ips[0], port, 0, 0]
+    host, port, flow, scope = found
+    mask = ALL_ONES if port else ALL_ONES & ~0xFFFF
+    return changed(c, family=AF_IB, **{side: ["ib", host, (space << 16) + port, mask, 0xFFFF, flow, scope]})
+
+
+@rule("a route in the hints beside a destination")
+def _(q: Question, c: Json) -> Any:
+    if "entries" not in c or not q.route or (q.passive and not q.alone):
+        return None
+    return changed(c, route=_paths(q))
+
+
+@rule("a service of neither TCP nor UDP")
+def _(q: Question, c: Json) -> Any:
+    if "entries" not in c or q.alone or c["entries"][0]["port_space"]:
+        return None
+    return changed(c, port_space=UDP if c["entries"][0]["qp_type"] == UD else TCP)
+
+
+@rule("canonical names")
+def _(q: Question, c: Json) -> Any:
+    if "entries" not in c or q.flags & NUMERICHOST or not _named(q.node):
+        return None
+    side = "src_canonname" if q.passive else "dst_canonname"
+    canonical = [name for _, name in _named(q.node)]
+    return changed(c, **{side: One(f"one of {canonical}", lambda name: name in canonical)})
+
+
+def _is_local(address: list[Any]) -> bool:
+    return (address[0] in LOCAL or str(address[0]).startswith("fe80::")) and address[1] == 0
+
+
+@rule("source address, active side")
+def _(q: Question, c: Json) -> Any:
+    if "entries" not in c or q.passive or q.flags & NOROUTE:
+        return None
+    entry = c["entries"][0]
+    src, dst = entry["src_addr"], entry["dst_addr"]
+    if dst is None or _family(dst) == AF_IB:
+        return None
+    if src is not None and _family(src) != _family(dst):
+        return None
+    if src is not None and src[0] not in ("0.0.0.0", "::"):
+        return changed(c, route=_paths(q) or One("a path or none", lambda n: n in (0, 72)))
+    given = One("an address of this host or none", lambda mine: mine == src or _is_local(mine))
+    return changed(c, src_addr=given, route=_paths(q) or One("a path or none", lambda n: n in (0, 72)))
+
+
+@rule("results")
+def _(q: Question, c: Json) -> Any:
+    if "entries" not in c or q.alone:
+        return None
+    ips = {ip for ip, _ in _named(q.node)}
+    if q.node is None:
+        ips = {"0.0.0.0", "::"} if q.passive else {"127.0.0.1", "::1"}
+    if q.wants_gid or q.family in (AF_INET, AF_INET6):
+        ips = {ip for ip in ips if (":" in ip) == (q.family != AF_INET)}
+    ips = {ip.partition("%")[0] for ip in ips}
+    if len(ips) < 2:
+        return None
+    side = "src_addr" if q.passive else "dst_addr"
+    first = c["entries"][0]
+    same = [name for name in first if name not in ("src_addr", "dst_addr", "family", "route")]
+
+    def all_of_them(entries: Any) -> bool:
+        hosts = {entry[side][1 if entry[side][0] == "ib" else 0] for entry in entries}
+        return (
+            entries[0] == first
+            and len(hosts) == len(entries)
+            and hosts == ips
+            and all(entry[name] == first[name] for entry in entries for name in same)
+        )
+
+    return {"entries": One(f"{first} and others of {ips}", all_of_them)}
+
+
+def test_differences_are_in_the_parity_table(machine: Machine) -> None:
+    seen = rule.hold(machine, Questions(SEED), 2400)
+    print(*(f"{count:6} {row}" for row, count in seen.most_common()), sep="\n")
+    rule.assert_rows()

@@ -1,0 +1,294 @@
+"""rdma_bind_addr(3), rdma_resolve_addr(3) and rdma_resolve_route(3) of librdmacm and ours: each difference is a row of
+docs/parity.md.
+
+The same host for both, the kernel's devices and ours on the same interfaces. Nothing is sent but questions for
+neighbours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from interop.differential import IPOIB, Json
+from interop.differential_ids import Questions
+from interop.differing import LOCAL, SEED, One, Rules
+from interop.machine.run import Machine
+
+Address = list[Any]
+
+#: The interface without a device of the kernel's, its addresses and its neighbours.
+WITHOUT_DEVICE = ("10.7.0.", "fd07::")
+#: What is no source on another link: ours with its scope, and without, which is EINVAL for both.
+LINK_LOCAL = (("fe80::1", "va"), ("fe80::1", 0))
+ANYTHING = One("anything", lambda ours: True)
+
+
+def is_any(address: Address) -> bool:
+    return address[0] in ("0.0.0.0", "::")
+
+
+def is_loopback(address: Address) -> bool:
+    return address[0] == "::1" or (len(address) == 2 and address[0].startswith("127."))
+
+
+def is_ib(address: Address | None) -> bool:
+    return address is not None and address[0] == "ib"
+
+
+def is_elsewhere(address: Address) -> bool:
+    """Link-local, and not on the link its scope names."""
+    return address[0].startswith(("fe80::", "ff02::")) and (address[0], address[3]) not in LINK_LOCAL
+
+
+def family(address: Address) -> int:
+    return 27 if is_ib(address) else len(address)
+
+
+@dataclass
+class Question:
+    """An id: what it was asked to do."""
+
+    space: int
+    tos: int
+    bind: Address | None
+    src: Address | None
+    dst: Address | None
+
+    @property
+    def source(self) -> Address | None:
+        """What the id is bound to when it resolves."""
+        return self.bind or self.src
+
+
+rule = Rules("differential_ids", lambda question: Question(**question))
+
+
+def resolves(c: Json, outcome: str) -> Json:
+    """The answer where resolving the address comes out otherwise, with what follows from that."""
+    kept: Json = {name: c[name] for name in ("create", "bind", "bound") if name in c}
+    if outcome != "ok":
+        return {**kept, "resolve": outcome}
+    return {**kept, "resolve": "ok", "resolved": c.get("resolved", ANYTHING), "route": "ok", "path": ANYTHING}
+
+
+def binds(c: Json, outcome: str) -> Json:
+    return {"create": c["create"], "bind": outcome}
+
+
+# -- binding --------------------------------------------------------------------------------------------
+
+
+@rule("RDMA_PS_IPOIB without InfiniBand", last=True)
+def _(q: Question, c: Json) -> Any:
+    if q.space != IPOIB or not q.bind or is_ib(q.bind):
+        return None
+    if is_loopback(q.bind):
+        return binds(c, "EINVAL")
+    # What is no address of this host is found first.
+    return binds(c, "EADDRNOTAVAIL") if c["bind"] == "EINVAL" and is_elsewhere(q.bind) else None
+
+
+@rule("127.0.0.1")
+def _(q: Question, c: Json) -> Any:
+    if not q.bind or not is_loopback(q.bind) or c["bind"] != "ok":
+        return None
+    sgid = "::1" if len(q.bind) == 4 else "::ffff:127.0.0.1"
+    return {**c, "bound": {**c["bound"], "interface": "lo", "port_num": 1, "sgid": sgid}}
+
+
+@rule("source and destination of two families", last=True)
+def _(q: Question, c: Json) -> Any:
+    if not q.src or not q.dst or c.get("resolve") is None or family(q.src) == family(q.dst):
+        return None
+    return resolves(c, "EINVAL")
+
+
+@rule("resolve_addr's source on a bound id", last=True)
+def _(q: Question, c: Json) -> Any:
+    if not q.bind or not q.src or c.get("resolve") is None or is_ib(q.dst):
+        return None
+    same = q.src[0] == q.bind[0] and q.src[1] in (0, q.bind[1])
+    return None if same else resolves(c, "EINVAL")
+
+
+@rule("a link-local destination on another link than the source", last=True)
+def _(q: Question, c: Json) -> Any:
+    if not q.source or is_loopback(q.source) or not q.dst or q.dst[0] != "fe80::2" or q.dst[3] in (0, "va"):
+        return None
+    return resolves(c, "ENETUNREACH") if c.get("resolve") in ("ok", "-ETIMEDOUT", "-EINVAL") else None
+
+
+@rule("RDMA_PS_IPOIB without InfiniBand", last=True)
+def _(q: Question, c: Json) -> Any:
+    if q.space != IPOIB or is_ib(q.source) or is_ib(q.dst) or not q.dst or "resolve" not in c:
+        return None
+    if not q.bind and q.src and c["resolve"] == "EINVAL" and is_elsewhere(q.src):
+        return resolves(c, "EADDRNOTAVAIL")
+    if not q.bind and q.src and (is_loopback(q.src) or q.src[0].startswith(WITHOUT_DEVICE)):
+        return resolves(c, "EINVAL")
+    unbound = not q.source or is_any(q.source)
+    if unbound and q.dst[0] == "10.8.8.8":  # no device has the route's source, which is found first
+        return resolves(c, "-ENODEV")
+    if unbound and (q.dst[0], q.dst[-1]) == ("fe80::2", 0):
+        return resolves(c, "EINVAL")
+    return resolves(c, "-EINVAL") if c["resolve"] in ("ok", "-ETIMEDOUT", "-ENODEV") else None
+
+
+@rule("an address of this host on another interface than the source's", last=True)
+def _(q: Question, c: Json) -> Any:
+    if c.get("resolve") != "-ETIMEDOUT" or not q.source or not q.dst or q.dst[0] not in LOCAL:
+        return None
+    return resolves(c, "ok") if q.source[0] in LOCAL and q.source[0] != q.dst[0] else None
+
+
+@rule("an interface without an RDMA device", last=True)
+def _(q: Question, c: Json) -> Any:
+    def ours_goes_there(ours: Json) -> bool:
+        known = ours.get("resolved", ours.get("bound"))
+        return known is None or known["interface"] == "7"
+
+    if q.source and is_loopback(q.source):
+        return None
+    there = [a for a in (q.source, q.dst) if a and a[0].startswith(WITHOUT_DEVICE)]
+    if not there or is_ib(q.source) or is_ib(q.dst):
+        return None
+    outcome = c.get("resolve", c.get("bind"))
+    return One("on interface 7, or an error from there", ours_goes_there) if outcome in ("ENODEV", "-ENODEV") else None
+
+
+@rule("a link-local source that is not on its link", last=True)
+def _(q: Question, c: Json) -> Any:
+    given = q.source
+    if (
+        given is None
+        or not given[0].startswith(("fe80::", "ff02::"))
+        or given[:1] + given[3:] in (["fe80::1", 0], ["fe80::1", "va"])
+    ):
+        return None
+    if q.bind:
+        return binds(c, "EADDRNOTAVAIL") if c["bind"] == "ENODEV" else None
+    same = q.dst is not None and family(q.dst) == family(given)
+    return resolves(c, "EADDRNOTAVAIL") if same and c.get("resolve") == "ENODEV" else None
+
+
+# -- resolving ------------------------------------------------------------------------------------------
+
+
+@rule("AF_IB addresses on RoCE", last=True)
+def _(q: Question, c: Json) -> Any:
+    if is_ib(q.dst) and c.get("resolve") in ("ok", "EINVAL", "EADDRNOTAVAIL", "EPROTONOSUPPORT", "ENODEV"):
+        return resolves(c, "ENODEV")
+    return None
+
+
+@rule("127.0.0.1", last=True)
+def _(q: Question, c: Json) -> Any:
+    """From there, the loopback interface reaches this host and groups; the kernel has no device for that."""
+    if not q.source or not q.dst or not is_loopback(q.source) or is_loopback(q.dst):
+        return None
+    if c.get("resolve") not in ("ENODEV", "-ENODEV") or family(q.dst) != family(q.source):
+        return None
+    if q.dst[0].startswith("fe80::2"):
+        return resolves(c, "ENETUNREACH")
+    reached = q.dst[0] in LOCAL or q.dst[0] in ("224.0.0.1", "255.255.255.255")
+    return resolves(c, "ok") if reached else None
+
+
+@rule("a link-local destination without scope", last=True)
+def _(q: Question, c: Json) -> Any:
+    if not q.dst or (q.dst[0], q.dst[-1]) != ("fe80::2", 0) or (q.source and not is_any(q.source)):
+        return None
+    return resolves(c, "EINVAL") if c.get("resolve") == "ok" else None
+
+
+@rule("a source whose interface the route does not leave by", last=True)
+def _(q: Question, c: Json) -> Any:
+    """IPv6 alone: for IPv4 the kernel takes such a destination to be on the link."""
+    if not q.source or not q.dst or len(q.dst) != 4 or is_any(q.source) or is_ib(q.source) or c.get("resolve") != "ok":
+        return None
+    by = {"fd00:0:0:1::": "va", "fd09::": "va", "fd01::": "wa", "fd08::": "wa", "fd07::": "7"}
+    leaves = next((by[prefix] for prefix in by if q.dst[0].startswith(prefix)), None)
+    here = next((by[prefix] for prefix in by if q.source[0].startswith(prefix)), "va")
+    return resolves(c, "-ENODEV") if leaves and here != leaves and q.dst[0] not in LOCAL else None
+
+
+@rule("destination 0.0.0.0 or ::")
+def _(q: Question, c: Json) -> Any:
+    if not q.dst or not is_any(q.dst) or "resolved" not in c:
+        return None
+    loopback = "::1" if len(q.dst) == 4 else "127.0.0.1"
+    dgid = "::1" if len(q.dst) == 4 else "::ffff:127.0.0.1"
+    return {**c, "resolved": {**c["resolved"], "peer": [loopback, *q.dst[1:]], "dgid": dgid}}
+
+
+@rule("127.0.0.1")
+def _(q: Question, c: Json) -> Any:
+    if not q.dst or "resolved" not in c or not (is_any(q.dst) or is_loopback(q.dst)):
+        return None
+    if q.source and not is_any(q.source) and not is_loopback(q.source):
+        return None
+    local = [q.source[0], *c["resolved"]["local"][1:]] if q.source and is_loopback(q.source) else c["resolved"]["local"]
+    path = {"mtu": 5, "hop_limit": 64, "traffic_class": q.tos, "sl": ANYTHING, "rate": 0, "packet_life_time": 18}
+    made = {**path, "flow_label": ANYTHING}
+    return {**c, "resolved": {**c["resolved"], "interface": "lo", "local": local}, "route": "ok", "path": made}
+
+
+@rule("scope of a destination that is not link-local")
+def _(q: Question, c: Json) -> Any:
+    if not q.dst or len(q.dst) != 4 or not q.dst[3] or "resolved" not in c or q.dst[0].startswith(("fe80:", "ff02:")):
+        return None
+    if q.source and not is_any(q.source):
+        return None
+    return {**c, "resolved": {**c["resolved"], "local": [*c["resolved"]["local"][:3], 0]}}
+
+
+@rule("a link-local destination without scope")
+def _(q: Question, c: Json) -> Any:
+    if not q.dst or (q.dst[0], q.dst[-1]) != ("fe80::2", 0) or "resolved" not in c:
+        return None
+    resolved = c["resolved"]
+    return {**c, "resolved": {**resolved, "peer": [*resolved["peer"][:3], resolved["local"][3]]}}
+
+
+@rule("scope of a source that is found to be link-local")
+def _(q: Question, c: Json) -> Any:
+    if not q.source or not is_any(q.source) or "resolved" not in c or not c["resolved"]["local"][0].startswith("fe80:"):
+        return None
+    return {**c, "resolved": {**c["resolved"], "local": [*c["resolved"]["local"][:3], c["resolved"]["peer"][3]]}}
+
+
+# -- paths ----------------------------------------------------------------------------------------------
+
+
+@rule("hop limit of a path to this host")
+def _(q: Question, c: Json) -> Any:
+    return {**c, "path": {**c["path"], "hop_limit": 64}} if c.get("path") and c["path"]["hop_limit"] == 0 else None
+
+
+@rule("rate of a path")
+def _(q: Question, c: Json) -> Any:
+    if not c.get("path") or c["resolved"]["interface"] == "lo":
+        return None
+    return {**c, "path": {**c["path"], "rate": 3}} if c["path"]["rate"] == 0 else None
+
+
+@rule("RoCE packet life time")
+def _(q: Question, c: Json) -> Any:
+    return {**c, "path": {**c["path"], "packet_life_time": 16}} if c.get("path") else None
+
+
+@rule("flow label of a path")
+def _(q: Question, c: Json) -> Any:
+    if not c.get("path") or not q.dst or c["path"]["flow_label"] == "free":
+        return None
+    label = c["path"]["flow_label"] & 0xFFFFF
+    if len(q.dst) == 4 and q.dst[2]:
+        label = (q.source[2] if q.source and not is_any(q.source) else 0) or q.dst[2]
+    return {**c, "path": {**c["path"], "flow_label": label}}
+
+
+def test_differences_are_in_the_parity_table(machine: Machine) -> None:
+    seen = rule.hold(machine, Questions(SEED), 600)
+    print(*(f"{count:6} {row}" for row, count in seen.most_common()), sep="\n")
+    rule.assert_rows()
