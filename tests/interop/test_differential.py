@@ -229,7 +229,14 @@ def _(q: Question, c: Json) -> Any:
         encoded = q.node.encode("idna").decode()
     except UnicodeError:
         return {"eai": NONAME}
-    return One("as that name's", lambda mine: True) if encoded != q.node and "errno" not in c else None
+    if encoded == q.node or "errno" in c:
+        return None
+    known = bool(_named(encoded)) or encoded.isdecimal()
+
+    def as_encoded(ours: Json) -> bool:
+        return ours in ({"eai": NONAME}, c) or (known and "entries" in ours)
+
+    return One(f"the answer for {encoded}", as_encoded)
 
 
 @rule("RAI_FAMILY with AF_IB")
