@@ -249,6 +249,7 @@ class _Connection:
 
     def peer_has_ended(self) -> None:
         """The peer has disconnected, which is too early where there was more to come."""
+        self.take()  # what came before that
         self.is_over = True
         if self.received < self.end.messages:
             raise ended_by(self.cmid.peer_addr_text)
@@ -353,9 +354,10 @@ class _End(ABC):
             self.established += 1
         elif event.type is CmEventType.DISCONNECTED:
             self.over += 1
-            self.connections[event.id].peer_has_ended()
             if self._is_ending:
                 event.id.disconnect()
+            else:
+                self.connections[event.id].peer_has_ended()
         else:
             return self.advance(event)
         return True
