@@ -247,8 +247,9 @@ def _small_table(seconds: float, count: int) -> list[Plan]:
 
 
 def _link(cmid: CmId, plan: Plan) -> Link:
-    # Receives twice as deep as sends: the sender may have been told of what the receiver has not looked at yet.
-    return Link(cmid, QPCap(max_send_wr=plan.depth, max_recv_wr=2 * plan.depth, max_send_sge=1, max_recv_sge=1))
+    # Twice as deep as messages are under way: an answer may be here before what it answers is acknowledged, and a
+    # sender may have been told of what the receiver has not looked at yet.
+    return Link(cmid, QPCap(max_send_wr=2 * plan.depth, max_recv_wr=2 * plan.depth, max_send_sge=1, max_recv_sge=1))
 
 
 def _completions(link: Link, most: int, blocking: bool) -> list[WC]:
