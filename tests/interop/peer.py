@@ -48,6 +48,7 @@ def _run(end: End, number: int, requests: bool) -> bool:
 
 def _listen(device: Device, address: str, port: int) -> bool:
     device.listen(address, port)
+    print("listening", flush=True)
     good = True
     while True:
         request = device.event(EventKind.CONNECT_REQUEST, seconds=120)

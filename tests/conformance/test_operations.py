@@ -1,0 +1,43 @@
+"""What tests/interop does with other devices, done between two processes of ours: it is right there, too."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from interop.operations import OPERATIONS
+from rdmacm import CmId, EventChannel, PortSpace
+from support.netns import python_environment
+
+COMMAND = [sys.executable, "-m", "interop.soft_peer"]
+
+
+def free_port() -> int:
+    with EventChannel() as channel, CmId(channel, PortSpace.TCP) as cmid:
+        cmid.bind_addr(("127.0.0.1", 0))
+        return cmid.src_port
+
+
+@pytest.mark.slow
+def test_every_operation_between_two_processes() -> None:
+    environment = python_environment()
+    arguments = ["127.0.0.1", str(free_port()), "--mtu", "4096"]
+    with subprocess.Popen(
+        [*COMMAND, "listen", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+    ) as server:
+        assert server.stdout is not None
+        try:
+            assert server.stdout.readline() == "listening\n"
+            client = subprocess.run(
+                [*COMMAND, "connect", *arguments], capture_output=True, text=True, env=environment, check=False
+            )
+            assert client.returncode == 0, client.stdout + client.stderr
+            said = server.stdout.read()
+        finally:
+            server.kill()
+    parts = [(part, operation.name) for operation in OPERATIONS for part in operation.parts]
+    assert client.stdout.splitlines() == [f"ok {part} {name}" for part, name in parts]
+    swapped = {"request": "respond", "respond": "request", "both": "both"}
+    assert said.splitlines() == [f"ok {swapped[part]} {name}" for part, name in parts]
