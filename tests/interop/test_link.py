@@ -35,7 +35,7 @@ ROW = "links that lose 2 and 10 % of the packets, double or reorder them"
 IMPAIRMENTS = {
     "2 % are lost": "loss 2%",
     (TENTH := "10 % are lost"): "loss 10%",
-    "5 % overtake others": "delay 2ms reorder 5% 50%",
+    "5 % overtake others": "delay 1ms reorder 5%",
     "20 % come twice": "duplicate 20%",
 }
 
