@@ -143,7 +143,7 @@ class CmEvent:
         self.ack()
 
     def __del__(self) -> None:
-        if getattr(self, "_pending", False) and not sys.is_finalizing():
+        if self._pending and not sys.is_finalizing():
             self.ack()
 
     def __repr__(self) -> str:

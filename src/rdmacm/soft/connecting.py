@@ -60,8 +60,10 @@ from rdmacm.verbs.enums import AccessFlag, Mtu, QPAttrMask, QPState, QPType
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
+    from rdmacm.soft.devices import DeviceView, HostView
     from rdmacm.soft.provider import SoftProvider
     from rdmacm.soft.queue import SoftQueue
+    from rdmacm.verbs.device import GidEntry
     from rdmacm.verbs.qp import QP
 
 __all__ = ["SoftId"]
@@ -196,7 +198,10 @@ class SoftId(ResolvingId):
         if isinstance(request, REQ):
             dgid = request.primary.local_gid
             ours, theirs = request.primary.remote_gid.ip, dgid.ip
-        found = [(view, row) for view, row in host.by_ip.get(ours, ()) if path.scope_id in (0, view.ifindex)]
+        found = _owners(host, ours, path.scope_id)
+        if not found:  # an address that has just been added
+            host = self._provider.host()
+            found = _owners(host, ours, path.scope_id)
         if not found and len(ours) == 4 and ours[0] == 127 and host.loopback is not None:
             found = [(host.loopback, row) for row in host.loopback.rows if len(row.gid.ip) == 4][:1]
         if not found or len(theirs) != len(ours):
@@ -649,6 +654,11 @@ _SIDR_TEXT: dict[int, str] = {
     SidrStatus.REJECT: "the peer's application, or its connection manager, refused",
     SidrStatus.NO_QP: "the peer has no queue pair for it",
 }
+
+
+def _owners(host: HostView, ip: bytes, scope_id: int) -> list[tuple[DeviceView, GidEntry]]:
+    """The devices and GIDs of a local address."""
+    return [(view, row) for view, row in host.by_ip.get(ip, ()) if scope_id in (0, view.interface.index)]
 
 
 def _header(request: REQ | SIDR_REQ) -> PrivateDataHeader | None:

@@ -206,11 +206,9 @@ class ResolvingId:
         afonly = self.options.afonly
         if afonly is None:
             afonly = address.family == AF_INET or bool(self._provider.network.setting("net/ipv6/bindv6only", 0)[0])
-        return address._replace(
-            port=self._take_port(
-                self.port_space, address.port, address.family, address.ip, address.link, not specific, afonly
-            )
-        )
+        family, ip, port, flowinfo, scope_id = address
+        port = self._take_port(self.port_space, port, family, ip, address.link, not specific, afonly)
+        return InetAddr(family, ip, port, flowinfo, scope_id)
 
     def _bind_device(self, address: InetAddr) -> None:
         host = self._provider.host()

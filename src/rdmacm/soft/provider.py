@@ -51,6 +51,10 @@ _PATIENCE = 64
 #: Seconds between two times that somebody makes progress who only takes what waits; less than the helper's patience.
 _PROGRESS_INTERVAL = 0.001
 
+#: Seconds between two looks at what the network reports, where nobody waits for that. Who needs the host as it is at
+#: this moment looks himself.
+_LOOK_INTERVAL = 0.001
+
 
 class SoftProvider:
     """See :class:`rdmacm.provider.Provider`.
@@ -84,6 +88,7 @@ class SoftProvider:
         self.progress_count = 0
         #: When whoever takes what waits has to make progress as well, on ``clock``.
         self.progress_due = 0.0
+        self._look_due = 0.0
         self._polls = 0
         self._in_vain = 0
         self.transport = Transport(self.lock, clock, self.call_at, wire or UdpWire(), self.random)
@@ -236,7 +241,8 @@ class SoftProvider:
         self.progress_count += 1
         now = self.clock()
         self.progress_due = now + _PROGRESS_INTERVAL
-        if self._host is not None:
+        if self._host is not None and (now >= self._look_due or self.clock is not time.monotonic or len(self.pending)):
+            self._look_due = now + _LOOK_INTERVAL
             self.host()
         self.transport.progress(wanted)
         self.fire_timers()
