@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections import Counter
 from dataclasses import fields
 from itertools import pairwise
@@ -34,6 +36,7 @@ from rdmacm.proto.cm.messages import (
     SidrStatus,
     TransportService,
     pack_message,
+    unpack_mad,
     unpack_message,
 )
 from rdmacm.proto.cm.private_data import HEADER_SIZE, PrivateDataHeader, user_capacity
@@ -459,6 +462,8 @@ def test_what_is_packed_unpacks(kind: type[Message]) -> None:
         mad = Mad.unpack(data)
         assert mad.transaction_id == tid
         assert unpack_message(mad) == message
+        assert unpack_mad(data) == (message, tid)
+        assert unpack_mad(memoryview(data)) == (message, tid)
         assert mad.attribute_modifier == getattr(message, "attr_mod", 0)
 
     check()
@@ -484,14 +489,19 @@ def test_bytes_from_strangers(attribute: int, data: bytes, version: int, method:
     mad = Mad(7, version, method, attribute, 1, data=data, attribute_modifier=version)
     try:
         message = unpack_message(mad)
-    except WireError:
+    except WireError as error:
         assert version != 2 or method != 3 or not 0x10 <= attribute <= 0x1A
+        with pytest.raises(WireError, match=re.escape(str(error))):
+            unpack_mad(mad.pack())
     else:
+        assert unpack_mad(mad.pack()) == (message, 1)
         assert unpack_message(Mad.unpack(pack_message(message, 1))) == message
 
 
 @given(st.binary(max_size=300))
 def test_arbitrary_bytes(data: bytes) -> None:
+    with contextlib.suppress(WireError):  # nothing else
+        unpack_mad(data)
     for kind in (*MESSAGES, Path):
         if len(data) != kind.LAYOUT.size:
             with pytest.raises(WireError):

@@ -1,0 +1,46 @@
+"""Numbers that are drawn ahead."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from rdmacm.soft.chance import DrawnAhead
+
+
+@pytest.mark.parametrize("bits", [1, 8, 16, 24, 32, 33, 64, 128])
+def test_every_bit_is_drawn(bits: int) -> None:
+    source = DrawnAhead()
+    drawn = [source.getrandbits(bits) for _ in range(2000)]
+    ones = zeros = 0
+    for number in drawn:
+        assert 0 <= number < 1 << bits
+        ones |= number
+        zeros |= ~number
+    assert ones & zeros & (1 << bits) - 1 == (1 << bits) - 1
+
+
+def test_no_number_comes_twice() -> None:
+    one, other = DrawnAhead(), DrawnAhead()
+    drawn = [source.getrandbits(32) for source in (one, other) for _ in range(600)]
+    assert len(set(drawn)) > 1190
+
+
+def test_a_child_draws_its_own() -> None:
+    source = DrawnAhead()
+    source.getrandbits(32)
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            source.forget()
+            os.write(writer, repr([source.getrandbits(32) for _ in range(8)]).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as answer:
+        theirs = answer.read().decode()
+    os.waitpid(pid, 0)
+    assert theirs
+    assert theirs != repr([source.getrandbits(32) for _ in range(8)])
