@@ -18,7 +18,16 @@ from rdmacm.proto.roce.opcodes import (
     Operation,
 )
 from rdmacm.proto.roce.psn import PSN_MASK
-from rdmacm.proto.roce.rc.codes import ACKNOWLEDGE, HALVES, LITTLE, READ_MIDDLE, SEND_MIDDLE, SEND_ONLY, WRITE_MIDDLE
+from rdmacm.proto.roce.rc.codes import (
+    ACKNOWLEDGE,
+    HALVES,
+    LITTLE,
+    READ_MIDDLE,
+    SEND_MIDDLE,
+    SEND_ONLY,
+    WRITE_MIDDLE,
+    WRITE_ONLY,
+)
 from rdmacm.proto.roce.rc.requester import COMPLETES_AS, Requester
 from rdmacm.proto.roce.rc.responder import NAKS, Responder
 from rdmacm.proto.roce.rc.runs import take_run
@@ -347,7 +356,10 @@ class RcEngine:
                 else:
                     assert responder is not None
                     flags = half >> 48 & 0x80 | word >> 31
-                    if opcode == SEND_ONLY and responder.send_only(psn, flags, body):
+                    if opcode == SEND_ONLY:
+                        if responder.send_only(psn, flags, body):
+                            return 1
+                    elif opcode == WRITE_ONLY and responder.write_only(psn, flags, body):
                         return 1
                     accepted = responder.received(opcode, psn, flags, body)
                     if responder.failed:

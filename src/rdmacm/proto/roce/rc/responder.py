@@ -70,6 +70,7 @@ _TRAILED = _IMMEDIATE | _INVALIDATE
 # Plain, as flags are slow.
 _MAY_WRITE, _MAY_READ = int(AccessFlag.REMOTE_WRITE), int(AccessFlag.REMOTE_READ)
 _MAY_ATOMIC = int(AccessFlag.REMOTE_ATOMIC)
+_REMOTE_WRITE = AccessFlag.REMOTE_WRITE
 _SUCCESS = WCStatus.SUCCESS
 _RECV, _RECV_WITH_IMM = WCOpcode.RECV, WCOpcode.RECV_RDMA_WITH_IMM
 _ACK = 0x1F  # no credits are counted
@@ -271,8 +272,31 @@ class Responder:
         except (ValueError, TypeError):  # too short, released, read-only
             return False
         recvs.popleft()
-        self._nak_sent = False
         self._complete(WC(recv.wr_id, _SUCCESS, _RECV, size, None, None, flags & 0x80 != 0, self._qp_num))
+        self._executed(psn, flags)
+        return True
+
+    def write_only(self, psn: int, flags: int, body: memoryview) -> bool:
+        """A WRITE of one packet, as :meth:`send_only` takes a message of one."""
+        address, rkey, length = RETH.unpack_from(body)
+        if (
+            psn != self._expected
+            or self._inside
+            or not self.access & _MAY_WRITE
+            or length != len(body) - 16
+            or not 0 < length <= self._mtu
+        ):
+            return False
+        target = self._memory.remote(rkey, address, length, _REMOTE_WRITE)
+        if target is None:
+            return False
+        target[:] = body[16:]
+        self._executed(psn, flags)
+        return True
+
+    def _executed(self, psn: int, flags: int) -> None:
+        """A message of one packet has been taken in."""
+        self._nak_sent = False
         self._expected = self._completed = psn + 1 & PSN_MASK
         self._msn = msn = self._msn + 1 & PSN_MASK
         if flags & 1:
@@ -281,7 +305,6 @@ class Responder:
             else:  # whatever was owed before, this says it too
                 self.owed = psn
                 self.owed_aeth = _ACK << 24 | msn
-        return True
 
     def _check_size(self, start: int, end: int, size: int) -> None:
         """First and middle packets are one MTU, last ones hold something, none more than an MTU."""
