@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
+from rdmacm.proto.roce.headers import AETH, BTH, RETH, Packet
 from rdmacm.proto.roce.icrc import Icrc
+from rdmacm.proto.roce.opcodes import Opcode
 from rdmacm.proto.roce.rc import RcEngine, RtrAttributes, RtsAttributes
 from rdmacm.proto.roce.rc.requester import Requester
 from rdmacm.proto.roce.rc.responder import Responder
@@ -126,3 +128,39 @@ def test_a_message_of_one_packet_goes_the_short_way(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(owner, name, noticed)
     transcript(1, general=False)
     assert set(taken) == {name for _, name in short}
+
+
+@pytest.mark.parametrize("opcode", [WROpcode.SEND, WROpcode.RDMA_WRITE])
+@pytest.mark.parametrize("solicited", [False, True])
+@pytest.mark.parametrize("size", range(1, 9))
+def test_what_is_packed_by_hand_is_what_the_headers_say(opcode: WROpcode, solicited: bool, size: int) -> None:
+    flow = Icrc(A, B, 50000)
+    sender, receiver = RcEngine(0x10203, Region()), RcEngine(0x30201, Region())
+    for end, other in ((sender, receiver), (receiver, sender)):
+        end.ready_to_receive(RtrAttributes(other.qp_num, 0xFFFFFF, path_mtu=MTU, pkey=0x8123))
+        end.ready_to_send(RtsAttributes(0xFFFFFF))
+    receiver.post_recv(RecvWork(1, (memoryview(bytearray(8)),)))
+    data = bytes(range(size))
+    work = SendWork(1, opcode, (memoryview(data),), solicited=solicited, remote_addr=8, rkey=0x89ABCDEF)
+    pieces = sender.send(work, flow, 0.0)
+    assert pieces is not None
+    packet = b"".join(pieces)
+    write = opcode is WROpcode.RDMA_WRITE
+    expected = Packet(
+        BTH(
+            Opcode.RC_RDMA_WRITE_ONLY if write else Opcode.RC_SEND_ONLY,
+            dest_qpn=0x30201,
+            psn=0xFFFFFF,
+            ack_req=True,
+            se=solicited,
+            pad_cnt=-size & 3,
+            pkey=0x8123,
+        ),
+        reth=RETH(8, 0x89ABCDEF, size) if write else None,
+        payload=data,
+    ).pack()
+    assert packet == expected + flow.seal([expected])
+    assert receiver.received(memoryview(packet), 0, flow, 0.0) == 1
+    ((pieces, _),) = receiver.datagrams(flow, 0.0, 64, 0)
+    answer = Packet(BTH(Opcode.RC_ACKNOWLEDGE, dest_qpn=0x10203, psn=0xFFFFFF, pkey=0x8123), aeth=AETH.ack(1)).pack()
+    assert b"".join(pieces) == answer + flow.seal([answer])
