@@ -55,7 +55,6 @@ class Helper:
     def stop(self) -> None:
         """Let the thread end (the provider's lock is held)."""
         if self._stop is not None:
-            self._provider.transport.watched = False
             self.wake()  # first: the thread closes the descriptor as soon as it sees that it is to stop
             self._stop.set()
             self._stop = self._waiter = None
@@ -107,7 +106,7 @@ class Helper:
             deferrals, seen = transport.deferrals, provider.progress_count
             transport.watched = True
             if stop.wait(_GRACE):
-                return deferrals
+                break
             with provider.lock:
                 if transport.wire.look_aside():
                     break

@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 _yield: Callable[[], None] | None = getattr(os, "sched_yield", None)
 #: Polls in vain after which others may have the processor: where they are scarce, the peer may be waiting for this one.
-_PATIENCE = 64
+_PATIENCE = 16
 
 #: Seconds between two times that somebody makes progress who only takes what waits; less than the helper's patience.
 _PROGRESS_INTERVAL = 0.001
@@ -247,20 +247,24 @@ class SoftProvider:
         self.transport.progress(wanted)
         self.fire_timers()
 
-    def poll(self, wanted: Sized = ()) -> None:
-        """Progress for a caller that polls: what else the network reports waits for one call in a hundred."""
+    def poll(self, wanted: Sized = ()) -> bool:
+        """Progress for a caller that polls: what else the network reports waits for one call in a hundred.
+
+        False where there was nothing to do.
+        """
         self._polls += 1
         if self._polls % 128 == 0:
             with self.lock:
                 self.progress(wanted)
-            return
+            return True
         self.progress_count += 1
         if self.transport.progress(wanted, True):
             self._in_vain = 0
-            return
+            return True
         self._in_vain += 1
         if self._in_vain % _PATIENCE == 0 and _yield is not None:
             _yield()
+        return False
 
     def acknowledge(self) -> None:
         """Send what peers are owed, for a caller that makes no progress."""

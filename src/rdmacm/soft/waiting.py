@@ -192,9 +192,9 @@ class Waiters:
         found = None
         try:
             while not found and time.monotonic() < until:
-                with provider.lock:
-                    provider.poll(wanted)
-                    found = done()
+                if provider.poll(wanted):
+                    with provider.lock:
+                        found = done()
         finally:
             with provider.lock:
                 self._spinning = False
