@@ -10,13 +10,14 @@ import pytest
 
 from rdmacm import CmEventType
 from rdmacm.proto.roce.opcodes import Opcode
+from rdmacm.soft.provider import SoftProvider
 from rdmacm.soft.wire import WirePath
 from rdmacm.verbs.attr import QPAttr
 from rdmacm.verbs.enums import QPAttrMask, QPState, SendFlag, WCStatus, WROpcode
 from rdmacm.verbs.wr import RecvWR, SendWR
 from support.echo import EchoClient
 from support.netns import python_environment
-from support.softdev import Connected, Pair, sge
+from support.softdev import Connected, Pair, Provider, sge
 
 FLAGS = SendFlag.SIGNALED | SendFlag.INLINE
 PATH = WirePath(bytes([10, 0, 0, 2]), bytes([10, 0, 0, 1]))
@@ -58,6 +59,29 @@ def test_also_when_there_is_more_to_take(ends: Connected) -> None:
     assert said(ends) == []
     assert len(ends.right_cq.poll(1)) == 1
     assert said(ends) == [Opcode.RC_ACKNOWLEDGE], "one for all three"
+
+
+@pytest.mark.parametrize("how", ["wait", "channel"])
+def test_whoever_waits_is_seen_to_first(pair: Pair, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Provider, "drive", SoftProvider.drive)
+    channel = pair.b.device.create_channel()
+    cq = pair.b.cq(channel=channel, owner="queue")
+    left, right = pair.a.qp(), pair.b.qp(cq)
+    pair.connect(left, right)
+    right.post_recv([RecvWR(1, [sge(pair.b.region(64))])])
+    pair.b.transport.watched = True
+    cq.req_notify(False)
+    left.post_send([SendWR(1, WROpcode.SEND, [sge(pair.a.region(b"hello"))])])
+    if how == "wait":
+        assert cq.wait(1)
+    else:
+        assert channel.get(1) == "queue"
+    pair.net.sent.clear()
+    assert len(cq.poll(1)) == 1
+    assert pair.net.sent == [], "it has not been taken before"
+    assert cq.poll(1) == []
+    assert [datagram[0] for _, datagram, _ in pair.net.sent] == [Opcode.RC_ACKNOWLEDGE]
+    channel.close()
 
 
 def test_what_is_posted_next_goes_before_the_acknowledgement(ends: Connected) -> None:

@@ -60,8 +60,11 @@ class SoftChannel:
         return cq
 
     def get(self, timeout: float | None) -> object | None:
-        cq = self._provider.drive(self._take, timeout)
-        return cq.owner if cq is not None else None
+        cq = self._provider.drive(self._take, timeout, self._events)
+        if cq is None:
+            return None
+        cq.waited = True
+        return cq.owner
 
     def fileno(self) -> int:
         with self._provider.lock:
@@ -87,7 +90,7 @@ class SoftCQ:
     report to it go to the error state, and once what it still holds has been polled, polling raises EOVERFLOW.
     """
 
-    __slots__ = ("_armed", "_channel", "_provider", "_queue", "cqe", "notify", "overrun", "owner")
+    __slots__ = ("_armed", "_channel", "_provider", "_queue", "cqe", "notify", "overrun", "owner", "waited")
 
     def __init__(self, provider: SoftProvider, cqe: int, channel: SoftChannel | None, owner: object) -> None:
         self._provider = provider
@@ -98,6 +101,8 @@ class SoftCQ:
         self.cqe = cqe
         self.owner = owner
         self.overrun = False
+        #: Whether somebody has waited for what is in it, and not taken it yet.
+        self.waited = False
         provider.use(self)
 
     def add(self, found: list[WC]) -> None:
@@ -131,7 +136,10 @@ class SoftCQ:
     def poll(self, num_entries: int) -> list[WC]:
         queue = self._queue
         if queue:
-            self._provider.acknowledge()
+            if self.waited:
+                self.waited = False
+            else:
+                self._provider.acknowledge()
         else:
             self._provider.poll(queue)
             if not queue:
@@ -157,7 +165,8 @@ class SoftCQ:
             return [queue.popleft() for _ in range(num_entries)]
 
     def wait(self, timeout: float | None) -> bool:
-        return self._provider.drive(self._ready, timeout, self._queue)
+        self.waited = self._provider.drive(self._ready, timeout, self._queue)
+        return self.waited
 
     def _ready(self) -> bool:
         if self._provider.abandoned:
