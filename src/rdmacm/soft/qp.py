@@ -241,7 +241,7 @@ class SoftQP:
     __slots__ = (
         *("_attr", "_cap", "_closed", "_drained", "_engine", "_find_source", "_flow", "_heard", "_local", "_pd"),
         *("_recv_cq", "_recv_flow", "_recvs", "_remote", "_route", "_send_cq", "_sends", "_signal_all", "_srq"),
-        *("_table", "_transport", "in_line", "on_async_event", "owes", "qp_num", "state", "timers"),
+        *("_table", "_transport", "in_line", "on_async_event", "qp_num", "state", "timers"),
     )
 
     def __init__(
@@ -267,7 +267,6 @@ class SoftQP:
         self.qp_num = 0
         self._closed = False
         self.in_line = False
-        self.owes = False
         self.timers: tuple[float, ...] = ()
         self.on_async_event: Callable[[SoftQP, AsyncEvent], None] | None = None
         self._clear()
@@ -293,7 +292,7 @@ class SoftQP:
 
     def modify(self, attr: QPAttr, mask: QPAttrMask) -> None:
         with self._transport.lock:
-            if self.owes:
+            if self._transport.owing:
                 self._transport.acknowledge()
             before = self.state
             bits = mask.value
@@ -347,7 +346,7 @@ class SoftQP:
     def fail(self) -> None:
         """To ERR, as the end of its connection: everything posted is flushed. In RESET there is nothing to flush."""
         with self._transport.lock:
-            if self.owes:
+            if self._transport.owing:
                 self._transport.acknowledge()
             if self.state is not _RESET and self.state is not _ERR:
                 self._fail()
@@ -421,7 +420,7 @@ class SoftQP:
 
     def destroy(self) -> None:
         with self._transport.lock:
-            if self.owes:
+            if self._transport.owing:
                 self._transport.acknowledge()
             self._closed = True
             self._reset()
@@ -431,8 +430,7 @@ class SoftQP:
 
     def post_send(self, wrs: list[SendWR]) -> None:
         transport = self._transport
-        transport.lock.acquire()
-        try:
+        with transport.lock:
             if len(wrs) == 1 and self.state is _RTS and transport.opened and not self.in_line:
                 self._send(wrs[0])
                 return
@@ -448,8 +446,6 @@ class SoftQP:
                     self._after(engine)
                 else:
                     transport.send_now(self, transport.clock())
-        finally:
-            transport.lock.release()
 
     def _send(self, wr: SendWR) -> None:
         """A single request, with nothing in line before it: a small one leaves at once."""
@@ -624,7 +620,7 @@ class SoftQP:
             if deadline is not None and not (timers and timers[-1] <= deadline):
                 self._transport.watch(self)
         elif to_send == ACK_ONLY:
-            self._transport.owe(self)
+            self._transport.owing[self] = None
         else:
             self._transport.ready(self)
 
@@ -645,7 +641,6 @@ class SoftQP:
 
     def transmit(self, now: float, limit: int) -> int:
         engine, flow, route = self._engine, self._flow, self._route
-        self.owes = False
         if engine is None or flow is None or route is None:
             return 0
         transport = self._transport
