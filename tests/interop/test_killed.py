@@ -31,7 +31,8 @@ def test_a_client_of_librdmacm_is_killed(guest: Guest, family: int) -> None:
         "kill -9 $client\n"
         'moves /tmp/server.out "has disconnected"\n'
         f"rxe rping -c -a $SOFT{family} -C 3 -v -V || exit\n"
-        "kill $SERVER; finish; [ $SERVER_STATUS = 143 ]"
+        "kill $SERVER; finish; [ $SERVER_STATUS = 143 ]",
+        timeout=180,
     )
     assert done.status == 0, done.output
     assert "\nping data: rdma-ping-2" in f"\n{done.output}"
@@ -48,7 +49,8 @@ def test_a_client_of_librdmacm_is_killed_while_we_send(guest: Guest, family: int
         f"ucmatose -s $SOFT{family} {argv} >/dev/null & client=$!; disown\n"
         'moves /tmp/server.out "completing sends"\n'
         "kill -9 $client\n"
-        "began=$EPOCHSECONDS; finish; echo seconds $((EPOCHSECONDS - began))"
+        "began=$EPOCHSECONDS; finish; echo seconds $((EPOCHSECONDS - began))",
+        timeout=180,
     )
     said = done.output.splitlines()
     assert said[:3] == ["cmatose: starting server", "initiating data transfers", "completing sends"]
@@ -66,7 +68,8 @@ def test_our_client_is_killed(guest: Guest, family: int) -> None:
         'moves /tmp/server.out "server ping data: rdma-ping-3"\n'
         "kill -9 $client\n"
         f"soft {OURS} rping -c -a $RXE{family} -C 3 -v -V || exit\n"
-        "kill -9 $SERVER; finish; [ $SERVER_STATUS = 137 ]"
+        "kill -9 $SERVER; finish; [ $SERVER_STATUS = 137 ]",
+        timeout=180,
     )
     assert done.status == 0, done.output
     assert "\nping data: rdma-ping-2" in f"\n{done.output}"
@@ -80,7 +83,8 @@ def test_a_server_of_librdmacm_is_killed(guest: Guest, family: int) -> None:
         f"soft {OURS} rping -c -a $RXE{family} >/tmp/client.out 2>&1 & client=$!\n"
         'moves /tmp/server.out "server ping data: rdma-ping-3"\n'
         "disown $SERVER; kill -9 $SERVER; began=$EPOCHSECONDS\n"
-        "wait $client; echo ours: $? seconds $((EPOCHSECONDS - began)); cat /tmp/client.out"
+        "wait $client; echo ours: $? seconds $((EPOCHSECONDS - began)); cat /tmp/client.out",
+        timeout=180,
     )
     first, complaint = done.output.splitlines()[-2:]
     assert first.startswith("ours: 1 seconds ")

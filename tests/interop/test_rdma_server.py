@@ -18,7 +18,8 @@ pytestmark = pytest.mark.usefixtures("link")
 @FAMILIES
 def test_rdma_client_of_librdmacm(guest: Guest, family: int) -> None:
     done = guest.run(
-        f"serve_soft {EXAMPLES}/rdma_server.py -s $SOFT{family}\nrxe rdma_client -s $SOFT{family} || exit\nfinish"
+        f"serve_soft {EXAMPLES}/rdma_server.py -s $SOFT{family}\nrxe rdma_client -s $SOFT{family} || exit\nfinish",
+        timeout=180,
     )
     ours = ["rdma_server: listening on port 7471", "rdma_server: end"]
     assert done.output.splitlines() == ["rdma_client: start", "rdma_client: end 0", *ours]
@@ -29,7 +30,8 @@ def test_rdma_client_of_librdmacm(guest: Guest, family: int) -> None:
 @FAMILIES
 def test_rdma_server_of_librdmacm(guest: Guest, family: int) -> None:
     done = guest.run(
-        f"serve_rxe rdma_server -s $RXE{family}\nsoft {EXAMPLES}/rdma_client.py -s $RXE{family} || exit\nfinish"
+        f"serve_rxe rdma_server -s $RXE{family}\nsoft {EXAMPLES}/rdma_client.py -s $RXE{family} || exit\nfinish",
+        timeout=180,
     )
     assert done.output.splitlines() == ["rdma_client: end", "rdma_server: start", "rdma_server: end 0"]
     assert done.status == 0
@@ -41,7 +43,8 @@ def test_rdma_xclient_of_librdmacm(guest: Guest, family: int) -> None:
     done = guest.run(
         f"serve_soft {EXAMPLES}/rdma_xserver.py -s $SOFT{family}\n"
         f"rxe rdma_xclient -c r -s $SOFT{family} || exit\n"
-        "finish"
+        "finish",
+        timeout=180,
     )
     ours = ["rdma_xserver: listening on port 7471", "rdma_xserver: end"]
     assert done.output.splitlines() == ["rdma_xclient: start", "rdma_xclient: end 0", *ours]

@@ -40,7 +40,8 @@ def test_librdmacms_clients_find_nobody_listening(guest: Guest, family: int) -> 
         f"rxe ucmatose -s $SOFT{family}; echo ucmatose: $?\n"
         f"rxe rdma_client -s $SOFT{family}; echo rdma_client: $?\n"
         f"rxe rping -c -a $SOFT{family} -p 7999 -C 1 -V || exit\n"
-        "finish"
+        "finish",
+        timeout=180,
     )
     assert done.status == 0, done.output
     said = done.output.splitlines()
@@ -52,7 +53,9 @@ def test_librdmacms_clients_find_nobody_listening(guest: Guest, family: int) -> 
 @pytest.mark.cell(NOBODY, "active")
 def test_our_clients_find_nobody_listening(guest: Guest, family: int) -> None:
     """The exception has the reason; the tool says what ucmatose says, and a line on standard error."""
-    done = guest.run(f"soft python3 -c '{CLIENT}' $RXE{family} || exit\nsoft {RDMACM} ucmatose -s $RXE{family}")
+    done = guest.run(
+        f"soft python3 -c '{CLIENT}' $RXE{family} || exit\nsoft {RDMACM} ucmatose -s $RXE{family}", timeout=180
+    )
     assert done.status == 1, done.output
     exception, *said = done.output.splitlines()
     assert exception == "8 True"
@@ -64,7 +67,8 @@ def test_our_clients_find_nobody_listening(guest: Guest, family: int) -> None:
 def test_our_server_refuses(guest: Guest, family: int) -> None:
     """What it says along with that, private data, test_operations compares."""
     done = guest.run(
-        f"serve_soft python3 -c '{SERVER}' $SOFT{family}\nrxe ucmatose -s $SOFT{family}; echo ucmatose: $?\nfinish"
+        f"serve_soft python3 -c '{SERVER}' $SOFT{family}\nrxe ucmatose -s $SOFT{family}; echo ucmatose: $?\nfinish",
+        timeout=180,
     )
     assert done.status == 0, done.output
     rejected, *rest = done.output.splitlines()[2:]
@@ -76,7 +80,8 @@ def test_our_server_refuses(guest: Guest, family: int) -> None:
 def test_librdmacms_server_refuses(guest: Guest, family: int) -> None:
     """ucmatose refuses a connection that it was not told to expect, and gives up (-ENOMEM)."""
     done = guest.run(
-        f"serve_rxe ucmatose -b $RXE{family}\nsoft {RDMACM} ucmatose -s $RXE{family} -c 2; echo ours: $?\nfinish"
+        f"serve_rxe ucmatose -b $RXE{family}\nsoft {RDMACM} ucmatose -s $RXE{family} -c 2; echo ours: $?\nfinish",
+        timeout=180,
     )
     assert done.status == 244, done.output
     said = done.output.splitlines()

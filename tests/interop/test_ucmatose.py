@@ -37,7 +37,7 @@ def test_client_of_librdmacm(guest: Guest, family: int, arguments: str) -> None:
     """It sends back what it has received, and -V compares that with what our server sent."""
     done = guest.run(
         f"serve_soft {OURS} -b $SOFT{family} {arguments} -V\nrxe ucmatose -s $SOFT{family} {arguments} || exit\nfinish",
-        timeout=120,
+        timeout=180,
     )
     assert done.status == 0, done.output
     migrating = [MIGRATING] if "-m" in arguments else []
@@ -52,7 +52,7 @@ def test_server_of_librdmacm(guest: Guest, family: int, arguments: str) -> None:
         f"serve_rxe ucmatose -b $RXE{family} {arguments}\n"
         f"soft {OURS} -s $RXE{family} {arguments} --json || exit\n"
         "finish",
-        timeout=120,
+        timeout=180,
     )
     assert done.status == 0, done.output
     summary, _, said = done.output.partition("\n}\n")
