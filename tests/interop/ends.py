@@ -212,8 +212,11 @@ class Attributes:
 
 
 def pattern(size: int, salt: int = 0) -> bytes:
-    """Bytes that are wrong wherever one of them is in the wrong place: numbers, each in four bytes."""
-    first = salt * 0x10001 & 0xFFFFFFF
+    """Bytes that are wrong wherever one of them is in the wrong place: numbers, each in four bytes.
+
+    None begins like an Ethertype, as Wireshark would take what follows it for a packet of that kind.
+    """
+    first = 0xA0000000 | salt * 0x10001 & 0xFFFFFFF
     return struct.pack(f">{size // 4 + 1}I", *range(first, first + size // 4 + 1))[:size]
 
 
