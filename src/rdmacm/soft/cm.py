@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 __all__ = ["ConnectionManager"]
 
 
+_REQUESTS = (ConnectRequest, SidrRequest)
+
+
 class ConnectionManager:
     """See the module. Used with the provider's lock held."""
 
@@ -108,6 +111,7 @@ class ConnectionManager:
             self._set_timer(agent.next_deadline())
 
     def _set_timer(self, deadline: float | None) -> None:
+        """Be called when the agent has something to do; a timer that is earlier anyway looks then."""
         if deadline is not None and (self._timer is None or deadline < self._timer.when):
             if self._timer is not None:
                 self._timer.cancel()
@@ -125,16 +129,14 @@ class ConnectionManager:
             self.pump()
 
     def _dispatch(self, agent: Agent, event: Event) -> None:
-        kind = type(event)
-        if kind is ConnectRequest or kind is SidrRequest:
-            assert isinstance(event, ConnectRequest | SidrRequest)
+        if isinstance(event, _REQUESTS):
             found = self._listeners.get(event.listener)
             if found is not None:
                 found[0].requested(event)
             else:  # it was destroyed while the request was on its way here
                 agent.destroy(event.comm_id, self._provider.clock())
             return
-        if kind is TimewaitExit:
+        if isinstance(event, TimewaitExit):
             owner = self._ids.pop(event.comm_id, None)
         else:
             owner = self._ids.get(event.comm_id)
