@@ -6,6 +6,7 @@ Runs by itself, in a guest that has an RDMA device, and needs nothing beside ``r
     differential.py c < questions > answers              what the C library says, a line each
     differential.py ours < questions > answers           what rdmacm says
     differential.py both QUESTION                        both, for one question
+    differential.py files FOLDER                         what belongs into /etc where it asks
 
 A question is ``{"node", "service", "hints"}``, hints those fields of ``struct rdma_addrinfo`` that are not zero. An
 answer is ``{"entries": [...]}``, ``{"eai": code}``, ``{"errno": name}``, or what must not be: ``{"crash": signal}``
@@ -26,6 +27,7 @@ import socket
 import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from socket import AF_INET, AF_INET6
 from typing import Any, Protocol, TextIO
 
@@ -83,6 +85,8 @@ top 65535/tcp
 zero 0/tcp
 beyond 70000/tcp
 """
+
+FILES = {"hosts": HOSTS, "services": SERVICES, "nsswitch.conf": "hosts: files\nservices: files\n"}
 
 # -- questions ------------------------------------------------------------------------------------------
 
@@ -555,6 +559,9 @@ def command(
         case ["generate", seed, count]:
             for question in itertools.islice(questions(int(seed)), int(count)):
                 print(json.dumps(question))
+        case ["files", folder]:
+            for name, text in FILES.items():
+                Path(folder, name).write_text(text, encoding="utf-8")
         case ["c"]:
             survive(sys.stdin.readlines(), c().ask, sys.stdout)
         case ["ours"]:
@@ -565,7 +572,7 @@ def command(
             print("ours", end=" ", flush=True)
             each([question], ours().ask, sys.stdout)
         case _:
-            sys.exit("generate SEED COUNT | c | ours | both QUESTION")
+            sys.exit("generate SEED COUNT | files FOLDER | c | ours | both QUESTION")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from interop.differential import HOSTS, SERVICES, Json
+from interop.differential import Json
 from interop.machine.run import Machine
 
 PARITY = Path(__file__).parents[2] / "docs" / "parity.md"
@@ -34,59 +34,15 @@ TIMEOUT = 600
 LOCAL = {"127.0.0.1", "::1", "10.0.0.1", "10.0.0.9", "10.1.0.1", "10.7.0.1"}
 LOCAL |= {"fd00:0:0:1::1", "fd00:0:0:1::9", "fd01::1", "fd07::1", "fe80::1"}
 
-#: More for ``link``: a second link with a device, "wa"; an interface without one, with a number for its name and
-#: another for its index; secondary addresses, gateways, routes that refuse. Nobody has to wait for neighbours.
-NETWORK = r"""
-network
-ip address add 10.0.0.9/24 dev va
-ip address add fd00:0:0:1::9/64 dev va nodad
-ip address add fe80::1/64 dev va nodad
-ip link add wa type veth peer name wb netns soft
-ip address add 10.1.0.1/24 dev wa
-ip address add fd01::1/64 dev wa nodad
-ip link set wa up
-ip -n soft link set wb up
-ip link add 7 index 70 type dummy
-ip address add 10.7.0.1/24 dev 7
-ip address add fd07::1/64 dev 7 nodad
-ip link set 7 up
-ip route add 10.9.0.0/16 via 10.0.0.2
-ip route add fd09::/64 via fd00:0:0:1::2
-ip route add 10.8.0.0/16 via 10.1.0.2 src 10.0.0.9
-ip route add fd08::/64 via fd01::2
-for kind in unreachable=66 blackhole=67 prohibit=68; do
-    ip route add ${kind%=*} 10.${kind#*=}.0.0/16
-    ip route add ${kind%=*} fd${kind#*=}::/64
-done
-for ip in 10.0.0.2 10.0.0.77 fd00:0:0:1::2 fe80::2; do
-    ip neighbour replace $ip lladdr 02:00:00:00:00:0b dev va nud permanent
-done
-for ip in 10.1.0.2 fd01::2; do ip neighbour replace $ip lladdr 02:00:00:00:00:0b dev wa nud permanent; done
-rdma link add rxe1 type rxe netdev wa
-nought=0000:0000:0000
-for gid in 0/0a00:0001 0/0a00:0009 0/0001:$nought:0009 0/fe80:$nought:$nought:0001 1/0a01:0001 1/fd01; do
-    until grep -qs ${gid#*/} /sys/class/infiniband/rxe${gid%/*}/ports/1/gids/?; do nap 0.02; done
-done
-"""
-
-#: And back: what is left to do is ``link``'s.
-NO_NETWORK = r"""
-rdma link delete rxe1
-ip link delete wa
-ip link delete 7
-for kind in 66 67 68; do ip route delete 10.$kind.0.0/16; ip route delete fd$kind::/64; done
-no_network
-"""
-
-_ASK = r"""
-cd "$(mktemp -d)"
-export PYTHONPATH=/project/src:/project/tests
-cp /mnt/share/{hosts,services,nsswitch.conf,questions} .
-for file in hosts services nsswitch.conf; do mount --bind $file /etc/$file; done
-python3 -m interop.MODULE c <questions >c &
-python3 -m interop.MODULE ours <questions >ours
+_ASK = """
+. /project/tests/interop/differential.sh
+links
+cd /tmp
+ask MODULE c </mnt/share/questions >c &
+ask MODULE ours </mnt/share/questions >ours
 status=$?
 wait $! || status=1
+no_links
 cp c ours /mnt/share
 exit $status
 """
@@ -174,7 +130,8 @@ class Rules:
             if expected == mine:
                 seen.update(rows)
                 continue
-            again = f"python3 -m interop.{self.module} both {shlex.quote(json.dumps(question))}"
+            ask = f"ask {self.module} both {shlex.quote(json.dumps(question))}"
+            again = f"tests/interop/guest {shlex.quote(f'. /project/tests/interop/differential.sh; links; {ask}')}"
             unexplained.append(f"{again}\n    C         {theirs}\n    ours      {mine}\n    expected  {expected}")
         return seen, unexplained
 
@@ -182,13 +139,8 @@ class Rules:
         """Ask both in the machine. AssertionError with all that is unexplained; else how often each row was seen."""
         asked = list(itertools.islice(questions, int(COUNT or count)))
         lines = "".join(f"{json.dumps(question)}\n" for question in asked)
-        files = {"hosts": HOSTS, "services": SERVICES, "nsswitch.conf": "hosts: files\nservices: files\n"}
-        for name, text in {**files, "questions": lines}.items():
-            (machine.share / name).write_text(text, encoding="utf-8")
-        ask = _ASK.replace("MODULE", self.module)
-        done = machine.run(
-            f"{NETWORK}\nunshare -m bash -c {shlex.quote(ask)}\nstatus=$?\n{NO_NETWORK}\nexit $status", 600
-        )
+        (machine.share / "questions").write_text(lines, encoding="utf-8")
+        done = machine.run(_ASK.replace("MODULE", self.module), TIMEOUT)
         assert done.status == 0, done.output
         answers = [
             [json.loads(line) for line in (machine.share / side).read_text(encoding="utf-8").splitlines()]

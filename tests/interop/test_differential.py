@@ -5,7 +5,11 @@
 
 from __future__ import annotations
 
+import io
+import json
+import os
 import re
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from socket import AF_INET, AF_INET6
@@ -31,6 +35,7 @@ from interop.differential import (
     XRC_SEND,
     Json,
     Questions,
+    survive,
 )
 from interop.differing import LOCAL, SEED, One, Rules
 from interop.machine.run import Machine
@@ -333,3 +338,15 @@ def test_differences_are_in_the_parity_table(machine: Machine) -> None:
     seen = rule.hold(machine, Questions(SEED), 2400)
     print(*(f"{count:6} {row}" for row, count in seen.most_common()), sep="\n")
     rule.assert_rows()
+
+
+def test_a_question_that_kills_who_answers_it() -> None:
+    def ask(question: Json) -> Json:
+        if question["node"] == "deadly":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"eai": NONAME}
+
+    out = io.StringIO()
+    survive([json.dumps({"node": node}) for node in ("deadly", "a", "deadly", "b")], ask, out)
+    crash = {"crash": "SIGKILL"}
+    assert [json.loads(line) for line in out.getvalue().splitlines()] == [crash, {"eai": -2}, crash, {"eai": -2}]
