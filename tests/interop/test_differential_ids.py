@@ -114,9 +114,13 @@ def _(q: Question, c: Json) -> Any:
 
 @rule("a link-local destination on another link than the source", last=True)
 def _(q: Question, c: Json) -> Any:
-    if not q.source or is_loopback(q.source) or not q.dst or q.dst[0] != "fe80::2" or q.dst[3] in (0, "va"):
+    if not q.source or is_loopback(q.source) or not q.dst or q.dst[0] != "fe80::2" or q.dst[3] == 0:
         return None
-    return resolves(c, "ENETUNREACH") if c.get("resolve") in ("ok", "-ETIMEDOUT", "-EINVAL") else None
+    if c.get("resolve") not in ("ok", "-ETIMEDOUT", "-EINVAL"):
+        return None
+    if q.dst[3] == "va":  # there is such a link, but its device does not have the source
+        return resolves(c, "-ENODEV") if q.source[0] == "fd01::1" else None
+    return resolves(c, "ENETUNREACH")
 
 
 @rule("RDMA_PS_IPOIB without InfiniBand", last=True)
@@ -189,8 +193,8 @@ def _(q: Question, c: Json) -> Any:
         return None
     if c.get("resolve") not in ("ENODEV", "-ENODEV") or family(q.dst) != family(q.source):
         return None
-    if q.dst[0].startswith("fe80::2"):
-        return resolves(c, "ENETUNREACH")
+    if q.dst[0] == "fe80::2":
+        return None if q.dst[3] == "va" else resolves(c, "ENETUNREACH")
     reached = q.dst[0] in LOCAL or q.dst[0] in ("224.0.0.1", "255.255.255.255")
     return resolves(c, "ok") if reached else None
 
