@@ -11,13 +11,14 @@ from pathlib import Path
 from support.pcap import frames
 from support.tshark import dissect
 
-__all__ = ["ANY_NAK", "RNR", "SEQUENCE", "judge"]
+__all__ = ["REFUSAL", "RNR", "SEQUENCE", "judge"]
 
-#: AETH syndromes that a scenario may explain (wire: IBTA A17, table "AETH syndrome"): receiver not ready, whatever
-#: the timer; packet sequence error; the rest by number.
-RNR = range(0x20, 0x40)
-SEQUENCE = 0x60
-ANY_NAK = range(0x20, 0x80)
+#: NAKs that a scenario may explain, as syndromes of the AETH (InfiniBand 9.7.5.2): receiver not ready, with whatever
+#: timer; packet sequence error.
+RNR = frozenset(range(0x20, 0x40))
+SEQUENCE = frozenset({0x60})
+#: Invalid request, remote access error, remote operational error.
+REFUSAL = frozenset({0x61, 0x62, 0x63})
 
 _ETHERNET, _IPV4, _IPV6, _UDP = 14, 20, 40, 8
 #: What a link may change of a packet counts as ones: TOS, TTL and header checksum, or class, flow label and hop limit.

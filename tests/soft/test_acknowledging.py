@@ -91,6 +91,15 @@ def test_what_is_posted_next_goes_before_the_acknowledgement(ends: Connected) ->
     assert said(ends) == [Opcode.RC_SEND_ONLY, Opcode.RC_ACKNOWLEDGE]
 
 
+def test_a_full_queue_takes_what_has_been_acknowledged_for_free(pair: Pair) -> None:
+    left, right = pair.a.qp(sends=1), pair.b.qp()
+    pair.connect(left, right)
+    for number in range(2):
+        right.post_recv([RecvWR(number, [sge(pair.b.region(64))])])
+        left.post_send([SendWR(number, WROpcode.SEND, [sge(pair.a.region(b"hello"))])])
+        pair.b.provider.progress()
+
+
 def test_who_waits_for_something_else_holds_nothing_up(ends: Connected) -> None:
     send(ends)
     ends.pair.b.provider.progress()

@@ -431,6 +431,8 @@ class SoftQP:
     def post_send(self, wrs: list[SendWR]) -> None:
         transport = self._transport
         with transport.lock:
+            if self._sends + len(wrs) > self._cap.max_send_wr:
+                transport.progress()  # an ACK may be here that nobody has looked for
             if len(wrs) == 1 and self.state is _RTS and transport.opened and not self.in_line:
                 self._send(wrs[0])
                 return
