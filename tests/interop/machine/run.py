@@ -121,7 +121,7 @@ class Machine:
         (self.share / f"{name}.sh").write_text(script)
         output = self.share / f"{name}.out"
         output.touch()
-        self._orders.sendall(f"{name} {timeout}\n".encode())
+        self._orders.sendall(f"{name} {timeout:.0f}\n".encode())
         if echo is not None:
             self._follow(output, echo, timeout + SLACK)
         status = int(self._answer(name, timeout + SLACK))
