@@ -20,6 +20,7 @@ SEQUENCE = frozenset({0x60})
 #: Invalid request, remote access error, remote operational error.
 REFUSAL = frozenset({0x61, 0x62, 0x63})
 
+_OPCODE, _QP, _SYNDROME = "infiniband.bth.opcode", "infiniband.bth.destqp", "infiniband.aeth.syndrome"
 _ETHERNET, _IPV4, _IPV6, _UDP = 14, 20, 40, 8
 #: What a link may change of a packet counts as ones: TOS, TTL and header checksum, or class, flow label and hop limit.
 _CHANGING_4, _CHANGING_6 = (1, 8, 10, 11), (1, 2, 3, 7)
@@ -34,12 +35,17 @@ def judge(path: Path, naks: Container[int] = ()) -> Counter[str]:
         assert icrc(frame) == frame[-4:], f"frame {number} of {path.name}: wrong ICRC"
     if shutil.which("tshark") is None:
         return Counter()
-    packets = dissect(path, ("infiniband.bth.opcode", "infiniband.aeth.syndrome"), no_checksum=True)
+    packets = dissect(path, (_OPCODE, _SYNDROME, _QP), no_checksum=True)
+    not_ready = set()
     for number, packet in enumerate(packets, 1):
-        syndrome = int(packet["infiniband.aeth.syndrome"] or "0", 0)
         # READ responses and ATOMIC acknowledges have a syndrome too; below 0x20 all is well.
+        syndrome = int(packet[_SYNDROME] or "0", 0)
+        if syndrome in RNR:
+            not_ready.add(packet[_QP])
+        elif syndrome in SEQUENCE and packet[_QP] in not_ready:
+            continue  # rdma_rxe says so of what is under way behind the message it was not ready for
         assert syndrome < 0x20 or syndrome in naks, f"frame {number} of {path.name}: NAK {syndrome:#x}"
-    return Counter(packet["infiniband.bth.opcode"] for packet in packets)
+    return Counter(packet[_OPCODE] for packet in packets)
 
 
 def icrc(frame: bytes) -> bytes:
