@@ -18,7 +18,18 @@ nap() { read -rt "$1" _ <>/run/nap; true; }
 network() {
     local mtu=${1:-1500}
     [[ -e /sys/class/net/va && $(</sys/class/net/va/mtu) = "$mtu" ]] && return
-    no_network
+    local i
+    for i in 1 2 3; do
+        no_network
+        _network "$mtu" && return
+        echo "no network; the kernel says:"
+        dmesg | tail -n 5
+    done
+    return 1
+}
+
+_network() {
+    local mtu=$1 i
     ip netns add soft
     ip link add va mtu "$mtu" type veth peer name vb mtu "$mtu" netns soft
     # As on a real link: single packets with their checksums, not what only the other end of a veth pair takes.
@@ -31,7 +42,11 @@ network() {
     ip -n soft link set vb up
     ip -n soft link set lo up
     rdma link add rxe0 type rxe netdev va
-    until grep -qs fd00:0000:0000:0001 /sys/class/infiniband/rxe0/ports/1/gids/*; do nap 0.02; done
+    for ((i = 0; i < 200; i++)); do
+        grep -qs fd00:0000:0000:0001 /sys/class/infiniband/rxe0/ports/1/gids/* && break
+        nap 0.05
+    done
+    ((i < 200)) || return
     # The first packets are not to wait for neighbours.
     ping -q -c 1 -W 5 "$SOFT4" >/dev/null && ping -q -c 1 -W 5 "$SOFT6" >/dev/null
 }
