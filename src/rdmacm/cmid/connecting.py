@@ -192,14 +192,9 @@ class CmId(QueueingId):
     def _resolved_param(self, param: ConnParam | None, asked: ConnParam | None, step: str) -> ConnParam:
         """``param`` with the device's (and the peer's) maxima, and the queue pair's own numbers."""
         param = param or _USUAL
-        if not (
-            0 <= param.qp_num < 1 << 24
-            and 0 <= param.qkey < 1 << 32
-            and 0 <= param.retry_count < 1 << 8
-            and 0 <= param.rnr_retry_count < 1 << 8
-        ):
-            name, end = next(field for field in _ENDS if not 0 <= getattr(param, field[0]) < field[1])
-            raise cm_error(errno.EINVAL, f"{name} {getattr(param, name)} is outside 0..{end - 1}", step)
+        for name, end in _ENDS:
+            if not 0 <= (value := getattr(param, name)) < end:
+                raise cm_error(errno.EINVAL, f"{name} {value} is outside 0..{end - 1}", step)
         if type(param.private_data) is not bytes:
             param = replace(param, private_data=_bytes(param.private_data))
         if self.qp_type is QPType.UD:

@@ -15,7 +15,7 @@ from socket import AF_INET, AF_INET6
 from typing import TYPE_CHECKING, Any
 
 from rdmacm.address import Gid, InetAddr, SockAddrIB, service_id
-from rdmacm.cmstate import TRANSITIONS, State, Trigger
+from rdmacm.cmstate import State, Trigger
 from rdmacm.connparam import ConnParam, Ece, UdParam
 from rdmacm.constants import CmEventType
 from rdmacm.errors import CmStateError, RdmaError, cm_error
@@ -125,7 +125,7 @@ class SoftId(ResolvingId):
     def listen(self, backlog: int) -> None:
         with self._provider.lock:
             self._provider.check_fork("listen")
-            if TRANSITIONS[self.state].get(Trigger.LISTEN) is None:
+            if not self._may(Trigger.LISTEN):
                 raise self._refuse(Trigger.LISTEN.value)
             if self.state is State.IDLE:
                 self.bind_addr(InetAddr.any(AF_INET))
@@ -259,7 +259,7 @@ class SoftId(ResolvingId):
     def connect(self, param: ConnParam) -> None:
         with self._provider.lock:
             self._provider.check_fork("connect")
-            if TRANSITIONS[self.state].get(Trigger.CONNECT) is None:
+            if not self._may(Trigger.CONNECT):
                 raise self._refuse(Trigger.CONNECT.value)
             peer, local = self.peer_addr, self.local_addr
             assert isinstance(peer, InetAddr)
@@ -325,7 +325,7 @@ class SoftId(ResolvingId):
 
     def establish(self) -> None:
         with self._provider.lock:
-            if TRANSITIONS[self.state].get(Trigger.ACCEPT) is None or self._connection is None:
+            if not self._may(Trigger.ACCEPT) or self._connection is None:
                 raise self._refuse("establish")
             self._provider.cm.agent.send_rtu(self._connection.comm_id, self._provider.clock())
             self._provider.cm.pump()
@@ -336,7 +336,7 @@ class SoftId(ResolvingId):
         with self._provider.lock:
             self._provider.check_fork("accept")
             connection = self._connection
-            if TRANSITIONS[self.state].get(Trigger.ACCEPT) is None or connection is None or self._is_accepted:
+            if not self._may(Trigger.ACCEPT) or connection is None or self._is_accepted:
                 raise self._refuse(Trigger.ACCEPT.value)
             agent, now = self._provider.cm.agent, self._provider.clock()
             kind = SIDR_REP if self.qp_type == QPType.UD else REP
@@ -385,7 +385,7 @@ class SoftId(ResolvingId):
 
     def reject(self, private_data: bytes, reason: int) -> None:
         with self._provider.lock:
-            if TRANSITIONS[self.state].get(Trigger.REJECT) is None or self._connection is None:
+            if not self._may(Trigger.REJECT) or self._connection is None:
                 raise self._refuse(Trigger.REJECT.value)
             comm_id = self._connection.comm_id
             if reason not in (RejectReason.CONSUMER_DEFINED, RejectReason.VENDOR_OPTION_NOT_SUPPORTED):
@@ -405,7 +405,7 @@ class SoftId(ResolvingId):
     def notify(self, event: int) -> None:
         with self._provider.lock:
             connection = self._connection
-            if TRANSITIONS[self.state].get(Trigger.NOTIFY) is None or connection is None:
+            if not self._may(Trigger.NOTIFY) or connection is None:
                 raise self._refuse(Trigger.NOTIFY.value)
             if event != _EVENT_COMM_EST:
                 raise cm_error(errno.EINVAL, f"asynchronous event {event} is none to be notified of", "notify")
@@ -424,7 +424,7 @@ class SoftId(ResolvingId):
     def disconnect(self) -> bool:
         with self._provider.lock:
             connection = self._connection
-            if TRANSITIONS[self.state].get(Trigger.DISCONNECT) is None or connection is None:
+            if not self._may(Trigger.DISCONNECT) or connection is None:
                 raise self._refuse(Trigger.DISCONNECT.value)
             self._fail_qp()
             follows = not self._is_disconnected
@@ -516,7 +516,7 @@ class SoftId(ResolvingId):
         status = -errno.ETIMEDOUT if isinstance(event, Disconnected) and event.timed_out else 0
         if not self._is_disconnected:
             self._is_disconnected = True
-            if TRANSITIONS[self.state].get(Trigger.DISCONNECTED) is not None:
+            if self._may(Trigger.DISCONNECTED):
                 self._move(Trigger.DISCONNECTED)
             self._tell(CmEventType.DISCONNECTED, status, None, "the peer never confirmed" if status else "")
 

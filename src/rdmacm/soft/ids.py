@@ -109,6 +109,10 @@ class ResolvingId:
         found.sort(key=lambda step: order.get(step[0], 9))
         return tuple(Step(name, ns / 1000, str(detail)) for name, ns, detail in found)
 
+    def _may(self, trigger: Trigger) -> bool:
+        """Whether the state allows it."""
+        return trigger in TRANSITIONS[self.state]
+
     def _move(self, trigger: Trigger) -> None:
         """Change state, or refuse the user's call."""
         after = TRANSITIONS[self.state].get(trigger)
@@ -160,7 +164,7 @@ class ResolvingId:
     def bind_addr(self, address: Address) -> None:
         with self._provider.lock:
             self._provider.check_fork("bind_addr")
-            if TRANSITIONS[self.state].get(Trigger.BIND_ADDR) is None:
+            if not self._may(Trigger.BIND_ADDR):
                 raise self._refuse(Trigger.BIND_ADDR.value)
             self._bind(address)
             self._move(Trigger.BIND_ADDR)
@@ -273,7 +277,7 @@ class ResolvingId:
     def resolve_addr(self, source: Address | None, destination: Address, timeout_ms: int) -> None:
         with self._provider.lock:
             self._provider.check_fork("resolve_addr")
-            if TRANSITIONS[self.state].get(Trigger.RESOLVE_ADDR) is None:
+            if not self._may(Trigger.RESOLVE_ADDR):
                 raise self._refuse(Trigger.RESOLVE_ADDR.value)
             if timeout_ms < 0:
                 raise cm_error(errno.EINVAL, f"timeout {timeout_ms} ms is negative", "resolve_addr")
@@ -399,7 +403,7 @@ class ResolvingId:
 
     def address_found(self, lookup: Lookup) -> None:
         """The next hop is known: bind to the device and say so (also called by Pending)."""
-        if lookup is not self._lookup or TRANSITIONS[self.state].get(Trigger.ADDR_DONE) is None:
+        if lookup is not self._lookup or not self._may(Trigger.ADDR_DONE):
             return
         view, row, query, local = lookup.device, lookup.row, lookup.query, self.local_addr
         assert view is not None and row is not None and query is not None and isinstance(local, InetAddr)
@@ -418,7 +422,7 @@ class ResolvingId:
 
     def address_failed(self, lookup: Lookup, failure: Failure) -> None:
         """The resolution ended without a neighbour, or its ground gave way (called by Pending)."""
-        if lookup is not self._lookup or TRANSITIONS[self.state].get(Trigger.ADDR_FAILED) is None:
+        if lookup is not self._lookup or not self._may(Trigger.ADDR_FAILED):
             return
         lookup.steps.append(("neighbour", perf_counter_ns() - self._wait_started, failure.message))
         self._move(Trigger.ADDR_FAILED)
@@ -464,7 +468,7 @@ class ResolvingId:
 
     def resolve_route(self, timeout_ms: int) -> None:
         with self._provider.lock:
-            if TRANSITIONS[self.state].get(Trigger.RESOLVE_ROUTE) is None:
+            if not self._may(Trigger.RESOLVE_ROUTE):
                 raise self._refuse(Trigger.RESOLVE_ROUTE.value)
             if timeout_ms <= 0:
                 raise cm_error(errno.EINVAL, f"timeout {timeout_ms} ms is not positive", "resolve_route")
@@ -499,7 +503,7 @@ class ResolvingId:
 
     def resolve_service(self, service: str) -> None:
         with self._provider.lock:
-            if self._device is None or TRANSITIONS[self.state].get(Trigger.RESOLVE_IB_SERVICE) is None:
+            if self._device is None or not self._may(Trigger.RESOLVE_IB_SERVICE):
                 raise self._refuse("resolve_addrinfo")
             raise cm_error(
                 errno.EOPNOTSUPP,
@@ -552,7 +556,7 @@ class ResolvingId:
     def _set_path(self, value: int | bytes) -> None:
         if not isinstance(value, bytes | bytearray | memoryview) or not value or len(value) % 72:
             raise cm_error(errno.EINVAL, "IB_PATH takes an array of 72-byte ibv_path_data", "set_option")
-        if TRANSITIONS[self.state].get(Trigger.SET_PATH) is None:
+        if not self._may(Trigger.SET_PATH):
             raise self._refuse(Trigger.SET_PATH.value)
         for start in range(0, len(value), 72):
             data = PathData.unpack(value[start : start + 72])
@@ -569,7 +573,7 @@ class ResolvingId:
     def device_changed(self, before: DeviceView, after: DeviceView | None) -> None:
         """The device this id is bound to is gone, or its interface or addresses are others."""
         if after is None:
-            if TRANSITIONS[self.state].get(Trigger.DEVICE_GONE) is not None:
+            if self._may(Trigger.DEVICE_GONE):
                 if self._lookup is not None:
                     self._provider.pending.remove(self, self._lookup)
                 self._move(Trigger.DEVICE_GONE)
@@ -597,7 +601,7 @@ class ResolvingId:
 
     def migrate(self, queue: EventQueue) -> None:
         with self._provider.lock:
-            if TRANSITIONS[self.state].get(Trigger.MIGRATE) is None:
+            if not self._may(Trigger.MIGRATE):
                 raise self._refuse(Trigger.MIGRATE.value)
             owner, old = self._owner(), self.queue
             assert isinstance(queue, type(old))
