@@ -25,6 +25,14 @@ class Result(NamedTuple):
     def json(self) -> Any:
         return json.loads(self.out)
 
+    @property
+    def error(self) -> str:
+        """The one line of standard error, without what every such line begins with."""
+        assert self.err.startswith("rdmacm: ")
+        assert self.err.endswith("\n")
+        assert self.err.count("\n") == 1
+        return self.err.removeprefix("rdmacm: ").rstrip("\n")
+
 
 Run: TypeAlias = Callable[..., Result]
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 import pytest
 
@@ -26,6 +26,7 @@ from rdmacm.tools import devices as devices_tool
 from rdmacm.tools import output
 from rdmacm.tools.main import COMMANDS, main, parser_of
 from support.netns import TwoHosts, needs_netns, python_environment, two_hosts
+from support.servers import Result, Run
 
 ADDRINFO_KEYS = [
     *("flags", "family", "qp_type", "port_space", "src_len", "dst_len", "src_addr", "dst_addr"),
@@ -34,40 +35,6 @@ ADDRINFO_KEYS = [
 ]
 PATH_KEYS = {field.name for field in fields(rdmacm.PathRecord)}
 SECTIONS = ["NAME", "SYNOPSIS", "DESCRIPTION", "OPTIONS", "EXIT STATUS", "ENVIRONMENT", "EXAMPLES", "SEE ALSO"]
-
-
-class Result(NamedTuple):
-    """How a run of the command ended."""
-
-    status: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-    @property
-    def error(self) -> str:
-        """The one line of standard error, without what every such line begins with."""
-        assert self.err.startswith("rdmacm: ")
-        assert self.err.endswith("\n")
-        assert self.err.count("\n") == 1
-        return self.err.removeprefix("rdmacm: ").rstrip("\n")
-
-
-Run: TypeAlias = Callable[..., Result]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """The command in this process, in the namespace of the calling thread."""
-
-    def run(*argv: str) -> Result:
-        status = main(argv)
-        return Result(status, *capsys.readouterr())
-
-    return run
 
 
 def run_process(*argv: str, **options: Any) -> subprocess.CompletedProcess[str]:

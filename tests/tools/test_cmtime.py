@@ -6,22 +6,12 @@ import signal
 
 import pytest
 
-from rdmacm.tools.main import main
-from support.servers import Result, Run, Server
+from support.servers import Run, Server
 
 STEPS = [
     *("create id", "resolve addr", "resolve route", "create qp", "connect", "modify qp", "establish"),
     *("disconnect", "destroy"),
 ]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    def run(*argv: str) -> Result:
-        status = main(argv)
-        return Result(status, *capsys.readouterr())
-
-    return run
 
 
 @pytest.mark.parametrize("mode", ["serial", "concurrent"])

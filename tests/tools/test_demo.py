@@ -9,24 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from rdmacm.tools.main import main
 from support.netns import needs_netns, python_environment, two_hosts
 from support.pcap import frames
-from support.servers import Result, Run
+from support.servers import Run
 
 ROOT = Path(__file__).parents[2]
 STEPS = [
     *("create qp", "connect", "SEND", "WRITE", "check there", "READ", "FETCH_AND_ADD", "CMP_AND_SWP", "disconnect"),
 ]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    def run(*argv: str) -> Result:
-        status = main(argv)
-        return Result(status, *capsys.readouterr())
-
-    return run
 
 
 def test_one_screen_from_the_checkout() -> None:

@@ -12,24 +12,14 @@ import pytest
 from rdmacm import CmId
 from rdmacm.connparam import ConnParam
 from rdmacm.errors import CmRejectedError
-from rdmacm.tools.main import main
 from rdmacm.tools.measure import Progress, Samples, size_text, time_text
 from rdmacm.tools.perf import Plan
-from support.servers import Result, Run, Server
+from support.servers import Run, Server
 
 KEYS = {
     *("op", "size", "depth", "mode", "kind", "count", "bytes", "seconds", "latency_us"),
     *("bytes_per_second", "messages_per_second"),
 }
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    def run(*argv: str) -> Result:
-        status = main(argv)
-        return Result(status, *capsys.readouterr())
-
-    return run
 
 
 @pytest.fixture(scope="module")

@@ -15,21 +15,12 @@ from rdmacm.connparam import ConnParam
 from rdmacm.tools.main import main
 from rdmacm.tools.rping import ping_text
 from support.pcap import frames, roce
-from support.servers import Result, Run, Server
+from support.servers import Run, Server
 
 #: What rping(1) shows of its first ping.
 FIRST = "rdma-ping-0: ABCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_`abcdefghijklmnopqr"
 CAPTURES = Path(__file__).parents[1] / "data" / "captures"
 TIMES = {"min", "mean", "p50", "p99", "max"}
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    def run(*argv: str) -> Result:
-        status = main(argv)
-        return Result(status, *capsys.readouterr())
-
-    return run
 
 
 @pytest.fixture(scope="module", params=["127.0.0.1", "::1"])

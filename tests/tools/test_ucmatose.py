@@ -11,11 +11,10 @@ import pytest
 from rdmacm import CmId
 from rdmacm.connparam import ConnParam
 from rdmacm.proto.cm.messages import REQ
-from rdmacm.tools.main import main
 from support.cm import opened
 from support.pcap import frames, roce
 from support.pcap_cm import mad_of
-from support.servers import Result, Run, Server
+from support.servers import Run, Server
 
 CAPTURES = Path(__file__).parents[1] / "data" / "captures"
 CLIENT = """\
@@ -38,15 +37,6 @@ disconnected
 test complete
 return status 0
 """
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    def run(*argv: str) -> Result:
-        status = main(argv)
-        return Result(status, *capsys.readouterr())
-
-    return run
 
 
 def serve(*argv: str, address: str = "127.0.0.1") -> Server:
