@@ -11,9 +11,9 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import IntEnum, IntFlag
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 __all__ = [
     "NOWHERE",
@@ -209,6 +209,11 @@ class Attributes:
     rnr_retry: int
     timeout: int
     min_rnr_timer: int
+
+    @classmethod
+    def of(cls, attr: object) -> Self:
+        """Those of a queue pair's attributes, which have these names on either device."""
+        return cls(*(getattr(attr, field.name) for field in fields(cls)))
 
 
 def pattern(size: int, salt: int = 0) -> bytes:

@@ -135,15 +135,7 @@ class SoftEnd(End):
 
     def attributes(self) -> Attributes:
         attr, _ = self._qp.query()
-        return Attributes(
-            attr.path_mtu,
-            attr.max_rd_atomic,
-            attr.max_dest_rd_atomic,
-            attr.retry_cnt,
-            attr.rnr_retry,
-            attr.timeout,
-            attr.min_rnr_timer,
-        )
+        return Attributes.of(attr)
 
     def connect_or_accept(self, param: Param) -> None:
         conn = ConnParam(

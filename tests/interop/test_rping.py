@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from interop.conftest import Guest
+from interop.machine.run import Result
 
 OURS = "python3 -m rdmacm rping"
 pytestmark = [pytest.mark.usefixtures("link"), pytest.mark.parametrize("family", [4, 6], ids=["IPv4", "IPv6"])]
@@ -13,6 +14,14 @@ pytestmark = [pytest.mark.usefixtures("link"), pytest.mark.parametrize("family",
 def pings(output: str, said: str) -> list[str]:
     """How the lines of data begin: what the C program says of its end may stand in the middle of one."""
     return [line.removeprefix(said)[:40] for line in output.splitlines() if line.startswith(said)]
+
+
+def check_three_pings(done: Result) -> None:
+    assert done.status == 0, done.output
+    assert "data mismatch" not in done.output
+    sent, received = pings(done.output, "ping data: "), pings(done.output, "server ping data: ")
+    assert len(sent) == 3, done.output
+    assert received == sent
 
 
 @pytest.mark.cell("rping: 64, 4,000 and 20,000 bytes, verified", "passive")
@@ -25,11 +34,7 @@ def test_client_of_librdmacm(guest: Guest, family: int, size: int) -> None:
         f"rxe rping -c -a $SOFT{family} -S {size} -C 3 -v -V\n"
         "finish"
     )
-    assert done.status == 0, done.output
-    assert "data mismatch" not in done.output
-    sent, received = pings(done.output, "ping data: "), pings(done.output, "server ping data: ")
-    assert len(sent) == 3, done.output
-    assert received == sent
+    check_three_pings(done)
 
 
 @pytest.mark.cell("rping: 64, 4,000 and 20,000 bytes, verified", "active")
@@ -40,8 +45,4 @@ def test_server_of_librdmacm(guest: Guest, family: int, size: int) -> None:
         f"soft {OURS} -c -a $RXE{family} -S {size} -C 3 -v -V || exit\n"
         "finish"
     )
-    assert done.status == 0, done.output
-    assert "data mismatch" not in done.output
-    sent, received = pings(done.output, "ping data: "), pings(done.output, "server ping data: ")
-    assert len(sent) == 3, done.output
-    assert received == sent
+    check_three_pings(done)

@@ -236,15 +236,7 @@ class VerbsEnd(End):
     def attributes(self) -> Attributes:
         attr = QpAttr()
         verbs.ibv_query_qp(self._qp, c.byref(attr), _ASKED, c.byref(QpInitAttr()))
-        return Attributes(
-            attr.path_mtu,
-            attr.max_rd_atomic,
-            attr.max_dest_rd_atomic,
-            attr.retry_cnt,
-            attr.rnr_retry,
-            attr.timeout,
-            attr.min_rnr_timer,
-        )
+        return Attributes.of(attr)
 
     def connect_or_accept(self, param: Param) -> None:
         data = c.create_string_buffer(param.private_data, len(param.private_data))
