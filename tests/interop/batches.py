@@ -97,7 +97,7 @@ class Batches:
             "status=$?; echo '=== server'; finish; exit $status"
         )
         # Here and not by a fixture, which would look at the network before each test.
-        done = guest.machine.run(f"network {mtu + HEADERS}")
+        done = guest.machine.run(f"network {mtu + HEADERS}", 180)
         assert done.status == 0, done.output
         result = guest.run(script, timeout=400, naks=naks, record=record)
         client, _, server = result.output.partition("=== server\n")

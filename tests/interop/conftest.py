@@ -98,7 +98,11 @@ class Guest:
         )
         recording = self._recordings.with_name(name)
         (self.machine.share / name).rename(recording)
-        judge(recording, naks)
+        try:
+            judge(recording, naks)
+        except AssertionError as error:
+            error.add_note(self.machine.run("dropped").output)
+            raise
         return result
 
 
@@ -125,7 +129,7 @@ def link(machine: Machine) -> Callable[..., None]:
     """The network of net.sh; called, it has the MTU given."""
 
     def network(mtu: int = 1500) -> None:
-        done = machine.run(f"network {mtu}")
+        done = machine.run(f"network {mtu}", 180)
         assert done.status == 0, done.output
 
     network()

@@ -8,6 +8,7 @@
 #     network [MTU]          make this network, anew if it is there with another MTU (default 1500)
 #     impair NETEM...        what happens to each packet in both directions from now on, as tc-netem(8) says it
 #     unimpaired             nothing any more
+#     dropped                what the kernel counts of packets that it has lost
 
 RXE4=10.0.0.1 SOFT4=10.0.0.2 RXE6=fd00:0:0:1::1 SOFT6=fd00:0:0:1::2
 export PYTHONPATH=/project/src:/project/tests
@@ -68,6 +69,13 @@ impair() {
 unimpaired() {
     tc qdisc delete dev va root
     soft tc qdisc delete dev vb root
+}
+
+dropped() {
+    grep . /proc/net/softnet_stat /sys/class/net/va/statistics/*dropped
+    soft grep -E 'Udp6?(InErrors|RcvbufErrors|MemErrors)' /proc/net/snmp6
+    soft grep Udp: /proc/net/snmp
+    rdma statistic show link rxe0/1
 }
 
 rxe() { if [ "$1" = python3 ]; then _warm "" "${@:2}"; else "$@"; fi; }

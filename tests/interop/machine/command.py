@@ -28,7 +28,7 @@ def main(arguments: list[str], usage: str) -> int:
         try:
             found = image(update=update)
             machine = stack.enter_context(Machine(found, Path(share), terminal=not arguments))
-            network = machine.run("network", 60)
+            network = machine.run("network", 180)
             if network.status != 0:
                 raise MachineError(network.output)
             if not arguments:

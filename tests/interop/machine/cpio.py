@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
 
-__all__ = ["archive"]
+__all__ = ["write"]
 
-_FOLDER, _FILE = 0o040755, 0o100755
 _END = "TRAILER!!!"
 
 
-def archive(folders: Iterable[str], files: Mapping[str, bytes]) -> bytes:
-    """An archive of empty ``folders`` and of ``files``, all of them executable; parents first."""
-    entries = [(name, _FOLDER, b"") for name in folders]
-    entries += [(name, _FILE, content) for name, content in files.items()]
-    entries.append((_END, 0, b""))
-    return b"".join(_entry(number, *entry) for number, entry in enumerate(entries, 1))
+def write(stream: BinaryIO, folder: Path, below: Path = Path()) -> None:
+    """An archive of what ``folder`` holds, ``below`` a path that exists when it is unpacked; all of it is root's.
+
+    Several, one after the other, are unpacked as one.
+    """
+    inode = 0
+    for path, folders, files in os.walk(folder):
+        folders.sort()
+        for name in sorted([*folders, *files]):
+            file = Path(path, name)
+            mode = file.lstat().st_mode
+            if stat.S_ISLNK(mode):
+                content = os.readlink(file).encode()
+            else:
+                content = file.read_bytes() if stat.S_ISREG(mode) else b""
+            inode += 1
+            _entry(stream, inode, (below / file.relative_to(folder)).as_posix(), mode, content)
+    _entry(stream, 0, _END, 0, b"")
 
 
-def _entry(inode: int, name: str, mode: int, content: bytes) -> bytes:
+def _entry(stream: BinaryIO, inode: int, name: str, mode: int, content: bytes) -> None:
     links, name_size = 1, len(name.encode()) + 1
     fields = (inode, mode, 0, 0, links, 0, len(content), 0, 0, 0, 0, name_size, 0)
     header = b"070701" + b"".join(b"%08X" % field for field in fields) + name.encode() + b"\0"
-    return _padded(header) + _padded(content)
-
-
-def _padded(data: bytes) -> bytes:
-    return data + bytes(-len(data) % 4)
+    for data in (header, content):
+        stream.write(data)
+        stream.write(bytes(-len(data) % 4))

@@ -1,7 +1,8 @@
 """Debian's packages, fetched by apt-get and unpacked: the kernel and everything that runs in the machine.
 
-Nothing is installed.  What is unpacked goes into a folder of the user's cache and stays there:
-``root`` (the machine's root directory, the kernel's modules in it), ``vmlinux`` and ``initramfs``.
+Nothing is installed.  What is unpacked goes into a folder of the user's cache and stays there: ``root`` (the machine's
+root directory, the kernel's modules in it), ``vmlinux`` and ``initramfs``, which holds the same: the kernel unpacks it
+into its memory, so that no file is slow to come, or does not come at all, while tests run.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import shutil
 import struct
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 
 from interop.machine import cpio
@@ -23,18 +24,26 @@ __all__ = ["Image", "Unavailable", "image"]
 
 #: What the machine holds, with all that these depend on.
 PACKAGES = (
-    "base-files", "bash", "busybox-static", "coreutils", "ethtool", "grep", "hostname", "ibverbs-providers", "iproute2",
+    "base-files", "bash", "coreutils", "ethtool", "grep", "hostname", "ibverbs-providers", "iproute2",
     "iputils-ping", "kmod", "mount", "netbase", "perftest", "procps", "python3", "python3-pyverbs", "rdma-core",
     "rdmacm-utils", "sed", "tcpdump", "util-linux",
 )  # fmt: skip
 #: Its dependency names the release's kernel.
 KERNEL = "linux-image-amd64"
-#: What the kernel needs to reach the root; the rest it loads from there.
-FIRST_MODULES = ("virtio_pci", "virtio_console", "virtio_rng", "9pnet_virtio", "9p", "overlay")
+#: Where the modules are that may be needed, with those they depend on; the others go.
+MODULES = (
+    "arch/x86/crypto/", "crypto/", "drivers/char/", "drivers/infiniband/core/", "drivers/infiniband/sw/",
+    "drivers/net/dummy.", "drivers/net/veth.", "drivers/virtio/", "fs/9p/", "lib/", "net/9p/", "net/packet/",
+    "net/sched/",
+)  # fmt: skip
+#: What no program in the machine looks at.
+IDLE = (
+    "usr/share/bash-completion", "usr/share/doc", "usr/share/info", "usr/share/locale", "usr/share/man",
+    "usr/share/perl", "usr/lib/udev", "usr/lib/x86_64-linux-gnu/gconv",
+)  # fmt: skip
 #: Raised when the way of unpacking changes, so that no older folder is taken for today's.
-FORMAT = 1
+FORMAT = 2
 
-_HERE = Path(__file__).parent
 _URI = re.compile(r"^'[^']*' (\S+) \d+", re.MULTILINE)
 
 
@@ -52,15 +61,22 @@ class Image:
         self.complete = folder / "complete"
 
     @property
-    def kernel(self) -> str:
-        """The kernel's release, such as ``6.1.0-50-amd64``."""
-        return next((self.root / "usr/lib/modules").iterdir()).name
+    def modules(self) -> Path:
+        """The folder of the kernel's modules."""
+        return next((self.root / "usr/lib/modules").iterdir())
+
+    @property
+    def loader(self) -> Path:
+        return next((self.root / "usr/lib/x86_64-linux-gnu").glob("ld-linux-x86-64.so.*"))
+
+    def execute(self, program: str, name: str, *arguments: str, environment: Mapping[str, str] = {}) -> str:
+        """What a program of the machine prints when it is run out here, with the machine's libraries."""
+        loader = [str(self.loader), "--library-path", str(self.loader.parent), "--argv0", name]
+        return _run([*loader, str(self.root / "usr/bin" / program), *arguments], environment=environment)
 
     def python(self, *arguments: str) -> str:
         """What the machine's own Python prints when it is run out here."""
-        library = self.root / "usr/lib/x86_64-linux-gnu"
-        loader = [str(library / "ld-linux-x86-64.so.2"), "--library-path", str(library)]
-        return _run([*loader, str(self.root / "usr/bin/python3"), "-S", *arguments], PYTHONHOME=str(self.root / "usr"))
+        return self.execute("python3", "python3", "-S", *arguments, environment={"PYTHONHOME": str(self.root / "usr")})
 
 
 def image(*, update: bool = False) -> Image:
@@ -72,7 +88,7 @@ def image(*, update: bool = False) -> Image:
     for tool in ("apt-get", "apt-cache", "dpkg-deb", "tar"):
         if shutil.which(tool) is None:
             raise Unavailable(f"the machine is made of Debian's packages, and there is no {tool} here")
-    recipe = hashlib.sha256("\n".join([*PACKAGES, KERNEL, str(FORMAT), *_INITIAL]).encode()).hexdigest()[:12]
+    recipe = hashlib.sha256("\n".join([*PACKAGES, KERNEL, *MODULES, *IDLE, str(FORMAT)]).encode()).hexdigest()[:12]
     base = Path(os.environ.get("RDMACM_GUEST_CACHE") or _user_cache() / "rdmacm-guest")
     found = Image(base / recipe)
     base.mkdir(parents=True, exist_ok=True)
@@ -104,17 +120,16 @@ def _make(new: Image, packages: Path) -> None:
         modules = next((Path(folder) / "lib/modules").iterdir())
         shutil.move(modules, new.root / "usr/lib/modules" / modules.name)
         _extract_kernel(new, next((Path(folder) / "boot").glob("vmlinuz-*")))
-    _furnish(new.root)
+    _furnish(new)
     # Emulated, Python needs minutes to compile its library.
-    new.python("-m", "compileall", "-q", "-s", str(new.root), str(new.root / "usr/lib/python3.11"))
-    loader = new.root / "usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2"
-    depmod = [str(loader), "--library-path", str(loader.parent), "--argv0", "depmod", str(new.root / "usr/bin/kmod")]
-    _run([*depmod, "-b", str(new.root), new.kernel])
-    new.initramfs.write_bytes(_initramfs(new))
+    new.python("-m", "compileall", "-q", "-s", str(new.root), *map(str, (new.root / "usr/lib").glob("python3.*")))
+    _trim(new)
+    with new.initramfs.open("wb") as stream:
+        cpio.write(stream, new.root)
     new.complete.touch()
 
 
-def _run(command: list[str], cwd: Path | None = None, **environment: str) -> str:
+def _run(command: list[str], cwd: Path | None = None, environment: Mapping[str, str] = {}) -> str:
     done = subprocess.run(
         command, cwd=cwd, env={**os.environ, "LC_ALL": "C", **environment}, capture_output=True, text=True, check=False
     )
@@ -185,11 +200,12 @@ def _unpack(packages: list[Path], root: Path) -> None:
             raise Unavailable(f"{package.name} cannot be unpacked: {done.stderr.decode(errors='replace')[-300:]}")
 
 
-def _furnish(root: Path) -> None:
+def _furnish(new: Image) -> None:
     """What the packages' own scripts would have made."""
-    loader = next((root / "usr/lib/x86_64-linux-gnu").glob("ld-linux-x86-64.so.*"))
-    if not (root / "usr/lib64" / loader.name).exists():
-        (root / "usr/lib64" / loader.name).symlink_to(f"../lib/x86_64-linux-gnu/{loader.name}")
+    root = new.root
+    loader = new.loader.name
+    if not (root / "usr/lib64" / loader).exists():
+        (root / "usr/lib64" / loader).symlink_to(f"../lib/x86_64-linux-gnu/{loader}")
     for name, text in _FILES.items():
         (root / name).write_text(text)
     if not (root / "usr/bin/sh").exists():
@@ -232,39 +248,18 @@ open(sys.argv[2], "wb").write(plain)
 """
 
 
-# --- the initial file system ----------------------------------------------------------------------------------------
-
-
-_INITIAL = ((_HERE / "init").read_text(),)
-
-
-def _initramfs(new: Image) -> bytes:
-    files: dict[str, bytes] = {
-        "init": _INITIAL[0].encode(),
-        "bin/busybox": (new.root / "usr/bin/busybox").read_bytes(),
-        "modules": "".join(f"/{Path(path).name}\n" for path in _load_order(new)).encode(),
-    }
-    for path in _load_order(new):
-        files[Path(path).name] = (new.root / "usr/lib/modules" / new.kernel / path).read_bytes()
-    folders = ("bin", "proc", "sys", "dev", "low", "rw", "new")
-    return cpio.archive(folders, files)
-
-
-def _load_order(new: Image) -> list[str]:
-    """Paths of the first modules below the modules' folder, each after those it depends on."""
+def _trim(new: Image) -> None:
+    """Leave out what only takes memory."""
+    for name in IDLE:
+        shutil.rmtree(new.root / name, ignore_errors=True)
+    depmod = ("kmod", "depmod", "-b", str(new.root), new.modules.name)
+    new.execute(*depmod)
     depends: dict[str, list[str]] = {}
-    for line in (new.root / "usr/lib/modules" / new.kernel / "modules.dep").read_text().splitlines():
+    for line in (new.modules / "modules.dep").read_text().splitlines():
         path, _, others = line.partition(":")
         depends[path] = others.split()
-    by_name = {Path(path).name.split(".")[0]: path for path in depends}
-    order: dict[str, None] = {}
-
-    def walk(path: str) -> Iterator[str]:
-        for other in depends[path]:
-            yield from walk(other)
-        yield path
-
-    for name in FIRST_MODULES:
-        if name in by_name:  # else it is built in
-            order.update(dict.fromkeys(walk(by_name[name])))
-    return list(order)
+    kept = {path for path in depends if path.removeprefix("kernel/").startswith(MODULES)}
+    kept.update(*(depends[path] for path in kept))
+    for path in depends.keys() - kept:
+        (new.modules / path).unlink()
+    new.execute(*depmod)

@@ -8,13 +8,13 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
 
+from interop.machine import cpio
 from interop.machine.packages import Image, Unavailable
 
 __all__ = ["Machine", "MachineError", "Result"]
@@ -25,6 +25,10 @@ QEMU = "qemu-system-x86_64"
 SHOWN = ("src", "tests/interop", "bench", "examples")
 #: Seconds: to start up, and what an order may take to begin and to end.  Emulated machines take their time.
 STARTING, SLACK = 180.0, 30.0
+#: How often it may be started.
+STARTS = 4
+#: Where orders come from inside.
+ORDERS = ("-device", "virtserialport,chardev=orders,name=orders")
 
 
 class MachineError(Exception):
@@ -48,75 +52,91 @@ def accelerator() -> str:
     return "kvm" if os.access("/dev/kvm", os.W_OK) and {"vmx", "svm"} & set(flags) else "tcg"
 
 
+def _add_project(image: Image, folder: Path, initramfs: Path) -> None:
+    """The image's files and the project's, in one archive after the other; ``folder`` is for what comes between."""
+    project = folder / "project"
+    for name in SHOWN:
+        shutil.copytree(PROJECT / name, project / name, ignore=shutil.ignore_patterns("__pycache__", "artifacts"))
+    # Emulated, Python takes seconds to compile what is here; "unchecked": it need not look at times either.
+    image.python(
+        "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", "-s", folder.as_posix(), str(project)
+    )
+    shutil.copyfile(image.initramfs, initramfs)
+    with initramfs.open("ab") as stream:
+        cpio.write(stream, project, Path("project"))
+
+
 class Machine:
     """A running machine; a context manager that ends it.
 
     ``share`` is the folder that it sees as /mnt/share and may write to; ``terminal``: our own terminal becomes its
-    console for :meth:`shell`.
+    console for :meth:`shell`. One that does not answer is ended, and the next order starts it anew, a few times.
+    ``processors``: an emulated machine with more than one is quicker, but now and then it loses an interrupt between
+    them, and whoever waits for the kernel's read-copy-update then waits forever.
     """
 
-    def __init__(self, image: Image, share: Path, *, terminal: bool = False) -> None:
+    def __init__(self, image: Image, share: Path, *, terminal: bool = False, processors: int = 1) -> None:
         qemu = shutil.which(QEMU)
         if qemu is None:
             raise Unavailable(f"no {QEMU} here (Debian: apt-get install qemu-system-x86)")
         self.accelerator = accelerator()
         self.share = share
         self._names = count(1)
+        self._starts = 0
         self._folder = tempfile.TemporaryDirectory(prefix="rdmacm-guest-")
         folder = Path(self._folder.name)
         self._console = folder / "console"
-        project = folder / "project"
-        for name in SHOWN:
-            shutil.copytree(PROJECT / name, project / name, ignore=shutil.ignore_patterns("__pycache__", "artifacts"))
-        # Emulated, Python takes seconds to compile what is here; "unchecked": it need not look at times either.
-        image.python(
-            "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", "-s", folder.as_posix(), str(project)
-        )
+        self._files = folder / "initramfs"
+        _add_project(image, folder, self._files)
+        self._command = [qemu, *self._machine(processors), *self._kernel(image), *self._devices(terminal)]
+        self._terminal = terminal
+        self._qemu: subprocess.Popen[str] | None = None
+        self._start()
+
+    def _start(self) -> None:
+        self._starts += 1
+        if self._starts > STARTS:
+            raise MachineError(f"the machine has been started {STARTS} times; not once more")
+        self._received = b""
         self._orders, theirs = socket.socketpair()
         with theirs:
             self._qemu = subprocess.Popen(
-                [qemu, *self._machine(), *self._kernel(image), *self._devices(image, project, theirs, terminal)],
-                stdin=None if terminal else subprocess.DEVNULL,
-                stdout=None if terminal else subprocess.DEVNULL,
+                [*self._command, "-chardev", f"socket,id=orders,fd={theirs.fileno()}", *ORDERS],
+                stdin=None if self._terminal else subprocess.DEVNULL,
+                stdout=None if self._terminal else subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 text=True,
                 pass_fds=[theirs.fileno()],
             )
-        self._answers: Iterator[str] = iter(self._lines())
         self.kernel = self._answer("ready", STARTING)
 
-    def _machine(self) -> list[str]:
+    def _machine(self, processors: int) -> list[str]:
         kvm = ["-accel", "kvm", "-cpu", "host"]
         tcg = ["-accel", "tcg,thread=multi,tb-size=512", "-cpu", "max"]
         bare = ["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-nic", "none"]
-        size = ["-smp", "2", "-m", "2048"]
+        size = ["-smp", str(processors), "-m", "2048"]
         return [*(kvm if self.accelerator == "kvm" else tcg), *bare, *size, "-serial", f"file:{self._console}"]
 
     def _kernel(self, image: Image) -> list[str]:
         words = "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off audit=0 no_timer_check net.ifnames=0"
-        return ["-kernel", str(image.vmlinux), "-initrd", str(image.initramfs), "-append", words]
+        # What hangs in the kernel tells the console where, before an order is given up.
+        words += " sysctl.kernel.hung_task_timeout_secs=20 rdinit=/interop/machine/agent"
+        return ["-kernel", str(image.vmlinux), "-initrd", str(self._files), "-append", words]
 
-    def _devices(self, image: Image, project: Path, orders: socket.socket, terminal: bool) -> list[str]:
-        def folder(tag: str, path: Path, more: str) -> list[str]:
-            return ["-virtfs", f"local,path={path},mount_tag={tag},security_model=none,{more}multidevs=remap"]
-
+    def _devices(self, terminal: bool) -> list[str]:
         devices = ["-device", "virtio-rng-pci", "-device", "virtio-serial-pci"]
-        devices += ["-chardev", f"socket,id=orders,fd={orders.fileno()}"]
-        devices += ["-device", "virtserialport,chardev=orders,name=orders"]
         if terminal:
             devices += ["-chardev", "stdio,id=terminal,signal=off", "-device", "virtconsole,chardev=terminal"]
-        return [
-            *devices,
-            *folder("root", image.root, "readonly=on,"),
-            *folder("project", project, "readonly=on,"),
-            *folder("share", self.share, ""),
-        ]
+        share = f"local,path={self.share},mount_tag=share,security_model=none,multidevs=remap"
+        return [*devices, "-virtfs", share]
 
     def run(self, script: str, timeout: float = 60.0, echo: TextIO | None = None) -> Result:
         """Run bash's ``script`` with the words of ``net.sh``; its output also goes to ``echo`` while it runs.
 
         ``timeout`` is in seconds; then, and when it ends, all it started is killed.
         """
+        if self._qemu is None:
+            self._start()
         name = f"order-{next(self._names)}"
         (self.share / f"{name}.sh").write_text(script)
         output = self.share / f"{name}.out"
@@ -150,34 +170,42 @@ class Machine:
             return False
 
     def _answer(self, name: str, seconds: float | None) -> str:
-        """What follows ``name`` in the line that begins with it."""
+        """What follows ``name`` in the line that begins with it; answers to what was given up are passed over."""
         self._orders.settimeout(seconds)
-        try:
-            for line in self._answers:
-                said, _, rest = line.partition(" ")
+        while True:
+            line, newline, rest = self._received.partition(b"\n")
+            if newline:
+                self._received = rest
+                said, _, status = line.decode(errors="replace").strip().partition(" ")
                 if said == name:
-                    return rest
-        except TimeoutError:
-            raise MachineError(f"no word of {name} in {seconds:g} s; {self._last_words()}") from None
-        raise MachineError(f"the machine has ended; {self._last_words()}")
+                    return status
+                continue
+            try:
+                received = self._orders.recv(4096)
+            except TimeoutError:
+                raise MachineError(f"no word of {name} in {seconds:g} s; {self._end()}") from None
+            if not received:
+                raise MachineError(f"the machine has ended; {self._end()}")
+            self._received += received
 
-    def _lines(self) -> Iterator[str]:
-        buffered = b""
-        while received := self._orders.recv(4096):
-            *lines, buffered = (buffered + received).split(b"\n")
-            for line in lines:
-                yield line.decode(errors="replace").strip()
-
-    def _last_words(self) -> str:
+    def _end(self) -> str:
+        """End it, and say what is known of why."""
+        assert self._qemu is not None
+        self._orders.close()
+        try:
+            # Who has closed the line is about to end by itself.
+            self._qemu.wait(1)
+        except subprocess.TimeoutExpired:
+            self._qemu.kill()
+        _, errors = self._qemu.communicate()
+        status, self._qemu = self._qemu.returncode, None
         said = self._console.read_text(errors="replace")[-1500:] if self._console.exists() else ""
-        if self._qemu.poll() is not None and self._qemu.stderr is not None:
-            said += self._qemu.stderr.read()[-1500:]
-        return f"its console ends: {said}"
+        return f"{QEMU} ended with {status}: {errors[-1500:]}; its console ends: {said}"
 
     def close(self) -> None:
-        self._orders.close()
-        self._qemu.kill()
-        self._qemu.communicate()
+        if self._qemu is not None:
+            self._qemu.kill()
+            self._end()
         self._folder.cleanup()
 
     def __enter__(self) -> Self:
