@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Container, Generator, Iterator
+from collections.abc import Container, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,9 +18,12 @@ from interop.table import Outcome, inserted, table
 
 #: Recordings of tests that failed.
 ARTIFACTS = Path(__file__).parent / "artifacts"
+#: Seconds that making the network may take.
+MAKING = 120
 
 _failed = pytest.StashKey[bool]()
 _outcomes = pytest.StashKey[list[Outcome]]()
+_stuck = pytest.StashKey[list[str]]()
 _circumstances = pytest.StashKey[str]()
 
 
@@ -68,6 +71,13 @@ def machine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             f" {running.kernel}, and our software device.  The numbers count tests; IPv4 and IPv6 each."
         )
         yield running
+        request.config.stash[_stuck] = running.stuck
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for said in config.stash.get(_stuck, []):
+        terminalreporter.section("the machine got stuck; a new one was given the script again")
+        terminalreporter.write_line(said)
 
 
 def _library(machine: Machine) -> str:
@@ -76,10 +86,14 @@ def _library(machine: Machine) -> str:
 
 
 class Guest:
-    """The machine as a test sees it: whatever its scripts send is recorded and judged."""
+    """The machine as a test sees it: whatever its scripts send is recorded and judged.
+
+    ``network`` is what makes the network that they need, unless it is there.
+    """
 
     def __init__(self, machine: Machine, recordings: Path) -> None:
         self.machine = machine
+        self.network = "network"
         self._recordings = recordings
         self._count = 0
 
@@ -89,12 +103,14 @@ class Guest:
         AssertionError if a packet of it is malformed, has a wrong ICRC, or is a NAK that is not one of ``naks``
         (syndromes of the AETH).
         """
+        network = f"{self.network} || exit"
         if not record:
-            return self.machine.run(script, timeout)
+            return self.machine.insist(f"{network}\n{script}", timeout + MAKING)
         self._count += 1
         name = f"{self._recordings.name}-{self._count}.pcap"
-        result = self.machine.run(
-            f"record /mnt/share/{name}\n(\n{script}\n)\nstatus=$?\nrecorded\nexit $status", timeout
+        result = self.machine.insist(
+            f"{network}\nrecord /mnt/share/{name}\n(\n{script}\n)\nstatus=$?\nrecorded\nexit $status",
+            timeout + MAKING,
         )
         recording = self._recordings.with_name(name)
         (self.machine.share / name).rename(recording)
@@ -122,15 +138,3 @@ def guest(machine: Machine, request: pytest.FixtureRequest) -> Iterator[Guest]:
 @pytest.fixture(scope="session")
 def batches() -> Batches:
     return Batches()
-
-
-@pytest.fixture
-def link(machine: Machine) -> Callable[..., None]:
-    """The network of net.sh; called, it has the MTU given."""
-
-    def network(mtu: int = 1500) -> None:
-        done = machine.run(f"network {mtu}", 180)
-        assert done.status == 0, done.output
-
-    network()
-    return network

@@ -140,7 +140,7 @@ class Rules:
         asked = list(itertools.islice(questions, int(COUNT or count)))
         lines = "".join(f"{json.dumps(question)}\n" for question in asked)
         (machine.share / "questions").write_text(lines, encoding="utf-8")
-        done = machine.run(_ASK.replace("MODULE", self.module), TIMEOUT)
+        done = machine.insist(_ASK.replace("MODULE", self.module), TIMEOUT)
         assert done.status == 0, done.output
         answers = [
             [json.loads(line) for line in (machine.share / side).read_text(encoding="utf-8").splitlines()]

@@ -34,7 +34,7 @@ _network() {
     ip netns add soft
     ip link add va mtu "$mtu" type veth peer name vb mtu "$mtu" netns soft
     # As on a real link: single packets with their checksums, not what only the other end of a veth pair takes.
-    ip netns exec soft ethtool -K vb tx off tx-udp-segmentation off
+    ip netns exec soft ethtool -K vb tx off tx-udp-segmentation off >/dev/null
     ip address add "$RXE4/24" dev va
     ip address add "$RXE6/64" dev va nodad
     ip link set va up
@@ -44,7 +44,7 @@ _network() {
     ip -n soft link set lo up
     rdma link add rxe0 type rxe netdev va
     for ((i = 0; i < 200; i++)); do
-        grep -qs fd00:0000:0000:0001 /sys/class/infiniband/rxe0/ports/1/gids/* && break
+        grep -qs fd00:0000:0000:0001 /sys/class/infiniband/rxe0/ports/1/gids/[0-9] && break
         nap 0.05
     done
     ((i < 200)) || return

@@ -14,10 +14,7 @@ moves() { until [[ $(<$1) == *"$2"* ]]; do nap 0.05; done; }
 """
 ENDED = "the peer has ended the connection [ECONNRESET]"
 
-pytestmark = [
-    pytest.mark.usefixtures("link"),
-    pytest.mark.parametrize("family", [4, 6], ids=["IPv4", "IPv6"]),
-]
+pytestmark = pytest.mark.parametrize("family", [4, 6], ids=["IPv4", "IPv6"])
 
 
 @pytest.mark.cell(ROW, "passive")

@@ -11,8 +11,6 @@ WITH_ANSWER = "rdma_server, rdma_client: one message there and back"
 ONE_WAY = "rdma_xserver, rdma_xclient: one message, private data"
 FAMILIES = pytest.mark.parametrize("family", [4, 6], ids=["IPv4", "IPv6"])
 
-pytestmark = pytest.mark.usefixtures("link")
-
 
 @pytest.mark.cell(WITH_ANSWER, "passive")
 @FAMILIES

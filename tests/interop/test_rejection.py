@@ -47,10 +47,7 @@ with rdmacm.EventChannel() as channel:
         cmid.destroy()
 """
 
-pytestmark = [
-    pytest.mark.usefixtures("link"),
-    pytest.mark.parametrize("family", [4, 6], ids=["IPv4", "IPv6"]),
-]
+pytestmark = pytest.mark.parametrize("family", [4, 6], ids=["IPv4", "IPv6"])
 
 
 @pytest.mark.cell(NOBODY, "passive")

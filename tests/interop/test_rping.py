@@ -8,7 +8,7 @@ from interop.conftest import Guest
 from interop.machine.run import Result
 
 OURS = "python3 -m rdmacm rping"
-pytestmark = [pytest.mark.usefixtures("link"), pytest.mark.parametrize("family", [4, 6], ids=["IPv4", "IPv6"])]
+pytestmark = pytest.mark.parametrize("family", [4, 6], ids=["IPv4", "IPv6"])
 
 
 def pings(output: str, said: str) -> list[str]:

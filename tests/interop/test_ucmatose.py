@@ -21,7 +21,6 @@ COMPLETE = ["test complete", "return status 0"]
 MIGRATING = "migrating to new event channel"
 
 pytestmark = [
-    pytest.mark.usefixtures("link"),
     pytest.mark.parametrize("family", [4, 6], ids=["IPv4", "IPv6"]),
     pytest.mark.parametrize("arguments", ARGUMENTS, ids=lambda value: value.replace(" ", "") or "default"),
 ]

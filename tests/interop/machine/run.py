@@ -25,6 +25,8 @@ QEMU = "qemu-system-x86_64"
 SHOWN = ("src", "tests/interop", "bench", "examples")
 #: Seconds: to start up, and what an order may take to begin and to end.  Emulated machines take their time.
 STARTING, SLACK = 180.0, 30.0
+#: The status of a script that took too long.
+LATE = 124
 #: How often it may be started.
 STARTS = 4
 #: Where orders come from inside.
@@ -37,7 +39,7 @@ class MachineError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How a script ended: its status (124: it took too long) and its output, errors included."""
+    """How a script ended: its status (LATE: it took too long) and its output, errors included."""
 
     status: int
     output: str
@@ -83,6 +85,8 @@ class Machine:
         self.share = share
         self._names = count(1)
         self._starts = 0
+        #: What was known each time that a script was run once more.
+        self.stuck: list[str] = []
         self._folder = tempfile.TemporaryDirectory(prefix="rdmacm-guest-")
         folder = Path(self._folder.name)
         self._console = folder / "console"
@@ -146,6 +150,26 @@ class Machine:
             self._follow(output, echo, timeout + SLACK)
         status = int(self._answer(name, timeout + SLACK))
         return Result(status, output.read_text(errors="replace"))
+
+    def insist(self, script: str, timeout: float = 60.0) -> Result:
+        """:meth:`run`, and once more in a new machine where an emulated one got stuck.
+
+        ``script`` needs nothing that earlier ones have made.
+        """
+        try:
+            result = self.run(script, timeout)
+        except MachineError as error:
+            said = str(error)
+        else:
+            if result.status != LATE:
+                return result
+            said = result.output[-5000:]
+        if self.accelerator != "tcg":
+            raise MachineError(said)
+        self.stuck.append(f"{script}\n{said}")
+        if self._qemu is not None:
+            self._end()
+        return self.run(script, timeout)
 
     def shell(self) -> int:
         """bash on our terminal, until it ends; its status."""

@@ -9,6 +9,7 @@ would say it. The words of ``net.sh`` do this.
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import gc
 import importlib
 import os
@@ -77,6 +78,7 @@ def keep(order: Path) -> list[str] | None:
         os.dup2(found, number)
         os.close(found)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    faulthandler.register(signal.SIGUSR1)
     if namespace:
         enter(namespace)
     os.chdir(folder)
