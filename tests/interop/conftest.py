@@ -112,8 +112,9 @@ class Guest:
             f"{network}\nrecord /mnt/share/{name}\n(\n{script}\n)\nstatus=$?\nrecorded\nexit $status",
             timeout + MAKING,
         )
-        recording = self._recordings.with_name(name)
-        (self.machine.share / name).rename(recording)
+        recorded, recording = self.machine.share / name, self._recordings.with_name(name)
+        assert recorded.exists(), result.output  # else there was no network
+        recorded.rename(recording)
         try:
             judge(recording, naks)
         except AssertionError as error:
