@@ -269,8 +269,6 @@ def test(arguments: list[str]) -> int:
 
 def interop(arguments: list[str]) -> int:
     os.environ["RDMACM_INTEROP_TABLE"] = str(Path(ROOT, "README.md"))
-    # Emulated machines take their time.
-    os.environ.setdefault("PYTEST_TIMEOUT", "900")
     return test(["tests/interop", *arguments])
 
 

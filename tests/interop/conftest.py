@@ -20,6 +20,8 @@ from interop.table import Outcome, inserted, table
 ARTIFACTS = Path(__file__).parent / "artifacts"
 #: Seconds that making the network may take.
 MAKING = 120
+#: Seconds that a test may take: emulated machines take their time, and a script may be given to two of them.
+LONGEST = 1500
 
 _failed = pytest.StashKey[bool]()
 _outcomes = pytest.StashKey[list[Outcome]]()
@@ -33,6 +35,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if here in item.path.parents:
             item.add_marker(pytest.mark.interop)
             item.add_marker(pytest.mark.slow)
+            if item.config.pluginmanager.has_plugin("timeout"):
+                item.add_marker(pytest.mark.timeout(LONGEST))
 
 
 @pytest.hookimpl(wrapper=True)
