@@ -72,7 +72,7 @@ def machine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         where = "an emulated machine" if running.accelerator == "tcg" else "a virtual machine"
         request.config.stash[_circumstances] = (
             f"Seen on {time.strftime('%-d %B %Y')} in {where}: {_library(running)} on rdma_rxe of Linux"
-            f" {running.kernel}, and our software device.  The numbers count tests; IPv4 and IPv6 each."
+            f" {running.kernel}, and our software device. The numbers count tests; IPv4 and IPv6 each."
         )
         yield running
         request.config.stash[_stuck] = running.stuck
@@ -85,8 +85,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def _library(machine: Machine) -> str:
-    version = re.search(r"\d+\.\d+", machine.run("ls /usr/lib/*/librdmacm.so.1.*").output)
-    return "librdmacm " + (version[0] if version else "of unknown version")
+    version = re.search(r"so\.1\.\d+\.(\d+\.\d+)", machine.run("ls /usr/lib/*/librdmacm.so.1.*").output)
+    return "librdmacm " + (version[1] if version else "of unknown version")
 
 
 class Guest:

@@ -33,13 +33,12 @@ def table(outcomes: Iterable[Outcome], circumstances: str) -> str:
     ends = ["passive", "active"]
     lines = ["| | " + " | ".join(ENDS[end] for end in ends) + " |", "|---" * (len(ends) + 1) + "|"]
     for row, by_end in cells.items():
-        both = by_end.get("both")
-        shown = [_shown(by_end.get(end, both)) for end in ends]
+        shown = [_shown([*by_end.get(end, []), *by_end.get("both", [])]) for end in ends]
         lines.append(f"| {row} | " + " | ".join(shown) + " |")
     return "\n".join([*lines, "", circumstances])
 
 
-def _shown(passed: list[bool] | None) -> str:
+def _shown(passed: list[bool]) -> str:
     if not passed:
         return ""
     failures = passed.count(False)
