@@ -81,17 +81,9 @@ class TestImpaired:
         check_pings(done)
 
     @pytest.mark.cell(ROW, "both")
-    # Where every tenth is lost, so many connections would take minutes.
-    @pytest.mark.parametrize(
-        ("impairment", "listens", "family"),
-        [
-            ("2 % are lost", "rxe", 4),
-            ("2 % are lost", "soft", 6),
-            ("5 % overtake others", "soft", 4),
-            ("20 % come twice", "rxe", 6),
-        ],
-        indirect=["impairment"],
-    )
+    # With the others, or with every tenth lost, so many connections would take minutes.
+    @pytest.mark.parametrize("impairment", ["2 % are lost"], indirect=True)
+    @pytest.mark.parametrize(("listens", "family"), [("rxe", 4), ("soft", 6)])
     def test_operations(self, guest: Guest, batches: Batches, impairment: str, listens: str, family: int) -> None:
         batch = batches.get(guest, family=family, listens=listens, only=SURE, link=impairment, naks=RNR | SEQUENCE)
         assert failures(batch) == []
