@@ -171,7 +171,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as share:
         try:
-            machine = Machine(image(), Path(share), processors=2)
+            machine = Machine(image(), Path(share))
         except Unavailable as reason:
             raise SystemExit(str(reason)) from None
         with machine:

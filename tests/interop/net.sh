@@ -16,6 +16,13 @@ export PYTHONPATH=/project/src:/project/tests
 # "sleep" without a process: those are what takes time where the processor is emulated.
 nap() { read -rt "$1" _ <>/run/nap; true; }
 
+# Whether a process still runs.  "kill -0" also finds children that have ended, until bash takes notice; and after a "read"
+# with a time limit bash 5.2 sometimes does not.
+runs() {
+    local found
+    { read -r found </proc/"$1"/stat; } 2>/dev/null && [[ ${found##*) } != Z* ]]
+}
+
 network() {
     local mtu=${1:-1500}
     [[ -e /sys/class/net/va && $(</sys/class/net/va/mtu) = "$mtu" ]] && return
@@ -110,7 +117,7 @@ _until_it_listens() {
     local i
     for ((i = 0; i < 600; i++)); do
         eval "$1" 2>/dev/null && return
-        kill -0 "$SERVER" 2>/dev/null || break
+        runs "$SERVER" || break
         nap 0.05
     done
     echo "the server does not listen:"
@@ -121,7 +128,7 @@ _until_it_listens() {
 finish() {
     local i
     for ((i = 0; i < 400; i++)); do
-        kill -0 "$SERVER" 2>/dev/null || break
+        runs "$SERVER" || break
         nap 0.05
     done
     kill "$SERVER" 2>/dev/null && echo "the server does not end"
@@ -136,7 +143,7 @@ record() {
     : >/tmp/tcpdump.err
     tcpdump -i va -Z root -U -B 16384 -w "$1" 'udp port 4791' 2>/tmp/tcpdump.err &
     RECORDER=$!
-    until [[ $(</tmp/tcpdump.err) == *listening* ]]; do kill -0 "$RECORDER" || return; nap 0.02; done
+    until [[ $(</tmp/tcpdump.err) == *listening* ]]; do runs "$RECORDER" || return; nap 0.02; done
 }
 
 recorded() {

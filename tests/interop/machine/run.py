@@ -73,11 +73,9 @@ class Machine:
 
     ``share`` is the folder that it sees as /mnt/share and may write to; ``terminal``: our own terminal becomes its
     console for :meth:`shell`. One that does not answer is ended, and the next order starts it anew, a few times.
-    ``processors``: an emulated machine with more than one is quicker, but now and then it loses an interrupt between
-    them, and whoever waits for the kernel's read-copy-update then waits forever.
     """
 
-    def __init__(self, image: Image, share: Path, *, terminal: bool = False, processors: int = 1) -> None:
+    def __init__(self, image: Image, share: Path, *, terminal: bool = False) -> None:
         qemu = shutil.which(QEMU)
         if qemu is None:
             raise Unavailable(f"no {QEMU} here (Debian: apt-get install qemu-system-x86)")
@@ -92,7 +90,7 @@ class Machine:
         self._console = folder / "console"
         self._files = folder / "initramfs"
         _add_project(image, folder, self._files)
-        self._command = [qemu, *self._machine(processors), *self._kernel(image), *self._devices(terminal)]
+        self._command = [qemu, *self._machine(), *self._kernel(image), *self._devices(terminal)]
         self._terminal = terminal
         self._qemu: subprocess.Popen[str] | None = None
         self._start()
@@ -114,11 +112,11 @@ class Machine:
             )
         self.kernel = self._answer("ready", STARTING)
 
-    def _machine(self, processors: int) -> list[str]:
+    def _machine(self) -> list[str]:
         kvm = ["-accel", "kvm", "-cpu", "host"]
         tcg = ["-accel", "tcg,thread=multi,tb-size=512", "-cpu", "max"]
         bare = ["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-nic", "none"]
-        size = ["-smp", str(processors), "-m", "2048"]
+        size = ["-smp", "2", "-m", "2048"]
         return [*(kvm if self.accelerator == "kvm" else tcg), *bare, *size, "-serial", f"file:{self._console}"]
 
     def _kernel(self, image: Image) -> list[str]:
