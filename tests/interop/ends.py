@@ -253,19 +253,20 @@ class Device(ABC):
     def next_event(self, seconds: float) -> Event:
         """The next event; TimeoutError."""
 
-    def event(self, kind: EventKind, seconds: float = PATIENCE) -> Event:
-        """The next event, which has to be of that kind. Requests wait until they are asked for."""
-        if kind is EventKind.CONNECT_REQUEST and self._requests:
+    def event(self, *kinds: EventKind, seconds: float = PATIENCE) -> Event:
+        """The next event, which has to be of those kinds. Requests wait until they are asked for."""
+        if EventKind.CONNECT_REQUEST in kinds and self._requests:
             return self._requests.popleft()
         deadline = time.monotonic() + seconds
         while True:
             event = self.next_event(max(0.0, deadline - time.monotonic()))
-            if event.kind == kind:
+            if event.kind in kinds:
                 return event
             if event.kind == EventKind.CONNECT_REQUEST:
                 self._requests.append(event)
             elif event.kind != EventKind.TIMEWAIT_EXIT:
-                raise AssertionError(f"{event} where {kind.name} was expected")
+                expected = " or ".join(kind.name for kind in kinds)
+                raise AssertionError(f"{event} where {expected} was expected")
 
 
 #: What private data begins with: the operation's number and the sender's memory.
@@ -281,7 +282,7 @@ class End(ABC):
     request: Event | None
     #: The operation's number, which a passive end has from its request.
     number: int = 0
-    #: The event that made the connection.
+    #: The event that made the connection. A passive kernel whose RTU was lost learns of a short one by its end alone.
     established: Event | None = field(default=None, init=False)
 
     # -- what a device brings ---------------------------------------------------------------------------
@@ -332,7 +333,8 @@ class End(ABC):
         own = Remote(region.addr, region.rkey, region.length) if region else NOWHERE
         values = {**vars(param), "private_data": self.private_data(mine, own)}
         self.connect_or_accept(Param(**values))
-        self.established = self.device.event(EventKind.ESTABLISHED)
+        late = (EventKind.DISCONNECTED,) if passive else ()
+        self.established = self.device.event(EventKind.ESTABLISHED, *late)
         came = (self.request or self.established).param.private_data
         remote = Remote(*_HEADER.unpack_from(came)[1:])
         assert came == self.private_data(theirs, remote), f"private data of the {theirs}: {came.hex()}"
@@ -342,7 +344,9 @@ class End(ABC):
         """End the connection, or wait until the peer does."""
         if first:
             self.disconnect()
-        event = self.device.event(EventKind.DISCONNECTED)
+        event = self.established
+        if event is None or event.kind != EventKind.DISCONNECTED:
+            event = self.device.event(EventKind.DISCONNECTED)
         assert event.status == 0, event
         if not first:
             self.disconnect()

@@ -49,6 +49,9 @@ _network() {
     ip -n soft address add "$SOFT6/64" dev vb nodad
     ip -n soft link set vb up
     ip -n soft link set lo up
+    # Each end receives on one processor: on several, what was sent on several would overtake each other.
+    echo 1 >/sys/class/net/va/queues/rx-0/rps_cpus
+    echo 1 | soft tee /sys/class/net/vb/queues/rx-0/rps_cpus >/dev/null
     rdma link add rxe0 type rxe netdev va
     for ((i = 0; i < 200; i++)); do
         grep -qs fd00:0000:0000:0001 /sys/class/infiniband/rxe0/ports/1/gids/[0-9] && break
