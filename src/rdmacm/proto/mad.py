@@ -5,10 +5,22 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
+from rdmacm.address import Gid
 from rdmacm.proto.wire import WireError
 
-__all__ = ["BASE_VERSION", "DATA_SIZE", "GSI_Q_KEY", "MAD_SIZE", "Mad", "MadStatus", "Method", "MgmtClass"]
+__all__ = [
+    "BASE_VERSION",
+    "DATA_SIZE",
+    "GSI_Q_KEY",
+    "MAD_SIZE",
+    "Mad",
+    "MadAddress",
+    "MadStatus",
+    "Method",
+    "MgmtClass",
+]
 
 MAD_SIZE = 256
 DATA_SIZE = 232
@@ -58,6 +70,23 @@ class MadStatus(IntEnum):
     UNSUPPORTED_METHOD = 0x08
     UNSUPPORTED_METHOD_ATTRIBUTE = 0x0C
     INVALID_ATTRIBUTE_VALUE = 0x1C
+
+
+class MadAddress(NamedTuple):
+    """Where on an InfiniBand subnet a datagram goes to or has come from (``struct ib_mad_addr`` of ib_umad).
+
+    ``qpn`` is 1 for all but subnet management; ``gid`` is given where there is a GRH.
+    """
+
+    lid: int
+    qpn: int = 1
+    sl: int = 0
+    pkey_index: int = 0
+    gid: Gid | None = None
+    gid_index: int = 0
+    flow_label: int = 0
+    traffic_class: int = 0
+    hop_limit: int = 0
 
 
 @dataclass(frozen=True, slots=True)

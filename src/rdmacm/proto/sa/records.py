@@ -1,7 +1,6 @@
-"""Subnet administration records.
+"""Records of the subnet administrator (InfiniBand Architecture 15.2.5).
 
-Only the path record lives here so far: it is what rdma_resolve_route(3) produces and what ``ai_route`` of
-rdma_getaddrinfo(3) carries.
+The path record is also what rdma_resolve_route(3) produces, and what ``ai_route`` of rdma_getaddrinfo(3) carries.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from dataclasses import dataclass, replace
 from rdmacm.address import Gid
 from rdmacm.constants import PathFlag
 
-__all__ = ["PathData", "PathRecord"]
+__all__ = ["PATH_FLAGS", "PathData", "PathRecord"]
 
 _RECORD = struct.Struct("!Q16s16sHHIBBHHBBBB6x")
 _FLAGS = struct.Struct("=II")

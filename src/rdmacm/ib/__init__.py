@@ -1,0 +1,1 @@
+"""InfiniBand ports: what they are and how management datagrams pass them."""
