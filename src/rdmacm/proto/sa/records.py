@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from rdmacm.address import Gid
 from rdmacm.constants import PathFlag
+from rdmacm.proto.sa.attributes import Attribute
+from rdmacm.proto.wire import WireError
 
 __all__ = ["PATH_FLAGS", "PathData", "PathRecord"]
 
@@ -30,6 +33,9 @@ class PathRecord:
     ``mtu`` is the code 1..5 for 256..4096 bytes; ``rate`` the code of ``ibv_rate``, 0 when the port's own is
     meant; ``packet_life_time`` is an exponent, 4.096 µs · 2^n. LIDs are 0 on RoCE.
     """
+
+    ATTRIBUTE: ClassVar = Attribute.PATH_RECORD
+    SIZE: ClassVar = _RECORD.size
 
     dgid: Gid
     sgid: Gid
@@ -78,9 +84,9 @@ class PathRecord:
 
     @classmethod
     def unpack(cls, data: bytes | bytearray | memoryview) -> PathRecord:
-        """The record in 64 bytes; ValueError for another length."""
+        """The record in 64 bytes; WireError for another length."""
         if len(data) != _RECORD.size:
-            raise ValueError(f"a path record has {_RECORD.size} bytes, not {len(data)}")
+            raise WireError(f"a path record has {_RECORD.size} bytes, not {len(data)}")
         sid, dgid, sgid, dlid, slid, flow_hop, tclass, rev, pkey, qos, mtu, rate, life, preference = _RECORD.unpack(
             data
         )
@@ -125,7 +131,7 @@ class PathData:
 
     @classmethod
     def unpack(cls, data: bytes | bytearray | memoryview) -> PathData:
-        """The structure in 72 bytes; ValueError for another length."""
+        """The structure in 72 bytes; WireError for another length."""
         if len(data) != 72:
-            raise ValueError(f"path data has 72 bytes, not {len(data)}")
+            raise WireError(f"path data has 72 bytes, not {len(data)}")
         return cls(PathRecord.unpack(data[8:]), PathFlag(_FLAGS.unpack_from(data)[0]))

@@ -1,0 +1,321 @@
+"""What the subnet administrator knows besides paths: services, multicast groups, nodes, and itself.
+
+All fields are numbers in host order but GIDs, keys and names. Unknown values are kept as they are.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, replace
+from enum import IntEnum, IntFlag
+from typing import Any, ClassVar, Self
+
+from rdmacm.address import Gid
+from rdmacm.proto.cm.layout import Bits, Bytes, Layout, gid
+from rdmacm.proto.sa.attributes import Attribute
+from rdmacm.proto.wire import Buffer, WireError
+
+__all__ = ["LEASE_FOREVER", "ClassPortInfo", "JoinState", "MCMemberRecord", "NodeRecord", "NodeType", "ServiceRecord"]
+
+#: ``service_lease`` of a service that does not expire.
+LEASE_FOREVER = 0xFFFFFFFF
+
+_NAME_SIZE = 64
+
+_SERVICE = struct.Struct("!Q16sHxxI16s64s16s8H4I2Q")
+
+
+class NodeType(IntEnum):
+    """``node_type`` of a :class:`NodeRecord`."""
+
+    CHANNEL_ADAPTER = 1
+    SWITCH = 2
+    ROUTER = 3
+
+
+class JoinState(IntFlag):
+    """How a port belongs to a multicast group: ``join_state`` of a :class:`MCMemberRecord`."""
+
+    FULL_MEMBER = 1
+    NON_MEMBER = 2
+    SEND_ONLY_NON_MEMBER = 4
+    SEND_ONLY_FULL_MEMBER = 8
+
+
+def _whole(data: Buffer, size: int, kind: str) -> Buffer:
+    """The record without what fills it up to a multiple of 8 bytes in a table."""
+    if not size <= len(data) <= -(-size // 8) * 8:
+        raise WireError(f"a {kind} has {size} bytes, not {len(data)}")
+    return data[:size]
+
+
+def _name(data: bytes) -> bytes:
+    return data.rstrip(b"\0")
+
+
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", "backslashreplace")
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceRecord:
+    """Where a service is: 176 bytes (InfiniBand Architecture 15.2.5.14).
+
+    ``service_lease`` is in seconds. ``service_name`` is up to 64 bytes, without the zeros that fill it up; it is
+    compared byte by byte. The data belongs to the service: 16 bytes, and 8, 4 and 2 numbers of 16, 32 and 64 bits.
+    """
+
+    ATTRIBUTE: ClassVar = Attribute.SERVICE_RECORD
+    SIZE: ClassVar = _SERVICE.size
+
+    service_id: int = 0
+    service_gid: Gid = Gid()  # noqa: RUF009 (immutable)
+    service_pkey: int = 0xFFFF
+    service_lease: int = LEASE_FOREVER
+    service_key: bytes = bytes(16)
+    service_name: bytes = b""
+    service_data8: bytes = bytes(16)
+    service_data16: tuple[int, ...] = (0,) * 8
+    service_data32: tuple[int, ...] = (0,) * 4
+    service_data64: tuple[int, ...] = (0,) * 2
+
+    @property
+    def name(self) -> str:
+        """The service's name as text; bytes that are no UTF-8 come as backslash escapes."""
+        return _text(self.service_name)
+
+    def pack(self) -> bytes:
+        """The 176 bytes on the wire; ValueError for a field that does not fit."""
+        for value, size in ((self.service_key, 16), (self.service_data8, 16)):
+            if len(value) != size:
+                raise ValueError(f"a field of {size} bytes has {len(value)}")
+        if len(self.service_name) > _NAME_SIZE:
+            raise ValueError(f"a service name has up to {_NAME_SIZE} bytes, not {len(self.service_name)}")
+        try:
+            return _SERVICE.pack(
+                self.service_id,
+                self.service_gid,
+                self.service_pkey,
+                self.service_lease,
+                self.service_key,
+                self.service_name,
+                self.service_data8,
+                *self.service_data16,
+                *self.service_data32,
+                *self.service_data64,
+            )
+        except struct.error as problem:
+            raise ValueError(f"a field of the service record does not fit: {problem}") from None
+
+    @classmethod
+    def unpack(cls, data: Buffer) -> ServiceRecord:
+        """The record in 176 bytes; WireError for another length."""
+        data = _whole(data, cls.SIZE, cls.__name__)
+        service_id, address, pkey, lease, key, name, data8, *rest = _SERVICE.unpack(data)
+        return cls(
+            service_id,
+            Gid(address),
+            pkey,
+            lease,
+            key,
+            _name(name),
+            data8,
+            tuple(rest[:8]),
+            tuple(rest[8:12]),
+            tuple(rest[12:]),
+        )
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some fields changed."""
+        return replace(self, **changes)
+
+
+class _Packed:
+    """Packing by a layout."""
+
+    __slots__ = ()
+
+    LAYOUT: ClassVar[Layout]
+    SIZE: ClassVar[int]
+
+    def pack(self) -> bytes:
+        """The bytes on the wire; ValueError for a field that does not fit."""
+        return self.LAYOUT.pack(self)
+
+    @classmethod
+    def unpack(cls, data: Buffer) -> Self:
+        """The record in these bytes, with or without what fills it up in a table; WireError for another length."""
+        return cls(**cls.LAYOUT.unpack(_whole(data, cls.SIZE, cls.__name__)))
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some fields changed."""
+        return replace(self, **changes)  # type: ignore[type-var]
+
+
+@dataclass(frozen=True, slots=True)
+class MCMemberRecord(_Packed):
+    """A multicast group, or a port's membership in one: 52 bytes, 56 in a table (InfiniBand Architecture 15.2.5.17).
+
+    ``mtu``, ``rate`` and ``packet_life_time`` and their selectors are those of a
+    :class:`~rdmacm.proto.sa.PathRecord`. ``scope`` is 2 for the link, 5 for the site, 8 for the organisation, 0xE for
+    everywhere; ``join_state`` is :class:`JoinState`.
+    """
+
+    ATTRIBUTE: ClassVar = Attribute.MC_MEMBER_RECORD
+    SIZE: ClassVar = 52
+    LAYOUT: ClassVar = Layout(
+        52,
+        [
+            gid("mgid", 0),
+            gid("port_gid", 16),
+            Bits("q_key", 32, 0, 32),
+            Bits("mlid", 36, 0, 16),
+            Bits("mtu_selector", 38, 0, 2),
+            Bits("mtu", 38, 2, 6),
+            Bits("traffic_class", 39, 0, 8),
+            Bits("pkey", 40, 0, 16),
+            Bits("rate_selector", 42, 0, 2),
+            Bits("rate", 42, 2, 6),
+            Bits("packet_life_time_selector", 43, 0, 2),
+            Bits("packet_life_time", 43, 2, 6),
+            Bits("sl", 44, 0, 4),
+            Bits("flow_label", 44, 4, 20),
+            Bits("hop_limit", 47, 0, 8),
+            Bits("scope", 48, 0, 4),
+            Bits("join_state", 48, 4, 4),
+            Bits("proxy_join", 49, 0, 1, True),
+        ],
+    )
+
+    mgid: Gid = Gid()  # noqa: RUF009 (immutable)
+    port_gid: Gid = Gid()  # noqa: RUF009 (immutable)
+    q_key: int = 0
+    mlid: int = 0
+    mtu_selector: int = 0
+    mtu: int = 0
+    traffic_class: int = 0
+    pkey: int = 0
+    rate_selector: int = 0
+    rate: int = 0
+    packet_life_time_selector: int = 0
+    packet_life_time: int = 0
+    sl: int = 0
+    flow_label: int = 0
+    hop_limit: int = 0
+    scope: int = 0
+    join_state: int = 0
+    proxy_join: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRecord(_Packed):
+    """A port and the node it is of: 108 bytes, 112 in a table (InfiniBand Architecture 15.2.5.2).
+
+    ``node_description`` is up to 64 bytes, without the zeros that fill it up.
+    """
+
+    ATTRIBUTE: ClassVar = Attribute.NODE_RECORD
+    SIZE: ClassVar = 108
+    LAYOUT: ClassVar = Layout(
+        108,
+        [
+            Bits("lid", 0, 0, 16),
+            Bits("base_version", 4, 0, 8),
+            Bits("class_version", 5, 0, 8),
+            Bits("node_type", 6, 0, 8),
+            Bits("num_ports", 7, 0, 8),
+            Bits("system_image_guid", 8, 0, 64),
+            Bits("node_guid", 16, 0, 64),
+            Bits("port_guid", 24, 0, 64),
+            Bits("partition_cap", 32, 0, 16),
+            Bits("device_id", 34, 0, 16),
+            Bits("revision", 36, 0, 32),
+            Bits("local_port_num", 40, 0, 8),
+            Bits("vendor_id", 41, 0, 24),
+            Bytes("node_description", 44, _NAME_SIZE, bytes, True),
+        ],
+    )
+
+    lid: int = 0
+    base_version: int = 1
+    class_version: int = 1
+    node_type: int = NodeType.CHANNEL_ADAPTER
+    num_ports: int = 1
+    system_image_guid: int = 0
+    node_guid: int = 0
+    port_guid: int = 0
+    partition_cap: int = 0
+    device_id: int = 0
+    revision: int = 0
+    local_port_num: int = 1
+    vendor_id: int = 0
+    node_description: bytes = b""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "node_description", _name(self.node_description))
+
+    @property
+    def description(self) -> str:
+        """The node's description as text; bytes that are no UTF-8 come as backslash escapes."""
+        return _text(self.node_description)
+
+
+@dataclass(frozen=True, slots=True)
+class ClassPortInfo(_Packed):
+    """What a manager of a class can do, and where else to ask: 72 bytes (InfiniBand Architecture 13.4.8.1).
+
+    ``resp_time_value`` is an exponent, 4.096 µs · 2^n. The numbers of the capability masks are the class's own.
+    """
+
+    ATTRIBUTE: ClassVar = Attribute.CLASS_PORT_INFO
+    SIZE: ClassVar = 72
+    LAYOUT: ClassVar = Layout(
+        72,
+        [
+            Bits("base_version", 0, 0, 8),
+            Bits("class_version", 1, 0, 8),
+            Bits("capability_mask", 2, 0, 16),
+            Bits("capability_mask2", 4, 0, 27),
+            Bits("resp_time_value", 7, 3, 5),
+            gid("redirect_gid", 8),
+            Bits("redirect_tc", 24, 0, 8),
+            Bits("redirect_sl", 25, 0, 4),
+            Bits("redirect_fl", 25, 4, 20),
+            Bits("redirect_lid", 28, 0, 16),
+            Bits("redirect_pkey", 30, 0, 16),
+            Bits("redirect_qp", 33, 0, 24),
+            Bits("redirect_q_key", 36, 0, 32),
+            gid("trap_gid", 40),
+            Bits("trap_tc", 56, 0, 8),
+            Bits("trap_sl", 57, 0, 4),
+            Bits("trap_fl", 57, 4, 20),
+            Bits("trap_lid", 60, 0, 16),
+            Bits("trap_pkey", 62, 0, 16),
+            Bits("trap_hl", 64, 0, 8),
+            Bits("trap_qp", 65, 0, 24),
+            Bits("trap_q_key", 68, 0, 32),
+        ],
+    )
+
+    base_version: int = 1
+    class_version: int = 2
+    capability_mask: int = 0
+    capability_mask2: int = 0
+    resp_time_value: int = 0
+    redirect_gid: Gid = Gid()  # noqa: RUF009 (immutable)
+    redirect_tc: int = 0
+    redirect_sl: int = 0
+    redirect_fl: int = 0
+    redirect_lid: int = 0
+    redirect_pkey: int = 0
+    redirect_qp: int = 0
+    redirect_q_key: int = 0
+    trap_gid: Gid = Gid()  # noqa: RUF009 (immutable)
+    trap_tc: int = 0
+    trap_sl: int = 0
+    trap_fl: int = 0
+    trap_lid: int = 0
+    trap_pkey: int = 0
+    trap_hl: int = 0
+    trap_qp: int = 0
+    trap_q_key: int = 0
