@@ -1,0 +1,285 @@
+"""Fabrics simulated by ibsim(1), with OpenSM as their subnet manager and administrator.
+
+Nothing of it needs root or a network: all goes over abstract Unix sockets named after IBSIM_SOCKNAME, one name for
+each fabric, so fabrics do not see one another.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Self
+
+#: A command, and the Debian package it is in.
+PACKAGES = {"ibsim": "ibsim-utils", "opensm": "opensm", "saquery": "infiniband-diags"}
+_SYSTEM = "/usr/sbin:/usr/bin:/sbin:/bin"
+#: Seconds; a tree of a thousand hosts is up after five where nothing else runs.
+PATIENCE = 60.0
+
+#: Two switches with two cables between them, two hosts each. The subnet manager is on HostM.
+SMALL = """\
+Switch 8 "SwitchA"
+[1] "HostA"[1]
+[2] "HostB"[1]
+[7] "SwitchB"[7]
+[8] "SwitchB"[8]
+
+Switch 8 "SwitchB"
+[1] "HostC"[1]
+[2] "HostM"[1]
+[7] "SwitchA"[7]
+[8] "SwitchA"[8]
+
+Hca 1 "HostM"
+[1] "SwitchB"[2]
+
+Hca 1 "HostA"
+[1] "SwitchA"[1]
+
+Hca 1 "HostB"
+[1] "SwitchA"[2]
+
+Hca 1 "HostC"
+[1] "SwitchB"[1]
+"""
+
+
+def tree(leaves: int, hosts_a_leaf: int, spines: int) -> str:
+    """Two levels: every leaf switch has its hosts, ``host0`` onwards, and one cable to each spine."""
+    parts = []
+    for leaf in range(leaves):
+        parts.append(f'Switch {hosts_a_leaf + spines} "leaf{leaf}"')
+        parts += [f'[{port + 1}] "host{leaf * hosts_a_leaf + port}"[1]' for port in range(hosts_a_leaf)]
+        parts += [f'[{hosts_a_leaf + spine + 1}] "spine{spine}"[{leaf + 1}]' for spine in range(spines)]
+    for spine in range(spines):
+        parts.append(f'Switch {leaves} "spine{spine}"')
+        parts += [f'[{leaf + 1}] "leaf{leaf}"[{hosts_a_leaf + spine + 1}]' for leaf in range(leaves)]
+    for host in range(leaves * hosts_a_leaf):
+        leaf, port = divmod(host, hosts_a_leaf)
+        parts += [f'Hca 1 "host{host}"', f'[1] "leaf{leaf}"[{port + 1}]']
+    # An empty line ends a node.
+    return re.sub(r"\n(Switch|Hca)", r"\n\n\1", "\n".join(parts)) + "\n"
+
+
+def missing(*commands: str) -> str | None:
+    """Why tests that need these commands cannot run; None where they can."""
+    lacking = [command for command in commands if shutil.which(command) is None and _in_system(command) is None]
+    if not lacking:
+        return None
+    packages = " ".join(sorted({PACKAGES[command] for command in lacking}))
+    return f"needs {', '.join(lacking)}: on Debian and Ubuntu, apt install {packages}"
+
+
+def command(name: str) -> str:
+    """Where a program is: administrators' directories may not be on a user's path."""
+    return shutil.which(name) or _in_system(name) or name
+
+
+def _in_system(name: str) -> str | None:
+    return shutil.which(name, path=_SYSTEM)
+
+
+def umad2sim() -> str:
+    """The library of ibsim-utils that is preloaded to let programs made for libibumad live on a simulated node."""
+    found = glob.glob("/usr/lib/*/umad2sim/libumad2sim.so") + glob.glob("/usr/lib*/umad2sim/libumad2sim.so")
+    return found[0]
+
+
+class Talker:
+    """A program whose output is read as it comes, and can be waited for."""
+
+    def __init__(self, arguments: Sequence[str], environ: dict[str, str], cwd: Path) -> None:
+        self.text = ""
+        self._more = threading.Condition()
+        self._ended = False
+        # It goes when these tests are killed: ibsim would live on, and a processor with it.
+        with_us = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
+        self.process = subprocess.Popen(
+            [*with_us, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environ,
+            cwd=cwd,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # Ctrl-C is for the tests, which then end it in order
+        )
+        assert self.process.stdout is not None
+        self._reader = threading.Thread(target=self._read, args=(self.process.stdout,), daemon=True)
+        self._reader.start()
+
+    def _read(self, output: IO[str]) -> None:
+        while line := os.read(output.fileno(), 1 << 16).decode(errors="replace"):
+            with self._more:
+                self.text += line
+                self._more.notify_all()
+        with self._more:
+            self._ended = True
+            self._more.notify_all()
+
+    def await_text(self, text: str, since: int = 0, patience: float = PATIENCE) -> int:
+        """Wait until the output from ``since`` on has the text; the place behind it."""
+        deadline = time.monotonic() + patience
+        with self._more:
+            while (at := self.text.find(text, since)) < 0:
+                left = deadline - time.monotonic()
+                if self._ended or left <= 0 or not self._more.wait(left):
+                    why = "ended" if self._ended else f"took more than {patience:g} s"
+                    raise RuntimeError(f"{self.process.args!r} {why} before it said {text!r}; it said:\n{self.text}")
+            return at + len(text)
+
+    def say(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def end(self, patience: float = 5.0) -> None:
+        """End the program, by force where it takes long."""
+        self.process.terminate()
+        try:
+            self.process.wait(patience)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._close()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._close()
+
+    def _close(self) -> None:
+        self._reader.join(5)
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+
+class SimulatedFabric:
+    """A fabric, from ``with`` to its end: ``base`` is its IBSIM_SOCKNAME.
+
+    ``subnet_manager`` names the node OpenSM runs on; None: the first host of the topology.
+    """
+
+    def __init__(
+        self, topology: str = SMALL, subnet_manager: str | None = None, opensm_options: Sequence[str] = ()
+    ) -> None:
+        self._topology = topology
+        self.hosts: list[str] = re.findall(r'^Hca\s+\d+\s+"([^"]+)"', topology, re.MULTILINE)
+        self.subnet_manager = subnet_manager or self.hosts[0]
+        self._options = opensm_options
+        self.base = f"rdmacm-{os.urandom(6).hex()}"
+        self._ibsim: Talker | None = None
+        self._opensm: Talker | None = None
+
+    def __enter__(self) -> Self:
+        self.directory = Path(tempfile.mkdtemp(prefix="rdmacm-fabric-"))
+        try:
+            self._start_ibsim()
+            self.start_opensm()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # In this order: OpenSM says good-bye to ibsim.
+        for one in (self._opensm, self._ibsim):
+            if one is not None:
+                one.end()
+        self._opensm = self._ibsim = None
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _start_ibsim(self) -> None:
+        file = self.directory / "topology"
+        file.write_text(self._topology)
+        switches = [int(ports) for ports in re.findall(r"^Switch\s+(\d+)", self._topology, re.MULTILINE)]
+        room = [len(self.hosts) + len(switches) + 16, len(switches) + 4, 2 * len(self.hosts) + sum(switches) + 512]
+        sizes = [f"-{option}{size}" for option, size in zip("NSP", room, strict=True)]
+        environ = dict(os.environ, IBSIM_SOCKNAME=self.base)
+        self._ibsim = Talker([command("ibsim"), "-s", *sizes, str(file)], environ, self.directory)
+        self._ibsim.await_text("ready")
+
+    @property
+    def ibsim(self) -> Talker:
+        assert self._ibsim is not None
+        return self._ibsim
+
+    @property
+    def opensm(self) -> Talker:
+        assert self._opensm is not None
+        return self._opensm
+
+    def start_opensm(self) -> None:
+        """Start the subnet manager and wait until the subnet is up."""
+        # Log to standard output, each line at once; no sweep but where a trap asks for one.
+        options = ["-f", "stdout", "-d", "2", "-s", "0", *self._options]
+        environ = dict(
+            self.environ(self.subnet_manager), OSM_CACHE_DIR=str(self.directory), OSM_TMP_DIR=str(self.directory)
+        )
+        self._opensm = Talker([command("opensm"), *options], environ, self.directory)
+        self._opensm.await_text("SUBNET UP")
+
+    def kill_opensm(self) -> None:
+        """Kill the subnet manager; what services and members it knew is forgotten."""
+        self.opensm.kill()
+        self._opensm = None
+
+    def environ(self, host: str) -> dict[str, str]:
+        """The environment of a program made for libibumad, to live on that host; it writes into its directory."""
+        return dict(os.environ, IBSIM_SOCKNAME=self.base, SIM_HOST=host, LD_PRELOAD=umad2sim())
+
+    def run(self, host: str, *arguments: str) -> str:
+        """What such a program writes."""
+        done = subprocess.run(
+            [command(arguments[0]), *arguments[1:]],
+            env=self.environ(host),
+            cwd=self.directory,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=PATIENCE,
+            check=True,
+        )
+        return done.stdout
+
+    def console(self, line: str) -> str:
+        """What ibsim answers to a command, such as ``Unlink "HostC"``."""
+        since = len(self.ibsim.text)
+        self.ibsim.say(line)
+        end = self.ibsim.await_text("sim> ", since)
+        return self.ibsim.text[since:end]
+
+    def unlink(self, host: str) -> None:
+        """Take the host's cable out, and wait until the subnet manager has seen it."""
+        self._recable(f'Unlink "{host}"')
+
+    def relink(self, host: str) -> None:
+        """Put it in again, and wait until the subnet manager has seen it."""
+        self._recable(f'ReLink "{host}"')
+
+    def _recable(self, line: str) -> None:
+        since = len(self.opensm.text)
+        self.console(line)
+        self.opensm.await_text("SUBNET UP", since)
+
+    def stop_ibsim(self) -> None:
+        """Let ibsim stand still until :meth:`continue_ibsim`."""
+        os.kill(self.ibsim.process.pid, signal.SIGSTOP)
+
+    def continue_ibsim(self) -> None:
+        os.kill(self.ibsim.process.pid, signal.SIGCONT)
+
+    def kill_ibsim(self) -> None:
+        self.ibsim.kill()

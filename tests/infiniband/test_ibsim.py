@@ -1,0 +1,397 @@
+"""Ports of a simulated fabric: what they are, what passes them, and what happens when the fabric does not behave."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from infiniband.datagrams import (
+    NODE_RECORD,
+    PATH_RECORD,
+    PORT_INFO_RECORD,
+    arrivals,
+    asked,
+    message,
+)
+from infiniband.fabric import SimulatedFabric
+from rdmacm.ib.ibsim import IbsimTransport
+from rdmacm.proto.mad import Mad, MadAddress
+from rdmacm.proto.sa import PathRecord
+from rdmacm.verbs.enums import PortState
+
+CONTROL = struct.Struct("=4I64s")
+PACKET = struct.Struct("!HxxHxxIII4xQ256s")
+
+
+@contextmanager
+def opened(node: str, fabric: SimulatedFabric) -> Iterator[IbsimTransport]:
+    transport = IbsimTransport(node, fabric.base)
+    transport.open()
+    try:
+        yield transport
+    finally:
+        transport.close()
+
+
+@pytest.fixture
+def host_a(fabric: SimulatedFabric) -> Iterator[IbsimTransport]:
+    with opened("HostA", fabric) as transport:
+        yield transport
+
+
+@pytest.fixture
+def host_b(fabric: SimulatedFabric) -> Iterator[IbsimTransport]:
+    with opened("HostB", fabric) as transport:
+        yield transport
+
+
+# -- the port -------------------------------------------------------------------------------------------------
+
+
+def test_port_is_as_the_subnet_administrator_knows_it(host_a: IbsimTransport) -> None:
+    port = host_a.port()
+    lid = port.lid.to_bytes(2, "big")
+    status, node = asked(host_a, NODE_RECORD, 1 << 0, lid)
+    assert status == 0
+    assert int.from_bytes(node[16:24], "big") == port.node_guid
+    assert int.from_bytes(node[24:32], "big") == port.port_guid
+    status, record = asked(host_a, PORT_INFO_RECORD, 1 << 0, lid)
+    assert status == 0
+    info = record[4:68]
+    assert info[8:16] == port.gids[0][:8]
+    assert port.gids[0].interface_id == port.port_guid
+    assert int.from_bytes(info[16:18], "big") == port.lid
+    assert int.from_bytes(info[18:20], "big") == port.sm_lid
+    assert info[28] == port.port_num == 1
+    assert info[32] & 15 == port.state == PortState.ACTIVE
+    assert info[36] >> 4 == port.active_mtu
+    assert (port.lmc, port.sm_sl, port.pkeys, port.device) == (0, 0, (0xFFFF,), "HostA")
+
+
+def test_rate_is_that_of_the_path_to_itself(host_a: IbsimTransport) -> None:
+    port = host_a.port()
+    wanted = PathRecord(port.gids[0], port.gids[0])
+    status, record = asked(host_a, PATH_RECORD, 0x180C, wanted.pack())
+    assert status == 0
+    assert PathRecord.unpack(record[:64]).rate == port.rate
+
+
+def test_switch_has_one_guid(fabric: SimulatedFabric) -> None:
+    with opened("SwitchA", fabric) as transport:
+        port = transport.port()
+        assert port.port_guid == port.node_guid
+        status, node = asked(transport, NODE_RECORD, 1 << 0, port.lid.to_bytes(2, "big"))
+        assert status == 0
+        assert int.from_bytes(node[24:32], "big") == port.port_guid
+
+
+def test_port_is_read_again_each_time(own_fabric: SimulatedFabric) -> None:
+    with opened("HostC", own_fabric) as transport:
+        before = transport.port()
+        own_fabric.unlink("HostC")
+        assert transport.port().state is PortState.DOWN
+        own_fabric.relink("HostC")
+        assert transport.port() == before
+
+
+# -- datagrams ------------------------------------------------------------------------------------------------
+
+
+def test_path_record_there_and_back(host_a: IbsimTransport, host_b: IbsimTransport) -> None:
+    here, there = host_a.port(), host_b.port()
+    wanted = PathRecord(there.gids[0], here.gids[0])
+    status, record = asked(host_a, PATH_RECORD, 0x180C, wanted.pack())
+    path = PathRecord.unpack(record[:64])
+    assert status == 0
+    assert (path.dgid, path.sgid) == (there.gids[0], here.gids[0])
+    assert (path.dlid, path.slid, path.pkey, path.mtu) == (there.lid, here.lid, 0xFFFF, 4)
+
+
+def test_messages_of_connection_managers_arrive_unchanged_both_ways(
+    host_a: IbsimTransport, host_b: IbsimTransport
+) -> None:
+    body = bytes(range(232))
+    for here, there in ((host_a, host_b), (host_b, host_a)):
+        sent = message(0xAABBCCDD00000001, body)
+        there.send(MadAddress(here.port().lid), sent)
+        ((source, mad),) = arrivals(here)
+        assert source == MadAddress(there.port().lid, qpn=1)
+        assert mad[24:] == body
+        # The upper half of the transaction id is the system's.
+        assert (mad[:8], mad[12:24]) == (sent[:8], sent[12:24])
+
+
+def test_node_reaches_itself(host_a: IbsimTransport) -> None:
+    host_a.send(MadAddress(host_a.port().lid), message(7))
+    ((source, mad),) = arrivals(host_a)
+    assert source.lid == host_a.port().lid
+    assert Mad.unpack(mad).transaction_id & 0xFFFFFFFF == 7
+
+
+@pytest.mark.parametrize("address", [MadAddress(0x2FFF), MadAddress(0), MadAddress(1, qpn=7)])
+def test_undeliverable_is_counted_and_not_received(
+    fabric: SimulatedFabric, host_a: IbsimTransport, address: MadAddress
+) -> None:
+    host_a.send(address, message(1))
+    host_a.send(MadAddress(host_a.port().lid), message(2))
+    ((_, mad),) = arrivals(host_a)
+    assert Mad.unpack(mad).transaction_id & 0xFFFFFFFF == 2
+    assert host_a.dropped == {"undeliverable": 1}
+
+
+def test_many_come_in_their_order(host_a: IbsimTransport, host_b: IbsimTransport) -> None:
+    to_a = MadAddress(host_a.port().lid)
+    for number in range(100):
+        host_b.send(to_a, message(number))
+    found = arrivals(host_a, 100)
+    assert [Mad.unpack(mad).transaction_id & 0xFFFFFFFF for _, mad in found] == list(range(100))
+
+
+def test_full_queue_does_not_hold_up_the_fabric(
+    fabric: SimulatedFabric, host_a: IbsimTransport, host_b: IbsimTransport
+) -> None:
+    """ibsim waits for the client that does not read; asking for the port then reads and drops."""
+    to_a = MadAddress(host_a.port().lid)
+    for number in range(2000):
+        host_b.send(to_a, message(number))
+    began = time.monotonic()
+    assert host_a.port().lid == to_a.lid
+    assert host_b.port().lid
+    assert time.monotonic() - began < 1
+    left = 2000 - host_a.dropped["not fetched"] - host_b.dropped["send queue full"]
+    assert len(arrivals(host_a, left)) == left
+
+
+def test_wrong_size_is_the_callers_mistake(host_a: IbsimTransport) -> None:
+    with pytest.raises(ValueError, match="256"):
+        host_a.send(MadAddress(1), bytes(255))
+
+
+# -- opening and closing --------------------------------------------------------------------------------------
+
+
+def test_closing_frees_the_node(fabric: SimulatedFabric) -> None:
+    for _ in range(30):  # more than there are clients
+        with opened("HostC", fabric) as transport:
+            assert transport.fileno() >= 0
+        assert transport.fileno() == -1
+        transport.close()
+
+
+def test_what_is_closed_does_nothing(fabric: SimulatedFabric) -> None:
+    with opened("HostC", fabric) as transport:
+        pass
+    transport.send(MadAddress(1), message(1))
+    assert transport.receive() == []
+    assert transport.dropped == {"closed": 1}
+    with pytest.raises(OSError) as raised:
+        transport.port()
+    assert raised.value.errno == errno.ENOTCONN
+
+
+def refused(transport: IbsimTransport) -> OSError:
+    with pytest.raises(OSError) as raised:
+        transport.open()
+    assert transport.fileno() == -1
+    return raised.value
+
+
+def test_node_that_is_taken(fabric: SimulatedFabric, host_a: IbsimTransport) -> None:
+    error = refused(IbsimTransport("HostA", fabric.base))
+    assert error.errno == errno.EBUSY
+    assert "try:" in str(error)
+    assert host_a.port().lid
+
+
+@pytest.mark.parametrize("name", ["HostX", "", "x" * 32, "Host\0A", "hosta"])
+def test_node_that_is_not_there(fabric: SimulatedFabric, name: str) -> None:
+    assert refused(IbsimTransport(name, fabric.base)).errno == errno.ENODEV
+
+
+def test_fabric_that_is_not_there() -> None:
+    error = refused(IbsimTransport("HostA", "rdmacm-none"))
+    assert error.errno == errno.ECONNREFUSED
+    assert "IBSIM_SOCKNAME=rdmacm-none" in str(error)
+
+
+def test_name_of_a_fabric_that_is_too_long() -> None:
+    assert refused(IbsimTransport("HostA", "x" * 200)).errno == errno.EINVAL
+
+
+def test_fabric_with_as_many_clients_as_it_takes(own_fabric: SimulatedFabric) -> None:
+    switches = ("SwitchA", "SwitchB")
+    taken = [IbsimTransport(node, own_fabric.base) for node in ("HostA", "HostB", "HostC", *switches)]
+    for transport in taken:
+        transport.open()
+    others = [Silent(own_fabric.base, "HostB") for _ in range(4)]
+    try:
+        assert refused(IbsimTransport("HostM", own_fabric.base)).errno == errno.EUSERS
+    finally:
+        for transport in taken:
+            transport.close()
+        for other in others:
+            other.close()
+    with opened("HostA", own_fabric) as transport:
+        assert transport.port().lid
+
+
+class Silent:
+    """A client that wants no requests, as many as a node may have."""
+
+    def __init__(self, base: str, node: str) -> None:
+        self._sockets = [socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(2)]
+        number = int.from_bytes(os.urandom(3), "big")
+        for one, name in zip(self._sockets, (f"ctl{number}", f"in{number}"), strict=True):
+            one.bind(f"\0{base}:{name}\0")
+        self._sockets[0].connect(f"\0{base}:ctl\0")
+        self._ask(0, 1, struct.pack("=3I32s", number, 0, 0, node.encode()))
+
+    def _ask(self, client: int, kind: int, data: bytes = b"") -> None:
+        self._sockets[0].send(CONTROL.pack(0xDEADBEEF, client, kind, len(data), data))
+        _, _, answered, _, found = CONTROL.unpack(self._sockets[0].recv(80))
+        assert answered == kind
+        self._client = struct.unpack_from("=I", found)[0]
+
+    def close(self) -> None:
+        self._ask(self._client, 2)
+        for one in self._sockets:
+            one.close()
+
+
+def test_base_of_the_environment(fabric: SimulatedFabric, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IBSIM_SOCKNAME", fabric.base)
+    transport = IbsimTransport("HostC")
+    transport.open()
+    assert transport.name == "ibsim:HostC"
+    transport.close()
+
+
+def test_fork_leaves_the_port_to_the_parent(fabric: SimulatedFabric, host_a: IbsimTransport) -> None:
+    to_a = MadAddress(host_a.port().lid)
+    child = os.fork()
+    if not child:
+        try:
+            host_a.abandon()
+            with opened("HostB", fabric) as other:
+                other.send(to_a, message(5))
+            os._exit(0)
+        finally:
+            os._exit(1)
+    ((_, mad),) = arrivals(host_a)
+    assert os.waitpid(child, 0)[1] == 0
+    assert Mad.unpack(mad).transaction_id & 0xFFFFFFFF == 5
+    assert host_a.port().lid
+
+
+# -- an ibsim that does not behave ----------------------------------------------------------------------------
+
+
+def test_ibsim_that_has_died(own_fabric: SimulatedFabric) -> None:
+    with opened("HostA", own_fabric) as transport:
+        own_fabric.kill_ibsim()
+        for _ in range(2):
+            with pytest.raises(OSError) as raised:
+                transport.port()
+            assert raised.value.errno == errno.ECONNREFUSED
+        transport.send(MadAddress(1), message(1))
+        transport.send(MadAddress(1), message(1))
+        assert transport.receive() == []
+        assert transport.dropped == {"send": 2}
+    assert refused(IbsimTransport("HostA", own_fabric.base)).errno == errno.ECONNREFUSED
+
+
+def test_ibsim_that_stands_still(own_fabric: SimulatedFabric) -> None:
+    with opened("HostA", own_fabric) as transport:
+        before = transport.port()
+        own_fabric.stop_ibsim()
+        try:
+            began = time.monotonic()
+            with pytest.raises(TimeoutError):
+                transport.port()
+            assert time.monotonic() - began < 4
+            for number in range(1000):
+                transport.send(MadAddress(before.lid), message(number))
+            assert transport.dropped["send queue full"]
+        finally:
+            own_fabric.continue_ibsim()
+        # What it answers to the question that was given up is not taken for the next answer.
+        assert transport.port() == before
+
+
+@contextmanager
+def impostor(base: str, answers: list[bytes]) -> Iterator[socket.socket]:
+    """Answers what it is asked with these in turn, of which each may be several datagrams with b"|" between."""
+    control = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    control.bind(f"\0{base}:ctl\0")
+    out = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    out.bind(f"\0{base}:out0\0")
+
+    def serve() -> None:
+        for answer in answers:
+            asked, source = control.recvfrom(100)
+            if CONTROL.unpack(asked)[2] == 1:
+                number = struct.unpack_from("=I", asked, 16)[0]
+                out.connect(f"\0{base}:in{number}\0")
+            for one in answer.split(b"||"):
+                control.sendto(one, source)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield out
+    finally:
+        thread.join()
+        control.close()
+        out.close()
+
+
+def answer(kind: int, data: bytes = b"", magic: int = 0xDEADBEEF) -> bytes:
+    return CONTROL.pack(magic, 0, kind, len(data), data)
+
+
+def test_garbage_on_both_sockets() -> None:
+    base = f"rdmacm-{os.urandom(6).hex()}"
+    garbage = b"||".join(
+        [b"x", bytes(79), bytes(81), bytes(80), answer(1, magic=1), answer(99), answer(10, b"\xff" * 64)]
+    )
+    whole = PACKET.pack(1, 2, 1, 1, 0, 256, message(3))
+    rounds = [
+        garbage + b"||" + answer(1),
+        garbage + b"||" + answer(7),
+        answer(8, b"\xff" * 64),
+        answer(10),
+        answer(2),
+    ]
+    with impostor(base, rounds) as out:
+        transport = IbsimTransport("HostA", base)
+        transport.open()
+        try:
+            port = transport.port()
+            assert (port.state, port.pkeys, port.rate) == (PortState.NOP, (), 0)
+            for packet in (
+                b"",
+                b"x",
+                whole[:-1],
+                whole + b"x",
+                PACKET.pack(1, 2, 1, 1, 0, 257, bytes(256)),
+                PACKET.pack(1, 2, 1, 1, 0, 23, bytes(256)),
+                PACKET.pack(1, 2, 1, 1, 0, 1 << 63, bytes(256)),
+                PACKET.pack(1, 2, 0, 0, 0, 256, bytes(256)),
+                PACKET.pack(1, 2, 1, 1, 110, 256, bytes(256)),
+                PACKET.pack(1, 2, 1, 1, 0, 30, message(3)),
+                whole,
+            ):
+                out.send(packet)
+            found = arrivals(transport, 2)
+        finally:
+            transport.close()
+    assert found == [(MadAddress(2), message(3)[:30]), (MadAddress(2), message(3))]
+    assert transport.dropped == {"malformed": 7, "queue pair": 1, "undeliverable": 1}
