@@ -155,19 +155,17 @@ def test_many_come_in_their_order(host_a: IbsimTransport, host_b: IbsimTransport
     assert [Mad.unpack(mad).transaction_id & 0xFFFFFFFF for _, mad in found] == list(range(100))
 
 
-def test_full_queue_does_not_hold_up_the_fabric(
-    fabric: SimulatedFabric, host_a: IbsimTransport, host_b: IbsimTransport
-) -> None:
+def test_full_queue_does_not_lock_its_owner_out(host_a: IbsimTransport, host_b: IbsimTransport) -> None:
     """ibsim waits for the client that does not read; asking for the port then reads and drops."""
     to_a = MadAddress(host_a.port().lid)
     for number in range(2000):
         host_b.send(to_a, message(number))
     began = time.monotonic()
     assert host_a.port().lid == to_a.lid
-    assert host_b.port().lid
     assert time.monotonic() - began < 1
     left = 2000 - host_a.dropped["not fetched"] - host_b.dropped["send queue full"]
     assert len(arrivals(host_a, left)) == left
+    assert host_b.port().lid
 
 
 def test_wrong_size_is_the_callers_mistake(host_a: IbsimTransport) -> None:

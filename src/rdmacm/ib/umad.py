@@ -1,0 +1,338 @@
+"""Ports of real InfiniBand devices, through Linux's ib_umad: ``/dev/infiniband/umadN``.
+
+The kernel puts answers of several datagrams together, and acknowledges their segments. Its own connection manager has
+class 7, so only the subnet administrator can be talked to here. (``Documentation/infiniband/user_mad.rst`` and
+``include/uapi/rdma/ib_user_mad.h`` of Linux.)
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from rdmacm.address import Gid
+from rdmacm.errors import RdmaError, cm_error
+from rdmacm.ib.transport import Arrived, IbPort
+from rdmacm.proto.mad import GSI_Q_KEY, MAD_SIZE, MadAddress, MgmtClass
+from rdmacm.proto.wire import Buffer
+from rdmacm.verbs.enums import PortState
+
+__all__ = ["UmadTransport"]
+
+_ABI_VERSION = 5
+_ENABLE_PKEY = 0x00001B03
+_REGISTER_AGENT = 0xC01C1B01
+#: ``struct ib_user_mad_reg_req``: agent (out), methods that are taken unasked, QPN, class and its version, OUI, RMPP.
+_REGISTRATION = struct.Struct("=I16sBBB3sBx")
+_SA_CLASS_VERSION = 2
+_RMPP_VERSION = 1
+#: ``struct ib_user_mad_hdr``: agent, status, timeout, retries, length; QPN, Q_Key, LID, SL, path bits, whether there is
+#: a GRH, GID index, hop limit, traffic class, GID, flow label; P_Key index.
+_HEADER_HOST = struct.Struct("=5I")
+_HEADER_WIRE = struct.Struct("!IIHBBBBBB16sI")
+_PKEY_INDEX = struct.Struct("=H6x")
+_HEADER_SIZE = 64
+_MAD_HEADER_SIZE = 24
+_METHOD = 3
+_RESPONSE = 0x80
+_TRANSACTION_ID = slice(8, 16)
+
+_GSI_QPN = 1
+#: Datagrams that one call of receive() takes in.
+_BATCH = 64
+#: The longest answer that is fetched: records of a million paths.
+_LONGEST = 64 << 20
+#: Requests that may wait for an answer at a time.
+_MOST_AWAITED = 4096
+#: Milliseconds for which the kernel takes an answer. Nobody waits for one longer.
+_ANSWER_TIME = 8000
+
+#: Gb/s as sysfs has them to ``ibv_rate``.
+_RATES = {
+    "2.5": 2, "5": 5, "10": 3, "20": 6, "30": 4, "40": 7, "60": 8, "80": 9, "120": 10, "14": 11, "56": 12, "112": 13,
+    "168": 14, "25": 15, "100": 16, "200": 17, "300": 18, "28": 19, "50": 20, "400": 21, "600": 22, "800": 23,
+}  # fmt: skip
+
+
+_Entry = TypeVar("_Entry")
+
+
+class UmadTransport:
+    """A port of a real device, a :class:`rdmacm.ib.transport.MadTransport` for the subnet administrator's class.
+
+    ``sys`` and ``dev`` are where sysfs and the device files are.
+
+    The kernel hands on an answer only while the request it belongs to is awaited, and refuses a request whose
+    transaction id is already awaited. A caller who sends a request a second time, as nobody has answered, would thus be
+    refused, or miss the answer to the first that comes a little late. So each datagram sent is a request of its own to
+    the kernel, with a transaction id made here, which is awaited long and once; its answer gets the caller's id
+    back. Repeating is the caller's business.
+    """
+
+    reassembles = True
+    carries_cm = False
+
+    def __init__(self, device: str, port: int = 1, *, sys: str = "/sys", dev: str = "/dev") -> None:
+        self._device = device
+        self._port_num = port
+        self._sys = sys
+        self._dev = dev
+        self.name = f"umad:{device}/{port}"
+        self.dropped: dict[str, int] = Counter()
+        self._fd = -1
+        self._agent = 0
+        #: Our transaction ids (32 bits) to the caller's.
+        self._awaited: dict[int, bytes] = {}
+        self._number = 0
+
+    def open(self) -> None:
+        """Begin to receive; OSError: ENODEV no such port or file, EOPNOTSUPP no InfiniBand, EACCES no permission."""
+        if self._fd >= 0:
+            return
+        if self._port_file("link_layer", "InfiniBand") != "InfiniBand":
+            raise self._error(
+                errno.EOPNOTSUPP, "the port is Ethernet, which has no subnet administrator", "an InfiniBand port"
+            )
+        path = os.path.join(self._dev, "infiniband", self._umad_name())
+        fd = -1
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+            self._agent = _registered(fd)
+        except OSError as error:
+            if fd >= 0:
+                os.close(fd)
+            hint = _HINTS.get(error.errno or 0)
+            raise self._error(error.errno or errno.EIO, f"{path}: {error.strerror}", hint) from None
+        self._fd = fd
+
+    def port(self) -> IbPort:
+        """The port as sysfs has it; OSError ENODEV where it is not there. (The MTU is not in sysfs; 2048 is said.)"""
+        try:
+            gids = _without_end([Gid(text) for text in self._table("gids")], lambda gid: not gid.interface_id)
+            pkeys = _without_end([int(text, 0) for text in self._table("pkeys")], lambda pkey: not pkey)
+            return IbPort(
+                device=self._device,
+                port_num=self._port_num,
+                node_guid=int(self._file("node_guid").replace(":", ""), 16),
+                port_guid=gids[0].interface_id,
+                gids=tuple(gids),
+                pkeys=tuple(pkeys),
+                state=PortState(int(self._port_file("state").partition(":")[0])),
+                lid=int(self._port_file("lid"), 0),
+                lmc=int(self._port_file("lid_mask_count"), 0),
+                sm_lid=int(self._port_file("sm_lid"), 0),
+                sm_sl=int(self._port_file("sm_sl"), 0),
+                rate=_RATES.get(self._port_file("rate", "").partition(" ")[0], 0),
+            )
+        except (ValueError, IndexError) as problem:
+            raise self._error(errno.EIO, f"sysfs has what is no port's: {problem}", None) from None
+
+    def fileno(self) -> int:
+        """The device file; -1 before open()."""
+        return self._fd
+
+    def send(self, address: MadAddress, mad: Buffer) -> None:
+        """Send 256 bytes of the subnet administrator's class."""
+        if len(mad) != MAD_SIZE:
+            raise ValueError(f"a MAD has {MAD_SIZE} bytes, not {len(mad)}")
+        if self._fd < 0:
+            self.dropped["closed"] += 1
+            return
+        if mad[1] != MgmtClass.SUBN_ADM:
+            self.dropped["class"] += 1
+            return
+        body = bytearray(mad)
+        is_request = not body[_METHOD] & _RESPONSE
+        number = 0
+        if is_request:
+            if len(self._awaited) >= _MOST_AWAITED:
+                self.dropped["too many awaited"] += 1
+                return
+            number = self._next_number()
+            self._awaited[number] = bytes(body[_TRANSACTION_ID])
+            body[_TRANSACTION_ID] = number.to_bytes(8, "big")
+        header = _header(self._agent, _ANSWER_TIME if is_request else 0, address)
+        try:
+            os.write(self._fd, header + body)
+        except OSError:
+            self._awaited.pop(number, None)
+            self.dropped["send"] += 1
+
+    def receive(self) -> Sequence[Arrived]:
+        """Up to 64 answers. A request that nobody has answered comes back from the kernel, and is counted."""
+        arrived: list[Arrived] = []
+        for _ in range(_BATCH):
+            packet = self._read()
+            if packet is None:
+                break
+            one = self._arrived(packet)
+            if one is not None:
+                arrived.append(one)
+        return arrived
+
+    def close(self) -> None:
+        """Close the device file; the kernel forgets what was awaited."""
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
+        self._awaited.clear()
+
+    #: A file that the parent has open too: closing it here leaves it the parent's.
+    abandon = close
+
+    # -- datagrams --------------------------------------------------------------------------------------------
+
+    def _next_number(self) -> int:
+        while True:
+            self._number = self._number % 0xFFFFFFFF + 1
+            if self._number not in self._awaited:
+                return self._number
+
+    def _read(self) -> bytes | None:
+        """A header and what it is of; None where there is nothing."""
+        size = _HEADER_SIZE + MAD_SIZE
+        while self._fd >= 0:
+            try:
+                return os.read(self._fd, size)
+            except OSError as error:
+                if error.errno == errno.ENOSPC and size < _LONGEST:
+                    size *= 4  # it stays first in the kernel's queue until it is fetched whole
+                elif error.errno == errno.ENOSPC:
+                    # Nothing behind it could ever be fetched.
+                    self.dropped["too long"] += 1
+                    self.close()
+                else:
+                    if error.errno not in (errno.EAGAIN, errno.EINTR):
+                        self.dropped["receive"] += 1
+                    return None
+        return None
+
+    def _arrived(self, packet: bytes) -> Arrived | None:
+        if len(packet) < _HEADER_SIZE + _MAD_HEADER_SIZE:
+            self.dropped["malformed"] += 1
+            return None
+        mad = packet[_HEADER_SIZE:]
+        status = _HEADER_HOST.unpack_from(packet)[1]
+        # The kernel has put its own number into the upper half.
+        theirs = self._awaited.pop(int.from_bytes(mad[_TRANSACTION_ID][4:], "big"), None)
+        if status:
+            self.dropped["unanswered" if status == errno.ETIMEDOUT else "undeliverable"] += 1
+            return None
+        if theirs is None:
+            self.dropped["unasked"] += 1
+            return None
+        qpn, _, lid, sl, _, has_grh, gid_index, hops, traffic_class, gid, flow = _HEADER_WIRE.unpack_from(packet, 20)
+        address = MadAddress(lid, qpn, sl, _PKEY_INDEX.unpack_from(packet, 56)[0])
+        if has_grh:
+            address = address._replace(
+                gid=Gid(gid), gid_index=gid_index, flow_label=flow, traffic_class=traffic_class, hop_limit=hops
+            )
+        return address, mad[:8] + theirs + mad[16:]
+
+    # -- sysfs ------------------------------------------------------------------------------------------------
+
+    def _umad_name(self) -> str:
+        """``umad0``."""
+        classes = os.path.join(self._sys, "class", "infiniband_mad")
+        version = _read(os.path.join(classes, "abi_version"))
+        if version is None:
+            raise self._error(errno.ENODEV, "the kernel offers no management datagrams", "'modprobe ib_umad'")
+        if version != str(_ABI_VERSION):
+            raise self._error(errno.EPROTONOSUPPORT, f"ABI {version} of ib_umad is not {_ABI_VERSION}", None)
+        for name in sorted(os.listdir(classes)):
+            of = [_read(os.path.join(classes, name, file)) for file in ("ibdev", "port")]
+            if name.startswith("umad") and of == [self._device, str(self._port_num)]:
+                return name
+        raise self._absent()
+
+    def _file(self, name: str, default: str | None = None) -> str:
+        text = _read(os.path.join(self._sys, "class", "infiniband", self._device, name))
+        if text is None and default is None:
+            raise self._absent()
+        return text or default or ""
+
+    def _port_file(self, name: str, default: str | None = None) -> str:
+        return self._file(f"ports/{self._port_num}/{name}", default)
+
+    def _table(self, name: str) -> list[str]:
+        """The entries of ``gids`` or ``pkeys``, by their indices."""
+        directory = os.path.join(self._sys, "class", "infiniband", self._device, "ports", str(self._port_num), name)
+        try:
+            indices = sorted(int(entry) for entry in os.listdir(directory))
+        except OSError:
+            raise self._absent() from None
+        return [self._port_file(f"{name}/{index}") for index in indices]
+
+    def _absent(self) -> RdmaError:
+        return self._error(
+            errno.ENODEV,
+            f"there is no InfiniBand port {self._port_num} of a device {self._device!r} here",
+            "'ls /sys/class/infiniband', or 'rdma link'",
+        )
+
+    def _error(self, number: int, text: str, hint: str | None) -> RdmaError:
+        return cm_error(number, text, "open_device", self.name, hint)
+
+
+_HINTS = {
+    errno.EACCES: "as root, or as a member of the file's group, which a udev rule gives it: "
+    'KERNEL=="umad*", GROUP="rdma", MODE="0660"',
+    errno.ENOENT: "whether udev has made it, or the container is given it",
+}
+
+
+def _registered(fd: int) -> int:
+    """The agent made for questions to the subnet administrator."""
+    from fcntl import ioctl
+
+    ioctl(fd, _ENABLE_PKEY)
+    # No methods: only answers come.
+    request = bytearray(
+        _REGISTRATION.pack(0, bytes(16), _GSI_QPN, MgmtClass.SUBN_ADM, _SA_CLASS_VERSION, bytes(3), _RMPP_VERSION)
+    )
+    ioctl(fd, _REGISTER_AGENT, request, True)
+    agent: int = _REGISTRATION.unpack(request)[0]
+    return agent
+
+
+def _header(agent: int, timeout: int, address: MadAddress) -> bytes:
+    """The 64 bytes before a datagram that is sent; ``timeout`` in milliseconds."""
+    return b"".join(
+        (
+            _HEADER_HOST.pack(agent, 0, timeout, 0, _HEADER_SIZE + MAD_SIZE),
+            _HEADER_WIRE.pack(
+                address.qpn,
+                GSI_Q_KEY,
+                address.lid,
+                address.sl,
+                0,
+                address.gid is not None,
+                address.gid_index,
+                address.hop_limit,
+                address.traffic_class,
+                address.gid or bytes(16),
+                address.flow_label,
+            ),
+            _PKEY_INDEX.pack(address.pkey_index),
+        )
+    )
+
+
+def _read(path: str) -> str | None:
+    """A file of one line; None where there is none, or no longer."""
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return None
+
+
+def _without_end(table: list[_Entry], is_empty: Callable[[_Entry], bool]) -> list[_Entry]:
+    """Without the empty entries at the end: those between others hold an index."""
+    while table and is_empty(table[-1]):
+        table.pop()
+    return table

@@ -1,0 +1,66 @@
+"""The names InfiniBand ports are chosen by."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from infiniband.fabric import SimulatedFabric
+from rdmacm.errors import RdmaError
+from rdmacm.ib import open_transport, ports_wanted, transport_of
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("ibsim:HostA", "ibsim:HostA"),
+        ("ibsim:HostA@lab", "ibsim:HostA@lab"),
+        ("umad:mlx5_0/2", "umad:mlx5_0/2"),
+        ("umad:mlx5_0", "umad:mlx5_0/1"),
+        ("umad:rocep3s0f1.2-x/254", "umad:rocep3s0f1.2-x/254"),
+    ],
+)
+def test_name_of_a_port(name: str, meant: str) -> None:
+    transport = transport_of(name)
+    assert transport.name == meant
+    assert transport.fileno() == -1
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "", ":", "HostA", "ibsim", "ibsim:", "ibsim:@lab", "ibsim:HostA@", "mlx5_0/1", "umad:", "umad:/1",
+        "umad:mlx5_0/", "umad:mlx5_0/0", "umad:mlx5_0/255", "umad:mlx5_0/-1", "umad:mlx5_0/x", "umad:mlx5_0/²",
+        "umad:../x/1", "umad:a/b/1", "umad:a\0b", "verbs:mlx5_0/1",
+    ],
+)  # fmt: skip
+def test_no_name_of_a_port(name: str) -> None:
+    with pytest.raises(RdmaError, match="umad:mlx5_0/1") as raised:
+        transport_of(name)
+    assert raised.value.errno == errno.EINVAL
+    if name.strip():
+        with pytest.raises(RdmaError):
+            ports_wanted({"RDMACM_IB": f"ibsim:HostA,{name}"})
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [
+        ("", []),
+        (" , ", []),
+        ("ibsim:HostA", ["ibsim:HostA"]),
+        ("umad:mlx5_0/1, ibsim:HostA@lab,,umad:mlx5_0/1", ["umad:mlx5_0/1", "ibsim:HostA@lab"]),
+    ],
+)
+def test_ports_of_the_environment(value: str, wanted: list[str]) -> None:
+    assert ports_wanted({"RDMACM_IB": value}) == wanted
+    assert ports_wanted({}) == []
+
+
+def test_open(fabric: SimulatedFabric) -> None:
+    transport = open_transport(f"ibsim:HostC@{fabric.base}")
+    assert transport.port().lid
+    transport.close()
+    with pytest.raises(RdmaError, match="no node 'HostX'"):
+        open_transport(f"ibsim:HostX@{fabric.base}")
