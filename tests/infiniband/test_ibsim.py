@@ -184,6 +184,14 @@ def test_closing_frees_the_node(fabric: SimulatedFabric) -> None:
         transport.close()
 
 
+def test_what_was_sent_before_closing_arrives(fabric: SimulatedFabric, host_a: IbsimTransport) -> None:
+    to_a = MadAddress(host_a.port().lid)
+    for number in range(50):
+        with opened("HostC", fabric) as transport:
+            transport.send(to_a, message(number))
+    assert len(arrivals(host_a, 50)) == 50
+
+
 def test_what_is_closed_does_nothing(fabric: SimulatedFabric) -> None:
     with opened("HostC", fabric) as transport:
         pass

@@ -25,7 +25,7 @@ from enum import IntEnum
 from rdmacm.address import Gid
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.ib.transport import Arrived, IbPort
-from rdmacm.proto.mad import MAD_SIZE, MadAddress
+from rdmacm.proto.mad import DATA_SIZE, MAD_SIZE, Mad, MadAddress, Method, MgmtClass
 from rdmacm.proto.wire import Buffer
 from rdmacm.verbs.enums import PortState
 
@@ -54,6 +54,10 @@ _HEADER_SIZE = 24
 _BATCH = 64
 #: Seconds for all questions of one call together: an ibsim that runs answers in microseconds.
 _PATIENCE = 2.0
+#: Seconds that closing waits for what was sent to be delivered.
+_FLUSHING = 0.2
+#: No port has this LID.
+_NOWHERE = 0
 #: Seconds after which an answer is so late that ibsim may be waiting for us.
 _SUSPICION = 0.02
 #: Abstract names are one space for all users of a network namespace, so a number drawn may be taken.
@@ -188,8 +192,9 @@ class IbsimTransport:
         return arrived
 
     def close(self) -> None:
-        """Give the node back."""
+        """Give the node back, once ibsim has taken what was sent."""
         if self._control is not None:
+            self._flush()
             # Where there is nobody to give it back to, it is nobody's.
             with suppress(OSError, _RefusedError):
                 self._ask(_Control.DISCONNECT, b"", time.monotonic() + _PATIENCE)
@@ -219,6 +224,24 @@ class IbsimTransport:
             # Beyond the length is what happened to lie in the sender's memory.
             return MadAddress(source_lid, qpn=source_qpn), mad[:length]
         return None
+
+    def _flush(self) -> None:
+        """Wait until ibsim has taken what was sent: DISCONNECT, which it reads first, would overtake it.
+
+        A datagram to nowhere comes back when those before it have been delivered.
+        """
+        datagrams = self._datagrams
+        if datagrams is None:
+            return
+        probe = Mad(MgmtClass.COM_MGT, 2, Method.SEND, 0, 0, data=os.urandom(DATA_SIZE)).pack()
+        poll = select.poll()
+        poll.register(datagrams, select.POLLIN)
+        deadline = time.monotonic() + _FLUSHING
+        with suppress(OSError):
+            datagrams.send(_PACKET.pack(_NOWHERE, 0, _GSI_QPN, _GSI_QPN, 0, MAD_SIZE, probe))
+            while (left := deadline - time.monotonic()) > 0 and poll.poll(1000 * left):
+                if datagrams.recv(_PACKET.size).endswith(probe[_HEADER_SIZE:]):
+                    return
 
     # -- control ----------------------------------------------------------------------------------------------
 
