@@ -16,6 +16,9 @@ a provider that needs no network, no privilege and no waiting:
 
 :class:`Fabric` is several such hosts with a network between them, which loses, doubles, delays and damages packets as
 it is told, in virtual time. The same seed gives the same run.
+
+:class:`MemorySubnet` is an InfiniBand subnet: ports that send each other management datagrams, and a
+:class:`SubnetAdministrator` that knows what the test says and errs when it is told to.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ from rdmacm.testing.faults import CORRUPT, DELIVER, DUPLICATE, LOSE, Fate, Packe
 from rdmacm.testing.host import FabricWire, Host, SimProvider
 from rdmacm.testing.log import FabricLog, LogEntry
 from rdmacm.testing.network import MemoryNetwork, memory_provider
+from rdmacm.testing.sa import Misdeed, SubnetAdministrator, Tables
+from rdmacm.testing.subnet import MemoryPort, MemorySubnet, SubnetMad
 
 __all__ = [
     "Fabric",
@@ -44,6 +49,12 @@ __all__ = [
     "FabricLog",
     "LogEntry",
     "MemoryNetwork",
+    "MemorySubnet",
+    "MemoryPort",
+    "SubnetAdministrator",
+    "SubnetMad",
+    "Misdeed",
+    "Tables",
     "VirtualClock",
     "memory_provider",
 ]

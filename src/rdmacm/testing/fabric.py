@@ -30,6 +30,7 @@ from rdmacm.testing.log import FabricLog, LogEntry
 
 if TYPE_CHECKING:
     from rdmacm.soft.provider import SoftProvider
+    from rdmacm.testing.subnet import MemorySubnet
 
 __all__ = ["Fabric", "SimulationError"]
 
@@ -110,6 +111,7 @@ class Fabric:
         self.faults: Faults | None = None
         self.log = FabricLog(log_limit)
         self.hosts: dict[str, Host] = {}
+        self._subnets: list[MemorySubnet] = []
         self._links: dict[tuple[str, str], _Link] = {}
         self._cut: set[tuple[str, str]] = set()
         self._flying: list[tuple[float, int, Packet, bytes]] = []
@@ -137,6 +139,12 @@ class Fabric:
                 raise ValueError(f"{', '.join(sorted(taken))} is {other.name}'s")
         self.hosts[name] = host
         return host
+
+    def attach(self, subnet: MemorySubnet) -> None:
+        """Let time pass on an InfiniBand subnet too; ValueError where its ``clock`` is not the fabric's."""
+        if subnet.clock is not self.clock:
+            raise ValueError("the subnet has a clock of its own")
+        self._subnets.append(subnet)
 
     def crash(self, name: str) -> None:
         """A host is gone: its timers stop, nothing of it is sent or answered, nothing is delivered to it."""
@@ -248,6 +256,10 @@ class Fabric:
     def _next(self) -> float | None:
         """When something happens next."""
         earliest = self._flying[0][0] if self._flying else None
+        for subnet in self._subnets:
+            deadline = subnet.next_deadline()
+            if deadline is not None and (earliest is None or deadline < earliest):
+                earliest = deadline
         for host in self.hosts.values():
             deadline = host.provider.next_deadline() if host.alive else None
             if deadline is not None and (earliest is None or deadline < earliest):
@@ -337,6 +349,8 @@ class Fabric:
 
     def _deliver(self) -> None:
         """Hand over what has arrived by now."""
+        for subnet in self._subnets:
+            subnet.settle()
         while self._flying and self._flying[0][0] <= self.now:
             _, _, packet, data = heapq.heappop(self._flying)
             host = self.hosts[packet.destination]

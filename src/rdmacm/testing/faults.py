@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from ipaddress import ip_address
 from random import Random
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from rdmacm.proto.cm.messages import AttributeId
 from rdmacm.proto.mad import Mad, MgmtClass
@@ -136,14 +136,21 @@ CORRUPT = Verdict(flips=1)
 Faults: TypeAlias = Callable[[Packet], "Verdict | None"]
 
 
-def nth(kind: str, number: int, verdict: Verdict = LOSE) -> Faults:
+class _Kind(Protocol):
+    """A packet, or a datagram of a subnet."""
+
+    @property
+    def kind(self) -> str: ...
+
+
+def nth(kind: str, number: int, verdict: Verdict = LOSE) -> Callable[[_Kind], Verdict | None]:
     """A script with one fault: for the ``number``-th (from 1) packet of a :attr:`Packet.kind`.
 
     >>> fabric.faults = nth("REQ", 3)  # doctest: +SKIP
     """
     seen = 0
 
-    def faults(packet: Packet) -> Verdict | None:
+    def faults(packet: _Kind) -> Verdict | None:
         nonlocal seen
         if packet.kind != kind:
             return None
