@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, IntFlag
 from random import Random
@@ -72,6 +72,10 @@ _GIGABITS = {
     22: 600,
     23: 800,
 }
+
+_MTUS = tuple(range(1, 6))
+_RATES = tuple(sorted(_GIGABITS, key=_GIGABITS.__getitem__))
+_LIFE_TIMES = tuple(range(64))
 
 #: A question's status and the records of its answer.
 Found: TypeAlias = "tuple[int, list[bytes]]"
@@ -171,7 +175,8 @@ class SubnetAdministrator:
         self._waiting: list[tuple[float, int, MadAddress, SaMad, Misdeed | None]] = []
         self._count = 0
         self._outbox: list[tuple[MadAddress, bytes]] = []
-        self.add_group(MCMemberRecord(mgid=BROADCAST, q_key=_BROADCAST_Q_KEY, pkey=0xFFFF))
+        broadcast = MCMemberRecord(BROADCAST, q_key=_BROADCAST_Q_KEY, pkey=0xFFFF, packet_life_time=_LIFE_TIME, scope=2)
+        self.add_group(broadcast)
         self._handlers: dict[int, dict[int, Callable[[MadAddress, SaMad], Found]]] = {
             Attribute.CLASS_PORT_INFO: {SaMethod.GET: lambda _, __: (0, [self.class_port_info.pack()])},
             Attribute.PATH_RECORD: dict.fromkeys((SaMethod.GET, SaMethod.GET_TABLE), self._find_paths),
@@ -227,7 +232,7 @@ class SubnetAdministrator:
             pkey=next(iter(_common(one.pkeys, other.pkeys)), 0),
             mtu=min(one.active_mtu, other.active_mtu),
             rate=min(one.rate, other.rate, key=lambda code: _GIGABITS.get(code, 0)),
-            packet_life_time=_LIFE_TIME,
+            packet_life_time=_LIFE_TIME if one is not other else 0,
         )
 
     def add_service(self, record: ServiceRecord, now: float = 0.0) -> None:
@@ -251,8 +256,6 @@ class SubnetAdministrator:
             mlid=self._mlid,
             mtu=record.mtu or 4,
             rate=record.rate or 3,
-            packet_life_time=record.packet_life_time or _LIFE_TIME,
-            scope=record.mgid[1] & 0xF,
             join_state=0,
             **exactly,
         )
@@ -338,7 +341,12 @@ class SubnetAdministrator:
                 return
         handler = handlers.get(request.method)
         if handler is None:
-            self._send(source, replace(answer, status=SaStatus.UNSUPPORTED_METHOD_ATTRIBUTE))
+            if request.method not in (SaMethod.GET_TABLE, SaMethod.GET_MULTI):
+                self.dropped["method"] += 1
+                return
+            is_info = request.attribute_id == Attribute.CLASS_PORT_INFO
+            refusal = SaStatus.REQ_INVALID if is_info else SaStatus.UNSUPPORTED_METHOD_ATTRIBUTE
+            self._send(source, replace(answer, status=refusal))
             return
         try:
             status, records = handler(source, request)
@@ -389,10 +397,13 @@ class SubnetAdministrator:
 
     def _find_paths(self, _: MadAddress, request: SaMad) -> Found:
         asked, mask = PathRecord.unpack(request.data[: PathRecord.SIZE]), PathMask(request.component_mask)
-        if mask & PathMask.DGID and asked.dgid[0] == 0xFF:
-            return self._find_multicast_path(asked)
+        if not _makes_sense(asked, mask):
+            return SaStatus.REQ_INVALID, []
         most = 1 if request.method == SaMethod.GET else asked.numb_path if mask & PathMask.NUMB_PATH else 0x7F
         sources = self._matching(mask & PathMask.SGID, asked.sgid, mask & PathMask.SLID, asked.slid)
+        if mask & PathMask.DGID and asked.dgid[0] == 0xFF:
+            is_any = not mask & (PathMask.SGID | PathMask.SLID)
+            return self._find_multicast_path(asked, None if is_any else sources)
         destinations = self._matching(mask & PathMask.DGID, asked.dgid, mask & PathMask.DLID, asked.dlid)
         records = []
         for source in sources:
@@ -424,9 +435,9 @@ class SubnetAdministrator:
         path = self.path(source.gids[0], destination.gids[0]).replace(**given_names)
         return [path.replace(pkey=pkey) for pkey in pkeys[:1]]
 
-    def _find_multicast_path(self, asked: PathRecord) -> Found:
+    def _find_multicast_path(self, asked: PathRecord, sources: list[IbPort] | None) -> Found:
         group = self._groups.get(asked.dgid)
-        if group is None:
+        if group is None or (sources is not None and not any(set(port.gids) & set(group.members) for port in sources)):
             return 0, []
         it = group.record
         path = PathRecord(
@@ -436,7 +447,7 @@ class SubnetAdministrator:
             flow_label=it.flow_label,
             hop_limit=it.hop_limit,
             traffic_class=it.traffic_class,
-            numb_path=0,
+            reversible=False,
             pkey=it.pkey,
             sl=it.sl,
             mtu=it.mtu,
@@ -490,8 +501,6 @@ class SubnetAdministrator:
 
     def _delete_service(self, _: MadAddress, request: SaMad) -> Found:
         asked, mask = ServiceRecord.unpack(request.data[: ServiceRecord.SIZE]), ServiceMask(request.component_mask)
-        if mask & _NAMES_SERVICE != _NAMES_SERVICE:
-            return SaStatus.REQ_INVALID, []
         self.services(self._now)
         pkey = asked.service_pkey if mask & ServiceMask.SERVICE_PKEY else 0
         found = self._services.pop((asked.service_id, asked.service_gid, pkey), None)
@@ -501,17 +510,13 @@ class SubnetAdministrator:
 
     def _find_groups(self, _: MadAddress, request: SaMad) -> Found:
         asked, mask = MCMemberRecord.unpack(request.data[: MCMemberRecord.SIZE]), MemberMask(request.component_mask)
-        found = []
-        for group in self._groups.values():
-            if mask & MemberMask.PORT_GID:
-                members = [(asked.port_gid, group.members.get(asked.port_gid, 0))]
-            else:
-                members = [(Gid(), 0)]
-            for gid, state in members:
-                record = group.record.replace(port_gid=gid, join_state=state)
-                is_member = state or not mask & MemberMask.PORT_GID
-                if is_member and _matches(record, asked, mask):
-                    found.append(record.pack())
+        # Who belongs to a group is told to nobody.
+        found = [
+            group.record.pack()
+            for group in self._groups.values()
+            if (not mask & MemberMask.PORT_GID or asked.port_gid in group.members)
+            and _matches(group.record, asked, mask & ~(MemberMask.PORT_GID | MemberMask.JOIN_STATE))
+        ]
         return 0, found
 
     def _join(self, _: MadAddress, request: SaMad) -> Found:
@@ -549,9 +554,11 @@ class SubnetAdministrator:
             group.members[asked.port_gid] = left
         else:
             del group.members[asked.port_gid]
-        if not group.members and asked.mgid != BROADCAST:
+        has_full_member = any(state & JoinState.FULL_MEMBER for state in group.members.values())
+        if not has_full_member and asked.mgid != BROADCAST:
             del self._groups[asked.mgid]
-        return 0, [group.record.replace(port_gid=asked.port_gid, join_state=asked.join_state).pack()]
+        none = dict.fromkeys(("q_key", "mlid", "mtu", "rate", "pkey", "packet_life_time"), 0)
+        return 0, [group.record.replace(port_gid=asked.port_gid, **none).pack()]
 
 
 #: What a lie changes in an answer.
@@ -612,8 +619,19 @@ def _matches(record: object, asked: object, mask: IntFlag) -> bool:
     return True
 
 
+def _makes_sense(asked: PathRecord, mask: PathMask) -> bool:
+    """Whether the codes of MTU and rate are ones."""
+    wants_mtu = mask & PathMask.MTU and mask & PathMask.MTU_SELECTOR
+    wants_rate = mask & PathMask.RATE and mask & PathMask.RATE_SELECTOR
+    return not (wants_mtu and asked.mtu not in _MTUS) and not (wants_rate and asked.rate not in _RATES)
+
+
 def _fit(path: PathRecord, asked: PathRecord, mask: PathMask) -> PathRecord | None:
-    """The path as an answer to the question; None where it is none."""
+    """The path as an answer to the question; None where it is none.
+
+    A path has room for a smaller MTU than its own, but a rate that is meant exactly has to be its own, and its packet
+    life time is the longest, not the shortest: all that is OpenSM's reading.
+    """
     if path.service_id and not (mask & PathMask.SERVICE_ID and path.service_id == asked.service_id):
         return None
     if mask & PathMask.REVERSIBLE and asked.reversible and not path.reversible:
@@ -624,40 +642,30 @@ def _fit(path: PathRecord, asked: PathRecord, mask: PathMask) -> PathRecord | No
         return None
     mtu: int | None = path.mtu
     if mask & PathMask.MTU and mask & PathMask.MTU_SELECTOR:
-        mtu = _select(path.mtu, asked.mtu, asked.mtu_selector, range(1, 6))
+        mtu = _select(path.mtu, asked.mtu, asked.mtu_selector, _MTUS)
     rate: int | None = path.rate
     if mask & PathMask.RATE and mask & PathMask.RATE_SELECTOR:
-        rate = _select(path.rate, asked.rate, asked.rate_selector, sorted(_GIGABITS, key=_GIGABITS.__getitem__))
+        rate = _select(path.rate, asked.rate, asked.rate_selector, _RATES)
+        if asked.rate_selector == Selector.EXACTLY and rate != path.rate:
+            return None
     life_time: int | None = path.packet_life_time
     if mask & PathMask.PACKET_LIFE_TIME and mask & PathMask.PACKET_LIFE_TIME_SELECTOR:
-        life_time = _select_life_time(path.packet_life_time, asked.packet_life_time, asked.packet_life_time_selector)
+        selector = asked.packet_life_time_selector
+        life_time = _select(path.packet_life_time, asked.packet_life_time, selector, _LIFE_TIMES)
     if mtu is None or rate is None or life_time is None:
         return None
     return path.replace(mtu=mtu, rate=rate, packet_life_time=life_time)
 
 
-def _select_life_time(least: int, asked: int, selector: int) -> int | None:
-    """The packet life time to use on a path that needs ``least``; None where the question leaves less."""
-    if selector == Selector.EXACTLY:
-        return asked if asked >= least else None
-    if selector == Selector.LESS:
-        return least if least < asked else None
-    if selector == Selector.GREATER:
-        return max(least, asked + 1) if asked < 63 else None
-    return least
-
-
-def _select(most: int, asked: int, selector: int, codes: Iterable[int]) -> int | None:
-    """The code to use on a path that can have ``most`` and, in order of size, all below; None where none will do."""
-    usable = list(codes)
-    if most not in usable or (asked not in usable and selector != Selector.LARGEST):
+def _select(most: int, asked: int, selector: int, codes: Sequence[int]) -> int | None:
+    """The code to use where ``most`` and, in order of size, all before it can be had; None where none will do."""
+    if most not in codes:
         return None
-    usable = usable[: usable.index(most) + 1]
+    limit, wanted = codes.index(most), codes.index(asked)
     if selector == Selector.EXACTLY:
-        return asked if asked in usable else None
-    if selector == Selector.LARGEST:
-        return most
+        return asked if wanted <= limit else None
     if selector == Selector.GREATER:
-        return most if asked in usable and asked != most else None
-    below = usable[: usable.index(asked)] if asked in usable else usable
-    return below[-1] if below else None
+        return most if limit > wanted else None
+    if selector == Selector.LESS:
+        return codes[min(limit, wanted - 1)] if wanted else None
+    return most

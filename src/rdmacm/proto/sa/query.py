@@ -6,7 +6,7 @@ A bit of a mask says that the field counts. The members here are named as the re
 from __future__ import annotations
 
 import dataclasses
-from enum import IntFlag
+from enum import IntEnum, IntFlag
 from typing import Any, TypeAlias, TypeVar
 
 from rdmacm.proto.sa.records import PathRecord
@@ -19,7 +19,7 @@ Record: TypeAlias = "PathRecord | ServiceRecord | MCMemberRecord | NodeRecord"
 R = TypeVar("R", PathRecord, ServiceRecord, MCMemberRecord, NodeRecord)
 
 
-class Selector(IntFlag):
+class Selector(IntEnum):
     """How mtu, rate and packet life time are compared: the selector beside each of them."""
 
     GREATER = 0
