@@ -169,16 +169,13 @@ class Talker:
 class SimulatedFabric:
     """A fabric, from ``with`` to its end: ``base`` is its IBSIM_SOCKNAME.
 
-    ``subnet_manager`` names the node OpenSM runs on; None: the first host of the topology.
+    OpenSM runs on ``hosts[0]``, unless the fabric is not to be ``managed`` at first.
     """
 
-    def __init__(
-        self, topology: str = SMALL, subnet_manager: str | None = None, opensm_options: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, topology: str = SMALL, *, managed: bool = True) -> None:
         self._topology = topology
+        self._managed = managed
         self.hosts: list[str] = re.findall(r'^Hca\s+\d+\s+"([^"]+)"', topology, re.MULTILINE)
-        self.subnet_manager = subnet_manager or self.hosts[0]
-        self._options = opensm_options
         self.base = f"rdmacm-{os.urandom(6).hex()}"
         self._ibsim: Talker | None = None
         self._opensm: Talker | None = None
@@ -187,7 +184,8 @@ class SimulatedFabric:
         self.directory = Path(tempfile.mkdtemp(prefix="rdmacm-fabric-"))
         try:
             self._start_ibsim()
-            self.start_opensm()
+            if self._managed:
+                self.start_opensm()
         except BaseException:
             self.__exit__()
             raise
@@ -224,10 +222,8 @@ class SimulatedFabric:
     def start_opensm(self) -> None:
         """Start the subnet manager and wait until the subnet is up."""
         # Log to standard output, each line at once; no sweep but where a trap asks for one.
-        options = ["-f", "stdout", "-d", "2", "-s", "0", *self._options]
-        environ = dict(
-            self.environ(self.subnet_manager), OSM_CACHE_DIR=str(self.directory), OSM_TMP_DIR=str(self.directory)
-        )
+        options = ["-f", "stdout", "-d", "2", "-s", "0"]
+        environ = dict(self.environ(self.hosts[0]), OSM_CACHE_DIR=str(self.directory), OSM_TMP_DIR=str(self.directory))
         self._opensm = Talker([command("opensm"), *options], environ, self.directory)
         self._opensm.await_text("SUBNET UP")
 

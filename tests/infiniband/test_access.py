@@ -1,0 +1,198 @@
+"""Questions to OpenSM as a program asks them."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from infiniband.fabric import SimulatedFabric, missing
+from rdmacm.address import Gid
+from rdmacm.errors import RdmaError
+from rdmacm.ib.access import SaAccess
+from rdmacm.ib.ibsim import IbsimTransport
+from rdmacm.proto.sa.mad import SaMethod
+from rdmacm.proto.sa.records import PathRecord
+from rdmacm.proto.sa.subnet import JoinState, NodeType
+
+#: The broadcast group of IPoIB, which OpenSM makes.
+BROADCAST = Gid("ff12:401b:ffff::ffff:ffff")
+
+
+@contextmanager
+def access(fabric: SimulatedFabric, node: str, timeout: float = 5.0, tries: int = 10) -> Iterator[SaAccess]:
+    with SaAccess(IbsimTransport(node, fabric.base), timeout=timeout, tries=tries) as sa:
+        yield sa
+
+
+@pytest.fixture
+def host_a(fabric: SimulatedFabric) -> Iterator[SaAccess]:
+    with access(fabric, "HostA") as sa:
+        yield sa
+
+
+@pytest.fixture
+def host_b(fabric: SimulatedFabric) -> Iterator[SaAccess]:
+    with access(fabric, "HostB") as sa:
+        yield sa
+
+
+def failed(error: pytest.ExceptionInfo[RdmaError]) -> int | None:
+    return error.value.errno
+
+
+def test_path(host_a: SaAccess, host_b: SaAccess) -> None:
+    path = host_a.path(host_b.port.gids[0])
+    assert (path.sgid, path.dgid) == (host_a.port.gids[0], host_b.port.gids[0])
+    assert (path.slid, path.dlid) == (host_a.port.lid, host_b.port.lid)
+    assert (path.pkey, path.mtu_bytes, path.reversible) == (0xFFFF, 2048, True)
+
+
+def test_no_path(host_a: SaAccess) -> None:
+    with pytest.raises(RdmaError, match="fe80::dead") as raised:
+        host_a.path(Gid("fe80::dead"))
+    assert failed(raised) in (errno.ENOENT, errno.EADDRNOTAVAIL)
+
+
+def test_path_with_conditions_nothing_meets(host_a: SaAccess, host_b: SaAccess) -> None:
+    with pytest.raises(RdmaError, match="no record matches") as raised:
+        host_a.path(host_b.port.gids[0], mtu=5)
+    assert failed(raised) == errno.ENOENT
+
+
+def test_paths_are_cut_without_rmpp(host_a: SaAccess) -> None:
+    """OpenSM leaves cutting up its answers to the kernel, which is not in this fabric."""
+    paths = host_a.paths(sgid=host_a.port.gids[0])
+    assert all(path.sgid == host_a.port.gids[0] for path in paths)
+    assert len(paths) == 3
+    assert paths.is_cut
+
+
+def test_several_questions_at_once(host_a: SaAccess, host_b: SaAccess) -> None:
+    here, there = host_a.port, host_b.port
+    questions = [host_a.ask_path(port.gids[0]) for port in (here, there) * 10]
+    answers = [host_a.result(question)[0].dlid for question in reversed(questions)]
+    assert answers == [there.lid, here.lid] * 10
+
+
+def test_service_from_its_registration_to_its_end(host_a: SaAccess, host_b: SaAccess) -> None:
+    assert host_b.services("demo.service") == []
+    host_a.register(0x10001, "demo.service", service_data8=bytes(range(16)))
+    (found,) = host_b.services("demo.service")
+    assert (found.service_id, found.service_gid) == (0x10001, host_a.port.gids[0])
+    assert found.service_data8 == bytes(range(16))
+    assert [record.name for record in host_b.services(service_id=0x10001)] == ["demo.service"]
+    assert host_b.services("Demo.service") == []
+    host_a.register(0x10001, "demo.service", service_data8=bytes(16))
+    (found,) = host_b.services("demo.service")
+    assert found.service_data8 == bytes(16)
+    assert host_a.withdraw(0x10001).service_name == b"demo.service"
+    assert host_b.services("demo.service") == []
+    with pytest.raises(RdmaError) as raised:
+        host_a.withdraw(0x10001)
+    assert failed(raised) == errno.ENOENT
+
+
+def test_service_whose_lease_ends(host_a: SaAccess, host_b: SaAccess) -> None:
+    host_a.register(0x10002, "short.service", lease=1)
+    assert host_b.services("short.service")
+    deadline = time.monotonic() + 10
+    while host_b.services("short.service"):
+        assert time.monotonic() < deadline
+
+
+def test_multicast_group(host_a: SaAccess, host_b: SaAccess) -> None:
+    member = host_a.join(BROADCAST)
+    assert (member.mgid, member.port_gid, member.q_key) == (BROADCAST, host_a.port.gids[0], 0xB1B)
+    assert member.mlid >= 0xC000
+    assert host_b.join(BROADCAST, JoinState.SEND_ONLY_NON_MEMBER).mlid == member.mlid
+    host_b.leave(BROADCAST, JoinState.SEND_ONLY_NON_MEMBER)
+    host_a.leave(BROADCAST)
+    with pytest.raises(RdmaError):
+        host_a.leave(BROADCAST)
+
+
+def test_multicast_group_of_ones_own(host_a: SaAccess) -> None:
+    mgid = Gid("ff15:a01b::7")
+    with pytest.raises(RdmaError):
+        host_a.join(mgid)
+    fields = {"pkey": 0xFFFF, "q_key": 0x1234, "sl": 0, "flow_label": 0, "traffic_class": 0}
+    assert host_a.join(mgid, **fields).q_key == 0x1234
+    host_a.leave(mgid)
+
+
+def test_nodes(host_a: SaAccess) -> None:
+    (node,) = host_a.nodes(lid=host_a.port.lid)
+    assert (node.node_guid, node.port_guid) == (host_a.port.node_guid, host_a.port.port_guid)
+    assert (node.node_type, node.description) == (NodeType.CHANNEL_ADAPTER, "HostA")
+
+
+def test_class_port_info(host_a: SaAccess) -> None:
+    info = host_a.class_port_info()
+    assert (info.base_version, info.class_version) == (1, 2)
+    assert info.capability_mask & 1 << 9  # multicast
+
+
+def test_question_the_administrator_rejects(host_a: SaAccess) -> None:
+    with pytest.raises(RdmaError) as raised:
+        host_a.result(host_a.ask(SaMethod.SET, PathRecord, None))
+    assert failed(raised) == errno.EOPNOTSUPP
+
+
+def test_administrator_that_is_gone_and_comes_back(own_fabric: SimulatedFabric) -> None:
+    with access(own_fabric, "HostA", timeout=0.3, tries=3) as sa:
+        sa.register(0x10001, "demo.service")
+        own_fabric.kill_opensm()
+        with pytest.raises(TimeoutError, match="no answer"):
+            sa.class_port_info()
+        own_fabric.start_opensm()
+        assert sa.services("demo.service") == []
+        assert sa.path(sa.port.gids[0]).dlid == sa.port.lid
+
+
+def test_question_under_way_while_the_administrator_restarts(own_fabric: SimulatedFabric) -> None:
+    with access(own_fabric, "HostA", timeout=30.0, tries=300) as sa:
+        gid = sa.port.gids[0]
+        own_fabric.kill_opensm()
+        question = sa.ask_path(gid)
+        own_fabric.start_opensm()
+        assert sa.result(question)[0].dgid == gid
+
+
+def test_host_without_a_cable(own_fabric: SimulatedFabric) -> None:
+    with access(own_fabric, "HostA", timeout=0.3) as here, access(own_fabric, "HostC", timeout=0.3) as there:
+        gid = there.port.gids[0]
+        assert here.path(gid).dgid == gid
+        own_fabric.unlink("HostC")
+        with pytest.raises(RdmaError) as raised:
+            here.path(gid)
+        assert failed(raised) in (errno.ENOENT, errno.EADDRNOTAVAIL)
+        with pytest.raises(TimeoutError):
+            there.path(gid)
+        own_fabric.relink("HostC")
+        assert here.path(gid).dgid == gid
+        assert there.path(gid).dgid == gid
+
+
+@pytest.mark.infiniband
+def test_fabric_without_a_subnet_manager() -> None:
+    if reason := missing("ibsim"):
+        pytest.skip(reason)
+    with SimulatedFabric(managed=False) as fabric:
+        with access(fabric, "HostA") as sa, pytest.raises(RdmaError, match="no subnet manager") as raised:
+            sa.class_port_info()
+        assert failed(raised) == errno.ENETUNREACH
+
+
+def test_ibsim_that_has_died(own_fabric: SimulatedFabric) -> None:
+    with access(own_fabric, "HostA", timeout=0.2) as sa:
+        sa.class_port_info()
+        own_fabric.kill_ibsim()
+        with pytest.raises(TimeoutError):
+            sa.class_port_info()
+        with pytest.raises(RdmaError) as raised:
+            sa.class_port_info()
+        assert failed(raised) == errno.ECONNREFUSED
