@@ -6,12 +6,14 @@ each fabric, so fabrics do not see one another.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -279,3 +281,17 @@ class SimulatedFabric:
 
     def kill_ibsim(self) -> None:
         self.ibsim.kill()
+
+
+def main() -> None:
+    """A fabric for whoever wants to try something, until Enter or Ctrl-C."""
+    if reason := missing("ibsim", "opensm"):
+        sys.exit(reason)
+    with SimulatedFabric() as fabric, contextlib.suppress(KeyboardInterrupt):
+        print(f"export IBSIM_SOCKNAME={fabric.base} RDMACM_IB=ibsim:{fabric.hosts[1]}")
+        print(f"# hosts: {' '.join(fabric.hosts)}; rdmacm sa info; Enter ends the fabric", flush=True)
+        sys.stdin.readline()
+
+
+if __name__ == "__main__":
+    main()

@@ -15,8 +15,7 @@ from rdmacm.errors import RdmaError
 from rdmacm.ib.access import SaAccess
 from rdmacm.ib.ibsim import IbsimTransport
 from rdmacm.proto.sa.mad import SaMethod
-from rdmacm.proto.sa.records import PathRecord
-from rdmacm.proto.sa.subnet import JoinState, NodeType
+from rdmacm.proto.sa.subnet import JoinState, NodeType, ServiceRecord
 
 #: The broadcast group of IPoIB, which OpenSM makes.
 BROADCAST = Gid("ff12:401b:ffff::ffff:ffff")
@@ -119,8 +118,8 @@ def test_multicast_group_of_ones_own(host_a: SaAccess) -> None:
     mgid = Gid("ff15:a01b::7")
     with pytest.raises(RdmaError):
         host_a.join(mgid)
-    fields = {"pkey": 0xFFFF, "q_key": 0x1234, "sl": 0, "flow_label": 0, "traffic_class": 0}
-    assert host_a.join(mgid, **fields).q_key == 0x1234
+    member = host_a.join(mgid, pkey=0xFFFF, q_key=0x1234, sl=0, flow_label=0, traffic_class=0)
+    assert (member.mgid, member.q_key, member.join_state) == (mgid, 0x1234, JoinState.FULL_MEMBER)
     host_a.leave(mgid)
 
 
@@ -138,8 +137,8 @@ def test_class_port_info(host_a: SaAccess) -> None:
 
 def test_question_the_administrator_rejects(host_a: SaAccess) -> None:
     with pytest.raises(RdmaError) as raised:
-        host_a.result(host_a.ask(SaMethod.SET, PathRecord, None))
-    assert failed(raised) == errno.EOPNOTSUPP
+        host_a.result(host_a.ask(SaMethod.SET, ServiceRecord, None, service_name=b"nameless"))
+    assert failed(raised) == errno.EINVAL
 
 
 def test_administrator_that_is_gone_and_comes_back(own_fabric: SimulatedFabric) -> None:

@@ -15,6 +15,7 @@ __all__ = ["COMMANDS", "main", "parser_of"]
 #: The commands, in the order they are listed: each is a module of this package, imported when it is asked for.
 COMMANDS = (
     "devices",
+    "sa",
     "getaddrinfo",
     "resolve",
     "explain",
@@ -52,9 +53,10 @@ def parser_of(tool: Tool) -> Parser:
     """The parser of a command: the tool's own arguments and those all have."""
     parser = Parser(tool.PAGE)
     tool.add_arguments(parser)
-    parser.add_argument(
-        "--pcap", metavar="FILE", help="Write the RoCEv2 packets sent and received to this file (pcapng)."
-    )
+    if parser.has("provider"):
+        parser.add_argument(
+            "--pcap", metavar="FILE", help="Write the RoCEv2 packets sent and received to this file (pcapng)."
+        )
     parser.add_argument("-h", "--help", action="help", help="Show this page.")
     return parser
 
@@ -99,7 +101,7 @@ def _run(argv: Sequence[str]) -> int:
         args = parser_of(tool).parse_intermixed_args(found[1])  # options may stand between NODE and SERVICE
     except SystemExit:  # --help has been answered
         return 0
-    if args.pcap is None:
+    if getattr(args, "pcap", None) is None:
         return tool.run(args)
     from rdmacm.captures import capture
 

@@ -55,6 +55,7 @@ _EXIT_STATUS = (
 
 _ENVIRONMENT = (
     ("RDMACM_PROVIDER", "The provider to use where --provider is not given."),
+    ("RDMACM_IB", "InfiniBand ports, with commas between them; the first where --port is not given."),
     ("NO_COLOR", "Where set, nothing is bold or dim on a terminal."),
 )
 
@@ -126,8 +127,13 @@ class Parser(argparse.ArgumentParser):
         self._arguments.append(action)
         if not action.option_strings:
             # Noted now: while parse_intermixed_args() comes upon --help, every operand's nargs is another.
-            self._operands.append(f"[{_metavar(action)}]" if action.nargs == "?" else _metavar(action))
+            some = {"?": "[{}]", "*": "[{}]..."}.get(str(action.nargs), "{}")
+            self._operands.append(some.format(_metavar(action)))
         return action
+
+    def has(self, dest: str) -> bool:
+        """Whether there is an argument that goes by this name in what is parsed."""
+        return any(action.dest == dest for action in self._arguments)
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError."""
