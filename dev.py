@@ -11,8 +11,9 @@
                                      run a benchmark from the sources: resolve (what a resolution costs, and what
                                      runs without a name), peers (what this and others reach on loopback),
                                      connections (ten thousand open at once), datapath (latency and bandwidth
-                                     between two processes) or guest (beside the kernel's device and the C tools,
-                                     in a machine that QEMU starts)
+                                     between two processes), sa (path records of a simulated InfiniBand fabric) or
+                                     guest (beside the kernel's device and the C tools, in a machine that QEMU
+                                     starts)
 
 "test" leaves out what is marked slow, unless CI is set or it is given ARGS.  "test" and "check" keep what they need
 in .venv beside this file, and make it when it is missing or out of date.  All of this needs Python 3.11 or later and
@@ -243,7 +244,7 @@ def demo(arguments: list[str]) -> int:
 
 
 #: Files of bench that are run by their names; the others are parts of these.
-BENCHMARKS = ("resolve", "peers", "connections", "datapath", "guest")
+BENCHMARKS = ("resolve", "peers", "connections", "datapath", "sa", "guest")
 
 
 def bench(arguments: list[str]) -> int:

@@ -19,7 +19,7 @@ from rdmacm.proto.mad import MadAddress
 from rdmacm.proto.sa.attributes import Attribute
 from rdmacm.proto.sa.client import Answer, SaClient
 from rdmacm.proto.sa.mad import SaMethod, SaStatus, describe_status
-from rdmacm.proto.sa.query import ask_for
+from rdmacm.proto.sa.query import PathMask, ask_for
 from rdmacm.proto.sa.records import PathRecord
 from rdmacm.proto.sa.subnet import LEASE_FOREVER, ClassPortInfo, JoinState, MCMemberRecord, NodeRecord, ServiceRecord
 from rdmacm.proto.wire import WireError
@@ -29,6 +29,9 @@ __all__ = ["Question", "Records", "SaAccess"]
 T = TypeVar("T")
 #: What there is a component mask for.
 R = TypeVar("R", PathRecord, ServiceRecord, MCMemberRecord, NodeRecord)
+
+#: Of the question for one path.
+_PATH_MASK = int(PathMask.DGID | PathMask.SGID | PathMask.REVERSIBLE | PathMask.NUMB_PATH)
 
 _ERRNOS: dict[int, int] = {
     SaStatus.BUSY: errno.EBUSY,
@@ -83,6 +86,7 @@ class SaAccess:
         self._client = SaClient(random.SystemRandom(), reassembles=transport.reassembles)
         self._answers: dict[int, Answer] = {}
         self._port: IbPort | None = None
+        self._manager = MadAddress(0)
         self._poll = select.poll()
 
     def __enter__(self) -> Self:
@@ -99,7 +103,10 @@ class SaAccess:
     def port(self) -> IbPort:
         """The port as it was when last looked at: at first, and after a question nobody answered."""
         if self._port is None:
-            self._port = self.transport.port()
+            port = self._port = self.transport.port()
+            # Limited members of the default partition may ask, too.
+            index = next((index for index, pkey in enumerate(port.pkeys) if pkey & 0x7FFF == 0x7FFF), 0)
+            self._manager = MadAddress(port.sm_lid, sl=port.sm_sl, pkey_index=index)
         return self._port
 
     # -- what there is to ask ---------------------------------------------------------------------------------
@@ -110,8 +117,13 @@ class SaAccess:
 
     def ask_path(self, dgid: Gid, **fields: Any) -> Question[PathRecord]:
         """As :meth:`path`, but without waiting for the answer."""
-        wanted = {"sgid": self.port.gids[0], "reversible": True, "numb_path": 1, **fields}
-        return self.ask(SaMethod.GET, PathRecord, str(dgid), dgid=dgid, **wanted)
+        sgid = fields.pop("sgid", None) or self.port.gids[0]
+        if fields:
+            wanted = {"dgid": dgid, "sgid": sgid, "reversible": True, "numb_path": 1, **fields}
+            return self.ask(SaMethod.GET, PathRecord, str(dgid), **wanted)
+        record = PathRecord(dgid, sgid, numb_path=1).pack()
+        number = self._ask(SaMethod.GET, Attribute.PATH_RECORD, _PATH_MASK, record)
+        return Question(number, SaMethod.GET, PathRecord.unpack, "get PathRecord", str(dgid))
 
     def paths(self, **fields: Any) -> Records[PathRecord]:
         """All paths with these fields."""
@@ -178,7 +190,7 @@ class SaAccess:
                 raise self._no_manager()
         now = time.monotonic()
         number = self._client.ask(
-            method, attribute, mask, data, self._manager(), now, timeout=self.timeout, tries=self.tries
+            method, attribute, mask, data, self._manager, now, timeout=self.timeout, tries=self.tries
         )
         self._send()
         return number
@@ -223,12 +235,6 @@ class SaAccess:
         self._send()
         for answer in client.events():
             self._answers[answer.query] = answer
-
-    def _manager(self) -> MadAddress:
-        port = self.port
-        # Limited members of the default partition may ask, too.
-        index = next((index for index, pkey in enumerate(port.pkeys) if pkey & 0x7FFF == 0x7FFF), 0)
-        return MadAddress(port.sm_lid, sl=port.sm_sl, pkey_index=index)
 
     def _pkey(self) -> int:
         return next(iter(self.port.pkeys), 0xFFFF)
