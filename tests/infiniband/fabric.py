@@ -209,7 +209,9 @@ class SimulatedFabric:
         sizes = [f"-{option}{size}" for option, size in zip("NSP", room, strict=True)]
         environ = dict(os.environ, IBSIM_SOCKNAME=self.base)
         self._ibsim = Talker([command("ibsim"), "-s", *sizes, str(file)], environ, self.directory)
-        self._ibsim.await_text("ready")
+        self._ibsim.await_text("sim> ")
+        # It says so before it can be asked; who has answered a command can be.
+        self.console("Attached")
 
     @property
     def ibsim(self) -> Talker:
