@@ -145,9 +145,15 @@ class TestRoute:
         )
         assert (info.src_addr, info.route, info.device) == (("10.0.0.3", 5), (PathData(OTHER_PATH),), "stub0")
 
-    def test_the_host_is_not_asked_about_gids(self) -> None:
-        (info,) = getaddrinfo("fe80::1", 1, h(FAMILY, AF_IB, ps=IB), provider=NotToBeAsked())
+    def test_the_network_is_not_asked_about_gids(self) -> None:
+        provider = Nowhere()
+        (info,) = getaddrinfo("fe80::1", 1, h(FAMILY, AF_IB, ps=IB), provider=provider)
         assert (info.dst_addr, info.device) == (SockAddrIB(Gid("fe80::1"), 0x13F0001, ALL_ONES), None)
+        assert provider.asked == []
+
+    def test_to_a_gid_can_be_left_out(self) -> None:
+        (info,) = getaddrinfo("fe80::1", 1, h(FAMILY | NOROUTE, AF_IB, ps=IB), provider=NotToBeAsked())
+        assert (info.dst_addr, info.route) == (SockAddrIB(Gid("fe80::1"), 0x13F0001, ALL_ONES), ())
 
 
 class TestListener:
@@ -174,7 +180,7 @@ class TestListener:
 class TestHintsAlone:
     def test_an_infiniband_destination(self) -> None:
         target = SockAddrIB(Gid("fe80::1"), 0x13F0001, ALL_ONES)
-        (info,) = getaddrinfo(dst_addr=target, port_space=IB, provider=NotToBeAsked())
+        (info,) = getaddrinfo(dst_addr=target, port_space=IB, provider=Nowhere())
         assert info == to(target, RC, IB)
 
     def test_a_source_alone(self) -> None:
@@ -183,7 +189,7 @@ class TestHintsAlone:
 
     def test_a_route_alone_names_both_ends(self) -> None:
         path = PathRecord(dgid=Gid("fe80::d"), sgid=Gid("fe80::5"), pkey=0x8001, flow_label=0x12345)
-        (info,) = getaddrinfo(route=path.pack(), provider=NotToBeAsked())
+        (info,) = getaddrinfo(route=path.pack(), provider=Nowhere())
         assert (info.family, info.qp_type, info.port_space) == (AF_IB, RC, IB)
         assert info.src_addr == SockAddrIB(Gid("fe80::5"), 0x13F0000, SPACE_ONLY, 0x8001)
         assert info.dst_addr == SockAddrIB(Gid("fe80::d"), 0x13F0000, SPACE_ONLY, 0x8001, 0x12345)

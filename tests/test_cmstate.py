@@ -18,7 +18,7 @@ S, T = State, Trigger
 # Who may do what, from rdma_cm(7)'s pages and the kernel's own checks: call → states that allow it.
 ALLOWED: dict[Trigger, set[State]] = {
     T.BIND_ADDR: {S.IDLE},
-    T.RESOLVE_ADDR: {S.IDLE, S.ADDR_BOUND},
+    T.RESOLVE_ADDR: {S.IDLE, S.ADDR_BOUND, S.ADDRINFO_RESOLVED},
     T.RESOLVE_IB_SERVICE: {S.ADDR_BOUND},
     T.RESOLVE_ROUTE: {S.ADDR_RESOLVED, S.ADDRINFO_RESOLVED},
     T.SET_PATH: {S.ADDR_RESOLVED},

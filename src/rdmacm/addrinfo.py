@@ -30,10 +30,11 @@ from rdmacm.address import (
 from rdmacm.constants import EAI, PortSpace, RaiFlag
 from rdmacm.errors import GaiError, cm_error, errno_name, gai_strerror
 from rdmacm.proto.sa import PathData, PathRecord
-from rdmacm.provider import Provider, get_provider
+from rdmacm.proto.sa.subnet import ServiceRecord
+from rdmacm.provider import Provider, RouteChoice, get_provider
 from rdmacm.verbs.enums import QPType
 
-__all__ = ["AddrInfo", "HintFields", "Resolver", "getaddrinfo", "make_hints", "needs_lookup"]
+__all__ = ["AddrInfo", "HintFields", "Resolver", "from_services", "getaddrinfo", "make_hints", "needs_lookup"]
 
 #: One answer of socket.getaddrinfo: (family, type, proto, canonname, sockaddr).
 Answer: TypeAlias = "tuple[int, int, int, str, tuple[Any, ...]]"
@@ -176,7 +177,7 @@ def getaddrinfo(
     Returns a non-empty list, best first. On the active side each entry has the source address, device and route
     the host would use, unless ``RaiFlag.NOROUTE`` is set or the destination cannot be reached (rdma_resolve_addr
     will then say why). Raises :class:`GaiError`, whose ``errno`` is an EAI code; for ``RaiFlag.SA``, RdmaError with
-    EOPNOTSUPP (with a node or ``DNS``), EINVAL (no service) or ENOENT (no active InfiniBand port).
+    EOPNOTSUPP (with a node or ``DNS``), EINVAL (no service) or ENOENT (no port's subnet administrator knows it).
 
     >>> getaddrinfo("127.0.0.1", 7471, port_space=PortSpace.TCP)[0].dst_addr
     ('127.0.0.1', 7471)
@@ -189,7 +190,7 @@ def getaddrinfo(
         wanted = int(hints.flags)
         _check_hints(node, service, hints, wanted)
         if wanted & _SA:
-            _refuse_sa(node, service, wanted)
+            return _from_administrator(node, service, wanted, get_provider(provider))
     backend = None if wanted & _NOROUTE else get_provider(provider)
     if node is None and service is None:
         return [_from_hints(hints, backend)]
@@ -197,7 +198,9 @@ def getaddrinfo(
 
 
 def needs_lookup(node: str | None, hints: AddrInfo | None) -> bool:
-    """Whether resolving ``node`` may ask a name server, and so take long."""
+    """Whether resolving ``node`` may ask a name server or a subnet administrator, and so take long."""
+    if hints is not None and hints.family == AF_IB and not hints.flags & (_NOROUTE | _PASSIVE | _SA):
+        return True  # the subnet administrator is asked for the route
     if node is None or (hints is not None and hints.flags & (_NUMERICHOST | _SA)):
         return False
     return not _is_numeric(node)
@@ -251,8 +254,8 @@ def _consistent(qp: int, ps: int) -> bool:
     return qp not in _STREAM_QPS or ps not in (PortSpace.UDP, PortSpace.IPOIB)
 
 
-def _refuse_sa(node: str | None, service: str | None, flags: int) -> None:
-    """RAI_SA asks the subnet administrator of each active InfiniBand port; no provider has such a port."""
+def _from_administrator(node: str | None, service: str | None, flags: int, backend: Provider) -> list[AddrInfo]:
+    """RAI_SA asks the subnet administrator of each active InfiniBand port."""
     if node is not None or flags & _DNS:
         other = "a node" if node is not None else "RAI_DNS"
         raise cm_error(
@@ -260,13 +263,34 @@ def _refuse_sa(node: str | None, service: str | None, flags: int) -> None:
         )
     if service is None:
         raise cm_error(errno.EINVAL, "RAI_SA needs a service name or id", "getaddrinfo", None, "a service")
-    raise cm_error(
-        errno.ENOENT,
-        "no active InfiniBand port has a subnet administrator to ask",
-        "getaddrinfo",
-        service,
-        "a node name (RAI_DNS)",
-    )
+    found = backend.find_services(service)
+    if found is None:
+        raise cm_error(
+            errno.ENOENT,
+            "no active InfiniBand port has a subnet administrator that knows the service",
+            "getaddrinfo",
+            service,
+            "'rdmacm devices' for the ports, 'rdmacm sa services' for what they know; or a node name (RAI_DNS)",
+        )
+    return [
+        replace(info, device=found.device, port_num=found.port_num) for info in from_services(found.records, found.gid)
+    ]
+
+
+def from_services(records: Sequence[ServiceRecord], source: Gid) -> list[AddrInfo]:
+    """What service records say, an entry each, as rdma_getaddrinfo(3) has it; ``source`` is the port's that asked."""
+    space = PortSpace.IB
+    return [
+        AddrInfo(
+            RaiFlag.SA,
+            AF_IB,
+            0,
+            space,
+            SockAddrIB(source, service_id(space, 0), service_id_mask(space, 0), record.service_pkey),
+            SockAddrIB(record.service_gid, record.service_id, 0xFFFFFFFFFFFFFFFF, record.service_pkey),
+        )
+        for record in records
+    ]
 
 
 # -- from hints alone -----------------------------------------------------------------------------------
@@ -493,7 +517,8 @@ def _entry(
         gid = SockAddrIB(Gid(address.ip), sid, mask, 0xFFFF, address.flowinfo, address.scope_id)
         if hints.flags & _PASSIVE:
             return AddrInfo(RaiFlag.PASSIVE, AF_IB, qp, ps, gid, None, canonical)
-        return AddrInfo(_NO_FLAGS, AF_IB, qp, ps, hints.src_addr, gid, None, canonical, hints.route)
+        info = AddrInfo(_NO_FLAGS, AF_IB, qp, ps, hints.src_addr, gid, None, canonical, hints.route)
+        return _completed(info, hints.src_addr if isinstance(hints.src_addr, SockAddrIB) else None, gid, backend)
     if hints.flags & _PASSIVE:
         info = AddrInfo(RaiFlag.PASSIVE, family, qp, ps, address.sockaddr, None, canonical)
         return _completed(info, address, None, backend)
@@ -508,7 +533,7 @@ def _entry(
         family,
         qp,
         ps,
-        choice.source.sockaddr if source is None or source.is_any else hints.src_addr,
+        _user(choice.source) if source is None or source.is_any else hints.src_addr,
         address.sockaddr,
         None,
         canonical,
@@ -543,6 +568,10 @@ def _completed(
     if dst is None and isinstance(src, InetAddr) and not src.is_any:
         owner = backend.owner_of(src)
         return info if owner is None else replace(info, device=owner[0], port_num=owner[1])
+    if isinstance(dst, SockAddrIB) and isinstance(src, SockAddrIB | None):
+        like = info.route[0].path if info.route else None
+        path = backend.find_path(dst, src, like)
+        return info if path is None else _by(info, path, src is None or not any(src.addr), (PathData(path.path),))
     if not isinstance(dst, InetAddr) or not isinstance(src, InetAddr | None):
         return info
     if src is not None and src.family != dst.family:
@@ -550,10 +579,14 @@ def _completed(
     choice = backend.find_route(dst, src)
     if choice is None:
         return info
+    return _by(info, choice, src is None or src.is_any, info.route or (PathData(choice.path),))
+
+
+def _by(info: AddrInfo, choice: RouteChoice, wants_source: bool, route: tuple[PathData, ...]) -> AddrInfo:
     return replace(
         info,
-        src_addr=choice.source.sockaddr if src is None or src.is_any else info.src_addr,
-        route=info.route or (PathData(choice.path),),
+        src_addr=_user(choice.source) if wants_source else info.src_addr,
+        route=route,
         device=choice.device,
         port_num=choice.port_num,
         gid_index=choice.gid_index,

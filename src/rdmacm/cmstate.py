@@ -12,7 +12,7 @@ device: ADDR_BOUND. From there it goes one of three ways.
   its port, a failed route resolution leaves it resolved: both may be tried again. A failed connect may not: the id
   stays in CONNECT, and all it is good for is to be destroyed.
 - The active side on InfiniBand may instead ask the subnet administrator for a service: ADDRINFO_QUERY,
-  ADDRINFO_RESOLVED; the first record found becomes the destination, and the route follows.
+  ADDRINFO_RESOLVED; the first record found becomes the destination, and the route follows. resolve_addr takes another.
 - The passive side listens: LISTEN. Each connection request is a new id that begins in CONNECT.
 
 DISCONNECT follows CONNECT when either side disconnects. A device may go away at any time, which leaves nothing
@@ -138,6 +138,7 @@ TRANSITIONS: dict[State, dict[Trigger, State]] = {
     },
     _S.ADDRINFO_RESOLVED: {
         _T.RESOLVE_ROUTE: _S.ROUTE_QUERY,
+        _T.RESOLVE_ADDR: _S.ADDR_QUERY,
     },
     _S.DEVICE_REMOVAL: {},
     _S.DESTROYING: {},

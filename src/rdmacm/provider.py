@@ -19,9 +19,10 @@ from rdmacm.address import Gid, InetAddr, SockAddrIB
 from rdmacm.cmstate import State
 from rdmacm.connparam import ConnParam, Ece, UdParam
 from rdmacm.constants import CmEventType
-from rdmacm.errors import cm_error
+from rdmacm.errors import RdmaError, cm_error
 from rdmacm.explanation import Explanation, Step
 from rdmacm.proto.sa import PathRecord
+from rdmacm.proto.sa.subnet import ServiceRecord
 from rdmacm.proto.wire import Buffer
 from rdmacm.verbs.attr import QPAttr
 from rdmacm.verbs.backend import DeviceBackend
@@ -32,11 +33,13 @@ from rdmacm.verbs.qp import QP
 __all__ = [
     "Address",
     "EventQueue",
+    "FoundServices",
     "IdBackend",
     "IdOptions",
     "Provider",
     "QueuedEvent",
     "RouteChoice",
+    "ServiceBackend",
     "Tap",
     "get_provider",
 ]
@@ -80,7 +83,7 @@ class QueuedEvent(NamedTuple):
 class RouteChoice(NamedTuple):
     """What a host would use to reach a destination: the answer of :meth:`Provider.find_route`."""
 
-    source: InetAddr
+    source: InetAddr | SockAddrIB
     device: str
     port_num: int
     gid_index: int
@@ -122,6 +125,23 @@ class IdOptions:
     ack_timeout: int | None = None
 
 
+class ServiceBackend(Protocol):
+    """A service that the subnet administrator knows."""
+
+    record: ServiceRecord
+
+    def withdraw(self, done: Callable[[RdmaError | None], None] | None = None) -> None: ...
+
+
+class FoundServices(NamedTuple):
+    """Services that an InfiniBand port's subnet administrator knows, and that port."""
+
+    gid: Gid
+    device: str
+    port_num: int
+    records: tuple[ServiceRecord, ...]
+
+
 class IdBackend(Protocol):
     """One id inside a provider. Calls raise :class:`rdmacm.RdmaError`; outcomes arrive on the queue."""
 
@@ -136,6 +156,7 @@ class IdBackend(Protocol):
     dgid: Gid
     pkey: int
     paths: tuple[PathRecord, ...]
+    services: tuple[ServiceRecord, ...]
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -145,9 +166,18 @@ class IdBackend(Protocol):
 
     def resolve_addr(self, source: Address | None, destination: Address, timeout_ms: int) -> None: ...
 
-    def resolve_route(self, timeout_ms: int) -> None: ...
+    def resolve_route(self, timeout_ms: int, alternate: bool = False) -> None: ...
 
-    def resolve_service(self, service: str) -> None: ...
+    def resolve_service(self, service: str) -> None:
+        """Ask for a service of InfiniBand's; what is found is in :attr:`services` then, the first as destination."""
+
+    def register_service(
+        self, name: bytes, lease: int, data: bytes, done: Callable[[RdmaError | None], None]
+    ) -> ServiceBackend:
+        """Tell the subnet administrator of a service at the id's service id, now and before ``lease`` seconds end.
+
+        ``done`` is called once it has answered, with what went wrong.
+        """
 
     def set_option(self, level: int, name: int, value: int | bytes) -> None: ...
 
@@ -216,6 +246,17 @@ class Provider(Protocol):
 
     def find_route(self, destination: InetAddr, source: InetAddr | None) -> RouteChoice | None:
         """What the host would use to reach a destination; None where it cannot be reached. Never waits."""
+
+    def find_path(
+        self, destination: SockAddrIB, source: SockAddrIB | None, like: PathRecord | None
+    ) -> RouteChoice | None:
+        """As :meth:`find_route`, to an InfiniBand port. The path is the subnet administrator's, who is waited for.
+
+        ``like``: a path whose fields it has to have, where they are not 0.
+        """
+
+    def find_services(self, service: str) -> FoundServices | None:
+        """Ask for a service at each active InfiniBand port in turn, and wait; None where no port knows one."""
 
     def explain_route(self, destination: InetAddr, source: InetAddr | None) -> Explanation:
         """As :meth:`find_route`, with the reasons."""

@@ -233,8 +233,12 @@ class SimulatedFabric:
 
     def kill_opensm(self) -> None:
         """Kill the subnet manager; what services and members it knew is forgotten."""
+        pid = self.opensm.process.pid
         self.opensm.kill()
         self._opensm = None
+        # ibsim keeps a dead client's place, and another manager on that node would get no datagrams.
+        for client in re.findall(rf"Client (\d+): pid {pid} ", self.console("Attached")):
+            self.console(f"X {client}")
 
     def environ(self, host: str) -> dict[str, str]:
         """The environment of a program made for libibumad, to live on that host; it writes into its directory."""

@@ -17,7 +17,7 @@ from rdmacm.constants import PortSpace, RaiFlag
 from rdmacm.errors import GaiError
 from rdmacm.explanation import Explanation
 from rdmacm.proto.sa import PathRecord
-from rdmacm.provider import EventQueue, IdBackend, Owner, RouteChoice, Tap
+from rdmacm.provider import EventQueue, FoundServices, IdBackend, Owner, RouteChoice, Tap
 from rdmacm.verbs.backend import DeviceBackend
 from rdmacm.verbs.device import Device
 from rdmacm.verbs.enums import QPType
@@ -65,6 +65,14 @@ class Nowhere:
         self.asked.append((destination, source))
         return None
 
+    def find_path(
+        self, destination: SockAddrIB, source: SockAddrIB | None, like: PathRecord | None
+    ) -> RouteChoice | None:
+        return None
+
+    def find_services(self, service: str) -> FoundServices | None:
+        return None
+
     def explain_route(self, destination: InetAddr, source: InetAddr | None) -> Explanation:
         raise NotImplementedError
 
@@ -77,6 +85,11 @@ class NotToBeAsked(Nowhere):
 
     def find_route(self, destination: InetAddr, source: InetAddr | None) -> RouteChoice | None:
         raise AssertionError("asked for a route")
+
+    def find_path(
+        self, destination: SockAddrIB, source: SockAddrIB | None, like: PathRecord | None
+    ) -> RouteChoice | None:
+        raise AssertionError("asked for a path")
 
     def owner_of(self, address: InetAddr) -> tuple[str, int] | None:
         raise AssertionError("asked for an owner")

@@ -348,7 +348,7 @@ class TestResolve:
             (["-t", "20", "10.7.0.9", "7471"], "neighbour 10.7.0.9:7471: 10.7.0.9 did not answer", "ETIMEDOUT"),
             (["-s", "10.9.9.1", "10.7.0.2", "1"], "bind 10.7.0.2:1: 10.9.9.1 is not an address", "EADDRNOTAVAIL"),
             (["-s", "fd07::1", "10.7.0.2", "1"], "resolve_addr 10.7.0.2:1: source [fd07::1]:0 is of", "EINVAL"),
-            (["-f", "ib", "fd07::2", "1"], "resolve_addr [fd07::2]:0x1060001: AF_IB addresses name", "ENODEV"),
+            (["-f", "ib", "fd07::2", "1"], "select [fd07::2]:0x1060001: no InfiniBand port reaches", "ENODEV"),
             (["-f", "inet", "fd07::2", "1"], "getaddrinfo [fd07::2]:1: Address family", "EAI_ADDRFAMILY"),
         ],
         ids=["no route", "no answer", "foreign source", "families", "infiniband", "no address"],

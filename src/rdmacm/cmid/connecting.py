@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import errno
 from dataclasses import replace
+from functools import partial
 
 from rdmacm.addrinfo import AddrInfo
 from rdmacm.cmid.queues import QueueingId
+from rdmacm.cmid.services import Service, register
 from rdmacm.connparam import MAXIMUM, ConnParam, Ece, UdParam
 from rdmacm.constants import CmEventType, IbOption, OptionLevel, RaiFlag
 from rdmacm.errors import RdmaError, cm_error
+from rdmacm.proto.sa.subnet import LEASE_FOREVER
 from rdmacm.provider import IdBackend, Provider
 from rdmacm.verbs.attr import DeviceAttr, QPInitAttr
 from rdmacm.verbs.enums import QPType
@@ -126,6 +129,23 @@ class CmId(QueueingId):
     def reject_ece(self, private_data: bytes = b"") -> None:
         """Refuse a request because of its ECE options, rdma_reject_ece(3)."""
         self._backend.reject(_bytes(private_data), _REJECT_ECE)
+
+    def register_service(self, name: str, data: bytes = b"", *, lease: int = 60) -> Service:
+        """Have the subnet administrator know of this listener by a name, for peers that resolve with ``RAI_SA``.
+
+        The id is bound to an InfiniBand port. ``name`` has up to 63 bytes of UTF-8, ``data`` up to 16 for the peers to
+        see; ``lease``, in seconds, is how long the record outlives this process: it is renewed while the id lives.
+        Waits for the administrator's answer. EOPNOTSUPP where the id's port is not InfiniBand; EINVAL where it is
+        unbound, the name or the data too long, or the administrator refuses; ETIMEDOUT where it does not answer.
+        """
+        encoded = name.encode()
+        if not 0 < len(encoded) < 64 or "\0" in name or len(data) > 16 or not 0 < lease <= LEASE_FOREVER:
+            raise cm_error(
+                errno.EINVAL,
+                "a name of 1 to 63 bytes, up to 16 bytes of data, a lease of 1 or more",
+                "register_service",
+            )
+        return register(self._channel.provider, partial(self._backend.register_service, encoded, lease, bytes(data)))
 
     # -- the active side ------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self, Unpack
 
 from rdmacm.address import Gid, InetAddr, SockAddr, lookup_address
-from rdmacm.addrinfo import AddrInfo, HintFields, Resolver, getaddrinfo, make_hints, needs_lookup
+from rdmacm.addrinfo import AddrInfo, HintFields, Resolver, from_services, getaddrinfo, make_hints, needs_lookup
 from rdmacm.channel import CmEvent, EventChannel, Lookup, wait_acked
 from rdmacm.cmstate import State
 from rdmacm.constants import CmEventType, IdOption, OptionLevel, PortSpace, RaiFlag
@@ -223,13 +223,15 @@ class ResolvingId:
         if self._private:
             self._await(CmEventType.ADDR_RESOLVED, CmEventType.ADDR_ERROR)
 
-    def resolve_route(self, timeout_ms: int = 2000) -> None:
+    def resolve_route(self, timeout_ms: int = 2000, *, alternate: bool = False) -> None:
         """Find the path to the resolved destination, rdma_resolve_route(3).
 
-        Ends in ROUTE_RESOLVED or ROUTE_ERROR; ``route.path_rec`` then has the path record. EINVAL for a timeout
-        of 0 or an id whose address is not resolved.
+        Ends in ROUTE_RESOLVED or ROUTE_ERROR; ``route.path_rec`` then has the path record. On InfiniBand it is the
+        subnet administrator's: -ETIMEDOUT where none has answered within ``timeout_ms``, -EINVAL where it refuses or
+        knows no path. ``alternate``: also a second path, by another LID, where there is one; the connection request
+        will carry it. EINVAL for a timeout of 0 or an id whose address is not resolved.
         """
-        self._backend.resolve_route(timeout_ms)
+        self._backend.resolve_route(timeout_ms, alternate)
         if self._private:
             self._await(CmEventType.ROUTE_RESOLVED, CmEventType.ROUTE_ERROR)
 
@@ -257,6 +259,10 @@ class ResolvingId:
         if hints is not None and hints.flags & RaiFlag.SA:
             self._check_sa(node, service, hints)
             self._backend.resolve_service(str(service))
+            self._resolving = True
+            self._addrinfo = None
+            if self._private:
+                self._await(CmEventType.ADDRINFO_RESOLVED, CmEventType.ADDRINFO_ERROR)
             return
         provider = self._channel.provider
         lookup = Lookup(
@@ -300,6 +306,8 @@ class ResolvingId:
 
     def query_addrinfo(self) -> list[AddrInfo]:
         """The list that :meth:`resolve_addrinfo` found, once, rdma_query_addrinfo(3); ENOENT where there is none."""
+        if self._addrinfo is None and self._resolving and self._backend.services:
+            self._addrinfo = from_services(self._backend.services, self._backend.sgid)
         if self._addrinfo is None:
             raise cm_error(
                 errno.ENOENT, "no resolved list is waiting", "query_addrinfo", hint="resolve_addrinfo() first"

@@ -5,9 +5,13 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+from typing import TYPE_CHECKING
 
 from rdmacm.net import namespace_key, open_network
 from rdmacm.soft.provider import SoftProvider
+
+if TYPE_CHECKING:
+    from rdmacm.ib.transport import MadTransport
 
 __all__ = ["SoftProvider", "open_provider"]
 
@@ -34,8 +38,17 @@ def open_provider() -> SoftProvider:
             # Sockets keep a namespace alive: do not hold on to those of namespaces nobody here uses any more.
             for other in [k for k, p in _providers.items() if p.retire()]:
                 del _providers[other]
-            provider = _providers[key] = SoftProvider(open_network(), namespace=key)
+            provider = _providers[key] = SoftProvider(open_network(), namespace=key, infiniband=_infiniband())
     return provider
+
+
+def _infiniband() -> list[MadTransport]:
+    """The ports that RDMACM_IB names."""
+    if not os.environ.get("RDMACM_IB"):
+        return []
+    from rdmacm.ib import ports_wanted, transport_of
+
+    return [transport_of(name) for name in ports_wanted(os.environ)]
 
 
 def _goodbye() -> None:

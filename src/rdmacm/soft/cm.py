@@ -1,4 +1,5 @@
-"""The connection manager of the software device: one agent for all its devices, and whose ids its connections are.
+"""Connection managers: one agent for all the RoCE devices and one for each InfiniBand port, and whose ids their
+connections are.
 
 The agent (:mod:`rdmacm.proto.cm.engine`) knows no socket and no id. Here its MADs go out over QP 1, its events go to
 the ids they are about, and its deadline becomes a timer. Communication ids carry the wire's slot in their upper byte,
@@ -7,30 +8,60 @@ by which everything but a request finds its process where several share the port
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rdmacm.proto.cm.connection import Accepts, Connection, Listener
 from rdmacm.proto.cm.engine import Agent
 from rdmacm.proto.cm.events import ConnectRequest, Event, SidrRequest, TimewaitExit
 from rdmacm.proto.cm.states import State
+from rdmacm.proto.wire import Buffer
 from rdmacm.soft.timer import Timer
-from rdmacm.soft.wire import WirePath
 
 if TYPE_CHECKING:
     from rdmacm.soft.connecting import SoftId
+    from rdmacm.soft.infiniband import Subnet
     from rdmacm.soft.provider import SoftProvider
 
-__all__ = ["ConnectionManager"]
+__all__ = ["ConnectionManager", "Gsi"]
 
 
 _REQUESTS = (ConnectRequest, SidrRequest)
 
 
-class ConnectionManager:
-    """See the module. Used with the provider's lock held."""
+class Gsi(Protocol):
+    """QP 1, the general services interface, as a connection manager sees it. Paths are the agent's."""
 
-    def __init__(self, provider: SoftProvider) -> None:
+    #: Called with (MAD, path, now) for each MAD of connection managers that arrives; the MAD is valid during the call.
+    on_mad: Callable[[memoryview, Any, float], None] | None
+
+    @property
+    def id_prefix(self) -> int | None:
+        """The upper byte of communication ids, where several processes share QP 1; known once opened."""
+
+    def open(self) -> None: ...
+
+    def send_mad(self, path: Any, mad: Buffer) -> object: ...
+
+    def listen(self, service_id: int, local: bytes | None, /) -> object:
+        """Let requests for a service id (to one local address, or any) come to this process; returns a token."""
+
+    def unlisten(self, token: object) -> None: ...
+
+    def hold_qpn(self, qpn: int, until: float) -> None:
+        """Give the number to no queue pair before ``until``."""
+
+
+class ConnectionManager:
+    """See the module. Used with the provider's lock held.
+
+    ``gsi`` is where its MADs pass; ``subnet`` the InfiniBand port it is of, None for RoCE.
+    """
+
+    def __init__(self, provider: SoftProvider, gsi: Gsi, subnet: Subnet | None = None) -> None:
         self._provider = provider
+        self._gsi = gsi
+        self.subnet = subnet
         self._agent: Agent | None = None
         self._ids: dict[int, SoftId] = {}
         self._listeners: dict[Listener, tuple[SoftId, object]] = {}
@@ -41,18 +72,17 @@ class ConnectionManager:
     def agent(self) -> Agent:
         """The agent; the wire is open once there is one."""
         if self._agent is None:
-            provider = self._provider
-            transport = provider.transport
-            transport.open()
-            self._agent = Agent(provider.random.getrandbits(64), provider.random, id_prefix=transport.wire.slot)
-            transport.on_mad = self._mad_received
+            provider, gsi = self._provider, self._gsi
+            gsi.open()
+            self._agent = Agent(provider.random.getrandbits(64), provider.random, id_prefix=gsi.id_prefix)
+            gsi.on_mad = self._mad_received
         return self._agent
 
     def listen(self, owner: SoftId, service_id: int, local: bytes | None, backlog: int, accepts: Accepts) -> Listener:
         """Take requests for a service id, to one local address or (None) to any."""
         listener = self.agent.listen(service_id, backlog=backlog, accepts=accepts)
         try:
-            token = self._provider.transport.wire.listen(service_id, local)
+            token = self._gsi.listen(service_id, local)
         except BaseException:
             self.agent.unlisten(listener)
             raise
@@ -65,7 +95,7 @@ class ConnectionManager:
         found = self._listeners.pop(listener, None)
         if found is not None and self._agent is not None:
             self._agent.unlisten(listener)
-            self._provider.transport.wire.unlisten(found[1])
+            self._gsi.unlisten(found[1])
             self._provider.descriptors_changed()
 
     def own(self, comm_id: int, owner: SoftId) -> Connection:
@@ -88,7 +118,7 @@ class ConnectionManager:
     def hold_qpn(self, connection: Connection) -> None:
         """A connection in TIMEWAIT keeps its queue pair number from being used again."""
         if connection.state is State.TIMEWAIT and connection.deadline is not None:
-            self._provider.transport.hold_qpn(connection.local_qpn, connection.deadline)
+            self._gsi.hold_qpn(connection.local_qpn, connection.deadline)
 
     def pump(self) -> None:
         """Send what the agent wants sent, hand out its events, and look at its deadline."""
@@ -96,12 +126,12 @@ class ConnectionManager:
         if agent is None or self._is_pumping:
             return
         self._is_pumping = True
-        transport = self._provider.transport
+        send_mad = self._gsi.send_mad
         try:
             while agent.outbox or agent.news:
                 if agent.outbox:
                     for path, mad in agent.mads_to_send():
-                        transport.send_mad(path, mad)  # type: ignore[arg-type]  # paths are what we gave the agent
+                        send_mad(path, mad)
                 if agent.news:
                     for event in agent.events():
                         self._dispatch(agent, event)
@@ -123,7 +153,7 @@ class ConnectionManager:
             self._agent.timer(now)
             self.pump()
 
-    def _mad_received(self, mad: memoryview, path: WirePath, now: float) -> None:
+    def _mad_received(self, mad: memoryview, path: Hashable, now: float) -> None:
         if self._agent is not None:
             self._agent.mad_received(mad, path, now)
             self.pump()
@@ -132,7 +162,7 @@ class ConnectionManager:
         if isinstance(event, _REQUESTS):
             found = self._listeners.get(event.listener)
             if found is not None:
-                found[0].requested(event)
+                found[0].requested(event, self)
             else:  # it was destroyed while the request was on its way here
                 agent.destroy(event.comm_id, self._provider.clock())
             return

@@ -14,7 +14,7 @@ import weakref
 from socket import AF_INET, AF_INET6
 from typing import TYPE_CHECKING, Any
 
-from rdmacm.address import Gid, InetAddr, SockAddrIB, service_id
+from rdmacm.address import AF_IB, Gid, InetAddr, SockAddrIB, service_id
 from rdmacm.cmstate import State, Trigger
 from rdmacm.connparam import ConnParam, Ece, UdParam
 from rdmacm.constants import CmEventType
@@ -50,8 +50,9 @@ from rdmacm.proto.cm.timeouts import ack_timeout
 from rdmacm.proto.sa import PathRecord
 from rdmacm.proto.wire import WireError
 from rdmacm.provider import Address, IdOptions, QueuedEvent
+from rdmacm.soft.asking import AskingId
 from rdmacm.soft.devices import DEFAULT_PKEY
-from rdmacm.soft.ids import ResolvingId
+from rdmacm.soft.infiniband import IbPath, IbView
 from rdmacm.soft.qp import AsyncEvent, SoftQP
 from rdmacm.soft.wire import WirePath
 from rdmacm.verbs.attr import AHAttr, GlobalRoute, QPAttr
@@ -60,6 +61,7 @@ from rdmacm.verbs.enums import AccessFlag, Mtu, QPAttrMask, QPState, QPType
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
+    from rdmacm.soft.cm import ConnectionManager
     from rdmacm.soft.devices import DeviceView, HostView
     from rdmacm.soft.provider import SoftProvider
     from rdmacm.soft.queue import SoftQueue
@@ -89,7 +91,7 @@ _MTUS = {int(mtu): mtu for mtu in Mtu}
 _ANY_REMOTE = AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_READ | AccessFlag.REMOTE_ATOMIC
 
 
-class SoftId(ResolvingId):
+class SoftId(AskingId):
     """See :class:`rdmacm.provider.IdBackend`."""
 
     __slots__ = (
@@ -97,7 +99,7 @@ class SoftId(ResolvingId):
         "_connection",
         "_is_accepted",
         "_is_disconnected",
-        "_listener",
+        "_listeners",
         "_local_ece",
         "_remote_ece",
         "_soft_qp",
@@ -113,7 +115,8 @@ class SoftId(ResolvingId):
         self._soft_qp: SoftQP | None = None
         self.qkey = 0
         self._connection: Connection | None = None
-        self._listener: Listener | None = None
+        #: The managers it listens with: a wildcard's are several.
+        self._listeners: list[tuple[ConnectionManager, Listener]] = []
         self._accept: ConnParam | None = None
         self._is_accepted = True
         self._is_disconnected = False
@@ -142,23 +145,36 @@ class SoftId(ResolvingId):
             if shared is not None:
                 self._provider.ports.claim(shared)
             try:
-                self._listener = self._provider.cm.listen(self, service, ip, backlog, self._takes)
+                for cm in self._managers(local):
+                    self._listeners.append((cm, cm.listen(self, service, ip, backlog, self._takes)))
             except BaseException:
+                self._unlisten()
                 if shared is not None:
                     self._provider.ports.share(shared)
                 raise
             self._move(Trigger.LISTEN)
 
+    def _managers(self, local: Address) -> list[ConnectionManager]:
+        """Whom requests for this listener may come to: its device's, or for an AF_IB wildcard all there are."""
+        if self._device is not None or isinstance(local, InetAddr):
+            return [self.cm]
+        subnets = (view.subnet for view in self._provider.ib.views())
+        return [self.cm, *(subnet.cm for subnet in subnets if subnet.transport.carries_cm)]
+
+    def _unlisten(self) -> None:
+        for cm, listener in self._listeners:
+            cm.unlisten(listener)
+        self._listeners.clear()
+
     def _takes(self, request: REQ | SIDR_REQ, path: Hashable) -> bool:
         """Whether a request for this id's port is for this id: type, address family, address and interface."""
         local = self.local_addr
-        assert isinstance(path, WirePath)
         if (self.qp_type == QPType.UD) is isinstance(request, REQ):
             return False
-        header = _header(request)
+        header = _header(request) if isinstance(path, WirePath) else None
         if header is None:
             return isinstance(local, SockAddrIB)
-        if not isinstance(local, InetAddr) or header.version:
+        if not isinstance(local, InetAddr) or not isinstance(path, WirePath) or header.version:
             return False
         if local.is_any:
             afonly = self._port_owner is not None and self._port_owner.afonly
@@ -166,13 +182,23 @@ class SoftId(ResolvingId):
         same_scope = not local.scope_id or not path.scope_id or path.scope_id == local.scope_id
         return header.destination == local.ip and same_scope
 
-    def requested(self, event: ConnectRequest | SidrRequest) -> None:
+    def requested(self, event: ConnectRequest | SidrRequest, cm: ConnectionManager) -> None:
         """A request has come for this listener: make it an id and tell the application."""
-        request, path, cm = event.request, event.path, self._provider.cm
-        assert isinstance(path, WirePath)
-        header = _header(request)
+        request, path, header = event.request, event.path, None
         child = SoftId(self._provider, self.queue, None, self.port_space, self.qp_type)
-        refusal = child._begin(request, header, path, self)
+        if isinstance(path, WirePath):
+            header = _header(request)
+            refusal = child._begin(request, header, path)
+        else:
+            assert cm.subnet is not None
+            refusal = child._begin_ib(request, path, cm.subnet.view())
+        if refusal is None:
+            options = self.options
+            child.options = IdOptions(options.tos, options.reuseaddr, options.afonly, options.ack_timeout)
+            child.state = State.CONNECT
+            child._is_accepted = False
+            if isinstance(request, REQ) and request.vendor_id:
+                child._remote_ece = Ece(request.vendor_id, request.attr_mod)
         if refusal is not None:
             self.queue.ids.pop(child, None)
             if isinstance(request, REQ):
@@ -189,7 +215,7 @@ class SoftId(ResolvingId):
         self.queue.post(QueuedEvent(owner, CmEventType.CONNECT_REQUEST, param=param, new_id=child))
 
     def _begin(
-        self, request: REQ | SIDR_REQ, header: PrivateDataHeader | None, path: WirePath, listener: SoftId
+        self, request: REQ | SIDR_REQ, header: PrivateDataHeader | None, path: WirePath
     ) -> tuple[RejectReason, bytes] | None:
         """Become the passive side of a request; the reason and information of a REJ where that cannot be."""
         host = self._provider.host_now()
@@ -219,14 +245,31 @@ class SoftId(ResolvingId):
             self.local_addr = SockAddrIB(row.gid, request.service_id, (1 << 64) - 1, DEFAULT_PKEY)
             self.peer_addr = SockAddrIB(self.dgid, 0, 0, DEFAULT_PKEY)
         self._attach(view)
-        self.state = State.CONNECT
-        options = listener.options
-        self.options = IdOptions(options.tos, options.reuseaddr, options.afonly, options.ack_timeout)
         self.sgid, self.gid_index = row.gid, row.gid_index
-        self._is_accepted = False
         self.paths = (_path_of(request, row.gid, self.dgid, mtu),)
-        if isinstance(request, REQ) and request.vendor_id:
-            self._remote_ece = Ece(request.vendor_id, request.attr_mod)
+        return None
+
+    def _begin_ib(
+        self, request: REQ | SIDR_REQ, path: object, view: IbView | None
+    ) -> tuple[RejectReason, bytes] | None:
+        """As :meth:`_begin`, on InfiniBand: the addresses are GIDs, and the P_Key has to be one of the port's."""
+        assert isinstance(path, IbPath)
+        primary = request.primary if isinstance(request, REQ) else None
+        rows = view.rows if view is not None else ()
+        row = next((row for row in rows if primary is None or row.gid == primary.remote_gid), None)
+        if view is None or row is None or not view.has_pkey(request.partition_key):
+            return RejectReason.INVALID_GID, bytes(rows[0].gid) if rows else b""
+        mtu = view.device.ports[0].active_mtu or Mtu.MTU_256
+        if isinstance(request, REQ) and not 0 < request.path_mtu <= mtu:
+            return RejectReason.INVALID_MTU, bytes((mtu,))
+        self.dgid = primary.local_gid if primary is not None else Gid()
+        pkey = request.partition_key
+        self.local_addr = SockAddrIB(row.gid, request.service_id, (1 << 64) - 1, pkey)
+        self.peer_addr = SockAddrIB(self.dgid, 0, 0, pkey)
+        self._attach(view, pkey)
+        self.sgid, self.gid_index = row.gid, row.gid_index
+        found = _path_of(request, row.gid, self.dgid, mtu)
+        self.paths = (found.replace(slid=view.port.lid, dlid=path.lid, sl=path.sl, pkey=pkey),)
         return None
 
     @staticmethod
@@ -252,7 +295,7 @@ class SoftId(ResolvingId):
     def delivered(self) -> None:
         """The application fetches the request: it leaves the backlog."""
         if self._connection is not None:
-            self._provider.cm.agent.delivered(self._connection.comm_id)
+            self.cm.agent.delivered(self._connection.comm_id)
 
     # -- connecting -----------------------------------------------------------------------------------
 
@@ -262,13 +305,17 @@ class SoftId(ResolvingId):
             if not self._may(Trigger.CONNECT):
                 raise self._refuse(Trigger.CONNECT.value)
             peer, local = self.peer_addr, self.local_addr
-            assert isinstance(peer, InetAddr)
-            assert isinstance(local, InetAddr)
             kind = SIDR_REQ if self.qp_type == QPType.UD else REQ
             _check_size(param.private_data, kind, "connect", peer)
-            private_data = PrivateDataHeader.between(local, peer).pack() + param.private_data
-            service = service_id(self.port_space, peer.port)
-            cm, now, path = self._provider.cm, self._provider.clock(), self._wire_path()
+            private_data = param.private_data
+            if isinstance(peer, InetAddr):
+                assert isinstance(local, InetAddr)
+                private_data = PrivateDataHeader.between(local, peer).pack() + private_data
+                service = service_id(self.port_space, peer.port)
+            else:
+                assert peer is not None
+                service = peer.sid
+            cm, now, path = self.cm, self._provider.clock(), self._wire_path()
             self._move(Trigger.CONNECT)
             try:
                 if kind is SIDR_REQ:
@@ -284,13 +331,14 @@ class SoftId(ResolvingId):
             self._connection = cm.own(comm_id, self)
             cm.pump()
 
-    def _wire_path(self) -> WirePath:
+    def _wire_path(self) -> WirePath | IbPath:
+        if isinstance(self._device, IbView):
+            return IbPath(self.paths[0].dlid, self.paths[0].sl)
         scope = self.peer_addr.scope_id if isinstance(self.peer_addr, InetAddr) else 0
         return WirePath(self.sgid.ip, self.dgid.ip, scope)
 
     def _req(self, service: int, private_data: bytes, param: ConnParam) -> REQ:
         path, ece = self.paths[0], self._local_ece or _NO_ECE
-        timeout = self.options.ack_timeout
         return REQ(
             service_id=service,
             local_ca_guid=self._node_guid(),
@@ -302,21 +350,29 @@ class SoftId(ResolvingId):
             rnr_retry_count=min(param.rnr_retry_count, 7),
             path_mtu=path.mtu,
             srq=bool(param.srq),
-            primary=Path(
-                local_gid=path.sgid,
-                remote_gid=path.dgid,
-                local_lid=_LID_UNUSED,
-                remote_lid=_LID_UNUSED,
-                flow_label=path.flow_label,
-                traffic_class=path.traffic_class,
-                hop_limit=path.hop_limit,
-                sl=path.sl,
-                subnet_local=path.hop_limit <= 1,
-                local_ack_timeout=ack_timeout(CA_ACK_DELAY, path.packet_life_time) if timeout is None else timeout & 31,
-            ),
+            partition_key=self.pkey,
+            primary=self._req_path(path),
+            alternate=self._req_path(self.paths[1]) if len(self.paths) > 1 else Path(),
             private_data=private_data,
             vendor_id=ece.vendor_id,
             attr_mod=ece.options,
+        )
+
+    def _req_path(self, path: PathRecord) -> Path:
+        timeout = self.options.ack_timeout
+        has_lids = isinstance(self._device, IbView)
+        return Path(
+            local_gid=path.sgid,
+            remote_gid=path.dgid,
+            local_lid=path.slid if has_lids else _LID_UNUSED,
+            remote_lid=path.dlid if has_lids else _LID_UNUSED,
+            flow_label=path.flow_label,
+            packet_rate=path.rate if has_lids else 0,
+            traffic_class=path.traffic_class,
+            hop_limit=path.hop_limit,
+            sl=path.sl,
+            subnet_local=path.hop_limit <= 1,
+            local_ack_timeout=ack_timeout(CA_ACK_DELAY, path.packet_life_time) if timeout is None else timeout & 31,
         )
 
     def _node_guid(self) -> int:
@@ -327,8 +383,8 @@ class SoftId(ResolvingId):
         with self._provider.lock:
             if not self._may(Trigger.ACCEPT) or self._connection is None:
                 raise self._refuse("establish")
-            self._provider.cm.agent.send_rtu(self._connection.comm_id, self._provider.clock())
-            self._provider.cm.pump()
+            self.cm.agent.send_rtu(self._connection.comm_id, self._provider.clock())
+            self.cm.pump()
 
     # -- answering ------------------------------------------------------------------------------------
 
@@ -338,7 +394,7 @@ class SoftId(ResolvingId):
             connection = self._connection
             if not self._may(Trigger.ACCEPT) or connection is None or self._is_accepted:
                 raise self._refuse(Trigger.ACCEPT.value)
-            agent, now = self._provider.cm.agent, self._provider.clock()
+            agent, now = self.cm.agent, self._provider.clock()
             kind = SIDR_REP if self.qp_type == QPType.UD else REP
             _check_size(param.private_data, kind, "accept", self.peer_addr)
             if connection.state not in states.THINKING:
@@ -355,10 +411,10 @@ class SoftId(ResolvingId):
             else:
                 self._accept_connection(connection, param, now)
             self._is_accepted = True
-            self._provider.cm.pump()
+            self.cm.pump()
 
     def _accept_connection(self, connection: Connection, param: ConnParam, now: float) -> None:
-        agent, ece = self._provider.cm.agent, self._local_ece or _NO_ECE
+        agent, ece = self.cm.agent, self._local_ece or _NO_ECE
         reply = REP(
             local_qpn=self.qp.qp_num if self.qp is not None else param.qp_num,
             responder_resources=param.responder_resources,
@@ -380,7 +436,7 @@ class SoftId(ResolvingId):
             self._fail_qp()
             with contextlib.suppress(CmStateError):
                 agent.reject(connection.comm_id, now)
-            self._provider.cm.pump()
+            self.cm.pump()
             raise
 
     def reject(self, private_data: bytes, reason: int) -> None:
@@ -393,12 +449,12 @@ class SoftId(ResolvingId):
             datagram = self.qp_type == QPType.UD
             kind = SIDR_REP if datagram else REJ
             _check_size(private_data, kind, "reject", self.peer_addr)
-            agent, now = self._provider.cm.agent, self._provider.clock()
+            agent, now = self.cm.agent, self._provider.clock()
             if datagram:
                 agent.sidr_reply(comm_id, SIDR_REP(status=SidrStatus.REJECT, private_data=private_data), now)
             else:
                 agent.reject(comm_id, now, reason, private_data)
-            self._provider.cm.pump()
+            self.cm.pump()
 
     # -- connected ------------------------------------------------------------------------------------
 
@@ -411,15 +467,15 @@ class SoftId(ResolvingId):
                 raise cm_error(errno.EINVAL, f"asynchronous event {event} is none to be notified of", "notify")
             if connection.state is states.State.ESTABLISHED:
                 raise cm_error(errno.EISCONN, "the connection is established already", "notify")
-            self._provider.cm.agent.establish(connection.comm_id, self._provider.clock())
-            self._provider.cm.pump()
+            self.cm.agent.establish(connection.comm_id, self._provider.clock())
+            self.cm.pump()
 
     def communication_established(self) -> None:
         """Data has come before the RTU, which may be lost: it proves as much."""
         if self._connection is not None:
             with contextlib.suppress(CmStateError):
-                self._provider.cm.agent.establish(self._connection.comm_id, self._provider.clock())
-                self._provider.cm.pump()
+                self.cm.agent.establish(self._connection.comm_id, self._provider.clock())
+                self.cm.pump()
 
     def disconnect(self) -> bool:
         with self._provider.lock:
@@ -429,11 +485,11 @@ class SoftId(ResolvingId):
             self._fail_qp()
             follows = not self._is_disconnected
             try:
-                self._provider.cm.agent.disconnect(connection.comm_id, self._provider.clock())
+                self.cm.agent.disconnect(connection.comm_id, self._provider.clock())
             except CmStateError:  # there is nothing to end (any more), which is no error
                 follows = False
-            self._provider.cm.pump()
-            self._provider.cm.hold_qpn(connection)
+            self.cm.pump()
+            self.cm.hold_qpn(connection)
             return follows
 
     def attach_qp(self, qp: QP | None) -> None:
@@ -501,7 +557,7 @@ class SoftId(ResolvingId):
         if self._soft_qp is None:
             self._tell(CmEventType.CONNECT_RESPONSE, 0, param)
             return
-        agent, now = self._provider.cm.agent, self._provider.clock()
+        agent, now = self.cm.agent, self._provider.clock()
         try:
             self._make_ready(self._soft_qp)
         except RdmaError as error:
@@ -628,12 +684,10 @@ class SoftId(ResolvingId):
 
     def destroy(self) -> None:
         with self._provider.lock:
-            if self._listener is not None:
-                self._provider.cm.unlisten(self._listener)
-                self._listener = None
+            self._unlisten()
             if self._connection is not None:
                 connection, self._connection = self._connection, None
-                self._provider.cm.leave(connection)
+                self.cm.leave(connection)
             super().destroy()
 
 
@@ -647,8 +701,9 @@ _HEARD: dict[type[Event], Callable[[SoftId, Any], None]] = {
     TimewaitExit: SoftId._timewait_over,
     SidrReply: SoftId._resolved_service,
 }
-#: How much private data is the application's; addresses here are IP addresses.
+#: How much private data is the application's: with IP addresses, and with InfiniBand's, which need no header.
 _ROOM: dict[type[Message], int] = {kind: user_capacity(kind, AF_INET) for kind in (REQ, REP, REJ, SIDR_REQ, SIDR_REP)}
+_ROOM_IB: dict[type[Message], int] = {kind: user_capacity(kind, AF_IB) for kind in _ROOM}
 _SIDR_TEXT: dict[int, str] = {
     SidrStatus.UNSUPPORTED: "nobody listens on that port",
     SidrStatus.REJECT: "the peer's application, or its connection manager, refused",
@@ -689,10 +744,11 @@ def _path_of(request: REQ | SIDR_REQ, sgid: Gid, dgid: Gid, mtu: Mtu) -> PathRec
 
 
 def _check_size(private_data: bytes, kind: type[Message], step: str, address: Address | None) -> None:
-    if len(private_data) > _ROOM[kind]:
+    room = (_ROOM_IB if isinstance(address, SockAddrIB) else _ROOM)[kind]
+    if len(private_data) > room:
         raise cm_error(
             errno.EINVAL,
-            f"{len(private_data)} bytes of private data do not fit, {_ROOM[kind]} do",
+            f"{len(private_data)} bytes of private data do not fit, {room} do",
             step,
             str(address),
             "send the rest as a message once connected",

@@ -61,6 +61,10 @@ class DeviceView:
         return self.interface.index
 
     @property
+    def port_num(self) -> int:
+        return PORT_NUM
+
+    @property
     def is_active(self) -> bool:
         return self.interface.is_running
 

@@ -10,6 +10,7 @@ import errno
 import sys
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from socket import AF_INET
 from time import perf_counter_ns
@@ -23,7 +24,8 @@ from rdmacm.explanation import Explanation, Step
 from rdmacm.proto.sa import PATH_FLAGS, PathData, PathRecord
 from rdmacm.provider import Address, EventQueue, IdOptions, QueuedEvent
 from rdmacm.soft import resolver
-from rdmacm.soft.devices import DEFAULT_PKEY, PORT_NUM, DeviceView
+from rdmacm.soft.devices import DEFAULT_PKEY, DeviceView
+from rdmacm.soft.infiniband import IbLookup, IbView
 from rdmacm.soft.ports import PortOwner
 from rdmacm.soft.resolver import Failure, Lookup
 from rdmacm.verbs.device import Context
@@ -43,11 +45,10 @@ _IB_SPACES = {
 
 _NO_GID = Gid()
 _NO_IPOIB = "port space IPOIB needs an InfiniBand interface"
-_NO_IB_PORT = "AF_IB addresses name ports of an InfiniBand device, and this host has none"
 
 
 class ResolvingId:
-    """The half of an id that finds out where; :class:`rdmacm.soft.connecting.SoftId` is the whole."""
+    """The part of an id that finds out where; :class:`rdmacm.soft.connecting.SoftId` is the whole."""
 
     __slots__ = (
         "__weakref__",
@@ -58,6 +59,7 @@ class ResolvingId:
         "_provider",
         "_steps",
         "_wait_started",
+        "cm",
         "dgid",
         "gid_index",
         "local_addr",
@@ -93,9 +95,11 @@ class ResolvingId:
         self.sgid = self.dgid = _NO_GID
         self.pkey = 0
         self.paths: tuple[PathRecord, ...] = ()
-        self._device: DeviceView | None = None
+        self._device: DeviceView | IbView | None = None
+        #: Who connects it: the RoCE devices' connection manager, or its InfiniBand port's.
+        self.cm = provider.cm
         self._port_owner: PortOwner | None = None
-        self._lookup: Lookup | None = None
+        self._lookup: Lookup | IbLookup | None = None
         #: Step, nanoseconds, and what is put into words only when somebody asks.
         self._steps: list[tuple[str, int, object]] = []
         self._wait_started = 0
@@ -143,19 +147,21 @@ class ResolvingId:
         if owner is not None:
             self.queue.post(QueuedEvent(owner, kind, status, 0, explain, message))
 
-    def _attach(self, view: DeviceView) -> None:
+    def _attach(self, view: DeviceView | IbView, pkey: int = DEFAULT_PKEY) -> None:
         if self._device is not None:
             self._provider.detach(self, self._device)
         self._device = view
         self._provider.attach(self, view)
         self.verbs = self._provider.context_of(view)
-        self.port_num = PORT_NUM
-        self.pkey = DEFAULT_PKEY
+        self.cm = view.subnet.cm if isinstance(view, IbView) else self._provider.cm
+        self.port_num = view.port_num
+        self.pkey = pkey
 
     def _detach(self) -> None:
         if self._device is not None:
             self._provider.detach(self, self._device)
         self._device = self.verbs = None
+        self.cm = self._provider.cm
         self.port_num = self.gid_index = self.pkey = 0
         self.sgid = _NO_GID
 
@@ -240,15 +246,7 @@ class ResolvingId:
 
     def _bind_ib(self, address: SockAddrIB) -> SockAddrIB:
         if any(address.addr):
-            for view in self._provider.host().devices:
-                if any(row.gid == address.addr for row in view.rows):
-                    raise Failure(
-                        errno.ENODEV,
-                        "bind",
-                        f"GID {address.addr} is on {view.device.name}, which is RoCE; AF_IB is for InfiniBand ports",
-                        "the IP address the GID stands for",
-                    )
-            raise Failure(errno.ENODEV, "bind", f"no InfiniBand port has the GID {address.addr}; {_NO_IB_PORT}")
+            self._bind_gid(address)
         for space in _IB_SPACES[self.port_space]:
             if (address.sid ^ service_id(space, 0)) & address.sid_mask & ~0xFFFF == 0:
                 break
@@ -263,6 +261,31 @@ class ResolvingId:
         return SockAddrIB(
             address.addr, service_id(space, port), 0xFFFFFFFFFFFFFFFF, address.pkey, address.flowinfo, address.scope_id
         )
+
+    def _bind_gid(self, address: SockAddrIB) -> None:
+        provider, gid = self._provider, address.addr
+        for view in provider.ib.views():
+            for row in view.rows:
+                if row.gid == gid:
+                    if not view.has_pkey(address.pkey):
+                        raise Failure(
+                            errno.EINVAL,
+                            "bind",
+                            f"P_Key 0x{address.pkey:04x} is not in the table of {view.device.name} port {row.port_num}",
+                            "one of " + ", ".join(f"0x{pkey:04x}" for pkey in view.port.pkeys),
+                        )
+                    self._attach(view, address.pkey)
+                    self.sgid, self.gid_index = gid, row.gid_index
+                    return
+        for roce in provider.host().devices:
+            if any(row.gid == gid for row in roce.rows):
+                raise Failure(
+                    errno.ENODEV,
+                    "bind",
+                    f"GID {gid} is on {roce.device.name}, which is RoCE; AF_IB is for InfiniBand ports",
+                    "the IP address the GID stands for",
+                )
+        raise Failure(errno.ENODEV, "bind", f"no InfiniBand port has the GID {gid}; {provider.ib.why_not()}")
 
     def _take_port(
         self, space: PortSpace, port: int, family: int, ip: bytes, scope_id: int, is_any: bool, afonly: bool
@@ -289,22 +312,23 @@ class ResolvingId:
                     str(destination),
                     "a source of the destination's family, or none",
                 )
-            if isinstance(destination, SockAddrIB):
-                raise cm_error(errno.ENODEV, _NO_IB_PORT, "resolve_addr", str(destination), "an IP address of the peer")
             origin = "bound"
             if self.state is State.IDLE:
-                self._bind(source or InetAddr.any(destination.family))
+                self._bind(source or _wildcard(destination))
                 self._move(Trigger.BIND_ADDR)
                 origin = "given" if source is not None else "bound"
             else:
                 self._check_bound(source, destination)
-            self._resolve(destination, origin, timeout_ms)
+            if isinstance(destination, SockAddrIB):
+                self._resolve_gid(destination)
+            else:
+                self._resolve(destination, origin, timeout_ms)
 
-    def _check_bound(self, source: Address | None, destination: InetAddr) -> None:
+    def _check_bound(self, source: Address | None, destination: Address) -> None:
         """A bound id has its source already: another one cannot be honoured, so it is refused."""
         local = self.local_addr
         assert local is not None
-        if _family(local) != destination.family:
+        if _family(local) != _family(destination):
             raise cm_error(
                 errno.EINVAL,
                 f"the id is bound to {local}, of another address family",
@@ -312,9 +336,9 @@ class ResolvingId:
                 str(destination),
                 "a new id",
             )
-        if source is None or not isinstance(local, InetAddr) or not isinstance(source, InetAddr):
+        if source is None:
             return
-        if source.ip != local.ip or source.port not in (0, local.port):
+        if _host(source) != _host(local) or source.port not in (0, local.port):
             raise cm_error(
                 errno.EINVAL,
                 f"source {source} was given, but the id is bound to {local}",
@@ -322,6 +346,39 @@ class ResolvingId:
                 str(destination),
                 "no source, or a new id",
             )
+
+    def _resolve_gid(self, destination: SockAddrIB) -> None:
+        """There is no neighbour to wait for, so the outcome is there at once; it is an event all the same."""
+        local, view = self.local_addr, self._device
+        assert isinstance(local, SockAddrIB)
+        self._move(Trigger.RESOLVE_ADDR)
+        self._lookup = lookup = IbLookup(destination)
+        self.peer_addr = destination
+        bound = None
+        if isinstance(view, IbView):
+            fresh = view.subnet.view() or view
+            bound = fresh, next(row for row in view.rows if row.gid == self.sgid)
+        try:
+            lookup.choose(self._provider.ib, bound)
+        except Failure as failure:
+            self._move(Trigger.ADDR_FAILED)
+            raise cm_error(
+                failure.errno,
+                failure.message,
+                "resolve_addr",
+                str(destination),
+                failure.hint,
+                self._explain_failure(lookup, failure),
+            ) from None
+        assert lookup.view is not None and lookup.row is not None
+        self._attach(lookup.view, destination.pkey)
+        self.sgid, self.gid_index = lookup.row.gid, lookup.row.gid_index
+        if not any(destination.addr):  # "this host", as for sockets
+            self.peer_addr = destination = replace(destination, addr=self.sgid)
+        self.dgid = destination.addr
+        self.local_addr = replace(local, addr=self.sgid, pkey=destination.pkey)
+        self._move(Trigger.ADDR_DONE)
+        self._post(CmEventType.ADDR_RESOLVED)
 
     def _resolve(self, destination: InetAddr, origin: str, timeout_ms: int) -> None:
         if destination.is_any:  # "this host", as for sockets
@@ -370,13 +427,13 @@ class ResolvingId:
             lookup.source,
             lookup.origin,
             lookup.tos,
-            self._device,
+            self._device if isinstance(self._device, DeviceView) else None,
             lookup,
         )
         if self.port_space is PortSpace.IPOIB:
             raise Failure(errno.EINVAL, "select", _NO_IPOIB, "port space UDP")
 
-    def _explain_failure(self, lookup: Lookup, failure: Failure) -> Explanation:
+    def _explain_failure(self, lookup: Lookup | IbLookup, failure: Failure) -> Explanation:
         bind = tuple(Step(name, ns / 1000, str(detail)) for name, ns, detail in self._steps if name == "bind")
         return lookup.explain(None, failure, bind)
 
@@ -473,7 +530,7 @@ class ResolvingId:
             if timeout_ms <= 0:
                 raise cm_error(errno.EINVAL, f"timeout {timeout_ms} ms is not positive", "resolve_route")
             local, peer, lookup = self.local_addr, self.peer_addr, self._lookup
-            assert isinstance(local, InetAddr) and isinstance(peer, InetAddr) and lookup is not None
+            assert isinstance(local, InetAddr) and isinstance(peer, InetAddr) and isinstance(lookup, Lookup)
             started = perf_counter_ns()
             ack_timeout = self.options.ack_timeout
             lookup.tos = self.options.tos or 0
@@ -500,18 +557,6 @@ class ResolvingId:
             self._move(Trigger.RESOLVE_ROUTE)
             self._move(Trigger.ROUTE_DONE)
             self._post(CmEventType.ROUTE_RESOLVED)
-
-    def resolve_service(self, service: str) -> None:
-        with self._provider.lock:
-            if self._device is None or not self._may(Trigger.RESOLVE_IB_SERVICE):
-                raise self._refuse("resolve_addrinfo")
-            raise cm_error(
-                errno.EOPNOTSUPP,
-                f"{self._device.device.name} is RoCE and has no subnet administrator to ask",
-                "resolve_addrinfo",
-                service,
-                "RAI_DNS, or an id bound to an InfiniBand port",
-            )
 
     # -- options --------------------------------------------------------------------------------------
 
@@ -574,8 +619,7 @@ class ResolvingId:
         """The device this id is bound to is gone, or its interface or addresses are others."""
         if after is None:
             if self._may(Trigger.DEVICE_GONE):
-                if self._lookup is not None:
-                    self._provider.pending.remove(self, self._lookup)
+                self._stop_waiting()
                 self._move(Trigger.DEVICE_GONE)
                 name = before.device.name
                 self._post(CmEventType.DEVICE_REMOVAL, 0, None, f"{name}: interface {before.interface.name} is gone")
@@ -599,6 +643,11 @@ class ResolvingId:
 
     # -- the end --------------------------------------------------------------------------------------
 
+    def _stop_waiting(self) -> None:
+        """Nothing that is under way for this id matters any more."""
+        if isinstance(self._lookup, Lookup):
+            self._provider.pending.remove(self, self._lookup)
+
     def migrate(self, queue: EventQueue) -> None:
         with self._provider.lock:
             if not self._may(Trigger.MIGRATE):
@@ -616,8 +665,7 @@ class ResolvingId:
         with self._provider.lock:
             if self.state is State.DESTROYING:
                 return
-            if self._lookup is not None:
-                self._provider.pending.remove(self, self._lookup)
+            self._stop_waiting()
             self._move(Trigger.DESTROY)
             self._detach()
             if self._port_owner is not None:
@@ -632,6 +680,17 @@ def _nobody() -> None:
 
 def _family(address: Address) -> int:
     return AF_IB if isinstance(address, SockAddrIB) else address.family
+
+
+def _host(address: Address) -> bytes:
+    return bytes(address.addr) if isinstance(address, SockAddrIB) else address.ip
+
+
+def _wildcard(destination: Address) -> Address:
+    """Where an id is bound that is given no source."""
+    if isinstance(destination, InetAddr):
+        return InetAddr.any(destination.family)
+    return SockAddrIB(pkey=destination.pkey)
 
 
 def _number(value: int | bytes, size: int, limit: int) -> int:

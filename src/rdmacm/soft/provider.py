@@ -11,24 +11,29 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Sequence, Sized
+from dataclasses import replace
 from functools import partial
 from random import Random
 from typing import TypeVar
 
-from rdmacm.address import InetAddr
+from rdmacm.address import InetAddr, SockAddrIB
 from rdmacm.errors import cm_error
 from rdmacm.explanation import Explanation
+from rdmacm.ib.transport import MadTransport
 from rdmacm.net.types import Change, Network
 from rdmacm.proto.sa import PathRecord
-from rdmacm.provider import EventQueue, Owner, RouteChoice, Tap
+from rdmacm.proto.sa.client import Answer
+from rdmacm.provider import EventQueue, FoundServices, Owner, RouteChoice, Tap
 from rdmacm.soft import resolver
+from rdmacm.soft.asking import ask_paths, ask_services, path_records, service_records
 from rdmacm.soft.chance import DrawnAhead
 from rdmacm.soft.cm import ConnectionManager
 from rdmacm.soft.connecting import SoftId
 from rdmacm.soft.devices import PORT_NUM, DeviceView, HostView, read_host
 from rdmacm.soft.helper import Helper
 from rdmacm.soft.ids import ResolvingId
+from rdmacm.soft.infiniband import IbDevice, IbHost, IbLookup, IbView
 from rdmacm.soft.pending import Pending
 from rdmacm.soft.ports import PortTable
 from rdmacm.soft.queue import SoftQueue
@@ -51,6 +56,9 @@ _PATIENCE = 16
 #: Seconds between two times that somebody makes progress who only takes what waits; less than the helper's patience.
 _PROGRESS_INTERVAL = 0.001
 
+#: Seconds that a path may take which getaddrinfo asks for, as rdma_create_ep(3) allows a route.
+ROUTE_TIMEOUT = 2.0
+
 #: Seconds between two looks at what the network reports, where nobody waits for that. Who needs the host as it is at
 #: this moment looks himself.
 _LOOK_INTERVAL = 0.001
@@ -60,7 +68,8 @@ class SoftProvider:
     """See :class:`rdmacm.provider.Provider`.
 
     ``network``, ``wire`` and ``clock`` (seconds, monotonic) are the world; ``namespace`` names the shared port table,
-    and ``ports`` replaces it; ``random`` is where unpredictable numbers come from.
+    and ``ports`` replaces it; ``random`` is where unpredictable numbers come from. ``infiniband`` are the InfiniBand
+    ports there are beside the devices of the network's interfaces.
     """
 
     name = "soft"
@@ -74,6 +83,7 @@ class SoftProvider:
         ports: PortTable | None = None,
         wire: Wire | None = None,
         random: Random | None = None,
+        infiniband: Sequence[MadTransport] = (),
     ) -> None:
         self.network = network
         self.clock = clock
@@ -93,7 +103,8 @@ class SoftProvider:
         self._in_vain = 0
         self.transport = Transport(self.lock, clock, self.call_at, wire or UdpWire(), self.random)
         self.transport.on_open = self._wire_opened
-        self.cm = ConnectionManager(self)
+        self.cm = ConnectionManager(self, self.transport)
+        self.ib = IbHost(self, infiniband)
         self._namespace = namespace
         self._given_ports = ports
         self._ports = ports
@@ -103,7 +114,7 @@ class SoftProvider:
         self._users: dict[object, None] = {}
         #: The ids of each interface, in a dict for its order: runs on a simulated network are to repeat.
         self._bound: dict[int, dict[ResolvingId, None]] = {}
-        self._opened: dict[int, SoftDevice] = {}
+        self._opened: dict[int, SoftDevice | IbDevice] = {}
         self._contexts: dict[tuple[int, str], Context] = {}
         self._timers = Timers()
         self._link_facts: dict[tuple[int, int], tuple[int, int]] = {}
@@ -112,7 +123,10 @@ class SoftProvider:
 
     def devices(self) -> tuple[Device, ...]:
         with self.lock:
-            return tuple(view.device for view in self.host().devices)
+            return tuple(view.device for view in self._views())
+
+    def _views(self) -> list[DeviceView | IbView]:
+        return [*self.host().devices, *self.ib.views()]
 
     def open_queue(self) -> SoftQueue:
         with self.lock:
@@ -157,6 +171,55 @@ class SoftProvider:
             )
             return RouteChoice(chosen, lookup.device.device.name, PORT_NUM, lookup.row.gid_index, path)
 
+    def find_path(
+        self, destination: SockAddrIB, source: SockAddrIB | None, like: PathRecord | None
+    ) -> RouteChoice | None:
+        with self.lock:
+            lookup = IbLookup(destination)
+            bound = None
+            if source is not None and any(source.addr):
+                bound = self.ib.owner_of(source.addr)
+                if bound is None:
+                    return None
+            try:
+                lookup.choose(self.ib, bound)
+            except resolver.Failure:
+                return None
+            view, row = lookup.view, lookup.row
+            assert view is not None and row is not None
+        answer = self._asked(view, partial(ask_paths, view, row.gid, destination, ROUTE_TIMEOUT, like=like))
+        paths = path_records(answer)
+        if not paths:
+            return None
+        local = replace(source or SockAddrIB(pkey=destination.pkey), addr=row.gid)
+        return RouteChoice(local, view.device.name, view.port_num, row.gid_index, paths[0])
+
+    def find_services(self, service: str) -> FoundServices | None:
+        with self.lock:
+            views = [view for view in self.ib.views() if view.is_active and view.rows]
+        for view in views:
+            records = service_records(self._asked(view, partial(ask_services, view, service)))
+            if records:
+                return FoundServices(view.rows[0].gid, view.device.name, view.port_num, records)
+        return None
+
+    def _asked(self, view: IbView, ask: Callable[[Callable[[Answer], None]], int]) -> Answer:
+        """Ask a subnet administrator and wait for what becomes of it."""
+        answers: list[Answer] = []
+        user = object()
+        self.use(user)
+        try:
+            with self.lock:
+                view.subnet.view()  # open
+                query = ask(answers.append)
+            try:
+                return self.drive(lambda: answers, None)[0]
+            finally:
+                with self.lock:
+                    view.subnet.cancel(query)
+        finally:
+            self.closed(user)
+
     def explain_route(self, destination: InetAddr, source: InetAddr | None) -> Explanation:
         with self.lock:
             lookup = resolver.Lookup(self.host(), destination, source, "given", 0)
@@ -195,13 +258,13 @@ class SoftProvider:
     def filenos(self) -> tuple[int, ...]:
         """Descriptors that are readable when :meth:`progress` has something to do."""
         monitor = self.network.fileno()
-        wire = self.transport.filenos()
-        return (monitor, *wire) if monitor >= 0 else tuple(wire)
+        wire = (*self.transport.filenos(), *self.ib.filenos())
+        return (monitor, *wire) if monitor >= 0 else wire
 
     def device_at(self, ifindex: int) -> Device | None:
         """The device on an interface, as it is now, whatever its name has become."""
         with self.lock:
-            view = self.host().by_ifindex.get(ifindex)
+            view = self.ib.view_at(ifindex) if ifindex < 0 else self.host().by_ifindex.get(ifindex)
             return view.device if view else None
 
     def device_now(self, ifindex: int) -> Device | None:
@@ -245,6 +308,7 @@ class SoftProvider:
             self._look_due = now + _LOOK_INTERVAL
             self.host()
         self.transport.progress(wanted)
+        self.ib.progress()
         self.fire_timers()
 
     def poll(self, wanted: Sized = ()) -> bool:
@@ -307,6 +371,12 @@ class SoftProvider:
         self.waiters.wake()
         self.helper.wake()
 
+    def ib_opened(self) -> None:
+        """An InfiniBand port has a descriptor now."""
+        if self.in_use:
+            self.descriptors_changed()
+            self.helper.start()
+
     def _wire_opened(self) -> None:
         self.descriptors_changed()
         if self.transport.filenos():
@@ -332,31 +402,31 @@ class SoftProvider:
                 for bound in list(self._bound.get(view.ifindex, ())):
                     bound.device_changed(view, now)
 
-    def attach(self, bound: ResolvingId, view: DeviceView) -> None:
+    def attach(self, bound: ResolvingId, view: DeviceView | IbView) -> None:
         """An id is bound to a device from now on."""
-        self._bound.setdefault(view.interface.index, {})[bound] = None
+        self._bound.setdefault(view.ifindex, {})[bound] = None
 
-    def detach(self, bound: ResolvingId, view: DeviceView) -> None:
+    def detach(self, bound: ResolvingId, view: DeviceView | IbView) -> None:
         """An id is no longer."""
-        ids = self._bound.get(view.interface.index)
+        ids = self._bound.get(view.ifindex)
         if ids is not None:
             ids.pop(bound, None)
             if not ids:
-                del self._bound[view.interface.index]
+                del self._bound[view.ifindex]
 
     # -- devices in use -------------------------------------------------------------------------------
 
-    def open_device(self, name: str) -> SoftDevice:
+    def open_device(self, name: str) -> SoftDevice | IbDevice:
         with self.lock:
             self.check_fork("open_device")
-            for view in self.host().devices:
+            for view in self._views():
                 if view.device.name == name:
                     return self.open_device_at(view.ifindex)
         raise cm_error(errno.ENODEV, "there is no such device", "open_device", name, "'rdmacm devices' lists them")
 
-    def context_of(self, view: DeviceView) -> Context:
+    def context_of(self, view: DeviceView | IbView) -> Context:
         """The open device that all ids share which are bound to it under its present name."""
-        key = view.interface.index, view.device.name
+        key = view.ifindex, view.device.name
         context = self._contexts.get(key)
         if context is None:
             ifindex = view.ifindex
@@ -365,15 +435,16 @@ class SoftProvider:
             )
         return context
 
-    def open_device_at(self, ifindex: int) -> SoftDevice:
+    def open_device_at(self, ifindex: int) -> SoftDevice | IbDevice:
         """The device on an interface, to be used."""
         with self.lock:
             device = self._opened.get(ifindex)
             if device is None:
-                view = self.host().by_ifindex.get(ifindex)
-                if view is None:
+                picture = self.device_at(ifindex)
+                if picture is None:
                     raise cm_error(errno.ENODEV, "the device has been removed", "open_device")
-                device = self._opened[ifindex] = SoftDevice(self, view.device.name, ifindex)
+                device = IbDevice(picture.name) if ifindex < 0 else SoftDevice(self, picture.name, ifindex)
+                self._opened[ifindex] = device
             return device
 
     # -- the end --------------------------------------------------------------------------------------
@@ -415,6 +486,7 @@ class SoftProvider:
     def _release(self) -> None:
         self.helper.stop()
         self.cm.close()
+        self.ib.close()
         self.transport.close()
         self.network.close()
         self.waiters.close()
@@ -433,6 +505,7 @@ class SoftProvider:
         if isinstance(self.random, DrawnAhead):
             self.random.forget()
         self.network.close()
+        self.ib.abandon()
         self.transport.abandon()
         if self._ports is not None:
             self._ports.abandon()

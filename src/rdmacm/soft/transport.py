@@ -217,6 +217,18 @@ class Transport:
             self._timers[:] = [entry for entry in self._timers if entry[1] in self._qps]
             heapq.heapify(self._timers)
 
+    @property
+    def id_prefix(self) -> int:
+        """The upper byte of this process's queue pair numbers and communication ids."""
+        return self.wire.slot
+
+    def listen(self, service_id: int, local: bytes | None) -> object:
+        """Have requests for a service id come here (:meth:`rdmacm.soft.wire.Wire.listen`)."""
+        return self.wire.listen(service_id, local)
+
+    def unlisten(self, token: object) -> None:
+        self.wire.unlisten(token)
+
     def hold_qpn(self, qpn: int, until: float) -> None:
         """Give the number to no queue pair before ``until``: packets of its last connection may be under way."""
         with self.lock:

@@ -1,0 +1,287 @@
+"""What an id on an InfiniBand port asks the subnet administrator: its route, and who offers a service.
+
+A query is sent when the call is made; the answer, or that there was none in time, is the event.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+from rdmacm.address import Gid, SockAddrIB
+from rdmacm.cmstate import Trigger
+from rdmacm.constants import CmEventType
+from rdmacm.errors import RdmaError, cm_error
+from rdmacm.proto.sa import PathRecord
+from rdmacm.proto.sa.client import Answer
+from rdmacm.proto.sa.mad import SaMethod, SaStatus, describe_status
+from rdmacm.proto.sa.query import ask_for
+from rdmacm.proto.sa.subnet import ServiceRecord
+from rdmacm.proto.wire import WireError
+from rdmacm.soft.ids import ResolvingId
+from rdmacm.soft.infiniband import IbView
+from rdmacm.soft.resolver import Failure
+from rdmacm.soft.services import Registration
+
+if TYPE_CHECKING:
+    from rdmacm.soft.provider import SoftProvider
+    from rdmacm.soft.queue import SoftQueue
+
+__all__ = ["AskingId", "ask_paths", "ask_services", "path_records", "service_records"]
+
+#: Seconds that a search for services takes at most, as in the kernel.
+SERVICE_TIMEOUT = 2.0
+#: How many paths are asked for where an alternate one is wanted: those that come may share the way of the first.
+_SEVERAL = 8
+_ALL_BITS = (1 << 64) - 1
+#: What the path that a caller has in mind says about those wanted, where it is not 0.
+_RESTRICTIONS = (
+    *("slid", "dlid", "flow_label", "hop_limit", "traffic_class", "qos_class", "sl"),
+    *("mtu", "rate", "packet_life_time"),
+)
+
+
+def ask_paths(
+    view: IbView,
+    sgid: Gid,
+    destination: SockAddrIB,
+    timeout: float,
+    done: Callable[[Answer], None],
+    *,
+    tos: int = 0,
+    count: int = 1,
+    like: PathRecord | None = None,
+) -> int:
+    """Ask for paths as rdma_cm does: by both GIDs, P_Key, service id and traffic class, usable in both directions.
+
+    ``like``: a path whose fields the paths have to have, where they are not 0.
+    """
+    fields: dict[str, Any] = {
+        "sgid": sgid,
+        "dgid": destination.addr,
+        "pkey": destination.pkey,
+        "service_id": destination.sid,
+        "traffic_class": tos or destination.flowinfo >> 20 & 0xFF,
+        "reversible": True,
+        "numb_path": count,
+    }
+    if like is not None:
+        for name in _RESTRICTIONS:
+            if value := getattr(like, name):
+                fields[name] = value
+                if hasattr(like, f"{name}_selector"):
+                    fields[f"{name}_selector"] = getattr(like, f"{name}_selector")
+    mask, record = ask_for(PathRecord, **fields)
+    method = SaMethod.GET if count == 1 else SaMethod.GET_TABLE
+    return view.subnet.ask(view.port, method, record.ATTRIBUTE, mask, record.pack(), timeout, done)
+
+
+def ask_services(view: IbView, service: str, done: Callable[[Answer], None]) -> int:
+    """Ask for the services of a name, or of an id where ``service`` is a number in C's notation."""
+    number = _number(service)
+    if number is None:
+        mask, record = ask_for(ServiceRecord, service_name=service.encode()[:63])
+    else:
+        mask, record = ask_for(ServiceRecord, service_id=number)
+    return view.subnet.ask(view.port, SaMethod.GET_TABLE, record.ATTRIBUTE, mask, record.pack(), SERVICE_TIMEOUT, done)
+
+
+def _number(text: str) -> int | None:
+    """A whole string that strtoull(3) reads with base 0."""
+    digits = text.strip().lower().removeprefix("+")
+    sign = digits.startswith("-")
+    digits = digits[sign:]
+    base = 16 if digits.startswith("0x") else 8 if digits.startswith("0") else 10
+    if not digits[:1].isdigit() or "_" in digits or not digits.isascii():
+        return None
+    try:
+        value = int(digits, base)
+    except ValueError:
+        return None
+    return None if value > _ALL_BITS else -value & _ALL_BITS if sign else value
+
+
+def path_records(answer: Answer) -> tuple[PathRecord, ...]:
+    """The paths of an answer; what is none is left out."""
+    return tuple(record for data in answer.records if (record := _unpacked(PathRecord, data)) is not None)
+
+
+def service_records(answer: Answer) -> tuple[ServiceRecord, ...]:
+    """The services of an answer; what is none is left out."""
+    return tuple(record for data in answer.records if (record := _unpacked(ServiceRecord, data)) is not None)
+
+
+def _unpacked(kind: type[Any], data: bytes) -> Any:
+    try:
+        return kind.unpack(data)
+    except WireError:
+        return None
+
+
+class AskingId(ResolvingId):
+    """See :class:`rdmacm.soft.ids.ResolvingId`."""
+
+    __slots__ = ("_asked", "_registrations", "services")
+
+    def __init__(
+        self, provider: SoftProvider, queue: SoftQueue, owner: object | None, port_space: int, qp_type: int
+    ) -> None:
+        super().__init__(provider, queue, owner, port_space, qp_type)
+        #: What is being asked for this id, and of whom.
+        self._asked: tuple[IbView, int] | None = None
+        self._registrations: list[Registration] = []
+        self.services: tuple[ServiceRecord, ...] = ()
+
+    def _stop_waiting(self) -> None:
+        super()._stop_waiting()
+        if self._asked is not None:
+            view, query = self._asked
+            self._asked = None
+            view.subnet.cancel(query)
+        for registration in self._registrations:
+            registration.withdraw()
+        self._registrations.clear()
+
+    def _now(self, step: str) -> IbView:
+        """The port as it is now: it may have another address, or another administrator."""
+        view = self._device
+        assert isinstance(view, IbView)
+        fresh = view.subnet.view()
+        if fresh is None:
+            raise cm_error(errno.ENODEV, f"the port is gone: {view.subnet.problem}", step, view.device.name)
+        self._device = fresh
+        return fresh
+
+    # -- the route ------------------------------------------------------------------------------------
+
+    def resolve_route(self, timeout_ms: int, alternate: bool = False) -> None:  # a RoCE path has none beside it
+        with self._provider.lock:
+            if not isinstance(self._device, IbView):
+                super().resolve_route(timeout_ms)
+                return
+            self._provider.check_fork("resolve_route")
+            if not self._may(Trigger.RESOLVE_ROUTE):
+                raise self._refuse(Trigger.RESOLVE_ROUTE.value)
+            if timeout_ms <= 0:
+                raise cm_error(errno.EINVAL, f"timeout {timeout_ms} ms is not positive", "resolve_route")
+            view, peer = self._now("resolve_route"), self.peer_addr
+            assert isinstance(peer, SockAddrIB)
+            answered = partial(self._route_answered, view, alternate, perf_counter_ns())
+            count = _SEVERAL if alternate else 1
+            self._move(Trigger.RESOLVE_ROUTE)
+            query = ask_paths(
+                view, self.sgid, peer, timeout_ms / 1000, answered, tos=self.options.tos or 0, count=count
+            )
+            self._asked = view, query
+
+    def _route_answered(self, view: IbView, alternate: bool, started: int, answer: Answer) -> None:
+        self._asked = None
+        failure = answer_failure(answer, view, "path")
+        paths = path_records(answer)
+        if failure is None and not paths:
+            failure = Failure(errno.EINVAL, "path", f"{_administrator(view)} knows no path to {self.dgid}")
+        self._steps = [step for step in self._steps if step[0] != "path"]
+        said = failure.message if failure else f"from {_administrator(view)}"
+        self._steps.append(("path", perf_counter_ns() - started, said))
+        if failure is not None:
+            assert self._lookup is not None or self.services
+            explain = partial(self._explain_failure, self._lookup, failure) if self._lookup is not None else None
+            self._move(Trigger.ROUTE_FAILED)
+            self._post(CmEventType.ROUTE_ERROR, -failure.errno, explain, failure.message)
+            return
+        if alternate:
+            other = next((path for path in paths if (path.dlid, path.slid) != (paths[0].dlid, paths[0].slid)), None)
+            paths = paths[:1] if other is None else (paths[0], other)
+        timeout = self.options.ack_timeout
+        if timeout is not None:
+            paths = tuple(path.replace(packet_life_time=max(0, timeout - 1)) for path in paths)
+        self.paths = paths
+        self._move(Trigger.ROUTE_DONE)
+        self._post(CmEventType.ROUTE_RESOLVED)
+
+    # -- services -------------------------------------------------------------------------------------
+
+    def resolve_service(self, service: str) -> None:
+        with self._provider.lock:
+            self._provider.check_fork("resolve_addrinfo")
+            view = self._device
+            if view is None or not self._may(Trigger.RESOLVE_IB_SERVICE):
+                raise self._refuse("resolve_addrinfo")
+            if not isinstance(view, IbView):
+                raise cm_error(
+                    errno.EOPNOTSUPP,
+                    f"{view.device.name} is RoCE and has no subnet administrator to ask",
+                    "resolve_addrinfo",
+                    service,
+                    "RAI_DNS, or an id bound to an InfiniBand port",
+                )
+            view = self._now("resolve_addrinfo")
+            self._move(Trigger.RESOLVE_IB_SERVICE)
+            answered = partial(self._service_answered, view, service, perf_counter_ns())
+            self._asked = view, ask_services(view, service, answered)
+
+    def _service_answered(self, view: IbView, service: str, started: int, answer: Answer) -> None:
+        self._asked = None
+        failure = answer_failure(answer, view, "service")
+        found = () if failure else service_records(answer)
+        if failure is None and not found:
+            hint = "'rdmacm sa services' for those there are"
+            failure = Failure(errno.ENODATA, "service", f"nobody has registered {service!r}", hint)
+        self._steps.append(
+            ("service", perf_counter_ns() - started, failure.message if failure else f"{len(found)} found")
+        )
+        if failure is not None:
+            self._move(Trigger.SERVICE_FAILED)
+            self._post(CmEventType.ADDRINFO_ERROR, -failure.errno, None, failure.message)
+            return
+        self.services = found
+        first, local = found[0], self.local_addr
+        assert isinstance(local, SockAddrIB)
+        self.pkey = first.service_pkey or self.pkey
+        self.peer_addr = SockAddrIB(first.service_gid, first.service_id, _ALL_BITS, self.pkey)
+        self.dgid = first.service_gid
+        self.local_addr = replace(local, pkey=self.pkey)
+        self._move(Trigger.SERVICE_DONE)
+        self._post(CmEventType.ADDRINFO_RESOLVED)
+
+    def register_service(
+        self, name: bytes, lease: int, data: bytes, done: Callable[[RdmaError | None], None]
+    ) -> Registration:
+        with self._provider.lock:
+            self._provider.check_fork("register_service")
+            local = self.local_addr
+            if not isinstance(self._device, IbView) or not isinstance(local, SockAddrIB):
+                where = self._device.device.name if self._device is not None else "the id"
+                raise cm_error(
+                    errno.EOPNOTSUPP if self._device is not None else errno.EINVAL,
+                    f"{where} is on no InfiniBand port, whose subnet administrator would know the service",
+                    "register_service",
+                    hint="bind_addr() to a SockAddrIB with the port's GID",
+                )
+            record = ServiceRecord(
+                local.sid, self.sgid, self.pkey, lease, service_name=name, service_data8=data.ljust(16, b"\0")
+            )
+            registration = Registration(self._provider, self._now("register_service").subnet, record, done)
+            self._registrations.append(registration)
+            return registration
+
+
+def _administrator(view: IbView) -> str:
+    return f"the subnet administrator of {view.device.name} port {view.port_num}"
+
+
+def answer_failure(answer: Answer, view: IbView, step: str) -> Failure | None:
+    """What is wrong with an answer: ETIMEDOUT where there was none, EINVAL for a status, as Linux has it."""
+    who = _administrator(view)
+    if answer.error == "timeout":
+        hint = "whether a subnet manager runs ('rdmacm sa info')"
+        return Failure(errno.ETIMEDOUT, step, f"{who}, at LID {view.port.sm_lid}, did not answer in time", hint)
+    if answer.error is not None:
+        return Failure(errno.EIO, step, f"{who} answered wrongly: {answer.error}")
+    if answer.status not in (SaStatus.OK, SaStatus.NO_RECORDS):
+        return Failure(errno.EINVAL, step, f"{who} says: {describe_status(answer.status)}", "'rdmacm sa'")
+    return None

@@ -1,0 +1,113 @@
+"""Services of ours that the subnet administrator knows, and is told of again before their lease runs out."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from rdmacm.errors import RdmaError, cm_error
+from rdmacm.proto.sa.client import Answer
+from rdmacm.proto.sa.mad import SaMethod, describe_status
+from rdmacm.proto.sa.query import ServiceMask
+from rdmacm.proto.sa.subnet import LEASE_FOREVER, ServiceRecord
+from rdmacm.soft.timer import Timer
+
+if TYPE_CHECKING:
+    from rdmacm.soft.infiniband import Subnet
+    from rdmacm.soft.provider import SoftProvider
+
+__all__ = ["Registration"]
+
+#: Seconds that the administrator has to answer.
+_TIMEOUT = 2.0
+#: What tells one record from another.
+_IDENTITY = ServiceMask.SERVICE_ID | ServiceMask.SERVICE_GID | ServiceMask.SERVICE_PKEY
+_CONTENT = ServiceMask.SERVICE_LEASE | ServiceMask.SERVICE_NAME | ServiceMask.SERVICE_DATA8
+
+
+class Registration:
+    """One record of ours. Used with the provider's lock held.
+
+    It is told again after half of its lease, so one that the administrator has lost, as by starting anew, is there
+    again by then. ``done`` is called once, with what went wrong or None.
+    """
+
+    def __init__(
+        self,
+        provider: SoftProvider,
+        subnet: Subnet,
+        record: ServiceRecord,
+        done: Callable[[RdmaError | None], None],
+    ) -> None:
+        self.record = record
+        self._provider = provider
+        self._subnet = subnet
+        self._done: Callable[[RdmaError | None], None] | None = done
+        self._withdrawn = False
+        self._timer: Timer | None = None
+        self._query: int | None = None
+        self._tell()
+
+    def _tell(self, _now: float = 0.0) -> None:
+        self._timer = None
+        self._query = self._ask(SaMethod.SET, _IDENTITY | _CONTENT, self._told)
+
+    def _ask(self, method: SaMethod, mask: ServiceMask, done: Callable[[Answer], None]) -> int | None:
+        view = self._subnet.view()
+        if view is None:
+            problem = cm_error(errno.ENODEV, f"the port is gone: {self._subnet.problem}", "register_service")
+            self._finish(problem)
+            return None
+        record = self.record
+        return self._subnet.ask(view.port, method, record.ATTRIBUTE, mask, record.pack(), _TIMEOUT, done)
+
+    def _told(self, answer: Answer) -> None:
+        self._query = None
+        if not self._withdrawn and self.record.service_lease != LEASE_FOREVER:
+            wait = max(self.record.service_lease / 2, 0.5)
+            self._timer = self._provider.call_at(self._provider.clock() + wait, self._tell)
+        self._finish(_refusal(answer, "register_service", self.record))
+
+    def _finish(self, problem: RdmaError | None) -> None:
+        done, self._done = self._done, None
+        if done is not None:
+            if problem is not None:
+                self._stop()
+            done(problem)
+
+    def _stop(self) -> None:
+        self._withdrawn = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._query is not None:
+            self._subnet.cancel(self._query)
+            self._query = None
+
+    def withdraw(self, done: Callable[[RdmaError | None], None] | None = None) -> None:
+        """Have the administrator forget it. More than once does nothing."""
+        if self._withdrawn:
+            if done is not None:
+                done(None)
+            return
+        self._stop()
+        self._done = None
+
+        def answered(answer: Answer) -> None:
+            if done is not None:
+                done(_refusal(answer, "withdraw", self.record))
+
+        if self._ask(SaMethod.DELETE, _IDENTITY, answered) is None and done is not None:
+            done(None)
+
+
+def _refusal(answer: Answer, step: str, record: ServiceRecord) -> RdmaError | None:
+    if answer.error is not None:
+        code = errno.ETIMEDOUT if answer.error == "timeout" else errno.EIO
+        return cm_error(code, f"the subnet administrator did not answer: {answer.error}", step, record.name)
+    if answer.status:
+        return cm_error(
+            errno.EINVAL, f"the subnet administrator says: {describe_status(answer.status)}", step, record.name
+        )
+    return None
