@@ -141,7 +141,7 @@ class SubnetAdministrator:
     ``tables`` says how long answers go out. All of these may be changed at any time.
 
     ``questions`` are the last ones that have arrived, as (when, from whom, datagram). ``dropped`` counts what was of no
-    use. Neither unanswered attributes nor lies are anything a client may depend on.
+    use, and what gets no answer from OpenSM either.
     """
 
     def __init__(
