@@ -1,0 +1,293 @@
+"""The client of ibacm against daemons of every character; ``infiniband/test_ibacm.py`` has the real one."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from socket import AF_INET
+
+import pytest
+
+from rdmacm.acm import AcmClient, Route, route_from_acm, route_in_background
+from rdmacm.address import Gid, InetAddr, SockAddrIB
+from rdmacm.constants import PathFlag
+from rdmacm.proto.acm import MAX_ENDPOINTS, AcmReply, AcmStatus
+from rdmacm.proto.sa import PathData, PathRecord
+from support.acm import HERE, IB_PATH, THERE, Asked, Daemon, path_endpoint, reply
+
+DESTINATION = InetAddr(AF_INET, bytes((192, 168, 7, 2)))
+SOURCE = InetAddr(AF_INET, bytes((192, 168, 7, 1)))
+FOUND = AcmReply(0, (PathData(IB_PATH),))
+#: Seconds that a daemon which does not answer may take of a caller with a deadline of 0.2 s, on a busy machine.
+PATIENCE = 2.0
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[AcmClient]:
+    client = AcmClient(str(tmp_path), look=0)
+    yield client
+    client.close()
+
+
+def obliging(asked: Asked) -> None:
+    asked.answer(path_endpoint())
+
+
+def ask(client: AcmClient, timeout: float = 10) -> AcmReply | None:
+    return client.resolve(destination=DESTINATION, timeout=timeout)
+
+
+class TestConnecting:
+    @pytest.mark.parametrize("tcp", [False, True])
+    def test_one_connection_is_kept(self, tmp_path: Path, client: AcmClient, tcp: bool) -> None:
+        with Daemon(tmp_path, obliging, tcp=tcp) as daemon:
+            assert [ask(client) for _ in range(3)] == [FOUND] * 3
+            assert len(daemon.connections) == 1
+            assert len({asked.tid for asked in daemon.asked}) == 3
+
+    @pytest.mark.parametrize("text", ["0\n", "", "port", "65536", "-1"])
+    def test_a_port_file_without_a_port(self, tmp_path: Path, client: AcmClient, text: str) -> None:
+        (tmp_path / "ibacm.port").write_text(text)
+        with Daemon(tmp_path, obliging):
+            assert ask(client) == FOUND
+
+    def test_a_daemon_that_is_started_anew(self, tmp_path: Path, client: AcmClient) -> None:
+        with Daemon(tmp_path, obliging):
+            assert ask(client) == FOUND
+        with Daemon(tmp_path, obliging, tcp=True) as daemon:
+            assert ask(client) == FOUND
+            daemon.hang_up()
+            assert ask(client) == FOUND
+            assert len(daemon.connections) == 2
+
+    def test_no_daemon(self, client: AcmClient) -> None:
+        assert not client.is_there()
+        assert ask(client) is None
+
+    def test_files_that_a_dead_daemon_left(self, tmp_path: Path) -> None:
+        client = AcmClient(str(tmp_path))
+        with socket.socket(socket.AF_UNIX) as left:
+            left.bind(os.fspath(tmp_path / "ibacm.sock"))
+        assert client.is_there()
+        assert ask(client) is None
+        assert not client.is_there()
+
+    def test_is_looked_for_once_in_a_while(self, tmp_path: Path) -> None:
+        client = AcmClient(str(tmp_path), look=3600)
+        assert not client.is_there()
+        with Daemon(tmp_path, obliging):
+            assert not client.is_there()
+
+    def test_the_environment_says_where(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        client = AcmClient(look=0)
+        with Daemon(tmp_path, obliging):
+            monkeypatch.setenv("RDMACM_ACM_RUNDIR", str(tmp_path))
+            assert ask(client) == FOUND
+            monkeypatch.setenv("RDMACM_ACM_RUNDIR", "")
+            assert not client.is_there()
+            client.close()
+
+    def test_a_forked_child_has_a_connection_of_its_own(self, tmp_path: Path, client: AcmClient) -> None:
+        with Daemon(tmp_path, obliging) as daemon:
+            assert ask(client) == FOUND
+            with client._lock:  # as another thread of the parent may hold it at that moment
+                child = os.fork()
+                if child == 0:
+                    os._exit(0 if ask(client) == FOUND else 1)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            assert ask(client) == FOUND
+            assert len(daemon.connections) == 2
+
+
+class TestAnswers:
+    def test_in_pieces(self, tmp_path: Path, client: AcmClient) -> None:
+        def bit_by_bit(asked: Asked) -> None:
+            asked.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for byte in reply(asked.tid, path_endpoint()):
+                asked.connection.sendall(bytes([byte]))
+
+        with Daemon(tmp_path, bit_by_bit, tcp=True):
+            assert ask(client) == FOUND
+
+    def test_many_paths(self, tmp_path: Path, client: AcmClient) -> None:
+        paths = [replace(IB_PATH, sl=number) for number in range(MAX_ENDPOINTS)]
+        with Daemon(tmp_path, lambda asked: asked.answer(*map(path_endpoint, paths))):
+            assert ask(client) == AcmReply(0, tuple(map(PathData, paths)))
+
+    def test_a_refusal_is_an_answer(self, tmp_path: Path, client: AcmClient) -> None:
+        with Daemon(tmp_path, lambda asked: asked.answer(status=AcmStatus.ENODATA)) as daemon:
+            assert [ask(client), ask(client)] == [AcmReply(AcmStatus.ENODATA)] * 2
+            assert len(daemon.connections) == 1
+
+    def test_threads_get_their_own(self, tmp_path: Path, client: AcmClient) -> None:
+        def mirror(asked: Asked) -> None:
+            asked.answer((1, 2, asked.endpoints[0][2]))
+
+        wrong: list[object] = []
+
+        def questions(number: int) -> None:
+            source = InetAddr(AF_INET, bytes((10, 0, 0, number)))
+            for _ in range(50):
+                answer = client.resolve(source=source, timeout=30)
+                if answer != AcmReply(0, (), source):
+                    wrong.append(answer)
+
+        with Daemon(tmp_path, mirror) as daemon:
+            threads = [threading.Thread(target=questions, args=(number,)) for number in range(8)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert not wrong
+            assert len(daemon.asked) == 400
+
+
+def hanging_up(asked: Asked) -> None:
+    asked.connection.shutdown(socket.SHUT_RDWR)
+
+
+def half(asked: Asked) -> None:
+    asked.connection.sendall(reply(asked.tid, path_endpoint())[:50])
+    hanging_up(asked)
+
+
+class TestSickness:
+    @pytest.mark.parametrize(
+        "behave",
+        [
+            pytest.param(lambda asked: None, id="silent"),
+            pytest.param(lambda asked: asked.connection.sendall(b"\xff" * 1000), id="garbage"),
+            pytest.param(lambda asked: asked.connection.sendall(reply(asked.tid + 1, path_endpoint())), id="wrong-tid"),
+            pytest.param(lambda asked: asked.connection.sendall(reply(asked.tid, path_endpoint())[:50]), id="stuck"),
+            pytest.param(lambda asked: asked.answer(*[path_endpoint()] * 9), id="too-many"),
+            pytest.param(half, id="half"),
+            pytest.param(hanging_up, id="hangs-up"),
+        ],
+    )
+    def test_costs_a_deadline_once(self, tmp_path: Path, client: AcmClient, behave: object) -> None:
+        with Daemon(tmp_path, behave) as daemon:  # type: ignore[arg-type]
+            started = time.monotonic()
+            assert ask(client, 0.2) is None
+            assert time.monotonic() - started < PATIENCE
+            assert not client.is_there()
+            assert ask(client, 3600) is None
+            assert len(daemon.asked) == 1
+
+    def test_passes(self, tmp_path: Path) -> None:
+        client = AcmClient(str(tmp_path), rest=0, look=0)
+        with Daemon(tmp_path, lambda asked: None) as daemon:
+            assert ask(client, 0.05) is None
+            daemon.behave = obliging
+            assert ask(client) == FOUND
+            client.close()
+
+    def test_one_slow_answer_does_not_keep_others_longer_than_they_want(
+        self, tmp_path: Path, client: AcmClient
+    ) -> None:
+        busy = threading.Event()
+        go_on = threading.Event()
+
+        def slow(asked: Asked) -> None:
+            busy.set()
+            go_on.wait(30)
+            obliging(asked)
+
+        answers: list[AcmReply | None] = []
+        with Daemon(tmp_path, slow):
+            thread = threading.Thread(target=lambda: answers.append(ask(client, 60)))
+            thread.start()
+            busy.wait(30)
+            assert ask(client, 0.05) is None
+            go_on.set()
+            thread.join()
+        assert answers == [FOUND]
+
+    def test_an_interrupted_question_leaves_nothing_behind(self, tmp_path: Path, client: AcmClient) -> None:
+        waiting, main = threading.Event(), threading.get_ident()
+
+        def interrupt() -> None:
+            waiting.wait(30)
+            signal.pthread_kill(main, signal.SIGINT)
+
+        with Daemon(tmp_path, lambda asked: waiting.set()) as daemon:
+            thread = threading.Thread(target=interrupt)
+            thread.start()
+            with pytest.raises(KeyboardInterrupt):
+                ask(client, 60)
+            thread.join()
+            daemon.behave = obliging
+            assert ask(client) == FOUND
+
+
+IB_SOURCE, IB_DESTINATION = SockAddrIB(HERE), SockAddrIB(THERE, pkey=0x8001)
+
+
+class TestRoutes:
+    def test_between_gids(self, tmp_path: Path, client: AcmClient) -> None:
+        with Daemon(tmp_path, obliging) as daemon:
+            assert route_from_acm(IB_SOURCE, IB_DESTINATION, client=client) == (PathData(IB_PATH),)
+            ((flags, kind, info),) = daemon.asked[0].endpoints
+            asked = PathRecord.unpack(info)
+            assert (flags, kind, asked.sgid, asked.dgid, asked.pkey) == (0, 0x10, HERE, THERE, 0x8001)
+
+    def test_between_ip_addresses(self, tmp_path: Path, client: AcmClient) -> None:
+        with Daemon(tmp_path, obliging) as daemon:
+            assert route_from_acm(SOURCE, DESTINATION, client=client) == (PathData(IB_PATH),)
+            assert [(flags, kind, info[:4]) for flags, kind, info in daemon.asked[0].endpoints] == [
+                (1, 2, SOURCE.ip),
+                (2, 2, DESTINATION.ip),
+            ]
+
+    @pytest.mark.parametrize(
+        "endpoint",
+        [
+            path_endpoint(replace(IB_PATH, dgid=Gid("fe80::bad"))),
+            path_endpoint(replace(IB_PATH, sgid=Gid("fe80::bad"))),
+            path_endpoint(flags=PathFlag.ALTERNATE),
+            (1, 2, SOURCE.ip),
+        ],
+    )
+    def test_paths_of_no_use(self, tmp_path: Path, client: AcmClient, endpoint: tuple[int, int, bytes]) -> None:
+        with Daemon(tmp_path, lambda asked: asked.answer(endpoint)):
+            assert route_from_acm(IB_SOURCE, IB_DESTINATION, client=client) is None
+
+    def test_of_two_families(self, tmp_path: Path, client: AcmClient) -> None:
+        with Daemon(tmp_path, obliging):
+            assert route_from_acm(IB_SOURCE, DESTINATION, client=client) is None
+
+    def test_without_waiting(self, tmp_path: Path, client: AcmClient) -> None:
+        outcomes: queue.SimpleQueue[Route | None] = queue.SimpleQueue()
+        go_on = threading.Event()
+
+        def slow(asked: Asked) -> None:
+            go_on.wait(30)
+            obliging(asked)
+
+        with Daemon(tmp_path, slow):
+            for _ in range(20):
+                assert route_in_background(IB_SOURCE, IB_DESTINATION, outcomes.put, timeout=30, client=client)
+            assert outcomes.empty()
+            go_on.set()
+            assert [outcomes.get(timeout=30) for _ in range(20)] == [(PathData(IB_PATH),)] * 20
+
+    def test_everybody_waits_one_deadline_only(self, tmp_path: Path, client: AcmClient) -> None:
+        outcomes: queue.SimpleQueue[Route | None] = queue.SimpleQueue()
+        with Daemon(tmp_path, lambda asked: None):
+            started = time.monotonic()
+            for _ in range(100):
+                if not route_in_background(IB_SOURCE, IB_DESTINATION, outcomes.put, timeout=0.2, client=client):
+                    outcomes.put(None)
+            assert [outcomes.get(timeout=30) for _ in range(100)] == [None] * 100
+            assert time.monotonic() - started < PATIENCE
+
+    def test_nobody_to_ask(self, client: AcmClient) -> None:
+        outcomes: queue.SimpleQueue[Route | None] = queue.SimpleQueue()
+        assert not route_in_background(IB_SOURCE, IB_DESTINATION, outcomes.put, client=client)
+        assert outcomes.empty()
