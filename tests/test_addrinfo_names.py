@@ -321,7 +321,7 @@ class TestNeedsLookup:
         ],
     )
     def test_is_for_names(self, node: str | None, hints: AddrInfo | None, needed: bool) -> None:
-        assert needs_lookup(node, hints) is needed
+        assert needs_lookup(node, hints, Nowhere()) is needed
 
 
 # -- errors ---------------------------------------------------------------------------------------------

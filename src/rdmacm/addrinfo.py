@@ -10,12 +10,14 @@ from __future__ import annotations
 import errno
 import re
 import socket
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from socket import AF_INET, AF_INET6, inet_aton, inet_pton
 from typing import Any, TypeAlias, TypedDict, Unpack
 
+from rdmacm import acm
 from rdmacm.address import (
     AF_IB,
     Gid,
@@ -29,10 +31,12 @@ from rdmacm.address import (
 )
 from rdmacm.constants import EAI, PortSpace, RaiFlag
 from rdmacm.errors import GaiError, cm_error, errno_name, gai_strerror
-from rdmacm.proto.sa import PathData, PathRecord
+from rdmacm.proto.acm import AcmReply
+from rdmacm.proto.sa import PATH_FLAGS, PathData, PathRecord
 from rdmacm.proto.sa.subnet import ServiceRecord
 from rdmacm.provider import Provider, RouteChoice, get_provider
-from rdmacm.verbs.enums import QPType
+from rdmacm.verbs.device import GidEntry
+from rdmacm.verbs.enums import LinkLayer, PortState, QPType
 
 __all__ = ["AddrInfo", "HintFields", "Resolver", "from_services", "getaddrinfo", "make_hints", "needs_lookup"]
 
@@ -176,8 +180,12 @@ def getaddrinfo(
 
     Returns a non-empty list, best first. On the active side each entry has the source address, device and route
     the host would use, unless ``RaiFlag.NOROUTE`` is set or the destination cannot be reached (rdma_resolve_addr
-    will then say why). Raises :class:`GaiError`, whose ``errno`` is an EAI code; for ``RaiFlag.SA``, RdmaError with
-    EOPNOTSUPP (with a node or ``DNS``), EINVAL (no service) or ENOENT (no port's subnet administrator knows it).
+    will then say why). To an InfiniBand address it is the route that an ibacm daemon knows, else the subnet
+    administrator, who is waited for up to 2 s; a route of the hints restricts what the administrator is asked for. Where
+    ibacm knows an InfiniBand path to an IP address, another entry says so: an ``AF_IB`` address with that route, behind
+    the entry of the same destination, but before it where only InfiniBand reaches it. Raises :class:`GaiError`, whose
+    ``errno`` is an EAI code; for ``RaiFlag.SA``, RdmaError with EOPNOTSUPP (with a node or ``DNS``), EINVAL (no service)
+    or ENOENT (no port's subnet administrator knows it).
 
     >>> getaddrinfo("127.0.0.1", 7471, port_space=PortSpace.TCP)[0].dst_addr
     ('127.0.0.1', 7471)
@@ -193,17 +201,23 @@ def getaddrinfo(
             return _from_administrator(node, service, wanted, get_provider(provider))
     backend = None if wanted & _NOROUTE else get_provider(provider)
     if node is None and service is None:
-        return [_from_hints(hints, backend)]
-    return _from_names(node, service, hints, backend, resolver)
+        found = [_from_hints(hints, backend)]
+    else:
+        found = _from_names(node, service, hints, backend, resolver)
+    if backend is None or not (acm.CLIENT.is_there() or found[0].family == AF_IB):
+        return found
+    return _with_paths(found, hints or _NO_HINTS, backend)
 
 
-def needs_lookup(node: str | None, hints: AddrInfo | None) -> bool:
-    """Whether resolving ``node`` may ask a name server or a subnet administrator, and so take long."""
-    if hints is not None and hints.family == AF_IB and not hints.flags & (_NOROUTE | _PASSIVE | _SA):
-        return True  # the subnet administrator is asked for the route
-    if node is None or (hints is not None and hints.flags & (_NUMERICHOST | _SA)):
+def needs_lookup(node: str | None, hints: AddrInfo | None, provider: Provider) -> bool:
+    """Whether resolving ``node`` may ask a name server, ibacm or a subnet administrator, and so take long."""
+    flags = 0 if hints is None else int(hints.flags)
+    if flags & _SA:
         return False
-    return not _is_numeric(node)
+    if node is not None and not flags & _NUMERICHOST and not _is_numeric(node):
+        return True
+    is_asked = acm.CLIENT.is_there() or (hints is not None and (hints.family == AF_IB or bool(hints.route)))
+    return is_asked and not flags & (_NOROUTE | _PASSIVE) and bool(_infiniband(provider))
 
 
 # -- checking -------------------------------------------------------------------------------------------
@@ -517,8 +531,7 @@ def _entry(
         gid = SockAddrIB(Gid(address.ip), sid, mask, 0xFFFF, address.flowinfo, address.scope_id)
         if hints.flags & _PASSIVE:
             return AddrInfo(RaiFlag.PASSIVE, AF_IB, qp, ps, gid, None, canonical)
-        info = AddrInfo(_NO_FLAGS, AF_IB, qp, ps, hints.src_addr, gid, None, canonical, hints.route)
-        return _completed(info, hints.src_addr if isinstance(hints.src_addr, SockAddrIB) else None, gid, backend)
+        return AddrInfo(_NO_FLAGS, AF_IB, qp, ps, hints.src_addr, gid, None, canonical, hints.route)
     if hints.flags & _PASSIVE:
         info = AddrInfo(RaiFlag.PASSIVE, family, qp, ps, address.sockaddr, None, canonical)
         return _completed(info, address, None, backend)
@@ -568,10 +581,6 @@ def _completed(
     if dst is None and isinstance(src, InetAddr) and not src.is_any:
         owner = backend.owner_of(src)
         return info if owner is None else replace(info, device=owner[0], port_num=owner[1])
-    if isinstance(dst, SockAddrIB) and isinstance(src, SockAddrIB | None):
-        like = info.route[0].path if info.route else None
-        path = backend.find_path(dst, src, like)
-        return info if path is None else _by(info, path, src is None or not any(src.addr), (PathData(path.path),))
     if not isinstance(dst, InetAddr) or not isinstance(src, InetAddr | None):
         return info
     if src is not None and src.family != dst.family:
@@ -591,3 +600,134 @@ def _by(info: AddrInfo, choice: RouteChoice, wants_source: bool, route: tuple[Pa
         port_num=choice.port_num,
         gid_index=choice.gid_index,
     )
+
+
+# -- from ibacm and the subnet administrator ------------------------------------------------------------
+
+
+def _infiniband(backend: Provider) -> dict[Gid, tuple[str, GidEntry]]:
+    """What paths may begin at: the GIDs of active InfiniBand ports, with device and place in the table."""
+    return {
+        row.gid: (device.name, row)
+        for device in backend.devices()
+        for port in device.ports
+        if port.link_layer is LinkLayer.INFINIBAND and port.state is PortState.ACTIVE
+        for row in port.gids
+    }
+
+
+def _with_paths(infos: list[AddrInfo], hints: AddrInfo, backend: Provider) -> list[AddrInfo]:
+    """The answers with what ibacm knows of InfiniBand paths to their destinations, or else the administrator."""
+    if hints.flags & _PASSIVE:
+        return infos
+    ports = _infiniband(backend)
+    if not ports:
+        return infos
+    limit = time.monotonic() + acm.DEADLINE
+    found: list[AddrInfo] = []
+    for info in infos:
+        reply = None if hints.route else _ask_acm(info, hints, ports, limit - time.monotonic())
+        paths = [data for data in reply.paths if data.flags == PATH_FLAGS] if reply is not None else []
+        if reply is None or not paths or paths[0].path.sgid not in ports:
+            found.append(_by_administrator(info, backend) if info.family == AF_IB else info)
+        elif info.family == AF_IB:
+            found.append(_routed(info, paths, ports))
+        else:
+            found += _alternatives(info, paths, reply.source, ports)
+    return found
+
+
+def _ask_acm(
+    info: AddrInfo, hints: AddrInfo, ports: dict[Gid, tuple[str, GidEntry]], timeout: float
+) -> AcmReply | None:
+    """What ibacm knows of the way to an answer's destination, from the hints' source where they have one."""
+    if info.dst_addr is None or timeout <= 0:
+        return None
+    destination, source = parse_address(info.dst_addr), _parsed(hints.src_addr)
+    if isinstance(destination, SockAddrIB):
+        if not isinstance(source, SockAddrIB) or not any(source.addr):
+            near = [gid for gid in ports if gid.subnet_prefix == destination.addr.subnet_prefix]
+            source = SockAddrIB(near[0] if near else next(iter(ports)))
+        return acm.CLIENT.resolve(path=acm.path_template(source, destination), timeout=timeout)
+    # The protocol has no scope to say which link is meant.
+    local = destination.is_any or destination.is_loopback or destination.is_link_local
+    if local or destination.is_multicast or isinstance(source, SockAddrIB):
+        return None
+    if source is not None and source.is_any:
+        source = None
+    nodelay = bool(hints.flags & _NUMERICHOST)
+    return acm.CLIENT.resolve(source=source, destination=destination, nodelay=nodelay, timeout=timeout)
+
+
+def _by_administrator(info: AddrInfo, backend: Provider) -> AddrInfo:
+    """An answer that is an InfiniBand address, with the route that the subnet administrator knows."""
+    source, destination = info.src_addr, info.dst_addr
+    if not isinstance(destination, SockAddrIB) or not isinstance(source, SockAddrIB | None):
+        return info
+    choice = backend.find_path(destination, source, info.route[0].path if info.route else None)
+    if choice is None:
+        return info
+    return _by(info, choice, source is None or not any(source.addr), (PathData(choice.path),))
+
+
+def _routed(info: AddrInfo, paths: list[PathData], ports: dict[Gid, tuple[str, GidEntry]]) -> AddrInfo:
+    """An answer that is an InfiniBand address, with its route and where that begins."""
+    path = paths[0].path
+    source = info.src_addr or _ib_address(path.sgid, path, info.port_space, 0)
+    if [getattr(end, "addr", None) for end in (source, info.dst_addr)] != [path.sgid, path.dgid]:
+        return info
+    device, row = ports[path.sgid]
+    return replace(
+        info,
+        src_addr=source,
+        route=tuple(paths),
+        device=device,
+        port_num=row.port_num,
+        gid_index=row.gid_index,
+    )
+
+
+def _alternatives(
+    info: AddrInfo, paths: list[PathData], source: InetAddr | None, ports: dict[Gid, tuple[str, GidEntry]]
+) -> list[AddrInfo]:
+    """An answer that is an IP address and the InfiniBand address that leads to the same host, better one first.
+
+    Where a RoCE device reaches the IP address it stays first: what a caller gets who takes the first entry does not
+    depend on a daemon.
+    """
+    from rdmacm.proto.cm.private_data import PrivateDataHeader
+
+    path = paths[0].path
+    device, row = ports[path.sgid]
+    carried = info.device is not None and all(info.device != name for name, _ in ports.values())
+    if not carried:
+        info = replace(info, route=tuple(paths), src_addr=info.src_addr or _user(source))
+    here, there = _parsed(info.src_addr), _parsed(info.dst_addr)
+    assert isinstance(there, InetAddr)
+    if not isinstance(here, InetAddr) or here.family != there.family:
+        here = InetAddr.any(there.family)
+    infiniband = replace(
+        info,
+        family=AF_IB,
+        src_addr=_ib_address(path.sgid, path, info.port_space, here.port),
+        dst_addr=_ib_address(path.dgid, path, info.port_space, there.port),
+        route=tuple(paths),
+        # Without a port, as librdmacm makes it.
+        connect=PrivateDataHeader.between(here._replace(port=0), there).pack(),
+        device=device,
+        port_num=row.port_num,
+        gid_index=row.gid_index,
+    )
+    return [info, infiniband] if carried else [infiniband, info]
+
+
+def _parsed(address: SockAddr | None) -> InetAddr | SockAddrIB | None:
+    """An address in binary; None for none, and for a host name, which hints may have for a source."""
+    try:
+        return None if address is None else parse_address(address)
+    except ValueError:
+        return None
+
+
+def _ib_address(gid: Gid, path: PathRecord, port_space: int, port: int) -> SockAddrIB:
+    return SockAddrIB(gid, service_id(port_space, port), service_id_mask(port_space, port), path.pkey, path.flow_label)

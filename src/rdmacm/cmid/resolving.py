@@ -272,7 +272,7 @@ class ResolvingId:
         self._resolving = True
         self._addrinfo = None
         self._lookup = lookup
-        if resolver is None and not needs_lookup(node, hints):
+        if resolver is None and not needs_lookup(node, hints, provider):
             lookup.run(contextlib.nullcontext())
         else:
             self._channel.lookups.submit(lookup)
