@@ -22,7 +22,14 @@ from pathlib import Path
 from typing import IO, Self
 
 #: A command, and the Debian package it is in.
-PACKAGES = {"ibsim": "ibsim-utils", "opensm": "opensm", "saquery": "infiniband-diags"}
+PACKAGES = {
+    "cc": "gcc",
+    "ibacm": "ibacm",
+    "ibsim": "ibsim-utils",
+    "opensm": "opensm",
+    "saquery": "infiniband-diags",
+    "unshare": "util-linux",
+}
 _SYSTEM = "/usr/sbin:/usr/bin:/sbin:/bin"
 #: Seconds; a tree of a thousand hosts is up after five where nothing else runs.
 PATIENCE = 60.0
