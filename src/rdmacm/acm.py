@@ -10,6 +10,7 @@ and a daemon that fails one (silence, a broken connection, an answer that is non
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
 import threading
@@ -232,6 +233,7 @@ def _port(path: str) -> int:
 
 #: The client of this process.
 CLIENT = AcmClient()
+atexit.register(CLIENT.close)
 
 
 # -- routes ---------------------------------------------------------------------------------------------

@@ -86,6 +86,8 @@ def ibacm(
     script = 'mount --bind "$1/run" /run && LD_PRELOAD=$PRELOAD exec "$2" -P -A "$1/addresses" -O "$1/options"'
     daemon = Talker(["unshare", "-m", "sh", "-c", script, "sh", str(room), command("ibacm")], environ, fabric.directory)
     try:
+        # Two threads get there in either order; before the group is joined every address is unknown.
+        daemon.await_text("join successful")
         daemon.await_text("listen active")
         yield run
     finally:
