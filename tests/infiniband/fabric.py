@@ -26,6 +26,7 @@ PACKAGES = {
     "cc": "gcc",
     "ibacm": "ibacm",
     "ibsim": "ibsim-utils",
+    "ip": "iproute2",
     "opensm": "opensm",
     "saquery": "infiniband-diags",
     "unshare": "util-linux",

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
 import queue
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from infiniband.fabric import SimulatedFabric
+from infiniband.fabric import SimulatedFabric, missing
 from infiniband.ibacm import built_stub, ibacm, lacking, port_of
 from rdmacm import acm
 from rdmacm.acm import AcmClient, Route, route_from_acm, route_in_background
@@ -166,6 +170,29 @@ def test_getaddrinfo_of_a_gid(lab: Lab, client: AcmClient) -> None:
     (info,) = getaddrinfo(str(lab.there.gids[0]), 7471, hints, provider=provider_of(lab.here))
     assert lab.is_route(info.route)
     assert info.connect == b""
+
+
+def test_getaddrinfo_takes_the_source_that_the_daemon_chose(lab: Lab) -> None:
+    if reason := missing("ip"):
+        pytest.skip(reason)
+    network = (
+        "ip link set lo up && ip link add ib0 type veth peer name ib1 && ip link set ib0 up && ip link set ib1 up && "
+        'ip address add 192.168.7.1/24 dev ib0 && exec "$@"'
+    )
+    here = Path(__file__).parent
+    done = subprocess.run(
+        ["unshare", "-n", "sh", "-c", network, "sh", sys.executable, here / "own_network.py", lab.stub],
+        env=dict(os.environ, PYTHONPATH=f"{here.parents[1] / 'src'}:{here.parent}"),
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    infiniband, inet = json.loads(done.stdout)
+    assert inet == [socket.AF_INET, [OWN, 0], ""]
+    assert infiniband[0] == AF_IB
+    assert infiniband[2] == (b"\0\x40" + bytes(14) + ip(OWN).ip + bytes(12) + ip(KNOWN).ip).hex()
 
 
 def test_the_daemon_on_a_tcp_port_and_started_anew(lab: Lab) -> None:
