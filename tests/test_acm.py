@@ -180,10 +180,17 @@ class TestSickness:
             assert ask(client, 3600) is None
             assert len(daemon.asked) == 1
 
+    def test_is_not_what_an_impatient_caller_sees(self, tmp_path: Path, client: AcmClient) -> None:
+        with Daemon(tmp_path, lambda asked: None) as daemon:
+            assert ask(client, 0.01) is None
+            assert ask(client, 0) is None
+            daemon.behave = obliging
+            assert ask(client) == FOUND
+
     def test_passes(self, tmp_path: Path) -> None:
         client = AcmClient(str(tmp_path), rest=0, look=0)
         with Daemon(tmp_path, lambda asked: None) as daemon:
-            assert ask(client, 0.05) is None
+            assert ask(client, 0.2) is None
             daemon.behave = obliging
             assert ask(client) == FOUND
             client.close()

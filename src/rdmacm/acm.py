@@ -35,6 +35,8 @@ _RUNDIR = "/run"
 #: subnet administrator, a large subnet takes tens of them. It repeats a question of its own only after two seconds, and
 #: who has waited half of one is better off asking the subnet administrator.
 DEADLINE = 0.5
+#: Seconds of silence that make a daemon a sick one. Who has less left for it, as the last of many, learns nothing.
+_SILENCE = 0.1
 
 Route: TypeAlias = "tuple[PathData, ...]"
 
@@ -93,15 +95,17 @@ class AcmClient:
         limit = time.monotonic() + timeout
         if not self.is_there() or not self._lock.acquire(timeout=max(0.0, timeout)):
             return None
+        begun = time.monotonic()
         try:
             if not self.is_there():  # any more, as somebody else has found meanwhile
                 return None
             self._tid += 1
             request = resolve_request(self._tid, source=source, destination=destination, path=path, nodelay=nodelay)
             return self._ask(request, limit)
-        except (_Broken, OSError, WireError):
+        except (_Broken, OSError, WireError) as error:
             self._disconnect()
-            self._is_there, self._next_look = False, time.monotonic() + self._rest
+            if not isinstance(error, TimeoutError) or limit - begun >= _SILENCE:
+                self._is_there, self._next_look = False, time.monotonic() + self._rest
             return None
         except BaseException:  # such as KeyboardInterrupt: an answer may be under way that nobody will read
             self._disconnect()

@@ -119,7 +119,7 @@ def test_an_address_that_would_have_to_be_asked_for(client: AcmClient) -> None:
 
 
 def test_an_address_that_nobody_answers_for(client: AcmClient) -> None:
-    assert client.resolve(source=ip(OWN), destination=ip(UNKNOWN), timeout=0.1) is None
+    assert client.resolve(source=ip(OWN), destination=ip(UNKNOWN), timeout=0.2) is None
     assert not client.is_there()
 
 
