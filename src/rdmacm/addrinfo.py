@@ -181,11 +181,11 @@ def getaddrinfo(
     Returns a non-empty list, best first. On the active side each entry has the source address, device and route
     the host would use, unless ``RaiFlag.NOROUTE`` is set or the destination cannot be reached (rdma_resolve_addr
     will then say why). To an InfiniBand address it is the route that an ibacm daemon knows, else the subnet
-    administrator, who is waited for up to 2 s; a route of the hints restricts what the administrator is asked for. Where
-    ibacm knows an InfiniBand path to an IP address, another entry says so: an ``AF_IB`` address with that route, behind
-    the entry of the same destination, but before it where only InfiniBand reaches it. Raises :class:`GaiError`, whose
-    ``errno`` is an EAI code; for ``RaiFlag.SA``, RdmaError with EOPNOTSUPP (with a node or ``DNS``), EINVAL (no service)
-    or ENOENT (no port's subnet administrator knows it).
+    administrator, who is waited for up to 2 s; a route of the hints restricts what the administrator is asked for.
+    Where ibacm knows an InfiniBand path to an IP address, another entry says so: an ``AF_IB`` address with that route,
+    behind the entry of the same destination, but before it where only InfiniBand reaches it. Raises :class:`GaiError`,
+    whose ``errno`` is an EAI code; for ``RaiFlag.SA``, RdmaError with EOPNOTSUPP (with a node or ``DNS``), EINVAL (no
+    service) or ENOENT (no port's subnet administrator knows it).
 
     >>> getaddrinfo("127.0.0.1", 7471, port_space=PortSpace.TCP)[0].dst_addr
     ('127.0.0.1', 7471)
@@ -216,7 +216,10 @@ def needs_lookup(node: str | None, hints: AddrInfo | None, provider: Provider) -
         return False
     if node is not None and not flags & _NUMERICHOST and not _is_numeric(node):
         return True
-    is_asked = acm.CLIENT.is_there() or (hints is not None and (hints.family == AF_IB or bool(hints.route)))
+    is_gid = hints is not None and (
+        hints.family == AF_IB or bool(hints.route) or isinstance(hints.dst_addr, SockAddrIB)
+    )
+    is_asked = is_gid or acm.CLIENT.is_there()
     return is_asked and not flags & (_NOROUTE | _PASSIVE) and bool(_infiniband(provider))
 
 

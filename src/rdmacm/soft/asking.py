@@ -6,17 +6,19 @@ A query is sent when the call is made; the answer, or that there was none in tim
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
+from rdmacm import acm
 from rdmacm.address import Gid, SockAddrIB
 from rdmacm.cmstate import Trigger
 from rdmacm.constants import CmEventType
 from rdmacm.errors import RdmaError, cm_error
-from rdmacm.proto.sa import PathRecord
+from rdmacm.proto.sa import PathData, PathRecord
 from rdmacm.proto.sa.client import Answer
 from rdmacm.proto.sa.mad import SaMethod, SaStatus, describe_status
 from rdmacm.proto.sa.query import ask_for
@@ -37,6 +39,8 @@ __all__ = ["AskingId", "ask_paths", "ask_services", "path_records", "service_rec
 SERVICE_TIMEOUT = 2.0
 #: How many paths are asked for where an alternate one is wanted: those that come may share the way of the first.
 _SEVERAL = 8
+#: Seconds that a question has at least, when ibacm has used up the time.
+_SOME_TIME = 0.01
 _ALL_BITS = (1 << 64) - 1
 #: What the path that a caller has in mind says about those wanted, where it is not 0.
 _RESTRICTIONS = (
@@ -125,7 +129,7 @@ def _unpacked(kind: type[Any], data: bytes) -> Any:
 class AskingId(ResolvingId):
     """See :class:`rdmacm.soft.ids.ResolvingId`."""
 
-    __slots__ = ("_asked", "_registrations", "services")
+    __slots__ = ("_acm", "_asked", "_registrations", "services")
 
     def __init__(
         self, provider: SoftProvider, queue: SoftQueue, owner: object | None, port_space: int, qp_type: int
@@ -133,11 +137,14 @@ class AskingId(ResolvingId):
         super().__init__(provider, queue, owner, port_space, qp_type)
         #: What is being asked for this id, and of whom.
         self._asked: tuple[IbView, int] | None = None
+        #: What tells the question to ibacm that is under way from one that is of no interest any more.
+        self._acm: object | None = None
         self._registrations: list[Registration] = []
         self.services: tuple[ServiceRecord, ...] = ()
 
     def _stop_waiting(self) -> None:
         super()._stop_waiting()
+        self._acm = None
         if self._asked is not None:
             view, query = self._asked
             self._asked = None
@@ -168,15 +175,39 @@ class AskingId(ResolvingId):
                 raise self._refuse(Trigger.RESOLVE_ROUTE.value)
             if timeout_ms <= 0:
                 raise cm_error(errno.EINVAL, f"timeout {timeout_ms} ms is not positive", "resolve_route")
-            view, peer = self._now("resolve_route"), self.peer_addr
-            assert isinstance(peer, SockAddrIB)
-            answered = partial(self._route_answered, view, alternate, perf_counter_ns())
-            count = _SEVERAL if alternate else 1
+            view, peer, local = self._now("resolve_route"), self.peer_addr, self.local_addr
+            assert isinstance(peer, SockAddrIB) and isinstance(local, SockAddrIB)
             self._move(Trigger.RESOLVE_ROUTE)
-            query = ask_paths(
-                view, self.sgid, peer, timeout_ms / 1000, answered, tos=self.options.tos or 0, count=count
-            )
-            self._asked = view, query
+            started = perf_counter_ns()
+            until = self._provider.clock() + timeout_ms / 1000
+            if not alternate and self._provider.clock is time.monotonic:
+                self._acm = token = object()
+                timeout = min(acm.DEADLINE, timeout_ms / 1000)
+                if acm.route_in_background(
+                    local, peer, partial(self._acm_answered, token, until, started), timeout=timeout
+                ):
+                    return
+            self._ask_route(view, peer, until, alternate, started)
+
+    def _acm_answered(self, token: object, until: float, started: int, route: Sequence[PathData] | None) -> None:
+        """What ibacm knows; called by another thread."""
+        with self._provider.lock:
+            view, peer = self._device, self.peer_addr
+            if self._acm is not token:
+                return
+            self._acm = None
+            assert isinstance(view, IbView) and isinstance(peer, SockAddrIB)
+            if route is None:
+                self._ask_route(view, peer, until, False, started)
+            else:
+                self._note_path(started, "from ibacm")
+                self._route_found((route[0].path,))
+
+    def _ask_route(self, view: IbView, peer: SockAddrIB, until: float, alternate: bool, started: int) -> None:
+        left = max(until - self._provider.clock(), _SOME_TIME)
+        answered = partial(self._route_answered, view, alternate, started)
+        tos, count = self.options.tos or 0, _SEVERAL if alternate else 1
+        self._asked = view, ask_paths(view, self.sgid, peer, left, answered, tos=tos, count=count)
 
     def _route_answered(self, view: IbView, alternate: bool, started: int, answer: Answer) -> None:
         self._asked = None
@@ -184,9 +215,7 @@ class AskingId(ResolvingId):
         paths = path_records(answer)
         if failure is None and not paths:
             failure = Failure(errno.EINVAL, "path", f"{_administrator(view)} knows no path to {self.dgid}")
-        self._steps = [step for step in self._steps if step[0] != "path"]
-        said = failure.message if failure else f"from {_administrator(view)}"
-        self._steps.append(("path", perf_counter_ns() - started, said))
+        self._note_path(started, failure.message if failure else f"from {_administrator(view)}")
         if failure is not None:
             assert self._lookup is not None or self.services
             explain = partial(self._explain_failure, self._lookup, failure) if self._lookup is not None else None
@@ -196,6 +225,13 @@ class AskingId(ResolvingId):
         if alternate:
             other = next((path for path in paths if (path.dlid, path.slid) != (paths[0].dlid, paths[0].slid)), None)
             paths = paths[:1] if other is None else (paths[0], other)
+        self._route_found(paths)
+
+    def _note_path(self, started: int, said: str) -> None:
+        self._steps = [step for step in self._steps if step[0] != "path"]
+        self._steps.append(("path", perf_counter_ns() - started, said))
+
+    def _route_found(self, paths: tuple[PathRecord, ...]) -> None:
         timeout = self.options.ack_timeout
         if timeout is not None:
             paths = tuple(path.replace(packet_life_time=max(0, timeout - 1)) for path in paths)
