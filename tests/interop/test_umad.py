@@ -1,0 +1,25 @@
+"""Linux's ib_umad, which serves rdma_rxe too: what our transport writes, and what it makes of what comes."""
+
+from __future__ import annotations
+
+import json
+
+from interop.conftest import Guest
+
+
+def test_ib_umad(guest: Guest) -> None:
+    script = "modprobe ib_umad\npython3 -W error /project/tests/interop/umad_rxe.py rxe0 $RXE6"
+    done = guest.run(script, timeout=180, record=False)
+    assert done.status == 0, done.output
+    seen = json.loads(done.output.splitlines()[-1])
+    assert "the port is Ethernet" in seen.pop("refused")
+    assert seen == {
+        "state": "ACTIVE",
+        "from": ["fd00:0:0:1::1", 1],
+        "answer": True,
+        # The kernel refuses a transaction id that it already awaits.
+        "sent twice": [5, 5],
+        # Which is of many datagrams, and too long for the first buffer.
+        "table": True,
+        "in vain": [0, {"unanswered": 1}],
+    }
