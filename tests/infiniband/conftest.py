@@ -17,9 +17,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.infiniband)
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def fabric() -> Iterator[SimulatedFabric]:
-    """HostA, HostB, HostC and HostM, which tests share: what they take or register they give back."""
+    """HostA, HostB, HostC and HostM, which the tests of a file share: what they take they give back."""
     if reason := missing("ibsim", "opensm"):
         pytest.skip(reason)
     with SimulatedFabric() as fabric:

@@ -280,6 +280,8 @@ def test_base_of_the_environment(fabric: SimulatedFabric, monkeypatch: pytest.Mo
     transport.close()
 
 
+# Threads read what ibsim and OpenSM say; the child has nothing to do with them.
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 def test_fork_leaves_the_port_to_the_parent(fabric: SimulatedFabric, host_a: IbsimTransport) -> None:
     to_a = MadAddress(host_a.port().lid)
     child = os.fork()
