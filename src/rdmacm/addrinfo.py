@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from socket import AF_INET, AF_INET6, inet_aton, inet_pton
-from typing import Any, TypeAlias, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack
 
 from rdmacm import acm
 from rdmacm.address import (
@@ -31,12 +31,14 @@ from rdmacm.address import (
 )
 from rdmacm.constants import EAI, PortSpace, RaiFlag
 from rdmacm.errors import GaiError, cm_error, errno_name, gai_strerror
-from rdmacm.proto.acm import AcmReply
 from rdmacm.proto.sa import PATH_FLAGS, PathData, PathRecord
-from rdmacm.proto.sa.subnet import ServiceRecord
 from rdmacm.provider import Provider, RouteChoice, get_provider
 from rdmacm.verbs.device import GidEntry
 from rdmacm.verbs.enums import LinkLayer, PortState, QPType
+
+if TYPE_CHECKING:
+    from rdmacm.proto.acm import AcmReply
+    from rdmacm.proto.sa.subnet import ServiceRecord
 
 __all__ = ["AddrInfo", "HintFields", "Resolver", "from_services", "getaddrinfo", "make_hints", "needs_lookup"]
 

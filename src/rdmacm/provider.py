@@ -13,7 +13,7 @@ import importlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 from rdmacm.address import Gid, InetAddr, SockAddrIB
 from rdmacm.cmstate import State
@@ -22,13 +22,15 @@ from rdmacm.constants import CmEventType
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.explanation import Explanation, Step
 from rdmacm.proto.sa import PathRecord
-from rdmacm.proto.sa.subnet import ServiceRecord
 from rdmacm.proto.wire import Buffer
 from rdmacm.verbs.attr import QPAttr
 from rdmacm.verbs.backend import DeviceBackend
 from rdmacm.verbs.device import Context, Device
 from rdmacm.verbs.enums import QPAttrMask, QPState
 from rdmacm.verbs.qp import QP
+
+if TYPE_CHECKING:
+    from rdmacm.proto.sa.subnet import ServiceRecord
 
 __all__ = [
     "Address",

@@ -12,7 +12,6 @@ from rdmacm.cmid.services import Service, register
 from rdmacm.connparam import MAXIMUM, ConnParam, Ece, UdParam
 from rdmacm.constants import CmEventType, IbOption, OptionLevel, RaiFlag
 from rdmacm.errors import RdmaError, cm_error
-from rdmacm.proto.sa.subnet import LEASE_FOREVER
 from rdmacm.provider import IdBackend, Provider
 from rdmacm.verbs.attr import DeviceAttr, QPInitAttr
 from rdmacm.verbs.enums import QPType
@@ -139,7 +138,7 @@ class CmId(QueueingId):
         unbound, the name or the data too long, or the administrator refuses; ETIMEDOUT where it does not answer.
         """
         encoded = name.encode()
-        if not 0 < len(encoded) < 64 or "\0" in name or len(data) > 16 or not 0 < lease <= LEASE_FOREVER:
+        if not 0 < len(encoded) < 64 or "\0" in name or len(data) > 16 or not 0 < lease < 1 << 32:
             raise cm_error(
                 errno.EINVAL,
                 "a name of 1 to 63 bytes, up to 16 bytes of data, a lease of 1 or more",

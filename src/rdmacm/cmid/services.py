@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from rdmacm.errors import RdmaError
-from rdmacm.proto.sa.subnet import ServiceRecord
 from rdmacm.provider import Provider, ServiceBackend
+
+if TYPE_CHECKING:
+    from rdmacm.proto.sa.subnet import ServiceRecord
 
 __all__ = ["Service", "register"]
 
