@@ -57,6 +57,7 @@ class ResolvingId:
         "_channel",
         "_closed",
         "_failure",
+        "_has_services",
         "_holders",
         "_lookup",
         "_private",
@@ -119,6 +120,8 @@ class ResolvingId:
         self.events_completed = 0
         self._holders: list[int] = []
         self._resolving = False
+        #: Whether what is resolved is the backend's services.
+        self._has_services = False
         self._lookup: Lookup | None = None
         self._addrinfo: list[AddrInfo] | None = None
         self._failure: RdmaError | None = None
@@ -259,7 +262,7 @@ class ResolvingId:
         if hints is not None and hints.flags & RaiFlag.SA:
             self._check_sa(node, service, hints)
             self._backend.resolve_service(str(service))
-            self._resolving = True
+            self._resolving = self._has_services = True
             self._addrinfo = None
             if self._private:
                 self._await(CmEventType.ADDRINFO_RESOLVED, CmEventType.ADDRINFO_ERROR)
@@ -269,7 +272,7 @@ class ResolvingId:
             lambda: getaddrinfo(node, service, hints, provider=provider, resolver=resolver),
             self._resolved,
         )
-        self._resolving = True
+        self._resolving, self._has_services = True, False
         self._addrinfo = None
         self._lookup = lookup
         if resolver is None and not needs_lookup(node, hints, provider):
@@ -306,7 +309,7 @@ class ResolvingId:
 
     def query_addrinfo(self) -> list[AddrInfo]:
         """The list that :meth:`resolve_addrinfo` found, once, rdma_query_addrinfo(3); ENOENT where there is none."""
-        if self._addrinfo is None and self._resolving and self._backend.services:
+        if self._resolving and self._has_services and self._backend.services:
             self._addrinfo = from_services(self._backend.services, self._backend.sgid)
         if self._addrinfo is None:
             raise cm_error(

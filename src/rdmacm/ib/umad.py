@@ -205,6 +205,8 @@ class UmadTransport:
                     # Nothing behind it could ever be fetched.
                     self.dropped["too long"] += 1
                     self.close()
+                elif error.errno in (errno.EIO, errno.ENODEV):  # the device is gone: the file would poll readable
+                    self.close()
                 else:
                     if error.errno not in (errno.EAGAIN, errno.EINTR):
                         self.dropped["receive"] += 1

@@ -28,6 +28,7 @@ from rdmacm.soft.ids import ResolvingId
 from rdmacm.soft.infiniband import IbView
 from rdmacm.soft.resolver import Failure
 from rdmacm.soft.services import Registration
+from rdmacm.soft.timer import Timer
 
 if TYPE_CHECKING:
     from rdmacm.soft.provider import SoftProvider
@@ -81,7 +82,7 @@ def ask_paths(
                     fields[f"{name}_selector"] = getattr(like, f"{name}_selector")
     mask, record = ask_for(PathRecord, **fields)
     method = SaMethod.GET if count == 1 else SaMethod.GET_TABLE
-    return view.subnet.ask(view.port, method, record.ATTRIBUTE, mask, record.pack(), timeout, done)
+    return view.subnet.ask(view, method, record.ATTRIBUTE, mask, record.pack(), timeout, done)
 
 
 def ask_services(view: IbView, service: str, done: Callable[[Answer], None]) -> int:
@@ -91,7 +92,7 @@ def ask_services(view: IbView, service: str, done: Callable[[Answer], None]) -> 
         mask, record = ask_for(ServiceRecord, service_name=service.encode()[:63])
     else:
         mask, record = ask_for(ServiceRecord, service_id=number)
-    return view.subnet.ask(view.port, SaMethod.GET_TABLE, record.ATTRIBUTE, mask, record.pack(), SERVICE_TIMEOUT, done)
+    return view.subnet.ask(view, SaMethod.GET_TABLE, record.ATTRIBUTE, mask, record.pack(), SERVICE_TIMEOUT, done)
 
 
 def _number(text: str) -> int | None:
@@ -137,14 +138,16 @@ class AskingId(ResolvingId):
         super().__init__(provider, queue, owner, port_space, qp_type)
         #: What is being asked for this id, and of whom.
         self._asked: tuple[IbView, int] | None = None
-        #: What tells the question to ibacm that is under way from one that is of no interest any more.
-        self._acm: object | None = None
+        #: Ends the wait for ibacm's answer, which is of no interest to an id without it.
+        self._acm: Timer | None = None
         self._registrations: list[Registration] = []
         self.services: tuple[ServiceRecord, ...] = ()
 
     def _stop_waiting(self) -> None:
         super()._stop_waiting()
-        self._acm = None
+        if self._acm is not None:
+            self._acm.cancel()
+            self._acm = None
         if self._asked is not None:
             view, query = self._asked
             self._asked = None
@@ -159,7 +162,7 @@ class AskingId(ResolvingId):
         assert isinstance(view, IbView)
         fresh = view.subnet.view()
         if fresh is None:
-            raise cm_error(errno.ENODEV, f"the port is gone: {view.subnet.problem}", step, view.device.name)
+            raise cm_error(errno.ENODEV, f"the port is gone: {view.subnet.why()}", step, view.device.name)
         self._device = fresh
         return fresh
 
@@ -175,35 +178,52 @@ class AskingId(ResolvingId):
                 raise self._refuse(Trigger.RESOLVE_ROUTE.value)
             if timeout_ms <= 0:
                 raise cm_error(errno.EINVAL, f"timeout {timeout_ms} ms is not positive", "resolve_route")
-            view, peer, local = self._now("resolve_route"), self.peer_addr, self.local_addr
-            assert isinstance(peer, SockAddrIB) and isinstance(local, SockAddrIB)
-            self._move(Trigger.RESOLVE_ROUTE)
             started = perf_counter_ns()
             until = self._provider.clock() + timeout_ms / 1000
-            if not alternate and self._provider.clock is time.monotonic:
-                self._acm = token = object()
-                timeout = min(acm.DEADLINE, timeout_ms / 1000)
-                if acm.route_in_background(
-                    local, peer, partial(self._acm_answered, token, until, started), timeout=timeout
-                ):
-                    return
-            self._ask_route(view, peer, until, alternate, started)
+            if alternate or not self._ask_acm(until, started, timeout_ms / 1000):
+                self._ask_route(until, alternate, started)
+            self._move(Trigger.RESOLVE_ROUTE)
 
-    def _acm_answered(self, token: object, until: float, started: int, route: Sequence[PathData] | None) -> None:
-        """What ibacm knows; called by another thread."""
-        with self._provider.lock:
-            view, peer = self._device, self.peer_addr
-            if self._acm is not token:
-                return
-            self._acm = None
-            assert isinstance(view, IbView) and isinstance(peer, SockAddrIB)
-            if route is None:
-                self._ask_route(view, peer, until, False, started)
-            else:
-                self._note_path(started, "from ibacm")
-                self._route_found((route[0].path,))
+    def _ask_acm(self, until: float, started: int, timeout: float) -> bool:
+        """Ask ibacm for a while; False where there is no such daemon."""
+        local, peer, provider = self.local_addr, self.peer_addr, self._provider
+        assert isinstance(peer, SockAddrIB) and isinstance(local, SockAddrIB)
+        if provider.clock is not time.monotonic:
+            return False
+        patience = min(acm.DEADLINE, timeout / 2)  # the subnet administrator wants some of the time, too
 
-    def _ask_route(self, view: IbView, peer: SockAddrIB, until: float, alternate: bool, started: int) -> None:
+        def answered(route: Sequence[PathData] | None) -> None:  # called by another thread
+            with provider.lock:
+                self._acm_answered(timer, until, started, route)
+
+        # Those that have come before may keep the daemon longer than this one can wait.
+        timer = provider.call_at(provider.clock() + patience, lambda _: self._acm_answered(timer, until, started, None))
+        self._acm = timer
+        if acm.route_in_background(local, peer, answered, timeout=patience):
+            return True
+        timer.cancel()
+        self._acm = None
+        return False
+
+    def _acm_answered(self, timer: Timer, until: float, started: int, route: Sequence[PathData] | None) -> None:
+        """What ibacm knows, or that it has not said so in time."""
+        if self._acm is not timer:
+            return
+        timer.cancel()
+        self._acm = None
+        if route is not None:
+            self._note_path(started, "from ibacm")
+            self._route_found((route[0].path,))
+            return
+        try:
+            self._ask_route(until, False, started)
+        except RdmaError as error:
+            failure = Failure(error.errno or errno.EIO, "path", str(error.strerror), error.hint or "")
+            self._route_failed(started, failure)
+
+    def _ask_route(self, until: float, alternate: bool, started: int) -> None:
+        view, peer = self._now("resolve_route"), self.peer_addr
+        assert isinstance(peer, SockAddrIB)
         left = max(until - self._provider.clock(), _SOME_TIME)
         answered = partial(self._route_answered, view, alternate, started)
         tos, count = self.options.tos or 0, _SEVERAL if alternate else 1
@@ -215,17 +235,20 @@ class AskingId(ResolvingId):
         paths = path_records(answer)
         if failure is None and not paths:
             failure = Failure(errno.EINVAL, "path", f"{_administrator(view)} knows no path to {self.dgid}")
-        self._note_path(started, failure.message if failure else f"from {_administrator(view)}")
         if failure is not None:
-            assert self._lookup is not None or self.services
-            explain = partial(self._explain_failure, self._lookup, failure) if self._lookup is not None else None
-            self._move(Trigger.ROUTE_FAILED)
-            self._post(CmEventType.ROUTE_ERROR, -failure.errno, explain, failure.message)
+            self._route_failed(started, failure)
             return
+        self._note_path(started, f"from {_administrator(view)}")
         if alternate:
             other = next((path for path in paths if (path.dlid, path.slid) != (paths[0].dlid, paths[0].slid)), None)
             paths = paths[:1] if other is None else (paths[0], other)
         self._route_found(paths)
+
+    def _route_failed(self, started: int, failure: Failure) -> None:
+        self._note_path(started, failure.message)
+        explain = partial(self._explain_failure, self._lookup, failure) if self._lookup is not None else None
+        self._move(Trigger.ROUTE_FAILED)
+        self._post(CmEventType.ROUTE_ERROR, -failure.errno, explain, failure.message)
 
     def _note_path(self, started: int, said: str) -> None:
         self._steps = [step for step in self._steps if step[0] != "path"]
@@ -256,9 +279,10 @@ class AskingId(ResolvingId):
                     "RAI_DNS, or an id bound to an InfiniBand port",
                 )
             view = self._now("resolve_addrinfo")
-            self._move(Trigger.RESOLVE_IB_SERVICE)
             answered = partial(self._service_answered, view, service, perf_counter_ns())
             self._asked = view, ask_services(view, service, answered)
+            self.services = ()
+            self._move(Trigger.RESOLVE_IB_SERVICE)
 
     def _service_answered(self, view: IbView, service: str, started: int, answer: Answer) -> None:
         self._asked = None
@@ -267,6 +291,7 @@ class AskingId(ResolvingId):
         if failure is None and not found:
             hint = "'rdmacm sa services' for those there are"
             failure = Failure(errno.ENODATA, "service", f"nobody has registered {service!r}", hint)
+        self._steps = [step for step in self._steps if step[0] != "service"]
         self._steps.append(
             ("service", perf_counter_ns() - started, failure.message if failure else f"{len(found)} found")
         )
@@ -302,6 +327,7 @@ class AskingId(ResolvingId):
                 local.sid, self.sgid, self.pkey, lease, service_name=name, service_data8=data.ljust(16, b"\0")
             )
             registration = Registration(self._provider, self._now("register_service").subnet, record, done)
+            self._registrations = [one for one in self._registrations if not one.is_withdrawn]
             self._registrations.append(registration)
             return registration
 

@@ -333,9 +333,24 @@ class SoftId(AskingId):
 
     def _wire_path(self) -> WirePath | IbPath:
         if isinstance(self._device, IbView):
-            return IbPath(self.paths[0].dlid, self.paths[0].sl)
+            path, view = self.paths[0], self._now("connect")
+            index = view.pkey_index(self._partition())
+            if index is None:
+                table = ", ".join(f"0x{pkey:04x}" for pkey in view.port.pkeys)
+                raise cm_error(
+                    errno.EINVAL,
+                    f"P_Key 0x{self._partition():04x} of the path is not in the table of {view.device.name}: {table}",
+                    "connect",
+                    str(self.peer_addr),
+                )
+            return IbPath(path.dlid, path.sl, index)
         scope = self.peer_addr.scope_id if isinstance(self.peer_addr, InetAddr) else 0
         return WirePath(self.sgid.ip, self.dgid.ip, scope)
+
+    def _partition(self) -> int:
+        """The P_Key of the connection: on InfiniBand the path says it."""
+        path = self.paths[0] if self.paths else None
+        return path.pkey if isinstance(self._device, IbView) and path is not None and path.pkey else self.pkey
 
     def _req(self, service: int, private_data: bytes, param: ConnParam) -> REQ:
         path, ece = self.paths[0], self._local_ece or _NO_ECE
@@ -350,7 +365,7 @@ class SoftId(AskingId):
             rnr_retry_count=min(param.rnr_retry_count, 7),
             path_mtu=path.mtu,
             srq=bool(param.srq),
-            partition_key=self.pkey,
+            partition_key=self._partition(),
             primary=self._req_path(path),
             alternate=self._req_path(self.paths[1]) if len(self.paths) > 1 else Path(),
             private_data=private_data,
@@ -616,12 +631,16 @@ class SoftId(AskingId):
     def _datagram_attr(self, attr: QPAttr) -> tuple[QPAttr, QPAttrMask]:
         if attr.qp_state is QPState.INIT:
             attr.qkey = self.qkey = self.qkey or UDP_QKEY
+            if isinstance(self._device, IbView):
+                attr.pkey_index = self._device.pkey_index(self._partition()) or 0
             return attr, _M.STATE | _M.PKEY_INDEX | _M.PORT | _M.QKEY
         return attr, _M.STATE | _M.SQ_PSN if attr.qp_state is QPState.RTS else _M.STATE
 
     def _initial_attr(self, attr: QPAttr) -> QPAttr:
         """What takes a queue pair to INIT."""
         attr.port_num = self.port_num
+        if isinstance(self._device, IbView):
+            attr.pkey_index = self._device.pkey_index(self._partition()) or 0
         connection = self._connection
         if connection is not None:
             attr.qp_access_flags = self._access(connection)
@@ -670,6 +689,16 @@ class SoftId(AskingId):
     def _ah_attr(self) -> AHAttr:
         path = self.paths[0]
         route = GlobalRoute(path.dgid, self.gid_index, path.flow_label, path.hop_limit or 64, path.traffic_class)
+        if isinstance(self._device, IbView):
+            return AHAttr(
+                dlid=path.dlid,
+                sl=path.sl,
+                src_path_bits=path.slid & (1 << self._device.port.lmc) - 1,
+                static_rate=path.rate,
+                is_global=path.hop_limit > 1,
+                port_num=self.port_num,
+                gr=route if path.hop_limit > 1 else GlobalRoute(),
+            )
         return AHAttr(is_global=True, port_num=self.port_num, sl=path.sl, gr=route)
 
     # -- enhanced connection establishment ------------------------------------------------------------

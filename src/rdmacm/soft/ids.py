@@ -28,7 +28,7 @@ from rdmacm.soft.devices import DEFAULT_PKEY, DeviceView
 from rdmacm.soft.infiniband import IbLookup, IbView
 from rdmacm.soft.ports import PortOwner
 from rdmacm.soft.resolver import Failure, Lookup
-from rdmacm.verbs.device import Context
+from rdmacm.verbs.device import Context, GidEntry
 from rdmacm.verbs.enums import QPType
 
 if TYPE_CHECKING:
@@ -354,12 +354,8 @@ class ResolvingId:
         self._move(Trigger.RESOLVE_ADDR)
         self._lookup = lookup = IbLookup(destination)
         self.peer_addr = destination
-        bound = None
-        if isinstance(view, IbView):
-            fresh = view.subnet.view() or view
-            bound = fresh, next(row for row in view.rows if row.gid == self.sgid)
         try:
-            lookup.choose(self._provider.ib, bound)
+            lookup.choose(self._provider.ib, self._bound_port(view) if isinstance(view, IbView) else None)
         except Failure as failure:
             self._move(Trigger.ADDR_FAILED)
             raise cm_error(
@@ -379,6 +375,17 @@ class ResolvingId:
         self.local_addr = replace(local, addr=self.sgid, pkey=destination.pkey)
         self._move(Trigger.ADDR_DONE)
         self._post(CmEventType.ADDR_RESOLVED)
+
+    def _bound_port(self, view: IbView) -> tuple[IbView, GidEntry]:
+        """The port the id is bound to, as it is now."""
+        fresh = view.subnet.view()
+        if fresh is None:
+            raise Failure(errno.ENODEV, "select", f"the port is gone: {view.subnet.why()}", "'rdmacm devices'")
+        row = next((row for row in fresh.rows if row.gid == self.sgid), None)
+        if row is None:
+            why = f"{fresh.device.name} port {fresh.port_num} does not have the GID {self.sgid} any more"
+            raise Failure(errno.ENODEV, "select", why, "a new id")
+        return fresh, row
 
     def _resolve(self, destination: InetAddr, origin: str, timeout_ms: int) -> None:
         if destination.is_any:  # "this host", as for sockets

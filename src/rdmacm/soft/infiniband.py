@@ -10,6 +10,7 @@ Transports are opened when a port is first asked for, and closed with the provid
 from __future__ import annotations
 
 import errno
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -38,16 +39,21 @@ __all__ = ["IbDevice", "IbHost", "IbLookup", "IbPath", "IbView", "Subnet"]
 #: Of a P_Key, what two ports must have in common; the bit above says full member.
 _PARTITION = 0x7FFF
 _FULL_MEMBER = 0x8000
+_DEFAULT_PARTITION = 0xFFFF
 
 
 class IbPath:
-    """A port of a peer's, as the connection manager's paths have to be: equal where the port is the same."""
+    """A port of a peer's, as the connection manager's paths have to be: equal where the port is the same.
 
-    __slots__ = ("lid", "sl")
+    ``pkey_index``: where the table of our port has the partition that they share.
+    """
 
-    def __init__(self, lid: int, sl: int = 0) -> None:
+    __slots__ = ("lid", "pkey_index", "sl")
+
+    def __init__(self, lid: int, sl: int = 0, pkey_index: int = 0) -> None:
         self.lid = lid
         self.sl = sl
+        self.pkey_index = pkey_index
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, IbPath) and other.lid == self.lid
@@ -89,6 +95,11 @@ class IbView:
             if own & _PARTITION
         )
 
+    def pkey_index(self, pkey: int) -> int | None:
+        """Where the port has a P_Key of a partition, one of a full member's first; None where it has none."""
+        found = [index for index, own in enumerate(self.port.pkeys) if (own ^ pkey) & _PARTITION == 0]
+        return max(found, key=lambda index: self.port.pkeys[index] & _FULL_MEMBER, default=None)
+
 
 class Subnet:
     """One port of ours on its subnet: a transport, queries to the administrator, connections (:class:`Gsi`).
@@ -112,35 +123,64 @@ class Subnet:
         self.sa = SaClient(provider.random, reassembles=transport.reassembles)
         self._asked: dict[int, Callable[[Answer], None]] = {}
         self._timer: Timer | None = None
+        self._is_pumping = False
 
     # -- the port -------------------------------------------------------------------------------------
 
     def view(self) -> IbView | None:
         """The port as it is now; None, and :attr:`problem` says why, where it is not there."""
         try:
-            if not self.is_open:
-                self.transport.open()
-                self.is_open = True
-                self._provider.ib_opened()
-            port = self.transport.port()
+            port = self._port()
         except OSError as error:
             self.problem = error
             return None
         self.problem = None
         return IbView(_device(port, self.index), port, self)
 
+    def why(self) -> str:
+        """Why there is no :meth:`view`, in words."""
+        problem = self.problem
+        return "" if problem is None else problem.strerror or str(problem)
+
+    def _port(self) -> IbPort:
+        self._provider.check_fork("open_device")
+        if self.is_open:
+            try:
+                return self.transport.port()
+            except OSError as error:
+                if error.errno != errno.ENODEV:
+                    raise
+                self._lost()  # another one of this name may have come in its place
+        self.transport.open()
+        self.is_open = True
+        self._provider.ib_opened()
+        return self.transport.port()
+
+    def _lost(self) -> None:
+        """The port has gone away while it was open."""
+        self.is_open = False
+        self._provider.descriptors_changed()
+        self.transport.close()
+
     def close(self) -> None:
         if self.is_open:
             self.is_open = False
             self.transport.close()
+        asked = self._asked
         self.forget()
+        for query, done in asked.items():  # somebody may be waiting
+            done(Answer(query, 0, error="the port was closed"))
+        self._provider.waiters.wake()
 
     def forget(self) -> None:
         """Let go of everything that is under way."""
         self.cm.close()
         self.on_mad = None
-        self.sa = SaClient(self._provider.random, reassembles=self.transport.reassembles)
-        self._asked.clear()
+        for query in self._asked:
+            self.sa.cancel(query)
+        self._asked = {}
+        self.sa.mads_to_send()
+        self.sa.events()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -155,13 +195,15 @@ class Subnet:
             if management_class == MgmtClass.SUBN_ADM:
                 self.sa.mad_received(source, mad, now)
             elif management_class == MgmtClass.COM_MGT and self.on_mad is not None and len(mad) == MAD_SIZE:
-                self.on_mad(memoryview(mad), IbPath(source.lid, source.sl), now)
+                self.on_mad(memoryview(mad), IbPath(source.lid, source.sl, source.pkey_index), now)
             else:
                 self.dropped["class"] += 1
         self._pump()
+        if self.transport.fileno() < 0 and self._provider.clock is time.monotonic:
+            self._lost()
 
     def send_mad(self, path: IbPath, mad: Buffer) -> None:
-        self.transport.send(MadAddress(path.lid, sl=path.sl), mad)
+        self.transport.send(MadAddress(path.lid, sl=path.sl, pkey_index=path.pkey_index), mad)
 
     def open(self) -> None:
         """Begin to take messages of connection managers; EOPNOTSUPP where the system keeps them to itself."""
@@ -184,7 +226,7 @@ class Subnet:
 
     def ask(
         self,
-        port: IbPort,
+        view: IbView,
         method: int,
         attribute: int,
         mask: int,
@@ -192,8 +234,21 @@ class Subnet:
         timeout: float,
         done: Callable[[Answer], None],
     ) -> int:
-        """Ask the administrator; within ``timeout`` seconds ``done(answer)`` is called, with the lock held."""
-        administrator = MadAddress(port.sm_lid, sl=port.sm_sl)
+        """Ask the administrator; within ``timeout`` seconds ``done(answer)`` is called, with the lock held.
+
+        It is not called before this returns. ENETUNREACH where the port knows no administrator, ENOBUFS where too many
+        questions are open.
+        """
+        port = view.port
+        if not port.sm_lid:
+            raise cm_error(
+                errno.ENETUNREACH,
+                f"no subnet manager has been at {port.device} port {port.port_num}",
+                "sa_query",
+                hint="whether its link is up, and a subnet manager runs",
+            )
+        # Limited members of the default partition may ask, too.
+        administrator = MadAddress(port.sm_lid, sl=port.sm_sl, pkey_index=view.pkey_index(_DEFAULT_PARTITION) or 0)
         now = self._provider.clock()
         query = self.sa.ask(method, attribute, mask, record, administrator, now, timeout=timeout)
         self._asked[query] = done
@@ -203,14 +258,28 @@ class Subnet:
     def cancel(self, query: int) -> None:
         if self._asked.pop(query, None) is not None:
             self.sa.cancel(query)
+            self._pump()
 
     def _pump(self) -> None:
-        for address, mad in self.sa.mads_to_send():
-            self.transport.send(address, mad)
-        for answer in self.sa.events():
-            done = self._asked.pop(answer.query, None)
-            if done is not None:
-                done(answer)
+        """Send what is to be sent and hand out answers. What those who get them ask and cancel is seen to here, too."""
+        if self._is_pumping:
+            return
+        self._is_pumping = True
+        try:
+            more = True
+            while more:
+                mads, answers = self.sa.mads_to_send(), self.sa.events()
+                for address, mad in mads:
+                    self.transport.send(address, mad)
+                for answer in answers:
+                    done = self._asked.pop(answer.query, None)
+                    if done is not None:
+                        done(answer)
+                if answers:  # of which another thread may be waiting for one
+                    self._provider.waiters.wake()
+                more = bool(mads or answers)
+        finally:
+            self._is_pumping = False
         deadline = self.sa.next_deadline()
         if deadline is not None and (self._timer is None or deadline < self._timer.when):
             if self._timer is not None:
@@ -223,10 +292,13 @@ class Subnet:
         self._pump()
 
 
+_MTUS = {int(mtu): mtu for mtu in Mtu}
+
+
 def _device(port: IbPort, index: int) -> Device:
     rows = tuple(GidEntry(gid, i, port.port_num, GidType.IB, "", 0) for i, gid in enumerate(port.gids) if any(gid))
     picture = Port(
-        port.port_num, port.state, LinkLayer.INFINIBAND, Mtu.MTU_4096, Mtu(port.active_mtu), rows, port.pkeys
+        port.port_num, port.state, LinkLayer.INFINIBAND, Mtu.MTU_4096, _MTUS.get(port.active_mtu), rows, port.pkeys
     )
     return Device(port.device, index, "soft", NodeType.CA, TransportType.IB, port.node_guid, (picture,))
 
@@ -247,7 +319,13 @@ class IbHost:
 
     def view_at(self, ifindex: int) -> IbView | None:
         """The port that has this :attr:`IbView.ifindex`."""
-        return self.subnets[-1 - ifindex].view() if -len(self.subnets) <= ifindex < 0 else None
+        if not -len(self.subnets) <= ifindex < 0:
+            return None
+        subnet = self.subnets[-1 - ifindex]
+        view = subnet.view()
+        if not self._provider.in_use:
+            subnet.close()
+        return view
 
     def filenos(self) -> tuple[int, ...]:
         return tuple(
@@ -278,7 +356,7 @@ class IbHost:
         """Why a port that is wanted is not among :meth:`views`, in words."""
         if not self.subnets:
             return "AF_IB addresses name ports of an InfiniBand device, and this host has none"
-        missing = [f"{s.transport.name}: {s.problem.strerror or s.problem}" for s in self.subnets if s.problem]
+        missing = [f"{s.transport.name}: {s.why()}" for s in self.subnets if s.problem]
         return "; ".join(missing) or f"there is {', '.join(s.transport.name for s in self.subnets)}"
 
 

@@ -18,7 +18,7 @@ from random import Random
 from typing import TypeVar
 
 from rdmacm.address import InetAddr, SockAddrIB
-from rdmacm.errors import cm_error
+from rdmacm.errors import RdmaError, cm_error
 from rdmacm.explanation import Explanation
 from rdmacm.ib.transport import MadTransport
 from rdmacm.net.types import Change, Network
@@ -188,7 +188,7 @@ class SoftProvider:
             view, row = lookup.view, lookup.row
             assert view is not None and row is not None
         answer = self._asked(view, partial(ask_paths, view, row.gid, destination, ROUTE_TIMEOUT, like=like))
-        paths = path_records(answer)
+        paths = path_records(answer) if answer is not None else ()
         if not paths:
             return None
         local = replace(source or SockAddrIB(pkey=destination.pkey), addr=row.gid)
@@ -198,20 +198,24 @@ class SoftProvider:
         with self.lock:
             views = [view for view in self.ib.views() if view.is_active and view.rows]
         for view in views:
-            records = service_records(self._asked(view, partial(ask_services, view, service)))
+            answer = self._asked(view, partial(ask_services, view, service))
+            records = service_records(answer) if answer is not None else ()
             if records:
                 return FoundServices(view.rows[0].gid, view.device.name, view.port_num, records)
         return None
 
-    def _asked(self, view: IbView, ask: Callable[[Callable[[Answer], None]], int]) -> Answer:
-        """Ask a subnet administrator and wait for what becomes of it."""
+    def _asked(self, view: IbView, ask: Callable[[Callable[[Answer], None]], int]) -> Answer | None:
+        """Ask a subnet administrator and wait for what becomes of it; None where it cannot be asked."""
         answers: list[Answer] = []
         user = object()
         self.use(user)
         try:
             with self.lock:
                 view.subnet.view()  # open
-                query = ask(answers.append)
+                try:
+                    query = ask(answers.append)
+                except RdmaError:
+                    return None
             try:
                 return self.drive(lambda: answers, None)[0]
             finally:

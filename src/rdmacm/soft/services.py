@@ -44,7 +44,7 @@ class Registration:
         self._provider = provider
         self._subnet = subnet
         self._done: Callable[[RdmaError | None], None] | None = done
-        self._withdrawn = False
+        self.is_withdrawn = False
         self._timer: Timer | None = None
         self._query: int | None = None
         self._tell()
@@ -52,22 +52,29 @@ class Registration:
     def _tell(self, _now: float = 0.0) -> None:
         self._timer = None
         self._query = self._ask(SaMethod.SET, _IDENTITY | _CONTENT, self._told)
+        if self._query is None:
+            self._tell_again()
 
     def _ask(self, method: SaMethod, mask: ServiceMask, done: Callable[[Answer], None]) -> int | None:
-        view = self._subnet.view()
-        if view is None:
-            problem = cm_error(errno.ENODEV, f"the port is gone: {self._subnet.problem}", "register_service")
+        """The number of the question; None where it cannot be asked now."""
+        view, record = self._subnet.view(), self.record
+        try:
+            if view is None:
+                raise cm_error(errno.ENODEV, f"the port is gone: {self._subnet.why()}", "register_service", record.name)
+            return self._subnet.ask(view, method, record.ATTRIBUTE, mask, record.pack(), _TIMEOUT, done)
+        except RdmaError as problem:
             self._finish(problem)
             return None
-        record = self.record
-        return self._subnet.ask(view.port, method, record.ATTRIBUTE, mask, record.pack(), _TIMEOUT, done)
 
     def _told(self, answer: Answer) -> None:
         self._query = None
-        if not self._withdrawn and self.record.service_lease != LEASE_FOREVER:
+        self._tell_again()
+        self._finish(_refusal(answer, "register_service", self.record))
+
+    def _tell_again(self) -> None:
+        if not self.is_withdrawn and self.record.service_lease != LEASE_FOREVER:
             wait = max(self.record.service_lease / 2, 0.5)
             self._timer = self._provider.call_at(self._provider.clock() + wait, self._tell)
-        self._finish(_refusal(answer, "register_service", self.record))
 
     def _finish(self, problem: RdmaError | None) -> None:
         done, self._done = self._done, None
@@ -75,9 +82,10 @@ class Registration:
             if problem is not None:
                 self._stop()
             done(problem)
+            self._provider.waiters.wake()
 
     def _stop(self) -> None:
-        self._withdrawn = True
+        self.is_withdrawn = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -87,12 +95,14 @@ class Registration:
 
     def withdraw(self, done: Callable[[RdmaError | None], None] | None = None) -> None:
         """Have the administrator forget it. More than once does nothing."""
-        if self._withdrawn:
+        if self.is_withdrawn:
             if done is not None:
                 done(None)
             return
+        if self._done is not None:  # another thread waits for the first answer
+            gone = cm_error(errno.ECANCELED, "the id was destroyed meanwhile", "register_service", self.record.name)
+            self._finish(gone)
         self._stop()
-        self._done = None
 
         def answered(answer: Answer) -> None:
             if done is not None:

@@ -11,6 +11,7 @@ something for its owner *or progress to be made*; asking the owner then makes it
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
@@ -272,7 +273,8 @@ class Pollable:
         fds = self._provider.filenos()
         if self._epoll is not None and fds != self._fds:
             for fd in set(self._fds) - set(fds):
-                self._epoll.unregister(fd)
+                with contextlib.suppress(OSError):  # whoever had it may have closed it
+                    self._epoll.unregister(fd)
             for fd in set(fds) - set(self._fds):
                 self._epoll.register(fd, select.EPOLLIN)
             self._fds = fds

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import TYPE_CHECKING, TypeVar
 
@@ -30,7 +30,7 @@ from rdmacm.testing.log import FabricLog, LogEntry
 
 if TYPE_CHECKING:
     from rdmacm.soft.provider import SoftProvider
-    from rdmacm.testing.subnet import MemorySubnet
+    from rdmacm.testing.subnet import MemoryPort, MemorySubnet
 
 __all__ = ["Fabric", "SimulationError"]
 
@@ -120,20 +120,23 @@ class Fabric:
 
     # -- hosts ----------------------------------------------------------------------------------------
 
-    def host(self, name: str, *addresses: str) -> Host:
+    def host(self, name: str, *addresses: str, infiniband: Sequence[MemoryPort] = ()) -> Host:
         """A new host with an interface ``eth0`` that has these addresses (``"10.0.0.1"``, ``"fd00::1/48"``).
 
         Without a prefix length it is /24 or /64, and whatever else is on the fabric is reached directly too. The name
-        of a crashed host may be used again: that is its reboot, and nothing of what it knew is left. ValueError for a
-        name or an address that is taken.
+        of a crashed host may be used again: that is its reboot, and nothing of what it knew is left. ``infiniband``:
+        its ports on subnets that are attached (:meth:`attach`). ValueError for a name or an address that is taken, and
+        for a port of another subnet.
         """
         before = self.hosts.get(name)
         if before is not None and before.alive:
             raise ValueError(f"there is a host {name}")
         if self._macs >= _MOST_HOSTS:
             raise ValueError(f"a fabric has no more than {_MOST_HOSTS} hosts")
+        if any(port.subnet not in self._subnets for port in infiniband):
+            raise ValueError("a port's subnet is not attached")
         self._macs += 1
-        host = Host(self, name, self._macs, before.incarnation + 1 if before else 1, addresses)
+        host = Host(self, name, self._macs, before.incarnation + 1 if before else 1, addresses, infiniband)
         for other in self.hosts.values():
             if other.alive and (taken := set(other.addresses) & set(host.addresses)):
                 raise ValueError(f"{', '.join(sorted(taken))} is {other.name}'s")
@@ -151,6 +154,8 @@ class Fabric:
         host = self._named(name)
         host.alive = False
         host.wire.close()
+        for port in host.infiniband:
+            port.close()
 
     def partition(self, one: str, other: str, *, one_way: bool = False) -> None:
         """Cut the network between two hosts, also for what is under way; or only what the first sends."""
@@ -248,8 +253,10 @@ class Fabric:
     def _turn(self) -> None:
         """Every host makes progress, until no handler has anything more to do."""
         for _ in range(self.max_steps):
-            called = [host.turn() for host in list(self.hosts.values()) if host.alive]
-            if not any(called):
+            hosts = [host for host in self.hosts.values() if host.alive]
+            called = [host.turn() for host in hosts]
+            # A subnet may deliver at once, to one that has had its turn.
+            if not any(called) and not any(port.waiting for host in hosts for port in host.infiniband):
                 return
         raise SimulationError(f"handlers keep each other busy at {self.now:.9f} s")
 

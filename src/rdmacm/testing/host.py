@@ -23,6 +23,7 @@ from rdmacm.testing.network import MemoryNetwork, PrivatePorts
 
 if TYPE_CHECKING:
     from rdmacm.testing.fabric import Fabric
+    from rdmacm.testing.subnet import MemoryPort
 
 __all__ = ["FabricRoute", "FabricWire", "Host", "SimProvider"]
 
@@ -176,11 +177,18 @@ class SimProvider(SoftProvider):
 
     name = "sim"
 
-    def __init__(self, fabric: Fabric, network: MemoryNetwork, wire: FabricWire, random: Random) -> None:
+    def __init__(
+        self,
+        fabric: Fabric,
+        network: MemoryNetwork,
+        wire: FabricWire,
+        random: Random,
+        infiniband: Sequence[MemoryPort] = (),
+    ) -> None:
         low, high = network.setting("net/ipv4/ip_local_port_range", 32768, 60999)
         first = low + int(random.random() * (high - low + 1))
         ports = PrivatePorts(low, high, first)
-        super().__init__(network, clock=fabric.clock, ports=ports, wire=wire, random=random)
+        super().__init__(network, clock=fabric.clock, ports=ports, wire=wire, random=random, infiniband=infiniband)
         self.fabric = fabric
 
     def drive(self, done: Callable[[], T], timeout: float | None, wanted: Sized = ()) -> T:
@@ -221,10 +229,19 @@ class Host:
 
     ``provider`` is for ``CmId(provider=...)`` and ``EventChannel(...)``. ``network`` is a :class:`MemoryNetwork` with
     ``lo`` and ``eth0``, for tests to change: what is added to it is on the same fabric. ``wire`` is where the
-    provider's packets go; ``random`` is the host's own source of numbers, seeded by the fabric.
+    provider's packets go; ``random`` is the host's own source of numbers, seeded by the fabric; ``infiniband`` are its
+    InfiniBand ports.
     """
 
-    def __init__(self, fabric: Fabric, name: str, number: int, incarnation: int, addresses: Sequence[str]) -> None:
+    def __init__(
+        self,
+        fabric: Fabric,
+        name: str,
+        number: int,
+        incarnation: int,
+        addresses: Sequence[str],
+        infiniband: Sequence[MemoryPort] = (),
+    ) -> None:
         self.fabric = fabric
         self.name = name
         self.incarnation = incarnation
@@ -238,7 +255,8 @@ class Host:
             if any(ip_address(address).version == version for address in self.addresses):
                 self.network.add_route(everywhere, eth0)
         self.wire = FabricWire(fabric, self, fabric.trains)
-        self.provider = SimProvider(fabric, self.network, self.wire, self.random)
+        self.infiniband = tuple(infiniband)
+        self.provider = SimProvider(fabric, self.network, self.wire, self.random, self.infiniband)
         self._served: list[_Served] = []
 
     def on_event(self, channel: EventChannel, handler: Callable[[CmEvent], object]) -> None:
@@ -252,14 +270,18 @@ class Host:
             raise ValueError(f"the channel is not of host {self.name}")
         self._served.append(_Served(channel, handler))
 
+    @property
+    def waiting(self) -> int:
+        """Packets and datagrams that have arrived and not been taken in."""
+        return self.wire.waiting + sum(port.waiting for port in self.infiniband)
+
     def turn(self) -> bool:
         """Make what progress there is to make now; whether a handler was called."""
-        provider, wire = self.provider, self.wire
-        provider.progress()
-        left = wire.waiting
+        self.provider.progress()
+        left = self.waiting
         while left:  # a provider takes in a bounded number of packets at a time, or none where nobody listens
-            provider.progress()
-            left, before = wire.waiting, left
+            self.provider.progress()
+            left, before = self.waiting, left
             if left >= before:
                 break
         called = [served.serve() for served in self._served if self.alive]

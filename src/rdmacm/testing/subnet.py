@@ -147,6 +147,11 @@ class MemoryPort:
                 self._wake.clear()
             return arrived
 
+    @property
+    def waiting(self) -> int:
+        """Datagrams that :meth:`receive` has not returned yet."""
+        return len(self._inbox)
+
     def close(self) -> None:
         with self.subnet.lock:
             self.is_open = False
