@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from infiniband.fabric import SimulatedFabric, missing
+from infiniband.hosts import IbHost
+from infiniband.sites import SITES, Embedded, OpenSM, Site, Virtual
+from rdmacm import CmId
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -15,6 +18,47 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents and {"fabric", "own_fabric"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.infiniband)
+
+
+def _site(request: pytest.FixtureRequest, fabric: str) -> Site:
+    if request.param == "opensm":
+        return OpenSM(request.getfixturevalue(fabric))
+    return Embedded() if request.param == "embedded" else Virtual()
+
+
+_sites = [pytest.param(name, marks=[pytest.mark.infiniband] if name == "opensm" else []) for name in SITES]
+
+
+@pytest.fixture(params=_sites)
+def site(request: pytest.FixtureRequest) -> Site:
+    """A subnet that is as it was afterwards."""
+    return _site(request, "fabric")
+
+
+@pytest.fixture(params=_sites)
+def own_site(request: pytest.FixtureRequest) -> Site:
+    """One for a test that breaks it."""
+    return _site(request, "own_fabric")
+
+
+@pytest.fixture
+def a(site: Site) -> Iterator[IbHost]:
+    with site.host("HostA") as host:
+        yield host
+
+
+@pytest.fixture
+def b(site: Site) -> Iterator[IbHost]:
+    with site.host("HostB") as host:
+        yield host
+
+
+@pytest.fixture
+def offered(b: IbHost) -> Iterator[CmId]:
+    """A listener of host B that is registered as ``storage``."""
+    with b.listening() as listener:
+        listener.register_service("storage", b"v1")
+        yield listener
 
 
 @pytest.fixture(scope="module")

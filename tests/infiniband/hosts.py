@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,8 +9,6 @@ from rdmacm import CmId, EventChannel, PortSpace
 from rdmacm.address import Gid, SockAddrIB, service_id
 from rdmacm.channel import CmEvent
 from rdmacm.connparam import ConnParam
-from rdmacm.ib.transport import MadTransport
-from rdmacm.net import open_network
 from rdmacm.soft.provider import SoftProvider
 
 PORT = 7471
@@ -24,9 +21,8 @@ PATIENCE = 10.0
 class IbHost:
     """A host with one InfiniBand port, and what tests do there."""
 
-    def __init__(self, transport: MadTransport) -> None:
-        self.transport = transport
-        self.provider = SoftProvider(open_network(), namespace=secrets.token_hex(8), infiniband=[transport])
+    def __init__(self, provider: SoftProvider) -> None:
+        self.provider = provider
 
     @property
     def gid(self) -> Gid:

@@ -1,0 +1,202 @@
+"""Connections of ids on InfiniBand, up to ESTABLISHED and down again."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+
+import pytest
+
+from infiniband.datagrams import PATH_RECORD, message, question
+from infiniband.fabric import SimulatedFabric
+from infiniband.hosts import ALL_BITS, PORT, QPN, SID, IbHost, event, param
+from rdmacm import CmEventType, CmId, EventChannel, PortSpace, RaiFlag, RdmaError
+from rdmacm.address import Gid, SockAddrIB, service_id
+from rdmacm.connparam import ConnParam, UdParam
+from rdmacm.errors import CmRejectedError
+from rdmacm.proto.mad import MadAddress
+
+
+class TestConnecting:
+    def test_up_to_established_and_down_again(self, a: IbHost, b: IbHost) -> None:
+        with b.listening() as listener, EventChannel(a.provider) as channel, a.id(channel) as cmid:
+            cmid.resolve_addr(b.at())
+            event(channel).ack()
+            cmid.resolve_route()
+            event(channel).ack()
+            cmid.connect(param(b"q" * 92))
+            with event(listener.channel) as request:
+                server = request.id
+                assert request.type is CmEventType.CONNECT_REQUEST
+                assert isinstance(request.param, ConnParam)
+                assert (request.private_data, request.param.qp_num) == (b"q" * 92, QPN)
+                assert (server.route.sgid, server.route.dgid) == (b.gid, a.gid)
+                assert server.verbs.name == b.device
+                server.accept(param(b"r" * 196, qp_num=QPN + 1))
+            with event(channel) as reply:
+                assert reply.type is CmEventType.CONNECT_RESPONSE
+                assert isinstance(reply.param, ConnParam)
+                assert (reply.private_data, reply.param.qp_num) == (b"r" * 196, QPN + 1)
+            cmid.establish()
+            with event(listener.channel) as established:
+                assert (established.type, established.id) == (CmEventType.ESTABLISHED, server)
+            cmid.disconnect()
+            with event(listener.channel) as ended:
+                assert ended.type is CmEventType.DISCONNECTED
+            server.disconnect()
+            with event(channel) as ended:
+                assert ended.type is CmEventType.DISCONNECTED
+            server.destroy()
+
+    def test_to_a_service(self, a: IbHost, offered: CmId) -> None:
+        with EventChannel(a.provider) as channel, a.id(channel) as cmid:
+            cmid.bind_addr(a.source)
+            cmid.resolve_addrinfo(None, "storage", flags=RaiFlag.SA)
+            event(channel).ack()
+            cmid.resolve_route()
+            event(channel).ack()
+            cmid.connect(param())
+            with event(offered.channel) as request:
+                request.id.accept(param())
+                with event(channel) as reply:
+                    assert reply.type is CmEventType.CONNECT_RESPONSE
+                server = request.id
+            server.destroy()
+
+    def test_where_nobody_listens(self, a: IbHost, b: IbHost) -> None:
+        with b.listening(), a.resolved(b.at(service_id(PortSpace.IB, 9))) as cmid:
+            with pytest.raises(CmRejectedError) as refused:
+                cmid.connect(param())
+            assert refused.value.reason == 8
+
+    def test_to_a_listener_that_refuses(self, a: IbHost, b: IbHost) -> None:
+        with b.listening() as listener, EventChannel(a.provider) as channel, a.id(channel) as cmid:
+            cmid.resolve_addr(b.at())
+            event(channel).ack()
+            cmid.resolve_route()
+            event(channel).ack()
+            cmid.connect(param())
+            with event(listener.channel) as request:
+                request.id.reject(b"no")
+                server = request.id
+            server.destroy()
+            with event(channel) as refused:
+                assert (refused.type, refused.status) == (CmEventType.REJECTED, 28)
+                assert refused.private_data[:2] == b"no"
+
+    def test_with_more_private_data_than_fits(self, a: IbHost, b: IbHost) -> None:
+        with a.resolved(b.at()) as cmid:
+            with pytest.raises(RdmaError, match="92") as refused:
+                cmid.connect(param(bytes(93)))
+            assert refused.value.errno == errno.EINVAL
+
+    def test_to_a_wildcard_listener(self, a: IbHost, b: IbHost) -> None:
+        with EventChannel(b.provider) as channel, b.id(channel) as listener:
+            listener.bind_addr(SockAddrIB(Gid(), SID, ALL_BITS))
+            listener.listen()
+            with EventChannel(a.provider) as own, a.id(own) as cmid:
+                cmid.resolve_addr(b.at())
+                event(own).ack()
+                cmid.resolve_route()
+                event(own).ack()
+                cmid.connect(param())
+                with event(channel) as request:
+                    assert request.id.local_addr == b.at()
+                    request.id.reject()
+                    server = request.id
+                server.destroy()
+
+    def test_of_datagram_services(self, a: IbHost, b: IbHost) -> None:
+        sid = service_id(PortSpace.UDP, PORT)
+        with b.listening(sid, PortSpace.UDP) as listener, EventChannel(a.provider) as channel:
+            with a.id(channel, PortSpace.UDP) as cmid:
+                cmid.resolve_addr(b.at(sid))
+                event(channel).ack()
+                cmid.resolve_route()
+                event(channel).ack()
+                cmid.connect(param(b"hello"))
+                with event(listener.channel) as request:
+                    request.id.accept(param(b"there", qp_num=77))
+                    server = request.id
+                with event(channel) as found:
+                    assert found.type is CmEventType.ESTABLISHED
+                    assert isinstance(found.param, UdParam)
+                    assert (found.param.qp_num, found.param.private_data[:5]) == (77, b"there")
+                server.destroy()
+
+
+SERVER = """
+from rdmacm import CmId, ConnParam, EventChannel, PortSpace, SockAddrIB, devices
+from rdmacm.verbs.enums import LinkLayer
+(port,) = (p for d in devices() for p in d.ports if p.link_layer is LinkLayer.INFINIBAND)
+with EventChannel() as channel, CmId(channel, PortSpace.IB) as listener:
+    listener.bind_addr(SockAddrIB(port.gids[0].gid))
+    listener.listen()
+    listener.register_service("two-processes")
+    print("ready", flush=True)
+    for event in channel:
+        print(event.type.name, event.private_data.rstrip(b"\\0").decode(), flush=True)
+        if event.type.name == "CONNECT_REQUEST":
+            peer = event.id
+            peer.accept(ConnParam(b"welcome", 1, 1, qp_num=7))
+        elif event.type.name == "DISCONNECTED":
+            peer.disconnect()
+            event.ack()
+            peer.destroy()
+            break
+        event.ack()
+"""
+CLIENT = """
+from rdmacm import CmId, ConnParam, PortSpace, RaiFlag, getaddrinfo
+(info,) = getaddrinfo(None, "two-processes", flags=RaiFlag.SA)
+with CmId(None, PortSpace.IB) as cmid:
+    cmid.resolve_addr(info.dst_addr, info.src_addr)
+    cmid.resolve_route()
+    cmid.connect(ConnParam(b"hello", 1, 1, qp_num=8))
+    print(cmid.event.type.name, cmid.event.private_data.rstrip(b"\\0").decode())
+    cmid.establish()
+    cmid.disconnect()
+    print(cmid.event.type.name)
+"""
+
+
+def test_two_processes_of_two_hosts_connect(fabric: SimulatedFabric) -> None:
+    def run(node: str, program: str) -> subprocess.Popen[str]:
+        environ = dict(os.environ, RDMACM_IB=f"ibsim:{node}@{fabric.base}")
+        return subprocess.Popen([sys.executable, "-c", program], env=environ, stdout=subprocess.PIPE, text=True)
+
+    with run("HostA", SERVER) as server:
+        assert server.stdout is not None
+        try:
+            assert server.stdout.readline() == "ready\n"
+            with run("HostC", CLIENT) as client:
+                assert client.communicate(timeout=30)[0].split("\n") == [
+                    "CONNECT_RESPONSE welcome",
+                    "DISCONNECTED",
+                    "",
+                ]
+            said = server.communicate(timeout=30)[0].split("\n")
+        finally:
+            server.kill()
+    assert said == ["CONNECT_REQUEST hello", "ESTABLISHED ", "DISCONNECTED ", ""]
+
+
+def test_garbage_is_dropped_and_counted(a: IbHost, b: IbHost) -> None:
+    """Datagrams of no class, of no query and no connection harm nobody."""
+    with EventChannel(a.provider), b.listening() as listener:
+        subnet = b.provider.ib.subnets[0]
+        lid = subnet.transport.port().lid
+        with a.id() as cmid:
+            cmid.bind_addr(a.source)
+            send = a.provider.ib.subnets[0].transport.send
+            noise = bytes([1, 0x04, 1, 3]) + bytes(252)
+            for mad in (noise, message(7, b"\xff" * 232), question(PATH_RECORD, 0, b"")):
+                send(MadAddress(lid), mad)
+            with pytest.raises(TimeoutError):
+                listener.channel.get_event(0.3)
+            assert subnet.dropped["class"] >= 1
+            assert sum(subnet.cm.agent.dropped.values()) + sum(subnet.sa.dropped.values()) >= 1
+            cmid.resolve_addr(b.at())
+            cmid.resolve_route()
