@@ -150,7 +150,9 @@ def _render(ex: Explanation) -> list[str]:
         for key in ("flow_label", "pkey"):  # bit patterns more than numbers
             if key in rest:
                 rest[key] = f"0x{rest[key]:x}"
-        labels = {"mtu": "MTU", "pkey": "P_Key"}
+        if "slid" in rest and "dlid" in rest:
+            rest["LID"] = f"{rest.pop('slid')} -> {rest.pop('dlid')}"
+        labels = {"mtu": "MTU", "pkey": "P_Key", "sl": "SL"}
         out.append("  " + ", ".join(f"{labels.get(key, key.replace('_', ' '))} {value}" for key, value in rest.items()))
     if ex.steps:
         out.append("steps")

@@ -153,8 +153,9 @@ class CmId(QueueingId):
 
         Ends in ESTABLISHED (CONNECT_RESPONSE where the id has no queue pair: make yours ready, then
         :meth:`establish`), REJECTED (``event.status`` is the reason), UNREACHABLE (nobody answered) or CONNECT_ERROR.
-        Up to 56 bytes of private data, 180 for datagrams. EINVAL: the route is not resolved, the data is too long,
-        more resources than the device has, or neither a queue pair nor ``param.qp_num``.
+        Up to 56 bytes of private data, 180 for datagrams; 36 more to an InfiniBand address. EINVAL: the route is not
+        resolved, the data is too long, more resources than the device has, or neither a queue pair nor
+        ``param.qp_num``.
         """
         resolved = self._resolved_param(param, None, "connect")
         if self._connect_prefix:

@@ -18,6 +18,7 @@ from rdmacm.address import Gid, SockAddrIB
 from rdmacm.cmstate import Trigger
 from rdmacm.constants import CmEventType
 from rdmacm.errors import RdmaError, cm_error
+from rdmacm.explanation import Explanation, Step
 from rdmacm.proto.sa import PathData, PathRecord
 from rdmacm.proto.sa.client import Answer
 from rdmacm.proto.sa.mad import SaMethod, SaStatus, describe_status
@@ -25,8 +26,8 @@ from rdmacm.proto.sa.query import ask_for
 from rdmacm.proto.sa.subnet import ServiceRecord
 from rdmacm.proto.wire import WireError
 from rdmacm.soft.ids import ResolvingId
-from rdmacm.soft.infiniband import IbView
-from rdmacm.soft.resolver import Failure
+from rdmacm.soft.infiniband import IbLookup, IbView
+from rdmacm.soft.resolver import Failure, Lookup
 from rdmacm.soft.services import Registration
 from rdmacm.soft.timer import Timer
 
@@ -43,6 +44,7 @@ _SEVERAL = 8
 #: Seconds that a question has at least, when ibacm has used up the time.
 _SOME_TIME = 0.01
 _ALL_BITS = (1 << 64) - 1
+_WHO_IS_UP = "whether it is up ('rdmacm sa nodes')"
 #: What the path that a caller has in mind says about those wanted, where it is not 0.
 _RESTRICTIONS = (
     *("slid", "dlid", "flow_label", "hop_limit", "traffic_class", "qos_class", "sl"),
@@ -234,7 +236,7 @@ class AskingId(ResolvingId):
         failure = answer_failure(answer, view, "path")
         paths = path_records(answer)
         if failure is None and not paths:
-            failure = Failure(errno.EINVAL, "path", f"{_administrator(view)} knows no path to {self.dgid}")
+            failure = Failure(errno.EINVAL, "path", f"{_administrator(view)} knows no path to {self.dgid}", _WHO_IS_UP)
         if failure is not None:
             self._route_failed(started, failure)
             return
@@ -246,9 +248,12 @@ class AskingId(ResolvingId):
 
     def _route_failed(self, started: int, failure: Failure) -> None:
         self._note_path(started, failure.message)
-        explain = partial(self._explain_failure, self._lookup, failure) if self._lookup is not None else None
+        explain = partial(self._explain_no_path, self._lookup, failure, self.steps) if self._lookup else None
         self._move(Trigger.ROUTE_FAILED)
         self._post(CmEventType.ROUTE_ERROR, -failure.errno, explain, failure.message)
+
+    def _explain_no_path(self, lookup: Lookup | IbLookup, failure: Failure, steps: tuple[Step, ...]) -> Explanation:
+        return self._explain_failure(lookup, failure).replace(steps=steps)
 
     def _note_path(self, started: int, said: str) -> None:
         self._steps = [step for step in self._steps if step[0] != "path"]

@@ -458,6 +458,7 @@ class ResolvingId:
                     "sgid": str(path.sgid),
                     "dgid": str(path.dgid),
                     "mtu": path.mtu_bytes,
+                    **({"slid": path.slid, "dlid": path.dlid, "sl": path.sl} if path.dlid else {}),
                     "hop_limit": path.hop_limit,
                     "traffic_class": path.traffic_class,
                     "flow_label": path.flow_label,

@@ -132,6 +132,11 @@ class Subnet:
         try:
             port = self._port()
         except OSError as error:
+            if self.problem is None:
+                import logging
+
+                name, why = self.transport.name, error.strerror or error
+                logging.getLogger("rdmacm").warning("InfiniBand port %s is not there: %s", name, why)
             self.problem = error
             return None
         self.problem = None

@@ -134,7 +134,7 @@ def _route_failure(lookup: Lookup, code: int, ifindex: int) -> Failure:
             errno.EADDRNOTAVAIL, "route", f"source {source.host} is not an address of this host", "'rdmacm devices'"
         )
     if code == errno.EINVAL and dst.is_link_local and not ifindex:
-        return Failure(code, "route", "a link-local address needs a scope", f"{dst.host}%INTERFACE")
+        return Failure(code, "route", "a link-local address needs a scope", _scope_hint(dst))
     if code == errno.EINVAL and source is not None and source.is_loopback:
         return Failure(code, "route", f"source {source.host} cannot leave this host", "another source, or none")
     if code == errno.EINVAL:
@@ -165,12 +165,16 @@ def _unusable(lookup: Lookup, given: bytes | None, ifindex: int) -> Failure | No
     """What the routing tables would be asked in vain, or answer in spite of."""
     dst, source = lookup.destination, lookup.source
     if dst.is_link_local and not ifindex and not lookup.host.owns(dst.ip):
-        return Failure(errno.EINVAL, "route", "a link-local address needs a scope", f"{dst.host}%INTERFACE")
+        return Failure(errno.EINVAL, "route", "a link-local address needs a scope", _scope_hint(dst))
     if given is not None and source is not None and not source.is_loopback and not lookup.host.owns(given):
         return Failure(
             errno.EADDRNOTAVAIL, "route", f"source {source.host} is not an address of this host", "'rdmacm devices'"
         )
     return None
+
+
+def _scope_hint(dst: InetAddr) -> str:
+    return f"{dst.host}%INTERFACE; for a GID, AF_IB with RAI_FAMILY"
 
 
 def find(

@@ -53,6 +53,8 @@ PAGE = Page(
         ("rdmacm getaddrinfo localhost 7471", "Resolve a name, for the default QP type (RC) and port space (TCP)."),
         ("rdmacm getaddrinfo -P udp -f inet6 ::1 7471", "Resolve an IPv6 address for datagrams."),
         ("rdmacm getaddrinfo --passive - 7471", "The address a server would listen on."),
+        ("rdmacm getaddrinfo -f ib -P ib fe80::10:5 7471", "A GID, and the path there that the subnet knows."),
+        ("rdmacm getaddrinfo --sa - storage", "Where an InfiniBand subnet has a service of that name."),
     ),
     see_also="rdmacm resolve, rdmacm explain, rdma_getaddrinfo(3), getaddrinfo(3), services(5)",
 )
@@ -104,7 +106,7 @@ def add_name_arguments(parser: Parser, *, service_required: bool = False) -> Non
         "service",
         metavar="SERVICE",
         nargs=None if service_required else "?",
-        help="A port number, or a name of services(5).",
+        help="A port number, or a name of services(5); with --sa the name or id a service is registered by.",
     )
     parser.add_argument(
         "-P",
@@ -200,8 +202,9 @@ def _text(info: AddrInfo) -> str:
     names = [name for name in (info.src_canonname, info.dst_canonname) if name]
     if names:
         lines.append(("name", ", ".join(names)))
-    qp_type, port_space = QPType(info.qp_type), PortSpace(info.port_space)
-    lines.append(("kind", f"{_family(info)}, QP type {qp_type.name}, port space {port_space.name}"))
+    # What a subnet administrator knows of a service says nothing of a QP type.
+    qp_type = f"QP type {QPType(info.qp_type).name}" if info.qp_type else "any QP type"
+    lines.append(("kind", f"{_family(info)}, {qp_type}, port space {PortSpace(info.port_space).name}"))
     if info.dst_addr is not None and info.src_addr is not None:
         lines.append(("source", format_address(info.src_addr)))
     if info.device is not None:
@@ -222,7 +225,8 @@ def _family(info: AddrInfo) -> str:
 
 def path_text(path: PathRecord) -> str:
     """A path record in a line: both ends and what limits a packet."""
-    return f"{path.sgid} -> {path.dgid}, MTU {path.mtu_bytes}, hop limit {path.hop_limit}, P_Key 0x{path.pkey:04x}"
+    way = f"LID {path.slid} -> {path.dlid}, SL {path.sl}" if path.dlid else f"hop limit {path.hop_limit}"
+    return f"{path.sgid} -> {path.dgid}, MTU {path.mtu_bytes}, {way}, P_Key 0x{path.pkey:04x}"
 
 
 def addrinfo_json(info: AddrInfo) -> dict[str, object]:

@@ -81,14 +81,17 @@ def _facts(cmid: CmId, explanation: Explanation) -> list[tuple[str, str]]:
         at = f" at {hop_entry.link_layer_address}" if hop_entry.link_layer_address else ""
         out.append(("next hop", f"{hop_entry.address}{at} ({hop_entry.state})"))
     for path in route.path_rec:
+        if path.dlid:
+            out.append(("LIDs", f"{path.slid} -> {path.dlid}, SL {path.sl}"))
         out += [
             ("path MTU", f"{path.mtu_bytes} bytes"),
             ("hop limit", str(path.hop_limit)),
             ("traffic class", str(path.traffic_class)),
             ("flow label", f"0x{path.flow_label:05x}"),
-            ("service ID", f"0x{path.service_id:016x}"),
-            ("packet lifetime", f"{4.096e-3 * 2**path.packet_life_time:.4g} ms"),
         ]
+        if path.service_id:  # subnet administrators leave it out
+            out.append(("service ID", f"0x{path.service_id:016x}"))
+        out.append(("packet lifetime", f"{4.096e-3 * 2**path.packet_life_time:.4g} ms"))
     out += [("note", note) for note in explanation.notes]
     for step in explanation.steps:
         out.append((f"step {step.name}", f"{step.microseconds:8.1f} us  {step.detail}".rstrip()))
