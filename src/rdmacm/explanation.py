@@ -151,7 +151,7 @@ def _render(ex: Explanation) -> list[str]:
             if key in rest:
                 rest[key] = f"0x{rest[key]:x}"
         if "slid" in rest and "dlid" in rest:
-            rest["LID"] = f"{rest.pop('slid')} -> {rest.pop('dlid')}"
+            rest = {"LID": f"{rest.pop('slid')} -> {rest.pop('dlid')}", **rest}
         labels = {"mtu": "MTU", "pkey": "P_Key", "sl": "SL"}
         out.append("  " + ", ".join(f"{labels.get(key, key.replace('_', ' '))} {value}" for key, value in rest.items()))
     if ex.steps:

@@ -60,7 +60,7 @@ def test_resolve_a_gid(on_a: Run, gid: str) -> None:
 def test_explain_a_gid(on_a: Run, gid: str) -> None:
     text = on_a("explain", "-f", "ib", gid, "7471").out
     assert "-> subnet: the first active port of the GID's subnet" in text
-    assert "MTU 2048, SL 0, hop limit 0, traffic class 0, flow label 0x0, P_Key 0xffff, LID 4 -> 5" in text
+    assert "  LID 4 -> 5, MTU 2048, SL 0, hop limit 0, traffic class 0, flow label 0x0, P_Key 0xffff" in text
 
 
 def test_explain_a_gid_that_nobody_has(on_a: Run) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ipaddress import ip_address, ip_interface, ip_network
 from socket import AF_INET, AF_INET6
 from time import monotonic
 from typing import NamedTuple
 
+from rdmacm.ib.transport import MadTransport
 from rdmacm.net.types import (
     Change,
     Interface,
@@ -306,7 +307,12 @@ class PrivatePorts(PortTable):
         return None
 
 
-def memory_provider(network: MemoryNetwork, clock: Callable[[], float] = monotonic) -> SoftProvider:
-    """The software device on a scripted network, with ports of its own; ``clock`` reads seconds."""
+def memory_provider(
+    network: MemoryNetwork, clock: Callable[[], float] = monotonic, *, infiniband: Sequence[MadTransport] = ()
+) -> SoftProvider:
+    """The software device on a scripted network, with port numbers of its own; ``clock`` reads seconds.
+
+    ``infiniband``: InfiniBand ports beside it, as :meth:`MemorySubnet.add_port` makes them on the same clock.
+    """
     low, high = network.setting("net/ipv4/ip_local_port_range", 32768, 60999)
-    return SoftProvider(network, clock=clock, ports=PrivatePorts(low, high))
+    return SoftProvider(network, clock=clock, ports=PrivatePorts(low, high), infiniband=infiniband)

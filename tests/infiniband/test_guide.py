@@ -1,0 +1,65 @@
+"""The programs of docs/infiniband.md run, and print what it says."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from infiniband.fabric import SimulatedFabric
+from support.netns import python_environment
+
+TEXT = (Path(__file__).parents[2] / "docs" / "infiniband.md").read_text(encoding="utf-8")
+PROGRAMS = dict(re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE))
+SAID = dict(re.findall(r"^```console\n\$ [^\n]*python3 (\w+\.py)\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE))
+
+Start = Callable[[str, str], "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start(fabric: SimulatedFabric, tmp_path: Path) -> Start:
+    """Start a program on a node."""
+
+    def start(name: str, node: str) -> subprocess.Popen[str]:
+        (tmp_path / name).write_text(PROGRAMS[name])
+        environ = python_environment({"IBSIM_SOCKNAME": fabric.base, "RDMACM_IB": f"ibsim:{node}"})
+        return subprocess.Popen([sys.executable, tmp_path / name], env=environ, stdout=subprocess.PIPE, text=True)
+
+    return start
+
+
+def shown(output: str) -> str:
+    """Without times, and without service ids that the system chose."""
+    return re.sub(r" +[\d.]+ us", " us", re.sub(r"0x13f[0-9a-f]{4}\b", "0x13f....", output))
+
+
+def test_all_programs_are_run() -> None:
+    assert set(PROGRAMS) == {"server.py", "client.py", "why.py", "nodes.py", "memory.py"}
+    assert set(SAID) == set(PROGRAMS) - {"nodes.py"}
+
+
+def test_server_and_clients(start: Start) -> None:
+    with start("server.py", "HostA") as server:
+        assert server.stdout is not None
+        try:
+            first = server.stdout.readline()
+            for name in ("why.py", "nodes.py", "client.py"):
+                with start(name, "HostB") as program:
+                    said = program.communicate(timeout=30)[0]
+                if name == "nodes.py":
+                    assert len(set(re.findall(r"\d+", said))) == 2
+                else:
+                    assert shown(said) == shown(SAID[name])
+            rest = server.communicate(timeout=30)[0]
+        finally:
+            server.kill()
+    assert shown(first + rest) == shown(SAID["server.py"])
+
+
+def test_in_memory(start: Start) -> None:
+    with start("memory.py", "HostB") as program:
+        assert program.communicate(timeout=30)[0] == SAID["memory.py"]
