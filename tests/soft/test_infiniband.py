@@ -1,0 +1,101 @@
+"""InfiniBand ids on a subnet in memory: what a simulated fabric cannot be made to do."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from rdmacm import CmId, ConnParam, EventChannel, PortSpace, RaiFlag, RdmaError, SockAddrIB, getaddrinfo
+from rdmacm.address import Gid, service_id
+from rdmacm.cmstate import State
+from rdmacm.testing import MemoryNetwork, MemorySubnet, memory_provider
+
+SID = service_id(PortSpace.IB, 7471)
+ALL_BITS = (1 << 64) - 1
+PATIENCE = 10.0
+ELSEWHERE = SockAddrIB(Gid("fec0::1"), SID, ALL_BITS)
+
+
+class Pair:
+    """A subnet with a server and a client."""
+
+    def __init__(self) -> None:
+        self.subnet = MemorySubnet(clock=time.monotonic)
+        ports = [self.subnet.add_port(name) for name in ("one", "two")]
+        self.server, self.client = (memory_provider(MemoryNetwork(), infiniband=[port]) for port in ports)
+        self.here, self.there = (port.port().gids[0] for port in reversed(ports))
+        self.service = SockAddrIB(self.there, SID, ALL_BITS)
+
+    @contextmanager
+    def listening(self) -> Iterator[CmId]:
+        with EventChannel(self.server) as channel, CmId(channel, PortSpace.IB) as listener:
+            listener.bind_addr(self.service)
+            listener.listen()
+            yield listener
+
+    def id(self) -> CmId:
+        return CmId(port_space=PortSpace.IB, provider=self.client)
+
+
+@pytest.fixture
+def pair(monkeypatch: pytest.MonkeyPatch) -> Pair:
+    monkeypatch.setenv("RDMACM_ACM_RUNDIR", "")
+    return Pair()
+
+
+def test_alternate_path(pair: Pair) -> None:
+    path = pair.subnet.sa.path(pair.here, pair.there)
+    same, other = path.replace(sl=1), path.replace(dlid=path.dlid + 100)
+    pair.subnet.sa.set_paths(pair.here, pair.there, path, same, other)
+    with pair.id() as cmid:
+        cmid.resolve_addr(pair.service)
+        cmid.resolve_route()
+        assert [found.dlid for found in cmid.route.path_rec] == [path.dlid]
+    with pair.id() as cmid:
+        cmid.resolve_addr(pair.service)
+        cmid.resolve_route(alternate=True)
+        assert [found.dlid for found in cmid.route.path_rec] == [path.dlid, other.dlid]
+
+
+def test_private_data_that_looks_like_ip_addresses(pair: Pair) -> None:
+    """Behind AF_IB addresses there is no rdma_cm header, and nothing is read as one."""
+    data = bytes([0, 0x40, 0x1D, 0x2F]) + bytes(12) + bytes([10, 0, 0, 1]) + bytes(12) + bytes([10, 0, 0, 2])
+    with pair.listening() as listener, EventChannel(pair.client) as channel, CmId(channel, PortSpace.IB) as cmid:
+        cmid.resolve_addr(pair.service)
+        channel.get_event(PATIENCE).ack()
+        cmid.resolve_route()
+        channel.get_event(PATIENCE).ack()
+        cmid.connect(ConnParam(data, qp_num=7))
+        with listener.channel.get_event(PATIENCE) as request:
+            assert request.private_data == data.ljust(92, b"\0")
+            peer = request.id
+        source = peer.peer_addr
+        peer.destroy()
+        assert isinstance(source, SockAddrIB)
+        assert source.addr == pair.here
+
+
+def test_an_id_finds_a_service_again(pair: Pair) -> None:
+    with pair.listening() as listener, pair.id() as cmid:
+        listener.register_service("storage")
+        cmid.bind_addr(SockAddrIB(pair.here))
+        for _ in range(2):
+            cmid.resolve_addrinfo(None, "storage", flags=RaiFlag.SA)
+            (found,) = cmid.query_addrinfo()
+            assert found.dst_addr == pair.service
+            with pytest.raises(RdmaError):
+                cmid.resolve_addr(ELSEWHERE)
+            assert cmid.state is State.ADDR_BOUND
+
+
+def test_a_silent_administrator_is_no_service(pair: Pair) -> None:
+    pair.subnet.sa.silence = 1.0
+    began = time.monotonic()
+    with pytest.raises(RdmaError) as none:
+        getaddrinfo(None, "storage", flags=RaiFlag.SA, provider=pair.client)
+    assert none.value.errno == errno.ENOENT
+    assert 1.9 < time.monotonic() - began < PATIENCE
