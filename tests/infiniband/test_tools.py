@@ -10,8 +10,7 @@ from functools import partial
 import pytest
 
 from infiniband.fabric import SimulatedFabric
-from infiniband.hosts import IbHost
-from rdmacm.ib.ibsim import IbsimTransport
+from infiniband.sites import OpenSM
 from support.netns import python_environment
 from support.servers import Result, Run
 
@@ -34,8 +33,7 @@ def on_a(fabric: SimulatedFabric) -> Run:
 @pytest.fixture
 def gid(fabric: SimulatedFabric) -> Iterator[str]:
     """HostB's, where a service ``storage`` is."""
-    host = IbHost(IbsimTransport("HostB", fabric.base))
-    with host.listening() as listener:
+    with OpenSM(fabric).host("HostB") as host, host.listening() as listener:
         listener.register_service("storage")
         yield str(host.gid)
 
