@@ -11,122 +11,33 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rdmacm import acm
-from rdmacm.address import Gid, SockAddrIB
+from rdmacm.address import SockAddrIB
 from rdmacm.cmstate import Trigger
 from rdmacm.constants import CmEventType
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.explanation import Explanation, Step
 from rdmacm.proto.sa import PathData, PathRecord
-from rdmacm.proto.sa.client import Answer
-from rdmacm.proto.sa.mad import SaMethod, SaStatus, describe_status
-from rdmacm.proto.sa.query import ask_for
-from rdmacm.proto.sa.subnet import ServiceRecord
-from rdmacm.proto.wire import WireError
 from rdmacm.soft.ids import ResolvingId
 from rdmacm.soft.infiniband import IbLookup, IbView
 from rdmacm.soft.resolver import Failure, Lookup
-from rdmacm.soft.services import Registration
 from rdmacm.soft.timer import Timer
 
 if TYPE_CHECKING:
+    from rdmacm.proto.sa.subnet import ServiceRecord
     from rdmacm.soft.provider import SoftProvider
     from rdmacm.soft.queue import SoftQueue
+    from rdmacm.soft.services import Registration
 
-__all__ = ["AskingId", "ask_paths", "ask_services", "path_records", "service_records"]
+__all__ = ["AskingId"]
 
-#: Seconds that a search for services takes at most, as in the kernel.
-SERVICE_TIMEOUT = 2.0
 #: How many paths are asked for where an alternate one is wanted: those that come may share the way of the first.
 _SEVERAL = 8
 #: Seconds that a question has at least, when ibacm has used up the time.
 _SOME_TIME = 0.01
 _ALL_BITS = (1 << 64) - 1
-_WHO_IS_UP = "whether it is up ('rdmacm sa nodes')"
-#: What the path that a caller has in mind says about those wanted, where it is not 0.
-_RESTRICTIONS = (
-    *("slid", "dlid", "flow_label", "hop_limit", "traffic_class", "qos_class", "sl"),
-    *("mtu", "rate", "packet_life_time"),
-)
-
-
-def ask_paths(
-    view: IbView,
-    sgid: Gid,
-    destination: SockAddrIB,
-    timeout: float,
-    done: Callable[[Answer], None],
-    *,
-    tos: int = 0,
-    count: int = 1,
-    like: PathRecord | None = None,
-) -> int:
-    """Ask for paths as rdma_cm does: by both GIDs, P_Key, service id and traffic class, usable in both directions.
-
-    ``like``: a path whose fields the paths have to have, where they are not 0.
-    """
-    fields: dict[str, Any] = {
-        "sgid": sgid,
-        "dgid": destination.addr,
-        "pkey": destination.pkey,
-        "service_id": destination.sid,
-        "traffic_class": tos or destination.flowinfo >> 20 & 0xFF,
-        "reversible": True,
-        "numb_path": count,
-    }
-    if like is not None:
-        for name in _RESTRICTIONS:
-            if value := getattr(like, name):
-                fields[name] = value
-                if hasattr(like, f"{name}_selector"):
-                    fields[f"{name}_selector"] = getattr(like, f"{name}_selector")
-    mask, record = ask_for(PathRecord, **fields)
-    method = SaMethod.GET if count == 1 else SaMethod.GET_TABLE
-    return view.subnet.ask(view, method, record.ATTRIBUTE, mask, record.pack(), timeout, done)
-
-
-def ask_services(view: IbView, service: str, done: Callable[[Answer], None]) -> int:
-    """Ask for the services of a name, or of an id where ``service`` is a number in C's notation."""
-    number = _number(service)
-    if number is None:
-        mask, record = ask_for(ServiceRecord, service_name=service.encode()[:63])
-    else:
-        mask, record = ask_for(ServiceRecord, service_id=number)
-    return view.subnet.ask(view, SaMethod.GET_TABLE, record.ATTRIBUTE, mask, record.pack(), SERVICE_TIMEOUT, done)
-
-
-def _number(text: str) -> int | None:
-    """A whole string that strtoull(3) reads with base 0."""
-    digits = text.strip().lower().removeprefix("+")
-    sign = digits.startswith("-")
-    digits = digits[sign:]
-    base = 16 if digits.startswith("0x") else 8 if digits.startswith("0") else 10
-    if not digits[:1].isdigit() or "_" in digits or not digits.isascii():
-        return None
-    try:
-        value = int(digits, base)
-    except ValueError:
-        return None
-    return None if value > _ALL_BITS else -value & _ALL_BITS if sign else value
-
-
-def path_records(answer: Answer) -> tuple[PathRecord, ...]:
-    """The paths of an answer; what is none is left out."""
-    return tuple(record for data in answer.records if (record := _unpacked(PathRecord, data)) is not None)
-
-
-def service_records(answer: Answer) -> tuple[ServiceRecord, ...]:
-    """The services of an answer; what is none is left out."""
-    return tuple(record for data in answer.records if (record := _unpacked(ServiceRecord, data)) is not None)
-
-
-def _unpacked(kind: type[Any], data: bytes) -> Any:
-    try:
-        return kind.unpack(data)
-    except WireError:
-        return None
 
 
 class AskingId(ResolvingId):
@@ -229,18 +140,16 @@ class AskingId(ResolvingId):
         left = max(until - self._provider.clock(), _SOME_TIME)
         answered = partial(self._route_answered, view, alternate, started)
         tos, count = self.options.tos or 0, _SEVERAL if alternate else 1
-        self._asked = view, ask_paths(view, self.sgid, peer, left, answered, tos=tos, count=count)
+        self._asked = view, view.subnet.ask_paths(view, self.sgid, peer, left, answered, tos=tos, count=count)
 
-    def _route_answered(self, view: IbView, alternate: bool, started: int, answer: Answer) -> None:
+    def _route_answered(
+        self, view: IbView, alternate: bool, started: int, paths: tuple[PathRecord, ...], failure: Failure | None
+    ) -> None:
         self._asked = None
-        failure = answer_failure(answer, view, "path")
-        paths = path_records(answer)
-        if failure is None and not paths:
-            failure = Failure(errno.EINVAL, "path", f"{_administrator(view)} knows no path to {self.dgid}", _WHO_IS_UP)
         if failure is not None:
             self._route_failed(started, failure)
             return
-        self._note_path(started, f"from {_administrator(view)}")
+        self._note_path(started, f"from {view.subnet.administrator(view)}")
         if alternate:
             other = next((path for path in paths if (path.dlid, path.slid) != (paths[0].dlid, paths[0].slid)), None)
             paths = paths[:1] if other is None else (paths[0], other)
@@ -284,18 +193,13 @@ class AskingId(ResolvingId):
                     "RAI_DNS, or an id bound to an InfiniBand port",
                 )
             view = self._now("resolve_addrinfo")
-            answered = partial(self._service_answered, view, service, perf_counter_ns())
-            self._asked = view, ask_services(view, service, answered)
+            answered = partial(self._service_answered, perf_counter_ns())
+            self._asked = view, view.subnet.ask_services(view, service, answered)
             self.services = ()
             self._move(Trigger.RESOLVE_IB_SERVICE)
 
-    def _service_answered(self, view: IbView, service: str, started: int, answer: Answer) -> None:
+    def _service_answered(self, started: int, found: tuple[ServiceRecord, ...], failure: Failure | None) -> None:
         self._asked = None
-        failure = answer_failure(answer, view, "service")
-        found = () if failure else service_records(answer)
-        if failure is None and not found:
-            hint = "'rdmacm sa services' for those there are"
-            failure = Failure(errno.ENODATA, "service", f"nobody has registered {service!r}", hint)
         self._steps = [step for step in self._steps if step[0] != "service"]
         self._steps.append(
             ("service", perf_counter_ns() - started, failure.message if failure else f"{len(found)} found")
@@ -328,27 +232,9 @@ class AskingId(ResolvingId):
                     "register_service",
                     hint="bind_addr() to a SockAddrIB with the port's GID",
                 )
-            record = ServiceRecord(
-                local.sid, self.sgid, self.pkey, lease, service_name=name, service_data8=data.ljust(16, b"\0")
-            )
-            registration = Registration(self._provider, self._now("register_service").subnet, record, done)
+            subnet = self._now("register_service").subnet
+            at = replace(local, addr=self.sgid, pkey=self.pkey)
+            registration = subnet.register(at, lease, name, data, done)
             self._registrations = [one for one in self._registrations if not one.is_withdrawn]
             self._registrations.append(registration)
             return registration
-
-
-def _administrator(view: IbView) -> str:
-    return f"the subnet administrator of {view.device.name} port {view.port_num}"
-
-
-def answer_failure(answer: Answer, view: IbView, step: str) -> Failure | None:
-    """What is wrong with an answer: ETIMEDOUT where there was none, EINVAL for a status, as Linux has it."""
-    who = _administrator(view)
-    if answer.error == "timeout":
-        hint = "whether a subnet manager runs ('rdmacm sa info')"
-        return Failure(errno.ETIMEDOUT, step, f"{who}, at LID {view.port.sm_lid}, did not answer in time", hint)
-    if answer.error is not None:
-        return Failure(errno.EIO, step, f"{who} answered wrongly: {answer.error}")
-    if answer.status not in (SaStatus.OK, SaStatus.NO_RECORDS):
-        return Failure(errno.EINVAL, step, f"{who} says: {describe_status(answer.status)}", "'rdmacm sa'")
-    return None

@@ -20,8 +20,8 @@ from rdmacm.soft.timer import Timer
 
 if TYPE_CHECKING:
     from rdmacm.soft.connecting import SoftId
-    from rdmacm.soft.infiniband import Subnet
     from rdmacm.soft.provider import SoftProvider
+    from rdmacm.soft.subnet import Subnet
 
 __all__ = ["ConnectionManager", "Gsi"]
 

@@ -1,4 +1,4 @@
-"""InfiniBand ports beside the software devices: who they are, their subnet administrator, their connections.
+"""InfiniBand ports beside the software devices: who they are, and which of them reaches whom.
 
 A port is a transport of management datagrams (:mod:`rdmacm.ib.transport`), so here is all of InfiniBand that takes no
 more than those: addresses, path records, services, and connections up to ESTABLISHED. What a connection is for, data,
@@ -10,36 +10,29 @@ Transports are opened when a port is first asked for, and closed with the provid
 from __future__ import annotations
 
 import errno
-import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from rdmacm.address import Gid, SockAddrIB
 from rdmacm.errors import cm_error, errno_name
 from rdmacm.explanation import Candidate, Explanation, Step
-from rdmacm.ib.transport import IbPort, MadTransport
-from rdmacm.proto.mad import MAD_SIZE, MadAddress, MgmtClass
-from rdmacm.proto.sa.client import Answer, SaClient
-from rdmacm.proto.wire import Buffer
-from rdmacm.soft.cm import ConnectionManager
 from rdmacm.soft.resolver import Failure
-from rdmacm.soft.timer import Timer
 from rdmacm.soft.verbs import SOFT_DEVICE_ATTR
-from rdmacm.verbs.device import Device, GidEntry, Port
-from rdmacm.verbs.enums import GidType, LinkLayer, Mtu, NodeType, PortState, TransportType
+from rdmacm.verbs.device import Device, GidEntry
+from rdmacm.verbs.enums import PortState
 
 if TYPE_CHECKING:
+    from rdmacm.ib.transport import IbPort, MadTransport
     from rdmacm.soft.provider import SoftProvider
+    from rdmacm.soft.subnet import Subnet
 
-__all__ = ["IbDevice", "IbHost", "IbLookup", "IbPath", "IbView", "Subnet"]
+__all__ = ["IbDevice", "IbHost", "IbLookup", "IbPath", "IbView"]
 
 #: Of a P_Key, what two ports must have in common; the bit above says full member.
 _PARTITION = 0x7FFF
 _FULL_MEMBER = 0x8000
-_DEFAULT_PARTITION = 0xFFFF
 
 
 class IbPath:
@@ -101,219 +94,16 @@ class IbView:
         return max(found, key=lambda index: self.port.pkeys[index] & _FULL_MEMBER, default=None)
 
 
-class Subnet:
-    """One port of ours on its subnet: a transport, queries to the administrator, connections (:class:`Gsi`).
-
-    Used with the provider's lock held.
-    """
-
-    id_prefix = None
-
-    def __init__(self, provider: SoftProvider, transport: MadTransport, index: int) -> None:
-        self._provider = provider
-        self.transport = transport
-        self.index = index
-        self.is_open = False
-        #: Why the port is not there.
-        self.problem: OSError | None = None
-        self.on_mad: Callable[[memoryview, Any, float], None] | None = None
-        #: What has come for nobody, by reason.
-        self.dropped: Counter[str] = Counter()
-        self.cm = ConnectionManager(provider, self, self)
-        self.sa = SaClient(provider.random, reassembles=transport.reassembles)
-        self._asked: dict[int, Callable[[Answer], None]] = {}
-        self._timer: Timer | None = None
-        self._is_pumping = False
-
-    # -- the port -------------------------------------------------------------------------------------
-
-    def view(self) -> IbView | None:
-        """The port as it is now; None, and :attr:`problem` says why, where it is not there."""
-        try:
-            port = self._port()
-        except OSError as error:
-            if self.problem is None:
-                import logging
-
-                name, why = self.transport.name, error.strerror or error
-                logging.getLogger("rdmacm").warning("InfiniBand port %s is not there: %s", name, why)
-            self.problem = error
-            return None
-        self.problem = None
-        return IbView(_device(port, self.index), port, self)
-
-    def why(self) -> str:
-        """Why there is no :meth:`view`, in words."""
-        problem = self.problem
-        return "" if problem is None else problem.strerror or str(problem)
-
-    def _port(self) -> IbPort:
-        self._provider.check_fork("open_device")
-        if self.is_open:
-            try:
-                return self.transport.port()
-            except OSError as error:
-                if error.errno != errno.ENODEV:
-                    raise
-                self._lost()  # another one of this name may have come in its place
-        self.transport.open()
-        self.is_open = True
-        self._provider.ib_opened()
-        return self.transport.port()
-
-    def _lost(self) -> None:
-        """The port has gone away while it was open."""
-        self.is_open = False
-        self._provider.descriptors_changed()
-        self.transport.close()
-
-    def close(self) -> None:
-        if self.is_open:
-            self.is_open = False
-            self.transport.close()
-        asked = self._asked
-        self.forget()
-        for query, done in asked.items():  # somebody may be waiting
-            done(Answer(query, 0, error="the port was closed"))
-        self._provider.waiters.wake()
-
-    def forget(self) -> None:
-        """Let go of everything that is under way."""
-        self.cm.close()
-        self.on_mad = None
-        for query in self._asked:
-            self.sa.cancel(query)
-        self._asked = {}
-        self.sa.mads_to_send()
-        self.sa.events()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    # -- datagrams ------------------------------------------------------------------------------------
-
-    def progress(self) -> None:
-        """Take in what has arrived."""
-        now = self._provider.clock()
-        for source, mad in self.transport.receive():
-            management_class = mad[1] if len(mad) > 1 else 0
-            if management_class == MgmtClass.SUBN_ADM:
-                self.sa.mad_received(source, mad, now)
-            elif management_class == MgmtClass.COM_MGT and self.on_mad is not None and len(mad) == MAD_SIZE:
-                self.on_mad(memoryview(mad), IbPath(source.lid, source.sl, source.pkey_index), now)
-            else:
-                self.dropped["class"] += 1
-        self._pump()
-        if self.transport.fileno() < 0 and self._provider.clock is time.monotonic:
-            self._lost()
-
-    def send_mad(self, path: IbPath, mad: Buffer) -> None:
-        self.transport.send(MadAddress(path.lid, sl=path.sl, pkey_index=path.pkey_index), mad)
-
-    def open(self) -> None:
-        """Begin to take messages of connection managers; EOPNOTSUPP where the system keeps them to itself."""
-        if not self.transport.carries_cm:
-            raise cm_error(
-                errno.EOPNOTSUPP,
-                f"connections over {self.transport.name} are the kernel's: its connection manager has that queue pair",
-                "connect",
-            )
-
-    def listen(self, _service_id: int, _local: bytes | None) -> object:
-        """Requests come here anyway: a port is one process's."""
-
-    def unlisten(self, token: object) -> None: ...
-
-    def hold_qpn(self, qpn: int, until: float) -> None:
-        """There are no queue pairs here."""
-
-    # -- the subnet administrator ---------------------------------------------------------------------
-
-    def ask(
-        self,
-        view: IbView,
-        method: int,
-        attribute: int,
-        mask: int,
-        record: bytes,
-        timeout: float,
-        done: Callable[[Answer], None],
-    ) -> int:
-        """Ask the administrator; within ``timeout`` seconds ``done(answer)`` is called, with the lock held.
-
-        It is not called before this returns. ENETUNREACH where the port knows no administrator, ENOBUFS where too many
-        questions are open.
-        """
-        port = view.port
-        if not port.sm_lid:
-            raise cm_error(
-                errno.ENETUNREACH,
-                f"no subnet manager has been at {port.device} port {port.port_num}",
-                "sa_query",
-                hint="whether its link is up, and a subnet manager runs",
-            )
-        # Limited members of the default partition may ask, too.
-        administrator = MadAddress(port.sm_lid, sl=port.sm_sl, pkey_index=view.pkey_index(_DEFAULT_PARTITION) or 0)
-        now = self._provider.clock()
-        query = self.sa.ask(method, attribute, mask, record, administrator, now, timeout=timeout)
-        self._asked[query] = done
-        self._pump()
-        return query
-
-    def cancel(self, query: int) -> None:
-        if self._asked.pop(query, None) is not None:
-            self.sa.cancel(query)
-            self._pump()
-
-    def _pump(self) -> None:
-        """Send what is to be sent and hand out answers. What those who get them ask and cancel is seen to here, too."""
-        if self._is_pumping:
-            return
-        self._is_pumping = True
-        try:
-            more = True
-            while more:
-                mads, answers = self.sa.mads_to_send(), self.sa.events()
-                for address, mad in mads:
-                    self.transport.send(address, mad)
-                for answer in answers:
-                    done = self._asked.pop(answer.query, None)
-                    if done is not None:
-                        done(answer)
-                if answers:  # of which another thread may be waiting for one
-                    self._provider.waiters.wake()
-                more = bool(mads or answers)
-        finally:
-            self._is_pumping = False
-        deadline = self.sa.next_deadline()
-        if deadline is not None and (self._timer is None or deadline < self._timer.when):
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = self._provider.call_at(deadline, self._time)
-
-    def _time(self, now: float) -> None:
-        self._timer = None
-        self.sa.timer(now)
-        self._pump()
-
-
-_MTUS = {int(mtu): mtu for mtu in Mtu}
-
-
-def _device(port: IbPort, index: int) -> Device:
-    rows = tuple(GidEntry(gid, i, port.port_num, GidType.IB, "", 0) for i, gid in enumerate(port.gids) if any(gid))
-    picture = Port(
-        port.port_num, port.state, LinkLayer.INFINIBAND, Mtu.MTU_4096, _MTUS.get(port.active_mtu), rows, port.pkeys
-    )
-    return Device(port.device, index, "soft", NodeType.CA, TransportType.IB, port.node_guid, (picture,))
-
-
 class IbHost:
     """The InfiniBand ports of a host, in the order they were named."""
 
     def __init__(self, provider: SoftProvider, transports: Sequence[MadTransport]) -> None:
         self._provider = provider
-        self.subnets = tuple(Subnet(provider, transport, index) for index, transport in enumerate(transports))
+        self.subnets: tuple[Subnet, ...] = ()
+        if transports:
+            from rdmacm.soft.subnet import Subnet  # and all that it is made of
+
+            self.subnets = tuple(Subnet(provider, transport, index) for index, transport in enumerate(transports))
 
     def views(self) -> list[IbView]:
         """The ports as they are now, but for those that are not there."""

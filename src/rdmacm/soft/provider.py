@@ -15,18 +15,15 @@ from collections.abc import Callable, Sequence, Sized
 from dataclasses import replace
 from functools import partial
 from random import Random
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from rdmacm.address import InetAddr, SockAddrIB
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.explanation import Explanation
-from rdmacm.ib.transport import MadTransport
 from rdmacm.net.types import Change, Network
 from rdmacm.proto.sa import PathRecord
-from rdmacm.proto.sa.client import Answer
 from rdmacm.provider import EventQueue, FoundServices, Owner, RouteChoice, Tap
 from rdmacm.soft import resolver
-from rdmacm.soft.asking import ask_paths, ask_services, path_records, service_records
 from rdmacm.soft.chance import DrawnAhead
 from rdmacm.soft.cm import ConnectionManager
 from rdmacm.soft.connecting import SoftId
@@ -44,6 +41,9 @@ from rdmacm.soft.verbs import SoftDevice
 from rdmacm.soft.waiting import Pollable, Waiters
 from rdmacm.soft.wire import Wire
 from rdmacm.verbs.device import Context, Device
+
+if TYPE_CHECKING:
+    from rdmacm.ib.transport import MadTransport
 
 __all__ = ["SoftProvider"]
 
@@ -187,8 +187,8 @@ class SoftProvider:
                 return None
             view, row = lookup.view, lookup.row
             assert view is not None and row is not None
-        answer = self._asked(view, partial(ask_paths, view, row.gid, destination, ROUTE_TIMEOUT, like=like))
-        paths = path_records(answer) if answer is not None else ()
+        ask = partial(view.subnet.ask_paths, view, row.gid, destination, ROUTE_TIMEOUT, like=like)
+        paths: tuple[PathRecord, ...] = self._asked(view, ask)
         if not paths:
             return None
         local = replace(source or SockAddrIB(pkey=destination.pkey), addr=row.gid)
@@ -198,24 +198,25 @@ class SoftProvider:
         with self.lock:
             views = [view for view in self.ib.views() if view.is_active and view.rows]
         for view in views:
-            answer = self._asked(view, partial(ask_services, view, service))
-            records = service_records(answer) if answer is not None else ()
+            records = self._asked(view, partial(view.subnet.ask_services, view, service))
             if records:
                 return FoundServices(view.rows[0].gid, view.device.name, view.port_num, records)
         return None
 
-    def _asked(self, view: IbView, ask: Callable[[Callable[[Answer], None]], int]) -> Answer | None:
-        """Ask a subnet administrator and wait for what becomes of it; None where it cannot be asked."""
-        answers: list[Answer] = []
+    def _asked(
+        self, view: IbView, ask: Callable[[Callable[[tuple[T, ...], resolver.Failure | None], None]], int]
+    ) -> tuple[T, ...]:
+        """Ask a subnet administrator and wait for what it knows; nothing where it cannot be asked or says nothing."""
+        answers: list[tuple[T, ...]] = []
         user = object()
         self.use(user)
         try:
             with self.lock:
                 view.subnet.view()  # open
                 try:
-                    query = ask(answers.append)
+                    query = ask(lambda found, _: answers.append(found))
                 except RdmaError:
-                    return None
+                    return ()
             try:
                 return self.drive(lambda: answers, None)[0]
             finally:

@@ -14,8 +14,8 @@ from rdmacm.proto.sa.subnet import LEASE_FOREVER, ServiceRecord
 from rdmacm.soft.timer import Timer
 
 if TYPE_CHECKING:
-    from rdmacm.soft.infiniband import Subnet
     from rdmacm.soft.provider import SoftProvider
+    from rdmacm.soft.subnet import Subnet
 
 __all__ = ["Registration"]
 
