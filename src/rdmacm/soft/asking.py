@@ -36,7 +36,7 @@ __all__ = ["AskingId"]
 #: How many paths are asked for where an alternate one is wanted: those that come may share the way of the first.
 _SEVERAL = 8
 #: Seconds that a question has at least, when ibacm has used up the time.
-_SOME_TIME = 0.01
+_SOME_TIME = 0.001
 _ALL_BITS = (1 << 64) - 1
 
 

@@ -88,6 +88,8 @@ _TO_INIT = _M.STATE | _M.ACCESS_FLAGS | _M.PKEY_INDEX | _M.PORT
 _TO_RTR = _M.STATE | _M.AV | _M.PATH_MTU | _M.DEST_QPN | _M.RQ_PSN | _M.MAX_DEST_RD_ATOMIC | _M.MIN_RNR_TIMER
 _TO_RTS = _M.STATE | _M.SQ_PSN | _M.RETRY_CNT | _M.RNR_RETRY | _M.MAX_QP_RD_ATOMIC | _M.TIMEOUT
 _MTUS = {int(mtu): mtu for mtu in Mtu}
+#: A path record has more room for it than a request.
+_HIGHEST_MTU = 15
 _ANY_REMOTE = AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_READ | AccessFlag.REMOTE_ATOMIC
 
 
@@ -354,6 +356,8 @@ class SoftId(AskingId):
 
     def _req(self, service: int, private_data: bytes, param: ConnParam) -> REQ:
         path, ece = self.paths[0], self._local_ece or _NO_ECE
+        if path.mtu > _HIGHEST_MTU:  # whoever has said it
+            raise cm_error(errno.EINVAL, f"{path.mtu} is no path MTU", "connect", str(self.peer_addr))
         return REQ(
             service_id=service,
             local_ca_guid=self._node_guid(),
