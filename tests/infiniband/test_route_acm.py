@@ -1,0 +1,170 @@
+"""resolve_route where ibacm runs: it is asked first, the subnet administrator where it does not know in time."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from infiniband.hosts import IbHost, event
+from infiniband.sites import Embedded
+from rdmacm import CmEventType, CmId, EventChannel, RdmaError, acm
+from rdmacm.acm import AcmClient
+from rdmacm.cmstate import State
+from rdmacm.proto.sa import PathRecord
+from support.acm import Asked, Daemon, path_endpoint
+
+
+@pytest.fixture
+def site() -> Embedded:
+    return Embedded()
+
+
+@pytest.fixture
+def rundir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    client = AcmClient(str(tmp_path), look=0, rest=0)
+    monkeypatch.setattr(acm, "CLIENT", client)
+    yield tmp_path
+    client.close()
+
+
+def path_between(site: Embedded, a: IbHost, b: IbHost) -> PathRecord:
+    """A path that can be told from the administrator's."""
+    return site.subnet.sa.path(a.gid, b.gid).replace(sl=7)
+
+
+def resolved(a: IbHost, b: IbHost, channel: EventChannel | None = None) -> CmId:
+    cmid = a.id(channel)
+    cmid.resolve_addr(b.at())
+    if channel is not None:
+        event(channel).ack()
+    return cmid
+
+
+def says_nothing(_: Asked) -> None: ...
+
+
+def test_its_path_is_used_and_nobody_else_is_asked(site: Embedded, a: IbHost, b: IbHost, rundir: Path) -> None:
+    path = path_between(site, a, b)
+    with Daemon(rundir, lambda asked: asked.answer(path_endpoint(path))) as daemon, resolved(a, b) as cmid:
+        cmid.resolve_route()
+        assert cmid.route.path_rec == (path,)
+        assert len(daemon.asked) == 1
+        assert not site.subnet.sa.questions
+        assert "ibacm" in cmid.steps[-1].detail
+
+
+def test_where_it_knows_no_path_the_administrator_does(site: Embedded, a: IbHost, b: IbHost, rundir: Path) -> None:
+    with Daemon(rundir, lambda asked: asked.answer(status=2)) as daemon, resolved(a, b) as cmid:
+        cmid.resolve_route()
+        assert cmid.route.path_rec[0].sl == 0
+        assert len(daemon.asked) == len(site.subnet.sa.questions) == 1
+
+
+def test_a_path_between_others_is_not_believed(site: Embedded, a: IbHost, b: IbHost, rundir: Path) -> None:
+    wrong = path_between(site, b, a)
+    with Daemon(rundir, lambda asked: asked.answer(path_endpoint(wrong))), resolved(a, b) as cmid:
+        cmid.resolve_route()
+        assert cmid.route.path_rec[0].sl == 0
+
+
+def test_an_alternate_path_is_the_administrator_s(site: Embedded, a: IbHost, b: IbHost, rundir: Path) -> None:
+    with Daemon(rundir, says_nothing) as daemon, resolved(a, b) as cmid:
+        cmid.resolve_route(alternate=True)
+        assert not daemon.asked
+
+
+def test_where_it_says_nothing_the_administrator_has_half_of_the_time(
+    site: Embedded, a: IbHost, b: IbHost, rundir: Path
+) -> None:
+    with Daemon(rundir, says_nothing) as daemon, resolved(a, b) as cmid:
+        began = time.monotonic()
+        cmid.resolve_route(300)
+        assert 0.149 <= time.monotonic() - began < 0.3
+        assert (len(daemon.asked), len(site.subnet.sa.questions)) == (1, 1)
+
+
+def test_where_neither_says_anything_it_takes_the_time_asked_for(
+    site: Embedded, a: IbHost, b: IbHost, rundir: Path
+) -> None:
+    site.subnet.sa.silence = 1.0
+    with Daemon(rundir, says_nothing), resolved(a, b) as cmid:
+        began = time.monotonic()
+        with pytest.raises(TimeoutError):
+            cmid.resolve_route(300)
+        assert 0.299 <= time.monotonic() - began < 0.6
+
+
+def test_one_in_a_hurry_does_not_wait_for_those_before(site: Embedded, a: IbHost, b: IbHost, rundir: Path) -> None:
+    """The daemon is asked one thing after the other; the deadline is each one's own."""
+    with Daemon(rundir, says_nothing), EventChannel(a.provider) as channel:
+        patient, hurried = resolved(a, b, channel), resolved(a, b, channel)
+        began = time.monotonic()
+        patient.resolve_route(10_000)
+        hurried.resolve_route(100)
+        with event(channel) as found:
+            assert (found.type, found.id) == (CmEventType.ROUTE_RESOLVED, hurried)
+        assert time.monotonic() - began < 0.3
+        patient.destroy()
+        hurried.destroy()
+
+
+@pytest.mark.parametrize("end", ["answer", "silence"])
+def test_of_an_id_that_is_destroyed_meanwhile(site: Embedded, a: IbHost, b: IbHost, rundir: Path, end: str) -> None:
+    asked, go_on = threading.Event(), threading.Event()
+    path = path_between(site, a, b)
+
+    def behave(question: Asked) -> None:
+        asked.set()
+        go_on.wait(10)
+        if end == "answer":
+            question.answer(path_endpoint(path))
+
+    with Daemon(rundir, behave), EventChannel(a.provider) as channel:
+        cmid = resolved(a, b, channel)
+        cmid.resolve_route(200)
+        assert asked.wait(10)
+        cmid.destroy()
+        go_on.set()
+        with pytest.raises(TimeoutError):
+            channel.get_event(0.3)
+        assert not site.subnet.sa.questions
+
+
+def test_the_administrator_cannot_be_asked_after_it(site: Embedded, a: IbHost, b: IbHost, rundir: Path) -> None:
+    """The port goes while the daemon thinks: that is an event, as the call is over."""
+    go_on = threading.Event()
+
+    def behave(question: Asked) -> None:
+        go_on.wait(10)
+        question.answer(status=2)
+
+    with Daemon(rundir, behave), EventChannel(a.provider) as channel, resolved(a, b, channel) as cmid:
+        cmid.resolve_route()
+        site.subnet.change_port("HostA", sm_lid=0)
+        go_on.set()
+        with event(channel) as failed:
+            assert failed.type is CmEventType.ROUTE_ERROR
+            assert isinstance(failed.error, RdmaError)
+            assert "no subnet manager" in failed.message
+        assert cmid.state is State.ADDR_RESOLVED
+
+
+def test_what_the_event_loop_polls_is_readable_then(site: Embedded, a: IbHost, b: IbHost, rundir: Path) -> None:
+    path = path_between(site, a, b)
+    behaviours: list[Callable[[Asked], None]] = [lambda asked: asked.answer(path_endpoint(path)), says_nothing]
+    for behave in behaviours:
+        with Daemon(rundir, behave), EventChannel(a.provider) as channel, resolved(a, b, channel) as cmid:
+            poll = select.poll()
+            poll.register(channel.fileno(), select.POLLIN)
+            cmid.resolve_route(200)
+            while cmid.state is State.ROUTE_QUERY:
+                assert poll.poll(5000)
+                with contextlib.suppress(BlockingIOError), channel.get_event(timeout=0):
+                    pass
+            assert cmid.route.path_rec
