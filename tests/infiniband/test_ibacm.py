@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import queue
@@ -15,15 +16,17 @@ from pathlib import Path
 import pytest
 
 from infiniband.fabric import SimulatedFabric, missing
+from infiniband.hosts import ALL_BITS, SID
 from infiniband.ibacm import built_stub, ibacm, lacking, port_of
-from rdmacm import acm
+from infiniband.sites import OpenSM
+from rdmacm import RdmaError, acm
 from rdmacm.acm import AcmClient, Route, route_from_acm, route_in_background
 from rdmacm.address import AF_IB, Gid, InetAddr, SockAddrIB, parse_address
 from rdmacm.addrinfo import AddrInfo, getaddrinfo
 from rdmacm.constants import PortSpace, RaiFlag
 from rdmacm.ib.transport import IbPort
 from rdmacm.proto.acm import AcmStatus
-from rdmacm.proto.sa import PATH_FLAGS
+from rdmacm.proto.sa import PATH_FLAGS, PathData
 from support.acm import WithInfiniBand, infiniband_device
 
 pytestmark = pytest.mark.infiniband
@@ -193,6 +196,24 @@ def test_getaddrinfo_takes_the_source_that_the_daemon_chose(lab: Lab) -> None:
     assert inet == [socket.AF_INET, [OWN, 0], ""]
     assert infiniband[0] == AF_IB
     assert infiniband[2] == (b"\0\x40" + bytes(14) + ip(OWN).ip + bytes(12) + ip(KNOWN).ip).hex()
+
+
+def test_the_route_of_an_id(lab: Lab, client: AcmClient) -> None:
+    """The daemon and we are both on HostA."""
+    with OpenSM(lab.fabric).host("HostA") as a, a.id() as cmid:
+        cmid.resolve_addr(SockAddrIB(lab.there.gids[0], SID, ALL_BITS))
+        cmid.resolve_route(2000 * PATIENCE)
+        assert lab.is_route((PathData(cmid.route.path_rec[0]),))
+        assert "ibacm" in cmid.steps[-1].detail
+
+
+def test_the_route_of_an_id_to_nowhere(lab: Lab, client: AcmClient) -> None:
+    with OpenSM(lab.fabric).host("HostA") as a, a.id() as cmid:
+        cmid.resolve_addr(SockAddrIB(Gid("fe80::99"), SID, ALL_BITS))
+        with pytest.raises(RdmaError, match="subnet administrator") as none:
+            cmid.resolve_route(2000 * PATIENCE)
+        assert none.value.errno == errno.EINVAL
+        assert client.is_there()
 
 
 def test_the_daemon_on_a_tcp_port_and_started_anew(lab: Lab) -> None:
