@@ -298,13 +298,14 @@ class SimulatedFabric:
 
 
 def main() -> None:
-    """A fabric for whoever wants to try something, until Enter or Ctrl-C."""
+    """A fabric for whoever wants to try something, until an empty line or Ctrl-C; other lines are ibsim's."""
     if reason := missing("ibsim", "opensm"):
         sys.exit(reason)
     with SimulatedFabric() as fabric, contextlib.suppress(KeyboardInterrupt):
         print(f"export IBSIM_SOCKNAME={fabric.base} RDMACM_IB=ibsim:{fabric.hosts[1]}")
         print(f"# hosts: {' '.join(fabric.hosts)}; rdmacm sa info; Enter ends the fabric", flush=True)
-        sys.stdin.readline()
+        while line := sys.stdin.readline().strip():
+            print(fabric.console(line).removesuffix("sim> ").strip(), flush=True)
 
 
 if __name__ == "__main__":
