@@ -358,14 +358,7 @@ class ResolvingId:
             lookup.choose(self._provider.ib, self._bound_port(view) if isinstance(view, IbView) else None)
         except Failure as failure:
             self._move(Trigger.ADDR_FAILED)
-            raise cm_error(
-                failure.errno,
-                failure.message,
-                "resolve_addr",
-                str(destination),
-                failure.hint,
-                self._explain_failure(lookup, failure),
-            ) from None
+            raise self._failed(lookup, failure, "resolve_addr") from None
         assert lookup.view is not None and lookup.row is not None
         self._attach(lookup.view, destination.pkey)
         self.sgid, self.gid_index = lookup.row.gid, lookup.row.gid_index
@@ -408,21 +401,10 @@ class ResolvingId:
             self._move(Trigger.ADDR_FAILED)
             if failure.step == "select" and failure.errno in (errno.ENODEV, errno.EINVAL):
                 # Routed, but by no device that will do: the kernel finds that out afterwards, and reports it by event.
-                self._post(
-                    CmEventType.ADDR_ERROR,
-                    -failure.errno,
-                    partial(self._explain_failure, lookup, failure),
-                    failure.message,
-                )
+                explain = partial(self._explain_failure, lookup, failure)
+                self._post(CmEventType.ADDR_ERROR, -failure.errno, explain, failure.message)
                 return
-            raise cm_error(
-                failure.errno,
-                failure.message,
-                "resolve_addr",
-                str(destination),
-                failure.hint,
-                self._explain_failure(lookup, failure),
-            ) from None
+            raise self._failed(lookup, failure, "resolve_addr") from None
         if not self._provider.pending.add(self, lookup, self._provider.clock() + timeout_ms / 1000):
             self.address_found(lookup)
 
@@ -439,6 +421,11 @@ class ResolvingId:
         )
         if self.port_space is PortSpace.IPOIB:
             raise Failure(errno.EINVAL, "select", _NO_IPOIB, "port space UDP")
+
+    def _failed(self, lookup: Lookup | IbLookup, failure: Failure, call: str) -> RdmaError:
+        """What a call raises that failed at once."""
+        explanation = self._explain_failure(lookup, failure)
+        return cm_error(failure.errno, failure.message, call, str(lookup.destination), failure.hint, explanation)
 
     def _explain_failure(self, lookup: Lookup | IbLookup, failure: Failure) -> Explanation:
         bind = tuple(Step(name, ns / 1000, str(detail)) for name, ns, detail in self._steps if name == "bind")
@@ -491,12 +478,8 @@ class ResolvingId:
             return
         lookup.steps.append(("neighbour", perf_counter_ns() - self._wait_started, failure.message))
         self._move(Trigger.ADDR_FAILED)
-        self._post(
-            CmEventType.ADDR_ERROR,
-            -failure.errno,
-            partial(self._explain_failure, lookup, failure),
-            failure.message,
-        )
+        explain = partial(self._explain_failure, lookup, failure)
+        self._post(CmEventType.ADDR_ERROR, -failure.errno, explain, failure.message)
 
     def reconsider(self, lookup: Lookup, deadline: float) -> None:
         """Something about the host has changed while this waited: look again, keep waiting where that is the answer."""
@@ -550,14 +533,7 @@ class ResolvingId:
                     lifetime=resolver.ROCE_PACKET_LIFETIME if ack_timeout is None else max(0, ack_timeout - 1),
                 )
             except Failure as failure:
-                raise cm_error(
-                    failure.errno,
-                    failure.message,
-                    "resolve_route",
-                    str(peer),
-                    failure.hint,
-                    self._explain_failure(lookup, failure),
-                ) from None
+                raise self._failed(lookup, failure, "resolve_route") from None
             self.paths = (path,)
             self._steps = [step for step in self._steps if step[0] != "path"]
             self._steps.append(("path", perf_counter_ns() - started, "from the interface"))
