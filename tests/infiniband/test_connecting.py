@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import errno
-import os
-import subprocess
-import sys
 
 import pytest
 
 from infiniband.datagrams import PATH_RECORD, message, question
-from infiniband.fabric import SimulatedFabric
 from infiniband.hosts import ALL_BITS, PORT, QPN, SID, IbHost, event, param
 from rdmacm import CmEventType, CmId, EventChannel, PortSpace, RaiFlag, RdmaError
 from rdmacm.address import Gid, SockAddrIB, service_id
@@ -125,62 +121,6 @@ class TestConnecting:
                     assert isinstance(found.param, UdParam)
                     assert (found.param.qp_num, found.param.private_data[:5]) == (77, b"there")
                 server.destroy()
-
-
-SERVER = """
-from rdmacm import CmId, ConnParam, EventChannel, PortSpace, SockAddrIB, devices
-from rdmacm.verbs.enums import LinkLayer
-(port,) = (p for d in devices() for p in d.ports if p.link_layer is LinkLayer.INFINIBAND)
-with EventChannel() as channel, CmId(channel, PortSpace.IB) as listener:
-    listener.bind_addr(SockAddrIB(port.gids[0].gid))
-    listener.listen()
-    listener.register_service("two-processes")
-    print("ready", flush=True)
-    for event in channel:
-        print(event.type.name, event.private_data.rstrip(b"\\0").decode(), flush=True)
-        if event.type.name == "CONNECT_REQUEST":
-            peer = event.id
-            peer.accept(ConnParam(b"welcome", 1, 1, qp_num=7))
-        elif event.type.name == "DISCONNECTED":
-            peer.disconnect()
-            event.ack()
-            peer.destroy()
-            break
-        event.ack()
-"""
-CLIENT = """
-from rdmacm import CmId, ConnParam, PortSpace, RaiFlag, getaddrinfo
-(info,) = getaddrinfo(None, "two-processes", flags=RaiFlag.SA)
-with CmId(None, PortSpace.IB) as cmid:
-    cmid.resolve_addr(info.dst_addr, info.src_addr)
-    cmid.resolve_route()
-    cmid.connect(ConnParam(b"hello", 1, 1, qp_num=8))
-    print(cmid.event.type.name, cmid.event.private_data.rstrip(b"\\0").decode())
-    cmid.establish()
-    cmid.disconnect()
-    print(cmid.event.type.name)
-"""
-
-
-def test_two_processes_of_two_hosts_connect(fabric: SimulatedFabric) -> None:
-    def run(node: str, program: str) -> subprocess.Popen[str]:
-        environ = dict(os.environ, RDMACM_IB=f"ibsim:{node}@{fabric.base}")
-        return subprocess.Popen([sys.executable, "-c", program], env=environ, stdout=subprocess.PIPE, text=True)
-
-    with run("HostA", SERVER) as server:
-        assert server.stdout is not None
-        try:
-            assert server.stdout.readline() == "ready\n"
-            with run("HostC", CLIENT) as client:
-                assert client.communicate(timeout=30)[0].split("\n") == [
-                    "CONNECT_RESPONSE welcome",
-                    "DISCONNECTED",
-                    "",
-                ]
-            said = server.communicate(timeout=30)[0].split("\n")
-        finally:
-            server.kill()
-    assert said == ["CONNECT_REQUEST hello", "ESTABLISHED ", "DISCONNECTED ", ""]
 
 
 def test_garbage_is_dropped_and_counted(a: IbHost, b: IbHost) -> None:

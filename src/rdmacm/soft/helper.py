@@ -64,6 +64,12 @@ class Helper:
         if self._thread is not None:
             self._thread.join()
 
+    def abandon(self) -> None:
+        """In a child of fork(2), which has no such thread."""
+        if self._waiter is not None:
+            self._waiter.wake.close()
+        self._stop = self._waiter = self._thread = None
+
     def _run(self, stop: threading.Event, waiter: Waiter) -> None:
         provider = self._provider
         transport = provider.transport

@@ -507,6 +507,11 @@ class SoftProvider:
         """In a child of fork(2): close what is shared with the parent, and refuse what was made before."""
         self.lock = threading.RLock()
         self.abandoned = True
+        # Whoever sets or clears a wake-up here would do it to the parent's threads.
+        self.helper.abandon()
+        self.waiters.abandon()
+        for pollable in list(self.pollables):
+            pollable.close()
         if isinstance(self.random, DrawnAhead):
             self.random.forget()
         self.network.close()

@@ -221,6 +221,11 @@ class Waiters:
             waiter.wake.close()
         self._idle.clear()
 
+    def abandon(self) -> None:
+        """In a child of fork(2), which has none of the threads that wait."""
+        self.polling.clear()
+        self.close()
+
 
 def _count_cpus() -> int:
     """How many processors this process may use."""
