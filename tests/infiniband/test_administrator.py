@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import threading
 from collections.abc import Iterator
 from random import Random
 from typing import Any
@@ -558,3 +559,22 @@ def test_connections_over_a_lossy_subnet(seed: int) -> None:
             for host in (a, b):
                 assert len(host.provider.ib.subnets[0].cm.agent) == 0
             servers[0].destroy()
+
+
+def test_a_run_is_a_function_of_its_seed() -> None:
+    def run(seed: int) -> list[tuple[float, str, bytes]]:
+        site, sent = Virtual(seed), []
+        site.subnet.loss = site.subnet.reorder = 0.1
+
+        def note(mad: SubnetMad) -> None:
+            sent.append((mad.time, mad.source, mad.data))
+
+        site.subnet.faults = note
+        with site.host("HostA") as a, site.host("HostB") as b, b.listening() as listener:
+            listener.register_service("storage")
+            with a.resolved(b.at()), contextlib.suppress(RdmaError), a.resolved(b.at()) as cmid:
+                cmid.connect(param())
+        return sent
+
+    assert run(1) == run(1) != run(2)
+    assert not any(thread.name == "rdmacm-progress" for thread in threading.enumerate())

@@ -380,7 +380,8 @@ class SoftProvider:
         """An InfiniBand port has a descriptor now."""
         if self.in_use:
             self.descriptors_changed()
-            self.helper.start()
+            if self.ib.filenos():  # not where time is virtual
+                self.helper.start()
 
     def _wire_opened(self) -> None:
         self.descriptors_changed()

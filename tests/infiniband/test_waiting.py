@@ -1,0 +1,196 @@
+"""Who waits for InfiniBand, and how: event loops, threads, and threads that others disturb."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import threading
+import time
+from collections.abc import Callable
+from typing import Self
+
+import pytest
+
+from infiniband.hosts import IbHost, param
+from infiniband.sites import Embedded, Site
+from rdmacm import CmEvent, CmEventType, CmId, EventChannel, RaiFlag, RdmaError, aio, getaddrinfo
+
+
+class Reader:
+    """A channel's events in asyncio."""
+
+    def __init__(self, channel: EventChannel) -> None:
+        self.channel = channel
+        self.events: asyncio.Queue[CmEvent] = asyncio.Queue()
+
+    def look(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # progress was made, and no event came of it
+            self.events.put_nowait(self.channel.get_event(timeout=0))
+
+    async def next(self) -> CmEvent:
+        return await asyncio.wait_for(self.events.get(), 10)
+
+    def __enter__(self) -> Self:
+        asyncio.get_running_loop().add_reader(self.channel.fileno(), self.look)
+        self.look()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        asyncio.get_running_loop().remove_reader(self.channel.fileno())
+
+
+def test_an_event_loop(site: Site, a: IbHost, b: IbHost, offered: CmId) -> None:
+    """Service, route and connection, both sides in one loop."""
+    site.needs_real_time()
+
+    async def serve(reader: Reader) -> CmId:
+        with await reader.next() as request:
+            server: CmId = request.id
+            server.accept(param())
+        with await reader.next() as established:
+            assert established.type is CmEventType.ESTABLISHED
+        return server
+
+    async def main() -> None:
+        with EventChannel(a.provider) as channel, a.id(channel) as cmid, Reader(channel) as client:
+            with Reader(offered.channel) as listening:
+                serving = asyncio.create_task(serve(listening))
+                cmid.bind_addr(a.source)
+                cmid.resolve_addrinfo(None, "storage", flags=RaiFlag.SA)
+                with await client.next() as found:
+                    assert found.type is CmEventType.ADDRINFO_RESOLVED
+                (info,) = cmid.query_addrinfo()
+                assert info.dst_addr == b.at()
+                cmid.resolve_route()
+                with await client.next() as found:
+                    assert found.type is CmEventType.ROUTE_RESOLVED
+                cmid.connect(param())
+                with await client.next() as reply:
+                    assert reply.type is CmEventType.CONNECT_RESPONSE
+                cmid.establish()
+                (await asyncio.wait_for(serving, 10)).destroy()
+
+    asyncio.run(main())
+
+
+def test_the_event_loop_hears_of_a_timeout() -> None:
+    async def main() -> None:
+        site = Embedded()
+        with site.host("HostA") as a, EventChannel(a.provider) as channel, a.id(channel) as cmid:
+            with Reader(channel) as reader:
+                cmid.resolve_addr(a.at())
+                (await reader.next()).ack()
+                site.subnet.sa.silence = 1.0
+                began = time.monotonic()
+                cmid.resolve_route(200)
+                with await reader.next() as failed:
+                    assert (failed.type, failed.status) == (CmEventType.ROUTE_ERROR, -errno.ETIMEDOUT)
+                assert 0.199 <= time.monotonic() - began < 1
+
+    asyncio.run(main())
+
+
+def test_connections_of_aio_want_queue_pairs(site: Site, a: IbHost, b: IbHost) -> None:
+    """They carry messages, which takes an adapter; who has one uses its ids in a loop as above."""
+    site.needs_real_time()
+
+    async def main() -> None:
+        with pytest.raises(RdmaError) as refused:
+            await aio.connect(b.at(), provider=a.provider)
+        assert refused.value.errno == errno.EOPNOTSUPP
+
+    asyncio.run(main())
+
+
+def in_thread(call: Callable[[], object]) -> tuple[threading.Thread, list[object]]:
+    outcome: list[object] = []
+
+    def work() -> None:
+        try:
+            outcome.append(call())
+        except RdmaError as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread, outcome
+
+
+def until(condition: Callable[[], object]) -> None:
+    limit = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.001)
+
+
+class TestThreads:
+    """With an administrator that says nothing, so that they wait."""
+
+    @pytest.fixture
+    def site(self) -> Embedded:
+        return Embedded()
+
+    def test_one_waits_for_a_registration_and_another_destroys_the_id(self, site: Embedded, b: IbHost) -> None:
+        site.subnet.sa.silence = 1.0
+        with EventChannel(b.provider), b.listening() as listener:
+            began = time.monotonic()
+            thread, outcome = in_thread(lambda: listener.register_service("storage"))
+            until(lambda: site.subnet.sa.questions)
+            listener.destroy()
+            thread.join(10)
+            assert time.monotonic() - began < 1
+        (error,) = outcome
+        assert isinstance(error, RdmaError)
+        assert error.errno == errno.ECANCELED
+
+    def test_one_waits_for_a_withdrawal_and_another_closes_the_last_channel(self, site: Embedded, b: IbHost) -> None:
+        with b.listening() as listener:
+            service = listener.register_service("storage")
+            site.subnet.sa.silence = 1.0
+            before = len(site.subnet.sa.questions)
+            thread, outcome = in_thread(service.withdraw)
+            until(lambda: len(site.subnet.sa.questions) > before)
+            listener.channel.close()
+            thread.join(1)
+            assert not thread.is_alive()
+            assert isinstance(outcome[0], RdmaError)
+
+    def test_many_ask_at_once(self, site: Embedded, a: IbHost, b: IbHost, offered: CmId) -> None:
+        site.subnet.sa.delay = 0.001
+
+        def ask() -> bool:
+            for _ in range(10):
+                with a.resolved(b.at()) as cmid:
+                    assert cmid.route.path_rec
+                assert getaddrinfo(None, "storage", flags=RaiFlag.SA, provider=a.provider)
+            return True
+
+        threads = [in_thread(ask) for _ in range(8)]
+        for thread, _ in threads:
+            thread.join(20)
+        assert [outcome for _, outcome in threads] == [[True]] * 8
+
+    def test_an_answer_that_another_thread_takes_in_wakes_who_waits_for_it(
+        self, site: Embedded, a: IbHost, b: IbHost
+    ) -> None:
+        """A thread that only polls takes all that arrives."""
+        site.subnet.sa.delay = 0.02
+        with EventChannel(a.provider) as channel:
+            stop = threading.Event()
+
+            def poll() -> None:
+                while not stop.is_set():
+                    with contextlib.suppress(BlockingIOError):
+                        channel.get_event(timeout=0)
+
+            poller, _ = in_thread(poll)
+            try:
+                for _ in range(10):
+                    began = time.monotonic()
+                    with pytest.raises(RdmaError):
+                        getaddrinfo(None, "nothing", flags=RaiFlag.SA, provider=a.provider)
+                    assert time.monotonic() - began < 0.15
+            finally:
+                stop.set()
+                poller.join()
