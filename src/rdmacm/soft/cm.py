@@ -20,6 +20,7 @@ from rdmacm.soft.timer import Timer
 
 if TYPE_CHECKING:
     from rdmacm.soft.connecting import SoftId
+    from rdmacm.soft.listening import ListeningId
     from rdmacm.soft.provider import SoftProvider
     from rdmacm.soft.subnet import Subnet
 
@@ -64,7 +65,7 @@ class ConnectionManager:
         self.subnet = subnet
         self._agent: Agent | None = None
         self._ids: dict[int, SoftId] = {}
-        self._listeners: dict[Listener, tuple[SoftId, object]] = {}
+        self._listeners: dict[Listener, tuple[ListeningId, object]] = {}
         self._timer: Timer | None = None
         self._is_pumping = False
 
@@ -78,7 +79,9 @@ class ConnectionManager:
             gsi.on_mad = self._mad_received
         return self._agent
 
-    def listen(self, owner: SoftId, service_id: int, local: bytes | None, backlog: int, accepts: Accepts) -> Listener:
+    def listen(
+        self, owner: ListeningId, service_id: int, local: bytes | None, backlog: int, accepts: Accepts
+    ) -> Listener:
         """Take requests for a service id, to one local address or (None) to any."""
         listener = self.agent.listen(service_id, backlog=backlog, accepts=accepts)
         try:

@@ -1,4 +1,4 @@
-"""What an id of the software device does once it knows where: listen, connect, accept, reject, disconnect.
+"""What an id of the software device does once it knows where: connect, accept, reject, disconnect.
 
 The messages are the agent's business (:mod:`rdmacm.soft.cm`); here they get their contents and become the events
 and the queue pair attributes that the manual pages promise. An id with a queue pair of its own takes it through its
@@ -10,27 +10,24 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import weakref
-from socket import AF_INET, AF_INET6
+from socket import AF_INET
 from typing import TYPE_CHECKING, Any
 
-from rdmacm.address import AF_IB, Gid, InetAddr, SockAddrIB, service_id
-from rdmacm.cmstate import State, Trigger
+from rdmacm.address import AF_IB, InetAddr, SockAddrIB, service_id
+from rdmacm.cmstate import Trigger
 from rdmacm.connparam import ConnParam, Ece, UdParam
 from rdmacm.constants import CmEventType
 from rdmacm.errors import CmStateError, RdmaError, cm_error
 from rdmacm.proto.cm import states
-from rdmacm.proto.cm.connection import Connection, Listener
+from rdmacm.proto.cm.connection import Connection
 from rdmacm.proto.cm.events import (
     ConnectReply,
-    ConnectRequest,
     Disconnected,
     DisconnectRequested,
     Established,
     Event,
     Rejected,
     SidrReply,
-    SidrRequest,
     TimewaitExit,
     Unreachable,
 )
@@ -45,41 +42,33 @@ from rdmacm.proto.cm.messages import (
     RejectReason,
     SidrStatus,
 )
-from rdmacm.proto.cm.private_data import HEADER_SIZE, PrivateDataHeader, user_capacity
+from rdmacm.proto.cm.private_data import PrivateDataHeader, user_capacity
 from rdmacm.proto.cm.timeouts import ack_timeout
 from rdmacm.proto.sa import PathRecord
-from rdmacm.proto.wire import WireError
-from rdmacm.provider import Address, IdOptions, QueuedEvent
-from rdmacm.soft.asking import AskingId
-from rdmacm.soft.devices import DEFAULT_PKEY
+from rdmacm.provider import Address, QueuedEvent
 from rdmacm.soft.infiniband import IbPath, IbView
+from rdmacm.soft.listening import NO_ECE, ListeningId
 from rdmacm.soft.qp import AsyncEvent, SoftQP
 from rdmacm.soft.wire import WirePath
 from rdmacm.verbs.attr import AHAttr, GlobalRoute, QPAttr
 from rdmacm.verbs.enums import AccessFlag, Mtu, QPAttrMask, QPState, QPType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable
 
-    from rdmacm.soft.cm import ConnectionManager
-    from rdmacm.soft.devices import DeviceView, HostView
     from rdmacm.soft.provider import SoftProvider
     from rdmacm.soft.queue import SoftQueue
-    from rdmacm.verbs.device import GidEntry
     from rdmacm.verbs.qp import QP
 
 __all__ = ["SoftId"]
 
 #: Exponent of 4.096 µs: how long this device may take to acknowledge, 0.13 s.
 CA_ACK_DELAY = 15
-#: What a listener may have waiting at most, net.rdma_ucm.max_backlog.
-_MAX_BACKLOG = 1024
 #: Linux's rdma_cm asks for this Q_Key on the port spaces UDP and IB.
 UDP_QKEY = 0x01234567
 #: A receiver that is not ready asks for 0.64 ms (InfiniBand Architecture 9.7.5.2.8); rdma_cm's 0 would mean 655 ms.
 _MIN_RNR_TIMER = 12
 _LID_UNUSED = 0xFFFF
-_NO_ECE = Ece(0)
 _EVENT_COMM_EST = 4
 
 _M = QPAttrMask
@@ -93,17 +82,13 @@ _HIGHEST_MTU = 15
 _ANY_REMOTE = AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_READ | AccessFlag.REMOTE_ATOMIC
 
 
-class SoftId(AskingId):
+class SoftId(ListeningId):
     """See :class:`rdmacm.provider.IdBackend`."""
 
     __slots__ = (
         "_accept",
-        "_connection",
-        "_is_accepted",
         "_is_disconnected",
-        "_listeners",
         "_local_ece",
-        "_remote_ece",
         "_soft_qp",
         "qkey",
         "qp",
@@ -116,188 +101,9 @@ class SoftId(AskingId):
         self.qp: QP | None = None
         self._soft_qp: SoftQP | None = None
         self.qkey = 0
-        self._connection: Connection | None = None
-        #: The managers it listens with: a wildcard's are several.
-        self._listeners: list[tuple[ConnectionManager, Listener]] = []
         self._accept: ConnParam | None = None
-        self._is_accepted = True
         self._is_disconnected = False
         self._local_ece: Ece | None = None
-        self._remote_ece = _NO_ECE
-
-    # -- listening ------------------------------------------------------------------------------------
-
-    def listen(self, backlog: int) -> None:
-        with self._provider.lock:
-            self._provider.check_fork("listen")
-            if not self._may(Trigger.LISTEN):
-                raise self._refuse(Trigger.LISTEN.value)
-            if self.state is State.IDLE:
-                self.bind_addr(InetAddr.any(AF_INET))
-            if not 0 < backlog <= _MAX_BACKLOG:
-                backlog = _MAX_BACKLOG
-            local = self.local_addr
-            assert local is not None
-            if isinstance(local, SockAddrIB):
-                service, ip = local.sid, None
-            else:
-                service, ip = service_id(self.port_space, local.port), None if local.is_any else local.ip
-            port = self._port_owner
-            shared = port if port is not None and port.reuseaddr else None
-            if shared is not None:
-                self._provider.ports.claim(shared)
-            try:
-                for cm in self._managers(local):
-                    self._listeners.append((cm, cm.listen(self, service, ip, backlog, self._takes)))
-            except BaseException:
-                self._unlisten()
-                if shared is not None:
-                    self._provider.ports.share(shared)
-                raise
-            self._move(Trigger.LISTEN)
-
-    def _managers(self, local: Address) -> list[ConnectionManager]:
-        """Whom requests for this listener may come to: its device's, or for an AF_IB wildcard all there are."""
-        if self._device is not None or isinstance(local, InetAddr):
-            return [self.cm]
-        subnets = (view.subnet for view in self._provider.ib.views())
-        return [self.cm, *(subnet.cm for subnet in subnets if subnet.transport.carries_cm)]
-
-    def _unlisten(self) -> None:
-        for cm, listener in self._listeners:
-            cm.unlisten(listener)
-        self._listeners.clear()
-
-    def _takes(self, request: REQ | SIDR_REQ, path: Hashable) -> bool:
-        """Whether a request for this id's port is for this id: type, address family, address and interface."""
-        local = self.local_addr
-        if (self.qp_type == QPType.UD) is isinstance(request, REQ):
-            return False
-        header = _header(request) if isinstance(path, WirePath) else None
-        if header is None:
-            return isinstance(local, SockAddrIB)
-        if not isinstance(local, InetAddr) or not isinstance(path, WirePath) or header.version:
-            return False
-        if local.is_any:
-            afonly = self._port_owner is not None and self._port_owner.afonly
-            return header.family == local.family or (local.family == AF_INET6 and not afonly)
-        same_scope = not local.scope_id or not path.scope_id or path.scope_id == local.scope_id
-        return header.destination == local.ip and same_scope
-
-    def requested(self, event: ConnectRequest | SidrRequest, cm: ConnectionManager) -> None:
-        """A request has come for this listener: make it an id and tell the application."""
-        request, path, header = event.request, event.path, None
-        child = SoftId(self._provider, self.queue, None, self.port_space, self.qp_type)
-        if isinstance(path, WirePath):
-            header = _header(request)
-            refusal = child._begin(request, header, path)
-        else:
-            assert cm.subnet is not None
-            refusal = child._begin_ib(request, path, cm.subnet.view())
-        if refusal is None:
-            options = self.options
-            child.options = IdOptions(options.tos, options.reuseaddr, options.afonly, options.ack_timeout)
-            child.state = State.CONNECT
-            child._is_accepted = False
-            if isinstance(request, REQ) and request.vendor_id:
-                child._remote_ece = Ece(request.vendor_id, request.attr_mod)
-        if refusal is not None:
-            self.queue.ids.pop(child, None)
-            if isinstance(request, REQ):
-                cm.agent.reject(event.comm_id, self._provider.clock(), refusal[0], ari=refusal[1])
-            else:
-                cm.agent.destroy(event.comm_id, self._provider.clock())
-            return
-        child._connection = cm.own(event.comm_id, child)
-        owner = self._owner()
-        if owner is None:
-            child.destroy()
-            return
-        param = child._request_param(request, header)
-        self.queue.post(QueuedEvent(owner, CmEventType.CONNECT_REQUEST, param=param, new_id=child))
-
-    def _begin(
-        self, request: REQ | SIDR_REQ, header: PrivateDataHeader | None, path: WirePath
-    ) -> tuple[RejectReason, bytes] | None:
-        """Become the passive side of a request; the reason and information of a REJ where that cannot be."""
-        host = self._provider.host_now()
-        dgid: Gid | None = None
-        ours, theirs = path.local, path.remote
-        if isinstance(request, REQ):
-            dgid = request.primary.local_gid
-            ours, theirs = request.primary.remote_gid.ip, dgid.ip
-        found = _owners(host, ours, path.scope_id)
-        if not found:  # an address that has just been added
-            host = self._provider.host()
-            found = _owners(host, ours, path.scope_id)
-        if not found and len(ours) == 4 and ours[0] == 127 and host.loopback is not None:
-            found = [(host.loopback, row) for row in host.loopback.rows if len(row.gid.ip) == 4][:1]
-        if not found or len(theirs) != len(ours):
-            return RejectReason.INVALID_GID, bytes(Gid.from_ip(path.local))
-        view, row = found[0]
-        mtu = view.device.ports[0].active_mtu or Mtu.MTU_256
-        if isinstance(request, REQ) and not 0 < request.path_mtu <= mtu:
-            return RejectReason.INVALID_MTU, bytes((mtu,))
-        self.dgid = dgid or Gid.from_ip(theirs)
-        if header is not None:
-            family = AF_INET if header.ip_version == 4 else AF_INET6
-            self.local_addr = InetAddr(family, header.destination, request.service_id & 0xFFFF, 0, path.scope_id)
-            self.peer_addr = InetAddr(family, header.source, header.source_port, 0, path.scope_id)
-        else:
-            self.local_addr = SockAddrIB(row.gid, request.service_id, (1 << 64) - 1, DEFAULT_PKEY)
-            self.peer_addr = SockAddrIB(self.dgid, 0, 0, DEFAULT_PKEY)
-        self._attach(view)
-        self.sgid, self.gid_index = row.gid, row.gid_index
-        self.paths = (_path_of(request, row.gid, self.dgid, mtu),)
-        return None
-
-    def _begin_ib(
-        self, request: REQ | SIDR_REQ, path: object, view: IbView | None
-    ) -> tuple[RejectReason, bytes] | None:
-        """As :meth:`_begin`, on InfiniBand: the addresses are GIDs, and the P_Key has to be one of the port's."""
-        assert isinstance(path, IbPath)
-        primary = request.primary if isinstance(request, REQ) else None
-        rows = view.rows if view is not None else ()
-        row = next((row for row in rows if primary is None or row.gid == primary.remote_gid), None)
-        if view is None or row is None or not view.has_pkey(request.partition_key):
-            return RejectReason.INVALID_GID, bytes(rows[0].gid) if rows else b""
-        mtu = view.device.ports[0].active_mtu or Mtu.MTU_256
-        if isinstance(request, REQ) and not 0 < request.path_mtu <= mtu:
-            return RejectReason.INVALID_MTU, bytes((mtu,))
-        self.dgid = primary.local_gid if primary is not None else Gid()
-        pkey = request.partition_key
-        self.local_addr = SockAddrIB(row.gid, request.service_id, (1 << 64) - 1, pkey)
-        self.peer_addr = SockAddrIB(self.dgid, 0, 0, pkey)
-        self._attach(view, pkey)
-        self.sgid, self.gid_index = row.gid, row.gid_index
-        found = _path_of(request, row.gid, self.dgid, mtu)
-        self.paths = (found.replace(slid=view.port.lid, dlid=path.lid, sl=path.sl, pkey=pkey),)
-        return None
-
-    @staticmethod
-    def _request_param(request: REQ | SIDR_REQ, header: PrivateDataHeader | None) -> ConnParam:
-        user = request.private_data if header is None else request.private_data[HEADER_SIZE:]
-        if isinstance(request, SIDR_REQ):
-            return ConnParam(private_data=user, responder_resources=0, initiator_depth=0)
-        return ConnParam(
-            private_data=user,
-            responder_resources=request.initiator_depth,
-            initiator_depth=request.responder_resources,
-            flow_control=int(request.end_to_end_flow_control),
-            retry_count=request.retry_count,
-            rnr_retry_count=request.rnr_retry_count,
-            srq=int(request.srq),
-            qp_num=request.local_qpn,
-        )
-
-    def adopt(self, owner: object) -> None:
-        """The application has got this id by its request: ``owner`` is the object that stands for it."""
-        self._owner = weakref.ref(owner)
-
-    def delivered(self) -> None:
-        """The application fetches the request: it leaves the backlog."""
-        if self._connection is not None:
-            self.cm.agent.delivered(self._connection.comm_id)
 
     # -- connecting -----------------------------------------------------------------------------------
 
@@ -355,7 +161,7 @@ class SoftId(AskingId):
         return path.pkey if isinstance(self._device, IbView) and path is not None and path.pkey else self.pkey
 
     def _req(self, service: int, private_data: bytes, param: ConnParam) -> REQ:
-        path, ece = self.paths[0], self._local_ece or _NO_ECE
+        path, ece = self.paths[0], self._local_ece or NO_ECE
         if path.mtu > _HIGHEST_MTU:  # whoever has said it
             raise cm_error(errno.EINVAL, f"{path.mtu} is no path MTU", "connect", str(self.peer_addr))
         return REQ(
@@ -433,7 +239,7 @@ class SoftId(AskingId):
             self.cm.pump()
 
     def _accept_connection(self, connection: Connection, param: ConnParam, now: float) -> None:
-        agent, ece = self.cm.agent, self._local_ece or _NO_ECE
+        agent, ece = self.cm.agent, self._local_ece or NO_ECE
         reply = REP(
             local_qpn=self.qp.qp_num if self.qp is not None else param.qp_num,
             responder_resources=param.responder_resources,
@@ -742,38 +548,6 @@ _SIDR_TEXT: dict[int, str] = {
     SidrStatus.REJECT: "the peer's application, or its connection manager, refused",
     SidrStatus.NO_QP: "the peer has no queue pair for it",
 }
-
-
-def _owners(host: HostView, ip: bytes, scope_id: int) -> list[tuple[DeviceView, GidEntry]]:
-    """The devices and GIDs of a local address."""
-    return [(view, row) for view, row in host.by_ip.get(ip, ()) if scope_id in (0, view.interface.index)]
-
-
-def _header(request: REQ | SIDR_REQ) -> PrivateDataHeader | None:
-    """The rdma_cm header of a request; None where an AF_IB request has none."""
-    try:
-        header = PrivateDataHeader.unpack(request.private_data)
-    except WireError:
-        return None
-    return header if header.family is not None else None
-
-
-def _path_of(request: REQ | SIDR_REQ, sgid: Gid, dgid: Gid, mtu: Mtu) -> PathRecord:
-    if isinstance(request, SIDR_REQ):
-        return PathRecord(dgid, sgid, request.service_id, hop_limit=64, mtu=mtu)
-    primary = request.primary
-    return PathRecord(
-        dgid=dgid,
-        sgid=sgid,
-        service_id=request.service_id,
-        flow_label=primary.flow_label,
-        hop_limit=primary.hop_limit,
-        traffic_class=primary.traffic_class,
-        pkey=request.partition_key,
-        sl=primary.sl,
-        mtu=request.path_mtu,
-        packet_life_time=max(0, primary.local_ack_timeout - 1),
-    )
 
 
 def _check_size(private_data: bytes, kind: type[Message], step: str, address: Address | None) -> None:
