@@ -9,9 +9,8 @@ from collections.abc import Callable, Sequence
 from ipaddress import ip_address, ip_interface, ip_network
 from socket import AF_INET, AF_INET6
 from time import monotonic
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from rdmacm.ib.transport import MadTransport
 from rdmacm.net.types import (
     Change,
     Interface,
@@ -23,6 +22,9 @@ from rdmacm.net.types import (
 )
 from rdmacm.soft.ports import PortTable
 from rdmacm.soft.provider import SoftProvider
+
+if TYPE_CHECKING:
+    from rdmacm.ib.transport import MadTransport
 
 _UP = InterfaceFlag.UP | InterfaceFlag.RUNNING | InterfaceFlag.LOWER_UP
 _FAILURES = {
