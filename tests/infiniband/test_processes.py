@@ -162,7 +162,7 @@ def test_a_child_of_fork_does_not_disturb_its_parent(fabric: SimulatedFabric, c:
         assert program.line() == "ADDRINFO_RESOLVED"
         # Longer than the service's lease: the parent goes on telling of it.
         with pytest.raises(TimeoutError):
-            channel.get_event(2.5)
+            channel.get_event(2.2)
         (info,) = getaddrinfo(None, "offered", flags=RaiFlag.SA, provider=c.provider)
         assert info.dst_addr is not None
         cmid.resolve_addr(info.dst_addr)
@@ -176,7 +176,7 @@ def test_a_child_of_fork_does_not_disturb_its_parent(fabric: SimulatedFabric, c:
         assert program.rest() == ["CONNECT_REQUEST", "idle", ""]
 
 
-@pytest.mark.parametrize("end", ["", "raise SystemExit", "raise KeyError", "import os, signal; signal.raise_signal(2)"])
+@pytest.mark.parametrize("end", ["", "raise KeyError", "import os, signal; signal.raise_signal(2)"])
 def test_the_end_of_a_process_withdraws_its_services(fabric: SimulatedFabric, c: IbHost, end: str) -> None:
     ready = "print('ready', flush=True)\nsys.stdin.readline()\nsys.stderr.close()\n"
     program = COMMON.replace("lease=2", "lease=3600") + ready + end

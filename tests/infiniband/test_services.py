@@ -109,6 +109,7 @@ class TestRegistering:
             with pytest.raises(RdmaError):
                 getaddrinfo(None, "fleeting", flags=RaiFlag.SA, provider=a.provider)
 
+    @pytest.mark.parametrize("site", ["opensm", "virtual"], indirect=True)
     def test_is_renewed_while_the_process_lives(self, a: IbHost, b: IbHost) -> None:
         with b.listening() as listener:
             listener.register_service("renewed", lease=2)
