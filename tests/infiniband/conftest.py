@@ -16,7 +16,10 @@ from rdmacm import CmId
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
-        if here in item.path.parents and {"fabric", "own_fabric"} & set(getattr(item, "fixturenames", ())):
+        if here not in item.path.parents:
+            continue
+        params = getattr(getattr(item, "callspec", None), "params", {}).values()
+        if "opensm" in params or {"fabric", "own_fabric"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.infiniband)
 
 
@@ -26,16 +29,13 @@ def _site(request: pytest.FixtureRequest, fabric: str) -> Site:
     return Embedded() if request.param == "embedded" else Virtual()
 
 
-_sites = [pytest.param(name, marks=[pytest.mark.infiniband] if name == "opensm" else []) for name in SITES]
-
-
-@pytest.fixture(params=_sites)
+@pytest.fixture(params=SITES)
 def site(request: pytest.FixtureRequest) -> Site:
     """A subnet that is as it was afterwards."""
     return _site(request, "fabric")
 
 
-@pytest.fixture(params=_sites)
+@pytest.fixture(params=SITES)
 def own_site(request: pytest.FixtureRequest) -> Site:
     """One for a test that breaks it."""
     return _site(request, "own_fabric")

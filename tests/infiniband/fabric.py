@@ -296,6 +296,13 @@ class SimulatedFabric:
     def kill_ibsim(self) -> None:
         self.ibsim.kill()
 
+    def start_anew(self) -> None:
+        """Another fabric in the place of this one, which knows none of its clients."""
+        self.opensm.kill()
+        self.kill_ibsim()
+        self._start_ibsim()
+        self.start_opensm()
+
 
 def main() -> None:
     """A fabric for whoever wants to try something, until an empty line or Ctrl-C; other lines are ibsim's."""

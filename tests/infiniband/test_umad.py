@@ -205,6 +205,16 @@ class Kernel:
 
         self._patched.setattr(os, "read", read_or_enospc)
 
+    def fails(self, number: int) -> None:
+        read = os.read
+
+        def read_or_fail(fd: int, size: int) -> bytes:
+            if fd == self.fd:
+                raise OSError(number, os.strerror(number))
+            return read(fd, size)
+
+        self._patched.setattr(os, "read", read_or_fail)
+
 
 @pytest.fixture
 def kernel(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
@@ -291,6 +301,13 @@ def test_answer_without_end_closes_the_port(kernel: Kernel) -> None:
     kernel.refuses_small_buffers(1 << 40)
     assert kernel.transport.receive() == []
     assert kernel.transport.dropped == {"too long": 1}
+    assert kernel.transport.fileno() == -1
+
+
+def test_device_that_is_gone_closes_the_port(kernel: Kernel) -> None:
+    """Its file polls readable for ever."""
+    kernel.fails(errno.EIO)
+    assert kernel.transport.receive() == []
     assert kernel.transport.fileno() == -1
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import select
 import threading
 import time
 from collections.abc import Callable
@@ -12,9 +13,12 @@ from typing import Self
 
 import pytest
 
-from infiniband.hosts import IbHost, param
-from infiniband.sites import Embedded, Site
+from infiniband.fabric import SimulatedFabric
+from infiniband.hosts import ALL_BITS, SID, IbHost, param
+from infiniband.sites import Embedded, OpenSM, Site
 from rdmacm import CmEvent, CmEventType, CmId, EventChannel, RaiFlag, RdmaError, aio, getaddrinfo
+from rdmacm.address import SockAddrIB
+from rdmacm.cmstate import State
 
 
 class Reader:
@@ -101,6 +105,23 @@ def test_connections_of_aio_want_queue_pairs(site: Site, a: IbHost, b: IbHost) -
         assert refused.value.errno == errno.EOPNOTSUPP
 
     asyncio.run(main())
+
+
+def test_a_fabric_in_the_place_of_another(own_fabric: SimulatedFabric) -> None:
+    """The port of an open channel is opened anew when it is wanted, and its descriptor is watched."""
+    site = OpenSM(own_fabric)
+    with site.host("HostA") as a, EventChannel(a.provider) as channel, a.id(channel) as cmid:
+        poll = select.poll()
+        poll.register(channel.fileno(), select.POLLIN)
+        own_gid = a.gid
+        own_fabric.start_anew()
+        cmid.resolve_addr(SockAddrIB(own_gid, SID, ALL_BITS))
+        channel.get_event().ack()
+        cmid.resolve_route(10_000)
+        while cmid.state is State.ROUTE_QUERY:
+            assert poll.poll(5000)
+            with contextlib.suppress(BlockingIOError), channel.get_event(timeout=0) as found:
+                assert found.type is CmEventType.ROUTE_RESOLVED
 
 
 def in_thread(call: Callable[[], object]) -> tuple[threading.Thread, list[object]]:

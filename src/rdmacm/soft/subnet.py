@@ -102,7 +102,7 @@ class Subnet:
             try:
                 return self.transport.port()
             except OSError as error:
-                if error.errno != errno.ENODEV:
+                if error.errno == errno.ETIMEDOUT:  # it is slow
                     raise
                 self._lost()  # another one of this name may have come in its place
         self.transport.open()
