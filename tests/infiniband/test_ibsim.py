@@ -210,11 +210,20 @@ def refused(transport: IbsimTransport) -> OSError:
     return raised.value
 
 
-def test_node_that_is_taken(fabric: SimulatedFabric, host_a: IbsimTransport) -> None:
-    error = refused(IbsimTransport("HostA", fabric.base))
-    assert error.errno == errno.EBUSY
-    assert "try:" in str(error)
-    assert host_a.port().lid
+def test_node_of_another_process_has_answers_but_no_requests(
+    fabric: SimulatedFabric, host_a: IbsimTransport, host_b: IbsimTransport
+) -> None:
+    with opened("HostA", fabric) as second:
+        assert (host_a.carries_cm, second.carries_cm) == (True, False)
+        gid = host_b.port().gids[0]
+        record = PathRecord(gid, second.port().gids[0]).pack()
+        status, found = asked(second, PATH_RECORD, 0xC, record)
+        assert (status, PathRecord.unpack(found[:64]).dlid) == (0, host_b.port().lid)
+        host_b.send(MadAddress(second.port().lid), message(5))
+        assert len(arrivals(host_a)) == 1
+        assert second.receive() == []
+    with opened("HostC", fabric) as first:
+        assert first.carries_cm
 
 
 @pytest.mark.parametrize("name", ["HostX", "", "x" * 32, "Host\0A", "hosta"])

@@ -38,6 +38,12 @@ def gid(fabric: SimulatedFabric) -> Iterator[str]:
         yield str(host.gid)
 
 
+def test_a_port_that_a_server_listens_at(fabric: SimulatedFabric, gid: str) -> None:
+    on_b = partial(run_at, f"ibsim:HostB@{fabric.base}")
+    assert gid in on_b("devices").out
+    assert "storage" in on_b("sa", "services", "storage").out
+
+
 def test_devices(on_a: Run) -> None:
     ports, gids = on_a("devices").out.split("\n\n")
     (port,) = (line.split() for line in ports.splitlines() if line.startswith("HostA"))

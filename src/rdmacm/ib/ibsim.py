@@ -95,20 +95,22 @@ class IbsimTransport:
     """
 
     reassembles = False
-    carries_cm = True
 
     def __init__(self, node: str, base: str | None = None) -> None:
         self._node = node
         self._base = base or os.environ.get("IBSIM_SOCKNAME") or DEFAULT_BASE
         self.name = f"ibsim:{node}" if base is None else f"ibsim:{node}@{base}"
+        #: False where another process has the node's requests: then there are answers only.
+        self.carries_cm = True
         self.dropped: dict[str, int] = Counter()
         self._control: socket.socket | None = None
         self._datagrams: socket.socket | None = None
         self._client = 0
 
     def open(self) -> None:
-        """Take the node; OSError: ECONNREFUSED no such fabric, ENODEV no such node, EBUSY the node is taken, EUSERS the
-        fabric is full, ETIMEDOUT ibsim does not answer.
+        """Join the node.
+
+        OSError: ECONNREFUSED no such fabric, ENODEV no such node, EUSERS the fabric is full, ETIMEDOUT no answer.
         """
         if self._control is not None:
             return
@@ -117,10 +119,15 @@ class IbsimTransport:
             raise self._error(errno.ENODEV, "the name of a simulated node has 1 to 31 bytes", None)
         try:
             number = self._bind()
-            self._client = self._connect(number, node, requests=True)
+            try:
+                self._client = self._connect(number, node, requests=True)
+                self.carries_cm = True
+            except _RefusedError:
+                self._client = self._connect(number, node, requests=False)
+                self.carries_cm = False
             self._join()
         except _RefusedError:
-            error = self._refusal(number, node)
+            error = self._refusal(number)
             self.abandon()
             raise error from None
         except BaseException:
@@ -297,20 +304,14 @@ class IbsimTransport:
             raise self._no_fabric() from None
         self._datagrams.setblocking(False)
 
-    def _refusal(self, number: int, node: bytes) -> RdmaError:
-        """Why the node was refused: found out by asking for less."""
+    def _refusal(self, number: int) -> RdmaError:
+        """Why the node was refused: found out by asking for any."""
         if not self._would_take(number, b""):
             return self._error(errno.EUSERS, "this fabric has as many clients as ibsim takes (10)", "to close one")
-        if not self._would_take(number, node):
-            return self._error(
-                errno.ENODEV,
-                f"there is no node {self._node!r} in this fabric",
-                "a name from ibsim's file, such as HostA; upper and lower case differ",
-            )
         return self._error(
-            errno.EBUSY,
-            "another process is this node's connection manager",
-            "to end it, or another node; where it was killed, ibsim's commands 'Attached' and 'X CLIENT' free the node",
+            errno.ENODEV,
+            f"there is no node {self._node!r} in this fabric",
+            "a name from ibsim's file, such as HostA; upper and lower case differ",
         )
 
     def _would_take(self, number: int, node: bytes) -> bool:

@@ -56,14 +56,14 @@ class MadTransport(Protocol):
     name: str
     #: Whether answers of several datagrams (RMPP) arrive as one, their segments acknowledged by the system.
     reassembles: bool
-    #: Whether messages of connection managers (class 7) may be sent and arrive here. Where the system has a connection
-    #: manager of its own, they do not.
+    #: Whether messages of connection managers (class 7) may be sent and arrive here. Where the system or another
+    #: process has the port's connection manager, they do not. Known once opened.
     carries_cm: bool
     #: Datagrams that were not sent or not handed on, by reason.
     dropped: dict[str, int]
 
     def open(self) -> None:
-        """Begin to receive; OSError where there is no such port, or where it is somebody else's."""
+        """Begin to receive; OSError where there is no such port."""
 
     def port(self) -> IbPort:
         """The port as it is now; OSError once it is gone."""

@@ -160,11 +160,11 @@ class Subnet:
         self.transport.send(MadAddress(path.lid, sl=path.sl, pkey_index=path.pkey_index), mad)
 
     def open(self) -> None:
-        """Begin to take messages of connection managers; EOPNOTSUPP where the system keeps them to itself."""
+        """Begin to take messages of connection managers; EOPNOTSUPP where somebody else has them."""
         if not self.transport.carries_cm:
             raise cm_error(
                 errno.EOPNOTSUPP,
-                f"connections over {self.transport.name} are the kernel's: its connection manager has that queue pair",
+                f"another connection manager has {self.transport.name}: the kernel's, or another process's",
                 "connect",
             )
 
