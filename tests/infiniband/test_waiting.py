@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import os
 import select
 import threading
 import time
@@ -176,6 +177,25 @@ class TestThreads:
             thread.join(1)
             assert not thread.is_alive()
             assert isinstance(outcome[0], RdmaError)
+
+    def test_a_child_of_fork_says_nothing_of_its_parent_s_services(self, site: Embedded, b: IbHost) -> None:
+        listening = b.listening()
+        listener = listening.__enter__()
+        service, asked = listener.register_service("storage"), len(site.subnet.sa.questions)
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                b.provider.abandon()
+                service.withdraw()
+                listener.destroy()
+                opened = any(port.is_open for port in site.subnet.ports.values())
+                status = 2 if opened or len(site.subnet.sa.questions) != asked else 0
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert site.subnet.sa.services(time.monotonic())
+        listening.__exit__(None, None, None)
 
     def test_many_ask_at_once(self, site: Embedded, a: IbHost, b: IbHost, offered: CmId) -> None:
         site.subnet.sa.delay = 0.001
