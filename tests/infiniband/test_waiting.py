@@ -211,27 +211,3 @@ class TestThreads:
         for thread, _ in threads:
             thread.join(20)
         assert [outcome for _, outcome in threads] == [[True]] * 8
-
-    def test_an_answer_that_another_thread_takes_in_wakes_who_waits_for_it(
-        self, site: Embedded, a: IbHost, b: IbHost
-    ) -> None:
-        """A thread that only polls takes all that arrives."""
-        site.subnet.sa.delay = 0.02
-        with EventChannel(a.provider) as channel:
-            stop = threading.Event()
-
-            def poll() -> None:
-                while not stop.is_set():
-                    with contextlib.suppress(BlockingIOError):
-                        channel.get_event(timeout=0)
-
-            poller, _ = in_thread(poll)
-            try:
-                for _ in range(10):
-                    began = time.monotonic()
-                    with pytest.raises(RdmaError):
-                        getaddrinfo(None, "nothing", flags=RaiFlag.SA, provider=a.provider)
-                    assert time.monotonic() - began < 0.15
-            finally:
-                stop.set()
-                poller.join()
