@@ -21,6 +21,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         params = getattr(getattr(item, "callspec", None), "params", {}).values()
         if "opensm" in params or {"fabric", "own_fabric"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.infiniband)
+            item.add_marker(pytest.mark.slow)  # the same runs in memory, all but what is the fabric's own
 
 
 def _site(request: pytest.FixtureRequest, fabric: str) -> Site:
