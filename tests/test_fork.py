@@ -25,7 +25,8 @@ def wait():
 
 threading.Thread(target=wait, daemon=True).start()
 polling.wait()
-time.sleep(0.1)  # until it polls
+while not other.provider.waiters.polling:
+    time.sleep(0.001)
 child = os.fork()
 if not child:
     try:

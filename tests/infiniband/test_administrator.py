@@ -397,6 +397,7 @@ class TestPort:
             for name in ("HostA", "HostB"):
                 pair.subnet.change_port(name, sm_lid=50)
             cmid.resolve_route()
+            assert len(cmid.route.path_rec) == 1
 
     def test_without_a_subnet_manager(self, pair: Pair) -> None:
         with pair.facing() as cmid, pair.bound() as other:

@@ -15,7 +15,6 @@ from typing import Any, Generic, Self, TypeVar
 from rdmacm.address import Gid
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.ib.transport import IbPort, MadTransport
-from rdmacm.proto.mad import MadAddress
 from rdmacm.proto.sa.attributes import Attribute
 from rdmacm.proto.sa.client import Answer, SaClient
 from rdmacm.proto.sa.mad import SaMethod, SaStatus, describe_status
@@ -86,7 +85,6 @@ class SaAccess:
         self._client = SaClient(random.SystemRandom(), reassembles=transport.reassembles)
         self._answers: dict[int, Answer] = {}
         self._port: IbPort | None = None
-        self._manager = MadAddress(0)
         self._poll = select.poll()
 
     def __enter__(self) -> Self:
@@ -103,10 +101,7 @@ class SaAccess:
     def port(self) -> IbPort:
         """The port as it was when last looked at: at first, and after a question nobody answered."""
         if self._port is None:
-            port = self._port = self.transport.port()
-            # Limited members of the default partition may ask, too.
-            index = next((index for index, pkey in enumerate(port.pkeys) if pkey & 0x7FFF == 0x7FFF), 0)
-            self._manager = MadAddress(port.sm_lid, sl=port.sm_sl, pkey_index=index)
+            self._port = self.transport.port()
         return self._port
 
     # -- what there is to ask ---------------------------------------------------------------------------------
@@ -190,7 +185,7 @@ class SaAccess:
                 raise self._no_manager()
         now = time.monotonic()
         number = self._client.ask(
-            method, attribute, mask, data, self._manager, now, timeout=self.timeout, tries=self.tries
+            method, attribute, mask, data, self.port.administrator, now, timeout=self.timeout, tries=self.tries
         )
         self._send()
         return number

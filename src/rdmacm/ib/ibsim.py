@@ -24,7 +24,7 @@ from enum import IntEnum
 
 from rdmacm.address import Gid
 from rdmacm.errors import RdmaError, cm_error
-from rdmacm.ib.transport import Arrived, IbPort
+from rdmacm.ib.transport import Arrived, IbPort, without_empty_end
 from rdmacm.proto.mad import DATA_SIZE, MAD_SIZE, Mad, MadAddress, Method, MgmtClass
 from rdmacm.proto.wire import Buffer
 from rdmacm.verbs.enums import PortState
@@ -154,7 +154,7 @@ class IbsimTransport:
             node_guid=node_guid,
             port_guid=port_guid,
             gids=(Gid(prefix + port_guid.to_bytes(8, "big")),),
-            pkeys=_without_empty_end(pkeys),
+            pkeys=without_empty_end(pkeys, lambda pkey: not pkey),
             state=_state(state & 0xF),
             lid=lid,
             lmc=lmc & 0x7,
@@ -306,7 +306,7 @@ class IbsimTransport:
 
     def _refusal(self, number: int) -> RdmaError:
         """Why the node was refused: found out by asking for any."""
-        if not self._would_take(number, b""):
+        if not self._has_room(number):
             return self._error(errno.EUSERS, "this fabric has as many clients as ibsim takes (10)", "to close one")
         return self._error(
             errno.ENODEV,
@@ -314,9 +314,9 @@ class IbsimTransport:
             "a name from ibsim's file, such as HostA; upper and lower case differ",
         )
 
-    def _would_take(self, number: int, node: bytes) -> bool:
+    def _has_room(self, number: int) -> bool:
         try:
-            self._client = self._connect(number, node, requests=False)
+            self._client = self._connect(number, b"", requests=False)
             self._ask(_Control.DISCONNECT, b"", time.monotonic() + _PATIENCE)
         except (_RefusedError, OSError):
             return False
@@ -389,13 +389,6 @@ class IbsimTransport:
 
     def _silence(self) -> RdmaError:
         return self._error(errno.ETIMEDOUT, f"ibsim does not answer within {_PATIENCE:g} s", "whether it is stopped")
-
-
-def _without_empty_end(table: Sequence[int]) -> tuple[int, ...]:
-    size = len(table)
-    while size and not table[size - 1]:
-        size -= 1
-    return tuple(table[:size])
 
 
 def _state(code: int) -> PortState:

@@ -6,16 +6,18 @@ by which the other end of a shared device is told whose they are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
 
 from rdmacm.address import Gid
 from rdmacm.proto.mad import MadAddress
 from rdmacm.proto.wire import Buffer
 from rdmacm.verbs.enums import PortState
 
-__all__ = ["Arrived", "IbPort", "MadTransport"]
+__all__ = ["Arrived", "IbPort", "MadTransport", "without_empty_end"]
+
+Entry = TypeVar("Entry")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,16 @@ class IbPort:
     sm_sl: int = 0
     active_mtu: int = 4
     rate: int = 0
+
+    def pkey_index(self, pkey: int) -> int | None:
+        """Where the table has a P_Key of a partition, one of a full member's first; None where it has none."""
+        found = [index for index, own in enumerate(self.pkeys) if (own ^ pkey) & 0x7FFF == 0]
+        return max(found, key=lambda index: self.pkeys[index] & 0x8000, default=None)
+
+    @property
+    def administrator(self) -> MadAddress:
+        """Where the subnet administrator is; limited members of the default partition may ask, too."""
+        return MadAddress(self.sm_lid, sl=self.sm_sl, pkey_index=self.pkey_index(0xFFFF) or 0)
 
 
 #: A datagram that has arrived and where from. Of 256 bytes, or fewer where whoever sent it says that those behind are
@@ -84,3 +96,11 @@ class MadTransport(Protocol):
 
     def abandon(self) -> None:
         """In a child of fork(2): let go of what is the parent's, without harm to it."""
+
+
+def without_empty_end(table: Sequence[Entry], is_empty: Callable[[Entry], bool]) -> tuple[Entry, ...]:
+    """A port's table without the empty entries at its end: those between others hold an index."""
+    size = len(table)
+    while size and is_empty(table[size - 1]):
+        size -= 1
+    return tuple(table[:size])

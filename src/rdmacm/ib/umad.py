@@ -11,13 +11,13 @@ import errno
 import os
 import struct
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 from rdmacm.address import Gid
 from rdmacm.errors import RdmaError, cm_error
-from rdmacm.ib.transport import Arrived, IbPort
+from rdmacm.ib.transport import Arrived, IbPort, without_empty_end
 from rdmacm.proto.mad import GSI_Q_KEY, MAD_SIZE, MadAddress, MgmtClass
+from rdmacm.proto.sa.records import GIGABITS
 from rdmacm.proto.wire import Buffer
 from rdmacm.verbs.enums import PortState
 
@@ -52,13 +52,7 @@ _MOST_AWAITED = 4096
 _ANSWER_TIME = 8000
 
 #: Gb/s as sysfs has them to ``ibv_rate``.
-_RATES = {
-    "2.5": 2, "5": 5, "10": 3, "20": 6, "30": 4, "40": 7, "60": 8, "80": 9, "120": 10, "14": 11, "56": 12, "112": 13,
-    "168": 14, "25": 15, "100": 16, "200": 17, "300": 18, "28": 19, "50": 20, "400": 21, "600": 22, "800": 23,
-}  # fmt: skip
-
-
-_Entry = TypeVar("_Entry")
+_RATES = {f"{gigabits:g}": code for code, gigabits in GIGABITS.items()}
 
 
 class UmadTransport:
@@ -112,15 +106,15 @@ class UmadTransport:
     def port(self) -> IbPort:
         """The port as sysfs has it; OSError ENODEV where it is not there. (The MTU is not in sysfs; 2048 is said.)"""
         try:
-            gids = _without_end([Gid(text) for text in self._table("gids")], lambda gid: not gid.interface_id)
-            pkeys = _without_end([int(text, 0) for text in self._table("pkeys")], lambda pkey: not pkey)
+            gids = without_empty_end([Gid(text) for text in self._table("gids")], lambda gid: not gid.interface_id)
+            pkeys = without_empty_end([int(text, 0) for text in self._table("pkeys")], lambda pkey: not pkey)
             return IbPort(
                 device=self._device,
                 port_num=self._port_num,
                 node_guid=int(self._file("node_guid").replace(":", ""), 16),
                 port_guid=gids[0].interface_id,
-                gids=tuple(gids),
-                pkeys=tuple(pkeys),
+                gids=gids,
+                pkeys=pkeys,
                 state=PortState(int(self._port_file("state").partition(":")[0])),
                 lid=int(self._port_file("lid"), 0),
                 lmc=int(self._port_file("lid_mask_count"), 0),
@@ -331,10 +325,3 @@ def _read(path: str) -> str | None:
             return file.read().strip()
     except OSError:
         return None
-
-
-def _without_end(table: list[_Entry], is_empty: Callable[[_Entry], bool]) -> list[_Entry]:
-    """Without the empty entries at the end: those between others hold an index."""
-    while table and is_empty(table[-1]):
-        table.pop()
-    return table

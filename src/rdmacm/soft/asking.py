@@ -125,7 +125,7 @@ class AskingId(ResolvingId):
         timer.cancel()
         self._acm = None
         if route is not None:
-            self._note_path(started, "from ibacm")
+            self._note("path", started, "from ibacm")
             self._route_found((route[0].path,))
             return
         try:
@@ -149,24 +149,20 @@ class AskingId(ResolvingId):
         if failure is not None:
             self._route_failed(started, failure)
             return
-        self._note_path(started, f"from {view.subnet.administrator(view)}")
+        self._note("path", started, f"from {view.subnet.administrator(view)}")
         if alternate:
             other = next((path for path in paths if (path.dlid, path.slid) != (paths[0].dlid, paths[0].slid)), None)
             paths = paths[:1] if other is None else (paths[0], other)
         self._route_found(paths)
 
     def _route_failed(self, started: int, failure: Failure) -> None:
-        self._note_path(started, failure.message)
+        self._note("path", started, failure.message)
         explain = partial(self._explain_no_path, self._lookup, failure, self.steps) if self._lookup else None
         self._move(Trigger.ROUTE_FAILED)
         self._post(CmEventType.ROUTE_ERROR, -failure.errno, explain, failure.message)
 
     def _explain_no_path(self, lookup: Lookup | IbLookup, failure: Failure, steps: tuple[Step, ...]) -> Explanation:
         return self._explain_failure(lookup, failure).replace(steps=steps)
-
-    def _note_path(self, started: int, said: str) -> None:
-        self._steps = [step for step in self._steps if step[0] != "path"]
-        self._steps.append(("path", perf_counter_ns() - started, said))
 
     def _route_found(self, paths: tuple[PathRecord, ...]) -> None:
         timeout = self.options.ack_timeout
@@ -200,10 +196,7 @@ class AskingId(ResolvingId):
 
     def _service_answered(self, started: int, found: tuple[ServiceRecord, ...], failure: Failure | None) -> None:
         self._asked = None
-        self._steps = [step for step in self._steps if step[0] != "service"]
-        self._steps.append(
-            ("service", perf_counter_ns() - started, failure.message if failure else f"{len(found)} found")
-        )
+        self._note("service", started, failure.message if failure else f"{len(found)} found")
         if failure is not None:
             self._move(Trigger.SERVICE_FAILED)
             self._post(CmEventType.ADDRINFO_ERROR, -failure.errno, None, failure.message)

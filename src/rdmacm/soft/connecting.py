@@ -142,7 +142,7 @@ class SoftId(ListeningId):
     def _wire_path(self) -> WirePath | IbPath:
         if isinstance(self._device, IbView):
             path, view = self.paths[0], self._now("connect")
-            index = view.pkey_index(self._partition())
+            index = view.port.pkey_index(self._partition())
             if index is None:
                 table = ", ".join(f"0x{pkey:04x}" for pkey in view.port.pkeys)
                 raise cm_error(
@@ -442,7 +442,7 @@ class SoftId(ListeningId):
         if attr.qp_state is QPState.INIT:
             attr.qkey = self.qkey = self.qkey or UDP_QKEY
             if isinstance(self._device, IbView):
-                attr.pkey_index = self._device.pkey_index(self._partition()) or 0
+                attr.pkey_index = self._device.port.pkey_index(self._partition()) or 0
             return attr, _M.STATE | _M.PKEY_INDEX | _M.PORT | _M.QKEY
         return attr, _M.STATE | _M.SQ_PSN if attr.qp_state is QPState.RTS else _M.STATE
 
@@ -450,7 +450,7 @@ class SoftId(ListeningId):
         """What takes a queue pair to INIT."""
         attr.port_num = self.port_num
         if isinstance(self._device, IbView):
-            attr.pkey_index = self._device.pkey_index(self._partition()) or 0
+            attr.pkey_index = self._device.port.pkey_index(self._partition()) or 0
         connection = self._connection
         if connection is not None:
             attr.qp_access_flags = self._access(connection)

@@ -113,6 +113,11 @@ class ResolvingId:
         found.sort(key=lambda step: order.get(step[0], 9))
         return tuple(Step(name, ns / 1000, str(detail)) for name, ns, detail in found)
 
+    def _note(self, name: str, started: int, detail: object) -> None:
+        """A step has been taken, perhaps again."""
+        self._steps = [step for step in self._steps if step[0] != name]
+        self._steps.append((name, perf_counter_ns() - started, detail))
+
     def _may(self, trigger: Trigger) -> bool:
         """Whether the state allows it."""
         return trigger in TRANSITIONS[self.state]
@@ -535,8 +540,7 @@ class ResolvingId:
             except Failure as failure:
                 raise self._failed(lookup, failure, "resolve_route") from None
             self.paths = (path,)
-            self._steps = [step for step in self._steps if step[0] != "path"]
-            self._steps.append(("path", perf_counter_ns() - started, "from the interface"))
+            self._note("path", started, "from the interface")
             # Nothing to wait for on RoCE: the query is answered as it is asked.
             self._move(Trigger.RESOLVE_ROUTE)
             self._move(Trigger.ROUTE_DONE)

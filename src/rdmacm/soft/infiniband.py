@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, NoReturn
 
 from rdmacm.address import Gid, SockAddrIB
-from rdmacm.errors import cm_error, errno_name
+from rdmacm.errors import cm_error
 from rdmacm.explanation import Candidate, Explanation, Step
 from rdmacm.soft.resolver import Failure
 from rdmacm.soft.verbs import SOFT_DEVICE_ATTR
@@ -87,11 +87,6 @@ class IbView:
             for own in self.port.pkeys
             if own & _PARTITION
         )
-
-    def pkey_index(self, pkey: int) -> int | None:
-        """Where the port has a P_Key of a partition, one of a full member's first; None where it has none."""
-        found = [index for index, own in enumerate(self.port.pkeys) if (own ^ pkey) & _PARTITION == 0]
-        return max(found, key=lambda index: self.port.pkeys[index] & _FULL_MEMBER, default=None)
 
 
 class IbHost:
@@ -215,16 +210,7 @@ class IbLookup:
             candidates=tuple(self.candidates),
             steps=extra + tuple(Step(name, ns / 1000, detail) for name, ns, detail in self.steps),
         )
-        if failure is None:
-            return explanation
-        return explanation.replace(
-            candidates=tuple(replace(c, chosen=False) for c in self.candidates),
-            error=failure.step,
-            errno=failure.errno,
-            errno_name=errno_name(failure.errno),
-            message=failure.message,
-            hint=failure.hint,
-        )
+        return explanation if failure is None else failure.explained(explanation)
 
 
 #: Ranks from here on are objections.

@@ -123,13 +123,6 @@ class ListeningId(AskingId):
         else:
             assert cm.subnet is not None
             refusal = child._begin_ib(request, path, cm.subnet.view())
-        if refusal is None:
-            options = self.options
-            child.options = IdOptions(options.tos, options.reuseaddr, options.afonly, options.ack_timeout)
-            child.state = State.CONNECT
-            child._is_accepted = False
-            if isinstance(request, REQ) and request.vendor_id:
-                child._remote_ece = Ece(request.vendor_id, request.attr_mod)
         if refusal is not None:
             self.queue.ids.pop(child, None)
             if isinstance(request, REQ):
@@ -137,6 +130,12 @@ class ListeningId(AskingId):
             else:
                 cm.agent.destroy(event.comm_id, self._provider.clock())
             return
+        options = self.options
+        child.options = IdOptions(options.tos, options.reuseaddr, options.afonly, options.ack_timeout)
+        child.state = State.CONNECT
+        child._is_accepted = False
+        if isinstance(request, REQ) and request.vendor_id:
+            child._remote_ece = Ece(request.vendor_id, request.attr_mod)
         child._connection = cm.own(event.comm_id, child)
         owner = self._owner()
         if owner is None:

@@ -263,7 +263,9 @@ class SoftProvider:
     def filenos(self) -> tuple[int, ...]:
         """Descriptors that are readable when :meth:`progress` has something to do."""
         monitor = self.network.fileno()
-        wire = (*self.transport.filenos(), *self.ib.filenos())
+        wire = tuple(self.transport.filenos())
+        if self.ib.subnets:
+            wire += self.ib.filenos()
         return (monitor, *wire) if monitor >= 0 else wire
 
     def device_at(self, ifindex: int) -> Device | None:

@@ -38,6 +38,19 @@ class Failure(Exception):
         self.message = message
         self.hint = hint
 
+    def explained(self, explanation: Explanation) -> Explanation:
+        """The explanation of what came before, ending in this."""
+        return replace(
+            explanation,
+            # A candidate the rules liked is not "chosen" where the resolution failed after all.
+            candidates=tuple(replace(c, chosen=False) for c in explanation.candidates),
+            error=self.step,
+            errno=self.errno,
+            errno_name=errno_name(self.errno),
+            message=self.message,
+            hint=self.hint,
+        )
+
 
 class Lookup:
     """A resolution on its way: what was asked, and what has been found so far."""
@@ -84,18 +97,7 @@ class Lookup:
             neighbour=self._neighbour_used() if self.next_hop else None,
             steps=extra + tuple(Step(name, ns / 1000, detail) for name, ns, detail in self.steps),
         )
-        if failure is not None:
-            # A candidate the rules liked is not "chosen" where the resolution failed after all.
-            explanation = replace(
-                explanation,
-                candidates=tuple(replace(c, chosen=False) for c in explanation.candidates),
-                error=failure.step,
-                errno=failure.errno,
-                errno_name=errno_name(failure.errno),
-                message=failure.message,
-                hint=failure.hint,
-            )
-        return explanation
+        return explanation if failure is None else failure.explained(explanation)
 
     def _route_used(self, route: Route) -> RouteUsed:
         interface = self.host.interfaces.get(route.ifindex)

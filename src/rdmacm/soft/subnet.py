@@ -39,7 +39,6 @@ R = TypeVar("R", PathRecord, ServiceRecord)
 #: Called with what was found, and with what went wrong where something did.
 Found: TypeAlias = "Callable[[tuple[R, ...], Failure | None], None]"
 
-_DEFAULT_PARTITION = 0xFFFF
 #: Seconds that a search for services takes at most, as in the kernel.
 _SERVICE_TIMEOUT = 2.0
 _ALL_BITS = (1 << 64) - 1
@@ -201,10 +200,8 @@ class Subnet:
                 "sa_query",
                 hint="whether its link is up, and a subnet manager runs",
             )
-        # Limited members of the default partition may ask, too.
-        administrator = MadAddress(port.sm_lid, sl=port.sm_sl, pkey_index=view.pkey_index(_DEFAULT_PARTITION) or 0)
         now = self._provider.clock()
-        query = self.sa.ask(method, attribute, mask, record, administrator, now, timeout=timeout)
+        query = self.sa.ask(method, attribute, mask, record, port.administrator, now, timeout=timeout)
         self._asked[query] = done
         self._pump()
         return query

@@ -21,7 +21,7 @@ from rdmacm.proto.mad import MadAddress
 from rdmacm.proto.sa.attributes import Attribute
 from rdmacm.proto.sa.mad import RESPONSE, SaMad, SaMethod, SaStatus
 from rdmacm.proto.sa.query import MemberMask, NodeMask, PathMask, Selector, ServiceMask
-from rdmacm.proto.sa.records import PathRecord
+from rdmacm.proto.sa.records import GIGABITS, PathRecord
 from rdmacm.proto.sa.rmpp import SEGMENT_SIZE, RmppFlag, RmppHeader, Sender
 from rdmacm.proto.sa.subnet import (
     LEASE_FOREVER,
@@ -47,34 +47,9 @@ _CAPABILITIES = ClassPortInfo(capability_mask=0x2602, capability_mask2=0x16BD10 
 #: Questions that are remembered for the test to look at.
 _MOST_QUESTIONS = 4096
 
-#: Gb/s of the codes of a rate.
-_GIGABITS = {
-    2: 2.5,
-    3: 10,
-    4: 30,
-    5: 5,
-    6: 20,
-    7: 40,
-    8: 60,
-    9: 80,
-    10: 120,
-    11: 14,
-    12: 56,
-    13: 112,
-    14: 168,
-    15: 25,
-    16: 100,
-    17: 200,
-    18: 300,
-    19: 28,
-    20: 50,
-    21: 400,
-    22: 600,
-    23: 800,
-}
 
 _MTUS = tuple(range(1, 6))
-_RATES = tuple(sorted(_GIGABITS, key=_GIGABITS.__getitem__))
+_RATES = tuple(sorted(GIGABITS, key=GIGABITS.__getitem__))
 _LIFE_TIMES = tuple(range(64))
 
 #: A question's status and the records of its answer.
@@ -231,7 +206,7 @@ class SubnetAdministrator:
             numb_path=0,
             pkey=next(iter(_common(one.pkeys, other.pkeys)), 0),
             mtu=min(one.active_mtu, other.active_mtu),
-            rate=min(one.rate, other.rate, key=lambda code: _GIGABITS.get(code, 0)),
+            rate=min(one.rate, other.rate, key=lambda code: GIGABITS.get(code, 0)),
             packet_life_time=_LIFE_TIME if one is not other else 0,
         )
 

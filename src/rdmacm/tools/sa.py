@@ -15,6 +15,7 @@ from rdmacm.ib import ports_wanted, transport_of
 from rdmacm.ib.access import Records, SaAccess
 from rdmacm.ib.transport import IbPort
 from rdmacm.proto.sa import PathRecord
+from rdmacm.proto.sa.records import GIGABITS
 from rdmacm.proto.sa.subnet import LEASE_FOREVER, ClassPortInfo, MCMemberRecord, NodeRecord, NodeType, ServiceRecord
 from rdmacm.tools.output import Page, Parser, facts, path_record_json, table, write, write_json
 
@@ -51,12 +52,6 @@ PAGE = Page(
     ),
     see_also="rdmacm devices, rdma_resolve_route(3), saquery(8), opensm(8)",
 )
-
-#: ``ibv_rate`` to Gb/s.
-_RATES = {
-    2: "2.5", 3: "10", 4: "30", 5: "5", 6: "20", 7: "40", 8: "60", 9: "80", 10: "120", 11: "14", 12: "56", 13: "112",
-    14: "168", 15: "25", 16: "100", 17: "200", 18: "300", 19: "28", 20: "50", 21: "400", 22: "600", 23: "800",
-}  # fmt: skip
 
 #: Bits of the administrator's capability mask and of its second one (InfiniBand Architecture 15.2.4).
 _CAPABILITIES = {9: "multicast", 10: "multipath"}
@@ -128,7 +123,7 @@ def _paths(args: argparse.Namespace, gid: str | None = None) -> _Asking:
                 f"0x{path.pkey:04x}",
                 str(path.sl),
                 str(path.mtu_bytes or ""),
-                _RATES.get(path.rate, ""),
+                f"{GIGABITS[path.rate]:g}" if path.rate in GIGABITS else "",
             )
             for path in found
         ]

@@ -22,6 +22,12 @@ _FLAGS = struct.Struct("=II")
 #: Flags of a path the connection manager accepts: rdma_set_option(3), RDMA_OPTION_IB_PATH.
 PATH_FLAGS = PathFlag.GMP | PathFlag.PRIMARY | PathFlag.BIDIRECTIONAL
 
+#: ``ibv_rate``, the codes of a rate, to Gb/s (InfiniBand Architecture 15.2.5.16).
+GIGABITS = {
+    2: 2.5, 3: 10, 4: 30, 5: 5, 6: 20, 7: 40, 8: 60, 9: 80, 10: 120, 11: 14, 12: 56, 13: 112, 14: 168, 15: 25, 16: 100,
+    17: 200, 18: 300, 19: 28, 20: 50, 21: 400, 22: 600, 23: 800,
+}  # fmt: skip
+
 #: Selector of mtu, rate and packet lifetime: "exactly" (InfiniBand Architecture, table 15.2.5.16).
 _EXACTLY = 2
 
