@@ -262,8 +262,11 @@ def test(arguments: list[str]) -> int:
     # A test that hangs fails in the end.  Not in pyproject.toml, since pytest would refuse the setting there
     # when the plugin is missing; "--timeout" and the marker "timeout" have precedence.
     environ.setdefault("PYTEST_TIMEOUT", "120")
-    if not arguments and not environ.get("CI"):
-        arguments = ["-m", "not slow"]
+    if not arguments:
+        # A few at a time, as most wait or compute alone; more than that would mostly measure each other.
+        arguments = ["-n", "auto", "--maxprocesses", "4", "--dist", "loadgroup"]
+        if not environ.get("CI"):
+            arguments += ["-m", "not slow"]
     os.chdir(ROOT)
     return _become([str(PYTHON), "-m", "pytest", *arguments], environ)
 

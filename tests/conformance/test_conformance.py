@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import itertools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -29,7 +28,6 @@ def _load() -> ModuleType:
 
 
 scenarios = _load()
-ports = itertools.count(free_port(), 2)
 SCENARIOS = pytest.mark.parametrize("name", scenarios.NAMES)
 ON_A_FABRIC = {"ipv4": ("10.0.0.1", "10.0.0.2"), "ipv6": ("fd00::1", "fd00::2")}
 ON_LOOPBACK = {"ipv4": ("127.0.0.1", "127.0.0.1"), "ipv6": ("::1", "::1")}
@@ -63,7 +61,7 @@ def test_on_a_bad_network(name: str, seed: int) -> None:
 @SCENARIOS
 @pytest.mark.parametrize("family", ON_LOOPBACK)
 def test_between_processes(name: str, family: str) -> None:
-    run_in_processes(ON_LOOPBACK[family], *ends(name), next(ports))
+    run_in_processes(ON_LOOPBACK[family], *ends(name), free_port())
 
 
 @pytest.fixture(scope="module")
@@ -83,4 +81,4 @@ def spawner(host: Host) -> Spawn:
 @SCENARIOS
 @pytest.mark.parametrize("family", BETWEEN_HOSTS)
 def test_between_hosts(name: str, family: str, hosts: TwoHosts) -> None:
-    run_in_processes(BETWEEN_HOSTS[family], *ends(name), next(ports), (spawner(hosts.a), spawner(hosts.b)))
+    run_in_processes(BETWEEN_HOSTS[family], *ends(name), free_port(), (spawner(hosts.a), spawner(hosts.b)))

@@ -7,8 +7,8 @@ holds; in processes each end waits for its own, for real.
 
 from __future__ import annotations
 
-import os
 import pickle
+import random
 import select
 import socket
 import subprocess
@@ -326,4 +326,5 @@ def _exactly(link: socket.socket, size: int) -> bytes:
 
 def free_port() -> int:
     """A port number that other runs on this machine are unlikely to use at the same time."""
-    return 20000 + os.getpid() % 20000
+    # Not by the process's number: those of processes that test together lie side by side.
+    return random.SystemRandom().randrange(10000, 30000)
