@@ -2,9 +2,10 @@
 
     python3 dev.py bench peers [--json] [--rounds N] [--effort X] [--against PEER] [PEER...]
 
-"rdmacm" is this library. The figures are microseconds of half a round trip of 64 bytes, GB/s (10^9 bytes) by size of a
-message, and connections made and closed one after the other. "ping-pong" is bandwidth with one message under way, which
-is all fi_pingpong does; "send", "write" and "read" keep many under way.
+"rdmacm" is this library, and "sockets" what Python does with nothing on top of UDP and TCP, which is what the machine
+leaves to any library in it. The figures are microseconds of half a round trip of 64 bytes, GB/s (10^9 bytes) by size of
+a message, and connections made and closed one after the other. "ping-pong" is bandwidth with one message under way,
+which is all fi_pingpong does; "send", "write" and "read" keep many under way.
 
 Nothing is installed: a peer that is missing is reported with the command that would install it.
 """
@@ -279,6 +280,7 @@ def script(name: str) -> Measure:
 
 PEERS = (
     Peer("rdmacm", script("ours.py")),
+    Peer("sockets", script("sockets.py")),
     Peer("asyncio", script("asyncio_streams.py")),
     Peer("fi-udp-rxd", fi_pingpong("udp;ofi_rxd", "rdm"), "fi_pingpong", "libfabric-bin", ("fi_info", "--version")),
     Peer("fi-tcp", fi_pingpong("tcp", "msg"), "fi_pingpong", "libfabric-bin", ("fi_info", "--version")),

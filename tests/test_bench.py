@@ -60,6 +60,17 @@ def test_this_library_as_a_peer() -> None:
     assert all(0 < step["p50_us"] <= step["p99_us"] for step in found["steps"].values())
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="trains are Linux's")
+def test_nothing_but_sockets_as_a_peer() -> None:
+    done = run(str(PEERS), "sockets", "--rounds", "1", "--effort", "0.005", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)["peers"]["sockets"]
+    assert min(found["half_round_trip_us"], found["half_round_trip_asleep_us"]) > 0
+    assert set(found["bandwidth"]["send"]) == {"4096", "65536", "1048576"}
+    assert min(found["bandwidth"]["send"].values()) > 0
+    assert 0 < found["connections"]["p50_us"] <= found["connections"]["p99_us"]
+
+
 def test_peers_that_are_not_installed(tmp_path: Path) -> None:
     done = run(str(PEERS), "fi-tcp", "ucx-tcp", path=str(tmp_path))
     assert done.returncode == 1

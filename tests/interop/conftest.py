@@ -38,8 +38,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if item.config.pluginmanager.has_plugin("timeout"):
                 item.add_marker(pytest.mark.timeout(LONGEST))
             if item.config.pluginmanager.has_plugin("xdist"):
-                # A file's tests share what a machine has been given to do, so one process runs them all.
-                item.add_marker(pytest.mark.xdist_group(item.path.name))
+                # They share a machine, which has enough to do as it is.
+                item.add_marker(pytest.mark.xdist_group("interop"))
 
 
 @pytest.hookimpl(wrapper=True)

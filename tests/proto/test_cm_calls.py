@@ -459,6 +459,16 @@ def test_destroying_is_quiet(side: int) -> None:
     assert pair.is_empty()
 
 
+def test_the_peer_is_told_although_nobody_waits_for_a_lost_dreq_to_go_out_again() -> None:
+    pair, active, _ = established()
+    pair.agents[0].disconnect(active, pair.now)
+    assert len(pair.agents[0].mads_to_send()) == 1  # and lost
+    pair.agents[0].destroy(active, pair.now)
+    pair.run()
+    assert pair.kinds(1)[-1] == "DisconnectRequested"
+    assert pair.is_empty()
+
+
 # -- datagrams -----------------------------------------------------------------------------------------------------
 
 

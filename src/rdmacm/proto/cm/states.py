@@ -26,8 +26,8 @@ connection nobody knows is answered too: the peer gets what it wants.
 **Datagrams.** A SIDR_REQ is repeated until a SIDR_REP comes; the passive side forgets with its answer, and a copy
 that comes later asks again.
 
-Destroying is allowed everywhere and says goodbye in the way the state asks for; what remains (TIMEWAIT) tells the
-user nothing more.
+Destroying is allowed everywhere and says goodbye in the way the state asks for, in DREQ_SENT once more; what remains
+(TIMEWAIT) tells the user nothing more.
 
 Reading the tables: a row gives, for an input, the state that follows and what is done on the way. Three things go
 without saying. Leaving a state stops its timer. Entering TIMEWAIT starts that timer. Entering IDLE forgets the
@@ -315,7 +315,8 @@ _BOTH: dict[State, dict[Input, Step | None]] = {
         _I.DREP: Step(_S.TIMEWAIT, (Do.TELL_DISCONNECTED,)),
         _I.RETRY: Step(_S.DREQ_SENT, (Do.SEND_AGAIN,)),
         _I.EXHAUSTED: Step(_S.TIMEWAIT, (Do.TELL_DISCONNECTED,)),
-        _I.DESTROY: Step(_S.TIMEWAIT, (Do.HUSH,)),
+        # An earlier one may be lost, and from now on none is sent again.
+        _I.DESTROY: Step(_S.TIMEWAIT, (Do.SEND_DREQ_ONCE, Do.HUSH)),
         **_drop(_I.REQ, _I.MRA_REQ, _I.MRA_REP, _I.REP, _I.REP_STALE, _I.RTU),
         **_NOT_SIDR,
     },

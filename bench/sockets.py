@@ -1,0 +1,176 @@
+"""Python's sockets with nothing on top, as a peer of ``bench/peers.py``.
+
+Round trips are of UDP datagrams as long as a SEND of 64 bytes; "send" is UDP in trains, as far ahead as their buffers
+allow, with an answer now and then; connections are TCP, with a byte back before they are closed. ``serve`` prints its
+port and serves until it is ended; ``measure PORT EFFORT`` prints the figures as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable
+
+HOST = "127.0.0.1"
+#: 64 bytes with the headers and the checksum of RoCEv2: BTH 12, ICRC 4, and 8 to be on the safe side of RETH.
+DATAGRAM = 88
+ROUND_TRIPS, CONNECTIONS = 20_000, 5000
+#: Messages of each size, at full effort.
+MESSAGES = {4096: 50_000, 65536: 10_000, 1 << 20: 1000}
+#: What a path MTU of 4096 makes of a packet, and how many of them go in a train.
+SEGMENT, TRAIN = 4096 + 16, 15
+#: How many trains may be under way; half as many are answered at once.
+WINDOW = 8
+UDP_SEGMENT, UDP_GRO = 103, 104
+#: What a client says first: mode and how many.
+HEAD = struct.Struct("!cQ")
+POLL, SLEEP, BULK = b"p", b"s", b"b"
+
+
+def udp() -> socket.socket:
+    made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    made.bind((HOST, 0))
+    return made
+
+
+def polled(receive: Callable[[int], bytes]) -> bytes:
+    while True:
+        try:
+            return receive(DATAGRAM)
+        except BlockingIOError:
+            pass
+
+
+def echo(connection: socket.socket, count: int, poll: bool) -> None:
+    with udp() as ours:
+        connection.sendall(struct.pack("!H", ours.getsockname()[1]))
+        peer = HOST, *struct.unpack("!H", connection.recv(2))
+        ours.setblocking(not poll)
+        for _ in range(count):
+            data = polled(ours.recv) if poll else ours.recv(DATAGRAM)
+            ours.sendto(data, peer)
+
+
+def take(connection: socket.socket, packets: int) -> None:
+    with udp() as ours:
+        ours.setsockopt(socket.IPPROTO_UDP, UDP_GRO, 1)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
+        connection.sendall(struct.pack("!H", ours.getsockname()[1]))
+        buffer = bytearray(1 << 16)
+        buffers = [buffer]
+        due = step = SEGMENT * TRAIN * WINDOW // 2
+        left = packets * SEGMENT
+        while left:
+            size = ours.recvmsg_into(buffers, 64)[0]
+            left -= size
+            due -= size
+            if due <= 0:
+                due += step
+                connection.sendall(b"!")
+        connection.sendall(b".")
+
+
+def serve_one(connection: socket.socket) -> None:
+    with connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.sendall(b"+")
+        if len(head := connection.recv(HEAD.size)) < HEAD.size:
+            return  # a client that wanted to connect and no more
+        mode, count = HEAD.unpack(head)
+        if mode == BULK:
+            take(connection, count)
+        else:
+            echo(connection, count, mode == POLL)
+
+
+def serve() -> None:
+    with socket.create_server((HOST, 0), backlog=512) as listener:
+        print(listener.getsockname()[1], flush=True)
+        while True:
+            connection, _ = listener.accept()
+            serve_one(connection)
+
+
+def connected(port: int) -> socket.socket:
+    connection = socket.create_connection((HOST, port))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.recv(1)
+    return connection
+
+
+def half_round_trip(port: int, count: int, poll: bool) -> float:
+    """Microseconds."""
+    warm = count // 10
+    with connected(port) as connection, udp() as ours:
+        connection.sendall(HEAD.pack(POLL if poll else SLEEP, warm + count))
+        peer = HOST, *struct.unpack("!H", connection.recv(2))
+        connection.sendall(struct.pack("!H", ours.getsockname()[1]))
+        ours.setblocking(not poll)
+        message = bytes(DATAGRAM)
+        started = 0.0
+        for i in range(warm + count):
+            if i == warm:
+                started = time.perf_counter()
+            ours.sendto(message, peer)
+            polled(ours.recv) if poll else ours.recv(DATAGRAM)
+        return (time.perf_counter() - started) / count / 2 * 1e6
+
+
+def bandwidth(port: int, size: int, count: int) -> float:
+    """GB/s of payload."""
+    packets = size // 4096 * count
+    with connected(port) as connection, udp() as ours:
+        connection.sendall(HEAD.pack(BULK, packets))
+        peer = HOST, *struct.unpack("!H", connection.recv(2))
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
+        payload = memoryview(bytearray(TRAIN * SEGMENT))
+        segment = [(socket.IPPROTO_UDP, UDP_SEGMENT, struct.pack("=H", SEGMENT))]
+        length = min(TRAIN, size // 4096)
+        allowed = WINDOW * TRAIN
+        left, answered = packets, b""
+        started = time.perf_counter()
+        while left:
+            train = min(length, left)
+            while allowed < train:
+                answered = connection.recv(1)
+                allowed += WINDOW * TRAIN // 2
+            ours.sendmsg([payload[: train * SEGMENT]], segment, 0, peer)
+            left -= train
+            allowed -= train
+        while answered != b".":
+            answered = connection.recv(1)
+        return packets * 4096 / (time.perf_counter() - started) / 1e9
+
+
+def connections(port: int, count: int) -> dict[str, float]:
+    times: list[float] = []
+    for _ in range(count):
+        started = time.perf_counter()
+        connected(port).close()
+        times.append(time.perf_counter() - started)
+    total = sum(times)
+    times.sort()
+    return {"per_second": count / total, "p50_us": times[count // 2] * 1e6, "p99_us": times[count * 99 // 100] * 1e6}
+
+
+def main(port: int, effort: float) -> None:
+    def times(count: int) -> int:
+        return max(10, round(count * effort))
+
+    figures = {
+        "half_round_trip_us": half_round_trip(port, times(ROUND_TRIPS), True),
+        "half_round_trip_asleep_us": half_round_trip(port, times(ROUND_TRIPS), False),
+        "bandwidth": {"send": {size: bandwidth(port, size, times(count)) for size, count in MESSAGES.items()}},
+        "connections": connections(port, times(CONNECTIONS)),
+    }
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "serve":
+        serve()
+    else:
+        main(int(sys.argv[2]), float(sys.argv[3]))
