@@ -29,6 +29,8 @@ _stuck = pytest.StashKey[list[str]]()
 _circumstances = pytest.StashKey[str]()
 
 
+# First, for pytest-xdist reads the groups in the same hook.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
