@@ -264,7 +264,7 @@ def test(arguments: list[str]) -> int:
     environ.setdefault("PYTEST_TIMEOUT", "120")
     if not arguments:
         # A few at a time, as most wait or compute alone; more than that would mostly measure each other.
-        arguments = ["-n", "auto", "--maxprocesses", "4", "--dist", "loadgroup"]
+        arguments = ["-n", "auto", "--maxprocesses", "4", "--dist", "loadfile"]
         if not environ.get("CI"):
             arguments += ["-m", "not slow"]
     os.chdir(ROOT)

@@ -1,14 +1,29 @@
-"""Fixtures of several test files."""
+"""Fixtures of several test files, and what pytest-xdist gives to one process."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from rdmacm import EventChannel
 from rdmacm.testing import MemoryNetwork, VirtualClock, memory_provider
 from support.world import World
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """The tests of a file; and those of all files that share one machine, which has enough to do as it is."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduler(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return "interop" if nodeid.startswith("tests/interop/") else nodeid.partition("::")[0]
+
+    return Scheduler(config, log)
 
 
 @pytest.fixture

@@ -29,8 +29,6 @@ _stuck = pytest.StashKey[list[str]]()
 _circumstances = pytest.StashKey[str]()
 
 
-# First, for pytest-xdist reads the groups in the same hook.
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
@@ -39,9 +37,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
             if item.config.pluginmanager.has_plugin("timeout"):
                 item.add_marker(pytest.mark.timeout(LONGEST))
-            if item.config.pluginmanager.has_plugin("xdist"):
-                # They share a machine, which has enough to do as it is.
-                item.add_marker(pytest.mark.xdist_group("interop"))
 
 
 @pytest.hookimpl(wrapper=True)
