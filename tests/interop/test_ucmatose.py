@@ -47,12 +47,17 @@ def test_client_of_librdmacm(guest: Guest, family: int, arguments: str) -> None:
 @pytest.mark.cell(ROW, "active")
 def test_server_of_librdmacm(guest: Guest, family: int, arguments: str) -> None:
     """Our client counts the bytes that it received and that it sent; ucmatose has messages of any content."""
-    done = guest.run(
-        f"serve_rxe ucmatose -b $RXE{family} {arguments}\n"
-        f"soft {OURS} -s $RXE{family} {arguments} --json || exit\n"
-        "finish",
-        timeout=180,
-    )
+    for _ in range(3):
+        done = guest.run(
+            f"serve_rxe ucmatose -b $RXE{family} {arguments}\n"
+            f"soft {OURS} -s $RXE{family} {arguments} --json || exit\n"
+            "finish",
+            timeout=180,
+        )
+        # ucmatose disconnects as soon as it has the last message, now and then before rxe has acknowledged it; then
+        # rxe never does, and nobody can tell at our end that it arrived.
+        if "the peer has ended the connection" not in done.output:
+            break
     assert done.status == 0, done.output
     summary, _, said = done.output.partition("\n}\n")
     found = json.loads(summary + "}")
