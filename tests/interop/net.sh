@@ -130,7 +130,7 @@ _until_it_listens() {
 
 finish() {
     local i
-    for ((i = 0; i < 400; i++)); do
+    for ((i = 0; i < 1200; i++)); do
         runs "$SERVER" || break
         nap 0.05
     done

@@ -12,7 +12,9 @@ ROW = "a peer killed while data moves: noticed, and the next one is served"
 MOVES = """
 moves() { until [[ $(<$1) == *"$2"* ]]; do nap 0.05; done; }
 """
-ENDED = "the peer has ended the connection [ECONNRESET]"
+#: The kernel may take a process's memory before its queue pair, which then has no place for what comes: NAK 0x63.
+ENDED = ("the peer has ended the connection [ECONNRESET]", "REM_OP_ERR [EIO]")
+NO_PLACE = {0x63}
 
 pytestmark = pytest.mark.parametrize("family", [4, 6], ids=["IPv4", "IPv6"])
 
@@ -48,10 +50,11 @@ def test_a_client_of_librdmacm_is_killed_while_we_send(guest: Guest, family: int
         "kill -9 $client\n"
         "began=$EPOCHSECONDS; finish; echo seconds $((EPOCHSECONDS - began))",
         timeout=180,
+        naks=NO_PLACE,
     )
     said = done.output.splitlines()
     assert said[:3] == ["cmatose: starting server", "initiating data transfers", "completing sends"]
-    assert ENDED in done.output
+    assert any(end in done.output for end in ENDED)
     assert int(said[-1].split()[1]) < 15
 
 
@@ -82,6 +85,7 @@ def test_a_server_of_librdmacm_is_killed(guest: Guest, family: int) -> None:
         "disown $SERVER; kill -9 $SERVER; began=$EPOCHSECONDS\n"
         "wait $client; echo ours: $? seconds $((EPOCHSECONDS - began)); cat /tmp/client.out",
         timeout=180,
+        naks=NO_PLACE,
     )
     first, complaint = done.output.splitlines()[-2:]
     assert first.startswith("ours: 1 seconds ")

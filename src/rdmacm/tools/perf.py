@@ -288,10 +288,11 @@ def serve_client(cmid: CmId) -> None:
             while asked.op is not Op.SEND:  # the client does it all: until it is gone
                 link.next()
             while True:
-                received = [wc for wc in _completions(link, 64, asked.blocking) if wc.wr_id == _RECV]
-                link.qp.post_recv([receive] * len(received))
-                if asked.latency:
-                    link.qp.post_send([answer] * len(received))
+                received = sum(wc.wr_id == _RECV for wc in _completions(link, 64, asked.blocking))
+                if received:
+                    if asked.latency:  # which the peer waits for; there is another receive
+                        link.qp.post_send([answer] * received)
+                    link.qp.post_recv([receive] * received)
 
 
 # -- the client ----------------------------------------------------------------------------------------------
@@ -343,10 +344,10 @@ def _latency(link: Link, plan: Plan, request: SendWR, receive: RecvWR, progress:
 
     def turn() -> None:
         link.qp.post_send(request)
+        if awaited == _RECV:  # for the answer after the next one, while this one is under way
+            link.qp.post_recv(receive)
         while all(wc.wr_id != awaited for wc in _completions(link, 4, plan.blocking)):
             pass
-        if awaited == _RECV:
-            link.qp.post_recv(receive)
 
     for _ in range(10):  # what is done once is not measured
         turn()
