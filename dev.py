@@ -15,9 +15,9 @@
                                      guest (beside the kernel's device and the C tools, in a machine that QEMU
                                      starts)
 
-"test" leaves out what is marked slow, unless CI is set or it is given ARGS.  "test" and "check" keep what they need
-in .venv beside this file, and make it when it is missing or out of date.  All of this needs Python 3.11 or later and
-nothing else.
+"test" runs several tests at a time and leaves out what is marked slow (unless CI is set); given ARGS, it does neither.
+"test" and "check" keep what they need in .venv beside this file, and make it when it is missing or out of date.  All
+of this needs Python 3.11 or later and nothing else.
 """
 
 import hashlib
