@@ -77,6 +77,7 @@ def spawner(host: Host) -> Spawn:
     return spawn
 
 
+@pytest.mark.slow
 @needs_netns
 @SCENARIOS
 @pytest.mark.parametrize("family", BETWEEN_HOSTS)
