@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import struct
-import sys
 import time
+
+from peers import in_turn, run_script, times
 
 HOST = "127.0.0.1"
 #: What a client says first: mode, bytes of a message, how many messages.
@@ -80,36 +80,23 @@ async def bandwidth(port: int, size: int, count: int) -> float:
 
 async def connections(port: int, count: int) -> dict[str, float]:
     """Connect and close, one after the other."""
-    times = []
+    seconds = []
     for _ in range(count):
         started = time.perf_counter()
         _, writer = await asyncio.open_connection(HOST, port)
         writer.close()
         await writer.wait_closed()
-        times.append(time.perf_counter() - started)
-    total = sum(times)
-    times.sort()
+        seconds.append(time.perf_counter() - started)
+    return in_turn(seconds)
+
+
+async def figures(port: int, effort: float) -> dict[str, object]:
     return {
-        "per_second": count / total,
-        "p50_us": times[count // 2] * 1e6,
-        "p99_us": times[count * 99 // 100] * 1e6,
+        "half_round_trip_us": await half_round_trip(port, 64, times(10_000, effort)),
+        "bandwidth": {"send": {size: await bandwidth(port, size, times(n, effort)) for size, n in MESSAGES.items()}},
+        "connections": await connections(port, times(3000, effort)),
     }
-
-
-async def measure(port: int, effort: float) -> None:
-    def times(count: int) -> int:
-        return max(10, round(count * effort))
-
-    figures = {
-        "half_round_trip_us": await half_round_trip(port, 64, times(10_000)),
-        "bandwidth": {"send": {size: await bandwidth(port, size, times(n)) for size, n in MESSAGES.items()}},
-        "connections": await connections(port, times(3000)),
-    }
-    print(json.dumps(figures))
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "serve":
-        asyncio.run(serve())
-    else:
-        asyncio.run(measure(int(sys.argv[2]), float(sys.argv[3])))
+    run_script(lambda: asyncio.run(serve()), lambda port, effort: asyncio.run(figures(port, effort)))

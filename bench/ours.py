@@ -7,10 +7,10 @@ Transfers are those of ``rdmacm perf``.
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from collections.abc import Callable
+
+from peers import in_turn, quantiles, run_script, times
 
 from rdmacm import CmEventType, CmId, ConnParam, EventChannel
 from rdmacm.tools.link import find
@@ -73,12 +73,6 @@ def half_round_trip(port: int, size: int, count: int, blocking: bool = False) ->
     return done.seconds / done.count / 2 * 1e6
 
 
-def quantiles(times: list[float]) -> dict[str, float]:
-    """Microseconds, of seconds."""
-    times = sorted(times)
-    return {"p50_us": times[len(times) // 2] * 1e6, "p99_us": times[len(times) * 99 // 100] * 1e6}
-
-
 def connections(port: int, count: int) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
     """Connect and close, one after the other: the whole of it, and step by step."""
     steps: dict[str, list[float]] = {}
@@ -111,39 +105,29 @@ def connections(port: int, count: int) -> tuple[dict[str, float], dict[str, dict
             one()
         for queue in queues:
             queue.close()
-    return (
-        {"per_second": count / sum(whole), **quantiles(whole)},
-        {name: quantiles(times) for name, times in steps.items()},
-    )
+    return in_turn(whole), {name: quantiles(seconds) for name, seconds in steps.items()}
 
 
-def main(port: int, effort: float) -> None:
-    def times(count: int) -> int:
-        return max(10, round(count * effort))
-
+def figures(port: int, effort: float) -> dict[str, object]:
     bandwidth = {
         op.name.lower(): {
-            size: transfer(port, Plan(op, size, depth, False, True, 0.0, times(count))).bytes_per_second / 1e9
+            size: transfer(port, Plan(op, size, depth, False, True, 0.0, times(count, effort))).bytes_per_second / 1e9
             for size, (depth, count, _) in SIZES.items()
         }
         for op in (Op.SEND, Op.WRITE, Op.READ)
     }
     bandwidth["ping-pong"] = {
-        size: size / half_round_trip(port, size, times(count)) / 1e3 for size, (_, _, count) in SIZES.items()
+        size: size / half_round_trip(port, size, times(count, effort)) / 1e3 for size, (_, _, count) in SIZES.items()
     }
-    connected, steps = connections(port, times(CONNECTIONS))
-    figures = {
-        "half_round_trip_us": half_round_trip(port, SMALL, times(ROUND_TRIPS)),
-        "half_round_trip_asleep_us": half_round_trip(port, SMALL, times(ROUND_TRIPS), blocking=True),
+    connected, steps = connections(port, times(CONNECTIONS, effort))
+    return {
+        "half_round_trip_us": half_round_trip(port, SMALL, times(ROUND_TRIPS, effort)),
+        "half_round_trip_asleep_us": half_round_trip(port, SMALL, times(ROUND_TRIPS, effort), blocking=True),
         "bandwidth": bandwidth,
         "connections": connected,
         "steps": steps,
     }
-    print(json.dumps(figures))
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "serve":
-        serve()
-    else:
-        main(int(sys.argv[2]), float(sys.argv[3]))
+    run_script(serve, figures)

@@ -278,6 +278,25 @@ def script(name: str) -> Measure:
     return measure
 
 
+def quantiles(seconds: Sequence[float]) -> dict[str, float]:
+    """Microseconds."""
+    ordered = sorted(seconds)
+    return {"p50_us": ordered[len(ordered) // 2] * 1e6, "p99_us": ordered[len(ordered) * 99 // 100] * 1e6}
+
+
+def in_turn(seconds: Sequence[float]) -> dict[str, float]:
+    """What :class:`Connections` is made of, from the time that each took."""
+    return {"per_second": len(seconds) / sum(seconds), **quantiles(seconds)}
+
+
+def run_script(serve: Callable[[], None], measure: Callable[[int, float], Mapping[str, object]]) -> None:
+    """What such a script does; ``measure`` has the server's port and the effort, and returns the figures."""
+    if sys.argv[1] == "serve":
+        serve()
+    else:
+        print(json.dumps(measure(int(sys.argv[2]), float(sys.argv[3]))))
+
+
 PEERS = (
     Peer("rdmacm", script("ours.py")),
     Peer("sockets", script("sockets.py")),

@@ -7,12 +7,13 @@ port and serves until it is ended; ``measure PORT EFFORT`` prints the figures as
 
 from __future__ import annotations
 
-import json
 import socket
 import struct
-import sys
 import time
 from collections.abc import Callable
+from functools import partial
+
+from peers import in_turn, run_script, times
 
 HOST = "127.0.0.1"
 #: What a SEND of 64 bytes is, with its BTH of 12 and its ICRC of 4.
@@ -28,6 +29,7 @@ WINDOW = 4
 UDP_SEGMENT, UDP_GRO = 103, 104
 #: What a client says first: mode and how many.
 HEAD = struct.Struct("!cQ")
+PORT = struct.Struct("!H")
 POLL, SLEEP, BULK = b"p", b"s", b"b"
 
 
@@ -37,22 +39,32 @@ def udp() -> socket.socket:
     return made
 
 
-def polled(receive: Callable[[int], bytes]) -> bytes:
+def meet(connection: socket.socket, ours: socket.socket) -> tuple[str, int]:
+    """Where the other end's datagrams come to."""
+    connection.sendall(PORT.pack(ours.getsockname()[1]))
+    return HOST, *PORT.unpack(connection.recv(PORT.size))
+
+
+def polled(receive: Callable[[], bytes]) -> bytes:
     while True:
         try:
-            return receive(DATAGRAM)
+            return receive()
         except BlockingIOError:
             pass
 
 
+def receiver(ours: socket.socket, poll: bool) -> Callable[[], bytes]:
+    ours.setblocking(not poll)
+    receive = partial(ours.recv, DATAGRAM)
+    return partial(polled, receive) if poll else receive
+
+
 def echo(connection: socket.socket, count: int, poll: bool) -> None:
     with udp() as ours:
-        connection.sendall(struct.pack("!H", ours.getsockname()[1]))
-        peer = HOST, *struct.unpack("!H", connection.recv(2))
-        ours.setblocking(not poll)
+        peer = meet(connection, ours)
+        receive = receiver(ours, poll)
         for _ in range(count):
-            data = polled(ours.recv) if poll else ours.recv(DATAGRAM)
-            ours.sendto(data, peer)
+            ours.sendto(receive(), peer)
 
 
 def told(connection: socket.socket) -> bytes:
@@ -66,9 +78,8 @@ def take(connection: socket.socket, packets: int) -> None:
         ours.setsockopt(socket.IPPROTO_UDP, UDP_GRO, 1)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", 5, 0))  # settimeout() would ask first
-        connection.sendall(struct.pack("!H", ours.getsockname()[1]))
-        buffer = bytearray(1 << 16)
-        buffers = [buffer]
+        meet(connection, ours)
+        buffers = [bytearray(1 << 16)]
         due = step = SEGMENT * TRAIN * WINDOW // 2
         left = packets * SEGMENT
         while left:
@@ -114,16 +125,15 @@ def half_round_trip(port: int, count: int, poll: bool) -> float:
     warm = count // 10
     with connected(port) as connection, udp() as ours:
         connection.sendall(HEAD.pack(POLL if poll else SLEEP, warm + count))
-        peer = HOST, *struct.unpack("!H", connection.recv(2))
-        connection.sendall(struct.pack("!H", ours.getsockname()[1]))
-        ours.setblocking(not poll)
+        peer = meet(connection, ours)
+        receive = receiver(ours, poll)
         message = bytes(DATAGRAM)
         started = 0.0
         for i in range(warm + count):
             if i == warm:
                 started = time.perf_counter()
             ours.sendto(message, peer)
-            polled(ours.recv) if poll else ours.recv(DATAGRAM)
+            receive()
         return (time.perf_counter() - started) / count / 2 * 1e6
 
 
@@ -132,7 +142,7 @@ def bandwidth(port: int, size: int, count: int) -> float:
     packets = size // 4096 * count
     with connected(port) as connection, udp() as ours:
         connection.sendall(HEAD.pack(BULK, packets))
-        peer = HOST, *struct.unpack("!H", connection.recv(2))
+        peer = meet(connection, ours)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
         payload = memoryview(bytearray(TRAIN * SEGMENT))
         segment = [(socket.IPPROTO_UDP, UDP_SEGMENT, struct.pack("=H", SEGMENT))]
@@ -154,31 +164,22 @@ def bandwidth(port: int, size: int, count: int) -> float:
 
 
 def connections(port: int, count: int) -> dict[str, float]:
-    times: list[float] = []
+    seconds: list[float] = []
     for _ in range(count):
         started = time.perf_counter()
         connected(port).close()
-        times.append(time.perf_counter() - started)
-    total = sum(times)
-    times.sort()
-    return {"per_second": count / total, "p50_us": times[count // 2] * 1e6, "p99_us": times[count * 99 // 100] * 1e6}
+        seconds.append(time.perf_counter() - started)
+    return in_turn(seconds)
 
 
-def main(port: int, effort: float) -> None:
-    def times(count: int) -> int:
-        return max(10, round(count * effort))
-
-    figures = {
-        "half_round_trip_us": half_round_trip(port, times(ROUND_TRIPS), True),
-        "half_round_trip_asleep_us": half_round_trip(port, times(ROUND_TRIPS), False),
-        "bandwidth": {"send": {size: bandwidth(port, size, times(count)) for size, count in MESSAGES.items()}},
-        "connections": connections(port, times(CONNECTIONS)),
+def figures(port: int, effort: float) -> dict[str, object]:
+    return {
+        "half_round_trip_us": half_round_trip(port, times(ROUND_TRIPS, effort), True),
+        "half_round_trip_asleep_us": half_round_trip(port, times(ROUND_TRIPS, effort), False),
+        "bandwidth": {"send": {size: bandwidth(port, size, times(count, effort)) for size, count in MESSAGES.items()}},
+        "connections": connections(port, times(CONNECTIONS, effort)),
     }
-    print(json.dumps(figures))
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "serve":
-        serve()
-    else:
-        main(int(sys.argv[2]), float(sys.argv[3]))
+    run_script(serve, figures)

@@ -55,11 +55,7 @@ def until_told(guest: Guest, script: str) -> Result:
 
     Who says so goes at once, and so does not ask again where that is lost; then the server waits for ever.
     """
-    for _ in range(3):
-        done = guest.run(script, timeout=300, naks=RNR | SEQUENCE)
-        if "the server does not end" not in done.output:
-            break
-    return done
+    return guest.run_again(script, "the server does not end", 300, naks=RNR | SEQUENCE)
 
 
 def failures(batch: Batch) -> list[str]:
