@@ -12,7 +12,7 @@ from socket import AF_INET, inet_aton
 import pytest
 
 from rdmacm.constants import PortSpace
-from rdmacm.soft.ports import PortOwner, PortTable
+from rdmacm.soft.port_table import PortOwner, PortTable
 
 NAME = "rdmacm-ports-net1"
 

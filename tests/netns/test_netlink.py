@@ -21,7 +21,7 @@ from rdmacm.net.netlink import NetlinkNetwork
 from rdmacm.net.portable import PortableNetwork
 from rdmacm.provider import get_provider
 from rdmacm.soft import SoftProvider
-from rdmacm.soft.ports import PortTable
+from rdmacm.soft.port_table import PortTable
 from support.netns import Host, TwoHosts, needs_netns
 from support.resolving import PORT, packed
 

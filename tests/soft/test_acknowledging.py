@@ -11,7 +11,7 @@ import pytest
 from rdmacm import CmEventType
 from rdmacm.proto.roce.opcodes import Opcode
 from rdmacm.soft.provider import SoftProvider
-from rdmacm.soft.wire import WirePath
+from rdmacm.soft.wire.base import WirePath
 from rdmacm.verbs.attr import QPAttr
 from rdmacm.verbs.enums import QPAttrMask, QPState, SendFlag, WCStatus, WROpcode
 from rdmacm.verbs.wr import RecvWR, SendWR

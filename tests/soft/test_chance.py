@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from rdmacm.soft.chance import DrawnAhead
+from rdmacm.soft.entropy import DrawnAhead
 
 
 @pytest.mark.parametrize("bits", [1, 8, 16, 24, 32, 33, 64, 128])

@@ -8,8 +8,8 @@ import select
 import pytest
 
 from rdmacm import RdmaError
-from rdmacm.soft.completion import SoftChannel, SoftCQ
-from rdmacm.soft.qp import SoftQP
+from rdmacm.soft.device.completion import SoftChannel, SoftCQ
+from rdmacm.soft.device.queue_pair import SoftQP
 from rdmacm.verbs.enums import QPState, SendFlag, WROpcode
 from rdmacm.verbs.wr import RecvWR, SendWR
 from support.softdev import Pair, sge, told

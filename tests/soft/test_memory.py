@@ -11,7 +11,7 @@ import pytest
 
 from rdmacm import RdmaError
 from rdmacm.proto.wire import Buffer
-from rdmacm.soft.memory import MemoryTable, Region, RemoteMemory
+from rdmacm.soft.device.memory import MemoryTable, Region, RemoteMemory
 from rdmacm.verbs.enums import AccessFlag
 from support.softdev import ALL
 

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from rdmacm import RdmaError
-from rdmacm.soft.qp import SoftQP
+from rdmacm.soft.device.queue_pair import SoftQP
 from rdmacm.verbs.enums import AccessFlag, QPState, SendFlag, WROpcode
 from rdmacm.verbs.wr import SGE, RecvWR, SendWR
 from support.softdev import ALL, Connected, Pair, sge, to_init, told

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from rdmacm import RdmaError
-from rdmacm.soft.qp import AsyncEvent, SoftQP, SoftSRQ
+from rdmacm.soft.device.queue_pair import AsyncEvent, SoftQP, SoftSRQ
 from rdmacm.verbs.attr import QPAttr, SrqAttr
 from rdmacm.verbs.enums import Mtu, QPAttrMask, QPState, QPType, WROpcode
 from rdmacm.verbs.wr import SGE, RecvWR, SendWR

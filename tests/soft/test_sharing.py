@@ -15,10 +15,10 @@ from typing import TypeAlias
 import pytest
 
 from rdmacm.proto.cm.messages import AttributeId
-from rdmacm.soft import sharing
-from rdmacm.soft.mailbox import _pack, bound
-from rdmacm.soft.sharing import Membership
-from rdmacm.soft.udp import UdpWire
+from rdmacm.soft.wire import port_group as sharing
+from rdmacm.soft.wire.forwarding import _pack, bound
+from rdmacm.soft.wire.port_group import Membership
+from rdmacm.soft.wire.udp import UdpWire
 from support.netns import needs_netns, two_hosts
 from support.processes import CallFailed, Server, Worker, linux_only, workers
 from support.wires import Packet, collect, free_port, packed, packet, path, sealed, taken, wait

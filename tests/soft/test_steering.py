@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from rdmacm.proto.cm.messages import AttributeId
-from rdmacm.soft import sockets
-from rdmacm.soft.steering import attach, is_request, slot_of
+from rdmacm.soft.wire import sockets
+from rdmacm.soft.wire.slot_filter import attach, is_request, slot_of
 from support.processes import linux_only
 from support.wires import free_port, packet
 

@@ -9,8 +9,8 @@ import pytest
 
 from rdmacm import RdmaError
 from rdmacm.proto.roce.icrc import Icrc
-from rdmacm.soft import transport as module
-from rdmacm.soft.wire import WirePath
+from rdmacm.soft.device import transport as module
+from rdmacm.soft.wire.base import WirePath
 from rdmacm.verbs.enums import Mtu, QPState, WROpcode
 from rdmacm.verbs.wr import RecvWR, SendWR
 from support.softdev import Connected, Pair, sge, to_init, to_rtr, to_rts, told

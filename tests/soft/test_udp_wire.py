@@ -15,8 +15,8 @@ import pytest
 
 from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.wire import Buffer
-from rdmacm.soft.udp import UdpWire
-from rdmacm.soft.wire import Wire
+from rdmacm.soft.wire.base import Wire
+from rdmacm.soft.wire.udp import UdpWire
 from support.netns import TwoHosts, needs_netns, two_hosts
 from support.wires import Packet, collect, free_port, packed, packet, path, sealed, taken, wait
 

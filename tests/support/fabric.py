@@ -11,7 +11,7 @@ from rdmacm.proto.mad import GSI_Q_KEY
 from rdmacm.proto.roce.headers import BTH, DETH, Packet
 from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.roce.opcodes import Opcode
-from rdmacm.soft.wire import Received, WirePath, WireRoute
+from rdmacm.soft.wire.base import Received, WirePath, WireRoute
 from rdmacm.testing import Fabric, Host
 from support.cm import GUIDS, SERVICE, reply, request
 

@@ -33,7 +33,7 @@ from rdmacm.proto.mad import GSI_Q_KEY
 from rdmacm.proto.roce.headers import BTH, DETH, Packet
 from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.roce.opcodes import Opcode
-from rdmacm.soft.wire import WirePath
+from rdmacm.soft.wire.base import WirePath
 from rdmacm.testing import Fabric, Host
 from rdmacm.verbs import MR, AccessFlag, QPCap, QPInitAttr, QPState, SendFlag
 

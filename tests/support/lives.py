@@ -15,7 +15,7 @@ from random import Random
 
 from rdmacm import CmEvent, CmEventType, CmId, EventChannel
 from rdmacm.connparam import ConnParam
-from rdmacm.soft.cm import ConnectionManager
+from rdmacm.soft.cm.manager import ConnectionManager
 from rdmacm.testing import Fabric, Host
 from rdmacm.verbs import (
     CQ,

@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from rdmacm.soft.udp import UdpWire
-from rdmacm.soft.wire import Received
+from rdmacm.soft.wire.base import Received
+from rdmacm.soft.wire.udp import UdpWire
 from support.wires import PATIENCE, packet, path
 
 __all__ = ["CallFailed", "Server", "Worker", "workers"]

@@ -11,11 +11,11 @@ from typing import TypeVar
 from rdmacm.address import Gid
 from rdmacm.captures import Tap
 from rdmacm.proto.wire import Buffer
-from rdmacm.soft.completion import SoftChannel, SoftCQ
-from rdmacm.soft.memory import Region
+from rdmacm.soft.device.completion import SoftChannel, SoftCQ
+from rdmacm.soft.device.memory import Region
+from rdmacm.soft.device.queue_pair import SoftQP, SoftSRQ
 from rdmacm.soft.provider import SoftProvider
-from rdmacm.soft.qp import SoftQP, SoftSRQ
-from rdmacm.soft.wire import Received, WirePath, WireRoute
+from rdmacm.soft.wire.base import Received, WirePath, WireRoute
 from rdmacm.testing import MemoryNetwork, VirtualClock
 from rdmacm.testing.network import PrivatePorts
 from rdmacm.verbs.attr import AHAttr, GlobalRoute, QPAttr, QPCap, QPInitAttr

@@ -11,8 +11,8 @@ from typing import NamedTuple
 from rdmacm.proto.roce.headers import BTH
 from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.roce.opcodes import Opcode
-from rdmacm.soft.udp import UdpWire
-from rdmacm.soft.wire import WirePath, WireRoute
+from rdmacm.soft.wire.base import WirePath, WireRoute
+from rdmacm.soft.wire.udp import UdpWire
 
 #: Enough for a machine that is busy with other things; nothing waits that long unless it is broken.
 PATIENCE = 10.0

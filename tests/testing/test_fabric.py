@@ -13,7 +13,7 @@ from random import Random
 import pytest
 
 from rdmacm.proto.roce.icrc import Icrc
-from rdmacm.soft.wire import Wire, WirePath
+from rdmacm.soft.wire.base import Wire, WirePath
 from rdmacm.testing import CORRUPT, DELIVER, DUPLICATE, LOSE, Fabric, Fate, Host, Packet, Verdict, nth
 from support.fabric import ENDS, ENDS6, Managers, received, route, sealed, two
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from rdmacm.soft.waiting import Waiter
+from rdmacm.progress.waiting import Waiter
 
 if TYPE_CHECKING:
     from rdmacm.soft.provider import SoftProvider

@@ -21,25 +21,25 @@ from rdmacm.address import InetAddr, SockAddrIB
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.explanation import Explanation
 from rdmacm.net.types import Change, Network
+from rdmacm.progress.timers import Timer, Timers
+from rdmacm.progress.waiting import Pollable, Waiters
 from rdmacm.proto.sa import PathRecord
 from rdmacm.provider import EventQueue, FoundServices, Owner, RouteChoice, Tap
-from rdmacm.soft import resolver
-from rdmacm.soft.chance import DrawnAhead
-from rdmacm.soft.cm import ConnectionManager
-from rdmacm.soft.connecting import SoftId
-from rdmacm.soft.devices import PORT_NUM, DeviceView, HostView, read_host
+from rdmacm.resolution import lookup as resolver
+from rdmacm.resolution.hosts import PORT_NUM, DeviceView, HostView, read_host
+from rdmacm.resolution.neighbours import Pending
+from rdmacm.soft.cm.connecting import SoftId
+from rdmacm.soft.cm.identifier import ResolvingId
+from rdmacm.soft.cm.manager import ConnectionManager
+from rdmacm.soft.device.device import SoftDevice
+from rdmacm.soft.device.transport import Transport
+from rdmacm.soft.entropy import DrawnAhead
+from rdmacm.soft.event_queue import SoftQueue
 from rdmacm.soft.helper import Helper
-from rdmacm.soft.ids import ResolvingId
-from rdmacm.soft.infiniband import IbDevice, IbHost, IbLookup, IbView
-from rdmacm.soft.pending import Pending
-from rdmacm.soft.ports import PortTable
-from rdmacm.soft.queue import SoftQueue
-from rdmacm.soft.timer import Timer, Timers
-from rdmacm.soft.transport import Transport
-from rdmacm.soft.udp import UdpWire
-from rdmacm.soft.verbs import SoftDevice
-from rdmacm.soft.waiting import Pollable, Waiters
-from rdmacm.soft.wire import Wire
+from rdmacm.soft.ib.ports import IbDevice, IbHost, IbLookup, IbView
+from rdmacm.soft.port_table import PortTable
+from rdmacm.soft.wire.base import Wire
+from rdmacm.soft.wire.udp import UdpWire
 from rdmacm.verbs.device import Context, Device
 
 if TYPE_CHECKING:
@@ -368,7 +368,7 @@ class SoftProvider:
         return self._timers.deadline
 
     def drive(self, done: Callable[[], T], timeout: float | None, wanted: Sized = ()) -> T:
-        """Wait until ``done()`` returns something true (:class:`rdmacm.soft.waiting.Waiters`)."""
+        """Wait until ``done()`` returns something true (:class:`rdmacm.progress.waiting.Waiters`)."""
         return self.waiters.drive(done, timeout, wanted)
 
     def descriptors_changed(self) -> None:

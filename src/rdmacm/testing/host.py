@@ -17,7 +17,7 @@ from rdmacm.proto.roce.headers import ROCE_PORT
 from rdmacm.proto.wire import Buffer
 from rdmacm.provider import Tap
 from rdmacm.soft.provider import SoftProvider
-from rdmacm.soft.wire import Received, WirePath, WireRoute
+from rdmacm.soft.wire.base import Received, WirePath, WireRoute
 from rdmacm.testing.faults import Packet
 from rdmacm.testing.network import MemoryNetwork, PrivatePorts
 
@@ -44,7 +44,7 @@ _LINK_LOCAL = b"\xfe\x80"
 
 @dataclass(slots=True)
 class FabricRoute:
-    """See :class:`rdmacm.soft.wire.WireRoute`."""
+    """See :class:`rdmacm.soft.wire.base.WireRoute`."""
 
     path: WirePath
     remote_host: str
@@ -53,7 +53,7 @@ class FabricRoute:
 
 
 class FabricWire:
-    """A host's end of the fabric; see :class:`rdmacm.soft.wire.Wire`.
+    """A host's end of the fabric; see :class:`rdmacm.soft.wire.base.Wire`.
 
     Nothing arrives before :meth:`open`. Packets of a train are delivered one by one.
     """

@@ -20,7 +20,7 @@ from rdmacm.net.types import (
     NeighbourState,
     Route,
 )
-from rdmacm.soft.ports import PortTable
+from rdmacm.soft.port_table import PortTable
 from rdmacm.soft.provider import SoftProvider
 
 if TYPE_CHECKING:

@@ -31,13 +31,13 @@ from typing import Any, TypeAlias
 
 from rdmacm.address import Gid
 from rdmacm.ib.transport import Arrived, IbPort
+from rdmacm.progress.timers import TimerDescriptor
+from rdmacm.progress.waiting import Wake
 from rdmacm.proto.cm.messages import AttributeId
 from rdmacm.proto.mad import MAD_SIZE, MadAddress, MgmtClass
 from rdmacm.proto.sa.attributes import Attribute
 from rdmacm.proto.sa.mad import RESPONSE, SaMethod
 from rdmacm.proto.wire import Buffer
-from rdmacm.soft.timer import TimerDescriptor
-from rdmacm.soft.waiting import Wake
 from rdmacm.testing.clock import VirtualClock
 from rdmacm.testing.faults import Verdict, corrupted
 from rdmacm.testing.sa import SubnetAdministrator, Tables

@@ -25,13 +25,13 @@ from rdmacm.proto.mad import GSI_Q_KEY, MAD_SIZE
 from rdmacm.proto.roce.headers import DEFAULT_PKEY
 from rdmacm.proto.roce.icrc import ICRC_LENGTH, RESIDUE, Icrc, crc32
 from rdmacm.proto.roce.opcodes import BTH_LENGTH, Opcode
-from rdmacm.soft.wire import Received, Wire, WirePath, WireRoute
+from rdmacm.soft.wire.base import Received, Wire, WirePath, WireRoute
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence, Sized
 
     from rdmacm.proto.wire import Buffer
-    from rdmacm.soft.completion import SoftCQ
+    from rdmacm.soft.device.completion import SoftCQ
 
 __all__ = ["GSI_QPN", "Endpoint", "Remote", "Transport"]
 
@@ -223,7 +223,7 @@ class Transport:
         return self.wire.slot
 
     def listen(self, service_id: int, local: bytes | None) -> object:
-        """Have requests for a service id come here (:meth:`rdmacm.soft.wire.Wire.listen`)."""
+        """Have requests for a service id come here (:meth:`rdmacm.soft.wire.base.Wire.listen`)."""
         return self.wire.listen(service_id, local)
 
     def unlisten(self, token: object) -> None:

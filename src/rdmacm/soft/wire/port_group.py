@@ -1,7 +1,8 @@
 """Several processes of one user that share UDP port 4791 of a network namespace.
 
 The kernel has the sockets of a port in the order they were bound, and a program chooses among them by *slot*
-(:mod:`rdmacm.soft.steering`). Slot 0's sockets belong to all processes together, each of the others' to one process.
+(:mod:`rdmacm.soft.wire.slot_filter`). Slot 0's sockets belong to all processes together,
+each of the others' to one process.
 No process is special, and each may end at any moment in any way, which decides how it works:
 
 - When a socket is closed the kernel moves the last one to its place. So no slot's sockets may ever be closed while
@@ -33,9 +34,9 @@ from collections.abc import Iterator, Sequence
 from socket import AF_INET6
 
 from rdmacm.errors import cm_error
-from rdmacm.soft import sockets
-from rdmacm.soft.mailbox import Credentials, bound, credentials
-from rdmacm.soft.steering import attach
+from rdmacm.soft.wire import sockets
+from rdmacm.soft.wire.forwarding import Credentials, bound, credentials
+from rdmacm.soft.wire.slot_filter import attach
 
 __all__ = ["MAX_SLOT", "CannotShare", "Membership"]
 

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Sequence, Sized
 from typing import TYPE_CHECKING, TypeVar
 
-from rdmacm.soft.timer import TimerDescriptor
+from rdmacm.progress.timers import TimerDescriptor
 
 if TYPE_CHECKING:
     from rdmacm.soft.provider import SoftProvider

@@ -15,7 +15,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from rdmacm.errors import cm_error
-from rdmacm.soft.waiting import Pollable
+from rdmacm.progress.waiting import Pollable
 from rdmacm.verbs.enums import WC, WCStatus
 
 if TYPE_CHECKING:

@@ -4,10 +4,10 @@ One socket for each address family receives what any peer sends to any local add
 one buffer with many packets that the system cuts up (UDP_SEGMENT), and comes in the same way (UDP_GRO); where the
 system or a path cannot do that, packets go one by one.
 
-On Linux the processes of one user share the port (:mod:`rdmacm.soft.sharing`). The kernel gives each packet to the
-process it is for, but for two cases. Systems that join packets to trains look at addresses and lengths only, so a train
+On Linux the processes of one user share the port (:mod:`rdmacm.soft.wire.port_group`). The kernel gives each packet
+to the process it is for, but for two cases. Systems that join packets to trains look at addresses and lengths only, so a train
 may hold packets of several processes. And requests come to whoever looks first. What is another process's is handed
-on through its mailbox (:mod:`rdmacm.soft.mailbox`).
+on through its mailbox (:mod:`rdmacm.soft.wire.forwarding`).
 
 A process where nobody listens has nothing to look for there. Once it has handed on a request, it leaves them to those
 where somebody does, until one has waited so long that these must be gone, or be busy.
@@ -33,11 +33,11 @@ from rdmacm.proto.roce.icrc import ICRC_LENGTH, Icrc
 from rdmacm.proto.roce.opcodes import BTH_LENGTH
 from rdmacm.proto.wire import Buffer
 from rdmacm.provider import Tap
-from rdmacm.soft import sockets
-from rdmacm.soft.mailbox import Delivery, Mailbox, Post, bound
-from rdmacm.soft.sharing import CannotShare, Membership
-from rdmacm.soft.steering import SERVICE_ID, is_request, qpn_of, slot_of
-from rdmacm.soft.wire import Received, WirePath, WireRoute
+from rdmacm.soft.wire import sockets
+from rdmacm.soft.wire.base import Received, WirePath, WireRoute
+from rdmacm.soft.wire.forwarding import Delivery, Mailbox, Post, bound
+from rdmacm.soft.wire.port_group import CannotShare, Membership
+from rdmacm.soft.wire.slot_filter import SERVICE_ID, is_request, qpn_of, slot_of
 
 __all__ = ["UdpRoute", "UdpWire"]
 
@@ -62,7 +62,7 @@ _NO_TRAIN = frozenset((errno.EINVAL, errno.EIO, errno.ENOPROTOOPT, errno.EOPNOTS
 
 
 class UdpRoute:
-    """A path prepared for sending; see :class:`rdmacm.soft.wire.WireRoute`."""
+    """A path prepared for sending; see :class:`rdmacm.soft.wire.base.WireRoute`."""
 
     __slots__ = ("_address", "_control", "_flow", "_is_ipv6", "_segment", "_singly", "_train", "path", "remote_host",
                  "source_port", "traffic_class")  # fmt: skip
@@ -133,7 +133,7 @@ class _Listening(NamedTuple):
 
 
 class UdpWire:
-    """UDP port 4791 of a network namespace; implements :class:`rdmacm.soft.wire.Wire`.
+    """UDP port 4791 of a network namespace; implements :class:`rdmacm.soft.wire.base.Wire`.
 
     The namespace is that of the thread that calls :meth:`open`, and all other calls have to come from there too: new
     requests and new listeners take new sockets. A process opens one wire of a namespace at a time, and calls

@@ -11,18 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from rdmacm.progress.timers import Timer
 from rdmacm.proto.cm.connection import Accepts, Connection, Listener
 from rdmacm.proto.cm.engine import Agent
 from rdmacm.proto.cm.events import ConnectRequest, Event, SidrRequest, TimewaitExit
 from rdmacm.proto.cm.states import State
 from rdmacm.proto.wire import Buffer
-from rdmacm.soft.timer import Timer
 
 if TYPE_CHECKING:
-    from rdmacm.soft.connecting import SoftId
-    from rdmacm.soft.listening import ListeningId
+    from rdmacm.soft.cm.connecting import SoftId
+    from rdmacm.soft.cm.listening import ListeningId
+    from rdmacm.soft.ib.subnet import Subnet
     from rdmacm.soft.provider import SoftProvider
-    from rdmacm.soft.subnet import Subnet
 
 __all__ = ["ConnectionManager", "Gsi"]
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, cast
 
 from rdmacm.constants import CmEventType
 from rdmacm.errors import cm_error
+from rdmacm.progress.waiting import Pollable
 from rdmacm.provider import QueuedEvent
-from rdmacm.soft.waiting import Pollable
 
 if TYPE_CHECKING:
-    from rdmacm.soft.connecting import SoftId
-    from rdmacm.soft.ids import ResolvingId
+    from rdmacm.soft.cm.connecting import SoftId
+    from rdmacm.soft.cm.identifier import ResolvingId
     from rdmacm.soft.provider import SoftProvider
 
 

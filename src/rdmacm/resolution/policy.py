@@ -19,7 +19,7 @@ from typing import NamedTuple
 from rdmacm.address import InetAddr
 from rdmacm.explanation import Candidate
 from rdmacm.net.types import Route
-from rdmacm.soft.devices import DeviceView, HostView
+from rdmacm.resolution.hosts import DeviceView, HostView
 from rdmacm.verbs.device import GidEntry
 from rdmacm.verbs.enums import GidType
 

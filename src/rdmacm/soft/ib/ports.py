@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, NoReturn
 from rdmacm.address import Gid, SockAddrIB
 from rdmacm.errors import cm_error
 from rdmacm.explanation import Candidate, Explanation, Step
-from rdmacm.soft.resolver import Failure
-from rdmacm.soft.verbs import SOFT_DEVICE_ATTR
+from rdmacm.resolution.lookup import Failure
+from rdmacm.soft.device.device import SOFT_DEVICE_ATTR
 from rdmacm.verbs.device import Device, GidEntry
 from rdmacm.verbs.enums import PortState
 
 if TYPE_CHECKING:
     from rdmacm.ib.transport import IbPort, MadTransport
+    from rdmacm.soft.ib.subnet import Subnet
     from rdmacm.soft.provider import SoftProvider
-    from rdmacm.soft.subnet import Subnet
 
 __all__ = ["IbDevice", "IbHost", "IbLookup", "IbPath", "IbView"]
 
@@ -96,7 +96,7 @@ class IbHost:
         self._provider = provider
         self.subnets: tuple[Subnet, ...] = ()
         if transports:
-            from rdmacm.soft.subnet import Subnet  # and all that it is made of
+            from rdmacm.soft.ib.subnet import Subnet  # and all that it is made of
 
             self.subnets = tuple(Subnet(provider, transport, index) for index, transport in enumerate(transports))
 
@@ -151,7 +151,7 @@ class IbHost:
 
 
 class IbLookup:
-    """A resolution of a GID: what was asked, and what has been found (:class:`rdmacm.soft.resolver.Lookup` for IP)."""
+    """A resolution of a GID: what was asked and found (:class:`rdmacm.resolution.lookup.Lookup` for IP)."""
 
     __slots__ = ("candidates", "destination", "row", "steps", "view")
 

@@ -7,15 +7,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rdmacm.errors import RdmaError, cm_error
+from rdmacm.progress.timers import Timer
 from rdmacm.proto.sa.client import Answer
 from rdmacm.proto.sa.mad import SaMethod, describe_status
 from rdmacm.proto.sa.query import ServiceMask
 from rdmacm.proto.sa.subnet import LEASE_FOREVER, ServiceRecord
-from rdmacm.soft.timer import Timer
 
 if TYPE_CHECKING:
+    from rdmacm.soft.ib.subnet import Subnet
     from rdmacm.soft.provider import SoftProvider
-    from rdmacm.soft.subnet import Subnet
 
 __all__ = ["Registration"]
 

@@ -1,6 +1,6 @@
 """How packets leave and arrive: the seam below the software device.
 
-A wire is UDP port 4791 of a network namespace (:mod:`rdmacm.soft.udp`), or an imagined network
+A wire is UDP port 4791 of a network namespace (:mod:`rdmacm.soft.wire.udp`), or an imagined network
 (:mod:`rdmacm.testing`). What goes over it begins with a BTH and ends with an ICRC.
 """
 

@@ -17,7 +17,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from rdmacm.proto.wire import Buffer
-from rdmacm.soft.wire import Received
+from rdmacm.soft.wire.base import Received
 
 __all__ = ["Credentials", "Delivery", "Mailbox", "Post", "bound", "credentials"]
 

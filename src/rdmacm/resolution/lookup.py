@@ -1,7 +1,7 @@
 """From a destination to a route, a source, a device, a port and a GID.
 
 :func:`find` does what needs no waiting: the routing tables and the policy. What may have to be waited for, the
-neighbour, is the id's business (:mod:`rdmacm.soft.ids`); :func:`rdmacm.getaddrinfo` does without it.
+neighbour, is the id's business (:mod:`rdmacm.soft.cm.identifier`); :func:`rdmacm.getaddrinfo` does without it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from rdmacm.errors import errno_name
 from rdmacm.explanation import Explanation, NeighbourUsed, RouteUsed, Step
 from rdmacm.net.types import Neighbour, Network, Route
 from rdmacm.proto.sa import PathRecord
-from rdmacm.soft import policy
-from rdmacm.soft.devices import DEFAULT_PKEY, DeviceView, HostView, mtu_code
+from rdmacm.resolution import policy
+from rdmacm.resolution.hosts import DEFAULT_PKEY, DeviceView, HostView, mtu_code
 from rdmacm.verbs.device import GidEntry
 
 #: Packet lifetime exponent of RoCE paths, where no ACK timeout was set: 4.096 µs · 2^16, a quarter of a second. (Older

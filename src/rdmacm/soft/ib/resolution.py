@@ -19,17 +19,17 @@ from rdmacm.cmstate import Trigger
 from rdmacm.constants import CmEventType
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.explanation import Explanation, Step
+from rdmacm.progress.timers import Timer
 from rdmacm.proto.sa import PathData, PathRecord
-from rdmacm.soft.ids import ResolvingId
-from rdmacm.soft.infiniband import IbLookup, IbView
-from rdmacm.soft.resolver import Failure, Lookup
-from rdmacm.soft.timer import Timer
+from rdmacm.resolution.lookup import Failure, Lookup
+from rdmacm.soft.cm.identifier import ResolvingId
+from rdmacm.soft.ib.ports import IbLookup, IbView
 
 if TYPE_CHECKING:
     from rdmacm.proto.sa.subnet import ServiceRecord
+    from rdmacm.soft.event_queue import SoftQueue
+    from rdmacm.soft.ib.services import Registration
     from rdmacm.soft.provider import SoftProvider
-    from rdmacm.soft.queue import SoftQueue
-    from rdmacm.soft.services import Registration
 
 __all__ = ["AskingId"]
 
@@ -41,7 +41,7 @@ _ALL_BITS = (1 << 64) - 1
 
 
 class AskingId(ResolvingId):
-    """See :class:`rdmacm.soft.ids.ResolvingId`."""
+    """See :class:`rdmacm.soft.cm.identifier.ResolvingId`."""
 
     __slots__ = ("_acm", "_asked", "_registrations", "services")
 

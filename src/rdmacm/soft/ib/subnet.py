@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from rdmacm.address import Gid, SockAddrIB
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.ib.transport import IbPort, MadTransport
+from rdmacm.progress.timers import Timer
 from rdmacm.proto.mad import MAD_SIZE, MadAddress, MgmtClass
 from rdmacm.proto.sa import PathRecord
 from rdmacm.proto.sa.client import Answer, SaClient
@@ -22,11 +23,10 @@ from rdmacm.proto.sa.mad import SaMethod, SaStatus, describe_status
 from rdmacm.proto.sa.query import ask_for
 from rdmacm.proto.sa.subnet import ServiceRecord
 from rdmacm.proto.wire import Buffer, WireError
-from rdmacm.soft.cm import ConnectionManager
-from rdmacm.soft.infiniband import IbPath, IbView
-from rdmacm.soft.resolver import Failure
-from rdmacm.soft.services import Registration
-from rdmacm.soft.timer import Timer
+from rdmacm.resolution.lookup import Failure
+from rdmacm.soft.cm.manager import ConnectionManager
+from rdmacm.soft.ib.ports import IbPath, IbView
+from rdmacm.soft.ib.services import Registration
 from rdmacm.verbs.device import Device, GidEntry, Port
 from rdmacm.verbs.enums import GidType, LinkLayer, Mtu, NodeType, TransportType
 

@@ -17,20 +17,20 @@ from rdmacm.proto.cm.private_data import HEADER_SIZE, PrivateDataHeader
 from rdmacm.proto.sa import PathRecord
 from rdmacm.proto.wire import WireError
 from rdmacm.provider import Address, IdOptions, QueuedEvent
-from rdmacm.soft.asking import AskingId
-from rdmacm.soft.devices import DEFAULT_PKEY
-from rdmacm.soft.infiniband import IbPath, IbView
-from rdmacm.soft.wire import WirePath
+from rdmacm.resolution.hosts import DEFAULT_PKEY
+from rdmacm.soft.ib.ports import IbPath, IbView
+from rdmacm.soft.ib.resolution import AskingId
+from rdmacm.soft.wire.base import WirePath
 from rdmacm.verbs.enums import Mtu, QPType
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-    from rdmacm.soft.cm import ConnectionManager
-    from rdmacm.soft.connecting import SoftId
-    from rdmacm.soft.devices import DeviceView, HostView
+    from rdmacm.resolution.hosts import DeviceView, HostView
+    from rdmacm.soft.cm.connecting import SoftId
+    from rdmacm.soft.cm.manager import ConnectionManager
+    from rdmacm.soft.event_queue import SoftQueue
     from rdmacm.soft.provider import SoftProvider
-    from rdmacm.soft.queue import SoftQueue
     from rdmacm.verbs.device import GidEntry
 
 __all__ = ["NO_ECE", "ListeningId"]
@@ -41,7 +41,7 @@ NO_ECE = Ece(0)
 
 
 class ListeningId(AskingId):
-    """See :class:`rdmacm.soft.connecting.SoftId`, which is the whole."""
+    """See :class:`rdmacm.soft.cm.connecting.SoftId`, which is the whole."""
 
     __slots__ = ("_connection", "_is_accepted", "_listeners", "_remote_ece")
 

@@ -6,10 +6,10 @@ import errno
 from typing import TYPE_CHECKING
 
 from rdmacm.errors import cm_error
-from rdmacm.soft.completion import SoftChannel, SoftCQ
-from rdmacm.soft.memory import MemoryTable, Region
-from rdmacm.soft.qp import MAX_MESSAGE, SoftQP, SoftSRQ
-from rdmacm.soft.transport import MAX_QP
+from rdmacm.soft.device.completion import SoftChannel, SoftCQ
+from rdmacm.soft.device.memory import MemoryTable, Region
+from rdmacm.soft.device.queue_pair import MAX_MESSAGE, SoftQP, SoftSRQ
+from rdmacm.soft.device.transport import MAX_QP
 from rdmacm.verbs.attr import DeviceAttr, QPInitAttr, SrqAttr
 from rdmacm.verbs.enums import AccessFlag, QPType
 from rdmacm.verbs.wr import Buffer

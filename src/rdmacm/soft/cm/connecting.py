@@ -1,7 +1,7 @@
 """What an id of the software device does once it knows where: connect, accept, reject, disconnect.
 
-The messages are the agent's business (:mod:`rdmacm.soft.cm`); here they get their contents and become the events
-and the queue pair attributes that the manual pages promise. An id with a queue pair of its own takes it through its
+The messages are the agent's business (:mod:`rdmacm.soft.cm.manager`); here they get their contents and become the
+events and the queue pair attributes that the manual pages promise. An id with a queue pair of its own takes it through its
 states by itself: on the passive side before the REP is sent, on the active side when the REP arrives, so that data
 may flow at once.
 """
@@ -46,18 +46,18 @@ from rdmacm.proto.cm.private_data import PrivateDataHeader, user_capacity
 from rdmacm.proto.cm.timeouts import ack_timeout
 from rdmacm.proto.sa import PathRecord
 from rdmacm.provider import Address, QueuedEvent
-from rdmacm.soft.infiniband import IbPath, IbView
-from rdmacm.soft.listening import NO_ECE, ListeningId
-from rdmacm.soft.qp import AsyncEvent, SoftQP
-from rdmacm.soft.wire import WirePath
+from rdmacm.soft.cm.listening import NO_ECE, ListeningId
+from rdmacm.soft.device.queue_pair import AsyncEvent, SoftQP
+from rdmacm.soft.ib.ports import IbPath, IbView
+from rdmacm.soft.wire.base import WirePath
 from rdmacm.verbs.attr import AHAttr, GlobalRoute, QPAttr
 from rdmacm.verbs.enums import AccessFlag, Mtu, QPAttrMask, QPState, QPType
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from rdmacm.soft.event_queue import SoftQueue
     from rdmacm.soft.provider import SoftProvider
-    from rdmacm.soft.queue import SoftQueue
     from rdmacm.verbs.qp import QP
 
 __all__ = ["SoftId"]

@@ -1,7 +1,7 @@
 """One rdma_cm_id of the software device: its addresses, its state, its resolutions.
 
 Each call runs to its end under the provider's lock; what has to be waited for goes to
-:class:`rdmacm.soft.pending.Pending`, which calls back. States change only by :mod:`rdmacm.cmstate`'s table.
+:class:`rdmacm.resolution.neighbours.Pending`, which calls back. States change only by :mod:`rdmacm.cmstate`'s table.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from rdmacm.errors import CmStateError, RdmaError, cm_error
 from rdmacm.explanation import Explanation, Step
 from rdmacm.proto.sa import PATH_FLAGS, PathData, PathRecord
 from rdmacm.provider import Address, EventQueue, IdOptions, QueuedEvent
-from rdmacm.soft import resolver
-from rdmacm.soft.devices import DEFAULT_PKEY, DeviceView
-from rdmacm.soft.infiniband import IbLookup, IbView
-from rdmacm.soft.ports import PortOwner
-from rdmacm.soft.resolver import Failure, Lookup
+from rdmacm.resolution import lookup as resolver
+from rdmacm.resolution.hosts import DEFAULT_PKEY, DeviceView
+from rdmacm.resolution.lookup import Failure, Lookup
+from rdmacm.soft.ib.ports import IbLookup, IbView
+from rdmacm.soft.port_table import PortOwner
 from rdmacm.verbs.device import Context, GidEntry
 from rdmacm.verbs.enums import QPType
 
 if TYPE_CHECKING:
+    from rdmacm.soft.event_queue import SoftQueue
     from rdmacm.soft.provider import SoftProvider
-    from rdmacm.soft.queue import SoftQueue
 
 #: Port spaces an AF_IB address may be bound in, by the id's own, in the order they are tried.
 _IB_SPACES = {
@@ -48,7 +48,7 @@ _NO_IPOIB = "port space IPOIB needs an InfiniBand interface"
 
 
 class ResolvingId:
-    """The part of an id that finds out where; :class:`rdmacm.soft.connecting.SoftId` is the whole."""
+    """The part of an id that finds out where; :class:`rdmacm.soft.cm.connecting.SoftId` is the whole."""
 
     __slots__ = (
         "__weakref__",

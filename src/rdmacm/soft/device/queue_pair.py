@@ -21,8 +21,8 @@ from rdmacm.errors import cm_error
 from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.roce.rc import ACK_ONLY, NOTHING, RcEngine, RtrAttributes, RtsAttributes
 from rdmacm.proto.roce.work import RecvWork, SendWork
-from rdmacm.soft.memory import RemoteMemory
-from rdmacm.soft.wire import WirePath, WireRoute
+from rdmacm.soft.device.memory import RemoteMemory
+from rdmacm.soft.wire.base import WirePath, WireRoute
 from rdmacm.verbs.attr import AHAttr, GlobalRoute, QPAttr, QPCap, QPInitAttr, SrqAttr
 from rdmacm.verbs.enums import (
     WC,
@@ -39,9 +39,9 @@ from rdmacm.verbs.wr import SGE, Buffer, RecvWR, SendWR
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from rdmacm.soft.completion import SoftCQ
-    from rdmacm.soft.memory import MemoryTable
-    from rdmacm.soft.transport import Remote, Transport
+    from rdmacm.soft.device.completion import SoftCQ
+    from rdmacm.soft.device.memory import MemoryTable
+    from rdmacm.soft.device.transport import Remote, Transport
 
 __all__ = ["AsyncEvent", "SoftQP", "SoftSRQ"]
 

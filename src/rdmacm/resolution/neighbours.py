@@ -12,11 +12,11 @@ from socket import AF_INET, AF_INET6, inet_ntop
 from typing import TYPE_CHECKING
 
 from rdmacm.net.types import Neighbour
-from rdmacm.soft.resolver import Failure, Lookup
-from rdmacm.soft.timer import Timer
+from rdmacm.progress.timers import Timer
+from rdmacm.resolution.lookup import Failure, Lookup
 
 if TYPE_CHECKING:
-    from rdmacm.soft.ids import ResolvingId
+    from rdmacm.soft.cm.identifier import ResolvingId
     from rdmacm.soft.provider import SoftProvider
 
 #: Seconds between probes for one neighbour.

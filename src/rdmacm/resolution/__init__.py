@@ -1,0 +1,1 @@
+"""From an address to a device, a port, a GID and a route, on any list of devices."""

@@ -1,0 +1,1 @@
+"""InfiniBand ports beside the soft devices."""
