@@ -16,9 +16,10 @@ import statistics
 import time
 from collections.abc import Callable
 
+from rdmacm.enums import AccessFlag, WCStatus, WROpcode
 from rdmacm.proto.roce.icrc import Icrc, crc32
 from rdmacm.proto.roce.rc import RcEngine, RtrAttributes, RtsAttributes
-from rdmacm.proto.roce.work import AccessFlag, RecvWork, SendWork, WCStatus, WROpcode
+from rdmacm.work import RecvWork, SendWork
 
 SIZE = 1 << 20
 BATCH = 32

@@ -17,11 +17,14 @@ from rdmacm.constants import AddressFamily
 
 __all__ = [
     "AF_IB",
+    "ALL_BITS_64",
+    "DEFAULT_PKEY",
     "Gid",
     "InetAddr",
     "SockAddr",
     "SockAddrIB",
     "format_address",
+    "is_link_local",
     "lookup_address",
     "parse_address",
     "service_id",
@@ -29,6 +32,12 @@ __all__ = [
 ]
 
 AF_IB = int(AddressFamily.IB)
+
+#: The mask of an exact service id, and of a 64-bit operand.
+ALL_BITS_64 = (1 << 64) - 1
+
+#: The P_Key of the default partition, full member (InfiniBand Architecture 10.9.1.2).
+DEFAULT_PKEY = 0xFFFF
 
 #: What users pass and get: a Python socket address, or a :class:`SockAddrIB`.
 SockAddr: TypeAlias = "tuple[str, int] | tuple[str, int, int, int] | SockAddrIB"
@@ -94,7 +103,7 @@ class SockAddrIB:
     addr: Gid = Gid()  # noqa: RUF009 (immutable)
     sid: int = 0
     sid_mask: int = 0
-    pkey: int = 0xFFFF
+    pkey: int = DEFAULT_PKEY
     flowinfo: int = 0
     scope_id: int = 0
 
@@ -142,7 +151,7 @@ class InetAddr(NamedTuple):
 
     @property
     def is_link_local(self) -> bool:
-        return self.family == AF_INET6 and self.ip[0] == 0xFE and self.ip[1] & 0xC0 == 0x80
+        return is_link_local(self.ip)
 
     @property
     def link(self) -> int:
@@ -176,6 +185,11 @@ class InetAddr(NamedTuple):
     def loopback(cls, family: int, port: int = 0) -> InetAddr:
         """127.0.0.1 or ::1."""
         return cls(family, _LOOPBACK[family], port)  # type: ignore[index]
+
+
+def is_link_local(packed: bytes) -> bool:
+    """Whether a packed IP address is a link-local one of IPv6 (RFC 4291: fe80::/10)."""
+    return len(packed) == 16 and packed[0] == 0xFE and packed[1] & 0xC0 == 0x80
 
 
 def _scope(text: str) -> int:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack
 from rdmacm import acm
 from rdmacm.address import (
     AF_IB,
+    ALL_BITS_64,
     Gid,
     InetAddr,
     SockAddr,
@@ -306,7 +307,7 @@ def from_services(records: Sequence[ServiceRecord], source: Gid) -> list[AddrInf
             0,
             space,
             SockAddrIB(source, service_id(space, 0), service_id_mask(space, 0), record.service_pkey),
-            SockAddrIB(record.service_gid, record.service_id, 0xFFFFFFFFFFFFFFFF, record.service_pkey),
+            SockAddrIB(record.service_gid, record.service_id, ALL_BITS_64, record.service_pkey),
         )
         for record in records
     ]
@@ -346,7 +347,7 @@ def _from_hints(hints: AddrInfo | None, backend: Provider | None) -> AddrInfo:
 def _route_ends(path: PathRecord, port_space: int) -> tuple[SockAddrIB, SockAddrIB]:
     """Both ends of a route, which names them by GID."""
     space_sid, space_mask = service_id(port_space, 0), service_id_mask(port_space, 0)
-    sid, mask = (path.service_id, 0xFFFFFFFFFFFFFFFF) if path.service_id else (space_sid, space_mask)
+    sid, mask = (path.service_id, ALL_BITS_64) if path.service_id else (space_sid, space_mask)
     return (
         SockAddrIB(path.sgid, space_sid, space_mask, path.pkey),
         SockAddrIB(path.dgid, sid, mask, path.pkey, path.flow_label),

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rdmacm.enums import AccessFlag, WCOpcode, WCStatus, WROpcode
 from rdmacm.proto.roce.headers import Packet
-from rdmacm.proto.roce.work import AccessFlag, RecvWork, SendWork, WCOpcode, WCStatus, WROpcode
+from rdmacm.work import RecvWork, SendWork
 from support.rc import ALL, BASE, RKEY, TRAIN, Pair, ack, send, statuses, view
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from rdmacm.enums import AccessFlag, WCStatus
 from rdmacm.proto.roce.opcodes import HEADER_LENGTH, IS_REQUEST, IS_RESPONSE
 from rdmacm.proto.roce.rc import RcEngine, RtrAttributes
-from rdmacm.proto.roce.work import AccessFlag, RecvWork, WCStatus
+from rdmacm.work import RecvWork
 from support.pcap import Datagram, roce
 from support.rc import flows, packets
 

@@ -6,7 +6,8 @@ import struct
 
 import pytest
 
-from rdmacm.proto.roce.work import RecvWork, SendWork, WCStatus, WROpcode
+from rdmacm.enums import WCStatus, WROpcode
+from rdmacm.work import RecvWork, SendWork
 from support.rc import (
     ACK,
     BASE,

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rdmacm.proto.roce.work import WC, RecvWork, SendWork, WCOpcode, WROpcode
+from rdmacm.enums import WCOpcode, WROpcode
+from rdmacm.work import WC, RecvWork, SendWork
 from support.rc import (
     ACK,
     BASE,

@@ -7,13 +7,14 @@ from collections.abc import Callable
 
 import pytest
 
+from rdmacm.enums import AccessFlag, WROpcode
 from rdmacm.proto.roce.headers import AETH, BTH, RETH, Packet
 from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.roce.opcodes import Opcode
 from rdmacm.proto.roce.rc import RcEngine, RtrAttributes, RtsAttributes
 from rdmacm.proto.roce.rc.requester import Requester
 from rdmacm.proto.roce.rc.responder import Responder
-from rdmacm.proto.roce.work import AccessFlag, RecvWork, SendWork, WROpcode
+from rdmacm.work import RecvWork, SendWork
 
 MTU = 256
 A, B = b"\x7f\0\0\1", b"\x7f\0\0\2"

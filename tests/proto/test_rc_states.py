@@ -6,8 +6,9 @@ import struct
 
 import pytest
 
+from rdmacm.enums import AccessFlag, WROpcode
 from rdmacm.proto.roce.rc import RcEngine, RtrAttributes, RtsAttributes
-from rdmacm.proto.roce.work import AccessFlag, RecvWork, SendWork, WROpcode
+from rdmacm.work import RecvWork, SendWork
 from support.rc import (
     ACK,
     ALL,

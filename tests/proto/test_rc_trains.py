@@ -7,11 +7,12 @@ import struct
 
 import pytest
 
+from rdmacm.enums import WROpcode
 from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.roce.rc import Datagram
 from rdmacm.proto.roce.rc.requester import Requester
 from rdmacm.proto.roce.rc.responder import Responder
-from rdmacm.proto.roce.work import RecvWork, SendWork, WROpcode
+from rdmacm.work import RecvWork, SendWork
 from support.rc import BASE, RKEY, TRAIN, Pair, packets, send, statuses, view
 
 SIZE = 100_000

@@ -6,9 +6,10 @@ import random
 import struct
 from collections.abc import Iterable
 
+from rdmacm.enums import AccessFlag, WROpcode
 from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.roce.rc import Datagram, RcEngine, RtrAttributes, RtsAttributes
-from rdmacm.proto.roce.work import WC, AccessFlag, SendWork, WROpcode
+from rdmacm.work import WC, SendWork
 
 BASE = 0x1000
 RKEY = 0x0A41

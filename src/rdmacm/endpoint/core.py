@@ -13,6 +13,7 @@ from itertools import count
 from mmap import ACCESS_COPY, mmap
 from typing import NamedTuple
 
+from rdmacm.address import ALL_BITS_64
 from rdmacm.channel import CmEvent
 from rdmacm.cmid import CmId
 from rdmacm.connparam import MAXIMUM, ConnParam
@@ -351,7 +352,7 @@ class Core:
             raise ValueError(f"an atomic operation needs 8 bytes at an address divisible by 8, not {remote}")
         name = "compare_swap" if opcode is WROpcode.ATOMIC_CMP_AND_SWP else "fetch_add"
         wr = SendWR(opcode=opcode, remote_addr=remote.addr, rkey=remote.rkey)
-        wr.compare_add, wr.swap = compare_add & _MASK, swap & _MASK
+        wr.compare_add, wr.swap = compare_add & ALL_BITS_64, swap & ALL_BITS_64
         before = bytearray(8)
         yield from self._operate(name, wr, before, True, borrows=False)
         return int.from_bytes(before, _NATIVE)
@@ -457,7 +458,6 @@ class Core:
         return replace(self.cmid.explain(), steps=self.steps)
 
 
-_MASK = (1 << 64) - 1
 _NATIVE = sys.byteorder
 
 

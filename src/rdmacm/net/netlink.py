@@ -18,6 +18,7 @@ import struct
 from collections.abc import Iterator
 from socket import AF_INET, AF_INET6
 
+from rdmacm.address import is_link_local
 from rdmacm.net.types import Change, Interface, InterfaceAddress, Neighbour, NeighbourState, Route
 
 _HEADER = struct.Struct("=IHHII")  # nlmsghdr: length, type, flags, sequence, port
@@ -330,7 +331,7 @@ class NetlinkNetwork:
                 control = (socket.IPPROTO_IPV6, socket.IPV6_PKTINFO, bytes(16) + _INT.pack(ifindex))
                 # IPv6 cannot be told to send on link. A gateway outside every prefix (an "onlink" route) is found
                 # only on the way to the destination; the hop limit of 1 ends that way at the gateway.
-                beyond = None if ip.startswith(b"\xfe\x80") else destination
+                beyond = None if is_link_local(ip) else destination
                 for host in (ip, beyond):
                     if host is not None and len(host) == 16:
                         where = (socket.inet_ntop(family, host), _DISCARD_PORT, 0, ifindex)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from socket import AF_INET, AF_INET6
 
-from rdmacm.address import InetAddr
+from rdmacm.address import ALL_BITS_64, InetAddr
 from rdmacm.constants import PathFlag
 from rdmacm.proto.sa import PathData, PathRecord
 from rdmacm.proto.wire import Buffer, WireError
@@ -96,7 +96,7 @@ def resolve_request(
         endpoints.append(_ENDPOINT.pack(flags, _TYPES[destination.family], 0, destination.ip))
     if path is not None:
         endpoints.append(_ENDPOINT.pack(0, _PATH, 0, path.pack()))
-    if not 0 <= tid < 1 << 64:
+    if not 0 <= tid <= ALL_BITS_64:
         raise ValueError(f"transaction id {tid} does not fit 64 bits")
     size = HEADER_SIZE + len(endpoints) * _ENDPOINT.size
     return _HEADER.pack(_VERSION, _RESOLVE, 0, size, tid) + b"".join(endpoints)

@@ -11,13 +11,12 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from socket import AF_INET
 
-from rdmacm.address import Gid
+from rdmacm.address import DEFAULT_PKEY, Gid
 from rdmacm.net.types import Interface, InterfaceAddress, Network
 from rdmacm.verbs.device import Device, GidEntry, Port
 from rdmacm.verbs.enums import GidType, LinkLayer, Mtu, NodeType, PortState, TransportType
 
 PORT_NUM = 1
-DEFAULT_PKEY = 0xFFFF
 
 #: Bytes of the longest RoCEv2 headers over IPv6: IPv6 40, UDP 8, BTH 12, XRC 4, AtomicETH 28, ICRC 4.
 _HEADERS = 96

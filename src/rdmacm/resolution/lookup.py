@@ -11,13 +11,13 @@ from dataclasses import replace
 from socket import AF_INET, AF_INET6, inet_ntop
 from time import perf_counter_ns
 
-from rdmacm.address import Gid, InetAddr
+from rdmacm.address import DEFAULT_PKEY, Gid, InetAddr
 from rdmacm.errors import errno_name
 from rdmacm.explanation import Explanation, NeighbourUsed, RouteUsed, Step
 from rdmacm.net.types import Neighbour, Network, Route
 from rdmacm.proto.sa import PathRecord
 from rdmacm.resolution import policy
-from rdmacm.resolution.hosts import DEFAULT_PKEY, DeviceView, HostView, mtu_code
+from rdmacm.resolution.hosts import DeviceView, HostView, mtu_code
 from rdmacm.verbs.device import GidEntry
 
 #: Packet lifetime exponent of RoCE paths, where no ACK timeout was set: 4.096 µs · 2^16, a quarter of a second. (Older

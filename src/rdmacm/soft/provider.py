@@ -17,7 +17,7 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, TypeVar
 
-from rdmacm.address import InetAddr, SockAddrIB
+from rdmacm.address import InetAddr, SockAddrIB, is_link_local
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.explanation import Explanation
 from rdmacm.net.types import Change, Network
@@ -167,7 +167,7 @@ class SoftProvider:
                 lookup.query.source,
                 source.port if source else 0,
                 0,
-                lookup.device.ifindex if lookup.query.source[:2] == b"\xfe\x80" else 0,
+                lookup.device.ifindex if is_link_local(lookup.query.source) else 0,
             )
             return RouteChoice(chosen, lookup.device.device.name, PORT_NUM, lookup.row.gid_index, path)
 

@@ -10,6 +10,7 @@ from random import Random
 from socket import AF_INET, AF_INET6, inet_ntop
 from typing import TYPE_CHECKING, TypeVar
 
+from rdmacm.address import is_link_local
 from rdmacm.channel import CmEvent, EventChannel
 from rdmacm.errors import CmWouldBlockError
 from rdmacm.net.types import Neighbour, NeighbourState
@@ -38,8 +39,6 @@ _BATCH = 64
 #: Bytes and packets of a train, as UDP_SEGMENT has them.
 _TRAIN = 65000
 _TRAIN_PACKETS = 64
-
-_LINK_LOCAL = b"\xfe\x80"
 
 
 @dataclass(slots=True)
@@ -105,7 +104,7 @@ class FabricWire:
         remote: tuple[str, int] | tuple[str, int, int, int] = (host, packet.source_port)
         if len(packet.local) == 16:
             interface = self._host.network.interface_of(packet.remote)
-            scope_id = interface.index if interface and packet.local.startswith(_LINK_LOCAL) else 0
+            scope_id = interface.index if interface and is_link_local(packet.local) else 0
             remote = (host, packet.source_port, 0, scope_id)
         self._inbox.append((memoryview(data), 0, remote, packet.remote))
         if self.tap is not None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any, TypeAlias
 
-from rdmacm.address import Gid
+from rdmacm.address import ALL_BITS_64, Gid
 from rdmacm.errors import cm_error, printable
 from rdmacm.ib import ports_wanted, transport_of
 from rdmacm.ib.access import Records, SaAccess
@@ -341,7 +341,7 @@ def _service_id(args: argparse.Namespace, text: str) -> int:
         number = int(text, 0)
     except ValueError:
         number = -1
-    if not 0 <= number < 1 << 64:
+    if not 0 <= number <= ALL_BITS_64:
         args.parser.error(f"not a service id: {text!r} (want a number of up to 64 bits, such as 0x1000)")
     return number
 

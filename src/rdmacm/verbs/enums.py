@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from enum import IntEnum, IntFlag
+from enum import IntEnum
 
-from rdmacm.proto.roce.work import WC, AccessFlag, WCFlag, WCOpcode, WCStatus, WROpcode
+from rdmacm.enums import AccessFlag, QPAttrMask, QPState, SendFlag, WCFlag, WCOpcode, WCStatus, WROpcode
+from rdmacm.work import WC
 
 __all__ = [
     "WC",
@@ -94,56 +95,3 @@ class Mtu(IntEnum):
     def bytes(self) -> int:
         """Payload bytes of one packet."""
         return 128 << self
-
-
-class QPState(IntEnum):
-    """``enum ibv_qp_state``."""
-
-    RESET = 0
-    INIT = 1
-    RTR = 2
-    RTS = 3
-    SQD = 4
-    SQE = 5
-    ERR = 6
-
-
-class QPAttrMask(IntFlag):
-    """``enum ibv_qp_attr_mask``."""
-
-    STATE = 1 << 0
-    CUR_STATE = 1 << 1
-    EN_SQD_ASYNC_NOTIFY = 1 << 2
-    ACCESS_FLAGS = 1 << 3
-    PKEY_INDEX = 1 << 4
-    PORT = 1 << 5
-    QKEY = 1 << 6
-    AV = 1 << 7
-    PATH_MTU = 1 << 8
-    TIMEOUT = 1 << 9
-    RETRY_CNT = 1 << 10
-    RNR_RETRY = 1 << 11
-    RQ_PSN = 1 << 12
-    MAX_QP_RD_ATOMIC = 1 << 13
-    ALT_PATH = 1 << 14
-    MIN_RNR_TIMER = 1 << 15
-    SQ_PSN = 1 << 16
-    MAX_DEST_RD_ATOMIC = 1 << 17
-    PATH_MIG_STATE = 1 << 18
-    CAP = 1 << 19
-    DEST_QPN = 1 << 20
-    RATE_LIMIT = 1 << 25
-
-
-class SendFlag(IntFlag):
-    """``enum ibv_send_flags``.
-
-    FENCE: not before READs and atomics posted earlier are over. SIGNALED: a completion also for success. SOLICITED:
-    wake a receiver that armed its queue for that. INLINE: the data is copied at once and needs no region.
-    """
-
-    FENCE = 1
-    SIGNALED = 1 << 1
-    SOLICITED = 1 << 2
-    INLINE = 1 << 3
-    IP_CSUM = 1 << 4

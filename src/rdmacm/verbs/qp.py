@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
+from rdmacm.address import ALL_BITS_64
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.verbs.attr import AHAttr, QPAttr, QPCap, QPInitAttr, SrqAttr, SrqInitAttr
 from rdmacm.verbs.checks import check_av, check_caps, check_srq, check_values
@@ -363,7 +364,7 @@ class QP(Resource):
 
     def _check_operands(self, wr: SendWR, brings: int, length: int) -> None:
         if brings & _REMOTE:
-            if not 0 <= wr.remote_addr < 1 << 64:
+            if not 0 <= wr.remote_addr <= ALL_BITS_64:
                 raise _refused(wr, f"remote_addr {wr.remote_addr:#x} has more than 64 bits")
             if not 0 <= wr.rkey < 1 << 32:
                 raise _refused(wr, f"rkey {wr.rkey:#x} has more than 32 bits")
@@ -372,7 +373,7 @@ class QP(Resource):
                 raise _refused(wr, f"an atomic fetches 8 bytes, not {length}")
             if wr.remote_addr & 7:
                 raise _refused(wr, f"an atomic's remote_addr is a multiple of 8, not {wr.remote_addr:#x}")
-            if not (0 <= wr.compare_add < 1 << 64 and 0 <= wr.swap < 1 << 64):
+            if not (0 <= wr.compare_add <= ALL_BITS_64 and 0 <= wr.swap <= ALL_BITS_64):
                 raise _refused(wr, "the operands of an atomic have 64 bits")
         if brings & _IMM and not 0 <= wr.imm_data < 1 << 32:
             raise _refused(wr, f"imm_data {wr.imm_data:#x} has more than 32 bits")

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
+from rdmacm.address import ALL_BITS_64
 from rdmacm.proto.cm.messages import REP, REQ, SIDR_REQ
 from rdmacm.proto.cm.states import State
 
-__all__ = ["ALL_BITS", "Accepts", "Connection", "Drop", "Listener"]
+__all__ = ["Accepts", "Connection", "Drop", "Listener"]
 
-ALL_BITS = (1 << 64) - 1
 
 #: Whether a listener takes a request that came over a path.
 Accepts: TypeAlias = Callable[[REQ | SIDR_REQ, Hashable], bool]
@@ -42,7 +42,7 @@ class Listener:
     """
 
     service_id: int
-    mask: int = ALL_BITS
+    mask: int = ALL_BITS_64
     backlog: int = 128
     pending: int = 0
     accepts: Accepts | None = None

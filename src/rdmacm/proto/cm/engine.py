@@ -24,8 +24,9 @@ from collections import Counter
 from collections.abc import Callable, Hashable
 from typing import Any, Protocol
 
+from rdmacm.address import ALL_BITS_64
 from rdmacm.errors import CmStateError, cm_error
-from rdmacm.proto.cm.connection import ALL_BITS, Accepts, Connection, Drop, Listener
+from rdmacm.proto.cm.connection import Accepts, Connection, Drop, Listener
 from rdmacm.proto.cm.events import (
     ConnectReply,
     ConnectRequest,
@@ -139,7 +140,7 @@ class Agent:
     # -- calls: listening -------------------------------------------------------------------------------------
 
     def listen(
-        self, service_id: int, *, mask: int = ALL_BITS, backlog: int = 128, accepts: Accepts | None = None
+        self, service_id: int, *, mask: int = ALL_BITS_64, backlog: int = 128, accepts: Accepts | None = None
     ) -> Listener:
         """Take requests for the service ids equal to ``service_id`` under ``mask``; EADDRINUSE if somebody does.
 

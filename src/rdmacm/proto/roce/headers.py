@@ -19,13 +19,13 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import TypeAlias
 
+from rdmacm.address import DEFAULT_PKEY
 from rdmacm.proto.roce.opcodes import BTH_LENGTH, EXTENDED_HEADERS, EXTENDED_LENGTH, HEADER_LENGTH, ExtendedHeader
 from rdmacm.proto.wire import Buffer, WireError
 
 __all__ = [
     "AETH",
     "BTH",
-    "DEFAULT_PKEY",
     "DETH",
     "FETH",
     "IETH",
@@ -49,8 +49,6 @@ __all__ = [
 
 #: UDP destination port of every packet.
 ROCE_PORT = 4791
-#: The P_Key of the default partition, full member.
-DEFAULT_PKEY = 0xFFFF
 #: Destination QP number of a multicast packet.
 MULTICAST_QPN = 0xFFFFFF
 

@@ -16,7 +16,7 @@ from socket import AF_INET
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
-from rdmacm.address import AF_IB, Gid, InetAddr, SockAddrIB, service_id
+from rdmacm.address import AF_IB, ALL_BITS_64, DEFAULT_PKEY, Gid, InetAddr, SockAddrIB, is_link_local, service_id
 from rdmacm.cmstate import OPTION_STATES, TRANSITIONS, State, Trigger, refusal
 from rdmacm.constants import CmEventType, IbOption, IdOption, OptionLevel, PathFlag, PortSpace
 from rdmacm.errors import CmStateError, RdmaError, cm_error
@@ -24,7 +24,7 @@ from rdmacm.explanation import Explanation, Step
 from rdmacm.proto.sa import PATH_FLAGS, PathData, PathRecord
 from rdmacm.provider import Address, EventQueue, IdOptions, QueuedEvent
 from rdmacm.resolution import lookup as resolver
-from rdmacm.resolution.hosts import DEFAULT_PKEY, DeviceView
+from rdmacm.resolution.hosts import DeviceView
 from rdmacm.resolution.lookup import Failure, Lookup
 from rdmacm.soft.ib.ports import IbLookup, IbView
 from rdmacm.soft.port_table import PortOwner
@@ -264,7 +264,7 @@ class ResolvingId:
             )
         port = self._take_port(space, address.port, AF_IB, bytes(address.addr), 0, True, bool(self.options.afonly))
         return SockAddrIB(
-            address.addr, service_id(space, port), 0xFFFFFFFFFFFFFFFF, address.pkey, address.flowinfo, address.scope_id
+            address.addr, service_id(space, port), ALL_BITS_64, address.pkey, address.flowinfo, address.scope_id
         )
 
     def _bind_gid(self, address: SockAddrIB) -> None:
@@ -472,7 +472,7 @@ class ResolvingId:
         self.sgid, self.gid_index = row.gid, row.gid_index
         self.dgid = Gid.from_ip(lookup.destination.ip)
         if local.is_any:
-            scope = view.ifindex if query.source[:2] == b"\xfe\x80" else 0
+            scope = view.ifindex if is_link_local(query.source) else 0
             self.local_addr = InetAddr(local.family, query.source, local.port, 0, scope)
         self._move(Trigger.ADDR_DONE)
         self._post(CmEventType.ADDR_RESOLVED)

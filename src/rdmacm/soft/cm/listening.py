@@ -6,7 +6,7 @@ import weakref
 from socket import AF_INET, AF_INET6
 from typing import TYPE_CHECKING, cast
 
-from rdmacm.address import Gid, InetAddr, SockAddrIB, service_id
+from rdmacm.address import ALL_BITS_64, DEFAULT_PKEY, Gid, InetAddr, SockAddrIB, service_id
 from rdmacm.cmstate import State, Trigger
 from rdmacm.connparam import ConnParam, Ece
 from rdmacm.constants import CmEventType
@@ -17,7 +17,6 @@ from rdmacm.proto.cm.private_data import HEADER_SIZE, PrivateDataHeader
 from rdmacm.proto.sa import PathRecord
 from rdmacm.proto.wire import WireError
 from rdmacm.provider import Address, IdOptions, QueuedEvent
-from rdmacm.resolution.hosts import DEFAULT_PKEY
 from rdmacm.soft.ib.ports import IbPath, IbView
 from rdmacm.soft.ib.resolution import AskingId
 from rdmacm.soft.wire.base import WirePath
@@ -172,7 +171,7 @@ class ListeningId(AskingId):
             self.local_addr = InetAddr(family, header.destination, request.service_id & 0xFFFF, 0, path.scope_id)
             self.peer_addr = InetAddr(family, header.source, header.source_port, 0, path.scope_id)
         else:
-            self.local_addr = SockAddrIB(row.gid, request.service_id, (1 << 64) - 1, DEFAULT_PKEY)
+            self.local_addr = SockAddrIB(row.gid, request.service_id, ALL_BITS_64, DEFAULT_PKEY)
             self.peer_addr = SockAddrIB(self.dgid, 0, 0, DEFAULT_PKEY)
         self._attach(view)
         self.sgid, self.gid_index = row.gid, row.gid_index
@@ -194,7 +193,7 @@ class ListeningId(AskingId):
             return RejectReason.INVALID_MTU, bytes((mtu,))
         self.dgid = primary.local_gid if primary is not None else Gid()
         pkey = request.partition_key
-        self.local_addr = SockAddrIB(row.gid, request.service_id, (1 << 64) - 1, pkey)
+        self.local_addr = SockAddrIB(row.gid, request.service_id, ALL_BITS_64, pkey)
         self.peer_addr = SockAddrIB(self.dgid, 0, 0, pkey)
         self._attach(view, pkey)
         self.sgid, self.gid_index = row.gid, row.gid_index

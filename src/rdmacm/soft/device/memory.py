@@ -12,8 +12,8 @@ import random
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from rdmacm.enums import AccessFlag
 from rdmacm.errors import cm_error
-from rdmacm.proto.roce.work import AccessFlag
 from rdmacm.proto.wire import Buffer
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class MemoryTable:
 
 
 class RemoteMemory:
-    """What the peer of a queue pair may touch: :class:`rdmacm.proto.roce.work.Memory` for one protection domain."""
+    """What the peer of a queue pair may touch: :class:`rdmacm.work.Memory` for one protection domain."""
 
     __slots__ = ("_pd", "_table")
 

@@ -17,10 +17,10 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from rdmacm.address import is_link_local
 from rdmacm.errors import cm_error
 from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.roce.rc import ACK_ONLY, NOTHING, RcEngine, RtrAttributes, RtsAttributes
-from rdmacm.proto.roce.work import RecvWork, SendWork
 from rdmacm.soft.device.memory import RemoteMemory
 from rdmacm.soft.wire.base import WirePath, WireRoute
 from rdmacm.verbs.attr import AHAttr, GlobalRoute, QPAttr, QPCap, QPInitAttr, SrqAttr
@@ -35,6 +35,7 @@ from rdmacm.verbs.enums import (
     WROpcode,
 )
 from rdmacm.verbs.wr import SGE, Buffer, RecvWR, SendWR
+from rdmacm.work import RecvWork, SendWork
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -395,7 +396,7 @@ class SoftQP:
         remote = vector.gr.dgid.ip
         if len(local) != len(remote):
             raise cm_error(errno.EINVAL, "one GID is of IPv4, the other of IPv6", "modify_qp", str(vector.gr.dgid))
-        scope_id = ifindex if remote[:2] == b"\xfe\x80" and len(remote) == 16 else 0
+        scope_id = ifindex if is_link_local(remote) else 0
         return self._transport.route(WirePath(local, remote, scope_id), vector.gr.traffic_class)
 
     def _use_route(self, route: WireRoute, flow: Icrc) -> None:

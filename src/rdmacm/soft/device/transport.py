@@ -20,9 +20,9 @@ from collections import Counter, deque
 from socket import AF_INET, AF_INET6, inet_pton
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from rdmacm.address import DEFAULT_PKEY
 from rdmacm.errors import cm_error
 from rdmacm.proto.mad import GSI_Q_KEY, MAD_SIZE
-from rdmacm.proto.roce.headers import DEFAULT_PKEY
 from rdmacm.proto.roce.icrc import ICRC_LENGTH, RESIDUE, Icrc, crc32
 from rdmacm.proto.roce.opcodes import BTH_LENGTH, Opcode
 from rdmacm.soft.wire.base import Received, Wire, WirePath, WireRoute

@@ -14,7 +14,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from rdmacm import acm
-from rdmacm.address import SockAddrIB
+from rdmacm.address import ALL_BITS_64, SockAddrIB
 from rdmacm.cmstate import Trigger
 from rdmacm.constants import CmEventType
 from rdmacm.errors import RdmaError, cm_error
@@ -37,7 +37,6 @@ __all__ = ["AskingId"]
 _SEVERAL = 8
 #: Seconds that a question has at least, when ibacm has used up the time.
 _SOME_TIME = 0.001
-_ALL_BITS = (1 << 64) - 1
 
 
 class AskingId(ResolvingId):
@@ -205,7 +204,7 @@ class AskingId(ResolvingId):
         first, local = found[0], self.local_addr
         assert isinstance(local, SockAddrIB)
         self.pkey = first.service_pkey or self.pkey
-        self.peer_addr = SockAddrIB(first.service_gid, first.service_id, _ALL_BITS, self.pkey)
+        self.peer_addr = SockAddrIB(first.service_gid, first.service_id, ALL_BITS_64, self.pkey)
         self.dgid = first.service_gid
         self.local_addr = replace(local, pkey=self.pkey)
         self._move(Trigger.SERVICE_DONE)

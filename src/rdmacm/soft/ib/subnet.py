@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from rdmacm.address import Gid, SockAddrIB
+from rdmacm.address import ALL_BITS_64, Gid, SockAddrIB
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.ib.transport import IbPort, MadTransport
 from rdmacm.progress.timers import Timer
@@ -41,7 +41,6 @@ Found: TypeAlias = "Callable[[tuple[R, ...], Failure | None], None]"
 
 #: Seconds that a search for services takes at most, as in the kernel.
 _SERVICE_TIMEOUT = 2.0
-_ALL_BITS = (1 << 64) - 1
 #: What the path that a caller has in mind says about those wanted, where it is not 0.
 _RESTRICTIONS = (
     *("slid", "dlid", "flow_label", "hop_limit", "traffic_class", "qos_class", "sl"),
@@ -362,7 +361,7 @@ def _number(text: str) -> int | None:
         value = int(digits, base)
     except ValueError:
         return None
-    return None if value > _ALL_BITS else -value & _ALL_BITS if sign else value
+    return None if value > ALL_BITS_64 else -value & ALL_BITS_64 if sign else value
 
 
 def _unpacked(kind: type[R], answer: Answer) -> tuple[R, ...]:

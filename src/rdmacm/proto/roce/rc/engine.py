@@ -6,6 +6,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from rdmacm.enums import AccessFlag, WCOpcode, WCStatus
 from rdmacm.proto.roce.buffers import LocalProtectionError
 from rdmacm.proto.roce.icrc import ICRC_LENGTH, RESIDUE, Icrc, crc32
 from rdmacm.proto.roce.opcodes import (
@@ -32,8 +33,8 @@ from rdmacm.proto.roce.rc.requester import COMPLETES_AS, Requester
 from rdmacm.proto.roce.rc.responder import NAKS, Responder
 from rdmacm.proto.roce.rc.runs import take_run
 from rdmacm.proto.roce.rc.trains import Datagram, Trains
-from rdmacm.proto.roce.work import WC, AccessFlag, Memory, RecvWork, SendWork, WCOpcode, WCStatus
 from rdmacm.proto.wire import Buffer
+from rdmacm.work import WC, Memory, RecvWork, SendWork
 
 __all__ = ["ACK_ONLY", "NOTHING", "PACKETS", "RcEngine", "RtrAttributes", "RtsAttributes"]
 

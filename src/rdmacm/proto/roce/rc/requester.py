@@ -23,6 +23,7 @@ import sys
 from collections import Counter, deque
 from collections.abc import Callable
 
+from rdmacm.enums import WCOpcode, WCStatus, WROpcode
 from rdmacm.proto.roce.buffers import LocalProtectionError, located, padded, scatter, slices, total
 from rdmacm.proto.roce.headers import RNR_TIMER_SECONDS
 from rdmacm.proto.roce.icrc import ICRC_LENGTH, Icrc, crc32
@@ -59,8 +60,8 @@ from rdmacm.proto.roce.rc.codes import (
 )
 from rdmacm.proto.roce.rc.runs import Run
 from rdmacm.proto.roce.rc.trains import Trains
-from rdmacm.proto.roce.work import WC, SendWork, WCOpcode, WCStatus, WROpcode
 from rdmacm.proto.wire import Buffer
+from rdmacm.work import WC, SendWork
 
 
 class _Kind:
@@ -254,7 +255,7 @@ class Requester:
                 if room <= 0:
                     break
                 sent = self._sent[self._at]
-                while self.next_psn - sent.first & PSN_MASK > sent.last - sent.first & PSN_MASK:
+                while self.next_psn - sent.first_psn & PSN_MASK > sent.last_psn - sent.first_psn & PSN_MASK:
                     self._at += 1
                     sent = self._sent[self._at]
                 kind = _BY_CODE[sent.opcode]
@@ -293,7 +294,7 @@ class Requester:
         if not 0 < size <= self._mtu or self._window <= psn - self._acked & PSN_MASK:
             return None
         work.length = size
-        work.first = work.last = psn
+        work.first_psn = work.last_psn = psn
         self._at = len(self._sent)
         self._sent.append(work)
         self.next_psn = self.end_psn = psn + 1 & PSN_MASK
@@ -323,9 +324,9 @@ class Requester:
         packets = 1 if length <= self._mtu or _BY_CODE[work.opcode].is_atomic else -(-length // self._mtu)
         self.waiting.popleft()
         work.length = length
-        work.first = self.end_psn
-        work.last = (self.end_psn + packets - 1) & PSN_MASK
-        work.answered = work.asked = 0
+        work.first_psn = self.end_psn
+        work.last_psn = (self.end_psn + packets - 1) & PSN_MASK
+        work.received_bytes = work.requested_packets = 0
         self._sent.append(work)
         self.end_psn = (self.end_psn + packets) & PSN_MASK
         return True
@@ -333,8 +334,8 @@ class Requester:
     def _data(self, out: Trains, work: SendWork, kind: _Kind, room: int, limit: int) -> int:
         """The next packet of a SEND or WRITE, or several from its middle; returns how many."""
         psn, mtu = self.next_psn, self._mtu
-        index = psn - work.first & PSN_MASK
-        first, last = not index, psn == work.last
+        index = psn - work.first_psn & PSN_MASK
+        first, last = not index, psn == work.last_psn
         if not first and not last:
             return self._middle(out, work, kind, index, min(room, limit))
         offset = index * mtu
@@ -362,7 +363,7 @@ class Requester:
         psn, mtu = self.next_psn, self._mtu
         count = min(
             room,
-            sent.last - psn & PSN_MASK,
+            sent.last_psn - psn & PSN_MASK,
             self._ack_every - index % self._ack_every,
             PSN_MASK + 1 - psn,
         )
@@ -393,17 +394,17 @@ class Requester:
         for again is never more than one part, for the responder may keep each of them apart.
         """
         psn, mtu = self.next_psn, self._mtu
-        index = psn - sent.first & PSN_MASK
-        stop = min(self._part_end(index), (sent.last - sent.first & PSN_MASK) + 1)
+        index = psn - sent.first_psn & PSN_MASK
+        stop = min(self._part_end(index), (sent.last_psn - sent.first_psn & PSN_MASK) + 1)
         if stop - index > room and psn != self._acked:
             return 0
-        if stop > sent.asked:
+        if stop > sent.requested_packets:
             if not self._may_ask():
                 return 0
             self._unanswered += 1
-            sent.asked = stop
+            sent.requested_packets = stop
         offset = index * mtu
-        self.next_psn = (sent.first + stop) & PSN_MASK
+        self.next_psn = (sent.first_psn + stop) & PSN_MASK
         header = BTH.pack(READ_REQUEST, 0, self._pkey, self._dest, psn | ACK_REQUEST)
         length = min(sent.length, stop * mtu) - offset
         out.add(header + RETH.pack(sent.remote_addr + offset & _U64, sent.rkey, length), (), 32)
@@ -415,11 +416,11 @@ class Requester:
 
     def _atomic_request(self, out: Trains, work: SendWork) -> int:
         """Ask for an atomic; returns the number of packets, 0 where that has to wait."""
-        if not work.asked:
+        if not work.requested_packets:
             if not self._may_ask():
                 return 0
             self._unanswered += 1
-            work.asked = 1
+            work.requested_packets = 1
         psn = self.next_psn
         swap = work.opcode is WROpcode.ATOMIC_CMP_AND_SWP
         operands = (work.swap, work.compare_add) if swap else (work.compare_add, 0)
@@ -453,7 +454,7 @@ class Requester:
             return False
         work = self._sent[0]
         kind = _BY_CODE[work.opcode]
-        if psn != work.last or not kind.opcodes:
+        if psn != work.last_psn or not kind.opcodes:
             return False
         self._sent.clear()
         self._at = 0
@@ -470,7 +471,9 @@ class Requester:
         return bool(self._sent) and psn - self._acked & PSN_MASK < self.end_psn - self._acked & PSN_MASK
 
     def _owner(self, psn: int) -> SendWork | None:
-        return next((s for s in self._sent if psn - s.first & PSN_MASK <= s.last - s.first & PSN_MASK), None)
+        return next(
+            (s for s in self._sent if psn - s.first_psn & PSN_MASK <= s.last_psn - s.first_psn & PSN_MASK), None
+        )
 
     def _acknowledge(self, syndrome: int, psn: int, now: float) -> bool:
         kind = syndrome >> 5
@@ -508,11 +511,11 @@ class Requester:
         progress = False
         while self._sent:
             sent = self._sent[0]
-            behind = psn - sent.last & _HALF
+            behind = psn - sent.last_psn & _HALF
             kind = _BY_CODE[sent.opcode]
             if not kind.opcodes:
                 # Passed by, unanswered: the answer is lost. (Until asked again, later ACKs say the same.)
-                if not behind and psn != sent.last and difference(self.next_psn, sent.first) > 0:
+                if not behind and psn != sent.last_psn and difference(self.next_psn, sent.first_psn) > 0:
                     self._ask_again(sent, now)
                 break
             if behind:
@@ -526,7 +529,7 @@ class Requester:
             self._progressed(now)
 
     def _ask_again(self, sent: SendWork, now: float) -> None:
-        psn = (sent.first + sent.answered // self._mtu) & PSN_MASK
+        psn = (sent.first_psn + sent.received_bytes // self._mtu) & PSN_MASK
         if difference(self.next_psn, psn) > 0:
             self._retry(psn, now)
 
@@ -534,7 +537,7 @@ class Requester:
         self._sent.popleft()
         if self._at:
             self._at -= 1
-        self._acknowledged(work.last)
+        self._acknowledged(work.last_psn)
         if work.signaled:
             self._complete(WC(work.wr_id, _SUCCESS, kind.completes, byte_len, None, None, False, self._qp_num))
 
@@ -552,7 +555,7 @@ class Requester:
     def _passed(self, sent: SendWork, now: float) -> bool:
         """An answer to ``sent`` acknowledges what was before it; False where that lacks answers of its own."""
         if self._sent[0] is not sent:
-            self._advance((sent.first - 1) & PSN_MASK, now)
+            self._advance((sent.first_psn - 1) & PSN_MASK, now)
         return not self.failed and bool(self._sent) and self._sent[0] is sent
 
     def _scatter(self, sent: SendWork, offset: int, data: memoryview) -> bool:
@@ -576,22 +579,22 @@ class Requester:
     def _read_answer(self, sent: SendWork, opcode: int, psn: int, body: memoryview, now: float) -> bool:
         if not self._passed(sent, now):
             return True
-        index = sent.answered // self._mtu
-        ahead = difference(psn, (sent.first + index) & PSN_MASK)
+        index = sent.received_bytes // self._mtu
+        ahead = difference(psn, (sent.first_psn + index) & PSN_MASK)
         if ahead > 0:
             self._ask_again(sent, now)
-        if ahead or index >= sent.asked:
+        if ahead or index >= sent.requested_packets:
             self._dropped["sequence"] += 1
             return False
         data = body if opcode == READ_MIDDLE else body[4:]
-        last = psn == sent.last
+        last = psn == sent.last_psn
         ends = last or index + 1 == self._part_end(index)
-        if len(data) != min(sent.length - sent.answered, self._mtu) or ends != (opcode in (READ_LAST, READ_ONLY)):
+        if len(data) != min(sent.length - sent.received_bytes, self._mtu) or ends != (opcode in (READ_LAST, READ_ONLY)):
             self.fail(WCStatus.BAD_RESP_ERR)
             return True
-        if not self._scatter(sent, sent.answered, data):
+        if not self._scatter(sent, sent.received_bytes, data):
             return True
-        sent.answered += len(data)
+        sent.received_bytes += len(data)
         self._unanswered -= ends
         if last:
             self._finish(sent, _BY_CODE[sent.opcode], sent.length)
@@ -604,17 +607,17 @@ class Requester:
         """Where packets of the middle of a READ's answer would go now."""
         if not self._sent or not _BY_CODE[(sent := self._sent[0]).opcode].is_read:
             return None
-        index = sent.answered // self._mtu
-        count = min(sent.asked, self._part_end(index)) - 1 - index
+        index = sent.received_bytes // self._mtu
+        count = min(sent.requested_packets, self._part_end(index)) - 1 - index
         if count <= 0:
             return None
-        psn = (sent.first + index) & PSN_MASK
-        view, offset = located(sent.segments, sent.answered)
+        psn = (sent.first_psn + index) & PSN_MASK
+        view, offset = located(sent.segments, sent.received_bytes)
         return Run(READ_MIDDLE, psn, view, offset, count)
 
     def ran(self, count: int, now: float) -> None:
         """So many packets of :meth:`run` have arrived and are in their place."""
         sent = self._sent[0]
-        sent.answered += count * self._mtu
-        self._acknowledged((sent.first + sent.answered // self._mtu - 1) & PSN_MASK)
+        sent.received_bytes += count * self._mtu
+        self._acknowledged((sent.first_psn + sent.received_bytes // self._mtu - 1) & PSN_MASK)
         self._progressed(now)

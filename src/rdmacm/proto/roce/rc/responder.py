@@ -20,6 +20,7 @@ import sys
 from collections import Counter, deque
 from collections.abc import Callable
 
+from rdmacm.enums import AccessFlag, WCOpcode, WCStatus
 from rdmacm.proto.roce.buffers import LocalProtectionError, located, padded, scatter, total
 from rdmacm.proto.roce.opcodes import (
     EXTENDED_HEADERS,
@@ -51,14 +52,7 @@ from rdmacm.proto.roce.rc.codes import (
 )
 from rdmacm.proto.roce.rc.runs import Run
 from rdmacm.proto.roce.rc.trains import Trains
-from rdmacm.proto.roce.work import (
-    WC,
-    AccessFlag,
-    Memory,
-    RecvWork,
-    WCOpcode,
-    WCStatus,
-)
+from rdmacm.work import WC, Memory, RecvWork
 
 _U64 = 0xFFFFFFFFFFFFFFFF
 _NOTHING = memoryview(b"")
