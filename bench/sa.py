@@ -32,7 +32,7 @@ from pathlib import Path
 
 from rdmacm.address import Gid
 from rdmacm.errors import RdmaError
-from rdmacm.ib.access import Question, SaAccess
+from rdmacm.ib.access import SaQuery, SaAccess
 from rdmacm.ib.ibsim import IbsimTransport
 from rdmacm.proto.sa import PathRecord
 from rdmacm.proto.sa.mad import SaMethod
@@ -55,7 +55,7 @@ def ports_of(sa: SaAccess) -> list[Gid]:
     lid = 1
     while True:
         try:
-            (node,) = sa.result(sa.ask(SaMethod.GET, NodeRecord, f"LID {lid}", lid=lid))
+            (node,) = sa.result(sa.query(SaMethod.GET, NodeRecord, f"LID {lid}", lid=lid))
         except RdmaError:
             return found
         if node.node_type == NodeType.CHANNEL_ADAPTER:
@@ -73,18 +73,18 @@ def in_turn(sa: SaAccess, pairs: Sequence[Pair]) -> float:
 
 def at_once(sa: SaAccess, pairs: Sequence[Pair]) -> float:
     """Paths a second with several questions under way."""
-    waiting: deque[tuple[Question[PathRecord], Pair]] = deque()
+    waiting: deque[tuple[SaQuery[PathRecord], Pair]] = deque()
     started = time.perf_counter()
     for pair in pairs:
         if len(waiting) == UNDER_WAY:
             answer(sa, waiting)
-        waiting.append((sa.ask_path(pair[1], sgid=pair[0]), pair))
+        waiting.append((sa.query_path(pair[1], sgid=pair[0]), pair))
     while waiting:
         answer(sa, waiting)
     return len(pairs) / (time.perf_counter() - started)
 
 
-def answer(sa: SaAccess, waiting: deque[tuple[Question[PathRecord], Pair]]) -> None:
+def answer(sa: SaAccess, waiting: deque[tuple[SaQuery[PathRecord], Pair]]) -> None:
     """Wait for the oldest question's."""
     question, (sgid, dgid) = waiting.popleft()
     check(sa.result(question)[0], sgid, dgid)

@@ -15,7 +15,7 @@ from socket import AF_INET
 
 import pytest
 
-from rdmacm.acm import AcmClient, Route, route_from_acm, route_in_background
+from rdmacm.acm import AcmClient, Paths, paths_from_acm, paths_in_background
 from rdmacm.address import Gid, InetAddr, SockAddrIB
 from rdmacm.constants import PathFlag
 from rdmacm.proto.acm import MAX_ENDPOINTS, AcmReply, AcmStatus
@@ -239,14 +239,14 @@ IB_SOURCE, IB_DESTINATION = SockAddrIB(HERE), SockAddrIB(THERE, pkey=0x8001)
 class TestRoutes:
     def test_between_gids(self, tmp_path: Path, client: AcmClient) -> None:
         with Daemon(tmp_path, obliging) as daemon:
-            assert route_from_acm(IB_SOURCE, IB_DESTINATION, client=client) == (PathData(IB_PATH),)
+            assert paths_from_acm(IB_SOURCE, IB_DESTINATION, client=client) == (PathData(IB_PATH),)
             ((flags, kind, info),) = daemon.asked[0].endpoints
             asked = PathRecord.unpack(info)
             assert (flags, kind, asked.sgid, asked.dgid, asked.pkey) == (0, 0x10, HERE, THERE, 0x8001)
 
     def test_between_ip_addresses(self, tmp_path: Path, client: AcmClient) -> None:
         with Daemon(tmp_path, obliging) as daemon:
-            assert route_from_acm(SOURCE, DESTINATION, client=client) == (PathData(IB_PATH),)
+            assert paths_from_acm(SOURCE, DESTINATION, client=client) == (PathData(IB_PATH),)
             assert [(flags, kind, info[:4]) for flags, kind, info in daemon.asked[0].endpoints] == [
                 (1, 2, SOURCE.ip),
                 (2, 2, DESTINATION.ip),
@@ -263,14 +263,14 @@ class TestRoutes:
     )
     def test_paths_of_no_use(self, tmp_path: Path, client: AcmClient, endpoint: tuple[int, int, bytes]) -> None:
         with Daemon(tmp_path, lambda asked: asked.answer(endpoint)):
-            assert route_from_acm(IB_SOURCE, IB_DESTINATION, client=client) is None
+            assert paths_from_acm(IB_SOURCE, IB_DESTINATION, client=client) is None
 
     def test_of_two_families(self, tmp_path: Path, client: AcmClient) -> None:
         with Daemon(tmp_path, obliging):
-            assert route_from_acm(IB_SOURCE, DESTINATION, client=client) is None
+            assert paths_from_acm(IB_SOURCE, DESTINATION, client=client) is None
 
     def test_without_waiting(self, tmp_path: Path, client: AcmClient) -> None:
-        outcomes: queue.SimpleQueue[Route | None] = queue.SimpleQueue()
+        outcomes: queue.SimpleQueue[Paths | None] = queue.SimpleQueue()
         go_on = threading.Event()
 
         def slow(asked: Asked) -> None:
@@ -279,22 +279,22 @@ class TestRoutes:
 
         with Daemon(tmp_path, slow):
             for _ in range(20):
-                assert route_in_background(IB_SOURCE, IB_DESTINATION, outcomes.put, timeout=30, client=client)
+                assert paths_in_background(IB_SOURCE, IB_DESTINATION, outcomes.put, timeout=30, client=client)
             assert outcomes.empty()
             go_on.set()
             assert [outcomes.get(timeout=30) for _ in range(20)] == [(PathData(IB_PATH),)] * 20
 
     def test_everybody_waits_one_deadline_only(self, tmp_path: Path, client: AcmClient) -> None:
-        outcomes: queue.SimpleQueue[Route | None] = queue.SimpleQueue()
+        outcomes: queue.SimpleQueue[Paths | None] = queue.SimpleQueue()
         with Daemon(tmp_path, lambda asked: None):
             started = time.monotonic()
             for _ in range(100):
-                if not route_in_background(IB_SOURCE, IB_DESTINATION, outcomes.put, timeout=0.2, client=client):
+                if not paths_in_background(IB_SOURCE, IB_DESTINATION, outcomes.put, timeout=0.2, client=client):
                     outcomes.put(None)
             assert [outcomes.get(timeout=30) for _ in range(100)] == [None] * 100
             assert time.monotonic() - started < PATIENCE
 
     def test_nobody_to_ask(self, client: AcmClient) -> None:
-        outcomes: queue.SimpleQueue[Route | None] = queue.SimpleQueue()
-        assert not route_in_background(IB_SOURCE, IB_DESTINATION, outcomes.put, client=client)
+        outcomes: queue.SimpleQueue[Paths | None] = queue.SimpleQueue()
+        assert not paths_in_background(IB_SOURCE, IB_DESTINATION, outcomes.put, client=client)
         assert outcomes.empty()

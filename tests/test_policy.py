@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rdmacm import explain
 from rdmacm.address import InetAddr, parse_address
-from rdmacm.net.types import Route
+from rdmacm.net.types import RouteEntry
 from rdmacm.resolution.hosts import read_host
 from rdmacm.resolution.policy import PREFERENCES, RULES, Query, choose, judge
 from rdmacm.testing import MemoryNetwork, memory_provider
@@ -34,7 +34,7 @@ def situations(draw: st.DrawFn) -> tuple[MemoryNetwork, Query]:
     egress = draw(st.sampled_from(sorted(host.interfaces)))
     kind = draw(st.sampled_from(["unicast", "local"]))
     bound = draw(st.sampled_from([0, *sorted(host.interfaces)]))
-    route = Route(kind, destination.ip, egress, None, source.ip, 254)
+    route = RouteEntry(kind, destination.ip, egress, None, source.ip, 254)
     origin = draw(st.sampled_from(["given", "bound", "route"]))
     return network, Query(destination, source.ip, origin, route, "egress", bound, "bound")
 
@@ -73,7 +73,7 @@ def test_every_rule_can_decide() -> None:
     assert isinstance(source, InetAddr)
 
     def rules(bound: int, kind: str = "unicast") -> set[str]:
-        route = Route(kind, destination.ip, eth0, None, source.ip, 254)
+        route = RouteEntry(kind, destination.ip, eth0, None, source.ip, 254)
         return {c.rule for c in judge(Query(destination, source.ip, "route", route, "eth0", bound, "soft_eth0"), host)}
 
     assert rules(0) == {"address-family", "source-address", "egress-interface", "chosen"}

@@ -26,7 +26,7 @@ from rdmacm.proto.acm import HEADER_SIZE, AcmReply, decode_reply, reply_size, re
 from rdmacm.proto.sa import PATH_FLAGS, PathData, PathRecord
 from rdmacm.proto.wire import WireError
 
-__all__ = ["CLIENT", "DEADLINE", "AcmClient", "path_template", "route_from_acm", "route_in_background"]
+__all__ = ["CLIENT", "DEADLINE", "AcmClient", "path_template", "paths_from_acm", "paths_in_background"]
 
 ENVIRONMENT = "RDMACM_ACM_RUNDIR"
 _RUNDIR = "/run"
@@ -38,7 +38,7 @@ DEADLINE = 0.5
 #: Seconds of silence that make a daemon a sick one. Who has less left for it, as the last of many, learns nothing.
 _SILENCE = 0.1
 
-Route: TypeAlias = "tuple[PathData, ...]"
+Paths: TypeAlias = "tuple[PathData, ...]"
 
 
 class _Broken(Exception):
@@ -257,9 +257,9 @@ def path_template(source: SockAddrIB, destination: SockAddrIB) -> PathRecord:
     )
 
 
-def route_from_acm(
+def paths_from_acm(
     source: Address, destination: Address, *, timeout: float = DEADLINE, client: AcmClient | None = None
-) -> Route | None:
+) -> Paths | None:
     """The paths ibacm knows from an address to another of the same family, those first that connections can be made on.
 
     None where it knows none, where there is no such daemon, and where it has not answered in ``timeout`` seconds; until
@@ -286,15 +286,15 @@ def _joins(path: PathRecord, source: Address, destination: Address) -> bool:
     )
 
 
-def route_in_background(
+def paths_in_background(
     source: Address,
     destination: Address,
-    done: Callable[[Route | None], None],
+    done: Callable[[Paths | None], None],
     *,
     timeout: float = DEADLINE,
     client: AcmClient | None = None,
 ) -> bool:
-    """As :func:`route_from_acm`, but the caller does not wait: ``done(paths)`` is called once, by another thread.
+    """As :func:`paths_from_acm`, but the caller does not wait: ``done(paths)`` is called once, by another thread.
 
     Returns False, and ``done`` is not called, where there is nobody to ask. ``timeout`` counts from now, however many
     others wait. ``done`` must not raise.
@@ -306,6 +306,6 @@ def route_in_background(
 
     def ask() -> None:
         left = limit - time.monotonic()
-        done(route_from_acm(source, destination, timeout=left, client=client) if left > 0 else None)
+        done(paths_from_acm(source, destination, timeout=left, client=client) if left > 0 else None)
 
     return client.in_background(ask)

@@ -11,8 +11,9 @@ from random import Random
 import pytest
 
 from rdmacm import CmEventType, CmId, ConnParam, EventChannel
-from rdmacm.proto.cm.connection import Drop
-from rdmacm.proto.cm.messages import DREQ, REJ, REP, RejectReason, unpack_message
+from rdmacm.proto.cm.codes import RejectReason
+from rdmacm.proto.cm.connection import DropReason
+from rdmacm.proto.cm.messages import DREQ, REJ, REP, unpack_message
 from rdmacm.proto.mad import Mad
 from rdmacm.proto.roce.headers import BTH, RETH, AtomicETH, Packet
 from rdmacm.proto.roce.icrc import Icrc
@@ -145,7 +146,7 @@ def test_a_third_party_that_knows_the_numbers() -> None:
         fabric.run(seconds=1)
         assert memory.read(memory.length) == before
         assert server.host.provider.transport.dropped["address"] == 400
-        assert server.host.provider.cm.agent.dropped[Drop.WRONG_PATH] == 1
+        assert server.host.provider.cm.agent.dropped[DropReason.WRONG_PATH] == 1
         assert not [entry for entry in fabric.log if entry.packet.destination == "c"]
 
 
@@ -159,7 +160,7 @@ def test_messages_about_ids_that_nobody_has() -> None:
         agent = server.host.provider.cm.agent
         assert len(agent) == 1
         assert agent.dropped.total() == len(messages)
-        assert agent.dropped[Drop.UNSUPPORTED] == 120  # LAP, APR, and an MRA of neither REQ nor REP
+        assert agent.dropped[DropReason.UNSUPPORTED] == 120  # LAP, APR, and an MRA of neither REQ nor REP
         # A DREQ is answered even so, by a DREP, and a request for a service that is not there.
         kinds = [entry.packet.kind for entry in fabric.log.select(Fate.DELIVERED) if entry.packet.destination == "c"]
         assert {kind: kinds.count(kind) for kind in set(kinds)} == {"DREP": 40, "SIDR_REP": 40}
@@ -178,7 +179,7 @@ def test_management_datagrams_of_nonsense() -> None:
             packets.append(sealed(stranger, SERVER, datagram(bytes(mad))))
         in_batches(fabric, stranger, SERVER, packets, lambda: talk.on(1))
         agent = server.host.provider.cm.agent
-        assert agent.dropped[Drop.MALFORMED] > 100
+        assert agent.dropped[DropReason.MALFORMED] > 100
         assert agent.dropped.total() > 1500
         fabric.run(seconds=600)  # requests that were well-formed by chance are given up
         assert len(agent) == 1
@@ -220,7 +221,7 @@ def test_a_flood_of_requests_fills_the_backlog_and_no_more() -> None:
                 talk.on(1)
                 assert len(agent) == 17
         fabric.run(seconds=1)
-        assert agent.dropped[Drop.BACKLOG] == 2000 - 16
+        assert agent.dropped[DropReason.BACKLOG] == 2000 - 16
         assert not fabric.log.count(kind="REJ")
         for _ in range(16):  # the application looks at last
             with channel.get_event(0) as event:
@@ -266,7 +267,7 @@ def test_a_request_beyond_the_backlog_gets_in_later() -> None:
     events.clear()
     fabric.run(seconds=20)
     assert not events, "neither accepted nor refused"
-    assert a.provider.cm.agent.dropped[Drop.BACKLOG] > 1
+    assert a.provider.cm.agent.dropped[DropReason.BACKLOG] > 1
     assert not fabric.log.count(kind="REJ")
     accepted: list[CmId] = []
     while len(accepted) < 2:

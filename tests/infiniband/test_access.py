@@ -72,7 +72,7 @@ def test_paths_are_cut_without_rmpp(host_a: SaAccess) -> None:
 
 def test_several_questions_at_once(host_a: SaAccess, host_b: SaAccess) -> None:
     here, there = host_a.port, host_b.port
-    questions = [host_a.ask_path(port.gids[0]) for port in (here, there) * 10]
+    questions = [host_a.query_path(port.gids[0]) for port in (here, there) * 10]
     answers = [host_a.result(question)[0].dlid for question in reversed(questions)]
     assert answers == [there.lid, here.lid] * 10
 
@@ -137,7 +137,7 @@ def test_class_port_info(host_a: SaAccess) -> None:
 
 def test_question_the_administrator_rejects(host_a: SaAccess) -> None:
     with pytest.raises(RdmaError) as raised:
-        host_a.result(host_a.ask(SaMethod.SET, ServiceRecord, None, service_name=b"nameless"))
+        host_a.result(host_a.query(SaMethod.SET, ServiceRecord, None, service_name=b"nameless"))
     assert failed(raised) == errno.EINVAL
 
 
@@ -156,7 +156,7 @@ def test_question_under_way_while_the_administrator_restarts(own_fabric: Simulat
     with access(own_fabric, "HostA", timeout=30.0, tries=300) as sa:
         gid = sa.port.gids[0]
         own_fabric.kill_opensm()
-        question = sa.ask_path(gid)
+        question = sa.query_path(gid)
         own_fabric.start_opensm()
         assert sa.result(question)[0].dgid == gid
 

@@ -20,7 +20,7 @@ from infiniband.hosts import ALL_BITS, SID
 from infiniband.ibacm import built_stub, ibacm, lacking, port_of
 from infiniband.sites import OpenSM
 from rdmacm import RdmaError, acm
-from rdmacm.acm import AcmClient, Route, route_from_acm, route_in_background
+from rdmacm.acm import AcmClient, Paths, paths_from_acm, paths_in_background
 from rdmacm.address import AF_IB, Gid, InetAddr, SockAddrIB, parse_address
 from rdmacm.addrinfo import AddrInfo, getaddrinfo
 from rdmacm.constants import PortSpace, RaiFlag
@@ -51,7 +51,7 @@ class Lab:
         self.here, self.there = port_of(fabric, "HostA"), port_of(fabric, "HostB")
         self.known: dict[str, Gid] = {KNOWN: self.there.gids[0], KNOWN_IP6: self.there.gids[0]}
 
-    def is_route(self, route: Route | None) -> bool:
+    def is_route(self, route: Paths | None) -> bool:
         """Whether this is the path between the two, as the subnet administrator says it."""
         assert route is not None
         (data,) = route
@@ -98,20 +98,20 @@ def test_a_path_to_an_ip_address(lab: Lab, client: AcmClient, destination: str) 
 
 
 def test_a_path_between_gids(lab: Lab, client: AcmClient) -> None:
-    assert lab.is_route(route_from_acm(*gids(lab), timeout=PATIENCE))
+    assert lab.is_route(paths_from_acm(*gids(lab), timeout=PATIENCE))
 
 
 def test_a_path_that_nobody_waits_for(lab: Lab, client: AcmClient) -> None:
-    outcomes: queue.SimpleQueue[Route | None] = queue.SimpleQueue()
+    outcomes: queue.SimpleQueue[Paths | None] = queue.SimpleQueue()
     for _ in range(10):
-        assert route_in_background(*gids(lab), outcomes.put, timeout=PATIENCE)
+        assert paths_in_background(*gids(lab), outcomes.put, timeout=PATIENCE)
     for _ in range(10):
         assert lab.is_route(outcomes.get(timeout=PATIENCE))
 
 
 def test_a_gid_that_is_nowhere(lab: Lab, client: AcmClient) -> None:
     source, _ = gids(lab)
-    assert route_from_acm(source, SockAddrIB(Gid("fe80::99")), timeout=PATIENCE) is None
+    assert paths_from_acm(source, SockAddrIB(Gid("fe80::99")), timeout=PATIENCE) is None
     assert client.is_there(), "it has answered"
 
 
@@ -133,11 +133,11 @@ def test_a_source_that_is_not_the_daemons(client: AcmClient) -> None:
 
 
 def test_many_threads(lab: Lab, client: AcmClient) -> None:
-    routes: queue.SimpleQueue[Route | None] = queue.SimpleQueue()
+    routes: queue.SimpleQueue[Paths | None] = queue.SimpleQueue()
 
     def ask() -> None:
         for _ in range(50):
-            routes.put(route_from_acm(ip(OWN), ip(KNOWN), timeout=PATIENCE))
+            routes.put(paths_from_acm(ip(OWN), ip(KNOWN), timeout=PATIENCE))
 
     threads = [threading.Thread(target=ask) for _ in range(4)]
     for thread in threads:
@@ -154,7 +154,7 @@ def provider_of(port: IbPort) -> WithInfiniBand:
 @pytest.mark.parametrize("flags", [RaiFlag(0), RaiFlag.NUMERICHOST])
 def test_getaddrinfo(lab: Lab, client: AcmClient, flags: RaiFlag) -> None:
     hints = AddrInfo(flags, port_space=PortSpace.TCP, src_addr=(OWN, 0))
-    route_from_acm(ip(OWN), ip(KNOWN), timeout=PATIENCE)  # so that the daemon need not ask anybody
+    paths_from_acm(ip(OWN), ip(KNOWN), timeout=PATIENCE)  # so that the daemon need not ask anybody
     infiniband, inet = getaddrinfo(KNOWN, 7471, hints, provider=provider_of(lab.here))
     assert lab.is_route(infiniband.route)
     assert infiniband.route == inet.route
@@ -223,9 +223,9 @@ def test_the_daemon_on_a_tcp_port_and_started_anew(lab: Lab) -> None:
     source, destination = (SockAddrIB(port_of(lab.fabric, name).gids[0]) for name in ("HostC", "HostB"))
     with ibacm(lab.fabric, lab.stub, "HostC", tcp_port=port, **host) as rundir:  # type: ignore[arg-type]
         client = AcmClient(str(rundir), look=0, rest=0)
-        assert route_from_acm(source, destination, timeout=PATIENCE, client=client)
-    assert route_from_acm(source, destination, timeout=PATIENCE, client=client) is None
+        assert paths_from_acm(source, destination, timeout=PATIENCE, client=client)
+    assert paths_from_acm(source, destination, timeout=PATIENCE, client=client) is None
     with ibacm(lab.fabric, lab.stub, "HostC", **host) as again:  # type: ignore[arg-type]
         assert again == rundir
-        assert route_from_acm(source, destination, timeout=PATIENCE, client=client)
+        assert paths_from_acm(source, destination, timeout=PATIENCE, client=client)
     client.close()

@@ -18,9 +18,9 @@ from rdmacm.ib.ibsim import IbsimTransport
 from rdmacm.ib.transport import MadTransport
 from rdmacm.proto.mad import MadAddress
 from rdmacm.proto.sa.attributes import Attribute
-from rdmacm.proto.sa.client import Answer, SaClient
+from rdmacm.proto.sa.client import SaResponse, SaClient
 from rdmacm.proto.sa.mad import SaMethod, SaStatus
-from rdmacm.proto.sa.query import Selector, ask_for
+from rdmacm.proto.sa.query import Selector, query_for
 from rdmacm.proto.sa.records import PathRecord
 from rdmacm.proto.sa.subnet import ClassPortInfo, MCMemberRecord, NodeRecord, ServiceRecord
 from rdmacm.testing import MemorySubnet, SubnetAdministrator, Tables
@@ -40,8 +40,8 @@ class Port:
     def gid(self) -> Gid:
         return self.transport.port().gids[0]
 
-    def find(self, method: SaMethod, kind: Any, **fields: Any) -> Answer:
-        mask, record = ask_for(kind, **fields)
+    def find(self, method: SaMethod, kind: Any, **fields: Any) -> SaResponse:
+        mask, record = query_for(kind, **fields)
         return self.ask(method, kind.ATTRIBUTE, mask, record.pack())
 
     def ask(
@@ -55,10 +55,10 @@ class Port:
         lid: int | None = None,
         beside: SubnetAdministrator | None = None,
         at: MadTransport | None = None,
-    ) -> Answer:
+    ) -> SaResponse:
         client = self.client
         destination = MadAddress(self.transport.port().sm_lid if lid is None else lid)
-        client.ask(method, attribute, mask, data, destination, time.monotonic(), timeout=timeout, tries=4)
+        client.query(method, attribute, mask, data, destination, time.monotonic(), timeout=timeout, tries=4)
         poll = select.poll()
         poll.register(self.transport.fileno(), select.POLLIN)
         if at is not None:

@@ -9,7 +9,8 @@ from itertools import pairwise
 import pytest
 
 from rdmacm.errors import CmStateError, RdmaError
-from rdmacm.proto.cm.connection import Drop
+from rdmacm.proto.cm.codes import MessageKind, RejectReason, SidrStatus
+from rdmacm.proto.cm.connection import DropReason
 from rdmacm.proto.cm.engine import Agent
 from rdmacm.proto.cm.events import (
     ConnectReply,
@@ -32,13 +33,10 @@ from rdmacm.proto.cm.messages import (
     RTU,
     SIDR_REP,
     SIDR_REQ,
-    MessageKind,
-    RejectReason,
-    SidrStatus,
     pack_message,
     unpack_message,
 )
-from rdmacm.proto.cm.states import State
+from rdmacm.proto.cm.states import CmState
 from rdmacm.proto.cm.timeouts import ack_timeout, seconds
 from rdmacm.proto.mad import Mad
 from support.cm import GUIDS, PEER, PEER_GUID, SERVICE, Pair, Scripted, established, opened, reply, request
@@ -68,7 +66,7 @@ def test_connect_and_disconnect() -> None:
     assert (rep.remote_comm_id, rtu.local_comm_id, rtu.remote_comm_id) == (active, active, passive)
     assert (req.local_ca_guid, rep.local_ca_guid) == GUIDS
     ends = [pair.agents[0].connection(active), pair.agents[1].connection(passive)]
-    assert [end.state for end in ends if end is not None] == [State.ESTABLISHED] * 2
+    assert [end.state for end in ends if end is not None] == [CmState.ESTABLISHED] * 2
     assert [end.starting_psn for end in ends if end is not None] == [req.starting_psn, rep.starting_psn]
     assert pair.agents[0].next_deadline() is None
     assert pair.agents[1].next_deadline() is None
@@ -224,8 +222,8 @@ def test_a_reply_after_a_stale_rejection_is_too_late() -> None:
     peer.say(reply(local_comm_id=PEER, remote_comm_id=active))
     connection = peer.agent.connection(active)
     assert connection is not None
-    assert (connection.state, connection.remote_comm_id) == (State.TIMEWAIT, None)
-    assert peer.agent.dropped == {Drop.UNEXPECTED: 1}
+    assert (connection.state, connection.remote_comm_id) == (CmState.TIMEWAIT, None)
+    assert peer.agent.dropped == {DropReason.UNEXPECTED: 1}
 
 
 # -- rejection ----------------------------------------------------------------------------------------------------
@@ -285,7 +283,7 @@ def test_nobody_listens() -> None:
     rej = pair.log[1][1]
     assert rej == REJ(0, active, MessageKind.REQ, RejectReason.INVALID_SERVICE_ID, 0, bytes(72), bytes(148))
     assert pair.kinds(0) == ["Rejected"]
-    assert pair.agents[1].dropped == {Drop.NO_LISTENER: 1}
+    assert pair.agents[1].dropped == {DropReason.NO_LISTENER: 1}
     assert pair.is_empty()
 
 
@@ -436,13 +434,13 @@ def test_calls_that_cannot_be() -> None:
     agent.destroy(active ^ 1, pair.now)
     with pytest.raises(ValueError, match="private_data"):
         agent.disconnect(active, pair.now, bytes(221))
-    assert agent.connection(active).state is State.ESTABLISHED  # type: ignore[union-attr]
+    assert agent.connection(active).state is CmState.ESTABLISHED  # type: ignore[union-attr]
     pair.handlers.clear()
     pair.agents[1].disconnect(passive, pair.now)
     pair.run(pair.now + 1)
     with pytest.raises(ValueError, match="private_data"):
         agent.disconnect(active, pair.now, bytes(225))
-    assert agent.connection(active).state is State.DREQ_RCVD  # type: ignore[union-attr]
+    assert agent.connection(active).state is CmState.DREQ_RCVD  # type: ignore[union-attr]
     with pytest.raises(ValueError, match="local_qpn"):
         agent.connect(1, request(local_qpn=1 << 24), pair.now)
     assert len(agent) == 1
@@ -521,7 +519,7 @@ def test_a_copy_of_a_sidr_req_while_the_user_thinks() -> None:
     for path in ("peer", "peer", "other", "third"):
         peer.say(SIDR_REQ(SERVICE, 9), path=path)
     assert [event.path for event in peer.agent.events()] == ["peer", "other"]  # type: ignore[union-attr]
-    assert peer.agent.dropped == {Drop.UNEXPECTED: 1, Drop.BACKLOG: 1}
+    assert peer.agent.dropped == {DropReason.UNEXPECTED: 1, DropReason.BACKLOG: 1}
 
 
 def test_listeners_of_one_service_id_share_it_by_what_they_accept() -> None:
@@ -537,7 +535,7 @@ def test_listeners_of_one_service_id_share_it_by_what_they_accept() -> None:
         assert event.listener is listener
     agent.mad_received(pack_message(request(local_comm_id=3, local_qpn=3), 7), "peer", 0.0)
     assert agent.events() == []
-    assert agent.dropped[Drop.NO_MATCH] == 1
+    assert agent.dropped[DropReason.NO_MATCH] == 1
     ((_, mad),) = agent.mads_to_send()
     answer = unpack_message(Mad.unpack(mad))
     assert isinstance(answer, REJ)
@@ -550,7 +548,7 @@ def test_a_delivered_request_makes_room_in_the_backlog() -> None:
     for number in (1, 2):
         agent.mad_received(pack_message(request(local_comm_id=number, local_qpn=number), 7), "peer", 0.0)
     (event,) = agent.events()
-    assert agent.dropped[Drop.BACKLOG] == 1
+    assert agent.dropped[DropReason.BACKLOG] == 1
     assert listener.pending == 1
     agent.delivered(event.comm_id)
     agent.delivered(event.comm_id)

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rdmacm.errors import CmStateError, RdmaError
-from rdmacm.proto.cm.connection import Drop
+from rdmacm.proto.cm.codes import MessageKind, RejectReason, TransportService
+from rdmacm.proto.cm.connection import DropReason
 from rdmacm.proto.cm.events import (
     ConnectReply,
     ConnectRequest,
@@ -34,12 +35,9 @@ from rdmacm.proto.cm.messages import (
     SIDR_REP,
     SIDR_REQ,
     Message,
-    MessageKind,
-    RejectReason,
-    TransportService,
     pack_message,
 )
-from rdmacm.proto.cm.states import State
+from rdmacm.proto.cm.states import CmState
 from rdmacm.proto.mad import Mad
 from support.cm import GUIDS, PEER, PEER_GUID, SERVICE, Pair, Scripted, established, opened, reply, request
 
@@ -91,7 +89,7 @@ def test_a_late_copy_of_a_req_is_no_new_request() -> None:
     pair, active, passive = established()
     pair.agents[0].disconnect(active, pair.now)
     pair.run(pair.now + 0.1)
-    assert pair.agents[1].connection(passive).state is State.TIMEWAIT  # type: ignore[union-attr]
+    assert pair.agents[1].connection(passive).state is CmState.TIMEWAIT  # type: ignore[union-attr]
     pair.agents[1].mad_received(pack_message(pair.log[0][1], 5), 0, pair.now)
     ((_, mad),) = pair.agents[1].mads_to_send()
     rej = opened(mad)
@@ -174,11 +172,11 @@ def test_both_sides_agree_whatever_the_network_does(block: int) -> None:
         active = pair.connect()
         pair.run(400.0)
         outcome = pair.kinds(0)
-        ends = [end for end in pair.agents[1]._connections._by_id.values() if end.state is State.ESTABLISHED]
+        ends = [end for end in pair.agents[1]._connections._by_id.values() if end.state is CmState.ESTABLISHED]
         if outcome == ["ConnectReply"]:
             assert listens
             assert not rejects
-            assert pair.agents[0].connection(active).state is State.ESTABLISHED  # type: ignore[union-attr]
+            assert pair.agents[0].connection(active).state is CmState.ESTABLISHED  # type: ignore[union-attr]
             (passive,) = ends
             assert (passive.remote_comm_id, passive.path) == (active, 0)
             assert pair.agents[0].next_deadline() is None
@@ -224,7 +222,7 @@ def test_a_storm_of_requests() -> None:
     asked = peer.agent.events()
     assert len(asked) == len(peer.agent) == listener.pending == 10
     assert not peer.heard(), "in silence, as if it had been lost"
-    assert peer.agent.dropped == {Drop.BACKLOG: 990}
+    assert peer.agent.dropped == {DropReason.BACKLOG: 990}
     for event in asked[:5]:
         peer.agent.accept(event.comm_id, reply(), peer.now)
     peer.agent.reject(asked[5].comm_id, peer.now)
@@ -256,8 +254,8 @@ def test_connections_are_limited() -> None:
         peer.say(request(local_comm_id=i, local_qpn=i))
     peer.say(SIDR_REQ(SERVICE, 7))
     assert len(peer.agent) == 5
-    assert peer.agent.dropped == {Drop.FULL: 5}
-    with pytest.raises(RdmaError, match="there are 5"):
+    assert peer.agent.dropped == {DropReason.FULL: 5}
+    with pytest.raises(RdmaError, match="limit of 5 connections"):
         peer.agent.connect("peer", request(), peer.now)
 
 
@@ -267,7 +265,7 @@ def test_stopped_timers_do_not_pile_up() -> None:
         active = peer.agent.connect("peer", request(local_qpn=i), peer.now)
         peer.say(REJ(0, active, MessageKind.REQ, 28))
     assert len(peer.agent) == 0
-    assert len(peer.agent.timers) < 100
+    assert len(peer.agent.timers._heap) < 100
     assert peer.agent.next_deadline() is None
 
 
@@ -283,7 +281,7 @@ def test_another_peer_cannot_speak_for_it() -> None:
     forged: list[Message] = [rep, REJ(0, active, MessageKind.REQ, 28), MRA(PEER, active, MessageKind.REQ, 24)]
     for message in forged:
         peer.say(message, path="other")
-    assert agent.dropped == {Drop.WRONG_PATH: 3}
+    assert agent.dropped == {DropReason.WRONG_PATH: 3}
     peer.say(rep)
     agent.send_rtu(active, peer.now)
     peer.heard()
@@ -299,8 +297,8 @@ def test_another_peer_cannot_speak_for_it() -> None:
         peer.say(message, path="other")
     # Its GUID and queue pair in a REQ from elsewhere are somebody else's words, and no reason to hang up.
     peer.say(request(local_comm_id=1, local_ca_guid=PEER_GUID, local_qpn=0x22), path="other")
-    assert agent.dropped == {Drop.WRONG_PATH: 3, Drop.UNKNOWN: 1}
-    assert agent.connection(active).state is State.ESTABLISHED  # type: ignore[union-attr]
+    assert agent.dropped == {DropReason.WRONG_PATH: 3, DropReason.UNKNOWN: 1}
+    assert agent.connection(active).state is CmState.ESTABLISHED  # type: ignore[union-attr]
     assert peer.heard() == []
 
 
@@ -313,25 +311,25 @@ def test_what_does_not_fit() -> None:
     peer.say(rep)
     agent.send_rtu(active, peer.now)
     peer.heard()
-    wrong: list[tuple[Message, Drop]] = [
-        (reply(local_comm_id=PEER + 1, remote_comm_id=active, local_ca_guid=PEER_GUID), Drop.UNKNOWN),
-        (reply(local_comm_id=PEER, remote_comm_id=active, local_ca_guid=1), Drop.UNKNOWN),
-        (reply(local_comm_id=PEER, remote_comm_id=active + 1), Drop.UNKNOWN),
-        (RTU(PEER, active), Drop.UNEXPECTED),
-        (RTU(PEER + 1, active), Drop.UNKNOWN),
-        (DREQ(PEER, active, 0x12), Drop.WRONG_QPN),
-        (DREP(PEER, active), Drop.UNEXPECTED),
-        (MRA(PEER, active, MessageKind.REQ, 3), Drop.UNKNOWN),
-        (MRA(PEER, active, MessageKind.OTHER, 3), Drop.UNSUPPORTED),
-        (MRA(PEER, active, 3, 3), Drop.UNSUPPORTED),
-        (REJ(PEER, active + 1, 2, 28), Drop.UNKNOWN),
-        (REJ(PEER, active + 1, 2, 4, 8, PEER_GUID.to_bytes(8, "big")), Drop.UNKNOWN),
-        (REJ(PEER, 0, 2, 4, 7, PEER_GUID.to_bytes(8, "big")), Drop.UNKNOWN),
-        (request(local_comm_id=PEER, local_ca_guid=PEER_GUID, local_qpn=0x99), Drop.UNEXPECTED),
-        (SIDR_REP(active), Drop.UNEXPECTED),
-        (SIDR_REP(active ^ 1), Drop.UNKNOWN),
-        (APR(PEER, active, 2), Drop.UNSUPPORTED),
-        (LAP.unpack(bytes(232)), Drop.UNSUPPORTED),
+    wrong: list[tuple[Message, DropReason]] = [
+        (reply(local_comm_id=PEER + 1, remote_comm_id=active, local_ca_guid=PEER_GUID), DropReason.UNKNOWN),
+        (reply(local_comm_id=PEER, remote_comm_id=active, local_ca_guid=1), DropReason.UNKNOWN),
+        (reply(local_comm_id=PEER, remote_comm_id=active + 1), DropReason.UNKNOWN),
+        (RTU(PEER, active), DropReason.UNEXPECTED),
+        (RTU(PEER + 1, active), DropReason.UNKNOWN),
+        (DREQ(PEER, active, 0x12), DropReason.WRONG_QPN),
+        (DREP(PEER, active), DropReason.UNEXPECTED),
+        (MRA(PEER, active, MessageKind.REQ, 3), DropReason.UNKNOWN),
+        (MRA(PEER, active, MessageKind.OTHER, 3), DropReason.UNSUPPORTED),
+        (MRA(PEER, active, 3, 3), DropReason.UNSUPPORTED),
+        (REJ(PEER, active + 1, 2, 28), DropReason.UNKNOWN),
+        (REJ(PEER, active + 1, 2, 4, 8, PEER_GUID.to_bytes(8, "big")), DropReason.UNKNOWN),
+        (REJ(PEER, 0, 2, 4, 7, PEER_GUID.to_bytes(8, "big")), DropReason.UNKNOWN),
+        (request(local_comm_id=PEER, local_ca_guid=PEER_GUID, local_qpn=0x99), DropReason.UNEXPECTED),
+        (SIDR_REP(active), DropReason.UNEXPECTED),
+        (SIDR_REP(active ^ 1), DropReason.UNKNOWN),
+        (APR(PEER, active, 2), DropReason.UNSUPPORTED),
+        (LAP.unpack(bytes(232)), DropReason.UNSUPPORTED),
     ]
     for message, drop in wrong:
         agent.dropped.clear()
@@ -339,7 +337,7 @@ def test_what_does_not_fit() -> None:
         assert agent.dropped == {drop: 1}, message
     assert agent.events()[1:] == []
     assert peer.heard() == []
-    assert agent.connection(active).state is State.ESTABLISHED  # type: ignore[union-attr]
+    assert agent.connection(active).state is CmState.ESTABLISHED  # type: ignore[union-attr]
 
 
 def test_two_connections_with_one_name() -> None:
@@ -348,7 +346,7 @@ def test_two_connections_with_one_name() -> None:
     for active, qpn in ((first, 0x21), (second, 0x22)):
         peer.say(reply(local_comm_id=PEER, remote_comm_id=active, local_qpn=qpn, local_ca_guid=PEER_GUID))
     assert [type(event) for event in peer.agent.events()] == [ConnectReply]
-    assert peer.agent.dropped == {Drop.UNEXPECTED: 1}
+    assert peer.agent.dropped == {DropReason.UNEXPECTED: 1}
 
 
 def test_an_unknown_dreq_is_answered() -> None:

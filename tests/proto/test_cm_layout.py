@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from rdmacm.proto.cm.layout import Bits, Bytes, Layout
 from rdmacm.proto.cm.messages import APR, DREP, DREQ, LAP, MRA, REJ, REP, REQ, RTU, SIDR_REP, SIDR_REQ, Path
+from rdmacm.proto.layout import Bits, Bytes, Layout
 from rdmacm.proto.wire import WireError
 
 KINDS: list[Any] = [REQ, MRA, REJ, REP, RTU, DREQ, DREP, SIDR_REQ, SIDR_REP, LAP, APR, Path]

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rdmacm.address import AF_IB, Gid, InetAddr, parse_address
-from rdmacm.proto.cm.layout import Bits, Bytes, Layout
+from rdmacm.proto.cm.codes import ApStatus, MessageKind, RejectReason, SidrStatus, TransportService
 from rdmacm.proto.cm.messages import (
     APR,
     DREP,
@@ -28,18 +28,14 @@ from rdmacm.proto.cm.messages import (
     RTU,
     SIDR_REP,
     SIDR_REQ,
-    ApStatus,
     Message,
-    MessageKind,
     Path,
-    RejectReason,
-    SidrStatus,
-    TransportService,
     pack_message,
     unpack_mad,
     unpack_message,
 )
 from rdmacm.proto.cm.private_data import HEADER_SIZE, PrivateDataHeader, user_capacity
+from rdmacm.proto.layout import Bits, Bytes, Layout
 from rdmacm.proto.mad import Mad
 from rdmacm.proto.wire import WireError
 from support.pcap_cm import mad_of, mads
@@ -566,7 +562,7 @@ def test_the_header_in_private_data() -> None:
     assert header.pack() == expand("0060 1d2f fe80{13}01 fe80{13}02")
     assert PrivateDataHeader.unpack(header.pack() + b"more") == header
     assert header.family == AF_INET6
-    with pytest.raises(ValueError, match="two families"):
+    with pytest.raises(ValueError, match="different address families"):
         PrivateDataHeader.between(there, InetAddr(AF_INET, bytes(4)))
     with pytest.raises(ValueError, match="4 bytes"):
         PrivateDataHeader(4, 1, bytes(16), bytes(16)).pack()

@@ -7,22 +7,23 @@ from typing import Any
 import pytest
 
 from rdmacm.errors import CmStateError
-from rdmacm.proto.cm.connection import Connection
-from rdmacm.proto.cm.messages import (
-    DREP,
-    DREQ,
-    MRA,
-    REJ,
-    RTU,
-    SIDR_REP,
-    SIDR_REQ,
-    MessageKind,
-    RejectReason,
+from rdmacm.proto.cm.codes import MessageKind, RejectReason
+from rdmacm.proto.cm.connection import CmConnection
+from rdmacm.proto.cm.messages import DREP, DREQ, MRA, REJ, RTU, SIDR_REP, SIDR_REQ
+from rdmacm.proto.cm.states import (
+    AWAITING_USER,
+    CALLS,
+    INTERNAL,
+    MESSAGES,
+    RETRYING,
+    TRANSITIONS,
+    Action,
+    CmState,
+    CmTrigger,
 )
-from rdmacm.proto.cm.states import ARRIVALS, CALLS, RETRYING, THINKING, TIMES, TRANSITIONS, Do, Input, State
 from support.cm import SERVICE, Scripted, reply, request
 
-S, I = State, Input  # noqa: E741
+S, I = CmState, CmTrigger  # noqa: E741
 
 ACTIVE = {S.REQ_SENT, S.MRA_REQ_RCVD, S.REP_RCVD, S.MRA_REP_SENT}
 PASSIVE = {S.REQ_RCVD, S.MRA_REQ_SENT, S.REP_SENT, S.MRA_REP_RCVD}
@@ -30,13 +31,13 @@ EITHER = {S.ESTABLISHED, S.DREQ_SENT, S.DREQ_RCVD, S.TIMEWAIT}
 SIDR = {S.SIDR_REQ_SENT, S.SIDR_REQ_RCVD}
 
 # Who may call what, from the specification: call → states that allow it.
-ALLOWED: dict[Input, set[State]] = {
+ALLOWED: dict[CmTrigger, set[CmState]] = {
     I.CONNECT: {S.IDLE},
     I.RESOLVE: {S.IDLE},
     I.ACCEPT: {S.REQ_RCVD, S.MRA_REQ_SENT},
     I.REJECT: PASSIVE | {S.REP_RCVD, S.MRA_REP_SENT},
     I.SEND_RTU: {S.REP_RCVD, S.MRA_REP_SENT},
-    I.THINK: {S.REQ_RCVD, S.REP_RCVD},
+    I.ALLOW_MRA: {S.REQ_RCVD, S.REP_RCVD},
     I.ESTABLISH: {S.REP_SENT, S.MRA_REP_RCVD, S.ESTABLISHED},
     I.DISCONNECT: EITHER,
     I.ANSWER: {S.SIDR_REQ_RCVD},
@@ -44,7 +45,7 @@ ALLOWED: dict[Input, set[State]] = {
 }
 
 # What a message leads to where it means anything, written down apart from the tables.
-HEEDED: dict[Input, dict[State, State]] = {
+HEEDED: dict[CmTrigger, dict[CmState, CmState]] = {
     I.REQ: {S.IDLE: S.REQ_RCVD, S.MRA_REQ_SENT: S.MRA_REQ_SENT, S.TIMEWAIT: S.TIMEWAIT},
     I.MRA_REQ: {S.REQ_SENT: S.MRA_REQ_RCVD, S.MRA_REQ_RCVD: S.MRA_REQ_RCVD},
     I.MRA_REP: {S.REP_SENT: S.MRA_REP_RCVD, S.MRA_REP_RCVD: S.MRA_REP_RCVD},
@@ -84,10 +85,10 @@ HEEDED: dict[Input, dict[State, State]] = {
 
 
 @pytest.mark.parametrize("state", list(S), ids=lambda s: s.name)
-def test_each_input_in_each_state(state: State) -> None:
+def test_each_input_in_each_state(state: CmState) -> None:
     row = TRANSITIONS[state]
-    assert set(row) >= ARRIVALS, "a message that is dropped is dropped on purpose"
-    for what in ARRIVALS:
+    assert set(row) >= MESSAGES, "a message that is dropped is dropped on purpose"
+    for what in MESSAGES:
         step = row[what]
         assert (step.state if step is not None else None) == HEEDED[what].get(state), what
     for call in CALLS:
@@ -99,15 +100,15 @@ def test_each_input_in_each_state(state: State) -> None:
 
 def test_the_tables_are_whole() -> None:
     assert set(TRANSITIONS) == set(S)
-    assert set(I) == CALLS | TIMES | ARRIVALS
-    assert set(HEEDED) == ARRIVALS
+    assert set(I) == CALLS | INTERNAL | MESSAGES
+    assert set(HEEDED) == MESSAGES
     assert set(ALLOWED) == CALLS
     steps = [step for row in TRANSITIONS.values() for step in row.values() if step is not None]
-    assert {action for step in steps for action in step.actions} == set(Do), "nothing is there for nobody"
+    assert {action for step in steps for action in step.actions} == set(Action), "nothing is there for nobody"
 
 
 def test_every_state_can_be_reached_and_left() -> None:
-    def reached(start: State) -> set[State]:
+    def reached(start: CmState) -> set[CmState]:
         seen, frontier = {start}, [start]
         while frontier:
             for step in TRANSITIONS[frontier.pop()].values():
@@ -122,7 +123,14 @@ def test_every_state_can_be_reached_and_left() -> None:
 
 
 def test_repeating_goes_with_a_timer() -> None:
-    starts = {Do.SEND_REQ, Do.SEND_REP, Do.SEND_DREQ, Do.SEND_SIDR_REQ, Do.SEND_AGAIN, Do.EXTEND}
+    starts = {
+        Action.SEND_REQ,
+        Action.SEND_REP,
+        Action.SEND_DREQ,
+        Action.SEND_SIDR_REQ,
+        Action.RESEND,
+        Action.EXTEND_WAIT,
+    }
     for before, row in TRANSITIONS.items():
         for what, step in row.items():
             if step is None:
@@ -130,8 +138,8 @@ def test_repeating_goes_with_a_timer() -> None:
             if step.state in RETRYING and step.state is not before:
                 assert starts & set(step.actions), (before, what)
             if what is I.RETRY:
-                assert step == (before, (Do.SEND_AGAIN,))
-    assert not THINKING & RETRYING
+                assert step == (before, (Action.RESEND,))
+    assert not AWAITING_USER & RETRYING
 
 
 # -- through a real agent ---------------------------------------------------------------------------------------
@@ -144,7 +152,7 @@ PEER_QPN = 0x33
 class World:
     """A connection brought into a state by a peer that is this test."""
 
-    def __init__(self, state: State, is_active: bool) -> None:
+    def __init__(self, state: CmState, is_active: bool) -> None:
         thinks = state in (S.MRA_REQ_SENT, S.MRA_REP_SENT)
         self.peer = peer = Scripted(mra_service_timeout=24 if thinks else None)
         self.agent = agent = peer.agent
@@ -186,14 +194,14 @@ class World:
         agent.events()
 
     @property
-    def connection(self) -> Connection | None:
+    def connection(self) -> CmConnection | None:
         return self.agent.connection(self.comm_id)
 
     @property
-    def state(self) -> State:
+    def state(self) -> CmState:
         return self.connection.state if self.connection is not None else S.IDLE
 
-    def arrive(self, what: Input) -> None:
+    def arrive(self, what: CmTrigger) -> None:
         mine = self.comm_id
         rej = REJ(PEER, mine, MessageKind.OTHER, RejectReason.CONSUMER_DEFINED)
         if self.connection is not None and self.connection.remote_comm_id is None:
@@ -223,9 +231,9 @@ class World:
             case I.SIDR_REP:
                 self.peer.say(SIDR_REP(mine, qpn=PEER_QPN))
 
-    def call(self, what: Input) -> None:
+    def call(self, what: CmTrigger) -> None:
         now = self.peer.now
-        calls: dict[Input, Any] = {
+        calls: dict[CmTrigger, Any] = {
             I.ACCEPT: lambda: self.agent.accept(self.comm_id, reply(), now),
             I.REJECT: lambda: self.agent.reject(self.comm_id, now),
             I.SEND_RTU: lambda: self.agent.send_rtu(self.comm_id, now),
@@ -237,19 +245,19 @@ class World:
         calls[what]()
 
 
-def expected(state: State, what: Input) -> tuple[State, list[str], list[str]]:
-    """State, messages and events the table wants."""
+def expected(state: CmState, what: CmTrigger) -> tuple[CmState, list[str], list[str]]:
+    """CmState, messages and events the table wants."""
     step = TRANSITIONS[state].get(what)
     if step is None:
         return state, [], []
     sent, told = [], []
     repeated = {S.REQ_SENT: "REQ", S.MRA_REQ_RCVD: "REQ", S.DREQ_SENT: "DREQ", S.SIDR_REQ_SENT: "SIDR_REQ"}
     for action in step.actions:
-        if action is Do.SEND_AGAIN:
+        if action is Action.RESEND:
             sent.append(repeated.get(state, "REP"))
         elif action.name.startswith("SEND_"):
             sent.append("SIDR_" + action.name[10:] if "SIDR" in action.name else action.name.split("_")[1])
-        elif action.name.startswith("TELL_"):
+        elif action.name.startswith("REPORT_"):
             told.append(action.value)
     return step.state, sent, told
 
@@ -259,7 +267,7 @@ ROLES = [(s, a) for s, a in ROLES if s not in SIDR | {S.IDLE} or a]
 NO_REMOTE = {S.REQ_SENT, S.MRA_REQ_RCVD} | SIDR
 
 
-def check(world: World, state: State, want: tuple[State, list[str], list[str]]) -> None:
+def check(world: World, state: CmState, want: tuple[CmState, list[str], list[str]]) -> None:
     told = [type(event).__name__ for event in world.agent.events()]
     sent = [type(message).__name__ for message in world.peer.heard()]
     assert (sent, told) == (want[1], want[2])
@@ -271,9 +279,9 @@ def check(world: World, state: State, want: tuple[State, list[str], list[str]]) 
         assert (world.agent.next_deadline() is not None) == timed
 
 
-@pytest.mark.parametrize("what", sorted(ARRIVALS - {I.REP_STALE}, key=str), ids=str)
-@pytest.mark.parametrize(("state", "is_active"), ROLES, ids=lambda v: v.name if isinstance(v, State) else str(v))
-def test_messages_do_what_the_table_says(state: State, is_active: bool, what: Input) -> None:
+@pytest.mark.parametrize("what", sorted(MESSAGES - {I.REP_STALE}, key=str), ids=str)
+@pytest.mark.parametrize(("state", "is_active"), ROLES, ids=lambda v: v.name if isinstance(v, CmState) else str(v))
+def test_messages_do_what_the_table_says(state: CmState, is_active: bool, what: CmTrigger) -> None:
     world = World(state, is_active)
     want = expected(state, what)
     if (what is I.REP and not is_active) or (what is I.REQ and is_active and state is not S.IDLE):
@@ -296,9 +304,9 @@ def test_messages_do_what_the_table_says(state: State, is_active: bool, what: In
     check(world, state, want)
 
 
-@pytest.mark.parametrize("what", sorted(CALLS - {I.CONNECT, I.RESOLVE, I.THINK}, key=str), ids=str)
-@pytest.mark.parametrize(("state", "is_active"), ROLES, ids=lambda v: v.name if isinstance(v, State) else str(v))
-def test_calls_do_what_the_table_says(state: State, is_active: bool, what: Input) -> None:
+@pytest.mark.parametrize("what", sorted(CALLS - {I.CONNECT, I.RESOLVE, I.ALLOW_MRA}, key=str), ids=str)
+@pytest.mark.parametrize(("state", "is_active"), ROLES, ids=lambda v: v.name if isinstance(v, CmState) else str(v))
+def test_calls_do_what_the_table_says(state: CmState, is_active: bool, what: CmTrigger) -> None:
     world = World(state, is_active)
     if state in ALLOWED[what] or what is I.DESTROY:
         world.call(what)
@@ -309,8 +317,8 @@ def test_calls_do_what_the_table_says(state: State, is_active: bool, what: Input
 
 
 @pytest.mark.parametrize("exhausted", [False, True])
-@pytest.mark.parametrize(("state", "is_active"), ROLES, ids=lambda v: v.name if isinstance(v, State) else str(v))
-def test_timers_do_what_the_table_says(state: State, is_active: bool, exhausted: bool) -> None:
+@pytest.mark.parametrize(("state", "is_active"), ROLES, ids=lambda v: v.name if isinstance(v, CmState) else str(v))
+def test_timers_do_what_the_table_says(state: CmState, is_active: bool, exhausted: bool) -> None:
     world = World(state, is_active)
     if state in RETRYING:
         assert world.connection is not None
@@ -328,8 +336,8 @@ def test_timers_do_what_the_table_says(state: State, is_active: bool, exhausted:
     check(world, state, expected(state, what))
 
 
-@pytest.mark.parametrize(("state", "is_active"), ROLES, ids=lambda v: v.name if isinstance(v, State) else str(v))
-def test_a_queue_pair_named_twice(state: State, is_active: bool) -> None:
+@pytest.mark.parametrize(("state", "is_active"), ROLES, ids=lambda v: v.name if isinstance(v, CmState) else str(v))
+def test_a_queue_pair_named_twice(state: CmState, is_active: bool) -> None:
     world = World(state, is_active)
     world.peer.say(request(local_comm_id=PEER + 1, local_ca_guid=PEER_GUID, local_qpn=PEER_QPN))
     if state in NO_REMOTE | {S.IDLE, S.TIMEWAIT}:
@@ -346,7 +354,7 @@ def test_a_queue_pair_named_twice(state: State, is_active: bool) -> None:
 
 
 @pytest.mark.parametrize("state", [S.REQ_SENT, S.MRA_REQ_RCVD])
-def test_a_rep_with_a_queue_pair_in_use(state: State) -> None:
+def test_a_rep_with_a_queue_pair_in_use(state: CmState) -> None:
     world = World(S.ESTABLISHED, True)
     old, world.comm_id = world.comm_id, world.agent.connect("peer", request(local_qpn=0x12), world.peer.now)
     if state is S.MRA_REQ_RCVD:

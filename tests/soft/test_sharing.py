@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import pytest
 
-from rdmacm.proto.cm.messages import AttributeId
+from rdmacm.proto.cm.codes import AttributeId
 from rdmacm.soft.wire import port_group as sharing
 from rdmacm.soft.wire.forwarding import _pack, bound
 from rdmacm.soft.wire.port_group import Membership

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rdmacm.proto.cm.messages import AttributeId
+from rdmacm.proto.cm.codes import AttributeId
 from rdmacm.soft.wire import sockets
 from rdmacm.soft.wire.slot_filter import attach, is_request, slot_of
 from support.processes import linux_only

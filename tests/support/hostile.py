@@ -10,6 +10,7 @@ from random import Random
 from rdmacm import CmEvent, CmEventType, CmId, EventChannel
 from rdmacm.address import Gid
 from rdmacm.connparam import ConnParam
+from rdmacm.proto.cm.codes import MessageKind, RejectReason
 from rdmacm.proto.cm.messages import (
     APR,
     DREP,
@@ -23,9 +24,7 @@ from rdmacm.proto.cm.messages import (
     SIDR_REP,
     SIDR_REQ,
     Message,
-    MessageKind,
     Path,
-    RejectReason,
     pack_message,
 )
 from rdmacm.proto.cm.private_data import PrivateDataHeader

@@ -7,9 +7,9 @@ from typing import Any
 
 from rdmacm.ib.transport import MadTransport
 from rdmacm.proto.mad import MadAddress
-from rdmacm.proto.sa.client import Answer, SaClient
+from rdmacm.proto.sa.client import SaResponse, SaClient
 from rdmacm.proto.sa.mad import SaMethod
-from rdmacm.proto.sa.query import ask_for
+from rdmacm.proto.sa.query import query_for
 from rdmacm.testing import MemorySubnet, VirtualClock
 
 
@@ -20,12 +20,12 @@ class Asker:
         self.subnet = subnet
         self.transport = transport
         self.client = SaClient(Random(seed), reassembles=transport.reassembles)
-        self.answers: dict[int, Answer] = {}
+        self.answers: dict[int, SaResponse] = {}
         self.times: dict[int, float] = {}
         transport.open()
 
     def ask(self, method: SaMethod, kind: Any, timeout: float = 2.0, tries: int = 10, **fields: Any) -> int:
-        mask, record = ask_for(kind, **fields)
+        mask, record = query_for(kind, **fields)
         return self.ask_raw(method, kind.ATTRIBUTE, mask, record.pack(), timeout, tries)
 
     def ask_raw(
@@ -33,7 +33,7 @@ class Asker:
     ) -> int:
         sm = MadAddress(self.transport.port().sm_lid)
         now = self.subnet.clock()
-        number = self.client.ask(method, attribute, mask, data, sm, now, timeout=timeout, tries=tries)
+        number = self.client.query(method, attribute, mask, data, sm, now, timeout=timeout, tries=tries)
         self.progress()
         return number
 
@@ -54,12 +54,12 @@ class Asker:
             if not arrived and not leaving:
                 return
 
-    def wait(self, number: int) -> Answer:
+    def wait(self, number: int) -> SaResponse:
         """Let virtual time pass until a question has its answer."""
         run(self.subnet, self)
         return self.answers[number]
 
-    def find(self, method: SaMethod, kind: Any, **fields: Any) -> Answer:
+    def find(self, method: SaMethod, kind: Any, **fields: Any) -> SaResponse:
         return self.wait(self.ask(method, kind, **fields))
 
     def records(self, method: SaMethod, kind: Any, **fields: Any) -> list[Any]:

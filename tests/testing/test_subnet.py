@@ -14,10 +14,10 @@ import pytest
 
 from rdmacm.address import Gid
 from rdmacm.ib.transport import MadTransport
-from rdmacm.proto.cm.messages import AttributeId
+from rdmacm.proto.cm.codes import AttributeId
 from rdmacm.proto.mad import Mad, MadAddress, MgmtClass
 from rdmacm.proto.sa.mad import SaMethod
-from rdmacm.proto.sa.query import ask_for
+from rdmacm.proto.sa.query import query_for
 from rdmacm.proto.sa.records import PathRecord
 from rdmacm.proto.sa.subnet import NodeRecord, ServiceRecord
 from rdmacm.testing import DUPLICATE, LOSE, Fabric, MemoryPort, MemorySubnet, Verdict, VirtualClock, nth
@@ -311,7 +311,7 @@ class TestVirtualTime:
         a.send(MadAddress(b.port().lid), message())
         assert fabric.run(lambda: bool(b.receive()))
         assert fabric.now == 0.5
-        mask, record = ask_for(PathRecord, slid=2, dlid=3)
+        mask, record = query_for(PathRecord, slid=2, dlid=3)
         a.close()
         asker = Asker(subnet, a)
         asker.ask_raw(SaMethod.GET, PathRecord.ATTRIBUTE, int(mask), record.pack())

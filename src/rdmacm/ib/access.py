@@ -16,14 +16,14 @@ from rdmacm.address import Gid
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.ib.transport import IbPort, MadTransport
 from rdmacm.proto.sa.attributes import Attribute
-from rdmacm.proto.sa.client import Answer, SaClient
+from rdmacm.proto.sa.client import SaResponse, SaClient
 from rdmacm.proto.sa.mad import SaMethod, SaStatus, describe_status
-from rdmacm.proto.sa.query import PathMask, ask_for
+from rdmacm.proto.sa.query import PathMask, query_for
 from rdmacm.proto.sa.records import PathRecord
 from rdmacm.proto.sa.subnet import LEASE_FOREVER, ClassPortInfo, JoinState, MCMemberRecord, NodeRecord, ServiceRecord
 from rdmacm.proto.wire import WireError
 
-__all__ = ["Question", "Records", "SaAccess"]
+__all__ = ["SaQuery", "Records", "SaAccess"]
 
 T = TypeVar("T")
 #: What there is a component mask for.
@@ -57,7 +57,7 @@ class Records(list[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class Question(Generic[T]):
+class SaQuery(Generic[T]):
     """A question that has been asked; :meth:`SaAccess.result` has its answer."""
 
     number: int
@@ -83,7 +83,7 @@ class SaAccess:
         self.timeout = timeout
         self.tries = tries
         self._client = SaClient(random.SystemRandom(), reassembles=transport.reassembles)
-        self._answers: dict[int, Answer] = {}
+        self._answers: dict[int, SaResponse] = {}
         self._port: IbPort | None = None
         self._poll = select.poll()
 
@@ -108,27 +108,27 @@ class SaAccess:
 
     def path(self, dgid: Gid, **fields: Any) -> PathRecord:
         """The path from this port to another; ``fields`` are more of :class:`PathRecord`'s that it has to have."""
-        return self.result(self.ask_path(dgid, **fields))[0]
+        return self.result(self.query_path(dgid, **fields))[0]
 
-    def ask_path(self, dgid: Gid, **fields: Any) -> Question[PathRecord]:
+    def query_path(self, dgid: Gid, **fields: Any) -> SaQuery[PathRecord]:
         """As :meth:`path`, but without waiting for the answer."""
         sgid = fields.pop("sgid", None) or self.port.gids[0]
         if fields:
             wanted = {"dgid": dgid, "sgid": sgid, "reversible": True, "numb_path": 1, **fields}
-            return self.ask(SaMethod.GET, PathRecord, str(dgid), **wanted)
+            return self.query(SaMethod.GET, PathRecord, str(dgid), **wanted)
         record = PathRecord(dgid, sgid, numb_path=1).pack()
-        number = self._ask(SaMethod.GET, Attribute.PATH_RECORD, _PATH_MASK, record)
-        return Question(number, SaMethod.GET, PathRecord.unpack, "get PathRecord", str(dgid))
+        number = self._send_query(SaMethod.GET, Attribute.PATH_RECORD, _PATH_MASK, record)
+        return SaQuery(number, SaMethod.GET, PathRecord.unpack, "get PathRecord", str(dgid))
 
     def paths(self, **fields: Any) -> Records[PathRecord]:
         """All paths with these fields."""
-        return self.result(self.ask(SaMethod.GET_TABLE, PathRecord, None, **fields))
+        return self.result(self.query(SaMethod.GET_TABLE, PathRecord, None, **fields))
 
     def services(self, name: str | bytes | None = None, **fields: Any) -> Records[ServiceRecord]:
         """All services of this name, with these fields of :class:`ServiceRecord`."""
         if name is not None:
             fields["service_name"] = _name(name)
-        return self.result(self.ask(SaMethod.GET_TABLE, ServiceRecord, _shown(name), **fields))
+        return self.result(self.query(SaMethod.GET_TABLE, ServiceRecord, _shown(name), **fields))
 
     def register(
         self, service_id: int, name: str | bytes | None = None, *, lease: int = LEASE_FOREVER, **fields: Any
@@ -138,12 +138,12 @@ class SaAccess:
             fields["service_name"] = _name(name)
         fields["service_lease"] = lease
         fields = {**self._identity(service_id), **fields}
-        return self.result(self.ask(SaMethod.SET, ServiceRecord, f"{service_id:#x}", **fields))[0]
+        return self.result(self.query(SaMethod.SET, ServiceRecord, f"{service_id:#x}", **fields))[0]
 
     def withdraw(self, service_id: int, **fields: Any) -> ServiceRecord:
         """The end of a service at this port; the record it had."""
         wanted = {**self._identity(service_id), **fields}
-        return self.result(self.ask(SaMethod.DELETE, ServiceRecord, f"{service_id:#x}", **wanted))[0]
+        return self.result(self.query(SaMethod.DELETE, ServiceRecord, f"{service_id:#x}", **wanted))[0]
 
     def join(self, mgid: Gid, state: JoinState = JoinState.FULL_MEMBER, **fields: Any) -> MCMemberRecord:
         """Become a member of a multicast group; with the fields a new one needs, make it where there is none."""
@@ -155,12 +155,12 @@ class SaAccess:
 
     def nodes(self, **fields: Any) -> Records[NodeRecord]:
         """All ports with these fields of :class:`NodeRecord`, and their nodes."""
-        return self.result(self.ask(SaMethod.GET_TABLE, NodeRecord, None, **fields))
+        return self.result(self.query(SaMethod.GET_TABLE, NodeRecord, None, **fields))
 
     def class_port_info(self) -> ClassPortInfo:
         """What the subnet administrator can do."""
-        asked = self._ask(SaMethod.GET, Attribute.CLASS_PORT_INFO, 0, b"")
-        return self.result(Question(asked, SaMethod.GET, ClassPortInfo.unpack, "get ClassPortInfo", None))[0]
+        asked = self._send_query(SaMethod.GET, Attribute.CLASS_PORT_INFO, 0, b"")
+        return self.result(SaQuery(asked, SaMethod.GET, ClassPortInfo.unpack, "get ClassPortInfo", None))[0]
 
     def _identity(self, service_id: int) -> dict[str, Any]:
         # Without the P_Key OpenSM stores one that no request can name.
@@ -168,29 +168,29 @@ class SaAccess:
 
     def _member(self, method: int, mgid: Gid, state: int, fields: dict[str, Any]) -> MCMemberRecord:
         wanted = {"mgid": mgid, "port_gid": self.port.gids[0], "join_state": int(state), **fields}
-        return self.result(self.ask(method, MCMemberRecord, str(mgid), **wanted))[0]
+        return self.result(self.query(method, MCMemberRecord, str(mgid), **wanted))[0]
 
     # -- asking and waiting -----------------------------------------------------------------------------------
 
-    def ask(self, method: int, kind: type[R], subject: str | None, /, **fields: Any) -> Question[R]:
+    def query(self, method: int, kind: type[R], subject: str | None, /, **fields: Any) -> SaQuery[R]:
         """Ask about records with these fields; several questions may be under way. ``subject`` is for errors' text."""
-        mask, record = ask_for(kind, **fields)
-        number = self._ask(method, kind.ATTRIBUTE, mask, record.pack())
-        return Question(number, method, kind.unpack, f"{_VERBS.get(method, 'ask for')} {kind.__name__}", subject)
+        mask, record = query_for(kind, **fields)
+        number = self._send_query(method, kind.ATTRIBUTE, mask, record.pack())
+        return SaQuery(number, method, kind.unpack, f"{_VERBS.get(method, 'ask for')} {kind.__name__}", subject)
 
-    def _ask(self, method: int, attribute: int, mask: int, data: bytes) -> int:
+    def _send_query(self, method: int, attribute: int, mask: int, data: bytes) -> int:
         if not self.port.sm_lid:
             self._port = None
             if not self.port.sm_lid:
                 raise self._no_manager()
         now = time.monotonic()
-        number = self._client.ask(
+        number = self._client.query(
             method, attribute, mask, data, self.port.administrator, now, timeout=self.timeout, tries=self.tries
         )
         self._send()
         return number
 
-    def result(self, question: Question[T]) -> Records[T]:
+    def result(self, question: SaQuery[T]) -> Records[T]:
         """Wait for the answer."""
         while question.number not in self._answers:
             self._progress()
@@ -236,7 +236,7 @@ class SaAccess:
 
     # -- errors -----------------------------------------------------------------------------------------------
 
-    def _error(self, question: Question[Any], number: int, text: str, hint: str | None) -> RdmaError:
+    def _error(self, question: SaQuery[Any], number: int, text: str, hint: str | None) -> RdmaError:
         return cm_error(number, text, question.step, question.subject, hint)
 
     def _no_manager(self) -> RdmaError:
@@ -248,7 +248,7 @@ class SaAccess:
             "whether its link is up, and a subnet manager runs",
         )
 
-    def _unanswered(self, question: Question[Any], answer: Answer) -> RdmaError:
+    def _unanswered(self, question: SaQuery[Any], answer: SaResponse) -> RdmaError:
         # The subnet manager may be elsewhere by now.
         lid, self._port = self.port.sm_lid, None
         if answer.error != "timeout":

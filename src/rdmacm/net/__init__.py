@@ -17,7 +17,7 @@ from rdmacm.net.types import (
     Neighbour,
     NeighbourState,
     Network,
-    Route,
+    RouteEntry,
 )
 
 __all__ = [
@@ -28,7 +28,7 @@ __all__ = [
     "Neighbour",
     "NeighbourState",
     "Network",
-    "Route",
+    "RouteEntry",
     "namespace_key",
     "open_network",
 ]

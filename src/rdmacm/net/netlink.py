@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from socket import AF_INET, AF_INET6
 
 from rdmacm.address import is_link_local
-from rdmacm.net.types import Change, Interface, InterfaceAddress, Neighbour, NeighbourState, Route
+from rdmacm.net.types import Change, Interface, InterfaceAddress, Neighbour, NeighbourState, RouteEntry
 
 _HEADER = struct.Struct("=IHHII")  # nlmsghdr: length, type, flags, sequence, port
 _ATTR = struct.Struct("=HH")  # rtattr: length, type
@@ -158,7 +158,7 @@ def _parse_neighbour(body: memoryview) -> Neighbour | None:
         return Neighbour(index, ip, NeighbourState.NONE, link_layer)
 
 
-def _parse_route(body: memoryview, destination: bytes) -> Route:
+def _parse_route(body: memoryview, destination: bytes) -> RouteEntry:
     fields = _RTMSG.unpack_from(body)
     kind = _ROUTE_KINDS.get(fields[7], "unicast")
     if kind in _ROUTE_ERRORS:
@@ -188,7 +188,7 @@ def _parse_route(body: memoryview, destination: bytes) -> Route:
                 elif metric == 10 and len(value) >= 4:
                     hop_limit = _UINT.unpack_from(value)[0]
         offset += (length + 3) & ~3
-    return Route(kind, destination, ifindex, gateway, source, table, mtu, hop_limit)
+    return RouteEntry(kind, destination, ifindex, gateway, source, table, mtu, hop_limit)
 
 
 class NetlinkNetwork:
@@ -273,7 +273,7 @@ class NetlinkNetwork:
         parsed = [_parse_address(b) for k, b in self._dump(_GETADDR, bytes(_IFADDR.size)) if k == _NEWADDR]
         return [address for address in parsed if address]
 
-    def route(self, family: int, destination: bytes, source: bytes | None, ifindex: int, tos: int) -> Route:
+    def route(self, family: int, destination: bytes, source: bytes | None, ifindex: int, tos: int) -> RouteEntry:
         size = len(destination)
         bits = size * 8
         payload = (

@@ -12,7 +12,7 @@ import errno
 import socket
 from socket import AF_INET, AF_INET6
 
-from rdmacm.net.types import Change, Interface, InterfaceAddress, InterfaceFlag, Neighbour, Route
+from rdmacm.net.types import Change, Interface, InterfaceAddress, InterfaceFlag, Neighbour, RouteEntry
 
 _ARPHRD_ETHER, _ARPHRD_LOOPBACK = 1, 772
 _UP = InterfaceFlag.UP | InterfaceFlag.RUNNING | InterfaceFlag.LOWER_UP
@@ -80,7 +80,7 @@ class PortableNetwork:
                 found.append(InterfaceAddress(kind, ip, bits, index))
         return found
 
-    def route(self, family: int, destination: bytes, source: bytes | None, ifindex: int, tos: int) -> Route:
+    def route(self, family: int, destination: bytes, source: bytes | None, ifindex: int, tos: int) -> RouteEntry:
         host = socket.inet_ntop(family, destination)
         with socket.socket(family, socket.SOCK_DGRAM) as sock:
             if source is not None:
@@ -94,7 +94,7 @@ class PortableNetwork:
         chosen = socket.inet_pton(family, str(name[0]).partition("%")[0])
         owner = next((a.ifindex for a in self.addresses() if a.ip == chosen), ifindex)
         kind = "local" if chosen == destination or (destination[0] == 127 and family == AF_INET) else "unicast"
-        return Route(kind, destination, owner, None, chosen, 0)
+        return RouteEntry(kind, destination, owner, None, chosen, 0)
 
     def neighbour(self, family: int, ifindex: int, ip: bytes) -> Neighbour | None:
         return None

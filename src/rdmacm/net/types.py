@@ -64,7 +64,7 @@ class InterfaceAddress(NamedTuple):
     usable: bool = True
 
 
-class Route(NamedTuple):
+class RouteEntry(NamedTuple):
     """Where a packet for ``destination`` would go. ``kind``: unicast, local, broadcast, anycast, multicast.
 
     ``gateway`` is a packed address of either family, None on link; ``mtu`` and ``hop_limit`` are 0 where the
@@ -137,7 +137,7 @@ class Network(Protocol):
     def addresses(self) -> list[InterfaceAddress]:
         """Every address of every interface."""
 
-    def route(self, family: int, destination: bytes, source: bytes | None, ifindex: int, tos: int) -> Route:
+    def route(self, family: int, destination: bytes, source: bytes | None, ifindex: int, tos: int) -> RouteEntry:
         """The route to a destination, optionally from a source and out of an interface (0: any).
 
         ENETUNREACH, EHOSTUNREACH, EACCES (prohibit) or EINVAL (blackhole, or a source that is not ours).

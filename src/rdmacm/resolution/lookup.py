@@ -14,7 +14,7 @@ from time import perf_counter_ns
 from rdmacm.address import DEFAULT_PKEY, Gid, InetAddr
 from rdmacm.errors import errno_name
 from rdmacm.explanation import Explanation, NeighbourUsed, RouteUsed, Step
-from rdmacm.net.types import Neighbour, Network, Route
+from rdmacm.net.types import Neighbour, Network, RouteEntry
 from rdmacm.proto.sa import PathRecord
 from rdmacm.resolution import policy
 from rdmacm.resolution.hosts import DeviceView, HostView, mtu_code
@@ -76,7 +76,7 @@ class Lookup:
         self.source = source
         self.origin = origin
         self.tos = tos
-        self.route: Route | None = None
+        self.route: RouteEntry | None = None
         self.query: policy.Query | None = None
         self.device: DeviceView | None = None
         self.row: GidEntry | None = None
@@ -99,7 +99,7 @@ class Lookup:
         )
         return explanation if failure is None else failure.explained(explanation)
 
-    def _route_used(self, route: Route) -> RouteUsed:
+    def _route_used(self, route: RouteEntry) -> RouteUsed:
         interface = self.host.interfaces.get(route.ifindex)
         return RouteUsed(
             self.destination.host,

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from rdmacm.address import InetAddr
 from rdmacm.explanation import Candidate
-from rdmacm.net.types import Route
+from rdmacm.net.types import RouteEntry
 from rdmacm.resolution.hosts import DeviceView, HostView
 from rdmacm.verbs.device import GidEntry
 from rdmacm.verbs.enums import GidType
@@ -36,7 +36,7 @@ class Query(NamedTuple):
     destination: InetAddr
     source: bytes
     origin: str
-    route: Route
+    route: RouteEntry
     egress: str
     bound_ifindex: int
     bound_device: str

@@ -10,7 +10,7 @@ from ipaddress import ip_address
 from random import Random
 from typing import Protocol, TypeAlias
 
-from rdmacm.proto.cm.messages import AttributeId
+from rdmacm.proto.cm.codes import AttributeId
 from rdmacm.proto.mad import Mad, MgmtClass
 from rdmacm.proto.roce.headers import peek
 from rdmacm.proto.roce.icrc import ICRC_LENGTH

@@ -18,7 +18,7 @@ from rdmacm.net.types import (
     InterfaceFlag,
     Neighbour,
     NeighbourState,
-    Route,
+    RouteEntry,
 )
 from rdmacm.soft.port_table import PortTable
 from rdmacm.soft.provider import SoftProvider
@@ -222,13 +222,13 @@ class MemoryNetwork:
             found = next((a for a in self._addresses if a.ip[0] == 127 and len(a.ip) == 4), None)
         return found if found is not None and self._up(found.ifindex) else None
 
-    def route(self, family: int, destination: bytes, source: bytes | None, ifindex: int, tos: int) -> Route:
+    def route(self, family: int, destination: bytes, source: bytes | None, ifindex: int, tos: int) -> RouteEntry:
         if ifindex and ifindex not in self._interfaces:
             raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
         if source is not None and self._owner(source) is None:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         if (own := self._owner(destination)) is not None and not ifindex:
-            return Route("local", destination, own.ifindex, None, source or own.ip, 255)
+            return RouteEntry("local", destination, own.ifindex, None, source or own.ip, 255)
         multicast = destination[0] & 0xF0 == 0xE0 if family == AF_INET else destination[0] == 0xFF
         best: _Entry | None = None
         for entry in self._routes:
@@ -241,14 +241,14 @@ class MemoryNetwork:
             where = ifindex or next((i for i, it in self._interfaces.items() if it.is_up and not it.is_loopback), 0)
             if where:
                 chosen = source or self._source_on(where, family)
-                return Route("multicast", destination, where, None, chosen, 254)
+                return RouteEntry("multicast", destination, where, None, chosen, 254)
         if best is None:
             raise OSError(errno.ENETUNREACH, os.strerror(errno.ENETUNREACH))
         if best.kind in _FAILURES:
             raise OSError(_FAILURES[best.kind], f"{best.kind} route")
         chosen = source or best.source or self._source_on(best.ifindex, family)
         kind = "multicast" if multicast else best.kind
-        return Route(kind, destination, best.ifindex, best.gateway, chosen, 254, best.mtu, best.hop_limit)
+        return RouteEntry(kind, destination, best.ifindex, best.gateway, chosen, 254, best.mtu, best.hop_limit)
 
     def _source_on(self, ifindex: int, family: int) -> bytes | None:
         return next((a.ip for a in self._addresses if a.ifindex == ifindex and a.family == family), None)

@@ -33,7 +33,7 @@ from rdmacm.address import Gid
 from rdmacm.ib.transport import Arrived, IbPort
 from rdmacm.progress.timers import TimerDescriptor
 from rdmacm.progress.waiting import Wake
-from rdmacm.proto.cm.messages import AttributeId
+from rdmacm.proto.cm.codes import AttributeId
 from rdmacm.proto.mad import MAD_SIZE, MadAddress, MgmtClass
 from rdmacm.proto.sa.attributes import Attribute
 from rdmacm.proto.sa.mad import RESPONSE, SaMethod

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rdmacm.proto.mad import MadAddress
 from rdmacm.proto.sa.attributes import Attribute
-from rdmacm.proto.sa.client import Answer, SaClient
+from rdmacm.proto.sa.client import SaClient, SaResponse
 from rdmacm.proto.sa.mad import SaMad, SaMethod, SaStatus
 from rdmacm.proto.sa.rmpp import SEGMENT_SIZE, RmppFlag, RmppHeader, RmppType, Sender
 from support import sa_vectors
@@ -25,7 +25,7 @@ def ask(client: SaClient, now: float = 0.0, **options: Any) -> int:
     """A question for a path."""
     options = {"method": SaMethod.GET, "attribute": Attribute.PATH_RECORD, "timeout": 2.0} | options
     method, attribute = options.pop("method"), options.pop("attribute")
-    return client.ask(method, attribute, 0x180C, sa_vectors.PATH_REQUEST[56:120], SM, now, **options)
+    return client.query(method, attribute, 0x180C, sa_vectors.PATH_REQUEST[56:120], SM, now, **options)
 
 
 def sent(client: SaClient) -> list[SaMad]:
@@ -47,7 +47,7 @@ def answer(request: SaMad, **changes: Any) -> SaMad:
     return replace(plain, **changes)
 
 
-def receive(client: SaClient, mad: SaMad, now: float = 0.1, source: MadAddress = SM) -> list[Answer]:
+def receive(client: SaClient, mad: SaMad, now: float = 0.1, source: MadAddress = SM) -> list[SaResponse]:
     client.mad_received(source, mad.pack(fill=False), now)
     return client.events()
 
@@ -59,7 +59,7 @@ class TestQuestions:
         [request] = sent(client)
         assert request.transaction_id >> 32 == 0
         assert request.component_mask == 0x180C
-        assert receive(client, answer(request)) == [Answer(number, 0, (sa_vectors.PATH_ANSWER[56:],))]
+        assert receive(client, answer(request)) == [SaResponse(number, 0, (sa_vectors.PATH_ANSWER[56:],))]
         assert len(client) == 0
         assert client.next_deadline() is None
 
@@ -68,13 +68,13 @@ class TestQuestions:
         number = ask(client)
         assert client.mads_to_send() == [(SM, sa_vectors.PATH_REQUEST)]
         client.mad_received(SM, sa_vectors.PATH_ANSWER, 0.1)
-        assert client.events() == [Answer(number, 0, (sa_vectors.PATH_ANSWER[56:],))]
+        assert client.events() == [SaResponse(number, 0, (sa_vectors.PATH_ANSWER[56:],))]
 
     def test_a_table_of_opensm_s_in_one_datagram(self) -> None:
         client = SaClient(Fixed(0x104))
-        number = client.ask(SaMethod.GET_TABLE, Attribute.SERVICE_RECORD, 0x40, b"", SM, 0.0, timeout=1.0)
+        number = client.query(SaMethod.GET_TABLE, Attribute.SERVICE_RECORD, 0x40, b"", SM, 0.0, timeout=1.0)
         client.mad_received(SM, sa_vectors.TABLE_ANSWER, 0.1)
-        assert client.events() == [Answer(number, 0, (sa_vectors.TABLE_ANSWER[56:],))]
+        assert client.events() == [SaResponse(number, 0, (sa_vectors.TABLE_ANSWER[56:],))]
 
     @pytest.mark.parametrize(("size", "whole"), [(64, 3), (176, 1), (112, 1), (56, 3)])
     def test_a_table_of_opensm_s_that_was_cut(self, size: int, whole: int) -> None:
@@ -91,7 +91,7 @@ class TestQuestions:
         client = SaClient(Random(1))
         number = ask(client, method=SaMethod.GET_TABLE)
         [request] = sent(client)
-        assert receive(client, answer(request, attribute_offset=0, data=b"")) == [Answer(number, 0)]
+        assert receive(client, answer(request, attribute_offset=0, data=b"")) == [SaResponse(number, 0)]
 
     @pytest.mark.parametrize("fill", [False, True])
     def test_an_answer_that_does_not_say_how_long_a_record_is(self, fill: bool) -> None:
@@ -100,20 +100,20 @@ class TestQuestions:
         [request] = sent(client)
         info = b"\1\2" + bytes(70)
         client.mad_received(SM, answer(request, attribute_offset=0, data=info).pack(fill=fill), 0.1)
-        assert client.events() == [Answer(number, 0, (info,))]
+        assert client.events() == [SaResponse(number, 0, (info,))]
 
     def test_a_record_that_is_not_whole(self) -> None:
         client = SaClient(Random(1))
         number = ask(client)
         [request] = sent(client)
-        assert receive(client, answer(request, data=bytes(63))) == [Answer(number, 0, truncated=True)]
+        assert receive(client, answer(request, data=bytes(63))) == [SaResponse(number, 0, truncated=True)]
 
     @pytest.mark.parametrize("status", [SaStatus.NO_RECORDS, SaStatus.TOO_MANY_RECORDS, 0x000C, 0x0002])
     def test_a_status_is_an_answer(self, status: int) -> None:
         client = SaClient(Random(1))
         number = ask(client)
         [request] = sent(client)
-        assert receive(client, answer(request, status=status)) == [Answer(number, status)]
+        assert receive(client, answer(request, status=status)) == [SaResponse(number, status)]
 
     def test_answers_find_their_questions(self) -> None:
         client = SaClient(Random(1))
@@ -149,7 +149,7 @@ class TestQuestions:
         client = SaClient(Random(1), max_queries=2)
         number = ask(client)
         ask(client)
-        with pytest.raises(OSError, match="2 questions"):
+        with pytest.raises(OSError, match="2 queries"):
             ask(client)
         client.cancel(number)
         ask(client)
@@ -161,7 +161,7 @@ class TestQuestions:
 
     def test_that_do_not_fit(self) -> None:
         with pytest.raises(ValueError, match="200 bytes"):
-            SaClient(Random(1)).ask(1, 0x35, 0, bytes(201), SM, 0.0, timeout=1.0)
+            SaClient(Random(1)).query(1, 0x35, 0, bytes(201), SM, 0.0, timeout=1.0)
 
 
 class TestTime:
@@ -177,7 +177,7 @@ class TestTime:
             events = client.events()
         assert times == [10.0, 10.5, 11.0, 11.5]
         assert len(set(mads)) == 1
-        assert (deadline, events) == (None, [Answer(number, 0, error="timeout")])
+        assert (deadline, events) == (None, [SaResponse(number, 0, error="timeout")])
 
     def test_it_ends_when_it_was_asked_to(self) -> None:
         client = SaClient(Random(1))
@@ -238,7 +238,7 @@ class TestTime:
             for request in sent(client):
                 receive(client, answer(request, status=SaStatus.BUSY), 0.0)
             client.timer(client.next_deadline() or 0.0)
-        assert client.events() == [Answer(number, SaStatus.BUSY, error="timeout")]
+        assert client.events() == [SaResponse(number, SaStatus.BUSY, error="timeout")]
 
 
 class TestWrongAnswers:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rdmacm.address import Gid
 from rdmacm.proto.sa.attributes import Attribute
 from rdmacm.proto.sa.mad import HEADER_LENGTH, SaMad
-from rdmacm.proto.sa.query import MASKS, MemberMask, NodeMask, PathMask, Selector, ServiceMask, ask_for
+from rdmacm.proto.sa.query import MASKS, MemberMask, NodeMask, PathMask, Selector, ServiceMask, query_for
 from rdmacm.proto.sa.records import PathRecord
 from rdmacm.proto.sa.subnet import (
     LEASE_FOREVER,
@@ -48,7 +48,7 @@ def data_of(vector: bytes) -> bytes:
 
 class TestOpenSM:
     def test_a_question_for_a_path(self) -> None:
-        mask, record = ask_for(PathRecord, dgid=HOST_B, sgid=HOST_A, reversible=True, numb_path=1)
+        mask, record = query_for(PathRecord, dgid=HOST_B, sgid=HOST_A, reversible=True, numb_path=1)
         assert mask == 0x180C
         asked = SaMad(0x01, Attribute.PATH_RECORD, 0x42, mask, record.pack())
         assert asked.pack() == sa_vectors.PATH_REQUEST
@@ -66,17 +66,17 @@ class TestOpenSM:
         assert SERVICE.name == "demo.service"
         given = [field.name for field in dataclasses.fields(SERVICE) if field.name != "service_key"]
         fields = {name: getattr(SERVICE, name) for name in given}
-        mask, record = ask_for(ServiceRecord, **fields)
+        mask, record = query_for(ServiceRecord, **fields)
         assert (mask, record) == (asked.component_mask, SERVICE)
         answer = ServiceRecord.unpack(data_of(sa_vectors.SERVICE_ANSWER))
         assert answer == SERVICE.replace(service_data64=(0x3132333435363738, 0x3001000000000000))
 
     def test_a_service_by_name(self) -> None:
-        mask, record = ask_for(ServiceRecord, service_name=b"demo.service")
+        mask, record = query_for(ServiceRecord, service_name=b"demo.service")
         assert SaMad(0x12, Attribute.SERVICE_RECORD, 0x104, mask, record.pack()).pack() == sa_vectors.TABLE_REQUEST
 
     def test_a_service_to_be_deleted(self) -> None:
-        mask, record = ask_for(ServiceRecord, service_id=0x10001, service_gid=HOST_A, service_pkey=0xFFFF)
+        mask, record = query_for(ServiceRecord, service_id=0x10001, service_gid=HOST_A, service_pkey=0xFFFF)
         assert SaMad(0x15, Attribute.SERVICE_RECORD, 0x110, mask, record.pack()).pack() == sa_vectors.DELETE_REQUEST
 
     def test_the_broadcast_group(self) -> None:
@@ -99,7 +99,7 @@ class TestDissected:
         assert (path.mtu, path.rate, path.packet_life_time) == (5, 7, 18)
 
     def test_what_rdma_join_multicast_asks(self) -> None:
-        mask, record = ask_for(
+        mask, record = query_for(
             MCMemberRecord,
             mgid=Gid("ff12:401b:ffff::ffff:ffff"),
             port_gid=Gid("fe80::2:c903:0:1"),
@@ -116,15 +116,15 @@ class TestDissected:
         asked_for = {
             name.lower(): getattr(given, name.lower()) for name, bit in MemberMask.__members__.items() if bit & mask
         }
-        assert ask_for(MCMemberRecord, **asked_for) == (mask, record)
+        assert query_for(MCMemberRecord, **asked_for) == (mask, record)
         assert (given.mlid, given.mtu, given.rate, given.packet_life_time, given.scope) == (0xC000, 4, 3, 18, 2)
 
     def test_a_service_by_id_and_name(self) -> None:
-        mask, record = ask_for(ServiceRecord, service_id=0x1000000000000001, service_name=b"pyrdma-test")
+        mask, record = query_for(ServiceRecord, service_id=0x1000000000000001, service_name=b"pyrdma-test")
         assert SaMad(0x12, 0x31, 0x900000003, mask, record.pack()).pack() == sa_vectors.CM_SERVICE_REQUEST
 
     def test_a_node(self) -> None:
-        mask, record = ask_for(NodeRecord, lid=2)
+        mask, record = query_for(NodeRecord, lid=2)
         assert SaMad(0x12, 0x11, 0x900000004, mask, record.pack()).pack() == sa_vectors.NODE_REQUEST
         node = NodeRecord.unpack(data_of(sa_vectors.NODE_ANSWER)[:112])
         assert (node.lid, node.node_type, node.num_ports) == (2, NodeType.CHANNEL_ADAPTER, 1)
@@ -206,15 +206,15 @@ class TestMasks:
         assert names == {field.name for field in dataclasses.fields(kind)}
 
     def test_a_value_without_a_selector_is_meant_exactly(self) -> None:
-        mask, record = ask_for(PathRecord, mtu=4)
+        mask, record = query_for(PathRecord, mtu=4)
         assert mask == PathMask.MTU | PathMask.MTU_SELECTOR
         assert (record.mtu, record.mtu_selector) == (4, Selector.EXACTLY)
-        mask, record = ask_for(PathRecord, rate=3, rate_selector=Selector.LESS)
+        mask, record = query_for(PathRecord, rate=3, rate_selector=Selector.LESS)
         assert mask == PathMask.RATE | PathMask.RATE_SELECTOR
         assert record.rate_selector == Selector.LESS
 
     def test_no_fields_are_the_whole_table(self) -> None:
-        mask, record = ask_for(NodeRecord)
+        mask, record = query_for(NodeRecord)
         assert (mask, record.pack()) == (NodeMask(0), bytes(108))
 
     def test_each_of_a_service_s_numbers_has_a_bit(self) -> None:
@@ -222,4 +222,4 @@ class TestMasks:
 
     def test_what_is_no_component(self) -> None:
         with pytest.raises(TypeError, match="PathRecord has no component 'lid'"):
-            ask_for(PathRecord, lid=1)
+            query_for(PathRecord, lid=1)

@@ -1,4 +1,4 @@
-"""What the engine remembers: a connection, a listener, and why it dropped something."""
+"""The records of the engine: a connection, a listener, and why a MAD was dropped."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from typing import TypeAlias
 
 from rdmacm.address import ALL_BITS_64
 from rdmacm.proto.cm.messages import REP, REQ, SIDR_REQ
-from rdmacm.proto.cm.states import State
+from rdmacm.proto.cm.states import CmState
 
-__all__ = ["Accepts", "Connection", "Drop", "Listener"]
+__all__ = ["Accepts", "CmConnection", "CmListener", "DropReason"]
 
-
-#: Whether a listener takes a request that came over a path.
+#: accepts(request, path): whether a listener takes a request that arrived on a path.
 Accepts: TypeAlias = Callable[[REQ | SIDR_REQ, Hashable], bool]
 
 
-class Drop(Enum):
-    """Why a MAD had no effect, or none but a refusal."""
+class DropReason(Enum):
+    """Why a MAD had no effect, or no other effect than a rejection."""
 
-    MALFORMED = "no message of communication management"
-    UNSUPPORTED = "a message this agent does not serve"
+    MALFORMED = "not a valid CM message"
+    UNSUPPORTED = "a message this agent does not support"
     UNKNOWN = "no such connection"
-    WRONG_PATH = "of another peer than the connection's"
+    WRONG_PATH = "not from the peer of the connection"
     WRONG_QPN = "a DREQ for another queue pair"
-    UNEXPECTED = "not in this state: a duplicate, or late, or wrong"
-    NO_LISTENER = "nobody listens for the service id"
-    NO_MATCH = "who listens for the service id does not take it"
-    STALE = "the peer's queue pair is in another connection"
-    BACKLOG = "too many requests wait for the listener"
+    UNEXPECTED = "not expected in this state: duplicate, late or wrong"
+    NO_LISTENER = "no listener for the service id"
+    NO_MATCH = "no listener for the service id takes this request"
+    STALE = "the peer's queue pair is used by another connection"
+    BACKLOG = "the listener's backlog is full"
     FULL = "too many connections"
 
 
 @dataclass(slots=True, eq=False)
-class Listener:
-    """Who takes requests for a service id; ``pending`` of at most ``backlog`` wait for the user.
+class CmListener:
+    """A listener for a service id.
 
-    ``accepts`` says which of them are for this listener; None for all.
+    ``accepts`` selects the requests that are for this listener; None for all. At most ``backlog`` requests wait for
+    the user; ``pending`` counts those that do.
     """
 
     service_id: int
@@ -49,41 +49,50 @@ class Listener:
 
 
 @dataclass(slots=True)
-class Connection:
-    """A connection or a service id resolution. For reading only, outside of the engine.
+class CmConnection:
+    """A connection or a service id resolution (SIDR). Read-only outside of the engine."""
 
-    ``starting_psn`` is what the peer is to send first, so the local queue pair's receive PSN. ``request`` is the
-    one sent or received, ``reply`` too; ``remote_*`` are None until the peer has told.
-    """
-
+    #: Local communication id; for SIDR, the local name of the request.
     comm_id: int
     path: Hashable
     is_active: bool
+    #: The REQ or SIDR_REQ, sent or received.
     request: REQ | SIDR_REQ
     transaction_id: int
-    state: State = State.IDLE
+    state: CmState = CmState.IDLE
+    #: The PSN the peer starts with: the receive PSN of the local queue pair.
     starting_psn: int = 0
     local_guid: int = 0
     local_qpn: int = 0
+    #: The REP, sent or received.
     reply: REP | None = None
-    listener: Listener | None = None
+    #: The listener whose backlog this connection counts in; None once the user has the request.
+    listener: CmListener | None = None
 
+    #: None until a message of the peer has brought it.
     remote_comm_id: int | None = None
     remote_guid: int | None = None
     remote_qpn: int | None = None
 
+    #: Packet life time of the path, an exponent.
     packet_life_time: int = 0
+    #: Local ACK timeout of the path, an exponent: how long TIMEWAIT lasts.
     av_timeout: int = 0
-    interval: float = 0.0
+    #: Seconds from one copy of a message to the next.
+    retry_interval: float = 0.0
+    #: Copies of a message, and how many of them may still be sent.
     retries: int = 0
     retries_left: int = 0
+    #: When the timer is due, in seconds on the engine's clock; None while it is stopped.
     deadline: float | None = None
-    #: Repeated until answered.
-    pending: bytes = b""
-    #: One MRA counts for each copy sent, or a peer could keep this side waiting for ever.
+    #: The MAD that is repeated until it is answered.
+    unanswered_mad: bytes = b""
+    #: Each copy of a message may be extended by one MRA; without a limit, a peer could prolong the wait for ever.
     was_extended: bool = False
-    is_hushed: bool = False
+    #: The user has destroyed the connection and gets no more events.
+    is_muted: bool = False
 
-    rtu: bytes = b""
+    #: The RTU, for when the REP comes again.
+    rtu_mad: bytes = b""
     dreq_transaction_id: int = 0
     drep_private_data: bytes = b""

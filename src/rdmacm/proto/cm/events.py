@@ -1,4 +1,4 @@
-"""What the engine tells its user. ``comm_id`` is the local communication id, the name of a connection in every call."""
+"""Events of the engine. ``comm_id`` is the local communication id, which names a connection in every call."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from rdmacm.proto.cm.connection import Listener
+from rdmacm.proto.cm.connection import CmListener
 from rdmacm.proto.cm.messages import REP, REQ, SIDR_REP, SIDR_REQ
 
 __all__ = [
@@ -24,22 +24,22 @@ __all__ = [
 ]
 
 
-# As with messages, nobody changes one.
+# Not frozen, for the reason given for messages.
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class ConnectRequest:
-    """A REQ came for a listener: ``accept``, ``reject`` or ``destroy`` it."""
+    """A REQ arrived for a listener. Answered by ``accept``, ``reject`` or ``destroy``."""
 
     comm_id: int
-    listener: Listener
+    listener: CmListener
     request: REQ
     path: Hashable
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class ConnectReply:
-    """A REP came: make the queue pair ready, then ``send_rtu``, or ``reject``."""
+    """A REP arrived. Answered by ``send_rtu`` once the queue pair is in RTS, or by ``reject``."""
 
     comm_id: int
     reply: REP
@@ -47,16 +47,16 @@ class ConnectReply:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Established:
-    """The passive side is connected: an RTU came, or data did."""
+    """The passive side is connected: an RTU or data has arrived."""
 
     comm_id: int
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class Rejected:
-    """A REJ came; ``reason`` is a :class:`~rdmacm.proto.cm.messages.RejectReason` or a number it does not know.
+    """A REJ arrived. ``reason`` is a :class:`~rdmacm.proto.cm.codes.RejectReason` or a number not defined there.
 
-    Before a REP was sent or received the connection is gone; otherwise, and for a stale one, TimewaitExit follows.
+    If no REP was sent or received, the connection is gone; otherwise, and for a stale one, TimewaitExit follows.
     """
 
     comm_id: int
@@ -67,21 +67,21 @@ class Rejected:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Unreachable:
-    """Nobody answered a REQ, a REP or a SIDR_REQ."""
+    """A REQ, REP or SIDR_REQ was not answered, and its retries are exhausted."""
 
     comm_id: int
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class DisconnectRequested:
-    """A DREQ came: ``disconnect`` or ``destroy`` answers it."""
+    """A DREQ arrived. Answered by ``disconnect`` or ``destroy``."""
 
     comm_id: int
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class Disconnected:
-    """What ``disconnect`` asked for is done; ``timed_out`` where the peer never said so."""
+    """The ``disconnect`` is complete; ``timed_out`` if the peer did not answer the DREQ."""
 
     comm_id: int
     timed_out: bool = False
@@ -89,7 +89,7 @@ class Disconnected:
 
 @dataclass(slots=True, unsafe_hash=True)
 class TimewaitExit:
-    """The connection is forgotten, and its queue pair and PSNs may be used again."""
+    """TIMEWAIT is over: the connection is gone, and its queue pair number and PSNs may be used again."""
 
     comm_id: int
     local_qpn: int
@@ -97,17 +97,17 @@ class TimewaitExit:
 
 @dataclass(slots=True, unsafe_hash=True)
 class SidrRequest:
-    """A SIDR_REQ came for a listener: ``sidr_reply`` answers it."""
+    """A SIDR_REQ arrived for a listener. Answered by ``sidr_reply`` or ``destroy``."""
 
     comm_id: int
-    listener: Listener
+    listener: CmListener
     request: SIDR_REQ
     path: Hashable
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class SidrReply:
-    """A SIDR_REP came, whatever its status, and that was all."""
+    """A SIDR_REP arrived, with any status; the request is complete."""
 
     comm_id: int
     reply: SIDR_REP

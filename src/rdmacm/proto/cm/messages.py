@@ -1,24 +1,24 @@
-"""The messages of the communication manager (InfiniBand Architecture 12.6 to 12.8, 12.11), as they are on the wire.
+"""The messages of the communication manager on the wire (InfiniBand Architecture 12.6 to 12.8, 12.11).
 
-Each is the 232 bytes of data of a MAD; :func:`pack_message` and :func:`unpack_message` deal in whole MADs. Fields
-are in the sender's terms throughout: "local" is who sends, and exchanging the two ends is up to who receives.
+Each message is the 232 bytes of data of a MAD; :func:`pack_message` and :func:`unpack_message` handle whole MADs.
+Fields are named from the sender's point of view: "local" is the sender and "remote" the receiver.
 
-Times are 5-bit exponents, 4.096 µs · 2^n. Private data and additional information always have their full size
-after unpacking, padded with zeros, because the wire does not say how much of it was meant.
+Timeouts are 5-bit exponents, 4.096 µs · 2^n. After unpacking, private data and additional information always have their
+full size, padded with zeros, because the wire does not hold the length of what was sent.
 
-``attr_mod`` and ``vendor_id`` are the options of enhanced connection establishment, 0 where it is not used; the
-first of them travels in the MAD's header.
+``attr_mod`` and ``vendor_id`` belong to enhanced connection establishment (ECE), and are 0 without it. ``attr_mod`` is
+the attribute modifier of the MAD's header.
 """
 
 from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from enum import IntEnum
-from typing import ClassVar, Self, TypeAlias
+from typing import ClassVar, TypeAlias
 
-from rdmacm.address import Gid
-from rdmacm.proto.cm.layout import Bits, Bytes, Layout, gid, private_data
+from rdmacm.address import DEFAULT_PKEY, Gid
+from rdmacm.proto.cm.codes import AttributeId, FailoverAccepted, SidrStatus, TransportService
+from rdmacm.proto.layout import Bits, Bytes, Layout, Packed, gid, private_data
 from rdmacm.proto.mad import BASE_VERSION, DATA_SIZE, MAD_SIZE, Mad, Method, MgmtClass
 from rdmacm.proto.wire import Buffer, WireError
 
@@ -35,15 +35,8 @@ __all__ = [
     "RTU",
     "SIDR_REP",
     "SIDR_REQ",
-    "ApStatus",
-    "AttributeId",
-    "FailoverAccepted",
     "Message",
-    "MessageKind",
     "Path",
-    "RejectReason",
-    "SidrStatus",
-    "TransportService",
     "pack_message",
     "unpack_mad",
     "unpack_message",
@@ -52,139 +45,12 @@ __all__ = [
 CLASS_VERSION = 2
 
 
-class AttributeId(IntEnum):
-    """Which message a MAD of this class carries (InfiniBand Architecture 16.7.3)."""
-
-    REQ = 0x0010
-    MRA = 0x0011
-    REJ = 0x0012
-    REP = 0x0013
-    RTU = 0x0014
-    DREQ = 0x0015
-    DREP = 0x0016
-    SIDR_REQ = 0x0017
-    SIDR_REP = 0x0018
-    LAP = 0x0019
-    APR = 0x001A
-
-
-class TransportService(IntEnum):
-    """Transport service type of a REQ. EXTENDED refers to the extended transport type, where 1 is XRC."""
-
-    RC = 0
-    UC = 1
-    RD = 2
-    EXTENDED = 3
-
-
-class MessageKind(IntEnum):
-    """What an MRA acknowledges ("message MRAed") and a REJ rejects ("message rejected")."""
-
-    REQ = 0
-    REP = 1
-    OTHER = 2
-
-
-class FailoverAccepted(IntEnum):
-    """What a REP says of the alternate path."""
-
-    ACCEPTED = 0
-    UNSUPPORTED = 1
-    REJECTED = 2
-
-
-class RejectReason(IntEnum):
-    """Reasons of a REJ (InfiniBand Architecture 12.6.7.2)."""
-
-    NO_QP = 1
-    NO_EEC = 2
-    NO_RESOURCES = 3
-    TIMEOUT = 4
-    UNSUPPORTED = 5
-    INVALID_COMM_ID = 6
-    INVALID_COMM_INSTANCE = 7
-    INVALID_SERVICE_ID = 8
-    INVALID_TRANSPORT_TYPE = 9
-    STALE_CONN = 10
-    RDC_NOT_EXIST = 11
-    INVALID_GID = 12
-    INVALID_LID = 13
-    INVALID_SL = 14
-    INVALID_TRAFFIC_CLASS = 15
-    INVALID_HOP_LIMIT = 16
-    INVALID_PACKET_RATE = 17
-    INVALID_ALT_GID = 18
-    INVALID_ALT_LID = 19
-    INVALID_ALT_SL = 20
-    INVALID_ALT_TRAFFIC_CLASS = 21
-    INVALID_ALT_HOP_LIMIT = 22
-    INVALID_ALT_PACKET_RATE = 23
-    PORT_CM_REDIRECT = 24
-    PORT_REDIRECT = 25
-    INVALID_MTU = 26
-    INSUFFICIENT_RESP_RESOURCES = 27
-    CONSUMER_DEFINED = 28
-    INVALID_RNR_RETRY = 29
-    DUPLICATE_LOCAL_COMM_ID = 30
-    INVALID_CLASS_VERSION = 31
-    INVALID_FLOW_LABEL = 32
-    INVALID_ALT_FLOW_LABEL = 33
-    VENDOR_OPTION_NOT_SUPPORTED = 35
-
-
-class SidrStatus(IntEnum):
-    """Status of a SIDR_REP (InfiniBand Architecture 12.11.2.1)."""
-
-    SUCCESS = 0
-    UNSUPPORTED = 1
-    REJECT = 2
-    NO_QP = 3
-    REDIRECT = 4
-    UNSUPPORTED_VERSION = 5
-
-
-class ApStatus(IntEnum):
-    """Status of an APR (InfiniBand Architecture 12.8.2.1)."""
-
-    SUCCESS = 0
-    INVALID_COMM_ID = 1
-    UNSUPPORTED = 2
-    REJECT = 3
-    REDIRECT = 4
-    IS_CURRENT = 5
-    INVALID_QPN_EECN = 6
-    INVALID_LID = 7
-    INVALID_GID = 8
-    INVALID_FLOW_LABEL = 9
-    INVALID_TRAFFIC_CLASS = 10
-    INVALID_HOP_LIMIT = 11
-    INVALID_PACKET_RATE = 12
-    INVALID_SL = 13
-
-
-class _Packed:
-    """Packing by a layout."""
-
-    __slots__ = ()
-
-    LAYOUT: ClassVar[Layout]
-
-    def pack(self) -> bytes:
-        """The bytes on the wire; ValueError for a field that does not fit."""
-        return self.LAYOUT.pack(self)
-
-    @classmethod
-    def unpack(cls, data: Buffer) -> Self:
-        """The fields in these bytes; WireError for another length."""
-        return cls(**cls.LAYOUT.unpack(data))
-
-
-# Nobody changes a message but who sends it. They are not frozen, as that takes four times as long to make.
+# Messages are not frozen, because that makes construction four times slower. Only the sender changes a message.
 
 
 @dataclass(slots=True, unsafe_hash=True)
-class Path(_Packed):
-    """A path of a REQ, 44 bytes, primary or alternate (InfiniBand Architecture 12.6.5). All zero: no path."""
+class Path(Packed):
+    """The primary or alternate path in a REQ, 44 bytes (InfiniBand Architecture 12.6.5). All zero: no path."""
 
     LAYOUT = Layout(
         44,
@@ -220,12 +86,12 @@ _NO_PATH, _NO_PATH_BYTES = Path(), bytes(44)
 
 
 def _alternate(data: bytes) -> Path:
-    # There nearly never is one.
+    # Nearly every REQ has none.
     return _NO_PATH if data == _NO_PATH_BYTES else Path.unpack(data)
 
 
 @dataclass(slots=True, unsafe_hash=True)
-class REQ(_Packed):
+class REQ(Packed):
     """Request for communication (InfiniBand Architecture 12.6.5)."""
 
     ATTRIBUTE: ClassVar = AttributeId.REQ
@@ -279,7 +145,7 @@ class REQ(_Packed):
     starting_psn: int = 0
     local_cm_response_timeout: int = 20
     retry_count: int = 7
-    partition_key: int = 0xFFFF
+    partition_key: int = DEFAULT_PKEY
     path_mtu: int = 0
     rdc_exists: bool = False
     rnr_retry_count: int = 0
@@ -294,8 +160,8 @@ class REQ(_Packed):
 
 
 @dataclass(slots=True, unsafe_hash=True)
-class MRA(_Packed):
-    """Message receipt acknowledgment: "it will take a while" (InfiniBand Architecture 12.6.6)."""
+class MRA(Packed):
+    """Message receipt acknowledgment: the answer will take longer (InfiniBand Architecture 12.6.6)."""
 
     ATTRIBUTE: ClassVar = AttributeId.MRA
     PRIVATE_DATA: ClassVar = 222
@@ -318,7 +184,7 @@ class MRA(_Packed):
 
 
 @dataclass(slots=True, unsafe_hash=True)
-class REJ(_Packed):
+class REJ(Packed):
     """Reject (InfiniBand Architecture 12.6.7). ``ari`` is the additional reject information of ``reason``."""
 
     ATTRIBUTE: ClassVar = AttributeId.REJ
@@ -347,7 +213,7 @@ class REJ(_Packed):
 
 
 @dataclass(slots=True, unsafe_hash=True)
-class REP(_Packed):
+class REP(Packed):
     """Reply to a REQ (InfiniBand Architecture 12.6.8)."""
 
     ATTRIBUTE: ClassVar = AttributeId.REP
@@ -399,7 +265,7 @@ _IDS = (Bits("local_comm_id", 0, 0, 32), Bits("remote_comm_id", 4, 0, 32))
 
 
 @dataclass(slots=True, unsafe_hash=True)
-class RTU(_Packed):
+class RTU(Packed):
     """Ready to use (InfiniBand Architecture 12.6.9)."""
 
     ATTRIBUTE: ClassVar = AttributeId.RTU
@@ -412,7 +278,7 @@ class RTU(_Packed):
 
 
 @dataclass(slots=True, unsafe_hash=True)
-class DREQ(_Packed):
+class DREQ(Packed):
     """Request to disconnect (InfiniBand Architecture 12.6.10)."""
 
     ATTRIBUTE: ClassVar = AttributeId.DREQ
@@ -426,7 +292,7 @@ class DREQ(_Packed):
 
 
 @dataclass(slots=True, unsafe_hash=True)
-class DREP(_Packed):
+class DREP(Packed):
     """Reply to a DREQ (InfiniBand Architecture 12.6.11)."""
 
     ATTRIBUTE: ClassVar = AttributeId.DREP
@@ -439,7 +305,7 @@ class DREP(_Packed):
 
 
 @dataclass(slots=True, unsafe_hash=True)
-class SIDR_REQ(_Packed):
+class SIDR_REQ(Packed):
     """Request to resolve a service id to a datagram queue pair (InfiniBand Architecture 12.11.1)."""
 
     ATTRIBUTE: ClassVar = AttributeId.SIDR_REQ
@@ -456,12 +322,12 @@ class SIDR_REQ(_Packed):
 
     service_id: int
     request_id: int = 0
-    partition_key: int = 0xFFFF
+    partition_key: int = DEFAULT_PKEY
     private_data: bytes = b""
 
 
 @dataclass(slots=True, unsafe_hash=True)
-class SIDR_REP(_Packed):
+class SIDR_REP(Packed):
     """Reply to a SIDR_REQ (InfiniBand Architecture 12.11.2)."""
 
     ATTRIBUTE: ClassVar = AttributeId.SIDR_REP
@@ -495,8 +361,8 @@ class SIDR_REP(_Packed):
 
 
 @dataclass(slots=True, unsafe_hash=True)
-class LAP(_Packed):
-    """Load alternate path (InfiniBand Architecture 12.8.1). Understood, never sent by this package."""
+class LAP(Packed):
+    """Load alternate path (InfiniBand Architecture 12.8.1). Parsed, but never sent."""
 
     ATTRIBUTE: ClassVar = AttributeId.LAP
     PRIVATE_DATA: ClassVar = 168
@@ -540,8 +406,8 @@ class LAP(_Packed):
 
 
 @dataclass(slots=True, unsafe_hash=True)
-class APR(_Packed):
-    """Reply to a LAP (InfiniBand Architecture 12.8.2). Understood, never sent by this package."""
+class APR(Packed):
+    """Reply to a LAP (InfiniBand Architecture 12.8.2). Parsed, but never sent."""
 
     ATTRIBUTE: ClassVar = AttributeId.APR
     PRIVATE_DATA: ClassVar = 148
@@ -571,7 +437,7 @@ _TYPES: dict[int, type[Message]] = {
 }
 
 
-#: The header of a MAD: base version, class, class version and method; transaction id, attribute and its modifier.
+#: The header of a MAD: base version, class, class version and method as bytes; transaction id, attribute, modifier.
 _HEADER = struct.Struct("!4s4xQHxxI")
 _FIRST = bytes((BASE_VERSION, MgmtClass.COM_MGT, CLASS_VERSION, Method.SEND))
 _WITH_MODIFIER = (REQ, REP, SIDR_REP)
@@ -588,9 +454,9 @@ def pack_message(message: Message, transaction_id: int) -> bytes:
 
 
 def unpack_message(mad: Mad) -> Message:
-    """The message in a MAD; WireError for another class, version or method, and for an unknown attribute."""
+    """The message in a MAD; WireError for another class, class version or method, or an unknown attribute."""
     if mad.mgmt_class != MgmtClass.COM_MGT or mad.class_version != CLASS_VERSION:
-        raise WireError(f"class 0x{mad.mgmt_class:02x} version {mad.class_version} is no communication management")
+        raise WireError(f"class 0x{mad.mgmt_class:02x} version {mad.class_version} is not communication management")
     if mad.method != Method.SEND:
         raise WireError(f"communication management has no method 0x{mad.method:02x}")
     kind = _TYPES.get(mad.attribute_id)
@@ -603,7 +469,7 @@ def unpack_message(mad: Mad) -> Message:
 
 
 def unpack_mad(data: Buffer) -> tuple[Message, int]:
-    """The message in the bytes of a MAD, and its transaction id; WireError where there is none."""
+    """The message in the bytes of a MAD, and its transaction id; WireError if they do not hold one."""
     if len(data) == MAD_SIZE:
         first, tid, attribute, modifier = _HEADER.unpack_from(data)
         kind = _TYPES.get(attribute)

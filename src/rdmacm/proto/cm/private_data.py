@@ -1,7 +1,8 @@
-"""What the rdma_cm protocol itself puts into private data, and how much of it that leaves to the application.
+"""The rdma_cm header in the private data of a request, and the room it leaves to the application.
 
-A service id says which port is meant but not whose: the IP addresses of both ends go in front of the private data
-of a REQ and of a SIDR_REQ. With InfiniBand addresses (AF_IB) there is no such header, and the application has all.
+A service id holds the port number but no address, so a REQ and a SIDR_REQ carry the IP addresses of both ends at the
+start of their private data. Requests between InfiniBand addresses (AF_IB) have no such header, and the application has
+the whole private data.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ _WITH_HEADER = (REQ, SIDR_REQ)
 _CARRIERS = (REQ, REJ, REP, RTU, DREQ, DREP, SIDR_REQ, SIDR_REP)
 
 
-@dataclass(slots=True, unsafe_hash=True)  # as the messages are
+@dataclass(slots=True, unsafe_hash=True)  # not frozen, for the reason given for messages
 class PrivateDataHeader:
     """The rdma_cm header, 36 bytes (InfiniBand Architecture annex A11, IP addressing).
 
-    ``version`` is the whole first byte: major in the upper half, minor in the lower; only 0 is defined, and a
-    handler refuses others. An ``ip_version`` that is neither 4 nor 6 is no header at all but the private data of
-    an AF_IB request. Addresses are packed, 4 bytes for IPv4, else 16.
+    ``version`` is the first byte: major version in the upper half, minor in the lower. Only 0 is defined, and requests
+    with another are refused. If ``ip_version`` is neither 4 nor 6, there is no header, but the private data of an
+    AF_IB request. Addresses are packed: 4 bytes for IPv4, else 16.
     """
 
     ip_version: int
@@ -43,16 +44,16 @@ class PrivateDataHeader:
     def between(cls, source: InetAddr, destination: InetAddr) -> PrivateDataHeader:
         """The header of a request from one socket address to another of the same family."""
         if source.family != destination.family:
-            raise ValueError(f"{source} and {destination} are of two families")
+            raise ValueError(f"{source} and {destination} are of different address families")
         return cls(4 if source.family == AF_INET else 6, source.port, source.ip, destination.ip)
 
     @property
     def family(self) -> int | None:
-        """AF_INET, AF_INET6, or None where this is no header."""
+        """AF_INET, AF_INET6, or None if this is not a header."""
         return _FAMILIES.get(self.ip_version)
 
     def pack(self) -> bytes:
-        """The 36 bytes on the wire; ValueError for a field that does not fit."""
+        """The 36 bytes on the wire; ValueError for a field out of range."""
         want = 4 if self.ip_version == 4 else 16
         if len(self.source) != want or len(self.destination) != want:
             raise ValueError(f"addresses of IP version {self.ip_version} have {want} bytes")
@@ -71,7 +72,7 @@ class PrivateDataHeader:
 
     @classmethod
     def unpack(cls, data: bytes | bytearray | memoryview) -> PrivateDataHeader:
-        """The header at the start of private data; WireError where there is no room for one."""
+        """The header at the start of private data; WireError if the data is too short."""
         if len(data) < HEADER_SIZE:
             raise WireError(f"the rdma_cm header has {HEADER_SIZE} bytes, not {len(data)}")
         version, ip_version, port, source, destination = _HEADER.unpack_from(data)
@@ -82,8 +83,8 @@ class PrivateDataHeader:
 
 
 def user_capacity(kind: type[Message], family: int) -> int:
-    """How many bytes of a message's private data are the application's, for addresses of ``family``."""
+    """Bytes of private data a message leaves to the application, for addresses of ``family``."""
     if kind not in _CARRIERS:
-        raise ValueError(f"an application sends no {kind.__name__}")
+        raise ValueError(f"an application does not send a {kind.__name__}")
     reserved = HEADER_SIZE if kind in _WITH_HEADER and family in (AF_INET, AF_INET6) else 0
     return kind.PRIVATE_DATA - reserved

@@ -1,38 +1,38 @@
-"""The states of a connection in the communication manager, and what each message, call and timer does there.
+"""The states of a connection in the communication manager, and the effect of each message, call and timer.
 
-Everything that decides what follows is in the tables below; the engine looks there and never compares
-states to find out. They are the InfiniBand Architecture's (12.9.5 to 12.9.7), in the form Linux gives them.
+The tables below are the only place that decides what follows; the engine looks there and never compares states. They
+are the InfiniBand Architecture's (12.9.5 to 12.9.7), in the form Linux gives them.
 
-**Active side.** A REQ is sent again until something answers: REQ_SENT. A REP leads to REP_RCVD, where the user
-prepares its queue pair and sends RTU: ESTABLISHED. An MRA buys the peer one longer wait for each copy sent
-(MRA_REQ_RCVD). A REJ ends it; reason 10, stale connection, means the peer still holds something of an earlier
-connection, so the id and the queue pair wait out TIMEWAIT first. A REP that names a queue pair of the peer's that
-another connection here has is itself stale: it is rejected, and the old connection is taken down (STALE). Whoever
-gives up says so with REJ reason 4, which spares the peer its retries.
+**Active side.** The REQ is repeated until a message answers it: REQ_SENT. A REP leads to REP_RCVD, where the user
+prepares its queue pair and sends the RTU: ESTABLISHED. An MRA gives the peer one longer wait for each copy sent
+(MRA_REQ_RCVD). A REJ ends the connection. REJ reason 10, stale connection, means that the peer still holds state of an
+earlier connection, so the id and the queue pair first pass through TIMEWAIT. A REP is itself stale if it names a peer
+queue pair that another connection here already uses: it is rejected, and that other connection is taken down (STALE).
+The side that gives up sends a REJ with reason 4, timeout, so that the peer need not run out of retries too.
 
-**Passive side.** A REQ makes a connection in REQ_RCVD and asks the user. While the user thinks, a copy of the REQ
-is answered with an MRA, but only once the agent has been told to (THINK): that is MRA_REQ_SENT. It is never sent
-unasked, as nobody whose first REQ was answered in time needs it. The REP is repeated until an RTU comes, or until
-data does, which proves as much (ESTABLISH). A copy of the REQ is not answered then: the REP's own timer does that.
-Having sent a REP, this side may be connected in the peer's eyes, so from then on giving up or rejecting passes
-through TIMEWAIT; Linux skips it where retries run out.
+**Passive side.** A REQ creates a connection in REQ_RCVD and asks the user. Until the user answers, a copy of the REQ is
+answered with an MRA, but only after ALLOW_MRA (MRA_REQ_SENT). The first REQ is never answered with an MRA, because a
+peer whose first REQ is answered in time does not need one. The REP is repeated until an RTU arrives, or until data
+arrives, which proves the same (ESTABLISH). A copy of the REQ is then ignored, since the REP is repeated by its own
+timer. After a REP the peer may already be connected, so giving up or rejecting passes through TIMEWAIT; Linux skips it
+when the retries run out.
 
-**Disconnecting.** A DREQ is repeated until a DREP comes, or nothing does: DREQ_SENT, then TIMEWAIT either way. A
-DREQ from the peer asks the user (DREQ_RCVD), whose disconnect sends the DREP. Where both ask at once the user has
-already agreed, so the DREP goes out without asking again. In TIMEWAIT a DREQ is still answered, for the DREP may
-have been lost, and a late copy of the REQ is refused as stale rather than taken for a new one. A DREQ for a
-connection nobody knows is answered too: the peer gets what it wants.
+**Disconnecting.** The DREQ is repeated until a DREP arrives or the retries run out: DREQ_SENT, then TIMEWAIT in both
+cases. A DREQ from the peer asks the user (DREQ_RCVD), whose disconnect sends the DREP. If both sides send a DREQ at
+once, the user has already agreed, so the DREP is sent without asking again. In TIMEWAIT a DREQ is still answered,
+because the DREP may have been lost, and a late copy of the REQ is rejected as stale and not taken for a new one. A DREQ
+for an unknown connection is answered too, which gives the peer what it wants.
 
-**Datagrams.** A SIDR_REQ is repeated until a SIDR_REP comes; the passive side forgets with its answer, and a copy
-that comes later asks again.
+**Datagrams.** A SIDR_REQ is repeated until a SIDR_REP arrives. The passive side forgets the request once it has
+answered; a later copy asks the user again.
 
-Destroying is allowed everywhere and says goodbye in the way the state asks for, in DREQ_SENT once more; what remains
-(TIMEWAIT) tells the user nothing more.
+**Destroying** is allowed in every state and sends the message that ends the connection in that state; in DREQ_SENT it
+sends one more DREQ. The TIMEWAIT that remains reports no more events.
 
-Reading the tables: a row gives, for an input, the state that follows and what is done on the way. Three things go
-without saying. Leaving a state stops its timer. Entering TIMEWAIT starts that timer. Entering IDLE forgets the
-connection; IDLE is where nothing is known, so what is in its row for messages is done for those that fit nothing.
-None means the message is dropped and counted. A call that is not in a row is refused.
+Reading the tables: a row gives, for a trigger, the next state and the actions on the way. Three rules hold everywhere
+and are not repeated. Leaving a state stops its timer. Entering TIMEWAIT starts the TIMEWAIT timer. Entering IDLE
+forgets the connection. IDLE is the state of unknown connections, so its row for messages applies to messages that match
+no connection. None means that the message is dropped and counted. A call that is missing from a row is refused.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ from enum import Enum
 from typing import NamedTuple
 
 __all__ = [
-    "ARRIVALS",
+    "MESSAGES",
     "CALLS",
     "RETRYING",
-    "THINKING",
-    "TIMES",
+    "AWAITING_USER",
+    "INTERNAL",
     "TRANSITIONS",
-    "Do",
-    "Input",
-    "State",
-    "Step",
+    "Action",
+    "CmTrigger",
+    "CmState",
+    "Transition",
 ]
 
 
-class State(Enum):
-    """States of a connection, and of a service id resolution."""
+class CmState(Enum):
+    """States of a connection, and of a service id resolution (SIDR)."""
 
-    __hash__ = object.__hash__  # in C; Enum's own is in Python
+    __hash__ = object.__hash__  # Enum's own is written in Python and slower
 
     IDLE = "IDLE"
     REQ_SENT = "REQ_SENT"
@@ -76,16 +76,16 @@ class State(Enum):
     SIDR_REQ_RCVD = "SIDR_REQ_RCVD"
 
 
-class Input(Enum):
-    """What moves a connection: calls of the user, messages, time."""
+class CmTrigger(Enum):
+    """What moves a connection: calls of the user, messages, timers."""
 
-    __hash__ = object.__hash__  # in C; Enum's own is in Python
+    __hash__ = object.__hash__  # Enum's own is written in Python and slower
 
     CONNECT = "connect"
     ACCEPT = "accept"
     REJECT = "reject"
     SEND_RTU = "send_rtu"
-    THINK = "the user needs time"
+    ALLOW_MRA = "MRA allowed"
     ESTABLISH = "establish"
     DISCONNECT = "disconnect"
     RESOLVE = "sidr_request"
@@ -105,16 +105,16 @@ class Input(Enum):
     SIDR_REQ = "SIDR_REQ"
     SIDR_REP = "SIDR_REP"
 
-    RETRY = "no answer in time"
-    EXHAUSTED = "no answer at all"
-    TIMEWAIT_OVER = "timewait over"
-    STALE = "the peer's queue pair is in another connection"
+    RETRY = "response timeout"
+    EXHAUSTED = "retries exhausted"
+    TIMEWAIT_OVER = "TIMEWAIT over"
+    STALE = "the peer's queue pair is used by another connection"
 
 
-class Do(Enum):
-    """What is done on the way."""
+class Action(Enum):
+    """What the engine does on a transition."""
 
-    __hash__ = object.__hash__  # in C; Enum's own is in Python
+    __hash__ = object.__hash__  # Enum's own is written in Python and slower
 
     SEND_REQ = "send REQ until answered"
     SEND_REP = "send REP until answered"
@@ -128,231 +128,232 @@ class Do(Enum):
     SEND_DREP = "send DREP"
     SEND_SIDR_REQ = "send SIDR_REQ until answered"
     SEND_SIDR_REP = "send SIDR_REP"
-    SEND_AGAIN = "send the same again"
-    EXTEND = "wait longer"
-    HUSH = "tell nothing more"
-    TELL_REQUEST = "ConnectRequest"
-    TELL_REPLY = "ConnectReply"
-    TELL_ESTABLISHED = "Established"
-    TELL_REJECTED = "Rejected"
-    TELL_UNREACHABLE = "Unreachable"
-    TELL_DISCONNECT_REQUESTED = "DisconnectRequested"
-    TELL_DISCONNECTED = "Disconnected"
-    TELL_TIMEWAIT_EXIT = "TimewaitExit"
-    TELL_SIDR_REQUEST = "SidrRequest"
-    TELL_SIDR_REPLY = "SidrReply"
+    RESEND = "repeat the last message"
+    EXTEND_WAIT = "wait longer for the answer"
+    MUTE = "report no more events"
+    REPORT_REQUEST = "ConnectRequest"
+    REPORT_REPLY = "ConnectReply"
+    REPORT_ESTABLISHED = "Established"
+    REPORT_REJECTED = "Rejected"
+    REPORT_UNREACHABLE = "Unreachable"
+    REPORT_DISCONNECT_REQUESTED = "DisconnectRequested"
+    REPORT_DISCONNECTED = "Disconnected"
+    REPORT_TIMEWAIT_EXIT = "TimewaitExit"
+    REPORT_SIDR_REQUEST = "SidrRequest"
+    REPORT_SIDR_REPLY = "SidrReply"
 
 
-class Step(NamedTuple):
-    """The state that follows, and what is done."""
+class Transition(NamedTuple):
+    """The next state, and what is done on the way."""
 
-    state: State
-    actions: tuple[Do, ...] = ()
+    state: CmState
+    actions: tuple[Action, ...] = ()
 
 
-_S, _I = State, Input
+_S, _T = CmState, CmTrigger
 
+#: Triggers by where they come from: calls of the user, received messages, and the engine itself.
 CALLS = frozenset(
     (
-        _I.CONNECT,
-        _I.ACCEPT,
-        _I.REJECT,
-        _I.SEND_RTU,
-        _I.THINK,
-        _I.ESTABLISH,
-        _I.DISCONNECT,
-        _I.RESOLVE,
-        _I.ANSWER,
-        _I.DESTROY,
+        _T.CONNECT,
+        _T.ACCEPT,
+        _T.REJECT,
+        _T.SEND_RTU,
+        _T.ALLOW_MRA,
+        _T.ESTABLISH,
+        _T.DISCONNECT,
+        _T.RESOLVE,
+        _T.ANSWER,
+        _T.DESTROY,
     )
 )
-TIMES = frozenset((_I.RETRY, _I.EXHAUSTED, _I.TIMEWAIT_OVER, _I.STALE))
-ARRIVALS = frozenset(Input) - CALLS - TIMES
+INTERNAL = frozenset((_T.RETRY, _T.EXHAUSTED, _T.TIMEWAIT_OVER, _T.STALE))
+MESSAGES = frozenset(CmTrigger) - CALLS - INTERNAL
 
-#: The user has been asked and has not answered: what a listener's backlog counts.
-THINKING = frozenset((_S.REQ_RCVD, _S.MRA_REQ_SENT, _S.SIDR_REQ_RCVD))
+#: States in which the user has not answered a request yet. A listener's backlog counts them.
+AWAITING_USER = frozenset((_S.REQ_RCVD, _S.MRA_REQ_SENT, _S.SIDR_REQ_RCVD))
 
-#: A message is repeated here until it is answered.
+#: States in which a message is repeated until it is answered.
 RETRYING = frozenset(
     (_S.REQ_SENT, _S.MRA_REQ_RCVD, _S.REP_SENT, _S.MRA_REP_RCVD, _S.DREQ_SENT, _S.SIDR_REQ_SENT),
 )
 
 
-def _drop(*inputs: Input) -> dict[Input, Step | None]:
-    return dict.fromkeys(inputs)
+def _drop(*triggers: CmTrigger) -> dict[CmTrigger, Transition | None]:
+    return dict.fromkeys(triggers)
 
 
-_NOT_SIDR = _drop(_I.SIDR_REQ, _I.SIDR_REP)
-_ONLY_SIDR = _drop(_I.REQ, _I.MRA_REQ, _I.MRA_REP, _I.REP, _I.REP_STALE, _I.RTU, _I.REJ, _I.REJ_STALE, _I.DREQ, _I.DREP)
+_NOT_SIDR = _drop(_T.SIDR_REQ, _T.SIDR_REP)
+_ONLY_SIDR = _drop(_T.REQ, _T.MRA_REQ, _T.MRA_REP, _T.REP, _T.REP_STALE, _T.RTU, _T.REJ, _T.REJ_STALE, _T.DREQ, _T.DREP)
 
-_ACTIVE: dict[State, dict[Input, Step | None]] = {
+_ACTIVE: dict[CmState, dict[CmTrigger, Transition | None]] = {
     _S.REQ_SENT: {
-        _I.MRA_REQ: Step(_S.MRA_REQ_RCVD, (Do.EXTEND,)),
-        _I.REP: Step(_S.REP_RCVD, (Do.TELL_REPLY,)),
-        _I.REP_STALE: Step(_S.REQ_SENT, (Do.SEND_REJ_STALE,)),
-        _I.REJ: Step(_S.IDLE, (Do.TELL_REJECTED,)),
-        _I.REJ_STALE: Step(_S.TIMEWAIT, (Do.TELL_REJECTED,)),
-        _I.RETRY: Step(_S.REQ_SENT, (Do.SEND_AGAIN,)),
-        _I.EXHAUSTED: Step(_S.IDLE, (Do.SEND_REJ_TIMEOUT, Do.TELL_UNREACHABLE)),
-        _I.DESTROY: Step(_S.IDLE, (Do.SEND_REJ_TIMEOUT,)),
-        **_drop(_I.REQ, _I.MRA_REP, _I.RTU, _I.DREQ, _I.DREP),
+        _T.MRA_REQ: Transition(_S.MRA_REQ_RCVD, (Action.EXTEND_WAIT,)),
+        _T.REP: Transition(_S.REP_RCVD, (Action.REPORT_REPLY,)),
+        _T.REP_STALE: Transition(_S.REQ_SENT, (Action.SEND_REJ_STALE,)),
+        _T.REJ: Transition(_S.IDLE, (Action.REPORT_REJECTED,)),
+        _T.REJ_STALE: Transition(_S.TIMEWAIT, (Action.REPORT_REJECTED,)),
+        _T.RETRY: Transition(_S.REQ_SENT, (Action.RESEND,)),
+        _T.EXHAUSTED: Transition(_S.IDLE, (Action.SEND_REJ_TIMEOUT, Action.REPORT_UNREACHABLE)),
+        _T.DESTROY: Transition(_S.IDLE, (Action.SEND_REJ_TIMEOUT,)),
+        **_drop(_T.REQ, _T.MRA_REP, _T.RTU, _T.DREQ, _T.DREP),
         **_NOT_SIDR,
     },
     _S.MRA_REQ_RCVD: {
-        _I.MRA_REQ: Step(_S.MRA_REQ_RCVD, (Do.EXTEND,)),
-        _I.REP: Step(_S.REP_RCVD, (Do.TELL_REPLY,)),
-        _I.REP_STALE: Step(_S.MRA_REQ_RCVD, (Do.SEND_REJ_STALE,)),
-        _I.REJ: Step(_S.IDLE, (Do.TELL_REJECTED,)),
-        _I.REJ_STALE: Step(_S.TIMEWAIT, (Do.TELL_REJECTED,)),
-        _I.RETRY: Step(_S.MRA_REQ_RCVD, (Do.SEND_AGAIN,)),
-        _I.EXHAUSTED: Step(_S.IDLE, (Do.SEND_REJ_TIMEOUT, Do.TELL_UNREACHABLE)),
-        _I.DESTROY: Step(_S.IDLE, (Do.SEND_REJ_TIMEOUT,)),
-        **_drop(_I.REQ, _I.MRA_REP, _I.RTU, _I.DREQ, _I.DREP),
+        _T.MRA_REQ: Transition(_S.MRA_REQ_RCVD, (Action.EXTEND_WAIT,)),
+        _T.REP: Transition(_S.REP_RCVD, (Action.REPORT_REPLY,)),
+        _T.REP_STALE: Transition(_S.MRA_REQ_RCVD, (Action.SEND_REJ_STALE,)),
+        _T.REJ: Transition(_S.IDLE, (Action.REPORT_REJECTED,)),
+        _T.REJ_STALE: Transition(_S.TIMEWAIT, (Action.REPORT_REJECTED,)),
+        _T.RETRY: Transition(_S.MRA_REQ_RCVD, (Action.RESEND,)),
+        _T.EXHAUSTED: Transition(_S.IDLE, (Action.SEND_REJ_TIMEOUT, Action.REPORT_UNREACHABLE)),
+        _T.DESTROY: Transition(_S.IDLE, (Action.SEND_REJ_TIMEOUT,)),
+        **_drop(_T.REQ, _T.MRA_REP, _T.RTU, _T.DREQ, _T.DREP),
         **_NOT_SIDR,
     },
     _S.REP_RCVD: {
-        _I.SEND_RTU: Step(_S.ESTABLISHED, (Do.SEND_RTU,)),
-        _I.THINK: Step(_S.MRA_REP_SENT),
-        _I.REJECT: Step(_S.IDLE, (Do.SEND_REJ,)),
-        _I.REJ: Step(_S.TIMEWAIT, (Do.TELL_REJECTED,)),
-        _I.REJ_STALE: Step(_S.TIMEWAIT, (Do.TELL_REJECTED,)),
-        _I.DESTROY: Step(_S.IDLE, (Do.SEND_REJ,)),
-        # A peer made ready by data may disconnect before it sees an RTU; it will ask again.
-        **_drop(_I.DREQ),
-        **_drop(_I.REQ, _I.MRA_REQ, _I.MRA_REP, _I.REP, _I.REP_STALE, _I.RTU, _I.DREP),
+        _T.SEND_RTU: Transition(_S.ESTABLISHED, (Action.SEND_RTU,)),
+        _T.ALLOW_MRA: Transition(_S.MRA_REP_SENT),
+        _T.REJECT: Transition(_S.IDLE, (Action.SEND_REJ,)),
+        _T.REJ: Transition(_S.TIMEWAIT, (Action.REPORT_REJECTED,)),
+        _T.REJ_STALE: Transition(_S.TIMEWAIT, (Action.REPORT_REJECTED,)),
+        _T.DESTROY: Transition(_S.IDLE, (Action.SEND_REJ,)),
+        # A peer that data has established may disconnect before it receives the RTU. It repeats the DREQ.
+        **_drop(_T.DREQ),
+        **_drop(_T.REQ, _T.MRA_REQ, _T.MRA_REP, _T.REP, _T.REP_STALE, _T.RTU, _T.DREP),
         **_NOT_SIDR,
     },
     _S.MRA_REP_SENT: {
-        _I.SEND_RTU: Step(_S.ESTABLISHED, (Do.SEND_RTU,)),
-        _I.REJECT: Step(_S.IDLE, (Do.SEND_REJ,)),
-        _I.REP: Step(_S.MRA_REP_SENT, (Do.SEND_MRA,)),
-        _I.REJ: Step(_S.TIMEWAIT, (Do.TELL_REJECTED,)),
-        _I.REJ_STALE: Step(_S.TIMEWAIT, (Do.TELL_REJECTED,)),
-        _I.DESTROY: Step(_S.IDLE, (Do.SEND_REJ,)),
-        **_drop(_I.REQ, _I.MRA_REQ, _I.MRA_REP, _I.REP_STALE, _I.RTU, _I.DREQ, _I.DREP),
+        _T.SEND_RTU: Transition(_S.ESTABLISHED, (Action.SEND_RTU,)),
+        _T.REJECT: Transition(_S.IDLE, (Action.SEND_REJ,)),
+        _T.REP: Transition(_S.MRA_REP_SENT, (Action.SEND_MRA,)),
+        _T.REJ: Transition(_S.TIMEWAIT, (Action.REPORT_REJECTED,)),
+        _T.REJ_STALE: Transition(_S.TIMEWAIT, (Action.REPORT_REJECTED,)),
+        _T.DESTROY: Transition(_S.IDLE, (Action.SEND_REJ,)),
+        **_drop(_T.REQ, _T.MRA_REQ, _T.MRA_REP, _T.REP_STALE, _T.RTU, _T.DREQ, _T.DREP),
         **_NOT_SIDR,
     },
 }
 
-_PASSIVE: dict[State, dict[Input, Step | None]] = {
+_PASSIVE: dict[CmState, dict[CmTrigger, Transition | None]] = {
     _S.REQ_RCVD: {
-        _I.ACCEPT: Step(_S.REP_SENT, (Do.SEND_REP,)),
-        _I.REJECT: Step(_S.IDLE, (Do.SEND_REJ,)),
-        _I.THINK: Step(_S.MRA_REQ_SENT),
-        _I.REJ: Step(_S.IDLE, (Do.TELL_REJECTED,)),
-        _I.REJ_STALE: Step(_S.TIMEWAIT, (Do.TELL_REJECTED,)),
-        _I.DESTROY: Step(_S.IDLE, (Do.SEND_REJ,)),
-        **_drop(_I.REQ, _I.MRA_REQ, _I.MRA_REP, _I.REP, _I.REP_STALE, _I.RTU, _I.DREQ, _I.DREP),
+        _T.ACCEPT: Transition(_S.REP_SENT, (Action.SEND_REP,)),
+        _T.REJECT: Transition(_S.IDLE, (Action.SEND_REJ,)),
+        _T.ALLOW_MRA: Transition(_S.MRA_REQ_SENT),
+        _T.REJ: Transition(_S.IDLE, (Action.REPORT_REJECTED,)),
+        _T.REJ_STALE: Transition(_S.TIMEWAIT, (Action.REPORT_REJECTED,)),
+        _T.DESTROY: Transition(_S.IDLE, (Action.SEND_REJ,)),
+        **_drop(_T.REQ, _T.MRA_REQ, _T.MRA_REP, _T.REP, _T.REP_STALE, _T.RTU, _T.DREQ, _T.DREP),
         **_NOT_SIDR,
     },
     _S.MRA_REQ_SENT: {
-        _I.ACCEPT: Step(_S.REP_SENT, (Do.SEND_REP,)),
-        _I.REJECT: Step(_S.IDLE, (Do.SEND_REJ,)),
-        _I.REQ: Step(_S.MRA_REQ_SENT, (Do.SEND_MRA,)),
-        _I.REJ: Step(_S.IDLE, (Do.TELL_REJECTED,)),
-        _I.REJ_STALE: Step(_S.TIMEWAIT, (Do.TELL_REJECTED,)),
-        _I.DESTROY: Step(_S.IDLE, (Do.SEND_REJ,)),
-        **_drop(_I.MRA_REQ, _I.MRA_REP, _I.REP, _I.REP_STALE, _I.RTU, _I.DREQ, _I.DREP),
+        _T.ACCEPT: Transition(_S.REP_SENT, (Action.SEND_REP,)),
+        _T.REJECT: Transition(_S.IDLE, (Action.SEND_REJ,)),
+        _T.REQ: Transition(_S.MRA_REQ_SENT, (Action.SEND_MRA,)),
+        _T.REJ: Transition(_S.IDLE, (Action.REPORT_REJECTED,)),
+        _T.REJ_STALE: Transition(_S.TIMEWAIT, (Action.REPORT_REJECTED,)),
+        _T.DESTROY: Transition(_S.IDLE, (Action.SEND_REJ,)),
+        **_drop(_T.MRA_REQ, _T.MRA_REP, _T.REP, _T.REP_STALE, _T.RTU, _T.DREQ, _T.DREP),
         **_NOT_SIDR,
     },
     _S.REP_SENT: {
-        _I.REJECT: Step(_S.TIMEWAIT, (Do.SEND_REJ,)),
-        _I.ESTABLISH: Step(_S.ESTABLISHED, (Do.TELL_ESTABLISHED,)),
-        _I.RTU: Step(_S.ESTABLISHED, (Do.TELL_ESTABLISHED,)),
-        _I.MRA_REP: Step(_S.MRA_REP_RCVD, (Do.EXTEND,)),
-        _I.REJ: Step(_S.IDLE, (Do.TELL_REJECTED,)),
-        _I.REJ_STALE: Step(_S.TIMEWAIT, (Do.TELL_REJECTED,)),
-        _I.DREQ: Step(_S.DREQ_RCVD, (Do.TELL_DISCONNECT_REQUESTED,)),
-        _I.RETRY: Step(_S.REP_SENT, (Do.SEND_AGAIN,)),
-        _I.EXHAUSTED: Step(_S.TIMEWAIT, (Do.SEND_REJ_TIMEOUT, Do.TELL_UNREACHABLE)),
-        _I.DESTROY: Step(_S.TIMEWAIT, (Do.SEND_REJ, Do.HUSH)),
-        **_drop(_I.REQ, _I.MRA_REQ, _I.REP, _I.REP_STALE, _I.DREP),
+        _T.REJECT: Transition(_S.TIMEWAIT, (Action.SEND_REJ,)),
+        _T.ESTABLISH: Transition(_S.ESTABLISHED, (Action.REPORT_ESTABLISHED,)),
+        _T.RTU: Transition(_S.ESTABLISHED, (Action.REPORT_ESTABLISHED,)),
+        _T.MRA_REP: Transition(_S.MRA_REP_RCVD, (Action.EXTEND_WAIT,)),
+        _T.REJ: Transition(_S.IDLE, (Action.REPORT_REJECTED,)),
+        _T.REJ_STALE: Transition(_S.TIMEWAIT, (Action.REPORT_REJECTED,)),
+        _T.DREQ: Transition(_S.DREQ_RCVD, (Action.REPORT_DISCONNECT_REQUESTED,)),
+        _T.RETRY: Transition(_S.REP_SENT, (Action.RESEND,)),
+        _T.EXHAUSTED: Transition(_S.TIMEWAIT, (Action.SEND_REJ_TIMEOUT, Action.REPORT_UNREACHABLE)),
+        _T.DESTROY: Transition(_S.TIMEWAIT, (Action.SEND_REJ, Action.MUTE)),
+        **_drop(_T.REQ, _T.MRA_REQ, _T.REP, _T.REP_STALE, _T.DREP),
         **_NOT_SIDR,
     },
     _S.MRA_REP_RCVD: {
-        _I.REJECT: Step(_S.TIMEWAIT, (Do.SEND_REJ,)),
-        _I.ESTABLISH: Step(_S.ESTABLISHED, (Do.TELL_ESTABLISHED,)),
-        _I.RTU: Step(_S.ESTABLISHED, (Do.TELL_ESTABLISHED,)),
-        _I.MRA_REP: Step(_S.MRA_REP_RCVD, (Do.EXTEND,)),
-        _I.REJ: Step(_S.IDLE, (Do.TELL_REJECTED,)),
-        _I.REJ_STALE: Step(_S.TIMEWAIT, (Do.TELL_REJECTED,)),
-        _I.DREQ: Step(_S.DREQ_RCVD, (Do.TELL_DISCONNECT_REQUESTED,)),
-        _I.RETRY: Step(_S.MRA_REP_RCVD, (Do.SEND_AGAIN,)),
-        _I.EXHAUSTED: Step(_S.TIMEWAIT, (Do.SEND_REJ_TIMEOUT, Do.TELL_UNREACHABLE)),
-        _I.DESTROY: Step(_S.TIMEWAIT, (Do.SEND_REJ, Do.HUSH)),
-        **_drop(_I.REQ, _I.MRA_REQ, _I.REP, _I.REP_STALE, _I.DREP),
+        _T.REJECT: Transition(_S.TIMEWAIT, (Action.SEND_REJ,)),
+        _T.ESTABLISH: Transition(_S.ESTABLISHED, (Action.REPORT_ESTABLISHED,)),
+        _T.RTU: Transition(_S.ESTABLISHED, (Action.REPORT_ESTABLISHED,)),
+        _T.MRA_REP: Transition(_S.MRA_REP_RCVD, (Action.EXTEND_WAIT,)),
+        _T.REJ: Transition(_S.IDLE, (Action.REPORT_REJECTED,)),
+        _T.REJ_STALE: Transition(_S.TIMEWAIT, (Action.REPORT_REJECTED,)),
+        _T.DREQ: Transition(_S.DREQ_RCVD, (Action.REPORT_DISCONNECT_REQUESTED,)),
+        _T.RETRY: Transition(_S.MRA_REP_RCVD, (Action.RESEND,)),
+        _T.EXHAUSTED: Transition(_S.TIMEWAIT, (Action.SEND_REJ_TIMEOUT, Action.REPORT_UNREACHABLE)),
+        _T.DESTROY: Transition(_S.TIMEWAIT, (Action.SEND_REJ, Action.MUTE)),
+        **_drop(_T.REQ, _T.MRA_REQ, _T.REP, _T.REP_STALE, _T.DREP),
         **_NOT_SIDR,
     },
 }
 
-_BOTH: dict[State, dict[Input, Step | None]] = {
+_BOTH: dict[CmState, dict[CmTrigger, Transition | None]] = {
     _S.IDLE: {
-        _I.CONNECT: Step(_S.REQ_SENT, (Do.SEND_REQ,)),
-        _I.RESOLVE: Step(_S.SIDR_REQ_SENT, (Do.SEND_SIDR_REQ,)),
-        _I.REQ: Step(_S.REQ_RCVD, (Do.TELL_REQUEST,)),
-        _I.SIDR_REQ: Step(_S.SIDR_REQ_RCVD, (Do.TELL_SIDR_REQUEST,)),
-        _I.DREQ: Step(_S.IDLE, (Do.SEND_DREP,)),
-        **_drop(_I.MRA_REQ, _I.MRA_REP, _I.REP, _I.REP_STALE, _I.RTU, _I.REJ, _I.REJ_STALE, _I.DREP, _I.SIDR_REP),
+        _T.CONNECT: Transition(_S.REQ_SENT, (Action.SEND_REQ,)),
+        _T.RESOLVE: Transition(_S.SIDR_REQ_SENT, (Action.SEND_SIDR_REQ,)),
+        _T.REQ: Transition(_S.REQ_RCVD, (Action.REPORT_REQUEST,)),
+        _T.SIDR_REQ: Transition(_S.SIDR_REQ_RCVD, (Action.REPORT_SIDR_REQUEST,)),
+        _T.DREQ: Transition(_S.IDLE, (Action.SEND_DREP,)),
+        **_drop(_T.MRA_REQ, _T.MRA_REP, _T.REP, _T.REP_STALE, _T.RTU, _T.REJ, _T.REJ_STALE, _T.DREP, _T.SIDR_REP),
     },
     _S.ESTABLISHED: {
-        _I.ESTABLISH: Step(_S.ESTABLISHED),
-        _I.DISCONNECT: Step(_S.DREQ_SENT, (Do.SEND_DREQ,)),
-        # The peer has not seen the RTU.  Only an active side gets this far with a REP.
-        _I.REP: Step(_S.ESTABLISHED, (Do.SEND_RTU,)),
-        _I.REJ: Step(_S.TIMEWAIT, (Do.TELL_REJECTED,)),
-        _I.REJ_STALE: Step(_S.TIMEWAIT, (Do.TELL_REJECTED,)),
-        _I.DREQ: Step(_S.DREQ_RCVD, (Do.TELL_DISCONNECT_REQUESTED,)),
-        _I.STALE: Step(_S.DREQ_SENT, (Do.SEND_DREQ,)),
-        _I.DESTROY: Step(_S.TIMEWAIT, (Do.SEND_DREQ_ONCE, Do.HUSH)),
-        **_drop(_I.REQ, _I.MRA_REQ, _I.MRA_REP, _I.REP_STALE, _I.RTU, _I.DREP),
+        _T.ESTABLISH: Transition(_S.ESTABLISHED),
+        _T.DISCONNECT: Transition(_S.DREQ_SENT, (Action.SEND_DREQ,)),
+        # The peer has not received the RTU. Only an active side can receive a REP here.
+        _T.REP: Transition(_S.ESTABLISHED, (Action.SEND_RTU,)),
+        _T.REJ: Transition(_S.TIMEWAIT, (Action.REPORT_REJECTED,)),
+        _T.REJ_STALE: Transition(_S.TIMEWAIT, (Action.REPORT_REJECTED,)),
+        _T.DREQ: Transition(_S.DREQ_RCVD, (Action.REPORT_DISCONNECT_REQUESTED,)),
+        _T.STALE: Transition(_S.DREQ_SENT, (Action.SEND_DREQ,)),
+        _T.DESTROY: Transition(_S.TIMEWAIT, (Action.SEND_DREQ_ONCE, Action.MUTE)),
+        **_drop(_T.REQ, _T.MRA_REQ, _T.MRA_REP, _T.REP_STALE, _T.RTU, _T.DREP),
         **_NOT_SIDR,
     },
     _S.DREQ_SENT: {
-        _I.DISCONNECT: Step(_S.DREQ_SENT),
-        _I.REJ: Step(_S.TIMEWAIT, (Do.TELL_DISCONNECTED,)),
-        _I.REJ_STALE: Step(_S.TIMEWAIT, (Do.TELL_DISCONNECTED,)),
-        _I.DREQ: Step(_S.TIMEWAIT, (Do.SEND_DREP, Do.TELL_DISCONNECTED)),
-        _I.DREP: Step(_S.TIMEWAIT, (Do.TELL_DISCONNECTED,)),
-        _I.RETRY: Step(_S.DREQ_SENT, (Do.SEND_AGAIN,)),
-        _I.EXHAUSTED: Step(_S.TIMEWAIT, (Do.TELL_DISCONNECTED,)),
-        # An earlier one may be lost, and from now on none is sent again.
-        _I.DESTROY: Step(_S.TIMEWAIT, (Do.SEND_DREQ_ONCE, Do.HUSH)),
-        **_drop(_I.REQ, _I.MRA_REQ, _I.MRA_REP, _I.REP, _I.REP_STALE, _I.RTU),
+        _T.DISCONNECT: Transition(_S.DREQ_SENT),
+        _T.REJ: Transition(_S.TIMEWAIT, (Action.REPORT_DISCONNECTED,)),
+        _T.REJ_STALE: Transition(_S.TIMEWAIT, (Action.REPORT_DISCONNECTED,)),
+        _T.DREQ: Transition(_S.TIMEWAIT, (Action.SEND_DREP, Action.REPORT_DISCONNECTED)),
+        _T.DREP: Transition(_S.TIMEWAIT, (Action.REPORT_DISCONNECTED,)),
+        _T.RETRY: Transition(_S.DREQ_SENT, (Action.RESEND,)),
+        _T.EXHAUSTED: Transition(_S.TIMEWAIT, (Action.REPORT_DISCONNECTED,)),
+        # Earlier DREQs may have been lost, and none is repeated from now on.
+        _T.DESTROY: Transition(_S.TIMEWAIT, (Action.SEND_DREQ_ONCE, Action.MUTE)),
+        **_drop(_T.REQ, _T.MRA_REQ, _T.MRA_REP, _T.REP, _T.REP_STALE, _T.RTU),
         **_NOT_SIDR,
     },
     _S.DREQ_RCVD: {
-        _I.DISCONNECT: Step(_S.TIMEWAIT, (Do.SEND_DREP,)),
-        _I.DESTROY: Step(_S.TIMEWAIT, (Do.SEND_DREP, Do.HUSH)),
-        **_drop(_I.REQ, _I.MRA_REQ, _I.MRA_REP, _I.REP, _I.REP_STALE, _I.RTU, _I.REJ, _I.REJ_STALE, _I.DREQ, _I.DREP),
+        _T.DISCONNECT: Transition(_S.TIMEWAIT, (Action.SEND_DREP,)),
+        _T.DESTROY: Transition(_S.TIMEWAIT, (Action.SEND_DREP, Action.MUTE)),
+        **_drop(_T.REQ, _T.MRA_REQ, _T.MRA_REP, _T.REP, _T.REP_STALE, _T.RTU, _T.REJ, _T.REJ_STALE, _T.DREQ, _T.DREP),
         **_NOT_SIDR,
     },
     _S.TIMEWAIT: {
-        _I.DISCONNECT: Step(_S.TIMEWAIT),
-        _I.REQ: Step(_S.TIMEWAIT, (Do.SEND_REJ_STALE,)),
-        _I.DREQ: Step(_S.TIMEWAIT, (Do.SEND_DREP,)),
-        _I.TIMEWAIT_OVER: Step(_S.IDLE, (Do.TELL_TIMEWAIT_EXIT,)),
-        _I.DESTROY: Step(_S.TIMEWAIT, (Do.HUSH,)),
-        **_drop(_I.MRA_REQ, _I.MRA_REP, _I.REP, _I.REP_STALE, _I.RTU, _I.REJ, _I.REJ_STALE, _I.DREP),
+        _T.DISCONNECT: Transition(_S.TIMEWAIT),
+        _T.REQ: Transition(_S.TIMEWAIT, (Action.SEND_REJ_STALE,)),
+        _T.DREQ: Transition(_S.TIMEWAIT, (Action.SEND_DREP,)),
+        _T.TIMEWAIT_OVER: Transition(_S.IDLE, (Action.REPORT_TIMEWAIT_EXIT,)),
+        _T.DESTROY: Transition(_S.TIMEWAIT, (Action.MUTE,)),
+        **_drop(_T.MRA_REQ, _T.MRA_REP, _T.REP, _T.REP_STALE, _T.RTU, _T.REJ, _T.REJ_STALE, _T.DREP),
         **_NOT_SIDR,
     },
 }
 
-_SIDR: dict[State, dict[Input, Step | None]] = {
+_SIDR: dict[CmState, dict[CmTrigger, Transition | None]] = {
     _S.SIDR_REQ_SENT: {
-        _I.SIDR_REP: Step(_S.IDLE, (Do.TELL_SIDR_REPLY,)),
-        _I.RETRY: Step(_S.SIDR_REQ_SENT, (Do.SEND_AGAIN,)),
-        _I.EXHAUSTED: Step(_S.IDLE, (Do.TELL_UNREACHABLE,)),
-        _I.DESTROY: Step(_S.IDLE),
-        **_drop(_I.SIDR_REQ),
+        _T.SIDR_REP: Transition(_S.IDLE, (Action.REPORT_SIDR_REPLY,)),
+        _T.RETRY: Transition(_S.SIDR_REQ_SENT, (Action.RESEND,)),
+        _T.EXHAUSTED: Transition(_S.IDLE, (Action.REPORT_UNREACHABLE,)),
+        _T.DESTROY: Transition(_S.IDLE),
+        **_drop(_T.SIDR_REQ),
         **_ONLY_SIDR,
     },
     _S.SIDR_REQ_RCVD: {
-        _I.ANSWER: Step(_S.IDLE, (Do.SEND_SIDR_REP,)),
-        _I.DESTROY: Step(_S.IDLE, (Do.SEND_SIDR_REP,)),
-        **_drop(_I.SIDR_REQ, _I.SIDR_REP),
+        _T.ANSWER: Transition(_S.IDLE, (Action.SEND_SIDR_REP,)),
+        _T.DESTROY: Transition(_S.IDLE, (Action.SEND_SIDR_REP,)),
+        **_drop(_T.SIDR_REQ, _T.SIDR_REP),
         **_ONLY_SIDR,
     },
 }
 
-#: state → input → what follows; None, or nothing, where a message is dropped, a call refused.
-TRANSITIONS: dict[State, dict[Input, Step | None]] = {**_BOTH, **_ACTIVE, **_PASSIVE, **_SIDR}
+#: state → trigger → transition. None: the message is dropped. Missing: the call is refused.
+TRANSITIONS: dict[CmState, dict[CmTrigger, Transition | None]] = {**_BOTH, **_ACTIVE, **_PASSIVE, **_SIDR}

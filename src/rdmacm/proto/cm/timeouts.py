@@ -1,22 +1,22 @@
-"""Times as the messages encode them: 5-bit exponents of 4.096 µs."""
+"""Timeouts as CM messages encode them: 5-bit exponents of 4.096 µs."""
 
 from __future__ import annotations
 
-__all__ = ["LONGEST", "ack_timeout", "seconds"]
+__all__ = ["MAX_EXPONENT", "ack_timeout", "seconds"]
 
-#: The greatest exponent that counts, 65 seconds. The wire could ask for hours, and a stranger would.
-LONGEST = 24
+#: The largest exponent that is honoured, 65 seconds. A peer could ask for hours.
+MAX_EXPONENT = 24
 
-_SECONDS = [(1 << max(exponent - 8, 0)) / 1000 for exponent in range(LONGEST + 1)]
+_SECONDS = [(1 << max(exponent - 8, 0)) / 1000 for exponent in range(MAX_EXPONENT + 1)]
 
 
 def seconds(exponent: int) -> float:
-    """What an exponent means, rounded the way Linux rounds it: to a power of two of milliseconds."""
-    return _SECONDS[min(LONGEST, exponent)]
+    """The time an exponent stands for, rounded as Linux does: to a power of two of milliseconds."""
+    return _SECONDS[min(MAX_EXPONENT, exponent)]
 
 
 def ack_timeout(ca_ack_delay: int, packet_life_time: int) -> int:
-    """Local ACK timeout of a path with that packet life time to a peer with that ack delay: all are exponents."""
+    """The local ACK timeout for a path with a packet life time, to a peer with a CA ACK delay; all are exponents."""
     timeout = packet_life_time + 1
     if timeout >= ca_ack_delay:
         timeout += ca_ack_delay >= timeout - 1

@@ -1,4 +1,4 @@
-"""Subnet administration (InfiniBand Architecture 15): records, what is asked about them and how."""
+"""Subnet administration (SA, InfiniBand Architecture 15): records, queries and the protocol."""
 
 from rdmacm.proto.sa.records import PATH_FLAGS, PathData, PathRecord
 

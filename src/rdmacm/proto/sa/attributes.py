@@ -1,4 +1,4 @@
-"""What the subnet administrator can be asked about."""
+"""The attributes of the subnet administration class."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Datagrams of the subnet administrator (InfiniBand Architecture 15.2.1), and what it says to a question."""
+"""MADs of the subnet administration class (InfiniBand Architecture 15.2.1), their methods and statuses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["CLASS_VERSION", "HEADER_LENGTH", "RESPONSE", "SaMad", "SaMethod", "S
 
 CLASS_VERSION = 2
 
-#: Bytes of a datagram before its records.
+#: Bytes of a MAD before its records.
 HEADER_LENGTH = MAD_SIZE - SEGMENT_SIZE
 
 #: The bit of a method that marks a response.
@@ -43,7 +43,7 @@ class SaMethod(IntEnum):
 
     @property
     def response(self) -> SaMethod:
-        """The method that answers this one."""
+        """The method of the response to this one."""
         return _RESPONSES.get(self, self)
 
 
@@ -59,9 +59,10 @@ _RESPONSES = {
 
 
 class SaStatus(IntEnum):
-    """The whole status of an answer: what all classes share below, what is the class's own above.
+    """The status of a response (InfiniBand Architecture 13.4.7, 15.2.3).
 
-    InfiniBand Architecture 13.4.7 and 15.2.3. Bit 0, BUSY, may come with any of the others.
+    The lower byte is common to all classes, the upper one specific to this class. Bit 0, BUSY, may be set with any of
+    the others.
     """
 
     OK = 0x0000
@@ -84,7 +85,7 @@ class SaStatus(IntEnum):
 _WORDS: dict[int, str] = {
     SaStatus.OK: "success",
     SaStatus.BUSY: "the subnet administrator is busy",
-    SaStatus.REDIRECT: "another port answers such questions",
+    SaStatus.REDIRECT: "the query is redirected to another port",
     SaStatus.BAD_VERSION: "the version is not supported",
     SaStatus.UNSUPPORTED_METHOD: "the method is not supported",
     SaStatus.UNSUPPORTED_METHOD_ATTRIBUTE: "the method is not supported for this attribute",
@@ -110,11 +111,11 @@ def describe_status(status: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SaMad:
-    """A datagram of the subnet administrator.
+    """A MAD of the subnet administration class.
 
-    Method, attribute and status are plain numbers, for they come from strangers. ``attribute_offset`` is the size of a
-    record in the table in units of 8 bytes. ``data`` are the records: up to 200 bytes, or more in an answer that
-    somebody has put together.
+    Method, attribute and status are plain numbers, because a peer may send any value. ``attribute_offset`` is the size
+    of a record in the table, in units of 8 bytes. ``data`` are the records: up to 200 bytes, or more in a response that
+    was reassembled.
     """
 
     method: int
@@ -129,7 +130,7 @@ class SaMad:
     rmpp: RmppHeader = NO_RMPP
 
     def pack(self, *, fill: bool = True) -> bytes:
-        """The bytes on the wire, with ``fill`` at least 256; ValueError where a field does not fit."""
+        """The bytes on the wire, with ``fill`` at least 256; ValueError for a field out of range."""
         try:
             packed = (
                 _HEADER.pack(
@@ -147,17 +148,17 @@ class SaMad:
                 + self.data
             )
         except struct.error as problem:
-            raise ValueError(f"a field of the datagram is out of range: {problem}") from None
+            raise ValueError(f"a field of the MAD is out of range: {problem}") from None
         return packed.ljust(MAD_SIZE, b"\0") if fill else packed
 
     @classmethod
     def unpack(cls, data: Buffer) -> SaMad:
-        """The datagram in 56 bytes or more, with as much data as there is; WireError where it is none."""
+        """The MAD in 56 bytes or more; WireError for fewer bytes, or another class or version."""
         if len(data) < HEADER_LENGTH:
-            raise WireError(f"a datagram of this class has {HEADER_LENGTH} bytes or more, not {len(data)}")
+            raise WireError(f"a MAD of this class has {HEADER_LENGTH} bytes or more, not {len(data)}")
         base, mgmt_class, version, method, status, tid, attribute, modifier = _HEADER.unpack_from(data)
         if (base, mgmt_class, version) != (BASE_VERSION, MgmtClass.SUBN_ADM, CLASS_VERSION):
-            raise WireError(f"class {mgmt_class:#04x}, version {base}.{version} is not subnet administration's")
+            raise WireError(f"class {mgmt_class:#04x}, version {base}.{version} is not subnet administration")
         sm_key, offset, mask = _SA_HEADER.unpack_from(data, _RECORDS_AT)
         return cls(
             method=method,

@@ -1,6 +1,6 @@
-"""Which fields of a record a question is about: component masks (InfiniBand Architecture 15.2.5).
+"""Component masks, which select the fields that a query compares (InfiniBand Architecture 15.2.5).
 
-A bit of a mask says that the field counts. The members here are named as the record's fields are.
+The members of a mask have the names of the record's fields, in capitals.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 from rdmacm.proto.sa.records import PathRecord
 from rdmacm.proto.sa.subnet import MCMemberRecord, NodeRecord, ServiceRecord
 
-__all__ = ["MemberMask", "NodeMask", "PathMask", "Record", "Selector", "ServiceMask", "ask_for"]
+__all__ = ["MemberMask", "NodeMask", "PathMask", "Record", "Selector", "ServiceMask", "query_for"]
 
 Record: TypeAlias = "PathRecord | ServiceRecord | MCMemberRecord | NodeRecord"
 
@@ -20,12 +20,12 @@ R = TypeVar("R", PathRecord, ServiceRecord, MCMemberRecord, NodeRecord)
 
 
 class Selector(IntEnum):
-    """How mtu, rate and packet life time are compared: the selector beside each of them."""
+    """How the MTU, rate and packet life time are compared: each has a selector beside it."""
 
     GREATER = 0
     LESS = 1
     EXACTLY = 2
-    #: Of the packet life time, the smallest.
+    #: The largest available; of the packet life time, the smallest.
     LARGEST = 3
 
 
@@ -58,7 +58,7 @@ class PathMask(IntFlag):
 class ServiceMask(IntFlag):
     """Components of a :class:`~rdmacm.proto.sa.subnet.ServiceRecord`.
 
-    Each number of the service's data has a bit of its own; those of the first in a field are its lowest.
+    Each number of the service data has a bit of its own. The lowest bit of a member is that of the first number.
     """
 
     SERVICE_ID = 1 << 0
@@ -124,14 +124,14 @@ MASKS: dict[type[Record], type[IntFlag]] = {
 }
 
 
-def ask_for(kind: type[R], **fields: Any) -> tuple[IntFlag, R]:
-    """A question: the component mask, and the record with these fields and zero in all others.
+def query_for(kind: type[R], **fields: Any) -> tuple[IntFlag, R]:
+    """The component mask and the record for a query: these fields, and zero in all others.
 
-    A value that has a selector is meant exactly, unless its selector is given too. TypeError for what is no
-    component of such a record.
+    A field with a selector is compared for equality, unless its selector is given too. TypeError for a name that is
+    not a component of such a record.
 
     >>> from rdmacm.proto.sa.records import PathRecord
-    >>> mask, record = ask_for(PathRecord, dlid=5, slid=4, numb_path=1)
+    >>> mask, record = query_for(PathRecord, dlid=5, slid=4, numb_path=1)
     >>> mask == PathMask.DLID | PathMask.SLID | PathMask.NUMB_PATH
     True
     """

@@ -1,6 +1,6 @@
-"""Records of the subnet administrator (InfiniBand Architecture 15.2.5).
+"""The path record of the subnet administrator (InfiniBand Architecture 15.2.5.16).
 
-The path record is also what rdma_resolve_route(3) produces, and what ``ai_route`` of rdma_getaddrinfo(3) carries.
+rdma_resolve_route(3) produces path records, and ``ai_route`` of rdma_getaddrinfo(3) carries them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import struct
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from rdmacm.address import Gid
+from rdmacm.address import DEFAULT_PKEY, Gid
 from rdmacm.constants import PathFlag
 from rdmacm.proto.sa.attributes import Attribute
 from rdmacm.proto.wire import WireError
@@ -19,25 +19,25 @@ __all__ = ["PATH_FLAGS", "PathData", "PathRecord"]
 _RECORD = struct.Struct("!Q16s16sHHIBBHHBBBB6x")
 _FLAGS = struct.Struct("=II")
 
-#: Flags of a path the connection manager accepts: rdma_set_option(3), RDMA_OPTION_IB_PATH.
+#: The flags a path must have for rdma_set_option(3), RDMA_OPTION_IB_PATH.
 PATH_FLAGS = PathFlag.GMP | PathFlag.PRIMARY | PathFlag.BIDIRECTIONAL
 
-#: ``ibv_rate``, the codes of a rate, to Gb/s (InfiniBand Architecture 15.2.5.16).
+#: Rate codes (``ibv_rate``) to Gb/s (InfiniBand Architecture 15.2.5.16).
 GIGABITS = {
     2: 2.5, 3: 10, 4: 30, 5: 5, 6: 20, 7: 40, 8: 60, 9: 80, 10: 120, 11: 14, 12: 56, 13: 112, 14: 168, 15: 25, 16: 100,
     17: 200, 18: 300, 19: 28, 20: 50, 21: 400, 22: 600, 23: 800,
 }  # fmt: skip
 
-#: Selector of mtu, rate and packet lifetime: "exactly" (InfiniBand Architecture, table 15.2.5.16).
+#: The selector of MTU, rate and packet life time for "exactly" (InfiniBand Architecture 15.2.5.16).
 _EXACTLY = 2
 
 
 @dataclass(frozen=True, slots=True)
 class PathRecord:
-    """PathRecord of the subnet administrator, 64 bytes (InfiniBand Architecture 15.2.5.16; ``ibv_path_record``).
+    """A path record, 64 bytes (InfiniBand Architecture 15.2.5.16; ``struct ibv_path_record``).
 
-    ``mtu`` is the code 1..5 for 256..4096 bytes; ``rate`` the code of ``ibv_rate``, 0 when the port's own is
-    meant; ``packet_life_time`` is an exponent, 4.096 µs · 2^n. LIDs are 0 on RoCE.
+    ``mtu`` is a code, 1..5 for 256..4096 bytes; ``rate`` a code of ``ibv_rate``, 0 for the port's own rate;
+    ``packet_life_time`` an exponent, 4.096 µs · 2^n. LIDs are 0 on RoCE.
     """
 
     ATTRIBUTE: ClassVar = Attribute.PATH_RECORD
@@ -53,7 +53,7 @@ class PathRecord:
     traffic_class: int = 0
     reversible: bool = True
     numb_path: int = 1
-    pkey: int = 0xFFFF
+    pkey: int = DEFAULT_PKEY
     qos_class: int = 0
     sl: int = 0
     mtu_selector: int = _EXACTLY
@@ -66,7 +66,7 @@ class PathRecord:
 
     @property
     def mtu_bytes(self) -> int:
-        """Payload bytes of one packet, 0 for a code the specification does not define."""
+        """The path MTU in bytes, 0 for a code that the specification does not define."""
         return 128 << self.mtu if 1 <= self.mtu <= 5 else 0
 
     def pack(self) -> bytes:
@@ -126,7 +126,7 @@ class PathRecord:
 
 @dataclass(frozen=True, slots=True)
 class PathData:
-    """``struct ibv_path_data``, 72 bytes: a path record and what it is for. ``ai_route`` is an array of these."""
+    """``struct ibv_path_data``, 72 bytes: a path record and its flags. ``ai_route`` is an array of these."""
 
     path: PathRecord
     flags: PathFlag = PATH_FLAGS

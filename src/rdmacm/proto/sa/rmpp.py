@@ -1,8 +1,8 @@
-"""Answers of several datagrams: the reliable multi-packet transaction protocol (InfiniBand Architecture 13.6).
+"""Segmented responses: the reliable multi-packet transaction protocol, RMPP (InfiniBand Architecture 13.6).
 
-Only that of the subnet administrator, where each segment carries 200 bytes of records and 20 bytes of header count
-as data too. A :class:`Sender` cuts an answer up, a :class:`Receiver` puts one together. Neither has a clock or a
-socket, neither grows with what the other end says, and neither raises for it.
+Only the form that the subnet administrator uses, where each segment carries 200 bytes of records and the payload length
+counts its 20 bytes of header too. A :class:`Sender` segments a response, a :class:`Receiver` reassembles it. They have
+no clock and no socket, do not grow without bounds, and raise no exception for what the other end sends.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ __all__ = [
 
 #: Bytes of records in a segment.
 SEGMENT_SIZE = 200
-#: What of a segment's payload length is the subnet administrator's header.
+#: Bytes of the SA header, which the payload length of a segment includes.
 SA_HEADER = 20
 
 HEADER_SIZE = 12
 VERSION = 1
 _HEADER = struct.Struct("!BBBBII")
 
-#: Segments under way at a time, whatever the other end would allow: Linux's number.
+#: The most segments that are sent without an ACK, whatever window the receiver announces. Linux's value.
 WINDOW = 64
 
 #: "No response time given" (InfiniBand Architecture 13.6.2.1).
@@ -44,7 +44,7 @@ _NO_RESPONSE_TIME = 0x1F
 
 
 class RmppType(IntEnum):
-    """What a datagram is to this protocol."""
+    """The type of a MAD in this protocol."""
 
     NONE = 0
     DATA = 1
@@ -54,7 +54,7 @@ class RmppType(IntEnum):
 
 
 class RmppFlag(IntFlag):
-    """``flags`` of a :class:`RmppHeader`."""
+    """The flags of an :class:`RmppHeader`."""
 
     ACTIVE = 1
     FIRST = 2
@@ -62,7 +62,7 @@ class RmppFlag(IntFlag):
 
 
 class RmppStatus(IntEnum):
-    """Why a transfer ended early (InfiniBand Architecture 13.6.2.1, table of RMPPStatus)."""
+    """Why a transfer was stopped or aborted (InfiniBand Architecture 13.6.2.1, RMPPStatus)."""
 
     OK = 0
     NO_RESOURCES = 1
@@ -79,7 +79,7 @@ class RmppStatus(IntEnum):
 
 
 _WORDS: dict[int, str] = {
-    RmppStatus.OK: "without a reason",
+    RmppStatus.OK: "no reason given",
     RmppStatus.NO_RESOURCES: "resources exhausted",
     RmppStatus.TOTAL_TIME_TOO_LONG: "total transaction time too long",
     RmppStatus.BAD_LENGTH: "inconsistent last segment and payload length",
@@ -95,16 +95,17 @@ _WORDS: dict[int, str] = {
 
 
 def describe_rmpp(status: int) -> str:
-    """An RMPP status in words."""
+    """The meaning of an RMPP status."""
     return _WORDS.get(status, f"status {status}")
 
 
 @dataclass(frozen=True, slots=True)
 class RmppHeader:
-    """The 12 bytes behind the header of a MAD.
+    """The 12 bytes after the header of a MAD.
 
-    ``segment`` is the number of a DATA segment, from 1, or the last one that an ACK has in order. ``length`` is a DATA
-    segment's payload length (of all segments in the first one, or 0), or the last segment of an ACK's new window.
+    ``segment`` is the number of a DATA segment, from 1, or in an ACK the last segment received in order. ``length`` is
+    the payload length of a DATA segment (in the first segment that of all segments, or 0), or in an ACK the last
+    segment of the new window.
     """
 
     version: int = 0
@@ -116,9 +117,9 @@ class RmppHeader:
     length: int = 0
 
     def pack(self) -> bytes:
-        """The bytes on the wire; ValueError for a field that does not fit."""
+        """The bytes on the wire; ValueError for a field out of range."""
         if not (0 <= self.response_time < 32 and 0 <= self.flags < 8):
-            raise ValueError("response time or flags of the RMPP header do not fit")
+            raise ValueError("response time or flags of the RMPP header are out of range")
         try:
             return _HEADER.pack(
                 self.version, self.type, self.response_time << 3 | self.flags, self.status, self.segment, self.length
@@ -136,7 +137,7 @@ class RmppHeader:
 
     @property
     def is_active(self) -> bool:
-        """Whether the datagram is one of this protocol. OpenSM sets the flag alone where nobody cuts its answers up."""
+        """Whether the MAD is part of a transfer. Without RMPP, OpenSM sets the flag but leaves the type 0."""
         return bool(self.flags & RmppFlag.ACTIVE) and self.type != RmppType.NONE
 
 
@@ -148,12 +149,12 @@ def _control(kind: RmppType, status: int = 0, segment: int = 0, length: int = 0)
 
 
 def _end(status: RmppStatus) -> RmppHeader:
-    """STOP or ABORT, as the status demands."""
+    """A STOP or ABORT, whichever the status belongs to."""
     return _control(RmppType.STOP if status == RmppStatus.NO_RESOURCES else RmppType.ABORT, status)
 
 
 def _ended_by(header: RmppHeader) -> int:
-    """The status of a STOP or an ABORT; one that it cannot have is an illegal one."""
+    """The status of a STOP or ABORT; ILLEGAL_STATUS for one that does not belong to it."""
     if header.type == RmppType.STOP:
         return header.status if header.status == RmppStatus.NO_RESOURCES else RmppStatus.ILLEGAL_STATUS
     is_legal = RmppStatus.TOTAL_TIME_TOO_LONG <= header.status <= RmppStatus.UNSPECIFIED
@@ -161,18 +162,17 @@ def _ended_by(header: RmppHeader) -> int:
 
 
 class Receiver:
-    """Puts one answer together.
+    """Reassembles one response.
 
-    ``deadline`` is when all of it has to be there, on the clock of ``now``; ``max_size`` is the most bytes of records.
-    ``error`` is why the transfer has ended early, or None; ``data`` the answer once ``is_complete``. ``dropped`` counts
-    what was of no use.
+    ``deadline`` is when it must be complete, in seconds on the clock of ``now``; ``max_size`` bounds its records, in
+    bytes; ``window`` is the number of segments the sender may send without an ACK. ``error`` is the status of a
+    transfer that failed, else None. ``data`` is the response once ``is_complete``.
     """
 
     __slots__ = (
         "_in_order",
         "_last",
         "_parts",
-        "_size_of_last",
         "_window_end",
         "_window",
         "deadline",
@@ -185,32 +185,35 @@ class Receiver:
         self.deadline = deadline
         self.max_size = max_size
         self.error: int | None = None
+        #: MADs that were of no use, by reason.
         self.dropped: Counter[str] = Counter()
         self._window = window
+        #: Records by segment number.
         self._parts: dict[int, bytes] = {}
+        #: The last segment received in order; 0 for none.
         self._in_order = 0
-        #: The sender begins with a window of one segment.
+        #: The last segment the sender may send without an ACK. It starts with a window of one segment.
         self._window_end = 1
+        #: The number of the last segment; 0 while it is unknown.
         self._last = 0
-        self._size_of_last = 0
 
     @property
     def is_complete(self) -> bool:
-        """Whether all of the answer is there."""
+        """Whether every segment has been received."""
         return self.error is None and self._in_order > 0 and self._in_order == self._last
 
     @property
     def is_done(self) -> bool:
-        """Whether the answer is there, or will never be."""
+        """Whether the transfer is complete or has failed."""
         return self.error is not None or self.is_complete
 
     @property
     def data(self) -> bytes:
-        """The records, as far as they are there in order."""
+        """The records received in order so far."""
         return b"".join(self._parts[number] for number in range(1, self._in_order + 1))
 
     def received(self, header: RmppHeader, data: Buffer, now: float) -> RmppHeader | None:
-        """A datagram of the sender's, with its 200 bytes of data; the header of an answer to it, if there is one."""
+        """Handle a MAD from the sender, with its 200 bytes of data; returns the header to reply with, or None."""
         if self.error is not None:
             self.dropped["after the end"] += 1
             return None
@@ -229,18 +232,18 @@ class Receiver:
         return self._fail(RmppStatus.BAD_TYPE)
 
     def timer(self, now: float) -> RmppHeader | None:
-        """An ABORT to be sent, if all the time has passed."""
+        """The ABORT to send if the deadline has passed, else None."""
         return self.abort(RmppStatus.TOTAL_TIME_TOO_LONG) if now >= self.deadline and not self.is_done else None
 
     def abort(self, status: RmppStatus = RmppStatus.UNSPECIFIED) -> RmppHeader:
-        """Give up; what to tell the sender."""
+        """Give up the transfer; returns the STOP or ABORT to send."""
         self.error = status
         self._parts.clear()
         self._in_order = 0
         return _end(status)
 
     def _fail(self, status: RmppStatus) -> RmppHeader | None:
-        """The sender contradicts itself. An answer that is there stays as it is."""
+        """Fail because of an invalid MAD. A complete response is kept."""
         if self.is_complete:
             self.dropped["after the end"] += 1
             return None
@@ -250,7 +253,7 @@ class Receiver:
         number = header.segment
         if 0 < number <= self._in_order:
             self.dropped["duplicate"] += 1
-            return self._ack()  # the last one was lost, or is on its way
+            return self._ack()  # the last ACK was lost or is still on its way
         if number == 0 or (number == 1) is not bool(header.flags & RmppFlag.FIRST):
             return self._fail(RmppStatus.BAD_SEGMENT)
         if number in self._parts:
@@ -273,7 +276,7 @@ class Receiver:
         return self._ack() if self._in_order >= self._window_end or self.is_complete else None
 
     def _problem(self, header: RmppHeader, data: Buffer, is_last: bool) -> RmppStatus | None:
-        """What is wrong with a new segment."""
+        """What is wrong with a new segment, or None."""
         number = header.segment
         needed = SEGMENT_SIZE
         if is_last:
@@ -292,7 +295,7 @@ class Receiver:
         return None
 
     def _most_announced(self) -> int:
-        """The largest payload length of a whole answer that there is room for: each segment's header counts."""
+        """The payload length of a response of ``max_size`` bytes, which includes the header of each segment."""
         return self.max_size + SA_HEADER * -(-self.max_size // SEGMENT_SIZE)
 
     def _ack(self) -> RmppHeader:
@@ -301,24 +304,24 @@ class Receiver:
 
 
 class Sender:
-    """Sends one answer in segments.
+    """Sends one response in segments.
 
-    What is not acknowledged within ``timeout`` seconds is sent again, ``retries`` times in a row at most;
-    after ``total_time`` it is over in any case. ``error`` is why the transfer has failed, or None.
+    Segments that are not acknowledged within ``timeout`` seconds are sent again, at most ``retries`` times in a row.
+    After ``total_time`` seconds the transfer fails. ``error`` is the status of a transfer that failed, else None.
     """
 
     __slots__ = (
         "_acked",
         "_count",
         "_data",
-        "_ends",
+        "_deadline",
         "_next",
         "_outbox",
-        "_resend",
+        "_resend_at",
         "_retries",
         "_sent",
         "_timeout",
-        "_tries",
+        "_retries_left",
         "_window_end",
         "dropped",
         "error",
@@ -328,42 +331,47 @@ class Sender:
         self, data: Buffer, now: float, *, timeout: float = 0.5, retries: int = 7, total_time: float = 30.0
     ) -> None:
         self.error: int | None = None
+        #: MADs that were of no use, by reason.
         self.dropped: Counter[str] = Counter()
         self._data = bytes(data)
+        #: The number of segments.
         self._count = max(1, -(-len(self._data) // SEGMENT_SIZE))
         self._timeout = timeout
-        self._retries = self._tries = retries
-        self._ends = now + total_time
+        self._retries = retries
+        self._retries_left = retries
+        #: When the transfer fails, and when segments are sent again.
+        self._deadline = now + total_time
+        self._resend_at = now + timeout
+        #: The last segment acknowledged, the last of the receiver's window, and the next to send.
         self._acked = 0
         self._window_end = 1
         self._next = 1
-        #: The highest segment that has been sent; what comes after a loss is sent again from an earlier one on.
+        #: The highest segment ever sent. After a loss, ``_next`` goes back and this does not.
         self._sent = 0
-        self._resend = now + timeout
         self._outbox: list[tuple[RmppHeader, bytes]] = []
         self._fill(now)
 
     @property
     def is_complete(self) -> bool:
-        """Whether all segments have been acknowledged."""
+        """Whether every segment has been acknowledged."""
         return self.error is None and self._acked == self._count
 
     @property
     def is_done(self) -> bool:
-        """Whether the transfer is over, one way or the other."""
+        """Whether the transfer is complete or has failed."""
         return self.error is not None or self.is_complete
 
     def next_deadline(self) -> float | None:
         """When :meth:`timer` has something to do."""
-        return None if self.is_done else min(self._resend, self._ends)
+        return None if self.is_done else min(self._resend_at, self._deadline)
 
     def to_send(self) -> list[tuple[RmppHeader, bytes]]:
-        """(header, records) to be sent, in order; they are handed out once."""
+        """The (header, records) pairs to send, in order. Each is returned once."""
         outbox, self._outbox = self._outbox, []
         return outbox
 
     def received(self, header: RmppHeader, now: float) -> None:
-        """A datagram of the receiver's."""
+        """Handle a MAD from the receiver."""
         if self.is_done:
             self.dropped["after the end"] += 1
         elif header.version != VERSION:
@@ -377,16 +385,16 @@ class Sender:
             self._fail(RmppStatus.BAD_TYPE)
 
     def timer(self, now: float) -> None:
-        """Send again what has not been acknowledged, or give up."""
+        """Send unacknowledged segments again, or give up."""
         if self.is_done:
             return
-        if now >= self._ends:
+        if now >= self._deadline:
             self._fail(RmppStatus.TOTAL_TIME_TOO_LONG)
-        elif now >= self._resend:
-            if not self._tries:
+        elif now >= self._resend_at:
+            if not self._retries_left:
                 self._fail(RmppStatus.TOO_MANY_RETRIES)
                 return
-            self._tries -= 1
+            self._retries_left -= 1
             self._next = self._acked + 1
             self._fill(now)
 
@@ -399,18 +407,18 @@ class Sender:
             self.dropped["old acknowledgement"] += 1
         else:
             if header.segment > self._acked:
-                self._tries = self._retries
-                self._resend = now + self._timeout
+                self._retries_left = self._retries
+                self._resend_at = now + self._timeout
             self._acked = header.segment
             self._next = max(self._next, self._acked + 1)
             self._window_end = max(self._window_end, header.length)
             self._fill(now)
 
     def _fill(self, now: float) -> None:
-        """Send what the window has room for."""
+        """Send the segments that the window allows."""
         end = min(self._window_end, self._count, self._acked + WINDOW)
         if self._next <= end:
-            self._resend = now + self._timeout
+            self._resend_at = now + self._timeout
         for number in range(self._next, end + 1):
             self._outbox.append(self._segment(number))
         self._next = max(self._next, end + 1)

@@ -1,6 +1,6 @@
-"""What the subnet administrator knows besides paths: services, multicast groups, nodes, and itself.
+"""Records of the subnet administrator besides paths: services, multicast groups, nodes, and ClassPortInfo.
 
-All fields are numbers in host order but GIDs, keys and names. Unknown values are kept as they are.
+Fields are integers in host order, except for GIDs, keys and names. Unknown values are kept.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from enum import IntEnum, IntFlag
 from typing import Any, ClassVar, Self
 
-from rdmacm.address import Gid
-from rdmacm.proto.cm.layout import Bits, Bytes, Layout, gid
+from rdmacm.address import DEFAULT_PKEY, Gid
+from rdmacm.proto.layout import Bits, Bytes, Layout, Packed, gid
 from rdmacm.proto.sa.attributes import Attribute
 from rdmacm.proto.wire import Buffer, WireError
 
@@ -34,7 +34,7 @@ class NodeType(IntEnum):
 
 
 class JoinState(IntFlag):
-    """How a port belongs to a multicast group: ``join_state`` of a :class:`MCMemberRecord`."""
+    """The membership of a port in a multicast group: ``join_state`` of a :class:`MCMemberRecord`."""
 
     FULL_MEMBER = 1
     NON_MEMBER = 2
@@ -43,7 +43,7 @@ class JoinState(IntFlag):
 
 
 def _whole(data: Buffer, size: int, kind: str) -> Buffer:
-    """The record without what fills it up to a multiple of 8 bytes in a table."""
+    """The record without its padding to a multiple of 8 bytes in a table."""
     if not size <= len(data) <= -(-size // 8) * 8:
         raise WireError(f"a {kind} has {size} bytes, not {len(data)}")
     return data[:size]
@@ -59,10 +59,10 @@ def _text(name: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ServiceRecord:
-    """Where a service is: 176 bytes (InfiniBand Architecture 15.2.5.14).
+    """A service and the port that offers it: 176 bytes (InfiniBand Architecture 15.2.5.14).
 
-    ``service_lease`` is in seconds. ``service_name`` is up to 64 bytes, without the zeros that fill it up; it is
-    compared byte by byte. The data belongs to the service: 16 bytes, and 8, 4 and 2 numbers of 16, 32 and 64 bits.
+    ``service_lease`` is in seconds. ``service_name`` has up to 64 bytes, without the zeros that pad it, and is compared
+    byte by byte. The service may use the data as it likes: 16 bytes, and 8, 4 and 2 numbers of 16, 32 and 64 bits.
     """
 
     ATTRIBUTE: ClassVar = Attribute.SERVICE_RECORD
@@ -70,7 +70,7 @@ class ServiceRecord:
 
     service_id: int = 0
     service_gid: Gid = Gid()  # noqa: RUF009 (immutable)
-    service_pkey: int = 0xFFFF
+    service_pkey: int = DEFAULT_PKEY
     service_lease: int = LEASE_FOREVER
     service_key: bytes = bytes(16)
     service_name: bytes = b""
@@ -81,11 +81,11 @@ class ServiceRecord:
 
     @property
     def name(self) -> str:
-        """The service's name as text; bytes that are no UTF-8 come as backslash escapes."""
+        """The service name as text; bytes that are not UTF-8 become backslash escapes."""
         return _text(self.service_name)
 
     def pack(self) -> bytes:
-        """The 176 bytes on the wire; ValueError for a field that does not fit."""
+        """The 176 bytes on the wire; ValueError for a field out of range."""
         for value, size in ((self.service_key, 16), (self.service_data8, 16)):
             if len(value) != size:
                 raise ValueError(f"a field of {size} bytes has {len(value)}")
@@ -130,21 +130,16 @@ class ServiceRecord:
         return replace(self, **changes)
 
 
-class _Packed:
-    """Packing by a layout."""
+class _Record(Packed):
+    """A record with a layout."""
 
     __slots__ = ()
 
-    LAYOUT: ClassVar[Layout]
     SIZE: ClassVar[int]
-
-    def pack(self) -> bytes:
-        """The bytes on the wire; ValueError for a field that does not fit."""
-        return self.LAYOUT.pack(self)
 
     @classmethod
     def unpack(cls, data: Buffer) -> Self:
-        """The record in these bytes, with or without what fills it up in a table; WireError for another length."""
+        """The record in these bytes, with or without its padding in a table; WireError for another length."""
         return cls(**cls.LAYOUT.unpack(_whole(data, cls.SIZE, cls.__name__)))
 
     def replace(self, **changes: Any) -> Self:
@@ -153,12 +148,11 @@ class _Packed:
 
 
 @dataclass(frozen=True, slots=True)
-class MCMemberRecord(_Packed):
+class MCMemberRecord(_Record):
     """A multicast group, or a port's membership in one: 52 bytes, 56 in a table (InfiniBand Architecture 15.2.5.17).
 
-    ``mtu``, ``rate`` and ``packet_life_time`` and their selectors are those of a
-    :class:`~rdmacm.proto.sa.PathRecord`. ``scope`` is 2 for the link, 5 for the site, 8 for the organisation, 0xE for
-    everywhere; ``join_state`` is :class:`JoinState`.
+    ``mtu``, ``rate``, ``packet_life_time`` and their selectors are those of a :class:`~rdmacm.proto.sa.PathRecord`.
+    ``scope`` is 2 link-local, 5 site-local, 8 organization-local, 0xE global; ``join_state`` is :class:`JoinState`.
     """
 
     ATTRIBUTE: ClassVar = Attribute.MC_MEMBER_RECORD
@@ -208,10 +202,10 @@ class MCMemberRecord(_Packed):
 
 
 @dataclass(frozen=True, slots=True)
-class NodeRecord(_Packed):
-    """A port and the node it is of: 108 bytes, 112 in a table (InfiniBand Architecture 15.2.5.2).
+class NodeRecord(_Record):
+    """A port and its node: 108 bytes, 112 in a table (InfiniBand Architecture 15.2.5.2).
 
-    ``node_description`` is up to 64 bytes, without the zeros that fill it up.
+    ``node_description`` has up to 64 bytes, without the zeros that pad it.
     """
 
     ATTRIBUTE: ClassVar = Attribute.NODE_RECORD
@@ -256,15 +250,15 @@ class NodeRecord(_Packed):
 
     @property
     def description(self) -> str:
-        """The node's description as text; bytes that are no UTF-8 come as backslash escapes."""
+        """The node description as text; bytes that are not UTF-8 become backslash escapes."""
         return _text(self.node_description)
 
 
 @dataclass(frozen=True, slots=True)
-class ClassPortInfo(_Packed):
-    """What a manager of a class can do, and where else to ask: 72 bytes (InfiniBand Architecture 13.4.8.1).
+class ClassPortInfo(_Record):
+    """The capabilities of the manager of a class, and where it redirects to (InfiniBand Architecture 13.4.8.1).
 
-    ``resp_time_value`` is an exponent, 4.096 µs · 2^n. The numbers of the capability masks are the class's own.
+    72 bytes. ``resp_time_value`` is an exponent, 4.096 µs · 2^n. The capability masks are specific to the class.
     """
 
     ATTRIBUTE: ClassVar = Attribute.CLASS_PORT_INFO

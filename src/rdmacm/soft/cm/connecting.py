@@ -19,7 +19,8 @@ from rdmacm.connparam import ConnParam, Ece, UdParam
 from rdmacm.constants import CmEventType
 from rdmacm.errors import CmStateError, RdmaError, cm_error
 from rdmacm.proto.cm import states
-from rdmacm.proto.cm.connection import Connection
+from rdmacm.proto.cm.codes import RejectReason, SidrStatus
+from rdmacm.proto.cm.connection import CmConnection
 from rdmacm.proto.cm.events import (
     ConnectReply,
     Disconnected,
@@ -31,17 +32,7 @@ from rdmacm.proto.cm.events import (
     TimewaitExit,
     Unreachable,
 )
-from rdmacm.proto.cm.messages import (
-    REJ,
-    REP,
-    REQ,
-    SIDR_REP,
-    SIDR_REQ,
-    Message,
-    Path,
-    RejectReason,
-    SidrStatus,
-)
+from rdmacm.proto.cm.messages import REJ, REP, REQ, SIDR_REP, SIDR_REQ, Message, Path
 from rdmacm.proto.cm.private_data import PrivateDataHeader, user_capacity
 from rdmacm.proto.cm.timeouts import ack_timeout
 from rdmacm.proto.sa import PathRecord
@@ -222,7 +213,7 @@ class SoftId(ListeningId):
             agent, now = self.cm.agent, self._provider.clock()
             kind = SIDR_REP if self.qp_type == QPType.UD else REP
             _check_size(param.private_data, kind, "accept", self.peer_addr)
-            if connection.state not in states.THINKING:
+            if connection.state not in states.AWAITING_USER:
                 raise CmStateError(
                     errno.EINVAL, "the peer has given up meanwhile", "accept", str(self.peer_addr), "destroy the id"
                 )
@@ -238,7 +229,7 @@ class SoftId(ListeningId):
             self._is_accepted = True
             self.cm.pump()
 
-    def _accept_connection(self, connection: Connection, param: ConnParam, now: float) -> None:
+    def _accept_connection(self, connection: CmConnection, param: ConnParam, now: float) -> None:
         agent, ece = self.cm.agent, self._local_ece or NO_ECE
         reply = REP(
             local_qpn=self.qp.qp_num if self.qp is not None else param.qp_num,
@@ -290,7 +281,7 @@ class SoftId(ListeningId):
                 raise self._refuse(Trigger.NOTIFY.value)
             if event != _EVENT_COMM_EST:
                 raise cm_error(errno.EINVAL, f"asynchronous event {event} is none to be notified of", "notify")
-            if connection.state is states.State.ESTABLISHED:
+            if connection.state is states.CmState.ESTABLISHED:
                 raise cm_error(errno.EISCONN, "the connection is established already", "notify")
             self.cm.agent.establish(connection.comm_id, self._provider.clock())
             self.cm.pump()
@@ -434,7 +425,7 @@ class SoftId(ListeningId):
             if attr.qp_state not in (QPState.RTR, QPState.RTS):
                 return attr, _M.STATE
             connection = self._connection
-            if connection is None or connection.state is states.State.IDLE:
+            if connection is None or connection.state is states.CmState.IDLE:
                 raise self._refuse("init_qp_attr")
             return self._connected_attr(attr, connection), _TO_RTR if attr.qp_state is QPState.RTR else _TO_RTS
 
@@ -456,7 +447,7 @@ class SoftId(ListeningId):
             attr.qp_access_flags = self._access(connection)
         return attr
 
-    def _connected_attr(self, attr: QPAttr, connection: Connection) -> QPAttr:
+    def _connected_attr(self, attr: QPAttr, connection: CmConnection) -> QPAttr:
         """What takes a queue pair on to RTR and to RTS."""
         request = connection.request
         if not isinstance(request, REQ):
@@ -480,10 +471,10 @@ class SoftId(ListeningId):
         attr.timeout = connection.av_timeout if self.options.ack_timeout is None else self.options.ack_timeout & 31
         return attr
 
-    def _access(self, connection: Connection) -> AccessFlag:
+    def _access(self, connection: CmConnection) -> AccessFlag:
         return _ANY_REMOTE if self._resources(connection)[1] else AccessFlag.REMOTE_WRITE
 
-    def _resources(self, connection: Connection) -> tuple[int, int]:
+    def _resources(self, connection: CmConnection) -> tuple[int, int]:
         """READs and atomics of ours at a time, and of the peer's."""
         if not connection.is_active:
             if self._accept is not None:

@@ -10,9 +10,10 @@ from rdmacm.address import ALL_BITS_64, DEFAULT_PKEY, Gid, InetAddr, SockAddrIB,
 from rdmacm.cmstate import State, Trigger
 from rdmacm.connparam import ConnParam, Ece
 from rdmacm.constants import CmEventType
-from rdmacm.proto.cm.connection import Connection, Listener
+from rdmacm.proto.cm.codes import RejectReason
+from rdmacm.proto.cm.connection import CmConnection, CmListener
 from rdmacm.proto.cm.events import ConnectRequest, SidrRequest
-from rdmacm.proto.cm.messages import REQ, SIDR_REQ, RejectReason
+from rdmacm.proto.cm.messages import REQ, SIDR_REQ
 from rdmacm.proto.cm.private_data import HEADER_SIZE, PrivateDataHeader
 from rdmacm.proto.sa import PathRecord
 from rdmacm.proto.wire import WireError
@@ -49,8 +50,8 @@ class ListeningId(AskingId):
     ) -> None:
         super().__init__(provider, queue, owner, port_space, qp_type)
         #: The managers it listens with: a wildcard's are several.
-        self._listeners: list[tuple[ConnectionManager, Listener]] = []
-        self._connection: Connection | None = None
+        self._listeners: list[tuple[ConnectionManager, CmListener]] = []
+        self._connection: CmConnection | None = None
         #: False until the application has answered the request that made this id.
         self._is_accepted = True
         self._remote_ece = NO_ECE

@@ -1,4 +1,4 @@
-"""Connection managers: one agent for all the RoCE devices and one for each InfiniBand port, and whose ids their
+"""CmConnection managers: one agent for all the RoCE devices and one for each InfiniBand port, and whose ids their
 connections are.
 
 The agent (:mod:`rdmacm.proto.cm.engine`) knows no socket and no id. Here its MADs go out over QP 1, its events go to
@@ -12,10 +12,10 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rdmacm.progress.timers import Timer
-from rdmacm.proto.cm.connection import Accepts, Connection, Listener
+from rdmacm.proto.cm.connection import Accepts, CmConnection, CmListener
 from rdmacm.proto.cm.engine import Agent
 from rdmacm.proto.cm.events import ConnectRequest, Event, SidrRequest, TimewaitExit
-from rdmacm.proto.cm.states import State
+from rdmacm.proto.cm.states import CmState
 from rdmacm.proto.wire import Buffer
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class ConnectionManager:
         self.subnet = subnet
         self._agent: Agent | None = None
         self._ids: dict[int, SoftId] = {}
-        self._listeners: dict[Listener, tuple[ListeningId, object]] = {}
+        self._listeners: dict[CmListener, tuple[ListeningId, object]] = {}
         self._timer: Timer | None = None
         self._is_pumping = False
 
@@ -81,7 +81,7 @@ class ConnectionManager:
 
     def listen(
         self, owner: ListeningId, service_id: int, local: bytes | None, backlog: int, accepts: Accepts
-    ) -> Listener:
+    ) -> CmListener:
         """Take requests for a service id, to one local address or (None) to any."""
         listener = self.agent.listen(service_id, backlog=backlog, accepts=accepts)
         try:
@@ -93,7 +93,7 @@ class ConnectionManager:
         self._provider.descriptors_changed()
         return listener
 
-    def unlisten(self, listener: Listener) -> None:
+    def unlisten(self, listener: CmListener) -> None:
         """Take no more."""
         found = self._listeners.pop(listener, None)
         if found is not None and self._agent is not None:
@@ -101,26 +101,26 @@ class ConnectionManager:
             self._gsi.unlisten(found[1])
             self._provider.descriptors_changed()
 
-    def own(self, comm_id: int, owner: SoftId) -> Connection:
+    def own(self, comm_id: int, owner: SoftId) -> CmConnection:
         """From now on the events of a connection are this id's."""
         self._ids[comm_id] = owner
         connection = self.agent.connection(comm_id)
         assert connection is not None
         return connection
 
-    def leave(self, connection: Connection) -> None:
+    def leave(self, connection: CmConnection) -> None:
         """The id of a connection is being destroyed: say goodbye to the peer."""
         self._ids.pop(connection.comm_id, None)
-        if self._agent is not None and connection.state is not State.IDLE:
-            was_over = connection.state is State.TIMEWAIT
+        if self._agent is not None and connection.state is not CmState.IDLE:
+            was_over = connection.state is CmState.TIMEWAIT
             self._agent.destroy(connection.comm_id, self._provider.clock())
             self.pump()
             if not was_over:
                 self.hold_qpn(connection)
 
-    def hold_qpn(self, connection: Connection) -> None:
+    def hold_qpn(self, connection: CmConnection) -> None:
         """A connection in TIMEWAIT keeps its queue pair number from being used again."""
-        if connection.state is State.TIMEWAIT and connection.deadline is not None:
+        if connection.state is CmState.TIMEWAIT and connection.deadline is not None:
             self._gsi.hold_qpn(connection.local_qpn, connection.deadline)
 
     def pump(self) -> None:
@@ -131,17 +131,16 @@ class ConnectionManager:
         self._is_pumping = True
         send_mad = self._gsi.send_mad
         try:
-            while agent.outbox or agent.news:
+            while agent.outbox or agent.pending_events:
                 if agent.outbox:
                     for path, mad in agent.mads_to_send():
                         send_mad(path, mad)
-                if agent.news:
+                if agent.pending_events:
                     for event in agent.events():
                         self._dispatch(agent, event)
         finally:
             self._is_pumping = False
-        if agent.timers and (self._timer is None or agent.timers[0][0] < self._timer.when):
-            self._set_timer(agent.next_deadline())
+        self._set_timer(agent.next_deadline())
 
     def _set_timer(self, deadline: float | None) -> None:
         """Be called when the agent has something to do; a timer that is earlier anyway looks then."""

@@ -111,7 +111,7 @@ class AskingId(ResolvingId):
         # Those that have come before may keep the daemon longer than this one can wait.
         timer = provider.call_at(provider.clock() + patience, lambda _: self._acm_answered(timer, until, started, None))
         self._acm = timer
-        if acm.route_in_background(local, peer, answered, timeout=patience):
+        if acm.paths_in_background(local, peer, answered, timeout=patience):
             return True
         timer.cancel()
         self._acm = None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.progress.timers import Timer
-from rdmacm.proto.sa.client import Answer
+from rdmacm.proto.sa.client import SaResponse
 from rdmacm.proto.sa.mad import SaMethod, describe_status
 from rdmacm.proto.sa.query import ServiceMask
 from rdmacm.proto.sa.subnet import LEASE_FOREVER, ServiceRecord
@@ -55,7 +55,7 @@ class Registration:
         if self._query is None:
             self._tell_again()
 
-    def _ask(self, method: SaMethod, mask: ServiceMask, done: Callable[[Answer], None]) -> int | None:
+    def _ask(self, method: SaMethod, mask: ServiceMask, done: Callable[[SaResponse], None]) -> int | None:
         """The number of the question; None where it cannot be asked now."""
         view, record = self._subnet.view(), self.record
         try:
@@ -66,7 +66,7 @@ class Registration:
             self._finish(problem)
             return None
 
-    def _told(self, answer: Answer) -> None:
+    def _told(self, answer: SaResponse) -> None:
         self._query = None
         self._tell_again()
         self._finish(_refusal(answer, "register_service", self.record))
@@ -104,7 +104,7 @@ class Registration:
             self._finish(gone)
         self._stop()
 
-        def answered(answer: Answer) -> None:
+        def answered(answer: SaResponse) -> None:
             if done is not None:
                 done(_refusal(answer, "withdraw", self.record))
 
@@ -112,7 +112,7 @@ class Registration:
             done(None)
 
 
-def _refusal(answer: Answer, step: str, record: ServiceRecord) -> RdmaError | None:
+def _refusal(answer: SaResponse, step: str, record: ServiceRecord) -> RdmaError | None:
     if answer.error is not None:
         code = errno.ETIMEDOUT if answer.error == "timeout" else errno.EIO
         return cm_error(code, f"the subnet administrator did not answer: {answer.error}", step, record.name)

@@ -18,9 +18,9 @@ from rdmacm.ib.transport import IbPort, MadTransport
 from rdmacm.progress.timers import Timer
 from rdmacm.proto.mad import MAD_SIZE, MadAddress, MgmtClass
 from rdmacm.proto.sa import PathRecord
-from rdmacm.proto.sa.client import Answer, SaClient
+from rdmacm.proto.sa.client import SaResponse, SaClient
 from rdmacm.proto.sa.mad import SaMethod, SaStatus, describe_status
-from rdmacm.proto.sa.query import ask_for
+from rdmacm.proto.sa.query import query_for
 from rdmacm.proto.sa.subnet import ServiceRecord
 from rdmacm.proto.wire import Buffer, WireError
 from rdmacm.resolution.lookup import Failure
@@ -68,7 +68,7 @@ class Subnet:
         self.dropped: Counter[str] = Counter()
         self.cm = ConnectionManager(provider, self, self)
         self.sa = SaClient(provider.random, reassembles=transport.reassembles)
-        self._asked: dict[int, Callable[[Answer], None]] = {}
+        self._asked: dict[int, Callable[[SaResponse], None]] = {}
         self._timer: Timer | None = None
         self._is_pumping = False
 
@@ -121,7 +121,7 @@ class Subnet:
         asked = self._asked
         self.forget()
         for query, done in asked.items():  # somebody may be waiting
-            done(Answer(query, 0, error="the port was closed"))
+            done(SaResponse(query, 0, error="the port was closed"))
         self._provider.waiters.wake()
 
     def forget(self) -> None:
@@ -184,7 +184,7 @@ class Subnet:
         mask: int,
         record: bytes,
         timeout: float,
-        done: Callable[[Answer], None],
+        done: Callable[[SaResponse], None],
     ) -> int:
         """Ask the administrator; within ``timeout`` seconds ``done(answer)`` is called, with the lock held.
 
@@ -200,7 +200,7 @@ class Subnet:
                 hint="whether its link is up, and a subnet manager runs",
             )
         now = self._provider.clock()
-        query = self.sa.ask(method, attribute, mask, record, port.administrator, now, timeout=timeout)
+        query = self.sa.query(method, attribute, mask, record, port.administrator, now, timeout=timeout)
         self._asked[query] = done
         self._pump()
         return query
@@ -274,10 +274,10 @@ class Subnet:
                     fields[name] = value
                     if hasattr(like, f"{name}_selector"):
                         fields[f"{name}_selector"] = getattr(like, f"{name}_selector")
-        mask, record = ask_for(PathRecord, **fields)
+        mask, record = query_for(PathRecord, **fields)
         method = SaMethod.GET if count == 1 else SaMethod.GET_TABLE
 
-        def answered(answer: Answer) -> None:
+        def answered(answer: SaResponse) -> None:
             failure = self._failure(answer, view, "path")
             paths = _unpacked(PathRecord, answer)
             if failure is None and not paths:
@@ -291,11 +291,11 @@ class Subnet:
         """Ask for the services of a name, or of an id where ``service`` is a number in C's notation."""
         number = _number(service)
         if number is None:
-            mask, record = ask_for(ServiceRecord, service_name=service.encode()[:63])
+            mask, record = query_for(ServiceRecord, service_name=service.encode()[:63])
         else:
-            mask, record = ask_for(ServiceRecord, service_id=number)
+            mask, record = query_for(ServiceRecord, service_id=number)
 
-        def answered(answer: Answer) -> None:
+        def answered(answer: SaResponse) -> None:
             failure = self._failure(answer, view, "service")
             found = _unpacked(ServiceRecord, answer)
             if failure is None and not found:
@@ -325,7 +325,7 @@ class Subnet:
         """Who is asked, in words."""
         return f"the subnet administrator of {view.device.name} port {view.port_num}"
 
-    def _failure(self, answer: Answer, view: IbView, step: str) -> Failure | None:
+    def _failure(self, answer: SaResponse, view: IbView, step: str) -> Failure | None:
         """What is wrong with an answer: ETIMEDOUT where there was none, EINVAL for a status, as Linux has it."""
         who = self.administrator(view)
         if answer.error == "timeout":
@@ -364,7 +364,7 @@ def _number(text: str) -> int | None:
     return None if value > ALL_BITS_64 else -value & ALL_BITS_64 if sign else value
 
 
-def _unpacked(kind: type[R], answer: Answer) -> tuple[R, ...]:
+def _unpacked(kind: type[R], answer: SaResponse) -> tuple[R, ...]:
     """The records of an answer; what is none is left out."""
     found: list[R] = []
     for data in answer.records:

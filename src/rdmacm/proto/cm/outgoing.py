@@ -1,0 +1,121 @@
+"""What the engine emits about a connection: the messages to the peer and the events for the user."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rdmacm.proto.cm.codes import MessageKind, RejectReason, TransportService
+from rdmacm.proto.cm.connection import CmConnection, CmListener
+from rdmacm.proto.cm.events import (
+    ConnectReply,
+    ConnectRequest,
+    Disconnected,
+    DisconnectRequested,
+    Established,
+    Event,
+    Rejected,
+    SidrReply,
+    SidrRequest,
+    TimewaitExit,
+    Unreachable,
+)
+from rdmacm.proto.cm.messages import DREP, DREQ, MRA, REJ, REP, REQ, SIDR_REP, pack_message
+from rdmacm.proto.cm.states import Action, CmState, CmTrigger
+
+__all__ = ["REPORTS", "drep", "dreq", "mra", "peer_qpn", "rej", "rej_stale", "rej_timeout", "sidr_rep"]
+
+#: Which message a REJ rejects, by the state it is sent in.
+_REJECTED_MESSAGE = {
+    CmState.REQ_RCVD: MessageKind.REQ,
+    CmState.MRA_REQ_SENT: MessageKind.REQ,
+    CmState.REP_RCVD: MessageKind.REP,
+    CmState.MRA_REP_SENT: MessageKind.REP,
+}
+
+
+def rej(connection: CmConnection, reason: int, private_data: bytes = b"", ari: bytes = b"") -> bytes:
+    """A MAD with a REJ; ``ari`` is its additional reject information."""
+    message = REJ(
+        local_comm_id=0 if connection.state is CmState.REQ_RCVD else connection.comm_id,
+        remote_comm_id=connection.remote_comm_id or 0,
+        message_rejected=_REJECTED_MESSAGE.get(connection.state, MessageKind.OTHER),
+        reason=reason,
+        reject_info_length=len(ari),
+        ari=ari,
+        private_data=private_data,
+    )
+    return pack_message(message, connection.transaction_id)
+
+
+def rej_timeout(connection: CmConnection, guid: int) -> bytes:
+    """A MAD with the REJ of a side that gives up. ``guid`` is its CA GUID, by which the peer knows it."""
+    return rej(connection, RejectReason.TIMEOUT, ari=guid.to_bytes(8, "big"))
+
+
+def rej_stale(connection: CmConnection, message: REQ | REP) -> bytes:
+    """A MAD with the REJ of a REQ or REP that belongs to an earlier connection."""
+    if isinstance(message, REQ):
+        refusal = REJ(0, message.local_comm_id, MessageKind.REQ, RejectReason.STALE_CONN)
+    else:
+        refusal = REJ(connection.comm_id, message.local_comm_id, MessageKind.REP, RejectReason.STALE_CONN)
+    return pack_message(refusal, connection.transaction_id)
+
+
+def mra(connection: CmConnection, service_timeout: int) -> bytes:
+    """A MAD with an MRA; ``service_timeout`` is the exponent within which the answer follows."""
+    kind = MessageKind.REP if connection.is_active else MessageKind.REQ
+    message = MRA(connection.comm_id, connection.remote_comm_id or 0, kind, service_timeout)
+    return pack_message(message, connection.transaction_id)
+
+
+def dreq(connection: CmConnection, transaction_id: int, private_data: bytes = b"") -> bytes:
+    """A MAD with a DREQ, which begins a transaction of its own."""
+    message = DREQ(connection.comm_id, connection.remote_comm_id or 0, connection.remote_qpn or 0, private_data)
+    return pack_message(message, transaction_id)
+
+
+def drep(connection: CmConnection) -> bytes:
+    """A MAD with the DREP that answers the peer's DREQ."""
+    message = DREP(connection.comm_id, connection.remote_comm_id or 0, connection.drep_private_data)
+    return pack_message(message, connection.dreq_transaction_id)
+
+
+def sidr_rep(connection: CmConnection, reply: SIDR_REP) -> bytes:
+    """A MAD with a SIDR_REP; request id and service id are filled in."""
+    reply.request_id = connection.remote_comm_id or 0
+    reply.service_id = connection.request.service_id
+    return pack_message(reply, connection.transaction_id)
+
+
+def peer_qpn(request: REQ, message: REQ | REP) -> int:
+    """The sender's queue pair number in a REQ, or in the REP that answers ``request``."""
+    # The passive side of an XRC connection has its number in the EE context field.
+    if isinstance(message, REP) and request.transport_service_type == TransportService.EXTENDED:
+        return message.local_eecn
+    return message.local_qpn
+
+
+def _rejected(connection: CmConnection, _: CmTrigger, message: Any) -> Event:
+    ari = message.ari[: message.reject_info_length]
+    return Rejected(connection.comm_id, message.reason, ari, message.private_data)
+
+
+#: The event for an action that reports one, from the connection, the trigger and the message that caused it.
+REPORTS: dict[Action, Callable[[CmConnection, CmTrigger, Any], Event]] = {
+    Action.REPORT_REQUEST: lambda c, _, req: ConnectRequest(c.comm_id, _listener(c), req, c.path),
+    Action.REPORT_SIDR_REQUEST: lambda c, _, req: SidrRequest(c.comm_id, _listener(c), req, c.path),
+    Action.REPORT_REPLY: lambda c, _, rep: ConnectReply(c.comm_id, rep),
+    Action.REPORT_SIDR_REPLY: lambda c, _, rep: SidrReply(c.comm_id, rep),
+    Action.REPORT_REJECTED: _rejected,
+    Action.REPORT_ESTABLISHED: lambda c, *_: Established(c.comm_id),
+    Action.REPORT_UNREACHABLE: lambda c, *_: Unreachable(c.comm_id),
+    Action.REPORT_DISCONNECT_REQUESTED: lambda c, *_: DisconnectRequested(c.comm_id),
+    Action.REPORT_DISCONNECTED: lambda c, what, _: Disconnected(c.comm_id, what is CmTrigger.EXHAUSTED),
+    Action.REPORT_TIMEWAIT_EXIT: lambda c, *_: TimewaitExit(c.comm_id, c.local_qpn),
+}
+
+
+def _listener(connection: CmConnection) -> CmListener:
+    assert connection.listener is not None
+    return connection.listener

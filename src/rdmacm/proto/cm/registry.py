@@ -1,0 +1,136 @@
+"""How the engine finds a connection, a listener and the next timer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable
+
+from rdmacm.proto.cm.connection import Accepts, CmConnection, CmListener
+from rdmacm.timerheap import LazyTimerHeap
+
+__all__ = ["Connections", "Listeners"]
+
+
+class Connections:
+    """Connections by local communication id, by the peer's communication id, by the peer's queue pair, and by time.
+
+    The peer chooses its GUID, ids and queue pair numbers, so they identify a connection only together with the path
+    that its messages arrive on.
+    """
+
+    __slots__ = ("_by_id", "_by_remote_id", "_by_remote_qpn", "get", "timers")
+
+    def __init__(self) -> None:
+        self._by_id: dict[int, CmConnection] = {}
+        #: (remote communication id, CA GUID, path) to connection. The GUID is None for a SIDR request.
+        self._by_remote_id: dict[tuple[int, int | None, Hashable], CmConnection] = {}
+        #: (remote QPN, CA GUID, path) to connection.
+        self._by_remote_qpn: dict[tuple[int, int | None, Hashable], CmConnection] = {}
+        #: The deadlines of the timers that run, by local communication id.
+        self.timers: LazyTimerHeap[int] = LazyTimerHeap(self._deadline_of)
+        #: The connection with a local communication id, or None.
+        self.get: Callable[[int], CmConnection | None] = self._by_id.get
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __contains__(self, comm_id: int) -> bool:
+        return comm_id in self._by_id
+
+    def of_peer(self, remote_comm_id: int, guid: int | None, path: Hashable) -> CmConnection | None:
+        """The connection with a remote communication id; with ``guid`` None, the SIDR request with that id."""
+        return self._by_remote_id.get((remote_comm_id, guid, path))
+
+    def of_qpn(self, qpn: int, guid: int, path: Hashable) -> CmConnection | None:
+        """The connection that uses a queue pair of the peer."""
+        return self._by_remote_qpn.get((qpn, guid, path))
+
+    def add(self, connection: CmConnection) -> None:
+        """Add a new connection."""
+        self._by_id[connection.comm_id] = connection
+        self.add_remote(connection)
+
+    def add_remote(self, connection: CmConnection) -> None:
+        """Make a connection known by its remote id and queue pair, as far as it has them."""
+        if connection.remote_comm_id is not None:
+            self._by_remote_id[connection.remote_comm_id, connection.remote_guid, connection.path] = connection
+        if connection.remote_qpn is not None:
+            self._by_remote_qpn[connection.remote_qpn, connection.remote_guid, connection.path] = connection
+
+    def release_qpn(self, connection: CmConnection) -> None:
+        """Let the peer use its queue pair for another connection."""
+        if connection.remote_qpn is not None:
+            key = connection.remote_qpn, connection.remote_guid, connection.path
+            if self._by_remote_qpn.get(key) is connection:
+                del self._by_remote_qpn[key]
+
+    def remove(self, connection: CmConnection) -> None:
+        """Remove a connection."""
+        self.release_qpn(connection)
+        del self._by_id[connection.comm_id]
+        self.timers.discard(connection.comm_id)
+        if connection.remote_comm_id is not None:
+            del self._by_remote_id[connection.remote_comm_id, connection.remote_guid, connection.path]
+
+    # -- timers -----------------------------------------------------------------------------------------------
+
+    def set_timer(self, connection: CmConnection, deadline: float) -> None:
+        """Set the one timer of a connection, in seconds on the engine's clock. A ``deadline`` of None stops it."""
+        connection.deadline = deadline
+        self.timers.schedule(connection.comm_id, deadline)
+
+    def pop_due(self, now: float) -> CmConnection | None:
+        """A connection whose timer is due; the timer is stopped. None if there is none."""
+        comm_id = self.timers.pop_due(now)
+        if comm_id is None:
+            return None
+        connection = self._by_id[comm_id]
+        connection.deadline = None
+        return connection
+
+    def _deadline_of(self, comm_id: int) -> float | None:
+        connection = self._by_id.get(comm_id)
+        return None if connection is None else connection.deadline
+
+
+class Listeners:
+    """Listeners by service id and mask."""
+
+    __slots__ = ("_by_key", "_masks")
+
+    def __init__(self) -> None:
+        #: (service id & mask, mask) to the listeners.
+        self._by_key: dict[tuple[int, int], list[CmListener]] = {}
+        #: How many listeners use a mask.
+        self._masks: Counter[int] = Counter()
+
+    def add(self, service_id: int, mask: int, backlog: int, accepts: Accepts | None) -> CmListener | None:
+        """Add a listener; None if the service id is taken."""
+        key = service_id & mask, mask
+        others = self._by_key.setdefault(key, [])
+        if others and (accepts is None or any(other.accepts is None for other in others)):
+            return None
+        listener = CmListener(service_id & mask, mask, backlog, 0, accepts)
+        others.append(listener)
+        self._masks[mask] += 1
+        return listener
+
+    def remove(self, listener: CmListener) -> None:
+        """Remove a listener; no error if it was removed before."""
+        key = listener.service_id, listener.mask
+        others = self._by_key.get(key, [])
+        if listener in others:
+            others.remove(listener)
+            self._masks[listener.mask] -= 1
+            if not self._masks[listener.mask]:
+                del self._masks[listener.mask]
+            if not others:
+                del self._by_key[key]
+
+    def find(self, service_id: int) -> list[CmListener]:
+        """The listeners for a service id. Among several masks that match, the one with the most bits wins."""
+        for mask in sorted(self._masks, key=int.bit_count, reverse=True):
+            listeners = self._by_key.get((service_id & mask, mask))
+            if listeners:
+                return listeners
+        return []

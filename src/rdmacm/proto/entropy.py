@@ -1,0 +1,13 @@
+"""Randomness as the engines take it: they have no source of their own."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+__all__ = ["RandomSource"]
+
+
+class RandomSource(Protocol):
+    """A source of unpredictable numbers, such as ``random.SystemRandom()``."""
+
+    def getrandbits(self, k: int, /) -> int: ...
