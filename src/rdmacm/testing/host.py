@@ -23,6 +23,7 @@ from rdmacm.testing.network import MemoryNetwork, PrivatePorts
 
 if TYPE_CHECKING:
     from rdmacm.testing.clock import VirtualClock
+    from rdmacm.testing.log import FabricLog
     from rdmacm.testing.subnet import MemoryPort
 
 __all__ = ["FabricRoute", "FabricWire", "Host", "Medium", "SimProvider"]
@@ -71,6 +72,14 @@ class Medium(Protocol):
     def clock(self) -> VirtualClock:
         """The clock that all hosts share."""
 
+    @property
+    def now(self) -> float:
+        """The time of ``clock``, in seconds."""
+
+    @property
+    def log(self) -> FabricLog:
+        """What happened to each packet."""
+
     def transmit(self, host: Host, route: FabricRoute, data: bytes, identification: int) -> bool:
         """Send one packet of ``host``; False when it cannot leave the host."""
 
@@ -79,6 +88,9 @@ class Medium(Protocol):
 
     def can_talk(self, one: Host, other: Host) -> bool:
         """Whether both hosts are up and packets pass both ways between them."""
+
+    def run(self, until: float | Callable[[], bool] | None = None, *, seconds: float | None = None) -> bool:
+        """Let virtual time pass; see :meth:`rdmacm.testing.Fabric.run`."""
 
     def drive(self, provider: SoftProvider, done: Callable[[], T], timeout: float | None) -> T:
         """Run until ``done()`` is true, for ``timeout`` virtual seconds at most; return its last result."""
