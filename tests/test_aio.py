@@ -140,7 +140,7 @@ def test_the_end_of_a_connection() -> None:
             receiving = asyncio.create_task(active.recv())
             await asyncio.sleep(0)
             await active.close()
-            with pytest.raises(CmDisconnectedError, match="closed here"):
+            with pytest.raises(CmDisconnectedError, match="closed locally"):
                 await receiving
 
     run(main())
@@ -514,7 +514,7 @@ def test_what_cancelling_does_to_the_connection() -> None:
                 async with asyncio.timeout(0.02):
                     await active.send(own)
             own.clear()
-            with pytest.raises(CmDisconnectedError, match="a send was given up"):
+            with pytest.raises(CmDisconnectedError, match="a send was abandoned"):
                 await active.send(b"x")
             assert [message async for message in passive] == [b"full again"]
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from rdmacm import AddrInfo, CmDisconnectedError, CmTimeoutError, RdmaError, connect
-from rdmacm.endpoint.core import Core, Shape
-from rdmacm.endpoint.hub import Hub
+from rdmacm.endpoint.core import ConnectionCore, ConnectionOptions
+from rdmacm.endpoint.dispatcher import Dispatcher
 from rdmacm.endpoint.listening import ListenerCore
-from rdmacm.endpoint.race import connecting
+from rdmacm.endpoint.race import connect_routine
 from rdmacm.testing import LOSE, Fabric, Fate, Packet, Verdict, nth
 from support.endpoints import Part, play
 
@@ -19,42 +19,42 @@ from support.endpoints import Part, play
 class Ends:
     """Hosts a and b; b listens on port 7471."""
 
-    def __init__(self, fabric: Fabric, *addresses: str, **shape: Any) -> None:
+    def __init__(self, fabric: Fabric, *addresses: str, **options: Any) -> None:
         self.fabric = fabric
         self.a = fabric.host("a", "10.0.0.1", "fd00::1")
         self.b = fabric.host("b", *(addresses or ("10.0.0.2", "fd00::2")))
-        self.shape = Shape(**shape)
-        self.a_hub, self.b_hub = Hub(self.a.provider), Hub(self.b.provider)
-        self.listener = ListenerCore(self.b_hub, ("", 7471), 0, self.shape)
+        self.options = ConnectionOptions(**options)
+        self.a_dispatcher, self.b_dispatcher = Dispatcher(self.a.provider), Dispatcher(self.b.provider)
+        self.listener = ListenerCore(self.b_dispatcher, ("", 7471), 0, self.options)
 
     def connecting(self, *hosts: str, timeout: float | None = None) -> Part:
         infos = [AddrInfo(family=10 if ":" in host else 2, port_space=0x106, dst_addr=(host, 7471)) for host in hosts]
-        return Part(self.a_hub, connecting(self.a_hub, infos, self.shape, None, 0), timeout)
+        return Part(self.a_dispatcher, connect_routine(self.a_dispatcher, infos, self.options, None, 0), timeout)
 
     def accepting(self) -> Part:
-        return Part(self.b_hub, self.listener.accepting(b""))
+        return Part(self.b_dispatcher, self.listener.accept(b""))
 
-    def connect(self) -> tuple[Core, Core]:
+    def connect(self) -> tuple[ConnectionCore, ConnectionCore]:
         active, passive = play(self.fabric, self.connecting("10.0.0.2"), self.accepting())
         return active, passive
 
-    def close(self, *cores: Core) -> None:
+    def close(self, *cores: ConnectionCore) -> None:
         for core in cores:
             core.release()
         self.listener.close()
-        self.a_hub.release()
-        self.b_hub.release()
+        self.a_dispatcher.release()
+        self.b_dispatcher.release()
         for host in (self.a, self.b):
             assert not host.provider.in_use
             assert not host.provider.transport._qps
 
 
-def send(core: Core, data: bytes, timeout: float | None = None) -> Part:
-    return Part(core.hub, core.send(data, None), timeout)
+def send(core: ConnectionCore, data: bytes, timeout: float | None = None) -> Part:
+    return Part(core.dispatcher, core.send(data, None), timeout)
 
 
-def receive(core: Core, timeout: float | None = None) -> Part:
-    return Part(core.hub, core.receive(), timeout)
+def receive(core: ConnectionCore, timeout: float | None = None) -> Part:
+    return Part(core.dispatcher, core.receive(), timeout)
 
 
 # -- which address wins -------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ def test_of_two_that_answer_the_first_wins_and_the_other_is_undone() -> None:
     play(fabric, send(active, b"x"), receive(first))
     assert len(ends.a.provider.transport._qps) == 1
     fabric.run(seconds=1)
-    ends.b_hub.locked(ends.b_hub.pump)
+    ends.b_dispatcher.drive_once(ends.b_dispatcher.dispatch)
     ends.close(active, first)
 
 
@@ -135,9 +135,9 @@ def test_a_peer_that_never_confirms_holds_up_nobody() -> None:
     ends = Ends(fabric)
     mute = fabric.host("mute", "10.0.0.66")
     fabric.faults = lambda packet: LOSE if packet.source == "mute" and packet.kind in ("RTU", "DREQ") else None
-    mute_hub = Hub(mute.provider)
+    mute_dispatcher = Dispatcher(mute.provider)
     info = AddrInfo(family=2, port_space=0x106, dst_addr=("10.0.0.2", 7471))
-    silent = Part(mute_hub, connecting(mute_hub, info, Shape(), None, 0))
+    silent = Part(mute_dispatcher, connect_routine(mute_dispatcher, info, ConnectionOptions(), None, 0))
     accepting = ends.accepting()
     while not silent.done:
         for part in (silent, accepting):
@@ -152,7 +152,7 @@ def test_a_peer_that_never_confirms_holds_up_nobody() -> None:
     (other, _) = play(fabric, late, late_message)
     assert play(fabric, receive(other))[0].data == b"hello"
     silent.result.release()
-    mute_hub.release()
+    mute_dispatcher.release()
     ends.close(active, passive, other)
 
 
@@ -168,14 +168,14 @@ def test_a_confirmation_that_never_comes_ends_in_nothing() -> None:
         fabric.run(seconds=0.001)
     fabric.crash("a")
     fabric.run(lambda: (accepting.turn(), False)[1], seconds=200)  # type: ignore[func-returns-value]
-    assert not ends.listener._half
+    assert not ends.listener._half_open
     assert not ends.b.provider.transport._qps
     assert not accepting.done
-    accepting._steps.close()
+    accepting._routine.close()
     ends.listener.close()
-    ends.b_hub.release()
+    ends.b_dispatcher.release()
     ends_up.result.release()
-    ends.a_hub.release()
+    ends.a_dispatcher.release()
 
 
 # -- networks that lose and mix -----------------------------------------------------------------------------
@@ -253,7 +253,7 @@ def test_giving_up_on_a_silent_peer_in_time() -> None:
     active, passive = ends.connect()
     fabric.partition("a", "b")
     before = fabric.now
-    with pytest.raises(CmTimeoutError, match=r"it was not done within 0\.5 s"):
+    with pytest.raises(CmTimeoutError, match=r"the operation did not complete within 0\.5 s"):
         play(fabric, send(active, b"x", 0.5))
     assert fabric.now - before == pytest.approx(0.5)
     fabric.heal()
@@ -288,9 +288,12 @@ def test_a_crowd_of_silent_peers_makes_others_wait_a_moment_at_most() -> None:
     ends = Ends(fabric, depth=1, max_message=64)
     mute = fabric.host("mute", "10.0.0.66")
     fabric.faults = lambda packet: LOSE if packet.source == "mute" and packet.kind in ("RTU", "DREQ") else None
-    mute_hub = Hub(mute.provider)
+    mute_dispatcher = Dispatcher(mute.provider)
     info = AddrInfo(family=2, port_space=0x106, dst_addr=("10.0.0.2", 7471))
-    crowd = [Part(mute_hub, connecting(mute_hub, info, Shape(1, 64), None, 0)) for _ in range(150)]
+    crowd = [
+        Part(mute_dispatcher, connect_routine(mute_dispatcher, info, ConnectionOptions(1, 64), None, 0))
+        for _ in range(150)
+    ]
     accepting = ends.accepting()
     for _ in range(5):
         for part in (accepting, *crowd):
@@ -300,10 +303,10 @@ def test_a_crowd_of_silent_peers_makes_others_wait_a_moment_at_most() -> None:
     assert passive.cmid.peer_addr == active.cmid.local_addr
     assert fabric.now < 2
     for part in crowd:
-        part._steps.close()
+        part._routine.close()
         if part.result is not None:
             part.result.release()
-    mute_hub.release()
+    mute_dispatcher.release()
     ends.close(active, passive)
 
 
@@ -316,7 +319,7 @@ def test_many_honest_peers_at_once_all_get_in() -> None:
 
 
 def test_too_many_half_made_connections_drop_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rdmacm.endpoint.listening._HALF_MADE", 3)
+    monkeypatch.setattr("rdmacm.endpoint.listening._MAX_HALF_OPEN", 3)
     fabric = Fabric(1)
     ends = Ends(fabric)
 
@@ -330,9 +333,9 @@ def test_too_many_half_made_connections_drop_the_oldest(monkeypatch: pytest.Monk
         for part in (accepting, *attempts):
             part.turn()
         fabric.run(seconds=0.001)
-    assert len(ends.listener._half) == 3
+    assert len(ends.listener._half_open) == 3
     assert len(ends.b.provider.transport._qps) == 3
-    accepting._steps.close()
+    accepting._routine.close()
     made = [attempt.result for attempt in attempts if attempt.error is None]
     assert all(attempt.error is None or isinstance(attempt.error, RdmaError) for attempt in attempts)
     ends.close(*made)

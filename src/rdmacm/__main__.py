@@ -1,4 +1,4 @@
-"""``python -m rdmacm``: the ``rdmacm`` command."""
+"""``python -m rdmacm`` runs the ``rdmacm`` command."""
 
 from __future__ import annotations
 

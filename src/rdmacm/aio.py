@@ -1,14 +1,14 @@
-"""Connections for asyncio: :func:`connect` and :func:`listen` as in :mod:`rdmacm`, with calls that are awaited.
+"""Connections for asyncio: :func:`connect` and :func:`listen` as in :mod:`rdmacm`, with coroutine methods.
 
-One driver for each event loop and provider waits for one descriptor of the provider's. When it is readable the driver
-makes progress, and wakes those tasks for which something has changed. It does a bounded amount at a time, so that a
-busy connection does not keep the loop from anything else.
+Each event loop has one driver for each provider. The driver watches one file descriptor of the provider; when that is
+readable, it makes progress and wakes the tasks concerned. It processes a bounded number of events at a time, so that a
+busy connection does not block the loop.
 
-Any await may be cancelled (``asyncio.timeout`` does that). A ``connect`` or ``accept`` that is cancelled leaves nothing
-behind, a ``recv`` no message lost. An operation under way with memory that the caller may change (a bytearray, a
-:class:`~rdmacm.Region`) can only be given up with the whole connection: cancelling it ends the connection, and from
-then on the memory is the caller's. One whose data was copied or cannot change (bytes, up to 256 bytes of anything, a
-``read`` without ``into``) leaves the connection as it is, and may be carried out nevertheless.
+Every await may be cancelled, for example by ``asyncio.timeout``. A cancelled ``connect`` or ``accept`` leaves no
+connection behind, and a cancelled ``recv`` loses no message. Cancelling an operation on memory that the caller may
+change (a bytearray, a :class:`~rdmacm.Region`) ends the connection, since the device can stop using that memory in no
+other way. When the data was copied or is immutable (bytes, up to 256 bytes of any type, a ``read`` without ``into``),
+the connection survives, and the operation may still be executed.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from typing import Self, TypeVar
 
 from rdmacm.address import InetAddr, SockAddr, lookup_address, parse_address
 from rdmacm.connparam import MAXIMUM
-from rdmacm.endpoint.core import Message, Shape
-from rdmacm.endpoint.hub import Expired, Hub, Steps
+from rdmacm.endpoint.base import ConnectionBase, ListenerBase, RequestBase
+from rdmacm.endpoint.core import ConnectionOptions, Message
+from rdmacm.endpoint.dispatcher import Dispatcher, Expired, Routine
 from rdmacm.endpoint.listening import ListenAddress, ListenerCore
 from rdmacm.endpoint.memory import Region, RemoteRegion
-from rdmacm.endpoint.race import Target, connecting
-from rdmacm.endpoint.shell import ConnectionShell, ListenerShell, RequestShell
+from rdmacm.endpoint.race import Target, connect_routine
 from rdmacm.errors import CmDisconnectedError, RdmaError
 from rdmacm.provider import Provider, get_provider
 from rdmacm.verbs.enums import WROpcode
@@ -37,37 +37,38 @@ __all__ = ["AsyncConnection", "AsyncListener", "AsyncRequest", "connect", "liste
 
 T = TypeVar("T")
 
-#: Events, and turns of connections, taken in before the loop gets to do something else.
-_TURNS = 64
+#: Events, and polls of connections, processed before other callbacks of the loop may run.
+_DISPATCH_LIMIT = 64
 
 
 class _Driver:
-    """What one event loop does for one provider, while anything uses it."""
+    """Drives one provider from one event loop, as long as the provider has endpoints there."""
 
+    #: Drivers by event loop and id of the provider.
     _all: dict[tuple[asyncio.AbstractEventLoop, int], _Driver] = {}
 
     def __init__(self, loop: asyncio.AbstractEventLoop, provider: Provider) -> None:
         self._loop = loop
         self._key = (loop, id(provider))
         self._thread = threading.get_ident()
-        # Whether _run() will be called, or is at work and will look once more.
+        #: Whether the loop is going to call _run(), or _run() is active and will check for work again.
         self._is_awake = False
-        self.hub = Hub(provider, self._news, self._close)
-        self._fd = self.hub.channel.fileno()
+        self.dispatcher = Dispatcher(provider, self._wake, self._close)
+        self._fd = self.dispatcher.channel.fileno()
         loop.add_reader(self._fd, self._run)
         self._all[self._key] = self
 
     @classmethod
-    def get(cls, provider: str | Provider | None) -> Hub:
-        """The hub of the running loop; release it."""
+    def get(cls, provider: str | Provider | None) -> Dispatcher:
+        """Return the dispatcher of the running loop, which the caller must release."""
         loop, chosen = asyncio.get_running_loop(), get_provider(provider)
         driver = cls._all.get((loop, id(chosen)))
         if driver is None:
-            return cls(loop, chosen).hub
-        driver.hub.retain()
-        return driver.hub
+            return cls(loop, chosen).dispatcher
+        driver.dispatcher.retain()
+        return driver.dispatcher
 
-    def _news(self) -> None:
+    def _wake(self) -> None:
         if not self._is_awake:
             self._is_awake = True
             call = self._loop.call_soon
@@ -78,54 +79,54 @@ class _Driver:
 
     def _run(self) -> None:
         self._is_awake = True
-        self.hub.provider.drive(_nothing, 0)
-        if self.hub.locked(self._pump):
+        self.dispatcher.provider.drive(_nothing, 0)
+        if self.dispatcher.drive_once(self._dispatch):
             self._loop.call_soon(self._run)
 
-    def _pump(self) -> bool:
-        self._is_awake = self.hub.pump(_TURNS)
+    def _dispatch(self) -> bool:
+        self._is_awake = self.dispatcher.dispatch(_DISPATCH_LIMIT)
         return self._is_awake
 
     def _close(self) -> None:
         del self._all[self._key]
         if threading.get_ident() == self._thread or self._loop.is_closed():
-            self._shut()
-        else:  # the garbage collector does not choose its thread
+            self._close_channel()
+        else:  # the garbage collector may run in any thread
             try:
-                self._loop.call_soon_threadsafe(self._shut)
-            except RuntimeError:  # closed meanwhile
-                self._shut()
+                self._loop.call_soon_threadsafe(self._close_channel)
+            except RuntimeError:  # the loop was closed meanwhile
+                self._close_channel()
 
-    def _shut(self) -> None:
+    def _close_channel(self) -> None:
         if not self._loop.is_closed():
             self._loop.remove_reader(self._fd)
-        self.hub.channel.close()
+        self.dispatcher.channel.close()
 
 
 def _nothing() -> None:
     pass
 
 
-async def _run(hub: Hub, steps: Steps[T], timeout: float | None = None) -> T:
-    """Carry out steps in the running event loop."""
+async def _run(dispatcher: Dispatcher, routine: Routine[T], timeout: float | None = None) -> T:
+    """Execute a routine in the running event loop, for at most ``timeout`` seconds."""
     loop = asyncio.get_running_loop()
-    limit = None if timeout is None else hub.clock() + timeout
+    limit = None if timeout is None else dispatcher.clock() + timeout
     try:
-        wait = next(steps)
+        wait = next(routine)
         while True:
-            found = hub.locked(wait.ready)
+            found = dispatcher.drive_once(wait.ready)
             if found:
-                wait = steps.send(found)
+                wait = routine.send(found)
                 continue
-            now = hub.clock()
+            now = dispatcher.clock()
             if timeout is not None and limit is not None and now >= limit:
-                wait = steps.throw(Expired(timeout))
+                wait = routine.throw(Expired(timeout))
                 continue
             if wait.until is not None and now >= wait.until:
-                wait = steps.send(None)
+                wait = routine.send(None)
                 continue
             future = loop.create_future()
-            waker = partial(_wake, future)
+            waker = partial(_set_done, future)
             ends = [end for end in (limit, wait.until) if end is not None]
             timer = loop.call_later(max(0.0, min(ends) - now), waker) if ends else None
             wait.subject.wakers.append(waker)
@@ -139,31 +140,34 @@ async def _run(hub: Hub, steps: Steps[T], timeout: float | None = None) -> T:
         result: T = stop.value
         return result
     finally:
-        steps.close()
+        routine.close()
 
 
-def _wake(future: asyncio.Future[None]) -> None:
+def _set_done(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
 
 
-class AsyncConnection(ConnectionShell):
-    """:class:`rdmacm.Connection` with calls that are awaited; see the module for what cancelling them does."""
+class AsyncConnection(ConnectionBase):
+    """:class:`rdmacm.Connection` with coroutine methods. The module describes the effect of cancelling them."""
 
     async def send(self, data: Buffer | Region, imm: int | None = None) -> None:
-        """Send a message, and wait until the peer's device has acknowledged it; see :meth:`rdmacm.Connection.send`."""
-        await _run(self._core.hub, self._core.send(data, imm))
+        """Send a message and wait until the peer's device has acknowledged it; see :meth:`rdmacm.Connection.send`."""
+        await _run(self._core.dispatcher, self._core.send(data, imm))
 
     async def recv(self) -> bytes:
-        """The next message. Those that came before the peer disconnected are delivered; CmDisconnectedError then."""
-        return (await _run(self._core.hub, self._core.receive())).data
+        """Return the next message.
+
+        Messages that arrived before the peer disconnected are delivered first; then CmDisconnectedError is raised.
+        """
+        return (await _run(self._core.dispatcher, self._core.receive())).data
 
     async def recv_message(self) -> Message:
-        """As :meth:`recv`, with the immediate number."""
-        return await _run(self._core.hub, self._core.receive())
+        """As :meth:`recv`, with the immediate data; see :meth:`rdmacm.Connection.recv_message`."""
+        return await _run(self._core.dispatcher, self._core.receive())
 
     def __aiter__(self) -> Self:
-        """Messages as they come, until the peer disconnects."""
+        """Iterate over messages until the peer disconnects."""
         return self
 
     async def __anext__(self) -> bytes:
@@ -174,27 +178,27 @@ class AsyncConnection(ConnectionShell):
 
     async def write(self, remote: RemoteRegion, data: Buffer | Region, imm: int | None = None) -> None:
         """Write to the peer's memory; see :meth:`rdmacm.Connection.write`."""
-        await _run(self._core.hub, self._core.write(remote, data, imm))
+        await _run(self._core.dispatcher, self._core.write(remote, data, imm))
 
     async def read(self, remote: RemoteRegion, into: Buffer | Region | None = None) -> bytes | None:
         """Read the peer's memory; see :meth:`rdmacm.Connection.read`."""
-        return await _run(self._core.hub, self._core.read(remote, into))
+        return await _run(self._core.dispatcher, self._core.read(remote, into))
 
     async def compare_swap(self, remote: RemoteRegion, compare: int, swap: int) -> int:
-        """See :meth:`rdmacm.Connection.compare_swap`."""
-        steps = self._core.atomic(WROpcode.ATOMIC_CMP_AND_SWP, remote, compare, swap)
-        return await _run(self._core.hub, steps)
+        """Compare and swap a 64-bit number in the peer's memory; see :meth:`rdmacm.Connection.compare_swap`."""
+        routine = self._core.atomic(WROpcode.ATOMIC_CMP_AND_SWP, remote, compare, swap)
+        return await _run(self._core.dispatcher, routine)
 
     async def fetch_add(self, remote: RemoteRegion, add: int) -> int:
-        """See :meth:`rdmacm.Connection.fetch_add`."""
-        return await _run(self._core.hub, self._core.atomic(WROpcode.ATOMIC_FETCH_AND_ADD, remote, add, 0))
+        """Add to a 64-bit number in the peer's memory; see :meth:`rdmacm.Connection.fetch_add`."""
+        return await _run(self._core.dispatcher, self._core.atomic(WROpcode.ATOMIC_FETCH_AND_ADD, remote, add, 0))
 
     async def disconnect(self) -> None:
-        """End the connection. What was sent is there; messages that have come can still be received."""
+        """End the connection. Completed sends have arrived; messages received so far can still be read."""
         self._core.disconnect()
 
     async def close(self) -> None:
-        """End the connection and release everything, regions included. Never waits."""
+        """End the connection and release all its resources, including regions. Never waits."""
         self._core.release()
 
     async def __aenter__(self) -> Self:
@@ -206,24 +210,24 @@ class AsyncConnection(ConnectionShell):
         self._core.release()
 
 
-class AsyncRequest(RequestShell):
-    """:class:`rdmacm.endpoint.Request` for asyncio."""
+class AsyncRequest(RequestBase):
+    """A connection request, for servers that inspect a request before they answer it."""
 
     async def accept(self, private_data: bytes = b"") -> AsyncConnection:
-        """Accept, with up to 196 bytes of private data, and wait for the peer's confirmation."""
-        return AsyncConnection(await _run(self._incoming.hub, self._incoming.accepting(private_data)))
+        """Accept the request, with up to 196 bytes of private data, and wait for the peer's confirmation (RTU)."""
+        return AsyncConnection(await _run(self._incoming.dispatcher, self._incoming.accept(private_data)))
 
 
-class AsyncListener(ListenerShell):
-    """Takes connections. ``async for`` gives them one after the other, until it is closed."""
+class AsyncListener(ListenerBase):
+    """A listener. ``async for`` accepts connections until it is closed."""
 
     async def accept(self, *, private_data: bytes = b"") -> AsyncConnection:
-        """The next connection; ``private_data``: up to 196 bytes for the peer."""
-        return AsyncConnection(await _run(self._core.hub, self._core.accepting(private_data)))
+        """Accept and return the next connection. ``private_data``: up to 196 bytes for the peer."""
+        return AsyncConnection(await _run(self._core.dispatcher, self._core.accept(private_data)))
 
     async def get_request(self) -> AsyncRequest:
-        """The next connection request, to be accepted or rejected."""
-        return AsyncRequest(await _run(self._core.hub, self._core.requesting()))
+        """Return the next connection request, to accept or reject."""
+        return AsyncRequest(await _run(self._core.dispatcher, self._core.get_request()))
 
     def __aiter__(self) -> Self:
         return self
@@ -259,13 +263,18 @@ async def connect(
     provider: str | Provider | None = None,
     family: int = 0,
 ) -> AsyncConnection:
-    """Connect to a listener; arguments and errors are :func:`rdmacm.connect`'s. Host names are looked up elsewhere."""
-    shape = Shape(depth, max_message, private_data, responder_resources, initiator_depth, keepalive)
-    hub = _Driver.get(provider)
+    """Connect to a listener. Arguments and errors are those of :func:`rdmacm.connect`.
+
+    Host names are looked up in another thread.
+    """
+    options = ConnectionOptions(depth, max_message, private_data, responder_resources, initiator_depth, keepalive)
+    dispatcher = _Driver.get(provider)
     try:
-        return AsyncConnection(await _run(hub, connecting(hub, address, shape, source, family), timeout))
+        return AsyncConnection(
+            await _run(dispatcher, connect_routine(dispatcher, address, options, source, family), timeout)
+        )
     finally:
-        hub.release()
+        dispatcher.release()
 
 
 async def listen(
@@ -277,18 +286,18 @@ async def listen(
     keepalive: float | None = 15.0,
     provider: str | Provider | None = None,
 ) -> AsyncListener:
-    """Listen for connections; arguments and errors are :func:`rdmacm.listen`'s."""
-    shape = Shape(depth, max_message, keepalive=keepalive)
+    """Listen for connections. Arguments and errors are those of :func:`rdmacm.listen`."""
+    options = ConnectionOptions(depth, max_message, keepalive=keepalive)
     if isinstance(address, tuple) and address[0]:
         try:
             parse_address(address)
-        except ValueError:  # a name
+        except ValueError:  # a host name; the lookup may block
             address = await asyncio.get_running_loop().run_in_executor(None, _numeric, address)
-    hub = _Driver.get(provider)
+    dispatcher = _Driver.get(provider)
     try:
-        return AsyncListener(ListenerCore(hub, address, backlog, shape))
+        return AsyncListener(ListenerCore(dispatcher, address, backlog, options))
     finally:
-        hub.release()
+        dispatcher.release()
 
 
 def _numeric(address: SockAddr) -> SockAddr:

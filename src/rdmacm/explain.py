@@ -1,8 +1,8 @@
-"""explain(): resolve a name as rdma_getaddrinfo, rdma_resolve_addr and rdma_resolve_route would, and say why."""
+"""explain(): resolve a name as rdma_getaddrinfo, rdma_resolve_addr and rdma_resolve_route do, and give the reasons."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from time import perf_counter_ns
 from typing import Unpack
 
@@ -19,7 +19,7 @@ __all__ = ["devices", "explain", "resolve"]
 
 
 def devices(provider: str | Provider | None = None) -> list[Device]:
-    """Every device of the host, as it is now; rdma_get_devices(3) without the list to free."""
+    """Return all RDMA devices of the host, as rdma_get_devices(3)."""
     return list(get_provider(provider).devices())
 
 
@@ -32,10 +32,11 @@ def resolve(
     provider: str | Provider | None = None,
     resolver: Resolver | None = None,
 ) -> tuple[CmId | None, Explanation]:
-    """Resolve as far as a route, trying the addresses of a name in order; the id that got there, and why.
+    """Resolve a destination up to its route; return the id and an explanation.
 
-    The caller destroys the id; it is None where no address could be resolved, and the explanation then says why
-    for the first. Raises nothing but TypeError and ValueError for arguments that are none.
+    The addresses of a name are tried in order until one is resolved. The caller destroys the id. When no address could
+    be resolved, the id is None and the explanation has the error of the first address. ``timeout_ms``: how long the
+    next hop may take to answer, in milliseconds. Raises only TypeError and ValueError, for invalid arguments.
     """
     service = None if service is None else str(service)
     backend = get_provider(provider)
@@ -48,62 +49,74 @@ def resolve(
         step = Step("name", (perf_counter_ns() - started) / 1000, str(error.strerror))
         return None, _failed(replace(empty, steps=(step,)), error)
     name_step = Step("name", (perf_counter_ns() - started) / 1000, f"{len(found)} address{'es' * (len(found) > 1)}")
-    names = tuple(format_address(info.dst_addr or info.src_addr) for info in found)
-
-    winner: CmId | None = None
-    result: Explanation | None = None
-    failures: list[tuple[AddrInfo, RdmaError]] = []
-    candidates: list[Candidate] = []
-    for info in found:
-        if winner is not None:
-            candidates += _not_needed(info, backend)
-            continue
-        cmid = CmId(port_space=info.port_space or PortSpace.TCP, qp_type=info.qp_type or None, provider=backend)
-        try:
-            if info.dst_addr is None:
-                cmid.bind_addr(info.src_addr or ("", 0))
-            else:
-                cmid.resolve_addr(info.dst_addr, info.src_addr, timeout_ms)
-                cmid.resolve_route(timeout_ms)
-        except RdmaError as error:
-            cmid.destroy()
-            failures.append((info, error))
-            if error.explanation is not None:
-                candidates += [
-                    replace(c, kept=False, rule=error.explanation.error or "", reason=error.explanation.message)
-                    if c.kept
-                    else c
-                    for c in error.explanation.candidates
-                ]
-            continue
-        except BaseException:
-            cmid.destroy()
-            raise
-        winner, result = cmid, cmid.explain()
-        candidates += result.candidates
-    notes = [f"{format_address(info.dst_addr)}: {error.strerror} [{error.code_name}]" for info, error in failures]
-    if winner is not None and result is not None:
-        return winner, replace(
-            result,
-            node=node,
-            service=service,
-            names=names,
-            candidates=tuple(candidates),
-            steps=(name_step, *result.steps),
-            notes=tuple(notes),
-        )
-    info, first = failures[0]
-    known = first.explanation or empty
-    base = replace(
-        known,
+    attempts = _try_in_order(found, timeout_ms, backend)
+    base = empty if attempts.explanation is None else attempts.explanation
+    explanation = replace(
+        base,
         node=node,
         service=service,
-        names=names,
-        candidates=tuple(candidates),
-        steps=(name_step, *known.steps),
-        notes=tuple(notes[1:]),
+        names=tuple(format_address(info.dst_addr or info.src_addr) for info in found),
+        candidates=tuple(attempts.candidates),
+        steps=(name_step, *base.steps),
+        notes=tuple(attempts.notes()),
     )
-    return None, base if not base.ok else _failed(base, first)
+    if attempts.winner is None and explanation.ok:
+        explanation = _failed(explanation, attempts.failures[0][1])
+    return attempts.winner, explanation
+
+
+@dataclass(slots=True)
+class _Attempts:
+    """What came of trying the addresses of a name."""
+
+    #: The id of the address that was resolved.
+    winner: CmId | None = None
+    #: The explanation of that id; without one, that of the first failure, if it has one.
+    explanation: Explanation | None = None
+    failures: list[tuple[AddrInfo, RdmaError]] = field(default_factory=list)
+    #: The candidates of all addresses, in order.
+    candidates: list[Candidate] = field(default_factory=list)
+
+    def notes(self) -> list[str]:
+        """The failures that the explanation itself does not report."""
+        unreported = self.failures if self.winner is not None else self.failures[1:]
+        return [f"{format_address(info.dst_addr)}: {error.strerror} [{error.code_name}]" for info, error in unreported]
+
+
+def _try_in_order(found: list[AddrInfo], timeout_ms: int, provider: Provider) -> _Attempts:
+    """Resolve the addresses one after the other until one succeeds."""
+    attempts = _Attempts()
+    for info in found:
+        if attempts.winner is not None:
+            attempts.candidates += _not_needed(info, provider)
+            continue
+        try:
+            attempts.winner = _resolved_id(info, timeout_ms, provider)
+        except RdmaError as error:
+            if not attempts.failures:
+                attempts.explanation = error.explanation
+            attempts.failures.append((info, error))
+            if error.explanation is not None:
+                attempts.candidates += _dropped(error.explanation)
+        else:
+            attempts.explanation = attempts.winner.explain()
+            attempts.candidates += attempts.explanation.candidates
+    return attempts
+
+
+def _resolved_id(info: AddrInfo, timeout_ms: int, provider: Provider) -> CmId:
+    """Return an id with its address and route resolved, or bound to a passive address."""
+    cmid = CmId(port_space=info.port_space or PortSpace.TCP, qp_type=info.qp_type or None, provider=provider)
+    try:
+        if info.dst_addr is None:
+            cmid.bind_addr(info.src_addr or ("", 0))
+        else:
+            cmid.resolve_addr(info.dst_addr, info.src_addr, timeout_ms)
+            cmid.resolve_route(timeout_ms)
+    except BaseException:
+        cmid.destroy()
+        raise
+    return cmid
 
 
 def _failed(base: Explanation, error: RdmaError) -> Explanation:
@@ -116,6 +129,14 @@ def _failed(base: Explanation, error: RdmaError) -> Explanation:
         message=str(error.strerror),
         hint=error.hint,
     )
+
+
+def _dropped(failure: Explanation) -> list[Candidate]:
+    """The candidates of an address that could not be resolved: those that were kept dropped by the failed step."""
+    return [
+        replace(c, kept=False, rule=failure.error or "", reason=failure.message) if c.kept else c
+        for c in failure.candidates
+    ]
 
 
 def _not_needed(info: AddrInfo, provider: Provider) -> list[Candidate]:
@@ -144,10 +165,11 @@ def explain(
     resolver: Resolver | None = None,
     **fields: Unpack[HintFields],
 ) -> Explanation:
-    """Resolve and say why it came out so: every candidate with the rule that decided, routes, neighbours, times.
+    """Resolve a destination and explain the result: candidates with the rules that decided, route, neighbour, times.
 
-    Arguments are :func:`rdmacm.getaddrinfo`'s; ``timeout_ms`` is how long a neighbour may take. A resolution that
-    fails raises nothing: the explanation then names the step, the errno librdmacm would give and what to try.
+    Arguments are those of :func:`rdmacm.getaddrinfo`. ``timeout_ms``: how long the next hop may take to answer, in
+    milliseconds. A failed resolution raises no error: the explanation then has the failed step, the errno that
+    librdmacm would report, and a hint.
 
     >>> explain("127.0.0.1", 7471).chosen.device
     'soft_lo'

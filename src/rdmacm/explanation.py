@@ -1,6 +1,6 @@
-"""Why a resolution came out as it did: the data, and its text.
+"""The reasons for the result of a resolution, as data and as text.
 
-:func:`rdmacm.explain` makes an :class:`Explanation`; every failed resolution hangs one on its exception.
+:func:`rdmacm.explain` returns an :class:`Explanation`, and the exception of a failed resolution has one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["Candidate", "Explanation", "NeighbourUsed", "RouteUsed", "Step"]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of the work: what it was, how long it took, how it ended."""
+    """One timed step of a resolution or connection setup; ``detail`` is its result as text."""
 
     name: str
     microseconds: float
@@ -22,7 +22,12 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class RouteUsed:
-    """The kernel's answer to "how is this destination reached". ``gateway`` None means on link."""
+    """The kernel's route to the destination, as ``ip route get`` shows it.
+
+    ``gateway`` and ``source`` are addresses as text; without a gateway the destination is on link. ``kind`` is the
+    route type (``unicast``, ``local``, ``multicast``), ``table`` the number of the routing table. ``mtu`` is in bytes;
+    0 means that the route sets none.
+    """
 
     destination: str
     kind: str
@@ -36,7 +41,7 @@ class RouteUsed:
 
 @dataclass(frozen=True, slots=True)
 class NeighbourUsed:
-    """The next hop's entry in the neighbour (ARP, ND) table. ``state`` is ``absent`` where there was none."""
+    """The next hop's entry in the neighbour table (ARP, ND). Without an entry, ``state`` is ``absent``."""
 
     address: str
     interface: str
@@ -48,8 +53,8 @@ class NeighbourUsed:
 class Candidate:
     """One combination of destination, source, device, port and GID, and the rule that decided on it.
 
-    ``kept`` is True for a candidate no rule objected to; ``chosen`` for the one that was used. ``rule`` and
-    ``reason`` say which rule dropped it, or which preference chose it.
+    ``kept`` is False when a rule dropped the candidate, and ``chosen`` is True for the one that was used. ``rule`` is
+    the rule that dropped it or the preference that chose it, and ``reason`` explains that.
     """
 
     destination: str
@@ -66,31 +71,33 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """A resolution from name to device, port, GID and route; or as far as it came, and why it stopped.
-
-    ``chosen`` is None when nothing was; ``error`` is then the step that failed, with ``errno`` (the number
-    librdmacm would report; an EAI code where ``eai`` is true), ``message`` and ``hint``.
-    """
+    """A resolution from name to device, port, GID and route, as far as it succeeded."""
 
     node: str | None
     service: str | None
+    #: The provider's name.
     provider: str
+    #: The addresses of the name, as text, in the order in which they are tried.
     names: tuple[str, ...] = ()
     candidates: tuple[Candidate, ...] = ()
     route: RouteUsed | None = None
     neighbour: NeighbourUsed | None = None
+    #: Fields of the path record, by name; ``mtu`` is in bytes.
     path: dict[str, Any] | None = None
     steps: tuple[Step, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    #: The step that failed; None when the resolution succeeded.
     error: str | None = None
+    #: The errno that librdmacm would report, or a negative EAI code; 0 when the resolution succeeded.
     errno: int = 0
     errno_name: str = ""
     message: str = ""
+    #: What the user may try.
     hint: str | None = None
 
     @property
     def chosen(self) -> Candidate | None:
-        """The candidate that was used."""
+        """The candidate that was used; None when no candidate was."""
         return next((c for c in self.candidates if c.chosen), None)
 
     @property
@@ -99,11 +106,11 @@ class Explanation:
         return self.error is None
 
     def replace(self, **changes: Any) -> Explanation:
-        """A copy with some fields changed."""
+        """Return a copy with some fields changed."""
         return replace(self, **changes)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data for JSON; ``chosen`` and ``ok`` are included."""
+        """Return plain data for JSON, including ``chosen`` and ``ok``."""
         data = asdict(self)
         chosen = self.chosen
         data["chosen"] = asdict(chosen) if chosen else None
@@ -114,12 +121,12 @@ class Explanation:
         return self.text()
 
     def text(self) -> str:
-        """The explanation for a person, a few lines a section."""
+        """Return the explanation as text for people, without a final newline."""
         return "\n".join(_render(self))
 
 
 def _render(ex: Explanation) -> list[str]:
-    """The lines of the text: what was found in the order it was found, the outcome last, next to the prompt."""
+    """The lines of the text, in the order of the resolution. The result comes last, next to the shell's prompt."""
     node = f"[{ex.node}]" if ex.node and ex.service and ":" in ex.node else ex.node
     what = ":".join(part for part in (node, ex.service) if part) or "-"
     out = [f"{what} (provider {ex.provider})"]
@@ -147,7 +154,7 @@ def _render(ex: Explanation) -> list[str]:
         rest = dict(ex.path)
         if "sgid" in rest and "dgid" in rest:
             out.append(f"  {rest.pop('sgid')} -> {rest.pop('dgid')}")
-        for key in ("flow_label", "pkey"):  # bit patterns more than numbers
+        for key in ("flow_label", "pkey"):  # bit patterns rather than numbers
             if key in rest:
                 rest[key] = f"0x{rest[key]:x}"
         if "slid" in rest and "dlid" in rest:
@@ -168,7 +175,7 @@ def _render(ex: Explanation) -> list[str]:
 
 
 def _render_candidates(candidates: list[Candidate]) -> list[str]:
-    """Each verdict once, above those it fell on: a host has many candidates, and few reasons to drop them."""
+    """Candidates grouped by rule: a host has many candidates, but few reasons to drop them."""
     verdicts: dict[tuple[str, str, str], list[Candidate]] = {}
     for c in sorted(candidates, key=lambda c: (not c.chosen, not c.kept)):
         mark = "->" if c.chosen else "ok" if c.kept else "no"

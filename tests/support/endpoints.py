@@ -9,22 +9,22 @@ from functools import partial
 from typing import Any
 
 from rdmacm import Connection, Listener, connect, listen
-from rdmacm.endpoint.hub import Expired, Hub, Steps
+from rdmacm.endpoint.dispatcher import Dispatcher, Expired, Routine
 from rdmacm.testing import Fabric
 
 
 class Part:
-    """One end's steps, carried out whenever the fabric lets it; ``result`` or ``error`` once it is ``done``."""
+    """One end's routine, resumed whenever it can go on; ``result`` or ``error`` once it is ``done``."""
 
-    def __init__(self, hub: Hub, steps: Steps[Any], timeout: float | None = None) -> None:
-        self.hub = hub
+    def __init__(self, dispatcher: Dispatcher, routine: Routine[Any], timeout: float | None = None) -> None:
+        self.dispatcher = dispatcher
         self.done = False
         self.result: Any = None
         self.error: BaseException | None = None
-        self._steps = steps
+        self._routine = routine
         self._timeout = timeout
-        self._limit = None if timeout is None else hub.clock() + timeout
-        self._go(lambda: next(steps))
+        self._limit = None if timeout is None else dispatcher.clock() + timeout
+        self._go(lambda: next(routine))
 
     def _go(self, resume: Callable[[], Any]) -> None:
         try:
@@ -37,19 +37,19 @@ class Part:
     def turn(self) -> None:
         """Go on as far as possible."""
         while not self.done:
-            self.hub.locked(self.hub.pump)
+            self.dispatcher.drive_once(self.dispatcher.dispatch)
             try:
-                found = self.hub.locked(self._wait.ready)
+                found = self.dispatcher.drive_once(self._wait.ready)
             except Exception as error:
-                self._steps.close()
+                self._routine.close()
                 self.error, self.done = error, True
                 return
-            now = self.hub.clock()
+            now = self.dispatcher.clock()
             if found or (self._wait.until is not None and now >= self._wait.until):
-                self._go(partial(self._steps.send, found or None))
+                self._go(partial(self._routine.send, found or None))
             elif self._limit is not None and now >= self._limit:
                 assert self._timeout is not None
-                self._go(lambda: self._steps.throw(Expired(self._timeout or 0)))
+                self._go(lambda: self._routine.throw(Expired(self._timeout or 0)))
             else:
                 return
 

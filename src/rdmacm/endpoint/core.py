@@ -1,4 +1,8 @@
-"""A connection without its waiting: queue pair, receive buffers, operations under way, messages that have come."""
+"""The state of one connection: queue pair, receive buffers, operations under way and received messages.
+
+Nothing in here waits. Operations are routines (:data:`rdmacm.endpoint.dispatcher.Routine`), which a thread or an event
+loop executes.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +22,8 @@ from rdmacm.channel import CmEvent
 from rdmacm.cmid import CmId
 from rdmacm.connparam import MAXIMUM, ConnParam
 from rdmacm.constants import CmEventType
-from rdmacm.endpoint.failures import completion_error, words
-from rdmacm.endpoint.hub import Expired, Hub, Steps, Wait, Watched
+from rdmacm.endpoint.dispatcher import Dispatcher, Expired, Observable, Routine, Wait
+from rdmacm.endpoint.failures import completion_error, status_text
 from rdmacm.endpoint.memory import Region, RemoteRegion
 from rdmacm.errors import CmDisconnectedError, CmTimeoutError, RdmaError, cm_error
 from rdmacm.explanation import Explanation, Step
@@ -30,22 +34,22 @@ from rdmacm.verbs.pd import MR
 from rdmacm.verbs.qp import QP
 from rdmacm.verbs.wr import Buffer, RecvWR, SendWR
 
-__all__ = ["Core", "Message", "Shape"]
+__all__ = ["ConnectionCore", "ConnectionOptions", "Message"]
 
-#: Send work requests numbers begin here; below are the receive buffers'.
-_FIRST_SEND = 1 << 32
-#: Completions taken in at a time.
-_BATCH = 32
-#: Up to so many bytes are copied rather than registered.
-_INLINE = 256
+#: The wr_id of the first send work request. Smaller ones are indexes of receive buffers.
+_FIRST_SEND_WR_ID = 1 << 32
+#: Completions processed by one :meth:`ConnectionCore.poll`.
+_POLL_BATCH = 32
+#: The device copies payloads of up to this many bytes (IBV_SEND_INLINE); longer ones are registered.
+_MAX_INLINE = 256
 _EVENT_COMM_EST = 4
-#: Operations that are under way at a time at least; more wait in line.
-_SENDS = 16
+#: Minimum size of the send queue, in work requests. Further operations wait in the backlog.
+_MIN_SEND_DEPTH = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """What a connection is made of, see :func:`rdmacm.connect`."""
+class ConnectionOptions:
+    """Sizes and connection parameters of one connection; see :func:`rdmacm.connect`. ``keepalive`` is in seconds."""
 
     depth: int = 16
     max_message: int = 65536
@@ -56,34 +60,35 @@ class Shape:
 
     def __post_init__(self) -> None:
         if self.depth < 1 or self.max_message < 1:
-            raise ValueError("depth and max_message are 1 at least")
+            raise ValueError("depth and max_message must be at least 1")
         if self.keepalive is not None and self.keepalive <= 0:
-            raise ValueError("keepalive is in seconds, or None")
+            raise ValueError("keepalive must be a positive number of seconds, or None")
 
-    def param(self) -> ConnParam:
-        """What connect and accept are given."""
+    def conn_param(self) -> ConnParam:
+        """The parameters for rdma_connect(3) or rdma_accept(3)."""
         return ConnParam(self.private_data, self.responder_resources, self.initiator_depth)
 
 
 class Message(NamedTuple):
-    """A message: its bytes, and the immediate number that came along, or None."""
+    """A received message: its bytes, and its 32-bit immediate data or None."""
 
     data: bytes
     imm: int | None
 
 
-class _Operation(Watched):
-    """Something posted to the send queue, or in line for it."""
+class _Operation(Observable):
+    """A send work request, posted or in the backlog. Changes when it is done."""
 
     __slots__ = ("borrows", "error", "is_done", "mr", "name", "wr")
 
     def __init__(self, name: str, wr: SendWR, mr: MR | None, borrows: bool) -> None:
         super().__init__()
+        #: The method of the connection, for error messages.
         self.name = name
         self.wr = wr
-        #: Registered for this alone.
+        #: Memory region that exists for this operation only.
         self.mr = mr
-        #: Whether the device uses memory that the caller may change.
+        #: Whether the device accesses memory that the caller may change or reuse.
         self.borrows = borrows
         self.is_done = False
         self.error: RdmaError | None = None
@@ -91,86 +96,100 @@ class _Operation(Watched):
     def finish(self, error: RdmaError | None = None) -> None:
         self.is_done = True
         self.error = error
-        self.let_go()
-        self.changed()
-
-    def let_go(self) -> None:
         mr, self.mr = self.mr, None
         if mr is not None:
             mr.close()
+        self.changed()
 
 
-class Core:
-    """One connection, from its queue pair on. Its methods want the provider's lock unless they are steps."""
+class ConnectionCore:
+    """One connection, from the creation of its queue pair.
 
-    def __init__(self, hub: Hub, cmid: CmId, shape: Shape) -> None:
-        self.hub = hub
+    Methods must be called with the provider's lock held. Routines take it themselves.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, cmid: CmId, options: ConnectionOptions) -> None:
+        self.dispatcher = dispatcher
         self.cmid = cmid
-        self.shape = shape
+        self.options = options
+        #: Private data of the peer's REQ or REP.
         self.private_data = b""
         self.is_established = False
-        #: Told when the connection is established, or has ended before that.
-        self.life = Watched()
-        #: Why it has ended.
-        self.over: str | None = None
+        #: Changes when the connection is established and when it ends.
+        self.lifecycle = Observable()
+        #: Why the connection has ended; None before that.
+        self.close_reason: str | None = None
+        #: Whether queue pair and memory have been destroyed.
         self.is_released = False
-        self.is_marked = False
+        #: See :class:`rdmacm.endpoint.dispatcher.CompletionSource`.
+        self.is_scheduled = False
+        #: How long each step of the connection setup took.
         self.steps: tuple[Step, ...] = ()
+        #: When the queue pair was ready, in seconds of ``time.perf_counter``.
         self._opened = 0.0
+        #: Completions of receives that no call has taken; their buffers hold the messages.
         self._inbox: deque[WC] = deque()
-        self._arrived = Watched()
+        #: Changes when a message arrives and when the connection ends.
+        self._arrived = Observable()
+        #: Operations posted to the send queue, by wr_id.
         self._operations: dict[int, _Operation] = {}
-        self._line: deque[_Operation] = deque()
-        self._numbers = count(_FIRST_SEND)
+        #: Operations that do not fit into the send queue yet, in order.
+        self._backlog: deque[_Operation] = deque()
+        self._send_wr_ids = count(_FIRST_SEND_WR_ID)
+        #: Regions the application has registered and not closed.
         self._regions: set[Region] = set()
-        self._heard = hub.clock()
+        #: When the peer was last known to be alive, in seconds of the dispatcher's clock.
+        self._last_activity = dispatcher.clock()
         self._cq: CQ | None = None
         self._qp: QP | None = None
+        #: Memory region of ``_receive_memory``.
         self._mr: MR | None = None
-        self._ring = memoryview(b"")
-        self._room = max(shape.depth, _SENDS)
-        hub.retain()
+        #: ``depth`` receive buffers of ``max_message`` bytes each.
+        self._receive_memory = memoryview(b"")
+        #: Size of the send queue in work requests.
+        self._send_depth = max(options.depth, _MIN_SEND_DEPTH)
+        dispatcher.retain()
 
-    # -- the beginning and the end --------------------------------------------------------------------
+    # -- setup and teardown ---------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Make the queue pair and post the receive buffers."""
+        """Create the queue pair and post the receive buffers."""
         started = time.perf_counter()
-        shape, cmid = self.shape, self.cmid
+        options, cmid = self.options, self.cmid
         context = cmid.verbs
         assert context is not None
-        self._cq = CQ(context, self._room + shape.depth)
-        self._cq.backend.notify = partial(self.hub.mark, self)
-        cap = QPCap(self._room, shape.depth, 1, 1, _INLINE)
+        self._cq = CQ(context, self._send_depth + options.depth)
+        self._cq.backend.notify = partial(self.dispatcher.schedule, self)
+        cap = QPCap(self._send_depth, options.depth, 1, 1, _MAX_INLINE)
         self._qp = cmid.create_qp(QPInitAttr(QPType.RC, scq=self._cq, rcq=self._cq, cap=cap, sq_sig_all=True))
-        # Pages that nobody has written to take no memory: a stranger's half-made connections cost little.
-        self._ring = memoryview(mmap(-1, shape.depth * shape.max_message, access=ACCESS_COPY))
-        self._mr = MR(cmid.pd, self._ring, AccessFlag.LOCAL_WRITE)
-        for slot in range(shape.depth):
+        # Untouched pages of a private mapping occupy no memory, so half-open connections cost little.
+        self._receive_memory = memoryview(mmap(-1, options.depth * options.max_message, access=ACCESS_COPY))
+        self._mr = MR(cmid.pd, self._receive_memory, AccessFlag.LOCAL_WRITE)
+        for slot in range(options.depth):
             self._post_receive(slot)
         self._opened = time.perf_counter()
         self.steps = (*cmid.steps, Step("qp", (self._opened - started) * 1e6))
 
     def established(self, step: str) -> None:
-        """The connection is there; ``step`` is what has taken the time since the queue pair was."""
+        """Record that the connection is established. ``step`` names the time since the queue pair was created."""
         if not self.is_established:
             self.is_established = True
             self.steps = (*self.steps, Step(step, (time.perf_counter() - self._opened) * 1e6))
-            self.life.changed()
+            self.lifecycle.changed()
 
     def _post_receive(self, slot: int) -> None:
         assert self._qp is not None
         assert self._mr is not None
-        size = self.shape.max_message
+        size = self.options.max_message
         self._qp.post_recv(RecvWR(slot, [self._mr.sge(slot * size, size)]))
 
     def handle(self, event: CmEvent) -> None:
-        """An event of the id, once this object is its context."""
+        """Process an event of the id. Called once this object is the id's context."""
         match event.type:
             case CmEventType.ESTABLISHED:
                 self.established("accept")
             case CmEventType.DISCONNECTED:
-                # The peer has had our RTU or has sent data before it: it counts as connected, and was.
+                # The peer has received our RTU, or sent data before that, so the connection was established.
                 self.established("accept")
                 self.drain()
                 self.end("the peer has disconnected" if not event.status else event.message)
@@ -179,22 +198,22 @@ class Core:
             case CmEventType.DEVICE_REMOVAL:
                 self.end("the device was removed")
 
-    def end(self, why: str) -> None:
-        """The connection is over: nothing touches memory any more, and the peer is told."""
-        if self.over is not None:
+    def end(self, reason: str) -> None:
+        """Disconnect. From here on neither the device nor the peer accesses this side's memory."""
+        if self.close_reason is not None:
             return
-        self.over = why
-        with contextlib.suppress(RdmaError):  # it never was connected
+        self.close_reason = reason
+        with contextlib.suppress(RdmaError):  # the id was never connected
             self.cmid.disconnect()
-        line, self._line = self._line, deque()
-        for operation in line:
-            operation.finish(self._ended(operation.name))
+        backlog, self._backlog = self._backlog, deque()
+        for operation in backlog:
+            operation.finish(self._disconnected_error(operation.name))
         self._arrived.changed()
-        self.life.changed()
+        self.lifecycle.changed()
 
     def release(self) -> None:
-        """Destroy everything. What has arrived can be read no more. Not under the lock, if that can be helped."""
-        if self.hub.locked(self._begin_release):
+        """Disconnect, drop unread messages and destroy everything. Call it without the lock where possible."""
+        if self.dispatcher.drive_once(self._begin_release):
             self.cmid.context = None
             self.cmid.destroy()
             if self._cq is not None:
@@ -203,76 +222,77 @@ class Core:
                 self._mr.close()
             for region in list(self._regions):
                 region.close()
-            self._ring = memoryview(b"")
-            self.hub.release()
+            self._receive_memory = memoryview(b"")
+            self.dispatcher.release()
 
     def _begin_release(self) -> bool:
         if self.is_released:
             return False
-        self.end("it was closed here")
+        self.end("the connection was closed locally")
         self.drain()
         self.is_released = True
         self._inbox.clear()
         return True
 
     def disconnect(self) -> None:
-        """Say goodbye; messages that have come can still be read."""
-        self.hub.locked(self.drain)
-        self.hub.locked(lambda: self.end("it was disconnected here"))
+        """End the connection. Received messages can still be read."""
+        self.dispatcher.drive_once(self.drain)
+        self.dispatcher.drive_once(lambda: self.end("the connection was disconnected locally"))
 
-    def _ended(self, step: str) -> RdmaError:
-        return CmDisconnectedError(errno.ECONNRESET, self.over or "it has ended", step, self.cmid.peer_addr_text)
+    def _disconnected_error(self, step: str) -> RdmaError:
+        reason = self.close_reason or "the connection has ended"
+        return CmDisconnectedError(errno.ECONNRESET, reason, step, self.cmid.peer_addr_text)
 
     # -- completions ----------------------------------------------------------------------------------
 
     def poll(self) -> bool:
-        """Take in completions; see :class:`rdmacm.endpoint.hub.Source`."""
+        """Process completions; see :class:`rdmacm.endpoint.dispatcher.CompletionSource`."""
         if self.is_released or self._cq is None:
             return False
         try:
-            found = self._cq.poll(_BATCH)
+            found = self._cq.poll(_POLL_BATCH)
         except RdmaError as error:
             self.end(str(error))
             return False
         for wc in found:
-            if wc.wr_id < _FIRST_SEND:
+            if wc.wr_id < _FIRST_SEND_WR_ID:
                 self._received(wc)
             else:
                 self._finished(wc)
-        return len(found) == _BATCH
+        return len(found) == _POLL_BATCH
 
     def drain(self) -> None:
-        """Take in all completions."""
+        """Process all completions."""
         while self.poll():
             pass
 
     def _received(self, wc: WC) -> None:
         if wc.status is WCStatus.SUCCESS:
-            self._heard = self.hub.clock()
+            self._last_activity = self.dispatcher.clock()
             self._inbox.append(wc)
             self._arrived.changed()
-            if not self.is_established:  # the confirmation was lost, and this is as good
+            if not self.is_established:  # data implies the RTU, which was lost
                 with contextlib.suppress(RdmaError):
                     self.cmid.notify(_EVENT_COMM_EST)
         elif wc.status is WCStatus.WR_FLUSH_ERR:
             self.end("the queue pair has failed: a request of the peer was not allowed")
         else:
-            self.end(f"a message could not be received: {words(wc.status)}")
+            self.end(f"a message could not be received: {status_text(wc.status)}")
 
     def _finished(self, wc: WC) -> None:
         operation = self._operations.pop(wc.wr_id, None)
         if operation is None:
             return
         if wc.status is WCStatus.SUCCESS:
-            self._heard = self.hub.clock()
+            self._last_activity = self.dispatcher.clock()
             operation.finish()
         else:
-            over = self.over
+            reason = self.close_reason
             if wc.status is not WCStatus.WR_FLUSH_ERR:
-                self.end(f"a {operation.name} failed: {words(wc.status)}")
-            operation.finish(completion_error(wc.status, operation.name, self.cmid.peer_addr_text, over))
-        while self._line and len(self._operations) < self._room:
-            operation = self._line.popleft()
+                self.end(f"a {operation.name} failed: {status_text(wc.status)}")
+            operation.finish(completion_error(wc.status, operation.name, self.cmid.peer_addr_text, reason))
+        while self._backlog and len(self._operations) < self._send_depth:
+            operation = self._backlog.popleft()
             try:
                 self._post(operation)
             except RdmaError as error:
@@ -280,61 +300,63 @@ class Core:
 
     # -- messages -------------------------------------------------------------------------------------
 
-    def receive(self) -> Steps[Message]:
-        """The next message. While none comes, the peer is asked for a sign of life now and then."""
-        keepalive = self.shape.keepalive
+    def receive(self) -> Routine[Message]:
+        """Return the next message. While none arrives, probe the peer every ``keepalive`` seconds."""
+        keepalive = self.options.keepalive
         try:
             while True:
-                until = None if keepalive is None else self._heard + keepalive
+                until = None if keepalive is None else self._last_activity + keepalive
                 message: Message | None = yield Wait(self._arrived, self._take, until)
                 if message is not None:
                     return message
-                self.hub.locked(self._probe)
+                self.dispatcher.drive_once(self._probe)
         except Expired as expired:
-            raise self._too_late(expired, "recv", "no message came") from None
+            raise self._timed_out(expired, "recv", "no message arrived") from None
 
     def _take(self) -> Message | None:
         if not self._inbox:
-            if self.over is not None:
-                raise self._ended("recv")
+            if self.close_reason is not None:
+                raise self._disconnected_error("recv")
             return None
         wc = self._inbox.popleft()
-        start = wc.wr_id * self.shape.max_message
+        start = wc.wr_id * self.options.max_message
         length = 0 if wc.opcode is WCOpcode.RECV_RDMA_WITH_IMM else wc.byte_len
-        message = Message(bytes(self._ring[start : start + length]), wc.imm_data)
-        if self.over is None:
-            with contextlib.suppress(RdmaError):  # the queue pair has failed, and completions are about to say so
+        message = Message(bytes(self._receive_memory[start : start + length]), wc.imm_data)
+        if self.close_reason is None:
+            with contextlib.suppress(
+                RdmaError
+            ):  # the queue pair has failed; flushed completions will end the connection
                 self._post_receive(wc.wr_id)
         return message
 
     def _probe(self) -> None:
-        """A write of nothing: its acknowledgement says that the peer is there, its failure ends the connection."""
-        keepalive = self.shape.keepalive
-        now = self.hub.clock()
-        if keepalive is None or self._heard + keepalive > now:
+        """Post an empty RDMA WRITE: its ACK proves that the peer is alive, its failure ends the connection."""
+        keepalive = self.options.keepalive
+        now = self.dispatcher.clock()
+        if keepalive is None or self._last_activity + keepalive > now:
             return
-        self._heard = now
-        if not self._operations and self.over is None:
-            self._submit(_Operation("sign of life", SendWR(opcode=WROpcode.RDMA_WRITE), None, False))
+        self._last_activity = now
+        if not self._operations and self.close_reason is None:
+            self._submit(_Operation("keepalive probe", SendWR(opcode=WROpcode.RDMA_WRITE), None, False))
 
     # -- operations -----------------------------------------------------------------------------------
 
-    def send(self, data: Buffer | Region, imm: int | None) -> Steps[None]:
+    def send(self, data: Buffer | Region, imm: int | None) -> Routine[None]:
         """Send a message."""
         opcode = WROpcode.SEND if imm is None else WROpcode.SEND_WITH_IMM
-        return self._operate("send", SendWR(opcode=opcode, imm_data=_number(imm, 32)), data, False)
+        return self._operate("send", SendWR(opcode=opcode, imm_data=_checked_imm(imm)), data, False)
 
-    def write(self, remote: RemoteRegion, data: Buffer | Region, imm: int | None) -> Steps[None]:
+    def write(self, remote: RemoteRegion, data: Buffer | Region, imm: int | None) -> Routine[None]:
         """Write to the peer's memory."""
         size = len(data) if isinstance(data, Region) else memoryview(data).nbytes
         if size > remote.length:
-            raise ValueError(f"{size} bytes do not fit into a remote region of {remote.length}")
+            raise ValueError(f"{size} bytes do not fit into a remote region of {remote.length} bytes")
         opcode = WROpcode.RDMA_WRITE if imm is None else WROpcode.RDMA_WRITE_WITH_IMM
-        wr = SendWR(opcode=opcode, imm_data=_number(imm, 32), remote_addr=remote.addr, rkey=remote.rkey)
+        wr = SendWR(opcode=opcode, imm_data=_checked_imm(imm), remote_addr=remote.addr, rkey=remote.rkey)
         return self._operate("write", wr, data, False)
 
-    def read(self, remote: RemoteRegion, into: Buffer | Region | None) -> Steps[bytes | None]:
-        """Read the peer's memory."""
+    def read(self, remote: RemoteRegion, into: Buffer | Region | None) -> Routine[bytes | None]:
+        """Read the peer's memory; return its bytes, or None when they were written to ``into``."""
         wr = SendWR(opcode=WROpcode.RDMA_READ, remote_addr=remote.addr, rkey=remote.rkey)
         if into is None:
             own = bytearray(remote.length)
@@ -342,12 +364,12 @@ class Core:
             return bytes(own)
         size = len(into) if isinstance(into, Region) else memoryview(into).nbytes
         if size < remote.length:
-            raise ValueError(f"a remote region of {remote.length} bytes does not fit into {size}")
+            raise ValueError(f"a remote region of {remote.length} bytes does not fit into a buffer of {size} bytes")
         yield from self._operate("read", wr, into, True, length=remote.length)
         return None
 
-    def atomic(self, opcode: WROpcode, remote: RemoteRegion, compare_add: int, swap: int) -> Steps[int]:
-        """Change 8 bytes of the peer's memory; what they were."""
+    def atomic(self, opcode: WROpcode, remote: RemoteRegion, compare_add: int, swap: int) -> Routine[int]:
+        """Change 8 bytes of the peer's memory atomically; return their previous value."""
         if remote.length < 8 or remote.addr % 8:
             raise ValueError(f"an atomic operation needs 8 bytes at an address divisible by 8, not {remote}")
         name = "compare_swap" if opcode is WROpcode.ATOMIC_CMP_AND_SWP else "fetch_add"
@@ -355,7 +377,7 @@ class Core:
         wr.compare_add, wr.swap = compare_add & ALL_BITS_64, swap & ALL_BITS_64
         before = bytearray(8)
         yield from self._operate(name, wr, before, True, borrows=False)
-        return int.from_bytes(before, _NATIVE)
+        return int.from_bytes(before, sys.byteorder)
 
     def _operate(
         self,
@@ -366,25 +388,25 @@ class Core:
         *,
         borrows: bool | None = None,
         length: int | None = None,
-    ) -> Steps[None]:
-        """Post a work request and wait until it has completed."""
+    ) -> Routine[None]:
+        """Post a work request and wait for its completion."""
         operation = self._prepare(name, wr, data, fetches, length)
         if borrows is not None:
             operation.borrows = borrows
         try:
-            self.hub.locked(partial(self._submit, operation))
+            self.dispatcher.drive_once(partial(self._submit, operation))
             yield Wait(operation, lambda: operation.is_done)
         except Expired as expired:
-            raise self._too_late(expired, name, "it was not done") from None
+            raise self._timed_out(expired, name, "the operation did not complete") from None
         finally:
             if not operation.is_done:
-                self.hub.locked(partial(self._abandon, operation))
+                self.dispatcher.drive_once(partial(self._abandon, operation))
         if operation.error is not None:
             raise operation.error
 
     def _prepare(self, name: str, wr: SendWR, data: Buffer | Region, fetches: bool, length: int | None) -> _Operation:
-        if self.over is not None:
-            raise self._ended(name)
+        if self.close_reason is not None:
+            raise self._disconnected_error(name)
         if isinstance(data, Region):
             if data.closed:
                 raise cm_error(errno.EINVAL, "the region is closed", name, self.cmid.peer_addr_text)
@@ -397,20 +419,20 @@ class Core:
         if not view.nbytes:
             wr.sg = []
             return _Operation(name, wr, None, False)
-        if not fetches and view.nbytes <= _INLINE:
+        if not fetches and view.nbytes <= _MAX_INLINE:
             wr.sg, wr.send_flags = [view], SendFlag.SIGNALED | SendFlag.INLINE
             return _Operation(name, wr, None, False)
         if not fetches and view.readonly and not isinstance(view.obj, bytes):
-            view = memoryview(bytes(view))  # read-only for us, which does not say that nobody changes it
+            view = memoryview(bytes(view))  # a read-only view may be of memory that its owner changes
         mr = MR(self.cmid.pd, view, AccessFlag.LOCAL_WRITE if fetches else AccessFlag(0))
         wr.sg = [mr.sge(0, view.nbytes)]
         return _Operation(name, wr, mr, not view.readonly)
 
     def _submit(self, operation: _Operation) -> None:
-        if self.over is not None:
-            operation.finish(self._ended(operation.name))
-        elif self._line or len(self._operations) >= self._room:
-            self._line.append(operation)
+        if self.close_reason is not None:
+            operation.finish(self._disconnected_error(operation.name))
+        elif self._backlog or len(self._operations) >= self._send_depth:
+            self._backlog.append(operation)
         else:
             try:
                 self._post(operation)
@@ -419,7 +441,7 @@ class Core:
 
     def _post(self, operation: _Operation) -> None:
         assert self._qp is not None
-        number = operation.wr.wr_id = next(self._numbers)
+        number = operation.wr.wr_id = next(self._send_wr_ids)
         self._operations[number] = operation
         try:
             self._qp.post_send(operation.wr)
@@ -428,25 +450,25 @@ class Core:
             raise
 
     def _abandon(self, operation: _Operation) -> None:
-        """Nobody waits for it any more."""
-        if operation in self._line:
-            self._line.remove(operation)
+        """Handle an operation whose caller has stopped waiting."""
+        if operation in self._backlog:
+            self._backlog.remove(operation)
             operation.finish()
         elif operation.borrows and not operation.is_done:
-            # The caller may use the memory for something else as soon as we return.
-            self.end(f"a {operation.name} was given up while it was under way")
+            # The caller may reuse the memory as soon as this returns.
+            self.end(f"a {operation.name} was abandoned before it completed")
             self.drain()
 
-    def _too_late(self, expired: Expired, step: str, what: str) -> RdmaError:
+    def _timed_out(self, expired: Expired, step: str, what: str) -> RdmaError:
         text = f"{what} within {expired.timeout} s"
         return CmTimeoutError(errno.ETIMEDOUT, text, step, self.cmid.peer_addr_text)
 
-    # -- memory and knowledge -------------------------------------------------------------------------
+    # -- memory and explanation -----------------------------------------------------------------------
 
     def register(self, buffer: Buffer, access: AccessFlag) -> Region:
-        """Register memory for the peer."""
-        if self.over is not None:
-            raise self._ended("register")
+        """Register memory for remote access, until the region or the connection is closed."""
+        if self.close_reason is not None:
+            raise self._disconnected_error("register")
         if not memoryview(buffer).readonly or access & (AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_ATOMIC):
             access |= AccessFlag.LOCAL_WRITE
         region = Region(MR(self.cmid.pd, buffer, access), buffer, self._regions.discard)
@@ -454,16 +476,15 @@ class Core:
         return region
 
     def explain(self) -> Explanation:
-        """How the connection came about."""
+        """Explain how the connection was set up."""
         return replace(self.cmid.explain(), steps=self.steps)
 
 
-_NATIVE = sys.byteorder
 
 
-def _number(value: int | None, bits: int) -> int:
+def _checked_imm(value: int | None) -> int:
     if value is None:
         return 0
-    if not 0 <= value < 1 << bits:
-        raise ValueError(f"{value} is not a number of {bits} bits")
+    if not 0 <= value < 1 << 32:
+        raise ValueError(f"{value} is not a number of 32 bits")
     return value

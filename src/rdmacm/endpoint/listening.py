@@ -1,8 +1,8 @@
-"""A listener without its waiting: requests that have come, connections that are half made, and those that are made.
+"""The state of one listener: pending requests, half-open connections, and established ones that nobody has accepted.
 
-A connection is half made between our answer and the peer's confirmation. A peer that never confirms holds up nobody:
-after a moment its connection does not count any more among those that are being made, and it is dropped when the
-connection manager has given up, or when there are too many of its kind.
+A connection is half-open from our REP until the peer's RTU. A peer that never sends the RTU must not block others:
+after ``_PATIENCE`` seconds its connection no longer counts against the limit of connections in progress. It is
+destroyed when the connection manager gives up, or earlier when there are too many half-open connections.
 """
 
 from __future__ import annotations
@@ -20,64 +20,65 @@ from rdmacm.channel import CmEvent
 from rdmacm.cmid import CmId
 from rdmacm.connparam import ConnParam
 from rdmacm.constants import CmEventType, PortSpace
-from rdmacm.endpoint.core import Core, Shape
-from rdmacm.endpoint.hub import Expired, Hub, Steps, Wait, Watched
+from rdmacm.endpoint.core import ConnectionCore, ConnectionOptions
+from rdmacm.endpoint.dispatcher import Dispatcher, Expired, Observable, Routine, Wait
 from rdmacm.errors import CmTimeoutError, RdmaError, cm_error
 
-__all__ = ["Incoming", "ListenerCore", "ListenAddress"]
+__all__ = ["IncomingRequest", "ListenAddress", "ListenerCore"]
 
-#: What :func:`rdmacm.listen` listens on.
+#: What :func:`rdmacm.listen` accepts as an address.
 ListenAddress: TypeAlias = "SockAddr | tuple[None, int]"
 
-#: Requests that may wait, as for rdma_listen(3).
-_MOST_WAITING = 1024
-#: So many connections are being made at a time; requests that come meanwhile wait.
-_WINDOW = 64
-#: Seconds after which one that is half made does not count among them.
+#: Maximum number of requests that wait to be accepted, as for rdma_listen(3).
+_MAX_BACKLOG = 1024
+#: Maximum number of connections in progress or ready to be taken; further requests wait.
+_MAX_IN_PROGRESS = 64
+#: Seconds after which a half-open connection no longer counts as in progress.
 _PATIENCE = 0.5
-#: So many may be half made altogether; of more, the oldest is dropped.
-_HALF_MADE = 256
-#: Bytes of private data that an acceptance, and a refusal, can carry.
-_ACCEPT_DATA = 196
+#: Maximum number of half-open connections; beyond it the oldest is destroyed.
+_MAX_HALF_OPEN = 256
+#: Bytes of private data in a REP (InfiniBand Architecture 12.6.8: 196).
+_MAX_ACCEPT_DATA = 196
 _FULL = object()
 
 
-class Incoming:
-    """A connection request: what an application may want to know before it answers."""
+class IncomingRequest:
+    """A connection request that waits for an answer."""
 
-    def __init__(self, hub: Hub, cmid: CmId, event: CmEvent, shape: Shape) -> None:
+    def __init__(self, dispatcher: Dispatcher, cmid: CmId, event: CmEvent, options: ConnectionOptions) -> None:
         self.cmid = cmid
+        #: Private data of the REQ, padded with zeros.
         self.private_data = event.private_data
-        self.hub = hub
-        self._shape = shape
+        self.dispatcher = dispatcher
+        self._options = options
         self._is_answered = False
 
-    def begin(self, private_data: bytes) -> Core:
-        """Accept; the connection is established later. Destroys the id where that cannot be."""
-        self.answer("accept")
-        shape = replace(self._shape, private_data=private_data)
-        core = Core(self.hub, self.cmid, shape)
+    def start_accept(self, private_data: bytes) -> ConnectionCore:
+        """Send the REP without waiting for the RTU. On failure the id is destroyed and the error raised."""
+        self.claim("accept")
+        options = replace(self._options, private_data=private_data)
+        core = ConnectionCore(self.dispatcher, self.cmid, options)
         core.private_data = self.private_data
         self.cmid.context = core
         try:
             core.open()
-            self.cmid.accept(shape.param())
+            self.cmid.accept(options.conn_param())
         except BaseException:
             core.release()
             raise
         return core
 
-    def accepting(self, private_data: bytes) -> Steps[Core]:
+    def accept(self, private_data: bytes) -> Routine[ConnectionCore]:
         """Accept, and wait until the connection is established."""
         check_private_data(private_data)
-        core = self.hub.locked(lambda: self.begin(private_data))
+        core = self.dispatcher.drive_once(lambda: self.start_accept(private_data))
         try:
-            yield Wait(core.life, lambda: core.is_established or core.over)
+            yield Wait(core.lifecycle, lambda: core.is_established or core.close_reason)
             if not core.is_established:
-                raise cm_error(errno.ECONNABORTED, str(core.over), "accept", core.cmid.peer_addr_text)
+                raise cm_error(errno.ECONNABORTED, str(core.close_reason), "accept", core.cmid.peer_addr_text)
         except Expired as expired:
             core.release()
-            text = f"the peer did not confirm within {expired.timeout} s"
+            text = f"the peer did not confirm the connection within {expired.timeout} s"
             raise CmTimeoutError(errno.ETIMEDOUT, text, "accept", core.cmid.peer_addr_text) from None
         except BaseException:
             core.release()
@@ -85,184 +86,194 @@ class Incoming:
         return core
 
     def reject(self, private_data: bytes) -> None:
-        """Refuse."""
-        self.answer("reject")
+        """Send a REJ and destroy the id."""
+        self.claim("reject")
         try:
             self.cmid.reject(private_data)
         finally:
             self.cmid.destroy()
 
-    def answer(self, step: str) -> None:
-        """EINVAL where there has been an answer already."""
+    def claim(self, step: str) -> None:
+        """Mark the request as answered; raises EINVAL when it already is."""
         if self._is_answered:
-            raise cm_error(errno.EINVAL, "the request has been answered already", step, self.cmid.peer_addr_text)
+            raise cm_error(errno.EINVAL, "the request has already been answered", step, self.cmid.peer_addr_text)
         self._is_answered = True
 
     def drop(self) -> None:
-        """Nobody will answer."""
+        """Destroy a request that will not be answered."""
         if not self._is_answered:
             self._is_answered = True
             self.cmid.destroy()
 
 
-class ListenerCore(Watched):
-    """See the module. Its methods want the provider's lock unless they are steps."""
+class ListenerCore(Observable):
+    """The state of a listener. Changes when a request arrives, a connection is ready or the listener ends.
 
-    def __init__(self, hub: Hub, address: ListenAddress, backlog: int, shape: Shape) -> None:
+    Methods must be called with the provider's lock held. Routines take it themselves.
+    """
+
+    def __init__(
+        self, dispatcher: Dispatcher, address: ListenAddress, backlog: int, options: ConnectionOptions
+    ) -> None:
         super().__init__()
-        self.hub = hub
-        self.shape = shape
-        self.over: str | None = None
+        self.dispatcher = dispatcher
+        #: For each accepted connection.
+        self.options = options
+        #: Why the listener has ended; None while it listens.
+        self.close_reason: str | None = None
         self.is_closed = False
-        #: Why the last request that could not be accepted could not be.
+        #: The error of the last request that could not be accepted.
         self.last_error: RdmaError | None = None
-        self._backlog = backlog if 0 < backlog <= _MOST_WAITING else _MOST_WAITING
-        self._requests: deque[Incoming] = deque()
-        #: When each was begun, the oldest first.
-        self._half: dict[Core, float] = {}
-        self._made: deque[Core] = deque()
-        self.cmid = _bound(hub, address)
+        #: Maximum length of ``_requests``.
+        self._max_requests = backlog if 0 < backlog <= _MAX_BACKLOG else _MAX_BACKLOG
+        #: Unanswered requests, in the order of their arrival.
+        self._requests: deque[IncomingRequest] = deque()
+        #: Connections that wait for the RTU, oldest first, with the time of their REP in seconds.
+        self._half_open: dict[ConnectionCore, float] = {}
+        #: Established connections that no call of ``accept`` has returned.
+        self._ready: deque[ConnectionCore] = deque()
+        self.cmid = _bound(dispatcher, address)
         try:
             self.cmid.context = self
             self.cmid.listen(backlog)
         except BaseException:
             self.cmid.destroy()
             raise
-        hub.retain()
+        dispatcher.retain()
 
     def handle(self, event: CmEvent) -> None:
-        """An event of the listening id."""
+        """Process an event of the listening id."""
         if event.type is CmEventType.CONNECT_REQUEST:
-            if not isinstance(event.param, ConnParam) or len(self._requests) >= self._backlog:
+            if not isinstance(event.param, ConnParam) or len(self._requests) >= self._max_requests:
                 event.id.destroy()
             else:
-                self._requests.append(Incoming(self.hub, event.id, event, self.shape))
+                self._requests.append(IncomingRequest(self.dispatcher, event.id, event, self.options))
                 self.changed()
         elif event.type is CmEventType.DEVICE_REMOVAL:
-            self.over = "the device was removed"
+            self.close_reason = "the device was removed"
             self.changed()
 
-    def _check(self, step: str) -> None:
-        if self.over is not None:
-            raise cm_error(errno.EBADF, self.over, step, format_address(self.cmid.local_addr))
+    def _check_listening(self, step: str) -> None:
+        if self.close_reason is not None:
+            raise cm_error(errno.EBADF, self.close_reason, step, format_address(self.cmid.local_addr))
 
     # -- requests -------------------------------------------------------------------------------------
 
-    def requesting(self) -> Steps[Incoming]:
-        """The next request, unanswered."""
+    def get_request(self) -> Routine[IncomingRequest]:
+        """Return the next request, unanswered."""
         try:
-            incoming: Incoming = yield Wait(self, self._take_request)
+            incoming: IncomingRequest = yield Wait(self, self._take_request)
         except Expired as expired:
-            raise _nobody(expired, "get_request") from None
+            raise _timeout_error(expired, "get_request") from None
         return incoming
 
-    def _take_request(self) -> Incoming | None:
-        self._check("get_request")
+    def _take_request(self) -> IncomingRequest | None:
+        self._check_listening("get_request")
         return self._requests.popleft() if self._requests else None
 
     # -- connections ----------------------------------------------------------------------------------
 
-    def accepting(self, private_data: bytes) -> Steps[Core]:
-        """The next connection."""
+    def accept(self, private_data: bytes) -> Routine[ConnectionCore]:
+        """Accept requests, and return the next connection that is established."""
         check_private_data(private_data)
         is_full = False
         try:
             while True:
-                # Where the window is full of peers that say nothing, only time makes room.
-                until = self.hub.clock() + _PATIENCE if is_full else None
+                # When half-open connections use up the limit, only time makes room: no event would end the wait.
+                until = self.dispatcher.clock() + _PATIENCE if is_full else None
                 found = yield Wait(self, partial(self._take_connection, private_data, is_full), until)
-                if isinstance(found, Core):
+                if isinstance(found, ConnectionCore):
                     return found
                 is_full = found is _FULL
         except Expired as expired:
-            raise _nobody(expired, "accept") from None
+            raise _timeout_error(expired, "accept") from None
 
-    def _take_connection(self, private_data: bytes, was_full: bool) -> Core | object | None:
-        """A connection; _FULL where requests have to wait, and that is news."""
-        self._check("accept")
+    def _take_connection(self, private_data: bytes, was_full: bool) -> ConnectionCore | object | None:
+        """Return an established connection, or _FULL when requests have begun to wait for room, or None."""
+        self._check_listening("accept")
         while self._requests and self._has_room():
             incoming = self._requests.popleft()
             try:
-                core = incoming.begin(private_data)
-            except RdmaError as error:  # the peer has given up, or asked for what cannot be: no reason to stop
+                core = incoming.start_accept(private_data)
+            except RdmaError as error:  # the peer gave up, or asked for something impossible; serve the others
                 self.last_error = error
                 continue
-            core.life.wakers.append(partial(self._progressed, core))
-            self._half[core] = self.hub.clock()
-            if len(self._half) > _HALF_MADE:
-                oldest = next(iter(self._half))
-                del self._half[oldest]
+            core.lifecycle.wakers.append(partial(self._lifecycle_changed, core))
+            self._half_open[core] = self.dispatcher.clock()
+            if len(self._half_open) > _MAX_HALF_OPEN:
+                oldest = next(iter(self._half_open))
+                del self._half_open[oldest]
                 oldest.release()
-        if self._made:
-            return self._made.popleft()
+        if self._ready:
+            return self._ready.popleft()
         return _FULL if self._requests and not was_full else None
 
     def _has_room(self) -> bool:
-        busy, since = len(self._made), self.hub.clock() - _PATIENCE
-        for begun in reversed(self._half.values()):
+        busy, since = len(self._ready), self.dispatcher.clock() - _PATIENCE
+        for begun in reversed(self._half_open.values()):
             if begun <= since:
                 break
             busy += 1
-        return busy < _WINDOW
+        return busy < _MAX_IN_PROGRESS
 
-    def _progressed(self, core: Core) -> None:
-        """A half made connection is whole, or broken."""
-        if core not in self._half:
+    def _lifecycle_changed(self, core: ConnectionCore) -> None:
+        """Process a half-open connection that was established or has failed."""
+        if core not in self._half_open:
             return
-        del self._half[core]
-        core.life.wakers.clear()
+        del self._half_open[core]
+        core.lifecycle.wakers.clear()
         if core.is_established:
-            self._made.append(core)
+            self._ready.append(core)
         else:
             core.release()
         self.changed()
 
     def close(self) -> None:
-        """Listen no more; connections that nobody has taken are ended."""
-        if self.hub.locked(self._begin_close):
+        """Stop listening; drop all requests, and all connections that ``accept`` has not returned."""
+        if self.dispatcher.drive_once(self._begin_close):
             for incoming in self._requests:
                 incoming.drop()
-            for core in (*self._half, *self._made):
-                core.life.wakers.clear()
+            for core in (*self._half_open, *self._ready):
+                core.lifecycle.wakers.clear()
                 core.release()
             self._requests.clear()
-            self._half.clear()
-            self._made.clear()
+            self._half_open.clear()
+            self._ready.clear()
             self.cmid.context = None
             self.cmid.destroy()
-            self.hub.release()
+            self.dispatcher.release()
 
     def _begin_close(self) -> bool:
         if self.is_closed:
             return False
         self.is_closed = True
-        self.over = "the listener is closed"
+        self.close_reason = "the listener is closed"
         self.changed()
         with contextlib.suppress(RdmaError):
-            self.cmid.write_cm_event()  # wakes threads that wait for something
+            self.cmid.write_cm_event()  # wakes threads in accept() and get_request()
         return True
 
 
 def check_private_data(private_data: bytes) -> None:
-    """Raise EINVAL for more than an acceptance can carry, before a request is lost to it."""
-    if len(private_data) > _ACCEPT_DATA:
-        text = f"{len(private_data)} bytes of private data do not fit, {_ACCEPT_DATA} do"
+    """Raise EINVAL for more private data than a REP carries, before a request is taken and lost."""
+    if len(private_data) > _MAX_ACCEPT_DATA:
+        text = f"{len(private_data)} bytes of private data do not fit, {_MAX_ACCEPT_DATA} do"
         raise cm_error(errno.EINVAL, text, "accept")
 
 
-def _nobody(expired: Expired, step: str) -> RdmaError:
-    return CmTimeoutError(errno.ETIMEDOUT, f"nobody connected within {expired.timeout} s", step)
+def _timeout_error(expired: Expired, step: str) -> RdmaError:
+    return CmTimeoutError(errno.ETIMEDOUT, f"no connection request arrived within {expired.timeout} s", step)
 
 
-def _bound(hub: Hub, address: ListenAddress) -> CmId:
-    """An id bound to the address; without a host, to any of either family, where the system has both."""
+def _bound(dispatcher: Dispatcher, address: ListenAddress) -> CmId:
+    """Return an id bound to an address; without a host to the IPv6 wildcard, or the IPv4 one on a host without IPv6."""
     host, port = (address[0], address[1]) if isinstance(address, tuple) else (address, 0)
     if host not in ("", None):
         choices = [lookup_address(address)]  # type: ignore[arg-type]
     else:
         choices = [InetAddr.any(AF_INET6, int(port)), InetAddr.any(AF_INET, int(port))]
     for choice in choices:
-        cmid = CmId(hub.channel, PortSpace.TCP)
+        cmid = CmId(dispatcher.channel, PortSpace.TCP)
         try:
             cmid.bind_addr(choice.sockaddr if isinstance(choice, InetAddr) else choice)
         except RdmaError as error:

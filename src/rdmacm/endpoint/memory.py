@@ -1,4 +1,4 @@
-"""Memory that peers may touch: :class:`Region` is ours, :class:`RemoteRegion` says where the peer's is."""
+"""Memory for RDMA: :class:`Region` is registered local memory, :class:`RemoteRegion` describes the peer's."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _LAYOUT = struct.Struct("!QII")
 
 @dataclass(frozen=True, slots=True)
 class RemoteRegion:
-    """A range of a peer's memory: where it is, the key to it, and how many bytes.
+    """A range of the peer's memory: virtual address, remote key and length in bytes.
 
-    A slice is a part of it: ``remote[4096:8192]``. :meth:`pack` makes the 16 bytes that go into a message, the layout
-    of rping's.
+    A slice is a smaller range: ``remote[4096:8192]``. :meth:`pack` encodes it as 16 bytes for a message, in rping's
+    layout.
 
     >>> part = RemoteRegion(0x1000, 0x77, 100)[10:30]
     >>> part
@@ -36,9 +36,9 @@ class RemoteRegion:
     length: int
 
     def pack(self) -> bytes:
-        """16 bytes: address (64 bits), key and length (32 bits each) in network order.
+        """Encode as 16 bytes: address (64 bits), rkey and length (32 bits each), all in network byte order.
 
-        ValueError for a region of 4 GiB or more: send a part of it.
+        Raises ValueError for a length of 4 GiB or more; send slices instead.
         """
         try:
             return _LAYOUT.pack(self.addr, self.rkey, self.length)
@@ -47,53 +47,56 @@ class RemoteRegion:
 
     @classmethod
     def unpack(cls, data: Buffer) -> RemoteRegion:
-        """The region in the first 16 bytes of a message; ValueError where there are fewer."""
+        """Decode the first 16 bytes of a message; raises ValueError for fewer."""
         if len(data) < _LAYOUT.size:
-            raise ValueError(f"a region has {_LAYOUT.size} bytes, not {len(data)}")
+            raise ValueError(f"a packed region has {_LAYOUT.size} bytes, not {len(data)}")
         return cls(*_LAYOUT.unpack_from(data))
 
     def __len__(self) -> int:
         return self.length
 
     def __getitem__(self, part: slice) -> RemoteRegion:
-        """The part from ``start`` up to ``stop``; IndexError where that is not within the region."""
+        """Return the range ``[start:stop]``, in bytes; raises IndexError when it is not within the region."""
         if not isinstance(part, slice) or part.step not in (None, 1):
-            raise TypeError("a part of a region is [start:stop]")
+            raise TypeError("a remote region is sliced as [start:stop]")
         start = 0 if part.start is None else part.start
         stop = self.length if part.stop is None else part.stop
         if not 0 <= start <= stop <= self.length:
-            raise IndexError(f"[{start}:{stop}] is not within {self.length} bytes")
+            raise IndexError(f"[{start}:{stop}] is outside a remote region of {self.length} bytes")
         return RemoteRegion(self.addr + start, self.rkey, stop - start)
 
 
 class Region:
-    """Registered memory of ours, made by ``conn.register()``; it ends with :meth:`close`, or with its connection.
+    """Registered local memory, returned by ``conn.register()``, until :meth:`close` or the end of its connection.
 
-    ``mr`` is the memory region of the verbs, ``view`` its bytes, ``remote`` what to tell the peer. The buffer is
-    referred to, not copied: what the peer writes appears in it. A bytearray cannot be resized meanwhile.
+    The buffer is referenced, not copied: RDMA WRITEs of the peer appear in it. A bytearray cannot be resized while it
+    is registered.
     """
 
-    __slots__ = ("__weakref__", "_forget", "mr", "remote", "view")
+    __slots__ = ("__weakref__", "_on_close", "mr", "remote", "view")
 
-    def __init__(self, mr: MR, buffer: Buffer, forget: Callable[[Region], None]) -> None:
+    def __init__(self, mr: MR, buffer: Buffer, on_close: Callable[[Region], None]) -> None:
+        #: The verbs memory region.
         self.mr = mr
+        #: The registered bytes.
         self.view = memoryview(buffer).cast("B")
+        #: The description to send to the peer.
         self.remote = RemoteRegion(mr.addr, mr.rkey, len(self.view))
-        self._forget: Callable[[Region], None] | None = forget
+        self._on_close: Callable[[Region], None] | None = on_close
 
     def close(self) -> None:
-        """Revoke the key and let go of the buffer. More than once does nothing."""
-        forget, self._forget = self._forget, None
-        if forget is not None:
-            forget(self)
+        """Deregister the memory: the rkey becomes invalid and the buffer is released. Closing twice is allowed."""
+        on_close, self._on_close = self._on_close, None
+        if on_close is not None:
+            on_close(self)
             self.mr.close()
-            with contextlib.suppress(BufferError):  # somebody made something of it, and keeps the buffer with it
+            with contextlib.suppress(BufferError):  # the application still holds a slice of the view
                 self.view.release()
 
     @property
     def closed(self) -> bool:
         """Whether :meth:`close` has been called."""
-        return self._forget is None
+        return self._on_close is None
 
     def __len__(self) -> int:
         return self.remote.length

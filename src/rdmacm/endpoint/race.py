@@ -1,8 +1,8 @@
-"""Connecting to whichever address of a host answers first, RFC 8305.
+"""Connecting to the address of a host that answers first (Happy Eyeballs, RFC 8305).
 
-The addresses are tried in the resolver's order with the families taking turns. Each attempt is an id of its own; the
-next begins a quarter of a second after the last one did, or at once when that has failed. The first to be established
-wins, the others are destroyed.
+The addresses are tried in the resolver's order, alternating between the families. Each attempt has an id of its own.
+The next attempt starts 250 ms after the previous one, or at once when that fails. The first attempt that is established
+wins; the others are destroyed.
 """
 
 from __future__ import annotations
@@ -18,24 +18,23 @@ from rdmacm.address import InetAddr, SockAddr, SockAddrIB, format_address, parse
 from rdmacm.addrinfo import AddrInfo
 from rdmacm.channel import CmEvent
 from rdmacm.cmid import CmId
-from rdmacm.constants import CmEventType, IbOption, OptionLevel, PortSpace, RaiFlag
-from rdmacm.endpoint.core import Core, Shape
-from rdmacm.endpoint.hub import Expired, Hub, Steps, Wait, Watched
+from rdmacm.constants import AddressFamily, CmEventType, IbOption, OptionLevel, PortSpace, RaiFlag
+from rdmacm.endpoint.core import ConnectionCore, ConnectionOptions
+from rdmacm.endpoint.dispatcher import Dispatcher, Expired, Observable, Routine, Wait
 from rdmacm.errors import CmRejectedError, CmTimeoutError, RdmaError, cm_error
 from rdmacm.explanation import Step
+from rdmacm.proto.cm.messages import RejectReason
 from rdmacm.verbs.enums import QPType
 
-__all__ = ["Target", "connecting"]
+__all__ = ["Target", "connect_routine"]
 
-#: What :func:`rdmacm.connect` connects to.
+#: What :func:`rdmacm.connect` accepts as an address.
 Target: TypeAlias = "SockAddr | AddrInfo | Sequence[AddrInfo]"
 
-#: Seconds between the beginnings of two attempts (RFC 8305, section 8).
+#: Connection Attempt Delay in seconds (RFC 8305, section 8).
 _ATTEMPT_DELAY = 0.25
-#: Milliseconds for a neighbour, and for a route.
+#: Timeout of resolve_addr and of resolve_route, in milliseconds.
 _RESOLVE_MS = 2000
-_STALE = 10
-_REJECTED_BY_APPLICATION = 28
 
 _FAILURES = frozenset(
     (
@@ -50,67 +49,72 @@ _FAILURES = frozenset(
 )
 
 
-def connecting(hub: Hub, address: Target, shape: Shape, source: SockAddr | None, family: int) -> Steps[Core]:
-    """Connect; see :func:`rdmacm.connect`."""
-    infos, name_step = yield from _look_up(hub, address, family)
-    race = _Race(hub, infos, shape, source)
+def connect_routine(
+    dispatcher: Dispatcher, address: Target, options: ConnectionOptions, source: SockAddr | None, family: int
+) -> Routine[ConnectionCore]:
+    """Connect; arguments are those of :func:`rdmacm.connect`."""
+    infos, name_step = yield from _look_up(dispatcher, address, family)
+    race = _Race(dispatcher, infos, options, source)
     try:
-        hub.locked(race.start_next)
-        while not (yield Wait(race, race.is_over, race.next_start)):
-            hub.locked(race.start_next)
+        dispatcher.drive_once(race.start_next)
+        while not (yield Wait(race, race.is_decided, race.next_start)):
+            dispatcher.drive_once(race.start_next)
         return race.result(name_step)
     except Expired as expired:
-        raise race.too_late(expired) from None
+        raise race.timeout_error(expired) from None
     finally:
         race.close()
 
 
-class _Race(Watched):
-    """The attempts, and which of them has won."""
+class _Race(Observable):
+    """All connection attempts. Changes when one fails or wins."""
 
-    __slots__ = ("_attempts", "_hub", "_left", "_shape", "_source", "_winner", "next_start")
+    __slots__ = ("_attempts", "_dispatcher", "_left", "_options", "_source", "_winner", "next_start")
 
-    def __init__(self, hub: Hub, infos: Sequence[AddrInfo], shape: Shape, source: SockAddr | None) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, infos: Sequence[AddrInfo], options: ConnectionOptions, source: SockAddr | None
+    ) -> None:
         super().__init__()
-        self._hub = hub
-        self._shape = shape
+        self._dispatcher = dispatcher
+        self._options = options
         self._source = source
+        #: Addresses not tried yet.
         self._left = deque(interleaved(infos))
         self._attempts: list[_Attempt] = []
         self._winner: _Attempt | None = None
-        #: When the next attempt begins; None when there is none.
+        #: When the next attempt starts, in seconds of the dispatcher's clock; None when no address is left.
         self.next_start: float | None = None
 
     def start_next(self) -> None:
-        """Begin another attempt; where one cannot even begin, the one after it."""
+        """Start the next attempt. When it fails at once, start the one after it."""
         while self._left:
             attempt = _Attempt(self, self._left.popleft())
             self._attempts.append(attempt)
-            attempt.begin(self._hub, self._source, self._shape)
+            attempt.start(self._dispatcher, self._source, self._options)
             if attempt.error is None:
                 break
-        self.next_start = self._hub.clock() + _ATTEMPT_DELAY if self._left else None
+        self.next_start = self._dispatcher.clock() + _ATTEMPT_DELAY if self._left else None
 
     def failed(self) -> None:
-        """An attempt has ended."""
+        """Record that an attempt has failed."""
         if self._winner is None:
             self.start_next()
         self.changed()
 
     def won(self, winner: _Attempt) -> None:
-        """An attempt is established; the first is the one."""
+        """Record that an attempt is established; the first one wins."""
         if self._winner is None:
             self._winner = winner
             self._left.clear()
             self.next_start = None
         self.changed()
 
-    def is_over(self) -> bool:
-        """Whether there is a winner, or nothing is left to hope for."""
+    def is_decided(self) -> bool:
+        """Whether an attempt has won, or all have failed."""
         return self._winner is not None or all(attempt.error is not None for attempt in self._attempts)
 
-    def result(self, name_step: tuple[Step, ...]) -> Core:
-        """The connection, or the error of the attempt that came furthest with notes about all."""
+    def result(self, name_step: tuple[Step, ...]) -> ConnectionCore:
+        """Return the connection, or raise the most informative error with a note about each attempt."""
         if self._winner is not None:
             core = self._winner.take()
             core.steps = (*name_step, *core.steps)
@@ -118,13 +122,13 @@ class _Race(Watched):
         errors = [attempt.error for attempt in self._attempts if attempt.error is not None]
         if len(errors) == 1:
             raise errors[0]
-        error = max(errors, key=_usefulness)
+        error = max(errors, key=_informativeness)
         for attempt in self._attempts:
             error.add_note(f"tried {attempt.name}: {attempt.error}")
         raise error
 
-    def too_late(self, expired: Expired) -> RdmaError:
-        """The error for a race that was not over in time."""
+    def timeout_error(self, expired: Expired) -> RdmaError:
+        """Return the error for a race that was not decided in time."""
         running = [attempt for attempt in self._attempts if attempt.error is None]
         where = ", ".join(f"{attempt.name} still in {attempt.step}" for attempt in running)
         error = CmTimeoutError(
@@ -132,7 +136,7 @@ class _Race(Watched):
             f"not connected within {expired.timeout} s: {where}",
             running[0].step if len(running) == 1 else "connect",
             ", ".join(attempt.name for attempt in running),
-            "a longer timeout, or whether the peer is there",
+            "a longer timeout, or checking that the peer is up",
         )
         if len(self._attempts) + len(self._left) > 1:
             for attempt in self._attempts:
@@ -142,50 +146,57 @@ class _Race(Watched):
         return error
 
     def close(self) -> None:
-        """Destroy what has not been taken."""
+        """Destroy all attempts except a winner that was taken."""
         self._left.clear()
         for attempt in self._attempts:
             attempt.close()
 
 
 class _Attempt:
-    """One address: an id, from resolving the address to ESTABLISHED."""
+    """The attempt to connect to one address, from resolve_addr to ESTABLISHED."""
 
     def __init__(self, race: _Race, info: AddrInfo) -> None:
+        #: The destination as text, for error messages.
         self.name = format_address(info.dst_addr)
+        #: The current step, for error messages.
         self.step = "resolve_addr"
+        #: Why the attempt has failed.
         self.error: RdmaError | None = None
         self._race = race
         self._info = info
         self._cmid: CmId | None = None
-        self._core: Core | None = None
-        self._shape = Shape()
-        self._hub: Hub | None = None
+        #: The connection, once the route is resolved.
+        self._core: ConnectionCore | None = None
+        self._options = ConnectionOptions()
+        self._dispatcher: Dispatcher | None = None
         self._source: SockAddr | None = None
+        #: Whether a REJ "stale connection" has been answered by a second try.
         self._was_stale = False
 
-    def begin(self, hub: Hub, source: SockAddr | None, shape: Shape) -> None:
-        """Resolve the address; ``error`` tells whether that has failed already."""
+    def start(self, dispatcher: Dispatcher, source: SockAddr | None, options: ConnectionOptions) -> None:
+        """Start resolving the address; sets ``error`` when that fails at once."""
         info = self._info
-        self._hub, self._source, self._shape = hub, source, shape
+        self._dispatcher, self._source, self._options = dispatcher, source, options
         try:
             if info.dst_addr is None or info.qp_type == QPType.UD:
-                raise cm_error(errno.EINVAL, "not the address of a listener of connections", "connect", self.name)
-            self._cmid = CmId(hub.channel, info.port_space or PortSpace.TCP, qp_type=info.qp_type or None, context=self)
+                raise cm_error(errno.EINVAL, "not an address for a reliable connection", "connect", self.name)
+            self._cmid = CmId(
+                dispatcher.channel, info.port_space or PortSpace.TCP, qp_type=info.qp_type or None, context=self
+            )
             self._cmid.resolve_addr(info.dst_addr, source or info.src_addr, _RESOLVE_MS)
         except RdmaError as error:
             self._fail(error)
 
     def handle(self, event: CmEvent) -> None:
-        """An event of the id."""
+        """Process an event of the id."""
         if self._cmid is None:
             return
-        if event.type is CmEventType.REJECTED and event.status == _STALE and not self._was_stale:
-            self._begin_again()
+        if event.type is CmEventType.REJECTED and event.status == RejectReason.STALE_CONN and not self._was_stale:
+            self._restart()
             return
         if event.type in _FAILURES:
             error = event.error or cm_error(
-                errno.ECONNRESET, event.message or "the peer went away", self.step, self.name
+                errno.ECONNRESET, event.message or "the peer disconnected", self.step, self.name
             )
             self._fail(error)
             self._race.failed()
@@ -201,12 +212,12 @@ class _Attempt:
             self._fail(error)
             self._race.failed()
 
-    def _begin_again(self) -> None:
-        """Our queue pair's number is that of a dead process's connection, which the peer has let go of by now."""
-        assert self._hub is not None
+    def _restart(self) -> None:
+        """Try again: a dead process had used our queue pair number, and the peer has just freed its connection."""
+        assert self._dispatcher is not None
         self._was_stale = True
         self.close()
-        self.begin(self._hub, self._source, self._shape)
+        self.start(self._dispatcher, self._source, self._options)
         if self.error is not None:
             self._race.failed()
 
@@ -220,10 +231,10 @@ class _Attempt:
 
     def _connect(self, cmid: CmId) -> None:
         self.step = "connect"
-        assert self._hub is not None
-        self._core = Core(self._hub, cmid, self._shape)
+        assert self._dispatcher is not None
+        self._core = ConnectionCore(self._dispatcher, cmid, self._options)
         self._core.open()
-        param = self._shape.param()
+        param = self._options.conn_param()
         cmid.connect(replace(param, private_data=self._info.connect + param.private_data))
 
     def _established(self, cmid: CmId, event: CmEvent) -> None:
@@ -238,14 +249,14 @@ class _Attempt:
         self.error = error
         self.close()
 
-    def take(self) -> Core:
-        """The connection, which from now on is somebody else's."""
+    def take(self) -> ConnectionCore:
+        """Return the connection, which the caller owns from now on."""
         core, self._core, self._cmid = self._core, None, None
         assert core is not None
         return core
 
     def close(self) -> None:
-        """Destroy the id and what hangs on it."""
+        """Destroy the id and its queue pair."""
         core, cmid = self._core, self._cmid
         self._core = self._cmid = None
         if core is not None:
@@ -254,15 +265,15 @@ class _Attempt:
             cmid.destroy()
 
 
-def _usefulness(error: RdmaError) -> int:
-    """An application's refusal says more than a closed port, that more than silence, and that more than no way."""
+def _informativeness(error: RdmaError) -> int:
+    """Rank an error: rejected by the application, rejected by the connection manager, timeout, anything else."""
     if isinstance(error, CmRejectedError):
-        return 3 if error.reason == _REJECTED_BY_APPLICATION else 2
+        return 3 if error.reason == RejectReason.CONSUMER_DEFINED else 2
     return 1 if isinstance(error, CmTimeoutError) else 0
 
 
 def interleaved(infos: Sequence[AddrInfo]) -> list[AddrInfo]:
-    """The families taking turns, in the order in which they appear (RFC 8305, section 4)."""
+    """Sort addresses so that the families alternate, in order of first appearance (RFC 8305, section 4)."""
     queues: dict[int, deque[AddrInfo]] = {}
     for info in infos:
         queues.setdefault(info.family, deque()).append(info)
@@ -275,11 +286,11 @@ def interleaved(infos: Sequence[AddrInfo]) -> list[AddrInfo]:
     return found
 
 
-# -- from what the user gives to addresses --------------------------------------------------------------------
+# -- address lookup -------------------------------------------------------------------------------------------
 
 
-def _look_up(hub: Hub, address: Target, family: int) -> Steps[tuple[list[AddrInfo], tuple[Step, ...]]]:
-    """The addresses to try, and the step that found them."""
+def _look_up(dispatcher: Dispatcher, address: Target, family: int) -> Routine[tuple[list[AddrInfo], tuple[Step, ...]]]:
+    """Return the addresses to try, and the step that looked them up (empty when none was needed)."""
     if isinstance(address, AddrInfo):
         return [address], ()
     if not isinstance(address, SockAddrIB) and address and isinstance(address[0], AddrInfo):
@@ -291,13 +302,13 @@ def _look_up(hub: Hub, address: Target, family: int) -> Steps[tuple[list[AddrInf
         return [numeric], ()
     host, port = address[0], address[1]  # type: ignore[index]
     started = time.perf_counter()
-    found = yield from _names(hub, str(host), str(port), family)
+    found = yield from _look_up_name(dispatcher, str(host), str(port), family)
     took = (time.perf_counter() - started) * 1e6
     return found, (Step("name", took, f"{len(found)} address{'es' * (len(found) > 1)}"),)
 
 
 def _numeric(address: SockAddr) -> AddrInfo | None:
-    """The one address there is to try, None for a host name."""
+    """Return a numeric address, or None for a host name."""
     try:
         parsed = parse_address(address)
     except ValueError:
@@ -307,11 +318,11 @@ def _numeric(address: SockAddr) -> AddrInfo | None:
         return None
     if isinstance(parsed, InetAddr):
         return AddrInfo(family=parsed.family, port_space=PortSpace.TCP, dst_addr=parsed.sockaddr)
-    return AddrInfo(family=27, port_space=PortSpace.TCP, dst_addr=parsed)
+    return AddrInfo(family=AddressFamily.IB, port_space=PortSpace.TCP, dst_addr=parsed)
 
 
-class _Names(Watched):
-    """The event of a resolution under way."""
+class _NameLookup(Observable):
+    """A name lookup under way. Changes when its event has arrived."""
 
     __slots__ = ("event",)
 
@@ -324,14 +335,14 @@ class _Names(Watched):
         self.changed()
 
 
-def _names(hub: Hub, host: str, port: str, family: int) -> Steps[list[AddrInfo]]:
-    names = _Names()
-    with CmId(hub.channel, context=names) as cmid:
+def _look_up_name(dispatcher: Dispatcher, host: str, port: str, family: int) -> Routine[list[AddrInfo]]:
+    lookup = _NameLookup()
+    with CmId(dispatcher.channel, context=lookup) as cmid:
         cmid.resolve_addrinfo(host, port, family=family, port_space=PortSpace.TCP, flags=RaiFlag.NOROUTE)
         try:
-            event = yield Wait(names, lambda: names.event)
+            event = yield Wait(lookup, lambda: lookup.event)
         except Expired as expired:
-            text = f"the name was not looked up within {expired.timeout} s"
+            text = f"the name lookup took longer than {expired.timeout} s"
             raise CmTimeoutError(errno.ETIMEDOUT, text, "getaddrinfo", host, "a numeric address") from None
         if event.error is not None:
             raise event.error

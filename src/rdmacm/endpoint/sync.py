@@ -1,4 +1,4 @@
-"""Connections for threads: each call waits in the thread that makes it, and drives the provider meanwhile."""
+"""The blocking API: each call waits in the calling thread, and drives the provider meanwhile."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Self, TypeVar
 
 from rdmacm.address import SockAddr
 from rdmacm.connparam import MAXIMUM
-from rdmacm.endpoint.core import Message, Shape
-from rdmacm.endpoint.hub import Hub, Steps, run
+from rdmacm.endpoint.base import ConnectionBase, ListenerBase, RequestBase
+from rdmacm.endpoint.core import ConnectionOptions, Message
+from rdmacm.endpoint.dispatcher import Dispatcher, Routine, run
 from rdmacm.endpoint.listening import ListenAddress, ListenerCore
 from rdmacm.endpoint.memory import Region, RemoteRegion
-from rdmacm.endpoint.race import Target, connecting
-from rdmacm.endpoint.shell import ConnectionShell, ListenerShell, RequestShell
+from rdmacm.endpoint.race import Target, connect_routine
 from rdmacm.errors import CmDisconnectedError, RdmaError
 from rdmacm.provider import Provider
 from rdmacm.verbs.enums import WROpcode
@@ -24,40 +24,46 @@ __all__ = ["Connection", "Listener", "Request", "connect", "listen"]
 T = TypeVar("T")
 
 
-class Connection(ConnectionShell):
-    """A reliable connection that carries messages and reaches into the peer's memory.
+class Connection(ConnectionBase):
+    """A reliable connection (RC) with messages, RDMA READ and WRITE, and atomic operations.
 
-    A message goes into one of the peer's ``depth`` receive buffers; while none is free, ``send`` waits. ``timeout`` is
-    in seconds, None waits for ever. CmTimeoutError when it runs out, CmDisconnectedError where the connection has
-    ended; both leave the memory they were given alone. An operation that is under way with memory the caller may
-    change (a bytearray, a :class:`Region`) can only be given up with the whole connection, and so a timeout there ends
-    it; one whose data was copied or cannot change (bytes, up to 256 bytes of anything) leaves the connection as it is,
-    and may be carried out nevertheless.
+    A message fills one of the peer's ``depth`` receive buffers; while none is free, ``send`` waits.
 
-    One thread may send while another receives. Use it in a ``with`` statement, or :meth:`close` it.
+    The ``timeout`` of a method is in seconds; None means no limit. When it expires, CmTimeoutError is raised. When the
+    connection has ended, CmDisconnectedError is raised. After either, the memory passed to the call is no longer
+    accessed.
+
+    A timeout during an operation on memory that the caller may change (a bytearray, a :class:`Region`) ends the
+    connection, since the device can stop using that memory in no other way. When the data was copied or is immutable
+    (bytes, or up to 256 bytes of any type), the connection survives, and the operation may still be executed.
+
+    One thread may send while another receives. Use the connection in a ``with`` statement, or call :meth:`close`.
     """
 
-    def _run(self, steps: Steps[T], timeout: float | None) -> T:
-        return run(self._core.hub, steps, timeout)
+    def _run(self, routine: Routine[T], timeout: float | None) -> T:
+        return run(self._core.dispatcher, routine, timeout)
 
     def send(self, data: Buffer | Region, imm: int | None = None, *, timeout: float | None = None) -> None:
-        """Send a message, and wait until the peer's device has acknowledged it.
+        """Send a message and wait until the peer's device has acknowledged it.
 
-        ``imm``: a number of 32 bits that goes along. A message longer than the peer's ``max_message`` is the peer's
-        error, and ends the connection on both sides.
+        ``imm``: 32-bit immediate data to send with it. A message longer than the peer's ``max_message`` ends the
+        connection on both sides.
         """
         self._run(self._core.send(data, imm), timeout)
 
     def recv(self, timeout: float | None = None) -> bytes:
-        """The next message. Those that came before the peer disconnected are delivered; CmDisconnectedError then."""
+        """Return the next message.
+
+        Messages that arrived before the peer disconnected are delivered first; then CmDisconnectedError is raised.
+        """
         return self._run(self._core.receive(), timeout).data
 
     def recv_message(self, timeout: float | None = None) -> Message:
-        """As :meth:`recv`, with the immediate number. A ``write`` with one arrives here too, without bytes."""
+        """As :meth:`recv`, with the immediate data. A ``write`` with immediate data arrives here with no bytes."""
         return self._run(self._core.receive(), timeout)
 
     def __iter__(self) -> Iterator[bytes]:
-        """Messages as they come, until the peer disconnects."""
+        """Iterate over messages until the peer disconnects."""
         while True:
             try:
                 message = self.recv()
@@ -68,32 +74,43 @@ class Connection(ConnectionShell):
     def write(
         self, remote: RemoteRegion, data: Buffer | Region, imm: int | None = None, *, timeout: float | None = None
     ) -> None:
-        """Write to the peer's memory, which takes no part in it; with ``imm`` it learns of it as of a message."""
+        """Write to the peer's memory (RDMA WRITE).
+
+        The peer's program is not involved. With ``imm``, 32-bit immediate data, the peer receives a message for it.
+        Raises ValueError when ``data`` is longer than ``remote``.
+        """
         self._run(self._core.write(remote, data, imm), timeout)
 
     def read(
         self, remote: RemoteRegion, into: Buffer | Region | None = None, *, timeout: float | None = None
     ) -> bytes | None:
-        """Read the peer's memory: its bytes, or None where they went ``into`` a buffer of the caller's."""
+        """Read the peer's memory (RDMA READ) and return it as bytes.
+
+        With ``into``, a writable buffer or a region, the bytes are stored there and None is returned. Raises ValueError
+        when ``remote`` is longer than ``into``.
+        """
         return self._run(self._core.read(remote, into), timeout)
 
     def compare_swap(self, remote: RemoteRegion, compare: int, swap: int, *, timeout: float | None = None) -> int:
-        """Replace 8 bytes of the peer's memory by ``swap`` if they are ``compare``; what they were.
+        """Replace a 64-bit number in the peer's memory by ``swap`` if it equals ``compare``; return its previous value.
 
-        They are one number of 64 bits in the peer's byte order, at an address divisible by 8.
+        The number is in the peer's byte order, at an address divisible by 8; otherwise ValueError is raised.
         """
         return self._run(self._core.atomic(WROpcode.ATOMIC_CMP_AND_SWP, remote, compare, swap), timeout)
 
     def fetch_add(self, remote: RemoteRegion, add: int, *, timeout: float | None = None) -> int:
-        """Add to 8 bytes of the peer's memory, modulo 2**64; what they were. See :meth:`compare_swap`."""
+        """Add to a 64-bit number in the peer's memory, modulo 2**64; return its previous value.
+
+        Address and byte order are as for :meth:`compare_swap`.
+        """
         return self._run(self._core.atomic(WROpcode.ATOMIC_FETCH_AND_ADD, remote, add, 0), timeout)
 
     def disconnect(self) -> None:
-        """End the connection. What was sent is there; messages that have come can still be received."""
+        """End the connection. Completed sends have arrived; messages received so far can still be read."""
         self._core.disconnect()
 
     def close(self) -> None:
-        """End the connection and release everything, regions included. More than once does nothing."""
+        """End the connection and release all its resources, including regions. Closing twice is allowed."""
         self._core.release()
 
     def __enter__(self) -> Self:
@@ -103,29 +120,33 @@ class Connection(ConnectionShell):
         self.close()
 
 
-class Request(RequestShell):
-    """A connection request, for those who look at it before they answer."""
+class Request(RequestBase):
+    """A connection request, for servers that inspect a request before they answer it."""
 
     def accept(self, private_data: bytes = b"", *, timeout: float | None = None) -> Connection:
-        """Accept, with up to 196 bytes of private data, and wait for the peer's confirmation."""
+        """Accept the request, with up to 196 bytes of private data, and wait for the peer's confirmation (RTU).
+
+        Raises EINVAL for longer private data or a request that has already been answered, CmTimeoutError after
+        ``timeout`` seconds.
+        """
         incoming = self._incoming
-        return Connection(run(incoming.hub, incoming.accepting(private_data), timeout))
+        return Connection(run(incoming.dispatcher, incoming.accept(private_data), timeout))
 
 
-class Listener(ListenerShell):
-    """Takes connections. Iterating gives them one after the other, until it is closed."""
+class Listener(ListenerBase):
+    """A listener. Iterating over it accepts connections until it is closed."""
 
     def accept(self, timeout: float | None = None, *, private_data: bytes = b"") -> Connection:
-        """The next connection; CmTimeoutError where none was there within ``timeout`` seconds.
+        """Accept and return the next connection; raises CmTimeoutError after ``timeout`` seconds without one.
 
-        ``private_data``: up to 196 bytes for the peer. Requests are answered while somebody is in here. A peer that
-        asks and then says nothing holds up nobody.
+        ``private_data``: up to 196 bytes for the peer. Requests are answered only during a call of this method. A peer
+        that does not confirm its connection does not delay others.
         """
-        return Connection(run(self._core.hub, self._core.accepting(private_data), timeout))
+        return Connection(run(self._core.dispatcher, self._core.accept(private_data), timeout))
 
     def get_request(self, timeout: float | None = None) -> Request:
-        """The next connection request, to be accepted or rejected."""
-        return Request(run(self._core.hub, self._core.requesting(), timeout))
+        """Return the next connection request, to accept or reject; raises CmTimeoutError after ``timeout`` seconds."""
+        return Request(run(self._core.dispatcher, self._core.get_request(), timeout))
 
     def __iter__(self) -> Iterator[Connection]:
         while True:
@@ -160,18 +181,22 @@ def connect(
 ) -> Connection:
     """Connect to a listener.
 
-    ``address``: (host, port), a numeric socket address, or what :func:`rdmacm.getaddrinfo` returned. Of several
-    addresses, the families take turns, the next is tried 250 ms after the last or once that has failed, and the first
-    connection wins (RFC 8305). ``timeout``: seconds for everything together. ``source``: the address to come from;
-    ``family``: AF_INET or AF_INET6, for one of them only. ``private_data``: up to 56 bytes for the listener.
+    ``address``: (host, port), a numeric socket address, or the result of :func:`rdmacm.getaddrinfo`. A host's addresses
+    are tried with alternating families, each one 250 ms after the previous one or once that has failed; the first
+    connection wins (RFC 8305).
 
-    ``depth`` buffers of ``max_message`` bytes take the messages that come in. ``responder_resources`` and
-    ``initiator_depth``: READs and atomics of the peer's, and of ours, at a time. ``keepalive``: while ``recv`` waits,
-    a peer that has been silent for so many seconds is asked for a sign of life, without which the connection ends;
-    None never asks.
+    - ``private_data``: up to 56 bytes for the listener.
+    - ``timeout``: for the whole call, in seconds.
+    - ``source``: the local address to connect from.
+    - ``depth``, ``max_message``: the number of receive buffers, and the size of each in bytes.
+    - ``responder_resources``, ``initiator_depth``: how many RDMA READs and atomic operations the peer, and this side,
+      may have outstanding.
+    - ``keepalive``: while ``recv`` waits, a peer that has sent nothing for this many seconds is probed, and the
+      connection ends when it does not answer. None disables probes.
+    - ``family``: AF_INET or AF_INET6, to use only addresses of that family.
 
-    Raises what failed: GaiError for the name, CmRejectedError where the peer refused, CmTimeoutError, or another
-    RdmaError. After several attempts it is the error that says most, with a note for each.
+    Raises GaiError when the name cannot be resolved, CmRejectedError when the peer rejects the request, CmTimeoutError,
+    or another RdmaError. After several attempts the most informative error is raised, with a note for each attempt.
 
     >>> with listen(("127.0.0.1", 0)) as listener:
     ...     import threading
@@ -180,12 +205,12 @@ def connect(
     ...         list(conn)
     []
     """
-    shape = Shape(depth, max_message, private_data, responder_resources, initiator_depth, keepalive)
-    hub = Hub(provider)
+    options = ConnectionOptions(depth, max_message, private_data, responder_resources, initiator_depth, keepalive)
+    dispatcher = Dispatcher(provider)
     try:
-        return Connection(run(hub, connecting(hub, address, shape, source, family), timeout))
+        return Connection(run(dispatcher, connect_routine(dispatcher, address, options, source, family), timeout))
     finally:
-        hub.release()
+        dispatcher.release()
 
 
 def listen(
@@ -199,13 +224,15 @@ def listen(
 ) -> Listener:
     """Listen for connections.
 
-    ``address``: (host, port); an empty host, or None, is any address of either family. Port 0 takes a free one
-    (``listener.port``). ``backlog``: how many requests may wait, 0 for 1024; more are refused, or lost in a burst and
-    repeated by the peer. The rest is as for :func:`connect`, for each connection that is accepted. Raises what
-    :meth:`rdmacm.CmId.bind_addr` and :meth:`rdmacm.CmId.listen` do.
+    ``address``: (host, port). An empty host, or None, means any address of either family; port 0 assigns a free port
+    (``listener.port``). ``backlog``: how many requests may wait, 0 for 1024. Further requests are rejected, or dropped
+    in a burst and repeated by the peer. The other arguments are those of :func:`connect`, for each accepted connection.
+    Raises the errors of :meth:`rdmacm.CmId.bind_addr` and :meth:`rdmacm.CmId.listen`.
     """
-    hub = Hub(provider)
+    dispatcher = Dispatcher(provider)
     try:
-        return Listener(ListenerCore(hub, address, backlog, Shape(depth, max_message, keepalive=keepalive)))
+        return Listener(
+            ListenerCore(dispatcher, address, backlog, ConnectionOptions(depth, max_message, keepalive=keepalive))
+        )
     finally:
-        hub.release()
+        dispatcher.release()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from random import Random
 from socket import AF_INET, AF_INET6, inet_ntop
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from rdmacm.address import is_link_local
 from rdmacm.channel import CmEvent, EventChannel
@@ -23,10 +23,11 @@ from rdmacm.testing.faults import Packet
 from rdmacm.testing.network import MemoryNetwork, PrivatePorts
 
 if TYPE_CHECKING:
-    from rdmacm.testing.fabric import Fabric
+    from rdmacm.testing.clock import VirtualClock
+    from rdmacm.testing.log import FabricLog
     from rdmacm.testing.subnet import MemoryPort
 
-__all__ = ["FabricRoute", "FabricWire", "Host", "SimProvider"]
+__all__ = ["FabricRoute", "FabricWire", "Host", "Medium", "SimProvider"]
 
 T = TypeVar("T")
 
@@ -51,6 +52,49 @@ class FabricRoute:
     traffic_class: int
 
 
+class Medium(Protocol):
+    """What connects the hosts, as a host sees it. :class:`rdmacm.testing.Fabric` is one."""
+
+    @property
+    def seed(self) -> int | str:
+        """Seeds every random number of a run."""
+
+    @property
+    def mtu(self) -> int:
+        """MTU of the hosts' interfaces, in bytes."""
+
+    @property
+    def trains(self) -> bool:
+        """Whether a host may send several packets by one call (UDP_SEGMENT)."""
+
+    @property
+    def clock(self) -> VirtualClock:
+        """The clock that all hosts share."""
+
+    @property
+    def now(self) -> float:
+        """The time of ``clock``, in seconds."""
+
+    @property
+    def log(self) -> FabricLog:
+        """What happened to each packet."""
+
+    def transmit(self, host: Host, route: FabricRoute, data: bytes, identification: int) -> bool:
+        """Send one packet of ``host``; False when it cannot leave the host."""
+
+    def owner_of(self, ip: bytes, asker: Host) -> Host | None:
+        """The host that owns a packed address, as ``asker`` sees the network."""
+
+    def can_talk(self, one: Host, other: Host) -> bool:
+        """Whether both hosts are up and packets pass both ways between them."""
+
+    def run(self, until: float | Callable[[], bool] | None = None, *, seconds: float | None = None) -> bool:
+        """Let virtual time pass; see :meth:`rdmacm.testing.Fabric.run`."""
+
+    def drive(self, provider: SoftProvider, done: Callable[[], T], timeout: float | None) -> T:
+        """Run until ``done()`` is true, for ``timeout`` virtual seconds at most; return its last result."""
+
+
 class FabricWire:
     """A host's end of the fabric; see :class:`rdmacm.soft.wire.base.Wire`.
 
@@ -59,7 +103,7 @@ class FabricWire:
 
     slot = 1
 
-    def __init__(self, fabric: Fabric, host: Host, trains: bool) -> None:
+    def __init__(self, fabric: Medium, host: Host, trains: bool) -> None:
         self._fabric = fabric
         self._host = host
         self._trains = trains
@@ -150,7 +194,7 @@ class SimNetwork(MemoryNetwork):
     Neighbours that a test has added come first.
     """
 
-    def __init__(self, fabric: Fabric, host: Host) -> None:
+    def __init__(self, fabric: Medium, host: Host) -> None:
         super().__init__()
         self._fabric = fabric
         self._host = host
@@ -178,7 +222,7 @@ class SimProvider(SoftProvider):
 
     def __init__(
         self,
-        fabric: Fabric,
+        fabric: Medium,
         network: MemoryNetwork,
         wire: FabricWire,
         random: Random,
@@ -234,7 +278,7 @@ class Host:
 
     def __init__(
         self,
-        fabric: Fabric,
+        fabric: Medium,
         name: str,
         number: int,
         incarnation: int,

@@ -1,4 +1,4 @@
-"""What connections, requests and listeners are in threads and in event loops alike: all that does not wait."""
+"""Base classes of the blocking and the asyncio API: everything that does not wait."""
 
 from __future__ import annotations
 
@@ -7,76 +7,76 @@ import warnings
 
 from rdmacm.address import SockAddr, format_address
 from rdmacm.cmid import CmId
-from rdmacm.endpoint.core import Core
-from rdmacm.endpoint.listening import Incoming, ListenerCore
+from rdmacm.endpoint.core import ConnectionCore
+from rdmacm.endpoint.listening import IncomingRequest, ListenerCore
 from rdmacm.endpoint.memory import Region
 from rdmacm.explanation import Explanation, Step
 from rdmacm.verbs.enums import AccessFlag
 from rdmacm.verbs.wr import Buffer
 
-__all__ = ["ConnectionShell", "ListenerShell", "RequestShell"]
+__all__ = ["ConnectionBase", "ListenerBase", "RequestBase"]
 
 
-class ConnectionShell:
-    """What a connection is."""
+class ConnectionBase:
+    """Properties of a connection, and memory registration."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: ConnectionCore) -> None:
         self._core = core
 
     @property
     def id(self) -> CmId:
-        """The id below, for what is not offered here."""
+        """The connection's :class:`rdmacm.CmId`, for operations this class does not offer."""
         return self._core.cmid
 
     @property
     def local_addr(self) -> SockAddr | None:
-        """The address of this side."""
+        """The local socket address."""
         return self._core.cmid.local_addr
 
     @property
     def peer_addr(self) -> SockAddr | None:
-        """The address of the other side."""
+        """The peer's socket address."""
         return self._core.cmid.peer_addr
 
     @property
     def private_data(self) -> bytes:
-        """What the peer's connect or accept carried: the message's whole field, padded with zeros."""
+        """The peer's private data from connect or accept: the whole field of the REQ or REP, padded with zeros."""
         return self._core.private_data
 
     @property
     def max_message(self) -> int:
-        """How many bytes a message to this side may have."""
-        return self._core.shape.max_message
+        """The longest message this side can receive, in bytes."""
+        return self._core.options.max_message
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """What setting up the connection took: names and microseconds."""
+        """The steps of the connection setup, each with its duration in microseconds."""
         return self._core.steps
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed here."""
+        """Whether :meth:`close` has been called."""
         return self._core.is_released
 
     def explain(self) -> Explanation:
-        """Why it goes the way it goes: device, route, the rules that decided, times."""
+        """Explain the choice of device and route: candidates, the rules that decided, and times."""
         return self._core.explain()
 
     def register(
         self, buffer: Buffer, *, remote_read: bool = False, remote_write: bool = False, remote_atomic: bool = False
     ) -> Region:
-        """Register memory, by reference: for the peer to use as the arguments say, and for operations of ours.
+        """Register memory for local operations, and for the peer's operations that the arguments allow.
 
-        Tell the peer ``region.remote``. The region ends with the connection at the latest. A read-only buffer
-        can only be read (EINVAL).
+        The buffer is referenced, not copied. Send ``region.remote`` to the peer. Closing the connection closes the
+        region. Raises EINVAL for a read-only buffer with ``remote_write`` or ``remote_atomic``.
         """
         access = AccessFlag(0)
-        for wanted, flag in (
+        for is_allowed, flag in (
             (remote_read, AccessFlag.REMOTE_READ),
             (remote_write, AccessFlag.REMOTE_WRITE),
             (remote_atomic, AccessFlag.REMOTE_ATOMIC),
         ):
-            if wanted:
+            if is_allowed:
                 access |= flag
         return self._core.register(buffer, access)
 
@@ -84,27 +84,32 @@ class ConnectionShell:
         core = getattr(self, "_core", None)
         if core is not None and not core.is_released:
             warnings.warn(f"unclosed connection {self!r}", ResourceWarning, stacklevel=2, source=self)
-            if not sys.is_finalizing():  # a thread that is gone may hold a lock
+            if not sys.is_finalizing():  # a lock may be held by a daemon thread that no longer runs
                 core.release()
 
     def __repr__(self) -> str:
         ends = f"{format_address(self.local_addr)} -> {format_address(self.peer_addr)}"
-        state = "closed" if self.closed else "ended" if self._core.over is not None else "established"
+        state = "closed" if self.closed else "ended" if self._core.close_reason is not None else "established"
         return f"<{type(self).__name__} {ends} {state}>"
 
 
-class RequestShell:
-    """What a connection request is. One that is neither accepted nor rejected is dropped with its listener."""
+class RequestBase:
+    """A connection request. It is dropped when it is garbage-collected without an answer."""
 
-    def __init__(self, incoming: Incoming) -> None:
+    def __init__(self, incoming: IncomingRequest) -> None:
         self._incoming = incoming
-        #: What the peer's connect carried, padded with zeros.
+        #: Private data of the peer's connect, padded with zeros.
         self.private_data = incoming.private_data
+        #: The local socket address.
         self.local_addr = incoming.cmid.local_addr
+        #: The peer's socket address.
         self.peer_addr = incoming.cmid.peer_addr
 
     def reject(self, private_data: bytes = b"") -> None:
-        """Refuse, with up to 148 bytes for the peer's :class:`~rdmacm.CmRejectedError`."""
+        """Reject the request, with up to 148 bytes of private data for the peer's :class:`~rdmacm.CmRejectedError`.
+
+        Raises EINVAL for longer private data, and for a request that has already been answered.
+        """
         self._incoming.reject(private_data)
 
     def __del__(self) -> None:
@@ -116,25 +121,25 @@ class RequestShell:
         return f"<{type(self).__name__} from {format_address(self.peer_addr)}>"
 
 
-class ListenerShell:
-    """What a listener is."""
+class ListenerBase:
+    """Properties of a listener."""
 
     def __init__(self, core: ListenerCore) -> None:
         self._core = core
 
     @property
     def id(self) -> CmId:
-        """The listening id below."""
+        """The listening :class:`rdmacm.CmId`."""
         return self._core.cmid
 
     @property
     def address(self) -> SockAddr | None:
-        """The address it listens on, with the port it has got."""
+        """The local socket address, with the port that was assigned."""
         return self._core.cmid.local_addr
 
     @property
     def port(self) -> int:
-        """That port."""
+        """The port number of :attr:`address`."""
         return self._core.cmid.src_port
 
     @property
@@ -144,11 +149,11 @@ class ListenerShell:
 
     @property
     def last_error(self) -> Exception | None:
-        """Why a request could not be accepted, the last time that happened: ``accept()`` goes on to the next."""
+        """The error of the last request that could not be accepted; ``accept()`` skips such requests."""
         return self._core.last_error
 
     def close(self) -> None:
-        """Listen no more. Requests that wait are refused, connections that nobody has taken are ended."""
+        """Stop listening. Pending requests are rejected; connections that ``accept`` has not returned are closed."""
         self._core.close()
 
     def __del__(self) -> None:
