@@ -13,9 +13,10 @@ from rdmacm.connparam import MAXIMUM, ConnParam, Ece, UdParam
 from rdmacm.constants import CmEventType, IbOption, OptionLevel, RaiFlag
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.provider import IdBackend, Provider
-from rdmacm.verbs.attr import DeviceAttr, QPInitAttr
+from rdmacm.verbs.attr import DeviceAttr
 from rdmacm.verbs.enums import QPType
 from rdmacm.verbs.pd import PD
+from rdmacm.verbs.qp import QPInitAttr
 
 __all__ = ["CmId", "create_ep"]
 

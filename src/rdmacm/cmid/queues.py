@@ -9,13 +9,15 @@ from collections.abc import Sequence
 
 from rdmacm.cmid.resolving import ResolvingId
 from rdmacm.errors import CmTimeoutError, cm_error
-from rdmacm.verbs.attr import QPAttr, QPInitAttr, SrqInitAttr
+from rdmacm.verbs.ah import AH
+from rdmacm.verbs.attr import QPAttr, SrqInitAttr
 from rdmacm.verbs.backend import DeviceBackend
 from rdmacm.verbs.cq import CQ, CompChannel
 from rdmacm.verbs.device import Context
 from rdmacm.verbs.enums import WC, AccessFlag, QPAttrMask, QPState, WROpcode
 from rdmacm.verbs.pd import MR, PD
-from rdmacm.verbs.qp import AH, QP, SRQ
+from rdmacm.verbs.qp import QP, QPInitAttr
+from rdmacm.verbs.srq import SRQ
 from rdmacm.verbs.wr import SGE, Buffer, RecvWR, SendWR
 
 _SEND = WROpcode.SEND  # a name of the module is found quicker than a member of an enumeration

@@ -22,11 +22,11 @@ from rdmacm.endpoint.hub import Expired, Hub, Steps, Wait, Watched
 from rdmacm.endpoint.memory import Region, RemoteRegion
 from rdmacm.errors import CmDisconnectedError, CmTimeoutError, RdmaError, cm_error
 from rdmacm.explanation import Explanation, Step
-from rdmacm.verbs.attr import QPCap, QPInitAttr
+from rdmacm.verbs.attr import QPCap
 from rdmacm.verbs.cq import CQ
 from rdmacm.verbs.enums import WC, AccessFlag, QPType, SendFlag, WCOpcode, WCStatus, WROpcode
 from rdmacm.verbs.pd import MR
-from rdmacm.verbs.qp import QP
+from rdmacm.verbs.qp import QP, QPInitAttr
 from rdmacm.verbs.wr import Buffer, RecvWR, SendWR
 
 __all__ = ["Core", "Message", "Shape"]

@@ -18,11 +18,11 @@ from rdmacm.errors import CmTimeoutError, RdmaError, cm_error
 from rdmacm.tools.link import Twin, add_provider, add_roles, bind, find, number, port_number, say_listening
 from rdmacm.tools.measure import Progress, Samples, resident_bytes
 from rdmacm.tools.output import Page, Parser, table, write, write_json
-from rdmacm.verbs.attr import QPCap, QPInitAttr
+from rdmacm.verbs.attr import QPCap
 from rdmacm.verbs.cq import CQ
 from rdmacm.verbs.device import Context
 from rdmacm.verbs.enums import QPState
-from rdmacm.verbs.qp import QP
+from rdmacm.verbs.qp import QP, QPInitAttr
 
 PAGE = Page(
     command="cmtime",

@@ -31,11 +31,12 @@ from rdmacm.explain import resolve
 from rdmacm.tools.explain import error_of
 from rdmacm.tools.link import add_provider, bind, ended_by, failure_of, number, port_number
 from rdmacm.tools.output import Page, Parser, complain, write, write_json
-from rdmacm.verbs.attr import QPCap, QPInitAttr
+from rdmacm.verbs.attr import QPCap
 from rdmacm.verbs.cq import CQ, CompChannel
 from rdmacm.verbs.device import Context
 from rdmacm.verbs.enums import WC, SendFlag, WCStatus, WROpcode
 from rdmacm.verbs.pd import MR
+from rdmacm.verbs.qp import QPInitAttr
 from rdmacm.verbs.wr import RecvWR, SendWR
 
 PAGE = Page(
