@@ -13,8 +13,7 @@ from itertools import count
 from mmap import ACCESS_COPY, mmap
 from typing import NamedTuple
 
-from rdmacm.channel import CmEvent
-from rdmacm.cmid import CmId
+from rdmacm.cmid import CmEvent, CmId
 from rdmacm.connparam import MAXIMUM, ConnParam
 from rdmacm.constants import CmEventType
 from rdmacm.endpoint.failures import completion_error, words

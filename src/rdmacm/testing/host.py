@@ -10,7 +10,7 @@ from random import Random
 from socket import AF_INET, AF_INET6, inet_ntop
 from typing import TYPE_CHECKING, TypeVar
 
-from rdmacm.channel import CmEvent, EventChannel
+from rdmacm.cmid import CmEvent, EventChannel
 from rdmacm.errors import CmWouldBlockError
 from rdmacm.net.types import Neighbour, NeighbourState
 from rdmacm.proto.roce.headers import ROCE_PORT

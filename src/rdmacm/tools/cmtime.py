@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
 from rdmacm.address import SockAddr, format_address
-from rdmacm.channel import CmEvent, EventChannel
-from rdmacm.cmid import CmId
+from rdmacm.cmid import CmEvent, CmId, EventChannel
 from rdmacm.connparam import ConnParam
 from rdmacm.constants import CmEventType
 from rdmacm.errors import CmTimeoutError, RdmaError, cm_error

@@ -24,8 +24,7 @@ from typing import ClassVar, Self
 
 from rdmacm.address import format_address
 from rdmacm.addrinfo import AddrInfo
-from rdmacm.channel import EventChannel
-from rdmacm.cmid import CmId
+from rdmacm.cmid import CmId, EventChannel
 from rdmacm.connparam import ConnParam
 from rdmacm.constants import PortSpace, RaiFlag
 from rdmacm.errors import CmWouldBlockError, RdmaError, cm_error

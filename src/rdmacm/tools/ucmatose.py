@@ -22,8 +22,7 @@ from typing import Self
 
 from rdmacm.address import SockAddr, format_address
 from rdmacm.addrinfo import AddrInfo, getaddrinfo
-from rdmacm.channel import CmEvent, EventChannel, event_str
-from rdmacm.cmid import CmId
+from rdmacm.cmid import CmEvent, CmId, EventChannel, event_str
 from rdmacm.connparam import ConnParam
 from rdmacm.constants import AddressFamily, CmEventType, IdOption, OptionLevel, PortSpace, RaiFlag
 from rdmacm.errors import CmRejectedError, CmWouldBlockError, RdmaError, cm_error

@@ -47,6 +47,12 @@ class QPInitAttr:
     #: Whether every send makes a completion, with or without ``SendFlag.SIGNALED``.
     sq_sig_all: bool = False
 
+    def copy(self) -> QPInitAttr:
+        """A copy with sizes of its own."""
+        cap = self.cap  # replace() takes four times as long
+        sizes = QPCap(cap.max_send_wr, cap.max_recv_wr, cap.max_send_sge, cap.max_recv_sge, cap.max_inline_data)
+        return QPInitAttr(self.qp_type, self.qp_context, self.scq, self.rcq, self.srq, sizes, self.sq_sig_all)
+
 
 class QP(Resource):
     """A queue pair, in RESET.
@@ -70,7 +76,7 @@ class QP(Resource):
         self._closed = True
         context = pd.context
         device = context.backend
-        attr = self._init_attr = _copied(init_attr)
+        attr = self._init_attr = init_attr.copy()
         scq, rcq, srq = attr.scq, attr.rcq, attr.srq
         if attr.qp_type not in REQUIRED_OPERANDS:
             raise cm_error(errno.EOPNOTSUPP, f"no queue pairs of type {attr.qp_type.name}", "create_qp")
@@ -233,10 +239,3 @@ class QP(Resource):
     def __repr__(self) -> str:
         state = "closed" if self._closed else self.backend.state.name
         return f"<QP {self.qp_type.name} 0x{self.qp_num:x} {state}>"
-
-
-def _copied(attr: QPInitAttr) -> QPInitAttr:
-    """A copy with sizes of its own; replace() takes four times as long."""
-    cap = attr.cap
-    sizes = QPCap(cap.max_send_wr, cap.max_recv_wr, cap.max_send_sge, cap.max_recv_sge, cap.max_inline_data)
-    return QPInitAttr(attr.qp_type, attr.qp_context, attr.scq, attr.rcq, attr.srq, sizes, attr.sq_sig_all)
