@@ -24,8 +24,9 @@ from typing import Any
 
 from rdmacm import CmEvent, CmEventType, CmId, ConnParam, EventChannel
 from rdmacm.tools.measure import resident_bytes
-from rdmacm.verbs.attr import QPCap, QPInitAttr
+from rdmacm.verbs.attr import QPCap
 from rdmacm.verbs.cq import CQ
+from rdmacm.verbs.qp import QPInitAttr
 
 HOST = "127.0.0.1"
 #: What a client says that wants a report: it is the rejection of its request.

@@ -16,8 +16,9 @@ from rdmacm import CmEventType, CmId, ConnParam, EventChannel
 from rdmacm.tools.link import find
 from rdmacm.tools.measure import Progress
 from rdmacm.tools.perf import Op, Plan, Result, measure, serve_client
-from rdmacm.verbs.attr import QPCap, QPInitAttr
+from rdmacm.verbs.attr import QPCap
 from rdmacm.verbs.cq import CQ
+from rdmacm.verbs.qp import QPInitAttr
 
 HOST = "127.0.0.1"
 #: What a client says that wants a connection and no more.

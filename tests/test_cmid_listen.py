@@ -10,6 +10,7 @@ import pytest
 
 from rdmacm import (
     AddrInfo,
+    CmEvent,
     CmEventType,
     CmId,
     ConnParam,
@@ -67,7 +68,7 @@ def test_which_addresses_a_listener_takes(bound: str, afonly: int | None, reache
             active.connect()
             if address in reached:
                 request = both.b.event(E.CONNECT_REQUEST)
-                assert request.id.local_addr is not None
+                assert isinstance(request.id.local_addr, tuple)
                 assert request.id.local_addr[0] == address
             else:
                 assert both.a.event(E.REJECTED).status == 28
@@ -267,6 +268,10 @@ def test_a_synchronous_id_raises_what_the_event_would_say(both: Ends) -> None:
 
 
 def test_a_synchronous_accept_whose_peer_has_gone(both: Ends) -> None:
+    def disconnect(event: CmEvent) -> None:
+        if event.type is E.ESTABLISHED:
+            event.id.disconnect()
+
     both.fabric.faults = lambda packet: Verdict(0) if packet.kind == "RTU" else None
     with CmId(provider=both.b.provider) as listener:
         listener.bind_addr((B, PORT))
@@ -274,7 +279,7 @@ def test_a_synchronous_accept_whose_peer_has_gone(both: Ends) -> None:
         active = both.a.resolve(B)
         active.create_qp()
         active.connect()
-        both.a.host.on_event(both.a.channel, lambda event: event.type is E.ESTABLISHED and event.id.disconnect())
+        both.a.host.on_event(both.a.channel, disconnect)
         with listener.get_request() as cmid:
             cmid.create_qp()
             with pytest.raises(ConnectionResetError, match="disconnected meanwhile"):

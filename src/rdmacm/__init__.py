@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from rdmacm.address import Gid, SockAddr, SockAddrIB
 from rdmacm.addrinfo import AddrInfo, getaddrinfo
-from rdmacm.channel import CmEvent, EventChannel, event_str
-from rdmacm.cmid import CmId, Route, create_ep
+from rdmacm.cmid import CmEvent, CmId, EventChannel, Route, create_ep, event_str
 from rdmacm.cmstate import State
 from rdmacm.connparam import ConnParam, Ece, UdParam
 from rdmacm.constants import (

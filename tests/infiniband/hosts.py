@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from rdmacm import CmId, EventChannel, PortSpace
 from rdmacm.address import Gid, SockAddrIB, service_id
-from rdmacm.channel import CmEvent
+from rdmacm.cmid import CmEvent
 from rdmacm.connparam import ConnParam
 from rdmacm.soft.provider import SoftProvider
 

@@ -9,7 +9,7 @@ import pytest
 
 from rdmacm import RdmaError
 from rdmacm.soft.device.queue_pair import AsyncEvent, SoftQP, SoftSRQ
-from rdmacm.verbs.attr import QPAttr, SrqAttr
+from rdmacm.verbs.attr import QPAttr, QPCap, SrqAttr
 from rdmacm.verbs.enums import Mtu, QPAttrMask, QPState, QPType, WROpcode
 from rdmacm.verbs.wr import SGE, RecvWR, SendWR
 from support.softdev import Connected, Pair, sge, to_init, to_rtr, to_rts, told
@@ -205,10 +205,8 @@ def test_after_a_fork_the_parents_queue_pairs_are_refused(pair: Pair) -> None:
 
 
 def test_only_reliable_connections(pair: Pair) -> None:
-    from rdmacm.verbs.attr import QPInitAttr
-
     with refused(errno.EOPNOTSUPP):
-        pair.a.device.create_qp(1, QPInitAttr(QPType.UD), pair.a.cq(), pair.a.cq(), None)
+        pair.a.device.create_qp(1, QPType.UD, QPCap(), False, pair.a.cq(), pair.a.cq(), None)
 
 
 # -- shared receive queues --------------------------------------------------------------------------------

@@ -18,8 +18,8 @@ from rdmacm.soft.provider import SoftProvider
 from rdmacm.soft.wire.base import Received, WirePath, WireRoute
 from rdmacm.testing import MemoryNetwork, VirtualClock
 from rdmacm.testing.network import PrivatePorts
-from rdmacm.verbs.attr import AHAttr, GlobalRoute, QPAttr, QPCap, QPInitAttr
-from rdmacm.verbs.enums import WC, AccessFlag, Mtu, QPAttrMask, QPState
+from rdmacm.verbs.attr import AHAttr, GlobalRoute, QPAttr, QPCap
+from rdmacm.verbs.enums import WC, AccessFlag, Mtu, QPAttrMask, QPState, QPType
 from rdmacm.verbs.wr import SGE
 
 T = TypeVar("T")
@@ -158,8 +158,8 @@ class Host:
         recvs: int = 64,
     ) -> SoftQP:
         cq = cq or self.cq()
-        attr = QPInitAttr(cap=QPCap(sends, recvs, 8, 8, 256), sq_sig_all=sq_sig_all)
-        return self.device.create_qp(self.pd, attr, cq, recv_cq or cq, srq)
+        cap = QPCap(sends, recvs, 8, 8, 256)
+        return self.device.create_qp(self.pd, QPType.RC, cap, sq_sig_all, cq, recv_cq or cq, srq)
 
 
 class Pair:

@@ -27,8 +27,9 @@ from rdmacm.verbs import (
     PortState,
     QPAttr,
     QPAttrMask,
-    QPInitAttr,
+    QPCap,
     QPState,
+    QPType,
     RecvWR,
     SendWR,
     SrqAttr,
@@ -158,10 +159,10 @@ class RecordingSRQ:
 
 
 class RecordingQP:
-    def __init__(self, device: RecordingDevice, pd: object, attr: QPInitAttr, parts: tuple[object, ...]) -> None:
+    def __init__(self, device: RecordingDevice, pd: object, cap: QPCap, parts: tuple[object, ...]) -> None:
         self.qp_num = next(device.numbers)
         self.state = QPState.RESET
-        self.pd, self.attr, self.parts = pd, attr, parts
+        self.pd, self.cap, self.parts = pd, cap, parts
         self.modified: list[tuple[QPState, QPAttrMask]] = []
         self.sent: list[SendWR] = []
         self.received: list[RecvWR] = []
@@ -173,11 +174,11 @@ class RecordingQP:
             self.state = attr.qp_state
 
     def query(self) -> QPAttr:
-        return QPAttr(qp_state=self.state, cap=self.attr.cap)
+        return QPAttr(qp_state=self.state, cap=self.cap)
 
     def post_send(self, wrs: list[SendWR]) -> None:
         for wr in wrs:
-            if len(self.sent) >= self.attr.cap.max_send_wr:
+            if len(self.sent) >= self.cap.max_send_wr:
                 raise cm_error(errno.ENOMEM, "the send queue is full", "post_send")
             self.sent.append(wr)
 
@@ -234,9 +235,16 @@ class RecordingDevice:
         return made
 
     def create_qp(
-        self, pd: object, attr: QPInitAttr, send_cq: CQBackend, recv_cq: CQBackend, srq: SRQBackend | None
+        self,
+        pd: object,
+        qp_type: QPType,
+        cap: QPCap,
+        sq_sig_all: bool,
+        send_cq: CQBackend,
+        recv_cq: CQBackend,
+        srq: SRQBackend | None,
     ) -> RecordingQP:
-        made = RecordingQP(self, pd, attr, (send_cq, recv_cq, srq))
+        made = RecordingQP(self, pd, cap, (send_cq, recv_cq, srq))
         self._born(made)
         return made
 

@@ -6,9 +6,8 @@ from functools import partial
 
 from rdmacm.address import SockAddr
 from rdmacm.addrinfo import AddrInfo, getaddrinfo
-from rdmacm.channel import CmEvent, EventChannel, event_str
 from rdmacm.cma.constants import RDMA_PS_TCP
-from rdmacm.cmid import CmId
+from rdmacm.cmid import CmEvent, CmId, EventChannel, event_str
 from rdmacm.connparam import ConnParam, Ece
 from rdmacm.provider import get_provider
 from rdmacm.verbs.device import Context

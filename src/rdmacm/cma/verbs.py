@@ -14,10 +14,11 @@ from rdmacm.addrinfo import AddrInfo
 from rdmacm.cma.constants import RDMA_UDP_QKEY
 from rdmacm.cmid import CmId, create_ep
 from rdmacm.errors import cm_error
-from rdmacm.verbs.attr import QPAttr, QPInitAttr, SrqInitAttr
+from rdmacm.verbs.ah import AH
+from rdmacm.verbs.attr import QPAttr, SrqInitAttr
 from rdmacm.verbs.enums import WC, QPAttrMask
 from rdmacm.verbs.pd import MR, PD
-from rdmacm.verbs.qp import AH
+from rdmacm.verbs.qp import QPInitAttr
 from rdmacm.verbs.wr import SGE, Buffer
 
 # -- endpoints ------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
-"""The connection identifier: rdma_create_id(3) and everything that is done with one id."""
+"""Connection identifiers, event channels and events: rdma_create_id(3) and all that is done with one id."""
 
-from rdmacm.cmid.connecting import CmId, create_ep
+from rdmacm.cmid.ep import create_ep
+from rdmacm.cmid.identifier import CmEvent, CmId, EventChannel, event_str
 from rdmacm.cmid.resolving import Route
 
-__all__ = ["CmId", "Route", "create_ep"]
+__all__ = ["CmEvent", "CmId", "EventChannel", "Route", "create_ep", "event_str"]

@@ -6,23 +6,19 @@ import errno
 from dataclasses import replace
 from functools import partial
 
-from rdmacm.addrinfo import AddrInfo
-from rdmacm.cmid.queues import QueueingId
+from rdmacm.cmid.queues import QueueBase
 from rdmacm.cmid.services import Service, register
-from rdmacm.connparam import MAXIMUM, ConnParam, Ece, UdParam
-from rdmacm.constants import CmEventType, IbOption, OptionLevel, RaiFlag
+from rdmacm.connparam import MAXIMUM, ConnParam, Ece
+from rdmacm.constants import CmEventType, PortSpace
 from rdmacm.errors import RdmaError, cm_error
-from rdmacm.provider import IdBackend, Provider
-from rdmacm.verbs.attr import DeviceAttr, QPInitAttr
+from rdmacm.verbs.attr import DeviceAttr
 from rdmacm.verbs.enums import QPType
-from rdmacm.verbs.pd import PD
+from rdmacm.verbs.qp import QPInitAttr
 
-__all__ = ["CmId", "create_ep"]
+__all__ = ["ConnectionBase"]
 
 #: Reasons an application may reject with: consumer defined, vendor option not supported.
 _REJECT, _REJECT_ECE = 28, 35
-#: What create_ep(3) allows an address and a route to take.
-_EP_TIMEOUT_MS = 2000
 #: Where numbers end that messages have so many bits for; retry counts are C's bytes.
 _ENDS = (("qp_num", 1 << 24), ("qkey", 1 << 32), ("retry_count", 1 << 8), ("rnr_retry_count", 1 << 8))
 
@@ -30,30 +26,18 @@ _ENDS = (("qp_num", 1 << 24), ("qkey", 1 << 32), ("retry_count", 1 << 8), ("rnr_
 _USUAL = ConnParam()
 
 
-class CmId(QueueingId):
-    """A communication identifier, ``struct rdma_cm_id``: conceptually a socket.
-
-    ``channel``: where its events go; None makes the id *synchronous*: each call then waits for its outcome and
-    raises what went wrong. ``port_space``: a :class:`PortSpace`; ``qp_type``: RC, or UD for the port spaces UDP and
-    IPOIB, unless given (only ``PortSpace.IB`` leaves a choice); ``context``: the caller's own, kept as it is.
-
-    Calls that start work return as soon as it is started; the outcome is an event. EINVAL for an unknown port
-    space, and for any call the id's state does not allow (:class:`CmStateError`).
-
-    >>> with CmId(port_space=PortSpace.TCP) as cmid:
-    ...     cmid.resolve_addr(("127.0.0.1", 7471))
-    ...     cmid.resolve_route()
-    ...     str(cmid.route.dgid)
-    '::ffff:127.0.0.1'
-    """
+class ConnectionBase(QueueBase):
+    """The part of :class:`rdmacm.CmId` that listens and connects."""
 
     __slots__ = ("_connect_prefix", "_qp_template", "_request")
 
-    def _start(self) -> None:
-        super()._start()
-        #: What create_ep() keeps for later: the connect data of an address, the queue pair of each accepted id.
+    def _prepare(self, ps: PortSpace, qp_type: QPType) -> None:
+        super()._prepare(ps, qp_type)
+        #: The connect data of a resolved address: goes ahead of the private data of the first connect().
         self._connect_prefix = b""
+        #: What create_ep() gives a listener for the queue pairs of its accepted ids.
         self._qp_template: QPInitAttr | None = None
+        #: The parameters of the request that made this id.
         self._request: ConnParam | None = None
 
     # -- the passive side -----------------------------------------------------------------------------
@@ -67,42 +51,6 @@ class CmId(QueueingId):
         does not share, whatever REUSEADDR says); EACCES or EADDRINUSE where another program has UDP port 4791.
         """
         self._backend.listen(backlog)
-
-    def take_request(self, backend: IdBackend, param: ConnParam | UdParam | None) -> CmId:
-        """The id that a CONNECT_REQUEST event has brought (the reader of the event asks)."""
-        new = type(self)._adopt(backend, self)
-        new._request = param if isinstance(param, ConnParam) else None
-        return new
-
-    def get_request(self, timeout: float | None = None) -> CmId:
-        """The next connection request of a synchronous listener as a synchronous id, rdma_get_request(3).
-
-        Its ``event`` is the request (``event.param``, ``event.private_data``) until the next call that waits. A
-        listener of :func:`create_ep` gives it a queue pair. CmTimeoutError after ``timeout`` seconds; EINVAL for an
-        asynchronous listener.
-        """
-        if not self._private:
-            raise cm_error(errno.EINVAL, "the listener has a channel: its requests are events there", "get_request")
-        while True:
-            self._release_event()
-            event = self._channel.get_event(timeout)
-            if event.type is CmEventType.CONNECT_REQUEST:
-                break
-            self.event = event
-            if event.type is CmEventType.DEVICE_REMOVAL:
-                raise event.error or cm_error(errno.ENODEV, "the device was removed", "get_request")
-        new: CmId = event.id
-        try:
-            new.migrate(None)
-            new.event = event
-            if self._qp_template is not None:
-                new.create_qp(_copy(self._qp_template), self._pd)
-        except BaseException:
-            new.event = None
-            event.ack()
-            new.destroy()
-            raise
-        return new
 
     def accept(self, param: ConnParam | None = None) -> None:
         """Accept a request, rdma_accept(3).
@@ -249,55 +197,5 @@ class CmId(QueueingId):
         return cm_error(errno.EINVAL, f"{name} {wanted} is outside 0..{most}", step, self.peer_addr_text)
 
 
-def create_ep(
-    info: AddrInfo,
-    pd: PD | None = None,
-    qp_init_attr: QPInitAttr | None = None,
-    *,
-    provider: str | Provider | None = None,
-) -> CmId:
-    """A synchronous id from a resolved address, rdma_create_ep(3).
-
-    Passive (``RAI_PASSIVE``): bound to ``info.src_addr``; ``listen()`` and ``get_request()`` come next, and each
-    accepted id gets a queue pair as ``qp_init_attr`` says. Active: address and route resolved within 2 s each (the
-    route that ``info`` brings is taken as it is), with a queue pair where ``qp_init_attr`` is given; ``connect()``
-    comes next, and sends ``info.connect`` ahead of the caller's private data. Raises what the step that failed
-    raises, and nothing is left behind.
-    """
-    cmid = CmId(None, info.port_space, qp_type=info.qp_type, provider=provider)
-    try:
-        if info.flags & RaiFlag.PASSIVE:
-            if info.src_addr is None:
-                raise cm_error(errno.EINVAL, "a passive address without source", "create_ep")
-            cmid.bind_addr(info.src_addr)
-            cmid._qp_template = _of_type(qp_init_attr, cmid.qp_type)
-            cmid._pd = pd
-            return cmid
-        if info.dst_addr is None:
-            raise cm_error(errno.EINVAL, "an active address without destination", "create_ep")
-        cmid.resolve_addr(info.dst_addr, info.src_addr, _EP_TIMEOUT_MS)
-        if info.route:
-            cmid.set_option(OptionLevel.IB, IbOption.PATH, b"".join(path.pack() for path in info.route))
-            cmid._await(CmEventType.ROUTE_RESOLVED, CmEventType.ROUTE_ERROR)
-        else:
-            cmid.resolve_route(_EP_TIMEOUT_MS)
-        template = _of_type(qp_init_attr, cmid.qp_type)
-        if template is not None:
-            cmid.create_qp(template, pd)
-        cmid._connect_prefix = info.connect
-        return cmid
-    except BaseException:
-        cmid.destroy()
-        raise
-
-
 def _bytes(data: bytes) -> bytes:
     return bytes(memoryview(data))  # any buffer will do
-
-
-def _copy(attr: QPInitAttr) -> QPInitAttr:
-    return replace(attr, cap=replace(attr.cap))
-
-
-def _of_type(attr: QPInitAttr | None, qp_type: QPType) -> QPInitAttr | None:
-    return None if attr is None else replace(_copy(attr), qp_type=qp_type)

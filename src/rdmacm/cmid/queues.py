@@ -7,20 +7,23 @@ import threading
 import weakref
 from collections.abc import Sequence
 
-from rdmacm.cmid.resolving import ResolvingId
+from rdmacm.cmid.resolving import ResolutionBase
+from rdmacm.constants import PortSpace
 from rdmacm.errors import CmTimeoutError, cm_error
-from rdmacm.verbs.attr import QPAttr, QPInitAttr, SrqInitAttr
+from rdmacm.verbs.ah import AH
+from rdmacm.verbs.attr import QPAttr, SrqInitAttr
 from rdmacm.verbs.backend import DeviceBackend
 from rdmacm.verbs.cq import CQ, CompChannel
 from rdmacm.verbs.device import Context
-from rdmacm.verbs.enums import WC, AccessFlag, QPAttrMask, QPState, WROpcode
+from rdmacm.verbs.enums import WC, AccessFlag, QPAttrMask, QPState, QPType, WROpcode
 from rdmacm.verbs.pd import MR, PD
-from rdmacm.verbs.qp import AH, QP, SRQ
+from rdmacm.verbs.qp import QP, QPInitAttr
+from rdmacm.verbs.srq import SRQ
 from rdmacm.verbs.wr import SGE, Buffer, RecvWR, SendWR
 
 _SEND = WROpcode.SEND  # a name of the module is found quicker than a member of an enumeration
 
-__all__ = ["QueueingId"]
+__all__ = ["QueueBase"]
 
 _pds: weakref.WeakKeyDictionary[DeviceBackend, PD] = weakref.WeakKeyDictionary()
 _pds_lock = threading.Lock()
@@ -35,7 +38,7 @@ def _default_pd(context: Context) -> PD:
         return pd
 
 
-class QueueingId(ResolvingId):
+class QueueBase(ResolutionBase):
     """The part of :class:`rdmacm.CmId` that has queues."""
 
     __slots__ = (
@@ -50,8 +53,8 @@ class QueueingId(ResolvingId):
         "send_cq_channel",
     )
 
-    def _start(self) -> None:
-        super()._start()
+    def _prepare(self, ps: PortSpace, qp_type: QPType) -> None:
+        super()._prepare(ps, qp_type)
         self._pd: PD | None = None
         self._qp: QP | None = None
         self._srq: SRQ | None = None
@@ -180,12 +183,6 @@ class QueueingId(ResolvingId):
         EINVAL while the id is unbound, or does not know its peer's half yet.
         """
         return self._backend.init_qp_attr(qp_state)
-
-    def destroy(self) -> None:
-        if not self._closed:
-            super().destroy()
-            self.destroy_qp()
-            self.destroy_srq()
 
     # -- memory ---------------------------------------------------------------------------------------
 

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import sys
-import threading
-import warnings
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self, Unpack
+from typing import Protocol, Unpack
 
 from rdmacm.address import Gid, InetAddr, SockAddr, lookup_address
 from rdmacm.addrinfo import AddrInfo, HintFields, Resolver, from_services, getaddrinfo, make_hints, needs_lookup
-from rdmacm.channel import CmEvent, EventChannel, Lookup, wait_acked
+from rdmacm.cmid.lookups import NameLookup, NameLookups
 from rdmacm.cmstate import State
 from rdmacm.constants import CmEventType, IdOption, OptionLevel, PortSpace, RaiFlag
 from rdmacm.errors import GaiError, RdmaError, cm_error
 from rdmacm.explanation import Explanation, Step
 from rdmacm.proto.sa import PathRecord
-from rdmacm.provider import Address, IdBackend, Provider, QueuedEvent
+from rdmacm.provider import Address, EventQueue, IdBackend, Provider, QueuedEvent
 from rdmacm.verbs.device import Context
 from rdmacm.verbs.enums import QPType
 
-__all__ = ["ResolvingId", "Route"]
+__all__ = ["ResolutionBase", "Route"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +43,24 @@ def _user(address: Address | None) -> SockAddr | None:
     return address.sockaddr if isinstance(address, InetAddr) else address
 
 
-class ResolvingId:
-    """The half of :class:`rdmacm.CmId` that finds out where."""
+class Channel(Protocol):
+    """What resolving asks of an id's channel; :class:`rdmacm.EventChannel` is it."""
+
+    @property
+    def provider(self) -> Provider:
+        """The provider of the channel and of its ids."""
+
+    @property
+    def queue(self) -> EventQueue:
+        """Where the outcome is posted."""
+
+    @property
+    def lookups(self) -> NameLookups:
+        """Where name resolutions run."""
+
+
+class ResolutionBase:
+    """The part of :class:`rdmacm.CmId` that binds to addresses and resolves them."""
 
     __slots__ = (
         "__weakref__",
@@ -58,80 +70,42 @@ class ResolvingId:
         "_closed",
         "_failure",
         "_has_services",
-        "_holders",
         "_lookup",
         "_private",
         "_resolving",
-        "context",
-        "event",
-        "events_completed",
-        "events_reported",
         "ps",
         "qp_type",
     )
 
-    def __init__(
-        self,
-        channel: EventChannel | None = None,
-        port_space: int = PortSpace.TCP,
-        *,
-        context: object = None,
-        qp_type: int | None = None,
-        provider: str | Provider | None = None,
-    ) -> None:
-        self._closed = True
-        try:
-            self.ps = port_space if type(port_space) is PortSpace else PortSpace(port_space)
-        except ValueError:
-            raise cm_error(
-                errno.EINVAL, f"unknown port space {port_space!r}", "create_id", hint="a member of rdmacm.PortSpace"
-            ) from None
-        datagram = self.ps in (PortSpace.UDP, PortSpace.IPOIB)
-        usual = QPType.UD if datagram else QPType.RC
-        # As the kernel does: only PS_IB leaves a choice.
-        self.qp_type = QPType(qp_type) if qp_type and self.ps is PortSpace.IB else usual
-        if channel is not None and provider is not None:
-            raise TypeError("a channel has its provider: give one or the other")
-        self._private = channel is None
-        self._channel = EventChannel(provider) if channel is None else channel
-        self.context = context
-        self._start()
-        self._backend: IdBackend = self._channel.provider.create_id(self._channel.queue, self, self.ps, self.qp_type)
-        self._closed = False
+    # What CmId sets as it is made.
+    _backend: IdBackend  # the id inside its provider
+    _channel: Channel
+    _private: bool  # whether the id is synchronous, and has a channel of its own
+    _closed: bool
 
-    @classmethod
-    def _adopt(cls, backend: IdBackend, listener: ResolvingId) -> Self:
-        """The id that a request to ``listener`` has made."""
-        new = cls.__new__(cls)
-        new._closed = True
-        new.ps, new.qp_type = listener.ps, listener.qp_type
-        new._private = False
-        new._channel = listener._channel
-        new.context = listener.context
-        new._start()
-        new._backend = backend
-        new._closed = False
-        backend.adopt(new)
-        return new
-
-    def _start(self) -> None:
-        self.event: CmEvent | None = None
-        self.events_reported = 0
-        self.events_completed = 0
-        self._holders: list[int] = []
+    def _prepare(self, ps: PortSpace, qp_type: QPType) -> None:
+        """Set this part's own attributes, before there is a backend."""
+        self.ps = ps
+        self.qp_type = qp_type
+        #: Whether the outcome of resolve_addrinfo is not fetched yet.
         self._resolving = False
-        #: Whether what is resolved is the backend's services.
+        #: Whether that outcome is the backend's list of services rather than :attr:`_addrinfo`.
         self._has_services = False
-        self._lookup: Lookup | None = None
+        #: The name resolution in progress.
+        self._lookup: NameLookup | None = None
+        #: The resolved list, until :meth:`query_addrinfo` takes it.
         self._addrinfo: list[AddrInfo] | None = None
+        #: The error of a failed resolution, until its event is fetched.
         self._failure: RdmaError | None = None
 
-    # -- what is known --------------------------------------------------------------------------------
+    def _await(self, wanted: CmEventType, *failures: CmEventType) -> None:
+        """Synchronous mode: wait for an event of type ``wanted``; raise for ``failures`` and DEVICE_REMOVAL.
 
-    @property
-    def channel(self) -> EventChannel:
-        """The channel of its events; a private one for a synchronous id."""
-        return self._channel
+        The id's ``event`` is then the event that ended the wait.
+        """
+        raise NotImplementedError  # CmId's, which has the events
+
+    # -- what is known --------------------------------------------------------------------------------
 
     @property
     def is_synchronous(self) -> bool:
@@ -268,7 +242,7 @@ class ResolvingId:
                 self._await(CmEventType.ADDRINFO_RESOLVED, CmEventType.ADDRINFO_ERROR)
             return
         provider = self._channel.provider
-        lookup = Lookup(
+        lookup = NameLookup(
             lambda: getaddrinfo(node, service, hints, provider=provider, resolver=resolver),
             self._resolved,
         )
@@ -343,136 +317,6 @@ class ResolvingId:
             raise cm_error(errno.ENOSYS, f"no option {optname} at level {OptionLevel.ID}", "get_option")
         value = values[IdOption(optname)]
         return None if value is None else int(value)
-
-    def write_cm_event(self, event: int = CmEventType.USER, status: int = 0, arg: int = 0) -> None:
-        """Queue an event of the user's on the id's channel, rdma_write_cm_event(3); EINVAL for another type."""
-        if event != CmEventType.USER:
-            raise cm_error(errno.EINVAL, f"{event} is not RDMA_CM_EVENT_USER", "write_cm_event")
-        if self._closed:
-            raise self._destroyed("write_cm_event")
-        self._channel.queue.post(QueuedEvent(self, CmEventType.USER, status, arg))
-
-    def acknowledged(self, thread: int) -> None:
-        """An event of this id was acknowledged (called with the acknowledgement lock held)."""
-        self.events_completed += 1
-        if thread in self._holders:
-            self._holders.remove(thread)
-
-    def reported(self) -> None:
-        """An event of this id is being handed to the calling thread."""
-        self.events_reported += 1
-        self._holders.append(threading.get_ident())
-
-    def _await(self, wanted: CmEventType, *failures: CmEventType) -> None:
-        """Synchronous mode: wait for the outcome of the call just made; ``event`` keeps the last event."""
-        while True:
-            self._release_event()
-            event = self._channel.get_event()
-            self.event = event
-            if event.type is wanted and event.status == 0:
-                return
-            if event.type in (wanted, *failures, CmEventType.DEVICE_REMOVAL):
-                error = event.error
-                if error is None and event.type is CmEventType.DISCONNECTED:
-                    error = cm_error(errno.ECONNRESET, "the peer disconnected meanwhile", "accept", self.peer_addr_text)
-                raise error or cm_error(errno.ENODEV, event.message or "the device was removed", str(event.type))
-
-    def _release_event(self) -> None:
-        if self.event is not None:
-            self.event.ack()
-            self.event = None
-
-    # -- moving and ending ----------------------------------------------------------------------------
-
-    def migrate(self, channel: EventChannel | None) -> None:
-        """Move the id to another channel, or to synchronous mode (None), rdma_migrate_id(3).
-
-        Events that wait move along; waits until those already fetched are acknowledged. EINVAL for a synchronous
-        id and None, or a channel of another provider; EDEADLK where this thread holds the event waited for.
-        """
-        if self._closed:
-            raise self._destroyed("migrate_id")
-        if channel is None and self._private:
-            raise cm_error(errno.EINVAL, "the id is synchronous already", "migrate_id")
-        if channel is not None and channel.provider is not self._channel.provider:
-            raise cm_error(errno.EINVAL, "the channel belongs to another provider", "migrate_id")
-        if self._private:
-            self._release_event()
-        self._check_holder("migrate_id")
-        new = channel if channel is not None else EventChannel(self._channel.provider)
-        old, was_private = self._channel, self._private
-        try:
-            self._backend.migrate(new.queue)
-        except RdmaError:
-            if channel is None:
-                new.close()
-            raise
-        self._channel, self._private = new, channel is None
-        reported = self.events_reported
-        wait_acked(lambda: self.events_completed >= reported, None)
-        if was_private:
-            old.close()
-
-    def destroy(self) -> None:
-        """Release the id, its port and its device, rdma_destroy_id(3). More than once does nothing.
-
-        Operations under way are cancelled and their events discarded. Waits until other threads have acknowledged
-        the events they fetched; EDEADLK, and nothing destroyed, where this thread holds one itself.
-        """
-        if self._closed:
-            return
-        if self._private:
-            self._release_event()
-        self._check_holder("destroy_id")
-        self._closed = True
-        if self._lookup is not None:
-            self._channel.lookups.cancel(self._lookup)
-            self._lookup = None
-        self._backend.destroy()
-        for waiting in self._channel.queue.take(self):
-            if waiting.new_id is not None:  # a request nobody will answer any more
-                waiting.new_id.destroy()
-        if self.events_completed < self.events_reported:
-            wait_acked(lambda: self.events_completed >= self.events_reported, None)
-        if self._private:
-            self._channel.close()
-
-    close = destroy
-
-    def _check_holder(self, call: str) -> None:
-        if threading.get_ident() in self._holders:
-            raise cm_error(
-                errno.EDEADLK,
-                "this thread holds an event of the id, and would wait for itself",
-                call,
-                hint="ack() the event first, or fetch it in a with statement",
-            )
-
-    @staticmethod
-    def _destroyed(call: str) -> RdmaError:
-        return cm_error(errno.EBADF, "the id has been destroyed", call)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.destroy()
-
-    def __del__(self) -> None:
-        if not getattr(self, "_closed", True):
-            warnings.warn(f"undestroyed id {self!r}", ResourceWarning, stacklevel=2, source=self)
-            self._closed = True
-            if sys.is_finalizing():  # a thread that is gone may hold a lock, and the provider has said goodbye
-                return
-            with contextlib.suppress(Exception):
-                self._backend.destroy()
-                if self._private:
-                    self._channel.close()
-
-    def __repr__(self) -> str:
-        b = self._backend
-        where = f" {b.local_addr or '-'} -> {b.peer_addr or '-'}"
-        return f"<CmId {self.ps.name} {b.state.name}{where}>"
 
 
 def _port(address: Address | None) -> int:

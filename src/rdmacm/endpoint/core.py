@@ -18,8 +18,7 @@ from mmap import ACCESS_COPY, mmap
 from typing import NamedTuple
 
 from rdmacm.address import ALL_BITS_64
-from rdmacm.channel import CmEvent
-from rdmacm.cmid import CmId
+from rdmacm.cmid import CmEvent, CmId
 from rdmacm.connparam import MAXIMUM, ConnParam
 from rdmacm.constants import CmEventType
 from rdmacm.endpoint.dispatcher import Dispatcher, Expired, Observable, Routine, Wait
@@ -27,11 +26,11 @@ from rdmacm.endpoint.failures import completion_error, status_text
 from rdmacm.endpoint.memory import Region, RemoteRegion
 from rdmacm.errors import CmDisconnectedError, CmTimeoutError, RdmaError, cm_error
 from rdmacm.explanation import Explanation, Step
-from rdmacm.verbs.attr import QPCap, QPInitAttr
+from rdmacm.verbs.attr import QPCap
 from rdmacm.verbs.cq import CQ
 from rdmacm.verbs.enums import WC, AccessFlag, QPType, SendFlag, WCOpcode, WCStatus, WROpcode
 from rdmacm.verbs.pd import MR
-from rdmacm.verbs.qp import QP
+from rdmacm.verbs.qp import QP, QPInitAttr
 from rdmacm.verbs.wr import Buffer, RecvWR, SendWR
 
 __all__ = ["ConnectionCore", "ConnectionOptions", "Message"]

@@ -16,8 +16,7 @@ from socket import AF_INET, AF_INET6
 from typing import TypeAlias
 
 from rdmacm.address import InetAddr, SockAddr, format_address, lookup_address
-from rdmacm.channel import CmEvent
-from rdmacm.cmid import CmId
+from rdmacm.cmid import CmEvent, CmId
 from rdmacm.connparam import ConnParam
 from rdmacm.constants import CmEventType, PortSpace
 from rdmacm.endpoint.core import ConnectionCore, ConnectionOptions

@@ -16,8 +16,7 @@ from typing import TypeAlias
 
 from rdmacm.address import InetAddr, SockAddr, SockAddrIB, format_address, parse_address
 from rdmacm.addrinfo import AddrInfo
-from rdmacm.channel import CmEvent
-from rdmacm.cmid import CmId
+from rdmacm.cmid import CmEvent, CmId
 from rdmacm.constants import AddressFamily, CmEventType, IbOption, OptionLevel, PortSpace, RaiFlag
 from rdmacm.endpoint.core import ConnectionCore, ConnectionOptions
 from rdmacm.endpoint.dispatcher import Dispatcher, Expired, Observable, Routine, Wait

@@ -11,7 +11,7 @@ from socket import AF_INET, AF_INET6, inet_ntop
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from rdmacm.address import is_link_local
-from rdmacm.channel import CmEvent, EventChannel
+from rdmacm.cmid import CmEvent, EventChannel
 from rdmacm.errors import CmWouldBlockError
 from rdmacm.net.types import Neighbour, NeighbourState
 from rdmacm.proto.roce.headers import ROCE_PORT

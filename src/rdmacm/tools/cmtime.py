@@ -10,19 +10,18 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
 from rdmacm.address import SockAddr, format_address
-from rdmacm.channel import CmEvent, EventChannel
-from rdmacm.cmid import CmId
+from rdmacm.cmid import CmEvent, CmId, EventChannel
 from rdmacm.connparam import ConnParam
 from rdmacm.constants import CmEventType
 from rdmacm.errors import CmTimeoutError, RdmaError, cm_error
 from rdmacm.tools.link import Twin, add_provider, add_roles, bind, find, number, port_number, say_listening
 from rdmacm.tools.measure import Progress, Samples, resident_bytes
 from rdmacm.tools.output import Page, Parser, table, write, write_json
-from rdmacm.verbs.attr import QPCap, QPInitAttr
+from rdmacm.verbs.attr import QPCap
 from rdmacm.verbs.cq import CQ
 from rdmacm.verbs.device import Context
 from rdmacm.verbs.enums import QPState
-from rdmacm.verbs.qp import QP
+from rdmacm.verbs.qp import QP, QPInitAttr
 
 PAGE = Page(
     command="cmtime",

@@ -24,8 +24,7 @@ from typing import ClassVar, Self
 
 from rdmacm.address import format_address
 from rdmacm.addrinfo import AddrInfo
-from rdmacm.channel import EventChannel
-from rdmacm.cmid import CmId
+from rdmacm.cmid import CmId, EventChannel
 from rdmacm.connparam import ConnParam
 from rdmacm.constants import PortSpace, RaiFlag
 from rdmacm.errors import CmWouldBlockError, RdmaError, cm_error
@@ -33,11 +32,11 @@ from rdmacm.explain import resolve
 from rdmacm.explanation import Explanation
 from rdmacm.tools.explain import error_of
 from rdmacm.tools.output import Parser, ReaderGoneError, complain, write
-from rdmacm.verbs.attr import QPCap, QPInitAttr
+from rdmacm.verbs.attr import QPCap
 from rdmacm.verbs.cq import CQ
 from rdmacm.verbs.enums import WC, AccessFlag, QPState, WCStatus
 from rdmacm.verbs.pd import MR
-from rdmacm.verbs.qp import QP
+from rdmacm.verbs.qp import QP, QPInitAttr
 from rdmacm.verbs.wr import Buffer
 
 __all__ = [

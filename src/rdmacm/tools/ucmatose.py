@@ -22,8 +22,7 @@ from typing import Self
 
 from rdmacm.address import SockAddr, format_address
 from rdmacm.addrinfo import AddrInfo, getaddrinfo
-from rdmacm.channel import CmEvent, EventChannel, event_str
-from rdmacm.cmid import CmId
+from rdmacm.cmid import CmEvent, CmId, EventChannel, event_str
 from rdmacm.connparam import ConnParam
 from rdmacm.constants import AddressFamily, CmEventType, IdOption, OptionLevel, PortSpace, RaiFlag
 from rdmacm.errors import CmRejectedError, CmWouldBlockError, RdmaError, cm_error
@@ -31,11 +30,12 @@ from rdmacm.explain import resolve
 from rdmacm.tools.explain import error_of
 from rdmacm.tools.link import add_provider, bind, ended_by, failure_of, number, port_number
 from rdmacm.tools.output import Page, Parser, complain, write, write_json
-from rdmacm.verbs.attr import QPCap, QPInitAttr
+from rdmacm.verbs.attr import QPCap
 from rdmacm.verbs.cq import CQ, CompChannel
 from rdmacm.verbs.device import Context
 from rdmacm.verbs.enums import WC, SendFlag, WCStatus, WROpcode
 from rdmacm.verbs.pd import MR
+from rdmacm.verbs.qp import QPInitAttr
 from rdmacm.verbs.wr import RecvWR, SendWR
 
 PAGE = Page(

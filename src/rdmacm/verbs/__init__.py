@@ -1,12 +1,12 @@
 """Provider-neutral verbs objects. Names are pyverbs' and the InfiniBand Architecture's."""
 
+from rdmacm.verbs.ah import AH
 from rdmacm.verbs.attr import (
     AHAttr,
     DeviceAttr,
     GlobalRoute,
     QPAttr,
     QPCap,
-    QPInitAttr,
     SrqAttr,
     SrqInitAttr,
 )
@@ -31,7 +31,8 @@ from rdmacm.verbs.enums import (
     WROpcode,
 )
 from rdmacm.verbs.pd import MR, PD
-from rdmacm.verbs.qp import AH, QP, SRQ
+from rdmacm.verbs.qp import QP, QPInitAttr
+from rdmacm.verbs.srq import SRQ
 from rdmacm.verbs.wr import SGE, RecvWR, SendWR
 
 __all__ = [

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from rdmacm.address import Gid
-from rdmacm.verbs.enums import Mtu, QPState, QPType
-
-if TYPE_CHECKING:
-    from rdmacm.verbs.cq import CQ
-    from rdmacm.verbs.qp import SRQ
+from rdmacm.verbs.enums import Mtu, QPState
 
 __all__ = [
     "AHAttr",
@@ -18,7 +13,6 @@ __all__ = [
     "GlobalRoute",
     "QPAttr",
     "QPCap",
-    "QPInitAttr",
     "SrqAttr",
     "SrqInitAttr",
 ]
@@ -60,19 +54,6 @@ class QPCap:
     max_send_sge: int = 1
     max_recv_sge: int = 1
     max_inline_data: int = 0
-
-
-@dataclass(slots=True)
-class QPInitAttr:
-    """``struct ibv_qp_init_attr``: what a queue pair is made of. ``scq``/``rcq`` may be None for an id to make them."""
-
-    qp_type: QPType = QPType.RC
-    qp_context: object = None
-    scq: CQ | None = None
-    rcq: CQ | None = None
-    srq: SRQ | None = None
-    cap: QPCap = field(default_factory=QPCap)
-    sq_sig_all: bool = False
 
 
 @dataclass(slots=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from rdmacm.verbs.attr import DeviceAttr, QPAttr, QPInitAttr, SrqAttr
-from rdmacm.verbs.enums import WC, AccessFlag, QPAttrMask, QPState
+from rdmacm.verbs.attr import DeviceAttr, QPAttr, QPCap, SrqAttr
+from rdmacm.verbs.enums import WC, AccessFlag, QPAttrMask, QPState, QPType
 from rdmacm.verbs.wr import Buffer, RecvWR, SendWR
 
 __all__ = ["CQBackend", "ChannelBackend", "DeviceBackend", "MRBackend", "QPBackend", "SRQBackend"]
@@ -110,6 +110,13 @@ class DeviceBackend(Protocol):
     def create_srq(self, pd: object, attr: SrqAttr) -> SRQBackend: ...
 
     def create_qp(
-        self, pd: object, attr: QPInitAttr, send_cq: CQBackend, recv_cq: CQBackend, srq: SRQBackend | None
+        self,
+        pd: object,
+        qp_type: QPType,
+        cap: QPCap,
+        sq_sig_all: bool,
+        send_cq: CQBackend,
+        recv_cq: CQBackend,
+        srq: SRQBackend | None,
     ) -> QPBackend:
-        """A queue pair in RESET, whose ``attr`` is from now on; its queues are in the other arguments."""
+        """A queue pair in RESET."""

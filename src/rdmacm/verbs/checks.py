@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from rdmacm.address import Gid
 from rdmacm.errors import cm_error
-from rdmacm.verbs.attr import AHAttr, DeviceAttr, QPAttr, QPInitAttr, SrqAttr
+from rdmacm.verbs.attr import AHAttr, DeviceAttr, QPAttr, QPCap, SrqAttr
 from rdmacm.verbs.device import Context
 from rdmacm.verbs.enums import AccessFlag, LinkLayer, Mtu, QPAttrMask
 
@@ -43,15 +43,14 @@ def _within(step: str, limits: Iterable[tuple[str, int, int]]) -> None:
             raise cm_error(errno.EINVAL, f"{name} is {value}, and may be 0 to {most}", step)
 
 
-def check_caps(attr: QPInitAttr, device: DeviceAttr) -> None:
-    """The sizes a queue pair asks for."""
-    cap = attr.cap
+def check_caps(cap: QPCap, device: DeviceAttr, with_receives: bool) -> None:
+    """The sizes a queue pair asks for; those of its receive queue count only ``with_receives``."""
     most, sges = device.max_qp_wr, device.max_sge
     if (
         0 <= cap.max_send_wr <= most
         and 0 <= cap.max_send_sge <= sges
         and 0 <= cap.max_inline_data <= device.max_inline_data
-        and (attr.srq is not None or (0 <= cap.max_recv_wr <= most and 0 <= cap.max_recv_sge <= sges))
+        and (not with_receives or (0 <= cap.max_recv_wr <= most and 0 <= cap.max_recv_sge <= sges))
     ):
         return
     limits = [
@@ -61,7 +60,7 @@ def check_caps(attr: QPInitAttr, device: DeviceAttr) -> None:
         ("max_recv_wr", cap.max_recv_wr, most),
         ("max_recv_sge", cap.max_recv_sge, sges),
     ]
-    _within("create_qp", limits if attr.srq is None else limits[:3])
+    _within("create_qp", limits if with_receives else limits[:3])
 
 
 def check_srq(attr: SrqAttr, device: DeviceAttr) -> None:

@@ -10,15 +10,12 @@ from __future__ import annotations
 import errno
 import time
 import weakref
-from typing import TYPE_CHECKING
 
 from rdmacm.errors import CmTimeoutError, CmWouldBlockError, cm_error
+from rdmacm.verbs.backend import ChannelBackend, CQBackend
 from rdmacm.verbs.device import Context
 from rdmacm.verbs.enums import WC
 from rdmacm.verbs.resource import Resource
-
-if TYPE_CHECKING:
-    from rdmacm.verbs.backend import ChannelBackend, CQBackend
 
 __all__ = ["CQ", "CompChannel"]
 
@@ -44,7 +41,7 @@ class CompChannel(Resource):
         left = timeout
         while True:
             if self._closed:
-                raise self._gone("get_cq_event")
+                raise self.closed_error("get_cq_event")
             owner = self.backend.get(left)
             if owner is None:
                 break
@@ -105,13 +102,13 @@ class CQ(Resource):
     def poll(self, num_entries: int = 1) -> list[WC]:
         """Up to so many completions, oldest first, ibv_poll_cq(3); empty where there are none. Never waits."""
         if self._closed:
-            raise self._gone("poll_cq")
+            raise self.closed_error("poll_cq")
         return self.backend.poll(num_entries)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until there is a completion to poll, for ``timeout`` seconds; False when the time runs out."""
         if self._closed:
-            raise self._gone("wait")
+            raise self.closed_error("wait")
         return self.backend.wait(timeout)
 
     def req_notify(self, solicited_only: bool = False) -> None:
@@ -120,7 +117,7 @@ class CQ(Resource):
         One report each time. ``solicited_only``: wait for one whose sender asked for it, or that failed.
         """
         if self._closed:
-            raise self._gone("req_notify_cq")
+            raise self.closed_error("req_notify_cq")
         self.backend.req_notify(solicited_only)
 
     def ack_events(self, n: int = 1) -> None:

@@ -9,15 +9,12 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from rdmacm.address import Gid
 from rdmacm.errors import cm_error
+from rdmacm.verbs.attr import DeviceAttr
+from rdmacm.verbs.backend import DeviceBackend
 from rdmacm.verbs.enums import GidType, LinkLayer, Mtu, NodeType, PortState, TransportType
-
-if TYPE_CHECKING:
-    from rdmacm.verbs.attr import DeviceAttr
-    from rdmacm.verbs.backend import DeviceBackend
 
 __all__ = ["Context", "Device", "GidEntry", "Port"]
 

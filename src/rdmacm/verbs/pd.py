@@ -7,6 +7,7 @@ import errno
 from typing import TYPE_CHECKING
 
 from rdmacm.errors import cm_error
+from rdmacm.verbs.backend import MRBackend
 from rdmacm.verbs.device import Context
 from rdmacm.verbs.enums import AccessFlag
 from rdmacm.verbs.resource import Resource
@@ -14,8 +15,6 @@ from rdmacm.verbs.wr import SGE
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
-
-    from rdmacm.verbs.backend import MRBackend
 
 __all__ = ["MR", "PD"]
 
@@ -32,7 +31,7 @@ class PD(Resource):
 
     __slots__ = ("context",)
 
-    _minds = False
+    _warns = False
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -98,7 +97,7 @@ class MR(Resource):
 
     def _outside(self, step: str, offset: int, length: int) -> Exception:
         if self._closed:
-            return self._gone(step)
+            return self.closed_error(step)
         return cm_error(errno.EINVAL, f"{length} bytes at {offset} of a region of {self.length}", step)
 
     def _destroy(self) -> None:

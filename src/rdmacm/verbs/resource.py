@@ -34,7 +34,7 @@ class Resource:
 
     _needs: tuple[Resource, ...]
     #: Whether there is something behind it that stays until it is closed.
-    _minds = True
+    _warns = True
 
     def _make(self, step: str, needs: tuple[Resource, ...], create: Callable[[], T]) -> T:
         """Take hold of what is needed, then create; nothing is held where that fails."""
@@ -44,7 +44,7 @@ class Resource:
             for need in needs:
                 need._users.add(token)
                 if not need._door:
-                    raise need._gone(step)
+                    raise need.closed_error(step)
             made = create()
         except BaseException:
             for need in needs:
@@ -100,7 +100,7 @@ class Resource:
             with contextlib.suppress(Exception):
                 self.close()
 
-    def _gone(self, step: str) -> Exception:
+    def closed_error(self, step: str) -> Exception:
         return cm_error(errno.EBADF, f"the {type(self).__name__} is closed", step)
 
     def __enter__(self) -> Self:
@@ -118,5 +118,5 @@ class Resource:
         if not sys.is_finalizing():  # a thread that is gone may hold a lock
             with contextlib.suppress(Exception):
                 self.close()
-        if self._minds:
+        if self._warns:
             warnings.warn(f"unclosed {text}", ResourceWarning, stacklevel=2, source=self)

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Protocol, TypeAlias
 
+from rdmacm.verbs.attr import AHAttr
 from rdmacm.verbs.enums import SendFlag, WROpcode
 
-if TYPE_CHECKING:
-    from rdmacm.verbs.qp import AH
-
-__all__ = ["SGE", "Buffer", "RecvWR", "SendWR"]
+__all__ = ["SGE", "AddressHandle", "Buffer", "RecvWR", "SendWR"]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
+
+
+class AddressHandle(Protocol):
+    """What a datagram's request says of its destination: an :class:`~rdmacm.verbs.ah.AH`, as a device sees it."""
+
+    @property
+    def attr(self) -> AHAttr:
+        """The address vector."""
 
 
 class SGE:
@@ -68,7 +74,7 @@ class SendWR:
         compare_add: int = 0,
         swap: int = 0,
         invalidate_rkey: int = 0,
-        ah: AH | None = None,
+        ah: AddressHandle | None = None,
         remote_qpn: int = 0,
         remote_qkey: int = 0,
     ) -> None:
@@ -94,7 +100,7 @@ class SendWR:
         """What an atomic touches, and its operands."""
         self.rkey, self.remote_addr, self.compare_add, self.swap = rkey, addr, compare_add, swap
 
-    def set_wr_ud(self, ah: AH, rqpn: int, rqkey: int) -> None:
+    def set_wr_ud(self, ah: AddressHandle, rqpn: int, rqkey: int) -> None:
         """Where a datagram goes."""
         self.ah, self.remote_qpn, self.remote_qkey = ah, rqpn, rqkey
 

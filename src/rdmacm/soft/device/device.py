@@ -10,7 +10,7 @@ from rdmacm.soft.device.completion import SoftChannel, SoftCQ
 from rdmacm.soft.device.memory import MemoryTable, Region
 from rdmacm.soft.device.queue_pair import MAX_MESSAGE, SoftQP, SoftSRQ
 from rdmacm.soft.device.transport import MAX_QP
-from rdmacm.verbs.attr import DeviceAttr, QPInitAttr, SrqAttr
+from rdmacm.verbs.attr import DeviceAttr, QPCap, SrqAttr
 from rdmacm.verbs.enums import AccessFlag, QPType
 from rdmacm.verbs.wr import Buffer
 
@@ -82,13 +82,20 @@ class SoftDevice:
         return SoftSRQ(self._transport, self._memory, pd, attr)
 
     def create_qp(
-        self, pd: object, attr: QPInitAttr, send_cq: CQBackend, recv_cq: CQBackend, srq: SRQBackend | None
+        self,
+        pd: object,
+        qp_type: QPType,
+        cap: QPCap,
+        sq_sig_all: bool,
+        send_cq: CQBackend,
+        recv_cq: CQBackend,
+        srq: SRQBackend | None,
     ) -> SoftQP:
         """EOPNOTSUPP for what is not a reliable connection; ENOMEM where there are too many."""
-        if attr.qp_type is not QPType.RC:
-            raise cm_error(errno.EOPNOTSUPP, f"no queue pairs of type {attr.qp_type.name}", "create_qp", self.name)
+        if qp_type is not QPType.RC:
+            raise cm_error(errno.EOPNOTSUPP, f"no queue pairs of type {qp_type.name}", "create_qp", self.name)
         assert isinstance(send_cq, SoftCQ)
         assert isinstance(recv_cq, SoftCQ)
         assert srq is None or isinstance(srq, SoftSRQ)
         with self._transport.lock:
-            return SoftQP(self._transport, self._memory, self._find_source, pd, attr, send_cq, recv_cq, srq)
+            return SoftQP(self._transport, self._memory, self._find_source, pd, cap, sq_sig_all, send_cq, recv_cq, srq)

@@ -23,7 +23,7 @@ from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.roce.rc import ACK_ONLY, NOTHING, RcEngine, RtrAttributes, RtsAttributes
 from rdmacm.soft.device.memory import RemoteMemory
 from rdmacm.soft.wire.base import WirePath, WireRoute
-from rdmacm.verbs.attr import AHAttr, GlobalRoute, QPAttr, QPCap, QPInitAttr, SrqAttr
+from rdmacm.verbs.attr import AHAttr, GlobalRoute, QPAttr, QPCap, SrqAttr
 from rdmacm.verbs.enums import (
     WC,
     AccessFlag,
@@ -251,7 +251,8 @@ class SoftQP:
         table: MemoryTable,
         find_source: Callable[[int], tuple[bytes, int]],
         pd: object,
-        attr: QPInitAttr,
+        cap: QPCap,
+        sq_sig_all: bool,
         send_cq: SoftCQ,
         recv_cq: SoftCQ,
         srq: SoftSRQ | None,
@@ -260,8 +261,8 @@ class SoftQP:
         self._table = table
         self._find_source = find_source
         self._pd = pd
-        self._cap = attr.cap
-        self._signal_all = attr.sq_sig_all
+        self._cap = cap
+        self._signal_all = sq_sig_all
         self._send_cq = send_cq
         self._recv_cq = recv_cq
         self._srq = srq

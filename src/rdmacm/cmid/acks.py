@@ -1,0 +1,34 @@
+"""Acknowledgement of events, and waiting for it: rdma_ack_cm_event(3), rdma_destroy_id(3).
+
+There is one lock and one condition for all ids. Waiting is rare, and a lock for each of ten thousand ids costs memory.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+__all__ = ["ACK_LOCK", "wait_acked", "wake_waiters"]
+
+#: Guards the counts of events. Re-entrant: the garbage collector may acknowledge an event while its thread holds it.
+ACK_LOCK = threading.RLock()
+_changed = threading.Condition(ACK_LOCK)
+_waiters = 0  # notifying takes time even where no thread waits
+
+
+def wake_waiters() -> None:
+    """Wake the threads that wait for an acknowledgement (ACK_LOCK is held)."""
+    if _waiters:
+        _changed.notify_all()
+
+
+def wait_acked(done: Callable[[], bool]) -> None:
+    """Wait until ``done()`` is true; it is evaluated after each acknowledgement, with the lock held."""
+    global _waiters
+    with _changed:
+        while not done():
+            _waiters += 1
+            try:
+                _changed.wait()
+            finally:
+                _waiters -= 1

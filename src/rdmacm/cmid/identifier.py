@@ -1,0 +1,497 @@
+"""Ids, event channels and events: rdma_create_id(3), rdma_create_event_channel(3), rdma_get_cm_event(3).
+
+The three stand in one module because each names the others, as the structures of ``rdma/rdma_cma.h`` do: an id has a
+channel and a last event, a channel hands out events, an event names its id. What is done with an id is in the classes
+that :class:`CmId` extends.
+
+A provider may make its progress in the thread that waits (the soft device does). A channel's descriptor is then
+readable when there is an event *or* progress to be made: call :meth:`EventChannel.get_event` with ``timeout=0`` and
+expect :class:`~rdmacm.errors.CmWouldBlockError`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+from rdmacm.cmid.acks import ACK_LOCK, wait_acked, wake_waiters
+from rdmacm.cmid.connecting import ConnectionBase
+from rdmacm.cmid.lookups import NameLookups
+from rdmacm.connparam import ConnParam, UdParam
+from rdmacm.constants import CmEventType, PortSpace
+from rdmacm.errors import CmRejectedError, CmTimeoutError, CmWouldBlockError, RdmaError, cm_error
+from rdmacm.explanation import Explanation
+from rdmacm.provider import EventQueue, IdBackend, Provider, QueuedEvent, get_provider
+from rdmacm.verbs.enums import QPType
+
+__all__ = ["CmEvent", "CmId", "EventChannel", "event_str"]
+
+#: "Invalid service ID" in a REJ and in a SIDR_REP (InfiniBand Architecture 12.6.7.2, 12.11.2.1).
+_NO_LISTENER = {(CmEventType.REJECTED, 8), (CmEventType.UNREACHABLE, 1)}
+
+#: The call that a failure event belongs to.
+_STEPS = {
+    CmEventType.ADDR_ERROR: "resolve_addr",
+    CmEventType.ROUTE_ERROR: "resolve_route",
+    CmEventType.ADDRINFO_ERROR: "resolve_addrinfo",
+    CmEventType.CONNECT_ERROR: "connect",
+    CmEventType.UNREACHABLE: "connect",
+    CmEventType.REJECTED: "connect",
+}
+
+
+def event_str(event: int) -> str:
+    """``RDMA_CM_EVENT_ADDR_RESOLVED`` for 0, rdma_event_str(3); ``UNKNOWN EVENT`` for an unknown number."""
+    try:
+        return f"RDMA_CM_EVENT_{CmEventType(event).name}"
+    except ValueError:
+        return "UNKNOWN EVENT"
+
+
+class CmEvent:
+    """An event, ``struct rdma_cm_event``. Acknowledge it: with :meth:`ack`, or by leaving a ``with`` block.
+
+    Destroying an id waits until its events are acknowledged. An event that is garbage collected acknowledges itself.
+    """
+
+    __slots__ = (
+        "_error",
+        "_explain",
+        "_owner",
+        "_pending",
+        "_thread",
+        "arg",
+        "id",
+        "listen_id",
+        "message",
+        "param",
+        "status",
+        "type",
+    )
+
+    def __init__(self, queued: QueuedEvent) -> None:
+        #: Whether it is still to be acknowledged.
+        self._pending = False
+        #: The id that counts the event: the listener for CONNECT_REQUEST.
+        self._owner: CmId = queued.owner
+        #: The id it is about; for CONNECT_REQUEST the new id.
+        self.id: CmId = self._owner
+        #: The listener of a CONNECT_REQUEST, else None.
+        self.listen_id: CmId | None = None
+        if queued.new_id is not None:
+            self.listen_id = self._owner
+            self.id = self._owner.take_request(queued.new_id, queued.param)
+        #: The parameters of a connection (ConnParam) or of a datagram id (UdParam); None in other events.
+        self.param = queued.param
+        #: The :class:`CmEventType`.
+        self.type = queued.type
+        #: 0, a negative errno, an EAI code (ADDRINFO_ERROR), or the transport's positive code (REJ reason, SIDR
+        #: status).
+        self.status = queued.status
+        #: The number given to :meth:`CmId.write_cm_event`.
+        self.arg = queued.arg
+        #: The cause of a failure in words; may be empty.
+        self.message = queued.message
+        self._explain = queued.explain
+        self._error: RdmaError | None = None
+        #: The thread that fetched it; it must not destroy the id before it acknowledges the event.
+        self._thread = threading.get_ident()
+        self._pending = True
+
+    @property
+    def private_data(self) -> bytes:
+        """The private data of the peer: the message's whole field, padded with zeros; empty without :attr:`param`."""
+        return b"" if self.param is None else self.param.private_data
+
+    @property
+    def explanation(self) -> Explanation | None:
+        """The resolution as data, for one that failed."""
+        return self._explain() if self._explain is not None else None
+
+    @property
+    def error(self) -> RdmaError | None:
+        """The exception a synchronous call would have raised; None where ``status`` is 0."""
+        if self.status == 0:
+            return None
+        if self._error is not None:
+            return self._error
+        if self.type is CmEventType.REJECTED or (self.type is CmEventType.UNREACHABLE and self.status > 0):
+            no_listener = (self.type, self.status) in _NO_LISTENER
+            hint = "whether a listener runs there, and on that port" if no_listener else None
+            address = str(self.id.peer_addr_text)
+            return CmRejectedError(self.message, address, hint, reason=self.status, private_data=self.private_data)
+        explanation = self.explanation
+        return cm_error(
+            abs(self.status),
+            self.message or str(self.type),
+            _STEPS.get(self.type, str(self.type)),
+            str(self.id.peer_addr_text),
+            explanation.hint if explanation else None,
+            explanation,
+        )
+
+    def ack(self) -> None:
+        """Acknowledge the event, rdma_ack_cm_event(3). More than once does nothing."""
+        with ACK_LOCK:  # the lock itself: entering a Condition takes three times as long
+            if not self._pending:
+                return
+            self._pending = False
+            self._owner.acknowledged(self._thread)
+            wake_waiters()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.ack()
+
+    def __del__(self) -> None:
+        if self._pending and not sys.is_finalizing():
+            self.ack()
+
+    def __repr__(self) -> str:
+        status = f" status={self.status}" if self.status else ""
+        return f"<CmEvent {event_str(self.type)}{status} {self.message}".rstrip() + ">"
+
+
+class EventChannel:
+    """Where the events of ids arrive (``struct rdma_event_channel``). Close it after its ids are destroyed.
+
+    ``provider``: a name or an object, see :func:`rdmacm.provider.get_provider`. A channel belongs to the network
+    namespace of the thread that makes it. Any number of threads may read; each event goes to one of them.
+
+    >>> with EventChannel() as channel:
+    ...     channel.get_event(timeout=0)
+    Traceback (most recent call last):
+    rdmacm.errors.CmWouldBlockError: get_cm_event: no event is waiting [EAGAIN]
+    """
+
+    def __init__(self, provider: str | Provider | None = None) -> None:
+        self._closed = True
+        #: The provider of the channel and of all its ids.
+        self.provider = get_provider(provider)
+        #: The provider's queue of events that are not fetched yet.
+        self.queue: EventQueue = self.provider.open_queue()
+        #: The name resolutions of its ids.
+        self.lookups = NameLookups()
+        #: Whether :meth:`get_event` without ``timeout`` waits; C sets O_NONBLOCK on the descriptor instead.
+        self.blocking = True
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` has been called."""
+        return self._closed
+
+    def fileno(self) -> int:
+        """A descriptor to poll (see the module for what readable means); -1 once closed."""
+        return self.queue.fileno()
+
+    def get_event(self, timeout: float | None = None) -> CmEvent:
+        """The next event, rdma_get_cm_event(3).
+
+        ``timeout`` is in seconds: None waits for ever, 0 not at all. CmTimeoutError when it runs out;
+        CmWouldBlockError for 0, or where ``channel.blocking`` is False; EBADF once the channel is closed.
+        """
+        if timeout is None and not self.blocking:
+            timeout = 0
+        queued = self.queue.get(timeout)
+        if queued is None:
+            if not timeout:
+                raise CmWouldBlockError(errno.EAGAIN, "no event is waiting", "get_cm_event")
+            raise CmTimeoutError(errno.ETIMEDOUT, f"no event came within {timeout} s", "get_cm_event")
+        event = CmEvent(queued)
+        if queued.type is CmEventType.ADDRINFO_ERROR:
+            event._error = event.id.addrinfo_failed()
+        return event
+
+    def __iter__(self) -> Iterator[CmEvent]:
+        """Events as they come, until the channel is closed; acknowledge each."""
+        while True:
+            try:
+                event = self.get_event()
+            except CmWouldBlockError:
+                return
+            except RdmaError as error:
+                if error.errno == errno.EBADF and self._closed:
+                    return
+                raise
+            yield event
+
+    def close(self) -> None:
+        """Release the descriptor, rdma_destroy_event_channel(3). A thread that waits for an event gets EBADF."""
+        if not self._closed:
+            self._closed = True
+            self.lookups.close()
+            self.queue.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):
+            warnings.warn(f"unclosed event channel {self!r}", ResourceWarning, stacklevel=2, source=self)
+            if sys.is_finalizing():  # the provider's lock may belong to a thread that has ended
+                return
+            with contextlib.suppress(Exception):
+                self.close()
+
+    def __repr__(self) -> str:
+        return f"<EventChannel {self.provider.name}{' closed' if self._closed else ''}>"
+
+
+class CmId(ConnectionBase):
+    """A communication identifier, ``struct rdma_cm_id``: the counterpart of a socket.
+
+    ``channel``: where its events go; None makes the id *synchronous*: each call then waits for its outcome and raises
+    its error. ``port_space``: a :class:`PortSpace`. ``qp_type``: a :class:`QPType`, for ``PortSpace.IB`` only; it is UD
+    for the port spaces UDP and IPOIB, else RC. ``context``: the user's own object. ``provider``: a name or an object,
+    for a synchronous id only; else it is the channel's.
+
+    Asynchronous calls return as soon as the work is started; the outcome is an event. EINVAL for an unknown port
+    space, and for a call that the id's state does not allow (:class:`CmStateError`).
+
+    >>> with CmId(port_space=PortSpace.TCP) as cmid:
+    ...     cmid.resolve_addr(("127.0.0.1", 7471))
+    ...     cmid.resolve_route()
+    ...     str(cmid.route.dgid)
+    '::ffff:127.0.0.1'
+    """
+
+    __slots__ = ("_holders", "context", "event", "events_completed", "events_reported")
+
+    _channel: EventChannel
+
+    def __init__(
+        self,
+        channel: EventChannel | None = None,
+        port_space: int = PortSpace.TCP,
+        *,
+        context: object = None,
+        qp_type: int | None = None,
+        provider: str | Provider | None = None,
+    ) -> None:
+        self._closed = True
+        try:
+            ps = port_space if type(port_space) is PortSpace else PortSpace(port_space)
+        except ValueError:
+            raise cm_error(
+                errno.EINVAL, f"unknown port space {port_space!r}", "create_id", hint="a member of rdmacm.PortSpace"
+            ) from None
+        if qp_type and ps is PortSpace.IB:
+            kind = QPType(qp_type)
+        else:  # as in the kernel, the other port spaces leave no choice
+            kind = QPType.UD if ps in (PortSpace.UDP, PortSpace.IPOIB) else QPType.RC
+        if channel is not None and provider is not None:
+            raise TypeError("a channel has its provider: give one or the other")
+        self._private = channel is None
+        self._channel = EventChannel(provider) if channel is None else channel
+        self._start(ps, kind, context)
+        self._backend = self._channel.provider.create_id(self._channel.queue, self, ps, kind)
+        self._closed = False
+
+    def _start(self, ps: PortSpace, qp_type: QPType, context: object) -> None:
+        """Set every attribute but those that say where the id's events go."""
+        self._prepare(ps, qp_type)
+        #: The user's own object; a new id of a listener has the listener's.
+        self.context = context
+        #: The last event of a synchronous id, until its next call.
+        self.event: CmEvent | None = None
+        #: The events that were fetched, and those of them that were acknowledged (ACK_LOCK guards both).
+        self.events_reported = 0
+        self.events_completed = 0
+        #: The threads that hold an event of the id, once for each event.
+        self._holders: list[int] = []
+
+    @property
+    def channel(self) -> EventChannel:
+        """The channel of its events; a private one for a synchronous id."""
+        return self._channel
+
+    # -- connection requests --------------------------------------------------------------------------
+
+    def take_request(self, backend: IdBackend, param: ConnParam | UdParam | None) -> CmId:
+        """The new id of a CONNECT_REQUEST to this listener, as the event is fetched."""
+        new = type(self).__new__(type(self))
+        new._closed = True
+        new._private = False
+        new._channel = self._channel
+        new._start(self.ps, self.qp_type, self.context)
+        new._backend = backend
+        new._request = param if isinstance(param, ConnParam) else None
+        new._closed = False
+        backend.adopt(new)
+        return new
+
+    def get_request(self, timeout: float | None = None) -> CmId:
+        """The next connection request to a synchronous listener, as a synchronous id, rdma_get_request(3).
+
+        Its ``event`` is the request (``event.param``, ``event.private_data``) until its next call. With a listener of
+        :func:`create_ep` it has a queue pair. CmTimeoutError after ``timeout`` seconds; EINVAL for an asynchronous
+        listener.
+        """
+        if not self._private:
+            raise cm_error(errno.EINVAL, "the listener has a channel: its requests are events there", "get_request")
+        while True:
+            self._release_event()
+            event = self._channel.get_event(timeout)
+            if event.type is CmEventType.CONNECT_REQUEST:
+                break
+            self.event = event
+            if event.type is CmEventType.DEVICE_REMOVAL:
+                raise event.error or cm_error(errno.ENODEV, "the device was removed", "get_request")
+        new = event.id
+        try:
+            new.migrate(None)
+            new.event = event
+            if self._qp_template is not None:
+                new.create_qp(self._qp_template.copy(), self._pd)
+        except BaseException:
+            new.event = None
+            event.ack()
+            new.destroy()
+            raise
+        return new
+
+    # -- events ---------------------------------------------------------------------------------------
+
+    def write_cm_event(self, event: int = CmEventType.USER, status: int = 0, arg: int = 0) -> None:
+        """Queue an event of the user's on the id's channel, rdma_write_cm_event(3); EINVAL for another type."""
+        if event != CmEventType.USER:
+            raise cm_error(errno.EINVAL, f"{event} is not RDMA_CM_EVENT_USER", "write_cm_event")
+        if self._closed:
+            raise self._destroyed("write_cm_event")
+        self._channel.queue.post(QueuedEvent(self, CmEventType.USER, status, arg))
+
+    def reported(self) -> None:
+        """Count an event of this id that the calling thread fetches (:class:`rdmacm.provider.Owner`)."""
+        self.events_reported += 1
+        self._holders.append(threading.get_ident())
+
+    def acknowledged(self, thread: int) -> None:
+        """Count an event of this id, fetched by ``thread``, as acknowledged (ACK_LOCK is held)."""
+        self.events_completed += 1
+        if thread in self._holders:
+            self._holders.remove(thread)
+
+    def _await(self, wanted: CmEventType, *failures: CmEventType) -> None:
+        while True:
+            self._release_event()
+            event = self._channel.get_event()
+            self.event = event
+            if event.type is wanted and event.status == 0:
+                return
+            if event.type in (wanted, *failures, CmEventType.DEVICE_REMOVAL):
+                error = event.error
+                if error is None and event.type is CmEventType.DISCONNECTED:
+                    error = cm_error(errno.ECONNRESET, "the peer disconnected meanwhile", "accept", self.peer_addr_text)
+                raise error or cm_error(errno.ENODEV, event.message or "the device was removed", str(event.type))
+
+    def _release_event(self) -> None:
+        if self.event is not None:
+            self.event.ack()
+            self.event = None
+
+    # -- migration and destruction --------------------------------------------------------------------
+
+    def migrate(self, channel: EventChannel | None) -> None:
+        """Move the id to another channel, or with None to synchronous mode, rdma_migrate_id(3).
+
+        Events that are not fetched yet move along. Waits until other threads have acknowledged those they fetched.
+        EINVAL for a synchronous id and None, or a channel of another provider; EDEADLK where this thread holds an
+        event of the id.
+        """
+        if self._closed:
+            raise self._destroyed("migrate_id")
+        if channel is None and self._private:
+            raise cm_error(errno.EINVAL, "the id is synchronous already", "migrate_id")
+        if channel is not None and channel.provider is not self._channel.provider:
+            raise cm_error(errno.EINVAL, "the channel belongs to another provider", "migrate_id")
+        if self._private:
+            self._release_event()
+        self._check_holder("migrate_id")
+        new = channel if channel is not None else EventChannel(self._channel.provider)
+        old, was_private = self._channel, self._private
+        try:
+            self._backend.migrate(new.queue)
+        except RdmaError:
+            if channel is None:
+                new.close()
+            raise
+        self._channel, self._private = new, channel is None
+        reported = self.events_reported
+        wait_acked(lambda: self.events_completed >= reported)
+        if was_private:
+            old.close()
+
+    def destroy(self) -> None:
+        """Release the id, its queues, its port and its device, rdma_destroy_id(3). More than once does nothing.
+
+        Operations in progress are cancelled and their events discarded. Waits until other threads have acknowledged
+        the events they fetched; EDEADLK, and nothing is destroyed, where this thread holds one itself.
+        """
+        if self._closed:
+            return
+        if self._private:
+            self._release_event()
+        self._check_holder("destroy_id")
+        self._closed = True
+        if self._lookup is not None:
+            self._channel.lookups.cancel(self._lookup)
+            self._lookup = None
+        self._backend.destroy()
+        for waiting in self._channel.queue.take(self):
+            if waiting.new_id is not None:  # a request that was never fetched
+                waiting.new_id.destroy()
+        if self.events_completed < self.events_reported:
+            wait_acked(lambda: self.events_completed >= self.events_reported)
+        if self._private:
+            self._channel.close()
+        self.destroy_qp()
+        self.destroy_srq()
+
+    close = destroy
+
+    def _check_holder(self, call: str) -> None:
+        if threading.get_ident() in self._holders:
+            raise cm_error(
+                errno.EDEADLK,
+                "this thread holds an event of the id, and would wait for itself",
+                call,
+                hint="ack() the event first, or fetch it in a with statement",
+            )
+
+    @staticmethod
+    def _destroyed(call: str) -> RdmaError:
+        return cm_error(errno.EBADF, "the id has been destroyed", call)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.destroy()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):
+            warnings.warn(f"undestroyed id {self!r}", ResourceWarning, stacklevel=2, source=self)
+            self._closed = True
+            if sys.is_finalizing():  # the provider's lock may belong to a thread that has ended
+                return
+            with contextlib.suppress(Exception):
+                self._backend.destroy()
+                if self._private:
+                    self._channel.close()
+
+    def __repr__(self) -> str:
+        b = self._backend
+        addresses = f" {b.local_addr or '-'} -> {b.peer_addr or '-'}"
+        return f"<CmId {self.ps.name} {b.state.name}{addresses}>"

@@ -1,0 +1,171 @@
+"""What a work request may say: the checks of ibv_post_send(3) and ibv_post_recv(3).
+
+They are made here, once, when a request is posted; a refused request never reaches the device. The device alone knows
+whether an lkey is valid: a wrong one shows in the completion (LOC_PROT_ERR).
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from rdmacm.errors import RdmaError, cm_error
+from rdmacm.verbs.ah import AH
+from rdmacm.verbs.enums import QPType, SendFlag, WROpcode
+from rdmacm.verbs.pd import PD
+from rdmacm.verbs.wr import SGE, RecvWR, SendWR
+
+__all__ = ["REQUIRED_OPERANDS", "SendRules", "check_recv", "post_list"]
+
+W = TypeVar("W", SendWR, RecvWR)
+
+_INLINE = int(SendFlag.INLINE)
+_and = int.__and__  # SendFlag's own & makes a member of the enumeration
+
+# The operands that an opcode takes from its request.
+_REMOTE, _IMM, _FETCH, _ATOMIC, _INVALIDATE, _DATAGRAM = (1 << bit for bit in range(6))
+_W = WROpcode
+_UC: dict[WROpcode, int] = {
+    _W.SEND: 0,
+    _W.SEND_WITH_IMM: _IMM,
+    _W.RDMA_WRITE: _REMOTE,
+    _W.RDMA_WRITE_WITH_IMM: _REMOTE | _IMM,
+}
+#: Type of queue pair → opcode → its operands. The opcodes that a type lacks are not for it.
+REQUIRED_OPERANDS: dict[QPType, dict[WROpcode, int]] = {
+    QPType.RC: {
+        **_UC,
+        _W.SEND_WITH_INV: _INVALIDATE,
+        _W.RDMA_READ: _REMOTE | _FETCH,
+        _W.ATOMIC_CMP_AND_SWP: _REMOTE | _FETCH | _ATOMIC,
+        _W.ATOMIC_FETCH_AND_ADD: _REMOTE | _FETCH | _ATOMIC,
+    },
+    QPType.UC: _UC,
+    QPType.UD: {_W.SEND: _DATAGRAM, _W.SEND_WITH_IMM: _DATAGRAM | _IMM},
+}
+#: The same with opcodes as indices; None for those that are not for the type.
+_OPERANDS_BY_CODE = {
+    qp_type: [legal.get(_W(code)) if code in set(_W) else None for code in range(max(_W) + 1)]
+    for qp_type, legal in REQUIRED_OPERANDS.items()
+}
+
+
+class SendRules:
+    """What the send queue of one queue pair accepts."""
+
+    __slots__ = ("_max_inline", "_max_sge", "_operands", "_pd", "_qp_type", "max_message")
+
+    def __init__(self, qp_type: QPType, pd: PD, max_sge: int, max_inline: int, max_message: int) -> None:
+        self._qp_type = qp_type
+        self._pd = pd
+        self._max_sge = max_sge
+        self._max_inline = max_inline  # bytes
+        self._operands = _OPERANDS_BY_CODE[qp_type]
+        #: The longest message in bytes; the path MTU for datagrams.
+        self.max_message = max_message
+
+    def check(self, wr: SendWR) -> None:
+        """EINVAL where the type, a size or a value does not allow the request."""
+        opcode = wr.opcode
+        try:
+            operands = self._operands[opcode] if opcode >= 0 else None
+        except IndexError:
+            operands = None
+        if operands is None:
+            raise _refused(wr, f"{opcode!r} is not for {self._qp_type.name}")
+        sg = wr.sg
+        if len(sg) > self._max_sge:
+            raise _refused(wr, f"{len(sg)} elements, and max_send_sge is {self._max_sge}")
+        inline = _and(wr.send_flags, _INLINE)
+        length = 0
+        for piece in sg:
+            if isinstance(piece, SGE):
+                part = piece.length
+                if part < 0:
+                    raise _refused(wr, f"an element of {part} bytes")
+            elif not inline:
+                raise _refused(wr, "a buffer that is not registered", "SendFlag.INLINE, or mr.sge()")
+            elif type(piece) is bytes:
+                part = len(piece)
+            else:
+                try:
+                    view = memoryview(piece)
+                except TypeError:
+                    raise _refused(wr, f"{type(piece).__name__} is neither an SGE nor a buffer") from None
+                if not view.c_contiguous:
+                    raise _refused(wr, "a buffer that is not contiguous")
+                part = view.nbytes
+            length += part
+        if inline:
+            if operands & _FETCH:
+                raise _refused(wr, "INLINE is for data that is sent")
+            if length > self._max_inline:
+                raise _refused(wr, f"{length} bytes inline, and max_inline_data is {self._max_inline}")
+        if length > self.max_message:
+            raise _refused(wr, f"{length} bytes, and a message has at most {self.max_message}")
+        if operands:
+            self._check_operands(wr, operands, length)
+
+    def _check_operands(self, wr: SendWR, operands: int, length: int) -> None:
+        if operands & _REMOTE:
+            if not 0 <= wr.remote_addr < 1 << 64:
+                raise _refused(wr, f"remote_addr {wr.remote_addr:#x} has more than 64 bits")
+            if not 0 <= wr.rkey < 1 << 32:
+                raise _refused(wr, f"rkey {wr.rkey:#x} has more than 32 bits")
+        if operands & _ATOMIC:
+            if length != 8:
+                raise _refused(wr, f"an atomic fetches 8 bytes, not {length}")
+            if wr.remote_addr & 7:
+                raise _refused(wr, f"an atomic's remote_addr is a multiple of 8, not {wr.remote_addr:#x}")
+            if not (0 <= wr.compare_add < 1 << 64 and 0 <= wr.swap < 1 << 64):
+                raise _refused(wr, "the operands of an atomic have 64 bits")
+        if operands & _IMM and not 0 <= wr.imm_data < 1 << 32:
+            raise _refused(wr, f"imm_data {wr.imm_data:#x} has more than 32 bits")
+        if operands & _INVALIDATE and not 0 <= wr.invalidate_rkey < 1 << 32:
+            raise _refused(wr, f"invalidate_rkey {wr.invalidate_rkey:#x} has more than 32 bits")
+        if operands & _DATAGRAM:
+            self._check_datagram(wr)
+
+    def _check_datagram(self, wr: SendWR) -> None:
+        ah = wr.ah
+        if not isinstance(ah, AH):
+            raise _refused(wr, "a datagram needs an address handle", "set_wr_ud()")
+        if ah.closed:
+            raise ah.closed_error("post_send")
+        if ah.pd is not self._pd:
+            raise _refused(wr, "the address handle is of another protection domain")
+        if not 0 <= wr.remote_qpn < 1 << 24:
+            raise _refused(wr, f"remote_qpn {wr.remote_qpn:#x} has more than 24 bits")
+        if not 0 <= wr.remote_qkey < 1 << 32:
+            raise _refused(wr, f"remote_qkey {wr.remote_qkey:#x} has more than 32 bits")
+
+
+def check_recv(wr: RecvWR, max_sge: int) -> None:
+    """EINVAL for more than ``max_sge`` elements, or one that is not an SGE of 0 bytes or more."""
+    sg = wr.sg
+    if len(sg) > max_sge:
+        raise _refused(wr, f"{len(sg)} elements, and max_recv_sge is {max_sge}")
+    try:
+        for sge in sg:
+            if sge.length < 0:
+                raise _refused(wr, f"an element of {sge.length} bytes")
+    except AttributeError:
+        raise _refused(wr, "a buffer that is not registered", "mr.sge()") from None
+
+
+def post_list(wrs: Iterable[W], check: Callable[[W], None], post: Callable[[list[W]], None]) -> None:
+    """Post the requests before the first that ``check`` refuses, and raise its error."""
+    good: list[W] = []
+    try:
+        for wr in wrs:
+            check(wr)
+            good.append(wr)
+    finally:
+        if good:
+            post(good)
+
+
+def _refused(wr: SendWR | RecvWR, why: str, hint: str | None = None) -> RdmaError:
+    step = "post_send" if isinstance(wr, SendWR) else "post_recv"
+    return cm_error(errno.EINVAL, why, step, f"wr_id {wr.wr_id}", hint)

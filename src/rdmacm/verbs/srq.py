@@ -1,0 +1,71 @@
+"""Shared receive queues: ibv_create_srq(3)."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable
+from dataclasses import replace
+
+from rdmacm.errors import cm_error
+from rdmacm.verbs.attr import SrqAttr, SrqInitAttr
+from rdmacm.verbs.backend import SRQBackend
+from rdmacm.verbs.checks import check_srq
+from rdmacm.verbs.pd import PD
+from rdmacm.verbs.posting import check_recv, post_list
+from rdmacm.verbs.resource import Resource
+from rdmacm.verbs.wr import RecvWR
+
+__all__ = ["SRQ"]
+
+
+class SRQ(Resource):
+    """A shared receive queue (``struct ibv_srq``): the queue pairs made with it take their receives from it.
+
+    ``pd``: its protection domain; ``srq_context``: the user's own object.
+
+    It cannot be closed while a queue pair uses it. Errors: EINVAL for sizes beyond the device's.
+    """
+
+    __slots__ = ("backend", "_max_sge", "pd", "srq_context")
+
+    def __init__(self, pd: PD, init_attr: SrqInitAttr | None = None) -> None:
+        self._closed = True
+        init = init_attr or SrqInitAttr()
+        device = pd.context.backend
+        attr = replace(init.attr)
+        check_srq(attr, device.attr)
+        self.pd = pd
+        self.srq_context = init.srq_context
+        self._max_sge = attr.max_sge
+        self.backend: SRQBackend = self._make("create_srq", (pd,), lambda: device.create_srq(pd, attr))
+
+    def post_recv(self, wr: RecvWR | Iterable[RecvWR]) -> None:
+        """Queue receives, ibv_post_srq_recv(3); see :meth:`QP.post_recv <rdmacm.verbs.qp.QP.post_recv>`."""
+        if self._closed:
+            raise self.closed_error("post_srq_recv")
+        if isinstance(wr, RecvWR):
+            check_recv(wr, self._max_sge)
+            self.backend.post_recv([wr])
+        else:
+            post_list(wr, lambda each: check_recv(each, self._max_sge), self.backend.post_recv)
+
+    def modify(self, attr: SrqAttr) -> None:
+        """Set ``srq_limit``, ibv_modify_srq(3); the other fields are ignored. EINVAL: above ``max_wr``."""
+        if self._closed:
+            raise self.closed_error("modify_srq")
+        limit = self.backend.query().max_wr
+        if not 0 <= attr.srq_limit <= limit:
+            raise cm_error(errno.EINVAL, f"srq_limit is {attr.srq_limit}, and may be 0 to {limit}", "modify_srq")
+        self.backend.modify(attr)
+
+    def query(self) -> SrqAttr:
+        """Its sizes and its limit, ibv_query_srq(3)."""
+        if self._closed:
+            raise self.closed_error("query_srq")
+        return self.backend.query()
+
+    def _destroy(self) -> None:
+        self.backend.destroy()
+
+    def __repr__(self) -> str:
+        return f"<SRQ {self.pd.context.name}{' closed' if self._closed else ''}>"
