@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from rdmacm.channel import CmEvent, EventChannel
+from rdmacm.cmid import CmEvent, EventChannel
 from rdmacm.errors import CmWouldBlockError
 from rdmacm.provider import Provider
 

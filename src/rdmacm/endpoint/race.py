@@ -22,7 +22,7 @@ from rdmacm.endpoint.core import ConnectionCore, ConnectionOptions
 from rdmacm.endpoint.dispatcher import Dispatcher, Expired, Observable, Routine, Wait
 from rdmacm.errors import CmRejectedError, CmTimeoutError, RdmaError, cm_error
 from rdmacm.explanation import Step
-from rdmacm.proto.cm.messages import RejectReason
+from rdmacm.proto.cm.codes import RejectReason
 from rdmacm.verbs.enums import QPType
 
 __all__ = ["Target", "connect_routine"]

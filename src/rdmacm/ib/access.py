@@ -16,7 +16,7 @@ from rdmacm.address import Gid
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.ib.transport import IbPort, MadTransport
 from rdmacm.proto.sa.attributes import Attribute
-from rdmacm.proto.sa.client import SaResponse, SaClient
+from rdmacm.proto.sa.client import SaClient, SaResponse
 from rdmacm.proto.sa.mad import SaMethod, SaStatus, describe_status
 from rdmacm.proto.sa.query import PathMask, query_for
 from rdmacm.proto.sa.records import PathRecord

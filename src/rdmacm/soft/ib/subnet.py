@@ -18,7 +18,7 @@ from rdmacm.ib.transport import IbPort, MadTransport
 from rdmacm.progress.timers import Timer
 from rdmacm.proto.mad import MAD_SIZE, MadAddress, MgmtClass
 from rdmacm.proto.sa import PathRecord
-from rdmacm.proto.sa.client import SaResponse, SaClient
+from rdmacm.proto.sa.client import SaClient, SaResponse
 from rdmacm.proto.sa.mad import SaMethod, SaStatus, describe_status
 from rdmacm.proto.sa.query import query_for
 from rdmacm.proto.sa.subnet import ServiceRecord
