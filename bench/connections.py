@@ -54,9 +54,9 @@ class Side:
 
     def report(self) -> tuple[int, ...]:
         provider: Any = self.channel.provider
-        timers = len(provider.cm.agent.timers)
+        timers = len(provider.host.cm.agent.timers)
         descriptors = len(os.listdir("/proc/self/fd"))
-        return resident_bytes(), len(self.open), len(provider.transport), descriptors, timers
+        return resident_bytes(), len(self.open), len(provider.host.transport), descriptors, timers
 
     def end(self, cmid: CmId) -> None:
         cmid.destroy()

@@ -52,8 +52,8 @@ def _nothing_left() -> Iterator[None]:
 
 def check_nothing_is_left() -> None:
     provider = get_provider("soft")
-    assert not provider.in_use  # type: ignore[attr-defined]
-    assert not provider.transport._qps  # type: ignore[attr-defined]
+    assert not provider.runtime.in_use  # type: ignore[attr-defined]
+    assert not provider.host.transport._qps  # type: ignore[attr-defined]
     assert not provider._bound  # type: ignore[attr-defined]
 
 

@@ -105,7 +105,7 @@ def test_a_late_neighbour_is_in_time(world: World, elapsed: float) -> None:
         world.clock.advance(elapsed)
         world.network.add_neighbour(world.eth0, "10.0.0.3")
         world.one(CmEventType.ADDR_RESOLVED)
-        assert world.provider.next_deadline() is None, "no timer outlives what it was for"
+        assert world.provider.runtime.next_deadline() is None, "no timer outlives what it was for"
 
 
 def test_silence_ends_at_the_deadline(world: World) -> None:

@@ -25,7 +25,7 @@ def wait():
 
 threading.Thread(target=wait, daemon=True).start()
 polling.wait()
-while not other.provider.waiters.polling:
+while not other.provider.runtime.waiters.polling:
     time.sleep(0.001)
 child = os.fork()
 if not child:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from rdmacm import explain
 from rdmacm.address import InetAddr, parse_address
 from rdmacm.net.types import RouteEntry
-from rdmacm.resolution.hosts import read_host
 from rdmacm.resolution.policy import PREFERENCES, RULES, Query, choose, judge
+from rdmacm.soft.devices import read_host
 from rdmacm.testing import MemoryNetwork, memory_provider
 
 HOSTS = ["10.0.0.1", "10.0.0.2", "10.1.0.1", "127.0.0.1", "fd00::1", "fe80::1"]

@@ -62,10 +62,10 @@ def test_garbage_of_every_length() -> None:
                 if length > 8 and length % 2:  # for somebody who is there
                     data[5:8] = qpns[length // 2 % 3]
                 garbage.append(bytes(data))
-            before = server.host.provider.transport.dropped.total()
+            before = server.host.provider.host.transport.dropped.total()
             in_batches(fabric, host, SERVER, garbage, lambda: talk.on(1))
-            assert server.host.provider.transport.dropped.total() - before == 2001
-        assert len(server.host.provider.transport.dropped) < 10, "reasons, not what came"
+            assert server.host.provider.host.transport.dropped.total() - before == 2001
+        assert len(server.host.provider.host.transport.dropped) < 10, "reasons, not what came"
 
 
 def life(fabric: Fabric, server: Server, host: Host) -> list[tuple[str, bytes]]:
@@ -101,10 +101,10 @@ def test_damaged_packets() -> None:
                 throw(host, to, damaged(random, packet.data))
             talk.on(1)
         for host in (server.host, talk.host):
-            dropped = host.provider.transport.dropped
+            dropped = host.provider.host.transport.dropped
             assert dropped["short"] > 50, dropped
             assert dropped["icrc"] + dropped["gsi_length"] > 50, dropped
-            assert len(host.provider.cm.agent) == 1
+            assert len(host.provider.host.cm.agent) == 1
 
 
 @pytest.mark.parametrize("pause", [0.0, 60.0])
@@ -120,7 +120,7 @@ def test_packets_of_an_old_connection(pause: float) -> None:
                 host, to = (server.host, CLIENT) if source == "a" else (talk.host, SERVER)
                 throw(host, to, data)
             talk.on(1)
-            assert len(server.host.provider.cm.agent) <= 3
+            assert len(server.host.provider.host.cm.agent) <= 3
         # The answer to a request of long ago is repeated until it is given up.
         fabric.run(seconds=200)
         assert len(server.regions) == 1
@@ -145,8 +145,8 @@ def test_a_third_party_that_knows_the_numbers() -> None:
         throw(stranger, SERVER, sealed(stranger, SERVER, management(dreq)))
         fabric.run(seconds=1)
         assert memory.read(memory.length) == before
-        assert server.host.provider.transport.dropped["address"] == 400
-        assert server.host.provider.cm.agent.dropped[DropReason.WRONG_PATH] == 1
+        assert server.host.provider.host.transport.dropped["address"] == 400
+        assert server.host.provider.host.cm.agent.dropped[DropReason.WRONG_PATH] == 1
         assert not [entry for entry in fabric.log if entry.packet.destination == "c"]
 
 
@@ -157,7 +157,7 @@ def test_messages_about_ids_that_nobody_has() -> None:
         packets = [sealed(stranger, SERVER, management(message, tid)) for tid, message in enumerate(messages)]
         random.shuffle(packets)
         in_batches(fabric, stranger, SERVER, packets, lambda: talk.on(1))
-        agent = server.host.provider.cm.agent
+        agent = server.host.provider.host.cm.agent
         assert len(agent) == 1
         assert agent.dropped.total() == len(messages)
         assert agent.dropped[DropReason.UNSUPPORTED] == 120  # LAP, APR, and an MRA of neither REQ nor REP
@@ -178,7 +178,7 @@ def test_management_datagrams_of_nonsense() -> None:
                 mad[random.randrange(len(mad))] = random.getrandbits(8)
             packets.append(sealed(stranger, SERVER, datagram(bytes(mad))))
         in_batches(fabric, stranger, SERVER, packets, lambda: talk.on(1))
-        agent = server.host.provider.cm.agent
+        agent = server.host.provider.host.cm.agent
         assert agent.dropped[DropReason.MALFORMED] > 100
         assert agent.dropped.total() > 1500
         fabric.run(seconds=600)  # requests that were well-formed by chance are given up
@@ -192,7 +192,7 @@ def test_requests_to_nobody() -> None:
             if number % 100 == 0:
                 talk.on(1)
         fabric.run(seconds=1)
-        assert len(server.host.provider.cm.agent) == 1
+        assert len(server.host.provider.host.cm.agent) == 1
         answers = [entry.packet for entry in fabric.log.select(Fate.DELIVERED, "REJ")]
         refused = [unpack_message(Mad.unpack(packet.data[20:-4])) for packet in answers]
         assert all(isinstance(rej, REJ) and rej.reason == RejectReason.INVALID_SERVICE_ID for rej in refused)
@@ -214,7 +214,7 @@ def idle_listener(host: Host, backlog: int, port: int = PORT) -> tuple[EventChan
 def test_a_flood_of_requests_fills_the_backlog_and_no_more() -> None:
     with trio() as (fabric, server, talk, stranger):
         channel, listener = idle_listener(server.host, 16, PORT + 2)
-        agent = server.host.provider.cm.agent
+        agent = server.host.provider.host.cm.agent
         for number in range(1, 2001):
             throw(stranger, SERVER, sealed(stranger, SERVER, management(asking(STRANGER, SERVER, number, PORT + 2))))
             if number % 200 == 0:
@@ -246,7 +246,7 @@ def test_requests_that_nobody_fetches_before_the_listener_goes() -> None:
         listener.destroy()
         channel.close()
         fabric.run(seconds=60)
-        assert len(server.host.provider.cm.agent) == 1
+        assert len(server.host.provider.host.cm.agent) == 1
 
 
 def test_a_request_beyond_the_backlog_gets_in_later() -> None:
@@ -267,7 +267,7 @@ def test_a_request_beyond_the_backlog_gets_in_later() -> None:
     events.clear()
     fabric.run(seconds=20)
     assert not events, "neither accepted nor refused"
-    assert a.provider.cm.agent.dropped[DropReason.BACKLOG] > 1
+    assert a.provider.host.cm.agent.dropped[DropReason.BACKLOG] > 1
     assert not fabric.log.count(kind="REJ")
     accepted: list[CmId] = []
     while len(accepted) < 2:
@@ -425,8 +425,8 @@ def test_a_client_that_vanishes_over_and_over() -> None:
     for cmid in list(server.connected):
         cmid.disconnect()
     fabric.run(seconds=300)
-    assert len(server.host.provider.cm.agent) == 0
-    assert len(server.host.provider.transport) == 0
+    assert len(server.host.provider.host.cm.agent) == 0
+    assert len(server.host.provider.host.transport) == 0
     assert not server.regions
     server.close()
 

@@ -60,7 +60,7 @@ class Pair:
         return cmid
 
     def dropped(self) -> dict[str, int]:
-        return self.a.provider.ib.subnets[0].sa.dropped
+        return self.a.provider.host.ib.subnets[0].sa.client.dropped
 
 
 @pytest.fixture
@@ -474,7 +474,7 @@ class TestSeveral:
         """The one too many is refused, and can be asked again; the others have their answers."""
         pair.sa.delay = 0.1
         with EventChannel(pair.a.provider) as channel, pair.facing(channel) as one, pair.facing(channel) as many:
-            pair.a.provider.ib.subnets[0].sa.max_queries = 1
+            pair.a.provider.host.ib.subnets[0].sa.client.max_queries = 1
             one.resolve_route()
             for _ in range(2):
                 with pytest.raises(RdmaError) as full:
@@ -558,7 +558,7 @@ def test_connections_over_a_lossy_subnet(seed: int) -> None:
             subnet.loss = subnet.duplicate = subnet.reorder = 0.0
             fabric.run(seconds=3600)
             for host in (a, b):
-                assert len(host.provider.ib.subnets[0].cm.agent) == 0
+                assert len(host.provider.host.ib.subnets[0].cm.agent) == 0
             servers[0].destroy()
 
 

@@ -127,17 +127,17 @@ class TestConnecting:
 def test_garbage_is_dropped_and_counted(a: IbHost, b: IbHost) -> None:
     """Datagrams of no class, of no query and no connection harm nobody."""
     with EventChannel(a.provider), b.listening() as listener:
-        subnet = b.provider.ib.subnets[0]
+        subnet = b.provider.host.ib.subnets[0]
         lid = subnet.transport.port().lid
         with a.id() as cmid:
             cmid.bind_addr(a.source)
-            send = a.provider.ib.subnets[0].transport.send
+            send = a.provider.host.ib.subnets[0].transport.send
             noise = bytes([1, 0x04, 1, 3]) + bytes(252)
             for mad in (noise, message(7, b"\xff" * 232), question(PATH_RECORD, 0, b"")):
                 send(MadAddress(lid), mad)
             with pytest.raises(TimeoutError):
                 listener.channel.get_event(0.3)
             assert subnet.dropped["class"] >= 1
-            assert sum(subnet.cm.agent.dropped.values()) + sum(subnet.sa.dropped.values()) >= 1
+            assert sum(subnet.cm.agent.dropped.values()) + sum(subnet.sa.client.dropped.values()) >= 1
             cmid.resolve_addr(b.at())
             cmid.resolve_route()

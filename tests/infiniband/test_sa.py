@@ -18,7 +18,7 @@ from rdmacm.ib.ibsim import IbsimTransport
 from rdmacm.ib.transport import MadTransport
 from rdmacm.proto.mad import MadAddress
 from rdmacm.proto.sa.attributes import Attribute
-from rdmacm.proto.sa.client import SaResponse, SaClient
+from rdmacm.proto.sa.client import SaClient, SaResponse
 from rdmacm.proto.sa.mad import SaMethod, SaStatus
 from rdmacm.proto.sa.query import Selector, query_for
 from rdmacm.proto.sa.records import PathRecord

@@ -271,7 +271,7 @@ class TestNeighbours:
     def test_resolving_with_whole_tables_only(self, net: TwoHosts, dst: str) -> None:
         with EventChannel() as channel, CmId(channel) as cmid:
             assert isinstance(channel.provider, SoftProvider)
-            kernel = channel.provider.network
+            kernel = channel.provider.host.network
             assert isinstance(kernel, NetlinkNetwork)
             kernel._neighbour_get = False
             try:
@@ -367,7 +367,7 @@ class TestChanges:
             waiting.resolve_addr(("10.7.0.99", PORT), timeout_ms=20000)
             going.resolve_addr(("10.9.0.1", PORT), timeout_ms=20000)
             assert isinstance(channel.provider, SoftProvider)
-            with socket.socket(fileno=socket.dup(channel.provider.network.fileno())) as monitor:
+            with socket.socket(fileno=socket.dup(channel.provider.host.network.fileno())) as monitor:
                 monitor.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
             flood(net.a)
             # All of this happens after the flood has filled the buffer, so nobody tells of it.

@@ -9,15 +9,15 @@ import time
 import pytest
 
 from rdmacm import CmEventType
+from rdmacm.progress.runtime import Runtime
 from rdmacm.proto.roce.opcodes import Opcode
-from rdmacm.soft.provider import SoftProvider
 from rdmacm.soft.wire.base import WirePath
 from rdmacm.verbs.attr import QPAttr
 from rdmacm.verbs.enums import QPAttrMask, QPState, SendFlag, WCStatus, WROpcode
 from rdmacm.verbs.wr import RecvWR, SendWR
 from support.echo import EchoClient
 from support.netns import python_environment
-from support.softdev import Connected, Pair, Provider, sge
+from support.softdev import Connected, Pair, PairRuntime, sge
 
 FLAGS = SendFlag.SIGNALED | SendFlag.INLINE
 PATH = WirePath(bytes([10, 0, 0, 2]), bytes([10, 0, 0, 1]))
@@ -63,7 +63,7 @@ def test_also_when_there_is_more_to_take(ends: Connected) -> None:
 
 @pytest.mark.parametrize("how", ["wait", "channel"])
 def test_whoever_waits_is_seen_to_first(pair: Pair, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Provider, "drive", SoftProvider.drive)
+    monkeypatch.setattr(PairRuntime, "drive", Runtime.drive)
     channel = pair.b.device.create_channel()
     cq = pair.b.cq(channel=channel, owner="queue")
     left, right = pair.a.qp(), pair.b.qp(cq)
@@ -97,12 +97,12 @@ def test_a_full_queue_takes_what_has_been_acknowledged_for_free(pair: Pair) -> N
     for number in range(2):
         right.post_recv([RecvWR(number, [sge(pair.b.region(64))])])
         left.post_send([SendWR(number, WROpcode.SEND, [sge(pair.a.region(b"hello"))])])
-        pair.b.provider.progress()
+        pair.b.provider.runtime.progress()
 
 
 def test_who_waits_for_something_else_holds_nothing_up(ends: Connected) -> None:
     send(ends)
-    ends.pair.b.provider.progress()
+    ends.pair.b.provider.runtime.progress()
     assert said(ends) == [Opcode.RC_ACKNOWLEDGE]
 
 

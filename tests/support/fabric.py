@@ -85,7 +85,7 @@ class Managers:
                 host.wire.send(way, [packet, Icrc(way.path.local, way.path.remote, way.source_port).seal([packet])])
             deadline = agent.next_deadline()
             if deadline is not None:
-                host.provider.call_at(deadline, lambda _: None)
+                host.provider.runtime.call_at(deadline, lambda _: None)
         return bool(self.events[0])
 
     def run(self, seconds: float) -> None:

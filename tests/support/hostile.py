@@ -164,8 +164,8 @@ def trio(**options: object) -> Iterator[tuple[Fabric, Server, Talk, Host]]:
     talk.end()
     fabric.run()
     for host in hosts[:2]:
-        assert len(host.provider.cm.agent) == 0
-        assert len(host.provider.transport) == 0
+        assert len(host.provider.host.cm.agent) == 0
+        assert len(host.provider.host.transport) == 0
     server.close()
 
 

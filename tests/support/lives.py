@@ -15,7 +15,7 @@ from random import Random
 
 from rdmacm import CmEvent, CmEventType, CmId, EventChannel
 from rdmacm.connparam import ConnParam
-from rdmacm.soft.cm.manager import ConnectionManager
+from rdmacm.soft.connection_manager import ConnectionManager
 from rdmacm.testing import Fabric, Host
 from rdmacm.verbs import (
     CQ,
@@ -357,7 +357,7 @@ def live(fabric: Fabric) -> None:
         _is_empty(end.host)
         assert end.seen[E.CONNECT_REQUEST] == (end is passive), end.seen
         end.channel.close()
-        assert not end.host.provider.in_use
+        assert not end.host.provider.runtime.in_use
 
 
 def _reach(fabric: Fabric, what: str, done: Callable[[], bool], ends: list[_End]) -> None:
@@ -373,7 +373,7 @@ def _reach(fabric: Fabric, what: str, done: Callable[[], bool], ends: list[_End]
 def _is_empty(host: Host) -> None:
     """Nothing is left of the connection: no queue pair, no connection, no timer."""
     provider = host.provider
-    manager: ConnectionManager = provider.cm
+    manager: ConnectionManager = provider.host.cm
     assert len(manager.agent) == 0, f"{host.name} has connections left"
-    assert len(provider.transport) == 0, f"{host.name} has queue pairs left"
-    assert provider.next_deadline() is None, f"{host.name} has timers left"
+    assert len(provider.host.transport) == 0, f"{host.name} has queue pairs left"
+    assert provider.runtime.next_deadline() is None, f"{host.name} has timers left"

@@ -7,7 +7,7 @@ from typing import Any
 
 from rdmacm.ib.transport import MadTransport
 from rdmacm.proto.mad import MadAddress
-from rdmacm.proto.sa.client import SaResponse, SaClient
+from rdmacm.proto.sa.client import SaClient, SaResponse
 from rdmacm.proto.sa.mad import SaMethod
 from rdmacm.proto.sa.query import query_for
 from rdmacm.testing import MemorySubnet, VirtualClock

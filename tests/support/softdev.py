@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from rdmacm.address import Gid
 from rdmacm.captures import Tap
+from rdmacm.progress.runtime import Runtime
 from rdmacm.proto.wire import Buffer
 from rdmacm.soft.device.completion import SoftChannel, SoftCQ
 from rdmacm.soft.device.memory import Region
@@ -107,13 +108,15 @@ class MemoryNet:
         self.wires[path.remote].inbox.append((memoryview(datagram), segment, remote, path.remote))
 
 
-class Provider(SoftProvider):
-    """One whose waiting lets the network and time go on."""
+class PairRuntime(Runtime):
+    """A runtime whose waits let the network and the time of the pair go on."""
 
-    pair: Pair
+    def __init__(self, pair: Pair) -> None:
+        super().__init__(pair.clock)
+        self._pair = pair
 
-    def drive(self, done: Callable[[], T], timeout: float | None, wanted: Sized = ()) -> T:
-        return self.pair.run(done, timeout)
+    def drive(self, done: Callable[[], T], timeout: float | None, result_queue: Sized = ()) -> T:
+        return self._pair.run(done, timeout)
 
 
 class Host:
@@ -126,16 +129,15 @@ class Host:
             pair.net.wires[address] = self.wire
         network = MemoryNetwork()
         self.ifindex = network.add_interface("eth0", *(f"{text}/24" for text in addresses))
-        self.provider = Provider(
-            network, clock=pair.clock, ports=PrivatePorts(), wire=self.wire, random=random.Random(slot)
+        self.provider = SoftProvider(
+            network, runtime=PairRuntime(pair), ports=PrivatePorts(), wire=self.wire, random=random.Random(slot)
         )
-        self.provider.pair = pair
-        self.transport = self.provider.transport
-        self.device = self.provider.open_device_at(self.ifindex)
+        self.transport = self.provider.host.transport
+        self.device = self.provider.host.open_device_at(self.ifindex)
         self.pd: object = object()
 
     def gid_index(self, address: bytes) -> int:
-        rows = self.provider.host().by_ifindex[self.ifindex].rows
+        rows = self.provider.host.view().by_ifindex[self.ifindex].rows
         return next(row.gid_index for row in rows if row.gid.ip == address)
 
     # -- making things --------------------------------------------------------------------------------
@@ -186,7 +188,7 @@ class Pair:
         while True:
             self.settle()
             found = done()
-            deadlines = [host.provider.next_deadline() for host in (self.a, self.b)]
+            deadlines = [host.provider.runtime.next_deadline() for host in (self.a, self.b)]
             due = min((deadline for deadline in deadlines if deadline is not None), default=limit)
             if found or due >= limit:
                 if not found:
@@ -197,8 +199,8 @@ class Pair:
 
     def fire(self) -> None:
         """Let timers that are due fire."""
-        self.a.provider.fire_timers()
-        self.b.provider.fire_timers()
+        self.a.provider.runtime.fire_timers()
+        self.b.provider.runtime.fire_timers()
 
     def poll(self, host: Host, cq: SoftCQ, count: int = 1) -> list[WC]:
         """So many completions, waited for."""

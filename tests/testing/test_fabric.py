@@ -509,7 +509,7 @@ def test_a_crash_stops_everything_of_a_host() -> None:
     fabric = Fabric(latency=1.0)
     a, b = two(fabric)
     fired: list[float] = []
-    b.provider.call_at(2.0, fired.append)
+    b.provider.runtime.call_at(2.0, fired.append)
     b.wire.send(route(b, *ENDS[::-1]), [bytes(16)])
     a.wire.send(route(a, *ENDS), [bytes(16)])
     fabric.run(0.5)

@@ -23,9 +23,9 @@ def ticking(host: Host, interval: float, times: list[float]) -> None:
 
     def tick(now: float) -> None:
         times.append(now)
-        host.provider.call_at(now + interval, tick)
+        host.provider.runtime.call_at(now + interval, tick)
 
-    host.provider.call_at(host.fabric.now + interval, tick)
+    host.provider.runtime.call_at(host.fabric.now + interval, tick)
 
 
 # -- running ------------------------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ def test_time_never_goes_back() -> None:
     seen = [fabric.now]
     for _ in range(50):
         a.wire.send(route(a, *ENDS), [bytes(16)])
-        b.provider.call_at(fabric.now - 1.0, seen.append)  # late already
+        b.provider.runtime.call_at(fabric.now - 1.0, seen.append)  # late already
         fabric.run(lambda: seen.append(fabric.now) or False, seconds=30e-6)  # type: ignore[func-returns-value]
     fabric.run()
     assert seen == sorted(seen)
@@ -163,7 +163,7 @@ def test_who_is_not_there_cannot_wait() -> None:
     fabric.crash("b")
     for provider in (host.provider, memory_provider(MemoryNetwork())):
         with pytest.raises(SimulationError, match="not, or no longer"):
-            fabric.drive(provider, lambda: True, None)
+            fabric.drive(provider.runtime, lambda: True, None)
 
 
 # -- ids and events -----------------------------------------------------------------------------------------------

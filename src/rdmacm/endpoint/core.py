@@ -479,8 +479,6 @@ class ConnectionCore:
         return replace(self.cmid.explain(), steps=self.steps)
 
 
-
-
 def _checked_imm(value: int | None) -> int:
     if value is None:
         return 0

@@ -1,19 +1,19 @@
 """From a destination to a route, a source, a device, a port and a GID.
 
 :func:`find` does what needs no waiting: the routing tables and the policy. What may have to be waited for, the
-neighbour, is the id's business (:mod:`rdmacm.soft.cm.identifier`); :func:`rdmacm.getaddrinfo` does without it.
+neighbour, is the id's business (:mod:`rdmacm.soft.ids.identifier`); :func:`rdmacm.getaddrinfo` does without it.
 """
 
 from __future__ import annotations
 
 import errno
-from dataclasses import replace
 from socket import AF_INET, AF_INET6, inet_ntop
 from time import perf_counter_ns
 
 from rdmacm.address import DEFAULT_PKEY, Gid, InetAddr
 from rdmacm.errors import errno_name
 from rdmacm.explanation import Explanation, NeighbourUsed, RouteUsed, Step
+from rdmacm.failure import Failure
 from rdmacm.net.types import Neighbour, Network, RouteEntry
 from rdmacm.proto.sa import PathRecord
 from rdmacm.resolution import policy
@@ -26,30 +26,6 @@ ROCE_PACKET_LIFETIME = 16
 
 #: Megabits per second → ``enum ibv_rate``, as the kernel rates a RoCE port; 0 is "the port's own rate".
 _RATES = ((40000, 7), (30000, 4), (20000, 6), (10000, 3))
-
-
-class Failure(Exception):
-    """A resolution that cannot succeed: errno, the step, why, what to try. Never leaves the provider."""
-
-    def __init__(self, code: int, step: str, message: str, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.errno = code
-        self.step = step
-        self.message = message
-        self.hint = hint
-
-    def explained(self, explanation: Explanation) -> Explanation:
-        """The explanation of what came before, ending in this."""
-        return replace(
-            explanation,
-            # A candidate the rules liked is not "chosen" where the resolution failed after all.
-            candidates=tuple(replace(c, chosen=False) for c in explanation.candidates),
-            error=self.step,
-            errno=self.errno,
-            errno_name=errno_name(self.errno),
-            message=self.message,
-            hint=self.hint,
-        )
 
 
 class Lookup:
@@ -91,7 +67,7 @@ class Lookup:
         explanation = Explanation(
             node=node or self.destination.host,
             service=str(self.destination.port),
-            provider="soft",
+            provider=self.host.provider,
             candidates=policy.judge(self.query, self.host) if self.query else (),
             route=self._route_used(route) if route else None,
             neighbour=self._neighbour_used() if self.next_hop else None,
@@ -189,7 +165,7 @@ def find(
     bound: DeviceView | None = None,
     lookup: Lookup | None = None,
 ) -> Lookup:
-    """Route and choose; Failure where that cannot be done.
+    """RouteEntry and choose; Failure where that cannot be done.
 
     ``source``: a specific source address and its ``origin``; its interface, or that of the ``bound`` device, pins
     the way out. ``lookup``: one to fill, so that a caller can explain a failure from it.

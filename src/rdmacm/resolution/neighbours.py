@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import errno
 from socket import AF_INET, AF_INET6, inet_ntop
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from rdmacm.net.types import Neighbour
+from rdmacm.failure import Failure
+from rdmacm.net.types import Neighbour, Network
+from rdmacm.progress.runtime import Runtime
 from rdmacm.progress.timers import Timer
-from rdmacm.resolution.lookup import Failure, Lookup
+from rdmacm.resolution.lookup import Lookup
 
-if TYPE_CHECKING:
-    from rdmacm.soft.cm.identifier import ResolvingId
-    from rdmacm.soft.provider import SoftProvider
+__all__ = ["NeighbourWaiter", "PendingNeighbours"]
 
 #: Seconds between probes for one neighbour.
 PROBE_INTERVAL = 1.0
@@ -26,24 +26,38 @@ PROBE_INTERVAL = 1.0
 Hop = tuple[int, int, bytes]
 
 
-class Pending:
-    """The waiting ids of one provider, by the neighbour they wait for. Used under the provider's lock."""
+class NeighbourWaiter(Protocol):
+    """An id that waits for a neighbour. Every method is called with the runtime's lock held."""
 
-    def __init__(self, provider: SoftProvider) -> None:
-        self._provider = provider
-        self._waiting: dict[Hop, dict[ResolvingId, tuple[Lookup, Timer]]] = {}
+    def address_found(self, lookup: Lookup) -> None:
+        """The neighbour is known: ``lookup.neighbour``."""
+
+    def address_failed(self, lookup: Lookup, failure: Failure) -> None:
+        """The neighbour did not answer in time."""
+
+    def reconsider(self, lookup: Lookup, deadline: float) -> None:
+        """Interfaces, addresses or routes have changed: look again, and wait until ``deadline`` at the latest."""
+
+
+class PendingNeighbours:
+    """The waiting ids of one provider, by the neighbour they wait for. Used with the runtime's lock held."""
+
+    def __init__(self, runtime: Runtime, network: Network) -> None:
+        self._runtime = runtime
+        self._network = network
+        self._waiting: dict[Hop, dict[NeighbourWaiter, tuple[Lookup, Timer]]] = {}
         self._probes: dict[Hop, Timer] = {}
 
     def __len__(self) -> int:
         return sum(len(ids) for ids in self._waiting.values())
 
-    def add(self, waiter: ResolvingId, lookup: Lookup, deadline: float) -> bool:
+    def add(self, waiter: NeighbourWaiter, lookup: Lookup, deadline: float) -> bool:
         """Wait for the lookup's next hop until ``deadline``.
 
         False where the neighbour is known already, or cannot be seen, and there is nothing to wait for.
         """
         hop = lookup.next_hop
-        network = self._provider.network
+        network = self._network
         if hop is None or not network.sees_neighbours:
             return False
         group = self._waiting.get(hop)
@@ -55,14 +69,14 @@ class Pending:
             group = self._waiting[hop] = {}
             network.probe(*hop, self._via(lookup))
             self._probe_later(hop)
-        group[waiter] = lookup, self._provider.call_at(deadline, lambda _: self._expire(waiter, hop, lookup))
+        group[waiter] = lookup, self._runtime.call_at(deadline, lambda _: self._expire(waiter, hop, lookup))
         return True
 
     @staticmethod
     def _via(lookup: Lookup) -> bytes | None:
         return lookup.destination.ip if lookup.route is not None and lookup.route.gateway else None
 
-    def remove(self, waiter: ResolvingId, lookup: Lookup) -> None:
+    def remove(self, waiter: NeighbourWaiter, lookup: Lookup) -> None:
         """Stop waiting."""
         hop = lookup.next_hop
         group = self._waiting.get(hop) if hop is not None else None
@@ -76,11 +90,11 @@ class Pending:
             timer.cancel()
         self._probes.pop(hop).cancel()
         if not self._waiting:
-            self._provider.network.watch(False)
+            self._network.watch(False)
 
-    def _expire(self, waiter: ResolvingId, hop: Hop, lookup: Lookup) -> None:
+    def _expire(self, waiter: NeighbourWaiter, hop: Hop, lookup: Lookup) -> None:
         # The answer may be in the table although its notification was lost.
-        lookup.neighbour = self._provider.network.neighbour(*hop)
+        lookup.neighbour = self._network.neighbour(*hop)
         if lookup.neighbour is not None and lookup.neighbour.state.is_valid:
             self.neighbour_changed(lookup.neighbour)
             return
@@ -98,11 +112,11 @@ class Pending:
         )
 
     def _probe_later(self, hop: Hop) -> None:
-        when = self._provider.clock() + PROBE_INTERVAL
-        self._probes[hop] = self._provider.call_at(when, lambda _: self._probe(hop))
+        when = self._runtime.clock() + PROBE_INTERVAL
+        self._probes[hop] = self._runtime.call_at(when, lambda _: self._probe(hop))
 
     def _probe(self, hop: Hop) -> None:
-        network = self._provider.network
+        network = self._network
         entry = network.neighbour(*hop)
         if entry is not None and entry.state.is_valid:
             self.neighbour_changed(entry)

@@ -16,10 +16,11 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from rdmacm.progress.waiting import Waiter
+from rdmacm.progress.wake import Waiter
 
 if TYPE_CHECKING:
-    from rdmacm.soft.provider import SoftProvider
+    from rdmacm.progress.runtime import Runtime
+    from rdmacm.soft.device.transport import Transport
 
 __all__ = ["Helper"]
 
@@ -31,8 +32,9 @@ _LONGEST_TICK = 0.04
 class Helper:
     """The thread of one provider; :meth:`start` it with the wire, :meth:`stop` it with the last user."""
 
-    def __init__(self, provider: SoftProvider) -> None:
-        self._provider = provider
+    def __init__(self, runtime: Runtime, transport: Transport) -> None:
+        self._runtime = runtime
+        self._transport = transport
         self._stop: threading.Event | None = None
         self._waiter: Waiter | None = None
         self._thread: threading.Thread | None = None
@@ -71,52 +73,52 @@ class Helper:
         self._stop = self._waiter = self._thread = None
 
     def _run(self, stop: threading.Event, waiter: Waiter) -> None:
-        provider = self._provider
-        transport = provider.transport
+        runtime, transport = self._runtime, self._transport
         wire = transport.wire
         seen, serving, tick = -1, False, _GRACE
         deferrals = 0
         while not stop.is_set():
-            with provider.lock:
+            with runtime.lock:
                 if stop.is_set():
                     break
-                waiter.prepare(provider, wire.aside())
+                deadline = runtime.next_deadline()
+                seconds = None if deadline is None else deadline - runtime.clock()
+                waiter.prepare((*runtime.filenos(), *wire.aside()), seconds)
             waiter.wait(None)
-            with provider.lock:
-                others, seen = provider.progress_count != seen, provider.progress_count
+            with runtime.lock:
+                others, seen = runtime.progress_count != seen, runtime.progress_count
             if not serving or others:
                 if stop.wait(tick if others else _GRACE):
                     break
-                with provider.lock:
+                with runtime.lock:
                     left = wire.look_aside()
-                if provider.progress_count != seen and not left:
+                if runtime.progress_count != seen and not left:
                     serving, tick = False, min(2 * tick, _LONGEST_TICK)
                     if transport.deferrals != deferrals:
                         deferrals, tick = self._watch(stop), _GRACE
-                    seen = provider.progress_count
+                    seen = runtime.progress_count
                     continue
             tick = _GRACE
-            with provider.lock:
+            with runtime.lock:
                 if not stop.is_set():
                     wire.look_aside()
-                    provider.progress()
-                    seen, serving = provider.progress_count, True
+                    runtime.progress()
+                    seen, serving = runtime.progress_count, True
         waiter.wake.close()
 
     def _watch(self, stop: threading.Event) -> int:
         """Let ACKs wait for the application while it keeps coming; returns how often they did, so far."""
-        provider = self._provider
-        transport = provider.transport
+        runtime, transport = self._runtime, self._transport
         deferrals = seen = -1
-        while deferrals != transport.deferrals and provider.progress_count != seen:
-            deferrals, seen = transport.deferrals, provider.progress_count
+        while deferrals != transport.deferrals and runtime.progress_count != seen:
+            deferrals, seen = transport.deferrals, runtime.progress_count
             transport.watched = True
             if stop.wait(_GRACE):
                 break
-            with provider.lock:
+            with runtime.lock:
                 if transport.wire.look_aside():
                     break
-        with provider.lock:
+        with runtime.lock:
             transport.watched = False
             transport.acknowledge()
         return deferrals

@@ -29,7 +29,7 @@ from rdmacm.testing.host import FabricRoute, Host
 from rdmacm.testing.log import FabricLog, LogEntry
 
 if TYPE_CHECKING:
-    from rdmacm.soft.provider import SoftProvider
+    from rdmacm.progress.runtime import Runtime
     from rdmacm.testing.subnet import MemoryPort, MemorySubnet
 
 __all__ = ["Fabric", "SimulationError"]
@@ -227,22 +227,22 @@ class Fabric:
             self._deliver()
         raise SimulationError(f"no end after {self.max_steps} steps, at {self.now:.9f} s; {self._agenda()}")
 
-    def drive(self, provider: SoftProvider, done: Callable[[], T], timeout: float | None) -> T:
+    def drive(self, runtime: Runtime, done: Callable[[], T], timeout: float | None) -> T:
         """Wait on one host: run until ``done()``, for ``timeout`` virtual seconds at most; its last answer.
 
-        ``done`` is called with the provider's lock held, and not again once it returns something true.
+        ``done`` is called with the runtime's lock held, and not again once it returns something true.
         SimulationError for a wait without a timeout that nothing can end any more, and on a host that has crashed.
         """
-        host = next((host for host in self.hosts.values() if host.provider is provider), None)
+        host = next((host for host in self.hosts.values() if host.provider.runtime is runtime), None)
         if host is None or not host.alive:
             raise SimulationError("a host that is not, or no longer, on the fabric cannot wait")
 
-        with provider.lock:
+        with runtime.lock:
             found = done()
 
         def look() -> bool:
             nonlocal found
-            with provider.lock:
+            with runtime.lock:
                 found = done()
             return bool(found)
 
@@ -268,13 +268,14 @@ class Fabric:
             if deadline is not None and (earliest is None or deadline < earliest):
                 earliest = deadline
         for host in self.hosts.values():
-            deadline = host.provider.next_deadline() if host.alive else None
+            deadline = host.provider.runtime.next_deadline() if host.alive else None
             if deadline is not None and (earliest is None or deadline < earliest):
                 earliest = deadline
         return earliest
 
     def _agenda(self) -> str:
-        timers = [name for name, host in self.hosts.items() if host.alive and host.provider.next_deadline() is not None]
+        living = {name: host.provider.runtime for name, host in self.hosts.items() if host.alive}
+        timers = [name for name, runtime in living.items() if runtime.next_deadline() is not None]
         return f"packets under way: {len(self._flying)}; hosts with timers: {', '.join(timers) or 'none'}"
 
     # -- packets --------------------------------------------------------------------------------------

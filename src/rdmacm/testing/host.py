@@ -14,6 +14,7 @@ from rdmacm.address import is_link_local
 from rdmacm.cmid import CmEvent, EventChannel
 from rdmacm.errors import CmWouldBlockError
 from rdmacm.net.types import Neighbour, NeighbourState
+from rdmacm.progress.runtime import Runtime
 from rdmacm.proto.roce.headers import ROCE_PORT
 from rdmacm.proto.wire import Buffer
 from rdmacm.provider import Tap
@@ -91,7 +92,7 @@ class Medium(Protocol):
     def run(self, until: float | Callable[[], bool] | None = None, *, seconds: float | None = None) -> bool:
         """Let virtual time pass; see :meth:`rdmacm.testing.Fabric.run`."""
 
-    def drive(self, provider: SoftProvider, done: Callable[[], T], timeout: float | None) -> T:
+    def drive(self, runtime: Runtime, done: Callable[[], T], timeout: float | None) -> T:
         """Run until ``done()`` is true, for ``timeout`` virtual seconds at most; return its last result."""
 
 
@@ -122,7 +123,7 @@ class FabricWire:
         self.close()
 
     def filenos(self) -> Sequence[int]:
-        """None: whoever waits lets virtual time pass instead, with :meth:`SimProvider.drive`."""
+        """None: whoever waits lets virtual time pass instead, with :class:`SimRuntime`."""
         return ()
 
     @property
@@ -211,11 +212,25 @@ class SimNetwork(MemoryNetwork):
         return Neighbour(ifindex, ip, NeighbourState.REACHABLE, interface.address)
 
 
+class SimRuntime(Runtime):
+    """A runtime whose waits run the fabric in virtual time."""
+
+    def __init__(self, fabric: Medium) -> None:
+        super().__init__(fabric.clock)
+        self._fabric = fabric
+
+    def drive(self, done: Callable[[], T], timeout: float | None, result_queue: Sized = ()) -> T:
+        """Wait in virtual time (:meth:`Fabric.drive`). A call with ``timeout`` 0 takes no time."""
+        if timeout is not None and timeout <= 0:
+            return super().drive(done, timeout, result_queue)
+        return self._fabric.drive(self, done, timeout)
+
+
 class SimProvider(SoftProvider):
     """The software device of a simulated host.
 
     ``wire`` carries its packets, ``random`` is where everything random comes from. Whoever waits lets virtual time
-    pass on the whole fabric (:meth:`drive`).
+    pass on the whole fabric (:class:`SimRuntime`).
     """
 
     name = "sim"
@@ -231,14 +246,9 @@ class SimProvider(SoftProvider):
         low, high = network.setting("net/ipv4/ip_local_port_range", 32768, 60999)
         first = low + int(random.random() * (high - low + 1))
         ports = PrivatePorts(low, high, first)
-        super().__init__(network, clock=fabric.clock, ports=ports, wire=wire, random=random, infiniband=infiniband)
+        runtime = SimRuntime(fabric)
+        super().__init__(network, runtime=runtime, ports=ports, wire=wire, random=random, infiniband=infiniband)
         self.fabric = fabric
-
-    def drive(self, done: Callable[[], T], timeout: float | None, wanted: Sized = ()) -> T:
-        """Wait in virtual time, see :meth:`Fabric.drive`. Who only looks (``timeout`` 0) takes none."""
-        if timeout is not None and timeout <= 0:
-            return super().drive(done, timeout, wanted)
-        return self.fabric.drive(self, done, timeout)
 
 
 class _Served:
@@ -320,10 +330,10 @@ class Host:
 
     def turn(self) -> bool:
         """Make what progress there is to make now; whether a handler was called."""
-        self.provider.progress()
+        self.provider.runtime.progress()
         left = self.waiting
         while left:  # a provider takes in a bounded number of packets at a time, or none where nobody listens
-            self.provider.progress()
+            self.provider.runtime.progress()
             left, before = self.waiting, left
             if left >= before:
                 break

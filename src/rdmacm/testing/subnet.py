@@ -32,7 +32,7 @@ from typing import Any, TypeAlias
 from rdmacm.address import Gid
 from rdmacm.ib.transport import Arrived, IbPort
 from rdmacm.progress.timers import TimerDescriptor
-from rdmacm.progress.waiting import Wake
+from rdmacm.progress.wake import Wake
 from rdmacm.proto.cm.codes import AttributeId
 from rdmacm.proto.mad import MAD_SIZE, MadAddress, MgmtClass
 from rdmacm.proto.sa.attributes import Attribute

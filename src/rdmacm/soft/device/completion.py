@@ -15,13 +15,13 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from rdmacm.errors import cm_error
-from rdmacm.progress.waiting import Pollable
+from rdmacm.progress.runtime import Runtime
 from rdmacm.verbs.enums import WC, WCStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rdmacm.soft.provider import SoftProvider
+    from rdmacm.soft.device.transport import Transport
 
 __all__ = ["SoftCQ", "SoftChannel"]
 
@@ -31,12 +31,12 @@ _ANY, _SOLICITED = 1, 2
 class SoftChannel:
     """See :class:`rdmacm.verbs.backend.ChannelBackend`."""
 
-    __slots__ = ("_closed", "_events", "_pollable", "_provider")
+    __slots__ = ("_closed", "_events", "_pollable", "_runtime")
 
-    def __init__(self, provider: SoftProvider) -> None:
-        self._provider = provider
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
         self._events: deque[SoftCQ] = deque()
-        self._pollable = Pollable(provider)
+        self._pollable = runtime.pollable()
         self._closed = False
 
     def post(self, cq: SoftCQ) -> None:
@@ -51,7 +51,7 @@ class SoftChannel:
             self._pollable.signal(bool(self._events))
 
     def _take(self) -> SoftCQ | None:
-        if self._closed or self._provider.abandoned:
+        if self._closed or self._runtime.abandoned:
             raise cm_error(errno.EBADF, "the channel is closed", "get_cq_event")
         if not self._events:
             return None
@@ -60,14 +60,14 @@ class SoftChannel:
         return cq
 
     def get(self, timeout: float | None) -> object | None:
-        cq = self._provider.drive(self._take, timeout, self._events)
+        cq = self._runtime.drive(self._take, timeout, self._events)
         if cq is None:
             return None
         cq.waited = True
         return cq.owner
 
     def fileno(self) -> int:
-        with self._provider.lock:
+        with self._runtime.lock:
             if self._closed:
                 return -1
             fd = self._pollable.fileno()
@@ -75,12 +75,12 @@ class SoftChannel:
             return fd
 
     def close(self) -> None:
-        with self._provider.lock:
+        with self._runtime.lock:
             if not self._closed:
                 self._closed = True
                 self._events.clear()
                 self._pollable.close()
-                self._provider.waiters.wake()
+                self._runtime.waiters.wake()
 
 
 class SoftCQ:
@@ -90,10 +90,24 @@ class SoftCQ:
     report to it go to the error state, and once what it still holds has been polled, polling raises EOVERFLOW.
     """
 
-    __slots__ = ("_armed", "_channel", "_provider", "_queue", "cqe", "notify", "overrun", "owner", "waited")
+    __slots__ = (
+        "_armed",
+        "_channel",
+        "_queue",
+        "_runtime",
+        "_transport",
+        "cqe",
+        "notify",
+        "overrun",
+        "owner",
+        "waited",
+    )
 
-    def __init__(self, provider: SoftProvider, cqe: int, channel: SoftChannel | None, owner: object) -> None:
-        self._provider = provider
+    def __init__(
+        self, runtime: Runtime, transport: Transport, cqe: int, channel: SoftChannel | None, owner: object
+    ) -> None:
+        self._runtime = runtime
+        self._transport = transport
         self._channel = channel
         self._queue: deque[WC] = deque()
         self._armed = 0
@@ -103,7 +117,7 @@ class SoftCQ:
         self.overrun = False
         #: Whether somebody has waited for what is in it, and not taken it yet.
         self.waited = False
-        provider.use(self)
+        runtime.use(self)
 
     def add(self, found: list[WC]) -> None:
         """Completions of a queue pair, oldest first."""
@@ -113,14 +127,14 @@ class SoftCQ:
         if len(queue) + len(found) > self.cqe:
             queue.extend(found[: self.cqe - len(queue)])
             self.overrun = True
-            self._provider.transport.cq_failed(self)
+            self._transport.cq_failed(self)
         else:
             queue.extend(found)
         if self._armed and (self._armed == _ANY or self.overrun or any(map(_is_solicited, found))):
             self._armed = 0
             if self._channel is not None:
                 self._channel.post(self)
-        waiters = self._provider.waiters
+        waiters = self._runtime.waiters
         if waiters.polling:
             waiters.wake()
         if self.notify is not None:
@@ -139,9 +153,9 @@ class SoftCQ:
             if self.waited:
                 self.waited = False
             else:
-                self._provider.acknowledge()
+                self._acknowledge()
         else:
-            self._provider.poll(queue)
+            self._runtime.poll(queue)
             if not queue:
                 if self.overrun:
                     raise cm_error(
@@ -156,7 +170,7 @@ class SoftCQ:
                 return [queue.popleft()]
             except IndexError:  # another thread was quicker
                 return []
-        with self._provider.lock:
+        with self._runtime.lock:
             count = len(queue)
             if count <= num_entries:
                 found = [*queue]
@@ -164,28 +178,35 @@ class SoftCQ:
                 return found
             return [queue.popleft() for _ in range(num_entries)]
 
+    def _acknowledge(self) -> None:
+        """Send the ACKs that are pending: this caller takes queued completions and makes no progress."""
+        if self._transport.owing:
+            with self._runtime.lock:
+                self._runtime.progress_count += 1
+                self._transport.acknowledge()
+
     def wait(self, timeout: float | None) -> bool:
-        self.waited = self._provider.drive(self._ready, timeout, self._queue)
+        self.waited = self._runtime.drive(self._ready, timeout, self._queue)
         return self.waited
 
     def _ready(self) -> bool:
-        if self._provider.abandoned:
+        if self._runtime.abandoned:
             raise cm_error(errno.EBADF, "the completion queue was made before fork(2)", "poll_cq")
         return bool(self._queue) or self.overrun
 
     def req_notify(self, solicited_only: bool) -> None:
-        with self._provider.lock:
+        with self._runtime.lock:
             # Asking for less does not take back that more was asked for (InfiniBand Architecture 11.4.2.2).
             self._armed = _SOLICITED if solicited_only and self._armed != _ANY else _ANY
 
     def destroy(self) -> None:
-        with self._provider.lock:
+        with self._runtime.lock:
             self._queue.clear()
             self._armed = 0
             if self._channel is not None:
                 self._channel.forget(self)
                 self._channel = None
-            self._provider.closed(self)
+            self._runtime.closed(self)
 
 
 def _is_solicited(wc: WC) -> bool:

@@ -15,8 +15,13 @@ from rdmacm.verbs.enums import AccessFlag, QPType
 from rdmacm.verbs.wr import Buffer
 
 if TYPE_CHECKING:
-    from rdmacm.soft.provider import SoftProvider
+    from collections.abc import Callable
+    from random import Random
+
+    from rdmacm.progress.runtime import Runtime
+    from rdmacm.soft.device.transport import Transport
     from rdmacm.verbs.backend import ChannelBackend, CQBackend, SRQBackend
+    from rdmacm.verbs.device import Device
 
 __all__ = ["SOFT_DEVICE_ATTR", "SoftDevice"]
 
@@ -44,20 +49,30 @@ SOFT_DEVICE_ATTR = DeviceAttr(
 class SoftDevice:
     """See :class:`rdmacm.verbs.backend.DeviceBackend`.
 
-    ``ifindex`` is the interface beneath it.
+    ``ifindex`` is the interface beneath it; ``find_device(ifindex)`` returns the device there as it is now.
     """
 
-    def __init__(self, provider: SoftProvider, name: str, ifindex: int, attr: DeviceAttr = SOFT_DEVICE_ATTR) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        transport: Transport,
+        random: Random,
+        name: str,
+        ifindex: int,
+        find_device: Callable[[int], Device | None],
+        attr: DeviceAttr = SOFT_DEVICE_ATTR,
+    ) -> None:
         self.name = name
         self.attr = attr
-        self._provider = provider
-        self._transport = provider.transport
+        self._runtime = runtime
+        self._transport = transport
         self._ifindex = ifindex
-        self._memory = MemoryTable(provider.random)
+        self._find_device = find_device
+        self._memory = MemoryTable(random)
 
     def _find_source(self, sgid_index: int) -> tuple[bytes, int]:
         """The packed address and the interface of a GID."""
-        device = self._provider.device_now(self._ifindex)
+        device = self._find_device(self._ifindex)
         if device is None:
             raise cm_error(errno.ENODEV, "the device has been removed", "modify_qp", self.name)
         for row in device.ports[0].gids:
@@ -72,11 +87,11 @@ class SoftDevice:
             return self._memory.register(pd, buffer, access)
 
     def create_channel(self) -> SoftChannel:
-        return SoftChannel(self._provider)
+        return SoftChannel(self._runtime)
 
     def create_cq(self, cqe: int, channel: ChannelBackend | None, owner: object) -> SoftCQ:
         assert channel is None or isinstance(channel, SoftChannel)
-        return SoftCQ(self._provider, cqe, channel, owner)
+        return SoftCQ(self._runtime, self._transport, cqe, channel, owner)
 
     def create_srq(self, pd: object, attr: SrqAttr) -> SoftSRQ:
         return SoftSRQ(self._transport, self._memory, pd, attr)

@@ -590,7 +590,7 @@ class SoftQP:
         if recvs and recvs is not sends:
             self._recv_cq.add(recvs)
 
-    def cq_failed(self, cq: SoftCQ) -> None:
+    def cq_failed(self, cq: object) -> None:
         if cq in (self._send_cq, self._recv_cq) and self.state not in (_RESET, _ERR):
             self._fail()
             self._tell(AsyncEvent.QP_FATAL)

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence, Sized
 
     from rdmacm.proto.wire import Buffer
-    from rdmacm.soft.device.completion import SoftCQ
 
 __all__ = ["GSI_QPN", "Endpoint", "Remote", "Transport"]
 
@@ -83,7 +82,7 @@ class Endpoint(Protocol):
 
     def timer(self, now: float) -> None: ...
 
-    def cq_failed(self, cq: SoftCQ) -> None:
+    def cq_failed(self, cq: object) -> None:
         """A completion queue has overflowed; to the error state where it is one of this queue pair's."""
 
 
@@ -234,7 +233,7 @@ class Transport:
         with self.lock:
             self._held[qpn] = max(until, self._held.get(qpn, until))
 
-    def cq_failed(self, cq: SoftCQ) -> None:
+    def cq_failed(self, cq: object) -> None:
         """A completion queue has overflowed."""
         for qp in list(self._qps.values()):
             qp.cq_failed(cq)

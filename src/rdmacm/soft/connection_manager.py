@@ -1,0 +1,202 @@
+"""Connection managers: one for all RoCE devices, and one for each InfiniBand port.
+
+The agent (:mod:`rdmacm.proto.cm.engine`) knows no socket and no id. A connection manager sends the agent's MADs over
+QP 1, delivers its events to the connectors they concern, and turns its deadline into a timer. Communication ids carry
+the wire's slot in their upper byte, so that answers find their process when several share the port.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from random import Random
+from typing import Any, Protocol
+
+from rdmacm.progress.runtime import Runtime
+from rdmacm.progress.timers import Timer
+from rdmacm.proto.cm.connection import Accepts, CmConnection, CmListener
+from rdmacm.proto.cm.engine import Agent
+from rdmacm.proto.cm.events import ConnectRequest, Event, SidrRequest, TimewaitExit
+from rdmacm.proto.cm.states import CmState
+from rdmacm.proto.wire import Buffer
+
+__all__ = ["ConnectionManager", "ConnectionOwner", "Gsi", "RequestHandler"]
+
+_REQUESTS = (ConnectRequest, SidrRequest)
+
+
+class Gsi(Protocol):
+    """QP 1, the general services interface, as a connection manager uses it. The agent does not look into paths."""
+
+    #: Called with (MAD, path, now) for each MAD of a connection manager that arrives; the MAD is valid during the call.
+    on_mad: Callable[[memoryview, Any, float], None] | None
+
+    @property
+    def id_prefix(self) -> int | None:
+        """The upper byte of communication ids, when several processes share QP 1; known once opened."""
+
+    def open(self) -> None:
+        """Begin to receive MADs; RdmaError when that is not possible."""
+
+    def send_mad(self, path: Any, mad: Buffer) -> object:
+        """Send a MAD of 256 bytes. A MAD that cannot be sent is lost."""
+
+    def listen(self, service_id: int, local: bytes | None, /) -> object:
+        """Let requests for a service id, to one local address or any, come to this process; returns a token."""
+
+    def unlisten(self, token: object) -> None:
+        """Undo :meth:`listen`."""
+
+    def hold_qpn(self, qpn: int, until: float) -> None:
+        """Give the number to no queue pair before ``until``."""
+
+
+class ConnectionOwner(Protocol):
+    """Gets the events of one connection. Called with the runtime's lock held."""
+
+    def connection_event(self, event: Event) -> None:
+        """The state of the connection has changed."""
+
+
+class RequestHandler(Protocol):
+    """Gets the requests for one listener. Called with the runtime's lock held."""
+
+    def requested(self, event: ConnectRequest | SidrRequest, cm: ConnectionManager) -> None:
+        """A REQ or SIDR_REQ has arrived."""
+
+
+class ConnectionManager:
+    """See the module. Used with the runtime's lock held.
+
+    ``gsi`` carries its MADs; ``port_index`` numbers the InfiniBand port it belongs to, None for RoCE.
+    """
+
+    def __init__(self, runtime: Runtime, random: Random, gsi: Gsi, port_index: int | None = None) -> None:
+        self._runtime = runtime
+        self._random = random
+        self._gsi = gsi
+        self.port_index = port_index
+        #: Made with the first listener or connection.
+        self._agent: Agent | None = None
+        #: The owner of each connection, by communication id.
+        self._owners: dict[int, ConnectionOwner] = {}
+        #: The handler of each listener, and the token of :meth:`Gsi.listen`.
+        self._listeners: dict[CmListener, tuple[RequestHandler, object]] = {}
+        #: Set for the agent's next deadline, or an earlier one.
+        self._timer: Timer | None = None
+        self._is_dispatching = False
+
+    @property
+    def agent(self) -> Agent:
+        """The agent; making it opens the wire."""
+        if self._agent is None:
+            random, gsi = self._random, self._gsi
+            gsi.open()
+            self._agent = Agent(random.getrandbits(64), random, id_prefix=gsi.id_prefix)
+            gsi.on_mad = self._mad_received
+        return self._agent
+
+    def listen(
+        self, handler: RequestHandler, service_id: int, local: bytes | None, backlog: int, accepts: Accepts
+    ) -> CmListener:
+        """Take requests for a service id, to one local address or (None) to any."""
+        listener = self.agent.listen(service_id, backlog=backlog, accepts=accepts)
+        try:
+            token = self._gsi.listen(service_id, local)
+        except BaseException:
+            self.agent.unlisten(listener)
+            raise
+        self._listeners[listener] = handler, token
+        self._runtime.descriptors_changed()
+        return listener
+
+    def unlisten(self, listener: CmListener) -> None:
+        """Take no more requests for a listener."""
+        found = self._listeners.pop(listener, None)
+        if found is not None and self._agent is not None:
+            self._agent.unlisten(listener)
+            self._gsi.unlisten(found[1])
+            self._runtime.descriptors_changed()
+
+    def own(self, comm_id: int, owner: ConnectionOwner) -> CmConnection:
+        """Deliver the events of a connection to ``owner`` from now on."""
+        self._owners[comm_id] = owner
+        connection = self.agent.connection(comm_id)
+        assert connection is not None
+        return connection
+
+    def leave(self, connection: CmConnection) -> None:
+        """End a connection whose id is being destroyed: the peer gets a DREQ or REJ, if one is due."""
+        self._owners.pop(connection.comm_id, None)
+        if self._agent is not None and connection.state is not CmState.IDLE:
+            was_over = connection.state is CmState.TIMEWAIT
+            self._agent.destroy(connection.comm_id, self._runtime.clock())
+            self.dispatch()
+            if not was_over:
+                self.hold_qpn(connection)
+
+    def hold_qpn(self, connection: CmConnection) -> None:
+        """Keep the queue pair number of a connection in TIMEWAIT from being used again."""
+        if connection.state is CmState.TIMEWAIT and connection.deadline is not None:
+            self._gsi.hold_qpn(connection.local_qpn, connection.deadline)
+
+    def dispatch(self) -> None:
+        """Send the agent's MADs, deliver its events, and set the timer for its deadline."""
+        agent = self._agent
+        if agent is None or self._is_dispatching:
+            return
+        self._is_dispatching = True
+        send_mad = self._gsi.send_mad
+        try:
+            while agent.outbox or agent.pending_events:
+                if agent.outbox:
+                    for path, mad in agent.mads_to_send():
+                        send_mad(path, mad)
+                if agent.pending_events:
+                    for event in agent.events():
+                        self._deliver(agent, event)
+        finally:
+            self._is_dispatching = False
+        self._set_timer(agent.next_deadline())
+
+    def _set_timer(self, deadline: float | None) -> None:
+        """Set the timer for ``deadline``. A timer that is earlier stays: it looks at the deadline when it fires."""
+        if deadline is not None and (self._timer is None or deadline < self._timer.when):
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._runtime.call_at(deadline, self._time)
+
+    def _time(self, now: float) -> None:
+        self._timer = None
+        if self._agent is not None:
+            self._agent.timer(now)
+            self.dispatch()
+
+    def _mad_received(self, mad: memoryview, path: Hashable, now: float) -> None:
+        if self._agent is not None:
+            self._agent.mad_received(mad, path, now)
+            self.dispatch()
+
+    def _deliver(self, agent: Agent, event: Event) -> None:
+        if isinstance(event, _REQUESTS):
+            found = self._listeners.get(event.listener)
+            if found is not None:
+                found[0].requested(event, self)
+            else:  # the listener was destroyed after the request had been queued
+                agent.destroy(event.comm_id, self._runtime.clock())
+            return
+        if isinstance(event, TimewaitExit):
+            owner = self._owners.pop(event.comm_id, None)
+        else:
+            owner = self._owners.get(event.comm_id)
+            connection = agent.connection(event.comm_id)
+            if connection is not None:
+                self.hold_qpn(connection)
+        if owner is not None:
+            owner.connection_event(event)
+
+    def close(self) -> None:
+        """Forget every connection and listener; the provider closes its descriptors."""
+        self._agent = None
+        self._owners.clear()
+        self._listeners.clear()
+        self._timer = None

@@ -1,0 +1,475 @@
+"""Connecting by the InfiniBand connection manager, for RoCE and InfiniBand ids.
+
+Parameters and private data become REQ, REP, REJ and SIDR messages, and messages become calls of
+:class:`rdmacm.soft.ids.connector.ConnectorUser`. The messages' order, repetition and timers are the agent's
+(:mod:`rdmacm.proto.cm.engine`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Callable, Hashable
+from socket import AF_INET, AF_INET6
+from typing import Any, Protocol
+
+from rdmacm.address import AF_IB, InetAddr, SockAddrIB, service_id
+from rdmacm.connparam import ConnParam, Ece, UdParam
+from rdmacm.errors import CmStateError, cm_error
+from rdmacm.proto.cm import states
+from rdmacm.proto.cm.codes import RejectReason, SidrStatus
+from rdmacm.proto.cm.connection import CmConnection, CmListener
+from rdmacm.proto.cm.events import (
+    ConnectReply,
+    ConnectRequest,
+    Disconnected,
+    DisconnectRequested,
+    Established,
+    Event,
+    Rejected,
+    SidrReply,
+    SidrRequest,
+    TimewaitExit,
+    Unreachable,
+)
+from rdmacm.proto.cm.messages import REJ, REP, REQ, SIDR_REP, SIDR_REQ, Message, Path
+from rdmacm.proto.cm.private_data import PrivateDataHeader, user_capacity
+from rdmacm.proto.cm.timeouts import ack_timeout
+from rdmacm.proto.sa import PathRecord
+from rdmacm.provider import Address
+from rdmacm.soft.connection_manager import ConnectionManager
+from rdmacm.soft.ids.connector import ConnectorUser
+from rdmacm.soft.ids.core import IdCore
+from rdmacm.soft.ids.link import Link
+from rdmacm.soft.ids.request import header_of, param_of_request
+from rdmacm.soft.wire.base import WirePath
+from rdmacm.verbs.attr import QPAttr
+from rdmacm.verbs.enums import AccessFlag, Mtu, QPType
+
+__all__ = ["NO_ECE", "UDP_QKEY", "IbCmConnector", "IbCmUser"]
+
+#: Exponent of 4.096 µs: how long this device may take to acknowledge, 0.13 s.
+CA_ACK_DELAY = 15
+#: Linux's rdma_cm asks for this Q_Key on the port spaces UDP and IB.
+UDP_QKEY = 0x01234567
+#: A receiver that is not ready asks for 0.64 ms (InfiniBand Architecture 9.7.5.2.8); rdma_cm's 0 would mean 655 ms.
+_MIN_RNR_TIMER = 12
+#: The path MTU field of a REQ has 4 bits; that of a path record has 6.
+_MAX_REQ_MTU = 15
+#: The retry count fields of REQ and REP have 3 bits.
+_MAX_RETRIES = 7
+NO_ECE = Ece(0)
+
+_ANY_REMOTE = AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_READ | AccessFlag.REMOTE_ATOMIC
+_MTUS = {int(mtu): mtu for mtu in Mtu}
+_MESSAGES_WITH_PRIVATE_DATA: tuple[type[Message], ...] = (REQ, REP, REJ, SIDR_REQ, SIDR_REP)
+#: Bytes of private data that are the application's: with the header that IP addresses need, and without it.
+_ROOM_IP: dict[type[Message], int] = {kind: user_capacity(kind, AF_INET) for kind in _MESSAGES_WITH_PRIVATE_DATA}
+_ROOM_IB: dict[type[Message], int] = {kind: user_capacity(kind, AF_IB) for kind in _MESSAGES_WITH_PRIVATE_DATA}
+_SIDR_TEXT: dict[int, str] = {
+    SidrStatus.UNSUPPORTED: "nobody listens on that port",
+    SidrStatus.REJECT: "the peer's application, or its connection manager, refused",
+    SidrStatus.NO_QP: "the peer has no queue pair for it",
+}
+
+
+class IbCmUser(ConnectorUser, Protocol):
+    """An id that connects by the InfiniBand connection manager."""
+
+    link: Link
+
+    @property
+    def connector(self) -> IbCmConnector: ...
+
+    def new_child(self, is_infiniband: bool) -> IbCmUser:
+        """An id for a request, on this id's queue and with its options."""
+
+    def discard_child(self, child: Any) -> None:
+        """The request cannot be answered by ``child``."""
+
+    def present_child(self, child: Any, param: ConnParam) -> None:
+        """Post CONNECT_REQUEST for ``child``."""
+
+
+class IbCmConnector:
+    """See :class:`rdmacm.soft.ids.connector.Connector`."""
+
+    __slots__ = ("_accepted", "_connection", "_id", "_listeners", "_user", "peer_ece")
+
+    def __init__(self, core: IdCore, user: IbCmUser) -> None:
+        self._id = core
+        self._user = user
+        #: The connection managers it listens with; a wildcard address has several.
+        self._listeners: list[tuple[ConnectionManager, CmListener]] = []
+        self._connection: CmConnection | None = None
+        #: What the application has accepted the request with.
+        self._accepted: ConnParam | None = None
+        self.peer_ece = NO_ECE
+
+    @property
+    def is_open(self) -> bool:
+        return self._connection is not None
+
+    @property
+    def _cm(self) -> ConnectionManager:
+        return self._user.link.cm
+
+    def _open(self) -> CmConnection:
+        assert self._connection is not None
+        return self._connection
+
+    def _now(self) -> float:
+        return self._id.runtime.clock()
+
+    # -- listening ------------------------------------------------------------------------------------
+
+    def listen(self, backlog: int) -> None:
+        """Take requests for the id's address and port."""
+        local = self._id.local_addr
+        assert local is not None
+        if isinstance(local, SockAddrIB):
+            service, ip = local.sid, None
+        else:
+            service, ip = service_id(self._id.port_space, local.port), None if local.is_any else local.ip
+        try:
+            for cm in self._user.link.managers():
+                self._listeners.append((cm, cm.listen(self, service, ip, backlog, self._takes)))
+        except BaseException:
+            self.unlisten()
+            raise
+
+    def unlisten(self) -> None:
+        for cm, listener in self._listeners:
+            cm.unlisten(listener)
+        self._listeners.clear()
+
+    def _takes(self, request: REQ | SIDR_REQ, path: Hashable) -> bool:
+        """Whether a request to the id's port is for this id: QP type, address family, address and interface agree."""
+        core = self._id
+        local = core.local_addr
+        if (core.qp_type == QPType.UD) is isinstance(request, REQ):
+            return False
+        header = header_of(request) if isinstance(path, WirePath) else None
+        if header is None:
+            return isinstance(local, SockAddrIB)
+        if not isinstance(local, InetAddr) or not isinstance(path, WirePath) or header.version:
+            return False
+        if local.is_any:
+            afonly = core.port_owner is not None and core.port_owner.afonly
+            return header.family == local.family or (local.family == AF_INET6 and not afonly)
+        same_scope = not local.scope_id or not path.scope_id or path.scope_id == local.scope_id
+        return header.destination == local.ip and same_scope
+
+    def requested(self, event: ConnectRequest | SidrRequest, cm: ConnectionManager) -> None:
+        """A request has arrived: make it an id and tell the application (called by the connection manager)."""
+        request = event.request
+        child = self._user.new_child(cm.port_index is not None)
+        refusal = child.link.accept_request(request, event.path, cm)
+        if refusal is not None:
+            self._user.discard_child(child)
+            if isinstance(request, REQ):
+                cm.agent.reject(event.comm_id, self._now(), refusal[0], ari=refusal[1])
+            else:
+                cm.agent.destroy(event.comm_id, self._now())
+            return
+        child.connector._begin_passive(request, event.comm_id, cm)
+        has_header = isinstance(event.path, WirePath) and header_of(request) is not None
+        self._user.present_child(child, param_of_request(request, has_header))
+
+    def _begin_passive(self, request: REQ | SIDR_REQ, comm_id: int, cm: ConnectionManager) -> None:
+        if isinstance(request, REQ) and request.vendor_id:
+            self.peer_ece = Ece(request.vendor_id, request.attr_mod)
+        self._connection = cm.own(comm_id, self)
+
+    def delivered(self) -> None:
+        """The application fetches the request: it leaves the backlog."""
+        if self._connection is not None:
+            self._cm.agent.delivered(self._connection.comm_id)
+
+    # -- connecting -----------------------------------------------------------------------------------
+
+    def prepare_connect(self, param: ConnParam, qp_num: int, ece: Ece) -> Callable[[], None]:
+        """Check and build the request; calling the result sends it. EINVAL for what does not fit."""
+        core, link = self._id, self._user.link
+        peer, local = core.peer_addr, core.local_addr
+        is_datagram = core.qp_type == QPType.UD
+        self._check_size(param.private_data, SIDR_REQ if is_datagram else REQ, "connect")
+        private_data = param.private_data
+        if isinstance(peer, InetAddr):
+            assert isinstance(local, InetAddr)
+            private_data = PrivateDataHeader.between(local, peer).pack() + private_data
+            service = service_id(core.port_space, peer.port)
+        else:
+            assert peer is not None
+            service = peer.sid
+        path = link.cm_path()
+
+        def send() -> None:
+            cm, now = self._cm, self._now()
+            if is_datagram:
+                comm_id = cm.agent.sidr_request(path, SIDR_REQ(service, private_data=private_data), now)
+            else:
+                request = self._request(service, private_data, param, qp_num, ece)
+                life = core.paths[0].packet_life_time
+                comm_id = cm.agent.connect(path, request, now, packet_life_time=life)
+            self._connection = cm.own(comm_id, self)
+            cm.dispatch()
+
+        return send
+
+    def _request(self, service: int, private_data: bytes, param: ConnParam, qp_num: int, ece: Ece) -> REQ:
+        core, link = self._id, self._user.link
+        path = core.paths[0]
+        if path.mtu > _MAX_REQ_MTU:  # possible in a path record that the application has set
+            raise cm_error(errno.EINVAL, f"{path.mtu} is no path MTU", "connect", str(core.peer_addr))
+        return REQ(
+            service_id=service,
+            local_ca_guid=self._node_guid(),
+            local_qpn=qp_num,
+            responder_resources=param.responder_resources,
+            initiator_depth=param.initiator_depth,
+            end_to_end_flow_control=bool(param.flow_control),
+            retry_count=min(param.retry_count, _MAX_RETRIES),
+            rnr_retry_count=min(param.rnr_retry_count, _MAX_RETRIES),
+            path_mtu=path.mtu,
+            srq=bool(param.srq),
+            partition_key=link.partition(),
+            primary=self._request_path(path),
+            alternate=self._request_path(core.paths[1]) if len(core.paths) > 1 else Path(),
+            private_data=private_data,
+            vendor_id=ece.vendor_id,
+            attr_mod=ece.options,
+        )
+
+    def _request_path(self, path: PathRecord) -> Path:
+        option = self._id.options.ack_timeout
+        timeout = ack_timeout(CA_ACK_DELAY, path.packet_life_time) if option is None else option & 31
+        return self._user.link.request_path(path, timeout)
+
+    def _node_guid(self) -> int:
+        device = self._id.device
+        assert device is not None
+        return device.device.node_guid
+
+    def confirm(self) -> None:
+        self._cm.agent.send_rtu(self._open().comm_id, self._now())
+        self._cm.dispatch()
+
+    def refuse(self) -> None:
+        with contextlib.suppress(CmStateError):
+            self._cm.agent.reject(self._open().comm_id, self._now())
+        self._cm.dispatch()
+
+    # -- answering ------------------------------------------------------------------------------------
+
+    def prepare_accept(self, param: ConnParam) -> None:
+        """Check what the request is to be accepted with; EINVAL when the peer has given up or data does not fit."""
+        peer = self._id.peer_addr
+        self._check_size(param.private_data, SIDR_REP if self._id.qp_type == QPType.UD else REP, "accept")
+        if self._open().state not in states.AWAITING_USER:
+            raise CmStateError(errno.EINVAL, "the peer has given up meanwhile", "accept", str(peer), "destroy the id")
+        self._accepted = param
+
+    def accept(self, param: ConnParam, qp_num: int, ece: Ece) -> None:
+        """Send the REP; :meth:`prepare_accept` comes first."""
+        reply = REP(
+            local_qpn=qp_num,
+            responder_resources=param.responder_resources,
+            initiator_depth=param.initiator_depth,
+            target_ack_delay=CA_ACK_DELAY,
+            end_to_end_flow_control=bool(param.flow_control),
+            rnr_retry_count=min(param.rnr_retry_count, _MAX_RETRIES),
+            srq=bool(param.srq),
+            local_ca_guid=self._node_guid(),
+            private_data=param.private_data,
+            vendor_id=ece.vendor_id,
+            attr_mod=ece.options,
+        )
+        self._cm.agent.accept(self._open().comm_id, reply, self._now())
+        self._cm.dispatch()
+
+    def accept_datagram(self, param: ConnParam, qp_num: int, qkey: int) -> None:
+        """Send the SIDR_REP; :meth:`prepare_accept` comes first."""
+        reply = SIDR_REP(qpn=qp_num, q_key=qkey, private_data=param.private_data)
+        self._cm.agent.sidr_reply(self._open().comm_id, reply, self._now())
+        self._cm.dispatch()
+
+    def reject(self, private_data: bytes, reason: int) -> None:
+        if reason not in (RejectReason.CONSUMER_DEFINED, RejectReason.VENDOR_OPTION_NOT_SUPPORTED):
+            raise cm_error(errno.EINVAL, f"reason {reason} is not the application's to give", "reject")
+        is_datagram = self._id.qp_type == QPType.UD
+        self._check_size(private_data, SIDR_REP if is_datagram else REJ, "reject")
+        agent, comm_id, now = self._cm.agent, self._open().comm_id, self._now()
+        if is_datagram:
+            agent.sidr_reply(comm_id, SIDR_REP(status=SidrStatus.REJECT, private_data=private_data), now)
+        else:
+            agent.reject(comm_id, now, reason, private_data)
+        self._cm.dispatch()
+
+    def _check_size(self, private_data: bytes, kind: type[Message], step: str) -> None:
+        address: Address | None = self._id.peer_addr
+        room = (_ROOM_IB if isinstance(address, SockAddrIB) else _ROOM_IP)[kind]
+        if len(private_data) > room:
+            raise cm_error(
+                errno.EINVAL,
+                f"{len(private_data)} bytes of private data do not fit, {room} do",
+                step,
+                str(address),
+                "send the rest as a message once connected",
+            )
+
+    # -- connected ------------------------------------------------------------------------------------
+
+    def notify_established(self) -> None:
+        """The application has seen data arrive (rdma_notify(3)); EISCONN when the RTU has arrived as well."""
+        connection = self._open()
+        if connection.state is states.CmState.ESTABLISHED:
+            raise cm_error(errno.EISCONN, "the connection is established already", "notify")
+        self._cm.agent.establish(connection.comm_id, self._now())
+        self._cm.dispatch()
+
+    def data_arrived(self) -> None:
+        if self._connection is not None:
+            with contextlib.suppress(CmStateError):
+                self._cm.agent.establish(self._connection.comm_id, self._now())
+                self._cm.dispatch()
+
+    def disconnect(self) -> bool:
+        connection, follows = self._open(), True
+        try:
+            self._cm.agent.disconnect(connection.comm_id, self._now())
+        except CmStateError:  # the connection is over already, which is no error
+            follows = False
+        self._cm.dispatch()
+        self._cm.hold_qpn(connection)
+        return follows
+
+    def close(self) -> None:
+        """The id is destroyed: stop listening, and end the connection."""
+        self.unlisten()
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            self._cm.leave(connection)
+
+    # -- messages and timers --------------------------------------------------------------------------
+
+    def connection_event(self, event: Event) -> None:
+        """See :class:`rdmacm.soft.connection_manager.ConnectionOwner`."""
+        _HANDLERS[type(event)](self, event)
+
+    def _replied(self, event: ConnectReply) -> None:
+        reply = event.reply
+        if reply.vendor_id:
+            self.peer_ece = Ece(reply.vendor_id, reply.attr_mod)
+        self._user.replied(
+            ConnParam(
+                private_data=reply.private_data,
+                responder_resources=reply.initiator_depth,
+                initiator_depth=reply.responder_resources,
+                flow_control=int(reply.end_to_end_flow_control),
+                retry_count=0,
+                rnr_retry_count=reply.rnr_retry_count,
+                srq=int(reply.srq),
+                qp_num=reply.local_qpn,
+            )
+        )
+
+    def _established(self, _: Established) -> None:
+        self._user.established()
+
+    def _rejected(self, event: Rejected) -> None:
+        self._user.rejected(event.reason, event.private_data, _rejection(event.reason))
+
+    def _unreachable(self, _: Unreachable) -> None:
+        self._user.unreachable(-errno.ETIMEDOUT, "nobody answered")
+
+    def _disconnected(self, event: DisconnectRequested | Disconnected) -> None:
+        if isinstance(event, Disconnected) and event.timed_out:
+            self._user.disconnected(-errno.ETIMEDOUT, "the peer never confirmed")
+        else:
+            self._user.disconnected(0, "")
+
+    def _timewait_over(self, _: TimewaitExit) -> None:
+        self._user.timewait_over()
+
+    def _datagram_replied(self, event: SidrReply) -> None:
+        reply = event.reply
+        if reply.status != SidrStatus.SUCCESS:
+            self._user.unreachable(reply.status, _SIDR_TEXT.get(reply.status, "the peer refused"))
+            return
+        vector = self._user.link.address_vector()
+        self._user.datagram_resolved(UdParam(reply.private_data, vector, reply.qpn, reply.q_key))
+
+    # -- queue pair attributes ------------------------------------------------------------------------
+
+    def connected_attributes(self, attr: QPAttr) -> None:
+        """Fill in what takes a queue pair to RTR and to RTS; CmStateError before the peer's half is known."""
+        core, connection = self._id, self._connection
+        if connection is None or connection.state is states.CmState.IDLE:
+            raise core.refuse("init_qp_attr")
+        request = connection.request
+        if not isinstance(request, REQ):
+            raise core.refuse("init_qp_attr")
+        peer = connection.reply if connection.is_active else request
+        if peer is None:
+            raise core.refuse("init_qp_attr")
+        mtu = _MTUS.get(request.path_mtu)
+        if mtu is None:  # possible in a path record that the application has set
+            raise cm_error(errno.EINVAL, f"{request.path_mtu} is no path MTU", "init_qp_attr", str(core.peer_addr))
+        attr.port_num = core.port_num
+        attr.ah_attr = self._user.link.address_vector()
+        attr.path_mtu = mtu
+        attr.dest_qp_num = peer.local_qpn
+        attr.rq_psn = connection.starting_psn
+        attr.max_rd_atomic, attr.max_dest_rd_atomic = self._read_depths(connection)
+        attr.min_rnr_timer = _MIN_RNR_TIMER
+        attr.sq_psn = peer.starting_psn
+        attr.retry_cnt = request.retry_count
+        attr.rnr_retry = peer.rnr_retry_count
+        option = core.options.ack_timeout
+        attr.timeout = connection.av_timeout if option is None else option & 31
+
+    def access(self) -> AccessFlag | None:
+        """What the peer may do with our memory: READ and atomics only if it may have any in progress.
+
+        None while there is no connection.
+        """
+        if self._connection is None:
+            return None
+        return _ANY_REMOTE if self._read_depths(self._connection)[1] else AccessFlag.REMOTE_WRITE
+
+    def _read_depths(self, connection: CmConnection) -> tuple[int, int]:
+        """How many READs and atomics may be in progress: ours, and the peer's."""
+        if not connection.is_active:
+            if self._accepted is not None:
+                return self._accepted.initiator_depth, self._accepted.responder_resources
+            asked = connection.request  # the application makes its queue pair ready before it accepts
+            return (asked.responder_resources, asked.initiator_depth) if isinstance(asked, REQ) else (0, 0)
+        reply = connection.reply
+        if reply is not None:
+            return reply.responder_resources, reply.initiator_depth
+        assert isinstance(connection.request, REQ)
+        return connection.request.initiator_depth, connection.request.responder_resources
+
+
+_HANDLERS: dict[type[Event], Callable[[IbCmConnector, Any], None]] = {
+    ConnectReply: IbCmConnector._replied,
+    Established: IbCmConnector._established,
+    Rejected: IbCmConnector._rejected,
+    Unreachable: IbCmConnector._unreachable,
+    DisconnectRequested: IbCmConnector._disconnected,
+    Disconnected: IbCmConnector._disconnected,
+    TimewaitExit: IbCmConnector._timewait_over,
+    SidrReply: IbCmConnector._datagram_replied,
+}
+
+
+def _rejection(reason: int) -> str:
+    try:
+        name = RejectReason(reason).name.lower().replace("_", " ")
+    except ValueError:
+        return f"rejected, reason {reason}"
+    return {
+        RejectReason.INVALID_SERVICE_ID: "nobody listens on that port",
+        RejectReason.CONSUMER_DEFINED: "the peer's application, or its connection manager, refused",
+    }.get(RejectReason(reason), f"rejected: {name}")

@@ -1,0 +1,526 @@
+"""One rdma_cm_id of the soft provider.
+
+:class:`SoftId` is what the seam asks for (:class:`rdmacm.provider.IdBackend`). It checks the state, and leaves the work
+to its parts: the link finds the way to the peer, the connector connects. Each call runs to its end with the runtime's
+lock held; an outcome that takes time is an event.
+
+An id with a queue pair takes it through its states by itself: on the passive side before the reply is sent, on the
+active side when the reply arrives, so that data may flow at once.
+"""
+
+from __future__ import annotations
+
+import errno
+import weakref
+from collections.abc import Callable
+from socket import AF_INET
+from time import perf_counter_ns
+from typing import TYPE_CHECKING
+
+from rdmacm.address import AF_IB, InetAddr, SockAddrIB
+from rdmacm.cmstate import State, Trigger
+from rdmacm.connparam import ConnParam, Ece, UdParam
+from rdmacm.constants import CmEventType
+from rdmacm.errors import RdmaError, cm_error
+from rdmacm.explanation import Explanation, Step
+from rdmacm.failure import Failure
+from rdmacm.provider import Address, EventQueue, IdOptions, QueuedEvent
+from rdmacm.resolution.hosts import DeviceView
+from rdmacm.soft.device.queue_pair import AsyncEvent, SoftQP
+from rdmacm.soft.event_queue import SoftQueue
+from rdmacm.soft.host import SoftHost
+from rdmacm.soft.ids.core import IdCore, steps_of
+from rdmacm.soft.ids.ib_cm import NO_ECE, UDP_QKEY, IbCmConnector
+from rdmacm.soft.ids.link import Link
+from rdmacm.soft.ids.options import set_option
+from rdmacm.soft.ids.roce_link import RoceLink
+from rdmacm.verbs.attr import QPAttr
+from rdmacm.verbs.enums import QPAttrMask, QPState, QPType
+
+if TYPE_CHECKING:
+    from rdmacm.provider import ServiceBackend
+    from rdmacm.verbs.qp import QP
+
+__all__ = ["SoftId"]
+
+#: The most requests a listener may have waiting, as net.rdma_ucm.max_backlog.
+_MAX_BACKLOG = 1024
+#: IBV_EVENT_COMM_EST, the one event rdma_notify(3) is called for.
+_EVENT_COMM_EST = 4
+
+_M = QPAttrMask
+_TO_INIT = _M.STATE | _M.ACCESS_FLAGS | _M.PKEY_INDEX | _M.PORT
+_TO_RTR = _M.STATE | _M.AV | _M.PATH_MTU | _M.DEST_QPN | _M.RQ_PSN | _M.MAX_DEST_RD_ATOMIC | _M.MIN_RNR_TIMER
+_TO_RTS = _M.STATE | _M.TIMEOUT | _M.RETRY_CNT | _M.RNR_RETRY | _M.SQ_PSN | _M.MAX_QP_RD_ATOMIC
+_DATAGRAM_TO_INIT = _M.STATE | _M.PKEY_INDEX | _M.PORT | _M.QKEY
+_DATAGRAM_TO_RTS = _M.STATE | _M.SQ_PSN
+
+
+class SoftId(IdCore):
+    """See the module. ``owner`` is the API object, None for an id that a request has made."""
+
+    __slots__ = (
+        "_is_answered",
+        "_is_disconnected",
+        "_local_ece",
+        "_soft_qp",
+        "connector",
+        "link",
+        "qp",
+    )
+
+    def __init__(self, host: SoftHost, queue: SoftQueue, owner: object | None, port_space: int, qp_type: int) -> None:
+        super().__init__(host, queue, owner, port_space, qp_type)
+        queue.ids[self] = None
+        #: How this id reaches its peer; RoCE until it is bound to an AF_IB address.
+        self.link: Link = RoceLink(self)
+        self.connector = IbCmConnector(self, self)
+        #: The queue pair that connecting and disconnecting takes along, and its backend.
+        self.qp: QP | None = None
+        self._soft_qp: SoftQP | None = None
+        #: False until the application has accepted the request that made this id; until then it gets no events.
+        self._is_answered = True
+        #: Whether DISCONNECTED has been posted.
+        self._is_disconnected = False
+        self._local_ece = NO_ECE
+
+    # -- binding --------------------------------------------------------------------------------------
+
+    def bind_addr(self, address: Address) -> None:
+        with self.runtime.lock:
+            self.runtime.check_fork("bind_addr")
+            self.require(Trigger.BIND_ADDR)
+            self._bind(address)
+            self.move(Trigger.BIND_ADDR)
+
+    def _bind(self, address: Address) -> None:
+        """Bind device and port; on failure the id is as it was."""
+        started = perf_counter_ns()
+        if isinstance(address, SockAddrIB):
+            self.link = _infiniband_link(self)
+        try:
+            bound = self.link.bind(address)
+        except RdmaError as error:  # the port
+            error.address = str(address)
+            self._bind_failed(address, error, started)
+            raise
+        except Failure as failure:  # the device
+            refused = cm_error(failure.errno, failure.message, "bind_addr", str(address), failure.hint)
+            self._bind_failed(address, refused, started)
+            raise refused from None
+        self.local_addr = bound
+        self.taken_steps = [("bind", perf_counter_ns() - started, bound)]
+
+    def _bind_failed(self, address: Address, error: RdmaError, started: int) -> None:
+        self.detach()
+        self.link = RoceLink(self)
+        message = str(error.strerror)
+        error.explanation = Explanation(
+            node=address.host if isinstance(address, InetAddr) else str(address.addr),
+            service=str(address.port),
+            provider=self.host.provider_name,
+            steps=(Step("bind", (perf_counter_ns() - started) / 1000, message),),
+            error="bind",
+            errno=error.errno or 0,
+            errno_name=error.code_name,
+            message=message,
+            hint=error.hint,
+        )
+
+    # -- resolving ------------------------------------------------------------------------------------
+
+    def resolve_addr(self, source: Address | None, destination: Address, timeout_ms: int) -> None:
+        with self.runtime.lock:
+            self.runtime.check_fork("resolve_addr")
+            self.require(Trigger.RESOLVE_ADDR)
+            if timeout_ms < 0:
+                raise cm_error(errno.EINVAL, f"timeout {timeout_ms} ms is negative", "resolve_addr")
+            if source is not None and _family(source) != _family(destination):
+                raise cm_error(
+                    errno.EINVAL,
+                    f"source {source} is of another address family",
+                    "resolve_addr",
+                    str(destination),
+                    "a source of the destination's family, or none",
+                )
+            origin = "bound"
+            if self.state is State.IDLE:
+                self._bind(source or _wildcard(destination))
+                self.move(Trigger.BIND_ADDR)
+                origin = "given" if source is not None else "bound"
+            else:
+                self._check_bound(source, destination)
+            self.link.resolve_addr(destination, origin, timeout_ms)
+
+    def _check_bound(self, source: Address | None, destination: Address) -> None:
+        """A bound id has its source already; another one is refused."""
+        local = self.local_addr
+        assert local is not None
+        if _family(local) != _family(destination):
+            message = f"the id is bound to {local}, of another address family"
+            raise cm_error(errno.EINVAL, message, "resolve_addr", str(destination), "a new id")
+        if source is not None and (_host(source) != _host(local) or source.port not in (0, local.port)):
+            message = f"source {source} was given, but the id is bound to {local}"
+            raise cm_error(errno.EINVAL, message, "resolve_addr", str(destination), "no source, or a new id")
+
+    def resolve_route(self, timeout_ms: int, alternate: bool = False) -> None:
+        with self.runtime.lock:
+            self.runtime.check_fork("resolve_route")
+            self.require(Trigger.RESOLVE_ROUTE)
+            if timeout_ms <= 0:
+                raise cm_error(errno.EINVAL, f"timeout {timeout_ms} ms is not positive", "resolve_route")
+            self.link.resolve_route(timeout_ms, alternate)
+
+    def resolve_service(self, service: str) -> None:
+        with self.runtime.lock:
+            self.runtime.check_fork("resolve_addrinfo")
+            if not self.may(Trigger.RESOLVE_IB_SERVICE):
+                raise self.refuse("resolve_addrinfo")
+            self.link.resolve_service(service)
+
+    def register_service(
+        self, name: bytes, lease: int, data: bytes, done: Callable[[RdmaError | None], None]
+    ) -> ServiceBackend:
+        with self.runtime.lock:
+            self.runtime.check_fork("register_service")
+            return self.link.register_service(name, lease, data, done)
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        return steps_of(self, self.link.lookup)
+
+    def explain(self) -> Explanation:
+        with self.runtime.lock:
+            lookup = self.link.lookup
+            if lookup is None:
+                return Explanation(node=None, service=None, provider=self.host.provider_name, steps=self.steps)
+            path = self.paths[0] if self.paths else None
+            if path is None:
+                return lookup.explain(None, None).replace(steps=self.steps)
+            shown = {
+                "sgid": str(path.sgid),
+                "dgid": str(path.dgid),
+                "mtu": path.mtu_bytes,
+                **({"slid": path.slid, "dlid": path.dlid, "sl": path.sl} if path.dlid else {}),
+                "hop_limit": path.hop_limit,
+                "traffic_class": path.traffic_class,
+                "flow_label": path.flow_label,
+                "pkey": path.pkey,
+            }
+            return lookup.explain(None, None).replace(steps=self.steps, path=shown)
+
+    # -- options, migration, changes of the device ----------------------------------------------------
+
+    def set_option(self, level: int, name: int, value: int | bytes) -> None:
+        with self.runtime.lock:
+            set_option(self, level, name, value)
+
+    def set_local_ece(self, ece: Ece) -> None:
+        self._local_ece = ece
+
+    def remote_ece(self) -> Ece:
+        return self.connector.peer_ece
+
+    def migrate(self, queue: EventQueue) -> None:
+        with self.runtime.lock:
+            self.require(Trigger.MIGRATE)
+            owner, old = self.owner(), self.queue
+            assert isinstance(queue, SoftQueue)
+            old.ids.pop(self, None)
+            queue.ids[self] = None
+            self.queue = queue
+            if owner is not None:
+                for event in old.take(owner):
+                    queue.post(event)
+
+    def device_changed(self, before: DeviceView, after: DeviceView | None) -> None:
+        if after is None:
+            if self.may(Trigger.DEVICE_GONE):
+                self.link.stop()
+                self.move(Trigger.DEVICE_GONE)
+                message = f"{before.device.name}: interface {before.interface.name} is gone"
+                self.post(CmEventType.DEVICE_REMOVAL, 0, None, message)
+            return
+        self.device = after
+        change = self._address_change(before, after)
+        if change is not None:
+            self.post(CmEventType.ADDR_CHANGE, -change[0], None, change[1])
+
+    def _address_change(self, before: DeviceView, after: DeviceView) -> tuple[int, str] | None:
+        """Errno and text of the change that matters most to this id; None if none does."""
+        name = after.interface.name
+        if before.interface.is_running and not after.interface.is_running:
+            return errno.ENETDOWN, f"interface {name} went down"
+        had = any(row.gid == self.sgid for row in before.rows)
+        if had and not any(row.gid == self.sgid for row in after.rows):
+            return errno.EADDRNOTAVAIL, f"{self.sgid} was removed from interface {name}"
+        if before.interface.address != after.interface.address:
+            return 0, f"interface {name} has another hardware address"
+        return None
+
+    # -- listening ------------------------------------------------------------------------------------
+
+    def listen(self, backlog: int) -> None:
+        with self.runtime.lock:
+            self.runtime.check_fork("listen")
+            self.require(Trigger.LISTEN)
+            if self.state is State.IDLE:
+                self.bind_addr(InetAddr.any(AF_INET))
+            if not 0 < backlog <= _MAX_BACKLOG:
+                backlog = _MAX_BACKLOG
+            port = self.port_owner
+            shared = port if port is not None and port.reuseaddr else None
+            if shared is not None:
+                self.host.ports.claim(shared)
+            try:
+                self.connector.listen(backlog)
+            except BaseException:
+                if shared is not None:
+                    self.host.ports.share(shared)
+                raise
+            self.move(Trigger.LISTEN)
+
+    def new_child(self, is_infiniband: bool) -> SoftId:
+        """An id for a request (:class:`rdmacm.soft.ids.ib_cm.IbCmUser`)."""
+        child = SoftId(self.host, self.queue, None, self.port_space, self.qp_type)
+        if is_infiniband:
+            child.link = _infiniband_link(child)
+        return child
+
+    def discard_child(self, child: SoftId) -> None:
+        """The request cannot be answered by ``child``."""
+        self.queue.ids.pop(child, None)
+
+    def present_child(self, child: SoftId, param: ConnParam) -> None:
+        """Post CONNECT_REQUEST for ``child``."""
+        options = self.options
+        child.options = IdOptions(options.tos, options.reuseaddr, options.afonly, options.ack_timeout)
+        child.state = State.CONNECT
+        child._is_answered = False
+        owner = self.owner()
+        if owner is None:
+            child.destroy()
+            return
+        self.queue.post(QueuedEvent(owner, CmEventType.CONNECT_REQUEST, param=param, new_id=child))
+
+    def delivered(self) -> None:
+        """See :class:`rdmacm.soft.event_queue.QueueMember`."""
+        self.connector.delivered()
+
+    def adopt(self, owner: object) -> None:
+        self.owner = weakref.ref(owner)
+
+    # -- connecting -----------------------------------------------------------------------------------
+
+    def _qp_num(self, param: ConnParam) -> int:
+        """The queue pair's number, or that of the application's own."""
+        return self.qp.qp_num if self.qp is not None else param.qp_num
+
+    def connect(self, param: ConnParam) -> None:
+        with self.runtime.lock:
+            self.runtime.check_fork("connect")
+            self.require(Trigger.CONNECT)
+            send = self.connector.prepare_connect(param, self._qp_num(param), self._local_ece)
+            self.move(Trigger.CONNECT)
+            try:
+                send()
+            except BaseException:
+                self.move(Trigger.CONNECT_REFUSED)
+                raise
+
+    def establish(self) -> None:
+        with self.runtime.lock:
+            if not self.may(Trigger.ACCEPT) or not self.connector.is_open:
+                raise self.refuse("establish")
+            self.connector.confirm()
+
+    def accept(self, param: ConnParam) -> None:
+        with self.runtime.lock:
+            self.runtime.check_fork("accept")
+            if not self.may(Trigger.ACCEPT) or not self.connector.is_open or self._is_answered:
+                raise self.refuse(Trigger.ACCEPT.value)
+            self.connector.prepare_accept(param)
+            if self.qp_type == QPType.UD:
+                self.qkey = self.qkey or param.qkey or UDP_QKEY
+                self.connector.accept_datagram(param, self._qp_num(param), self.qkey)
+            else:
+                self._accept_connection(param)
+            self._is_answered = True
+
+    def _accept_connection(self, param: ConnParam) -> None:
+        try:
+            if self._soft_qp is not None:
+                self._make_ready(self._soft_qp)
+            self.connector.accept(param, self._qp_num(param), self._local_ece)
+        except BaseException:  # refuse, as the kernel does: the peer need not wait for an answer that will not come
+            self._fail_qp()
+            self.connector.refuse()
+            raise
+
+    def reject(self, private_data: bytes, reason: int) -> None:
+        with self.runtime.lock:
+            if not self.may(Trigger.REJECT) or not self.connector.is_open:
+                raise self.refuse(Trigger.REJECT.value)
+            self.connector.reject(private_data, reason)
+
+    def notify(self, event: int) -> None:
+        with self.runtime.lock:
+            if not self.may(Trigger.NOTIFY) or not self.connector.is_open:
+                raise self.refuse(Trigger.NOTIFY.value)
+            if event != _EVENT_COMM_EST:
+                raise cm_error(errno.EINVAL, f"rdma_notify() takes IBV_EVENT_COMM_EST (4), not event {event}", "notify")
+            self.connector.notify_established()
+
+    def disconnect(self) -> bool:
+        with self.runtime.lock:
+            if not self.may(Trigger.DISCONNECT) or not self.connector.is_open:
+                raise self.refuse(Trigger.DISCONNECT.value)
+            self._fail_qp()
+            was_disconnected = self._is_disconnected
+            return self.connector.disconnect() and not was_disconnected
+
+    # -- what the connector reports -------------------------------------------------------------------
+
+    def replied(self, param: ConnParam) -> None:
+        if self._soft_qp is None:
+            self._tell(CmEventType.CONNECT_RESPONSE, 0, param)
+            return
+        try:
+            self._make_ready(self._soft_qp)
+        except RdmaError as error:
+            self.connector.refuse()
+            self._fail_qp()
+            self._tell(CmEventType.CONNECT_ERROR, -(error.errno or errno.EIO), None, str(error.strerror))
+            return
+        self.connector.confirm()
+        self._tell(CmEventType.ESTABLISHED, 0, param)
+
+    def established(self) -> None:
+        self._tell(CmEventType.ESTABLISHED)
+
+    def rejected(self, reason: int, private_data: bytes, text: str) -> None:
+        self._fail_qp()
+        param = ConnParam(private_data, 0, 0, retry_count=0, rnr_retry_count=0)
+        self._tell(CmEventType.REJECTED, reason, param, text)
+
+    def unreachable(self, status: int, text: str) -> None:
+        self._fail_qp()
+        self._tell(CmEventType.UNREACHABLE, status, None, text)
+
+    def datagram_resolved(self, param: UdParam) -> None:
+        self.qkey = param.qkey
+        self._tell(CmEventType.ESTABLISHED, 0, param)
+
+    def disconnected(self, status: int, text: str) -> None:
+        if not self._is_disconnected:
+            self._is_disconnected = True
+            if self.may(Trigger.DISCONNECTED):
+                self.move(Trigger.DISCONNECTED)
+            self._tell(CmEventType.DISCONNECTED, status, None, text)
+
+    def timewait_over(self) -> None:
+        self._tell(CmEventType.TIMEWAIT_EXIT)
+
+    def _tell(
+        self, kind: CmEventType, status: int = 0, param: ConnParam | UdParam | None = None, text: str = ""
+    ) -> None:
+        """Post an event, unless the application has not accepted the request of this id yet."""
+        if self._is_answered:
+            self.post(kind, status, None, text, param)
+
+    # -- the queue pair -------------------------------------------------------------------------------
+
+    def attach_qp(self, qp: QP | None) -> None:
+        with self.runtime.lock:
+            if qp is None:
+                self.qp = self._soft_qp = None
+                return
+            backend = qp.backend
+            assert isinstance(backend, SoftQP)
+            self._initial_attributes(backend.attr)
+            backend.advance(QPState.INIT)
+            backend.on_async_event = self._queue_pair_event
+            self.qp, self._soft_qp = qp, backend
+
+    def _queue_pair_event(self, _: SoftQP, event: AsyncEvent) -> None:
+        if event is AsyncEvent.COMM_EST:
+            self.connector.data_arrived()
+
+    def _fail_qp(self) -> None:
+        if self._soft_qp is not None:
+            self._soft_qp.fail()
+
+    def _make_ready(self, qp: SoftQP) -> None:
+        """Take the queue pair from INIT to RTS."""
+        attr = qp.attr
+        self.connector.connected_attributes(attr)
+        attr.qp_access_flags = self.connector.access() or attr.qp_access_flags  # in INIT it was not known yet
+        qp.advance(QPState.RTS)
+
+    def init_qp_attr(self, state: QPState) -> tuple[QPAttr, QPAttrMask]:
+        with self.runtime.lock:
+            if self.device is None:
+                raise cm_error(errno.EINVAL, "the id is not bound to a device", "init_qp_attr", hint="resolve_addr()")
+            try:
+                attr = QPAttr(qp_state=QPState(state), port_num=self.port_num)
+            except ValueError:
+                raise cm_error(errno.EINVAL, f"unknown state {state}", "init_qp_attr") from None
+            if self.qp_type == QPType.UD:
+                return self._datagram_attributes(attr)
+            if attr.qp_state is QPState.INIT:
+                self._initial_attributes(attr)
+                return attr, _TO_INIT
+            if attr.qp_state not in (QPState.RTR, QPState.RTS):
+                return attr, _M.STATE
+            self.connector.connected_attributes(attr)
+            return attr, _TO_RTR if attr.qp_state is QPState.RTR else _TO_RTS
+
+    def _datagram_attributes(self, attr: QPAttr) -> tuple[QPAttr, QPAttrMask]:
+        if attr.qp_state is QPState.INIT:
+            attr.qkey = self.qkey = self.qkey or UDP_QKEY
+            attr.pkey_index = self.link.pkey_index()
+            return attr, _DATAGRAM_TO_INIT
+        return attr, _DATAGRAM_TO_RTS if attr.qp_state is QPState.RTS else _M.STATE
+
+    def _initial_attributes(self, attr: QPAttr) -> None:
+        """Fill in what takes a queue pair to INIT."""
+        attr.port_num = self.port_num
+        attr.pkey_index = self.link.pkey_index()
+        access = self.connector.access()
+        if access is not None:
+            attr.qp_access_flags = access
+
+    # -- the end --------------------------------------------------------------------------------------
+
+    def destroy(self) -> None:
+        with self.runtime.lock:
+            self.connector.close()
+            if self.state is State.DESTROYING:
+                return
+            self.link.stop()
+            self.move(Trigger.DESTROY)
+            self.detach()
+            self.release_port()
+            self.queue.ids.pop(self, None)
+
+
+def _infiniband_link(core: IdCore) -> Link:
+    # Most hosts have no InfiniBand port and need none of the modules behind this.
+    from rdmacm.soft.ids.ib_link import IbLink
+
+    return IbLink(core)
+
+
+def _family(address: Address) -> int:
+    return AF_IB if isinstance(address, SockAddrIB) else address.family
+
+
+def _host(address: Address) -> bytes:
+    return bytes(address.addr) if isinstance(address, SockAddrIB) else address.ip
+
+
+def _wildcard(destination: Address) -> Address:
+    """The address an id is bound to that is given no source."""
+    if isinstance(destination, InetAddr):
+        return InetAddr.any(destination.family)
+    return SockAddrIB(pkey=destination.pkey)

@@ -1,0 +1,58 @@
+"""What a REQ or SIDR_REQ says of the connection it asks for."""
+
+from __future__ import annotations
+
+from rdmacm.address import Gid
+from rdmacm.connparam import ConnParam
+from rdmacm.proto.cm.messages import REQ, SIDR_REQ
+from rdmacm.proto.cm.private_data import HEADER_SIZE, PrivateDataHeader
+from rdmacm.proto.sa import PathRecord
+from rdmacm.proto.wire import WireError
+from rdmacm.verbs.enums import Mtu
+
+__all__ = ["header_of", "param_of_request", "path_of_request"]
+
+
+def header_of(request: REQ | SIDR_REQ) -> PrivateDataHeader | None:
+    """The rdma_cm header with the IP addresses; None for a request between AF_IB addresses."""
+    try:
+        header = PrivateDataHeader.unpack(request.private_data)
+    except WireError:
+        return None
+    return header if header.family is not None else None
+
+
+def param_of_request(request: REQ | SIDR_REQ, has_header: bool) -> ConnParam:
+    """The parameters of CONNECT_REQUEST: the private data after the header, and depths as seen from this side."""
+    user = request.private_data[HEADER_SIZE:] if has_header else request.private_data
+    if isinstance(request, SIDR_REQ):
+        return ConnParam(private_data=user, responder_resources=0, initiator_depth=0)
+    return ConnParam(
+        private_data=user,
+        responder_resources=request.initiator_depth,
+        initiator_depth=request.responder_resources,
+        flow_control=int(request.end_to_end_flow_control),
+        retry_count=request.retry_count,
+        rnr_retry_count=request.rnr_retry_count,
+        srq=int(request.srq),
+        qp_num=request.local_qpn,
+    )
+
+
+def path_of_request(request: REQ | SIDR_REQ, sgid: Gid, dgid: Gid, mtu: Mtu) -> PathRecord:
+    """The path back to the peer; ``mtu`` is for a SIDR_REQ, which names none."""
+    if isinstance(request, SIDR_REQ):
+        return PathRecord(dgid, sgid, request.service_id, hop_limit=64, mtu=mtu)
+    primary = request.primary
+    return PathRecord(
+        dgid=dgid,
+        sgid=sgid,
+        service_id=request.service_id,
+        flow_label=primary.flow_label,
+        hop_limit=primary.hop_limit,
+        traffic_class=primary.traffic_class,
+        pkey=request.partition_key,
+        sl=primary.sl,
+        mtu=request.path_mtu,
+        packet_life_time=max(0, primary.local_ack_timeout - 1),
+    )
