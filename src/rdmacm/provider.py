@@ -98,6 +98,7 @@ __all__ = [
     "QueuedEvent",
     "RouteChoice",
     "ServiceBackend",
+    "ServiceDone",
     "Tap",
     "get_provider",
 ]
