@@ -150,7 +150,7 @@ class ConnectionBase(QueueBase):
         For ids without a queue pair. EINVAL: the id has one; a vendor of 0 or of more than 24 bits.
         """
         if self._qp is not None:
-            raise cm_error(errno.EINVAL, "ECE is the queue pair's business", "set_local_ece")
+            raise cm_error(errno.EINVAL, "ECE options are for ids without a queue pair", "set_local_ece")
         if not (0 < ece.vendor_id < 1 << 24 and 0 <= ece.options < 1 << 32):
             raise cm_error(errno.EINVAL, f"{ece} has no vendor of 24 bits, or options of more than 32", "set_local_ece")
         self._backend.set_local_ece(ece)
@@ -158,7 +158,7 @@ class ConnectionBase(QueueBase):
     def get_remote_ece(self) -> Ece:
         """The ECE options that the peer has sent, rdma_get_remote_ece(3); EINVAL: the id has a queue pair."""
         if self._qp is not None:
-            raise cm_error(errno.EINVAL, "ECE is the queue pair's business", "get_remote_ece")
+            raise cm_error(errno.EINVAL, "ECE options are for ids without a queue pair", "get_remote_ece")
         return self._backend.remote_ece()
 
     def _resolved_param(self, param: ConnParam | None, asked: ConnParam | None, step: str) -> ConnParam:
