@@ -25,16 +25,17 @@ _SEND = WROpcode.SEND  # a name of the module is found quicker than a member of 
 
 __all__ = ["QueueBase"]
 
-_pds: weakref.WeakKeyDictionary[DeviceBackend, PD] = weakref.WeakKeyDictionary()
-_pds_lock = threading.Lock()
+#: The protection domain that the ids of a device share, as in librdmacm.
+_default_pds: weakref.WeakKeyDictionary[DeviceBackend, PD] = weakref.WeakKeyDictionary()
+_default_pds_lock = threading.Lock()
 
 
 def _default_pd(context: Context) -> PD:
-    """The protection domain that ids of a device share, as in librdmacm."""
-    with _pds_lock:
-        pd = _pds.get(context.backend)
+    device = context.backend  # ahead of the lock, as opening a device takes the provider's
+    with _default_pds_lock:
+        pd = _default_pds.get(device)
         if pd is None:
-            pd = _pds[context.backend] = PD(context)
+            pd = _default_pds[device] = PD(context)
         return pd
 
 

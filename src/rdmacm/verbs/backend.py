@@ -164,6 +164,8 @@ class DeviceBackend(Protocol):
     first sees the domain, or the handle in a request, and releases it when that is collected (:mod:`weakref`); it holds
     either only weakly, or as long as something of its own is in it.
 
+    Ids key the domain that they share by their device, so a device is hashable and can be referred to weakly.
+
     A device that has no queue pairs, such as one whose driver cannot be reached, raises EOPNOTSUPP in every method.
     """
 
