@@ -11,16 +11,18 @@ Errors
     A call that fails raises :class:`~rdmacm.errors.RdmaError` (made by :func:`~rdmacm.errors.cm_error`), leaves
     everything as it was, and posts no event, unless its docstring says otherwise. What fails after the call has
     returned is an event with a negative errno in ``status``, or a completion with an error status. ``EINVAL: the
-    state`` means :class:`~rdmacm.errors.CmStateError` with the errno of :func:`rdmacm.cmstate.refusal`.
+    state`` means :class:`~rdmacm.errors.CmStateError` with the errno of :func:`rdmacm.cmstate.refusal`. Any call may
+    also raise what the system answers when it has no more to give: ENOMEM, EMFILE, ENOBUFS.
 
 Threads and the lock
     Every method may be called from any thread. A provider has one lock, which it takes by itself. Code of the API runs
     with that lock held in these places only: ``done`` of :meth:`Provider.drive`, ``notify`` of an event queue or a
-    completion queue, :meth:`Owner.reported`, and ``done`` of a service. It does not wait there, but it may call any
-    method of the seam with a timeout of 0. So the lock is re-entrant, and a provider calls the API only where its own
-    data are consistent. The API may hold a lock of its own while it calls :meth:`EventQueue.post`; none of the
-    callbacks takes that lock. The garbage collector may call ``destroy`` and ``close`` in any thread at any time, also
-    in one that is inside the provider.
+    completion queue, :meth:`Owner.reported`, and ``done`` of a service. So two threads are never in such code of one
+    provider at the same time; the state of endpoints relies on that. The code does not wait, but it may call any method
+    of the seam with a timeout of 0: the lock is re-entrant, and a provider calls the API only where its own data are
+    consistent. The API may hold a lock of its own while it calls :meth:`EventQueue.post`; none of the callbacks takes
+    that lock. The garbage collector may call ``destroy`` and ``close`` in any thread at any time, also in one that is
+    inside the provider.
 
 Waiting
     :meth:`Provider.drive`, :meth:`Provider.find_path`, :meth:`Provider.find_services`, :meth:`EventQueue.get`,
@@ -32,17 +34,17 @@ Progress
     A provider may make its progress in the threads that wait or poll, in threads of its own, or in the kernel. As long
     as an event queue or a completion queue is open, it serves peers even if the application calls nothing: it answers
     requests and one-sided operations, retransmits, and lets timers fire (a simulated provider: while a thread waits). A
-    descriptor to poll (``fileno``) is readable
-    when there is something to fetch; where progress is made by callers, also when there is progress to be made. A
-    fetch with timeout 0 then makes it, and may find nothing.
+    descriptor to poll (``fileno``) is readable when there is something to fetch; where callers make the progress, also
+    when there is progress to be made. A fetch with timeout 0 then makes it, and may find nothing.
 
 Life
     A backend lives until its ``destroy``, ``close`` or ``dereg``, which happens once; an id's ``destroy`` may come
-    again, and does nothing. The API closes dependents first: queue pairs before their completion queues and shared
-    receive queues, completion queues before their channel, ids before their event queue. No callback, event or
-    completion of an object follows once its release has returned. A device has no release: a provider may let go of
-    descriptors and threads once the last event queue and completion queue is closed, and take them again at the next.
-    A process may end with objects left; a provider that wants peers to know registers its own exit handler.
+    again, and does nothing. The API releases dependents first: queue pairs before their completion queues and shared
+    receive queues, completion queues before their channel, ids before their event queue. A queue pair is detached from
+    its id before it is destroyed; the id may be destroyed before both. No callback, event or completion of an object
+    follows once its release has returned. A device has no release: a provider may let go of descriptors and threads
+    once the last event queue and completion queue is closed, and take them again at the next. A process may end with
+    objects left; a provider that wants peers to know registers its own exit handler.
 
 Fork
     In a child of fork(2), everything made before belongs to the parent. There, calls that wait, open or start something
@@ -211,7 +213,7 @@ class IdOptions:
 
     #: Type of service, 8 bits: the IP header's, or on InfiniBand the path record's traffic class.
     tos: int | None = None
-    #: Whether the port may be shared with ids that also say so.
+    #: Whether the port may be shared with ids that have this option as well.
     reuseaddr: bool = False
     #: Whether an IPv6 wildcard leaves IPv4 to others; None: as the system does for sockets.
     afonly: bool | None = None
@@ -244,7 +246,7 @@ class FoundServices(NamedTuple):
 
 
 class RouteChoice(NamedTuple):
-    """What a host would use to reach a destination: the answer of :meth:`Provider.find_route` and its kin."""
+    """What a host would use to reach a destination: the answer of ``find_route`` and ``find_path``."""
 
     #: The source address; its port is that of the source asked for, or 0.
     source: Address
@@ -256,7 +258,7 @@ class RouteChoice(NamedTuple):
 
 
 class IdBackend(Protocol):
-    """One rdma_cm_id inside a provider. The tables of :mod:`rdmacm.cmstate` say what is allowed when.
+    """One rdma_cm_id inside a provider. The tables of :mod:`rdmacm.cmstate` have the states that allow each call.
 
     The API reads the attributes at any time, without the lock; after :meth:`destroy` they may be as they were or as at
     the beginning.
@@ -269,7 +271,8 @@ class IdBackend(Protocol):
     local_addr: Address | None
     #: The destination that was last asked for, or the peer of a request; None before.
     peer_addr: Address | None
-    #: The device; None until the id is bound to one. Ids on one device share what ``Context.backend`` returns.
+    #: The device, as a context that the provider makes; None until the id is bound to one. The contexts of one device
+    #: have the same ``backend``, that of :meth:`Provider.open_device`.
     verbs: Context | None
     #: The port of the device, from 1; 0 until bound to a device.
     port_num: int
@@ -278,7 +281,7 @@ class IdBackend(Protocol):
     #: The GIDs of both ends; the zero GID until known.
     sgid: Gid
     dgid: Gid
-    #: The P_Key, 16 bits; 0 until bound to a device.
+    #: The P_Key, 16 bits; 0 until bound to a device, and on a wire without partitions.
     pkey: int
     #: The path records: none until the route is resolved, then the primary, then the alternate where there is one. A
     #: wire without path records makes one of what it knows (GIDs, MTU, hop limit, traffic class, rate).
@@ -310,7 +313,7 @@ class IdBackend(Protocol):
         An unbound id is bound first, to ``source`` or to the wildcard of the destination's family; it stays bound when
         this call then raises. ADDR_ERROR: -ETIMEDOUT (no neighbour answered within ``timeout_ms``), -ENODEV or -EINVAL
         (no device on the way, or none that will do), -EADDRNOTAVAIL (the source went away). Raises :meth:`bind_addr`'s
-        errors and what the routing tables say (ENETUNREACH, EHOSTUNREACH, EACCES, EINVAL); ENODEV or EINVAL where no
+        errors and those of the routing tables (ENETUNREACH, EHOSTUNREACH, EACCES, EINVAL); ENODEV or EINVAL where no
         InfiniBand port will do; EINVAL: the state, a negative timeout, another address family, a source other than the
         one bound to.
         """
@@ -328,7 +331,7 @@ class IdBackend(Protocol):
         """Ask the subnet administrator for a service by its name, or by its number as strtoull(3) reads it.
 
         Ends in ADDRINFO_RESOLVED, with :attr:`services` set and the first of them as destination, or in ADDRINFO_ERROR:
-        -ETIMEDOUT, -ENODATA (nobody has registered it), -EINVAL, -EIO. EOPNOTSUPP: the id's port has no subnet
+        -ETIMEDOUT, -ENODATA (it is not registered), -EINVAL, -EIO. EOPNOTSUPP: the id's port has no subnet
         administrator, as on Ethernet; ENETUNREACH: none is known; EINVAL: the state, as of an unbound id.
         """
 
@@ -408,7 +411,7 @@ class IdBackend(Protocol):
         """
 
     def disconnect(self) -> bool:
-        """End the connection, rdma_disconnect(3): the attached queue pair goes to ERR, and the peer is told.
+        """End the connection, rdma_disconnect(3): the attached queue pair goes to ERR, and the peer learns of it.
 
         Returns whether DISCONNECTED will follow: False where it was posted already or there is nothing to end any
         more. TIMEWAIT_EXIT comes when the wire's time-wait is over; a wire without one posts none. EINVAL: the state.
@@ -440,8 +443,9 @@ class IdBackend(Protocol):
     def destroy(self) -> None:
         """Cancel what is in progress and release port, device and connection, rdma_destroy_id(3). Never waits.
 
-        A connected peer is told; a request that was not answered is rejected. The state is DESTROYING from then on. The
-        API takes the events that are left (:meth:`EventQueue.take`) and destroys the new ids in them.
+        A connection is ended without waiting for the peer's answer; a request that was not answered is rejected. The
+        state is DESTROYING from then on. The API takes the events that are left (:meth:`EventQueue.take`) and destroys
+        the new ids in them.
         """
 
 
