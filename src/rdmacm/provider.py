@@ -425,11 +425,11 @@ class IdBackend(Protocol):
         """
 
     def attach_qp(self, qp: QP | None) -> None:
-        """Take a queue pair along from now on; it goes to INIT. None: take none along, also after :meth:`destroy`.
+        """Make a queue pair the connection's: it goes from RESET to INIT. None detaches it, also after :meth:`destroy`.
 
-        ``qp.backend`` is one that this provider's device has made. It is made ready when the connection needs it and
-        moved to ERR with the connection's end. Where data arrive before the peer's confirmation (COMM_EST), the
-        connection is established.
+        ``qp.backend`` is one that this provider's device has made, for the id's device and port. The provider moves it
+        to RTS when the connection needs it, and to ERR when the connection ends or fails. Where data arrive before the
+        peer's confirmation (COMM_EST), the connection is established.
         """
 
     def set_local_ece(self, ece: Ece) -> None:
@@ -514,7 +514,8 @@ class Provider(Protocol):
 #: The environment variable that names the provider.
 ENVIRONMENT = "RDMACM_PROVIDER"
 
-#: Name → module with ``open_provider()``. It is imported when first chosen, so nothing above the seam depends on it.
+#: Name → module with ``open_provider()``; a new provider is added here. The module is imported when first chosen, so
+#: nothing above the seam depends on it.
 _MODULES = {"soft": "rdmacm.soft"}
 _openers: dict[str, Callable[[], Provider]] = {}
 
