@@ -369,7 +369,7 @@ class IdBackend(Protocol):
         """
 
     def adopt(self, owner: Owner) -> None:
-        """The API object of a new id, which was made without: its events go to ``owner`` from now on.
+        """Give a new id, which the provider has made without one, its API object: events go to ``owner`` from now on.
 
         Until the application has accepted, no event of the connection is posted.
         """
@@ -381,7 +381,8 @@ class IdBackend(Protocol):
         without attached queue pair in CONNECT_RESPONSE instead, and the application calls :meth:`establish`; or in
         REJECTED, UNREACHABLE, or CONNECT_ERROR where the queue pair could not be made ready. On all but the first two
         the attached queue pair goes to ERR. EINVAL: the state, private data that do not fit beside the connection
-        manager's own, a path MTU or P_Key that cannot be. Opening the wire may fail as in :meth:`listen`.
+        manager's own (:meth:`rdmacm.CmId.connect` has the sizes), an invalid path MTU, a P_Key that the port lacks.
+        Opening the wire may fail as in :meth:`listen`.
         """
 
     def establish(self) -> None:
@@ -406,8 +407,8 @@ class IdBackend(Protocol):
     def notify(self, event: int) -> None:
         """The application has seen ``event`` (4, COMM_EST) on a queue pair of its own, rdma_notify(3).
 
-        An accepted connection is then established, with its event, though the confirmation may be lost. EISCONN: it is
-        established already; EINVAL: the state, another event.
+        An accepted connection is then established, with its event; the peer's confirmation may be lost. EISCONN: it
+        is established already; EINVAL: the state, another event.
         """
 
     def disconnect(self) -> bool:
@@ -420,8 +421,8 @@ class IdBackend(Protocol):
     def init_qp_attr(self, state: QPState) -> tuple[QPAttr, QPAttrMask]:
         """The attributes that a queue pair of the application's needs to get to ``state``, rdma_init_qp_attr(3).
 
-        RTR and RTS take what the peer has sent. EINVAL: the id is bound to no device, the state is none, or the peer's
-        half is not known yet.
+        RTR and RTS need what the peer has sent. EINVAL: the id is bound to no device, the state is unknown, or the
+        peer has sent nothing yet.
         """
 
     def attach_qp(self, qp: QP | None) -> None:
