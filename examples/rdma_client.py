@@ -1,8 +1,8 @@
-"""The client of librdmacm's first example, with the manual pages' names: send one message, take the answer, be done.
+"""librdmacm's example rdma_client, line by line: send one message, receive the reply, disconnect.
 
     python3 examples/rdma_client.py [-s ADDRESS] [-p PORT]
 
-``rdma_server.py`` beside it, or librdmacm's ``rdma_server``, is the other end.
+The server is ``rdma_server.py``, or librdmacm's ``rdma_server``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SIZE = 16
 
 
 def run(server: str, port: str) -> None:
-    """Send to a server, and wait for its answer."""
+    """Send a message to a server, and receive its reply."""
     send_msg, recv_msg = bytearray(SIZE), bytearray(SIZE)
     res = rdma_getaddrinfo(server, port, AddrInfo(port_space=RDMA_PS_TCP))
     attr = QPInitAttr(cap=QPCap(max_send_wr=1, max_recv_wr=1, max_inline_data=SIZE), sq_sig_all=True)
@@ -57,7 +57,7 @@ def run(server: str, port: str) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Send one message over RDMA and take the answer.")
+    parser = argparse.ArgumentParser(description="Send one message over RDMA and receive the reply.")
     parser.add_argument("-s", dest="server", default="127.0.0.1", help="address of the server (%(default)s)")
     parser.add_argument("-p", dest="port", default="7471", help="port of the server (%(default)s)")
     options = parser.parse_args()

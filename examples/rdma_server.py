@@ -1,8 +1,8 @@
-"""The server of librdmacm's first example, with the manual pages' names: take one message, answer it, be done.
+"""librdmacm's example rdma_server, line by line: accept one connection, receive one message, reply, disconnect.
 
     python3 examples/rdma_server.py [-s ADDRESS] [-p PORT]
 
-``rdma_client.py`` beside it, or librdmacm's ``rdma_client``, is the other end.
+The client is ``rdma_client.py``, or librdmacm's ``rdma_client``.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def run(server: str, port: str) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Take one message over RDMA and answer it.")
+    parser = argparse.ArgumentParser(description="Receive one message over RDMA and reply.")
     parser.add_argument("-s", dest="server", default="0.0.0.0", help="address to listen on (%(default)s)")
     parser.add_argument("-p", dest="port", default="7471", help="port to listen on, 0 for a free one (%(default)s)")
     options = parser.parse_args()

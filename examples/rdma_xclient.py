@@ -1,8 +1,8 @@
-"""The client of librdmacm's second example, with the manual pages' names: send one message over a reliable connection.
+"""librdmacm's example rdma_xclient, line by line: send one message over a reliable connection.
 
     python3 examples/rdma_xclient.py [-s ADDRESS] [-p PORT]
 
-``rdma_xserver.py`` beside it, or librdmacm's ``rdma_xserver -c r``, is the other end.
+The server is ``rdma_xserver.py``, or librdmacm's ``rdma_xserver -c r``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SIZE = 16
 
 
 def run(server: str, port: str) -> None:
-    """Send to a server."""
+    """Send a message to a server."""
     send_msg = bytearray(SIZE)
     res = rdma_getaddrinfo(server, port, AddrInfo(port_space=RDMA_PS_TCP))
     attr = QPInitAttr(cap=QPCap(max_send_wr=1, max_recv_wr=1, max_inline_data=SIZE), sq_sig_all=True)

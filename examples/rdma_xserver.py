@@ -1,9 +1,9 @@
-"""The server of librdmacm's second example, with the manual pages' names: take one message over a reliable connection.
+"""librdmacm's example rdma_xserver, line by line: receive one message over a reliable connection.
 
     python3 examples/rdma_xserver.py [-s ADDRESS] [-p PORT]
 
-``rdma_xclient.py`` beside it, or librdmacm's ``rdma_xclient -c r``, is the other end. As that one's server does, it
-accepts with four bytes of private data, the number of an XRC shared receive queue: 0, as there is none.
+The client is ``rdma_xclient.py``, or librdmacm's ``rdma_xclient -c r``. As in C, the private data of the accept are
+four bytes, the number of an XRC shared receive queue; it is 0, as there is none.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def run(server: str, port: str) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Take one message over RDMA.")
+    parser = argparse.ArgumentParser(description="Receive one message over RDMA.")
     parser.add_argument("-s", dest="server", default="0.0.0.0", help="address to listen on (%(default)s)")
     parser.add_argument("-p", dest="port", default="7471", help="port to listen on, 0 for a free one (%(default)s)")
     options = parser.parse_args()

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from rdmacm.captures import Capture, capture
     from rdmacm.endpoint import Connection, Listener, Message, Region, RemoteRegion, Request, connect, listen
 
-#: What is imported when it is first asked for, as not every program needs it.
-_LATER = {
+#: Name → module, imported at the first use: not every program needs them.
+_LAZY = {
     "Capture": "captures",
     "Connection": "endpoint",
     "Listener": "endpoint",
@@ -120,7 +120,7 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> object:
     if name == "aio":  # asyncio takes longest to import
         return importlib.import_module("rdmacm.aio")
-    if name not in _LATER:
+    if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(importlib.import_module(f"rdmacm.{_LATER[name]}"), name)
+    found = globals()[name] = getattr(importlib.import_module(f"rdmacm.{_LAZY[name]}"), name)
     return found

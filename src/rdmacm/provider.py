@@ -1,9 +1,66 @@
-"""The seam between the API and what carries it.
+"""The seam between the API and what carries it, and how a provider is chosen.
 
-A provider owns devices and the machinery of ids; the API objects (:class:`rdmacm.CmId`,
-:class:`rdmacm.EventChannel`) hold one backend each and add what the manual pages say about events, reference
-counts and synchronous mode. A provider is chosen per network namespace: by argument, else by the environment
-variable ``RDMACM_PROVIDER``, else the first that works here.
+A provider owns the devices, the connection management and the progress of one network namespace. This module is the
+half of the seam for connection management, :mod:`rdmacm.verbs.backend` the half for queue pairs and memory. Each API
+object (:class:`rdmacm.CmId`, :class:`rdmacm.EventChannel`, the classes of :mod:`rdmacm.verbs`) holds one backend. The
+API does what is the same for every provider: it parses addresses, checks what can be checked without a device, counts
+references and events, resolves names, and makes synchronous calls of asynchronous ones. The rules below hold for both
+modules.
+
+Errors
+    A call that fails raises :class:`~rdmacm.errors.RdmaError` (made by :func:`~rdmacm.errors.cm_error`), leaves
+    everything as it was, and posts no event, unless its docstring says otherwise. What fails after the call has
+    returned is an event with a negative errno in ``status``, or a completion with an error status. ``EINVAL: the
+    state`` means :class:`~rdmacm.errors.CmStateError` with the errno of :func:`rdmacm.cmstate.refusal`. Any call may
+    also raise what the system answers when it has no more to give: ENOMEM, EMFILE, ENOBUFS.
+
+Threads and the lock
+    Every method may be called from any thread. A provider has one lock, which it takes by itself. Code of the API runs
+    with that lock held in these places only: ``done`` of :meth:`Provider.drive`, ``notify`` of an event queue or a
+    completion queue, :meth:`Owner.reported`, and ``done`` of a service. So two threads are never in such code of one
+    provider at the same time; the state of endpoints relies on that. The code does not wait, but it may call any method
+    of the seam with a timeout of 0: the lock is re-entrant, and a provider calls the API only where its own data are
+    consistent. The API may hold a lock of its own while it calls :meth:`EventQueue.post`; none of the callbacks takes
+    that lock. The garbage collector may call ``destroy`` and ``close`` in any thread at any time, also in one that is
+    inside the provider.
+
+Waiting
+    :meth:`Provider.drive`, :meth:`Provider.find_path`, :meth:`Provider.find_services`, :meth:`EventQueue.get`,
+    ``ChannelBackend.get`` and ``CQBackend.wait`` may wait. No other call waits for a peer, a subnet administrator or
+    another thread's wait. A ``timeout`` is in seconds of :attr:`Provider.clock`, None for ever, 0 not at all; a
+    ``timeout_ms`` is in milliseconds. A wait ends early by an exception only (KeyboardInterrupt among them).
+
+Progress
+    A provider may make its progress in the threads that wait or poll, in threads of its own, or in the kernel. As long
+    as an event queue or a completion queue is open, it serves peers even if the application calls nothing: it answers
+    requests and one-sided operations, retransmits, and lets timers fire (a simulated provider: while a thread waits). A
+    descriptor to poll (``fileno``) is readable when there is something to fetch; where callers make the progress, also
+    when there is progress to be made. A fetch with timeout 0 then makes it, and may find nothing.
+
+Life
+    A backend lives until its ``destroy``, ``close`` or ``dereg``, which happens once; an id's ``destroy`` may come
+    again, and does nothing. The API releases dependents first: queue pairs before their completion queues and shared
+    receive queues, completion queues before their channel, ids before their event queue. A queue pair is detached from
+    its id before it is destroyed; the id may be destroyed before both. No callback, event or completion of an object
+    follows once its release has returned. A device has no release: a provider may let go of descriptors and threads
+    once the last event queue and completion queue is closed, and take them again at the next. A process may end with
+    objects left; a provider that wants peers to know registers its own exit handler.
+
+Fork
+    In a child of fork(2), everything made before belongs to the parent. There, calls that wait, open or start something
+    raise EBADF; releasing calls free what the child holds, with no effect on the parent and no word to any peer. The
+    opener of :func:`get_provider` returns a new provider in the child.
+
+Explanations
+    A resolution that fails carries an :class:`~rdmacm.explanation.Explanation`: as ``explanation`` of the error, or
+    through ``explain`` of the event. ``explain`` is called later, if at all, in any thread, without the lock, perhaps
+    after the id is destroyed; it puts what was found then into words, and looks nothing up.
+
+Asynchronous events, ibv_get_async_event(3)
+    The API has no call that reads them, so nothing here reports them. A provider acts on them itself: COMM_EST of an
+    attached queue pair establishes its connection (:meth:`IdBackend.attach_qp`); a queue pair that fails is in ERR and
+    flushes its work; a completion queue that overflows raises EOVERFLOW; a device that goes away is an event of each id
+    bound to it (DEVICE_REMOVAL), as is a change of its addresses (ADDR_CHANGE).
 """
 
 from __future__ import annotations
@@ -38,239 +95,428 @@ __all__ = [
     "FoundServices",
     "IdBackend",
     "IdOptions",
+    "Owner",
     "Provider",
     "QueuedEvent",
     "RouteChoice",
     "ServiceBackend",
+    "ServiceDone",
     "Tap",
     "get_provider",
 ]
 
 T = TypeVar("T")
 
-#: (outgoing, local, remote, source_port, dest_port, data, segment): packets that pass. The addresses are packed, the
-#: ports those in the packets' UDP headers. ``data`` is one packet from its BTH to its ICRC, whole or in pieces, or
-#: with ``segment`` > 0 a train of packets of that size, the last one perhaps shorter; it is not kept.
-Tap: TypeAlias = "Callable[[bool, bytes, bytes, int, int, Sequence[Buffer] | memoryview, int], None]"
-
-#: Addresses as they cross the seam: parsed.
+#: A parsed address: no name, no text; ports in host order.
 Address: TypeAlias = InetAddr | SockAddrIB
+
+#: Takes the outcome of a request to the subnet administrator: None, or the error.
+ServiceDone: TypeAlias = Callable[[RdmaError | None], None]
+
+
+class Tap(Protocol):
+    """Sees the RoCEv2 packets of a provider as they pass its sockets."""
+
+    def __call__(
+        self,
+        outgoing: bool,
+        local: bytes,
+        remote: bytes,
+        source_port: int,
+        dest_port: int,
+        data: Sequence[Buffer] | memoryview,
+        segment: int,
+        /,
+    ) -> None:
+        """Look at packets, and keep nothing: ``data`` is reused. In any thread, with or without the provider's lock.
+
+        ``local`` and ``remote`` are IP addresses of 4 or 16 bytes, the ports those of the UDP header. ``data`` goes
+        from the BTH to the ICRC: one packet where ``segment`` is 0, whole or in pieces; else packets of ``segment``
+        bytes each, the last perhaps shorter.
+        """
 
 
 class Owner(Protocol):
-    """The API object a backend works for."""
+    """The API object that an id backend works for. A backend refers to it weakly, or it would never be collected."""
 
     def reported(self) -> None:
-        """An event of this owner is being handed to the calling thread."""
+        """Count an event of this owner; called in the thread that fetches the event, with the lock held."""
 
 
 class QueuedEvent(NamedTuple):
-    """An event on its way to the application; ``owner`` is the API object the backend was made for.
+    """An event on its way to the application, rdma_get_cm_event(3).
 
-    ``status`` follows rdma_get_cm_event(3): 0, a negative errno, or a positive transport code. ``explain`` makes
-    the explanation of a failure when somebody asks for it. A connection event carries ``param``; CONNECT_REQUEST,
-    which is its listener's, also the backend of the id that the request makes.
+    The types, and what they carry beside ``owner``:
+
+    - ADDR_RESOLVED, ROUTE_RESOLVED, ADDRINFO_RESOLVED: nothing.
+    - ADDR_ERROR, ROUTE_ERROR, ADDRINFO_ERROR: ``status``, ``message``, ``explain``.
+    - CONNECT_REQUEST: ``param`` of the peer, ``new_id``. The owner is the listener's.
+    - CONNECT_RESPONSE, and ESTABLISHED of the active side: ``param`` of the peer's reply.
+    - ESTABLISHED of the passive side, TIMEWAIT_EXIT: nothing.
+    - REJECTED: ``status`` is the REJ's reason, InfiniBand Architecture 12.6.7.2; a wire with codes of its own maps them
+      to 8 (no listener), 28 (the application refused) or another. ``param`` has the private data, ``message`` the
+      reason in words.
+    - UNREACHABLE: -ETIMEDOUT; of a datagram id also the positive status of the SIDR_REP (12.11.2.1).
+    - CONNECT_ERROR: ``status``, ``message``.
+    - DISCONNECTED: 0, or -ETIMEDOUT where the peer never confirmed.
+    - DEVICE_REMOVAL: ``message``. ADDR_CHANGE: -ENETDOWN, -EADDRNOTAVAIL or 0 (another hardware address), ``message``.
+    - USER: the application's ``status`` and ``arg``.
     """
 
+    #: The API object of the id, as it was given to ``create_id`` or ``adopt``.
     owner: Any
     type: CmEventType
+    #: 0, a negative errno, a positive code of the transport; an EAI code where the API resolved a name.
     status: int = 0
+    #: The number that rdma_write_cm_event(3) was given.
     arg: int = 0
+    #: Makes the explanation of a failed resolution.
     explain: Callable[[], Explanation] | None = None
+    #: The cause in words, without address and errno.
     message: str = ""
+    #: Seen from this side: ``initiator_depth`` is what this side may have outstanding. The private data are the
+    #: message's whole field, with its padding, without any header of the connection manager's.
     param: ConnParam | UdParam | None = None
+    #: The id that a CONNECT_REQUEST has made: in state CONNECT, its addresses, device, GIDs and path set.
     new_id: IdBackend | None = None
 
 
-class RouteChoice(NamedTuple):
-    """What a host would use to reach a destination: the answer of :meth:`Provider.find_route`."""
+class EventQueue(Protocol):
+    """The events of one channel that are not fetched yet."""
 
-    source: InetAddr | SockAddrIB
+    #: Called after each event is added, by the thread that adds it, with the lock held. The API sets it.
+    notify: Callable[[], None] | None
+
+    def fileno(self) -> int:
+        """A descriptor to poll; -1 once closed."""
+
+    def get(self, timeout: float | None) -> QueuedEvent | None:
+        """The oldest event, waiting up to ``timeout`` seconds; None when there was none.
+
+        :meth:`Owner.reported` is called under the lock as the event leaves the queue, so that destroying the id either
+        counts the event or discards it. EBADF once the queue is closed, also in threads that were waiting.
+        """
+
+    def post(self, event: QueuedEvent) -> None:
+        """Add an event, wake those who wait, call :attr:`notify`. Does nothing once closed."""
+
+    def take(self, owner: object) -> list[QueuedEvent]:
+        """Remove and return the events of one owner, oldest first."""
+
+    def close(self) -> None:
+        """Destroy the ids whose events come here, drop the events and release the descriptor."""
+
+
+@dataclass(slots=True)
+class IdOptions:
+    """The options of rdma_set_option(3) at level ID; None where the default holds."""
+
+    #: Type of service, 8 bits: the IP header's, or on InfiniBand the path record's traffic class.
+    tos: int | None = None
+    #: Whether the port may be shared with ids that have this option as well.
+    reuseaddr: bool = False
+    #: Whether an IPv6 wildcard leaves IPv4 to others; None: as the system does for sockets.
+    afonly: bool | None = None
+    #: Local ACK timeout: exponent of 4.096 µs.
+    ack_timeout: int | None = None
+
+
+class ServiceBackend(Protocol):
+    """A service record that a subnet administrator keeps for an id."""
+
+    #: The record as it was registered.
+    record: ServiceRecord
+
+    def withdraw(self, done: ServiceDone | None = None) -> None:
+        """Ask the administrator to delete the record; ``done`` is called once, perhaps before this returns.
+
+        A record that is withdrawn already counts as done. Destroying the id withdraws its records.
+        """
+
+
+class FoundServices(NamedTuple):
+    """What a subnet administrator knows of a service: the answer of :meth:`Provider.find_services`."""
+
+    #: The GID, the device's name and the number (from 1) of the port whose administrator answered.
+    gid: Gid
+    device: str
+    port_num: int
+    #: At least one.
+    records: tuple[ServiceRecord, ...]
+
+
+class RouteChoice(NamedTuple):
+    """What a host would use to reach a destination: the answer of ``find_route`` and ``find_path``."""
+
+    #: The source address; its port is that of the source asked for, or 0.
+    source: Address
+    #: The device's name, the port's number (from 1), the row of the source in the port's GID table.
     device: str
     port_num: int
     gid_index: int
     path: PathRecord
 
 
-class EventQueue(Protocol):
-    """Where events wait for a reader; one per channel. Waiting on it drives the provider."""
-
-    def fileno(self) -> int:
-        """A descriptor that polls readable when :meth:`get` may have something."""
-
-    def get(self, timeout: float | None) -> QueuedEvent | None:
-        """The next event, waiting up to ``timeout`` seconds (None: for ever); None when there was none.
-
-        The event's owner is told of the hand-over (:meth:`Owner.reported`) before anything else can happen to it.
-        """
-
-    def post(self, event: QueuedEvent) -> None:
-        """Add an event; from any thread."""
-
-    #: Called whenever an event is added, by whichever thread adds it and with the provider's lock held.
-    notify: Callable[[], None] | None
-
-    def take(self, owner: object) -> list[QueuedEvent]:
-        """Remove and return the waiting events of one owner."""
-
-    def close(self) -> None:
-        """Release the descriptors; a reader that waits gets EBADF."""
-
-
-@dataclass(slots=True)
-class IdOptions:
-    """What rdma_set_option(3) sets; None where the default holds."""
-
-    tos: int | None = None
-    reuseaddr: bool = False
-    afonly: bool | None = None
-    ack_timeout: int | None = None
-
-
-class ServiceBackend(Protocol):
-    """A service that the subnet administrator knows."""
-
-    record: ServiceRecord
-
-    def withdraw(self, done: Callable[[RdmaError | None], None] | None = None) -> None: ...
-
-
-class FoundServices(NamedTuple):
-    """Services that an InfiniBand port's subnet administrator knows, and that port."""
-
-    gid: Gid
-    device: str
-    port_num: int
-    records: tuple[ServiceRecord, ...]
-
-
 class IdBackend(Protocol):
-    """One id inside a provider. Calls raise :class:`rdmacm.RdmaError`; outcomes arrive on the queue."""
+    """One rdma_cm_id inside a provider. The tables of :mod:`rdmacm.cmstate` have the states that allow each call.
 
+    The API reads the attributes at any time, without the lock; after :meth:`destroy` they may be as they were or as at
+    the beginning.
+    """
+
+    #: Changes by the tables of :mod:`rdmacm.cmstate` only.
     state: State
     options: IdOptions
+    #: The source; None until bound. An id bound to a wildcard has a specific address once its address is resolved.
     local_addr: Address | None
+    #: The destination that was last asked for, or the peer of a request; None before.
     peer_addr: Address | None
+    #: The device, as a context that the provider makes; None until the id is bound to one. The contexts of one device
+    #: have the same ``backend``, that of :meth:`Provider.open_device`.
     verbs: Context | None
+    #: The port of the device, from 1; 0 until bound to a device.
     port_num: int
+    #: The row of :attr:`sgid` in the port's GID table; 0 until bound to a device.
     gid_index: int
+    #: The GIDs of both ends; the zero GID until known.
     sgid: Gid
     dgid: Gid
+    #: The P_Key, 16 bits; 0 until bound to a device, and on a wire without partitions.
     pkey: int
+    #: The path records: none until the route is resolved, then the primary, then the alternate where there is one. A
+    #: wire without path records makes one of what it knows (GIDs, MTU, hop limit, traffic class, rate).
     paths: tuple[PathRecord, ...]
+    #: What :meth:`resolve_service` found; empty before.
     services: tuple[ServiceRecord, ...]
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """What has been done so far and how long each took."""
-
-    def bind_addr(self, address: Address) -> None: ...
-
-    def resolve_addr(self, source: Address | None, destination: Address, timeout_ms: int) -> None: ...
-
-    def resolve_route(self, timeout_ms: int, alternate: bool = False) -> None: ...
-
-    def resolve_service(self, service: str) -> None:
-        """Ask for a service of InfiniBand's; what is found is in :attr:`services` then, the first as destination."""
-
-    def register_service(
-        self, name: bytes, lease: int, data: bytes, done: Callable[[RdmaError | None], None]
-    ) -> ServiceBackend:
-        """Tell the subnet administrator of a service at the id's service id, now and before ``lease`` seconds end.
-
-        ``done`` is called once it has answered, with what went wrong.
-        """
-
-    def set_option(self, level: int, name: int, value: int | bytes) -> None: ...
-
-    def migrate(self, queue: EventQueue) -> None: ...
-
-    def listen(self, backlog: int) -> None: ...
-
-    def connect(self, param: ConnParam) -> None: ...
-
-    def accept(self, param: ConnParam) -> None: ...
-
-    def reject(self, private_data: bytes, reason: int) -> None: ...
-
-    def establish(self) -> None: ...
-
-    def notify(self, event: int) -> None: ...
-
-    def disconnect(self) -> bool:
-        """Fail the queue pair and tell the peer; whether DISCONNECTED will follow."""
-
-    def init_qp_attr(self, state: QPState) -> tuple[QPAttr, QPAttrMask]:
-        """What a queue pair of this id needs to get to a state."""
-
-    def set_local_ece(self, ece: Ece) -> None: ...
-
-    def remote_ece(self) -> Ece: ...
-
-    def adopt(self, owner: Owner) -> None:
-        """The application has taken this id, which a request has made; ``owner`` stands for it from now on."""
-
-    def attach_qp(self, qp: QP | None) -> None:
-        """The queue pair that connecting and disconnecting takes along, in its first state from now on; None for one
-        that the user cares for."""
+        """The steps of binding and resolving so far, with their durations."""
 
     def explain(self) -> Explanation:
-        """The last resolution of this id."""
+        """The last resolution of this id, and why it came out so; one without ``node`` where there was none."""
 
-    def destroy(self) -> None: ...
+    # -- addresses ------------------------------------------------------------------------------------
+
+    def bind_addr(self, address: Address) -> None:
+        """Bind to a source, rdma_bind_addr(3): a port number, and for a specific address its device.
+
+        Port 0 takes a free port. EADDRNOTAVAIL: the address is not this host's, the port is taken by or for a
+        wildcard, or no port is free; EADDRINUSE: address and port are taken; EACCES: a privileged port; ENODEV: the
+        GID is no InfiniBand port's; EPROTONOSUPPORT: the service id is of another port space; EINVAL: the state, a
+        link-local address without scope, a P_Key that the port lacks.
+        """
+
+    def resolve_addr(self, source: Address | None, destination: Address, timeout_ms: int) -> None:
+        """Find device, GIDs and next hop, rdma_resolve_addr(3). Ends in ADDR_RESOLVED or ADDR_ERROR.
+
+        An unbound id is bound first, to ``source`` or to the wildcard of the destination's family; it stays bound when
+        this call then raises. ADDR_ERROR: -ETIMEDOUT (no neighbour answered within ``timeout_ms``), -ENODEV or -EINVAL
+        (no device on the way, or none that will do), -EADDRNOTAVAIL (the source went away). Raises :meth:`bind_addr`'s
+        errors and those of the routing tables (ENETUNREACH, EHOSTUNREACH, EACCES, EINVAL); ENODEV or EINVAL where no
+        InfiniBand port will do; EINVAL: the state, a negative timeout, another address family, a source other than the
+        one bound to.
+        """
+
+    def resolve_route(self, timeout_ms: int, alternate: bool = False) -> None:
+        """Find the path, rdma_resolve_route(3). Ends in ROUTE_RESOLVED, with :attr:`paths` set, or ROUTE_ERROR.
+
+        ``alternate`` asks for a second path by other LIDs; it is no failure where there is none, and wires without
+        LIDs ignore it. ROUTE_ERROR on InfiniBand: -ETIMEDOUT (no answer of the administrator within ``timeout_ms``),
+        -EINVAL (it refused, or knows no path), -EIO (an answer that cannot be read). ENETUNREACH: no administrator is
+        known; ENODEV: the port is gone; EINVAL: the state, a timeout of 0 or less, a device whose MTU is too small.
+        """
+
+    def resolve_service(self, service: str) -> None:
+        """Ask the subnet administrator for a service by its name, or by its number as strtoull(3) reads it.
+
+        Ends in ADDRINFO_RESOLVED, with :attr:`services` set and the first of them as destination, or in ADDRINFO_ERROR:
+        -ETIMEDOUT, -ENODATA (it is not registered), -EINVAL, -EIO. EOPNOTSUPP: the id's port has no subnet
+        administrator, as on Ethernet; ENETUNREACH: none is known; EINVAL: the state, as of an unbound id.
+        """
+
+    def register_service(self, name: bytes, lease: int, data: bytes, done: ServiceDone) -> ServiceBackend:
+        """Have the subnet administrator keep a service record for the id's service id and port.
+
+        ``name``: 1 to 63 bytes; ``data``: up to 16 bytes; ``lease``: seconds, before whose end the record is registered
+        anew as long as the id lives. ``done`` is called once, perhaps before this returns: with None, or with
+        ETIMEDOUT, EINVAL (refused), EIO, ENODEV, ENETUNREACH, or ECANCELED where the id was destroyed meanwhile.
+        EOPNOTSUPP: the port has no subnet administrator; EINVAL: the id is bound to no device.
+        """
+
+    # -- options --------------------------------------------------------------------------------------
+
+    def set_option(self, level: int, name: int, value: int | bytes) -> None:
+        """Set an option, rdma_set_option(3). ``value``: a number, or C's representation of it.
+
+        IB_PATH takes ``struct ibv_path_data`` in an array; one that is GMP, PRIMARY and BIDIRECTIONAL becomes the path,
+        and ROUTE_RESOLVED follows. ENOSYS: an unknown option; EINVAL: size, value or state; EADDRINUSE or EADDRNOTAVAIL
+        where REUSEADDR or AFONLY would take a port that others hold.
+        """
+
+    def migrate(self, queue: EventQueue) -> None:
+        """Move the id and its events that are not fetched to another queue of this provider. EINVAL: the state."""
+
+    # -- connections ----------------------------------------------------------------------------------
+
+    def listen(self, backlog: int) -> None:
+        """Take requests, rdma_listen(3); each is a CONNECT_REQUEST event of this id's owner, with the new id.
+
+        ``backlog``: how many may wait to be fetched; outside 1 to 1024 it is 1024. A request that finds the backlog
+        full is dropped without an answer; the peer sends it again. An unbound id is bound to the IPv4 wildcard.
+        EADDRINUSE or EADDRNOTAVAIL: the port is shared (REUSEADDR) and another id has it; EACCES, EADDRINUSE or EBUSY:
+        the wire's own port cannot be opened; EINVAL: the state.
+        """
+
+    def adopt(self, owner: Owner) -> None:
+        """Give a new id, which the provider has made without one, its API object: events go to ``owner`` from now on.
+
+        Until the application has accepted, no event of the connection is posted.
+        """
+
+    def connect(self, param: ConnParam) -> None:
+        """Send the request for a connection, or on a datagram id for the peer's queue pair, rdma_connect(3).
+
+        ``param`` is complete: resources within the device's limits, ``qp_num`` the queue pair's. Ends in ESTABLISHED;
+        without attached queue pair in CONNECT_RESPONSE instead, and the application calls :meth:`establish`; or in
+        REJECTED, UNREACHABLE, or CONNECT_ERROR where the queue pair could not be made ready. On all but the first two
+        the attached queue pair goes to ERR. EINVAL: the state, private data that do not fit beside the connection
+        manager's own (:meth:`rdmacm.CmId.connect` has the sizes), an invalid path MTU, a P_Key that the port lacks.
+        Opening the wire may fail as in :meth:`listen`.
+        """
+
+    def establish(self) -> None:
+        """Confirm a CONNECT_RESPONSE, rdma_establish(3); no event follows on this side. EINVAL: the state."""
+
+    def accept(self, param: ConnParam) -> None:
+        """Accept the request that made this id, rdma_accept(3); ``param`` is complete, as for :meth:`connect`.
+
+        The attached queue pair is ready before the peer learns of it. Ends in ESTABLISHED, or in REJECTED, UNREACHABLE
+        or DISCONNECTED; on a datagram id no event follows. EINVAL: the state, a second time, the peer has given up,
+        private data that do not fit. Where the queue pair cannot be made ready, this raises, rejects the request, and
+        leaves the queue pair in ERR.
+        """
+
+    def reject(self, private_data: bytes, reason: int) -> None:
+        """Refuse the request that made this id, rdma_reject(3); no event follows.
+
+        ``reason``: 28 (consumer defined) or 35 (vendor option not supported, of rdma_reject_ece(3)). EINVAL: another
+        reason, the state, private data that do not fit.
+        """
+
+    def notify(self, event: int) -> None:
+        """The application has seen ``event`` (4, COMM_EST) on a queue pair of its own, rdma_notify(3).
+
+        An accepted connection is then established, with its event; the peer's confirmation may be lost. EISCONN: it
+        is established already; EINVAL: the state, another event.
+        """
+
+    def disconnect(self) -> bool:
+        """End the connection, rdma_disconnect(3): the attached queue pair goes to ERR, and the peer learns of it.
+
+        Returns whether DISCONNECTED will follow: False where it was posted already or there is nothing to end any
+        more. TIMEWAIT_EXIT comes when the wire's time-wait is over; a wire without one posts none. EINVAL: the state.
+        """
+
+    def init_qp_attr(self, state: QPState) -> tuple[QPAttr, QPAttrMask]:
+        """The attributes that a queue pair of the application's needs to get to ``state``, rdma_init_qp_attr(3).
+
+        RTR and RTS need what the peer has sent. EINVAL: the id is bound to no device, the state is unknown, or the
+        peer has sent nothing yet.
+        """
+
+    def attach_qp(self, qp: QP | None) -> None:
+        """Make a queue pair the connection's: it goes from RESET to INIT. None detaches it, also after :meth:`destroy`.
+
+        ``qp.backend`` is one that this provider's device has made, for the id's device and port. The provider moves it
+        to RTS when the connection needs it, and to ERR when the connection ends or fails. Where data arrive before the
+        peer's confirmation (COMM_EST), the connection is established.
+        """
+
+    def set_local_ece(self, ece: Ece) -> None:
+        """The ECE options to send with the next request or reply; a wire without ECE sends none."""
+
+    def remote_ece(self) -> Ece:
+        """The ECE options that the peer has sent; ``Ece(0)`` for none."""
+
+    # -- the end --------------------------------------------------------------------------------------
+
+    def destroy(self) -> None:
+        """Cancel what is in progress and release port, device and connection, rdma_destroy_id(3). Never waits.
+
+        A connection is ended without waiting for the peer's answer; a request that was not answered is rejected. The
+        state is DESTROYING from then on. The API takes the events that are left (:meth:`EventQueue.take`) and destroys
+        the new ids in them.
+        """
 
 
 class Provider(Protocol):
-    """What a way of carrying the API must offer."""
+    """What carries the API in one network namespace."""
 
+    #: The provider's name, for messages.
     name: str
-    #: The time all its deadlines are in, as seconds that only go forward.
+    #: The time of all its timeouts and deadlines: seconds that only go forward. A simulated provider has its own.
     clock: Callable[[], float]
-    #: Where set, is shown the packets that pass (:data:`Tap`).
+    #: Sees the packets that pass; None for no one. A provider that does not see its packets, as one of kernel devices,
+    #: raises EOPNOTSUPP for anything but None.
     tap: Tap | None
 
     def devices(self) -> tuple[Device, ...]:
         """Every device, as it is now."""
 
     def open_device(self, name: str) -> DeviceBackend:
-        """A device to create memory regions, completion queues and queue pairs on; ENODEV where there is none."""
+        """The device of a name; the same object as long as the device exists. ENODEV: there is no such device."""
 
-    def open_queue(self) -> EventQueue: ...
+    def open_queue(self) -> EventQueue:
+        """A new event queue, for a channel."""
 
-    def create_id(self, queue: EventQueue, owner: Owner, port_space: int, qp_type: int) -> IdBackend: ...
+    def create_id(self, queue: EventQueue, owner: Owner, port_space: int, qp_type: int) -> IdBackend:
+        """A new id in state IDLE; ``queue`` is one of this provider's.
+
+        ``port_space`` is a :class:`~rdmacm.constants.PortSpace`; ``qp_type`` is UD for the port spaces UDP and IPOIB,
+        else RC, and any :class:`~rdmacm.verbs.enums.QPType` for IB. No device is needed. What the provider does not
+        carry is refused where it shows: when binding, or when the queue pair is created (EOPNOTSUPP).
+        """
 
     def drive(self, done: Callable[[], T], timeout: float | None) -> T:
-        """Make progress until ``done()`` returns something true, for ``timeout`` seconds (None: for ever, 0: once).
+        """Wait until ``done()`` returns something true, or ``timeout`` seconds; returns what it returned last.
 
-        Returns what ``done()`` said last. Every wait goes through here. ``done`` is called under the provider's lock
-        and must not wait.
+        Where callers make the progress, this makes it, and with ``timeout`` 0 once. ``done`` is called with the lock
+        held, at the beginning and whenever something may have changed: progress of any thread, events, completions,
+        outcomes of services. Its exceptions are the caller's. Any number of threads may be in this call; from within
+        ``done`` it is called with timeout 0 only.
         """
 
     def find_route(self, destination: InetAddr, source: InetAddr | None) -> RouteChoice | None:
-        """What the host would use to reach a destination; None where it cannot be reached. Never waits."""
+        """What the host would use to reach an IP address, without waiting; None where it has no device to reach it."""
+
+    def explain_route(self, destination: InetAddr, source: InetAddr | None) -> Explanation:
+        """As :meth:`find_route`, with every candidate and the reasons."""
+
+    def owner_of(self, address: InetAddr) -> tuple[str, int] | None:
+        """The name of the device and the number of the port that have a local IP address; None where none has it."""
 
     def find_path(
         self, destination: SockAddrIB, source: SockAddrIB | None, like: PathRecord | None
     ) -> RouteChoice | None:
-        """As :meth:`find_route`, to an InfiniBand port. The path is the subnet administrator's, who is waited for.
+        """As :meth:`find_route`, to a GID. Waits for the subnet administrator, as long as rdma_create_ep(3) would.
 
-        ``like``: a path whose fields it has to have, where they are not 0.
+        ``like``: the path has to have its fields, as far as they are not 0. None where there is no path, no answer, or
+        no InfiniBand port at all.
         """
 
     def find_services(self, service: str) -> FoundServices | None:
-        """Ask for a service at each active InfiniBand port in turn, and wait; None where no port knows one."""
+        """Ask the subnet administrator of each active InfiniBand port in turn for a service, and wait.
 
-    def explain_route(self, destination: InetAddr, source: InetAddr | None) -> Explanation:
-        """As :meth:`find_route`, with the reasons."""
-
-    def owner_of(self, address: InetAddr) -> tuple[str, int] | None:
-        """The device and port that own a local address, or None."""
+        ``service``: as for :meth:`IdBackend.resolve_service`. None where no administrator knows it, or there is none.
+        """
 
 
+#: The environment variable that names the provider.
 ENVIRONMENT = "RDMACM_PROVIDER"
 
-#: Known providers: name → module with ``open_provider()``. Imported when chosen, so that nothing above the seam
-#: depends on any of them.
+#: Name → module with ``open_provider()``; a new provider is added here. The module is imported when first chosen, so
+#: nothing above the seam depends on it.
 _MODULES = {"soft": "rdmacm.soft"}
 _openers: dict[str, Callable[[], Provider]] = {}
 
@@ -278,8 +524,9 @@ _openers: dict[str, Callable[[], Provider]] = {}
 def get_provider(provider: str | Provider | None = None) -> Provider:
     """The provider to use in the calling thread's network namespace.
 
-    ``provider``: a provider object (used as it is), a name, or None for the environment's choice and then the
-    automatic one, which is the software device. ENODEV for a name that is unknown or cannot work here.
+    ``provider``: a provider object, used as it is; a name; or None for the name in the environment variable
+    ``RDMACM_PROVIDER``, else ``soft``, the software device. A provider's module has ``open_provider()``, which returns
+    the one object of the calling thread's network namespace in this process. ENODEV for an unknown name.
     """
     if provider is not None and not isinstance(provider, str):
         return provider

@@ -125,7 +125,7 @@ def test_opcodes(device: RecordingDevice, context: Context, qp_type: QPType) -> 
                 rig.taken(wr)
             else:
                 rig.refused(wr, f"{opcode.name}.* is not for {qp_type.name}")
-        for number in (11, 13, 16, 1 << 40):
+        for number in (11, 13, 16, 1 << 40, -1, -14):
             unknown: Any = number
             rig.refused(SendWR(7, unknown, ah=ah), f"{number} is not for")
     rig.close()

@@ -21,7 +21,7 @@ from rdmacm.verbs import (
     QPState,
     QPType,
 )
-from rdmacm.verbs.qpstate import TRANSITIONS, names, path, problem, steps_mask
+from rdmacm.verbs.qpstate import TRANSITIONS, find_fault, names, path, steps_mask
 from support.verbs import GIDS, RecordingDevice, RecordingQP
 
 M, S = QPAttrMask, QPState
@@ -90,18 +90,19 @@ def test_each_cell(qp_type: QPType, before: QPState, after: QPState) -> None:
     if specified is None:
         for mask in (M.STATE, M.STATE | M.QKEY, *(M.STATE | bit for bit in BITS)):
             assert (
-                problem(qp_type, before, after, mask) == f"no way from {before.name} to {after.name} for {qp_type.name}"
+                find_fault(qp_type, before, after, mask)
+                == f"no transition from {before.name} to {after.name} for {qp_type.name}"
             )
         return
     required, optional = map(mask_of, specified)
-    assert problem(qp_type, before, after, M.STATE | required) is None
-    assert problem(qp_type, before, after, M.STATE | required | optional) is None
+    assert find_fault(qp_type, before, after, M.STATE | required) is None
+    assert find_fault(qp_type, before, after, M.STATE | required | optional) is None
     for bit in required:
-        text = problem(qp_type, before, after, (M.STATE | required | optional) & ~bit)
+        text = find_fault(qp_type, before, after, (M.STATE | required | optional) & ~bit)
         assert text is not None
         assert text.endswith(f"missing {bit.name}")
     for bit in BITS:
-        text = problem(qp_type, before, after, M.STATE | required | bit)
+        text = find_fault(qp_type, before, after, M.STATE | required | bit)
         if bit & (required | optional):
             assert text is None
         else:
@@ -115,10 +116,10 @@ def test_the_table_is_whole() -> None:
 
 
 def test_everything_wrong_is_said_at_once() -> None:
-    text = problem(QPType.RC, S.RESET, S.INIT, M.STATE | M.PORT | M.QKEY | M.SQ_PSN)
+    text = find_fault(QPType.RC, S.RESET, S.INIT, M.STATE | M.PORT | M.QKEY | M.SQ_PSN)
     assert text == "RESET to INIT of RC: missing ACCESS_FLAGS, PKEY_INDEX; unexpected QKEY, SQ_PSN"
-    assert problem(QPType.RC, S.RTS, S.RTS, M(1 << 30)) == "RTS to RTS of RC: unknown attribute bits 0x40000000"
-    assert problem(QPType.RC, S.RTS, S.RTS, M.QKEY | M(1 << 30)) == (
+    assert find_fault(QPType.RC, S.RTS, S.RTS, M(1 << 30)) == "RTS to RTS of RC: unknown attribute bits 0x40000000"
+    assert find_fault(QPType.RC, S.RTS, S.RTS, M.QKEY | M(1 << 30)) == (
         "RTS to RTS of RC: unexpected QKEY; unknown attribute bits 0x40000000"
     )
     assert names(M.PORT | M.STATE) == "STATE, PORT"
@@ -172,7 +173,7 @@ def test_only_what_the_table_allows_reaches_the_device(
         attr = full(after, cur_qp_state=before)
         rig.below.state, rig.below.modified = before, []
         if allowed is None:
-            with pytest.raises(RdmaError, match=r"modify_qp: no way from") as raised:
+            with pytest.raises(RdmaError, match=r"modify_qp: no transition from") as raised:
                 rig.qp.modify(attr, mask)
             assert raised.value.errno == errno.EINVAL
             assert rig.below.modified == []
@@ -200,7 +201,7 @@ def test_the_steps_by_name(device: RecordingDevice, context: Context) -> None:
 
     rig.qp.modify(QPAttr(), M.STATE)
     assert rig.qp.state is S.RESET
-    with pytest.raises(RdmaError, match="no way from RESET to ERR"):
+    with pytest.raises(RdmaError, match="no transition from RESET to ERR"):
         rig.qp.to_error()
     rig.below.modified.clear()
     rig.qp.to_init(attr)

@@ -24,7 +24,7 @@ def rdma_destroy_event_channel(channel: EventChannel) -> None:
 
 
 def rdma_create_id(channel: EventChannel | None, context: object = None, ps: int = RDMA_PS_TCP) -> CmId:
-    """rdma_create_id(3); a synchronous id where ``channel`` is None."""
+    """rdma_create_id(3); a synchronous id if ``channel`` is None."""
     return CmId(channel, ps, context=context)
 
 
@@ -39,7 +39,7 @@ def rdma_bind_addr(id: CmId, addr: SockAddr) -> None:
 
 
 def rdma_resolve_addr(id: CmId, src_addr: SockAddr | None, dst_addr: SockAddr, timeout_ms: int) -> None:
-    """rdma_resolve_addr(3); note the page's order, source first."""
+    """rdma_resolve_addr(3); the source comes first, as on the page."""
     id.resolve_addr(dst_addr, src_addr, timeout_ms)
 
 
@@ -51,12 +51,12 @@ def rdma_resolve_route(id: CmId, timeout_ms: int) -> None:
 def rdma_getaddrinfo(
     node: str | None, service: str | int | None = None, hints: AddrInfo | None = None
 ) -> list[AddrInfo]:
-    """rdma_getaddrinfo(3); the list that C links through ``ai_next``."""
+    """rdma_getaddrinfo(3); a list of what C links through ``ai_next``."""
     return getaddrinfo(node, service, hints)
 
 
 def rdma_freeaddrinfo(res: list[AddrInfo] | None) -> None:
-    """rdma_freeaddrinfo(3): nothing to free here, but the list is emptied, as nobody may use it any more."""
+    """rdma_freeaddrinfo(3); empties the list, so that a use after it shows."""
     if res is not None:
         res.clear()
 
@@ -74,7 +74,7 @@ def rdma_query_addrinfo(id: CmId) -> list[AddrInfo]:
 
 
 def rdma_get_cm_event(channel: EventChannel) -> CmEvent:
-    """rdma_get_cm_event(3); waits, unless ``channel.blocking`` is False."""
+    """rdma_get_cm_event(3); waits unless ``channel.blocking`` is False."""
     return channel.get_event()
 
 
@@ -109,7 +109,7 @@ def rdma_get_peer_addr(id: CmId) -> SockAddr | None:
 
 
 def rdma_get_devices() -> list[Context]:
-    """rdma_get_devices(3): a context of each device, which is opened when something is made on it."""
+    """rdma_get_devices(3); a device is opened when something is created on it."""
     provider = get_provider()
     return [
         Context.open(device.name, provider.devices, partial(provider.open_device, device.name))
@@ -118,12 +118,12 @@ def rdma_get_devices() -> list[Context]:
 
 
 def rdma_free_devices(devices: list[Context]) -> None:
-    """rdma_free_devices(3): nothing to free here, but the list is emptied, as nobody may use it any more."""
+    """rdma_free_devices(3); empties the list, so that a use after it shows."""
     devices.clear()
 
 
 def rdma_set_option(id: CmId, level: int, optname: int, optval: int | bytes) -> None:
-    """rdma_set_option(3); ``optval`` is a number, or the bytes C would point to."""
+    """rdma_set_option(3); ``optval`` is a number, or the bytes that C points to."""
     id.set_option(level, optname, optval)
 
 
@@ -143,17 +143,17 @@ def rdma_listen(id: CmId, backlog: int) -> None:
 
 
 def rdma_get_request(listen: CmId) -> CmId:
-    """rdma_get_request(3); waits."""
+    """rdma_get_request(3)."""
     return listen.get_request()
 
 
 def rdma_connect(id: CmId, conn_param: ConnParam | None = None) -> None:
-    """rdma_connect(3); ``conn_param`` None, C's NULL, asks for as much as the device has."""
+    """rdma_connect(3); with None for C's NULL, the resources are the device's maxima."""
     id.connect(conn_param)
 
 
 def rdma_accept(id: CmId, conn_param: ConnParam | None = None) -> None:
-    """rdma_accept(3); ``conn_param`` None, C's NULL, takes what the peer asked for."""
+    """rdma_accept(3); with None for C's NULL, the resources are those the peer asked for."""
     id.accept(conn_param)
 
 

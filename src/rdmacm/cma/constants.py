@@ -1,4 +1,4 @@
-"""The headers' constants: ``rdma/rdma_cma.h`` and, of ``infiniband/verbs.h``, what an example needs."""
+"""The constants of ``rdma/rdma_cma.h``, and those of ``infiniband/verbs.h`` that its examples use."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ RDMA_OPTION_ID_AFONLY = IdOption.AFONLY
 RDMA_OPTION_ID_ACK_TIMEOUT = IdOption.ACK_TIMEOUT
 RDMA_OPTION_IB_PATH = IbOption.PATH
 
-#: As many as the device can have, in ``responder_resources`` and ``initiator_depth``.
+#: The device's maximum, in ``responder_resources`` and ``initiator_depth``.
 RDMA_MAX_RESP_RES = MAXIMUM
 RDMA_MAX_INIT_DEPTH = MAXIMUM
 

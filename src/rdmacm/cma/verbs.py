@@ -1,8 +1,8 @@
 """Queue pairs, endpoints, and the helpers of ``rdma/rdma_verbs.h``.
 
-``addr`` is an address as in C, a number: ``mr.addr``, or that and an offset; or the very object that was registered,
-which stands for its beginning. Where there is no ``mr``, which takes ``IBV_SEND_INLINE``, it is the bytes themselves.
-``context`` is the number that comes back as ``wc.wr_id``; None, C's NULL, is 0.
+``addr`` is a number as in C, ``mr.addr`` with or without an offset; or the object that was registered, for its first
+byte. Without ``mr``, which needs ``IBV_SEND_INLINE``, it is the data. ``context`` is the number that comes back as
+``wc.wr_id``; None, for C's NULL, is 0.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rdmacm.verbs.wr import SGE, Buffer
 def rdma_create_ep(
     res: AddrInfo | Sequence[AddrInfo], pd: PD | None = None, qp_init_attr: QPInitAttr | None = None
 ) -> CmId:
-    """rdma_create_ep(3); of a list the first entry, as in C."""
+    """rdma_create_ep(3); uses the first entry of a list, as C does."""
     return create_ep(res if isinstance(res, AddrInfo) else res[0], pd, qp_init_attr)
 
 
@@ -45,7 +45,7 @@ def rdma_create_qp(id: CmId, pd: PD | None, qp_init_attr: QPInitAttr) -> None:
 
 
 def rdma_create_qp_ex(id: CmId, qp_init_attr: QPInitAttr, pd: PD | None = None) -> None:
-    """rdma_create_qp_ex(3); what C's structure has beyond the other one is the domain."""
+    """rdma_create_qp_ex(3); ``pd`` is a field of C's structure."""
     id.create_qp(qp_init_attr, pd)
 
 
@@ -55,7 +55,7 @@ def rdma_destroy_qp(id: CmId) -> None:
 
 
 def rdma_init_qp_attr(id: CmId, qp_attr: QPAttr) -> QPAttrMask:
-    """rdma_init_qp_attr(3): fill in what the state in ``qp_attr.qp_state`` takes; the mask of what was filled in."""
+    """rdma_init_qp_attr(3): fill in what the state in ``qp_attr.qp_state`` needs; returns the mask."""
     found, mask = id.init_qp_attr(qp_attr.qp_state)
     for name in QPAttr.__slots__:
         setattr(qp_attr, name, getattr(found, name))
@@ -68,7 +68,7 @@ def rdma_create_srq(id: CmId, pd: PD | None, attr: SrqInitAttr) -> None:
 
 
 def rdma_create_srq_ex(id: CmId, attr: SrqInitAttr, pd: PD | None = None) -> None:
-    """rdma_create_srq_ex(3); of the types there is the basic one."""
+    """rdma_create_srq_ex(3), for the basic type; ``pd`` is a field of C's structure."""
     id.create_srq(attr, pd)
 
 
@@ -81,17 +81,17 @@ def rdma_destroy_srq(id: CmId) -> None:
 
 
 def rdma_reg_msgs(id: CmId, addr: Buffer, length: int | None = None) -> MR:
-    """rdma_reg_msgs(3), of all of a buffer or its first ``length`` bytes."""
+    """rdma_reg_msgs(3); without ``length`` the whole buffer."""
     return id.reg_msgs(_first(addr, length))
 
 
 def rdma_reg_read(id: CmId, addr: Buffer, length: int | None = None) -> MR:
-    """rdma_reg_read(3), of all of a buffer or its first ``length`` bytes."""
+    """rdma_reg_read(3); without ``length`` the whole buffer."""
     return id.reg_read(_first(addr, length))
 
 
 def rdma_reg_write(id: CmId, addr: Buffer, length: int | None = None) -> MR:
-    """rdma_reg_write(3), of all of a buffer or its first ``length`` bytes."""
+    """rdma_reg_write(3); without ``length`` the whole buffer."""
     return id.reg_write(_first(addr, length))
 
 
@@ -119,7 +119,7 @@ def rdma_post_sendv(id: CmId, context: int | None, sgl: Sequence[SGE | Buffer], 
 
 
 def rdma_post_send(id: CmId, context: int | None, addr: int | Buffer, length: int, mr: MR | None, flags: int) -> None:
-    """rdma_post_send(3); without ``mr`` inline."""
+    """rdma_post_send(3); without ``mr``, inline."""
     data, offset = _data(addr, length, mr)
     id.post_send(context or 0, data, offset, length, flags)
 
@@ -153,7 +153,7 @@ def rdma_post_write(
     remote_addr: int,
     rkey: int,
 ) -> None:
-    """rdma_post_write(3); without ``mr`` inline."""
+    """rdma_post_write(3); without ``mr``, inline."""
     data, offset = _data(addr, length, mr)
     id.post_write(context or 0, data, remote_addr, rkey, offset, length, flags)
 
@@ -169,7 +169,7 @@ def rdma_post_ud_send(
     remote_qpn: int,
     remote_qkey: int = RDMA_UDP_QKEY,
 ) -> None:
-    """rdma_post_ud_send(3); C has no ``remote_qkey``, and takes this one always."""
+    """rdma_post_ud_send(3); C has no ``remote_qkey`` and always uses this one."""
     data, offset = _data(addr, length, mr)
     id.post_ud_send(context or 0, data, ah, remote_qpn, remote_qkey, offset, length, flags)
 
@@ -178,12 +178,12 @@ def rdma_post_ud_send(
 
 
 def rdma_get_send_comp(id: CmId) -> WC:
-    """rdma_get_send_comp(3); waits."""
+    """rdma_get_send_comp(3)."""
     return id.get_send_comp()
 
 
 def rdma_get_recv_comp(id: CmId) -> WC:
-    """rdma_get_recv_comp(3); waits."""
+    """rdma_get_recv_comp(3)."""
     return id.get_recv_comp()
 
 
@@ -197,6 +197,7 @@ def _first(buffer: Buffer, length: int | None, step: str = "reg_mr") -> Buffer:
 
 
 def _offset(addr: int | Buffer, mr: MR) -> int:
+    """Where ``addr`` is in the region."""
     if isinstance(addr, int):
         return addr - mr.addr
     if not mr.closed and mr.buf.obj is not addr:
@@ -205,7 +206,7 @@ def _offset(addr: int | Buffer, mr: MR) -> int:
 
 
 def _data(addr: int | Buffer, length: int, mr: MR | None) -> tuple[MR | Buffer, int]:
-    """What is sent, and where in it that begins."""
+    """What to send from, and the offset in it."""
     if mr is not None:
         return mr, _offset(addr, mr)
     if isinstance(addr, int):

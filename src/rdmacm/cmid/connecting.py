@@ -1,4 +1,4 @@
-"""Listening and connecting: rdma_listen(3), rdma_connect(3), rdma_accept(3) and their kin."""
+"""Listening and connecting: rdma_listen(3), rdma_connect(3), rdma_accept(3), rdma_reject(3), rdma_disconnect(3)."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ from rdmacm.verbs.qp import QPInitAttr
 
 __all__ = ["ConnectionBase"]
 
-#: Reasons an application may reject with: consumer defined, vendor option not supported.
+#: The reasons of an application's REJ, "consumer defined" and "vendor option not supported" (InfiniBand Architecture
+#: 12.6.7.2).
 _REJECT, _REJECT_ECE = 28, 35
-#: Where numbers end that messages have so many bits for; retry counts are C's bytes.
-_ENDS = (("qp_num", 1 << 24), ("qkey", 1 << 32), ("retry_count", 1 << 8), ("rnr_retry_count", 1 << 8))
-
-
-_USUAL = ConnParam()
+#: The exclusive limits of fields: queue pair number and Q_Key have so many bits in a message, retry counts 8 in C.
+_LIMITS = (("qp_num", 1 << 24), ("qkey", 1 << 32), ("retry_count", 1 << 8), ("rnr_retry_count", 1 << 8))
+_DEFAULT_PARAM = ConnParam()
 
 
 class ConnectionBase(QueueBase):
@@ -40,24 +39,26 @@ class ConnectionBase(QueueBase):
         #: The parameters of the request that made this id.
         self._request: ConnParam | None = None
 
-    # -- the passive side -----------------------------------------------------------------------------
+    # -- passive side ---------------------------------------------------------------------------------
 
     def listen(self, backlog: int = 0) -> None:
-        """Take connection requests, rdma_listen(3): each is a CONNECT_REQUEST event with a new id.
+        """Listen for connection requests, rdma_listen(3): each is a CONNECT_REQUEST event with a new id.
 
-        ``backlog``: how many may wait to be fetched; 0 or more than 1024 means 1024. What comes when it is full is
-        dropped in silence, and the peer asks again. An unbound id is bound to any IPv4 address and a free port.
-        EINVAL where the id is past that; EADDRINUSE or EADDRNOTAVAIL where another id has the port as well (who listens
-        does not share, whatever REUSEADDR says); EACCES or EADDRINUSE where another program has UDP port 4791.
+        ``backlog``: how many may wait to be fetched; 0 or more than 1024 means 1024. A request that finds it full is
+        dropped without an answer, and the peer sends it again. An unbound id is bound to the IPv4 wildcard and a free
+        port. EADDRINUSE or EADDRNOTAVAIL: another id has the port too (a listener does not share it, with REUSEADDR or
+        without); EACCES, EADDRINUSE or EBUSY: the wire's own port cannot be opened, as when another program has UDP
+        port 4791; EINVAL: the state.
         """
         self._backend.listen(backlog)
 
     def accept(self, param: ConnParam | None = None) -> None:
-        """Accept a request, rdma_accept(3).
+        """Accept a connection request, rdma_accept(3).
 
-        Without ``param``, or where it says :data:`~rdmacm.connparam.MAXIMUM`, resources are as many as the peer asks
-        for and the device has. A synchronous id waits until the connection is established. EINVAL where there is
-        nothing to accept (any more), or private data is longer than 196 bytes (136 for datagrams).
+        Without ``param``, or with :data:`~rdmacm.connparam.MAXIMUM` in it, ``responder_resources`` and
+        ``initiator_depth`` are as many as the peer asks for and the device has. Up to 196 bytes of private data, 136
+        for datagrams. A synchronous id waits until the connection is established. EINVAL: there is no request to
+        accept (any more), the private data are too long, or more resources than the device has.
         """
         self._backend.accept(self._resolved_param(param, self._request, "accept"))
         if self._private and self.qp_type is not QPType.UD:
@@ -70,20 +71,20 @@ class ConnectionBase(QueueBase):
             )
 
     def reject(self, private_data: bytes = b"") -> None:
-        """Refuse a request, rdma_reject(3), with up to 148 bytes of private data (136 for datagrams)."""
+        """Reject a connection request, rdma_reject(3), with up to 148 bytes of private data, 136 for datagrams."""
         self._backend.reject(_bytes(private_data), _REJECT)
 
     def reject_ece(self, private_data: bytes = b"") -> None:
-        """Refuse a request because of its ECE options, rdma_reject_ece(3)."""
+        """Reject a connection request because of its ECE options, rdma_reject_ece(3); else as :meth:`reject`."""
         self._backend.reject(_bytes(private_data), _REJECT_ECE)
 
     def register_service(self, name: str, data: bytes = b"", *, lease: int = 60) -> Service:
-        """Have the subnet administrator know of this listener by a name, for peers that resolve with ``RAI_SA``.
+        """Register a service record of this listener, which peers find by its name with ``RAI_SA``.
 
-        The id is bound to an InfiniBand port. ``name`` has up to 63 bytes of UTF-8, ``data`` up to 16 for the peers to
-        see; ``lease``, in seconds, is how long the record outlives this process: it is renewed while the id lives.
-        Waits for the administrator's answer. EOPNOTSUPP where the id's port is not InfiniBand; EINVAL where it is
-        unbound, the name or the data too long, or the administrator refuses; ETIMEDOUT where it does not answer.
+        The id is bound to an InfiniBand port. ``name``: 1 to 63 bytes of UTF-8. ``data``: up to 16 bytes, which peers
+        see. ``lease``, in seconds: the record is renewed while the id lives, and stays that long after a process that
+        dies. Waits for the subnet administrator's answer. EOPNOTSUPP: the id's port is not InfiniBand; EINVAL: it is
+        unbound, the name or the data are too long, or the administrator refuses; ETIMEDOUT: it does not answer.
         """
         encoded = name.encode()
         if not 0 < len(encoded) < 64 or "\0" in name or len(data) > 16 or not 0 < lease < 1 << 32:
@@ -94,15 +95,15 @@ class ConnectionBase(QueueBase):
             )
         return register(self._channel.provider, partial(self._backend.register_service, encoded, lease, bytes(data)))
 
-    # -- the active side ------------------------------------------------------------------------------
+    # -- active side ----------------------------------------------------------------------------------
 
     def connect(self, param: ConnParam | None = None) -> None:
-        """Ask the peer for a connection, or for its datagram queue pair, rdma_connect(3).
+        """Request a connection, or the queue pair of a datagram peer, rdma_connect(3).
 
-        Ends in ESTABLISHED (CONNECT_RESPONSE where the id has no queue pair: make yours ready, then
-        :meth:`establish`), REJECTED (``event.status`` is the reason), UNREACHABLE (nobody answered) or CONNECT_ERROR.
-        Up to 56 bytes of private data, 180 for datagrams; 36 more to an InfiniBand address. EINVAL: the route is not
-        resolved, the data is too long, more resources than the device has, or neither a queue pair nor
+        Ends in ESTABLISHED (without a queue pair of the id's in CONNECT_RESPONSE: make yours ready, then call
+        :meth:`establish`), REJECTED (``event.status`` is the reason), UNREACHABLE (no answer) or CONNECT_ERROR. Up to
+        56 bytes of private data, 180 for datagrams; 36 more to an InfiniBand address. EINVAL: the route is not
+        resolved, the private data are too long, more resources than the device has, or neither a queue pair nor
         ``param.qp_num``.
         """
         resolved = self._resolved_param(param, None, "connect")
@@ -117,7 +118,10 @@ class ConnectionBase(QueueBase):
             self._await(outcome, CmEventType.REJECTED, CmEventType.UNREACHABLE, CmEventType.CONNECT_ERROR)
 
     def establish(self) -> None:
-        """Confirm a CONNECT_RESPONSE once the queue pair of the user's own is ready, rdma_establish(3)."""
+        """Confirm a CONNECT_RESPONSE when the user's own queue pair is ready, rdma_establish(3).
+
+        EINVAL: the id has a queue pair, which needs no confirmation, or there is nothing to confirm.
+        """
         if self._qp is not None:
             raise cm_error(errno.EINVAL, "the id's own queue pair is established by itself", "establish")
         self._backend.establish()
@@ -125,44 +129,44 @@ class ConnectionBase(QueueBase):
     # -- both sides -----------------------------------------------------------------------------------
 
     def notify(self, event: int) -> None:
-        """Report IBV_EVENT_COMM_EST (4) of a queue pair of the user's own, rdma_notify(3).
+        """Report IBV_EVENT_COMM_EST (4) of the user's own queue pair, rdma_notify(3).
 
-        EISCONN where the connection is established already, which is harmless; EINVAL for other events.
+        EISCONN: the connection is established already, which does no harm; EINVAL: another event, or the state.
         """
         self._backend.notify(event)
 
     def disconnect(self) -> None:
-        """End the connection, rdma_disconnect(3): outstanding work is flushed, both sides get DISCONNECTED.
+        """End the connection, rdma_disconnect(3): outstanding work is flushed, and both sides get DISCONNECTED.
 
-        A second time, or where the peer was first, it does no harm. EINVAL where there never was a connection.
+        A second call, or one after the peer's, does nothing. EINVAL: there never was a connection.
         """
         follows = self._backend.disconnect()
         if self._private and follows:
             self._await(CmEventType.DISCONNECTED)
 
     def set_local_ece(self, ece: Ece) -> None:
-        """ECE options to send when connecting or accepting without an own queue pair, rdma_set_local_ece(3).
+        """Set the ECE options to send with the next connect() or accept(), rdma_set_local_ece(3).
 
-        EINVAL for a vendor of 0 or of more than the 24 bits a message has for it.
+        For ids without a queue pair. EINVAL: the id has one; a vendor of 0 or of more than 24 bits.
         """
         if self._qp is not None:
-            raise cm_error(errno.EINVAL, "ECE is the queue pair's business", "set_local_ece")
+            raise cm_error(errno.EINVAL, "ECE options are for ids without a queue pair", "set_local_ece")
         if not (0 < ece.vendor_id < 1 << 24 and 0 <= ece.options < 1 << 32):
             raise cm_error(errno.EINVAL, f"{ece} has no vendor of 24 bits, or options of more than 32", "set_local_ece")
         self._backend.set_local_ece(ece)
 
     def get_remote_ece(self) -> Ece:
-        """ECE options the peer has sent, rdma_get_remote_ece(3)."""
+        """The ECE options that the peer has sent, rdma_get_remote_ece(3); EINVAL: the id has a queue pair."""
         if self._qp is not None:
-            raise cm_error(errno.EINVAL, "ECE is the queue pair's business", "get_remote_ece")
+            raise cm_error(errno.EINVAL, "ECE options are for ids without a queue pair", "get_remote_ece")
         return self._backend.remote_ece()
 
     def _resolved_param(self, param: ConnParam | None, asked: ConnParam | None, step: str) -> ConnParam:
-        """``param`` with the device's (and the peer's) maxima, and the queue pair's own numbers."""
-        param = param or _USUAL
-        for name, end in _ENDS:
-            if not 0 <= (value := getattr(param, name)) < end:
-                raise cm_error(errno.EINVAL, f"{name} {value} is outside 0..{end - 1}", step)
+        """``param`` with the id's queue pair, and MAXIMUM replaced by what the device has and the peer asked for."""
+        param = param or _DEFAULT_PARAM
+        for name, limit in _LIMITS:
+            if not 0 <= (value := getattr(param, name)) < limit:
+                raise cm_error(errno.EINVAL, f"{name} {value} is outside 0..{limit - 1}", step)
         if type(param.private_data) is not bytes:
             param = replace(param, private_data=_bytes(param.private_data))
         if self.qp_type is QPType.UD:
@@ -193,9 +197,9 @@ class ConnectionBase(QueueBase):
             param.qkey,
         )
 
-    def _outside(self, name: str, wanted: int, most: int, step: str) -> RdmaError:
-        return cm_error(errno.EINVAL, f"{name} {wanted} is outside 0..{most}", step, self.peer_addr_text)
+    def _outside(self, name: str, value: int, limit: int, step: str) -> RdmaError:
+        return cm_error(errno.EINVAL, f"{name} {value} is outside 0..{limit}", step, self.peer_addr_text)
 
 
 def _bytes(data: bytes) -> bytes:
-    return bytes(memoryview(data))  # any buffer will do
+    return bytes(memoryview(data))  # of any buffer

@@ -16,7 +16,7 @@ from rdmacm.verbs.qp import QPInitAttr
 
 __all__ = ["create_ep"]
 
-#: What the address and the route may take each.
+#: How long the address and the route may take each.
 _TIMEOUT_MS = 2000
 
 
@@ -29,11 +29,13 @@ def create_ep(
 ) -> CmId:
     """A synchronous id from a resolved address, rdma_create_ep(3).
 
-    Passive (``RAI_PASSIVE``): bound to ``info.src_addr``; ``listen()`` and ``get_request()`` come next, and each
-    accepted id gets a queue pair as ``qp_init_attr`` says. Active: address and route resolved within 2 s each (the
-    route that ``info`` brings is taken as it is), with a queue pair where ``qp_init_attr`` is given; ``connect()``
-    comes next, and sends ``info.connect`` ahead of the caller's private data. Raises what the step that failed
-    raises, and nothing is left behind.
+    Passive (``RAI_PASSIVE``): the id is bound to ``info.src_addr``. Call ``listen()`` and ``get_request()`` next; each
+    accepted id gets a queue pair with ``qp_init_attr``. Active: address and route are resolved, within 2 s each (a
+    route in ``info`` is used as it is), and with ``qp_init_attr`` a queue pair is created. Call ``connect()`` next; it
+    sends ``info.connect`` ahead of the caller's private data.
+
+    Raises what the failing step raises, and leaves nothing behind. EINVAL: a passive address without source, or an
+    active one without destination.
     """
     cmid = CmId(None, info.port_space, qp_type=info.qp_type, provider=provider)
     try:

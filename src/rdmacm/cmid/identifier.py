@@ -91,8 +91,8 @@ class CmEvent:
         self.param = queued.param
         #: The :class:`CmEventType`.
         self.type = queued.type
-        #: 0, a negative errno, an EAI code (ADDRINFO_ERROR), or the transport's positive code (REJ reason, SIDR
-        #: status).
+        #: 0, a negative errno, or the transport's positive code (REJ reason, SIDR status). Of an ADDRINFO_ERROR an EAI
+        #: code, or a negative errno where a subnet administrator was asked for a service.
         self.status = queued.status
         #: The number given to :meth:`CmId.write_cm_event`.
         self.arg = queued.arg
@@ -306,7 +306,7 @@ class CmId(ConnectionBase):
         self.context = context
         #: The last event of a synchronous id, until its next call.
         self.event: CmEvent | None = None
-        #: The events that were fetched, and those of them that were acknowledged (ACK_LOCK guards both).
+        #: How many events were fetched (the provider's lock guards it), and acknowledged (ACK_LOCK does).
         self.events_reported = 0
         self.events_completed = 0
         #: The threads that hold an event of the id, once for each event.

@@ -1,4 +1,4 @@
-"""The queue pair of an id and what is posted to it: rdma_create_qp(3), rdma_create_srq(3), rdma_verbs.h."""
+"""The queues of an id, and the helpers of ``rdma/rdma_verbs.h``: rdma_create_qp(3), rdma_create_srq(3)."""
 
 from __future__ import annotations
 
@@ -25,21 +25,22 @@ _SEND = WROpcode.SEND  # a name of the module is found quicker than a member of 
 
 __all__ = ["QueueBase"]
 
-_pds: weakref.WeakKeyDictionary[DeviceBackend, PD] = weakref.WeakKeyDictionary()
-_pds_lock = threading.Lock()
+#: The protection domain that the ids of a device share, as in librdmacm.
+_default_pds: weakref.WeakKeyDictionary[DeviceBackend, PD] = weakref.WeakKeyDictionary()
+_default_pds_lock = threading.Lock()
 
 
 def _default_pd(context: Context) -> PD:
-    """The protection domain that ids of a device share, as in librdmacm."""
-    with _pds_lock:
-        pd = _pds.get(context.backend)
+    device = context.backend  # ahead of the lock, as opening a device takes the provider's
+    with _default_pds_lock:
+        pd = _default_pds.get(device)
         if pd is None:
-            pd = _pds[context.backend] = PD(context)
+            pd = _default_pds[device] = PD(context)
         return pd
 
 
 class QueueBase(ResolutionBase):
-    """The part of :class:`rdmacm.CmId` that has queues."""
+    """The part of :class:`rdmacm.CmId` that has a queue pair, and posts to it."""
 
     __slots__ = (
         "_own_channels",
@@ -55,21 +56,25 @@ class QueueBase(ResolutionBase):
 
     def _prepare(self, ps: PortSpace, qp_type: QPType) -> None:
         super()._prepare(ps, qp_type)
+        #: None until it is asked for, or a queue pair is created.
         self._pd: PD | None = None
         self._qp: QP | None = None
         self._srq: SRQ | None = None
+        #: Where sends and receives complete; None without a queue pair.
         self.send_cq: CQ | None = None
         self.recv_cq: CQ | None = None
+        #: The channels of those of the two that :meth:`create_qp` made.
         self.send_cq_channel: CompChannel | None = None
         self.recv_cq_channel: CompChannel | None = None
+        #: What :meth:`create_qp` made, and :meth:`destroy_qp` closes.
         self._own_cqs: list[CQ] = []
         self._own_channels: list[CompChannel] = []
 
-    # -- what there is --------------------------------------------------------------------------------
+    # -- attributes -----------------------------------------------------------------------------------
 
     @property
     def pd(self) -> PD:
-        """The protection domain: the queue pair's, else the one all ids of the device share; EINVAL while unbound."""
+        """The protection domain: the queue pair's, else the one that all ids of the device share; EINVAL: unbound."""
         if self._pd is None:
             self._pd = _default_pd(self._bound("pd"))
         return self._pd
@@ -99,16 +104,16 @@ class QueueBase(ResolutionBase):
     # -- queue pairs ----------------------------------------------------------------------------------
 
     def create_qp(self, init_attr: QPInitAttr | None = None, pd: PD | None = None) -> QP:
-        """Make the id's queue pair, rdma_create_qp(3); it gets ready for use as the id connects.
+        """Create the id's queue pair, rdma_create_qp(3); connecting moves it through its states.
 
-        Without ``init_attr`` it is a reliable connection with room for 16 sends and 16 receives. Completion queues
-        that neither the attributes nor the id bring are made, each with a channel. EINVAL: there is one already, the
-        id is not bound, the domain is another device's, or the type does not go with the id's.
+        Without ``init_attr`` it is of type RC, with room for 16 sends and 16 receives. Where neither ``init_attr`` nor
+        the id has a completion queue, one is created, with a channel. EINVAL: there is a queue pair already, the id is
+        not bound, the domain is another device's, or the type is not the id's; :class:`rdmacm.verbs.QP` has the rest.
         """
         context = self._bound("create_qp")
         if self._qp is not None:
             raise cm_error(errno.EINVAL, "the id has a queue pair already", "create_qp", hint="destroy_qp()")
-        attr = init_attr if init_attr is not None else _usual()
+        attr = init_attr if init_attr is not None else _default_attr()
         pd = pd if pd is not None else self.pd
         if pd.context is not context and pd.context.backend is not context.backend:
             raise cm_error(errno.EINVAL, "the protection domain is of another device", "create_qp")
@@ -149,7 +154,7 @@ class QueueBase(ResolutionBase):
         return channel, cq
 
     def destroy_qp(self) -> None:
-        """Release the queue pair and the completion queues that were made for it, rdma_destroy_qp(3)."""
+        """Close the queue pair and the completion queues that were created for it, rdma_destroy_qp(3)."""
         qp, self._qp = self._qp, None
         if qp is not None:
             self._backend.attach_qp(None)
@@ -164,7 +169,7 @@ class QueueBase(ResolutionBase):
         self._own_cqs, self._own_channels = [], []
 
     def create_srq(self, attr: SrqInitAttr | None = None, pd: PD | None = None) -> SRQ:
-        """Make a shared receive queue that the id's queue pair will take its receives from, rdma_create_srq(3)."""
+        """Create a shared receive queue, which the id's queue pair will use, rdma_create_srq(3)."""
         self._bound("create_srq")
         if self._srq is not None:
             raise cm_error(errno.EINVAL, "the id has a shared receive queue already", "create_srq")
@@ -172,42 +177,45 @@ class QueueBase(ResolutionBase):
         return self._srq
 
     def destroy_srq(self) -> None:
-        """Release it, rdma_destroy_srq(3); EBUSY while a queue pair uses it."""
+        """Close the shared receive queue, rdma_destroy_srq(3); EBUSY while a queue pair uses it."""
         if self._srq is not None:
             self._srq.close()
             self._srq = None
 
     def init_qp_attr(self, qp_state: QPState) -> tuple[QPAttr, QPAttrMask]:
-        """What a queue pair of the user's own needs to get to a state, rdma_init_qp_attr(3).
+        """The attributes that a queue pair of the user's own needs to get to a state, rdma_init_qp_attr(3).
 
-        EINVAL while the id is unbound, or does not know its peer's half yet.
+        EINVAL: the id is unbound, or what the peer sends is not known yet.
         """
         return self._backend.init_qp_attr(qp_state)
 
     # -- memory ---------------------------------------------------------------------------------------
 
     def reg_msgs(self, buffer: Buffer) -> MR:
-        """Register memory for messages, rdma_reg_msgs(3): any writable buffer, by reference."""
+        """Register a writable buffer for messages, rdma_reg_msgs(3). Nothing is copied."""
         return MR(self.pd, buffer, AccessFlag.LOCAL_WRITE)
 
     def reg_read(self, buffer: Buffer) -> MR:
-        """Register memory that the peer may read, rdma_reg_read(3)."""
+        """Register a writable buffer that the peer may read, rdma_reg_read(3)."""
         return MR(self.pd, buffer, AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_READ)
 
     def reg_write(self, buffer: Buffer) -> MR:
-        """Register memory that the peer may write, rdma_reg_write(3)."""
+        """Register a writable buffer that the peer may write, rdma_reg_write(3)."""
         return MR(self.pd, buffer, AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_WRITE)
 
     # -- work requests --------------------------------------------------------------------------------
+    #
+    # ``context`` comes back as ``wc.wr_id``; ``flags`` are of SendFlag; ``length`` None is up to the region's end.
+    # EINVAL without a queue pair, and as QP.post_send() and QP.post_recv() raise it.
 
     def post_recv(self, context: int, mr: MR, offset: int = 0, length: int | None = None) -> None:
-        """Queue a receive into part of a region, rdma_post_recv(3); ``context`` comes back as ``wc.wr_id``."""
-        piece = mr.sge(offset, length)
+        """Queue a receive into part of a region, rdma_post_recv(3)."""
+        element = mr.sge(offset, length)
         queue = self._srq or self._qp or self._need_qp("post_recv")
-        queue.post_recv(RecvWR(context, [piece]))
+        queue.post_recv(RecvWR(context, [element]))
 
     def post_recvv(self, context: int, sgl: Sequence[SGE]) -> None:
-        """Queue a receive that is scattered, rdma_post_recvv(3)."""
+        """Queue a receive into several elements, rdma_post_recvv(3)."""
         queue = self._srq or self._qp or self._need_qp("post_recv")
         queue.post_recv(RecvWR(context, sgl))
 
@@ -216,10 +224,10 @@ class QueueBase(ResolutionBase):
     ) -> None:
         """Queue a send of part of a region, or with ``SendFlag.INLINE`` of any bytes, rdma_post_send(3)."""
         qp = self._qp or self._need_qp("post_send")
-        qp.post_send(SendWR(context, _SEND, [_piece(data, offset, length)], flags))
+        qp.post_send(SendWR(context, _SEND, [_element(data, offset, length)], flags))
 
     def post_sendv(self, context: int, sgl: Sequence[SGE | Buffer], flags: int = 0) -> None:
-        """Queue a send that is gathered, rdma_post_sendv(3)."""
+        """Queue a send of several elements, rdma_post_sendv(3)."""
         qp = self._qp or self._need_qp("post_send")
         qp.post_send(SendWR(context, _SEND, sgl, flags))
 
@@ -237,7 +245,7 @@ class QueueBase(ResolutionBase):
         self.post_readv(context, [mr.sge(offset, length)], remote_addr, rkey, flags)
 
     def post_readv(self, context: int, sgl: Sequence[SGE], remote_addr: int, rkey: int, flags: int = 0) -> None:
-        """Queue an RDMA READ that is scattered, rdma_post_readv(3)."""
+        """Queue an RDMA READ into several elements, rdma_post_readv(3)."""
         self._post_rdma(WROpcode.RDMA_READ, context, sgl, remote_addr, rkey, flags)
 
     def post_write(
@@ -250,13 +258,13 @@ class QueueBase(ResolutionBase):
         length: int | None = None,
         flags: int = 0,
     ) -> None:
-        """Queue an RDMA WRITE of part of a region, or inline of any bytes, rdma_post_write(3)."""
-        self.post_writev(context, [_piece(data, offset, length)], remote_addr, rkey, flags)
+        """Queue an RDMA WRITE of part of a region, or with ``SendFlag.INLINE`` of any bytes, rdma_post_write(3)."""
+        self.post_writev(context, [_element(data, offset, length)], remote_addr, rkey, flags)
 
     def post_writev(
         self, context: int, sgl: Sequence[SGE | Buffer], remote_addr: int, rkey: int, flags: int = 0
     ) -> None:
-        """Queue an RDMA WRITE that is gathered, rdma_post_writev(3)."""
+        """Queue an RDMA WRITE of several elements, rdma_post_writev(3)."""
         self._post_rdma(WROpcode.RDMA_WRITE, context, sgl, remote_addr, rkey, flags)
 
     def _post_rdma(
@@ -276,8 +284,8 @@ class QueueBase(ResolutionBase):
         length: int | None = None,
         flags: int = 0,
     ) -> None:
-        """Queue a datagram, rdma_post_ud_send(3); C's helper has the Q_Key 0x01234567 built in."""
-        sgl = [_piece(data, offset, length)]
+        """Queue a datagram, rdma_post_ud_send(3); C's helper always uses the Q_Key 0x01234567."""
+        sgl = [_element(data, offset, length)]
         wr = SendWR(context, WROpcode.SEND, sgl, flags, ah=ah, remote_qpn=remote_qpn, remote_qkey=remote_qkey)
         self._need_qp("post_ud_send").post_send(wr)
 
@@ -289,11 +297,11 @@ class QueueBase(ResolutionBase):
     # -- completions ----------------------------------------------------------------------------------
 
     def get_send_comp(self, timeout: float | None = None) -> WC:
-        """The next completion of a send, waiting for it, rdma_get_send_comp(3); CmTimeoutError in ``timeout`` s."""
+        """Wait for the next completion of a send, rdma_get_send_comp(3); CmTimeoutError after ``timeout`` seconds."""
         return self._completion(self.send_cq, "get_send_comp", timeout)
 
     def get_recv_comp(self, timeout: float | None = None) -> WC:
-        """The next completion of a receive, waiting for it, rdma_get_recv_comp(3)."""
+        """Wait for the next completion of a receive, rdma_get_recv_comp(3), as :meth:`get_send_comp` does."""
         return self._completion(self.recv_cq, "get_recv_comp", timeout)
 
     @staticmethod
@@ -308,7 +316,7 @@ class QueueBase(ResolutionBase):
                 raise CmTimeoutError(errno.ETIMEDOUT, f"nothing completed within {timeout} s", step)
 
 
-def _usual() -> QPInitAttr:
+def _default_attr() -> QPInitAttr:
     attr = QPInitAttr(sq_sig_all=True)
     attr.cap.max_send_wr = attr.cap.max_recv_wr = 16
     attr.cap.max_send_sge = attr.cap.max_recv_sge = 4
@@ -316,7 +324,7 @@ def _usual() -> QPInitAttr:
     return attr
 
 
-def _piece(data: MR | Buffer, offset: int, length: int | None) -> SGE | Buffer:
+def _element(data: MR | Buffer, offset: int, length: int | None) -> SGE | Buffer:
     if isinstance(data, MR):
         return data.sge(offset, length)
     if type(data) is bytes and not offset and length is None:

@@ -1,4 +1,4 @@
-"""What an id is and how it finds out where: rdma_create_id(3), binding, resolving, options, events, its end."""
+"""Binding, resolving, options: rdma_bind_addr(3), rdma_resolve_addr(3), rdma_resolve_route(3), rdma_set_option(3)."""
 
 from __future__ import annotations
 
@@ -24,13 +24,17 @@ __all__ = ["ResolutionBase", "Route"]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """``struct rdma_route``: both ends as addresses and GIDs, the P_Key, and the path records once resolved."""
+    """``struct rdma_route``, as far as it is resolved."""
 
+    #: The addresses of both ends; None until known.
     src_addr: SockAddr | None
     dst_addr: SockAddr | None
+    #: The GIDs of both ends; the zero GID until known.
     sgid: Gid
     dgid: Gid
+    #: The P_Key, 16 bits.
     pkey: int
+    #: The path records: the primary, then the alternate where there is one.
     path_rec: tuple[PathRecord, ...]
 
     @property
@@ -105,7 +109,7 @@ class ResolutionBase:
         """
         raise NotImplementedError  # CmId's, which has the events
 
-    # -- what is known --------------------------------------------------------------------------------
+    # -- attributes -----------------------------------------------------------------------------------
 
     @property
     def is_synchronous(self) -> bool:
@@ -114,27 +118,27 @@ class ResolutionBase:
 
     @property
     def state(self) -> State:
-        """Where the id is in its life (:mod:`rdmacm.cmstate`)."""
+        """The state of the id (:mod:`rdmacm.cmstate`)."""
         return self._backend.state
 
     @property
     def verbs(self) -> Context | None:
-        """The device the id is bound to, None before."""
+        """The device that the id is bound to; None before."""
         return self._backend.verbs
 
     @property
     def port_num(self) -> int:
-        """The port of that device, 0 before."""
+        """The port of the device, from 1; 0 before the id is bound to one."""
         return self._backend.port_num
 
     @property
     def gid_index(self) -> int:
-        """Index of the source GID in the port's table."""
+        """The row of the source GID in the port's GID table."""
         return self._backend.gid_index
 
     @property
     def route(self) -> Route:
-        """Addresses, GIDs and path records as far as they are known."""
+        """Addresses, GIDs, P_Key and path records, as far as they are known."""
         b = self._backend
         return Route(_user(b.local_addr), _user(b.peer_addr), b.sgid, b.dgid, b.pkey, b.paths)
 
@@ -165,11 +169,11 @@ class ResolutionBase:
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """What resolving has done so far and the time each step took."""
+        """The steps of binding and resolving so far, with their durations."""
         return self._backend.steps
 
     def explain(self) -> Explanation:
-        """Why the last resolution came out as it did."""
+        """The last resolution of this id: every candidate, and the rule that chose or dropped it."""
         return self._backend.explain()
 
     # -- binding and resolving ------------------------------------------------------------------------
@@ -177,22 +181,25 @@ class ResolutionBase:
     def bind_addr(self, address: SockAddr) -> None:
         """Bind to a source address, rdma_bind_addr(3).
 
-        A specific address binds the id to its device as well; a wildcard does not. Port 0 takes a free port
-        (:attr:`src_port`). EADDRNOTAVAIL: the address is not here, or the port is taken by or for a wildcard;
-        EADDRINUSE: address and port are taken; EACCES: a privileged port; ENODEV: an AF_IB address without an
-        InfiniBand device; EINVAL: bound already, or a link-local address without scope. A host *name* is looked up
-        in the calling thread.
+        A specific address also binds the id to its device; a wildcard does not. Port 0 takes a free port
+        (:attr:`src_port`). A host *name* is looked up in the calling thread. EADDRNOTAVAIL: the address is not this
+        host's, the port is taken by or for a wildcard, or no port is free; EADDRINUSE: address and port are taken;
+        EACCES: a privileged port; ENODEV: a GID of no InfiniBand port; EPROTONOSUPPORT: a service id of another port
+        space; EINVAL: bound already, a link-local address without scope, a P_Key that the port lacks.
         """
         self._backend.bind_addr(lookup_address(address))
 
     def resolve_addr(self, dst_addr: SockAddr, src_addr: SockAddr | None = None, timeout_ms: int = 2000) -> None:
-        """Find the way to a destination: device, port, GID and next hop, rdma_resolve_addr(3).
+        """Find device, port, GIDs and next hop for a destination, rdma_resolve_addr(3).
 
-        Ends in ADDR_RESOLVED or ADDR_ERROR (-ETIMEDOUT: no neighbour answered in ``timeout_ms`` milliseconds;
-        -ENODEV: no device on the way; -EADDRNOTAVAIL: the source went away). ``src_addr`` binds an unbound id, with
-        :meth:`bind_addr`'s errors; on a bound id it must be the bound address, else EINVAL. Raises at once, and no
-        event follows: ENETUNREACH, EHOSTUNREACH, EACCES, EINVAL for what the routing tables say. A host *name* is
-        looked up in the calling thread; :meth:`resolve_addrinfo` does that without waiting.
+        Ends in ADDR_RESOLVED or ADDR_ERROR: -ETIMEDOUT (no neighbour answered in ``timeout_ms`` milliseconds),
+        -ENODEV or -EINVAL (no device on the way, or none that will do), -EADDRNOTAVAIL (the source went away).
+        ``src_addr`` binds an unbound id; on a bound id it must be the bound address. A host *name* is looked up in the
+        calling thread; :meth:`resolve_addrinfo` does that without waiting.
+
+        Raises, and no event follows: the errors of :meth:`bind_addr`; ENETUNREACH, EHOSTUNREACH, EACCES or EINVAL of
+        the routing tables; ENODEV where no InfiniBand port will do; EINVAL for a negative timeout, another address
+        family, a source other than the bound one.
         """
         destination = lookup_address(dst_addr)
         source = None if src_addr is None else lookup_address(src_addr)
@@ -203,10 +210,11 @@ class ResolutionBase:
     def resolve_route(self, timeout_ms: int = 2000, *, alternate: bool = False) -> None:
         """Find the path to the resolved destination, rdma_resolve_route(3).
 
-        Ends in ROUTE_RESOLVED or ROUTE_ERROR; ``route.path_rec`` then has the path record. On InfiniBand it is the
-        subnet administrator's: -ETIMEDOUT where none has answered within ``timeout_ms``, -EINVAL where it refuses or
-        knows no path. ``alternate``: also a second path, by another LID, where there is one; the connection request
-        will carry it. EINVAL for a timeout of 0 or an id whose address is not resolved.
+        Ends in ROUTE_RESOLVED, with ``route.path_rec`` set, or ROUTE_ERROR. On InfiniBand the path record comes from
+        the subnet administrator; ROUTE_ERROR is then -ETIMEDOUT (no answer in ``timeout_ms`` milliseconds) or -EINVAL
+        (it refused, or knows no path). ``alternate`` also asks for a second path by other LIDs, which the connection
+        request will carry; it is no failure where there is none. ENETUNREACH: no subnet administrator is known; EINVAL:
+        a timeout of 0 or less, or the address is not resolved.
         """
         self._backend.resolve_route(timeout_ms, alternate)
         if self._private:
@@ -221,12 +229,12 @@ class ResolutionBase:
         resolver: Resolver | None = None,
         **fields: Unpack[HintFields],
     ) -> None:
-        """As :func:`rdmacm.getaddrinfo`, without waiting, rdma_resolve_addrinfo(3).
+        """Resolve a name without waiting, rdma_resolve_addrinfo(3); the arguments are :func:`rdmacm.getaddrinfo`'s.
 
-        Ends in ADDRINFO_RESOLVED (:meth:`query_addrinfo` then has the list) or ADDRINFO_ERROR (``event.error`` is
-        the GaiError, ``event.status`` its EAI code). Raises, and nothing has started: EBUSY while another
-        resolution of this id is not over; EOPNOTSUPP for ``RAI_SA`` with a node, with ``RAI_DNS``, or on a port
-        that is not InfiniBand; EINVAL for ``RAI_SA`` without a service or on an unbound id.
+        Ends in ADDRINFO_RESOLVED (:meth:`query_addrinfo` then returns the list) or ADDRINFO_ERROR (``event.error`` is
+        the GaiError, ``event.status`` its EAI code; with ``RAI_SA`` an RdmaError and a negative errno). EBUSY: the
+        outcome of another resolution of this id is not fetched; EOPNOTSUPP: ``RAI_SA`` with a node, with ``RAI_DNS``,
+        or on a port that is not InfiniBand; EINVAL: ``RAI_SA`` without a service or on an unbound id.
         """
         hints = make_hints(hints, **fields)
         if self._resolving:
@@ -276,13 +284,13 @@ class ResolutionBase:
         self._channel.queue.post(QueuedEvent(self, CmEventType.ADDRINFO_ERROR, status, message=str(failure.strerror)))
 
     def addrinfo_failed(self) -> RdmaError | None:
-        """The reader has fetched ADDRINFO_ERROR: another resolution may start."""
+        """The error of an ADDRINFO_ERROR that is being fetched; another resolution may start from now on."""
         self._resolving = False
         failure, self._failure = self._failure, None
         return failure
 
     def query_addrinfo(self) -> list[AddrInfo]:
-        """The list that :meth:`resolve_addrinfo` found, once, rdma_query_addrinfo(3); ENOENT where there is none."""
+        """The list that :meth:`resolve_addrinfo` found, rdma_query_addrinfo(3); once. ENOENT: there is none."""
         if self._resolving and self._has_services and self._backend.services:
             self._addrinfo = from_services(self._backend.services, self._backend.sgid)
         if self._addrinfo is None:
@@ -293,19 +301,20 @@ class ResolutionBase:
         self._resolving = False
         return found
 
-    # -- options and events ---------------------------------------------------------------------------
+    # -- options --------------------------------------------------------------------------------------
 
     def set_option(self, level: int, optname: int, optval: int | bytes) -> None:
-        """Set an option, rdma_set_option(3): a number, or the bytes C would pass.
+        """Set an option, rdma_set_option(3). ``optval`` is a number, or the bytes that C would pass.
 
         ``OptionLevel.ID``: ``IdOption.TOS`` (0..255), ``REUSEADDR`` and ``AFONLY`` (0 or 1), ``ACK_TIMEOUT``
-        (exponent of 4.096 µs); ``OptionLevel.IB``: ``IbOption.PATH`` (bytes of ``ibv_path_data``). EINVAL for a size,
-        value or state that does not fit; ENOSYS for an unknown option.
+        (exponent of 4.096 µs); ``OptionLevel.IB``: ``IbOption.PATH`` (an array of ``struct ibv_path_data``).
+        EINVAL: the size, the value, the state; ENOSYS: an unknown option; EADDRINUSE or EADDRNOTAVAIL: REUSEADDR or
+        AFONLY would take a port that another id holds.
         """
         self._backend.set_option(level, optname, optval)
 
     def get_option(self, optname: int) -> int | None:
-        """The value of an option at ``OptionLevel.ID``, None where its default holds; C cannot read them back."""
+        """The value of an option at ``OptionLevel.ID``, None while its default holds; C cannot read options."""
         options = self._backend.options
         values = {
             IdOption.TOS: options.tos,

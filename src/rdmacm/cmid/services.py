@@ -1,4 +1,4 @@
-"""Services that the subnet administrator is told of."""
+"""Service records that a subnet administrator keeps for an id."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from rdmacm.errors import RdmaError
-from rdmacm.provider import Provider, ServiceBackend
+from rdmacm.provider import Provider, ServiceBackend, ServiceDone
 
 if TYPE_CHECKING:
     from rdmacm.proto.sa.subnet import ServiceRecord
@@ -17,10 +17,7 @@ T = TypeVar("T")
 
 
 class Service:
-    """A service record of ours, made by :meth:`rdmacm.CmId.register_service`; it goes with its id at the latest.
-
-    ``record``: what the subnet administrator was told.
-    """
+    """A service record, made by :meth:`rdmacm.CmId.register_service`. Destroying its id withdraws it."""
 
     __slots__ = ("_backend", "_provider")
 
@@ -30,22 +27,26 @@ class Service:
 
     @property
     def record(self) -> ServiceRecord:
+        """The record as it was registered."""
         return self._backend.record
 
     def withdraw(self) -> None:
-        """Have the administrator forget it, and wait until it has. More than once does nothing."""
+        """Have the administrator delete the record, and wait for its answer. More than once does nothing.
+
+        ETIMEDOUT: no answer; EINVAL: the administrator refuses.
+        """
         _wait(self._provider, self._backend.withdraw)
 
     def __repr__(self) -> str:
         return f"<Service {self.record.name!r} at [{self.record.service_gid}]:0x{self.record.service_id:x}>"
 
 
-def register(provider: Provider, begin: Callable[[Callable[[RdmaError | None], None]], ServiceBackend]) -> Service:
-    """Register by ``begin(done)`` and wait for the outcome."""
+def register(provider: Provider, begin: Callable[[ServiceDone], ServiceBackend]) -> Service:
+    """Register a record by ``begin(done)``, and wait for the outcome."""
     return Service(_wait(provider, begin), provider)
 
 
-def _wait(provider: Provider, begin: Callable[[Callable[[RdmaError | None], None]], T]) -> T:
+def _wait(provider: Provider, begin: Callable[[ServiceDone], T]) -> T:
     outcome: list[RdmaError | None] = []
     result = begin(outcome.append)
     provider.drive(lambda: outcome, None)

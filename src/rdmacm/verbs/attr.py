@@ -1,4 +1,4 @@
-"""The attribute structures of ``infiniband/verbs.h``; fields are spelled as C and pyverbs spell them."""
+"""The attribute structures of ``infiniband/verbs.h``. A field has C's name unless its comment gives another."""
 
 from __future__ import annotations
 
@@ -20,54 +20,72 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class DeviceAttr:
-    """``struct ibv_device_attr``: what a device can do at most.
+    """``struct ibv_device_attr``, ibv_query_device(3): the limits of a device."""
 
-    ``max_mr_size``, ``max_inline_data`` and ``max_msg_sz`` are bytes; ``max_qp_rd_atom`` and ``max_qp_init_rd_atom``
-    are READs and atomics under way at a time that a queue pair serves and asks for; ``local_ca_ack_delay`` is an
-    exponent of 4.096 µs; the others count objects, work requests, elements, completions.
-    """
-
+    #: The longest memory region, in bytes.
     max_mr_size: int
+    #: Queue pairs.
     max_qp: int
+    #: Work requests in a send queue or a receive queue.
     max_qp_wr: int
+    #: Scatter/gather elements in a work request.
     max_sge: int
+    #: Completion queues.
     max_cq: int
+    #: Completions in a completion queue.
     max_cqe: int
+    #: Memory regions.
     max_mr: int
+    #: Protection domains.
     max_pd: int
+    #: READs and atomics of the peer that a queue pair serves at a time.
     max_qp_rd_atom: int
+    #: READs and atomics that a queue pair may have outstanding.
     max_qp_init_rd_atom: int
+    #: Shared receive queues.
     max_srq: int
+    #: Work requests in a shared receive queue.
     max_srq_wr: int
+    #: Scatter/gather elements in a work request of a shared receive queue.
     max_srq_sge: int
+    #: Inline data of a work request, in bytes. (C has it in ``struct ibv_qp_cap`` only.)
     max_inline_data: int
+    #: How long the device may take to acknowledge: exponent of 4.096 µs.
     local_ca_ack_delay: int
+    #: The longest message, in bytes. (C has it in ``struct ibv_port_attr``.)
     max_msg_sz: int
 
 
 @dataclass(slots=True)
 class QPCap:
-    """``struct ibv_qp_cap``: sizes of the queues, in work requests, scatter/gather elements and bytes."""
+    """``struct ibv_qp_cap``: the sizes of a queue pair's queues."""
 
+    #: Work requests in the send queue and in the receive queue.
     max_send_wr: int = 1
     max_recv_wr: int = 10
+    #: Scatter/gather elements in one work request of each.
     max_send_sge: int = 1
     max_recv_sge: int = 1
+    #: Inline data of one work request, in bytes.
     max_inline_data: int = 0
 
 
 @dataclass(slots=True)
 class GlobalRoute:
-    """``struct ibv_global_route``: the part of an address vector that becomes the IP header.
+    """``struct ibv_global_route``: the part of an address vector that becomes the GRH, or on RoCEv2 the IP header.
 
-    ``sgid_index``: the row of the port's GID table to send from; ``flow_label`` has 20 bits, ``hop_limit`` and
-    ``traffic_class`` 8. The software devices leave flow label and hop limit to the system.
+    The software devices leave flow label and hop limit to the operating system.
     """
 
+    #: The destination.
     dgid: Gid = Gid()  # noqa: RUF009 (immutable)
+    #: The row of the port's GID table to send from.
     sgid_index: int = 0
+    #: 20 bits.
     flow_label: int = 0
+    #: 8 bits.
     hop_limit: int = 1
+    #: 8 bits.
     traffic_class: int = 0
 
 
@@ -75,64 +93,100 @@ class GlobalRoute:
 class AHAttr:
     """``struct ibv_ah_attr``: an address vector.
 
-    On Ethernet ``is_global`` has to be true and ``gr`` says where to; ``dlid`` and ``src_path_bits`` are InfiniBand's,
-    ``sl`` (0..15) and ``static_rate`` are kept and not used there.
+    On Ethernet ``is_global`` has to be true, ``gr`` is the destination, and ``dlid``, ``sl``, ``src_path_bits`` and
+    ``static_rate`` are kept without effect.
     """
 
+    #: The destination's LID, 16 bits.
     dlid: int = 0
+    #: The service level, 0 to 15.
     sl: int = 0
+    #: The source LID's low bits, 7 bits.
     src_path_bits: int = 0
+    #: ``enum ibv_rate``: the most the path carries; 0 for no limit.
     static_rate: int = 0
+    #: Whether :attr:`gr` counts.
     is_global: bool = False
+    #: The port to send from; ports count from 1.
     port_num: int = 1
+    #: C's ``grh``.
     gr: GlobalRoute = field(default_factory=GlobalRoute)
 
 
 @dataclass(slots=True)
 class QPAttr:
-    """``struct ibv_qp_attr``: what ``modify`` changes and ``query`` tells. ``timeout`` is an exponent of 4.096 µs,
-    ``min_rnr_timer`` a code of the RNR timer table; which fields count is said by a :class:`QPAttrMask`."""
+    """``struct ibv_qp_attr``, ibv_modify_qp(3) and ibv_query_qp(3).
 
+    A :class:`QPAttrMask` names the fields that ``modify`` takes.
+    """
+
+    #: The state to move to; in a query, the state.
     qp_state: QPState = QPState.RESET
+    #: The state that the caller believes the queue pair to be in.
     cur_qp_state: QPState = QPState.RESET
     path_mtu: Mtu = Mtu.MTU_1024
+    #: ``enum ibv_mig_state``.
     path_mig_state: int = 0
+    #: The Q_Key of a datagram queue pair, 32 bits.
     qkey: int = 0
+    #: The PSN of the first packet to receive, 24 bits.
     rq_psn: int = 0
+    #: The PSN of the first packet to send, 24 bits.
     sq_psn: int = 0
+    #: The peer's queue pair, 24 bits.
     dest_qp_num: int = 0
+    #: What the peer may do: an :class:`AccessFlag`.
     qp_access_flags: int = 0
     cap: QPCap = field(default_factory=QPCap)
+    #: The primary path.
     ah_attr: AHAttr = field(default_factory=AHAttr)
+    #: The alternate path.
     alt_ah_attr: AHAttr = field(default_factory=AHAttr)
+    #: Rows of the port's P_Key table, for the primary and the alternate path.
     pkey_index: int = 0
     alt_pkey_index: int = 0
+    #: Whether to raise SQ_DRAINED when the send queue has drained in SQD.
     en_sqd_async_notify: int = 0
+    #: Query only: whether the send queue still drains in SQD.
     sq_draining: int = 0
+    #: READs and atomics that may be outstanding.
     max_rd_atomic: int = 0
+    #: READs and atomics of the peer that are served at a time.
     max_dest_rd_atomic: int = 0
+    #: How long a peer is to wait that finds no receive: a code of the RNR timer table, 0 to 31 (0 is 655.36 ms, 1 is
+    #: 10 µs; InfiniBand Architecture 9.7.5.2.8).
     min_rnr_timer: int = 0
+    #: The port; ports count from 1.
     port_num: int = 1
+    #: How long to wait for an acknowledgement: exponent of 4.096 µs, 0 to 31; 0 is for ever.
     timeout: int = 0
+    #: Retries after a timeout, 0 to 7.
     retry_cnt: int = 0
+    #: Retries after the peer had no receive, 0 to 7; 7 is without end.
     rnr_retry: int = 0
+    #: As :attr:`port_num` and :attr:`timeout`, for the alternate path.
     alt_port_num: int = 0
     alt_timeout: int = 0
+    #: The packet pacing rate, in kbit/s.
     rate_limit: int = 0
 
 
 @dataclass(slots=True)
 class SrqAttr:
-    """``struct ibv_srq_attr``: sizes in work requests and elements; with fewer than ``srq_limit`` receives it warns."""
+    """``struct ibv_srq_attr``: the sizes of a shared receive queue, and when it warns."""
 
+    #: Work requests in the queue.
     max_wr: int = 100
+    #: Scatter/gather elements in one work request.
     max_sge: int = 1
+    #: With fewer receives than this, SRQ_LIMIT_REACHED is raised once (there is no call that reads it); 0 is never.
     srq_limit: int = 0
 
 
 @dataclass(slots=True)
 class SrqInitAttr:
-    """``struct ibv_srq_init_attr``: what a shared receive queue is made of; ``srq_context`` is the user's own."""
+    """``struct ibv_srq_init_attr``, ibv_create_srq(3)."""
 
     attr: SrqAttr = field(default_factory=SrqAttr)
+    #: The user's own object.
     srq_context: object = None

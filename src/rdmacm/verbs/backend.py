@@ -1,6 +1,11 @@
-"""What a provider offers below the verbs objects. The objects check; what crosses here is well-formed.
+"""The seam below the verbs objects: what a provider's devices offer.
 
-Every call raises :class:`rdmacm.RdmaError`. A provider may be entered from any thread.
+:mod:`rdmacm.provider` has the rules for both halves of the seam: errors, threads and the lock, waiting, life, fork.
+
+The verbs objects check what they are given against the device's limits, the state table of :mod:`rdmacm.verbs.qpstate`
+and the operands that an opcode requires, and refuse it with EINVAL; each method says what it may rely on. A backend
+checks what only the device knows. Completion queues, shared receive queues and channels passed to a device were made by
+that device.
 """
 
 from __future__ import annotations
@@ -16,98 +21,172 @@ __all__ = ["CQBackend", "ChannelBackend", "DeviceBackend", "MRBackend", "QPBacke
 
 
 class MRBackend(Protocol):
-    """A memory region."""
+    """A memory region. Its attributes do not change."""
 
+    #: The keys that local requests and peers name it by, 32 bits each.
     lkey: int
     rkey: int
+    #: The address of its first byte, 64 bits, and its length in bytes.
     addr: int
     length: int
 
     def dereg(self) -> None:
-        """Revoke the keys and let go of the buffer."""
+        """Revoke the keys: a request posted from now on, or a packet received from now on, that names one fails.
+
+        A request posted before may still use the memory, so the device keeps the buffer until that is over.
+        """
 
 
 class ChannelBackend(Protocol):
-    """A completion channel: where completion queues that were armed report."""
+    """A completion channel: where completion queues report that were armed."""
 
     def fileno(self) -> int:
-        """A descriptor that polls readable when :meth:`get` may have something."""
+        """A descriptor to poll; -1 once closed."""
 
     def get(self, timeout: float | None) -> object | None:
-        """The owner of a completion queue that has fired, waiting up to ``timeout`` seconds; None when none has.
+        """The ``owner`` of the completion queue that reported first, waiting up to ``timeout`` seconds; None for none.
 
-        Waiting drives the provider.
+        There is one report for each time that a queue was armed. EBADF once the channel is closed, also in threads that
+        were waiting.
         """
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release the descriptor."""
 
 
 class CQBackend(Protocol):
-    """A completion queue."""
+    """A completion queue.
 
+    One that gets more completions than it has room for has overflowed: it takes no more, the queue pairs that report to
+    it go to ERR, and once its last completion is polled, :meth:`poll` raises EOVERFLOW.
+    """
+
+    #: How many completions it has room for, at least as many as asked for.
     cqe: int
-    #: Called whenever a completion is added, by whichever thread adds it and with the provider's lock held.
+    #: Called after completions are added, by the thread that adds them, with the lock held. The API sets it.
     notify: Callable[[], None] | None
 
     def poll(self, num_entries: int) -> list[WC]:
-        """Up to so many completions, oldest first. Makes progress where there is none; never waits."""
+        """Remove and return up to ``num_entries`` completions, oldest first. Never waits.
+
+        Where callers make the progress, polling an empty queue makes it once. Those of one queue pair come in the order
+        of its requests, sends and receives apart.
+        """
 
     def wait(self, timeout: float | None) -> bool:
-        """Drive the provider until there is a completion; False when the time runs out."""
+        """Wait up to ``timeout`` seconds until :meth:`poll` has something to return or raise; False on timeout."""
 
     def req_notify(self, solicited_only: bool) -> None:
-        """Report to the channel at the next completion (after those there are)."""
+        """Arm the queue: its next completion makes one report to its channel. Those in it already make none.
 
-    def destroy(self) -> None: ...
+        ``solicited_only``: only one whose sender asked for it (SOLICITED), or with an error. A queue armed for any
+        completion stays so.
+        """
+
+    def destroy(self) -> None:
+        """Drop its completions, and its reports on the channel. No queue pair reports to it any more."""
 
 
 class SRQBackend(Protocol):
-    """A shared receive queue."""
+    """A shared receive queue. Its receives go to its queue pairs in the order they are posted."""
 
-    def post_recv(self, wrs: list[RecvWR]) -> None: ...
+    def post_recv(self, wrs: list[RecvWR]) -> None:
+        """Queue receives, of ``max_sge`` elements at the most. ENOMEM: it is full; those before are queued."""
 
     def modify(self, attr: SrqAttr) -> None:
-        """Set ``srq_limit``."""
+        """Set ``srq_limit``, which is 0 to ``max_wr``; the other fields are to be ignored."""
 
-    def query(self) -> SrqAttr: ...
+    def query(self) -> SrqAttr:
+        """Its sizes and limit, in a new object; the limit is 0 once it was reached."""
 
-    def destroy(self) -> None: ...
+    def destroy(self) -> None:
+        """Drop its receives without completion. No queue pair uses it any more."""
 
 
 class QPBackend(Protocol):
-    """A queue pair. ``state`` changes by ``modify`` and, to ERR, by itself."""
+    """A queue pair.
 
+    A request that fails completes with its error; the queue pair is then in ERR, and what was posted after it completes
+    with WR_FLUSH_ERR. (After an error of sending, UC and UD go to SQE instead.)
+    """
+
+    #: The queue pair's number, 24 bits; unique on its device.
     qp_num: int
+    #: Changes by :meth:`modify`, with the connection of an id (:meth:`rdmacm.provider.IdBackend.attach_qp`), and by
+    #: itself to ERR or SQE. It is read before each post, without the lock.
     state: QPState
 
     def modify(self, attr: QPAttr, mask: QPAttrMask) -> None:
-        """A transition that the state table allows, with the attributes it requires."""
+        """Change the attributes that ``mask`` names, and with STATE the state.
+
+        The state table allows the transition, the required attributes are there, and each value is within the device's
+        limits; the P_Key and the GID row were in the port's tables a moment ago. ERR completes everything posted with
+        WR_FLUSH_ERR. RESET drops everything posted, and the completions of this queue pair that are not polled.
+        EOPNOTSUPP: an optional attribute that the device cannot change in this state; EINVAL: an address vector that it
+        cannot send to; ENODEV: the device has been removed.
+        """
 
     def query(self) -> QPAttr:
-        """Every attribute as it is now."""
+        """Every attribute as it is now, in a new object."""
 
     def post_send(self, wrs: list[SendWR]) -> None:
-        """Queue work in order; raises at the first that cannot be, with those before it queued."""
+        """Queue requests in order.
 
-    def post_recv(self, wrs: list[RecvWR]) -> None: ...
+        Each is right for the type of the queue pair: the opcode is one of its
+        :data:`~rdmacm.verbs.posting.REQUIRED_OPERANDS`, the operands it requires are in range, there are at most
+        ``max_send_sge`` elements, and the message is not longer than ``max_msg_sz`` (a datagram: the path MTU).
+        Elements are SGEs; with INLINE, which only requests that send data have, they may be contiguous buffers, and
+        hold at most ``max_inline_data`` bytes together. A READ or atomic writes to its elements; those of an atomic are
+        8 bytes.
 
-    def destroy(self) -> None: ...
+        Inline data are copied before this returns. Other memory is the device's until the request completes. A request
+        whose lkey, range or permission is wrong is queued as others are and completes with LOC_PROT_ERR. A request
+        completes on the send queue's completion queue where it is SIGNALED, ``sq_sig_all`` is set, or it fails. In SQD
+        requests wait; in ERR they complete with WR_FLUSH_ERR. ENOMEM: the queue is full; EINVAL: the state has changed;
+        in either case the requests before are queued.
+        """
+
+    def post_recv(self, wrs: list[RecvWR]) -> None:
+        """Queue receives, of ``max_recv_sge`` SGEs at the most; the queue pair has no shared receive queue.
+
+        Wrong memory, ERR, ENOMEM and EINVAL: as for :meth:`post_send`.
+        """
+
+    def destroy(self) -> None:
+        """Drop what is posted, and the completions of this queue pair that are not polled."""
 
 
 class DeviceBackend(Protocol):
-    """An open device. ``pd`` arguments are opaque and unequal for protection domains that are not the same."""
+    """An open device.
+
+    ``pd`` arguments stand for protection domains: the same object is the same domain. The seam does not tell when a
+    domain or an address handle is made or closed. A device that needs an object of its own for one makes it when it
+    first sees the domain, or the handle in a request, and releases it when that is collected (:mod:`weakref`); it holds
+    either only weakly, or as long as something of its own is in it.
+
+    Ids key the domain that they share by their device, so a device is hashable and can be referred to weakly.
+
+    A device that has no queue pairs, such as one whose driver cannot be reached, raises EOPNOTSUPP in every method.
+    """
 
     name: str
+    #: The device's limits. They do not change; connecting also reads them on devices that have no queue pairs.
     attr: DeviceAttr
 
-    def reg_mr(self, pd: object, buffer: Buffer, access: AccessFlag) -> MRBackend: ...
+    def reg_mr(self, pd: object, buffer: Buffer, access: AccessFlag) -> MRBackend:
+        """Register a contiguous buffer of 1 to ``max_mr_size`` bytes, writable where ``access`` says so.
 
-    def create_channel(self) -> ChannelBackend: ...
+        The device exports the buffer (holds a memoryview) as long as it is registered. ENOMEM: ``max_mr`` regions.
+        """
+
+    def create_channel(self) -> ChannelBackend:
+        """A completion channel."""
 
     def create_cq(self, cqe: int, channel: ChannelBackend | None, owner: object) -> CQBackend:
-        """A completion queue; ``owner`` is what its channel hands out."""
+        """A completion queue for 1 to ``max_cqe`` completions; its channel hands out ``owner`` for it."""
 
-    def create_srq(self, pd: object, attr: SrqAttr) -> SRQBackend: ...
+    def create_srq(self, pd: object, attr: SrqAttr) -> SRQBackend:
+        """A shared receive queue with the sizes in ``attr``, which are within the device's limits."""
 
     def create_qp(
         self,
@@ -119,4 +198,8 @@ class DeviceBackend(Protocol):
         recv_cq: CQBackend,
         srq: SRQBackend | None,
     ) -> QPBackend:
-        """A queue pair in RESET."""
+        """A queue pair in RESET, with the sizes in ``cap``, which are within the device's limits and stay as they are.
+
+        ``qp_type`` is RC, UC or UD. ``sq_sig_all``: every send request makes a completion. ``srq`` replaces its receive
+        queue, whose sizes are then 0. EOPNOTSUPP: the device lacks the type; ENOMEM: ``max_qp`` queue pairs.
+        """

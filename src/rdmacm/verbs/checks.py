@@ -1,4 +1,4 @@
-"""What attributes may be: the checks that are made once, when something is created or modified. All raise EINVAL."""
+"""Checks of attributes, made when an object is created or modified. All raise EINVAL."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NO_GID = Gid()
 _STATE, _PATH_MTU, _ACCESS_FLAGS, _PORT, _PKEY_INDEX, _AV, _ALT_PATH = map(
     int, (_M.STATE, _M.PATH_MTU, _M.ACCESS_FLAGS, _M.PORT, _M.PKEY_INDEX, _M.AV, _M.ALT_PATH)
 )
-#: Bit, attribute, and the most it may be, which a string names of the device's attributes.
+#: Bit of the mask, attribute, and its greatest value: a number, or the name of the device attribute that limits it.
 _LIMITS: tuple[tuple[int, str, int | str], ...] = (
     (int(_M.QKEY), "qkey", 0xFFFFFFFF),
     (int(_M.RQ_PSN), "rq_psn", 0xFFFFFF),
@@ -38,40 +38,40 @@ _LIMITED = sum(bit for bit, _, _ in _LIMITS)
 
 
 def _within(step: str, limits: Iterable[tuple[str, int, int]]) -> None:
-    for name, value, most in limits:
-        if not 0 <= value <= most:
-            raise cm_error(errno.EINVAL, f"{name} is {value}, and may be 0 to {most}", step)
+    for name, value, greatest in limits:
+        if not 0 <= value <= greatest:
+            raise cm_error(errno.EINVAL, f"{name} is {value}, and may be 0 to {greatest}", step)
 
 
 def check_caps(cap: QPCap, device: DeviceAttr, with_receives: bool) -> None:
-    """The sizes a queue pair asks for; those of its receive queue count only ``with_receives``."""
-    most, sges = device.max_qp_wr, device.max_sge
+    """Check the sizes of a queue pair; those of its receive queue only ``with_receives``."""
+    wrs, sges = device.max_qp_wr, device.max_sge
     if (
-        0 <= cap.max_send_wr <= most
+        0 <= cap.max_send_wr <= wrs
         and 0 <= cap.max_send_sge <= sges
         and 0 <= cap.max_inline_data <= device.max_inline_data
-        and (not with_receives or (0 <= cap.max_recv_wr <= most and 0 <= cap.max_recv_sge <= sges))
+        and (not with_receives or (0 <= cap.max_recv_wr <= wrs and 0 <= cap.max_recv_sge <= sges))
     ):
         return
     limits = [
-        ("max_send_wr", cap.max_send_wr, most),
+        ("max_send_wr", cap.max_send_wr, wrs),
         ("max_send_sge", cap.max_send_sge, sges),
         ("max_inline_data", cap.max_inline_data, device.max_inline_data),
-        ("max_recv_wr", cap.max_recv_wr, most),
+        ("max_recv_wr", cap.max_recv_wr, wrs),
         ("max_recv_sge", cap.max_recv_sge, sges),
     ]
     _within("create_qp", limits if with_receives else limits[:3])
 
 
 def check_srq(attr: SrqAttr, device: DeviceAttr) -> None:
-    """The sizes a shared receive queue asks for; it has to have room for something."""
+    """Check the sizes of a shared receive queue; it needs room for one receive at least."""
     _within("create_srq", [("max_wr", attr.max_wr, device.max_srq_wr), ("max_sge", attr.max_sge, device.max_srq_sge)])
     if not attr.max_wr:
         raise cm_error(errno.EINVAL, "max_wr is 0", "create_srq")
 
 
 def check_av(context: Context, attr: AHAttr, step: str) -> None:
-    """An address vector, which on Ethernet is a GID and a row of the GID table it is sent from."""
+    """Check an address vector. On Ethernet it needs a GID, and a row of the GID table to send from."""
     route = attr.gr
     _within(
         step,
@@ -104,17 +104,17 @@ def check_av(context: Context, attr: AHAttr, step: str) -> None:
 
 
 def check_values(context: Context, attr: QPAttr, mask: QPAttrMask) -> None:
-    """The attributes of a queue pair that a mask names."""
+    """Check the attributes of a queue pair that ``mask`` names."""
     bits = mask.value
     if not bits & ~_STATE:
         return
     if bits & _LIMITED:
         device = context.backend.attr
-        for bit, name, most in _LIMITS:
+        for bit, name, limit in _LIMITS:
             if bits & bit:
-                value, limit = getattr(attr, name), getattr(device, most) if isinstance(most, str) else most
-                if not 0 <= value <= limit:
-                    raise cm_error(errno.EINVAL, f"{name} is {value}, and may be 0 to {limit}", "modify_qp")
+                value, greatest = getattr(attr, name), getattr(device, limit) if isinstance(limit, str) else limit
+                if not 0 <= value <= greatest:
+                    raise cm_error(errno.EINVAL, f"{name} is {value}, and may be 0 to {greatest}", "modify_qp")
     if bits & _PATH_MTU and attr.path_mtu not in _MTUS:
         raise cm_error(errno.EINVAL, f"path_mtu is {attr.path_mtu}, which is no Mtu", "modify_qp")
     if bits & _ACCESS_FLAGS and int(attr.qp_access_flags) & ~_ACCESS:

@@ -1,8 +1,8 @@
 """Completion queues and completion channels: ibv_create_cq(3), ibv_get_cq_event(3), ibv_poll_cq(3).
 
-To sleep until work completes: arm the queue (:meth:`CQ.req_notify`), poll it once more for what came before that, and
-wait on the channel (:meth:`CompChannel.get_cq_event`), which hands out the queue that has something. Who has but one
-queue and needs no descriptor calls :meth:`CQ.wait`.
+To sleep until work completes: arm the queue (:meth:`CQ.req_notify`), poll it once more for completions that came
+before, and wait on the channel (:meth:`CompChannel.get_cq_event`), which returns the queue. With one queue and no need
+of a descriptor, call :meth:`CQ.wait`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["CQ", "CompChannel"]
 
 
 class CompChannel(Resource):
-    """Where armed completion queues report. It cannot be closed before they are."""
+    """Where armed completion queues report, ``struct ibv_comp_channel``. It cannot be closed before they are."""
 
     __slots__ = ("backend", "context")
 
@@ -31,10 +31,10 @@ class CompChannel(Resource):
         self.backend: ChannelBackend = self._make("create_comp_channel", (), context.backend.create_channel)
 
     def get_cq_event(self, timeout: float | None = None) -> CQ:
-        """The next queue that was armed and has a completion, waiting for one, ibv_get_cq_event(3).
+        """The next queue that was armed and has a completion, ibv_get_cq_event(3).
 
-        ``timeout`` is in seconds: None waits for ever, 0 not at all. Each event has to be acknowledged with
-        :meth:`CQ.ack_events`, and the queue armed again for the next. CmTimeoutError when the time runs out,
+        ``timeout`` is in seconds: None waits for ever, 0 not at all. Acknowledge each event with
+        :meth:`CQ.ack_events`, and arm the queue again for the next. CmTimeoutError when the time runs out,
         CmWouldBlockError for 0; EBADF once the channel is closed.
         """
         limit = None if timeout is None else time.monotonic() + timeout
@@ -48,7 +48,7 @@ class CompChannel(Resource):
             cq = owner() if isinstance(owner, weakref.ref) else None
             if isinstance(cq, CQ) and cq._reported():
                 return cq
-            # The queue went away while its event was on the way.
+            # The queue was closed or collected after it had reported.
             left = None if limit is None else max(0.0, limit - time.monotonic())
         if not timeout:
             raise CmWouldBlockError(errno.EAGAIN, "no completion queue has reported", "get_cq_event")
@@ -66,10 +66,10 @@ class CompChannel(Resource):
 
 
 class CQ(Resource):
-    """A completion queue with room for ``cqe`` completions.
+    """A completion queue, ``struct ibv_cq``, with room for ``cqe`` completions.
 
-    ``channel``: where it reports once it is armed; ``cq_context``: anything of the user's. It cannot be closed while
-    a queue pair reports to it. EINVAL: a size the device does not have, or a channel of another device.
+    ``channel``: where it reports once it is armed; ``cq_context``: the user's own object. It cannot be closed while
+    a queue pair reports to it. EINVAL: a size beyond the device's, or a channel of another device.
     """
 
     __slots__ = ("backend", "_unacked", "channel", "context", "cq_context")
@@ -86,12 +86,13 @@ class CQ(Resource):
         self.context = context
         self.channel = channel
         self.cq_context = cq_context
+        #: Events of the channel that are not acknowledged.
         self._unacked = 0
-        reports_to = None if channel is None else channel.backend
-        # Weakly: a queue that its program has forgotten should not be kept by its own events.
+        channel_backend = None if channel is None else channel.backend
+        # Weak, or the queue's own events would keep a forgotten queue alive.
         owner = weakref.ref(self)
         self.backend: CQBackend = self._make(
-            "create_cq", () if channel is None else (channel,), lambda: device.create_cq(cqe, reports_to, owner)
+            "create_cq", () if channel is None else (channel,), lambda: device.create_cq(cqe, channel_backend, owner)
         )
 
     @property
@@ -100,7 +101,10 @@ class CQ(Resource):
         return self.backend.cqe
 
     def poll(self, num_entries: int = 1) -> list[WC]:
-        """Up to so many completions, oldest first, ibv_poll_cq(3); empty where there are none. Never waits."""
+        """Up to ``num_entries`` completions, oldest first, ibv_poll_cq(3). Never waits.
+
+        EOVERFLOW: the queue had no room for a completion, and those it had are polled.
+        """
         if self._closed:
             raise self.closed_error("poll_cq")
         return self.backend.poll(num_entries)
@@ -112,22 +116,22 @@ class CQ(Resource):
         return self.backend.wait(timeout)
 
     def req_notify(self, solicited_only: bool = False) -> None:
-        """Report the next completion to the channel, ibv_req_notify_cq(3).
+        """Arm the queue: report its next completion to the channel, once, ibv_req_notify_cq(3).
 
-        One report each time. ``solicited_only``: wait for one whose sender asked for it, or that failed.
+        ``solicited_only``: only a completion whose sender asked for it (SOLICITED), or with an error.
         """
         if self._closed:
             raise self.closed_error("req_notify_cq")
         self.backend.req_notify(solicited_only)
 
     def ack_events(self, n: int = 1) -> None:
-        """Give back events that came from the channel, ibv_ack_cq_events(3); EINVAL for more than came."""
+        """Acknowledge events of the channel, ibv_ack_cq_events(3); EINVAL for more than there are."""
         if not 0 <= n <= self._unacked:
             raise cm_error(errno.EINVAL, f"{n} events, of {self._unacked} that are not acknowledged", "ack_cq_events")
         self._unacked -= n
 
     def _reported(self) -> bool:
-        """The channel hands out an event; False where the queue is closed."""
+        """Count an event that the channel returns; False where the queue is closed."""
         self._unacked += 1
         return not self._closed
 
@@ -142,7 +146,7 @@ class CQ(Resource):
         self.backend.destroy()
 
     def __exit__(self, *exception: object) -> None:
-        self._unacked = 0  # whoever leaves the block is done with them
+        self._unacked = 0  # the block is over, and so is the use of its events
         self.close()
 
     def __del__(self) -> None:

@@ -1,7 +1,7 @@
-"""Devices, ports and their GID tables, as seen at one moment.
+"""Devices, ports and their tables: ibv_query_device(3), ibv_query_port(3), ibv_query_gid(3), ibv_query_pkey(3).
 
-A :class:`Device` is an immutable picture. A :class:`Context` is the open device, and asks the provider again at
-each query, so a table read through it is current.
+A :class:`Device` is a snapshot. A :class:`Context` is the open device; each query asks the provider again, so what it
+returns is current.
 """
 
 from __future__ import annotations
@@ -21,41 +21,49 @@ __all__ = ["Context", "Device", "GidEntry", "Port"]
 
 @dataclass(frozen=True, slots=True)
 class GidEntry:
-    """One row of a port's GID table (``struct ibv_gid_entry``).
-
-    ``ndev_name``/``ndev_ifindex``: the network interface the address is on.
-    """
+    """One row of a port's GID table, ``struct ibv_gid_entry``."""
 
     gid: Gid
+    #: The row's number, from 0.
     gid_index: int
+    #: The port's number, from 1.
     port_num: int
     gid_type: GidType
+    #: The network interface that has the address, by name and index; empty and 0 on InfiniBand.
     ndev_name: str
     ndev_ifindex: int
 
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """A port: ``struct ibv_port_attr`` and its tables. ``active_mtu`` is None where no packet would fit."""
+    """A port: ``struct ibv_port_attr`` and its tables."""
 
+    #: From 1.
     port_num: int
     state: PortState
     link_layer: LinkLayer
+    #: The largest path MTU of the device.
     max_mtu: Mtu
+    #: The largest path MTU of the link at present; None where it is too small for any.
     active_mtu: Mtu | None
+    #: The rows of the GID table that are in use.
     gids: tuple[GidEntry, ...]
+    #: The P_Key table, 16 bits each.
     pkeys: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device: ``struct ibv_device`` with its ports. ``node_guid`` is 64 bits in host order."""
+    """A device: ``struct ibv_device`` with its ports, as it was at one moment."""
 
     name: str
+    #: A number that no other device of the provider has.
     index: int
+    #: The name of the provider.
     provider: str
     node_type: NodeType
     transport_type: TransportType
+    #: 64 bits, as a number.
     node_guid: int
     ports: tuple[Port, ...]
 
@@ -67,10 +75,10 @@ class Device:
 
 
 class Context:
-    """An open device (``struct ibv_context``): what ``id.verbs`` is once an id is bound to a device.
+    """An open device, ``struct ibv_context``; ``id.verbs`` of an id that is bound to a device.
 
-    ``read`` returns the device as it is now, None once it is gone. ``open`` gives what a provider offers to make
-    queue pairs and the like on, the same object each time it is asked; without it a context can only be looked at.
+    ``read`` returns the device as it is now, None once it has been removed. ``open`` returns the provider's backend,
+    the same object each time; without it a context answers queries only.
     """
 
     __slots__ = ("_backend", "_open", "_read", "name")
@@ -78,6 +86,7 @@ class Context:
     def __init__(
         self, name: str, read: Callable[[], Device | None], open: Callable[[], DeviceBackend] | None = None
     ) -> None:
+        #: The device's name when it was opened.
         self.name = name
         self._read = read
         self._open = open
@@ -90,14 +99,14 @@ class Context:
         devices: Callable[[], Iterable[Device]],
         backend: Callable[[], DeviceBackend] | None = None,
     ) -> Context:
-        """The context of a named device among those that ``devices()`` lists; ``backend`` is what opens it."""
+        """The context of the device with a name among those that ``devices()`` returns; ``backend`` opens it."""
         return cls(name, lambda: next((device for device in devices() if device.name == name), None), backend)
 
     @property
     def backend(self) -> DeviceBackend:
-        """The device as its provider offers it, opened when first asked for; EOPNOTSUPP where it offers none.
+        """The provider's backend, opened at the first use; EOPNOTSUPP where there is none.
 
-        Two contexts are of one device where this is the same object.
+        Two contexts are of the same device if this is the same object.
         """
         if self._backend is None:
             if self._open is None:
@@ -108,12 +117,12 @@ class Context:
         return self._backend
 
     def query_device(self) -> DeviceAttr:
-        """What the device can do at most, ibv_query_device(3)."""
+        """The device's limits, ibv_query_device(3)."""
         return self.backend.attr
 
     @property
     def device(self) -> Device:
-        """The device as it is now; ENODEV where it has been removed."""
+        """The device as it is now; ENODEV once it has been removed."""
         device = self._read()
         if device is None:
             raise cm_error(errno.ENODEV, "the device has been removed", "device", self.name)
@@ -134,11 +143,11 @@ class Context:
         raise cm_error(errno.ENODATA, f"no GID at index {index}", "query_gid", self.name)
 
     def query_gid_table(self) -> list[GidEntry]:
-        """Every valid GID of every port, ibv_query_gid_table(3)."""
+        """The GIDs of all ports, ibv_query_gid_table(3)."""
         return [entry for port in self.device.ports for entry in port.gids]
 
     def query_pkey(self, port_num: int, index: int) -> int:
-        """One P_Key, ibv_query_pkey(3); EINVAL outside the table."""
+        """One P_Key, ibv_query_pkey(3); EINVAL for an index outside the table."""
         pkeys = self.query_port(port_num).pkeys
         if not 0 <= index < len(pkeys):
             raise cm_error(errno.EINVAL, f"no P_Key at index {index}", "query_pkey", self.name)

@@ -24,9 +24,9 @@ _REMOTE_WRITES = int(AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_ATOMIC)
 
 
 class PD(Resource):
-    """A protection domain: queue pairs, regions, address handles work together only within one.
+    """A protection domain, ``struct ibv_pd``: a queue pair uses only memory regions and address handles of its own.
 
-    EOPNOTSUPP where the provider has nothing to make them on.
+    EOPNOTSUPP: the provider has no queue pairs and memory on this device.
     """
 
     __slots__ = ("context",)
@@ -42,17 +42,14 @@ class PD(Resource):
 
 
 class MR(Resource):
-    """A memory region: a buffer of the program that the device may use. Nothing is copied.
+    """A memory region, ``struct ibv_mr``: a buffer of the program that the device may use. Nothing is copied.
 
-    ``buffer``: anything contiguous that has Python's buffer protocol (bytearray, mmap, array, memoryview, a numpy
-    array). It has to be writable where ``access`` (an :class:`AccessFlag`; nothing but local reading is 0) lets
-    anybody write; while it is registered a bytearray cannot be resized (BufferError).
+    ``buffer``: a contiguous object with Python's buffer protocol (bytearray, mmap, array, memoryview, a numpy array).
+    ``access``: an :class:`AccessFlag`; 0 lets requests of this side read it. A flag that allows writing needs a
+    writable buffer. While it is registered, a bytearray cannot be resized (BufferError).
 
-    ``lkey``, ``rkey``, ``addr`` and ``length`` (bytes) are what work requests and peers name it by; ``buf`` is a
-    memoryview of its bytes, ``pd`` and ``access`` are what it was made with.
-
-    TypeError: not a buffer. EINVAL: empty, read-only, not contiguous, larger than the device's max_mr_size; unknown
-    access flags, or REMOTE_WRITE or REMOTE_ATOMIC without LOCAL_WRITE.
+    TypeError: not a buffer. EINVAL: empty, read-only, not contiguous, larger than the device's ``max_mr_size``; unknown
+    access flags, or REMOTE_WRITE or REMOTE_ATOMIC without LOCAL_WRITE. ENOMEM: too many regions.
     """
 
     __slots__ = ("backend", "access", "addr", "buf", "length", "lkey", "pd", "rkey")
@@ -62,16 +59,20 @@ class MR(Resource):
         device = pd.context.backend
         view = _bytes_of(buffer, access, device.attr.max_mr_size)
         self.pd = pd
+        #: An :class:`AccessFlag`.
         self.access = AccessFlag(access)
+        #: The buffer's bytes.
         self.buf = view
         self.backend: MRBackend = self._make("reg_mr", (pd,), lambda: device.reg_mr(pd, view, self.access))
+        #: The key for this side's work requests, and the key for the peer; 32 bits each.
         self.lkey = self.backend.lkey
         self.rkey = self.backend.rkey
+        #: The address of its first byte, 64 bits, and its length in bytes.
         self.addr = self.backend.addr
         self.length = self.backend.length
 
     def sge(self, offset: int = 0, length: int | None = None) -> SGE:
-        """A part of the region for a work request, to its end without ``length``; EINVAL outside the region."""
+        """``length`` bytes at ``offset`` for a work request, None for the rest; EINVAL outside the region."""
         if length is None:
             length = self.length - offset
         if offset < 0 or length < 0 or offset + length > self.length or self._closed:
@@ -79,13 +80,13 @@ class MR(Resource):
         return SGE(self.addr + offset, length, self.lkey)
 
     def read(self, length: int, offset: int = 0) -> bytes:
-        """A copy of ``length`` bytes; EINVAL outside the region."""
+        """A copy of ``length`` bytes at ``offset``; EINVAL outside the region."""
         if offset < 0 or length < 0 or offset + length > self.length or self._closed:
             raise self._outside("read", offset, length)
         return bytes(self.buf[offset : offset + length])
 
     def write(self, data: Buffer | str, length: int | None = None, offset: int = 0) -> None:
-        """Copy bytes into the region, all of ``data`` or its first ``length``; text is encoded as UTF-8."""
+        """Copy ``data``, or its first ``length`` bytes, to ``offset``; text is encoded as UTF-8. EINVAL: no room."""
         source = memoryview(data.encode() if isinstance(data, str) else data).cast("B")
         if length is None:
             length = len(source)
@@ -104,7 +105,7 @@ class MR(Resource):
         try:
             self.backend.dereg()
         finally:
-            with contextlib.suppress(BufferError):  # somebody has a view of buf, and keeps the buffer with it
+            with contextlib.suppress(BufferError):  # a slice of buf exists; it keeps the buffer exported
                 self.buf.release()
 
     def __repr__(self) -> str:
@@ -114,7 +115,7 @@ class MR(Resource):
 
 
 def _bytes_of(buffer: Buffer, access: int, limit: int) -> memoryview:
-    """The bytes of a buffer that may be registered so."""
+    """The bytes of a buffer, checked for registration with ``access``."""
     try:
         view = memoryview(buffer)
     except TypeError:

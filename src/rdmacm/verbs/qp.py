@@ -1,4 +1,4 @@
-"""Queue pairs: ibv_create_qp(3), ibv_modify_qp(3), ibv_post_send(3), ibv_post_recv(3)."""
+"""Queue pairs: ibv_create_qp(3), ibv_modify_qp(3), ibv_query_qp(3), ibv_post_send(3), ibv_post_recv(3)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rdmacm.verbs.cq import CQ
 from rdmacm.verbs.enums import QPAttrMask, QPState, QPType
 from rdmacm.verbs.pd import PD
 from rdmacm.verbs.posting import REQUIRED_OPERANDS, SendRules, check_recv, post_list
-from rdmacm.verbs.qpstate import RECV_STATES, SEND_STATES, path, problem, steps_mask
+from rdmacm.verbs.qpstate import RECV_STATES, SEND_STATES, find_fault, path, steps_mask
 from rdmacm.verbs.resource import Resource
 from rdmacm.verbs.srq import SRQ
 from rdmacm.verbs.wr import RecvWR, SendWR
@@ -30,15 +30,14 @@ _TO_ERROR = QPAttr(qp_state=QPState.ERR)
 
 @dataclass(slots=True)
 class QPInitAttr:
-    """``struct ibv_qp_init_attr``: what a queue pair is made of."""
+    """``struct ibv_qp_init_attr``. A field has C's name unless its comment gives another."""
 
-    #: The type: ``qp_type``.
     qp_type: QPType = QPType.RC
     #: The user's own object.
     qp_context: object = None
-    #: ``send_cq``: where sends complete. None: an id makes one (:meth:`rdmacm.CmId.create_qp`).
+    #: ``send_cq``: where sends complete. With None, :meth:`rdmacm.CmId.create_qp` makes one; a bare QP needs it.
     scq: CQ | None = None
-    #: ``recv_cq``: where receives complete. None: as for ``scq``.
+    #: ``recv_cq``: where receives complete; None as for :attr:`scq`.
     rcq: CQ | None = None
     #: The shared receive queue to take receives from; None for a receive queue of its own.
     srq: SRQ | None = None
@@ -55,11 +54,11 @@ class QPInitAttr:
 
 
 class QP(Resource):
-    """A queue pair, in RESET.
+    """A queue pair, ``struct ibv_qp``; it begins in RESET.
 
-    ``init_attr`` is copied; ``cap`` tells the sizes there are. With a shared receive queue ``max_recv_wr`` and
-    ``max_recv_sge`` count for nothing. EINVAL: no completion queues, sizes the device does not have, or parts of
-    different devices; EOPNOTSUPP: a type other than RC, UC, UD.
+    ``init_attr`` is copied. With a shared receive queue its ``max_recv_wr`` and ``max_recv_sge`` are ignored. EINVAL:
+    no completion queues, sizes beyond the device's, or parts of different devices; EOPNOTSUPP: a type that is not RC,
+    UC or UD, or that the device lacks; ENOMEM: too many queue pairs.
     """
 
     __slots__ = (
@@ -95,21 +94,22 @@ class QP(Resource):
         self.backend: QPBackend = self._make(
             "create_qp", needs, lambda: device.create_qp(pd, attr.qp_type, attr.cap, attr.sq_sig_all, *queues)
         )
+        #: Its number, 24 bits.
         self.qp_num = self.backend.qp_num
         cap = attr.cap
         self._send_rules = SendRules(attr.qp_type, pd, cap.max_send_sge, cap.max_inline_data, device.attr.max_msg_sz)
         self._max_recv_sge = cap.max_recv_sge
 
-    # -- what there is --------------------------------------------------------------------------------
+    # -- attributes -----------------------------------------------------------------------------------
 
     @property
     def state(self) -> QPState:
-        """The state it is in; ERR may come by itself."""
+        """The state. It changes to ERR by itself when the queue pair or its connection fails."""
         return self.backend.state
 
     @property
     def qp_state(self) -> QPState:
-        """The same, as pyverbs calls it."""
+        """:attr:`state`, with pyverbs' name."""
         return self.backend.state
 
     @property
@@ -129,16 +129,16 @@ class QP(Resource):
 
     @property
     def srq(self) -> SRQ | None:
-        """Where receives are taken from, where that is not its own queue."""
+        """The shared receive queue; None with a receive queue of its own."""
         return self._init_attr.srq
 
     @property
     def qp_context(self) -> object:
-        """What ``init_attr`` had for it."""
+        """The user's own object, of ``init_attr``."""
         return self._init_attr.qp_context
 
     def query(self) -> tuple[QPAttr, QPInitAttr]:
-        """Every attribute as it is now, and what it was made of, ibv_query_qp(3)."""
+        """Every attribute as it is now, and the attributes it was made with, ibv_query_qp(3)."""
         if self._closed:
             raise self.closed_error("query_qp")
         return self.backend.query(), replace(self._init_attr, cap=self.cap)
@@ -148,8 +148,9 @@ class QP(Resource):
     def modify(self, attr: QPAttr, mask: QPAttrMask) -> None:
         """Change the attributes that ``mask`` names, with STATE also the state, ibv_modify_qp(3).
 
-        :mod:`rdmacm.verbs.qpstate` says which attributes which transition requires and allows. EINVAL: it says
-        otherwise, or a value is none.
+        :mod:`rdmacm.verbs.qpstate` has the attributes that each transition requires and allows. EINVAL: the transition,
+        the mask or a value is not allowed; EOPNOTSUPP: the device cannot change an optional attribute in this state;
+        ENODEV: the device has been removed.
         """
         if self._closed:
             raise self.closed_error("modify_qp")
@@ -163,9 +164,9 @@ class QP(Resource):
             raise cm_error(errno.EINVAL, f"no state {attr.qp_state}", "modify_qp") from None
         if bits & _CUR_STATE and attr.cur_qp_state != state:
             raise cm_error(errno.EINVAL, f"the queue pair is in {state.name}, not in cur_qp_state", "modify_qp")
-        wrong = problem(self.qp_type, state, after, mask)
-        if wrong is not None:
-            raise cm_error(errno.EINVAL, wrong, "modify_qp")
+        fault = find_fault(self.qp_type, state, after, mask)
+        if fault is not None:
+            raise cm_error(errno.EINVAL, fault, "modify_qp")
         check_values(self.pd.context, attr, mask)
         self.backend.modify(attr, mask)
         if self.qp_type is QPType.UD and bits & _PORT:
@@ -173,19 +174,19 @@ class QP(Resource):
             self._send_rules.max_message = (port.active_mtu or port.max_mtu).bytes
 
     def to_init(self, attr: QPAttr) -> None:
-        """RESET to INIT, with the attributes that requires."""
+        """Move from RESET to INIT, with the attributes that this requires."""
         self._to(QPState.INIT, attr)
 
     def to_rtr(self, attr: QPAttr) -> None:
-        """On to RTR, through INIT where it is not there yet, with the attributes that requires."""
+        """Move to RTR, from RESET through INIT, with the attributes that each step requires."""
         self._to(QPState.RTR, attr)
 
     def to_rts(self, attr: QPAttr) -> None:
-        """On to RTS, through the states before it, with the attributes that requires; back to it from SQD or SQE."""
+        """Move to RTS, through the states before it, with the attributes that each step requires."""
         self._to(QPState.RTS, attr)
 
     def to_error(self) -> None:
-        """To ERR: everything posted completes with WR_FLUSH_ERR. EINVAL in RESET, where nothing can be posted."""
+        """Move to ERR: everything posted completes with WR_FLUSH_ERR. EINVAL in RESET, where nothing is posted."""
         self.modify(_TO_ERROR, QPAttrMask.STATE)
 
     def _to(self, state: QPState, attr: QPAttr) -> None:
@@ -194,14 +195,15 @@ class QP(Resource):
             self.modify(replace(attr, qp_state=after), steps_mask(self.qp_type, before, after))
             before = after
 
-    # -- work -----------------------------------------------------------------------------------------
+    # -- work requests --------------------------------------------------------------------------------
 
     def post_send(self, wr: SendWR | Iterable[SendWR]) -> None:
-        """Queue work, one request or several in order, ibv_post_send(3).
+        """Queue send requests, one or several in order, ibv_post_send(3).
 
-        Of several, those before one that is refused are queued. A request and what its elements point to must be left
-        alone until it completes; inline data may be used again at once. EINVAL: the state, the type, a size or a value
-        does not allow it; ENOMEM: the queue is full.
+        Where one of several is refused, those before it are queued. Leave a request and the memory of its elements
+        alone until it completes; inline data may be used again at once. Wrong memory (lkey, range, permission) makes
+        no error here but the completion LOC_PROT_ERR. EINVAL: the state, the type, a size or a value does not allow
+        it; ENOMEM: the queue is full.
         """
         backend = self.backend
         if self._closed:
@@ -217,8 +219,8 @@ class QP(Resource):
     def post_recv(self, wr: RecvWR | Iterable[RecvWR]) -> None:
         """Queue receives, one or several in order, ibv_post_recv(3).
 
-        Of several, those before one that is refused are queued. EINVAL: the state or a size does not allow it, or
-        receives come from a shared receive queue; ENOMEM: the queue is full.
+        Where one of several is refused, those before it are queued. EINVAL: the state or a size does not allow it, or
+        the queue pair has a shared receive queue; ENOMEM: the queue is full.
         """
         backend = self.backend
         if self._closed:

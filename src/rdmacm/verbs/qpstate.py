@@ -2,22 +2,22 @@
 
 A queue pair begins in RESET, where it does nothing. The user moves it on, one ``modify`` at a time:
 
-- INIT: receives may be posted; no packet comes or goes yet. The transition says which port it is on and what a peer
-  may do to it.
-- RTR, ready to receive: it knows its peer, and what the peer sends is taken in. A datagram queue pair has no peer and
-  is told nothing.
-- RTS, ready to send: it may send, and wait for answers, so it now learns how long and how often.
+- INIT: receives may be posted; no packet is sent or accepted yet. The transition sets the port and what the peer may
+  do.
+- RTR, ready to receive: packets of the peer are accepted. The transition sets the peer and the path to it; a datagram
+  queue pair has no peer.
+- RTS, ready to send: requests are sent. The transition sets timeouts and retry counts.
 
-From RTS it can be halted: SQD lets what is under way finish and starts nothing new, so that attributes can change, and
-RTS resumes. Two states are entered by accident: SQE, after an error that only concerns sending (not in a reliable
-connection), from which RTS recovers; and ERR, where everything posted completes with WR_FLUSH_ERR. The user may ask for
-ERR from every state but RESET, and for RESET from every state; RESET forgets everything, completes nothing, and is all
-that ERR leads to.
+From RTS it can be halted: SQD finishes the requests in progress and starts none, so that attributes can change; RTS
+resumes. Two states follow errors: SQE, after an error of sending (never in a reliable connection), from which RTS
+recovers; and ERR, where everything posted completes with WR_FLUSH_ERR. The user may move to ERR from every state but
+RESET, and to RESET from every state. RESET drops everything without completions; it is the only way out of ERR.
 
-Each transition has attributes it requires and attributes it allows, by type of queue pair; any other attribute is
-refused with EINVAL, as is a transition that is not in the table. The mask says which attributes are meant. STATE, the
-new state, is the transition itself and is not listed; ``modify`` without it stays in the state, which is a
-transition too (INIT → INIT, RTS → RTS, SQD → SQD). CUR_STATE, where allowed, is what the user takes the state to be.
+Each transition has attributes that it requires and attributes that it allows, by type of queue pair. Any other
+attribute is refused with EINVAL, as is a transition that is not in the table. The mask names the attributes that are
+set. STATE, the new state, is the transition itself and is not listed; ``modify`` without it stays in the state, which
+is a transition as well (INIT → INIT, RTS → RTS, SQD → SQD). CUR_STATE, where allowed, is the state that the user
+believes the queue pair to be in.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from rdmacm.verbs.enums import QPAttrMask, QPState, QPType
 
-__all__ = ["RECV_STATES", "SEND_STATES", "TRANSITIONS", "Needs", "names", "path", "problem", "steps_mask"]
+__all__ = ["RECV_STATES", "SEND_STATES", "TRANSITIONS", "Needs", "find_fault", "names", "path", "steps_mask"]
 
 _S, _M = QPState, QPAttrMask
 RC, UC, UD = QPType.RC, QPType.UC, QPType.UD
@@ -41,7 +41,7 @@ class Needs(NamedTuple):
 
     @property
     def allowed(self) -> QPAttrMask:
-        """Both."""
+        """The attributes that it requires, and those that it allows beside them."""
         return self.required | self.optional
 
 
@@ -107,16 +107,15 @@ for _state in _S:
     if _state is not _S.RESET:
         TRANSITIONS[_state, _S.ERR] = _ANY
 
-#: Where receives may be posted; in ERR they are flushed at once.
+#: The states in which receives may be posted; in ERR they are flushed at once.
 RECV_STATES = frozenset(_S) - {_S.RESET}
-#: Where sends may be posted: SQD keeps them for later, in ERR they are flushed at once.
+#: The states in which sends may be posted; in SQD they wait, in ERR they are flushed at once.
 SEND_STATES = frozenset({_S.RTS, _S.SQD, _S.ERR})
 
-_EVERY = QPAttrMask(sum(_M))
-#: Of the masks that are right: type, state and next state, mask. Flags are slow to combine, and these are combined for
-#: each connection.
-_right: set[tuple[int, int, int, int]] = set()
-_MOST_RIGHT = 256
+_ALL = QPAttrMask(sum(_M))
+#: Transitions found to be right, each as type, state, next state and mask: every connection asks for the same few.
+_faultless: set[tuple[int, int, int, int]] = set()
+_MAX_FAULTLESS = 256
 _LADDER = (_S.INIT, _S.RTR, _S.RTS)
 
 
@@ -125,37 +124,37 @@ def names(mask: QPAttrMask) -> str:
     return ", ".join(str(flag.name) for flag in mask)
 
 
-def problem(qp_type: QPType, before: QPState, after: QPState, mask: QPAttrMask) -> str | None:
-    """What is wrong with asking for a transition with these attributes, None where nothing is."""
+def find_fault(qp_type: QPType, before: QPState, after: QPState, mask: QPAttrMask) -> str | None:
+    """Why a transition with these attributes is not allowed; None if it is."""
     key = int(qp_type), int(before), int(after), int(mask)
-    if key in _right:
+    if key in _faultless:
         return None
     needs = TRANSITIONS.get((before, after), {}).get(qp_type)
     if needs is None:
-        return f"no way from {before.name} to {after.name} for {qp_type.name}"
+        return f"no transition from {before.name} to {after.name} for {qp_type.name}"
     faults = []
     if missing := needs.required & ~mask:
         faults.append(f"missing {names(missing)}")
-    if unexpected := mask & _EVERY & ~(needs.allowed | _M.STATE):
+    if unexpected := mask & _ALL & ~(needs.allowed | _M.STATE):
         faults.append(f"unexpected {names(unexpected)}")
-    if unknown := int(mask) & ~int(_EVERY):
+    if unknown := int(mask) & ~int(_ALL):
         faults.append(f"unknown attribute bits {unknown:#x}")
     if faults:
         return f"{before.name} to {after.name} of {qp_type.name}: {'; '.join(faults)}"
-    if len(_right) < _MOST_RIGHT:
-        _right.add(key)
+    if len(_faultless) < _MAX_FAULTLESS:
+        _faultless.add(key)
     return None
 
 
 def path(before: QPState, after: QPState) -> tuple[QPState, ...]:
-    """The states to go through on the way up from RESET; ``after`` alone where there is nothing between."""
+    """The states to move to, one after the other, on the way from ``before`` to ``after``."""
     if before in (_S.RESET, _S.INIT, _S.RTR) and after in _LADDER:
         return tuple(state for state in _LADDER if before < state <= after) or (after,)
     return (after,)
 
 
 def steps_mask(qp_type: QPType, before: QPState, after: QPState) -> QPAttrMask:
-    """What somebody names who takes this step: STATE and what it requires, in INIT once more what got it there."""
+    """The mask of one step: STATE and the attributes that it requires; for INIT → INIT those of RESET → INIT."""
     if before is after is _S.INIT:
         before = _S.RESET
     return _M.STATE | TRANSITIONS.get((before, after), {}).get(qp_type, Needs()).required

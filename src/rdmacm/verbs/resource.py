@@ -1,12 +1,12 @@
-"""What the objects have in common: who needs whom, closing once, and a word about those that were forgotten.
+"""What the verbs objects have in common: dependents, closing once, and a warning for an object that was never closed.
 
-An object holds those it is made of, so what it needs outlives it; what is still needed cannot be closed (EBUSY).
-Only those with something behind them in a provider mind being forgotten.
+An object refers to those it needs, so they outlive it. An object with dependents cannot be closed (EBUSY). A PD or an
+AH has nothing in the provider that stays behind, so it may be forgotten without a warning.
 
-There is no lock, because the garbage collector may close a forgotten object in the middle of anything, a provider's
-critical section included. Single operations on sets and lists are atomic instead, and their order does the rest:
-who begins to need an object says so first and looks second whether it is being closed, who closes it does the
-reverse. Both may give way to the other; never do both go ahead.
+There is no lock: the garbage collector may close a forgotten object at any time, also in a thread that is inside a
+provider's critical section. Single operations on sets and lists are atomic instead. A new dependent registers, then
+checks that the object is open; close() marks the object closed, then checks for dependents. Both may back off; they
+never both go ahead.
 """
 
 from __future__ import annotations
@@ -28,31 +28,34 @@ T = TypeVar("T")
 
 
 class Resource:
-    """An object that is made, needed by others, and closed."""
+    """An object that is made of others, may have dependents, and is closed once."""
 
-    __slots__ = ("__weakref__", "_closed", "_door", "_forgotten", "_needs", "_users")
+    __slots__ = ("__weakref__", "_closed", "_dependents", "_forgotten", "_needs", "_open_token")
 
+    #: The objects it is made of.
     _needs: tuple[Resource, ...]
-    #: Whether there is something behind it that stays until it is closed.
+    #: Whether something in the provider stays until it is closed, so that a forgotten one makes a ResourceWarning.
     _warns = True
 
     def _make(self, step: str, needs: tuple[Resource, ...], create: Callable[[], T]) -> T:
-        """Take hold of what is needed, then create; nothing is held where that fails."""
+        """Become a dependent of ``needs``, then call ``create``; where that fails, a dependent of none."""
         self._closed = True
-        token = (type(self).__name__, id(self))
+        key = (type(self).__name__, id(self))
         try:
             for need in needs:
-                need._users.add(token)
-                if not need._door:
+                need._dependents.add(key)
+                if not need._open_token:
                     raise need.closed_error(step)
             made = create()
         except BaseException:
             for need in needs:
-                need._let_go(token)
+                need._remove_dependent(key)
             raise
-        #: One item while it is open: whoever takes it closes.
-        self._door: list[None] = [None]
-        self._users: set[tuple[str, int]] = set()
+        #: One item while it is open: the call that takes it closes.
+        self._open_token: list[None] = [None]
+        #: The class names and identities of the objects that need this one.
+        self._dependents: set[tuple[str, int]] = set()
+        #: Whether the last reference is gone, and it is to be closed with its last dependent.
         self._forgotten = False
         self._needs = needs
         self._closed = False
@@ -64,44 +67,45 @@ class Resource:
         return self._closed
 
     def close(self) -> None:
-        """Release it. A second time does nothing; EBUSY while other objects need it."""
+        """Release it. More than once does nothing; EBUSY while other objects need it."""
         try:
-            self._door.pop()
+            self._open_token.pop()
         except IndexError:
             return
         try:
             self._check_close()
         except BaseException:
-            self._door.append(None)
+            self._open_token.append(None)
             raise
         self._closed = True
-        token = (type(self).__name__, id(self))
+        key = (type(self).__name__, id(self))
         try:
             self._destroy()
         finally:
             for need in self._needs:
-                need._users.discard(token)
+                need._dependents.discard(key)
                 if need._forgotten:
-                    need._let_go(token)
+                    need._remove_dependent(key)
+
+    def closed_error(self, step: str) -> Exception:
+        """EBADF, for a call on an object that is closed."""
+        return cm_error(errno.EBADF, f"the {type(self).__name__} is closed", step)
 
     def _check_close(self) -> None:
-        """Raise where it must stay."""
-        if self._users:
-            kinds = Counter(kind for kind, _ in list(self._users))
+        """Raise where it cannot be closed."""
+        if self._dependents:
+            kinds = Counter(kind for kind, _ in list(self._dependents))
             text = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
             raise cm_error(errno.EBUSY, f"still needed by {text}", "close", repr(self), "close those first")
 
     def _destroy(self) -> None:
-        """Undo what ``create`` did."""
+        """Release what ``create`` made."""
 
-    def _let_go(self, token: tuple[str, int]) -> None:
-        self._users.discard(token)
-        if self._forgotten and not self._users:
+    def _remove_dependent(self, key: tuple[str, int]) -> None:
+        self._dependents.discard(key)
+        if self._forgotten and not self._dependents:
             with contextlib.suppress(Exception):
                 self.close()
-
-    def closed_error(self, step: str) -> Exception:
-        return cm_error(errno.EBADF, f"the {type(self).__name__} is closed", step)
 
     def __enter__(self) -> Self:
         return self
@@ -113,9 +117,9 @@ class Resource:
         if getattr(self, "_closed", True):
             return
         text = repr(self)
-        # In a cycle of garbage the collector may come here before it comes to those that need this one.
+        # In a cycle of garbage the collector may finalize this object before its dependents.
         self._forgotten = True
-        if not sys.is_finalizing():  # a thread that is gone may hold a lock
+        if not sys.is_finalizing():  # the provider's lock may belong to a thread that has ended
             with contextlib.suppress(Exception):
                 self.close()
         if self._warns:

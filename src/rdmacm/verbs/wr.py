@@ -1,4 +1,4 @@
-"""Work requests: ``struct ibv_send_wr``, ``ibv_recv_wr``, ``ibv_sge``, as pyverbs names them."""
+"""Work requests: ``struct ibv_send_wr``, ``ibv_recv_wr``, ``ibv_sge``, with pyverbs' names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 class AddressHandle(Protocol):
-    """What a datagram's request says of its destination: an :class:`~rdmacm.verbs.ah.AH`, as a device sees it."""
+    """The destination of a datagram, as a device sees it; :class:`rdmacm.verbs.ah.AH` is it."""
 
     @property
     def attr(self) -> AHAttr:
@@ -22,7 +22,7 @@ class AddressHandle(Protocol):
 
 
 class SGE:
-    """One piece of registered memory: ``length`` bytes at ``addr`` of the region with ``lkey``."""
+    """A scatter/gather element, ``struct ibv_sge``: ``length`` bytes at ``addr``, in the region with ``lkey``."""
 
     __slots__ = ("addr", "length", "lkey")
 
@@ -36,14 +36,7 @@ class SGE:
 
 
 class SendWR:
-    """A send work request, ``struct ibv_send_wr``.
-
-    ``sg``: :class:`SGE` s, gathered from (or, for READ and atomics, scattered to). With ``SendFlag.INLINE`` they may
-    also be plain buffers, which need no registration and may be used again at once. ``imm_data`` is a number, sent
-    in network order. ``remote_addr`` and ``rkey`` say what an RDMA operation or an atomic touches; ``compare_add``
-    and ``swap`` are the operands of atomics; ``invalidate_rkey`` is for SEND_WITH_INV; ``ah``, ``remote_qpn`` and
-    ``remote_qkey`` are for datagrams.
-    """
+    """A send work request, ``struct ibv_send_wr``. C's name of a field is given where it is another."""
 
     __slots__ = (
         "ah",
@@ -78,35 +71,45 @@ class SendWR:
         remote_qpn: int = 0,
         remote_qkey: int = 0,
     ) -> None:
+        #: The user's number: comes back as ``wc.wr_id``.
         self.wr_id = wr_id
         self.opcode = opcode
+        #: ``sg_list``: what is gathered from, or for READ and atomics scattered to. With ``SendFlag.INLINE`` also plain
+        #: buffers, which need no registration and may be used again at once.
         self.sg = sg
+        #: A :class:`~rdmacm.verbs.enums.SendFlag`.
         self.send_flags = send_flags
+        #: The immediate data, 32 bits, as a number; C has it in network order.
         self.imm_data = imm_data
+        #: ``wr.rdma`` and ``wr.atomic``: the peer's memory, an address of 64 bits and its key of 32 bits.
         self.remote_addr = remote_addr
         self.rkey = rkey
+        #: ``wr.atomic``: the operands, 64 bits each.
         self.compare_add = compare_add
         self.swap = swap
+        #: The peer's key that SEND_WITH_INV revokes, 32 bits.
         self.invalidate_rkey = invalidate_rkey
+        #: ``wr.ud``: a datagram's destination, with its queue pair number (24 bits) and Q_Key (32 bits).
         self.ah = ah
         self.remote_qpn = remote_qpn
         self.remote_qkey = remote_qkey
 
     def set_wr_rdma(self, rkey: int, addr: int) -> None:
-        """What an RDMA READ or WRITE touches."""
+        """Set the peer's memory of an RDMA READ or WRITE."""
         self.rkey, self.remote_addr = rkey, addr
 
     def set_wr_atomic(self, rkey: int, addr: int, compare_add: int, swap: int = 0) -> None:
-        """What an atomic touches, and its operands."""
+        """Set the peer's memory of an atomic, and its operands."""
         self.rkey, self.remote_addr, self.compare_add, self.swap = rkey, addr, compare_add, swap
 
     def set_wr_ud(self, ah: AddressHandle, rqpn: int, rqkey: int) -> None:
-        """Where a datagram goes."""
+        """Set the destination of a datagram."""
         self.ah, self.remote_qpn, self.remote_qkey = ah, rqpn, rqkey
 
 
 class RecvWR:
-    """A receive work request, ``struct ibv_recv_wr``: where a message is scattered to."""
+    """A receive work request, ``struct ibv_recv_wr``: ``wr_id`` comes back as ``wc.wr_id``, ``sg`` (C's ``sg_list``) is
+    what the message is scattered to."""
 
     __slots__ = ("sg", "wr_id")
 
