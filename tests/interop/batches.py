@@ -1,22 +1,19 @@
-"""All operations in one pair of programs, as it takes seconds to start them; each test then looks at its own."""
+"""All operations between one pair of programs, as starting the programs takes long; each test then looks at its own."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from interop.machine.run import Result
-
-if TYPE_CHECKING:
-    from interop.conftest import Guest
+from interop.scenario import Guest
 
 __all__ = ["HEADERS", "LISTENERS", "Batch", "Batches"]
 
 #: Which device's program listens.
 LISTENERS = ("rxe", "soft")
-#: Bytes that a link has room for beside a path's MTU: no more than it needs, and IPv6's 1280 in all.
+#: What a link's MTU has in addition to the path MTU, in bytes: enough for the headers, and for IPv6's minimum of 1280.
 HEADERS = 400
 _OTHER = {"request": "respond", "respond": "request", "both": "both"}
 _LINE = re.compile(r"^(ok|FAILED) (request|respond|both) (\w+)(?:: (.*))?$", re.MULTILINE)
@@ -24,7 +21,7 @@ _LINE = re.compile(r"^(ok|FAILED) (request|respond|both) (\w+)(?:: (.*))?$", re.
 
 @dataclass(frozen=True)
 class Batch:
-    """What two programs have said."""
+    """The output of the two programs."""
 
     result: Result
     client: str
@@ -33,21 +30,21 @@ class Batch:
     we_connect: bool
 
     def failure(self, name: str, part: str) -> str | None:
-        """What went wrong at either end with an operation in which our device had that part."""
+        """Why the operation failed at either end, where our device had that part; None if it succeeded."""
         ours, theirs = (self.client, self.server) if self.we_connect else (self.server, self.client)
         faults = []
         for whose, output, role in (("our", ours, part), ("the other", theirs, _OTHER[part])):
+            # An operation has two lines if it was requested again, because an answer was lost.
             found = [line for line in _LINE.findall(output) if line[1:3] == (role, name)]
-            # What was asked for again, because an answer was lost, has been done twice.
             if not found:
-                faults.append(f"{whose} end has not come to it")
+                faults.append(f"{whose} end did not reach it")
             faults += [f"{whose} end: {why}" for outcome, _, _, why in found if outcome == "FAILED"]
         return "\n".join([*faults, self.result.output]) if faults else None
 
 
 @dataclass
 class Batches:
-    """Those that have been run, by what they were asked for."""
+    """The batches that have run, by their arguments."""
 
     _done: dict[object, Batch | AssertionError] = field(default_factory=dict)
 
@@ -61,18 +58,18 @@ class Batches:
         only: Sequence[str] = (),
         link: str = "",
         naks: Container[int] = (),
-        record: bool = True,
     ) -> Batch:
-        """The batch with these operations (all, without), run unless it has been.
+        """The batch with these operations (all, unless named). It runs at the first call.
 
-        ``link``: what there is about the link, to tell batches apart. Other arguments are as for ``Guest.run``.
+        ``link`` names the state of the link if that is not the usual one; ``guest.network`` then makes it. ``naks`` is
+        as for ``Guest.run``.
         """
-        key = (family, listens, mtu, tuple(only), link)
+        key = (type(guest.machine), family, listens, mtu, tuple(only), link)
         if key not in self._done:
             try:
                 if not link:
                     guest.network = f"network {mtu + HEADERS}"
-                self._done[key] = self._run(guest, family, listens, mtu, only, naks, record)
+                self._done[key] = self._run(guest, family, listens, mtu, only, naks)
             except AssertionError as error:
                 self._done[key] = error
         done = self._done[key]
@@ -88,7 +85,6 @@ class Batches:
         mtu: int,
         only: Sequence[str],
         naks: Container[int],
-        record: bool,
     ) -> Batch:
         connects = "soft" if listens == "rxe" else "rxe"
         address = f"${listens.upper()}{family} 7471 --mtu {mtu}"
@@ -98,6 +94,6 @@ class Batches:
             f"{connects} python3 -m {modules[connects]} connect {address} --only '{','.join(only)}'\n"
             "status=$?; echo '=== server'; finish; exit $status"
         )
-        result = guest.run(script, timeout=400, naks=naks, record=record)
+        result = guest.run(script, timeout=400, naks=naks)
         client, _, server = result.output.partition("=== server\n")
         return Batch(result, client, server, connects == "soft")

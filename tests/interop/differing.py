@@ -38,12 +38,13 @@ _ASK = """
 . /project/tests/interop/differential.sh
 links
 cd /tmp
-ask MODULE c </mnt/share/questions >c &
-ask MODULE ours </mnt/share/questions >ours
+ask MODULE c </mnt/share/MODULE.questions >c &
+ask MODULE ours </mnt/share/MODULE.questions >ours
 status=$?
 wait $! || status=1
 no_links
-cp c ours /mnt/share
+cp c /mnt/share/MODULE.c
+cp ours /mnt/share/MODULE.ours
 exit $status
 """
 
@@ -139,13 +140,11 @@ class Rules:
         """Ask both in the machine. AssertionError with all that is unexplained; else how often each row was seen."""
         asked = list(itertools.islice(questions, int(COUNT or count)))
         lines = "".join(f"{json.dumps(question)}\n" for question in asked)
-        (machine.share / "questions").write_text(lines, encoding="utf-8")
+        (machine.share / f"{self.module}.questions").write_text(lines, encoding="utf-8")
         done = machine.insist(_ASK.replace("MODULE", self.module), TIMEOUT)
         assert done.status == 0, done.output
-        answers = [
-            [json.loads(line) for line in (machine.share / side).read_text(encoding="utf-8").splitlines()]
-            for side in ("c", "ours")
-        ]
+        files = [machine.share / f"{self.module}.{side}" for side in ("c", "ours")]
+        answers = [[json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] for file in files]
         seen, unexplained = self.compare(asked, *answers)
         assert not unexplained, "\n".join([f"{len(unexplained)} of {len(asked)} (seed {SEED}):", *unexplained])
         return seen

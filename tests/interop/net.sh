@@ -1,23 +1,23 @@
-# The machine's network, and words to write a scenario with.  For bash inside the machine:
+# The machine's network, and the words that scenarios are written with. For bash inside the machine:
 #
-#     rxe COMMAND...         run COMMAND where the kernel's device is: rxe0 on va, 10.0.0.1 and fd00:0:0:1::1
-#     soft COMMAND...        run COMMAND where the software device is: namespace soft, on vb, 10.0.0.2 and fd00:0:0:1::2
-#     serve_rxe COMMAND...   the same in the background; returns when it listens, its output goes to /tmp/server.out
+#     rxe COMMAND...         run COMMAND beside the kernel's device: rxe0 on va, 10.0.0.1 and fd00:0:0:1::1
+#     soft COMMAND...        run COMMAND beside the software device: namespace soft, on vb, 10.0.0.2 and fd00:0:0:1::2
+#     serve_rxe COMMAND...   the same in the background; returns when COMMAND listens, its output goes to /tmp/server.out
 #     serve_soft COMMAND...
 #     finish                 wait for that server to end; prints its output, returns its status
-#     network [MTU]          make this network, anew if it is there with another MTU (default 1500)
-#     impair NETEM...        what happens to each packet in both directions from now on, as tc-netem(8) says it
-#     unimpaired             nothing any more
-#     dropped                what the kernel counts of packets that it has lost
+#     network [MTU]          make this network, again if it has another MTU (default 1500)
+#     impair NETEM...        from now on do this to each packet, in both directions, in the words of tc-netem(8)
+#     unimpaired             end that
+#     dropped                print the kernel's counters of lost packets
 
 RXE4=10.0.0.1 SOFT4=10.0.0.2 RXE6=fd00:0:0:1::1 SOFT6=fd00:0:0:1::2
 export PYTHONPATH=/project/src:/project/tests
 
-# "sleep" without a process: those are what takes time where the processor is emulated.
+# "sleep" without starting a program, which takes long on an emulated processor.
 nap() { read -rt "$1" _ <>/run/nap; true; }
 
-# Whether a process still runs.  "kill -0" also finds children that have ended, until bash takes notice; and after a "read"
-# with a time limit bash 5.2 sometimes does not.
+# Whether a process still runs. "kill -0" also succeeds for children that have ended, until bash reaps them, and after a
+# "read" with a time limit bash 5.2 sometimes does not.
 runs() {
     local found
     { read -r found </proc/"$1"/stat; } 2>/dev/null && [[ ${found##*) } != Z* ]]
@@ -30,7 +30,7 @@ network() {
     for i in 1 2 3; do
         no_network
         _network "$mtu" && return
-        echo "no network; the kernel says:"
+        echo "no network; the kernel's last messages:"
         dmesg | tail -n 5
     done
     return 1
@@ -40,7 +40,7 @@ _network() {
     local mtu=$1 i
     ip netns add soft
     ip link add va mtu "$mtu" type veth peer name vb mtu "$mtu" netns soft
-    # As on a real link: single packets with their checksums, not what only the other end of a veth pair takes.
+    # As on a real link: single packets with their checksums. Only the other end of a veth pair takes anything else.
     ip netns exec soft ethtool -K vb tx off tx-udp-segmentation off >/dev/null
     ip address add "$RXE4/24" dev va
     ip address add "$RXE6/64" dev va nodad
@@ -49,16 +49,18 @@ _network() {
     ip -n soft address add "$SOFT6/64" dev vb nodad
     ip -n soft link set vb up
     ip -n soft link set lo up
-    # Each end receives on one processor: on several, what was sent on several would overtake each other.
-    echo 1 >/sys/class/net/va/queues/rx-0/rps_cpus
-    echo 1 | soft tee /sys/class/net/vb/queues/rx-0/rps_cpus >/dev/null
+    if [ -e /sys/class/net/va/queues/rx-0/rps_cpus ]; then
+        # Each end receives on one processor: packets sent on several would overtake each other.
+        echo 1 >/sys/class/net/va/queues/rx-0/rps_cpus
+        echo 1 | soft tee /sys/class/net/vb/queues/rx-0/rps_cpus >/dev/null
+    fi
     rdma link add rxe0 type rxe netdev va
     for ((i = 0; i < 200; i++)); do
         grep -qs fd00:0000:0000:0001 /sys/class/infiniband/rxe0/ports/1/gids/[0-9] && break
         nap 0.05
     done
     ((i < 200)) || return
-    # The first packets are not to wait for neighbours.
+    # So that the first packets of a test do not wait for neighbour resolution.
     ping -q -c 1 -W 5 "$SOFT4" >/dev/null && ping -q -c 1 -W 5 "$SOFT6" >/dev/null
 }
 
@@ -71,7 +73,7 @@ no_network() {
 
 impair() {
     tc qdisc replace dev va root netem "$@"
-    # Within tbf, for which a train is taken apart: else it would be lost, or come too late, as a whole.
+    # Below tbf, which takes a train of packets apart: otherwise netem would drop or delay the train as a whole.
     soft tc qdisc replace dev vb root handle 1: tbf rate 10gbit burst 6000 limit 10000000
     soft tc qdisc replace dev vb parent 1: handle 2: netem "$@"
 }
@@ -91,7 +93,7 @@ dropped() {
 rxe() { if [ "$1" = python3 ]; then _warm "" "${@:2}"; else "$@"; fi; }
 soft() { if [ "$1" = python3 ]; then _warm soft "${@:2}"; else ip netns exec soft "$@"; fi; }
 
-# Python with arguments in a namespace: a fork of one that has imported everything (machine/warm.py).
+# Run Python with these arguments in a namespace: a fork of the process that has imported everything (machine/warm.py).
 _warm() {
     local order=/run/warm/$BASHPID-$SRANDOM
     printf '%s\0' "$BASHPID" "$1" "$PWD" "${@:2}" >"$order.args"
@@ -112,16 +114,16 @@ serve_rxe() {
 serve_soft() {
     soft "$@" >/tmp/server.out 2>&1 &
     SERVER=$!
-    # Who serves a service id has a socket that says so.
+    # A listening process holds a socket named after its service id.
     _until_it_listens '[[ $(</proc/$(</run/warm/$SERVER-*.pid)/net/unix) == *@rdmacm-4791-*-service-* ]]'
 }
 
 _until_it_listens() {
     local i
-    for ((i = 0; i < 600; i++)); do
+    for ((i = 0; i < 3000; i++)); do
         eval "$1" 2>/dev/null && return
         runs "$SERVER" || break
-        nap 0.05
+        nap 0.01
     done
     echo "the server does not listen:"
     cat /tmp/server.out
@@ -130,9 +132,9 @@ _until_it_listens() {
 
 finish() {
     local i
-    for ((i = 0; i < 1200; i++)); do
+    for ((i = 0; i < 6000; i++)); do
         runs "$SERVER" || break
-        nap 0.05
+        nap 0.01
     done
     kill "$SERVER" 2>/dev/null && echo "the server does not end"
     wait "$SERVER"
@@ -141,17 +143,17 @@ finish() {
     return "$SERVER_STATUS"
 }
 
-# record FILE, then recorded: what passes, as a capture file
+# record FILE, then recorded: capture the packets of the link in between.
 record() {
     : >/tmp/tcpdump.err
     tcpdump -i va -Z root -U -B 16384 -w "$1" 'udp port 4791' 2>/tmp/tcpdump.err &
     RECORDER=$!
-    until [[ $(</tmp/tcpdump.err) == *listening* ]]; do runs "$RECORDER" || return; nap 0.02; done
+    until [[ $(</tmp/tcpdump.err) == *listening* ]]; do runs "$RECORDER" || return; nap 0.01; done
 }
 
 recorded() {
     kill -INT "$RECORDER"
     wait "$RECORDER"
-    # "0 packets dropped by kernel", or the capture has holes.
+    # Unless it says "0 packets dropped by kernel", packets are missing.
     [[ $(</tmp/tcpdump.err) == *$'\n0 packets dropped'* ]] || cat /tmp/tcpdump.err
 }

@@ -1,6 +1,6 @@
-"""README's table of what was tried against real peers, made from what the tests saw.
+"""README's table of what was tried against real peers, made from the outcomes of the tests.
 
-A test takes part by ``@pytest.mark.cell("what is done", "which end we are")``; its parameters are counted.
+A test takes part by ``@pytest.mark.cell("what is done", "which end we are")``; the table counts its parameters.
 """
 
 from __future__ import annotations
@@ -9,33 +9,59 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["Outcome", "inserted", "table"]
+__all__ = ["Kernel", "Outcome", "inserted", "table"]
 
-#: The columns: which end of it our device is.
-ENDS = {"passive": "librdmacm calls, we answer", "active": "we call, librdmacm answers", "both": "both at once"}
-BEGIN, END = "<!-- interop: made by python3 dev.py interop -->", "<!-- interop: end -->"
+#: The columns of each kernel, by the end that our device is.
+ENDS = {"passive": "librdmacm calls, we answer", "active": "we call, librdmacm answers"}
+#: What a test says that was both ends.
+BOTH = "both"
+BEGIN, END = "<!-- interop: made by python3 dev.py interop --readme -->", "<!-- interop: end -->"
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """The kernel of a machine and how it ran."""
+
+    #: As uname(1) prints it: "6.1.0-56-amd64".
+    release: str
+    #: What follows "Linux 6.1.0-56-amd64" in a sentence: "of Debian in QEMU, emulated".
+    description: str
+    #: The version of librdmacm beside it.
+    librdmacm: str
+
+    @property
+    def short(self) -> str:
+        """The first two numbers of the release."""
+        return ".".join(self.release.split(".")[:2])
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How one test of a cell ended: ``row`` and ``end`` name the cell."""
+    """How one test of a cell ended: ``row``, ``end`` and ``kernel`` name the cell."""
 
     row: str
     end: str
+    kernel: Kernel
     passed: bool
 
 
-def table(outcomes: Iterable[Outcome], circumstances: str) -> str:
-    """The table in Markdown, with a line that says when and where: ``circumstances``."""
-    cells: dict[str, dict[str, list[bool]]] = {}
+def table(outcomes: Iterable[Outcome], day: str) -> str:
+    """The table in Markdown, and below it a line with the kernels and the day."""
+    kernels: list[Kernel] = []
+    cells: dict[str, dict[tuple[str, Kernel], list[bool]]] = {}
     for outcome in outcomes:
-        cells.setdefault(outcome.row, {}).setdefault(outcome.end, []).append(outcome.passed)
-    ends = ["passive", "active"]
-    lines = ["| | " + " | ".join(ENDS[end] for end in ends) + " |", "|---" * (len(ends) + 1) + "|"]
-    for row, by_end in cells.items():
-        shown = [_shown([*by_end.get(end, []), *by_end.get("both", [])]) for end in ends]
-        lines.append(f"| {row} | " + " | ".join(shown) + " |")
-    return "\n".join([*lines, "", circumstances])
+        if outcome.kernel not in kernels:
+            kernels.append(outcome.kernel)
+        row = cells.setdefault(outcome.row, {})
+        for end in ENDS if outcome.end == BOTH else (outcome.end,):
+            row.setdefault((end, outcome.kernel), []).append(outcome.passed)
+    columns = [(end, kernel) for kernel in kernels for end in ENDS]
+    lines = ["| | " + " | ".join(f"{kernel.short}: {ENDS[end]}" for end, kernel in columns) + " |"]
+    lines.append("|---" * (len(columns) + 1) + "|")
+    for name, row in cells.items():
+        lines.append(f"| {name} | " + " | ".join(_shown(row.get(column, [])) for column in columns) + " |")
+    seen = "; ".join(f"Linux {kernel.release} {kernel.description}, librdmacm {kernel.librdmacm}" for kernel in kernels)
+    return "\n".join([*lines, "", f"Seen on {day}: {seen}. The numbers count tests, IPv4 and IPv6 each."])
 
 
 def _shown(passed: list[bool]) -> str:
@@ -46,7 +72,7 @@ def _shown(passed: list[bool]) -> str:
 
 
 def inserted(document: str, made: str, marks: tuple[str, str] = (BEGIN, END)) -> str:
-    """The document with ``made`` in place of what stood between the marks."""
+    """The document with ``made`` between the marks, in place of what was there."""
     begin, end = marks
     between = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
     if not between.search(document):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from interop.conftest import Guest
+from interop.scenario import Guest
 
 OURS = "python3 -m rdmacm"
 ROW = "a peer killed while data moves: noticed, and the next one is served"

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from interop.batches import HEADERS, Batch, Batches
-from interop.conftest import Guest
 from interop.judge import RNR, SEQUENCE
 from interop.machine.run import Result
 from interop.operations import OPERATIONS
+from interop.scenario import Guest
 
 OURS = "python3 -m rdmacm rping"
 #: Operations that come to the same whatever is lost (after an error it may be the NAK, which is not sent twice), with

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from interop.batches import LISTENERS, Batches
-from interop.conftest import Guest
 from interop.judge import REFUSAL, RNR
 from interop.operations import OPERATIONS
+from interop.scenario import Guest
 
 PARTS = [
     pytest.param(

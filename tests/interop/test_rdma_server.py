@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from interop.conftest import Guest
+from interop.scenario import Guest
 
 EXAMPLES = "python3 -W error /project/examples"
 WITH_ANSWER = "rdma_server, rdma_client: one message there and back"

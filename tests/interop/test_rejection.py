@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from interop.conftest import Guest
+from interop.scenario import Guest
 
 RDMACM = "python3 -m rdmacm"
 NOBODY = "refused, as nobody listens (reason 8)"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from interop.conftest import Guest
 from interop.machine.run import Result
+from interop.scenario import Guest
 
 OURS = "python3 -m rdmacm rping"
 pytestmark = pytest.mark.parametrize("family", [4, 6], ids=["IPv4", "IPv6"])

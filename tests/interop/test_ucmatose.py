@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from interop.conftest import Guest
+from interop.scenario import Guest
 
 OURS = "python3 -m rdmacm ucmatose"
 ROW = "ucmatose: 1 and 100 connections, to another channel, port space IB, 20 messages of 64 KiB"

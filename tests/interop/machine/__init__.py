@@ -1,5 +1,5 @@
-"""A machine with the kernel's RDMA stack, for tests: QEMU, Debian's kernel, a root made of Debian's packages.
+"""Machines with the kernel's RDMA stack, for tests: Linux in user mode, and QEMU with Debian's own kernel.
 
-Nothing of it needs root or a kernel module here, and nothing it does reaches this machine but files of the folder it
-shares.
+Both have the same root directory, made of Debian's packages, and run bash scripts with the words of ``net.sh``. Neither
+needs root or a kernel module on the host, or changes any of the host's files beside those of the shared folder.
 """

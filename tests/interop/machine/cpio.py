@@ -1,4 +1,7 @@
-"""The archive that Linux unpacks first: cpio, format "newc" (Linux, early-userspace/buffer-format.rst)."""
+"""The archive of an initramfs: cpio, format "newc".
+
+Source: Linux, Documentation/driver-api/early-userspace/buffer-format.rst.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,9 @@ _END = "TRAILER!!!"
 
 
 def write(stream: BinaryIO, folder: Path, below: Path = Path()) -> None:
-    """An archive of what ``folder`` holds, ``below`` a path that exists when it is unpacked; all of it is root's.
+    """Write an archive of ``folder``, all of it owned by root, to be unpacked into the existing directory ``below``.
 
-    Several, one after the other, are unpacked as one.
+    The kernel unpacks several archives that follow each other.
     """
     inode = 0
     for path, folders, files in os.walk(folder):

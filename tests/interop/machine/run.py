@@ -1,145 +1,147 @@
-"""Starting the machine and giving it orders."""
+"""A running machine, and the scripts it is given. ``qemu`` and ``user_mode`` have the two kinds."""
 
 from __future__ import annotations
 
-import os
 import shutil
 import socket
 import subprocess
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
 
-from interop.machine import cpio
-from interop.machine.packages import Image, Unavailable
-
-__all__ = ["Machine", "MachineError", "Result"]
+__all__ = ["Machine", "MachineError", "Result", "copy_project"]
 
 PROJECT = Path(__file__).parents[3]
-QEMU = "qemu-system-x86_64"
-#: What of the project the machine sees at /project.
+#: What the machine sees of the project at /project.
 SHOWN = ("src", "tests/interop", "bench", "examples")
-#: Seconds: to start up, and what an order may take to begin and to end.  Emulated machines take their time.
+#: Seconds: for starting the machine, and for a script's own limit to take effect. An emulated machine is slow.
 STARTING, SLACK = 180.0, 30.0
-#: The status of a script that took too long.
+#: The status of a script that exceeded its limit.
 LATE = 124
-#: How often it may be started.
+#: How often one machine may be started.
 STARTS = 4
-#: Where orders come from inside.
-ORDERS = ("-device", "virtserialport,chardev=orders,name=orders")
 
 
 class MachineError(Exception):
-    """The machine did not do its part; it ends with what its console said last."""
+    """The machine failed. The message ends with the last lines of its console."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How a script ended: its status (LATE: it took too long) and its output, errors included."""
+    """How a script ended."""
 
+    #: The script's exit status; LATE if it exceeded its limit.
     status: int
+    #: Its standard output and standard error.
     output: str
 
 
-def accelerator() -> str:
-    """``kvm`` or ``tcg``, which is emulation; RDMACM_GUEST_ACCEL decides, if set."""
-    if chosen := os.environ.get("RDMACM_GUEST_ACCEL"):
-        return chosen
-    # Where the processor offers neither, a /dev/kvm that can be opened still crawls or fails.
-    flags = Path("/proc/cpuinfo").read_text().split()
-    return "kvm" if os.access("/dev/kvm", os.W_OK) and {"vmx", "svm"} & set(flags) else "tcg"
-
-
-def _add_project(image: Image, folder: Path, initramfs: Path) -> None:
-    """The image's files and the project's, in one archive after the other; ``folder`` is for what comes between."""
-    project = folder / "project"
+def copy_project(folder: Path) -> None:
+    """Copy what a machine sees of the project into ``folder``, so that an edit does not change a running machine."""
     for name in SHOWN:
-        shutil.copytree(PROJECT / name, project / name, ignore=shutil.ignore_patterns("__pycache__", "artifacts"))
-    # Emulated, Python takes seconds to compile what is here; "unchecked": it need not look at times either.
-    image.python(
-        "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", "-s", folder.as_posix(), str(project)
-    )
-    shutil.copyfile(image.initramfs, initramfs)
-    with initramfs.open("ab") as stream:
-        cpio.write(stream, project, Path("project"))
+        shutil.copytree(PROJECT / name, folder / name, ignore=shutil.ignore_patterns("artifacts"))
 
 
-class Machine:
+class Machine(ABC):
     """A running machine; a context manager that ends it.
 
-    ``share`` is the folder that it sees as /mnt/share and may write to; ``terminal``: our own terminal becomes its
-    console for :meth:`shell`. One that does not answer is ended, and the next order starts it anew, a few times.
+    A machine that does not answer is ended, and the next script starts it again, a few times.
     """
 
-    def __init__(self, image: Image, share: Path, *, terminal: bool = False) -> None:
-        qemu = shutil.which(QEMU)
-        if qemu is None:
-            raise Unavailable(f"no {QEMU} here (Debian: apt-get install qemu-system-x86)")
-        self.accelerator = accelerator()
+    #: Where its kernel is from and how it runs, after "Linux 6.12": "in user mode".
+    description: str
+    #: Whether a script may fail because the machine is slow or stuck, and deserves a second machine.
+    flaky = False
+
+    def __init__(self, share: Path, *, terminal: bool = False) -> None:
+        """Start it.
+
+        Args:
+            share: the folder of the host that the machine sees as /mnt/share; scripts and their output go there.
+            terminal: connect the machine's terminal to ours, for :meth:`shell`.
+        """
+        self.prepare()
+        #: The folder shared with the machine.
         self.share = share
-        self._names = count(1)
-        self._starts = 0
-        #: What was known each time that a script was run once more.
+        #: The release of the running kernel, as uname(1) prints it.
+        self.kernel = ""
+        #: What was known of each script that needed a second machine.
         self.stuck: list[str] = []
         self._folder = tempfile.TemporaryDirectory(prefix="rdmacm-guest-")
-        folder = Path(self._folder.name)
-        self._console = folder / "console"
-        self._files = folder / "initramfs"
-        _add_project(image, folder, self._files)
-        self._command = [qemu, *self._machine(), *self._kernel(image), *self._devices(terminal)]
+        #: Temporary files of this machine.
+        self.folder = Path(self._folder.name)
+        self._console = self.folder / "console"
         self._terminal = terminal
-        self._qemu: subprocess.Popen[str] | None = None
-        self._start()
+        self._numbers = count(1)
+        self._starts = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        #: Bytes of answers not yet read as lines.
+        self._received = b""
+        try:
+            self.make_files()
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    @abstractmethod
+    def prepare(cls, *, update: bool = False) -> None:
+        """Fill the cache with what such machines start from; ``update``: from today's packages.
+
+        Raises:
+            Unavailable: something that is needed is missing.
+        """
+
+    @abstractmethod
+    def make_files(self) -> None:
+        """Make the files that the machine starts from, in :attr:`folder`."""
+
+    @abstractmethod
+    def command(self, orders: int, console: Path, *, terminal: bool) -> list[str]:
+        """The command that starts the machine.
+
+        Args:
+            orders: a socket's descriptor, to be connected to the agent.
+            console: the file that the kernel's messages are appended to.
+            terminal: whether standard input and output are the machine's terminal.
+        """
 
     def _start(self) -> None:
         self._starts += 1
         if self._starts > STARTS:
-            raise MachineError(f"the machine has been started {STARTS} times; not once more")
+            raise MachineError(f"the machine was started {STARTS} times already")
         self._received = b""
         self._orders, theirs = socket.socketpair()
-        with theirs:
-            self._qemu = subprocess.Popen(
-                [*self._command, "-chardev", f"socket,id=orders,fd={theirs.fileno()}", *ORDERS],
+        with theirs, self._console.open("ab") as console:
+            self._process = subprocess.Popen(
+                self.command(theirs.fileno(), self._console, terminal=self._terminal),
                 stdin=None if self._terminal else subprocess.DEVNULL,
                 stdout=None if self._terminal else subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
+                stderr=console,
                 pass_fds=[theirs.fileno()],
             )
         self.kernel = self._answer("ready", STARTING)
 
-    def _machine(self) -> list[str]:
-        kvm = ["-accel", "kvm", "-cpu", "host"]
-        tcg = ["-accel", "tcg,thread=multi,tb-size=512", "-cpu", "max"]
-        bare = ["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-nic", "none"]
-        size = ["-smp", "2", "-m", "2048"]
-        return [*(kvm if self.accelerator == "kvm" else tcg), *bare, *size, "-serial", f"file:{self._console}"]
-
-    def _kernel(self, image: Image) -> list[str]:
-        words = "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off audit=0 no_timer_check net.ifnames=0"
-        # What hangs in the kernel tells the console where, before an order is given up.
-        words += " sysctl.kernel.hung_task_timeout_secs=20 rdinit=/interop/machine/agent"
-        return ["-kernel", str(image.vmlinux), "-initrd", str(self._files), "-append", words]
-
-    def _devices(self, terminal: bool) -> list[str]:
-        devices = ["-device", "virtio-rng-pci", "-device", "virtio-serial-pci"]
-        if terminal:
-            devices += ["-chardev", "stdio,id=terminal,signal=off", "-device", "virtconsole,chardev=terminal"]
-        share = f"local,path={self.share},mount_tag=share,security_model=none,multidevs=remap"
-        return [*devices, "-virtfs", share]
-
     def run(self, script: str, timeout: float = 60.0, echo: TextIO | None = None) -> Result:
-        """Run bash's ``script`` with the words of ``net.sh``; its output also goes to ``echo`` while it runs.
+        """Run a bash script that may use the words of ``net.sh``.
 
-        ``timeout`` is in seconds; then, and when it ends, all it started is killed.
+        Args:
+            script: the text.
+            timeout: its limit in seconds; when it is exceeded or the script ends, all it started is killed.
+            echo: receives the output while the script runs.
+
+        Raises:
+            MachineError: the machine ended or does not answer.
         """
-        if self._qemu is None:
+        if self._process is None:
             self._start()
-        name = f"order-{next(self._names)}"
+        name = f"order-{next(self._numbers)}"
         (self.share / f"{name}.sh").write_text(script)
         output = self.share / f"{name}.out"
         output.touch()
@@ -150,9 +152,12 @@ class Machine:
         return Result(status, output.read_text(errors="replace"))
 
     def insist(self, script: str, timeout: float = 60.0) -> Result:
-        """:meth:`run`, and once more in a new machine where an emulated one got stuck.
+        """:meth:`run`, and once more in a new machine if a flaky one got stuck.
 
-        ``script`` needs nothing that earlier ones have made.
+        ``script`` must not depend on what earlier scripts made.
+
+        Raises:
+            MachineError: as :meth:`run`; also when the script exceeds its limit.
         """
         try:
             result = self.run(script, timeout)
@@ -162,29 +167,29 @@ class Machine:
             if result.status != LATE:
                 return result
             said = result.output[-5000:]
-        if self.accelerator != "tcg":
+        if not self.flaky:
             raise MachineError(said)
         self.stuck.append(f"{script}\n{said}")
-        if self._qemu is not None:
+        if self._process is not None:
             self._end()
         return self.run(script, timeout)
 
     def shell(self) -> int:
-        """bash on our terminal, until it ends; its status."""
+        """Run bash on our terminal until it ends; returns its status."""
         self._orders.sendall(b"shell 0\n")
         return int(self._answer("shell", None))
 
     def _follow(self, output: Path, echo: TextIO, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         with output.open(errors="replace") as lines:
-            # An answer waits on the socket once the order has ended.
-            while not self._answered(0.1) and time.monotonic() < deadline:
+            # The answer stays in the socket until _answer() reads it.
+            while not self._is_answered(0.1) and time.monotonic() < deadline:
                 echo.write(lines.read())
                 echo.flush()
             echo.write(lines.read())
             echo.flush()
 
-    def _answered(self, seconds: float) -> bool:
+    def _is_answered(self, seconds: float) -> bool:
         self._orders.settimeout(seconds)
         try:
             return self._orders.recv(1, socket.MSG_PEEK) is not None
@@ -192,7 +197,7 @@ class Machine:
             return False
 
     def _answer(self, name: str, seconds: float | None) -> str:
-        """What follows ``name`` in the line that begins with it; answers to what was given up are passed over."""
+        """The rest of the line that begins with ``name``. Answers to scripts that were given up are skipped."""
         self._orders.settimeout(seconds)
         while True:
             line, newline, rest = self._received.partition(b"\n")
@@ -205,28 +210,29 @@ class Machine:
             try:
                 received = self._orders.recv(4096)
             except TimeoutError:
-                raise MachineError(f"no word of {name} in {seconds:g} s; {self._end()}") from None
+                raise MachineError(f"no answer to {name} in {seconds:g} s; {self._end()}") from None
+            except ConnectionError:
+                received = b""
             if not received:
                 raise MachineError(f"the machine has ended; {self._end()}")
             self._received += received
 
     def _end(self) -> str:
-        """End it, and say what is known of why."""
-        assert self._qemu is not None
+        """End the machine; returns what is known of its end."""
+        assert self._process is not None
         self._orders.close()
         try:
-            # Who has closed the line is about to end by itself.
-            self._qemu.wait(1)
+            # After it has closed its end of the line, it ends by itself.
+            self._process.wait(1)
         except subprocess.TimeoutExpired:
-            self._qemu.kill()
-        _, errors = self._qemu.communicate()
-        status, self._qemu = self._qemu.returncode, None
-        said = self._console.read_text(errors="replace")[-1500:] if self._console.exists() else ""
-        return f"{QEMU} ended with {status}: {errors[-1500:]}; its console ends: {said}"
+            self._process.kill()
+        status, self._process = self._process.wait(), None
+        return f"it ended with {status}; its console ends: {self._console.read_text(errors='replace')[-2000:]}"
 
     def close(self) -> None:
-        if self._qemu is not None:
-            self._qemu.kill()
+        """End the machine and remove its files."""
+        if self._process is not None:
+            self._process.kill()
             self._end()
         self._folder.cleanup()
 

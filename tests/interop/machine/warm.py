@@ -1,23 +1,27 @@
-"""A Python that has imported what the tests' programs import, and forks for each of them.
+"""A Python process that has imported what the tests' programs import, and forks for each program.
 
-Where the processor is emulated, to start Python and to import rdmacm takes seconds. An order is a line on the FIFO
-/run/warm/orders: a path; PATH.args has the process whose output the program's goes to, "soft" or "" for the network
-namespace, the working directory and Python's arguments. PATH.pid tells that it runs, PATH.status how it ended, as bash
-would say it. The words of ``net.sh`` do this.
+Starting Python and importing rdmacm takes long in these machines. An order is a line on the FIFO /run/warm/orders: a
+path. PATH.args holds, each ended by NUL, the process whose output the program inherits, the network namespace ("soft"
+or ""), the working directory and Python's arguments. PATH.pid appears when the program has started, PATH.status when it
+has ended, with its status as bash would have it. ``net.sh`` has the words.
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import faulthandler
 import gc
 import importlib
 import os
 import runpy
+import select
 import signal
 import sys
+import threading
 import warnings
 from pathlib import Path
+from typing import NoReturn
 
 ORDERS = Path("/run/warm/orders")
 IMPORTS = (
@@ -44,40 +48,56 @@ _CLONE_NEWNS, _CLONE_NEWNET, _MS_REC, _MS_SLAVE = 0x20000, 0x40000000, 1 << 14, 
 
 
 def next_program() -> list[str]:
-    """Wait for orders; returns the arguments of one, in a process of its own that is to carry it out."""
+    """Wait for orders. Returns the arguments of one, in a child process that is to run it."""
     for name in IMPORTS:
         importlib.import_module(name)
     gc.freeze()
-    # Nobody asks how the keepers ended, see below.
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    # Open for writing as well, it never comes to its end.
+    # Every signal makes "woken" readable.
+    woken, wake = os.pipe2(os.O_NONBLOCK)
+    signal.set_wakeup_fd(wake)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    running: dict[int, Path] = {}
+    # Opened for writing as well, the FIFO never reaches its end.
     with ORDERS.open("r+b", buffering=0) as orders:
         while True:
+            readable, _, _ = select.select([orders.fileno(), woken], [], [])
+            if woken in readable:
+                os.read(woken, 4096)
+                report(running)
+            if orders.fileno() not in readable:
+                continue
             for line in orders.read(4096).splitlines():
-                if os.fork() == 0:
-                    program = keep(Path(os.fsdecode(line)))
-                    if program is not None:
-                        return program
-                    os._exit(0)
+                order = Path(os.fsdecode(line))
+                pid = os.fork()
+                if pid == 0:
+                    for number in (woken, wake):
+                        os.close(number)
+                    return become(order)
+                running[pid] = order
+                tell(order.with_suffix(".pid"), pid)
 
 
-def keep(order: Path) -> list[str] | None:
-    """Fork the program and tell of its beginning and its end; returns its arguments where it is the program."""
-    output, namespace, folder, *arguments = os.fsdecode(order.with_suffix(".args").read_bytes()).split("\0")[:-1]
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    pid = os.fork()
-    if pid:
-        tell(order.with_suffix(".pid"), pid)
-        _, status = os.waitpid(pid, 0)
+def report(running: dict[int, Path]) -> None:
+    """Write the status of each program that has ended."""
+    while running:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if not pid:
+            return
         ended = os.waitstatus_to_exitcode(status)
-        tell(order.with_suffix(".status"), ended if ended >= 0 else 128 - ended)
-        return None
+        tell(running.pop(pid).with_suffix(".status"), ended if ended >= 0 else 128 - ended)
+
+
+def become(order: Path) -> list[str]:
+    """Give this process the output, namespace and directory of the order; returns Python's arguments."""
+    output, namespace, folder, *arguments = os.fsdecode(order.with_suffix(".args").read_bytes()).split("\0")[:-1]
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.setpgid(0, 0)
     for number in (1, 2):
         found = os.open(f"/proc/{output}/fd/{number}", os.O_WRONLY | os.O_APPEND)
         os.dup2(found, number)
         os.close(found)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     faulthandler.register(signal.SIGUSR1)
     if namespace:
         enter(namespace)
@@ -108,7 +128,7 @@ def enter(namespace: str) -> None:
 
 
 def run(arguments: list[str]) -> None:
-    """As ``python3 ARGUMENTS`` would."""
+    """What ``python3 ARGUMENTS`` does."""
     while arguments[0] == "-W":
         warnings.simplefilter(arguments[1])  # type: ignore[arg-type]
         arguments = arguments[2:]
@@ -123,5 +143,32 @@ def run(arguments: list[str]) -> None:
         runpy.run_path(arguments[0], run_name="__main__")
 
 
+def run_and_exit(arguments: list[str]) -> NoReturn:
+    """Run the program and end the process, without freeing what was imported.
+
+    That would touch every page of memory that was inherited, which takes longer than most of the programs.
+    """
+    status = 0
+    try:
+        run(arguments)
+    except SystemExit as end:
+        if end.code is not None:
+            status = end.code if isinstance(end.code, int) else 1
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        status = 1
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+    atexit._run_exitfuncs()
+    # What the program forgot to close complains now.
+    gc.collect()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
 if __name__ == "__main__":
-    run(next_program())
+    run_and_exit(next_program())

@@ -1,0 +1,68 @@
+"""Running a scenario in the machine: its packets are recorded and judged."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from pathlib import Path
+
+from interop.judge import judge
+from interop.machine.run import Machine, Result
+
+__all__ = ["Guest"]
+
+#: Seconds that making the network may take.
+NETWORK_SECONDS = 120
+#: How often a script runs whose outcome depends on chance at the kernel's end.
+ATTEMPTS = 3
+
+
+class Guest:
+    """The machine as one test uses it."""
+
+    def __init__(self, machine: Machine, recordings: Path) -> None:
+        """``recordings`` is the path of the test's recordings, without number and suffix."""
+        self.machine = machine
+        #: The words of net.sh that make the network each script needs, unless it is there.
+        self.network = "network"
+        self._recordings = recordings
+        self._count = 0
+
+    def run(self, script: str, timeout: float = 60.0, *, naks: Container[int] = (), record: bool = True) -> Result:
+        """Run a bash script that uses the words of net.sh.
+
+        Args:
+            script: the text.
+            timeout: its limit in seconds.
+            naks: the NAKs that the scenario explains, as syndromes of the AETH.
+            record: whether to record and judge the packets.
+
+        Raises:
+            AssertionError: a packet is malformed, has a wrong ICRC, or is another NAK.
+            MachineError: the machine failed, or the script exceeded its limit.
+        """
+        network = f"{self.network} || exit"
+        if not record:
+            return self.machine.insist(f"{network}\n{script}", timeout + NETWORK_SECONDS)
+        self._count += 1
+        name = f"{self._recordings.name}-{self._count}.pcap"
+        result = self.machine.insist(
+            f"{network}\nrecord /mnt/share/{name}\n(\n{script}\n)\nstatus=$?\nrecorded\nexit $status",
+            timeout + NETWORK_SECONDS,
+        )
+        recorded, recording = self.machine.share / name, self._recordings.with_name(name)
+        assert recorded.exists(), result.output  # without a network nothing was recorded
+        recorded.rename(recording)
+        try:
+            judge(recording, naks)
+        except AssertionError as error:
+            error.add_note(self.machine.run("dropped").output)
+            raise
+        return result
+
+    def run_again(self, script: str, chance: str, timeout: float, *, naks: Container[int] = ()) -> Result:
+        """:meth:`run`, and again while the output has the text ``chance``: what may happen at the kernel's end."""
+        for _ in range(ATTEMPTS):
+            result = self.run(script, timeout, naks=naks)
+            if chance not in result.output:
+                break
+        return result
