@@ -25,6 +25,7 @@ PROJECT = Path(__file__).parents[1]
 sys.path.insert(0, str(PROJECT / "tests"))
 
 from interop.machine.packages import Unavailable, image  # noqa: E402
+
 from interop.machine.run import Machine  # noqa: E402
 from interop.table import inserted  # noqa: E402
 

@@ -32,7 +32,7 @@ from pathlib import Path
 
 from rdmacm.address import Gid
 from rdmacm.errors import RdmaError
-from rdmacm.ib.access import SaQuery, SaAccess
+from rdmacm.ib.access import SaAccess, SaQuery
 from rdmacm.ib.ibsim import IbsimTransport
 from rdmacm.proto.sa import PathRecord
 from rdmacm.proto.sa.mad import SaMethod

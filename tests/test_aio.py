@@ -54,7 +54,7 @@ def check_nothing_is_left() -> None:
     provider = get_provider("soft")
     assert not provider.runtime.in_use  # type: ignore[attr-defined]
     assert not provider.host.transport._qps  # type: ignore[attr-defined]
-    assert not provider._bound  # type: ignore[attr-defined]
+    assert not provider.host.bound_ids  # type: ignore[attr-defined]
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:

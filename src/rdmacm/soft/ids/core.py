@@ -1,7 +1,8 @@
 """What the parts of one id share: its addresses, state, options and device, and the events it posts.
 
-An id is a :class:`rdmacm.soft.ids.identifier.SoftId`. It has a *link* (:mod:`rdmacm.soft.ids.link`), which finds the way
-to the peer, and a *connector* (:mod:`rdmacm.soft.ids.connector`), which connects. Both work on the id's :class:`IdCore`.
+An id is a :class:`rdmacm.soft.ids.identifier.SoftId`. It has a *link* (:mod:`rdmacm.soft.ids.link`), which finds the
+way to the peer, and a *connector* (:mod:`rdmacm.soft.ids.connector`), which connects. Both work on the id's
+:class:`IdCore`.
 """
 
 from __future__ import annotations
