@@ -17,8 +17,9 @@ import time
 from collections.abc import Callable
 
 from rdmacm.enums import AccessFlag, WCStatus, WROpcode
-from rdmacm.proto.roce.icrc import Icrc, crc32
-from rdmacm.proto.roce.rc import RcEngine, RtrAttributes, RtsAttributes
+from rdmacm.proto.engine import RtrAttributes, RtsAttributes
+from rdmacm.proto.roce.icrc import crc32
+from rdmacm.proto.roce.rc import RcEngine
 from rdmacm.work import RecvWork, SendWork
 
 SIZE = 1 << 20
@@ -39,11 +40,12 @@ class Region:
 class Bench:
     def __init__(self, mtu: int, train: int, *, ipv6: bool) -> None:
         a, b = (bytes(15) + b"\1", bytes(15) + b"\2") if ipv6 else (b"\x7f\0\0\1", b"\x7f\0\0\2")
-        self.flows = (Icrc(a, b, 50000), Icrc(b, a, 50001))
         self.train = train
         self.memory = (Region(), Region())
         self.ends = (RcEngine(1, self.memory[0]), RcEngine(2, self.memory[1]))
         for index, end in enumerate(self.ends):
+            end.set_route((a, b)[index], (b, a)[index], 50000 + index)
+            end.set_peer_port(50001 - index)
             end.ready_to_receive(RtrAttributes(2 - index, 0, path_mtu=mtu))
             end.ready_to_send(RtsAttributes(0))
         self.spent = [0.0, 0.0]
@@ -58,14 +60,14 @@ class Bench:
         """What one end wants to send goes to the other."""
         clock = time.perf_counter
         before = clock()
-        datagrams = self.ends[index].datagrams(self.flows[index], before, 1000, self.train)
+        datagrams = self.ends[index].datagrams(before, 1000, self.train)
         self.spent[index] += clock() - before
         other = self.ends[1 - index]
         for buffers, segment in datagrams:
             data = memoryview(b"".join(buffers))
             self.packets[index] += -(-len(data) // segment) if segment else 1
             before = clock()
-            other.received(data, segment, self.flows[index], before)
+            other.received(data, segment, before)
             self.spent[1 - index] += clock() - before
         return bool(datagrams)
 
@@ -92,8 +94,17 @@ def sends(bench: Bench, count: int) -> None:
     source, target = [bench.memory[0].view[:64]], [bench.memory[1].view[:64]]
     receives = [RecvWork(n, target) for n in range(count)]
     works = [SendWork(n, WROpcode.SEND, source) for n in range(count)]
-    bench.call(1, lambda: [b.post_recv(work) for work in receives] and None)
-    bench.call(0, lambda: [a.post_send(work) for work in works] and None)
+
+    def post_receives() -> None:
+        for work in receives:
+            b.post_recv(work)
+
+    def post_sends() -> None:
+        for work in works:
+            a.post_send(work)
+
+    bench.call(1, post_receives)
+    bench.call(0, post_sends)
     bench.rest()
     bench.call(0, lambda: bench.check(0, count))
     bench.call(1, lambda: bench.check(1, count))

@@ -11,7 +11,7 @@ __all__ = ["LazyTimerHeap"]
 
 K = TypeVar("K", bound=Hashable)
 
-#: Stale entries that are kept, besides four for each object.
+#: Entries that are kept at least before stale ones are dropped, besides four for each object.
 _STALE_ENTRIES = 64
 
 
@@ -23,8 +23,8 @@ class LazyTimerHeap(Generic[K]):
 
     A retransmission timer is set again with every packet and rarely fires, so a deadline that moves back or is
     cancelled costs nothing here: its heap entry stays, and when it comes due the object is asked again. A deadline
-    that moves forward takes another entry and leaves a stale one, and stale entries are dropped before they outnumber
-    the objects by far: a peer who makes a deadline move to and fro takes up no memory.
+    that moves forward takes another entry, and the later one is counted on for afterwards: a peer who makes a deadline
+    move to and fro takes up no memory.
 
     >>> deadlines = {"a": 3.0, "b": 2.0}
     >>> heap = LazyTimerHeap(deadlines.get)
@@ -44,8 +44,8 @@ class LazyTimerHeap(Generic[K]):
         #: (when, serial number, key): the serial number keeps keys from being compared.
         self._heap: list[tuple[float, int, K]] = []
         self._count = 0
-        #: When the earliest entry of each key is due. Other entries of the key are stale.
-        self._scheduled: dict[K, float] = {}
+        #: When the entries of each key are due, the next one last. Entries that are not listed are stale.
+        self._scheduled: dict[K, tuple[float, ...]] = {}
         #: No deadline is before this; infinity if there is none. A plain attribute, for loops that read it often.
         self.earliest = inf
 
@@ -55,23 +55,29 @@ class LazyTimerHeap(Generic[K]):
 
     def schedule(self, key: K, deadline: float) -> None:
         """Note a deadline that was set or moved. Cheap if an entry at or before it exists."""
-        if self._scheduled.get(key, inf) <= deadline:
+        times = self._scheduled.get(key, ())
+        if times and times[-1] <= deadline:
             return
-        if len(self._heap) > _STALE_ENTRIES + 4 * len(self._scheduled):
-            self._drop_stale()
-        self._push(key, deadline)
+        self._scheduled[key] = (*times, deadline)
+        self._count += 1
+        heapq.heappush(self._heap, (deadline, self._count, key))
+        self.earliest = min(self.earliest, deadline)
 
     def next_deadline(self) -> float | None:
         """Return the earliest deadline, None if there is none."""
         heap = self._heap
         while heap:
             when, _, key = heap[0]
-            deadline = self._deadline_of(key) if self._scheduled.get(key) == when else None
+            times = self._scheduled.get(key)
+            if times is None or times[-1] != when:  # of an object that was discarded
+                self._pop()
+                continue
+            deadline = self._deadline_of(key)
             if deadline is not None and deadline <= when:
                 return when
             self._pop()
             if deadline is not None:
-                self._push(key, deadline)
+                self.schedule(key, deadline)
         return None
 
     def pop_due(self, now: float) -> K | None:
@@ -86,6 +92,10 @@ class LazyTimerHeap(Generic[K]):
     def discard(self, key: K) -> None:
         """Forget an object that is going away."""
         self._scheduled.pop(key, None)
+        if len(self._heap) > _STALE_ENTRIES + 4 * len(self._scheduled):
+            self._heap = [entry for entry in self._heap if entry[0] in self._scheduled.get(entry[2], ())]
+            heapq.heapify(self._heap)
+            self.earliest = self._heap[0][0] if self._heap else inf
 
     def clear(self) -> None:
         """Forget all objects."""
@@ -93,20 +103,13 @@ class LazyTimerHeap(Generic[K]):
         self._scheduled.clear()
         self.earliest = inf
 
-    def _push(self, key: K, when: float) -> None:
-        self._scheduled[key] = when
-        self._count += 1
-        heapq.heappush(self._heap, (when, self._count, key))
-        self.earliest = min(self.earliest, when)
-
     def _pop(self) -> K:
         when, _, key = heapq.heappop(self._heap)
-        if self._scheduled.get(key) == when:
-            del self._scheduled[key]
+        times = self._scheduled.get(key)
+        if times is not None and times[-1] == when:
+            if len(times) > 1:
+                self._scheduled[key] = times[:-1]
+            else:
+                del self._scheduled[key]
         self.earliest = self._heap[0][0] if self._heap else inf
         return key
-
-    def _drop_stale(self) -> None:
-        self._heap = [entry for entry in self._heap if self._scheduled.get(entry[2]) == entry[0]]
-        heapq.heapify(self._heap)
-        self.earliest = self._heap[0][0] if self._heap else inf

@@ -104,7 +104,7 @@ def test_a_fence_waits_for_reads() -> None:
     answer = bytearray(5000)
     pair.ends[0].post_send(SendWork(1, WROpcode.RDMA_READ, [view(answer)], remote_addr=BASE, rkey=RKEY))
     pair.ends[0].post_send(send(2, b"after", WROpcode.RDMA_WRITE, remote_addr=BASE, rkey=RKEY, fence=True))
-    (first,) = pair.ends[0].datagrams(pair.flows[0], 0.0, 1000, 0)  # the write is held back
+    (first,) = pair.ends[0].datagrams(0.0, 1000, 0)  # the write is held back
     pair.transmit(0, first)
     pair.run()
     assert statuses(pair.done[0]) == [(1, "SUCCESS"), (2, "SUCCESS")]
@@ -206,8 +206,7 @@ def transfer(seed: int, loss: float, twice: float, late: float, train: int = 0) 
     """Random work both ways at once; everything must arrive, once and in order."""
     pair = Pair(seed, loss, twice, late, train=train)
     for end in pair.ends:
-        assert end._requester is not None
-        end._requester._retry_cnt = end._requester._retries = 1000  # this is about delivery, not about giving up
+        end.retry_cnt = end.retries_left = 1000  # this is about delivery, not about giving up
     rng = random.Random(seed)
     inboxes: tuple[list[bytearray], list[bytearray]] = ([], [])
     sends: tuple[list[bytes], list[bytes]] = ([], [])

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from rdmacm.enums import AccessFlag, WCStatus
+from rdmacm.proto.engine import RtrAttributes
 from rdmacm.proto.roce.opcodes import HEADER_LENGTH, IS_REQUEST, IS_RESPONSE
-from rdmacm.proto.roce.rc import RcEngine, RtrAttributes
+from rdmacm.proto.roce.rc import RcEngine
 from rdmacm.work import RecvWork
 from support.pcap import Datagram, roce
-from support.rc import flows, packets
+from support.rc import connect, flows, packets
 
 CAPTURES = Path(__file__).parent.parent / "data" / "captures"
 ALL = AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_READ | AccessFlag.REMOTE_ATOMIC
@@ -107,16 +108,17 @@ def test_we_answer_as_the_kernel_did(name: str) -> None:
         peer = fields(connection.answers[0])[1]
         memory = Everything()
         engine = RcEngine(qpn, memory)
+        connect(engine, 1)
         engine.ready_to_receive(RtrAttributes(peer, first))
-        there, back = flows()
+        there, _ = flows()
         ours: list[bytes] = []
         for request in connection.requests:
             engine.post_recv(RecvWork(0, [memoryview(bytearray(1 << 16))]))
             opcode = request[0]
             answers = [a for a in connection.answers if reaches(request, fields(a)[2])]
             prepare(memory, request, opcode, answers)
-            engine.received(memoryview(request + there.seal([request])), 0, there, 0.0)
-            for datagram in engine.datagrams(back, 0.0, 1000, 0):
+            engine.received(memoryview(request + there.seal([request])), 0, 0.0)
+            for datagram in engine.datagrams(0.0, 1000, 0):
                 ours += [packet[:-4] for packet in packets(datagram)]
         assert all(c.status is WCStatus.SUCCESS for c in engine.completions())
         assert not engine.dropped

@@ -116,7 +116,7 @@ def test_a_train_that_has_no_last_packet() -> None:
     for number in (1, 2):
         part = packet(WRITE_MIDDLE, b"b" * 256, psn=PSN + number, ask=False)
         train += part + THERE.seal([part], number - 1)
-    assert engine.received(memoryview(train), 272, THERE, 0.0) == 1
+    assert engine.received(memoryview(train), 272, 0.0) == 1
     assert syndromes(engine) == [(ACK, 0x61)]
 
 
@@ -130,7 +130,7 @@ def test_an_answer_that_has_no_last_packet() -> None:
     for number in (1, 2):
         part = struct.pack("!BBHII", 0x0E, 0, 0xFFFF, 0x11, psn + number & 0xFFFFFF) + bytes(256)
         train += part + pair.flows[1].seal([part], number - 1)
-    pair.ends[0].received(memoryview(train), 272, pair.flows[1], 0.0)
+    pair.ends[0].received(memoryview(train), 272, 0.0)
     assert statuses(pair.ends[0].completions()) == [(1, "BAD_RESP_ERR")]
 
 
@@ -270,7 +270,7 @@ def test_memory_that_is_deregistered_during_a_write() -> None:
     for number in (1, 2):
         part = packet(WRITE_MIDDLE, b"b" * 256, psn=PSN + number, ask=False)
         train += part + THERE.seal([part], number - 1)
-    assert engine.received(memoryview(train), 272, THERE, 0.0) == 0
+    assert engine.received(memoryview(train), 272, 0.0) == 0
     assert memory.bytes[:257] == b"a" * 256 + b"\0"
     assert syndromes(engine) == [(ACK, 0x62)]
 

@@ -144,7 +144,7 @@ def test_a_gap_is_reported_after_one_that_a_train_has_filled() -> None:
     for number in (1, 2):
         part = packet(WRITE_MIDDLE, bytes(256), psn=PSN + number, ask=False)
         train += part + THERE.seal([part], number - 1)
-    assert engine.received(memoryview(train), 272, THERE, 0.0) == 2
+    assert engine.received(memoryview(train), 272, 0.0) == 2
     give(engine, packet(WRITE_MIDDLE, bytes(256), psn=PSN + 4, ask=False))
     assert syndromes(engine) == [(ACK, 0x60)]
 
@@ -172,7 +172,7 @@ def test_a_packet_for_somebody_else_is_not_looked_into() -> None:
     engine = receiver()
     data = bytearray(packet(SEND_ONLY, b"x") + bytes(4))
     data[7] = 0x99
-    engine.received(memoryview(data), 0, THERE, 0.0)
+    engine.received(memoryview(data), 0, 0.0)
     assert engine.dropped == {"qpn": 1}
 
 
@@ -197,7 +197,7 @@ def test_garbage_is_counted(data: bytes, segment: int) -> None:
     pair.ends[0].post_send(SendWork(1, WROpcode.RDMA_READ, [view(bytes(2000))], remote_addr=BASE, rkey=RKEY))
     pair.wanted(0)
     count = -(-len(data) // segment) if segment else bool(data)
-    accepted = pair.ends[0].received(memoryview(data), segment, pair.flows[1], 0.0)
+    accepted = pair.ends[0].received(memoryview(data), segment, 0.0)
     assert accepted + pair.ends[0].dropped.total() == count
 
 
@@ -224,7 +224,7 @@ def test_trains_of_anything_do_no_harm(parts: list[tuple[int, int, int, bytes]],
         word = psn + ahead + number & 0xFFFFFF | (flags & 1) << 31
         data = struct.pack("!BBHII", opcode, flags & 0xF0, 0xFFFF, 0x11, word) + body
         train += data + pair.flows[1].seal([data], number)
-    end.received(memoryview(train), 276, pair.flows[1], 0.0)
+    end.received(memoryview(train), 276, 0.0)
     pair.wanted(0)
     found: list[WC] = end.completions()
     assert len([c for c in found if c.opcode is WCOpcode.RECV]) <= 1

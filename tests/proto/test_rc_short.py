@@ -8,13 +8,13 @@ from collections.abc import Callable
 import pytest
 
 from rdmacm.enums import AccessFlag, WROpcode
+from rdmacm.proto.engine import RtrAttributes, RtsAttributes
 from rdmacm.proto.roce.headers import AETH, BTH, RETH, Packet
 from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.roce.opcodes import Opcode
-from rdmacm.proto.roce.rc import RcEngine, RtrAttributes, RtsAttributes
-from rdmacm.proto.roce.rc.requester import Requester
-from rdmacm.proto.roce.rc.responder import Responder
+from rdmacm.proto.roce.rc import RcEngine, fast_path
 from rdmacm.work import RecvWork, SendWork
+from support.rc import connect
 
 MTU = 256
 A, B = b"\x7f\0\0\1", b"\x7f\0\0\2"
@@ -61,10 +61,10 @@ def recv(source: random.Random, number: int) -> RecvWork:
 def transcript(seed: int, *, general: bool) -> list[object]:
     """All that a conversation comes to: packets, completions, deadlines, memory, and what was not accepted."""
     source = random.Random(seed)
-    flows = (Icrc(A, B, 50000), Icrc(B, A, 50001))
     memory = (Region(), Region())
     ends = (RcEngine(1, memory[0]), RcEngine(2, memory[1]))
     for index, end in enumerate(ends):
+        connect(end, index)
         end.ready_to_receive(RtrAttributes(2 - index, 0xFFFFFA, path_mtu=MTU))
         end.ready_to_send(RtsAttributes(0xFFFFFA, timeout=0.5, retry_cnt=3))
     said: list[object] = []
@@ -82,7 +82,7 @@ def transcript(seed: int, *, general: bool) -> list[object]:
             said.append(end.deadline)
             if end.deadline is not None and end.deadline <= now:
                 end.timer(now)
-            for pieces, _ in end.datagrams(flows[index], now, 64, 0):
+            for pieces, _ in end.datagrams(now, 64, 0):
                 packet = b"".join(pieces)
                 said.append(packet)
                 fate = source.random()
@@ -93,7 +93,7 @@ def transcript(seed: int, *, general: bool) -> list[object]:
                 for _ in range(2 if fate > 0.98 else 1):
                     # With a segment size it is a train, if only of one packet, which is never the short way.
                     segment = len(packet) if general else 0
-                    said.append(ends[1 - index].received(memoryview(packet), segment, flows[index], now))
+                    said.append(ends[1 - index].received(memoryview(packet), segment, now))
             said.append(end.completions())
             said.append(dict(end.dropped))
         said.append([region.view.tobytes() for region in memory])
@@ -102,10 +102,9 @@ def transcript(seed: int, *, general: bool) -> list[object]:
 
 
 def to_the_general_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Responder, "send_only", lambda *_: False)
-    monkeypatch.setattr(Responder, "write_only", lambda *_: False)
-    monkeypatch.setattr(Requester, "lone", lambda *_: None)
-    monkeypatch.setattr(Requester, "all_arrived", lambda *_: False)
+    for name in ("try_send_only", "try_write_only", "try_acknowledge_all"):
+        monkeypatch.setattr(fast_path, name, lambda *_: False)
+    monkeypatch.setattr(fast_path, "try_single_packet", lambda *_: None)
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -118,17 +117,17 @@ def test_the_short_way_does_what_the_general_one_does(seed: int, monkeypatch: py
 def test_a_message_of_one_packet_goes_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """And so is what the other test compares."""
     taken = []
-    short = ((Requester, "lone"), (Requester, "all_arrived"), (Responder, "send_only"), (Responder, "write_only"))
-    for owner, name in short:
-        whole = getattr(owner, name)
+    short = ("try_single_packet", "try_receive", "try_acknowledge_all", "try_send_only", "try_write_only")
+    for name in short:
+        whole = getattr(fast_path, name)
 
         def noticed(*given: object, name: str = name, whole: Callable[..., object] = whole) -> object:
             taken.append(name)
             return whole(*given)
 
-        monkeypatch.setattr(owner, name, noticed)
+        monkeypatch.setattr(fast_path, name, noticed)
     transcript(1, general=False)
-    assert set(taken) == {name for _, name in short}
+    assert set(taken) == set(short)
 
 
 @pytest.mark.parametrize("opcode", [WROpcode.SEND, WROpcode.RDMA_WRITE])
@@ -138,12 +137,14 @@ def test_what_is_packed_by_hand_is_what_the_headers_say(opcode: WROpcode, solici
     flow = Icrc(A, B, 50000)
     sender, receiver = RcEngine(0x10203, Region()), RcEngine(0x30201, Region())
     for end, other in ((sender, receiver), (receiver, sender)):
+        end.set_route(A, B, 50000)
+        end.icrc_in = flow
         end.ready_to_receive(RtrAttributes(other.qp_num, 0xFFFFFF, path_mtu=MTU, pkey=0x8123))
         end.ready_to_send(RtsAttributes(0xFFFFFF))
     receiver.post_recv(RecvWork(1, (memoryview(bytearray(8)),)))
     data = bytes(range(size))
     work = SendWork(1, opcode, (memoryview(data),), solicited=solicited, remote_addr=8, rkey=0x89ABCDEF)
-    pieces = sender.send(work, flow, 0.0)
+    pieces = sender.try_send(work, 0.0)
     assert pieces is not None
     packet = b"".join(pieces)
     write = opcode is WROpcode.RDMA_WRITE
@@ -161,7 +162,7 @@ def test_what_is_packed_by_hand_is_what_the_headers_say(opcode: WROpcode, solici
         payload=data,
     ).pack()
     assert packet == expected + flow.seal([expected])
-    assert receiver.received(memoryview(packet), 0, flow, 0.0) == 1
-    ((pieces, _),) = receiver.datagrams(flow, 0.0, 64, 0)
+    assert receiver.received(memoryview(packet), 0, 0.0) == 1
+    ((pieces, _),) = receiver.datagrams(0.0, 64, 0)
     answer = Packet(BTH(Opcode.RC_ACKNOWLEDGE, dest_qpn=0x10203, psn=0xFFFFFF, pkey=0x8123), aeth=AETH.ack(1)).pack()
     assert b"".join(pieces) == answer + flow.seal([answer])

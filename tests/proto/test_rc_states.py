@@ -7,7 +7,8 @@ import struct
 import pytest
 
 from rdmacm.enums import AccessFlag, WROpcode
-from rdmacm.proto.roce.rc import RcEngine, RtrAttributes, RtsAttributes
+from rdmacm.proto.engine import RtrAttributes, RtsAttributes
+from rdmacm.proto.roce.rc import RcEngine
 from rdmacm.work import RecvWork, SendWork
 from support.rc import (
     ACK,
@@ -19,13 +20,13 @@ from support.rc import (
     READ,
     RKEY,
     SEND_ONLY,
-    THERE,
     TRAIN,
     WRITE_ONLY,
     Pair,
     Region,
     ack,
     answers,
+    connect,
     give,
     packet,
     receiver,
@@ -41,6 +42,7 @@ from support.rc import (
 
 def test_init_takes_receives_and_nothing_else() -> None:
     engine = RcEngine(QPN, Region())
+    connect(engine, 1)
     engine.post_recv(RecvWork(1, [view(bytes(8))]))
     assert give(engine, packet(SEND_ONLY, b"early")) == 0
     assert engine.dropped == {"state": 1}
@@ -128,6 +130,7 @@ def test_a_shared_receive_queue() -> None:
     queue = [RecvWork(n, [view(bytes(600))]) for n in range(2)]
     taken = list(queue)
     engine = RcEngine(QPN, Region(), lambda: queue.pop(0) if queue else None)
+    connect(engine, 1)
     engine.ready_to_receive(RtrAttributes(PEER, PSN, path_mtu=256, min_rnr_timer=9))
     assert give(engine, packet(SEND_ONLY, b"first")) == 1
     assert bytes(taken[0].segments[0][:5]) == b"first"
@@ -147,7 +150,7 @@ def test_sqd_finishes_the_message_in_progress() -> None:
     end = pair.ends[0]
     end.post_send(send(1, bytes(2000), WROpcode.RDMA_WRITE, remote_addr=BASE, rkey=RKEY))
     end.post_send(send(2, b"later", WROpcode.RDMA_WRITE, remote_addr=BASE, rkey=RKEY))
-    (datagram,) = end.datagrams(pair.flows[0], 0.0, 3, 0)[:1]
+    (datagram,) = end.datagrams(0.0, 3, 0)[:1]
     pair.lost = {2}
     pair.transmit(0, datagram)
     assert not end.drained
@@ -254,7 +257,7 @@ def test_padding_is_not_part_of_the_headers() -> None:
 @pytest.mark.parametrize("size", [0, 1, 11, 12, 15])
 def test_a_packet_that_is_none(size: int) -> None:
     engine = receiver()
-    assert engine.received(memoryview(bytes(size)), 0, THERE, 0.0) == 0
+    assert engine.received(memoryview(bytes(size)), 0, 0.0) == 0
     assert engine.dropped.total() == (1 if size else 0)
 
 

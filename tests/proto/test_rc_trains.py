@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import random
 import struct
+from types import ModuleType
 
 import pytest
 
 from rdmacm.enums import WROpcode
+from rdmacm.proto.engine import Datagram
 from rdmacm.proto.roce.icrc import Icrc
-from rdmacm.proto.roce.rc import Datagram
-from rdmacm.proto.roce.rc.requester import Requester
-from rdmacm.proto.roce.rc.responder import Responder
+from rdmacm.proto.roce.rc import responder, responses
+from rdmacm.proto.roce.rc.state import RcState
 from rdmacm.work import RecvWork, SendWork
 from support.rc import BASE, RKEY, TRAIN, Pair, packets, send, statuses, view
 
@@ -93,7 +94,7 @@ def test_small_messages_of_a_size_are_one_train() -> None:
     for number in range(40):
         pair.ends[0].post_send(send(number, bytes(64)))
     pair.ends[0].post_send(send(40, bytes(20)))
-    (datagram,) = pair.ends[0].datagrams(pair.flows[0], 0.0, 1000, TRAIN)
+    (datagram,) = pair.ends[0].datagrams(0.0, 1000, TRAIN)
     assert datagram[1] == 80
     assert [len(packet) for packet in packets(datagram)] == [80] * 40 + [36]
 
@@ -102,7 +103,7 @@ def test_a_train_of_many_small_pieces_is_not_too_many_for_one_call() -> None:
     pair = Pair(train=TRAIN)
     for number in range(100):
         pair.ends[0].post_send(SendWork(number, WROpcode.SEND, cut(bytes(64), 2)))
-    for buffers, _ in pair.ends[0].datagrams(pair.flows[0], 0.0, 1000, TRAIN):
+    for buffers, _ in pair.ends[0].datagrams(0.0, 1000, TRAIN):
         assert len(buffers) <= 1024
 
 
@@ -111,7 +112,7 @@ def test_trains_may_become_shorter_and_cease() -> None:
     pair.ends[0].post_send(send(1, DATA, WROpcode.RDMA_WRITE, remote_addr=BASE, rkey=RKEY))
     longest = []
     for limit, train in [(30, TRAIN), (30, 4200), (10, 1500), (10, 0)]:
-        found = pair.ends[0].datagrams(pair.flows[0], 0.0, limit, train)
+        found = pair.ends[0].datagrams(0.0, limit, train)
         assert sum(len(packets(datagram)) for datagram in found) == limit
         longest.append(max(len(packets(datagram)) for datagram in found))
         for datagram in found:
@@ -125,10 +126,10 @@ def test_trains_may_become_shorter_and_cease() -> None:
 def one_train(pair: Pair) -> tuple[bytearray, int, int]:
     """A train out of the middle of a WRITE, whatever was before it delivered; its bytes, segment size and offset."""
     pair.ends[0].post_send(send(1, DATA, WROpcode.RDMA_WRITE, remote_addr=BASE, rkey=RKEY))
-    first, second, *_ = pair.ends[0].datagrams(pair.flows[0], 0.0, 1000, TRAIN)
+    first, second, *_ = pair.ends[0].datagrams(0.0, 1000, TRAIN)
     data = bytearray(b"".join(first[0]))
     arrived = len(packets(first))
-    assert pair.ends[1].received(memoryview(data), first[1], pair.flows[0], 0.0) == arrived
+    assert pair.ends[1].received(memoryview(data), first[1], 0.0) == arrived
     return bytearray(b"".join(second[0])), second[1], arrived
 
 
@@ -139,7 +140,7 @@ def test_one_corrupted_packet_of_a_train_is_one_lost_packet(broken: int, place: 
     data, segment, before = one_train(pair)
     data[broken * segment + place] ^= 0x10
     good = len(data) // segment
-    accepted = pair.ends[1].received(memoryview(data), segment, pair.flows[0], 0.0)
+    accepted = pair.ends[1].received(memoryview(data), segment, 0.0)
     if place == 4:  # the ICRC does not cover it
         assert accepted == good
         return
@@ -179,7 +180,7 @@ def test_identifications_of_all_kinds_are_found(identifications: list[int]) -> N
     data, segment, before = one_train(pair)
     data = data[: 20 * segment]
     reseal(pair.flows[0], data, segment, identifications)
-    assert pair.ends[1].received(memoryview(data), segment, pair.flows[0], 0.0) == 20
+    assert pair.ends[1].received(memoryview(data), segment, 0.0) == 20
     end = (before + 20) * 1024
     assert pair.memory[1].bytes[:end] == DATA[:end]
 
@@ -189,7 +190,7 @@ def test_a_train_of_different_connections_packets_harms_nobody() -> None:
     data, segment, _ = one_train(pair)
     data[5 * segment + 7] = 0x77  # another queue pair's
     reseal(pair.flows[0], data, segment, list(range(len(data) // segment)))
-    assert pair.ends[1].received(memoryview(data), segment, pair.flows[0], 0.0) == 5
+    assert pair.ends[1].received(memoryview(data), segment, 0.0) == 5
     assert pair.ends[1].dropped["qpn"] == 1
 
 
@@ -237,18 +238,19 @@ def test_the_middle_of_a_message_is_not_handled_packet_by_packet(
 ) -> None:
     single = 0
 
-    def counted(half: type[Requester | Responder]) -> None:
+    def counted(half: ModuleType) -> None:
         received = half.received
 
-        def count(self: object, code: int, *rest: object) -> bool:
+        def count(rc: RcState, code: int, *rest: object) -> bool:
             nonlocal single
             single += code in {0x01, 0x07, 0x0E}
-            return received(self, code, *rest)  # type: ignore[arg-type]
+            accepted: bool = received(rc, code, *rest)
+            return accepted
 
         monkeypatch.setattr(half, "received", count)
 
-    counted(Requester)
-    counted(Responder)
+    counted(responses)
+    counted(responder)
     pair = Pair(train=TRAIN, size=1 << 20, path_mtu=1024)
     pair.ends[1].post_recv(RecvWork(1, [view(bytes(SIZE))]))
     pair.ends[0].post_send(SendWork(1, opcode, [view(bytes(SIZE))], remote_addr=BASE, rkey=RKEY))

@@ -27,7 +27,7 @@ PATH = WirePath(bytes([10, 0, 0, 2]), bytes([10, 0, 0, 1]))
 def ends(pair: Pair) -> Connected:
     """The right end's provider is watched, as it is where the helper thread looks up often."""
     ends = Connected(pair)
-    pair.b.transport.watched = True
+    pair.b.transport.may_defer_acks = True
     for number in range(8):
         ends.right.post_recv([RecvWR(number, [sge(pair.b.region(64))])])
     return ends
@@ -69,7 +69,7 @@ def test_whoever_waits_is_seen_to_first(pair: Pair, how: str, monkeypatch: pytes
     left, right = pair.a.qp(), pair.b.qp(cq)
     pair.connect(left, right)
     right.post_recv([RecvWR(1, [sge(pair.b.region(64))])])
-    pair.b.transport.watched = True
+    pair.b.transport.may_defer_acks = True
     cq.req_notify(False)
     left.post_send([SendWR(1, WROpcode.SEND, [sge(pair.a.region(b"hello"))])])
     if how == "wait":
@@ -107,7 +107,7 @@ def test_who_waits_for_something_else_holds_nothing_up(ends: Connected) -> None:
 
 
 def test_nothing_waits_where_nobody_would_see_to_it(ends: Connected) -> None:
-    ends.pair.b.transport.watched = False
+    ends.pair.b.transport.may_defer_acks = False
     send(ends)
     assert len(ends.right_cq.poll(1)) == 1
     assert said(ends) == [Opcode.RC_ACKNOWLEDGE]

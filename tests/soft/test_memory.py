@@ -11,7 +11,7 @@ import pytest
 
 from rdmacm import RdmaError
 from rdmacm.proto.wire import Buffer
-from rdmacm.soft.device.memory import MemoryTable, Region, RemoteMemory
+from rdmacm.soft.device.memory import MemoryTable, RemoteMemory, SoftMR
 from rdmacm.verbs.enums import AccessFlag
 from support.softdev import ALL
 
@@ -23,7 +23,7 @@ def table() -> MemoryTable:
     return MemoryTable(random.Random(1))
 
 
-def region(memory: MemoryTable, data: Buffer, access: AccessFlag = ALL) -> Region:
+def region(memory: MemoryTable, data: Buffer, access: AccessFlag = ALL) -> SoftMR:
     return memory.register(PD, data, access)
 
 

@@ -8,7 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from rdmacm import RdmaError
-from rdmacm.soft.device.queue_pair import AsyncEvent, SoftQP, SoftSRQ
+from rdmacm.soft.device.async_events import AsyncEvent
+from rdmacm.soft.device.queue_pair import SoftQP
+from rdmacm.soft.device.shared_receive_queue import SoftSRQ
 from rdmacm.verbs.attr import QPAttr, QPCap, SrqAttr
 from rdmacm.verbs.enums import Mtu, QPAttrMask, QPState, QPType, WROpcode
 from rdmacm.verbs.wr import SGE, RecvWR, SendWR
@@ -282,7 +284,7 @@ def test_what_has_come_is_acknowledged_before_the_end(pair: Pair, end: Callable[
     ends = Connected(pair)
     ends.right.post_recv([RecvWR(1)])
     ends.left.post_send([SendWR(2)])
-    pair.b.transport.watched = True
+    pair.b.transport.may_defer_acks = True
     assert told(ends.right_cq.poll(1)) == [(1, "SUCCESS")]
     end(ends.right)
     assert told(ends.at_left()) == [(2, "SUCCESS")]

@@ -201,7 +201,7 @@ def test_timers_do_not_pile_up(pair: Pair) -> None:
         pair.settle()
         pair.clock.advance(0.001)
         pair.fire()
-    assert sum(qpn == ends.left.qp_num for _, qpn in pair.a.transport._timers) <= 2
+    assert len(pair.a.transport._timers) <= 2
     assert len(pair.a.provider.runtime._timers._heap) <= 4
     ends.right.post_recv([RecvWR(1)])
     assert told(ends.at_left()) == [(1, "SUCCESS")]

@@ -7,8 +7,9 @@ import struct
 from collections.abc import Iterable
 
 from rdmacm.enums import AccessFlag, WROpcode
+from rdmacm.proto.engine import Datagram, RtrAttributes, RtsAttributes
 from rdmacm.proto.roce.icrc import Icrc
-from rdmacm.proto.roce.rc import Datagram, RcEngine, RtrAttributes, RtsAttributes
+from rdmacm.proto.roce.rc import RcEngine
 from rdmacm.work import WC, SendWork
 
 BASE = 0x1000
@@ -25,6 +26,13 @@ def flows(*, ipv6: bool = False) -> tuple[Icrc, Icrc]:
     """The flow from end 0 and the one from end 1."""
     a, b = _HOSTS[ipv6]
     return Icrc(a, b, 50000), Icrc(b, a, 50001)
+
+
+def connect(engine: RcEngine, index: int, *, ipv6: bool = False) -> None:
+    """Give an engine the addresses and ports of end ``index``."""
+    hosts = _HOSTS[ipv6]
+    engine.set_route(hosts[index], hosts[1 - index], 50000 + index)
+    engine.set_peer_port(50001 - index)
 
 
 def packets(datagram: Datagram) -> list[bytes]:
@@ -105,6 +113,7 @@ class Pair:
         rtr = {"path_mtu": 256} | {name: value for name, value in changes.items() if name not in _RTS}
         self.ends = (RcEngine(0x11, self.memory[0]), RcEngine(0x12, self.memory[1]))
         for index, end in enumerate(self.ends):
+            connect(end, index, ipv6=ipv6)
             end.ready_to_receive(RtrAttributes(0x12 - index, self.starts[1 - index], **rtr))  # type: ignore[arg-type]
             end.ready_to_send(RtsAttributes(self.starts[index], **rts))  # type: ignore[arg-type]
         self.done: tuple[list[WC], list[WC]] = ([], [])
@@ -118,13 +127,13 @@ class Pair:
 
     def wanted(self, index: int, limit: int = 1000) -> list[bytes]:
         """The packets an end wants to send, without their ICRCs."""
-        found = self.ends[index].datagrams(self.flows[index], self.now, limit, self.train)
+        found = self.ends[index].datagrams(self.now, limit, self.train)
         return [packet[:-4] for datagram in found for packet in packets(datagram)]
 
     def deliver(self, index: int, packet: bytes, identification: int = 0) -> int:
         """Give an end a packet that has no ICRC yet."""
         data = packet + self.flows[1 - index].seal([packet], identification)
-        return self.ends[index].received(memoryview(data), 0, self.flows[1 - index], self.now)
+        return self.ends[index].received(memoryview(data), 0, self.now)
 
     def _fly(self, target: int, data: bytes, segment: int) -> None:
         delay = self.random.uniform(0, 0.003) if self.random.random() < self.late else 0.0001
@@ -155,7 +164,7 @@ class Pair:
     def step(self) -> bool:
         """Send what wants to be sent, then let the next thing happen; False where nothing will."""
         for index, end in enumerate(self.ends):
-            for datagram in end.datagrams(self.flows[index], self.now, 128, self.train):
+            for datagram in end.datagrams(self.now, 128, self.train):
                 self.transmit(index, datagram)
             self.done[index].extend(end.completions())
         deadlines = [end.deadline for end in self.ends if end.deadline is not None]
@@ -165,7 +174,7 @@ class Pair:
             if not deadlines or when <= min(deadlines):
                 self.now = max(self.now, when)
                 self.flying.pop(0)
-                self.ends[where].received(memoryview(data), segment, self.flows[1 - where], self.now)
+                self.ends[where].received(memoryview(data), segment, self.now)
                 self.done[where].extend(self.ends[where].completions())
                 return True
         if deadlines:
@@ -192,6 +201,7 @@ QPN, PEER, PSN = 0x12, 0x11, 0xFFFFFE
 def receiver(memory: Region | None = None, **attributes: int) -> RcEngine:
     """An engine in RTR, at the end that :data:`THERE` goes to."""
     engine = RcEngine(QPN, memory or Region())
+    connect(engine, 1)
     engine.ready_to_receive(RtrAttributes(PEER, PSN, path_mtu=256, **attributes))  # type: ignore[arg-type]
     return engine
 
@@ -203,11 +213,11 @@ def packet(opcode: int, body: bytes = b"", *, psn: int = PSN, ask: bool = True, 
 
 
 def give(engine: RcEngine, data: bytes, now: float = 0.0) -> int:
-    return engine.received(memoryview(data + THERE.seal([data])), 0, THERE, now)
+    return engine.received(memoryview(data + THERE.seal([data])), 0, now)
 
 
 def answers(engine: RcEngine, limit: int = 1000) -> list[bytes]:
-    return [p[:-4] for d in engine.datagrams(BACK, 0.0, limit, 0) for p in packets(d)]
+    return [p[:-4] for d in engine.datagrams(0.0, limit, 0) for p in packets(d)]
 
 
 def syndromes(engine: RcEngine) -> list[tuple[int, int]]:

@@ -13,8 +13,9 @@ from rdmacm.captures import Tap
 from rdmacm.progress.runtime import Runtime
 from rdmacm.proto.wire import Buffer
 from rdmacm.soft.device.completion import SoftChannel, SoftCQ
-from rdmacm.soft.device.memory import Region
-from rdmacm.soft.device.queue_pair import SoftQP, SoftSRQ
+from rdmacm.soft.device.memory import SoftMR
+from rdmacm.soft.device.queue_pair import SoftQP
+from rdmacm.soft.device.shared_receive_queue import SoftSRQ
 from rdmacm.soft.provider import SoftProvider
 from rdmacm.soft.wire.base import Received, WirePath, WireRoute
 from rdmacm.testing import MemoryNetwork, VirtualClock
@@ -142,7 +143,7 @@ class Host:
 
     # -- making things --------------------------------------------------------------------------------
 
-    def region(self, data: bytes | bytearray | int, access: AccessFlag = ALL) -> Region:
+    def region(self, data: bytes | bytearray | int, access: AccessFlag = ALL) -> SoftMR:
         buffer = bytearray(data) if not isinstance(data, bytearray) else data
         return self.device.reg_mr(self.pd, buffer, access)
 
@@ -272,5 +273,5 @@ def to_rts(qp: SoftQP, **more: int) -> None:
     qp.modify(attr, RTS_MASK)
 
 
-def sge(region: Region, offset: int = 0, length: int | None = None) -> SGE:
+def sge(region: SoftMR, offset: int = 0, length: int | None = None) -> SGE:
     return SGE(region.addr + offset, region.length - offset if length is None else length, region.lkey)

@@ -112,13 +112,13 @@ class Helper:
         deferrals = seen = -1
         while deferrals != transport.deferrals and runtime.progress_count != seen:
             deferrals, seen = transport.deferrals, runtime.progress_count
-            transport.watched = True
+            transport.may_defer_acks = True
             if stop.wait(_GRACE):
                 break
             with runtime.lock:
                 if transport.wire.look_aside():
                     break
         with runtime.lock:
-            transport.watched = False
+            transport.may_defer_acks = False
             transport.acknowledge()
         return deferrals

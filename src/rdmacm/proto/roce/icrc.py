@@ -26,12 +26,13 @@ import struct
 import zlib
 from array import array
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import TypeAlias
 
 from rdmacm.proto.roce.opcodes import BTH_LENGTH
 from rdmacm.proto.wire import Buffer, WireError
 
-__all__ = ["ICRC_LENGTH", "RESIDUE", "Icrc", "crc32"]
+__all__ = ["ICRC_LENGTH", "RESIDUE", "Icrc", "crc32", "icrc_between"]
 
 ICRC_LENGTH = 4
 
@@ -315,3 +316,9 @@ class Icrc:
         a, b, c, d = _FINE[length & _LOW]
         found = a[difference & 0xFF] ^ b[difference >> 8 & 0xFF] ^ c[difference >> 16 & 0xFF] ^ d[difference >> 24]
         return guess ^ found if found < 1 << 16 else None
+
+
+@lru_cache(512)
+def icrc_between(source: bytes, destination: bytes, sport: int) -> Icrc:
+    """The :class:`Icrc` that all queue pairs share which send from an address and port to an address."""
+    return Icrc(source, destination, sport)

@@ -11,11 +11,11 @@ A PSN has 24 bits and wraps, so which of two is the later is only known while th
 
 from __future__ import annotations
 
-__all__ = ["PSN_BITS", "PSN_MASK", "add", "after", "before", "difference"]
+__all__ = ["PSN_BITS", "PSN_HALF", "PSN_MASK", "add", "after", "before", "difference"]
 
 PSN_BITS = 24
 PSN_MASK = (1 << PSN_BITS) - 1
-_HALF = 1 << (PSN_BITS - 1)
+PSN_HALF = 1 << (PSN_BITS - 1)
 
 
 def add(psn: int, count: int) -> int:
@@ -25,14 +25,14 @@ def add(psn: int, count: int) -> int:
 
 def difference(a: int, b: int) -> int:
     """How far ``a`` is after ``b``, from -2^23 up to 2^23 - 1: negative when it is before."""
-    return (a - b + _HALF & PSN_MASK) - _HALF
+    return (a - b + PSN_HALF & PSN_MASK) - PSN_HALF
 
 
 def after(a: int, b: int) -> bool:
     """Whether ``a`` comes after ``b``."""
-    return 0 < (a - b & PSN_MASK) < _HALF
+    return 0 < (a - b & PSN_MASK) < PSN_HALF
 
 
 def before(a: int, b: int) -> bool:
     """Whether ``a`` comes before ``b``; at exactly half way round it does."""
-    return (a - b & PSN_MASK) >= _HALF
+    return (a - b & PSN_MASK) >= PSN_HALF

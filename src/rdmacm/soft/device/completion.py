@@ -180,7 +180,7 @@ class SoftCQ:
 
     def _acknowledge(self) -> None:
         """Send the ACKs that are pending: this caller takes queued completions and makes no progress."""
-        if self._transport.owing:
+        if self._transport.pending_acks:
             with self._runtime.lock:
                 self._runtime.progress_count += 1
                 self._transport.acknowledge()

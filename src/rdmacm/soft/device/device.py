@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from rdmacm.errors import cm_error
 from rdmacm.soft.device.completion import SoftChannel, SoftCQ
-from rdmacm.soft.device.memory import MemoryTable, Region
-from rdmacm.soft.device.queue_pair import MAX_MESSAGE, SoftQP, SoftSRQ
+from rdmacm.soft.device.memory import MemoryTable, SoftMR
+from rdmacm.soft.device.queue_pair import MAX_MESSAGE, SoftQP
+from rdmacm.soft.device.shared_receive_queue import SoftSRQ
 from rdmacm.soft.device.transport import MAX_QP
 from rdmacm.verbs.attr import DeviceAttr, QPCap, SrqAttr
 from rdmacm.verbs.enums import AccessFlag, QPType
@@ -80,7 +81,7 @@ class SoftDevice:
                 return row.gid.ip, self._ifindex
         raise cm_error(errno.EINVAL, f"no GID at index {sgid_index}", "modify_qp", self.name)
 
-    def reg_mr(self, pd: object, buffer: Buffer, access: AccessFlag) -> Region:
+    def reg_mr(self, pd: object, buffer: Buffer, access: AccessFlag) -> SoftMR:
         with self._transport.lock:
             if len(self._memory) >= self.attr.max_mr:
                 raise cm_error(errno.ENOMEM, f"{self.attr.max_mr} regions are registered", "reg_mr", self.name)

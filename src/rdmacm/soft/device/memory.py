@@ -1,8 +1,8 @@
-"""Registered memory: which bytes a key stands for, and who may touch them.
+"""Registered memory: the bytes that a key stands for, and who may access them.
 
-A region is known by one key for local and remote use, 32 random bits, so that a peer that was not told it cannot
-guess it. Addresses are those the buffer has in this process. While a region is registered, its buffer is exported:
-a bytearray cannot be resized beneath it.
+A region has one key for local and remote use, 32 random bits: a peer that was not given the key cannot guess it.
+Addresses are those of the buffer in this process. While a region is registered its buffer is exported, so a bytearray
+cannot be resized.
 """
 
 from __future__ import annotations
@@ -12,28 +12,39 @@ import random
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from rdmacm.enums import AccessFlag
 from rdmacm.errors import cm_error
+from rdmacm.plainints import ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE
 from rdmacm.proto.wire import Buffer
+from rdmacm.verbs.wr import SGE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-__all__ = ["MemoryTable", "Region", "RemoteMemory"]
+    from rdmacm.enums import AccessFlag
 
-# Plain numbers: an operation of two enum members takes as long as the rest of a look-up.
-_LOCAL_WRITE = int(AccessFlag.LOCAL_WRITE)
-_WRITES = int(AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_ATOMIC)
-_REMOTE = int(AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_READ | AccessFlag.REMOTE_ATOMIC)
+__all__ = ["INACCESSIBLE", "MemoryTable", "RemoteMemory", "SoftMR"]
+
+_WRITES = ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE | ACCESS_REMOTE_ATOMIC
+_REMOTE = ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ | ACCESS_REMOTE_ATOMIC
+
+
+def _released_view() -> memoryview:
+    view = memoryview(b"")
+    view.release()
+    return view
+
+
+#: Stands for the buffers of a work request with a wrong key: any access raises ValueError.
+INACCESSIBLE = (_released_view(),)
 
 
 @cache
 def _address_of() -> Callable[[memoryview], int]:
-    """How to ask a buffer for its address; ctypes takes long to import and only this needs it."""
+    """The function that returns a buffer's address. It needs ctypes, which takes long to import."""
     import ctypes
 
     class PyBuffer(ctypes.Structure):
-        """``Py_buffer`` of CPython's stable ABI: what counts here is its first field."""
+        """``Py_buffer`` of CPython's stable ABI; only its first field is read."""
 
         _fields_ = (
             ("buf", ctypes.c_void_p),
@@ -65,37 +76,41 @@ def _address_of() -> Callable[[memoryview], int]:
     return address
 
 
-class Region:
-    """A memory region; see :class:`rdmacm.verbs.backend.MRBackend`. ``view`` is its bytes, empty once revoked."""
+class SoftMR:
+    """A memory region; implements :class:`rdmacm.verbs.backend.MRBackend`."""
 
     __slots__ = ("_table", "access", "addr", "length", "lkey", "pd", "rkey", "view")
 
     def __init__(self, table: MemoryTable, pd: object, view: memoryview, access: int, key: int) -> None:
         self._table = table
         self.pd = pd
+        #: Its bytes, none once it is deregistered.
         self.view = view
+        #: Bits of ``AccessFlag``.
         self.access = access
+        #: Address and length of the buffer, in bytes.
         self.addr = _address_of()(view)
         self.length = len(view)
         self.lkey = self.rkey = key
 
     def dereg(self) -> None:
-        """Revoke the keys and let go of the buffer. What is posted or under way keeps its own hold on it."""
-        self._table.forget(self)
+        """Revoke the keys and let go of the buffer. Requests that were posted keep their own hold on it."""
+        self._table.remove(self)
 
 
 class MemoryTable:
-    """The regions of a device, by key. Used under the provider's lock."""
+    """The regions of a device, by key. The device's lock is held for every call."""
 
     def __init__(self, source: random.Random) -> None:
+        """``source`` makes the keys."""
         self._random = source
-        self._regions: dict[int, Region] = {}
+        self._regions: dict[int, SoftMR] = {}
 
     def __len__(self) -> int:
         return len(self._regions)
 
-    def register(self, pd: object, buffer: Buffer, access: AccessFlag) -> Region:
-        """A new region. EACCES where the buffer is read-only and ``access`` would have it written."""
+    def register(self, pd: object, buffer: Buffer, access: AccessFlag) -> SoftMR:
+        """Register a buffer. EACCES if it is read-only and ``access`` allows to write it."""
         view = memoryview(buffer)
         view = view.cast("B") if view.nbytes else memoryview(b"")
         if view.readonly and len(view) and access & _WRITES:
@@ -103,26 +118,42 @@ class MemoryTable:
         key = 0
         while not key or key in self._regions:
             key = self._random.getrandbits(32)
-        region = self._regions[key] = Region(self, pd, view, int(access), key)
+        region = self._regions[key] = SoftMR(self, pd, view, int(access), key)
         return region
 
-    def forget(self, region: Region) -> None:
-        """The region's keys mean nothing from now on."""
+    def remove(self, region: SoftMR) -> None:
+        """Revoke a region's keys."""
         if self._regions.pop(region.lkey, None) is not None:
             region.view = memoryview(b"")
 
     def local(self, pd: object, lkey: int, address: int, length: int, write: bool) -> memoryview | None:
-        """The bytes of a scatter/gather element, None where key, range or permission is wrong."""
+        """Return the bytes of a scatter/gather element, None if key, range or permission is wrong."""
         region = self._regions.get(lkey)
-        if region is None or region.pd != pd or (write and not region.access & _LOCAL_WRITE):
+        if region is None or region.pd != pd or (write and not region.access & ACCESS_LOCAL_WRITE):
             return None
         offset = address - region.addr
         if offset < 0 or offset + length > region.length:
             return None
         return region.view[offset : offset + length]
 
+    def gather(self, pd: object, elements: Sequence[SGE | Buffer], write: bool) -> Sequence[memoryview]:
+        """Return the bytes of scatter/gather elements; INACCESSIBLE if one is wrong. Plain buffers are inline data."""
+        if len(elements) == 1 and isinstance(element := elements[0], SGE) and element.length:
+            view = self.local(pd, element.lkey, element.addr, element.length, write)
+            return INACCESSIBLE if view is None else (view,)
+        found = []
+        for element in elements:
+            if not isinstance(element, SGE):
+                found.append(memoryview(bytes(element)))
+            elif element.length:
+                view = self.local(pd, element.lkey, element.addr, element.length, write)
+                if view is None:
+                    return INACCESSIBLE
+                found.append(view)
+        return found
+
     def remote(self, pd: object, rkey: int, address: int, length: int, access: int) -> memoryview | None:
-        """The same for a peer's queue pair in protection domain ``pd``."""
+        """Return the bytes that a peer names, for a queue pair of ``pd``; None if key, range or permission is wrong."""
         region = self._regions.get(rkey)
         if region is None or region.pd != pd or access & ~region.access:
             return None
@@ -132,7 +163,7 @@ class MemoryTable:
         return region.view[offset : offset + length]
 
     def invalidate(self, pd: object, rkey: int) -> bool:
-        """Take a region's remote permissions away; its owner still has it. False where the key is not one of ``pd``."""
+        """Take a region's remote permissions away; it stays registered. False if the key is not one of ``pd``."""
         region = self._regions.get(rkey)
         if region is None or region.pd != pd:
             return False
@@ -141,7 +172,7 @@ class MemoryTable:
 
 
 class RemoteMemory:
-    """What the peer of a queue pair may touch: :class:`rdmacm.work.Memory` for one protection domain."""
+    """The memory that a queue pair's peer may touch: :class:`rdmacm.work.Memory` for one protection domain."""
 
     __slots__ = ("_pd", "_table")
 

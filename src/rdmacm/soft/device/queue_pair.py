@@ -1,248 +1,86 @@
-"""Queue pairs and shared receive queues of the software device.
+"""Queue pairs of the software device.
 
-The protocol is :class:`rdmacm.proto.roce.rc.RcEngine`'s. What is here is around it: the states and attributes of the
-verbs, the sizes of the queues, scatter/gather elements into buffers, completions into the queues they belong to, and
-the address vector, which says whose packets are let in.
+The wire protocol is an engine's (:class:`rdmacm.proto.engine.QPEngine`). A queue pair has what is around it: the states
+and attributes of the verbs, the depths of the queues, scatter/gather elements as buffers, completions for their queues,
+and the address vector, which decides whose packets are accepted.
 
-A work request whose elements are not registered memory of its protection domain is queued as others are, and fails
-in its turn, as in hardware: the engine is given a buffer that nobody can touch.
+A work request with an element that is not registered memory of its protection domain is queued like others and fails in
+its turn, as in hardware: the engine gets a buffer that cannot be accessed.
 """
 
 from __future__ import annotations
 
 import copy
 import errno
-from collections import deque
-from enum import IntEnum
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from rdmacm.address import is_link_local
+from rdmacm.enums import AccessFlag, QPState, WCStatus, WROpcode
 from rdmacm.errors import cm_error
-from rdmacm.proto.roce.icrc import Icrc
-from rdmacm.proto.roce.rc import ACK_ONLY, NOTHING, RcEngine, RtrAttributes, RtsAttributes
-from rdmacm.soft.device.memory import RemoteMemory
-from rdmacm.soft.wire.base import WirePath, WireRoute
-from rdmacm.verbs.attr import AHAttr, GlobalRoute, QPAttr, QPCap, SrqAttr
-from rdmacm.verbs.enums import (
-    WC,
-    AccessFlag,
-    QPAttrMask,
-    QPState,
-    SendFlag,
-    WCOpcode,
-    WCStatus,
-    WROpcode,
+from rdmacm.plainints import (
+    QP_ACCESS_FLAGS,
+    QP_AV,
+    QP_MIN_RNR_TIMER,
+    QP_STATE,
+    SEND_FENCE,
+    SEND_INLINE,
+    SEND_SIGNALED,
+    SEND_SOLICITED,
+    WC_RECV,
 )
-from rdmacm.verbs.wr import SGE, Buffer, RecvWR, SendWR
+from rdmacm.proto.engine import ACK_ONLY, NOTHING
+from rdmacm.soft.device.async_events import AsyncEvent
+from rdmacm.soft.device.attributes import FIXED_AFTER_RTS, copy_path, named_fields, rtr_attributes, rts_attributes
+from rdmacm.soft.device.memory import INACCESSIBLE, RemoteMemory
+from rdmacm.soft.wire.base import WirePath
+from rdmacm.verbs.attr import AHAttr, QPAttr, QPCap
+from rdmacm.verbs.wr import SGE
 from rdmacm.work import RecvWork, SendWork
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from rdmacm.proto.engine import QPEngine
     from rdmacm.soft.device.completion import SoftCQ
     from rdmacm.soft.device.memory import MemoryTable
+    from rdmacm.soft.device.shared_receive_queue import SoftSRQ
     from rdmacm.soft.device.transport import Remote, Transport
+    from rdmacm.soft.wire.base import WireRoute
+    from rdmacm.verbs.enums import QPAttrMask
+    from rdmacm.verbs.wr import RecvWR, SendWR
+    from rdmacm.work import WC
 
-__all__ = ["AsyncEvent", "SoftQP", "SoftSRQ"]
+__all__ = ["MAX_MESSAGE", "SoftQP"]
 
-#: The longest message (``max_msg_sz``).
+#: The longest message, in bytes (``max_msg_sz``).
 MAX_MESSAGE = 1 << 31
 
-_FENCE, _SIGNALED = int(SendFlag.FENCE), int(SendFlag.SIGNALED)
-_SOLICITED, _INLINE = int(SendFlag.SOLICITED), int(SendFlag.INLINE)
-_ATOMICS = (WROpcode.ATOMIC_CMP_AND_SWP, WROpcode.ATOMIC_FETCH_AND_ADD)
-_RECV = int(WCOpcode.RECV)
-# A name of the module is found quicker than a member of an enumeration.
-_STATE, _AV, _ACCESS_FLAGS, _MIN_RNR_TIMER = map(
-    int, (QPAttrMask.STATE, QPAttrMask.AV, QPAttrMask.ACCESS_FLAGS, QPAttrMask.MIN_RNR_TIMER)
-)
 _RESET, _INIT, _RTR, _RTS, _SQD, _SQE, _ERR = QPState
 _SUCCESS = WCStatus.SUCCESS
-# By opcode, as lists: to hash an enum member takes longer than the rest of a post's checks.
-_CODES = range(max(WROpcode) + 1)
-_CONNECTED = [
-    opcode
-    in (
-        *(WROpcode.SEND, WROpcode.SEND_WITH_IMM, WROpcode.SEND_WITH_INV, WROpcode.RDMA_READ),
-        *(WROpcode.RDMA_WRITE, WROpcode.RDMA_WRITE_WITH_IMM, *_ATOMICS),
-    )
-    for opcode in _CODES
-]
-#: Whether it has its local memory written.
-_FETCHES = [opcode in (WROpcode.RDMA_READ, *_ATOMICS) for opcode in _CODES]
-#: Which attributes each bit of the mask stands for.
-_FIELDS: tuple[tuple[int, str], ...] = (
-    (int(QPAttrMask.EN_SQD_ASYNC_NOTIFY), "en_sqd_async_notify"),
-    (int(QPAttrMask.ACCESS_FLAGS), "qp_access_flags"),
-    (int(QPAttrMask.PKEY_INDEX), "pkey_index"),
-    (int(QPAttrMask.PORT), "port_num"),
-    (int(QPAttrMask.QKEY), "qkey"),
-    (int(QPAttrMask.PATH_MTU), "path_mtu"),
-    (int(QPAttrMask.TIMEOUT), "timeout"),
-    (int(QPAttrMask.RETRY_CNT), "retry_cnt"),
-    (int(QPAttrMask.RNR_RETRY), "rnr_retry"),
-    (int(QPAttrMask.RQ_PSN), "rq_psn"),
-    (int(QPAttrMask.MAX_QP_RD_ATOMIC), "max_rd_atomic"),
-    (int(QPAttrMask.MIN_RNR_TIMER), "min_rnr_timer"),
-    (int(QPAttrMask.SQ_PSN), "sq_psn"),
-    (int(QPAttrMask.MAX_DEST_RD_ATOMIC), "max_dest_rd_atomic"),
-    (int(QPAttrMask.DEST_QPN), "dest_qp_num"),
-)
-#: Shared by all queue pairs whose attributes say nothing yet; a query hands out copies.
+_ATOMICS = (WROpcode.ATOMIC_CMP_AND_SWP, WROpcode.ATOMIC_FETCH_AND_ADD)
+#: By opcode of work requests: whether the local memory is written.
+_WRITES_LOCALLY = [opcode in (WROpcode.RDMA_READ, *_ATOMICS) for opcode in range(max(WROpcode) + 1)]
+#: Shared by the attributes of all queue pairs that have none of their own yet; a query returns copies.
 _NO_CAP, _NO_PATH = QPCap(), AHAttr()
-#: What the state table lets change in SQD, and this device does not.
-_FIXED = int(
-    QPAttrMask.TIMEOUT
-    | QPAttrMask.RETRY_CNT
-    | QPAttrMask.RNR_RETRY
-    | QPAttrMask.MAX_QP_RD_ATOMIC
-    | QPAttrMask.MAX_DEST_RD_ATOMIC
-)
 
 
-@lru_cache(256)
-def _fields_of(bits: int) -> tuple[str, ...]:
-    return tuple(name for bit, name in _FIELDS if bits & bit)
+class UnsignaledWrId(int):
+    """The ``wr_id`` of a request that wants no completion.
 
-
-# copy.copy() takes ten times as long.
-def _same_path(path: AHAttr) -> AHAttr:
-    gr = path.gr
-    route = GlobalRoute(gr.dgid, gr.sgid_index, gr.flow_label, gr.hop_limit, gr.traffic_class)
-    return AHAttr(path.dlid, path.sl, path.src_path_bits, path.static_rate, path.is_global, path.port_num, route)
-
-
-def _receive(engine: RcEngine, attr: QPAttr) -> None:
-    """INIT to RTR."""
-    engine.ready_to_receive(
-        RtrAttributes(
-            dest_qp_num=attr.dest_qp_num,
-            rq_psn=attr.rq_psn,
-            path_mtu=128 << attr.path_mtu,
-            max_dest_rd_atomic=attr.max_dest_rd_atomic,
-            min_rnr_timer=attr.min_rnr_timer,
-            access=AccessFlag(attr.qp_access_flags),
-        )
-    )
-
-
-def _send(engine: RcEngine, attr: QPAttr) -> None:
-    """RTR to RTS."""
-    engine.ready_to_send(
-        RtsAttributes(
-            sq_psn=attr.sq_psn,
-            timeout=4.096e-6 * (1 << attr.timeout) if attr.timeout else 0,
-            retry_cnt=attr.retry_cnt,
-            rnr_retry=attr.rnr_retry,
-            max_rd_atomic=attr.max_rd_atomic,
-        )
-    )
-
-
-class AsyncEvent(IntEnum):
-    """What a queue pair or shared receive queue reports by itself; values are ``enum ibv_event_type``'s."""
-
-    QP_FATAL = 1
-    COMM_EST = 4
-    SQ_DRAINED = 5
-    SRQ_LIMIT_REACHED = 15
-    QP_LAST_WQE_REACHED = 16
-
-
-class _Quiet(int):
-    """The ``wr_id`` of a request that asked for no completion: the engine gives one, so that its place is known to
-    be free, and it goes no further."""
+    The engine completes such a request as well, because its place in the send queue becomes free; the completion is
+    dropped here.
+    """
 
     __slots__ = ()
 
 
-def _untouchable() -> tuple[memoryview]:
-    view = memoryview(b"")
-    view.release()
-    return (view,)
-
-
-#: In place of the buffers of a request that has a wrong element.
-_UNTOUCHABLE = _untouchable()
-
-
-def _gather(table: MemoryTable, pd: object, elements: Sequence[SGE | Buffer], write: bool) -> Sequence[memoryview]:
-    """The bytes of scatter/gather elements."""
-    if len(elements) == 1 and isinstance(element := elements[0], SGE) and element.length:
-        view = table.local(pd, element.lkey, element.addr, element.length, write)
-        return _UNTOUCHABLE if view is None else (view,)
-    found = []
-    for element in elements:
-        if not isinstance(element, SGE):
-            found.append(memoryview(bytes(element)))  # inline data
-        elif element.length:
-            view = table.local(pd, element.lkey, element.addr, element.length, write)
-            if view is None:
-                return _UNTOUCHABLE
-            found.append(view)
-    return found
-
-
-class SoftSRQ:
-    """See :class:`rdmacm.verbs.backend.SRQBackend`. ``on_async_event`` hears SRQ_LIMIT_REACHED."""
-
-    __slots__ = ("_limit", "_max_sge", "_max_wr", "_pd", "_queue", "_table", "_transport", "on_async_event")
-
-    def __init__(self, transport: Transport, table: MemoryTable, pd: object, attr: SrqAttr) -> None:
-        self._transport = transport
-        self._table = table
-        self._pd = pd
-        self._max_wr = attr.max_wr
-        self._max_sge = attr.max_sge
-        self._limit = attr.srq_limit
-        self._queue: deque[RecvWork] = deque()
-        self.on_async_event: Callable[[SoftSRQ, AsyncEvent], None] | None = None
-
-    def post_recv(self, wrs: list[RecvWR]) -> None:
-        with self._transport.lock:
-            for wr in wrs:
-                if len(self._queue) >= self._max_wr:
-                    raise cm_error(errno.ENOMEM, f"the queue holds {self._max_wr} receives", "post_srq_recv")
-                self._queue.append(RecvWork(wr.wr_id, _gather(self._table, self._pd, wr.sg, True)))
-
-    def take(self) -> RecvWork | None:
-        """The next receive, for a queue pair that has a message."""
-        if not self._queue:
-            return None
-        taken = self._queue.popleft()
-        if len(self._queue) < self._limit:
-            self._limit = 0  # it is told once
-            if self.on_async_event is not None:
-                self.on_async_event(self, AsyncEvent.SRQ_LIMIT_REACHED)
-        return taken
-
-    def modify(self, attr: SrqAttr) -> None:
-        with self._transport.lock:
-            self._limit = attr.srq_limit
-
-    def query(self) -> SrqAttr:
-        with self._transport.lock:
-            return SrqAttr(self._max_wr, self._max_sge, self._limit)
-
-    def destroy(self) -> None:
-        with self._transport.lock:
-            self._queue.clear()
-
-
 class SoftQP:
-    """A reliable connected queue pair; see :class:`rdmacm.verbs.backend.QPBackend`.
-
-    ``on_async_event(qp, event)`` hears what happens by itself: COMM_EST with the first packet that is accepted,
-    QP_FATAL when the queue pair fails, SQ_DRAINED, QP_LAST_WQE_REACHED. It is called under the provider's lock.
-
-    ``find_source(sgid_index)`` is the device's: the packed address and the interface index of a GID.
-    """
+    """A reliable connected queue pair; implements :class:`rdmacm.verbs.backend.QPBackend`."""
 
     __slots__ = (
-        *("_attr", "_cap", "_closed", "_drained", "_engine", "_find_source", "_flow", "_heard", "_local", "_pd"),
-        *("_recv_cq", "_recv_flow", "_recvs", "_remote", "_route", "_send_cq", "_sends", "_signal_all", "_srq"),
-        *("_table", "_transport", "in_line", "on_async_event", "qp_num", "state", "timers"),
+        *("_attr", "_cap", "_closed", "_destination", "_drain_reported", "_engine", "_established", "_find_source"),
+        *("_pd", "_recv_cq", "_recvs", "_route", "_send_cq", "_sends", "_signal_all", "_source", "_srq", "_table"),
+        *("_transport", "on_async_event", "qp_num", "state"),
     )
 
     def __init__(
@@ -257,64 +95,70 @@ class SoftQP:
         recv_cq: SoftCQ,
         srq: SoftSRQ | None,
     ) -> None:
+        """``find_source(sgid_index)`` returns the packed address and the interface index of a GID of the device."""
         self._transport = transport
         self._table = table
         self._find_source = find_source
+        #: The protection domain, whose memory the peer may touch.
         self._pd = pd
+        #: The depths of the queues.
         self._cap = cap
+        #: Whether requests without SIGNALED have completions too.
         self._signal_all = sq_sig_all
         self._send_cq = send_cq
         self._recv_cq = recv_cq
         self._srq = srq
+        #: Set by the transport.
         self.qp_num = 0
         self._closed = False
-        self.in_line = False
-        self.timers: tuple[float, ...] = ()
+        #: Called with each asynchronous event, under the device's lock. COMM_EST comes with the first packet that is
+        #: accepted.
         self.on_async_event: Callable[[SoftQP, AsyncEvent], None] | None = None
-        self._clear()
+        self._enter_reset()
         transport.attach(self)
 
-    def _clear(self) -> None:
-        """As in RESET."""
+    def _enter_reset(self) -> None:
         self.state = _RESET
+        #: What :meth:`modify` has set, None before.
         self._attr: QPAttr | None = None
-        self._engine: RcEngine | None = None
+        #: None until there is a work request or a packet.
+        self._engine: QPEngine | None = None
+        #: The way to the peer, from RTR on.
         self._route: WireRoute | None = None
-        self._flow: Icrc | None = None
-        self._recv_flow: Icrc | None = None
-        #: Where the last packet that was let in came from, and where it came to; whatever does so as well is let in.
-        self._remote: Remote | None = None
-        self._local = b""
-        self._sends = 0  # requests that occupy the send queue, and the receive queue
+        #: Socket address and local address of the last packet that was accepted: others from there need no check.
+        self._source: Remote | None = None
+        self._destination = b""
+        #: Requests that occupy the send queue, and the receive queue.
+        self._sends = 0
         self._recvs = 0
-        self._heard = False
-        self._drained = False
+        #: Whether COMM_EST was reported, and in SQD SQ_DRAINED.
+        self._established = False
+        self._drain_reported = False
 
     # -- states and attributes ------------------------------------------------------------------------
 
     def modify(self, attr: QPAttr, mask: QPAttrMask) -> None:
         with self._transport.lock:
-            if self._transport.owing:
-                self._transport.acknowledge()
+            self._transport.acknowledge()
             before = self.state
             bits = mask.value
-            state = QPState(attr.qp_state) if bits & _STATE else before
+            state = QPState(attr.qp_state) if bits & QP_STATE else before
             if state is _RESET:
                 self._reset()
                 return
-            if before >= _RTS and bits & _FIXED:
+            if before >= _RTS and bits & FIXED_AFTER_RTS:
                 raise cm_error(errno.EOPNOTSUPP, "timeouts and depths are as they were on the way to RTS", "modify_qp")
-            route = self._route_to(attr) if bits & _AV else None
+            route = self._route_to(attr) if bits & QP_AV else None
             kept = self.attr
-            for name in _fields_of(bits):
+            for name in named_fields(bits):
                 setattr(kept, name, getattr(attr, name))
             if route is not None:
-                kept.ah_attr = _same_path(attr.ah_attr)
-                self._use_route(*route)
+                kept.ah_attr = copy_path(attr.ah_attr)
+                self._use_route(route)
             engine = self._engine
-            if engine is not None and bits & _ACCESS_FLAGS:
+            if engine is not None and bits & QP_ACCESS_FLAGS:
                 engine.set_access(AccessFlag(kept.qp_access_flags))
-            if engine is not None and bits & _MIN_RNR_TIMER:
+            if engine is not None and bits & QP_MIN_RNR_TIMER:
                 engine.set_min_rnr_timer(kept.min_rnr_timer)
             self.state = state
             if state is not before:
@@ -322,15 +166,15 @@ class SoftQP:
 
     @property
     def attr(self) -> QPAttr:
-        """Its attributes, for :meth:`advance`; what they share is not to be changed."""
+        """Its attributes, for :meth:`advance`. ``cap`` and the address vectors may be shared: replace them."""
         if self._attr is None:
             self._attr = QPAttr(cap=_NO_CAP, ah_attr=_NO_PATH, alt_ah_attr=_NO_PATH)
         return self._attr
 
     def advance(self, state: QPState) -> None:
-        """To INIT, or to RTS through the states before it, with what :attr:`attr` has; EINVAL where that is not ahead.
+        """To INIT, or to RTS through the states before it, with the values of :attr:`attr`.
 
-        This is how an id takes its queue pair along, which answers for the values.
+        This is how an id takes its queue pair along; it has checked the values. EINVAL if the state is not ahead.
         """
         with self._transport.lock:
             if self._closed:
@@ -339,57 +183,59 @@ class SoftQP:
                 raise cm_error(errno.EINVAL, f"no way from {self.state.name} to {state.name}", "modify_qp")
             attr = self._attr or self.attr
             if state is _RTS:
-                self._use_route(*self._route_to(attr))
+                self._use_route(self._route_to(attr))
             self.state = state
             if self._engine is not None and state is _RTS:
-                _receive(self._engine, attr)
-                _send(self._engine, attr)
+                self._engine.ready_to_receive(rtr_attributes(attr))
+                self._engine.ready_to_send(rts_attributes(attr))
 
     def fail(self) -> None:
-        """To ERR, as the end of its connection: everything posted is flushed. In RESET there is nothing to flush."""
+        """To ERR at the end of its connection: everything posted is flushed. In RESET nothing is posted."""
         with self._transport.lock:
-            if self._transport.owing:
-                self._transport.acknowledge()
+            self._transport.acknowledge()
             if self.state is not _RESET and self.state is not _ERR:
                 self._fail()
 
     def _enter(self, state: QPState, before: QPState, attr: QPAttr) -> None:
+        """Take the engine from one state to another."""
         if state is _ERR:
             self._fail()
         elif state is _SQD:
-            engine = self._started()
+            engine = self._start_engine()
             engine.pause()
-            self._drained = False
+            self._drain_reported = False
             self._after(engine)
         elif self._engine is None:
             return
         elif state is _RTR:
-            _receive(self._engine, attr)
+            self._engine.ready_to_receive(rtr_attributes(attr))
         elif state is _RTS and before is _RTR:
-            _send(self._engine, attr)
+            self._engine.ready_to_send(rts_attributes(attr))
         elif state is _RTS:
             self._engine.resume()
             self._transport.send_now(self, self._transport.clock())
 
-    def _started(self) -> RcEngine:
-        """The engine: from the first work request or packet; a queue pair that is only there costs little."""
+    def _start_engine(self) -> QPEngine:
+        """Return the engine. It is made when first needed, so that an idle queue pair costs little."""
         engine = self._engine
         if engine is None:
             memory = RemoteMemory(self._table, self._pd)
-            engine = RcEngine(self.qp_num, memory, self._take_shared if self._srq is not None else None)
-            self._engine = engine
+            take_recv = self._take_shared_recv if self._srq is not None else None
+            engine = self._engine = self._transport.make_engine(self.qp_num, memory, take_recv)
+            if self._route is not None:
+                self._set_engine_route(engine, self._route)
             state = self.state
             if state is _ERR:
                 engine.flush()
             elif state >= _RTR:
-                _receive(engine, self.attr)
+                engine.ready_to_receive(rtr_attributes(self.attr))
                 if state is not _RTR:
-                    _send(engine, self.attr)
+                    engine.ready_to_send(rts_attributes(self.attr))
                 if state is _SQD:
                     engine.pause()
         return engine
 
-    def _route_to(self, attr: QPAttr) -> tuple[WireRoute, Icrc]:
+    def _route_to(self, attr: QPAttr) -> WireRoute:
         vector = attr.ah_attr
         if not vector.is_global:
             raise cm_error(errno.EINVAL, "an address vector needs a destination GID here", "modify_qp")
@@ -400,47 +246,51 @@ class SoftQP:
         scope_id = ifindex if is_link_local(remote) else 0
         return self._transport.route(WirePath(local, remote, scope_id), vector.gr.traffic_class)
 
-    def _use_route(self, route: WireRoute, flow: Icrc) -> None:
+    def _use_route(self, route: WireRoute) -> None:
         self._route = route
-        self._flow = flow
-        self._remote = None
+        self._source = None
+        if self._engine is not None:
+            self._set_engine_route(self._engine, route)
+
+    @staticmethod
+    def _set_engine_route(engine: QPEngine, route: WireRoute) -> None:
+        engine.set_route(route.path.local, route.path.remote, route.source_port)
 
     def query(self) -> QPAttr:
         with self._transport.lock:
             found = copy.deepcopy(self._attr) if self._attr is not None else QPAttr()
             found.qp_state = found.cur_qp_state = self.state
             found.cap = copy.copy(self._cap)
-            found.sq_draining = int(self.state is QPState.SQD and self._engine is not None and not self._engine.drained)
+            found.sq_draining = int(self.state is _SQD and self._engine is not None and not self._engine.drained)
             return found
 
     def _reset(self) -> None:
-        """Everything posted is gone, with the completions nobody has seen."""
-        self._clear()
+        """Forget everything posted, and the completions that were not polled."""
+        self._enter_reset()
         self._send_cq.drop(self.qp_num)
         if self._recv_cq is not self._send_cq:
             self._recv_cq.drop(self.qp_num)
 
     def destroy(self) -> None:
         with self._transport.lock:
-            if self._transport.owing:
-                self._transport.acknowledge()
+            self._transport.acknowledge()
             self._closed = True
             self._reset()
             self._transport.detach(self)
 
-    # -- work -----------------------------------------------------------------------------------------
+    # -- work requests --------------------------------------------------------------------------------
 
     def post_send(self, wrs: list[SendWR]) -> None:
         transport = self._transport
         with transport.lock:
             if self._sends + len(wrs) > self._cap.max_send_wr:
-                transport.progress()  # an ACK may be here that nobody has looked for
-            if len(wrs) == 1 and self.state is _RTS and transport.opened and not self.in_line:
+                transport.progress()  # an ACK that has arrived may make room
+            if len(wrs) == 1 and self.state is _RTS and transport.opened and not transport.is_send_queued(self):
                 self._send(wrs[0])
                 return
             if self.state < _RTS:
                 raise cm_error(errno.EINVAL, f"a queue pair in {self.state.name} does not send", "post_send")
-            engine = self._started()
+            engine = self._start_engine()
             try:
                 for wr in wrs:
                     engine.post_send(self._work(wr))
@@ -452,32 +302,29 @@ class SoftQP:
                     transport.send_now(self, transport.clock())
 
     def _send(self, wr: SendWR) -> None:
-        """A single request, with nothing in line before it: a small one leaves at once."""
-        engine, flow, route = self._engine or self._started(), self._flow, self._route
-        assert flow is not None
+        """Post a single request while no other queue pair waits for its turn to send: a small one leaves at once."""
+        engine, route = self._engine or self._start_engine(), self._route
         assert route is not None
         work = self._work(wr)
         transport = self._transport
         now = transport.clock()
-        packet = engine.send(work, flow, now)
+        packet = engine.try_send(work, now)
         self._sends += 1
         if packet is None:
             transport.send_now(self, now)
             return
         transport.wire.send(route, packet)
-        deadline, timers = engine.deadline, self.timers
-        if deadline is not None and not (timers and timers[-1] <= deadline):
-            transport.watch(self)
-        if transport.owing:
+        deadline = engine.deadline
+        if deadline is not None:
+            transport.schedule(self, deadline)
+        if transport.pending_acks:
             transport.acknowledge()
 
     def _work(self, wr: SendWR) -> SendWork:
-        """A work request as the engine wants it."""
+        """Make the engine's request from the user's, whose opcode :class:`rdmacm.verbs.qp.QP` has checked."""
         if self._sends >= self._cap.max_send_wr:
             raise cm_error(errno.ENOMEM, f"the send queue holds {self._cap.max_send_wr} requests", "post_send")
         opcode, elements = wr.opcode, wr.sg
-        if not _CONNECTED[opcode]:
-            raise cm_error(errno.EINVAL, f"{opcode!r} is not for a reliable connection", "post_send")
         flags = int(wr.send_flags)
         segments: Sequence[memoryview]
         if len(elements) == 1 and type(element := elements[0]) is not SGE:
@@ -485,22 +332,22 @@ class SoftQP:
             segments = (memoryview(bytes(element)),)
             length = len(segments[0])
         else:
-            segments = _gather(self._table, self._pd, elements, _FETCHES[opcode])
-            if segments is _UNTOUCHABLE:
+            segments = self._table.gather(self._pd, elements, _WRITES_LOCALLY[opcode])
+            if segments is INACCESSIBLE:
                 length = 8
             else:
                 length = len(segments[0]) if len(segments) == 1 else sum(map(len, segments))
-                if flags & _INLINE:
+                if flags & SEND_INLINE:
                     segments = (memoryview(b"".join(segments)),)
         if length > MAX_MESSAGE or (length < 8 and opcode in _ATOMICS):
             raise cm_error(errno.EINVAL, f"{length} bytes are not for {opcode.name}", "post_send")
         return SendWork(
-            wr.wr_id if flags & _SIGNALED or self._signal_all else _Quiet(wr.wr_id),
+            wr.wr_id if flags & SEND_SIGNALED or self._signal_all else UnsignaledWrId(wr.wr_id),
             opcode,
             segments,
             True,
-            flags & _SOLICITED != 0,
-            flags & _FENCE != 0,
+            flags & SEND_SOLICITED != 0,
+            flags & SEND_FENCE != 0,
             wr.remote_addr,
             wr.rkey,
             wr.imm_data,
@@ -515,20 +362,19 @@ class SoftQP:
                 raise cm_error(errno.EINVAL, "a queue pair in RESET takes no receives", "post_recv")
             if self._srq is not None:
                 raise cm_error(errno.EINVAL, "receives come from the shared receive queue", "post_recv")
-            engine = self._engine or self._started()
+            engine = self._engine or self._start_engine()
             most = self._cap.max_recv_wr
             try:
                 for wr in wrs:
                     if self._recvs >= most:
                         raise cm_error(errno.ENOMEM, f"the receive queue holds {most} requests", "post_recv")
-                    engine.post_recv(RecvWork(wr.wr_id, _gather(self._table, self._pd, wr.sg, True)))
+                    engine.post_recv(RecvWork(wr.wr_id, self._table.gather(self._pd, wr.sg, True)))
                     self._recvs += 1
             finally:
                 if self.state is _ERR:
                     self._after(engine)
 
-    def _take_shared(self) -> RecvWork | None:
-        """A receive from the shared queue."""
+    def _take_shared_recv(self) -> RecvWork | None:
         assert self._srq is not None
         work = self._srq.take()
         if work is not None:
@@ -537,50 +383,50 @@ class SoftQP:
 
     # -- completions ----------------------------------------------------------------------------------
 
-    def _after(self, engine: RcEngine) -> None:
-        """The engine has been given something: hand on what it has finished, and see what has become of it."""
+    def _after(self, engine: QPEngine) -> None:
+        """After a call of the engine: pass its completions on, and see whether it failed or is drained."""
         if engine.completed:
             self._complete(engine)
         if self.state is _ERR:
             return
         if engine.failed:
             self._fail()
-            self._tell(AsyncEvent.QP_FATAL)
-        elif self.state is _SQD and not self._drained and engine.drained:
-            self._drained = True
+            self._report(AsyncEvent.QP_FATAL)
+        elif self.state is _SQD and not self._drain_reported and engine.drained:
+            self._drain_reported = True
             if self._attr is not None and self._attr.en_sqd_async_notify:
-                self._tell(AsyncEvent.SQ_DRAINED)
+                self._report(AsyncEvent.SQ_DRAINED)
 
     def _fail(self) -> None:
-        """To the error state: everything that is posted completes, in order."""
+        """To the error state: everything posted completes, in order."""
         engine = self._engine
         self.state = _ERR
-        self._remote = None
+        self._source = None
         if engine is not None:
-            if not engine.failed:  # one that failed by itself still tells its peer why
+            if not engine.failed:  # an engine that failed by itself still has to tell the peer why
                 engine.flush()
             self._complete(engine)
         if self._srq is not None:
-            self._tell(AsyncEvent.QP_LAST_WQE_REACHED)
+            self._report(AsyncEvent.QP_LAST_WQE_REACHED)
 
-    def _complete(self, engine: RcEngine) -> None:
-        """What the engine has finished, each to its queue."""
+    def _complete(self, engine: QPEngine) -> None:
+        """Pass the engine's completions on to the completion queues."""
         completed = engine.completed
         found = completed[:]
         completed.clear()
-        if len(found) == 1 and found[0].opcode & _RECV:
+        if len(found) == 1 and found[0].opcode & WC_RECV:
             self._recvs -= 1
             self._recv_cq.add(found)
             return
         sends: list[WC] = []
         recvs = sends if self._recv_cq is self._send_cq else []
         for wc in found:
-            if wc.opcode & _RECV:
+            if wc.opcode & WC_RECV:
                 self._recvs -= 1
                 recvs.append(wc)
                 continue
             self._sends -= 1
-            if type(wc.wr_id) is _Quiet:
+            if type(wc.wr_id) is UnsignaledWrId:
                 if wc.status is _SUCCESS:
                     continue
                 wc.wr_id = int(wc.wr_id)
@@ -593,71 +439,70 @@ class SoftQP:
     def cq_failed(self, cq: object) -> None:
         if cq in (self._send_cq, self._recv_cq) and self.state not in (_RESET, _ERR):
             self._fail()
-            self._tell(AsyncEvent.QP_FATAL)
+            self._report(AsyncEvent.QP_FATAL)
 
-    def _tell(self, event: AsyncEvent) -> None:
+    def _report(self, event: AsyncEvent) -> None:
         if self.on_async_event is not None:
             self.on_async_event(self, event)
 
     # -- packets --------------------------------------------------------------------------------------
 
-    def received(self, data: memoryview, segment: int, remote: Remote, local: bytes, now: float) -> None:
-        """Packets for this queue pair, by number; whose they are is seen here and in the engine."""
-        if (remote != self._remote or local != self._local) and not self._let_in(remote, local):
+    def received(self, data: memoryview, segment: int, source: Remote, destination: bytes, now: float) -> None:
+        """Process a packet or train that has this queue pair's number, if it comes from the peer."""
+        if (source != self._source or destination != self._destination) and not self._accept_from(source, destination):
             return
-        engine, flow = self._engine, self._recv_flow
+        engine = self._engine
         assert engine is not None
-        assert flow is not None
-        if not engine.received(data, segment, flow, now):
+        if not engine.received(data, segment, now):
             self._transport.dropped["packet"] += 1
-        elif not self._heard:
-            self._heard = True
-            self._tell(AsyncEvent.COMM_EST)
+        elif not self._established:
+            self._established = True
+            self._report(AsyncEvent.COMM_EST)
         if engine.completed:
             self._complete(engine)
         if engine.failed or self.state is not _RTS:
             self._after(engine)
-        # What was not accepted may have to be answered as well.
+        # A packet that was not accepted may have to be answered as well.
         to_send = engine.to_send
         if to_send == NOTHING:
-            deadline, timers = engine.deadline, self.timers
-            if deadline is not None and not (timers and timers[-1] <= deadline):
-                self._transport.watch(self)
+            deadline = engine.deadline
+            if deadline is not None:
+                self._transport.schedule(self, deadline)
         elif to_send == ACK_ONLY:
-            self._transport.owing[self] = None
+            self._transport.defer_ack(self)
         else:
             self._transport.ready(self)
 
-    def _let_in(self, remote: Remote, local: bytes) -> bool:
-        """Whether packets from there to here may be the peer's, and are welcome now."""
+    def _accept_from(self, source: Remote, destination: bytes) -> bool:
+        """Whether packets between these addresses may be the peer's; if so, the engine expects them."""
         route = self._route
         if route is None or not _RTR <= self.state <= _SQE:
             self._transport.dropped["state"] += 1
             return False
         path = route.path
-        if remote[0] != route.remote_host or local != path.local or (path.scope_id and path.scope_id != remote[-1]):
+        is_other_link = path.scope_id and path.scope_id != source[-1]
+        if source[0] != route.remote_host or destination != path.local or is_other_link:
             self._transport.dropped["address"] += 1
             return False
-        self._remote, self._local = remote, local
-        self._recv_flow = Icrc(path.remote, path.local, remote[1])
-        self._started()
+        self._source, self._destination = source, destination
+        self._start_engine().set_peer_port(source[1])
         return True
 
     def transmit(self, now: float, limit: int) -> int:
-        engine, flow, route = self._engine, self._flow, self._route
-        if engine is None or flow is None or route is None:
+        engine, route = self._engine, self._route
+        if engine is None or route is None:
             return 0
         transport = self._transport
         sent = 0
         send = transport.wire.send
-        for pieces, segment in engine.datagrams(flow, now, limit, transport.train):
+        for pieces, segment in engine.datagrams(now, limit, transport.train):
             send(route, pieces, segment)
             sent += -(-sum(map(len, pieces)) // segment) if segment else 1
-        if engine.failed and self.state is not _ERR:  # memory it reads has been revoked, or was never there
+        if engine.failed and self.state is not _ERR:  # memory that it sends was deregistered, or never registered
             self._after(engine)
-        deadline, timers = engine.deadline, self.timers
-        if deadline is not None and not (timers and timers[-1] <= deadline):
-            transport.watch(self)
+        deadline = engine.deadline
+        if deadline is not None:
+            transport.schedule(self, deadline)
         return sent
 
     @property

@@ -12,24 +12,26 @@ for a connected one when it also comes from the peer's address; everything else 
 from __future__ import annotations
 
 import errno
-import heapq
 import random
 import struct
 import threading
-from collections import Counter, deque
+from collections import Counter, OrderedDict
 from socket import AF_INET, AF_INET6, inet_pton
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from rdmacm.address import DEFAULT_PKEY
 from rdmacm.errors import cm_error
 from rdmacm.proto.mad import GSI_Q_KEY, MAD_SIZE
-from rdmacm.proto.roce.icrc import ICRC_LENGTH, RESIDUE, Icrc, crc32
+from rdmacm.proto.roce.icrc import ICRC_LENGTH, RESIDUE, Icrc, crc32, icrc_between
 from rdmacm.proto.roce.opcodes import BTH_LENGTH, Opcode
+from rdmacm.proto.roce.rc import RcEngine
 from rdmacm.soft.wire.base import Received, Wire, WirePath, WireRoute
+from rdmacm.timerheap import LazyTimerHeap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence, Sized
 
+    from rdmacm.proto.engine import EngineFactory
     from rdmacm.proto.wire import Buffer
 
 __all__ = ["GSI_QPN", "Endpoint", "Remote", "Transport"]
@@ -63,15 +65,11 @@ class Endpoint(Protocol):
     """A queue pair as the transport sees it. All of it is called under the provider's lock."""
 
     qp_num: int
-    #: Whether it waits for its turn to send.
-    in_line: bool
-    #: When the timers fire that the transport keeps for it, the next one last.
-    timers: tuple[float, ...]
 
     def received(self, data: memoryview, segment: int, remote: Remote, local: bytes, now: float) -> None: ...
 
     def transmit(self, now: float, limit: int) -> int:
-        """Send up to ``limit`` packets, and :meth:`Transport.watch` what comes of it.
+        """Send up to ``limit`` packets, and :meth:`Transport.schedule` the deadline that follows.
 
         Returns how many packets there were: so many or more where it may have others left.
         """
@@ -116,11 +114,13 @@ class Transport:
         #: How many bytes of packets a train may have, 0 where there are none.
         self.train = 0
         #: Whether somebody sees to it soon that what is owed is sent, should the application not come back.
-        self.watched = False
+        self.may_defer_acks = False
         #: How often an ACK was left for later, or would have been but for that.
         self.deferrals = 0
+        #: Makes the engines of queue pairs.
+        self.make_engine: EngineFactory = RcEngine
         #: The queue pairs that have an ACK to send, and nothing else, which may wait for a moment.
-        self.owing: dict[Endpoint, None] = {}
+        self.pending_acks: dict[Endpoint, None] = {}
         #: Whether packets come and go.
         self.opened = False
         self._call_at = call_at
@@ -128,12 +128,14 @@ class Transport:
         self._inside = False
         self._qps: dict[int, Endpoint] = {}
         self._held: dict[int, float] = {}
-        self._line: deque[Endpoint] = deque()
-        self._timers: list[tuple[float, int]] = []
+        #: The queue pairs that wait for their turn to send, in order.
+        self._send_queue: OrderedDict[Endpoint, None] = OrderedDict()
+        #: Deadlines of queue pairs, by number.
+        self._timers = LazyTimerHeap(self._deadline_of)
         # What the provider was asked for and has not called yet, the next one last.
         self._calls: list[float] = []
         #: With what the ICRC of a management datagram begins with.
-        self._routes: dict[tuple[WirePath, int], tuple[WireRoute, Icrc, int]] = {}
+        self._routes: dict[tuple[WirePath, int], tuple[WireRoute, int]] = {}
         self._gsi_sources: dict[tuple[Remote, bytes], tuple[WirePath, Icrc, int]] = {}
         self._gsi_psn = self.random.getrandbits(24)
 
@@ -156,7 +158,7 @@ class Transport:
         with self.lock:
             self.acknowledge()
             self.opened = False
-            self._line.clear()
+            self._send_queue.clear()
             self._timers.clear()
             self._calls.clear()
             self._qps.clear()
@@ -170,7 +172,7 @@ class Transport:
         self.lock = threading.RLock()  # a thread that is not here may have held the other
         self._abandoned = True
         self.opened = False
-        self.owing.clear()
+        self.pending_acks.clear()
         self._qps.clear()
         self.wire.abandon()
 
@@ -208,13 +210,9 @@ class Transport:
         if self._qps.get(qp.qp_num) is not qp:
             return
         del self._qps[qp.qp_num]
-        if qp.in_line:
-            self._line.remove(qp)
-            qp.in_line = False
-        self.owing.pop(qp, None)
-        if len(self._timers) > 64 + 4 * len(self._qps):
-            self._timers[:] = [entry for entry in self._timers if entry[1] in self._qps]
-            heapq.heapify(self._timers)
+        self._send_queue.pop(qp, None)
+        self.pending_acks.pop(qp, None)
+        self._timers.discard(qp.qp_num)
 
     @property
     def id_prefix(self) -> int:
@@ -249,23 +247,23 @@ class Transport:
         with self.lock:
             if not self.opened or self._inside:
                 return False
-            if self.owing:
+            if self.pending_acks:
                 self.acknowledge()
             found = self.wire.receive(glance)
-            timers, line = self._timers, self._line
+            timers, line = self._timers, self._send_queue
             if not found and not timers and not line:
                 return False
             now = self.clock()
             if found:
                 self._take_in(found, now)
-                if self.owing:
+                if self.pending_acks:
                     if wanted:
                         self.deferrals += 1
-                    if not (wanted and self.watched):
+                    if not (wanted and self.may_defer_acks):
                         self.acknowledge()
-            elif not line and timers[0][0] > now:
+            elif not line and timers.earliest > now:
                 return False
-            if line or (timers and timers[0][0] <= now):
+            if line or timers.earliest <= now:
                 self._act(now)
             return True
 
@@ -284,7 +282,7 @@ class Transport:
                         self._management(data, remote, local, now)
                         continue
                 self._dispatch(data, segment, remote, local, now)
-                if self.owing:
+                if self.pending_acks:
                     self.acknowledge()  # of a train: there is more, and the window is not to close
         finally:
             self._inside = False
@@ -301,7 +299,7 @@ class Transport:
 
     def send_now(self, qp: Endpoint, now: float) -> None:
         """Send what a queue pair has just been given, after those in line before it."""
-        if self._line or self._inside or not self.opened:
+        if self._send_queue or self._inside or not self.opened:
             self.ready(qp)
             if not self.opened:
                 self._check_fork()
@@ -313,67 +311,66 @@ class Transport:
             self.ready(qp)
             self._take_turns(now)
             self._settle()
-        if self.owing:
+        if self.pending_acks:
             self.acknowledge()
 
+    def defer_ack(self, qp: Endpoint) -> None:
+        """A queue pair has an ACK to send, and nothing else."""
+        self.pending_acks[qp] = None
+
     def acknowledge(self) -> None:
-        """Send the ACKs that are owed."""
-        owing = self.owing
-        now = self.clock()
-        while owing:
-            owing.popitem()[0].transmit(now, _TURN)
+        """Send the ACKs that were deferred."""
+        pending = self.pending_acks
+        if pending:
+            now = self.clock()
+            while pending:
+                pending.popitem()[0].transmit(now, _TURN)
 
     def ready(self, qp: Endpoint) -> None:
         """A queue pair may have something to send: it gets in line."""
-        if not qp.in_line:
-            qp.in_line = True
-            self._line.append(qp)
+        self._send_queue[qp] = None
+
+    def is_send_queued(self, qp: Endpoint) -> bool:
+        """Whether a queue pair waits for its turn to send."""
+        return qp in self._send_queue
 
     def _take_turns(self, now: float) -> None:
-        line, left = self._line, _SENT
+        line, left = self._send_queue, _SENT
         while line and left > 0:
-            qp = line.popleft()
-            qp.in_line = False
+            qp, _ = line.popitem(last=False)
             sent = qp.transmit(now, _TURN)
             left -= sent or 1
             if sent >= _TURN:
                 self.ready(qp)
 
-    def watch(self, qp: Endpoint) -> None:
-        """Have a timer fire at the queue pair's deadline or before.
-
-        One is enough while the deadline only moves back: when it fires, it is asked again. An earlier deadline takes
-        another; the later timer stays, and is counted on, so that a peer who moves deadlines to and fro adds no more.
-        """
-        deadline, timers = qp.deadline, qp.timers
-        if deadline is not None and not (timers and timers[-1] <= deadline):
-            qp.timers = (*timers, deadline)
-            heapq.heappush(self._timers, (deadline, qp.qp_num))
+    def schedule(self, qp: Endpoint, deadline: float) -> None:
+        """Have :meth:`Endpoint.timer` called at the deadline of a queue pair, which was set or has moved."""
+        timers = self._timers
+        earliest = timers.earliest
+        timers.schedule(qp.qp_num, deadline)
+        if timers.earliest < earliest:
             self._settle()
+
+    def _deadline_of(self, qpn: int) -> float | None:
+        qp = self._qps.get(qpn)
+        return qp.deadline if qp is not None else None
 
     def _fire(self, now: float) -> None:
         timers = self._timers
         for _ in range(_FIRED):
-            if not timers or timers[0][0] > now:
+            qpn = timers.pop_due(now)
+            if qpn is None:
                 break
-            when, qpn = heapq.heappop(timers)
-            qp = self._qps.get(qpn)
-            if qp is None or not qp.timers or qp.timers[-1] != when:
-                continue  # another's, which had the number before
-            qp.timers = qp.timers[:-1]
-            deadline = qp.deadline
-            if deadline is not None and deadline <= now:
-                qp.timer(now)
-                self.ready(qp)
-            else:
-                self.watch(qp)
+            qp = self._qps[qpn]
+            qp.timer(now)
+            self.ready(qp)
 
     def _settle(self) -> None:
         """Ask to be called again in time."""
-        if self._line:
+        if self._send_queue:
             wanted = self.clock()
         elif self._timers:
-            wanted = self._timers[0][0]
+            wanted = self._timers.earliest
         else:
             return
         calls = self._calls
@@ -439,7 +436,7 @@ class Transport:
                 if len(self._gsi_sources) >= _KEPT:
                     self._gsi_sources.clear()
                 path = WirePath(local, packed_host(remote[0], local), remote[3] if len(remote) == 4 else 0)
-                flow = Icrc(path.remote, local, remote[1])
+                flow = icrc_between(path.remote, local, remote[1])
                 found = self._gsi_sources[remote, local] = path, flow, flow.start(_GSI_LENGTH)
             path, flow, start = found
             # Nearly every one is as our own are sent.
@@ -448,17 +445,16 @@ class Transport:
             elif self.on_mad is not None:
                 self.on_mad(data[BTH_LENGTH + 8 : -ICRC_LENGTH], path, now)
 
-    def route(self, path: WirePath, traffic_class: int) -> tuple[WireRoute, Icrc]:
-        """How packets get to a peer, and their ICRC; for all that is sent there together."""
-        route, flow, _ = self._routes.get((path, traffic_class)) or self._new_route(path, traffic_class)
-        return route, flow
+    def route(self, path: WirePath, traffic_class: int) -> WireRoute:
+        """How packets get to a peer; for all that is sent there together."""
+        return (self._routes.get((path, traffic_class)) or self._new_route(path, traffic_class))[0]
 
-    def _new_route(self, path: WirePath, traffic_class: int) -> tuple[WireRoute, Icrc, int]:
+    def _new_route(self, path: WirePath, traffic_class: int) -> tuple[WireRoute, int]:
         if len(self._routes) >= _KEPT:
             self._routes.clear()
         route = self.wire.route(path, traffic_class)
-        flow = Icrc(path.local, path.remote, route.source_port)
-        found = self._routes[path, traffic_class] = route, flow, flow.start(_GSI_LENGTH)
+        flow = icrc_between(path.local, path.remote, route.source_port)
+        found = self._routes[path, traffic_class] = route, flow.start(_GSI_LENGTH)
         return found
 
     def send_mad(self, path: WirePath, mad: Buffer, traffic_class: int = 0) -> bool:
@@ -466,9 +462,9 @@ class Transport:
         with self.lock:
             if not self.opened:
                 self.open()
-            if self.owing:
+            if self.pending_acks:
                 self.acknowledge()  # before a peer is told that this is the end
-            route, _, start = self._routes.get((path, traffic_class)) or self._new_route(path, traffic_class)
+            route, start = self._routes.get((path, traffic_class)) or self._new_route(path, traffic_class)
             self._gsi_psn = (self._gsi_psn + 1) & 0xFFFFFF
             headers = _GSI_HEADERS.pack(_UD_SEND_ONLY, 0, DEFAULT_PKEY, GSI_QPN, self._gsi_psn, GSI_Q_KEY, GSI_QPN)
             crc = crc32(mad, crc32(headers, start))

@@ -26,7 +26,8 @@ from rdmacm.explanation import Explanation, Step
 from rdmacm.failure import Failure
 from rdmacm.provider import Address, EventQueue, IdOptions, QueuedEvent
 from rdmacm.resolution.hosts import DeviceView
-from rdmacm.soft.device.queue_pair import AsyncEvent, SoftQP
+from rdmacm.soft.device.async_events import AsyncEvent
+from rdmacm.soft.device.queue_pair import SoftQP
 from rdmacm.soft.event_queue import SoftQueue
 from rdmacm.soft.host import SoftHost
 from rdmacm.soft.ids.core import IdCore, steps_of

@@ -1,12 +1,12 @@
-"""Reliable connected transport: InfiniBand Architecture chapter 9.7, as Linux's rxe speaks it.
+"""Reliable connected service (InfiniBand Architecture 9.7) as Linux's rxe speaks it.
 
-A requester turns work requests into packets and answers into completions; a responder does what the peer's packets
-ask. :class:`RcEngine` is both, with one stream of packets in and out.
+The requester turns work requests into packets and the peer's answers into completions; the responder executes what the
+peer's packets ask for. :class:`RcEngine` is both, with one stream of packets in and one out. ``state.py`` has the state
+they share, ``fast_path.py`` what is done for speed alone.
 """
 
 from __future__ import annotations
 
-from rdmacm.proto.roce.rc.engine import ACK_ONLY, NOTHING, PACKETS, RcEngine, RtrAttributes, RtsAttributes
-from rdmacm.proto.roce.rc.trains import Datagram
+from rdmacm.proto.roce.rc.engine import RcEngine
 
-__all__ = ["ACK_ONLY", "NOTHING", "PACKETS", "Datagram", "RcEngine", "RtrAttributes", "RtsAttributes"]
+__all__ = ["RcEngine"]

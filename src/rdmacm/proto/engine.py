@@ -1,0 +1,166 @@
+"""What a device needs of a wire protocol: one engine for each connected queue pair.
+
+To run queue pairs over another wire (iWARP, say), write a class with the methods of :class:`QPEngine` and give the
+device a function that makes one. The queue pair of the device keeps what all wires share: the states and attributes of
+the verbs, the depths of the queues, local keys, completion queues, and whose packets are let in. An engine has what is
+the protocol's: the format of packets and their check sums, sequence numbers, acknowledgements, retransmission, and
+access to the memory that a peer names.
+
+An engine is sans-IO. It has no socket, clock, thread or randomness of its own: the time ``now`` is an argument, in
+seconds of any monotonic clock, and packets, completions and its next deadline are fetched from it. Nothing that a peer
+sends raises an exception.
+
+Whoever demultiplexes packets must find the queue pair of a packet (:mod:`rdmacm.soft.device.multiplexer` does this for
+RoCEv2, by the BTH), and a wire carries them (:class:`rdmacm.soft.wire.base.Wire`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from rdmacm.address import DEFAULT_PKEY
+from rdmacm.enums import AccessFlag
+from rdmacm.proto.wire import Buffer
+from rdmacm.work import WC, Memory, RecvWork, SendWork
+
+__all__ = [
+    "ACK_ONLY",
+    "NOTHING",
+    "PACKETS",
+    "Datagram",
+    "EngineFactory",
+    "QPEngine",
+    "RtrAttributes",
+    "RtsAttributes",
+]
+
+#: Values of :attr:`QPEngine.to_send`: nothing; one ACK, which may wait for a moment; packets that may not wait.
+NOTHING, ACK_ONLY, PACKETS = range(3)
+
+#: The pieces of one ``sendmsg(2)``, and the segment size if they are a train of packets (0: a single packet).
+Datagram: TypeAlias = "tuple[list[Buffer], int]"
+
+
+@dataclass(frozen=True, slots=True)
+class RtrAttributes:
+    """The attributes of a queue pair that takes it from INIT to RTR, ready to receive (``struct ibv_qp_attr``)."""
+
+    dest_qp_num: int
+    #: The PSN of the peer's first request.
+    rq_psn: int
+    #: Payload bytes of a packet.
+    path_mtu: int = 1024
+    #: READ and atomic requests of the peer that may be outstanding.
+    max_dest_rd_atomic: int = 16
+    #: The timer code, 0 to 31, of an RNR NAK.
+    min_rnr_timer: int = 12
+    #: What the peer may do with registered memory.
+    access: AccessFlag = (
+        AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_READ | AccessFlag.REMOTE_ATOMIC
+    )
+    pkey: int = DEFAULT_PKEY
+
+
+@dataclass(frozen=True, slots=True)
+class RtsAttributes:
+    """The attributes that take it from RTR to RTS, ready to send."""
+
+    #: The PSN of the first request.
+    sq_psn: int
+    #: Seconds to wait for an acknowledgement, 0 for ever.
+    timeout: float = 0.067
+    #: How often to retransmit without progress.
+    retry_cnt: int = 7
+    #: How often to try again after an RNR NAK; 7 is for ever.
+    rnr_retry: int = 7
+    #: READ and atomic requests that may be outstanding at the peer.
+    max_rd_atomic: int = 16
+
+
+class QPEngine(Protocol):
+    """The protocol of one connected queue pair, from INIT on.
+
+    Its owner serialises all calls. ``completed`` and ``failed`` are plain attributes, read after every packet.
+    """
+
+    #: Completions that the owner has not taken yet, oldest first. The owner clears the list; it is never replaced.
+    completed: list[WC]
+    #: Whether the connection has ended: by an error, or by :meth:`flush`. Then everything posted has completed.
+    failed: bool
+
+    def set_route(self, local: bytes, remote: bytes, source_port: int) -> None:
+        """Send packets from the packed address ``local`` and the port ``source_port`` to ``remote``."""
+
+    def set_peer_port(self, port: int) -> None:
+        """Expect packets from this port of the remote address. Called after :meth:`set_route`, before a packet."""
+
+    def ready_to_receive(self, attributes: RtrAttributes) -> None:
+        """INIT to RTR: execute and answer the peer's requests from now on."""
+
+    def ready_to_send(self, attributes: RtsAttributes) -> None:
+        """RTR to RTS: accept :meth:`post_send` from now on. ValueError before RTR."""
+
+    def set_access(self, access: AccessFlag) -> None:
+        """Change what the peer may do, from its next request on."""
+
+    def set_min_rnr_timer(self, code: int) -> None:
+        """Change how long a peer has to wait if no receive is posted, as a timer code, 0 to 31."""
+
+    def post_send(self, work: SendWork) -> None:
+        """Queue a request. Once the connection has ended it completes as flushed. ValueError before RTS."""
+
+    def try_send(self, work: SendWork, now: float) -> Sequence[Buffer] | None:
+        """Queue a request and begin with it, if one packet is all it takes and nothing has to be sent before.
+
+        Return that packet, ready for the wire. None if :meth:`datagrams` has to be asked; the request is queued then.
+        """
+
+    def post_recv(self, work: RecvWork) -> None:
+        """Queue a receive. Once the connection has ended it completes as flushed."""
+
+    def pause(self) -> None:
+        """RTS to SQD: complete the requests that have begun, begin no other. Posts are still queued."""
+
+    def resume(self) -> None:
+        """SQD to RTS."""
+
+    @property
+    def drained(self) -> bool:
+        """Whether no request that has begun waits for its completion."""
+
+    def flush(self) -> None:
+        """To the error state: everything posted completes as flushed.
+
+        Nothing more is sent, except what a connection that failed by itself still has to answer.
+        """
+
+    @property
+    def deadline(self) -> float | None:
+        """When :meth:`timer` has to be called, in the time of ``now``; None for never."""
+
+    def timer(self, now: float) -> None:
+        """Do what is due: retransmit, or end the connection."""
+
+    def received(self, data: memoryview, segment: int, now: float) -> int:
+        """Process a packet for this queue pair, or with ``segment`` > 0 a train of packets of that many bytes.
+
+        The last packet of a train may be shorter. ``data`` is valid during the call. The owner has checked the
+        addresses and, if the wire has them, the ports. Return how many packets were accepted.
+        """
+
+    @property
+    def to_send(self) -> int:
+        """Whether :meth:`datagrams` may return something: NOTHING, ACK_ONLY or PACKETS."""
+
+    def datagrams(self, now: float, limit: int, train: int) -> list[Datagram]:
+        """Return up to ``limit`` packets that may be sent now, ready for the wire, acknowledgements included.
+
+        Packets may be joined to trains of up to ``train`` bytes; if that is 0, each packet is by itself.
+        """
+
+
+#: Makes the engine of a queue pair in INIT: from its number, the memory its peer may touch, and the source of its
+#: receives if that is a shared receive queue (the next one, or None if it is empty), else None.
+EngineFactory: TypeAlias = "Callable[[int, Memory, Callable[[], RecvWork | None] | None], QPEngine]"

@@ -1,0 +1,200 @@
+"""The state of a reliable connection: one object, which the requester and the responder share.
+
+It has fields and no behaviour. The functions of :mod:`~rdmacm.proto.roce.rc.requester`,
+:mod:`~rdmacm.proto.roce.rc.responses`, :mod:`~rdmacm.proto.roce.rc.responder` and
+:mod:`~rdmacm.proto.roce.rc.fast_path` work on it; :class:`~rdmacm.proto.roce.rc.engine.RcEngine` is the object with its
+entry points. PSNs and MSNs have 24 bits and wrap (:mod:`rdmacm.proto.roce.psn`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rdmacm.address import DEFAULT_PKEY
+from rdmacm.proto.roce.icrc import Icrc
+from rdmacm.proto.roce.psn import PSN_MASK
+from rdmacm.work import WC, Memory, RecvWork, SendWork
+
+__all__ = ["NO_HEADERS", "RcState", "Resource", "Response"]
+
+#: :attr:`RcState.header_lengths` of a queue pair that accepts no packet.
+NO_HEADERS = bytes(256)
+_NO_ICRC = Icrc(bytes(4), bytes(4), 0)
+
+
+class Resource:
+    """A responder resource: what is kept of a READ or atomic to answer it again (InfiniBand Architecture 9.4.4)."""
+
+    __slots__ = ("address", "first_psn", "last_psn", "length", "original", "rkey")
+
+    def __init__(self, first_psn: int, packets: int, rkey: int, address: int, length: int, original: int | None):
+        #: PSNs of its response.
+        self.first_psn = first_psn
+        self.last_psn = (first_psn + packets - 1) & PSN_MASK
+        #: The memory it touched, ``length`` in bytes.
+        self.rkey = rkey
+        self.address = address
+        self.length = length
+        #: The value that was there before an atomic; None for a READ.
+        self.original = original
+
+
+class Response:
+    """Packets the responder has to send: an ACK, a NAK, the value of an atomic, or what is left of a READ response."""
+
+    __slots__ = ("address", "is_repeated", "last_psn", "length", "msn", "offset", "psn", "resource", "syndrome")
+
+    def __init__(self, psn: int, syndrome: int, msn: int, resource: Resource | None = None, *, repeated: bool = False):
+        #: PSNs of the packets still to be sent. Only a READ response has more than one.
+        self.psn = self.last_psn = psn
+        self.syndrome = syndrome
+        self.msn = msn
+        #: What is answered; None for an ACK or NAK.
+        self.resource = resource
+        #: Whether it was answered before.
+        self.is_repeated = repeated
+        #: READ: the memory to send, ``length`` bytes of which ``offset`` are sent.
+        self.address = self.length = self.offset = 0
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class RcState:
+    """See the module. What "RTR" and "RTS" follow is set on the way to that state and constant from then on."""
+
+    qp_num: int
+    #: The memory that the peer may touch.
+    memory: Memory
+    #: Takes the next receive from a shared receive queue, None if that is empty. None without such a queue.
+    take_shared_receive: Callable[[], RecvWork | None] | None = None
+
+    # -- what the owner reads --------------------------------------------------------------------------
+
+    #: Completions that the owner has not taken yet, oldest first.
+    completed: list[WC] = field(default_factory=list)
+    #: Whether the connection has ended. Everything posted has completed; a last NAK may still have to be sent.
+    failed: bool = False
+    #: When the retransmission or RNR timer is due, in the time of the caller's clock; None while it does not run.
+    deadline: float | None = None
+    #: Received packets that were not accepted, by reason: ``length``, ``opcode``, ``version``, ``qpn``, ``state``,
+    #: ``pkey``, ``icrc``; and of packets that pass these checks ``sequence``, ``duplicate``, ``not ready`` (no receive
+    #: was posted), ``refused`` and ``answer`` (to no request that is outstanding).
+    dropped: Counter[str] = field(default_factory=Counter)
+
+    # -- the path --------------------------------------------------------------------------------------
+
+    #: The ICRC of packets to the peer, and of packets from it.
+    icrc_out: Icrc = _NO_ICRC
+    icrc_in: Icrc = _NO_ICRC
+    #: Packed addresses, for :attr:`icrc_in` once the peer's port is known.
+    local_address: bytes = b""
+    remote_address: bytes = b""
+    #: RTR: the peer's queue pair.
+    dest_qp_num: int = 0
+    #: RTR: payload bytes of a packet (PMTU).
+    path_mtu: int = 0
+    #: RTR: the P_Key that is sent, and those that are accepted.
+    pkey: int = DEFAULT_PKEY
+    accepted_pkeys: frozenset[int] = frozenset()
+    #: RTR: the first half of a BTH (``BTH_HALVES``) without opcode and flags: of packets sent, and of nearly all that
+    #: are received.
+    send_bth: int = 0
+    receive_bth: int = -1
+
+    # -- packets received ------------------------------------------------------------------------------
+
+    #: By opcode: bytes of its headers, or 0 if it is not accepted in the present state.
+    header_lengths: bytes = NO_HEADERS
+    #: The IPv4 identification that the next packet probably has: 0, unless the peer counts.
+    identification: int = 0
+
+    # -- requester: posted requests --------------------------------------------------------------------
+
+    #: RTS: whether sends may be posted.
+    can_send: bool = False
+    #: Requests that were posted and have no PSNs yet.
+    pending_sends: deque[SendWork] = field(default_factory=deque)
+    #: Requests that have PSNs and are not complete, oldest first.
+    outstanding: deque[SendWork] = field(default_factory=deque)
+    #: READ and atomic requests whose response is outstanding.
+    outstanding_reads: int = 0
+    #: RTS: how many may be (``max_rd_atomic``).
+    max_rd_atomic: int = 0
+    #: SQD: no request is begun.
+    paused: bool = False
+
+    # -- requester: sequence numbers and window --------------------------------------------------------
+
+    #: The PSN to be sent next. It runs ahead to ``end_psn`` and returns to retransmit.
+    next_psn: int = 0
+    #: One past the last PSN that was given to a request.
+    end_psn: int = 0
+    #: The oldest PSN that is not acknowledged.
+    unacked_psn: int = 0
+    #: Index in ``outstanding`` of the request that ``next_psn`` belongs to, or of one before it.
+    send_index: int = 0
+    #: Packets that may be outstanding.
+    window: int = 0
+    #: RTS: what ``window`` falls to when a packet is lost.
+    loss_window: int = 0
+    #: RTS: packets of a message from one ACK request to the next; packets of one part of a READ.
+    ack_interval: int = 0
+
+    # -- requester: timers and retries -----------------------------------------------------------------
+
+    #: RTS: seconds to wait for an acknowledgement, 0 for ever.
+    timeout: float = 0.0
+    #: RTS: retransmissions without progress; 7 are seven.
+    retry_cnt: int = 0
+    #: RTS: attempts after RNR NAKs; 7 is for ever (InfiniBand Architecture 9.7.5.2.8).
+    rnr_retry: int = 0
+    #: What is left of these.
+    retries_left: int = 0
+    rnr_retries_left: int = 0
+    #: Whether packets are being retransmitted: other signs of the same loss are ignored until there is progress.
+    retransmitting: bool = False
+    #: Whether the peer sent an RNR NAK: nothing is sent before ``deadline``.
+    rnr_waiting: bool = False
+
+    # -- responder: requests ---------------------------------------------------------------------------
+
+    #: RTR: whether requests are executed.
+    can_receive: bool = False
+    #: Receives that were posted, oldest first. Empty with a shared receive queue.
+    recv_queue: deque[RecvWork] = field(default_factory=deque)
+    #: What the peer may do: bits of ``AccessFlag``.
+    access: int = 0
+    #: The timer code of RNR NAKs, 0 to 31.
+    min_rnr_timer: int = 0
+    #: ePSN, the PSN of the next request.
+    expected_psn: int = 0
+    #: One past the last PSN of a message that was executed as a whole.
+    executed_psn: int = 0
+    #: Messages executed: the MSN of acknowledgements.
+    msn: int = 0
+    #: Whether a NAK was sent for ``expected_psn``: later packets are dropped without another one.
+    nak_sent: bool = False
+    #: The operation of the message in progress, a value of ``Operation``; 0 between messages.
+    operation: int = 0
+    #: Bytes of the message in progress that have arrived.
+    message_offset: int = 0
+    #: SEND in progress: its receive, and the bytes that fit.
+    current_recv: RecvWork | None = None
+    recv_capacity: int = 0
+    #: WRITE in progress: its R_Key, address and length, and its memory. The view is dropped after each call that
+    #: receives packets, because the memory may be deregistered before the next.
+    write_target: tuple[int, int, int] = (0, 0, 0)
+    write_view: memoryview | None = None
+
+    # -- responder: responses --------------------------------------------------------------------------
+
+    #: The PSN of an ACK or NAK to be sent before all ``responses``, -1 if there is none; and its AETH.
+    ack_psn: int = -1
+    ack_aeth: int = 0
+    #: The other responses, in the order of their requests.
+    responses: deque[Response] = field(default_factory=deque)
+    #: The latest READs and atomics, at most ``max_dest_rd_atomic``.
+    resources: deque[Resource] = field(default_factory=deque)
+    #: RTR: how many of them may be outstanding.
+    max_dest_rd_atomic: int = 0

@@ -1,0 +1,71 @@
+"""Shared receive queues of the software device."""
+
+from __future__ import annotations
+
+import errno
+from collections import deque
+from typing import TYPE_CHECKING
+
+from rdmacm.errors import cm_error
+from rdmacm.soft.device.async_events import AsyncEvent
+from rdmacm.verbs.attr import SrqAttr
+from rdmacm.work import RecvWork
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rdmacm.soft.device.memory import MemoryTable
+    from rdmacm.soft.device.transport import Transport
+    from rdmacm.verbs.wr import RecvWR
+
+__all__ = ["SoftSRQ"]
+
+
+class SoftSRQ:
+    """Implements :class:`rdmacm.verbs.backend.SRQBackend`."""
+
+    __slots__ = ("_limit", "_max_sge", "_max_wr", "_pd", "_queue", "_table", "_transport", "on_async_event")
+
+    def __init__(self, transport: Transport, table: MemoryTable, pd: object, attr: SrqAttr) -> None:
+        self._transport = transport
+        self._table = table
+        #: The protection domain whose memory its receives are in.
+        self._pd = pd
+        #: Receives it holds at most, and scatter/gather elements of one.
+        self._max_wr = attr.max_wr
+        self._max_sge = attr.max_sge
+        #: Report SRQ_LIMIT_REACHED once when fewer receives than this are left; 0 for never.
+        self._limit = attr.srq_limit
+        self._queue: deque[RecvWork] = deque()
+        #: Called with each event, under the device's lock.
+        self.on_async_event: Callable[[SoftSRQ, AsyncEvent], None] | None = None
+
+    def post_recv(self, wrs: list[RecvWR]) -> None:
+        with self._transport.lock:
+            for wr in wrs:
+                if len(self._queue) >= self._max_wr:
+                    raise cm_error(errno.ENOMEM, f"the queue holds {self._max_wr} receives", "post_srq_recv")
+                self._queue.append(RecvWork(wr.wr_id, self._table.gather(self._pd, wr.sg, True)))
+
+    def take(self) -> RecvWork | None:
+        """Take the next receive, for a queue pair that has a message; None if the queue is empty."""
+        if not self._queue:
+            return None
+        taken = self._queue.popleft()
+        if len(self._queue) < self._limit:
+            self._limit = 0
+            if self.on_async_event is not None:
+                self.on_async_event(self, AsyncEvent.SRQ_LIMIT_REACHED)
+        return taken
+
+    def modify(self, attr: SrqAttr) -> None:
+        with self._transport.lock:
+            self._limit = attr.srq_limit
+
+    def query(self) -> SrqAttr:
+        with self._transport.lock:
+            return SrqAttr(self._max_wr, self._max_sge, self._limit)
+
+    def destroy(self) -> None:
+        with self._transport.lock:
+            self._queue.clear()
