@@ -209,40 +209,51 @@ class RcEngine(RcState):
                     accepted += count
                     at += count * step
                     continue
-            packet = data[at : at + step]
+            accepted += self._receive_packet(data[at : at + step], now)
             at += step
-            reason = self._check(packet)
             if first_identification < 0:
                 first_identification = self.identification
             self.identification = self.identification + 1 & 0xFFFF
-            if reason:
-                self.dropped[reason] += 1
-            else:
-                accepted += self._process(packet, now)
         # A peer whose first packet had 0 sends trains that count from 0, or packets that all have 0.
         if first_identification <= 0:
             self.identification = 0
         self.write_view = None
         return accepted
 
-    def _check(self, packet: memoryview) -> str:
-        """Return why a packet is dropped; "" if it passes. Sets ``identification`` to what its ICRC was made with."""
+    def _receive_packet(self, packet: memoryview, now: float) -> bool:
+        """Check one packet and hand it to the requester or the responder; whether it was accepted.
+
+        Sets ``identification`` to the one its ICRC was made with.
+        """
         size = len(packet)
         if not SHORTEST_PACKET <= size <= LONGEST_PACKET:
-            return "length"
-        half, _ = BTH_HALVES.unpack_from(packet)
-        header_length = self.header_lengths[half >> 56]
-        is_expected = half & FIXED_BTH_BITS == self.receive_bth
-        if not (header_length and is_expected and size >= header_length + (half >> 52 & 3) + ICRC_LENGTH):
+            self.dropped["length"] += 1
+            return False
+        half, word = BTH_HALVES.unpack_from(packet)
+        opcode, pad = half >> 56, half >> 52 & 3
+        reason = ""
+        header_length = self.header_lengths[opcode]
+        if not header_length or size < header_length + pad + ICRC_LENGTH or half & FIXED_BTH_BITS != self.receive_bth:
             reason = self._check_headers(half, size)
-            if reason:
-                return reason
-        if crc32(packet, self.icrc_in.start(size, self.identification)) != RESIDUE:
-            # The peer may count identifications its own way; or FECN and its kin, which the ICRC skips, are not 0.
-            found = self.icrc_in.solve((packet,), self.identification)
-            if found is None:
-                return "icrc"
-            self.identification = found
+        if not reason and crc32(packet, self.icrc_in.start(size, self.identification)) != RESIDUE:
+            reason = self._solve_icrc(packet)
+        if reason:
+            self.dropped[reason] += 1
+            return False
+        psn, body = word & PSN_MASK, packet[BTH_LENGTH : size - ICRC_LENGTH - pad]
+        if IS_RESPONSE[opcode]:
+            return responses.received(self, opcode, psn, body, now)
+        return responder.received(self, opcode, psn, half >> 48 & 0x80 | word >> 31, body)
+
+    def _solve_icrc(self, packet: memoryview) -> str:
+        """Find the IPv4 identification of a packet that has not the expected one; return "icrc" if there is none.
+
+        A peer may count identifications in its own way; or FECN and its neighbours, which the ICRC skips, are not 0.
+        """
+        found = self.icrc_in.solve((packet,), self.identification)
+        if found is None:
+            return "icrc"
+        self.identification = found
         return ""
 
     def _check_headers(self, half: int, size: int) -> str:
@@ -261,12 +272,3 @@ class RcEngine(RcState):
         if half >> 32 & 0xFFFF not in self.accepted_pkeys:
             return "pkey"
         return ""
-
-    def _process(self, packet: memoryview, now: float) -> bool:
-        """Hand a packet that passed its checks to the requester or the responder."""
-        half, word = BTH_HALVES.unpack_from(packet)
-        opcode, psn = half >> 56, word & PSN_MASK
-        body = packet[BTH_LENGTH : len(packet) - ICRC_LENGTH - (half >> 52 & 3)]
-        if IS_RESPONSE[opcode]:
-            return responses.received(self, opcode, psn, body, now)
-        return responder.received(self, opcode, psn, half >> 48 & 0x80 | word >> 31, body)
