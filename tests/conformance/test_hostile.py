@@ -15,7 +15,7 @@ from rdmacm.proto.cm.codes import RejectReason
 from rdmacm.proto.cm.connection import DropReason
 from rdmacm.proto.cm.messages import DREQ, REJ, REP, unpack_message
 from rdmacm.proto.mad import Mad
-from rdmacm.proto.roce.headers import BTH, RETH, AtomicETH, Packet
+from rdmacm.proto.roce.headers import BTH, RETH, AtomicETH, RocePacket
 from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.roce.opcodes import Opcode
 from rdmacm.testing import Fabric, Fate, Host
@@ -134,7 +134,7 @@ def test_a_third_party_that_knows_the_numbers() -> None:
         before = memory.read(memory.length)
         for psn in range(attr.sq_psn, attr.sq_psn + 200):
             bth = BTH(Opcode.RC_RDMA_WRITE_ONLY, peer, psn & 0xFFFFFF, ack_req=True)
-            packet = Packet(bth, reth=RETH(memory.addr, memory.rkey, 8), payload=b"stranger").pack()
+            packet = RocePacket(bth, reth=RETH(memory.addr, memory.rkey, 8), payload=b"stranger").pack()
             throw(stranger, SERVER, sealed(stranger, SERVER, packet))
             # Sealed as the client would, from elsewhere.
             throw(stranger, SERVER, sealed(talk.host, SERVER, packet))
@@ -336,33 +336,40 @@ INVALID, ACCESS = 0x61, 0x62
 @pytest.mark.parametrize(
     ("make", "syndrome"),
     [
-        (lambda bth, addr, rkey: Packet(bth(Opcode.RC_RDMA_READ_REQUEST), reth=RETH(addr, rkey, 0xFFFFFFFF)), INVALID),
-        (lambda bth, addr, rkey: Packet(bth(Opcode.RC_RDMA_READ_REQUEST), reth=RETH(addr, rkey, 1 << 30)), ACCESS),
-        (lambda bth, addr, rkey: Packet(bth(Opcode.RC_RDMA_READ_REQUEST), reth=RETH(addr, rkey ^ 1, 8)), ACCESS),
         (
-            lambda bth, addr, rkey: Packet(
+            lambda bth, addr, rkey: RocePacket(bth(Opcode.RC_RDMA_READ_REQUEST), reth=RETH(addr, rkey, 0xFFFFFFFF)),
+            INVALID,
+        ),
+        (lambda bth, addr, rkey: RocePacket(bth(Opcode.RC_RDMA_READ_REQUEST), reth=RETH(addr, rkey, 1 << 30)), ACCESS),
+        (lambda bth, addr, rkey: RocePacket(bth(Opcode.RC_RDMA_READ_REQUEST), reth=RETH(addr, rkey ^ 1, 8)), ACCESS),
+        (
+            lambda bth, addr, rkey: RocePacket(
                 bth(Opcode.RC_RDMA_WRITE_ONLY), reth=RETH(addr, rkey, 0xFFFFFFFF), payload=b"stranger"
             ),
             INVALID,
         ),
         (
-            lambda bth, addr, rkey: Packet(bth(Opcode.RC_RDMA_WRITE_ONLY), reth=RETH(addr, rkey, 4), payload=bytes(8)),
+            lambda bth, addr, rkey: RocePacket(
+                bth(Opcode.RC_RDMA_WRITE_ONLY), reth=RETH(addr, rkey, 4), payload=bytes(8)
+            ),
             INVALID,
         ),
         (
-            lambda bth, addr, rkey: Packet(
+            lambda bth, addr, rkey: RocePacket(
                 bth(Opcode.RC_RDMA_WRITE_FIRST), reth=RETH(addr, rkey, 1 << 30), payload=bytes(4096)
             ),
             ACCESS,
         ),
-        (lambda bth, addr, rkey: Packet(bth(Opcode.RC_RDMA_WRITE_MIDDLE), payload=bytes(4096)), INVALID),
-        (lambda bth, addr, rkey: Packet(bth(Opcode.RC_SEND_LAST), payload=b"what?   "), INVALID),
+        (lambda bth, addr, rkey: RocePacket(bth(Opcode.RC_RDMA_WRITE_MIDDLE), payload=bytes(4096)), INVALID),
+        (lambda bth, addr, rkey: RocePacket(bth(Opcode.RC_SEND_LAST), payload=b"what?   "), INVALID),
         (
-            lambda bth, addr, rkey: Packet(bth(Opcode.RC_FETCH_ADD), atomic_eth=AtomicETH((addr & ~7) + 4, rkey, 1, 0)),
+            lambda bth, addr, rkey: RocePacket(
+                bth(Opcode.RC_FETCH_ADD), atomic_eth=AtomicETH((addr & ~7) + 4, rkey, 1, 0)
+            ),
             INVALID,
         ),
         (
-            lambda bth, addr, rkey: Packet(
+            lambda bth, addr, rkey: RocePacket(
                 bth(Opcode.RC_COMPARE_SWAP), atomic_eth=AtomicETH((addr & ~7) + 8, rkey ^ 1, 0, 1)
             ),
             ACCESS,
@@ -370,7 +377,7 @@ INVALID, ACCESS = 0x61, 0x62
     ],
 )
 def test_requests_that_no_verbs_would_post(
-    make: Callable[[Callable[[Opcode], BTH], int, int], Packet], syndrome: int
+    make: Callable[[Callable[[Opcode], BTH], int, int], RocePacket], syndrome: int
 ) -> None:
     """A peer that makes its packets itself, in order and sealed, gets the NAK it deserves and nothing else."""
     with trio() as (fabric, server, talk, _):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rdmacm.enums import AccessFlag, WCOpcode, WCStatus, WROpcode
-from rdmacm.proto.roce.headers import Packet
+from rdmacm.proto.roce.headers import RocePacket
 from rdmacm.work import RecvWork, SendWork
 from support.rc import ALL, BASE, RKEY, TRAIN, Pair, ack, send, statuses, view
 
@@ -440,7 +440,7 @@ def test_a_flipped_bit_that_slips_through_does_not_raise(seed: int, where: int, 
 def test_every_packet_is_what_the_codec_would_write() -> None:
     for seed in range(20):
         for _, data in transfer(seed, 0.1, 0.05, 0.1).sent:
-            packet = Packet.unpack(memoryview(data))
+            packet = RocePacket.unpack(memoryview(data))
             assert packet.pack() == data
             assert packet.bth.dest_qpn in (0x11, 0x12)
             assert packet.bth.tver == 0

@@ -9,7 +9,7 @@ import pytest
 
 from rdmacm.enums import AccessFlag, WROpcode
 from rdmacm.proto.engine import RtrAttributes, RtsAttributes
-from rdmacm.proto.roce.headers import AETH, BTH, RETH, Packet
+from rdmacm.proto.roce.headers import AETH, BTH, RETH, RocePacket
 from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.roce.opcodes import Opcode
 from rdmacm.proto.roce.rc import RcEngine, fast_path
@@ -148,7 +148,7 @@ def test_what_is_packed_by_hand_is_what_the_headers_say(opcode: WROpcode, solici
     assert pieces is not None
     packet = b"".join(pieces)
     write = opcode is WROpcode.RDMA_WRITE
-    expected = Packet(
+    expected = RocePacket(
         BTH(
             Opcode.RC_RDMA_WRITE_ONLY if write else Opcode.RC_SEND_ONLY,
             dest_qpn=0x30201,
@@ -164,5 +164,7 @@ def test_what_is_packed_by_hand_is_what_the_headers_say(opcode: WROpcode, solici
     assert packet == expected + flow.seal([expected])
     assert receiver.received(memoryview(packet), 0, 0.0) == 1
     ((pieces, _),) = receiver.datagrams(0.0, 64, 0)
-    answer = Packet(BTH(Opcode.RC_ACKNOWLEDGE, dest_qpn=0x10203, psn=0xFFFFFF, pkey=0x8123), aeth=AETH.ack(1)).pack()
+    answer = RocePacket(
+        BTH(Opcode.RC_ACKNOWLEDGE, dest_qpn=0x10203, psn=0xFFFFFF, pkey=0x8123), aeth=AETH.ack(1)
+    ).pack()
     assert b"".join(pieces) == answer + flow.seal([answer])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rdmacm.proto.roce import opcodes
-from rdmacm.proto.roce.headers import AethType, Packet, pad_count, peek
+from rdmacm.proto.roce.headers import AethType, RocePacket, pad_count, peek
 from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.roce.opcodes import Opcode
 from support.pcap import Datagram, frames, roce
@@ -45,7 +45,7 @@ def test_every_packet(path: Path) -> None:
     found = packets(path)
     assert found
     for datagram, data, identification in found:
-        packet = Packet.unpack(data[:-4])
+        packet = RocePacket.unpack(data[:-4])
         bth = packet.bth
         assert packet.pack() == data[:-4]
         assert peek(data) == (bth.opcode, bth.pad_cnt, bth.dest_qpn, bth.ack_req, bth.psn)
@@ -58,7 +58,7 @@ def test_every_packet(path: Path) -> None:
 @files
 def test_what_the_kernel_never_does(path: Path) -> None:
     for _, data, _ in packets(path):
-        packet = Packet.unpack(data[:-4])
+        packet = RocePacket.unpack(data[:-4])
         bth = packet.bth
         assert (bth.tver, bth.pkey, bth.migreq, bth.fecn, bth.becn, bth.resv6, bth.resv7) == (0, 0xFFFF, *[0] * 5)
         assert bth.pad_cnt == pad_count(len(packet.payload))
@@ -108,7 +108,7 @@ class TestScapy:
 
     def test_it_reads_what_we_read(self, scapy: Any) -> None:
         for vector in VECTORS:
-            theirs, ours = scapy(vector.data), Packet.unpack(vector.body).bth
+            theirs, ours = scapy(vector.data), RocePacket.unpack(vector.body).bth
             assert (theirs.opcode, theirs.solicited, theirs.migreq, theirs.padcount, theirs.version, theirs.pkey) == (
                 *(ours.opcode, ours.se, ours.migreq, ours.pad_cnt, ours.tver, ours.pkey),
             ), vector.name

@@ -6,7 +6,7 @@ import pytest
 
 from rdmacm.proto.roce import opcodes
 from rdmacm.proto.roce.opcodes import ExtendedHeader as H
-from rdmacm.proto.roce.opcodes import Opcode, Operation, Transport
+from rdmacm.proto.roce.opcodes import Opcode, Operation, TransportService
 
 # By hand and not by rule: the number, the headers, the length with them, and letters for what the packet does:
 # Q request, P response, S start, E end, D data may follow, R needs a receive.
@@ -60,7 +60,7 @@ LETTERS = {
 @pytest.mark.parametrize(("number", "name", "headers", "length", "letters"), ALL, ids=[row[1] for row in ALL])
 def test_an_opcode(number: int, name: str, headers: int, length: int, letters: str) -> None:
     assert Opcode(number).name == name
-    assert Transport(number & opcodes.TRANSPORT_MASK).name == name[:2]
+    assert TransportService(number & opcodes.TRANSPORT_MASK).name == name[:2]
     assert opcodes.EXTENDED_HEADERS[number] == headers
     assert opcodes.HEADER_LENGTH[number] == length
     assert {letter for letter, table in LETTERS.items() if table[number]} == set(letters)

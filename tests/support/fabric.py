@@ -8,7 +8,7 @@ from random import Random
 from rdmacm.proto.cm.engine import Agent
 from rdmacm.proto.cm.events import ConnectReply, ConnectRequest, Event
 from rdmacm.proto.mad import GSI_Q_KEY
-from rdmacm.proto.roce.headers import BTH, DETH, Packet
+from rdmacm.proto.roce.headers import BTH, DETH, RocePacket
 from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.roce.opcodes import Opcode
 from rdmacm.soft.wire.base import Received, WirePath, WireRoute
@@ -81,7 +81,7 @@ class Managers:
                     agent.send_rtu(event.comm_id, now)
             way = self.routes[side]
             for _, mad in agent.mads_to_send():
-                packet = Packet(BTH(Opcode.UD_SEND_ONLY, 1, 0), deth=DETH(GSI_Q_KEY, 1), payload=mad).pack()
+                packet = RocePacket(BTH(Opcode.UD_SEND_ONLY, 1, 0), deth=DETH(GSI_Q_KEY, 1), payload=mad).pack()
                 host.wire.send(way, [packet, Icrc(way.path.local, way.path.remote, way.source_port).seal([packet])])
             deadline = agent.next_deadline()
             if deadline is not None:

@@ -29,7 +29,7 @@ from rdmacm.proto.cm.messages import (
 )
 from rdmacm.proto.cm.private_data import PrivateDataHeader
 from rdmacm.proto.mad import GSI_Q_KEY
-from rdmacm.proto.roce.headers import BTH, DETH, Packet
+from rdmacm.proto.roce.headers import BTH, DETH, RocePacket
 from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.roce.opcodes import Opcode
 from rdmacm.soft.wire.base import WirePath
@@ -188,7 +188,7 @@ def management(message: Message, tid: int = 1) -> bytes:
 
 def datagram(mad: bytes) -> bytes:
     """A management datagram, without ICRC."""
-    return Packet(BTH(Opcode.UD_SEND_ONLY, 1, 0), deth=DETH(GSI_Q_KEY, 1), payload=mad).pack()
+    return RocePacket(BTH(Opcode.UD_SEND_ONLY, 1, 0), deth=DETH(GSI_Q_KEY, 1), payload=mad).pack()
 
 
 def asking(source: str, destination: str, number: int, port: int = PORT) -> REQ:

@@ -11,21 +11,28 @@ from rdmacm.proto.roce.headers import (
     AtomicAckETH,
     AtomicETH,
     ImmDt,
-    Packet,
+    RocePacket,
     pad_count,
 )
-from rdmacm.proto.roce.opcodes import EXTENDED_HEADERS, HAS_PAYLOAD, TRANSPORT_MASK, ExtendedHeader, Opcode, Transport
+from rdmacm.proto.roce.opcodes import (
+    EXTENDED_HEADERS,
+    HAS_PAYLOAD,
+    TRANSPORT_MASK,
+    ExtendedHeader,
+    Opcode,
+    TransportService,
+)
 
 __all__ = ["RC_PACKETS"]
 
 
-def _packet(opcode: Opcode, psn: int) -> Packet:
+def _packet(opcode: Opcode, psn: int) -> RocePacket:
     headers = EXTENDED_HEADERS[opcode]
     payload = b"" if not HAS_PAYLOAD[opcode] else bytes(8) if opcode is Opcode.RC_ATOMIC_WRITE else b"hello"
     bth = BTH(
         opcode, dest_qpn=0x10013, psn=psn, ack_req=bool(psn & 1), se=bool(psn & 2), pad_cnt=pad_count(len(payload))
     )
-    return Packet(
+    return RocePacket(
         bth,
         feth=FETH(0, 1) if headers & ExtendedHeader.FETH else None,
         reth=RETH(0x7F0012345000, 0xA41, len(payload)) if headers & ExtendedHeader.RETH else None,
@@ -38,4 +45,4 @@ def _packet(opcode: Opcode, psn: int) -> Packet:
     )
 
 
-RC_PACKETS = [_packet(opcode, 0xFEDCBA + opcode) for opcode in Opcode if opcode & TRANSPORT_MASK == Transport.RC]
+RC_PACKETS = [_packet(opcode, 0xFEDCBA + opcode) for opcode in Opcode if opcode & TRANSPORT_MASK == TransportService.RC]

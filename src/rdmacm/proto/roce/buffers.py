@@ -1,6 +1,6 @@
-"""Slices of scattered buffers, without copying.
+"""Slices of the scattered buffers of a work request, without copying.
 
-All of these raise :class:`LocalProtectionError` where a buffer cannot be touched any more.
+All functions raise :class:`LocalProtectionError` if a buffer cannot be accessed any more.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ __all__ = ["LocalProtectionError", "located", "padded", "scatter", "slices", "to
 
 
 class LocalProtectionError(Exception):
-    """A local buffer that was released, or is read-only and was to be written."""
+    """A local buffer was released, or is read-only and has to be written."""
 
 
 def total(segments: Sequence[memoryview]) -> int:
-    """Bytes in all."""
+    """The bytes of all segments together."""
     try:
         return len(segments[0]) if len(segments) == 1 else sum(map(len, segments))
     except ValueError as error:
@@ -23,7 +23,7 @@ def total(segments: Sequence[memoryview]) -> int:
 
 
 def located(segments: Sequence[memoryview], offset: int) -> tuple[memoryview, int]:
-    """The segment that byte ``offset`` is in, and where in it; the caller has checked that there is one."""
+    """The segment with byte ``offset``, and the offset within it. The caller has checked that there is one."""
     try:
         for segment in segments:
             if offset < len(segment):
@@ -35,7 +35,7 @@ def located(segments: Sequence[memoryview], offset: int) -> tuple[memoryview, in
 
 
 def slices(segments: Sequence[memoryview], offset: int, length: int) -> list[memoryview]:
-    """The pieces that make up ``[offset, offset + length)``."""
+    """The pieces of the segments that hold ``length`` bytes from ``offset`` on."""
     out = []
     try:
         if len(segments) == 1:
@@ -56,7 +56,7 @@ def slices(segments: Sequence[memoryview], offset: int, length: int) -> list[mem
 
 
 def scatter(segments: Sequence[memoryview], offset: int, data: memoryview) -> None:
-    """Copy ``data`` to ``offset`` on; the caller has checked that it fits."""
+    """Copy ``data`` into the segments from ``offset`` on. The caller has checked that it fits."""
     try:
         if len(segments) == 1:
             segments[0][offset : offset + len(data)] = data
@@ -73,7 +73,7 @@ _PADDING = tuple(memoryview(bytes(count)) for count in range(4))
 
 
 def padded(pieces: list[memoryview], length: int) -> tuple[list[memoryview], int]:
-    """The pieces with the zero bytes that round them up to four, and how many those are (PadCnt)."""
+    """The pieces with the zero bytes that pad them to a multiple of four, and the number of those (PadCnt)."""
     pad = -length & 3
     if pad:
         pieces.append(_PADDING[pad])

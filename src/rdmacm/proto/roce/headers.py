@@ -1,15 +1,14 @@
 """Transport headers of RoCEv2 packets (InfiniBand Architecture, chapter 9).
 
-After the UDP header a packet has the base transport header (BTH), the extended headers its opcode asks for, the
-payload, up to three pad bytes and the invariant CRC.  :class:`Packet` is all of that but the CRC, which
-:mod:`rdmacm.proto.roce.icrc` knows.
+After the UDP header a packet has the base transport header (BTH), the extended headers that its opcode asks for, the
+payload, up to three pad bytes and the invariant CRC. :class:`RocePacket` is all of that except the CRC, which is in
+:mod:`rdmacm.proto.roce.icrc`.
 
-Reserved bits are fields here: the invariant CRC covers them, so a packet that is decoded and encoded again has to
-come out the same.
+Reserved bits are fields here: the invariant CRC covers them, so a packet that is decoded and encoded again has to come
+out the same.
 
-There are two ways to the same bytes.  The dataclasses say everything by name, check every field and are for
-management datagrams, tools and tests.  ``peek`` and the ``write_*`` functions, with the structs below them, touch
-what a data path needs and check no more than that the bytes are there: 24-bit values must be masked by the caller.
+The dataclasses name and check every field; management datagrams, tools and tests use them. Data paths use the structs,
+which check only that the bytes are there: the caller masks 24-bit values.
 """
 
 from __future__ import annotations
@@ -38,13 +37,9 @@ __all__ = [
     "AtomicETH",
     "ImmDt",
     "NakCode",
-    "Packet",
+    "RocePacket",
     "pad_count",
     "peek",
-    "rnr_timer_seconds",
-    "write_bth",
-    "write_bth_aeth",
-    "write_bth_reth",
 ]
 
 #: UDP destination port of every packet.
@@ -52,8 +47,7 @@ ROCE_PORT = 4791
 #: Destination QP number of a multicast packet.
 MULTICAST_QPN = 0xFFFFFF
 
-# The layouts, public for loops that cannot afford a call: opcode; SE, M, PadCnt, TVer; P_Key; FECN, BECN, reserved,
-# destination QPN; A, reserved, PSN.
+# The fields of a BTH: opcode; SE, M, PadCnt, TVer; P_Key; FECN, BECN, reserved, destination QPN; A, reserved, PSN.
 BTH_STRUCT = struct.Struct("!BBHII")
 DETH_STRUCT = struct.Struct("!II")
 FETH_STRUCT = struct.Struct("!I")
@@ -62,15 +56,12 @@ ATOMIC_ETH_STRUCT = struct.Struct("!QIQQ")
 AETH_STRUCT = struct.Struct("!I")
 ATOMIC_ACK_ETH_STRUCT = struct.Struct("!Q")
 IETH_STRUCT = struct.Struct("!I")
-# Two headers that come together, in one call.
-BTH_RETH_STRUCT = struct.Struct("!BBHIIQII")
-BTH_AETH_STRUCT = struct.Struct("!BBHIII")
 
 _QPN_MASK = _PSN_MASK = 0xFFFFFF
 
 
 def _check(header: object, **bits: int) -> None:
-    """Raise WireError unless each field named is a number of so many bits."""
+    """Raise WireError unless each named field is a number that fits the given width in bits."""
     for name, width in bits.items():
         value = getattr(header, name)
         if not 0 <= value < 1 << width:
@@ -83,7 +74,7 @@ def _enough(data: Buffer, size: int, what: str) -> None:
 
 
 def pad_count(length: int) -> int:
-    """PadCnt for a payload of ``length`` bytes: how many bring it to a multiple of four."""
+    """PadCnt of a payload: the bytes that pad ``length`` to a multiple of four."""
     return -length & 3
 
 
@@ -122,7 +113,7 @@ class BTH:
 
     @classmethod
     def unpack(cls, data: Buffer) -> BTH:
-        """The header at the start of ``data``, of whatever opcode."""
+        """The header at the start of ``data``, with any opcode."""
         _enough(data, BTH_LENGTH, "BTH")
         opcode, flags, pkey, qpn, psn = BTH_STRUCT.unpack_from(data)
         return cls(
@@ -240,7 +231,7 @@ class AtomicETH:
 
 
 class AethType(IntEnum):
-    """What a syndrome says, bits 6-5 of it."""
+    """The kind of answer: bits 6-5 of a syndrome (InfiniBand Architecture, table 57)."""
 
     ACK = 0
     RNR_NAK = 1
@@ -258,7 +249,7 @@ class NakCode(IntEnum):
     INVALID_RD_REQUEST = 4
 
 
-#: By the top three bits of a syndrome.  The highest is reserved: no meaning is known with it set.
+#: By the top three bits of a syndrome. The highest bit is reserved.
 _AETH_TYPES = (AethType.ACK, AethType.RNR_NAK, AethType.RESERVED, AethType.NAK) + (AethType.RESERVED,) * 4
 _NAK_CODES = tuple(NakCode)
 
@@ -270,7 +261,7 @@ CREDITS = (
     *(1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768),
 )
 
-#: Seconds a requester waits after an RNR NAK with timer code 0..31 (InfiniBand Architecture, table 45).  Code 0 is
+#: Seconds a requester waits after an RNR NAK with timer code 0..31 (InfiniBand Architecture, table 45). Code 0 is
 #: the longest.
 RNR_TIMER_SECONDS = (
     *(0.65536, 0.00001, 0.00002, 0.00003, 0.00004, 0.00006, 0.00008, 0.00012),
@@ -278,17 +269,6 @@ RNR_TIMER_SECONDS = (
     *(0.00256, 0.00384, 0.00512, 0.00768, 0.01024, 0.01536, 0.02048, 0.03072),
     *(0.04096, 0.06144, 0.08192, 0.12288, 0.16384, 0.24576, 0.32768, 0.49152),
 )
-
-
-def rnr_timer_seconds(code: int) -> float:
-    """Seconds of an RNR timer code; WireError for one of more than five bits.
-
-    >>> rnr_timer_seconds(14), rnr_timer_seconds(0)
-    (0.00128, 0.65536)
-    """
-    if not 0 <= code <= 31:
-        raise WireError(f"an RNR timer code has 5 bits; {code} does not fit")
-    return RNR_TIMER_SECONDS[code]
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,12 +280,12 @@ class AETH:
 
     @classmethod
     def ack(cls, msn: int, credit_count: int = CREDITS_NOT_USED) -> AETH:
-        """An acknowledgement; without credits unless told."""
+        """An acknowledgement, by default without credits."""
         return cls(credit_count, msn)
 
     @classmethod
     def rnr_nak(cls, timer: int, msn: int) -> AETH:
-        """Receiver not ready: try again after the time that ``timer`` is the code of."""
+        """Receiver not ready: try again after the time that the code ``timer`` stands for."""
         return cls(AethType.RNR_NAK << 5 | timer, msn)
 
     @classmethod
@@ -315,29 +295,29 @@ class AETH:
 
     @property
     def type(self) -> AethType:
-        """What kind of answer it is; RESERVED for syndromes without a meaning."""
+        """The kind of answer; RESERVED for syndromes without a meaning."""
         return _AETH_TYPES[self.syndrome >> 5]
 
     @property
     def value(self) -> int:
-        """The low five bits: credit count code, timer code or NAK code, as the type says."""
+        """The low five bits: a credit count code, timer code or NAK code, depending on the type."""
         return self.syndrome & 0x1F
 
     @property
     def nak_code(self) -> NakCode | None:
-        """Why it refuses; None when it does not, or for no reason that is known."""
+        """The NAK code; None for other types and for unknown codes."""
         if self.type is not AethType.NAK or self.value >= len(_NAK_CODES):
             return None
         return _NAK_CODES[self.value]
 
     @property
     def rnr_seconds(self) -> float | None:
-        """How long to wait before trying again, if it is an RNR NAK."""
+        """Seconds to wait before trying again; None unless it is an RNR NAK."""
         return RNR_TIMER_SECONDS[self.value] if self.type is AethType.RNR_NAK else None
 
     @property
     def credits(self) -> int | None:
-        """Receive work requests of the responder; None when it does not count them, or it is no ACK."""
+        """Receives that the responder has posted; None if it does not count them, or for other types."""
         if self.type is not AethType.ACK or self.value == CREDITS_NOT_USED:
             return None
         return CREDITS[self.value]
@@ -377,7 +357,7 @@ class AtomicAckETH:
 class ImmDt:
     """Immediate data, 4 bytes (InfiniBand Architecture 9.3.6).
 
-    Bytes and not a number: they pass through as the application has them in memory.
+    Bytes, not a number: they arrive as the application has them in memory.
     """
 
     data: bytes
@@ -415,7 +395,7 @@ class IETH:
 
 _Extended: TypeAlias = DETH | FETH | RETH | AtomicETH | AETH | AtomicAckETH | ImmDt | IETH
 
-#: The field in a Packet and the class of each extended header.
+#: The field in a RocePacket and the class of each extended header.
 _FIELDS: dict[ExtendedHeader, tuple[str, type[_Extended]]] = {
     ExtendedHeader.DETH: ("deth", DETH),
     ExtendedHeader.FETH: ("feth", FETH),
@@ -444,11 +424,11 @@ _NAMES = tuple(name for name, _ in _FIELDS.values())
 
 
 @dataclass(frozen=True, slots=True)
-class Packet:
+class RocePacket:
     """Everything between the UDP header and the invariant CRC.
 
-    The extended headers are those the opcode asks for, and None otherwise.  ``payload`` of a decoded packet is a view
-    of the bytes it was decoded from; the pad bytes are not part of it and are not looked at.
+    The extended headers are those the opcode asks for; others are None. ``payload`` of a decoded packet is a view of
+    the bytes it was decoded from, without the pad bytes, whose values are not checked.
     """
 
     bth: BTH
@@ -482,10 +462,10 @@ class Packet:
         return b"".join(parts)
 
     @classmethod
-    def unpack(cls, data: Buffer) -> Packet:
-        """The packet in ``data``; WireError for an unknown opcode or one that is cut short.
+    def unpack(cls, data: Buffer) -> RocePacket:
+        """The packet in ``data``; WireError for an unknown opcode or a packet that is cut short.
 
-        What only a queue pair can judge (transport, version, keys, lengths against the MTU) passes.
+        What only a queue pair can judge (transport, version, keys, lengths against the MTU) is not checked.
         """
         view = memoryview(data)
         bth = BTH.unpack(view)
@@ -498,7 +478,7 @@ class Packet:
         headers = {name: header.unpack(view[offset:at]) for name, header, offset in _PLANS[bth.opcode]}
         return cls(bth, **headers, payload=view[at:end])  # type: ignore[arg-type]
 
-    def replace(self, **changes: object) -> Packet:
+    def replace(self, **changes: object) -> RocePacket:
         """A copy with some fields changed."""
         return replace(self, **changes)  # type: ignore[arg-type]
 
@@ -513,62 +493,3 @@ def peek(data: Buffer) -> tuple[int, int, int, int, int]:
     except struct.error:
         raise WireError(f"BTH has {BTH_LENGTH} bytes, and there are {len(data)}") from None
     return opcode, flags >> 4 & 3, qpn & 0xFFFFFF, psn >> 31, psn & 0xFFFFFF
-
-
-def write_bth(
-    buffer: bytearray | memoryview,
-    offset: int,
-    opcode: int,
-    pad_cnt: int,
-    dest_qpn: int,
-    ack_req: int,
-    psn: int,
-    se: int = 0,
-    pkey: int = DEFAULT_PKEY,
-) -> None:
-    """Put a base transport header into ``buffer``: ``ack_req`` and ``se`` are 0 or 1."""
-    BTH_STRUCT.pack_into(buffer, offset, opcode, se << 7 | pad_cnt << 4, pkey, dest_qpn, ack_req << 31 | psn)
-
-
-def write_bth_reth(
-    buffer: bytearray | memoryview,
-    offset: int,
-    opcode: int,
-    pad_cnt: int,
-    dest_qpn: int,
-    ack_req: int,
-    psn: int,
-    virtual_address: int,
-    rkey: int,
-    dma_length: int,
-    se: int = 0,
-    pkey: int = DEFAULT_PKEY,
-) -> None:
-    """Put the headers of a WRITE or of a READ request into ``buffer``."""
-    BTH_RETH_STRUCT.pack_into(
-        buffer,
-        offset,
-        opcode,
-        se << 7 | pad_cnt << 4,
-        pkey,
-        dest_qpn,
-        ack_req << 31 | psn,
-        virtual_address,
-        rkey,
-        dma_length,
-    )
-
-
-def write_bth_aeth(
-    buffer: bytearray | memoryview,
-    offset: int,
-    opcode: int,
-    pad_cnt: int,
-    dest_qpn: int,
-    psn: int,
-    syndrome: int,
-    msn: int,
-    pkey: int = DEFAULT_PKEY,
-) -> None:
-    """Put the headers of an acknowledgement or of a READ response into ``buffer``."""
-    BTH_AETH_STRUCT.pack_into(buffer, offset, opcode, pad_cnt << 4, pkey, dest_qpn, psn, syndrome << 24 | msn)

@@ -1,23 +1,22 @@
 """The invariant CRC of RoCEv2 packets (InfiniBand Architecture 7.8.1 and annex A17).
 
-CRC-32, as Ethernet has it, over eight bytes of ones and the packet from its IP header to its last pad byte, with what
-routers may change set to ones: type of service, time to live and header checksum of IPv4; traffic class, flow label
-and hop limit of IPv6; the UDP checksum; FECN, BECN and the six bits after them.  It follows the packet with its least
+It is CRC-32, as Ethernet has it, over eight bytes of ones and the packet from its IP header to its last pad byte. What
+routers may change counts as ones: type of service, time to live and header checksum of IPv4; traffic class, flow label
+and hop limit of IPv6; the UDP checksum; FECN, BECN and the six bits after them. It follows the packet, least
 significant byte first.
 
-A packet is a few dozen bytes of headers a CRC has to run over again each time, only because two lengths and an
-identification are among them.  Here the headers of a flow are run over once, which rests on the CRC being affine: for
-messages of one length, ``crc(a ^ b) = crc(a) ^ crc(b) ^ crc(0)``.  So what a length, an identification or the
-masked byte of the BTH do to the CRC is a number that depends neither on the flow nor on the data, and is exclusive-ored
-to what the CRC starts with.  Per packet that leaves one pass over the bytes as they are sent, in as many pieces as
-there are, none of them copied or masked.
+The headers are a few dozen bytes that would be run over for each packet, only because two lengths and an identification
+are among them. Here the headers of a flow are run over once. This works because the CRC is affine: for messages of one
+length, ``crc(a ^ b) = crc(a) ^ crc(b) ^ crc(0)``. The effect of a length, an identification or the masked byte of the
+BTH on the CRC is a number that depends neither on the flow nor on the data, and is exclusive-ored to the start value of
+the CRC. What is left for each packet is one pass over the bytes as they are sent, in any number of pieces, without a
+copy or a mask.
 
-The IPv4 identification is the one thing the CRC covers that a socket does not tell its reader.  The same property
-finds it.  Running the CRC over n bytes is a linear map that can be inverted, so the difference between the CRC
-received and the one computed for identification 0 can be carried back to the end of the UDP header.  There each
-of the 16 bits of an identification stands for one known difference, and the 65536 that can come of them are exact
-matches; the other 2^32 - 2^16 are a damaged packet.  That leaves damage a chance of one in 65536 to pass, next to
-the checks of the links below.
+The CRC covers the IPv4 identification, which a socket does not report to its reader. It is found by the same property.
+Running the CRC over n bytes is a linear map that can be inverted, so the difference between the received CRC and the
+one for identification 0 can be taken back to the end of the UDP header. There each bit of an identification stands for
+one known difference. The 65536 combinations of these are exact matches; the other 2^32 - 2^16 differences mean a
+damaged packet. So damage passes with a chance of one in 65536, next to the checks of the links below.
 """
 
 from __future__ import annotations
@@ -46,14 +45,13 @@ def _find_crc32() -> Callable[[Buffer, int], int]:
     return found
 
 
-#: zlib-ng's where it is installed, which is seven times as quick on long packets, else zlib's.
+#: zlib-ng's if it is installed, which is seven times as fast on long packets, else zlib's.
 crc32 = _find_crc32()
 
-#: What ``crc32`` comes to when it runs over a packet and its own right value as well.
+#: The CRC over a packet and its correct ICRC.
 RESIDUE = 0x2144DF1C
 
-# The headers, with the variable parts named: total length, identification, addresses, source port, destination port,
-# UDP length.
+# The eight bytes of ones, and the IP and UDP headers.
 _IPV4 = struct.Struct("!8s BBHH HBBH 4s4s HHHH")
 _IPV6 = struct.Struct("!8s I HBB 16s16s HHHH")
 _ONES = b"\xff" * 8
@@ -75,9 +73,9 @@ def _ipv6(length: int, source: bytes, destination: bytes, sport: int, dport: int
 
 
 class _Lengths(dict[int, int]):
-    """What a UDP payload's length does to the CRC of the headers, compared to 0 in the length fields."""
+    """The effect of a UDP payload's length on the CRC of the headers, compared to 0 in the length fields."""
 
-    #: Longer ones are not RoCE packets, so their place is not worth keeping.
+    #: Longer payloads are no RoCE packets, and their effects are not kept.
     KEEP = 8192
 
     def __init__(self, header: Callable[[int], bytes], longest: int) -> None:
@@ -100,13 +98,13 @@ _LENGTHS6 = _Lengths(lambda length: _ipv6(length, bytes(16), bytes(16), 0, 0), 6
 
 # --- linear maps of 32 bits to 32 bits ----------------------------------------------------------------------
 #
-# A map is kept as four tables, what it makes of each byte in each of its four places: applying it is four look-ups.
+# A map is four tables, one for each byte of its argument. To apply it takes four look-ups.
 
 _Map: TypeAlias = tuple["array[int]", "array[int]", "array[int]", "array[int]"]
 
 
 def _map(columns: Sequence[int]) -> _Map:
-    """The map that takes bit i to ``columns[i]``."""
+    """The map of bit i to ``columns[i]``."""
     tables = []
     for place in range(0, 32, 8):
         table = [0]
@@ -126,7 +124,7 @@ _BITS = tuple(1 << i for i in range(32))
 
 
 def _unwind_byte() -> _Map:
-    """The map that takes a difference in the CRC back to before a byte."""
+    """The map of a difference in the CRC to the difference before the last byte."""
     # A byte takes s to (s >> 8) ^ T[s & 0xFF], and all the T[i] differ in their top bytes.
     table = [crc32(bytes([i]), 0xFFFFFFFF) ^ 0xFFFFFFFF for i in range(256)]
     by_top = {value >> 24: i for i, value in enumerate(table)}
@@ -137,14 +135,14 @@ def _unwind_byte() -> _Map:
     return _map(columns)
 
 
-#: _UNWIND[k] takes a difference back over 2^k bytes.
+#: _UNWIND[k] takes a difference back by 2^k bytes.
 _UNWIND = [_unwind_byte()]
 for _ in range(15):
     _UNWIND.append(_map([_apply(_UNWIND[-1], _apply(_UNWIND[-1], bit)) for bit in _BITS]))
 
 
 def _unwound(count: int, columns: Iterable[int]) -> list[int]:
-    """``columns`` taken back over ``count`` bytes."""
+    """``columns`` taken back by ``count`` bytes."""
     result = list(columns)
     for k, linear in enumerate(_UNWIND):
         if count >> k & 1:
@@ -153,25 +151,25 @@ def _unwound(count: int, columns: Iterable[int]) -> list[int]:
 
 
 def _identifications() -> list[int]:
-    """What each bit of an identification does to the CRC of the headers."""
+    """The effect of each bit of an identification on the CRC of the headers."""
     none = crc32(_ipv4(0, 0, bytes(4), bytes(4), 0, 0), 0)
     return [crc32(_ipv4(0, 1 << i, bytes(4), bytes(4), 0, 0), 0) ^ none for i in range(16)]
 
 
-#: What an identification does to the CRC of the headers.
+#: The effect of an identification on the CRC of the headers.
 _IDENTIFICATION = _map(_identifications() + [0] * 16)
 
-#: What a byte 4 of the BTH does to the CRC, as a difference before the BTH.
+#: The effect of byte 4 of the BTH on the CRC, as a difference before the BTH.
 _BTH4 = tuple(_unwound(4, range(256)))
 
 
 def _solutions() -> list[int]:
-    """The columns of the map from a difference after the headers to the identification it comes of.
+    """The columns of the map of a difference after the headers to the identification that causes it.
 
-    The differences of the 16 bits are made a basis of all 32 with any others that are independent of them.  In that
-    basis a difference an identification can make has the identification for its low half and 0 for its high half.
+    The differences of the 16 bits are extended to a basis of all 32 dimensions. In that basis the low half of a
+    difference that an identification causes is the identification, and the high half is 0.
     """
-    basis: list[tuple[int, int]] = []  # reduced: a vector with a highest bit of its own, and its coordinates
+    basis: list[tuple[int, int]] = []  # reduced: vectors with different highest bits, and their coordinates
 
     def reduce(vector: int, coordinates: int) -> tuple[int, int]:
         for other, theirs in basis:
@@ -188,10 +186,10 @@ def _solutions() -> list[int]:
 
 
 class _Unwinding(dict[int, _Map]):
-    """Maps that take a difference back over ``step`` bytes as often as their key says, made when first needed.
+    """Maps that take a difference back by ``step`` bytes times their key, made when first needed.
 
-    A packet's length is split in two, so that a few dozen maps serve all of them, and so that there cannot be more
-    than a few hundred however many lengths a stranger sends.
+    The length of a packet is split in two, so that a few dozen maps serve all usual lengths, and a few hundred serve
+    all lengths that a stranger may send.
     """
 
     def __init__(self, step: int, then: Sequence[int] = _BITS) -> None:
@@ -212,11 +210,11 @@ _FINE = _Unwinding(1, _solutions())
 class Icrc:
     """The invariant CRC of the packets from one address and port to another.
 
-    Addresses are binary, 4 or 16 bytes.  Packets are given as sequences of buffers, from the BTH on; the first
-    buffer holds at least the whole BTH.
+    Addresses are binary, 4 or 16 bytes. Packets are sequences of buffers, from the BTH on; the first buffer holds at
+    least the whole BTH.
 
-    ``identification`` is that of the IPv4 header: 0 for what an unconnected UDP socket with IP_PMTUDISC_DO sends,
-    i for segment i of what it sends with UDP_SEGMENT.  With IPv6 there is none, and it is not looked at.
+    ``identification`` is that of the IPv4 header: 0 for a packet of an unconnected UDP socket with IP_PMTUDISC_DO, i
+    for segment i of what it sends with UDP_SEGMENT. IPv6 has none, and the argument is ignored.
 
     >>> flow = Icrc(bytes([192, 0, 2, 1]), bytes([192, 0, 2, 2]), 50000)
     >>> packet = bytes.fromhex("0430ffff 00000013 80fedcba 68656c6c 6f000000")
@@ -235,7 +233,8 @@ class Icrc:
         if len(source) != len(destination) or len(source) not in (4, 16):
             raise ValueError(f"addresses have 4 or 16 bytes each, not {len(source)} and {len(destination)}")
         self.is_ipv6 = len(source) == 16
-        #: For loops: what the first 256 identifications do to :meth:`start`, by exclusive or.
+        #: For loops: :meth:`start` with identification i is that with 0, exclusive-ored with ``deltas[i]``, for i <
+        #: 256.
         self.deltas: Sequence[int] = bytes(256) if self.is_ipv6 else _IDENTIFICATION[0]
         if self.is_ipv6:
             header = _ipv6(0, source, destination, sport, dport)
@@ -243,15 +242,15 @@ class Icrc:
         else:
             header = _ipv4(0, 0, source, destination, sport, dport)
             self.lengths = _LENGTHS4
-        # As if every BTH had 0 for byte 4, which is what is nearly always sent, and that were the mask.
-        #: For the short way: ``base ^ lengths[length]`` is :meth:`start`.
+        # Byte 4 of the BTH counts as ones and nearly always is 0, so the effect of that difference is in the base.
+        #: For loops: ``base ^ lengths[length]`` is :meth:`start` with identification 0.
         self.base = crc32(header, 0) ^ _BTH4[0xFF]
 
     def start(self, length: int, identification: int = 0) -> int:
-        """What ``crc32`` starts with for a packet of ``length`` bytes from its BTH to the end of its ICRC.
+        """The start value of ``crc32`` for a packet of ``length`` bytes, from its BTH to the end of its ICRC.
 
-        For loops: of a packet sent with FECN, BECN and the bits after them 0, the ICRC is ``crc32`` of all its
-        bytes from there.
+        For loops: if FECN, BECN and the bits after them are 0, ``crc32`` over the packet with this start value is its
+        ICRC.
         """
         start = self.base ^ self.lengths[length]
         if identification and not self.is_ipv6:
@@ -266,7 +265,7 @@ class Icrc:
         return [self.start(length, number & 0xFFFF) for number in range(identification, identification + count)]
 
     def _run(self, buffers: Sequence[Buffer], missing: int, identification: int) -> tuple[int, int]:
-        """The CRC over a packet that goes on for ``missing`` bytes after the buffers, and its whole length."""
+        """The CRC over the buffers of a packet that has ``missing`` more bytes, and the length of the whole."""
         length = missing
         for buffer in buffers:
             length += len(buffer)
@@ -280,24 +279,24 @@ class Icrc:
         return crc, length
 
     def compute(self, buffers: Sequence[Buffer], identification: int = 0) -> int:
-        """The ICRC of a packet that is given without it, as a number; WireError where there is no whole BTH."""
+        """The ICRC of a packet without it, as a number. WireError if there is no whole BTH."""
         return self._run(buffers, ICRC_LENGTH, identification)[0]
 
     def seal(self, buffers: Sequence[Buffer], identification: int = 0) -> bytes:
-        """The four bytes that go after a packet; WireError where there is no whole BTH."""
+        """The four bytes that follow a packet. WireError if there is no whole BTH."""
         return self._run(buffers, ICRC_LENGTH, identification)[0].to_bytes(4, "little")
 
     def check(self, buffers: Sequence[Buffer], identification: int = 0) -> bool:
-        """Whether the last four bytes are the ICRC of those before them, with this identification."""
+        """Whether the last four bytes are the ICRC of the others, with this identification."""
         try:
             return self._run(buffers, 0, identification)[0] == RESIDUE
         except WireError:
             return False
 
     def solve(self, buffers: Sequence[Buffer], guess: int = 0) -> int | None:
-        """The identification that makes the last four bytes the ICRC of those before them; None for a damaged packet.
+        """The identification with which the last four bytes are the ICRC of the others; None for a damaged packet.
 
-        It is quickest when ``guess`` is right.  With IPv6 the answer for a packet that is right is ``guess``.
+        Fastest if ``guess`` is right. For an undamaged packet of IPv6 the result is ``guess``.
         """
         try:
             crc, length = self._run(buffers, 0, guess)

@@ -1,23 +1,22 @@
-"""Opcodes of the base transport header (InfiniBand Architecture, table 38) and what each of them means.
+"""Opcodes of the base transport header (InfiniBand Architecture, table 38) and the properties of each.
 
-The top three bits of an opcode say which transport it belongs to (reliable connection 000, unreliable connection
-001, unreliable datagram 011), the other five what the packet does there.  UC and UD use the numbers RC uses for
-the same thing and leave out what they cannot do.  Everything is derived from that: the five bits have one
-description each, and a transport is a list of those it takes.
+The top three bits of an opcode are its transport service (reliable connection 000, unreliable connection 001,
+unreliable datagram 011), the other five its operation. UC and UD use the numbers of RC for the same operations and
+leave out those they do not have. So the five bits have one description each, and each service lists the opcodes it has;
+all tables are derived from that.
 
-A message is one "only" packet, or a "first", any number of "middle" and a "last" one.  A packet that *starts* is a
-first or an only, a packet that *ends* is a last or an only; READ requests, atomics and acknowledgements are one
-packet each, so they do both.  Requests go to the responder's queue, everything else is an answer to the requester.
+A message is one "only" packet, or a "first", any number of "middle" and a "last" packet. IS_START is true for a first
+or only packet, IS_END for a last or only packet; READ requests, atomics and acknowledgements are one packet each, so
+both are true. Requests go to the responder, all others to the requester.
 
-A packet *needs a receive* where the responder has to have a receive work request for it: the start of a SEND, and
-the packet that carries the immediate data of a WRITE.
+NEEDS_RECV is true if the responder needs a receive for the packet: the start of a SEND, and the packet with the
+immediate data of a WRITE.
 
-The extended headers follow the base transport header in the order :class:`ExtendedHeader` counts them in; no opcode
-has them in another order.
+Extended headers follow the base transport header in the order of :class:`ExtendedHeader`, for every opcode.
 
-The tables have 256 entries, so that a byte from the wire is an index that always works.  ``HEADER_LENGTH`` is 0 for
-an opcode that is not known, and then all the others are 0 too.  Congestion notification (0x81) is not known: it
-carries nothing a device without rate control could use, and is dropped as other unknown opcodes are.
+The tables have 256 entries, so any byte from the wire is an index. ``HEADER_LENGTH`` is 0 for an unknown opcode, and so
+are all other tables. Congestion notification (0x81) is unknown: it carries nothing that a device without rate control
+could use, and is dropped like other unknown opcodes.
 """
 
 from __future__ import annotations
@@ -40,15 +39,15 @@ __all__ = [
     "ExtendedHeader",
     "Opcode",
     "Operation",
-    "Transport",
+    "TransportService",
 ]
 
-#: The bits of an opcode that name the transport.
+#: The bits of an opcode that are the transport service.
 TRANSPORT_MASK = 0xE0
 
 
-class Transport(IntEnum):
-    """The top three bits of an opcode, in place."""
+class TransportService(IntEnum):
+    """Transport services: the top three bits of an opcode, in place."""
 
     RC = 0x00
     UC = 0x20
@@ -115,7 +114,7 @@ class ExtendedHeader(IntFlag):
 
 
 class Operation(IntEnum):
-    """What a packet is part of, whichever part it is."""
+    """The operation that a packet is part of."""
 
     SEND = 1
     RDMA_WRITE = 2
@@ -206,7 +205,7 @@ _TRAITS = {
 
 def _describe(opcode: int) -> _Traits:
     traits = _TRAITS[opcode & ~TRANSPORT_MASK]
-    if opcode & TRANSPORT_MASK == Transport.UD:
+    if opcode & TRANSPORT_MASK == TransportService.UD:
         return traits._replace(headers=traits.headers | _H.DETH)
     return traits
 

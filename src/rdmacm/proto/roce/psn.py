@@ -1,6 +1,6 @@
 """Packet sequence numbers (InfiniBand Architecture 9.7.2; message sequence numbers count the same way).
 
-A PSN has 24 bits and wraps, so which of two is the later is only known while they are less than 2^23 apart.
+A PSN has 24 bits and wraps: which of two is the later is only known while they are less than 2^23 apart.
 
 >>> from rdmacm.proto.roce import psn
 >>> psn.add(0xFFFFFF, 2)
@@ -19,12 +19,12 @@ PSN_HALF = 1 << (PSN_BITS - 1)
 
 
 def add(psn: int, count: int) -> int:
-    """The PSN ``count`` after ``psn``; before it when ``count`` is negative."""
+    """The PSN ``count`` after ``psn``, or before it if ``count`` is negative."""
     return psn + count & PSN_MASK
 
 
 def difference(a: int, b: int) -> int:
-    """How far ``a`` is after ``b``, from -2^23 up to 2^23 - 1: negative when it is before."""
+    """How far ``a`` is after ``b``, from -2^23 to 2^23 - 1; negative if it is before."""
     return (a - b + PSN_HALF & PSN_MASK) - PSN_HALF
 
 
@@ -34,5 +34,5 @@ def after(a: int, b: int) -> bool:
 
 
 def before(a: int, b: int) -> bool:
-    """Whether ``a`` comes before ``b``; at exactly half way round it does."""
+    """Whether ``a`` comes before ``b``. At a distance of exactly 2^23 it does."""
     return (a - b & PSN_MASK) >= PSN_HALF

@@ -13,8 +13,6 @@ from rdmacm.proto.roce.opcodes import Opcode
 BTH_HALVES = struct.Struct("!QI")
 #: A BTH as above, and an AETH.
 BTH_HALVES_AETH = struct.Struct("!QII")
-#: The word with the PSN, and an AETH.
-PSN_AETH = struct.Struct("!II")
 WORD = struct.Struct("!I")
 #: The ICRC is the only field in little-endian order.
 ICRC = struct.Struct("<I")
@@ -60,8 +58,3 @@ NAK_REMOTE_OPERATIONAL_ERROR = 0x63
 SYNDROME_KIND = 0xE0
 #: The lowest AETH, as a number, that is not an ACK.
 LOWEST_NAK_AETH = RNR_NAK << 24
-
-
-def bth_prefix(opcode: int, pkey: int, dest_qp_num: int, pad_count: int = 0) -> bytes:
-    """The first eight bytes of a BTH."""
-    return BTH_HALVES.pack(opcode << 56 | pad_count << 52 | pkey << 32 | dest_qp_num, 0)[:8]
