@@ -6,12 +6,12 @@ import os
 
 import pytest
 
-from rdmacm.soft.entropy import DrawnAhead
+from rdmacm.soft.entropy import BufferedSystemRandom
 
 
 @pytest.mark.parametrize("bits", [1, 8, 16, 24, 32, 33, 64, 128])
 def test_every_bit_is_drawn(bits: int) -> None:
-    source = DrawnAhead()
+    source = BufferedSystemRandom()
     drawn = [source.getrandbits(bits) for _ in range(2000)]
     ones = zeros = 0
     for number in drawn:
@@ -22,13 +22,13 @@ def test_every_bit_is_drawn(bits: int) -> None:
 
 
 def test_no_number_comes_twice() -> None:
-    one, other = DrawnAhead(), DrawnAhead()
+    one, other = BufferedSystemRandom(), BufferedSystemRandom()
     drawn = [source.getrandbits(32) for source in (one, other) for _ in range(600)]
     assert len(set(drawn)) > 1190
 
 
 def test_a_child_draws_its_own() -> None:
-    source = DrawnAhead()
+    source = BufferedSystemRandom()
     source.getrandbits(32)
     reader, writer = os.pipe()
     pid = os.fork()

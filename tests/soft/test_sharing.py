@@ -16,8 +16,8 @@ import pytest
 
 from rdmacm.proto.cm.codes import AttributeId
 from rdmacm.soft.wire import port_group as sharing
-from rdmacm.soft.wire.forwarding import _pack, bound
-from rdmacm.soft.wire.port_group import Membership
+from rdmacm.soft.wire.forwarding import _pack, bind_name
+from rdmacm.soft.wire.port_group import PortGroup
 from rdmacm.soft.wire.udp import UdpWire
 from support.netns import needs_netns, two_hosts
 from support.processes import CallFailed, Server, Worker, linux_only, workers
@@ -162,7 +162,9 @@ class TestJoining:
         second.open()
         first.kill()
         second.signal(signal.SIGSTOP)
-        with pytest.raises(CallFailed, match=rf"process {second.pid}, .* lets nobody in.*continue or end") as caught:
+        with pytest.raises(
+            CallFailed, match=rf"process {second.pid}, .* does not admit this process.*continue or end"
+        ) as caught:
             worker().open()
         assert caught.value.errno == errno.EBUSY
         second.signal(signal.SIGCONT)
@@ -250,7 +252,7 @@ def os_setuid(server: Server, uid: int) -> None:
 
 
 class TestFork:
-    def test_a_child_is_another_member(self, wire: UdpWire) -> None:
+    def test_a_child_is_another_group(self, wire: UdpWire) -> None:
         token = wire.listen(SERVICE, None)
         ready, done = os.pipe()
         pid = os.fork()
@@ -347,7 +349,7 @@ class TestRequests:
         wire.send(route, (sent[0], bytes(4)))
         pump(wire)
         assert wire.counters["forwarded"] == 1, "it learns of the listener"
-        assert not wire.look_aside()
+        assert not wire.resume_requests()
         wire.send(route, (sent[1], bytes(4)))
         assert not wire.receive()
         member.signal(signal.SIGCONT)
@@ -358,7 +360,7 @@ class TestRequests:
         wire.send(route, (sent[2], bytes(4)))
         wait([wire])
         assert not wire.receive()
-        assert wire.look_aside()
+        assert wire.resume_requests()
         pump(wire)
         assert wire.counters["forwarded"] == 2
         wire.send(route, (sent[3], bytes(4)))
@@ -367,7 +369,7 @@ class TestRequests:
         wire.listen(SERVICE + 1, None)
         pump(wire)
         assert wire.counters["forwarded"] == 3
-        assert not wire.aside() or not wire.look_aside()
+        assert not wire.unread_request_fds() or not wire.resume_requests()
         member.signal(signal.SIGCONT)
         assert sorted(bodies(member.collect(2))) == sorted(sent[2:])
 
@@ -444,7 +446,7 @@ def forge(server: Server, name: str, message: bytes) -> None:
 
 def squat(server: Server, name: str) -> None:
     """Take the name of a mailbox."""
-    sock = bound(name)
+    sock = bind_name(name)
     sock.listen()
     server.tokens.append(sock)
 
@@ -454,8 +456,8 @@ class TestOtherUsers:
     def test_cannot_put_anything_into_a_mailbox(self, wire: UdpWire, worker: MakeWorker) -> None:
         honest, stranger = worker(), worker()
         stranger(os_setuid, NOBODY)
-        assert wire._member is not None
-        name = wire._member.mailbox_name(wire.slot)
+        assert wire._group is not None
+        name = wire._group.slot_name(wire.slot)
         message = b"".join(_pack((memoryview(bytes(16)), 0, ("127.0.0.1", 4791), bytes(4))))
         for sender, expected in ((stranger, 0), (honest, 1)):
             sender(forge, name, message)
@@ -466,8 +468,8 @@ class TestOtherUsers:
     def test_get_nothing_by_taking_a_name(self, wire: UdpWire, worker: MakeWorker) -> None:
         stranger = worker()
         stranger(os_setuid, NOBODY)
-        assert wire._member is not None
-        stranger(squat, wire._member.service_name(SERVICE, None))
+        assert wire._group is not None
+        stranger(squat, wire._group.service_name(SERVICE, None))
         wire.send(wire.route(HERE), (mad(AttributeId.REQ), bytes(4)))
         assert [each.body for each in collect(wire, 1)] == [mad(AttributeId.REQ)]
 
@@ -592,5 +594,5 @@ class TestMembership:
         with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as other:
             other.bind(("::", port))
             with pytest.raises(OSError):
-                Membership.join(port)
+                PortGroup.join(port)
         assert len(os.listdir("/proc/self/fd")) == before

@@ -54,9 +54,9 @@ class Server:
     def serve(self) -> None:
         while True:
             timeout = max(0.0, self.asked_at + LOST_SECONDS - time.monotonic()) if self.target else None
-            fds = [self.control.fileno(), *self.wire.filenos(), *self.wire.aside()]
+            fds = [self.control.fileno(), *self.wire.filenos(), *self.wire.unread_request_fds()]
             ready, _, _ = select.select(fds, [], [], timeout)
-            self.wire.look_aside()
+            self.wire.resume_requests()
             for received in self.wire.receive():
                 self.take(received)
             if self.target and time.monotonic() > self.asked_at + LOST_SECONDS:

@@ -63,13 +63,13 @@ class MemoryWire:
     def filenos(self) -> Sequence[int]:
         return ()
 
-    def aside(self) -> Sequence[int]:
+    def unread_request_fds(self) -> Sequence[int]:
         return ()
 
-    def look_aside(self) -> bool:
+    def resume_requests(self) -> bool:
         return False
 
-    def receive(self, glance: bool = False) -> Sequence[Received]:
+    def receive(self, skip_poll: bool = False) -> Sequence[Received]:
         return [self.inbox.popleft() for _ in range(min(16, len(self.inbox)))]
 
     def route(self, path: WirePath, traffic_class: int = 0) -> WireRoute:

@@ -65,7 +65,7 @@ class Packet(NamedTuple):
 
 def taken(wire: UdpWire) -> list[Packet]:
     """What is there now, copied and in single packets; also what is left to others."""
-    wire.look_aside()
+    wire.resume_requests()
     found = []
     for data, segment, remote, local in wire.receive():
         step = segment or len(data)
@@ -76,7 +76,7 @@ def taken(wire: UdpWire) -> list[Packet]:
 
 def wait(wires: Sequence[UdpWire], timeout: float = PATIENCE) -> None:
     """Until one of them has something."""
-    fds = [fd for wire in wires for fd in (*wire.filenos(), *wire.aside())]
+    fds = [fd for wire in wires for fd in (*wire.filenos(), *wire.unread_request_fds())]
     assert select.select(fds, [], [], timeout)[0], "nothing arrived"
 
 

@@ -6,30 +6,30 @@ import os
 import struct
 from random import SystemRandom
 
-__all__ = ["DrawnAhead"]
+__all__ = ["BufferedSystemRandom"]
 
-#: Numbers of 32 bits taken from the system at a time: what some thirty connections need.
-_DRAWN = 256
-_WORDS = struct.Struct(f"={_DRAWN}I")
+#: Numbers of 32 bits that are read from the system at a time. Thirty connections need about as many.
+_BUFFERED = 256
+_WORDS = struct.Struct(f"={_BUFFERED}I")
 
 
-class DrawnAhead(SystemRandom):
-    """``random.SystemRandom`` that goes to the system once for many numbers, as to go there takes longer than the rest.
+class BufferedSystemRandom(SystemRandom):
+    """``random.SystemRandom`` that asks the system for many numbers at once: the system call takes most of the time.
 
-    Not safe for threads by itself: its owner serialises the calls.
+    Not safe for threads: its owner serialises the calls.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._drawn: list[int] = []
+        self._buffer: list[int] = []
 
     def getrandbits(self, k: int, /) -> int:
         if k > 32:
             return super().getrandbits(k)
-        if not self._drawn:
-            self._drawn = [*_WORDS.unpack(os.urandom(_WORDS.size))]
-        return self._drawn.pop() >> (32 - k)
+        if not self._buffer:
+            self._buffer = [*_WORDS.unpack(os.urandom(_WORDS.size))]
+        return self._buffer.pop() >> (32 - k)
 
     def forget(self) -> None:
-        """Draw anew: after fork(2) the parent has the same numbers."""
-        self._drawn.clear()
+        """Discard the buffer: after fork(2) the parent has the same numbers in its own."""
+        self._buffer.clear()

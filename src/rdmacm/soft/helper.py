@@ -83,7 +83,7 @@ class Helper:
                     break
                 deadline = runtime.next_deadline()
                 seconds = None if deadline is None else deadline - runtime.clock()
-                waiter.prepare((*runtime.filenos(), *wire.aside()), seconds)
+                waiter.prepare((*runtime.filenos(), *wire.unread_request_fds()), seconds)
             waiter.wait(None)
             with runtime.lock:
                 others, seen = runtime.progress_count != seen, runtime.progress_count
@@ -91,7 +91,7 @@ class Helper:
                 if stop.wait(tick if others else _GRACE):
                     break
                 with runtime.lock:
-                    left = wire.look_aside()
+                    left = wire.resume_requests()
                 if runtime.progress_count != seen and not left:
                     serving, tick = False, min(2 * tick, _LONGEST_TICK)
                     if transport.deferrals != deferrals:
@@ -101,7 +101,7 @@ class Helper:
             tick = _GRACE
             with runtime.lock:
                 if not stop.is_set():
-                    wire.look_aside()
+                    wire.resume_requests()
                     runtime.progress()
                     seen, serving = runtime.progress_count, True
         waiter.wake.close()
@@ -116,7 +116,7 @@ class Helper:
             if stop.wait(_GRACE):
                 break
             with runtime.lock:
-                if transport.wire.look_aside():
+                if transport.wire.resume_requests():
                     break
         with runtime.lock:
             transport.may_defer_acks = False

@@ -21,7 +21,7 @@ from rdmacm.provider import EventQueue, FoundServices, Owner, RouteChoice, Tap
 from rdmacm.resolution import lookup as resolver
 from rdmacm.resolution.infiniband import IbLookup, IbView
 from rdmacm.soft.device.device import SoftDevice
-from rdmacm.soft.entropy import DrawnAhead
+from rdmacm.soft.entropy import BufferedSystemRandom
 from rdmacm.soft.event_queue import SoftQueue
 from rdmacm.soft.host import SoftHost
 from rdmacm.soft.ib.ports import IbDevice
@@ -70,7 +70,7 @@ class SoftProvider:
             self.runtime,
             network,
             wire or UdpWire(),
-            random or DrawnAhead(),
+            random or BufferedSystemRandom(),
             namespace=namespace,
             ports=ports,
             infiniband=infiniband,
@@ -228,6 +228,6 @@ class SoftProvider:
     def abandon(self) -> None:
         """In a child of fork(2): close what is shared with the parent, and refuse objects made before."""
         self.runtime.abandon()
-        if isinstance(self.host.random, DrawnAhead):
+        if isinstance(self.host.random, BufferedSystemRandom):
             self.host.random.forget()
         self.host.abandon()

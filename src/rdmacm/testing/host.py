@@ -131,13 +131,13 @@ class FabricWire:
         """Packets that :meth:`receive` has not returned yet."""
         return len(self._inbox)
 
-    def aside(self) -> Sequence[int]:
+    def unread_request_fds(self) -> Sequence[int]:
         return ()
 
-    def look_aside(self) -> bool:
+    def resume_requests(self) -> bool:
         return False
 
-    def receive(self, glance: bool = False) -> Sequence[Received]:
+    def receive(self, skip_poll: bool = False) -> Sequence[Received]:
         inbox = self._inbox
         return [inbox.popleft() for _ in range(min(_BATCH, len(inbox)))]
 

@@ -238,7 +238,7 @@ class Transport:
 
     # -- progress -------------------------------------------------------------------------------------
 
-    def progress(self, wanted: Sized = (), glance: bool = False) -> bool:
+    def progress(self, wanted: Sized = (), skip_poll: bool = False) -> bool:
         """Receive, let timers fire and send, a bounded amount of each; whether there was anything to do.
 
         ``wanted`` is what the caller hopes to find filled. When it is, the caller is let go at once, and ACKs wait for
@@ -249,7 +249,7 @@ class Transport:
                 return False
             if self.pending_acks:
                 self.acknowledge()
-            found = self.wire.receive(glance)
+            found = self.wire.receive(skip_poll)
             timers, line = self._timers, self._send_queue
             if not found and not timers and not line:
                 return False

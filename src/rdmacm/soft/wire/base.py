@@ -1,7 +1,8 @@
 """How packets leave and arrive: the seam below the software device.
 
-A wire is UDP port 4791 of a network namespace (:mod:`rdmacm.soft.wire.udp`), or an imagined network
-(:mod:`rdmacm.testing`). What goes over it begins with a BTH and ends with an ICRC.
+A wire is UDP port 4791 of a network namespace (:mod:`rdmacm.soft.wire.udp`) or a simulated network
+(:mod:`rdmacm.testing`). It carries RoCEv2 packets, from the BTH to the end of the ICRC. The wire reads their
+destination queue pair numbers if several processes share it, and nothing else.
 """
 
 from __future__ import annotations
@@ -12,75 +13,82 @@ from typing import NamedTuple, Protocol, TypeAlias
 from rdmacm.proto.wire import Buffer
 from rdmacm.provider import Tap
 
-__all__ = ["Received", "Wire", "WirePath", "WireRoute"]
+__all__ = ["Received", "SocketAddress", "Wire", "WirePath", "WireRoute"]
 
 
 class WirePath(NamedTuple):
-    """One port of ours and one of a peer's: packed IP addresses, and for link-local ones the interface index."""
+    """A local address and one of a peer: packed IP addresses, and the interface index if they are link-local."""
 
     local: bytes
     remote: bytes
     scope_id: int = 0
 
 
-#: (data, segment, remote, local). ``data`` is valid until the next ``receive()``; with ``segment`` > 0 it is a train
-#: of packets of that size, the last one perhaps shorter. ``remote`` is the socket address it came from, ``local`` the
-#: packed address it came to.
-Received: TypeAlias = "tuple[memoryview, int, tuple[str, int] | tuple[str, int, int, int], bytes]"
+#: A socket address of IPv4 or IPv6, as Python's sockets return it.
+SocketAddress: TypeAlias = "tuple[str, int] | tuple[str, int, int, int]"
+
+#: (data, segment, source, destination) of a packet that was received, or with ``segment`` > 0 of a train of packets of
+#: that many bytes, of which the last may be shorter. ``data`` is valid until the next ``receive()``. ``source`` is a
+#: socket address, ``destination`` a packed local address.
+Received: TypeAlias = "tuple[memoryview, int, SocketAddress, bytes]"
 
 
 class WireRoute(Protocol):
-    """A path as a wire wants it, to be kept by whoever sends there often."""
+    """A path prepared for sending, for senders that use it often."""
 
     path: WirePath
-    #: How datagrams that come back along it name their sender: ``received.remote[0]``.
+    #: The host part of the socket address that packets from the peer have.
     remote_host: str
     #: The UDP port that packets leave from.
     source_port: int
 
 
 class Wire(Protocol):
-    """``slot`` is the top byte of the QP numbers whose packets arrive here, 1..255; known once opened."""
+    """A wire; only one thread at a time uses it."""
 
+    #: The top byte of the queue pair numbers whose packets arrive here, 1 to 255. Known once the wire is open.
     slot: int
-    #: Where set, is shown every packet and train that passes (:data:`rdmacm.provider.Tap`).
+    #: If set, is called with every packet and train that passes (:data:`rdmacm.provider.Tap`).
     tap: Tap | None
 
     def open(self) -> None:
-        """Begin to receive. EADDRINUSE where somebody else has the port, EACCES where another user has."""
+        """Begin to receive. EADDRINUSE if the port is taken, EACCES if another user's processes share it."""
 
     def close(self) -> None: ...
 
     def abandon(self) -> None:
-        """In a child of fork(2): let go of what is the parent's, without harm to it."""
+        """In a child of fork(2): close the child's copies of descriptors, without an effect on the parent."""
 
     def filenos(self) -> Sequence[int]:
         """Descriptors that poll readable when :meth:`receive` has something; none before :meth:`open`."""
 
-    def aside(self) -> Sequence[int]:
-        """Descriptors that poll readable when something has come for any process of this host, and is left to others.
+    def unread_request_fds(self) -> Sequence[int]:
+        """Descriptors that poll readable while a connection request waits that this process leaves to others.
 
-        Others may be gone or busy: what waits there for a while is to be taken, see :meth:`look_aside`.
+        The processes that listen read these requests. They may be gone or busy, so a request that waits long has to be
+        taken here, see :meth:`resume_requests`.
         """
 
-    def look_aside(self) -> bool:
-        """Whether something waits there; the next :meth:`receive` takes it."""
+    def resume_requests(self) -> bool:
+        """If a request waits there, read requests again with :meth:`receive`. Return whether one waits."""
 
-    def receive(self, glance: bool = False) -> Sequence[Received]:
-        """What has arrived, a bounded number at a time; never waits.
+    def receive(self, skip_poll: bool = False) -> Sequence[Received]:
+        """Return what has arrived, a bounded number of datagrams; never waits.
 
-        ``glance``: for a caller that comes again at once, and need not be told of everything each time.
+        With ``skip_poll`` only the socket that was busy last may be read: for callers that call again at once.
         """
 
-    def route(self, path: WirePath, traffic_class: int = 0) -> WireRoute: ...
+    def route(self, path: WirePath, traffic_class: int = 0) -> WireRoute:
+        """Prepare to send along a path. ValueError if its addresses are of two families."""
 
     def send(self, route: WireRoute, buffers: Sequence[Buffer], segment: int = 0) -> bool:
-        """Send one packet, or with ``segment`` a train; False where the system had no room (a lost packet)."""
+        """Send a packet, or with ``segment`` a train. False if the system had no room: the packet is lost."""
 
     def can_segment(self) -> int:
-        """How many bytes of packets a train may have; 0 where there are no trains."""
+        """How many bytes a train may have; 0 if trains cannot be sent."""
 
     def listen(self, service_id: int, local: bytes | None) -> object:
-        """Let requests for a service id (to one local address, or any) come to this process; returns a token."""
+        """Receive requests for a service id, at one local address or any (None). Returns a token."""
 
-    def unlisten(self, token: object) -> None: ...
+    def unlisten(self, token: object) -> None:
+        """End a :meth:`listen`."""

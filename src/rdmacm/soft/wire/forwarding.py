@@ -1,8 +1,8 @@
-"""Packets handed from one process of a host to another, over abstract AF_UNIX sockets of the network namespace.
+"""Packets forwarded from one process of a host to another, over abstract AF_UNIX sockets of the network namespace.
 
-A mailbox is a name. Whoever has something for it connects and keeps the connection, so that an owner that died is
-noticed (there is nobody to connect to) and one that is slow is given as much room as a socket's send buffer has. Both
-ends make sure that the other one is the same user's.
+A receiver has a name. A sender connects to the name and keeps the connection. So a receiver whose process has ended is
+noticed (the connection is refused), and a slow one has as much room as the send buffer of a socket. Both ends check
+that the other is a process of the same user.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import NamedTuple
 from rdmacm.proto.wire import Buffer
 from rdmacm.soft.wire.base import Received
 
-__all__ = ["Credentials", "Delivery", "Mailbox", "Post", "bound", "credentials"]
+__all__ = ["Credentials", "Delivery", "ForwardReceiver", "ForwardSender", "bind_name", "credentials"]
 
 _BACKLOG = 256
-#: Connections kept at either end: every process of the host may have one.
-_KEPT = 256
+#: Connections that either end keeps: every process of the host may have one.
+_MAX_CONNECTIONS = 256
 _QUEUE_BYTES = 4 << 20
 _LONGEST = 1 << 16
 
@@ -33,7 +33,7 @@ _UCRED = struct.Struct("=iii")
 
 
 class Credentials(NamedTuple):
-    """Who is at the other end. ``pid`` is 0 for a process of a PID namespace that cannot be seen from here."""
+    """The process at the other end. ``pid`` is 0 if its PID namespace cannot be seen from here."""
 
     pid: int
     uid: int
@@ -41,14 +41,15 @@ class Credentials(NamedTuple):
 
 
 def credentials(sock: socket.socket) -> Credentials:
-    """Of a connection's other end; where that listened, of the last process that called listen(2)."""
+    """The credentials of the other end; if that listened, of the last process that called listen(2)."""
     return Credentials(*_UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)))
 
 
-class Mailbox:
-    """What others hand to us at a name, given as a bound socket.
+class ForwardReceiver:
+    """Receives what other processes forward to a name.
 
-    ``watch(fd, reader)`` and ``unwatch(fd)`` tell what to poll, and what reads it then.
+    ``sock`` is bound to the name. ``watch(fd, reader)`` and ``unwatch(fd)`` are called with descriptors to poll, and
+    the function that reads one when it is readable.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Mailbox:
     ) -> None:
         self._watch = watch
         self._unwatch = unwatch
+        #: Connections of senders, by descriptor.
         self._senders: dict[int, socket.socket] = {}
         self._sock = sock
         sock.listen(_BACKLOG)
@@ -67,17 +69,17 @@ class Mailbox:
     def _accept(self, _: list[Received]) -> None:
         try:
             sender, _ = self._sock.accept()
-        except OSError:  # another thread's or process's it was, or no descriptor is left
+        except OSError:  # another thread or process accepted it, or no descriptor is left
             return
-        if credentials(sender).uid != os.geteuid() or len(self._senders) >= _KEPT:
+        if credentials(sender).uid != os.geteuid() or len(self._senders) >= _MAX_CONNECTIONS:
             sender.close()
             return
         sender.setblocking(False)
         fd = sender.fileno()
         self._senders[fd] = sender
-        self._watch(fd, lambda found: self._take(sender, found))
+        self._watch(fd, lambda found: self._receive(sender, found))
 
-    def _take(self, sender: socket.socket, found: list[Received]) -> None:
+    def _receive(self, sender: socket.socket, found: list[Received]) -> None:
         try:
             message = sender.recv(_HEADER.size + _LONGEST)
         except BlockingIOError:
@@ -94,7 +96,7 @@ class Mailbox:
             sender.close()
 
     def close(self) -> None:
-        """Give the name up."""
+        """Release the name."""
         for sock in (self._sock, *self._senders.values()):
             if sock.fileno() >= 0:
                 self._unwatch(sock.fileno())
@@ -102,8 +104,8 @@ class Mailbox:
         self._senders.clear()
 
 
-def bound(name: str) -> socket.socket:
-    """A nonblocking socket bound to a name; EADDRINUSE where somebody has that."""
+def bind_name(name: str) -> socket.socket:
+    """Return a nonblocking socket bound to a name. EADDRINUSE if the name is taken."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         sock.setblocking(False)
@@ -131,39 +133,40 @@ def _pack(received: Received) -> Sequence[Buffer]:
 
 
 class Delivery(Enum):
-    """What became of a message."""
+    """The outcome of :meth:`ForwardSender.send`."""
 
     SENT = 1
-    #: Lost: the owner does not keep up, or there is no descriptor for another connection.
+    #: Lost: the receiver does not keep up, or there is no descriptor for another connection.
     FULL = 2
-    NOBODY = 3
+    NO_RECEIVER = 3
 
 
-class Post:
-    """Sends to mailboxes."""
+class ForwardSender:
+    """Forwards packets to receivers of other processes."""
 
     def __init__(self) -> None:
-        self._open: OrderedDict[str, socket.socket] = OrderedDict()
+        #: Connections by name, least recently used first.
+        self._connections: OrderedDict[str, socket.socket] = OrderedDict()
 
     def send(self, name: str, received: Received) -> Delivery:
-        """Hand over what was received."""
+        """Forward a packet or train to a name."""
         message = _pack(received)
-        for _ in range(2):  # of a connection to an owner that is gone one learns by using it
-            sock = self._open.get(name)
+        for _ in range(2):  # a connection to a process that has ended fails when it is used
+            sock = self._connections.get(name)
             if sock is None:
                 try:
                     sock = self._connect(name)
                 except OSError as error:
-                    return Delivery.NOBODY if error.errno == errno.ECONNREFUSED else Delivery.FULL
-            self._open.move_to_end(name)
+                    return Delivery.NO_RECEIVER if error.errno == errno.ECONNREFUSED else Delivery.FULL
+            self._connections.move_to_end(name)
             try:
                 sock.sendmsg(message, (), socket.MSG_NOSIGNAL)
                 return Delivery.SENT
             except BlockingIOError:
                 return Delivery.FULL
             except OSError:
-                self._open.pop(name).close()
-        return Delivery.NOBODY
+                self._connections.pop(name).close()
+        return Delivery.NO_RECEIVER
 
     def _connect(self, name: str) -> socket.socket:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -176,13 +179,13 @@ class Post:
         except OSError:
             sock.close()
             raise
-        if len(self._open) >= _KEPT:
-            self._open.popitem(last=False)[1].close()
-        self._open[name] = sock
+        if len(self._connections) >= _MAX_CONNECTIONS:
+            self._connections.popitem(last=False)[1].close()
+        self._connections[name] = sock
         return sock
 
     def close(self) -> None:
         """Close all connections."""
-        for sock in self._open.values():
+        for sock in self._connections.values():
             sock.close()
-        self._open.clear()
+        self._connections.clear()

@@ -1,19 +1,19 @@
 """Several processes of one user that share UDP port 4791 of a network namespace.
 
-The kernel has the sockets of a port in the order they were bound, and a program chooses among them by *slot*
-(:mod:`rdmacm.soft.wire.slot_filter`). Slot 0's sockets belong to all processes together,
-each of the others' to one process.
-No process is special, and each may end at any moment in any way, which decides how it works:
+The kernel keeps the sockets of a port in the order in which they were bound, and a program chooses among them by *slot*
+(:mod:`rdmacm.soft.wire.slot_filter`). The sockets of slot 0 belong to all processes together, those of each other slot
+to one process. No process is special, and each may end at any moment in any way:
 
-- When a socket is closed the kernel moves the last one to its place. So no slot's sockets may ever be closed while
-  anybody lives: they are *parked* in the queue of a socket pair, the **vault**, of which every process holds both ends.
-  Message n holds the sockets of slot n; the queue only grows, and is looked into with SO_PEEK_OFF.
-- A process owns a slot by having bound its mailbox, a name the kernel frees however the process ends. A slot whose
-  name can be bound is nobody's, and its sockets are taken from the vault.
-- New processes come to the **door**, a listening socket all hold; whoever makes progress lets them in, which is to say
-  sends them what everybody holds. Nobody behind the door: the newcomer is the first. Binding its name settles who.
-- Slots are claimed under a record lock, which the kernel drops when a process ends. One that ends between binding a
-  slot's sockets and parking them leaves nothing behind, and theirs were the last.
+- When a socket is closed the kernel moves the last one to its place. So the sockets of a slot must not be closed while
+  any process lives: they are *parked* in the queue of a socket pair, of which every process holds both ends. Message n
+  of the queue holds the sockets of slot n. The queue only grows, and is read with SO_PEEK_OFF.
+- A process owns a slot because it has bound the slot's name, which the kernel frees however the process ends. A slot
+  whose name can be bound has no owner, and its sockets are taken from the queue.
+- A new process asks for *admission* at a listening socket that all processes hold. Any of them that makes progress
+  sends it the descriptors that everybody holds. If no process listens there, the new one is the first: binding the name
+  of the admission socket decides which of several it is.
+- Slots are claimed under a record lock, which the kernel releases when a process ends. A process that ends between
+  binding a slot's sockets and parking them leaves nothing behind, because theirs were the last sockets.
 """
 
 from __future__ import annotations
@@ -35,60 +35,71 @@ from socket import AF_INET6
 
 from rdmacm.errors import cm_error
 from rdmacm.soft.wire import sockets
-from rdmacm.soft.wire.forwarding import Credentials, bound, credentials
+from rdmacm.soft.wire.forwarding import Credentials, bind_name, credentials
 from rdmacm.soft.wire.slot_filter import attach
 
-__all__ = ["MAX_SLOT", "CannotShare", "Membership"]
+__all__ = ["MAX_SLOT", "CannotShare", "PortGroup"]
 
 MAX_SLOT = 255
 
-#: How long a newcomer waits to be let in.
+#: How long a new process waits for admission, in seconds.
 JOIN_SECONDS = 5.0
-#: After that long a newcomer knocks again: who was about to let it in may have been stopped.
-_KNOCK_SECONDS = 0.5
+#: After that many seconds it asks again: the process that was about to answer may have been stopped.
+_ADMISSION_RETRY_SECONDS = 0.5
 
-#: What the processes of a group have to agree on; another value, another version of this module.
+#: The processes of a group have the same version of this module.
 _VERSION = 1
+#: What goes with the descriptors of a group: version, name of the group, number of address families.
 _GREETING = struct.Struct("=B8sB")
 _BACKLOG = 128
-#: Room for the 255 messages of the vault, which take less than a kilobyte each.
-_VAULT_BYTES = 256 << 10
-#: Stale packets taken out of a slot's sockets. More than that fit no queue.
-_STALE = 1 << 15
+#: Room for 255 messages of parked sockets, which take less than a kilobyte each.
+_PARKING_BYTES = 256 << 10
+#: Stale packets that are taken out of a slot's sockets. No receive queue holds more.
+_STALE_PACKETS = 1 << 15
 
 _SO_PEEK_OFF = 42
 _FLOCK = struct.Struct("hhqqi4x")
 _INT = array.array("i").itemsize
 
+#: The IPv4 socket, and the IPv6 socket or None.
 Sockets = list[socket.socket | None]
 
 
 class CannotShare(Exception):
-    """This system has not what sharing a port takes."""
+    """This system lacks what sharing a port takes."""
 
 
-class _Handed:
-    """What every process of a group holds."""
+class _GroupHandles:
+    """The descriptors that every process of a group holds."""
 
-    def __init__(self, group: bytes, door: socket.socket, vault: Sequence[socket.socket], lock: int, gsi: Sockets):
+    def __init__(
+        self, group: bytes, admission: socket.socket, parking: Sequence[socket.socket], lock: int, gsi: Sockets
+    ) -> None:
+        #: The random name of the group.
         self.group = group.hex()
-        self.door = door
-        self.vault_in, self.vault_out = vault
+        #: Where new processes connect.
+        self.admission = admission
+        #: The ends of the queue of parked sockets.
+        self.parking_in, self.parking_out = parking
+        #: A file in memory, for its record lock.
         self.lock = lock
+        #: The sockets of slot 0, where management datagrams arrive.
         self.gsi = gsi
-        for sock in (door, *vault, *gsi):
+        for sock in (admission, *parking, *gsi):
             if sock is not None:
                 sock.setblocking(False)
 
-    def greet(self, newcomer: socket.socket) -> None:
+    def send_to(self, newcomer: socket.socket) -> None:
+        """Admit a process: give it copies of all descriptors."""
         present = [sock for sock in self.gsi if sock is not None]
-        fds = [sock.fileno() for sock in (self.door, self.vault_in, self.vault_out)] + [self.lock]
+        fds = [sock.fileno() for sock in (self.admission, self.parking_in, self.parking_out)] + [self.lock]
         fds += [sock.fileno() for sock in present]
         greeting = _GREETING.pack(_VERSION, bytes.fromhex(self.group), len(present))
         newcomer.sendmsg([greeting], _rights(fds), socket.MSG_NOSIGNAL)
 
     def close(self) -> None:
-        for sock in (self.door, self.vault_in, self.vault_out, *self.gsi):
+        """Close this process's copies."""
+        for sock in (self.admission, self.parking_in, self.parking_out, *self.gsi):
             if sock is not None:
                 sock.close()
         os.close(self.lock)
@@ -99,7 +110,7 @@ def _rights(fds: Sequence[int]) -> list[tuple[int, int, bytes]]:
 
 
 def _receive_rights(sock: socket.socket, size: int, count: int, flags: int = 0) -> tuple[bytes, list[int]]:
-    """A message and the descriptors that came with it (socket.recv_fds() of Python 3.11 ignores its flags)."""
+    """A message and the descriptors that came with it. (socket.recv_fds() of Python 3.11 ignores its flags.)"""
     message, control, _, _ = sock.recvmsg(size, socket.CMSG_SPACE(count * _INT), flags | socket.MSG_CMSG_CLOEXEC)
     fds = array.array("i")
     for level, kind, data in control:
@@ -109,7 +120,6 @@ def _receive_rights(sock: socket.socket, size: int, count: int, flags: int = 0) 
 
 
 def _by_family(opened: Sequence[socket.socket]) -> Sockets:
-    """IPv4 first, then IPv6 or None."""
     found: Sockets = [None, None]
     for sock in opened:
         sock.setblocking(False)
@@ -117,49 +127,51 @@ def _by_family(opened: Sequence[socket.socket]) -> Sockets:
     return found
 
 
-def _nap(attempt: int) -> None:
-    # For what the kernel announces to nobody: a lock or a name given up, the last of a dead process's sockets gone.
+def _pause(attempt: int) -> None:
+    # The kernel does not report that a lock or a name is free, or that the sockets of a killed process are gone.
     time.sleep(min(0.001 * 2 ** min(attempt, 6), 0.05))
 
 
-class Membership:
-    """A process's part in a group; made by :meth:`join`.
+class PortGroup:
+    """The processes that share a port, and the slot this process has among them. Made by :meth:`join`."""
 
-    ``data`` and ``gsi`` are [IPv4 socket, IPv6 socket or None]: this slot's, and slot 0's, which are everybody's.
-    ``mailbox`` is a socket bound to the :meth:`mailbox_name` of ``slot`` that does not listen yet.
-    """
-
-    def __init__(self, port: int, handed: _Handed, deadline: float) -> None:
+    def __init__(self, port: int, handles: _GroupHandles, deadline: float) -> None:
         self.port = port
+        #: This process's slot, 1 to 255, and its sockets.
         self.slot = 0
         self.data: Sockets = [None, None]
-        self.gsi = handed.gsi
-        self._handed = handed
-        with _locked(handed.lock, deadline):
-            self.mailbox = self._claim(deadline)
-        # Whom newcomers name who get no answer is the last one that listened.
-        handed.door.listen(_BACKLOG)
+        #: The sockets of slot 0, which all processes read.
+        self.gsi = handles.gsi
+        self._handles = handles
+        with _locked(handles.lock, deadline):
+            #: A socket bound to the :meth:`slot_name` of ``slot``, which does not listen yet.
+            self.slot_socket = self._claim(deadline)
+        # SO_PEERCRED names the last process that called listen(2), to newcomers that get no answer.
+        handles.admission.listen(_BACKLOG)
 
     @property
-    def door(self) -> socket.socket:
-        """Polls readable when somebody wants to be let in: call :meth:`admit`."""
-        return self._handed.door
+    def admission(self) -> socket.socket:
+        """Polls readable when a process wants to join: call :meth:`admit`."""
+        return self._handles.admission
 
-    def mailbox_name(self, slot: int) -> str:
-        """The name of the mailbox of a slot's owner."""
-        return f"rdmacm-{self.port}-{self._handed.group}-slot-{slot}"
+    def slot_name(self, slot: int) -> str:
+        """The name where the owner of a slot receives forwarded packets."""
+        return f"rdmacm-{self.port}-{self._handles.group}-slot-{slot}"
 
     def service_name(self, service_id: int, local: bytes | None) -> str:
-        """The name of the mailbox of who listens on a service id at an address (zeros: any of its family) or any."""
+        """The name where the process that listens on a service id receives forwarded requests.
+
+        ``local`` is the address it listens on: zeros for any address of the family, None for any at all.
+        """
         where = "any" if local is None else local.hex()
-        return f"rdmacm-{self.port}-{self._handed.group}-service-{service_id:016x}-{where}"
+        return f"rdmacm-{self.port}-{self._handles.group}-service-{service_id:016x}-{where}"
 
     @classmethod
-    def join(cls, port: int) -> Membership:
+    def join(cls, port: int) -> PortGroup:
         """Take a slot among the processes that share a port, or be the first of them.
 
-        EACCES where the port is another user's, EADDRINUSE where somebody has it who does not share it, EBUSY where
-        nobody lets us in. CannotShare where the system cannot.
+        EACCES: the port is another user's. EADDRINUSE: a process has the port and does not share it. EBUSY: no process
+        admits this one. CannotShare: this system cannot share a port.
         """
         if sys.platform != "linux":
             raise CannotShare
@@ -167,67 +179,67 @@ class Membership:
         holder: Credentials | None = None
         for attempt in itertools.count():
             try:
-                handed, holder = _knock(port, deadline)
+                handles, holder = _request_admission(port, deadline)
             except ConnectionRefusedError:
-                handed = _found(port, deadline)
-            if handed is not None:
+                handles = _create_group(port, deadline)
+            if handles is not None:
                 try:
-                    return cls(port, handed, deadline)
+                    return cls(port, handles, deadline)
                 except BaseException:
-                    handed.close()
+                    handles.close()
                     raise
             if time.monotonic() > deadline:
                 break
-            _nap(attempt)
+            _pause(attempt)
         raise cm_error(
             errno.EBUSY,
-            f"{_who(holder)}, which shares the port, lets nobody in",
+            f"{_describe(holder)}, which shares the port, does not admit this process",
             "open_device",
             f"UDP port {port}",
             hint="continue or end that process: one that has a device open has to make progress",
         )
 
     def _claim(self, deadline: float) -> socket.socket:
-        """Become the owner of a slot: fills ``slot`` and ``data``; returns the bound mailbox."""
-        handed = self._handed
-        handed.vault_out.setsockopt(socket.SOL_SOCKET, _SO_PEEK_OFF, 0)
+        """Become the owner of a slot: set ``slot`` and ``data``, return the socket bound to its name."""
+        handles = self._handles
+        handles.parking_out.setsockopt(socket.SOL_SOCKET, _SO_PEEK_OFF, 0)
         for slot in range(1, MAX_SLOT + 1):
-            mailbox = self._bound(slot)
+            slot_socket = self._bind_slot(slot)
             try:
-                # Each look goes one message on. The descriptors of a slot that lives are not asked for.
-                message, fds = _receive_rights(handed.vault_out, 1, 2 if mailbox else 0, socket.MSG_PEEK)
+                # Each call reads the next message. The descriptors of a slot with an owner are left out.
+                message, fds = _receive_rights(handles.parking_out, 1, 2 if slot_socket else 0, socket.MSG_PEEK)
             except BlockingIOError:
-                return self._new(slot, mailbox, deadline)
-            if mailbox is None:
+                return self._create_slot(slot, slot_socket, deadline)
+            if slot_socket is None:
                 continue
             self.data = _by_family([socket.socket(fileno=fd) for fd in fds])
             if message != bytes((slot,)) or [s is None for s in self.data] != [s is None for s in self.gsi]:
-                mailbox.close()
+                slot_socket.close()
                 self._close_data()
                 raise cm_error(errno.EMFILE, "the descriptors of a slot did not arrive", "open_device")
             self.slot = slot
-            self._drain()
-            return mailbox
+            self._discard_stale()
+            return slot_socket
         raise cm_error(
             errno.EUSERS, f"{MAX_SLOT} processes share the port already", "open_device", f"UDP port {self.port}"
         )
 
-    def _bound(self, slot: int) -> socket.socket | None:
+    def _bind_slot(self, slot: int) -> socket.socket | None:
         try:
-            return bound(self.mailbox_name(slot))
+            return bind_name(self.slot_name(slot))
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
             return None
 
-    def _new(self, slot: int, mailbox: socket.socket | None, deadline: float) -> socket.socket:
-        """A slot nobody had before."""
+    def _create_slot(self, slot: int, slot_socket: socket.socket | None, deadline: float) -> socket.socket:
+        """Claim a slot that no process had before: bind its sockets and park them."""
         attempt = 0
-        while mailbox is None:  # somebody died who had just come as far as here, and the name goes with the rest of it
+        while slot_socket is None:  # a process was killed between binding this name and parking; its name goes last
             _check(deadline, self.port, "the name of a new slot is taken")
-            _nap(attempt)
+            _pause(attempt)
             attempt += 1
-            mailbox = self._bound(slot)
+            slot_socket = self._bind_slot(slot)
         try:
             for index, gsi in enumerate(self.gsi):
                 if gsi is not None:
@@ -235,7 +247,7 @@ class Membership:
             _await_order(self.data, self.port, slot + 1, deadline)
             fds = [sock.fileno() for sock in self.data if sock is not None]
             try:
-                self._handed.vault_in.sendmsg([bytes((slot,))], _rights(fds))
+                self._handles.parking_in.sendmsg([bytes((slot,))], _rights(fds))
             except OSError as error:
                 raise cm_error(
                     error.errno or errno.EIO,
@@ -245,32 +257,30 @@ class Membership:
                 ) from error
         except BaseException:
             self._close_data()
-            mailbox.close()
+            slot_socket.close()
             raise
         self.slot = slot
-        return mailbox
+        return slot_socket
 
-    def _drain(self) -> None:
-        """Throw away what came for the slot's last owner."""
+    def _discard_stale(self) -> None:
+        """Discard packets that came for the slot's last owner."""
         for sock in self.data:
             if sock is not None:
                 with contextlib.suppress(OSError):
-                    for _ in range(_STALE):
+                    for _ in range(_STALE_PACKETS):
                         sock.recv(1)
 
-    # -- living in it ---------------------------------------------------------------------------------
-
     def admit(self) -> None:
-        """Let in who is at the door."""
+        """Admit the processes that ask for it."""
         for _ in range(_BACKLOG):
             try:
-                newcomer, _ = self.door.accept()
-            except OSError:  # nobody, or another process was quicker
+                newcomer, _ = self.admission.accept()
+            except OSError:  # none is left, or another process admitted it
                 return
-            # One that is another user's, or gave up, learns it by being hung up on.
+            # The connection of another user's process, or of one that gave up, is closed without an answer.
             with newcomer, contextlib.suppress(OSError):
                 if credentials(newcomer).uid == os.geteuid():
-                    self._handed.greet(newcomer)
+                    self._handles.send_to(newcomer)
 
     def _close_data(self) -> None:
         for sock in self.data:
@@ -278,20 +288,20 @@ class Membership:
                 sock.close()
 
     def close(self) -> None:
-        """Leave. In a child after fork(2) this lets go of the child's copies, and the parent stays a member."""
-        self.mailbox.close()
+        """Leave the group. In a child of fork(2) this closes the child's copies, and the parent stays a member."""
+        self.slot_socket.close()
         self._close_data()
-        self._handed.close()
+        self._handles.close()
 
 
-# -- coming to the door -------------------------------------------------------------------------------------
+# -- joining ------------------------------------------------------------------------------------------------
 
 
-def _door_name(port: int) -> str:
-    return f"rdmacm-{port}-door"
+def _admission_name(port: int) -> str:
+    return f"rdmacm-{port}-admission"
 
 
-def _who(holder: Credentials | None) -> str:
+def _describe(holder: Credentials | None) -> str:
     if holder is None or holder.pid <= 0 or not os.path.exists(f"/proc/{holder.pid}"):
         return "a process"
     return f"process {holder.pid}"
@@ -302,29 +312,32 @@ def _check(deadline: float, port: int, why: str) -> None:
         raise cm_error(errno.EADDRINUSE, why, "open_device", f"UDP port {port}", hint="`ss -uanp` shows who has it")
 
 
-def _knock(port: int, deadline: float) -> tuple[_Handed | None, Credentials | None]:
-    """What we are given at the door, if we are, and who is behind it; ConnectionRefusedError where nobody is."""
+def _request_admission(port: int, deadline: float) -> tuple[_GroupHandles | None, Credentials | None]:
+    """Ask for the group's descriptors. Return them, or None without an answer, and which process holds the name.
+
+    ConnectionRefusedError if no process does.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         sock.setblocking(False)
         try:
-            sock.connect("\0" + _door_name(port))
-        except BlockingIOError:  # many before us
+            sock.connect("\0" + _admission_name(port))
+        except BlockingIOError:  # the backlog is full
             return None, None
         holder = credentials(sock)
         if holder.uid != os.geteuid():
             raise cm_error(
                 errno.EACCES,
-                f"{_who(holder)} of user {holder.uid} has the port, and only one user's processes can share it",
+                f"{_describe(holder)} of user {holder.uid} has the port, and only one user's processes can share it",
                 "open_device",
                 f"UDP port {port}",
                 hint=f"run as user {holder.uid}, or in a network namespace of your own",
             )
         poll = select.poll()
         poll.register(sock.fileno(), select.POLLIN)
-        poll.poll(max(0.0, min(_KNOCK_SECONDS, deadline - time.monotonic())) * 1000)
+        poll.poll(max(0.0, min(_ADMISSION_RETRY_SECONDS, deadline - time.monotonic())) * 1000)
         try:
             greeting, fds = _receive_rights(sock, _GREETING.size, 6)
-        except OSError:  # still nothing, or who was about to answer died
+        except OSError:  # no answer yet, or the process that was about to answer ended
             return None, holder
     if not greeting:
         return None, holder
@@ -333,26 +346,27 @@ def _knock(port: int, deadline: float) -> tuple[_Handed | None, Credentials | No
         for fd in fds:
             os.close(fd)
         if version != _VERSION:
-            why = f"{_who(holder)} shares the port as another version of this library does"
+            why = f"{_describe(holder)} shares the port as another version of this library does"
             raise cm_error(errno.EADDRINUSE, why, "open_device", f"UDP port {port}", hint="one version for all")
         raise cm_error(errno.EMFILE, "not all descriptors of the group arrived", "open_device", f"UDP port {port}")
-    door, vault_in, vault_out, lock, *gsi = fds
-    opened = [socket.socket(fileno=fd) for fd in (door, vault_in, vault_out)]
-    return _Handed(group, opened[0], opened[1:], lock, _by_family([socket.socket(fileno=fd) for fd in gsi])), holder
+    admission, parking_in, parking_out, lock, *gsi = fds
+    opened = [socket.socket(fileno=fd) for fd in (admission, parking_in, parking_out)]
+    gsi_sockets = _by_family([socket.socket(fileno=fd) for fd in gsi])
+    return _GroupHandles(group, opened[0], opened[1:], lock, gsi_sockets), holder
 
 
-def _found(port: int, deadline: float) -> _Handed | None:
-    """Be the first; None where somebody else is just becoming that."""
+def _create_group(port: int, deadline: float) -> _GroupHandles | None:
+    """Be the first process of a group. None if another one is just becoming that."""
     if not hasattr(os, "memfd_create"):
         raise CannotShare
     try:
-        door = bound(_door_name(port))
+        admission = bind_name(_admission_name(port))
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             return None
         raise
     with contextlib.ExitStack() as failed:
-        failed.callback(door.close)
+        failed.callback(admission.close)
         opened = []
         for family in sockets.FAMILIES:
             if (sock := _open(family, port)) is not None:
@@ -365,15 +379,15 @@ def _found(port: int, deadline: float) -> _Handed | None:
                 attach(sock)
             except OSError as error:
                 raise CannotShare from error
-        vault = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        for sock in vault:
+        parking = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for sock in parking:
             failed.callback(sock.close)
-        vault[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _VAULT_BYTES)
-        lock = os.memfd_create(_door_name(port))
+        parking[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _PARKING_BYTES)
+        lock = os.memfd_create(_admission_name(port))
         failed.callback(os.close, lock)
-        door.listen(_BACKLOG)
+        admission.listen(_BACKLOG)
         failed.pop_all()
-    return _Handed(secrets.token_bytes(8), door, vault, lock, gsi)
+    return _GroupHandles(secrets.token_bytes(8), admission, parking, lock, gsi)
 
 
 def _open(family: int, port: int) -> socket.socket | None:
@@ -384,21 +398,21 @@ def _open(family: int, port: int) -> socket.socket | None:
 
 
 def _await_order(opened: Sockets, port: int, count: int, deadline: float) -> None:
-    """Wait until the kernel has no other sockets of the port than the parked ones and these, the last.
+    """Wait until the kernel has ``count`` sockets of each family: the parked ones and these, which are the last.
 
-    Those of a process that was killed may be there for a moment longer than its lock was.
+    The sockets of a process that was killed may exist for a moment longer than its lock.
     """
     for sock in opened:
         attempt = 0
         while sock is not None and sockets.wildcard_sockets(sock.family, port) > count:
             _check(deadline, port, "a program of the same user has the port too, and does not share it with us")
-            _nap(attempt)
+            _pause(attempt)
             attempt += 1
 
 
 @contextlib.contextmanager
 def _locked(fd: int, deadline: float) -> Iterator[None]:
-    """Claim slots alone."""
+    """Hold the record lock of a group."""
     for attempt in itertools.count():
         try:
             fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -411,11 +425,11 @@ def _locked(fd: int, deadline: float) -> Iterator[None]:
                 pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, request))[4]
                 raise cm_error(
                     errno.EBUSY,
-                    f"process {pid} is joining those that share the port, and does not get on",
+                    f"process {pid} is joining the processes that share the port, and does not finish",
                     "open_device",
                     hint="continue or end that process",
                 ) from None
-        _nap(attempt)
+        _pause(attempt)
     try:
         yield
     finally:

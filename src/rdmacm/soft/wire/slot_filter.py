@@ -1,11 +1,11 @@
-"""Which process a packet is for, where several share UDP port 4791 of a host.
+"""Which process a packet is for, if several share UDP port 4791 of a host.
 
-Each process has a slot, 1..255, and its slot is the top byte of its QP numbers and of its communication ids. So a
-packet says itself where it belongs: most by the destination QP number of its BTH, management datagrams, which all go
-to QP 1, by the communication id they were sent for. Slot 0 takes what is for nobody in particular: requests for a
-service id, and what says nothing.
+Each process has a slot, 1 to 255, which is the top byte of its queue pair numbers and communication ids. So a packet
+names its process: most packets by the destination QP number of the BTH, management datagrams, which all go to QP 1, by
+the communication id they answer. Slot 0 gets the others: requests for a service id, and datagrams without a
+communication id.
 
-The rule is here twice, as a function and as the program the kernel runs on every datagram.
+The rule is here twice: as a function, and as the program that the kernel runs on every datagram.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ATTRIBUTE = _MAD + 16
 _LOCAL_ID = _MAD + 24
 _REMOTE_ID = _LOCAL_ID + 4
 
-#: Where requests have the service id they are for, eight bytes.
+#: Offset of the service id of a request, eight bytes.
 SERVICE_ID = _LOCAL_ID + 8
 
 _COM_MGT = int(MgmtClass.COM_MGT)
@@ -37,44 +37,44 @@ _SO_ATTACH_REUSEPORT_CBPF = 51
 
 
 def qpn_of(packet: Buffer) -> int:
-    """The destination QP number of a packet that has a BTH."""
+    """The destination QP number of a packet. The packet has a BTH."""
     return packet[_QPN + 1] << 16 | packet[_QPN + 2] << 8 | packet[_QPN + 3]
 
 
 def slot_of(packet: Buffer) -> int:
-    """The slot of the process a packet is for; ``packet`` has a BTH."""
+    """The slot of the process that a packet is for. The packet has a BTH."""
     if packet[_QPN + 3] != 1 or packet[_QPN + 2] or packet[_QPN + 1]:
         return packet[_QPN + 1]
     if len(packet) <= SERVICE_ID or packet[_CLASS] != _COM_MGT:
         return 0
     attribute = packet[_ATTRIBUTE] << 8 | packet[_ATTRIBUTE + 1]
     if attribute == _SIDR_REP:
-        return packet[_LOCAL_ID]  # its request id, which the asker chose
+        return packet[_LOCAL_ID]  # the request id, which the requester chose
     if _REQ < attribute <= _LAST_ATTRIBUTE and attribute != _SIDR_REQ:
         return packet[_REMOTE_ID]
     return 0
 
 
 def is_request(packet: Buffer) -> bool:
-    """Whether a packet asks for a service id: REQ and SIDR_REQ."""
+    """Whether a packet is a request for a service id: a REQ or SIDR_REQ."""
     if qpn_of(packet) != 1 or len(packet) < SERVICE_ID + 8 or packet[_CLASS] != _COM_MGT:
         return False
     return packet[_ATTRIBUTE] << 8 | packet[_ATTRIBUTE + 1] in (_REQ, _SIDR_REQ)
 
 
-# The instructions of a classic BPF program (linux/bpf_common.h): load a word, half word or byte of the packet into
-# the accumulator, compare, return. A load beyond the end ends the program with 0.
+# Instructions of classic BPF (linux/bpf_common.h): load a word, half word or byte of the packet into the accumulator,
+# compare, return. A load beyond the end of the packet ends the program with 0.
 _LOAD4, _LOAD2, _LOAD1 = 0x20, 0x28, 0x30
 _AND, _SHIFT, _IF_EQUAL, _IF_ABOVE, _RETURN, _RETURN_0 = 0x54, 0x74, 0x15, 0x25, 0x16, 0x06
 
-#: (code, instructions to skip if so, if not, operand)
+#: (code, instructions to skip if true, if false, operand)
 _PROGRAM = (
     (_LOAD4, 0, 0, _QPN),
     (_AND, 0, 0, 0xFFFFFF),
     (_IF_EQUAL, 2, 0, 1),
     (_SHIFT, 0, 0, 16),
     (_RETURN, 0, 0, 0),
-    (_LOAD1, 0, 0, SERVICE_ID),  # for its being there
+    (_LOAD1, 0, 0, SERVICE_ID),  # ends the program if the packet is shorter
     (_LOAD1, 0, 0, _CLASS),
     (_IF_EQUAL, 0, 9, MgmtClass.COM_MGT),
     (_LOAD2, 0, 0, _ATTRIBUTE),
@@ -92,8 +92,10 @@ _INSTRUCTION = struct.Struct("=HBBI")
 
 
 def attach(sock: socket.socket) -> None:
-    """Let the kernel choose among the sockets that share a port with this one: the one that was bound as the
-    slot-th, counted from 0. OSError where it cannot."""
+    """Have the kernel run the program for all sockets that share a port with this one.
+
+    It returns the index of the socket, in the order in which they were bound. OSError if the kernel cannot.
+    """
     code = ctypes.create_string_buffer(b"".join(_INSTRUCTION.pack(*line) for line in _PROGRAM))
     program = struct.pack("@HP", len(_PROGRAM), ctypes.addressof(code))
     sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_REUSEPORT_CBPF, program)

@@ -1,8 +1,8 @@
-"""UDP sockets for RoCEv2 packets: how one is made, and what goes with a datagram besides its bytes.
+"""UDP sockets for RoCEv2 packets, and the ancillary data of datagrams.
 
-A packet's ICRC covers the identification of its IPv4 header. An unconnected socket that may not fragment
-(IP_PMTUDISC_DO) sends 0 there, and 0, 1, 2.. in the packets UDP_SEGMENT makes of one buffer, so both are settled
-here and nowhere else.
+A packet's ICRC covers the identification of its IPv4 header. An unconnected socket that must not fragment
+(IP_PMTUDISC_DO) sends 0 there, and 0, 1, 2... in the packets that UDP_SEGMENT makes of one buffer. All sockets are made
+here, with these options.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ __all__ = [
 
 FAMILIES = (AF_INET, AF_INET6)
 
-#: How many packets one call may send (UDP_MAX_SEGMENTS of Linux before 6.8; later ones take twice as many).
+#: How many packets one call may send: UDP_MAX_SEGMENTS of Linux before 6.8; it is 128 since.
 MAX_SEGMENTS = 64
 
-# Linux's numbers: the socket module of 3.11 names few of them.
+# Numbers of Linux: the socket module of Python 3.11 has few of them.
 SOL_UDP = 17
 UDP_SEGMENT, UDP_GRO = 103, 104
 _UDP_NO_CHECK6_RX = 102
@@ -49,13 +49,14 @@ _IS_LINUX = sys.platform == "linux"
 _IP_PKTINFO = 8 if _IS_LINUX else 26
 _IPV6_PKTINFO: int = getattr(socket, "IPV6_PKTINFO", 50)
 
-#: The ancillary message that tells the address a packet came to, and where in it that is.
+#: The ancillary message with the destination address of a packet, and where in it the address begins and ends.
 PACKET_INFO = {AF_INET: (_IP_PKTINFO, 8, 12), AF_INET6: (_IPV6_PKTINFO, 0, 16)}
 
-#: Bytes of ancillary data a datagram can come with: in6_pktinfo and the segment size.
+#: Bytes of ancillary data of a received datagram at most: in6_pktinfo and the segment size.
 ANCILLARY_SPACE = 64
 
-#: What is asked of the system for each direction; it gives what it allows. A long fat path has megabytes under way.
+#: The size requested for send and receive buffers, in bytes; the system gives what it allows. A path with a large
+#: bandwidth-delay product has megabytes under way.
 _QUEUE_BYTES = 4 << 20
 
 _IN_PKTINFO = struct.Struct("=I4s4s")
@@ -67,7 +68,7 @@ Control = list[tuple[int, int, bytes]]
 
 
 def try_option(sock: socket.socket, level: int, option: int, value: int) -> bool:
-    """Set a socket option; False where the system refuses."""
+    """Set a socket option; False if the system refuses."""
     try:
         sock.setsockopt(level, option, value)
     except OSError:
@@ -75,8 +76,8 @@ def try_option(sock: socket.socket, level: int, option: int, value: int) -> bool
     return True
 
 
-def _settle(sock: socket.socket, family: int) -> None:
-    """The options every socket has; OSError for one that it cannot work without."""
+def _set_options(sock: socket.socket, family: int) -> None:
+    """Set the options that every socket has. OSError if one fails that is needed."""
     for forced, option in ((_SO_RCVBUFFORCE, socket.SO_RCVBUF), (_SO_SNDBUFFORCE, socket.SO_SNDBUF)):
         if not (_IS_LINUX and try_option(sock, socket.SOL_SOCKET, forced, _QUEUE_BYTES)):
             try_option(sock, socket.SOL_SOCKET, option, _QUEUE_BYTES)
@@ -91,14 +92,14 @@ def _settle(sock: socket.socket, family: int) -> None:
         sock.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _PMTUDISC_DO)
     else:
         sock.setsockopt(socket.IPPROTO_IPV6, _IPV6_MTU_DISCOVER, _PMTUDISC_DO)
-        # Adapters send RoCEv2 over IPv6 with a UDP checksum of 0, which the system drops unless told otherwise.
+        # Adapters send RoCEv2 over IPv6 with a UDP checksum of 0. By default the system drops such packets.
         sock.setsockopt(SOL_UDP, _UDP_NO_CHECK6_RX, 1)
 
 
 def open_socket(family: int, port: int, *, shared: bool = False) -> socket.socket | None:
-    """A socket bound to a port of every address of a family, or None where the host has no such family.
+    """Return a socket bound to a port of every address of a family, or None if the host does not have the family.
 
-    ``shared`` lets others of this user bind the port too. EADDRINUSE where somebody has the port.
+    With ``shared``, other processes of this user can bind the port too. EADDRINUSE if the port is taken.
     """
     try:
         sock = socket.socket(family, socket.SOCK_DGRAM)
@@ -108,7 +109,7 @@ def open_socket(family: int, port: int, *, shared: bool = False) -> socket.socke
         raise
     try:
         sock.setblocking(False)
-        _settle(sock, family)
+        _set_options(sock, family)
         if shared:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         sock.bind(("::" if family == AF_INET6 else "", port))
@@ -121,16 +122,16 @@ def open_socket(family: int, port: int, *, shared: bool = False) -> socket.socke
 
 
 def set_trains(sock: socket.socket, on: bool) -> bool:
-    """Have packets come several at a time where the system can; whether several can be sent in one call."""
+    """Receive packets as trains if the system can. Return whether it can send trains."""
     if not _IS_LINUX:
         return False
     try_option(sock, SOL_UDP, UDP_GRO, on)
-    # A system that does not know UDP_SEGMENT would send a train as a single datagram.
+    # A system without UDP_SEGMENT would send a train as a single datagram.
     return on and try_option(sock, SOL_UDP, UDP_SEGMENT, 0)
 
 
 def control(local: bytes, scope_id: int, traffic_class: int) -> Control:
-    """The ancillary data of datagrams from an address, by an interface where that is needed."""
+    """The ancillary data of datagrams from an address, through an interface if ``scope_id`` is not 0."""
     if len(local) == 4:
         found = [(socket.IPPROTO_IP, _IP_PKTINFO, _IN_PKTINFO.pack(scope_id, local, bytes(4)))]
         if traffic_class:
@@ -143,11 +144,11 @@ def control(local: bytes, scope_id: int, traffic_class: int) -> Control:
 
 
 def segment_control(segment: int) -> tuple[int, int, bytes]:
-    """The ancillary datum that has a buffer sent as packets of ``segment`` bytes."""
+    """The ancillary message that makes the system send a buffer as packets of ``segment`` bytes."""
     return SOL_UDP, UDP_SEGMENT, _U16.pack(segment)
 
 
-# -- who has a port -----------------------------------------------------------------------------------------
+# -- the owner of a port -----------------------------------------------------------------------------------------
 
 
 def _listed(family: int, port: int) -> list[tuple[bool, int, int]]:
@@ -168,17 +169,17 @@ def _listed(family: int, port: int) -> list[tuple[bool, int, int]]:
 
 
 def wildcard_sockets(family: int, port: int) -> int:
-    """How many sockets are bound to a port of every address; 0 where the system does not tell."""
+    """How many sockets are bound to a port of every address; 0 if the system does not report it."""
     return sum(wildcard for wildcard, _, _ in _listed(family, port))
 
 
 def _owner(inode: int) -> int:
-    """The process that has a socket open, 0 where that cannot be known."""
+    """The process that has a socket open, 0 if it cannot be found."""
     link = f"socket:[{inode}]"
     for pid in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):  # another user's, or gone
+        with contextlib.suppress(OSError):  # another user's process, or one that has ended
             for fd in os.listdir(f"/proc/{pid}/fd"):
-                # Gone as well may be one of them: in this process the one that was listed with.
+                # A descriptor may be closed by now. In this process, the one that listed the directory is.
                 with contextlib.suppress(OSError):
                     if os.readlink(f"/proc/{pid}/fd/{fd}") == link:
                         return int(pid)
@@ -186,7 +187,7 @@ def _owner(inode: int) -> int:
 
 
 def bind_error(code: int, port: int) -> RdmaError:
-    """The error of a port that could not be bound, with who has it where the system tells."""
+    """The error of a port that could not be bound, with its owner if the system reports that."""
     where = f"UDP port {port}"
     if code != errno.EADDRINUSE:
         return cm_error(code, f"the port cannot be bound ({os.strerror(code)})", "open_device", where)
@@ -203,4 +204,4 @@ def bind_error(code: int, port: int) -> RdmaError:
             pid = _owner(inode)
             who = f"process {pid} of user {user}" if pid else f"a process of user {user}"
             return cm_error(code, f"{who} has the port", "open_device", where, hint="end that process")
-    return cm_error(code, "somebody has the port", "open_device", where, hint="`ss -uanp` shows who")
+    return cm_error(code, "another process has the port", "open_device", where, hint="`ss -uanp` shows who")

@@ -1,18 +1,18 @@
 """The wire of a host: UDP port 4791 of the network namespace it was opened in.
 
-One socket for each address family receives what any peer sends to any local address. Bulk data goes out as *trains*:
-one buffer with many packets that the system cuts up (UDP_SEGMENT), and comes in the same way (UDP_GRO); where the
+One socket for each address family receives what peers send to any local address. Bulk data is sent as *trains*: one
+buffer with many packets, which the system cuts up (UDP_SEGMENT); it is received in the same way (UDP_GRO). If the
 system or a path cannot do that, packets go one by one.
 
-On Linux the processes of one user share the port (:mod:`rdmacm.soft.wire.port_group`). The kernel gives each packet
-to the process it is for, but for two cases. Systems that join packets to trains look at addresses and lengths only, so a train
-may hold packets of several processes. And requests come to whoever looks first. What is another process's is handed
-on through its mailbox (:mod:`rdmacm.soft.wire.forwarding`).
+On Linux the processes of one user share the port (:mod:`rdmacm.soft.wire.port_group`). The kernel gives each packet to
+the process it is for, with two exceptions. Joining packets to trains looks at addresses and lengths only, so a train
+may hold packets of several processes. And any process may read a connection request. Packets of another process are
+forwarded to it (:mod:`rdmacm.soft.wire.forwarding`).
 
-A process where nobody listens has nothing to look for there. Once it has handed on a request, it leaves them to those
-where somebody does, until one has waited so long that these must be gone, or be busy.
+A process that does not listen has no use for requests. Once it has forwarded one, it leaves requests to the processes
+that listen, until one has waited so long that these must be gone or busy.
 
-Nothing that happens to a packet raises: a packet that could not be sent is a lost one, and is counted.
+No packet makes a call raise an exception: a packet that cannot be sent is lost, and counted.
 """
 
 from __future__ import annotations
@@ -34,38 +34,40 @@ from rdmacm.proto.roce.opcodes import BTH_LENGTH
 from rdmacm.proto.wire import Buffer
 from rdmacm.provider import Tap
 from rdmacm.soft.wire import sockets
-from rdmacm.soft.wire.base import Received, WirePath, WireRoute
-from rdmacm.soft.wire.forwarding import Delivery, Mailbox, Post, bound
-from rdmacm.soft.wire.port_group import CannotShare, Membership
+from rdmacm.soft.wire.base import Received, SocketAddress, WirePath, WireRoute
+from rdmacm.soft.wire.forwarding import Delivery, ForwardReceiver, ForwardSender, bind_name
+from rdmacm.soft.wire.port_group import CannotShare, PortGroup
 from rdmacm.soft.wire.slot_filter import SERVICE_ID, is_request, qpn_of, slot_of
 
 __all__ = ["UdpRoute", "UdpWire"]
 
+#: The longest UDP payload over IPv4, in bytes.
 _LONGEST = 65507
-#: How many datagrams one receive() takes, and how many trains: what is not taken in soon is not acknowledged soon.
+#: How many datagrams one receive() returns, or how many trains: packets are acknowledged after it returns.
 _BATCH = 16
 _TRAINS = 4
-#: After how many that found something it takes more than one packet of a socket; more than one round trip has.
+#: After so many calls of receive() in a row that found something, more than one packet is read from a socket. A round
+#: trip has fewer.
 _STREAM = 4
-#: One receive() of so many asks which descriptors are readable; the others try where the last packet came from.
-_LOOK_ROUND = 16
+#: One receive() in so many asks which descriptors are readable; the others try the socket that was busy last.
+_POLL_INTERVAL = 16
 #: The top byte of the destination QP number.
 _SLOT = 5
 _MULTICAST_SLOT = MULTICAST_QPN >> 16
 _SHORTEST = BTH_LENGTH + ICRC_LENGTH
 _UDP_GRO, _ANCILLARY_SPACE = sockets.UDP_GRO, sockets.ANCILLARY_SPACE
-#: How long a full send queue may hold up the sender, milliseconds; it drains at the link's speed.
-_PATIENCE_MS = 5
+#: How long to wait for room in a full send queue, in milliseconds; it drains at the speed of the link.
+_SEND_WAIT_MS = 5
 
-#: What a system says that cannot cut up a train: it never can, not to this packet size, or not on this path.
+#: Errors of a system that cannot cut up a train: not at all, not to this packet size, or not on this path.
 _NO_TRAIN = frozenset((errno.EINVAL, errno.EIO, errno.ENOPROTOOPT, errno.EOPNOTSUPP, errno.EMSGSIZE))
 
 
 class UdpRoute:
-    """A path prepared for sending; see :class:`rdmacm.soft.wire.base.WireRoute`."""
+    """Implements :class:`rdmacm.soft.wire.base.WireRoute`."""
 
-    __slots__ = ("_address", "_control", "_flow", "_is_ipv6", "_segment", "_singly", "_train", "path", "remote_host",
-                 "source_port", "traffic_class")  # fmt: skip
+    __slots__ = ("_address", "_control", "_icrc", "_is_ipv6", "_no_trains", "_segment", "_train_control", "path",
+                 "remote_host", "source_port", "traffic_class")  # fmt: skip
 
     def __init__(self, path: WirePath, traffic_class: int, port: int) -> None:
         if len(path.local) != len(path.remote) or len(path.local) not in (4, 16):
@@ -76,43 +78,46 @@ class UdpRoute:
         self._is_ipv6 = len(path.remote) == 16
         self.remote_host = socket.inet_ntop(AF_INET6 if self._is_ipv6 else AF_INET, path.remote)
         host = self.remote_host
-        self._address: tuple[str, int] | tuple[str, int, int, int] = (
-            (host, port, 0, path.scope_id) if self._is_ipv6 else (host, port)
-        )
+        self._address: SocketAddress = (host, port, 0, path.scope_id) if self._is_ipv6 else (host, port)
+        #: The ancillary data of a packet, and of a train of packets of ``_segment`` bytes.
         self._control = sockets.control(path.local, path.scope_id, traffic_class)
         self._segment = 0
-        self._train = self._control
-        self._singly = False
-        self._flow: Icrc | None = None
+        self._train_control = self._control
+        #: Whether the system has refused a train on this path.
+        self._no_trains = False
+        #: Made when first needed.
+        self._icrc: Icrc | None = None
 
     def _with_segment(self, segment: int) -> sockets.Control:
-        """The ancillary data of a train; a flow's trains nearly all have one packet size."""
+        """The ancillary data of a train. Nearly all trains of a path have one packet size."""
         if segment != self._segment:
-            self._train = [*self._control, sockets.segment_control(segment)]
+            self._train_control = [*self._control, sockets.segment_control(segment)]
             self._segment = segment
-        return self._train
+        return self._train_control
 
     def _resealed(self, packet: memoryview, index: int) -> Sequence[Buffer]:
-        """Packet ``index`` of a train as it has to be when it goes alone: IPv4 identification 0."""
+        """Packet ``index`` of a train, with the ICRC for the IPv4 identification 0 of a packet that is sent alone."""
         if self._is_ipv6 or not index or len(packet) < _SHORTEST:
             return (packet,)
-        if self._flow is None:
-            self._flow = Icrc(self.path.local, self.path.remote, self.source_port, self._address[1])
+        if self._icrc is None:
+            self._icrc = Icrc(self.path.local, self.path.remote, self.source_port, self._address[1])
         body = packet[:-ICRC_LENGTH]
-        return body, self._flow.seal((body,))
+        return body, self._icrc.seal((body,))
 
 
 class _Source:
-    """A socket to receive from, and where in its ancillary data the local address is."""
+    """A socket to receive from."""
 
     __slots__ = ("end", "info", "is_gsi", "recent", "recvmsg_into", "start")
 
     def __init__(self, sock: socket.socket, is_gsi: bool) -> None:
+        #: Whether it is one of slot 0, where management datagrams arrive.
         self.is_gsi = is_gsi
-        #: This, where packets for queue pairs come.
+        #: The source itself, if packets for queue pairs arrive there.
         self.recent = None if is_gsi else self
         self.recvmsg_into = sock.recvmsg_into
-        # of in_pktinfo the address in the packet's header, which the ICRC covers
+        # The ancillary message with the local address, and where in it that is: of in_pktinfo the address in the
+        # packet's header, which the ICRC covers.
         self.info, self.start, self.end = sockets.PACKET_INFO[AF_INET6 if sock.family == AF_INET6 else AF_INET]
 
 
@@ -126,27 +131,29 @@ class _Token:
 
 
 class _Listening(NamedTuple):
-    """Who in this process listens on a service id and address, and what other processes hand on for it."""
+    """A service id and address that this process listens on."""
 
+    #: One for each call of listen().
     tokens: set[object]
-    mailbox: Mailbox | None
+    #: Receives requests that other processes forward; None if the port is not shared.
+    receiver: ForwardReceiver | None
 
 
 class UdpWire:
     """UDP port 4791 of a network namespace; implements :class:`rdmacm.soft.wire.base.Wire`.
 
-    The namespace is that of the thread that calls :meth:`open`, and all other calls have to come from there too: new
-    requests and new listeners take new sockets. A process opens one wire of a namespace at a time, and calls
+    The namespace is that of the thread that calls :meth:`open`. All other calls have to come from threads in it too,
+    because requests and listeners take new sockets. A process opens one wire of a namespace at a time, and calls
     :meth:`abandon` in a child after fork(2).
 
-    ``trains`` False sends and takes packets one by one. ``port`` is another port, for tests.
+    With ``trains`` False packets are sent and received one by one. ``port`` is another port, for tests.
 
-    ``counters`` counts what was lost or done the long way: ``no_room`` (the send queue stayed full), the name of an
-    errno for each packet or train the system refused, ``trains_cut`` (trains sent one by one), ``short`` (packets too
-    short to be one), ``forwarded`` (handed to another process), ``forward_full`` (lost, for that one does not keep up),
-    ``stray`` (for no process there is).
+    ``counters`` counts packets that were lost or took the slow way: ``no_room`` (the send queue stayed full), the name
+    of an errno for each packet or train that the system refused, ``trains_cut`` (trains whose packets were sent one by
+    one), ``short`` (shorter than any packet), ``forwarded`` (to another process), ``forward_full`` (lost, because that
+    process does not keep up), ``stray`` (for no existing process).
 
-    ``tap``, where set, sees every datagram and train after it was sent, and as it is received.
+    ``tap`` sees every datagram and train after it was sent, and as it is received.
     """
 
     def __init__(self, *, port: int = ROCE_PORT, trains: bool = True) -> None:
@@ -154,24 +161,33 @@ class UdpWire:
         self.port = port
         self.tap: Tap | None = None
         self.counters: Counter[str] = Counter()
+        #: Whether trains are wanted, and how many bytes one may have; 0 if the system cannot send them.
         self._trains = trains
         self._train_bytes = 0
+        #: The IPv4 and the IPv6 socket of this process's slot, to send and receive.
         self._sockets: list[socket.socket | None] = [None, None]
+        #: What reads each descriptor of the poller; the poller is None while the wire is closed.
         self._readers: dict[int, Callable[[list[Received]], None]] = {}
         self._poller: select.epoll | select.poll | None = None
-        # Where requests come, whoever they are for: in the poller, or aside.
+        #: Descriptors of slot 0's sockets, where all requests arrive. They are in the poller, or in the other one while
+        #: requests are left to other processes.
         self._gsi: list[int] = []
-        self._aside: select.epoll | None = None
-        self._is_aside = False
+        self._request_poller: select.epoll | None = None
+        self._leaves_requests = False
+        #: Receive buffers, as ``recvmsg_into`` takes them and as a view, and how many the last receive() used.
         self._buffers: list[tuple[list[memoryview], memoryview]] = []
         self._used = 0
-        self._in_a_row = 0  # receive() that found something
-        self._calls = 0  # of receive()
-        self._recent: _Source | None = None  # where the last packet for a queue pair came from
-        self._member: Membership | None = None
-        self._mailbox: Mailbox | None = None
+        #: Calls of receive(), and how many of the latest in a row found something.
+        self._calls = 0
+        self._busy_calls = 0
+        #: The socket where the last packet for a queue pair arrived.
+        self._recent: _Source | None = None
+        #: The processes that share the port, and what they forward to this one; None if it is not shared.
+        self._group: PortGroup | None = None
+        self._receiver: ForwardReceiver | None = None
+        self._sender = ForwardSender()
+        #: By service id and address.
         self._listening: dict[tuple[int, bytes | None], _Listening] = {}
-        self._post = Post()
 
     # -- opening and closing --------------------------------------------------------------------------
 
@@ -179,8 +195,10 @@ class UdpWire:
         if self._poller is not None:
             return
         if not hasattr(socket.socket, "recvmsg_into"):
-            raise cm_error(errno.ENOSYS, "this system does not tell where a datagram came to", "open_device")
-        # One question for all descriptors, a quarter of what it costs to ask an empty socket.
+            raise cm_error(
+                errno.ENOSYS, "this system does not report the destination address of a datagram", "open_device"
+            )
+        # One call for all descriptors takes a quarter of the time that reading an empty socket takes.
         self._poller = select.epoll() if hasattr(select, "epoll") else select.poll()
         try:
             self._join()
@@ -190,17 +208,17 @@ class UdpWire:
 
     def _join(self) -> None:
         try:
-            member = self._member = Membership.join(self.port)
+            group = self._group = PortGroup.join(self.port)
         except CannotShare:
             self._sockets = self._open_alone()
             self.slot = 1
         else:
-            self._sockets = member.data
-            self.slot = member.slot
-            self._mailbox = Mailbox(member.mailbox, self._watch, self._unwatch)
-            self._watch(member.door.fileno(), lambda _: member.admit())
-            self._aside = select.epoll()
-            for sock in member.gsi:
+            self._sockets = group.data
+            self.slot = group.slot
+            self._receiver = ForwardReceiver(group.slot_socket, self._watch, self._unwatch)
+            self._watch(group.admission.fileno(), lambda _: group.admit())
+            self._request_poller = select.epoll()
+            for sock in group.gsi:
                 if sock is not None:
                     self._gsi.append(sock.fileno())
                     self._watch(sock.fileno(), partial(self._read, _Source(sock, True)))
@@ -234,35 +252,35 @@ class UdpWire:
     def close(self) -> None:
         if self._poller is None:
             return
-        # First, and nothing is taken out of it: after fork(2) both processes have this one list of descriptors.
+        # The poller is closed first, and with its descriptors: after fork(2) both processes share its list of them.
         if hasattr(self._poller, "close"):
             self._poller.close()
         self._poller = None
         self._recent = None
-        if self._aside is not None:
-            self._aside.close()
-            self._aside = None
-        self._is_aside = False
+        if self._request_poller is not None:
+            self._request_poller.close()
+            self._request_poller = None
+        self._leaves_requests = False
         self._gsi.clear()
         self._readers.clear()
         for listening in self._listening.values():
-            if listening.mailbox is not None:
-                listening.mailbox.close()
+            if listening.receiver is not None:
+                listening.receiver.close()
         self._listening.clear()
-        if self._mailbox is not None:
-            self._mailbox.close()
-            self._mailbox = None
-        self._post.close()
-        if self._member is not None:
-            self._member.close()
-            self._member = None
+        if self._receiver is not None:
+            self._receiver.close()
+            self._receiver = None
+        self._sender.close()
+        if self._group is not None:
+            self._group.close()
+            self._group = None
         for sock in self._sockets:
             if sock is not None:
                 sock.close()
         self._sockets = [None, None]
 
     def abandon(self) -> None:
-        """Let go of a wire inherited by fork(2): the parent's goes on, and a new one may be opened here."""
+        """See :meth:`Wire.abandon`. A new wire may be opened in the child."""
         self.close()
 
     def filenos(self) -> Sequence[int]:
@@ -272,48 +290,48 @@ class UdpWire:
 
     # -- requests -------------------------------------------------------------------------------------
 
-    def aside(self) -> Sequence[int]:
-        return () if self._aside is None else (self._aside.fileno(),)
+    def unread_request_fds(self) -> Sequence[int]:
+        return () if self._request_poller is None else (self._request_poller.fileno(),)
 
-    def look_aside(self) -> bool:
-        if not self._is_aside or self._aside is None or not self._aside.poll(0):
+    def resume_requests(self) -> bool:
+        if not self._leaves_requests or self._request_poller is None or not self._request_poller.poll(0):
             return False
         self._leave_requests(False)
         return True
 
-    def _leave_requests(self, to_others: bool) -> None:
-        """Whether the processes where somebody listens have the requests to themselves."""
-        if to_others is not self._is_aside and self._aside is not None:
-            self._is_aside = to_others
-            before, after = (self._poller, self._aside) if to_others else (self._aside, self._poller)
+    def _leave_requests(self, leave: bool) -> None:
+        """Leave requests to the processes that listen, or read them again."""
+        if leave is not self._leaves_requests and self._request_poller is not None:
+            self._leaves_requests = leave
+            before, after = (self._poller, self._request_poller) if leave else (self._request_poller, self._poller)
             assert before is not None and after is not None
             for fd in self._gsi:
                 before.unregister(fd)
                 after.register(fd, select.POLLIN)
 
     def listen(self, service_id: int, local: bytes | None) -> object:
-        """See :meth:`Wire.listen`; an address of zeros is any of its family.
+        """See :meth:`Wire.listen`. An address of zeros is any address of its family.
 
-        EADDRINUSE where another process listens on the same service id and address.
+        EADDRINUSE if another process listens on the same service id and address.
         """
         if self._poller is None:
             raise cm_error(errno.EBADF, "the wire is not open", "listen")
         key = service_id, local
         if key not in self._listening:
-            mailbox = None
-            if self._member is not None:
+            receiver = None
+            if self._group is not None:
                 try:
-                    name = bound(self._member.service_name(*key))
+                    name = bind_name(self._group.service_name(*key))
                 except OSError as error:
                     raise cm_error(
                         error.errno or errno.EIO,
                         f"another process listens on service id {service_id:#x}"
                         if error.errno == errno.EADDRINUSE
-                        else f"no mailbox for service id {service_id:#x} ({error.strerror})",
+                        else f"requests for service id {service_id:#x} cannot be received ({error.strerror})",
                         "listen",
                     ) from error
-                mailbox = Mailbox(name, self._watch, self._unwatch)
-            self._listening[key] = _Listening(set(), mailbox)
+                receiver = ForwardReceiver(name, self._watch, self._unwatch)
+            self._listening[key] = _Listening(set(), receiver)
         token = _Token(key)
         self._listening[key].tokens.add(token)
         self._leave_requests(False)
@@ -328,46 +346,46 @@ class UdpWire:
         listening.tokens.discard(token)
         if not listening.tokens:
             del self._listening[token.key]
-            if listening.mailbox is not None:
-                listening.mailbox.close()
+            if listening.receiver is not None:
+                listening.receiver.close()
 
     # -- receiving ------------------------------------------------------------------------------------
 
-    def receive(self, glance: bool = False) -> Sequence[Received]:
+    def receive(self, skip_poll: bool = False) -> Sequence[Received]:
         if self._poller is None:
             return ()
         found: list[Received] = []
         self._used = 0
         self._calls += 1
-        if self._recent is not None and self._calls % _LOOK_ROUND:
-            # Packets keep coming where the last one came from: to try there is quicker than to ask first.
+        if self._recent is not None and self._calls % _POLL_INTERVAL:
+            # The next packet probably arrives where the last one did: reading there is faster than a poll.
             self._read(self._recent, found)
             if not self._used:
-                self._in_a_row = 0
-                if glance:
+                self._busy_calls = 0
+                if skip_poll:
                     return ()
                 self._recent = None
         if not self._used:
             ready = self._poller.poll(0)
             if not ready:
-                self._in_a_row = 0
+                self._busy_calls = 0
                 return ()
             for fd, _ in ready:
-                # A reader may close what another one of the list reads.
+                # A reader may have closed a later descriptor of the list.
                 reader = self._readers.get(fd)
                 if reader is not None:
                     reader(found)
-        self._in_a_row += 1
+        self._busy_calls += 1
         if self.tap is not None:
             for received in found:
                 self._tap_incoming(*received)
         return found
 
     def _read(self, source: _Source, found: list[Received]) -> None:
-        # To ask again costs as much as a packet does, so a socket is asked twice only where packets keep coming: a
-        # lone message is answered sooner.
+        # Reading an empty socket takes as long as reading a packet, so a second packet is read only while packets keep
+        # coming: a lone message is answered sooner.
         begin, alone = self._used, True
-        limit = begin + (_BATCH if self._in_a_row > _STREAM else 1)
+        limit = begin + (_BATCH if self._busy_calls > _STREAM else 1)
         recvmsg_into, info = source.recvmsg_into, source.info
         while self._used < limit:
             if self._used == len(self._buffers):
@@ -380,7 +398,7 @@ class UdpWire:
                 if error.errno != errno.EAGAIN:
                     self.counters[errno_name(error.errno or 0)] += 1
                 elif alone and self._used == begin + 1:
-                    self._in_a_row = 0  # it was asked again for nothing
+                    self._busy_calls = 0  # the second read was in vain
                 return
             self._used += 1
             self._recent = source.recent
@@ -391,9 +409,9 @@ class UdpWire:
                     local = value[source.start : source.end]
                 elif kind == _UDP_GRO:
                     segment = int.from_bytes(value[:4], sys.byteorder)
-                    if alone:  # where one train is, there are more
+                    if alone:  # a train is rarely the only one
                         alone, limit = False, begin + _TRAINS
-                        self._in_a_row = _STREAM + 1
+                        self._busy_calls = _STREAM + 1
             if size < _SHORTEST or not local:
                 self.counters["short"] += 1
                 continue
@@ -401,7 +419,7 @@ class UdpWire:
                 segment = 0
             data = view[:size]
             received = data, segment, remote, local
-            if self._member is None:
+            if self._group is None:
                 found.append(received)
             elif segment:
                 slots = bytes(data[_SLOT::segment])
@@ -413,7 +431,7 @@ class UdpWire:
                 found.append(received)
 
     def _sort_train(self, is_gsi: bool, train: Received, found: list[Received]) -> None:
-        """Keep our packets of a train, each by itself, and hand on the others."""
+        """Keep this process's packets of a train, each by itself, and forward the others."""
         data, segment, remote, local = train
         for start in range(0, len(data), segment):
             packet = data[start : start + segment]
@@ -423,19 +441,19 @@ class UdpWire:
                 found.append((packet, 0, remote, local))
 
     def _is_ours(self, is_gsi: bool, received: Received) -> bool:
-        """Whether a single packet is for this process; one that is not is handed on."""
-        assert self._member is not None
+        """Whether a single packet is for this process; if not, it is forwarded."""
+        assert self._group is not None
         packet = received[0]
         slot = slot_of(packet)
         if slot == self.slot and slot != _MULTICAST_SLOT:
             return True
         qpn = qpn_of(packet)
         if qpn == MULTICAST_QPN:
-            return not is_gsi  # which come to every socket there is
+            return not is_gsi  # a multicast packet arrives at every socket
         if slot == self.slot:
             return True
         if slot:
-            if not self._forward((self._member.mailbox_name(slot),), received):
+            if not self._forward((self._group.slot_name(slot),), received):
                 self.counters["stray"] += 1
             return False
         if qpn != 1:
@@ -449,18 +467,18 @@ class UdpWire:
         for where in (local, bytes(len(local)), None):
             if (service_id, where) in self._listening:
                 break
-            names.append(self._member.service_name(service_id, where))
+            names.append(self._group.service_name(service_id, where))
         if self._forward(names, received):
             if not self._listening:
                 self._leave_requests(True)
             return False
-        return True  # nobody listens: then this is as good a process as any to say so
+        return True  # no process listens, so this one may reject the request
 
     def _forward(self, names: Sequence[str], received: Received) -> bool:
-        """Hand a packet to the first of some mailboxes there is; False where there is none."""
+        """Forward a packet to the first of these names that has a receiver; False if none has."""
         for name in names:
-            delivery = self._post.send(name, received)
-            if delivery is not Delivery.NOBODY:
+            delivery = self._sender.send(name, received)
+            if delivery is not Delivery.NO_RECEIVER:
                 self.counters["forwarded" if delivery is Delivery.SENT else "forward_full"] += 1
                 return True
         return False
@@ -474,7 +492,7 @@ class UdpWire:
     # -- sending --------------------------------------------------------------------------------------
 
     def route(self, path: WirePath, traffic_class: int = 0) -> UdpRoute:
-        """ValueError where the addresses are of two families."""
+        """See :meth:`Wire.route`."""
         return UdpRoute(path, traffic_class, self.port)
 
     def can_segment(self) -> int:
@@ -488,7 +506,7 @@ class UdpWire:
             self.counters["EAFNOSUPPORT"] += 1
             return False
         if segment:
-            if route._singly or not self._train_bytes:
+            if route._no_trains or not self._train_bytes:
                 return self._send_singly(sock, route, buffers, segment)
             control = route._with_segment(segment)
         else:
@@ -498,7 +516,7 @@ class UdpWire:
         except OSError as error:
             code = error.errno or 0
             if code == errno.EAGAIN:
-                if not self._send_later(sock, route, buffers, control):
+                if not self._send_when_writable(sock, route, buffers, control):
                     return False
             elif segment and code in _NO_TRAIN:
                 return self._send_cut(code, sock, route, buffers, segment)
@@ -513,12 +531,12 @@ class UdpWire:
         self.counters["no_room" if code in (errno.EAGAIN, errno.ENOBUFS) else errno_name(code)] += 1
         return False
 
-    def _send_later(
+    def _send_when_writable(
         self, sock: socket.socket, route: UdpRoute, buffers: Sequence[Buffer], control: sockets.Control
     ) -> bool:
         poll = select.poll()
         poll.register(sock.fileno(), select.POLLOUT)
-        poll.poll(_PATIENCE_MS)
+        poll.poll(_SEND_WAIT_MS)
         try:
             sock.sendmsg(buffers, control, 0, route._address)
         except OSError as error:
@@ -528,12 +546,12 @@ class UdpWire:
     def _send_cut(
         self, code: int, sock: socket.socket, route: UdpRoute, buffers: Sequence[Buffer], segment: int
     ) -> bool:
-        """Send a train the system refused, and remember that where the path was the reason."""
+        """Send the packets of a train that the system refused; remember it if the path was the reason."""
         sent = self._send_singly(sock, route, buffers, segment)
-        # Neither too long a train nor packets too long for the path say anything about the next one.
+        # A train that was too long, or packets too long for the path, mean nothing for the next train.
         too_much = sum(map(len, buffers)) > min(_LONGEST, sockets.MAX_SEGMENTS * segment)
         if sent and code != errno.EMSGSIZE and not too_much:
-            route._singly = True
+            route._no_trains = True
         return sent
 
     def _send_singly(self, sock: socket.socket, route: UdpRoute, buffers: Sequence[Buffer], segment: int) -> bool:
@@ -550,7 +568,7 @@ class UdpWire:
         except OSError as error:
             if error.errno != errno.EAGAIN:
                 return self._lost(error.errno or 0)
-            if not self._send_later(sock, route, buffers, route._control):
+            if not self._send_when_writable(sock, route, buffers, route._control):
                 return False
         if self.tap is not None:
             path = route.path
