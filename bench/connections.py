@@ -56,7 +56,7 @@ class Side:
         provider: Any = self.channel.provider
         timers = len(provider.host.cm.agent.timers)
         descriptors = len(os.listdir("/proc/self/fd"))
-        return resident_bytes(), len(self.open), len(provider.host.transport), descriptors, timers
+        return resident_bytes(), len(self.open), len(provider.host.mux), descriptors, timers
 
     def end(self, cmid: CmId) -> None:
         cmid.destroy()

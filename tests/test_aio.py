@@ -53,7 +53,7 @@ def _nothing_left() -> Iterator[None]:
 def check_nothing_is_left() -> None:
     provider = get_provider("soft")
     assert not provider.runtime.in_use  # type: ignore[attr-defined]
-    assert not provider.host.transport._qps  # type: ignore[attr-defined]
+    assert not provider.host.mux._qps  # type: ignore[attr-defined]
     assert not provider.host.bound_ids  # type: ignore[attr-defined]
 
 

@@ -46,7 +46,7 @@ def _nothing_left() -> Iterator[None]:
     gc.collect()
     provider = get_provider("soft")
     assert not provider.runtime.in_use  # type: ignore[attr-defined]
-    assert not provider.host.transport._qps  # type: ignore[attr-defined]
+    assert not provider.host.mux._qps  # type: ignore[attr-defined]
     deadline = time.monotonic() + 2
     while descriptors() - before and time.monotonic() < deadline:
         threading.Event().wait(0.005)  # the helper thread closes its own

@@ -46,7 +46,7 @@ class Ends:
         self.b_dispatcher.release()
         for host in (self.a, self.b):
             assert not host.provider.runtime.in_use
-            assert not host.provider.host.transport._qps
+            assert not host.provider.host.mux._qps
 
 
 def send(core: ConnectionCore, data: bytes, timeout: float | None = None) -> Part:
@@ -86,7 +86,7 @@ def test_of_two_that_answer_the_first_wins_and_the_other_is_undone() -> None:
     active, first = play(fabric, slow, ends.accepting())
     assert active.cmid.peer_addr == ("10.0.0.2", 7471)
     play(fabric, send(active, b"x"), receive(first))
-    assert len(ends.a.provider.host.transport._qps) == 1
+    assert len(ends.a.provider.host.mux._qps) == 1
     fabric.run(seconds=1)
     ends.b_dispatcher.drive_once(ends.b_dispatcher.dispatch)
     ends.close(active, first)
@@ -169,7 +169,7 @@ def test_a_confirmation_that_never_comes_ends_in_nothing() -> None:
     fabric.crash("a")
     fabric.run(lambda: (accepting.turn(), False)[1], seconds=200)  # type: ignore[func-returns-value]
     assert not ends.listener._half_open
-    assert not ends.b.provider.host.transport._qps
+    assert not ends.b.provider.host.mux._qps
     assert not accepting.done
     accepting._routine.close()
     ends.listener.close()
@@ -334,7 +334,7 @@ def test_too_many_half_made_connections_drop_the_oldest(monkeypatch: pytest.Monk
             part.turn()
         fabric.run(seconds=0.001)
     assert len(ends.listener._half_open) == 3
-    assert len(ends.b.provider.host.transport._qps) == 3
+    assert len(ends.b.provider.host.mux._qps) == 3
     accepting._routine.close()
     made = [attempt.result for attempt in attempts if attempt.error is None]
     assert all(attempt.error is None or isinstance(attempt.error, RdmaError) for attempt in attempts)
@@ -351,9 +351,9 @@ def test_a_connection_the_peer_still_remembers_is_no_hindrance() -> None:
     fabric.partition("a", "b")
     active.release()
     fabric.heal()
-    transport = ends.a.provider.host.transport
-    transport._held.clear()
-    transport.random = Again(transport.random, number & 0xFFFF)
+    mux = ends.a.provider.host.mux
+    mux._held.clear()
+    mux.random = Again(mux.random, number & 0xFFFF)
     again, accepted = ends.connect()
     assert fabric.log.count(Fate.DELIVERED, kind="REJ") == 1
     play(fabric, send(again, b"hello"), receive(accepted))

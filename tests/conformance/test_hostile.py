@@ -62,10 +62,10 @@ def test_garbage_of_every_length() -> None:
                 if length > 8 and length % 2:  # for somebody who is there
                     data[5:8] = qpns[length // 2 % 3]
                 garbage.append(bytes(data))
-            before = server.host.provider.host.transport.dropped.total()
+            before = server.host.provider.host.mux.dropped.total()
             in_batches(fabric, host, SERVER, garbage, lambda: talk.on(1))
-            assert server.host.provider.host.transport.dropped.total() - before == 2001
-        assert len(server.host.provider.host.transport.dropped) < 10, "reasons, not what came"
+            assert server.host.provider.host.mux.dropped.total() - before == 2001
+        assert len(server.host.provider.host.mux.dropped) < 10, "reasons, not what came"
 
 
 def life(fabric: Fabric, server: Server, host: Host) -> list[tuple[str, bytes]]:
@@ -101,7 +101,7 @@ def test_damaged_packets() -> None:
                 throw(host, to, damaged(random, packet.data))
             talk.on(1)
         for host in (server.host, talk.host):
-            dropped = host.provider.host.transport.dropped
+            dropped = host.provider.host.mux.dropped
             assert dropped["short"] > 50, dropped
             assert dropped["icrc"] + dropped["gsi_length"] > 50, dropped
             assert len(host.provider.host.cm.agent) == 1
@@ -145,7 +145,7 @@ def test_a_third_party_that_knows_the_numbers() -> None:
         throw(stranger, SERVER, sealed(stranger, SERVER, management(dreq)))
         fabric.run(seconds=1)
         assert memory.read(memory.length) == before
-        assert server.host.provider.host.transport.dropped["address"] == 400
+        assert server.host.provider.host.mux.dropped["address"] == 400
         assert server.host.provider.host.cm.agent.dropped[DropReason.WRONG_PATH] == 1
         assert not [entry for entry in fabric.log if entry.packet.destination == "c"]
 
@@ -433,7 +433,7 @@ def test_a_client_that_vanishes_over_and_over() -> None:
         cmid.disconnect()
     fabric.run(seconds=300)
     assert len(server.host.provider.host.cm.agent) == 0
-    assert len(server.host.provider.host.transport) == 0
+    assert len(server.host.provider.host.mux) == 0
     assert not server.regions
     server.close()
 

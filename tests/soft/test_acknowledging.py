@@ -27,7 +27,7 @@ PATH = WirePath(bytes([10, 0, 0, 2]), bytes([10, 0, 0, 1]))
 def ends(pair: Pair) -> Connected:
     """The right end's provider is watched, as it is where the helper thread looks up often."""
     ends = Connected(pair)
-    pair.b.transport.may_defer_acks = True
+    pair.b.mux.may_defer_acks = True
     for number in range(8):
         ends.right.post_recv([RecvWR(number, [sge(pair.b.region(64))])])
     return ends
@@ -69,7 +69,7 @@ def test_whoever_waits_is_seen_to_first(pair: Pair, how: str, monkeypatch: pytes
     left, right = pair.a.qp(), pair.b.qp(cq)
     pair.connect(left, right)
     right.post_recv([RecvWR(1, [sge(pair.b.region(64))])])
-    pair.b.transport.may_defer_acks = True
+    pair.b.mux.may_defer_acks = True
     cq.req_notify(False)
     left.post_send([SendWR(1, WROpcode.SEND, [sge(pair.a.region(b"hello"))])])
     if how == "wait":
@@ -107,11 +107,11 @@ def test_who_waits_for_something_else_holds_nothing_up(ends: Connected) -> None:
 
 
 def test_nothing_waits_where_nobody_would_see_to_it(ends: Connected) -> None:
-    ends.pair.b.transport.may_defer_acks = False
+    ends.pair.b.mux.may_defer_acks = False
     send(ends)
     assert len(ends.right_cq.poll(1)) == 1
     assert said(ends) == [Opcode.RC_ACKNOWLEDGE]
-    assert ends.pair.b.transport.deferrals == 1, "somebody may begin to"
+    assert ends.pair.b.mux.deferrals == 1, "somebody may begin to"
 
 
 def test_what_was_refused_is_told_at_once(ends: Connected) -> None:
@@ -133,9 +133,9 @@ def test_it_is_said_before_the_end(ends: Connected, how: str) -> None:
         state = QPState.RESET if how == "reset" else QPState.ERR
         ends.right.modify(QPAttr(qp_state=state), QPAttrMask.STATE)
     elif how == "mad":
-        host.transport.send_mad(PATH, bytes(256))
+        host.mux.gsi.send_mad(PATH, bytes(256))
     else:
-        host.transport.close()
+        host.mux.close()
     assert said(ends)[:1] == [Opcode.RC_ACKNOWLEDGE]
     assert [wc.status for wc in ends.at_left()] == [WCStatus.SUCCESS]
 

@@ -174,7 +174,7 @@ def test_memory_that_is_revoked_is_read_no_further(pair: Pair) -> None:
     ends.left.post_send(
         [SendWR(1, WROpcode.RDMA_READ, [sge(inbox)], remote_addr=source.addr, rkey=source.rkey)]
     )  # fmt: skip
-    pair.b.transport.progress()
+    pair.b.mux.progress()
     source.dereg()
     assert told(ends.at_left()) == [(1, "REM_ACCESS_ERR")]
     assert bytes(inbox.view[-1000:]) == bytes(1000)
@@ -285,4 +285,4 @@ def test_a_peer_that_is_gone(pair: Pair) -> None:
     started = pair.clock.now
     assert told(ends.at_left(2)) == [(1, "RETRY_EXC_ERR"), (2, "WR_FLUSH_ERR")]
     assert 0.15 < pair.clock.now - started < 0.5
-    assert pair.b.transport.dropped["unknown_qp"] >= 3
+    assert pair.b.mux.dropped["unknown_qp"] >= 3

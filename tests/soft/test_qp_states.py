@@ -284,7 +284,7 @@ def test_what_has_come_is_acknowledged_before_the_end(pair: Pair, end: Callable[
     ends = Connected(pair)
     ends.right.post_recv([RecvWR(1)])
     ends.left.post_send([SendWR(2)])
-    pair.b.transport.may_defer_acks = True
+    pair.b.mux.may_defer_acks = True
     assert told(ends.right_cq.poll(1)) == [(1, "SUCCESS")]
     end(ends.right)
     assert told(ends.at_left()) == [(2, "SUCCESS")]

@@ -9,7 +9,7 @@ import pytest
 
 from rdmacm import RdmaError
 from rdmacm.proto.roce.icrc import Icrc
-from rdmacm.soft.device import transport as module
+from rdmacm.soft.device import multiplexer as module
 from rdmacm.soft.wire.base import WirePath
 from rdmacm.verbs.enums import Mtu, QPState, WROpcode
 from rdmacm.verbs.wr import RecvWR, SendWR
@@ -22,8 +22,8 @@ MAD = bytes(range(256))
 
 def listen(pair: Pair) -> list[tuple[bytes, WirePath, float]]:
     heard: list[tuple[bytes, WirePath, float]] = []
-    pair.b.transport.open()
-    pair.b.transport.on_mad = lambda mad, path, now: heard.append((bytes(mad), path, now))
+    pair.b.mux.open()
+    pair.b.mux.gsi.on_mad = lambda mad, path, now: heard.append((bytes(mad), path, now))
     return heard
 
 
@@ -45,19 +45,19 @@ def test_numbers_are_of_the_wires_slot_and_all_different(pair: Pair) -> None:
 def test_no_number_is_that_of_multicast(pair: Pair) -> None:
     pair.a.wire.slot = 255
     draws = iter([0xFFFF, 0xFFFF, 5])
-    pair.a.transport.random.getrandbits = lambda bits: next(draws)  # type: ignore[method-assign]
+    pair.a.mux.random.getrandbits = lambda bits: next(draws)  # type: ignore[method-assign]
     assert pair.a.qp().qp_num == 0xFF0005
 
 
 def test_a_number_is_held_back_for_a_while(pair: Pair) -> None:
     qp = pair.a.qp()
     number = qp.qp_num
-    transport = pair.a.transport
-    transport.hold_qpn(number, pair.clock.now + 5)
-    transport.hold_qpn(number, pair.clock.now + 1)  # the longer time counts
+    mux = pair.a.mux
+    mux.hold_qpn(number, pair.clock.now + 5)
+    mux.hold_qpn(number, pair.clock.now + 1)  # the longer time counts
     qp.destroy()
     draws = iter([number & 0xFFFF, 7, number & 0xFFFF])
-    transport.random.getrandbits = lambda bits: next(draws)  # type: ignore[method-assign]
+    mux.random.getrandbits = lambda bits: next(draws)  # type: ignore[method-assign]
     pair.clock.advance(4)
     assert pair.a.qp().qp_num == 1 << 16 | 7
     pair.clock.advance(2)
@@ -69,7 +69,7 @@ def test_there_is_an_end_to_numbers(pair: Pair, monkeypatch: pytest.MonkeyPatch)
     qps = [pair.a.qp() for _ in range(3)]
     with pytest.raises(RdmaError):
         pair.a.qp()
-    pair.a.transport.hold_qpn(qps[0].qp_num, pair.clock.now + 1)
+    pair.a.mux.hold_qpn(qps[0].qp_num, pair.clock.now + 1)
     qps[0].destroy()
     with pytest.raises(RdmaError):
         pair.a.qp()
@@ -87,7 +87,7 @@ def test_packets_of_strangers_are_dropped(pair: Pair) -> None:
     ends.left.post_send([SendWR(1, WROpcode.RDMA_WRITE, [sge(outbox)], remote_addr=target.addr, rkey=target.rkey)])
     datagram = pair.net.sent[-1][1]
     packet = datagram[:-4]
-    dropped = pair.b.transport.dropped
+    dropped = pair.b.mux.dropped
 
     stranger = WirePath(bytes([10, 0, 0, 3]), RIGHT)
     pair.net.inject(stranger, sealed(packet, stranger))
@@ -113,7 +113,7 @@ def test_a_link_local_peer_is_one_of_its_own_link(pair: Pair) -> None:
     path, datagram, _ = pair.net.sent[-1]
     pair.net.inject(path._replace(scope_id=path.scope_id + 1), datagram)
     pair.settle()
-    assert (ends.right_cq.poll(1), pair.b.transport.dropped["address"]) == ([], 1)
+    assert (ends.right_cq.poll(1), pair.b.mux.dropped["address"]) == ([], 1)
     pair.net.inject(path, datagram)
     assert told(ends.right_cq.poll(1)) == [(1, "SUCCESS")]
 
@@ -125,7 +125,7 @@ def test_a_queue_pair_hears_nothing_before_it_is_ready(pair: Pair) -> None:
     to_rts(left)
     left.post_send([SendWR(1)])
     pair.settle()
-    assert pair.b.transport.dropped["state"] == 1
+    assert pair.b.mux.dropped["state"] == 1
     pair.connect(pair.a.qp(), right)
 
 
@@ -169,8 +169,8 @@ def test_bulk_does_not_hold_up_the_others(pair: Pair) -> None:
         small.right.post_recv([RecvWR(number)])
         small.left.post_send([SendWR(number)])
         for _ in range(6):
-            pair.a.transport.progress()
-            pair.b.transport.progress()
+            pair.a.mux.progress()
+            pair.b.mux.progress()
         assert told(small.left_cq.poll(1)) == [(number, "SUCCESS")]
         assert bulk.left_cq.poll(1) == []
     assert told(bulk.at_left()) == [(1, "SUCCESS")]
@@ -183,12 +183,12 @@ def test_a_step_is_bounded(pair: Pair) -> None:
         ends.left.post_send([SendWR(1, WROpcode.RDMA_WRITE, [sge(outbox)], remote_addr=target.addr, rkey=target.rkey)])
     while True:
         before = len(pair.net.sent)
-        worked = pair.a.transport.progress()
+        worked = pair.a.mux.progress()
         packets = sum(-(-len(d) // s) if s else 1 for _, d, s in pair.net.sent[before:])
         assert packets <= 256 + 64
         if not worked:
             break
-        pair.b.transport.progress()
+        pair.b.mux.progress()
     pair.run(lambda: all(len(ends.left_cq._queue) for ends in pairs))
     assert all(told(ends.left_cq.poll(9)) == [(1, "SUCCESS")] for ends in pairs)
 
@@ -201,7 +201,7 @@ def test_timers_do_not_pile_up(pair: Pair) -> None:
         pair.settle()
         pair.clock.advance(0.001)
         pair.fire()
-    assert len(pair.a.transport._timers) <= 2
+    assert len(pair.a.mux._timers) <= 2
     assert len(pair.a.provider.runtime._timers._heap) <= 4
     ends.right.post_recv([RecvWR(1)])
     assert told(ends.at_left()) == [(1, "SUCCESS")]
@@ -214,8 +214,8 @@ def test_destroyed_queue_pairs_leave_no_timers_behind(pair: Pair) -> None:
         ends.left.post_send([SendWR(1)])
         ends.left.destroy()
         ends.right.destroy()
-    assert len(pair.a.transport._timers) <= 65
-    assert len(pair.a.transport) == 0
+    assert len(pair.a.mux._timers) <= 65
+    assert len(pair.a.mux) == 0
 
 
 def test_everything_runs_by_timers_and_descriptors_alone(pair: Pair) -> None:
@@ -227,7 +227,7 @@ def test_everything_runs_by_timers_and_descriptors_alone(pair: Pair) -> None:
     for _ in range(10_000):
         for host in (pair.a, pair.b):
             if host.wire.inbox:
-                host.transport.progress()
+                host.mux.progress()
         pair.fire()
         if all(ends.left_cq._queue for ends in pairs):
             break
@@ -247,8 +247,8 @@ def test_everything_runs_by_timers_and_descriptors_alone(pair: Pair) -> None:
 )
 def test_a_management_datagram_arrives(pair: Pair, path: WirePath) -> None:
     heard = listen(pair)
-    assert pair.a.transport.send_mad(path, MAD)
-    assert pair.a.transport.send_mad(path, MAD[::-1], 8)
+    assert pair.a.mux.gsi.send_mad(path, MAD)
+    assert pair.a.mux.gsi.send_mad(path, MAD[::-1], 8)
     pair.settle()
     back = WirePath(path.remote, path.local)
     assert heard == [(MAD, back, pair.clock.now), (MAD[::-1], back, pair.clock.now)]
@@ -257,7 +257,7 @@ def test_a_management_datagram_arrives(pair: Pair, path: WirePath) -> None:
 def test_it_names_the_link_it_came_by(pair: Pair) -> None:
     heard = listen(pair)
     local, remote = pair.a.addresses[2], pair.b.addresses[2]
-    pair.a.transport.send_mad(WirePath(local, remote, pair.a.ifindex), MAD)
+    pair.a.mux.gsi.send_mad(WirePath(local, remote, pair.a.ifindex), MAD)
     pair.settle()
     assert [path for _, path, _ in heard] == [WirePath(remote, local, pair.a.ifindex)]
 
@@ -265,7 +265,7 @@ def test_it_names_the_link_it_came_by(pair: Pair) -> None:
 def test_a_train_of_management_datagrams(pair: Pair) -> None:
     heard = listen(pair)
     for mad in (MAD, bytes(256), MAD):
-        pair.a.transport.send_mad(PATH, mad)
+        pair.a.mux.gsi.send_mad(PATH, mad)
     train = b"".join(datagram for _, datagram, _ in pair.net.sent)
     pair.b.wire.inbox.clear()
     pair.net.inject(PATH, train, len(train) // 3)
@@ -293,7 +293,7 @@ def test_what_is_no_management_datagram_is_dropped(pair: Pair, offset: int, valu
     pair.net.inject(PATH, sealed(bytes(packet)))
     pair.settle()
     assert len(heard) == 1
-    assert pair.b.transport.dropped == {reason: 1, "icrc": 1}
+    assert pair.b.mux.dropped == {reason: 1, "icrc": 1}
 
 
 # -- hostile packets ----------------------------------------------------------------------------------------
@@ -316,7 +316,7 @@ def test_nothing_a_peer_sends_raises(pair: Pair, seed: int) -> None:
 
     recorder = Connected(pair)
     work(recorder)
-    pair.a.transport.send_mad(PATH, MAD)
+    pair.a.mux.gsi.send_mad(PATH, MAD)
     pair.settle()
     seen = [(path, datagram) for path, datagram, segment in pair.net.sent if path.remote == RIGHT]
     answers = [(path, datagram) for path, datagram, segment in pair.net.sent if path.remote == LEFT]

@@ -165,7 +165,7 @@ def trio(**options: object) -> Iterator[tuple[Fabric, Server, Talk, Host]]:
     fabric.run()
     for host in hosts[:2]:
         assert len(host.provider.host.cm.agent) == 0
-        assert len(host.provider.host.transport) == 0
+        assert len(host.provider.host.mux) == 0
     server.close()
 
 

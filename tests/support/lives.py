@@ -375,5 +375,5 @@ def _is_empty(host: Host) -> None:
     provider = host.provider
     manager: ConnectionManager = provider.host.cm
     assert len(manager.agent) == 0, f"{host.name} has connections left"
-    assert len(provider.host.transport) == 0, f"{host.name} has queue pairs left"
+    assert len(provider.host.mux) == 0, f"{host.name} has queue pairs left"
     assert provider.runtime.next_deadline() is None, f"{host.name} has timers left"

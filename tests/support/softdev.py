@@ -133,7 +133,7 @@ class Host:
         self.provider = SoftProvider(
             network, runtime=PairRuntime(pair), ports=PrivatePorts(), wire=self.wire, random=random.Random(slot)
         )
-        self.transport = self.provider.host.transport
+        self.mux = self.provider.host.mux
         self.device = self.provider.host.open_device_at(self.ifindex)
         self.pd: object = object()
 
@@ -180,7 +180,7 @@ class Pair:
 
     def settle(self) -> None:
         """Everything that happens without time passing."""
-        while self.a.transport.progress() | self.b.transport.progress():
+        while self.a.mux.progress() | self.b.mux.progress():
             pass
 
     def run(self, done: Callable[[], T], timeout: float | None = 60.0) -> T:

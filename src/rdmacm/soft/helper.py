@@ -7,8 +7,8 @@ thread looks up ever more rarely. So a caller that waits or polls does not have 
 an idle process does nothing at all. What the wire leaves to other processes it takes as well, if they have not after
 that moment.
 
-An ACK may wait until the application comes back with its next call (:meth:`Transport.progress`). It may never come, so
-ACKs wait only while the thread looks up often, as it does where they have lately; it sends what nobody else does.
+An ACK may wait until the application comes back with its next call (:meth:`QPMultiplexer.progress`). It may never come,
+so ACKs wait only while the thread looks up often, as it does where they have lately; it sends what nobody else does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rdmacm.progress.wake import Waiter
 
 if TYPE_CHECKING:
     from rdmacm.progress.runtime import Runtime
-    from rdmacm.soft.device.transport import Transport
+    from rdmacm.soft.device.multiplexer import QPMultiplexer
 
 __all__ = ["Helper"]
 
@@ -32,9 +32,9 @@ _LONGEST_TICK = 0.04
 class Helper:
     """The thread of one provider; :meth:`start` it with the wire, :meth:`stop` it with the last user."""
 
-    def __init__(self, runtime: Runtime, transport: Transport) -> None:
+    def __init__(self, runtime: Runtime, mux: QPMultiplexer) -> None:
         self._runtime = runtime
-        self._transport = transport
+        self._mux = mux
         self._stop: threading.Event | None = None
         self._waiter: Waiter | None = None
         self._thread: threading.Thread | None = None
@@ -73,8 +73,8 @@ class Helper:
         self._stop = self._waiter = self._thread = None
 
     def _run(self, stop: threading.Event, waiter: Waiter) -> None:
-        runtime, transport = self._runtime, self._transport
-        wire = transport.wire
+        runtime, mux = self._runtime, self._mux
+        wire = mux.wire
         seen, serving, tick = -1, False, _GRACE
         deferrals = 0
         while not stop.is_set():
@@ -94,7 +94,7 @@ class Helper:
                     left = wire.resume_requests()
                 if runtime.progress_count != seen and not left:
                     serving, tick = False, min(2 * tick, _LONGEST_TICK)
-                    if transport.deferrals != deferrals:
+                    if mux.deferrals != deferrals:
                         deferrals, tick = self._watch(stop), _GRACE
                     seen = runtime.progress_count
                     continue
@@ -108,17 +108,17 @@ class Helper:
 
     def _watch(self, stop: threading.Event) -> int:
         """Let ACKs wait for the application while it keeps coming; returns how often they did, so far."""
-        runtime, transport = self._runtime, self._transport
+        runtime, mux = self._runtime, self._mux
         deferrals = seen = -1
-        while deferrals != transport.deferrals and runtime.progress_count != seen:
-            deferrals, seen = transport.deferrals, runtime.progress_count
-            transport.may_defer_acks = True
+        while deferrals != mux.deferrals and runtime.progress_count != seen:
+            deferrals, seen = mux.deferrals, runtime.progress_count
+            mux.may_defer_acks = True
             if stop.wait(_GRACE):
                 break
             with runtime.lock:
-                if transport.wire.resume_requests():
+                if mux.wire.resume_requests():
                     break
         with runtime.lock:
-            transport.may_defer_acks = False
-            transport.acknowledge()
+            mux.may_defer_acks = False
+            mux.acknowledge()
         return deferrals

@@ -23,7 +23,7 @@ from rdmacm.resolution.infiniband import IbView
 from rdmacm.resolution.neighbours import PendingNeighbours
 from rdmacm.soft.connection_manager import ConnectionManager
 from rdmacm.soft.device.device import SoftDevice
-from rdmacm.soft.device.transport import Transport
+from rdmacm.soft.device.multiplexer import QPMultiplexer
 from rdmacm.soft.devices import read_host
 from rdmacm.soft.helper import Helper
 from rdmacm.soft.ib.ports import IbDevice, IbHost
@@ -67,14 +67,14 @@ class SoftHost:
         self.runtime = runtime
         self.network = network
         self.random = random
-        #: The RoCE devices' packets.
-        self.transport = Transport(runtime.lock, runtime.clock, runtime.call_at, wire, random)
-        self.transport.on_open = self._wire_opened
+        #: The RoCE devices' queue pairs, on the wire.
+        self.mux = QPMultiplexer(runtime, wire, random)
+        self.mux.on_open = self._wire_opened
         #: The RoCE devices' connection manager; each InfiniBand port has its own (:attr:`ib`).
-        self.cm = ConnectionManager(runtime, random, self.transport)
+        self.cm = ConnectionManager(runtime, random, self.mux.gsi)
         self.ib = IbHost(runtime, random, infiniband, self._infiniband_opened)
         self.neighbours = PendingNeighbours(runtime, network)
-        self.helper = Helper(runtime, self.transport)
+        self.helper = Helper(runtime, self.mux)
         #: Names the port table that the processes of a network namespace share.
         self._namespace = namespace
         #: A port table given by the caller, which is never closed for good.
@@ -212,13 +212,13 @@ class SoftHost:
             return device
 
     def _soft_device(self, name: str, ifindex: int) -> SoftDevice:
-        return SoftDevice(self.runtime, self.transport, self.random, name, ifindex, self.last_device_at)
+        return SoftDevice(self.runtime, self.mux, self.random, name, ifindex, self.last_device_at)
 
     # -- the runtime's driver -------------------------------------------------------------------------
 
     def filenos(self) -> tuple[int, ...]:
         monitor = self.network.fileno()
-        wire = tuple(self.transport.filenos())
+        wire = tuple(self.mux.filenos())
         if self.ib.subnets:
             wire += self.ib.filenos()
         return (monitor, *wire) if monitor >= 0 else wire
@@ -227,11 +227,11 @@ class SoftHost:
         if self._view is not None and (now >= self._look_due or not self.runtime.is_real_time or len(self.neighbours)):
             self._look_due = now + _LOOK_INTERVAL
             self.view()
-        self.transport.progress(result_queue)
+        self.mux.progress(result_queue)
         self.ib.progress()
 
     def poll(self, result_queue: Sized) -> bool:
-        return self.transport.progress(result_queue, True)
+        return self.mux.progress(result_queue, True)
 
     def opened(self) -> None:
         self.network.open()
@@ -243,7 +243,7 @@ class SoftHost:
         self.helper.stop()
         self.cm.close()
         self.ib.close()
-        self.transport.close()
+        self.mux.close()
         self.network.close()
         if self._ports is not None:
             self._ports.close()
@@ -254,7 +254,7 @@ class SoftHost:
 
     def _wire_opened(self) -> None:
         self.runtime.descriptors_changed()
-        if self.transport.filenos():
+        if self.mux.filenos():
             self.helper.start()
 
     def _infiniband_opened(self) -> None:
@@ -269,6 +269,6 @@ class SoftHost:
         self.helper.abandon()
         self.network.close()
         self.ib.abandon()
-        self.transport.abandon()
+        self.mux.abandon()
         if self._ports is not None:
             self._ports.abandon()

@@ -100,11 +100,11 @@ class SoftProvider:
 
     @property
     def tap(self) -> Tap | None:
-        return self.host.transport.wire.tap
+        return self.host.mux.wire.tap
 
     @tap.setter
     def tap(self, tap: Tap | None) -> None:
-        self.host.transport.wire.tap = tap
+        self.host.mux.wire.tap = tap
 
     # -- ids ------------------------------------------------------------------------------------------
 

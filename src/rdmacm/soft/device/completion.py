@@ -21,7 +21,7 @@ from rdmacm.verbs.enums import WC, WCStatus
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rdmacm.soft.device.transport import Transport
+    from rdmacm.soft.device.multiplexer import QPMultiplexer
 
 __all__ = ["SoftCQ", "SoftChannel"]
 
@@ -95,7 +95,7 @@ class SoftCQ:
         "_channel",
         "_queue",
         "_runtime",
-        "_transport",
+        "_mux",
         "cqe",
         "notify",
         "overrun",
@@ -104,10 +104,10 @@ class SoftCQ:
     )
 
     def __init__(
-        self, runtime: Runtime, transport: Transport, cqe: int, channel: SoftChannel | None, owner: object
+        self, runtime: Runtime, mux: QPMultiplexer, cqe: int, channel: SoftChannel | None, owner: object
     ) -> None:
         self._runtime = runtime
-        self._transport = transport
+        self._mux = mux
         self._channel = channel
         self._queue: deque[WC] = deque()
         self._armed = 0
@@ -127,7 +127,7 @@ class SoftCQ:
         if len(queue) + len(found) > self.cqe:
             queue.extend(found[: self.cqe - len(queue)])
             self.overrun = True
-            self._transport.cq_failed(self)
+            self._mux.cq_failed(self)
         else:
             queue.extend(found)
         if self._armed and (self._armed == _ANY or self.overrun or any(map(_is_solicited, found))):
@@ -180,10 +180,10 @@ class SoftCQ:
 
     def _acknowledge(self) -> None:
         """Send the ACKs that are pending: this caller takes queued completions and makes no progress."""
-        if self._transport.pending_acks:
+        if self._mux.pending_acks:
             with self._runtime.lock:
                 self._runtime.progress_count += 1
-                self._transport.acknowledge()
+                self._mux.acknowledge()
 
     def wait(self, timeout: float | None) -> bool:
         self.waited = self._runtime.drive(self._ready, timeout, self._queue)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from rdmacm.errors import cm_error
 from rdmacm.soft.device.completion import SoftChannel, SoftCQ
 from rdmacm.soft.device.memory import MemoryTable, SoftMR
+from rdmacm.soft.device.multiplexer import MAX_QP
 from rdmacm.soft.device.queue_pair import MAX_MESSAGE, SoftQP
 from rdmacm.soft.device.shared_receive_queue import SoftSRQ
-from rdmacm.soft.device.transport import MAX_QP
 from rdmacm.verbs.attr import DeviceAttr, QPCap, SrqAttr
 from rdmacm.verbs.enums import AccessFlag, QPType
 from rdmacm.verbs.wr import Buffer
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from rdmacm.progress.runtime import Runtime
-    from rdmacm.soft.device.transport import Transport
+    from rdmacm.soft.device.multiplexer import QPMultiplexer
     from rdmacm.verbs.backend import ChannelBackend, CQBackend, SRQBackend
     from rdmacm.verbs.device import Device
 
@@ -56,7 +56,7 @@ class SoftDevice:
     def __init__(
         self,
         runtime: Runtime,
-        transport: Transport,
+        mux: QPMultiplexer,
         random: Random,
         name: str,
         ifindex: int,
@@ -66,7 +66,7 @@ class SoftDevice:
         self.name = name
         self.attr = attr
         self._runtime = runtime
-        self._transport = transport
+        self._mux = mux
         self._ifindex = ifindex
         self._find_device = find_device
         self._memory = MemoryTable(random)
@@ -82,7 +82,7 @@ class SoftDevice:
         raise cm_error(errno.EINVAL, f"no GID at index {sgid_index}", "modify_qp", self.name)
 
     def reg_mr(self, pd: object, buffer: Buffer, access: AccessFlag) -> SoftMR:
-        with self._transport.lock:
+        with self._runtime.lock:
             if len(self._memory) >= self.attr.max_mr:
                 raise cm_error(errno.ENOMEM, f"{self.attr.max_mr} regions are registered", "reg_mr", self.name)
             return self._memory.register(pd, buffer, access)
@@ -92,10 +92,10 @@ class SoftDevice:
 
     def create_cq(self, cqe: int, channel: ChannelBackend | None, owner: object) -> SoftCQ:
         assert channel is None or isinstance(channel, SoftChannel)
-        return SoftCQ(self._runtime, self._transport, cqe, channel, owner)
+        return SoftCQ(self._runtime, self._mux, cqe, channel, owner)
 
     def create_srq(self, pd: object, attr: SrqAttr) -> SoftSRQ:
-        return SoftSRQ(self._transport, self._memory, pd, attr)
+        return SoftSRQ(self._mux, self._memory, pd, attr)
 
     def create_qp(
         self,
@@ -113,5 +113,5 @@ class SoftDevice:
         assert isinstance(send_cq, SoftCQ)
         assert isinstance(recv_cq, SoftCQ)
         assert srq is None or isinstance(srq, SoftSRQ)
-        with self._transport.lock:
-            return SoftQP(self._transport, self._memory, self._find_source, pd, cap, sq_sig_all, send_cq, recv_cq, srq)
+        with self._runtime.lock:
+            return SoftQP(self._mux, self._memory, self._find_source, pd, cap, sq_sig_all, send_cq, recv_cq, srq)

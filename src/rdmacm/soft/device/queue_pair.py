@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from rdmacm.proto.engine import QPEngine
     from rdmacm.soft.device.completion import SoftCQ
     from rdmacm.soft.device.memory import MemoryTable
+    from rdmacm.soft.device.multiplexer import QPMultiplexer
     from rdmacm.soft.device.shared_receive_queue import SoftSRQ
-    from rdmacm.soft.device.transport import Remote, Transport
-    from rdmacm.soft.wire.base import WireRoute
+    from rdmacm.soft.wire.base import SocketAddress, WireRoute
     from rdmacm.verbs.enums import QPAttrMask
     from rdmacm.verbs.wr import RecvWR, SendWR
     from rdmacm.work import WC
@@ -80,12 +80,12 @@ class SoftQP:
     __slots__ = (
         *("_attr", "_cap", "_closed", "_destination", "_drain_reported", "_engine", "_established", "_find_source"),
         *("_pd", "_recv_cq", "_recvs", "_route", "_send_cq", "_sends", "_signal_all", "_source", "_srq", "_table"),
-        *("_transport", "on_async_event", "qp_num", "state"),
+        *("_mux", "on_async_event", "qp_num", "state"),
     )
 
     def __init__(
         self,
-        transport: Transport,
+        mux: QPMultiplexer,
         table: MemoryTable,
         find_source: Callable[[int], tuple[bytes, int]],
         pd: object,
@@ -96,7 +96,7 @@ class SoftQP:
         srq: SoftSRQ | None,
     ) -> None:
         """``find_source(sgid_index)`` returns the packed address and the interface index of a GID of the device."""
-        self._transport = transport
+        self._mux = mux
         self._table = table
         self._find_source = find_source
         #: The protection domain, whose memory the peer may touch.
@@ -108,14 +108,14 @@ class SoftQP:
         self._send_cq = send_cq
         self._recv_cq = recv_cq
         self._srq = srq
-        #: Set by the transport.
+        #: Set by the mux.
         self.qp_num = 0
         self._closed = False
-        #: Called with each asynchronous event, under the device's lock. COMM_EST comes with the first packet that is
+        #: Called with each asynchronous event, under the runtime's lock. COMM_EST comes with the first packet that is
         #: accepted.
         self.on_async_event: Callable[[SoftQP, AsyncEvent], None] | None = None
         self._enter_reset()
-        transport.attach(self)
+        mux.attach(self)
 
     def _enter_reset(self) -> None:
         self.state = _RESET
@@ -126,7 +126,7 @@ class SoftQP:
         #: The way to the peer, from RTR on.
         self._route: WireRoute | None = None
         #: Socket address and local address of the last packet that was accepted: others from there need no check.
-        self._source: Remote | None = None
+        self._source: SocketAddress | None = None
         self._destination = b""
         #: Requests that occupy the send queue, and the receive queue.
         self._sends = 0
@@ -138,8 +138,8 @@ class SoftQP:
     # -- states and attributes ------------------------------------------------------------------------
 
     def modify(self, attr: QPAttr, mask: QPAttrMask) -> None:
-        with self._transport.lock:
-            self._transport.acknowledge()
+        with self._mux.runtime.lock:
+            self._mux.acknowledge()
             before = self.state
             bits = mask.value
             state = QPState(attr.qp_state) if bits & QP_STATE else before
@@ -176,7 +176,7 @@ class SoftQP:
 
         This is how an id takes its queue pair along; it has checked the values. EINVAL if the state is not ahead.
         """
-        with self._transport.lock:
+        with self._mux.runtime.lock:
             if self._closed:
                 raise cm_error(errno.EBADF, "the queue pair is closed", "modify_qp")
             if self.state is not _RESET and (self.state is not _INIT or state is _INIT):
@@ -191,8 +191,8 @@ class SoftQP:
 
     def fail(self) -> None:
         """To ERR at the end of its connection: everything posted is flushed. In RESET nothing is posted."""
-        with self._transport.lock:
-            self._transport.acknowledge()
+        with self._mux.runtime.lock:
+            self._mux.acknowledge()
             if self.state is not _RESET and self.state is not _ERR:
                 self._fail()
 
@@ -213,7 +213,7 @@ class SoftQP:
             self._engine.ready_to_send(rts_attributes(attr))
         elif state is _RTS:
             self._engine.resume()
-            self._transport.send_now(self, self._transport.clock())
+            self._mux.send_now(self, self._mux.runtime.clock())
 
     def _start_engine(self) -> QPEngine:
         """Return the engine. It is made when first needed, so that an idle queue pair costs little."""
@@ -221,7 +221,7 @@ class SoftQP:
         if engine is None:
             memory = RemoteMemory(self._table, self._pd)
             take_recv = self._take_shared_recv if self._srq is not None else None
-            engine = self._engine = self._transport.make_engine(self.qp_num, memory, take_recv)
+            engine = self._engine = self._mux.make_engine(self.qp_num, memory, take_recv)
             if self._route is not None:
                 self._set_engine_route(engine, self._route)
             state = self.state
@@ -244,7 +244,7 @@ class SoftQP:
         if len(local) != len(remote):
             raise cm_error(errno.EINVAL, "one GID is of IPv4, the other of IPv6", "modify_qp", str(vector.gr.dgid))
         scope_id = ifindex if is_link_local(remote) else 0
-        return self._transport.route(WirePath(local, remote, scope_id), vector.gr.traffic_class)
+        return self._mux.route(WirePath(local, remote, scope_id), vector.gr.traffic_class)
 
     def _use_route(self, route: WireRoute) -> None:
         self._route = route
@@ -257,7 +257,7 @@ class SoftQP:
         engine.set_route(route.path.local, route.path.remote, route.source_port)
 
     def query(self) -> QPAttr:
-        with self._transport.lock:
+        with self._mux.runtime.lock:
             found = copy.deepcopy(self._attr) if self._attr is not None else QPAttr()
             found.qp_state = found.cur_qp_state = self.state
             found.cap = copy.copy(self._cap)
@@ -272,20 +272,20 @@ class SoftQP:
             self._recv_cq.drop(self.qp_num)
 
     def destroy(self) -> None:
-        with self._transport.lock:
-            self._transport.acknowledge()
+        with self._mux.runtime.lock:
+            self._mux.acknowledge()
             self._closed = True
             self._reset()
-            self._transport.detach(self)
+            self._mux.detach(self)
 
     # -- work requests --------------------------------------------------------------------------------
 
     def post_send(self, wrs: list[SendWR]) -> None:
-        transport = self._transport
-        with transport.lock:
+        mux = self._mux
+        with mux.runtime.lock:
             if self._sends + len(wrs) > self._cap.max_send_wr:
-                transport.progress()  # an ACK that has arrived may make room
-            if len(wrs) == 1 and self.state is _RTS and transport.opened and not transport.is_send_queued(self):
+                mux.progress()  # an ACK that has arrived may make room
+            if len(wrs) == 1 and self.state is _RTS and mux.opened and not mux.is_send_queued(self):
                 self._send(wrs[0])
                 return
             if self.state < _RTS:
@@ -299,26 +299,26 @@ class SoftQP:
                 if self.state is _ERR:
                     self._after(engine)
                 else:
-                    transport.send_now(self, transport.clock())
+                    mux.send_now(self, mux.runtime.clock())
 
     def _send(self, wr: SendWR) -> None:
         """Post a single request while no other queue pair waits for its turn to send: a small one leaves at once."""
         engine, route = self._engine or self._start_engine(), self._route
         assert route is not None
         work = self._work(wr)
-        transport = self._transport
-        now = transport.clock()
+        mux = self._mux
+        now = mux.runtime.clock()
         packet = engine.try_send(work, now)
         self._sends += 1
         if packet is None:
-            transport.send_now(self, now)
+            mux.send_now(self, now)
             return
-        transport.wire.send(route, packet)
+        mux.wire.send(route, packet)
         deadline = engine.deadline
         if deadline is not None:
-            transport.schedule(self, deadline)
-        if transport.pending_acks:
-            transport.acknowledge()
+            mux.schedule(self, deadline)
+        if mux.pending_acks:
+            mux.acknowledge()
 
     def _work(self, wr: SendWR) -> SendWork:
         """Make the engine's request from the user's, whose opcode :class:`rdmacm.verbs.qp.QP` has checked."""
@@ -357,7 +357,7 @@ class SoftQP:
         )
 
     def post_recv(self, wrs: list[RecvWR]) -> None:
-        with self._transport.lock:
+        with self._mux.runtime.lock:
             if self.state is _RESET:
                 raise cm_error(errno.EINVAL, "a queue pair in RESET takes no receives", "post_recv")
             if self._srq is not None:
@@ -447,14 +447,14 @@ class SoftQP:
 
     # -- packets --------------------------------------------------------------------------------------
 
-    def received(self, data: memoryview, segment: int, source: Remote, destination: bytes, now: float) -> None:
+    def received(self, data: memoryview, segment: int, source: SocketAddress, destination: bytes, now: float) -> None:
         """Process a packet or train that has this queue pair's number, if it comes from the peer."""
         if (source != self._source or destination != self._destination) and not self._accept_from(source, destination):
             return
         engine = self._engine
         assert engine is not None
         if not engine.received(data, segment, now):
-            self._transport.dropped["packet"] += 1
+            self._mux.dropped["packet"] += 1
         elif not self._established:
             self._established = True
             self._report(AsyncEvent.COMM_EST)
@@ -467,22 +467,22 @@ class SoftQP:
         if to_send == NOTHING:
             deadline = engine.deadline
             if deadline is not None:
-                self._transport.schedule(self, deadline)
+                self._mux.schedule(self, deadline)
         elif to_send == ACK_ONLY:
-            self._transport.defer_ack(self)
+            self._mux.defer_ack(self)
         else:
-            self._transport.ready(self)
+            self._mux.ready(self)
 
-    def _accept_from(self, source: Remote, destination: bytes) -> bool:
+    def _accept_from(self, source: SocketAddress, destination: bytes) -> bool:
         """Whether packets between these addresses may be the peer's; if so, the engine expects them."""
         route = self._route
         if route is None or not _RTR <= self.state <= _SQE:
-            self._transport.dropped["state"] += 1
+            self._mux.dropped["state"] += 1
             return False
         path = route.path
         is_other_link = path.scope_id and path.scope_id != source[-1]
         if source[0] != route.remote_host or destination != path.local or is_other_link:
-            self._transport.dropped["address"] += 1
+            self._mux.dropped["address"] += 1
             return False
         self._source, self._destination = source, destination
         self._start_engine().set_peer_port(source[1])
@@ -492,17 +492,17 @@ class SoftQP:
         engine, route = self._engine, self._route
         if engine is None or route is None:
             return 0
-        transport = self._transport
+        mux = self._mux
         sent = 0
-        send = transport.wire.send
-        for pieces, segment in engine.datagrams(now, limit, transport.train):
+        send = mux.wire.send
+        for pieces, segment in engine.datagrams(now, limit, mux.train):
             send(route, pieces, segment)
             sent += -(-sum(map(len, pieces)) // segment) if segment else 1
         if engine.failed and self.state is not _ERR:  # memory that it sends was deregistered, or never registered
             self._after(engine)
         deadline = engine.deadline
         if deadline is not None:
-            transport.schedule(self, deadline)
+            mux.schedule(self, deadline)
         return sent
 
     @property

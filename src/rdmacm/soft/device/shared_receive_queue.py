@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rdmacm.soft.device.memory import MemoryTable
-    from rdmacm.soft.device.transport import Transport
+    from rdmacm.soft.device.multiplexer import QPMultiplexer
     from rdmacm.verbs.wr import RecvWR
 
 __all__ = ["SoftSRQ"]
@@ -24,10 +24,10 @@ __all__ = ["SoftSRQ"]
 class SoftSRQ:
     """Implements :class:`rdmacm.verbs.backend.SRQBackend`."""
 
-    __slots__ = ("_limit", "_max_sge", "_max_wr", "_pd", "_queue", "_table", "_transport", "on_async_event")
+    __slots__ = ("_limit", "_max_sge", "_max_wr", "_pd", "_queue", "_table", "_mux", "on_async_event")
 
-    def __init__(self, transport: Transport, table: MemoryTable, pd: object, attr: SrqAttr) -> None:
-        self._transport = transport
+    def __init__(self, mux: QPMultiplexer, table: MemoryTable, pd: object, attr: SrqAttr) -> None:
+        self._mux = mux
         self._table = table
         #: The protection domain whose memory its receives are in.
         self._pd = pd
@@ -37,11 +37,11 @@ class SoftSRQ:
         #: Report SRQ_LIMIT_REACHED once when fewer receives than this are left; 0 for never.
         self._limit = attr.srq_limit
         self._queue: deque[RecvWork] = deque()
-        #: Called with each event, under the device's lock.
+        #: Called with each event, under the runtime's lock.
         self.on_async_event: Callable[[SoftSRQ, AsyncEvent], None] | None = None
 
     def post_recv(self, wrs: list[RecvWR]) -> None:
-        with self._transport.lock:
+        with self._mux.runtime.lock:
             for wr in wrs:
                 if len(self._queue) >= self._max_wr:
                     raise cm_error(errno.ENOMEM, f"the queue holds {self._max_wr} receives", "post_srq_recv")
@@ -59,13 +59,13 @@ class SoftSRQ:
         return taken
 
     def modify(self, attr: SrqAttr) -> None:
-        with self._transport.lock:
+        with self._mux.runtime.lock:
             self._limit = attr.srq_limit
 
     def query(self) -> SrqAttr:
-        with self._transport.lock:
+        with self._mux.runtime.lock:
             return SrqAttr(self._max_wr, self._max_sge, self._limit)
 
     def destroy(self) -> None:
-        with self._transport.lock:
+        with self._mux.runtime.lock:
             self._queue.clear()

@@ -1,0 +1,151 @@
+"""Queue pair 1 of the software devices, the general services interface (GSI), over RoCEv2.
+
+It carries the management datagrams (MADs) of connection managers, each as a UD SEND of one packet.
+"""
+
+from __future__ import annotations
+
+import struct
+from socket import AF_INET, AF_INET6, inet_pton
+from typing import TYPE_CHECKING, Protocol
+
+from rdmacm.address import DEFAULT_PKEY
+from rdmacm.proto.mad import GSI_Q_KEY, MAD_SIZE
+from rdmacm.proto.roce.icrc import ICRC_LENGTH, RESIDUE, Icrc, crc32, icrc_between
+from rdmacm.proto.roce.opcodes import BTH_LENGTH, Opcode
+from rdmacm.proto.roce.psn import PSN_MASK
+from rdmacm.soft.wire.base import SocketAddress, Wire, WirePath, WireRoute
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Callable
+    from random import Random
+
+    from rdmacm.progress.runtime import Runtime
+    from rdmacm.proto.wire import Buffer
+
+__all__ = ["GSI_QPN", "GsiCarrier", "RoceGsi"]
+
+GSI_QPN = 1
+
+#: BTH and DETH.
+_HEADERS = struct.Struct("!BBHIIII")
+_HEADERS_LENGTH = BTH_LENGTH + 8
+_PACKET_LENGTH = _HEADERS_LENGTH + MAD_SIZE + ICRC_LENGTH
+_ICRC = struct.Struct("<I")
+_UD_SEND_ONLY = int(Opcode.UD_SEND_ONLY)
+#: Peers whose addresses are kept for sending, and as many for receiving.
+_MAX_PEERS = 256
+
+
+class GsiCarrier(Protocol):
+    """What the GSI uses of :class:`rdmacm.soft.device.multiplexer.QPMultiplexer`, which says what each does."""
+
+    runtime: Runtime
+    wire: Wire
+    random: Random
+    dropped: Counter[str]
+
+    def open(self) -> None: ...
+
+    def acknowledge(self) -> None: ...
+
+    def route(self, path: WirePath, traffic_class: int) -> WireRoute: ...
+
+    def hold_qpn(self, qpn: int, until: float) -> None: ...
+
+
+class RoceGsi:
+    """Sends and receives management datagrams; implements :class:`rdmacm.soft.connection_manager.Gsi`."""
+
+    def __init__(self, mux: GsiCarrier) -> None:
+        self._mux = mux
+        #: Called with each MAD of 256 bytes, its path and the time. The MAD is valid during the call.
+        self.on_mad: Callable[[memoryview, WirePath, float], None] | None = None
+        #: By path and traffic class: the route, and the start value of the ICRC.
+        self._routes: dict[tuple[WirePath, int], tuple[WireRoute, int]] = {}
+        #: By socket address of the peer and local address: the path, its ICRC, and the start value of that.
+        self._sources: dict[tuple[SocketAddress, bytes], tuple[WirePath, Icrc, int]] = {}
+        #: The PSN of the last packet sent.
+        self._psn = mux.random.getrandbits(24)
+
+    @property
+    def id_prefix(self) -> int:
+        """The top byte of this process's communication ids."""
+        return self._mux.wire.slot
+
+    def open(self) -> None:
+        """Begin to receive, if that has not begun."""
+        self._mux.open()
+
+    def listen(self, service_id: int, local: bytes | None) -> object:
+        """Receive requests for a service id (:meth:`rdmacm.soft.wire.base.Wire.listen`)."""
+        return self._mux.wire.listen(service_id, local)
+
+    def unlisten(self, token: object) -> None:
+        """End a :meth:`listen`."""
+        self._mux.wire.unlisten(token)
+
+    def hold_qpn(self, qpn: int, until: float) -> None:
+        """See :meth:`QPMultiplexer.hold_qpn`."""
+        self._mux.hold_qpn(qpn, until)
+
+    def close(self) -> None:
+        """Forget all peers."""
+        self._routes.clear()
+        self._sources.clear()
+
+    def send_mad(self, path: WirePath, mad: Buffer, traffic_class: int = 0) -> bool:
+        """Send a MAD of 256 bytes to a peer's connection manager; False if it was lost at once."""
+        mux = self._mux
+        with mux.runtime.lock:
+            mux.open()
+            mux.acknowledge()  # a peer gets its ACKs before it is told that the connection ends
+            route, start = self._routes.get((path, traffic_class)) or self._new_route(path, traffic_class)
+            self._psn = (self._psn + 1) & PSN_MASK
+            headers = _HEADERS.pack(_UD_SEND_ONLY, 0, DEFAULT_PKEY, GSI_QPN, self._psn, GSI_Q_KEY, GSI_QPN)
+            crc = crc32(mad, crc32(headers, start))
+            return mux.wire.send(route, (headers, mad, _ICRC.pack(crc)))
+
+    def _new_route(self, path: WirePath, traffic_class: int) -> tuple[WireRoute, int]:
+        if len(self._routes) >= _MAX_PEERS:
+            self._routes.clear()
+        route = self._mux.route(path, traffic_class)
+        icrc = icrc_between(path.local, path.remote, route.source_port)
+        found = self._routes[path, traffic_class] = route, icrc.start(_PACKET_LENGTH)
+        return found
+
+    def received(self, data: memoryview, source: SocketAddress, destination: bytes, now: float) -> None:
+        """Process a packet for QP 1, if it is one of a connection manager."""
+        dropped = self._mux.dropped
+        if len(data) != _PACKET_LENGTH:
+            dropped["gsi_length"] += 1
+            return
+        opcode, flags, pkey, _, _, qkey, _ = _HEADERS.unpack_from(data)
+        if opcode != _UD_SEND_ONLY or flags & 0x3F:  # no padding, version 0
+            dropped["gsi_opcode"] += 1
+        elif qkey != GSI_Q_KEY or pkey & 0x7FFF != DEFAULT_PKEY & 0x7FFF:
+            dropped["gsi_key"] += 1
+        else:
+            path, icrc, start = self._sources.get((source, destination)) or self._new_source(source, destination)
+            # Nearly every sender has IPv4 identification 0, as this one has.
+            if crc32(data, start) != RESIDUE and icrc.solve((data,)) is None:
+                dropped["icrc"] += 1
+            elif self.on_mad is not None:
+                self.on_mad(data[_HEADERS_LENGTH:-ICRC_LENGTH], path, now)
+
+    def _new_source(self, source: SocketAddress, destination: bytes) -> tuple[WirePath, Icrc, int]:
+        if len(self._sources) >= _MAX_PEERS:
+            self._sources.clear()
+        remote = _packed_host(source[0], destination)
+        icrc = icrc_between(remote, destination, source[1])
+        path = WirePath(destination, remote, source[3] if len(source) == 4 else 0)
+        found = self._sources[source, destination] = path, icrc, icrc.start(_PACKET_LENGTH)
+        return found
+
+
+def _packed_host(host: str, local: bytes) -> bytes:
+    """The packed form of a host that a datagram to ``local`` came from."""
+    if len(local) == 4:
+        return inet_pton(AF_INET, host)
+    return inet_pton(AF_INET6, host.partition("%")[0])

@@ -1,0 +1,411 @@
+"""Many queue pairs on one wire: which queue pair a packet is for, whose turn it is to send, and whose timer is due.
+
+Nothing runs by itself. :meth:`QPMultiplexer.progress` receives, calls timers and sends, a bounded amount each time; a
+caller that polls or waits calls it. Queue pairs that have more to send than one turn allows wait for the next turn in a
+queue, so that one of them delays neither the others nor what arrives.
+
+Packets are hostile until proven otherwise. A packet is accepted if its queue pair exists, it comes from the address of
+the queue pair's peer, and its engine finds the ICRC right. All others are dropped, and counted in
+:attr:`QPMultiplexer.dropped`.
+
+This module knows the framing of RoCEv2: the destination queue pair number is in the BTH, and queue pair 1 receives
+management datagrams. What another wire has to provide is in :mod:`rdmacm.proto.engine`.
+"""
+
+from __future__ import annotations
+
+import errno
+import struct
+from collections import Counter, OrderedDict
+from typing import TYPE_CHECKING, Protocol
+
+from rdmacm.errors import cm_error
+from rdmacm.proto.roce.icrc import ICRC_LENGTH
+from rdmacm.proto.roce.opcodes import BTH_LENGTH
+from rdmacm.proto.roce.rc import RcEngine
+from rdmacm.soft.device.gsi import GSI_QPN, RoceGsi
+from rdmacm.soft.wire.base import Received, SocketAddress, Wire, WirePath, WireRoute
+from rdmacm.timerheap import LazyTimerHeap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence, Sized
+    from random import Random
+
+    from rdmacm.progress.runtime import Runtime
+    from rdmacm.proto.engine import EngineFactory
+
+__all__ = ["MAX_QP", "MultiplexedQP", "QPMultiplexer"]
+
+#: Queue pairs of one wire. Its slot has 65,536 numbers, and finding a free one must not take long.
+MAX_QP = 65_000
+#: Packets a queue pair may send in its turn: one train.
+_TURN = 64
+#: Packets that one progress() sends; a turn without a packet counts as one.
+_MAX_SENT = 256
+#: Timers that one progress() calls.
+_MAX_TIMERS = 256
+#: Routes to peers that are kept.
+_MAX_ROUTES = 256
+
+_SHORTEST_PACKET = BTH_LENGTH + ICRC_LENGTH
+_WORD = struct.Struct("!I")
+_QPN_MASK = 0xFFFFFF
+
+
+class MultiplexedQP(Protocol):
+    """A queue pair as the multiplexer uses it. All methods are called under the runtime's lock."""
+
+    #: Set by :meth:`QPMultiplexer.attach`.
+    qp_num: int
+
+    def received(self, data: memoryview, segment: int, source: SocketAddress, destination: bytes, now: float) -> None:
+        """Process a packet that has the queue pair's number, or with ``segment`` > 0 a train of such packets.
+
+        Nothing else about it is checked.
+        """
+
+    def transmit(self, now: float, limit: int) -> int:
+        """Send up to ``limit`` packets, and :meth:`QPMultiplexer.schedule` the deadline that follows.
+
+        Return how many packets were sent: ``limit`` or more if there may be others left.
+        """
+
+    @property
+    def deadline(self) -> float | None:
+        """When :meth:`timer` has to be called; None for never."""
+
+    def timer(self, now: float) -> None:
+        """The deadline has come."""
+
+    def cq_failed(self, cq: object) -> None:
+        """A completion queue has overflowed: to the error state if it is one of this queue pair's."""
+
+
+class QPMultiplexer:
+    """See the module. The runtime's lock is held for everything here."""
+
+    def __init__(self, runtime: Runtime, wire: Wire, random: Random) -> None:
+        """``random`` makes the queue pair numbers, which must not be predictable."""
+        self.runtime = runtime
+        self.wire = wire
+        self.random = random
+        #: Called when the wire has opened, and has descriptors.
+        self.on_open: Callable[[], None] | None = None
+        #: Makes the engines of queue pairs.
+        self.make_engine: EngineFactory = RcEngine
+        #: Queue pair 1.
+        self.gsi = RoceGsi(self)
+        #: Packets that were for no queue pair, by reason.
+        self.dropped: Counter[str] = Counter()
+        #: Whether packets are sent and received.
+        self.opened = False
+        #: How many bytes of packets a train may have, 0 if trains cannot be sent.
+        self.train = 0
+        #: Whether ACKs may be deferred: a thread sends them soon if the application does not call again.
+        self.may_defer_acks = False
+        #: How often an ACK was deferred, or would have been if it were allowed.
+        self.deferrals = 0
+        #: The queue pairs that have an ACK to send, and nothing else. It may wait for a moment.
+        self.pending_acks: dict[MultiplexedQP, None] = {}
+        #: Whether packets or timers are being processed: queue pairs that want to send wait for their turn.
+        self._is_processing = False
+        self._qps: dict[int, MultiplexedQP] = {}
+        #: Numbers that no queue pair gets before the time given.
+        self._held: dict[int, float] = {}
+        #: The queue pairs that wait for their turn to send, in order.
+        self._send_queue: OrderedDict[MultiplexedQP, None] = OrderedDict()
+        #: Deadlines of queue pairs, by number.
+        self._timers = LazyTimerHeap(self._deadline_of)
+        #: Calls that were requested of the runtime and have not come, the next one last.
+        self._calls: list[float] = []
+        #: By path and traffic class.
+        self._routes: dict[tuple[WirePath, int], WireRoute] = {}
+
+    # -- opening and closing --------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Begin to receive, if that has not begun. Raises what :meth:`Wire.open` does."""
+        if self.opened:
+            return
+        with self.runtime.lock:
+            self._check_fork()
+            self.wire.open()
+            self.opened = True
+            self.train = self.wire.can_segment()
+            if self.on_open is not None:
+                self.on_open()
+
+    def close(self) -> None:
+        """Stop sending and receiving. Queue pairs that are left are without a wire."""
+        with self.runtime.lock:
+            self.acknowledge()
+            self.opened = False
+            self.gsi.close()
+            self._send_queue.clear()
+            self._timers.clear()
+            self._calls.clear()
+            self._qps.clear()
+            self._held.clear()
+            self._routes.clear()
+            self.wire.close()
+
+    def abandon(self) -> None:
+        """In a child of fork(2): let go of what is the parent's."""
+        self.opened = False
+        self.pending_acks.clear()
+        self._qps.clear()
+        self.wire.abandon()
+
+    def _check_fork(self) -> None:
+        if self.runtime.abandoned:
+            raise cm_error(errno.EBADF, "the device was opened before fork(2)", hint="a device of this process")
+
+    def filenos(self) -> Sequence[int]:
+        """Descriptors that poll readable when there is something to receive."""
+        return self.wire.filenos() if self.opened else ()
+
+    # -- queue pairs ----------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._qps)
+
+    def attach(self, qp: MultiplexedQP) -> None:
+        """Give a queue pair its number. ENOMEM if there are too many."""
+        self.open()
+        now = self.runtime.clock()
+        if len(self._qps) + len(self._held) >= MAX_QP:
+            self._held = {qpn: until for qpn, until in self._held.items() if until > now}
+            if len(self._qps) + len(self._held) >= MAX_QP:
+                raise cm_error(errno.ENOMEM, f"{MAX_QP} queue pairs are in use, or were until just now", "create_qp")
+        while True:
+            qpn = self.wire.slot << 16 | self.random.getrandbits(16)
+            if qpn not in self._qps and qpn != 0xFFFFFF and self._held.pop(qpn, now) <= now:
+                break
+        qp.qp_num = qpn
+        self._qps[qpn] = qp
+
+    def detach(self, qp: MultiplexedQP) -> None:
+        """Forget a queue pair. Its number is free unless it is held."""
+        if self._qps.get(qp.qp_num) is not qp:
+            return
+        del self._qps[qp.qp_num]
+        self._send_queue.pop(qp, None)
+        self.pending_acks.pop(qp, None)
+        self._timers.discard(qp.qp_num)
+
+    def hold_qpn(self, qpn: int, until: float) -> None:
+        """Give a number to no queue pair before ``until``: packets of its last connection may still arrive."""
+        with self.runtime.lock:
+            self._held[qpn] = max(until, self._held.get(qpn, until))
+
+    def cq_failed(self, cq: object) -> None:
+        """A completion queue has overflowed."""
+        for qp in list(self._qps.values()):
+            qp.cq_failed(cq)
+
+    def route(self, path: WirePath, traffic_class: int) -> WireRoute:
+        """The route of a path, which all queue pairs share that send along it."""
+        route = self._routes.get((path, traffic_class))
+        if route is None:
+            if len(self._routes) >= _MAX_ROUTES:
+                self._routes.clear()
+            route = self._routes[path, traffic_class] = self.wire.route(path, traffic_class)
+        return route
+
+    # -- progress -------------------------------------------------------------------------------------
+
+    def progress(self, result_queue: Sized = (), skip_poll: bool = False) -> bool:
+        """Receive, call timers and send, a bounded amount of each. Return whether there was anything to do.
+
+        ``result_queue`` is the caller's: once it is not empty, return and defer ACKs to the next call, so that the peer
+        gets the answer to its message before the ACK. ``skip_poll`` is :meth:`Wire.receive`'s.
+        """
+        with self.runtime.lock:
+            if not self.opened or self._is_processing:
+                return False
+            if self.pending_acks:
+                self.acknowledge()
+            found = self.wire.receive(skip_poll)
+            timers, send_queue = self._timers, self._send_queue
+            if not found and not timers and not send_queue:
+                return False
+            now = self.runtime.clock()
+            if found:
+                self._dispatch(found, now)
+                if self.pending_acks:
+                    if result_queue:
+                        self.deferrals += 1
+                    if not (result_queue and self.may_defer_acks):
+                        self.acknowledge()
+            elif not send_queue and timers.earliest > now:
+                return False
+            if send_queue or timers.earliest <= now:
+                self._call_timers_and_send(now)
+            return True
+
+    def _dispatch(self, found: Sequence[Received], now: float) -> None:
+        """Deliver what was received, each packet to its queue pair."""
+        qps = self._qps
+        self._is_processing = True
+        try:
+            for data, segment, source, destination in found:
+                if not segment and len(data) >= _SHORTEST_PACKET:
+                    qp = qps.get(_WORD.unpack_from(data, 4)[0] & _QPN_MASK)
+                    if qp is not None:
+                        qp.received(data, 0, source, destination, now)
+                        continue
+                    if data[7] == GSI_QPN and not (data[5] or data[6]):
+                        self.gsi.received(data, source, destination, now)
+                        continue
+                self._dispatch_train(data, segment, source, destination, now)
+                if self.pending_acks:
+                    self.acknowledge()  # the sender of a train has more, and its window must not close
+        finally:
+            self._is_processing = False
+
+    def _call_timers_and_send(self, now: float) -> None:
+        self._is_processing = True
+        try:
+            self._call_timers(now)
+            self._take_turns(now)
+        finally:
+            self._is_processing = False
+        self._request_call()
+
+    # -- sending --------------------------------------------------------------------------------------
+
+    def send_now(self, qp: MultiplexedQP, now: float) -> None:
+        """Send what a queue pair was just given, after the queue pairs that wait for their turn."""
+        if self._send_queue or self._is_processing or not self.opened:
+            self.ready(qp)
+            if not self.opened:
+                self._check_fork()
+            elif not self._is_processing:
+                self._take_turns(now)
+                self._request_call()
+            return
+        if qp.transmit(now, _TURN) >= _TURN:
+            self.ready(qp)
+            self._take_turns(now)
+            self._request_call()
+        if self.pending_acks:
+            self.acknowledge()
+
+    def defer_ack(self, qp: MultiplexedQP) -> None:
+        """A queue pair has an ACK to send, and nothing else."""
+        self.pending_acks[qp] = None
+
+    def acknowledge(self) -> None:
+        """Send the ACKs that were deferred."""
+        pending = self.pending_acks
+        if pending:
+            now = self.runtime.clock()
+            while pending:
+                pending.popitem()[0].transmit(now, _TURN)
+
+    def ready(self, qp: MultiplexedQP) -> None:
+        """A queue pair may have something to send: let it wait for its turn."""
+        self._send_queue[qp] = None
+
+    def is_send_queued(self, qp: MultiplexedQP) -> bool:
+        """Whether a queue pair waits for its turn to send."""
+        return qp in self._send_queue
+
+    def _take_turns(self, now: float) -> None:
+        send_queue, left = self._send_queue, _MAX_SENT
+        while send_queue and left > 0:
+            qp, _ = send_queue.popitem(last=False)
+            sent = qp.transmit(now, _TURN)
+            left -= sent or 1
+            if sent >= _TURN:
+                self.ready(qp)
+
+    # -- timers ---------------------------------------------------------------------------------------
+
+    def schedule(self, qp: MultiplexedQP, deadline: float) -> None:
+        """Have :meth:`MultiplexedQP.timer` called at the deadline of a queue pair, which was set or has moved."""
+        timers = self._timers
+        earliest = timers.earliest
+        timers.schedule(qp.qp_num, deadline)
+        if timers.earliest < earliest:
+            self._request_call()
+
+    def _deadline_of(self, qpn: int) -> float | None:
+        qp = self._qps.get(qpn)
+        return qp.deadline if qp is not None else None
+
+    def _call_timers(self, now: float) -> None:
+        for _ in range(_MAX_TIMERS):
+            qpn = self._timers.pop_due(now)
+            if qpn is None:
+                break
+            qp = self._qps[qpn]
+            qp.timer(now)
+            self.ready(qp)
+
+    def _request_call(self) -> None:
+        """Request a call in time for the next turn or timer."""
+        if self._send_queue:
+            when = self.runtime.clock()
+        elif self._timers:
+            when = self._timers.earliest
+        else:
+            return
+        calls = self._calls
+        if not calls or calls[-1] > when:
+            calls.append(when)
+            self.runtime.call_at(when, self._called)
+
+    def _called(self, now: float) -> None:
+        while self._calls and self._calls[-1] <= now:
+            self._calls.pop()
+        self.progress()
+        self._request_call()
+
+    # -- receiving ------------------------------------------------------------------------------------
+
+    def _dispatch_train(
+        self, data: memoryview, segment: int, source: SocketAddress, destination: bytes, now: float
+    ) -> None:
+        """Deliver a train, or a packet that is for no queue pair.
+
+        A train has packets from one address and port to another, and so perhaps of several queue pairs.
+        """
+        size = len(data)
+        if not segment or segment >= size:
+            self._deliver(data, 0, source, destination, now)
+            return
+        if segment < _SHORTEST_PACKET:
+            self.dropped["short"] += 1
+            return
+        if _is_same(data[5::segment]) and _is_same(data[6::segment]) and _is_same(data[7::segment]):
+            self._deliver(data, segment, source, destination, now)
+            return
+        start, before = 0, data[5:8]
+        for position in range(segment, size, segment):
+            qpn = data[position + 5 : position + 8]
+            if qpn != before:
+                self._deliver(data[start:position], segment, source, destination, now)
+                start, before = position, qpn
+        self._deliver(data[start:], segment, source, destination, now)
+
+    def _deliver(self, data: memoryview, segment: int, source: SocketAddress, destination: bytes, now: float) -> None:
+        """Deliver a packet or a train for one queue pair."""
+        if len(data) < _SHORTEST_PACKET:
+            self.dropped["short"] += 1
+            return
+        qpn = _WORD.unpack_from(data, 4)[0] & _QPN_MASK
+        qp = self._qps.get(qpn)
+        if qp is not None:
+            qp.received(data, segment if segment < len(data) else 0, source, destination, now)
+        elif qpn == GSI_QPN:
+            step = segment or len(data)
+            for start in range(0, len(data), step):
+                self.gsi.received(data[start : start + step], source, destination, now)
+        else:
+            self.dropped["unknown_qp"] += 1
+
+
+def _is_same(column: memoryview) -> bool:
+    values = column.tobytes()
+    return values.count(values[0]) == len(values)
