@@ -10,7 +10,20 @@ from rdmacm.address import InetAddr, SockAddr, SockAddrIB, format_address
 from rdmacm.constants import RaiFlag
 from rdmacm.proto.sa import PathData, PathRecord
 
-__all__ = ["NO_FLAGS", "NO_HINTS", "AddrInfo", "HintFields", "make_hints", "sockaddr"]
+__all__ = [
+    "NO_FLAGS",
+    "NO_HINTS",
+    "RAI_DNS",
+    "RAI_FAMILY",
+    "RAI_NOROUTE",
+    "RAI_NUMERICHOST",
+    "RAI_PASSIVE",
+    "RAI_SA",
+    "AddrInfo",
+    "HintFields",
+    "make_hints",
+    "sockaddr",
+]
 
 # Plain ints, for the reason given in rdmacm.plainints.
 RAI_PASSIVE = int(RaiFlag.PASSIVE)
@@ -21,8 +34,6 @@ RAI_SA = int(RaiFlag.SA)
 RAI_DNS = int(RaiFlag.DNS)
 
 NO_FLAGS = RaiFlag(0)
-
-_PATH_RECORD_SIZE, _PATH_DATA_SIZE = 64, 72
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +74,7 @@ class AddrInfo:
     @property
     def route_len(self) -> int:
         """Size of the route in bytes: 72 per path."""
-        return _PATH_DATA_SIZE * len(self.route)
+        return PathData.SIZE * len(self.route)
 
     @property
     def connect_len(self) -> int:
@@ -120,11 +131,11 @@ def make_hints(hints: AddrInfo | None = None, **fields: Unpack[HintFields]) -> A
 def _parse_route(route: bytes | Sequence[PathData]) -> tuple[PathData, ...]:
     if not isinstance(route, bytes | bytearray | memoryview):
         return tuple(route)
-    if len(route) == _PATH_RECORD_SIZE:
+    if len(route) == PathRecord.SIZE:
         return (PathData(PathRecord.unpack(route)),)
-    if not route or len(route) % _PATH_DATA_SIZE:
-        raise ValueError(f"a route is {_PATH_RECORD_SIZE} bytes or a multiple of {_PATH_DATA_SIZE}, not {len(route)}")
-    return tuple(PathData.unpack(route[at : at + _PATH_DATA_SIZE]) for at in range(0, len(route), _PATH_DATA_SIZE))
+    if not route or len(route) % PathData.SIZE:
+        raise ValueError(f"a route is {PathRecord.SIZE} bytes or a multiple of {PathData.SIZE}, not {len(route)}")
+    return tuple(PathData.unpack(route[at : at + PathData.SIZE]) for at in range(0, len(route), PathData.SIZE))
 
 
 def sockaddr(address: InetAddr | SockAddrIB | None) -> SockAddr | None:

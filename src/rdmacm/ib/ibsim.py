@@ -25,7 +25,7 @@ from enum import IntEnum
 from rdmacm.address import Gid
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.ib.transport import IbPort, ReceivedMad, without_empty_end
-from rdmacm.proto.mad import DATA_SIZE, MAD_SIZE, Mad, MadAddress, Method, MgmtClass
+from rdmacm.proto.mad import DATA_SIZE, GSI_QPN, HEADER_SIZE, MAD_SIZE, Mad, MadAddress, Method, MgmtClass
 from rdmacm.proto.wire import Buffer
 from rdmacm.verbs.enums import PortState
 
@@ -48,8 +48,6 @@ _PORT_INFO = struct.Struct("!8x8sHH8xB2xBBxBBB27x")
 _NODE_INFO = struct.Struct("!2xB9xQ44x")
 _CHANNEL_ADAPTER = 1
 
-_GSI_QPN = 1
-_HEADER_SIZE = 24
 #: The most MADs that one call of receive() returns.
 _BATCH = 64
 #: Seconds for all control requests of a call. A running ibsim replies within microseconds.
@@ -178,7 +176,7 @@ class IbsimTransport:
         if self._datagrams is None:
             self.dropped["closed"] += 1
             return
-        packet = _PACKET.pack(address.lid, 0, address.qpn, _GSI_QPN, 0, MAD_SIZE, bytes(mad))
+        packet = _PACKET.pack(address.lid, 0, address.qpn, GSI_QPN, 0, MAD_SIZE, bytes(mad))
         try:
             self._datagrams.send(packet)
         except BlockingIOError:
@@ -226,9 +224,9 @@ class IbsimTransport:
         _, source_lid, qpn, source_qpn, status, length, mad = _PACKET.unpack(packet)
         if status:
             self.dropped["undeliverable"] += 1
-        elif not _HEADER_SIZE <= length <= MAD_SIZE:
+        elif not HEADER_SIZE <= length <= MAD_SIZE:
             self.dropped["malformed"] += 1
-        elif qpn != _GSI_QPN:
+        elif qpn != GSI_QPN:
             self.dropped["queue pair"] += 1
         else:
             # Bytes after the length are uninitialised memory of the sender.
@@ -248,9 +246,9 @@ class IbsimTransport:
         poll.register(datagrams, select.POLLIN)
         deadline = time.monotonic() + _FLUSH_TIMEOUT
         with suppress(OSError):
-            datagrams.send(_PACKET.pack(_NO_LID, 0, _GSI_QPN, _GSI_QPN, 0, MAD_SIZE, probe))
+            datagrams.send(_PACKET.pack(_NO_LID, 0, GSI_QPN, GSI_QPN, 0, MAD_SIZE, probe))
             while (left := deadline - time.monotonic()) > 0 and poll.poll(1000 * left):
-                if datagrams.recv(_PACKET.size).endswith(probe[_HEADER_SIZE:]):
+                if datagrams.recv(_PACKET.size).endswith(probe[HEADER_SIZE:]):
                     return
 
     # -- control ----------------------------------------------------------------------------------------------

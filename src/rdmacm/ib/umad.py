@@ -16,7 +16,9 @@ from collections.abc import Sequence
 from rdmacm.address import Gid
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.ib.transport import IbPort, ReceivedMad, without_empty_end
-from rdmacm.proto.mad import GSI_Q_KEY, MAD_SIZE, MadAddress, MgmtClass
+from rdmacm.proto.mad import GSI_Q_KEY, GSI_QPN, HEADER_SIZE, MAD_SIZE, RESPONSE, MadAddress, MgmtClass
+from rdmacm.proto.sa import mad as sa_mad
+from rdmacm.proto.sa import rmpp
 from rdmacm.proto.sa.records import GIGABITS
 from rdmacm.proto.wire import Buffer
 from rdmacm.verbs.enums import PortState
@@ -28,20 +30,15 @@ _ENABLE_PKEY = 0x00001B03
 _REGISTER_AGENT = 0xC01C1B01
 #: ``struct ib_user_mad_reg_req``: agent id (out), methods of unsolicited MADs, QPN, class and its version, OUI, RMPP.
 _REGISTRATION = struct.Struct("=I16sBBB3sBx")
-_SA_CLASS_VERSION = 2
-_RMPP_VERSION = 1
 #: ``struct ib_user_mad_hdr`` in three parts: agent, status, timeout, retries, length in native byte order; QPN, Q_Key,
 #: LID, SL, path bits, GRH present, GID index, hop limit, traffic class, GID, flow label in network order; P_Key index.
 _HEADER_HOST = struct.Struct("=5I")
 _HEADER_WIRE = struct.Struct("!IIHBBBBBB16sI")
 _PKEY_INDEX = struct.Struct("=H6x")
-_HEADER_SIZE = 64
-_MAD_HEADER_SIZE = 24
+_USER_MAD_HEADER_SIZE = 64
 _METHOD = 3
-_RESPONSE = 0x80
 _TRANSACTION_ID = slice(8, 16)
 
-_GSI_QPN = 1
 #: The most MADs that one call of receive() returns.
 _BATCH = 64
 #: The longest response that is read, in bytes: a million path records.
@@ -141,7 +138,7 @@ class UmadTransport:
             self.dropped["class"] += 1
             return
         body = bytearray(mad)
-        is_request = not body[_METHOD] & _RESPONSE
+        is_request = not body[_METHOD] & RESPONSE
         tid = 0
         if is_request:
             if len(self._outstanding) >= _MAX_OUTSTANDING:
@@ -189,7 +186,7 @@ class UmadTransport:
 
     def _read(self) -> bytes | None:
         """The next header with its MAD; None if there is none."""
-        size = _HEADER_SIZE + MAD_SIZE
+        size = _USER_MAD_HEADER_SIZE + MAD_SIZE
         while self._fd >= 0:
             try:
                 return os.read(self._fd, size)
@@ -212,10 +209,10 @@ class UmadTransport:
         return None
 
     def _unpack(self, packet: bytes) -> ReceivedMad | None:
-        if len(packet) < _HEADER_SIZE + _MAD_HEADER_SIZE:
+        if len(packet) < _USER_MAD_HEADER_SIZE + HEADER_SIZE:
             self.dropped["malformed"] += 1
             return None
-        mad = packet[_HEADER_SIZE:]
+        mad = packet[_USER_MAD_HEADER_SIZE:]
         status = _HEADER_HOST.unpack_from(packet)[1]
         # The kernel has changed the upper half.
         callers_tid = self._outstanding.pop(int.from_bytes(mad[_TRANSACTION_ID][4:], "big"), None)
@@ -292,7 +289,7 @@ def _register_agent(fd: int) -> int:
     ioctl(fd, _ENABLE_PKEY)
     # No methods: the agent receives responses only.
     request = bytearray(
-        _REGISTRATION.pack(0, bytes(16), _GSI_QPN, MgmtClass.SUBN_ADM, _SA_CLASS_VERSION, bytes(3), _RMPP_VERSION)
+        _REGISTRATION.pack(0, bytes(16), GSI_QPN, MgmtClass.SUBN_ADM, sa_mad.CLASS_VERSION, bytes(3), rmpp.VERSION)
     )
     ioctl(fd, _REGISTER_AGENT, request, True)
     agent: int = _REGISTRATION.unpack(request)[0]
@@ -303,7 +300,7 @@ def _header(agent: int, timeout: int, address: MadAddress) -> bytes:
     """The 64 bytes before a MAD that is sent; ``timeout`` in milliseconds."""
     return b"".join(
         (
-            _HEADER_HOST.pack(agent, 0, timeout, 0, _HEADER_SIZE + MAD_SIZE),
+            _HEADER_HOST.pack(agent, 0, timeout, 0, _USER_MAD_HEADER_SIZE + MAD_SIZE),
             _HEADER_WIRE.pack(
                 address.qpn,
                 GSI_Q_KEY,

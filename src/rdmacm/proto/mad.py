@@ -13,8 +13,11 @@ from rdmacm.proto.wire import WireError
 __all__ = [
     "BASE_VERSION",
     "DATA_SIZE",
+    "GSI_QPN",
     "GSI_Q_KEY",
+    "HEADER_SIZE",
     "MAD_SIZE",
+    "RESPONSE",
     "Mad",
     "MadAddress",
     "MadStatus",
@@ -22,11 +25,18 @@ __all__ = [
     "MgmtClass",
 ]
 
-MAD_SIZE = 256
+HEADER_SIZE = 24
 DATA_SIZE = 232
+MAD_SIZE = HEADER_SIZE + DATA_SIZE
+
+#: QP 1, the general services interface (GSI), which every MAD here is sent from and to.
+GSI_QPN = 1
 
 #: The Q_Key of QP 1, which every MAD to a QP 1 carries.
 GSI_Q_KEY = 0x80010000
+
+#: The bit of a method that marks a response.
+RESPONSE = 0x80
 
 _HEADER = struct.Struct("!BBBBHHQHxxI")
 BASE_VERSION = 1
@@ -110,7 +120,7 @@ class Mad:
     @property
     def is_response(self) -> bool:
         """Whether the method is a response."""
-        return bool(self.method & 0x80)
+        return bool(self.method & RESPONSE)
 
     def pack(self) -> bytes:
         """The 256 bytes on the wire; ValueError for a field out of range or data of another length than 232."""

@@ -34,9 +34,9 @@ from rdmacm.ib.transport import IbPort, ReceivedMad
 from rdmacm.progress.timers import TimerDescriptor
 from rdmacm.progress.wake import Wake
 from rdmacm.proto.cm.codes import AttributeId
-from rdmacm.proto.mad import MAD_SIZE, MadAddress, MgmtClass
+from rdmacm.proto.mad import MAD_SIZE, RESPONSE, MadAddress, MgmtClass
 from rdmacm.proto.sa.attributes import Attribute
-from rdmacm.proto.sa.mad import RESPONSE, SaMethod
+from rdmacm.proto.sa.mad import SaMethod
 from rdmacm.proto.wire import Buffer
 from rdmacm.testing.clock import VirtualClock
 from rdmacm.testing.faults import Verdict, corrupted
