@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from rdmacm.address import Gid
+from rdmacm.address import DEFAULT_PKEY, Gid
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.ib.transport import IbPort, MadTransport
 from rdmacm.proto.sa.attributes import Attribute
@@ -234,7 +234,7 @@ class SaAccess:
             self._responses[response.query] = response
 
     def _pkey(self) -> int:
-        return next(iter(self.port.pkeys), 0xFFFF)
+        return next(iter(self.port.pkeys), DEFAULT_PKEY)
 
     # -- errors -----------------------------------------------------------------------------------------------
 
