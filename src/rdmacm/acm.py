@@ -1,11 +1,11 @@
-"""The client of ibacm(8), which knows InfiniBand paths and keeps what the subnet administrator has told it.
+"""The client of ibacm(8), a daemon that resolves InfiniBand paths and caches the subnet administrator's responses.
 
-The daemon is found as librdmacm finds it, by the files in its run directory: ``ibacm.port`` with the number of a TCP
-port on this host, else the Unix socket ``ibacm.sock``. The environment variable ``RDMACM_ACM_RUNDIR`` names another
-directory than ``/run``; where it is set to nothing, no daemon is looked for.
+The daemon is found as librdmacm finds it, by the files in its run directory: ``ibacm.port`` holds the number of a TCP
+port on this host, else ``ibacm.sock`` is a Unix socket. The environment variable ``RDMACM_ACM_RUNDIR`` replaces the
+directory ``/run``; if it is empty, no daemon is used.
 
-Whether it answers must not matter to anybody who can do without, so nothing here raises, every question has a deadline,
-and a daemon that fails one (silence, a broken connection, an answer that is none) is left alone for some seconds.
+ibacm is optional, so no function here raises an exception for what the daemon does, and every request has a deadline.
+After a failed request (timeout, broken connection, invalid reply) the daemon is not asked for some seconds.
 """
 
 from __future__ import annotations
@@ -31,25 +31,27 @@ __all__ = ["CLIENT", "DEADLINE", "AcmClient", "path_template", "paths_from_acm",
 ENVIRONMENT = "RDMACM_ACM_RUNDIR"
 _RUNDIR = "/run"
 
-#: Seconds a question may take. What the daemon has in its caches it says within a millisecond; where it has to ask the
-#: subnet administrator, a large subnet takes tens of them. It repeats a question of its own only after two seconds, and
-#: who has waited half of one is better off asking the subnet administrator.
+#: The timeout of a request in seconds. The daemon replies from its cache within a millisecond, and after a query to the
+#: subnet administrator of a large subnet within tens of milliseconds. It repeats a lost query only after 2 s, when
+#: asking the subnet administrator directly is faster.
 DEADLINE = 0.5
-#: Seconds of silence that make a daemon a sick one. Who has less left for it, as the last of many, learns nothing.
-_SILENCE = 0.1
+#: A timeout counts as a failure of the daemon only if the request had at least this many seconds left. The last of many
+#: requests that share a deadline may have less.
+_MIN_WAIT = 0.1
 
+#: A route: paths, best first.
 Paths: TypeAlias = "tuple[PathData, ...]"
 
 
 class _Broken(Exception):
-    """The connection ended before the answer began."""
+    """The connection ended before a reply began."""
 
 
 class AcmClient:
-    """One connection to the daemon, made when first needed and made anew when it has broken; for any thread.
+    """A connection to the daemon, opened when first needed and reopened when it breaks. Thread-safe.
 
-    ``rundir``: where the daemon's files are; None for the environment's choice. ``rest``: seconds a daemon that has
-    failed is left alone; ``look``: seconds between two looks for one that is not there.
+    ``rundir``: the daemon's run directory; None to follow the environment. ``rest``: seconds without requests after a
+    failure. ``look``: seconds between two checks whether the daemon's files exist.
     """
 
     def __init__(self, rundir: str | None = None, *, rest: float = 5.0, look: float = 1.0) -> None:
@@ -57,21 +59,26 @@ class AcmClient:
         self._rest = rest
         self._look = look
         self._socket: socket.socket | None = None
+        #: The transaction id of the last request.
         self._tid = 0
+        #: Whether the daemon's files existed at the last check, and no request has failed since.
         self._is_there = False
-        #: When the files are looked at again.
+        #: When the files are checked again, on the monotonic clock.
         self._next_look = 0.0
-        self._begin()
+        self._reset_threads()
         _clients.add(self)
 
-    def _begin(self) -> None:
+    def _reset_threads(self) -> None:
+        #: Held during a request.
         self._lock = threading.Lock()
+        #: Guards the next two.
         self._waiting_lock = threading.Lock()
+        #: Work for the background thread, and whether that thread runs.
         self._waiting: deque[Callable[[], None]] = deque()
         self._is_working = False
 
     def is_there(self) -> bool:
-        """Whether there may be a daemon to ask. Costs nothing to speak of, and never waits."""
+        """Whether a daemon may be running. Cheap, and never waits."""
         now = time.monotonic()
         if now >= self._next_look:
             rundir = self._directory()
@@ -91,23 +98,23 @@ class AcmClient:
         nodelay: bool = False,
         timeout: float = DEADLINE,
     ) -> AcmReply | None:
-        """Ask for paths (:func:`rdmacm.proto.acm.resolve_request`); None where there was no answer in ``timeout`` s."""
+        """Request paths (:func:`rdmacm.proto.acm.resolve_request`); None if there is no reply within ``timeout`` s."""
         limit = time.monotonic() + timeout
         if not self.is_there() or not self._lock.acquire(timeout=max(0.0, timeout)):
             return None
         begun = time.monotonic()
         try:
-            if not self.is_there():  # any more, as somebody else has found meanwhile
+            if not self.is_there():  # the request of another thread has failed in the meantime
                 return None
             self._tid += 1
             request = resolve_request(self._tid, source=source, destination=destination, path=path, nodelay=nodelay)
             return self._ask(request, limit)
         except (_Broken, OSError, WireError) as error:
             self._disconnect()
-            if not isinstance(error, TimeoutError) or limit - begun >= _SILENCE:
+            if not isinstance(error, TimeoutError) or limit - begun >= _MIN_WAIT:
                 self._is_there, self._next_look = False, time.monotonic() + self._rest
             return None
-        except BaseException:  # such as KeyboardInterrupt: an answer may be under way that nobody will read
+        except BaseException:  # such as KeyboardInterrupt: the reply would be read by the next request
             self._disconnect()
             raise
         finally:
@@ -117,7 +124,7 @@ class AcmClient:
         if self._socket is not None:
             try:
                 return self._exchange(self._socket, request, limit)
-            except _Broken:  # the daemon may have been started anew
+            except _Broken:  # the daemon may have been restarted
                 self._disconnect()
         self._socket = _connect(self._directory(), self._left(limit))
         return self._exchange(self._socket, request, limit)
@@ -156,9 +163,9 @@ class AcmClient:
             connection.close()
 
     def in_background(self, work: Callable[[], None]) -> bool:
-        """Have ``work`` done by a thread that exists while there is such work, one after another.
+        """Run ``work`` in a background thread, after the work queued before. The thread ends when the queue is empty.
 
-        Returns whether it will be: the system may have no thread to give.
+        False, and the work is not run, if the system cannot start a thread.
         """
         with self._waiting_lock:
             if not self._is_working:
@@ -180,13 +187,13 @@ class AcmClient:
             work()
 
     def close(self) -> None:
-        """Let go of the connection; the next question makes another."""
+        """Close the connection. The next request opens another."""
         with self._lock:
             self._disconnect()
 
     def abandon(self) -> None:
-        """In a child of fork(2): the connection, the threads and what they hold are the parent's."""
-        self._begin()
+        """In a child of fork(2): drop the parent's connection, thread and locks."""
+        self._reset_threads()
         self._disconnect()
 
 
@@ -207,7 +214,7 @@ def _files(rundir: str) -> tuple[str, str]:
 
 
 def _connect(rundir: str, timeout: float) -> socket.socket:
-    """A connection to the daemon; OSError where there is none to be had."""
+    """A connection to the daemon; OSError if it does not accept one."""
     port_file, unix = _files(rundir)
     port = _port(port_file)
     if port:
@@ -223,7 +230,7 @@ def _connect(rundir: str, timeout: float) -> socket.socket:
 
 
 def _port(path: str) -> int:
-    """The number in the port file, 0 where there is no port in it."""
+    """The port number in the port file, 0 if there is none."""
     with suppress(OSError, ValueError):
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
@@ -235,7 +242,7 @@ def _port(path: str) -> int:
     return 0
 
 
-#: The client of this process.
+#: The client that this process uses.
 CLIENT = AcmClient()
 atexit.register(CLIENT.close)
 
@@ -246,7 +253,7 @@ Address: TypeAlias = InetAddr | SockAddrIB
 
 
 def path_template(source: SockAddrIB, destination: SockAddrIB) -> PathRecord:
-    """What says no more of a path than its two ports and partition: zero is "any" elsewhere."""
+    """A path record that gives the ports and the partition of a path; zero in the other fields means any."""
     return PathRecord(
         destination.addr,
         source.addr,
@@ -260,11 +267,11 @@ def path_template(source: SockAddrIB, destination: SockAddrIB) -> PathRecord:
 def paths_from_acm(
     source: Address, destination: Address, *, timeout: float = DEADLINE, client: AcmClient | None = None
 ) -> Paths | None:
-    """The paths ibacm knows from an address to another of the same family, those first that connections can be made on.
+    """The paths that ibacm knows from one address to another of the same family, best first.
 
-    None where it knows none, where there is no such daemon, and where it has not answered in ``timeout`` seconds; until
-    then the calling thread waits. Never raises. Paths that do not lead between the GIDs of AF_IB addresses are not
-    believed.
+    Only paths with the flags that connections need (:data:`~rdmacm.proto.sa.PATH_FLAGS`), and for AF_IB addresses only
+    paths between their GIDs. None if ibacm knows none, does not run, or does not reply within ``timeout`` seconds; the
+    calling thread waits until then. Never raises.
     """
     client = client or CLIENT
     if isinstance(source, SockAddrIB) and isinstance(destination, SockAddrIB):
@@ -294,10 +301,10 @@ def paths_in_background(
     timeout: float = DEADLINE,
     client: AcmClient | None = None,
 ) -> bool:
-    """As :func:`paths_from_acm`, but the caller does not wait: ``done(paths)`` is called once, by another thread.
+    """As :func:`paths_from_acm`, but without waiting: another thread calls ``done(paths)`` once.
 
-    Returns False, and ``done`` is not called, where there is nobody to ask. ``timeout`` counts from now, however many
-    others wait. ``done`` must not raise.
+    Returns False, and does not call ``done``, if ibacm does not run. ``timeout`` counts from now, however many requests
+    are queued. ``done`` must not raise.
     """
     client = client or CLIENT
     if not client.is_there():

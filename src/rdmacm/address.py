@@ -1,8 +1,8 @@
 """Socket addresses, GIDs and service ids.
 
-An IPv4 or IPv6 address is Python's own tuple, ``(host, port)`` or ``(host, port, flowinfo, scope_id)``; an
-InfiniBand address is a :class:`SockAddrIB`. Inside the package an address is parsed once, at the edge, into an
-:class:`InetAddr` (binary, so that comparing and routing never parses text again) or stays a ``SockAddrIB``.
+Users pass and get Python's tuples for IPv4 and IPv6, ``(host, port)`` or ``(host, port, flowinfo, scope_id)``, and
+:class:`SockAddrIB` for InfiniBand. Inside the package an IP address is an :class:`InetAddr`, which holds it in binary:
+a tuple is parsed once, where it enters the package.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ALL_BITS_64 = (1 << 64) - 1
 #: The P_Key of the default partition, full member (InfiniBand Architecture 10.9.1.2).
 DEFAULT_PKEY = 0xFFFF
 
-#: What users pass and get: a Python socket address, or a :class:`SockAddrIB`.
+#: A socket address as users pass and get it: a Python socket address, or a :class:`SockAddrIB`.
 SockAddr: TypeAlias = "tuple[str, int] | tuple[str, int, int, int] | SockAddrIB"
 
 _V4_MAPPED = bytes(10) + b"\xff\xff"
@@ -50,8 +50,8 @@ _LOOPBACK = {AF_INET: bytes((127, 0, 0, 1)), AF_INET6: bytes(15) + b"\x01"}
 class Gid(bytes):
     """A 16-byte port address (InfiniBand Architecture, 4.1.1); prints in IPv6 text form.
 
-    ``Gid("fe80::1")``, ``Gid("::ffff:10.0.0.1")`` and ``Gid(sixteen_bytes)`` make one; for RoCEv2 a GID is the
-    IPv6 address, or the IPv4 address mapped into IPv6. Raises ValueError for anything else.
+    ``Gid("fe80::1")``, ``Gid("::ffff:10.0.0.1")`` and ``Gid(sixteen_bytes)`` create one; ValueError for other text or
+    another length. A RoCEv2 GID is an IPv6 address, or an IPv4 address mapped into IPv6.
     """
 
     __slots__ = ()
@@ -61,7 +61,7 @@ class Gid(bytes):
             try:
                 value = inet_pton(AF_INET6, value)
             except OSError:
-                raise ValueError(f"not a GID: {value!r} (want IPv6 text, such as fe80::1)") from None
+                raise ValueError(f"not a GID: {value!r} (expected IPv6 text, such as fe80::1)") from None
         if len(value) != 16:
             raise ValueError(f"a GID has 16 bytes, not {len(value)}")
         return super().__new__(cls, value)
@@ -73,7 +73,7 @@ class Gid(bytes):
 
     @property
     def ip(self) -> bytes:
-        """The packed IP address a RoCEv2 GID stands for: 4 bytes where it is IPv4-mapped, else 16."""
+        """The packed IP address of a RoCEv2 GID: 4 bytes if it is IPv4-mapped, else 16."""
         return self[12:] if self.startswith(_V4_MAPPED) else self[:]  # slices are plain bytes
 
     @property
@@ -117,7 +117,7 @@ class SockAddrIB:
 
     @classmethod
     def unpack(cls, data: bytes) -> SockAddrIB:
-        """The address in 48 bytes of a C structure; ValueError where they are none."""
+        """The address in the 48 bytes of the C structure; ValueError for another length or family."""
         if len(data) != 48 or struct.unpack_from("=H", data)[0] != AF_IB:
             raise ValueError("not a sockaddr_ib")
         pkey, flowinfo, addr, sid, mask = struct.unpack_from("!HI16sQQ", data, 2)
@@ -125,7 +125,7 @@ class SockAddrIB:
 
     @property
     def port(self) -> int:
-        """The port number within the service id, 0 where the mask leaves it open."""
+        """The port number in the service id, 0 if the mask leaves it open."""
         return self.sid & self.sid_mask & 0xFFFF
 
     def __str__(self) -> str:
@@ -133,7 +133,7 @@ class SockAddrIB:
 
 
 class InetAddr(NamedTuple):
-    """An IPv4 or IPv6 socket address in binary: what a ``SockAddr`` tuple is parsed into at the edge."""
+    """An IPv4 or IPv6 socket address in binary. ``ip`` is packed: 4 or 16 bytes."""
 
     family: int
     ip: bytes
@@ -155,7 +155,7 @@ class InetAddr(NamedTuple):
 
     @property
     def link(self) -> int:
-        """Index of the interface a link-local address is on; 0 for others, whose scope says nothing."""
+        """The interface index of a link-local address; 0 for others, whose scope has no meaning."""
         return self.scope_id if self.is_link_local else 0
 
     @property
@@ -194,7 +194,7 @@ def is_link_local(packed: bytes) -> bool:
 
 def _scope(text: str) -> int:
     try:
-        return socket.if_nametoindex(text)  # first, as in getaddrinfo(3): an interface may have a number for its name
+        return socket.if_nametoindex(text)  # first, as getaddrinfo(3) does: an interface name may be a number
     except (OSError, ValueError):
         if text.isascii() and text.isdigit() and int(text) < 1 << 32:
             return int(text)
@@ -215,8 +215,8 @@ def parse_address(address: SockAddr) -> InetAddr | SockAddrIB:
     """The binary form of a user's socket address.
 
     ``("10.0.0.1", 7471)``, ``("fe80::1%eth0", 7471)``, ``("fe80::1", 7471, 0, 2)`` and :class:`SockAddrIB` are
-    understood; an empty host is the IPv4 wildcard. A host *name* raises ValueError: names are looked up by
-    :func:`rdmacm.getaddrinfo` (or by :func:`lookup_address`, which may block). TypeError for other shapes.
+    accepted; an empty host is the IPv4 wildcard. ValueError for a host name, which :func:`rdmacm.getaddrinfo` resolves
+    (and :func:`lookup_address`, which may block). TypeError for anything else.
     """
     if isinstance(address, InetAddr | SockAddrIB):
         return address
@@ -232,7 +232,7 @@ def parse_address(address: SockAddr) -> InetAddr | SockAddrIB:
     flowinfo = _uint(address[2], 0xFFFFFFFF, "flowinfo") if len(address) > 2 else 0
     scope = _uint(address[3], 0xFFFFFFFF, "scope_id") if len(address) > 3 else 0
     host, percent, scope_text = host.partition("%")
-    if percent and not scope:  # the resolver gives both, and the number is the one without a doubt
+    if percent and not scope:  # the resolver returns both, and the number is unambiguous
         scope = _scope(scope_text)
     try:
         return InetAddr(AF_INET6, inet_pton(AF_INET6, host), port, flowinfo, scope)
@@ -241,9 +241,9 @@ def parse_address(address: SockAddr) -> InetAddr | SockAddrIB:
 
 
 def lookup_address(address: SockAddr) -> InetAddr | SockAddrIB:
-    """As :func:`parse_address`, but a host name is looked up with getaddrinfo(3), in the calling thread.
+    """As :func:`parse_address`, but a host name is resolved with getaddrinfo(3), in the calling thread.
 
-    The first answer is taken, as the socket module does. Raises socket.gaierror for a name that has none.
+    Returns the first result, as the socket module does. socket.gaierror for a name without an address.
     """
     try:
         return parse_address(address)
@@ -251,7 +251,7 @@ def lookup_address(address: SockAddr) -> InetAddr | SockAddrIB:
         if not isinstance(address, tuple) or not 0 <= int(address[1]) <= 0xFFFF:
             raise
         if address[0] == "*" or not {":", "\0"}.isdisjoint(address[0]):
-            raise  # getaddrinfo(3) would read "*" as NULL, and a name up to its NUL
+            raise  # getaddrinfo(3) reads "*" as NULL, and a name up to its NUL
         try:
             answers = socket.getaddrinfo(address[0], int(address[1]), type=socket.SOCK_STREAM)
         except UnicodeError as error:
@@ -263,7 +263,7 @@ def lookup_address(address: SockAddr) -> InetAddr | SockAddrIB:
 
 
 def format_address(address: SockAddr | InetAddr | None) -> str:
-    """``10.0.0.1:7471``, ``[fe80::1%2]:7471``, ``[gid]:0xsid`` or ``-`` for None; any tuple without raising."""
+    """``10.0.0.1:7471``, ``[fe80::1%2]:7471``, ``[gid]:0xsid``, or ``-`` for None. An invalid tuple raises no error."""
     if address is None:
         return "-"
     if isinstance(address, InetAddr):
@@ -285,11 +285,11 @@ RDMA_IB_IP_PORT_MASK = 0x000000000000FFFF
 
 
 def service_id(port_space: int, port: int) -> int:
-    """The 64-bit service id of a port: ``(port_space << 16) + port``, RDMA IP CM service annex A11."""
+    """The 64-bit service id of a port: ``(port_space << 16) + port`` (InfiniBand Architecture annex A11)."""
     return (port_space << 16) + port
 
 
 def service_id_mask(port_space: int, port: int) -> int:
-    """Which bits of :func:`service_id` matter: a zero port leaves the port open, a zero space everything."""
+    """The mask of :func:`service_id`: port 0 leaves the port open, and port space 0 the port space."""
     mask = RDMA_IB_IP_PS_MASK if port_space else 0
     return mask | RDMA_IB_IP_PORT_MASK if port else mask

@@ -1,9 +1,9 @@
-"""What the software devices send and receive, as a capture file for Wireshark, with no privilege needed.
+"""Capture files for Wireshark with the packets of the software devices. No privilege is needed.
 
-The packets are taken where they pass the device's sockets, and the frames around them are made up again
-(:mod:`rdmacm.proto.frames`).  The invariant CRC covers the IPv4 identification of a packet, which a socket does not
-tell; it is found from the CRC, so that a reader of the file who checks the CRC finds it right.  A packet received whose
-CRC no identification explains was damaged, and a comment says so.
+Packets are captured at the device's sockets, and the headers below are restored (:mod:`rdmacm.proto.frames`). The
+invariant CRC covers the IPv4 identification, which a socket does not give. It is computed from the CRC, so that the CRC
+of the captured packet is valid. If no identification matches the CRC, the packet was damaged; the capture marks it with
+a comment.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from rdmacm.provider import Provider, Tap, get_provider
 
 __all__ = ["Capture", "Tap", "Tapped", "capture"]
 
-#: Flows are told apart by what strangers send, so only some are remembered.
+#: Bounded, because peers choose the ports that distinguish flows.
 _flow = lru_cache(maxsize=256)(Icrc)
 
 _DAMAGED = "the ICRC is wrong"
 
 
 def _system() -> str:
-    """The operating system, as readers of a file show it."""
+    """The operating system, for the header of the file."""
     if not hasattr(os, "uname"):
         return os.name
     name = os.uname()
@@ -41,24 +41,24 @@ def _system() -> str:
 
 
 class Tapped(Protocol):
-    """What shows its packets to a tap: a wire of the software device."""
+    """A source of packets: a wire of the software device, which passes them to its tap."""
 
     tap: Tap | None
 
 
 class Capture:
-    """A capture file being written, in the pcapng format; a file of that name is replaced.
+    """An open capture file in the pcapng format. An existing file is replaced.
 
-    Each call of :attr:`tap` writes its packets to the file before it returns, so the file of a process that was killed
-    ends with the last of them.  Where the file cannot be written (ENOSPC), the capture stops, the log (``rdmacm``)
-    has a warning, :attr:`error` is set, and the traffic goes on.
+    Each call of :attr:`tap` writes its packets before it returns, so the file of a killed process is complete. If the
+    file cannot be written (ENOSPC), the capture stops with a warning to the logger ``rdmacm``, :attr:`error` is set,
+    and the traffic is not affected.
 
-    ``clock`` gives nanoseconds since 1970.  OSError where the file cannot be opened.
+    ``clock`` returns nanoseconds since 1970. OSError if the file cannot be opened.
     """
 
-    #: Packets in the file.
+    #: The number of packets in the file.
     packets: int = 0
-    #: Why the capture stopped on its own, or None.
+    #: The error that stopped the capture, or None.
     error: OSError | None = None
 
     def __init__(
@@ -66,9 +66,11 @@ class Capture:
     ) -> None:
         self.path = os.fspath(path)
         self._clock = clock
-        # Re-entrant: while a tap runs, this thread may collect garbage, and an id's finalizer may send.
+        # Reentrant, because a garbage collection during a tap may run the finalizer of an id, which sends packets.
         self._lock = threading.RLock()
+        #: The sources of packets.
         self._tapped: list[Tapped] = []
+        #: The size of the file in bytes: the end of the last whole block.
         self._end = 0
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
         self._fd = os.open(self.path, flags, 0o666)
@@ -79,10 +81,10 @@ class Capture:
             self.close()
             raise
 
-    # -- where packets come from ----------------------------------------------------------------------
+    # -- packets -------------------------------------------------------------------------------------
 
     def attach(self, wire: Tapped) -> None:
-        """Take the wire's packets until the capture is closed, or stops; there is one tap to a wire."""
+        """Capture the packets of a wire until the capture is closed or stops. A wire has one tap at a time."""
         with self._lock:
             if self._fd >= 0:
                 self._tapped.append(wire)
@@ -98,7 +100,7 @@ class Capture:
         data: Sequence[Buffer] | memoryview,
         segment: int,
     ) -> None:
-        """Write packets to the file; never raises for what is in them or what becomes of the file."""
+        """Write packets to the file (:data:`~rdmacm.provider.Tap`). Never raises, not even if the write fails."""
         with self._lock:
             if self._fd < 0:
                 return
@@ -133,7 +135,7 @@ class Capture:
         now = self._clock()
         step = segment if segment > 0 else max(1, len(whole))
         blocks = []
-        # Of a train sent, packet i leaves with identification i; of one received, the next number is a good guess.
+        # Packet i of a sent train has identification i. For received trains the next number is the first to try.
         identification = 0
         for at in range(0, len(whole) or 1, step):
             packet = whole[at : at + step]
@@ -144,7 +146,7 @@ class Capture:
                     comment = _DAMAGED
                 else:
                     identification = found
-            with suppress(WireError):  # longer than UDP carries: it cannot have passed
+            with suppress(WireError):  # longer than a UDP datagram, so it was not sent
                 frame = udp_frame(source, destination, source_port, dest_port, packet, identification=identification)
                 blocks.append(enhanced_packet(frame, now, direction, comment))
             identification = identification + 1 & 0xFFFF
@@ -153,7 +155,7 @@ class Capture:
     # -- the file -------------------------------------------------------------------------------------
 
     def _write(self, data: bytes) -> None:
-        """Write whole blocks, or none."""
+        """Write all blocks, or none of them."""
         left = memoryview(data)
         try:
             while left:
@@ -166,7 +168,7 @@ class Capture:
         self._end += len(data)
 
     def close(self) -> None:
-        """Stop, and close the file; again is no matter."""
+        """Stop the capture and close the file. May be called again."""
         with self._lock:
             for wire in self._tapped:
                 if wire.tap == self.tap:
@@ -186,10 +188,10 @@ class Capture:
 
 
 def capture(path: str | os.PathLike[str], provider: str | Provider | None = None) -> Capture:
-    """Write every packet of this process's devices to a file, until the capture is closed.
+    """Write the packets of this process's devices to a file, until the capture is closed.
 
-    ``provider``: as of :class:`rdmacm.CmId`; there is one capture of it at a time, the latest. ENOENT, EACCES and the
-    like where the file cannot be made.
+    ``provider``: as for :class:`rdmacm.CmId`. A provider has one capture at a time, the latest. RdmaError with ENOENT,
+    EACCES and so on if the file cannot be created.
 
     >>> from rdmacm.testing import Fabric
     >>> with capture("/dev/null", Fabric().host("a", "10.0.0.1/24").provider) as packets:

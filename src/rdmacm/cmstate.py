@@ -1,27 +1,26 @@
-"""The states of an rdma_cm_id and what may be done in each.
+"""The states of an rdma_cm_id, and the calls that each state allows.
 
-Everything that decides whether a call is allowed, and which state follows, is in the two tables below; code that
-runs ids looks there and never compares states itself.
+The two tables below are the only place that decides whether a call is allowed and which state follows.
 
 An id starts IDLE. Binding gives it a source address and a port number and, where the address is a specific one, a
-device: ADDR_BOUND. From there it goes one of three ways.
+device: ADDR_BOUND. It continues in one of three ways.
 
-- The active side resolves: ADDR_QUERY while the next hop is being found, ADDR_RESOLVED when the destination is
-  known and a device and GID are chosen, ROUTE_QUERY, ROUTE_RESOLVED, then CONNECT. An id that was never bound is
-  bound on the way (to the wildcard address and a free port). A failed address resolution leaves the id bound with
-  its port, a failed route resolution leaves it resolved: both may be tried again. A failed connect may not: the id
-  stays in CONNECT, and all it is good for is to be destroyed.
-- The active side on InfiniBand may instead ask the subnet administrator for a service: ADDRINFO_QUERY,
-  ADDRINFO_RESOLVED; the first record found becomes the destination, and the route follows. resolve_addr takes another.
-- The passive side listens: LISTEN. Each connection request is a new id that begins in CONNECT.
+- The active side resolves: ADDR_QUERY while the next hop is being resolved, ADDR_RESOLVED once the destination is
+  known and a device and GID are chosen, ROUTE_QUERY, ROUTE_RESOLVED, then CONNECT. Resolving an unbound id binds it (to
+  the wildcard address and a free port). A failed address resolution leaves the id bound to its port, and a failed route
+  resolution leaves the address resolved; both may be repeated. A failed connect may not: the id stays in CONNECT and
+  can only be destroyed.
+- The active side on InfiniBand may ask the subnet administrator for a service instead: ADDRINFO_QUERY,
+  ADDRINFO_RESOLVED. The first record becomes the destination, and the route is resolved next. resolve_addr chooses
+  another record.
+- The passive side listens: LISTEN. Each connection request is a new id that starts in CONNECT.
 
-DISCONNECT follows CONNECT when either side disconnects. A device may go away at any time, which leaves nothing
-but destroying (DEVICE_REMOVAL); DESTROYING ends everything.
+DISCONNECT follows CONNECT when either side disconnects. After the device is removed, which may happen at any time, the
+id can only be destroyed (DEVICE_REMOVAL). DESTROYING is final.
 
-What the tables leave out is refused with EINVAL, or with ENXIO after the device went away, which is what the
-kernel answers once it has closed the id. Triggers in capitals with a verb are calls of the user; the others are
-outcomes, and an outcome that arrives in a state that does not expect it (the id was destroyed meanwhile) is
-ignored by whoever drives the id.
+A call that is not in the tables is refused with EINVAL, or with ENXIO after the device was removed, as the kernel does
+once it has closed the id. The triggers are calls of the user and outcomes of what the calls have started. An outcome
+that is not in the tables is ignored: the id was destroyed in the meantime, for example.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ __all__ = ["OPTION_STATES", "TRANSITIONS", "State", "Trigger", "refusal"]
 
 
 class State(IntEnum):
-    """Kernel states of an id; values equal ``enum rdma_cm_state`` with the 2025 additions last."""
+    """The kernel's states of an id. Values are those of ``enum rdma_cm_state``; the last two were added in 2025."""
 
-    __hash__ = int.__hash__  # in C; Enum's own is in Python
+    __hash__ = int.__hash__  # Enum's own is written in Python and slower
 
     IDLE = 0
     ADDR_QUERY = 1
@@ -53,9 +52,9 @@ class State(IntEnum):
 
 
 class Trigger(Enum):
-    """What moves an id. The value is the name of the call, or a phrase for an outcome."""
+    """A call or an outcome that moves an id. The value is the name of the call, or describes the outcome."""
 
-    __hash__ = object.__hash__  # in C; Enum's own is in Python
+    __hash__ = object.__hash__  # Enum's own is written in Python and slower
 
     BIND_ADDR = "bind_addr"
     RESOLVE_ADDR = "resolve_addr"
@@ -86,7 +85,7 @@ class Trigger(Enum):
 
 _S, _T = State, Trigger
 
-#: state → trigger → next state; what is not there is refused (:func:`refusal`).
+#: state → trigger → next state. A call that is missing is refused (:func:`refusal`).
 TRANSITIONS: dict[State, dict[Trigger, State]] = {
     _S.IDLE: {
         _T.BIND_ADDR: _S.ADDR_BOUND,
@@ -144,7 +143,7 @@ TRANSITIONS: dict[State, dict[Trigger, State]] = {
     _S.DESTROYING: {},
 }
 
-# Legal wherever the id still lives: migration, losing the device, being destroyed.
+# Destroying, migration and device removal are possible in every state of a living id.
 for _state, _row in TRANSITIONS.items():
     if _state is not _S.DESTROYING:
         _row[_T.DESTROY] = _S.DESTROYING
@@ -165,5 +164,5 @@ OPTION_STATES: dict[str, frozenset[State]] = {
 
 
 def refusal(state: State) -> int:
-    """The errno of a call that is not allowed in ``state``."""
+    """The errno of a call that ``state`` does not allow."""
     return errno.ENXIO if state in (State.DEVICE_REMOVAL, State.DESTROYING) else errno.EINVAL

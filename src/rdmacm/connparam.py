@@ -1,4 +1,4 @@
-"""What connect and accept are given and what connection events carry: ``struct rdma_conn_param`` and its kin."""
+"""The parameters of connect, accept and connection events: ``struct rdma_conn_param`` and related structures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rdmacm.verbs.attr import AHAttr
 
 __all__ = ["MAXIMUM", "ConnParam", "Ece", "UdParam"]
 
-#: ``RDMA_MAX_RESP_RES`` and ``RDMA_MAX_INIT_DEPTH``: as many as the device (accepting: and the peer) can have.
+#: ``RDMA_MAX_RESP_RES`` and ``RDMA_MAX_INIT_DEPTH``: as many as the device supports (on accept: and the peer).
 MAXIMUM = 0xFF
 
 
@@ -16,11 +16,11 @@ MAXIMUM = 0xFF
 class ConnParam:
     """``struct rdma_conn_param``, rdma_connect(3) and rdma_accept(3).
 
-    ``responder_resources``: READs and atomics of the peer served at a time; ``initiator_depth``: READs and atomics of
-    our own under way at a time; both 0..255, 255 for as many as can be. ``retry_count`` (connect only) and
-    ``rnr_retry_count``: 0..7, above that means 7; seven RNR retries mean for ever. ``qp_num`` and ``srq`` count only
-    where the id has no QP of its own; ``qkey`` is for the accepting side of datagram ids. In an event,
-    ``private_data`` is the message's whole field, padded with zeros.
+    ``responder_resources``: outstanding READs and atomics accepted from the peer; ``initiator_depth``: outstanding
+    READs and atomics sent to the peer; both 0..255, where 255 means as many as supported. ``retry_count`` (for connect
+    only) and ``rnr_retry_count``: 0..7, and greater values mean 7; 7 RNR retries mean no limit. ``qp_num`` and ``srq``
+    are used only if the id has no QP. ``qkey`` is for accepting on a datagram id. In an event, ``private_data`` is the
+    whole field of the message, padded with zeros.
     """
 
     private_data: bytes = b""
@@ -36,7 +36,7 @@ class ConnParam:
 
 @dataclass(frozen=True, slots=True)
 class UdParam:
-    """``struct rdma_ud_param``: what an event about a datagram id carries."""
+    """``struct rdma_ud_param``: the parameters in an event of a datagram id."""
 
     private_data: bytes
     ah_attr: AHAttr
@@ -46,7 +46,7 @@ class UdParam:
 
 @dataclass(frozen=True, slots=True)
 class Ece:
-    """``struct ibv_ece``: enhanced connection establishment, a vendor (24 bits go along) and its options (32 bits)."""
+    """``struct ibv_ece``: enhanced connection establishment; a vendor id of 24 bits and the vendor's 32 option bits."""
 
     vendor_id: int
     options: int = 0

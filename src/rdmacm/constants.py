@@ -1,4 +1,4 @@
-"""The numbers of ``rdma/rdma_cma.h``, as enumerations whose values equal C's.
+"""The constants of ``rdma/rdma_cma.h``, as enumerations with the values of C.
 
 The C spelling of each (``RDMA_PS_TCP``, ``RAI_PASSIVE``) lives in :mod:`rdmacm.cma`.
 """
@@ -31,7 +31,7 @@ class AddressFamily(IntEnum):
 
 
 class PortSpace(IntEnum):
-    """``enum rdma_port_space``: which table a port number lives in, rdma_create_id(3)."""
+    """``enum rdma_port_space``: the number space of a port, rdma_create_id(3)."""
 
     IPOIB = 0x0002
     TCP = 0x0106
@@ -115,15 +115,15 @@ class PathFlag(IntFlag):
 
 
 def _eai(name: str, glibc: int) -> int:
-    # A platform without the code still needs a number to carry.
+    # Where the platform lacks a code, glibc's value is used.
     return int(getattr(socket, name, glibc))
 
 
 class EAI(IntEnum):
     """Error codes of rdma_getaddrinfo(3), with this platform's values of getaddrinfo(3).
 
-    ``QPTYPE`` is named by the manual page but defined by no header; it has the value of
-    ``EAI_SOCKTYPE``, which is what the C library returns in its place.
+    The manual page names ``QPTYPE``, but no header defines it. It has the value of ``EAI_SOCKTYPE``, which the C
+    library returns instead.
     """
 
     BADFLAGS = _eai("EAI_BADFLAGS", -1)

@@ -1,4 +1,4 @@
-"""Every exception the package raises on purpose.
+"""The exceptions of the package.
 
 ::
 
@@ -12,7 +12,7 @@
           ├── CmRejectedError           also ConnectionRefusedError; reason, private_data
           └── CmDisconnectedError       also ConnectionResetError
 
-The text is one line that says which step failed, for which address, why, the errno or EAI name, and what to try.
+The text is one line: the step that failed, the address, the cause, the name of the errno or EAI code, and what to try.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ __all__ = [
 
 
 def printable(text: str) -> str:
-    """``text`` on one line, with a backslash escape for what cannot be printed: names come from strangers."""
+    """``text`` on one line, with backslash escapes for unprintable characters, which a peer's name may contain."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 class RdmaError(OSError):
-    """Root of the package's errors; an OSError, so ``errno`` and ``strerror`` are there.
+    """The base class of the package's errors, with ``errno`` and ``strerror`` of OSError.
 
-    ``step``: the call or the part of it that failed (``"resolve_addr"``); ``address``: what it was done for, as
-    text; ``hint``: what to try, or None; ``explanation``: the whole resolution as data
-    (:class:`rdmacm.explanation.Explanation`) where there was one.
+    ``step``: the call that failed, or the part of it (``"resolve_addr"``); ``address``: the address it was for, as
+    text; ``hint``: what to try, or None; ``explanation``: for a failed resolution, its steps
+    (:class:`rdmacm.explanation.Explanation`), else None.
     """
 
     step: str
@@ -109,7 +109,7 @@ class GaiError(RdmaError, socket.gaierror):
 
 
 class CmStateError(RdmaError):
-    """EINVAL, or ENXIO once the device is gone: the call is not allowed in the state the id is in."""
+    """EINVAL, or ENXIO after the device was removed: the state of the id does not allow the call."""
 
 
 class CmTimeoutError(RdmaError, TimeoutError):
@@ -121,15 +121,15 @@ class CmPermissionError(RdmaError, PermissionError):
 
 
 class CmWouldBlockError(RdmaError, BlockingIOError):
-    """EAGAIN: nothing is there yet and the caller asked not to wait."""
+    """EAGAIN: the call would have to wait, and the id or channel is non-blocking."""
 
 
 class CmRejectedError(RdmaError, ConnectionRefusedError):
     """ECONNREFUSED: the peer rejected the connection.
 
-    ``reason`` is the REJ's (InfiniBand Architecture 12.6.7.2): 8 nobody listens on that port, 28 the application
-    refused, and only then does ``private_data`` mean anything; it has its full 148 bytes, padded with zeros. For a
-    datagram id ``reason`` is the SIDR_REP's status (12.11.2.1): 1 nobody listens there, 2 the application refused.
+    ``reason`` is the reason in the REJ (InfiniBand Architecture 12.6.7.2): 8 no listener on that port, 28 rejected by
+    the application. Only with 28 is ``private_data`` meaningful; it has its full 148 bytes, padded with zeros. For a
+    datagram id ``reason`` is the status in the SIDR_REP (12.11.2.1): 1 no listener, 2 rejected by the application.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ def _rejected(strerror: str, address: str | None, hint: str | None, reason: int,
 
 
 class CmDisconnectedError(RdmaError, ConnectionResetError):
-    """ECONNRESET: the connection is over, and what was asked for cannot be done any more."""
+    """ECONNRESET: the connection has ended, so the call cannot be carried out."""
 
 
 _FAMILIES: dict[int, type[RdmaError]] = {
@@ -174,16 +174,16 @@ def cm_error(
     hint: str | None = None,
     explanation: Explanation | None = None,
 ) -> RdmaError:
-    """The exception for an errno, of the built-in family that errno has."""
+    """The exception for an errno; where Python has a built-in class for that errno, a subclass of it."""
     return _FAMILIES.get(errno, RdmaError)(errno, strerror, step, address, hint, explanation)
 
 
-#: Some numbers have two names; these are the manual pages'.
+#: Some numbers have two names. These are the names in the manual pages.
 _NAMES = {**_errno.errorcode, _errno.EOPNOTSUPP: "EOPNOTSUPP", _errno.EDEADLK: "EDEADLK", _errno.EAGAIN: "EAGAIN"}
 
 
 def errno_name(errno: int) -> str:
-    """``ETIMEDOUT`` for 110; ``errno 524`` where the platform has no name."""
+    """``ETIMEDOUT`` for 110; ``errno 524`` for a number without a name."""
     return _NAMES.get(errno, f"errno {errno}")
 
 
@@ -195,7 +195,7 @@ def gai_name(code: int) -> str:
         return f"EAI {code}"
 
 
-#: gai_strerror(3)'s texts: the page says that function translates the codes.
+#: The texts of gai_strerror(3), which rdma_getaddrinfo(3) refers to.
 _GAI_TEXT = {
     EAI.BADFLAGS: "Bad value for ai_flags",
     EAI.NONAME: "Name or service not known",

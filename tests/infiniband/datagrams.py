@@ -6,7 +6,7 @@ import select
 import struct
 import time
 
-from rdmacm.ib.transport import Arrived, MadTransport
+from rdmacm.ib.transport import MadTransport, ReceivedMad
 from rdmacm.proto.mad import Mad, MadAddress, Method, MgmtClass
 
 PATIENCE = 5.0
@@ -16,11 +16,11 @@ PORT_INFO_RECORD = 0x12
 PATH_RECORD = 0x35
 
 
-def arrivals(transport: MadTransport, count: int = 1, patience: float = PATIENCE) -> list[Arrived]:
+def arrivals(transport: MadTransport, count: int = 1, patience: float = PATIENCE) -> list[ReceivedMad]:
     """The next datagrams, as many as that, or fewer where no more come in time."""
     poll = select.poll()
     poll.register(transport.fileno(), select.POLLIN)
-    found: list[Arrived] = []
+    found: list[ReceivedMad] = []
     deadline = time.monotonic() + patience
     while len(found) < count and poll.poll(1000 * max(0.0, deadline - time.monotonic())):
         found += transport.receive()

@@ -145,7 +145,7 @@ def test_administrator_that_is_gone_and_comes_back(own_fabric: SimulatedFabric) 
     with access(own_fabric, "HostA", timeout=0.3, tries=3) as sa:
         sa.register(0x10001, "demo.service")
         own_fabric.kill_opensm()
-        with pytest.raises(TimeoutError, match="no answer"):
+        with pytest.raises(TimeoutError, match="no response"):
             sa.class_port_info()
         own_fabric.start_opensm()
         assert sa.services("demo.service") == []

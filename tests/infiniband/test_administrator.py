@@ -75,13 +75,13 @@ class TestSilence:
         pair.sa.silence = 1.0
         with pair.facing() as cmid:
             began = pair.fabric.now
-            with pytest.raises(TimeoutError, match="at LID 1, did not answer") as late:
+            with pytest.raises(TimeoutError, match="at LID 1, did not respond") as late:
                 cmid.resolve_route(timeout_ms)
             assert late.value.errno == errno.ETIMEDOUT
             assert pair.fabric.now - began == pytest.approx(timeout_ms / 1000, rel=1e-9)
             assert cmid.state is State.ADDR_RESOLVED
             assert len(pair.asked(PathRecord)) == 10
-            assert "did not answer" in cmid.explain().text()
+            assert "did not respond" in cmid.explain().text()
 
     def test_ends_a_search_for_services_after_two_seconds(self, pair: Pair) -> None:
         pair.sa.silence = 1.0

@@ -163,7 +163,7 @@ def test_full_queue_does_not_lock_its_owner_out(host_a: IbsimTransport, host_b: 
     began = time.monotonic()
     assert host_a.port().lid == to_a.lid
     assert time.monotonic() - began < 1
-    left = 2000 - host_a.dropped["not fetched"] - host_b.dropped["send queue full"]
+    left = 2000 - host_a.dropped["not read"] - host_b.dropped["send queue full"]
     assert len(arrivals(host_a, left)) == left
     assert host_b.port().lid
 

@@ -121,7 +121,7 @@ def test_wrong_usage(sa: Run, argv: list[str], error: str) -> None:
     ("port", "error"),
     [
         ("", "no InfiniBand port is chosen [ENODEV]; try: --port umad:mlx5_0/1"),
-        ("HostA", "this is no InfiniBand port [EINVAL]"),
+        ("HostA", "not the name of an InfiniBand port [EINVAL]"),
         ("ibsim:HostA@rdmacm-none", "[ECONNREFUSED]"),
         ("umad:none0/1", "[ENODEV]"),
     ],

@@ -268,7 +268,7 @@ def test_answer_has_the_callers_transaction_id(kernel: Kernel) -> None:
     assert kernel.transport.receive() == [(MadAddress(7), asking(5))]
     kernel.answers(both[0])
     assert kernel.transport.receive() == []
-    assert kernel.transport.dropped == {"unasked": 1}
+    assert kernel.transport.dropped == {"unsolicited": 1}
 
 
 def test_answer_from_beyond_a_router_has_its_gid(kernel: Kernel) -> None:
@@ -325,7 +325,7 @@ def test_what_may_be_awaited_is_bounded(kernel: Kernel) -> None:
             break
         assert len(kernel.written()) == 320
     assert number == 4096
-    assert kernel.transport.dropped == {"too many awaited": 1}
+    assert kernel.transport.dropped == {"too many outstanding": 1}
 
 
 def test_messages_of_connection_managers_are_the_kernels(kernel: Kernel) -> None:

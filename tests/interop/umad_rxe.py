@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 from rdmacm.address import Gid
-from rdmacm.ib.transport import Arrived
+from rdmacm.ib.transport import ReceivedMad
 from rdmacm.ib.umad import UmadTransport
 from rdmacm.proto.mad import GSI_Q_KEY, Mad, MadAddress, Method, MgmtClass
 
@@ -75,10 +75,10 @@ class Administrator(threading.Thread):
             os.write(self.fd, header + mad)
 
 
-def arrivals(transport: UmadTransport, count: int) -> list[Arrived]:
+def arrivals(transport: UmadTransport, count: int) -> list[ReceivedMad]:
     poll = select.poll()
     poll.register(transport.fileno(), select.POLLIN)
-    found: list[Arrived] = []
+    found: list[ReceivedMad] = []
     deadline = time.monotonic() + PATIENCE
     while len(found) < count and poll.poll(1000 * max(0.0, deadline - time.monotonic())):
         found += transport.receive()

@@ -245,7 +245,7 @@ class TestNeighbours:
             for dst in (f"10.7.0.{50 + i}", f"fd07::{50 + i}"):
                 link = [] if state == "failed" else ["lladdr", f"02:00:00:00:00:{50 + i}"]
                 net.a.ip("neigh", "add", dst, *link, "dev", "va", "nud", state)
-        network._neighbour_get = single
+        network._has_neighbour_get = single
         listed = {
             entry["dst"]: entry
             for family in ("-4", "-6")
@@ -265,7 +265,7 @@ class TestNeighbours:
         for dst in ("10.7.0.99", "fd07::99"):
             assert network.neighbour(AF_INET6 if ":" in dst else AF_INET, net.va.index, packed(dst)) is None
         assert network.neighbour(AF_INET, socket.if_nametoindex("lo"), packed("10.7.0.50")) is None
-        assert network._neighbour_get == single
+        assert network._has_neighbour_get == single
 
     @pytest.mark.parametrize("dst", ["10.7.0.2", "fd07::2", "10.7.0.99"])
     def test_resolving_with_whole_tables_only(self, net: TwoHosts, dst: str) -> None:
@@ -273,14 +273,14 @@ class TestNeighbours:
             assert isinstance(channel.provider, SoftProvider)
             kernel = channel.provider.host.network
             assert isinstance(kernel, NetlinkNetwork)
-            kernel._neighbour_get = False
+            kernel._has_neighbour_get = False
             try:
                 cmid.resolve_addr((dst, PORT), timeout_ms=100 if dst == "10.7.0.99" else 3000)
                 with channel.get_event(4) as event:
                     status = -errno.ETIMEDOUT if dst == "10.7.0.99" else 0
                     assert event.status == status
             finally:
-                kernel._neighbour_get = True
+                kernel._has_neighbour_get = True
 
     @pytest.mark.parametrize("dst", ["10.7.0.2", "fd07::2"])
     def test_a_probe_makes_the_kernel_look(self, net: TwoHosts, network: NetlinkNetwork, dst: str) -> None:

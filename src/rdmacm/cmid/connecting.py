@@ -11,15 +11,13 @@ from rdmacm.cmid.services import Service, register
 from rdmacm.connparam import MAXIMUM, ConnParam, Ece
 from rdmacm.constants import CmEventType, PortSpace
 from rdmacm.errors import RdmaError, cm_error
+from rdmacm.proto.cm.codes import RejectReason
 from rdmacm.verbs.attr import DeviceAttr
 from rdmacm.verbs.enums import QPType
 from rdmacm.verbs.qp import QPInitAttr
 
 __all__ = ["ConnectionBase"]
 
-#: The reasons of an application's REJ, "consumer defined" and "vendor option not supported" (InfiniBand Architecture
-#: 12.6.7.2).
-_REJECT, _REJECT_ECE = 28, 35
 #: The exclusive limits of fields: queue pair number and Q_Key have so many bits in a message, retry counts 8 in C.
 _LIMITS = (("qp_num", 1 << 24), ("qkey", 1 << 32), ("retry_count", 1 << 8), ("rnr_retry_count", 1 << 8))
 _DEFAULT_PARAM = ConnParam()
@@ -72,11 +70,11 @@ class ConnectionBase(QueueBase):
 
     def reject(self, private_data: bytes = b"") -> None:
         """Reject a connection request, rdma_reject(3), with up to 148 bytes of private data, 136 for datagrams."""
-        self._backend.reject(_bytes(private_data), _REJECT)
+        self._backend.reject(_bytes(private_data), RejectReason.CONSUMER_DEFINED)
 
     def reject_ece(self, private_data: bytes = b"") -> None:
         """Reject a connection request because of its ECE options, rdma_reject_ece(3); else as :meth:`reject`."""
-        self._backend.reject(_bytes(private_data), _REJECT_ECE)
+        self._backend.reject(_bytes(private_data), RejectReason.VENDOR_OPTION_NOT_SUPPORTED)
 
     def register_service(self, name: str, data: bytes = b"", *, lease: int = 60) -> Service:
         """Register a service record of this listener, which peers find by its name with ``RAI_SA``.

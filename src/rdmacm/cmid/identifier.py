@@ -27,13 +27,17 @@ from rdmacm.connparam import ConnParam, UdParam
 from rdmacm.constants import CmEventType, PortSpace
 from rdmacm.errors import CmRejectedError, CmTimeoutError, CmWouldBlockError, RdmaError, cm_error
 from rdmacm.explanation import Explanation
+from rdmacm.proto.cm.codes import RejectReason, SidrStatus
 from rdmacm.provider import EventQueue, IdBackend, Provider, QueuedEvent, get_provider
 from rdmacm.verbs.enums import QPType
 
 __all__ = ["CmEvent", "CmId", "EventChannel", "event_str"]
 
-#: "Invalid service ID" in a REJ and in a SIDR_REP (InfiniBand Architecture 12.6.7.2, 12.11.2.1).
-_NO_LISTENER = {(CmEventType.REJECTED, 8), (CmEventType.UNREACHABLE, 1)}
+#: The events whose status says that the peer has no listener for the service id.
+_NO_LISTENER = {
+    (CmEventType.REJECTED, RejectReason.INVALID_SERVICE_ID),
+    (CmEventType.UNREACHABLE, SidrStatus.UNSUPPORTED),
+}
 
 #: The call that a failure event belongs to.
 _STEPS = {

@@ -1,9 +1,9 @@
-"""InfiniBand ports: what they are and how management datagrams pass them.
+"""InfiniBand ports, and how they send and receive management datagrams.
 
-A port is chosen by a name:
+A port has a name:
 
 ``ibsim:NODE`` or ``ibsim:NODE@BASE``
-    the first port of a node that ibsim(1) simulates; BASE is its IBSIM_SOCKNAME, by default this process's
+    the first port of a node that ibsim(1) simulates; BASE is ibsim's IBSIM_SOCKNAME, by default that of this process
 ``umad:DEVICE/PORT`` or ``umad:DEVICE``
     a port of a real device, by default the first
 """
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 __all__ = ["ENVIRONMENT_VARIABLE", "open_transport", "ports_wanted", "transport_of"]
 
-#: Names of the InfiniBand ports to use, with commas between them.
+#: The environment variable with the names of the InfiniBand ports to use, separated by commas.
 ENVIRONMENT_VARIABLE = "RDMACM_IB"
 
 _DEVICE_LETTERS = set(ascii_letters + digits + "_-.")
 
 
 def transport_of(name: str) -> MadTransport:
-    """The port of that name, not open; RdmaError EINVAL where it is no name of a port."""
+    """The port with a name, not opened; RdmaError EINVAL for an invalid name."""
     kind, _, rest = name.partition(":")
     if kind == "ibsim":
         node, at, base = rest.partition("@")
@@ -43,18 +43,18 @@ def transport_of(name: str) -> MadTransport:
             from rdmacm.ib.umad import UmadTransport
 
             return UmadTransport(device, int(port or 1))
-    raise _no_name(name)
+    raise _invalid_name(name)
 
 
 def open_transport(name: str) -> MadTransport:
-    """The port of that name, open; RdmaError where it cannot be."""
+    """The port with a name, opened; RdmaError if that fails."""
     transport = transport_of(name)
     transport.open()
     return transport
 
 
 def ports_wanted(environ: Mapping[str, str]) -> list[str]:
-    """The names in ``RDMACM_IB``, each once; RdmaError EINVAL where one is no name of a port."""
+    """The port names in ``RDMACM_IB``, each once; RdmaError EINVAL for an invalid name."""
     names = [name.strip() for name in environ.get(ENVIRONMENT_VARIABLE, "").split(",")]
     wanted = list(dict.fromkeys(name for name in names if name))
     for name in wanted:
@@ -63,15 +63,15 @@ def ports_wanted(environ: Mapping[str, str]) -> list[str]:
 
 
 def _is_device(name: str) -> bool:
-    # It becomes part of a path.
+    # The name becomes part of a file name in sysfs.
     return bool(name) and not name.startswith(".") and set(name) <= _DEVICE_LETTERS
 
 
-def _no_name(name: str) -> RdmaError:
+def _invalid_name(name: str) -> RdmaError:
     return cm_error(
         errno.EINVAL,
-        "this is no InfiniBand port",
+        "not the name of an InfiniBand port",
         "open_device",
         repr(name),
-        f"a name such as umad:mlx5_0/1 or ibsim:HostA; {ENVIRONMENT_VARIABLE} takes several, with commas between them",
+        f"a name such as umad:mlx5_0/1 or ibsim:HostA; {ENVIRONMENT_VARIABLE} takes several, separated by commas",
     )

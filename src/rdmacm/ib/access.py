@@ -1,4 +1,4 @@
-"""The subnet administrator as a program asks it that has time to wait: a port and a clock around :class:`SaClient`."""
+"""Blocking queries to the subnet administrator (SA): a port and a clock around :class:`SaClient`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from rdmacm.address import Gid
+from rdmacm.address import DEFAULT_PKEY, Gid
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.ib.transport import IbPort, MadTransport
 from rdmacm.proto.sa.attributes import Attribute
@@ -26,10 +26,10 @@ from rdmacm.proto.wire import WireError
 __all__ = ["SaQuery", "Records", "SaAccess"]
 
 T = TypeVar("T")
-#: What there is a component mask for.
+#: The records that have a component mask.
 R = TypeVar("R", PathRecord, ServiceRecord, MCMemberRecord, NodeRecord)
 
-#: Of the question for one path.
+#: The component mask of a query for one path.
 _PATH_MASK = int(PathMask.DGID | PathMask.SGID | PathMask.REVERSIBLE | PathMask.NUMB_PATH)
 
 _ERRNOS: dict[int, int] = {
@@ -49,7 +49,7 @@ _HINTS: dict[int, str] = {
 
 
 class Records(list[T]):
-    """The records of a table. ``is_cut``: there are more, which a subnet administrator without RMPP keeps to itself."""
+    """The records of a response. ``is_cut``: there are more, but the SA does not segment its responses (RMPP)."""
 
     def __init__(self, records: Iterable[T], is_cut: bool = False) -> None:
         super().__init__(records)
@@ -58,24 +58,24 @@ class Records(list[T]):
 
 @dataclass(frozen=True, slots=True)
 class SaQuery(Generic[T]):
-    """A question that has been asked; :meth:`SaAccess.result` has its answer."""
+    """A query that has been sent; :meth:`SaAccess.result` waits for its response."""
 
     number: int
     method: int
-    #: What a record of the answer is made of.
+    #: Unpacks a record of the response.
     unpack: Callable[[bytes], T]
-    #: For errors: what is asked, and about whom.
+    #: For the text of errors: what the query asks for, and its subject.
     step: str
     subject: str | None
 
 
 class SaAccess:
-    """Questions of one port to the subnet administrator of its fabric, until ``with`` ends, which closes the port.
+    """Queries from one port to the SA of its subnet. A context manager, which opens and closes the port.
 
-    A question is asked again every ``timeout / tries`` seconds and given up after ``timeout``. Every method that waits
-    raises RdmaError: ETIMEDOUT (a TimeoutError) where there is no answer, ENETUNREACH where no subnet manager has
-    been by, and for what the administrator refuses ENOENT, E2BIG, EINVAL, EACCES ... with its reason as text. Not for
-    several threads at once.
+    A query is repeated every ``timeout / tries`` seconds and given up after ``timeout`` seconds. Every method that
+    waits raises RdmaError: ETIMEDOUT (a TimeoutError) without a response, ENETUNREACH if no subnet manager has
+    configured the port, and ENOENT, E2BIG, EINVAL, EACCES and others for an error status, with its meaning as text.
+    Not thread-safe.
     """
 
     def __init__(self, transport: MadTransport, *, timeout: float = 2.0, tries: int = 10) -> None:
@@ -83,7 +83,9 @@ class SaAccess:
         self.timeout = timeout
         self.tries = tries
         self._client = SaClient(random.SystemRandom(), reassembles=transport.reassembles)
-        self._answers: dict[int, SaResponse] = {}
+        #: Responses that have not been fetched, by query number.
+        self._responses: dict[int, SaResponse] = {}
+        #: The port as last read; None to read it again.
         self._port: IbPort | None = None
         self._poll = select.poll()
 
@@ -99,19 +101,19 @@ class SaAccess:
 
     @property
     def port(self) -> IbPort:
-        """The port as it was when last looked at: at first, and after a question nobody answered."""
+        """The attributes of the port, read at the first query and again after one without a response."""
         if self._port is None:
             self._port = self.transport.port()
         return self._port
 
-    # -- what there is to ask ---------------------------------------------------------------------------------
+    # -- queries ----------------------------------------------------------------------------------------------
 
     def path(self, dgid: Gid, **fields: Any) -> PathRecord:
-        """The path from this port to another; ``fields`` are more of :class:`PathRecord`'s that it has to have."""
+        """The path from this port to another; ``fields`` of :class:`PathRecord` restrict it."""
         return self.result(self.query_path(dgid, **fields))[0]
 
     def query_path(self, dgid: Gid, **fields: Any) -> SaQuery[PathRecord]:
-        """As :meth:`path`, but without waiting for the answer."""
+        """As :meth:`path`, but without waiting for the response."""
         sgid = fields.pop("sgid", None) or self.port.gids[0]
         if fields:
             wanted = {"dgid": dgid, "sgid": sgid, "reversible": True, "numb_path": 1, **fields}
@@ -125,7 +127,7 @@ class SaAccess:
         return self.result(self.query(SaMethod.GET_TABLE, PathRecord, None, **fields))
 
     def services(self, name: str | bytes | None = None, **fields: Any) -> Records[ServiceRecord]:
-        """All services of this name, with these fields of :class:`ServiceRecord`."""
+        """All services with a name and these fields of :class:`ServiceRecord`."""
         if name is not None:
             fields["service_name"] = _name(name)
         return self.result(self.query(SaMethod.GET_TABLE, ServiceRecord, _shown(name), **fields))
@@ -133,7 +135,7 @@ class SaAccess:
     def register(
         self, service_id: int, name: str | bytes | None = None, *, lease: int = LEASE_FOREVER, **fields: Any
     ) -> ServiceRecord:
-        """Tell others of a service at this port, for ``lease`` seconds; again, to renew or change it."""
+        """Register a service at this port for ``lease`` seconds, or renew or change it."""
         if name is not None:
             fields["service_name"] = _name(name)
         fields["service_lease"] = lease
@@ -141,42 +143,42 @@ class SaAccess:
         return self.result(self.query(SaMethod.SET, ServiceRecord, f"{service_id:#x}", **fields))[0]
 
     def withdraw(self, service_id: int, **fields: Any) -> ServiceRecord:
-        """The end of a service at this port; the record it had."""
+        """Delete the record of a service at this port; returns the record."""
         wanted = {**self._identity(service_id), **fields}
         return self.result(self.query(SaMethod.DELETE, ServiceRecord, f"{service_id:#x}", **wanted))[0]
 
     def join(self, mgid: Gid, state: JoinState = JoinState.FULL_MEMBER, **fields: Any) -> MCMemberRecord:
-        """Become a member of a multicast group; with the fields a new one needs, make it where there is none."""
+        """Join a multicast group. A group that does not exist is created if ``fields`` has what a new one needs."""
         return self._member(SaMethod.SET, mgid, state, fields)
 
     def leave(self, mgid: Gid, state: JoinState = JoinState.FULL_MEMBER) -> None:
-        """Be a member no longer."""
+        """Leave a multicast group."""
         self._member(SaMethod.DELETE, mgid, state, {})
 
     def nodes(self, **fields: Any) -> Records[NodeRecord]:
-        """All ports with these fields of :class:`NodeRecord`, and their nodes."""
+        """The node records with these fields, one per port."""
         return self.result(self.query(SaMethod.GET_TABLE, NodeRecord, None, **fields))
 
     def class_port_info(self) -> ClassPortInfo:
-        """What the subnet administrator can do."""
-        asked = self._send_query(SaMethod.GET, Attribute.CLASS_PORT_INFO, 0, b"")
-        return self.result(SaQuery(asked, SaMethod.GET, ClassPortInfo.unpack, "get ClassPortInfo", None))[0]
+        """The capabilities of the SA."""
+        number = self._send_query(SaMethod.GET, Attribute.CLASS_PORT_INFO, 0, b"")
+        return self.result(SaQuery(number, SaMethod.GET, ClassPortInfo.unpack, "get ClassPortInfo", None))[0]
 
     def _identity(self, service_id: int) -> dict[str, Any]:
-        # Without the P_Key OpenSM stores one that no request can name.
+        # Without a P_Key, OpenSM stores one that no query can match.
         return {"service_id": service_id, "service_gid": self.port.gids[0], "service_pkey": self._pkey()}
 
     def _member(self, method: int, mgid: Gid, state: int, fields: dict[str, Any]) -> MCMemberRecord:
         wanted = {"mgid": mgid, "port_gid": self.port.gids[0], "join_state": int(state), **fields}
         return self.result(self.query(method, MCMemberRecord, str(mgid), **wanted))[0]
 
-    # -- asking and waiting -----------------------------------------------------------------------------------
+    # -- sending and waiting ----------------------------------------------------------------------------------
 
     def query(self, method: int, kind: type[R], subject: str | None, /, **fields: Any) -> SaQuery[R]:
-        """Ask about records with these fields; several questions may be under way. ``subject`` is for errors' text."""
+        """Send a query for records with these fields, without waiting. ``subject`` is for the text of errors."""
         mask, record = query_for(kind, **fields)
         number = self._send_query(method, kind.ATTRIBUTE, mask, record.pack())
-        return SaQuery(number, method, kind.unpack, f"{_VERBS.get(method, 'ask for')} {kind.__name__}", subject)
+        return SaQuery(number, method, kind.unpack, f"{_VERBS.get(method, 'query')} {kind.__name__}", subject)
 
     def _send_query(self, method: int, attribute: int, mask: int, data: bytes) -> int:
         if not self.port.sm_lid:
@@ -190,24 +192,24 @@ class SaAccess:
         self._send()
         return number
 
-    def result(self, question: SaQuery[T]) -> Records[T]:
-        """Wait for the answer."""
-        while question.number not in self._answers:
+    def result(self, query: SaQuery[T]) -> Records[T]:
+        """Wait for the response to a query."""
+        while query.number not in self._responses:
             self._progress()
-        answer = self._answers.pop(question.number)
-        if answer.error is not None:
-            raise self._unanswered(question, answer)
-        is_table = question.method == SaMethod.GET_TABLE
-        if answer.status and not (is_table and answer.status == SaStatus.NO_RECORDS):
-            words = describe_status(answer.status)
-            number = _ERRNOS.get(answer.status, errno.EINVAL)
-            raise self._error(question, number, words, _HINTS.get(answer.status))
+        response = self._responses.pop(query.number)
+        if response.error is not None:
+            raise self._no_response(query, response)
+        is_table = query.method == SaMethod.GET_TABLE
+        if response.status and not (is_table and response.status == SaStatus.NO_RECORDS):
+            words = describe_status(response.status)
+            number = _ERRNOS.get(response.status, errno.EINVAL)
+            raise self._error(query, number, words, _HINTS.get(response.status))
         try:
-            records = Records((question.unpack(record) for record in answer.records), answer.truncated)
+            records = Records((query.unpack(record) for record in response.records), response.truncated)
         except (WireError, ValueError) as problem:
-            raise self._error(question, errno.EPROTO, f"the answer is no record: {problem}", None) from None
+            raise self._error(query, errno.EPROTO, f"the response holds an invalid record: {problem}", None) from None
         if not records and not is_table:
-            raise self._error(question, errno.EPROTO, "the answer has no record", None)
+            raise self._error(query, errno.EPROTO, "the response has no record", None)
         return records
 
     def _send(self) -> None:
@@ -215,10 +217,10 @@ class SaAccess:
             self.transport.send(address, mad)
 
     def _progress(self) -> None:
-        """Wait for something to happen, and take it in."""
+        """Wait for a MAD or a deadline, and handle it."""
         client = self._client
         deadline = client.next_deadline()
-        assert deadline is not None, "a question that nobody has asked, or whose answer has been fetched"
+        assert deadline is not None, "the query was not sent, or its response was fetched before"
         ready = self._poll.poll(1000 * max(0.0, deadline - time.monotonic()))
         if self.transport.fileno() < 0 or (ready and not ready[0][1] & select.POLLIN):
             raise cm_error(errno.ENODEV, os.strerror(errno.ENODEV), "sa_query", self.transport.name)
@@ -228,36 +230,36 @@ class SaAccess:
             client.mad_received(source, mad, now)
         client.timer(now)
         self._send()
-        for answer in client.events():
-            self._answers[answer.query] = answer
+        for response in client.events():
+            self._responses[response.query] = response
 
     def _pkey(self) -> int:
-        return next(iter(self.port.pkeys), 0xFFFF)
+        return next(iter(self.port.pkeys), DEFAULT_PKEY)
 
     # -- errors -----------------------------------------------------------------------------------------------
 
-    def _error(self, question: SaQuery[Any], number: int, text: str, hint: str | None) -> RdmaError:
-        return cm_error(number, text, question.step, question.subject, hint)
+    def _error(self, query: SaQuery[Any], number: int, text: str, hint: str | None) -> RdmaError:
+        return cm_error(number, text, query.step, query.subject, hint)
 
     def _no_manager(self) -> RdmaError:
         return cm_error(
             errno.ENETUNREACH,
-            "no subnet manager has been at this port",
+            "no subnet manager has configured this port",
             "sa_query",
             self.transport.name,
             "whether its link is up, and a subnet manager runs",
         )
 
-    def _unanswered(self, question: SaQuery[Any], answer: SaResponse) -> RdmaError:
-        # The subnet manager may be elsewhere by now.
+    def _no_response(self, query: SaQuery[Any], response: SaResponse) -> RdmaError:
+        # Read the port again: the subnet manager may have moved.
         lid, self._port = self.port.sm_lid, None
-        if answer.error != "timeout":
-            return self._error(question, errno.EIO, f"the answer broke off: {answer.error}", None)
-        why = f", but {describe_status(answer.status)}" if answer.status else ""
+        if response.error != "timeout":
+            return self._error(query, errno.EIO, f"the response was aborted: {response.error}", None)
+        status = f"; last status: {describe_status(response.status)}" if response.status else ""
         return self._error(
-            question,
+            query,
             errno.ETIMEDOUT,
-            f"no answer from the subnet administrator (LID {lid}) in {self.timeout:g} s{why}",
+            f"no response from the subnet administrator (LID {lid}) within {self.timeout:g} s{status}",
             "whether the subnet manager runs, or a longer timeout",
         )
 

@@ -1,12 +1,12 @@
-"""Ports of a fabric simulated by ibsim(1), which carries management datagrams between processes and a subnet manager.
+"""Ports of a fabric simulated by ibsim(1), which carries MADs between processes and a subnet manager.
 
-ibsim (0.9 to 0.12 speak alike) is a server of datagrams over abstract Unix sockets, named ``BASE:ctl`` with a NUL at
-the end. A client binds two sockets of its own: with one it asks (:data:`_CONTROL`), through the other come and go
-datagrams, each in a packet that says from where to where (:data:`_PACKET`). Integers before the datagram are the
-machine's, addresses are in network order.
+ibsim (versions 0.9 to 0.12 have the same protocol) is a datagram server on abstract Unix sockets, with names such as
+``BASE:ctl`` that end with a NUL. A client binds two sockets: one for control requests (:data:`_CONTROL`) and one for
+MADs, each in a packet with its source and destination (:data:`_PACKET`). Integers of control messages are in native
+byte order, those of packets in network order.
 
-A simulated node takes several clients, but gives requests, which all of a connection manager's messages are, to
-one of them alone, the first that asks for them at CONNECT.
+A simulated node accepts several clients, but delivers requests, which includes all CM messages, to one of them only:
+the first client that asks for them at CONNECT.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from enum import IntEnum
 
 from rdmacm.address import Gid
 from rdmacm.errors import RdmaError, cm_error
-from rdmacm.ib.transport import Arrived, IbPort, without_empty_end
-from rdmacm.proto.mad import DATA_SIZE, MAD_SIZE, Mad, MadAddress, Method, MgmtClass
+from rdmacm.ib.transport import IbPort, ReceivedMad, without_empty_end
+from rdmacm.proto.mad import DATA_SIZE, GSI_QPN, HEADER_SIZE, MAD_SIZE, Mad, MadAddress, Method, MgmtClass
 from rdmacm.proto.wire import Buffer
 from rdmacm.verbs.enums import PortState
 
 __all__ = ["DEFAULT_BASE", "IbsimTransport"]
 
-#: What ibsim itself takes where IBSIM_SOCKNAME is not set.
+#: ibsim's default for IBSIM_SOCKNAME.
 DEFAULT_BASE = "sim"
 
 _MAGIC = 0xDEADBEEF
-#: Magic, client, what is asked (0 in an answer: refused), length, data.
+#: Magic, client, kind of request (0 in a reply: refused), length, data.
 _CONTROL = struct.Struct("=4I64s")
-#: Data of CONNECT: the number in the names of the client's sockets (in the answer: the client), queue pair, whether
-#: requests are wanted, the node's name.
+#: Data of CONNECT: the number in the names of the client's sockets (in the reply: the client), queue pair, whether the
+#: client takes requests, the node's name.
 _CONNECT = struct.Struct("=3I32s")
-#: Destination LID, source LID (0: ibsim fills it in), their queue pairs, status, the datagram's length, the datagram.
+#: Destination LID, source LID (0: ibsim fills it in), destination QPN, source QPN, status, length of the MAD, the MAD.
 _PACKET = struct.Struct("!HxxHxxIII4xQ256s")
 #: Prefix, LID, the subnet manager's LID, LocalPortNum, LinkWidthActive, state, LMC, LinkSpeedActive, MTU and SL.
 _PORT_INFO = struct.Struct("!8x8sHH8xB2xBBxBBB27x")
@@ -48,20 +48,18 @@ _PORT_INFO = struct.Struct("!8x8sHH8xB2xBBxBBB27x")
 _NODE_INFO = struct.Struct("!2xB9xQ44x")
 _CHANNEL_ADAPTER = 1
 
-_GSI_QPN = 1
-_HEADER_SIZE = 24
-#: Datagrams that one call of receive() takes in.
+#: The most MADs that one call of receive() returns.
 _BATCH = 64
-#: Seconds for all questions of one call together: an ibsim that runs answers in microseconds.
-_PATIENCE = 2.0
-#: Seconds that closing waits for what was sent to be delivered.
-_FLUSHING = 0.2
-#: No port has this LID.
-_NOWHERE = 0
-#: Seconds after which an answer is so late that ibsim may be waiting for us.
-_SUSPICION = 0.02
-#: Abstract names are one space for all users of a network namespace, so a number drawn may be taken.
-_DRAWS = 16
+#: Seconds for all control requests of a call. A running ibsim replies within microseconds.
+_CONTROL_TIMEOUT = 2.0
+#: Seconds that closing waits until ibsim has taken the MADs sent before.
+_FLUSH_TIMEOUT = 0.2
+#: A LID that no port has.
+_NO_LID = 0
+#: Seconds without a reply after which ibsim may be blocked because this client's queue of MADs is full.
+_BLOCKED_AFTER = 0.02
+#: How many random socket names are tried. All users of a network namespace share the abstract names.
+_BIND_ATTEMPTS = 16
 
 _WIDTHS = {1: 1, 2: 4, 4: 8, 8: 12, 16: 2}
 #: LinkSpeedActive and LinkWidthActive to ``ibv_rate``: 2.5, 5 and 10 Gb/s a lane.
@@ -73,7 +71,7 @@ _RATES = {
 
 
 class _Control(IntEnum):
-    """What a client asks."""
+    """The kinds of control requests."""
 
     CONNECT = 1
     DISCONNECT = 2
@@ -83,15 +81,16 @@ class _Control(IntEnum):
 
 
 class _RefusedError(Exception):
-    """ibsim says no, and not why."""
+    """ibsim has refused a request; it gives no reason."""
 
 
 class IbsimTransport:
     """The first port of a simulated node, a :class:`rdmacm.ib.transport.MadTransport`.
 
-    ``base`` is what ibsim's IBSIM_SOCKNAME is; None: this process's.
-    Always close it: a client that only goes away keeps its place and its node until somebody sends it something.
-    And read it: ibsim, which has one thread, waits for a client with a full queue before it serves anybody else.
+    ``base`` is ibsim's IBSIM_SOCKNAME; None for that of this process.
+
+    It must be closed: a client that disappears occupies its node until ibsim fails to send to it. And it must be read:
+    ibsim has one thread, which blocks while a client's queue is full.
     """
 
     reassembles = False
@@ -100,17 +99,18 @@ class IbsimTransport:
         self._node = node
         self._base = base or os.environ.get("IBSIM_SOCKNAME") or DEFAULT_BASE
         self.name = f"ibsim:{node}" if base is None else f"ibsim:{node}@{base}"
-        #: False where another process has the node's requests: then there are answers only.
+        #: False if another client takes the node's requests, so that this one receives only responses.
         self.carries_cm = True
         self.dropped: dict[str, int] = Counter()
         self._control: socket.socket | None = None
         self._datagrams: socket.socket | None = None
+        #: The number ibsim has given this client.
         self._client = 0
 
     def open(self) -> None:
-        """Join the node.
+        """Become a client of the node.
 
-        OSError: ECONNREFUSED no such fabric, ENODEV no such node, EUSERS the fabric is full, ETIMEDOUT no answer.
+        OSError: ECONNREFUSED no such fabric, ENODEV no such node, EUSERS the fabric is full, ETIMEDOUT no reply.
         """
         if self._control is not None:
             return
@@ -135,18 +135,19 @@ class IbsimTransport:
             raise
 
     def port(self) -> IbPort:
-        """The port as ibsim has it now; OSError: ECONNREFUSED or ETIMEDOUT once ibsim is gone or stands still."""
-        deadline = time.monotonic() + _PATIENCE
+        """The current attributes of the port; OSError ECONNREFUSED or ETIMEDOUT if ibsim has ended or is stopped."""
+        deadline = time.monotonic() + _CONTROL_TIMEOUT
         try:
-            node_type, node_guid = _NODE_INFO.unpack(self._ask(_Control.NODE_INFO, b"", deadline))
+            node_type, node_guid = _NODE_INFO.unpack(self._request(_Control.NODE_INFO, b"", deadline))
             prefix, lid, sm_lid, number, width, state, lmc, speed, mtu_sl = _PORT_INFO.unpack(
-                self._ask(_Control.PORT_INFO, b"\0", deadline)
+                self._request(_Control.PORT_INFO, b"\0", deadline)
             )
-            pkeys = struct.unpack("!32H", self._ask(_Control.P_KEYS, b"", deadline))
+            pkeys = struct.unpack("!32H", self._request(_Control.P_KEYS, b"", deadline))
         except _RefusedError:
-            gone = self._error(errno.ENODEV, "ibsim does not know this client any more", "to open the port again")
+            gone = self._error(errno.ENODEV, "ibsim has dropped this client", "to open the port again")
             raise gone from None
-        # ibsim tells a port's GUID nowhere: an adapter's are its own and the port's number, a switch has its own.
+        # ibsim does not report the port GUID. On an adapter it is the node GUID plus the port number, on a switch the
+        # node GUID.
         port_guid = node_guid + number if node_type == _CHANNEL_ADAPTER else node_guid
         return IbPort(
             device=self._node,
@@ -165,17 +166,17 @@ class IbsimTransport:
         )
 
     def fileno(self) -> int:
-        """The socket datagrams come through; -1 before open()."""
+        """The descriptor of the socket for MADs; -1 before open()."""
         return -1 if self._datagrams is None else self._datagrams.fileno()
 
     def send(self, address: MadAddress, mad: Buffer) -> None:
-        """Send 256 bytes. Of the transaction id of a request, ibsim replaces the upper 16 bits with the client."""
+        """Send a MAD of 256 bytes. ibsim replaces the upper 16 bits of a request's transaction id with the client."""
         if len(mad) != MAD_SIZE:
             raise ValueError(f"a MAD has {MAD_SIZE} bytes, not {len(mad)}")
         if self._datagrams is None:
             self.dropped["closed"] += 1
             return
-        packet = _PACKET.pack(address.lid, 0, address.qpn, _GSI_QPN, 0, MAD_SIZE, bytes(mad))
+        packet = _PACKET.pack(address.lid, 0, address.qpn, GSI_QPN, 0, MAD_SIZE, bytes(mad))
         try:
             self._datagrams.send(packet)
         except BlockingIOError:
@@ -183,59 +184,59 @@ class IbsimTransport:
         except OSError:
             self.dropped["send"] += 1
 
-    def receive(self) -> Sequence[Arrived]:
-        """Up to 64 datagrams. One of our own that could not be delivered is counted as ``undeliverable``."""
-        arrived: list[Arrived] = []
+    def receive(self) -> Sequence[ReceivedMad]:
+        """Up to 64 MADs. A MAD sent that could not be delivered comes back and is counted as ``undeliverable``."""
+        received: list[ReceivedMad] = []
         if self._datagrams is None:
-            return arrived
+            return received
         for _ in range(_BATCH):
             try:
                 packet = self._datagrams.recv(_PACKET.size + 1)
-            except OSError:  # nothing more, or ibsim is gone, which port() and send() tell
+            except OSError:  # nothing more, or ibsim has ended, which port() and send() report
                 break
-            one = self._arrived(packet)
+            one = self._unpack(packet)
             if one is not None:
-                arrived.append(one)
-        return arrived
+                received.append(one)
+        return received
 
     def close(self) -> None:
-        """Give the node back, once ibsim has taken what was sent."""
+        """Leave the node, once ibsim has taken the MADs sent before."""
         if self._control is not None:
             self._flush()
-            # Where there is nobody to give it back to, it is nobody's.
+            # If ibsim has ended, there is no node to leave.
             with suppress(OSError, _RefusedError):
-                self._ask(_Control.DISCONNECT, b"", time.monotonic() + _PATIENCE)
+                self._request(_Control.DISCONNECT, b"", time.monotonic() + _CONTROL_TIMEOUT)
         self.abandon()
 
     def abandon(self) -> None:
-        """Let go of the sockets; the node stays taken, by the parent process or until ibsim finds nobody there."""
+        """Close the sockets. The node stays occupied, by the parent process or until ibsim notices."""
         for one in (self._control, self._datagrams):
             if one is not None:
                 one.close()
         self._control = self._datagrams = None
 
-    # -- datagrams --------------------------------------------------------------------------------------------
+    # -- MADs -------------------------------------------------------------------------------------------------
 
-    def _arrived(self, packet: bytes) -> Arrived | None:
+    def _unpack(self, packet: bytes) -> ReceivedMad | None:
         if len(packet) != _PACKET.size:
             self.dropped["malformed"] += 1
             return None
         _, source_lid, qpn, source_qpn, status, length, mad = _PACKET.unpack(packet)
         if status:
             self.dropped["undeliverable"] += 1
-        elif not _HEADER_SIZE <= length <= MAD_SIZE:
+        elif not HEADER_SIZE <= length <= MAD_SIZE:
             self.dropped["malformed"] += 1
-        elif qpn != _GSI_QPN:
+        elif qpn != GSI_QPN:
             self.dropped["queue pair"] += 1
         else:
-            # Beyond the length is what happened to lie in the sender's memory.
+            # Bytes after the length are uninitialised memory of the sender.
             return MadAddress(source_lid, qpn=source_qpn), mad[:length]
         return None
 
     def _flush(self) -> None:
-        """Wait until ibsim has taken what was sent: DISCONNECT, which it reads first, would overtake it.
+        """Wait until ibsim has taken the MADs sent before, because it would read DISCONNECT first.
 
-        A datagram to nowhere comes back when those before it have been delivered.
+        A MAD to a LID that no port has comes back once those before it have been delivered.
         """
         datagrams = self._datagrams
         if datagrams is None:
@@ -243,11 +244,11 @@ class IbsimTransport:
         probe = Mad(MgmtClass.COM_MGT, 2, Method.SEND, 0, 0, data=os.urandom(DATA_SIZE)).pack()
         poll = select.poll()
         poll.register(datagrams, select.POLLIN)
-        deadline = time.monotonic() + _FLUSHING
+        deadline = time.monotonic() + _FLUSH_TIMEOUT
         with suppress(OSError):
-            datagrams.send(_PACKET.pack(_NOWHERE, 0, _GSI_QPN, _GSI_QPN, 0, MAD_SIZE, probe))
+            datagrams.send(_PACKET.pack(_NO_LID, 0, GSI_QPN, GSI_QPN, 0, MAD_SIZE, probe))
             while (left := deadline - time.monotonic()) > 0 and poll.poll(1000 * left):
-                if datagrams.recv(_PACKET.size).endswith(probe[_HEADER_SIZE:]):
+                if datagrams.recv(_PACKET.size).endswith(probe[HEADER_SIZE:]):
                     return
 
     # -- control ----------------------------------------------------------------------------------------------
@@ -256,22 +257,22 @@ class IbsimTransport:
         return b"\0" + f"{self._base}:{name}".encode() + b"\0"
 
     def _bind(self) -> int:
-        """Make both sockets; the number in their names."""
-        for _ in range(_DRAWS):
-            # Not a count or a process id: children of fork() and other PID namespaces would draw the same.
+        """Create both sockets; returns the number in their names."""
+        for _ in range(_BIND_ATTEMPTS):
+            # Random, since a counter or process id would repeat in children of fork() and other PID namespaces.
             number = int.from_bytes(os.urandom(4), "big") >> 1
             try:
                 self._control = self._bound(f"ctl{number}")
                 self._datagrams = self._bound(f"in{number}")
             except OSError as error:
                 self.abandon()
-                if error.errno is None:  # the name does not fit into an address
+                if error.errno is None:  # the name is too long for an address
                     raise self._error(errno.EINVAL, f"the name {self._base!r} is too long", "a shorter one") from None
                 if error.errno != errno.EADDRINUSE:
                     raise
             else:
                 return number
-        raise self._error(errno.EADDRINUSE, "every name drawn for the sockets is taken", None)
+        raise self._error(errno.EADDRINUSE, "no free name was found for the sockets", None)
 
     def _bound(self, name: str) -> socket.socket:
         made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -283,20 +284,20 @@ class IbsimTransport:
         return made
 
     def _connect(self, number: int, node: bytes, *, requests: bool) -> int:
-        """Become a client on the node (an empty name: on any); which."""
+        """Become a client of the node (an empty name: of any node); returns the client's number."""
         assert self._control is not None
         try:
             self._control.connect(self._address("ctl"))
         except ConnectionRefusedError:
             raise self._no_fabric() from None
         self._client = 0
-        wanted = _CONNECT.pack(number, 0, requests, node)
-        answer = self._ask(_Control.CONNECT, wanted, time.monotonic() + _PATIENCE)
-        client: int = _CONNECT.unpack_from(answer)[0]
+        data = _CONNECT.pack(number, 0, requests, node)
+        reply = self._request(_Control.CONNECT, data, time.monotonic() + _CONTROL_TIMEOUT)
+        client: int = _CONNECT.unpack_from(reply)[0]
         return client
 
     def _join(self) -> None:
-        """Receive from ibsim's socket for this client, and from no other."""
+        """Connect the socket for MADs to ibsim's socket for this client."""
         assert self._datagrams is not None
         try:
             self._datagrams.connect(self._address(f"out{self._client}"))
@@ -305,9 +306,9 @@ class IbsimTransport:
         self._datagrams.setblocking(False)
 
     def _refusal(self, number: int) -> RdmaError:
-        """Why the node was refused: found out by asking for any."""
+        """The error for a refused CONNECT. If any other node is free, the node does not exist."""
         if not self._has_room(number):
-            return self._error(errno.EUSERS, "this fabric has as many clients as ibsim takes (10)", "to close one")
+            return self._error(errno.EUSERS, "this fabric has the most clients that ibsim allows (10)", "to close one")
         return self._error(
             errno.ENODEV,
             f"there is no node {self._node!r} in this fabric",
@@ -317,38 +318,38 @@ class IbsimTransport:
     def _has_room(self, number: int) -> bool:
         try:
             self._client = self._connect(number, b"", requests=False)
-            self._ask(_Control.DISCONNECT, b"", time.monotonic() + _PATIENCE)
+            self._request(_Control.DISCONNECT, b"", time.monotonic() + _CONTROL_TIMEOUT)
         except (_RefusedError, OSError):
             return False
         return True
 
-    def _ask(self, kind: _Control, data: bytes, deadline: float) -> bytes:
-        """The 64 bytes of the answer."""
+    def _request(self, kind: _Control, data: bytes, deadline: float) -> bytes:
+        """Send a control request; returns the 64 bytes of data in the reply."""
         control = self._control
         if control is None:
             raise self._error(errno.ENOTCONN, "the port is not open", None)
-        self._forget_answers(control)
+        self._drop_late_replies(control)
         control.settimeout(max(deadline - time.monotonic(), 0.001))
         try:
             control.send(_CONTROL.pack(_MAGIC, self._client, kind, len(data), data))
         except TimeoutError:
-            raise self._silence() from None
+            raise self._no_reply() from None
         except OSError:  # ECONNREFUSED at first, then ENOTCONN
             raise self._no_fabric() from None
         while True:
-            self._await_answer(control, deadline)
-            answer = control.recv(_CONTROL.size + 1)
-            if len(answer) != _CONTROL.size:
+            self._await_reply(control, deadline)
+            reply = control.recv(_CONTROL.size + 1)
+            if len(reply) != _CONTROL.size:
                 continue
-            magic, _, answered, _, found = _CONTROL.unpack(answer)
-            if magic == _MAGIC and answered == kind:
-                return bytes(found)
-            if magic == _MAGIC and answered == 0:
+            magic, _, reply_kind, _, reply_data = _CONTROL.unpack(reply)
+            if magic == _MAGIC and reply_kind == kind:
+                return bytes(reply_data)
+            if magic == _MAGIC and reply_kind == 0:
                 raise _RefusedError
 
     @staticmethod
-    def _forget_answers(control: socket.socket) -> None:
-        """Of questions that were given up."""
+    def _drop_late_replies(control: socket.socket) -> None:
+        """Drop the replies to requests that were given up."""
         control.setblocking(False)
         for _ in range(_BATCH):
             try:
@@ -356,16 +357,16 @@ class IbsimTransport:
             except OSError:
                 return
 
-    def _await_answer(self, control: socket.socket, deadline: float) -> None:
+    def _await_reply(self, control: socket.socket, deadline: float) -> None:
         poll = select.poll()
         poll.register(control, select.POLLIN)
-        while not poll.poll(1000 * max(0.0, min(_SUSPICION, deadline - time.monotonic()))):
+        while not poll.poll(1000 * max(0.0, min(_BLOCKED_AFTER, deadline - time.monotonic()))):
             if time.monotonic() >= deadline:
-                raise self._silence()
+                raise self._no_reply()
             self._make_room()
 
     def _make_room(self) -> None:
-        """Drop datagrams nobody has fetched: ibsim may be waiting to add to them, and serves nobody so long."""
+        """Drop MADs that were not read, because ibsim may be blocked on the full queue."""
         if self._datagrams is None:
             return
         for _ in range(_BATCH):
@@ -373,7 +374,7 @@ class IbsimTransport:
                 self._datagrams.recv(_PACKET.size, socket.MSG_DONTWAIT)
             except OSError:
                 return
-            self.dropped["not fetched"] += 1
+            self.dropped["not read"] += 1
 
     # -- errors -----------------------------------------------------------------------------------------------
 
@@ -387,8 +388,10 @@ class IbsimTransport:
             f"whether ibsim runs in this network namespace, with IBSIM_SOCKNAME={self._base}",
         )
 
-    def _silence(self) -> RdmaError:
-        return self._error(errno.ETIMEDOUT, f"ibsim does not answer within {_PATIENCE:g} s", "whether it is stopped")
+    def _no_reply(self) -> RdmaError:
+        return self._error(
+            errno.ETIMEDOUT, f"ibsim does not reply within {_CONTROL_TIMEOUT:g} s", "whether it is stopped"
+        )
 
 
 def _state(code: int) -> PortState:

@@ -1,4 +1,4 @@
-"""A service of ours that the subnet administrator knows, registered again before its lease runs out."""
+"""The registration of a service at the subnet administrator (SA), renewed before its lease expires."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rdmacm.proto.sa.subnet import LEASE_FOREVER, ServiceRecord
 
 __all__ = ["Registration"]
 
-#: Seconds that the administrator has to answer.
+#: The timeout of a query in seconds.
 _TIMEOUT = 2.0
 #: The component mask of the fields that identify a record, and of its content.
 _IDENTITY = ServiceMask.SERVICE_ID | ServiceMask.SERVICE_GID | ServiceMask.SERVICE_PKEY
@@ -25,11 +25,11 @@ _CONTENT = ServiceMask.SERVICE_LEASE | ServiceMask.SERVICE_NAME | ServiceMask.SE
 
 
 class Registration:
-    """One ServiceRecord of ours. Used with the runtime's lock held.
+    """The registration of one service record. Used with the runtime's lock held.
 
-    It is registered again after half of its lease, so that an administrator which lost it, as by a restart, has it
-    again by then. ``find_port()`` returns the port as it is now and raises ENODEV when it is gone. ``done`` is called
-    once, with the error of the first registration or None.
+    It is renewed after half of its lease, which also restores it after a restart of the SA. ``find_port()`` returns the
+    current attributes of the port and raises ENODEV if it is gone. ``done`` is called once, with the error of the first
+    registration or None.
     """
 
     def __init__(
@@ -49,30 +49,30 @@ class Registration:
         self._done: Callable[[RdmaError | None], None] | None = done
         #: Set for the next registration.
         self._timer: Timer | None = None
-        #: The query that waits for its answer.
+        #: The number of the query without a response.
         self._query: int | None = None
         self._register()
 
     def _register(self, _now: float = 0.0) -> None:
         self._timer = None
-        self._query = self._ask(SaMethod.SET, _IDENTITY | _CONTENT, self._registered)
+        self._query = self._send_query(SaMethod.SET, _IDENTITY | _CONTENT, self._registered)
         if self._query is None:
             self._register_later()
 
-    def _ask(self, method: SaMethod, mask: ServiceMask, done: Callable[[SaResponse], None]) -> int | None:
-        """The number of the query; None if it cannot be asked now."""
+    def _send_query(self, method: SaMethod, mask: ServiceMask, done: Callable[[SaResponse], None]) -> int | None:
+        """Send a query; returns its number, or None if that fails."""
         record = self.record
         try:
             port = self._find_port()
-            return self._session.ask(port, method, record.ATTRIBUTE, mask, record.pack(), _TIMEOUT, done)
+            return self._session.query(port, method, record.ATTRIBUTE, mask, record.pack(), _TIMEOUT, done)
         except RdmaError as problem:
             self._finish(problem)
             return None
 
-    def _registered(self, answer: SaResponse) -> None:
+    def _registered(self, response: SaResponse) -> None:
         self._query = None
         self._register_later()
-        self._finish(_refusal(answer, "register_service", self.record))
+        self._finish(_refusal(response, "register_service", self.record))
 
     def _register_later(self) -> None:
         if not self.is_withdrawn and self.record.service_lease != LEASE_FOREVER:
@@ -97,31 +97,33 @@ class Registration:
             self._query = None
 
     def withdraw(self, done: Callable[[RdmaError | None], None] | None = None) -> None:
-        """Delete the record at the administrator. Further calls do nothing."""
+        """Delete the record at the SA. Further calls have no effect."""
         if self.is_withdrawn:
             if done is not None:
                 done(None)
             return
-        if self._done is not None:  # another thread waits for the first answer
-            gone = cm_error(errno.ECANCELED, "the id was destroyed meanwhile", "register_service", self.record.name)
+        if self._done is not None:  # another thread waits for the first response
+            gone = cm_error(
+                errno.ECANCELED, "the id was destroyed in the meantime", "register_service", self.record.name
+            )
             self._finish(gone)
         self._stop()
 
-        def answered(answer: SaResponse) -> None:
+        def finished(response: SaResponse) -> None:
             if done is not None:
-                done(_refusal(answer, "withdraw", self.record))
+                done(_refusal(response, "withdraw", self.record))
 
-        if self._ask(SaMethod.DELETE, _IDENTITY, answered) is None and done is not None:
+        if self._send_query(SaMethod.DELETE, _IDENTITY, finished) is None and done is not None:
             done(None)
 
 
-def _refusal(answer: SaResponse, step: str, record: ServiceRecord) -> RdmaError | None:
-    """The error of an answer to a registration; None if there is none."""
-    if answer.error is not None:
-        code = errno.ETIMEDOUT if answer.error == "timeout" else errno.EIO
-        return cm_error(code, f"the subnet administrator did not answer: {answer.error}", step, record.name)
-    if answer.status:
+def _refusal(response: SaResponse, step: str, record: ServiceRecord) -> RdmaError | None:
+    """The error of a registration or deletion, or None."""
+    if response.error is not None:
+        code = errno.ETIMEDOUT if response.error == "timeout" else errno.EIO
+        return cm_error(code, f"no response from the subnet administrator: {response.error}", step, record.name)
+    if response.status:
         return cm_error(
-            errno.EINVAL, f"the subnet administrator says: {describe_status(answer.status)}", step, record.name
+            errno.EINVAL, f"the subnet administrator refused: {describe_status(response.status)}", step, record.name
         )
     return None

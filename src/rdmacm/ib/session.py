@@ -1,8 +1,8 @@
-"""Questions of one InfiniBand port to its subnet administrator, asked without waiting.
+"""Non-blocking queries of one InfiniBand port to its subnet administrator (SA).
 
 :class:`SaSession` runs the engine (:class:`rdmacm.proto.sa.client.SaClient`) on a transport and a runtime: it sends the
-queries, repeats them until their time is over, and calls back with the answer. Its questions are those of a connection
-manager: paths to a GID, and services by name. A program that can wait uses :mod:`rdmacm.ib.access` instead.
+queries, repeats them until their timeout, and calls back with the response. Its queries are those of a connection
+manager: paths to a GID, and services by name. Blocking queries are in :mod:`rdmacm.ib.access`.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from rdmacm.proto.wire import WireError
 __all__ = ["Found", "SaSession", "administrator"]
 
 R = TypeVar("R", PathRecord, ServiceRecord)
-#: Called with the records found, and with the failure if there was one.
+#: A callback with the records found, and with the failure if there is one.
 Found: TypeAlias = "Callable[[tuple[R, ...], Failure | None], None]"
 
-#: Seconds that a search for services takes at most, as in Linux's rdma_cm.
+#: The timeout of a query for services in seconds, as in Linux's rdma_cm.
 _SERVICE_TIMEOUT = 2.0
-#: Fields of the path that a caller has in mind; those that are not 0 restrict the query.
+#: The fields of ``like`` that restrict a query for paths if they are not 0.
 _RESTRICTIONS = (
     *("slid", "dlid", "flow_label", "hop_limit", "traffic_class", "qos_class", "sl"),
     *("mtu", "rate", "packet_life_time"),
@@ -43,22 +43,22 @@ _RESTRICTIONS = (
 
 
 class SaSession:
-    """See the module. Used with the runtime's lock held."""
+    """The queries of one port. Used with the runtime's lock held."""
 
     def __init__(self, runtime: Runtime, random: Random, transport: MadTransport) -> None:
         self._runtime = runtime
         self._transport = transport
-        #: The engine: queries, repetitions, segmented answers.
+        #: The engine: queries, repetitions, segmented responses.
         self.client = SaClient(random, reassembles=transport.reassembles)
-        #: Callback of each query that waits for its answer.
-        self._asked: dict[int, Callable[[SaResponse], None]] = {}
-        #: Set for the engine's next deadline, or an earlier one.
+        #: The callback of each query without a response.
+        self._callbacks: dict[int, Callable[[SaResponse], None]] = {}
+        #: Set for the engine's next deadline or earlier.
         self._timer: Timer | None = None
         self._is_dispatching = False
 
     # -- queries --------------------------------------------------------------------------------------
 
-    def ask(
+    def query(
         self,
         port: IbPort,
         method: int,
@@ -68,31 +68,31 @@ class SaSession:
         timeout: float,
         done: Callable[[SaResponse], None],
     ) -> int:
-        """Send a query; returns its number. ``done(answer)`` is called once, within ``timeout`` seconds.
+        """Send a query; returns its number. ``done(response)`` is called once, within ``timeout`` seconds.
 
-        ``done`` is never called before this returns. ENETUNREACH when the port knows no subnet manager, ENOBUFS when
-        too many queries are open.
+        ``done`` is not called before this returns. ENETUNREACH if no subnet manager has configured the port, ENOBUFS if
+        too many queries are without a response.
         """
         if not port.sm_lid:
             raise cm_error(
                 errno.ENETUNREACH,
-                f"no subnet manager has been at {port.device} port {port.port_num}",
+                f"no subnet manager has configured {port.device} port {port.port_num}",
                 "sa_query",
                 hint="whether its link is up, and a subnet manager runs",
             )
         now = self._runtime.clock()
         query = self.client.query(method, attribute, mask, record, port.administrator, now, timeout=timeout)
-        self._asked[query] = done
+        self._callbacks[query] = done
         self.dispatch()
         return query
 
     def cancel(self, query: int) -> None:
-        """Forget a query; its callback is not called any more."""
-        if self._asked.pop(query, None) is not None:
+        """Drop a query; its callback is no longer called."""
+        if self._callbacks.pop(query, None) is not None:
             self.client.cancel(query)
             self.dispatch()
 
-    def ask_paths(
+    def query_paths(
         self,
         port: IbPort,
         sgid: Gid,
@@ -106,8 +106,8 @@ class SaSession:
     ) -> int:
         """Query paths as rdma_cm does: by both GIDs, P_Key, service id and traffic class, usable in both directions.
 
-        ``count`` is how many at most. ``like`` restricts the paths to its fields, where they are not 0. Raises what
-        :meth:`ask` raises.
+        ``count`` is the most paths to return. ``like`` restricts the paths to its fields that are not 0. Raises what
+        :meth:`query` raises.
         """
         fields: dict[str, Any] = {
             "sgid": sgid,
@@ -127,59 +127,59 @@ class SaSession:
         mask, record = query_for(PathRecord, **fields)
         method = SaMethod.GET if count == 1 else SaMethod.GET_TABLE
 
-        def answered(answer: SaResponse) -> None:
-            failure = _failure(answer, port, "path")
-            paths = _unpacked(PathRecord, answer)
+        def finished(response: SaResponse) -> None:
+            failure = _failure(response, port, "path")
+            paths = _unpacked(PathRecord, response)
             if failure is None and not paths:
                 message = f"{administrator(port)} knows no path to {destination.addr}"
                 failure = Failure(errno.EINVAL, "path", message, "whether it is up ('rdmacm sa nodes')")
             done(paths, failure)
 
-        return self.ask(port, method, record.ATTRIBUTE, mask, record.pack(), timeout, answered)
+        return self.query(port, method, record.ATTRIBUTE, mask, record.pack(), timeout, finished)
 
-    def ask_services(self, port: IbPort, service: str, done: Found[ServiceRecord]) -> int:
-        """Query the services of a name, or of an id if ``service`` is a number in C's notation."""
+    def query_services(self, port: IbPort, service: str, done: Found[ServiceRecord]) -> int:
+        """Query services by name, or by service id if ``service`` is a number in C's notation."""
         number = _number(service)
         if number is None:
             mask, record = query_for(ServiceRecord, service_name=service.encode()[:63])
         else:
             mask, record = query_for(ServiceRecord, service_id=number)
 
-        def answered(answer: SaResponse) -> None:
-            failure = _failure(answer, port, "service")
-            found = _unpacked(ServiceRecord, answer)
+        def finished(response: SaResponse) -> None:
+            failure = _failure(response, port, "service")
+            found = _unpacked(ServiceRecord, response)
             if failure is None and not found:
-                hint = "'rdmacm sa services' for those there are"
-                failure = Failure(errno.ENODATA, "service", f"nobody has registered {service!r}", hint)
+                hint = "'rdmacm sa services' for the registered ones"
+                failure = Failure(errno.ENODATA, "service", f"no service {service!r} is registered", hint)
             done(found, failure)
 
         method, attribute = SaMethod.GET_TABLE, record.ATTRIBUTE
-        return self.ask(port, method, attribute, mask, record.pack(), _SERVICE_TIMEOUT, answered)
+        return self.query(port, method, attribute, mask, record.pack(), _SERVICE_TIMEOUT, finished)
 
     # -- progress -------------------------------------------------------------------------------------
 
     def mad_received(self, source: MadAddress, mad: bytes, now: float) -> None:
-        """Take a datagram of the subnet administration class; :meth:`dispatch` is to follow."""
+        """Handle a MAD of the subnet administration class. The caller calls :meth:`dispatch` next."""
         self.client.mad_received(source, mad, now)
 
     def dispatch(self) -> None:
-        """Send queries and deliver answers, those of queries that a callback makes included."""
+        """Send MADs and deliver responses, until there are no more: a callback may send another query."""
         if self._is_dispatching:
             return
         self._is_dispatching = True
         try:
             more = True
             while more:
-                mads, answers = self.client.mads_to_send(), self.client.events()
+                mads, responses = self.client.mads_to_send(), self.client.events()
                 for address, mad in mads:
                     self._transport.send(address, mad)
-                for answer in answers:
-                    done = self._asked.pop(answer.query, None)
+                for response in responses:
+                    done = self._callbacks.pop(response.query, None)
                     if done is not None:
-                        done(answer)
-                if answers:  # another thread may wait for one of them
+                        done(response)
+                if responses:  # another thread may be waiting for one
                     self._runtime.waiters.wake()
-                more = bool(mads or answers)
+                more = bool(mads or responses)
         finally:
             self._is_dispatching = False
         deadline = self.client.next_deadline()
@@ -196,17 +196,17 @@ class SaSession:
     # -- the end --------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End every query; their callbacks get an answer with an error, as a thread may wait for it."""
-        asked = self._asked
+        """End every query. Their callbacks get a response with an error, because a thread may be waiting for it."""
+        callbacks = self._callbacks
         self.forget()
-        for query, done in asked.items():
+        for query, done in callbacks.items():
             done(SaResponse(query, 0, error="the port was closed"))
 
     def forget(self) -> None:
-        """Drop every query without an answer."""
-        for query in self._asked:
+        """Drop every query without calling back."""
+        for query in self._callbacks:
             self.client.cancel(query)
-        self._asked = {}
+        self._callbacks = {}
         self.client.mads_to_send()
         self.client.events()
         if self._timer is not None:
@@ -215,25 +215,25 @@ class SaSession:
 
 
 def administrator(port: IbPort) -> str:
-    """The subnet administrator of a port, in words."""
+    """The name of a port's subnet administrator, for error texts."""
     return f"the subnet administrator of {port.device} port {port.port_num}"
 
 
-def _failure(answer: SaResponse, port: IbPort, step: str) -> Failure | None:
-    """What is wrong with an answer: ETIMEDOUT if there was none, EINVAL for a status, as in Linux."""
-    asked = administrator(port)
-    if answer.error == "timeout":
+def _failure(response: SaResponse, port: IbPort, step: str) -> Failure | None:
+    """The failure of a query: ETIMEDOUT without a response, EINVAL for an error status, as in Linux; else None."""
+    name = administrator(port)
+    if response.error == "timeout":
         hint = "whether a subnet manager runs ('rdmacm sa info')"
-        return Failure(errno.ETIMEDOUT, step, f"{asked}, at LID {port.sm_lid}, did not answer in time", hint)
-    if answer.error is not None:
-        return Failure(errno.EIO, step, f"{asked} answered wrongly: {answer.error}")
-    if answer.status not in (SaStatus.OK, SaStatus.NO_RECORDS):
-        return Failure(errno.EINVAL, step, f"{asked} says: {describe_status(answer.status)}", "'rdmacm sa'")
+        return Failure(errno.ETIMEDOUT, step, f"{name}, at LID {port.sm_lid}, did not respond in time", hint)
+    if response.error is not None:
+        return Failure(errno.EIO, step, f"the response of {name} is invalid: {response.error}")
+    if response.status not in (SaStatus.OK, SaStatus.NO_RECORDS):
+        return Failure(errno.EINVAL, step, f"{name} refused: {describe_status(response.status)}", "'rdmacm sa'")
     return None
 
 
 def _number(text: str) -> int | None:
-    """``text`` as strtoull(3) reads it with base 0; None if it is not a number as a whole."""
+    """The number that strtoull(3) with base 0 reads in all of ``text``; None if it is not one."""
     digits = text.strip().lower().removeprefix("+")
     sign = digits.startswith("-")
     digits = digits[sign:]
@@ -247,10 +247,10 @@ def _number(text: str) -> int | None:
     return None if value > ALL_BITS_64 else -value & ALL_BITS_64 if sign else value
 
 
-def _unpacked(kind: type[R], answer: SaResponse) -> tuple[R, ...]:
-    """The records of an answer; malformed ones are left out."""
+def _unpacked(kind: type[R], response: SaResponse) -> tuple[R, ...]:
+    """The records of a response, without malformed ones."""
     found: list[R] = []
-    for data in answer.records:
+    for data in response.records:
         with suppress(WireError):
             found.append(kind.unpack(data))
     return tuple(found)

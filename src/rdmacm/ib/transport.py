@@ -1,7 +1,7 @@
-"""The seam below InfiniBand: a port, and the management datagrams that pass it.
+"""The interface to an InfiniBand port that sends and receives management datagrams (MADs).
 
-A transport is one port of one device. It carries datagrams whole and knows nothing of what is in them but the class,
-by which the other end of a shared device is told whose they are.
+A transport is one port of one device. It interprets nothing in a MAD but the management class, which decides what the
+port may send.
 """
 
 from __future__ import annotations
@@ -10,24 +10,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, TypeVar
 
-from rdmacm.address import Gid
+from rdmacm.address import DEFAULT_PKEY, Gid
 from rdmacm.proto.mad import MadAddress
 from rdmacm.proto.wire import Buffer
 from rdmacm.verbs.enums import PortState
 
-__all__ = ["Arrived", "IbPort", "MadTransport", "without_empty_end"]
+__all__ = ["IbPort", "MadTransport", "ReceivedMad", "without_empty_end"]
 
 Entry = TypeVar("Entry")
 
 
 @dataclass(frozen=True, slots=True)
 class IbPort:
-    """An InfiniBand port as it is at one moment (``struct ibv_port_attr`` and its tables).
+    """A snapshot of an InfiniBand port (``struct ibv_port_attr`` and its GID and P_Key tables).
 
-    GUIDs are 64 bits in host order. ``gids[0]`` is the subnet prefix and the port's GUID. ``active_mtu`` is a code,
-    1 to 5 for 256 to 4096 bytes; ``rate`` a code of ``ibv_rate``, 0 where unknown. ``pkeys`` is the table without its
-    empty end.
-    LIDs are 0 until a subnet manager has been by.
+    GUIDs are integers of 64 bits. ``gids[0]`` consists of the subnet prefix and the port GUID. ``pkeys`` is the P_Key
+    table without the empty entries at its end. ``active_mtu`` is a code, 1..5 for 256..4096 bytes; ``rate`` a code of
+    ``ibv_rate``, 0 if unknown. LIDs are 0 until a subnet manager has configured the port.
     """
 
     device: str
@@ -45,61 +44,60 @@ class IbPort:
     rate: int = 0
 
     def pkey_index(self, pkey: int) -> int | None:
-        """Where the table has a P_Key of a partition, one of a full member's first; None where it has none."""
+        """The index of a P_Key of the same partition, with full membership if there is one; None if there is none."""
         found = [index for index, own in enumerate(self.pkeys) if (own ^ pkey) & 0x7FFF == 0]
         return max(found, key=lambda index: self.pkeys[index] & 0x8000, default=None)
 
     @property
     def administrator(self) -> MadAddress:
-        """Where the subnet administrator is; limited members of the default partition may ask, too."""
-        return MadAddress(self.sm_lid, sl=self.sm_sl, pkey_index=self.pkey_index(0xFFFF) or 0)
+        """The address of the subnet administrator. A limited member of the default partition may query it too."""
+        return MadAddress(self.sm_lid, sl=self.sm_sl, pkey_index=self.pkey_index(DEFAULT_PKEY) or 0)
 
 
-#: A datagram that has arrived and where from. Of 256 bytes, or fewer where whoever sent it says that those behind are
-#: nothing; more than 256 where the transport puts answers of several datagrams together
-#: (:attr:`MadTransport.reassembles`).
-Arrived: TypeAlias = "tuple[MadAddress, bytes]"
+#: (source, MAD). The MAD has 256 bytes, or fewer if its sender marked the rest as unused, or more if the transport has
+#: reassembled a segmented response (:attr:`MadTransport.reassembles`).
+ReceivedMad: TypeAlias = "tuple[MadAddress, bytes]"
 
 
 class MadTransport(Protocol):
-    """One port. Nothing here waits; nothing but :meth:`open` and :meth:`port` raises OSError."""
+    """One port. No method waits, and only :meth:`open` and :meth:`port` raise OSError."""
 
-    #: The name users choose it by, such as ``ibsim:HostA`` or ``umad:mlx5_0/1``.
+    #: The name of the port, such as ``ibsim:HostA`` or ``umad:mlx5_0/1``.
     name: str
-    #: Whether answers of several datagrams (RMPP) arrive as one, their segments acknowledged by the system.
+    #: Whether the system reassembles segmented responses (RMPP) and acknowledges their segments.
     reassembles: bool
-    #: Whether messages of connection managers (class 7) may be sent and arrive here. Where the system or another
-    #: process has the port's connection manager, they do not. Known once opened.
+    #: Whether the port can send and receive CM messages (class 7). It cannot if the system or another process has the
+    #: port's connection manager. Known once the port is open.
     carries_cm: bool
-    #: Datagrams that were not sent or not handed on, by reason.
+    #: MADs that could not be sent, or were dropped on receipt, by reason.
     dropped: dict[str, int]
 
     def open(self) -> None:
-        """Begin to receive; OSError where there is no such port."""
+        """Start to receive; OSError if there is no such port."""
 
     def port(self) -> IbPort:
-        """The port as it is now; OSError once it is gone."""
+        """The current attributes of the port; OSError if it is gone."""
 
     def fileno(self) -> int:
-        """A descriptor that polls readable when :meth:`receive` has something; -1 before :meth:`open`."""
+        """A descriptor that polls readable when :meth:`receive` has MADs; -1 before :meth:`open`."""
 
     def send(self, address: MadAddress, mad: Buffer) -> None:
-        """Send 256 bytes from QP 1. What cannot be sent is lost, and counted.
+        """Send a MAD of 256 bytes from QP 1. One that cannot be sent is counted in :attr:`dropped`.
 
-        The upper half of a transaction id belongs to the system: it may be changed on the way, and comes back so.
+        The upper half of the transaction id belongs to the system, which may change it; a response has the changed id.
         """
 
-    def receive(self) -> Sequence[Arrived]:
-        """What has arrived, a bounded number at a time. What came back as undeliverable is counted, not returned."""
+    def receive(self) -> Sequence[ReceivedMad]:
+        """The received MADs, a bounded number at a time. MADs that came back as undeliverable are only counted."""
 
     def close(self) -> None: ...
 
     def abandon(self) -> None:
-        """In a child of fork(2): let go of what is the parent's, without harm to it."""
+        """In a child of fork(2): close the parent's descriptors without effect on the parent."""
 
 
 def without_empty_end(table: Sequence[Entry], is_empty: Callable[[Entry], bool]) -> tuple[Entry, ...]:
-    """A port's table without the empty entries at its end: those between others hold an index."""
+    """A table without the empty entries at its end. Those between other entries keep the indices in place."""
     size = len(table)
     while size and is_empty(table[size - 1]):
         size -= 1

@@ -1,8 +1,8 @@
 """Ports of real InfiniBand devices, through Linux's ib_umad: ``/dev/infiniband/umadN``.
 
-The kernel puts answers of several datagrams together, and acknowledges their segments. Its own connection manager has
-class 7, so only the subnet administrator can be talked to here. (``Documentation/infiniband/user_mad.rst`` and
-``include/uapi/rdma/ib_user_mad.h`` of Linux.)
+The kernel reassembles segmented responses (RMPP) and acknowledges their segments. Class 7 belongs to the kernel's own
+connection manager, so this transport carries subnet administration only. See ``Documentation/infiniband/user_mad.rst``
+and ``include/uapi/rdma/ib_user_mad.h`` of Linux.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from collections.abc import Sequence
 
 from rdmacm.address import Gid
 from rdmacm.errors import RdmaError, cm_error
-from rdmacm.ib.transport import Arrived, IbPort, without_empty_end
-from rdmacm.proto.mad import GSI_Q_KEY, MAD_SIZE, MadAddress, MgmtClass
+from rdmacm.ib.transport import IbPort, ReceivedMad, without_empty_end
+from rdmacm.proto.mad import GSI_Q_KEY, GSI_QPN, HEADER_SIZE, MAD_SIZE, RESPONSE, MadAddress, MgmtClass
+from rdmacm.proto.sa import mad as sa_mad
+from rdmacm.proto.sa import rmpp
 from rdmacm.proto.sa.records import GIGABITS
 from rdmacm.proto.wire import Buffer
 from rdmacm.verbs.enums import PortState
@@ -26,45 +28,39 @@ __all__ = ["UmadTransport"]
 _ABI_VERSION = 5
 _ENABLE_PKEY = 0x00001B03
 _REGISTER_AGENT = 0xC01C1B01
-#: ``struct ib_user_mad_reg_req``: agent (out), methods that are taken unasked, QPN, class and its version, OUI, RMPP.
+#: ``struct ib_user_mad_reg_req``: agent id (out), methods of unsolicited MADs, QPN, class and its version, OUI, RMPP.
 _REGISTRATION = struct.Struct("=I16sBBB3sBx")
-_SA_CLASS_VERSION = 2
-_RMPP_VERSION = 1
-#: ``struct ib_user_mad_hdr``: agent, status, timeout, retries, length; QPN, Q_Key, LID, SL, path bits, whether there is
-#: a GRH, GID index, hop limit, traffic class, GID, flow label; P_Key index.
+#: ``struct ib_user_mad_hdr`` in three parts: agent, status, timeout, retries, length in native byte order; QPN, Q_Key,
+#: LID, SL, path bits, GRH present, GID index, hop limit, traffic class, GID, flow label in network order; P_Key index.
 _HEADER_HOST = struct.Struct("=5I")
 _HEADER_WIRE = struct.Struct("!IIHBBBBBB16sI")
 _PKEY_INDEX = struct.Struct("=H6x")
-_HEADER_SIZE = 64
-_MAD_HEADER_SIZE = 24
+_USER_MAD_HEADER_SIZE = 64
 _METHOD = 3
-_RESPONSE = 0x80
 _TRANSACTION_ID = slice(8, 16)
 
-_GSI_QPN = 1
-#: Datagrams that one call of receive() takes in.
+#: The most MADs that one call of receive() returns.
 _BATCH = 64
-#: The longest answer that is fetched: records of a million paths.
-_LONGEST = 64 << 20
-#: Requests that may wait for an answer at a time.
-_MOST_AWAITED = 4096
-#: Milliseconds for which the kernel takes an answer. Nobody waits for one longer.
-_ANSWER_TIME = 8000
+#: The longest response that is read, in bytes: a million path records.
+_MAX_SIZE = 64 << 20
+#: The most requests without a response.
+_MAX_OUTSTANDING = 4096
+#: How long the kernel waits for a response, in milliseconds: longer than any query does.
+_RESPONSE_TIMEOUT = 8000
 
-#: Gb/s as sysfs has them to ``ibv_rate``.
+#: The Gb/s in sysfs to ``ibv_rate``.
 _RATES = {f"{gigabits:g}": code for code, gigabits in GIGABITS.items()}
 
 
 class UmadTransport:
-    """A port of a real device, a :class:`rdmacm.ib.transport.MadTransport` for the subnet administrator's class.
+    """A port of a real device: a :class:`rdmacm.ib.transport.MadTransport` for the subnet administration class.
 
-    ``sys`` and ``dev`` are where sysfs and the device files are.
+    ``sys`` and ``dev`` are the directories of sysfs and of the device files.
 
-    The kernel hands on an answer only while the request it belongs to is awaited, and refuses a request whose
-    transaction id is already awaited. A caller who sends a request a second time, as nobody has answered, would thus be
-    refused, or miss the answer to the first that comes a little late. So each datagram sent is a request of its own to
-    the kernel, with a transaction id made here, which is awaited long and once; its answer gets the caller's id
-    back. Repeating is the caller's business.
+    The kernel delivers a response only while it waits for it, and refuses a request with a transaction id that it
+    already waits for. So a caller's second copy of a request would be refused, or a late response to the first copy
+    would be lost. Therefore each MAD sent gets a transaction id of its own, and the kernel waits long for its response;
+    the response gets the caller's transaction id back. Repeating requests is left to the caller.
     """
 
     reassembles = True
@@ -78,13 +74,15 @@ class UmadTransport:
         self.name = f"umad:{device}/{port}"
         self.dropped: dict[str, int] = Counter()
         self._fd = -1
+        #: The id of the registered agent.
         self._agent = 0
-        #: Our transaction ids (32 bits) to the caller's.
-        self._awaited: dict[int, bytes] = {}
-        self._number = 0
+        #: Transaction ids of this transport (32 bits) to those of the caller (8 bytes).
+        self._outstanding: dict[int, bytes] = {}
+        #: The last transaction id.
+        self._last_tid = 0
 
     def open(self) -> None:
-        """Begin to receive; OSError: ENODEV no such port or file, EOPNOTSUPP no InfiniBand, EACCES no permission."""
+        """Start to receive; OSError: ENODEV no such port or file, EOPNOTSUPP no InfiniBand, EACCES no permission."""
         if self._fd >= 0:
             return
         if self._port_file("link_layer", "InfiniBand") != "InfiniBand":
@@ -95,7 +93,7 @@ class UmadTransport:
         fd = -1
         try:
             fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-            self._agent = _registered(fd)
+            self._agent = _register_agent(fd)
         except OSError as error:
             if fd >= 0:
                 os.close(fd)
@@ -104,7 +102,7 @@ class UmadTransport:
         self._fd = fd
 
     def port(self) -> IbPort:
-        """The port as sysfs has it; OSError ENODEV where it is not there. (The MTU is not in sysfs; 2048 is said.)"""
+        """The attributes of the port in sysfs; OSError ENODEV if it is gone. (Sysfs has no MTU; 2048 is assumed.)"""
         try:
             gids = without_empty_end([Gid(text) for text in self._table("gids")], lambda gid: not gid.interface_id)
             pkeys = without_empty_end([int(text, 0) for text in self._table("pkeys")], lambda pkey: not pkey)
@@ -123,14 +121,14 @@ class UmadTransport:
                 rate=_RATES.get(self._port_file("rate", "").partition(" ")[0], 0),
             )
         except (ValueError, IndexError) as problem:
-            raise self._error(errno.EIO, f"sysfs has what is no port's: {problem}", None) from None
+            raise self._error(errno.EIO, f"sysfs holds an invalid value: {problem}", None) from None
 
     def fileno(self) -> int:
-        """The device file; -1 before open()."""
+        """The descriptor of the device file; -1 before open()."""
         return self._fd
 
     def send(self, address: MadAddress, mad: Buffer) -> None:
-        """Send 256 bytes of the subnet administrator's class."""
+        """Send a MAD of 256 bytes of the subnet administration class."""
         if len(mad) != MAD_SIZE:
             raise ValueError(f"a MAD has {MAD_SIZE} bytes, not {len(mad)}")
         if self._fd < 0:
@@ -140,66 +138,69 @@ class UmadTransport:
             self.dropped["class"] += 1
             return
         body = bytearray(mad)
-        is_request = not body[_METHOD] & _RESPONSE
-        number = 0
+        is_request = not body[_METHOD] & RESPONSE
+        tid = 0
         if is_request:
-            if len(self._awaited) >= _MOST_AWAITED:
-                self.dropped["too many awaited"] += 1
+            if len(self._outstanding) >= _MAX_OUTSTANDING:
+                self.dropped["too many outstanding"] += 1
                 return
-            number = self._next_number()
-            self._awaited[number] = bytes(body[_TRANSACTION_ID])
-            body[_TRANSACTION_ID] = number.to_bytes(8, "big")
-        header = _header(self._agent, _ANSWER_TIME if is_request else 0, address)
+            tid = self._next_tid()
+            self._outstanding[tid] = bytes(body[_TRANSACTION_ID])
+            body[_TRANSACTION_ID] = tid.to_bytes(8, "big")
+        header = _header(self._agent, _RESPONSE_TIMEOUT if is_request else 0, address)
         try:
             os.write(self._fd, header + body)
         except OSError:
-            self._awaited.pop(number, None)
+            self._outstanding.pop(tid, None)
             self.dropped["send"] += 1
 
-    def receive(self) -> Sequence[Arrived]:
-        """Up to 64 answers. A request that nobody has answered comes back from the kernel, and is counted."""
-        arrived: list[Arrived] = []
+    def receive(self) -> Sequence[ReceivedMad]:
+        """Up to 64 responses. A request without a response comes back from the kernel and is counted."""
+        received: list[ReceivedMad] = []
         for _ in range(_BATCH):
             packet = self._read()
             if packet is None:
                 break
-            one = self._arrived(packet)
+            one = self._unpack(packet)
             if one is not None:
-                arrived.append(one)
-        return arrived
+                received.append(one)
+        return received
 
     def close(self) -> None:
-        """Close the device file; the kernel forgets what was awaited."""
+        """Close the device file. The kernel drops the outstanding requests."""
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = -1
-        self._awaited.clear()
+        self._outstanding.clear()
 
-    #: A file that the parent has open too: closing it here leaves it the parent's.
+    #: Closing the descriptor in a child does not close the parent's.
     abandon = close
 
-    # -- datagrams --------------------------------------------------------------------------------------------
+    # -- MADs -------------------------------------------------------------------------------------------------
 
-    def _next_number(self) -> int:
+    def _next_tid(self) -> int:
         while True:
-            self._number = self._number % 0xFFFFFFFF + 1
-            if self._number not in self._awaited:
-                return self._number
+            self._last_tid = self._last_tid % 0xFFFFFFFF + 1
+            if self._last_tid not in self._outstanding:
+                return self._last_tid
 
     def _read(self) -> bytes | None:
-        """A header and what it is of; None where there is nothing."""
-        size = _HEADER_SIZE + MAD_SIZE
+        """The next header with its MAD; None if there is none."""
+        size = _USER_MAD_HEADER_SIZE + MAD_SIZE
         while self._fd >= 0:
             try:
                 return os.read(self._fd, size)
             except OSError as error:
-                if error.errno == errno.ENOSPC and size < _LONGEST:
-                    size *= 4  # it stays first in the kernel's queue until it is fetched whole
+                if error.errno == errno.ENOSPC and size < _MAX_SIZE:
+                    size *= 4  # the MAD stays at the head of the kernel's queue until it is read whole
                 elif error.errno == errno.ENOSPC:
-                    # Nothing behind it could ever be fetched.
+                    # The MADs behind it cannot be read.
                     self.dropped["too long"] += 1
                     self.close()
-                elif error.errno in (errno.EIO, errno.ENODEV):  # the device is gone: the file would poll readable
+                elif error.errno in (
+                    errno.EIO,
+                    errno.ENODEV,
+                ):  # the device is gone, and its file would always poll readable
                     self.close()
                 else:
                     if error.errno not in (errno.EAGAIN, errno.EINTR):
@@ -207,19 +208,19 @@ class UmadTransport:
                     return None
         return None
 
-    def _arrived(self, packet: bytes) -> Arrived | None:
-        if len(packet) < _HEADER_SIZE + _MAD_HEADER_SIZE:
+    def _unpack(self, packet: bytes) -> ReceivedMad | None:
+        if len(packet) < _USER_MAD_HEADER_SIZE + HEADER_SIZE:
             self.dropped["malformed"] += 1
             return None
-        mad = packet[_HEADER_SIZE:]
+        mad = packet[_USER_MAD_HEADER_SIZE:]
         status = _HEADER_HOST.unpack_from(packet)[1]
-        # The kernel has put its own number into the upper half.
-        theirs = self._awaited.pop(int.from_bytes(mad[_TRANSACTION_ID][4:], "big"), None)
+        # The kernel has changed the upper half.
+        callers_tid = self._outstanding.pop(int.from_bytes(mad[_TRANSACTION_ID][4:], "big"), None)
         if status:
             self.dropped["unanswered" if status == errno.ETIMEDOUT else "undeliverable"] += 1
             return None
-        if theirs is None:
-            self.dropped["unasked"] += 1
+        if callers_tid is None:
+            self.dropped["unsolicited"] += 1
             return None
         qpn, _, lid, sl, _, has_grh, gid_index, hops, traffic_class, gid, flow = _HEADER_WIRE.unpack_from(packet, 20)
         address = MadAddress(lid, qpn, sl, _PKEY_INDEX.unpack_from(packet, 56)[0])
@@ -227,7 +228,7 @@ class UmadTransport:
             address = address._replace(
                 gid=Gid(gid), gid_index=gid_index, flow_label=flow, traffic_class=traffic_class, hop_limit=hops
             )
-        return address, mad[:8] + theirs + mad[16:]
+        return address, mad[:8] + callers_tid + mad[16:]
 
     # -- sysfs ------------------------------------------------------------------------------------------------
 
@@ -236,7 +237,7 @@ class UmadTransport:
         classes = os.path.join(self._sys, "class", "infiniband_mad")
         version = _read(os.path.join(classes, "abi_version"))
         if version is None:
-            raise self._error(errno.ENODEV, "the kernel offers no management datagrams", "'modprobe ib_umad'")
+            raise self._error(errno.ENODEV, "the kernel has no ib_umad", "'modprobe ib_umad'")
         if version != str(_ABI_VERSION):
             raise self._error(errno.EPROTONOSUPPORT, f"ABI {version} of ib_umad is not {_ABI_VERSION}", None)
         for name in sorted(os.listdir(classes)):
@@ -266,7 +267,7 @@ class UmadTransport:
     def _absent(self) -> RdmaError:
         return self._error(
             errno.ENODEV,
-            f"there is no InfiniBand port {self._port_num} of a device {self._device!r} here",
+            f"there is no device {self._device!r} with an InfiniBand port {self._port_num}",
             "'ls /sys/class/infiniband', or 'rdma link'",
         )
 
@@ -275,20 +276,20 @@ class UmadTransport:
 
 
 _HINTS = {
-    errno.EACCES: "as root, or as a member of the file's group, which a udev rule gives it: "
+    errno.EACCES: "as root, or as a member of the file's group, which a udev rule sets: "
     'KERNEL=="umad*", GROUP="rdma", MODE="0660"',
-    errno.ENOENT: "whether udev has made it, or the container is given it",
+    errno.ENOENT: "whether udev has created it, or the container has it",
 }
 
 
-def _registered(fd: int) -> int:
-    """The agent made for questions to the subnet administrator."""
+def _register_agent(fd: int) -> int:
+    """Register an agent for subnet administration; returns its id."""
     from fcntl import ioctl
 
     ioctl(fd, _ENABLE_PKEY)
-    # No methods: only answers come.
+    # No methods: the agent receives responses only.
     request = bytearray(
-        _REGISTRATION.pack(0, bytes(16), _GSI_QPN, MgmtClass.SUBN_ADM, _SA_CLASS_VERSION, bytes(3), _RMPP_VERSION)
+        _REGISTRATION.pack(0, bytes(16), GSI_QPN, MgmtClass.SUBN_ADM, sa_mad.CLASS_VERSION, bytes(3), rmpp.VERSION)
     )
     ioctl(fd, _REGISTER_AGENT, request, True)
     agent: int = _REGISTRATION.unpack(request)[0]
@@ -296,10 +297,10 @@ def _registered(fd: int) -> int:
 
 
 def _header(agent: int, timeout: int, address: MadAddress) -> bytes:
-    """The 64 bytes before a datagram that is sent; ``timeout`` in milliseconds."""
+    """The 64 bytes before a MAD that is sent; ``timeout`` in milliseconds."""
     return b"".join(
         (
-            _HEADER_HOST.pack(agent, 0, timeout, 0, _HEADER_SIZE + MAD_SIZE),
+            _HEADER_HOST.pack(agent, 0, timeout, 0, _USER_MAD_HEADER_SIZE + MAD_SIZE),
             _HEADER_WIRE.pack(
                 address.qpn,
                 GSI_Q_KEY,
@@ -319,7 +320,7 @@ def _header(agent: int, timeout: int, address: MadAddress) -> bytes:
 
 
 def _read(path: str) -> str | None:
-    """A file of one line; None where there is none, or no longer."""
+    """The content of a file of one line; None if it cannot be read."""
     try:
         with open(path, encoding="ascii", errors="replace") as file:
             return file.read().strip()

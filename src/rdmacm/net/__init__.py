@@ -1,7 +1,7 @@
-"""What the host knows about its network: interfaces, addresses, routes, neighbours, and how they change.
+"""The host's network: interfaces, addresses, routes, neighbours, and notifications of changes.
 
-:class:`Network` is the seam. :mod:`rdmacm.net.netlink` answers from Linux's rtnetlink,
-:mod:`rdmacm.net.portable` answers what it can anywhere else, :mod:`rdmacm.testing` answers from a script.
+:class:`Network` is the interface. :mod:`rdmacm.net.netlink` implements it with Linux's rtnetlink,
+:mod:`rdmacm.net.portable` as far as plain sockets allow, and :mod:`rdmacm.testing` from a script.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def open_network() -> Network:
 
         try:
             return NetlinkNetwork()
-        except OSError:  # netlink forbidden (some sandboxes): answer what can be answered without it
+        except OSError:  # some sandboxes forbid netlink
             pass
     from rdmacm.net.portable import PortableNetwork
 
@@ -49,7 +49,7 @@ def open_network() -> Network:
 
 
 def namespace_key() -> str:
-    """What tells the calling thread's network namespace from another: ``net:[INODE]``, or nothing."""
+    """Identifies the calling thread's network namespace: ``net:[INODE]``, or an empty string if unknown."""
     try:
         return os.readlink("/proc/thread-self/ns/net")
     except OSError:

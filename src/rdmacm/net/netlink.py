@@ -1,11 +1,11 @@
-"""rtnetlink with the standard library: what the kernel answers about links, addresses, routes and neighbours.
+"""Links, addresses, routes and neighbours from Linux's rtnetlink, with the standard library alone.
 
-Two sockets, both unprivileged. ``_query`` asks one question at a time and reads its answer (5 µs for a route);
-``_monitor`` only listens to the notification groups. Each is opened when first needed.
+There are two unprivileged sockets. ``_query`` sends one request at a time and reads its reply (5 µs for a route);
+``_monitor`` only receives notifications. Each is opened at its first use.
 
-Message layouts: rtnetlink(7), ``linux/rtnetlink.h``, ``linux/if_link.h``, ``linux/neighbour.h``. Everything is in
-native byte order except addresses. The peer is the kernel, but lengths are checked all the same: a message that
-does not add up ends the parse of its buffer.
+Message layouts: rtnetlink(7), ``linux/rtnetlink.h``, ``linux/if_link.h``, ``linux/neighbour.h``. Integers are in native
+byte order. Although the peer is the kernel, lengths are checked: a message with an invalid length ends the parsing of
+its buffer.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ _ROUTE_ERRORS = {
     "throw": errno.ENETUNREACH,
 }
 
-# Rules may select on protocol and port ("ip rule add ipproto udp dport 4791"), so the question names what RoCEv2
-# packets will carry: RTA_IP_PROTO = UDP, RTA_DPORT = 4791.
+# Routing rules may match the protocol and port ("ip rule add ipproto udp dport 4791"), so a route request has those of
+# RoCEv2 packets: RTA_IP_PROTO = UDP, RTA_DPORT = 4791.
 _FLOW = struct.pack("=HHB3x", 5, 27, 17) + struct.pack("=HH", 6, 29) + struct.pack("!H2x", 4791)
 
 _TENTATIVE, _DADFAILED = 0x40, 0x08
 
-#: Zero-length datagrams that make the kernel look for a neighbour go to the discard service.
+#: The discard service, to which the empty datagrams that make the kernel resolve a neighbour are sent.
 _DISCARD_PORT = 9
 
 
@@ -130,11 +130,11 @@ def _parse_address(body: memoryview) -> InterfaceAddress | None:
     size = 4 if family == AF_INET else 16
     local = peer = None
     for kind, value in _attributes(body, _IFADDR.size):
-        if kind == 2:  # IFA_LOCAL: ours, where IFA_ADDRESS (1) may be the other end of a point-to-point link
+        if kind == 2:  # IFA_LOCAL; IFA_ADDRESS (1) is the peer's on a point-to-point link
             local = bytes(value)
         elif kind == 1:
             peer = bytes(value)
-        elif kind == 8 and len(value) >= 4:  # IFA_FLAGS: the 32-bit form of the header's byte
+        elif kind == 8 and len(value) >= 4:  # IFA_FLAGS, 32 bits; the header has the lower 8
             flags = _UINT.unpack_from(value)[0]
     ip = local or peer
     if ip is None or len(ip) != size:
@@ -164,7 +164,7 @@ def _parse_route(body: memoryview, destination: bytes) -> RouteEntry:
     if kind in _ROUTE_ERRORS:
         raise OSError(_ROUTE_ERRORS[kind], f"{kind} route")
     ifindex, gateway, source, table, mtu, hop_limit = 0, None, None, fields[4], 0, 0
-    # Unrolled from _attributes(): this is the hot path of every resolution.
+    # _attributes() inlined, because every resolution runs this.
     offset, end = _RTMSG.size, len(body)
     while offset + 4 <= end:
         length, what = _ATTR.unpack_from(body, offset)
@@ -177,7 +177,7 @@ def _parse_route(body: memoryview, destination: bytes) -> RouteEntry:
             source = _ip(body[start : offset + length])
         elif what == 5:  # RTA_GATEWAY
             gateway = _ip(body[start : offset + length])
-        elif what == 18:  # RTA_VIA: a gateway of the other family, behind two bytes that name it
+        elif what == 18:  # RTA_VIA: two bytes of address family, then a gateway of that family
             gateway = _ip(body[start + 2 : offset + length])
         elif what == 15 and length >= 8:  # RTA_TABLE
             table = _UINT.unpack_from(body, start)[0]
@@ -192,9 +192,9 @@ def _parse_route(body: memoryview, destination: bytes) -> RouteEntry:
 
 
 class NetlinkNetwork:
-    """:class:`rdmacm.net.Network` of the namespace of the thread that opens the sockets.
+    """The :class:`rdmacm.net.Network` of the network namespace in which the sockets are opened.
 
-    Not safe for threads by itself: its owner serialises the calls.
+    Not thread-safe: its owner serialises the calls.
     """
 
     sees_neighbours = True
@@ -202,22 +202,26 @@ class NetlinkNetwork:
     def __init__(self) -> None:
         self._query: socket.socket | None = None
         self._monitor: socket.socket | None = None
+        #: UDP sockets that send probes to neighbours, by address family.
         self._probes: dict[int, socket.socket] = {}
+        #: The sequence number of the last request.
         self._sequence = 0
         self._buffer = bytearray(1 << 16)
         self._view = memoryview(self._buffer)
+        #: Whether the monitor receives notifications of neighbours and routes too.
         self._watching = False
-        self._neighbour_get = True
+        #: Whether the kernel can return a single neighbour entry.
+        self._has_neighbour_get = True
         self._query_socket()
 
     def open(self) -> None:
         self._query_socket()
         self._monitor_socket()
         for family in (AF_INET, AF_INET6):
-            with contextlib.suppress(OSError):  # a host without IPv6 needs no IPv6 neighbours
+            with contextlib.suppress(OSError):  # a host without IPv6 has no IPv6 neighbours
                 self._probe_socket(family)
 
-    # -- asking ---------------------------------------------------------------------------------------
+    # -- requests -------------------------------------------------------------------------------------
 
     def _query_socket(self) -> socket.socket:
         if self._query is None:
@@ -225,12 +229,12 @@ class NetlinkNetwork:
         return self._query
 
     def _dump(self, kind: int, payload: bytes) -> Iterator[tuple[int, memoryview]]:
-        """Ask for a whole table and yield its messages; OSError with the kernel's errno."""
+        """Request a whole table and yield its messages; OSError with the kernel's errno."""
         sock = self._query or self._query_socket()
         self._sequence = sequence = (self._sequence + 1) & 0xFFFFFFFF
         sock.send(_HEADER.pack(16 + len(payload), kind, _REQUEST | _DUMP, sequence, 0) + payload)
         while True:
-            # A reply longer than the buffer would be cut without a word.
+            # A reply longer than the buffer would be truncated silently.
             size = sock.recv_into(self._buffer, 0, socket.MSG_PEEK | socket.MSG_TRUNC)
             if size > len(self._buffer):
                 self._view.release()
@@ -239,7 +243,7 @@ class NetlinkNetwork:
             size = sock.recv_into(self._buffer)
             for kind_, seq, body in _messages(self._view[:size]):
                 if seq != sequence:
-                    continue  # the tail of an answer nobody finished reading
+                    continue  # the rest of an earlier reply that was not read to its end
                 if kind_ == _NLMSG_DONE:
                     return
                 if kind_ == _NLMSG_ERROR:
@@ -249,8 +253,11 @@ class NetlinkNetwork:
                     return
                 yield kind_, body
 
-    def _ask_one(self, kind: int, payload: bytes, wanted: int, least: int) -> memoryview:
-        """The body of the one message that answers a question; OSError with the kernel's errno."""
+    def _request(self, kind: int, payload: bytes, reply_kind: int, least: int) -> memoryview:
+        """Send a request and return the body of its one reply; OSError with the kernel's errno.
+
+        ``least``: the least length of the body in bytes.
+        """
         sock = self._query or self._query_socket()
         self._sequence = sequence = (self._sequence + 1) & 0xFFFFFFFF
         sock.send(_HEADER.pack(16 + len(payload), kind, _REQUEST, sequence, 0) + payload)
@@ -258,8 +265,8 @@ class NetlinkNetwork:
             size = sock.recv_into(self._buffer)
             for kind_, seq, body in _messages(self._view[:size]):
                 if seq != sequence:
-                    continue  # the tail of an answer nobody finished reading
-                if kind_ == wanted and len(body) >= least:
+                    continue  # the rest of an earlier reply that was not read to its end
+                if kind_ == reply_kind and len(body) >= least:
                     return body
                 code = -_INT.unpack_from(body)[0] if kind_ == _NLMSG_ERROR and len(body) >= 4 else 0
                 code = code or errno.EPROTO
@@ -284,21 +291,21 @@ class NetlinkNetwork:
         if source:
             payload += _ATTR.pack(4 + size, 2) + source  # RTA_SRC
         if ifindex:
-            payload += _ATTR.pack(8, 4) + _UINT.pack(ifindex)  # RTA_OIF: any scope_id a user may give
-        return _parse_route(self._ask_one(_GETROUTE, payload + _FLOW, _NEWROUTE, _RTMSG.size), destination)
+            payload += _ATTR.pack(8, 4) + _UINT.pack(ifindex)  # RTA_OIF, unsigned because a user may pass any scope_id
+        return _parse_route(self._request(_GETROUTE, payload + _FLOW, _NEWROUTE, _RTMSG.size), destination)
 
     def neighbour(self, family: int, ifindex: int, ip: bytes) -> Neighbour | None:
         request = _NDMSG.pack(family, ifindex, 0, 0, 0)
-        if self._neighbour_get:
+        if self._has_neighbour_get:
             try:
-                question = request + _ATTR.pack(4 + len(ip), 1) + ip
-                return _parse_neighbour(self._ask_one(_GETNEIGH, question, _NEWNEIGH, _NDMSG.size))
+                payload = request + _ATTR.pack(4 + len(ip), 1) + ip  # NDA_DST
+                return _parse_neighbour(self._request(_GETNEIGH, payload, _NEWNEIGH, _NDMSG.size))
             except OSError as error:
                 if error.errno == errno.ENOENT:
                     return None
                 if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
                     raise
-                self._neighbour_get = False  # asking for one entry came with Linux 5.0
+                self._has_neighbour_get = False  # new in Linux 5.0
         found = None
         for kind, body in self._dump(_GETNEIGH, request):
             if kind == _NEWNEIGH:
@@ -319,9 +326,8 @@ class NetlinkNetwork:
         return sock
 
     def probe(self, family: int, ifindex: int, ip: bytes, destination: bytes | None = None) -> None:
-        # An empty datagram to the next hop itself, hop limit 1: the kernel must find the neighbour before it can
-        # send it. Unlike asking netlink to probe (NTF_USE), it needs no privilege.
-        # The resolver's timeout decides, whatever became of this one datagram.
+        # To send an empty datagram to the next hop, the kernel must resolve it first. Unlike a probe by netlink
+        # (NTF_USE) this needs no privilege. The hop limit is 1. Errors are ignored, since the resolver has a timeout.
         with contextlib.suppress(OSError):
             sock = self._probe_socket(family)
             if family == AF_INET:
@@ -329,8 +335,8 @@ class NetlinkNetwork:
                 sock.sendmsg([b""], [control], socket.MSG_DONTROUTE, (socket.inet_ntop(family, ip), _DISCARD_PORT))
             else:
                 control = (socket.IPPROTO_IPV6, socket.IPV6_PKTINFO, bytes(16) + _INT.pack(ifindex))
-                # IPv6 cannot be told to send on link. A gateway outside every prefix (an "onlink" route) is found
-                # only on the way to the destination; the hop limit of 1 ends that way at the gateway.
+                # IPv6 has no MSG_DONTROUTE. A gateway outside every prefix (an "onlink" route) is resolved only by a
+                # datagram to the destination, which the hop limit of 1 ends at the gateway.
                 beyond = None if is_link_local(ip) else destination
                 for host in (ip, beyond):
                     if host is not None and len(host) == 16:
@@ -338,7 +344,7 @@ class NetlinkNetwork:
                         with contextlib.suppress(OSError):
                             sock.sendmsg([b""], [control], 0, where)
 
-    # -- listening ------------------------------------------------------------------------------------
+    # -- changes --------------------------------------------------------------------------------------
 
     def _monitor_socket(self) -> socket.socket:
         if self._monitor is None:
@@ -390,13 +396,13 @@ class NetlinkNetwork:
     def fileno(self) -> int:
         return self._monitor_socket().fileno()
 
-    # -- the rest -------------------------------------------------------------------------------------
+    # -- settings -------------------------------------------------------------------------------------
 
     def link_speed(self, name: str) -> int:
         try:
             with open(f"/sys/class/net/{name}/speed") as file:
                 return max(0, int(file.read()))
-        except (OSError, ValueError):  # no such attribute for this kind, or the link is down
+        except (OSError, ValueError):  # this kind of link has no speed, or the link is down
             return 0
 
     def setting(self, name: str, *default: int) -> tuple[int, ...]:

@@ -1,8 +1,7 @@
-"""A network seen through sockets alone, for systems without rtnetlink.
+"""The host's network through plain sockets, for systems without rtnetlink.
 
-What a plain socket can tell: the interfaces' names, and for each destination which of our addresses the system
-would send from. Gateways, neighbours and changes stay unseen, so a next hop is taken to be reachable and a table
-is read afresh at each look.
+Plain sockets give the names of the interfaces, and the source address for each destination. They do not give gateways,
+neighbours and changes. So every next hop is assumed to be reachable, and interfaces are read again for each lookup.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ _ARPHRD_ETHER, _ARPHRD_LOOPBACK = 1, 772
 _UP = InterfaceFlag.UP | InterfaceFlag.RUNNING | InterfaceFlag.LOWER_UP
 _LOOPBACK_MTU, _ETHERNET_MTU = 16384, 1500
 
-# Addresses nobody owns (documentation prefixes): asking for a route to them sends nothing and finds the address
-# of the default route.
-_ELSEWHERE = ((AF_INET, "192.0.2.1"), (AF_INET6, "2001:db8::1"))
+# Addresses of documentation prefixes. Connecting a UDP socket to one sends nothing, and gives the source address of the
+# default route.
+_DOCUMENTATION_HOSTS = ((AF_INET, "192.0.2.1"), (AF_INET6, "2001:db8::1"))
 
 
 def _source_for(family: int, host: str) -> tuple[str, int] | None:
-    """The local address the system would use to reach ``host``, with its scope; None where it cannot."""
+    """The source address for a destination, with its scope; None if it cannot be reached."""
     with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:
         sock.connect((host, 4791))
         name = sock.getsockname()
@@ -54,14 +53,14 @@ class PortableNetwork:
         return found
 
     def addresses(self) -> list[InterfaceAddress]:
-        """127.0.0.1, ::1, and the host's addresses where an interface can be told for them."""
+        """127.0.0.1, ::1, and the host's addresses for which an interface can be found."""
         interfaces = self.interfaces()
         loopback = next((i.index for i in interfaces if i.is_loopback), 0)
-        # Wired and wireless interfaces first: virtual ones rarely own the address the system sends from.
+        # Wired and wireless interfaces first, because virtual ones rarely have the source address.
         interfaces.sort(key=lambda i: not i.name.startswith(("en", "eth", "wl")))
         others = [i.index for i in interfaces if not i.is_loopback]
         hosts: dict[tuple[int, str], int] = {}
-        for family, host in ((AF_INET, "127.0.0.1"), (AF_INET6, "::1"), *_ELSEWHERE):
+        for family, host in ((AF_INET, "127.0.0.1"), (AF_INET6, "::1"), *_DOCUMENTATION_HOSTS):
             if (source := _source_for(family, host)) is not None:
                 hosts.setdefault((family, source[0]), source[1])
         with contextlib.suppress(OSError):
@@ -73,7 +72,7 @@ class PortableNetwork:
         for (kind, host), scope in hosts.items():
             ip = socket.inet_pton(kind, host)
             own = ip[0] == 127 if kind == AF_INET else ip == bytes(15) + b"\x01"
-            # Which interface owns a global address a socket cannot tell; with several, the first is named.
+            # A socket does not tell which interface has a global address. If there are several, take the first.
             index = loopback if own else scope or (others[0] if others else 0)
             if index:
                 bits = 8 if own and kind == AF_INET else len(ip) * 8

@@ -1,4 +1,4 @@
-"""The data of the network seam, and the seam itself."""
+"""The data types of the network, and the interface to it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class InterfaceFlag(IntFlag):
     LOWER_UP = 0x10000
 
 
-# As plain ints: the properties below are asked at every resolution, and IntFlag arithmetic costs a call.
+# Plain ints, for the reason given in rdmacm.plainints: every resolution reads the properties below.
 _UP, _LOOPBACK = int(InterfaceFlag.UP), int(InterfaceFlag.LOOPBACK)
 _RUNNING, _NOARP = int(InterfaceFlag.UP | InterfaceFlag.RUNNING), int(InterfaceFlag.LOOPBACK | InterfaceFlag.NOARP)
 
 
 class Interface(NamedTuple):
-    """A network interface. ``arp_type`` is ``ARPHRD_*``; ``slave_kind`` names the kind of master it serves."""
+    """A network interface. ``arp_type`` is ``ARPHRD_*``; ``slave_kind`` is the kind of its master device, if any."""
 
     index: int  # type: ignore[assignment]
     name: str
@@ -50,12 +50,12 @@ class Interface(NamedTuple):
 
     @property
     def needs_neighbour(self) -> bool:
-        """Whether a next hop's link-layer address has to be found before a packet can be sent."""
+        """Whether packets need the link-layer address of their next hop."""
         return not self.flags & _NOARP
 
 
 class InterfaceAddress(NamedTuple):
-    """An address of an interface. ``usable`` is False while duplicate address detection runs or has failed."""
+    """An address of an interface. ``usable`` is False during duplicate address detection and if it has failed."""
 
     family: int
     ip: bytes
@@ -65,10 +65,10 @@ class InterfaceAddress(NamedTuple):
 
 
 class RouteEntry(NamedTuple):
-    """Where a packet for ``destination`` would go. ``kind``: unicast, local, broadcast, anycast, multicast.
+    """The route of packets to ``destination``. ``kind``: unicast, local, broadcast, anycast or multicast.
 
-    ``gateway`` is a packed address of either family, None on link; ``mtu`` and ``hop_limit`` are 0 where the
-    route sets none.
+    Addresses are packed. ``gateway`` may be of either family, and is None on link; ``source`` is the preferred source
+    address; ``mtu`` and ``hop_limit`` are 0 if the route sets none.
     """
 
     kind: str
@@ -96,7 +96,7 @@ class NeighbourState(IntEnum):
 
     @property
     def is_valid(self) -> bool:
-        """Whether packets can be sent with this entry (the kernel's ``NUD_VALID``)."""
+        """Whether packets can be sent through the entry (the kernel's ``NUD_VALID``)."""
         return bool(self & 0xDE)
 
 
@@ -110,10 +110,10 @@ class Neighbour(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What has changed since the last look.
+    """What has changed since the last call of :meth:`Network.changes`.
 
-    ``links``: interfaces or addresses; ``routes``: routing tables or rules; ``neighbours``: the entries that
-    did; ``lost``: the kernel dropped notifications, so anything may have.
+    ``links``: interfaces or addresses; ``routes``: routing tables or rules; ``neighbours``: the entries that changed;
+    ``lost``: the kernel dropped notifications, so anything may have changed.
     """
 
     links: bool
@@ -123,13 +123,13 @@ class Change(NamedTuple):
 
 
 class Network(Protocol):
-    """What the resolver asks of a host. Every method returns at once; OSErrors carry the kernel's errno."""
+    """The network of a host, as the resolver uses it. No method waits; an OSError carries the kernel's errno."""
 
-    #: Whether :meth:`neighbour` can answer at all; where not, a next hop is assumed to be reachable.
+    #: Whether :meth:`neighbour` is supported. If not, every next hop is assumed to be reachable.
     sees_neighbours: bool
 
     def open(self) -> None:
-        """Open every descriptor now, in the namespace of the calling thread; else each opens at first use."""
+        """Open every descriptor, in the namespace of the calling thread. Otherwise each is opened at its first use."""
 
     def interfaces(self) -> list[Interface]:
         """Every interface."""
@@ -138,34 +138,34 @@ class Network(Protocol):
         """Every address of every interface."""
 
     def route(self, family: int, destination: bytes, source: bytes | None, ifindex: int, tos: int) -> RouteEntry:
-        """The route to a destination, optionally from a source and out of an interface (0: any).
+        """The route to a packed destination address, optionally from a source and out of an interface (0: any).
 
-        ENETUNREACH, EHOSTUNREACH, EACCES (prohibit) or EINVAL (blackhole, or a source that is not ours).
+        OSError: ENETUNREACH, EHOSTUNREACH, EACCES (prohibit), or EINVAL (blackhole, or a source that is not local).
         """
 
     def neighbour(self, family: int, ifindex: int, ip: bytes) -> Neighbour | None:
-        """The neighbour entry of a next hop, None where there is none."""
+        """The neighbour entry of a next hop, or None."""
 
     def probe(self, family: int, ifindex: int, ip: bytes, destination: bytes | None = None) -> None:
-        """Make the host look for a neighbour (ARP, ND), without waiting.
+        """Make the host resolve a neighbour (ARP, ND), without waiting.
 
-        ``destination``: what the neighbour is the gateway to, where it is one.
+        ``destination``: if the neighbour is a gateway, an address behind it.
         """
 
     def watch(self, on: bool) -> None:
-        """Have :meth:`changes` tell of neighbours and routes too; costly on a busy host, so only when needed."""
+        """Make :meth:`changes` report neighbours and routes too, or stop; it is costly on a busy host."""
 
     def changes(self) -> Change | None:
-        """What has changed since the last call, None for nothing."""
+        """What has changed since the last call, or None."""
 
     def fileno(self) -> int:
-        """A descriptor that is readable when :meth:`changes` has something, -1 where there is none."""
+        """A descriptor that polls readable when :meth:`changes` has something to report; -1 if there is none."""
 
     def link_speed(self, name: str) -> int:
-        """Megabits per second, 0 where unknown."""
+        """The speed of an interface in Mb/s, 0 if unknown."""
 
     def setting(self, name: str, *default: int) -> tuple[int, ...]:
-        """The numbers of a sysctl, by its path below /proc/sys; ``default`` where it cannot be read."""
+        """The numbers of a sysctl, by its path below /proc/sys; ``default`` if it cannot be read."""
 
     def close(self) -> None:
-        """Release every descriptor. They come back by themselves when asked again."""
+        """Close every descriptor. A later call opens what it needs again."""

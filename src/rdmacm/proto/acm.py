@@ -1,8 +1,8 @@
-"""The protocol between ibacm(8) and its clients: names and addresses in, paths out.
+"""The protocol between ibacm(8) and its clients, which resolves addresses to paths.
 
-One message each way, on a stream socket: a header of 16 bytes and up to eight endpoints of 72, which is what
-``infiniband/acm.h`` calls ``struct acm_msg``. Both ends are on one host, so the numbers of RESOLVE are in its own byte
-order; addresses and path records are in network order, as everywhere.
+A request and its reply are one message each on a stream socket: a header of 16 bytes and up to eight endpoints of 72
+bytes (``struct acm_msg`` of ``infiniband/acm.h``). Both ends run on one host, so the integers of RESOLVE are in native
+byte order. Addresses and path records are in network byte order.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ __all__ = [
 _HEADER = struct.Struct("=BBB3xHQ")
 _ENDPOINT = struct.Struct("=IHH64s")
 HEADER_SIZE = _HEADER.size
-#: Endpoints of one message, in either direction.
+#: The most endpoints in a message.
 MAX_ENDPOINTS = 8
 
 _VERSION = 1
 _RESOLVE = 1
-#: Marks an answer.  The daemon leaves it out of most.
+#: Marks a reply. The daemon omits it from most replies.
 _ACK = 0x80
 
 _SOURCE = 1 << 0
 _DESTINATION = 1 << 1
 _NODELAY = 1 << 30
 
-#: Types of endpoints.
+#: Endpoint types.
 _IP, _IP6, _PATH = 2, 3, 0x10
 _FAMILIES = {_IP: (AF_INET, 4), _IP6: (AF_INET6, 16)}
 _TYPES = {int(AF_INET): _IP, int(AF_INET6): _IP6}
 
 
 class AcmStatus(IntEnum):
-    """What became of a request; other numbers may come."""
+    """The status of a reply. The daemon may send other numbers."""
 
     SUCCESS = 0
     ENOMEM = 1
@@ -65,9 +65,9 @@ class AcmStatus(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class AcmReply:
-    """An answer to RESOLVE: paths, best first, and the source address the daemon chose where it tells one.
+    """A reply to RESOLVE: paths, best first, and the source address that the daemon chose, if the reply has one.
 
-    ``status`` is an :class:`AcmStatus`; anything but 0 comes without paths.
+    ``status`` is an :class:`AcmStatus`. A reply with another status than 0 has no paths.
     """
 
     status: int
@@ -83,10 +83,10 @@ def resolve_request(
     path: PathRecord | None = None,
     nodelay: bool = False,
 ) -> bytes:
-    """A RESOLVE message: which paths lead from an address to another, or between the GIDs of a path record.
+    """A RESOLVE message, for the paths from one address to another or between the GIDs of a path record.
 
-    ``nodelay``: the daemon answers ENODATA at once where it would have to ask the network about the destination.
-    ``tid`` has 64 bits and comes back. ValueError for one that does not fit.
+    ``nodelay``: the daemon replies ENODATA at once if it would have to query the network about the destination.
+    ``tid`` is the transaction id, which the reply repeats; ValueError if it does not fit into 64 bits.
     """
     endpoints = []
     if source is not None:
@@ -103,24 +103,24 @@ def resolve_request(
 
 
 def reply_size(header: Buffer, tid: int) -> int:
-    """How many bytes the answer to request ``tid`` has, header included, by its first 16.
+    """The size in bytes of the reply to request ``tid``, header included, from its first 16 bytes.
 
-    WireError where they are not the beginning of an answer to it.
+    WireError if they are not the header of a reply to that request.
     """
     return _parse_header(header, tid)[1]
 
 
 def _parse_header(data: Buffer, tid: int) -> tuple[int, int]:
-    """Status and size."""
+    """Status and size in bytes."""
     if len(data) < HEADER_SIZE:
         raise WireError(f"the header of an ibacm message has {HEADER_SIZE} bytes, not {len(data)}")
     version, opcode, status, size, answered = _HEADER.unpack_from(data)
     if version != _VERSION:
         raise WireError(f"version {version} of ibacm's protocol is not {_VERSION}")
     if opcode & ~_ACK != _RESOLVE:
-        raise WireError(f"operation 0x{opcode:x} does not answer RESOLVE")
+        raise WireError(f"operation 0x{opcode:x} is not a reply to RESOLVE")
     if answered != tid:
-        raise WireError(f"an answer to request {answered}, not {tid}")
+        raise WireError(f"a reply to request {answered}, not {tid}")
     count, rest = divmod(size - HEADER_SIZE, _ENDPOINT.size)
     if rest or not 0 <= count <= MAX_ENDPOINTS:
         raise WireError(f"no ibacm message has {size} bytes")
@@ -128,7 +128,7 @@ def _parse_header(data: Buffer, tid: int) -> tuple[int, int]:
 
 
 def decode_reply(data: Buffer, tid: int) -> AcmReply:
-    """The answer to request ``tid``; WireError for anything else."""
+    """The reply to request ``tid``; WireError for anything else."""
     status, size = _parse_header(data, tid)
     if len(data) != size:
         raise WireError(f"an ibacm message of {size} bytes has {len(data)}")

@@ -1,7 +1,7 @@
-"""Ethernet frames around UDP datagrams, as a capture on the wire would have shown them.
+"""Ethernet frames around UDP datagrams, as a capture on the wire would show them.
 
-A socket gives and takes what follows the UDP header.  What it leaves out is put back here: everything the invariant
-CRC covers as it was on the wire, the rest (hardware addresses, time to live) as it plausibly was.  Checksums are
+A socket sends and receives UDP payload without its headers. This module restores them: the fields that the invariant
+CRC covers have the values they had on the wire, others (MAC addresses, TTL) have plausible values. Checksums are
 computed.
 """
 
@@ -24,9 +24,9 @@ _PROTOCOL_UDP = 17
 
 
 def hardware_address(address: bytes) -> bytes:
-    """The Ethernet address that stands for a packed IP address: always the same one, locally administered.
+    """The MAC address that represents a packed IP address: locally administered, and always the same.
 
-    For a multicast address it is the one such packets really go to (RFC 1112, RFC 2464).
+    For a multicast address it is the MAC address of the multicast group (RFC 1112, RFC 2464).
 
     >>> hardware_address(bytes([192, 0, 2, 1])).hex(":")
     '02:00:c0:00:02:01'
@@ -37,13 +37,13 @@ def hardware_address(address: bytes) -> bytes:
         return b"\x02\x00" + address
     if address[0] == 0xFF:
         return b"\x33\x33" + address[12:]
-    # No part of an IPv6 address tells hosts apart on every network, so all of it counts.
+    # No part of an IPv6 address is unique on every network, so all of it is hashed.
     return b"\x02\x06" + zlib.crc32(address).to_bytes(4, "big")
 
 
 def _sum(data: Buffer) -> int:
     """The ones' complement sum of the 16-bit words of ``data``, with 0 for 0xFFFF."""
-    # 2^16 is 1 modulo 65535, so all of it as one number has the remainder that its words added up have.
+    # 2^16 is 1 modulo 65535, so the data as one number and the sum of its words have the same remainder.
     number = int.from_bytes(data, "big")
     return (number << 8 if len(data) & 1 else number) % 0xFFFF
 
@@ -59,22 +59,22 @@ def udp_frame(
     ttl: int = 64,
     tos: int = 0,
 ) -> bytes:
-    """The frame of a UDP datagram that may not be fragmented.
+    """The Ethernet frame of a UDP datagram, with "don't fragment" set.
 
-    Addresses are packed, 4 or 16 bytes both.  ``ttl`` and ``tos`` are the hop limit and the traffic class of IPv6,
-    which has no ``identification``.  WireError where an IP packet cannot be that long.
+    Both addresses are packed, 4 or 16 bytes. For IPv6, ``ttl`` and ``tos`` are the hop limit and the traffic class, and
+    ``identification`` is ignored. WireError if the payload does not fit into an IP packet.
     """
     if len(source) != len(destination) or len(source) not in (4, 16):
         raise WireError(f"addresses have 4 or 16 bytes each, not {len(source)} and {len(destination)}")
     length = _UDP.size + len(payload)
-    # The total length of IPv4 counts its header, the payload length of IPv6 does not.
+    # The total length of IPv4 includes its header, the payload length of IPv6 does not.
     total = _IPV4.size + length if len(source) == 4 else length
     if total > 0xFFFF:
         raise WireError(f"an IP packet cannot carry {len(payload)} bytes of UDP payload")
     ports = _UDP.pack(source_port, dest_port, length, 0)
-    # The UDP checksum covers the addresses, protocol and length again, in whatever order they are added.
+    # The UDP checksum includes a pseudo header: addresses, protocol and length. The order of the terms does not matter.
     added = _sum(source) + _sum(destination) + _PROTOCOL_UDP + length + _sum(ports) + _sum(payload)
-    # 0 would say that there is no checksum.
+    # A checksum of 0 means that there is none, so 0 is sent as 0xFFFF.
     udp = _UDP.pack(source_port, dest_port, length, -added % 0xFFFF or 0xFFFF)
     if len(source) == 4:
         fields = (0x45, tos, total, identification, _DONT_FRAGMENT, ttl, _PROTOCOL_UDP)

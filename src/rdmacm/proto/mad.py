@@ -1,4 +1,4 @@
-"""Management datagrams: the 24-byte header common to all of them, and 232 bytes of data."""
+"""Management datagrams (MADs): a header of 24 bytes, and 232 bytes of data."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from rdmacm.proto.wire import WireError
 __all__ = [
     "BASE_VERSION",
     "DATA_SIZE",
+    "GSI_QPN",
     "GSI_Q_KEY",
+    "HEADER_SIZE",
     "MAD_SIZE",
+    "RESPONSE",
     "Mad",
     "MadAddress",
     "MadStatus",
@@ -22,11 +25,18 @@ __all__ = [
     "MgmtClass",
 ]
 
-MAD_SIZE = 256
+HEADER_SIZE = 24
 DATA_SIZE = 232
+MAD_SIZE = HEADER_SIZE + DATA_SIZE
 
-#: Q_Key of queue pair 1, which every general services datagram carries.
+#: QP 1, the general services interface (GSI), which every MAD here is sent from and to.
+GSI_QPN = 1
+
+#: The Q_Key of QP 1, which every MAD to a QP 1 carries.
 GSI_Q_KEY = 0x80010000
+
+#: The bit of a method that marks a response.
+RESPONSE = 0x80
 
 _HEADER = struct.Struct("!BBBBHHQHxxI")
 BASE_VERSION = 1
@@ -48,7 +58,7 @@ class MgmtClass(IntEnum):
 
 
 class Method(IntEnum):
-    """Methods all classes share (InfiniBand Architecture 13.4.5); bit 7 marks a response."""
+    """The methods common to all classes (InfiniBand Architecture 13.4.5); bit 7 marks a response."""
 
     GET = 0x01
     SET = 0x02
@@ -61,7 +71,7 @@ class Method(IntEnum):
 
 
 class MadStatus(IntEnum):
-    """The lower byte of the status (InfiniBand Architecture 13.4.7); the upper byte is the class's own."""
+    """The lower byte of the status (InfiniBand Architecture 13.4.7). The upper byte is specific to the class."""
 
     OK = 0x00
     BUSY = 0x01
@@ -73,9 +83,9 @@ class MadStatus(IntEnum):
 
 
 class MadAddress(NamedTuple):
-    """Where on an InfiniBand subnet a datagram goes to or has come from (``struct ib_mad_addr`` of ib_umad).
+    """The source or destination of a MAD on an InfiniBand subnet (``struct ib_mad_addr`` of ib_umad).
 
-    ``qpn`` is 1 for all but subnet management; ``gid`` is given where there is a GRH.
+    ``qpn`` is 1 except for subnet management; ``gid`` is None without a GRH.
     """
 
     lid: int
@@ -93,7 +103,7 @@ class MadAddress(NamedTuple):
 class Mad:
     """A management datagram (InfiniBand Architecture 13.4.2, 13.4.3), 256 bytes.
 
-    Class, method and status are plain numbers, for they come from strangers; compare them with
+    Class, method and status are plain numbers, because a peer may send any value; compare them with
     :class:`MgmtClass`, :class:`Method` and :class:`MadStatus`.
     """
 
@@ -109,11 +119,11 @@ class Mad:
 
     @property
     def is_response(self) -> bool:
-        """Whether the method answers another one."""
-        return bool(self.method & 0x80)
+        """Whether the method is a response."""
+        return bool(self.method & RESPONSE)
 
     def pack(self) -> bytes:
-        """The 256 bytes on the wire; ValueError where the data is no 232 bytes or a field too large."""
+        """The 256 bytes on the wire; ValueError for a field out of range or data of another length than 232."""
         if len(self.data) != DATA_SIZE:
             raise ValueError(f"the data of a MAD has {DATA_SIZE} bytes, not {len(self.data)}")
         try:
@@ -134,7 +144,7 @@ class Mad:
 
     @classmethod
     def unpack(cls, data: bytes | bytearray | memoryview) -> Mad:
-        """The datagram in 256 bytes; WireError for another length or base version."""
+        """The MAD in 256 bytes; WireError for another length or base version."""
         if len(data) != MAD_SIZE:
             raise WireError(f"a MAD has {MAD_SIZE} bytes, not {len(data)}")
         base_version, mgmt_class, class_version, method, status, specific, tid, attribute, modifier = (

@@ -1,8 +1,8 @@
 """Capture files in the pcapng format (IETF draft-ietf-opsawg-pcapng), as Wireshark and tcpdump read them.
 
-A file is a section header, one description per interface, and then a block for each packet.  Every block says its own
-length at both ends, so a file that stops between two blocks is whole, and one that stops within a block is readable up
-to there.  All numbers are little-endian here; the section header's magic number tells the reader.
+A file has a section header, a description of each interface, and a block for each packet. A block has its length at
+both ends, so a file that ends between two blocks is complete, and one that ends within a block is readable up to there.
+All numbers are little-endian; the magic number in the section header gives the byte order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ENHANCED_PACKET = 6
 _BYTE_ORDER_MAGIC = 0x1A2B3C4D
 _UNKNOWN_LENGTH = 0xFFFFFFFFFFFFFFFF
 
-# Options: of any block, then those of each.
+# Option codes: of any block, then those of each block.
 _END_OF_OPTIONS, _COMMENT = 0, 1
 _SHB_OS, _SHB_USERAPPL = 3, 4
 _IF_NAME, _IF_TSRESOL = 2, 9
@@ -37,7 +37,7 @@ _EPB = struct.Struct("<IIIIIII")
 
 
 class Direction(IntEnum):
-    """Which way a packet went: the low bits of epb_flags."""
+    """The direction of a packet: the low bits of epb_flags."""
 
     UNKNOWN = 0
     INBOUND = 1
@@ -63,13 +63,13 @@ _END = _option(_END_OF_OPTIONS, b"")
 
 
 def section_header(application: str, system: str = "") -> bytes:
-    """The block a file starts with: the program that writes it, and the operating system it runs on."""
+    """The first block of a file, with the program that writes it and the operating system it runs on."""
     options = _text(_SHB_OS, system) + _text(_SHB_USERAPPL, application)
     return _block(_SECTION_HEADER, _SHB.pack(_BYTE_ORDER_MAGIC, 1, 0, _UNKNOWN_LENGTH) + options + _END)
 
 
 def interface_description(name: str) -> bytes:
-    """An interface with Ethernet frames and times in nanoseconds; packets number interfaces from 0 in file order."""
+    """An interface with Ethernet frames and times in nanoseconds. Packets number interfaces from 0, in file order."""
     options = _text(_IF_NAME, name) + _option(_IF_TSRESOL, b"\x09")
     return _block(_INTERFACE_DESCRIPTION, _IDB.pack(LINKTYPE_ETHERNET, 0, 0) + options + _END)
 
@@ -81,7 +81,7 @@ _FLAGS = [_option(_EPB_FLAGS, _LENGTH.pack(direction)) + _END for direction in D
 def enhanced_packet(
     frame: Buffer, nanoseconds: int, direction: Direction = Direction.UNKNOWN, comment: str = "", interface: int = 0
 ) -> bytes:
-    """A whole frame that passed ``nanoseconds`` after 1970-01-01 UTC."""
+    """A packet: a whole frame with its timestamp in nanoseconds since 1970-01-01 UTC."""
     size = len(frame)
     options = _text(_COMMENT, comment) + _FLAGS[direction]
     padding = -size & 3

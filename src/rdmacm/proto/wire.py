@@ -1,4 +1,4 @@
-"""What every wire format here has in common."""
+"""Types that all wire formats share."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import TypeAlias
 
 __all__ = ["Buffer", "WireError"]
 
-#: Bytes to read, one item a byte.
+#: Data to read; the items of a memoryview are single bytes.
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 class WireError(ValueError):
-    """Bytes that are not what they should be, or a field that does not fit its place on the wire.
+    """Bytes that are not a valid message, or a field that is out of range on the wire.
 
-    Parsers of what a peer sent raise this and nothing else, whatever they are given.
+    Parsers of received data raise this and no other exception.
     """

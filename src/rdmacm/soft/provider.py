@@ -170,7 +170,7 @@ class SoftProvider:
             view, row = lookup.view, lookup.row
             assert view is not None and row is not None
         session = ports.subnet_of(view).sa
-        ask = partial(session.ask_paths, view.port, row.gid, destination, ROUTE_TIMEOUT, like=like)
+        ask = partial(session.query_paths, view.port, row.gid, destination, ROUTE_TIMEOUT, like=like)
         paths: tuple[PathRecord, ...] = self._ask(view, ask)
         if not paths:
             return None
@@ -182,7 +182,7 @@ class SoftProvider:
             views = [view for view in self.host.ib.views() if view.is_active and view.rows]
         for view in views:
             session = self.host.ib.subnet_of(view).sa
-            records = self._ask(view, partial(session.ask_services, view.port, service))
+            records = self._ask(view, partial(session.query_services, view.port, service))
             if records:
                 return FoundServices(view.rows[0].gid, view.device.name, view.port_num, records)
         return None

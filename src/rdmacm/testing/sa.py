@@ -17,9 +17,9 @@ from typing import Any, TypeAlias
 
 from rdmacm.address import Gid
 from rdmacm.ib.transport import IbPort
-from rdmacm.proto.mad import MadAddress
+from rdmacm.proto.mad import RESPONSE, MadAddress
 from rdmacm.proto.sa.attributes import Attribute
-from rdmacm.proto.sa.mad import RESPONSE, SaMad, SaMethod, SaStatus
+from rdmacm.proto.sa.mad import SaMad, SaMethod, SaStatus
 from rdmacm.proto.sa.query import MemberMask, NodeMask, PathMask, Selector, ServiceMask
 from rdmacm.proto.sa.records import GIGABITS, PathRecord
 from rdmacm.proto.sa.rmpp import SEGMENT_SIZE, RmppFlag, RmppHeader, Sender

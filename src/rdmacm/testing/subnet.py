@@ -30,13 +30,13 @@ from random import Random
 from typing import Any, TypeAlias
 
 from rdmacm.address import Gid
-from rdmacm.ib.transport import Arrived, IbPort
+from rdmacm.ib.transport import IbPort, ReceivedMad
 from rdmacm.progress.timers import TimerDescriptor
 from rdmacm.progress.wake import Wake
 from rdmacm.proto.cm.codes import AttributeId
-from rdmacm.proto.mad import MAD_SIZE, MadAddress, MgmtClass
+from rdmacm.proto.mad import MAD_SIZE, RESPONSE, MadAddress, MgmtClass
 from rdmacm.proto.sa.attributes import Attribute
-from rdmacm.proto.sa.mad import RESPONSE, SaMethod
+from rdmacm.proto.sa.mad import SaMethod
 from rdmacm.proto.wire import Buffer
 from rdmacm.testing.clock import VirtualClock
 from rdmacm.testing.faults import Verdict, corrupted
@@ -106,7 +106,7 @@ class MemoryPort:
         self.is_open = False
         #: What the system makes of the upper half of a transaction id.
         self.stamp = number
-        self._inbox: deque[Arrived] = deque()
+        self._inbox: deque[ReceivedMad] = deque()
         self._wake: Wake | None = None
         self._timer: TimerDescriptor | None = None
         self._epoll: select.epoll | None = None
@@ -139,7 +139,7 @@ class MemoryPort:
             self.subnet.transmit(self, address, bytes(mad))
             self.subnet.settle()
 
-    def receive(self) -> Sequence[Arrived]:
+    def receive(self) -> Sequence[ReceivedMad]:
         with self.subnet.lock:
             self.subnet.settle()
             arrived = [self._inbox.popleft() for _ in range(min(_BATCH, len(self._inbox)))]

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 
 from rdmacm.errors import cm_error
 from rdmacm.proto.entropy import RandomSource
-from rdmacm.proto.mad import MAD_SIZE, MadAddress, MgmtClass
+from rdmacm.proto.mad import BASE_VERSION, MAD_SIZE, RESPONSE, MadAddress, MgmtClass
 from rdmacm.proto.sa.attributes import Attribute
-from rdmacm.proto.sa.mad import CLASS_VERSION, HEADER_LENGTH, RESPONSE, SaMad, SaMethod, SaStatus
+from rdmacm.proto.sa.mad import CLASS_VERSION, HEADER_LENGTH, SaMad, SaMethod, SaStatus
 from rdmacm.proto.sa.rmpp import (
     SA_HEADER,
     SEGMENT_SIZE,
@@ -231,7 +231,7 @@ class SaClient:
             return "length"
         if mad[1] != MgmtClass.SUBN_ADM:
             return "class"
-        if mad[0] != 1 or mad[2] != CLASS_VERSION:
+        if mad[0] != BASE_VERSION or mad[2] != CLASS_VERSION:
             return "version"
         if not mad[3] & RESPONSE:
             return "not a response"

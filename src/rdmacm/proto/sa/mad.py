@@ -10,15 +10,12 @@ from rdmacm.proto.mad import BASE_VERSION, MAD_SIZE, MgmtClass
 from rdmacm.proto.sa.rmpp import HEADER_SIZE, NO_RMPP, SEGMENT_SIZE, RmppHeader
 from rdmacm.proto.wire import Buffer, WireError
 
-__all__ = ["CLASS_VERSION", "HEADER_LENGTH", "RESPONSE", "SaMad", "SaMethod", "SaStatus", "describe_status"]
+__all__ = ["CLASS_VERSION", "HEADER_LENGTH", "SaMad", "SaMethod", "SaStatus", "describe_status"]
 
 CLASS_VERSION = 2
 
 #: Bytes of a MAD before its records.
 HEADER_LENGTH = MAD_SIZE - SEGMENT_SIZE
-
-#: The bit of a method that marks a response.
-RESPONSE = 0x80
 
 _HEADER = struct.Struct("!BBBBHxxQHxxI")
 _SA_HEADER = struct.Struct("!QHxxQ")

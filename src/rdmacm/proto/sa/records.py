@@ -128,6 +128,8 @@ class PathRecord:
 class PathData:
     """``struct ibv_path_data``, 72 bytes: a path record and its flags. ``ai_route`` is an array of these."""
 
+    SIZE: ClassVar = _FLAGS.size + _RECORD.size
+
     path: PathRecord
     flags: PathFlag = PATH_FLAGS
 
@@ -138,6 +140,6 @@ class PathData:
     @classmethod
     def unpack(cls, data: bytes | bytearray | memoryview) -> PathData:
         """The structure in 72 bytes; WireError for another length."""
-        if len(data) != 72:
-            raise WireError(f"path data has 72 bytes, not {len(data)}")
-        return cls(PathRecord.unpack(data[8:]), PathFlag(_FLAGS.unpack_from(data)[0]))
+        if len(data) != cls.SIZE:
+            raise WireError(f"path data has {cls.SIZE} bytes, not {len(data)}")
+        return cls(PathRecord.unpack(data[_FLAGS.size :]), PathFlag(_FLAGS.unpack_from(data)[0]))

@@ -245,7 +245,7 @@ class IbLink:
         left = max(until - core.runtime.clock(), _LEAST_TIMEOUT)
         answered = partial(self._route_answered, view, alternate, started)
         tos, count = core.options.tos or 0, _ALTERNATE_PATHS if alternate else 1
-        query = subnet.sa.ask_paths(view.port, core.sgid, peer, left, answered, tos=tos, count=count)
+        query = subnet.sa.query_paths(view.port, core.sgid, peer, left, answered, tos=tos, count=count)
         self._query = subnet, query
 
     def _route_answered(
@@ -292,7 +292,7 @@ class IbLink:
         view, subnet = self._view_now("resolve_addrinfo"), self._subnet
         assert subnet is not None
         answered = partial(self._service_answered, perf_counter_ns())
-        self._query = subnet, subnet.sa.ask_services(view.port, service, answered)
+        self._query = subnet, subnet.sa.query_services(view.port, service, answered)
         core.services = ()
         core.move(Trigger.RESOLVE_IB_SERVICE)
 

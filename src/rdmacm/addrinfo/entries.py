@@ -1,0 +1,158 @@
+"""One result of a lookup, with the source address, device and route that the host would use."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rdmacm.address import (
+    AF_IB,
+    ALL_BITS_64,
+    DEFAULT_PKEY,
+    Gid,
+    InetAddr,
+    SockAddrIB,
+    parse_address,
+    service_id,
+    service_id_mask,
+)
+from rdmacm.addrinfo.checks import gai_error
+from rdmacm.addrinfo.info import NO_FLAGS, RAI_FAMILY, RAI_PASSIVE, AddrInfo, sockaddr
+from rdmacm.addrinfo.names import NamedAddress, qp_type_and_port_space
+from rdmacm.constants import EAI, PortSpace, RaiFlag
+from rdmacm.proto.sa import PathData, PathRecord
+from rdmacm.provider import Provider, RouteChoice
+
+__all__ = ["entry_from_hints", "entry_from_name", "with_choice"]
+
+
+def entry_from_name(
+    named: NamedAddress, hints: AddrInfo, node: str | None, service: str | None, provider: Provider | None
+) -> AddrInfo:
+    """The result for an address of a node and service; ``provider`` is None if no route is wanted."""
+    address, qp_type, port_space, canonical = named
+    family = int(address.family)
+    if hints.family == AF_IB and hints.flags & RAI_FAMILY:
+        if len(address.ip) != 16:
+            raise gai_error(EAI.ADDRFAMILY, node, service, f"{address.host} is not a GID", "a GID in IPv6 form")
+        return _gid_entry(named, hints)
+    if hints.flags & RAI_PASSIVE:
+        info = AddrInfo(RaiFlag.PASSIVE, family, qp_type, port_space, address.sockaddr, None, canonical)
+        return _with_route(info, address, None, provider)
+    choice = source = None
+    if provider is not None:
+        source, is_usable = _hinted_source(hints, family)
+        choice = provider.find_route(address, source) if is_usable else None
+    if choice is None:
+        return AddrInfo(
+            NO_FLAGS, family, qp_type, port_space, hints.src_addr, address.sockaddr, None, canonical, hints.route
+        )
+    return AddrInfo(
+        NO_FLAGS,
+        family,
+        qp_type,
+        port_space,
+        sockaddr(choice.source) if source is None or source.is_any else hints.src_addr,
+        address.sockaddr,
+        None,
+        canonical,
+        hints.route or (PathData(choice.path),),
+        b"",
+        choice.device,
+        choice.port_num,
+        choice.gid_index,
+    )
+
+
+def _gid_entry(named: NamedAddress, hints: AddrInfo) -> AddrInfo:
+    """The result for a GID, which was resolved as an IPv6 address."""
+    address, qp_type, port_space, canonical = named
+    sid, mask = service_id(port_space, address.port), service_id_mask(port_space, address.port)
+    gid = SockAddrIB(Gid(address.ip), sid, mask, DEFAULT_PKEY, address.flowinfo, address.scope_id)
+    if hints.flags & RAI_PASSIVE:
+        return AddrInfo(RaiFlag.PASSIVE, AF_IB, qp_type, port_space, gid, None, canonical)
+    return AddrInfo(NO_FLAGS, AF_IB, qp_type, port_space, hints.src_addr, gid, None, canonical, hints.route)
+
+
+def _hinted_source(hints: AddrInfo, family: int) -> tuple[InetAddr | None, bool]:
+    """The source of the hints, and whether a route to a destination of ``family`` can begin there."""
+    if hints.src_addr is None:
+        return None, True
+    try:
+        source = parse_address(hints.src_addr)
+    except ValueError:
+        return None, False
+    return (source, True) if isinstance(source, InetAddr) and source.family == family else (None, False)
+
+
+def entry_from_hints(hints: AddrInfo | None, provider: Provider | None) -> AddrInfo:
+    """The result for the source, destination or route of the hints, without node and service."""
+    is_passive = hints is not None and bool(hints.flags & RAI_PASSIVE)
+    if hints is None or not (hints.src_addr or (hints.dst_addr and not is_passive) or hints.route):
+        raise gai_error(
+            EAI.NONAME, None, None, "nothing to resolve", "a node, a service, or hints with an address or route"
+        )
+    try:
+        source = None if hints.src_addr is None else parse_address(hints.src_addr)
+        destination = None if hints.dst_addr is None or is_passive else parse_address(hints.dst_addr)
+    except ValueError as problem:
+        raise gai_error(EAI.NONAME, None, None, str(problem)) from None
+    port_space_hint = hints.port_space
+    if source is None and destination is None:
+        port_space_hint = port_space_hint or PortSpace.IB
+        source, destination = _route_ends(hints.route[0].path, port_space_hint)
+    qp_type, port_space = qp_type_and_port_space(hints.qp_type, port_space_hint, 0, 0)
+    if is_passive:
+        destination = None
+    known = destination or source
+    family = AF_IB if isinstance(known, SockAddrIB) else known.family if known else hints.family
+    if hints.family and known is not None and family != hints.family:
+        raise gai_error(
+            EAI.ADDRFAMILY, None, None, f"the hints' address {known} is not of the hints' family {hints.family}"
+        )
+    flags = RaiFlag(hints.flags & RAI_PASSIVE)
+    info = AddrInfo(flags, int(family), qp_type, port_space, sockaddr(source), sockaddr(destination), route=hints.route)
+    return _with_route(info, source, destination, provider)
+
+
+def _route_ends(path: PathRecord, port_space: int) -> tuple[SockAddrIB, SockAddrIB]:
+    """Source and destination of a route, by their GIDs."""
+    space_sid, space_mask = service_id(port_space, 0), service_id_mask(port_space, 0)
+    sid, mask = (path.service_id, ALL_BITS_64) if path.service_id else (space_sid, space_mask)
+    return (
+        SockAddrIB(path.sgid, space_sid, space_mask, path.pkey),
+        SockAddrIB(path.dgid, sid, mask, path.pkey, path.flow_label),
+    )
+
+
+def _with_route(
+    info: AddrInfo,
+    source: InetAddr | SockAddrIB | None,
+    destination: InetAddr | SockAddrIB | None,
+    provider: Provider | None,
+) -> AddrInfo:
+    """A result with the device of a passive address, or with the route to a destination."""
+    if provider is None:
+        return info
+    if destination is None and isinstance(source, InetAddr) and not source.is_any:
+        owner = provider.owner_of(source)
+        return info if owner is None else replace(info, device=owner[0], port_num=owner[1])
+    if not isinstance(destination, InetAddr) or not isinstance(source, InetAddr | None):
+        return info
+    if source is not None and source.family != destination.family:
+        return info
+    choice = provider.find_route(destination, source)
+    if choice is None:
+        return info
+    return with_choice(info, choice, source is None or source.is_any, info.route or (PathData(choice.path),))
+
+
+def with_choice(info: AddrInfo, choice: RouteChoice, needs_source: bool, route: tuple[PathData, ...]) -> AddrInfo:
+    """A result with the device and route of a choice, and if ``needs_source`` with its source address."""
+    return replace(
+        info,
+        src_addr=sockaddr(choice.source) if needs_source else info.src_addr,
+        route=route,
+        device=choice.device,
+        port_num=choice.port_num,
+        gid_index=choice.gid_index,
+    )

@@ -1,0 +1,175 @@
+"""From a node and a service to IP addresses: numeric addresses directly, names through the resolver."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from socket import AF_INET, AF_INET6, inet_aton, inet_pton
+from typing import Any, NamedTuple, TypeAlias
+
+from rdmacm.address import AF_IB, InetAddr, parse_address
+from rdmacm.addrinfo.checks import PORT_SPACES, QP_TYPES, STREAM_QP_TYPES, gai_error, resolver_error
+from rdmacm.addrinfo.info import RAI_FAMILY, RAI_NUMERICHOST, RAI_PASSIVE, AddrInfo
+from rdmacm.constants import EAI, PortSpace
+from rdmacm.verbs.enums import QPType
+
+__all__ = ["NamedAddress", "Resolver", "is_numeric", "qp_type_and_port_space", "resolve_name"]
+
+#: One result of socket.getaddrinfo: (family, type, proto, canonname, sockaddr).
+ResolverResult: TypeAlias = "tuple[int, int, int, str, tuple[Any, ...]]"
+
+#: A replacement for socket.getaddrinfo: (host, service, family, type, proto, flags).
+Resolver: TypeAlias = Callable[[str | None, str | None, int, int, int, int], "Sequence[ResolverResult]"]
+
+#: The flags of getaddrinfo(3) without hints (glibc).
+_NO_HINTS_FLAGS = int(getattr(socket, "AI_V4MAPPED", 0)) | int(socket.AI_ADDRCONFIG)
+
+#: A number as strtoul(3), and so getaddrinfo(3), reads it.
+_NUMBER = re.compile(r"[ \t-\r]*([+-]?)0*([0-9]+)")
+
+
+class NamedAddress(NamedTuple):
+    """An address that a node and service stand for."""
+
+    address: InetAddr
+    qp_type: int
+    port_space: int
+    canonical_name: str | None
+
+
+def resolve_name(
+    node: str | None, service: str | None, hints: AddrInfo | None, resolver: Resolver | None
+) -> list[NamedAddress]:
+    """The addresses of a node and service, in the resolver's order; at least one. GaiError if there is none."""
+    if hints is None:
+        family, socktype, proto, flags = 0, 0, 0, _NO_HINTS_FLAGS
+        qp_hint = ps_hint = 0
+    else:
+        qp_hint, ps_hint = hints.qp_type, hints.port_space
+        family, socktype, proto, flags = _socket_hints(int(hints.flags), hints.family, qp_hint, ps_hint)
+    port = _port(node, service)
+    if node is not None and ("\0" in node or node == "*"):  # C reads a name up to its NUL, and "*" as NULL
+        raise gai_error(EAI.NONAME, node, service, "not a host name", "a name or a numeric address")
+
+    # A numeric node and service, as most callers give them, need no resolver.
+    numeric = _parse_numeric(node) if node is not None else None
+    if numeric is not None and port >= 0 and family in (0, numeric[0]):
+        qp_type, port_space = qp_type_and_port_space(qp_hint, ps_hint, socktype, proto)
+        return [NamedAddress(InetAddr(*numeric, port), qp_type, port_space, None)]
+
+    if node is not None and not flags & socket.AI_NUMERICHOST and not is_numeric(node):
+        flags |= socket.AI_CANONNAME
+    try:
+        results = (resolver or socket.getaddrinfo)(node, service, family, socktype, proto, flags)
+    except (OSError, ValueError, MemoryError) as error:
+        raise resolver_error(error, node, service, family) from error
+    found = _unique_addresses(results, is_open=not (socktype or proto), qp_hint=qp_hint, ps_hint=ps_hint)
+    if not found:
+        raise gai_error(EAI.NODATA, node, service, "the resolver gave no address")
+    return found
+
+
+def _unique_addresses(
+    results: Sequence[ResolverResult], *, is_open: bool, qp_hint: int, ps_hint: int
+) -> list[NamedAddress]:
+    """Each IP address of the results once.
+
+    ``is_open``: neither socket type nor protocol was hinted, so that each address comes once per socket type; the
+    stream's result is taken.
+    """
+    canonical = next((name for _, _, _, name, _ in results if name), None)
+    found: dict[tuple[int, bytes, int], NamedAddress] = {}
+    for family, socktype, proto, _, where in results:
+        if family not in (AF_INET, AF_INET6):
+            continue
+        address = parse_address((str(where[0]), *where[1:]))
+        assert isinstance(address, InetAddr)
+        key = (address.family, address.ip, address.scope_id)
+        is_stream = is_open and socktype == socket.SOCK_STREAM
+        if key not in found or (is_stream and found[key].qp_type == QPType.UD):
+            qp_type, port_space = qp_type_and_port_space(qp_hint, ps_hint, socktype, proto)
+            found[key] = NamedAddress(address, qp_type, port_space, canonical)
+    return list(found.values())
+
+
+def is_numeric(node: str) -> bool:
+    """Whether getaddrinfo(3) reads a node as an address: also with a scope, or in a form of inet_aton(3)."""
+    try:
+        if ":" in node:
+            return bool(inet_pton(AF_INET6, node.partition("%")[0]))
+        # inet_aton(3) ignores what follows a space, getaddrinfo(3) does not.
+        return node.split() == [node] and bool(inet_aton(node))
+    except (OSError, ValueError):
+        return False
+
+
+def _parse_numeric(node: str) -> tuple[int, bytes] | None:
+    """Family and bytes of a plain numeric address; None for names, scopes and the other forms of inet_aton(3)."""
+    try:
+        return (AF_INET6, inet_pton(AF_INET6, node)) if ":" in node else (AF_INET, inet_pton(AF_INET, node))
+    except (OSError, ValueError):
+        return None
+
+
+def _port(node: str | None, service: str | None) -> int:
+    """The port of a plainly numeric service, or -1 for the resolver to find; EAI_SERVICE for no port."""
+    if service is None:
+        return 0
+    number = _NUMBER.fullmatch(service)
+    if number is not None:
+        sign, digits = number.groups()
+        if len(digits) > 5 or int(digits) > 0xFFFF or (sign == "-" and digits != "0"):
+            raise gai_error(EAI.SERVICE, node, service, "not a port number", "a port number, 0 to 65535")
+        return int(digits) if service.isdigit() else -1
+    if "\0" in service or service == "*" or not _is_encodable(service):
+        raise gai_error(EAI.SERVICE, node, service, "no service has such a name", "a port number")
+    return -1
+
+
+def _is_encodable(name: str) -> bool:
+    """Whether a name can be passed to C; a lone surrogate has no encoding."""
+    try:
+        name.encode()
+    except UnicodeError:
+        return False
+    return True
+
+
+@lru_cache(1024)
+def qp_type_and_port_space(qp_type: int, port_space: int, socktype: int, proto: int) -> tuple[int, int]:
+    """QP type and port space of a result: as hinted, else implied by the other of the two, else by the socket type."""
+    is_datagram = socktype == socket.SOCK_DGRAM or proto == socket.IPPROTO_UDP
+    if port_space in (PortSpace.TCP, PortSpace.UDP, PortSpace.IPOIB):
+        is_datagram = port_space != PortSpace.TCP
+    elif qp_type == QPType.UD or qp_type in STREAM_QP_TYPES:
+        is_datagram = qp_type == QPType.UD
+    usual_qp_type, usual_port_space = (QPType.UD, PortSpace.UDP) if is_datagram else (QPType.RC, PortSpace.TCP)
+    return (
+        QP_TYPES[qp_type] if qp_type else usual_qp_type,
+        PORT_SPACES[port_space] if port_space else usual_port_space,
+    )
+
+
+@lru_cache(1024)
+def _socket_hints(rai_flags: int, family: int, qp_type: int, port_space: int) -> tuple[int, int, int, int]:
+    """Family, type, protocol and flags for getaddrinfo(3)."""
+    socktype = 0
+    if qp_type in STREAM_QP_TYPES:
+        socktype = int(socket.SOCK_STREAM)
+    elif qp_type == QPType.UD:
+        socktype = int(socket.SOCK_DGRAM)
+    proto = 0
+    if port_space == PortSpace.TCP or (port_space == PortSpace.IB and socktype == socket.SOCK_STREAM):
+        proto = socket.IPPROTO_TCP
+    elif port_space in (PortSpace.UDP, PortSpace.IPOIB) or (
+        port_space == PortSpace.IB and socktype == socket.SOCK_DGRAM
+    ):
+        proto = socket.IPPROTO_UDP
+    if family == AF_IB:  # a GID is resolved as an IPv6 address
+        family = AF_INET6 if rai_flags & RAI_FAMILY else 0
+    flags = int(socket.AI_PASSIVE) if rai_flags & RAI_PASSIVE else 0
+    if rai_flags & RAI_NUMERICHOST:
+        flags |= socket.AI_NUMERICHOST
+    return int(family), socktype, int(proto), int(flags)
