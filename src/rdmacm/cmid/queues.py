@@ -21,9 +21,9 @@ from rdmacm.verbs.qp import QP, QPInitAttr
 from rdmacm.verbs.srq import SRQ
 from rdmacm.verbs.wr import SGE, Buffer, RecvWR, SendWR
 
-_SEND = WROpcode.SEND  # a name of the module is found quicker than a member of an enumeration
-
 __all__ = ["QueueBase"]
+
+_SEND = WROpcode.SEND
 
 #: The protection domain that the ids of a device share, as in librdmacm.
 _default_pds: weakref.WeakKeyDictionary[DeviceBackend, PD] = weakref.WeakKeyDictionary()
@@ -286,7 +286,7 @@ class QueueBase(ResolutionBase):
     ) -> None:
         """Queue a datagram, rdma_post_ud_send(3); C's helper always uses the Q_Key 0x01234567."""
         sgl = [_element(data, offset, length)]
-        wr = SendWR(context, WROpcode.SEND, sgl, flags, ah=ah, remote_qpn=remote_qpn, remote_qkey=remote_qkey)
+        wr = SendWR(context, _SEND, sgl, flags, ah=ah, remote_qpn=remote_qpn, remote_qkey=remote_qkey)
         self._need_qp("post_ud_send").post_send(wr)
 
     def _need_qp(self, step: str) -> QP:

@@ -7,32 +7,46 @@ from collections.abc import Iterable
 
 from rdmacm.address import Gid
 from rdmacm.errors import cm_error
+from rdmacm.plainints import (
+    QP_ACCESS_FLAGS,
+    QP_ALT_PATH,
+    QP_AV,
+    QP_DEST_QPN,
+    QP_MAX_DEST_RD_ATOMIC,
+    QP_MAX_QP_RD_ATOMIC,
+    QP_MIN_RNR_TIMER,
+    QP_PATH_MTU,
+    QP_PKEY_INDEX,
+    QP_PORT,
+    QP_QKEY,
+    QP_RETRY_CNT,
+    QP_RNR_RETRY,
+    QP_RQ_PSN,
+    QP_SQ_PSN,
+    QP_STATE,
+    QP_TIMEOUT,
+)
 from rdmacm.verbs.attr import AHAttr, DeviceAttr, QPAttr, QPCap, SrqAttr
 from rdmacm.verbs.device import Context
 from rdmacm.verbs.enums import AccessFlag, LinkLayer, Mtu, QPAttrMask
 
 __all__ = ["check_av", "check_caps", "check_srq", "check_values"]
 
-_M = QPAttrMask
-_ACCESS = int(sum(AccessFlag))
+_ALL_ACCESS = int(sum(AccessFlag))
 _MTUS = frozenset(map(int, Mtu))
 _NO_GID = Gid()
-# As plain numbers: members of enumerations are slow to combine, and this is done four times for each connection.
-_STATE, _PATH_MTU, _ACCESS_FLAGS, _PORT, _PKEY_INDEX, _AV, _ALT_PATH = map(
-    int, (_M.STATE, _M.PATH_MTU, _M.ACCESS_FLAGS, _M.PORT, _M.PKEY_INDEX, _M.AV, _M.ALT_PATH)
-)
 #: Bit of the mask, attribute, and its greatest value: a number, or the name of the device attribute that limits it.
 _LIMITS: tuple[tuple[int, str, int | str], ...] = (
-    (int(_M.QKEY), "qkey", 0xFFFFFFFF),
-    (int(_M.RQ_PSN), "rq_psn", 0xFFFFFF),
-    (int(_M.SQ_PSN), "sq_psn", 0xFFFFFF),
-    (int(_M.DEST_QPN), "dest_qp_num", 0xFFFFFF),
-    (int(_M.TIMEOUT), "timeout", 31),
-    (int(_M.RETRY_CNT), "retry_cnt", 7),
-    (int(_M.RNR_RETRY), "rnr_retry", 7),
-    (int(_M.MIN_RNR_TIMER), "min_rnr_timer", 31),
-    (int(_M.MAX_QP_RD_ATOMIC), "max_rd_atomic", "max_qp_init_rd_atom"),
-    (int(_M.MAX_DEST_RD_ATOMIC), "max_dest_rd_atomic", "max_qp_rd_atom"),
+    (QP_QKEY, "qkey", 0xFFFFFFFF),
+    (QP_RQ_PSN, "rq_psn", 0xFFFFFF),
+    (QP_SQ_PSN, "sq_psn", 0xFFFFFF),
+    (QP_DEST_QPN, "dest_qp_num", 0xFFFFFF),
+    (QP_TIMEOUT, "timeout", 31),
+    (QP_RETRY_CNT, "retry_cnt", 7),
+    (QP_RNR_RETRY, "rnr_retry", 7),
+    (QP_MIN_RNR_TIMER, "min_rnr_timer", 31),
+    (QP_MAX_QP_RD_ATOMIC, "max_rd_atomic", "max_qp_init_rd_atom"),
+    (QP_MAX_DEST_RD_ATOMIC, "max_dest_rd_atomic", "max_qp_rd_atom"),
 )
 _LIMITED = sum(bit for bit, _, _ in _LIMITS)
 
@@ -106,7 +120,7 @@ def check_av(context: Context, attr: AHAttr, step: str) -> None:
 def check_values(context: Context, attr: QPAttr, mask: QPAttrMask) -> None:
     """Check the attributes of a queue pair that ``mask`` names."""
     bits = mask.value
-    if not bits & ~_STATE:
+    if not bits & ~QP_STATE:
         return
     if bits & _LIMITED:
         device = context.backend.attr
@@ -115,15 +129,15 @@ def check_values(context: Context, attr: QPAttr, mask: QPAttrMask) -> None:
                 value, greatest = getattr(attr, name), getattr(device, limit) if isinstance(limit, str) else limit
                 if not 0 <= value <= greatest:
                     raise cm_error(errno.EINVAL, f"{name} is {value}, and may be 0 to {greatest}", "modify_qp")
-    if bits & _PATH_MTU and attr.path_mtu not in _MTUS:
+    if bits & QP_PATH_MTU and attr.path_mtu not in _MTUS:
         raise cm_error(errno.EINVAL, f"path_mtu is {attr.path_mtu}, which is no Mtu", "modify_qp")
-    if bits & _ACCESS_FLAGS and int(attr.qp_access_flags) & ~_ACCESS:
+    if bits & QP_ACCESS_FLAGS and int(attr.qp_access_flags) & ~_ALL_ACCESS:
         raise cm_error(errno.EINVAL, f"unknown qp_access_flags {int(attr.qp_access_flags):#x}", "modify_qp")
-    if bits & _PKEY_INDEX:
+    if bits & QP_PKEY_INDEX:
         context.query_pkey(attr.port_num, attr.pkey_index)
-    elif bits & _PORT:
+    elif bits & QP_PORT:
         context.query_port(attr.port_num)
-    if bits & _AV:
+    if bits & QP_AV:
         check_av(context, attr.ah_attr, "modify_qp")
-    if bits & _ALT_PATH:
+    if bits & QP_ALT_PATH:
         check_av(context, attr.alt_ah_attr, "modify_qp")

@@ -7,6 +7,7 @@ import errno
 from typing import TYPE_CHECKING
 
 from rdmacm.errors import cm_error
+from rdmacm.plainints import ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_WRITE
 from rdmacm.verbs.backend import MRBackend
 from rdmacm.verbs.device import Context
 from rdmacm.verbs.enums import AccessFlag
@@ -18,9 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["MR", "PD"]
 
-_ALL = sum(AccessFlag)
-_LOCAL_WRITE = int(AccessFlag.LOCAL_WRITE)
-_REMOTE_WRITES = int(AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_ATOMIC)
+_ALL_ACCESS = int(sum(AccessFlag))
+_REMOTE_WRITES = ACCESS_REMOTE_WRITE | ACCESS_REMOTE_ATOMIC
 
 
 class PD(Resource):
@@ -127,11 +127,11 @@ def _bytes_of(buffer: Buffer, access: int, limit: int) -> memoryview:
         fault, hint = "the buffer is not contiguous", "a copy of it"
     elif view.nbytes > limit:
         fault = f"{view.nbytes} bytes, the device registers at most {limit}"
-    elif int(access) & ~_ALL:
-        fault = f"unknown access flags {int(access) & ~_ALL:#x}"
-    elif int(access) & _REMOTE_WRITES and not int(access) & _LOCAL_WRITE:
+    elif int(access) & ~_ALL_ACCESS:
+        fault = f"unknown access flags {int(access) & ~_ALL_ACCESS:#x}"
+    elif int(access) & _REMOTE_WRITES and not int(access) & ACCESS_LOCAL_WRITE:
         fault, hint = "REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE as well", "LOCAL_WRITE | REMOTE_WRITE"
-    elif view.readonly and int(access) & (_LOCAL_WRITE | _REMOTE_WRITES):
+    elif view.readonly and int(access) & (ACCESS_LOCAL_WRITE | _REMOTE_WRITES):
         fault, hint = "the buffer is read-only", "a bytearray, or access without LOCAL_WRITE"
     if fault:
         raise cm_error(errno.EINVAL, fault, "reg_mr", hint=hint)

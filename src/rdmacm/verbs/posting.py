@@ -10,9 +10,11 @@ import errno
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+from rdmacm.address import ALL_BITS_64
 from rdmacm.errors import RdmaError, cm_error
+from rdmacm.plainints import SEND_INLINE
 from rdmacm.verbs.ah import AH
-from rdmacm.verbs.enums import QPType, SendFlag, WROpcode
+from rdmacm.verbs.enums import QPType, WROpcode
 from rdmacm.verbs.pd import PD
 from rdmacm.verbs.wr import SGE, RecvWR, SendWR
 
@@ -20,8 +22,7 @@ __all__ = ["REQUIRED_OPERANDS", "SendRules", "check_recv", "post_list"]
 
 W = TypeVar("W", SendWR, RecvWR)
 
-_INLINE = int(SendFlag.INLINE)
-_and = int.__and__  # SendFlag's own & makes a member of the enumeration
+_and = int.__and__  # of two ints, also where the user has passed a SendFlag
 
 # The operands that an opcode takes from its request.
 _REMOTE, _IMM, _FETCH, _ATOMIC, _INVALIDATE, _DATAGRAM = (1 << bit for bit in range(6))
@@ -77,7 +78,7 @@ class SendRules:
         sg = wr.sg
         if len(sg) > self._max_sge:
             raise _refused(wr, f"{len(sg)} elements, and max_send_sge is {self._max_sge}")
-        inline = _and(wr.send_flags, _INLINE)
+        inline = _and(wr.send_flags, SEND_INLINE)
         length = 0
         for piece in sg:
             if isinstance(piece, SGE):
@@ -109,7 +110,7 @@ class SendRules:
 
     def _check_operands(self, wr: SendWR, operands: int, length: int) -> None:
         if operands & _REMOTE:
-            if not 0 <= wr.remote_addr < 1 << 64:
+            if not 0 <= wr.remote_addr <= ALL_BITS_64:
                 raise _refused(wr, f"remote_addr {wr.remote_addr:#x} has more than 64 bits")
             if not 0 <= wr.rkey < 1 << 32:
                 raise _refused(wr, f"rkey {wr.rkey:#x} has more than 32 bits")
@@ -118,7 +119,7 @@ class SendRules:
                 raise _refused(wr, f"an atomic fetches 8 bytes, not {length}")
             if wr.remote_addr & 7:
                 raise _refused(wr, f"an atomic's remote_addr is a multiple of 8, not {wr.remote_addr:#x}")
-            if not (0 <= wr.compare_add < 1 << 64 and 0 <= wr.swap < 1 << 64):
+            if not (0 <= wr.compare_add <= ALL_BITS_64 and 0 <= wr.swap <= ALL_BITS_64):
                 raise _refused(wr, "the operands of an atomic have 64 bits")
         if operands & _IMM and not 0 <= wr.imm_data < 1 << 32:
             raise _refused(wr, f"imm_data {wr.imm_data:#x} has more than 32 bits")

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from rdmacm.errors import cm_error
+from rdmacm.plainints import QP_CUR_STATE, QP_PORT, QP_STATE
 from rdmacm.verbs.attr import QPAttr, QPCap
 from rdmacm.verbs.backend import QPBackend
 from rdmacm.verbs.checks import check_caps, check_values
@@ -21,10 +22,9 @@ from rdmacm.verbs.wr import RecvWR, SendWR
 
 __all__ = ["QP", "QPInitAttr"]
 
-# By state, as posting is the hot path: a member of an enumeration is slow to hash and quick as an index.
+#: By state.
 _MAY_SEND = [state in SEND_STATES for state in QPState]
 _MAY_RECV = [state in RECV_STATES for state in QPState]
-_STATE, _CUR_STATE, _PORT = map(int, (QPAttrMask.STATE, QPAttrMask.CUR_STATE, QPAttrMask.PORT))
 _TO_ERROR = QPAttr(qp_state=QPState.ERR)
 
 
@@ -159,17 +159,17 @@ class QP(Resource):
         bits = mask.value
         state = self.backend.state
         try:
-            after = QPState(attr.qp_state) if bits & _STATE else state
+            after = QPState(attr.qp_state) if bits & QP_STATE else state
         except ValueError:
             raise cm_error(errno.EINVAL, f"no state {attr.qp_state}", "modify_qp") from None
-        if bits & _CUR_STATE and attr.cur_qp_state != state:
+        if bits & QP_CUR_STATE and attr.cur_qp_state != state:
             raise cm_error(errno.EINVAL, f"the queue pair is in {state.name}, not in cur_qp_state", "modify_qp")
         fault = find_fault(self.qp_type, state, after, mask)
         if fault is not None:
             raise cm_error(errno.EINVAL, fault, "modify_qp")
         check_values(self.pd.context, attr, mask)
         self.backend.modify(attr, mask)
-        if self.qp_type is QPType.UD and bits & _PORT:
+        if self.qp_type is QPType.UD and bits & QP_PORT:
             port = self.pd.context.query_port(attr.port_num)
             self._send_rules.max_message = (port.active_mtu or port.max_mtu).bytes
 
