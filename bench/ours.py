@@ -13,8 +13,8 @@ from collections.abc import Callable
 from peers import in_turn, quantiles, run_script, times
 
 from rdmacm import CmEventType, CmId, ConnParam, EventChannel
-from rdmacm.tools.link import find
-from rdmacm.tools.measure import Progress
+from rdmacm.tools.connection import find
+from rdmacm.tools.measure import ProgressLine
 from rdmacm.tools.perf import Op, Plan, Result, measure, serve_client
 from rdmacm.verbs.attr import QPCap
 from rdmacm.verbs.cq import CQ
@@ -65,7 +65,7 @@ def make_qp(cmid: CmId, queues: list[CQ]) -> None:
 
 def transfer(port: int, plan: Plan) -> Result:
     cmid, _ = find(HOST, port)
-    return measure(cmid, plan, Progress())
+    return measure(cmid, plan, ProgressLine())
 
 
 def half_round_trip(port: int, size: int, count: int, blocking: bool = False) -> float:

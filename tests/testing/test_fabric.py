@@ -114,7 +114,7 @@ def test_trains_may_be_off_and_have_an_end() -> None:
     assert longest > 32 << 10
     way = route(a, *ENDS)
     for size, segment in ((longest + 1, 4096), (65 * 64, 64), (64, -1)):
-        with pytest.raises(ValueError, match="a train of .* is not possible"):
+        with pytest.raises(ValueError, match="bytes is not possible"):
             a.wire.send(way, [bytes(size)], segment)
     assert not len(a.fabric.log)
 

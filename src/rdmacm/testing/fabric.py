@@ -254,8 +254,8 @@ class Fabric:
     def drive(self, runtime: Runtime, done: Callable[[], T], timeout: float | None) -> T:
         """Wait on one host: run until ``done()`` is true, for at most ``timeout`` virtual seconds.
 
-        Returns the last value of ``done()``, which is called with the lock of the runtime held, and not again once it is
-        true. Raises SimulationError for a wait without a timeout that nothing can end, and on a crashed host.
+        Returns the last value of ``done()``, which is called with the lock of the runtime held, and not again once it
+        is true. Raises SimulationError for a wait without a timeout that nothing can end, and on a crashed host.
         """
         host = next((host for host in self.hosts.values() if host.provider.runtime is runtime), None)
         if host is None or not host.alive:
