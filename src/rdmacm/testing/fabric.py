@@ -111,9 +111,9 @@ class Fabric:
         self.corrupt = corrupt
         #: Time from sender to receiver, in seconds.
         self.latency = latency
-        #: Random additional time of at most so many seconds. It never changes the order of packets.
+        #: Maximum of the random additional time, in seconds. It never changes the order of packets.
         self.jitter = jitter
-        #: Additional time of at most so many seconds for packets held back, and for second copies.
+        #: Maximum of the random additional delay of packets held back and of second copies, in seconds.
         self.reorder_delay = reorder_delay
         #: MTU of new hosts' interfaces in bytes: 1500 gives a path MTU of 1024, 4200 one of 4096.
         self.mtu = mtu

@@ -130,7 +130,7 @@ class SubnetAdministrator:
         self.lid = lid
         #: Time before a request is answered, in seconds.
         self.delay = delay
-        #: Random additional time of at most so many seconds.
+        #: Maximum of the random additional time, in seconds.
         self.jitter = jitter
         #: Probability (0 to 1) that a request is not answered.
         self.silence = silence

@@ -227,7 +227,7 @@ class MemorySubnet:
         self.is_real_time = self.clock is time.monotonic
         #: Time from sender to receiver, in seconds.
         self.latency = latency
-        #: Additional time of at most so many seconds for datagrams held back.
+        #: Maximum of the random additional delay of datagrams held back, in seconds.
         self.reorder_delay = reorder_delay
         #: Probability (0 to 1) that a datagram is lost.
         self.loss = loss
