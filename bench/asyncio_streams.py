@@ -1,6 +1,6 @@
 """TCP through asyncio's streams, as a peer of ``bench/peers.py``: a server, and a client that measures.
 
-``serve`` prints its port and serves until it is ended; ``measure PORT EFFORT`` prints the figures as JSON.
+``serve`` prints its port and runs until it is terminated; ``measure PORT EFFORT`` prints the figures as JSON.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import time
 from peers import in_turn, run_script, times
 
 HOST = "127.0.0.1"
-#: What a client says first: mode, bytes of a message, how many messages.
+#: The first bytes from a client: mode, size of a message in bytes, number of messages.
 HEAD = struct.Struct("!cIQ")
 ECHO, BULK = b"e", b"b"
-#: The streams' buffers: with the default of 64 KiB, 64 KiB and more at once take twice as long.
+#: Buffer size of the streams: with the default of 64 KiB, messages of 64 KiB and more take twice as long.
 LIMIT = 1 << 21
-#: Messages of each size, at full effort.
+#: Number of messages by size in bytes, at full effort.
 MESSAGES = {4096: 50_000, 65536: 20_000, 1 << 20: 3000}
 
 
@@ -28,14 +28,14 @@ async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
             for _ in range(count):
                 writer.write(await reader.readexactly(size))
         elif mode == BULK:
-            # A stream has no messages to keep apart, and taking what is there is the quickest way.
+            # Reading whatever is available is fastest, and a stream has no message boundaries to preserve.
             left = size * count
             while left and (data := await reader.read(min(left, LIMIT))):
                 left -= len(data)
             writer.write(b"!")
         await writer.drain()
     except (asyncio.IncompleteReadError, ConnectionError):
-        pass  # the end of a client that wanted to connect and no more
+        pass  # a client that only connects
     finally:
         writer.close()
 
@@ -47,7 +47,7 @@ async def serve() -> None:
 
 
 async def half_round_trip(port: int, size: int, count: int) -> float:
-    """Microseconds."""
+    """Return half the round-trip time in microseconds."""
     reader, writer = await asyncio.open_connection(HOST, port, limit=LIMIT)
     warm = count // 10
     writer.write(HEAD.pack(ECHO, size, warm + count))
@@ -64,7 +64,7 @@ async def half_round_trip(port: int, size: int, count: int) -> float:
 
 
 async def bandwidth(port: int, size: int, count: int) -> float:
-    """GB/s."""
+    """Return the bandwidth in GB/s (10^9 bytes per second)."""
     reader, writer = await asyncio.open_connection(HOST, port, limit=LIMIT)
     message = bytes(size)
     started = time.perf_counter()
@@ -79,7 +79,7 @@ async def bandwidth(port: int, size: int, count: int) -> float:
 
 
 async def connections(port: int, count: int) -> dict[str, float]:
-    """Connect and close, one after the other."""
+    """Open and close connections one after the other."""
     seconds = []
     for _ in range(count):
         started = time.perf_counter()

@@ -1,11 +1,12 @@
-"""Many connections open at once between two processes on loopback: time, memory, and what is left afterwards.
+"""Many open connections between two processes on loopback: time, memory, and resources left after closing them.
 
     python3 dev.py bench connections [COUNT] [--window N] [--json]
 
-Opens COUNT (10,000) connections to a second process, each with a queue pair, up to N (64) of them under way at a time;
-then asks the other process something over one more, which says whether both still answer; then closes all. Memory is
-the growth of a process's resident memory by COUNT. "timers" is how many entries the connection managers' timers have,
-"descriptors" how many a process has open.
+Opens COUNT (10,000) connections to a second process, each with a queue pair, up to N (64) of them at a time. Then makes
+one more request, to measure how fast both processes answer with all connections open, and closes them. Memory is the
+growth of a process's resident memory divided by COUNT. "timers" is the number of entries in the timers of the
+connection manager, "descriptors" the number of open file descriptors. No peer offers comparable connections, so there
+is no ratio.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ from rdmacm.verbs.cq import CQ
 from rdmacm.verbs.qp import QPInitAttr
 
 HOST = "127.0.0.1"
-#: What a client says that wants a report: it is the rejection of its request.
+#: Private data of a request for a report. The report is the private data of its rejection.
 REPORT = b"report"
-#: Resident bytes, connections, queue pairs, descriptors, timers.
+#: A report: resident memory in bytes, and the numbers of connections, queue pairs, descriptors and timers.
 ANSWER = struct.Struct("!5Q")
 CAP = QPCap(max_send_wr=1, max_recv_wr=1)
-#: Seconds that an event may take.
+#: Maximum time to wait for an event, in seconds.
 PATIENCE = 30.0
 
 
 class Side:
-    """One process: its channel, its connections, and what it has grown to."""
+    """One of the two processes, with its event channel and its connections."""
 
     def __init__(self) -> None:
         self.channel = EventChannel()
@@ -95,7 +96,7 @@ class Client(Side):
         cmid.resolve_addr((HOST, self.port))
 
     def go_on(self, event: CmEvent, data: bytes = b"") -> bool:
-        """One step further; whether the connection is established."""
+        """Start the next step of a connection; return whether it is established."""
         cmid = event.id
         if event.type is CmEventType.ADDR_RESOLVED:
             cmid.resolve_route()
@@ -118,7 +119,7 @@ class Client(Side):
                 done += self.go_on(event)
 
     def ask(self) -> tuple[int, ...]:
-        """The other side's report."""
+        """Return the server's report."""
         self.begin()
         while True:
             event = self.channel.get_event(PATIENCE)
@@ -141,7 +142,7 @@ class Client(Side):
             self.end(event.id)
 
     def await_closed(self) -> tuple[int, ...]:
-        """The other side's report once it has closed all that this side has."""
+        """Wait until the server has closed all connections, and return its report."""
         limit = time.monotonic() + PATIENCE
         while (found := self.ask())[1]:
             if time.monotonic() > limit:
@@ -151,7 +152,7 @@ class Client(Side):
 
 @contextmanager
 def server() -> Iterator[int]:
-    """A process that serves, and its port."""
+    """Run a server process; yield its port."""
     process = subprocess.Popen(
         [sys.executable, str(Path(__file__).resolve()), "serve"], stdout=subprocess.PIPE, text=True
     )
@@ -166,7 +167,7 @@ def server() -> Iterator[int]:
 def measure(count: int, window: int) -> dict[str, Any]:
     with server() as port:
         client = Client(port)
-        client.connect(1, 1)  # what is done once in a process is no connection's
+        client.connect(1, 1)  # so that initialization of the processes is not measured
         client.disconnect(1)
         theirs, ours = client.await_closed(), client.report()
         started = time.perf_counter()

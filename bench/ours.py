@@ -1,8 +1,8 @@
 """rdmacm itself, as a peer of ``bench/peers.py``: a server, and a client that measures.
 
-``serve`` prints its port and serves until it is ended; ``measure PORT EFFORT`` prints the figures as JSON: beside what
-all peers tell, half a round trip where both ends sleep instead of polling, and what each step of a connection takes.
-Transfers are those of ``rdmacm perf``.
+``serve`` prints its port and runs until it is terminated; ``measure PORT EFFORT`` prints the figures as JSON. In
+addition to the figures of all peers, it measures half a round trip with both ends sleeping instead of polling, and each
+step of a connection. Transfers use the code of ``rdmacm perf``.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from collections.abc import Callable
 from peers import in_turn, quantiles, run_script, times
 
 from rdmacm import CmEventType, CmId, ConnParam, EventChannel
-from rdmacm.tools.link import find
-from rdmacm.tools.measure import Progress
+from rdmacm.tools.connection import find
+from rdmacm.tools.measure import ProgressLine
 from rdmacm.tools.perf import Op, Plan, Result, measure, serve_client
 from rdmacm.verbs.attr import QPCap
 from rdmacm.verbs.cq import CQ
 from rdmacm.verbs.qp import QPInitAttr
 
 HOST = "127.0.0.1"
-#: What a client says that wants a connection and no more.
+#: Private data of a client that only connects.
 NOTHING = b"nothing"
 SMALL, ROUND_TRIPS, CONNECTIONS = 64, 10_000, 2000
-#: Messages under way, messages for bandwidth and to and fro, by size and at full effort.
+#: By size in bytes: outstanding messages, number of messages for bandwidth, and for ping-pong; at full effort.
 SIZES = {4096: (64, 20_000, 5000), 65536: (32, 5000, 1000), 1 << 20: (8, 400, 100)}
 CAP = QPCap(max_send_wr=1, max_recv_wr=1)
-#: Seconds that an event may take.
+#: Maximum time to wait for an event, in seconds.
 PATIENCE = 20.0
 
 
@@ -46,7 +46,7 @@ def serve() -> None:
                 cmid.accept()
             elif event.type is CmEventType.CONNECT_REQUEST:
                 cmid.migrate(None)
-                cmid.event = event  # acknowledged with the id's next event
+                cmid.event = event  # acknowledged together with the id's next event
                 serve_client(cmid)
                 continue
             event.ack()
@@ -65,17 +65,17 @@ def make_qp(cmid: CmId, queues: list[CQ]) -> None:
 
 def transfer(port: int, plan: Plan) -> Result:
     cmid, _ = find(HOST, port)
-    return measure(cmid, plan, Progress())
+    return measure(cmid, plan, ProgressLine())
 
 
 def half_round_trip(port: int, size: int, count: int, blocking: bool = False) -> float:
-    """Microseconds."""
+    """Return half the round-trip time in microseconds."""
     done = transfer(port, Plan(Op.SEND, size, 1, True, blocking, 0.0, count))
     return done.seconds / done.count / 2 * 1e6
 
 
 def connections(port: int, count: int) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
-    """Connect and close, one after the other: the whole of it, and step by step."""
+    """Open and close connections one after the other; return their total times, and the times of each step."""
     steps: dict[str, list[float]] = {}
     whole: list[float] = []
     queues: list[CQ] = []

@@ -1,13 +1,15 @@
-"""What others reach between two processes on loopback: run in turn, in rounds, medians side by side.
+"""Latency, bandwidth and connection rate between two processes on loopback: rdmacm and its peers in the same run.
 
     python3 dev.py bench peers [--json] [--rounds N] [--effort X] [--against PEER] [PEER...]
 
-"rdmacm" is this library, and "sockets" what Python does with nothing on top of UDP and TCP, which is what the machine
-leaves to any library in it. The figures are microseconds of half a round trip of 64 bytes, GB/s (10^9 bytes) by size of
-a message, and connections made and closed one after the other. "ping-pong" is bandwidth with one message under way,
-which is all fi_pingpong does; "send", "write" and "read" keep many under way.
+The peers run in alternating rounds, and the table has their medians. "rdmacm" is this library. "sockets" is plain UDP
+and TCP in Python, the limit of what any library in Python reaches on the machine. The figures are microseconds of half
+a round trip of 64 bytes, GB/s (10^9 bytes per second) by size of a message, and connections opened and closed one after
+the other. "ping-pong" is the bandwidth with one outstanding message, the only mode of fi_pingpong; "send", "write" and
+"read" keep many messages outstanding. In brackets: how many times as good as the peer of --against, 0.5x is half as
+good.
 
-Nothing is installed: a peer that is missing is reported with the command that would install it.
+Nothing is installed: for a missing peer, the command that installs it is reported.
 """
 
 from __future__ import annotations
@@ -35,19 +37,19 @@ HOST = "127.0.0.1"
 SMALL = 64
 SIZES = (4096, 65536, 1 << 20)
 OPERATIONS = ("send", "write", "read", "ping-pong")
-#: Seconds that one process may take.
+#: Maximum run time of a process, in seconds.
 TIMEOUT = 60.0
-#: Seconds that a server may take until it serves.
+#: Maximum time until a server accepts clients, in seconds.
 START = 10.0
 
 
 class PeerError(RuntimeError):
-    """A peer that is there did not do what it was asked to."""
+    """A peer failed, or its output could not be parsed."""
 
 
 @dataclass(frozen=True)
 class Connections:
-    """Connections made and closed, one after the other."""
+    """Connections opened and closed one after the other."""
 
     per_second: float
     p50_us: float
@@ -56,19 +58,21 @@ class Connections:
 
 @dataclass(frozen=True)
 class Figures:
-    """What a peer reached. ``bandwidth``: operation, then bytes of a message, then GB/s."""
+    """The figures of a peer."""
 
+    #: Half a round trip of 64 bytes in microseconds.
     half_round_trip_us: float | None = None
+    #: GB/s by operation and size of a message in bytes.
     bandwidth: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     connections: Connections | None = None
-    #: As the first, with both ends asleep while they wait.
+    #: Half a round trip in microseconds, with both ends sleeping while they wait.
     half_round_trip_asleep_us: float | None = None
-    #: What each step of a connection takes: its name, then "p50_us" and "p99_us".
+    #: Times of the steps of a connection, by name: "p50_us" and "p99_us".
     steps: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, text: str) -> Figures:
-        """The figures a script of our own printed; PeerError where it printed anything else."""
+        """Parse the figures that a script of this directory printed; raises PeerError for anything else."""
         try:
             found = json.loads(text)
             bandwidth = found.get("bandwidth", {})
@@ -88,23 +92,23 @@ class Missing:
     """A peer that could not be measured."""
 
     reason: str
-    #: The command that would install it, where that is what is wrong.
+    #: The command that installs it, if it is not installed.
     install: str | None = None
 
 
-#: Given the share of the usual number of iterations to do.
+#: Measures a peer. The argument is the effort: the share of the usual number of iterations.
 Measure: TypeAlias = Callable[[float], Figures]
 
 
 @dataclass(frozen=True)
 class Peer:
-    """One contestant. ``program`` has to be on the PATH, where there is one; Debian's ``package`` brings it."""
+    """One contestant. ``program`` must be on the PATH, if it is not None; Debian's ``package`` has it."""
 
     name: str
     measure: Measure
     program: str | None = None
     package: str | None = None
-    #: A command whose output has the version in it.
+    #: A command that prints the version.
     version: Sequence[str] = ()
 
     def missing(self) -> Missing | None:
@@ -119,7 +123,7 @@ class Peer:
 
 @contextmanager
 def serving(command: Sequence[str], environ: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
-    """A server, for as long as the block lasts."""
+    """Run a server for the duration of the block."""
     process = subprocess.Popen(
         command,
         env={**os.environ, **(environ or {})},
@@ -140,7 +144,7 @@ def serving(command: Sequence[str], environ: Mapping[str, str] | None = None) ->
 
 
 def client(command: Sequence[str], environ: Mapping[str, str] | None = None) -> str:
-    """What a client printed, once it has ended."""
+    """Run a client to its end and return its output."""
     try:
         done = subprocess.run(
             command,
@@ -152,10 +156,10 @@ def client(command: Sequence[str], environ: Mapping[str, str] | None = None) -> 
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise PeerError(f"{command[0]}: not done after {TIMEOUT:.0f} s") from None
+        raise PeerError(f"{command[0]}: still running after {TIMEOUT:.0f} s") from None
     if done.returncode:
-        said = (done.stderr or done.stdout).strip().splitlines() or ["no message"]
-        raise PeerError(f"{command[0]}: exit {done.returncode}: {said[-1]}")
+        lines = (done.stderr or done.stdout).strip().splitlines() or ["no message"]
+        raise PeerError(f"{command[0]}: exit {done.returncode}: {lines[-1]}")
     return done.stdout
 
 
@@ -167,19 +171,19 @@ def free_port() -> int:
 
 
 def await_listener(process: subprocess.Popen[str], port: int) -> None:
-    """Return once somebody listens at a TCP port.
+    """Wait until a process listens on a TCP port.
 
-    The kernel's table is looked at: to connect would be to take the place of the one client the server waits for.
+    This reads the kernel's table: a test connection would take the place of the only client that the server expects.
     """
     listening = re.compile(rf":{port:04X} \w+:0000 0A ")
     tables = [table for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")) if table.exists()]
     limit = time.monotonic() + START
     while not any(listening.search(table.read_text()) for table in tables):
         if process.poll() is not None:
-            said = process.communicate()[0].strip().splitlines() or ["no message"]
-            raise PeerError(f"the server ended with {process.returncode}: {said[-1]}")
+            lines = process.communicate()[0].strip().splitlines() or ["no message"]
+            raise PeerError(f"the server ended with {process.returncode}: {lines[-1]}")
         if time.monotonic() > limit:
-            raise PeerError(f"the server does not listen at port {port}")
+            raise PeerError(f"the server does not listen on port {port}")
         time.sleep(0.005)
 
 
@@ -189,12 +193,12 @@ def times(count: int, effort: float) -> int:
 
 # --- fi_pingpong --------------------------------------------------------------------------------------------
 
-#: Iterations by size; the smallest is for the round trip.
+#: Iterations by size in bytes; the smallest size is for the round trip.
 FABRIC_ITERATIONS = {SMALL: 10_000, 4096: 5000, 65536: 1000, 1 << 20: 100}
 
 
 def parse_fi_pingpong(output: str) -> float:
-    """Microseconds of half a round trip."""
+    """Return half the round-trip time in microseconds."""
     # bytes #sent #ack total time MB/sec usec/xfer Mxfers/sec
     rows = [line.split() for line in output.splitlines() if line[:1].isdigit()]
     if len(rows) != 1 or len(rows[0]) != 8:
@@ -220,15 +224,14 @@ def fi_pingpong(provider: str, endpoint: str) -> Measure:
 
 # --- ucx_perftest -------------------------------------------------------------------------------------------
 
-#: What to run for each operation, and with how many under way (0: as many as it likes). While one side only waits, it
-#: looks once a millisecond whether there is progress to make; with too few reads under way, and with writes that pile
-#: up, nothing but that is measured.
+#: The test for each operation, and the number of outstanding operations (0: no limit). A side that only waits makes
+#: progress once a millisecond; with too few outstanding reads, or too many writes, only that delay would be measured.
 UCX_TESTS = {"send": ("tag_bw", 0), "write": ("ucp_put_bw", 16), "read": ("ucp_get", 64)}
 UCX_ITERATIONS = {SMALL: 20_000, 4096: 20_000, 65536: 2000, 1 << 20: 200}
 
 
 def parse_ucx_perftest(output: str) -> tuple[float, float]:
-    """Microseconds a message, and GB/s."""
+    """Return the microseconds per message, and the bandwidth in GB/s."""
     # iterations,percentile,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,overall_mr; bandwidth in MiB/s
     rows = [line.split(",") for line in output.splitlines() if re.match(r" *\d+,", line)]
     if len(rows) != 1 or len(rows[0]) != 8:
@@ -262,35 +265,35 @@ def ucx_perftest(transports: str) -> Measure:
 
 
 def script(name: str) -> Measure:
-    """``NAME serve`` prints a line and serves; ``NAME measure LINE EFFORT`` prints the figures as JSON."""
+    """A peer that is a script: ``NAME serve`` prints its port, ``NAME measure PORT EFFORT`` the figures as JSON."""
     command = [sys.executable, str(HERE / name)]
 
     def measure(effort: float) -> Figures:
         with serving([*command, "serve"]) as server:
             assert server.stdout is not None
             if not select.select([server.stdout], [], [], START)[0]:
-                raise PeerError(f"{name}: the server has said nothing for {START:.0f} s")
-            where = server.stdout.readline().strip()
-            if not where:
-                raise PeerError(f"{name}: the server ended without a word")
-            return Figures.from_json(client([*command, "measure", where, str(effort)]))
+                raise PeerError(f"{name}: the server has not printed its port within {START:.0f} s")
+            port = server.stdout.readline().strip()
+            if not port:
+                raise PeerError(f"{name}: the server ended without output")
+            return Figures.from_json(client([*command, "measure", port, str(effort)]))
 
     return measure
 
 
 def quantiles(seconds: Sequence[float]) -> dict[str, float]:
-    """Microseconds."""
+    """Return median and 99th percentile in microseconds."""
     ordered = sorted(seconds)
     return {"p50_us": ordered[len(ordered) // 2] * 1e6, "p99_us": ordered[len(ordered) * 99 // 100] * 1e6}
 
 
 def in_turn(seconds: Sequence[float]) -> dict[str, float]:
-    """What :class:`Connections` is made of, from the time that each took."""
+    """Return the fields of :class:`Connections` from the time of each connection."""
     return {"per_second": len(seconds) / sum(seconds), **quantiles(seconds)}
 
 
 def run_script(serve: Callable[[], None], measure: Callable[[int, float], Mapping[str, object]]) -> None:
-    """What such a script does; ``measure`` has the server's port and the effort, and returns the figures."""
+    """Run such a script. ``measure`` gets the server's port and the effort, and returns the figures."""
     if sys.argv[1] == "serve":
         serve()
     else:
@@ -311,7 +314,7 @@ PEERS = (
 
 
 def medians(rounds: Sequence[Figures]) -> Figures:
-    """Of figures of the same shape, each one's median."""
+    """Return the median of each figure over all rounds."""
     first = rounds[0]
     latencies = [one.half_round_trip_us for one in rounds if one.half_round_trip_us is not None]
     asleep = [one.half_round_trip_asleep_us for one in rounds if one.half_round_trip_asleep_us is not None]
@@ -338,7 +341,7 @@ def medians(rounds: Sequence[Figures]) -> Figures:
 
 
 def contest(peers: Sequence[Peer], rounds: int, effort: float) -> dict[str, Figures | Missing]:
-    """Every peer in turn, round after round; one that fails is left out from there."""
+    """Measure all peers in alternating rounds. A peer that fails is skipped from then on."""
     outcome: dict[str, Figures | Missing] = {}
     measured: dict[str, list[Figures]] = {}
     for peer in peers:
@@ -368,7 +371,7 @@ def version_of(peer: Peer) -> str | None:
     return found[0] if found else None
 
 
-# --- what is printed ----------------------------------------------------------------------------------------
+# --- output -------------------------------------------------------------------------------------------------
 
 
 def size_text(size: int) -> str:
@@ -376,9 +379,9 @@ def size_text(size: int) -> str:
 
 
 def rows() -> Iterator[tuple[str, Callable[[Figures], float | None], bool]]:
-    """What a line is called, where its number is, and whether more of it is better."""
+    """The rows of the table: title, a function that returns the number, and whether larger is better."""
     yield f"{SMALL} B half round trip, us", lambda figures: figures.half_round_trip_us, False
-    yield "the same, asleep, us", lambda figures: figures.half_round_trip_asleep_us, False
+    yield "the same, sleeping, us", lambda figures: figures.half_round_trip_asleep_us, False
     for name in OPERATIONS:
         for size in SIZES:
 
@@ -396,7 +399,7 @@ def number_text(value: float) -> str:
 
 
 def table(outcome: Mapping[str, Figures | Missing], against: str | None = None) -> str:
-    """Peers side by side; with ``against``, how many times as good as that peer each is in brackets."""
+    """Format the peers side by side. In brackets: how many times as good as the peer ``against`` each one is."""
     found = {name: figures for name, figures in outcome.items() if isinstance(figures, Figures)}
     base = found.get(against or "")
     lines = []
@@ -417,8 +420,16 @@ def table(outcome: Mapping[str, Figures | Missing], against: str | None = None) 
             lines.append(f"{name} {step}: p50 {values['p50_us']:.1f} us, p99 {values['p99_us']:.1f} us")
     for name, missing in outcome.items():
         if isinstance(missing, Missing):
-            lines.append(f"{name}: {missing.reason}" + (f"; to have it: {missing.install}" if missing.install else ""))
+            lines.append(
+                f"{name}: {missing.reason}" + (f"; to install it: {missing.install}" if missing.install else "")
+            )
     return "\n".join(lines)
+
+
+def reference(outcome: Mapping[str, Figures | Missing]) -> str | None:
+    """Return the peer to compare the others with: "sockets" if it was measured, otherwise the first that was."""
+    measured = [name for name, figures in outcome.items() if isinstance(figures, Figures)]
+    return "sockets" if "sockets" in measured else next(iter(measured), None)
 
 
 def as_json(peers: Sequence[Peer], outcome: Mapping[str, Figures | Missing], rounds: int, effort: float) -> str:
@@ -440,14 +451,14 @@ def main() -> int:
     names = [peer.name for peer in PEERS]
     parser.add_argument("peers", nargs="*", metavar="PEER", help=f"only these: {', '.join(names)}")
     parser.add_argument("--json", action="store_true", help="one JSON object")
-    parser.add_argument("--rounds", type=int, default=3, help="how often each peer has its turn (3)")
+    parser.add_argument("--rounds", type=int, default=3, help="number of rounds (3)")
     parser.add_argument("--effort", type=float, default=1.0, help="share of the usual iterations (1.0)")
-    parser.add_argument("--against", choices=names, help="compare the others with this peer")
+    parser.add_argument("--against", choices=names, help="compare the others with this peer (sockets)")
     options = parser.parse_args()
     if unknown := set(options.peers) - set(names):
-        parser.error(f"no peer is called {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+        parser.error(f"unknown peer {', '.join(sorted(unknown))}; known are {', '.join(names)}")
     if options.rounds < 1 or options.effort <= 0:
-        parser.error("rounds and effort are more than 0")
+        parser.error("rounds and effort must be greater than 0")
     peers = [peer for peer in PEERS if not options.peers or peer.name in options.peers]
     outcome = contest(peers, options.rounds, options.effort)
     if options.json:
@@ -456,7 +467,7 @@ def main() -> int:
         print(
             f"Python {platform.python_version()}, {os.cpu_count()} CPUs; medians of {options.rounds} rounds in turn\n"
         )
-        print(table(outcome, options.against))
+        print(table(outcome, options.against or reference(outcome)))
     return 0 if any(isinstance(figures, Figures) for figures in outcome.values()) else 1
 
 

@@ -1,9 +1,9 @@
-"""What resolution costs, ours and the socket module's in turn, in one run.
+"""Cost of name and address resolution, compared with the socket module in the same run.
 
     python3 dev.py bench [--json] [--rounds N]
 
-Every figure is the median of several rounds that alternate between the contestants, so that a noisy machine is
-noisy for all of them. Destinations are on this machine; nothing is sent.
+Every figure is the median of several rounds that alternate between the contestants, so that noise on the machine
+affects all of them. Destinations are on this machine; nothing is sent.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SERVICE = "7471"
 
 
 def per_call(work: Callable[[], object], count: int) -> float:
-    """Microseconds of one call."""
+    """Return the microseconds of one call."""
     started = time.perf_counter_ns()
     for _ in range(count):
         work()
@@ -34,7 +34,7 @@ def per_call(work: Callable[[], object], count: int) -> float:
 
 
 def contest(contestants: dict[str, Callable[[], object]], rounds: int, count: int) -> dict[str, float]:
-    """Median microseconds of each, run in turn."""
+    """Return the median microseconds of each contestant, run in alternation."""
     times: dict[str, list[float]] = defaultdict(list)
     for work in contestants.values():
         per_call(work, 100)
@@ -45,7 +45,10 @@ def contest(contestants: dict[str, Callable[[], object]], rounds: int, count: in
 
 
 def full_resolution(channel: EventChannel, steps: dict[str, list[float]] | None = None) -> None:
-    """An id's way from creation to a route and back, each outcome through the channel."""
+    """Create an id, resolve address and route with events on a channel, and destroy the id.
+
+    ``steps`` collects the microseconds of each step.
+    """
     clock = time.perf_counter_ns
     t0 = clock()
     cmid = CmId(channel, PortSpace.TCP)
@@ -76,7 +79,7 @@ def full_resolution(channel: EventChannel, steps: dict[str, list[float]] | None 
 
 
 def concurrent(channel: EventChannel, count: int) -> float:
-    """Full resolutions per second with ``count`` ids under way at once."""
+    """Return the full resolutions per second with ``count`` ids at a time."""
     started = time.perf_counter()
     ids = [CmId(channel, PortSpace.TCP) for _ in range(count)]
     for cmid in ids:
@@ -91,7 +94,7 @@ def concurrent(channel: EventChannel, count: int) -> float:
 
 
 def import_time(rounds: int) -> float:
-    """Milliseconds that importing adds to a bare interpreter: medians of interpreters run in turn."""
+    """Return the milliseconds that ``import rdmacm`` adds to the start of an interpreter (medians, in alternation)."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     times: dict[str, list[float]] = {"": [], "import rdmacm": []}
     for _ in range(rounds):
@@ -102,17 +105,11 @@ def import_time(rounds: int) -> float:
     return statistics.median(times["import rdmacm"]) - statistics.median(times[""])
 
 
-def main() -> int:
-    """Run everything and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON object")
-    parser.add_argument("--rounds", type=int, default=7, help="rounds of each contest (7)")
-    options = parser.parse_args()
-    rounds = max(1, options.rounds)
-
+def contest_lookups(rounds: int) -> dict[str, float]:
+    """Return the median microseconds of rdmacm's and of the socket module's lookups."""
     tcp = {"port_space": PortSpace.TCP}
     stream = {"type": socket.SOCK_STREAM}
-    lookups = contest(
+    return contest(
         {
             "getaddrinfo numeric, with route": lambda: rdmacm.getaddrinfo("127.0.0.1", SERVICE, **tcp),
             "getaddrinfo numeric, NOROUTE": lambda: rdmacm.getaddrinfo(
@@ -125,6 +122,17 @@ def main() -> int:
         rounds,
         2000,
     )
+
+
+def main() -> int:
+    """Run everything and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.add_argument("--rounds", type=int, default=7, help="rounds of each contest (7)")
+    options = parser.parse_args()
+    rounds = max(1, options.rounds)
+
+    lookups = contest_lookups(rounds)
     steps: dict[str, list[float]] = defaultdict(list)
     with EventChannel() as channel:
         serial = contest({"full": lambda: full_resolution(channel)}, rounds, 2000)["full"]
@@ -154,11 +162,11 @@ def main() -> int:
         print(f"  {name:<42}{value:>10.1f}")
     for kind in ("numeric", "localhost"):
         ours = lookups[f"getaddrinfo {kind}, with route"]
-        print(f"  ours / socket's, {kind:<25}{ours / lookups[f'socket.getaddrinfo {kind}']:>10.1f}x")
+        print(f"  time of rdmacm / socket, {kind:<17}{ours / lookups[f'socket.getaddrinfo {kind}']:>10.1f}x")
     print("\ncreate, resolve_addr, resolve_route, destroy, one at a time")
     print(f"  {'a full resolution':<42}{serial:>10.1f}")
     print(f"  {'full resolutions per second':<42}{1e6 / serial:>10.0f}")
-    print(f"  {'per second, 10,000 ids under way at once':<42}{rate:>10.0f}")
+    print(f"  {'per second, 10,000 ids at a time':<42}{rate:>10.0f}")
     for name, value in medians.items():
         print(f"    {name:<40}{value:>10.1f}")
     print(f"\nimport rdmacm over a bare interpreter, ms   {imported:>10.1f}")

@@ -1,19 +1,19 @@
-"""Path records of a simulated InfiniBand fabric: how many a second, and what saquery takes for one.
+"""Path records of a simulated InfiniBand fabric: paths per second, compared with saquery.
 
     python3 dev.py bench sa [--hosts N] [--paths N] [--json]
 
-ibsim simulates the fabric and OpenSM administers it; both share the machine with who asks. The same random pairs of
-hosts are asked about by
+ibsim simulates the fabric and OpenSM administers it; both share the machine with the benchmark. Paths between the same
+random pairs of hosts are queried by
 
-- one SaAccess, one question after the other
-- one SaAccess, 32 questions under way at once
-- saquery --sgid-to-dgid, the C tool of infiniband-diags: a process for each path, as it has no other way to ask for
-  several given pairs. What starting it costs is told apart: saquery -c, which asks for what the administrator can do
-- rdmacm sa paths, likewise a process for each
+- one SaAccess, one query after the other
+- one SaAccess with 32 outstanding queries
+- saquery --sgid-to-dgid, the C tool of infiniband-diags: one process for each path, since it cannot query several given
+  pairs at once. Its startup is measured too, by saquery -c, which queries the administrator's capabilities
+- rdmacm sa paths, also one process for each path
 
-saquery reaches ibsim through umad2sim, a library preloaded, SaAccess by ibsim's own datagrams. That is a difference of
-tens of microseconds a question, and of milliseconds where a process starts. A list of all paths (saquery -p) is not
-compared: over ibsim nobody cuts OpenSM's answers up, so that it ends after three.
+saquery accesses ibsim through the preloaded library umad2sim, and SaAccess by ibsim's own datagrams. The difference is
+tens of microseconds per query, and milliseconds per process start. A list of all paths (saquery -p) is not compared:
+over ibsim OpenSM's answers are not segmented, so it ends after three paths.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from rdmacm.proto.sa.subnet import NodeRecord, NodeType
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from infiniband.fabric import SimulatedFabric, command, missing, tree
 
-UNDER_WAY = 32
+OUTSTANDING = 32
 HOSTS_A_LEAF = 32
 SPINES = 16
 
@@ -49,7 +49,7 @@ Pair = tuple[Gid, Gid]
 
 
 def ports_of(sa: SaAccess) -> list[Gid]:
-    """The GIDs of the hosts, by asking about one LID after the other until there is none."""
+    """Return the GIDs of the hosts, by querying one LID after the other until one does not exist."""
     found = []
     prefix = sa.port.gids[0][:8]
     lid = 1
@@ -64,7 +64,7 @@ def ports_of(sa: SaAccess) -> list[Gid]:
 
 
 def in_turn(sa: SaAccess, pairs: Sequence[Pair]) -> float:
-    """Paths a second, one question after the other."""
+    """Return the paths per second, one query after the other."""
     started = time.perf_counter()
     for sgid, dgid in pairs:
         check(sa.path(dgid, sgid=sgid), sgid, dgid)
@@ -72,11 +72,11 @@ def in_turn(sa: SaAccess, pairs: Sequence[Pair]) -> float:
 
 
 def at_once(sa: SaAccess, pairs: Sequence[Pair]) -> float:
-    """Paths a second with several questions under way."""
+    """Return the paths per second with several outstanding queries."""
     waiting: deque[tuple[SaQuery[PathRecord], Pair]] = deque()
     started = time.perf_counter()
     for pair in pairs:
-        if len(waiting) == UNDER_WAY:
+        if len(waiting) == OUTSTANDING:
             answer(sa, waiting)
         waiting.append((sa.query_path(pair[1], sgid=pair[0]), pair))
     while waiting:
@@ -85,19 +85,19 @@ def at_once(sa: SaAccess, pairs: Sequence[Pair]) -> float:
 
 
 def answer(sa: SaAccess, waiting: deque[tuple[SaQuery[PathRecord], Pair]]) -> None:
-    """Wait for the oldest question's."""
+    """Wait for the answer to the oldest query."""
     question, (sgid, dgid) = waiting.popleft()
     check(sa.result(question)[0], sgid, dgid)
 
 
 def check(path: PathRecord, sgid: Gid, dgid: Gid) -> None:
-    """Stop at an answer that is not to the question."""
+    """Exit when an answer does not match the query."""
     if (path.sgid, path.dgid) != (sgid, dgid) or not path.dlid:
-        sys.exit(f"asked for {sgid} -> {dgid}, got {path}")
+        sys.exit(f"queried {sgid} -> {dgid}, got {path}")
 
 
 def milliseconds(run: Callable[[Pair], None], pairs: Sequence[Pair]) -> float:
-    """The median time of one."""
+    """Return the median time of one run in milliseconds."""
     times = []
     for pair in pairs:
         started = time.perf_counter()
@@ -107,14 +107,14 @@ def milliseconds(run: Callable[[Pair], None], pairs: Sequence[Pair]) -> float:
 
 
 def process(arguments: Sequence[str], environ: dict[str, str], directory: Path, wanted: str = "") -> None:
-    """Run it to its end, and stop where it fails or does not say what is wanted."""
+    """Run a process to its end; exit when it fails or its output lacks ``wanted``."""
     done = subprocess.run(arguments, env=environ, cwd=directory, stdout=subprocess.PIPE, text=True, check=True)
     if wanted not in done.stdout:
-        sys.exit(f"{' '.join(arguments)} says nothing of {wanted}")
+        sys.exit(f"the output of {' '.join(arguments)} lacks {wanted}")
 
 
 def measure(fabric: SimulatedFabric, count: int, processes: int) -> dict[str, float]:
-    """Paths a second in one process, and milliseconds of a process for one."""
+    """Return the paths per second in one process, and the milliseconds of one process per path."""
     host, other = fabric.hosts[1], fabric.hosts[-1]
     with SaAccess(IbsimTransport(host, fabric.base), timeout=10.0, tries=20) as sa:
         gids = ports_of(sa)
@@ -147,12 +147,12 @@ def measure(fabric: SimulatedFabric, count: int, processes: int) -> dict[str, fl
 
 
 def main() -> int:
-    """Make the fabric, ask, and print what it took."""
+    """Start the fabric, measure, and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.add_argument("--hosts", type=int, default=1024, help=f"hosts, in steps of {HOSTS_A_LEAF} (1024)")
-    parser.add_argument("--paths", type=int, default=10_000, help="paths asked for by each way of asking (10000)")
-    parser.add_argument("--processes", type=int, default=50, help="and by processes of their own (50)")
+    parser.add_argument("--paths", type=int, default=10_000, help="paths queried by each method in one process (10000)")
+    parser.add_argument("--processes", type=int, default=50, help="paths queried by one process each (50)")
     options = parser.parse_args()
     if reason := missing("ibsim", "opensm", "saquery"):
         print(f"bench sa: {reason}", file=sys.stderr)
@@ -169,11 +169,12 @@ def main() -> int:
     print(f"{found['hosts']:,.0f} hosts, {leaves + SPINES} switches; the subnet was up after {up:.1f} s\n")
     print(f"{options.paths:,} random paths by one process       paths a second")
     print(f"  SaAccess, one after the other       {found['in_turn']:>14,.0f}")
-    print(f"  SaAccess, {UNDER_WAY} under way at once      {found['at_once']:>14,.0f}")
+    print(f"  SaAccess, {OUTSTANDING} outstanding            {found['at_once']:>14,.0f}")
     print("\na process for each path (median)       ms a path  paths a second")
     for name, key in (("saquery --sgid-to-dgid", "saquery_ms"), ("rdmacm sa paths", "rdmacm_sa_ms")):
         print(f"  {name:<34}{found[key]:>12.1f}{1000 / found[key]:>16,.0f}")
-    print(f"  {'(saquery -c: starting it)':<34}{found['saquery_start_ms']:>12.1f}")
+    print(f"  {'(saquery -c: its startup)':<34}{found['saquery_start_ms']:>12.1f}")
+    print(f"  {'time of rdmacm sa paths / saquery':<34}{found['rdmacm_sa_ms'] / found['saquery_ms']:>12.2f}x")
     return 0
 
 

@@ -1,8 +1,9 @@
-"""Python's sockets with nothing on top, as a peer of ``bench/peers.py``.
+"""Plain Python sockets, as a peer of ``bench/peers.py``.
 
-Round trips are of UDP datagrams as long as a SEND of 64 bytes; "send" is UDP in trains, as far ahead as their buffers
-allow, with an answer now and then; connections are TCP, with a byte back before they are closed. ``serve`` prints its
-port and serves until it is ended; ``measure PORT EFFORT`` prints the figures as JSON.
+Round trips use UDP datagrams as long as the packet of a SEND of 64 bytes. "send" uses UDP trains (UDP_SEGMENT), as many
+outstanding as socket buffers hold, with periodic acknowledgements. Connections use TCP; the server sends one byte
+before the client closes. ``serve`` prints its port and runs until it is terminated; ``measure PORT EFFORT`` prints the
+figures as JSON.
 """
 
 from __future__ import annotations
@@ -16,18 +17,17 @@ from functools import partial
 from peers import in_turn, run_script, times
 
 HOST = "127.0.0.1"
-#: What a SEND of 64 bytes is, with its BTH of 12 and its ICRC of 4.
+#: Bytes of a SEND of 64 bytes with its BTH (12) and ICRC (4).
 DATAGRAM = 80
 ROUND_TRIPS, CONNECTIONS = 20_000, 5000
-#: Messages of each size, at full effort.
+#: Number of messages by size in bytes, at full effort.
 MESSAGES = {4096: 50_000, 65536: 10_000, 1 << 20: 1000}
-#: What a path MTU of 4096 makes of a packet, and how many of them go in a train.
+#: Bytes of a packet with a path MTU of 4096, and packets in a train.
 SEGMENT, TRAIN = 4096 + 16, 15
-#: How many trains may be under way: a socket's buffer, as Linux gives it, holds little more. Half as many are answered
-#: at once.
+#: Outstanding trains: Linux's default socket buffer holds little more. Every half window is acknowledged.
 WINDOW = 4
 UDP_SEGMENT, UDP_GRO = 103, 104
-#: What a client says first: mode and how many.
+#: The first bytes from a client: mode, and number of messages or packets.
 HEAD = struct.Struct("!cQ")
 PORT = struct.Struct("!H")
 POLL, SLEEP, BULK = b"p", b"s", b"b"
@@ -40,7 +40,7 @@ def udp() -> socket.socket:
 
 
 def meet(connection: socket.socket, ours: socket.socket) -> tuple[str, int]:
-    """Where the other end's datagrams come to."""
+    """Exchange UDP ports; return the address of the other end's socket."""
     connection.sendall(PORT.pack(ours.getsockname()[1]))
     return HOST, *PORT.unpack(connection.recv(PORT.size))
 
@@ -67,7 +67,7 @@ def echo(connection: socket.socket, count: int, poll: bool) -> None:
             ours.sendto(receive(), peer)
 
 
-def told(connection: socket.socket) -> bytes:
+def acknowledgement(connection: socket.socket) -> bytes:
     if not (answer := connection.recv(1)):
         raise SystemExit("a datagram was lost")
     return answer
@@ -77,7 +77,9 @@ def take(connection: socket.socket, packets: int) -> None:
     with udp() as ours:
         ours.setsockopt(socket.IPPROTO_UDP, UDP_GRO, 1)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", 5, 0))  # settimeout() would ask first
+        ours.setsockopt(
+            socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", 5, 0)
+        )  # settimeout() would poll first
         meet(connection, ours)
         buffers = [bytearray(1 << 16)]
         due = step = SEGMENT * TRAIN * WINDOW // 2
@@ -97,7 +99,7 @@ def serve_one(connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.sendall(b"+")
         if len(head := connection.recv(HEAD.size)) < HEAD.size:
-            return  # a client that wanted to connect and no more
+            return  # a client that only connects
         mode, count = HEAD.unpack(head)
         if mode == BULK:
             take(connection, count)
@@ -121,7 +123,7 @@ def connected(port: int) -> socket.socket:
 
 
 def half_round_trip(port: int, count: int, poll: bool) -> float:
-    """Microseconds."""
+    """Return half the round-trip time in microseconds."""
     warm = count // 10
     with connected(port) as connection, udp() as ours:
         connection.sendall(HEAD.pack(POLL if poll else SLEEP, warm + count))
@@ -138,7 +140,7 @@ def half_round_trip(port: int, count: int, poll: bool) -> float:
 
 
 def bandwidth(port: int, size: int, count: int) -> float:
-    """GB/s of payload."""
+    """Return the bandwidth in GB/s (10^9 bytes of payload per second)."""
     packets = size // 4096 * count
     with connected(port) as connection, udp() as ours:
         connection.sendall(HEAD.pack(BULK, packets))
@@ -153,13 +155,13 @@ def bandwidth(port: int, size: int, count: int) -> float:
         while left:
             train = min(length, left)
             while allowed < train:
-                told(connection)
+                acknowledgement(connection)
                 allowed += WINDOW * TRAIN // 2
             ours.sendmsg([payload[: train * SEGMENT]], segment, 0, peer)
             left -= train
             allowed -= train
         while answered != b".":
-            answered = told(connection)
+            answered = acknowledgement(connection)
         return packets * 4096 / (time.perf_counter() - started) / 1e9
 
 

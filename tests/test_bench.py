@@ -74,7 +74,7 @@ def test_nothing_but_sockets_as_a_peer() -> None:
 def test_peers_that_are_not_installed(tmp_path: Path) -> None:
     done = run(str(PEERS), "fi-tcp", "ucx-tcp", path=str(tmp_path))
     assert done.returncode == 1
-    assert "fi-tcp: fi_pingpong is not installed; to have it: apt-get install" in done.stdout
+    assert "fi-tcp: fi_pingpong is not installed; to install it: apt-get install" in done.stdout
     assert "ucx-utils" in done.stdout
 
 

@@ -12,7 +12,7 @@ from rdmacm.endpoint.core import ConnectionCore, ConnectionOptions
 from rdmacm.endpoint.dispatcher import Dispatcher
 from rdmacm.endpoint.listening import ListenerCore
 from rdmacm.endpoint.race import connect_routine
-from rdmacm.testing import LOSE, Fabric, Fate, Packet, Verdict, nth
+from rdmacm.testing import LOSE, Fabric, FabricPacket, Outcome, Verdict, nth
 from support.endpoints import Part, play
 
 
@@ -323,7 +323,7 @@ def test_too_many_half_made_connections_drop_the_oldest(monkeypatch: pytest.Monk
     fabric = Fabric(1)
     ends = Ends(fabric)
 
-    def faults(packet: Packet) -> Verdict | None:
+    def faults(packet: FabricPacket) -> Verdict | None:
         return LOSE if packet.kind == "RTU" else None
 
     fabric.faults = faults
@@ -355,7 +355,7 @@ def test_a_connection_the_peer_still_remembers_is_no_hindrance() -> None:
     mux._held.clear()
     mux.random = Again(mux.random, number & 0xFFFF)
     again, accepted = ends.connect()
-    assert fabric.log.count(Fate.DELIVERED, kind="REJ") == 1
+    assert fabric.log.count(Outcome.DELIVERED, kind="REJ") == 1
     play(fabric, send(again, b"hello"), receive(accepted))
     ends.close(again, accepted, passive)
 

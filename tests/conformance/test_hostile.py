@@ -18,7 +18,7 @@ from rdmacm.proto.mad import Mad
 from rdmacm.proto.roce.headers import BTH, RETH, AtomicETH, RocePacket
 from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.roce.opcodes import Opcode
-from rdmacm.testing import Fabric, Fate, Host
+from rdmacm.testing import Fabric, Host, Outcome
 from rdmacm.verbs import MR, PD, AccessFlag, QPState, SendFlag, SendWR, WCStatus, WROpcode
 from support.echo import EchoClient, EchoServer
 from support.hostile import (
@@ -92,7 +92,7 @@ def test_damaged_packets() -> None:
         random = Random(2)
         start = len(fabric.log)
         talk.on(4)
-        packets = [entry.packet for entry in list(fabric.log)[start:] if entry.fate is Fate.DELIVERED]
+        packets = [entry.packet for entry in list(fabric.log)[start:] if entry.outcome is Outcome.DELIVERED]
         packets += [entry.packet for entry in list(fabric.log)[:start] if entry.packet.dest_qp == 1]
         hosts = {"a": (server.host, CLIENT), "b": (talk.host, SERVER)}
         for _ in range(60):
@@ -138,7 +138,7 @@ def test_a_third_party_that_knows_the_numbers() -> None:
             throw(stranger, SERVER, sealed(stranger, SERVER, packet))
             # Sealed as the client would, from elsewhere.
             throw(stranger, SERVER, sealed(talk.host, SERVER, packet))
-        (accepted,) = fabric.log.select(Fate.DELIVERED, "REP")
+        (accepted,) = fabric.log.select(Outcome.DELIVERED, "REP")
         rep = unpack_message(Mad.unpack(accepted.packet.data[20:-4]))
         assert isinstance(rep, REP)
         dreq = DREQ(rep.remote_comm_id, rep.local_comm_id, rep.local_qpn)
@@ -162,7 +162,7 @@ def test_messages_about_ids_that_nobody_has() -> None:
         assert agent.dropped.total() == len(messages)
         assert agent.dropped[DropReason.UNSUPPORTED] == 120  # LAP, APR, and an MRA of neither REQ nor REP
         # A DREQ is answered even so, by a DREP, and a request for a service that is not there.
-        kinds = [entry.packet.kind for entry in fabric.log.select(Fate.DELIVERED) if entry.packet.destination == "c"]
+        kinds = [entry.packet.kind for entry in fabric.log.select(Outcome.DELIVERED) if entry.packet.destination == "c"]
         assert {kind: kinds.count(kind) for kind in set(kinds)} == {"DREP": 40, "SIDR_REP": 40}
 
 
@@ -193,7 +193,7 @@ def test_requests_to_nobody() -> None:
                 talk.on(1)
         fabric.run(seconds=1)
         assert len(server.host.provider.host.cm.agent) == 1
-        answers = [entry.packet for entry in fabric.log.select(Fate.DELIVERED, "REJ")]
+        answers = [entry.packet for entry in fabric.log.select(Outcome.DELIVERED, "REJ")]
         refused = [unpack_message(Mad.unpack(packet.data[20:-4])) for packet in answers]
         assert all(isinstance(rej, REJ) and rej.reason == RejectReason.INVALID_SERVICE_ID for rej in refused)
         assert [rej.remote_comm_id for rej in refused if isinstance(rej, REJ)] == list(range(1, 501))

@@ -57,6 +57,8 @@ def test_a_seed_gives_the_same_run_again() -> None:
         live(fabric)
         # Not the bytes: the addresses of memory are in them, which are the process's.
         packets = [(entry, entry.packet) for entry in fabric.log]
-        return [(entry.time, packet.kind, packet.psn, len(entry.data), entry.fate.value) for entry, packet in packets]
+        return [
+            (entry.time, packet.kind, packet.psn, len(entry.data), entry.outcome.value) for entry, packet in packets
+        ]
 
     assert run() == run()

@@ -21,7 +21,7 @@ from rdmacm.proto.mad import MadAddress
 from rdmacm.proto.sa import PATH_FLAGS, PathData, PathRecord
 from rdmacm.proto.sa.mad import SaMad
 from rdmacm.proto.sa.subnet import ServiceRecord
-from rdmacm.testing import Misdeed, SubnetMad, Verdict
+from rdmacm.testing import SaFault, SubnetMad, Verdict
 from rdmacm.verbs.enums import PortState, QPState
 
 
@@ -41,7 +41,7 @@ class Pair:
 
     def asked(self, kind: type[Any]) -> list[tuple[float, MadAddress, SaMad]]:
         """The questions about a kind of record."""
-        return [one for one in self.sa.questions if one[2].attribute_id == kind.ATTRIBUTE]
+        return [one for one in self.sa.requests if one[2].attribute_id == kind.ATTRIBUTE]
 
     def path(self, **fields: Any) -> PathRecord:
         return self.sa.path(self.here, self.there).replace(**fields)
@@ -112,7 +112,7 @@ class TestSilence:
 
 class TestUnwell:
     def test_busy_and_then_well(self, pair: Pair) -> None:
-        pair.sa.misdeeds = lambda _: Misdeed.BUSY if len(pair.sa.questions) <= 3 else None
+        pair.sa.faults = lambda _: SaFault.BUSY if len(pair.sa.requests) <= 3 else None
         with pair.facing() as cmid:
             began = pair.fabric.now
             cmid.resolve_route(2000)
@@ -125,20 +125,20 @@ class TestUnwell:
             cmid.resolve_route(1000)
 
     @pytest.mark.parametrize(
-        ("misdeed", "reason"),
+        ("fault", "reason"),
         [
-            (Misdeed.WRONG_METHOD, "method"),
-            (Misdeed.WRONG_ATTRIBUTE, "attribute"),
-            (Misdeed.WRONG_TRANSACTION, "transaction"),
-            (Misdeed.WRONG_VERSION, "version"),
-            (Misdeed.TRUNCATED, "length"),
-            (Misdeed.UNSOLICITED, "transaction"),
+            (SaFault.WRONG_METHOD, "method"),
+            (SaFault.WRONG_ATTRIBUTE, "attribute"),
+            (SaFault.WRONG_TRANSACTION, "transaction"),
+            (SaFault.WRONG_VERSION, "version"),
+            (SaFault.TRUNCATED, "length"),
+            (SaFault.UNSOLICITED, "transaction"),
         ],
     )
     def test_wrong_answers_are_dropped_and_the_right_one_is_taken(
-        self, pair: Pair, misdeed: Misdeed, reason: str
+        self, pair: Pair, fault: SaFault, reason: str
     ) -> None:
-        pair.sa.misdeeds = lambda _: misdeed if len(pair.sa.questions) == 1 else None
+        pair.sa.faults = lambda _: fault if len(pair.sa.requests) == 1 else None
         with EventChannel(pair.a.provider), pair.facing() as cmid:
             cmid.resolve_route()
             assert cmid.route.path_rec == (pair.path(),)
@@ -495,9 +495,9 @@ class TestSeveral:
             other.resolve_addrinfo(None, "storage", flags=RaiFlag.SA)
             pair.fabric.run(seconds=0.01)
             channel.close()
-            before = len(pair.sa.questions)
+            before = len(pair.sa.requests)
             pair.fabric.run(seconds=10)
-            assert len(pair.sa.questions) == before
+            assert len(pair.sa.requests) == before
             cmid.destroy()
             other.destroy()
 

@@ -55,7 +55,7 @@ def test_its_path_is_used_and_nobody_else_is_asked(site: Embedded, a: IbHost, b:
         cmid.resolve_route()
         assert cmid.route.path_rec == (path,)
         assert len(daemon.asked) == 1
-        assert not site.subnet.sa.questions
+        assert not site.subnet.sa.requests
         assert "ibacm" in cmid.steps[-1].detail
 
 
@@ -63,7 +63,7 @@ def test_where_it_knows_no_path_the_administrator_does(site: Embedded, a: IbHost
     with Daemon(rundir, lambda asked: asked.answer(status=2)) as daemon, resolved(a, b) as cmid:
         cmid.resolve_route()
         assert cmid.route.path_rec[0].sl == 0
-        assert len(daemon.asked) == len(site.subnet.sa.questions) == 1
+        assert len(daemon.asked) == len(site.subnet.sa.requests) == 1
 
 
 def test_a_path_between_others_is_not_believed(site: Embedded, a: IbHost, b: IbHost, rundir: Path) -> None:
@@ -86,7 +86,7 @@ def test_where_it_says_nothing_the_administrator_has_half_of_the_time(
         began = time.monotonic()
         cmid.resolve_route(300)
         assert 0.149 <= time.monotonic() - began < 0.3
-        assert (len(daemon.asked), len(site.subnet.sa.questions)) == (1, 1)
+        assert (len(daemon.asked), len(site.subnet.sa.requests)) == (1, 1)
 
 
 def test_where_neither_says_anything_it_takes_the_time_asked_for(
@@ -133,7 +133,7 @@ def test_of_an_id_that_is_destroyed_meanwhile(site: Embedded, a: IbHost, b: IbHo
         go_on.set()
         with pytest.raises(TimeoutError):
             channel.get_event(0.3)
-        assert not site.subnet.sa.questions
+        assert not site.subnet.sa.requests
 
 
 def test_the_administrator_cannot_be_asked_after_it(site: Embedded, a: IbHost, b: IbHost, rundir: Path) -> None:

@@ -23,7 +23,7 @@ from rdmacm.proto.sa.mad import SaMethod, SaStatus
 from rdmacm.proto.sa.query import Selector, query_for
 from rdmacm.proto.sa.records import PathRecord
 from rdmacm.proto.sa.subnet import ClassPortInfo, MCMemberRecord, NodeRecord, ServiceRecord
-from rdmacm.testing import MemorySubnet, SubnetAdministrator, Tables
+from rdmacm.testing import MemorySubnet, SubnetAdministrator, TableMode
 from rdmacm.testing.sa import BROADCAST
 
 GET, SET, TABLE, DELETE = SaMethod.GET, SaMethod.SET, SaMethod.GET_TABLE, SaMethod.DELETE
@@ -101,7 +101,7 @@ def ours(opensm: Port, fabric: SimulatedFabric) -> Iterator[Port]:
     """A port of a subnet in memory that is as the simulated one is."""
     subnet = MemorySubnet(clock=time.monotonic)
     subnet.sa.lid = opensm.transport.port().sm_lid
-    subnet.sa.tables = Tables.CUT
+    subnet.sa.table_mode = TableMode.CUT
     hosts = [opensm.transport.port()]
     with opened(IbsimTransport("HostB", fabric.base)) as b:
         hosts.append(b.transport.port())

@@ -44,7 +44,7 @@ def test_path(on_a: Run) -> None:
 def test_paths_to_all(on_a: Run) -> None:
     lines = on_a("paths").out.splitlines()
     assert len(lines) == 1 + 3 + 1
-    assert lines[-1] == "there are more, which did not fit into the answer"
+    assert lines[-1] == "more records exist, but did not fit into the answer"
     found = on_a("paths", "--json").json
     assert (len(found["records"]), found["is_cut"]) == (3, True)
 
@@ -103,7 +103,7 @@ def test_nodes_and_info(on_a: Run) -> None:
         (["withdraw"], "withdraw takes 1 operand, not 0"),
         (["register", "-1"], "-1"),
         (["register", "demo"], "not a service id: 'demo'"),
-        (["register", "1", "x" * 65], "up to 64 bytes, not 65"),
+        (["register", "1", "x" * 65], "at most 64 bytes, not 65"),
         (["withdraw", str(1 << 64)], "not a service id"),
         (["nodes", "--lease", "5"], "nodes takes no --lease"),
         (["register", "1", "--lease", "0"], "--lease"),
@@ -120,7 +120,7 @@ def test_wrong_usage(sa: Run, argv: list[str], error: str) -> None:
 @pytest.mark.parametrize(
     ("port", "error"),
     [
-        ("", "no InfiniBand port is chosen [ENODEV]; try: --port umad:mlx5_0/1"),
+        ("", "no InfiniBand port is given [ENODEV]; try: --port umad:mlx5_0/1"),
         ("HostA", "not the name of an InfiniBand port [EINVAL]"),
         ("ibsim:HostA@rdmacm-none", "[ECONNREFUSED]"),
         ("umad:none0/1", "[ENODEV]"),

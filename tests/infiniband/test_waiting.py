@@ -158,7 +158,7 @@ class TestThreads:
         with EventChannel(b.provider), b.listening() as listener:
             began = time.monotonic()
             thread, outcome = in_thread(lambda: listener.register_service("storage"))
-            until(lambda: site.subnet.sa.questions)
+            until(lambda: site.subnet.sa.requests)
             listener.destroy()
             thread.join(10)
             assert time.monotonic() - began < 1
@@ -170,9 +170,9 @@ class TestThreads:
         with b.listening() as listener:
             service = listener.register_service("storage")
             site.subnet.sa.silence = 1.0
-            before = len(site.subnet.sa.questions)
+            before = len(site.subnet.sa.requests)
             thread, outcome = in_thread(service.withdraw)
-            until(lambda: len(site.subnet.sa.questions) > before)
+            until(lambda: len(site.subnet.sa.requests) > before)
             listener.channel.close()
             thread.join(1)
             assert not thread.is_alive()
@@ -181,7 +181,7 @@ class TestThreads:
     def test_a_child_of_fork_says_nothing_of_its_parent_s_services(self, site: Embedded, b: IbHost) -> None:
         listening = b.listening()
         listener = listening.__enter__()
-        service, asked = listener.register_service("storage"), len(site.subnet.sa.questions)
+        service, asked = listener.register_service("storage"), len(site.subnet.sa.requests)
         child = os.fork()
         if not child:
             status = 1
@@ -190,7 +190,7 @@ class TestThreads:
                 service.withdraw()
                 listener.destroy()
                 opened = any(port.is_open for port in site.subnet.ports.values())
-                status = 2 if opened or len(site.subnet.sa.questions) != asked else 0
+                status = 2 if opened or len(site.subnet.sa.requests) != asked else 0
             finally:
                 os._exit(status)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -8,7 +8,7 @@ import pytest
 
 from rdmacm import CmEvent, CmEventType, CmId, EventChannel
 from rdmacm.connparam import ConnParam
-from rdmacm.testing import Fabric, Fate, Host
+from rdmacm.testing import Fabric, Host, Outcome
 
 PORT = 7471
 
@@ -84,7 +84,7 @@ def test_a_connection_on_a_good_network() -> None:
     fabric = Fabric()
     life(fabric)
     assert [entry.packet.kind for entry in fabric.log] == ["REQ", "REP", "RTU", "DREQ", "DREP"]
-    assert {entry.fate for entry in fabric.log} == {Fate.DELIVERED}
+    assert {entry.outcome for entry in fabric.log} == {Outcome.DELIVERED}
 
 
 def test_looking_takes_no_time() -> None:

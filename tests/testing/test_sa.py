@@ -17,8 +17,8 @@ from rdmacm.proto.sa.mad import SaMad, SaMethod, SaStatus
 from rdmacm.proto.sa.query import Selector
 from rdmacm.proto.sa.records import PathRecord
 from rdmacm.proto.sa.subnet import ClassPortInfo, JoinState, MCMemberRecord, NodeRecord, ServiceRecord
-from rdmacm.testing import MemorySubnet, Misdeed, SubnetAdministrator, Tables
-from rdmacm.testing.sa import BROADCAST, Misdeeds
+from rdmacm.testing import MemorySubnet, SaFault, SubnetAdministrator, TableMode
+from rdmacm.testing.sa import BROADCAST, SaFaults
 from rdmacm.verbs.enums import PortState
 from support import sa_vectors
 from support.sa import Asker, run
@@ -34,7 +34,7 @@ def opensm_port(name: str, lid: int, guid: int) -> IbPort:
 
 @pytest.fixture
 def opensm() -> SubnetAdministrator:
-    sa = SubnetAdministrator(tables=Tables.CUT)
+    sa = SubnetAdministrator(table_mode=TableMode.CUT)
     sa.add_port(opensm_port("HostA", 4, 0x100003))
     sa.add_port(opensm_port("HostB", 5, 0x100005))
     return sa
@@ -322,14 +322,14 @@ class TestOthers:
         began = subnet.clock()
         assert asker.wait(number).error == "timeout"
         assert subnet.clock() - began == pytest.approx(3.0)
-        assert len(subnet.sa.questions) == 10
+        assert len(subnet.sa.requests) == 10
 
 
 class TestTables:
     @pytest.mark.parametrize("count", [0, 1, 3, 500])
-    @pytest.mark.parametrize("tables", [Tables.SEGMENTS, Tables.WHOLE])
-    def test_of_any_length(self, subnet: MemorySubnet, tables: Tables, count: int) -> None:
-        subnet.sa.tables = tables
+    @pytest.mark.parametrize("tables", [TableMode.SEGMENTS, TableMode.WHOLE])
+    def test_of_any_length(self, subnet: MemorySubnet, tables: TableMode, count: int) -> None:
+        subnet.sa.table_mode = tables
         asker = Asker(subnet, subnet.add_port("a"))
         for number in range(count):
             subnet.sa.add_service(ServiceRecord(number, gid(subnet, "a"), service_name=b"%d" % number))
@@ -337,7 +337,7 @@ class TestTables:
         assert [it.name for it in found] == [str(number) for number in range(count)]
 
     def test_of_opensm_over_ibsim(self, subnet: MemorySubnet) -> None:
-        subnet.sa.tables = Tables.CUT
+        subnet.sa.table_mode = TableMode.CUT
         asker = Asker(subnet, subnet.add_port("a"))
         for number in range(3):
             subnet.sa.add_service(ServiceRecord(number, gid(subnet, "a")))
@@ -361,48 +361,48 @@ class TestTables:
             for number in range(300):
                 subnet.sa.add_service(ServiceRecord(number, gid(subnet, "a")))
             asker.find(TABLE, ServiceRecord, timeout=30.0)
-            return subnet.clock(), dict(asker.client.dropped), [when for when, _, _ in subnet.sa.questions]
+            return subnet.clock(), dict(asker.client.dropped), [when for when, _, _ in subnet.sa.requests]
 
         assert once() == once()
 
 
-def first(count: int, misdeed: Misdeed) -> Misdeeds:
+def first(count: int, fault: SaFault) -> SaFaults:
     """Misbehave at the first few questions."""
     left = count
 
-    def script(_: SaMad) -> Misdeed | None:
+    def script(_: SaMad) -> SaFault | None:
         nonlocal left
         left -= 1
-        return misdeed if left >= 0 else None
+        return fault if left >= 0 else None
 
     return script
 
 
-class TestMisdeeds:
+class TestFaults:
     @pytest.mark.parametrize(
-        ("misdeed", "reason"),
+        ("fault", "reason"),
         [
-            (Misdeed.SILENCE, None),
-            (Misdeed.BUSY, None),
-            (Misdeed.WRONG_METHOD, "method"),
-            (Misdeed.WRONG_ATTRIBUTE, "attribute"),
-            (Misdeed.WRONG_TRANSACTION, "transaction"),
-            (Misdeed.WRONG_VERSION, "version"),
-            (Misdeed.TRUNCATED, "length"),
+            (SaFault.SILENCE, None),
+            (SaFault.BUSY, None),
+            (SaFault.WRONG_METHOD, "method"),
+            (SaFault.WRONG_ATTRIBUTE, "attribute"),
+            (SaFault.WRONG_TRANSACTION, "transaction"),
+            (SaFault.WRONG_VERSION, "version"),
+            (SaFault.TRUNCATED, "length"),
         ],
     )
-    def test_are_survived(self, asker: Asker, subnet: MemorySubnet, misdeed: Misdeed, reason: str | None) -> None:
-        subnet.sa.misdeeds = first(3, misdeed)
+    def test_are_survived(self, asker: Asker, subnet: MemorySubnet, fault: SaFault, reason: str | None) -> None:
+        subnet.sa.faults = first(3, fault)
         began = subnet.clock()
         assert len(asker.records(GET, NodeRecord, lid=2, timeout=2.0, tries=10)) == 1
         assert subnet.clock() - began == pytest.approx(0.6)
         assert asker.client.dropped == ({reason: 3} if reason else {})
 
     def test_an_answer_to_no_question_before_the_right_one(self, asker: Asker, subnet: MemorySubnet) -> None:
-        subnet.sa.misdeeds = first(1, Misdeed.UNSOLICITED)
+        subnet.sa.faults = first(1, SaFault.UNSOLICITED)
         assert len(asker.records(GET, NodeRecord, lid=2)) == 1
         assert asker.client.dropped == {"transaction": 1}
-        assert len(subnet.sa.questions) == 1
+        assert len(subnet.sa.requests) == 1
 
     @pytest.mark.parametrize(("name", "status"), [("silence", 0), ("busy", 1)])
     def test_for_ever(self, asker: Asker, subnet: MemorySubnet, name: str, status: int) -> None:
@@ -425,7 +425,7 @@ class TestMisdeeds:
         random = Random(seed)
         subnet = MemorySubnet(seed, latency=1e-4, loss=0.05, duplicate=0.1, reorder=0.3)
         subnet.sa.silence, subnet.sa.busy, subnet.sa.jitter = 0.1, 0.1, 0.01
-        subnet.sa.misdeeds = lambda _: random.choice(list(Misdeed)) if random.random() < 0.3 else None
+        subnet.sa.faults = lambda _: random.choice(list(SaFault)) if random.random() < 0.3 else None
         askers = [Asker(subnet, subnet.add_port(name), seed) for name in "abcd"]
         for asker in askers:
             numbers = [asker.ask(TABLE, PathRecord, timeout=20.0, tries=40) for _ in range(10)]
@@ -437,9 +437,9 @@ class TestMisdeeds:
             assert [len(asker.answers[number].records) for number in numbers] == [16] * 10 + [1] * 10
 
 
-@given(st.lists(st.binary(max_size=300), max_size=10), st.sampled_from(list(Tables)))
-def test_no_datagram_does_it_harm(mads: list[bytes], tables: Tables) -> None:
-    sa = SubnetAdministrator(tables=tables)
+@given(st.lists(st.binary(max_size=300), max_size=10), st.sampled_from(list(TableMode)))
+def test_no_datagram_does_it_harm(mads: list[bytes], tables: TableMode) -> None:
+    sa = SubnetAdministrator(table_mode=tables)
     sa.add_port(opensm_port("HostA", 4, 0x100003))
     attributes = [Attribute.PATH_RECORD, Attribute.SERVICE_RECORD, Attribute.MC_MEMBER_RECORD, Attribute.NODE_RECORD]
     for number, mad in enumerate(mads):

@@ -91,7 +91,7 @@ class TestPorts:
         subnet.change_port("b", lid=77)
         a.send(MadAddress(77), message())
         assert len(b.receive()) == 1
-        with pytest.raises(ValueError, match="taken"):
+        with pytest.raises(ValueError, match="in use"):
             subnet.change_port("b", lid=a.port().lid)
         assert b.port().lid == 77
         subnet.change_port("b", state=PortState.DOWN)

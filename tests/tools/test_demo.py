@@ -15,7 +15,7 @@ from support.servers import Run
 
 ROOT = Path(__file__).parents[2]
 STEPS = [
-    *("create qp", "connect", "SEND", "WRITE", "check there", "READ", "FETCH_AND_ADD", "CMP_AND_SWP", "disconnect"),
+    *("create qp", "connect", "SEND", "WRITE", "check CRC-32", "READ", "FETCH_AND_ADD", "CMP_AND_SWP", "disconnect"),
 ]
 
 
@@ -30,7 +30,7 @@ def test_one_screen_from_the_checkout() -> None:
     for word in ("localhost", "device", "GID", "why", "path", *STEPS):
         assert any(line.startswith(word) for line in lines), word
     assert [re.sub(r"^[\d,]+ ", "", line) for line in lines[-2:]] == [
-        "MB/s there (WRITE of 1 MiB)",
+        "MB/s out (WRITE of 1 MiB)",
         "MB/s back (READ of 1 MiB)",
     ]
 

@@ -12,7 +12,7 @@ import pytest
 from rdmacm import CmId
 from rdmacm.connparam import ConnParam
 from rdmacm.errors import CmRejectedError
-from rdmacm.tools.measure import Progress, Samples, size_text, time_text
+from rdmacm.tools.measure import ProgressLine, Samples, size_text, time_text
 from rdmacm.tools.perf import Plan
 from support.servers import Run, Server
 
@@ -101,9 +101,7 @@ class TestStrangers:
         with Server("rping", "-s", "-d", "-p", "0") as other:
             result = run("perf", "-c", "127.0.0.1", "-p", str(other.port), "--count", "1")
         assert (result.status, result.out) == (1, "")
-        assert result.err == (
-            f"rdmacm: connect 127.0.0.1:{other.port}: the server is not one of 'rdmacm perf -s' [EPROTO]\n"
-        )
+        assert result.err == (f"rdmacm: connect 127.0.0.1:{other.port}: the server is not 'rdmacm perf -s' [EPROTO]\n")
 
     @pytest.mark.parametrize(
         ("argv", "message"),
@@ -134,7 +132,7 @@ class TestMeasure:
         assert [time_text(each) for each in (8.44, 12345.0, 1.2e6)] == ["8.4 us", "12.3 ms", "1.20 s"]
 
     def test_progress_is_for_terminals(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert not Progress().is_due(1e12)
+        assert not ProgressLine().is_due(1e12)
 
     def test_the_line_is_written_over_and_wiped(self, monkeypatch: pytest.MonkeyPatch) -> None:
         class Terminal(io.StringIO):
@@ -143,7 +141,7 @@ class TestMeasure:
 
         terminal = Terminal()
         monkeypatch.setattr("sys.stderr", terminal)
-        progress = Progress()
+        progress = ProgressLine()
         assert not progress.is_due(0)
         assert progress.is_due(1e12)
         progress.show("long text")

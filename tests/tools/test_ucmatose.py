@@ -163,9 +163,9 @@ class TestEndsThatDisagree:
     @pytest.mark.parametrize(
         ("server_argv", "client_argv", "server_says", "client_says"),
         [
-            ("-C 3", "-C 1", "the peer takes fewer messages", "the peer has ended the connection"),
-            ("-S 101", "-S 100", "a message is longer than its receiver takes", "a message is longer than its"),
-            ("-S 100", "-S 101", "a message is longer than its receiver takes", "a message is longer than its"),
+            ("-C 3", "-C 1", "the peer expects fewer messages", "the peer has ended the connection"),
+            ("-S 101", "-S 100", "a message is longer than the receiver's buffer", "a message is longer than the"),
+            ("-S 100", "-S 101", "a message is longer than the receiver's buffer", "a message is longer than the"),
             ("-c 1", "-c 2", "the peer has ended the connection", "connect"),
         ],
     )
@@ -198,7 +198,7 @@ class TestEndsThatDisagree:
                 stranger.disconnect()
             served = server.end()
         assert served.status == 1
-        assert "message 1 came back with other data [EIO]" in served.err
+        assert "message 1 was returned with wrong data [EIO]" in served.err
 
     def test_the_server_leaves(self) -> None:
         with serve("-C", "2") as server, CmId() as client:
@@ -248,8 +248,8 @@ class TestFailures:
             (["-c", "0"], "argument -c/--connections: '0' is not a number from 1 to 10000"),
             (["-C", "32769"], "argument -C/--messages: '32769' is not a number from 0 to 32768"),
             (["-t", "256", "-s", "::1"], "argument -t/--tos: '256' is not a number from 0 to 255"),
-            (["-t", "1"], "-t is the client's, and needs -s ADDR"),
-            (["-s", "::1", "-V"], "-V is the server's, and does not go with -s"),
+            (["-t", "1"], "-t is an option of the client, and needs -s ADDR"),
+            (["-s", "::1", "-V"], "-V is an option of the server, and excludes -s"),
         ],
     )
     def test_wrong_usage(self, run: Run, argv: list[str], message: str) -> None:

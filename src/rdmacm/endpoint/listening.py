@@ -1,4 +1,4 @@
-"""The state of one listener: pending requests, half-open connections, and established ones that nobody has accepted.
+"""The state of one listener: pending requests, half-open connections, and established ones not accepted yet.
 
 A connection is half-open from our REP until the peer's RTU. A peer that never sends the RTU must not block others:
 after ``_PATIENCE`` seconds its connection no longer counts against the limit of connections in progress. It is

@@ -1,8 +1,8 @@
 """Tools for testing code that uses RDMA, and for the project's own tests.
 
-:class:`MemoryNetwork` is a host's network as a script: interfaces, addresses, routes and neighbours are what the
-test says, and change when it says so. :class:`VirtualClock` is time that passes only when told. Together they make
-a provider that needs no network, no privilege and no waiting:
+:class:`MemoryNetwork` is a host's network in memory, whose interfaces, addresses, routes and neighbours the test sets
+and changes. :class:`VirtualClock` is a clock that only the test advances. With both, a provider needs no real network,
+no privileges and no waiting:
 
 >>> from rdmacm import CmId
 >>> from rdmacm.testing import MemoryNetwork, VirtualClock, memory_provider
@@ -14,22 +14,23 @@ a provider that needs no network, no privilege and no waiting:
 ...     cmid.verbs.name
 'soft_eth0'
 
-:class:`Fabric` is several such hosts with a network between them, which loses, doubles, delays and damages packets as
-it is told, in virtual time. The same seed gives the same run.
+:class:`Fabric` connects several such hosts by a simulated network that loses, duplicates, reorders, delays and corrupts
+packets, in virtual time. Faults are random, with given probabilities, or come from a script (:class:`Verdict`,
+:func:`nth`). The same seed and the same calls give the same run, packet by packet.
 
-:class:`MemorySubnet` is an InfiniBand subnet: ports that send each other management datagrams, and a
-:class:`SubnetAdministrator` that knows what the test says and errs when it is told to.
+:class:`MemorySubnet` is an InfiniBand subnet: ports that exchange management datagrams, and a
+:class:`SubnetAdministrator` whose records and faults (:class:`SaFault`) the test sets.
 """
 
 from __future__ import annotations
 
 from rdmacm.testing.clock import VirtualClock
 from rdmacm.testing.fabric import Fabric, SimulationError
-from rdmacm.testing.faults import CORRUPT, DELIVER, DUPLICATE, LOSE, Fate, Packet, Verdict, nth
+from rdmacm.testing.faults import CORRUPT, DELIVER, DUPLICATE, LOSE, FabricPacket, Outcome, Verdict, nth
 from rdmacm.testing.host import FabricWire, Host, SimProvider
 from rdmacm.testing.log import FabricLog, LogEntry
 from rdmacm.testing.network import MemoryNetwork, memory_provider
-from rdmacm.testing.sa import Misdeed, SubnetAdministrator, Tables
+from rdmacm.testing.sa import SaFault, SubnetAdministrator, TableMode
 from rdmacm.testing.subnet import MemoryPort, MemorySubnet, SubnetMad
 
 __all__ = [
@@ -38,14 +39,14 @@ __all__ = [
     "FabricWire",
     "SimProvider",
     "SimulationError",
-    "Packet",
+    "FabricPacket",
     "Verdict",
     "DELIVER",
     "LOSE",
     "DUPLICATE",
     "CORRUPT",
     "nth",
-    "Fate",
+    "Outcome",
     "FabricLog",
     "LogEntry",
     "MemoryNetwork",
@@ -53,8 +54,8 @@ __all__ = [
     "MemoryPort",
     "SubnetAdministrator",
     "SubnetMad",
-    "Misdeed",
-    "Tables",
+    "SaFault",
+    "TableMode",
     "VirtualClock",
     "memory_provider",
 ]

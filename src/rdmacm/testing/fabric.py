@@ -1,9 +1,9 @@
-"""Several hosts in one process, in virtual time, on a network that does what it is told.
+"""Several hosts in one process, in virtual time, on a simulated network with configurable faults.
 
-A :class:`Fabric` is a network in memory. Its hosts carry the same software device as a real one; packets take
-virtual time from one to another, and may be lost, doubled, held back and damaged on the way: at random, in the
-proportions asked for, or as a script says. Nothing happens but in :meth:`Fabric.run` or while a call waits, in the
-thread that runs it or waits, so a run is a function of its seed.
+A :class:`Fabric` is a network in memory. Its hosts run the same software device as a real host. Packets take virtual
+time from one host to another, and may be lost, duplicated, reordered and corrupted on the way: at random, with given
+probabilities, or as a script decides. Packets and timers are processed only in :meth:`Fabric.run` and in calls that
+wait, always in the calling thread. So a run depends on nothing but its seed and its calls.
 
 >>> from rdmacm import CmId
 >>> from rdmacm.testing import Fabric
@@ -24,7 +24,15 @@ from random import Random
 from typing import TYPE_CHECKING, TypeVar
 
 from rdmacm.testing.clock import VirtualClock
-from rdmacm.testing.faults import Fate, Faults, Packet, Verdict, corrupted
+from rdmacm.testing.faults import (
+    FabricPacket,
+    Faults,
+    Outcome,
+    Verdict,
+    check_durations,
+    check_probabilities,
+    corrupted,
+)
 from rdmacm.testing.host import FabricRoute, Host
 from rdmacm.testing.log import FabricLog, LogEntry
 
@@ -36,47 +44,42 @@ __all__ = ["Fabric", "SimulationError"]
 
 T = TypeVar("T")
 
-#: Packets under way at a time; more are dropped.
-_MOST_IN_FLIGHT = 1 << 16
+#: Maximum number of packets in flight; further ones are dropped.
+_MAX_IN_FLIGHT = 1 << 16
 
-_MOST_HOSTS = 0xFFFF
+_MAX_HOSTS = 0xFFFF
 
-#: What IP and UDP add to a packet.
+#: Bytes of the IP and UDP headers.
 _IPV4_UDP, _IPV6_UDP = 28, 48
 
 
 class SimulationError(RuntimeError):
-    """The simulation cannot go on as it was asked to: a wait that nothing will end, a run without an end.
+    """The simulation cannot continue: a wait that nothing can end, or a run that does not end.
 
-    Not an OSError: code under test that catches those must not take it for one of the network's.
+    It is no OSError, so that code under test does not mistake it for an error of the network.
     """
 
 
 class _Link:
-    """One direction between two hosts. It has dice of its own: what others send does not change what they show."""
+    """One direction between two hosts.
+
+    Each link has a random stream of its own, so traffic between other hosts does not change its faults.
+    """
 
     __slots__ = ("last_arrival", "random")
 
     def __init__(self, seed: str) -> None:
         self.random = Random(seed)
+        #: Arrival time of the last packet that was not held back, in seconds.
         self.last_arrival = 0.0
 
 
 class Fabric:
     """A simulated network.
 
-    ``seed`` decides everything that is random, here and in the hosts' devices.
-
-    Of packets, these parts (0..1) are lost, come twice, are held back and are damaged: ``loss``, ``duplicate``,
-    ``reorder``, ``corrupt`` (1 to 8 bits flipped, anywhere). They may be changed at any time. A packet takes
-    ``latency`` seconds and up to ``jitter`` more; that alone never lets one overtake another. One that is held back,
-    and the second of two copies, takes up to ``reorder_delay`` more, and others overtake it.
-
-    ``mtu`` is that of the hosts' interfaces (1500 for packets with 1024 bytes of data, 4200 for 4096). With
-    ``trains`` False the hosts send packet by packet. ``max_steps`` bounds one :meth:`run`.
-
-    ``faults``: a script, asked about each packet before chance decides; see :class:`Verdict` and :func:`nth`.
-    ``log``: what became of each packet. ``hosts``: the hosts by name. ``clock``: the virtual clock.
+    ``seed`` seeds every random number of the run: the faults, and the devices of the hosts. The other arguments are
+    attributes, described there; all but ``log_limit`` (bytes) may be changed during a run. Raises ValueError for a
+    probability outside 0 to 1, and for a time that is negative or not finite.
     """
 
     def __init__(
@@ -95,88 +98,109 @@ class Fabric:
         max_steps: int = 1_000_000,
         log_limit: int = 64 << 20,
     ) -> None:
-        for name, part in {"loss": loss, "duplicate": duplicate, "reorder": reorder, "corrupt": corrupt}.items():
-            if not 0 <= part <= 1:
-                raise ValueError(f"{name} is a part, 0 to 1, not {part}")
-        for name, seconds in {"latency": latency, "jitter": jitter, "reorder_delay": reorder_delay}.items():
-            if not (math.isfinite(seconds) and seconds >= 0):
-                raise ValueError(f"{name} is in seconds, 0 or more, not {seconds}")
+        check_probabilities(loss=loss, duplicate=duplicate, reorder=reorder, corrupt=corrupt)
+        check_durations(latency=latency, jitter=jitter, reorder_delay=reorder_delay)
         self.seed = seed
-        self.loss, self.duplicate, self.reorder, self.corrupt = loss, duplicate, reorder, corrupt
-        self.latency, self.jitter, self.reorder_delay = latency, jitter, reorder_delay
+        #: Probability (0 to 1) that a packet is lost.
+        self.loss = loss
+        #: Probability that a packet arrives twice.
+        self.duplicate = duplicate
+        #: Probability that a packet is held back, so that later ones overtake it.
+        self.reorder = reorder
+        #: Probability that 1 to 8 random bits of a packet are inverted.
+        self.corrupt = corrupt
+        #: Time from sender to receiver, in seconds.
+        self.latency = latency
+        #: Maximum of the random additional time, in seconds. It never changes the order of packets.
+        self.jitter = jitter
+        #: Maximum of the random additional delay of packets held back and of second copies, in seconds.
+        self.reorder_delay = reorder_delay
+        #: MTU of new hosts' interfaces in bytes: 1500 gives a path MTU of 1024, 4200 one of 4096.
         self.mtu = mtu
+        #: Whether new hosts send several packets by one call, as with UDP_SEGMENT.
         self.trains = trains
+        #: Maximum number of moments that one :meth:`run` processes.
         self.max_steps = max_steps
+        #: The virtual clock, which starts at 0.
         self.clock = VirtualClock(0.0)
+        #: Script of faults, called before chance decides; see :class:`Verdict` and :func:`nth`.
         self.faults: Faults | None = None
+        #: What happened to each packet.
         self.log = FabricLog(log_limit)
+        #: Hosts by name, including crashed ones.
         self.hosts: dict[str, Host] = {}
         self._subnets: list[MemorySubnet] = []
+        #: Links by names of sender and receiver.
         self._links: dict[tuple[str, str], _Link] = {}
-        self._cut: set[tuple[str, str]] = set()
-        self._flying: list[tuple[float, int, Packet, bytes]] = []
-        self._copies = self._packets = 0
-        self._macs = 0
+        #: Names of sender and receiver that are cut off from each other.
+        self._partitioned: set[tuple[str, str]] = set()
+        #: Heap of (arrival time, number of the copy, packet, its bytes).
+        self._in_flight: list[tuple[float, int, FabricPacket, bytes]] = []
+        self._copies_sent = self._packets_sent = 0
+        self._hosts_made = 0
 
     # -- hosts ----------------------------------------------------------------------------------------
 
     def host(self, name: str, *addresses: str, infiniband: Sequence[MemoryPort] = ()) -> Host:
-        """A new host with an interface ``eth0`` that has these addresses (``"10.0.0.1"``, ``"fd00::1/48"``).
+        """Add a host with an interface ``eth0`` that has these addresses (``"10.0.0.1"``, ``"fd00::1/48"``).
 
-        Without a prefix length it is /24 or /64, and whatever else is on the fabric is reached directly too. The name
-        of a crashed host may be used again: that is its reboot, and nothing of what it knew is left. ``infiniband``:
-        its ports on subnets that are attached (:meth:`attach`). ValueError for a name or an address that is taken, and
-        for a port of another subnet.
+        The default prefix length is 24 or 64; all other addresses on the fabric are on link as well. The name of a
+        crashed host may be used again: the host reboots, without any state from before. ``infiniband``: its ports on
+        attached subnets (:meth:`attach`). Raises ValueError for a name or an address in use, and for a port of a subnet
+        that is not attached.
         """
         before = self.hosts.get(name)
         if before is not None and before.alive:
-            raise ValueError(f"there is a host {name}")
-        if self._macs >= _MOST_HOSTS:
-            raise ValueError(f"a fabric has no more than {_MOST_HOSTS} hosts")
+            raise ValueError(f"host {name} already exists")
+        if self._hosts_made >= _MAX_HOSTS:
+            raise ValueError(f"a fabric cannot have more than {_MAX_HOSTS} hosts")
         if any(port.subnet not in self._subnets for port in infiniband):
-            raise ValueError("a port's subnet is not attached")
-        self._macs += 1
-        host = Host(self, name, self._macs, before.incarnation + 1 if before else 1, addresses, infiniband)
+            raise ValueError("the subnet of an InfiniBand port is not attached to the fabric")
+        self._hosts_made += 1
+        host = Host(self, name, self._hosts_made, before.incarnation + 1 if before else 1, addresses, infiniband)
         for other in self.hosts.values():
             if other.alive and (taken := set(other.addresses) & set(host.addresses)):
-                raise ValueError(f"{', '.join(sorted(taken))} is {other.name}'s")
+                raise ValueError(f"{', '.join(sorted(taken))} is an address of host {other.name}")
         self.hosts[name] = host
         return host
 
     def attach(self, subnet: MemorySubnet) -> None:
-        """Let time pass on an InfiniBand subnet too; ValueError where its ``clock`` is not the fabric's."""
+        """Let the fabric's runs drive an InfiniBand subnet too; raises ValueError unless both use the same clock."""
         if subnet.clock is not self.clock:
-            raise ValueError("the subnet has a clock of its own")
+            raise ValueError("the subnet does not use the fabric's clock")
         self._subnets.append(subnet)
 
     def crash(self, name: str) -> None:
-        """A host is gone: its timers stop, nothing of it is sent or answered, nothing is delivered to it."""
-        host = self._named(name)
+        """Crash a host: its timers stop, and it neither sends nor receives packets. Raises ValueError for no host."""
+        host = self._host(name)
         host.alive = False
         host.wire.close()
         for port in host.infiniband:
             port.close()
 
     def partition(self, one: str, other: str, *, one_way: bool = False) -> None:
-        """Cut the network between two hosts, also for what is under way; or only what the first sends."""
+        """Drop all packets between two hosts, including those in flight; with ``one_way`` only those from ``one``.
+
+        Raises ValueError for a name without a host.
+        """
         for name in (one, other):
-            self._named(name)
-        self._cut.add((one, other))
+            self._host(name)
+        self._partitioned.add((one, other))
         if not one_way:
-            self._cut.add((other, one))
+            self._partitioned.add((other, one))
 
     def heal(self) -> None:
-        """Every host can reach every other again."""
-        self._cut.clear()
+        """End all partitions."""
+        self._partitioned.clear()
 
-    def _named(self, name: str) -> Host:
+    def _host(self, name: str) -> Host:
         host = self.hosts.get(name)
         if host is None:
-            raise ValueError(f"there is no host {name}")
+            raise ValueError(f"no host {name}")
         return host
 
     def owner_of(self, ip: bytes, asker: Host) -> Host | None:
-        """The host that has a packed address, as ``asker`` sees the world; also one that has crashed."""
+        """Return the host with a packed address, from the view of ``asker``; a crashed host if no other has it."""
         if asker.network.interface_of(ip) is not None:
             return asker
         crashed = None
@@ -189,53 +213,53 @@ class Fabric:
         return crashed
 
     def can_talk(self, one: Host, other: Host) -> bool:
-        """Whether both hosts are up and packets get from each to the other."""
+        """Return whether both hosts are up and packets pass both ways between them."""
         names = one.name, other.name
-        return one.alive and other.alive and names not in self._cut and names[::-1] not in self._cut
+        return one.alive and other.alive and names not in self._partitioned and names[::-1] not in self._partitioned
 
     # -- time -----------------------------------------------------------------------------------------
 
     @property
     def now(self) -> float:
-        """Virtual time in seconds; a fabric begins at 0."""
+        """Virtual time in seconds, from 0."""
         return self.clock.now
 
     def run(self, until: float | Callable[[], bool] | None = None, *, seconds: float | None = None) -> bool:
-        """Let virtual time pass: packets arrive, timers fire, handlers are called.
+        """Let virtual time pass: deliver packets, fire timers, call handlers.
 
-        ``until``: a moment (what is due at that very moment happens too); or a condition, looked at after each
-        moment at which something happened; or None, until nothing is left to do. ``seconds`` is a limit from now.
-        Where nothing more happens before a moment or a limit, time goes there at once.
+        ``until`` is a time (everything due at that time is included), or a condition, which is evaluated after each
+        moment with activity, or None to run until nothing is left to do. ``seconds`` limits the run, from now. The
+        clock advances to ``until`` or to the limit even without activity.
 
-        Returns whether the condition holds, and True where there was none. SimulationError after ``max_steps``
-        moments.
+        Returns whether the condition is true, or True without a condition. Raises SimulationError after ``max_steps``
+        moments, ValueError for a time that is not finite.
         """
         done = until if callable(until) else None
-        limit = math.inf if until is None or callable(until) else _moment(until)
+        limit = math.inf if until is None or callable(until) else _checked_seconds(until)
         if seconds is not None:
-            limit = min(limit, self.now + max(0.0, _moment(seconds)))
+            limit = min(limit, self.now + max(0.0, _checked_seconds(seconds)))
         for _ in range(self.max_steps):
-            self._turn()
+            self._progress()
             if done is not None and done():
                 return True
-            at = self._next()
+            at = self._next_deadline()
             if at is None or at > limit:
                 if limit < math.inf:
                     self.clock.now = max(self.now, limit)
                 return done is None or done()
             self.clock.now = max(self.now, at)
             self._deliver()
-        raise SimulationError(f"no end after {self.max_steps} steps, at {self.now:.9f} s; {self._agenda()}")
+        raise SimulationError(f"no end after {self.max_steps} steps, at {self.now:.9f} s; {self._pending_text()}")
 
     def drive(self, runtime: Runtime, done: Callable[[], T], timeout: float | None) -> T:
-        """Wait on one host: run until ``done()``, for ``timeout`` virtual seconds at most; its last answer.
+        """Wait on one host: run until ``done()`` is true, for at most ``timeout`` virtual seconds.
 
-        ``done`` is called with the runtime's lock held, and not again once it returns something true.
-        SimulationError for a wait without a timeout that nothing can end any more, and on a host that has crashed.
+        Returns the last value of ``done()``, which is called with the lock of the runtime held, and not again once it
+        is true. Raises SimulationError for a wait without a timeout that nothing can end, and on a crashed host.
         """
         host = next((host for host in self.hosts.values() if host.provider.runtime is runtime), None)
         if host is None or not host.alive:
-            raise SimulationError("a host that is not, or no longer, on the fabric cannot wait")
+            raise SimulationError("a host that has crashed or is on another fabric cannot wait")
 
         with runtime.lock:
             found = done()
@@ -248,21 +272,21 @@ class Fabric:
 
         if found or self.run(look, seconds=timeout) or timeout is not None:
             return found
-        raise SimulationError(f"host {host.name} waits for ever: at {self.now:.9f} s {self._agenda()}")
+        raise SimulationError(f"host {host.name} waits for ever: at {self.now:.9f} s {self._pending_text()}")
 
-    def _turn(self) -> None:
-        """Every host makes progress, until no handler has anything more to do."""
+    def _progress(self) -> None:
+        """Let all hosts make progress until no handler has work left."""
         for _ in range(self.max_steps):
             hosts = [host for host in self.hosts.values() if host.alive]
-            called = [host.turn() for host in hosts]
-            # A subnet may deliver at once, to one that has had its turn.
+            called = [host.progress() for host in hosts]
+            # A subnet without latency delivers at once, perhaps to a host earlier in the list.
             if not any(called) and not any(port.waiting for host in hosts for port in host.infiniband):
                 return
-        raise SimulationError(f"handlers keep each other busy at {self.now:.9f} s")
+        raise SimulationError(f"handlers trigger each other without end at {self.now:.9f} s")
 
-    def _next(self) -> float | None:
-        """When something happens next."""
-        earliest = self._flying[0][0] if self._flying else None
+    def _next_deadline(self) -> float | None:
+        """The time of the next arrival or timer, in seconds; None without any."""
+        earliest = self._in_flight[0][0] if self._in_flight else None
         for subnet in self._subnets:
             deadline = subnet.next_deadline()
             if deadline is not None and (earliest is None or deadline < earliest):
@@ -273,20 +297,20 @@ class Fabric:
                 earliest = deadline
         return earliest
 
-    def _agenda(self) -> str:
+    def _pending_text(self) -> str:
         living = {name: host.provider.runtime for name, host in self.hosts.items() if host.alive}
         timers = [name for name, runtime in living.items() if runtime.next_deadline() is not None]
-        return f"packets under way: {len(self._flying)}; hosts with timers: {', '.join(timers) or 'none'}"
+        return f"packets in flight: {len(self._in_flight)}; hosts with timers: {', '.join(timers) or 'none'}"
 
     # -- packets --------------------------------------------------------------------------------------
 
     def transmit(self, host: Host, route: FabricRoute, data: bytes, identification: int) -> bool:
-        """A host sends a packet; False where it cannot leave the host."""
+        """Send one packet of a host; return False when it cannot leave the host."""
         path = route.path
         peer = self.owner_of(path.remote, host)
-        self._packets += 1
-        packet = Packet(
-            self._packets,
+        self._packets_sent += 1
+        packet = FabricPacket(
+            self._packets_sent,
             self.now,
             host.name,
             peer.name if peer else "",
@@ -298,30 +322,31 @@ class Fabric:
             data,
         )
         if not host.alive:
-            self._note(Fate.CRASHED, packet, data)
+            self._record(Outcome.CRASHED, packet, data)
             return False
         interface = host.network.interface_of(path.local)
         if interface is None or peer is None:
-            self._note(Fate.UNREACHABLE, packet, data)
+            self._record(Outcome.UNREACHABLE, packet, data)
             return interface is not None
         overhead = _IPV4_UDP if len(path.remote) == 4 else _IPV6_UDP
         if peer is not host and len(data) + overhead > interface.mtu:
-            self._note(Fate.TOO_LONG, packet, data)
+            self._record(Outcome.TOO_LONG, packet, data)
             return False
-        if (host.name, peer.name) in self._cut:
-            self._note(Fate.PARTITIONED, packet, data)
+        if (host.name, peer.name) in self._partitioned:
+            self._record(Outcome.PARTITIONED, packet, data)
             return True
-        self._launch(packet)
+        self._forward(packet)
         return True
 
-    def _launch(self, packet: Packet) -> None:
-        """Decide what becomes of a packet, and send its copies on their way."""
+    def _forward(self, packet: FabricPacket) -> None:
+        """Apply faults to a packet and schedule the arrival of its copies."""
         key = packet.source, packet.destination
         link = self._links.get(key)
         if link is None:
             link = self._links[key] = _Link(f"{self.seed}/{packet.source}>{packet.destination}")
         roll = link.random.random
-        # Always as many throws: a script that saves one packet does not turn the luck of those after it.
+        # Always draw the same number of random values, so that a script's verdict on one packet does not change the
+        # faults of later ones.
         lost, twice, late, damaged = (roll() < part for part in (self.loss, self.duplicate, self.reorder, self.corrupt))
         jitter, later, flips = roll() * self.jitter, roll() * self.reorder_delay, 1 + int(roll() * 8)
         damage = link.random.getrandbits(64)
@@ -330,58 +355,58 @@ class Fabric:
             copies = 0 if lost else 1 + twice
             verdict = Verdict(copies, later if late else 0.0, flips if damaged else 0)
         if not verdict.copies:
-            self._note(Fate.LOST, packet, packet.data)
+            self._record(Outcome.LOST, packet, packet.data)
             return
         data = packet.data if verdict.data is None else verdict.data
         if verdict.flips:
             data = corrupted(data, verdict.flips, Random(damage))
         if data != packet.data:
-            self._note(Fate.CORRUPTED, packet, data)
+            self._record(Outcome.CORRUPTED, packet, data)
         if verdict.copies > 1:
-            self._note(Fate.DUPLICATED, packet, packet.data)
+            self._record(Outcome.DUPLICATED, packet, packet.data)
         arrival = max(link.last_arrival, self.now + self.latency + jitter)
         if verdict.delay:
-            self._note(Fate.DELAYED, packet, data)
+            self._record(Outcome.DELAYED, packet, data)
             arrival += verdict.delay
         else:
             link.last_arrival = arrival
         for copy in range(verdict.copies):
-            self._fly(arrival + copy * later, packet, packet.data if copy else data)
+            self._schedule(arrival + copy * later, packet, packet.data if copy else data)
 
-    def _fly(self, arrival: float, packet: Packet, data: bytes) -> None:
-        if len(self._flying) >= _MOST_IN_FLIGHT:
-            self._note(Fate.OVERRUN, packet, data)
+    def _schedule(self, arrival: float, packet: FabricPacket, data: bytes) -> None:
+        if len(self._in_flight) >= _MAX_IN_FLIGHT:
+            self._record(Outcome.OVERRUN, packet, data)
             return
-        self._copies += 1
-        heapq.heappush(self._flying, (arrival, self._copies, packet, data))
+        self._copies_sent += 1
+        heapq.heappush(self._in_flight, (arrival, self._copies_sent, packet, data))
 
     def _deliver(self) -> None:
-        """Hand over what has arrived by now."""
+        """Deliver all packets whose arrival time has come."""
         for subnet in self._subnets:
             subnet.settle()
-        while self._flying and self._flying[0][0] <= self.now:
-            _, _, packet, data = heapq.heappop(self._flying)
+        while self._in_flight and self._in_flight[0][0] <= self.now:
+            _, _, packet, data = heapq.heappop(self._in_flight)
             host = self.hosts[packet.destination]
             if not host.alive:
-                fate = Fate.CRASHED
-            elif (packet.source, packet.destination) in self._cut:
-                fate = Fate.PARTITIONED
+                outcome = Outcome.CRASHED
+            elif (packet.source, packet.destination) in self._partitioned:
+                outcome = Outcome.PARTITIONED
             elif host.network.interface_of(packet.remote) is None:
-                fate = Fate.UNREACHABLE
+                outcome = Outcome.UNREACHABLE
             elif not host.wire.is_open:
-                fate = Fate.REFUSED
+                outcome = Outcome.REFUSED
             else:
-                fate = Fate.DELIVERED if host.wire.arrive(packet, data) else Fate.OVERRUN
-            self._note(fate, packet, data)
+                outcome = Outcome.DELIVERED if host.wire.arrive(packet, data) else Outcome.OVERRUN
+            self._record(outcome, packet, data)
 
-    def _note(self, fate: Fate, packet: Packet, data: bytes) -> None:
-        self.log.append(LogEntry(self.now, fate, packet, data))
+    def _record(self, outcome: Outcome, packet: FabricPacket, data: bytes) -> None:
+        self.log.append(LogEntry(self.now, outcome, packet, data))
 
     def __repr__(self) -> str:
         return f"<Fabric seed {self.seed!r} at {self.now:.9f} s, {len(self.hosts)} hosts>"
 
 
-def _moment(seconds: float) -> float:
+def _checked_seconds(seconds: float) -> float:
     if not math.isfinite(seconds):
-        raise ValueError(f"time is in seconds, not {seconds}")
+        raise ValueError(f"a time must be a finite number of seconds, not {seconds}")
     return float(seconds)

@@ -1,4 +1,4 @@
-"""Packets on a simulated network, and what may befall them."""
+"""Packets on a simulated network, and the faults a test can inject."""
 
 from __future__ import annotations
 
@@ -17,68 +17,88 @@ from rdmacm.proto.roce.icrc import ICRC_LENGTH
 from rdmacm.proto.roce.opcodes import BTH_LENGTH, EXTENDED_LENGTH, ExtendedHeader, Opcode
 from rdmacm.proto.wire import WireError
 
-__all__ = ["CORRUPT", "DELIVER", "DUPLICATE", "LOSE", "Fate", "Faults", "Packet", "Verdict", "corrupted", "nth"]
+__all__ = [
+    "CORRUPT",
+    "DELIVER",
+    "DUPLICATE",
+    "LOSE",
+    "FabricPacket",
+    "Faults",
+    "Outcome",
+    "Verdict",
+    "check_durations",
+    "check_probabilities",
+    "corrupted",
+    "nth",
+]
 
-_MAD = BTH_LENGTH + EXTENDED_LENGTH[ExtendedHeader.DETH]
+#: Offset of the MAD in a UD packet.
+_MAD_OFFSET = BTH_LENGTH + EXTENDED_LENGTH[ExtendedHeader.DETH]
 
-#: No script asks for more copies of a packet than this, or for a later arrival (seconds).
-_MOST_COPIES = 64
-_LONGEST_DELAY = 86400.0
+#: Limits of a verdict: copies of one packet, and its delay in seconds.
+_MAX_COPIES = 64
+_MAX_DELAY = 86400.0
 
 
-class Fate(Enum):
-    """What became of a packet. The log has one entry for each that befell it, in order of time."""
+class Outcome(Enum):
+    """What happened to a packet. The log has an entry for each outcome of each packet, in order of time."""
 
-    #: It is in the receiver's queue; once for each copy.
+    #: Appended to the receiver's queue; one entry for each copy.
     DELIVERED = "delivered"
+    #: Dropped, by chance or by a script.
     LOST = "lost"
-    #: More copies than one are on their way.
+    #: Sent on in more than one copy.
     DUPLICATED = "duplicated"
-    #: Bits were flipped, or a script put other bytes in its place.
+    #: Bits were flipped, or a script replaced the bytes.
     CORRUPTED = "corrupted"
-    #: It was held back, so that others overtake it.
+    #: Held back, so that later packets may overtake it.
     DELAYED = "delayed"
-    #: The network is cut between the two.
+    #: Dropped: the network is partitioned between sender and receiver.
     PARTITIONED = "partitioned"
-    #: One of the two is down.
+    #: Dropped: sender or receiver has crashed.
     CRASHED = "crashed"
-    #: Nobody has the address it was sent to, or the sender not the one it was sent from.
+    #: Dropped: no host has the destination address, or the sender lacks the source address.
     UNREACHABLE = "unreachable"
-    #: The receiver's wire is not open.
+    #: Dropped: the receiver's wire is not open.
     REFUSED = "refused"
-    #: It is longer than the interface's MTU.
+    #: Dropped: longer than the interface's MTU.
     TOO_LONG = "too long"
-    #: A queue, the receiver's or the network's, was full.
+    #: Dropped: the queue of the receiver or of the network was full.
     OVERRUN = "overrun"
 
 
 @dataclass(frozen=True, slots=True)
-class Packet:
-    """A packet as it was sent: ``data`` is from the BTH to the end of the ICRC.
+class FabricPacket:
+    """A RoCEv2 packet as it was sent."""
 
-    ``number`` counts the packets of a fabric from 1; ``time`` is virtual, in seconds. ``source`` and ``destination``
-    are names of hosts (the latter is empty where nobody has the address), ``local`` and ``remote`` the packed
-    addresses. ``identification`` is that of the IPv4 header: i for packet i of a train.
-    """
-
+    #: Counts the packets of a fabric, from 1.
     number: int
+    #: When it was sent, in seconds of virtual time.
     time: float
+    #: Name of the sending host.
     source: str
+    #: Name of the receiving host; empty when no host has the address.
     destination: str
+    #: Source IP address, packed (4 or 16 bytes).
     local: bytes
+    #: Destination IP address, packed (4 or 16 bytes).
     remote: bytes
+    #: UDP source port.
     source_port: int
+    #: Traffic class or type of service of the IP header.
     traffic_class: int
+    #: Identification field of the IPv4 header: i for packet i of a train.
     identification: int
+    #: The UDP payload: BTH to ICRC.
     data: bytes
 
     @property
     def kind(self) -> str:
-        """``REQ``, ``REP`` ... for messages of the communication manager, else the opcode's name, else ``?``."""
+        """``REQ``, ``REP`` and so on for connection management, otherwise the name of the opcode, or ``?``."""
         try:
             opcode, _, qpn, _, _ = peek(self.data)
             if qpn == 1 and opcode == Opcode.UD_SEND_ONLY:
-                mad = Mad.unpack(self.data[_MAD:-ICRC_LENGTH])
+                mad = Mad.unpack(self.data[_MAD_OFFSET:-ICRC_LENGTH])
                 if mad.mgmt_class == MgmtClass.COM_MGT and mad.attribute_id in _MESSAGES:
                     return _MESSAGES[mad.attribute_id]
         except WireError:
@@ -87,12 +107,12 @@ class Packet:
 
     @property
     def dest_qp(self) -> int:
-        """The queue pair number it is for; 0 where there is no whole BTH."""
+        """Destination queue pair number; 0 for a packet without a complete BTH."""
         return int.from_bytes(self.data[5:8], "big") if len(self.data) >= BTH_LENGTH else 0
 
     @property
     def psn(self) -> int:
-        """The packet sequence number; 0 where there is no whole BTH."""
+        """Packet sequence number; 0 for a packet without a complete BTH."""
         return int.from_bytes(self.data[9:12], "big") if len(self.data) >= BTH_LENGTH else 0
 
     def __str__(self) -> str:
@@ -107,44 +127,50 @@ _OPCODES = {int(opcode): opcode.name for opcode in Opcode}
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is to become of one packet.
+    """What the network does with one packet. Raises ValueError for values out of range."""
 
-    ``copies`` (0..64) of it arrive, ``delay`` seconds later than usual, with ``flips`` random bits of the first copy
-    inverted, or with ``data`` in its place.
-    """
-
+    #: How many copies arrive, 0 to 64.
     copies: int = 1
+    #: Delay in addition to the latency, in seconds (at most one day). Later packets may overtake.
     delay: float = 0.0
+    #: How many random bits of the first copy are inverted.
     flips: int = 0
+    #: Bytes that replace those of the packet.
     data: bytes | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.copies <= _MOST_COPIES:
-            raise ValueError(f"copies of a packet are 0 to {_MOST_COPIES}, not {self.copies}")
-        if not (math.isfinite(self.delay) and 0 <= self.delay <= _LONGEST_DELAY):
-            raise ValueError(f"a delay is 0 to {_LONGEST_DELAY:.0f} seconds, not {self.delay}")
+        if not 0 <= self.copies <= _MAX_COPIES:
+            raise ValueError(f"copies must be 0 to {_MAX_COPIES}, not {self.copies}")
+        if not (math.isfinite(self.delay) and 0 <= self.delay <= _MAX_DELAY):
+            raise ValueError(f"delay must be 0 to {_MAX_DELAY:.0f} seconds, not {self.delay}")
         if self.flips < 0:
-            raise ValueError(f"bits to flip are 0 or more, not {self.flips}")
+            raise ValueError(f"flips must be 0 or more, not {self.flips}")
 
 
+#: Deliver the packet.
 DELIVER = Verdict()
+#: Drop the packet.
 LOSE = Verdict(copies=0)
+#: Deliver the packet twice.
 DUPLICATE = Verdict(copies=2)
+#: Invert one random bit.
 CORRUPT = Verdict(flips=1)
 
-#: A script of faults: a verdict on a packet that is being sent, or None to leave it to chance.
-Faults: TypeAlias = Callable[[Packet], "Verdict | None"]
+#: A script of faults. It is called with each packet sent, and returns a verdict, or None to leave the packet to chance.
+Faults: TypeAlias = Callable[[FabricPacket], "Verdict | None"]
 
 
 class _Kind(Protocol):
-    """A packet, or a datagram of a subnet."""
+    """A packet of a fabric, or a datagram of a subnet."""
 
     @property
     def kind(self) -> str: ...
 
 
 def nth(kind: str, number: int, verdict: Verdict = LOSE) -> Callable[[_Kind], Verdict | None]:
-    """A script with one fault: for the ``number``-th (from 1) packet of a :attr:`Packet.kind`.
+    """Return a script that applies ``verdict`` to the ``number``-th packet (from 1) of a :attr:`FabricPacket.kind`.
+
+    It leaves all other packets to chance. It works for :attr:`Fabric.faults` and for :attr:`MemorySubnet.faults`.
 
     >>> fabric.faults = nth("REQ", 3)  # doctest: +SKIP
     """
@@ -161,7 +187,7 @@ def nth(kind: str, number: int, verdict: Verdict = LOSE) -> Callable[[_Kind], Ve
 
 
 def corrupted(data: bytes, flips: int, random: Random) -> bytes:
-    """``data`` with so many different bits inverted (all of them where there are not so many)."""
+    """Return ``data`` with ``flips`` different random bits inverted, or all its bits if it has fewer."""
     bits = len(data) * 8
     chosen: set[int] = set()
     while len(chosen) < min(flips, bits):
@@ -170,3 +196,17 @@ def corrupted(data: bytes, flips: int, random: Random) -> bytes:
     for bit in chosen:
         damaged[bit >> 3] ^= 1 << (bit & 7)
     return bytes(damaged)
+
+
+def check_probabilities(**probabilities: float) -> None:
+    """Raise ValueError for a probability outside 0 to 1."""
+    for name, value in probabilities.items():
+        if not 0 <= value <= 1:
+            raise ValueError(f"{name} must be a probability, 0 to 1, not {value}")
+
+
+def check_durations(**durations: float) -> None:
+    """Raise ValueError for a number of seconds that is negative or not finite."""
+    for name, seconds in durations.items():
+        if not (math.isfinite(seconds) and seconds >= 0):
+            raise ValueError(f"{name} must be 0 or more seconds, not {seconds}")

@@ -1,4 +1,4 @@
-"""A simulated host: a network in memory, a wire into the fabric, and the software device over both."""
+"""A simulated host: a network in memory, a wire to the fabric, and the software device that uses both."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rdmacm.proto.wire import Buffer
 from rdmacm.provider import Tap
 from rdmacm.soft.provider import SoftProvider
 from rdmacm.soft.wire.base import Received, WirePath, WireRoute
-from rdmacm.testing.faults import Packet
+from rdmacm.testing.faults import FabricPacket
 from rdmacm.testing.network import MemoryNetwork, PrivatePorts
 
 if TYPE_CHECKING:
@@ -32,20 +32,20 @@ __all__ = ["FabricRoute", "FabricWire", "Host", "Medium", "SimProvider"]
 
 T = TypeVar("T")
 
-#: Packets that wait for :meth:`FabricWire.receive`; more are dropped, as by a socket whose buffer is full.
-_INBOX = 4096
+#: Maximum number of packets that wait for :meth:`FabricWire.receive`; more are dropped, as by a full socket buffer.
+_MAX_INBOX = 4096
 
-#: Packets that one call of :meth:`FabricWire.receive` returns at most.
-_BATCH = 64
+#: Maximum number of packets that one call of :meth:`FabricWire.receive` returns.
+_MAX_BATCH = 64
 
-#: Bytes and packets of a train, as UDP_SEGMENT has them.
-_TRAIN = 65000
-_TRAIN_PACKETS = 64
+#: Limits of a train in bytes and packets, as for UDP_SEGMENT.
+_MAX_TRAIN_BYTES = 65000
+_MAX_TRAIN_PACKETS = 64
 
 
 @dataclass(slots=True)
 class FabricRoute:
-    """See :class:`rdmacm.soft.wire.base.WireRoute`."""
+    """A route on the fabric; see :class:`rdmacm.soft.wire.base.WireRoute`."""
 
     path: WirePath
     remote_host: str
@@ -99,7 +99,7 @@ class Medium(Protocol):
 class FabricWire:
     """A host's end of the fabric; see :class:`rdmacm.soft.wire.base.Wire`.
 
-    Nothing arrives before :meth:`open`. Packets of a train are delivered one by one.
+    Packets arrive only after :meth:`open`. The packets of a train are delivered one by one.
     """
 
     slot = 1
@@ -123,12 +123,12 @@ class FabricWire:
         self.close()
 
     def filenos(self) -> Sequence[int]:
-        """None: whoever waits lets virtual time pass instead, with :class:`SimRuntime`."""
+        """Return no descriptors: waiting means advancing virtual time; see :class:`SimRuntime`."""
         return ()
 
     @property
     def waiting(self) -> int:
-        """Packets that :meth:`receive` has not returned yet."""
+        """Number of packets that :meth:`receive` has not returned yet."""
         return len(self._inbox)
 
     def unread_request_fds(self) -> Sequence[int]:
@@ -139,11 +139,11 @@ class FabricWire:
 
     def receive(self, skip_poll: bool = False) -> Sequence[Received]:
         inbox = self._inbox
-        return [inbox.popleft() for _ in range(min(_BATCH, len(inbox)))]
+        return [inbox.popleft() for _ in range(min(_MAX_BATCH, len(inbox)))]
 
-    def arrive(self, packet: Packet, data: bytes) -> bool:
-        """Take in a packet from the fabric; False where there is no room."""
-        if len(self._inbox) >= _INBOX:
+    def arrive(self, packet: FabricPacket, data: bytes) -> bool:
+        """Queue a packet from the fabric; return False when the queue is full."""
+        if len(self._inbox) >= _MAX_INBOX:
             return False
         host = inet_ntop(AF_INET if len(packet.local) == 4 else AF_INET6, packet.local)
         remote: tuple[str, int] | tuple[str, int, int, int] = (host, packet.source_port)
@@ -161,9 +161,9 @@ class FabricWire:
         return FabricRoute(path, inet_ntop(family, path.remote), ROCE_PORT, traffic_class)
 
     def send(self, route: WireRoute, buffers: Sequence[Buffer], segment: int = 0) -> bool:
-        """Put a packet, or the packets of a train, on the fabric. False where one of them could not leave the host.
+        """Send a packet, or a train of packets of ``segment`` bytes; return False when one could not leave the host.
 
-        ValueError for a train that :meth:`can_segment` does not allow.
+        Raises ValueError for a train longer than :meth:`can_segment` allows.
         """
         assert isinstance(route, FabricRoute)
         data = b"".join(buffers)
@@ -171,18 +171,18 @@ class FabricWire:
             self.tap(True, route.path.local, route.path.remote, route.source_port, ROCE_PORT, (data,), segment)
         if not segment:
             return self._fabric.transmit(self._host, route, data, 0)
-        if segment < 0 or len(data) > self.can_segment() or len(data) > segment * _TRAIN_PACKETS:
-            raise ValueError(f"no train of {len(data)} bytes in packets of {segment}")
+        if segment < 0 or len(data) > self.can_segment() or len(data) > segment * _MAX_TRAIN_PACKETS:
+            raise ValueError(f"a train of {len(data)} bytes in packets of {segment} bytes is not possible")
         left = True
         for identification, start in enumerate(range(0, len(data), segment)):
             left &= self._fabric.transmit(self._host, route, data[start : start + segment], identification)
         return left
 
     def can_segment(self) -> int:
-        return _TRAIN if self._trains else 0
+        return _MAX_TRAIN_BYTES if self._trains else 0
 
     def listen(self, service_id: int, local: bytes | None) -> object:
-        """A host has one process, which gets every request."""
+        """Return a token. A simulated host is one process, which receives all requests anyway."""
         return service_id, local
 
     def unlisten(self, token: object) -> None:
@@ -190,9 +190,9 @@ class FabricWire:
 
 
 class SimNetwork(MemoryNetwork):
-    """A host's network, where whoever is up and can be reached on the fabric answers to ARP and ND.
+    """A host's network, in which every reachable host of the fabric answers ARP and neighbour discovery.
 
-    Neighbours that a test has added come first.
+    Neighbours that a test has added take precedence.
     """
 
     def __init__(self, fabric: Medium, host: Host) -> None:
@@ -229,8 +229,8 @@ class SimRuntime(Runtime):
 class SimProvider(SoftProvider):
     """The software device of a simulated host.
 
-    ``wire`` carries its packets, ``random`` is where everything random comes from. Whoever waits lets virtual time
-    pass on the whole fabric (:class:`SimRuntime`).
+    ``wire`` carries its packets, and all its random numbers come from ``random``. A call that waits advances virtual
+    time on the whole fabric (:class:`SimRuntime`).
     """
 
     name = "sim"
@@ -251,8 +251,8 @@ class SimProvider(SoftProvider):
         self.fabric = fabric
 
 
-class _Served:
-    """A channel whose events go to a handler, one at a time."""
+class _EventHandler:
+    """An event channel and the function that handles its events, one at a time."""
 
     def __init__(self, channel: EventChannel, handler: Callable[[CmEvent], object]) -> None:
         self.channel = channel
@@ -260,8 +260,8 @@ class _Served:
         self.busy = False
 
     def serve(self) -> bool:
-        """Hand over one event; whether there was one."""
-        # A handler that waits lets the fabric go on, and that must not start it a second time.
+        """Handle one event; return whether there was one."""
+        # A handler that waits runs the fabric, which must not call the same handler again.
         if self.busy or self.channel.closed:
             return False
         try:
@@ -278,13 +278,7 @@ class _Served:
 
 
 class Host:
-    """A host on a fabric, made by :meth:`Fabric.host`.
-
-    ``provider`` is for ``CmId(provider=...)`` and ``EventChannel(...)``. ``network`` is a :class:`MemoryNetwork` with
-    ``lo`` and ``eth0``, for tests to change: what is added to it is on the same fabric. ``wire`` is where the
-    provider's packets go; ``random`` is the host's own source of numbers, seeded by the fabric; ``infiniband`` are its
-    InfiniBand ports.
-    """
+    """A host on a fabric, created by :meth:`Fabric.host`."""
 
     def __init__(
         self,
@@ -295,49 +289,59 @@ class Host:
         addresses: Sequence[str],
         infiniband: Sequence[MemoryPort] = (),
     ) -> None:
+        #: The fabric that the host is on.
         self.fabric = fabric
         self.name = name
+        #: How often the host has booted.
         self.incarnation = incarnation
+        #: The addresses of ``eth0`` as text, without prefix lengths.
         self.addresses = tuple(str(ip_address(address.partition("/")[0])) for address in addresses)
+        #: False after :meth:`Fabric.crash`.
         self.alive = True
+        #: The host's own random stream, seeded by the fabric.
         self.random = Random(f"{fabric.seed}/{name}/{incarnation}")
+        #: Interfaces ``lo`` and ``eth0`` with their routes. Tests may change it; added interfaces are on the fabric
+        #: too.
         self.network: MemoryNetwork = SimNetwork(fabric, self)
         mac = b"\2\0\0\0" + number.to_bytes(2, "big")
         eth0 = self.network.add_interface("eth0", *map(_with_prefix, addresses), mtu=fabric.mtu, mac=mac)
         for version, everywhere in ((4, "0.0.0.0/0"), (6, "::/0")):
             if any(ip_address(address).version == version for address in self.addresses):
                 self.network.add_route(everywhere, eth0)
+        #: Carries the provider's packets.
         self.wire = FabricWire(fabric, self, fabric.trains)
+        #: The host's InfiniBand ports.
         self.infiniband = tuple(infiniband)
+        #: For ``CmId(provider=...)``, ``EventChannel(...)`` and ``connect(..., provider=...)``.
         self.provider = SimProvider(fabric, self.network, self.wire, self.random, self.infiniband)
-        self._served: list[_Served] = []
+        self._handlers: list[_EventHandler] = []
 
     def on_event(self, channel: EventChannel, handler: Callable[[CmEvent], object]) -> None:
-        """Have ``handler(event)`` called with each event of a channel of this host's, whenever the fabric runs.
+        """Call ``handler(event)`` for each event of one of this host's channels, whenever the fabric runs.
 
-        So a server answers while a client waits in a synchronous call. The event is acknowledged when the handler
-        returns; what it raises comes out of :meth:`Fabric.run`. A handler may wait itself; until it is done, further
-        events of its channel wait too.
+        This is how a server answers while a client waits in a synchronous call. The event is acknowledged when the
+        handler returns. An exception of the handler is raised by :meth:`Fabric.run`. A handler may wait; meanwhile
+        further events of its channel are queued. Raises ValueError for a channel of another provider.
         """
         if channel.provider is not self.provider:
-            raise ValueError(f"the channel is not of host {self.name}")
-        self._served.append(_Served(channel, handler))
+            raise ValueError(f"the channel does not belong to host {self.name}")
+        self._handlers.append(_EventHandler(channel, handler))
 
     @property
     def waiting(self) -> int:
-        """Packets and datagrams that have arrived and not been taken in."""
+        """Number of packets and datagrams that have arrived and are not processed yet."""
         return self.wire.waiting + sum(port.waiting for port in self.infiniband)
 
-    def turn(self) -> bool:
-        """Make what progress there is to make now; whether a handler was called."""
+    def progress(self) -> bool:
+        """Process everything that is due now; return whether a handler was called."""
         self.provider.runtime.progress()
         left = self.waiting
-        while left:  # a provider takes in a bounded number of packets at a time, or none where nobody listens
+        while left:  # a provider processes a bounded number of packets at a time, and none when nothing listens
             self.provider.runtime.progress()
             left, before = self.waiting, left
             if left >= before:
                 break
-        called = [served.serve() for served in self._served if self.alive]
+        called = [handler.serve() for handler in self._handlers if self.alive]
         return any(called)
 
     def __repr__(self) -> str:

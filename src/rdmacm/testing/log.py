@@ -1,4 +1,4 @@
-"""What happened on a simulated network, packet by packet."""
+"""The packet log of a simulated network."""
 
 from __future__ import annotations
 
@@ -7,48 +7,50 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from rdmacm.testing.faults import Fate, Packet
+from rdmacm.testing.faults import FabricPacket, Outcome
 
 __all__ = ["FabricLog", "LogEntry"]
 
-#: What an entry costs beside its packet, roughly.
-_ENTRY = 300
+#: Approximate memory of an entry without the packet's bytes.
+_ENTRY_BYTES = 300
 
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """At ``time`` (virtual seconds) this became of ``packet``; ``data`` are its bytes as they are then."""
+    """One outcome of one packet."""
 
+    #: In seconds of virtual time.
     time: float
-    fate: Fate
-    packet: Packet
+    outcome: Outcome
+    #: The packet as it was sent.
+    packet: FabricPacket
+    #: Its bytes at this time; corruption changes them.
     data: bytes
 
     def __str__(self) -> str:
-        # Not a CRC-32: over a packet that ends with its own, that is the same whatever the packet says.
+        # Not a CRC-32: over data that ends with its own CRC-32 it is a constant.
         digest = blake2b(self.data, digest_size=4).hexdigest()
-        return f"{self.time:.9f} {self.packet} sum {digest} {self.fate.value}"
+        return f"{self.time:.9f} {self.packet} sum {digest} {self.outcome.value}"
 
 
 class FabricLog:
-    """Entries in order of time. Runs with the same seed and the same calls have equal logs.
-
-    Of a long run the last ``limit`` bytes are kept; ``forgotten`` counts the entries before them.
-    """
+    """A sequence of entries in order of time. Runs with the same seed and the same calls have equal logs."""
 
     def __init__(self, limit: int = 64 << 20) -> None:
+        #: Maximum memory in bytes; the oldest entries are discarded.
         self.limit = limit
-        self.forgotten = 0
+        #: How many entries have been discarded.
+        self.discarded = 0
         self._entries: deque[LogEntry] = deque()
         self._size = 0
 
     def append(self, entry: LogEntry) -> None:
-        """Add an entry, and forget old ones where there is no room."""
+        """Add an entry."""
         self._entries.append(entry)
-        self._size += _ENTRY + len(entry.data)
+        self._size += _ENTRY_BYTES + len(entry.data)
         while self._size > self.limit:
-            self._size -= _ENTRY + len(self._entries.popleft().data)
-            self.forgotten += 1
+            self._size -= _ENTRY_BYTES + len(self._entries.popleft().data)
+            self.discarded += 1
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -59,21 +61,21 @@ class FabricLog:
     def __getitem__(self, index: int) -> LogEntry:
         return self._entries[index]
 
-    def select(self, fate: Fate | None = None, kind: str | None = None) -> list[LogEntry]:
-        """The entries of one fate, of packets of one :attr:`Packet.kind`, or both."""
+    def select(self, outcome: Outcome | None = None, kind: str | None = None) -> list[LogEntry]:
+        """Return the entries of one outcome, of packets of one :attr:`FabricPacket.kind`, or both."""
         return [
             entry
             for entry in self._entries
-            if (fate is None or entry.fate is fate) and (kind is None or entry.packet.kind == kind)
+            if (outcome is None or entry.outcome is outcome) and (kind is None or entry.packet.kind == kind)
         ]
 
-    def count(self, fate: Fate | None = None, kind: str | None = None) -> int:
-        """How many :meth:`select` finds."""
-        return len(self.select(fate, kind))
+    def count(self, outcome: Outcome | None = None, kind: str | None = None) -> int:
+        """Return the number of entries that :meth:`select` returns."""
+        return len(self.select(outcome, kind))
 
     def to_text(self) -> str:
-        """A line for each entry: time, hosts, packet, a checksum of its bytes, fate. Equal for equal runs."""
-        head = [f"... {self.forgotten} earlier entries are forgotten"] if self.forgotten else []
+        """Return one line for each entry: time, packet, a checksum of its bytes, outcome. Equal for equal runs."""
+        head = [f"... {self.discarded} earlier entries were discarded"] if self.discarded else []
         return "\n".join([*head, *map(str, self._entries)])
 
     def __repr__(self) -> str:

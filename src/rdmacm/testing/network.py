@@ -1,4 +1,4 @@
-"""A network in memory: what :class:`rdmacm.net.Network` would answer, from a script."""
+"""A host's network in memory, configured by the test. It replaces :class:`rdmacm.net.Network`."""
 
 from __future__ import annotations
 
@@ -26,15 +26,17 @@ from rdmacm.soft.provider import SoftProvider
 if TYPE_CHECKING:
     from rdmacm.ib.transport import MadTransport
 
-_UP = InterfaceFlag.UP | InterfaceFlag.RUNNING | InterfaceFlag.LOWER_UP
-_FAILURES = {
+_UP_FLAGS = InterfaceFlag.UP | InterfaceFlag.RUNNING | InterfaceFlag.LOWER_UP
+_FAILING_KINDS = {
     "blackhole": errno.EINVAL,
     "unreachable": errno.EHOSTUNREACH,
     "prohibit": errno.EACCES,
 }
 
 
-class _Entry(NamedTuple):
+class _RouteEntry(NamedTuple):
+    """A row of the routing table; ``source`` is the preferred source address."""
+
     prefix: bytes
     length: int
     ifindex: int
@@ -57,30 +59,37 @@ def _covers(prefix: bytes, length: int, ip: bytes) -> bool:
 
 
 class MemoryNetwork:
-    """A host with ``lo`` (127.0.0.1 and ::1) and what is added to it.
+    """The network of a host: interfaces, addresses, routes and neighbours.
 
-    Changes are seen as a real host's are: by whoever makes progress next. ``probed`` lists the neighbours that were
-    looked for, as (interface, packed address), in order.
+    It starts with the interface ``lo`` (127.0.0.1 and ::1), unless ``loopback`` is False. A provider learns of changes
+    the next time it makes progress, as from a real host. Methods identify an interface by its index. An unknown index
+    raises KeyError, and invalid text for an address or a prefix ValueError.
     """
 
     sees_neighbours = True
 
     def __init__(self, *, loopback: bool = True) -> None:
-        # Something to poll: progress in tests is made by calls, so it never becomes readable.
-        self._read, self._write = -1, -1
+        #: Neighbours that were probed, in order, as (interface index, packed address).
         self.probed: list[tuple[int, bytes]] = []
+        #: Link speeds in Mb/s, by interface name; 0 when missing.
         self.speeds: dict[str, int] = {}
+        #: Values of kernel settings, by path below /proc/sys.
         self.settings: dict[str, tuple[int, ...]] = {}
+        #: Ends of a pipe that is never readable: progress comes from calls, but a provider polls a descriptor.
+        self._read, self._write = -1, -1
+        #: Interfaces by index.
         self._interfaces: dict[int, Interface] = {}
         self._addresses: list[InterfaceAddress] = []
-        self._routes: list[_Entry] = []
+        self._routes: list[_RouteEntry] = []
+        #: Neighbours by interface index and packed address.
         self._neighbours: dict[tuple[int, bytes], Neighbour] = {}
-        self._changed_links = self._changed_routes = self._lost = self._watching = False
+        #: What :meth:`changes` is going to report.
+        self._changed_links = self._changed_routes = self._notifications_lost = self._watching = False
         self._changed_neighbours: list[Neighbour] = []
         if loopback:
             self.add_interface("lo", "127.0.0.1/8", "::1/128", loopback=True, mtu=65536)
 
-    # -- the script -----------------------------------------------------------------------------------
+    # -- for tests ------------------------------------------------------------------------------------
 
     def add_interface(
         self,
@@ -93,9 +102,13 @@ class MemoryNetwork:
         up: bool = True,
         slave_kind: str | None = None,
     ) -> int:
-        """Add an interface with addresses ("10.0.0.1/24", "fe80::1/64"); its index."""
+        """Add an interface with addresses ("10.0.0.1/24", "fe80::1/64"); return its index.
+
+        ``mtu`` is in bytes, ``mac`` has 6 bytes (default: unique on the host). ``slave_kind`` is the kind of its
+        master, such as "bond".
+        """
         index = max(self._interfaces, default=0) + 1
-        flags = (_UP if up else 0) | (InterfaceFlag.LOOPBACK if loopback else InterfaceFlag.MULTICAST)
+        flags = (_UP_FLAGS if up else 0) | (InterfaceFlag.LOOPBACK if loopback else InterfaceFlag.MULTICAST)
         if not arp:
             flags |= InterfaceFlag.NOARP
         hardware = bytes(6) if loopback else mac or bytes((2, 0, 0, 0, 0, index))
@@ -107,7 +120,7 @@ class MemoryNetwork:
         return index
 
     def remove_interface(self, ifindex: int) -> None:
-        """Delete an interface with its addresses, routes and neighbours."""
+        """Remove an interface with its addresses, routes and neighbours."""
         del self._interfaces[ifindex]
         self._addresses = [a for a in self._addresses if a.ifindex != ifindex]
         self._routes = [r for r in self._routes if r.ifindex != ifindex]
@@ -115,20 +128,23 @@ class MemoryNetwork:
         self._changed_links = self._changed_routes = True
 
     def set_interface(self, ifindex: int, *, up: bool | None = None, mtu: int | None = None, mac: bytes = b"") -> None:
-        """Change an interface."""
+        """Change the state, MTU (bytes) or MAC address (6 bytes) of an interface."""
         old = self._interfaces[ifindex]
-        flags = old.flags if up is None else old.flags | _UP if up else old.flags & ~_UP
+        flags = old.flags if up is None else old.flags | _UP_FLAGS if up else old.flags & ~_UP_FLAGS
         self._interfaces[ifindex] = old._replace(flags=int(flags), mtu=mtu or old.mtu, address=mac or old.address)
         self._changed_links = True
 
     def add_address(self, ifindex: int, address: str, *, usable: bool = True) -> None:
-        """Add an address with its prefix length; the prefix becomes an on-link route."""
+        """Add an address with its prefix length, and an on-link route to the prefix.
+
+        ``usable`` is False for an address that has not passed duplicate address detection.
+        """
         interface = ip_interface(address)
         ip, length = interface.ip.packed, interface.network.prefixlen
         family = AF_INET if len(ip) == 4 else AF_INET6
         self._addresses.append(InterfaceAddress(family, ip, length, ifindex, usable))
         self._routes.append(
-            _Entry(interface.network.network_address.packed, length, ifindex, None, ip, "unicast", 0, 0)
+            _RouteEntry(interface.network.network_address.packed, length, ifindex, None, ip, "unicast", 0, 0)
         )
         self._changed_links = self._changed_routes = True
 
@@ -150,10 +166,13 @@ class MemoryNetwork:
         mtu: int = 0,
         hop_limit: int = 0,
     ) -> None:
-        """Add a route; ``kind`` may also be "blackhole", "unreachable" or "prohibit"."""
+        """Add a route to a prefix ("10.1.0.0/16").
+
+        ``kind`` is "unicast", "blackhole", "unreachable" or "prohibit". ``mtu`` is in bytes; 0 sets none.
+        """
         network = ip_network(destination)
         self._routes.append(
-            _Entry(
+            _RouteEntry(
                 network.network_address.packed,
                 network.prefixlen,
                 ifindex,
@@ -167,7 +186,7 @@ class MemoryNetwork:
         self._changed_routes = True
 
     def remove_route(self, destination: str) -> None:
-        """Remove the routes to a prefix."""
+        """Remove all routes to a prefix."""
         network = ip_network(destination)
         key = (network.network_address.packed, network.prefixlen)
         self._routes = [r for r in self._routes if (r.prefix, r.length) != key]
@@ -180,28 +199,28 @@ class MemoryNetwork:
         state: NeighbourState = NeighbourState.REACHABLE,
         mac: bytes = b"\2\0\0\0\0\xff",
     ) -> None:
-        """Add or change a neighbour: an answer to ARP or ND."""
+        """Add or change a neighbour: the result of ARP or neighbour discovery."""
         entry = Neighbour(ifindex, _packed(address), state, mac)
         self._neighbours[ifindex, entry.ip] = entry
         if self._watching:
             self._changed_neighbours.append(entry)
 
     def remove_neighbour(self, ifindex: int, address: str) -> None:
-        """Forget a neighbour."""
+        """Remove a neighbour, if it exists."""
         self._neighbours.pop((ifindex, _packed(address)), None)
 
     def lose_notifications(self) -> None:
-        """Forget what has changed since the last look, as a kernel does whose listener is too slow."""
+        """Discard pending change notifications, as a kernel does when its listener is too slow."""
         self._changed_neighbours.clear()
         self._changed_links = self._changed_routes = False
-        self._lost = True
+        self._notifications_lost = True
 
     def interface_of(self, ip: bytes) -> Interface | None:
-        """The interface, up, that has a packed address of this host's."""
+        """Return the interface that is up and has a packed address, or None."""
         address = self._owner(ip)
         return None if address is None else self._interfaces[address.ifindex]
 
-    # -- the seam -------------------------------------------------------------------------------------
+    # -- for the provider -----------------------------------------------------------------------------
 
     def open(self) -> None:
         pass
@@ -212,15 +231,15 @@ class MemoryNetwork:
     def addresses(self) -> list[InterfaceAddress]:
         return list(self._addresses)
 
-    def _up(self, ifindex: int) -> bool:
+    def _is_up(self, ifindex: int) -> bool:
         interface = self._interfaces.get(ifindex)
         return interface is not None and interface.is_up
 
     def _owner(self, ip: bytes) -> InterfaceAddress | None:
-        found = next((a for a in self._addresses if a.ip == ip and self._up(a.ifindex)), None)
+        found = next((a for a in self._addresses if a.ip == ip and self._is_up(a.ifindex)), None)
         if found is None and len(ip) == 4 and ip[0] == 127:
             found = next((a for a in self._addresses if a.ip[0] == 127 and len(a.ip) == 4), None)
-        return found if found is not None and self._up(found.ifindex) else None
+        return found if found is not None and self._is_up(found.ifindex) else None
 
     def route(self, family: int, destination: bytes, source: bytes | None, ifindex: int, tos: int) -> RouteEntry:
         if ifindex and ifindex not in self._interfaces:
@@ -230,10 +249,10 @@ class MemoryNetwork:
         if (own := self._owner(destination)) is not None and not ifindex:
             return RouteEntry("local", destination, own.ifindex, None, source or own.ip, 255)
         multicast = destination[0] & 0xF0 == 0xE0 if family == AF_INET else destination[0] == 0xFF
-        best: _Entry | None = None
+        best: _RouteEntry | None = None
         for entry in self._routes:
-            usable = entry.kind in _FAILURES or self._up(entry.ifindex)
-            if not usable or (ifindex and entry.kind not in _FAILURES and entry.ifindex != ifindex):
+            usable = entry.kind in _FAILING_KINDS or self._is_up(entry.ifindex)
+            if not usable or (ifindex and entry.kind not in _FAILING_KINDS and entry.ifindex != ifindex):
                 continue
             if _covers(entry.prefix, entry.length, destination) and (best is None or entry.length > best.length):
                 best = entry
@@ -244,8 +263,8 @@ class MemoryNetwork:
                 return RouteEntry("multicast", destination, where, None, chosen, 254)
         if best is None:
             raise OSError(errno.ENETUNREACH, os.strerror(errno.ENETUNREACH))
-        if best.kind in _FAILURES:
-            raise OSError(_FAILURES[best.kind], f"{best.kind} route")
+        if best.kind in _FAILING_KINDS:
+            raise OSError(_FAILING_KINDS[best.kind], f"{best.kind} route")
         chosen = source or best.source or self._source_on(best.ifindex, family)
         kind = "multicast" if multicast else best.kind
         return RouteEntry(kind, destination, best.ifindex, best.gateway, chosen, 254, best.mtu, best.hop_limit)
@@ -263,8 +282,10 @@ class MemoryNetwork:
         self._watching = on
 
     def changes(self) -> Change | None:
-        change = Change(self._changed_links, self._changed_routes, tuple(self._changed_neighbours), self._lost)
-        self._changed_links = self._changed_routes = self._lost = False
+        change = Change(
+            self._changed_links, self._changed_routes, tuple(self._changed_neighbours), self._notifications_lost
+        )
+        self._changed_links = self._changed_routes = self._notifications_lost = False
         self._changed_neighbours = []
         return change if change != (False, False, (), False) else None
 
@@ -287,14 +308,14 @@ class MemoryNetwork:
         self._watching = False
 
     def __del__(self) -> None:
-        # A provider that never had a channel does not close its network, and a simulation makes thousands of them.
+        # A provider without channels does not close its network, and a simulation creates thousands of them.
         self.close()
 
 
 class PrivatePorts(PortTable):
-    """Ports of a host that exists in this process alone: no file, no other process.
+    """The port numbers of a host that exists only in this process: without a lock file.
 
-    Free ports are given out from a random place on, or in order from ``first`` on.
+    Free ports are assigned in order from ``first``, or from a random start.
     """
 
     def __init__(self, low: int = 32768, high: int = 60999, first: int | None = None) -> None:
@@ -312,9 +333,10 @@ class PrivatePorts(PortTable):
 def memory_provider(
     network: MemoryNetwork, clock: Callable[[], float] = monotonic, *, infiniband: Sequence[MadTransport] = ()
 ) -> SoftProvider:
-    """The software device on a scripted network, with port numbers of its own; ``clock`` reads seconds.
+    """Return a provider: the software device on a network in memory, with port numbers of its own.
 
-    ``infiniband``: InfiniBand ports beside it, as :meth:`MemorySubnet.add_port` makes them on the same clock.
+    ``clock`` returns seconds. ``infiniband``: additional InfiniBand ports, from :meth:`MemorySubnet.add_port` of a
+    subnet with the same clock.
     """
     low, high = network.setting("net/ipv4/ip_local_port_range", 32768, 60999)
     return SoftProvider(network, clock=clock, ports=PrivatePorts(low, high), infiniband=infiniband)

@@ -1,4 +1,4 @@
-"""An InfiniBand subnet in memory: ports, a subnet administrator, and management datagrams between them.
+"""A simulated InfiniBand subnet: ports, a subnet administrator, and management datagrams between them.
 
 >>> from rdmacm.proto.mad import MadAddress
 >>> from rdmacm.testing import MemorySubnet, VirtualClock
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import errno
 import heapq
-import math
 import os
 import select
 import sys
@@ -39,16 +38,18 @@ from rdmacm.proto.sa.attributes import Attribute
 from rdmacm.proto.sa.mad import SaMethod
 from rdmacm.proto.wire import Buffer
 from rdmacm.testing.clock import VirtualClock
-from rdmacm.testing.faults import Verdict, corrupted
-from rdmacm.testing.sa import SubnetAdministrator, Tables
+from rdmacm.testing.faults import Verdict, check_durations, check_probabilities, corrupted
+from rdmacm.testing.sa import SubnetAdministrator, TableMode
 from rdmacm.verbs.enums import PortState
 
 __all__ = ["MemoryPort", "MemorySubnet", "SubnetMad"]
 
-#: Datagrams that wait for :meth:`MemoryPort.receive`, that one call of it returns, that are under way; more are lost.
-_INBOX = 4096
-_BATCH = 64
-_MOST_IN_FLIGHT = 1 << 16
+#: Maximum number of datagrams that wait for :meth:`MemoryPort.receive`; more are dropped.
+_MAX_INBOX = 4096
+#: Maximum number of datagrams that one call of :meth:`MemoryPort.receive` returns.
+_MAX_BATCH = 64
+#: Maximum number of datagrams in flight; more are dropped.
+_MAX_IN_FLIGHT = 1 << 16
 
 _HIGHEST_LID = 0xBFFF
 _LINK_LOCAL = 0xFE80 << 48
@@ -61,21 +62,22 @@ _MESSAGES = {int(attribute): attribute.name for attribute in AttributeId}
 
 @dataclass(frozen=True, slots=True)
 class SubnetMad:
-    """A datagram as it was sent.
+    """A management datagram as it was sent."""
 
-    ``number`` counts the datagrams of a subnet from 1, ``time`` is in seconds of its clock. ``source`` and
-    ``destination`` are names of ports, ``"sa"`` for the subnet administrator.
-    """
-
+    #: Counts the datagrams of a subnet, from 1.
     number: int
+    #: When it was sent, in seconds of the subnet's clock.
     time: float
+    #: Name of the sending port, or ``"sa"`` for the subnet administrator.
     source: str
+    #: Name of the receiving port, or ``"sa"``.
     destination: str
+    #: The MAD.
     data: bytes
 
     @property
     def kind(self) -> str:
-        """``REQ``, ``REP`` ... for the connection manager's; ``GET PATH_RECORD`` ... for subnet administration's."""
+        """``REQ``, ``REP`` and so on for connection management, ``GET PATH_RECORD`` and so on for the SA, or ``?``."""
         data = self.data
         if len(data) < 18:
             return "?"
@@ -87,28 +89,34 @@ class SubnetMad:
         return "?"
 
 
-#: A script of faults: a verdict on a datagram that is being sent, or None to leave it to chance.
+#: A script of faults. It is called with each datagram sent, and returns a verdict, or None to leave it to chance.
 SubnetFaults: TypeAlias = "Callable[[SubnetMad], Verdict | None]"
 
 
 class MemoryPort:
-    """A port of a subnet; see :class:`rdmacm.ib.transport.MadTransport`. Made by :meth:`MemorySubnet.add_port`.
+    """A port of a subnet, created by :meth:`MemorySubnet.add_port`; see :class:`rdmacm.ib.transport.MadTransport`.
 
-    In virtual time there is no descriptor: whoever drives the clock asks :meth:`MemorySubnet.next_deadline`.
+    In virtual time it has no file descriptor; the driver of the clock calls :meth:`MemorySubnet.next_deadline` instead.
     """
 
     def __init__(self, subnet: MemorySubnet, name: str, number: int, carries_cm: bool) -> None:
         self.name = name
+        #: Whether it carries connection management (GSI class 7).
         self.carries_cm = carries_cm
-        self.reassembles = subnet.sa.tables is Tables.WHOLE
+        #: Whether it delivers segmented answers as a whole.
+        self.reassembles = subnet.sa.table_mode is TableMode.WHOLE
+        #: Counts dropped datagrams by reason.
         self.dropped: dict[str, int] = Counter()
         self.subnet = subnet
         self.is_open = False
-        #: What the system makes of the upper half of a transaction id.
-        self.stamp = number
+        #: Upper half of the transaction ids of requests, as the kernel's umad layer sets it.
+        self.tid_high = number
         self._inbox: deque[ReceivedMad] = deque()
+        #: Readable while datagrams wait; only in real time, as the next two.
         self._wake: Wake | None = None
+        #: Readable when the subnet has a deadline.
         self._timer: TimerDescriptor | None = None
+        #: Covers both.
         self._epoll: select.epoll | None = None
 
     def open(self) -> None:
@@ -119,7 +127,7 @@ class MemoryPort:
             self.is_open = True
             if self.subnet.is_real_time:
                 self._wake = Wake()
-                if sys.platform == "linux":  # elsewhere a wake-up has to say it all
+                if sys.platform == "linux":  # other systems have no timer descriptor
                     self._timer, self._epoll = TimerDescriptor(), select.epoll()
                     for fd in (self._wake.fd, self._timer.fd):
                         self._epoll.register(fd, select.EPOLLIN)
@@ -142,14 +150,14 @@ class MemoryPort:
     def receive(self) -> Sequence[ReceivedMad]:
         with self.subnet.lock:
             self.subnet.settle()
-            arrived = [self._inbox.popleft() for _ in range(min(_BATCH, len(self._inbox)))]
+            arrived = [self._inbox.popleft() for _ in range(min(_MAX_BATCH, len(self._inbox)))]
             if self._wake is not None and not self._inbox:
                 self._wake.clear()
             return arrived
 
     @property
     def waiting(self) -> int:
-        """Datagrams that :meth:`receive` has not returned yet."""
+        """Number of datagrams that :meth:`receive` has not returned yet."""
         return len(self._inbox)
 
     def close(self) -> None:
@@ -165,12 +173,12 @@ class MemoryPort:
         self.close()
 
     def arrive(self, source: MadAddress, mad: bytes) -> None:
-        """Take in a datagram from the subnet (its lock is held)."""
+        """Queue a datagram from the subnet. The caller holds the subnet's lock."""
         if not self.is_open:
             self.dropped["not open"] += 1
         elif mad[1:2] == bytes((MgmtClass.COM_MGT,)) and not self.carries_cm:
             self.dropped["connection management"] += 1
-        elif len(self._inbox) >= _INBOX:
+        elif len(self._inbox) >= _MAX_INBOX:
             self.dropped["overrun"] += 1
         else:
             self._inbox.append((source, mad))
@@ -178,7 +186,7 @@ class MemoryPort:
                 self._wake.set()
 
     def rearm(self, deadline: float | None, now: float) -> None:
-        """Something happens on the subnet at ``deadline`` (its lock is held)."""
+        """Wake the port's reader at ``deadline`` (seconds, or None). The caller holds the subnet's lock."""
         if self._timer is not None:
             self._timer.set(deadline, now)
 
@@ -189,16 +197,15 @@ class MemoryPort:
 class MemorySubnet:
     """A simulated InfiniBand subnet with one subnet administrator, ``sa``, at LID 1.
 
-    ``clock`` reads seconds: a :class:`VirtualClock`, by default one of its own, or ``time.monotonic``. Nothing happens
-    but in a call of a port's or of :meth:`settle`, so in virtual time a run is a function of ``seed``, which decides
-    everything that is random here and in ``sa``.
+    ``clock`` returns seconds: a :class:`VirtualClock` (by default a new one) or ``time.monotonic``. Datagrams and
+    timers are processed only in calls of a port and of :meth:`settle`. So in virtual time a run depends on nothing but
+    its calls and ``seed``, which seeds every random number here and in ``sa``.
 
-    Of the datagrams, these parts (0..1) are lost, come twice and are held back: ``loss``, ``duplicate``, ``reorder``. A
-    datagram takes ``latency`` seconds and one that is held back up to ``reorder_delay`` more. ``faults`` is a script
-    that is asked first. All of these may be changed at any time.
+    The other arguments are attributes, described there, and may be changed at any time. Raises ValueError for a
+    probability outside 0 to 1, and for a time that is negative or not finite.
 
-    As with the real ones, the upper half of a request's transaction id is the system's (it has the sender's number
-    there on arrival), and what arrives of the administrator's may be shorter than 256 bytes.
+    As on a real port, the system sets the upper half of a request's transaction id (here to the number of the port),
+    and datagrams from the administrator may be shorter than 256 bytes.
     """
 
     def __init__(
@@ -213,42 +220,55 @@ class MemorySubnet:
         reorder_delay: float = 200e-6,
         subnet_prefix: int = _LINK_LOCAL,
     ) -> None:
-        for name, part in {"loss": loss, "duplicate": duplicate, "reorder": reorder}.items():
-            if not 0 <= part <= 1:
-                raise ValueError(f"{name} is a part, 0 to 1, not {part}")
-        for name, seconds in {"latency": latency, "reorder_delay": reorder_delay}.items():
-            if not (math.isfinite(seconds) and seconds >= 0):
-                raise ValueError(f"{name} is in seconds, 0 or more, not {seconds}")
+        check_probabilities(loss=loss, duplicate=duplicate, reorder=reorder)
+        check_durations(latency=latency, reorder_delay=reorder_delay)
+        #: Returns the time in seconds.
         self.clock = clock or VirtualClock()
         self.is_real_time = self.clock is time.monotonic
-        self.latency, self.reorder_delay = latency, reorder_delay
-        self.loss, self.duplicate, self.reorder = loss, duplicate, reorder
+        #: Time from sender to receiver, in seconds.
+        self.latency = latency
+        #: Maximum of the random additional delay of datagrams held back, in seconds.
+        self.reorder_delay = reorder_delay
+        #: Probability (0 to 1) that a datagram is lost.
+        self.loss = loss
+        #: Probability that a datagram arrives twice.
+        self.duplicate = duplicate
+        #: Probability that a datagram is held back, so that later ones may overtake it.
+        self.reorder = reorder
+        #: Upper 64 bits of new ports' GIDs.
         self.subnet_prefix = subnet_prefix
+        #: Script of faults, called before chance decides; see :class:`Verdict` and :func:`nth`.
         self.faults: SubnetFaults | None = None
+        #: The subnet administrator.
         self.sa = SubnetAdministrator(Random(f"{seed}/sa"))
+        #: Ports by name.
         self.ports: dict[str, MemoryPort] = {}
         self.lock = threading.RLock()
-        self._facts: dict[str, IbPort] = {}
-        self._names: dict[int, str] = {}
+        #: The state of each port, by name.
+        self._attributes: dict[str, IbPort] = {}
+        #: The name of the port that has a LID.
+        self._names_by_lid: dict[int, str] = {}
         self._random = Random(f"{seed}/subnet")
-        self._flying: list[tuple[float, int, SubnetMad, MadAddress, bytes]] = []
-        self._mads = self._copies = self._numbers = 0
+        #: Heap of (arrival time, number of the copy, datagram, source address, its bytes).
+        self._in_flight: list[tuple[float, int, SubnetMad, MadAddress, bytes]] = []
+        self._mads_sent = self._copies_sent = self._ports_added = 0
 
     # -- ports ------------------------------------------------------------------------------------------------
 
-    def add_port(self, name: str, *, carries_cm: bool = True, **facts: Any) -> MemoryPort:
-        """A new port, known to the administrator, active; it reassembles where ``sa.tables`` says so by now.
+    def add_port(self, name: str, *, carries_cm: bool = True, **attributes: Any) -> MemoryPort:
+        """Add an active port, which the administrator knows.
 
-        ``facts`` are fields of :class:`~rdmacm.ib.transport.IbPort` that are to be other than usual: a LID from 2 on, a
-        GUID of its own, one GID, the P_Key 0xFFFF, an MTU of 2048 bytes (4), 10 Gb/s (3). ValueError for a name, a
-        LID or a GID that is taken.
+        ``attributes`` replace defaults of :class:`~rdmacm.ib.transport.IbPort`: the next free LID from 2 on, a unique
+        GUID, one GID, the P_Key 0xFFFF, an active MTU of 2048 bytes (code 4), a rate of 10 Gb/s (code 3). The port
+        delivers segmented answers as a whole if ``sa.table_mode`` is ``WHOLE`` now. Raises ValueError for a name, a LID
+        or a GID in use.
         """
         with self.lock:
             if name in self.ports or name == "sa":
-                raise ValueError(f"there is a port {name}")
-            self._numbers += 1
-            guid = facts.pop("port_guid", _FIRST_GUID + 2 * self._numbers + 1)
-            lid = next(lid for lid in range(2, _HIGHEST_LID) if lid not in self._names and lid != self.sa.lid)
+                raise ValueError(f"port {name} already exists")
+            self._ports_added += 1
+            guid = attributes.pop("port_guid", _FIRST_GUID + 2 * self._ports_added + 1)
+            lid = next(lid for lid in range(2, _HIGHEST_LID) if lid not in self._names_by_lid and lid != self.sa.lid)
             usual: dict[str, Any] = {
                 "device": name,
                 "port_num": 1,
@@ -261,104 +281,105 @@ class MemorySubnet:
                 "active_mtu": 4,
                 "rate": 3,
             }
-            self._set(name, IbPort(port_guid=guid, **usual | facts))
-            port = MemoryPort(self, name, self._numbers, carries_cm)
+            self._add_attributes(name, IbPort(port_guid=guid, **usual | attributes))
+            port = MemoryPort(self, name, self._ports_added, carries_cm)
             self.ports[name] = port
             return port
 
-    def change_port(self, name: str, **facts: Any) -> None:
-        """Let a port be otherwise: fields of :class:`~rdmacm.ib.transport.IbPort`.
+    def change_port(self, name: str, **attributes: Any) -> None:
+        """Change fields of a port's :class:`~rdmacm.ib.transport.IbPort`.
 
-        The administrator knows it as long as it is active and has a LID.
+        The administrator knows the port only while it is active and has a LID. Raises ValueError for a LID or a GID in
+        use; the port then does not change.
         """
         with self.lock:
-            before = self._unset(name)
+            before = self._remove_attributes(name)
             try:
-                self._set(name, replace(before, **facts))
+                self._add_attributes(name, replace(before, **attributes))
             except ValueError:
-                self._set(name, before)
+                self._add_attributes(name, before)
                 raise
 
     def remove_port(self, name: str) -> None:
-        """A port is gone: nothing is sent from it, delivered to it or known of it."""
+        """Remove a port; its transport then neither sends nor receives."""
         with self.lock:
-            self._unset(name)
+            self._remove_attributes(name)
             del self.ports[name]
 
-    def _set(self, name: str, port: IbPort) -> None:
+    def _add_attributes(self, name: str, port: IbPort) -> None:
         lids = range(port.lid, port.lid + (1 << port.lmc)) if port.lid else ()
-        if any(lid in self._names or lid == self.sa.lid for lid in lids):
-            raise ValueError(f"LID {port.lid} is taken")
-        if any(set(port.gids) & set(other.gids) for other in self._facts.values()):
-            raise ValueError("a GID is taken")
-        self._facts[name] = port
-        self._names |= dict.fromkeys(lids, name)
+        if any(lid in self._names_by_lid or lid == self.sa.lid for lid in lids):
+            raise ValueError(f"LID {port.lid} is in use")
+        if any(set(port.gids) & set(other.gids) for other in self._attributes.values()):
+            raise ValueError("a GID is in use")
+        self._attributes[name] = port
+        self._names_by_lid |= dict.fromkeys(lids, name)
         if port.state == PortState.ACTIVE and port.lid:
             self.sa.add_port(port, name)
 
-    def _unset(self, name: str) -> IbPort:
-        port = self._facts.pop(name)
-        self._names = {lid: other for lid, other in self._names.items() if other != name}
+    def _remove_attributes(self, name: str) -> IbPort:
+        port = self._attributes.pop(name)
+        self._names_by_lid = {lid: other for lid, other in self._names_by_lid.items() if other != name}
         self.sa.remove_port(port.gids[0])
         return port
 
     def port_of(self, transport: MemoryPort) -> IbPort:
-        """What a transport's port is now; ENODEV where it is gone (the lock is held)."""
+        """Return the state of a transport's port; raises ENODEV after its removal. The caller holds the lock."""
         if self.ports.get(transport.name) is not transport:
             raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
-        return self._facts[transport.name]
+        return self._attributes[transport.name]
 
     # -- time -------------------------------------------------------------------------------------------------
 
     def next_deadline(self) -> float | None:
-        """When something happens next, on ``clock``; None where nothing is under way."""
+        """Return the time of the next arrival or timer, in seconds of ``clock``; None without any."""
         with self.lock:
-            deadlines = [self.sa.next_deadline(), self._flying[0][0] if self._flying else None]
+            deadlines = [self.sa.next_deadline(), self._in_flight[0][0] if self._in_flight else None]
             return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def settle(self) -> None:
-        """Let happen what is due by now, in order."""
+        """Process everything that is due now, in order of time."""
         with self.lock:
             now = self.clock()
             while (at := self.next_deadline()) is not None and at <= now:
-                while self._flying and self._flying[0][0] <= at:
-                    _, _, sent, source, data = heapq.heappop(self._flying)
+                while self._in_flight and self._in_flight[0][0] <= at:
+                    _, _, sent, source, data = heapq.heappop(self._in_flight)
                     self._deliver(sent, source, data, at)
                 self.sa.timer(at)
-                self._collect(at)
+                self._send_answers(at)
             for port in self.ports.values():
                 port.rearm(at, now)
 
-    def _collect(self, now: float) -> None:
-        """What the administrator sends."""
+    def _send_answers(self, now: float) -> None:
+        """Schedule the arrival of the administrator's datagrams."""
         for address, data in self.sa.mads_to_send():
-            name = self._names.get(address.lid)
+            name = self._names_by_lid.get(address.lid)
             if name is None:
                 self.sa.dropped["undeliverable"] += 1
             else:
-                self._fly("sa", name, MadAddress(self.sa.lid, sl=address.sl, pkey_index=0), data, now)
+                self._schedule("sa", name, MadAddress(self.sa.lid, sl=address.sl, pkey_index=0), data, now)
 
     # -- datagrams --------------------------------------------------------------------------------------------
 
     def transmit(self, transport: MemoryPort, address: MadAddress, data: bytes) -> None:
-        """A port sends a datagram (the lock is held)."""
-        facts = self._facts.get(transport.name)
-        reason = self._refusal(transport, facts, address, data)
-        if reason or facts is None:
+        """Send a datagram from a port. The caller holds the lock."""
+        attributes = self._attributes.get(transport.name)
+        reason = self._drop_reason(transport, attributes, address, data)
+        if reason or attributes is None:
             transport.dropped[reason or "no such port"] += 1
             return
         if not data[3] & RESPONSE:
-            data = data[:8] + (transport.stamp << 16).to_bytes(4, "big") + data[12:]
-        destination = "sa" if address.lid == self.sa.lid else self._names.get(address.lid)
+            data = data[:8] + (transport.tid_high << 16).to_bytes(4, "big") + data[12:]
+        destination = "sa" if address.lid == self.sa.lid else self._names_by_lid.get(address.lid)
         if destination is None:
             transport.dropped["undeliverable"] += 1
             return
         has_grh = address.gid is not None
         source = MadAddress(
-            facts.lid,
+            attributes.lid,
             sl=address.sl,
-            pkey_index=self._pkey_index(destination, facts.pkeys[address.pkey_index]),
-            gid=facts.gids[min(address.gid_index, len(facts.gids) - 1)] if has_grh else None,
+            pkey_index=self._pkey_index(destination, attributes.pkeys[address.pkey_index]),
+            gid=attributes.gids[min(address.gid_index, len(attributes.gids) - 1)] if has_grh else None,
             flow_label=address.flow_label if has_grh else 0,
             traffic_class=address.traffic_class if has_grh else 0,
             hop_limit=address.hop_limit if has_grh else 0,
@@ -366,34 +387,36 @@ class MemorySubnet:
         if source.pkey_index < 0:
             transport.dropped["undeliverable"] += 1
             return
-        self._fly(transport.name, destination, source, data, self.clock())
+        self._schedule(transport.name, destination, source, data, self.clock())
 
-    def _refusal(self, transport: MemoryPort, facts: IbPort | None, address: MadAddress, data: bytes) -> str | None:
-        """Why a datagram does not leave its port."""
+    def _drop_reason(
+        self, transport: MemoryPort, attributes: IbPort | None, address: MadAddress, data: bytes
+    ) -> str | None:
+        """Return why a datagram does not leave its port, or None."""
         if not transport.is_open:
             return "not open"
-        if facts is None or self.ports.get(transport.name) is not transport:
+        if attributes is None or self.ports.get(transport.name) is not transport:
             return "no such port"
         if len(data) != MAD_SIZE:
             return "length"
-        if facts.state != PortState.ACTIVE or not facts.lid:
+        if attributes.state != PortState.ACTIVE or not attributes.lid:
             return "port not active"
         if data[1] == MgmtClass.COM_MGT and not transport.carries_cm:
             return "connection management"
-        return None if 0 <= address.pkey_index < len(facts.pkeys) else "pkey index"
+        return None if 0 <= address.pkey_index < len(attributes.pkeys) else "pkey index"
 
     def _pkey_index(self, destination: str, pkey: int) -> int:
-        """Where a port has a P_Key that lets it talk to who has ``pkey``; -1 for nowhere."""
+        """Return the index of the destination's P_Key that accepts datagrams with ``pkey``, or -1."""
         if destination == "sa":
             return 0
-        for index, own in enumerate(self._facts[destination].pkeys):
+        for index, own in enumerate(self._attributes[destination].pkeys):
             if (own ^ pkey) & 0x7FFF == 0 and (own | pkey) & 0x8000:
                 return index
         return -1
 
-    def _fly(self, source: str, destination: str, address: MadAddress, data: bytes, now: float) -> None:
-        self._mads += 1
-        sent = SubnetMad(self._mads, now, source, destination, data)
+    def _schedule(self, source: str, destination: str, address: MadAddress, data: bytes, now: float) -> None:
+        self._mads_sent += 1
+        sent = SubnetMad(self._mads_sent, now, source, destination, data)
         verdict = self.faults(sent) if self.faults is not None else None
         random = self._random
         if verdict is None:
@@ -403,18 +426,20 @@ class MemorySubnet:
         if verdict.data is not None:
             data = verdict.data
         for copy in range(verdict.copies):
-            if len(self._flying) >= _MOST_IN_FLIGHT:
+            if len(self._in_flight) >= _MAX_IN_FLIGHT:
                 return
-            self._copies += 1
+            self._copies_sent += 1
             arriving = corrupted(data, verdict.flips, random) if verdict.flips and not copy else data
-            heapq.heappush(self._flying, (now + self.latency + verdict.delay, self._copies, sent, address, arriving))
+            heapq.heappush(
+                self._in_flight, (now + self.latency + verdict.delay, self._copies_sent, sent, address, arriving)
+            )
 
     def _deliver(self, sent: SubnetMad, source: MadAddress, data: bytes, now: float) -> None:
         if sent.destination == "sa":
             self.sa.mad_received(source, data, now)
             return
-        facts = self._facts.get(sent.destination)
-        if facts is not None and facts.state == PortState.ACTIVE:
+        attributes = self._attributes.get(sent.destination)
+        if attributes is not None and attributes.state == PortState.ACTIVE:
             self.ports[sent.destination].arrive(source, data)
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""``rdmacm cmtime``: how long each step of a connection takes, and what an open one costs in memory."""
+"""``rdmacm cmtime``: measure the time of each step of a connection, and the memory of an open one."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from rdmacm.cmid import CmEvent, CmId, EventChannel
 from rdmacm.connparam import ConnParam
 from rdmacm.constants import CmEventType
 from rdmacm.errors import CmTimeoutError, RdmaError, cm_error
-from rdmacm.tools.link import Twin, add_provider, add_roles, bind, find, number, port_number, say_listening
-from rdmacm.tools.measure import Progress, Samples, resident_bytes
+from rdmacm.tools.arguments import add_address, add_port, add_provider, add_roles, integer_between
+from rdmacm.tools.connection import find
+from rdmacm.tools.measure import ProgressLine, Samples, resident_bytes
 from rdmacm.tools.output import Page, Parser, table, write, write_json
+from rdmacm.tools.serving import ServerProcess, announce, bind
 from rdmacm.verbs.attr import QPCap
 from rdmacm.verbs.cq import CQ
 from rdmacm.verbs.device import Context
@@ -27,65 +29,61 @@ PAGE = Page(
     command="cmtime",
     summary="time each step of setting up connections",
     description="""
-        Connects N times to a server, and writes how long each step took: making the id, resolving address and
-        route, making the queue pair, connecting (until the answer of the server is here), taking the queue pair to
+        Connects N times to a server and reports the time of each step: creating the id, resolving address and route,
+        creating the queue pair, connecting (until the server's answer has arrived), moving the queue pair to
         ready-to-send, confirming, disconnecting and destroying. Without -s and -c the server is a second process on
         this machine.
 
-        One connection goes through all steps before the next (--serial), or all go through one step before the
-        next step, up to 256 at a time (--concurrent). With --hold all stay open until the last is, and what one takes
-        of memory is written: the growth of a process's resident memory by the number of connections. The server
-        tells its own in the private data of its answers.
+        With --serial, each connection completes all steps before the next one starts. With --concurrent, all
+        connections complete a step before the next step, up to 256 at a time. With --hold, all connections stay open
+        until the last one is established, and the memory of each is reported: the growth of the resident memory of
+        both processes divided by the number of connections. The server reports its own memory in the private data of
+        its answers.
 
-        With --json, one object: server, connections, mode, hold, steps (name, count, total_us, min, mean, p50, p99
-        and max in microseconds), seconds, connections_per_second (both without disconnecting and destroying)
-        and memory (client_bytes and server_bytes for each connection), which is null unless connections were held.
+        With --json, writes one object: server, connections, mode, hold, steps (name, count, total_us, min, mean, p50,
+        p99 and max in microseconds), seconds, connections_per_second (both without disconnecting and destroying) and
+        memory (client_bytes and server_bytes of each connection; null without --hold).
     """,
     examples=(
         ("rdmacm cmtime -n 1000", "Time a thousand connections to a second process on this machine."),
-        ("rdmacm cmtime --connections 10000 --concurrent --hold", "Keep ten thousand open at once."),
-        ("rdmacm cmtime -s", "Serve others."),
+        ("rdmacm cmtime --connections 10000 --concurrent --hold", "Keep ten thousand connections open at once."),
+        ("rdmacm cmtime -s", "Serve clients until Ctrl-C."),
         ("rdmacm cmtime -c storage-7 -n 100 --json", "Time a hundred connections to another host."),
     ),
     see_also="cmtime(1), rdmacm rping, rdmacm perf",
 )
 
-#: Connections under way at a time.
+#: Maximum number of connections that wait for an event at a time.
 _WINDOW = 256
-_MOST = 100_000
-_SECONDS = 30.0
+_MAX_CONNECTIONS = 100_000
+#: Seconds to wait for one event.
+_EVENT_TIMEOUT = 30.0
 _CAP = QPCap(max_send_wr=1, max_recv_wr=1)
-#: The private data of an answer: that it is this tool's, and the resident memory of the server.
+#: The private data of the server's answer: magic number, and resident memory of the server in bytes.
 _ANSWER = struct.Struct(">8sQ")
 _MAGIC = b"cmtime 1"
+#: Steps that do not count as setup.
 _TEARDOWN = ("disconnect", "destroy")
 _ENDED = frozenset((CmEventType.DISCONNECTED, CmEventType.CONNECT_ERROR, CmEventType.UNREACHABLE, CmEventType.REJECTED))
 
 
 def add_arguments(parser: Parser) -> None:
-    """The arguments of ``rdmacm cmtime``."""
+    """Add the arguments of ``rdmacm cmtime``."""
     add_roles(parser, host=True)
-    parser.add_argument("-b", "--bind", metavar="ADDR", help="The own address: to listen at, or to connect from.")
-    parser.add_argument(
-        "-p",
-        "--port",
-        type=port_number,
-        default=7471,
-        metavar="PORT",
-        help="The server's port; 0, with -s, takes a free one (default: %(default)s).",
-    )
+    add_address(parser)
+    add_port(parser, 7471)
     parser.add_argument(
         "-n",
         "--connections",
-        type=number(1, _MOST),
+        type=integer_between(1, _MAX_CONNECTIONS),
         default=100,
         metavar="N",
-        help="How many connections (default: %(default)s).",
+        help="Number of connections (default: %(default)s).",
     )
-    parser.add_argument("--serial", action="store_true", help="One connection after the other; so it is by default.")
-    parser.add_argument("--concurrent", action="store_true", help="All connections step by step.")
-    parser.add_argument("--hold", action="store_true", help="Keep all open at once, and measure memory.")
-    parser.add_argument("--json", action="store_true", help="Write one object.")
+    parser.add_argument("--serial", action="store_true", help="Set up one connection after the other (the default).")
+    parser.add_argument("--concurrent", action="store_true", help="Set up all connections step by step.")
+    parser.add_argument("--hold", action="store_true", help="Keep all connections open, and measure their memory.")
+    parser.add_argument("--json", action="store_true", help="Write one JSON object.")
     add_provider(parser)
 
 
@@ -100,8 +98,8 @@ def run(args: argparse.Namespace) -> int:
     if args.client is not None:
         return _measure(args, args.client, args.port)
     host = args.bind or "127.0.0.1"
-    with Twin("cmtime", "-s", "-b", host, "-p", "0", *(["--provider", args.provider] if args.provider else [])) as twin:
-        return _measure(args, host, twin.port)
+    with ServerProcess("cmtime", "-s", "-b", host, "-p", "0", provider=args.provider) as server:
+        return _measure(args, host, server.port)
 
 
 # -- the server ----------------------------------------------------------------------------------------------
@@ -114,7 +112,7 @@ def _serve(args: argparse.Namespace) -> int:
         try:
             bind(listener, args.bind, args.port)
             listener.listen()
-            say_listening(listener)
+            announce(listener)
             for event in channel:
                 with event:
                     cmid = event.id
@@ -137,11 +135,11 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def _accept(cmid: CmId, queues: dict[str, CQ], number_open: int) -> bool:
-    """Answer a request; whether it was accepted."""
+    """Answer a request; return whether it was accepted."""
     context = cmid.verbs
     assert context is not None
     try:
-        if number_open >= _MOST:
+        if number_open >= _MAX_CONNECTIONS:
             cmid.reject(b"too many connections")
             return False
         queue = queues.get(context.name)
@@ -149,7 +147,7 @@ def _accept(cmid: CmId, queues: dict[str, CQ], number_open: int) -> bool:
             queue = queues[context.name] = CQ(context, 16)
         cmid.create_qp(QPInitAttr(scq=queue, rcq=queue, cap=_CAP))
         cmid.accept(ConnParam(_ANSWER.pack(_MAGIC, resident_bytes())))
-    except RdmaError:  # the client has given up meanwhile, or there is no more room
+    except RdmaError:  # the client gave up meanwhile, or a resource is exhausted
         with suppress(RdmaError):
             cmid.reject()
         return False
@@ -159,8 +157,8 @@ def _accept(cmid: CmId, queues: dict[str, CQ], number_open: int) -> bool:
 # -- the client ----------------------------------------------------------------------------------------------
 
 
-class _Connection:
-    """One connection being set up."""
+class _TimedConnection:
+    """One connection of the client."""
 
     __slots__ = ("cmid", "qp")
 
@@ -169,24 +167,28 @@ class _Connection:
         self.qp: QP | None = None
 
 
-class _Meter:
-    """Takes connections through the steps, and the time of each."""
+class _StepTimer:
+    """Executes the steps of connections and measures their times."""
 
     def __init__(self, channel: EventChannel, find_cq: Callable[[Context], CQ]) -> None:
         self.channel = channel
+        #: Times of a step for one connection, by name of the step.
         self.steps: dict[str, Samples] = {}
+        #: Total time of a step for all connections, in seconds.
         self.seconds: dict[str, float] = {}
+        #: The server's resident memory in bytes, from each of its answers.
         self.server_memory: list[int] = []
+        #: Returns the completion queue of a device.
         self._find_cq = find_cq
 
-    def set_up(self, count: int, destination: SockAddr, source: SockAddr | None) -> list[_Connection]:
-        """Connect so many at a time."""
-        batch: list[_Connection] = []
+    def set_up(self, count: int, destination: SockAddr, source: SockAddr | None) -> list[_TimedConnection]:
+        """Set up ``count`` connections, each step for all of them before the next step."""
+        batch: list[_TimedConnection] = []
         try:
             with self._timed("create id"):
                 for _ in range(count):
                     at = time.perf_counter()
-                    batch.append(_Connection(self.channel))
+                    batch.append(_TimedConnection(self.channel))
                     self.steps["create id"].add(time.perf_counter() - at)
             if source is not None:
                 self.step("bind addr", batch, lambda each: each.cmid.bind_addr(source))
@@ -204,8 +206,8 @@ class _Meter:
             raise
         return batch
 
-    def take_down(self, batch: list[_Connection]) -> None:
-        """Disconnect and destroy."""
+    def take_down(self, batch: list[_TimedConnection]) -> None:
+        """Disconnect and destroy connections."""
         try:
             self.step("disconnect", batch, lambda each: each.cmid.disconnect(), CmEventType.DISCONNECTED)
         except BaseException:
@@ -217,11 +219,11 @@ class _Meter:
     def step(
         self,
         name: str,
-        batch: list[_Connection],
-        call: Callable[[_Connection], None],
+        batch: list[_TimedConnection],
+        call: Callable[[_TimedConnection], None],
         outcome: CmEventType | None = None,
     ) -> None:
-        """One step of each connection; where its outcome is an event, until that has come."""
+        """Execute one step for each connection; with ``outcome``, wait for that event of each connection."""
         under_way: dict[CmId, float] = {}
         with self._timed(name):
             samples = self.steps[name]
@@ -233,9 +235,9 @@ class _Meter:
                     continue
                 under_way[each.cmid] = at
                 if len(under_way) >= _WINDOW:
-                    self._take(under_way, outcome, samples)
+                    self._take_event(under_way, outcome, samples)
             while under_way and outcome is not None:
-                self._take(under_way, outcome, samples)
+                self._take_event(under_way, outcome, samples)
 
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:
@@ -244,12 +246,12 @@ class _Meter:
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
 
-    def _take(self, under_way: dict[CmId, float], outcome: CmEventType, samples: Samples) -> None:
+    def _take_event(self, under_way: dict[CmId, float], outcome: CmEventType, samples: Samples) -> None:
         try:
-            event = self.channel.get_event(_SECONDS)
+            event = self.channel.get_event(_EVENT_TIMEOUT)
         except CmTimeoutError:
-            why = f"no {outcome.name} came within {_SECONDS:.0f} s"
-            raise cm_error(errno.ETIMEDOUT, why, "cmtime") from None
+            text = f"no event {outcome.name} arrived within {_EVENT_TIMEOUT:.0f} s"
+            raise cm_error(errno.ETIMEDOUT, text, "cmtime") from None
         with event:
             if event.type is outcome and not event.status:
                 at = under_way.pop(event.id, None)
@@ -271,7 +273,7 @@ class _Meter:
             if magic == _MAGIC and 0 < memory < 1 << 48:
                 self.server_memory.append(memory)
 
-    def _create_qp(self, each: _Connection) -> None:
+    def _create_qp(self, each: _TimedConnection) -> None:
         context = each.cmid.verbs
         assert context is not None
         queue = self._find_cq(context)
@@ -279,19 +281,19 @@ class _Meter:
         each.qp.modify(*each.cmid.init_qp_attr(QPState.INIT))
 
     @staticmethod
-    def _connect(each: _Connection) -> None:
+    def _connect(each: _TimedConnection) -> None:
         assert each.qp is not None
         each.cmid.connect(ConnParam(qp_num=each.qp.qp_num))
 
     @staticmethod
-    def _make_ready(each: _Connection) -> None:
+    def _make_ready(each: _TimedConnection) -> None:
         assert each.qp is not None
         for state in (QPState.INIT, QPState.RTR, QPState.RTS):
             each.qp.modify(*each.cmid.init_qp_attr(state))
 
     @staticmethod
-    def destroy(each: _Connection) -> None:
-        """Say goodbye and release everything; again is no matter."""
+    def destroy(each: _TimedConnection) -> None:
+        """Release everything. May be called twice."""
         if each.qp is not None:
             each.qp.close()
             each.qp = None
@@ -305,8 +307,8 @@ def _measure(args: argparse.Namespace, host: str, port: int) -> int:
     server = format_address(destination)
     source = None if args.bind is None else (args.bind, 0)
     queues: dict[str, CQ] = {}  # one for each device
-    progress = Progress()
-    held: list[_Connection] = []
+    progress = ProgressLine()
+    held: list[_TimedConnection] = []
 
     def find_cq(context: Context) -> CQ:
         if context.name not in queues:
@@ -314,46 +316,46 @@ def _measure(args: argparse.Namespace, host: str, port: int) -> int:
         return queues[context.name]
 
     with EventChannel(args.provider) as channel, ExitStack() as stack:
-        first = _Meter(channel, find_cq)  # what is done once in a process is no connection's
-        first.take_down(first.set_up(1, destination, source))
-        meter = _Meter(channel, find_cq)
+        warm_up = _StepTimer(channel, find_cq)  # so that initialization of the process is not measured
+        warm_up.take_down(warm_up.set_up(1, destination, source))
+        timer = _StepTimer(channel, find_cq)
         memory = resident_bytes()
         try:
             left = args.connections
             while left:
                 count = left if args.concurrent else 1
-                batch = meter.set_up(count, destination, source)
+                batch = timer.set_up(count, destination, source)
                 left -= count
                 if args.hold or args.concurrent:
                     held += batch
                 else:
-                    meter.take_down(batch)
+                    timer.take_down(batch)
                 if progress.is_due(time.monotonic()):
                     progress.show(f"{args.connections - left} of {args.connections} connections")
             grown = resident_bytes() - memory
-            meter.take_down(held)
+            timer.take_down(held)
         except BaseException:
             for each in held:
-                meter.destroy(each)
+                timer.destroy(each)
             raise
         finally:
             progress.close()
-    _report(args, server, meter, grown)
+    _report(args, server, timer, grown)
     return 0
 
 
-def _report(args: argparse.Namespace, server: str, meter: _Meter, grown: int) -> None:
+def _report(args: argparse.Namespace, server: str, timer: _StepTimer, grown: int) -> None:
     mode = "concurrent" if args.concurrent else "serial"
-    seconds = sum(spent for name, spent in meter.seconds.items() if name not in _TEARDOWN)
+    seconds = sum(spent for name, spent in timer.seconds.items() if name not in _TEARDOWN)
     memory = None
     if args.hold:
-        told = meter.server_memory
-        theirs = (told[-1] - told[0]) / max(1, len(told) - 1) if told else 0
-        memory = {"client_bytes": round(grown / args.connections), "server_bytes": round(theirs)}
+        reported = timer.server_memory
+        server_grown = (reported[-1] - reported[0]) / max(1, len(reported) - 1) if reported else 0
+        memory = {"client_bytes": round(grown / args.connections), "server_bytes": round(server_grown)}
     if args.json:
         steps = [
-            {"name": name, "count": each.count, "total_us": round(meter.seconds[name] * 1e6, 1), **each.microseconds()}
-            for name, each in meter.steps.items()
+            {"name": name, "count": each.count, "total_us": round(timer.seconds[name] * 1e6, 1), **each.microseconds()}
+            for name, each in timer.steps.items()
         ]
         write_json(
             {
@@ -370,10 +372,10 @@ def _report(args: argparse.Namespace, server: str, meter: _Meter, grown: int) ->
         return
     head = ("step", "total ms", "average us", "p50 us", "p99 us", "max us")
     rows = []
-    for name, each in meter.steps.items():
+    for name, each in timer.steps.items():
         times = each.microseconds()
         cells = [f"{times[key]:.1f}" for key in ("mean", "p50", "p99", "max")]
-        rows.append((name, f"{meter.seconds[name] * 1e3:.1f}", *cells))
+        rows.append((name, f"{timer.seconds[name] * 1e3:.1f}", *cells))
     write(table(head, rows, right=head[1:]))
     rate = args.connections / seconds
     write(f"{args.connections} connections to {server}, {mode}: {rate:,.0f} a second\n")

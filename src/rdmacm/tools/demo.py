@@ -1,4 +1,4 @@
-"""``rdmacm demo``: the whole job on one screen."""
+"""``rdmacm demo``: two processes connect, move data and check it, on one screen."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from rdmacm.connparam import ConnParam
 from rdmacm.errors import CmDisconnectedError, cm_error
 from rdmacm.explanation import Explanation
 from rdmacm.tools import perf
-from rdmacm.tools.link import Link, Twin, add_provider, find, listening, say_listening, serve_in_turn
-from rdmacm.tools.measure import Progress, size_text, time_text
+from rdmacm.tools.arguments import add_provider
+from rdmacm.tools.connection import ToolConnection, find
+from rdmacm.tools.measure import ProgressLine, size_text, time_text
 from rdmacm.tools.output import Page, Parser, facts, table, write, write_json
+from rdmacm.tools.serving import ServerProcess, announce, listening, serve_in_turn
 from rdmacm.verbs.attr import QPCap
 from rdmacm.verbs.enums import AccessFlag, SendFlag, WROpcode
 from rdmacm.verbs.wr import SGE, RecvWR, SendWR
@@ -28,59 +30,61 @@ PAGE = Page(
     summary="two processes connect, move data both ways and check it",
     description="""
         Starts a second process on this machine, resolves localhost to its device, GID and path, connects, and moves
-        data: a SEND that is answered, an RDMA WRITE of which the other process tells the CRC-32, an RDMA READ of
+        data: a SEND that is answered, an RDMA WRITE that the other process confirms by its CRC-32, an RDMA READ of
         the same memory, a fetch-and-add and a compare-and-swap. Then it measures the throughput of WRITE and READ.
-        Writes what was resolved and why, the time of each step, and what was found to be right.
+        Shows the result of the resolution and its reason, the time of each step, and the outcome of each check.
 
-        With --json, one object: resolution (as 'rdmacm explain --json' has it), pid (of the second process), steps (a
-        list of objects with name, microseconds and detail) and throughput (objects as 'rdmacm perf --json' has
-        them).
+        With --json, writes one object: resolution (as in 'rdmacm explain --json'), pid (of the second process), steps
+        (a list of objects with name, microseconds and detail) and throughput (a list as in 'rdmacm perf --json').
     """,
     examples=(
-        ("rdmacm demo", "Show it."),
-        ("rdmacm demo --pcap demo.pcapng", "Show it, and keep the packets for Wireshark."),
+        ("rdmacm demo", "Run the demonstration."),
+        ("rdmacm demo --pcap demo.pcapng", "Run it and capture the packets for Wireshark."),
     ),
     see_also="rdmacm explain, rdmacm rping, rdmacm perf",
 )
 
+#: Bytes of the RDMA WRITE and READ, and of the largest message.
 _SIZE = 1 << 20
 _MESSAGE = 256
-#: The private data of an answer: that it is the demo's, the rkey and address of the memory, the process.
+#: The private data of the server's answer: magic number, rkey and address of its memory, process id.
 _ANSWER = struct.Struct(">4sIQI")
 _MAGIC = b"demo"
 _CRC = struct.Struct(">I")
 _ACCESS = AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_READ | AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_ATOMIC
 _CAP = QPCap(max_send_wr=16, max_recv_wr=16, max_send_sge=1, max_recv_sge=1)
+#: The wr_id of receives, and of all other work requests.
 _RECV, _SENT = 1, 2
+#: Seconds of each measurement of throughput.
 _SECONDS = 0.4
 
 
 def add_arguments(parser: Parser) -> None:
-    """The arguments of ``rdmacm demo``."""
-    parser.add_argument("-s", "--server", action="store_true", help="Be the second process, which the first starts.")
-    parser.add_argument("--json", action="store_true", help="Write one object.")
+    """Add the arguments of ``rdmacm demo``."""
+    parser.add_argument("-s", "--server", action="store_true", help="Run as the second process; for internal use.")
+    parser.add_argument("--json", action="store_true", help="Write one JSON object.")
     add_provider(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Be the first process, or the second."""
+    """Run as the first process, or as the second."""
     if args.server:
         with listening("localhost", 0, provider=args.provider) as listener:
-            say_listening(listener)
+            announce(listener)
             serve_in_turn(listener, _serve)
         return 0
-    # A capture of all that goes through in that time would be hundreds of megabytes.
+    # With a capture, move a fixed amount: a timed measurement would write hundreds of megabytes.
     seconds, count = (0.0, 4) if args.pcap else (_SECONDS, 0)
     plans = [perf.Plan(op, _SIZE, 8, False, True, seconds, count) for op in (perf.Op.WRITE, perf.Op.READ)]
-    with Twin("demo", "--server", *(["--provider", args.provider] if args.provider else [])) as twin:
-        cmid, explanation = find("localhost", twin.port, provider=args.provider)
-        story = _Story(cmid, explanation)
-        story.move()
+    with ServerProcess("demo", "--server", provider=args.provider) as server:
+        cmid, explanation = find("localhost", server.port, provider=args.provider)
+        demonstration = _Demonstration(cmid, explanation)
+        demonstration.run()
         throughput = [
             perf.measure(
-                find("localhost", twin.port, provider=args.provider)[0],
+                find("localhost", server.port, provider=args.provider)[0],
                 plan,
-                Progress(),
+                ProgressLine(),
             )
             for plan in plans
         ]
@@ -88,16 +92,16 @@ def run(args: argparse.Namespace) -> int:
         write_json(
             {
                 "resolution": explanation.as_dict(),
-                "pid": story.pid,
+                "pid": demonstration.pid,
                 "steps": [
                     {"name": name, "microseconds": round(spent, 1), "detail": detail}
-                    for name, spent, detail in story.steps
+                    for name, spent, detail in demonstration.steps
                 ],
                 "throughput": [result.as_dict() for result in throughput],
             }
         )
     else:
-        write(_screen(explanation, story, throughput))
+        write(_text(explanation, demonstration, throughput))
     return 0
 
 
@@ -109,31 +113,38 @@ def _serve(cmid: CmId) -> None:
     if not data.startswith(_MAGIC):
         perf.serve_client(cmid)
         return
-    with Link(cmid, _CAP) as link:
+    with ToolConnection(cmid, _CAP) as connection:
         memory, message, reply = bytearray(_SIZE + 8), bytearray(_MESSAGE), bytearray(_MESSAGE)
-        region, inbox, outbox = link.register(memory, _ACCESS), link.register(message), link.register(reply)
-        link.qp.post_recv(RecvWR(_RECV, [inbox.sge()]))
-        link.accept(ConnParam(_ANSWER.pack(_MAGIC, region.rkey, region.addr, os.getpid())))
+        region, inbox, outbox = (
+            connection.register(memory, _ACCESS),
+            connection.register(message),
+            connection.register(reply),
+        )
+        connection.qp.post_recv(RecvWR(_RECV, [inbox.sge()]))
+        connection.accept(ConnParam(_ANSWER.pack(_MAGIC, region.rkey, region.addr, os.getpid())))
         with suppress(CmDisconnectedError):
             while True:
-                length = min(link.wait_for(_RECV).byte_len, _MESSAGE - _CRC.size)
+                length = min(connection.wait_for(_RECV).byte_len, _MESSAGE - _CRC.size)
                 reply[: length + _CRC.size] = message[:length] + _CRC.pack(zlib.crc32(memory))
-                link.qp.post_recv(RecvWR(_RECV, [inbox.sge()]))
+                connection.qp.post_recv(RecvWR(_RECV, [inbox.sge()]))
                 answer = SendWR(_SENT, WROpcode.SEND, [outbox.sge(0, length + _CRC.size)], SendFlag.SIGNALED)
-                link.qp.post_send(answer)
-                link.wait_for(_SENT)
+                connection.qp.post_send(answer)
+                connection.wait_for(_SENT)
 
 
 # -- the first process ---------------------------------------------------------------------------------------
 
 
-class _Story:
-    """What is done with one connection, step by step."""
+class _Demonstration:
+    """The steps of the demonstration on one connection."""
 
     def __init__(self, cmid: CmId, explanation: Explanation) -> None:
+        #: Name, duration in microseconds, and result of each step.
         self.steps = [(step.name, step.microseconds, step.detail) for step in explanation.steps]
+        #: Process id of the server.
         self.pid = 0
         self._cmid = cmid
+        #: The result of the current step.
         self._detail = ""
 
     @contextmanager
@@ -143,82 +154,85 @@ class _Story:
         self.steps.append((name, (time.perf_counter() - began) * 1e6, self._detail))
         self._detail = ""
 
-    def move(self) -> None:
-        """Connect, move data, look at it, disconnect."""
+    def run(self) -> None:
+        """Connect, move data and check it, disconnect."""
         with self._step("create qp"):
-            link = Link(self._cmid, _CAP)
-            self._detail = f"number 0x{link.qp.qp_num:06x}"
-        with link:
+            connection = ToolConnection(self._cmid, _CAP)
+            self._detail = f"number 0x{connection.qp.qp_num:06x}"
+        with connection:
             inbox = bytearray(_MESSAGE)
-            received = link.register(inbox)
-            link.qp.post_recv(RecvWR(_RECV, [received.sge()]))
+            received = connection.register(inbox)
+            connection.qp.post_recv(RecvWR(_RECV, [received.sge()]))
             with self._step("connect"):
-                answer = link.connect(ConnParam(_MAGIC))
+                answer = connection.connect(ConnParam(_MAGIC))
                 if len(answer) < _ANSWER.size or not answer.startswith(_MAGIC):
-                    raise cm_error(errno.EPROTO, "the server is not the demo's", "connect", link.peer)
+                    raise cm_error(errno.EPROTO, "the server is not that of 'rdmacm demo'", "connect", connection.peer)
                 _, rkey, address, self.pid = _ANSWER.unpack_from(answer)
                 self._detail = f"process {os.getpid()} to process {self.pid}"
-            self._move(link, inbox, [received.sge()], rkey, address)
+            self._move_data(connection, inbox, [received.sge()], rkey, address)
 
-    def _move(self, link: Link, inbox: bytearray, receive: list[SGE], rkey: int, address: int) -> None:
-        # The counter is the first whole 64-bit word of the memory.
+    def _move_data(
+        self, connection: ToolConnection, inbox: bytearray, receive: list[SGE], rkey: int, address: int
+    ) -> None:
+        # The atomic operations use the first aligned 64-bit word of the remote memory.
         at = -address % 8
         data, back, word = bytearray(os.urandom(_SIZE + 8)), bytearray(_SIZE + 8), bytearray(8)
         data[at : at + 8] = (41).to_bytes(8, "little")
-        source, target, old = (link.register(buffer) for buffer in (data, back, word))
+        source, target, old = (connection.register(buffer) for buffer in (data, back, word))
 
-        def do(opcode: WROpcode, piece: SGE, offset: int = 0, compare_add: int = 0, swap: int = 0) -> None:
+        def execute(opcode: WROpcode, piece: SGE, offset: int = 0, compare_add: int = 0, swap: int = 0) -> None:
             wr = SendWR(_SENT, opcode, [piece], SendFlag.SIGNALED, remote_addr=address + offset, rkey=rkey)
             wr.compare_add, wr.swap = compare_add, swap
-            link.qp.post_send(wr)
-            link.wait_for(_SENT)
+            connection.qp.post_send(wr)
+            connection.wait_for(_SENT)
 
-        def ask(text: bytes) -> int:
-            """Send a message; the CRC-32 of the other process's memory is in its answer."""
+        def exchange(text: bytes) -> int:
+            """Send a message, check that it is returned, and return the CRC-32 of the other process's memory."""
             back[: len(text)] = text
-            do(WROpcode.SEND, target.sge(0, len(text)))
-            length = link.wait_for(_RECV).byte_len
-            link.qp.post_recv(RecvWR(_RECV, receive))
-            _expect(length == len(text) + _CRC.size and inbox[: len(text)] == text, "the answer", link)
+            execute(WROpcode.SEND, target.sge(0, len(text)))
+            length = connection.wait_for(_RECV).byte_len
+            connection.qp.post_recv(RecvWR(_RECV, receive))
+            _expect(length == len(text) + _CRC.size and inbox[: len(text)] == text, "the answer", connection)
             return int(_CRC.unpack_from(inbox, len(text))[0])
 
         size = size_text(_SIZE)
         with self._step("SEND"):
-            ask(b"hello")
-            self._detail = "'hello' there and back: right"
+            exchange(b"hello")
+            self._detail = "'hello' sent and returned: correct"
         with self._step("WRITE"):
-            do(WROpcode.RDMA_WRITE, source.sge())
-            self._detail = f"{size} of random bytes there"
-        with self._step("check there"):
-            _expect(ask(b"crc") == zlib.crc32(data), "the CRC-32 of what was written", link)
-            self._detail = "the other process's CRC-32 of them: right"
+            execute(WROpcode.RDMA_WRITE, source.sge())
+            self._detail = f"{size} of random bytes written"
+        with self._step("check CRC-32"):
+            _expect(exchange(b"crc") == zlib.crc32(data), "the CRC-32 of the written data", connection)
+            self._detail = "the other process has the same CRC-32: correct"
         with self._step("READ"):
-            do(WROpcode.RDMA_READ, target.sge())
-            _expect(back == data, "what was read", link)
-            self._detail = f"{size} back: equal"
+            execute(WROpcode.RDMA_READ, target.sge())
+            _expect(back == data, "the data read back", connection)
+            self._detail = f"{size} read back: correct"
         with self._step("FETCH_AND_ADD"):
-            do(WROpcode.ATOMIC_FETCH_AND_ADD, old.sge(), at, 1)
-            _expect(int.from_bytes(word, "little") == 41, "the word before the addition", link)
-            self._detail = "a word there was 41, add 1"
+            execute(WROpcode.ATOMIC_FETCH_AND_ADD, old.sge(), at, 1)
+            _expect(int.from_bytes(word, "little") == 41, "the word before the addition", connection)
+            self._detail = "a remote word was 41, 1 added: correct"
         with self._step("CMP_AND_SWP"):
-            do(WROpcode.ATOMIC_CMP_AND_SWP, old.sge(), at, 42, 7)
-            _expect(int.from_bytes(word, "little") == 42, "the word before the swap", link)
-            self._detail = "it was 42, so it is 7 now: right"
+            execute(WROpcode.ATOMIC_CMP_AND_SWP, old.sge(), at, 42, 7)
+            _expect(int.from_bytes(word, "little") == 42, "the word before the swap", connection)
+            self._detail = "it was 42 and is now 7: correct"
         with self._step("disconnect"):
-            link.cmid.disconnect()
+            connection.cmid.disconnect()
 
 
-def _expect(is_right: bool, what: str, link: Link) -> None:
+def _expect(is_right: bool, what: str, connection: ToolConnection) -> None:
     if not is_right:
-        raise cm_error(errno.EIO, f"{what} is not what it should be", "demo", link.peer)
+        raise cm_error(errno.EIO, f"{what} is wrong", "demo", connection.peer)
 
 
-# -- the screen ----------------------------------------------------------------------------------------------
+# -- output --------------------------------------------------------------------------------------------------
 
+#: Columns; longer lines are cut.
 _WIDTH = 100
 
 
-def _screen(explanation: Explanation, story: _Story, throughput: list[perf.Result]) -> str:
+def _text(explanation: Explanation, demonstration: _Demonstration, throughput: list[perf.Result]) -> str:
     chosen, path = explanation.chosen, explanation.path or {}
     found = [("localhost", ", ".join(explanation.names))]
     if chosen is not None:
@@ -228,9 +242,9 @@ def _screen(explanation: Explanation, story: _Story, throughput: list[perf.Resul
             ("why", f"{chosen.rule}: {chosen.reason}" if chosen.reason else chosen.rule),
         ]
     found.append(("path", f"{path.get('sgid')} -> {path.get('dgid')}, MTU {path.get('mtu')}"))
-    rows = [(name, time_text(spent), detail) for name, spent, detail in story.steps]
-    text = facts(found) + "\n" + table(("step", "time", "what"), rows, right=("time",)) + "\n"
-    for result, way in zip(throughput, ("there", "back"), strict=True):
+    rows = [(name, time_text(spent), detail) for name, spent, detail in demonstration.steps]
+    text = facts(found) + "\n" + table(("step", "time", "result"), rows, right=("time",)) + "\n"
+    for result, way in zip(throughput, ("out", "back"), strict=True):
         text += f"{result.bytes_per_second / 1e6:,.0f} MB/s {way} ({result.plan.op.name} of {size_text(_SIZE)})\n"
     return "".join(f"{_cut(line)}\n" for line in text.splitlines())
 

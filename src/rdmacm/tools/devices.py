@@ -1,4 +1,4 @@
-"""``rdmacm devices``: the devices, their ports and GID tables."""
+"""``rdmacm devices``: list the devices, their ports and GID tables."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from socket import AF_INET, inet_ntop
 
 from rdmacm.explain import devices
+from rdmacm.tools.arguments import add_provider
 from rdmacm.tools.output import Page, Parser, dim, table, write, write_json
 from rdmacm.verbs.device import Device, GidEntry, Port
 from rdmacm.verbs.enums import GidType, LinkLayer
@@ -15,21 +16,21 @@ PAGE = Page(
     command="devices",
     summary="list the RDMA devices, their ports and GID tables",
     description="""
-        Lists every device of this host, in the calling process's network namespace, as it is now: first a line for
-        each port, then one for each GID. A software device exists for each network interface that can carry IP, and
-        has a GID for each of the interface's addresses; a GID keeps its index as long as its address is there.
+        Lists every device in the current network namespace: first one line for each port, then one for each GID.
+        Each network interface that can carry IP has a software device, with a GID for each address of the
+        interface. A GID keeps its index as long as its address exists.
 
-        MTU is the payload of the largest packet, in bytes, that the port can send now. IPV4 is the address an
-        IPv4-mapped GID stands for.
+        MTU is the largest payload of a packet, in bytes, that the port can send now. IPV4 is the address of an
+        IPv4-mapped GID.
 
-        With --json, a list of objects: name, index, provider, node_type, transport_type, node_guid and ports.
-        A port has port_num, state, link_layer, max_mtu and active_mtu (bytes; null where no packet fits), gids and
-        pkeys (numbers). A GID has gid, gid_index, port_num, gid_type, ndev_name, ndev_ifindex and ipv4 (or null).
-        Kinds and states are the names of the verbs enumerations, such as ACTIVE and ROCE_V2.
+        With --json, writes a list of objects: name, index, provider, node_type, transport_type, node_guid and ports.
+        A port has port_num, state, link_layer, max_mtu and active_mtu (in bytes; null when no packet fits), gids
+        and pkeys (numbers). A GID has gid, gid_index, port_num, gid_type, ndev_name, ndev_ifindex and ipv4 (or
+        null). Types and states are names of the verbs enumerations, such as ACTIVE and ROCE_V2.
     """,
     examples=(
         ("rdmacm devices", "List the devices."),
-        ("rdmacm devices --json | jq -r '.[].name'", "Print their names alone."),
+        ("rdmacm devices --json | jq -r '.[].name'", "Print only their names."),
     ),
     see_also="rdmacm explain, rdma_get_devices(3), ibv_devinfo(1), ip-address(8)",
 )
@@ -39,9 +40,9 @@ _GID_TYPES = {GidType.IB: "IB", GidType.ROCE_V1: "RoCEv1", GidType.ROCE_V2: "RoC
 
 
 def add_arguments(parser: Parser) -> None:
-    """The arguments of ``rdmacm devices``."""
-    parser.add_argument("--provider", metavar="NAME", help="The provider to ask, such as soft.")
-    parser.add_argument("--json", action="store_true", help="Write a list of objects.")
+    """Add the arguments of ``rdmacm devices``."""
+    add_provider(parser)
+    parser.add_argument("--json", action="store_true", help="Write a list of JSON objects.")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -100,7 +101,7 @@ def _ipv4(entry: GidEntry) -> str | None:
 
 
 def device_json(device: Device) -> dict[str, object]:
-    """A device for JSON."""
+    """Return a device as JSON data."""
     return {
         "name": device.name,
         "index": device.index,

@@ -1,4 +1,4 @@
-"""``rdmacm explain``: a resolution with its reasons."""
+"""``rdmacm explain``: a resolution with the reasons for its result."""
 
 from __future__ import annotations
 
@@ -8,61 +8,43 @@ from rdmacm.address import InetAddr, format_address
 from rdmacm.errors import GaiError, RdmaError, cm_error, printable
 from rdmacm.explain import explain
 from rdmacm.explanation import Explanation
+from rdmacm.tools.arguments import add_timeout
 from rdmacm.tools.getaddrinfo import add_name_arguments, hints_of, node_of
 from rdmacm.tools.output import Page, Parser, bold, dim, write, write_json
 
 PAGE = Page(
     command="explain",
-    summary="resolve a destination, and say why it came out so",
+    summary="resolve a destination and explain the result",
     description="""
-        Resolves a name, its address and the route to it as rdma_getaddrinfo(3), rdma_resolve_addr(3) and
-        rdma_resolve_route(3) do one after the other, and writes what each was decided by: the addresses of the name,
-        the kernel's route, the next hop's neighbour entry, and every candidate (a GID of a port of a device) with
-        the rule that chose or dropped it; then the path, and how long each step took.
+        Resolves a name, its address and the route to it, as rdma_getaddrinfo(3), rdma_resolve_addr(3) and
+        rdma_resolve_route(3) do, and shows the basis of each decision: the addresses of the name, the kernel's
+        route, the neighbour entry of the next hop, and every candidate (a GID of a port of a device) with the rule
+        that chose or dropped it; then the path, and the time that each step took.
 
-        Of several addresses of a name the first that can be resolved is used, and what was wrong with those before
-        it is noted. Where the next hop's link-layer address is not known, the kernel is made to ask for it (ARP or
+        When a name has several addresses, the first one that can be resolved is used, and a note tells why earlier
+        ones could not. When the link-layer address of the next hop is unknown, the kernel asks for it (ARP or
         neighbour discovery); nothing else is sent.
 
-        A resolution that fails is explained as far as it came, and its last step is named with the errno, or the EAI
-        code, librdmacm would give.
+        A resolution that fails is explained up to the failed step, with the errno or EAI code that librdmacm would
+        return.
 
-        With --json, one object: node, service, provider, names, candidates, chosen, route, neighbour, path, steps,
-        notes, ok, error, errno, errno_name, message and hint.
+        With --json, writes one object: node, service, provider, names, candidates, chosen, route, neighbour, path,
+        steps, notes, ok, error, errno, errno_name, message and hint.
     """,
     examples=(
-        ("rdmacm explain localhost 7471", "Explain the way to this host itself."),
-        ("rdmacm explain -s 10.0.0.1 10.0.0.2 7471", "Explain the way to 10.0.0.2 from one of several addresses."),
-        ("rdmacm explain --json 10.0.0.2 | jq .candidates", "The candidates, for a program."),
+        ("rdmacm explain localhost 7471", "Explain the resolution of this host."),
+        ("rdmacm explain -s 10.0.0.1 10.0.0.2 7471", "Explain the resolution of 10.0.0.2 from a given source."),
+        ("rdmacm explain --json 10.0.0.2 | jq .candidates", "Print the candidates as JSON."),
     ),
     see_also="rdmacm resolve, rdmacm devices, rdma_resolve_addr(3), ip-route(8), ip-neighbour(8)",
 )
 
 
-def milliseconds(text: str) -> int:
-    """The type of ``--timeout``."""
-    if not (text.isascii() and text.isdigit() and 0 < int(text[:11]) < 1 << 31):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of milliseconds from 1 to {(1 << 31) - 1}")
-    return int(text)
-
-
-def add_timeout(parser: Parser) -> None:
-    """How long a neighbour may take."""
-    parser.add_argument(
-        "-t",
-        "--timeout",
-        type=milliseconds,
-        default=2000,
-        metavar="MS",
-        help="How long the next hop may take to answer, in milliseconds (default: %(default)s).",
-    )
-
-
 def add_arguments(parser: Parser) -> None:
-    """The arguments of ``rdmacm explain``."""
+    """Add the arguments of ``rdmacm explain``."""
     add_name_arguments(parser)
     add_timeout(parser)
-    parser.add_argument("--json", action="store_true", help="Write one object.")
+    parser.add_argument("--json", action="store_true", help="Write one JSON object.")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -78,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _styled(text: str) -> str:
-    """The text with its headings bold and the dropped candidates dim, where that can be shown."""
+    """Return the text with bold headings and dim dropped candidates, if the terminal supports that."""
     lines = []
     dropped = False
     for line in map(printable, text.split("\n")):
@@ -88,7 +70,7 @@ def _styled(text: str) -> str:
 
 
 def error_of(explanation: Explanation, source: InetAddr | None) -> RdmaError:
-    """The error of a resolution that failed; ``source`` is the one that was asked for."""
+    """Return the error of a failed resolution. ``source`` is the address given by ``--source``."""
     node, service = explanation.node, explanation.service
     if explanation.error == "bind_addr" and source is not None:
         address = str(source)
@@ -98,5 +80,5 @@ def error_of(explanation: Explanation, source: InetAddr | None) -> RdmaError:
         address = f":{service}" if node is None else node if service is None else format_address((node, service))  # type: ignore[arg-type]
     step = "getaddrinfo" if explanation.error == "name" else str(explanation.error)
     facts = (explanation.errno, explanation.message, step, address, explanation.hint, explanation)
-    # EAI codes are negative, errnos positive.
+    # EAI codes are negative, errnos are positive.
     return GaiError(*facts) if explanation.errno < 0 else cm_error(*facts)

@@ -1,4 +1,4 @@
-"""``rdmacm getaddrinfo``: what a name resolves to. Its arguments are those of ``resolve`` and ``explain`` too."""
+"""``rdmacm getaddrinfo``: resolve a name. ``resolve`` and ``explain`` share its arguments."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from rdmacm.addrinfo import AddrInfo, getaddrinfo, make_hints
 from rdmacm.constants import AddressFamily, PortSpace, RaiFlag
 from rdmacm.errors import printable
 from rdmacm.proto.sa import PathRecord
+from rdmacm.tools.arguments import add_provider
 from rdmacm.tools.output import (
     Page,
     Parser,
@@ -31,30 +32,30 @@ from rdmacm.tools.output import (
 from rdmacm.verbs.enums import QPType
 
 ADDRESS_FORMS = """
-        An address is an object: {"family": "inet", "host": "10.0.0.1", "port": 7471}; "inet6" has flowinfo and
-        scope_id too; "ib" has gid, sid, sid_mask, pkey, flowinfo and scope_id. It is null where there is none.
+        An address is an object such as {"family": "inet", "host": "10.0.0.1", "port": 7471}. "inet6" also has
+        flowinfo and scope_id; "ib" has gid, sid, sid_mask, pkey, flowinfo and scope_id. A missing address is null.
 """
 
 PAGE = Page(
     command="getaddrinfo",
     summary="resolve a name and a service to RDMA addresses",
     description=f"""
-        Does what rdma_getaddrinfo(3) does with the hints the options give, and writes every address it finds, best
-        first. Unless --noroute or --passive is given, each comes with the source address, the device and the path
-        this host would use, as far as that is known without asking anybody on the network; an address that cannot
-        be reached comes without them.
+        Calls rdma_getaddrinfo(3) with hints from the options, and writes all addresses, in order of preference.
+        Without --noroute and --passive, each address has the source address, the device and the path that this host
+        would use, as far as they are known without sending anything; an unreachable address has none.
 
-        With --json, a list of objects with the fields of struct rdma_addrinfo, without their "ai_": flags, family,
-        qp_type, port_space, src_len, dst_len, src_addr, dst_addr, src_canonname, dst_canonname, route_len, route,
-        connect_len and connect (hexadecimal, or null); and device (or null), port_num and gid_index. Families, types
-        and flags are C's numbers; each member of route has flags and the fields of a path record.
+        With --json, writes a list of objects with the fields of struct rdma_addrinfo, without the prefix "ai_":
+        flags, family, qp_type, port_space, src_len, dst_len, src_addr, dst_addr, src_canonname, dst_canonname,
+        route_len, route, connect_len and connect (hexadecimal, or null); and device (or null), port_num and
+        gid_index. Families, types and flags are C's numbers; each member of route has flags and the fields of a path
+        record.
 {ADDRESS_FORMS}""",
     examples=(
         ("rdmacm getaddrinfo localhost 7471", "Resolve a name, for the default QP type (RC) and port space (TCP)."),
         ("rdmacm getaddrinfo -P udp -f inet6 ::1 7471", "Resolve an IPv6 address for datagrams."),
-        ("rdmacm getaddrinfo --passive - 7471", "The address a server would listen on."),
-        ("rdmacm getaddrinfo -f ib -P ib fe80::10:5 7471", "A GID, and the path there that the subnet knows."),
-        ("rdmacm getaddrinfo --sa - storage", "Where an InfiniBand subnet has a service of that name."),
+        ("rdmacm getaddrinfo --passive - 7471", "Show the address that a server would listen on."),
+        ("rdmacm getaddrinfo -f ib -P ib fe80::10:5 7471", "Resolve a GID, with its path in the subnet."),
+        ("rdmacm getaddrinfo --sa - storage", "Find a service of that name in an InfiniBand subnet."),
     ),
     see_also="rdmacm resolve, rdmacm explain, rdma_getaddrinfo(3), getaddrinfo(3), services(5)",
 )
@@ -76,7 +77,7 @@ def _word(text: str) -> str:
 
 
 def _source(text: str) -> InetAddr:
-    """``10.0.0.1``, ``10.0.0.1:5000``, ``fe80::1%eth0``, ``[fe80::1%eth0]:5000``."""
+    """Parse ``10.0.0.1``, ``10.0.0.1:5000``, ``fe80::1%eth0`` or ``[fe80::1%eth0]:5000``."""
     host, port = text, "0"
     if text.startswith("["):
         host, bracket, rest = text[1:].partition("]")
@@ -98,7 +99,7 @@ def _source(text: str) -> InetAddr:
 
 
 def add_name_arguments(parser: Parser, *, service_required: bool = False) -> None:
-    """What to resolve, and how."""
+    """Add NODE, SERVICE and the options for the hints."""
     parser.add_argument(
         "node", metavar="NODE", help="A host name, an IPv4 or IPv6 address (%%INTERFACE allowed), a GID, or - for none."
     )
@@ -106,14 +107,14 @@ def add_name_arguments(parser: Parser, *, service_required: bool = False) -> Non
         "service",
         metavar="SERVICE",
         nargs=None if service_required else "?",
-        help="A port number, or a name of services(5); with --sa the name or id a service is registered by.",
+        help="A port number or a name from services(5); with --sa the name or id of a registered service.",
     )
     parser.add_argument(
         "-P",
         "--port-space",
         type=_word,
         choices=_PORT_SPACES,
-        help="The port space of the service; tcp unless the QP type is ud.",
+        help="The port space of the service (default: udp for QP type ud, otherwise tcp).",
     )
     parser.add_argument(
         "--qp-type", type=_word, choices=_QP_TYPES, metavar="TYPE", help=f"The QP type: {', '.join(_QP_TYPES)}."
@@ -123,7 +124,7 @@ def add_name_arguments(parser: Parser, *, service_required: bool = False) -> Non
         "--family",
         type=_word,
         choices=_FAMILIES,
-        help="Addresses of this family only; ib takes NODE for a GID (RAI_FAMILY).",
+        help="Use only addresses of this family; with ib, NODE is a GID (RAI_FAMILY).",
     )
     parser.add_argument(
         "-s",
@@ -132,29 +133,29 @@ def add_name_arguments(parser: Parser, *, service_required: bool = False) -> Non
         metavar="ADDRESS",
         help="The source: a numeric address, or ADDRESS:PORT with [ ] around an IPv6 address.",
     )
-    parser.add_argument("--passive", action="store_true", help="Resolve to addresses to listen on (RAI_PASSIVE).")
+    parser.add_argument("--passive", action="store_true", help="Return addresses to listen on (RAI_PASSIVE).")
     parser.add_argument(
-        "--numeric", action="store_true", help="NODE is an address: do not look up names (RAI_NUMERICHOST)."
+        "--numeric", action="store_true", help="NODE is a numeric address; look up no names (RAI_NUMERICHOST)."
     )
     parser.add_argument(
         "--noroute",
         action="store_true",
-        help="Leave out source address, device and path (RAI_NOROUTE); resolve and explain find them all the same.",
+        help="Omit source address, device and path (RAI_NOROUTE). Has no effect on resolve and explain.",
     )
     parser.add_argument(
-        "--sa", action="store_true", help="Ask the subnet administrator for the service; NODE must be - (RAI_SA)."
+        "--sa", action="store_true", help="Look up the service at the subnet administrator; NODE must be - (RAI_SA)."
     )
     parser.add_argument("--dns", action="store_true", help="Look up names by DNS (RAI_DNS).")
-    parser.add_argument("--provider", metavar="NAME", help="The provider to use, such as soft.")
+    add_provider(parser)
 
 
 def node_of(args: argparse.Namespace) -> str | None:
-    """NODE, None for ``-``."""
+    """Return NODE, or None for ``-``."""
     return None if args.node == "-" else str(args.node)
 
 
 def hints_of(args: argparse.Namespace) -> AddrInfo | None:
-    """The hints the options give, None where they give none."""
+    """Return the hints from the options, or None without any."""
     flags = RaiFlag(0)
     for option, flag in _FLAGS.items():
         if getattr(args, option):
@@ -182,13 +183,13 @@ def _source_address(args: argparse.Namespace, port_space: int) -> SockAddr | Non
 
 
 def add_arguments(parser: Parser) -> None:
-    """The arguments of ``rdmacm getaddrinfo``."""
+    """Add the arguments of ``rdmacm getaddrinfo``."""
     add_name_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="Write a list of objects.")
+    parser.add_argument("--json", action="store_true", help="Write a list of JSON objects.")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Resolve and list."""
+    """Resolve and write the addresses."""
     found = getaddrinfo(node_of(args), args.service, hints_of(args), provider=args.provider)
     if args.json:
         write_json([addrinfo_json(info) for info in found])
@@ -202,7 +203,7 @@ def _text(info: AddrInfo) -> str:
     names = [name for name in (info.src_canonname, info.dst_canonname) if name]
     if names:
         lines.append(("name", ", ".join(names)))
-    # What a subnet administrator knows of a service says nothing of a QP type.
+    # The service record of a subnet administrator has no QP type.
     qp_type = f"QP type {QPType(info.qp_type).name}" if info.qp_type else "any QP type"
     lines.append(("kind", f"{_family(info)}, {qp_type}, port space {PortSpace(info.port_space).name}"))
     if info.dst_addr is not None and info.src_addr is not None:
@@ -224,13 +225,13 @@ def _family(info: AddrInfo) -> str:
 
 
 def path_text(path: PathRecord) -> str:
-    """A path record in a line: both ends and what limits a packet."""
+    """Format a path record as one line: both GIDs, MTU, LIDs or hop limit, and P_Key."""
     way = f"LID {path.slid} -> {path.dlid}, SL {path.sl}" if path.dlid else f"hop limit {path.hop_limit}"
     return f"{path.sgid} -> {path.dgid}, MTU {path.mtu_bytes}, {way}, P_Key 0x{path.pkey:04x}"
 
 
 def addrinfo_json(info: AddrInfo) -> dict[str, object]:
-    """The fields of struct rdma_addrinfo, and what this package adds."""
+    """Return the fields of struct rdma_addrinfo, and device, port and GID index, as JSON data."""
     return {
         "flags": int(info.flags),
         "family": int(info.family),

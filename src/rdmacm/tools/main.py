@@ -1,4 +1,4 @@
-"""The dispatcher: ``rdmacm COMMAND ...``."""
+"""``rdmacm COMMAND ...``: parse the command line and run the command."""
 
 from __future__ import annotations
 
@@ -8,11 +8,20 @@ from importlib import import_module
 from typing import cast
 
 from rdmacm.errors import RdmaError, cm_error
-from rdmacm.tools.output import Page, Parser, ReaderGoneError, Tool, UsageError, complain, write
+from rdmacm.tools.output import (
+    PROVIDER_ENVIRONMENT,
+    Page,
+    Parser,
+    ReaderGoneError,
+    Tool,
+    UsageError,
+    write,
+    write_error,
+)
 
 __all__ = ["COMMANDS", "main", "parser_of"]
 
-#: The commands, in the order they are listed: each is a module of this package, imported when it is asked for.
+#: The commands, in the order of the help page. Each is a module of this package, imported when it is used.
 COMMANDS = (
     "devices",
     "sa",
@@ -28,20 +37,21 @@ COMMANDS = (
 
 _PAGE = Page(
     command="",
-    summary="look at RDMA devices, and at how addresses are resolved to them",
+    summary="inspect RDMA devices and address resolution, test and measure connections",
     description="""
-        What rdma_getaddrinfo(3), rdma_resolve_addr(3) and rdma_resolve_route(3) do for a program, at the prompt:
-        which devices there are, what a name resolves to, and why. Needs no RDMA hardware: where there is none, the
-        software device of each network interface is used.
+        Runs rdma_getaddrinfo(3), rdma_resolve_addr(3) and rdma_resolve_route(3) at the prompt: lists the devices,
+        shows what a name resolves to, and explains why. Other commands connect, move data and measure. No RDMA
+        hardware is needed: each network interface has a software device.
 
-        Output is for people; with --json it is for programs. With --pcap FILE, before the command or after it, the
-        packets sent and received are kept for Wireshark. 'rdmacm COMMAND --help' is the page of a command.
+        Output is for people, or with --json for programs. --pcap FILE, before or after the command, captures the
+        packets sent and received for Wireshark. 'rdmacm COMMAND --help' is the page of a command.
     """,
     examples=(
         ("rdmacm devices", "List the devices, their ports and GIDs."),
-        ("rdmacm explain localhost 7471", "Say how a program on this host would reach port 7471, and why so."),
+        ("rdmacm explain localhost 7471", "Explain how a program on this host would reach port 7471."),
     ),
     see_also="rdma_cm(7), ibv_devinfo(1), ip-route(8), ip-neighbour(8)",
+    environment=PROVIDER_ENVIRONMENT,
 )
 
 
@@ -50,7 +60,7 @@ def _tool(command: str) -> Tool:
 
 
 def parser_of(tool: Tool) -> Parser:
-    """The parser of a command: the tool's own arguments and those all have."""
+    """Return the parser of a command: the tool's own arguments, and those of all tools."""
     parser = Parser(tool.PAGE)
     tool.add_arguments(parser)
     if parser.has("provider"):
@@ -62,19 +72,19 @@ def parser_of(tool: Tool) -> Parser:
 
 
 def _command_of(argv: list[str]) -> tuple[str, list[str]] | None:
-    """The command and its arguments; None where the page or the version was asked for, and has been written."""
-    moved: list[str] = []  # what every command has may also stand before it
+    """Return the command and its arguments, or None after writing the help page or the version."""
+    moved: list[str] = []  # --pcap may also stand before the command
     while argv and argv[0].partition("=")[0] == "--pcap":
         size = 1 if "=" in argv[0] else 2
         moved, argv = [*moved, *argv[:size]], argv[size:]
-    # None of the program's own options takes a value, so the first argument that is no option is the command.
+    # The program's own options take no values, so the first argument that is no option is the command.
     at = next((i for i, argument in enumerate(argv) if not argument.startswith("-") or argument == "-"), len(argv))
     own, command, rest = argv[:at], argv[at : at + 1], argv[at + 1 :]
     if command == ["help"]:  # "rdmacm help resolve" is "rdmacm resolve --help"
         own, command, rest = (own, rest[:1], ["--help"]) if rest else (["--help"], [], [])
     asks = any(option in ("-h", "--help") for option in own)
     parser = Parser(_PAGE, [(name, _tool(name).PAGE.summary) for name in COMMANDS] if asks else ())
-    parser.add_argument("command", nargs="?", metavar="COMMAND", help="What to do; see COMMANDS.")
+    parser.add_argument("command", nargs="?", metavar="COMMAND", help="The command to run; see COMMANDS.")
     parser.add_argument("-h", "--help", action="help", help="Show this page.")
     parser.add_argument("--version", action="store_true", help="Show the version.")
     if parser.parse_args([*own, *command]).version:
@@ -99,7 +109,7 @@ def _run(argv: Sequence[str]) -> int:
             return 0
         tool = _tool(found[0])
         args = parser_of(tool).parse_intermixed_args(found[1])  # options may stand between NODE and SERVICE
-    except SystemExit:  # --help has been answered
+    except SystemExit:  # --help was written
         return 0
     if getattr(args, "pcap", None) is None:
         return tool.run(args)
@@ -109,23 +119,23 @@ def _run(argv: Sequence[str]) -> int:
         status = tool.run(args)
     if packets.error is not None:
         raise cm_error(
-            packets.error.errno or 0, f"the capture is not whole: {packets.error.strerror}", "capture", args.pcap
+            packets.error.errno or 0, f"the capture is incomplete: {packets.error.strerror}", "capture", args.pcap
         )
     return status
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command in ``argv`` (sys.argv's by default) and return its exit status.
+    """Run the command in ``argv`` (default: ``sys.argv[1:]``) and return its exit status.
 
-    Failures that have a name are one line on standard error; any other exception is a bug, and comes through.
+    Usage errors and RdmaErrors are reported as one line on standard error. Any other exception is a bug and propagates.
     """
     try:
         return _run(sys.argv[1:] if argv is None else argv)
     except UsageError as error:
-        complain(str(error))
+        write_error(str(error))
         return 2
     except RdmaError as error:
-        complain(str(error))
+        write_error(str(error))
         return 1
     except ReaderGoneError:
         return 141  # 128 + SIGPIPE

@@ -1,4 +1,4 @@
-"""What measuring tools have in common: samples of times, units for people, a progress line on a terminal."""
+"""What measuring tools share: time samples, text with units, a progress line on a terminal."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import sys
 import time
 from collections import deque
 
-__all__ = ["Progress", "Samples", "resident_bytes", "size_text", "time_text"]
+__all__ = ["ProgressLine", "Samples", "resident_bytes", "size_text", "time_text"]
 
-#: Percentiles are of so many samples, the latest; least, most and mean are of all.
-_KEPT = 100_000
+#: Percentiles are computed from the latest samples; minimum, mean and maximum from all.
+_MAX_SAMPLES = 100_000
 
 
 class Samples:
@@ -18,13 +18,14 @@ class Samples:
 
     def __init__(self) -> None:
         self.count = 0
+        #: The sum of all samples, in seconds.
         self.total = 0.0
         self._least = float("inf")
         self._most = 0.0
-        self._latest: deque[float] = deque(maxlen=_KEPT)
+        self._latest: deque[float] = deque(maxlen=_MAX_SAMPLES)
 
     def add(self, seconds: float) -> None:
-        """One more."""
+        """Add a sample."""
         self.count += 1
         self.total += seconds
         self._latest.append(seconds)
@@ -32,7 +33,10 @@ class Samples:
         self._most = max(self._most, seconds)
 
     def microseconds(self, share: float = 1.0) -> dict[str, float]:
-        """``min``, ``mean``, ``p50``, ``p99`` and ``max`` in microseconds, each times ``share``; empty of none."""
+        """Return ``min``, ``mean``, ``p50``, ``p99`` and ``max`` in microseconds, times ``share``.
+
+        Empty without samples.
+        """
         if not self.count:
             return {}
         ordered = sorted(self._latest)
@@ -46,8 +50,8 @@ class Samples:
         return {name: round(seconds * share * 1e6, 2) for name, seconds in facts.items()}
 
 
-class Progress:
-    """One line on a terminal that is written again once a second; nothing where standard error is no terminal."""
+class ProgressLine:
+    """A line on standard error that is updated once a second, if standard error is a terminal."""
 
     def __init__(self) -> None:
         self._is_shown = sys.stderr is not None and sys.stderr.isatty()
@@ -59,7 +63,7 @@ class Progress:
         return self._is_shown and now >= self._next
 
     def show(self, text: str) -> None:
-        """Write the line over the last one."""
+        """Overwrite the line with ``text``."""
         with contextlib.suppress(OSError):
             sys.stderr.write(f"\r{text:<{self._width}}")
             sys.stderr.flush()
@@ -67,7 +71,7 @@ class Progress:
         self._next = time.monotonic() + 1
 
     def close(self) -> None:
-        """Wipe the line away."""
+        """Erase the line."""
         if self._width:
             with contextlib.suppress(OSError):
                 sys.stderr.write(f"\r{'':<{self._width}}\r")
@@ -76,14 +80,14 @@ class Progress:
 
 
 def time_text(microseconds: float) -> str:
-    """``8.4 us``, ``12.3 ms``, ``1.20 s``."""
+    """Format a time: ``8.4 us``, ``12.3 ms``, ``1.20 s``."""
     if microseconds < 10_000:
         return f"{microseconds:.1f} us"
     return f"{microseconds / 1e3:.1f} ms" if microseconds < 1e6 else f"{microseconds / 1e6:.2f} s"
 
 
 def size_text(size: int) -> str:
-    """``64 B``, ``4 KiB``, ``1 MiB``; what is not a whole number of a unit is in the unit below."""
+    """Format a size in the largest unit of which it is a whole number: ``64 B``, ``4 KiB``, ``1 MiB``."""
     for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if size >= factor and size % factor == 0:
             return f"{size // factor} {unit}"
@@ -91,7 +95,7 @@ def size_text(size: int) -> str:
 
 
 def resident_bytes() -> int:
-    """Memory this process holds, in bytes; 0 where the system does not tell."""
+    """Return the resident memory of this process in bytes; 0 on systems without /proc."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             pages = int(file.read().split()[1])

@@ -1,7 +1,7 @@
-"""What the tools have in common: help pages, what they write, and the forms of JSON.
+"""What all tools share: help pages, output to the terminal, and JSON data.
 
-A tool is a module with a ``PAGE``, ``add_arguments(parser)`` and ``run(args)``; see :class:`Tool`. Its help page is
-made of the PAGE and of the parser's own arguments, so it says of every option what the parser does with it.
+A tool is a module with ``PAGE``, ``add_arguments(parser)`` and ``run(args)``; see :class:`Tool`. Its help page consists
+of PAGE and the arguments that the parser knows, so the page and the parser always agree.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from rdmacm.errors import cm_error, printable
 from rdmacm.proto.sa import PathData, PathRecord
 
 __all__ = [
+    "PROVIDER_ENVIRONMENT",
     "Page",
     "Parser",
     "ReaderGoneError",
@@ -30,7 +31,7 @@ __all__ = [
     "abandon_output",
     "address_json",
     "bold",
-    "complain",
+    "write_error",
     "dim",
     "facts",
     "path_data_json",
@@ -42,30 +43,32 @@ __all__ = [
 
 PROGRAM = "rdmacm"
 
-#: Help pages are this wide wherever they are read: lines much longer are hard to follow.
+#: Width of help pages in columns, whatever the terminal's: longer lines are hard to read.
 _WIDTH = 79
 
 _EXIT_STATUS = (
-    ("0", "Done."),
-    ("1", "Failed; one line on standard error says at which step, for which address, why, and what to try."),
+    ("0", "Success."),
+    ("1", "Failure; one line on standard error has the step, the address, the reason and a hint."),
     ("2", "Wrong usage."),
     ("130", "Interrupted (Ctrl-C)."),
-    ("141", "Whoever read standard output has gone away, as with '| head'."),
+    ("141", "Standard output was closed by its reader, as with '| head'."),
 )
 
-_ENVIRONMENT = (
-    ("RDMACM_PROVIDER", "The provider to use where --provider is not given."),
-    ("RDMACM_IB", "InfiniBand ports, with commas between them; the first where --port is not given."),
-    ("NO_COLOR", "Where set, nothing is bold or dim on a terminal."),
+#: The environment variables of commands with the option --provider.
+PROVIDER_ENVIRONMENT = (
+    ("RDMACM_PROVIDER", "The provider to use without --provider."),
+    ("RDMACM_IB", "InfiniBand ports that the provider soft uses, separated by commas."),
 )
+#: The environment variables of all commands.
+_COMMON_ENVIRONMENT = (("NO_COLOR", "If set, terminal output is neither bold nor dim."),)
 
 
 class UsageError(Exception):
-    """The command line is wrong; the text is one line."""
+    """The command line is wrong. The text is one line."""
 
 
 class ReaderGoneError(Exception):
-    """Standard output is a pipe that nobody reads any more."""
+    """Standard output is a pipe whose reader has closed it."""
 
 
 # -- help pages ----------------------------------------------------------------------------------------------
@@ -73,10 +76,11 @@ class ReaderGoneError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What a help page says beside the arguments.
+    """The text of a help page apart from the arguments.
 
-    ``command`` is empty for the program itself. ``description`` is paragraphs with a blank line between them, of
-    which those that are indented stay as they are; ``examples`` pairs a command line with what it does.
+    ``command`` is empty for the program itself. ``description`` has paragraphs separated by blank lines; indented ones
+    are not rewrapped. ``examples`` has pairs of a command line and its description. ``environment`` has environment
+    variables and their descriptions, without those of all commands and those of ``--provider``.
     """
 
     command: str
@@ -84,6 +88,7 @@ class Page:
     description: str
     examples: tuple[tuple[str, str], ...]
     see_also: str
+    environment: tuple[tuple[str, str], ...] = ()
 
     @property
     def program(self) -> str:
@@ -92,23 +97,23 @@ class Page:
 
 
 class Tool(Protocol):
-    """A tool's module."""
+    """The module of a tool."""
 
     @property
     def PAGE(self) -> Page:
-        """Its help page."""
+        """The help page."""
 
     def add_arguments(self, parser: Parser) -> None:
         """Add the tool's arguments."""
 
     def run(self, args: argparse.Namespace) -> int:
-        """Do the work and return the exit status; failures are RdmaErrors."""
+        """Run the tool and return its exit status; raises RdmaError for a failure."""
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose help is a page in the manner of man(1), and whose errors are one line.
+    """An argument parser whose help is a page in the style of man(1) and whose errors are one line.
 
-    ``commands`` are (name, summary) pairs to list, of the program's own page.
+    ``commands`` has the (name, summary) pairs that the program's own page lists.
     """
 
     def __init__(self, page: Page, commands: Sequence[tuple[str, str]] = ()) -> None:
@@ -118,21 +123,21 @@ class Parser(argparse.ArgumentParser):
         self._operands: list[str] = []
         # Abbreviated options would change their meaning as options are added.
         super().__init__(prog=page.program, add_help=False, allow_abbrev=False)
-        # For what is found to be wrong only when all arguments are known.
+        # For errors that a tool finds once all arguments are parsed: args.parser.error(...).
         self.set_defaults(parser=self)
 
     def add_argument(self, *args: Any, **kwargs: Any) -> argparse.Action:
-        """As ArgumentParser's, and remembered for the page."""
+        """Add an argument to the parser and to the page."""
         action = super().add_argument(*args, **kwargs)
         self._arguments.append(action)
         if not action.option_strings:
-            # Noted now: while parse_intermixed_args() comes upon --help, every operand's nargs is another.
+            # Not later: parse_intermixed_args() changes the operands' nargs while it parses options such as --help.
             some = {"?": "[{}]", "*": "[{}]..."}.get(str(action.nargs), "{}")
             self._operands.append(some.format(_metavar(action)))
         return action
 
     def has(self, dest: str) -> bool:
-        """Whether there is an argument that goes by this name in what is parsed."""
+        """Return whether the parsed arguments have an attribute of this name."""
         return any(action.dest == dest for action in self._arguments)
 
     def error(self, message: str) -> NoReturn:
@@ -145,7 +150,7 @@ class Parser(argparse.ArgumentParser):
         write(self.format_help())
 
     def format_help(self) -> str:
-        """The page."""
+        """Return the page."""
         page = self.page
         sections = [
             ("NAME", [_wrapped(f"{page.program} - {page.summary}")]),
@@ -154,7 +159,7 @@ class Parser(argparse.ArgumentParser):
             ("OPTIONS", [_entry(_invocation(action), _help(action)) for action in self._in_order()]),
             ("COMMANDS", [_entries(self._commands)] if self._commands else []),
             ("EXIT STATUS", [_entries(_EXIT_STATUS)]),
-            ("ENVIRONMENT", [_entries(_ENVIRONMENT)]),
+            ("ENVIRONMENT", [_entries(self._environment())]),
             ("EXAMPLES", [f"    {command}\n{_wrapped(what, 8)}" for command, what in page.examples]),
             ("SEE ALSO", [_wrapped(page.see_also)]),
         ]
@@ -163,6 +168,11 @@ class Parser(argparse.ArgumentParser):
     def _synopsis(self) -> str:
         tail = ["[ARGUMENT]..."] if self._commands else []
         return " ".join([self.prog, "[OPTION]...", *self._operands, *tail])
+
+    def _environment(self) -> list[tuple[str, str]]:
+        """The environment variables that the command uses, with their descriptions."""
+        provider = PROVIDER_ENVIRONMENT if self.has("provider") else ()
+        return [*provider, *self.page.environment, *_COMMON_ENVIRONMENT]
 
     def _in_order(self) -> list[argparse.Action]:
         """Operands first, then options."""
@@ -188,7 +198,7 @@ def _help(action: argparse.Action) -> str:
 
 def _wrapped(text: str, indent: int = 4) -> str:
     margin = " " * indent
-    # A command's name and its options hold together across hyphens.
+    # Breaking at hyphens would split the names of options.
     return textwrap.fill(
         text, _WIDTH, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False, break_long_words=False
     )
@@ -203,7 +213,7 @@ def _entry(term: str, text: str) -> str:
 
 
 def _entries(pairs: Iterable[tuple[str, str]]) -> str:
-    """Short terms with their texts beside them."""
+    """Format short terms with their texts beside them."""
     pairs = list(pairs)
     width = max(len(term) for term, _ in pairs) + 2
     return "\n".join(f"    {term:<{width}}" + _wrapped(text, 4 + width).lstrip() for term, text in pairs)
@@ -213,13 +223,16 @@ def _entries(pairs: Iterable[tuple[str, str]]) -> str:
 
 
 def write(text: str) -> None:
-    """Write to standard output, at once; ReaderGoneError where nobody reads it, RdmaError where it cannot be done."""
+    """Write to standard output and flush it.
+
+    Raises ReaderGoneError when the reader has closed it, RdmaError for any other failure.
+    """
     out = sys.stdout
-    if out is None:  # the program was started with its standard output closed
+    if out is None:  # the program was started with standard output closed
         raise _unwritable(OSError(errno.EBADF, os.strerror(errno.EBADF)))
     encoding = getattr(out, "encoding", None) or "utf-8"
     try:
-        # What the encoding of the terminal cannot say is shown as an escape.
+        # Characters that the terminal's encoding lacks are shown as escapes.
         out.write(text.encode(encoding, "backslashreplace").decode(encoding))
         out.flush()
     except BrokenPipeError:
@@ -235,38 +248,38 @@ def _unwritable(error: OSError) -> Exception:
 
 
 def abandon_output() -> None:
-    """Let go of standard output: the interpreter would try again to write what is left, and complain."""
+    """Redirect standard output to the null device: at exit the interpreter would try to write the rest, and fail."""
     try:
         descriptor = sys.stdout.fileno()
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-    except (OSError, ValueError):  # standard output is an object of the caller's, not a file
+        null = os.open(os.devnull, os.O_WRONLY)
+    except (OSError, ValueError):  # standard output is an object without a descriptor
         return
-    os.dup2(nowhere, descriptor)
-    os.close(nowhere)
+    os.dup2(null, descriptor)
+    os.close(null)
 
 
 def write_json(data: object) -> None:
-    """Write data as JSON, for programs and people alike."""
+    """Write data as indented JSON."""
     import json
 
     write(json.dumps(data, indent=2) + "\n")
 
 
-def complain(message: str) -> None:
+def write_error(message: str) -> None:
     """Write one line to standard error."""
-    # Where even that cannot be written, the exit status still tells.
+    # If even that fails, the exit status still reports the error.
     with contextlib.suppress(OSError):
         if sys.stderr is not None:
             sys.stderr.write(f"{PROGRAM}: {printable(message)}\n")
 
 
 def bold(text: str) -> str:
-    """Bold on a terminal."""
+    """Return the text in bold, if standard output is a terminal that supports it."""
     return f"\x1b[1m{text}\x1b[0m" if _is_styled() else text
 
 
 def dim(text: str) -> str:
-    """Dim on a terminal."""
+    """Return the text dimmed, if standard output is a terminal that supports it."""
     return f"\x1b[2m{text}\x1b[0m" if _is_styled() else text
 
 
@@ -277,7 +290,7 @@ def _is_styled() -> bool:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = ()) -> str:
-    """Columns under their titles; those named in ``right`` are flush right. A row that is missing something has "-"."""
+    """Format a table. Columns named in ``right`` are aligned to the right; an empty cell is shown as "-"."""
     cells = [[cell or "-" for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in [head, *cells]) for i in range(len(head))]
 
@@ -291,7 +304,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[st
 
 
 def facts(pairs: Iterable[tuple[str, str]], indent: int = 0) -> str:
-    """One line a fact: a label, then what there is to say."""
+    """Format labelled values, one on each line, with aligned labels."""
     pairs = list(pairs)
     width = max(len(label) for label, _ in pairs) + 2
     return "".join(f"{'':{indent}}{dim(f'{label:<{width}}')}{printable(text)}".rstrip() + "\n" for label, text in pairs)
@@ -301,9 +314,9 @@ def facts(pairs: Iterable[tuple[str, str]], indent: int = 0) -> str:
 
 
 def address_json(address: SockAddr | None) -> dict[str, object] | None:
-    """An address for JSON, None for none.
+    """Return an address as JSON data, or None.
 
-    ``{"family": "inet", "host": "10.0.0.1", "port": 7471}``; ``inet6`` has ``flowinfo`` and ``scope_id`` too; ``ib``
+    ``{"family": "inet", "host": "10.0.0.1", "port": 7471}``; ``inet6`` also has ``flowinfo`` and ``scope_id``; ``ib``
     has ``gid``, ``sid``, ``sid_mask``, ``pkey``, ``flowinfo`` and ``scope_id``.
     """
     if address is None:
@@ -331,11 +344,11 @@ def address_json(address: SockAddr | None) -> dict[str, object] | None:
 
 
 def path_record_json(path: PathRecord) -> dict[str, object]:
-    """The fields of a path record, by their names; GIDs are text."""
+    """Return the fields of a path record as JSON data, by their names; GIDs are text."""
     values = {field.name: getattr(path, field.name) for field in fields(path)}
     return {**values, "dgid": str(path.dgid), "sgid": str(path.sgid)}
 
 
 def path_data_json(data: PathData) -> dict[str, object]:
-    """A path record, and its ``flags``."""
+    """Return a path record with its ``flags`` as JSON data."""
     return {"flags": int(data.flags), **path_record_json(data.path)}

@@ -1,4 +1,4 @@
-"""``rdmacm resolve``: the address and the route of a destination."""
+"""``rdmacm resolve``: resolve the address and the route of a destination."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from rdmacm.address import format_address
 from rdmacm.cmid import CmId
 from rdmacm.explain import resolve
 from rdmacm.explanation import Explanation
-from rdmacm.tools.explain import add_timeout, error_of
+from rdmacm.tools.arguments import add_timeout
+from rdmacm.tools.explain import error_of
 from rdmacm.tools.getaddrinfo import ADDRESS_FORMS, add_name_arguments, hints_of, node_of
 from rdmacm.tools.output import Page, Parser, address_json, facts, path_record_json, write, write_json
 
@@ -16,33 +17,34 @@ PAGE = Page(
     command="resolve",
     summary="resolve a destination to a device, a GID and a route",
     description=f"""
-        Resolves a name, its address and the route to it, as a program does before rdma_connect(3), and writes what
-        the identifier then holds, one line a fact. Of several addresses of a name the first that can be resolved is
-        used. Where the next hop's link-layer address is not known, the kernel is made to ask for it (ARP or
-        neighbour discovery); nothing else is sent.
+        Resolves a name, its address and the route to it, as a program does before rdma_connect(3), and shows the
+        state of the identifier after that. When a name has several addresses, the first one that can be resolved is
+        used. When the link-layer address of the next hop is unknown, the kernel asks for it (ARP or neighbour
+        discovery); nothing else is sent.
 
-        With --json, one object: node, service, dst_addr, src_addr, provider, port_space, qp_type, device, port_num,
-        gid_index, sgid, dgid, pkey, route (the fields of the path record; null with --passive) and steps, a list of
-        objects with name and microseconds. Nothing is written to standard output where the resolution fails.
+        With --json, writes one object: node, service, dst_addr, src_addr, provider, port_space, qp_type, device,
+        port_num, gid_index, sgid, dgid, pkey, route (the fields of the path record; null with --passive) and steps,
+        a list of objects with name and microseconds. When the resolution fails, nothing is written to standard
+        output.
 {ADDRESS_FORMS}""",
     examples=(
-        ("rdmacm resolve localhost 7471", "Resolve the way to this host itself."),
-        ("rdmacm resolve -t 500 10.0.0.2 7471", "Give the next hop half a second to answer."),
-        ("rdmacm resolve --json 10.0.0.2 7471 | jq -r .device", "The device alone, for a script."),
+        ("rdmacm resolve localhost 7471", "Resolve this host."),
+        ("rdmacm resolve -t 500 10.0.0.2 7471", "Wait at most half a second for the next hop."),
+        ("rdmacm resolve --json 10.0.0.2 7471 | jq -r .device", "Print only the device."),
     ),
     see_also="rdmacm explain, rdmacm getaddrinfo, rdma_resolve_addr(3), rdma_resolve_route(3)",
 )
 
 
 def add_arguments(parser: Parser) -> None:
-    """The arguments of ``rdmacm resolve``."""
+    """Add the arguments of ``rdmacm resolve``."""
     add_name_arguments(parser, service_required=True)
     add_timeout(parser)
-    parser.add_argument("--json", action="store_true", help="Write one object.")
+    parser.add_argument("--json", action="store_true", help="Write one JSON object.")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Resolve and show."""
+    """Resolve and write the result."""
     cmid, explanation = resolve(
         node_of(args), args.service, hints_of(args), timeout_ms=args.timeout, provider=args.provider
     )
@@ -89,7 +91,7 @@ def _facts(cmid: CmId, explanation: Explanation) -> list[tuple[str, str]]:
             ("traffic class", str(path.traffic_class)),
             ("flow label", f"0x{path.flow_label:05x}"),
         ]
-        if path.service_id:  # subnet administrators leave it out
+        if path.service_id:  # subnet administrators leave it 0
             out.append(("service ID", f"0x{path.service_id:016x}"))
         out.append(("packet lifetime", f"{4.096e-3 * 2**path.packet_life_time:.4g} ms"))
     out += [("note", note) for note in explanation.notes]
@@ -99,7 +101,7 @@ def _facts(cmid: CmId, explanation: Explanation) -> list[tuple[str, str]]:
 
 
 def resolution_json(cmid: CmId, explanation: Explanation) -> dict[str, object]:
-    """What the identifier holds, and the time each step took."""
+    """Return the state of the identifier, and the time that each step took, as JSON data."""
     route = cmid.route
     return {
         "node": explanation.node,

@@ -1,4 +1,4 @@
-"""``rdmacm sa``: what the subnet administrator of an InfiniBand fabric knows, and telling it of services."""
+"""``rdmacm sa``: query the subnet administrator of an InfiniBand fabric, register services, join groups."""
 
 from __future__ import annotations
 
@@ -17,43 +17,46 @@ from rdmacm.ib.transport import IbPort
 from rdmacm.proto.sa import PathRecord
 from rdmacm.proto.sa.records import GIGABITS
 from rdmacm.proto.sa.subnet import LEASE_FOREVER, ClassPortInfo, MCMemberRecord, NodeRecord, NodeType, ServiceRecord
+from rdmacm.tools.arguments import integer_between
 from rdmacm.tools.output import Page, Parser, facts, path_record_json, table, write, write_json
 
 PAGE = Page(
     command="sa",
-    summary="ask the subnet administrator of an InfiniBand fabric",
+    summary="query the subnet administrator of an InfiniBand fabric",
     description="""
-        Asks the subnet administrator by way of one port, which needs no RDMA connection and no IP address. WHAT is:
+        Queries the subnet administrator through one port. Needs neither an RDMA connection nor an IP address. WHAT is
+        one of:
 
-          paths [GID]          paths from the port, to that GID or to all
-          services [NAME]      services, of that name or all
-          register ID [NAME]   tell of a service at the port, for --lease seconds
-          withdraw ID          the end of it
-          join MGID            make the port a member of a multicast group
-          leave MGID           and no longer
-          nodes                the fabric's ports and whose they are
-          info                 the port, and what the administrator can do
+          paths [GID]          list the paths from the port to a GID or to all
+          services [NAME]      list the services, of a name or all
+          register ID [NAME]   register a service at the port, for --lease seconds
+          withdraw ID          withdraw a service
+          join MGID            join the port to a multicast group
+          leave MGID           leave a multicast group
+          nodes                list the ports of the fabric and their nodes
+          info                 show the port and the administrator's capabilities
 
-        A port is umad:DEVICE/PORT, of a real device, or ibsim:NODE, of a fabric that ibsim simulates (ibsim:NODE@BASE
-        where its IBSIM_SOCKNAME is BASE). A service and a membership belong to the port: they outlive this command.
+        A port is umad:DEVICE/PORT on a real device, or ibsim:NODE on a fabric simulated by ibsim (ibsim:NODE@BASE if
+        its IBSIM_SOCKNAME is BASE). Services and memberships belong to the port and remain after this command ends.
 
-        A subnet administrator whose answers nobody cuts up, as OpenSM's over ibsim, ends a table where one datagram
-        is full: three paths, one service, one node. Where there would be more, the last line says so.
+        Without RMPP segmentation, as with OpenSM over ibsim, an answer has only the records that fit into one
+        datagram: three paths, one service, one node. A last line reports that records are missing.
 
-        With --json, paths, services and nodes write an object with records, a list, and is_cut, whether there would
-        be more; the others write the record, and info port and administrator. Fields have the names of the records'
-        classes, GIDs are text, keys and data of services hexadecimal.
+        With --json, paths, services and nodes write an object with a list, records, and is_cut, which is true if
+        records are missing; info writes port and administrator, and the others write the record. Fields are named as
+        in the classes of the records; GIDs are text, keys and data of services are hexadecimal.
     """,
     examples=(
-        ("rdmacm sa paths fe80::2:c903:a1:b2c2", "How to get to that port from the first one in RDMACM_IB."),
-        ("rdmacm sa nodes --port umad:mlx5_0/1", "Who is on the fabric."),
-        ("rdmacm sa register 0x1000 demo.service --lease 3600", "Tell of a service for an hour."),
-        ("rdmacm sa services demo.service --json | jq '.records[].service_gid'", "Where it is."),
+        ("rdmacm sa paths fe80::2:c903:a1:b2c2", "Show the path from the first port in RDMACM_IB to a GID."),
+        ("rdmacm sa nodes --port umad:mlx5_0/1", "List the nodes of the fabric."),
+        ("rdmacm sa register 0x1000 demo.service --lease 3600", "Register a service for an hour."),
+        ("rdmacm sa services demo.service --json | jq '.records[].service_gid'", "Print the GIDs that provide it."),
     ),
     see_also="rdmacm devices, rdma_resolve_route(3), saquery(8), opensm(8)",
+    environment=(("RDMACM_IB", "InfiniBand ports, separated by commas; the first is used without --port."),),
 )
 
-#: Bits of the administrator's capability mask and of its second one (InfiniBand Architecture 15.2.4).
+#: Bits of CapabilityMask and CapabilityMask2 in ClassPortInfo (InfiniBand Architecture 15.2.4).
 _CAPABILITIES = {9: "multicast", 10: "multipath"}
 _CAPABILITIES2 = {1: "QoS class", 12: "send-only full members"}
 
@@ -61,21 +64,24 @@ Record: TypeAlias = "PathRecord | ServiceRecord | MCMemberRecord | NodeRecord | 
 
 
 def add_arguments(parser: Parser) -> None:
-    """The arguments of ``rdmacm sa``."""
-    parser.add_argument("what", metavar="WHAT", choices=list(_ACTIONS), help="What to do, see above.")
-    parser.add_argument("operands", metavar="OPERAND", nargs="*", help="What it is about: a GID, an ID, a NAME.")
-    parser.add_argument("--port", metavar="NAME", help="The port to ask by; by default the first in RDMACM_IB.")
+    """Add the arguments of ``rdmacm sa``."""
+    parser.add_argument("what", metavar="WHAT", choices=list(_ACTIONS), help="The query, as listed above.")
+    parser.add_argument("operands", metavar="OPERAND", nargs="*", help="Its operands: a GID, an ID, a NAME.")
+    parser.add_argument("--port", metavar="NAME", help="The port to use (default: the first in RDMACM_IB).")
     parser.add_argument(
-        "--lease", metavar="SECONDS", type=_lease, help="How long a service is there (default: for ever)."
+        "--lease",
+        metavar="SECONDS",
+        type=integer_between(1, LEASE_FOREVER - 1, "number of seconds"),
+        help="Lease of the service (default: for ever).",
     )
     parser.add_argument(
-        "--timeout", metavar="SECONDS", type=_seconds, default=2.0, help="Wait so long for an answer (default: 2)."
+        "--timeout", metavar="SECONDS", type=_timeout, default=2.0, help="Time to wait for an answer (default: 2)."
     )
-    parser.add_argument("--json", action="store_true", help="Write an object.")
+    parser.add_argument("--json", action="store_true", help="Write one JSON object.")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask, and write what was answered."""
+    """Send the query and write the answer."""
     action, most, least = _ACTIONS[args.what]
     operands: list[str] = args.operands
     if not least <= len(operands) <= most:
@@ -83,9 +89,9 @@ def run(args: argparse.Namespace) -> int:
         args.parser.error(f"{args.what} takes {wanted} operand{'' if wanted == '1' else 's'}, not {len(operands)}")
     if args.lease is not None and args.what != "register":
         args.parser.error(f"{args.what} takes no --lease")
-    question = action(args, *operands)
+    query = action(args, *operands)
     with SaAccess(transport_of(args.port or _first_port()), timeout=args.timeout) as sa:
-        question(sa)
+        query(sa)
     return 0
 
 
@@ -94,26 +100,26 @@ def _first_port() -> str:
     if not wanted:
         raise cm_error(
             errno.ENODEV,
-            "no InfiniBand port is chosen",
+            "no InfiniBand port is given",
             "open_device",
             hint="--port umad:mlx5_0/1 or --port ibsim:HostA, or one of these in RDMACM_IB",
         )
     return wanted[0]
 
 
-# -- what there is to do: operands are looked at first, then the question asked -------------------------------
+# -- queries: each function checks the operands and returns the query -----------------------------------------
 
-_Asking: TypeAlias = Callable[[SaAccess], None]
+_Query: TypeAlias = Callable[[SaAccess], None]
 
 
-def _paths(args: argparse.Namespace, gid: str | None = None) -> _Asking:
+def _paths(args: argparse.Namespace, gid: str | None = None) -> _Query:
     to = {} if gid is None else {"dgid": _gid(args, gid)}
 
-    def ask(sa: SaAccess) -> None:
-        # One to each.
+    def query(sa: SaAccess) -> None:
+        # One path to each destination.
         found = sa.paths(sgid=sa.port.gids[0], reversible=True, numb_path=1, **to)
         if to and not found:
-            sa.path(**to)  # says why
+            sa.path(**to)  # raises an error with the reason
         head = ("DGID", "DLID", "SLID", "P_KEY", "SL", "MTU", "GB/S")
         rows = [
             (
@@ -129,11 +135,11 @@ def _paths(args: argparse.Namespace, gid: str | None = None) -> _Asking:
         ]
         _write_records(args, found, head, rows, right=("DLID", "SLID", "SL", "MTU", "GB/S"))
 
-    return ask
+    return query
 
 
-def _services(args: argparse.Namespace, name: str | None = None) -> _Asking:
-    def ask(sa: SaAccess) -> None:
+def _services(args: argparse.Namespace, name: str | None = None) -> _Query:
+    def query(sa: SaAccess) -> None:
         found = sa.services(name)
         head = ("ID", "GID", "P_KEY", "LEASE", "NAME")
         rows = [
@@ -148,40 +154,40 @@ def _services(args: argparse.Namespace, name: str | None = None) -> _Asking:
         ]
         _write_records(args, found, head, rows, right=("LEASE",))
 
-    return ask
+    return query
 
 
-def _register(args: argparse.Namespace, service_id: str, name: str | None = None) -> _Asking:
+def _register(args: argparse.Namespace, service_id: str, name: str | None = None) -> _Query:
     number = _service_id(args, service_id)
     if name is not None and len(name.encode()) > 64:
-        args.parser.error(f"the name of a service has up to 64 bytes, not {len(name.encode())}")
+        args.parser.error(f"the name of a service has at most 64 bytes, not {len(name.encode())}")
     lease = LEASE_FOREVER if args.lease is None else args.lease
     return lambda sa: _write_service(args, sa.register(number, name, lease=lease))
 
 
-def _withdraw(args: argparse.Namespace, service_id: str) -> _Asking:
+def _withdraw(args: argparse.Namespace, service_id: str) -> _Query:
     number = _service_id(args, service_id)
     return lambda sa: _write_service(args, sa.withdraw(number))
 
 
-def _join(args: argparse.Namespace, mgid: str) -> _Asking:
+def _join(args: argparse.Namespace, mgid: str) -> _Query:
     group = _gid(args, mgid)
     return lambda sa: _write_member(args, sa.join(group))
 
 
-def _leave(args: argparse.Namespace, mgid: str) -> _Asking:
+def _leave(args: argparse.Namespace, mgid: str) -> _Query:
     group = _gid(args, mgid)
 
-    def ask(sa: SaAccess) -> None:
+    def query(sa: SaAccess) -> None:
         sa.leave(group)
         if args.json:
             write_json({"mgid": str(group), "port_gid": str(sa.port.gids[0])})
 
-    return ask
+    return query
 
 
-def _nodes(args: argparse.Namespace) -> _Asking:
-    def ask(sa: SaAccess) -> None:
+def _nodes(args: argparse.Namespace) -> _Query:
+    def query(sa: SaAccess) -> None:
         found = sa.nodes()
         head = ("LID", "TYPE", "PORT GUID", "PORTS", "DESCRIPTION")
         rows = [
@@ -196,18 +202,18 @@ def _nodes(args: argparse.Namespace) -> _Asking:
         ]
         _write_records(args, found, head, rows, right=("LID", "PORTS"))
 
-    return ask
+    return query
 
 
-def _info(args: argparse.Namespace) -> _Asking:
-    def ask(sa: SaAccess) -> None:
+def _info(args: argparse.Namespace) -> _Query:
+    def query(sa: SaAccess) -> None:
         info = sa.class_port_info()
         port = sa.port
         if args.json:
             write_json({"port": _port_json(port), "administrator": record_json(info)})
             return
-        can = [words for bit, words in _CAPABILITIES.items() if info.capability_mask >> bit & 1]
-        can += [words for bit, words in _CAPABILITIES2.items() if info.capability_mask2 >> bit & 1]
+        can = [text for bit, text in _CAPABILITIES.items() if info.capability_mask >> bit & 1]
+        can += [text for bit, text in _CAPABILITIES2.items() if info.capability_mask2 >> bit & 1]
         write(
             facts(
                 [
@@ -216,17 +222,17 @@ def _info(args: argparse.Namespace) -> _Asking:
                     ("P_Keys", ", ".join(f"0x{pkey:04x}" for pkey in port.pkeys)),
                     ("subnet manager", f"LID {port.sm_lid}, SL {port.sm_sl}"),
                     ("class version", f"{info.base_version}.{info.class_version}"),
-                    ("can", ", ".join(can) or "nothing optional"),
+                    ("capabilities", ", ".join(can) or "nothing optional"),
                     ("answers within", f"{4.096e-3 * 2**info.resp_time_value:.0f} ms"),
                 ]
             )
         )
 
-    return ask
+    return query
 
 
-#: What to do: the function, the most operands and the least.
-_ACTIONS: dict[str, tuple[Callable[..., _Asking], int, int]] = {
+#: WHAT: (function, maximum and minimum number of operands).
+_ACTIONS: dict[str, tuple[Callable[..., _Query], int, int]] = {
     "paths": (_paths, 1, 0),
     "services": (_services, 1, 0),
     "register": (_register, 2, 1),
@@ -254,7 +260,7 @@ def _write_records(
     if not found:
         write("none\n")
         return
-    more = "there are more, which did not fit into the answer\n" if found.is_cut else ""
+    more = "more records exist, but did not fit into the answer\n" if found.is_cut else ""
     write(table(head, rows, right=right) + more)
 
 
@@ -292,7 +298,7 @@ def _write_member(args: argparse.Namespace, member: MCMemberRecord) -> None:
 
 
 def record_json(record: Record) -> dict[str, object]:
-    """The fields of a record, by their names."""
+    """Return the fields of a record as JSON data, by their names."""
     if isinstance(record, PathRecord):
         return path_record_json(record)
     found = {field.name: _value_json(getattr(record, field.name)) for field in fields(record)}
@@ -342,19 +348,15 @@ def _service_id(args: argparse.Namespace, text: str) -> int:
     except ValueError:
         number = -1
     if not 0 <= number <= ALL_BITS_64:
-        args.parser.error(f"not a service id: {text!r} (want a number of up to 64 bits, such as 0x1000)")
+        args.parser.error(f"not a service id: {text!r} (expected a number of up to 64 bits, such as 0x1000)")
     return number
 
 
-def _lease(text: str) -> int:
-    seconds = int(text)
-    if not 0 < seconds < LEASE_FOREVER:
-        raise ValueError
-    return seconds
-
-
-def _seconds(text: str) -> float:
-    seconds = float(text)
+def _timeout(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
     if not 0 < seconds < 1e6:
-        raise ValueError
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0 and below 1000000")
     return seconds

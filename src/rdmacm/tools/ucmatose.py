@@ -1,8 +1,8 @@
-"""``rdmacm ucmatose``: several connections, messages there and back over each, with ucmatose(1)'s protocol.
+"""``rdmacm ucmatose``: exchange messages over several connections, with the protocol of ucmatose(1).
 
-Once all its connections are established, the server sends the messages on each; a client that has them all sends as
-many back, from the buffer it received into, so that a server may know its own data again. The server disconnects.
-Nothing on the wire says how many or how long: both ends are to be told the same.
+Once all connections are established, the server sends its messages on each. A client that has received all of them
+sends as many back, from the buffer it received into, so that the server can compare the data. The server disconnects.
+The number and the size of the messages are not sent: both ends must be started with the same values.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ from rdmacm.connparam import ConnParam
 from rdmacm.constants import AddressFamily, CmEventType, IdOption, OptionLevel, PortSpace, RaiFlag
 from rdmacm.errors import CmRejectedError, CmWouldBlockError, RdmaError, cm_error
 from rdmacm.explain import resolve
+from rdmacm.tools.arguments import add_address, add_port, add_provider, integer_between
+from rdmacm.tools.connection import completion_failure, connection_ended
 from rdmacm.tools.explain import error_of
-from rdmacm.tools.link import add_provider, bind, ended_by, failure_of, number, port_number
-from rdmacm.tools.output import Page, Parser, complain, write, write_json
+from rdmacm.tools.output import Page, Parser, write, write_error, write_json
+from rdmacm.tools.serving import bind
 from rdmacm.verbs.attr import QPCap
 from rdmacm.verbs.cq import CQ, CompChannel
 from rdmacm.verbs.device import Context
@@ -40,34 +42,34 @@ from rdmacm.verbs.wr import RecvWR, SendWR
 
 PAGE = Page(
     command="ucmatose",
-    summary="messages over several connections at once, as ucmatose(1)",
+    summary="exchange messages over several connections, as ucmatose(1)",
     description="""
-        The client makes a number of connections to the server. When all are there, the server sends messages on each,
-        the client sends as many back, and the server disconnects. Protocol, options and output are those of
-        ucmatose(1) of librdmacm: each of the two may be at either end. Who has -s is the client.
+        The client opens a number of connections to the server. When all are established, the server sends messages on
+        each, the client sends as many back, and the server disconnects. Protocol, options and output are those of
+        ucmatose(1) of librdmacm, which may run at the other end. The client is the end with -s.
 
-        Both ends have to be given the same -c, -C and -S. Without messages, or with messages of 0 bytes, the
-        connections are made and ended, and nothing is sent.
+        Both ends must be given the same -c, -C and -S. With no messages, or messages of 0 bytes, the connections are
+        established and closed, and nothing is sent.
 
-        With --json, each end writes one object instead, when it has succeeded: role (client or server), connections,
-        messages and size, sent and received (bytes), validated and seconds, from the first connection's beginning
-        to the last one's end.
+        With --json, each end writes one object instead, if it succeeds: role (client or server), connections,
+        messages, size, sent and received (bytes), validated, and seconds, from the start of the first connection to
+        the end of the last one.
     """,
     examples=(
         ("rdmacm ucmatose", "Serve a client with one connection."),
-        ("rdmacm ucmatose -s 127.0.0.1", "Be that client."),
-        ("rdmacm ucmatose -b ::1 -p 7200 -c 100 -V", "Serve a hundred connections, and check what comes back."),
-        ("rdmacm ucmatose -s storage-7 -p 7200 -c 100 --json", "Make a hundred, and sum up."),
+        ("rdmacm ucmatose -s 127.0.0.1", "Run that client."),
+        ("rdmacm ucmatose -b ::1 -p 7200 -c 100 -V", "Serve a hundred connections and check the returned data."),
+        ("rdmacm ucmatose -s storage-7 -p 7200 -c 100 --json", "Open a hundred connections and print a summary."),
     ),
     see_also="ucmatose(1), rdmacm rping, rdmacm cmtime",
 )
 
 _SPACES = {"tcp": PortSpace.TCP, "ib": PortSpace.IB}
-#: How the addresses are written: the family that says so, 0 for any.
+#: Format of the addresses, and the family it implies; 0 for any.
 _FORMATS = {"name": 0, "ip": AddressFamily.INET, "ipv6": AddressFamily.INET6, "gid": AddressFamily.IB}
-_MOST_CONNECTIONS = 10_000
-_MOST_MESSAGES = 32_768
-_LARGEST = 1 << 30
+_MAX_CONNECTIONS = 10_000
+_MAX_MESSAGES = 32_768
+_MAX_SIZE = 1 << 30
 _RECV, _SEND = 1, 2
 _TIMEOUT_MS = 2000
 _PARAM = ConnParam(responder_resources=1, initiator_depth=1, retry_count=5, rnr_retry_count=0)
@@ -83,75 +85,73 @@ _FAILED = frozenset(
 
 
 def add_arguments(parser: Parser) -> None:
-    """The arguments of ``rdmacm ucmatose``."""
+    """Add the arguments of ``rdmacm ucmatose``."""
     add = parser.add_argument
-    add("-s", "--server", metavar="ADDR", help="The server's address: be its client.")
-    add("-b", "--bind", metavar="ADDR", help="The own address: to listen at, or to connect from.")
+    add("-s", "--server", metavar="ADDR", help="Run as the client of the server at this address.")
+    add_address(parser)
     add(
         "-f",
         "--format",
         choices=_FORMATS,
         default="name",
-        help="How the addresses are written: name takes all forms, the others theirs alone (default: %(default)s).",
+        help="Format of the addresses; name accepts all formats (default: %(default)s).",
     )
     add("-P", "--port-space", choices=_SPACES, default="tcp", help="The port space (default: %(default)s).")
     add(
         "-c",
         "--connections",
-        type=number(1, _MOST_CONNECTIONS),
+        type=integer_between(1, _MAX_CONNECTIONS),
         default=1,
         metavar="N",
-        help="How many connections (default: %(default)s).",
+        help="Number of connections (default: %(default)s).",
     )
     add(
         "-C",
         "--messages",
-        type=number(0, _MOST_MESSAGES),
+        type=integer_between(0, _MAX_MESSAGES),
         default=10,
         metavar="N",
-        help="How many messages each way over each connection (default: %(default)s).",
+        help="Number of messages in each direction of each connection (default: %(default)s).",
     )
     add(
         "-S",
         "--size",
-        type=number(0, _LARGEST),
+        type=integer_between(0, _MAX_SIZE),
         default=100,
         metavar="BYTES",
-        help="Bytes of a message (default: %(default)s).",
+        help="Size of a message in bytes (default: %(default)s).",
     )
-    add("-t", "--tos", type=number(0, 255), metavar="N", help="The client's type of service.")
+    add("-t", "--tos", type=integer_between(0, 255), metavar="N", help="The type of service; client only.")
     add(
         "-a",
         "--ack-timeout",
-        type=number(0, 31),
+        type=integer_between(0, 31),
         metavar="N",
-        help="How long to wait for acknowledgements: 4.096 us times 2 to the power of N.",
+        help="The ACK timeout: 4.096 us times 2 to the power of N.",
     )
-    add(
-        "-p", "--port", type=port_number, default=7471, metavar="PORT", help="The server's port (default: %(default)s)."
-    )
+    add_port(parser, 7471)
     add("-m", "--migrate", action="store_true", help="Move all ids to another event channel before disconnecting.")
-    add("-V", "--validate", action="store_true", help="The server's: check that each message comes back as it was.")
-    add("-d", "--debug", action="store_true", help="Say on standard error what happens.")
-    add("--json", action="store_true", help="Write an object instead of what is done.")
+    add("-V", "--validate", action="store_true", help="Check that each message is returned unchanged; server only.")
+    add("-d", "--debug", action="store_true", help="Report events on standard error.")
+    add("--json", action="store_true", help="Write one JSON object instead of the progress.")
     add_provider(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Be one of the two."""
+    """Run as the server or the client."""
     is_server = args.server is None
     if is_server and args.tos is not None:
-        args.parser.error("-t is the client's, and needs -s ADDR")
+        args.parser.error("-t is an option of the client, and needs -s ADDR")
     if args.validate and not is_server:
-        args.parser.error("-V is the server's, and does not go with -s")
+        args.parser.error("-V is an option of the server, and excludes -s")
     _say(args, f"cmatose: starting {'server' if is_server else 'client'}")
     began = time.perf_counter()
     try:
-        with _Server(args) if is_server else _Client(args) as end:
-            end.establish()
-            if end.messages:
-                end.move_data()
-            end.disconnect()
+        with _Server(args) if is_server else _Client(args) as endpoint:
+            endpoint.establish()
+            if endpoint.messages:
+                endpoint.move_data()
+            endpoint.disconnect()
     except RdmaError as error:
         _complete(args, error.reason if isinstance(error, CmRejectedError) else -(error.errno or errno.EIO))
         raise
@@ -163,8 +163,8 @@ def run(args: argparse.Namespace) -> int:
                 "connections": args.connections,
                 "messages": args.messages,
                 "size": args.size,
-                "sent": args.size * end.sent,
-                "received": end.received_bytes,
+                "sent": args.size * endpoint.sent,
+                "received": endpoint.received_bytes,
                 "validated": args.validate,
                 "seconds": round(time.perf_counter() - began, 6),
             }
@@ -182,22 +182,22 @@ def _complete(args: argparse.Namespace, status: int) -> None:
     _say(args, f"return status {status}")
 
 
-class _Connection:
-    """One connection: its queue pair, its memory, its completions. ``end`` is what it belongs to."""
+class _Exchange:
+    """The exchange of messages on one connection: its queue pair, memory and completions."""
 
-    def __init__(self, end: _End, cmid: CmId) -> None:
-        self.end = end
+    def __init__(self, endpoint: _Endpoint, cmid: CmId) -> None:
+        self.endpoint = endpoint
         self.cmid = cmid
-        self.is_over = False
+        self.has_ended = False
         self.received = 0
         self._regions: list[MR] = []
         self._cq: CQ | None = None
 
     def open(self, outbox: bytearray, inbox: bytearray) -> None:
-        """Make the queue pair, and post what is to be received. Both buffers may be one."""
-        cmid, count = self.cmid, self.end.messages
+        """Create the queue pair and post the receives. Both buffers may be the same."""
+        cmid, count = self.cmid, self.endpoint.messages
         assert cmid.verbs is not None
-        self._cq = CQ(cmid.verbs, max(1, 2 * count), self.end.reports(cmid.verbs), self)
+        self._cq = CQ(cmid.verbs, max(1, 2 * count), self.endpoint.completion_channel(cmid.verbs), self)
         cap = QPCap(max_send_wr=max(1, count), max_recv_wr=max(1, count))
         cmid.create_qp(QPInitAttr(scq=self._cq, rcq=self._cq, cap=cap))
         self._inbox, self._outbox = inbox, outbox
@@ -213,10 +213,10 @@ class _Connection:
         """Post all messages."""
         assert self.cmid.qp is not None
         message = SendWR(_SEND, WROpcode.SEND, [self._regions[0].sge()], SendFlag.SIGNALED)
-        self.cmid.qp.post_send([message] * self.end.messages)
+        self.cmid.qp.post_send([message] * self.endpoint.messages)
 
     def take(self) -> None:
-        """Look at what has completed."""
+        """Process completions."""
         assert self._cq is not None
         self._cq.req_notify()
         while found := self._cq.poll(64):
@@ -224,35 +224,36 @@ class _Connection:
                 if wc.status is not WCStatus.SUCCESS:
                     raise self._failure(wc)
                 if wc.wr_id == _SEND:
-                    self.end.sent += 1
+                    self.endpoint.sent += 1
                 else:
                     self._take_message(wc)
 
     def _take_message(self, wc: WC) -> None:
         self.received += 1
-        self.end.received += 1
-        self.end.received_bytes += wc.byte_len
-        args = self.end.args
+        self.endpoint.received += 1
+        self.endpoint.received_bytes += wc.byte_len
+        args = self.endpoint.args
         if args.validate and (wc.byte_len != args.size or self._inbox != self._outbox):
-            raise self._error(errno.EIO, f"message {self.received} came back with other data")
+            raise self._error(errno.EIO, f"message {self.received} was returned with wrong data")
 
     def _failure(self, wc: WC) -> RdmaError:
         if wc.status is WCStatus.RNR_RETRY_EXC_ERR:
-            return self._error(errno.EPROTO, "the peer takes fewer messages", "the same -C at both ends")
+            return self._error(errno.EPROTO, "the peer expects fewer messages", "the same -C at both ends")
         if wc.status in (WCStatus.LOC_LEN_ERR, WCStatus.REM_INV_REQ_ERR):
-            return self._error(errno.EPROTO, "a message is longer than its receiver takes", "the same -S at both ends")
+            text = "a message is longer than the receiver's buffer"
+            return self._error(errno.EPROTO, text, "the same -S at both ends")
         peer = self.cmid.peer_addr_text
-        return ended_by(peer) if self.is_over else failure_of(wc, peer)
+        return connection_ended(peer) if self.has_ended else completion_failure(wc, peer)
 
     def _error(self, code: int, text: str, hint: str | None = None) -> RdmaError:
         return cm_error(code, text, "transfer", self.cmid.peer_addr_text, hint)
 
     def peer_has_ended(self) -> None:
-        """The peer has disconnected, which is too early where there was more to come."""
-        self.take()  # what came before that
-        self.is_over = True
-        if self.received < self.end.messages:
-            raise ended_by(self.cmid.peer_addr_text)
+        """Handle a disconnect by the peer; raises an error when messages are missing."""
+        self.take()  # messages that arrived before the disconnect
+        self.has_ended = True
+        if self.received < self.endpoint.messages:
+            raise connection_ended(self.cmid.peer_addr_text)
 
     def close(self) -> None:
         """Release everything."""
@@ -264,19 +265,25 @@ class _Connection:
             self._cq.close()
 
 
-class _End(ABC):
-    """What both ends have: a channel, connections, and one place to wait for events and completions."""
+class _Endpoint(ABC):
+    """The server or the client: an event channel, the connections, and one selector for events and completions."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
+        #: Number of messages in each direction of each connection.
         self.messages = args.messages if args.size else 0
         self.space = _SPACES[args.port_space]
-        #: Of all connections; messages, and what came in bytes.
-        self.sent = self.received = self.received_bytes = 0
-        self.connections: dict[CmId, _Connection] = {}
-        self.established = self.over = 0
+        #: Messages sent on all connections.
+        self.sent = 0
+        #: Messages received on all connections, and their bytes.
+        self.received = self.received_bytes = 0
+        self.connections: dict[CmId, _Exchange] = {}
+        #: Number of connections that have been established, and that have ended.
+        self.established = self.ended = 0
+        #: Whether connections are being disconnected; flushed completions are ignored then.
         self._is_ending = False
-        self._reports: dict[str, CompChannel] = {}  # one for each device
+        #: Completion channels by name of the device.
+        self._completion_channels: dict[str, CompChannel] = {}
         self._selector = selectors.DefaultSelector()
         self.channel = self._open_channel()
 
@@ -285,24 +292,24 @@ class _End(ABC):
         self._selector.register(channel, selectors.EVENT_READ, self._take_events)
         return channel
 
-    def reports(self, context: Context) -> CompChannel:
-        """Where completion queues of a device report."""
-        if context.name not in self._reports:
-            channel = self._reports[context.name] = CompChannel(context)
+    def completion_channel(self, context: Context) -> CompChannel:
+        """Return the completion channel of a device."""
+        if context.name not in self._completion_channels:
+            channel = self._completion_channels[context.name] = CompChannel(context)
             self._selector.register(channel, selectors.EVENT_READ, partial(self._take_completions, channel))
-        return self._reports[context.name]
+        return self._completion_channels[context.name]
 
     def say(self, line: str) -> None:
-        """What is done."""
+        """Write one line of ucmatose's output."""
         _say(self.args, line)
 
     def set_options(self, cmid: CmId) -> None:
-        """What the command line asks of each id."""
+        """Set the options from the command line on an id."""
         if self.args.ack_timeout is not None:
             cmid.set_option(OptionLevel.ID, IdOption.ACK_TIMEOUT, self.args.ack_timeout)
 
     def hints(self, flags: RaiFlag) -> AddrInfo:
-        """How the addresses of the command line are to be read."""
+        """Return the hints to resolve addresses from the command line."""
         family = _FORMATS[self.args.format]
         if family:
             flags |= RaiFlag.NUMERICHOST
@@ -311,7 +318,7 @@ class _End(ABC):
         return AddrInfo(flags=flags, family=family, port_space=self.space)
 
     def own_address(self, port: int) -> SockAddr:
-        """The address to bind to."""
+        """Return the local address to bind to."""
         hints = self.hints(RaiFlag.PASSIVE | RaiFlag.NOROUTE)
         address = getaddrinfo(self.args.bind, port, hints, provider=self.args.provider)[0].src_addr
         assert address is not None
@@ -320,7 +327,7 @@ class _End(ABC):
     # -- waiting --------------------------------------------------------------------------------------
 
     def _wait_until(self, done: Callable[[], bool]) -> None:
-        """Take events and completions as they come."""
+        """Process events and completions until ``done()`` is true."""
         while not done():
             for key, _ in self._selector.select():
                 key.data()
@@ -330,30 +337,30 @@ class _End(ABC):
             while True:
                 cq = channel.get_cq_event(0)
                 cq.ack_events()
-                assert isinstance(cq.cq_context, _Connection)
-                if not self._is_ending:  # what is flushed then is no matter
+                assert isinstance(cq.cq_context, _Exchange)
+                if not self._is_ending:
                     cq.cq_context.take()
 
     def _take_events(self) -> None:
         with suppress(CmWouldBlockError):
             while True:
                 with self.channel.get_event(0) as event:
-                    has_place = self._take_event(event)
-                if not has_place:
+                    is_kept = self._take_event(event)
+                if not is_kept:
                     event.id.destroy()
 
     def _take_event(self, event: CmEvent) -> bool:
-        """React to an event; False where its id has no place here."""
+        """Process an event; return False when its id is to be destroyed."""
         if event.type in _FAILED:
             self.say(f"cmatose: event: {event_str(event.type)}, error: {event.status}")
             assert event.error is not None
             raise event.error
         if event.type is CmEventType.DEVICE_REMOVAL:
-            raise cm_error(errno.ENODEV, "the device is gone", "transfer", event.id.peer_addr_text)
+            raise cm_error(errno.ENODEV, "the device was removed", "transfer", event.id.peer_addr_text)
         if event.type is CmEventType.ESTABLISHED:
             self.established += 1
         elif event.type is CmEventType.DISCONNECTED:
-            self.over += 1
+            self.ended += 1
             if self._is_ending:
                 event.id.disconnect()
             else:
@@ -364,13 +371,13 @@ class _End(ABC):
 
     @abstractmethod
     def advance(self, event: CmEvent) -> bool:
-        """Go on with what an event says is done; False where its id has no place here."""
+        """Start the next step of a connection; return False when the id is to be destroyed."""
 
-    # -- what both do ---------------------------------------------------------------------------------
+    # -- steps ----------------------------------------------------------------------------------------
 
     @abstractmethod
     def establish(self) -> None:
-        """Make the connections."""
+        """Establish the connections."""
 
     @abstractmethod
     def move_data(self) -> None:
@@ -394,19 +401,19 @@ class _End(ABC):
         self._wait_until(lambda: self.sent == self.messages * self.args.connections)
 
     def await_received(self) -> None:
-        """Wait until all messages are here."""
+        """Wait until all messages have been received."""
         self._wait_until(lambda: self.received == self.messages * self.args.connections)
 
     def await_ends(self, *, is_first: bool) -> None:
-        """Disconnect, or answer those who do, until all connections are over."""
+        """Disconnect, or answer the peer's disconnects, until all connections have ended."""
         self._is_ending = True
         for connection in self.connections.values():
-            if is_first or connection.is_over:
+            if is_first or connection.has_ended:
                 connection.cmid.disconnect()
-        self._wait_until(lambda: self.over == self.args.connections)
+        self._wait_until(lambda: self.ended == self.args.connections)
 
     def migrate(self, *ids: CmId) -> None:
-        """With ``-m``, move ids to a channel of their own."""
+        """With ``-m``, migrate ids to a new event channel."""
         if not self.args.migrate:
             return
         self.say("migrating to new event channel")
@@ -422,14 +429,14 @@ class _End(ABC):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         for connection in self.connections.values():
             connection.close()
-        for reports in self._reports.values():
-            reports.close()
+        for channel in self._completion_channels.values():
+            channel.close()
         self._selector.close()
         self.channel.close()
 
 
-class _Server(_End):
-    """Listens, sends first, disconnects."""
+class _Server(_Endpoint):
+    """The server: listens, sends first, and disconnects."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         super().__init__(args)
@@ -444,7 +451,7 @@ class _Server(_End):
             listener.bind_addr(self.own_address(args.port))
         listener.listen(args.connections)
         if args.debug:
-            complain(f"ucmatose: listening on {format_address(listener.local_addr)}")
+            write_error(f"ucmatose: listening on {format_address(listener.local_addr)}")
         self.await_connections()
 
     def advance(self, event: CmEvent) -> bool:
@@ -455,7 +462,7 @@ class _Server(_End):
             self.say("cmatose: failing connection request")
             cmid.reject()
             return False
-        connection = self.connections[cmid] = _Connection(self, cmid)
+        connection = self.connections[cmid] = _Exchange(self, cmid)
         self.set_options(cmid)
         connection.open(self._message, bytearray(self.args.size))
         cmid.accept()
@@ -481,8 +488,8 @@ class _Server(_End):
         super().__exit__(kind, error, tb)
 
 
-class _Client(_End):
-    """Connects, and sends back what it has received."""
+class _Client(_Endpoint):
+    """The client: connects, and sends the received messages back."""
 
     def establish(self) -> None:
         self.say("cmatose: connecting")
@@ -490,7 +497,7 @@ class _Client(_End):
         destination = self._find(source)
         for _ in range(self.args.connections):
             cmid = CmId(self.channel, self.space)
-            self.connections[cmid] = _Connection(self, cmid)
+            self.connections[cmid] = _Exchange(self, cmid)
             self.set_options(cmid)
             if self.args.tos is not None:
                 cmid.set_option(OptionLevel.ID, IdOption.TOS, self.args.tos)
@@ -498,7 +505,7 @@ class _Client(_End):
         self.await_connections()
 
     def _find(self, source: SockAddr | None) -> SockAddr:
-        """The first of the server's addresses that can be reached."""
+        """Return the first of the server's addresses that can be resolved."""
         hints = replace(self.hints(RaiFlag(0)), src_addr=source)
         args = self.args
         found, explanation = resolve(args.server, args.port, hints, timeout_ms=_TIMEOUT_MS, provider=args.provider)

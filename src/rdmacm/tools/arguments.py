@@ -1,0 +1,87 @@
+"""Command-line arguments that several tools share."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+from rdmacm.tools.output import Parser
+
+__all__ = [
+    "add_address",
+    "add_port",
+    "add_provider",
+    "add_roles",
+    "add_timeout",
+    "integer_between",
+    "seconds_between",
+]
+
+
+def integer_between(least: int, most: int, what: str = "number") -> Callable[[str], int]:
+    """Return the type of an option whose value is a decimal integer from ``least`` to ``most``."""
+
+    def parse(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and least <= int(text[:20]) <= most):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a {what} from {least} to {most}")
+        return int(text)
+
+    return parse
+
+
+def seconds_between(least: float, most: float) -> Callable[[str], float]:
+    """Return the type of an option whose value is a number of seconds from ``least`` to ``most``."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = -1.0
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from {least:g} to {most:g}")
+        return value
+
+    return parse
+
+
+def add_roles(parser: Parser, *, host: bool) -> None:
+    """Add ``-s`` and ``-c``. With ``host``, ``-c`` takes the server's address as its value."""
+    parser.add_argument("-s", "--server", action="store_true", help="Run as the server: wait for clients.")
+    if host:
+        parser.add_argument("-c", "--client", metavar="HOST", help="Run as the client of the server on this host.")
+    else:
+        parser.add_argument("-c", "--client", action="store_true", help="Run as the client.")
+
+
+def add_address(parser: Parser) -> None:
+    """Add ``-b``."""
+    parser.add_argument("-b", "--bind", metavar="ADDR", help="The local address to listen on or to connect from.")
+
+
+def add_port(parser: Parser, default: int) -> None:
+    """Add ``-p``."""
+    parser.add_argument(
+        "-p",
+        "--port",
+        type=integer_between(0, 65535),
+        default=default,
+        metavar="PORT",
+        help="The server's port; the server takes 0 for any free port (default: %(default)s).",
+    )
+
+
+def add_provider(parser: Parser) -> None:
+    """Add ``--provider``."""
+    parser.add_argument("--provider", metavar="NAME", help="The provider to use, such as soft.")
+
+
+def add_timeout(parser: Parser) -> None:
+    """Add ``-t``, the time that a neighbour may take to answer."""
+    parser.add_argument(
+        "-t",
+        "--timeout",
+        type=integer_between(1, (1 << 31) - 1, "number of milliseconds"),
+        default=2000,
+        metavar="MS",
+        help="How long the next hop may take to answer, in milliseconds (default: %(default)s).",
+    )

@@ -1,0 +1,186 @@
+"""The connection of a tool that moves data: an id with one queue pair and one completion queue.
+
+The peer may run any program: the tool checks what it receives, and every failure ends in an :class:`rdmacm.RdmaError`.
+"""
+
+from __future__ import annotations
+
+import errno
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from types import TracebackType
+from typing import ClassVar, Self
+
+from rdmacm.addrinfo import AddrInfo
+from rdmacm.cmid import CmId, EventChannel
+from rdmacm.connparam import ConnParam
+from rdmacm.constants import PortSpace, RaiFlag
+from rdmacm.errors import CmWouldBlockError, RdmaError, cm_error
+from rdmacm.explain import resolve
+from rdmacm.explanation import Explanation
+from rdmacm.tools.explain import error_of
+from rdmacm.verbs.attr import QPCap
+from rdmacm.verbs.cq import CQ
+from rdmacm.verbs.enums import WC, AccessFlag, QPState, WCStatus
+from rdmacm.verbs.pd import MR
+from rdmacm.verbs.qp import QP, QPInitAttr
+from rdmacm.verbs.wr import Buffer
+
+__all__ = ["DISCONNECT_TIMEOUT", "ToolConnection", "completion_failure", "connection_ended", "find"]
+
+#: Seconds that a peer may take to confirm the end of a connection.
+DISCONNECT_TIMEOUT = 2.0
+
+
+class ToolConnection:
+    """A reliable connection of a tool.
+
+    The connection owns ``cmid``, which is bound to a device, and destroys it. ``cap`` has the sizes of the queues. With
+    ``own_qp`` the queue pair is created apart from the id and taken through its states here.
+
+    Tools wait for completions, but the end of a connection is an event. Therefore any event after the connection is
+    established moves the queue pair to the error state: posted work requests are flushed, and the waiting thread wakes.
+    """
+
+    #: All connections that are open.
+    open_connections: ClassVar[set[ToolConnection]] = set()
+
+    def __init__(self, cmid: CmId, cap: QPCap, *, own_qp: bool = False) -> None:
+        self.cmid = cmid
+        #: The peer's address as text.
+        self.peer = cmid.peer_addr_text
+        #: Completions that :meth:`wait_for` has taken while it waited for another, by wr_id.
+        self._completed: dict[int, WC] = {}
+        #: The queue pair, if it was created apart from the id.
+        self._own_qp: QP | None = None
+        self._is_connected = False
+        context = cmid.verbs
+        assert context is not None
+        with ExitStack() as stack:
+            stack.callback(cmid.destroy)
+            self.cq = stack.enter_context(CQ(context, cap.max_send_wr + cap.max_recv_wr))
+            attr = QPInitAttr(scq=self.cq, rcq=self.cq, cap=cap)
+            if own_qp:
+                self.qp = self._own_qp = stack.enter_context(QP(cmid.pd, attr))
+                self.qp.modify(*cmid.init_qp_attr(QPState.INIT))
+            else:
+                self.qp = cmid.create_qp(attr)
+                stack.callback(cmid.destroy_qp)
+            self._resources = stack.pop_all()
+        self.open_connections.add(self)
+
+    def register(self, buffer: Buffer, access: AccessFlag = AccessFlag.LOCAL_WRITE) -> MR:
+        """Register memory until the connection is closed."""
+        return self._resources.enter_context(MR(self.cmid.pd, buffer, access))
+
+    def connect(self, param: ConnParam) -> bytes:
+        """Connect; return the private data of the server's answer."""
+        if self._own_qp is not None:
+            param = replace(param, qp_num=self._own_qp.qp_num)
+        self.cmid.connect(param)
+        answer = b"" if self.cmid.event is None else self.cmid.event.private_data
+        if self._own_qp is not None:
+            self._make_ready(self._own_qp)
+            self.cmid.establish()
+        self._watch_events()
+        return answer
+
+    def accept(self, param: ConnParam | None = None) -> None:
+        """Accept the connection request that the id stands for."""
+        if self._own_qp is not None:
+            param = replace(param or ConnParam(), qp_num=self._own_qp.qp_num)
+            self._make_ready(self._own_qp)
+        self.cmid.accept(param)
+        self._watch_events()
+
+    def _make_ready(self, qp: QP) -> None:
+        for state in (QPState.INIT, QPState.RTR, QPState.RTS):
+            qp.modify(*self.cmid.init_qp_attr(state))
+
+    def _watch_events(self) -> None:
+        self._is_connected = True
+        self.cmid.channel.queue.notify = self._ended
+        with suppress(CmWouldBlockError):  # an event that was posted before notify was set
+            self.cmid.channel.get_event(0).ack()
+            self._ended()
+
+    def _ended(self) -> None:
+        self._is_connected = False
+        self.qp.to_error()
+
+    def next(self, timeout: float | None = None) -> WC | None:
+        """Return the next completion, or None after ``timeout`` seconds; raise the error of a failed one."""
+        while True:
+            found = self.cq.poll(1)
+            if found:
+                if found[0].status is not WCStatus.SUCCESS:
+                    raise completion_failure(found[0], self.peer)
+                return found[0]
+            if not self.cq.wait(timeout):
+                return None
+
+    def wait_for(self, wr_id: int) -> WC:
+        """Return the completion of the only outstanding work request with this wr_id."""
+        while wr_id not in self._completed:
+            wc = self.next()
+            assert wc is not None
+            self._completed[wc.wr_id] = wc
+        return self._completed.pop(wr_id)
+
+    def stop(self) -> None:
+        """End the connection: posted work requests are flushed. May be called from any thread."""
+        with suppress(RdmaError):
+            self.qp.to_error()
+
+    def close(self) -> None:
+        """Disconnect and release everything."""
+        self.open_connections.discard(self)
+        self.cmid.channel.queue.notify = None
+        with suppress(RdmaError):
+            self._disconnect()
+        self._resources.close()
+
+    def _disconnect(self) -> None:
+        if not self._is_connected:
+            self.cmid.disconnect()
+            return
+        # Wait for the confirmation, so that the peer learns of the end, but not for ever: its program may never
+        # confirm.
+        with EventChannel(self.cmid.channel.provider) as channel:
+            self.cmid.migrate(channel)
+            try:
+                self.cmid.disconnect()
+                channel.get_event(DISCONNECT_TIMEOUT).ack()
+            finally:
+                self.cmid.migrate(None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+def completion_failure(wc: WC, peer: str) -> RdmaError:
+    """Return the error for a failed completion."""
+    if wc.status is WCStatus.WR_FLUSH_ERR:
+        return connection_ended(peer)
+    if wc.status in (WCStatus.RETRY_EXC_ERR, WCStatus.RNR_RETRY_EXC_ERR):
+        return cm_error(errno.ETIMEDOUT, "the peer no longer answers", "transfer", peer)
+    return cm_error(errno.EIO, f"a work request failed: {wc.status.name}", "transfer", peer)
+
+
+def connection_ended(peer: str) -> RdmaError:
+    """Return the error for a connection that the peer has ended too early."""
+    return cm_error(errno.ECONNRESET, "the peer has ended the connection", "transfer", peer)
+
+
+def find(
+    host: str, port: int, *, source: str | None = None, timeout_ms: int = 2000, provider: str | None = None
+) -> tuple[CmId, Explanation]:
+    """Resolve a server; return a synchronous id with its route, and the explanation."""
+    hints = AddrInfo(flags=RaiFlag(0), port_space=PortSpace.TCP, src_addr=None if source is None else (source, 0))
+    cmid, explanation = resolve(host, port, hints, timeout_ms=timeout_ms, provider=provider)
+    if cmid is None:
+        raise error_of(explanation, None)
+    return cmid, explanation
