@@ -9,7 +9,11 @@ import pytest
 
 from rdmacm import EventChannel
 from rdmacm.testing import MemoryNetwork, VirtualClock, memory_provider
-from support.world import World
+
+# Their assertions report what they compared, as those in a test do. This has to come before they are imported.
+pytest.register_assert_rewrite("support.lookups", "support.resolving", "support.world")
+
+from support.world import World  # noqa: E402
 
 
 @pytest.hookimpl(optionalhook=True)
