@@ -32,8 +32,9 @@ from rdmacm.proto.roce.headers import (
 from rdmacm.proto.roce.opcodes import EXTENDED_HEADERS, HEADER_LENGTH, ExtendedHeader, Opcode
 from rdmacm.proto.wire import WireError
 from support.roce_vectors import VECTORS, Vector
+from support.rows import for_each
 
-vectors = pytest.mark.parametrize("vector", VECTORS, ids=[vector.name for vector in VECTORS])
+vectors = for_each("vector", VECTORS, ids=[vector.name for vector in VECTORS])
 
 
 def bits(width: int) -> st.SearchStrategy[int]:
@@ -89,7 +90,7 @@ def any_packet(draw: st.DrawFn) -> Packet:
 
 class TestVectors:
     @vectors
-    @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+    @for_each("kind", [bytes, bytearray, memoryview])
     def test_decoded(self, vector: Vector, kind: Callable[[bytes], bytes]) -> None:
         packet = Packet.unpack(kind(vector.body))
         assert packet == vector.packet
@@ -153,7 +154,7 @@ class TestPacket:
                 Packet.unpack(vector.body[:size])
         Packet.unpack(vector.body[:shortest])
 
-    @pytest.mark.parametrize("opcode", sorted(set(range(256)) - set(Opcode)))
+    @for_each("opcode", sorted(set(range(256)) - set(Opcode)))
     def test_an_opcode_that_is_not_known(self, opcode: int) -> None:
         data = bytes([opcode]) + bytes(79)
         with pytest.raises(WireError, match=f"opcode {opcode:#04x} is not known"):
@@ -184,7 +185,7 @@ class TestHeaders:
     def test_any_twelve_bytes_are_a_bth(self, data: bytes) -> None:
         assert BTH.unpack(data).pack() == data
 
-    @pytest.mark.parametrize("header", SIZES)
+    @for_each("header", SIZES)
     @given(data=st.binary(max_size=32))
     def test_any_bytes(self, header: type[BTH], data: bytes) -> None:
         size = SIZES[header]
@@ -194,21 +195,21 @@ class TestHeaders:
         else:
             assert header.unpack(data).pack() == data[:size]
 
-    @pytest.mark.parametrize(
+    @for_each(
         ("field", "limit"),
         [
             *[("opcode", 1 << 8), ("dest_qpn", 1 << 24), ("psn", 1 << 24), ("pad_cnt", 4), ("pkey", 1 << 16)],
             *[("tver", 16), ("resv6", 64), ("resv7", 128)],
         ],
     )
-    @pytest.mark.parametrize("negative", [False, True])
+    @for_each("negative", [False, True])
     def test_what_does_not_fit_a_bth(self, field: str, limit: int, negative: bool) -> None:
         bth = BTH(0, 0, 0).replace(**{field: -1 if negative else limit})
         with pytest.raises(WireError, match=rf"BTH\.{field} has \d+ bits; "):
             bth.pack()
         assert BTH(0, 0, 0).replace(**{field: limit - 1}).pack()
 
-    @pytest.mark.parametrize(
+    @for_each(
         "header",
         [
             *[DETH(1 << 32, 0), DETH(0, 1 << 24), FETH(4, 0), FETH(0, 16), RETH(1 << 64, 0, 0), RETH(0, 1 << 32, 0)],
@@ -230,7 +231,7 @@ class TestHeaders:
 
 
 class TestSyndromes:
-    @pytest.mark.parametrize("syndrome", range(256))
+    @for_each("syndrome", range(256))
     def test_every_one_means_something(self, syndrome: int) -> None:
         aeth = AETH(syndrome, 5)
         kind = {0: AethType.ACK, 1: AethType.RNR_NAK, 3: AethType.NAK}.get(syndrome >> 5, AethType.RESERVED)
@@ -308,7 +309,7 @@ class TestFastPath:
         )
         assert buffer == b"\0" + bth.pack() + aeth.pack() + b"\0"
 
-    @pytest.mark.parametrize(
+    @for_each(
         ("layout", "header"),
         [
             (headers.DETH_STRUCT, DETH),
