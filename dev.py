@@ -7,6 +7,7 @@
     python3 dev.py interop [ARGS...] run the tests against the kernel's device and librdmacm's tools, in a machine that
                                      QEMU starts (tests/interop/guest), and write what they saw into README's table
     python3 dev.py check             run ruff, mypy and import-linter
+    python3 dev.py mutants [ARGS...] change the protocol engines in random places and see which changes no test notices
     python3 dev.py bench [NAME] [ARGS...]
                                      run a benchmark from the sources: resolve (what a resolution costs, and what
                                      runs without a name), peers (what this and others reach on loopback),
@@ -276,6 +277,11 @@ def interop(arguments: list[str]) -> int:
     return test(["tests/interop", *arguments])
 
 
+def mutants(arguments: list[str]) -> int:
+    environment("test")
+    return _become([str(PYTHON), str(Path(ROOT, "tests", "mutants.py")), *arguments], _venv_environ())
+
+
 def check(arguments: list[str]) -> int:
     if arguments:
         fail("check takes no arguments")
@@ -295,7 +301,7 @@ def check(arguments: list[str]) -> int:
     return 1 if failed else 0
 
 
-COMMANDS = {"demo": demo, "test": test, "interop": interop, "check": check, "bench": bench}
+COMMANDS = {"demo": demo, "test": test, "interop": interop, "check": check, "mutants": mutants, "bench": bench}
 
 
 def main() -> int:

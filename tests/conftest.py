@@ -6,10 +6,19 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from rdmacm import EventChannel
 from rdmacm.testing import MemoryNetwork, VirtualClock, memory_provider
-from support.world import World
+
+# Their assertions report what they compared, as those in a test do. This has to come before they are imported.
+pytest.register_assert_rewrite("support.lookups", "support.resolving", "support.world")
+
+from support.world import World  # noqa: E402
+
+# A time limit per example fails on a machine that is busy; pytest-timeout ends what hangs.
+settings.register_profile("no deadline", settings.get_profile(settings.get_current_profile_name()), deadline=None)
+settings.load_profile("no deadline")
 
 
 @pytest.hookimpl(optionalhook=True)

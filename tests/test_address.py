@@ -27,6 +27,7 @@ from rdmacm.address import (
     service_id_mask,
 )
 from rdmacm.constants import PortSpace
+from support.rows import for_each
 
 ports = st.integers(0, 0xFFFF)
 words = st.integers(0, 0xFFFFFFFF)
@@ -37,7 +38,7 @@ FE80_1 = b"\xfe\x80" + bytes(13) + b"\x01"
 
 
 class TestParse:
-    @pytest.mark.parametrize(
+    @for_each(
         ("given_address", "parsed"),
         [
             (("10.0.0.1", 7471), InetAddr(AF_INET, b"\x0a\0\0\x01", 7471)),
@@ -76,7 +77,7 @@ class TestParse:
             as_parsed: Any = address
             assert parse_address(as_parsed) is address
 
-    @pytest.mark.parametrize(
+    @for_each(
         ("address", "part"),
         [
             (("name.test", 1), "name.test"),
@@ -108,7 +109,7 @@ class TestParse:
             parse_address(address)
         assert part in str(caught.value)
 
-    @pytest.mark.parametrize(
+    @for_each(
         "address",
         [
             None,
@@ -216,7 +217,7 @@ class TestLookup:
 
 
 class TestFormat:
-    @pytest.mark.parametrize(
+    @for_each(
         ("address", "text"),
         [
             (None, "-"),
@@ -248,7 +249,7 @@ class TestFormat:
 
 
 class TestInetAddr:
-    @pytest.mark.parametrize(
+    @for_each(
         ("host", "is_any", "loopback", "link_local", "multicast"),
         [
             ("0.0.0.0", True, False, False, False),
@@ -305,9 +306,7 @@ class TestGid:
         assert str(Gid("FE80:0::0:1")) == "fe80::1"
         assert repr(Gid("fe80::1")) == "Gid('fe80::1')"
 
-    @pytest.mark.parametrize(
-        "wrong", ["", "fe80", "10.0.0.1", "fe80::1%lo", "fe80::1\0", b"", bytes(15), bytes(17), bytes(4)]
-    )
+    @for_each("wrong", ["", "fe80", "10.0.0.1", "fe80::1%lo", "fe80::1\0", b"", bytes(15), bytes(17), bytes(4)])
     def test_what_is_none(self, wrong: str | bytes) -> None:
         with pytest.raises(ValueError):
             Gid(wrong)
@@ -392,7 +391,7 @@ class TestSockAddrIB:
         assert type(again.addr) is Gid
         assert pickle.loads(pickle.dumps(address)) == address
 
-    @pytest.mark.parametrize("data", [b"", BYTES[:-1], BYTES + b"\0", bytes(48), bytes([2]) + bytes(47)])
+    @for_each("data", [b"", BYTES[:-1], BYTES + b"\0", bytes(48), bytes([2]) + bytes(47)])
     def test_what_is_none(self, data: bytes) -> None:
         with pytest.raises(ValueError):
             SockAddrIB.unpack(data)
@@ -409,7 +408,7 @@ class TestSockAddrIB:
 
 
 class TestServiceId:
-    @pytest.mark.parametrize(
+    @for_each(
         ("space", "port", "sid", "mask"),
         [
             (PortSpace.TCP, 7471, 0x1061D2F, 0xFFFFFFFFFFFFFFFF),

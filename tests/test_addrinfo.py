@@ -46,6 +46,7 @@ from support.lookups import (
     stream,
     to,
 )
+from support.rows import for_each
 
 # -- what the host adds ---------------------------------------------------------------------------------
 
@@ -269,8 +270,8 @@ class TestMakeHints:
         assert made is not None
         assert made.route == (PathData(PATH),)
 
-    @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
-    @pytest.mark.parametrize("count", [1, 2, 5])
+    @for_each("kind", [bytes, bytearray, memoryview])
+    @for_each("count", [1, 2, 5])
     def test_a_route_of_an_array(self, count: int, kind: Callable[[bytes], bytes]) -> None:
         route = tuple(PathData(PATH.replace(dlid=each), PathFlag.OUTBOUND) for each in range(count))
         made = make_hints(route=kind(b"".join(each.pack() for each in route)))
@@ -283,7 +284,7 @@ class TestMakeHints:
         assert made is not None
         assert made.route == (PathData(PATH), PathData(OTHER_PATH))
 
-    @pytest.mark.parametrize("size", [0, 1, 63, 65, 71, 73, 128, 143])
+    @for_each("size", [0, 1, 63, 65, 71, 73, 128, 143])
     def test_a_route_of_another_length(self, size: int) -> None:
         with pytest.raises(ValueError, match=f"{size}"):
             make_hints(route=bytes(size))

@@ -45,6 +45,7 @@ from support.lookups import (
     to,
     usual_services,
 )
+from support.rows import for_each
 
 # -- what resolvers answer ------------------------------------------------------------------------------
 
@@ -103,7 +104,7 @@ class TestAnswers:
             to(("10.0.0.9", 69), UD, UDP)
         ]
 
-    @pytest.mark.parametrize(
+    @for_each(
         ("hints", "qp", "ps"),
         [
             (h(qp=RAW_PACKET, ps=IB), RAW_PACKET, IB),
@@ -151,7 +152,7 @@ _NAME, _NUMBER, _ANY = int(socket.AI_CANONNAME), int(socket.AI_NUMERICHOST), int
 class TestQuestions:
     """What a resolver is asked: family, type, protocol and flags of getaddrinfo(3)."""
 
-    @pytest.mark.parametrize(
+    @for_each(
         ("hints", "question"),
         [
             (h(), (0, 0, 0, _NAME)),
@@ -197,9 +198,7 @@ class TestQuestions:
 
 
 class TestServices:
-    @pytest.mark.parametrize(
-        ("service", "port"), [(0, 0), (7471, 7471), (65535, 65535), ("00080", 80), ("0" * 30 + "80", 80)]
-    )
+    @for_each(("service", "port"), [(0, 0), (7471, 7471), (65535, 65535), ("00080", 80), ("0" * 30 + "80", 80)])
     def test_numbers(self, service: str | int, port: int) -> None:
         (info,) = getaddrinfo("10.0.0.1", service, provider=Nowhere())
         assert info.dst_addr == ("10.0.0.1", port)
@@ -211,7 +210,7 @@ class TestServices:
         assert info.dst_addr == ("10.0.0.1", 7471)
 
     @glibc_only
-    @pytest.mark.parametrize(
+    @for_each(
         "service",
         [
             -1,
@@ -266,7 +265,7 @@ class TestNodes:
         (info,) = getaddrinfo("fe80::1%7", 1, flags=NUMERICHOST, provider=Nowhere())
         assert info.dst_addr == ("fe80::1", 1, 0, 7)
 
-    @pytest.mark.parametrize("node", ["127.1", "0x7f000001", "017700000001", "2130706433", "fe80::1%7", "::1%1"])
+    @for_each("node", ["127.1", "0x7f000001", "017700000001", "2130706433", "fe80::1%7", "::1%1"])
     def test_numbers_of_any_form_have_no_canonical_name(self, node: str) -> None:
         (info,) = getaddrinfo(node, 1, provider=Nowhere())
         assert info.dst_canonname is None
@@ -289,7 +288,7 @@ class TestNodes:
     def test_a_service_without_an_encoding(self) -> None:
         assert EAI(fails("127.0.0.1", "\udc80").errno or 0) is EAI.SERVICE
 
-    @pytest.mark.parametrize("node", ["a" * 64, f"{'a' * 64}.test", "a..test", ".", "é" * 64, "\ud800"])
+    @for_each("node", ["a" * 64, f"{'a' * 64}.test", "a..test", ".", "é" * 64, "\ud800"])
     def test_that_cannot_be_names_are_unknown(self, node: str) -> None:
         error = fails(node, 80, flags=NUMERICHOST)
         assert EAI(error.errno or 0) is EAI.NONAME
@@ -300,7 +299,7 @@ class TestNodes:
 
 
 class TestNeedsLookup:
-    @pytest.mark.parametrize(
+    @for_each(
         ("node", "hints", "needed"),
         [
             ("name.test", None, True),
@@ -328,7 +327,7 @@ class TestNeedsLookup:
 
 
 class TestErrors:
-    @pytest.mark.parametrize("code", EAI)
+    @for_each("code", EAI)
     def test_of_a_resolver_are_passed_on(self, code: EAI) -> None:
         cause = socket.gaierror(int(code), "whatever")
         error = fails("name.test", "some-service", resolver=Resolver(error=cause))
@@ -340,7 +339,7 @@ class TestErrors:
         for part in (gai_strerror(code), "name.test", "some-service", f"[EAI_{code.name}]"):
             assert part in text
 
-    @pytest.mark.parametrize("code", EAI)
+    @for_each("code", EAI)
     def test_can_be_caught_as_what_they_are(self, code: EAI) -> None:
         resolver = Resolver(error=socket.gaierror(int(code), ""))
         for kind in (GaiError, RdmaError, socket.gaierror, OSError):
@@ -348,7 +347,7 @@ class TestErrors:
                 getaddrinfo("name.test", 80, provider=Nowhere(), resolver=resolver)
             assert caught.value.errno == code
 
-    @pytest.mark.parametrize(
+    @for_each(
         ("code", "part"),
         [
             (EAI.NONAME, "no such host or service"),
@@ -367,7 +366,7 @@ class TestErrors:
         assert error.hint
         assert str(error).endswith(f"; try: {error.hint}")
 
-    @pytest.mark.parametrize(
+    @for_each(
         ("code", "node", "service", "hints", "part"),
         [
             (EAI.BADFLAGS, "10.0.0.1", "7471", h(0x40), "0x40"),

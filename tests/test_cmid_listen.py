@@ -29,6 +29,7 @@ from rdmacm import (
 from rdmacm.testing import Verdict
 from rdmacm.verbs import QPCap, QPInitAttr, QPState
 from support.pair import ADDRESSES, PORT, Ends, ends, refused
+from support.rows import for_each
 
 E = CmEventType
 A, B = ADDRESSES["ipv4"]
@@ -44,7 +45,7 @@ def both() -> Iterator[Ends]:
 # -- listeners ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("bound", "afonly", "reached"),
     [
         ("0.0.0.0", None, {B}),

@@ -12,6 +12,7 @@ from rdmacm import CmId, CmStateError, EventChannel, IdOption, OptionLevel, Port
 from rdmacm.cmstate import OPTION_STATES, TRANSITIONS, State, Trigger, refusal
 from rdmacm.proto.sa import PathData, PathRecord
 from rdmacm.testing import MemoryNetwork, VirtualClock, memory_provider
+from support.rows import for_each
 
 S, T = State, Trigger
 
@@ -34,8 +35,8 @@ ALLOWED: dict[Trigger, set[State]] = {
 }
 
 
-@pytest.mark.parametrize("state", list(State), ids=lambda s: s.name)
-@pytest.mark.parametrize("call", list(ALLOWED), ids=lambda t: t.name)
+@for_each("state", list(State), ids=lambda s: s.name)
+@for_each("call", list(ALLOWED), ids=lambda t: t.name)
 def test_each_call_in_each_state(call: Trigger, state: State) -> None:
     after = TRANSITIONS[state].get(call)
     assert (after is not None) == (state in ALLOWED[call])
@@ -113,12 +114,12 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize(
+@for_each(
     "state",
     [S.IDLE, S.ADDR_BOUND, S.ADDR_QUERY, S.ADDR_RESOLVED, S.ROUTE_RESOLVED, S.DEVICE_REMOVAL],
     ids=lambda s: s.name,
 )
-@pytest.mark.parametrize("call", list(CALLS), ids=lambda t: t.name)
+@for_each("call", list(CALLS), ids=lambda t: t.name)
 def test_ids_obey_the_table(call: Trigger, state: State) -> None:
     world = World(state)
     try:
@@ -146,12 +147,12 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize(
+@for_each(
     "state",
     [S.IDLE, S.ADDR_BOUND, S.ADDR_QUERY, S.ADDR_RESOLVED, S.ROUTE_RESOLVED, S.DEVICE_REMOVAL],
     ids=lambda s: s.name,
 )
-@pytest.mark.parametrize("option", list(OPTIONS))
+@for_each("option", list(OPTIONS))
 def test_options_in_each_state(option: str, state: State) -> None:
     world = World(state)
     name, value = OPTIONS[option]
@@ -168,7 +169,7 @@ def test_options_in_each_state(option: str, state: State) -> None:
         world.close()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("level", "name", "value", "code"),
     [
         (OptionLevel.ID, IdOption.TOS, 256, errno.EINVAL),

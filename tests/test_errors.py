@@ -30,6 +30,7 @@ from rdmacm.errors import (
     gai_strerror,
 )
 from rdmacm.explanation import Explanation
+from support.rows import for_each
 
 glibc_only = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the texts are glibc's")
 
@@ -44,7 +45,7 @@ KINDS: list[type[RdmaError]] = [
 
 
 class TestFamilies:
-    @pytest.mark.parametrize(
+    @for_each(
         ("number", "kind", "builtin"),
         [
             (errno.ETIMEDOUT, CmTimeoutError, TimeoutError),
@@ -70,7 +71,7 @@ class TestFamilies:
         with pytest.raises(builtin):
             raise error
 
-    @pytest.mark.parametrize("kind", KINDS)
+    @for_each("kind", KINDS)
     def test_all_are_of_one(self, kind: type[RdmaError]) -> None:
         error = kind(errno.EINVAL, "no")
         assert isinstance(error, RdmaError)
@@ -90,7 +91,7 @@ class TestFamilies:
 
 
 class TestText:
-    @pytest.mark.parametrize(
+    @for_each(
         ("error", "text"),
         [
             (
@@ -129,8 +130,8 @@ def _pickled(error: RdmaError, protocol: int) -> RdmaError:
 
 
 class TestCopies:
-    @pytest.mark.parametrize("kind", KINDS)
-    @pytest.mark.parametrize(
+    @for_each("kind", KINDS)
+    @for_each(
         "again",
         [
             *(functools.partial(_pickled, protocol=each) for each in range(pickle.HIGHEST_PROTOCOL + 1)),
@@ -163,7 +164,7 @@ class TestCopies:
 
 
 class TestErrnoName:
-    @pytest.mark.parametrize(
+    @for_each(
         "name",
         [
             "EINVAL",
@@ -221,7 +222,7 @@ class TestGaiCodes:
     def test_are_those_of_the_page(self) -> None:
         assert sorted(code.name for code in EAI) == PAGE
 
-    @pytest.mark.parametrize("code", EAI)
+    @for_each("code", EAI)
     def test_have_the_numbers_of_the_platform(self, code: EAI) -> None:
         theirs = getattr(socket, "EAI_SOCKTYPE" if code is EAI.QPTYPE else f"EAI_{code.name}")
         assert code == theirs
@@ -232,7 +233,7 @@ class TestGaiCodes:
         assert gai_strerror(12345) == "Unknown error"
 
     @glibc_only
-    @pytest.mark.parametrize("code", [code for code in EAI if code is not EAI.QPTYPE])
+    @for_each("code", [code for code in EAI if code is not EAI.QPTYPE])
     def test_have_the_texts_of_the_platform(self, code: EAI) -> None:
         theirs = ctypes.CDLL(None).gai_strerror
         theirs.restype = ctypes.c_char_p
@@ -242,7 +243,7 @@ class TestGaiCodes:
         assert gai_strerror(EAI.QPTYPE) == "ai_qp_type not supported"
 
     @glibc_only
-    @pytest.mark.parametrize(
+    @for_each(
         ("code", "lookup"),
         [
             (EAI.NONAME, {"host": "256.1.1.1", "port": 1, "flags": socket.AI_NUMERICHOST}),

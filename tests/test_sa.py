@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from rdmacm.address import Gid
 from rdmacm.constants import PathFlag
 from rdmacm.proto.sa import PathData, PathRecord
+from support.rows import for_each
 
 #: A record with a value of its own in every field, and its bytes as the subnet administrator has them.
 RECORD = PathRecord(
@@ -136,16 +137,16 @@ class TestPathRecord:
         assert PathRecord.unpack(again) == record
         assert (again[:44], again[45:58]) == (data[:44], data[45:58])
 
-    @pytest.mark.parametrize("size", [0, 1, 63, 65, 72, 128])
+    @for_each("size", [0, 1, 63, 65, 72, 128])
     def test_of_another_size(self, size: int) -> None:
         with pytest.raises(ValueError, match=f"64 bytes, not {size}$"):
             PathRecord.unpack(bytes(size))
 
-    @pytest.mark.parametrize(("code", "size"), [(1, 256), (2, 512), (3, 1024), (4, 2048), (5, 4096), (0, 0), (6, 0)])
+    @for_each(("code", "size"), [(1, 256), (2, 512), (3, 1024), (4, 2048), (5, 4096), (0, 0), (6, 0)])
     def test_its_mtu_in_bytes(self, code: int, size: int) -> None:
         assert RECORD.replace(mtu=code).mtu_bytes == size
 
-    @pytest.mark.parametrize(
+    @for_each(
         ("field", "limit"),
         [
             ("service_id", 1 << 64),
@@ -196,7 +197,7 @@ class TestPathData:
         data = PathData(record, flag)
         assert PathData.unpack(data.pack()) == data
 
-    @pytest.mark.parametrize("size", [0, 8, 64, 71, 73, 144])
+    @for_each("size", [0, 8, 64, 71, 73, 144])
     def test_of_another_size(self, size: int) -> None:
         with pytest.raises(ValueError, match=f"72 bytes, not {size}$"):
             PathData.unpack(bytes(size))

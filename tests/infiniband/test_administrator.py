@@ -23,6 +23,7 @@ from rdmacm.proto.sa.mad import SaMad
 from rdmacm.proto.sa.subnet import ServiceRecord
 from rdmacm.testing import SaFault, SubnetMad, Verdict
 from rdmacm.verbs.enums import PortState, QPState
+from support.rows import for_each
 
 
 @pytest.fixture
@@ -159,7 +160,7 @@ class TestUnwell:
             assert cmid.route.path_rec == (pair.path(),)
             assert pair.dropped()["source"] == 1
 
-    @pytest.mark.parametrize("seed", range(30))
+    @for_each("seed", range(30))
     def test_over_a_lossy_subnet(self, seed: int) -> None:
         """Ten tries each way at 20 % loss: what fails does so in time, and it is one in ten thousand that does."""
         site = Virtual(seed)
@@ -177,7 +178,7 @@ class TestUnwell:
                 assert site.fabric.now - began <= 4.0
             site.subnet.loss = 0.0
 
-    @pytest.mark.parametrize("seed", range(60))
+    @for_each("seed", range(60))
     def test_that_answers_with_noise(self, seed: int) -> None:
         """Whatever bits are wrong in what it says, an id ends up with a route, an error or a timeout."""
         site, random = Virtual(seed), Random(seed)
@@ -207,7 +208,7 @@ class TestTables:
         assert found == [SockAddrIB(pair.there, SID + number, ALL_BITS) for number in range(300)]
         assert len(pair.asked(ServiceRecord)) == 1
 
-    @pytest.mark.parametrize("seed", range(10))
+    @for_each("seed", range(10))
     def test_three_hundred_services_over_a_lossy_subnet(self, seed: int) -> None:
         site = Virtual(seed)
         with site.host("HostA") as a, a.id() as cmid:
@@ -520,7 +521,7 @@ class TestSeveral:
                 assert failed.type is CmEventType.ADDRINFO_ERROR
 
 
-@pytest.mark.parametrize("seed", range(200))
+@for_each("seed", range(200))
 def test_connections_over_a_lossy_subnet(seed: int) -> None:
     """At 10 % loss, with duplicates and overtaking, both sides see it established and ended, and nothing is left."""
     site = Virtual(seed)

@@ -9,9 +9,10 @@ import pytest
 from infiniband.fabric import SimulatedFabric
 from rdmacm.errors import RdmaError
 from rdmacm.ib import open_transport, ports_wanted, transport_of
+from support.rows import for_each
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "meant"),
     [
         ("ibsim:HostA", "ibsim:HostA"),
@@ -27,7 +28,7 @@ def test_name_of_a_port(name: str, meant: str) -> None:
     assert transport.fileno() == -1
 
 
-@pytest.mark.parametrize(
+@for_each(
     "name",
     [
         "", ":", "HostA", "ibsim", "ibsim:", "ibsim:@lab", "ibsim:HostA@", "mlx5_0/1", "umad:", "umad:/1",

@@ -24,6 +24,7 @@ from rdmacm.proto.acm import (
 )
 from rdmacm.proto.sa import PATH_FLAGS, PathData, PathRecord
 from rdmacm.proto.wire import WireError
+from support.rows import for_each
 
 TID = 0x1122334455667788
 SOURCE = InetAddr(AF_INET, bytes((192, 168, 7, 1)), 99)
@@ -100,7 +101,7 @@ class TestReply:
     def test_endpoints_of_no_known_type_are_passed_over(self) -> None:
         assert decode_reply(message(endpoint(1, 1, b"name"), endpoint(1, 77, b"")), TID) == AcmReply(0)
 
-    @pytest.mark.parametrize(
+    @for_each(
         ("data", "match"),
         [
             (b"", "header"),

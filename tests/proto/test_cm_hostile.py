@@ -40,6 +40,7 @@ from rdmacm.proto.cm.messages import (
 from rdmacm.proto.cm.states import CmState
 from rdmacm.proto.mad import Mad
 from support.cm import GUIDS, PEER, PEER_GUID, SERVICE, Pair, Scripted, established, opened, reply, request
+from support.rows import for_each
 
 # -- what a network does -------------------------------------------------------------------------------------------
 
@@ -58,8 +59,8 @@ def whole_life(pair: Pair) -> None:
     assert pair.is_empty()
 
 
-@pytest.mark.parametrize("times", [1, 3])
-@pytest.mark.parametrize("kind", [REQ, REP, RTU, DREQ, DREP])
+@for_each("times", [1, 3])
+@for_each("kind", [REQ, REP, RTU, DREQ, DREP])
 def test_a_message_is_lost(kind: type[Message], times: int) -> None:
     lost: list[Message] = []
 
@@ -74,13 +75,13 @@ def test_a_message_is_lost(kind: type[Message], times: int) -> None:
     assert len(lost) == times
 
 
-@pytest.mark.parametrize("kind", [REQ, REP, RTU, DREQ, DREP])
-@pytest.mark.parametrize("later", [0.0, 0.0015, 0.1, 1.0])
+@for_each("kind", [REQ, REP, RTU, DREQ, DREP])
+@for_each("later", [0.0, 0.0015, 0.1, 1.0])
 def test_a_message_comes_twice(kind: type[Message], later: float) -> None:
     whole_life(Pair(fate=lambda message: [0.001, 0.001 + later] if isinstance(message, kind) else [0.001]))
 
 
-@pytest.mark.parametrize("slow", [REQ, REP, RTU, DREQ, DREP])
+@for_each("slow", [REQ, REP, RTU, DREQ, DREP])
 def test_a_message_overtakes(slow: type[Message]) -> None:
     whole_life(Pair(fate=lambda message: [5.0] if isinstance(message, slow) else [0.001]))
 
@@ -158,7 +159,7 @@ def wild(seed: int) -> Pair:
     return Pair(seed, fate)
 
 
-@pytest.mark.parametrize("block", range(10))
+@for_each("block", range(10))
 def test_both_sides_agree_whatever_the_network_does(block: int) -> None:
     for seed in range(block * 30, block * 30 + 30):
         dice = random.Random(seed)
@@ -401,7 +402,7 @@ def busy_agent(seed: int) -> tuple[Scripted, list[bytes]]:
     return peer, mads
 
 
-@pytest.mark.parametrize("seed", range(20))
+@for_each("seed", range(20))
 def test_flipped_bits_never_raise(seed: int) -> None:
     dice = random.Random(seed)
     peer, mads = busy_agent(seed)

@@ -10,6 +10,7 @@ import pytest
 from rdmacm.proto.cm.messages import APR, DREP, DREQ, LAP, MRA, REJ, REP, REQ, RTU, SIDR_REP, SIDR_REQ, Path
 from rdmacm.proto.layout import Bits, Bytes, Layout
 from rdmacm.proto.wire import WireError
+from support.rows import for_each
 
 KINDS: list[Any] = [REQ, MRA, REJ, REP, RTU, DREQ, DREP, SIDR_REQ, SIDR_REP, LAP, APR, Path]
 
@@ -46,7 +47,7 @@ def without_unclaimed(layout: Layout, data: bytes) -> bytes:
     return (int.from_bytes(data, "big") & kept).to_bytes(len(data), "big")
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@for_each("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_as_the_table_says(kind: Any) -> None:
     source = random.Random(kind.__name__)
     layout = kind.LAYOUT
@@ -57,7 +58,7 @@ def test_as_the_table_says(kind: Any) -> None:
         assert kind.unpack(data).pack() == without_unclaimed(layout, data)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@for_each("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_each_field_by_itself(kind: Any) -> None:
     layout = kind.LAYOUT
     for name, bits in places(layout).items():
@@ -68,8 +69,8 @@ def test_each_field_by_itself(kind: Any) -> None:
             assert kind(**values).pack() == data
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-@pytest.mark.parametrize("by", [-1, 1])
+@for_each("kind", KINDS, ids=lambda kind: kind.__name__)
+@for_each("by", [-1, 1])
 def test_another_length(kind: Any, by: int) -> None:
     with pytest.raises(WireError, match=f"{kind.LAYOUT.size} bytes"):
         kind.unpack(bytes(kind.LAYOUT.size + by))

@@ -40,6 +40,7 @@ from rdmacm.proto.mad import Mad
 from rdmacm.proto.wire import WireError
 from support.pcap_cm import mad_of, mads
 from support.roce_vectors import expand
+from support.rows import for_each
 
 A, B = 0x11223344, 0xA1B2C3D4
 GUID_A, GUID_B = 0x0200C0FFFE000201, 0x0200C0FFFE000202
@@ -191,7 +192,7 @@ VECTORS: dict[str, tuple[str, int, Message]] = {
 }
 
 
-@pytest.mark.parametrize("name", list(VECTORS))
+@for_each("name", list(VECTORS))
 def test_a_vector_both_ways(name: str) -> None:
     text, tid, message = VECTORS[name]
     data = expand(text)
@@ -270,7 +271,7 @@ def decode(packet: str) -> tuple[Mad, bytes]:
     return Mad.unpack(data), data
 
 
-@pytest.mark.parametrize("name", list(KERNEL_PACKETS))
+@for_each("name", list(KERNEL_PACKETS))
 def test_a_kernel_packet_goes_back_to_its_bytes(name: str) -> None:
     mad, data = decode(KERNEL_PACKETS[name])
     message = unpack_message(mad)
@@ -362,7 +363,7 @@ CAPTURED = {
 }
 
 
-@pytest.mark.parametrize("name", list(CAPTURED))
+@for_each("name", list(CAPTURED))
 def test_a_capture(name: str) -> None:
     messages = []
     for _, _, data in mads(name):
@@ -450,7 +451,7 @@ def values(kind: type[Any]) -> st.SearchStrategy[Any]:
     return st.builds(kind, **parts)
 
 
-@pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: kind.__name__)
+@for_each("kind", MESSAGES, ids=lambda kind: kind.__name__)
 def test_what_is_packed_unpacks(kind: type[Message]) -> None:
     @given(values(kind), st.integers(0, (1 << 64) - 1))
     def check(message: Message, tid: int) -> None:
@@ -465,7 +466,7 @@ def test_what_is_packed_unpacks(kind: type[Message]) -> None:
     check()
 
 
-@pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: kind.__name__)
+@for_each("kind", MESSAGES, ids=lambda kind: kind.__name__)
 def test_no_two_fields_share_a_bit(kind: type[Message]) -> None:
     taken = [0] * (kind.LAYOUT.size * 8)
     for layout, base in [(kind.LAYOUT, 0)] + ([(Path.LAYOUT, 52), (Path.LAYOUT, 96)] if kind is REQ else []):

@@ -22,6 +22,7 @@ from rdmacm.proto.cm.states import (
     CmTrigger,
 )
 from support.cm import SERVICE, Scripted, reply, request
+from support.rows import for_each
 
 S, I = CmState, CmTrigger  # noqa: E741
 
@@ -84,7 +85,7 @@ HEEDED: dict[CmTrigger, dict[CmState, CmState]] = {
 }
 
 
-@pytest.mark.parametrize("state", list(S), ids=lambda s: s.name)
+@for_each("state", list(S), ids=lambda s: s.name)
 def test_each_input_in_each_state(state: CmState) -> None:
     row = TRANSITIONS[state]
     assert set(row) >= MESSAGES, "a message that is dropped is dropped on purpose"
@@ -279,8 +280,8 @@ def check(world: World, state: CmState, want: tuple[CmState, list[str], list[str
         assert (world.agent.next_deadline() is not None) == timed
 
 
-@pytest.mark.parametrize("what", sorted(MESSAGES - {I.REP_STALE}, key=str), ids=str)
-@pytest.mark.parametrize(("state", "is_active"), ROLES, ids=lambda v: v.name if isinstance(v, CmState) else str(v))
+@for_each("what", sorted(MESSAGES - {I.REP_STALE}, key=str), ids=str)
+@for_each(("state", "is_active"), ROLES, ids=lambda v: v.name if isinstance(v, CmState) else str(v))
 def test_messages_do_what_the_table_says(state: CmState, is_active: bool, what: CmTrigger) -> None:
     world = World(state, is_active)
     want = expected(state, what)
@@ -304,8 +305,8 @@ def test_messages_do_what_the_table_says(state: CmState, is_active: bool, what: 
     check(world, state, want)
 
 
-@pytest.mark.parametrize("what", sorted(CALLS - {I.CONNECT, I.RESOLVE, I.ALLOW_MRA}, key=str), ids=str)
-@pytest.mark.parametrize(("state", "is_active"), ROLES, ids=lambda v: v.name if isinstance(v, CmState) else str(v))
+@for_each("what", sorted(CALLS - {I.CONNECT, I.RESOLVE, I.ALLOW_MRA}, key=str), ids=str)
+@for_each(("state", "is_active"), ROLES, ids=lambda v: v.name if isinstance(v, CmState) else str(v))
 def test_calls_do_what_the_table_says(state: CmState, is_active: bool, what: CmTrigger) -> None:
     world = World(state, is_active)
     if state in ALLOWED[what] or what is I.DESTROY:
@@ -316,8 +317,8 @@ def test_calls_do_what_the_table_says(state: CmState, is_active: bool, what: CmT
     check(world, state, expected(state, what))
 
 
-@pytest.mark.parametrize("exhausted", [False, True])
-@pytest.mark.parametrize(("state", "is_active"), ROLES, ids=lambda v: v.name if isinstance(v, CmState) else str(v))
+@for_each("exhausted", [False, True])
+@for_each(("state", "is_active"), ROLES, ids=lambda v: v.name if isinstance(v, CmState) else str(v))
 def test_timers_do_what_the_table_says(state: CmState, is_active: bool, exhausted: bool) -> None:
     world = World(state, is_active)
     if state in RETRYING:
@@ -336,7 +337,7 @@ def test_timers_do_what_the_table_says(state: CmState, is_active: bool, exhauste
     check(world, state, expected(state, what))
 
 
-@pytest.mark.parametrize(("state", "is_active"), ROLES, ids=lambda v: v.name if isinstance(v, CmState) else str(v))
+@for_each(("state", "is_active"), ROLES, ids=lambda v: v.name if isinstance(v, CmState) else str(v))
 def test_a_queue_pair_named_twice(state: CmState, is_active: bool) -> None:
     world = World(state, is_active)
     world.peer.say(request(local_comm_id=PEER + 1, local_ca_guid=PEER_GUID, local_qpn=PEER_QPN))

@@ -14,8 +14,9 @@ from rdmacm.proto.roce import icrc
 from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.wire import Buffer, WireError
 from support.roce_vectors import VECTORS, Vector, expand
+from support.rows import for_each
 
-vectors = pytest.mark.parametrize("vector", VECTORS, ids=[vector.name for vector in VECTORS])
+vectors = for_each("vector", VECTORS, ids=[vector.name for vector in VECTORS])
 ids = st.integers(0, 0xFFFF)
 ports = st.integers(0, 0xFFFF)
 bodies = st.integers(0, 60).flatmap(lambda words: st.binary(min_size=12 + 4 * words, max_size=12 + 4 * words))
@@ -150,7 +151,7 @@ class TestSolve:
         assert sealer.solve([damaged]) is None
         assert not sealer.check([damaged], identification)
 
-    @pytest.mark.parametrize("size", [12, 13, 123, 124, 127, 128, 252, 1036, 4108, 4124, 8188, 65503])
+    @for_each("size", [12, 13, 123, 124, 127, 128, 252, 1036, 4108, 4124, 8188, 65503])
     def test_lengths(self, size: int) -> None:
         sealer = Icrc(bytes([10, 0, 0, 1]), bytes([10, 0, 0, 2]), 49152)
         body = bytes(size)
@@ -186,17 +187,17 @@ class TestSolve:
 
 
 class TestWhatIsNoPacket:
-    flows = pytest.mark.parametrize("size", [4, 16])
+    flows = for_each("size", [4, 16])
 
     @flows
-    @pytest.mark.parametrize("length", [*range(16), 65536, 70000])
+    @for_each("length", [*range(16), 65536, 70000])
     def test_of_an_impossible_length(self, size: int, length: int) -> None:
         sealer = Icrc(bytes(size), bytes(size), 1)
         assert not sealer.check([bytes(length)])
         assert sealer.solve([bytes(length)]) is None
 
     @flows
-    @pytest.mark.parametrize("length", [*range(12), 65536, 70000])
+    @for_each("length", [*range(12), 65536, 70000])
     def test_there_is_nothing_to_seal(self, size: int, length: int) -> None:
         sealer = Icrc(bytes(size), bytes(size), 1)
         with pytest.raises(WireError, match=f"no packet has {length + 4} bytes after its UDP header"):

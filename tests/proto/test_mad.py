@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from rdmacm.proto.mad import DATA_SIZE, MAD_SIZE, Mad, MadStatus, Method, MgmtClass
 from rdmacm.proto.wire import WireError
 from support.roce_vectors import expand
+from support.rows import for_each
 
 # SA GetResp(PathRecord) of the specification's vectors: a header in which more than the usual fields are set.
 GET_RESP = expand("010302810000000000000009000000010035{238}")
@@ -70,7 +71,7 @@ def test_bytes_from_strangers(data: bytes) -> None:
         assert packed[20:] == data[20:], "two bytes are reserved"
 
 
-@pytest.mark.parametrize("size", [0, 23, 24, 255, 257])
+@for_each("size", [0, 23, 24, 255, 257])
 def test_other_lengths_are_no_mads(size: int) -> None:
     with pytest.raises(WireError, match="256"):
         Mad.unpack(b"\x01" * size)

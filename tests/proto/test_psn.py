@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rdmacm.proto.roce import psn
+from support.rows import for_each
 
 HALF = 1 << 23
 psns = st.integers(0, psn.PSN_MASK)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("start", "count", "end"),
     [(0, 0, 0), (0xFFFFFF, 1, 0), (0xFFFFFE, 5, 3), (0, -1, 0xFFFFFF), (2, -5, 0xFFFFFD), (5, 1 << 24, 5)],
 )
@@ -20,7 +20,7 @@ def test_add(start: int, count: int, end: int) -> None:
     assert psn.add(start, count) == end
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("a", "b", "distance"),
     [
         (5, 5, 0),

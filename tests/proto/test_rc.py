@@ -14,9 +14,10 @@ from rdmacm.enums import AccessFlag, WCOpcode, WCStatus, WROpcode
 from rdmacm.proto.roce.headers import RocePacket
 from rdmacm.work import RecvWork, SendWork
 from support.rc import ALL, BASE, RKEY, TRAIN, Pair, ack, send, statuses, view
+from support.rows import for_each
 
 
-@pytest.mark.parametrize("size", [0, 1, 3, 255, 256, 257, 1024, 5000])
+@for_each("size", [0, 1, 3, 255, 256, 257, 1024, 5000])
 def test_every_operation_at_every_size(size: int) -> None:
     pair = Pair()
     a, b = pair.ends
@@ -118,7 +119,7 @@ def test_reads_are_limited() -> None:
     assert len(pair.wanted(0)) == 2
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("work", "status"),
     [
         (send(1, b"x", WROpcode.RDMA_WRITE, remote_addr=BASE, rkey=RKEY + 1), WCStatus.REM_ACCESS_ERR),
@@ -275,7 +276,7 @@ def transfer(seed: int, loss: float, twice: float, late: float, train: int = 0) 
     return pair
 
 
-@pytest.mark.parametrize("seed", range(150))
+@for_each("seed", range(150))
 def test_a_bad_network_delivers_everything_once(seed: int) -> None:
     transfer(seed, loss=0.1, twice=0.05, late=0.1, train=TRAIN if seed % 2 else 0)
 
@@ -288,7 +289,7 @@ def opcodes(pair: Pair, source: int) -> list[int]:
     return [data[0] for sender, data in pair.sent if sender == source]
 
 
-@pytest.mark.parametrize("index", range(5))
+@for_each("index", range(5))
 def test_a_lost_packet_is_missed_before_the_timeout(index: int) -> None:
     pair = Pair(timeout=10)
     pair.lost = {index}

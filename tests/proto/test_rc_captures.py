@@ -5,8 +5,6 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-import pytest
-
 from rdmacm.enums import AccessFlag, WCStatus
 from rdmacm.proto.engine import RtrAttributes
 from rdmacm.proto.roce.opcodes import HEADER_LENGTH, IS_REQUEST, IS_RESPONSE
@@ -14,6 +12,7 @@ from rdmacm.proto.roce.rc import RcEngine
 from rdmacm.work import RecvWork
 from support.pcap import Datagram, roce
 from support.rc import connect, flows, packets
+from support.rows import for_each
 
 CAPTURES = Path(__file__).parent.parent / "data" / "captures"
 ALL = AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_READ | AccessFlag.REMOTE_ATOMIC
@@ -98,7 +97,7 @@ def reaches(request: bytes, psn: int) -> bool:
     return (psn - first) & 0xFFFFFF < count
 
 
-@pytest.mark.parametrize("name", list(NAMES))
+@for_each("name", list(NAMES))
 def test_we_answer_as_the_kernel_did(name: str) -> None:
     compared = 0
     for connection in connections(CAPTURES / name):

@@ -31,6 +31,7 @@ from support.rc import (
     syndromes,
     view,
 )
+from support.rows import for_each
 
 
 @pytest.mark.parametrize(
@@ -52,9 +53,7 @@ def test_a_nak_ends_the_request_it_names(syndrome: int, status: WCStatus) -> Non
     assert pair.ends[0].deadline is None
 
 
-@pytest.mark.parametrize(
-    ("opcode", "size"), [(0x0D, 255), (0x0D, 260), (0x0D, 0), (0x0F, 256), (0x10, 256), (0x10, 255), (0x0E, 252)]
-)
+@for_each(("opcode", "size"), [(0x0D, 255), (0x0D, 260), (0x0D, 0), (0x0F, 256), (0x10, 256), (0x10, 255), (0x0E, 252)])
 def test_a_bad_beginning_of_an_answer(opcode: int, size: int) -> None:
     pair = Pair()
     pair.ends[0].post_send(SendWork(1, WROpcode.RDMA_READ, [view(bytes(600))], remote_addr=BASE, rkey=RKEY))
@@ -76,8 +75,8 @@ def test_an_answer_to_what_needs_none() -> None:
     assert not pair.ends[0].failed
 
 
-@pytest.mark.parametrize("write", [False, True])
-@pytest.mark.parametrize(
+@for_each("write", [False, True])
+@for_each(
     ("sizes", "kinds"),
     [
         ((255,), "f"),

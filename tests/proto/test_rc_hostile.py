@@ -37,6 +37,7 @@ from support.rc import (
     syndromes,
     view,
 )
+from support.rows import for_each
 
 
 def test_what_is_still_to_be_answered_is_bounded() -> None:
@@ -62,7 +63,7 @@ def test_what_is_still_to_be_answered_is_bounded() -> None:
     assert len(answers(engine, 10_000)) <= 20
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("opcode", "ahead", "body", "count"),
     [
         (READ, 0, reth(600), 3),

@@ -15,6 +15,7 @@ from rdmacm.proto.roce.opcodes import Opcode
 from rdmacm.proto.roce.rc import RcEngine, fast_path
 from rdmacm.work import RecvWork, SendWork
 from support.rc import connect
+from support.rows import for_each
 
 MTU = 256
 A, B = b"\x7f\0\0\1", b"\x7f\0\0\2"
@@ -107,11 +108,12 @@ def to_the_general_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fast_path, "try_single_packet", lambda *_: None)
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_the_short_way_does_what_the_general_one_does(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@for_each("seed", range(60))
+def test_the_short_way_does_what_the_general_one_does(seed: int) -> None:
     short = transcript(seed, general=False)
-    to_the_general_way(monkeypatch)
-    assert short == transcript(seed, general=True)
+    with pytest.MonkeyPatch.context() as patch:
+        to_the_general_way(patch)
+        assert short == transcript(seed, general=True)
 
 
 def test_a_message_of_one_packet_goes_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,9 +132,9 @@ def test_a_message_of_one_packet_goes_the_short_way(monkeypatch: pytest.MonkeyPa
     assert set(taken) == set(short)
 
 
-@pytest.mark.parametrize("opcode", [WROpcode.SEND, WROpcode.RDMA_WRITE])
-@pytest.mark.parametrize("solicited", [False, True])
-@pytest.mark.parametrize("size", range(1, 9))
+@for_each("opcode", [WROpcode.SEND, WROpcode.RDMA_WRITE])
+@for_each("solicited", [False, True])
+@for_each("size", range(1, 9))
 def test_what_is_packed_by_hand_is_what_the_headers_say(opcode: WROpcode, solicited: bool, size: int) -> None:
     flow = Icrc(A, B, 50000)
     sender, receiver = RcEngine(0x10203, Region()), RcEngine(0x30201, Region())

@@ -36,6 +36,7 @@ from support.rc import (
     syndromes,
     view,
 )
+from support.rows import for_each
 
 # -- states -------------------------------------------------------------------------------------------
 
@@ -194,7 +195,7 @@ def test_the_rnr_timer_changes_while_it_runs() -> None:
 # -- what is not for us -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("ours", "theirs", "accepted"),
     [
         (0xFFFF, 0xFFFF, 1),
@@ -215,7 +216,7 @@ def test_partitions(ours: int, theirs: int, accepted: int) -> None:
     assert engine.dropped == ({} if accepted else {"pkey": 1})
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("place", "value", "reason"),
     [
         (0, 0x24, "opcode"),  # unreliable
@@ -254,7 +255,7 @@ def test_padding_is_not_part_of_the_headers() -> None:
     assert engine.dropped == {"length": 1}
 
 
-@pytest.mark.parametrize("size", [0, 1, 11, 12, 15])
+@for_each("size", [0, 1, 11, 12, 15])
 def test_a_packet_that_is_none(size: int) -> None:
     engine = receiver()
     assert engine.received(memoryview(bytes(size)), 0, 0.0) == 0

@@ -15,6 +15,7 @@ from rdmacm.proto.roce.rc import responder, responses
 from rdmacm.proto.roce.rc.state import RcState
 from rdmacm.work import RecvWork, SendWork
 from support.rc import BASE, RKEY, TRAIN, Pair, packets, send, statuses, view
+from support.rows import for_each
 
 SIZE = 100_000
 DATA = random.Random(4).randbytes(SIZE)
@@ -67,8 +68,8 @@ def requests(sent: list[tuple[int, bytes]]) -> list[bytes]:
     return [packet[:8] + b"\0" + packet[9:] for source, packet in sent if source == 0]
 
 
-@pytest.mark.parametrize("ipv6", [False, True])
-@pytest.mark.parametrize("mtu", [256, 1024, 4096])
+@for_each("ipv6", [False, True])
+@for_each("mtu", [256, 1024, 4096])
 def test_a_train_is_the_same_packets_with_icrcs_of_their_own(mtu: int, ipv6: bool) -> None:
     alone, _ = exchange(0, mtu=mtu, ipv6=ipv6)
     joined, datagrams = exchange(TRAIN, mtu=mtu, ipv6=ipv6)  # every ICRC is checked on the way
@@ -133,8 +134,8 @@ def one_train(pair: Pair) -> tuple[bytearray, int, int]:
     return bytearray(b"".join(second[0])), second[1], arrived
 
 
-@pytest.mark.parametrize("broken", [0, 1, 7, 19])
-@pytest.mark.parametrize("place", [4, 9, 13, 900, 1039])
+@for_each("broken", [0, 1, 7, 19])
+@for_each("place", [4, 9, 13, 900, 1039])
 def test_one_corrupted_packet_of_a_train_is_one_lost_packet(broken: int, place: int) -> None:
     pair = Pair(size=1 << 18, path_mtu=1024)
     data, segment, before = one_train(pair)
@@ -165,7 +166,7 @@ def reseal(flow: Icrc, data: bytearray, segment: int, identifications: list[int]
         data[at + segment - 4 : at + segment] = flow.seal([packet], identification)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "identifications",
     [
         [0] * 20,
@@ -194,7 +195,7 @@ def test_a_train_of_different_connections_packets_harms_nobody() -> None:
     assert pair.ends[1].dropped["qpn"] == 1
 
 
-@pytest.mark.parametrize("seed", range(12))
+@for_each("seed", range(12))
 def test_long_messages_survive_loss(seed: int) -> None:
     pair = Pair(seed, 0.02, 0.02, 0.1, train=TRAIN, size=1 << 18, path_mtu=[256, 1024, 4096][seed % 3])
     pair.memory[1].bytes[SIZE : 2 * SIZE] = DATA[::-1]

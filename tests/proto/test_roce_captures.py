@@ -13,6 +13,7 @@ from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.roce.opcodes import Opcode
 from support.pcap import Datagram, frames, roce
 from support.roce_vectors import VECTORS
+from support.rows import for_each
 
 CAPTURES = Path(__file__).parent.parent / "data" / "captures"
 FILES = sorted(CAPTURES.glob("*.pcap*"))
@@ -20,7 +21,7 @@ FILES = sorted(CAPTURES.glob("*.pcap*"))
 MAD = 12 + 8 + 256 + 4
 MTU = 1024
 
-files = pytest.mark.parametrize("path", FILES, ids=[path.name for path in FILES])
+files = for_each("path", FILES, ids=[path.name for path in FILES])
 
 
 def packets(path: Path) -> list[tuple[Datagram, bytes, int]]:

@@ -33,8 +33,9 @@ from rdmacm.proto.roce.opcodes import EXTENDED_HEADERS, HEADER_LENGTH, ExtendedH
 from rdmacm.proto.roce.rc.codes import BTH_HALVES, BTH_HALVES_AETH
 from rdmacm.proto.wire import WireError
 from support.roce_vectors import VECTORS, Vector
+from support.rows import for_each
 
-vectors = pytest.mark.parametrize("vector", VECTORS, ids=[vector.name for vector in VECTORS])
+vectors = for_each("vector", VECTORS, ids=[vector.name for vector in VECTORS])
 
 
 def bits(width: int) -> st.SearchStrategy[int]:
@@ -90,7 +91,7 @@ def any_packet(draw: st.DrawFn) -> RocePacket:
 
 class TestVectors:
     @vectors
-    @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+    @for_each("kind", [bytes, bytearray, memoryview])
     def test_decoded(self, vector: Vector, kind: Callable[[bytes], bytes]) -> None:
         packet = RocePacket.unpack(kind(vector.body))
         assert packet == vector.packet
@@ -154,7 +155,7 @@ class TestPacket:
                 RocePacket.unpack(vector.body[:size])
         RocePacket.unpack(vector.body[:shortest])
 
-    @pytest.mark.parametrize("opcode", sorted(set(range(256)) - set(Opcode)))
+    @for_each("opcode", sorted(set(range(256)) - set(Opcode)))
     def test_an_opcode_that_is_not_known(self, opcode: int) -> None:
         data = bytes([opcode]) + bytes(79)
         with pytest.raises(WireError, match=f"opcode {opcode:#04x} is not known"):
@@ -185,7 +186,7 @@ class TestHeaders:
     def test_any_twelve_bytes_are_a_bth(self, data: bytes) -> None:
         assert BTH.unpack(data).pack() == data
 
-    @pytest.mark.parametrize("header", SIZES)
+    @for_each("header", SIZES)
     @given(data=st.binary(max_size=32))
     def test_any_bytes(self, header: type[BTH], data: bytes) -> None:
         size = SIZES[header]
@@ -195,21 +196,21 @@ class TestHeaders:
         else:
             assert header.unpack(data).pack() == data[:size]
 
-    @pytest.mark.parametrize(
+    @for_each(
         ("field", "limit"),
         [
             *[("opcode", 1 << 8), ("dest_qpn", 1 << 24), ("psn", 1 << 24), ("pad_cnt", 4), ("pkey", 1 << 16)],
             *[("tver", 16), ("resv6", 64), ("resv7", 128)],
         ],
     )
-    @pytest.mark.parametrize("negative", [False, True])
+    @for_each("negative", [False, True])
     def test_what_does_not_fit_a_bth(self, field: str, limit: int, negative: bool) -> None:
         bth = BTH(0, 0, 0).replace(**{field: -1 if negative else limit})
         with pytest.raises(WireError, match=rf"BTH\.{field} has \d+ bits; "):
             bth.pack()
         assert BTH(0, 0, 0).replace(**{field: limit - 1}).pack()
 
-    @pytest.mark.parametrize(
+    @for_each(
         "header",
         [
             *[DETH(1 << 32, 0), DETH(0, 1 << 24), FETH(4, 0), FETH(0, 16), RETH(1 << 64, 0, 0), RETH(0, 1 << 32, 0)],
@@ -231,7 +232,7 @@ class TestHeaders:
 
 
 class TestSyndromes:
-    @pytest.mark.parametrize("syndrome", range(256))
+    @for_each("syndrome", range(256))
     def test_every_one_means_something(self, syndrome: int) -> None:
         aeth = AETH(syndrome, 5)
         kind = {0: AethType.ACK, 1: AethType.RNR_NAK, 3: AethType.NAK}.get(syndrome >> 5, AethType.RESERVED)
@@ -289,7 +290,7 @@ class TestFastPath:
         half = bth.opcode << 56 | bth.pad_cnt << 52 | bth.pkey << 32 | bth.dest_qpn
         assert BTH_HALVES_AETH.pack(half, bth.psn, aeth.syndrome << 24 | aeth.msn) == bth.pack() + aeth.pack()
 
-    @pytest.mark.parametrize(
+    @for_each(
         ("layout", "header"),
         [
             (headers.DETH_STRUCT, DETH),

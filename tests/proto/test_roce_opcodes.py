@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from rdmacm.proto.roce import opcodes
 from rdmacm.proto.roce.opcodes import ExtendedHeader as H
 from rdmacm.proto.roce.opcodes import Opcode, Operation, TransportService
+from support.rows import for_each
 
 # By hand and not by rule: the number, the headers, the length with them, and letters for what the packet does:
 # Q request, P response, S start, E end, D data may follow, R needs a receive.
@@ -57,7 +56,7 @@ LETTERS = {
 }
 
 
-@pytest.mark.parametrize(("number", "name", "headers", "length", "letters"), ALL, ids=[row[1] for row in ALL])
+@for_each(("number", "name", "headers", "length", "letters"), ALL, ids=[row[1] for row in ALL])
 def test_an_opcode(number: int, name: str, headers: int, length: int, letters: str) -> None:
     assert Opcode(number).name == name
     assert TransportService(number & opcodes.TRANSPORT_MASK).name == name[:2]

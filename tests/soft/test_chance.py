@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 
-import pytest
-
 from rdmacm.soft.entropy import BufferedSystemRandom
+from support.rows import for_each
 
 
-@pytest.mark.parametrize("bits", [1, 8, 16, 24, 32, 33, 64, 128])
+@for_each("bits", [1, 8, 16, 24, 32, 33, 64, 128])
 def test_every_bit_is_drawn(bits: int) -> None:
     source = BufferedSystemRandom()
     drawn = [source.getrandbits(bits) for _ in range(2000)]

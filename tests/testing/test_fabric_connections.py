@@ -9,6 +9,7 @@ import pytest
 from rdmacm import CmEvent, CmEventType, CmId, EventChannel
 from rdmacm.connparam import ConnParam
 from rdmacm.testing import Fabric, Host, Outcome
+from support.rows import for_each
 
 PORT = 7471
 
@@ -65,7 +66,7 @@ def test_a_synchronous_call_times_out_in_virtual_time() -> None:
     assert time.monotonic() - began < 10.0
 
 
-@pytest.mark.parametrize("seed", range(10))
+@for_each("seed", range(10))
 def test_a_connection_on_a_bad_network(seed: int) -> None:
     def run() -> str:
         fabric = Fabric(seed, loss=0.3, duplicate=0.1, reorder=0.2, corrupt=0.05)

@@ -21,6 +21,7 @@ from rdmacm.testing import MemorySubnet, SaFault, SubnetAdministrator, TableMode
 from rdmacm.testing.sa import BROADCAST, SaFaults
 from rdmacm.verbs.enums import PortState
 from support import sa_vectors
+from support.rows import for_each
 from support.sa import Asker, run
 
 GET, SET, TABLE, DELETE = SaMethod.GET, SaMethod.SET, SaMethod.GET_TABLE, SaMethod.DELETE
@@ -344,7 +345,7 @@ class TestTables:
         answer = asker.find(TABLE, ServiceRecord)
         assert (len(answer.records), answer.truncated) == (1, True)
 
-    @pytest.mark.parametrize("seed", range(20))
+    @for_each("seed", range(20))
     def test_over_a_bad_network(self, seed: int) -> None:
         subnet = MemorySubnet(seed, latency=10e-6, loss=0.1, duplicate=0.1, reorder=0.2, reorder_delay=1e-3)
         asker = Asker(subnet, subnet.add_port("a"), seed)
@@ -420,7 +421,7 @@ class TestFaults:
         assert [asker.answers[number].error for number in numbers] == [None, "timeout"]
         assert [asker.times[number] - began for number in numbers] == pytest.approx([0.5, 0.4])
 
-    @pytest.mark.parametrize("seed", range(10))
+    @for_each("seed", range(10))
     def test_of_all_kinds_at_random(self, seed: int) -> None:
         random = Random(seed)
         subnet = MemorySubnet(seed, latency=1e-4, loss=0.05, duplicate=0.1, reorder=0.3)

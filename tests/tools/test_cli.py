@@ -26,6 +26,7 @@ from rdmacm.tools import devices as devices_tool
 from rdmacm.tools import output
 from rdmacm.tools.main import COMMANDS, main, parser_of
 from support.netns import TwoHosts, needs_netns, python_environment, two_hosts
+from support.rows import for_each
 from support.servers import Result, Run
 
 ADDRINFO_KEYS = [
@@ -570,7 +571,7 @@ class TestHelp:
             assert re.search(rf"^    {re.escape(term)}( \S+)?\n        \S", options, re.MULTILINE)
         assert "--json" in options
 
-    @pytest.mark.parametrize("command", COMMANDS)
+    @for_each("command", COMMANDS)
     def test_the_examples_are_right(self, command: str) -> None:
         tool = import_module(f"rdmacm.tools.{command}")
         assert tool.PAGE.examples

@@ -22,6 +22,7 @@ from rdmacm.verbs import (
     QPType,
 )
 from rdmacm.verbs.qpstate import TRANSITIONS, find_fault, names, path, steps_mask
+from support.rows import for_each
 from support.verbs import GIDS, RecordingDevice, RecordingQP
 
 M, S = QPAttrMask, QPState
@@ -84,7 +85,7 @@ def mask_of(text: str) -> QPAttrMask:
 CELLS = [(t, before, after) for t in TYPES for before, after in itertools.product(S, S)]
 
 
-@pytest.mark.parametrize(("qp_type", "before", "after"), CELLS, ids=lambda x: x.name)
+@for_each(("qp_type", "before", "after"), CELLS, ids=lambda x: x.name)
 def test_each_cell(qp_type: QPType, before: QPState, after: QPState) -> None:
     specified = SPECIFIED.get(f"{before.name} {after.name}", {}).get(qp_type.name)
     if specified is None:

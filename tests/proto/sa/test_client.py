@@ -16,6 +16,7 @@ from rdmacm.proto.sa.client import SaClient, SaResponse
 from rdmacm.proto.sa.mad import SaMad, SaMethod, SaStatus
 from rdmacm.proto.sa.rmpp import SEGMENT_SIZE, RmppFlag, RmppHeader, RmppType, Sender
 from support import sa_vectors
+from support.rows import for_each
 
 SM = MadAddress(lid=1)
 SINGLE = RmppHeader(1, RmppType.DATA, 31, 7, 0, 1, 20 + 64)
@@ -271,7 +272,7 @@ class TestWrongAnswers:
         client.mad_received(SM, mad, 0.1)
         assert (client.events(), client.dropped) == ([], {reason: 1})
 
-    @pytest.mark.parametrize("size", [0, 1, 24, 55, 257, 5000])
+    @for_each("size", [0, 1, 24, 55, 257, 5000])
     def test_of_another_length(self, size: int) -> None:
         client = SaClient(Random(1))
         ask(client)
@@ -314,7 +315,7 @@ class TestSegments:
                 assert reply.transaction_id == answer(request).transaction_id
                 sender.received(reply.rmpp, now)
 
-    @pytest.mark.parametrize("count", [0, 1, 3, 4, 500])
+    @for_each("count", [0, 1, 3, 4, 500])
     def test_are_put_together(self, count: int) -> None:
         client = SaClient(Random(1))
         request, sender, data = self.table(client, count)

@@ -10,11 +10,12 @@ from rdmacm.proto.sa.mad import HEADER_LENGTH, SaMad, SaMethod, SaStatus, descri
 from rdmacm.proto.sa.rmpp import RmppFlag, RmppHeader, RmppType
 from rdmacm.proto.wire import WireError
 from support import sa_vectors
+from support.rows import for_each
 
 VECTORS = {name: value for name, value in vars(sa_vectors).items() if isinstance(value, bytes)}
 
 
-@pytest.mark.parametrize("name", VECTORS)
+@for_each("name", VECTORS)
 def test_vectors_come_back(name: str) -> None:
     assert SaMad.unpack(VECTORS[name]).pack(fill=False) == VECTORS[name]
 

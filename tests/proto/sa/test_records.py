@@ -25,6 +25,7 @@ from rdmacm.proto.sa.subnet import (
 )
 from rdmacm.proto.wire import WireError
 from support import sa_vectors
+from support.rows import for_each
 
 KINDS: list[Any] = [PathRecord, ServiceRecord, MCMemberRecord, NodeRecord, ClassPortInfo]
 HOST_A, HOST_B = Gid("fe80::10:3"), Gid("fe80::10:5")
@@ -172,7 +173,7 @@ class TestAnyBytes:
 
 
 class TestFieldsThatDoNotFit:
-    @pytest.mark.parametrize(
+    @for_each(
         "record",
         [
             ServiceRecord(service_name=b"x" * 65),

@@ -21,6 +21,7 @@ from rdmacm.proto.sa.rmpp import (
     Sender,
     describe_rmpp,
 )
+from support.rows import for_each
 
 ACTIVE, FIRST, LAST = RmppFlag
 
@@ -73,7 +74,7 @@ def transfer(
 
 
 class TestTransfers:
-    @pytest.mark.parametrize("size", [0, 1, 199, 200, 201, 400, 64 * 200, 65 * 200, 500 * 64, 500 * 64 + 1])
+    @for_each("size", [0, 1, 199, 200, 201, 400, 64 * 200, 65 * 200, 500 * 64, 500 * 64 + 1])
     def test_arrive_whole(self, size: int) -> None:
         data = Random(size).randbytes(size)
         sender, receiver = transfer(data, 1)
@@ -81,7 +82,7 @@ class TestTransfers:
         assert sender.is_complete
         assert receiver.is_complete
 
-    @pytest.mark.parametrize("seed", range(30))
+    @for_each("seed", range(30))
     def test_arrive_whole_over_a_bad_network(self, seed: int) -> None:
         data = Random(seed).randbytes(500 * 56)
         sender, receiver = transfer(data, seed, loss=0.15, duplicate=0.1, jitter=0.01)
@@ -126,7 +127,7 @@ class TestTransfers:
 
 
 class TestReceiver:
-    @pytest.mark.parametrize(
+    @for_each(
         ("header", "status"),
         [
             (RmppHeader(2, RmppType.DATA, 31, ACTIVE | FIRST, 0, 1, 0), RmppStatus.UNSUPPORTED_VERSION),
@@ -239,7 +240,7 @@ class TestReceiver:
 
 
 class TestSender:
-    @pytest.mark.parametrize(
+    @for_each(
         ("header", "status"),
         [
             (ack(1, 2, version=3), RmppStatus.UNSUPPORTED_VERSION),
