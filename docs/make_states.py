@@ -25,8 +25,8 @@ def ids() -> list[str]:
     out = [
         "# The states of an id",
         "",
-        "`docs/make_states.py` writes this page from the tables of [`cmstate.py`](../src/rdmacm/cmstate.py), which describes",
-        "each state. Do not edit the page.",
+        "`docs/make_states.py` writes this page from the tables of [`cmstate.py`](../src/rdmacm/cmstate.py), which",
+        "describes each state. Do not edit the page.",
         "",
         "```mermaid",
         "stateDiagram-v2",
@@ -42,8 +42,8 @@ def ids() -> list[str]:
         "",
         f"The diagram leaves out {everywhere}, since nearly every state allows them.",
         "",
-        "The table has the next state for each call and outcome. A call in an empty cell raises EINVAL, or ENXIO once the",
-        "device is gone.",
+        "The table has the next state for each call and outcome. A call in an empty cell raises EINVAL, or ENXIO once",
+        "the device is gone.",
         "",
     ]
     triggers = [t for t in Trigger if any(t in row for row in TRANSITIONS.values())]
@@ -76,8 +76,8 @@ def queue_pairs() -> list[str]:
     out += [
         "```",
         "",
-        "The diagram leaves out two transitions without attributes: from every state to RESET, and from every state but RESET",
-        "to ERR. The device enters SQE by itself. Any other transition raises EINVAL.",
+        "The diagram leaves out two transitions without attributes: from every state to RESET, and from every state but",
+        "RESET to ERR. The device enters SQE by itself. Any other transition raises EINVAL.",
         "",
         "| transition | type | required besides STATE | optional |",
         "|---|---|---|---|",
