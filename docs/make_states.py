@@ -11,7 +11,7 @@ sys.path.insert(0, str(HERE.parent / "src"))
 from rdmacm.cmstate import OPTION_STATES, TRANSITIONS, State, Trigger  # noqa: E402
 from rdmacm.verbs import QPAttrMask, QPState, qpstate  # noqa: E402
 
-#: Legal nearly everywhere: drawn, they would hide the rest.
+#: Nearly every state allows these; drawn, they would hide the others.
 EVERYWHERE = (Trigger.DESTROY, Trigger.DEVICE_GONE, Trigger.MIGRATE)
 
 
@@ -25,7 +25,8 @@ def ids() -> list[str]:
     out = [
         "# The states of an id",
         "",
-        "Written from the tables of [`cmstate.py`](../src/rdmacm/cmstate.py) by `docs/make_states.py`; do not edit.",
+        "`docs/make_states.py` writes this page from the tables of [`cmstate.py`](../src/rdmacm/cmstate.py), which",
+        "describes each state. Do not edit the page.",
         "",
         "```mermaid",
         "stateDiagram-v2",
@@ -39,9 +40,10 @@ def ids() -> list[str]:
     out += [
         "```",
         "",
-        f"Not drawn, because they are possible in every living state: {everywhere}.",
+        f"The diagram leaves out {everywhere}, since nearly every state allows them.",
         "",
-        "What a cell leaves empty is refused: EINVAL, or ENXIO once the device is gone.",
+        "The table has the next state for each call and outcome. A call in an empty cell raises EINVAL, or ENXIO once",
+        "the device is gone.",
         "",
     ]
     triggers = [t for t in Trigger if any(t in row for row in TRANSITIONS.values())]
@@ -61,7 +63,7 @@ def queue_pairs() -> list[str]:
     out = [
         "# The states of a queue pair",
         "",
-        "Written from the table of [`verbs/qpstate.py`](../src/rdmacm/verbs/qpstate.py), which says what they mean.",
+        "From the table of [`verbs/qpstate.py`](../src/rdmacm/verbs/qpstate.py), which describes each state.",
         "",
         "```mermaid",
         "stateDiagram-v2",
@@ -74,8 +76,8 @@ def queue_pairs() -> list[str]:
     out += [
         "```",
         "",
-        "Not drawn: to RESET from every state, and to ERR from every state but RESET, both without attributes.",
-        "SQE comes by itself. What is neither drawn nor said here is refused: EINVAL.",
+        "The diagram leaves out two transitions without attributes: from every state to RESET, and from every state",
+        "but RESET to ERR. The device enters SQE by itself. Any other transition raises EINVAL.",
         "",
         "| transition | type | required besides STATE | optional |",
         "|---|---|---|---|",
