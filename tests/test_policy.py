@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rdmacm import explain
 from rdmacm.address import InetAddr, parse_address
 from rdmacm.net.types import RouteEntry
+from rdmacm.resolution.hosts import PortView
 from rdmacm.resolution.policy import PREFERENCES, RULES, Query, choose, judge
 from rdmacm.soft.devices import read_host
 from rdmacm.testing import MemoryNetwork, memory_provider
@@ -33,10 +34,10 @@ def situations(draw: st.DrawFn) -> tuple[MemoryNetwork, Query]:
     assert isinstance(source, InetAddr)
     egress = draw(st.sampled_from(sorted(host.interfaces)))
     kind = draw(st.sampled_from(["unicast", "local"]))
-    bound = draw(st.sampled_from([0, *sorted(host.interfaces)]))
+    bound = draw(st.sampled_from([None, *host.ports]))
     route = RouteEntry(kind, destination.ip, egress, None, source.ip, 254)
     origin = draw(st.sampled_from(["given", "bound", "route"]))
-    return network, Query(destination, source.ip, origin, route, "egress", bound, "bound")
+    return network, Query(destination, source.ip, origin, route, "egress", bound)
 
 
 @settings(max_examples=200, deadline=None)
@@ -54,7 +55,7 @@ def test_choosing_and_explaining_agree(situation: tuple[MemoryNetwork, Query]) -
         view, row = choice
         (candidate,) = chosen
         assert (candidate.device, candidate.gid_index, candidate.gid) == (view.device.name, row.gid_index, str(row.gid))
-    assert len(judged) == sum(len(view.rows) for view in host.devices), "every candidate is accounted for"
+    assert len(judged) == sum(len(view.rows) for view in host.ports), "every candidate is accounted for"
     names = {rule.name for rule in RULES}
     for candidate in judged:
         assert candidate.reason
@@ -72,13 +73,13 @@ def test_every_rule_can_decide() -> None:
     source = parse_address(("10.0.0.1", 0))
     assert isinstance(source, InetAddr)
 
-    def rules(bound: int, kind: str = "unicast") -> set[str]:
+    def rules(bound: PortView | None, kind: str = "unicast") -> set[str]:
         route = RouteEntry(kind, destination.ip, eth0, None, source.ip, 254)
-        return {c.rule for c in judge(Query(destination, source.ip, "route", route, "eth0", bound, "soft_eth0"), host)}
+        return {c.rule for c in judge(Query(destination, source.ip, "route", route, "eth0", bound), host)}
 
-    assert rules(0) == {"address-family", "source-address", "egress-interface", "chosen"}
-    assert rules(eth0) == {"address-family", "bound-device", "chosen"}
-    assert rules(0, "local") == {"address-family", "source-address", "port-state", "lowest-index"}
+    assert rules(None) == {"address-family", "source-address", "egress-interface", "chosen"}
+    assert rules(host.by_key[eth0, 1]) == {"address-family", "bound-device", "chosen"}
+    assert rules(None, "local") == {"address-family", "source-address", "port-state", "lowest-index"}
 
 
 def test_the_documentation_lists_the_rules_in_order() -> None:

@@ -134,11 +134,11 @@ class Host:
             network, runtime=PairRuntime(pair), ports=PrivatePorts(), wire=self.wire, random=random.Random(slot)
         )
         self.mux = self.provider.host.mux
-        self.device = self.provider.host.open_device_at(self.ifindex)
+        self.device = self.provider.host.open_device(self.ifindex)
         self.pd: object = object()
 
     def gid_index(self, address: bytes) -> int:
-        rows = self.provider.host.view().by_ifindex[self.ifindex].rows
+        rows = self.provider.host.view().by_key[self.ifindex, 1].rows
         return next(row.gid_index for row in rows if row.gid.ip == address)
 
     # -- making things --------------------------------------------------------------------------------

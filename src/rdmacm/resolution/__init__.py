@@ -1,1 +1,1 @@
-"""From an address to a device, a port, a GID and a route, on any list of devices."""
+"""Resolution: from a destination address to a port, a GID and a path, on the devices of any provider."""

@@ -1,7 +1,6 @@
 """From a GID to an InfiniBand port, on any list of ports.
 
-A GID has no route and no neighbour to find: the port is chosen here, and the path to the GID is the subnet
-administrator's to give.
+A GID has no route and no neighbour: this module chooses the port, and the subnet administrator gives the path.
 """
 
 from __future__ import annotations
@@ -15,10 +14,11 @@ from rdmacm.address import SockAddrIB
 from rdmacm.explanation import Candidate, Explanation, Step
 from rdmacm.failure import Failure
 from rdmacm.ib.transport import IbPort
-from rdmacm.verbs.device import Device, GidEntry
+from rdmacm.resolution.hosts import PortKey
+from rdmacm.verbs.device import Device, GidEntry, Port
 from rdmacm.verbs.enums import PortState
 
-__all__ = ["IbLookup", "IbView"]
+__all__ = ["IbLookup", "IbPortView"]
 
 #: The partition number of a P_Key; the bit above it is set for a full member.
 _PARTITION = 0x7FFF
@@ -26,18 +26,17 @@ _FULL_MEMBER = 0x8000
 
 
 @dataclass(frozen=True, slots=True)
-class IbView:
-    """An InfiniBand port and its device at one moment: what a :class:`DeviceView` is for RoCE."""
+class IbPortView:
+    """An InfiniBand port at one moment; :class:`rdmacm.resolution.hosts.PortView` is the same for RoCE."""
 
     device: Device
-    port: IbPort
-    #: Position among the host's InfiniBand ports (:attr:`rdmacm.soft.ib.ports.IbHost.subnets`).
-    index: int
+    port: Port
+    #: The same port as its transport describes it, with its LIDs and its subnet manager.
+    ib_port: IbPort
 
     @property
-    def ifindex(self) -> int:
-        """Tells devices apart, as an interface index does for RoCE; a real one is never negative."""
-        return -1 - self.index
+    def key(self) -> PortKey:
+        return self.device.index, self.port.port_num
 
     @property
     def port_num(self) -> int:
@@ -45,14 +44,15 @@ class IbView:
 
     @property
     def rows(self) -> tuple[GidEntry, ...]:
-        return self.device.ports[0].gids
+        """The GID table."""
+        return self.port.gids
 
     @property
     def is_active(self) -> bool:
         return self.port.state is PortState.ACTIVE
 
     def has_pkey(self, pkey: int) -> bool:
-        """Whether the port is in a partition; of two limited members neither reaches the other."""
+        """Whether the port can talk in a partition; two limited members of one cannot talk to each other."""
         return any(
             (own ^ pkey) & _PARTITION == 0 and (own | pkey) & _FULL_MEMBER
             for own in self.port.pkeys
@@ -60,66 +60,77 @@ class IbView:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Judgement:
+    """A port and GID, judged for a destination. The lowest rank wins, the first among equals."""
+
+    rank: int
+    rule: str
+    reason: str
+    view: IbPortView
+    row: GidEntry
+
+    @property
+    def passed(self) -> bool:
+        return self.rank < _OBJECTION
+
+
+#: Ranks from here on are objections.
+_OBJECTION = 10
+
+
 class IbLookup:
-    """A resolution of a GID: what was asked and found (:class:`rdmacm.resolution.lookup.Lookup` for IP)."""
+    """The question and the results of one resolution of a GID; :class:`rdmacm.resolution.lookup.Lookup` is the same for IP."""
 
-    __slots__ = ("candidates", "destination", "provider", "row", "steps", "view")
-
-    #: There is no neighbour to wait for: what stands for it, a LID, is in the path record.
-    next_hop = None
+    __slots__ = ("candidates", "destination", "provider", "steps")
 
     def __init__(self, destination: SockAddrIB, provider: str) -> None:
         self.destination = destination
         #: The provider's name, for the explanation.
         self.provider = provider
-        self.view: IbView | None = None
-        self.row: GidEntry | None = None
         self.candidates: list[Candidate] = []
+        #: Name, nanoseconds and result of each step taken.
         self.steps: list[tuple[str, int, str]] = []
 
     def choose(
-        self, views: Sequence[IbView], bound: tuple[IbView, GidEntry] | None, why_none: Callable[[], str]
-    ) -> None:
-        """Choose the port that rdma_resolve_addr(3) leaves by.
+        self, views: Sequence[IbPortView], bound: tuple[IbPortView, GidEntry] | None, why_none: Callable[[], str]
+    ) -> tuple[IbPortView, GidEntry]:
+        """Choose the port and GID through which rdma_resolve_addr(3) reaches the destination.
 
-        It is the port the id is ``bound`` to; else the one that has the GID itself; else the first active one of the
-        GID's subnet that is in the partition. Failure (ENODEV) when there is none; ``why_none()`` says why ``views`` is
-        empty.
+        It is the port and GID that the id is ``bound`` to, if any; else the port that has the destination GID itself;
+        else the first active port in the GID's subnet and partition. Failure (ENODEV) when there is none;
+        ``why_none()`` says why ``views`` is empty.
         """
         started = perf_counter_ns()
-        rows = [bound] if bound else [(view, row) for view in views for row in view.rows]
-        judged = [(*_judge(view, row, self.destination), view, row) for view, row in rows]
-        best = min((verdict for verdict in judged if verdict[0] < _UNFIT), key=lambda v: v[0], default=None)
-        for verdict in judged:
-            rank, rule, reason, view, row = verdict
-            chosen = verdict is best
-            if best is not None and not chosen and rank < _UNFIT:
-                reason = f"passes, but another comes first ({reason})"
-            self.candidates.append(
-                Candidate(
-                    str(self.destination),
-                    str(row.gid),
-                    view.device.name,
-                    row.port_num,
-                    row.gid_index,
-                    str(row.gid),
-                    rank < _UNFIT,
-                    chosen,
-                    rule,
-                    reason,
-                )
-            )
-        found = f"{best[3].device.name} port {best[3].port_num}" if best else "no port passed"
+        pairs = [bound] if bound else [(view, row) for view in views for row in view.rows]
+        judged = [_judge(view, row, self.destination) for view, row in pairs]
+        best = min((one for one in judged if one.passed), key=lambda one: one.rank, default=None)
+        self.candidates += [self._candidate(one, one is best) for one in judged]
+        found = f"{best.view.device.name} port {best.row.port_num}" if best else "no port passed"
         self.steps.append(("select", perf_counter_ns() - started, found))
         if best is None:
-            why = "; ".join(f"{v[3].device.name}: {v[2]}" for v in judged) or why_none()
-            raise Failure(
-                errno.ENODEV, "select", f"no InfiniBand port reaches {self.destination.addr}: {why}", "'rdmacm devices'"
-            )
-        self.view, self.row = best[3], best[4]
+            why = "; ".join(f"{one.view.device.name}: {one.reason}" for one in judged) or why_none()
+            message = f"no InfiniBand port reaches {self.destination.addr}: {why}"
+            raise Failure(errno.ENODEV, "select", message, "'rdmacm devices'")
+        return best.view, best.row
+
+    def _candidate(self, one: _Judgement, chosen: bool) -> Candidate:
+        reason = f"passes, but another comes first ({one.reason})" if one.passed and not chosen else one.reason
+        return Candidate(
+            str(self.destination),
+            str(one.row.gid),
+            one.view.device.name,
+            one.row.port_num,
+            one.row.gid_index,
+            str(one.row.gid),
+            one.passed,
+            chosen,
+            one.rule,
+            reason,
+        )
 
     def explain(self, node: str | None, failure: Failure | None, extra: tuple[Step, ...] = ()) -> Explanation:
-        """Everything that is known, as data."""
+        """Everything that is known, ending in ``failure`` if there is one; ``extra`` steps come first."""
         explanation = Explanation(
             node=node or str(self.destination.addr),
             service=f"0x{self.destination.sid:x}",
@@ -130,19 +141,16 @@ class IbLookup:
         return explanation if failure is None else failure.explained(explanation)
 
 
-#: Ranks from here on are objections.
-_UNFIT = 10
-
-
-def _judge(view: IbView, row: GidEntry, destination: SockAddrIB) -> tuple[int, str, str]:
-    """Rank, rule and reason of a port and GID for a destination; the lowest rank wins, the first among equals."""
+def _judge(view: IbPortView, row: GidEntry, destination: SockAddrIB) -> _Judgement:
     gid = destination.addr
+    rank, rule, reason = 1, "subnet", "the first active port of the GID's subnet"
     if row.gid == gid:
-        return 0, "own", "the GID is its own"
-    if not view.is_active:
-        return _UNFIT, "state", f"the port is {view.port.state.name}, not ACTIVE"
-    if not view.has_pkey(destination.pkey):
-        return _UNFIT, "pkey", f"P_Key 0x{destination.pkey:04x} is not in its table"
-    if any(gid) and row.gid.subnet_prefix != gid.subnet_prefix:
-        return _UNFIT, "subnet", f"its subnet is {row.gid.subnet_prefix:016x}, the GID's {gid.subnet_prefix:016x}"
-    return 1, "subnet", "the first active port of the GID's subnet"
+        rank, rule, reason = 0, "own", "the GID is its own"
+    elif not view.is_active:
+        rank, rule, reason = _OBJECTION, "state", f"the port is {view.port.state.name}, not ACTIVE"
+    elif not view.has_pkey(destination.pkey):
+        rank, rule, reason = _OBJECTION, "pkey", f"P_Key 0x{destination.pkey:04x} is not in its table"
+    elif any(gid) and row.gid.subnet_prefix != gid.subnet_prefix:
+        rank, rule = _OBJECTION, "subnet"
+        reason = f"its subnet is {row.gid.subnet_prefix:016x}, the GID's {gid.subnet_prefix:016x}"
+    return _Judgement(rank, rule, reason, view, row)

@@ -1,15 +1,15 @@
-"""Address resolutions that wait for a neighbour.
+"""Resolutions that wait for the link-layer address of their next hop.
 
-Ids that wait for the same next hop wait together: one probe is sent for all of them, and one answer ends it for
-all. The kernel gives up on a neighbour after three tries of a second; this does not, it asks again every second
-until each id's own timeout is over, as the kernel's connection manager does.
+Ids that wait for the same next hop share one probe and end together when it answers. The kernel gives up on a neighbour
+after three tries, one a second. This module probes once a second until each id's own timeout, as the kernel's
+connection manager does.
 """
 
 from __future__ import annotations
 
 import errno
 from socket import AF_INET, AF_INET6, inet_ntop
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from rdmacm.failure import Failure
 from rdmacm.net.types import Neighbour, Network
@@ -19,42 +19,46 @@ from rdmacm.resolution.lookup import Lookup
 
 __all__ = ["NeighbourWaiter", "PendingNeighbours"]
 
-#: Seconds between probes for one neighbour.
+#: Seconds between two probes of one neighbour.
 PROBE_INTERVAL = 1.0
 
-#: (family, interface, packed address) of a next hop.
-Hop = tuple[int, int, bytes]
+#: Family, interface index and packed address of a next hop.
+_Hop: TypeAlias = tuple[int, int, bytes]
 
 
 class NeighbourWaiter(Protocol):
     """An id that waits for a neighbour. Every method is called with the runtime's lock held."""
 
     def address_found(self, lookup: Lookup) -> None:
-        """The neighbour is known: ``lookup.neighbour``."""
+        """The neighbour has answered: ``lookup.neighbour`` is its entry."""
 
     def address_failed(self, lookup: Lookup, failure: Failure) -> None:
-        """The neighbour did not answer in time."""
+        """The neighbour has not answered in time."""
 
     def reconsider(self, lookup: Lookup, deadline: float) -> None:
-        """Interfaces, addresses or routes have changed: look again, and wait until ``deadline`` at the latest."""
+        """Interfaces, addresses or routes have changed: resolve again, and wait until ``deadline`` at the latest."""
 
 
 class PendingNeighbours:
-    """The waiting ids of one provider, by the neighbour they wait for. Used with the runtime's lock held."""
+    """The waiting ids of one provider. Used with the runtime's lock held."""
 
     def __init__(self, runtime: Runtime, network: Network) -> None:
         self._runtime = runtime
         self._network = network
-        self._waiting: dict[Hop, dict[NeighbourWaiter, tuple[Lookup, Timer]]] = {}
-        self._probes: dict[Hop, Timer] = {}
+        #: By next hop: each waiting id with its lookup and the timer of its timeout.
+        self._waiting: dict[_Hop, dict[NeighbourWaiter, tuple[Lookup, Timer]]] = {}
+        #: The timer of each next hop's next probe.
+        self._probes: dict[_Hop, Timer] = {}
 
     def __len__(self) -> int:
+        """How many ids wait."""
         return sum(len(ids) for ids in self._waiting.values())
 
     def add(self, waiter: NeighbourWaiter, lookup: Lookup, deadline: float) -> bool:
-        """Wait for the lookup's next hop until ``deadline``.
+        """Wait for the lookup's next hop until ``deadline``, on the runtime's clock.
 
-        False where the neighbour is known already, or cannot be seen, and there is nothing to wait for.
+        False if there is nothing to wait for: no next hop, a known neighbour, or a system that does not show its
+        neighbour table.
         """
         hop = lookup.next_hop
         network = self._network
@@ -65,15 +69,16 @@ class PendingNeighbours:
             lookup.neighbour = network.neighbour(*hop)
             if lookup.neighbour is not None and lookup.neighbour.state.is_valid:
                 return False
-            network.watch(True)  # before probing: the answer must not come unseen
+            network.watch(True)  # before the probe, so that the notification of its answer is not missed
             group = self._waiting[hop] = {}
-            network.probe(*hop, self._via(lookup))
-            self._probe_later(hop)
+            network.probe(*hop, self._destination_behind(lookup))
+            self._set_probe_timer(hop)
         group[waiter] = lookup, self._runtime.call_at(deadline, lambda _: self._expire(waiter, hop, lookup))
         return True
 
     @staticmethod
-    def _via(lookup: Lookup) -> bytes | None:
+    def _destination_behind(lookup: Lookup) -> bytes | None:
+        """The destination, if the next hop is the gateway to it."""
         return lookup.destination.ip if lookup.route is not None and lookup.route.gateway else None
 
     def remove(self, waiter: NeighbourWaiter, lookup: Lookup) -> None:
@@ -85,47 +90,49 @@ class PendingNeighbours:
             if not group:
                 self._close(hop)
 
-    def _close(self, hop: Hop) -> None:
+    def _close(self, hop: _Hop) -> None:
+        """Stop all waits for a next hop."""
         for _, timer in self._waiting.pop(hop).values():
             timer.cancel()
         self._probes.pop(hop).cancel()
         if not self._waiting:
             self._network.watch(False)
 
-    def _expire(self, waiter: NeighbourWaiter, hop: Hop, lookup: Lookup) -> None:
+    def _expire(self, waiter: NeighbourWaiter, hop: _Hop, lookup: Lookup) -> None:
         # The answer may be in the table although its notification was lost.
         lookup.neighbour = self._network.neighbour(*hop)
         if lookup.neighbour is not None and lookup.neighbour.state.is_valid:
             self.neighbour_changed(lookup.neighbour)
             return
         self.remove(waiter, lookup)
-        interface = lookup.host.interface_name(hop[1])
-        what = "the gateway" if lookup.route is not None and lookup.route.gateway else "it"
+        address, interface = inet_ntop(hop[0], hop[2]), lookup.host.interface_name(hop[1])
+        subject = "the gateway" if self._destination_behind(lookup) else "it"
         waiter.address_failed(
             lookup,
             Failure(
                 errno.ETIMEDOUT,
                 "neighbour",
-                f"{inet_ntop(hop[0], hop[2])} did not answer on {interface} in time",
-                f"whether {what} is up and on the network of {interface} ('ip neigh'), or a longer timeout",
+                f"{address} did not answer on {interface} in time",
+                f"whether {subject} is up and on the network of {interface} ('ip neigh'), or a longer timeout",
             ),
         )
 
-    def _probe_later(self, hop: Hop) -> None:
+    def _set_probe_timer(self, hop: _Hop) -> None:
         when = self._runtime.clock() + PROBE_INTERVAL
         self._probes[hop] = self._runtime.call_at(when, lambda _: self._probe(hop))
 
-    def _probe(self, hop: Hop) -> None:
+    def _probe(self, hop: _Hop) -> None:
         network = self._network
         entry = network.neighbour(*hop)
         if entry is not None and entry.state.is_valid:
             self.neighbour_changed(entry)
             return
-        network.probe(*hop, self._via(next(iter(self._waiting[hop].values()))[0]))
-        self._probe_later(hop)
+        lookup, _ = next(iter(self._waiting[hop].values()))
+        network.probe(*hop, self._destination_behind(lookup))
+        self._set_probe_timer(hop)
 
     def neighbour_changed(self, neighbour: Neighbour) -> None:
-        """An entry of the neighbour table has changed: end the waits it answers."""
+        """An entry of the neighbour table has changed: end the waits for it if it is valid."""
         if not neighbour.state.is_valid:
             return
         family = AF_INET if len(neighbour.ip) == 4 else AF_INET6
@@ -140,6 +147,6 @@ class PendingNeighbours:
 
     def reconsider(self) -> None:
         """Interfaces, addresses or routes have changed: every wait starts over, or fails at once."""
-        everyone = [(waiter, *wait) for group in self._waiting.values() for waiter, wait in group.items()]
-        for waiter, lookup, timer in everyone:
+        waits = [(waiter, *wait) for group in self._waiting.values() for waiter, wait in group.items()]
+        for waiter, lookup, timer in waits:
             waiter.reconsider(lookup, timer.when)

@@ -1,4 +1,4 @@
-"""The software provider: RDMA devices in user space, on any network interface."""
+"""The software provider: RDMA devices in user space, on any network interface that carries IP."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ if TYPE_CHECKING:
 
 __all__ = ["SoftProvider", "open_provider"]
 
+#: Guards the two below.
 _lock = threading.Lock()
+#: By network namespace.
 _providers: dict[str, SoftProvider] = {}
+#: Whether the handlers for exit and fork are registered.
 _guarded = False
 
 
@@ -32,10 +35,10 @@ def open_provider() -> SoftProvider:
         if provider is None:
             if not _guarded:
                 _guarded = True
-                atexit.register(_goodbye)
+                atexit.register(_leave)
                 if hasattr(os, "register_at_fork"):
-                    os.register_at_fork(after_in_child=_forget)
-            # Sockets keep a namespace alive: do not hold on to those of namespaces nobody here uses any more.
+                    os.register_at_fork(after_in_child=_forget_parent)
+            # Sockets keep a namespace alive: close those of namespaces that this process no longer uses.
             for other in [k for k, p in _providers.items() if p.retire()]:
                 del _providers[other]
             provider = _providers[key] = SoftProvider(open_network(), namespace=key, infiniband=_infiniband())
@@ -51,14 +54,14 @@ def _infiniband() -> list[MadTransport]:
     return [transport_of(name) for name in ports_wanted(os.environ)]
 
 
-def _goodbye() -> None:
-    # Peers learn now what they would otherwise find out by timeouts.
+def _leave() -> None:
+    # Otherwise peers would notice only by timeouts.
     for provider in _providers.values():
         provider.leave()
 
 
-def _forget() -> None:
-    # A child shares its parent's sockets and must not read from them; it starts afresh.
+def _forget_parent() -> None:
+    # A child shares its parent's sockets and must not read from them; it makes new providers.
     global _lock
     _lock = threading.Lock()
     for provider in _providers.values():

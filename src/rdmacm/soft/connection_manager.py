@@ -1,8 +1,8 @@
 """Connection managers: one for all RoCE devices, and one for each InfiniBand port.
 
-The agent (:mod:`rdmacm.proto.cm.engine`) knows no socket and no id. A connection manager sends the agent's MADs over
-QP 1, delivers its events to the connectors they concern, and turns its deadline into a timer. Communication ids carry
-the wire's slot in their upper byte, so that answers find their process when several share the port.
+The agent (:mod:`rdmacm.proto.cm.engine`) does no input or output. A connection manager sends the agent's MADs over
+QP 1, delivers its events to the owners of the connections, and turns its deadline into a timer. The upper byte of a
+communication id is the wire's slot, so that replies reach the right process when several share the port.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _REQUESTS = (ConnectRequest, SidrRequest)
 
 
 class Gsi(Protocol):
-    """QP 1, the general services interface, as a connection manager uses it. The agent does not look into paths."""
+    """QP 1, the general services interface, as a connection manager uses it. A path is opaque to the agent."""
 
     #: Called with (MAD, path, now) for each MAD of a connection manager that arrives; the MAD is valid during the call.
     on_mad: Callable[[memoryview, Any, float], None] | None
@@ -65,16 +65,12 @@ class RequestHandler(Protocol):
 
 
 class ConnectionManager:
-    """See the module. Used with the runtime's lock held.
+    """See the module. Used with the runtime's lock held. ``gsi`` carries its MADs."""
 
-    ``gsi`` carries its MADs; ``port_index`` numbers the InfiniBand port it belongs to, None for RoCE.
-    """
-
-    def __init__(self, runtime: Runtime, random: Random, gsi: Gsi, port_index: int | None = None) -> None:
+    def __init__(self, runtime: Runtime, random: Random, gsi: Gsi) -> None:
         self._runtime = runtime
         self._random = random
         self._gsi = gsi
-        self.port_index = port_index
         #: Made with the first listener or connection.
         self._agent: Agent | None = None
         #: The owner of each connection, by communication id.
@@ -83,11 +79,12 @@ class ConnectionManager:
         self._listeners: dict[CmListener, tuple[RequestHandler, object]] = {}
         #: Set for the agent's next deadline, or an earlier one.
         self._timer: Timer | None = None
+        #: Whether :meth:`dispatch` runs: an owner's callback may call it again.
         self._is_dispatching = False
 
     @property
     def agent(self) -> Agent:
-        """The agent; making it opens the wire."""
+        """The agent. The first use makes it and opens QP 1."""
         if self._agent is None:
             random, gsi = self._random, self._gsi
             gsi.open()
@@ -98,7 +95,7 @@ class ConnectionManager:
     def listen(
         self, handler: RequestHandler, service_id: int, local: bytes | None, backlog: int, accepts: Accepts
     ) -> CmListener:
-        """Take requests for a service id, to one local address or (None) to any."""
+        """Accept requests for a service id, at one local address or, if ``local`` is None, at any."""
         listener = self.agent.listen(service_id, backlog=backlog, accepts=accepts)
         try:
             token = self._gsi.listen(service_id, local)
@@ -110,7 +107,7 @@ class ConnectionManager:
         return listener
 
     def unlisten(self, listener: CmListener) -> None:
-        """Take no more requests for a listener."""
+        """Undo :meth:`listen`."""
         found = self._listeners.pop(listener, None)
         if found is not None and self._agent is not None:
             self._agent.unlisten(listener)
@@ -159,7 +156,7 @@ class ConnectionManager:
         self._set_timer(agent.next_deadline())
 
     def _set_timer(self, deadline: float | None) -> None:
-        """Set the timer for ``deadline``. A timer that is earlier stays: it looks at the deadline when it fires."""
+        """Set the timer for ``deadline``. An earlier timer stays: when it fires, it sets one for the new deadline."""
         if deadline is not None and (self._timer is None or deadline < self._timer.when):
             if self._timer is not None:
                 self._timer.cancel()
@@ -181,7 +178,7 @@ class ConnectionManager:
             found = self._listeners.get(event.listener)
             if found is not None:
                 found[0].requested(event, self)
-            else:  # the listener was destroyed after the request had been queued
+            else:  # the listener was destroyed while the event was queued
                 agent.destroy(event.comm_id, self._runtime.clock())
             return
         if isinstance(event, TimewaitExit):
@@ -195,7 +192,7 @@ class ConnectionManager:
             owner.connection_event(event)
 
     def close(self) -> None:
-        """Forget every connection and listener; the provider closes its descriptors."""
+        """Drop every connection and listener, without notifying the peers."""
         self._agent = None
         self._owners.clear()
         self._listeners.clear()

@@ -1,4 +1,4 @@
-"""The software devices: one RoCEv2 device for each network interface that can carry IP."""
+"""The software devices: one RoCEv2 device with one port for each network interface that can carry IP."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from socket import AF_INET
 
 from rdmacm.address import DEFAULT_PKEY, Gid, is_link_local
 from rdmacm.net.types import Interface, InterfaceAddress, Network
-from rdmacm.resolution.hosts import DeviceView, HostView, mtu_code
+from rdmacm.resolution.hosts import HostView, PortView, mtu_code
 from rdmacm.verbs.device import Device, GidEntry, Port
 from rdmacm.verbs.enums import GidType, LinkLayer, Mtu, NodeType, PortState, TransportType
 
-__all__ = ["PORT_NUM", "read_host"]
+__all__ = ["PORT_NUM", "PROVIDER", "read_host"]
 
-#: Every software device has one port.
+#: The name of the provider.
+PROVIDER = "soft"
+#: The one port of every software device.
 PORT_NUM = 1
 
-#: ARPHRD_*: CAN, MCTP, 802.11 monitor interfaces, 802.15.4, netlink and vsock monitors. None of them carries IP.
+#: ARPHRD_* of interfaces that do not carry IP: CAN, MCTP, 802.11 monitors, 802.15.4, netlink and vsock monitors.
 _NO_IP = frozenset({280, 290, 801, 802, 803, 804, 805, 824, 826})
 
-#: What is enslaved to one of these has its addresses on its master.
+#: Kinds of masters that have the addresses of their slaves.
 _MASTERS = frozenset({"bond", "bridge", "team", "openvswitch"})
 
 
@@ -28,14 +30,14 @@ def _node_guid(interface: Interface) -> int:
     mac = interface.address
     if len(mac) == 6 and any(mac):
         eui = bytes((mac[0] ^ 2, mac[1], mac[2], 0xFF, 0xFE, mac[3], mac[4], mac[5]))
-    else:  # loopback and tunnels have none; a GUID must be there, and not be zero
+    else:  # loopback and tunnels have no MAC address; a GUID must not be zero
         digest = hashlib.blake2b(f"rdmacm {interface.name} {interface.index}".encode(), digest_size=8).digest()
         eui = bytes((digest[0] & 0xFC | 0x02,)) + digest[1:]
     return int.from_bytes(eui, "big")
 
 
 def _order(address: InterfaceAddress) -> int:
-    """GID table order for addresses that appear together: link-local, IPv4, other IPv6."""
+    """Sort key of addresses that appear together in the GID table: link-local, IPv4, other IPv6."""
     if address.family == AF_INET:
         return 1
     return 0 if is_link_local(address.ip) else 2
@@ -44,7 +46,7 @@ def _order(address: InterfaceAddress) -> int:
 def _gid_rows(
     interface: Interface, addresses: list[InterfaceAddress], before: tuple[GidEntry, ...]
 ) -> tuple[GidEntry, ...]:
-    """The GID table: an address keeps its index while it lives; a new one takes the lowest free index."""
+    """The GID table: an address keeps its index as long as it exists; a new one takes the lowest free index."""
     wanted = {Gid.from_ip(a.ip): None for a in sorted(addresses, key=_order)}
     rows = {row.gid_index: replace(row, ndev_name=interface.name) for row in before if row.gid in wanted}
     kept = {row.gid for row in rows.values()}
@@ -59,17 +61,17 @@ def _gid_rows(
 
 
 def read_host(network: Network, before: HostView | None = None) -> HostView:
-    """The host as it is now. ``before`` keeps GID indices stable across changes."""
+    """A view of the host as it is now. Addresses keep their GID indices of the view ``before``."""
     interfaces = {interface.index: interface for interface in network.interfaces()}
     addresses: dict[int, list[InterfaceAddress]] = {}
     for address in network.addresses():
         if address.usable:
             addresses.setdefault(address.ifindex, []).append(address)
-    views: list[DeviceView] = []
+    ports: list[PortView] = []
     for interface in sorted(interfaces.values(), key=lambda i: i.index):
         if interface.arp_type in _NO_IP or interface.slave_kind in _MASTERS:
             continue
-        old = before.by_ifindex.get(interface.index) if before else None
+        old = before.by_key.get((interface.index, PORT_NUM)) if before else None
         rows = _gid_rows(interface, addresses.get(interface.index, []), old.rows if old else ())
         port = Port(
             PORT_NUM,
@@ -83,11 +85,11 @@ def read_host(network: Network, before: HostView | None = None) -> HostView:
         device = Device(
             f"soft_{interface.name}",
             interface.index,
-            "soft",
+            PROVIDER,
             NodeType.CA,
             TransportType.IB,
             _node_guid(interface),
             (port,),
         )
-        views.append(DeviceView(device, interface, rows, PORT_NUM))
-    return HostView.of(views, interfaces, "soft")
+        ports.append(PortView(device, port, interface))
+    return HostView.of(PROVIDER, ports, interfaces)

@@ -1,8 +1,7 @@
-"""The host that the soft provider's ids live on: its devices, ports and connection managers, as they are now.
+"""The host that the soft provider's ids live on: its devices, ports and connection managers.
 
-:class:`SoftHost` is what an id takes: the pictures that a resolution reads, the tables that bound ids are in, and what
-carries connections. It takes in what the network reports, and drives the wire; :mod:`rdmacm.soft.provider` is the API
-around it.
+:class:`SoftHost` gives ids the views that a resolution reads, the tables of bound ids, and the connection managers. It
+follows the changes that the network reports, and drives the wire. :mod:`rdmacm.soft.provider` is the API around it.
 """
 
 from __future__ import annotations
@@ -11,22 +10,21 @@ import errno
 from collections.abc import Sequence, Sized
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from rdmacm.errors import cm_error
 from rdmacm.net.types import Change, Network
 from rdmacm.progress.runtime import Runtime
-from rdmacm.proto.sa import PathRecord
-from rdmacm.resolution import lookup as resolver
-from rdmacm.resolution.hosts import DeviceView, HostView
-from rdmacm.resolution.infiniband import IbView
+from rdmacm.resolution.hosts import HostView, PortKey, PortView
+from rdmacm.resolution.infiniband import IbPortView
 from rdmacm.resolution.neighbours import PendingNeighbours
+from rdmacm.resolution.path import PathMaker
 from rdmacm.soft.connection_manager import ConnectionManager
 from rdmacm.soft.device.device import SoftDevice
 from rdmacm.soft.device.multiplexer import QPMultiplexer
-from rdmacm.soft.devices import read_host
+from rdmacm.soft.devices import PORT_NUM, PROVIDER, read_host
 from rdmacm.soft.helper import Helper
-from rdmacm.soft.ib.ports import IbDevice, IbHost
+from rdmacm.soft.ib.ports import IbDevice, IbPorts
 from rdmacm.soft.port_table import PortTable
 from rdmacm.soft.wire.base import Wire
 from rdmacm.verbs.device import Context, Device
@@ -34,24 +32,27 @@ from rdmacm.verbs.device import Context, Device
 if TYPE_CHECKING:
     from rdmacm.ib.transport import MadTransport
 
-__all__ = ["BoundId", "SoftHost"]
+__all__ = ["AnyPortView", "BoundId", "SoftHost"]
 
-#: Seconds between two looks at what the network reports. A resolution looks at once.
+#: A port of either kind.
+AnyPortView: TypeAlias = PortView | IbPortView
+
+#: Seconds between two looks at the network's reports. A resolution looks at once.
 _LOOK_INTERVAL = 0.001
 
 
 class BoundId(Protocol):
-    """An id that is bound to a device."""
+    """An id that is bound to a port."""
 
-    def device_changed(self, before: DeviceView, after: DeviceView | None) -> None:
-        """The device is gone (None), or its interface or its GIDs are not what they were."""
+    def device_changed(self, before: PortView, after: PortView | None) -> None:
+        """The device was removed (None), or its interface or its GIDs have changed."""
 
 
 class SoftHost:
     """See the module. Used with the runtime's lock held; the runtime's :class:`rdmacm.progress.runtime.Driver`."""
 
-    #: The provider's name, in explanations.
-    provider_name = "soft"
+    #: The provider's name, for explanations.
+    provider_name = PROVIDER
 
     def __init__(
         self,
@@ -67,38 +68,37 @@ class SoftHost:
         self.runtime = runtime
         self.network = network
         self.random = random
-        #: The RoCE devices' queue pairs, on the wire.
+        #: The queue pairs of the RoCE devices, on the wire.
         self.mux = QPMultiplexer(runtime, wire, random)
         self.mux.on_open = self._wire_opened
-        #: The RoCE devices' connection manager; each InfiniBand port has its own (:attr:`ib`).
+        #: The connection manager of the RoCE devices. Each InfiniBand port has its own (:attr:`ib`).
         self.cm = ConnectionManager(runtime, random, self.mux.gsi)
-        self.ib = IbHost(runtime, random, infiniband, self._infiniband_opened)
+        self.ib = IbPorts(runtime, random, infiniband, self._infiniband_opened)
         self.neighbours = PendingNeighbours(runtime, network)
+        self.paths = PathMaker(network)
         self.helper = Helper(runtime, self.mux)
         #: Names the port table that the processes of a network namespace share.
         self._namespace = namespace
-        #: A port table given by the caller, which is never closed for good.
+        #: The port table that the caller gave, if any. It is used again after :meth:`released`.
         self._given_ports = ports
         self._ports = ports
-        #: The current picture; None before the first look.
+        #: The current view; None before the first look.
         self._view: HostView | None = None
         #: Whether the network reports changes; otherwise each look reads everything.
         self._is_monitored = False
-        #: On the runtime's clock: when to look at what the network reports.
+        #: On the runtime's clock: when to look at the network's reports again.
         self._look_due = 0.0
-        #: The ids of each interface. Dicts keep the order, so that a simulated run repeats.
-        self._bound: dict[int, dict[BoundId, None]] = {}
-        #: Devices in use, by interface index.
+        #: The ids that are bound to each port. Dicts keep their order, so that a simulated run repeats.
+        self._bound: dict[PortKey, dict[BoundId, None]] = {}
+        #: Devices in use, by device index.
         self._devices: dict[int, SoftDevice | IbDevice] = {}
-        #: Open devices that ids share, by interface index and name.
+        #: Contexts that ids share, by device index and name.
         self._contexts: dict[tuple[int, str], Context] = {}
-        #: ``ibv_rate`` and default hop limit, by interface index and address family.
-        self._link_facts: dict[tuple[int, int], tuple[int, int]] = {}
 
-    # -- pictures -------------------------------------------------------------------------------------
+    # -- views ----------------------------------------------------------------------------------------
 
     def view(self) -> HostView:
-        """The current picture, after taking in what the network has reported since the last look."""
+        """The interfaces and RoCE devices as they are now."""
         if self._view is None:
             self._is_monitored = self.network.fileno() >= 0  # before the first look, so that no change is missed
             self._view = read_host(self.network)
@@ -110,22 +110,25 @@ class SoftHost:
         return self._view
 
     def last_view(self) -> HostView:
-        """The current picture, without another look."""
+        """The view of the last look, without another look."""
         return self._view if self._view is not None else self.view()
 
-    def devices(self) -> list[DeviceView | IbView]:
-        """Every device as it is now."""
-        return [*self.view().devices, *self.ib.views()]
+    def port_views(self) -> list[AnyPortView]:
+        """Every port as it is now."""
+        return [*self.view().ports, *self.ib.views()]
 
-    def device_at(self, ifindex: int) -> Device | None:
-        """The device with this interface index as it is now, whatever its name has become."""
+    def device(self, index: int) -> Device | None:
+        """The device with an index as it is now; its name may have changed. None once it has been removed.
+
+        The index of a RoCE device is its interface's; that of an InfiniBand device is negative.
+        """
         with self.runtime.lock:
-            view = self.ib.view_at(ifindex) if ifindex < 0 else self.view().by_ifindex.get(ifindex)
+            view = self.ib.view_of_device(index) if index < 0 else self.view().by_key.get((index, PORT_NUM))
             return view.device if view else None
 
-    def last_device_at(self, ifindex: int) -> Device | None:
-        """The RoCE device on an interface in the current picture, without another look."""
-        view = self.last_view().by_ifindex.get(ifindex)
+    def last_device(self, index: int) -> Device | None:
+        """The RoCE device with an index in the view of the last look, without another look."""
+        view = self.last_view().by_key.get((index, PORT_NUM))
         return view.device if view else None
 
     @property
@@ -135,18 +138,6 @@ class SoftHost:
             low, high = self.network.setting("net/ipv4/ip_local_port_range", 32768, 60999)
             self._ports = PortTable(self._namespace, (low, high))
         return self._ports
-
-    def path_of(self, lookup: resolver.Lookup, src_port: int, **more: int) -> PathRecord:
-        """The path record of a finished lookup (:func:`rdmacm.resolution.lookup.make_path`)."""
-        assert lookup.device is not None
-        view, family = lookup.device, lookup.destination.family
-        facts = self._link_facts.get((view.ifindex, family))
-        if facts is None:  # read from /sys and /proc, which is slow; link notifications tell of changes
-            facts = self._link_facts[view.ifindex, family] = (
-                resolver.link_rate(self.network, view),
-                resolver.default_hop_limit(self.network, family, view.interface.name),
-            )
-        return resolver.make_path(lookup, facts[0], facts[1], src_port, **more)
 
     def _apply(self, change: Change) -> None:
         if change.links or change.lost:
@@ -159,60 +150,57 @@ class SoftHost:
     def _reread(self) -> None:
         before = self._view
         self._view = after = read_host(self.network, before)
-        self._link_facts.clear()
+        self.paths.forget()
         if before is None:
             return
-        for view in before.devices:
-            now = after.by_ifindex.get(view.ifindex)
+        for view in before.ports:
+            now = after.by_key.get(view.key)
             if now is None or now.interface != view.interface or now.rows != view.rows:
-                for bound in list(self._bound.get(view.ifindex, ())):
+                for bound in list(self._bound.get(view.key, ())):
                     bound.device_changed(view, now)
 
-    # -- ids and devices in use -----------------------------------------------------------------------
+    # -- bound ids and devices in use -----------------------------------------------------------------
 
-    def attach(self, bound: BoundId, view: DeviceView | IbView) -> None:
-        """An id is bound to a device."""
-        self._bound.setdefault(view.ifindex, {})[bound] = None
+    def attach(self, bound: BoundId, view: AnyPortView) -> None:
+        """An id has been bound to a port."""
+        self._bound.setdefault(view.key, {})[bound] = None
 
-    def detach(self, bound: BoundId, view: DeviceView | IbView) -> None:
-        """An id is bound to a device no more."""
-        ids = self._bound.get(view.ifindex)
+    def detach(self, bound: BoundId, view: AnyPortView) -> None:
+        """Undo :meth:`attach`."""
+        ids = self._bound.get(view.key)
         if ids is not None:
             ids.pop(bound, None)
             if not ids:
-                del self._bound[view.ifindex]
+                del self._bound[view.key]
 
     @property
     def bound_ids(self) -> int:
-        """How many ids are bound to a device."""
+        """How many ids are bound to a port."""
         return sum(map(len, self._bound.values()))
 
-    def context_of(self, view: DeviceView | IbView) -> Context:
-        """The open device that all ids share that are bound to it under its present name."""
-        key = view.ifindex, view.device.name
-        context = self._contexts.get(key)
+    def context_of(self, view: AnyPortView) -> Context:
+        """The context that all ids share that are bound to a device under its present name."""
+        index, name = view.device.index, view.device.name
+        context = self._contexts.get((index, name))
         if context is None:
-            ifindex = view.ifindex
-            context = self._contexts[key] = Context(
-                view.device.name, partial(self.device_at, ifindex), partial(self.open_device_at, ifindex)
-            )
+            context = Context(name, partial(self.device, index), partial(self.open_device, index))
+            self._contexts[index, name] = context
         return context
 
-    def open_device_at(self, ifindex: int) -> SoftDevice | IbDevice:
-        """The device with this interface index, to be used; ENODEV once it has been removed."""
+    def open_device(self, index: int) -> SoftDevice | IbDevice:
+        """The device with an index, to be used; ENODEV once it has been removed."""
         with self.runtime.lock:
-            device = self._devices.get(ifindex)
+            device = self._devices.get(index)
             if device is None:
-                picture = self.device_at(ifindex)
-                if picture is None:
+                found = self.device(index)
+                if found is None:
                     raise cm_error(errno.ENODEV, "the device has been removed", "open_device")
-                device = self._devices[ifindex] = (
-                    IbDevice(picture.name) if ifindex < 0 else self._soft_device(picture.name, ifindex)
+                device = self._devices[index] = (
+                    IbDevice(found.name)
+                    if index < 0
+                    else SoftDevice(self.runtime, self.mux, self.random, found.name, index, self.last_device)
                 )
             return device
-
-    def _soft_device(self, name: str, ifindex: int) -> SoftDevice:
-        return SoftDevice(self.runtime, self.mux, self.random, name, ifindex, self.last_device_at)
 
     # -- the runtime's driver -------------------------------------------------------------------------
 
@@ -250,7 +238,7 @@ class SoftHost:
             self._ports = self._given_ports
         self._view = None
         self._contexts.clear()
-        self._link_facts.clear()
+        self.paths.forget()
 
     def _wire_opened(self) -> None:
         self.runtime.descriptors_changed()
@@ -258,7 +246,7 @@ class SoftHost:
             self.helper.start()
 
     def _infiniband_opened(self) -> None:
-        """An InfiniBand port has a descriptor now."""
+        """The transport of an InfiniBand port has been opened."""
         if self.runtime.in_use:
             self.runtime.descriptors_changed()
             if self.ib.filenos():  # none in virtual time

@@ -1,4 +1,4 @@
-"""The software provider of one network namespace: the API's side of a host (:class:`rdmacm.soft.host.SoftHost`)."""
+"""The software provider of one network namespace: the seam on top of a :class:`rdmacm.soft.host.SoftHost`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from rdmacm.net.types import Network
 from rdmacm.progress.runtime import Runtime
 from rdmacm.proto.sa import PathRecord
 from rdmacm.provider import EventQueue, FoundServices, Owner, RouteChoice, Tap
-from rdmacm.resolution import lookup as resolver
-from rdmacm.resolution.infiniband import IbLookup, IbView
+from rdmacm.resolution.infiniband import IbLookup, IbPortView
+from rdmacm.resolution.lookup import Lookup, find
 from rdmacm.soft.device.device import SoftDevice
+from rdmacm.soft.devices import PROVIDER
 from rdmacm.soft.entropy import BufferedSystemRandom
 from rdmacm.soft.event_queue import SoftQueue
 from rdmacm.soft.host import SoftHost
@@ -38,19 +39,20 @@ __all__ = ["SoftProvider"]
 
 T = TypeVar("T")
 
-#: Seconds that the path of :meth:`SoftProvider.find_path` may take, as rdma_create_ep(3) allows for a route.
+#: Seconds. The timeout of :meth:`SoftProvider.find_path`, which is that of rdma_create_ep(3) for a route.
 ROUTE_TIMEOUT = 2.0
 
 
 class SoftProvider:
     """See :class:`rdmacm.provider.Provider`.
 
-    ``network``, ``wire`` and ``clock`` (seconds, monotonic) are the world; ``namespace`` names the shared port table,
-    and ``ports`` replaces it; ``random`` is where unpredictable numbers come from. ``infiniband`` are the InfiniBand
-    ports beside the devices of the network's interfaces. ``runtime`` replaces the one made from ``clock``.
+    ``network`` is what it reads of the system, ``wire`` carries its packets (default: UDP port 4791), and ``random``
+    makes the numbers that peers must not guess. ``namespace`` names the port table that processes share; ``ports``
+    replaces that table. ``infiniband`` are InfiniBand ports beside the RoCE devices of the network's interfaces.
+    ``clock`` reads seconds and never goes back; ``runtime`` replaces the one that is made of it.
     """
 
-    name = "soft"
+    name = PROVIDER
 
     def __init__(
         self,
@@ -81,20 +83,20 @@ class SoftProvider:
 
     def devices(self) -> tuple[Device, ...]:
         with self.runtime.lock:
-            return tuple(view.device for view in self.host.devices())
+            return tuple(view.device for view in self.host.port_views())
 
     def open_device(self, name: str) -> SoftDevice | IbDevice:
         with self.runtime.lock:
             self.runtime.check_fork("open_device")
-            for view in self.host.devices():
+            for view in self.host.port_views():
                 if view.device.name == name:
-                    return self.host.open_device_at(view.ifindex)
+                    return self.host.open_device(view.device.index)
         raise cm_error(errno.ENODEV, "there is no such device", "open_device", name, "'rdmacm devices' lists them")
 
     def owner_of(self, address: InetAddr) -> tuple[str, int] | None:
         with self.runtime.lock:
-            for view, _ in self.host.view().by_ip.get(address.ip, ()):
-                if not address.link or view.ifindex == address.link:
+            for view, row in self.host.view().by_ip.get(address.ip, ()):
+                if address.link in (0, row.ndev_ifindex):
                     return view.device.name, view.port_num
         return None
 
@@ -127,27 +129,23 @@ class SoftProvider:
 
     def find_route(self, destination: InetAddr, source: InetAddr | None) -> RouteChoice | None:
         with self.runtime.lock:
+            lookup = Lookup(self.host.view(), destination, source, "given")
             try:
-                lookup = resolver.find(self.host.network, self.host.view(), destination, source, "given")
-                path = self.host.path_of(lookup, 0)
+                found = find(self.host.network, lookup)
+                path = self.host.paths.make(lookup, 0)
             except Failure:
                 return None
-            assert lookup.device is not None and lookup.row is not None and lookup.query is not None
-            chosen = InetAddr(
-                destination.family,
-                lookup.query.source,
-                source.port if source else 0,
-                0,
-                lookup.device.ifindex if is_link_local(lookup.query.source) else 0,
-            )
-            return RouteChoice(chosen, lookup.device.device.name, lookup.device.port_num, lookup.row.gid_index, path)
+            port, row = source.port if source else 0, found.row
+            scope_id = row.ndev_ifindex if is_link_local(found.source) else 0
+            chosen = InetAddr(destination.family, found.source, port, 0, scope_id)
+            return RouteChoice(chosen, found.port.device.name, found.port.port_num, row.gid_index, path)
 
     def explain_route(self, destination: InetAddr, source: InetAddr | None) -> Explanation:
         with self.runtime.lock:
-            lookup = resolver.Lookup(self.host.view(), destination, source, "given", 0)
+            lookup = Lookup(self.host.view(), destination, source, "given")
             failure: Failure | None = None
             try:
-                resolver.find(self.host.network, lookup.host, destination, source, "given", lookup=lookup)
+                find(self.host.network, lookup)
             except Failure as error:
                 failure = error
             return lookup.explain(None, failure)
@@ -160,17 +158,15 @@ class SoftProvider:
             lookup = IbLookup(destination, self.name)
             bound = None
             if source is not None and any(source.addr):
-                bound = ports.owner_of(source.addr)
+                bound = ports.row_of(source.addr)
                 if bound is None:
                     return None
             try:
-                lookup.choose(ports.views(), bound, ports.why_not)
+                view, row = lookup.choose(ports.views(), bound, ports.why_none)
             except Failure:
                 return None
-            view, row = lookup.view, lookup.row
-            assert view is not None and row is not None
         session = ports.subnet_of(view).sa
-        ask = partial(session.query_paths, view.port, row.gid, destination, ROUTE_TIMEOUT, like=like)
+        ask = partial(session.query_paths, view.ib_port, row.gid, destination, ROUTE_TIMEOUT, like=like)
         paths: tuple[PathRecord, ...] = self._ask(view, ask)
         if not paths:
             return None
@@ -182,22 +178,22 @@ class SoftProvider:
             views = [view for view in self.host.ib.views() if view.is_active and view.rows]
         for view in views:
             session = self.host.ib.subnet_of(view).sa
-            records = self._ask(view, partial(session.query_services, view.port, service))
+            records = self._ask(view, partial(session.query_services, view.ib_port, service))
             if records:
                 return FoundServices(view.rows[0].gid, view.device.name, view.port_num, records)
         return None
 
     def _ask(
-        self, view: IbView, ask: Callable[[Callable[[tuple[T, ...], Failure | None], None]], int]
+        self, view: IbPortView, ask: Callable[[Callable[[tuple[T, ...], Failure | None], None]], int]
     ) -> tuple[T, ...]:
-        """Ask a subnet administrator and wait; nothing if it cannot be asked or does not answer."""
+        """Ask a subnet administrator and wait; empty if it cannot be asked, does not answer, or has no record."""
         answers: list[tuple[T, ...]] = []
         user = object()
         subnet = self.host.ib.subnet_of(view)
         self.runtime.use(user)
         try:
             with self.runtime.lock:
-                subnet.view()  # open
+                subnet.view()  # opens the transport
                 try:
                     query = ask(lambda found, _: answers.append(found))
                 except RdmaError:
@@ -213,7 +209,7 @@ class SoftProvider:
     # -- the end --------------------------------------------------------------------------------------
 
     def leave(self) -> None:
-        """The process ends: destroy the ids that are left, while there are threads to do it."""
+        """Destroy the ids that are left, because the process ends: their peers get a DREQ or REJ."""
         with self.runtime.lock:
             for user in self.runtime.users():
                 if isinstance(user, SoftQueue):

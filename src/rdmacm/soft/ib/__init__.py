@@ -1,1 +1,1 @@
-"""InfiniBand ports beside the soft devices."""
+"""InfiniBand ports, beside the software devices."""

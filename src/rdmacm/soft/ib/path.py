@@ -1,4 +1,4 @@
-"""The address of a peer's InfiniBand port, for messages of connection managers."""
+"""The address of a peer's connection manager on InfiniBand."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ __all__ = ["IbPath"]
 
 
 class IbPath:
-    """A port of a peer's, as the connection manager's paths have to be: equal where the port is the same.
-
-    ``pkey_index``: where the table of our port has the partition that they share.
-    """
+    """Where messages to a peer's connection manager go; equal to every other path to the same LID."""
 
     __slots__ = ("lid", "pkey_index", "sl")
 
     def __init__(self, lid: int, sl: int = 0, pkey_index: int = 0) -> None:
+        #: The peer's LID.
         self.lid = lid
+        #: The service level.
         self.sl = sl
+        #: The index of the common partition in the local port's P_Key table.
         self.pkey_index = pkey_index
 
     def __eq__(self, other: object) -> bool:

@@ -1,10 +1,9 @@
-"""InfiniBand ports beside the software devices: who they are, and which of them reaches whom.
+"""The InfiniBand ports of a host, beside its software devices.
 
-A port is a transport of management datagrams (:mod:`rdmacm.ib.transport`), so here is all of InfiniBand that takes no
-more than those: addresses, path records, services, and connections up to ESTABLISHED. What a connection is for, data,
-takes an adapter and its driver; :class:`IbDevice` says so where it is tried.
+A port is a transport of management datagrams (:mod:`rdmacm.ib.transport`). That is enough for addresses, path records,
+services, and connections up to ESTABLISHED. To move data takes the adapter's driver, which this package does not have.
 
-Transports are opened when a port is first asked for, and closed with the provider's last channel.
+A transport is opened when its port is first asked for, and closed with the provider's last channel.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from rdmacm.address import Gid
 from rdmacm.errors import cm_error
-from rdmacm.resolution.infiniband import IbView
+from rdmacm.resolution.infiniband import IbPortView
 from rdmacm.soft.device.device import SOFT_DEVICE_ATTR
 from rdmacm.verbs.device import GidEntry
 
@@ -25,58 +24,75 @@ if TYPE_CHECKING:
 
     from rdmacm.ib.transport import MadTransport
     from rdmacm.progress.runtime import Runtime
+    from rdmacm.soft.connection_manager import ConnectionManager
     from rdmacm.soft.ib.subnet import Subnet
 
-__all__ = ["IbDevice", "IbHost"]
+__all__ = ["IbDevice", "IbPorts"]
 
 
-class IbHost:
-    """The InfiniBand ports of a host, in the order they were named."""
+class IbPorts:
+    """The InfiniBand ports of one host. Used with the runtime's lock held.
+
+    ``opened()`` is called when a transport has been opened.
+    """
 
     def __init__(
         self, runtime: Runtime, random: Random, transports: Sequence[MadTransport], opened: Callable[[], None]
     ) -> None:
         self._runtime = runtime
+        #: In the order in which the ports were named.
         self.subnets: tuple[Subnet, ...] = ()
+        #: By device index. The indices are negative, because those of RoCE devices are interface indices.
+        self._by_device_index: dict[int, Subnet] = {}
         if transports:
-            from rdmacm.soft.ib.subnet import Subnet  # and all that it is made of
+            from rdmacm.soft.ib.subnet import Subnet  # most hosts need none of the modules behind it
 
-            self.subnets = tuple(
-                Subnet(runtime, random, transport, index, opened) for index, transport in enumerate(transports)
-            )
+            indices = range(-1, -1 - len(transports), -1)
+            self._by_device_index = {
+                index: Subnet(runtime, random, transport, index, opened)
+                for index, transport in zip(indices, transports, strict=True)
+            }
+            self.subnets = tuple(self._by_device_index.values())
 
-    def views(self) -> list[IbView]:
-        """The ports as they are now, but for those that are not there."""
+    def views(self) -> list[IbPortView]:
+        """The ports as they are now; without those that are gone."""
         found = [view for subnet in self.subnets if (view := subnet.view()) is not None]
         if not self._runtime.in_use:
             self.close()
         return found
 
-    def subnet_of(self, view: IbView) -> Subnet:
-        """The subnet side of a port."""
-        return self.subnets[view.index]
+    def subnet_of(self, view: IbPortView) -> Subnet:
+        """The subnet of a port."""
+        return self._by_device_index[view.device.index]
 
-    def view_at(self, ifindex: int) -> IbView | None:
-        """The port that has this :attr:`IbView.ifindex`."""
-        if not -len(self.subnets) <= ifindex < 0:
+    def subnet_with(self, cm: ConnectionManager) -> Subnet | None:
+        """The subnet whose connection manager this is; None for that of the RoCE devices."""
+        return next((subnet for subnet in self.subnets if subnet.cm is cm), None)
+
+    def view_of_device(self, index: int) -> IbPortView | None:
+        """The port of the device with this index, as it is now."""
+        subnet = self._by_device_index.get(index)
+        if subnet is None:
             return None
-        subnet = self.subnets[-1 - ifindex]
         view = subnet.view()
         if not self._runtime.in_use:
             subnet.close()
         return view
 
     def filenos(self) -> tuple[int, ...]:
+        """Descriptors that poll readable when :meth:`progress` has something to do."""
         return tuple(
             subnet.transport.fileno() for subnet in self.subnets if subnet.is_open and subnet.transport.fileno() >= 0
         )
 
     def progress(self) -> None:
+        """Receive and answer."""
         for subnet in self.subnets:
             if subnet.is_open:
                 subnet.progress()
 
     def close(self) -> None:
+        """Close every transport."""
         for subnet in self.subnets:
             subnet.close()
 
@@ -85,12 +101,12 @@ class IbHost:
         for subnet in self.subnets:
             subnet.abandon()
 
-    def owner_of(self, gid: Gid) -> tuple[IbView, GidEntry] | None:
-        """The port that has a GID."""
+    def row_of(self, gid: Gid) -> tuple[IbPortView, GidEntry] | None:
+        """The port that has a GID, and its row in the GID table."""
         return next(((view, row) for view in self.views() for row in view.rows if row.gid == gid), None)
 
-    def why_not(self) -> str:
-        """Why a port that is wanted is not among :meth:`views`, in words."""
+    def why_none(self) -> str:
+        """Why a port is not among :meth:`views`, in words."""
         if not self.subnets:
             return "AF_IB addresses name ports of an InfiniBand device, and this host has none"
         missing = [f"{s.transport.name}: {s.why()}" for s in self.subnets if s.problem]
@@ -98,7 +114,7 @@ class IbHost:
 
 
 class IbDevice:
-    """An InfiniBand device as the verbs objects open it: its limits, which connecting needs, and otherwise why not.
+    """An InfiniBand device without a driver: it has limits, which connecting needs, and refuses everything else.
 
     See :class:`rdmacm.verbs.backend.DeviceBackend`.
     """
@@ -111,7 +127,7 @@ class IbDevice:
     def _refuse(self, *_: object) -> NoReturn:
         raise cm_error(
             errno.EOPNOTSUPP,
-            "moving data over InfiniBand takes the adapter's driver; here are addresses, services and connections",
+            "moving data over InfiniBand takes the adapter's driver; without it there are addresses, services, connections",
             "create_qp",
             self.name,
             "a queue pair of your own, named by ConnParam(qp_num=...)",

@@ -1,4 +1,4 @@
-"""One InfiniBand port of ours: its transport, its connection manager, and questions to its subnet administrator."""
+"""One local InfiniBand port: its transport, its connection manager, and queries to its subnet administrator."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from rdmacm.progress.runtime import Runtime
 from rdmacm.proto.mad import MAD_SIZE, MadAddress, MgmtClass
 from rdmacm.proto.sa.subnet import ServiceRecord
 from rdmacm.proto.wire import Buffer
-from rdmacm.resolution.infiniband import IbView
+from rdmacm.resolution.infiniband import IbPortView
 from rdmacm.soft.connection_manager import ConnectionManager
+from rdmacm.soft.devices import PROVIDER
 from rdmacm.soft.ib.path import IbPath
 from rdmacm.verbs.device import Device, GidEntry, Port
 from rdmacm.verbs.enums import GidType, LinkLayer, Mtu, NodeType, TransportType
@@ -29,10 +30,10 @@ __all__ = ["Subnet"]
 class Subnet:
     """See the module; it is the connection manager's :class:`rdmacm.soft.connection_manager.Gsi`.
 
-    Used with the runtime's lock held. ``index`` is its position among the host's InfiniBand ports. ``opened()`` is
-    called when the transport has been opened.
+    Used with the runtime's lock held. ``opened()`` is called when the transport has been opened.
     """
 
+    #: One process has the port, so communication ids need no prefix.
     id_prefix = None
 
     def __init__(
@@ -40,27 +41,29 @@ class Subnet:
         runtime: Runtime,
         random: Random,
         transport: MadTransport,
-        index: int,
+        device_index: int,
         opened: Callable[[], None],
     ) -> None:
         self._runtime = runtime
         self._opened = opened
         self.transport = transport
-        self.index = index
+        #: :attr:`rdmacm.verbs.device.Device.index` of the port's device.
+        self._device_index = device_index
+        #: Whether the transport is open.
         self.is_open = False
-        #: Why the port is not there; None while it is.
+        #: Why the last :meth:`view` failed; None if it did not.
         self.problem: OSError | None = None
-        #: The connection manager's, once it has an agent (:attr:`rdmacm.soft.connection_manager.Gsi.on_mad`).
+        #: Set by the connection manager once it has an agent (:attr:`rdmacm.soft.connection_manager.Gsi.on_mad`).
         self.on_mad: Callable[[memoryview, Any, float], None] | None = None
-        #: Datagrams that belong to no class spoken here, by reason.
+        #: Datagrams of management classes that nothing here takes, by reason.
         self.dropped: Counter[str] = Counter()
-        self.cm = ConnectionManager(runtime, random, self, index)
+        self.cm = ConnectionManager(runtime, random, self)
         self.sa = SaSession(runtime, random, transport)
 
     # -- the port -------------------------------------------------------------------------------------
 
-    def view(self) -> IbView | None:
-        """The port as it is now; None when it is not there, and :attr:`problem` says why."""
+    def view(self) -> IbPortView | None:
+        """The port as it is now; None when it is gone, and :attr:`problem` says why. Opens the transport."""
         try:
             port = self._port()
         except OSError as error:
@@ -72,9 +75,10 @@ class Subnet:
             self.problem = error
             return None
         self.problem = None
-        return IbView(_device(port, self.index), port, self.index)
+        device = _device(port, self._device_index)
+        return IbPortView(device, device.ports[0], port)
 
-    def view_now(self, step: str, subject: str = "") -> IbView:
+    def view_now(self, step: str, subject: str = "") -> IbPortView:
         """The port as it is now; ENODEV when it is gone."""
         view = self.view()
         if view is None:
@@ -82,7 +86,7 @@ class Subnet:
         return view
 
     def why(self) -> str:
-        """Why there is no :meth:`view`, in words."""
+        """Why :meth:`view` returned None, in words."""
         problem = self.problem
         return "" if problem is None else problem.strerror or str(problem)
 
@@ -92,16 +96,16 @@ class Subnet:
             try:
                 return self.transport.port()
             except OSError as error:
-                if error.errno == errno.ETIMEDOUT:  # slow, not gone
+                if error.errno == errno.ETIMEDOUT:  # the port is slow, not gone
                     raise
-                self._lost()  # another port of this name may be there instead
+                self._lost()  # and open it again: a new port may have its name
         self.transport.open()
         self.is_open = True
         self._opened()
         return self.transport.port()
 
     def _lost(self) -> None:
-        """The port has gone away while it was open."""
+        """The port went away while it was open."""
         self.is_open = False
         self._runtime.descriptors_changed()
         self.transport.close()
@@ -127,12 +131,12 @@ class Subnet:
     def register(
         self, local: SockAddrIB, lease: int, name: bytes, data: bytes, done: Callable[[RdmaError | None], None]
     ) -> Registration:
-        """Register a service at a port and service id of ours, for ``lease`` seconds at a time."""
+        """Register a service at a local GID and service id, for ``lease`` seconds at a time."""
         record = ServiceRecord(
             local.sid, local.addr, local.pkey, lease, service_name=name, service_data8=data.ljust(16, b"\0")
         )
         return Registration(
-            self._runtime, self.sa, lambda: self.view_now("register_service", record.name).port, record, done
+            self._runtime, self.sa, lambda: self.view_now("register_service", record.name).ib_port, record, done
         )
 
     # -- datagrams ------------------------------------------------------------------------------------
@@ -156,7 +160,7 @@ class Subnet:
         self.transport.send(MadAddress(path.lid, sl=path.sl, pkey_index=path.pkey_index), mad)
 
     def open(self) -> None:
-        """Begin to take messages of connection managers; EOPNOTSUPP when another connection manager has them."""
+        """Begin to receive connection management; EOPNOTSUPP when another connection manager has the port's."""
         if not self.transport.carries_cm:
             raise cm_error(
                 errno.EOPNOTSUPP,
@@ -165,20 +169,20 @@ class Subnet:
             )
 
     def listen(self, _service_id: int, _local: bytes | None) -> object:
-        """Nothing to do: a port belongs to one process, so every request comes here."""
+        """Nothing to do: the port belongs to this process, which gets every request."""
 
     def unlisten(self, token: object) -> None: ...
 
     def hold_qpn(self, qpn: int, until: float) -> None:
-        """Nothing to do: there are no queue pairs here."""
+        """Nothing to do: no device without a driver has queue pairs."""
 
 
 _MTUS = {int(mtu): mtu for mtu in Mtu}
 
 
 def _device(port: IbPort, index: int) -> Device:
+    """The device of one port. Another port of the same adapter is another device of that name."""
     rows = tuple(GidEntry(gid, i, port.port_num, GidType.IB, "", 0) for i, gid in enumerate(port.gids) if any(gid))
-    picture = Port(
-        port.port_num, port.state, LinkLayer.INFINIBAND, Mtu.MTU_4096, _MTUS.get(port.active_mtu), rows, port.pkeys
-    )
-    return Device(port.device, index, "soft", NodeType.CA, TransportType.IB, port.node_guid, (picture,))
+    active_mtu = _MTUS.get(port.active_mtu)
+    view = Port(port.port_num, port.state, LinkLayer.INFINIBAND, Mtu.MTU_4096, active_mtu, rows, port.pkeys)
+    return Device(port.device, index, PROVIDER, NodeType.CA, TransportType.IB, port.node_guid, (view,))

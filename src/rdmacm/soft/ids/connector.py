@@ -1,10 +1,11 @@
-"""The seam between an id and how its wire connects: parameters and private data down, events up.
+"""The seam between an id and the connection protocol of its wire.
 
-:class:`rdmacm.soft.ids.ib_cm.IbCmConnector` carries these in the messages of the InfiniBand connection manager (REQ,
-REP, RTU, REJ, DREQ, SIDR), which RoCE and InfiniBand share. iWARP would carry them in MPA requests and replies.
+A :class:`Connector` takes parameters and private data, and reports to its :class:`ConnectorUser`, the id.
+:class:`rdmacm.soft.ids.ib_cm.IbCmConnector` uses the messages of the InfiniBand connection manager (REQ, REP, RTU, REJ,
+DREQ, SIDR), which RoCE and InfiniBand share. iWARP would use MPA requests and replies.
 
-All of it runs with the runtime's lock held. A connector changes the id's state only through :class:`ConnectorUser`, and
-touches no queue pair: it fills in the attributes that one needs.
+Every method of both is called with the runtime's lock held. A connector does not change the id's state, and no queue
+pair: it fills in the attributes that a queue pair needs.
 """
 
 from __future__ import annotations
@@ -20,53 +21,53 @@ __all__ = ["Connector", "ConnectorUser"]
 
 
 class ConnectorUser(Protocol):
-    """The id, as its connector reports to it."""
+    """The id, as its connector reports to it. ``text`` says why, for the event."""
 
     def replied(self, param: ConnParam) -> None:
-        """The passive side has accepted; :meth:`Connector.confirm` or :meth:`Connector.refuse` is to follow."""
+        """The passive side has accepted. The id answers with :meth:`Connector.confirm` or :meth:`Connector.refuse`."""
 
     def established(self) -> None:
         """The active side has confirmed: data may flow both ways."""
 
     def rejected(self, reason: int, private_data: bytes, text: str) -> None:
-        """The peer, or its connection manager, has refused; ``reason`` as in a REJ."""
+        """The peer's application or connection manager has refused; ``reason`` is that of a REJ."""
 
     def unreachable(self, status: int, text: str) -> None:
-        """The peer did not answer (a negative errno), or has no such service (a SIDR status)."""
+        """The peer did not answer (a negative errno), or does not have the service (a SIDR status)."""
 
     def datagram_resolved(self, param: UdParam) -> None:
-        """The peer's datagram service is known: its queue pair number, Q_Key and address."""
+        """The peer has answered with queue pair number, Q_Key and address vector of its datagram service."""
 
     def disconnected(self, status: int, text: str) -> None:
-        """The connection is over; -ETIMEDOUT when the peer never confirmed that."""
+        """The connection is over; ``status`` is 0, or -ETIMEDOUT when the peer did not confirm that."""
 
     def timewait_over(self) -> None:
         """The queue pair number may be used again."""
 
 
 class Connector(Protocol):
-    """Connects one id. CmStateError when the connection is not in a state that allows the call."""
+    """Connects one id. A call that the state of the connection does not allow raises CmStateError."""
 
-    #: The peer's enhanced connection establishment options.
+    #: The peer's options for enhanced connection establishment (ECE); ``Ece(0)`` if it has sent none.
     peer_ece: Ece
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a connection, or one in the making."""
+        """Whether there is a connection, established or not."""
 
     # -- passive side ---------------------------------------------------------------------------------
 
     def listen(self, backlog: int) -> None:
-        """Take requests for the id's address and port; more than ``backlog`` unanswered ones are dropped."""
+        """Accept requests for the id's address and port, until :meth:`close`.
 
-    def unlisten(self) -> None:
-        """Undo :meth:`listen`."""
+        At most ``backlog`` requests wait for the application; further ones are dropped.
+        """
 
     def delivered(self) -> None:
-        """The application has fetched the request of this id: it leaves the backlog."""
+        """The application has fetched the CONNECT_REQUEST of this id, which leaves the backlog."""
 
     def prepare_accept(self, param: ConnParam) -> None:
-        """Check what the request is to be accepted with; EINVAL when the peer has given up or data does not fit."""
+        """Check the parameters of the reply; EINVAL when the peer has given up or the private data do not fit."""
 
     def accept(self, param: ConnParam, qp_num: int, ece: Ece) -> None:
         """Accept the request; :meth:`prepare_accept` comes first."""
@@ -80,32 +81,32 @@ class Connector(Protocol):
     # -- active side ----------------------------------------------------------------------------------
 
     def prepare_connect(self, param: ConnParam, qp_num: int, ece: Ece) -> Callable[[], None]:
-        """Check and build the request; calling the result sends it. EINVAL for what does not fit."""
+        """Check and build the request; calling the result sends it. EINVAL when the private data do not fit."""
 
     def confirm(self) -> None:
         """Confirm the reply: the connection is established."""
 
     def refuse(self) -> None:
-        """Refuse on our own behalf: the queue pair could not be made ready."""
+        """Refuse request or reply, because the queue pair could not be made ready."""
 
     # -- connected ------------------------------------------------------------------------------------
 
     def notify_established(self) -> None:
-        """The application has seen data arrive before the confirmation; EISCONN when that has arrived as well."""
+        """The application has received data before the confirmation; EISCONN when the connection is established."""
 
     def data_arrived(self) -> None:
-        """The queue pair has seen data arrive before the confirmation, which may be lost."""
+        """The queue pair has received data before the confirmation, which may be lost."""
 
     def disconnect(self) -> bool:
-        """End the connection; whether :meth:`ConnectorUser.disconnected` will follow."""
+        """End the connection. Returns whether :meth:`ConnectorUser.disconnected` will follow."""
 
     def close(self) -> None:
-        """The id is destroyed: stop listening, and end the connection."""
+        """Stop listening and end the connection: the id is being destroyed."""
 
     # -- queue pair attributes ------------------------------------------------------------------------
 
     def connected_attributes(self, attr: QPAttr) -> None:
-        """Fill in what takes a queue pair to RTR and to RTS; CmStateError before the peer's half is known."""
+        """Fill in what a queue pair needs to get to RTR and RTS; CmStateError before the peer has sent its half."""
 
     def access(self) -> AccessFlag | None:
-        """What the peer may do with our memory; None while there is no connection."""
+        """What the peer may do with local memory; None while there is no connection."""

@@ -1,8 +1,7 @@
 """What the parts of one id share: its addresses, state, options and device, and the events it posts.
 
-An id is a :class:`rdmacm.soft.ids.identifier.SoftId`. It has a *link* (:mod:`rdmacm.soft.ids.link`), which finds the
-way to the peer, and a *connector* (:mod:`rdmacm.soft.ids.connector`), which connects. Both work on the id's
-:class:`IdCore`.
+An id is a :class:`rdmacm.soft.ids.identifier.SoftId`. Its *link* (:mod:`rdmacm.soft.ids.link`) resolves addresses and
+routes, and its *connector* (:mod:`rdmacm.soft.ids.connector`) connects. Both work on the id's :class:`IdCore`.
 """
 
 from __future__ import annotations
@@ -20,11 +19,10 @@ from rdmacm.explanation import Explanation, Step
 from rdmacm.proto.sa import PathRecord
 from rdmacm.proto.sa.subnet import ServiceRecord
 from rdmacm.provider import Address, IdOptions, QueuedEvent
-from rdmacm.resolution.hosts import DeviceView
-from rdmacm.resolution.infiniband import IbView
+from rdmacm.resolution.hosts import PortView
 from rdmacm.soft.event_queue import SoftQueue
-from rdmacm.soft.host import SoftHost
-from rdmacm.soft.ids.link import LookupOfLink
+from rdmacm.soft.host import AnyPortView, SoftHost
+from rdmacm.soft.ids.link import AddressLookup
 from rdmacm.soft.port_table import PortOwner
 from rdmacm.verbs.device import Context
 
@@ -41,7 +39,7 @@ _HINTS = {
     State.ROUTE_QUERY: "wait for ROUTE_RESOLVED or ROUTE_ERROR",
 }
 
-
+#: The order of the steps in an explanation; others come last.
 _STEP_ORDER = {"bind": 0, "route": 1, "select": 2, "neighbour": 3, "path": 4}
 
 
@@ -50,7 +48,6 @@ class IdCore:
 
     __slots__ = (
         "__weakref__",
-        "device",
         "dgid",
         "gid_index",
         "host",
@@ -63,6 +60,7 @@ class IdCore:
         "port_num",
         "port_owner",
         "port_space",
+        "port_view",
         "qkey",
         "qp_type",
         "queue",
@@ -77,7 +75,7 @@ class IdCore:
     def __init__(self, host: SoftHost, queue: SoftQueue, owner: object | None, port_space: int, qp_type: int) -> None:
         self.host = host
         self.runtime = host.runtime
-        #: Returns the API object that the id works for, None before :meth:`adopt` or after it was collected.
+        #: Returns the API object of the id; None before ``adopt()``, or after the object was collected.
         self.owner: Callable[[], object | None] = _no_owner if owner is None else weakref.ref(owner)
         #: Where the events go.
         self.queue = queue
@@ -86,26 +84,29 @@ class IdCore:
         self.qp_type = qp_type
         self.state = State.IDLE
         self.options = IdOptions()
+        #: The source address; None until bound.
         self.local_addr: Address | None = None
+        #: The destination, or the peer of a request.
         self.peer_addr: Address | None = None
-        #: The open device; None while the id is bound to none.
+        #: The port that the id is bound to, as of the last look at the host; None while it is bound to none.
+        self.port_view: AnyPortView | None = None
+        #: The open device of that port.
         self.verbs: Context | None = None
-        #: The picture of that device's port, as of the last look.
-        self.device: DeviceView | IbView | None = None
+        #: The port's number, from 1; 0 while the id is bound to none.
         self.port_num = 0
-        #: Of ``sgid`` in the port's GID table.
+        #: The row of ``sgid`` in the port's GID table.
         self.gid_index = 0
         self.sgid = self.dgid = _NO_GID
         self.pkey = 0
         #: The Q_Key of a datagram id, 0 while it has none.
         self.qkey = 0
-        #: The primary path, and the alternate one if there is one.
+        #: The primary path, then the alternate one if there is one.
         self.paths: tuple[PathRecord, ...] = ()
-        #: What :meth:`rdmacm.provider.IdBackend.resolve_service` has found.
+        #: The result of :meth:`rdmacm.provider.IdBackend.resolve_service`.
         self.services: tuple[ServiceRecord, ...] = ()
-        #: The id's place in the port table.
+        #: The id's entry in the port table.
         self.port_owner: PortOwner | None = None
-        #: Name, nanoseconds and detail of each step taken; the detail is put into words when it is asked for.
+        #: Name, nanoseconds and result of each step taken; the result is formatted only when a user asks for it.
         self.taken_steps: list[tuple[str, int, object]] = []
 
     # -- state ----------------------------------------------------------------------------------------
@@ -147,18 +148,18 @@ class IdCore:
         if owner is not None:
             self.queue.post(QueuedEvent(owner, kind, status, 0, explain, message, param))
 
-    def note(self, name: str, started: int, detail: object) -> None:
+    def note(self, step: str, started: int, result: object) -> None:
         """Record a step that began at ``started`` (perf_counter_ns); it replaces an earlier step of that name."""
-        self.taken_steps = [step for step in self.taken_steps if step[0] != name]
-        self.taken_steps.append((name, perf_counter_ns() - started, detail))
+        self.taken_steps = [taken for taken in self.taken_steps if taken[0] != step]
+        self.taken_steps.append((step, perf_counter_ns() - started, result))
 
     # -- device and port ------------------------------------------------------------------------------
 
-    def attach(self, view: DeviceView | IbView, pkey: int = DEFAULT_PKEY) -> None:
-        """Bind the id to a device's port."""
-        if self.device is not None:
-            self.host.detach(self, self.device)
-        self.device = view
+    def attach(self, view: AnyPortView, pkey: int = DEFAULT_PKEY) -> None:
+        """Bind the id to a port."""
+        if self.port_view is not None:
+            self.host.detach(self, self.port_view)
+        self.port_view = view
         self.host.attach(self, view)
         self.verbs = self.host.context_of(view)
         self.port_num = view.port_num
@@ -166,13 +167,13 @@ class IdCore:
 
     def detach(self) -> None:
         """Undo :meth:`attach`."""
-        if self.device is not None:
-            self.host.detach(self, self.device)
-        self.device = self.verbs = None
+        if self.port_view is not None:
+            self.host.detach(self, self.port_view)
+        self.port_view = self.verbs = None
         self.port_num = self.gid_index = self.pkey = 0
         self.sgid = _NO_GID
 
-    def device_changed(self, before: DeviceView, after: DeviceView | None) -> None:
+    def device_changed(self, before: PortView, after: PortView | None) -> None:
         """See :class:`rdmacm.soft.host.BoundId`."""
         raise NotImplementedError
 
@@ -192,7 +193,7 @@ class IdCore:
             self.port_owner = None
 
 
-def steps_of(core: IdCore, lookup: LookupOfLink | None) -> tuple[Step, ...]:
+def steps_of(core: IdCore, lookup: AddressLookup | None) -> tuple[Step, ...]:
     """The steps an id has taken, in the order of a resolution."""
     found = [*core.taken_steps, *(lookup.steps if lookup else ())]
     found.sort(key=lambda step: _STEP_ORDER.get(step[0], len(_STEP_ORDER)))
@@ -200,4 +201,4 @@ def steps_of(core: IdCore, lookup: LookupOfLink | None) -> tuple[Step, ...]:
 
 
 def _no_owner() -> None:
-    """The owner of an id that a request has made and the application has not taken yet."""
+    """The owner of an id that a request has made, until the application fetches the request."""

@@ -1,8 +1,7 @@
 """Connecting by the InfiniBand connection manager, for RoCE and InfiniBand ids.
 
-Parameters and private data become REQ, REP, REJ and SIDR messages, and messages become calls of
-:class:`rdmacm.soft.ids.connector.ConnectorUser`. The messages' order, repetition and timers are the agent's
-(:mod:`rdmacm.proto.cm.engine`).
+The connector turns parameters and private data into REQ, REP, REJ and SIDR messages, and events of the agent
+(:mod:`rdmacm.proto.cm.engine`) into calls of its user. The agent orders and repeats the messages.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import contextlib
 import errno
 from collections.abc import Callable, Hashable
 from socket import AF_INET, AF_INET6
-from typing import Any, Protocol
+from typing import Protocol, TypeAlias
 
 from rdmacm.address import AF_IB, InetAddr, SockAddrIB, service_id
 from rdmacm.connparam import ConnParam, Ece, UdParam
@@ -46,13 +45,16 @@ from rdmacm.soft.wire.base import WirePath
 from rdmacm.verbs.attr import QPAttr
 from rdmacm.verbs.enums import AccessFlag, Mtu, QPType
 
-__all__ = ["NO_ECE", "UDP_QKEY", "IbCmConnector", "IbCmUser"]
+__all__ = ["NO_ECE", "UDP_QKEY", "IbCmConnector", "IbCmUser", "Refusal"]
 
-#: Exponent of 4.096 µs: how long this device may take to acknowledge, 0.13 s.
+#: The reason and the additional information of a REJ.
+Refusal: TypeAlias = tuple[RejectReason, bytes]
+
+#: Exponent of 4.096 µs: the longest time that this device takes to acknowledge, 0.13 s.
 CA_ACK_DELAY = 15
-#: Linux's rdma_cm asks for this Q_Key on the port spaces UDP and IB.
+#: The Q_Key of Linux's rdma_cm for the port spaces UDP and IB.
 UDP_QKEY = 0x01234567
-#: A receiver that is not ready asks for 0.64 ms (InfiniBand Architecture 9.7.5.2.8); rdma_cm's 0 would mean 655 ms.
+#: Code of 0.64 ms, for a receiver that is not ready (InfiniBand Architecture 9.7.5.2.8). rdma_cm's 0 means 655 ms.
 _MIN_RNR_TIMER = 12
 #: The path MTU field of a REQ has 4 bits; that of a path record has 6.
 _MAX_REQ_MTU = 15
@@ -63,7 +65,7 @@ NO_ECE = Ece(0)
 _ANY_REMOTE = AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_READ | AccessFlag.REMOTE_ATOMIC
 _MTUS = {int(mtu): mtu for mtu in Mtu}
 _MESSAGES_WITH_PRIVATE_DATA: tuple[type[Message], ...] = (REQ, REP, REJ, SIDR_REQ, SIDR_REP)
-#: Bytes of private data that are the application's: with the header that IP addresses need, and without it.
+#: Bytes of private data that the application may fill: beside the header of IP addresses, and without that header.
 _ROOM_IP: dict[type[Message], int] = {kind: user_capacity(kind, AF_INET) for kind in _MESSAGES_WITH_PRIVATE_DATA}
 _ROOM_IB: dict[type[Message], int] = {kind: user_capacity(kind, AF_IB) for kind in _MESSAGES_WITH_PRIVATE_DATA}
 _SIDR_TEXT: dict[int, str] = {
@@ -78,31 +80,22 @@ class IbCmUser(ConnectorUser, Protocol):
 
     link: Link
 
-    @property
-    def connector(self) -> IbCmConnector: ...
-
-    def new_child(self, is_infiniband: bool) -> IbCmUser:
-        """An id for a request, on this id's queue and with its options."""
-
-    def discard_child(self, child: Any) -> None:
-        """The request cannot be answered by ``child``."""
-
-    def present_child(self, child: Any, param: ConnParam) -> None:
-        """Post CONNECT_REQUEST for ``child``."""
+    def requested(self, event: ConnectRequest | SidrRequest, cm: ConnectionManager) -> Refusal | None:
+        """Make an id of a request and post CONNECT_REQUEST. Returns why not, if the request does not fit this host."""
 
 
 class IbCmConnector:
-    """See :class:`rdmacm.soft.ids.connector.Connector`."""
+    """See :class:`rdmacm.soft.ids.connector.Connector`; ``core`` and ``user`` are two sides of the same id."""
 
     __slots__ = ("_accepted", "_connection", "_id", "_listeners", "_user", "peer_ece")
 
     def __init__(self, core: IdCore, user: IbCmUser) -> None:
         self._id = core
         self._user = user
-        #: The connection managers it listens with; a wildcard address has several.
+        #: The connection managers that it listens with: several for a wildcard GID.
         self._listeners: list[tuple[ConnectionManager, CmListener]] = []
         self._connection: CmConnection | None = None
-        #: What the application has accepted the request with.
+        #: The parameters of :meth:`accept`, from :meth:`prepare_accept` on.
         self._accepted: ConnParam | None = None
         self.peer_ece = NO_ECE
 
@@ -124,7 +117,6 @@ class IbCmConnector:
     # -- listening ------------------------------------------------------------------------------------
 
     def listen(self, backlog: int) -> None:
-        """Take requests for the id's address and port."""
         local = self._id.local_addr
         assert local is not None
         if isinstance(local, SockAddrIB):
@@ -135,10 +127,10 @@ class IbCmConnector:
             for cm in self._user.link.managers():
                 self._listeners.append((cm, cm.listen(self, service, ip, backlog, self._takes)))
         except BaseException:
-            self.unlisten()
+            self._unlisten()
             raise
 
-    def unlisten(self) -> None:
+    def _unlisten(self) -> None:
         for cm, listener in self._listeners:
             cm.unlisten(listener)
         self._listeners.clear()
@@ -161,35 +153,31 @@ class IbCmConnector:
         return header.destination == local.ip and same_scope
 
     def requested(self, event: ConnectRequest | SidrRequest, cm: ConnectionManager) -> None:
-        """A request has arrived: make it an id and tell the application (called by the connection manager)."""
-        request = event.request
-        child = self._user.new_child(cm.port_index is not None)
-        refusal = child.link.accept_request(request, event.path, cm)
-        if refusal is not None:
-            self._user.discard_child(child)
-            if isinstance(request, REQ):
-                cm.agent.reject(event.comm_id, self._now(), refusal[0], ari=refusal[1])
-            else:
-                cm.agent.destroy(event.comm_id, self._now())
+        """See :class:`rdmacm.soft.connection_manager.RequestHandler`."""
+        refusal = self._user.requested(event, cm)
+        if refusal is None:
             return
-        child.connector._begin_passive(request, event.comm_id, cm)
-        has_header = isinstance(event.path, WirePath) and header_of(request) is not None
-        self._user.present_child(child, param_of_request(request, has_header))
+        if isinstance(event.request, REQ):
+            cm.agent.reject(event.comm_id, self._now(), refusal[0], ari=refusal[1])
+        else:
+            cm.agent.destroy(event.comm_id, self._now())
 
-    def _begin_passive(self, request: REQ | SIDR_REQ, comm_id: int, cm: ConnectionManager) -> None:
+    def begin_passive(self, event: ConnectRequest | SidrRequest, cm: ConnectionManager) -> ConnParam:
+        """Take over the connection of a request. Returns the parameters of the request."""
+        request = event.request
         if isinstance(request, REQ) and request.vendor_id:
             self.peer_ece = Ece(request.vendor_id, request.attr_mod)
-        self._connection = cm.own(comm_id, self)
+        self._connection = cm.own(event.comm_id, self)
+        has_header = isinstance(event.path, WirePath) and header_of(request) is not None
+        return param_of_request(request, has_header)
 
     def delivered(self) -> None:
-        """The application fetches the request: it leaves the backlog."""
         if self._connection is not None:
             self._cm.agent.delivered(self._connection.comm_id)
 
     # -- connecting -----------------------------------------------------------------------------------
 
     def prepare_connect(self, param: ConnParam, qp_num: int, ece: Ece) -> Callable[[], None]:
-        """Check and build the request; calling the result sends it. EINVAL for what does not fit."""
         core, link = self._id, self._user.link
         peer, local = core.peer_addr, core.local_addr
         is_datagram = core.qp_type == QPType.UD
@@ -247,9 +235,9 @@ class IbCmConnector:
         return self._user.link.request_path(path, timeout)
 
     def _node_guid(self) -> int:
-        device = self._id.device
-        assert device is not None
-        return device.device.node_guid
+        view = self._id.port_view
+        assert view is not None
+        return view.device.node_guid
 
     def confirm(self) -> None:
         self._cm.agent.send_rtu(self._open().comm_id, self._now())
@@ -263,7 +251,6 @@ class IbCmConnector:
     # -- answering ------------------------------------------------------------------------------------
 
     def prepare_accept(self, param: ConnParam) -> None:
-        """Check what the request is to be accepted with; EINVAL when the peer has given up or data does not fit."""
         peer = self._id.peer_addr
         self._check_size(param.private_data, SIDR_REP if self._id.qp_type == QPType.UD else REP, "accept")
         if self._open().state not in states.AWAITING_USER:
@@ -271,7 +258,6 @@ class IbCmConnector:
         self._accepted = param
 
     def accept(self, param: ConnParam, qp_num: int, ece: Ece) -> None:
-        """Send the REP; :meth:`prepare_accept` comes first."""
         reply = REP(
             local_qpn=qp_num,
             responder_resources=param.responder_resources,
@@ -289,14 +275,13 @@ class IbCmConnector:
         self._cm.dispatch()
 
     def accept_datagram(self, param: ConnParam, qp_num: int, qkey: int) -> None:
-        """Send the SIDR_REP; :meth:`prepare_accept` comes first."""
         reply = SIDR_REP(qpn=qp_num, q_key=qkey, private_data=param.private_data)
         self._cm.agent.sidr_reply(self._open().comm_id, reply, self._now())
         self._cm.dispatch()
 
     def reject(self, private_data: bytes, reason: int) -> None:
         if reason not in (RejectReason.CONSUMER_DEFINED, RejectReason.VENDOR_OPTION_NOT_SUPPORTED):
-            raise cm_error(errno.EINVAL, f"reason {reason} is not the application's to give", "reject")
+            raise cm_error(errno.EINVAL, f"reason {reason} is not one that an application may give", "reject")
         is_datagram = self._id.qp_type == QPType.UD
         self._check_size(private_data, SIDR_REP if is_datagram else REJ, "reject")
         agent, comm_id, now = self._cm.agent, self._open().comm_id, self._now()
@@ -321,7 +306,6 @@ class IbCmConnector:
     # -- connected ------------------------------------------------------------------------------------
 
     def notify_established(self) -> None:
-        """The application has seen data arrive (rdma_notify(3)); EISCONN when the RTU has arrived as well."""
         connection = self._open()
         if connection.state is states.CmState.ESTABLISHED:
             raise cm_error(errno.EISCONN, "the connection is established already", "notify")
@@ -338,15 +322,14 @@ class IbCmConnector:
         connection, follows = self._open(), True
         try:
             self._cm.agent.disconnect(connection.comm_id, self._now())
-        except CmStateError:  # the connection is over already, which is no error
+        except CmStateError:  # already disconnected, which is no error
             follows = False
         self._cm.dispatch()
         self._cm.hold_qpn(connection)
         return follows
 
     def close(self) -> None:
-        """The id is destroyed: stop listening, and end the connection."""
-        self.unlisten()
+        self._unlisten()
         if self._connection is not None:
             connection, self._connection = self._connection, None
             self._cm.leave(connection)
@@ -355,10 +338,26 @@ class IbCmConnector:
 
     def connection_event(self, event: Event) -> None:
         """See :class:`rdmacm.soft.connection_manager.ConnectionOwner`."""
-        _HANDLERS[type(event)](self, event)
+        user = self._user
+        match event:
+            case ConnectReply():
+                self._replied(event.reply)
+            case Established():
+                user.established()
+            case Rejected():
+                user.rejected(event.reason, event.private_data, _rejection(event.reason))
+            case Unreachable():
+                user.unreachable(-errno.ETIMEDOUT, "the peer did not answer")
+            case Disconnected(timed_out=True):
+                user.disconnected(-errno.ETIMEDOUT, "the peer did not confirm")
+            case DisconnectRequested() | Disconnected():
+                user.disconnected(0, "")
+            case TimewaitExit():
+                user.timewait_over()
+            case SidrReply():
+                self._datagram_replied(event.reply)
 
-    def _replied(self, event: ConnectReply) -> None:
-        reply = event.reply
+    def _replied(self, reply: REP) -> None:
         if reply.vendor_id:
             self.peer_ece = Ece(reply.vendor_id, reply.attr_mod)
         self._user.replied(
@@ -374,26 +373,7 @@ class IbCmConnector:
             )
         )
 
-    def _established(self, _: Established) -> None:
-        self._user.established()
-
-    def _rejected(self, event: Rejected) -> None:
-        self._user.rejected(event.reason, event.private_data, _rejection(event.reason))
-
-    def _unreachable(self, _: Unreachable) -> None:
-        self._user.unreachable(-errno.ETIMEDOUT, "nobody answered")
-
-    def _disconnected(self, event: DisconnectRequested | Disconnected) -> None:
-        if isinstance(event, Disconnected) and event.timed_out:
-            self._user.disconnected(-errno.ETIMEDOUT, "the peer never confirmed")
-        else:
-            self._user.disconnected(0, "")
-
-    def _timewait_over(self, _: TimewaitExit) -> None:
-        self._user.timewait_over()
-
-    def _datagram_replied(self, event: SidrReply) -> None:
-        reply = event.reply
+    def _datagram_replied(self, reply: SIDR_REP) -> None:
         if reply.status != SidrStatus.SUCCESS:
             self._user.unreachable(reply.status, _SIDR_TEXT.get(reply.status, "the peer refused"))
             return
@@ -403,7 +383,6 @@ class IbCmConnector:
     # -- queue pair attributes ------------------------------------------------------------------------
 
     def connected_attributes(self, attr: QPAttr) -> None:
-        """Fill in what takes a queue pair to RTR and to RTS; CmStateError before the peer's half is known."""
         core, connection = self._id, self._connection
         if connection is None or connection.state is states.CmState.IDLE:
             raise core.refuse("init_qp_attr")
@@ -430,38 +409,23 @@ class IbCmConnector:
         attr.timeout = connection.av_timeout if option is None else option & 31
 
     def access(self) -> AccessFlag | None:
-        """What the peer may do with our memory: READ and atomics only if it may have any in progress.
-
-        None while there is no connection.
-        """
+        # READ and atomics only if the peer may have any of them in progress.
         if self._connection is None:
             return None
         return _ANY_REMOTE if self._read_depths(self._connection)[1] else AccessFlag.REMOTE_WRITE
 
     def _read_depths(self, connection: CmConnection) -> tuple[int, int]:
-        """How many READs and atomics may be in progress: ours, and the peer's."""
+        """How many READs and atomics may be in progress: from this side, and from the peer."""
         if not connection.is_active:
             if self._accepted is not None:
                 return self._accepted.initiator_depth, self._accepted.responder_resources
-            asked = connection.request  # the application makes its queue pair ready before it accepts
+            asked = connection.request  # not accepted yet: the application makes its queue pair ready first
             return (asked.responder_resources, asked.initiator_depth) if isinstance(asked, REQ) else (0, 0)
         reply = connection.reply
         if reply is not None:
             return reply.responder_resources, reply.initiator_depth
         assert isinstance(connection.request, REQ)
         return connection.request.initiator_depth, connection.request.responder_resources
-
-
-_HANDLERS: dict[type[Event], Callable[[IbCmConnector, Any], None]] = {
-    ConnectReply: IbCmConnector._replied,
-    Established: IbCmConnector._established,
-    Rejected: IbCmConnector._rejected,
-    Unreachable: IbCmConnector._unreachable,
-    DisconnectRequested: IbCmConnector._disconnected,
-    Disconnected: IbCmConnector._disconnected,
-    TimewaitExit: IbCmConnector._timewait_over,
-    SidrReply: IbCmConnector._datagram_replied,
-}
 
 
 def _rejection(reason: int) -> str:

@@ -1,4 +1,4 @@
-"""The link of an id on an InfiniBand port: GIDs are addresses, and the subnet administrator gives the path."""
+"""The link of an id on InfiniBand: addresses are GIDs, and the subnet administrator gives the path."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rdmacm.proto.cm.codes import RejectReason
 from rdmacm.proto.cm.messages import REQ, SIDR_REQ, Path
 from rdmacm.proto.sa import PathData, PathRecord
 from rdmacm.provider import Address
-from rdmacm.resolution.infiniband import IbLookup, IbView
+from rdmacm.resolution.infiniband import IbLookup, IbPortView
 from rdmacm.soft.ib.path import IbPath
 from rdmacm.soft.ids.core import IdCore, steps_of
 from rdmacm.soft.ids.request import path_of_request
@@ -41,16 +41,16 @@ if TYPE_CHECKING:
 
 __all__ = ["IbLink"]
 
-#: Port spaces an AF_IB address may be bound in, by the id's own, in the order they are tried.
+#: The port spaces in which an AF_IB address may be bound, by that of the id, in the order in which they are tried.
 _IB_SPACES = {
     PortSpace.IB: (PortSpace.IB, PortSpace.TCP, PortSpace.UDP),
     PortSpace.TCP: (PortSpace.TCP,),
     PortSpace.UDP: (PortSpace.UDP,),
     PortSpace.IPOIB: (PortSpace.IPOIB,),
 }
-#: How many paths are asked for when an alternate one is wanted; some may share the route of the first.
+#: The number of paths to query when an alternate one is wanted: some may have the LIDs of the first.
 _ALTERNATE_PATHS = 8
-#: Seconds. The least that a path query gets after ibacm has used up the time.
+#: Seconds. The shortest timeout of a path query, after ibacm has used up the time.
 _LEAST_TIMEOUT = 0.001
 _DEFAULT_HOP_LIMIT = 64
 
@@ -63,36 +63,46 @@ class IbLink:
     def __init__(self, core: IdCore) -> None:
         self._id = core
         self.lookup: IbLookup | None = None
-        #: The query in progress and the port it was sent from.
+        #: The query in progress, and the subnet that it was sent to.
         self._query: tuple[Subnet, int] | None = None
-        #: Ends the wait for ibacm; an answer that comes after it was cancelled is ignored.
+        #: Ends the wait for ibacm. None once ibacm has answered, or was too slow: then its answer is ignored.
         self._acm_timer: Timer | None = None
+        #: The services that the id has registered.
         self._registrations: list[Registration] = []
 
     @property
-    def _subnet(self) -> Subnet | None:
-        """The port that the id is bound to, None for none."""
-        view = self._id.device
-        return None if view is None else self._id.host.ib.subnet_of(_ib(view))
+    def _view(self) -> IbPortView | None:
+        """The port that the id is bound to."""
+        view = self._id.port_view
+        assert view is None or isinstance(view, IbPortView)  # an id with this link is bound to no other
+        return view
 
     @property
-    def cm(self) -> ConnectionManager:
+    def _subnet(self) -> Subnet | None:
+        """The subnet of the port that the id is bound to."""
+        view = self._view
+        return None if view is None else self._id.host.ib.subnet_of(view)
+
+    def _bound_subnet(self) -> Subnet:
         subnet = self._subnet
-        return self._id.host.cm if subnet is None else subnet.cm
+        assert subnet is not None
+        return subnet
 
-    def managers(self) -> list[ConnectionManager]:
-        """A wildcard GID listens on RoCE too: a REQ there may come from an AF_IB address."""
-        subnet, host = self._subnet, self._id.host
-        if subnet is not None:
-            return [subnet.cm]
-        ports = (host.ib.subnet_of(view) for view in host.ib.views())
-        return [host.cm, *(port.cm for port in ports if port.transport.carries_cm)]
+    def _local(self) -> SockAddrIB:
+        address = self._id.local_addr
+        assert isinstance(address, SockAddrIB)
+        return address
 
-    def _view_now(self, step: str) -> IbView:
-        """The port as it is now: its address or its administrator may have changed. ENODEV when it is gone."""
-        core, subnet = self._id, self._subnet
-        assert subnet is not None and core.device is not None
-        core.device = view = subnet.view_now(step, core.device.device.name)
+    def _peer(self) -> SockAddrIB:
+        address = self._id.peer_addr
+        assert isinstance(address, SockAddrIB)
+        return address
+
+    def _view_now(self, step: str) -> IbPortView:
+        """The port as it is now: its LID or its administrator may have changed. ENODEV when it is gone."""
+        before = self._view
+        assert before is not None
+        self._id.port_view = view = self._bound_subnet().view_now(step, before.device.name)
         return view
 
     # -- binding --------------------------------------------------------------------------------------
@@ -119,7 +129,7 @@ class IbLink:
 
     def _bind_gid(self, address: SockAddrIB) -> None:
         host, gid = self._id.host, address.addr
-        found = host.ib.owner_of(gid)
+        found = host.ib.row_of(gid)
         if found is not None:
             view, row = found
             if not view.has_pkey(address.pkey):
@@ -127,21 +137,21 @@ class IbLink:
                     errno.EINVAL,
                     "bind",
                     f"P_Key 0x{address.pkey:04x} is not in the table of {view.device.name} port {row.port_num}",
-                    "one of " + ", ".join(f"0x{pkey:04x}" for pkey in view.port.pkeys),
+                    "one of " + _pkey_table(view),
                 )
             self._attach(view, row, address.pkey)
             return
-        for roce in host.view().devices:
+        for roce in host.view().ports:
             if any(row.gid == gid for row in roce.rows):
                 raise Failure(
                     errno.ENODEV,
                     "bind",
                     f"GID {gid} is on {roce.device.name}, which is RoCE; AF_IB is for InfiniBand ports",
-                    "the IP address the GID stands for",
+                    "the IP address that the GID stands for",
                 )
-        raise Failure(errno.ENODEV, "bind", f"no InfiniBand port has the GID {gid}; {host.ib.why_not()}")
+        raise Failure(errno.ENODEV, "bind", f"no InfiniBand port has the GID {gid}; {host.ib.why_none()}")
 
-    def _attach(self, view: IbView, row: GidEntry, pkey: int) -> None:
+    def _attach(self, view: IbPortView, row: GidEntry, pkey: int) -> None:
         core = self._id
         core.attach(view, pkey)
         core.sgid, core.gid_index = row.gid, row.gid_index
@@ -149,23 +159,21 @@ class IbLink:
     # -- resolving an address -------------------------------------------------------------------------
 
     def resolve_addr(self, destination: Address, origin: str, timeout_ms: int) -> None:
-        """There is no neighbour to wait for, so the outcome is known at once; it is an event all the same."""
-        core = self._id
-        local = core.local_addr
-        assert isinstance(destination, SockAddrIB) and isinstance(local, SockAddrIB)
+        """There is no neighbour to wait for, so the event is posted at once."""
+        assert isinstance(destination, SockAddrIB)
+        core, local = self._id, self._local()
         core.move(Trigger.RESOLVE_ADDR)
         self.lookup = lookup = IbLookup(destination, core.host.provider_name)
         core.peer_addr = destination
         try:
             ports = core.host.ib
-            lookup.choose(ports.views(), None if core.device is None else self._bound_port(), ports.why_not)
+            view, row = lookup.choose(ports.views(), self._bound_row(), ports.why_none)
         except Failure as failure:
             core.move(Trigger.ADDR_FAILED)
             explanation = self._explain(lookup, failure)
             call, address = "resolve_addr", str(destination)
             raise cm_error(failure.errno, failure.message, call, address, failure.hint, explanation) from None
-        assert lookup.view is not None and lookup.row is not None
-        self._attach(lookup.view, lookup.row, destination.pkey)
+        self._attach(view, row, destination.pkey)
         if not any(destination.addr):  # "this host", as for sockets
             core.peer_addr = destination = replace(destination, addr=core.sgid)
         core.dgid = destination.addr
@@ -173,16 +181,17 @@ class IbLink:
         core.move(Trigger.ADDR_DONE)
         core.post(CmEventType.ADDR_RESOLVED)
 
-    def _bound_port(self) -> tuple[IbView, GidEntry]:
-        """The port the id is bound to, as it is now; Failure when it, or its GID, is gone."""
+    def _bound_row(self) -> tuple[IbPortView, GidEntry] | None:
+        """The port and GID that the id is bound to, as they are now; Failure when one of them is gone."""
         core, subnet = self._id, self._subnet
-        assert subnet is not None
+        if subnet is None:
+            return None
         view = subnet.view()
         if view is None:
             raise Failure(errno.ENODEV, "select", f"the port is gone: {subnet.why()}", "'rdmacm devices'")
         row = next((row for row in view.rows if row.gid == core.sgid), None)
         if row is None:
-            message = f"{view.device.name} port {view.port_num} does not have the GID {core.sgid} any more"
+            message = f"{view.device.name} port {view.port_num} no longer has the GID {core.sgid}"
             raise Failure(errno.ENODEV, "select", message, "a new id")
         return view, row
 
@@ -193,7 +202,7 @@ class IbLink:
     # -- the route ------------------------------------------------------------------------------------
 
     def resolve_route(self, timeout_ms: int, alternate: bool) -> None:
-        """Ask ibacm, if it runs, then the subnet administrator. An alternate path is the administrator's alone."""
+        """Ask ibacm, if it runs, then the subnet administrator. ibacm knows no alternate paths."""
         core, started = self._id, perf_counter_ns()
         until = core.runtime.clock() + timeout_ms / 1000
         if alternate or not self._ask_acm(until, started, timeout_ms / 1000):
@@ -201,19 +210,17 @@ class IbLink:
         core.move(Trigger.RESOLVE_ROUTE)
 
     def _ask_acm(self, until: float, started: int, timeout: float) -> bool:
-        """Ask ibacm for a while; False when there is no such daemon."""
-        core, runtime = self._id, self._id.runtime
-        local, peer = core.local_addr, core.peer_addr
-        assert isinstance(peer, SockAddrIB) and isinstance(local, SockAddrIB)
+        """Ask ibacm for up to half of the timeout, in seconds; False when there is no such daemon."""
+        runtime, local, peer = self._id.runtime, self._local(), self._peer()
         if not runtime.is_real_time:
             return False
-        patience = min(acm.DEADLINE, timeout / 2)  # the rest of the time is the subnet administrator's
+        patience = min(acm.DEADLINE, timeout / 2)  # the rest of the time is for the subnet administrator
 
         def answered(route: Sequence[PathData] | None) -> None:  # called by another thread
             with runtime.lock:
                 self._acm_answered(timer, until, started, route)
 
-        # Earlier questions may occupy the daemon for longer than this id can wait.
+        # Earlier queries may occupy the daemon for longer than this id can wait.
         timer = runtime.call_at(runtime.clock() + patience, lambda _: self._acm_answered(timer, until, started, None))
         self._acm_timer = timer
         if acm.paths_in_background(local, peer, answered, timeout=patience):
@@ -223,7 +230,7 @@ class IbLink:
         return False
 
     def _acm_answered(self, timer: Timer, until: float, started: int, route: Sequence[PathData] | None) -> None:
-        """ibacm's route; None when it knows none or was too slow."""
+        """Take ibacm's route; None when it has none or was too slow."""
         if self._acm_timer is not timer:
             return
         timer.cancel()
@@ -239,23 +246,21 @@ class IbLink:
             self._route_failed(started, failure)
 
     def _ask_route(self, until: float, alternate: bool, started: int) -> None:
-        core = self._id
-        view, peer, subnet = self._view_now("resolve_route"), core.peer_addr, self._subnet
-        assert isinstance(peer, SockAddrIB) and subnet is not None
+        core, view, subnet = self._id, self._view_now("resolve_route"), self._bound_subnet()
         left = max(until - core.runtime.clock(), _LEAST_TIMEOUT)
         answered = partial(self._route_answered, view, alternate, started)
         tos, count = core.options.tos or 0, _ALTERNATE_PATHS if alternate else 1
-        query = subnet.sa.query_paths(view.port, core.sgid, peer, left, answered, tos=tos, count=count)
+        query = subnet.sa.query_paths(view.ib_port, core.sgid, self._peer(), left, answered, tos=tos, count=count)
         self._query = subnet, query
 
     def _route_answered(
-        self, view: IbView, alternate: bool, started: int, paths: tuple[PathRecord, ...], failure: Failure | None
+        self, view: IbPortView, alternate: bool, started: int, paths: tuple[PathRecord, ...], failure: Failure | None
     ) -> None:
         self._query = None
         if failure is not None:
             self._route_failed(started, failure)
             return
-        self._id.note("path", started, f"from {administrator(view.port)}")
+        self._id.note("path", started, f"from {administrator(view.ib_port)}")
         if alternate:
             other = next((path for path in paths if (path.dlid, path.slid) != (paths[0].dlid, paths[0].slid)), None)
             paths = paths[:1] if other is None else (paths[0], other)
@@ -287,12 +292,11 @@ class IbLink:
 
     def resolve_service(self, service: str) -> None:
         core = self._id
-        if core.device is None:
+        if core.port_view is None:
             raise core.refuse("resolve_addrinfo")
-        view, subnet = self._view_now("resolve_addrinfo"), self._subnet
-        assert subnet is not None
+        view, subnet = self._view_now("resolve_addrinfo"), self._bound_subnet()
         answered = partial(self._service_answered, perf_counter_ns())
-        self._query = subnet, subnet.sa.query_services(view.port, service, answered)
+        self._query = subnet, subnet.sa.query_services(view.ib_port, service, answered)
         core.services = ()
         core.move(Trigger.RESOLVE_IB_SERVICE)
 
@@ -305,12 +309,11 @@ class IbLink:
             core.post(CmEventType.ADDRINFO_ERROR, -failure.errno, None, failure.message)
             return
         core.services = found
-        first, local = found[0], core.local_addr
-        assert isinstance(local, SockAddrIB)
+        first = found[0]
         core.pkey = first.service_pkey or core.pkey
         core.peer_addr = SockAddrIB(first.service_gid, first.service_id, ALL_BITS_64, core.pkey)
         core.dgid = first.service_gid
-        core.local_addr = replace(local, pkey=core.pkey)
+        core.local_addr = replace(self._local(), pkey=core.pkey)
         core.move(Trigger.SERVICE_DONE)
         core.post(CmEventType.ADDRINFO_RESOLVED)
 
@@ -318,11 +321,11 @@ class IbLink:
         self, name: bytes, lease: int, data: bytes, done: Callable[[RdmaError | None], None]
     ) -> Registration:
         core, subnet = self._id, self._subnet
-        local = core.local_addr
-        if subnet is None or not isinstance(local, SockAddrIB):
+        if subnet is None:
             refuse_registration(core)
         self._view_now("register_service")
-        registration = subnet.register(replace(local, addr=core.sgid, pkey=core.pkey), lease, name, data, done)
+        local = replace(self._local(), addr=core.sgid, pkey=core.pkey)
+        registration = subnet.register(local, lease, name, data, done)
         self._registrations = [one for one in self._registrations if not one.is_withdrawn]
         self._registrations.append(registration)
         return registration
@@ -339,21 +342,21 @@ class IbLink:
             registration.withdraw()
         self._registrations.clear()
 
-    # -- for the connector ----------------------------------------------------------------------------
+    # -- the passive side -----------------------------------------------------------------------------
 
     def accept_request(
         self, request: REQ | SIDR_REQ, path: Hashable, cm: ConnectionManager
     ) -> tuple[RejectReason, bytes] | None:
-        assert isinstance(path, IbPath) and cm.port_index is not None
-        core = self._id
-        view = core.host.ib.subnets[cm.port_index].view()
+        core, subnet = self._id, self._id.host.ib.subnet_with(cm)
+        assert isinstance(path, IbPath) and subnet is not None
+        view = subnet.view()
         primary = request.primary if isinstance(request, REQ) else None
         rows = view.rows if view is not None else ()
         row = next((row for row in rows if primary is None or row.gid == primary.remote_gid), None)
         pkey = request.partition_key
         if view is None or row is None or not view.has_pkey(pkey):
             return RejectReason.INVALID_GID, bytes(rows[0].gid) if rows else b""
-        mtu = view.device.ports[0].active_mtu or Mtu.MTU_256
+        mtu = view.port.active_mtu or Mtu.MTU_256
         if isinstance(request, REQ) and not 0 < request.path_mtu <= mtu:
             return RejectReason.INVALID_MTU, bytes((mtu,))
         core.dgid = primary.local_gid if primary is not None else Gid()
@@ -361,32 +364,43 @@ class IbLink:
         core.peer_addr = SockAddrIB(core.dgid, 0, 0, pkey)
         self._attach(view, row, pkey)
         found = path_of_request(request, row.gid, core.dgid, mtu)
-        core.paths = (found.replace(slid=view.port.lid, dlid=path.lid, sl=path.sl, pkey=pkey),)
+        core.paths = (found.replace(slid=view.ib_port.lid, dlid=path.lid, sl=path.sl, pkey=pkey),)
         return None
+
+    def pkey_index(self) -> int:
+        view = self._view
+        assert view is not None
+        return view.ib_port.pkey_index(self.partition()) or 0
+
+    # -- for the connector ----------------------------------------------------------------------------
+
+    @property
+    def cm(self) -> ConnectionManager:
+        subnet = self._subnet
+        return self._id.host.cm if subnet is None else subnet.cm
+
+    def managers(self) -> list[ConnectionManager]:
+        """A wildcard GID listens on RoCE too: a REQ there may come from an AF_IB address."""
+        subnet, host = self._subnet, self._id.host
+        if subnet is not None:
+            return [subnet.cm]
+        subnets = (host.ib.subnet_of(view) for view in host.ib.views())
+        return [host.cm, *(subnet.cm for subnet in subnets if subnet.transport.carries_cm)]
 
     def cm_path(self) -> IbPath:
         core = self._id
         path, view = core.paths[0], self._view_now("connect")
-        index = view.port.pkey_index(self.partition())
+        index = view.ib_port.pkey_index(self.partition())
         if index is None:
-            table = ", ".join(f"0x{pkey:04x}" for pkey in view.port.pkeys)
-            raise cm_error(
-                errno.EINVAL,
-                f"P_Key 0x{self.partition():04x} of the path is not in the table of {view.device.name}: {table}",
-                "connect",
-                str(core.peer_addr),
-            )
+            pkey, name = f"0x{self.partition():04x}", view.device.name
+            message = f"P_Key {pkey} of the path is not in the table of {name}: {_pkey_table(view)}"
+            raise cm_error(errno.EINVAL, message, "connect", str(core.peer_addr))
         return IbPath(path.dlid, path.sl, index)
 
     def partition(self) -> int:
-        """The path's P_Key, if there is a path that names one."""
+        """The P_Key of the path, if it has one, else of the id."""
         core = self._id
         return core.paths[0].pkey if core.paths and core.paths[0].pkey else core.pkey
-
-    def pkey_index(self) -> int:
-        view = self._id.device
-        assert view is not None
-        return _ib(view).port.pkey_index(self.partition()) or 0
 
     def request_path(self, path: PathRecord, local_ack_timeout: int) -> Path:
         return Path(
@@ -404,9 +418,9 @@ class IbLink:
         )
 
     def address_vector(self) -> AHAttr:
-        core, path = self._id, self._id.paths[0]
-        assert core.device is not None
-        lmc = _ib(core.device).port.lmc
+        core, path, view = self._id, self._id.paths[0], self._view
+        assert view is not None
+        lmc = view.ib_port.lmc
         hop_limit = path.hop_limit or _DEFAULT_HOP_LIMIT
         route = GlobalRoute(path.dgid, core.gid_index, path.flow_label, hop_limit, path.traffic_class)
         return AHAttr(
@@ -420,7 +434,6 @@ class IbLink:
         )
 
 
-def _ib(view: object) -> IbView:
-    """The device of an id with this link, which is always an InfiniBand port."""
-    assert isinstance(view, IbView)
-    return view
+def _pkey_table(view: IbPortView) -> str:
+    """The P_Key table of a port, in words."""
+    return ", ".join(f"0x{pkey:04x}" for pkey in view.port.pkeys)

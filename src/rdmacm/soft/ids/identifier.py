@@ -1,11 +1,11 @@
 """One rdma_cm_id of the soft provider.
 
-:class:`SoftId` is what the seam asks for (:class:`rdmacm.provider.IdBackend`). It checks the state, and leaves the work
-to its parts: the link finds the way to the peer, the connector connects. Each call runs to its end with the runtime's
-lock held; an outcome that takes time is an event.
+:class:`SoftId` implements :class:`rdmacm.provider.IdBackend`. It checks the state and leaves the work to its parts: the
+link resolves, the connector connects. Each call runs to its end with the runtime's lock held; a result that takes time
+is an event.
 
-An id with a queue pair takes it through its states by itself: on the passive side before the reply is sent, on the
-active side when the reply arrives, so that data may flow at once.
+The id moves an attached queue pair through its states: the passive side to RTS before it sends the reply, the active
+side when the reply arrives, so that data may flow at once.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from rdmacm.errors import RdmaError, cm_error
 from rdmacm.explanation import Explanation, Step
 from rdmacm.failure import Failure
 from rdmacm.provider import Address, EventQueue, IdOptions, QueuedEvent
-from rdmacm.resolution.hosts import DeviceView
+from rdmacm.resolution.hosts import PortView
 from rdmacm.soft.device.async_events import AsyncEvent
 from rdmacm.soft.device.queue_pair import SoftQP
 from rdmacm.soft.event_queue import SoftQueue
 from rdmacm.soft.host import SoftHost
+from rdmacm.soft.ids.connector import Connector
 from rdmacm.soft.ids.core import IdCore, steps_of
-from rdmacm.soft.ids.ib_cm import NO_ECE, UDP_QKEY, IbCmConnector
+from rdmacm.soft.ids.ib_cm import NO_ECE, UDP_QKEY, IbCmConnector, Refusal
 from rdmacm.soft.ids.link import Link
 from rdmacm.soft.ids.options import set_option
 from rdmacm.soft.ids.roce_link import RoceLink
@@ -39,14 +40,16 @@ from rdmacm.verbs.attr import QPAttr
 from rdmacm.verbs.enums import QPAttrMask, QPState, QPType
 
 if TYPE_CHECKING:
+    from rdmacm.proto.cm.events import ConnectRequest, SidrRequest
     from rdmacm.provider import ServiceBackend
+    from rdmacm.soft.connection_manager import ConnectionManager
     from rdmacm.verbs.qp import QP
 
 __all__ = ["SoftId"]
 
-#: The most requests a listener may have waiting, as net.rdma_ucm.max_backlog.
+#: The longest backlog of a listener, as net.rdma_ucm.max_backlog.
 _MAX_BACKLOG = 1024
-#: IBV_EVENT_COMM_EST, the one event rdma_notify(3) is called for.
+#: IBV_EVENT_COMM_EST, the only event that rdma_notify(3) takes.
 _EVENT_COMM_EST = 4
 
 _M = QPAttrMask
@@ -58,7 +61,7 @@ _DATAGRAM_TO_RTS = _M.STATE | _M.SQ_PSN
 
 
 class SoftId(IdCore):
-    """See the module. ``owner`` is the API object, None for an id that a request has made."""
+    """See the module. ``owner`` is the API object; None for an id that a request has made."""
 
     __slots__ = (
         "_is_answered",
@@ -73,16 +76,18 @@ class SoftId(IdCore):
     def __init__(self, host: SoftHost, queue: SoftQueue, owner: object | None, port_space: int, qp_type: int) -> None:
         super().__init__(host, queue, owner, port_space, qp_type)
         queue.ids[self] = None
-        #: How this id reaches its peer; RoCE until it is bound to an AF_IB address.
+        #: Resolves for this id: on RoCE until it is bound to an AF_IB address.
         self.link: Link = RoceLink(self)
-        self.connector = IbCmConnector(self, self)
-        #: The queue pair that connecting and disconnecting takes along, and its backend.
+        #: Connects this id.
+        self.connector: Connector = IbCmConnector(self, self)
+        #: The attached queue pair, which follows the states of the connection, and its backend.
         self.qp: QP | None = None
         self._soft_qp: SoftQP | None = None
-        #: False until the application has accepted the request that made this id; until then it gets no events.
+        #: False from the request that made this id until the application accepts it: no events are posted.
         self._is_answered = True
         #: Whether DISCONNECTED has been posted.
         self._is_disconnected = False
+        #: The ECE options to send with the next request or reply.
         self._local_ece = NO_ECE
 
     # -- binding --------------------------------------------------------------------------------------
@@ -95,17 +100,17 @@ class SoftId(IdCore):
             self.move(Trigger.BIND_ADDR)
 
     def _bind(self, address: Address) -> None:
-        """Bind device and port; on failure the id is as it was."""
+        """Bind device and port number; on failure the id is as it was."""
         started = perf_counter_ns()
         if isinstance(address, SockAddrIB):
             self.link = _infiniband_link(self)
         try:
             bound = self.link.bind(address)
-        except RdmaError as error:  # the port
+        except RdmaError as error:  # of the port number
             error.address = str(address)
             self._bind_failed(address, error, started)
             raise
-        except Failure as failure:  # the device
+        except Failure as failure:  # of the device
             refused = cm_error(failure.errno, failure.message, "bind_addr", str(address), failure.hint)
             self._bind_failed(address, refused, started)
             raise refused from None
@@ -154,7 +159,7 @@ class SoftId(IdCore):
             self.link.resolve_addr(destination, origin, timeout_ms)
 
     def _check_bound(self, source: Address | None, destination: Address) -> None:
-        """A bound id has its source already; another one is refused."""
+        """Refuse another source than the one the id is bound to."""
         local = self.local_addr
         assert local is not None
         if _family(local) != _family(destination):
@@ -234,7 +239,7 @@ class SoftId(IdCore):
                 for event in old.take(owner):
                     queue.post(event)
 
-    def device_changed(self, before: DeviceView, after: DeviceView | None) -> None:
+    def device_changed(self, before: PortView, after: PortView | None) -> None:
         if after is None:
             if self.may(Trigger.DEVICE_GONE):
                 self.link.stop()
@@ -242,13 +247,13 @@ class SoftId(IdCore):
                 message = f"{before.device.name}: interface {before.interface.name} is gone"
                 self.post(CmEventType.DEVICE_REMOVAL, 0, None, message)
             return
-        self.device = after
+        self.port_view = after
         change = self._address_change(before, after)
         if change is not None:
             self.post(CmEventType.ADDR_CHANGE, -change[0], None, change[1])
 
-    def _address_change(self, before: DeviceView, after: DeviceView) -> tuple[int, str] | None:
-        """Errno and text of the change that matters most to this id; None if none does."""
+    def _address_change(self, before: PortView, after: PortView) -> tuple[int, str] | None:
+        """Errno and text of the change that matters most to this id; None if no change does."""
         name = after.interface.name
         if before.interface.is_running and not after.interface.is_running:
             return errno.ENETDOWN, f"interface {name} went down"
@@ -281,29 +286,6 @@ class SoftId(IdCore):
                 raise
             self.move(Trigger.LISTEN)
 
-    def new_child(self, is_infiniband: bool) -> SoftId:
-        """An id for a request (:class:`rdmacm.soft.ids.ib_cm.IbCmUser`)."""
-        child = SoftId(self.host, self.queue, None, self.port_space, self.qp_type)
-        if is_infiniband:
-            child.link = _infiniband_link(child)
-        return child
-
-    def discard_child(self, child: SoftId) -> None:
-        """The request cannot be answered by ``child``."""
-        self.queue.ids.pop(child, None)
-
-    def present_child(self, child: SoftId, param: ConnParam) -> None:
-        """Post CONNECT_REQUEST for ``child``."""
-        options = self.options
-        child.options = IdOptions(options.tos, options.reuseaddr, options.afonly, options.ack_timeout)
-        child.state = State.CONNECT
-        child._is_answered = False
-        owner = self.owner()
-        if owner is None:
-            child.destroy()
-            return
-        self.queue.post(QueuedEvent(owner, CmEventType.CONNECT_REQUEST, param=param, new_id=child))
-
     def delivered(self) -> None:
         """See :class:`rdmacm.soft.event_queue.QueueMember`."""
         self.connector.delivered()
@@ -314,7 +296,7 @@ class SoftId(IdCore):
     # -- connecting -----------------------------------------------------------------------------------
 
     def _qp_num(self, param: ConnParam) -> int:
-        """The queue pair's number, or that of the application's own."""
+        """The number of the attached queue pair, else of the application's own."""
         return self.qp.qp_num if self.qp is not None else param.qp_num
 
     def connect(self, param: ConnParam) -> None:
@@ -353,7 +335,7 @@ class SoftId(IdCore):
             if self._soft_qp is not None:
                 self._make_ready(self._soft_qp)
             self.connector.accept(param, self._qp_num(param), self._local_ece)
-        except BaseException:  # refuse, as the kernel does: the peer need not wait for an answer that will not come
+        except BaseException:  # refuse, as the kernel does, so that the peer does not wait for a reply
             self._fail_qp()
             self.connector.refuse()
             raise
@@ -380,52 +362,75 @@ class SoftId(IdCore):
             was_disconnected = self._is_disconnected
             return self.connector.disconnect() and not was_disconnected
 
-    # -- what the connector reports -------------------------------------------------------------------
+    # -- reports of the connector ---------------------------------------------------------------------
+
+    def requested(self, event: ConnectRequest | SidrRequest, cm: ConnectionManager) -> Refusal | None:
+        """See :class:`rdmacm.soft.ids.ib_cm.IbCmUser`."""
+        child = SoftId(self.host, self.queue, None, self.port_space, self.qp_type)
+        if self.host.ib.subnet_with(cm) is not None:
+            child.link = _infiniband_link(child)
+        refusal = child.link.accept_request(event.request, event.path, cm)
+        if refusal is not None:
+            self.queue.ids.pop(child, None)
+            return refusal
+        connector = IbCmConnector(child, child)
+        child.connector = connector
+        param = connector.begin_passive(event, cm)
+        options = self.options
+        child.options = IdOptions(options.tos, options.reuseaddr, options.afonly, options.ack_timeout)
+        child.state = State.CONNECT
+        child._is_answered = False
+        owner = self.owner()
+        if owner is None:
+            child.destroy()
+        else:
+            self.queue.post(QueuedEvent(owner, CmEventType.CONNECT_REQUEST, param=param, new_id=child))
+        return None
 
     def replied(self, param: ConnParam) -> None:
         if self._soft_qp is None:
-            self._tell(CmEventType.CONNECT_RESPONSE, 0, param)
+            self._report(CmEventType.CONNECT_RESPONSE, 0, param)
             return
         try:
             self._make_ready(self._soft_qp)
         except RdmaError as error:
             self.connector.refuse()
             self._fail_qp()
-            self._tell(CmEventType.CONNECT_ERROR, -(error.errno or errno.EIO), None, str(error.strerror))
+            self._report(CmEventType.CONNECT_ERROR, -(error.errno or errno.EIO), None, str(error.strerror))
             return
         self.connector.confirm()
-        self._tell(CmEventType.ESTABLISHED, 0, param)
+        self._report(CmEventType.ESTABLISHED, 0, param)
 
     def established(self) -> None:
-        self._tell(CmEventType.ESTABLISHED)
+        self._report(CmEventType.ESTABLISHED)
 
     def rejected(self, reason: int, private_data: bytes, text: str) -> None:
         self._fail_qp()
         param = ConnParam(private_data, 0, 0, retry_count=0, rnr_retry_count=0)
-        self._tell(CmEventType.REJECTED, reason, param, text)
+        self._report(CmEventType.REJECTED, reason, param, text)
 
     def unreachable(self, status: int, text: str) -> None:
         self._fail_qp()
-        self._tell(CmEventType.UNREACHABLE, status, None, text)
+        self._report(CmEventType.UNREACHABLE, status, None, text)
 
     def datagram_resolved(self, param: UdParam) -> None:
         self.qkey = param.qkey
-        self._tell(CmEventType.ESTABLISHED, 0, param)
+        self._report(CmEventType.ESTABLISHED, 0, param)
 
     def disconnected(self, status: int, text: str) -> None:
         if not self._is_disconnected:
             self._is_disconnected = True
             if self.may(Trigger.DISCONNECTED):
                 self.move(Trigger.DISCONNECTED)
-            self._tell(CmEventType.DISCONNECTED, status, None, text)
+            self._report(CmEventType.DISCONNECTED, status, None, text)
 
     def timewait_over(self) -> None:
-        self._tell(CmEventType.TIMEWAIT_EXIT)
+        self._report(CmEventType.TIMEWAIT_EXIT)
 
-    def _tell(
+    def _report(
         self, kind: CmEventType, status: int = 0, param: ConnParam | UdParam | None = None, text: str = ""
     ) -> None:
-        """Post an event, unless the application has not accepted the request of this id yet."""
+        """Post an event; none before the application has accepted the request that made this id."""
         if self._is_answered:
             self.post(kind, status, None, text, param)
 
@@ -455,12 +460,13 @@ class SoftId(IdCore):
         """Take the queue pair from INIT to RTS."""
         attr = qp.attr
         self.connector.connected_attributes(attr)
-        attr.qp_access_flags = self.connector.access() or attr.qp_access_flags  # in INIT it was not known yet
+        # In INIT, the depths of the connection were not known yet.
+        attr.qp_access_flags = self.connector.access() or attr.qp_access_flags
         qp.advance(QPState.RTS)
 
     def init_qp_attr(self, state: QPState) -> tuple[QPAttr, QPAttrMask]:
         with self.runtime.lock:
-            if self.device is None:
+            if self.port_view is None:
                 raise cm_error(errno.EINVAL, "the id is not bound to a device", "init_qp_attr", hint="resolve_addr()")
             try:
                 attr = QPAttr(qp_state=QPState(state), port_num=self.port_num)
@@ -484,7 +490,7 @@ class SoftId(IdCore):
         return attr, _DATAGRAM_TO_RTS if attr.qp_state is QPState.RTS else _M.STATE
 
     def _initial_attributes(self, attr: QPAttr) -> None:
-        """Fill in what takes a queue pair to INIT."""
+        """Fill in what a queue pair needs to get to INIT."""
         attr.port_num = self.port_num
         attr.pkey_index = self.link.pkey_index()
         access = self.connector.access()
@@ -506,7 +512,7 @@ class SoftId(IdCore):
 
 
 def _infiniband_link(core: IdCore) -> Link:
-    # Most hosts have no InfiniBand port and need none of the modules behind this.
+    # Imported late: most hosts have no InfiniBand port, and need none of the modules behind it.
     from rdmacm.soft.ids.ib_link import IbLink
 
     return IbLink(core)
@@ -521,7 +527,7 @@ def _host(address: Address) -> bytes:
 
 
 def _wildcard(destination: Address) -> Address:
-    """The address an id is bound to that is given no source."""
+    """The address that an id is bound to if no source is given."""
     if isinstance(destination, InetAddr):
         return InetAddr.any(destination.family)
     return SockAddrIB(pkey=destination.pkey)

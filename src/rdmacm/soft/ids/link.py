@@ -1,8 +1,8 @@
-"""The seam between an id and the network it is on: RoCE or InfiniBand, and any wire that is added.
+"""The seam between an id and the network it is on: RoCE or InfiniBand, or a wire yet to be added.
 
-**What a new wire must provide to an id** is a :class:`Link`: how an address is bound, how a destination becomes a
-device, a GID and a path, and what the messages of a connection manager need to know of that path. A wire that connects
-without the InfiniBand connection manager provides a :class:`rdmacm.soft.ids.connector.Connector` as well.
+**A new wire must provide** a :class:`Link` for its ids: it binds addresses, resolves a destination to a port, a GID and
+a path, and describes that path to the connection manager. A wire that connects without the InfiniBand connection
+manager provides a :class:`rdmacm.soft.ids.connector.Connector` as well.
 """
 
 from __future__ import annotations
@@ -25,51 +25,50 @@ if TYPE_CHECKING:
     from rdmacm.provider import ServiceBackend
     from rdmacm.soft.connection_manager import ConnectionManager
 
-__all__ = ["Link", "LookupOfLink"]
+__all__ = ["Link", "AddressLookup"]
 
 
-class LookupOfLink(Protocol):
-    """A resolution, finished or not (:mod:`rdmacm.resolution`)."""
+class AddressLookup(Protocol):
+    """A resolution of an address, finished or not (:mod:`rdmacm.resolution`)."""
 
-    #: Name, nanoseconds and detail of each step taken.
+    #: Name, nanoseconds and result of each step taken.
     steps: list[tuple[str, int, str]]
 
     def explain(self, node: str | None, failure: Failure | None, extra: tuple[Step, ...] = ()) -> Explanation:
-        """Everything that is known, ending in ``failure`` if there is one."""
+        """Everything that is known, ending in ``failure`` if there is one; ``extra`` steps come first."""
 
 
 class Link(Protocol):
-    """One id's way to its peer. Every method is called with the runtime's lock held and works on the id's core."""
+    """Resolves for one id. Every method is called with the runtime's lock held and works on the id's core.
+
+    Its users are :class:`rdmacm.soft.ids.identifier.SoftId` and, for the last part, the connector of the id.
+    """
 
     @property
-    def lookup(self) -> LookupOfLink | None:
+    def lookup(self) -> AddressLookup | None:
         """The last address resolution; None before the first."""
 
-    @property
-    def cm(self) -> ConnectionManager:
-        """The connection manager of the device that the id is bound to."""
-
-    def managers(self) -> list[ConnectionManager]:
-        """The connection managers that may get a request for this id when it listens."""
-
     def bind(self, address: Address) -> Address:
-        """Bind the id to an address: the device first, then the port. Returns the address with its port.
+        """Bind the id to an address: its device first, then the port number. Returns the address with its port number.
 
-        Failure when no device has the address; RdmaError (EADDRINUSE, EACCES) when the port cannot be taken.
+        Failure when no device has the address; RdmaError (EADDRINUSE, EACCES) when the port number cannot be taken.
         """
 
     def resolve_addr(self, destination: Address, origin: str, timeout_ms: int) -> None:
         """Resolve ``destination``: ADDR_RESOLVED or ADDR_ERROR is posted, at once or within ``timeout_ms``.
 
-        ``origin`` says where the source address came from: "given" or "bound". RdmaError for a destination that cannot
-        be reached whatever happens. The state is moved to ADDR_QUERY and, with the event, on from there.
+        ``origin`` says where the source address comes from: "given" or "bound". The state becomes ADDR_QUERY and, with
+        the event, ADDR_RESOLVED or ADDR_BOUND. RdmaError when the routing tables or the ports exclude the destination.
         """
 
     def resolve_route(self, timeout_ms: int, alternate: bool) -> None:
-        """Find the paths to the peer: ROUTE_RESOLVED or ROUTE_ERROR is posted within ``timeout_ms``."""
+        """Find the paths to the peer: ROUTE_RESOLVED or ROUTE_ERROR is posted within ``timeout_ms``.
+
+        ``alternate`` asks for a second path as well.
+        """
 
     def resolve_service(self, service: str) -> None:
-        """Ask for a service by name: ADDRINFO_RESOLVED or ADDRINFO_ERROR is posted.
+        """Query a service by name or number: ADDRINFO_RESOLVED or ADDRINFO_ERROR is posted.
 
         EOPNOTSUPP when there is no subnet administrator.
         """
@@ -77,20 +76,31 @@ class Link(Protocol):
     def register_service(
         self, name: bytes, lease: int, data: bytes, done: Callable[[RdmaError | None], None]
     ) -> ServiceBackend:
-        """Register a service at the id's service id; EOPNOTSUPP without an administrator."""
+        """Register a service at the id's service id; EOPNOTSUPP when there is no subnet administrator."""
 
     def stop(self) -> None:
-        """Abandon whatever is in progress; nothing is posted for it any more."""
-
-    # -- for the connector ----------------------------------------------------------------------------
+        """Cancel every resolution and withdraw every service, without an event."""
 
     def accept_request(
         self, request: REQ | SIDR_REQ, path: Hashable, cm: ConnectionManager
     ) -> tuple[RejectReason, bytes] | None:
-        """Become the passive side of a request: addresses, device, GIDs and path.
+        """Set addresses, port, GIDs and path from a request, which makes this id the passive side.
 
-        Returns the reason and the additional information of a REJ when that is not possible.
+        ``path`` is where ``cm`` received it from. Returns the reason and the additional information of a REJ if the
+        request does not fit this host.
         """
+
+    def pkey_index(self) -> int:
+        """The index of :meth:`partition` in the port's P_Key table."""
+
+    # -- for the connector ----------------------------------------------------------------------------
+
+    @property
+    def cm(self) -> ConnectionManager:
+        """The connection manager of the port that the id is bound to."""
+
+    def managers(self) -> list[ConnectionManager]:
+        """The connection managers that may receive a request for this id when it listens."""
 
     def cm_path(self) -> Hashable:
         """The address of the peer's connection manager, for :meth:`rdmacm.soft.connection_manager.Gsi.send_mad`."""
@@ -98,11 +108,8 @@ class Link(Protocol):
     def partition(self) -> int:
         """The P_Key of the connection."""
 
-    def pkey_index(self) -> int:
-        """The index of that P_Key in the port's table."""
-
     def request_path(self, path: PathRecord, local_ack_timeout: int) -> Path:
-        """A path as a REQ carries it."""
+        """A path as a REQ carries it; ``local_ack_timeout`` is an exponent of 4.096 µs."""
 
     def address_vector(self) -> AHAttr:
         """The address vector of a queue pair that sends to the peer."""

@@ -1,4 +1,4 @@
-"""The link of an id on RoCE: the routing tables choose the way, and a neighbour has to answer."""
+"""The link of an id on RoCE: the routing tables give port and next hop, and the next hop has to answer."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from rdmacm.proto.cm.codes import RejectReason
 from rdmacm.proto.cm.messages import REQ, SIDR_REQ, Path
 from rdmacm.proto.sa import PathRecord
 from rdmacm.provider import Address
-from rdmacm.resolution import lookup as resolver
-from rdmacm.resolution.hosts import DeviceView, HostView
-from rdmacm.resolution.lookup import Lookup
+from rdmacm.resolution.hosts import PortView
+from rdmacm.resolution.lookup import Lookup, find
+from rdmacm.resolution.path import ROCE_PACKET_LIFETIME
 from rdmacm.soft.ids.core import IdCore
 from rdmacm.soft.ids.request import header_of, path_of_request
 from rdmacm.soft.wire.base import WirePath
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["RoceLink"]
 
 _NO_IPOIB = "port space IPOIB needs an InfiniBand interface"
-#: RoCE has no LIDs; a REQ says so with this value (InfiniBand Architecture annex A16).
+#: The LIDs in a REQ of RoCE, which has none (InfiniBand Architecture annex A16).
 _LID_UNUSED = 0xFFFF
 _DEFAULT_HOP_LIMIT = 64
 
@@ -55,11 +55,11 @@ class RoceLink:
         self._wait_started = 0
 
     @property
-    def cm(self) -> ConnectionManager:
-        return self._id.host.cm
-
-    def managers(self) -> list[ConnectionManager]:
-        return [self.cm]
+    def _view(self) -> PortView | None:
+        """The port that the id is bound to."""
+        view = self._id.port_view
+        assert view is None or isinstance(view, PortView)  # an id with this link is bound to no other
+        return view
 
     # -- binding --------------------------------------------------------------------------------------
 
@@ -81,20 +81,20 @@ class RoceLink:
     def _bind_device(self, address: InetAddr) -> None:
         core = self._id
         view = core.host.view()
-        rows = _rows_of(view, address.ip, address.link)
+        rows = view.rows_of(address.ip, address.link)
         if not rows:
             scope = f" on {view.interface_name(address.link)}" if address.link else ""
             raise Failure(
                 errno.EADDRNOTAVAIL,
                 "bind",
                 f"{address.host} is not an address of this host{scope}",
-                "'rdmacm devices' for the addresses there are, or the wildcard address",
+                "one of the addresses that 'rdmacm devices' shows, or the wildcard address",
             )
         if core.port_space is PortSpace.IPOIB:
             raise Failure(errno.EINVAL, "bind", _NO_IPOIB, "port space UDP")
         self._attach(*rows[0])
 
-    def _attach(self, view: DeviceView, row: GidEntry) -> None:
+    def _attach(self, view: PortView, row: GidEntry) -> None:
         core = self._id
         core.attach(view)
         core.sgid, core.gid_index = row.gid, row.gid_index
@@ -108,11 +108,12 @@ class RoceLink:
         if destination.is_any:  # "this host", as for sockets
             destination = InetAddr.loopback(destination.family, destination.port)
         if destination.is_link_local and not destination.scope_id:
-            scope = local.scope_id or (core.device.ifindex if core.device else 0)
-            destination = destination._replace(scope_id=scope)
+            view = self._view
+            destination = destination._replace(scope_id=local.scope_id or (view.interface.index if view else 0))
         core.move(Trigger.RESOLVE_ADDR)
         source = None if local.is_any else local
-        self.lookup = lookup = Lookup(core.host.view(), destination, source, origin, core.options.tos or 0)
+        host, tos = core.host.view(), core.options.tos or 0
+        self.lookup = lookup = Lookup(host, destination, source, origin, tos, self._view)
         core.peer_addr = destination
         self._wait_started = perf_counter_ns()
         try:
@@ -120,7 +121,7 @@ class RoceLink:
         except Failure as failure:
             core.move(Trigger.ADDR_FAILED)
             if failure.step == "select" and failure.errno in (errno.ENODEV, errno.EINVAL):
-                # There is a route, but no device for it. The kernel finds that out later and reports it by event.
+                # There is a route but no device for it, which the kernel notices later and reports by an event.
                 self._post_failure(lookup, failure)
                 return
             raise self._error(lookup, failure, "resolve_addr") from None
@@ -129,46 +130,44 @@ class RoceLink:
 
     def _find(self, lookup: Lookup) -> None:
         core = self._id
-        bound = core.device if isinstance(core.device, DeviceView) else None
-        network = core.host.network
-        resolver.find(network, lookup.host, lookup.destination, lookup.source, lookup.origin, lookup.tos, bound, lookup)
+        find(core.host.network, lookup)
         if core.port_space is PortSpace.IPOIB:
             raise Failure(errno.EINVAL, "select", _NO_IPOIB, "port space UDP")
 
     def address_found(self, lookup: Lookup) -> None:
-        """The next hop is known (also called by :class:`rdmacm.resolution.neighbours.PendingNeighbours`)."""
+        """See :class:`rdmacm.resolution.neighbours.NeighbourWaiter`; also called when there is nothing to wait for."""
         core = self._id
         if lookup is not self.lookup or not core.may(Trigger.ADDR_DONE):
             return
-        view, row, query, local = lookup.device, lookup.row, lookup.query, core.local_addr
-        assert view is not None and row is not None and query is not None and isinstance(local, InetAddr)
-        if lookup.next_hop is not None:
+        found, local = lookup.found, core.local_addr
+        assert found is not None and isinstance(local, InetAddr)
+        if found.next_hop is not None:
             state = lookup.neighbour.state.name.lower() if lookup.neighbour else "not visible"
-            lookup.steps.append(("neighbour", perf_counter_ns() - self._wait_started, state))
-        if core.device is not view:
-            core.attach(view)
-        core.sgid, core.gid_index = row.gid, row.gid_index
+            lookup.note("neighbour", self._wait_started, state)
+        if core.port_view is not found.port:
+            core.attach(found.port)
+        core.sgid, core.gid_index = found.row.gid, found.row.gid_index
         core.dgid = Gid.from_ip(lookup.destination.ip)
         if local.is_any:
-            source = InetAddr(local.family, query.source, local.port, 0, 0)
-            core.local_addr = source._replace(scope_id=view.ifindex) if source.is_link_local else source
+            source = InetAddr(local.family, found.source, local.port, 0, 0)
+            core.local_addr = source._replace(scope_id=found.row.ndev_ifindex) if source.is_link_local else source
         core.move(Trigger.ADDR_DONE)
         core.post(CmEventType.ADDR_RESOLVED)
 
     def address_failed(self, lookup: Lookup, failure: Failure) -> None:
-        """The neighbour did not answer, or the host changed (called by PendingNeighbours)."""
+        """See :class:`rdmacm.resolution.neighbours.NeighbourWaiter`."""
         core = self._id
         if lookup is not self.lookup or not core.may(Trigger.ADDR_FAILED):
             return
-        lookup.steps.append(("neighbour", perf_counter_ns() - self._wait_started, failure.message))
+        lookup.note("neighbour", self._wait_started, failure.message)
         core.move(Trigger.ADDR_FAILED)
         self._post_failure(lookup, failure)
 
     def reconsider(self, lookup: Lookup, deadline: float) -> None:
-        """The host has changed during the wait: look again, and wait on if the next hop is the same."""
+        """The host has changed during the wait: resolve again, and keep waiting if the next hop is the same."""
         core = self._id
         host, pending = core.host.last_view(), core.host.neighbours
-        fresh = Lookup(host, lookup.destination, lookup.source, lookup.origin, lookup.tos)
+        fresh = Lookup(host, lookup.destination, lookup.source, lookup.origin, lookup.tos, self._view)
         failure: Failure | None = None
         source = lookup.source
         if source is not None and not source.is_loopback and not host.owns(source.ip, source.link):
@@ -176,7 +175,7 @@ class RoceLink:
                 errno.EADDRNOTAVAIL,
                 "route",
                 f"source {source.host} was removed from this host while resolving",
-                "a new id, with a source that is there",
+                "a new id, with another source",
             )
         else:
             try:
@@ -193,7 +192,7 @@ class RoceLink:
             if not pending.add(self, fresh, deadline):
                 self.address_found(fresh)
         else:
-            lookup.host, lookup.device, lookup.row, lookup.query = fresh.host, fresh.device, fresh.row, fresh.query
+            lookup.host, lookup.bound, lookup.query, lookup.found = fresh.host, fresh.bound, fresh.query, fresh.found
 
     def stop(self) -> None:
         if self.lookup is not None:
@@ -204,7 +203,7 @@ class RoceLink:
         self._id.post(CmEventType.ADDR_ERROR, -failure.errno, explain, failure.message)
 
     def _error(self, lookup: Lookup, failure: Failure, call: str) -> RdmaError:
-        """What a call raises that failed at once."""
+        """The error of a call that failed at once."""
         explanation = self._explain(lookup, failure)
         return cm_error(failure.errno, failure.message, call, str(lookup.destination), failure.hint, explanation)
 
@@ -215,7 +214,7 @@ class RoceLink:
     # -- resolving a route ----------------------------------------------------------------------------
 
     def resolve_route(self, timeout_ms: int, alternate: bool) -> None:
-        """The path is made from the interface: there is no one to ask, and no alternate path."""
+        """Make the path from the interface: RoCE has no subnet administrator, and no alternate paths."""
         core, lookup = self._id, self.lookup
         local, peer = core.local_addr, core.peer_addr
         assert isinstance(local, InetAddr) and isinstance(peer, InetAddr) and lookup is not None
@@ -223,11 +222,11 @@ class RoceLink:
         ack_timeout = core.options.ack_timeout
         lookup.tos = core.options.tos or 0
         try:
-            path = core.host.path_of(
+            path = core.host.paths.make(
                 lookup,
                 local.port,
                 service_id=service_id(core.port_space, peer.port),
-                lifetime=resolver.ROCE_PACKET_LIFETIME if ack_timeout is None else max(0, ack_timeout - 1),
+                packet_life_time=ROCE_PACKET_LIFETIME if ack_timeout is None else max(0, ack_timeout - 1),
             )
         except Failure as failure:
             raise self._error(lookup, failure, "resolve_route") from None
@@ -241,11 +240,11 @@ class RoceLink:
 
     def resolve_service(self, service: str) -> None:
         core = self._id
-        if core.device is None:
+        if core.port_view is None:
             raise core.refuse("resolve_addrinfo")
         raise cm_error(
             errno.EOPNOTSUPP,
-            f"{core.device.device.name} is RoCE and has no subnet administrator to ask",
+            f"{core.port_view.device.name} is RoCE and has no subnet administrator to ask",
             "resolve_addrinfo",
             service,
             "RAI_DNS, or an id bound to an InfiniBand port",
@@ -256,7 +255,7 @@ class RoceLink:
     ) -> ServiceBackend:
         refuse_registration(self._id)
 
-    # -- for the connector ----------------------------------------------------------------------------
+    # -- the passive side -----------------------------------------------------------------------------
 
     def accept_request(
         self, request: REQ | SIDR_REQ, path: Hashable, cm: ConnectionManager
@@ -268,13 +267,13 @@ class RoceLink:
         if isinstance(request, REQ):
             dgid = request.primary.local_gid
             ours, theirs = request.primary.remote_gid.ip, dgid.ip
-        found = _rows_of(core.host.last_view(), ours, path.scope_id)
-        if not found:  # an address that has just been added
-            found = _rows_of(core.host.view(), ours, path.scope_id)
+        found = core.host.last_view().rows_of(ours, path.scope_id)
+        if not found:  # the address may have been added since
+            found = core.host.view().rows_of(ours, path.scope_id)
         if not found or len(theirs) != len(ours):
             return RejectReason.INVALID_GID, bytes(Gid.from_ip(path.local))
         view, row = found[0]
-        mtu = view.device.ports[0].active_mtu or Mtu.MTU_256
+        mtu = view.port.active_mtu or Mtu.MTU_256
         if isinstance(request, REQ) and not 0 < request.path_mtu <= mtu:
             return RejectReason.INVALID_MTU, bytes((mtu,))
         core.dgid = dgid or Gid.from_ip(theirs)
@@ -290,6 +289,18 @@ class RoceLink:
         core.paths = (path_of_request(request, row.gid, core.dgid, mtu),)
         return None
 
+    def pkey_index(self) -> int:
+        return 0
+
+    # -- for the connector ----------------------------------------------------------------------------
+
+    @property
+    def cm(self) -> ConnectionManager:
+        return self._id.host.cm
+
+    def managers(self) -> list[ConnectionManager]:
+        return [self.cm]
+
     def cm_path(self) -> WirePath:
         core = self._id
         scope = core.peer_addr.scope_id if isinstance(core.peer_addr, InetAddr) else 0
@@ -297,9 +308,6 @@ class RoceLink:
 
     def partition(self) -> int:
         return self._id.pkey
-
-    def pkey_index(self) -> int:
-        return 0
 
     def request_path(self, path: PathRecord, local_ack_timeout: int) -> Path:
         return Path(
@@ -324,20 +332,11 @@ class RoceLink:
 
 
 def refuse_registration(core: IdCore) -> NoReturn:
-    """Raise the error of register_service on an id that is on no InfiniBand port."""
-    where = core.device.device.name if core.device is not None else "the id"
+    """Raise the error of register_service() on an id that is on no InfiniBand port."""
+    where = core.port_view.device.name if core.port_view is not None else "the id"
     raise cm_error(
-        errno.EOPNOTSUPP if core.device is not None else errno.EINVAL,
-        f"{where} is on no InfiniBand port, whose subnet administrator would know the service",
+        errno.EOPNOTSUPP if core.port_view is not None else errno.EINVAL,
+        f"{where} is on no InfiniBand port, whose subnet administrator would keep the service",
         "register_service",
         hint="bind_addr() to a SockAddrIB with the port's GID",
     )
-
-
-def _rows_of(host: HostView, ip: bytes, scope_id: int) -> list[tuple[DeviceView, GidEntry]]:
-    """The devices and GIDs of a local address, on one interface if ``scope_id`` is not 0."""
-    rows = [(view, row) for view, row in host.by_ip.get(ip, ()) if scope_id in (0, view.ifindex)]
-    if not rows and len(ip) == 4 and ip[0] == 127 and host.loopback is not None:
-        # All of 127/8 belongs to this host, although only 127.0.0.1 is in the GID table.
-        rows = [(host.loopback, row) for row in host.loopback.rows if len(row.gid.ip) == 4][:1]
-    return rows
