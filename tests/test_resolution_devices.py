@@ -8,7 +8,7 @@ import pytest
 
 from rdmacm.address import DEFAULT_PKEY, Gid, InetAddr, parse_address
 from rdmacm.failure import Failure
-from rdmacm.net.types import Interface, InterfaceFlag
+from rdmacm.net.types import InterfaceFlag
 from rdmacm.resolution.hosts import HostView, PortView
 from rdmacm.resolution.lookup import Found, Lookup, find
 from rdmacm.resolution.path import PathMaker
@@ -140,7 +140,7 @@ def test_the_state_is_the_ports_and_not_the_interfaces(host: Host, state: PortSt
 
 def test_an_active_port_serves_although_its_interface_shows_no_carrier(host: Host) -> None:
     interface = host.interfaces[host.eth1]
-    host.interfaces[host.eth1] = Interface(*interface[:2], interface.flags & ~UP, *interface[3:])
+    host.interfaces[host.eth1] = interface._replace(flags=interface.flags & ~UP)
     assert host.find(host.lookup("10.1.0.9")).port.port_num == 2
 
 

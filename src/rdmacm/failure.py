@@ -1,4 +1,4 @@
-"""How a resolution fails, inside a provider."""
+"""The failure of a resolution, inside a provider."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ __all__ = ["Failure"]
 
 
 class Failure(Exception):
-    """A resolution that cannot succeed. It never leaves the provider: the id turns it into an error or an event.
-
-    ``errno`` is positive; ``step`` is the step that failed ("bind", "route", "select", "neighbour", "path", "service");
-    ``message`` says why and ``hint`` what to try.
-    """
+    """A resolution has failed. The provider turns this into an RdmaError or an event; it never leaves the provider."""
 
     def __init__(self, code: int, step: str, message: str, hint: str | None = None) -> None:
         super().__init__(message)
+        #: A positive errno.
         self.errno = code
+        #: The step that failed: "bind", "route", "select", "neighbour", "path" or "service".
         self.step = step
+        #: The cause, in words.
         self.message = message
+        #: What the user may try.
         self.hint = hint
 
     def explained(self, explanation: Explanation) -> Explanation:
-        """``explanation`` of the steps before, ending in this failure."""
+        """``explanation``, which has the steps before, with this failure as its end."""
         return replace(
             explanation,
             # A candidate that passed the rules is not "chosen" when the resolution failed afterwards.

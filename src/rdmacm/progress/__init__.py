@@ -1,1 +1,1 @@
-"""What makes things happen: one lock, one clock, timers, and the threads that wait."""
+"""Progress of one provider: its lock and clock, timers, and the threads that wait."""

@@ -1,7 +1,8 @@
 """A descriptor for a reader in select(2) or an event loop.
 
 It is an epoll descriptor over the provider's descriptors, the owner's wake-up and the next timer. It polls readable
-when the owner has something *or progress can be made*; asking the owner makes that progress, and may find nothing.
+when the owner has something to read *or progress can be made*. A read with timeout 0 makes that progress, and may then
+return nothing.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ __all__ = ["Pollable", "Source"]
 
 
 class Source(Protocol):
-    """What a :class:`Pollable` reads of the runtime (:class:`rdmacm.progress.runtime.Runtime`)."""
+    """The runtime as a :class:`Pollable` uses it (:class:`rdmacm.progress.runtime.Runtime`)."""
 
     clock: Callable[[], float]
     is_real_time: bool
-    #: The open ones; each adds and removes itself.
+    #: Those that have a descriptor; each adds and removes itself.
     pollables: set[Pollable]
 
     def filenos(self) -> tuple[int, ...]: ...
@@ -38,20 +39,23 @@ class Pollable:
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        #: The three descriptors are made when :meth:`fileno` is first called.
+        # The three descriptors are made when fileno() is first called.
+        #: Readable while the owner has something to read.
         self._wake: Wake | None = None
+        #: Readable when one of the others is; None where there is no epoll(7).
         self._epoll: select.epoll | None = None
+        #: Readable when a timer is due; None in virtual time.
         self._timer: TimerDescriptor | None = None
         #: The provider's descriptors that the epoll descriptor watches.
         self._fds: tuple[int, ...] = ()
 
     def fileno(self) -> int:
-        """The descriptor."""
+        """The descriptor; made by the first call."""
         source = self._source
         if self._wake is None:
             self._wake = Wake()
             source.pollables.add(self)
-            if sys.platform == "linux":  # elsewhere the wake-up stands alone
+            if sys.platform == "linux":  # elsewhere, the wake-up alone is the descriptor
                 self._epoll = select.epoll()
                 self._epoll.register(self._wake.fd, select.EPOLLIN)
                 if source.is_real_time:
@@ -62,7 +66,7 @@ class Pollable:
         return self._wake.fd if self._epoll is None else self._epoll.fileno()
 
     def signal(self, on: bool) -> None:
-        """Say whether the owner has something to read."""
+        """Set whether the owner has something to read."""
         if self._wake is not None and self._wake.raised is not on:
             if on:
                 self._wake.set()
@@ -70,16 +74,16 @@ class Pollable:
                 self._wake.clear()
 
     def rearm(self, deadline: float | None) -> None:
-        """The next timer is due at ``deadline`` now."""
+        """Set when the next timer is due; None for never."""
         if self._timer is not None:
             self._timer.set(deadline, self._source.clock())
 
     def watch(self) -> None:
-        """Watch the provider's descriptors as they are now."""
+        """Follow a change of the provider's descriptors."""
         fds = self._source.filenos()
         if self._epoll is not None and fds != self._fds:
             for fd in set(self._fds) - set(fds):
-                with contextlib.suppress(OSError):  # its owner may have closed it
+                with contextlib.suppress(OSError):  # the transport may have closed it
                     self._epoll.unregister(fd)
             for fd in set(fds) - set(self._fds):
                 self._epoll.register(fd, select.EPOLLIN)

@@ -1,13 +1,52 @@
-"""The runtime of one provider: one lock, one clock, the timers, and who uses the provider.
+"""The runtime of one provider: one lock, one clock, the timers, and the users of the provider.
 
 Objects of a provider take a :class:`Runtime` instead of the provider. They call :meth:`Runtime.call_at` for a deadline,
-:meth:`Runtime.drive` to wait, and :meth:`Runtime.use` for as long as they need the provider's descriptors.
+:meth:`Runtime.drive` to wait, and :meth:`Runtime.use` as long as they need the provider's descriptors. The provider
+attaches a :class:`Driver`, which receives and sends; each wait and poll calls it in the calling thread, and then fires
+the timers that are due.
 
-**Locks.** There is one reentrant lock. A callback of a timer, of a descriptor or of :meth:`Runtime.drive` runs with the
-lock held and must not wait. No thread waits with the lock held.
+**Which lock, for which call.** These are the rules of the whole package.
 
-**Progress** runs in the calling thread. The provider attaches a :class:`Driver`, which receives, sends and looks at the
-network; the runtime calls it from every wait and poll, then fires the timers that are due.
+The runtime's lock
+    One re-entrant lock guards everything inside one provider: ids, event queues, connection managers, engines, memory
+    tables, transport and wire. The methods of the seam (:mod:`rdmacm.provider`, :mod:`rdmacm.verbs.backend`) take it
+    themselves, and so may be called from any thread. A class or method that is "used with the lock held" does not take
+    it. The methods of a :class:`Driver` are called with the lock held, except ``poll``, which takes it.
+
+Callbacks
+    Callbacks of timers, ``done`` of a wait, ``notify`` of a queue, :meth:`rdmacm.provider.Owner.reported` and the
+    handlers of connections run with the lock held. They must not wait, and may call anything that does not wait. A tap
+    may be called with or without the lock.
+
+Waiting
+    No thread waits for another with the lock held. A wait (:mod:`rdmacm.progress.waiting`) takes the lock to make
+    progress, and releases it while it sleeps in poll(2).
+
+Verbs objects
+    They have no lock, because the garbage collector may close one in any thread, at any time, also in a thread that
+    has the runtime's lock. Their bookkeeping consists of atomic operations (:mod:`rdmacm.verbs.resource`); the backends
+    below them take the runtime's lock. A completion queue is a deque: one completion is polled without the lock.
+
+Endpoints
+    Their state is guarded by the runtime's lock, which they take through :meth:`rdmacm.provider.Provider.drive`.
+
+Acknowledgements
+    ``ACK_LOCK`` (:mod:`rdmacm.cmid.acks`) guards the counts of acknowledged events of all ids, and wakes threads that
+    destroy or migrate one. No other lock is taken while it is held, so it may be taken with the runtime's lock held.
+    To wait for it with the runtime's lock held is not allowed.
+
+Other threads
+    The helper thread (:mod:`rdmacm.soft.helper`) is one more waiting thread, and takes the lock for each step. The
+    lookup threads of a channel (:mod:`rdmacm.cmid.lookups`) post their results, which takes the runtime's lock, while
+    they hold the lock of the channel's lookups: so the latter is never taken with the runtime's lock held. The thread
+    that asks ibacm (:mod:`rdmacm.acm`) holds no lock when it calls back.
+
+Simulation
+    :class:`rdmacm.testing.host.SimRuntime` waits by running every host of the fabric in the waiting thread, in virtual
+    time. Each host has its own lock, there is no other thread, and the rules are the same.
+
+Finding a provider
+    :mod:`rdmacm.soft` has a lock for the table of providers. It is taken before a runtime's lock, never after.
 """
 
 from __future__ import annotations
@@ -17,6 +56,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sized
+from math import inf
 from typing import Protocol, TypeVar
 
 from rdmacm.errors import cm_error
@@ -45,13 +85,13 @@ class Driver(Protocol):
         """Descriptors that poll readable when :meth:`progress` has something to do."""
 
     def progress(self, now: float, result_queue: Sized) -> None:
-        """Receive, send, and look at the network, a bounded amount of each. Called with the lock held.
+        """Receive, send, and follow changes of the network, a bounded amount of each. Called with the lock held.
 
         ``result_queue`` is the caller's: once it is not empty, return and defer ACKs to the next call.
         """
 
     def poll(self, result_queue: Sized) -> bool:
-        """Receive and send packets only; False when there was nothing to do. Takes the lock itself."""
+        """Receive and send packets, and nothing else; False when there was nothing to do. Takes the lock itself."""
 
     def opened(self) -> None:
         """The first user has come: open what belongs to the calling thread's network namespace."""
@@ -60,7 +100,7 @@ class Driver(Protocol):
         """The last user has gone: close every descriptor."""
 
     def deadlines_changed(self) -> None:
-        """The descriptors, or the first deadline, are not what they were: wake background threads."""
+        """The descriptors or the first deadline have changed: wake the background threads that wait for them."""
 
 
 class Runtime:
@@ -73,28 +113,31 @@ class Runtime:
         self.lock = threading.RLock()
         #: Whether this is a child of fork(2), where the descriptors are the parent's.
         self.abandoned = False
-        #: Counts calls that made progress; the helper thread compares it with what it saw.
+        #: Counts calls that made progress. The helper thread sees by it whether the application makes progress.
         self.progress_count = 0
-        #: On ``clock``: when a caller that only takes what is queued has to make progress as well.
+        #: On ``clock``: when a caller that only takes queued results has to make progress as well.
         self.progress_due = 0.0
         #: Descriptors for readers that wait in select(2) or an event loop.
         self.pollables: set[Pollable] = set()
+        #: The threads that wait.
         self.waiters = Waiters(self)
         self._driver: Driver | None = None
         self._timers = Timers()
-        #: Channels, completion queues and questions in progress; the descriptors are closed with the last one.
+        #: The deadline that the timers of ``pollables`` are set for, or an earlier one; infinity for none.
+        self._armed_for = inf
+        #: Channels, completion queues and queries in progress. The descriptors are closed with the last one.
         self._users: dict[object, None] = {}
         #: Polls so far, and those of them without a packet.
         self._polls = 0
         self._empty_polls = 0
 
     def attach(self, driver: Driver) -> None:
-        """Set what this runtime drives; once, by the provider."""
+        """Set the driver; once, by the provider."""
         self._driver = driver
 
     @property
     def driver(self) -> Driver:
-        """What this runtime drives."""
+        """The provider's input and output."""
         assert self._driver is not None
         return self._driver
 
@@ -106,7 +149,7 @@ class Runtime:
     # -- progress -------------------------------------------------------------------------------------
 
     def progress(self, result_queue: Sized = ()) -> None:
-        """Receive, send, look at the network, and fire the timers that are due. The lock is held."""
+        """Receive, send, follow changes of the network, and fire the timers that are due. The lock is held."""
         if self.abandoned:
             return
         self.progress_count += 1
@@ -116,7 +159,7 @@ class Runtime:
         self.fire_timers()
 
     def poll(self, result_queue: Sized = ()) -> bool:
-        """Progress for a caller that polls: packets each time, everything else in one call of 128.
+        """Progress for a caller that polls: packets in each call, everything else in every 128th.
 
         False when there was nothing to do. Takes the lock itself.
         """
@@ -145,35 +188,39 @@ class Runtime:
     # -- timers ---------------------------------------------------------------------------------------
 
     def call_at(self, when: float, callback: Callable[[float], None]) -> Timer:
-        """Call ``callback(now)`` once ``when`` has come, on :attr:`clock`. The lock is held, then and now."""
-        before = self._timers.deadline
-        timer = self._timers.add(when, callback)
-        if before is None or when < before:
-            for pollable in self.pollables:
-                pollable.rearm(when)
+        """Call ``callback(now)`` once ``when`` has come, on :attr:`clock`. The lock is held, now as well as then."""
+        timers = self._timers
+        is_first = when < timers.earliest  # sleeping threads and timer descriptors wake up then, or before
+        timer = timers.add(when, callback)
+        if is_first:
+            self._arm(when)
             self._wake_all()
         return timer
 
     def fire_timers(self) -> None:
-        """Call the callbacks that are due."""
-        if self._timers.fire(self.clock()):
-            # Timer descriptors that have fired stay readable until they are armed again.
-            deadline = self._timers.deadline
-            for pollable in self.pollables:
-                pollable.rearm(deadline)
+        """Call the callbacks that are due. The lock is held."""
+        now = self.clock()
+        self._timers.fire(now)
+        if self._armed_for <= now:  # a timer descriptor that has fired stays readable until it is armed again
+            self._arm(self._timers.next_deadline())
+
+    def _arm(self, deadline: float | None) -> None:
+        self._armed_for = inf if deadline is None else deadline
+        for pollable in self.pollables:
+            pollable.rearm(deadline)
 
     def next_deadline(self) -> float | None:
         """When :meth:`progress` has to be called at the latest, on :attr:`clock`; None for never."""
-        return self._timers.deadline
+        return self._timers.next_deadline()
 
     # -- descriptors ----------------------------------------------------------------------------------
 
     def pollable(self) -> Pollable:
-        """A descriptor for one reader; made when it is first asked for."""
+        """A descriptor for one reader."""
         return Pollable(self)
 
     def descriptors_changed(self) -> None:
-        """:meth:`filenos` returns other descriptors than before."""
+        """The descriptors of :meth:`filenos` have changed. The lock is held."""
         for pollable in self.pollables:
             pollable.watch()
         self._wake_all()
@@ -192,7 +239,7 @@ class Runtime:
             self._users[user] = None
 
     def closed(self, user: object) -> None:
-        """``user`` needs the descriptors no more; with the last user they are closed."""
+        """Undo :meth:`use`; with the last user, the descriptors are closed."""
         with self.lock:
             if self._users.pop(user, self) is None and not self._users:
                 self._release()
@@ -203,11 +250,11 @@ class Runtime:
         return bool(self._users)
 
     def users(self) -> list[object]:
-        """The users, in the order they came."""
+        """The users, in the order of :meth:`use`."""
         return list(self._users)
 
     def retire(self) -> bool:
-        """Close everything if there is no user; True if that was so."""
+        """Close the descriptors if there is no user, and return whether there is none."""
         with self.lock:
             if not self._users:
                 self._release()
@@ -217,15 +264,16 @@ class Runtime:
         self.driver.released()
         self.waiters.close()
         self._timers.clear()
+        self._armed_for = inf
 
     def abandon(self) -> None:
-        """In a child of fork(2): close our copies of descriptors, and refuse objects made before.
+        """In a child of fork(2): close the child's copies of descriptors, and refuse objects made before the fork.
 
-        The lock is a new one, as a thread that exists in the parent only may hold the old one.
+        A thread that does not exist in the child may hold the lock, so the child gets a new one.
         """
         self.lock = threading.RLock()
         self.abandoned = True
-        # A wake-up that is set or cleared here would reach the parent's threads.
+        # First, without signalling: the parent's threads wait for the same descriptors.
         self.waiters.abandon()
         for pollable in list(self.pollables):
             pollable.close()

@@ -1,15 +1,16 @@
-"""Timers, and a timer as a descriptor, so that a deadline wakes whoever polls: timerfd(2).
+"""Timers with callbacks, and a timer as a descriptor (timerfd(2)), so that a deadline wakes a thread in poll(2).
 
-Python has the latter from 3.13; before that the C library is asked directly.
+Python has timerfd from 3.13; before that, ctypes calls the C library.
 """
 
 from __future__ import annotations
 
-import heapq
 import os
 import struct
 import sys
 from collections.abc import Callable
+
+from rdmacm.timerheap import LazyTimerHeap
 
 __all__ = ["Timer", "TimerDescriptor", "Timers"]
 
@@ -19,72 +20,86 @@ _ITIMERSPEC = struct.Struct("@4l")
 
 
 class Timer:
-    """A call that is due at ``when``; :meth:`cancel` while it is not."""
+    """A call that is due at ``when``, made by :meth:`Timers.add`."""
 
-    __slots__ = ("callback", "when")
+    __slots__ = ("_timers", "callback", "when")
 
-    def __init__(self, when: float, callback: Callable[[float], None]) -> None:
+    def __init__(self, timers: Timers, when: float, callback: Callable[[float], None]) -> None:
+        self._timers = timers
         self.when = when
+        #: None once it was called or cancelled.
         self.callback: Callable[[float], None] | None = callback
 
     def cancel(self) -> None:
-        """It is not due any more."""
-        self.callback = None
+        """Do not make the call. Does nothing once it was made."""
+        if self.callback is not None:
+            self.callback = None
+            self._timers.discard(self)
 
 
 class Timers:
-    """What is due when."""
+    """Calls that are due at some time, in seconds of one clock."""
 
-    __slots__ = ("_count", "_heap")
+    __slots__ = ("_heap",)
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Timer]] = []
-        self._count = 0
+        self._heap: LazyTimerHeap[Timer] = LazyTimerHeap(_deadline_of)
 
     def add(self, when: float, callback: Callable[[float], None]) -> Timer:
-        """Have ``callback(now)`` called once ``when`` has come."""
-        timer = Timer(when, callback)
-        self._count += 1
-        heapq.heappush(self._heap, (when, self._count, timer))
+        """Make the call ``callback(now)`` once ``when`` has come."""
+        timer = Timer(self, when, callback)
+        self._heap.schedule(timer, when)
         return timer
 
-    @property
-    def deadline(self) -> float | None:
-        """When the first is due."""
-        heap = self._heap
-        while heap and heap[0][2].callback is None:
-            heapq.heappop(heap)
-        return heap[0][0] if heap else None
+    def discard(self, timer: Timer) -> None:
+        """Forget a timer that was cancelled."""
+        self._heap.discard(timer)
 
-    def fire(self, now: float) -> bool:
-        """Call what is due; whether there was anything. What a callback adds has to wait for the next time."""
-        heap, due = self._heap, []
-        while heap and heap[0][0] <= now:
-            due.append(heapq.heappop(heap)[2])
+    @property
+    def earliest(self) -> float:
+        """No call is due before this; infinity if there is none."""
+        return self._heap.earliest
+
+    def next_deadline(self) -> float | None:
+        """When the first call is due; None if there is none."""
+        return self._heap.next_deadline()
+
+    def fire(self, now: float) -> None:
+        """Make the calls that are due. A call that one of them adds waits for the next time."""
+        heap = self._heap
+        if heap.earliest > now:
+            return
+        due = []
+        while (timer := heap.pop_due(now)) is not None:
+            due.append(timer)
         for timer in due:
             callback, timer.callback = timer.callback, None
             if callback is not None:
                 callback(now)
-        return bool(due)
 
     def clear(self) -> None:
-        """Nothing is due any more."""
+        """Forget all timers."""
         self._heap.clear()
 
 
+def _deadline_of(timer: Timer) -> float | None:
+    return None if timer.callback is None else timer.when
+
+
 class TimerDescriptor:
-    """``fd`` polls readable once the deadline has passed."""
+    """A timer whose descriptor, ``fd``, polls readable from its deadline on, until it is set again."""
 
     def __init__(self) -> None:
         self.fd = _create()
 
     def set(self, deadline: float | None, now: float) -> None:
         """Fire at ``deadline`` on the clock that reads ``now``; None disarms."""
-        # Zero would disarm; a deadline that has passed fires after the shortest time there is.
+        # 0 would disarm, so a deadline that has passed is 1 ns ahead.
         wait = 0.0 if deadline is None else max(deadline - now, 1e-9)
         _arm(self.fd, wait)
 
     def close(self) -> None:
+        """Release the descriptor."""
         os.close(self.fd)
 
 

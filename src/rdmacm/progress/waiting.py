@@ -20,18 +20,18 @@ __all__ = ["Progress", "Waiters"]
 
 T = TypeVar("T")
 
-#: How many idle waiters, two descriptors each, are kept for the next wait.
+#: The number of idle waiters that are kept for the next wait. Each has two descriptors.
 _KEPT = 4
 
-#: Seconds. A wait polls for so long before it sleeps: longer than an answer takes that is under way. To sleep and to be
-#: woken costs more than all the rest of a small message.
+#: Seconds. A wait polls this long before it sleeps: longer than a reply takes that is on its way. Sleeping and being
+#: woken costs more than the rest of a small message.
 _SPIN = 0.0001
-#: After a spin in vain, waits skip it: once, then 3 times, 7 times ..., so many at most.
+#: After a poll that found nothing, the next wait sleeps at once; after two, the next 3 waits, then 7, up to this many.
 _MOST_SKIPPED = 64
 
 
 class Progress(Protocol):
-    """What waiting threads drive (:class:`rdmacm.progress.runtime.Runtime`)."""
+    """The runtime as waiting threads use it (:class:`rdmacm.progress.runtime.Runtime`)."""
 
     lock: threading.RLock
     clock: Callable[[], float]
@@ -56,28 +56,30 @@ class Waiters:
 
     def __init__(self, runtime: Progress) -> None:
         self._runtime = runtime
+        #: Waiters that no thread uses.
         self._idle: list[Waiter] = []
-        #: With one processor, spinning would keep it from the peer.
+        #: With one processor, a thread that spins would keep it from the peer.
         self._is_single_processor = _count_cpus() < 2
+        #: Whether a thread spins; one at a time does.
         self._is_spinning = False
-        #: How many waits skip the spin, and how many have skipped it since the last one.
+        #: How many waits are to sleep without a spin, and how many have since the last spin.
         self._skip = self._skipped = 0
-        #: The waiters that are inside poll(2), or about to be.
+        #: The waiters of threads that are inside poll(2), or about to be.
         self.polling: set[Waiter] = set()
 
     def drive(self, done: Callable[[], T], timeout: float | None, result_queue: Sized = ()) -> T:
         """Make progress until ``done()``, called with the lock held, returns something true.
 
         Returns what it returned last. ``timeout`` is in seconds: None waits for ever, 0 makes progress once.
-        ``result_queue`` is the caller's, where ``done()`` tells whether it is filled: once it is not empty, progress
-        returns early and defers ACKs to the next call.
+        ``result_queue`` is the queue, if any, that ``done()`` looks at: once it is not empty, progress returns early
+        and defers ACKs to the next call.
         """
         runtime = self._runtime
         with runtime.lock:
             found = done()
             if found:
-                # A caller that takes queued results keeps making progress: otherwise the helper thread would start
-                # to, and the two would compete for the interpreter.
+                # A caller that takes queued results makes progress too, now and then. Otherwise the helper thread
+                # would start to, and the two would compete for the interpreter.
                 if runtime.clock() >= runtime.progress_due:
                     runtime.progress(result_queue)
                 return found
@@ -124,7 +126,7 @@ class Waiters:
                 return found
 
     def _spin(self, done: Callable[[], T], timeout: float | None, result_queue: Sized) -> T | None:
-        """Poll for a moment, if that has paid lately; what ``done()`` returned once it was true."""
+        """Poll for a moment, if the last polls found something; returns what ``done()`` returned."""
         runtime = self._runtime
         with runtime.lock:
             if self._is_single_processor or self._is_spinning or not runtime.is_real_time or not runtime.in_use:
@@ -152,10 +154,10 @@ class Waiters:
             self._idle.append(waiter)
         else:
             waiter.wake.close()
-        self.wake()  # this waiter may have waited for the first deadline on behalf of the others
+        self.wake()  # the others may rely on this thread for the first deadline
 
     def wake(self) -> None:
-        """Have every waiting thread look again. The lock is held."""
+        """Make every waiting thread call its ``done()`` again. The lock is held."""
         for waiter in self.polling:
             waiter.wake.set()
 
@@ -166,7 +168,7 @@ class Waiters:
         self._idle.clear()
 
     def abandon(self) -> None:
-        """In a child of fork(2), where none of the waiting threads exists."""
+        """In a child of fork(2), which has none of the waiting threads."""
         self.polling.clear()
         self.close()
 

@@ -1,4 +1,4 @@
-"""Waking a thread that waits for descriptors: eventfd(2), and one thread's place to wait."""
+"""Waking a thread that waits in poll(2): eventfd(2), and the poll object of one waiting thread."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from collections.abc import Sequence
 
 __all__ = ["Waiter", "Wake"]
 
-#: Milliseconds. The longest wait: a virtual clock, or one that was set, may have moved meanwhile.
+#: Milliseconds. The longest wait: meanwhile a virtual clock may have moved.
 _LONGEST_WAIT = 3_600_000.0
 
 
 class Wake:
-    """A descriptor one thread signals and another waits on: eventfd(2), or a socket pair where there is none."""
+    """A descriptor to wake a thread by: eventfd(2), or a socket pair where there is none."""
 
     __slots__ = ("_pair", "fd", "raised")
 
     def __init__(self) -> None:
+        #: The reading and the writing end; None with eventfd(2).
         self._pair: tuple[socket.socket, socket.socket] | None = None
         if sys.platform == "linux":
             self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -60,7 +61,7 @@ class Wake:
 
 
 class Waiter:
-    """One thread's place to wait: its wake-up, and a poll object over it and the provider's descriptors."""
+    """For one waiting thread: its wake-up, and a poll object over it and the provider's descriptors."""
 
     __slots__ = ("_fds", "_milliseconds", "_poll", "wake")
 
@@ -68,11 +69,13 @@ class Waiter:
         self.wake = Wake()
         self._poll = select.poll()
         self._poll.register(self.wake.fd, select.POLLIN)
+        #: The provider's descriptors that the poll object has.
         self._fds: Sequence[int] = ()
+        #: The timeout of the next wait.
         self._milliseconds = 0.0
 
     def prepare(self, fds: Sequence[int], seconds: float | None) -> None:
-        """Set what the next wait waits for: ``fds``, or ``seconds`` (None for no deadline). The lock is held."""
+        """Let the next wait end when one of ``fds`` is readable, or after ``seconds``. The lock is held."""
         if fds != self._fds:
             for fd in self._fds:
                 self._poll.unregister(fd)
@@ -83,7 +86,7 @@ class Waiter:
         self.wake.clear()
 
     def wait(self, limit: float | None) -> None:
-        """Wait, until ``limit`` on the system's monotonic clock at the longest."""
+        """Wait until ``limit`` at the longest, in seconds of time.monotonic(). The lock is not held."""
         milliseconds = self._milliseconds
         if limit is not None:
             milliseconds = min(milliseconds, max(0.0, limit - time.monotonic()) * 1000)

@@ -127,7 +127,7 @@ class IbDevice:
     def _refuse(self, *_: object) -> NoReturn:
         raise cm_error(
             errno.EOPNOTSUPP,
-            "moving data over InfiniBand takes the adapter's driver; without it there are addresses, services, connections",
+            "moving data over InfiniBand takes the adapter's driver; without it, only addresses, services, connections",
             "create_qp",
             self.name,
             "a queue pair of your own, named by ConnParam(qp_num=...)",

@@ -1,0 +1,105 @@
+"""The runtime: timers, and the descriptors that a reader polls."""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Sized
+from functools import partial
+
+import pytest
+
+from rdmacm.progress.runtime import Runtime
+from rdmacm.testing import VirtualClock
+
+
+class Nothing:
+    """A driver without input and output."""
+
+    def filenos(self) -> tuple[int, ...]:
+        return ()
+
+    def progress(self, now: float, result_queue: Sized) -> None: ...
+
+    def poll(self, result_queue: Sized) -> bool:
+        return False
+
+    def opened(self) -> None: ...
+
+    def released(self) -> None: ...
+
+    def deadlines_changed(self) -> None: ...
+
+
+def make_runtime(clock: VirtualClock | None = None) -> Runtime:
+    runtime = Runtime() if clock is None else Runtime(clock)
+    runtime.attach(Nothing())
+    return runtime
+
+
+def test_timers_fire_in_the_order_of_their_deadlines() -> None:
+    clock = VirtualClock(0.0)
+    runtime, fired = make_runtime(clock), list[tuple[str, float]]()
+
+    def note(name: str, now: float) -> None:
+        fired.append((name, now))
+
+    for name, when in (("b", 2.0), ("c", 3.0), ("a", 1.0), ("a'", 1.0)):
+        runtime.call_at(when, partial(note, name))
+    clock.advance(2.5)
+    runtime.fire_timers()
+    assert fired == [("a", 2.5), ("a'", 2.5), ("b", 2.5)]
+    assert runtime.next_deadline() == 3.0
+
+
+def test_a_timer_that_a_callback_adds_waits_for_the_next_time() -> None:
+    clock = VirtualClock(0.0)
+    runtime, fired = make_runtime(clock), list[float]()
+
+    def again(now: float) -> None:
+        fired.append(now)
+        runtime.call_at(now, again)
+
+    runtime.call_at(1.0, again)
+    clock.advance(1.0)
+    runtime.fire_timers()
+    assert fired == [1.0]
+    assert runtime.next_deadline() == 1.0
+
+
+def test_a_timer_can_be_cancelled_by_the_callback_of_another() -> None:
+    clock = VirtualClock(0.0)
+    runtime, fired = make_runtime(clock), list[str]()
+    runtime.call_at(1.0, lambda _: second.cancel())
+    second = runtime.call_at(1.0, lambda _: fired.append("second"))
+    clock.advance(1.0)
+    runtime.fire_timers()
+    assert fired == []
+    assert runtime.next_deadline() is None
+
+
+def test_cancelled_timers_take_up_no_memory() -> None:
+    runtime = make_runtime(VirtualClock(0.0))
+    for number in range(10_000):
+        runtime.call_at(1000.0 + number, lambda _: None).cancel()
+    assert len(runtime._timers._heap) < 100
+    assert runtime.next_deadline() is None
+
+
+@pytest.mark.skipif(not hasattr(select, "epoll"), reason="elsewhere a descriptor has no timer")
+def test_a_descriptor_is_not_readable_for_ever_after_a_cancelled_timer() -> None:
+    runtime = make_runtime()
+    pollable = runtime.pollable()
+    with runtime.lock:
+        fd = pollable.fileno()
+        timer = runtime.call_at(time.monotonic() + 0.02, lambda _: None)
+        timer.cancel()
+        assert runtime.next_deadline() is None
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    assert poll.poll(5000), "the descriptor was set for the cancelled timer"
+    with runtime.lock:
+        runtime.progress()
+    assert not poll.poll(0)
+    with runtime.lock:
+        pollable.close()
