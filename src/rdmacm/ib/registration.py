@@ -40,12 +40,14 @@ class Registration:
         record: ServiceRecord,
         done: Callable[[RdmaError | None], None],
     ) -> None:
+        #: The record as it is registered.
         self.record = record
+        #: Whether it was withdrawn, or could not be registered.
         self.is_withdrawn = False
         self._runtime = runtime
         self._session = session
         self._find_port = find_port
-        #: None once it has been called.
+        #: Takes the result of the first registration; None once it has been called.
         self._done: Callable[[RdmaError | None], None] | None = done
         #: Set for the next registration.
         self._timer: Timer | None = None

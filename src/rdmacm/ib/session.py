@@ -54,6 +54,7 @@ class SaSession:
         self._callbacks: dict[int, Callable[[SaResponse], None]] = {}
         #: Set for the engine's next deadline or earlier.
         self._timer: Timer | None = None
+        #: Whether :meth:`dispatch` runs: a callback may send a query.
         self._is_dispatching = False
 
     # -- queries --------------------------------------------------------------------------------------

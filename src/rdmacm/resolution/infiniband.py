@@ -80,7 +80,7 @@ _OBJECTION = 10
 
 
 class IbLookup:
-    """The question and the results of one resolution of a GID; :class:`rdmacm.resolution.lookup.Lookup` is that of IP."""
+    """The question and the results of one resolution of a GID (:class:`rdmacm.resolution.lookup.Lookup`: of IP)."""
 
     __slots__ = ("candidates", "destination", "provider", "steps")
 

@@ -1,4 +1,4 @@
-"""Event queues: what waits to be read on an event channel."""
+"""Event queues: the events of a channel that are not fetched yet."""
 
 from __future__ import annotations
 
@@ -17,25 +17,26 @@ __all__ = ["QueueMember", "SoftQueue"]
 
 
 class QueueMember(Protocol):
-    """An id whose events come to a queue."""
+    """An id that posts its events to a queue."""
 
     def destroy(self) -> None: ...
 
     def delivered(self) -> None:
-        """The application fetches the CONNECT_REQUEST that made this id."""
+        """The application has fetched the CONNECT_REQUEST that made this id."""
 
 
 class SoftQueue:
-    """The queue of one event channel."""
+    """See :class:`rdmacm.provider.EventQueue`."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
+        #: Oldest first.
         self._events: deque[QueuedEvent] = deque()
-        #: Made when its descriptor is first asked for.
+        #: Made by the first :meth:`fileno`.
         self._pollable: Pollable | None = None
         self._closed = False
         self.notify: Callable[[], None] | None = None
-        #: The ids whose events come here.
+        #: The ids that post their events here.
         self.ids: dict[QueueMember, None] = {}
 
     def post(self, event: QueuedEvent) -> None:
@@ -53,7 +54,7 @@ class SoftQueue:
 
     @property
     def ready(self) -> bool:
-        """Whether an event waits."""
+        """Whether there is an event to fetch."""
         return bool(self._events)
 
     def take(self, owner: object) -> list[QueuedEvent]:
@@ -82,7 +83,7 @@ class SoftQueue:
         if not self._events:
             return None
         event = self._events.popleft()
-        event.owner.reported()  # under the lock, so that destroying the id either sees it or discards the event
+        event.owner.reported()  # under the lock: a thread that destroys the id counts this event or discards it
         if event.type is CmEventType.CONNECT_REQUEST and event.new_id is not None:
             cast("QueueMember", event.new_id).delivered()
         if self._pollable is not None:

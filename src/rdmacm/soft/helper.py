@@ -1,14 +1,14 @@
-"""A thread that serves peers while nobody here waits or polls.
+"""The helper thread, which serves peers while the application neither waits nor polls.
 
-One-sided traffic, retransmissions and connection requests want an answer although the application is busy with
-something else. The thread waits for descriptors and timers like any other waiter, but holds back: what it is woken
-for is first left to the application for a moment (``_GRACE``), and while the application makes progress by itself the
-thread looks up ever more rarely. So a caller that waits or polls does not have to share the interpreter with it, and
-an idle process does nothing at all. What the wire leaves to other processes it takes as well, if they have not after
-that moment.
+One-sided operations, retransmissions and connection requests need an answer even if the application is busy. The helper
+waits for descriptors and timers like any waiting thread. When something arrives, it first gives the application a grace
+period to handle it. As long as the application makes progress, the helper checks at growing intervals, so that it does
+not compete with the application for the interpreter. In an idle process it sleeps. After the grace period it also takes
+the requests that this process had left to other processes of the host, if none of them has.
 
-An ACK may wait until the application comes back with its next call (:meth:`QPMultiplexer.progress`). It may never come,
-so ACKs wait only while the thread looks up often, as it does where they have lately; it sends what nobody else does.
+A caller may defer ACKs to its next call (:meth:`QPMultiplexer.progress`), which may never come. So ACKs are deferred only
+while the helper checks at short intervals, which it does when callers have deferred any; it then sends those whose
+caller has not come back.
 """
 
 from __future__ import annotations
@@ -24,23 +24,27 @@ if TYPE_CHECKING:
 
 __all__ = ["Helper"]
 
-#: Seconds.
+#: Seconds. The time that the application gets to handle what has arrived.
 _GRACE = 0.002
-_LONGEST_TICK = 0.04
+#: Seconds. The longest interval between two checks while the application makes progress; the first is the grace period.
+_LONGEST_INTERVAL = 0.04
 
 
 class Helper:
-    """The thread of one provider; :meth:`start` it with the wire, :meth:`stop` it with the last user."""
+    """The helper thread of one provider. It runs from the opening of the wire until the last user has gone."""
 
     def __init__(self, runtime: Runtime, mux: QPMultiplexer) -> None:
         self._runtime = runtime
         self._mux = mux
+        #: Set to end the thread; None while none runs.
         self._stop: threading.Event | None = None
+        #: The thread waits with it; None while none runs.
         self._waiter: Waiter | None = None
+        #: The last thread that was started.
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin to look after the provider (its lock is held)."""
+        """Start the thread unless it runs. The lock is held."""
         if self._stop is None:
             self._stop = threading.Event()
             self._waiter = Waiter()
@@ -50,19 +54,19 @@ class Helper:
             self._thread.start()
 
     def wake(self) -> None:
-        """The provider's descriptors or its first deadline have changed (its lock is held)."""
+        """The provider's descriptors or its first deadline have changed. The lock is held."""
         if self._waiter is not None:
             self._waiter.wake.set()
 
     def stop(self) -> None:
-        """Let the thread end (the provider's lock is held)."""
+        """Make the thread end. The lock is held."""
         if self._stop is not None:
-            self.wake()  # first: the thread closes the descriptor as soon as it sees that it is to stop
+            self.wake()  # before the event is set: then the thread closes the descriptor
             self._stop.set()
             self._stop = self._waiter = None
 
     def join(self) -> None:
-        """Wait for the end of a thread that was told to stop (the provider's lock is not held)."""
+        """Wait for the end of the thread after :meth:`stop`. The lock is not held."""
         if self._thread is not None:
             self._thread.join()
 
@@ -75,7 +79,8 @@ class Helper:
     def _run(self, stop: threading.Event, waiter: Waiter) -> None:
         runtime, mux = self._runtime, self._mux
         wire = mux.wire
-        seen, serving, tick = -1, False, _GRACE
+        # The last progress count seen, whether this thread serves the peers, and the time to the next check.
+        seen, serving, interval = -1, False, _GRACE
         deferrals = 0
         while not stop.is_set():
             with runtime.lock:
@@ -88,17 +93,17 @@ class Helper:
             with runtime.lock:
                 others, seen = runtime.progress_count != seen, runtime.progress_count
             if not serving or others:
-                if stop.wait(tick if others else _GRACE):
+                if stop.wait(interval if others else _GRACE):
                     break
                 with runtime.lock:
                     left = wire.resume_requests()
                 if runtime.progress_count != seen and not left:
-                    serving, tick = False, min(2 * tick, _LONGEST_TICK)
+                    serving, interval = False, min(2 * interval, _LONGEST_INTERVAL)
                     if mux.deferrals != deferrals:
-                        deferrals, tick = self._watch(stop), _GRACE
+                        deferrals, interval = self._permit_deferring(stop), _GRACE
                     seen = runtime.progress_count
                     continue
-            tick = _GRACE
+            interval = _GRACE
             with runtime.lock:
                 if not stop.is_set():
                     wire.resume_requests()
@@ -106,8 +111,11 @@ class Helper:
                     seen, serving = runtime.progress_count, True
         waiter.wake.close()
 
-    def _watch(self, stop: threading.Event) -> int:
-        """Let ACKs wait for the application while it keeps coming; returns how often they did, so far."""
+    def _permit_deferring(self, stop: threading.Event) -> int:
+        """Let callers defer ACKs as long as they come back within the grace period.
+
+        Returns :attr:`QPMultiplexer.deferrals` as it was last read.
+        """
         runtime, mux = self._runtime, self._mux
         deferrals = seen = -1
         while deferrals != mux.deferrals and runtime.progress_count != seen:

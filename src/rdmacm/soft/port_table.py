@@ -1,30 +1,31 @@
-"""Port numbers of a network namespace, shared by every process in it.
+"""The port numbers of a network namespace, shared by every process in it.
 
-The kernel keeps one table of ports per port space and network namespace (librdmacm's ids share it, sockets have
-nothing to do with it), lets ids share a port under some conditions, and frees a port when its owner dies. Here the
-table is a file nobody reads: a port is taken by locking byte ranges of it (fcntl(2) record locks, which the
-kernel drops when a process ends, however it ends).
+For librdmacm, the kernel keeps one table of ports per port space and network namespace, apart from those of sockets. It
+lets ids share a port under some conditions, and frees a port when the process ends. Here the table is a file that is
+never read or written. A process takes a port by locking byte ranges of the file with fcntl(2) record locks, which the
+kernel drops when the process ends for any reason.
 
-Who conflicts with whom, rdma_bind_addr(3) and rdma_set_option(3):
+Two ids on one port number conflict as follows (rdma_bind_addr(3), rdma_set_option(3)):
 
-- two ids that both set REUSEADDR never do, until one of them listens;
-- two ids of different families that are both AFONLY never do;
-- otherwise a wildcard address conflicts with every address, and a specific one with itself.
+- Two ids that both set REUSEADDR do not conflict, until one of them listens.
+- Two ids of different families that both set AFONLY do not conflict.
+- Otherwise a wildcard address conflicts with every address, and a specific address with itself.
 
-As byte ranges: each (port space, family, port) has a block. The first half of a block (A) has a byte for each
-address of the family; the second half (G) is the gate by which ids of other families meet the family's wildcard,
-again with a byte for each of *their* addresses. An id locks, exclusively, or shared if it sets REUSEADDR,
+As byte ranges: each combination of port space, family and port number has a block. The first half (A) of a block has a
+byte for each address of the family. The second half (G) is where the family's wildcard meets ids of the other families;
+it has a byte for each address of *those* families. An id locks the following, exclusively, or shared if it sets
+REUSEADDR:
 
-- wildcard, not AFONLY: the port's block in every family;
-- wildcard, AFONLY: the block in its family;
-- specific, AFONLY: its byte of A in its family's block;
-- specific, not AFONLY: that, and its byte of G in the blocks of the other families.
+- a wildcard without AFONLY: the port's block in every family;
+- a wildcard with AFONLY: the block in its family;
+- a specific address with AFONLY: its byte of A in its family's block;
+- a specific address without AFONLY: that byte, and its byte of G in the blocks of the other families.
 
-Two ranges overlap, one of them exclusive, exactly where the rules say conflict. IPv4 addresses map to bytes one to
-one, longer ones by a hash of 40 bits. Blocks of neighbouring ports lie side by side, and free ports are handed out
-in short runs, because the kernel keeps adjoining locks of a process as one and walks the list of all at each call.
+Two ids conflict exactly if two of their ranges overlap and one of the locks is exclusive. IPv4 addresses map to bytes
+one to one, longer addresses by a hash of 40 bits. The kernel joins adjoining locks of a process and walks the list of
+all its locks in each call. So the blocks of consecutive ports adjoin, and free ports are handed out in runs.
 
-A process never conflicts with its own locks, so within the process the rules are applied to a dictionary.
+Locks of one process do not conflict with each other, so within a process a dictionary applies the rules.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ import stat
 import struct
 from dataclasses import dataclass, replace
 from socket import AF_INET, AF_INET6
+from typing import TypeAlias
 
 from rdmacm.address import AF_IB
 from rdmacm.constants import PortSpace
@@ -51,25 +53,28 @@ _BLOCK = 2 * _HALF
 _FAMILY = _BLOCK << 16
 _SPACE = len(_FAMILIES) * _FAMILY
 
-#: How many ports in a row are handed out before jumping to another random place.
+#: How many consecutive free ports are handed out from one random place.
 _RUN = 64
 
-#: A byte every process that has the file open locks, shared: who can lock it alone is the last.
+#: Every process that has the file open, a member, holds a shared lock on this byte. The last can lock it exclusively.
 _MEMBERS = 1 << 62
 
-#: The last member needs a moment to remove the file; who holds that byte longer means ill.
+#: The last member holds the byte exclusively for the moment in which it removes the file. A process that holds it for
+#: longer than this many attempts to open the file does not follow the protocol.
 _OPEN_TRIES = 1000
 
-#: Where the file may be: the first that can be written to, so that all processes find the same one.
+#: Where the file may be. The first directory that can be written to is used, so that all processes find the same file.
 _DIRECTORIES = ("/dev/shm", "/tmp")
 
 #: Ports below this need CAP_NET_BIND_SERVICE (bit 10 of the capability sets).
 _PRIVILEGED = 1024
 _CAP_NET_BIND_SERVICE = 10
 
+#: struct flock: type, whence, start, length, process id.
 _FLOCK = struct.Struct("hhqqi4x")
 
-Range = tuple[int, int]
+#: Start and length of a byte range.
+Range: TypeAlias = tuple[int, int]
 
 
 def _locate(family: int, ip: bytes, scope_id: int) -> int:
@@ -82,19 +87,23 @@ def _locate(family: int, ip: bytes, scope_id: int) -> int:
 
 @dataclass(slots=True, eq=False)
 class PortOwner:
-    """One id's hold on a port."""
+    """An id that has a port number, or asks for one."""
 
     space: PortSpace
+    #: 0 asks for a free port.
     port: int
     family: int
+    #: The address, packed.
     ip: bytes
+    #: The interface index of a link-local address, else 0.
     scope_id: int
+    #: Whether the address is a wildcard.
     is_any: bool
     reuseaddr: bool
     afonly: bool
 
     def ranges(self) -> list[Range]:
-        """(start, length) of what this owner locks."""
+        """The byte ranges that this owner locks."""
         first = _SPACES[self.space] * _SPACE + self.port * _BLOCK
         if self.is_any and not self.afonly:
             return [(first + index * _FAMILY, _BLOCK) for index in range(len(_FAMILIES))]
@@ -110,7 +119,7 @@ class PortOwner:
         return ranges
 
     def conflict(self, other: PortOwner) -> int:
-        """The errno of sharing the port with another owner, 0 where both can have it."""
+        """The errno of the conflict with another owner of the same port; 0 if there is none."""
         if self.reuseaddr and other.reuseaddr:
             return 0
         if self.afonly and other.afonly and self.family != other.family:
@@ -134,9 +143,10 @@ def may_bind_privileged() -> bool:
 
 
 class PortTable:
-    """The ports of one network namespace. Its owner serialises the calls.
+    """The ports of one network namespace. Used with the runtime's lock held.
 
-    ``namespace`` names the file; ``directory`` is where it is, for tests. ``ephemeral`` is where free ports come from.
+    ``namespace`` names the file. ``ephemeral`` is the range of free ports, both ends included. ``directory`` replaces
+    the usual directories, for tests.
     """
 
     def __init__(
@@ -144,15 +154,19 @@ class PortTable:
     ) -> None:
         self._name = "rdmacm-ports-" + ("".join(c for c in namespace if c.isalnum()) or "host")
         self._directories = (directory,) if directory else _DIRECTORIES
+        #: The directory in use; None before the file is needed, or if none can be written to.
         self._directory: str | None = None
         self._ephemeral = ephemeral
+        #: The owners in this process, by port space and port number.
         self._owners: dict[tuple[PortSpace, int], list[PortOwner]] = {}
+        #: The next free port to try, as an offset in ``ephemeral``, and how many ports are left of the run.
         self._next = self._run = 0
+        #: The open file; -1 while it is not needed.
         self._fd = -1
 
     @property
     def path(self) -> str | None:
-        """Where the file is; None before it is needed, and where no directory can be written to."""
+        """The path of the file; None before it is needed, or if no directory can be written to."""
         return None if self._directory is None else os.path.join(self._directory, self._name)
 
     def _file(self) -> int:
@@ -173,17 +187,20 @@ class PortTable:
                 error.errno or errno.EIO,
                 f"the port table {self.path} cannot be opened ({error.strerror})",
                 "bind_addr",
-                hint="remove the file if nobody uses it",
+                hint="remove the file if no process uses it",
             ) from error
         self._fd = fd
         return fd
 
     def _private(self) -> int:
+        """A file of this process alone."""
         import logging
         import tempfile
 
         where = ", ".join(self._directories)
-        logging.getLogger("rdmacm").warning("none of %s can be written to: other processes' ports are not seen", where)
+        logging.getLogger("rdmacm").warning(
+            "cannot write to any of %s: port numbers are not shared with other processes", where
+        )
         if hasattr(os, "memfd_create"):
             self._fd = os.memfd_create(self._name)
         else:
@@ -192,17 +209,17 @@ class PortTable:
         return self._fd
 
     def _open(self) -> int:
-        """Open the table and become a member; -1 where its last member is just removing it."""
+        """Open the file and become a member; -1 if its last member is removing it at this moment."""
         flags, path = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, str(self.path)
         try:
-            # Not O_CREAT first: in a sticky directory the kernel refuses to "create" another user's file.
+            # First without O_CREAT, with which the kernel refuses to open another user's file in a sticky directory.
             fd = os.open(path, flags)
         except FileNotFoundError:
             try:
                 fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
             except FileExistsError:
                 return -1
-            os.fchmod(fd, 0o666)  # the namespace's ports are every user's, whatever the umask
+            os.fchmod(fd, 0o666)  # regardless of the umask: all users share the ports of the namespace
         try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 raise OSError(errno.EINVAL, "not a regular file")
@@ -217,24 +234,23 @@ class PortTable:
         os.close(fd)
         return -1
 
-    # -- taking ---------------------------------------------------------------------------------------
+    # -- binding --------------------------------------------------------------------------------------
 
     def bind(self, owner: PortOwner) -> None:
-        """Take ``owner.port``, or a free port (written to ``owner.port``) where that is 0.
+        """Take ``owner.port``; if it is 0, take a free port and set it.
 
-        EACCES for a privileged port; EADDRINUSE or EADDRNOTAVAIL for a conflict, as the kernel tells them apart
-        (the latter where a wildcard is involved, or no ephemeral port is left).
+        EACCES for a privileged port. EADDRINUSE or, as in the kernel if a wildcard is involved, EADDRNOTAVAIL for a
+        conflict; EADDRNOTAVAIL if no port is free.
         """
-        if owner.port:
-            if owner.port < _PRIVILEGED and not may_bind_privileged():
-                raise cm_error(
-                    errno.EACCES,
-                    f"port {owner.port} is privileged",
-                    "bind_addr",
-                    hint=f"a port of {_PRIVILEGED} or above, or CAP_NET_BIND_SERVICE",
-                )
-            self._bind_port(owner)
+        if not owner.port:
+            self._bind_free_port(owner)
             return
+        if owner.port < _PRIVILEGED and not may_bind_privileged():
+            hint = f"a port of {_PRIVILEGED} or above, or CAP_NET_BIND_SERVICE"
+            raise cm_error(errno.EACCES, f"port {owner.port} is privileged", "bind_addr", hint=hint)
+        self._bind_port(owner)
+
+    def _bind_free_port(self, owner: PortOwner) -> None:
         low, high = self._ephemeral
         count = high - low + 1
         if self._run <= 0:
@@ -264,14 +280,14 @@ class PortTable:
             raise self._refusal_elsewhere(owner, blocked, "bind_addr")
         self._owners.setdefault((owner.space, owner.port), []).append(owner)
 
-    def _check_here(self, owner: PortOwner, wish: PortOwner, step: str) -> None:
-        """Raise where what an owner wishes for is not to be had beside this process's other ids."""
+    def _check_here(self, owner: PortOwner, wanted: PortOwner, step: str) -> None:
+        """Raise an error if ``owner`` as ``wanted`` would conflict with another id of this process."""
         for other in self._owners.get((owner.space, owner.port), ()):
-            if other is not owner and (code := wish.conflict(other)):
+            if other is not owner and (code := wanted.conflict(other)):
                 raise self._refusal(code, owner, "an id of this process", step)
 
     def _refusal_elsewhere(self, owner: PortOwner, blocked: Range, step: str) -> OSError:
-        code, pid = self._who(owner, blocked)
+        code, pid = self._find_holder(owner, blocked)
         return self._refusal(code, owner, f"process {pid}" if pid > 0 else "another process", step)
 
     @staticmethod
@@ -285,9 +301,9 @@ class PortTable:
         )
 
     def _lock(self, owner: PortOwner, *, is_held: bool = False) -> Range | None:
-        """Lock an owner's ranges; the range another process holds, or None when all are ours.
+        """Lock an owner's ranges. Returns the first range that another process has locked; None on success.
 
-        On failure nothing new stays locked; of ranges that ``is_held`` says are locked already, none is unlocked.
+        On failure, the ranges are unlocked again, unless the owner had them locked before (``is_held``).
         """
         fd = self._file()
         kind = (fcntl.LOCK_SH if owner.reuseaddr else fcntl.LOCK_EX) | fcntl.LOCK_NB
@@ -304,7 +320,7 @@ class PortTable:
         return None
 
     def _unlock(self, ranges: list[Range], owner: PortOwner) -> None:
-        """Unlock ranges, but for the parts other owners of this process hold (both then set REUSEADDR)."""
+        """Unlock ranges, except for the parts that other owners in this process have (they all set REUSEADDR)."""
         if self._fd < 0:
             return
         others = self._owners.get((owner.space, owner.port))
@@ -322,8 +338,8 @@ class PortTable:
                 if start >= end:
                     break
 
-    def _who(self, owner: PortOwner, blocked: Range) -> tuple[int, int]:
-        """The errno for a range that could not be locked, and the process that holds it (0: unknown)."""
+    def _find_holder(self, owner: PortOwner, blocked: Range) -> tuple[int, int]:
+        """The errno for a range that could not be locked, and the id of the process that has it (0: unknown)."""
         wildcard_code = errno.EADDRNOTAVAIL
         try:
             request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, *blocked, 0)
@@ -333,18 +349,18 @@ class PortTable:
             return wildcard_code, 0
         if kind == fcntl.F_UNLCK:
             return wildcard_code, 0
-        # Bytes of neighbouring addresses may have been joined into one lock, but are never as many as a wildcard's.
+        # The kernel may have joined locks of adjoining addresses, but never as many as the bytes of a wildcard.
         return errno.EADDRINUSE if 0 < length < _HALF and not owner.is_any else wildcard_code, pid
 
-    # -- changing and giving back ---------------------------------------------------------------------
+    # -- changing and releasing -----------------------------------------------------------------------
 
     def share(self, owner: PortOwner) -> None:
-        """Let other owners that set REUSEADDR have the port too."""
+        """Share the port with other owners that set REUSEADDR."""
         owner.reuseaddr = True
         self._lock(owner)  # from exclusive to shared: cannot fail
 
     def claim(self, owner: PortOwner) -> None:
-        """End the sharing, as who listens has to; the errors of :meth:`bind`, and no change, while others share."""
+        """End the sharing, before the owner listens; the errors of :meth:`bind`, and no change, if others share."""
         self._check_here(owner, replace(owner, reuseaddr=False), "listen")
         owner.reuseaddr = False
         blocked = self._lock(owner, is_held=True)
@@ -354,14 +370,14 @@ class PortTable:
             raise refusal
 
     def set_afonly(self, owner: PortOwner, afonly: bool) -> None:
-        """Change AFONLY of a bound owner; the errors of :meth:`bind`, and no change, where that conflicts."""
+        """Change AFONLY of an owner that has a port; the errors of :meth:`bind`, and no change, on a conflict."""
         changed = replace(owner, afonly=afonly)
         owners = self._owners[owner.space, owner.port]
         owners.remove(owner)
         try:
             self._bind_port(changed)
         except OSError:
-            self._lock(owner)  # what the attempt unlocked on its way out was ours
+            self._lock(owner)  # the failed attempt has unlocked ranges of the owner
             owners.append(owner)
             self._owners[owner.space, owner.port] = owners
             raise
@@ -369,11 +385,11 @@ class PortTable:
         owner.afonly = afonly
         current = self._owners[owner.space, owner.port]
         current[current.index(changed)] = owner
-        # As seen by a stranger, so that what the owner itself still needs is kept.
+        # On behalf of another owner, so that the ranges that this one still needs stay locked.
         self._unlock(before, changed)
 
     def release(self, owner: PortOwner) -> None:
-        """Give a port back; what other owners of this process still hold stays held."""
+        """Give a port up; the ranges of other owners in this process stay locked."""
         key = (owner.space, owner.port)
         owners = self._owners.get(key)
         if owners is None or owner not in owners:
@@ -384,7 +400,7 @@ class PortTable:
         self._unlock(owner.ranges(), owner)
 
     def close(self) -> None:
-        """Forget everything; the kernel drops the locks with the descriptor. The last member removes the file."""
+        """Drop all owners; the kernel drops the locks with the descriptor. The last member removes the file."""
         self._owners.clear()
         if self._fd < 0:
             return
@@ -393,12 +409,12 @@ class PortTable:
                 fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _MEMBERS)
                 os.unlink(self.path)
             except OSError:
-                pass  # others use it, or another user owns it
+                pass  # there are other members, or another user owns the file
         os.close(self._fd)
         self._fd = -1
 
     def abandon(self) -> None:
-        """In a child of fork(2): record locks stayed with the parent, and so does the file."""
+        """In a child of fork(2): the record locks belong to the parent."""
         self._owners.clear()
         if self._fd >= 0:
             os.close(self._fd)

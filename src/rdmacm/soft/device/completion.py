@@ -1,11 +1,10 @@
 """Completion queues and completion channels of the software device.
 
-A queue that is polled while empty makes progress first, so that an application which polls drives everything. One
-that waits does so in the provider, which wakes when something arrives, or when another thread has made the progress
-that was waited for.
+Polling an empty queue makes progress first, so that an application that polls drives the whole device. A wait drives it
+as well, and ends when this or another thread's progress has completed something.
 
-A channel has one event for each time one of its queues was armed, no more. Its descriptor polls readable when there
-is an event *or progress to be made*; ``get(0)`` then makes it, and may find that no event came of it.
+A channel gets one event for each time that one of its queues is armed. Its descriptor polls readable when there is an
+event *or progress can be made*; ``get(0)`` makes that progress, and may then return no event.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SoftCQ", "SoftChannel"]
 
+# How a queue is armed: for any completion, or for solicited ones and errors.
 _ANY, _SOLICITED = 1, 2
 
 
@@ -35,17 +35,18 @@ class SoftChannel:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
+        #: The queues that have reported, oldest first.
         self._events: deque[SoftCQ] = deque()
         self._pollable = runtime.pollable()
         self._closed = False
 
     def post(self, cq: SoftCQ) -> None:
-        """A queue that was armed has a completion."""
+        """Add the event of an armed queue that has a completion."""
         self._events.append(cq)
         self._pollable.signal(True)
 
     def forget(self, cq: SoftCQ) -> None:
-        """Drop what a queue has reported: it is going away."""
+        """Drop the events of a queue that is being destroyed."""
         if cq in self._events:
             self._events = deque(other for other in self._events if other is not cq)
             self._pollable.signal(bool(self._events))
@@ -86,8 +87,8 @@ class SoftChannel:
 class SoftCQ:
     """See :class:`rdmacm.verbs.backend.CQBackend`.
 
-    A queue that has no room for a completion is broken, as in hardware: ``overrun`` is set, the queue pairs that
-    report to it go to the error state, and once what it still holds has been polled, polling raises EOVERFLOW.
+    A queue that has no room for a completion has overflowed, as in hardware: the queue pairs that report to it go to
+    the error state, and once its last completion is polled, polling raises EOVERFLOW.
     """
 
     __slots__ = (
@@ -108,19 +109,25 @@ class SoftCQ:
     ) -> None:
         self._runtime = runtime
         self._mux = mux
+        #: Where the queue reports when it is armed.
         self._channel = channel
+        #: The completions that are not polled yet, oldest first.
         self._queue: deque[WC] = deque()
+        #: 0, or how the queue is armed.
         self._armed = 0
         self.notify: Callable[[], None] | None = None
+        #: How many completions it has room for.
         self.cqe = cqe
+        #: The API object that a channel returns.
         self.owner = owner
+        #: Whether it has overflowed.
         self.overrun = False
-        #: Whether somebody has waited for what is in it, and not taken it yet.
+        #: Whether a wait has ended with these completions; the next poll takes them without sending the pending ACKs.
         self.waited = False
         runtime.use(self)
 
     def add(self, found: list[WC]) -> None:
-        """Completions of a queue pair, oldest first."""
+        """Add completions of a queue pair, oldest first."""
         if self.overrun:
             return
         queue = self._queue
@@ -141,7 +148,7 @@ class SoftCQ:
             self.notify()
 
     def drop(self, qp_num: int) -> None:
-        """Forget the completions of a queue pair that is gone."""
+        """Remove the completions of a queue pair that is destroyed."""
         if self._queue and any(wc.qp_num == qp_num for wc in self._queue):
             kept = [wc for wc in self._queue if wc.qp_num != qp_num]
             self._queue.clear()
@@ -160,7 +167,7 @@ class SoftCQ:
                 if self.overrun:
                     raise cm_error(
                         errno.EOVERFLOW,
-                        f"more than {self.cqe} completions came between two polls, and some are lost",
+                        f"more than {self.cqe} completions arrived between two polls, and some are lost",
                         "poll_cq",
                         hint="a larger completion queue",
                     )
@@ -168,7 +175,7 @@ class SoftCQ:
         if num_entries == 1:
             try:
                 return [queue.popleft()]
-            except IndexError:  # another thread was quicker
+            except IndexError:  # another thread has taken it
                 return []
         with self._runtime.lock:
             count = len(queue)
@@ -196,7 +203,7 @@ class SoftCQ:
 
     def req_notify(self, solicited_only: bool) -> None:
         with self._runtime.lock:
-            # Asking for less does not take back that more was asked for (InfiniBand Architecture 11.4.2.2).
+            # A request for solicited completions does not undo one for any (InfiniBand Architecture 11.4.2.2).
             self._armed = _SOLICITED if solicited_only and self._armed != _ANY else _ANY
 
     def destroy(self) -> None:

@@ -1,4 +1,4 @@
-"""A software device as the verbs objects open it: what :class:`rdmacm.verbs.backend.DeviceBackend` asks for."""
+"""An open software device: :class:`rdmacm.verbs.backend.DeviceBackend`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SOFT_DEVICE_ATTR", "SoftDevice"]
 
-#: What a software device can do at most.
+#: The limits of a software device.
 SOFT_DEVICE_ATTR = DeviceAttr(
     max_mr_size=1 << 63,
     max_qp=MAX_QP,
@@ -50,7 +50,7 @@ SOFT_DEVICE_ATTR = DeviceAttr(
 class SoftDevice:
     """See :class:`rdmacm.verbs.backend.DeviceBackend`.
 
-    ``ifindex`` is the interface beneath it; ``find_device(ifindex)`` returns the device there as it is now.
+    ``ifindex`` is the index of its interface; ``find_device(ifindex)`` returns the device of that interface, if any.
     """
 
     def __init__(
@@ -72,11 +72,11 @@ class SoftDevice:
         self._memory = MemoryTable(random)
 
     def _find_source(self, sgid_index: int) -> tuple[bytes, int]:
-        """The packed address and the interface of a GID."""
+        """The packed IP address and the interface index of a GID."""
         device = self._find_device(self._ifindex)
         if device is None:
             raise cm_error(errno.ENODEV, "the device has been removed", "modify_qp", self.name)
-        for row in device.ports[0].gids:
+        for row in device.ports[0].gids:  # a software device has one port
             if row.gid_index == sgid_index:
                 return row.gid.ip, self._ifindex
         raise cm_error(errno.EINVAL, f"no GID at index {sgid_index}", "modify_qp", self.name)
@@ -107,7 +107,7 @@ class SoftDevice:
         recv_cq: CQBackend,
         srq: SRQBackend | None,
     ) -> SoftQP:
-        """EOPNOTSUPP for what is not a reliable connection; ENOMEM where there are too many."""
+        """Make a queue pair; EOPNOTSUPP for a type other than RC, ENOMEM when there are too many."""
         if qp_type is not QPType.RC:
             raise cm_error(errno.EOPNOTSUPP, f"no queue pairs of type {qp_type.name}", "create_qp", self.name)
         assert isinstance(send_cq, SoftCQ)

@@ -1,4 +1,4 @@
-"""What a REQ or SIDR_REQ says of the connection it asks for."""
+"""The parameters, addresses and path of a connection, read from its REQ or SIDR_REQ."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["header_of", "param_of_request", "path_of_request"]
 
 
 def header_of(request: REQ | SIDR_REQ) -> PrivateDataHeader | None:
-    """The rdma_cm header with the IP addresses; None for a request between AF_IB addresses."""
+    """The rdma_cm header in the private data, with the IP addresses; None for a request between AF_IB addresses."""
     try:
         header = PrivateDataHeader.unpack(request.private_data)
     except WireError:
@@ -23,7 +23,7 @@ def header_of(request: REQ | SIDR_REQ) -> PrivateDataHeader | None:
 
 
 def param_of_request(request: REQ | SIDR_REQ, has_header: bool) -> ConnParam:
-    """The parameters of CONNECT_REQUEST: the private data after the header, and depths as seen from this side."""
+    """The parameters of CONNECT_REQUEST: private data without the header, and depths as seen from this side."""
     user = request.private_data[HEADER_SIZE:] if has_header else request.private_data
     if isinstance(request, SIDR_REQ):
         return ConnParam(private_data=user, responder_resources=0, initiator_depth=0)
@@ -40,7 +40,7 @@ def param_of_request(request: REQ | SIDR_REQ, has_header: bool) -> ConnParam:
 
 
 def path_of_request(request: REQ | SIDR_REQ, sgid: Gid, dgid: Gid, mtu: Mtu) -> PathRecord:
-    """The path back to the peer; ``mtu`` is for a SIDR_REQ, which names none."""
+    """The path back to the peer; ``mtu`` is for a SIDR_REQ, which does not have one."""
     if isinstance(request, SIDR_REQ):
         return PathRecord(dgid, sgid, request.service_id, hop_limit=64, mtu=mtu)
     primary = request.primary

@@ -263,20 +263,20 @@ class RoceLink:
         assert isinstance(path, WirePath)
         core, header = self._id, header_of(request)
         dgid: Gid | None = None
-        ours, theirs = path.local, path.remote
+        local_ip, remote_ip = path.local, path.remote
         if isinstance(request, REQ):
             dgid = request.primary.local_gid
-            ours, theirs = request.primary.remote_gid.ip, dgid.ip
-        found = core.host.last_view().rows_of(ours, path.scope_id)
+            local_ip, remote_ip = request.primary.remote_gid.ip, dgid.ip
+        found = core.host.last_view().rows_of(local_ip, path.scope_id)
         if not found:  # the address may have been added since
-            found = core.host.view().rows_of(ours, path.scope_id)
-        if not found or len(theirs) != len(ours):
+            found = core.host.view().rows_of(local_ip, path.scope_id)
+        if not found or len(remote_ip) != len(local_ip):
             return RejectReason.INVALID_GID, bytes(Gid.from_ip(path.local))
         view, row = found[0]
         mtu = view.port.active_mtu or Mtu.MTU_256
         if isinstance(request, REQ) and not 0 < request.path_mtu <= mtu:
             return RejectReason.INVALID_MTU, bytes((mtu,))
-        core.dgid = dgid or Gid.from_ip(theirs)
+        core.dgid = dgid or Gid.from_ip(remote_ip)
         if header is not None:
             family = AF_INET if header.ip_version == 4 else AF_INET6
             port = request.service_id & 0xFFFF
