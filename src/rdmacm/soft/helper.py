@@ -6,8 +6,8 @@ period to handle it. As long as the application makes progress, the helper check
 not compete with the application for the interpreter. In an idle process it sleeps. After the grace period it also takes
 the requests that this process had left to other processes of the host, if none of them has.
 
-A caller may defer ACKs to its next call (:meth:`QPMultiplexer.progress`), which may never come. So ACKs are deferred only
-while the helper checks at short intervals, which it does when callers have deferred any; it then sends those whose
+A caller may defer ACKs to its next call (:meth:`QPMultiplexer.progress`), which may never come. So ACKs are deferred
+only while the helper checks at short intervals, which it does when callers have deferred any; it then sends those whose
 caller has not come back.
 """
 
