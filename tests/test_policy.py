@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rdmacm import explain
 from rdmacm.address import InetAddr, parse_address
 from rdmacm.net.types import RouteEntry
-from rdmacm.resolution.hosts import PortView
+from rdmacm.resolution.hosts import RocePortView
 from rdmacm.resolution.policy import PREFERENCES, RULES, Query, choose, judge
 from rdmacm.soft.devices import read_host
 from rdmacm.testing import MemoryNetwork, memory_provider
@@ -73,7 +73,7 @@ def test_every_rule_can_decide() -> None:
     source = parse_address(("10.0.0.1", 0))
     assert isinstance(source, InetAddr)
 
-    def rules(bound: PortView | None, kind: str = "unicast") -> set[str]:
+    def rules(bound: RocePortView | None, kind: str = "unicast") -> set[str]:
         route = RouteEntry(kind, destination.ip, eth0, None, source.ip, 254)
         return {c.rule for c in judge(Query(destination, source.ip, "route", route, "eth0", bound), host)}
 

@@ -9,7 +9,7 @@ import pytest
 from rdmacm.address import DEFAULT_PKEY, Gid, InetAddr, parse_address
 from rdmacm.failure import Failure
 from rdmacm.net.types import InterfaceFlag
-from rdmacm.resolution.hosts import HostView, PortView
+from rdmacm.resolution.hosts import HostView, RocePortView
 from rdmacm.resolution.lookup import Found, Lookup, find
 from rdmacm.resolution.path import PathMaker
 from rdmacm.testing import MemoryNetwork
@@ -62,7 +62,7 @@ class Host:
         ports = self.port(1, first), self.port(2, (self.row(2, 3, "10.1.0.1", self.eth1),))
         device = Device("mlx5_0", 0, PROVIDER, NodeType.CA, TransportType.IB, 0x0200, ports)
         interfaces = self.interfaces[self.eth0], self.interfaces[self.eth1]
-        views = [PortView(device, port, interface) for port, interface in zip(ports, interfaces, strict=True)]
+        views = [RocePortView(device, port, interface) for port, interface in zip(ports, interfaces, strict=True)]
         return HostView.of(PROVIDER, views, self.interfaces)
 
     def lookup(self, destination: str, source: str | None = None, bound: int | None = None) -> Lookup:
@@ -165,7 +165,7 @@ def test_of_two_devices_on_one_interface_the_lower_index_is_used(host: Host) -> 
     view = host.view()
     rows = (host.row(1, 0, "10.0.0.1", host.eth0),)
     other = Device("rxe0", 7, PROVIDER, NodeType.CA, TransportType.IB, 0x0201, (host.port(1, rows),))
-    both = [PortView(other, other.ports[0], host.interfaces[host.eth0]), *view.ports]
+    both = [RocePortView(other, other.ports[0], host.interfaces[host.eth0]), *view.ports]
     for ports in (both, both[::-1]):
         lookup = Lookup(HostView.of(PROVIDER, ports, host.interfaces), address("10.0.0.9"), None, "given")
         assert host.find(lookup).port.device.name == "mlx5_0"

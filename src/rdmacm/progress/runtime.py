@@ -9,7 +9,7 @@ the timers that are due.
 
 The runtime's lock
     One re-entrant lock guards everything inside one provider: ids, event queues, connection managers, engines, memory
-    tables, transport and wire. The methods of the seam (:mod:`rdmacm.provider`, :mod:`rdmacm.verbs.backend`) take it
+    tables, queue pairs and wire. The methods of the seam (:mod:`rdmacm.provider`, :mod:`rdmacm.verbs.backend`) take it
     themselves, and so may be called from any thread. A class or method that is "used with the lock held" does not take
     it. The methods of a :class:`Driver` are called with the lock held, except ``poll``, which takes it.
 
@@ -107,9 +107,11 @@ class Runtime:
     """See the module. ``clock`` reads seconds and never goes back."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        #: Reads the time in seconds; it never goes back.
         self.clock = clock
         #: Whether the clock is the system's; a virtual one has no descriptors and no threads.
         self.is_real_time = clock is time.monotonic
+        #: See the module.
         self.lock = threading.RLock()
         #: Whether this is a child of fork(2), where the descriptors are the parent's.
         self.abandoned = False
@@ -121,7 +123,9 @@ class Runtime:
         self.pollables: set[Pollable] = set()
         #: The threads that wait.
         self.waiters = Waiters(self)
+        #: None before :meth:`attach`.
         self._driver: Driver | None = None
+        #: The calls of :meth:`call_at`.
         self._timers = Timers()
         #: The deadline that the timers of ``pollables`` are set for, or an earlier one; infinity for none.
         self._armed_for = inf

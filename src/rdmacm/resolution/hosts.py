@@ -16,7 +16,7 @@ from rdmacm.net.types import Interface
 from rdmacm.verbs.device import Device, GidEntry, Port
 from rdmacm.verbs.enums import Mtu, PortState
 
-__all__ = ["HostView", "PortKey", "PortView", "mtu_code"]
+__all__ = ["HostView", "PortKey", "PortView", "RocePortView", "mtu_code"]
 
 #: Device index and port number: the same port has the same key in every view.
 PortKey: TypeAlias = tuple[int, int]
@@ -36,12 +36,10 @@ def mtu_code(interface_mtu: int) -> Mtu | None:
 
 @dataclass(frozen=True, slots=True)
 class PortView:
-    """One port of a RoCE device."""
+    """One port of a device, RoCE or InfiniBand."""
 
     device: Device
     port: Port
-    #: The port's own network interface. A row of the GID table may be of another one, such as a VLAN on top of it.
-    interface: Interface
 
     @property
     def key(self) -> PortKey:
@@ -60,10 +58,17 @@ class PortView:
     def is_active(self) -> bool:
         return self.port.state is PortState.ACTIVE
 
-    def row_of(self, ip: bytes) -> GidEntry | None:
-        """The GID table row of an address."""
-        gid = Gid.from_ip(ip)
+    def row_of(self, gid: Gid) -> GidEntry | None:
+        """The GID table row of a GID."""
         return next((row for row in self.rows if row.gid == gid), None)
+
+
+@dataclass(frozen=True, slots=True)
+class RocePortView(PortView):
+    """One port of a RoCE device."""
+
+    #: The port's own network interface. A row of the GID table may be of another one, such as a VLAN on top of it.
+    interface: Interface
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,17 +78,17 @@ class HostView:
     #: The name of the provider whose devices these are, for explanations.
     provider: str
     #: Every port of every device.
-    ports: tuple[PortView, ...]
+    ports: tuple[RocePortView, ...]
     #: By interface index.
     interfaces: dict[int, Interface]
-    by_key: dict[PortKey, PortView]
+    by_key: dict[PortKey, RocePortView]
     #: The ports and GID table rows of each local address (packed).
-    by_ip: dict[bytes, tuple[tuple[PortView, GidEntry], ...]]
+    by_ip: dict[bytes, tuple[tuple[RocePortView, GidEntry], ...]]
 
     @classmethod
-    def of(cls, provider: str, ports: Sequence[PortView], interfaces: dict[int, Interface]) -> HostView:
+    def of(cls, provider: str, ports: Sequence[RocePortView], interfaces: dict[int, Interface]) -> HostView:
         """The view of a host that has these ports and interfaces."""
-        by_ip: dict[bytes, list[tuple[PortView, GidEntry]]] = {}
+        by_ip: dict[bytes, list[tuple[RocePortView, GidEntry]]] = {}
         for view in ports:
             for row in view.rows:
                 by_ip.setdefault(row.gid.ip, []).append((view, row))
@@ -108,7 +113,7 @@ class HostView:
         """Whether a port has this address, on one interface if ``ifindex`` is not 0."""
         return any(ifindex in (0, row.ndev_ifindex) for _, row in self.by_ip.get(ip, ()))
 
-    def rows_of(self, ip: bytes, ifindex: int = 0) -> tuple[tuple[PortView, GidEntry], ...]:
+    def rows_of(self, ip: bytes, ifindex: int = 0) -> tuple[tuple[RocePortView, GidEntry], ...]:
         """The ports and rows of a local address, on one interface if ``ifindex`` is not 0.
 
         All of 127/8 belongs to this host, but only 127.0.0.1 is in a GID table; it stands for the others.

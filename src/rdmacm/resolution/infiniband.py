@@ -14,9 +14,8 @@ from rdmacm.address import SockAddrIB
 from rdmacm.explanation import Candidate, Explanation, Step
 from rdmacm.failure import Failure
 from rdmacm.ib.transport import IbPort
-from rdmacm.resolution.hosts import PortKey
-from rdmacm.verbs.device import Device, GidEntry, Port
-from rdmacm.verbs.enums import PortState
+from rdmacm.resolution.hosts import PortView
+from rdmacm.verbs.device import GidEntry
 
 __all__ = ["IbLookup", "IbPortView"]
 
@@ -26,30 +25,11 @@ _FULL_MEMBER = 0x8000
 
 
 @dataclass(frozen=True, slots=True)
-class IbPortView:
-    """An InfiniBand port at one moment; :class:`rdmacm.resolution.hosts.PortView` is the same for RoCE."""
+class IbPortView(PortView):
+    """An InfiniBand port."""
 
-    device: Device
-    port: Port
     #: The same port as its transport describes it, with its LIDs and its subnet manager.
     ib_port: IbPort
-
-    @property
-    def key(self) -> PortKey:
-        return self.device.index, self.port.port_num
-
-    @property
-    def port_num(self) -> int:
-        return self.port.port_num
-
-    @property
-    def rows(self) -> tuple[GidEntry, ...]:
-        """The GID table."""
-        return self.port.gids
-
-    @property
-    def is_active(self) -> bool:
-        return self.port.state is PortState.ACTIVE
 
     def has_pkey(self, pkey: int) -> bool:
         """Whether the port can talk in a partition; two limited members of one cannot talk to each other."""

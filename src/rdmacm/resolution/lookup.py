@@ -16,7 +16,7 @@ from rdmacm.explanation import Explanation, NeighbourUsed, RouteUsed, Step
 from rdmacm.failure import Failure
 from rdmacm.net.types import Neighbour, Network, RouteEntry
 from rdmacm.resolution import policy
-from rdmacm.resolution.hosts import HostView, PortView
+from rdmacm.resolution.hosts import HostView, RocePortView
 from rdmacm.resolution.routing import find_route
 from rdmacm.verbs.device import GidEntry
 
@@ -27,7 +27,7 @@ class Found(NamedTuple):
     """The results of a resolution that succeeded."""
 
     route: RouteEntry
-    port: PortView
+    port: RocePortView
     #: The GID of the source address, as a row of the port's GID table.
     row: GidEntry
     #: The source address, packed.
@@ -60,8 +60,9 @@ class Lookup:
         source: InetAddr | None,
         origin: str,
         tos: int = 0,
-        bound: PortView | None = None,
+        bound: RocePortView | None = None,
     ) -> None:
+        #: The view of the host that the resolution is made on.
         self.host = host
         self.destination = destination
         #: The source address that was asked for; None or a wildcard if the route chooses it.

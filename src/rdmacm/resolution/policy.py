@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from socket import AF_INET, AF_INET6, inet_ntop
 from typing import NamedTuple
 
-from rdmacm.address import InetAddr
+from rdmacm.address import Gid, InetAddr
 from rdmacm.explanation import Candidate
 from rdmacm.net.types import RouteEntry
-from rdmacm.resolution.hosts import HostView, PortView
+from rdmacm.resolution.hosts import HostView, RocePortView
 from rdmacm.verbs.device import GidEntry
 from rdmacm.verbs.enums import GidType
 
@@ -38,21 +38,21 @@ class Query(NamedTuple):
     #: The name of the interface through which the route leaves.
     egress: str
     #: The port that the id is bound to, if any.
-    bound: PortView | None
+    bound: RocePortView | None
 
 
-def _family(query: Query, view: PortView, row: GidEntry) -> str | None:
+def _family(query: Query, view: RocePortView, row: GidEntry) -> str | None:
     wanted = 4 if query.destination.family == AF_INET else 16
     if len(row.gid.ip) == wanted:
         return None
     return "the destination is IPv4, this GID is IPv6" if wanted == 4 else "the destination is IPv6, this GID is IPv4"
 
 
-def _gid_type(query: Query, view: PortView, row: GidEntry) -> str | None:
+def _gid_type(query: Query, view: RocePortView, row: GidEntry) -> str | None:
     return None if row.gid_type is GidType.ROCE_V2 else f"GID type is {row.gid_type.name}, not ROCE_V2"
 
 
-def _bound_device(query: Query, view: PortView, row: GidEntry) -> str | None:
+def _bound_device(query: Query, view: RocePortView, row: GidEntry) -> str | None:
     bound = query.bound
     if bound is None or view.key == bound.key:
         return None
@@ -60,7 +60,7 @@ def _bound_device(query: Query, view: PortView, row: GidEntry) -> str | None:
     return f"the id is bound to {bound.device.name}{port}"
 
 
-def _source_address(query: Query, view: PortView, row: GidEntry) -> str | None:
+def _source_address(query: Query, view: RocePortView, row: GidEntry) -> str | None:
     if row.gid.ip == query.source:
         return None
     source = inet_ntop(query.destination.family, query.source)
@@ -70,14 +70,14 @@ def _source_address(query: Query, view: PortView, row: GidEntry) -> str | None:
     }.get(query.origin, f"the route prefers source {source}")
 
 
-def _egress(query: Query, view: PortView, row: GidEntry) -> str | None:
+def _egress(query: Query, view: RocePortView, row: GidEntry) -> str | None:
     # A packet to an address of this host does not leave it, so any port can send it.
     if query.route.kind == "local" or row.ndev_ifindex == query.route.ifindex:
         return None
     return f"the route leaves through {query.egress}"
 
 
-def _port_state(query: Query, view: PortView, row: GidEntry) -> str | None:
+def _port_state(query: Query, view: RocePortView, row: GidEntry) -> str | None:
     return None if view.is_active else f"the port is {view.port.state.name}, not ACTIVE"
 
 
@@ -89,7 +89,7 @@ class Rule:
     #: The rule as a sentence, as it stands in the documentation.
     text: str
     #: Returns why the candidate is dropped; None if it passes.
-    objection: Callable[[Query, PortView, GidEntry], str | None]
+    objection: Callable[[Query, RocePortView, GidEntry], str | None]
 
 
 RULES: tuple[Rule, ...] = (
@@ -110,27 +110,27 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def _owns_destination(query: Query, view: PortView, row: GidEntry) -> bool:
-    return view.row_of(query.destination.ip) is None
+def _owns_destination(query: Query, view: RocePortView, row: GidEntry) -> bool:
+    return view.row_of(Gid.from_ip(query.destination.ip)) is None
 
 
-def _index(query: Query, view: PortView, row: GidEntry) -> tuple[int, ...]:
+def _index(query: Query, view: RocePortView, row: GidEntry) -> tuple[int, ...]:
     return row.ndev_ifindex, view.device.index, view.port_num, row.gid_index
 
 
 #: Name, sentence and sort key of each preference. Candidates that pass are compared by these keys in turn; the lower
 #: key wins.
-PREFERENCES: tuple[tuple[str, str, Callable[[Query, PortView, GidEntry], object]], ...] = (
+PREFERENCES: tuple[tuple[str, str, Callable[[Query, RocePortView, GidEntry], object]], ...] = (
     ("owns-destination", "A port that has the destination address itself.", _owns_destination),
     ("lowest-index", "The lowest interface index, then device index, port number and GID index.", _index),
 )
 
 
-def _key(query: Query, view: PortView, row: GidEntry) -> tuple[object, ...]:
+def _key(query: Query, view: RocePortView, row: GidEntry) -> tuple[object, ...]:
     return tuple(key(query, view, row) for _, _, key in PREFERENCES)
 
 
-def _objection(query: Query, view: PortView, row: GidEntry) -> tuple[str, str] | None:
+def _objection(query: Query, view: RocePortView, row: GidEntry) -> tuple[str, str] | None:
     """Name and reason of the first rule that drops a candidate."""
     for rule in RULES:
         reason = rule.objection(query, view, row)
@@ -139,7 +139,7 @@ def _objection(query: Query, view: PortView, row: GidEntry) -> tuple[str, str] |
     return None
 
 
-def choose(query: Query, host: HostView) -> tuple[PortView, GidEntry] | None:
+def choose(query: Query, host: HostView) -> tuple[RocePortView, GidEntry] | None:
     """The port and GID to use; None if every candidate is dropped."""
     rows = host.by_ip.get(query.source, ())
     passed = [pair for pair in rows if _objection(query, *pair) is None]
@@ -148,7 +148,7 @@ def choose(query: Query, host: HostView) -> tuple[PortView, GidEntry] | None:
     return passed[0] if passed else None
 
 
-def inactive_candidate(query: Query, host: HostView) -> tuple[PortView, GidEntry] | None:
+def inactive_candidate(query: Query, host: HostView) -> tuple[RocePortView, GidEntry] | None:
     """The candidate that would pass if its port were active."""
     for view, row in host.by_ip.get(query.source, ()):
         objection = _objection(query, view, row)
@@ -159,7 +159,7 @@ def inactive_candidate(query: Query, host: HostView) -> tuple[PortView, GidEntry
 
 def judge(query: Query, host: HostView) -> tuple[Candidate, ...]:
     """Every candidate of the host, with the rule that decided on it; the chosen one first."""
-    judged: list[tuple[bool, tuple[object, ...], PortView, GidEntry, tuple[str, str] | None]] = []
+    judged: list[tuple[bool, tuple[object, ...], RocePortView, GidEntry, tuple[str, str] | None]] = []
     for view in host.ports:
         for row in view.rows:
             objection = _objection(query, view, row)

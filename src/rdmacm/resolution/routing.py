@@ -9,7 +9,7 @@ from rdmacm.address import InetAddr
 from rdmacm.errors import errno_name
 from rdmacm.failure import Failure
 from rdmacm.net.types import Network, RouteEntry
-from rdmacm.resolution.hosts import HostView, PortView
+from rdmacm.resolution.hosts import HostView, RocePortView
 
 __all__ = ["find_route"]
 
@@ -21,7 +21,7 @@ def find_route(
     host: HostView,
     destination: InetAddr,
     source: InetAddr | None,
-    bound: PortView | None,
+    bound: RocePortView | None,
     tos: int,
 ) -> RouteEntry:
     """The route to ``destination``; Failure at step "route" when there is none.
@@ -41,7 +41,7 @@ def find_route(
         raise _failure(host, destination, source, ifindex, error.errno or errno.EIO) from None
 
 
-def pinned_interface(host: HostView, destination: InetAddr, source: bytes | None, bound: PortView | None) -> int:
+def pinned_interface(host: HostView, destination: InetAddr, source: bytes | None, bound: RocePortView | None) -> int:
     """Index of the interface through which packets have to leave; 0 if the routing tables are free to choose.
 
     That is the scope of a link-local or multicast destination, else the interface of a given source address: on the

@@ -8,7 +8,7 @@ from socket import AF_INET
 
 from rdmacm.address import DEFAULT_PKEY, Gid, is_link_local
 from rdmacm.net.types import Interface, InterfaceAddress, Network
-from rdmacm.resolution.hosts import HostView, PortView, mtu_code
+from rdmacm.resolution.hosts import HostView, RocePortView, mtu_code
 from rdmacm.verbs.device import Device, GidEntry, Port
 from rdmacm.verbs.enums import GidType, LinkLayer, Mtu, NodeType, PortState, TransportType
 
@@ -67,7 +67,7 @@ def read_host(network: Network, before: HostView | None = None) -> HostView:
     for address in network.addresses():
         if address.usable:
             addresses.setdefault(address.ifindex, []).append(address)
-    ports: list[PortView] = []
+    ports: list[RocePortView] = []
     for interface in sorted(interfaces.values(), key=lambda i: i.index):
         if interface.arp_type in _NO_IP or interface.slave_kind in _MASTERS:
             continue
@@ -91,5 +91,5 @@ def read_host(network: Network, before: HostView | None = None) -> HostView:
             _node_guid(interface),
             (port,),
         )
-        ports.append(PortView(device, port, interface))
+        ports.append(RocePortView(device, port, interface))
     return HostView.of(PROVIDER, ports, interfaces)

@@ -35,6 +35,7 @@ class SoftQueue:
         #: Made by the first :meth:`fileno`.
         self._pollable: Pollable | None = None
         self._closed = False
+        #: Called after an event is added.
         self.notify: Callable[[], None] | None = None
         #: The ids that post their events here.
         self.ids: dict[QueueMember, None] = {}

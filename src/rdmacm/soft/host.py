@@ -10,13 +10,12 @@ import errno
 from collections.abc import Sequence, Sized
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol
 
 from rdmacm.errors import cm_error
 from rdmacm.net.types import Change, Network
 from rdmacm.progress.runtime import Runtime
-from rdmacm.resolution.hosts import HostView, PortKey, PortView
-from rdmacm.resolution.infiniband import IbPortView
+from rdmacm.resolution.hosts import HostView, PortKey, PortView, RocePortView
 from rdmacm.resolution.neighbours import PendingNeighbours
 from rdmacm.resolution.path import PathMaker
 from rdmacm.soft.connection_manager import ConnectionManager
@@ -32,10 +31,7 @@ from rdmacm.verbs.device import Context, Device
 if TYPE_CHECKING:
     from rdmacm.ib.transport import MadTransport
 
-__all__ = ["AnyPortView", "BoundId", "SoftHost"]
-
-#: A port of either kind.
-AnyPortView: TypeAlias = PortView | IbPortView
+__all__ = ["BoundId", "SoftHost"]
 
 #: Seconds between two looks at the network's reports. A resolution looks at once.
 _LOOK_INTERVAL = 0.001
@@ -44,7 +40,7 @@ _LOOK_INTERVAL = 0.001
 class BoundId(Protocol):
     """An id that is bound to a port."""
 
-    def device_changed(self, before: PortView, after: PortView | None) -> None:
+    def device_changed(self, before: RocePortView, after: RocePortView | None) -> None:
         """The device was removed (None), or its interface or its GIDs have changed."""
 
 
@@ -66,21 +62,28 @@ class SoftHost:
         infiniband: Sequence[MadTransport] = (),
     ) -> None:
         self.runtime = runtime
+        #: Interfaces, routes and neighbours of the system.
         self.network = network
+        #: Makes numbers that peers must not guess.
         self.random = random
         #: The queue pairs of the RoCE devices, on the wire.
         self.mux = QPMultiplexer(runtime, wire, random)
         self.mux.on_open = self._wire_opened
         #: The connection manager of the RoCE devices. Each InfiniBand port has its own (:attr:`ib`).
         self.cm = ConnectionManager(runtime, random, self.mux.gsi)
+        #: The InfiniBand ports.
         self.ib = IbPorts(runtime, random, infiniband, self._infiniband_opened)
+        #: The ids that wait for a neighbour.
         self.neighbours = PendingNeighbours(runtime, network)
+        #: Makes the path records of RoCE.
         self.paths = PathMaker(network)
+        #: Serves peers while the application does not wait or poll.
         self.helper = Helper(runtime, self.mux)
         #: Names the port table that the processes of a network namespace share.
         self._namespace = namespace
         #: The port table that the caller gave, if any. It is used again after :meth:`released`.
         self._given_ports = ports
+        #: The port table in use; None until it is needed.
         self._ports = ports
         #: The current view; None before the first look.
         self._view: HostView | None = None
@@ -113,7 +116,7 @@ class SoftHost:
         """The view of the last look, without another look."""
         return self._view if self._view is not None else self.view()
 
-    def port_views(self) -> list[AnyPortView]:
+    def port_views(self) -> list[PortView]:
         """Every port as it is now."""
         return [*self.view().ports, *self.ib.views()]
 
@@ -161,11 +164,11 @@ class SoftHost:
 
     # -- bound ids and devices in use -----------------------------------------------------------------
 
-    def attach(self, bound: BoundId, view: AnyPortView) -> None:
+    def attach(self, bound: BoundId, view: PortView) -> None:
         """An id has been bound to a port."""
         self._bound.setdefault(view.key, {})[bound] = None
 
-    def detach(self, bound: BoundId, view: AnyPortView) -> None:
+    def detach(self, bound: BoundId, view: PortView) -> None:
         """Undo :meth:`attach`."""
         ids = self._bound.get(view.key)
         if ids is not None:
@@ -178,7 +181,7 @@ class SoftHost:
         """How many ids are bound to a port."""
         return sum(map(len, self._bound.values()))
 
-    def context_of(self, view: AnyPortView) -> Context:
+    def context_of(self, view: PortView) -> Context:
         """The context that all ids share that are bound to a device under its present name."""
         index, name = view.device.index, view.device.name
         context = self._contexts.get((index, name))

@@ -152,10 +152,13 @@ class PortTable:
     def __init__(
         self, namespace: str, ephemeral: tuple[int, int] = (32768, 60999), directory: str | None = None
     ) -> None:
+        #: The name of the file.
         self._name = "rdmacm-ports-" + ("".join(c for c in namespace if c.isalnum()) or "host")
+        #: The directories to try.
         self._directories = (directory,) if directory else _DIRECTORIES
         #: The directory in use; None before the file is needed, or if none can be written to.
         self._directory: str | None = None
+        #: The range of free ports, both ends included.
         self._ephemeral = ephemeral
         #: The owners in this process, by port space and port number.
         self._owners: dict[tuple[PortSpace, int], list[PortOwner]] = {}

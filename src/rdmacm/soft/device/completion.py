@@ -115,6 +115,7 @@ class SoftCQ:
         self._queue: deque[WC] = deque()
         #: 0, or how the queue is armed.
         self._armed = 0
+        #: Called after completions are added.
         self.notify: Callable[[], None] | None = None
         #: How many completions it has room for.
         self.cqe = cqe

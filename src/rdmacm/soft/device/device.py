@@ -63,12 +63,15 @@ class SoftDevice:
         find_device: Callable[[int], Device | None],
         attr: DeviceAttr = SOFT_DEVICE_ATTR,
     ) -> None:
+        #: The device's name when it was opened.
         self.name = name
+        #: The limits.
         self.attr = attr
         self._runtime = runtime
         self._mux = mux
         self._ifindex = ifindex
         self._find_device = find_device
+        #: The regions, by key.
         self._memory = MemoryTable(random)
 
     def _find_source(self, sgid_index: int) -> tuple[bytes, int]:

@@ -46,6 +46,7 @@ class Subnet:
     ) -> None:
         self._runtime = runtime
         self._opened = opened
+        #: Carries the port's management datagrams.
         self.transport = transport
         #: :attr:`rdmacm.verbs.device.Device.index` of the port's device.
         self._device_index = device_index
@@ -57,7 +58,9 @@ class Subnet:
         self.on_mad: Callable[[memoryview, Any, float], None] | None = None
         #: Datagrams of management classes that nothing here takes, by reason.
         self.dropped: Counter[str] = Counter()
+        #: The port's connection manager.
         self.cm = ConnectionManager(runtime, random, self)
+        #: Queries to the subnet administrator.
         self.sa = SaSession(runtime, random, transport)
 
     # -- the port -------------------------------------------------------------------------------------

@@ -16,17 +16,18 @@ from rdmacm.connparam import ConnParam, UdParam
 from rdmacm.constants import CmEventType, PortSpace
 from rdmacm.errors import CmStateError
 from rdmacm.explanation import Explanation, Step
+from rdmacm.failure import Failure
 from rdmacm.proto.sa import PathRecord
 from rdmacm.proto.sa.subnet import ServiceRecord
 from rdmacm.provider import Address, IdOptions, QueuedEvent
-from rdmacm.resolution.hosts import PortView
+from rdmacm.resolution.hosts import PortView, RocePortView
 from rdmacm.soft.event_queue import SoftQueue
-from rdmacm.soft.host import AnyPortView, SoftHost
+from rdmacm.soft.host import SoftHost
 from rdmacm.soft.ids.link import AddressLookup
 from rdmacm.soft.port_table import PortOwner
-from rdmacm.verbs.device import Context
+from rdmacm.verbs.device import Context, GidEntry
 
-__all__ = ["IdCore", "steps_of"]
+__all__ = ["IdCore", "explain_failure", "steps_of"]
 
 _NO_GID = Gid()
 
@@ -74,29 +75,35 @@ class IdCore:
 
     def __init__(self, host: SoftHost, queue: SoftQueue, owner: object | None, port_space: int, qp_type: int) -> None:
         self.host = host
+        #: The runtime of the host.
         self.runtime = host.runtime
         #: Returns the API object of the id; None before ``adopt()``, or after the object was collected.
         self.owner: Callable[[], object | None] = _no_owner if owner is None else weakref.ref(owner)
         #: Where the events go.
         self.queue = queue
+        #: The port space of the id's port number and service ids.
         self.port_space = port_space if type(port_space) is PortSpace else PortSpace(port_space)
         #: ``enum ibv_qp_type``.
         self.qp_type = qp_type
+        #: Changed by :meth:`move`.
         self.state = State.IDLE
+        #: The options of rdma_set_option(3).
         self.options = IdOptions()
         #: The source address; None until bound.
         self.local_addr: Address | None = None
         #: The destination, or the peer of a request.
         self.peer_addr: Address | None = None
         #: The port that the id is bound to, as of the last look at the host; None while it is bound to none.
-        self.port_view: AnyPortView | None = None
+        self.port_view: PortView | None = None
         #: The open device of that port.
         self.verbs: Context | None = None
         #: The port's number, from 1; 0 while the id is bound to none.
         self.port_num = 0
         #: The row of ``sgid`` in the port's GID table.
         self.gid_index = 0
+        #: The GIDs of this side and the peer; the zero GID until known.
         self.sgid = self.dgid = _NO_GID
+        #: The P_Key, 16 bits; 0 while the id is bound to no port.
         self.pkey = 0
         #: The Q_Key of a datagram id, 0 while it has none.
         self.qkey = 0
@@ -155,14 +162,16 @@ class IdCore:
 
     # -- device and port ------------------------------------------------------------------------------
 
-    def attach(self, view: AnyPortView, pkey: int = DEFAULT_PKEY) -> None:
-        """Bind the id to a port."""
-        if self.port_view is not None:
-            self.host.detach(self, self.port_view)
-        self.port_view = view
-        self.host.attach(self, view)
-        self.verbs = self.host.context_of(view)
-        self.port_num = view.port_num
+    def attach(self, view: PortView, row: GidEntry, pkey: int = DEFAULT_PKEY) -> None:
+        """Bind the id to a port and one of its GIDs."""
+        if self.port_view is not view:
+            if self.port_view is not None:
+                self.host.detach(self, self.port_view)
+            self.port_view = view
+            self.host.attach(self, view)
+            self.verbs = self.host.context_of(view)
+            self.port_num = view.port_num
+        self.sgid, self.gid_index = row.gid, row.gid_index
         self.pkey = pkey
 
     def detach(self) -> None:
@@ -173,7 +182,7 @@ class IdCore:
         self.port_num = self.gid_index = self.pkey = 0
         self.sgid = _NO_GID
 
-    def device_changed(self, before: PortView, after: PortView | None) -> None:
+    def device_changed(self, before: RocePortView, after: RocePortView | None) -> None:
         """See :class:`rdmacm.soft.host.BoundId`."""
         raise NotImplementedError
 
@@ -198,6 +207,12 @@ def steps_of(core: IdCore, lookup: AddressLookup | None) -> tuple[Step, ...]:
     found = [*core.taken_steps, *(lookup.steps if lookup else ())]
     found.sort(key=lambda step: _STEP_ORDER.get(step[0], len(_STEP_ORDER)))
     return tuple(Step(name, ns / 1000, str(detail)) for name, ns, detail in found)
+
+
+def explain_failure(core: IdCore, lookup: AddressLookup, failure: Failure) -> Explanation:
+    """The explanation of a failed address resolution, which begins with the id's binding."""
+    bind = tuple(Step(name, ns / 1000, str(detail)) for name, ns, detail in core.taken_steps if name == "bind")
+    return lookup.explain(None, failure, bind)
 
 
 def _no_owner() -> None:

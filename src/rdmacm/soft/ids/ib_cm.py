@@ -90,13 +90,17 @@ class IbCmConnector:
     __slots__ = ("_accepted", "_connection", "_id", "_listeners", "_user", "peer_ece")
 
     def __init__(self, core: IdCore, user: IbCmUser) -> None:
+        #: The id, as its link and its connector share it.
         self._id = core
+        #: The id, as the connector reports to it.
         self._user = user
         #: The connection managers that it listens with: several for a wildcard GID.
         self._listeners: list[tuple[ConnectionManager, CmListener]] = []
+        #: The agent's record of the connection; None before the request, and after :meth:`close`.
         self._connection: CmConnection | None = None
         #: The parameters of :meth:`accept`, from :meth:`prepare_accept` on.
         self._accepted: ConnParam | None = None
+        #: See :class:`rdmacm.soft.ids.connector.Connector`.
         self.peer_ece = NO_ECE
 
     @property

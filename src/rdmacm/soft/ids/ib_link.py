@@ -14,7 +14,7 @@ from rdmacm.address import AF_IB, ALL_BITS_64, Gid, SockAddrIB, service_id
 from rdmacm.cmstate import Trigger
 from rdmacm.constants import CmEventType, PortSpace
 from rdmacm.errors import RdmaError, cm_error
-from rdmacm.explanation import Explanation, Step
+from rdmacm.explanation import Explanation
 from rdmacm.failure import Failure
 from rdmacm.ib.session import administrator
 from rdmacm.progress.timers import Timer
@@ -24,7 +24,7 @@ from rdmacm.proto.sa import PathData, PathRecord
 from rdmacm.provider import Address
 from rdmacm.resolution.infiniband import IbLookup, IbPortView
 from rdmacm.soft.ib.path import IbPath
-from rdmacm.soft.ids.core import IdCore, steps_of
+from rdmacm.soft.ids.core import IdCore, explain_failure, steps_of
 from rdmacm.soft.ids.request import path_of_request
 from rdmacm.soft.ids.roce_link import refuse_registration
 from rdmacm.verbs.attr import AHAttr, GlobalRoute
@@ -139,10 +139,10 @@ class IbLink:
                     f"P_Key 0x{address.pkey:04x} is not in the table of {view.device.name} port {row.port_num}",
                     "one of " + _pkey_table(view),
                 )
-            self._attach(view, row, address.pkey)
+            self._id.attach(view, row, address.pkey)
             return
         for roce in host.view().ports:
-            if any(row.gid == gid for row in roce.rows):
+            if roce.row_of(gid) is not None:
                 raise Failure(
                     errno.ENODEV,
                     "bind",
@@ -150,11 +150,6 @@ class IbLink:
                     "the IP address that the GID stands for",
                 )
         raise Failure(errno.ENODEV, "bind", f"no InfiniBand port has the GID {gid}; {host.ib.why_none()}")
-
-    def _attach(self, view: IbPortView, row: GidEntry, pkey: int) -> None:
-        core = self._id
-        core.attach(view, pkey)
-        core.sgid, core.gid_index = row.gid, row.gid_index
 
     # -- resolving an address -------------------------------------------------------------------------
 
@@ -170,10 +165,10 @@ class IbLink:
             view, row = lookup.choose(ports.views(), self._bound_row(), ports.why_none)
         except Failure as failure:
             core.move(Trigger.ADDR_FAILED)
-            explanation = self._explain(lookup, failure)
+            explanation = explain_failure(core, lookup, failure)
             call, address = "resolve_addr", str(destination)
             raise cm_error(failure.errno, failure.message, call, address, failure.hint, explanation) from None
-        self._attach(view, row, destination.pkey)
+        core.attach(view, row, destination.pkey)
         if not any(destination.addr):  # "this host", as for sockets
             core.peer_addr = destination = replace(destination, addr=core.sgid)
         core.dgid = destination.addr
@@ -189,15 +184,11 @@ class IbLink:
         view = subnet.view()
         if view is None:
             raise Failure(errno.ENODEV, "select", f"the port is gone: {subnet.why()}", "'rdmacm devices'")
-        row = next((row for row in view.rows if row.gid == core.sgid), None)
+        row = view.row_of(core.sgid)
         if row is None:
             message = f"{view.device.name} port {view.port_num} no longer has the GID {core.sgid}"
             raise Failure(errno.ENODEV, "select", message, "a new id")
         return view, row
-
-    def _explain(self, lookup: IbLookup, failure: Failure) -> Explanation:
-        bind = tuple(Step(name, ns / 1000, str(detail)) for name, ns, detail in self._id.taken_steps if name == "bind")
-        return lookup.explain(None, failure, bind)
 
     # -- the route ------------------------------------------------------------------------------------
 
@@ -274,7 +265,7 @@ class IbLink:
             steps = steps_of(core, lookup)
 
             def explain() -> Explanation:
-                return self._explain(lookup, failure).replace(steps=steps)
+                return explain_failure(core, lookup, failure).replace(steps=steps)
 
         core.move(Trigger.ROUTE_FAILED)
         core.post(CmEventType.ROUTE_ERROR, -failure.errno, explain, failure.message)
@@ -362,7 +353,7 @@ class IbLink:
         core.dgid = primary.local_gid if primary is not None else Gid()
         core.local_addr = SockAddrIB(row.gid, request.service_id, ALL_BITS_64, pkey)
         core.peer_addr = SockAddrIB(core.dgid, 0, 0, pkey)
-        self._attach(view, row, pkey)
+        core.attach(view, row, pkey)
         found = path_of_request(request, row.gid, core.dgid, mtu)
         core.paths = (found.replace(slid=view.ib_port.lid, dlid=path.lid, sl=path.sl, pkey=pkey),)
         return None

@@ -25,7 +25,7 @@ from rdmacm.errors import RdmaError, cm_error
 from rdmacm.explanation import Explanation, Step
 from rdmacm.failure import Failure
 from rdmacm.provider import Address, EventQueue, IdOptions, QueuedEvent
-from rdmacm.resolution.hosts import PortView
+from rdmacm.resolution.hosts import RocePortView
 from rdmacm.soft.device.async_events import AsyncEvent
 from rdmacm.soft.device.queue_pair import SoftQP
 from rdmacm.soft.event_queue import SoftQueue
@@ -80,8 +80,9 @@ class SoftId(IdCore):
         self.link: Link = RoceLink(self)
         #: Connects this id.
         self.connector: Connector = IbCmConnector(self, self)
-        #: The attached queue pair, which follows the states of the connection, and its backend.
+        #: The attached queue pair, which follows the states of the connection.
         self.qp: QP | None = None
+        #: Its backend.
         self._soft_qp: SoftQP | None = None
         #: False from the request that made this id until the application accepts it: no events are posted.
         self._is_answered = True
@@ -239,7 +240,7 @@ class SoftId(IdCore):
                 for event in old.take(owner):
                     queue.post(event)
 
-    def device_changed(self, before: PortView, after: PortView | None) -> None:
+    def device_changed(self, before: RocePortView, after: RocePortView | None) -> None:
         if after is None:
             if self.may(Trigger.DEVICE_GONE):
                 self.link.stop()
@@ -252,7 +253,7 @@ class SoftId(IdCore):
         if change is not None:
             self.post(CmEventType.ADDR_CHANGE, -change[0], None, change[1])
 
-    def _address_change(self, before: PortView, after: PortView) -> tuple[int, str] | None:
+    def _address_change(self, before: RocePortView, after: RocePortView) -> tuple[int, str] | None:
         """Errno and text of the change that matters most to this id; None if no change does."""
         name = after.interface.name
         if before.interface.is_running and not after.interface.is_running:

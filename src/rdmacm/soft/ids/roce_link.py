@@ -13,20 +13,18 @@ from rdmacm.address import ALL_BITS_64, DEFAULT_PKEY, Gid, InetAddr, SockAddrIB,
 from rdmacm.cmstate import Trigger
 from rdmacm.constants import CmEventType, PortSpace
 from rdmacm.errors import RdmaError, cm_error
-from rdmacm.explanation import Explanation, Step
 from rdmacm.failure import Failure
 from rdmacm.proto.cm.codes import RejectReason
 from rdmacm.proto.cm.messages import REQ, SIDR_REQ, Path
 from rdmacm.proto.sa import PathRecord
 from rdmacm.provider import Address
-from rdmacm.resolution.hosts import PortView
+from rdmacm.resolution.hosts import RocePortView
 from rdmacm.resolution.lookup import Lookup, find
 from rdmacm.resolution.path import ROCE_PACKET_LIFETIME
-from rdmacm.soft.ids.core import IdCore
+from rdmacm.soft.ids.core import IdCore, explain_failure
 from rdmacm.soft.ids.request import header_of, path_of_request
 from rdmacm.soft.wire.base import WirePath
 from rdmacm.verbs.attr import AHAttr, GlobalRoute
-from rdmacm.verbs.device import GidEntry
 from rdmacm.verbs.enums import Mtu
 
 if TYPE_CHECKING:
@@ -55,10 +53,10 @@ class RoceLink:
         self._wait_started = 0
 
     @property
-    def _view(self) -> PortView | None:
+    def _view(self) -> RocePortView | None:
         """The port that the id is bound to."""
         view = self._id.port_view
-        assert view is None or isinstance(view, PortView)  # an id with this link is bound to no other
+        assert view is None or isinstance(view, RocePortView)  # an id with this link is bound to no other
         return view
 
     # -- binding --------------------------------------------------------------------------------------
@@ -92,12 +90,7 @@ class RoceLink:
             )
         if core.port_space is PortSpace.IPOIB:
             raise Failure(errno.EINVAL, "bind", _NO_IPOIB, "port space UDP")
-        self._attach(*rows[0])
-
-    def _attach(self, view: PortView, row: GidEntry) -> None:
-        core = self._id
-        core.attach(view)
-        core.sgid, core.gid_index = row.gid, row.gid_index
+        core.attach(*rows[0])
 
     # -- resolving an address -------------------------------------------------------------------------
 
@@ -144,9 +137,7 @@ class RoceLink:
         if found.next_hop is not None:
             state = lookup.neighbour.state.name.lower() if lookup.neighbour else "not visible"
             lookup.note("neighbour", self._wait_started, state)
-        if core.port_view is not found.port:
-            core.attach(found.port)
-        core.sgid, core.gid_index = found.row.gid, found.row.gid_index
+        core.attach(found.port, found.row)
         core.dgid = Gid.from_ip(lookup.destination.ip)
         if local.is_any:
             source = InetAddr(local.family, found.source, local.port, 0, 0)
@@ -199,17 +190,13 @@ class RoceLink:
             self._id.host.neighbours.remove(self, self.lookup)
 
     def _post_failure(self, lookup: Lookup, failure: Failure) -> None:
-        explain = partial(self._explain, lookup, failure)
+        explain = partial(explain_failure, self._id, lookup, failure)
         self._id.post(CmEventType.ADDR_ERROR, -failure.errno, explain, failure.message)
 
     def _error(self, lookup: Lookup, failure: Failure, call: str) -> RdmaError:
         """The error of a call that failed at once."""
-        explanation = self._explain(lookup, failure)
+        explanation = explain_failure(self._id, lookup, failure)
         return cm_error(failure.errno, failure.message, call, str(lookup.destination), failure.hint, explanation)
-
-    def _explain(self, lookup: Lookup, failure: Failure) -> Explanation:
-        bind = tuple(Step(name, ns / 1000, str(detail)) for name, ns, detail in self._id.taken_steps if name == "bind")
-        return lookup.explain(None, failure, bind)
 
     # -- resolving a route ----------------------------------------------------------------------------
 
@@ -285,7 +272,7 @@ class RoceLink:
         else:
             core.local_addr = SockAddrIB(row.gid, request.service_id, ALL_BITS_64, DEFAULT_PKEY)
             core.peer_addr = SockAddrIB(core.dgid, 0, 0, DEFAULT_PKEY)
-        self._attach(view, row)
+        core.attach(view, row)
         core.paths = (path_of_request(request, row.gid, core.dgid, mtu),)
         return None
 
