@@ -498,7 +498,7 @@ class SoftQP:
         for pieces, segment in engine.datagrams(now, limit, mux.train):
             send(route, pieces, segment)
             sent += -(-sum(map(len, pieces)) // segment) if segment else 1
-        if engine.failed and self.state is not _ERR:  # memory that it sends was deregistered, or never registered
+        if engine.completed or (engine.failed and self.state is not _ERR):
             self._after(engine)
         deadline = engine.deadline
         if deadline is not None:
