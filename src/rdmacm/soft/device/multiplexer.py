@@ -85,6 +85,7 @@ class QPMultiplexer:
 
     def __init__(self, runtime: Runtime, wire: Wire, random: Random) -> None:
         """``random`` makes the queue pair numbers, which must not be predictable."""
+        #: The lock, the clock, and calls at a time.
         self.runtime = runtime
         self.wire = wire
         self.random = random
@@ -108,6 +109,7 @@ class QPMultiplexer:
         self.pending_acks: dict[MultiplexedQP, None] = {}
         #: Whether packets or timers are being processed: queue pairs that want to send wait for their turn.
         self._is_processing = False
+        #: The queue pairs, by number.
         self._qps: dict[int, MultiplexedQP] = {}
         #: Numbers that no queue pair gets before the time given.
         self._held: dict[int, float] = {}

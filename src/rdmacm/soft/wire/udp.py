@@ -71,6 +71,7 @@ class UdpRoute:
     def __init__(self, path: WirePath, traffic_class: int, port: int) -> None:
         if len(path.local) != len(path.remote) or len(path.local) not in (4, 16):
             raise ValueError(f"a path has two addresses of 4 or 16 bytes, not {len(path.local)} and {len(path.remote)}")
+        #: The path, the type of service or traffic class of its packets, and the UDP port they leave from.
         self.path = path
         self.traffic_class = traffic_class
         self.source_port = port
@@ -156,6 +157,7 @@ class UdpWire:
     """
 
     def __init__(self, *, port: int = ROCE_PORT, trains: bool = True) -> None:
+        #: This process's slot, 0 before the wire is open.
         self.slot = 0
         self.port = port
         self.tap: Tap | None = None

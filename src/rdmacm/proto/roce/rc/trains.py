@@ -30,8 +30,10 @@ class Trains:
     __slots__ = ("_buffers", "_count", "_datagrams", "_deltas", "_icrc", "_left", "_segment", "_start", "_train")
 
     def __init__(self, icrc: Icrc, train: int) -> None:
+        #: The ICRC of the packets, and for speed its deltas.
         self._icrc = icrc
         self._deltas = icrc.deltas
+        #: How many bytes a train may have.
         self._train = train
         #: The finished datagrams.
         self._datagrams: list[Datagram] = []
