@@ -1,11 +1,11 @@
-"""What the data path of the software device does between two processes, over loopback.
+"""Latency and bandwidth of the software device's data path, between two processes over loopback.
 
     python3 dev.py bench datapath [--rounds 10] [--messages 300] [--megabytes 32]
 
-The latency is half the round trip of a message of 64 bytes, with both sides polling and with both sleeping until
-something comes; the bandwidth is that of WRITE, READ and SEND with 16 under way. Of each a number of short rounds is
-run, and the best and the middle one printed: on a machine that does other things as well the best is closest to what
-the code costs. Last, what a process with the connection open spends while it does nothing.
+The latency is half the round trip of a message of 64 bytes, while both sides poll and while both sleep until a
+completion arrives. The bandwidth is that of WRITE, READ and SEND with 16 requests outstanding. Each is measured in
+short rounds, of which the best and the median are printed: on a machine with other work the best is closest to the cost
+of the code. The last figure is the CPU time of a process with an open, idle connection.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ SMALL = 64
 LARGEST = 1 << 20
 DEPTH = 16
 SIZES = (4096, 65536, LARGEST)
-TOLD = struct.Struct("!QI")
-POLL, BLOCK, QUIT = 1, 2, 3  # a message of so many bytes asks for it
+DESCRIPTOR = struct.Struct("!QI")
+#: A command to the server is a message of so many bytes.
+POLL, BLOCK, QUIT = 1, 2, 3
 
 
 def queue(cq: CQ | None) -> CQ:
@@ -37,10 +38,10 @@ def queue(cq: CQ | None) -> CQ:
 
 
 def take(cq: CQ, *, blocking: bool, at_most: int = 1) -> int:
-    """Wait for completions; the ``byte_len`` of the last one."""
+    """Wait for completions; return the ``byte_len`` of the last one."""
     while not (found := cq.poll(at_most)):
         if blocking and not cq.wait(10):
-            raise SystemExit("the other side says nothing")
+            raise SystemExit("no completion in 10 s")
     for wc in found:
         if wc.status is not WCStatus.SUCCESS:
             raise SystemExit(f"failed: {wc!r}")
@@ -48,7 +49,7 @@ def take(cq: CQ, *, blocking: bool, at_most: int = 1) -> int:
 
 
 def serve(listener: CmId, client: int) -> None:
-    """Echo small messages, swallow large ones, be read and written."""
+    """Echo small messages, discard large ones, let the client read and write."""
     peer = listener.get_request(10)
     peer.create_qp()
     memory = bytearray(DEPTH * LARGEST)
@@ -58,8 +59,8 @@ def serve(listener: CmId, client: int) -> None:
     for index in range(DEPTH):
         peer.post_recv(index, messages, index * LARGEST, LARGEST)
     peer.accept()
-    told = TOLD.pack(written.addr, written.rkey) + TOLD.pack(readable.addr, readable.rkey)
-    peer.post_send(0, told, flags=SendFlag.INLINE | SendFlag.SIGNALED)
+    descriptors = DESCRIPTOR.pack(written.addr, written.rkey) + DESCRIPTOR.pack(readable.addr, readable.rkey)
+    peer.post_send(0, descriptors, flags=SendFlag.INLINE | SendFlag.SIGNALED)
     echo = memoryview(memory)[:SMALL].tobytes()
     sends, recvs = queue(peer.send_cq), queue(peer.recv_cq)
     blocking, size = False, 0
@@ -88,23 +89,23 @@ class Client:
         self.id.create_qp()
         self.messages = self.id.reg_msgs(bytearray(DEPTH * SMALL))
         self.data: MR = self.id.reg_msgs(bytearray(LARGEST))
-        told = bytearray(2 * TOLD.size)
-        self.id.post_recv(0, self.id.reg_msgs(told))
+        descriptors = bytearray(2 * DESCRIPTOR.size)
+        self.id.post_recv(0, self.id.reg_msgs(descriptors))
         for index in range(1, DEPTH):
             self.id.post_recv(index, self.messages, index * SMALL, SMALL)
         self.id.connect()
         self.sends, self.recvs = queue(self.id.send_cq), queue(self.id.recv_cq)
         take(self.recvs, blocking=True)
-        self.written = TOLD.unpack_from(told)
-        self.readable = TOLD.unpack_from(told, TOLD.size)
+        self.written = DESCRIPTOR.unpack_from(descriptors)
+        self.readable = DESCRIPTOR.unpack_from(descriptors, DESCRIPTOR.size)
         self.id.post_recv(0, self.messages, 0, SMALL)
 
-    def tell(self, what: int) -> None:
-        self.id.post_send(0, bytes(what), flags=SendFlag.INLINE | SendFlag.SIGNALED)
+    def command(self, size: int) -> None:
+        self.id.post_send(0, bytes(size), flags=SendFlag.INLINE | SendFlag.SIGNALED)
         take(self.sends, blocking=False)
 
     def latency(self, count: int, *, blocking: bool) -> float:
-        """Microseconds one way: the middle one of ``count``."""
+        """Microseconds one way, the median of ``count``."""
         clock, spent, ping = time.perf_counter, [], bytes(SMALL)
         for index in range(count):
             before = clock()
@@ -116,41 +117,41 @@ class Client:
         return statistics.median(spent) * 5e5
 
     def bandwidth(self, operation: str, size: int, total: int) -> float:
-        """Gigabytes a second."""
+        """Gigabytes per second."""
         post: Callable[[], None] = {
             "WRITE": lambda: self.id.post_write(0, self.data, *self.written, length=size),
             "READ": lambda: self.id.post_read(0, self.data, *self.readable, length=size),
             "SEND": lambda: self.id.post_send(0, self.data, length=size),
         }[operation]
         left = count = max(2 * DEPTH, total // size)
-        under_way = 0
+        outstanding = 0
         before = time.perf_counter()
-        while left or under_way:
-            while left and under_way < DEPTH:
+        while left or outstanding:
+            while left and outstanding < DEPTH:
                 post()
                 left -= 1
-                under_way += 1
+                outstanding += 1
             for wc in self.sends.poll(DEPTH):
                 if wc.status is not WCStatus.SUCCESS:
                     raise SystemExit(f"{operation} failed: {wc!r}")
-                under_way -= 1
+                outstanding -= 1
         return count * size / (time.perf_counter() - before) / 1e9
 
 
 def run(client: Client, rounds: int, messages: int, total: int) -> None:
     for blocking in (False, True):
-        client.tell(BLOCK if blocking else POLL)
+        client.command(BLOCK if blocking else POLL)
         found = [client.latency(messages, blocking=blocking) for _ in range(rounds)]
         how = "sleeping" if blocking else "polling"
         print(f"SEND 64 B, {how:8}  best {min(found):8.1f} us    p50 {statistics.median(found):8.1f} us", flush=True)
-    client.tell(POLL)
+    client.command(POLL)
     for operation in ("WRITE", "READ", "SEND"):
         for size in SIZES:
             found = [client.bandwidth(operation, size, total) for _ in range(rounds)]
             best, middle = max(found), statistics.median(found)
             print(f"{operation:5} {size:7} B      best {best:8.2f} GB/s  p50 {middle:8.2f} GB/s", flush=True)
-    client.tell(BLOCK)
-    time.sleep(0.1)  # the helper thread holds back for a while after the last packet
+    client.command(BLOCK)
+    time.sleep(0.1)  # the helper thread still looks up for a while after the last packet
     before = time.process_time()
     time.sleep(1)
     print(f"idle for a second     {(time.process_time() - before) * 1e6:8.0f} us of CPU")
@@ -176,10 +177,10 @@ def main() -> None:
     os.close(tell)
     port = os.read(ready, 2)
     if not port:
-        raise SystemExit("the server does not listen")
+        raise SystemExit("the server ended before it listened")
     end = Client(int.from_bytes(port, "big"))
     run(end, given.rounds, given.messages, given.megabytes << 20)
-    end.tell(QUIT)
+    end.command(QUIT)
     os.waitpid(server, 0)
 
 

@@ -2,9 +2,9 @@
 
     PYTHONPATH=src python bench/rc_engine.py [--mtu 4096] [--train 65507] [--profile write|read|one|send]
 
-Two engines in one process hand each other their datagrams; the time either spends is taken apart. "sender" is whoever
-sends the payload: of a READ, the responder. Copying a train into one buffer, as the kernel would, is not counted. The
-lowest of many rounds is printed, then the median.
+Two engines in one process exchange their datagrams; the time of each is measured by itself. "sender" is the one that
+sends the payload, which for a READ is the responder. Copying a train into one buffer, as the kernel would, is not
+counted. For each figure the lowest of many rounds is printed, then the median.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ SIZE = 1 << 20
 BATCH = 32
 
 
-class Region:
+class AnyMemory:
+    """Memory that a peer may access with any key."""
+
     def __init__(self) -> None:
         self.view = memoryview(bytearray(SIZE))
 
@@ -41,7 +43,7 @@ class Bench:
     def __init__(self, mtu: int, train: int, *, ipv6: bool) -> None:
         a, b = (bytes(15) + b"\1", bytes(15) + b"\2") if ipv6 else (b"\x7f\0\0\1", b"\x7f\0\0\2")
         self.train = train
-        self.memory = (Region(), Region())
+        self.memory = (AnyMemory(), AnyMemory())
         self.ends = (RcEngine(1, self.memory[0]), RcEngine(2, self.memory[1]))
         for index, end in enumerate(self.ends):
             end.set_route((a, b)[index], (b, a)[index], 50000 + index)
@@ -57,7 +59,7 @@ class Bench:
         self.spent[index] += time.perf_counter() - before
 
     def turn(self, index: int) -> bool:
-        """What one end wants to send goes to the other."""
+        """Deliver what one end sends to the other; whether there was anything."""
         clock = time.perf_counter
         before = clock()
         datagrams = self.ends[index].datagrams(before, 1000, self.train)
@@ -71,8 +73,8 @@ class Bench:
             self.spent[1 - index] += clock() - before
         return bool(datagrams)
 
-    def rest(self) -> None:
-        """Until there is nothing more to send."""
+    def drain(self) -> None:
+        """Take turns until neither end sends."""
         while self.turn(0) | self.turn(1):
             pass
 
@@ -85,7 +87,7 @@ class Bench:
 def bulk(bench: Bench, opcode: WROpcode) -> None:
     work = SendWork(1, opcode, [bench.memory[0].view], remote_addr=0, rkey=1)
     bench.call(0, lambda: bench.ends[0].post_send(work))
-    bench.rest()
+    bench.drain()
     bench.call(0, lambda: bench.check(0, 1))
 
 
@@ -105,7 +107,7 @@ def sends(bench: Bench, count: int) -> None:
 
     bench.call(1, post_receives)
     bench.call(0, post_sends)
-    bench.rest()
+    bench.drain()
     bench.call(0, lambda: bench.check(0, count))
     bench.call(1, lambda: bench.check(1, count))
 

@@ -1,17 +1,20 @@
-"""What a device needs of a wire protocol: one engine for each connected queue pair.
+"""What a device needs of a wire protocol, and what a new wire (iWARP, say) must provide.
 
-To run queue pairs over another wire (iWARP, say), write a class with the methods of :class:`QPEngine` and give the
-device a function that makes one. The queue pair of the device keeps what all wires share: the states and attributes of
-the verbs, the depths of the queues, local keys, completion queues, and whose packets are let in. An engine has what is
-the protocol's: the format of packets and their check sums, sequence numbers, acknowledgements, retransmission, and
-access to the memory that a peer names.
+1. **An engine** for each connected queue pair: a class with the methods of :class:`QPEngine`. It has the format of
+   packets and their check sums, sequence numbers, acknowledgements, retransmission, and access to the memory that a
+   peer names. RoCEv2's is :class:`rdmacm.proto.roce.rc.RcEngine`.
+2. **A multiplexer** that finds the queue pair of what arrives, makes engines, and decides whose turn it is to send and
+   whose timer is due. :class:`rdmacm.soft.device.multiplexer.QPMultiplexer` does this for all engines, and finds queue
+   pairs as RoCEv2 does, by the BTH.
+3. **A wire** that carries packets (:class:`rdmacm.soft.wire.base.Wire`).
+4. **A way for connection managers** to reach each other (:class:`rdmacm.soft.connection_manager.Gsi`).
 
-An engine is sans-IO. It has no socket, clock, thread or randomness of its own: the time ``now`` is an argument, in
-seconds of any monotonic clock, and packets, completions and its next deadline are fetched from it. Nothing that a peer
+What all wires share stays in the queue pair of the device: the states and attributes of the verbs, the depths of the
+queues, local keys, completion queues, and whose packets are accepted.
+
+An engine is sans-IO: it has no socket, clock, thread or randomness of its own. The time ``now`` is an argument, in
+seconds of any monotonic clock; packets, completions and the next deadline are fetched from it. Nothing that a peer
 sends raises an exception.
-
-Whoever demultiplexes packets must find the queue pair of a packet (:mod:`rdmacm.soft.device.multiplexer` does this for
-RoCEv2, by the BTH), and a wire carries them (:class:`rdmacm.soft.wire.base.Wire`).
 """
 
 from __future__ import annotations
@@ -115,6 +118,7 @@ class QPEngine(Protocol):
         """Queue a request and begin with it, if one packet is all it takes and nothing has to be sent before.
 
         Return that packet, ready for the wire. None if :meth:`datagrams` has to be asked; the request is queued then.
+        Nothing completes here.
         """
 
     def post_recv(self, work: RecvWork) -> None:

@@ -50,6 +50,7 @@ MULTICAST_QPN = 0xFFFFFF
 # The fields of a BTH: opcode; SE, M, PadCnt, TVer; P_Key; FECN, BECN, reserved, destination QPN; A, reserved, PSN.
 BTH_STRUCT = struct.Struct("!BBHII")
 DETH_STRUCT = struct.Struct("!II")
+BTH_DETH_STRUCT = struct.Struct("!BBHIIII")
 FETH_STRUCT = struct.Struct("!I")
 RETH_STRUCT = struct.Struct("!QII")
 ATOMIC_ETH_STRUCT = struct.Struct("!QIQQ")

@@ -31,9 +31,13 @@ from typing import TypeAlias
 from rdmacm.proto.roce.opcodes import BTH_LENGTH
 from rdmacm.proto.wire import Buffer, WireError
 
-__all__ = ["ICRC_LENGTH", "RESIDUE", "Icrc", "crc32", "icrc_between"]
+__all__ = ["ICRC_LENGTH", "ICRC_STRUCT", "RESIDUE", "SHORTEST_PACKET", "Icrc", "crc32", "icrc_between"]
 
 ICRC_LENGTH = 4
+#: The ICRC as it follows a packet.
+ICRC_STRUCT = struct.Struct("<I")
+#: Bytes of a packet from its BTH to the end of its ICRC, at least.
+SHORTEST_PACKET = BTH_LENGTH + ICRC_LENGTH
 
 
 def _find_crc32() -> Callable[[Buffer, int], int]:
@@ -269,7 +273,7 @@ class Icrc:
         length = missing
         for buffer in buffers:
             length += len(buffer)
-        if length < BTH_LENGTH + ICRC_LENGTH:
+        if length < SHORTEST_PACKET:
             raise WireError(f"no packet has {length} bytes after its UDP header")
         crc = self.start(length, identification)
         if masked := buffers[0][4]:

@@ -5,14 +5,14 @@ It carries the management datagrams (MADs) of connection managers, each as a UD 
 
 from __future__ import annotations
 
-import struct
 from socket import AF_INET, AF_INET6, inet_pton
 from typing import TYPE_CHECKING, Protocol
 
 from rdmacm.address import DEFAULT_PKEY
-from rdmacm.proto.mad import GSI_Q_KEY, MAD_SIZE
-from rdmacm.proto.roce.icrc import ICRC_LENGTH, RESIDUE, Icrc, crc32, icrc_between
-from rdmacm.proto.roce.opcodes import BTH_LENGTH, Opcode
+from rdmacm.proto.mad import GSI_Q_KEY, GSI_QPN, MAD_SIZE
+from rdmacm.proto.roce.headers import BTH_DETH_STRUCT
+from rdmacm.proto.roce.icrc import ICRC_LENGTH, ICRC_STRUCT, RESIDUE, Icrc, crc32, icrc_between
+from rdmacm.proto.roce.opcodes import Opcode
 from rdmacm.proto.roce.psn import PSN_MASK
 from rdmacm.soft.wire.base import SocketAddress, Wire, WirePath, WireRoute
 
@@ -24,15 +24,10 @@ if TYPE_CHECKING:
     from rdmacm.progress.runtime import Runtime
     from rdmacm.proto.wire import Buffer
 
-__all__ = ["GSI_QPN", "GsiCarrier", "RoceGsi"]
+__all__ = ["GsiCarrier", "RoceGsi"]
 
-GSI_QPN = 1
-
-#: BTH and DETH.
-_HEADERS = struct.Struct("!BBHIIII")
-_HEADERS_LENGTH = BTH_LENGTH + 8
+_HEADERS_LENGTH = BTH_DETH_STRUCT.size
 _PACKET_LENGTH = _HEADERS_LENGTH + MAD_SIZE + ICRC_LENGTH
-_ICRC = struct.Struct("<I")
 _UD_SEND_ONLY = int(Opcode.UD_SEND_ONLY)
 #: Peers whose addresses are kept for sending, and as many for receiving.
 _MAX_PEERS = 256
@@ -103,9 +98,9 @@ class RoceGsi:
             mux.acknowledge()  # a peer gets its ACKs before it is told that the connection ends
             route, start = self._routes.get((path, traffic_class)) or self._new_route(path, traffic_class)
             self._psn = (self._psn + 1) & PSN_MASK
-            headers = _HEADERS.pack(_UD_SEND_ONLY, 0, DEFAULT_PKEY, GSI_QPN, self._psn, GSI_Q_KEY, GSI_QPN)
+            headers = BTH_DETH_STRUCT.pack(_UD_SEND_ONLY, 0, DEFAULT_PKEY, GSI_QPN, self._psn, GSI_Q_KEY, GSI_QPN)
             crc = crc32(mad, crc32(headers, start))
-            return mux.wire.send(route, (headers, mad, _ICRC.pack(crc)))
+            return mux.wire.send(route, (headers, mad, ICRC_STRUCT.pack(crc)))
 
     def _new_route(self, path: WirePath, traffic_class: int) -> tuple[WireRoute, int]:
         if len(self._routes) >= _MAX_PEERS:
@@ -121,7 +116,7 @@ class RoceGsi:
         if len(data) != _PACKET_LENGTH:
             dropped["gsi_length"] += 1
             return
-        opcode, flags, pkey, _, _, qkey, _ = _HEADERS.unpack_from(data)
+        opcode, flags, pkey, _, _, qkey, _ = BTH_DETH_STRUCT.unpack_from(data)
         if opcode != _UD_SEND_ONLY or flags & 0x3F:  # no padding, version 0
             dropped["gsi_opcode"] += 1
         elif qkey != GSI_Q_KEY or pkey & 0x7FFF != DEFAULT_PKEY & 0x7FFF:

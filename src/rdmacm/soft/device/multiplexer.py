@@ -20,10 +20,10 @@ from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, Protocol
 
 from rdmacm.errors import cm_error
-from rdmacm.proto.roce.icrc import ICRC_LENGTH
-from rdmacm.proto.roce.opcodes import BTH_LENGTH
+from rdmacm.proto.mad import GSI_QPN
+from rdmacm.proto.roce.icrc import SHORTEST_PACKET
 from rdmacm.proto.roce.rc import RcEngine
-from rdmacm.soft.device.gsi import GSI_QPN, RoceGsi
+from rdmacm.soft.device.gsi import RoceGsi
 from rdmacm.soft.wire.base import Received, SocketAddress, Wire, WirePath, WireRoute
 from rdmacm.timerheap import LazyTimerHeap
 
@@ -47,7 +47,6 @@ _MAX_TIMERS = 256
 #: Routes to peers that are kept.
 _MAX_ROUTES = 256
 
-_SHORTEST_PACKET = BTH_LENGTH + ICRC_LENGTH
 _WORD = struct.Struct("!I")
 _QPN_MASK = 0xFFFFFF
 
@@ -86,6 +85,7 @@ class QPMultiplexer:
 
     def __init__(self, runtime: Runtime, wire: Wire, random: Random) -> None:
         """``random`` makes the queue pair numbers, which must not be predictable."""
+        #: The lock, the clock, and calls at a time.
         self.runtime = runtime
         self.wire = wire
         self.random = random
@@ -109,6 +109,7 @@ class QPMultiplexer:
         self.pending_acks: dict[MultiplexedQP, None] = {}
         #: Whether packets or timers are being processed: queue pairs that want to send wait for their turn.
         self._is_processing = False
+        #: The queue pairs, by number.
         self._qps: dict[int, MultiplexedQP] = {}
         #: Numbers that no queue pair gets before the time given.
         self._held: dict[int, float] = {}
@@ -249,7 +250,7 @@ class QPMultiplexer:
         self._is_processing = True
         try:
             for data, segment, source, destination in found:
-                if not segment and len(data) >= _SHORTEST_PACKET:
+                if not segment and len(data) >= SHORTEST_PACKET:
                     qp = qps.get(_WORD.unpack_from(data, 4)[0] & _QPN_MASK)
                     if qp is not None:
                         qp.received(data, 0, source, destination, now)
@@ -375,7 +376,7 @@ class QPMultiplexer:
         if not segment or segment >= size:
             self._deliver(data, 0, source, destination, now)
             return
-        if segment < _SHORTEST_PACKET:
+        if segment < SHORTEST_PACKET:
             self.dropped["short"] += 1
             return
         if _is_same(data[5::segment]) and _is_same(data[6::segment]) and _is_same(data[7::segment]):
@@ -391,7 +392,7 @@ class QPMultiplexer:
 
     def _deliver(self, data: memoryview, segment: int, source: SocketAddress, destination: bytes, now: float) -> None:
         """Deliver a packet or a train for one queue pair."""
-        if len(data) < _SHORTEST_PACKET:
+        if len(data) < SHORTEST_PACKET:
             self.dropped["short"] += 1
             return
         qpn = _WORD.unpack_from(data, 4)[0] & _QPN_MASK

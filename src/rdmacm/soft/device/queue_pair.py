@@ -95,9 +95,10 @@ class SoftQP:
         recv_cq: SoftCQ,
         srq: SoftSRQ | None,
     ) -> None:
-        """``find_source(sgid_index)`` returns the packed address and the interface index of a GID of the device."""
+        #: What it sends and receives with, and the registered memory of its device.
         self._mux = mux
         self._table = table
+        #: Returns the packed address and the interface index of the device's GID at an index.
         self._find_source = find_source
         #: The protection domain, whose memory the peer may touch.
         self._pd = pd
@@ -105,11 +106,14 @@ class SoftQP:
         self._cap = cap
         #: Whether requests without SIGNALED have completions too.
         self._signal_all = sq_sig_all
+        #: Where sends and receives complete.
         self._send_cq = send_cq
         self._recv_cq = recv_cq
+        #: Where receives come from; None for a receive queue of its own.
         self._srq = srq
-        #: Set by the mux.
+        #: Set by the multiplexer.
         self.qp_num = 0
+        #: Whether it was destroyed.
         self._closed = False
         #: Called with each asynchronous event, under the runtime's lock. COMM_EST comes with the first packet that is
         #: accepted.
@@ -118,6 +122,7 @@ class SoftQP:
         mux.attach(self)
 
     def _enter_reset(self) -> None:
+        #: Changes by :meth:`modify` and :meth:`advance`, and to ERR by itself.
         self.state = _RESET
         #: What :meth:`modify` has set, None before.
         self._attr: QPAttr | None = None
@@ -498,7 +503,7 @@ class SoftQP:
         for pieces, segment in engine.datagrams(now, limit, mux.train):
             send(route, pieces, segment)
             sent += -(-sum(map(len, pieces)) // segment) if segment else 1
-        if engine.failed and self.state is not _ERR:  # memory that it sends was deregistered, or never registered
+        if engine.completed or (engine.failed and self.state is not _ERR):
             self._after(engine)
         deadline = engine.deadline
         if deadline is not None:

@@ -27,7 +27,9 @@ class SoftSRQ:
     __slots__ = ("_limit", "_max_sge", "_max_wr", "_pd", "_queue", "_table", "_mux", "on_async_event")
 
     def __init__(self, mux: QPMultiplexer, table: MemoryTable, pd: object, attr: SrqAttr) -> None:
+        #: Has the lock of all queues.
         self._mux = mux
+        #: The registered memory of its device.
         self._table = table
         #: The protection domain whose memory its receives are in.
         self._pd = pd
@@ -36,6 +38,7 @@ class SoftSRQ:
         self._max_sge = attr.max_sge
         #: Report SRQ_LIMIT_REACHED once when fewer receives than this are left; 0 for never.
         self._limit = attr.srq_limit
+        #: The receives, oldest first.
         self._queue: deque[RecvWork] = deque()
         #: Called with each event, under the runtime's lock.
         self.on_async_event: Callable[[SoftSRQ, AsyncEvent], None] | None = None

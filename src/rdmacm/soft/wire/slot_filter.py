@@ -14,7 +14,7 @@ import ctypes
 import socket
 import struct
 
-from rdmacm.proto.mad import MgmtClass
+from rdmacm.proto.mad import GSI_QPN, MgmtClass
 from rdmacm.proto.wire import Buffer
 
 __all__ = ["SERVICE_ID", "attach", "is_request", "qpn_of", "slot_of"]
@@ -43,7 +43,7 @@ def qpn_of(packet: Buffer) -> int:
 
 def slot_of(packet: Buffer) -> int:
     """The slot of the process that a packet is for. The packet has a BTH."""
-    if packet[_QPN + 3] != 1 or packet[_QPN + 2] or packet[_QPN + 1]:
+    if packet[_QPN + 3] != GSI_QPN or packet[_QPN + 2] or packet[_QPN + 1]:
         return packet[_QPN + 1]
     if len(packet) <= SERVICE_ID or packet[_CLASS] != _COM_MGT:
         return 0
@@ -57,7 +57,7 @@ def slot_of(packet: Buffer) -> int:
 
 def is_request(packet: Buffer) -> bool:
     """Whether a packet is a request for a service id: a REQ or SIDR_REQ."""
-    if qpn_of(packet) != 1 or len(packet) < SERVICE_ID + 8 or packet[_CLASS] != _COM_MGT:
+    if qpn_of(packet) != GSI_QPN or len(packet) < SERVICE_ID + 8 or packet[_CLASS] != _COM_MGT:
         return False
     return packet[_ATTRIBUTE] << 8 | packet[_ATTRIBUTE + 1] in (_REQ, _SIDR_REQ)
 
@@ -71,7 +71,7 @@ _AND, _SHIFT, _IF_EQUAL, _IF_ABOVE, _RETURN, _RETURN_0 = 0x54, 0x74, 0x15, 0x25,
 _PROGRAM = (
     (_LOAD4, 0, 0, _QPN),
     (_AND, 0, 0, 0xFFFFFF),
-    (_IF_EQUAL, 2, 0, 1),
+    (_IF_EQUAL, 2, 0, GSI_QPN),
     (_SHIFT, 0, 0, 16),
     (_RETURN, 0, 0, 0),
     (_LOAD1, 0, 0, SERVICE_ID),  # ends the program if the packet is shorter

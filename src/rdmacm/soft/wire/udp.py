@@ -28,9 +28,9 @@ from socket import AF_INET, AF_INET6
 from typing import NamedTuple
 
 from rdmacm.errors import cm_error, errno_name
+from rdmacm.proto.mad import GSI_QPN
 from rdmacm.proto.roce.headers import MULTICAST_QPN, ROCE_PORT
-from rdmacm.proto.roce.icrc import ICRC_LENGTH, Icrc
-from rdmacm.proto.roce.opcodes import BTH_LENGTH
+from rdmacm.proto.roce.icrc import ICRC_LENGTH, SHORTEST_PACKET, Icrc
 from rdmacm.proto.wire import Buffer
 from rdmacm.provider import Tap
 from rdmacm.soft.wire import sockets
@@ -54,7 +54,6 @@ _POLL_INTERVAL = 16
 #: The top byte of the destination QP number.
 _SLOT = 5
 _MULTICAST_SLOT = MULTICAST_QPN >> 16
-_SHORTEST = BTH_LENGTH + ICRC_LENGTH
 _UDP_GRO, _ANCILLARY_SPACE = sockets.UDP_GRO, sockets.ANCILLARY_SPACE
 #: How long to wait for room in a full send queue, in milliseconds; it drains at the speed of the link.
 _SEND_WAIT_MS = 5
@@ -72,6 +71,7 @@ class UdpRoute:
     def __init__(self, path: WirePath, traffic_class: int, port: int) -> None:
         if len(path.local) != len(path.remote) or len(path.local) not in (4, 16):
             raise ValueError(f"a path has two addresses of 4 or 16 bytes, not {len(path.local)} and {len(path.remote)}")
+        #: The path, the type of service or traffic class of its packets, and the UDP port they leave from.
         self.path = path
         self.traffic_class = traffic_class
         self.source_port = port
@@ -97,7 +97,7 @@ class UdpRoute:
 
     def _resealed(self, packet: memoryview, index: int) -> Sequence[Buffer]:
         """Packet ``index`` of a train, with the ICRC for the IPv4 identification 0 of a packet that is sent alone."""
-        if self._is_ipv6 or not index or len(packet) < _SHORTEST:
+        if self._is_ipv6 or not index or len(packet) < SHORTEST_PACKET:
             return (packet,)
         if self._icrc is None:
             self._icrc = Icrc(self.path.local, self.path.remote, self.source_port, self._address[1])
@@ -157,6 +157,7 @@ class UdpWire:
     """
 
     def __init__(self, *, port: int = ROCE_PORT, trains: bool = True) -> None:
+        #: This process's slot, 0 before the wire is open.
         self.slot = 0
         self.port = port
         self.tap: Tap | None = None
@@ -412,7 +413,7 @@ class UdpWire:
                     if alone:  # a train is rarely the only one
                         alone, limit = False, begin + _TRAINS
                         self._busy_calls = _STREAM + 1
-            if size < _SHORTEST or not local:
+            if size < SHORTEST_PACKET or not local:
                 self.counters["short"] += 1
                 continue
             if segment >= size:
@@ -435,7 +436,7 @@ class UdpWire:
         data, segment, remote, local = train
         for start in range(0, len(data), segment):
             packet = data[start : start + segment]
-            if len(packet) < _SHORTEST:
+            if len(packet) < SHORTEST_PACKET:
                 self.counters["short"] += 1
             elif self._is_ours(is_gsi, (packet, 0, remote, local)):
                 found.append((packet, 0, remote, local))
@@ -456,7 +457,7 @@ class UdpWire:
             if not self._forward((self._group.slot_name(slot),), received):
                 self.counters["stray"] += 1
             return False
-        if qpn != 1:
+        if qpn != GSI_QPN:
             self.counters["stray"] += 1
             return False
         if not is_request(packet):

@@ -14,8 +14,6 @@ BTH_HALVES = struct.Struct("!QI")
 #: A BTH as above, and an AETH.
 BTH_HALVES_AETH = struct.Struct("!QII")
 WORD = struct.Struct("!I")
-#: The ICRC is the only field in little-endian order.
-ICRC = struct.Struct("<I")
 
 SEND_FIRST = int(Opcode.RC_SEND_FIRST)
 SEND_MIDDLE = int(Opcode.RC_SEND_MIDDLE)

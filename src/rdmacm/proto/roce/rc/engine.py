@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rdmacm.enums import AccessFlag, WCStatus
 from rdmacm.proto.engine import ACK_ONLY, NOTHING, PACKETS, Datagram, RtrAttributes, RtsAttributes
-from rdmacm.proto.roce.icrc import ICRC_LENGTH, RESIDUE, crc32, icrc_between
+from rdmacm.proto.roce.icrc import ICRC_LENGTH, RESIDUE, SHORTEST_PACKET, crc32, icrc_between
 from rdmacm.proto.roce.opcodes import (
     BTH_LENGTH,
     HEADER_LENGTH,
@@ -20,7 +20,7 @@ from rdmacm.proto.roce.psn import PSN_MASK
 from rdmacm.proto.roce.rc import fast_path, requester, responder, responses
 from rdmacm.proto.roce.rc.codes import BTH_HALVES, LOWEST_NAK_AETH
 from rdmacm.proto.roce.rc.failure import fail, flush_recv
-from rdmacm.proto.roce.rc.fast_path import FIXED_BTH_BITS, LONGEST_PACKET, SHORTEST_PACKET
+from rdmacm.proto.roce.rc.fast_path import FIXED_BTH_BITS, LONGEST_PACKET
 from rdmacm.proto.roce.rc.request_types import REQUEST_TYPES, UNSUPPORTED
 from rdmacm.proto.roce.rc.state import RcState
 from rdmacm.proto.roce.rc.trains import Trains
@@ -65,9 +65,7 @@ class RcEngine(RcState):
 
     def ready_to_receive(self, attributes: RtrAttributes) -> None:
         a = attributes
-        self.dest_qp_num = a.dest_qp_num
         self.path_mtu = a.path_mtu
-        self.pkey = a.pkey
         self.accepted_pkeys = _matching_pkeys(a.pkey)
         self.send_bth = a.pkey << 32 | a.dest_qp_num
         # Nearly every peer is a full member of the partition.

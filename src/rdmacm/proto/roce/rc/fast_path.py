@@ -14,7 +14,7 @@ from rdmacm.enums import AccessFlag, WCOpcode, WCStatus
 from rdmacm.plainints import ACCESS_REMOTE_WRITE
 from rdmacm.proto.roce.buffers import LocalProtectionError, located
 from rdmacm.proto.roce.headers import RETH_STRUCT
-from rdmacm.proto.roce.icrc import ICRC_LENGTH, RESIDUE, crc32
+from rdmacm.proto.roce.icrc import ICRC_LENGTH, ICRC_STRUCT, RESIDUE, SHORTEST_PACKET, crc32
 from rdmacm.proto.roce.opcodes import BTH_LENGTH, IS_END, IS_RESPONSE, Operation
 from rdmacm.proto.roce.psn import PSN_MASK
 from rdmacm.proto.roce.rc import responder, responses
@@ -23,7 +23,6 @@ from rdmacm.proto.roce.rc.codes import (
     ACK_SYNDROME,
     ACKNOWLEDGE,
     BTH_HALVES,
-    ICRC,
     READ_RESPONSE_MIDDLE,
     SEND_MIDDLE,
     SEND_ONLY,
@@ -34,14 +33,14 @@ from rdmacm.proto.roce.rc.codes import (
 )
 from rdmacm.proto.roce.rc.request_types import REQUEST_TYPES
 from rdmacm.proto.roce.rc.requester import read_part_end
+from rdmacm.proto.roce.rc.responder import FLAG_ACK_REQUEST, FLAG_SOLICITED
 from rdmacm.proto.roce.rc.state import RcState
 from rdmacm.proto.wire import Buffer
 from rdmacm.work import WC, SendWork
 
 #: The first half of a BTH without the opcode, SE, M, PadCnt, FECN, BECN and the reserved bits that follow these.
 FIXED_BTH_BITS = 0x000FFFFF00FFFFFF
-#: The shortest packet, in bytes, and the longest: all headers and the largest path MTU.
-SHORTEST_PACKET = BTH_LENGTH + ICRC_LENGTH
+#: The longest packet, in bytes: all headers and the largest path MTU.
 LONGEST_PACKET = 40 + 4096 + ICRC_LENGTH
 
 _SUCCESS = WCStatus.SUCCESS
@@ -90,16 +89,16 @@ def try_single_packet(rc: RcState, work: SendWork, now: float) -> list[Buffer] |
     icrc = rc.icrc_out
     crc = crc32(piece, crc32(headers, icrc.base ^ icrc.lengths[len(headers) + size + pad + ICRC_LENGTH]))
     if not pad:
-        return [headers, piece, ICRC.pack(crc)]
+        return [headers, piece, ICRC_STRUCT.pack(crc)]
     padding = _PADDING[pad]
-    return [headers, piece, padding + ICRC.pack(crc32(padding, crc))]
+    return [headers, piece, padding + ICRC_STRUCT.pack(crc32(padding, crc))]
 
 
 def single_ack(rc: RcState) -> list[Buffer]:
     """The pieces of the ACK or NAK that is all there is to send."""
     packet = responder.take_ack(rc)
     icrc = rc.icrc_out
-    return [packet, ICRC.pack(crc32(packet, icrc.base ^ icrc.lengths[len(packet) + ICRC_LENGTH]))]
+    return [packet, ICRC_STRUCT.pack(crc32(packet, icrc.base ^ icrc.lengths[len(packet) + ICRC_LENGTH]))]
 
 
 def try_receive(rc: RcState, data: memoryview, now: float) -> int:
@@ -171,7 +170,7 @@ def try_send_only(rc: RcState, psn: int, flags: int, data: memoryview) -> bool:
     except (ValueError, TypeError):  # too short, released, read-only
         return False
     recv_queue.popleft()
-    rc.completed.append(WC(recv.wr_id, _SUCCESS, _RECV, size, None, None, flags & 0x80 != 0, rc.qp_num))
+    rc.completed.append(WC(recv.wr_id, _SUCCESS, _RECV, size, None, None, flags & FLAG_SOLICITED != 0, rc.qp_num))
     _executed_only(rc, psn, flags)
     return True
 
@@ -200,7 +199,7 @@ def _executed_only(rc: RcState, psn: int, flags: int) -> None:
     rc.nak_sent = False
     rc.expected_psn = rc.executed_psn = psn + 1 & PSN_MASK
     rc.msn = msn = rc.msn + 1 & PSN_MASK
-    if flags & 1:
+    if flags & FLAG_ACK_REQUEST:
         if rc.responses:
             responder.respond(rc, psn, ACK_SYNDROME)
         else:  # replaces an ACK that is still to be sent

@@ -341,11 +341,6 @@ def respond(rc: RcState, psn: int, syndrome: int) -> None:
     rc.responses.append(Response(psn, syndrome, rc.msn))
 
 
-def wants_to_send(rc: RcState) -> bool:
-    """Whether :func:`packets` has a packet."""
-    return rc.ack_psn >= 0 or bool(rc.responses)
-
-
 def take_ack(rc: RcState) -> bytes:
     """Return the ACK or NAK of ``ack_psn``, without its ICRC. It is sent then."""
     psn, rc.ack_psn = rc.ack_psn, -1

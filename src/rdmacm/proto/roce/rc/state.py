@@ -12,7 +12,6 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rdmacm.address import DEFAULT_PKEY
 from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.roce.psn import PSN_MASK
 from rdmacm.work import WC, Memory, RecvWork, SendWork
@@ -61,7 +60,7 @@ class Response:
 
 @dataclass(slots=True, eq=False, repr=False)
 class RcState:
-    """See the module. What "RTR" and "RTS" follow is set on the way to that state and constant from then on."""
+    """See the module. Fields marked RTR or RTS are set by the transition to that state and constant afterwards."""
 
     qp_num: int
     #: The memory that the peer may touch.
@@ -90,15 +89,12 @@ class RcState:
     #: Packed addresses, for :attr:`icrc_in` once the peer's port is known.
     local_address: bytes = b""
     remote_address: bytes = b""
-    #: RTR: the peer's queue pair.
-    dest_qp_num: int = 0
     #: RTR: payload bytes of a packet (PMTU).
     path_mtu: int = 0
-    #: RTR: the P_Key that is sent, and those that are accepted.
-    pkey: int = DEFAULT_PKEY
+    #: RTR: the P_Keys that packets may have.
     accepted_pkeys: frozenset[int] = frozenset()
-    #: RTR: the first half of a BTH (``BTH_HALVES``) without opcode and flags: of packets sent, and of nearly all that
-    #: are received.
+    #: RTR: the first half of a BTH (``BTH_HALVES``) without opcode and flags, that is P_Key and destination queue pair:
+    #: of packets sent, and of nearly all that are received.
     send_bth: int = 0
     receive_bth: int = -1
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rdmacm.proto.engine import Datagram
-from rdmacm.proto.roce.icrc import Icrc, crc32
-from rdmacm.proto.roce.rc.codes import ACK_REQUEST, BTH_HALVES, ICRC
+from rdmacm.proto.roce.icrc import ICRC_STRUCT, Icrc, crc32
+from rdmacm.proto.roce.rc.codes import ACK_REQUEST, BTH_HALVES
 from rdmacm.proto.wire import Buffer
 
 __all__ = ["Trains"]
@@ -30,8 +30,10 @@ class Trains:
     __slots__ = ("_buffers", "_count", "_datagrams", "_deltas", "_icrc", "_left", "_segment", "_start", "_train")
 
     def __init__(self, icrc: Icrc, train: int) -> None:
+        #: The ICRC of the packets, and for speed its deltas.
         self._icrc = icrc
         self._deltas = icrc.deltas
+        #: How many bytes a train may have.
         self._train = train
         #: The finished datagrams.
         self._datagrams: list[Datagram] = []
@@ -73,7 +75,7 @@ class Trains:
         for piece in pieces:
             crc = crc32(piece, crc)
             buffers.append(piece)
-        buffers.append(ICRC.pack(crc))
+        buffers.append(ICRC_STRUCT.pack(crc))
 
     def add_middles(
         self, bth: int, psn: int, data: memoryview, offset: int, mtu: int, count: int, *, ack: bool = False
@@ -87,7 +89,7 @@ class Trains:
         words = list(range(psn, psn + count))
         if ack:
             words[-1] |= ACK_REQUEST
-        pack, seal = BTH_HALVES.pack, ICRC.pack
+        pack, seal = BTH_HALVES.pack, ICRC_STRUCT.pack
         done = 0
         while done < count:
             if size > self._segment or not self._left or len(self._buffers) > _MAX_PIECES:
