@@ -19,7 +19,7 @@ from rdmacm.errors import CmStateError
 from rdmacm.explanation import Explanation, Step
 from rdmacm.proto.sa import PathRecord
 from rdmacm.proto.sa.subnet import ServiceRecord
-from rdmacm.provider import Address, IdOptions, QueuedEvent
+from rdmacm.provider import Address, IdOptions, Owner, QueuedEvent
 from rdmacm.resolution.hosts import DeviceView
 from rdmacm.resolution.infiniband import IbView
 from rdmacm.soft.event_queue import SoftQueue
@@ -74,11 +74,11 @@ class IdCore:
         "verbs",
     )
 
-    def __init__(self, host: SoftHost, queue: SoftQueue, owner: object | None, port_space: int, qp_type: int) -> None:
+    def __init__(self, host: SoftHost, queue: SoftQueue, owner: Owner | None, port_space: int, qp_type: int) -> None:
         self.host = host
         self.runtime = host.runtime
         #: Returns the API object that the id works for, None before :meth:`adopt` or after it was collected.
-        self.owner: Callable[[], object | None] = _no_owner if owner is None else weakref.ref(owner)
+        self.owner: Callable[[], Owner | None] = _no_owner if owner is None else weakref.ref(owner)
         #: Where the events go.
         self.queue = queue
         self.port_space = port_space if type(port_space) is PortSpace else PortSpace(port_space)
