@@ -70,7 +70,7 @@ import importlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 from rdmacm.address import Gid, InetAddr, SockAddrIB
 from rdmacm.cmstate import State
@@ -164,7 +164,7 @@ class QueuedEvent(NamedTuple):
     """
 
     #: The API object of the id, as it was given to ``create_id`` or ``adopt``.
-    owner: Any
+    owner: Owner
     type: CmEventType
     #: 0, a negative errno, a positive code of the transport; an EAI code where the API resolved a name.
     status: int = 0

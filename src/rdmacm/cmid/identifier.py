@@ -82,15 +82,17 @@ class CmEvent:
     def __init__(self, queued: QueuedEvent) -> None:
         #: Whether it is still to be acknowledged.
         self._pending = False
+        owner = queued.owner
+        assert isinstance(owner, CmId)
         #: The id that counts the event: the listener for CONNECT_REQUEST.
-        self._owner: CmId = queued.owner
+        self._owner = owner
         #: The id it is about; for CONNECT_REQUEST the new id.
-        self.id: CmId = self._owner
+        self.id = owner
         #: The listener of a CONNECT_REQUEST, else None.
         self.listen_id: CmId | None = None
         if queued.new_id is not None:
-            self.listen_id = self._owner
-            self.id = self._owner.take_request(queued.new_id, queued.param)
+            self.listen_id = owner
+            self.id = owner.take_request(queued.new_id, queued.param)
         #: The parameters of a connection (ConnParam) or of a datagram id (UdParam); None in other events.
         self.param = queued.param
         #: The :class:`CmEventType`.
@@ -374,7 +376,7 @@ class CmId(ConnectionBase):
             raise cm_error(errno.EINVAL, f"{event} is not RDMA_CM_EVENT_USER", "write_cm_event")
         if self._closed:
             raise self._destroyed("write_cm_event")
-        self._channel.queue.post(QueuedEvent(self, CmEventType.USER, status, arg))
+        self._post(CmEventType.USER, status, arg)
 
     def reported(self) -> None:
         """Count an event of this id that the calling thread fetches (:class:`rdmacm.provider.Owner`)."""
@@ -386,6 +388,9 @@ class CmId(ConnectionBase):
         self.events_completed += 1
         if thread in self._holders:
             self._holders.remove(thread)
+
+    def _post(self, kind: CmEventType, status: int = 0, arg: int = 0, message: str = "") -> None:
+        self._channel.queue.post(QueuedEvent(self, kind, status, arg, message=message))
 
     def _await(self, wanted: CmEventType, *failures: CmEventType) -> None:
         while True:

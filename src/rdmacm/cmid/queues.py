@@ -63,7 +63,7 @@ class QueueBase(ResolutionBase):
         #: Where sends and receives complete; None without a queue pair.
         self.send_cq: CQ | None = None
         self.recv_cq: CQ | None = None
-        #: The channels of those of the two that :meth:`create_qp` made.
+        #: The channels of the completion queues that :meth:`create_qp` made.
         self.send_cq_channel: CompChannel | None = None
         self.recv_cq_channel: CompChannel | None = None
         #: What :meth:`create_qp` made, and :meth:`destroy_qp` closes.
@@ -107,8 +107,9 @@ class QueueBase(ResolutionBase):
         """Create the id's queue pair, rdma_create_qp(3); connecting moves it through its states.
 
         Without ``init_attr`` it is of type RC, with room for 16 sends and 16 receives. Where neither ``init_attr`` nor
-        the id has a completion queue, one is created, with a channel. EINVAL: there is a queue pair already, the id is
-        not bound, the domain is another device's, or the type is not the id's; :class:`rdmacm.verbs.QP` has the rest.
+        the id has a completion queue, one is created, with a channel, and written to ``init_attr``, as in C. EINVAL:
+        there is a queue pair already, the id is not bound, the domain is another device's, or the type is not the
+        id's; :class:`rdmacm.verbs.QP` has the rest.
         """
         context = self._bound("create_qp")
         if self._qp is not None:

@@ -15,7 +15,7 @@ from rdmacm.constants import CmEventType, IdOption, OptionLevel, PortSpace, RaiF
 from rdmacm.errors import GaiError, RdmaError, cm_error
 from rdmacm.explanation import Explanation, Step
 from rdmacm.proto.sa import PathRecord
-from rdmacm.provider import Address, EventQueue, IdBackend, Provider, QueuedEvent
+from rdmacm.provider import Address, IdBackend, Provider
 from rdmacm.verbs.device import Context
 from rdmacm.verbs.enums import QPType
 
@@ -53,10 +53,6 @@ class Channel(Protocol):
     @property
     def provider(self) -> Provider:
         """The provider of the channel and of its ids."""
-
-    @property
-    def queue(self) -> EventQueue:
-        """Where the outcome is posted."""
 
     @property
     def lookups(self) -> NameLookups:
@@ -107,7 +103,11 @@ class ResolutionBase:
 
         The id's ``event`` is then the event that ended the wait.
         """
-        raise NotImplementedError  # CmId's, which has the events
+        raise NotImplementedError  # CmId has the events
+
+    def _post(self, kind: CmEventType, status: int = 0, arg: int = 0, message: str = "") -> None:
+        """Add an event of this id to its channel."""
+        raise NotImplementedError
 
     # -- attributes -----------------------------------------------------------------------------------
 
@@ -276,12 +276,12 @@ class ResolutionBase:
         self._lookup = None
         if failure is None:
             self._addrinfo = result
-            self._channel.queue.post(QueuedEvent(self, CmEventType.ADDRINFO_RESOLVED))
+            self._post(CmEventType.ADDRINFO_RESOLVED)
             return
         self._failure = failure
         code = failure.errno or errno.EIO
         status = code if isinstance(failure, GaiError) else -code
-        self._channel.queue.post(QueuedEvent(self, CmEventType.ADDRINFO_ERROR, status, message=str(failure.strerror)))
+        self._post(CmEventType.ADDRINFO_ERROR, status, message=str(failure.strerror))
 
     def addrinfo_failed(self) -> RdmaError | None:
         """The error of an ADDRINFO_ERROR that is being fetched; another resolution may start from now on."""

@@ -28,7 +28,7 @@ __all__ = [
 
 
 class QPType(IntEnum):
-    """``enum ibv_qp_type``. The software devices have queue pairs of type RC."""
+    """``enum ibv_qp_type``, ibv_create_qp(3). The software devices have RC only."""
 
     RC = 2
     UC = 3
@@ -40,7 +40,7 @@ class QPType(IntEnum):
 
 
 class PortState(IntEnum):
-    """``enum ibv_port_state``."""
+    """``enum ibv_port_state``, ibv_query_port(3)."""
 
     NOP = 0
     DOWN = 1
@@ -51,7 +51,7 @@ class PortState(IntEnum):
 
 
 class LinkLayer(IntEnum):
-    """``IBV_LINK_LAYER_*``."""
+    """``link_layer`` of ``struct ibv_port_attr``: ``IBV_LINK_LAYER_*``."""
 
     UNSPECIFIED = 0
     INFINIBAND = 1
@@ -59,7 +59,7 @@ class LinkLayer(IntEnum):
 
 
 class NodeType(IntEnum):
-    """``enum ibv_node_type``."""
+    """``enum ibv_node_type``, ibv_get_device_list(3)."""
 
     CA = 1
     SWITCH = 2
@@ -68,14 +68,14 @@ class NodeType(IntEnum):
 
 
 class TransportType(IntEnum):
-    """``enum ibv_transport_type``; RoCE is the InfiniBand transport."""
+    """``enum ibv_transport_type``; RoCE uses the InfiniBand transport."""
 
     IB = 0
     IWARP = 1
 
 
 class GidType(IntEnum):
-    """``enum ibv_gid_type``."""
+    """``enum ibv_gid_type``, ibv_query_gid_table(3)."""
 
     IB = 0
     ROCE_V1 = 1
@@ -93,5 +93,5 @@ class Mtu(IntEnum):
 
     @property
     def bytes(self) -> int:
-        """Payload bytes of one packet."""
+        """The most payload of one packet, in bytes."""
         return 128 << self

@@ -19,7 +19,7 @@ from rdmacm.explanation import Explanation, Step
 from rdmacm.failure import Failure
 from rdmacm.proto.sa import PathRecord
 from rdmacm.proto.sa.subnet import ServiceRecord
-from rdmacm.provider import Address, IdOptions, QueuedEvent
+from rdmacm.provider import Address, IdOptions, Owner, QueuedEvent
 from rdmacm.resolution.hosts import PortView, RocePortView
 from rdmacm.soft.event_queue import SoftQueue
 from rdmacm.soft.host import SoftHost
@@ -73,12 +73,12 @@ class IdCore:
         "verbs",
     )
 
-    def __init__(self, host: SoftHost, queue: SoftQueue, owner: object | None, port_space: int, qp_type: int) -> None:
+    def __init__(self, host: SoftHost, queue: SoftQueue, owner: Owner | None, port_space: int, qp_type: int) -> None:
         self.host = host
         #: The runtime of the host.
         self.runtime = host.runtime
         #: Returns the API object of the id; None before ``adopt()``, or after the object was collected.
-        self.owner: Callable[[], object | None] = _no_owner if owner is None else weakref.ref(owner)
+        self.owner: Callable[[], Owner | None] = _no_owner if owner is None else weakref.ref(owner)
         #: Where the events go.
         self.queue = queue
         #: The port space of the id's port number and service ids.

@@ -24,7 +24,7 @@ from rdmacm.constants import CmEventType
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.explanation import Explanation, Step
 from rdmacm.failure import Failure
-from rdmacm.provider import Address, EventQueue, IdOptions, QueuedEvent
+from rdmacm.provider import Address, EventQueue, IdOptions, Owner, QueuedEvent
 from rdmacm.resolution.hosts import RocePortView
 from rdmacm.soft.device.async_events import AsyncEvent
 from rdmacm.soft.device.queue_pair import SoftQP
@@ -73,7 +73,7 @@ class SoftId(IdCore):
         "qp",
     )
 
-    def __init__(self, host: SoftHost, queue: SoftQueue, owner: object | None, port_space: int, qp_type: int) -> None:
+    def __init__(self, host: SoftHost, queue: SoftQueue, owner: Owner | None, port_space: int, qp_type: int) -> None:
         super().__init__(host, queue, owner, port_space, qp_type)
         queue.ids[self] = None
         #: Resolves for this id: on RoCE until it is bound to an AF_IB address.
@@ -291,7 +291,7 @@ class SoftId(IdCore):
         """See :class:`rdmacm.soft.event_queue.QueueMember`."""
         self.connector.delivered()
 
-    def adopt(self, owner: object) -> None:
+    def adopt(self, owner: Owner) -> None:
         self.owner = weakref.ref(owner)
 
     # -- connecting -----------------------------------------------------------------------------------
