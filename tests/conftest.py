@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -38,7 +39,7 @@ def _place(item: pytest.Item) -> tuple[bool, int]:
 
 def _is_emulated(nodeid: str) -> bool:
     """Whether the test runs in the machine that QEMU starts."""
-    return nodeid.startswith("tests/interop/") and "[qemu" in nodeid
+    return nodeid.startswith("tests/interop/") and re.search(r"\[(.*-)?qemu[-\]]", nodeid) is not None
 
 
 @pytest.hookimpl(optionalhook=True)
