@@ -4,8 +4,11 @@
     python3 dev.py demo [ARGS...]    run the rdmacm command from the sources, with nothing installed;
                                      without arguments: rdmacm demo, two processes that move data
     python3 dev.py test [ARGS...]    run the tests; the arguments go to pytest
-    python3 dev.py interop [ARGS...] run the tests against the kernel's device and librdmacm's tools, in a machine that
-                                     QEMU starts (tests/interop/guest), and write what they saw into README's table
+    python3 dev.py interop [--machine uml|qemu|both] [--readme] [ARGS...]
+                                     run the tests against the kernel's device and librdmacm's tools, in a machine that
+                                     this starts: uml, Linux in user mode (default); qemu, Debian's own kernel in QEMU;
+                                     both, all tests in uml and a few in qemu.  --readme: both, and write the results
+                                     into README's table.  The other arguments go to pytest.
     python3 dev.py check             run ruff, mypy and import-linter
     python3 dev.py mutants [ARGS...] change the protocol engines in random places and see which changes no test notices
     python3 dev.py bench [NAME] [ARGS...]
@@ -13,14 +16,14 @@
                                      runs without a name), peers (what this and others reach on loopback),
                                      connections (ten thousand open at once), datapath (latency and bandwidth
                                      between two processes), sa (path records of a simulated InfiniBand fabric) or
-                                     guest (beside the kernel's device and the C tools, in a machine that QEMU
-                                     starts)
+                                     guest (beside the kernel's device and the C tools, in the machine of interop)
 
 "test" runs several tests at a time and leaves out what is marked slow (unless CI is set); given ARGS, it does neither.
 "test" and "check" keep what they need in .venv beside this file, and make it when it is missing or out of date.  All
 of this needs Python 3.11 or later and nothing else.
 """
 
+import argparse
 import hashlib
 import importlib.util
 import json
@@ -257,6 +260,16 @@ def bench(arguments: list[str]) -> int:
     return _become([sys.executable, str(Path(ROOT, "bench", name + ".py")), *arguments], _source_environ())
 
 
+def _several(most: int) -> list[str]:
+    """pytest's arguments for up to so many tests at a time, two for a processor, as many tests wait most of their time.
+
+    With more than that, tests that measure time would measure each other.
+    """
+    number = min(most, 2 * (os.cpu_count() or 1))
+    # In the order in which tests/conftest.py puts the files, and not by how many tests they hold.
+    return ["-n", str(number), "--dist", "loadfile", "--no-loadscope-reorder"]
+
+
 def test(arguments: list[str]) -> int:
     environment("test")
     environ = _venv_environ()
@@ -264,8 +277,7 @@ def test(arguments: list[str]) -> int:
     # when the plugin is missing; "--timeout" and the marker "timeout" have precedence.
     environ.setdefault("PYTEST_TIMEOUT", "120")
     if not arguments:
-        # A few at a time, as most wait or compute alone; more than that would mostly measure each other.
-        arguments = ["-n", "auto", "--maxprocesses", "4", "--dist", "loadfile"]
+        arguments = _several(4)
         if not environ.get("CI"):
             arguments += ["-m", "not slow"]
     os.chdir(ROOT)
@@ -273,8 +285,18 @@ def test(arguments: list[str]) -> int:
 
 
 def interop(arguments: list[str]) -> int:
-    os.environ["RDMACM_INTEROP_TABLE"] = str(Path(ROOT, "README.md"))
-    return test(["tests/interop", *arguments])
+    parser = argparse.ArgumentParser(prog="dev.py interop", add_help=False, allow_abbrev=False)
+    parser.add_argument("--machine", choices=("uml", "qemu", "both"))
+    parser.add_argument("--readme", action="store_true")
+    options, rest = parser.parse_known_args(arguments)
+    if options.readme:
+        if options.machine not in (None, "both") or rest:
+            fail("the table needs all tests, in both machines")
+        options.machine = "both"
+        os.environ["RDMACM_INTEROP_TABLE"] = str(Path(ROOT, "README.md"))
+    if options.machine:
+        os.environ["RDMACM_GUEST_MACHINE"] = options.machine
+    return test(["tests/interop", *(rest or _several(2))])
 
 
 def mutants(arguments: list[str]) -> int:

@@ -1,7 +1,8 @@
-"""Fixtures of several test files, and what pytest-xdist gives to one process."""
+"""Fixtures of several test files, and how pytest-xdist distributes the tests."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,16 +22,36 @@ settings.register_profile("no deadline", settings.get_profile(settings.get_curre
 settings.load_profile("no deadline")
 
 
+#: Files whose tests take longest, the longest first. They start first, as the last file should be a short one.
+LONG = ("interop/", "netns/", "tools/", "infiniband/", "conformance/", "soft/", "test_")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):  # in a process of pytest-xdist
+        items.sort(key=_place)
+
+
+def _place(item: pytest.Item) -> tuple[bool, int]:
+    path = item.nodeid.removeprefix("tests/")
+    place = next((place for place, start in enumerate(LONG) if path.startswith(start)), len(LONG))
+    return not _is_emulated(item.nodeid), place
+
+
+def _is_emulated(nodeid: str) -> bool:
+    """Whether the test runs in the machine that QEMU starts."""
+    return nodeid.startswith("tests/interop/") and re.search(r"\[(.*-)?qemu[-\]]", nodeid) is not None
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """The tests of a file; and those of all files that share one machine, which has enough to do as it is."""
+    """Give the tests of a file to one process, and all that run in an emulated machine: it is started once."""
     if config.getoption("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduler(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            return "interop" if nodeid.startswith("tests/interop/") else nodeid.partition("::")[0]
+            return "emulated" if _is_emulated(nodeid) else nodeid.partition("::")[0]
 
     return Scheduler(config, log)
 

@@ -9,10 +9,8 @@ from dataclasses import dataclass, field
 from interop.machine.run import Result
 from interop.scenario import Guest
 
-__all__ = ["HEADERS", "LISTENERS", "Batch", "Batches"]
+__all__ = ["HEADERS", "Batch", "Batches"]
 
-#: Which device's program listens.
-LISTENERS = ("rxe", "soft")
 #: What a link's MTU has in addition to the path MTU, in bytes: enough for the headers, and for IPv6's minimum of 1280.
 HEADERS = 400
 _OTHER = {"request": "respond", "respond": "request", "both": "both"}

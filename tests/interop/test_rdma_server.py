@@ -12,6 +12,7 @@ ONE_WAY = "rdma_xserver, rdma_xclient: one message, private data"
 FAMILIES = pytest.mark.parametrize("family", [4, 6], ids=["IPv4", "IPv6"])
 
 
+@pytest.mark.debian_kernel
 @pytest.mark.cell(WITH_ANSWER, "passive")
 @FAMILIES
 def test_rdma_client_of_librdmacm(guest: Guest, family: int) -> None:
@@ -24,6 +25,7 @@ def test_rdma_client_of_librdmacm(guest: Guest, family: int) -> None:
     assert done.status == 0
 
 
+@pytest.mark.debian_kernel
 @pytest.mark.cell(WITH_ANSWER, "active")
 @FAMILIES
 def test_rdma_server_of_librdmacm(guest: Guest, family: int) -> None:

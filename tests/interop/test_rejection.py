@@ -82,6 +82,7 @@ def test_our_clients_find_nobody_listening(guest: Guest, family: int) -> None:
     assert "nobody listens on that port [ECONNREFUSED]" in said[5]
 
 
+@pytest.mark.debian_kernel
 @pytest.mark.cell(REFUSED, "passive")
 def test_our_server_refuses(guest: Guest, family: int) -> None:
     """What it says along with that, private data, test_operations compares."""
@@ -95,6 +96,7 @@ def test_our_server_refuses(guest: Guest, family: int) -> None:
     assert rest == ["test complete", "return status 28", "ucmatose: 28"]
 
 
+@pytest.mark.debian_kernel
 @pytest.mark.cell(REFUSED, "active")
 def test_librdmacms_server_refuses(guest: Guest, family: int) -> None:
     """ucmatose refuses a connection that it was not told to expect, and gives up (-ENOMEM)."""

@@ -8,6 +8,7 @@ from interop.machine.run import Result
 from interop.scenario import Guest
 
 OURS = "python3 -m rdmacm rping"
+SIZES = pytest.mark.parametrize("size", [64, pytest.param(4000, marks=pytest.mark.debian_kernel), 20000])
 pytestmark = pytest.mark.parametrize("family", [4, 6], ids=["IPv4", "IPv6"])
 
 
@@ -25,7 +26,7 @@ def check_three_pings(done: Result) -> None:
 
 
 @pytest.mark.cell("rping: 64, 4,000 and 20,000 bytes, verified", "passive")
-@pytest.mark.parametrize("size", [64, 4000, 20000])
+@SIZES
 def test_client_of_librdmacm(guest: Guest, family: int, size: int) -> None:
     """-V compares what came back on the client's side and says so; -v prints it on both."""
     done = guest.run(
@@ -38,7 +39,7 @@ def test_client_of_librdmacm(guest: Guest, family: int, size: int) -> None:
 
 
 @pytest.mark.cell("rping: 64, 4,000 and 20,000 bytes, verified", "active")
-@pytest.mark.parametrize("size", [64, 4000, 20000])
+@SIZES
 def test_server_of_librdmacm(guest: Guest, family: int, size: int) -> None:
     done = guest.run(
         f"serve_rxe rping -s -a $RXE{family} -S {size} -C 3 -v -V\n"

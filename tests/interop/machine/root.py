@@ -17,7 +17,7 @@ __all__ = ["Root", "root"]
 
 #: What the machine holds, beside all dependencies of these.
 PACKAGES = (
-    "base-files", "bash", "coreutils", "ethtool", "grep", "hostname", "ibverbs-providers", "iproute2",
+    "base-files", "bash", "coreutils", "ethtool", "grep", "hostname", "ibverbs-providers", "ibverbs-utils", "iproute2",
     "iputils-ping", "kmod", "mount", "netbase", "perftest", "procps", "python3", "python3-pyverbs", "rdma-core",
     "rdmacm-utils", "sed", "tcpdump", "util-linux",
 )  # fmt: skip

@@ -41,7 +41,7 @@ class UserModeKernel:
 def user_mode_kernel(*, update: bool = False) -> UserModeKernel:
     """The kernel from the cache, built when it is missing or, by ``update``, of today's source package.
 
-    The build takes minutes, at a low priority, on all processors.
+    The build takes minutes on all processors.
 
     Raises:
         Unavailable: the build needs packages that are missing here, or failed.
@@ -59,7 +59,7 @@ def _make(folder: Path) -> None:
         for name, old, new in CHANGES:
             file = Path(source, name)
             file.write_text(file.read_text().replace(old, new))
-        make = ["nice", "make", "-s", "-C", source, "ARCH=um"]
+        make = ["make", "-s", "-C", source, "ARCH=um"]
         run([*make, "allnoconfig"], environment={"KCONFIG_ALLCONFIG": str(CONFIG)})
         run([*make, f"-j{os.cpu_count()}", "linux"])
         shutil.copy(Path(source, "linux"), UserModeKernel(folder).program)
