@@ -3,21 +3,8 @@
 Objects of a provider take a :class:`Runtime` instead of the provider. They call :meth:`Runtime.call_at` for a deadline,
 :meth:`Runtime.drive` to wait, and :meth:`Runtime.use` for as long as they need the provider's descriptors.
 
-**Locks.** There is one reentrant lock, :attr:`Runtime.lock`. Who may call what:
-
-- Methods of the seam (:mod:`rdmacm.provider`, :mod:`rdmacm.verbs.backend`) may be called from any thread. They take the
-  lock themselves, except for attributes that are read in one step.
-- Of the runtime's own methods, ``drive``, ``poll``, ``use``, ``closed`` and ``retire`` take it; the caller of any other
-  one holds it.
-- Objects below the seam (host, ids, connection managers, queue pairs, wires) have no lock of their own. They are called
-  with this lock held, by a method of the seam or by progress.
-- Callbacks (timers, ``done`` of :meth:`Runtime.drive`, ``notify`` of a queue) are called with the lock held. They must
-  not wait; they may call any method of the seam with a timeout of 0.
-- Engines (:mod:`rdmacm.proto`) have no lock; their owner serialises the calls by this one.
-- No thread waits with the lock held: a wait sleeps without it, and takes it to make progress and to look at the result.
-- Of the API's own locks, that of name lookups is held while an event is posted, so it comes before this one, and no
-  callback takes it. That of acknowledgements comes after this one.
-- The garbage collector may call ``destroy`` and ``close`` at any moment, also in a thread that holds the lock.
+**Locks.** There is one reentrant lock. A callback of a timer, of a descriptor or of :meth:`Runtime.drive` runs with the
+lock held and must not wait. No thread waits with the lock held.
 
 **Progress** runs in the calling thread. The provider attaches a :class:`Driver`, which receives, sends and looks at the
 network; the runtime calls it from every wait and poll, then fires the timers that are due.
