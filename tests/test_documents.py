@@ -1,4 +1,4 @@
-"""README and the pages of docs/: their links lead somewhere, their lines are short, and README's examples run."""
+"""README and the pages of docs/: links and names of files lead somewhere, lines are short, README's examples run."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+SOURCES = ROOT / "src" / "rdmacm"
 PAGES = {path: path.read_text(encoding="utf-8") for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]}
 
 
@@ -49,3 +50,19 @@ def test_examples_of_the_readme_run_by_themselves() -> None:
     assert len(blocks) > 3
     for block in blocks:
         exec(compile(block, "README.md", "exec"), {})
+
+
+def test_architecture_names_each_folder_and_only_files_that_exist() -> None:
+    text = PAGES[ROOT / "docs" / "architecture.md"]
+    folders = {path.parent.relative_to(SOURCES).as_posix() + "/" for path in SOURCES.rglob("*/*.py")}
+    assert folders == set(re.findall(r"`([\w/]+/)` \|", text))
+    # In the row of a folder or a seam, the names of its files stand without the folder.
+    existing = {path.relative_to(base).as_posix() for base in (ROOT, SOURCES) for path in base.rglob("*.py")}
+    existing |= {path.name for path in SOURCES.rglob("*.py")}
+    assert set(re.findall(r"`([\w/]+\.py)`", text)) <= existing
+
+
+def test_architecture_names_only_functions_that_exist() -> None:
+    steps = re.findall(r"\| `([\w/]+\.py)` \| `(\w+)` \|", PAGES[ROOT / "docs" / "architecture.md"])
+    assert len(steps) == 20
+    assert [(file, name) for file, name in steps if f"def {name}(" not in (SOURCES / file).read_text()] == []

@@ -7,6 +7,10 @@ API does what is the same for every provider: it parses addresses, checks what c
 references and events, resolves names, and makes synchronous calls of asynchronous ones. The rules below hold for both
 modules.
 
+**A new provider** is a class with the methods of :class:`Provider`, objects for :class:`EventQueue` and
+:class:`IdBackend`, and devices as in :mod:`rdmacm.verbs.backend`. Its module has ``open_provider()`` and an entry in
+``_MODULES`` below. The scenarios of ``tests/conformance`` must pass on it.
+
 Errors
     A call that fails raises :class:`~rdmacm.errors.RdmaError` (made by :func:`~rdmacm.errors.cm_error`), leaves
     everything as it was, and posts no event, unless its docstring says otherwise. What fails after the call has
