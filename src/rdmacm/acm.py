@@ -21,7 +21,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeAlias
 
-from rdmacm.address import InetAddr, SockAddrIB
+from rdmacm.address import Address, InetAddr, SockAddrIB
 from rdmacm.proto.acm import HEADER_SIZE, AcmReply, decode_reply, reply_size, resolve_request
 from rdmacm.proto.sa import PATH_FLAGS, PathData, PathRecord
 from rdmacm.proto.wire import WireError
@@ -248,8 +248,6 @@ atexit.register(CLIENT.close)
 
 
 # -- routes ---------------------------------------------------------------------------------------------
-
-Address: TypeAlias = InetAddr | SockAddrIB
 
 
 def path_template(source: SockAddrIB, destination: SockAddrIB) -> PathRecord:

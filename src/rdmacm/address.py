@@ -19,6 +19,7 @@ __all__ = [
     "AF_IB",
     "ALL_BITS_64",
     "DEFAULT_PKEY",
+    "Address",
     "Gid",
     "InetAddr",
     "SockAddr",
@@ -187,6 +188,10 @@ class InetAddr(NamedTuple):
         return cls(family, _LOOPBACK[family], port)  # type: ignore[index]
 
 
+#: A parsed address: no name and no text; ports in host order.
+Address: TypeAlias = InetAddr | SockAddrIB
+
+
 def is_link_local(packed: bytes) -> bool:
     """Whether a packed IP address is a link-local one of IPv6 (RFC 4291: fe80::/10)."""
     return len(packed) == 16 and packed[0] == 0xFE and packed[1] & 0xC0 == 0x80
@@ -211,7 +216,7 @@ def _uint(value: object, limit: int, what: str) -> int:
     return value
 
 
-def parse_address(address: SockAddr) -> InetAddr | SockAddrIB:
+def parse_address(address: SockAddr) -> Address:
     """The binary form of a user's socket address.
 
     ``("10.0.0.1", 7471)``, ``("fe80::1%eth0", 7471)``, ``("fe80::1", 7471, 0, 2)`` and :class:`SockAddrIB` are
@@ -240,7 +245,7 @@ def parse_address(address: SockAddr) -> InetAddr | SockAddrIB:
         raise ValueError(f"not a numeric address: {host!r}") from None
 
 
-def lookup_address(address: SockAddr) -> InetAddr | SockAddrIB:
+def lookup_address(address: SockAddr) -> Address:
     """As :func:`parse_address`, but a host name is resolved with getaddrinfo(3), in the calling thread.
 
     Returns the first result, as the socket module does. socket.gaierror for a name without an address.

@@ -34,8 +34,6 @@ __all__ = ["OPTION_STATES", "TRANSITIONS", "State", "Trigger", "refusal"]
 class State(IntEnum):
     """The kernel's states of an id. Values are those of ``enum rdma_cm_state``; the last two were added in 2025."""
 
-    __hash__ = int.__hash__  # Enum's own is written in Python and slower
-
     IDLE = 0
     ADDR_QUERY = 1
     ADDR_RESOLVED = 2

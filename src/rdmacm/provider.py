@@ -76,7 +76,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
-from rdmacm.address import Gid, InetAddr, SockAddrIB
+from rdmacm.address import Address, Gid, InetAddr, SockAddrIB
 from rdmacm.cmstate import State
 from rdmacm.connparam import ConnParam, Ece, UdParam
 from rdmacm.constants import CmEventType
@@ -94,7 +94,6 @@ if TYPE_CHECKING:
     from rdmacm.proto.sa.subnet import ServiceRecord
 
 __all__ = [
-    "Address",
     "EventQueue",
     "FoundServices",
     "IdBackend",
@@ -110,9 +109,6 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-
-#: A parsed address: no name, no text; ports in host order.
-Address: TypeAlias = InetAddr | SockAddrIB
 
 #: Takes the outcome of a request to the subnet administrator: None, or the error.
 ServiceDone: TypeAlias = Callable[[RdmaError | None], None]

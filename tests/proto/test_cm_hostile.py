@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rdmacm.errors import CmStateError, RdmaError
-from rdmacm.proto.cm.codes import MessageKind, RejectReason, TransportService
+from rdmacm.proto.cm.codes import MessageKind, RejectReason, TransportServiceType
 from rdmacm.proto.cm.connection import DropReason
 from rdmacm.proto.cm.events import (
     ConnectReply,
@@ -361,7 +361,7 @@ def test_an_unknown_dreq_is_answered() -> None:
 
 def test_an_xrc_target_is_named_by_its_context() -> None:
     peer = Scripted()
-    xrc = request(transport_service_type=TransportService.EXTENDED, extended_transport_type=1)
+    xrc = request(transport_service_type=TransportServiceType.EXTENDED, extended_transport_type=1)
     active = peer.agent.connect("peer", xrc, peer.now)
     peer.say(reply(local_comm_id=PEER, remote_comm_id=active, local_qpn=0, local_eecn=0x77))
     peer.agent.send_rtu(active, peer.now)

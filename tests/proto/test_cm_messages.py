@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rdmacm.address import AF_IB, Gid, InetAddr, parse_address
-from rdmacm.proto.cm.codes import ApStatus, MessageKind, RejectReason, SidrStatus, TransportService
+from rdmacm.proto.cm.codes import ApStatus, MessageKind, RejectReason, SidrStatus, TransportServiceType
 from rdmacm.proto.cm.messages import (
     APR,
     DREP,
@@ -321,7 +321,7 @@ def test_a_kernel_req(
     assert label in (None, req.primary.flow_label)
     assert header.source_port == port
     assert (Gid.from_ip(header.source), Gid.from_ip(header.destination)) == (Gid(ends[0]), Gid(ends[1]))
-    assert (req.transport_service_type, req.alternate) == (TransportService.RC, Path())
+    assert (req.transport_service_type, req.alternate) == (TransportServiceType.RC, Path())
 
 
 def test_a_kernel_rep_rej_and_sidr() -> None:

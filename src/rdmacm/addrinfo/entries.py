@@ -8,6 +8,7 @@ from rdmacm.address import (
     AF_IB,
     ALL_BITS_64,
     DEFAULT_PKEY,
+    Address,
     Gid,
     InetAddr,
     SockAddrIB,
@@ -126,8 +127,8 @@ def _route_ends(path: PathRecord, port_space: int) -> tuple[SockAddrIB, SockAddr
 
 def _with_route(
     info: AddrInfo,
-    source: InetAddr | SockAddrIB | None,
-    destination: InetAddr | SockAddrIB | None,
+    source: Address | None,
+    destination: Address | None,
     provider: Provider | None,
 ) -> AddrInfo:
     """A result with the device of a passive address, or with the route to a destination."""

@@ -7,7 +7,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rdmacm import acm
-from rdmacm.address import AF_IB, Gid, InetAddr, SockAddr, SockAddrIB, parse_address, service_id, service_id_mask
+from rdmacm.address import (
+    AF_IB,
+    Address,
+    Gid,
+    InetAddr,
+    SockAddr,
+    SockAddrIB,
+    parse_address,
+    service_id,
+    service_id_mask,
+)
 from rdmacm.addrinfo.entries import with_choice
 from rdmacm.addrinfo.info import RAI_NUMERICHOST, RAI_PASSIVE, AddrInfo, sockaddr
 from rdmacm.proto.sa import PATH_FLAGS, PathData, PathRecord
@@ -135,7 +145,7 @@ def _alternatives(
     return [info, infiniband] if has_roce else [infiniband, info]
 
 
-def _parsed(address: SockAddr | None) -> InetAddr | SockAddrIB | None:
+def _parsed(address: SockAddr | None) -> Address | None:
     """An address in binary; None for none, and for a host name, which the source of the hints may be."""
     try:
         return None if address is None else parse_address(address)

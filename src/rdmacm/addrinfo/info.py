@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypedDict, Unpack
 
-from rdmacm.address import InetAddr, SockAddr, SockAddrIB, format_address
+from rdmacm.address import Address, InetAddr, SockAddr, SockAddrIB, format_address
 from rdmacm.constants import RaiFlag
 from rdmacm.proto.sa import PathData, PathRecord
 
@@ -138,6 +138,6 @@ def _parse_route(route: bytes | Sequence[PathData]) -> tuple[PathData, ...]:
     return tuple(PathData.unpack(route[at : at + PathData.SIZE]) for at in range(0, len(route), PathData.SIZE))
 
 
-def sockaddr(address: InetAddr | SockAddrIB | None) -> SockAddr | None:
+def sockaddr(address: Address | None) -> SockAddr | None:
     """The form of an address that users get."""
     return address.sockaddr if isinstance(address, InetAddr) else address

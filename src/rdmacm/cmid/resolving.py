@@ -7,7 +7,7 @@ import errno
 from dataclasses import dataclass
 from typing import Protocol, Unpack
 
-from rdmacm.address import Gid, InetAddr, SockAddr, lookup_address
+from rdmacm.address import Address, Gid, InetAddr, SockAddr, lookup_address
 from rdmacm.addrinfo import AddrInfo, HintFields, Resolver, from_services, getaddrinfo, make_hints, needs_lookup
 from rdmacm.cmid.lookups import NameLookup, NameLookups
 from rdmacm.cmstate import State
@@ -15,7 +15,7 @@ from rdmacm.constants import CmEventType, IdOption, OptionLevel, PortSpace, RaiF
 from rdmacm.errors import GaiError, RdmaError, cm_error
 from rdmacm.explanation import Explanation, Step
 from rdmacm.proto.sa import PathRecord
-from rdmacm.provider import Address, IdBackend, Provider
+from rdmacm.provider import IdBackend, Provider
 from rdmacm.verbs.device import Context
 from rdmacm.verbs.enums import QPType
 

@@ -11,7 +11,7 @@ __all__ = [
     "MessageKind",
     "RejectReason",
     "SidrStatus",
-    "TransportService",
+    "TransportServiceType",
 ]
 
 
@@ -31,8 +31,8 @@ class AttributeId(IntEnum):
     APR = 0x001A
 
 
-class TransportService(IntEnum):
-    """Transport service type of a REQ. EXTENDED: the extended transport type holds it, where 1 is XRC."""
+class TransportServiceType(IntEnum):
+    """Transport service type of a REQ. EXTENDED: the field ``extended_transport_type`` holds it, where 1 is XRC."""
 
     RC = 0
     UC = 1

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
 from rdmacm.address import DEFAULT_PKEY, Gid
-from rdmacm.proto.cm.codes import AttributeId, FailoverAccepted, SidrStatus, TransportService
+from rdmacm.proto.cm.codes import AttributeId, FailoverAccepted, SidrStatus, TransportServiceType
 from rdmacm.proto.layout import Bits, Bytes, Layout, Packed, gid, private_data
 from rdmacm.proto.mad import BASE_VERSION, DATA_SIZE, MAD_SIZE, Mad, Method, MgmtClass
 from rdmacm.proto.wire import Buffer, WireError
@@ -140,7 +140,7 @@ class REQ(Packed):
     initiator_depth: int = 0
     remote_eecn: int = 0
     remote_cm_response_timeout: int = 20
-    transport_service_type: int = TransportService.RC
+    transport_service_type: int = TransportServiceType.RC
     end_to_end_flow_control: bool = False
     starting_psn: int = 0
     local_cm_response_timeout: int = 20

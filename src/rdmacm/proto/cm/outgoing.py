@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rdmacm.proto.cm.codes import MessageKind, RejectReason, TransportService
+from rdmacm.proto.cm.codes import MessageKind, RejectReason, TransportServiceType
 from rdmacm.proto.cm.connection import CmConnection, CmListener
 from rdmacm.proto.cm.events import (
     ConnectReply,
@@ -91,7 +91,7 @@ def sidr_rep(connection: CmConnection, reply: SIDR_REP) -> bytes:
 def peer_qpn(request: REQ, message: REQ | REP) -> int:
     """The sender's queue pair number in a REQ, or in the REP that answers ``request``."""
     # The passive side of an XRC connection has its number in the EE context field.
-    if isinstance(message, REP) and request.transport_service_type == TransportService.EXTENDED:
+    if isinstance(message, REP) and request.transport_service_type == TransportServiceType.EXTENDED:
         return message.local_eecn
     return message.local_qpn
 

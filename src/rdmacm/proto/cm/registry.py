@@ -75,7 +75,7 @@ class Connections:
     # -- timers -----------------------------------------------------------------------------------------------
 
     def set_timer(self, connection: CmConnection, deadline: float) -> None:
-        """Set the one timer of a connection, in seconds on the engine's clock. Its ``deadline`` None stops it."""
+        """Set the one timer of a connection. Assigning None to the connection's ``deadline`` stops it."""
         connection.deadline = deadline
         self.timers.schedule(connection.comm_id, deadline)
 

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 from time import perf_counter_ns
 
-from rdmacm.address import DEFAULT_PKEY, Gid
+from rdmacm.address import DEFAULT_PKEY, Address, Gid
 from rdmacm.cmstate import TRANSITIONS, State, Trigger, refusal
 from rdmacm.connparam import ConnParam, UdParam
 from rdmacm.constants import CmEventType, PortSpace
@@ -19,7 +19,7 @@ from rdmacm.explanation import Explanation, Step
 from rdmacm.failure import Failure
 from rdmacm.proto.sa import PathRecord
 from rdmacm.proto.sa.subnet import ServiceRecord
-from rdmacm.provider import Address, IdOptions, Owner, QueuedEvent
+from rdmacm.provider import IdOptions, Owner, QueuedEvent
 from rdmacm.resolution.hosts import PortView, RocePortView
 from rdmacm.soft.event_queue import SoftQueue
 from rdmacm.soft.host import SoftHost

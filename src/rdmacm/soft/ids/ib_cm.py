@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable
 from socket import AF_INET, AF_INET6
 from typing import Protocol, TypeAlias
 
-from rdmacm.address import AF_IB, InetAddr, SockAddrIB, service_id
+from rdmacm.address import AF_IB, Address, InetAddr, SockAddrIB, service_id
 from rdmacm.connparam import ConnParam, Ece, UdParam
 from rdmacm.errors import CmStateError, cm_error
 from rdmacm.proto.cm import states
@@ -35,7 +35,6 @@ from rdmacm.proto.cm.messages import REJ, REP, REQ, SIDR_REP, SIDR_REQ, Message,
 from rdmacm.proto.cm.private_data import PrivateDataHeader, user_capacity
 from rdmacm.proto.cm.timeouts import ack_timeout
 from rdmacm.proto.sa import PathRecord
-from rdmacm.provider import Address
 from rdmacm.soft.connection_manager import ConnectionManager
 from rdmacm.soft.ids.connector import ConnectorUser
 from rdmacm.soft.ids.core import IdCore

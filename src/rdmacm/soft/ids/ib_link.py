@@ -10,7 +10,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from rdmacm import acm
-from rdmacm.address import AF_IB, ALL_BITS_64, Gid, SockAddrIB, service_id
+from rdmacm.address import AF_IB, ALL_BITS_64, Address, Gid, SockAddrIB, service_id
 from rdmacm.cmstate import Trigger
 from rdmacm.constants import CmEventType, PortSpace
 from rdmacm.errors import RdmaError, cm_error
@@ -21,7 +21,6 @@ from rdmacm.progress.timers import Timer
 from rdmacm.proto.cm.codes import RejectReason
 from rdmacm.proto.cm.messages import REQ, SIDR_REQ, Path
 from rdmacm.proto.sa import PathData, PathRecord
-from rdmacm.provider import Address
 from rdmacm.resolution.infiniband import IbLookup, IbPortView
 from rdmacm.soft.ib.path import IbPath
 from rdmacm.soft.ids.core import IdCore, explain_failure, steps_of

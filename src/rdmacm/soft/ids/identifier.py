@@ -17,14 +17,14 @@ from socket import AF_INET
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
-from rdmacm.address import AF_IB, InetAddr, SockAddrIB
+from rdmacm.address import AF_IB, Address, InetAddr, SockAddrIB
 from rdmacm.cmstate import State, Trigger
 from rdmacm.connparam import ConnParam, Ece, UdParam
 from rdmacm.constants import CmEventType
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.explanation import Explanation, Step
 from rdmacm.failure import Failure
-from rdmacm.provider import Address, EventQueue, IdOptions, Owner, QueuedEvent
+from rdmacm.provider import EventQueue, IdOptions, Owner, QueuedEvent
 from rdmacm.resolution.hosts import RocePortView
 from rdmacm.soft.device.async_events import AsyncEvent
 from rdmacm.soft.device.queue_pair import SoftQP

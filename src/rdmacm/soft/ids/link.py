@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
+from rdmacm.address import Address
 from rdmacm.explanation import Explanation, Step
 from rdmacm.failure import Failure
 from rdmacm.proto.cm.messages import REQ, SIDR_REQ, Path
 from rdmacm.proto.sa import PathRecord
-from rdmacm.provider import Address
 from rdmacm.verbs.attr import AHAttr
 
 if TYPE_CHECKING:

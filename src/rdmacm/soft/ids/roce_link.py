@@ -9,7 +9,7 @@ from socket import AF_INET, AF_INET6
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, NoReturn
 
-from rdmacm.address import ALL_BITS_64, DEFAULT_PKEY, Gid, InetAddr, SockAddrIB, service_id
+from rdmacm.address import ALL_BITS_64, DEFAULT_PKEY, Address, Gid, InetAddr, SockAddrIB, service_id
 from rdmacm.cmstate import Trigger
 from rdmacm.constants import CmEventType, PortSpace
 from rdmacm.errors import RdmaError, cm_error
@@ -17,7 +17,6 @@ from rdmacm.failure import Failure
 from rdmacm.proto.cm.codes import RejectReason
 from rdmacm.proto.cm.messages import REQ, SIDR_REQ, Path
 from rdmacm.proto.sa import PathRecord
-from rdmacm.provider import Address
 from rdmacm.resolution.hosts import RocePortView
 from rdmacm.resolution.lookup import Lookup, find
 from rdmacm.resolution.path import ROCE_PACKET_LIFETIME
