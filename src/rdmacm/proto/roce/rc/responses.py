@@ -7,9 +7,9 @@
   its timer code stands for.
 - The other NAKs end the connection: the oldest request fails with the status they stand for, all others are flushed.
 
-A lost ACK costs nothing if a later one arrives, which acknowledges the same requests. Otherwise the retransmission timer
-expires (``requester.timer``), and every packet from the oldest unacknowledged one on is sent again. To the responder
-these packets are duplicates: it does not execute them again, and acknowledges everything that it has executed
+A lost ACK costs nothing if a later one arrives, which acknowledges the same requests. Otherwise the retransmission
+timer expires (``requester.timer``), and every packet from the oldest unacknowledged one on is sent again. To the
+responder these packets are duplicates: it does not execute them again, and acknowledges everything that it has executed
 (``responder.received``). After ``retry_cnt`` retransmissions without progress the oldest request completes with
 RETRY_EXC_ERR, and the connection ends.
 
