@@ -322,9 +322,8 @@ class ConnectionCore:
         length = 0 if wc.opcode is WCOpcode.RECV_RDMA_WITH_IMM else wc.byte_len
         message = Message(bytes(self._receive_memory[start : start + length]), wc.imm_data)
         if self.close_reason is None:
-            with contextlib.suppress(
-                RdmaError
-            ):  # the queue pair has failed; flushed completions will end the connection
+            # If the queue pair has failed, flushed completions will end the connection.
+            with contextlib.suppress(RdmaError):
                 self._post_receive(wc.wr_id)
         return message
 

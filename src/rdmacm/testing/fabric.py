@@ -171,7 +171,10 @@ class Fabric:
         self._subnets.append(subnet)
 
     def crash(self, name: str) -> None:
-        """Crash a host: its timers stop, and it neither sends nor receives packets. Raises ValueError for no host."""
+        """Crash a host: its timers stop, and it neither sends nor receives packets.
+
+        Raises ValueError for an unknown name.
+        """
         host = self._host(name)
         host.alive = False
         host.wire.close()
@@ -181,7 +184,7 @@ class Fabric:
     def partition(self, one: str, other: str, *, one_way: bool = False) -> None:
         """Drop all packets between two hosts, including those in flight; with ``one_way`` only those from ``one``.
 
-        Raises ValueError for a name without a host.
+        Raises ValueError for an unknown name.
         """
         for name in (one, other):
             self._host(name)

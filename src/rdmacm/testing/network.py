@@ -62,8 +62,8 @@ class MemoryNetwork:
     """The network of a host: interfaces, addresses, routes and neighbours.
 
     It starts with the interface ``lo`` (127.0.0.1 and ::1), unless ``loopback`` is False. A provider learns of changes
-    the next time it makes progress, as from a real host. Methods identify an interface by its index. An unknown index
-    raises KeyError, and invalid text for an address or a prefix ValueError.
+    the next time it makes progress, as from a real host. Methods identify an interface by its index. Changing or
+    removing an unknown interface raises KeyError; invalid text for an address or a prefix raises ValueError.
     """
 
     sees_neighbours = True
@@ -137,7 +137,7 @@ class MemoryNetwork:
     def add_address(self, ifindex: int, address: str, *, usable: bool = True) -> None:
         """Add an address with its prefix length, and an on-link route to the prefix.
 
-        ``usable`` is False for an address that has not passed duplicate address detection.
+        ``usable`` is False while duplicate address detection runs or has failed.
         """
         interface = ip_interface(address)
         ip, length = interface.ip.packed, interface.network.prefixlen
