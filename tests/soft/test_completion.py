@@ -38,7 +38,7 @@ def readable(fd: int) -> bool:
     return bool(poll.poll(0))
 
 
-def test_polling_takes_what_was_asked_for_in_order(pair: Pair) -> None:
+def test_poll_returns_the_requested_number_in_order(pair: Pair) -> None:
     ends = Armed(pair)
     for _ in range(5):
         ends.message()
@@ -52,7 +52,7 @@ def test_polling_alone_drives_both_ends(pair: Pair) -> None:
     assert [wc.wr_id for wc in ends.left._send_cq.poll(1)] == [8]
 
 
-def test_polling_alone_sends_again_what_was_lost(pair: Pair) -> None:
+def test_polling_alone_retransmits(pair: Pair) -> None:
     ends = Armed(pair)
     pair.net.lost = lambda datagram: True
     ends.left.post_send([SendWR(8)])
@@ -64,7 +64,7 @@ def test_polling_alone_sends_again_what_was_lost(pair: Pair) -> None:
     assert told(ends.left._send_cq.poll(1)) == [(8, "SUCCESS")]
 
 
-def test_waiting(pair: Pair) -> None:
+def test_wait_for_completions(pair: Pair) -> None:
     ends = Armed(pair)
     started = pair.clock.now
     assert not ends.cq.wait(0.5)
@@ -74,7 +74,7 @@ def test_waiting(pair: Pair) -> None:
     assert ends.cq.wait(0)
 
 
-def test_one_event_for_each_arming(pair: Pair) -> None:
+def test_one_event_per_arming(pair: Pair) -> None:
     ends = Armed(pair)
     ends.message()
     ends.cq.req_notify(False)
@@ -107,7 +107,7 @@ def test_solicited_events(pair: Pair) -> None:
     assert ends.channel.get(0) == "the queue"  # failing is always of interest
 
 
-def test_waiting_at_a_channel(pair: Pair) -> None:
+def test_wait_on_a_completion_channel(pair: Pair) -> None:
     ends = Armed(pair)
     ends.cq.req_notify(False)
     started = pair.clock.now
@@ -117,7 +117,7 @@ def test_waiting_at_a_channel(pair: Pair) -> None:
     assert ends.channel.get(None) == "the queue"
 
 
-def test_a_destroyed_queue_reports_nothing(pair: Pair) -> None:
+def test_destroyed_queue_raises_no_event(pair: Pair) -> None:
     ends = Armed(pair)
     ends.cq.req_notify(False)
     ends.message()
@@ -126,7 +126,7 @@ def test_a_destroyed_queue_reports_nothing(pair: Pair) -> None:
     assert ends.channel.get(0) is None
 
 
-def test_the_descriptor_tells_of_events(pair: Pair) -> None:
+def test_channel_descriptor_becomes_readable(pair: Pair) -> None:
     ends = Armed(pair)
     ends.cq.req_notify(False)
     ends.message()
@@ -145,7 +145,7 @@ def test_the_descriptor_tells_of_events(pair: Pair) -> None:
         ends.channel.get(0)
 
 
-def test_a_queue_that_overflows_is_broken_loudly(pair: Pair) -> None:
+def test_overflow_moves_the_queue_pairs_to_error(pair: Pair) -> None:
     channel = pair.b.device.create_channel()
     cq = pair.b.cq(2, channel, "small")
     left, right, unconnected = pair.a.qp(), pair.b.qp(cq), pair.b.qp(cq)
