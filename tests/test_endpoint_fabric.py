@@ -46,7 +46,7 @@ class Ends:
         self.b_dispatcher.release()
         for host in (self.a, self.b):
             assert not host.provider.runtime.in_use
-            assert not host.provider.host.mux._qps
+            assert len(host.provider.host.mux) == 0
 
 
 def send(core: ConnectionCore, data: bytes, timeout: float | None = None) -> Part:
@@ -86,7 +86,7 @@ def test_first_answer_wins_and_the_other_is_closed() -> None:
     active, first = play(fabric, slow, ends.accepting())
     assert active.cmid.peer_addr == ("10.0.0.2", 7471)
     play(fabric, send(active, b"x"), receive(first))
-    assert len(ends.a.provider.host.mux._qps) == 1
+    assert len(ends.a.provider.host.mux) == 1
     fabric.run(seconds=1)
     ends.b_dispatcher.drive_once(ends.b_dispatcher.dispatch)
     ends.close(active, first)
@@ -168,10 +168,11 @@ def test_missing_rtu_ends_the_request() -> None:
         fabric.run(seconds=0.001)
     fabric.crash("a")
     fabric.run(lambda: (accepting.turn(), False)[1], seconds=200)  # type: ignore[func-returns-value]
+    # Half-open connections show in nothing public until they are complete.
     assert not ends.listener._half_open
-    assert not ends.b.provider.host.mux._qps
+    assert len(ends.b.provider.host.mux) == 0
     assert not accepting.done
-    accepting._routine.close()
+    accepting.cancel()
     ends.listener.close()
     ends.b_dispatcher.release()
     ends_up.result.release()
@@ -303,7 +304,7 @@ def test_silent_peers_do_not_block_the_listener() -> None:
     assert passive.cmid.peer_addr == active.cmid.local_addr
     assert fabric.now < 2
     for part in crowd:
-        part._routine.close()
+        part.cancel()
         if part.result is not None:
             part.result.release()
     mute_dispatcher.release()
@@ -319,6 +320,7 @@ def test_many_simultaneous_connections_are_accepted() -> None:
 
 
 def test_half_open_connections_beyond_the_limit_drop_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The limit is no option: it only keeps a flood of requests from taking all memory.
     monkeypatch.setattr("rdmacm.endpoint.listening._MAX_HALF_OPEN", 3)
     fabric = Fabric(1)
     ends = Ends(fabric)
@@ -334,8 +336,8 @@ def test_half_open_connections_beyond_the_limit_drop_the_oldest(monkeypatch: pyt
             part.turn()
         fabric.run(seconds=0.001)
     assert len(ends.listener._half_open) == 3
-    assert len(ends.b.provider.host.mux._qps) == 3
-    accepting._routine.close()
+    assert len(ends.b.provider.host.mux) == 3
+    accepting.cancel()
     made = [attempt.result for attempt in attempts if attempt.error is None]
     assert all(attempt.error is None or isinstance(attempt.error, RdmaError) for attempt in attempts)
     ends.close(*made)
@@ -352,6 +354,7 @@ def test_stale_connection_of_the_peer_does_not_block_a_new_one() -> None:
     active.release()
     fabric.heal()
     mux = ends.a.provider.host.mux
+    # A new process does not know which numbers the killed one used last.
     mux._held.clear()
     mux.random = Again(mux.random, number & 0xFFFF)
     again, accepted = ends.connect()

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from rdmacm.net import netlink
 
+# The parsers are private: the public calls read from the kernel, which sends nothing that is malformed.
 BODIES = st.binary(max_size=200)
 
 

@@ -136,9 +136,7 @@ class TestMisbehavingSa:
             (SaFault.UNSOLICITED, "transaction"),
         ],
     )
-    def test_wrong_responses_are_dropped(
-        self, pair: Pair, fault: SaFault, reason: str
-    ) -> None:
+    def test_wrong_responses_are_dropped(self, pair: Pair, fault: SaFault, reason: str) -> None:
         pair.sa.faults = lambda _: fault if len(pair.sa.requests) == 1 else None
         with EventChannel(pair.a.provider), pair.facing() as cmid:
             cmid.resolve_route()

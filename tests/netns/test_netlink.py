@@ -45,6 +45,7 @@ def ask_ip(host: Host, *args: str) -> list[dict[str, Any]]:
 
 
 def shrink(network: NetlinkNetwork, size: int) -> None:
+    """Give the network a small buffer. The real one holds any table that a test could make."""
     network._view.release()
     network._buffer = bytearray(size)
     network._view = memoryview(network._buffer)

@@ -179,10 +179,10 @@ def test_communication_id_in_use_is_not_reused() -> None:
         def getrandbits(self, k: int, /) -> int:
             return self.answers.pop(0) if k == 32 else 0
 
-    peer = Scripted()
-    peer.agent._random = Stuck()
+    numbers = Stuck()
+    peer = Scripted(numbers)
     assert peer.agent.connect("peer", request(), 0.0) == 5
-    peer.agent._random.answers = [0, 5, 5, 6, 1]
+    numbers.answers = [0, 5, 5, 6, 1]
     assert peer.agent.connect("peer", request(), 0.0) == 6
 
 

@@ -181,6 +181,7 @@ class TestSolve:
         data = bytes(65507)
         for size in range(16, 65507, 509):
             sealer.solve([data[:size]])
+        # Tables of the module: their size shows in nothing but memory.
         assert len(icrc._COARSE) <= 512
         assert len(icrc._FINE) <= 128
         assert max(icrc._LENGTHS4) <= icrc._Lengths.KEEP
@@ -229,4 +230,5 @@ class TestCrc32:
 
     def test_without_zlib_ng(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "zlib_ng", None)
+        # The choice is made at import, which is over.
         assert icrc._find_crc32() is zlib.crc32

@@ -22,7 +22,8 @@ class Armed:
         self.pair = pair
         self.channel: SoftChannel = pair.b.device.create_channel()
         self.cq: SoftCQ = pair.b.cq(channel=self.channel, owner="the queue")
-        self.left: SoftQP = pair.a.qp()
+        self.left_cq: SoftCQ = pair.a.cq()
+        self.left: SoftQP = pair.a.qp(self.left_cq)
         self.right: SoftQP = pair.b.qp(self.cq)
         pair.connect(self.left, self.right)
         self.right.post_recv([RecvWR(n) for n in range(20)])
@@ -49,7 +50,7 @@ def test_polling_alone_drives_both_ends(pair: Pair) -> None:
     ends = Armed(pair)
     ends.left.post_send([SendWR(8)])
     assert [wc.wr_id for wc in ends.cq.poll(1)] == [0]
-    assert [wc.wr_id for wc in ends.left._send_cq.poll(1)] == [8]
+    assert [wc.wr_id for wc in ends.left_cq.poll(1)] == [8]
 
 
 def test_polling_alone_retransmits(pair: Pair) -> None:
@@ -57,11 +58,11 @@ def test_polling_alone_retransmits(pair: Pair) -> None:
     pair.net.lost = lambda datagram: True
     ends.left.post_send([SendWR(8)])
     pair.net.lost = lambda datagram: False
-    assert ends.left._send_cq.poll(1) == []
+    assert ends.left_cq.poll(1) == []
     pair.clock.advance(0.1)
-    assert ends.left._send_cq.poll(1) == []
+    assert ends.left_cq.poll(1) == []
     ends.cq.poll(1)
-    assert told(ends.left._send_cq.poll(1)) == [(8, "SUCCESS")]
+    assert told(ends.left_cq.poll(1)) == [(8, "SUCCESS")]
 
 
 def test_wait_for_completions(pair: Pair) -> None:

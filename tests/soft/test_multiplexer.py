@@ -189,6 +189,7 @@ def test_progress_step_is_bounded(pair: Pair) -> None:
         if not worked:
             break
         pair.b.mux.progress()
+    # Polling the queue would make progress, and this is about what happens without.
     pair.run(lambda: all(len(ends.left_cq._queue) for ends in pairs))
     assert all(told(ends.left_cq.poll(9)) == [(1, "SUCCESS")] for ends in pairs)
 
@@ -229,6 +230,7 @@ def test_progress_by_timers_and_descriptors_alone(pair: Pair) -> None:
             if host.wire.inbox:
                 host.mux.progress()
         pair.fire()
+        # Polling the queue would make progress, and this is about what happens without.
         if all(ends.left_cq._queue for ends in pairs):
             break
         if not pair.a.wire.inbox and not pair.b.wire.inbox:

@@ -27,7 +27,8 @@ def refused(code: int) -> pytest.RaisesExc[RdmaError]:
 
 
 def test_receives_posted_in_init_are_used(pair: Pair) -> None:
-    left, right = pair.a.qp(), pair.b.qp()
+    cq = pair.b.cq()
+    left, right = pair.a.qp(), pair.b.qp(cq)
     with refused(errno.EINVAL):
         right.post_recv([RecvWR(1)])
     to_init(right)
@@ -36,7 +37,7 @@ def test_receives_posted_in_init_are_used(pair: Pair) -> None:
         right.post_send([SendWR(1)])
     pair.connect(left, right)
     left.post_send([SendWR(1), SendWR(2)])
-    assert told(pair.poll(pair.b, right._recv_cq, 2)) == [(1, "SUCCESS"), (2, "SUCCESS")]
+    assert told(pair.poll(pair.b, cq, 2)) == [(1, "SUCCESS"), (2, "SUCCESS")]
 
 
 def test_query_returns_the_attributes(pair: Pair) -> None:
@@ -60,7 +61,8 @@ def test_unroutable_address_vector_changes_nothing(pair: Pair) -> None:
 
 
 def test_send_queue_is_full_until_a_completion(pair: Pair) -> None:
-    left, right = pair.a.qp(sends=3), pair.b.qp()
+    cq = pair.a.cq()
+    left, right = pair.a.qp(cq, sends=3), pair.b.qp()
     pair.connect(left, right)
     target, outbox = pair.b.region(8), pair.a.region(b"12345678")
 
@@ -75,9 +77,9 @@ def test_send_queue_is_full_until_a_completion(pair: Pair) -> None:
         with refused(errno.ENOMEM):
             left.post_send([write(5, 2)])
         pair.settle()
-    assert left._send_cq.poll(10) == []
+    assert cq.poll(10) == []
     left.post_send([write(6, 2)])
-    assert told(pair.poll(pair.a, left._send_cq)) == [(6, "SUCCESS")]
+    assert told(pair.poll(pair.a, cq)) == [(6, "SUCCESS")]
 
 
 def test_receive_queue_is_full_until_a_message(pair: Pair) -> None:
@@ -93,11 +95,12 @@ def test_receive_queue_is_full_until_a_message(pair: Pair) -> None:
 
 
 def test_sq_sig_all(pair: Pair) -> None:
-    left, right = pair.a.qp(sq_sig_all=True), pair.b.qp()
+    cq = pair.a.cq()
+    left, right = pair.a.qp(cq, sq_sig_all=True), pair.b.qp()
     pair.connect(left, right)
     right.post_recv([RecvWR(1)])
     left.post_send([SendWR(1, send_flags=0)])
-    assert told(pair.poll(pair.a, left._send_cq)) == [(1, "SUCCESS")]
+    assert told(pair.poll(pair.a, cq)) == [(1, "SUCCESS")]
 
 
 def test_the_error_state_flushes_in_order(pair: Pair) -> None:
@@ -116,11 +119,12 @@ def test_the_error_state_flushes_in_order(pair: Pair) -> None:
 
 
 def test_unconnected_queue_pair_flushes(pair: Pair) -> None:
-    qp = pair.a.qp()
+    cq = pair.a.cq()
+    qp = pair.a.qp(cq)
     to_init(qp)
     qp.post_recv([RecvWR(1)])
     to(qp, QPState.ERR)
-    assert told(qp._recv_cq.poll(10)) == [(1, "WR_FLUSH_ERR")]
+    assert told(cq.poll(10)) == [(1, "WR_FLUSH_ERR")]
 
 
 @pytest.mark.parametrize("how", ["reset", "destroy"])
@@ -172,7 +176,8 @@ def test_sqd_drains_the_send_queue(pair: Pair) -> None:
 
 
 def test_first_packet_raises_comm_est(pair: Pair) -> None:
-    left, right = pair.a.qp(), pair.b.qp()
+    cq = pair.a.cq()
+    left, right = pair.a.qp(cq), pair.b.qp()
     heard: list[AsyncEvent] = []
     right.on_async_event = lambda qp, event: heard.append(event)
     to_rtr(left, right.qp_num, pair.b.addresses[0], pair.a.gid_index(pair.a.addresses[0]))
@@ -182,7 +187,7 @@ def test_first_packet_raises_comm_est(pair: Pair) -> None:
     left.post_send([SendWR(1), SendWR(2)])
     pair.settle()
     assert heard == [AsyncEvent.COMM_EST]
-    assert told(left._send_cq.poll(9)) == [(1, "SUCCESS"), (2, "SUCCESS")]
+    assert told(cq.poll(9)) == [(1, "SUCCESS"), (2, "SUCCESS")]
 
 
 def test_fatal_errors_raise_an_event(pair: Pair) -> None:

@@ -167,6 +167,7 @@ class TestTrains:
     def test_path_without_gso(self, wire: UdpWire, host: str) -> None:
         route = wire.route(path(host, host))
         train = sealed(wire, route, bodies(wire, 5))
+        # Nothing public makes a system refuse trains.
         sock = wire._sockets[":" in host]
         assert sock is not None
         # The system refuses trains without UDP checksums, as it does where IPsec is on the way.
@@ -337,6 +338,7 @@ class TestTwoHosts:
             pytest.skip(f"no token bucket filter: {error.stderr}")
         with ExitStack() as stack:
             a, _ = wires(net, stack)
+            # The size of the buffer is no option of a wire.
             sock = a._sockets[0]
             assert sock is not None
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the system makes that the smallest there is

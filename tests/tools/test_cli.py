@@ -563,6 +563,7 @@ class TestHelp:
         main([command, "--help"])
         options = sections_of(capsys.readouterr().out)["OPTIONS"]
         assert tool.PAGE.command == command
+        # argparse has no public list of a parser's arguments.
         assert parser._actions
         for action in parser._actions:
             term = ", ".join(action.option_strings) or str(action.metavar)
