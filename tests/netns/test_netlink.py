@@ -246,6 +246,7 @@ class TestNeighbours:
             for dst in (f"10.7.0.{50 + i}", f"fd07::{50 + i}"):
                 link = [] if state == "failed" else ["lladdr", f"02:00:00:00:00:{50 + i}"]
                 net.a.ip("neigh", "add", dst, *link, "dev", "va", "nud", state)
+        # Kernels before 5.0 have no RTM_GETNEIGH for one entry; this says whether this one has.
         network._has_neighbour_get = single
         listed = {
             entry["dst"]: entry
@@ -274,6 +275,7 @@ class TestNeighbours:
             assert isinstance(channel.provider, SoftProvider)
             kernel = channel.provider.host.network
             assert isinstance(kernel, NetlinkNetwork)
+            # As with a kernel before 5.0.
             kernel._has_neighbour_get = False
             try:
                 cmid.resolve_addr((dst, PORT), timeout_ms=100 if dst == "10.7.0.99" else 3000)

@@ -459,6 +459,7 @@ class TestOtherUsers:
     def test_other_user_cannot_forward_packets(self, wire: UdpWire, worker: MakeWorker) -> None:
         honest, stranger = worker(), worker()
         stranger(os_setuid, NOBODY)
+        # The names are not secret, but a wire has no call that returns them.
         assert wire._group is not None
         name = wire._group.slot_name(wire.slot)
         message = b"".join(_pack((memoryview(bytes(16)), 0, ("127.0.0.1", 4791), bytes(4))))
@@ -471,6 +472,7 @@ class TestOtherUsers:
     def test_other_user_cannot_intercept_by_binding_a_name(self, wire: UdpWire, worker: MakeWorker) -> None:
         stranger = worker()
         stranger(os_setuid, NOBODY)
+        # The names are not secret, but a wire has no call that returns them.
         assert wire._group is not None
         stranger(squat, wire._group.service_name(SERVICE, None))
         wire.send(wire.route(HERE), (mad(AttributeId.REQ), bytes(4)))
