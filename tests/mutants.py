@@ -45,7 +45,7 @@ from typing import Any
 import pytest
 
 #: What is mutated, relative to the package.
-SOURCES = ("proto/**/*.py", "provider.py", "verbs/*.py")
+SOURCES = ("proto/**/*.py", "provider.py", "verbs/*.py", "work.py", "enums.py", "plainints.py")
 
 #: Directories of tests that run rdmacm in other processes or machines, where a mutant would not reach.
 OUTSIDE = {"data", "infiniband", "interop", "netns", "support", "tools"}
@@ -537,16 +537,18 @@ class Calls:
         importers = set(importers)
         naming = {name for name in self.seconds if name.partition("::")[0] in importers}
         direct = self.callers.get(f"{file}:{function}", set())
+        others: set[str] = set()
         if function is None or not direct:
             # It runs at import: whatever uses the module may notice.
-            direct = naming.union(*(self.callers[each] for each in (file, *importers)))
+            direct = naming | self.callers[file]
+            others = set().union(*(self.callers[each] for each in importers)) - direct
         directory = "tests/" + file.partition("/")[0] + "/"
         nearest = {name for name in direct if name in naming or name.startswith(directory)}
         counts = Counter(name.partition("::")[0] for name in nearest)
         sizes = Counter(name.partition("::")[0] for name in self.seconds)
         files = sorted(counts, key=lambda each: (-counts[each] / sizes[each], each))[:3]
         first = {name for name in nearest if name.partition("::")[0] in files}
-        groups = first, nearest - first, direct - nearest, (naming | self.callers[file]) - direct
+        groups = first, nearest - first, direct - nearest, others
         return [stage for stage in map(self._within_budget, groups) if stage]
 
     def _within_budget(self, names: set[str]) -> list[str]:
@@ -606,8 +608,8 @@ def examine(mutants: list[Mutant], jobs: int) -> None:
             waiting.insert(0, mutant)
             return
         done += 1
-        if sys.stderr.isatty():
-            print(f"\r{done} of {len(mutants)} ", end="", file=sys.stderr, flush=True)
+        if done % 20 == 0:
+            print(f"{done} of {len(mutants)} mutants", file=sys.stderr, flush=True)
 
     run_all(start, finished, jobs)
 

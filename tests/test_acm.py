@@ -46,19 +46,19 @@ def ask(client: AcmClient, timeout: float = 10) -> AcmReply | None:
 
 class TestConnecting:
     @pytest.mark.parametrize("tcp", [False, True])
-    def test_one_connection_is_kept(self, tmp_path: Path, client: AcmClient, tcp: bool) -> None:
+    def test_connection_is_kept_open(self, tmp_path: Path, client: AcmClient, tcp: bool) -> None:
         with Daemon(tmp_path, obliging, tcp=tcp) as daemon:
             assert [ask(client) for _ in range(3)] == [FOUND] * 3
             assert len(daemon.connections) == 1
             assert len({asked.tid for asked in daemon.asked}) == 3
 
     @pytest.mark.parametrize("text", ["0\n", "", "port", "65536", "-1"])
-    def test_a_port_file_without_a_port(self, tmp_path: Path, client: AcmClient, text: str) -> None:
+    def test_port_file_without_a_port(self, tmp_path: Path, client: AcmClient, text: str) -> None:
         (tmp_path / "ibacm.port").write_text(text)
         with Daemon(tmp_path, obliging):
             assert ask(client) == FOUND
 
-    def test_a_daemon_that_is_started_anew(self, tmp_path: Path, client: AcmClient) -> None:
+    def test_restarted_daemon(self, tmp_path: Path, client: AcmClient) -> None:
         with Daemon(tmp_path, obliging):
             assert ask(client) == FOUND
         with Daemon(tmp_path, obliging, tcp=True) as daemon:
@@ -71,7 +71,7 @@ class TestConnecting:
         assert not client.is_there()
         assert ask(client) is None
 
-    def test_files_that_a_dead_daemon_left(self, tmp_path: Path) -> None:
+    def test_stale_files_of_a_dead_daemon(self, tmp_path: Path) -> None:
         client = AcmClient(str(tmp_path))
         with socket.socket(socket.AF_UNIX) as left:
             left.bind(os.fspath(tmp_path / "ibacm.sock"))
@@ -79,13 +79,13 @@ class TestConnecting:
         assert ask(client) is None
         assert not client.is_there()
 
-    def test_is_looked_for_once_in_a_while(self, tmp_path: Path) -> None:
+    def test_missing_daemon_is_looked_for_at_intervals(self, tmp_path: Path) -> None:
         client = AcmClient(str(tmp_path), look=3600)
         assert not client.is_there()
         with Daemon(tmp_path, obliging):
             assert not client.is_there()
 
-    def test_the_environment_says_where(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_directory_from_the_environment(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         client = AcmClient(look=0)
         with Daemon(tmp_path, obliging):
             monkeypatch.setenv("RDMACM_ACM_RUNDIR", str(tmp_path))
@@ -94,7 +94,7 @@ class TestConnecting:
             assert not client.is_there()
             client.close()
 
-    def test_a_forked_child_has_a_connection_of_its_own(self, tmp_path: Path, client: AcmClient) -> None:
+    def test_forked_child_opens_its_own_connection(self, tmp_path: Path, client: AcmClient) -> None:
         with Daemon(tmp_path, obliging) as daemon:
             assert ask(client) == FOUND
             with client._lock:  # as another thread of the parent may hold it at that moment
@@ -107,7 +107,7 @@ class TestConnecting:
 
 
 class TestAnswers:
-    def test_in_pieces(self, tmp_path: Path, client: AcmClient) -> None:
+    def test_response_in_pieces(self, tmp_path: Path, client: AcmClient) -> None:
         def bit_by_bit(asked: Asked) -> None:
             asked.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for byte in reply(asked.tid, path_endpoint()):
@@ -121,12 +121,12 @@ class TestAnswers:
         with Daemon(tmp_path, lambda asked: asked.answer(*map(path_endpoint, paths))):
             assert ask(client) == AcmReply(0, tuple(map(PathData, paths)))
 
-    def test_a_refusal_is_an_answer(self, tmp_path: Path, client: AcmClient) -> None:
+    def test_error_status_is_an_answer(self, tmp_path: Path, client: AcmClient) -> None:
         with Daemon(tmp_path, lambda asked: asked.answer(status=AcmStatus.ENODATA)) as daemon:
             assert [ask(client), ask(client)] == [AcmReply(AcmStatus.ENODATA)] * 2
             assert len(daemon.connections) == 1
 
-    def test_threads_get_their_own(self, tmp_path: Path, client: AcmClient) -> None:
+    def test_threads_get_their_own_responses(self, tmp_path: Path, client: AcmClient) -> None:
         def mirror(asked: Asked) -> None:
             asked.answer((1, 2, asked.endpoints[0][2]))
 
@@ -158,7 +158,7 @@ def half(asked: Asked) -> None:
     hanging_up(asked)
 
 
-class TestSickness:
+class TestFailingDaemon:
     @pytest.mark.parametrize(
         "behave",
         [
@@ -171,7 +171,7 @@ class TestSickness:
             pytest.param(hanging_up, id="hangs-up"),
         ],
     )
-    def test_costs_a_deadline_once(self, tmp_path: Path, client: AcmClient, behave: object) -> None:
+    def test_misbehaving_daemon_costs_one_timeout(self, tmp_path: Path, client: AcmClient, behave: object) -> None:
         with Daemon(tmp_path, behave) as daemon:  # type: ignore[arg-type]
             started = time.monotonic()
             assert ask(client, 0.2) is None
@@ -180,14 +180,14 @@ class TestSickness:
             assert ask(client, 3600) is None
             assert len(daemon.asked) == 1
 
-    def test_is_not_what_an_impatient_caller_sees(self, tmp_path: Path, client: AcmClient) -> None:
+    def test_short_timeout_does_not_mark_the_daemon_as_failed(self, tmp_path: Path, client: AcmClient) -> None:
         with Daemon(tmp_path, lambda asked: None) as daemon:
             assert ask(client, 0.01) is None
             assert ask(client, 0) is None
             daemon.behave = obliging
             assert ask(client) == FOUND
 
-    def test_passes(self, tmp_path: Path) -> None:
+    def test_failed_daemon_is_tried_again(self, tmp_path: Path) -> None:
         client = AcmClient(str(tmp_path), rest=0, look=0)
         with Daemon(tmp_path, lambda asked: None) as daemon:
             assert ask(client, 0.2) is None
@@ -195,9 +195,7 @@ class TestSickness:
             assert ask(client) == FOUND
             client.close()
 
-    def test_one_slow_answer_does_not_keep_others_longer_than_they_want(
-        self, tmp_path: Path, client: AcmClient
-    ) -> None:
+    def test_slow_response_does_not_extend_other_callers_timeouts(self, tmp_path: Path, client: AcmClient) -> None:
         busy = threading.Event()
         go_on = threading.Event()
 
@@ -216,7 +214,7 @@ class TestSickness:
             thread.join()
         assert answers == [FOUND]
 
-    def test_an_interrupted_question_leaves_nothing_behind(self, tmp_path: Path, client: AcmClient) -> None:
+    def test_interrupted_request_leaves_no_state(self, tmp_path: Path, client: AcmClient) -> None:
         waiting, main = threading.Event(), threading.get_ident()
 
         def interrupt() -> None:
@@ -261,11 +259,11 @@ class TestRoutes:
             (1, 2, SOURCE.ip),
         ],
     )
-    def test_paths_of_no_use(self, tmp_path: Path, client: AcmClient, endpoint: tuple[int, int, bytes]) -> None:
+    def test_unusable_paths(self, tmp_path: Path, client: AcmClient, endpoint: tuple[int, int, bytes]) -> None:
         with Daemon(tmp_path, lambda asked: asked.answer(endpoint)):
             assert paths_from_acm(IB_SOURCE, IB_DESTINATION, client=client) is None
 
-    def test_of_two_families(self, tmp_path: Path, client: AcmClient) -> None:
+    def test_mixed_families(self, tmp_path: Path, client: AcmClient) -> None:
         with Daemon(tmp_path, obliging):
             assert paths_from_acm(IB_SOURCE, DESTINATION, client=client) is None
 
@@ -284,7 +282,7 @@ class TestRoutes:
             go_on.set()
             assert [outcomes.get(timeout=30) for _ in range(20)] == [(PathData(IB_PATH),)] * 20
 
-    def test_everybody_waits_one_deadline_only(self, tmp_path: Path, client: AcmClient) -> None:
+    def test_all_callers_share_one_timeout(self, tmp_path: Path, client: AcmClient) -> None:
         outcomes: queue.SimpleQueue[Paths | None] = queue.SimpleQueue()
         with Daemon(tmp_path, lambda asked: None):
             started = time.monotonic()
@@ -294,7 +292,7 @@ class TestRoutes:
             assert [outcomes.get(timeout=30) for _ in range(100)] == [None] * 100
             assert time.monotonic() - started < PATIENCE
 
-    def test_nobody_to_ask(self, client: AcmClient) -> None:
+    def test_without_a_daemon(self, client: AcmClient) -> None:
         outcomes: queue.SimpleQueue[Paths | None] = queue.SimpleQueue()
         assert not paths_in_background(IB_SOURCE, IB_DESTINATION, outcomes.put, client=client)
         assert outcomes.empty()

@@ -55,15 +55,15 @@ class TestParse:
             (("fe80::1%4294967295", 1), InetAddr(AF_INET6, FE80_1, 1, 0, 0xFFFFFFFF)),
         ],
     )
-    def test_numbers(self, given_address: SockAddr, parsed: InetAddr) -> None:
+    def test_numeric_addresses(self, given_address: SockAddr, parsed: InetAddr) -> None:
         assert parse_address(given_address) == parsed
 
-    def test_a_number_may_be_the_name_of_an_interface(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_scope_with_a_numeric_interface_name(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(socket, "if_nametoindex", {"7": 70}.__getitem__)
         assert parse_address(("fe80::1%7", 1)) == InetAddr(AF_INET6, FE80_1, 1, 0, 70)
         assert parse_address(("fe80::1%7", 1, 0, 9)) == InetAddr(AF_INET6, FE80_1, 1, 0, 9)
 
-    def test_a_scope_by_name(self) -> None:
+    def test_scope_by_interface_name(self) -> None:
         for index, name in socket.if_nameindex():
             parsed = parse_address((f"fe80::1%{name}", 7471))
             assert (parsed.port, parsed.scope_id) == (7471, index)
@@ -72,7 +72,7 @@ class TestParse:
         as_users_type_it: Any = ("10.0.0.1", "7471")
         assert parse_address(as_users_type_it) == InetAddr(AF_INET, b"\x0a\0\0\x01", 7471)
 
-    def test_what_is_parsed_stays_as_it_is(self) -> None:
+    def test_parsed_address_is_returned_unchanged(self) -> None:
         for address in (InetAddr(AF_INET, bytes(4), 1), SockAddrIB(Gid("fe80::1"))):
             as_parsed: Any = address
             assert parse_address(as_parsed) is address
@@ -104,7 +104,7 @@ class TestParse:
             (("fe80::1", 1, 0, -1), "scope_id"),
         ],
     )
-    def test_what_is_no_numeric_address(self, address: Any, part: str) -> None:
+    def test_invalid_numeric_addresses(self, address: Any, part: str) -> None:
         with pytest.raises(ValueError) as caught:
             parse_address(address)
         assert part in str(caught.value)
@@ -132,12 +132,12 @@ class TestParse:
             ("fe80::1", 1, 0, "lo"),
         ],
     )
-    def test_what_is_no_address_at_all(self, address: Any) -> None:
+    def test_invalid_types(self, address: Any) -> None:
         with pytest.raises(TypeError):
             parse_address(address)
 
     @given(st.ip_addresses(v=4), ports)
-    def test_ipv4_comes_back(self, ip: ipaddress.IPv4Address, port: int) -> None:
+    def test_ipv4_round_trip(self, ip: ipaddress.IPv4Address, port: int) -> None:
         parsed = parse_address((str(ip), port))
         assert isinstance(parsed, InetAddr)
         assert parsed == InetAddr(AF_INET, ip.packed, port, 0, 0)
@@ -145,7 +145,7 @@ class TestParse:
         assert parsed.host == str(ip)
 
     @given(st.ip_addresses(v=6), ports, words, words)
-    def test_ipv6_comes_back(self, ip: ipaddress.IPv6Address, port: int, flowinfo: int, scope: int) -> None:
+    def test_ipv6_round_trip(self, ip: ipaddress.IPv6Address, port: int, flowinfo: int, scope: int) -> None:
         parsed = parse_address((str(ip), port, flowinfo, scope))
         assert isinstance(parsed, InetAddr)
         assert parsed == InetAddr(AF_INET6, ip.packed, port, flowinfo, scope)
@@ -154,7 +154,7 @@ class TestParse:
         assert parse_address((f"{ip}%{scope}", port)) == InetAddr(AF_INET6, ip.packed, port, 0, scope)
 
     @given(st.one_of(st.text(), st.text("0123456789.:%abcdef")), st.one_of(ports, st.integers()))
-    def test_any_text_is_an_address_or_a_value_error(self, host: str, port: int) -> None:
+    def test_arbitrary_text_is_an_address_or_a_value_error(self, host: str, port: int) -> None:
         try:
             parsed = parse_address((host, port))
         except ValueError:
@@ -165,12 +165,12 @@ class TestParse:
 
 
 class TestLookup:
-    def test_numbers_are_not_looked_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_numeric_hosts_are_not_looked_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delattr(socket, "getaddrinfo")
         assert lookup_address(("10.0.0.1", 1)) == InetAddr(AF_INET, b"\x0a\0\0\x01", 1)
         assert lookup_address(SockAddrIB()) == SockAddrIB()
 
-    def test_the_first_answer_is_taken(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_first_answer_is_used(self, monkeypatch: pytest.MonkeyPatch) -> None:
         asked: list[tuple[Any, ...]] = []
 
         def answer(*args: Any, **kwargs: Any) -> list[tuple[Any, ...]]:
@@ -184,7 +184,7 @@ class TestLookup:
         assert lookup_address(("name.test", 7471)) == parse_address(("fe80::1", 7471, 0, 3))
         assert asked == [("name.test", 7471)]
 
-    def test_a_name_without_answer(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_name_without_answer(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def answer(*args: Any, **kwargs: Any) -> list[tuple[Any, ...]]:
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
@@ -204,12 +204,12 @@ class TestLookup:
             ("*", 1),
         ],
     )
-    def test_what_is_no_name_is_not_looked_up(self, address: SockAddr, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_invalid_names_are_not_looked_up(self, address: SockAddr, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delattr(socket, "getaddrinfo")
         with pytest.raises(ValueError):
             lookup_address(address)
 
-    def test_an_answer_of_another_family_is_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_answer_of_another_family_is_ignored(self, monkeypatch: pytest.MonkeyPatch) -> None:
         answer = [(int(socket.AF_UNIX), 1, 0, "", ("/run/name",))]
         monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: answer)
         with pytest.raises(ValueError, match=r"name\.test"):
@@ -239,11 +239,11 @@ class TestFormat:
             assert str(address) == text
 
     @pytest.mark.parametrize("address", [(), ("10.0.0.1",), 7, "10.0.0.1"])
-    def test_of_anything_else_does_not_raise(self, address: Any) -> None:
+    def test_of_other_objects_does_not_raise(self, address: Any) -> None:
         assert format_address(address)
 
     @given(st.ip_addresses(), ports)
-    def test_keeps_host_and_port_apart(self, ip: ipaddress.IPv4Address | ipaddress.IPv6Address, port: int) -> None:
+    def test_separates_host_and_port(self, ip: ipaddress.IPv4Address | ipaddress.IPv6Address, port: int) -> None:
         host, _, tail = format_address((str(ip), port)).rpartition(":")
         assert (host.strip("[]"), int(tail)) == (str(ip), port)
 
@@ -278,7 +278,7 @@ class TestInetAddr:
             ("10.0.0.1", False, False, False, False),
         ],
     )
-    def test_kinds(self, host: str, is_any: bool, loopback: bool, link_local: bool, multicast: bool) -> None:
+    def test_address_classes(self, host: str, is_any: bool, loopback: bool, link_local: bool, multicast: bool) -> None:
         address = parse_address((host, 1))
         assert isinstance(address, InetAddr)
         assert (address.is_any, address.is_loopback) == (is_any, loopback)
@@ -293,7 +293,7 @@ class TestInetAddr:
             assert InetAddr.any(family).is_any
             assert InetAddr.loopback(family).is_loopback
 
-    def test_a_socket_takes_it(self) -> None:
+    def test_sockets_accept_it(self) -> None:
         with socket.socket(AF_INET, socket.SOCK_DGRAM) as there:
             there.bind(InetAddr.loopback(AF_INET).sockaddr)
             assert parse_address(there.getsockname()) == InetAddr.loopback(AF_INET, there.getsockname()[1])
@@ -307,17 +307,17 @@ class TestGid:
         assert repr(Gid("fe80::1")) == "Gid('fe80::1')"
 
     @for_each("wrong", ["", "fe80", "10.0.0.1", "fe80::1%lo", "fe80::1\0", b"", bytes(15), bytes(17), bytes(4)])
-    def test_what_is_none(self, wrong: str | bytes) -> None:
+    def test_invalid_gids(self, wrong: str | bytes) -> None:
         with pytest.raises(ValueError):
             Gid(wrong)
 
-    def test_the_error_says_what_is_wanted(self) -> None:
+    def test_error_names_the_expected_format(self) -> None:
         with pytest.raises(ValueError, match=r"not a GID: '10\.0\.0\.1'"):
             Gid("10.0.0.1")
         with pytest.raises(ValueError, match="16 bytes, not 15"):
             Gid(bytes(15))
 
-    def test_of_ip_addresses(self) -> None:
+    def test_from_ip_addresses(self) -> None:
         assert str(Gid.from_ip(bytes([10, 0, 0, 1]))) == "::ffff:10.0.0.1"
         assert Gid.from_ip(bytes([10, 0, 0, 1])).ip == bytes([10, 0, 0, 1])
         assert Gid.from_ip(Gid("fd00::1")).ip == Gid("fd00::1")
@@ -325,22 +325,22 @@ class TestGid:
             Gid.from_ip(bytes(5))
 
     @given(st.ip_addresses())
-    def test_ip_addresses_come_back(self, ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> None:
+    def test_ip_address_round_trip(self, ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> None:
         mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
         assert Gid.from_ip(ip.packed).ip == (mapped or ip).packed
 
-    def test_its_halves(self) -> None:
+    def test_subnet_prefix_and_interface_id(self) -> None:
         gid = Gid(bytes(range(16)))
         assert gid.subnet_prefix == 0x0001020304050607
         assert gid.interface_id == 0x08090A0B0C0D0E0F
 
     @given(gids)
-    def test_it_comes_back(self, gid: Gid) -> None:
+    def test_round_trip(self, gid: Gid) -> None:
         for again in (Gid(str(gid)), pickle.loads(pickle.dumps(gid)), copy.deepcopy(gid)):
             assert again == gid
             assert type(again) is Gid
 
-    def test_it_is_a_key(self) -> None:
+    def test_is_hashable(self) -> None:
         assert {Gid("fe80::1"): 1}[Gid("fe80:0::1")] == 1
 
 
@@ -360,10 +360,10 @@ class TestSockAddrIB:
         + (0x1122334455667788).to_bytes(8, sys.byteorder)
     )
 
-    def test_the_family(self) -> None:
+    def test_family(self) -> None:
         assert AF_IB == 27
 
-    def test_its_bytes(self) -> None:
+    def test_sockaddr_bytes(self) -> None:
         assert len(self.BYTES) == 48
         assert self.ADDRESS.pack() == self.BYTES
         assert SockAddrIB.unpack(self.BYTES) == self.ADDRESS
@@ -372,18 +372,18 @@ class TestSockAddrIB:
         ("field", "offset", "size"),
         [("pkey", 2, 2), ("flowinfo", 4, 4), ("sid", 24, 8), ("sid_mask", 32, 8)],
     )
-    def test_where_each_field_is(self, field: str, offset: int, size: int) -> None:
+    def test_field_offsets(self, field: str, offset: int, size: int) -> None:
         value = int.from_bytes(range(0xA1, 0xA1 + size), "big")
         fields: dict[str, Any] = {"pkey": 0, field: value}
         data = SockAddrIB(**fields).pack()
         assert data[offset : offset + size] == value.to_bytes(size, "big")
         assert set(data[2:offset] + data[offset + size :]) <= {0}
 
-    def test_by_default_it_has_the_default_partition(self) -> None:
+    def test_default_pkey(self) -> None:
         assert SockAddrIB() == SockAddrIB(Gid(), 0, 0, 0xFFFF, 0, 0)
 
     @given(st.builds(SockAddrIB, gids, sid=quads, sid_mask=quads, pkey=ports, flowinfo=words, scope_id=quads))
-    def test_it_comes_back(self, address: SockAddrIB) -> None:
+    def test_round_trip(self, address: SockAddrIB) -> None:
         data = address.pack()
         assert len(data) == 48
         again = SockAddrIB.unpack(data)
@@ -392,15 +392,15 @@ class TestSockAddrIB:
         assert pickle.loads(pickle.dumps(address)) == address
 
     @for_each("data", [b"", BYTES[:-1], BYTES + b"\0", bytes(48), bytes([2]) + bytes(47)])
-    def test_what_is_none(self, data: bytes) -> None:
+    def test_invalid_bytes(self, data: bytes) -> None:
         with pytest.raises(ValueError):
             SockAddrIB.unpack(data)
 
-    def test_its_port_is_what_the_mask_leaves(self) -> None:
+    def test_port_follows_the_service_id_mask(self) -> None:
         assert SockAddrIB(sid=0x1061D2F, sid_mask=0xFFFFFFFFFFFFFFFF).port == 7471
         assert SockAddrIB(sid=0x1061D2F, sid_mask=0xFFFFFFFFFFFF0000).port == 0
 
-    def test_it_cannot_be_changed(self) -> None:
+    def test_is_immutable(self) -> None:
         address: Any = SockAddrIB()
         with pytest.raises(AttributeError):
             address.sid = 1
@@ -421,7 +421,7 @@ class TestServiceId:
             (0, 0, 0, 0),
         ],
     )
-    def test_of_a_port(self, space: int, port: int, sid: int, mask: int) -> None:
+    def test_from_port_space_and_port(self, space: int, port: int, sid: int, mask: int) -> None:
         assert service_id(space, port) == sid
         assert service_id_mask(space, port) == mask
         assert SockAddrIB(sid=sid, sid_mask=mask).port == port

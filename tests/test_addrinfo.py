@@ -71,7 +71,7 @@ class TestRoute:
         assert info.route[0].flags == PathFlag.GMP | PathFlag.PRIMARY | PathFlag.BIDIRECTIONAL
         assert host.asked == [(parse_address(("10.0.0.1", 7471)), None)]
 
-    def test_of_every_answer(self) -> None:
+    def test_each_answer_has_its_route(self) -> None:
         host = Reaching()
         resolver = Resolver(stream("10.0.0.1", 7471), stream("10.0.0.9", 7471))
         found = getaddrinfo("name.test", 7471, provider=host, resolver=resolver)
@@ -81,35 +81,35 @@ class TestRoute:
         ]
         assert [str(destination) for destination, _ in host.asked] == ["10.0.0.1:7471", "10.0.0.9:7471"]
 
-    def test_not_when_suppressed(self) -> None:
+    def test_noroute_suppresses_routes(self) -> None:
         found = getaddrinfo("10.0.0.1", 7471, flags=NOROUTE, provider=NotToBeAsked())
         assert found == [to(("10.0.0.1", 7471))]
 
-    def test_suppressed_it_needs_no_provider(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_noroute_needs_no_provider(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("RDMACM_PROVIDER", "no-such-provider")
         assert getaddrinfo("10.0.0.1", 7471, flags=NOROUTE) == [to(("10.0.0.1", 7471))]
         with pytest.raises(RdmaError, match="no-such-provider") as caught:
             getaddrinfo("10.0.0.1", 7471)
         assert caught.value.errno == errno.ENODEV
 
-    def test_of_an_unreachable_destination_is_left_out(self) -> None:
+    def test_unreachable_destination_has_no_route(self) -> None:
         (info,) = getaddrinfo("10.0.0.1", 7471, provider=Nowhere())
         assert info == to(("10.0.0.1", 7471))
         assert (info.src_len, info.route_len, info.device, info.port_num) == (0, 0, None, 0)
 
-    def test_from_the_hinted_source(self) -> None:
+    def test_source_hint_selects_the_route(self) -> None:
         host = Reaching()
         (info,) = getaddrinfo("10.0.0.1", 7471, src_addr=("10.0.0.3", 5), provider=host)
         assert info.src_addr == ("10.0.0.3", 5)
         assert (info.device, info.gid_index, info.route) == ("stub0", 3, (PathData(PATH),))
         assert host.asked == [(parse_address(("10.0.0.1", 7471)), parse_address(("10.0.0.3", 5)))]
 
-    def test_a_hinted_wildcard_becomes_the_source_used(self) -> None:
+    def test_wildcard_source_becomes_the_actual_source(self) -> None:
         (info,) = getaddrinfo("10.0.0.1", 7471, src_addr=("0.0.0.0", 0), provider=Reaching())
         assert info.src_addr == ("10.0.0.2", 0)
 
     @pytest.mark.parametrize("source", [("2001:db8::1", 0, 0, 0), SockAddrIB(Gid("fe80::1"))])
-    def test_a_source_of_another_family_is_kept_and_leads_nowhere(self, source: SockAddr) -> None:
+    def test_source_of_another_family_has_no_route(self, source: SockAddr) -> None:
         destination = ("10.0.0.1", 7471)
         for found in (
             getaddrinfo(*destination, src_addr=source, provider=Reaching()),
@@ -117,27 +117,27 @@ class TestRoute:
         ):
             assert found == [to(destination, src=source)]
 
-    def test_the_hinted_route_is_kept(self) -> None:
+    def test_route_hint_is_kept(self) -> None:
         (info,) = getaddrinfo("10.0.0.1", 7471, route=[PathData(OTHER_PATH)], provider=Reaching())
         assert info.route == (PathData(OTHER_PATH),)
         assert info.device == "stub0"
 
-    def test_the_hinted_route_is_kept_without_another(self) -> None:
+    def test_route_hint_is_kept_without_a_route(self) -> None:
         for flags in (0, NOROUTE):
             (info,) = getaddrinfo("10.0.0.1", 7471, flags=flags, route=OTHER_PATH.pack(), provider=Nowhere())
             assert info.route == (PathData(OTHER_PATH),)
 
-    def test_of_hints_alone(self) -> None:
+    def test_destination_hint_alone(self) -> None:
         (info,) = getaddrinfo(dst_addr=("10.0.0.1", 7471), provider=Reaching())
         assert (info.src_addr, info.dst_addr) == (("10.0.0.2", 0), ("10.0.0.1", 7471))
         assert (info.device, info.port_num, info.gid_index) == ("stub0", 1, 3)
         assert info.route == (PathData(PATH),)
 
-    def test_of_hints_alone_not_when_suppressed(self) -> None:
+    def test_destination_hint_alone_with_noroute(self) -> None:
         found = getaddrinfo(dst_addr=("10.0.0.1", 7471), flags=NOROUTE, provider=NotToBeAsked())
         assert found == [to(("10.0.0.1", 7471))]
 
-    def test_of_hints_alone_keeps_source_and_route(self) -> None:
+    def test_hints_alone_keep_source_and_route(self) -> None:
         (info,) = getaddrinfo(
             src_addr=("10.0.0.3", 5),
             dst_addr=("10.0.0.1", 7471),
@@ -146,49 +146,49 @@ class TestRoute:
         )
         assert (info.src_addr, info.route, info.device) == (("10.0.0.3", 5), (PathData(OTHER_PATH),), "stub0")
 
-    def test_the_network_is_not_asked_about_gids(self) -> None:
+    def test_gid_destinations_are_not_routed_by_ip(self) -> None:
         provider = Nowhere()
         (info,) = getaddrinfo("fe80::1", 1, h(FAMILY, AF_IB, ps=IB), provider=provider)
         assert (info.dst_addr, info.device) == (SockAddrIB(Gid("fe80::1"), 0x13F0001, ALL_ONES), None)
         assert provider.asked == []
 
-    def test_to_a_gid_can_be_left_out(self) -> None:
+    def test_noroute_with_a_gid(self) -> None:
         (info,) = getaddrinfo("fe80::1", 1, h(FAMILY | NOROUTE, AF_IB, ps=IB), provider=NotToBeAsked())
         assert (info.dst_addr, info.route) == (SockAddrIB(Gid("fe80::1"), 0x13F0001, ALL_ONES), ())
 
 
 class TestListener:
-    def test_has_the_device_that_owns_its_address(self) -> None:
+    def test_passive_answer_has_the_device_of_its_address(self) -> None:
         for found in (
             getaddrinfo("10.0.0.2", 7471, flags=PASSIVE, provider=Reaching()),
             getaddrinfo(src_addr=("10.0.0.2", 7471), flags=PASSIVE, provider=Reaching()),
         ):
             assert found == [replace(on(("10.0.0.2", 7471)), device="stub0", port_num=2)]
 
-    def test_of_a_foreign_address_has_no_device(self) -> None:
+    def test_foreign_address_has_no_device(self) -> None:
         found = getaddrinfo("10.0.0.9", 7471, flags=PASSIVE, provider=Reaching())
         assert found == [on(("10.0.0.9", 7471))]
 
-    def test_of_a_wildcard_has_no_device_and_asks_for_none(self) -> None:
+    def test_wildcard_has_no_device(self) -> None:
         found = getaddrinfo(None, 7471, flags=PASSIVE, family=AF_INET, provider=NotToBeAsked())
         assert found == [on(("0.0.0.0", 7471))]
 
-    def test_has_the_device_only_when_routes_are_wanted(self) -> None:
+    def test_noroute_leaves_out_the_device(self) -> None:
         found = getaddrinfo("10.0.0.2", 7471, flags=PASSIVE | NOROUTE, provider=NotToBeAsked())
         assert found == [on(("10.0.0.2", 7471))]
 
 
 class TestHintsAlone:
-    def test_an_infiniband_destination(self) -> None:
+    def test_infiniband_destination(self) -> None:
         target = SockAddrIB(Gid("fe80::1"), 0x13F0001, ALL_ONES)
         (info,) = getaddrinfo(dst_addr=target, port_space=IB, provider=Nowhere())
         assert info == to(target, RC, IB)
 
-    def test_a_source_alone(self) -> None:
+    def test_source_alone(self) -> None:
         (info,) = getaddrinfo(src_addr=("10.0.0.2", 5), provider=Nowhere())
         assert info == AddrInfo(RaiFlag(0), AF_INET, RC, TCP, ("10.0.0.2", 5))
 
-    def test_a_route_alone_names_both_ends(self) -> None:
+    def test_route_alone_gives_both_addresses(self) -> None:
         path = PathRecord(dgid=Gid("fe80::d"), sgid=Gid("fe80::5"), pkey=0x8001, flow_label=0x12345)
         (info,) = getaddrinfo(route=path.pack(), provider=Nowhere())
         assert (info.family, info.qp_type, info.port_space) == (AF_IB, RC, IB)
@@ -197,31 +197,31 @@ class TestHintsAlone:
         assert info.route == (PathData(path),)
         assert (info.src_len, info.dst_len, info.route_len) == (48, 48, 72)
 
-    def test_the_service_of_a_route_is_that_of_its_destination(self) -> None:
+    def test_route_takes_the_service_of_the_destination(self) -> None:
         path = PathRecord(dgid=Gid("fe80::d"), sgid=Gid("fe80::5"), service_id=0x1061D2F)
         (info,) = getaddrinfo(route=[PathData(path)], port_space=TCP, provider=Nowhere())
         assert info.src_addr == SockAddrIB(Gid("fe80::5"), 0x1060000, SPACE_ONLY)
         assert info.dst_addr == SockAddrIB(Gid("fe80::d"), 0x1061D2F, ALL_ONES)
 
-    def test_a_route_on_the_passive_side_is_its_source(self) -> None:
+    def test_passive_route_gives_the_source(self) -> None:
         (info,) = getaddrinfo(flags=PASSIVE, route=PATH.pack(), provider=Nowhere())
         assert (info.flags, info.dst_addr) == (PASSIVE, None)
         assert info.src_addr == SockAddrIB(PATH.sgid, 0x13F0000, SPACE_ONLY)
 
-    def test_a_destination_beside_it_changes_nothing(self) -> None:
+    def test_destination_hint_beside_a_service_is_ignored(self) -> None:
         (info,) = getaddrinfo(flags=PASSIVE, route=PATH.pack(), dst_addr=("10.0.0.1", 7471), provider=Nowhere())
         assert info.dst_addr is None
         assert info.src_addr == SockAddrIB(PATH.sgid, 0x13F0000, SPACE_ONLY)
 
-    def test_a_destination_alone_says_nothing_of_the_passive_side(self) -> None:
+    def test_destination_alone_is_not_passive(self) -> None:
         assert fails(flags=PASSIVE, dst_addr=("10.0.0.1", 7471)).errno == EAI.NONAME
 
-    def test_an_address_of_another_family(self) -> None:
+    def test_address_of_another_family(self) -> None:
         error = fails(family=AF_INET6, dst_addr=("10.0.0.1", 7471))
         assert error.errno == EAI.ADDRFAMILY
         assert "10.0.0.1:7471" in str(error)
 
-    def test_a_name_in_the_place_of_an_address(self) -> None:
+    def test_name_instead_of_an_address(self) -> None:
         for hints in (h(dst=("name.test", 1)), h(src=("name.test", 1), dst=("10.0.0.1", 1))):
             error = fails(hints=hints)
             assert error.errno == EAI.NONAME
@@ -232,14 +232,14 @@ class TestHintsAlone:
 
 
 class TestMakeHints:
-    def test_nothing_is_no_hints(self) -> None:
+    def test_no_arguments_are_no_hints(self) -> None:
         assert make_hints() is None
 
-    def test_hints_stay_what_they_are(self) -> None:
+    def test_hints_are_not_modified(self) -> None:
         hints = h(PASSIVE)
         assert make_hints(hints) is hints
 
-    def test_keywords_are_hints(self) -> None:
+    def test_keywords_become_hints(self) -> None:
         made = make_hints(
             flags=PASSIVE,
             family=AF_INET,
@@ -265,27 +265,27 @@ class TestMakeHints:
         assert found == [to(("10.0.0.1", 7471), UD, UDP)]
 
     @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
-    def test_a_route_of_one_record(self, kind: Callable[[bytes], bytes]) -> None:
+    def test_route_of_one_record(self, kind: Callable[[bytes], bytes]) -> None:
         made = make_hints(route=kind(PATH.pack()))
         assert made is not None
         assert made.route == (PathData(PATH),)
 
     @for_each("kind", [bytes, bytearray, memoryview])
     @for_each("count", [1, 2, 5])
-    def test_a_route_of_an_array(self, count: int, kind: Callable[[bytes], bytes]) -> None:
+    def test_route_of_several_records(self, count: int, kind: Callable[[bytes], bytes]) -> None:
         route = tuple(PathData(PATH.replace(dlid=each), PathFlag.OUTBOUND) for each in range(count))
         made = make_hints(route=kind(b"".join(each.pack() for each in route)))
         assert made is not None
         assert made.route == route
         assert made.route_len == 72 * count
 
-    def test_a_route_of_objects(self) -> None:
+    def test_route_of_path_data_objects(self) -> None:
         made = make_hints(route=[PathData(PATH), PathData(OTHER_PATH)])
         assert made is not None
         assert made.route == (PathData(PATH), PathData(OTHER_PATH))
 
     @for_each("size", [0, 1, 63, 65, 71, 73, 128, 143])
-    def test_a_route_of_another_length(self, size: int) -> None:
+    def test_route_of_invalid_length(self, size: int) -> None:
         with pytest.raises(ValueError, match=f"{size}"):
             make_hints(route=bytes(size))
         with pytest.raises(ValueError, match=f"{size}"):
@@ -353,23 +353,23 @@ def _outcome(*args: Any, **kwargs: Any) -> list[AddrInfo] | RdmaError:
         return error
 
 
-class TestAnything:
+class TestArbitraryArguments:
     @settings(max_examples=300)
     @given(node=_texts, service=st.one_of(_texts, st.integers()), hints=st.one_of(st.none(), _hints))
-    def test_ends_in_an_answer_or_an_error_of_ours(
+    def test_arbitrary_arguments_give_an_answer_or_a_library_error(
         self, node: str | None, service: str | int | None, hints: AddrInfo | None
     ) -> None:
         _sound(_outcome(node, service, hints, provider=Reaching(), resolver=no_such_name()))
 
     @settings(max_examples=300)
     @given(hints=_hints)
-    def test_hints_alone_end_in_an_answer_or_an_error_of_ours(self, hints: AddrInfo) -> None:
+    def test_arbitrary_hints_give_an_answer_or_a_library_error(self, hints: AddrInfo) -> None:
         _sound(_outcome(None, None, hints, provider=Reaching(), resolver=no_such_name()))
 
     @glibc_only
     @settings(max_examples=300, deadline=None)
     @given(node=_texts, service=_texts, flags=_flags, hints=_hints)
-    def test_numeric_ends_in_an_answer_or_an_error_of_ours(
+    def test_arbitrary_numeric_hosts_give_an_answer_or_a_library_error(
         self, node: str | None, service: str | None, flags: int, hints: AddrInfo
     ) -> None:
         """The same with the resolver of the system, which NUMERICHOST keeps from asking anybody."""
@@ -379,7 +379,7 @@ class TestAnything:
         node=st.one_of(st.text(max_size=40), st.sampled_from(_NASTY)),
         service=st.one_of(st.none(), st.text(max_size=40), st.sampled_from(_NASTY)),
     )
-    def test_errors_are_one_line_that_can_be_printed(self, node: str, service: str | None) -> None:
+    def test_errors_are_one_printable_line(self, node: str, service: str | None) -> None:
         resolver = no_such_name()
         text = str(_outcome(node, service, flags=NOROUTE, resolver=resolver))
         assert text.splitlines() == [text]

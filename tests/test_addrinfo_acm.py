@@ -84,34 +84,34 @@ INFINIBAND = AddrInfo(
 
 
 class TestEntries:
-    def test_where_only_infiniband_leads_there_it_comes_first(self, daemon: Daemon) -> None:
+    def test_infiniband_only_destination_comes_first(self, daemon: Daemon) -> None:
         first, second = getaddrinfo(NODE, 7471, port_space=TCP, provider=WithInfiniBand())
         assert first == INFINIBAND
         assert first.connect_len == 36
         assert second == AddrInfo(RaiFlag(0), AF_INET, RC, TCP, None, (NODE, 7471), route=INFINIBAND.route)
         assert asked_for(daemon) == [[(2, 2, bytes((192, 168, 7, 2)))]]
 
-    def test_where_a_roce_device_leads_there_it_comes_second(self, daemon: Daemon) -> None:
+    def test_roce_route_precedes_infiniband(self, daemon: Daemon) -> None:
         first, second = getaddrinfo(NODE, 7471, port_space=TCP, provider=WithInfiniBand(choice=ROCE))
         assert (first.family, first.device, first.route) == (AF_INET, "soft_eth0", (PathData(PATH),))
         connect = PrivateDataHeader(4, 0, SOURCE.ip, bytes((192, 168, 7, 2))).pack()
         assert second == replace(INFINIBAND, connect=connect)
 
-    def test_where_the_infiniband_device_has_the_ip_address_itself(self, daemon: Daemon) -> None:
+    def test_infiniband_device_with_the_ip_address(self, daemon: Daemon) -> None:
         choice = RouteChoice(SOURCE, "ib0", 1, 0, PATH)
         first, second = getaddrinfo(NODE, 7471, port_space=TCP, provider=WithInfiniBand(choice=choice))
         assert (first.family, second.family) == (AF_IB, AF_INET)
         assert second.route == INFINIBAND.route
         assert second.src_addr == ("10.0.0.2", 0)
 
-    def test_the_source_the_daemon_chose(self, rundir: Path) -> None:
+    def test_source_chosen_by_the_daemon(self, rundir: Path) -> None:
         ours = inet_pton(AF_INET6, "fd00::1")
         with Daemon(rundir, saying(path_endpoint(), (1, 3, ours))):
             first, second = getaddrinfo("fd00::2", 7471, port_space=TCP, provider=WithInfiniBand())
         assert second.src_addr == ("fd00::1", 0, 0, 0)
         assert first.connect == bytes.fromhex("00600000") + ours + inet_pton(AF_INET6, "fd00::2")
 
-    def test_the_hints_source(self, daemon: Daemon) -> None:
+    def test_source_of_the_hints(self, daemon: Daemon) -> None:
         hints = AddrInfo(port_space=TCP, src_addr=("192.168.7.1", 99))
         first, second = getaddrinfo(NODE, 7471, hints, provider=WithInfiniBand())
         assert second.src_addr == hints.src_addr
@@ -120,7 +120,7 @@ class TestEntries:
         assert first.connect == PrivateDataHeader(4, 0, bytes((192, 168, 7, 1)), bytes((192, 168, 7, 2))).pack()
         assert asked_for(daemon) == [[(1, 2, bytes((192, 168, 7, 1))), (2, 2, bytes((192, 168, 7, 2)))]]
 
-    def test_of_every_answer(self, daemon: Daemon) -> None:
+    def test_entries_for_every_answer(self, daemon: Daemon) -> None:
         resolver = Resolver(stream(NODE, 7471), stream("192.168.7.3", 7471))
         found = getaddrinfo("name.test", 7471, provider=WithInfiniBand(), resolver=resolver)
         assert [info.family for info in found] == [AF_IB, AF_INET] * 2
@@ -132,7 +132,7 @@ class TestEntries:
         assert isinstance(first.dst_addr, SockAddrIB)
         assert (first.dst_addr.pkey, first.dst_addr.flowinfo, first.port_space) == (0x8001, 0x12345, UDP)
 
-    def test_an_infiniband_address_gets_its_route(self, daemon: Daemon) -> None:
+    def test_infiniband_address_gets_its_route(self, daemon: Daemon) -> None:
         hints = AddrInfo(FAMILY, AF_IB, port_space=TCP)
         (info,) = getaddrinfo(str(THERE), 7471, hints, provider=WithInfiniBand())
         assert info == replace(INFINIBAND, connect=b"")
@@ -140,14 +140,14 @@ class TestEntries:
         path = PathRecord.unpack(record)
         assert (flags, kind, path.sgid, path.dgid, path.pkey) == (0, 0x10, HERE, THERE, 0xFFFF)
 
-    def test_an_infiniband_address_in_the_hints(self, daemon: Daemon) -> None:
+    def test_infiniband_address_in_the_hints(self, daemon: Daemon) -> None:
         there = SockAddrIB(THERE, service_id(TCP, 1), ALL_ONES)
         (info,) = getaddrinfo(dst_addr=there, src_addr=SockAddrIB(HERE), provider=WithInfiniBand())
         assert (info.src_addr, info.dst_addr, info.device) == (SockAddrIB(HERE), there, "ib0")
         assert info.route == INFINIBAND.route
 
 
-class TestNotAsked:
+class TestDaemonNotUsed:
     @pytest.mark.parametrize(
         "provider",
         [
@@ -161,27 +161,27 @@ class TestNotAsked:
         assert not daemon.connections
 
     @pytest.mark.parametrize("flags", [PASSIVE, NOROUTE, NOROUTE | NUMERICHOST])
-    def test_by_flags(self, daemon: Daemon, flags: RaiFlag) -> None:
+    def test_suppressed_by_flags(self, daemon: Daemon, flags: RaiFlag) -> None:
         assert len(getaddrinfo(NODE, 7471, flags=flags, provider=WithInfiniBand())) == 1
         assert not daemon.connections
 
     @pytest.mark.parametrize("node", ["127.0.0.1", "::1", "224.0.0.1", "ff02::1", "fe80::1", "0.0.0.0"])
-    def test_about_addresses_that_name_no_host(self, daemon: Daemon, node: str) -> None:
+    def test_addresses_that_name_no_host(self, daemon: Daemon, node: str) -> None:
         assert len(getaddrinfo(node, 7471, provider=WithInfiniBand())) == 1
         assert not daemon.connections
 
-    def test_where_the_hints_have_a_route(self, daemon: Daemon) -> None:
+    def test_hints_with_a_route(self, daemon: Daemon) -> None:
         (info,) = getaddrinfo(NODE, 7471, route=[PathData(PATH)], provider=WithInfiniBand())
         assert info.route == (PathData(PATH),)
         assert not daemon.connections
 
-    def test_about_a_source_alone(self, daemon: Daemon) -> None:
+    def test_source_alone(self, daemon: Daemon) -> None:
         assert len(getaddrinfo(src_addr=("192.168.7.1", 1), provider=WithInfiniBand())) == 1
         assert not daemon.connections
 
 
 class TestAnswers:
-    def test_numeric_hosts_are_asked_about_without_delay(self, daemon: Daemon) -> None:
+    def test_numeric_hosts_use_no_wait(self, daemon: Daemon) -> None:
         getaddrinfo(NODE, 7471, flags=NUMERICHOST, provider=WithInfiniBand())
         assert asked_for(daemon) == [[(2 | 1 << 30, 2, bytes((192, 168, 7, 2)))]]
 
@@ -195,14 +195,14 @@ class TestAnswers:
             pytest.param(lambda asked: asked.connection.sendall(b"?" * 16), id="garbage"),
         ],
     )
-    def test_without_a_path_all_is_as_without_a_daemon(self, rundir: Path, behave: Callable[[Asked], None]) -> None:
+    def test_no_path_equals_no_daemon(self, rundir: Path, behave: Callable[[Asked], None]) -> None:
         before = getaddrinfo(NODE, 7471, provider=WithInfiniBand())
         with Daemon(rundir, behave) as daemon:
             assert getaddrinfo(NODE, 7471, provider=WithInfiniBand()) == before
             assert daemon.asked
 
     @pytest.mark.parametrize("gid", ["dgid", "sgid"])
-    def test_an_infiniband_address_gets_no_route_of_others(self, rundir: Path, gid: str) -> None:
+    def test_infiniband_address_rejects_routes_of_other_gids(self, rundir: Path, gid: str) -> None:
         wrong = IB_PATH.replace(**{gid: Gid("fe80::bad")})
         two_ports = WithInfiniBand(infiniband_device(), infiniband_device(gid=Gid("fe80::bad")))
         with Daemon(rundir, saying(path_endpoint(wrong))) as daemon:
@@ -210,7 +210,7 @@ class TestAnswers:
             assert daemon.asked
         assert info.route == ()
 
-    def test_a_silent_daemon_costs_one_deadline_for_all_answers(self, rundir: Path) -> None:
+    def test_silent_daemon_costs_one_timeout(self, rundir: Path) -> None:
         resolver = Resolver(*(stream(f"192.168.7.{number}", 7471) for number in range(2, 50)))
         with Daemon(rundir, lambda asked: None):
             started = time.monotonic()
@@ -219,8 +219,8 @@ class TestAnswers:
         assert [info.family for info in found] == [AF_INET] * 48
 
 
-class TestWithoutWaiting:
-    def test_numeric_addresses_may_take_long_too(self, daemon: Daemon) -> None:
+class TestNonBlocking:
+    def test_numeric_addresses_may_take_long(self, daemon: Daemon) -> None:
         provider = WithInfiniBand()
         assert needs_lookup(NODE, None, provider)
         assert needs_lookup(NODE, h(NUMERICHOST), provider)
@@ -228,7 +228,7 @@ class TestWithoutWaiting:
         assert not needs_lookup(NODE, h(PASSIVE), provider)
         assert not needs_lookup(NODE, None, open_provider())
 
-    def test_a_resolution_does_not_wait_for_a_slow_daemon(
+    def test_resolve_addrinfo_does_not_block_on_a_slow_daemon(
         self, rundir: Path, monkeypatch: pytest.MonkeyPatch, world: World
     ) -> None:
         monkeypatch.setattr(type(world.provider), "devices", lambda self: (infiniband_device(),))

@@ -77,7 +77,7 @@ def found(host: Host) -> dict[str, Any]:
 
 
 class TestGetaddrinfo:
-    def test_every_address_comes_back(self, found: dict[str, Any]) -> None:
+    def test_all_addresses_are_returned(self, found: dict[str, Any]) -> None:
         assert sorted((each["family"], each["host"]) for each in found["many.test,0"]) == [
             (2, "10.7.0.8"),
             (2, "10.7.0.9"),
@@ -86,20 +86,20 @@ class TestGetaddrinfo:
         ]
         assert {(each["port"], each["qp"], each["ps"]) for each in found["many.test,0"]} == {(7471, 2, 0x106)}
 
-    def test_every_address_of_the_family_comes_back(self, found: dict[str, Any]) -> None:
+    def test_all_addresses_of_one_family_are_returned(self, found: dict[str, Any]) -> None:
         assert sorted(each["host"] for each in found["many.test,2"]) == ["10.7.0.8", "10.7.0.9"]
         assert sorted(each["host"] for each in found["many.test,10"]) == ["fd07::8", "fd07::9"]
 
-    def test_the_canonical_name_is_behind_the_alias(self, found: dict[str, Any]) -> None:
+    def test_canonical_name_of_an_alias(self, found: dict[str, Any]) -> None:
         assert [(each["host"], each["name"]) for each in found["alias.test,0"]] == [("10.7.0.9", "four.test")]
         assert {each["name"] for each in found["many.test,0"]} == {"many.test"}
 
-    def test_an_address_that_can_be_reached_has_source_and_device(self, found: dict[str, Any]) -> None:
+    def test_reachable_address_has_source_and_device(self, found: dict[str, Any]) -> None:
         (info,) = found["here.test,2"]
         assert info["src"] == ["127.0.0.1", 0]
         assert info["device"]
 
-    def test_an_address_that_cannot_has_neither(self, found: dict[str, Any]) -> None:
+    def test_unreachable_address_has_no_source_and_device(self, found: dict[str, Any]) -> None:
         assert {(each["src"], each["device"]) for each in found["many.test,0"]} == {(None, None)}
 
     @pytest.mark.parametrize(
@@ -111,17 +111,17 @@ class TestGetaddrinfo:
             ("servfail.test,0", "EAI_AGAIN", "no name server answered"),
         ],
     )
-    def test_what_a_server_refuses_is_an_error(self, found: dict[str, Any], asked: str, code: str, cause: str) -> None:
+    def test_server_failures_raise(self, found: dict[str, Any], asked: str, code: str, cause: str) -> None:
         error = found[asked]
         assert error["name"] == code
         for part in (asked.partition(",")[0], "7471", cause, f"[{code}]"):
             assert part in error["text"]
 
-    def test_without_a_server_try_again(self, host: Host) -> None:
+    def test_unreachable_server_gives_eai_again(self, host: Host) -> None:
         (error,) = resolve(host, _LOOKUPS, "four.test,0")
         assert error["name"] == "EAI_AGAIN"
 
-    def test_numbers_ask_no_server(self, host: Host) -> None:
+    def test_numeric_hosts_send_no_query(self, host: Host) -> None:
         code = """
 import json, rdmacm
 codes = []
@@ -203,7 +203,7 @@ class TestResolveAddrinfo:
         with DnsServer(host, self._SCRIPT) as server:
             yield server
 
-    def test_returns_at_once_and_delivers_later(self, host: Host, server: DnsServer) -> None:
+    def test_returns_at_once_and_reports_by_event(self, host: Host, server: DnsServer) -> None:
         seen = resolve(host, _EVENT, "slow.test")
         assert seen["returned"] < 0.1
         assert not seen["early"]
@@ -212,7 +212,7 @@ class TestResolveAddrinfo:
         assert seen["found"] == [["10.7.0.9", 7471]]
         assert server.queries == [("slow.test", "A")]
 
-    def test_delivers_a_failure_later(self, host: Host, server: DnsServer) -> None:
+    def test_failure_is_reported_by_event(self, host: Host, server: DnsServer) -> None:
         seen = resolve(host, _EVENT, "slow-no.test")
         assert seen["returned"] < 0.1
         assert seen["delivered"] >= _DELAY
@@ -220,7 +220,7 @@ class TestResolveAddrinfo:
         assert seen["status"] == -2
         assert seen["found"] == "ENOENT"
 
-    def test_destroying_meanwhile_waits_for_nobody_and_delivers_nothing(self, host: Host, server: DnsServer) -> None:
+    def test_destroy_during_a_lookup_does_not_block(self, host: Host, server: DnsServer) -> None:
         seen = resolve(host, _DESTROY)
         assert seen["outstanding"]
         assert seen["destroyed"] < 0.1

@@ -51,7 +51,7 @@ from support.rows import for_each
 
 
 class TestAnswers:
-    def test_all_come_back_in_order(self) -> None:
+    def test_all_answers_in_order(self) -> None:
         resolver = Resolver(
             stream("fd00::2", 80, 0, 0, name="canonical.test"),
             stream("10.0.0.9", 80),
@@ -68,13 +68,13 @@ class TestAnswers:
         assert {(info.qp_type, info.port_space, info.flags) for info in found} == {(RC, TCP, 0)}
         assert [info.family for info in found] == [AF_INET6, AF_INET, AF_INET6, AF_INET]
 
-    def test_the_canonical_name_is_that_of_all(self) -> None:
+    def test_canonical_name_on_every_answer(self) -> None:
         resolver = Resolver(stream("10.0.0.9", 80, name="canonical.test"), stream("10.0.0.1", 80))
         for flags, names in ((0, (None, "canonical.test")), (PASSIVE, ("canonical.test", None))):
             found = getaddrinfo("alias.test", 80, flags=flags, provider=Nowhere(), resolver=resolver)
             assert [(info.src_canonname, info.dst_canonname) for info in found] == [names] * 2
 
-    def test_an_address_comes_once(self) -> None:
+    def test_duplicate_addresses_are_removed(self) -> None:
         resolver = Resolver(
             stream("10.0.0.9", 80),
             datagram("10.0.0.9", 80),
@@ -86,19 +86,19 @@ class TestAnswers:
         found = getaddrinfo("name.test", 80, provider=Nowhere(), resolver=resolver)
         assert found == [to(("10.0.0.9", 80)), to(("fd00::9", 80, 0, 0))]
 
-    def test_a_link_local_address_comes_once_a_link(self) -> None:
+    def test_link_local_addresses_are_unique_per_scope(self) -> None:
         resolver = Resolver(stream("fe80::1", 80, 0, 2), stream("fe80::1", 80, 0, 3))
         found = getaddrinfo("name.test", 80, provider=Nowhere(), resolver=resolver)
         assert [info.dst_addr for info in found] == [("fe80::1", 80, 0, 2), ("fe80::1", 80, 0, 3)]
 
-    def test_streams_are_preferred_whatever_comes_first(self) -> None:
+    def test_stream_answers_are_preferred(self) -> None:
         resolver = Resolver(
             datagram("10.0.0.9", 80), stream("10.0.0.9", 80), datagram("10.0.0.1", 80), stream("10.0.0.1", 80)
         )
         found = getaddrinfo("name.test", 80, provider=Nowhere(), resolver=resolver)
         assert found == [to(("10.0.0.9", 80)), to(("10.0.0.1", 80))]
 
-    def test_what_exists_for_datagrams_only_is_that(self) -> None:
+    def test_datagram_only_answers(self) -> None:
         resolver = Resolver(datagram("10.0.0.9", 69))
         assert getaddrinfo("name.test", "tftp", provider=Nowhere(), resolver=resolver) == [
             to(("10.0.0.9", 69), UD, UDP)
@@ -116,7 +116,7 @@ class TestAnswers:
             (h(ps=IPOIB), UD, IPOIB),
         ],
     )
-    def test_hints_overrule_the_kind_of_an_answer(self, hints: AddrInfo, qp: int, ps: int) -> None:
+    def test_hints_override_the_socket_type(self, hints: AddrInfo, qp: int, ps: int) -> None:
         """A resolver that was brought along, a cache say, may answer for another kind than was asked for."""
         for answers in (
             [stream("10.0.0.9", 80)],
@@ -126,19 +126,19 @@ class TestAnswers:
             found = getaddrinfo("name.test", 80, hints, provider=Nowhere(), resolver=Resolver(*answers))
             assert found == [to(("10.0.0.9", 80), qp, ps)]
 
-    def test_other_families_are_passed_over(self) -> None:
+    def test_unsupported_families_are_skipped(self) -> None:
         strange = (int(socket.AF_UNIX), int(SOCK_STREAM), 0, "", ("/run/name",))
         resolver = Resolver(strange, stream("10.0.0.9", 80))
         found = getaddrinfo("name.test", 80, provider=Nowhere(), resolver=resolver)
         assert found == [to(("10.0.0.9", 80))]
         assert fails("name.test", 80, resolver=Resolver(strange)).errno == EAI.NODATA
 
-    def test_a_looked_up_gid(self) -> None:
+    def test_resolver_returns_a_gid(self) -> None:
         resolver = Resolver(stream("fe80::2:c903:1:2", 7471, 0, 0))
         found = getaddrinfo("name.test", 7471, h(FAMILY, AF_IB, ps=IB), provider=Nowhere(), resolver=resolver)
         assert found == [to(ib(0x13F1D2F), RC, IB)]
 
-    def test_numbers_ask_nobody(self) -> None:
+    def test_numeric_hosts_skip_the_resolver(self) -> None:
         resolver = no_such_name()
         for node in ("10.0.0.1", "fd00::1", "::ffff:10.0.0.1"):
             getaddrinfo(node, 7471, provider=Nowhere(), resolver=resolver)
@@ -149,7 +149,7 @@ _STREAM, _DGRAM = int(SOCK_STREAM), int(SOCK_DGRAM)
 _NAME, _NUMBER, _ANY = int(socket.AI_CANONNAME), int(socket.AI_NUMERICHOST), int(socket.AI_PASSIVE)
 
 
-class TestQuestions:
+class TestResolverArguments:
     """What a resolver is asked: family, type, protocol and flags of getaddrinfo(3)."""
 
     @for_each(
@@ -178,19 +178,19 @@ class TestQuestions:
             (h(qp=UD, ps=IPOIB), (0, _DGRAM, socket.IPPROTO_UDP, _NAME)),
         ],
     )
-    def test_follow_the_hints(self, hints: AddrInfo, question: tuple[int, int, int, int]) -> None:
+    def test_resolver_arguments_follow_the_hints(self, hints: AddrInfo, question: tuple[int, int, int, int]) -> None:
         resolver = no_such_name()
         assert fails("name.test", "service", hints, resolver=resolver).errno == EAI.NONAME
         assert resolver.asked == [("name.test", "service", *question)]
 
-    def test_without_hints_leave_out_unused_families(self) -> None:
+    def test_no_hints_uses_addrconfig(self) -> None:
         resolver = no_such_name()
         fails("name.test", 80, resolver=resolver)
         assert resolver.asked == [
             ("name.test", "80", 0, 0, 0, _NAME | int(socket.AI_ADDRCONFIG) | int(socket.AI_V4MAPPED))
         ]
 
-    def test_without_a_node_want_no_name(self) -> None:
+    def test_no_canonname_without_a_node(self) -> None:
         resolver = Resolver(stream("0.0.0.0", 80))
         found = getaddrinfo(None, "service", flags=PASSIVE, provider=Nowhere(), resolver=resolver)
         assert found == [on(("0.0.0.0", 80))]
@@ -199,13 +199,13 @@ class TestQuestions:
 
 class TestServices:
     @for_each(("service", "port"), [(0, 0), (7471, 7471), (65535, 65535), ("00080", 80), ("0" * 30 + "80", 80)])
-    def test_numbers(self, service: str | int, port: int) -> None:
+    def test_numeric_services(self, service: str | int, port: int) -> None:
         (info,) = getaddrinfo("10.0.0.1", service, provider=Nowhere())
         assert info.dst_addr == ("10.0.0.1", port)
 
     @glibc_only
     @pytest.mark.parametrize("service", [" 7471", "\t7471", "+7471"])
-    def test_numbers_as_strtoul_reads_them(self, service: str) -> None:
+    def test_numbers_in_strtoul_syntax(self, service: str) -> None:
         (info,) = getaddrinfo("10.0.0.1", service, provider=Nowhere())
         assert info.dst_addr == ("10.0.0.1", 7471)
 
@@ -226,24 +226,24 @@ class TestServices:
             "9" * 100,
         ],
     )
-    def test_numbers_that_are_no_port(self, service: str | int) -> None:
+    def test_numbers_beyond_the_port_range(self, service: str | int) -> None:
         for node in ("10.0.0.1", None):
             error = fails(node, service)
             assert EAI(error.errno or 0) is EAI.SERVICE
             assert str(service) in str(error)
 
-    def test_a_number_of_any_length_is_looked_at(self) -> None:
+    def test_very_long_numbers(self) -> None:
         assert fails("10.0.0.1", "1" * 10_000).errno == EAI.SERVICE
         (info,) = getaddrinfo("10.0.0.1", "0" * 10_000 + "80", provider=Nowhere())
         assert info.dst_addr == ("10.0.0.1", 80)
 
-    def test_a_port_that_is_none_asks_nobody(self) -> None:
+    def test_invalid_port_skips_the_resolver(self) -> None:
         resolver = Resolver(stream("10.0.0.1", 4464))
         assert fails("name.test", 70000, resolver=resolver).errno == EAI.SERVICE
         assert resolver.asked == []
 
     @glibc_only
-    def test_names_are_those_of_the_protocol(self) -> None:
+    def test_service_names_depend_on_the_protocol(self) -> None:
         if (reason := usual_services()) is not None:
             pytest.skip(reason)
         assert getaddrinfo("10.0.0.1", "tftp", provider=Nowhere()) == [to(("10.0.0.1", 69), UD, UDP)]
@@ -254,47 +254,47 @@ class TestServices:
 class TestNodes:
     """Forms the table leaves out."""
 
-    def test_a_gid_with_scope(self) -> None:
+    def test_gid_with_scope(self) -> None:
         if (reason := lo()) is not None:
             pytest.skip(reason)
         hints = h(FAMILY | NUMERICHOST, AF_IB, ps=IB)
         (info,) = getaddrinfo("fe80::1%lo", 1, hints, provider=Nowhere())
         assert info.dst_addr == SockAddrIB(Gid("fe80::1"), 0x13F0001, ALL_ONES, scope_id=1)
 
-    def test_a_numeric_scope(self) -> None:
+    def test_numeric_scope(self) -> None:
         (info,) = getaddrinfo("fe80::1%7", 1, flags=NUMERICHOST, provider=Nowhere())
         assert info.dst_addr == ("fe80::1", 1, 0, 7)
 
     @for_each("node", ["127.1", "0x7f000001", "017700000001", "2130706433", "fe80::1%7", "::1%1"])
-    def test_numbers_of_any_form_have_no_canonical_name(self, node: str) -> None:
+    def test_numeric_hosts_have_no_canonical_name(self, node: str) -> None:
         (info,) = getaddrinfo(node, 1, provider=Nowhere())
         assert info.dst_canonname is None
 
     @pytest.mark.parametrize("flags", [0, PASSIVE, NUMERICHOST])
-    def test_an_asterisk_is_no_name(self, flags: int) -> None:
+    def test_asterisk_is_unknown(self, flags: int) -> None:
         """getaddrinfo(3) takes ``*`` for NULL: for the host itself, or for a wildcard."""
         assert EAI(fails("*", 7471, flags=flags).errno or 0) is EAI.NONAME
         assert EAI(fails("127.0.0.1", "*", flags=flags).errno or 0) is EAI.SERVICE
 
     @pytest.mark.parametrize("node", ["127.0.0.1\0.name.test", "localhost\0", "\0", "fe80::1\0%lo"])
-    def test_with_a_nul_are_unknown(self, node: str) -> None:
+    def test_node_with_a_nul_is_unknown(self, node: str) -> None:
         for flags in (0, NUMERICHOST):
             assert EAI(fails(node, 80, flags=flags).errno or 0) is EAI.NONAME
 
     @pytest.mark.parametrize("service", ["80\0", "80\0abc", "http\0", "\0"])
-    def test_with_a_nul_in_the_service(self, service: str) -> None:
+    def test_service_with_a_nul(self, service: str) -> None:
         assert EAI(fails("127.0.0.1", service).errno or 0) is EAI.SERVICE
 
-    def test_a_service_without_an_encoding(self) -> None:
+    def test_unencodable_service(self) -> None:
         assert EAI(fails("127.0.0.1", "\udc80").errno or 0) is EAI.SERVICE
 
     @for_each("node", ["a" * 64, f"{'a' * 64}.test", "a..test", ".", "é" * 64, "\ud800"])
-    def test_that_cannot_be_names_are_unknown(self, node: str) -> None:
+    def test_invalid_names_are_unknown(self, node: str) -> None:
         error = fails(node, 80, flags=NUMERICHOST)
         assert EAI(error.errno or 0) is EAI.NONAME
         assert error.errno == socket.EAI_NONAME
 
-    def test_a_label_too_long_says_so(self) -> None:
+    def test_error_for_a_label_too_long(self) -> None:
         assert "too long" in str(fails("a" * 64, 80))
 
 
@@ -319,7 +319,7 @@ class TestNeedsLookup:
             (None, h(SA), False),
         ],
     )
-    def test_is_for_names(self, node: str | None, hints: AddrInfo | None, needed: bool) -> None:
+    def test_only_names_need_a_lookup(self, node: str | None, hints: AddrInfo | None, needed: bool) -> None:
         assert needs_lookup(node, hints, Nowhere()) is needed
 
 
@@ -328,7 +328,7 @@ class TestNeedsLookup:
 
 class TestErrors:
     @for_each("code", EAI)
-    def test_of_a_resolver_are_passed_on(self, code: EAI) -> None:
+    def test_resolver_error_codes_are_kept(self, code: EAI) -> None:
         cause = socket.gaierror(int(code), "whatever")
         error = fails("name.test", "some-service", resolver=Resolver(error=cause))
         assert EAI(error.errno or 0) is code
@@ -340,7 +340,7 @@ class TestErrors:
             assert part in text
 
     @for_each("code", EAI)
-    def test_can_be_caught_as_what_they_are(self, code: EAI) -> None:
+    def test_exception_types(self, code: EAI) -> None:
         resolver = Resolver(error=socket.gaierror(int(code), ""))
         for kind in (GaiError, RdmaError, socket.gaierror, OSError):
             with pytest.raises(kind) as caught:
@@ -359,7 +359,7 @@ class TestErrors:
             (EAI.QPTYPE, "do not go together"),
         ],
     )
-    def test_of_a_resolver_say_what_was_wrong_and_what_to_try(self, code: EAI, part: str) -> None:
+    def test_resolver_error_messages_have_a_hint(self, code: EAI, part: str) -> None:
         resolver = Resolver(error=socket.gaierror(int(code), ""))
         error = fails("name.test", "some-service", family=AF_INET6, resolver=resolver)
         assert part in (error.strerror or "")
@@ -379,7 +379,7 @@ class TestErrors:
             (EAI.NONAME, None, None, None, "nothing to resolve"),
         ],
     )
-    def test_of_our_own_say_what_was_wrong(
+    def test_own_error_messages(
         self, code: EAI, node: str | None, service: str | None, hints: AddrInfo | None, part: str
     ) -> None:
         error = fails(node, service, hints)
@@ -388,12 +388,12 @@ class TestErrors:
         for each in (gai_strerror(code), part, f"[EAI_{code.name}]", node or "", service or ""):
             assert each in str(error)
 
-    def test_of_a_resolver_without_answers(self) -> None:
+    def test_resolver_without_answers(self) -> None:
         error = fails("name.test", 80, resolver=Resolver())
         assert EAI(error.errno or 0) is EAI.NODATA
         assert gai_strerror(EAI.NODATA) in str(error)
 
-    def test_of_the_system(self) -> None:
+    def test_eai_system(self) -> None:
         cause = OSError(errno.EMFILE, "Too many open files")
         error = fails("name.test", 80, resolver=Resolver(error=cause))
         assert (error.errno, error.system_errno) == (EAI.SYSTEM, errno.EMFILE)
@@ -401,15 +401,15 @@ class TestErrors:
         for part in (gai_strerror(EAI.SYSTEM), "Too many open files", "EMFILE", "[EAI_SYSTEM]"):
             assert part in str(error)
 
-    def test_of_the_system_have_an_errno(self) -> None:
+    def test_eai_system_keeps_errno(self) -> None:
         error = fails("name.test", 80, resolver=Resolver(error=OSError("broken")))
         assert (error.errno, error.system_errno) == (EAI.SYSTEM, errno.EIO)
         assert "broken" in str(error)
 
-    def test_others_have_no_system_errno(self) -> None:
+    def test_other_codes_have_no_system_errno(self) -> None:
         assert fails("name.test", 80, resolver=no_such_name()).system_errno == 0
 
-    def test_of_memory(self) -> None:
+    def test_eai_memory(self) -> None:
         cause = MemoryError()
         error = fails("name.test", 80, resolver=Resolver(error=cause))
         assert EAI(error.errno or 0) is EAI.MEMORY
@@ -419,7 +419,7 @@ class TestErrors:
     @pytest.mark.parametrize(
         "cause", [UnicodeError("label too long"), ValueError("embedded null character")], ids=["label", "nul"]
     )
-    def test_of_encoding(self, cause: ValueError) -> None:
+    def test_encoding_errors(self, cause: ValueError) -> None:
         error = fails("name.test", 80, resolver=Resolver(error=cause))
         assert EAI(error.errno or 0) is EAI.NONAME
         assert error.__cause__ is cause
@@ -428,12 +428,12 @@ class TestErrors:
     @pytest.mark.parametrize(
         "cause", [socket.gaierror(-99, "strange"), socket.gaierror(12345, ""), socket.gaierror("strange")]
     )
-    def test_of_an_unknown_code_are_failures(self, cause: socket.gaierror) -> None:
+    def test_unknown_code_becomes_eai_fail(self, cause: socket.gaierror) -> None:
         error = fails("name.test", 80, resolver=Resolver(error=cause))
         assert EAI(error.errno or 0) is EAI.FAIL
         assert error.__cause__ is cause
 
-    def test_name_the_address_as_it_was_given(self) -> None:
+    def test_message_shows_the_address_as_given(self) -> None:
         assert fails("fd00::1", "x", resolver=no_such_name()).address == "[fd00::1]:x"
         assert fails("name.test", None, resolver=no_such_name()).address == "name.test"
         assert fails(None, "x", resolver=no_such_name()).address == ":x"
@@ -447,15 +447,13 @@ class TestErrors:
             (None, "svc", SA, "InfiniBand"),
         ],
     )
-    def test_of_the_subnet_administrator(
-        self, node: str | None, service: str | None, flags: RaiFlag, part: str
-    ) -> None:
+    def test_sa_errors(self, node: str | None, service: str | None, flags: RaiFlag, part: str) -> None:
         with pytest.raises(RdmaError, match=part) as caught:
             getaddrinfo(node, service, flags=flags, provider=Nowhere())
         assert caught.value.step == "getaddrinfo"
         assert not isinstance(caught.value, socket.gaierror)
 
-    def test_of_the_call_itself(self) -> None:
+    def test_invalid_call_arguments(self) -> None:
         wrong: Any = 7
         with pytest.raises(TypeError):
             getaddrinfo(wrong, 80, provider=Nowhere())

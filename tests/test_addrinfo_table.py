@@ -344,7 +344,7 @@ WITHOUT_ROUTE = [number for number, case in CASES.items() if (case.hints or Addr
 
 @glibc_only
 class TestCaseTable:
-    def test_it_is_complete(self) -> None:
+    def test_is_complete(self) -> None:
         assert list(CASES) == list(range(1, 94))
         assert [number for number, case in CASES.items() if (case.c is None) != (case.page is None)] == []
 

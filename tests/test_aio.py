@@ -43,6 +43,7 @@ def _nothing_left() -> Iterator[None]:
     yield
     gc.collect()
     check_nothing_is_left()
+    # A driver left behind keeps a loop alive and shows nowhere else.
     assert not aio._Driver._all
     deadline = time.monotonic() + 2
     while descriptors() - before and time.monotonic() < deadline:
@@ -53,7 +54,7 @@ def _nothing_left() -> Iterator[None]:
 def check_nothing_is_left() -> None:
     provider = get_provider("soft")
     assert not provider.runtime.in_use  # type: ignore[attr-defined]
-    assert not provider.host.mux._qps  # type: ignore[attr-defined]
+    assert len(provider.host.mux) == 0  # type: ignore[attr-defined]
     assert not provider.host.bound_ids  # type: ignore[attr-defined]
 
 
@@ -122,7 +123,7 @@ def test_every_operation(host: str) -> None:
     run(main())
 
 
-def test_the_end_of_a_connection() -> None:
+def test_end_of_a_connection() -> None:
     async def main() -> None:
         async with connected() as (active, passive):
             await passive.send(b"one")
@@ -146,10 +147,11 @@ def test_the_end_of_a_connection() -> None:
     run(main())
 
 
-def test_a_loop_waits_for_one_descriptor_while_something_is_open() -> None:
+def test_one_descriptor_per_loop_while_connections_are_open() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         async with connected(), connected():
+            # asyncio has no public list of a loop's readers.
             (driver,) = aio._Driver._all.values()
             fd = driver._fd
         assert not aio._Driver._all
@@ -161,7 +163,7 @@ def test_a_loop_waits_for_one_descriptor_while_something_is_open() -> None:
     run(main())
 
 
-def test_refusals() -> None:
+def test_rejections() -> None:
     async def main() -> None:
         async with await aio.listen(("", 0)) as listener:
             connecting = asyncio.create_task(aio.connect(("127.0.0.1", listener.port), private_data=b"me"))
@@ -185,12 +187,13 @@ def test_refusals() -> None:
     run(main())
 
 
-def test_more_requests_than_may_wait_are_refused() -> None:
+def test_requests_beyond_the_backlog_are_rejected() -> None:
     async def main() -> None:
         async with await aio.listen(("127.0.0.1", 0), backlog=3) as listener:
             waiting = []
             for _ in range(3):
                 waiting.append(asyncio.create_task(aio.connect(("127.0.0.1", listener.port))))
+                # That a request has arrived shows only when it is accepted.
                 while len(listener._core._requests) < len(waiting):
                     await asyncio.sleep(0.001)
             for _ in range(3):
@@ -204,7 +207,7 @@ def test_more_requests_than_may_wait_are_refused() -> None:
     run(main())
 
 
-def test_time_runs_out() -> None:
+def test_timeouts() -> None:
     async def main() -> None:
         async with await aio.listen(("127.0.0.1", 0)) as listener:
             with pytest.raises(TimeoutError):
@@ -222,7 +225,7 @@ def test_time_runs_out() -> None:
     run(main())
 
 
-def test_names_are_looked_up_without_blocking_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lookups_do_not_block_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, go_on = threading.Event(), threading.Event()
 
     def resolve(host: str, port: object, *more: int, **options: int) -> list[object]:
@@ -275,7 +278,7 @@ def test_two_hundred_connections_at_once() -> None:
     run(main())
 
 
-def test_a_busy_connection_leaves_the_loop_to_others() -> None:
+def test_busy_connection_yields_to_other_tasks() -> None:
     async def main() -> None:
         async with connected(depth=64) as (active, passive):
 
@@ -301,7 +304,7 @@ def test_a_busy_connection_leaves_the_loop_to_others() -> None:
     run(main())
 
 
-def test_many_operations_of_one_connection_take_turns() -> None:
+def test_concurrent_operations_are_queued() -> None:
     async def main() -> None:
         async with connected() as (active, passive):
             region = passive.register(bytearray(64), remote_atomic=True)
@@ -313,7 +316,7 @@ def test_many_operations_of_one_connection_take_turns() -> None:
     run(main())
 
 
-def test_threads_and_other_loops_beside_it() -> None:
+def test_threads_and_several_loops() -> None:
     """The progress that one thread makes is news for others."""
     ports: list[int] = []
     ready, done = threading.Event(), threading.Event()
@@ -360,7 +363,7 @@ asyncio.run(main())
 """
 
 
-def test_a_peer_in_another_process() -> None:
+def test_peer_in_another_process() -> None:
     async def main() -> None:
         async with await aio.listen(("127.0.0.1", 0)) as listener:
             argv = (sys.executable, "-c", CHILD, str(listener.port))
@@ -394,7 +397,7 @@ async def cancelled_everywhere(make: Callable[[], Awaitable[Callable[[], Corouti
     raise AssertionError("it never ends")
 
 
-def test_connecting_can_be_cancelled_at_any_time() -> None:
+def test_connect_can_be_cancelled_at_any_step() -> None:
     async def main() -> None:
         async with await aio.listen(("127.0.0.1", 0), depth=1, max_message=100) as listener:
             serving = asyncio.create_task(echo(listener))
@@ -413,7 +416,7 @@ def test_connecting_can_be_cancelled_at_any_time() -> None:
     run(main())
 
 
-def test_a_look_up_can_be_cancelled() -> None:
+def test_lookup_can_be_cancelled() -> None:
     async def main() -> None:
         connecting = asyncio.create_task(aio.connect(("localhost", 1)))
         await asyncio.sleep(0)
@@ -425,7 +428,7 @@ def test_a_look_up_can_be_cancelled() -> None:
     run(main())
 
 
-def test_accepting_can_be_cancelled_at_any_time() -> None:
+def test_accept_can_be_cancelled_at_any_step() -> None:
     async def main() -> None:
         async with await aio.listen(("127.0.0.1", 0)) as listener:
             clients: list[asyncio.Task[AsyncConnection]] = []
@@ -463,7 +466,7 @@ def test_accepting_can_be_cancelled_at_any_time() -> None:
 
 
 @pytest.mark.parametrize("name", ["recv", "send", "send own memory", "write", "read", "read into", "fetch_add"])
-def test_operations_can_be_cancelled_at_any_time(name: str) -> None:
+def test_operations_can_be_cancelled_at_any_step(name: str) -> None:
     async def main() -> None:
         async with await aio.listen(("127.0.0.1", 0), depth=4) as listener:
             open_ones: list[AsyncConnection] = []
@@ -499,7 +502,7 @@ def test_operations_can_be_cancelled_at_any_time(name: str) -> None:
     run(main())
 
 
-def test_what_cancelling_does_to_the_connection() -> None:
+def test_effect_of_cancellation_on_the_connection() -> None:
     async def main() -> None:
         async with connected(depth=1) as (active, passive):
             await active.send(b"the only buffer is full")
@@ -521,7 +524,7 @@ def test_what_cancelling_does_to_the_connection() -> None:
     run(main())
 
 
-def test_operations_in_line_can_be_cancelled_without_harm() -> None:
+def test_queued_operations_can_be_cancelled() -> None:
     async def main() -> None:
         async with connected(depth=1) as (active, passive):
             own = [bytearray(b"%4d" % number * 100) for number in range(40)]
@@ -539,7 +542,7 @@ def test_operations_in_line_can_be_cancelled_without_harm() -> None:
     run(main())
 
 
-def test_what_is_forgotten_is_told_of_and_cleaned_up() -> None:
+def test_unclosed_objects_warn_and_are_released() -> None:
     async def main() -> None:
         async with connected() as (_, passive):
             async with await aio.listen(("127.0.0.1", 0)) as listener:

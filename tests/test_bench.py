@@ -36,7 +36,7 @@ def run(*arguments: str, path: str | None = None) -> subprocess.CompletedProcess
     )
 
 
-def test_a_peer_that_is_always_there() -> None:
+def test_socket_peer() -> None:
     done = run(str(PEERS), "asyncio", "--rounds", "1", "--effort", "0.005", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)["peers"]["asyncio"]
@@ -46,7 +46,7 @@ def test_a_peer_that_is_always_there() -> None:
     assert 0 < found["connections"]["p50_us"] <= found["connections"]["p99_us"]
 
 
-def test_this_library_as_a_peer() -> None:
+def test_rdmacm_peer() -> None:
     done = run(str(PEERS), "rdmacm", "--rounds", "1", "--effort", "0.005", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)["peers"]["rdmacm"]
@@ -61,7 +61,7 @@ def test_this_library_as_a_peer() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="trains are Linux's")
-def test_nothing_but_sockets_as_a_peer() -> None:
+def test_sockets_only_peer() -> None:
     done = run(str(PEERS), "sockets", "--rounds", "1", "--effort", "0.005", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)["peers"]["sockets"]
@@ -71,7 +71,7 @@ def test_nothing_but_sockets_as_a_peer() -> None:
     assert 0 < found["connections"]["p50_us"] <= found["connections"]["p99_us"]
 
 
-def test_peers_that_are_not_installed(tmp_path: Path) -> None:
+def test_missing_peers_are_reported(tmp_path: Path) -> None:
     done = run(str(PEERS), "fi-tcp", "ucx-tcp", path=str(tmp_path))
     assert done.returncode == 1
     assert "fi-tcp: fi_pingpong is not installed; to install it: apt-get install" in done.stdout
@@ -79,7 +79,7 @@ def test_peers_that_are_not_installed(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/net/tcp"), reason="listeners are looked up in Linux's table")
-def test_a_peer_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
+def test_failing_peer_does_not_stop_the_others(tmp_path: Path) -> None:
     broken = tmp_path / "fi_pingpong"
     broken.write_text("#!/bin/sh\necho out of order\nexit 3\n")
     broken.chmod(0o755)
@@ -90,7 +90,7 @@ def test_a_peer_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     assert "half round trip" in done.stdout
 
 
-def test_what_the_programs_print(peers: ModuleType) -> None:
+def test_output_of_the_programs(peers: ModuleType) -> None:
     pingpong = """\
 bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec
 64      2k      =2k      250k        0.04s      6.14      10.42       0.10
@@ -108,7 +108,7 @@ iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,over
                 parse(nothing)
 
 
-def test_rounds_come_to_their_medians(peers: ModuleType) -> None:
+def test_rounds_are_reported_as_medians(peers: ModuleType) -> None:
     rounds = [
         peers.Figures(us, {"send": {4096: us / 10}}, peers.Connections(us * 2, us * 3, us * 4))
         for us in (1.0, 9.0, 2.0)
@@ -119,7 +119,7 @@ def test_rounds_come_to_their_medians(peers: ModuleType) -> None:
     assert found == peers.Figures(2.0, {"send": {4096: 0.2}}, peers.Connections(4.0, 6.0, 8.0))
 
 
-def test_more_times_as_good_is_always_better(peers: ModuleType) -> None:
+def test_higher_ratio_is_better(peers: ModuleType) -> None:
     outcome = {"a": peers.Figures(10.0, {"send": {4096: 1.0}}), "b": peers.Figures(5.0, {"send": {4096: 3.0}})}
     lines = peers.table(outcome, against="a").splitlines()
     assert [line.split()[-1] for line in lines] == ["b", "(2.00x)", "(3.00x)"]

@@ -63,7 +63,7 @@ def write_every_operation(path: Path, pair: tuple[bytes, bytes]) -> None:
 
 
 @families
-def test_every_packet_has_its_place(tmp_path: Path, pair: tuple[bytes, bytes]) -> None:
+def test_every_packet_is_written_in_order(tmp_path: Path, pair: tuple[bytes, bytes]) -> None:
     path = tmp_path / "all.pcapng"
     write_every_operation(path, pair)
     found = read(path)
@@ -78,7 +78,7 @@ def test_every_packet_has_its_place(tmp_path: Path, pair: tuple[bytes, bytes]) -
 
 
 @families
-def test_a_train_sent(tmp_path: Path, pair: tuple[bytes, bytes]) -> None:
+def test_sent_train_is_split_into_packets(tmp_path: Path, pair: tuple[bytes, bytes]) -> None:
     packets = [sealed(bytes([number]) * size, pair, number) for number, size in enumerate([60, 60, 60, 20])]
     whole = b"".join(packets)
     with Capture(tmp_path / "train.pcapng") as capture:
@@ -90,7 +90,7 @@ def test_a_train_sent(tmp_path: Path, pair: tuple[bytes, bytes]) -> None:
     assert [one.identification for one in found] == ([0] * 4 if pair is V6 else [0, 1, 2, 3])
 
 
-def test_a_train_received_from_whoever_numbers_as_he_likes(tmp_path: Path) -> None:
+def test_received_train_with_arbitrary_ip_identifications(tmp_path: Path) -> None:
     identifications = [0xFFFE, 0xFFFF, 0, 7, 40000]
     back = V4[1], V4[0]
     whole = b"".join(sealed(bytes(28), back, identification) for identification in identifications)
@@ -100,7 +100,7 @@ def test_a_train_received_from_whoever_numbers_as_he_likes(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("path", RECEIVED, ids=[path.name for path in RECEIVED])
-def test_what_linux_sent_comes_out_as_linux_sent_it(tmp_path: Path, path: Path) -> None:
+def test_linux_captures_are_reproduced(tmp_path: Path, path: Path) -> None:
     wanted = list(roce(path))
     with Capture(tmp_path / "again.pcapng") as capture:
         for one in wanted:
@@ -111,7 +111,7 @@ def test_what_linux_sent_comes_out_as_linux_sent_it(tmp_path: Path, path: Path) 
         assert ours.identification == theirs.identification
 
 
-def test_times_are_the_clocks(tmp_path: Path) -> None:
+def test_timestamps_follow_the_clock(tmp_path: Path) -> None:
     ticks = itertools.count(1_700_000_000_000_000_001, 1000)
     with Capture(tmp_path / "time.pcapng", clock=lambda: next(ticks)) as capture:
         for _ in range(2):
@@ -122,7 +122,7 @@ def test_times_are_the_clocks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 3, 11, 15, 16, 17, 65507])
-def test_anything_may_arrive(tmp_path: Path, size: int) -> None:
+def test_arbitrary_datagrams(tmp_path: Path, size: int) -> None:
     with Capture(tmp_path / "odd.pcapng") as capture:
         capture.tap(False, *V4, 1, DPORT, memoryview(b"\xa5" * size), 0)
     assert [one.payload for one in read(tmp_path / "odd.pcapng")] == [b"\xa5" * size]
@@ -140,7 +140,7 @@ class TestScapy:
         return pytest.importorskip("scapy.utils", reason=reason).rdpcap
 
     @families
-    def test_it_agrees_on_every_layer(self, tmp_path: Path, pair: tuple[bytes, bytes], rdpcap: Any) -> None:
+    def test_scapy_agrees_on_every_layer(self, tmp_path: Path, pair: tuple[bytes, bytes], rdpcap: Any) -> None:
         from scapy.contrib.roce import BTH
         from scapy.layers.inet import IP, UDP
         from scapy.layers.inet6 import IPv6
@@ -166,7 +166,7 @@ class TestScapy:
             ip.len = ip.chksum = ip.plen = theirs[UDP].len = theirs[UDP].chksum = None
             assert bytes(theirs) == theirs.original
 
-    def test_it_says_which_packet_was_damaged(self, tmp_path: Path, rdpcap: Any) -> None:
+    def test_scapy_finds_the_damaged_packet(self, tmp_path: Path, rdpcap: Any) -> None:
         good = sealed(bytes(12), (V4[1], V4[0]), 77)
         with Capture(tmp_path / "damaged.pcapng") as capture:
             for data in (good, good[:-1] + bytes([good[-1] ^ 1])):
@@ -182,7 +182,7 @@ class TestWireshark:
     NEWER = Opcode.RC_FLUSH, Opcode.RC_ATOMIC_WRITE
 
     @families
-    def test_every_operation(self, tmp_path: Path, pair: tuple[bytes, bytes]) -> None:
+    def test_every_operation_is_dissected_without_errors(self, tmp_path: Path, pair: tuple[bytes, bytes]) -> None:
         path = tmp_path / "all.pcapng"
         write_every_operation(path, pair)
         bth = [f"infiniband.bth.{name}" for name in ("opcode", "destqp", "psn", "padcnt", "a", "se", "p_key")]
@@ -234,7 +234,7 @@ class TestWireshark:
     @pytest.mark.parametrize(
         ("at", "trouble"), [(18, "checksum"), (40, "checksum"), (16, "length")], ids=["id", "udp", "length"]
     )
-    def test_it_would_say_so(self, tmp_path: Path, at: int, trouble: str) -> None:
+    def test_wireshark_reports_damaged_packets(self, tmp_path: Path, at: int, trouble: str) -> None:
         path = tmp_path / "broken.pcapng"
         frame = bytearray(udp_frame(*V4, SPORT, DPORT, sealed(bytes(12), V4)))
         frame[at] ^= 1
@@ -242,7 +242,7 @@ class TestWireshark:
         with pytest.raises(AssertionError, match="(?i)" + trouble):
             dissect(path)
 
-    def test_what_linux_sent(self, tmp_path: Path) -> None:
+    def test_linux_packets_are_dissected_without_errors(self, tmp_path: Path) -> None:
         path = tmp_path / "linux.pcapng"
         wanted = [one for source in RECEIVED for one in roce(source)]
         with Capture(path) as capture:
@@ -261,7 +261,7 @@ class Wire:
 
 
 class TestFile:
-    def test_a_process_that_is_killed_leaves_what_it_saw(self, tmp_path: Path) -> None:
+    def test_killed_process_leaves_a_readable_file(self, tmp_path: Path) -> None:
         path = tmp_path / "killed.pcapng"
         code = f"""
 import os, signal
@@ -275,7 +275,7 @@ os.kill(os.getpid(), signal.SIGKILL)
         assert done.returncode == -signal.SIGKILL
         assert len(read(path)) == 10
 
-    def test_it_takes_a_wires_packets_until_it_is_closed(self, tmp_path: Path) -> None:
+    def test_close_stops_recording(self, tmp_path: Path) -> None:
         wire = Wire()
         with Capture(tmp_path / "a.pcapng") as capture:
             capture.attach(wire)
@@ -288,7 +288,7 @@ os.kill(os.getpid(), signal.SIGKILL)
         capture.attach(wire)
         assert wire.tap is None
 
-    def test_it_leaves_another_captures_tap_alone(self, tmp_path: Path) -> None:
+    def test_close_keeps_another_captures_tap(self, tmp_path: Path) -> None:
         wire = Wire()
         with Capture(tmp_path / "b.pcapng") as second:
             with Capture(tmp_path / "a.pcapng") as first:
@@ -296,16 +296,16 @@ os.kill(os.getpid(), signal.SIGKILL)
                 second.attach(wire)
             assert wire.tap == second.tap
 
-    def test_a_file_that_cannot_be_opened(self, tmp_path: Path) -> None:
+    def test_file_cannot_be_opened(self, tmp_path: Path) -> None:
         with pytest.raises(FileNotFoundError, match=r"no-such-directory/a\.pcapng"):
             Capture(tmp_path / "no-such-directory" / "a.pcapng")
 
     @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="/dev/full is Linux's")
-    def test_no_room_from_the_start(self) -> None:
+    def test_disk_full_at_open(self) -> None:
         with pytest.raises(OSError, match="/dev/full"):
             Capture("/dev/full")
 
-    def test_no_room_later(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def test_disk_full_later(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         path, wire = tmp_path / "limited.pcapng", Wire()
         packet = sealed(bytes(1000), V4)
         with Capture(path) as capture, caplog.at_level(logging.WARNING, "rdmacm"):
@@ -323,7 +323,7 @@ os.kill(os.getpid(), signal.SIGKILL)
         assert record.levelno == logging.WARNING
         assert "limited.pcapng stopped after 1 packets" in record.getMessage()
 
-    def test_threads(self, tmp_path: Path) -> None:
+    def test_concurrent_writers(self, tmp_path: Path) -> None:
         packets = [sealed(bytes([number]) * 100, V4) for number in range(4)]
         with Capture(tmp_path / "threads.pcapng") as capture:
 
@@ -340,7 +340,7 @@ os.kill(os.getpid(), signal.SIGKILL)
         found = [one.payload for one in read(tmp_path / "threads.pcapng")]
         assert sorted(found) == sorted(packets * 200)
 
-    def test_a_packet_sent_while_another_is_written(self, tmp_path: Path) -> None:
+    def test_packet_sent_during_a_write(self, tmp_path: Path) -> None:
         """As a finalizer may do in the middle of it."""
         packet = [sealed(bytes(12), V4)]
         ports = [2]
@@ -354,7 +354,7 @@ os.kill(os.getpid(), signal.SIGKILL)
             capture.tap(True, *V4, 1, DPORT, packet, 0)
         assert [one.sport for one in read(tmp_path / "nested.pcapng")] == [2, 1]
 
-    def test_closing_gives_the_descriptor_back(self, tmp_path: Path) -> None:
+    def test_close_releases_the_descriptor(self, tmp_path: Path) -> None:
         gc.collect()
         before = set(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else set()
         with Capture(tmp_path / "a.pcapng"):
@@ -378,7 +378,7 @@ def largest_file(size: int) -> Iterator[None]:
 class TestProvider:
     """:func:`rdmacm.capture`."""
 
-    def test_what_a_host_sends_and_receives(self, tmp_path: Path) -> None:
+    def test_packets_of_a_host(self, tmp_path: Path) -> None:
         fabric, path = Fabric(), tmp_path / "host.pcapng"
         a, b = fabric.host("a", "10.0.0.1"), fabric.host("b", "10.0.0.2")
         with CmId(provider=b.provider) as listener, CmId(provider=a.provider) as cmid:
@@ -392,11 +392,11 @@ class TestProvider:
             assert a.provider.tap is None
         assert found.packets == len(read(path)) == 2
 
-    def test_a_file_that_cannot_be_made(self, tmp_path: Path) -> None:
+    def test_file_cannot_be_created(self, tmp_path: Path) -> None:
         with pytest.raises(RdmaError) as caught:
             rdmacm.capture(tmp_path / "none" / "x")
         assert str(caught.value) == f"capture {tmp_path}/none/x: No such file or directory [ENOENT]"
 
-    def test_a_provider_there_is_none(self, tmp_path: Path) -> None:
+    def test_unknown_provider(self, tmp_path: Path) -> None:
         with pytest.raises(RdmaError, match=r"\[ENODEV\]"):
             rdmacm.capture(tmp_path / "x", "none")

@@ -47,7 +47,7 @@ from rdmacm.cma import (
 )
 
 
-def test_a_client_over_loopback() -> None:
+def test_client_over_loopback() -> None:
     res = rdma_getaddrinfo("127.0.0.1", "7471", rdmacm.AddrInfo(port_space=RDMA_PS_TCP))
     channel = rdma_create_event_channel()
     id = rdma_create_id(channel, "context", RDMA_PS_TCP)
@@ -74,7 +74,7 @@ def test_a_client_over_loopback() -> None:
         rdma_destroy_event_channel(channel)
 
 
-def test_the_rest_of_the_pages() -> None:
+def test_remaining_calls() -> None:
     channel = rdma_create_event_channel()
     id = rdma_create_id(channel)
     other = rdma_create_event_channel()
@@ -102,7 +102,7 @@ def test_the_rest_of_the_pages() -> None:
         rdma_destroy_event_channel(other)
 
 
-def test_a_synchronous_id() -> None:
+def test_synchronous_id() -> None:
     id = rdma_create_id(None)
     try:
         rdma_resolve_addr(id, None, ("127.0.0.1", 1), 2000)
@@ -133,7 +133,7 @@ def test_constants_have_the_values_of_the_headers() -> None:
     assert (cma.IBV_EVENT_COMM_EST, cma.IBV_PATH_FLAG_BIDIRECTIONAL) == (4, 40)
 
 
-def test_a_conversation_in_the_helpers_words() -> None:
+def test_rdma_verbs_helpers() -> None:
     def serve() -> None:
         try:
             id = cma.rdma_get_request(listen_id)
@@ -216,7 +216,7 @@ def test_a_conversation_in_the_helpers_words() -> None:
     assert not failures
 
 
-def test_a_queue_pair_of_ones_own_and_refusals() -> None:
+def test_application_queue_pair_and_rejection() -> None:
     """Both ends on one channel, as a C test of the connection manager would have them."""
     channel = rdma_create_event_channel()
     listen_id = rdma_create_id(channel)
@@ -272,7 +272,7 @@ def test_a_queue_pair_of_ones_own_and_refusals() -> None:
     rdma_destroy_event_channel(channel)
 
 
-def test_datagrams_wait_for_their_queue_pairs() -> None:
+def test_datagram_queue_pairs_are_unsupported() -> None:
     id = rdma_create_id(None, None, cma.RDMA_PS_UDP)
     rdma_resolve_addr(id, None, ("127.0.0.1", 1), 2000)
     attr = rdmacm.verbs.QPInitAttr(qp_type=cma.IBV_QPT_UD)
@@ -285,7 +285,7 @@ def test_datagrams_wait_for_their_queue_pairs() -> None:
 
 @pytest.mark.parametrize("pair", ["rdma_{}", "rdma_x{}"])
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
-def test_the_examples(address: str, pair: str) -> None:
+def test_examples_run(address: str, pair: str) -> None:
     at_server, at_client = pair.format("server"), pair.format("client")
 
     def run(name: str, *args: str) -> subprocess.Popen[str]:

@@ -37,7 +37,7 @@ def test_port_spaces_and_qp_types(world: World) -> None:
 # -- resolving ------------------------------------------------------------------------------------------
 
 
-def test_resolving_binds_and_routes(world: World) -> None:
+def test_resolve_addr_binds_and_finds_the_route(world: World) -> None:
     with CmId(world.channel, PortSpace.TCP) as cmid:
         assert (cmid.verbs, cmid.port_num, cmid.src_port, cmid.local_addr) == (None, 0, 0, None)
         cmid.resolve_addr(("10.0.0.2", 7471))
@@ -75,7 +75,7 @@ def test_options_shape_the_path(world: World) -> None:
         assert (path.traffic_class, path.packet_life_time, path.rate) == (0x68, 14, 6)
 
 
-def test_route_metrics_win(world: World) -> None:
+def test_lower_route_metric_wins(world: World) -> None:
     world.network.add_route("10.9.0.0/16", world.eth0, gateway="10.0.0.2", source="10.0.0.1", mtu=600, hop_limit=7)
     with CmId(world.channel) as cmid:
         cmid.resolve_addr(("10.9.1.1", 1))
@@ -85,7 +85,7 @@ def test_route_metrics_win(world: World) -> None:
         assert cmid.route.path_rec[0].hop_limit == 7
 
 
-def test_an_mtu_too_small_for_roce(world: World) -> None:
+def test_mtu_too_small_for_roce(world: World) -> None:
     world.network.set_interface(world.eth0, mtu=300)
     with CmId(world.channel) as cmid:
         cmid.resolve_addr(("10.0.0.2", 1))
@@ -97,7 +97,7 @@ def test_an_mtu_too_small_for_roce(world: World) -> None:
 
 
 @pytest.mark.parametrize("elapsed", [0.0, 0.3, 0.999])
-def test_a_late_neighbour_is_in_time(world: World, elapsed: float) -> None:
+def test_neighbour_answers_before_the_deadline(world: World, elapsed: float) -> None:
     with CmId(world.channel) as cmid:
         cmid.resolve_addr(("10.0.0.3", 1), timeout_ms=1000)
         assert world.events() == []
@@ -108,7 +108,7 @@ def test_a_late_neighbour_is_in_time(world: World, elapsed: float) -> None:
         assert world.provider.runtime.next_deadline() is None, "no timer outlives what it was for"
 
 
-def test_silence_ends_at_the_deadline(world: World) -> None:
+def test_silent_neighbour_times_out(world: World) -> None:
     with CmId(world.channel) as cmid:
         cmid.resolve_addr(("10.0.0.3", 7471), timeout_ms=2500)
         for _ in range(24):
@@ -133,7 +133,7 @@ def test_silence_ends_at_the_deadline(world: World) -> None:
         assert cmid.src_port == port
 
 
-def test_timeout_zero_takes_what_is_known(world: World) -> None:
+def test_timeout_zero_uses_known_neighbours_only(world: World) -> None:
     with CmId(world.channel) as cmid:
         cmid.resolve_addr(("10.0.0.3", 1), timeout_ms=0)
         world.one(CmEventType.ADDR_ERROR, -errno.ETIMEDOUT)
@@ -141,7 +141,7 @@ def test_timeout_zero_takes_what_is_known(world: World) -> None:
         world.one(CmEventType.ADDR_RESOLVED)
 
 
-def test_a_lost_notification_is_made_up_for(world: World) -> None:
+def test_lost_notification_is_recovered(world: World) -> None:
     with CmId(world.channel) as cmid:
         cmid.resolve_addr(("10.0.0.3", 1), timeout_ms=5000)
         world.network.add_neighbour(world.eth0, "10.0.0.3")
@@ -153,7 +153,7 @@ def test_a_lost_notification_is_made_up_for(world: World) -> None:
 @pytest.mark.parametrize(
     "state", [NeighbourState.INCOMPLETE, NeighbourState.FAILED, NeighbourState.NONE], ids=lambda s: s.name
 )
-def test_useless_neighbour_entries_do_not_count(world: World, state: NeighbourState) -> None:
+def test_unusable_neighbour_entries_are_ignored(world: World, state: NeighbourState) -> None:
     world.network.add_neighbour(world.eth0, "10.0.0.3", state)
     with CmId(world.channel) as cmid:
         cmid.resolve_addr(("10.0.0.3", 1), timeout_ms=1000)
@@ -163,7 +163,7 @@ def test_useless_neighbour_entries_do_not_count(world: World, state: NeighbourSt
         world.one(CmEventType.ADDR_RESOLVED)
 
 
-def test_the_gateway_is_the_neighbour(world: World) -> None:
+def test_gateway_is_resolved_as_the_neighbour(world: World) -> None:
     with CmId(world.channel) as cmid:
         cmid.resolve_addr(("8.8.8.8", 1), timeout_ms=1000)
         assert world.network.probed == [(world.eth0, socket.inet_aton("10.0.0.254"))]
@@ -175,7 +175,7 @@ def test_the_gateway_is_the_neighbour(world: World) -> None:
         assert str(cmid.route.dgid) == "::ffff:8.8.8.8"
 
 
-def test_many_ids_wait_for_one_neighbour_together(world: World) -> None:
+def test_ids_share_one_neighbour_lookup(world: World) -> None:
     ids = [CmId(world.channel) for _ in range(300)]
     for cmid in ids:
         cmid.resolve_addr(("10.0.0.3", 1), timeout_ms=1000)
@@ -191,7 +191,7 @@ def test_many_ids_wait_for_one_neighbour_together(world: World) -> None:
     ("kind", "code"),
     [("blackhole", errno.EINVAL), ("unreachable", errno.EHOSTUNREACH), ("prohibit", errno.EACCES)],
 )
-def test_routes_that_refuse(world: World, kind: str, code: int) -> None:
+def test_refusing_route_types(world: World, kind: str, code: int) -> None:
     world.network.add_route("10.66.0.0/16", kind=kind)
     with CmId(world.channel) as cmid:
         with pytest.raises(OSError, match=kind) as failed:
@@ -204,7 +204,7 @@ def test_routes_that_refuse(world: World, kind: str, code: int) -> None:
         assert cmid.state is State.ADDR_BOUND
 
 
-def test_no_route_raises_at_once(world: World) -> None:
+def test_missing_route_raises_at_once(world: World) -> None:
     world.network.remove_route("0.0.0.0/0")
     with CmId(world.channel) as cmid:
         with pytest.raises(OSError, match="no route to") as failed:
@@ -213,7 +213,7 @@ def test_no_route_raises_at_once(world: World) -> None:
         assert world.events() == []
 
 
-def test_routed_but_by_no_device(world: World) -> None:
+def test_route_without_rdma_device(world: World) -> None:
     world.network.add_address(1, "10.44.0.1/32")  # on lo
     world.network.add_route("10.5.0.0/16", world.eth0, gateway="10.0.0.2", source="10.44.0.1")
     with CmId(world.channel) as cmid:
@@ -228,7 +228,7 @@ def test_routed_but_by_no_device(world: World) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.5", "0.0.0.0", "::1", "::"])
-def test_this_host_is_reached_over_its_loopback(world: World, host: str) -> None:
+def test_own_loopback_address(world: World, host: str) -> None:
     with CmId(world.channel) as cmid:
         cmid.resolve_addr((host, 7471))
         world.one(CmEventType.ADDR_RESOLVED)
@@ -237,7 +237,7 @@ def test_this_host_is_reached_over_its_loopback(world: World, host: str) -> None
         assert str(cmid.route.sgid) in ("::ffff:127.0.0.1", "::1")
 
 
-def test_an_own_address_is_reached_over_its_device(world: World) -> None:
+def test_own_address_uses_its_device(world: World) -> None:
     with CmId(world.channel) as cmid:
         cmid.resolve_addr(("10.0.0.1", 7471))
         world.one(CmEventType.ADDR_RESOLVED)
@@ -270,7 +270,7 @@ def test_link_local_destinations_need_a_scope(world: World) -> None:
 # -- binding --------------------------------------------------------------------------------------------
 
 
-def test_a_specific_address_binds_the_device_and_a_wildcard_does_not(world: World) -> None:
+def test_specific_address_binds_the_device(world: World) -> None:
     with CmId(world.channel) as cmid:
         cmid.bind_addr(("10.0.0.1", 7471))
         assert cmid.verbs is not None
@@ -282,7 +282,7 @@ def test_a_specific_address_binds_the_device_and_a_wildcard_does_not(world: Worl
         assert cmid.local_addr == ("0.0.0.0", 7471)
 
 
-def test_binding_what_is_not_here(world: World) -> None:
+def test_bind_foreign_address(world: World) -> None:
     with CmId(world.channel) as cmid:
         with pytest.raises(OSError, match=r"10\.0\.0\.77 is not an address of this host") as failed:
             cmid.bind_addr(("10.0.0.77", 0))
@@ -305,7 +305,7 @@ def test_ib_addresses_need_infiniband(world: World, gid: str) -> None:
         assert failed.value.errno == errno.ENODEV
 
 
-def test_an_ib_wildcard_can_be_bound(world: World) -> None:
+def test_bind_ib_wildcard(world: World) -> None:
     with CmId(world.channel, PortSpace.IB) as cmid:
         cmid.bind_addr(SockAddrIB(sid=0x01060000, sid_mask=0xFFFFFFFFFFFF0000))
         local = cmid.local_addr
@@ -318,7 +318,7 @@ def test_an_ib_wildcard_can_be_bound(world: World) -> None:
     assert failed.value.errno == errno.EPROTONOSUPPORT
 
 
-def test_the_scope_of_an_address_that_is_not_link_local_says_nothing(world: World) -> None:
+def test_scope_of_a_global_address_is_ignored(world: World) -> None:
     with CmId(world.channel) as one, CmId(world.channel) as other:
         one.bind_addr(("fd00::1", 4000, 0, 77))
         assert one.local_addr == ("fd00::1", 4000, 0, 77)
@@ -328,7 +328,7 @@ def test_the_scope_of_an_address_that_is_not_link_local_says_nothing(world: Worl
         assert failed.value.errno == errno.EADDRINUSE
 
 
-def test_flow_information_is_the_flow_label(world: World) -> None:
+def test_flowinfo_becomes_the_flow_label(world: World) -> None:
     """The source's, as in the kernel, else the destination's."""
     world.network.add_neighbour(world.eth0, "fd00::2")
     for source, destination, label in ((0x12345, 0, 0x12345), (0, 0x54321, 0x54321), (0x12345, 0x54321, 0x12345)):
@@ -340,7 +340,7 @@ def test_flow_information_is_the_flow_label(world: World) -> None:
             assert cmid.route.path_rec[0].flow_label == label
 
 
-def test_ipoib_wants_an_infiniband_interface(world: World) -> None:
+def test_ipoib_needs_an_infiniband_interface(world: World) -> None:
     with CmId(world.channel, PortSpace.IPOIB) as cmid, pytest.raises(OSError, match="IPOIB") as failed:
         cmid.bind_addr(("10.0.0.1", 0))
     assert failed.value.errno == errno.EINVAL
@@ -349,7 +349,7 @@ def test_ipoib_wants_an_infiniband_interface(world: World) -> None:
         world.one(CmEventType.ADDR_ERROR, -errno.EINVAL)
 
 
-def test_a_given_source_binds(world: World) -> None:
+def test_source_address_binds_the_id(world: World) -> None:
     with CmId(world.channel) as cmid:
         cmid.resolve_addr(("10.0.0.2", 1), ("10.0.0.1", 4000))
         world.one(CmEventType.ADDR_RESOLVED)
@@ -362,7 +362,7 @@ def test_a_given_source_binds(world: World) -> None:
     assert failed.value.errno == errno.EINVAL
 
 
-def test_a_bound_id_keeps_its_source(world: World) -> None:
+def test_bound_id_keeps_its_source(world: World) -> None:
     with CmId(world.channel) as cmid:
         cmid.bind_addr(("10.0.0.1", 4000))
         with pytest.raises(OSError, match="bound to") as failed:
@@ -389,7 +389,7 @@ def test_two_interfaces_on_one_subnet(world: World) -> None:
 # -- the host changes -----------------------------------------------------------------------------------
 
 
-def test_the_device_goes_away(world: World) -> None:
+def test_device_removal(world: World) -> None:
     with CmId(world.channel) as cmid:
         cmid.resolve_addr(("10.0.0.2", 1))
         world.one(CmEventType.ADDR_RESOLVED)
@@ -403,7 +403,7 @@ def test_the_device_goes_away(world: World) -> None:
         assert failed.value.errno == errno.ENODEV
 
 
-def test_the_device_goes_away_while_resolving(world: World) -> None:
+def test_device_removal_while_resolving(world: World) -> None:
     with CmId(world.channel) as cmid:
         cmid.bind_addr(("10.0.0.1", 0))
         cmid.resolve_addr(("10.0.0.3", 1), timeout_ms=1000)
@@ -413,7 +413,7 @@ def test_the_device_goes_away_while_resolving(world: World) -> None:
         assert world.events() == []
 
 
-def test_the_source_goes_away_while_resolving(world: World) -> None:
+def test_source_removed_while_resolving(world: World) -> None:
     with CmId(world.channel) as cmid:
         cmid.bind_addr(("10.0.0.1", 0))
         cmid.resolve_addr(("10.0.0.3", 1), timeout_ms=60000)
@@ -423,14 +423,14 @@ def test_the_source_goes_away_while_resolving(world: World) -> None:
         assert cmid.state is State.ADDR_BOUND
 
 
-def test_the_route_goes_away_while_resolving(world: World) -> None:
+def test_route_removed_while_resolving(world: World) -> None:
     with CmId(world.channel) as cmid:
         cmid.resolve_addr(("8.8.8.8", 1), timeout_ms=60000)
         world.network.remove_route("0.0.0.0/0")
         world.one(CmEventType.ADDR_ERROR, -errno.ENETUNREACH)
 
 
-def test_the_route_moves_to_a_gateway_that_answers(world: World) -> None:
+def test_route_change_while_resolving(world: World) -> None:
     with CmId(world.channel) as cmid:
         cmid.resolve_addr(("8.8.8.8", 1), timeout_ms=60000)
         world.network.add_route("8.8.0.0/16", world.eth0, gateway="10.0.0.2", source="10.0.0.1")
@@ -438,7 +438,7 @@ def test_the_route_moves_to_a_gateway_that_answers(world: World) -> None:
 
 
 @pytest.mark.parametrize("change", ["down", "mac", "address"])
-def test_the_link_changes_under_a_bound_id(world: World, change: str) -> None:
+def test_address_change_of_a_bound_id(world: World, change: str) -> None:
     with CmId(world.channel) as cmid:
         cmid.resolve_addr(("10.0.0.2", 1))
         world.one(CmEventType.ADDR_RESOLVED)
@@ -489,7 +489,7 @@ def test_devices(world: World) -> None:
             query()
 
 
-def test_slaves_have_no_device(world: World) -> None:
+def test_bond_slaves_have_no_device(world: World) -> None:
     world.network.add_interface("eth9", slave_kind="bond")
     world.network.add_interface("vrf0", "10.9.9.9/24", slave_kind="vrf")
     names = [d.name for d in rdmacm.devices(world.provider)]

@@ -127,13 +127,13 @@ def test_each_call_in_each_state(both: Ends, call: str, situation: str) -> None:
         assert cmid.state is state, "a refused call changes nothing"
 
 
-def test_establishing_is_for_queue_pairs_of_ones_own(both: Ends) -> None:
+def test_establish_is_for_application_queue_pairs(both: Ends) -> None:
     active, _ = both.connect()
     refused(active.establish)
     refused(both.a.resolve(B).establish)
 
 
-def test_a_rejected_id_is_of_no_more_use(both: Ends) -> None:
+def test_rejected_id_cannot_connect_again(both: Ends) -> None:
     active, request = both.request()
     request.id.reject()
     both.a.event(E.REJECTED)
@@ -142,7 +142,7 @@ def test_a_rejected_id_is_of_no_more_use(both: Ends) -> None:
     refused(lambda: active.resolve_addr((B, PORT)))
 
 
-def test_connecting_that_cannot_start_may_be_tried_again(both: Ends) -> None:
+def test_failed_connect_call_may_be_repeated(both: Ends) -> None:
     active = both.a.resolve(B)
     active.create_qp()
     refused(lambda: active.connect(ConnParam(b"x" * 57)))
@@ -150,7 +150,7 @@ def test_connecting_that_cannot_start_may_be_tried_again(both: Ends) -> None:
     active.connect(ConnParam(b"x" * 56))
 
 
-def test_neither_queue_pair_nor_number(both: Ends) -> None:
+def test_connect_without_qp_or_qpn(both: Ends) -> None:
     refused(both.a.resolve(B).connect)
     refused(both.a.resolve(B, port_space=PortSpace.IB).connect)
     _, request = both.request()
@@ -161,7 +161,7 @@ def test_neither_queue_pair_nor_number(both: Ends) -> None:
 # -- events ---------------------------------------------------------------------------------------------
 
 
-def test_a_request_says_who_asks_for_what(both: Ends) -> None:
+def test_connect_request_carries_addresses_and_parameters(both: Ends) -> None:
     listener = both.b.listen(B)
     listener.context = "the listener's"
     active, event = both.request(ConnParam(b"hello", responder_resources=3, initiator_depth=5, rnr_retry_count=6))
@@ -179,7 +179,7 @@ def test_a_request_says_who_asks_for_what(both: Ends) -> None:
     assert event.private_data == b"hello".ljust(56, b"\0")
 
 
-def test_disconnecting_twice(both: Ends) -> None:
+def test_disconnect_twice(both: Ends) -> None:
     active, passive = both.connect()
     active.disconnect()
     active.disconnect()
@@ -194,14 +194,14 @@ def test_disconnecting_twice(both: Ends) -> None:
     assert both.b.quiet()
 
 
-def test_a_peer_that_does_not_confirm_the_end(both: Ends) -> None:
+def test_unanswered_dreq(both: Ends) -> None:
     active, _ = both.connect()
     both.fabric.crash("b")
     active.disconnect()
     assert both.a.event(E.DISCONNECTED).status == -errno.ETIMEDOUT
 
 
-def test_nobody_answers(both: Ends) -> None:
+def test_unanswered_req(both: Ends) -> None:
     active = both.a.resolve(B)
     qp = active.create_qp()
     began = both.fabric.now
@@ -214,7 +214,7 @@ def test_nobody_answers(both: Ends) -> None:
     assert qp.state is QPState.ERR
 
 
-def test_a_slow_application_is_waited_for(both: Ends) -> None:
+def test_slow_application_sends_mra(both: Ends) -> None:
     active, request = both.request()
     both.fabric.run(seconds=200)
     request.id.create_qp()
@@ -223,7 +223,7 @@ def test_a_slow_application_is_waited_for(both: Ends) -> None:
     both.b.event(E.ESTABLISHED)
 
 
-def test_a_peer_that_gave_up_is_not_accepted_any_more(both: Ends) -> None:
+def test_accept_after_the_peer_gave_up(both: Ends) -> None:
     active, request = both.request()
     active.destroy()
     both.fabric.run(seconds=1)
@@ -232,7 +232,7 @@ def test_a_peer_that_gave_up_is_not_accepted_any_more(both: Ends) -> None:
     assert "given up" in str(refused(request.id.accept))
 
 
-def test_the_active_side_is_connected_without_reading_its_channel(both: Ends) -> None:
+def test_active_side_connects_without_reading_events(both: Ends) -> None:
     _, request = both.request()
     request.id.create_qp()
     request.id.accept()
@@ -240,7 +240,7 @@ def test_the_active_side_is_connected_without_reading_its_channel(both: Ends) ->
     both.a.event(E.ESTABLISHED)
 
 
-def test_a_queue_pair_that_cannot_be_made_ready(both: Ends) -> None:
+def test_qp_transition_failure_rejects_the_connection(both: Ends) -> None:
     active, request = both.request()
     assert active.qp is not None
     active.qp.to_error()
@@ -250,7 +250,7 @@ def test_a_queue_pair_that_cannot_be_made_ready(both: Ends) -> None:
     assert both.b.event(E.REJECTED).status == 28
 
 
-def test_data_before_the_rtu_establishes() -> None:
+def test_data_before_the_rtu_establishes_the_connection() -> None:
     with ends() as both:
         both.fabric.faults = nth("RTU", 1, Verdict(0))
         active, request = both.request()
@@ -267,7 +267,7 @@ def test_data_before_the_rtu_establishes() -> None:
         region.close()
 
 
-def test_notify_establishes_for_who_has_a_queue_pair_of_their_own(both: Ends) -> None:
+def test_notify_establishes_an_application_queue_pair(both: Ends) -> None:
     both.fabric.faults = nth("RTU", 1, Verdict(0))
     _, request = both.request()
     request.id.accept(ConnParam(qp_num=0x10077))
@@ -278,7 +278,7 @@ def test_notify_establishes_for_who_has_a_queue_pair_of_their_own(both: Ends) ->
     refused(lambda: request.id.notify(COMM_EST), errno.EISCONN)
 
 
-def test_losing_the_device_ends_connections(both: Ends) -> None:
+def test_device_removal_ends_connections(both: Ends) -> None:
     active = _gone(both)
     refused(active.disconnect, errno.ENXIO)
     active.destroy()
@@ -299,7 +299,7 @@ def test_private_data_of_a_rejection(both: Ends, size: int, fits: bool) -> None:
     assert (event.id, event.status, event.private_data) == (active, 28, data)
 
 
-def test_resources_are_what_both_ends_have(both: Ends) -> None:
+def test_negotiated_resources_are_the_minimum(both: Ends) -> None:
     active, request = both.request()  # as much as the device has: 128
     assert isinstance(request.param, ConnParam)
     assert (request.param.responder_resources, request.param.initiator_depth) == (128, 128)
@@ -314,7 +314,7 @@ def test_resources_are_what_both_ends_have(both: Ends) -> None:
     assert (theirs.max_rd_atomic, theirs.max_dest_rd_atomic) == (1, 2)
 
 
-def test_accepting_without_saying_how_much_takes_what_was_asked_for(both: Ends) -> None:
+def test_accept_defaults_to_the_requested_resources(both: Ends) -> None:
     _, request = both.request(ConnParam(responder_resources=7, initiator_depth=9))
     qp = request.id.create_qp()
     request.id.accept()
@@ -324,7 +324,7 @@ def test_accepting_without_saying_how_much_takes_what_was_asked_for(both: Ends) 
 
 
 @pytest.mark.parametrize("field", ["responder_resources", "initiator_depth"])
-def test_more_resources_than_the_device_has(both: Ends, field: str) -> None:
+def test_resources_beyond_the_device_limits(both: Ends, field: str) -> None:
     active = both.a.resolve(B)
     active.create_qp()
     assert field in str(refused(lambda: active.connect(ConnParam(**{field: 129}))))  # type: ignore[arg-type]
@@ -345,7 +345,7 @@ def test_retry_counts_have_three_bits(both: Ends) -> None:
     ("field", "wrong"),
     [("qp_num", -1), ("qp_num", 1 << 24), ("qkey", 1 << 32), ("retry_count", -1), ("rnr_retry_count", 256)],
 )
-def test_numbers_that_no_message_has_room_for(both: Ends, field: str, wrong: int) -> None:
+def test_parameters_out_of_range(both: Ends, field: str, wrong: int) -> None:
     param = replace(ConnParam(qp_num=0x10010), **{field: wrong})  # type: ignore[arg-type]
     active, request = both.request()
     for cmid in (both.a.resolve(B), both.a.resolve(B, port_space=PortSpace.UDP)):
@@ -367,7 +367,7 @@ def test_private_data_may_be_any_buffer(both: Ends, kind: Callable[[bytes], byte
     assert both.a.event(E.REJECTED).private_data.rstrip(b"\0") == b"no"
 
 
-def test_times_of_a_queue_pair(both: Ends) -> None:
+def test_qp_timeouts(both: Ends) -> None:
     active, passive = both.connect()
     assert active.route.path_rec[0].packet_life_time == 16
     for cmid in (active, passive):
@@ -375,7 +375,7 @@ def test_times_of_a_queue_pair(both: Ends) -> None:
         assert cmid.qp.query()[0].min_rnr_timer == 12, "0.64 ms, where rdma_cm's 0 is 655 ms"
 
 
-def test_an_ack_timeout_of_ones_own(both: Ends) -> None:
+def test_ack_timeout_option(both: Ends) -> None:
     active = both.a.resolve(B)
     active.set_option(OptionLevel.ID, IdOption.ACK_TIMEOUT, 9)
     qp = active.create_qp()
@@ -388,7 +388,7 @@ def test_an_ack_timeout_of_ones_own(both: Ends) -> None:
     assert qp.query()[0].timeout == 9
 
 
-def test_a_path_with_larger_packets_than_the_peer_takes(both: Ends) -> None:
+def test_path_mtu_beyond_the_peers(both: Ends) -> None:
     both.b.listen(B)
     active = _addr_resolved(both)
     path = both.a.resolve(B).route.path_rec[0]
@@ -407,7 +407,7 @@ def test_a_path_with_larger_packets_than_the_peer_takes(both: Ends) -> None:
 # -- queues ---------------------------------------------------------------------------------------------
 
 
-def test_waiting_for_completions_takes_any_queue(both: Ends) -> None:
+def test_get_comp_with_any_queue(both: Ends) -> None:
     active, request = both.request()
     assert request.id.verbs is not None
     shared = CQ(request.id.verbs, 8)  # C's helpers assert that the id made the queue, and its channel
@@ -426,7 +426,7 @@ def test_waiting_for_completions_takes_any_queue(both: Ends) -> None:
     region.close()
 
 
-def test_what_cannot_be_a_queue_pair_of_an_id(both: Ends) -> None:
+def test_invalid_create_qp_arguments(both: Ends) -> None:
     refused(both.a.id().create_qp)
     cmid = both.a.resolve(B)
     cmid.create_qp()
@@ -441,7 +441,7 @@ def test_what_cannot_be_a_queue_pair_of_an_id(both: Ends) -> None:
         cmid.send_cq = None
 
 
-def test_attributes_for_a_queue_pair_of_ones_own(both: Ends) -> None:
+def test_init_qp_attr(both: Ends) -> None:
     refused(lambda: both.a.id().init_qp_attr(QPState.INIT))
     cmid = both.a.resolve(B)
     refused(lambda: cmid.init_qp_attr(7))  # type: ignore[arg-type]
@@ -455,7 +455,7 @@ def test_attributes_for_a_queue_pair_of_ones_own(both: Ends) -> None:
 # -- enhanced connection establishment ------------------------------------------------------------------
 
 
-def test_ece_goes_both_ways(both: Ends) -> None:
+def test_ece_is_exchanged(both: Ends) -> None:
     both.b.listen(B)
     active = both.a.resolve(B)
     active.set_local_ece(Ece(0x1234, 0x56))
@@ -489,7 +489,7 @@ def test_ece_is_not_for_ids_with_a_queue_pair(both: Ends) -> None:
 # -- datagrams: the service is found, queue pairs are not there -----------------------------------------
 
 
-def test_a_datagram_service_is_found(both: Ends) -> None:
+def test_sidr_resolves_a_service(both: Ends) -> None:
     both.b.listen(B, port_space=PortSpace.UDP)
     active = both.a.resolve(B, port_space=PortSpace.UDP)
     refused(lambda: active.connect(ConnParam(b"x" * 181)))
@@ -506,7 +506,7 @@ def test_a_datagram_service_is_found(both: Ends) -> None:
     assert both.b.quiet(), "the passive side is told nothing more"
 
 
-def test_a_datagram_service_that_refuses(both: Ends) -> None:
+def test_sidr_service_refuses(both: Ends) -> None:
     both.b.listen(B, port_space=PortSpace.UDP)
     active = both.a.resolve(B, port_space=PortSpace.UDP)
     active.connect()
@@ -524,11 +524,11 @@ def test_a_datagram_service_that_refuses(both: Ends) -> None:
         assert error.value.reason == 1
 
 
-def test_datagram_queue_pairs_are_not_there(both: Ends) -> None:
+def test_datagram_queue_pairs_are_unsupported(both: Ends) -> None:
     cmid = both.a.resolve(B, port_space=PortSpace.UDP)
     refused(lambda: cmid.create_qp(QPInitAttr(qp_type=QPType.UD)), errno.EOPNOTSUPP)
 
 
-def test_a_state_error_says_the_state(both: Ends) -> None:
+def test_state_errors_name_the_state(both: Ends) -> None:
     with pytest.raises(CmStateError, match="ADDR_BOUND"):
         _bound(both).connect(ConnParam(qp_num=1))

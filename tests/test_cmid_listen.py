@@ -56,7 +56,7 @@ def both() -> Iterator[Ends]:
         ("127.0.0.1", None, set()),
     ],
 )
-def test_which_addresses_a_listener_takes(bound: str, afonly: int | None, reached: set[str]) -> None:
+def test_addresses_matched_by_a_listener(bound: str, afonly: int | None, reached: set[str]) -> None:
     with ends() as both:
         listener = both.b.id()
         if afonly is not None:
@@ -75,7 +75,7 @@ def test_which_addresses_a_listener_takes(bound: str, afonly: int | None, reache
                 assert both.a.event(E.REJECTED).status == 28
 
 
-def test_a_listener_on_loopback(both: Ends) -> None:
+def test_listener_on_loopback(both: Ends) -> None:
     both.a.listen("127.0.0.1")
     active = both.a.resolve("127.0.0.1")
     active.create_qp()
@@ -83,7 +83,7 @@ def test_a_listener_on_loopback(both: Ends) -> None:
     assert both.a.event(E.CONNECT_REQUEST).id.peer_addr == ("127.0.0.1", active.src_port)
 
 
-def test_of_two_listeners_each_gets_its_own_addresses(both: Ends) -> None:
+def test_two_listeners_with_different_addresses(both: Ends) -> None:
     both.b.host.network.add_address(
         next(each.index for each in both.b.host.network.interfaces() if each.name == "eth0"), "10.0.0.22/24"
     )
@@ -95,7 +95,7 @@ def test_of_two_listeners_each_gets_its_own_addresses(both: Ends) -> None:
         assert both.b.event(E.CONNECT_REQUEST).listen_id is listener
 
 
-def test_an_unbound_listener_takes_a_free_port(both: Ends) -> None:
+def test_unbound_listener_gets_a_free_port(both: Ends) -> None:
     listener = both.b.id()
     listener.listen()
     assert listener.local_addr == ("0.0.0.0", listener.src_port)
@@ -106,7 +106,7 @@ def test_an_unbound_listener_takes_a_free_port(both: Ends) -> None:
     assert both.b.event(E.CONNECT_REQUEST).id.src_port == listener.src_port
 
 
-def test_only_one_may_listen_where_addresses_are_shared(both: Ends) -> None:
+def test_conflicting_listeners(both: Ends) -> None:
     first, second = both.b.id(), both.b.id()
     for each in (first, second):
         each.set_option(OptionLevel.ID, IdOption.REUSEADDR, 1)
@@ -121,12 +121,12 @@ def test_only_one_may_listen_where_addresses_are_shared(both: Ends) -> None:
     third.bind_addr((B6, PORT))
 
 
-def test_an_option_that_is_too_late_for_a_listener(both: Ends) -> None:
+def test_option_set_after_listen(both: Ends) -> None:
     listener = both.b.listen(B)
     refused(lambda: listener.set_option(OptionLevel.ID, IdOption.REUSEADDR, 1))
 
 
-def test_the_backlog_counts_what_was_not_fetched(both: Ends) -> None:
+def test_backlog_counts_unfetched_requests(both: Ends) -> None:
     both.b.listen(B, backlog=1)
     active = [both.a.resolve(B) for _ in range(2)]
     for each in active:
@@ -140,7 +140,7 @@ def test_the_backlog_counts_what_was_not_fetched(both: Ends) -> None:
     assert both.a.quiet()
 
 
-def test_a_listener_that_goes_refuses_what_waits(both: Ends) -> None:
+def test_destroyed_listener_rejects_waiting_requests(both: Ends) -> None:
     listener = both.b.listen(B)
     active = both.a.resolve(B)
     active.create_qp()
@@ -151,14 +151,14 @@ def test_a_listener_that_goes_refuses_what_waits(both: Ends) -> None:
     assert both.b.quiet()
 
 
-def test_a_listener_that_goes_leaves_its_connections(both: Ends) -> None:
+def test_destroyed_listener_keeps_its_connections(both: Ends) -> None:
     active, passive = both.connect()
     next(each for each in both.b.ids if each.state is State.LISTEN).destroy()
     active.disconnect()
     assert both.b.event(E.DISCONNECTED).id is passive
 
 
-def test_a_request_can_be_accepted_after_its_listener_went(both: Ends) -> None:
+def test_fetched_request_outlives_its_listener(both: Ends) -> None:
     _, request = both.request()
     next(each for each in both.b.ids if each.state is State.LISTEN).destroy()
     request.id.create_qp()
@@ -167,7 +167,7 @@ def test_a_request_can_be_accepted_after_its_listener_went(both: Ends) -> None:
     assert both.b.event(E.ESTABLISHED).id is request.id
 
 
-def test_closing_a_channel_ends_its_connections(both: Ends) -> None:
+def test_closed_channel_ends_its_connections(both: Ends) -> None:
     active, _ = both.connect()
     _, request = both.request()
     assert request.id.state is State.CONNECT
@@ -177,7 +177,7 @@ def test_closing_a_channel_ends_its_connections(both: Ends) -> None:
     active.disconnect()
 
 
-def test_both_ends_disconnect_at_once(both: Ends) -> None:
+def test_simultaneous_disconnect(both: Ends) -> None:
     active, passive = both.connect()
     active.disconnect()
     passive.disconnect()
@@ -185,7 +185,7 @@ def test_both_ends_disconnect_at_once(both: Ends) -> None:
     assert both.b.event(E.DISCONNECTED).status == 0
 
 
-def test_a_request_that_is_destroyed_is_refused(both: Ends) -> None:
+def test_destroyed_request_is_rejected(both: Ends) -> None:
     _, request = both.request()
     request.id.destroy()
     assert both.a.event(E.REJECTED).status == 28
@@ -194,7 +194,7 @@ def test_a_request_that_is_destroyed_is_refused(both: Ends) -> None:
 # -- other channels, synchronous ids --------------------------------------------------------------------
 
 
-def test_connected_ids_can_move_to_another_channel(both: Ends) -> None:
+def test_migrate_a_connected_id(both: Ends) -> None:
     active, passive = both.connect()
     with EventChannel(both.a.provider) as ours, EventChannel(both.b.provider) as theirs:
         active.migrate(ours)
@@ -210,7 +210,7 @@ def test_connected_ids_can_move_to_another_channel(both: Ends) -> None:
             cmid.destroy()
 
 
-def test_a_listener_can_move_with_the_requests_that_wait(both: Ends) -> None:
+def test_migrate_a_listener_with_waiting_requests(both: Ends) -> None:
     listener = both.b.listen(B)
     active = both.a.resolve(B)
     active.create_qp()
@@ -240,7 +240,7 @@ def _accept(both: Ends) -> None:
     both.b.host.on_event(both.b.channel, serve)
 
 
-def test_a_synchronous_id_waits_for_each_step(both: Ends) -> None:
+def test_synchronous_id_waits_for_each_step(both: Ends) -> None:
     _accept(both)
     with CmId(provider=both.a.provider) as cmid:
         cmid.resolve_addr((B, PORT))
@@ -255,7 +255,7 @@ def test_a_synchronous_id_waits_for_each_step(both: Ends) -> None:
         cmid.disconnect()
 
 
-def test_a_synchronous_id_raises_what_the_event_would_say(both: Ends) -> None:
+def test_synchronous_id_raises_event_errors(both: Ends) -> None:
     with CmId(provider=both.a.provider) as cmid:
         cmid.resolve_addr((B, PORT))
         cmid.resolve_route()
@@ -268,7 +268,7 @@ def test_a_synchronous_id_raises_what_the_event_would_say(both: Ends) -> None:
         assert cmid.event.status == 8
 
 
-def test_a_synchronous_accept_whose_peer_has_gone(both: Ends) -> None:
+def test_synchronous_accept_after_the_peer_left(both: Ends) -> None:
     def disconnect(event: CmEvent) -> None:
         if event.type is E.ESTABLISHED:
             event.id.disconnect()
@@ -301,7 +301,7 @@ def test_get_request_is_for_synchronous_listeners(both: Ends) -> None:
         refused(listener.get_request, errno.ENODEV)
 
 
-def test_get_request_gives_a_synchronous_id(both: Ends) -> None:
+def test_get_request_returns_a_synchronous_id(both: Ends) -> None:
     with CmId(provider=both.b.provider) as listener:
         listener.bind_addr((B, PORT))
         listener.listen()
@@ -321,7 +321,7 @@ def test_get_request_gives_a_synchronous_id(both: Ends) -> None:
 # -- endpoints ------------------------------------------------------------------------------------------
 
 
-def test_an_endpoint_of_each_kind(both: Ends) -> None:
+def test_create_ep_for_each_role(both: Ends) -> None:
     attr = QPInitAttr(cap=QPCap(2, 3), sq_sig_all=True)
     with create_ep(
         AddrInfo(flags=RaiFlag.PASSIVE, port_space=PortSpace.TCP, qp_type=QPType.RC, src_addr=(B, PORT)),
@@ -349,7 +349,7 @@ def test_an_endpoint_of_each_kind(both: Ends) -> None:
                 both.a.event(E.ESTABLISHED)
 
 
-def test_an_endpoint_takes_the_route_it_is_given(both: Ends) -> None:
+def test_create_ep_uses_the_given_route(both: Ends) -> None:
     path = replace(both.a.resolve(B).route.path_rec[0], sl=5)
     flags = PathFlag.GMP | PathFlag.PRIMARY | PathFlag.BIDIRECTIONAL
     info = AddrInfo(port_space=PortSpace.TCP, qp_type=QPType.RC, dst_addr=(B, PORT), route=(PathData(path, flags),))
@@ -358,7 +358,7 @@ def test_an_endpoint_takes_the_route_it_is_given(both: Ends) -> None:
         assert cmid.route.path_rec[0].sl == 5
 
 
-def test_an_endpoint_that_cannot_be_leaves_nothing(both: Ends) -> None:
+def test_failed_create_ep_leaves_nothing(both: Ends) -> None:
     for info in (
         AddrInfo(port_space=PortSpace.TCP, qp_type=QPType.RC),
         AddrInfo(flags=RaiFlag.PASSIVE, port_space=PortSpace.TCP, qp_type=QPType.RC),

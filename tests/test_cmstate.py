@@ -45,7 +45,7 @@ def test_each_call_in_each_state(call: Trigger, state: State) -> None:
         assert refusal(state) == (errno.ENXIO if gone else errno.EINVAL)
 
 
-def test_outcomes_lead_where_the_pages_say() -> None:
+def test_outcomes_follow_the_manual_pages() -> None:
     assert TRANSITIONS[S.ADDR_QUERY].get(T.ADDR_DONE) is S.ADDR_RESOLVED
     assert TRANSITIONS[S.ADDR_QUERY].get(T.ADDR_FAILED) is S.ADDR_BOUND, "a failed resolve may be tried again"
     assert TRANSITIONS[S.ROUTE_QUERY].get(T.ROUTE_DONE) is S.ROUTE_RESOLVED
@@ -120,7 +120,7 @@ CALLS = {
     ids=lambda s: s.name,
 )
 @for_each("call", list(CALLS), ids=lambda t: t.name)
-def test_ids_obey_the_table(call: Trigger, state: State) -> None:
+def test_ids_follow_the_table(call: Trigger, state: State) -> None:
     world = World(state)
     try:
         if state in ALLOWED[call]:
@@ -182,7 +182,7 @@ def test_options_in_each_state(option: str, state: State) -> None:
         (OptionLevel.IB, 2, b"", errno.ENOSYS),
     ],
 )
-def test_options_that_cannot_be(level: int, name: int, value: int | bytes, code: int) -> None:
+def test_invalid_options(level: int, name: int, value: int | bytes, code: int) -> None:
     world = World(S.IDLE)
     try:
         with pytest.raises(OSError) as refused:
@@ -192,7 +192,7 @@ def test_options_that_cannot_be(level: int, name: int, value: int | bytes, code:
         world.close()
 
 
-def test_ack_timeout_is_for_rc() -> None:
+def test_ack_timeout_needs_rc() -> None:
     world = World(S.IDLE, PortSpace.UDP)
     try:
         with pytest.raises(OSError) as refused:
@@ -203,7 +203,7 @@ def test_ack_timeout_is_for_rc() -> None:
 
 
 @pytest.mark.parametrize("value", [b"", b"\0" * 71, b"\0" * 72, 5])
-def test_a_path_needs_a_usable_record(value: bytes | int) -> None:
+def test_ib_path_option_rejects_unusable_records(value: bytes | int) -> None:
     world = World(S.ADDR_RESOLVED)
     try:
         with pytest.raises(OSError) as refused:
@@ -214,7 +214,7 @@ def test_a_path_needs_a_usable_record(value: bytes | int) -> None:
         world.close()
 
 
-def test_a_given_path_is_the_route() -> None:
+def test_ib_path_option_sets_the_route() -> None:
     world = World(S.ADDR_RESOLVED)
     try:
         world.id.set_option(OptionLevel.IB, 1, b"\0" * 72 + PATH)
@@ -226,7 +226,7 @@ def test_a_given_path_is_the_route() -> None:
         world.close()
 
 
-def test_the_diagram_is_drawn_from_the_tables() -> None:
+def test_diagram_matches_the_tables() -> None:
     docs = Path(__file__).parent.parent / "docs"
     spec = importlib.util.spec_from_file_location("make_states", docs / "make_states.py")
     assert spec is not None

@@ -10,7 +10,7 @@ import pytest
 GUIDE = Path(__file__).parents[1] / "docs" / "connections.md"
 
 
-def test_the_examples_run_in_order(capsys: pytest.CaptureFixture[str]) -> None:
+def test_examples_run_in_order(capsys: pytest.CaptureFixture[str]) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", GUIDE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     assert len(blocks) > 5
     names: dict[str, object] = {}

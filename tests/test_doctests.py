@@ -21,5 +21,5 @@ def test_examples(module: str) -> None:
     assert result.failed == 0
 
 
-def test_there_are_examples() -> None:
+def test_modules_with_examples_are_found() -> None:
     assert doctest.testmod(importlib.import_module("rdmacm")).attempted > 0

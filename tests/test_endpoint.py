@@ -46,7 +46,7 @@ def _nothing_left() -> Iterator[None]:
     gc.collect()
     provider = get_provider("soft")
     assert not provider.runtime.in_use  # type: ignore[attr-defined]
-    assert not provider.host.mux._qps  # type: ignore[attr-defined]
+    assert len(provider.host.mux) == 0  # type: ignore[attr-defined]
     deadline = time.monotonic() + 2
     while descriptors() - before and time.monotonic() < deadline:
         threading.Event().wait(0.005)  # the helper thread closes its own
@@ -57,7 +57,7 @@ def _nothing_left() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_both_sides_know_each_other(host: str) -> None:
+def test_both_sides_know_the_peer_address(host: str) -> None:
     with listen((host, 0)) as listener:
         with accepting(listener, private_data=b"welcome") as accepted:
             active = connect((host, listener.port), private_data=b"v1", timeout=20)
@@ -77,7 +77,7 @@ def test_both_sides_know_each_other(host: str) -> None:
 
 
 @pytest.mark.parametrize("any_host", ["", None])
-def test_any_address_of_either_family(any_host: str | None) -> None:
+def test_addresses_of_both_families(any_host: str | None) -> None:
     with listen((any_host, 0)) as listener:  # type: ignore[arg-type]
         for host in ("127.0.0.1", "::1"):
             with accepting(listener) as accepted:
@@ -87,7 +87,7 @@ def test_any_address_of_either_family(any_host: str | None) -> None:
                 assert passive.recv(20) == host.encode()
 
 
-def test_a_name_with_addresses_of_both_families(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_name_with_addresses_of_both_families(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = [
         (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", 0, 0, 0)),
         (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0)),
@@ -112,7 +112,7 @@ def test_a_name_with_addresses_of_both_families(monkeypatch: pytest.MonkeyPatch)
         assert "127.0.0.1" in notes[1]
 
 
-def test_a_resolved_address_will_do() -> None:
+def test_connect_to_a_resolved_address() -> None:
     with listen(("127.0.0.1", 0)) as listener:
         infos = rdmacm.getaddrinfo("127.0.0.1", listener.port, port_space=rdmacm.PortSpace.TCP)
         for address in (infos, infos[0]):
@@ -143,7 +143,7 @@ def test_rejections() -> None:
     assert isinstance(caught.value, ConnectionRefusedError)
 
 
-def test_a_request_can_be_looked_at_and_accepted() -> None:
+def test_inspect_and_accept_a_request() -> None:
     with listen(("127.0.0.1", 0)) as listener:
         conns = []
         with in_thread(lambda: conns.append(listener.get_request(20).accept(b"yes", timeout=20))):
@@ -154,7 +154,7 @@ def test_a_request_can_be_looked_at_and_accepted() -> None:
             assert active.private_data.rstrip(b"\0") == b"yes"
 
 
-def test_nobody_answers_in_time() -> None:
+def test_connect_and_accept_time_out() -> None:
     with listen(("127.0.0.1", 0)) as listener:  # and never accepts
         started = time.monotonic()
         with pytest.raises(CmTimeoutError, match="still in connect") as caught:
@@ -165,7 +165,7 @@ def test_nobody_answers_in_time() -> None:
             listener.get_request(timeout=0) and listener.accept(timeout=0.01)
 
 
-def test_what_makes_no_sense() -> None:
+def test_invalid_arguments() -> None:
     with pytest.raises(AttributeError, match="no_such_name"):
         rdmacm.no_such_name  # noqa: B018
     with pytest.raises(GaiError):
@@ -207,7 +207,7 @@ def test_iterating_over_a_listener_ends_when_it_is_closed() -> None:
         listener.accept()
 
 
-def test_what_is_forgotten_is_told_of_and_cleaned_up() -> None:
+def test_unclosed_objects_warn_and_are_released() -> None:
     listener = listen(("127.0.0.1", 0))
     with accepting(listener) as accepted:
         active = connect(("127.0.0.1", listener.port), timeout=20)
@@ -240,7 +240,7 @@ def test_messages_of_all_sizes() -> None:
             active.send(b"", 1 << 32)
 
 
-def test_more_messages_than_buffers_wait() -> None:
+def test_messages_beyond_the_receive_buffers_wait() -> None:
     with connected(depth=2, max_message=100) as (active, passive):
 
         def produce() -> None:
@@ -285,7 +285,7 @@ def test_many_threads_share_a_connection() -> None:
         assert int.from_bytes(region.view, sys.byteorder) == 150
 
 
-def test_a_message_that_is_too_long_ends_the_connection() -> None:
+def test_oversized_message_ends_the_connection() -> None:
     with connected(max_message=100) as (active, passive):
         with pytest.raises(RdmaError, match="longer than its buffers"):
             active.send(bytes(101), timeout=20)
@@ -295,7 +295,7 @@ def test_a_message_that_is_too_long_ends_the_connection() -> None:
             active.send(b"", timeout=20)
 
 
-def test_nothing_to_receive_in_time() -> None:
+def test_recv_times_out() -> None:
     with connected() as (active, passive):
         with pytest.raises(CmTimeoutError, match=r"no message arrived within 0\.01 s"):
             active.recv(0.01)
@@ -308,7 +308,7 @@ def test_nothing_to_receive_in_time() -> None:
 # -- the end ------------------------------------------------------------------------------------------------
 
 
-def test_what_was_sent_before_the_end_arrives() -> None:
+def test_data_sent_before_disconnect_arrives() -> None:
     with connected() as (active, passive):
         for text in (b"one", b"two", b"three"):
             passive.send(text, timeout=20)
@@ -325,7 +325,7 @@ def test_what_was_sent_before_the_end_arrives() -> None:
         passive.close()
 
 
-def test_own_messages_are_there_after_disconnecting() -> None:
+def test_received_messages_remain_after_disconnect() -> None:
     with connected() as (active, passive):
         passive.send(b"before", timeout=20)
         active.disconnect()
@@ -336,7 +336,7 @@ def test_own_messages_are_there_after_disconnecting() -> None:
         assert list(passive) == []
 
 
-def test_closing_wakes_a_receiver() -> None:
+def test_close_wakes_a_receiver() -> None:
     with connected() as (active, _passive):
         waiting = threading.Event()
 
@@ -350,7 +350,7 @@ def test_closing_wakes_a_receiver() -> None:
             active.close()
 
 
-def test_closing_wakes_a_sender_and_an_accepter() -> None:
+def test_close_wakes_a_sender_and_an_accepter() -> None:
     with connected(depth=1) as (active, _passive):
         active.send(b"fills the buffer", timeout=20)
 
@@ -384,12 +384,13 @@ with connect(("127.0.0.1", int(sys.argv[1])), timeout=20) as conn:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_child_of_fork_leaves_its_parents_connection_alone() -> None:
+def test_forked_child_leaves_the_connection_alone() -> None:
     with connected() as (active, passive):
         active.send(b"before", timeout=20)
         child = os.fork()
         if not child:
             try:
+                # As the garbage collector releases them: closing them would be an error of the child.
                 active._core.release()
                 passive._core.release()
             finally:
@@ -400,7 +401,7 @@ def test_a_child_of_fork_leaves_its_parents_connection_alone() -> None:
         assert active.recv(20) == b"after"
 
 
-def test_a_peer_in_another_process() -> None:
+def test_peer_in_another_process() -> None:
     with listen(("127.0.0.1", 0)) as listener:
         child = subprocess.Popen([sys.executable, "-c", CHILD, str(listener.port)], env=python_environment())
         try:
@@ -416,7 +417,7 @@ def test_a_peer_in_another_process() -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_a_peer_that_is_killed_while_we_receive(how: signal.Signals) -> None:
+def test_peer_killed_during_recv(how: signal.Signals) -> None:
     with listen(("127.0.0.1", 0), keepalive=0.05) as listener:
         listener.id.set_option(OptionLevel.ID, IdOption.ACK_TIMEOUT, 10)  # 4 ms, and seven times more
         child = subprocess.Popen(
@@ -438,7 +439,7 @@ def test_a_peer_that_is_killed_while_we_receive(how: signal.Signals) -> None:
 # -- the peer's memory --------------------------------------------------------------------------------------
 
 
-def test_reaching_into_the_peers_memory() -> None:
+def test_remote_reads_and_writes() -> None:
     with connected() as (active, passive):
         memory = bytearray(1 << 20)
         region = passive.register(memory, remote_read=True, remote_write=True, remote_atomic=True)
@@ -485,7 +486,7 @@ def test_atomics() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["key", "range", "permission", "closed"])
-def test_what_the_peer_does_not_allow(wrong: str) -> None:
+def test_forbidden_remote_access(wrong: str) -> None:
     with connected() as (active, passive):
         region = passive.register(bytearray(100), remote_read=True, remote_write=wrong != "permission")
         remote = region.remote
@@ -507,7 +508,7 @@ def test_what_the_peer_does_not_allow(wrong: str) -> None:
             passive.recv(20)
 
 
-def test_local_mistakes_are_told_before_anything_is_sent() -> None:
+def test_local_errors_are_raised_before_sending() -> None:
     with connected() as (active, passive):
         remote = passive.register(bytearray(10), remote_read=True, remote_write=True).remote
         with pytest.raises(ValueError, match="11 bytes do not fit"):
@@ -529,7 +530,7 @@ def test_local_mistakes_are_told_before_anything_is_sent() -> None:
         assert passive.recv(20) == b"still there"
 
 
-def test_regions_in_messages() -> None:
+def test_remote_regions_in_messages() -> None:
     remote = RemoteRegion(0x7F0000001000, 0x1234, 100)
     assert remote.pack() == bytes.fromhex("00007f0000001000 00001234 00000064")
     assert RemoteRegion.unpack(remote.pack() + b"more") == remote
@@ -546,7 +547,7 @@ def test_regions_in_messages() -> None:
         RemoteRegion(0, 0, 1 << 32).pack()
 
 
-def test_giving_up_takes_the_memory_back() -> None:
+def test_timed_out_operation_releases_the_buffer() -> None:
     with connected(depth=1) as (active, passive):
         data = bytearray(1000)
         active.send(b"fills the only buffer", timeout=20)

@@ -46,7 +46,7 @@ class Ends:
         self.b_dispatcher.release()
         for host in (self.a, self.b):
             assert not host.provider.runtime.in_use
-            assert not host.provider.host.mux._qps
+            assert len(host.provider.host.mux) == 0
 
 
 def send(core: ConnectionCore, data: bytes, timeout: float | None = None) -> Part:
@@ -60,7 +60,7 @@ def receive(core: ConnectionCore, timeout: float | None = None) -> Part:
 # -- which address wins -------------------------------------------------------------------------------------
 
 
-def test_a_dead_address_costs_a_quarter_of_a_second() -> None:
+def test_unreachable_address_costs_a_quarter_second() -> None:
     fabric = Fabric(1)
     ends = Ends(fabric)
     dead = "10.0.0.99"
@@ -70,7 +70,7 @@ def test_a_dead_address_costs_a_quarter_of_a_second() -> None:
     ends.close(active, passive)
 
 
-def test_families_take_turns() -> None:
+def test_address_families_alternate() -> None:
     fabric = Fabric(1)
     ends = Ends(fabric)
     addresses = ["fd00::97", "fd00::98", "fd00::99", "10.0.0.2"]
@@ -79,20 +79,20 @@ def test_families_take_turns() -> None:
     ends.close(active, passive)
 
 
-def test_of_two_that_answer_the_first_wins_and_the_other_is_undone() -> None:
+def test_first_answer_wins_and_the_other_is_closed() -> None:
     fabric = Fabric(1, latency=0.2)
     ends = Ends(fabric)
     slow = ends.connecting("10.0.0.2", "fd00::2")
     active, first = play(fabric, slow, ends.accepting())
     assert active.cmid.peer_addr == ("10.0.0.2", 7471)
     play(fabric, send(active, b"x"), receive(first))
-    assert len(ends.a.provider.host.mux._qps) == 1
+    assert len(ends.a.provider.host.mux) == 1
     fabric.run(seconds=1)
     ends.b_dispatcher.drive_once(ends.b_dispatcher.dispatch)
     ends.close(active, first)
 
 
-def test_nothing_answers() -> None:
+def test_no_address_answers() -> None:
     fabric = Fabric(1)
     ends = Ends(fabric)
     with pytest.raises(CmTimeoutError) as caught:
@@ -105,7 +105,7 @@ def test_nothing_answers() -> None:
 # -- each step can be too slow ------------------------------------------------------------------------------
 
 
-def test_the_error_says_which_step_was_under_way() -> None:
+def test_error_names_the_failed_step() -> None:
     fabric = Fabric(1)
     ends = Ends(fabric)
     with pytest.raises(CmTimeoutError, match=r"not connected within 1 s: 10.0.0.99:1 still in resolve_addr") as caught:
@@ -130,7 +130,7 @@ def test_the_error_says_which_step_was_under_way() -> None:
 # -- half made connections ----------------------------------------------------------------------------------
 
 
-def test_a_peer_that_never_confirms_holds_up_nobody() -> None:
+def test_missing_rtu_does_not_delay_other_connections() -> None:
     fabric = Fabric(1)
     ends = Ends(fabric)
     mute = fabric.host("mute", "10.0.0.66")
@@ -156,7 +156,7 @@ def test_a_peer_that_never_confirms_holds_up_nobody() -> None:
     ends.close(active, passive, other)
 
 
-def test_a_confirmation_that_never_comes_ends_in_nothing() -> None:
+def test_missing_rtu_ends_the_request() -> None:
     fabric = Fabric(1)
     ends = Ends(fabric)
     accepting = ends.accepting()
@@ -168,10 +168,11 @@ def test_a_confirmation_that_never_comes_ends_in_nothing() -> None:
         fabric.run(seconds=0.001)
     fabric.crash("a")
     fabric.run(lambda: (accepting.turn(), False)[1], seconds=200)  # type: ignore[func-returns-value]
+    # Half-open connections show in nothing public until they are complete.
     assert not ends.listener._half_open
-    assert not ends.b.provider.host.mux._qps
+    assert len(ends.b.provider.host.mux) == 0
     assert not accepting.done
-    accepting._routine.close()
+    accepting.cancel()
     ends.listener.close()
     ends.b_dispatcher.release()
     ends_up.result.release()
@@ -182,7 +183,7 @@ def test_a_confirmation_that_never_comes_ends_in_nothing() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_messages_over_a_bad_network(seed: int) -> None:
+def test_messages_over_a_lossy_network(seed: int) -> None:
     fabric = Fabric(seed, loss=0.05, duplicate=0.05, reorder=0.1, corrupt=0.02)
     ends = Ends(fabric, depth=4, max_message=5000)
     active, passive = ends.connect()
@@ -196,7 +197,7 @@ def test_messages_over_a_bad_network(seed: int) -> None:
     ends.close(active, passive)
 
 
-def test_a_flood_meets_few_buffers() -> None:
+def test_many_messages_to_few_receive_buffers() -> None:
     fabric = Fabric(1)
     ends = Ends(fabric, depth=2, max_message=100)
     active, passive = ends.connect()
@@ -206,7 +207,7 @@ def test_a_flood_meets_few_buffers() -> None:
     ends.close(active, passive)
 
 
-def test_many_messages_wait_for_a_receiver_who_was_elsewhere() -> None:
+def test_messages_wait_for_a_late_receiver() -> None:
     fabric = Fabric(1)
     ends = Ends(fabric, depth=64, max_message=100)
     active, passive = ends.connect()
@@ -219,7 +220,7 @@ def test_many_messages_wait_for_a_receiver_who_was_elsewhere() -> None:
 # -- peers that vanish --------------------------------------------------------------------------------------
 
 
-def test_a_receiver_finds_out_that_its_peer_is_gone() -> None:
+def test_receiver_detects_a_lost_peer() -> None:
     fabric = Fabric(1)
     ends = Ends(fabric, keepalive=5.0)
     active, passive = ends.connect()
@@ -233,7 +234,7 @@ def test_a_receiver_finds_out_that_its_peer_is_gone() -> None:
     ends.close(active, passive)
 
 
-def test_sending_to_a_peer_that_is_gone() -> None:
+def test_send_to_a_lost_peer() -> None:
     fabric = Fabric(1)
     ends = Ends(fabric)
     active, passive = ends.connect()
@@ -247,7 +248,7 @@ def test_sending_to_a_peer_that_is_gone() -> None:
     ends.close(active, passive)
 
 
-def test_giving_up_on_a_silent_peer_in_time() -> None:
+def test_operations_on_a_silent_peer_time_out() -> None:
     fabric = Fabric(1)
     ends = Ends(fabric)
     active, passive = ends.connect()
@@ -261,7 +262,7 @@ def test_giving_up_on_a_silent_peer_in_time() -> None:
     ends.close(active, passive)
 
 
-def test_a_lost_goodbye_is_repeated() -> None:
+def test_lost_dreq_is_retransmitted() -> None:
     fabric = Fabric(1)
     ends = Ends(fabric)
     active, passive = ends.connect()
@@ -274,7 +275,7 @@ def test_a_lost_goodbye_is_repeated() -> None:
 
 @pytest.mark.parametrize("kind", ["REQ", "REP", "RTU"])
 @pytest.mark.parametrize("fault", [LOSE, Verdict(copies=2), Verdict(delay=0.01)])
-def test_any_message_of_the_handshake_may_suffer(kind: str, fault: Verdict) -> None:
+def test_handshake_survives_loss_and_delay_of_any_message(kind: str, fault: Verdict) -> None:
     fabric = Fabric(1)
     fabric.faults = nth(kind, 1, fault)
     ends = Ends(fabric)
@@ -283,7 +284,7 @@ def test_any_message_of_the_handshake_may_suffer(kind: str, fault: Verdict) -> N
     ends.close(active, passive)
 
 
-def test_a_crowd_of_silent_peers_makes_others_wait_a_moment_at_most() -> None:
+def test_silent_peers_do_not_block_the_listener() -> None:
     fabric = Fabric(1)
     ends = Ends(fabric, depth=1, max_message=64)
     mute = fabric.host("mute", "10.0.0.66")
@@ -303,14 +304,14 @@ def test_a_crowd_of_silent_peers_makes_others_wait_a_moment_at_most() -> None:
     assert passive.cmid.peer_addr == active.cmid.local_addr
     assert fabric.now < 2
     for part in crowd:
-        part._routine.close()
+        part.cancel()
         if part.result is not None:
             part.result.release()
     mute_dispatcher.release()
     ends.close(active, passive)
 
 
-def test_many_honest_peers_at_once_all_get_in() -> None:
+def test_many_simultaneous_connections_are_accepted() -> None:
     fabric = Fabric(1)
     ends = Ends(fabric, depth=1, max_message=64)
     clients = [ends.connecting("10.0.0.2") for _ in range(300)]
@@ -318,7 +319,8 @@ def test_many_honest_peers_at_once_all_get_in() -> None:
     ends.close(*play(fabric, *clients, *servers))
 
 
-def test_too_many_half_made_connections_drop_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_open_connections_beyond_the_limit_drop_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The limit is no option: it only keeps a flood of requests from taking all memory.
     monkeypatch.setattr("rdmacm.endpoint.listening._MAX_HALF_OPEN", 3)
     fabric = Fabric(1)
     ends = Ends(fabric)
@@ -334,14 +336,14 @@ def test_too_many_half_made_connections_drop_the_oldest(monkeypatch: pytest.Monk
             part.turn()
         fabric.run(seconds=0.001)
     assert len(ends.listener._half_open) == 3
-    assert len(ends.b.provider.host.mux._qps) == 3
-    accepting._routine.close()
+    assert len(ends.b.provider.host.mux) == 3
+    accepting.cancel()
     made = [attempt.result for attempt in attempts if attempt.error is None]
     assert all(attempt.error is None or isinstance(attempt.error, RdmaError) for attempt in attempts)
     ends.close(*made)
 
 
-def test_a_connection_the_peer_still_remembers_is_no_hindrance() -> None:
+def test_stale_connection_of_the_peer_does_not_block_a_new_one() -> None:
     """A process that was killed had our queue pair's number: the peer refuses once, and lets go of the old one."""
     fabric = Fabric(7)
     ends = Ends(fabric)
@@ -352,6 +354,7 @@ def test_a_connection_the_peer_still_remembers_is_no_hindrance() -> None:
     active.release()
     fabric.heal()
     mux = ends.a.provider.host.mux
+    # A new process does not know which numbers the killed one used last.
     mux._held.clear()
     mux.random = Again(mux.random, number & 0xFFFF)
     again, accepted = ends.connect()

@@ -57,7 +57,7 @@ class TestFamilies:
             (errno.EADDRNOTAVAIL, RdmaError, OSError),
         ],
     )
-    def test_of_an_errno(self, number: int, kind: type[RdmaError], builtin: type[OSError]) -> None:
+    def test_exception_class_of_an_errno(self, number: int, kind: type[RdmaError], builtin: type[OSError]) -> None:
         error = cm_error(number, "no", "resolve_addr", "10.0.0.1:7471", "another")
         assert type(error) is kind
         assert isinstance(error, builtin)
@@ -72,25 +72,25 @@ class TestFamilies:
             raise error
 
     @for_each("kind", KINDS)
-    def test_all_are_of_one(self, kind: type[RdmaError]) -> None:
+    def test_one_root_class(self, kind: type[RdmaError]) -> None:
         error = kind(errno.EINVAL, "no")
         assert isinstance(error, RdmaError)
         assert isinstance(error, OSError)
         assert (error.step, error.address, error.hint, error.explanation) == ("", None, None, None)
         assert error.args == (errno.EINVAL, "no")
 
-    def test_a_lookup_is_the_socket_modules_too(self) -> None:
+    def test_lookup_errors_are_socket_gaierror(self) -> None:
         error = GaiError(int(EAI.NONAME), "unknown")
         assert isinstance(error, socket.gaierror)
         assert error.errno == socket.EAI_NONAME
         assert error.system_errno == 0
 
-    def test_an_explanation_is_kept(self) -> None:
+    def test_explanation_is_kept(self) -> None:
         explanation = Explanation("name.test", "7471", "soft", error="resolve_addr")
         assert cm_error(errno.ENODEV, "no", explanation=explanation).explanation is explanation
 
 
-class TestText:
+class TestMessage:
     @for_each(
         ("error", "text"),
         [
@@ -109,17 +109,17 @@ class TestText:
             (GaiError(12345, "strange"), "strange [EAI 12345]"),
         ],
     )
-    def test_says_step_address_cause_code_and_hint(self, error: RdmaError, text: str) -> None:
+    def test_message_has_step_address_cause_code_and_hint(self, error: RdmaError, text: str) -> None:
         assert str(error) == text
 
     @given(kind=st.sampled_from(KINDS), parts=st.tuples(*[st.text(max_size=20)] * 4))
-    def test_is_one_line_that_can_be_printed(self, kind: type[RdmaError], parts: tuple[str, str, str, str]) -> None:
+    def test_message_is_one_printable_line(self, kind: type[RdmaError], parts: tuple[str, str, str, str]) -> None:
         cause, step, address, hint = parts
         text = str(kind(errno.EINVAL, cause, step, address, hint))
         assert text.splitlines() == [text]
         assert text.isprintable()
 
-    def test_shows_what_cannot_be_printed(self) -> None:
+    def test_unprintable_characters_are_escaped(self) -> None:
         text = str(cm_error(errno.EINVAL, "no", "getaddrinfo", "a\nb\x1b[2J\ud800\xe9"))
         assert text == "getaddrinfo a\\nb\\x1b[2J\\ud800\xe9: no [EINVAL]"
 
@@ -140,7 +140,7 @@ class TestCopies:
         ],
         ids=[*(f"pickle{each}" for each in range(pickle.HIGHEST_PROTOCOL + 1)), "copy", "deepcopy"],
     )
-    def test_are_the_same(self, kind: type[RdmaError], again: Callable[[RdmaError], RdmaError]) -> None:
+    def test_copies_are_equal(self, kind: type[RdmaError], again: Callable[[RdmaError], RdmaError]) -> None:
         explanation = Explanation("name.test", "7471", "soft", notes=("a note",))
         error = kind(errno.EINVAL, "no", "resolve_addr", "10.0.0.1:7471", "another", explanation)
         other = again(error)
@@ -151,13 +151,13 @@ class TestCopies:
         assert (other.step, other.address, other.hint) == (error.step, error.address, error.hint)
         assert other.explanation == explanation
 
-    def test_keep_the_errno_of_the_system(self) -> None:
+    def test_copies_keep_the_system_errno(self) -> None:
         error = GaiError(int(EAI.SYSTEM), "System error", "getaddrinfo", "name.test:1")
         error.system_errno = errno.EMFILE
         for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
             assert (again.errno, again.system_errno) == (EAI.SYSTEM, errno.EMFILE)
 
-    def test_keep_notes(self) -> None:
+    def test_copies_keep_notes(self) -> None:
         error = cm_error(errno.EINVAL, "no")
         error.add_note("seen while listening")
         assert pickle.loads(pickle.dumps(error)).__notes__ == ["seen while listening"]
@@ -193,11 +193,11 @@ class TestErrnoName:
             "EDEADLK",
         ],
     )
-    def test_is_that_of_the_manual_pages(self, name: str) -> None:
+    def test_names_of_the_manual_pages(self, name: str) -> None:
         assert errno_name(getattr(errno, name)) == name
         assert cm_error(getattr(errno, name), "no").code_name == name
 
-    def test_of_a_number_without_one(self) -> None:
+    def test_number_without_a_name(self) -> None:
         assert errno_name(524) == "errno 524"
         assert errno_name(0) == "errno 0"
 
@@ -219,27 +219,27 @@ PAGE = [
 
 
 class TestGaiCodes:
-    def test_are_those_of_the_page(self) -> None:
+    def test_codes_of_the_manual_page(self) -> None:
         assert sorted(code.name for code in EAI) == PAGE
 
     @for_each("code", EAI)
-    def test_have_the_numbers_of_the_platform(self, code: EAI) -> None:
+    def test_numbers_match_the_platform(self, code: EAI) -> None:
         theirs = getattr(socket, "EAI_SOCKTYPE" if code is EAI.QPTYPE else f"EAI_{code.name}")
         assert code == theirs
         assert gai_name(code) == gai_name(int(code)) == f"EAI_{code.name}"
 
-    def test_a_number_that_is_none(self) -> None:
+    def test_unknown_number(self) -> None:
         assert gai_name(12345) == "EAI 12345"
         assert gai_strerror(12345) == "Unknown error"
 
     @glibc_only
     @for_each("code", [code for code in EAI if code is not EAI.QPTYPE])
-    def test_have_the_texts_of_the_platform(self, code: EAI) -> None:
+    def test_texts_match_the_platform(self, code: EAI) -> None:
         theirs = ctypes.CDLL(None).gai_strerror
         theirs.restype = ctypes.c_char_p
         assert gai_strerror(code) == theirs(int(code)).decode()
 
-    def test_the_qp_type_has_a_text_of_its_own(self) -> None:
+    def test_eai_qptype_has_its_own_text(self) -> None:
         assert gai_strerror(EAI.QPTYPE) == "ai_qp_type not supported"
 
     @glibc_only
@@ -253,7 +253,7 @@ class TestGaiCodes:
             (EAI.ADDRFAMILY, {"host": "::1", "port": 1, "family": socket.AF_INET}),
         ],
     )
-    def test_have_the_texts_the_socket_module_raises(self, code: EAI, lookup: dict[str, Any]) -> None:
+    def test_texts_match_the_socket_module(self, code: EAI, lookup: dict[str, Any]) -> None:
         with pytest.raises(socket.gaierror) as caught:
             socket.getaddrinfo(**lookup)
         assert caught.value.errno == code

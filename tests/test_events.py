@@ -19,7 +19,7 @@ from support.world import World
 # -- names ----------------------------------------------------------------------------------------------
 
 
-def test_addrinfo_resolution_is_an_event(world: World) -> None:
+def test_resolve_addrinfo_reports_by_event(world: World) -> None:
     with CmId(world.channel) as cmid:
         with pytest.raises(OSError, match="no resolved list") as failed:
             cmid.query_addrinfo()
@@ -37,7 +37,7 @@ def test_addrinfo_resolution_is_an_event(world: World) -> None:
         assert failed.value.errno == errno.ENOENT
 
 
-def test_addrinfo_failure_is_an_event_too(world: World) -> None:
+def test_resolve_addrinfo_failure_is_an_event(world: World) -> None:
     with CmId(world.channel) as cmid:
         cmid.resolve_addrinfo("300.1.1.1", "7471", flags=RaiFlag.NUMERICHOST)
         with world.channel.get_event(0) as event:
@@ -48,7 +48,7 @@ def test_addrinfo_failure_is_an_event_too(world: World) -> None:
         world.one(CmEventType.ADDRINFO_RESOLVED)
 
 
-def test_names_are_looked_up_elsewhere(world: World) -> None:
+def test_lookups_run_in_another_thread(world: World) -> None:
     asked, answer = threading.Event(), threading.Event()
 
     def slow(*_: object) -> list[tuple[int, int, int, str, tuple[object, ...]]]:
@@ -66,7 +66,7 @@ def test_names_are_looked_up_elsewhere(world: World) -> None:
         assert cmid.query_addrinfo()[0].dst_addr == ("10.0.0.2", 7471)
 
 
-def test_destroying_cancels_a_lookup(world: World) -> None:
+def test_destroy_cancels_a_lookup(world: World) -> None:
     asked, answer, done = threading.Event(), threading.Event(), threading.Event()
 
     def slow(*_: object) -> list[tuple[int, int, int, str, tuple[object, ...]]]:
@@ -87,7 +87,7 @@ def test_destroying_cancels_a_lookup(world: World) -> None:
     assert world.events() == []
 
 
-def test_a_resolver_that_breaks_ends_in_an_event(world: World) -> None:
+def test_resolver_exception_becomes_an_event(world: World) -> None:
     def broken(*_: object) -> list[tuple[int, int, int, str, tuple[object, ...]]]:
         raise KeyError("oops")
 
@@ -108,7 +108,7 @@ def test_a_resolver_that_breaks_ends_in_an_event(world: World) -> None:
         (None, "1", RaiFlag.SA, True, errno.EOPNOTSUPP),
     ],
 )
-def test_sa_resolution_that_cannot_start(
+def test_sa_resolution_fails_at_start(
     world: World, node: str | None, service: str | None, flags: RaiFlag, bound: bool, code: int
 ) -> None:
     with CmId(world.channel) as cmid:
@@ -142,7 +142,7 @@ def test_event_names() -> None:
     assert rdmacm.event_str(99) == "UNKNOWN EVENT"
 
 
-def test_destroy_waits_for_other_threads_events(world: World) -> None:
+def test_destroy_waits_for_unacknowledged_events(world: World) -> None:
     cmid = CmId(world.channel)
     cmid.write_cm_event()
     held, release, destroyed = threading.Event(), threading.Event(), threading.Event()
@@ -169,7 +169,7 @@ def test_destroy_waits_for_other_threads_events(world: World) -> None:
         thread.join()
 
 
-def test_destroy_refuses_to_wait_for_itself(world: World) -> None:
+def test_destroy_detects_a_self_deadlock(world: World) -> None:
     cmid = CmId(world.channel)
     cmid.write_cm_event()
     event = world.channel.get_event(0)
@@ -184,7 +184,7 @@ def test_destroy_refuses_to_wait_for_itself(world: World) -> None:
     assert (cmid.events_reported, cmid.events_completed) == (1, 1)
 
 
-def test_a_dropped_event_acknowledges_itself(world: World) -> None:
+def test_unreferenced_event_is_acknowledged(world: World) -> None:
     cmid = CmId(world.channel)
     cmid.write_cm_event()
     world.channel.get_event(0)
@@ -192,7 +192,7 @@ def test_a_dropped_event_acknowledges_itself(world: World) -> None:
     cmid.destroy()
 
 
-def test_destroying_discards_what_waits(world: World) -> None:
+def test_destroy_discards_queued_events(world: World) -> None:
     cmid, other = CmId(world.channel), CmId(world.channel)
     cmid.write_cm_event()
     other.write_cm_event(arg=1)
@@ -204,7 +204,7 @@ def test_destroying_discards_what_waits(world: World) -> None:
     other.destroy()
 
 
-def test_leaks_are_told(world: World) -> None:
+def test_leaked_objects_warn(world: World) -> None:
     cmid = CmId(world.channel)
     cmid.bind_addr(("", 7471))
     with pytest.warns(ResourceWarning, match="undestroyed id"):
@@ -218,7 +218,7 @@ def test_leaks_are_told(world: World) -> None:
         gc.collect()
 
 
-def test_migration_takes_the_events_along(world: World) -> None:
+def test_migrate_id_moves_queued_events(world: World) -> None:
     with EventChannel(world.provider) as second, CmId(world.channel) as cmid:
         cmid.write_cm_event(arg=1)
         cmid.write_cm_event(arg=2)
@@ -233,7 +233,7 @@ def test_migration_takes_the_events_along(world: World) -> None:
             assert event.type is CmEventType.ADDR_RESOLVED
 
 
-def test_migration_to_and_from_synchronous_mode(world: World) -> None:
+def test_migrate_id_to_and_from_synchronous_mode(world: World) -> None:
     with CmId(world.channel) as cmid:
         cmid.migrate(None)
         assert cmid.is_synchronous
@@ -273,7 +273,7 @@ def test_synchronous_calls_wait_and_raise() -> None:
         assert cmid.query_addrinfo()[0].dst_addr == ("10.0.0.2", 1)
 
 
-def test_synchronous_calls_are_not_fooled_by_other_events(world: World) -> None:
+def test_synchronous_calls_ignore_other_events(world: World) -> None:
     with CmId(provider=world.provider) as cmid:
         cmid.write_cm_event(arg=5)
         cmid.resolve_addr(("10.0.0.2", 1))
@@ -284,7 +284,7 @@ def test_synchronous_calls_are_not_fooled_by_other_events(world: World) -> None:
 # -- channels -------------------------------------------------------------------------------------------
 
 
-def test_waiting_for_events(world: World) -> None:
+def test_get_event_waits(world: World) -> None:
     with pytest.raises(BlockingIOError) as nothing:
         world.channel.get_event(0)
     assert nothing.value.errno == errno.EAGAIN
@@ -295,7 +295,7 @@ def test_waiting_for_events(world: World) -> None:
         world.channel.get_event()
 
 
-def test_a_channel_polls_readable_for_an_event(world: World) -> None:
+def test_channel_is_readable_for_an_event(world: World) -> None:
     poll = select.poll()
     poll.register(world.channel, select.POLLIN)
     assert poll.poll(0) == []
@@ -312,7 +312,7 @@ def test_a_channel_polls_readable_for_an_event(world: World) -> None:
     assert poll.poll(0) == [], "the event went with its id"
 
 
-def test_a_channel_polls_readable_for_a_deadline() -> None:
+def test_channel_is_readable_for_a_deadline() -> None:
     network = MemoryNetwork()
     network.add_interface("eth0", "10.0.0.1/24")
     with EventChannel(memory_provider(network)) as channel, CmId(channel) as cmid:
@@ -325,7 +325,7 @@ def test_a_channel_polls_readable_for_a_deadline() -> None:
         assert poll.poll(0) == []
 
 
-def test_another_threads_work_wakes_a_reader(world: World) -> None:
+def test_event_posted_by_another_thread_wakes_a_reader(world: World) -> None:
     found: list[CmEventType] = []
 
     def reader() -> None:
@@ -340,7 +340,7 @@ def test_another_threads_work_wakes_a_reader(world: World) -> None:
         assert found == [CmEventType.ADDR_RESOLVED]
 
 
-def test_another_threads_deadline_wakes_a_reader() -> None:
+def test_deadline_set_by_another_thread_wakes_a_reader() -> None:
     network = MemoryNetwork()
     network.add_interface("eth0", "10.0.0.1/24")
     with EventChannel(memory_provider(network)) as channel, CmId(channel) as cmid:
@@ -352,7 +352,7 @@ def test_another_threads_deadline_wakes_a_reader() -> None:
         assert found == [-errno.ETIMEDOUT]
 
 
-def test_closing_ends_a_wait_and_an_iteration(world: World) -> None:
+def test_close_ends_a_wait_and_an_iteration(world: World) -> None:
     before = set(os.listdir("/proc/self/fd"))
     seen: list[CmEventType] = []
     started = threading.Event()
@@ -380,7 +380,7 @@ def test_closing_ends_a_wait_and_an_iteration(world: World) -> None:
     cmid.destroy()
 
 
-def test_closing_a_channel_ends_its_ids(world: World) -> None:
+def test_close_destroys_the_channels_ids(world: World) -> None:
     waiting, bound = CmId(world.channel), CmId(world.channel)
     waiting.resolve_addr(("10.0.0.3", 1), timeout_ms=1000)
     bound.bind_addr(("", 4444))
@@ -402,7 +402,7 @@ def test_closing_a_channel_ends_its_ids(world: World) -> None:
         other.destroy()
 
 
-def test_the_provider_is_chosen_by_argument_then_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_provider_is_chosen_by_argument_then_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RDMACM_PROVIDER", "quantum")
     with pytest.raises(OSError, match="environment variable RDMACM_PROVIDER") as failed:
         EventChannel()

@@ -45,7 +45,7 @@ def port() -> Iterator[tuple[EventChannel, int]]:
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_a_process_ends_and_says_goodbye(end: str, port: tuple[EventChannel, int]) -> None:
+def test_process_exit_disconnects_open_connections(end: str, port: tuple[EventChannel, int]) -> None:
     channel, number = port
     code = BEGIN + ENDS[end]
     child = subprocess.Popen(
@@ -84,5 +84,5 @@ for _ in range(3):
 """
 
 
-def test_the_helper_thread_is_gone_with_the_last_user() -> None:
+def test_helper_thread_ends_with_its_last_user() -> None:
     subprocess.run([sys.executable, "-c", LAST_USER], env=python_environment(), check=True, timeout=30)

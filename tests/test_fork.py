@@ -65,7 +65,7 @@ os._exit(0)
 """
 
 
-def test_the_parent_is_not_disturbed() -> None:
+def test_closing_in_the_child_does_not_affect_the_parent() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         stdout=subprocess.PIPE,

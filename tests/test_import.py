@@ -20,7 +20,7 @@ print(json.dumps([sorted(descriptors() - opened), threading.active_count(), heav
 """
 
 
-def test_importing_opens_and_starts_nothing() -> None:
+def test_import_opens_no_socket_and_starts_no_thread() -> None:
     done = subprocess.run(
         [sys.executable, "-I", "-c", f"import sys; sys.path[:0] = {sys.path!r}\n{PROBE}"],
         capture_output=True,
@@ -39,7 +39,7 @@ def test_public_names_exist_and_are_sorted() -> None:
         assert getattr(rdmacm, name).__doc__, name
 
 
-def test_c_names_have_cs_values() -> None:
+def test_c_names_have_the_values_of_c() -> None:
     cma = rdmacm.cma
     assert [cma.RDMA_PS_IPOIB, cma.RDMA_PS_TCP, cma.RDMA_PS_UDP, cma.RDMA_PS_IB] == [0x2, 0x106, 0x111, 0x13F]
     flags = [cma.RAI_PASSIVE, cma.RAI_NUMERICHOST, cma.RAI_NOROUTE, cma.RAI_FAMILY, cma.RAI_SA, cma.RAI_DNS]

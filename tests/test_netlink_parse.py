@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from rdmacm.net import netlink
 
+# The parsers are private: the public calls read from the kernel, which sends nothing that is malformed.
 BODIES = st.binary(max_size=200)
 
 
@@ -20,7 +21,7 @@ def attribute(kind: int, value: bytes) -> bytes:
 
 
 @given(BODIES)
-def test_any_bytes_can_be_parsed(body: bytes) -> None:
+def test_arbitrary_bytes(body: bytes) -> None:
     view = memoryview(body)
     for kind, sequence, inner in netlink._messages(view):
         assert 0 <= kind <= 0xFFFF
@@ -38,7 +39,7 @@ def test_any_bytes_can_be_parsed(body: bytes) -> None:
     st.lists(st.tuples(st.sampled_from([1, 2, 3, 4, 5, 7, 8, 10, 15, 18]), st.binary(max_size=12)), max_size=8),
     st.integers(0, 9),
 )
-def test_any_attributes_can_be_parsed(attributes: list[tuple[int, bytes]], cut: int) -> None:
+def test_arbitrary_attributes(attributes: list[tuple[int, bytes]], cut: int) -> None:
     tail = b"".join(attribute(kind, value) for kind, value in attributes)
     tail = tail[: len(tail) - cut] if cut else tail
     for head, parse in (
@@ -50,7 +51,7 @@ def test_any_attributes_can_be_parsed(attributes: list[tuple[int, bytes]], cut: 
     netlink._parse_route(memoryview(bytes(12) + tail), b"\0\0\0\0")
 
 
-def test_a_route_with_everything() -> None:
+def test_route_with_every_attribute() -> None:
     metrics = attribute(2, struct.pack("=I", 1400)) + attribute(10, struct.pack("=I", 33))
     body = struct.pack("=BBBBBBBBI", AF_INET, 24, 0, 0, 254, 3, 0, 1, 0) + b"".join(
         [
@@ -75,7 +76,7 @@ def test_a_route_with_everything() -> None:
 
 
 @pytest.mark.parametrize("length", [0, 1, 15, 0xFFFF])
-def test_lengths_that_lie_end_the_parse(length: int) -> None:
+def test_wrong_lengths_end_the_parse(length: int) -> None:
     message = struct.pack("=IHHII", length, 24, 0, 1, 0) + bytes(4)
     assert list(netlink._messages(memoryview(message))) == []
     assert list(netlink._attributes(memoryview(struct.pack("=HH", 3, 1) + bytes(8)), 0)) == []

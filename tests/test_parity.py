@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "parity.md").read_text(encoding="utf-8")
 
 
-def test_every_call_that_is_there_has_its_name() -> None:
+def test_documented_calls_match_rdmacm_cma() -> None:
     table = TEXT[TEXT.index("## Calls") : TEXT.index("## rdma_getaddrinfo")]
     rows = re.findall(r"^\| (rdma_[^|]*) \| ([^|]*) \|", table, re.MULTILINE)
     names = {name: state.startswith("done") for row, state in rows for name in row.split(", ")}
@@ -20,7 +20,7 @@ def test_every_call_that_is_there_has_its_name() -> None:
     assert {name for name in dir(cma) if name.startswith("rdma_")} <= set(names)
 
 
-def test_the_tests_it_names_are_there() -> None:
+def test_named_tests_exist() -> None:
     sources = {path.relative_to(ROOT / "tests").as_posix(): path for path in (ROOT / "tests").rglob("*.py")}
     everything = "\n".join(path.read_text(encoding="utf-8") for path in sources.values())
     for name in re.findall(r"`([a-z/]*test_\w+\.py)`", TEXT):

@@ -42,7 +42,7 @@ def situations(draw: st.DrawFn) -> tuple[MemoryNetwork, Query]:
 
 @settings(max_examples=200, deadline=None)
 @given(situations())
-def test_choosing_and_explaining_agree(situation: tuple[MemoryNetwork, Query]) -> None:
+def test_selection_and_explanation_agree(situation: tuple[MemoryNetwork, Query]) -> None:
     network, query = situation
     host = read_host(network)
     choice = choose(query, host)
@@ -62,7 +62,7 @@ def test_choosing_and_explaining_agree(situation: tuple[MemoryNetwork, Query]) -
         assert candidate.kept == (candidate.rule not in names)
 
 
-def test_every_rule_can_decide() -> None:
+def test_each_rule_can_decide() -> None:
     network = MemoryNetwork()
     eth0 = network.add_interface("eth0", "10.0.0.1/24", "fd00::1/64")
     network.add_interface("eth1", "10.0.0.1/24", "10.1.0.1/24")
@@ -82,13 +82,13 @@ def test_every_rule_can_decide() -> None:
     assert rules(None, "local") == {"address-family", "source-address", "port-state", "lowest-index"}
 
 
-def test_the_documentation_lists_the_rules_in_order() -> None:
+def test_documentation_lists_the_rules_in_order() -> None:
     text = (Path(__file__).parent.parent / "docs" / "resolution.md").read_text()
     documented = re.findall(r"^\d+\. \*\*([a-z-]+)\*\*: (.+)$", text, re.MULTILINE)
     assert documented == [(r.name, r.text) for r in RULES] + [(name, sentence) for name, sentence, _ in PREFERENCES]
 
 
-def test_a_chosen_candidate_is_explained_with_its_rivals() -> None:
+def test_explanation_lists_the_rejected_candidates() -> None:
     network = MemoryNetwork()
     eth0 = network.add_interface("eth0", "10.0.0.1/24", "10.0.0.5/24")
     network.add_neighbour(eth0, "10.0.0.2")
@@ -106,7 +106,7 @@ def test_a_chosen_candidate_is_explained_with_its_rivals() -> None:
     assert "10.0.0.2:7471" in explanation.text()
 
 
-def test_explaining_several_answers_of_a_name() -> None:
+def test_explanation_of_a_name_with_several_answers() -> None:
     network = MemoryNetwork()
     eth0 = network.add_interface("eth0", "10.0.0.1/24", "fd00::1/64")
     network.add_neighbour(eth0, "10.0.0.2")
@@ -124,7 +124,7 @@ def test_explaining_several_answers_of_a_name() -> None:
     assert len(later) == 1
 
 
-def test_explaining_failures() -> None:
+def test_explanation_of_failures() -> None:
     network = MemoryNetwork()
     network.add_interface("eth0", "10.0.0.1/24")
     provider = memory_provider(network)

@@ -26,7 +26,7 @@ def table(directory: Path) -> PortTable:
     return PortTable("net:[1]", directory=str(directory))
 
 
-def test_the_last_to_leave_removes_the_file(tmp_path: Path) -> None:
+def test_last_user_removes_the_file(tmp_path: Path) -> None:
     ports = table(tmp_path)
     assert not os.listdir(tmp_path), "nothing is made before it is needed"
     ports.bind(owner(4000))
@@ -39,7 +39,7 @@ def test_the_last_to_leave_removes_the_file(tmp_path: Path) -> None:
     ports.close()
 
 
-def test_the_file_stays_while_another_process_uses_it(tmp_path: Path) -> None:
+def test_file_remains_while_another_process_uses_it(tmp_path: Path) -> None:
     ports = table(tmp_path)
     ports.bind(owner(4000))
     code = (
@@ -60,7 +60,7 @@ def test_the_file_stays_while_another_process_uses_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("trap", ["directory", "fifo", "link"])
-def test_what_is_no_plain_file_is_refused(tmp_path: Path, trap: str) -> None:
+def test_irregular_files_are_refused(tmp_path: Path, trap: str) -> None:
     ports, path = table(tmp_path), tmp_path / NAME
     precious = tmp_path / "precious"
     precious.write_text("precious")
@@ -75,7 +75,7 @@ def test_what_is_no_plain_file_is_refused(tmp_path: Path, trap: str) -> None:
     assert precious.read_text() == "precious"
 
 
-def test_who_keeps_it_locked_cannot_make_us_wait(tmp_path: Path) -> None:
+def test_lock_held_by_another_process_does_not_block(tmp_path: Path) -> None:
     ports, path = table(tmp_path), tmp_path / NAME
     path.touch()
     code = (
@@ -99,7 +99,7 @@ def test_who_keeps_it_locked_cannot_make_us_wait(tmp_path: Path) -> None:
     ports.close()
 
 
-def test_released_ports_are_free_and_shared_ones_stay(tmp_path: Path) -> None:
+def test_released_ports_are_free_and_shared_ports_remain(tmp_path: Path) -> None:
     ports = table(tmp_path)
     first, second = owner(4000, reuseaddr=True), owner(4000, reuseaddr=True)
     ports.bind(first)
@@ -115,7 +115,7 @@ def test_released_ports_are_free_and_shared_ones_stay(tmp_path: Path) -> None:
     ports.close()
 
 
-def test_free_ports_end(tmp_path: Path) -> None:
+def test_free_ports_run_out(tmp_path: Path) -> None:
     ports = PortTable("net:[1]", (5000, 5003), directory=str(tmp_path))
     taken = [owner(0) for _ in range(4)]
     for each in taken:
@@ -132,7 +132,7 @@ def test_free_ports_end(tmp_path: Path) -> None:
     ports.close()
 
 
-def test_where_nothing_can_be_written_the_ports_are_private(
+def test_unwritable_directories_fall_back_to_private_ports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere

@@ -87,13 +87,13 @@ flags = st.integers(0, 0xFFFFFFFF).map(PathFlag)
 
 
 class TestPathRecord:
-    def test_the_vector_is_laid_out_as_it_says(self) -> None:
+    def test_vector_layout(self) -> None:
         assert len(BYTES) == 64
         for offset, text in FIELDS:
             field = bytes.fromhex(text)
             assert BYTES[offset : offset + len(field)] == field
 
-    def test_its_bytes(self) -> None:
+    def test_pack(self) -> None:
         packed = RECORD.pack()
         for offset, text in FIELDS:
             field = bytes.fromhex(text)
@@ -101,7 +101,7 @@ class TestPathRecord:
         assert packed == BYTES
 
     @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
-    def test_from_bytes(self, kind: Callable[[bytes], bytes]) -> None:
+    def test_unpack(self, kind: Callable[[bytes], bytes]) -> None:
         record = PathRecord.unpack(kind(BYTES))
         assert record == RECORD
         assert (type(record.dgid), type(record.sgid)) == (Gid, Gid)
@@ -116,7 +116,7 @@ class TestPathRecord:
         data = BYTES[:44] + b"\xfa" + BYTES[45:58] + b"\xff" * 6
         assert PathRecord.unpack(data) == RECORD
 
-    def test_by_default_it_is_one_reversible_path_of_the_default_partition(self) -> None:
+    def test_default_values(self) -> None:
         record = PathRecord(dgid=Gid("fe80::1"), sgid=Gid("fe80::2"))
         packed = record.pack()
         assert packed[49:52] == b"\x81\xff\xff"
@@ -124,26 +124,26 @@ class TestPathRecord:
         assert set(packed[:8] + packed[40:49] + packed[52:54] + packed[57:]) == {0}
 
     @given(records)
-    def test_it_comes_back(self, record: PathRecord) -> None:
+    def test_round_trip(self, record: PathRecord) -> None:
         data = record.pack()
         assert len(data) == 64
         assert PathRecord.unpack(data) == record
         assert pickle.loads(pickle.dumps(record)) == record
 
     @given(st.binary(min_size=64, max_size=64))
-    def test_any_bytes_are_one(self, data: bytes) -> None:
+    def test_any_bytes_of_the_right_length_unpack(self, data: bytes) -> None:
         record = PathRecord.unpack(data)
         again = record.pack()
         assert PathRecord.unpack(again) == record
         assert (again[:44], again[45:58]) == (data[:44], data[45:58])
 
     @for_each("size", [0, 1, 63, 65, 72, 128])
-    def test_of_another_size(self, size: int) -> None:
+    def test_wrong_length(self, size: int) -> None:
         with pytest.raises(ValueError, match=f"64 bytes, not {size}$"):
             PathRecord.unpack(bytes(size))
 
     @for_each(("code", "size"), [(1, 256), (2, 512), (3, 1024), (4, 2048), (5, 4096), (0, 0), (6, 0)])
-    def test_its_mtu_in_bytes(self, code: int, size: int) -> None:
+    def test_mtu_in_bytes(self, code: int, size: int) -> None:
         assert RECORD.replace(mtu=code).mtu_bytes == size
 
     @for_each(
@@ -159,11 +159,11 @@ class TestPathRecord:
             ("preference", 1 << 8),
         ],
     )
-    def test_what_does_not_fit_is_not_cut(self, field: str, limit: int) -> None:
+    def test_fields_out_of_range(self, field: str, limit: int) -> None:
         with pytest.raises(struct.error):
             RECORD.replace(**{field: limit}).pack()
 
-    def test_it_cannot_be_changed(self) -> None:
+    def test_is_immutable(self) -> None:
         record: Any = RECORD
         with pytest.raises(AttributeError):
             record.mtu = 1
@@ -173,31 +173,31 @@ class TestPathRecord:
 class TestPathData:
     DATA = PathData(RECORD, PathFlag.GMP | PathFlag.OUTBOUND | PathFlag.INBOUND)
 
-    def test_its_bytes(self) -> None:
+    def test_pack(self) -> None:
         packed = self.DATA.pack()
         assert len(packed) == 72
         assert packed[:8] == struct.pack("=II", 1 | 8 | 16, 0)
         assert packed[8:] == BYTES
 
     @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
-    def test_from_bytes(self, kind: Callable[[bytes], bytes]) -> None:
+    def test_unpack(self, kind: Callable[[bytes], bytes]) -> None:
         data = PathData.unpack(kind(self.DATA.pack()))
         assert data == self.DATA
         assert type(data.flags) is PathFlag
 
-    def test_by_default_it_is_the_primary_path_both_ways(self) -> None:
+    def test_default_values(self) -> None:
         assert PathData(RECORD).flags == PathFlag.GMP | PathFlag.PRIMARY | PathFlag.BIDIRECTIONAL == 43
 
-    def test_the_reserved_word_is_not_read(self) -> None:
+    def test_reserved_word_is_ignored(self) -> None:
         packed = self.DATA.pack()
         assert PathData.unpack(packed[:4] + b"\xff" * 4 + packed[8:]) == self.DATA
 
     @given(records, flags)
-    def test_it_comes_back(self, record: PathRecord, flag: PathFlag) -> None:
+    def test_round_trip(self, record: PathRecord, flag: PathFlag) -> None:
         data = PathData(record, flag)
         assert PathData.unpack(data.pack()) == data
 
     @for_each("size", [0, 8, 64, 71, 73, 144])
-    def test_of_another_size(self, size: int) -> None:
+    def test_wrong_length(self, size: int) -> None:
         with pytest.raises(ValueError, match=f"72 bytes, not {size}$"):
             PathData.unpack(bytes(size))

@@ -57,7 +57,7 @@ def check(output: str) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts descriptors in /proc")
-def test_over_loopback() -> None:
+def test_ten_thousand_ids_over_loopback() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", SCRIPT, "127.0.0.1"],
         env={**os.environ, **python_environment()},
@@ -70,7 +70,7 @@ def test_over_loopback() -> None:
 
 
 @needs_netns
-def test_all_waiting_for_one_neighbour() -> None:
+def test_ten_thousand_ids_waiting_for_one_neighbour() -> None:
     with two_hosts() as net:
         silence(net.b)
         child = net.a.popen(

@@ -17,7 +17,7 @@ SCRIPT = Path(__file__).parent.parent / "bench" / "connections.py"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts descriptors in /proc")
-def test_a_thousand_at_once() -> None:
+def test_thousand_open_connections() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", str(SCRIPT), str(COUNT), "--json"],
         env={**os.environ, **python_environment()},

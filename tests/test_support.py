@@ -39,7 +39,7 @@ def _exchange(sender: Host, receiver: Host, family: int, address: str) -> str:
 
 
 class TestHost:
-    def test_enter_moves_one_thread_and_brings_it_back(self) -> None:
+    def test_enter_moves_one_thread_and_restores_it(self) -> None:
         outside = _here()
         others: list[int] = []
         stay, seen = threading.Event(), threading.Event()
@@ -65,19 +65,19 @@ class TestHost:
         assert inside != outside
         assert others == [outside]
 
-    def test_entering_twice_returns_step_by_step(self) -> None:
+    def test_nested_enter_restores_each_namespace(self) -> None:
         with Host() as first, Host() as second, first.enter():
             inside = _here()
             with second.enter():
                 assert _here() != inside
             assert _here() == inside
 
-    def test_loopback_is_up_unless_told(self) -> None:
+    def test_loopback_is_up_by_default(self) -> None:
         with Host() as up, Host(loopback=False) as down:
             assert "UP" in json.loads(up.ip("-j", "link", "show", "lo"))[0]["flags"]
             assert "UP" not in json.loads(down.ip("-j", "link", "show", "lo"))[0]["flags"]
 
-    def test_a_failing_command_says_why(self) -> None:
+    def test_failing_command_reports_its_output(self) -> None:
         with Host() as host:
             with pytest.raises(CommandError, match="nosuch"):
                 host.ip("link", "set", "nosuch", "up")
@@ -105,14 +105,14 @@ class TestHost:
         assert child.returncode == -9
         assert not Path("/run/netns", host.name).exists()
 
-    def test_a_failing_test_leaves_nothing(self) -> None:
+    def test_failing_test_leaves_no_namespace(self) -> None:
         names = []
         with pytest.raises(ZeroDivisionError), two_hosts() as net:
             names += [net.a.name, net.b.name]
             1 / 0  # noqa: B018
         assert [name for name in names if Path("/run/netns", name).exists()] == []
 
-    def test_settling_gives_up(self) -> None:
+    def test_settle_times_out(self) -> None:
         with Host() as host:
             host.ip_batch("link add name v type veth peer name w", "link set dev v up")  # w stays down
             with pytest.raises(TimeoutError, match="no carrier"):
@@ -120,7 +120,7 @@ class TestHost:
 
 
 class TestTopology:
-    def test_two_hosts_hear_each_other(self) -> None:
+    def test_two_hosts_exchange_datagrams(self) -> None:
         with two_hosts(mtu=4000) as net:
             assert _exchange(net.a, net.b, socket.AF_INET, "10.7.0.2") == net.va.ipv4 == "10.7.0.1"
             assert _exchange(net.b, net.a, socket.AF_INET6, "fd07::1") == net.vb.ipv6 == "fd07::2"
@@ -131,7 +131,7 @@ class TestTopology:
             with net.a.enter():
                 assert socket.if_nametoindex("va") == net.va.index
 
-    def test_three_hosts_hear_each_other_through_the_router(self) -> None:
+    def test_three_hosts_exchange_datagrams_through_the_router(self) -> None:
         with three_hosts() as net:
             assert _exchange(net.a, net.c, socket.AF_INET, net.vc.ipv4) == "10.7.1.1"
             assert _exchange(net.c, net.a, socket.AF_INET6, net.va.ipv6) == "fd07:2::1"
@@ -143,7 +143,7 @@ class TestTopology:
                     here.sendto(b"lost", there.getsockname())
                 there.recv(64)
 
-    def test_a_link_too_small_for_ipv6_is_usable(self) -> None:
+    def test_link_mtu_too_small_for_ipv6(self) -> None:
         with Topology() as net:
             a, b = net.host(), net.host()
             net.link(a, "va", b, "vb", 576, addresses_a=["10.7.9.1/24"], addresses_b=["10.7.9.2/24"])
@@ -212,16 +212,16 @@ class TestDns:
         with Host() as host:
             yield host
 
-    def test_what_glibc_makes_of_each_answer(self, host: Host) -> None:
+    def test_glibc_result_for_each_answer(self, host: Host) -> None:
         with DnsServer(host, _SCRIPT) as server:
             found = resolve(host, _LOOKUPS, *_EXPECTED)
         assert dict(zip(_EXPECTED, found, strict=True)) == _EXPECTED
         assert {("both.test", "A"), ("both.test", "AAAA")} <= set(server.queries)
 
-    def test_without_a_server_try_again(self, host: Host) -> None:
+    def test_unreachable_server_gives_eai_again(self, host: Host) -> None:
         assert resolve(host, _LOOKUPS, "both.test,AF_UNSPEC") == ["EAI_AGAIN"]
 
-    def test_the_configuration_is_the_childs_own(self, host: Host) -> None:
+    def test_resolver_configuration_is_private_to_the_child(self, host: Host) -> None:
         paths = ["/etc/resolv.conf", "/etc/nsswitch.conf"]
         before = [Path(path).read_bytes() for path in paths]
         code = "import json, sys; print(json.dumps([open(path).read() for path in sys.argv[1:]]))"

@@ -145,7 +145,7 @@ ACK, RNR, ACCESS = "31", "44", "98"
 
 
 @needs_tshark
-def test_wireshark_finds_nothing_wrong(recorded: Path) -> None:
+def test_wireshark_reports_no_errors(recorded: Path) -> None:
     names = ("infiniband.bth.opcode", "infiniband.mad.attributeid", "infiniband.aeth.syndrome")
     opcodes, messages, syndromes = (Counter(packet[name] for packet in dissect(recorded, names)) for name in names)
     assert {int(opcode) for opcode in opcodes} == OPCODES

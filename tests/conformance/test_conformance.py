@@ -52,7 +52,7 @@ def test_on_a_fabric_with_another_mtu(name: str, mtu: int) -> None:
 
 @pytest.mark.parametrize("name", [name for name in scenarios.NAMES if name != "permissions"])
 @pytest.mark.parametrize("seed", range(3))
-def test_on_a_bad_network(name: str, seed: int) -> None:
+def test_on_a_lossy_fabric(name: str, seed: int) -> None:
     # Not for refusals: a NAK that is lost stays lost, for the queue pair that sent it is in the error state.
     fabric = Fabric(seed, loss=0.05, duplicate=0.05, reorder=0.1, corrupt=0.02)
     run_on_fabric(fabric, ON_A_FABRIC["ipv4"], *ends(name))
@@ -81,5 +81,5 @@ def spawner(host: Host) -> Spawn:
 @needs_netns
 @SCENARIOS
 @pytest.mark.parametrize("family", BETWEEN_HOSTS)
-def test_between_hosts(name: str, family: str, hosts: TwoHosts) -> None:
+def test_between_namespaces(name: str, family: str, hosts: TwoHosts) -> None:
     run_in_processes(BETWEEN_HOSTS[family], *ends(name), free_port(), (spawner(hosts.a), spawner(hosts.b)))

@@ -106,7 +106,7 @@ class Crowd:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1])
-def test_killing_some_leaves_the_others_in_peace(seed: int) -> None:
+def test_killed_processes_do_not_disturb_the_others(seed: int) -> None:
     random = Random(seed)
     crowd_ = Crowd(seed)
     try:

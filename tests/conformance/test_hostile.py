@@ -126,7 +126,7 @@ def test_packets_of_an_old_connection(pause: float) -> None:
         assert len(server.regions) == 1
 
 
-def test_a_third_party_that_knows_the_numbers() -> None:
+def test_forged_packets_with_the_right_qpn_and_psn() -> None:
     with trio() as (fabric, server, talk, stranger):
         peer, _ = talk.qpns
         attr = talk.cmid.qp.query()[0]  # type: ignore[union-attr]
@@ -150,7 +150,7 @@ def test_a_third_party_that_knows_the_numbers() -> None:
         assert not [entry for entry in fabric.log if entry.packet.destination == "c"]
 
 
-def test_messages_about_ids_that_nobody_has() -> None:
+def test_cm_messages_for_unknown_communication_ids() -> None:
     with trio() as (fabric, server, talk, stranger):
         random = Random(4)
         messages = [message for _ in range(40) for message in every_message(random)]
@@ -166,7 +166,7 @@ def test_messages_about_ids_that_nobody_has() -> None:
         assert {kind: kinds.count(kind) for kind in set(kinds)} == {"DREP": 40, "SIDR_REP": 40}
 
 
-def test_management_datagrams_of_nonsense() -> None:
+def test_malformed_mads() -> None:
     with trio() as (fabric, server, talk, stranger):
         random = Random(5)
         mads = [management(message)[20:] for message in every_message(random)]
@@ -185,7 +185,7 @@ def test_management_datagrams_of_nonsense() -> None:
         assert len(agent) == 1
 
 
-def test_requests_to_nobody() -> None:
+def test_requests_for_a_service_without_listener() -> None:
     with trio() as (fabric, server, talk, stranger):
         for number in range(1, 501):
             throw(stranger, SERVER, sealed(stranger, SERVER, management(asking(STRANGER, SERVER, number, PORT + 1))))
@@ -236,7 +236,7 @@ def test_a_flood_of_requests_fills_the_backlog_and_no_more() -> None:
         assert len(agent) == 1
 
 
-def test_requests_that_nobody_fetches_before_the_listener_goes() -> None:
+def test_unaccepted_requests_are_rejected_when_the_listener_closes() -> None:
     with trio() as (fabric, server, talk, stranger):
         channel, listener = idle_listener(server.host, 16, PORT + 2)
         for number in range(1, 100):
@@ -305,7 +305,7 @@ TOP = 1 << 64
         (WROpcode.ATOMIC_CMP_AND_SWP, lambda addr, end: (addr & ~7) - 8, 8),
     ],
 )
-def test_memory_beyond_the_region(opcode: WROpcode, address: Callable[[int, int], int], length: int) -> None:
+def test_remote_access_beyond_the_region(opcode: WROpcode, address: Callable[[int, int], int], length: int) -> None:
     with trio() as (_, server, talk, _):
         other = Talk(server, talk.host)
         memory = server.regions[other.peer]
@@ -376,7 +376,7 @@ INVALID, ACCESS = 0x61, 0x62
         ),
     ],
 )
-def test_requests_that_no_verbs_would_post(
+def test_invalid_requests_are_answered_with_nak(
     make: Callable[[Callable[[Opcode], BTH], int, int], RocePacket], syndrome: int
 ) -> None:
     """A peer that makes its packets itself, in order and sealed, gets the NAK it deserves and nothing else."""
@@ -399,7 +399,7 @@ def test_requests_that_no_verbs_would_post(
         other.end()
 
 
-def test_a_right_key_of_another_domain() -> None:
+def test_valid_rkey_of_another_protection_domain() -> None:
     """A region belongs to a protection domain; its key is worth nothing on a queue pair of another."""
     with trio() as (_, server, talk, _):
         other = Talk(server, talk.host)
@@ -415,7 +415,7 @@ def test_a_right_key_of_another_domain() -> None:
         other.end()
 
 
-def test_a_client_that_vanishes_over_and_over() -> None:
+def test_clients_that_disappear_repeatedly() -> None:
     """A hundred crashes and reboots in the middle of a connection leave nothing behind."""
     fabric = Fabric(1)
     server = Server(fabric.host("a", SERVER))
@@ -442,7 +442,7 @@ def test_a_client_that_vanishes_over_and_over() -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_a_server_in_another_process(host: str) -> None:
+def test_hostile_packets_to_a_server_in_another_process(host: str) -> None:
     """The same things, from sockets that anybody may have, on the port that both processes share."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     ours = ip_address(host).packed

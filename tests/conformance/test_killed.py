@@ -30,7 +30,7 @@ def failures(cmid: CmId, count: int) -> list[WC]:
 
 
 @LOOPBACK
-def test_a_process_is_killed_in_the_middle_of_a_transfer(host: str) -> None:
+def test_process_killed_during_a_transfer(host: str) -> None:
     with EchoServer(host) as server:
         with EchoClient(host, server.port, ack_timeout=13, retry_count=2) as client:
             assert client.wait() == 0
@@ -60,7 +60,7 @@ def test_a_process_is_killed_in_the_middle_of_a_transfer(host: str) -> None:
 
 
 @LOOPBACK
-def test_the_port_of_a_listener_that_was_killed(host: str) -> None:
+def test_port_of_a_killed_listener_is_free_again(host: str) -> None:
     with EchoServer(host) as server:
         with EchoClient(host, server.port) as client:
             assert client.wait() == 0
@@ -74,7 +74,7 @@ def test_the_port_of_a_listener_that_was_killed(host: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_listener_is_killed_while_a_request_is_on_its_way_to_it() -> None:
+def test_listener_killed_before_a_request_arrives() -> None:
     """Whoever is left answers it, after four seconds where the first copy has gone with the process."""
     with EchoServer() as server, EchoClient("127.0.0.1", server.port) as first:
         assert first.wait() == 0
@@ -87,7 +87,7 @@ def test_a_listener_is_killed_while_a_request_is_on_its_way_to_it() -> None:
 # -- in virtual time ------------------------------------------------------------------------------------
 
 
-def test_a_host_crashes_in_the_middle_of_a_transfer() -> None:
+def test_host_crash_during_a_transfer() -> None:
     fabric = Fabric(1)
     server = Server(fabric.host("a", SERVER))
     b = fabric.host("b", CLIENT)
@@ -145,7 +145,7 @@ def listening(host: Host, port: int = PORT) -> tuple[EventChannel, CmId]:
 
 
 @pytest.mark.parametrize("reboots", [False, True])
-def test_a_host_crashes_while_a_client_connects(reboots: bool) -> None:
+def test_host_crash_during_connection_establishment(reboots: bool) -> None:
     fabric = Fabric(1)
     a, b = fabric.host("a", SERVER), fabric.host("b", CLIENT)
     silent, listener = listening(a)

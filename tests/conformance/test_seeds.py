@@ -39,19 +39,19 @@ def live_through(network: Callable[[int], Fabric], seeds: range) -> None:
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
-def test_every_byte_gets_through(first: int) -> None:
+def test_all_bytes_arrive_despite_loss_and_corruption(first: int) -> None:
     live_through(lossy, range(first, first + BLOCK))
 
 
-def test_every_byte_gets_through_undamaged() -> None:
+def test_all_bytes_arrive_despite_loss() -> None:
     live_through(damaging, range(50))
 
 
-def test_what_comes_much_too_late_does_no_harm() -> None:
+def test_very_late_packets_are_ignored() -> None:
     live_through(slow, range(50))
 
 
-def test_a_seed_gives_the_same_run_again() -> None:
+def test_same_seed_replays_the_same_packets() -> None:
     def run() -> list[tuple[float, str, int, int, str]]:
         fabric = lossy(7)
         live(fabric)

@@ -56,13 +56,13 @@ def test_no_path(host_a: SaAccess) -> None:
     assert failed(raised) in (errno.ENOENT, errno.EADDRNOTAVAIL)
 
 
-def test_path_with_conditions_nothing_meets(host_a: SaAccess, host_b: SaAccess) -> None:
+def test_path_with_unsatisfiable_selectors(host_a: SaAccess, host_b: SaAccess) -> None:
     with pytest.raises(RdmaError, match="no record matches") as raised:
         host_a.path(host_b.port.gids[0], mtu=5)
     assert failed(raised) == errno.ENOENT
 
 
-def test_paths_are_cut_without_rmpp(host_a: SaAccess) -> None:
+def test_path_table_is_truncated_without_rmpp(host_a: SaAccess) -> None:
     """OpenSM leaves cutting up its answers to the kernel, which is not in this fabric."""
     paths = host_a.paths(sgid=host_a.port.gids[0])
     assert all(path.sgid == host_a.port.gids[0] for path in paths)
@@ -70,14 +70,14 @@ def test_paths_are_cut_without_rmpp(host_a: SaAccess) -> None:
     assert paths.is_cut
 
 
-def test_several_questions_at_once(host_a: SaAccess, host_b: SaAccess) -> None:
+def test_several_queries_at_once(host_a: SaAccess, host_b: SaAccess) -> None:
     here, there = host_a.port, host_b.port
     questions = [host_a.query_path(port.gids[0]) for port in (here, there) * 10]
     answers = [host_a.result(question)[0].dlid for question in reversed(questions)]
     assert answers == [there.lid, here.lid] * 10
 
 
-def test_service_from_its_registration_to_its_end(host_a: SaAccess, host_b: SaAccess) -> None:
+def test_service_lifetime(host_a: SaAccess, host_b: SaAccess) -> None:
     assert host_b.services("demo.service") == []
     host_a.register(0x10001, "demo.service", service_data8=bytes(range(16)))
     (found,) = host_b.services("demo.service")
@@ -95,7 +95,7 @@ def test_service_from_its_registration_to_its_end(host_a: SaAccess, host_b: SaAc
     assert failed(raised) == errno.ENOENT
 
 
-def test_service_whose_lease_ends(host_a: SaAccess, host_b: SaAccess) -> None:
+def test_service_lease_expires(host_a: SaAccess, host_b: SaAccess) -> None:
     host_a.register(0x10002, "short.service", lease=1)
     assert host_b.services("short.service")
     deadline = time.monotonic() + 10
@@ -114,7 +114,7 @@ def test_multicast_group(host_a: SaAccess, host_b: SaAccess) -> None:
         host_a.leave(BROADCAST)
 
 
-def test_multicast_group_of_ones_own(host_a: SaAccess) -> None:
+def test_create_a_multicast_group(host_a: SaAccess) -> None:
     mgid = Gid("ff15:a01b::7")
     with pytest.raises(RdmaError):
         host_a.join(mgid)
@@ -135,13 +135,13 @@ def test_class_port_info(host_a: SaAccess) -> None:
     assert info.capability_mask & 1 << 9  # multicast
 
 
-def test_question_the_administrator_rejects(host_a: SaAccess) -> None:
+def test_rejected_query(host_a: SaAccess) -> None:
     with pytest.raises(RdmaError) as raised:
         host_a.result(host_a.query(SaMethod.SET, ServiceRecord, None, service_name=b"nameless"))
     assert failed(raised) == errno.EINVAL
 
 
-def test_administrator_that_is_gone_and_comes_back(own_fabric: SimulatedFabric) -> None:
+def test_sa_restarts(own_fabric: SimulatedFabric) -> None:
     with access(own_fabric, "HostA", timeout=0.3, tries=3) as sa:
         sa.register(0x10001, "demo.service")
         own_fabric.kill_opensm()
@@ -152,7 +152,7 @@ def test_administrator_that_is_gone_and_comes_back(own_fabric: SimulatedFabric) 
         assert sa.path(sa.port.gids[0]).dlid == sa.port.lid
 
 
-def test_question_under_way_while_the_administrator_restarts(own_fabric: SimulatedFabric) -> None:
+def test_query_outstanding_while_the_sa_restarts(own_fabric: SimulatedFabric) -> None:
     with access(own_fabric, "HostA", timeout=30.0, tries=300) as sa:
         gid = sa.port.gids[0]
         own_fabric.kill_opensm()
@@ -161,7 +161,7 @@ def test_question_under_way_while_the_administrator_restarts(own_fabric: Simulat
         assert sa.result(question)[0].dgid == gid
 
 
-def test_host_without_a_cable(own_fabric: SimulatedFabric) -> None:
+def test_port_without_a_cable(own_fabric: SimulatedFabric) -> None:
     with access(own_fabric, "HostA", timeout=0.3) as here, access(own_fabric, "HostC", timeout=0.3) as there:
         gid = there.port.gids[0]
         assert here.path(gid).dgid == gid
@@ -177,7 +177,7 @@ def test_host_without_a_cable(own_fabric: SimulatedFabric) -> None:
 
 
 @pytest.mark.infiniband
-def test_fabric_without_a_subnet_manager() -> None:
+def test_no_subnet_manager() -> None:
     if reason := missing("ibsim"):
         pytest.skip(reason)
     with SimulatedFabric(managed=False) as fabric:
@@ -186,7 +186,7 @@ def test_fabric_without_a_subnet_manager() -> None:
         assert failed(raised) == errno.ENETUNREACH
 
 
-def test_ibsim_that_has_died(own_fabric: SimulatedFabric) -> None:
+def test_ibsim_has_died(own_fabric: SimulatedFabric) -> None:
     with access(own_fabric, "HostA", timeout=0.2) as sa:
         sa.class_port_info()
         own_fabric.kill_ibsim()

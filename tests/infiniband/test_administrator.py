@@ -70,9 +70,9 @@ def pair(site: Virtual) -> Iterator[Pair]:
         yield Pair(site, a, b)
 
 
-class TestSilence:
+class TestSilentSa:
     @pytest.mark.parametrize("timeout_ms", [1, 50, 2000, 3_600_000])
-    def test_ends_a_route_when_it_was_asked_to(self, pair: Pair, timeout_ms: int) -> None:
+    def test_resolve_route_times_out(self, pair: Pair, timeout_ms: int) -> None:
         pair.sa.silence = 1.0
         with pair.facing() as cmid:
             began = pair.fabric.now
@@ -84,7 +84,7 @@ class TestSilence:
             assert len(pair.asked(PathRecord)) == 10
             assert "did not respond" in cmid.explain().text()
 
-    def test_ends_a_search_for_services_after_two_seconds(self, pair: Pair) -> None:
+    def test_service_query_times_out_after_two_seconds(self, pair: Pair) -> None:
         pair.sa.silence = 1.0
         with pair.bound() as cmid:
             began = pair.fabric.now
@@ -93,14 +93,14 @@ class TestSilence:
             assert pair.fabric.now - began == pytest.approx(2.0)
             assert cmid.state is State.ADDR_BOUND
 
-    def test_ends_a_registration_and_what_getaddrinfo_asks(self, pair: Pair) -> None:
+    def test_registration_and_getaddrinfo_time_out(self, pair: Pair) -> None:
         pair.sa.silence = 1.0
         with pair.b.listening() as listener, pytest.raises(TimeoutError):
             listener.register_service("storage")
         with pytest.raises(RdmaError):
             getaddrinfo(None, "storage", flags=RaiFlag.SA, provider=pair.a.provider)
 
-    def test_of_a_withdrawal_is_told_and_the_service_is_not_told_again(self, pair: Pair) -> None:
+    def test_failed_withdrawal_raises_and_stops_renewal(self, pair: Pair) -> None:
         with pair.b.listening() as listener:
             service = listener.register_service("storage", lease=10)
             pair.sa.silence = 1.0
@@ -111,8 +111,8 @@ class TestSilence:
             assert pair.sa.services(pair.fabric.now) == []
 
 
-class TestUnwell:
-    def test_busy_and_then_well(self, pair: Pair) -> None:
+class TestMisbehavingSa:
+    def test_busy_then_answers(self, pair: Pair) -> None:
         pair.sa.faults = lambda _: SaFault.BUSY if len(pair.sa.requests) <= 3 else None
         with pair.facing() as cmid:
             began = pair.fabric.now
@@ -120,7 +120,7 @@ class TestUnwell:
             assert cmid.route.num_paths == 1
             assert pair.fabric.now - began == pytest.approx(0.6, abs=0.01)
 
-    def test_busy_for_ever(self, pair: Pair) -> None:
+    def test_always_busy(self, pair: Pair) -> None:
         pair.sa.busy = 1.0
         with pair.facing() as cmid, pytest.raises(TimeoutError):
             cmid.resolve_route(1000)
@@ -136,16 +136,14 @@ class TestUnwell:
             (SaFault.UNSOLICITED, "transaction"),
         ],
     )
-    def test_wrong_answers_are_dropped_and_the_right_one_is_taken(
-        self, pair: Pair, fault: SaFault, reason: str
-    ) -> None:
+    def test_wrong_responses_are_dropped(self, pair: Pair, fault: SaFault, reason: str) -> None:
         pair.sa.faults = lambda _: fault if len(pair.sa.requests) == 1 else None
         with EventChannel(pair.a.provider), pair.facing() as cmid:
             cmid.resolve_route()
             assert cmid.route.path_rec == (pair.path(),)
             assert pair.dropped() == {reason: 1}
 
-    def test_answers_of_somebody_else_are_dropped(self, pair: Pair) -> None:
+    def test_responses_from_another_source_are_dropped(self, pair: Pair) -> None:
         """Host B answers, faster than the administrator, what it has heard."""
         pair.sa.delay = 0.1
 
@@ -161,7 +159,7 @@ class TestUnwell:
             assert pair.dropped()["source"] == 1
 
     @for_each("seed", range(30))
-    def test_over_a_lossy_subnet(self, seed: int) -> None:
+    def test_lossy_subnet(self, seed: int) -> None:
         """Ten tries each way at 20 % loss: what fails does so in time, and it is one in ten thousand that does."""
         site = Virtual(seed)
         with site.host("HostA") as a, site.host("HostB") as b, b.listening() as listener:
@@ -179,7 +177,7 @@ class TestUnwell:
             site.subnet.loss = 0.0
 
     @for_each("seed", range(60))
-    def test_that_answers_with_noise(self, seed: int) -> None:
+    def test_random_misbehaviour(self, seed: int) -> None:
         """Whatever bits are wrong in what it says, an id ends up with a route, an error or a timeout."""
         site, random = Virtual(seed), Random(seed)
         with site.host("HostA") as a, site.host("HostB") as b, a.id() as cmid:
@@ -226,7 +224,7 @@ class TestTables:
                 assert found == [PORT + number for number in range(300)]
             site.subnet.loss = 0.0
 
-    def test_an_answer_that_is_not_wanted_any_more_is_stopped(self, pair: Pair) -> None:
+    def test_cancelled_transfer_is_aborted(self, pair: Pair) -> None:
         """The administrator need not repeat segments to an id that is gone."""
         for number in range(300):
             pair.sa.add_service(ServiceRecord(SID + number, pair.there, service_name=b"many"))
@@ -256,7 +254,7 @@ class TestPaths:
         pair.sa.set_paths(pair.here, pair.there, first, first.replace(mtu=3), second)
         return first, second
 
-    def test_an_alternate_one_is_carried_by_the_connection_request(self, pair: Pair) -> None:
+    def test_req_carries_the_alternate_path(self, pair: Pair) -> None:
         first, second = self.two(pair)
         requests: list[REQ] = []
 
@@ -279,13 +277,13 @@ class TestPaths:
         assert ways == [(16, 17, 2)]
         assert requests[0].alternate.remote_gid == pair.there
 
-    def test_one_is_asked_for_where_no_other_is_wanted(self, pair: Pair) -> None:
+    def test_one_path_without_alternate_option(self, pair: Pair) -> None:
         first, _ = self.two(pair)
         with pair.facing() as cmid:
             cmid.resolve_route()
             assert cmid.route.path_rec == (first,)
 
-    def test_of_the_user_s_own(self, pair: Pair) -> None:
+    def test_path_set_by_the_application(self, pair: Pair) -> None:
         mine = pair.path(sl=5, packet_life_time=12)
         with pair.b.listening() as listener, EventChannel(pair.a.provider) as channel, pair.facing(channel) as cmid:
             cmid.set_option(OptionLevel.IB, IbOption.PATH, PathData(mine, PATH_FLAGS).pack())
@@ -299,7 +297,7 @@ class TestPaths:
                 server = request.id
             server.destroy()
 
-    def test_the_queue_pair_of_the_user_s_own_is_told_of_it(self, pair: Pair) -> None:
+    def test_init_qp_attr_uses_the_set_path(self, pair: Pair) -> None:
         pair.subnet.change_port("HostA", pkeys=(0x7FFF, 0x8001))
         pair.subnet.change_port("HostB", lid=16, lmc=2, pkeys=(0x7FFF, 0x8001))
         pair.sa.set_paths(pair.here, pair.there, pair.path(sl=4, rate=7))
@@ -320,7 +318,7 @@ class TestPaths:
 
 
 class TestPartitions:
-    def test_connections_of_limited_members_use_the_partition_of_the_path(self, pair: Pair) -> None:
+    def test_connections_use_the_paths_pkey(self, pair: Pair) -> None:
         """Nothing passes between the two in the default partition."""
         pair.subnet.change_port("HostA", pkeys=(0x7FFF, 0x8001))
         pair.subnet.change_port("HostB", pkeys=(0x7FFF, 0x8002, 0x8001))
@@ -339,7 +337,7 @@ class TestPartitions:
                 assert reply.type is CmEventType.CONNECT_RESPONSE
             server.destroy()
 
-    def test_a_limited_member_and_a_full_one(self, pair: Pair) -> None:
+    def test_limited_and_full_member(self, pair: Pair) -> None:
         pair.subnet.change_port("HostA", pkeys=(0x7FFF,))
         with pair.b.listening() as listener, EventChannel(pair.a.provider) as channel, pair.facing(channel) as cmid:
             cmid.resolve_route()
@@ -357,7 +355,7 @@ class TestPartitions:
             cmid.resolve_route()
         assert none.value.errno == errno.EINVAL
 
-    def test_a_path_in_a_partition_the_port_is_not_in(self, pair: Pair) -> None:
+    def test_path_with_a_pkey_the_port_lacks(self, pair: Pair) -> None:
         with pair.facing() as cmid:
             mine = PathData(pair.path(pkey=0x8123), PATH_FLAGS)
             cmid.set_option(OptionLevel.IB, IbOption.PATH, mine.pack())
@@ -368,13 +366,13 @@ class TestPartitions:
 
 
 class TestPort:
-    def test_that_is_down(self, pair: Pair) -> None:
+    def test_port_is_down(self, pair: Pair) -> None:
         pair.subnet.change_port("HostA", state=PortState.DOWN)
         with pair.a.id() as cmid, pytest.raises(RdmaError, match="DOWN") as refused:
             cmid.resolve_addr(pair.b.at())
         assert refused.value.errno == errno.ENODEV
 
-    def test_whose_lid_changes_between_two_resolutions(self, pair: Pair) -> None:
+    def test_lid_changes_between_two_resolutions(self, pair: Pair) -> None:
         def lids() -> tuple[int, int]:
             with pair.facing() as cmid:
                 cmid.resolve_route()
@@ -386,13 +384,13 @@ class TestPort:
         pair.subnet.change_port("HostB", lid=200)
         assert (before, lids()) == ((2, 3), (100, 200))
 
-    def test_whose_lid_changes_between_address_and_route(self, pair: Pair) -> None:
+    def test_lid_changes_between_address_and_route(self, pair: Pair) -> None:
         with pair.facing() as cmid:
             pair.subnet.change_port("HostA", lid=100)
             cmid.resolve_route()
             assert cmid.route.path_rec[0].slid == 100
 
-    def test_whose_administrator_moves(self, pair: Pair) -> None:
+    def test_sm_lid_changes(self, pair: Pair) -> None:
         with pair.facing() as cmid:
             pair.sa.lid = 50
             for name in ("HostA", "HostB"):
@@ -400,7 +398,7 @@ class TestPort:
             cmid.resolve_route()
             assert len(cmid.route.path_rec) == 1
 
-    def test_without_a_subnet_manager(self, pair: Pair) -> None:
+    def test_no_subnet_manager(self, pair: Pair) -> None:
         with pair.facing() as cmid, pair.bound() as other:
             pair.subnet.change_port("HostA", sm_lid=0)
             for call in (
@@ -417,7 +415,7 @@ class TestPort:
             pair.subnet.change_port("HostA", sm_lid=1)
             cmid.resolve_route()
 
-    def test_that_is_gone(self, pair: Pair) -> None:
+    def test_port_is_removed(self, pair: Pair) -> None:
         with pair.facing() as cmid, pair.bound() as bound, pair.facing() as ready, EventChannel(pair.a.provider) as own:
             ready.resolve_route()
             waiting = pair.facing(own)
@@ -443,7 +441,7 @@ class TestPort:
             assert pair.a.provider.devices()
             pair.subnet.add_port("HostA")
 
-    def test_that_is_gone_while_a_service_is_told_of_and_comes_back(self, pair: Pair) -> None:
+    def test_port_is_removed_and_returns_with_a_registered_service(self, pair: Pair) -> None:
         with pair.b.listening() as listener:
             listener.register_service("storage", lease=10)
             pair.fabric.run(seconds=1)
@@ -455,8 +453,8 @@ class TestPort:
             assert [one.name for one in pair.sa.services(pair.fabric.now)] == ["storage"]
 
 
-class TestSeveral:
-    def test_ids_ask_at_once(self, pair: Pair) -> None:
+class TestConcurrentQueries:
+    def test_several_ids(self, pair: Pair) -> None:
         pair.sa.delay, pair.sa.jitter = 0.05, 0.1
         with EventChannel(pair.a.provider) as channel:
             ids = [pair.facing(channel) for _ in range(50)]
@@ -471,7 +469,7 @@ class TestSeveral:
             for cmid in ids:
                 cmid.destroy()
 
-    def test_more_questions_than_there_is_room_for(self, pair: Pair) -> None:
+    def test_queries_beyond_the_limit_are_queued(self, pair: Pair) -> None:
         """The one too many is refused, and can be asked again; the others have their answers."""
         pair.sa.delay = 0.1
         with EventChannel(pair.a.provider) as channel, pair.facing(channel) as one, pair.facing(channel) as many:
@@ -488,7 +486,7 @@ class TestSeveral:
             with event(channel) as found:
                 assert found.id is many
 
-    def test_the_channel_goes_while_they_wait(self, pair: Pair) -> None:
+    def test_channel_is_closed_while_queries_wait(self, pair: Pair) -> None:
         pair.sa.silence = 1.0
         with EventChannel(pair.a.provider), EventChannel(pair.a.provider) as channel:
             cmid, other = pair.facing(channel), pair.bound(channel)
@@ -502,7 +500,7 @@ class TestSeveral:
             cmid.destroy()
             other.destroy()
 
-    def test_a_search_does_not_bring_back_what_an_earlier_one_found(self, pair: Pair) -> None:
+    def test_service_results_are_not_reused(self, pair: Pair) -> None:
         pair.sa.add_service(ServiceRecord(SID, Gid("fec0::9"), service_name=b"far"))
         with EventChannel(pair.a.provider) as channel, pair.bound(channel) as cmid:
             cmid.resolve_addrinfo(None, "far", flags=RaiFlag.SA)
@@ -563,7 +561,7 @@ def test_connections_over_a_lossy_subnet(seed: int) -> None:
             servers[0].destroy()
 
 
-def test_a_run_is_a_function_of_its_seed() -> None:
+def test_same_seed_replays_the_same_run() -> None:
     def run(seed: int) -> list[tuple[float, str, bytes]]:
         site, sent = Virtual(seed), []
         site.subnet.loss = site.subnet.reorder = 0.1

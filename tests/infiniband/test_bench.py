@@ -24,7 +24,7 @@ def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.infiniband
-def test_everything_is_measured() -> None:
+def test_benchmark_reports_every_measurement() -> None:
     if reason := missing("ibsim", "opensm", "saquery"):
         pytest.skip(reason)
     done = run("--hosts", "32", "--paths", "100", "--processes", "1", "--json")

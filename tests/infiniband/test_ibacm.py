@@ -91,17 +91,17 @@ def gids(lab: Lab) -> tuple[SockAddrIB, SockAddrIB]:
 
 
 @pytest.mark.parametrize("destination", [KNOWN, KNOWN_IP6])
-def test_a_path_to_an_ip_address(lab: Lab, client: AcmClient, destination: str) -> None:
+def test_path_to_an_ip_address(lab: Lab, client: AcmClient, destination: str) -> None:
     reply = client.resolve(source=ip(OWN), destination=ip(destination), timeout=PATIENCE)
     assert reply is not None
     assert lab.is_route(reply.paths)
 
 
-def test_a_path_between_gids(lab: Lab, client: AcmClient) -> None:
+def test_path_between_gids(lab: Lab, client: AcmClient) -> None:
     assert lab.is_route(paths_from_acm(*gids(lab), timeout=PATIENCE))
 
 
-def test_a_path_that_nobody_waits_for(lab: Lab, client: AcmClient) -> None:
+def test_path_with_the_nowait_flag(lab: Lab, client: AcmClient) -> None:
     outcomes: queue.SimpleQueue[Paths | None] = queue.SimpleQueue()
     for _ in range(10):
         assert paths_in_background(*gids(lab), outcomes.put, timeout=PATIENCE)
@@ -109,24 +109,24 @@ def test_a_path_that_nobody_waits_for(lab: Lab, client: AcmClient) -> None:
         assert lab.is_route(outcomes.get(timeout=PATIENCE))
 
 
-def test_a_gid_that_is_nowhere(lab: Lab, client: AcmClient) -> None:
+def test_unknown_gid(lab: Lab, client: AcmClient) -> None:
     source, _ = gids(lab)
     assert paths_from_acm(source, SockAddrIB(Gid("fe80::99")), timeout=PATIENCE) is None
     assert client.is_there(), "it has answered"
 
 
-def test_an_address_that_would_have_to_be_asked_for(client: AcmClient) -> None:
+def test_uncached_address_with_the_nowait_flag(client: AcmClient) -> None:
     reply = client.resolve(source=ip(OWN), destination=ip(UNKNOWN), nodelay=True, timeout=PATIENCE)
     assert reply is not None
     assert (reply.status, reply.paths) == (AcmStatus.ENODATA, ())
 
 
-def test_an_address_that_nobody_answers_for(client: AcmClient) -> None:
+def test_unknown_address(client: AcmClient) -> None:
     assert client.resolve(source=ip(OWN), destination=ip(UNKNOWN), timeout=0.2) is None
     assert not client.is_there()
 
 
-def test_a_source_that_is_not_the_daemons(client: AcmClient) -> None:
+def test_source_unknown_to_the_daemon(client: AcmClient) -> None:
     reply = client.resolve(source=ip("192.168.9.1"), destination=ip(KNOWN), timeout=PATIENCE)
     assert reply is not None
     assert reply.status == AcmStatus.ESRCADDR
@@ -175,7 +175,7 @@ def test_getaddrinfo_of_a_gid(lab: Lab, client: AcmClient) -> None:
     assert info.connect == b""
 
 
-def test_getaddrinfo_takes_the_source_that_the_daemon_chose(lab: Lab) -> None:
+def test_getaddrinfo_uses_the_daemons_source(lab: Lab) -> None:
     if reason := missing("ip"):
         pytest.skip(reason)
     network = (
@@ -198,7 +198,7 @@ def test_getaddrinfo_takes_the_source_that_the_daemon_chose(lab: Lab) -> None:
     assert infiniband[2] == (b"\0\x40" + bytes(14) + ip(OWN).ip + bytes(12) + ip(KNOWN).ip).hex()
 
 
-def test_the_route_of_an_id(lab: Lab, client: AcmClient) -> None:
+def test_resolve_route(lab: Lab, client: AcmClient) -> None:
     """The daemon and we are both on HostA."""
     with OpenSM(lab.fabric).host("HostA") as a, a.id() as cmid:
         cmid.resolve_addr(SockAddrIB(lab.there.gids[0], SID, ALL_BITS))
@@ -207,7 +207,7 @@ def test_the_route_of_an_id(lab: Lab, client: AcmClient) -> None:
         assert "ibacm" in cmid.steps[-1].detail
 
 
-def test_the_route_of_an_id_to_nowhere(lab: Lab, client: AcmClient) -> None:
+def test_resolve_route_to_an_unknown_gid(lab: Lab, client: AcmClient) -> None:
     with OpenSM(lab.fabric).host("HostA") as a, a.id() as cmid:
         cmid.resolve_addr(SockAddrIB(Gid("fe80::99"), SID, ALL_BITS))
         with pytest.raises(RdmaError, match="subnet administrator") as none:
@@ -216,7 +216,7 @@ def test_the_route_of_an_id_to_nowhere(lab: Lab, client: AcmClient) -> None:
         assert client.is_there()
 
 
-def test_the_daemon_on_a_tcp_port_and_started_anew(lab: Lab) -> None:
+def test_daemon_on_a_tcp_port_restarts(lab: Lab) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     host = {"own": "192.168.7.3", "known": {"192.168.7.1": lab.here.gids[0]}}

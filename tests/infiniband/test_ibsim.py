@@ -56,7 +56,7 @@ def host_b(fabric: SimulatedFabric) -> Iterator[IbsimTransport]:
 # -- the port -------------------------------------------------------------------------------------------------
 
 
-def test_port_is_as_the_subnet_administrator_knows_it(host_a: IbsimTransport) -> None:
+def test_port_attributes_match_the_sa(host_a: IbsimTransport) -> None:
     port = host_a.port()
     lid = port.lid.to_bytes(2, "big")
     status, node = asked(host_a, NODE_RECORD, 1 << 0, lid)
@@ -93,7 +93,7 @@ def test_switch_has_one_guid(fabric: SimulatedFabric) -> None:
         assert int.from_bytes(node[24:32], "big") == port.port_guid
 
 
-def test_port_is_read_again_each_time(own_fabric: SimulatedFabric) -> None:
+def test_port_attributes_are_read_each_time(own_fabric: SimulatedFabric) -> None:
     with opened("HostC", own_fabric) as transport:
         before = transport.port()
         own_fabric.unlink("HostC")
@@ -115,9 +115,7 @@ def test_path_record_there_and_back(host_a: IbsimTransport, host_b: IbsimTranspo
     assert (path.dlid, path.slid, path.pkey, path.mtu) == (there.lid, here.lid, 0xFFFF, 4)
 
 
-def test_messages_of_connection_managers_arrive_unchanged_both_ways(
-    host_a: IbsimTransport, host_b: IbsimTransport
-) -> None:
+def test_cm_mads_arrive_unchanged(host_a: IbsimTransport, host_b: IbsimTransport) -> None:
     body = bytes(range(232))
     for here, there in ((host_a, host_b), (host_b, host_a)):
         sent = message(0xAABBCCDD00000001, body)
@@ -137,9 +135,7 @@ def test_node_reaches_itself(host_a: IbsimTransport) -> None:
 
 
 @pytest.mark.parametrize("address", [MadAddress(0x2FFF), MadAddress(0), MadAddress(1, qpn=7)])
-def test_undeliverable_is_counted_and_not_received(
-    fabric: SimulatedFabric, host_a: IbsimTransport, address: MadAddress
-) -> None:
+def test_undeliverable_mads_are_counted(fabric: SimulatedFabric, host_a: IbsimTransport, address: MadAddress) -> None:
     host_a.send(address, message(1))
     host_a.send(MadAddress(host_a.port().lid), message(2))
     ((_, mad),) = arrivals(host_a)
@@ -147,7 +143,7 @@ def test_undeliverable_is_counted_and_not_received(
     assert host_a.dropped == {"undeliverable": 1}
 
 
-def test_many_come_in_their_order(host_a: IbsimTransport, host_b: IbsimTransport) -> None:
+def test_mads_keep_their_order(host_a: IbsimTransport, host_b: IbsimTransport) -> None:
     to_a = MadAddress(host_a.port().lid)
     for number in range(100):
         host_b.send(to_a, message(number))
@@ -155,7 +151,7 @@ def test_many_come_in_their_order(host_a: IbsimTransport, host_b: IbsimTransport
     assert [Mad.unpack(mad).transaction_id & 0xFFFFFFFF for _, mad in found] == list(range(100))
 
 
-def test_full_queue_does_not_lock_its_owner_out(host_a: IbsimTransport, host_b: IbsimTransport) -> None:
+def test_full_receive_queue_does_not_block_the_port(host_a: IbsimTransport, host_b: IbsimTransport) -> None:
     """ibsim waits for the client that does not read; asking for the port then reads and drops."""
     to_a = MadAddress(host_a.port().lid)
     for number in range(2000):
@@ -168,7 +164,7 @@ def test_full_queue_does_not_lock_its_owner_out(host_a: IbsimTransport, host_b: 
     assert host_b.port().lid
 
 
-def test_wrong_size_is_the_callers_mistake(host_a: IbsimTransport) -> None:
+def test_wrong_mad_size_raises(host_a: IbsimTransport) -> None:
     with pytest.raises(ValueError, match="256"):
         host_a.send(MadAddress(1), bytes(255))
 
@@ -184,7 +180,7 @@ def test_closing_frees_the_node(fabric: SimulatedFabric) -> None:
         transport.close()
 
 
-def test_what_was_sent_before_closing_arrives(fabric: SimulatedFabric, host_a: IbsimTransport) -> None:
+def test_mads_sent_before_close_arrive(fabric: SimulatedFabric, host_a: IbsimTransport) -> None:
     to_a = MadAddress(host_a.port().lid)
     for number in range(50):
         with opened("HostC", fabric) as transport:
@@ -192,7 +188,7 @@ def test_what_was_sent_before_closing_arrives(fabric: SimulatedFabric, host_a: I
     assert len(arrivals(host_a, 50)) == 50
 
 
-def test_what_is_closed_does_nothing(fabric: SimulatedFabric) -> None:
+def test_use_after_close(fabric: SimulatedFabric) -> None:
     with opened("HostC", fabric) as transport:
         pass
     transport.send(MadAddress(1), message(1))
@@ -210,7 +206,7 @@ def refused(transport: IbsimTransport) -> OSError:
     return raised.value
 
 
-def test_node_of_another_process_has_answers_but_no_requests(
+def test_node_shared_with_another_process_receives_responses_only(
     fabric: SimulatedFabric, host_a: IbsimTransport, host_b: IbsimTransport
 ) -> None:
     with opened("HostA", fabric) as second:
@@ -227,21 +223,21 @@ def test_node_of_another_process_has_answers_but_no_requests(
 
 
 @pytest.mark.parametrize("name", ["HostX", "", "x" * 32, "Host\0A", "hosta"])
-def test_node_that_is_not_there(fabric: SimulatedFabric, name: str) -> None:
+def test_unknown_node(fabric: SimulatedFabric, name: str) -> None:
     assert refused(IbsimTransport(name, fabric.base)).errno == errno.ENODEV
 
 
-def test_fabric_that_is_not_there() -> None:
+def test_no_fabric() -> None:
     error = refused(IbsimTransport("HostA", "rdmacm-none"))
     assert error.errno == errno.ECONNREFUSED
     assert "IBSIM_SOCKNAME=rdmacm-none" in str(error)
 
 
-def test_name_of_a_fabric_that_is_too_long() -> None:
+def test_fabric_name_too_long() -> None:
     assert refused(IbsimTransport("HostA", "x" * 200)).errno == errno.EINVAL
 
 
-def test_fabric_with_as_many_clients_as_it_takes(own_fabric: SimulatedFabric) -> None:
+def test_fabric_with_the_maximum_of_clients(own_fabric: SimulatedFabric) -> None:
     switches = ("SwitchA", "SwitchB")
     taken = [IbsimTransport(node, own_fabric.base) for node in ("HostA", "HostB", "HostC", *switches)]
     for transport in taken:
@@ -281,7 +277,7 @@ class Silent:
             one.close()
 
 
-def test_base_of_the_environment(fabric: SimulatedFabric, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_socket_base_from_the_environment(fabric: SimulatedFabric, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IBSIM_SOCKNAME", fabric.base)
     transport = IbsimTransport("HostC")
     transport.open()
@@ -311,7 +307,7 @@ def test_fork_leaves_the_port_to_the_parent(fabric: SimulatedFabric, host_a: Ibs
 # -- an ibsim that does not behave ----------------------------------------------------------------------------
 
 
-def test_ibsim_that_has_died(own_fabric: SimulatedFabric) -> None:
+def test_ibsim_has_died(own_fabric: SimulatedFabric) -> None:
     with opened("HostA", own_fabric) as transport:
         own_fabric.kill_ibsim()
         for _ in range(2):
@@ -325,7 +321,7 @@ def test_ibsim_that_has_died(own_fabric: SimulatedFabric) -> None:
     assert refused(IbsimTransport("HostA", own_fabric.base)).errno == errno.ECONNREFUSED
 
 
-def test_ibsim_that_stands_still(own_fabric: SimulatedFabric) -> None:
+def test_ibsim_is_stopped(own_fabric: SimulatedFabric) -> None:
     with opened("HostA", own_fabric) as transport:
         before = transport.port()
         own_fabric.stop_ibsim()
@@ -374,7 +370,7 @@ def answer(kind: int, data: bytes = b"", magic: int = 0xDEADBEEF) -> bytes:
     return CONTROL.pack(magic, 0, kind, len(data), data)
 
 
-def test_garbage_on_both_sockets() -> None:
+def test_malformed_datagrams_on_both_sockets() -> None:
     base = f"rdmacm-{os.urandom(6).hex()}"
     garbage = b"||".join(
         [b"x", bytes(79), bytes(81), bytes(80), answer(1, magic=1), answer(99), answer(10, b"\xff" * 64)]

@@ -27,14 +27,14 @@ class TestDevice:
         assert port.active_mtu.bytes == 2048
         assert port.gids[0].gid.subnet_prefix == 0xFE80 << 48
 
-    def test_has_no_queue_pairs_and_says_whose_business_they_are(self, a: IbHost, b: IbHost) -> None:
+    def test_queue_pairs_are_unsupported(self, a: IbHost, b: IbHost) -> None:
         with a.resolved(b.at()) as cmid, pytest.raises(RdmaError, match="driver") as refused:
             cmid.create_qp()
         assert refused.value.errno == errno.EOPNOTSUPP
 
 
 class TestBinding:
-    def test_to_a_gid_takes_its_port(self, a: IbHost) -> None:
+    def test_bind_to_a_gid(self, a: IbHost) -> None:
         with a.id() as cmid:
             cmid.bind_addr(a.at())
             assert cmid.verbs is not None
@@ -42,19 +42,19 @@ class TestBinding:
             assert (cmid.route.sgid, cmid.route.pkey) == (a.gid, 0xFFFF)
             assert cmid.local_addr == a.at()
 
-    def test_to_no_port_of_this_host(self, a: IbHost, b: IbHost) -> None:
+    def test_bind_to_a_foreign_gid(self, a: IbHost, b: IbHost) -> None:
         with a.id() as cmid, pytest.raises(RdmaError, match=str(b.gid)) as refused:
             cmid.bind_addr(b.at())
         assert refused.value.errno == errno.ENODEV
 
-    def test_to_a_partition_the_port_is_not_in(self, a: IbHost) -> None:
+    def test_bind_with_a_pkey_the_port_lacks(self, a: IbHost) -> None:
         with a.id() as cmid, pytest.raises(RdmaError, match="0x8001") as refused:
             cmid.bind_addr(a.at(pkey=0x8001))
         assert refused.value.errno == errno.EINVAL
 
 
 class TestAddress:
-    def test_leaves_by_the_port_of_its_subnet(self, a: IbHost, b: IbHost) -> None:
+    def test_port_is_chosen_by_subnet_prefix(self, a: IbHost, b: IbHost) -> None:
         with a.id() as cmid:
             cmid.resolve_addr(b.at())
             assert cmid.state is State.ADDR_RESOLVED
@@ -73,7 +73,7 @@ class TestAddress:
             (SockAddrIB(UNKNOWN, SID, ALL_BITS, pkey=0x8123), "0x8123"),
         ],
     )
-    def test_that_no_port_reaches(self, a: IbHost, destination: SockAddrIB, why: str) -> None:
+    def test_unreachable_subnet_prefix(self, a: IbHost, destination: SockAddrIB, why: str) -> None:
         with a.id() as cmid:
             with pytest.raises(RdmaError, match=why) as refused:
                 cmid.resolve_addr(destination)
@@ -83,12 +83,12 @@ class TestAddress:
             assert cmid.state is State.ADDR_BOUND
 
     @pytest.mark.parametrize("itself", [False, True])
-    def test_of_this_host(self, a: IbHost, itself: bool) -> None:
+    def test_own_gid(self, a: IbHost, itself: bool) -> None:
         with a.id() as cmid:
             cmid.resolve_addr(a.at() if itself else SockAddrIB(sid=SID, sid_mask=ALL_BITS))
             assert (cmid.route.sgid, cmid.route.dgid) == (a.gid, a.gid)
 
-    def test_of_a_bound_id_must_go_with_its_source(self, a: IbHost, b: IbHost) -> None:
+    def test_destination_must_match_the_bound_subnet(self, a: IbHost, b: IbHost) -> None:
         with a.id() as cmid:
             cmid.bind_addr(a.source)
             with pytest.raises(RdmaError) as refused:
@@ -98,14 +98,14 @@ class TestAddress:
 
 
 class TestRoute:
-    def test_is_the_path_record_of_the_subnet_administrator(self, a: IbHost, b: IbHost) -> None:
+    def test_route_is_the_sa_path_record(self, a: IbHost, b: IbHost) -> None:
         with a.resolved(b.at()) as cmid:
             (path,) = cmid.route.path_rec
             assert (path.sgid, path.dgid) == (a.gid, b.gid)
             assert (path.mtu_bytes, path.rate, path.pkey, path.reversible) == (2048, 3, 0xFFFF, True)
             assert [step.name for step in cmid.steps] == ["bind", "select", "path"]
 
-    def test_to_nobody(self, a: IbHost) -> None:
+    def test_unknown_gid(self, a: IbHost) -> None:
         with a.id() as cmid:
             cmid.resolve_addr(SockAddrIB(UNKNOWN, SID, ALL_BITS))
             with pytest.raises(RdmaError, match=str(UNKNOWN)) as refused:
@@ -114,7 +114,7 @@ class TestRoute:
             assert cmid.state is State.ADDR_RESOLVED
             assert cmid.explain().text().count(str(UNKNOWN))
 
-    def test_comes_as_an_event_that_can_be_polled_for(self, site: Site, a: IbHost, b: IbHost) -> None:
+    def test_route_is_reported_by_event(self, site: Site, a: IbHost, b: IbHost) -> None:
         site.needs_real_time()
         with EventChannel(a.provider) as channel, a.id(channel) as cmid:
             poll = select.poll()
@@ -129,7 +129,7 @@ class TestRoute:
                 with event(channel) as found:
                     assert (found.type, found.status) == (CmEventType.ROUTE_RESOLVED, 0)
 
-    def test_of_an_id_that_is_destroyed_meanwhile(self, a: IbHost, b: IbHost) -> None:
+    def test_id_destroyed_during_the_query(self, a: IbHost, b: IbHost) -> None:
         with EventChannel(a.provider) as channel:
             cmid = a.id(channel)
             cmid.resolve_addr(b.at())
@@ -139,7 +139,7 @@ class TestRoute:
             with pytest.raises(TimeoutError):
                 channel.get_event(0.2)
 
-    def test_has_no_other_where_there_is_one_cable(self, a: IbHost, b: IbHost) -> None:
+    def test_no_alternate_path_on_a_single_cable(self, a: IbHost, b: IbHost) -> None:
         with a.id() as cmid:
             cmid.resolve_addr(b.at())
             cmid.resolve_route(alternate=True)
@@ -147,7 +147,7 @@ class TestRoute:
 
 
 class TestSubnetManager:
-    def test_that_is_gone_is_waited_for_as_long_as_asked_and_no_longer(self, own_site: Site) -> None:
+    def test_missing_sm_is_awaited_until_the_timeout(self, own_site: Site) -> None:
         with own_site.host("HostA") as a, own_site.host("HostB") as b, a.id() as cmid:
             cmid.resolve_addr(b.at())
             own_site.end_administrator()
@@ -161,7 +161,7 @@ class TestSubnetManager:
             cmid.resolve_route()
             assert cmid.route.path_rec
 
-    def test_that_comes_back_while_it_is_waited_for(self, own_site: Site) -> None:
+    def test_sm_returns_before_the_timeout(self, own_site: Site) -> None:
         with (
             own_site.host("HostA") as a,
             own_site.host("HostB") as b,

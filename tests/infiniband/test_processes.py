@@ -155,7 +155,7 @@ sys.stdin.readline()
 )
 
 
-def test_a_child_of_fork_does_not_disturb_its_parent(fabric: SimulatedFabric, c: IbHost) -> None:
+def test_forked_child_does_not_affect_its_parent(fabric: SimulatedFabric, c: IbHost) -> None:
     """What it inherits it can destroy; the port, the service and the question are its parent's."""
     with running(fabric, "HostA", FORKING) as program, EventChannel(c.provider) as channel, c.id(channel) as cmid:
         assert program.line() == "child 0"
@@ -177,7 +177,7 @@ def test_a_child_of_fork_does_not_disturb_its_parent(fabric: SimulatedFabric, c:
 
 
 @pytest.mark.parametrize("end", ["", "raise KeyError", "import os, signal; signal.raise_signal(2)"])
-def test_the_end_of_a_process_withdraws_its_services(fabric: SimulatedFabric, c: IbHost, end: str) -> None:
+def test_process_exit_withdraws_its_services(fabric: SimulatedFabric, c: IbHost, end: str) -> None:
     ready = "print('ready', flush=True)\nsys.stdin.readline()\nsys.stderr.close()\n"
     program = COMMON.replace("lease=2", "lease=3600") + ready + end
     with running(fabric, "HostA", program) as process:

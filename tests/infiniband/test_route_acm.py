@@ -49,7 +49,7 @@ def resolved(a: IbHost, b: IbHost, channel: EventChannel | None = None) -> CmId:
 def says_nothing(_: Asked) -> None: ...
 
 
-def test_its_path_is_used_and_nobody_else_is_asked(site: Embedded, a: IbHost, b: IbHost, rundir: Path) -> None:
+def test_acm_path_is_used_without_an_sa_query(site: Embedded, a: IbHost, b: IbHost, rundir: Path) -> None:
     path = path_between(site, a, b)
     with Daemon(rundir, lambda asked: asked.answer(path_endpoint(path))) as daemon, resolved(a, b) as cmid:
         cmid.resolve_route()
@@ -59,29 +59,27 @@ def test_its_path_is_used_and_nobody_else_is_asked(site: Embedded, a: IbHost, b:
         assert "ibacm" in cmid.steps[-1].detail
 
 
-def test_where_it_knows_no_path_the_administrator_does(site: Embedded, a: IbHost, b: IbHost, rundir: Path) -> None:
+def test_sa_is_queried_when_acm_has_no_path(site: Embedded, a: IbHost, b: IbHost, rundir: Path) -> None:
     with Daemon(rundir, lambda asked: asked.answer(status=2)) as daemon, resolved(a, b) as cmid:
         cmid.resolve_route()
         assert cmid.route.path_rec[0].sl == 0
         assert len(daemon.asked) == len(site.subnet.sa.requests) == 1
 
 
-def test_a_path_between_others_is_not_believed(site: Embedded, a: IbHost, b: IbHost, rundir: Path) -> None:
+def test_acm_path_for_other_gids_is_rejected(site: Embedded, a: IbHost, b: IbHost, rundir: Path) -> None:
     wrong = path_between(site, b, a)
     with Daemon(rundir, lambda asked: asked.answer(path_endpoint(wrong))), resolved(a, b) as cmid:
         cmid.resolve_route()
         assert cmid.route.path_rec[0].sl == 0
 
 
-def test_an_alternate_path_is_the_administrator_s(site: Embedded, a: IbHost, b: IbHost, rundir: Path) -> None:
+def test_alternate_path_comes_from_the_sa(site: Embedded, a: IbHost, b: IbHost, rundir: Path) -> None:
     with Daemon(rundir, says_nothing) as daemon, resolved(a, b) as cmid:
         cmid.resolve_route(alternate=True)
         assert not daemon.asked
 
 
-def test_where_it_says_nothing_the_administrator_has_half_of_the_time(
-    site: Embedded, a: IbHost, b: IbHost, rundir: Path
-) -> None:
+def test_silent_acm_leaves_half_the_timeout_to_the_sa(site: Embedded, a: IbHost, b: IbHost, rundir: Path) -> None:
     with Daemon(rundir, says_nothing) as daemon, resolved(a, b) as cmid:
         began = time.monotonic()
         cmid.resolve_route(300)
@@ -89,9 +87,7 @@ def test_where_it_says_nothing_the_administrator_has_half_of_the_time(
         assert (len(daemon.asked), len(site.subnet.sa.requests)) == (1, 1)
 
 
-def test_where_neither_says_anything_it_takes_the_time_asked_for(
-    site: Embedded, a: IbHost, b: IbHost, rundir: Path
-) -> None:
+def test_silent_acm_and_sa_time_out(site: Embedded, a: IbHost, b: IbHost, rundir: Path) -> None:
     site.subnet.sa.silence = 1.0
     with Daemon(rundir, says_nothing), resolved(a, b) as cmid:
         began = time.monotonic()
@@ -100,7 +96,7 @@ def test_where_neither_says_anything_it_takes_the_time_asked_for(
         assert 0.299 <= time.monotonic() - began < 0.6
 
 
-def test_one_in_a_hurry_does_not_wait_for_those_before(site: Embedded, a: IbHost, b: IbHost, rundir: Path) -> None:
+def test_short_timeout_does_not_wait_for_earlier_requests(site: Embedded, a: IbHost, b: IbHost, rundir: Path) -> None:
     """The daemon is asked one thing after the other; the deadline is each one's own."""
     with Daemon(rundir, says_nothing), EventChannel(a.provider) as channel:
         patient, hurried = resolved(a, b, channel), resolved(a, b, channel)
@@ -115,7 +111,7 @@ def test_one_in_a_hurry_does_not_wait_for_those_before(site: Embedded, a: IbHost
 
 
 @pytest.mark.parametrize("end", ["answer", "silence"])
-def test_of_an_id_that_is_destroyed_meanwhile(site: Embedded, a: IbHost, b: IbHost, rundir: Path, end: str) -> None:
+def test_id_destroyed_during_the_request(site: Embedded, a: IbHost, b: IbHost, rundir: Path, end: str) -> None:
     asked, go_on = threading.Event(), threading.Event()
     path = path_between(site, a, b)
 
@@ -136,7 +132,7 @@ def test_of_an_id_that_is_destroyed_meanwhile(site: Embedded, a: IbHost, b: IbHo
         assert not site.subnet.sa.requests
 
 
-def test_the_administrator_cannot_be_asked_after_it(site: Embedded, a: IbHost, b: IbHost, rundir: Path) -> None:
+def test_sa_query_fails_after_acm(site: Embedded, a: IbHost, b: IbHost, rundir: Path) -> None:
     """The port goes while the daemon thinks: that is an event, as the call is over."""
     go_on = threading.Event()
 
@@ -155,7 +151,7 @@ def test_the_administrator_cannot_be_asked_after_it(site: Embedded, a: IbHost, b
         assert cmid.state is State.ADDR_RESOLVED
 
 
-def test_what_the_event_loop_polls_is_readable_then(site: Embedded, a: IbHost, b: IbHost, rundir: Path) -> None:
+def test_channel_descriptor_becomes_readable(site: Embedded, a: IbHost, b: IbHost, rundir: Path) -> None:
     path = path_between(site, a, b)
     behaviours: list[Callable[[Asked], None]] = [lambda asked: asked.answer(path_endpoint(path)), says_nothing]
     for behave in behaviours:

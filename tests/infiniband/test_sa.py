@@ -124,7 +124,7 @@ def other_gid(port: Port, fabric: SimulatedFabric) -> Gid:
     return Gid(prefix + node.port_guid.to_bytes(8, "big"))
 
 
-def test_a_path(opensm: Port, ours: Port, fabric: SimulatedFabric) -> None:
+def test_path(opensm: Port, ours: Port, fabric: SimulatedFabric) -> None:
     there = other_gid(opensm, fabric)
     paths = [
         port.find(GET, PathRecord, sgid=opensm.gid, dgid=there, reversible=True, numb_path=1) for port in (opensm, ours)
@@ -179,7 +179,7 @@ QUESTIONS: dict[str, tuple[SaMethod, Any, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
-def test_both_say_the_same(opensm: Port, ours: Port, fabric: SimulatedFabric, name: str) -> None:
+def test_responses_match_opensm(opensm: Port, ours: Port, fabric: SimulatedFabric, name: str) -> None:
     method, kind, fields = QUESTIONS[name]
     places = {"here": opensm.gid, "there": other_gid(opensm, fabric)}
     fields = {key: places.get(value, value) if isinstance(value, str) else value for key, value in fields.items()}
@@ -194,7 +194,7 @@ VALUES = {"mtu": (0, 1, 3, 4, 5, 6, 63), "rate": (0, 1, 2, 3, 5, 7, 18, 40), "pa
 @pytest.mark.parametrize("selector", Selector)
 @pytest.mark.parametrize("name", VALUES)
 @pytest.mark.parametrize("destination", ["here", "there"])
-def test_what_a_path_can_do(
+def test_path_selectors(
     opensm: Port, ours: Port, fabric: SimulatedFabric, selector: Selector, name: str, destination: str
 ) -> None:
     here = opensm.gid
@@ -218,7 +218,7 @@ CANNOT_BE_ASKED = [
     ("method", "attribute"),
     [*CANNOT_BE_ASKED, (TABLE, Attribute.CLASS_PORT_INFO), (GET, Attribute.SERVICE_ASSOCIATION_RECORD)],
 )
-def test_what_cannot_be_asked(opensm: Port, ours: Port, method: SaMethod, attribute: Attribute) -> None:
+def test_invalid_queries(opensm: Port, ours: Port, method: SaMethod, attribute: Attribute) -> None:
     theirs, mine = (port.ask(method, attribute, timeout=0.2) for port in (opensm, ours))
     assert (mine.status, mine.error) == (theirs.status, theirs.error)
 
@@ -273,7 +273,7 @@ def test_services(opensm: Port, ours: Port, fabric: SimulatedFabric) -> None:
     assert said[0] == said[1]
 
 
-def test_a_table_that_has_no_room(opensm: Port) -> None:
+def test_table_without_room(opensm: Port) -> None:
     answer = opensm.find(TABLE, NodeRecord)
     assert (answer.status, len(answer.records), answer.truncated) == (0, 1, True)
 
@@ -284,7 +284,7 @@ def test_class_port_info(opensm: Port) -> None:
     assert (info.class_version, info.capability_mask & 0x200) == (2, 0x200)
 
 
-def test_a_table_in_segments_over_a_real_transport(opensm: Port, fabric: SimulatedFabric) -> None:
+def test_table_in_rmpp_segments(opensm: Port, fabric: SimulatedFabric) -> None:
     sa = SubnetAdministrator()
     for number in range(300):
         sa.add_service(ServiceRecord(number))

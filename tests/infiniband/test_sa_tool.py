@@ -55,7 +55,7 @@ def test_no_path(on_a: Run) -> None:
     assert "fe80::dead" in result.error
 
 
-def test_port_of_the_command_line_comes_first(fabric: SimulatedFabric, on_a: Run) -> None:
+def test_port_option_precedes_the_environment(fabric: SimulatedFabric, on_a: Run) -> None:
     found = on_a("info", "--port", f"ibsim:HostB@{fabric.base}", "--json").json
     assert found["port"]["gids"] == [HOST_B]
 
@@ -111,7 +111,7 @@ def test_nodes_and_info(on_a: Run) -> None:
         (["info", "--pcap", "file"], "--pcap"),
     ],
 )
-def test_wrong_usage(sa: Run, argv: list[str], error: str) -> None:
+def test_usage_errors(sa: Run, argv: list[str], error: str) -> None:
     result = sa(*argv)
     assert (result.status, result.out) == (2, "")
     assert error in result.error
@@ -126,7 +126,7 @@ def test_wrong_usage(sa: Run, argv: list[str], error: str) -> None:
         ("umad:none0/1", "[ENODEV]"),
     ],
 )
-def test_port_that_cannot_be_used(sa: Run, monkeypatch: pytest.MonkeyPatch, port: str, error: str) -> None:
+def test_unusable_port(sa: Run, monkeypatch: pytest.MonkeyPatch, port: str, error: str) -> None:
     monkeypatch.setenv("RDMACM_IB", port)
     result = sa("info")
     assert (result.status, result.out) == (1, "")

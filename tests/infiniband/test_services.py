@@ -15,7 +15,7 @@ from rdmacm.cmstate import State
 
 class TestServices:
     @pytest.mark.parametrize("service", ["storage", str(SID), hex(SID)])
-    def test_are_found_by_name_or_id(self, a: IbHost, b: IbHost, offered: CmId, service: str) -> None:
+    def test_services_are_found_by_name_or_id(self, a: IbHost, b: IbHost, offered: CmId, service: str) -> None:
         with a.id() as cmid:
             cmid.bind_addr(a.source)
             cmid.resolve_addrinfo(None, service, flags=RaiFlag.SA)
@@ -32,7 +32,7 @@ class TestServices:
             cmid.resolve_route()
             assert cmid.route.path_rec
 
-    def test_that_nobody_has_registered(self, a: IbHost) -> None:
+    def test_unregistered_service(self, a: IbHost) -> None:
         with a.id() as cmid:
             cmid.bind_addr(a.source)
             with pytest.raises(RdmaError, match="is registered") as none:
@@ -42,7 +42,7 @@ class TestServices:
             with pytest.raises(RdmaError):
                 cmid.resolve_addrinfo(None, "nothing", flags=RaiFlag.SA)
 
-    def test_come_as_an_event(self, a: IbHost, offered: CmId) -> None:
+    def test_services_are_reported_by_event(self, a: IbHost, offered: CmId) -> None:
         with EventChannel(a.provider) as channel, a.id(channel) as cmid:
             cmid.bind_addr(a.source)
             cmid.resolve_addrinfo(None, "storage", flags=RaiFlag.SA)
@@ -53,7 +53,7 @@ class TestServices:
                 assert (found.type, found.status) == (CmEventType.ADDRINFO_RESOLVED, 0)
             assert len(cmid.query_addrinfo()) == 1
 
-    def test_that_nobody_has_registered_come_as_an_event(self, a: IbHost) -> None:
+    def test_unregistered_service_is_reported_by_event(self, a: IbHost) -> None:
         with EventChannel(a.provider) as channel, a.id(channel) as cmid:
             cmid.bind_addr(a.source)
             cmid.resolve_addrinfo(None, "nothing", flags=RaiFlag.SA)
@@ -61,19 +61,19 @@ class TestServices:
                 assert (none.type, none.status) == (CmEventType.ADDRINFO_ERROR, -errno.ENODATA)
             cmid.resolve_addrinfo(None, "nothing", flags=RaiFlag.SA)
 
-    def test_of_an_unbound_id(self, a: IbHost) -> None:
+    def test_resolution_needs_a_bound_id(self, a: IbHost) -> None:
         with a.id() as cmid, pytest.raises(RdmaError) as refused:
             cmid.resolve_addrinfo(None, "storage", flags=RaiFlag.SA)
         assert refused.value.errno == errno.EINVAL
 
-    def test_are_what_getaddrinfo_finds(self, a: IbHost, b: IbHost, offered: CmId) -> None:
+    def test_getaddrinfo_finds_services(self, a: IbHost, b: IbHost, offered: CmId) -> None:
         (info,) = getaddrinfo(None, "storage", flags=RaiFlag.SA, provider=a.provider)
         assert (info.dst_addr, info.device, info.port_num) == (b.at(), a.device, 1)
         with pytest.raises(RdmaError) as none:
             getaddrinfo(None, "nothing", flags=RaiFlag.SA, provider=a.provider)
         assert none.value.errno == errno.ENOENT
 
-    def test_of_one_name_are_all_found_and_each_can_be_taken(self, site: Site, a: IbHost, b: IbHost) -> None:
+    def test_all_services_of_one_name(self, site: Site, a: IbHost, b: IbHost) -> None:
         other = service_id(PortSpace.IB, PORT + 1)
         with b.listening() as one, b.listening(other) as two, a.id() as cmid:
             one.register_service("pair")
@@ -92,7 +92,7 @@ class TestServices:
 
 
 class TestRegistering:
-    def test_lasts_until_it_is_withdrawn(self, a: IbHost, b: IbHost) -> None:
+    def test_registration_lasts_until_withdrawn(self, a: IbHost, b: IbHost) -> None:
         with b.listening() as listener:
             service = listener.register_service("brief")
             (found,) = getaddrinfo(None, "brief", flags=RaiFlag.SA, provider=a.provider)
@@ -102,7 +102,7 @@ class TestRegistering:
             with pytest.raises(RdmaError):
                 getaddrinfo(None, "brief", flags=RaiFlag.SA, provider=a.provider)
 
-    def test_ends_with_its_id(self, a: IbHost, b: IbHost) -> None:
+    def test_registration_ends_with_its_id(self, a: IbHost, b: IbHost) -> None:
         with EventChannel(b.provider):  # stays, so that what is sent last is sent
             with b.listening() as listener:
                 listener.register_service("fleeting")
@@ -110,7 +110,7 @@ class TestRegistering:
                 getaddrinfo(None, "fleeting", flags=RaiFlag.SA, provider=a.provider)
 
     @pytest.mark.parametrize("site", ["opensm", "virtual"], indirect=True)
-    def test_is_renewed_while_the_process_lives(self, a: IbHost, b: IbHost) -> None:
+    def test_registration_is_renewed(self, a: IbHost, b: IbHost) -> None:
         with b.listening() as listener:
             listener.register_service("renewed", lease=2)
             until = b.provider.clock() + 2.6
@@ -119,7 +119,7 @@ class TestRegistering:
                     listener.channel.get_event(0.3)
                 assert getaddrinfo(None, "renewed", flags=RaiFlag.SA, provider=a.provider)
 
-    def test_needs_an_infiniband_port(self, a: IbHost) -> None:
+    def test_registration_needs_an_infiniband_port(self, a: IbHost) -> None:
         with a.id() as cmid:
             with pytest.raises(RdmaError) as unbound:
                 cmid.register_service("x")
@@ -137,7 +137,7 @@ class TestRegistering:
 
 
 class TestGetaddrinfo:
-    def test_brings_the_route_to_a_gid(self, a: IbHost, b: IbHost) -> None:
+    def test_gid_answer_has_its_route(self, a: IbHost, b: IbHost) -> None:
         (info,) = getaddrinfo(
             str(b.gid),
             PORT,
@@ -154,7 +154,7 @@ class TestGetaddrinfo:
         with a.id() as cmid:
             cmid.resolve_addr(b.at(), info.src_addr)
 
-    def test_route_of_the_hints_restricts_it(self, a: IbHost, b: IbHost) -> None:
+    def test_route_hint_selects_the_path(self, a: IbHost, b: IbHost) -> None:
         def ask(rate: int) -> AddrInfo:
             with a.resolved(b.at()) as cmid:
                 wanted = cmid.route.path_rec[0].replace(rate=rate)

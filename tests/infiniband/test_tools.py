@@ -38,7 +38,7 @@ def gid(fabric: SimulatedFabric) -> Iterator[str]:
         yield str(host.gid)
 
 
-def test_a_port_that_a_server_listens_at(fabric: SimulatedFabric, gid: str) -> None:
+def test_service_id_of_a_listener(fabric: SimulatedFabric, gid: str) -> None:
     on_b = partial(run_at, f"ibsim:HostB@{fabric.base}")
     assert gid in on_b("devices").out
     assert "storage" in on_b("sa", "services", "storage").out
@@ -67,7 +67,7 @@ def test_explain_a_gid(on_a: Run, gid: str) -> None:
     assert "  LID 4 -> 5, MTU 2048, SL 0, hop limit 0, traffic class 0, flow label 0x0, P_Key 0xffff" in text
 
 
-def test_explain_a_gid_that_nobody_has(on_a: Run) -> None:
+def test_explain_an_unknown_gid(on_a: Run) -> None:
     result = on_a("explain", "-f", "ib", "fe80::dead", "7471")
     assert (result.status, "[EINVAL]" in result.error) == (1, True)
     *_, path, failed, hint = result.out.splitlines()
@@ -76,23 +76,23 @@ def test_explain_a_gid_that_nobody_has(on_a: Run) -> None:
     assert "rdmacm sa nodes" in hint
 
 
-def test_a_gid_without_its_family(on_a: Run, gid: str) -> None:
+def test_gid_without_family_option(on_a: Run, gid: str) -> None:
     assert "for a GID, AF_IB with RAI_FAMILY" in on_a("resolve", gid, "7471").error
 
 
 @pytest.mark.parametrize("tool", ["getaddrinfo", "resolve", "explain"])
-def test_a_service(on_a: Run, gid: str, tool: str) -> None:
+def test_service(on_a: Run, gid: str, tool: str) -> None:
     result = on_a(tool, "--sa", "-", "storage")
     assert (result.status, result.err) == (0, "")
     assert f"[{gid}]:0x13f1d2f" in result.out
     assert on_a(tool, "--sa", "-", "nothing").status == 1
 
 
-def test_what_kind_a_service_is(on_a: Run, gid: str) -> None:
+def test_service_record_fields(on_a: Run, gid: str) -> None:
     assert "InfiniBand, any QP type, port space IB" in on_a("getaddrinfo", "--sa", "-", "storage").out
 
 
-def test_a_port_that_is_not_there(fabric: SimulatedFabric) -> None:
+def test_unknown_port(fabric: SimulatedFabric) -> None:
     port = f"ibsim:HostX@{fabric.base}"
     result = run_at(port, "devices")
     assert (result.status, "HostX" in result.out) == (0, False)

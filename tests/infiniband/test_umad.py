@@ -87,7 +87,7 @@ def tree(tmp_path: Path) -> Tree:
 # -- finding it -----------------------------------------------------------------------------------------------
 
 
-def test_port_is_as_sysfs_has_it(tree: Tree) -> None:
+def test_port_attributes_come_from_sysfs(tree: Tree) -> None:
     port = tree.port().port()
     assert (port.device, port.port_num) == ("mlx5_0", 2)
     assert (port.lid, port.lmc, port.sm_lid, port.sm_sl) == (0x2A, 1, 7, 2)
@@ -121,24 +121,24 @@ def test_no_ib_umad(tree: Tree) -> None:
     assert "modprobe ib_umad" in str(error)
 
 
-def test_abi_of_another_time(tree: Tree) -> None:
+def test_unsupported_abi_version(tree: Tree) -> None:
     tree.write("infiniband_mad/abi_version", "6")
     assert refused(tree.port()).errno == errno.EPROTONOSUPPORT
 
 
 @pytest.mark.parametrize(("device", "port"), [("mlx5_0", 3), ("mlx5_2", 1)])
-def test_port_that_is_not_there(tree: Tree, device: str, port: int) -> None:
+def test_unknown_port(tree: Tree, device: str, port: int) -> None:
     assert refused(tree.port(device, port)).errno == errno.ENODEV
 
 
-def test_device_file_that_is_not_there(tree: Tree) -> None:
+def test_missing_device_file(tree: Tree) -> None:
     tree.file.unlink()
     error = refused(tree.port())
     assert error.errno == errno.ENOENT
     assert "udev" in str(error)
 
 
-def test_device_file_that_is_not_for_this_user(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_file_without_permission(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     def denied(path: str, flags: int) -> int:  # which root never is
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
 
@@ -148,17 +148,17 @@ def test_device_file_that_is_not_for_this_user(tree: Tree, monkeypatch: pytest.M
     assert "udev rule" in str(error)
 
 
-def test_ethernet(tree: Tree) -> None:
+def test_ethernet_ports_are_skipped(tree: Tree) -> None:
     tree.write("infiniband/mlx5_0/ports/2/link_layer", "Ethernet")
     assert refused(tree.port()).errno == errno.EOPNOTSUPP
 
 
-def test_file_that_is_no_device(tree: Tree) -> None:
+def test_file_is_not_a_device(tree: Tree) -> None:
     assert refused(tree.port()).errno == errno.ENOTTY
 
 
 @pytest.mark.parametrize("text", ["", "x", "ACTIVE", "99: NEW"])
-def test_sysfs_that_nobody_understands(tree: Tree, text: str) -> None:
+def test_malformed_sysfs(tree: Tree, text: str) -> None:
     tree.write("infiniband/mlx5_0/ports/2/state", text)
     with pytest.raises(OSError) as raised:
         tree.port().port()
@@ -227,13 +227,13 @@ def asking(number: int = 0x1122334455667788) -> bytes:
     return question(PATH_RECORD, 0x180C, bytes(range(64)), number)
 
 
-def test_registers_for_answers_of_the_subnet_administrator(kernel: Kernel) -> None:
+def test_registers_an_agent_for_sa_responses(kernel: Kernel) -> None:
     registration = struct.pack("=I16sBBB3sBx", 0, bytes(16), 1, 3, 2, bytes(3), 1)
     assert len(registration) == 28
     assert kernel.ioctls == [(ENABLE_PKEY, b""), (REGISTER_AGENT, registration)]
 
 
-def test_header_on_the_way_out(kernel: Kernel) -> None:
+def test_header_of_a_sent_mad(kernel: Kernel) -> None:
     gid = Gid("fd00::1:2")
     kernel.transport.send(MadAddress(0x1234, 1, 5, 6, gid, 7, 0xABCDE, 8, 9), asking())
     packet = kernel.written()
@@ -249,7 +249,7 @@ def test_header_on_the_way_out(kernel: Kernel) -> None:
     assert packet[64:72] + packet[80:] == asking()[:8] + asking()[16:]
 
 
-def test_answer_has_the_callers_transaction_id(kernel: Kernel) -> None:
+def test_response_has_the_callers_transaction_id(kernel: Kernel) -> None:
     """Also where one request was sent twice: to the kernel these are two."""
     for number in (1, 0x1122334455667788, 1):
         kernel.transport.send(MadAddress(7), asking(number))
@@ -271,7 +271,7 @@ def test_answer_has_the_callers_transaction_id(kernel: Kernel) -> None:
     assert kernel.transport.dropped == {"unsolicited": 1}
 
 
-def test_answer_from_beyond_a_router_has_its_gid(kernel: Kernel) -> None:
+def test_response_with_grh_has_the_source_gid(kernel: Kernel) -> None:
     address = MadAddress(0x1234, 1, 5, 6, Gid("fd00::1:2"), 7, 0xABCDE, 8, 9)
     kernel.transport.send(address, asking())
     kernel.answers(kernel.written())
@@ -279,7 +279,7 @@ def test_answer_from_beyond_a_router_has_its_gid(kernel: Kernel) -> None:
     assert source == address
 
 
-def test_request_that_comes_back_unanswered_is_counted(kernel: Kernel) -> None:
+def test_timed_out_requests_are_counted(kernel: Kernel) -> None:
     for status in (errno.ETIMEDOUT, errno.EIO):
         kernel.transport.send(MadAddress(7), asking())
         kernel.answers(kernel.written(), status)
@@ -287,7 +287,7 @@ def test_request_that_comes_back_unanswered_is_counted(kernel: Kernel) -> None:
     assert kernel.transport.dropped == {"unanswered": 1, "undeliverable": 1}
 
 
-def test_long_answer_is_fetched_whole(kernel: Kernel) -> None:
+def test_long_response_is_read_whole(kernel: Kernel) -> None:
     kernel.transport.send(MadAddress(7), asking())
     kernel.answers(kernel.written(), more=bytes(3000))
     kernel.refuses_small_buffers(64 + 256 + 3000)
@@ -295,7 +295,7 @@ def test_long_answer_is_fetched_whole(kernel: Kernel) -> None:
     assert mad == asking() + bytes(3000)
 
 
-def test_answer_without_end_closes_the_port(kernel: Kernel) -> None:
+def test_oversized_response_closes_the_port(kernel: Kernel) -> None:
     kernel.transport.send(MadAddress(7), asking())
     kernel.answers(kernel.written())
     kernel.refuses_small_buffers(1 << 40)
@@ -304,21 +304,21 @@ def test_answer_without_end_closes_the_port(kernel: Kernel) -> None:
     assert kernel.transport.fileno() == -1
 
 
-def test_device_that_is_gone_closes_the_port(kernel: Kernel) -> None:
+def test_device_removal_closes_the_port(kernel: Kernel) -> None:
     """Its file polls readable for ever."""
     kernel.fails(errno.EIO)
     assert kernel.transport.receive() == []
     assert kernel.transport.fileno() == -1
 
 
-def test_short_answer_is_dropped(kernel: Kernel) -> None:
+def test_short_response_is_dropped(kernel: Kernel) -> None:
     for size in (1, 63, 64, 87):
         os.write(kernel.fd, bytes(size))
         assert kernel.transport.receive() == []
     assert kernel.transport.dropped == {"malformed": 4}
 
 
-def test_what_may_be_awaited_is_bounded(kernel: Kernel) -> None:
+def test_outstanding_requests_are_limited(kernel: Kernel) -> None:
     for number in range(5000):
         kernel.transport.send(MadAddress(7), asking(number))
         if kernel.transport.dropped:
@@ -328,13 +328,13 @@ def test_what_may_be_awaited_is_bounded(kernel: Kernel) -> None:
     assert kernel.transport.dropped == {"too many outstanding": 1}
 
 
-def test_messages_of_connection_managers_are_the_kernels(kernel: Kernel) -> None:
+def test_cm_mads_belong_to_the_kernel(kernel: Kernel) -> None:
     assert not kernel.transport.carries_cm
     kernel.transport.send(MadAddress(7), message(1))
     assert kernel.transport.dropped == {"class": 1}
 
 
-def test_response_is_not_answered(kernel: Kernel) -> None:
+def test_response_expects_no_reply(kernel: Kernel) -> None:
     response = Mad(MgmtClass.SUBN_ADM, 2, 0x86, 2, 99).pack()
     kernel.transport.send(MadAddress(7), response)
     packet = kernel.written()
@@ -342,7 +342,7 @@ def test_response_is_not_answered(kernel: Kernel) -> None:
     assert packet[64:] == response
 
 
-def test_what_is_closed_does_nothing(kernel: Kernel) -> None:
+def test_use_after_close(kernel: Kernel) -> None:
     kernel.transport.close()
     kernel.transport.close()
     assert kernel.transport.receive() == []
@@ -353,7 +353,7 @@ def test_what_is_closed_does_nothing(kernel: Kernel) -> None:
 # -- a device file that umad2sim simulates --------------------------------------------------------------------
 
 
-def test_path_record_by_way_of_the_device_file(fabric: SimulatedFabric, tmp_path: Path) -> None:
+def test_path_record_through_the_device_file(fabric: SimulatedFabric, tmp_path: Path) -> None:
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("needs a C compiler: on Debian and Ubuntu, apt install gcc libc6-dev")

@@ -45,7 +45,7 @@ class Reader:
         asyncio.get_running_loop().remove_reader(self.channel.fileno())
 
 
-def test_an_event_loop(site: Site, a: IbHost, b: IbHost, offered: CmId) -> None:
+def test_event_loop(site: Site, a: IbHost, b: IbHost, offered: CmId) -> None:
     """Service, route and connection, both sides in one loop."""
     site.needs_real_time()
 
@@ -79,7 +79,7 @@ def test_an_event_loop(site: Site, a: IbHost, b: IbHost, offered: CmId) -> None:
     asyncio.run(main())
 
 
-def test_the_event_loop_hears_of_a_timeout() -> None:
+def test_timeout_wakes_the_event_loop() -> None:
     async def main() -> None:
         site = Embedded()
         with site.host("HostA") as a, EventChannel(a.provider) as channel, a.id(channel) as cmid:
@@ -96,7 +96,7 @@ def test_the_event_loop_hears_of_a_timeout() -> None:
     asyncio.run(main())
 
 
-def test_connections_of_aio_want_queue_pairs(site: Site, a: IbHost, b: IbHost) -> None:
+def test_aio_connections_need_queue_pairs(site: Site, a: IbHost, b: IbHost) -> None:
     """They carry messages, which takes an adapter; who has one uses its ids in a loop as above."""
     site.needs_real_time()
 
@@ -108,7 +108,7 @@ def test_connections_of_aio_want_queue_pairs(site: Site, a: IbHost, b: IbHost) -
     asyncio.run(main())
 
 
-def test_a_fabric_in_the_place_of_another(own_fabric: SimulatedFabric) -> None:
+def test_fabric_is_replaced(own_fabric: SimulatedFabric) -> None:
     """The port of an open channel is opened anew when it is wanted, and its descriptor is watched."""
     site = OpenSM(own_fabric)
     with site.host("HostA") as a, EventChannel(a.provider) as channel, a.id(channel) as cmid:
@@ -153,7 +153,7 @@ class TestThreads:
     def site(self) -> Embedded:
         return Embedded()
 
-    def test_one_waits_for_a_registration_and_another_destroys_the_id(self, site: Embedded, b: IbHost) -> None:
+    def test_id_destroyed_during_registration(self, site: Embedded, b: IbHost) -> None:
         site.subnet.sa.silence = 1.0
         with EventChannel(b.provider), b.listening() as listener:
             began = time.monotonic()
@@ -166,7 +166,7 @@ class TestThreads:
         assert isinstance(error, RdmaError)
         assert error.errno == errno.ECANCELED
 
-    def test_one_waits_for_a_withdrawal_and_another_closes_the_last_channel(self, site: Embedded, b: IbHost) -> None:
+    def test_last_channel_closed_during_withdrawal(self, site: Embedded, b: IbHost) -> None:
         with b.listening() as listener:
             service = listener.register_service("storage")
             site.subnet.sa.silence = 1.0
@@ -178,7 +178,7 @@ class TestThreads:
             assert not thread.is_alive()
             assert isinstance(outcome[0], RdmaError)
 
-    def test_a_child_of_fork_says_nothing_of_its_parent_s_services(self, site: Embedded, b: IbHost) -> None:
+    def test_forked_child_does_not_withdraw_its_parents_services(self, site: Embedded, b: IbHost) -> None:
         listening = b.listening()
         listener = listening.__enter__()
         service, asked = listener.register_service("storage"), len(site.subnet.sa.requests)
@@ -197,7 +197,7 @@ class TestThreads:
         assert site.subnet.sa.services(time.monotonic())
         listening.__exit__(None, None, None)
 
-    def test_many_ask_at_once(self, site: Embedded, a: IbHost, b: IbHost, offered: CmId) -> None:
+    def test_many_threads_query_at_once(self, site: Embedded, a: IbHost, b: IbHost, offered: CmId) -> None:
         site.subnet.sa.delay = 0.001
 
         def ask() -> bool:

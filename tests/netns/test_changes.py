@@ -83,7 +83,7 @@ def table(name: str) -> dict[int, str]:
 class TestWhileResolving:
     @pytest.mark.parametrize(("dst", "src", "bits"), [("10.7.0.99", "10.7.0.1", 24), ("fd07::99", "fd07::1", 64)])
     @READERS
-    def test_the_source_is_removed(self, net: TwoHosts, dst: str, src: str, bits: int, read: Reader) -> None:
+    def test_source_is_removed(self, net: TwoHosts, dst: str, src: str, bits: int, read: Reader) -> None:
         with an_id() as (channel, cmid):
             cmid.resolve_addr((dst, PORT), (src, 0), LONG_MS)
             no_event(channel)
@@ -102,7 +102,7 @@ class TestWhileResolving:
             assert cmid.state is State.ADDR_BOUND
 
     @pytest.mark.parametrize(("dst", "src", "bits"), [("10.7.0.99", "10.7.0.1", 24), ("fd07::99", "fd07::1", 64)])
-    def test_the_only_address_is_removed(self, net: TwoHosts, dst: str, src: str, bits: int) -> None:
+    def test_only_address_is_removed(self, net: TwoHosts, dst: str, src: str, bits: int) -> None:
         # Nobody chose the source: what is missing now is the route, which went with the address.
         with an_id() as (channel, cmid):
             cmid.resolve_addr((dst, PORT), timeout_ms=LONG_MS)
@@ -112,7 +112,7 @@ class TestWhileResolving:
             assert event.explanation is not None
             assert (event.explanation.error, event.explanation.errno_name) == ("route", "ENETUNREACH")
 
-    def test_the_chosen_source_is_removed_and_another_serves(self, net: TwoHosts) -> None:
+    def test_another_source_replaces_a_removed_one(self, net: TwoHosts) -> None:
         net.a.ip_batch("address add 10.70.0.1/24 dev va", "route add 10.9.0.0/16 via 10.7.0.99 src 10.70.0.1")
         with an_id() as (channel, cmid):
             cmid.resolve_addr(("10.9.9.9", PORT), timeout_ms=LONG_MS)
@@ -123,7 +123,7 @@ class TestWhileResolving:
             assert cmid.route.sgid == Gid("::ffff:10.7.0.1")
 
     @pytest.mark.parametrize("dst", ["10.9.9.9", "fd09::9"])
-    def test_the_route_is_removed(self, net: TwoHosts, dst: str) -> None:
+    def test_route_is_removed(self, net: TwoHosts, dst: str) -> None:
         gateway = "fd07::99" if ":" in dst else "10.7.0.99"
         net.a.ip("route", "add", dst, "via", gateway)
         with an_id() as (channel, cmid):
@@ -136,7 +136,7 @@ class TestWhileResolving:
 
     @pytest.mark.parametrize(("dst", "far"), [("10.7.2.1", "10.7.1.99"), ("fd07:2::1", "fd07:1::99")])
     @READERS
-    def test_another_gateway(self, dst: str, far: str, read: Reader) -> None:
+    def test_gateway_changes(self, dst: str, far: str, read: Reader) -> None:
         with three_hosts() as net, net.a.enter(), an_id() as (channel, cmid):
             net.a.ip("route", "add", dst, "via", far)
             cmid.resolve_addr((dst, PORT), timeout_ms=LONG_MS)
@@ -148,7 +148,7 @@ class TestWhileResolving:
             assert route.gateway == (net.ra.ipv6 if ":" in dst else net.ra.ipv4)
 
     @pytest.mark.parametrize("dst", ["10.9.9.9", "fd09::9"])
-    def test_a_rule_leads_elsewhere(self, net: TwoHosts, dst: str) -> None:
+    def test_rule_selects_another_table(self, net: TwoHosts, dst: str) -> None:
         family, near = ("-6", "fd07::2") if ":" in dst else ("-4", "10.7.0.2")
         silent = f"{near}9"
         net.a.ip_batch(f"route add {dst} via {silent}", f"route add {dst} via {near} table 100")
@@ -161,7 +161,7 @@ class TestWhileResolving:
             assert route is not None
             assert (route.gateway, route.table) == (near, 100)
 
-    def test_another_interface(self, net: TwoHosts) -> None:
+    def test_interface_changes(self, net: TwoHosts) -> None:
         net.topology.link(net.a, "wa", net.b, "wb", addresses_a=["10.8.0.1/24"], addresses_b=["10.8.0.2/24"])
         net.a.ip("route", "add", "10.9.0.0/16", "via", "10.7.0.99")
         with an_id() as (channel, cmid):
@@ -173,7 +173,7 @@ class TestWhileResolving:
             assert cmid.verbs.name == "soft_wa"
             assert cmid.local_addr == ("10.8.0.1", cmid.src_port)
 
-    def test_the_destination_becomes_our_own(self, net: TwoHosts) -> None:
+    def test_destination_becomes_a_local_address(self, net: TwoHosts) -> None:
         with an_id() as (channel, cmid):
             cmid.resolve_addr(("10.7.0.99", PORT), timeout_ms=LONG_MS)
             no_event(channel)
@@ -183,7 +183,7 @@ class TestWhileResolving:
 
     @pytest.mark.parametrize("dst", ["10.7.0.99", "fd07::99"])
     @pytest.mark.parametrize("command", [["link", "set", "dev", "va", "down"], ["link", "del", "dev", "va"]])
-    def test_the_interface_goes(self, net: TwoHosts, dst: str, command: list[str]) -> None:
+    def test_interface_is_removed(self, net: TwoHosts, dst: str, command: list[str]) -> None:
         with an_id() as (channel, cmid):
             cmid.resolve_addr((dst, PORT), timeout_ms=LONG_MS)
             no_event(channel)
@@ -192,7 +192,7 @@ class TestWhileResolving:
             assert event.explanation is not None
             assert cmid.state is State.ADDR_BOUND
 
-    def test_the_interface_of_a_bound_id_goes(self, net: TwoHosts) -> None:
+    def test_interface_of_a_bound_id_is_removed(self, net: TwoHosts) -> None:
         with an_id() as (channel, cmid):
             cmid.resolve_addr(("10.7.0.99", PORT), ("10.7.0.1", 0), LONG_MS)
             no_event(channel)
@@ -201,7 +201,7 @@ class TestWhileResolving:
             assert cmid.state is State.DEVICE_REMOVAL
             no_event(channel)
 
-    def test_what_does_not_matter(self, net: TwoHosts) -> None:
+    def test_unrelated_changes(self, net: TwoHosts) -> None:
         with an_id() as (channel, cmid):
             cmid.resolve_addr(("10.7.0.99", PORT), ("10.7.0.1", 0), 400)
             net.a.ip_batch(
@@ -244,7 +244,7 @@ class TestWhileResolving:
 class TestRemoval:
     @READERS
     @pytest.mark.parametrize("how", ["deleted", "moved away", "enslaved"])
-    def test_the_interface_of_a_bound_id(self, net: TwoHosts, read: Reader, how: str) -> None:
+    def test_interface_of_a_bound_id_is_removed(self, net: TwoHosts, read: Reader, how: str) -> None:
         commands = {
             "deleted": ["link del dev va"],
             "moved away": [f"link set dev va netns {net.b.name}"],
@@ -285,7 +285,7 @@ class TestRemoval:
             with CmId(channel) as other:  # the port is free again
                 other.bind_addr(("0.0.0.0", PORT))
 
-    def test_all_who_are_bound_hear_of_it(self, net: TwoHosts) -> None:
+    def test_all_bound_ids_get_the_event(self, net: TwoHosts) -> None:
         with contextlib.ExitStack() as stack:
             channels = [stack.enter_context(EventChannel()) for _ in range(2)]
             ids = [stack.enter_context(CmId(channel)) for channel in channels for _ in range(50)]
@@ -306,7 +306,7 @@ class TestRemoval:
             assert heard == set(ids)
             assert elsewhere.state is everywhere.state is State.ADDR_BOUND
 
-    def test_a_resolved_id(self, net: TwoHosts) -> None:
+    def test_resolved_id_gets_the_event(self, net: TwoHosts) -> None:
         with an_id() as (channel, cmid):
             cmid.resolve_addr(("10.7.0.2", PORT))
             expect(channel, CmEventType.ADDR_RESOLVED)
@@ -316,7 +316,7 @@ class TestRemoval:
                 cmid.resolve_route()
             assert caught.value.errno == errno.ENXIO
 
-    def test_a_reader_that_waits_is_woken(self, net: TwoHosts) -> None:
+    def test_waiting_reader_is_woken(self, net: TwoHosts) -> None:
         with an_id() as (channel, cmid):
             cmid.bind_addr(("10.7.0.1", 0))
             events: list[CmEvent] = []
@@ -327,7 +327,7 @@ class TestRemoval:
             assert not thread.is_alive()
             assert events[0].type is CmEventType.DEVICE_REMOVAL
 
-    def test_a_new_interface_of_the_same_name(self, net: TwoHosts) -> None:
+    def test_new_interface_with_the_same_name(self, net: TwoHosts) -> None:
         with an_id() as (channel, cmid):
             cmid.bind_addr(("10.7.0.1", 0))
             net.a.ip("link", "del", "dev", "va")
@@ -339,7 +339,7 @@ class TestRemoval:
                 other.resolve_addr(("10.7.0.2", PORT))
                 expect(channel, CmEventType.ADDR_RESOLVED)
 
-    def test_a_new_name_for_the_interface(self, net: TwoHosts) -> None:
+    def test_interface_is_renamed(self, net: TwoHosts) -> None:
         net.a.ip("link", "set", "dev", "va", "down")
         with an_id() as (channel, cmid):
             cmid.bind_addr(("10.7.0.1", 0))
@@ -355,7 +355,7 @@ class TestRemoval:
 class TestAddressChange:
     @READERS
     @pytest.mark.parametrize("bound", ["10.7.0.1", "fd07::1"])
-    def test_the_interface_goes_down(self, net: TwoHosts, read: Reader, bound: str) -> None:
+    def test_interface_goes_down(self, net: TwoHosts, read: Reader, bound: str) -> None:
         with an_id() as (channel, cmid):
             cmid.bind_addr((bound, 0))
             assert device("soft_va").ports[0].state is PortState.ACTIVE
@@ -369,7 +369,7 @@ class TestAddressChange:
             assert cmid.state is State.ADDR_BOUND
 
     @READERS
-    def test_the_cable_is_pulled(self, net: TwoHosts, read: Reader) -> None:
+    def test_carrier_is_lost(self, net: TwoHosts, read: Reader) -> None:
         with an_id() as (channel, cmid):
             cmid.bind_addr(("10.7.0.1", 0))
             net.b.ip("link", "set", "dev", "vb", "down")
@@ -383,7 +383,7 @@ class TestAddressChange:
 
     @READERS
     @pytest.mark.parametrize(("bound", "bits"), [("10.7.0.1", 24), ("fd07::1", 64)])
-    def test_the_address_is_removed(self, net: TwoHosts, read: Reader, bound: str, bits: int) -> None:
+    def test_address_is_removed(self, net: TwoHosts, read: Reader, bound: str, bits: int) -> None:
         net.a.ip_batch("address add 10.7.0.11/32 dev va", "address add fd07::11/128 dev va")
         with an_id() as (channel, cmid), CmId(channel) as other:
             cmid.bind_addr((bound, PORT))
@@ -395,7 +395,7 @@ class TestAddressChange:
             no_event(channel)
 
     @READERS
-    def test_the_hardware_address_changes(self, net: TwoHosts, read: Reader) -> None:
+    def test_mac_address_changes(self, net: TwoHosts, read: Reader) -> None:
         with an_id() as (channel, cmid):
             cmid.bind_addr(("10.7.0.1", 0))
             before = device("soft_va").node_guid
@@ -405,7 +405,7 @@ class TestAddressChange:
             assert event.error is None
             assert before != device("soft_va").node_guid == 0x0000_00FF_FE00_0701
 
-    def test_every_resolved_id_is_told(self, net: TwoHosts) -> None:
+    def test_all_resolved_ids_get_the_event(self, net: TwoHosts) -> None:
         with EventChannel() as channel, CmId(channel) as first, CmId(channel) as second:
             for cmid in (first, second):
                 cmid.resolve_addr(("10.7.0.2", PORT))
@@ -414,7 +414,7 @@ class TestAddressChange:
             told = {expect(channel, CmEventType.ADDR_CHANGE, -errno.ENETDOWN).id for _ in range(2)}
             assert told == {first, second}
 
-    def test_a_wildcard_is_not_concerned(self, net: TwoHosts) -> None:
+    def test_wildcard_id_gets_no_event(self, net: TwoHosts) -> None:
         with an_id() as (channel, cmid):
             cmid.bind_addr(("0.0.0.0", PORT))
             net.a.ip("link", "set", "dev", "va", "down")
@@ -422,7 +422,7 @@ class TestAddressChange:
             no_event(channel)
             assert cmid.state is State.ADDR_BOUND
 
-    def test_what_does_not_matter(self, net: TwoHosts) -> None:
+    def test_unrelated_changes(self, net: TwoHosts) -> None:
         with an_id() as (channel, cmid):
             cmid.bind_addr(("10.7.0.1", 0))
             net.a.ip_batch(
@@ -442,7 +442,7 @@ class TestAddressChange:
 
 
 class TestDevices:
-    def test_one_for_each_interface(self, net: TwoHosts) -> None:
+    def test_one_device_per_interface(self, net: TwoHosts) -> None:
         net.topology.link(net.a, "wa", net.b, "wb", 9000)
         net.a.ip_batch("link add name br0 mtu 576 type bridge", "link set dev br0 up")
         found = {d.name: d for d in devices()}
@@ -475,7 +475,7 @@ class TestDevices:
         )
 
     @pytest.mark.parametrize("watched", [True, False])
-    def test_they_come_and_go(self, net: TwoHosts, watched: bool) -> None:
+    def test_devices_follow_interfaces(self, net: TwoHosts, watched: bool) -> None:
         with contextlib.ExitStack() as stack:
             if watched:
                 stack.enter_context(EventChannel())
@@ -488,7 +488,7 @@ class TestDevices:
             net.a.ip("link", "del", "dev", "wa")
             assert names() == {"soft_lo", "soft_va"}
 
-    def test_an_interface_in_a_bridge_is_none(self, net: TwoHosts) -> None:
+    def test_bridged_interface_has_no_device(self, net: TwoHosts) -> None:
         net.a.ip_batch("link add name br0 type bridge", "link set dev va master br0")
         assert names() == {"soft_lo", "soft_br0"}
         net.a.ip("link", "set", "dev", "va", "nomaster")
@@ -502,7 +502,7 @@ class TestDevices:
 
 
 class TestGidTable:
-    def test_an_address_keeps_its_index(self, net: TwoHosts) -> None:
+    def test_address_keeps_its_index(self, net: TwoHosts) -> None:
         with EventChannel():
             before = table("soft_va")
             assert sorted(before.values()) == ["::ffff:10.7.0.1", "fd07::1"]
@@ -531,7 +531,7 @@ class TestGidTable:
             assert cmid.verbs is not None
             assert cmid.verbs.name == "soft_va"
 
-    def test_a_tentative_address_is_not_there_yet(self, net: TwoHosts) -> None:
+    def test_tentative_address_is_absent(self, net: TwoHosts) -> None:
         net.a.sysctl("net.ipv6.conf.va.accept_dad", 1)
         net.a.sysctl("net.ipv6.neigh.va.retrans_time_ms", 300)
         with an_id() as (_, cmid):
@@ -545,7 +545,7 @@ class TestGidTable:
             assert set(table("soft_va").values()) == {*before.values(), "fd07::5"}
             cmid.bind_addr(("fd07::5", 0))
 
-    def test_a_duplicate_address_never_is(self, net: TwoHosts) -> None:
+    def test_duplicate_address_is_absent(self, net: TwoHosts) -> None:
         net.a.sysctl("net.ipv6.conf.va.accept_dad", 1)
         with EventChannel() as channel:
             before = table("soft_va")
@@ -557,12 +557,12 @@ class TestGidTable:
             )
             assert table("soft_va") == before
 
-    def test_a_point_to_point_address_is_the_near_end(self, net: TwoHosts) -> None:
+    def test_point_to_point_address_is_the_local_one(self, net: TwoHosts) -> None:
         net.a.ip("address", "add", "10.60.0.1", "peer", "10.60.0.2", "dev", "va")
         assert "::ffff:10.60.0.1" in table("soft_va").values()
         assert "::ffff:10.60.0.2" not in table("soft_va").values()
 
-    def test_reading_it_through_a_bound_id(self, net: TwoHosts) -> None:
+    def test_table_of_a_bound_ids_context(self, net: TwoHosts) -> None:
         with an_id() as (channel, cmid):
             cmid.bind_addr(("10.7.0.1", 0))
             verbs = cmid.verbs

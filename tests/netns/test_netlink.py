@@ -45,13 +45,14 @@ def ask_ip(host: Host, *args: str) -> list[dict[str, Any]]:
 
 
 def shrink(network: NetlinkNetwork, size: int) -> None:
+    """Give the network a small buffer. The real one holds any table that a test could make."""
     network._view.release()
     network._buffer = bytearray(size)
     network._view = memoryview(network._buffer)
 
 
 class TestInterfaces:
-    def test_as_ip_has_them(self, net: TwoHosts, network: NetlinkNetwork) -> None:
+    def test_interfaces_match_ip(self, net: TwoHosts, network: NetlinkNetwork) -> None:
         net.topology.link(net.a, "wa", net.b, "wb", 9000)
         net.a.ip_batch(
             "link add name br0 mtu 1400 type bridge",
@@ -97,7 +98,7 @@ class TestAddresses:
     def found(self, network: NetlinkNetwork) -> set[tuple[int, str, int]]:
         return {(a.ifindex, str(text(a.ip)), a.prefix_length) for a in network.addresses()}
 
-    def test_as_ip_has_them(self, net: TwoHosts, network: NetlinkNetwork) -> None:
+    def test_addresses_match_ip(self, net: TwoHosts, network: NetlinkNetwork) -> None:
         net.a.ip_batch(
             "address add 10.7.0.11/24 dev va",
             "address add 10.60.0.1 peer 10.60.0.2/32 dev va",
@@ -108,14 +109,14 @@ class TestAddresses:
         assert all(address.usable for address in network.addresses())
         assert {address.family for address in network.addresses()} == {AF_INET, AF_INET6}
 
-    def test_usable_or_not(self, net: TwoHosts, network: NetlinkNetwork) -> None:
+    def test_usable_and_unusable_addresses(self, net: TwoHosts, network: NetlinkNetwork) -> None:
         net.a.sysctl("net.ipv6.conf.va.accept_dad", 1)
         net.a.ip("address", "add", "fd07::5/64", "dev", "va")
         unusable = {text(address.ip) for address in network.addresses() if not address.usable}
         assert unusable == {"fd07::5"}
 
     @pytest.mark.parametrize("size", [64, 4096, 1 << 16])
-    def test_more_than_the_buffer_holds(self, net: TwoHosts, network: NetlinkNetwork, size: int) -> None:
+    def test_dump_larger_than_the_buffer(self, net: TwoHosts, network: NetlinkNetwork, size: int) -> None:
         net.a.ip_batch(*(f"address add 10.77.{i // 200}.{i % 200 + 1}/16 dev va" for i in range(300)))
         shrink(network, size)
         assert len(network.addresses()) >= 300
@@ -174,7 +175,7 @@ class TestRoutes:
             "ff1e::1",
         ],
     )
-    def test_as_ip_has_them(self, net: TwoHosts, network: NetlinkNetwork, dst: str) -> None:
+    def test_routes_match_ip(self, net: TwoHosts, network: NetlinkNetwork, dst: str) -> None:
         net.a.ip_batch(*ROUTES)
         net.a.ip("-6", "rule", "add", "to", "fd13::/64", "lookup", "1000")
         found = network.route(AF_INET6 if ":" in dst else AF_INET, packed(dst), None, 0, 0)
@@ -194,7 +195,7 @@ class TestRoutes:
         else:
             assert found.mtu in (0, 1500, 65536)
 
-    def test_out_of_an_interface(self, net: TwoHosts, network: NetlinkNetwork) -> None:
+    def test_route_through_a_given_interface(self, net: TwoHosts, network: NetlinkNetwork) -> None:
         net.topology.link(net.a, "wa", net.b, "wb", addresses_a=("10.7.0.3/24", "fd07::3/64"))
         for name, sources in (("va", ("10.7.0.1", "fd07::1")), ("wa", ("10.7.0.3", "fd07::3"))):
             index = socket.if_nametoindex(name)
@@ -212,7 +213,7 @@ class TestRoutes:
         ],
     )
     @pytest.mark.parametrize(("prefix", "dst"), [("10.66.0.0/16", "10.66.0.1"), ("fd66::/32", "fd66::1")])
-    def test_refusals(
+    def test_refusing_routes(
         self, net: TwoHosts, network: NetlinkNetwork, kind: str, number: int, prefix: str, dst: str
     ) -> None:
         net.a.ip("route", "add", kind, prefix)
@@ -223,7 +224,7 @@ class TestRoutes:
         route = network.route(AF_INET, packed("10.7.0.2"), None, 0, 0)
         assert text(route.source) == "10.7.0.1"
 
-    def test_a_source_that_is_not_ours(self, net: TwoHosts, network: NetlinkNetwork) -> None:
+    def test_foreign_source(self, net: TwoHosts, network: NetlinkNetwork) -> None:
         with pytest.raises(OSError) as caught:
             network.route(AF_INET, packed("10.7.0.2"), packed("10.7.0.200"), 0, 0)
         assert caught.value.errno in (errno.EINVAL, errno.ENETUNREACH)  # older kernels, newer ones
@@ -239,12 +240,13 @@ class TestRoutes:
 
 class TestNeighbours:
     @pytest.mark.parametrize("single", [True, False])
-    def test_as_ip_has_them(self, net: TwoHosts, network: NetlinkNetwork, single: bool) -> None:
+    def test_neighbours_match_ip(self, net: TwoHosts, network: NetlinkNetwork, single: bool) -> None:
         states = ("permanent", "noarp", "stale", "reachable", "failed")
         for i, state in enumerate(states):
             for dst in (f"10.7.0.{50 + i}", f"fd07::{50 + i}"):
                 link = [] if state == "failed" else ["lladdr", f"02:00:00:00:00:{50 + i}"]
                 net.a.ip("neigh", "add", dst, *link, "dev", "va", "nud", state)
+        # Kernels before 5.0 have no RTM_GETNEIGH for one entry; this says whether this one has.
         network._has_neighbour_get = single
         listed = {
             entry["dst"]: entry
@@ -268,11 +270,12 @@ class TestNeighbours:
         assert network._has_neighbour_get == single
 
     @pytest.mark.parametrize("dst", ["10.7.0.2", "fd07::2", "10.7.0.99"])
-    def test_resolving_with_whole_tables_only(self, net: TwoHosts, dst: str) -> None:
+    def test_resolve_by_table_dumps(self, net: TwoHosts, dst: str) -> None:
         with EventChannel() as channel, CmId(channel) as cmid:
             assert isinstance(channel.provider, SoftProvider)
             kernel = channel.provider.host.network
             assert isinstance(kernel, NetlinkNetwork)
+            # As with a kernel before 5.0.
             kernel._has_neighbour_get = False
             try:
                 cmid.resolve_addr((dst, PORT), timeout_ms=100 if dst == "10.7.0.99" else 3000)
@@ -283,7 +286,7 @@ class TestNeighbours:
                 kernel._has_neighbour_get = True
 
     @pytest.mark.parametrize("dst", ["10.7.0.2", "fd07::2"])
-    def test_a_probe_makes_the_kernel_look(self, net: TwoHosts, network: NetlinkNetwork, dst: str) -> None:
+    def test_probe_triggers_neighbour_discovery(self, net: TwoHosts, network: NetlinkNetwork, dst: str) -> None:
         family = AF_INET6 if ":" in dst else AF_INET
         assert network.neighbour(family, net.va.index, packed(dst)) is None
         network.watch(True)
@@ -298,7 +301,7 @@ class TestNeighbours:
 
 
 class TestChanges:
-    def test_nothing_has_changed(self, net: TwoHosts, network: NetlinkNetwork) -> None:
+    def test_no_change(self, net: TwoHosts, network: NetlinkNetwork) -> None:
         assert network.changes() is None
         assert not select.select([network.fileno()], [], [], 0)[0]
 
@@ -314,7 +317,7 @@ class TestChanges:
         ],
     )
     @pytest.mark.parametrize("watching", [True, False])
-    def test_what_has(
+    def test_changed_tables(
         self, net: TwoHosts, network: NetlinkNetwork, line: str, links: bool, routes: bool, watching: bool
     ) -> None:
         network.watch(watching)
@@ -332,7 +335,7 @@ class TestChanges:
             assert not change.lost
             seen = (seen[0] or change.links, seen[1] or change.routes)
 
-    def test_closing_and_coming_back(self, net: TwoHosts, network: NetlinkNetwork) -> None:
+    def test_close_and_reopen(self, net: TwoHosts, network: NetlinkNetwork) -> None:
         network.watch(True)
         network.close()
         assert {link.name for link in network.interfaces()} == {"lo", "va"}
@@ -357,7 +360,7 @@ class TestChanges:
         assert change is not None
         assert (change.links, change.lost) == (True, False)
 
-    def test_the_view_is_right_after_lost_notifications(self, net: TwoHosts) -> None:
+    def test_tables_are_reread_after_lost_notifications(self, net: TwoHosts) -> None:
         with contextlib.ExitStack() as stack:
             channel = stack.enter_context(EventChannel())
             bound, waiting, going = (stack.enter_context(CmId(channel)) for _ in range(3))
@@ -404,7 +407,7 @@ def flood(host: Host) -> None:
 
 
 class TestSettings:
-    def test_of_the_namespace(self, net: TwoHosts, network: NetlinkNetwork) -> None:
+    def test_settings_of_the_namespace(self, net: TwoHosts, network: NetlinkNetwork) -> None:
         net.a.sysctl("net.ipv4.ip_local_port_range", "40000 40100")
         assert network.setting("net/ipv4/ip_local_port_range", 1, 2) == (40000, 40100)
         assert network.setting("net/ipv4/ip_local_port_range", 7) == (7,)
@@ -543,7 +546,7 @@ class TestPortable:
         assert nowhere.hint
 
 
-def test_a_sandbox_without_netlink_still_resolves(net: TwoHosts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resolution_without_netlink(net: TwoHosts, monkeypatch: pytest.MonkeyPatch) -> None:
     from rdmacm.net import open_network
 
     real: Callable[..., socket.socket] = socket.socket

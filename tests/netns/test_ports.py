@@ -215,7 +215,7 @@ PAIRS: list[tuple[tuple[str, Ask], tuple[str, Ask], int]] = [
 
 
 class TestTwoProcesses:
-    def test_who_conflicts_with_whom(self, host: Host, here: Here) -> None:
+    def test_conflict_matrix(self, host: Host, here: Here) -> None:
         """The same between processes as within one, and in either order."""
         one, two = Process(host), Process(host)
         port = 20000
@@ -236,7 +236,7 @@ class TestTwoProcesses:
         assert (one.end(), two.end()) == (0, 0)
 
     @pytest.mark.parametrize(("first", "second"), [(ONE, ONE), (ONE6, ONE6), (ANY, ONE), (ONE, ANY)])
-    def test_the_error_names_the_other_process(self, host: Host, here: Here, first: str, second: str) -> None:
+    def test_error_names_the_other_process(self, host: Host, here: Here, first: str, second: str) -> None:
         other = Process(host)
         port = other.bind(first)
         error = refused(lambda: here.bind(second, port))
@@ -244,7 +244,7 @@ class TestTwoProcesses:
         assert str(port) in error.text
         assert "TCP" in error.text
 
-    def test_the_error_names_this_process(self, here: Here) -> None:
+    def test_error_names_this_process(self, here: Here) -> None:
         port = here.bind(ONE)
         assert "this process" in refused(lambda: here.bind(ONE, port)).text
 
@@ -274,14 +274,14 @@ class TestTwoProcesses:
             assert here.bind(ONE, 7471) == 7471
 
     @pytest.mark.parametrize("address", [ONE, ANY, ANY6])
-    def test_a_killed_process_frees_its_port(self, host: Host, here: Here, address: str) -> None:
+    def test_killed_process_frees_its_port(self, host: Host, here: Here, address: str) -> None:
         other = Process(host)
         port = other.bind(address)
         refused(lambda: here.bind(address, port))
         other.kill()
         assert here.bind(address, port) == port
 
-    def test_destroying_frees_the_port(self, host: Host, here: Here) -> None:
+    def test_destroy_frees_the_port(self, host: Host, here: Here) -> None:
         other = Process(host)
         port = other.bind(ONE)
         refused(lambda: here.bind(ONE, port))
@@ -289,7 +289,7 @@ class TestTwoProcesses:
         assert here.bind(ONE, port) == port
         assert refused(lambda: other.bind(ONE, port)).errno == errno.EADDRINUSE
 
-    def test_what_others_of_the_process_hold_stays_held(self, host: Host, here: Here) -> None:
+    def test_destroy_keeps_ports_of_other_ids(self, host: Host, here: Here) -> None:
         other = Process(host)
         port = other.bind(ONE, name="first", reuse=True)
         other.bind(ONE, port, name="second", reuse=True)
@@ -302,7 +302,7 @@ class TestTwoProcesses:
         other("destroy", "second")
         assert here.bind(ONE, port) == port
 
-    def test_sharing_may_begin_later(self, host: Host, here: Here) -> None:
+    def test_reuseaddr_set_after_bind(self, host: Host, here: Here) -> None:
         other = Process(host)
         port = other.bind(ONE)
         assert refused(lambda: here.bind(ONE, port, reuse=True)).errno == errno.EADDRINUSE
@@ -311,7 +311,7 @@ class TestTwoProcesses:
         assert refused(lambda: here.bind(ONE, port)).errno == errno.EADDRINUSE
 
     @pytest.mark.parametrize("address", [ONE, ANY])
-    def test_sharing_ends_with_listening(self, host: Host, here: Here, address: str) -> None:
+    def test_listening_ends_sharing(self, host: Host, here: Here, address: str) -> None:
         one, other = Process(host), Process(host)
         port = one.bind(address, reuse=True)
         other.bind(address, port, reuse=True)
@@ -325,7 +325,7 @@ class TestTwoProcesses:
         with pytest.raises(Failed):
             other.bind(address, port, reuse=True)
 
-    def test_one_family_may_be_chosen_later(self, host: Host, here: Here) -> None:
+    def test_afonly_set_after_bind(self, host: Host, here: Here) -> None:
         other = Process(host)
         port = other.bind(ANY6)
         assert refused(lambda: here.bind(ANY, port)).errno == errno.EADDRNOTAVAIL
@@ -335,7 +335,7 @@ class TestTwoProcesses:
         assert refused(lambda: other("option", "id", "AFONLY", 0)).errno == errno.EADDRNOTAVAIL
         assert refused(lambda: here.bind(ONE6, port)).errno == errno.EADDRNOTAVAIL
 
-    def test_the_hosts_default_for_ipv6(self, host: Host) -> None:
+    def test_bindv6only_default_of_the_host(self, host: Host) -> None:
         host.sysctl("net.ipv6.bindv6only", 1)
         one, two = Process(host), Process(host)
         port = one.bind(ANY6)
@@ -354,7 +354,7 @@ class TestTwoProcesses:
         assert here.bind("fe80::7%br0", port) == port
         assert refused(lambda: here.bind("fe80::7%va", port)).errno == errno.EADDRINUSE
 
-    def test_resolving_takes_a_port_as_well(self, host: Host, here: Here) -> None:
+    def test_resolve_addr_allocates_a_port(self, host: Host, here: Here) -> None:
         with CmId() as cmid:
             cmid.resolve_addr(("10.7.0.2", 7471))
             assert cmid.src_port
@@ -362,15 +362,15 @@ class TestTwoProcesses:
             assert refused(lambda: other.bind(ANY, cmid.src_port)).errno == errno.EADDRNOTAVAIL
 
 
-class TestAnyPort:
-    def test_each_gets_its_own(self, host: Host, here: Here) -> None:
+class TestEphemeralPorts:
+    def test_each_id_gets_its_own_port(self, host: Host, here: Here) -> None:
         host.sysctl("net.ipv4.ip_local_port_range", "40000 40199")
         one, two = Process(host), Process(host)
         taken = [p.bind(ANY, name=str(i)) for i in range(50) for p in (one, two)]
         assert len(set(taken)) == 100
         assert set(taken) <= set(range(40000, 40200))
 
-    def test_none_is_left(self, host: Host) -> None:
+    def test_no_free_port(self, host: Host) -> None:
         host.sysctl("net.ipv4.ip_local_port_range", "40000 40003")
         one, two = Process(host), Process(host)
         taken = [p.bind(ANY, name=str(i)) for i in range(2) for p in (one, two)]
@@ -382,11 +382,11 @@ class TestAnyPort:
         two.kill()
         assert one.bind(ANY, name="more") in taken
 
-    def test_the_range_is_the_hosts(self, host: Host, here: Here) -> None:
+    def test_range_of_the_host(self, host: Host, here: Here) -> None:
         host.sysctl("net.ipv4.ip_local_port_range", "41000 41009")
         assert here.bind(ANY) in range(41000, 41010)
 
-    def test_a_port_is_not_handed_out_twice_in_a_row(self, host: Host) -> None:
+    def test_freed_port_is_not_reused_at_once(self, host: Host) -> None:
         one = Process(host)
         before = 0
         for _ in range(20):
@@ -409,7 +409,7 @@ class TestUsers:
         assert here.bind(ANY, 1) == 1
 
     @pytest.mark.parametrize("root_first", [True, False])
-    def test_all_users_share_the_table(self, host: Host, root_first: bool) -> None:
+    def test_users_share_the_table(self, host: Host, root_first: bool) -> None:
         first = Process(host) if root_first else Process(host, str(NOBODY))
         port = first.bind(ONE)
         second = Process(host, str(NOBODY)) if root_first else Process(host)
@@ -421,7 +421,7 @@ class TestUsers:
         first.kill()
         assert second.bind(ONE, port, name="more") == port
 
-    def test_an_unprivileged_user_resolves(self, host: Host) -> None:
+    def test_unprivileged_user_resolves(self, host: Host) -> None:
         code = """
 import os, rdmacm, rdmacm.soft.provider, rdmacm.net.netlink
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
@@ -481,7 +481,7 @@ print("end", flush=True)
 
 
 class TestFork:
-    def test_a_child_begins_afresh(self, host: Host, here: Here) -> None:
+    def test_forked_child_holds_no_ports(self, host: Host, here: Here) -> None:
         parent = host.popen_python(FORKING, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert parent.stdout is not None
         assert parent.stdin is not None

@@ -133,7 +133,7 @@ class TestOnLink:
                     assert port.active_mtu is not None
                     assert (port.active_mtu.bytes, port.max_mtu.bytes) == (path_mtu, 4096)
 
-    def test_an_mtu_too_small_for_any_packet(self) -> None:
+    def test_mtu_too_small_for_any_packet(self) -> None:
         with Topology() as net:
             a, b = net.host(), net.host()
             net.link(a, "va", b, "vb", 351, addresses_a=["10.7.0.1/24"], addresses_b=["10.7.0.2/24"])
@@ -147,7 +147,7 @@ class TestOnLink:
                 assert cmid.state is State.ADDR_RESOLVED
                 no_event(channel)
 
-    def test_a_routes_own_mtu_and_hop_limit(self, net: TwoHosts) -> None:
+    def test_route_mtu_and_hop_limit(self, net: TwoHosts) -> None:
         net.a.ip_batch(
             "link set dev va mtu 9000",
             "route replace 10.7.0.0/24 dev va src 10.7.0.1 mtu 2300 hoplimit 7",
@@ -162,7 +162,7 @@ class TestOnLink:
                 assert route is not None
                 assert (route.mtu, route.hop_limit) == (2300, hops)
 
-    def test_the_hosts_own_hop_limit(self, net: TwoHosts) -> None:
+    def test_default_hop_limit_of_the_host(self, net: TwoHosts) -> None:
         net.a.sysctl("net.ipv4.ip_default_ttl", 33)
         net.a.sysctl("net.ipv6.conf.va.hop_limit", 44)
         for dst, hops in (("10.7.0.2", 33), ("fd07::2", 44)):
@@ -189,18 +189,18 @@ class TestOnLink:
             expect(channel, CmEventType.ROUTE_RESOLVED)
             assert cmid.route.path_rec[0].traffic_class == 0x20
 
-    def test_ipv6_flow_information_is_the_flow_label(self, net: TwoHosts) -> None:
+    def test_ipv6_flowinfo_becomes_the_flow_label(self, net: TwoHosts) -> None:
         with an_id() as (channel, cmid):
             resolve(channel, cmid, ("fd07::2", PORT, 0x6ABCDE, 0))
             assert cmid.route.path_rec[0].flow_label == 0xABCDE
 
-    def test_all_of_a_port_is_in_the_flow_label(self, net: TwoHosts) -> None:
+    def test_flow_label_depends_on_every_port_bit(self, net: TwoHosts) -> None:
         with an_id() as (channel, cmid):
             cmid.bind_addr(("0.0.0.0", 65535))
             resolve(channel, cmid, ("10.7.0.2", 65535))
             assert cmid.route.path_rec[0].flow_label == (65535 * 31 + 65535) & 0xFFFFF
 
-    def test_route_again_only_after_address(self, net: TwoHosts) -> None:
+    def test_resolve_route_again_needs_resolve_addr(self, net: TwoHosts) -> None:
         with an_id() as (channel, cmid):
             with pytest.raises(RdmaError) as caught:
                 cmid.resolve_route()
@@ -216,7 +216,7 @@ class TestOnLink:
                 assert caught.value.errno == errno.EINVAL
             assert cmid.state is State.ROUTE_RESOLVED
 
-    def test_a_channel_keeps_its_network_wherever_it_is_used(self) -> None:
+    def test_channel_keeps_its_network_namespace(self) -> None:
         with two_hosts() as net:
             with net.a.enter():
                 channel = EventChannel()
@@ -243,7 +243,7 @@ class TestGateway:
         ("dst", "gateway", "src"),
         [("10.7.2.1", "10.7.1.254", "10.7.1.1"), ("fd07:2::1", "fd07:1::fe", "fd07:1::1")],
     )
-    def test_the_gateway_is_the_neighbour(self, dst: str, gateway: str, src: str) -> None:
+    def test_gateway_is_the_neighbour(self, dst: str, gateway: str, src: str) -> None:
         with three_hosts() as net, net.a.enter(), an_id() as (channel, cmid):
             resolve(channel, cmid, (dst, PORT))
             assert cmid.route.dgid == gid_of(dst)
@@ -260,7 +260,7 @@ class TestGateway:
             assert f"via gateway {gateway}" in explanation.text()
 
     @pytest.mark.parametrize("dst", ["10.7.2.1", "fd07:2::1"])
-    def test_a_gateway_that_is_gone(self, dst: str) -> None:
+    def test_unreachable_gateway(self, dst: str) -> None:
         with three_hosts() as net, net.a.enter(), an_id() as (channel, cmid):
             net.r.ip("link", "set", "dev", "ra", "arp", "off")
             net.r.ip("address", "flush", "dev", "ra")
@@ -270,7 +270,7 @@ class TestGateway:
             assert explanation.route is not None
             assert str(explanation.route.gateway) in explanation.message
 
-    def test_an_ipv6_gateway_for_ipv4(self) -> None:
+    def test_ipv6_gateway_for_ipv4(self) -> None:
         with three_hosts() as net, net.a.enter(), an_id() as (channel, cmid):
             gateway = net.ra.link_local
             net.a.ip("route", "replace", "0.0.0.0/0", "via", "inet6", gateway, "dev", "va")
@@ -284,7 +284,7 @@ class TestGateway:
             assert explanation.neighbour is not None
             assert explanation.neighbour.link_layer_address == net.ra.mac
 
-    def test_an_ipv6_gateway_that_is_gone(self) -> None:
+    def test_unreachable_ipv6_gateway(self) -> None:
         with three_hosts() as net, net.a.enter(), an_id() as (channel, cmid):
             net.a.ip("route", "replace", "0.0.0.0/0", "via", "inet6", "fd07:1::dead", "dev", "va")
             cmid.resolve_addr(("10.7.2.1", PORT), timeout_ms=100)
@@ -298,7 +298,7 @@ class TestGateway:
             ("fd07:2::1", "fd99::1", ("address add fd99::1/128 dev ra",)),
         ],
     )
-    def test_a_gateway_outside_every_subnet(self, dst: str, gateway: str, lines: tuple[str, ...]) -> None:
+    def test_onlink_gateway_outside_every_subnet(self, dst: str, gateway: str, lines: tuple[str, ...]) -> None:
         with three_hosts() as net, net.a.enter(), an_id() as (channel, cmid):
             net.r.ip_batch(*lines)
             net.r.settle("ra")
@@ -306,7 +306,7 @@ class TestGateway:
             resolve(channel, cmid, (dst, PORT))
             assert gateway in neighbours(net.a)
 
-    def test_several_next_hops(self) -> None:
+    def test_multipath_route(self) -> None:
         with three_hosts() as net, net.a.enter(), an_id() as (channel, cmid):
             net.r.ip("address", "add", "10.7.1.253/24", "dev", "ra")
             hops = ("nexthop", "via", "10.7.1.254", "nexthop", "via", "10.7.1.253")
@@ -317,7 +317,7 @@ class TestGateway:
             assert route.gateway in ("10.7.1.254", "10.7.1.253")
             assert route.gateway in neighbours(net.a)
 
-    def test_a_next_hop_object(self) -> None:
+    def test_nexthop_object(self) -> None:
         with three_hosts() as net, net.a.enter(), an_id() as (channel, cmid):
             net.a.ip_batch(
                 "nexthop add id 7 via 10.7.1.254 dev va", "route replace default nhid 7", "neigh flush dev va"
@@ -331,9 +331,9 @@ class TestGateway:
 # -- nobody answers ------------------------------------------------------------------------------------------
 
 
-class TestSilence:
+class TestSilentNeighbour:
     @pytest.mark.parametrize("read", [read_waiting, read_epoll, read_select])
-    def test_the_timeout_is_kept(self, net: TwoHosts, read: Reader) -> None:
+    def test_timeout_is_kept(self, net: TwoHosts, read: Reader) -> None:
         started: dict[CmId, float] = {}
         wanted: dict[CmId, float] = {}
         with contextlib.ExitStack() as stack:
@@ -358,7 +358,7 @@ class TestSilence:
             no_event(channel)
 
     @pytest.mark.parametrize("dst", ["10.7.0.99", "fd07::99"])
-    def test_no_time_at_all(self, net: TwoHosts, dst: str) -> None:
+    def test_timeout_zero(self, net: TwoHosts, dst: str) -> None:
         with an_id() as (channel, cmid):
             cmid.resolve_addr((dst, PORT), timeout_ms=0)
             event = expect(channel, CmEventType.ADDR_ERROR, -errno.ETIMEDOUT, timeout=0.5)
@@ -392,7 +392,7 @@ class TestSilence:
                 event = expect(channel, CmEventType.ADDR_ERROR, -errno.ETIMEDOUT)
                 assert_agrees(event.explanation, dst, 50)
 
-    def test_destroying_an_id_that_waits(self, net: TwoHosts) -> None:
+    def test_destroy_a_resolving_id(self, net: TwoHosts) -> None:
         with EventChannel() as channel:
             with CmId(channel) as cmid:
                 cmid.resolve_addr(("10.7.0.99", PORT), timeout_ms=50)
@@ -401,7 +401,7 @@ class TestSilence:
                 assert channel.get_event(2).id is other
             no_event(channel)
 
-    def test_a_failed_entry_is_asked_for_again(self, net: TwoHosts) -> None:
+    def test_failed_neighbour_entry_is_retried(self, net: TwoHosts) -> None:
         # The kernel's own tries are over: it has an entry, and the entry says that nobody is there.
         net.a.ip("neigh", "add", "10.7.0.3", "dev", "va", "nud", "failed")
         assert neighbours(net.a) == {"10.7.0.3": "FAILED"}
@@ -413,7 +413,7 @@ class TestSilence:
 class TestNeighbours:
     @pytest.mark.parametrize("state", ["permanent", "stale", "reachable", "noarp"])
     @pytest.mark.parametrize("dst", ["10.7.0.77", "fd07::77"])
-    def test_a_known_neighbour_answers_at_once(self, net: TwoHosts, dst: str, state: str) -> None:
+    def test_known_neighbour_resolves_at_once(self, net: TwoHosts, dst: str, state: str) -> None:
         net.a.ip("neigh", "add", dst, "lladdr", "02:00:00:00:00:77", "dev", "va", "nud", state)
         with an_id() as (channel, cmid):
             cmid.resolve_addr((dst, PORT))
@@ -424,7 +424,7 @@ class TestNeighbours:
 
     @pytest.mark.parametrize("dst", ["10.7.0.77", "fd07::77"])
     @pytest.mark.parametrize("read", [read_waiting, read_epoll])
-    def test_a_late_neighbour(self, net: TwoHosts, dst: str, read: Reader) -> None:
+    def test_late_neighbour(self, net: TwoHosts, dst: str, read: Reader) -> None:
         with an_id() as (channel, cmid):
             cmid.resolve_addr((dst, PORT), timeout_ms=5000)
             with pytest.raises(CmTimeoutError):
@@ -436,7 +436,7 @@ class TestNeighbours:
             assert time.monotonic() - before < 0.3
 
     @pytest.mark.parametrize(("dst", "family"), [("10.7.0.2", "ipv4"), ("fd07::2", "ipv6")])
-    def test_a_peer_that_comes_up_late(self, net: TwoHosts, dst: str, family: str) -> None:
+    def test_peer_comes_up_late(self, net: TwoHosts, dst: str, family: str) -> None:
         # Silent, but with the carrier on: the link exists and nobody is behind it.
         net.b.ip("address", "flush", "dev", "vb", "scope", "global")
         net.a.sysctl(f"net.{family}.neigh.va.retrans_time_ms", 100)
@@ -449,7 +449,7 @@ class TestNeighbours:
             net.b.ip("address", "add", f"{dst}/{24 if family == 'ipv4' else 64}", "dev", "vb")
             expect(channel, CmEventType.ADDR_RESOLVED, timeout=2)
 
-    def test_five_hundred_wait_for_one_answer(self, net: TwoHosts) -> None:
+    def test_five_hundred_ids_wait_for_one_neighbour(self, net: TwoHosts) -> None:
         with contextlib.ExitStack() as stack:
             channel = stack.enter_context(EventChannel())
             waiting = {stack.enter_context(CmId(channel)) for _ in range(500)}
@@ -463,7 +463,7 @@ class TestNeighbours:
                 assert event.id.route.dgid == gid_of("10.7.0.77")
             no_event(channel)
 
-    def test_one_answer_is_not_anothers(self, net: TwoHosts) -> None:
+    def test_answers_are_matched_by_address(self, net: TwoHosts) -> None:
         with EventChannel() as channel, CmId(channel) as silent, CmId(channel) as heard:
             silent.resolve_addr(("10.7.0.99", PORT), timeout_ms=300)
             heard.resolve_addr(("10.7.0.2", PORT), timeout_ms=5000)
@@ -471,7 +471,7 @@ class TestNeighbours:
             assert expect(channel, CmEventType.ADDR_ERROR, -errno.ETIMEDOUT).id is silent
 
     @pytest.mark.parametrize("dst", ["10.7.0.99", "fd07::99"])
-    def test_an_interface_without_arp(self, net: TwoHosts, dst: str) -> None:
+    def test_interface_without_arp(self, net: TwoHosts, dst: str) -> None:
         net.a.ip("link", "set", "dev", "va", "arp", "off")
         net.a.settle("va")
         with an_id() as (channel, cmid):
@@ -482,7 +482,7 @@ class TestNeighbours:
 
     @pytest.mark.skipif(not Path("/dev/net/tun").exists(), reason="no tun devices here")
     @pytest.mark.parametrize(("dst", "src"), [("10.50.0.2", "10.50.0.1"), ("fd50::2", "fd50::1")])
-    def test_a_tunnel(self, net: TwoHosts, dst: str, src: str) -> None:
+    def test_tunnel_interface(self, net: TwoHosts, dst: str, src: str) -> None:
         with open("/dev/net/tun", "r+b", buffering=0) as tunnel:
             fcntl.ioctl(tunnel, _TUNSETIFF, struct.pack("16sH22x", b"t0", _IFF_TUN))
             net.a.ip_batch(

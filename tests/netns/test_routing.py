@@ -30,7 +30,7 @@ pytestmark = needs_netns
 # -- routes that lead nowhere --------------------------------------------------------------------------------
 
 
-class TestNowhere:
+class TestUnreachable:
     @pytest.mark.parametrize("dst", ["192.0.2.1", "2001:db8::1"])
     def test_no_route(self, net: TwoHosts, dst: str) -> None:
         error = failure((dst, PORT))
@@ -52,7 +52,7 @@ class TestNowhere:
             ("throw", errno.ENETUNREACH),
         ],
     )
-    def test_a_route_that_refuses(self, net: TwoHosts, prefix: str, dst: str, kind: str, number: int) -> None:
+    def test_refusing_route_types(self, net: TwoHosts, prefix: str, dst: str, kind: str, number: int) -> None:
         net.a.ip("route", "add", kind, prefix)
         assert connect_errno(AF_INET6 if ":" in dst else AF_INET, dst) == number
         error = failure((dst, PORT))
@@ -64,7 +64,7 @@ class TestNowhere:
         assert_agrees(error.explanation, dst)
 
     @pytest.mark.parametrize(("dst", "src"), [("192.0.2.1", "10.7.0.1"), ("10.66.0.1", "10.7.0.1")])
-    def test_a_bound_id_takes_its_interface_for_the_way(self, net: TwoHosts, dst: str, src: str) -> None:
+    def test_bound_id_without_route_uses_its_interface(self, net: TwoHosts, dst: str, src: str) -> None:
         # A bound id asks for a way out of its interface. Where no route leads out of that, the kernel's IPv4
         # takes everybody to be on link, and so the connection manager asks for a neighbour nobody is.
         net.a.ip("route", "add", "blackhole", "10.66.0.0/16")
@@ -79,7 +79,7 @@ class TestNowhere:
         ("kind", "number"),
         [("blackhole", errno.EINVAL), ("unreachable", errno.EHOSTUNREACH), ("prohibit", errno.EACCES)],
     )
-    def test_a_bound_id_and_an_ipv6_route_that_refuses(self, net: TwoHosts, kind: str, number: int) -> None:
+    def test_bound_id_with_a_refusing_ipv6_route(self, net: TwoHosts, kind: str, number: int) -> None:
         net.a.ip("route", "add", kind, "fd66::/32")
         with an_id() as (channel, cmid):
             cmid.bind_addr(("fd07::1", 0))
@@ -91,12 +91,12 @@ class TestNowhere:
             no_event(channel)
 
     @pytest.mark.parametrize("kind", ["blackhole", "unreachable", "prohibit"])
-    def test_a_rule_that_refuses(self, net: TwoHosts, kind: str) -> None:
+    def test_refusing_rule(self, net: TwoHosts, kind: str) -> None:
         net.a.ip("rule", "add", "to", "10.7.0.2", "type", kind)
         assert failure(("10.7.0.2", PORT)).errno == connect_errno(AF_INET, "10.7.0.2")
 
     @pytest.mark.parametrize("dst", ["10.7.0.2", "fd07::2"])
-    def test_without_carrier(self, net: TwoHosts, dst: str) -> None:
+    def test_no_carrier(self, net: TwoHosts, dst: str) -> None:
         net.b.ip("link", "set", "dev", "vb", "down")
         with an_id() as (channel, cmid):
             cmid.resolve_addr((dst, PORT))
@@ -108,11 +108,11 @@ class TestNowhere:
             assert_agrees(explanation, dst)
 
     @pytest.mark.parametrize("dst", ["10.7.0.2", "fd07::2"])
-    def test_the_interface_is_down(self, net: TwoHosts, dst: str) -> None:
+    def test_interface_is_down(self, net: TwoHosts, dst: str) -> None:
         net.a.ip("link", "set", "dev", "va", "down")
         assert failure((dst, PORT)).errno == errno.ENETUNREACH
 
-    def test_the_id_is_bound_and_tries_again(self, net: TwoHosts) -> None:
+    def test_failed_resolve_leaves_the_id_bound(self, net: TwoHosts) -> None:
         with an_id() as (channel, cmid):
             with pytest.raises(RdmaError):
                 cmid.resolve_addr(("192.0.2.1", PORT))
@@ -123,7 +123,7 @@ class TestNowhere:
             resolve(channel, cmid, ("192.0.2.1", PORT))
             assert cmid.src_port == port
 
-    def test_a_mapped_address(self, net: TwoHosts) -> None:
+    def test_ipv4_mapped_address(self, net: TwoHosts) -> None:
         error = failure(("::ffff:10.7.0.2", PORT))
         assert error.errno == errno.ENETUNREACH
         assert_explained(error.explanation, "route", errno.ENETUNREACH)
@@ -139,7 +139,7 @@ FAR = pytest.mark.parametrize(
 
 class TestRules:
     @FAR
-    def test_without_rules_the_main_table(self, two_ways: TwoHosts, dst: str, first: str, second: str) -> None:
+    def test_main_table_without_rules(self, two_ways: TwoHosts, dst: str, first: str, second: str) -> None:
         with an_id() as (channel, cmid):
             resolve(channel, cmid, (dst, PORT))
             assert (device_of(cmid), source_of(cmid)) == ("soft_va", first)
@@ -149,7 +149,7 @@ class TestRules:
 
     @FAR
     @pytest.mark.parametrize("selector", ["to {dst}", "ipproto udp dport 4791", "ipproto udp"])
-    def test_a_rule_for_all_sources(self, two_ways: TwoHosts, dst: str, first: str, second: str, selector: str) -> None:
+    def test_rule_for_all_sources(self, two_ways: TwoHosts, dst: str, first: str, second: str, selector: str) -> None:
         family = "-6" if ":" in dst else "-4"
         two_ways.a.ip(family, "rule", "add", *selector.format(dst=dst).split(), "lookup", "100")
         with an_id() as (channel, cmid):
@@ -162,9 +162,7 @@ class TestRules:
 
     @FAR
     @pytest.mark.parametrize("selector", ["ipproto udp dport 7471", "ipproto tcp dport 4791"])
-    def test_a_rule_for_other_traffic(
-        self, two_ways: TwoHosts, dst: str, first: str, second: str, selector: str
-    ) -> None:
+    def test_rule_for_other_traffic(self, two_ways: TwoHosts, dst: str, first: str, second: str, selector: str) -> None:
         family = "-6" if ":" in dst else "-4"
         two_ways.a.ip(family, "rule", "add", *selector.split(), "lookup", "100")
         with an_id() as (channel, cmid):
@@ -172,7 +170,7 @@ class TestRules:
             assert device_of(cmid) == "soft_va"
 
     @FAR
-    def test_a_rule_for_one_source(self, two_ways: TwoHosts, dst: str, first: str, second: str) -> None:
+    def test_rule_for_one_source(self, two_ways: TwoHosts, dst: str, first: str, second: str) -> None:
         family = "-6" if ":" in dst else "-4"
         two_ways.a.ip(family, "rule", "add", "from", second, "lookup", "100")
         for source, device in ((None, "soft_va"), (first, "soft_va"), (second, "soft_wa")):
@@ -182,7 +180,7 @@ class TestRules:
                 assert source_of(cmid) == (source or first)
 
     @FAR
-    def test_a_source_the_routes_do_not_suit(self, two_ways: TwoHosts, dst: str, first: str, second: str) -> None:
+    def test_source_without_a_matching_route(self, two_ways: TwoHosts, dst: str, first: str, second: str) -> None:
         two_ways.b.sysctl("net.ipv4.conf.all.arp_ignore", 1)  # answer for the interface's own addresses only
         # Bound to the second interface, out of which no route leads. IPv4 tries there all the same, in vain;
         # IPv6 goes by the first, where the source does not belong.

@@ -56,14 +56,14 @@ class TestSource:
                 assert route is not None
                 assert f"soft_{route.interface}" == device
 
-    def test_the_other_interface_is_explained(self, one_subnet: TwoHosts) -> None:
+    def test_explanation_names_the_other_interface(self, one_subnet: TwoHosts) -> None:
         with an_id() as (channel, cmid):
             resolve(channel, cmid, ("10.7.0.2", PORT), ("10.7.0.3", 0))
             rejected = {(c.device, c.source): c.rule for c in cmid.explain().candidates if not c.kept}
         assert rejected["soft_va", "10.7.0.1"] == "bound-device"
         assert rejected["soft_va", "fd07::1"] == "address-family"
 
-    def test_binding_takes_the_port(self, net: TwoHosts) -> None:
+    def test_bound_port_is_kept(self, net: TwoHosts) -> None:
         with an_id() as (channel, cmid):
             cmid.resolve_addr(("10.7.0.2", PORT), ("10.7.0.1", 4321))
             expect(channel, CmEventType.ADDR_RESOLVED)
@@ -72,7 +72,7 @@ class TestSource:
                 other.resolve_addr(("10.7.0.2", PORT), ("10.7.0.1", 4321))
             assert caught.value.errno == errno.EADDRINUSE
 
-    def test_a_second_address_of_the_interface(self, net: TwoHosts) -> None:
+    def test_secondary_address(self, net: TwoHosts) -> None:
         net.a.ip("address", "add", "10.7.0.11/24", "dev", "va")
         with an_id() as (channel, cmid):
             resolve(channel, cmid, ("10.7.0.2", PORT), ("10.7.0.11", 0))
@@ -80,7 +80,7 @@ class TestSource:
             assert cmid.route.sgid == gid_of("10.7.0.11")
             assert cmid.gid_index == row_index("soft_va", gid_of("10.7.0.11"))
 
-    def test_a_wildcard_source_leaves_the_choice(self, net: TwoHosts) -> None:
+    def test_wildcard_source_is_replaced_by_the_route(self, net: TwoHosts) -> None:
         with an_id() as (channel, cmid):
             cmid.bind_addr(("0.0.0.0", 4322))
             assert cmid.verbs is None
@@ -88,7 +88,7 @@ class TestSource:
             assert cmid.local_addr == ("10.7.0.1", 4322)
 
     @pytest.mark.parametrize(("dst", "src"), [("10.7.0.2", "10.7.0.200"), ("fd07::2", "fd07::200")])
-    def test_not_ours(self, net: TwoHosts, dst: str, src: str) -> None:
+    def test_foreign_source(self, net: TwoHosts, dst: str, src: str) -> None:
         error = failure((dst, PORT), (src, 0))
         assert error.errno == errno.EADDRNOTAVAIL
         assert src in str(error)
@@ -96,7 +96,7 @@ class TestSource:
         other = explain(dst, PORT, src_addr=(src, 0))
         assert other.errno_name == "EADDRNOTAVAIL"
 
-    def test_another_than_the_bound_one(self, net: TwoHosts) -> None:
+    def test_source_differs_from_the_bound_address(self, net: TwoHosts) -> None:
         net.a.ip("address", "add", "10.7.0.11/24", "dev", "va")
         with an_id() as (channel, cmid):
             cmid.bind_addr(("10.7.0.1", 0))
@@ -107,7 +107,7 @@ class TestSource:
                 assert cmid.state is State.ADDR_BOUND
             resolve(channel, cmid, ("10.7.0.2", PORT), ("10.7.0.1", cmid.src_port))
 
-    def test_of_another_family(self, net: TwoHosts) -> None:
+    def test_source_of_another_family(self, net: TwoHosts) -> None:
         assert failure(("10.7.0.2", PORT), ("fd07::1", 0)).errno == errno.EINVAL
         with an_id() as (_, cmid):
             cmid.bind_addr(("fd07::1", 0))
@@ -115,13 +115,13 @@ class TestSource:
                 cmid.resolve_addr(("10.7.0.2", PORT))
             assert caught.value.errno == errno.EINVAL
 
-    def test_the_routes_preference(self, net: TwoHosts) -> None:
+    def test_preferred_source_of_the_route(self, net: TwoHosts) -> None:
         net.a.ip_batch("address add 10.7.0.11/24 dev va", "route add 10.9.0.0/16 via 10.7.0.2 src 10.7.0.11")
         with an_id() as (channel, cmid):
             resolve(channel, cmid, ("10.9.9.9", PORT))
             assert source_of(cmid) == "10.7.0.11"
 
-    def test_a_preferred_source_on_the_loopback_has_no_device(self, net: TwoHosts) -> None:
+    def test_preferred_source_on_loopback_has_no_device(self, net: TwoHosts) -> None:
         net.a.ip_batch("address add 10.9.0.1/32 dev lo", "route add 10.9.9.0/24 via 10.7.0.2 src 10.9.0.1")
         with an_id() as (channel, cmid):
             cmid.resolve_addr(("10.9.9.9", PORT))
@@ -139,7 +139,7 @@ class TestSource:
             assert device_of(cmid) == "soft_va"
 
     @pytest.mark.parametrize("source", ["127.0.0.1", "127.1.2.3"])
-    def test_the_loopback_address_does_not_leave_the_host(self, net: TwoHosts, source: str) -> None:
+    def test_loopback_source_cannot_leave_the_host(self, net: TwoHosts, source: str) -> None:
         error = failure(("10.7.0.2", PORT), (source, 0))
         assert error.errno == errno.EINVAL
         assert f"source {source} cannot leave this host" in str(error.strerror)
@@ -150,7 +150,7 @@ class TestSource:
             event = expect(channel, CmEventType.ADDR_ERROR, -errno.ENODEV)
             assert "::1" in event.message
 
-    def test_an_interface_without_addresses(self, net: TwoHosts) -> None:
+    def test_interface_without_addresses(self, net: TwoHosts) -> None:
         # Routed by an interface that has no address: another interface's is taken, not one of the device.
         net.topology.link(net.a, "wa", net.b, "wb")
         net.a.ip("route", "add", "10.44.0.0/24", "dev", "wa")
@@ -161,7 +161,7 @@ class TestSource:
 
 
 class TestLinkLocal:
-    def test_by_name(self, net: TwoHosts) -> None:
+    def test_scope_by_name(self, net: TwoHosts) -> None:
         with an_id() as (channel, cmid):
             resolve(channel, cmid, (f"{net.vb.link_local}%va", PORT))
             assert cmid.local_addr == (net.va.link_local, cmid.src_port, 0, net.va.index)
@@ -169,7 +169,7 @@ class TestLinkLocal:
             assert cmid.route.sgid == gid_of(net.va.link_local)
             assert cmid.gid_index == row_index("soft_va", gid_of(net.va.link_local))
 
-    def test_by_number(self, net: TwoHosts) -> None:
+    def test_scope_by_number(self, net: TwoHosts) -> None:
         with an_id() as (channel, cmid):
             resolve(channel, cmid, (net.vb.link_local, PORT, 0, net.va.index))
             assert device_of(cmid) == "soft_va"
@@ -183,7 +183,7 @@ class TestLinkLocal:
             cmid.bind_addr((net.va.link_local, 0))
         assert caught.value.errno == errno.EINVAL
 
-    def test_the_bound_address_lends_its_scope(self, net: TwoHosts) -> None:
+    def test_scope_of_the_bound_address(self, net: TwoHosts) -> None:
         with an_id() as (channel, cmid):
             cmid.bind_addr((f"{net.va.link_local}%va", 0))
             assert device_of(cmid) == "soft_va"
@@ -191,7 +191,7 @@ class TestLinkLocal:
             assert cmid.peer_addr == (net.vb.link_local, PORT, 0, net.va.index)
 
     @pytest.mark.parametrize("scope", [9999, 0x80000000, 0xFFFFFFFF])
-    def test_an_interface_that_does_not_exist(self, net: TwoHosts, scope: int) -> None:
+    def test_unknown_interface(self, net: TwoHosts, scope: int) -> None:
         error = failure((net.vb.link_local, PORT, 0, scope))
         with socket(AF_INET6, SOCK_DGRAM) as sock:
             assert error.errno == errno.ENETUNREACH == sock.connect_ex((net.vb.link_local, PORT, 0, scope))
@@ -216,7 +216,7 @@ class TestLinkLocal:
                 assert device_of(cmid) == f"soft_{name}"
                 assert cmid.local_addr == ("fe80::a", cmid.src_port, 0, if_nametoindex(name))
 
-    def test_nobody_there(self, net: TwoHosts) -> None:
+    def test_no_neighbour(self, net: TwoHosts) -> None:
         with an_id() as (channel, cmid):
             cmid.resolve_addr(("fe80::dead%va", PORT), timeout_ms=50)
             expect(channel, CmEventType.ADDR_ERROR, -errno.ETIMEDOUT)
@@ -227,7 +227,7 @@ class TestLinkLocal:
 
 class TestThisHost:
     @pytest.mark.parametrize("dst", ["10.7.0.1", "fd07::1"])
-    def test_an_address_of_our_own(self, net: TwoHosts, dst: str) -> None:
+    def test_own_address(self, net: TwoHosts, dst: str) -> None:
         with an_id() as (channel, cmid):
             cmid.resolve_addr((dst, PORT))
             expect(channel, CmEventType.ADDR_RESOLVED, timeout=0)
@@ -244,7 +244,7 @@ class TestThisHost:
     @pytest.mark.parametrize(
         ("dst", "src"), [("10.7.0.1", "10.8.0.1"), ("10.7.0.1", "127.0.0.1"), ("fd07::1", "fd08::1")]
     )
-    def test_from_another_address_of_our_own(self, two_ways: TwoHosts, dst: str, src: str) -> None:
+    def test_own_address_from_another_own_address(self, two_ways: TwoHosts, dst: str, src: str) -> None:
         with an_id() as (channel, cmid):
             resolve(channel, cmid, (dst, PORT), (src, 0))
             assert source_of(cmid) == src
@@ -264,14 +264,14 @@ class TestThisHost:
             assert cmid.route.path_rec[0].mtu_bytes == 4096
 
     @pytest.mark.parametrize("dst", ["127.0.0.1", "127.0.0.5", "::1", "0.0.0.0", "::"])
-    def test_the_loopback_interface_is_down(self, dst: str) -> None:
+    def test_loopback_interface_is_down(self, dst: str) -> None:
         with Host(loopback=False) as host, host.enter():
             error = failure((dst, PORT))
             assert error.errno == errno.ENETUNREACH
             assert_explained(error.explanation, "route", errno.ENETUNREACH, "ip link set lo up")
             assert_agrees(error.explanation, "::1" if ":" in dst else "127.0.0.1")
 
-    def test_a_host_without_ipv6(self) -> None:
+    def test_host_without_ipv6(self) -> None:
         with Host() as host:
             host.sysctl("net.ipv6.conf.all.disable_ipv6", "1")
             with host.enter():
@@ -280,7 +280,7 @@ class TestThisHost:
                 explanation = assert_explained(error.explanation, "route", errno.ENETUNREACH, "disable_ipv6")
                 assert "lo has no address ::1" in explanation.message
 
-    def test_the_loopback_interface_was_taken_down(self, net: TwoHosts) -> None:
+    def test_loopback_interface_goes_down(self, net: TwoHosts) -> None:
         # The kernel keeps IPv4's routes to it then, though nothing passes any more; the device says so.
         net.a.ip("link", "set", "dev", "lo", "down")
         for dst in ("127.0.0.1", "127.0.0.5", "0.0.0.0"):
@@ -297,7 +297,7 @@ class TestThisHost:
         with an_id() as (channel, cmid):
             resolve(channel, cmid, ("10.7.0.1", PORT))
 
-    def test_no_network_at_all(self) -> None:
+    def test_no_interfaces(self) -> None:
         with Host() as host, host.enter():
             assert failure(("10.7.0.2", PORT)).errno == errno.ENETUNREACH
             with an_id() as (channel, cmid):
@@ -322,7 +322,7 @@ class TestMulticast:
             assert device_of(cmid) == "soft_va"
             assert cmid.explain().neighbour is None
 
-    def test_by_the_source_given(self, two_ways: TwoHosts) -> None:
+    def test_source_selects_the_interface(self, two_ways: TwoHosts) -> None:
         two_ways.a.ip_batch("route add 224.0.0.0/4 dev va", "route add 224.0.0.0/4 dev wa metric 10")
         for dst, sources in (("224.0.0.77", ("10.7.0.1", "10.8.0.1")), ("ff1e::77", ("fd07::1", "fd08::1"))):
             for source, device in zip(sources, ("soft_va", "soft_wa"), strict=True):

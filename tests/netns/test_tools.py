@@ -66,7 +66,7 @@ def test_cmtime_and_perf(net: TwoHosts) -> None:
             assert found["count"] == 64
 
 
-def test_a_host_that_is_not_there(net: TwoHosts) -> None:
+def test_unreachable_host(net: TwoHosts) -> None:
     done = net.a.python(["-m", "rdmacm", "rping", "-c", "-a", "10.7.0.77"], check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("rdmacm: neighbour 10.7.0.77:7174: 10.7.0.77 did not answer ")

@@ -54,16 +54,16 @@ def message(*endpoints: bytes) -> bytes:
 
 
 class TestRequest:
-    def test_addresses(self) -> None:
+    def test_resolve_by_address(self) -> None:
         sent = resolve_request(TID, source=SOURCE, destination=InetAddr(AF_INET6, inet_pton(AF_INET6, "fd00::2"), 7471))
         assert sent == header(160, opcode=1) + endpoint(1, 2, SOURCE.ip) + endpoint(
             2, 3, inet_pton(AF_INET6, "fd00::2")
         )
 
-    def test_an_answer_at_once(self) -> None:
+    def test_no_wait_flag(self) -> None:
         assert resolve_request(0, destination=SOURCE, nodelay=True)[16:] == endpoint(2 | 1 << 30, 2, SOURCE.ip)
 
-    def test_a_path(self) -> None:
+    def test_path_query(self) -> None:
         assert resolve_request(0, path=PATH)[16:] == endpoint(0, 0x10, PATH.pack())
 
     def test_a_transaction_id_has_64_bits(self) -> None:
@@ -71,13 +71,13 @@ class TestRequest:
             resolve_request(1 << 64, destination=SOURCE)
 
 
-class TestReply:
+class TestResponse:
     @little_endian
-    def test_a_daemons(self) -> None:
+    def test_captured_response(self) -> None:
         assert reply_size(SEEN[:16], TID) == 88
         assert decode_reply(SEEN, TID) == AcmReply(0, (PathData(PATH),))
 
-    def test_paths_and_the_source(self) -> None:
+    def test_paths_and_source_address(self) -> None:
         second = replace(PATH, sl=3)
         data = message(
             endpoint(PATH_FLAGS, 0x10, PATH.pack()),
@@ -91,14 +91,14 @@ class TestReply:
             InetAddr(AF_INET6, inet_pton(AF_INET6, "fd00::1")),
         )
 
-    def test_with_and_without_its_mark(self) -> None:
+    def test_primary_path_flag(self) -> None:
         assert decode_reply(header(16, opcode=0x01), TID) == decode_reply(header(16, opcode=0x81), TID) == AcmReply(0)
 
-    def test_a_refusal(self) -> None:
+    def test_error_status(self) -> None:
         assert decode_reply(header(16, status=AcmStatus.ESRCADDR), TID) == AcmReply(AcmStatus.ESRCADDR)
         assert decode_reply(header(88, status=200) + endpoint(PATH_FLAGS, 0x10, PATH.pack()), TID) == AcmReply(200)
 
-    def test_endpoints_of_no_known_type_are_passed_over(self) -> None:
+    def test_unknown_endpoint_types_are_ignored(self) -> None:
         assert decode_reply(message(endpoint(1, 1, b"name"), endpoint(1, 77, b"")), TID) == AcmReply(0)
 
     @for_each(
@@ -117,16 +117,16 @@ class TestReply:
             (header(16) + b"\0", "of 16 bytes has 17"),
         ],
     )
-    def test_what_is_none(self, data: bytes, match: str) -> None:
+    def test_malformed_response(self, data: bytes, match: str) -> None:
         with pytest.raises(WireError, match=match):
             decode_reply(data, TID)
 
-    def test_as_many_endpoints_as_a_message_may_have(self) -> None:
+    def test_maximum_number_of_endpoints(self) -> None:
         paths = decode_reply(message(*[endpoint(PATH_FLAGS, 0x10, PATH.pack())] * MAX_ENDPOINTS), TID).paths
         assert paths == (PathData(PATH),) * MAX_ENDPOINTS
 
     @given(st.binary(max_size=700))
-    def test_any_bytes(self, data: bytes) -> None:
+    def test_arbitrary_bytes(self, data: bytes) -> None:
         for call in (reply_size, decode_reply):
             try:
                 call(data, TID)
@@ -134,7 +134,7 @@ class TestReply:
                 continue
 
     @given(st.lists(st.binary(min_size=72, max_size=72), max_size=MAX_ENDPOINTS))
-    def test_any_endpoints(self, endpoints: list[bytes]) -> None:
+    def test_arbitrary_endpoints(self, endpoints: list[bytes]) -> None:
         data = message(*endpoints)
         assert reply_size(data[:HEADER_SIZE], TID) == len(data)
         decode_reply(data, TID)

@@ -44,7 +44,7 @@ from support.cm import GUIDS, PEER, PEER_GUID, SERVICE, Pair, Scripted, establis
 # -- times ------------------------------------------------------------------------------------------------------
 
 
-def test_times_are_the_specifications() -> None:
+def test_timeout_encodings() -> None:
     assert [seconds(x) for x in (0, 8, 16, 19, 20, 24)] == [0.001, 0.001, 0.256, 2.048, 4.096, 65.536]
     assert seconds(31) == seconds(24), "a stranger could ask for two hours"
     assert ack_timeout(15, 18) == 19
@@ -98,7 +98,7 @@ def test_the_passive_side_disconnects() -> None:
     assert pair.is_empty()
 
 
-def test_both_disconnect_at_once() -> None:
+def test_simultaneous_disconnect() -> None:
     pair, active, passive = established()
     pair.agents[0].disconnect(active, pair.now)
     pair.agents[1].disconnect(passive, pair.now)
@@ -109,7 +109,7 @@ def test_both_disconnect_at_once() -> None:
     assert pair.is_empty()
 
 
-def test_private_data_goes_along() -> None:
+def test_private_data_is_delivered() -> None:
     pair = Pair()
     pair.agents[1].listen(SERVICE)
     pair.handlers = {
@@ -124,7 +124,7 @@ def test_private_data_goes_along() -> None:
     assert [message.private_data.rstrip(b"\0") for _, message in pair.log] == [b"req", b"rep", b"rtu", b"dreq", b"drep"]
 
 
-def test_transaction_ids_go_round() -> None:
+def test_transaction_ids_of_a_handshake() -> None:
     peer = Scripted()
     peer.agent.listen(SERVICE)
     peer.say(request(local_comm_id=1), tid=0xABCDEF0123456789)
@@ -146,7 +146,7 @@ def test_transaction_ids_go_round() -> None:
     assert rtu == req != dreq
 
 
-def test_data_makes_up_for_a_lost_rtu() -> None:
+def test_data_replaces_a_lost_rtu() -> None:
     pair = Pair(fate=lambda message: [] if isinstance(message, RTU) else [0.001])
     pair.agents[1].listen(SERVICE)
     pair.connect()
@@ -159,7 +159,7 @@ def test_data_makes_up_for_a_lost_rtu() -> None:
     assert pair.sent() == ["0:REQ", "1:REP", "0:RTU"]
 
 
-def test_numbers_are_hard_to_guess_and_not_repeated() -> None:
+def test_communication_ids_are_random_and_unique() -> None:
     peer = Scripted()
     ids = [peer.agent.connect("peer", request(local_qpn=i), peer.now) for i in range(1000)]
     mads = [Mad.unpack(mad) for _, mad in peer.agent.mads_to_send()]
@@ -171,7 +171,7 @@ def test_numbers_are_hard_to_guess_and_not_repeated() -> None:
         assert max(numbers) > 1 << bits - 1
 
 
-def test_a_name_in_use_is_not_given_again() -> None:
+def test_communication_id_in_use_is_not_reused() -> None:
     class Stuck:
         def __init__(self) -> None:
             self.answers = [0, 5, 5, 1, 2, 5, 6, 3, 4]
@@ -179,14 +179,14 @@ def test_a_name_in_use_is_not_given_again() -> None:
         def getrandbits(self, k: int, /) -> int:
             return self.answers.pop(0) if k == 32 else 0
 
-    peer = Scripted()
-    peer.agent._random = Stuck()
+    numbers = Stuck()
+    peer = Scripted(numbers)
     assert peer.agent.connect("peer", request(), 0.0) == 5
-    peer.agent._random.answers = [0, 5, 5, 6, 1]
+    numbers.answers = [0, 5, 5, 6, 1]
     assert peer.agent.connect("peer", request(), 0.0) == 6
 
 
-def test_what_is_known_of_a_connection() -> None:
+def test_connection_attributes() -> None:
     pair, active, passive = established()
     ours, theirs = pair.agents[0].connection(active), pair.agents[1].connection(passive)
     assert ours is not None
@@ -199,7 +199,7 @@ def test_what_is_known_of_a_connection() -> None:
     assert (theirs.remote_comm_id, theirs.remote_guid, theirs.remote_qpn) == (active, GUIDS[0], 0x11)
 
 
-def test_timewait_is_of_the_peers_ack_delay_and_is_not_drawn_out() -> None:
+def test_timewait_follows_the_peers_ack_delay_and_is_not_extended() -> None:
     peer = Scripted()
     active = peer.agent.connect("peer", request(), peer.now)
     peer.say(reply(local_comm_id=PEER, remote_comm_id=active, target_ack_delay=20))
@@ -215,7 +215,7 @@ def test_timewait_is_of_the_peers_ack_delay_and_is_not_drawn_out() -> None:
     assert peer.agent.next_deadline() == over
 
 
-def test_a_reply_after_a_stale_rejection_is_too_late() -> None:
+def test_rep_after_a_stale_rejection_is_ignored() -> None:
     peer = Scripted()
     active = peer.agent.connect("peer", request(), peer.now)
     peer.say(REJ(0, active, MessageKind.REQ, RejectReason.STALE_CONN))
@@ -229,7 +229,7 @@ def test_a_reply_after_a_stale_rejection_is_too_late() -> None:
 # -- rejection ----------------------------------------------------------------------------------------------------
 
 
-def test_the_user_rejects_with_private_data() -> None:
+def test_reject_with_private_data() -> None:
     pair = Pair()
     pair.agents[1].listen(SERVICE)
     pair.handlers[ConnectRequest] = lambda p, i, e: p.agents[i].reject(e.comm_id, p.now, private_data=b"no thanks")
@@ -242,7 +242,7 @@ def test_the_user_rejects_with_private_data() -> None:
     assert pair.is_empty()
 
 
-def test_a_reason_with_information() -> None:
+def test_reject_with_additional_information() -> None:
     pair = Pair()
     pair.agents[1].listen(SERVICE)
     gid = bytes(range(16))
@@ -252,7 +252,7 @@ def test_a_reason_with_information() -> None:
     assert pair.events[0] == [Rejected(active, RejectReason.INVALID_GID, gid, bytes(REJ.PRIVATE_DATA))]
 
 
-def test_the_active_user_rejects_a_reply() -> None:
+def test_active_side_rejects_a_rep() -> None:
     pair = Pair()
     pair.agents[1].listen(SERVICE)
     pair.handlers[ConnectReply] = lambda p, i, e: p.agents[i].reject(e.comm_id, p.now)
@@ -265,7 +265,7 @@ def test_the_active_user_rejects_a_reply() -> None:
 
 
 @pytest.mark.parametrize("thinks", [False, True])
-def test_which_id_a_rejection_carries(thinks: bool) -> None:
+def test_communication_ids_of_a_rej(thinks: bool) -> None:
     peer = Scripted(mra_service_timeout=24 if thinks else None)
     peer.agent.listen(SERVICE)
     peer.say(request(local_comm_id=PEER))
@@ -276,7 +276,7 @@ def test_which_id_a_rejection_carries(thinks: bool) -> None:
     assert (rej.local_comm_id, rej.message_rejected) == (comm_id if thinks else 0, MessageKind.REQ)
 
 
-def test_nobody_listens() -> None:
+def test_no_listener() -> None:
     pair = Pair()
     active = pair.connect()
     pair.run()
@@ -311,7 +311,7 @@ def test_listeners() -> None:
 
 
 @pytest.mark.parametrize(("life", "interval"), [(16, 4.608), (18, 6.144)])
-def test_nobody_answers(life: int, interval: float) -> None:
+def test_req_is_never_answered(life: int, interval: float) -> None:
     peer = Scripted()
     start = peer.now
     active = peer.agent.connect("peer", request(), peer.now, packet_life_time=life)
@@ -330,7 +330,7 @@ def test_nobody_answers(life: int, interval: float) -> None:
     assert peer.agent.next_deadline() is None
 
 
-def test_retries_are_counted_as_the_message_says() -> None:
+def test_retry_limit_comes_from_the_req() -> None:
     peer = Scripted()
     peer.agent.connect("peer", request(max_cm_retries=2, remote_cm_response_timeout=16), peer.now)
     for _ in range(3):
@@ -339,7 +339,7 @@ def test_retries_are_counted_as_the_message_says() -> None:
     assert peer.now == pytest.approx(1000 + 3 * (2 * 0.256 + 0.256))
 
 
-def test_no_rtu_comes() -> None:
+def test_rtu_never_arrives() -> None:
     peer = Scripted()
     peer.agent.listen(SERVICE)
     peer.say(request(local_comm_id=PEER, local_ca_guid=PEER_GUID, max_cm_retries=3, local_cm_response_timeout=18))
@@ -354,7 +354,7 @@ def test_no_rtu_comes() -> None:
     assert peer.agent.events() == [TimewaitExit(comm_id, 0x22)]
 
 
-def test_a_peer_that_gave_up_ends_the_request() -> None:
+def test_req_timeout_rejection_ends_the_request() -> None:
     pair = Pair()
     pair.agents[1].listen(SERVICE)
     pair.handlers.clear()
@@ -372,7 +372,7 @@ def test_a_peer_that_gave_up_ends_the_request() -> None:
         pair.agents[1].accept(asked.comm_id, reply(), pair.now)
 
 
-def test_nobody_answers_a_dreq() -> None:
+def test_dreq_is_never_answered() -> None:
     pair, active, _ = established()
     pair.fate = lambda message: []
     started = pair.now
@@ -383,7 +383,7 @@ def test_nobody_answers_a_dreq() -> None:
     assert pair.times[0][1] - started == pytest.approx(16 * 4.608)
 
 
-def test_an_mra_buys_time_once_for_each_copy() -> None:
+def test_mra_extends_the_timeout_once_per_req() -> None:
     peer = Scripted()
     active = peer.agent.connect("peer", request(), peer.now, packet_life_time=16)
     for _ in range(5):
@@ -398,7 +398,7 @@ def test_an_mra_buys_time_once_for_each_copy() -> None:
     assert peer.agent.next_deadline() == pytest.approx(peer.now + 4.096 + 0.512)
 
 
-def test_a_slow_user_is_waited_for() -> None:
+def test_mra_is_sent_while_the_application_decides() -> None:
     pair = Pair()
     pair.agents[1].listen(SERVICE)
     accept = pair.handlers.pop(ConnectRequest)
@@ -412,7 +412,7 @@ def test_a_slow_user_is_waited_for() -> None:
     assert pair.kinds(1) == ["ConnectRequest", "Established"]
 
 
-def test_a_slow_user_on_the_active_side() -> None:
+def test_mra_is_sent_for_a_rep() -> None:
     pair = Pair()
     pair.agents[1].listen(SERVICE)
     ready = pair.handlers.pop(ConnectReply)
@@ -424,7 +424,7 @@ def test_a_slow_user_on_the_active_side() -> None:
     assert pair.kinds(1) == ["ConnectRequest", "Established"]
 
 
-def test_calls_that_cannot_be() -> None:
+def test_invalid_calls() -> None:
     pair, active, passive = established()
     agent = pair.agents[0]
     with pytest.raises(CmStateError, match=r"accept 0x[0-9a-f]{8}: not possible in state ESTABLISHED"):
@@ -447,7 +447,7 @@ def test_calls_that_cannot_be() -> None:
 
 
 @pytest.mark.parametrize("side", [0, 1])
-def test_destroying_is_quiet(side: int) -> None:
+def test_destroy_raises_no_event(side: int) -> None:
     pair, active, passive = established()
     before = len(pair.events[side])
     pair.agents[side].destroy((active, passive)[side], pair.now)
@@ -457,7 +457,7 @@ def test_destroying_is_quiet(side: int) -> None:
     assert pair.is_empty()
 
 
-def test_the_peer_is_told_although_nobody_waits_for_a_lost_dreq_to_go_out_again() -> None:
+def test_destroy_sends_dreq_without_retransmission() -> None:
     pair, active, _ = established()
     pair.agents[0].disconnect(active, pair.now)
     assert len(pair.agents[0].mads_to_send()) == 1  # and lost
@@ -470,7 +470,7 @@ def test_the_peer_is_told_although_nobody_waits_for_a_lost_dreq_to_go_out_again(
 # -- datagrams -----------------------------------------------------------------------------------------------------
 
 
-def test_a_datagram_service_is_found() -> None:
+def test_sidr_resolves_a_service() -> None:
     pair = Pair()
     pair.agents[1].listen(SERVICE)
     pair.handlers[SidrRequest] = lambda p, i, e: p.agents[i].sidr_reply(
@@ -488,7 +488,7 @@ def test_a_datagram_service_is_found() -> None:
 
 
 @pytest.mark.parametrize(("listens", "status"), [(False, SidrStatus.UNSUPPORTED), (True, SidrStatus.REJECT)])
-def test_a_datagram_service_is_not_found(listens: bool, status: SidrStatus) -> None:
+def test_sidr_unknown_service(listens: bool, status: SidrStatus) -> None:
     pair = Pair()
     if listens:
         pair.agents[1].listen(SERVICE)
@@ -501,7 +501,7 @@ def test_a_datagram_service_is_not_found(listens: bool, status: SidrStatus) -> N
     assert pair.is_empty()
 
 
-def test_nobody_answers_a_sidr_req() -> None:
+def test_sidr_req_is_never_answered() -> None:
     peer = Scripted()
     asked = peer.agent.sidr_request("peer", SIDR_REQ(SERVICE), peer.now)
     for _ in range(16):
@@ -513,7 +513,7 @@ def test_nobody_answers_a_sidr_req() -> None:
     assert len(peer.agent) == 0
 
 
-def test_a_copy_of_a_sidr_req_while_the_user_thinks() -> None:
+def test_duplicate_sidr_req_before_the_reply() -> None:
     peer = Scripted()
     peer.agent.listen(SERVICE, backlog=2)
     for path in ("peer", "peer", "other", "third"):
@@ -522,7 +522,7 @@ def test_a_copy_of_a_sidr_req_while_the_user_thinks() -> None:
     assert peer.agent.dropped == {DropReason.UNEXPECTED: 1, DropReason.BACKLOG: 1}
 
 
-def test_listeners_of_one_service_id_share_it_by_what_they_accept() -> None:
+def test_listeners_of_one_service_id_are_matched_by_address() -> None:
     agent = Agent(GUIDS[0], random.Random(1))
     mine = agent.listen(SERVICE, accepts=lambda request, path: request.local_qpn == 1)  # type: ignore[union-attr]
     other = agent.listen(SERVICE, accepts=lambda request, path: request.local_qpn == 2)  # type: ignore[union-attr]
@@ -542,7 +542,7 @@ def test_listeners_of_one_service_id_share_it_by_what_they_accept() -> None:
     assert answer.reason == RejectReason.CONSUMER_DEFINED
 
 
-def test_a_delivered_request_makes_room_in_the_backlog() -> None:
+def test_delivered_request_leaves_the_backlog() -> None:
     agent = Agent(GUIDS[0], random.Random(1))
     listener = agent.listen(SERVICE, backlog=1)
     for number in (1, 2):
@@ -559,7 +559,7 @@ def test_a_delivered_request_makes_room_in_the_backlog() -> None:
     assert listener.pending == 1
 
 
-def test_a_prefix_says_whose_a_communication_id_is() -> None:
+def test_communication_id_prefix_identifies_the_process() -> None:
     agent = Agent(1, random.Random(1), id_prefix=0x7E)
     ids = {agent.connect("peer", request(), 0.0) for _ in range(20)}
     assert len(ids) == 20

@@ -26,7 +26,7 @@ class Dictated:
 
 
 @pytest.mark.parametrize("name", ["rxe-rping-ipv4.pcap", "rxe-rping-ipv6.pcap"])
-def test_the_passive_side_sends_what_a_kernel_sends(name: str) -> None:
+def test_passive_side_matches_linux(name: str) -> None:
     wire = [data for _, _, data in captured(name)]
     req, rep, *_ = (opened(data) for data in wire)
     assert isinstance(req, REQ)
@@ -45,7 +45,7 @@ def test_the_passive_side_sends_what_a_kernel_sends(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["rxe-rping-ipv4.pcap", "rxe-rping-ipv6.pcap"])
-def test_the_active_side_sends_what_a_kernel_sends(name: str) -> None:
+def test_active_side_matches_linux(name: str) -> None:
     def but_tid(mad: bytes) -> bytes:
         return mad[:8] + mad[16:]
 
@@ -63,7 +63,7 @@ def test_the_active_side_sends_what_a_kernel_sends(name: str) -> None:
     assert agent.next_deadline() == seconds(19), "of the peer's ack delay and the packet life time"
 
 
-def test_refusals_are_a_kernels() -> None:
+def test_rejections_match_linux() -> None:
     for name in ("rxe-reject-nolistener.pcap", "rxe-udaddy-nolistener.pcap"):
         asked, refused = (data for _, _, data in captured(name))
         peer = Scripted()

@@ -48,7 +48,7 @@ def without_unclaimed(layout: Layout, data: bytes) -> bytes:
 
 
 @for_each("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_as_the_table_says(kind: Any) -> None:
+def test_generated_functions_match_the_layout_table(kind: Any) -> None:
     source = random.Random(kind.__name__)
     layout = kind.LAYOUT
     for _ in range(200):
@@ -71,6 +71,6 @@ def test_each_field_by_itself(kind: Any) -> None:
 
 @for_each("kind", KINDS, ids=lambda kind: kind.__name__)
 @for_each("by", [-1, 1])
-def test_another_length(kind: Any, by: int) -> None:
+def test_wrong_length(kind: Any, by: int) -> None:
     with pytest.raises(WireError, match=f"{kind.LAYOUT.size} bytes"):
         kind.unpack(bytes(kind.LAYOUT.size + by))

@@ -193,7 +193,7 @@ VECTORS: dict[str, tuple[str, int, Message]] = {
 
 
 @for_each("name", list(VECTORS))
-def test_a_vector_both_ways(name: str) -> None:
+def test_vectors_round_trip(name: str) -> None:
     text, tid, message = VECTORS[name]
     data = expand(text)
     mad = Mad.unpack(data)
@@ -202,7 +202,7 @@ def test_a_vector_both_ways(name: str) -> None:
     assert pack_message(message, tid) == data
 
 
-def test_the_req_vector_both_ways() -> None:
+def test_req_vector_round_trip() -> None:
     data = expand(REQ_PACKET)[28 + 20 : -4]
     assert data == mad_of(expand(REQ_PACKET))
     req = REQ(
@@ -272,7 +272,7 @@ def decode(packet: str) -> tuple[Mad, bytes]:
 
 
 @for_each("name", list(KERNEL_PACKETS))
-def test_a_kernel_packet_goes_back_to_its_bytes(name: str) -> None:
+def test_linux_packets_round_trip(name: str) -> None:
     mad, data = decode(KERNEL_PACKETS[name])
     message = unpack_message(mad)
     assert type(message).__name__ == name.split(maxsplit=1)[0]
@@ -292,7 +292,7 @@ def kernel_req(name: str) -> REQ:
         ("REQ IPv6", 0x12, 0x0D82C5, 0x1569C5EE, ("fd00::1", "fd00::2"), 46524, 0x61EF3),
     ],
 )
-def test_a_kernel_req(
+def test_linux_req_fields(
     name: str, qpn: int, psn: int, comm_id: int, ends: tuple[str, str], port: int, label: int | None
 ) -> None:
     req = kernel_req(name)
@@ -324,7 +324,7 @@ def test_a_kernel_req(
     assert (req.transport_service_type, req.alternate) == (TransportServiceType.RC, Path())
 
 
-def test_a_kernel_rep_rej_and_sidr() -> None:
+def test_linux_rep_rej_and_sidr_fields() -> None:
     assert unpack_message(decode(KERNEL_PACKETS["REP"])[0]) == REP(
         local_comm_id=0xFEBDBA4A,
         remote_comm_id=0x55667788,
@@ -364,7 +364,7 @@ CAPTURED = {
 
 
 @for_each("name", list(CAPTURED))
-def test_a_capture(name: str) -> None:
+def test_captured_handshakes(name: str) -> None:
     messages = []
     for _, _, data in mads(name):
         mad = Mad.unpack(data)
@@ -379,7 +379,7 @@ def of(name: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", ["rxe-rping-ipv4.pcap", "rxe-rping-ipv6.pcap", "rxe-cm-retry.pcap"])
-def test_ids_and_numbers_go_round_in_a_capture(name: str) -> None:
+def test_communication_ids_and_qpns_in_captures(name: str) -> None:
     req, *_, rep, rtu, dreq, drep = of(name)
     assert rep.remote_comm_id == req.local_comm_id
     assert (rtu.local_comm_id, rtu.remote_comm_id) == (req.local_comm_id, rep.local_comm_id)
@@ -393,7 +393,7 @@ def test_ids_and_numbers_go_round_in_a_capture(name: str) -> None:
     assert len(set(tids)) == 1, "Linux makes them of the comm id, so the active side's DREQ repeats the REQ's"
 
 
-def test_repeated_reqs_are_the_same_bytes() -> None:
+def test_retransmitted_reqs_are_identical() -> None:
     requests = [(when, data) for when, _, data in mads("rxe-cm-retry.pcap")][:3]
     assert len({data for _, data in requests}) == 1
     for (before, _), (after, _) in pairwise(requests):
@@ -415,7 +415,7 @@ def test_rejections_in_captures() -> None:
     )
 
 
-def test_datagram_lookups_in_captures() -> None:
+def test_sidr_in_captures() -> None:
     request, reply = of("rxe-udaddy.pcap")
     assert (reply.request_id, reply.service_id) == (request.request_id, request.service_id)
     assert (reply.status, reply.qpn, reply.q_key) == (SidrStatus.SUCCESS, 21, 0x01234567)
@@ -452,7 +452,7 @@ def values(kind: type[Any]) -> st.SearchStrategy[Any]:
 
 
 @for_each("kind", MESSAGES, ids=lambda kind: kind.__name__)
-def test_what_is_packed_unpacks(kind: type[Message]) -> None:
+def test_messages_round_trip(kind: type[Message]) -> None:
     @given(values(kind), st.integers(0, (1 << 64) - 1))
     def check(message: Message, tid: int) -> None:
         data = pack_message(message, tid)
@@ -482,7 +482,7 @@ def test_no_two_fields_share_a_bit(kind: type[Message]) -> None:
 
 
 @given(st.integers(0, 0x20), st.binary(min_size=232, max_size=232), st.integers(0, 3), st.integers(0, 3))
-def test_bytes_from_strangers(attribute: int, data: bytes, version: int, method: int) -> None:
+def test_arbitrary_bytes_with_valid_header(attribute: int, data: bytes, version: int, method: int) -> None:
     mad = Mad(7, version, method, attribute, 1, data=data, attribute_modifier=version)
     try:
         message = unpack_message(mad)
@@ -514,12 +514,12 @@ def test_arbitrary_bytes(data: bytes) -> None:
 @pytest.mark.parametrize(
     "mad", [Mad(3, 2, 3, 0x10, 1), Mad(7, 1, 3, 0x10, 1), Mad(7, 2, 1, 0x10, 1), Mad(7, 2, 3, 9, 1)]
 )
-def test_what_is_no_message(mad: Mad) -> None:
+def test_unknown_attribute_ids(mad: Mad) -> None:
     with pytest.raises(WireError):
         unpack_message(mad)
 
 
-def test_what_cannot_be_packed() -> None:
+def test_fields_out_of_range() -> None:
     with pytest.raises(ValueError, match=r"REQ\.local_qpn 16777216 is outside"):
         pack_message(REQ(1, Path(), local_qpn=1 << 24), 1)
     with pytest.raises(ValueError, match=r"Path\.local_ack_timeout 32"):
@@ -532,7 +532,7 @@ def test_what_cannot_be_packed() -> None:
         Layout(20, [Bits("number", 0, 0, 8), Bytes("gid", 4, 16)]).pack(type("M", (), {"number": 1, "gid": b"x"})())
 
 
-def test_pieces_of_the_vendor_id() -> None:
+def test_vendor_id_is_split_as_in_the_specification() -> None:
     rep = pack_message(REP(vendor_id=0x123456, attr_mod=0xABCDEF01), 1)
     assert (rep[24 + 15], rep[24 + 19], rep[24 + 23]) == (0x12, 0x34, 0x56)
     assert rep[20:24] == expand("abcdef01")
@@ -540,7 +540,7 @@ def test_pieces_of_the_vendor_id() -> None:
     assert (sidr[24 + 6], sidr[24 + 7], sidr[24 + 11]) == (0x12, 0x34, 0x56)
 
 
-def test_capacities() -> None:
+def test_private_data_lengths() -> None:
     assert {kind.__name__: kind.PRIVATE_DATA for kind in MESSAGES} == {
         "REQ": 92, "MRA": 222, "REJ": 148, "REP": 196, "RTU": 224, "DREQ": 220, "DREP": 224,
         "SIDR_REQ": 216, "SIDR_REP": 136, "LAP": 168, "APR": 148,
@@ -555,7 +555,7 @@ def test_capacities() -> None:
         user_capacity(MRA, AF_INET)
 
 
-def test_the_header_in_private_data() -> None:
+def test_ip_header_in_private_data() -> None:
     there, back = parse_address(("fe80::1", 7471, 0, 2)), parse_address(("fe80::2", 1))
     assert isinstance(there, InetAddr)
     assert isinstance(back, InetAddr)
@@ -573,7 +573,7 @@ def test_the_header_in_private_data() -> None:
         PrivateDataHeader(16, 1, bytes(16), bytes(16)).pack()
 
 
-def test_headers_that_are_none() -> None:
+def test_malformed_ip_headers() -> None:
     ib = PrivateDataHeader.unpack(expand("00 15 0001{32}"))
     assert (ib.version, ib.ip_version, ib.family) == (0, 1, None)
     assert PrivateDataHeader.unpack(expand("10 40 0001{32}")).version == 0x10

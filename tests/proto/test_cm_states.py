@@ -86,7 +86,7 @@ HEEDED: dict[CmTrigger, dict[CmState, CmState]] = {
 
 
 @for_each("state", list(S), ids=lambda s: s.name)
-def test_each_input_in_each_state(state: CmState) -> None:
+def test_each_trigger_in_each_state(state: CmState) -> None:
     row = TRANSITIONS[state]
     assert set(row) >= MESSAGES, "a message that is dropped is dropped on purpose"
     for what in MESSAGES:
@@ -99,7 +99,7 @@ def test_each_input_in_each_state(state: CmState) -> None:
     assert (I.STALE in row) == (state is S.ESTABLISHED)
 
 
-def test_the_tables_are_whole() -> None:
+def test_tables_are_complete() -> None:
     assert set(TRANSITIONS) == set(S)
     assert set(I) == CALLS | INTERNAL | MESSAGES
     assert set(HEEDED) == MESSAGES
@@ -123,7 +123,7 @@ def test_every_state_can_be_reached_and_left() -> None:
         assert S.IDLE in reached(state)
 
 
-def test_repeating_goes_with_a_timer() -> None:
+def test_retransmission_starts_a_timer() -> None:
     starts = {
         Action.SEND_REQ,
         Action.SEND_REP,
@@ -282,7 +282,7 @@ def check(world: World, state: CmState, want: tuple[CmState, list[str], list[str
 
 @for_each("what", sorted(MESSAGES - {I.REP_STALE}, key=str), ids=str)
 @for_each(("state", "is_active"), ROLES, ids=lambda v: v.name if isinstance(v, CmState) else str(v))
-def test_messages_do_what_the_table_says(state: CmState, is_active: bool, what: CmTrigger) -> None:
+def test_messages_follow_the_table(state: CmState, is_active: bool, what: CmTrigger) -> None:
     world = World(state, is_active)
     want = expected(state, what)
     if (what is I.REP and not is_active) or (what is I.REQ and is_active and state is not S.IDLE):
@@ -307,7 +307,7 @@ def test_messages_do_what_the_table_says(state: CmState, is_active: bool, what: 
 
 @for_each("what", sorted(CALLS - {I.CONNECT, I.RESOLVE, I.ALLOW_MRA}, key=str), ids=str)
 @for_each(("state", "is_active"), ROLES, ids=lambda v: v.name if isinstance(v, CmState) else str(v))
-def test_calls_do_what_the_table_says(state: CmState, is_active: bool, what: CmTrigger) -> None:
+def test_calls_follow_the_table(state: CmState, is_active: bool, what: CmTrigger) -> None:
     world = World(state, is_active)
     if state in ALLOWED[what] or what is I.DESTROY:
         world.call(what)
@@ -319,7 +319,7 @@ def test_calls_do_what_the_table_says(state: CmState, is_active: bool, what: CmT
 
 @for_each("exhausted", [False, True])
 @for_each(("state", "is_active"), ROLES, ids=lambda v: v.name if isinstance(v, CmState) else str(v))
-def test_timers_do_what_the_table_says(state: CmState, is_active: bool, exhausted: bool) -> None:
+def test_timers_follow_the_table(state: CmState, is_active: bool, exhausted: bool) -> None:
     world = World(state, is_active)
     if state in RETRYING:
         assert world.connection is not None
@@ -338,7 +338,7 @@ def test_timers_do_what_the_table_says(state: CmState, is_active: bool, exhauste
 
 
 @for_each(("state", "is_active"), ROLES, ids=lambda v: v.name if isinstance(v, CmState) else str(v))
-def test_a_queue_pair_named_twice(state: CmState, is_active: bool) -> None:
+def test_req_naming_a_connected_qp(state: CmState, is_active: bool) -> None:
     world = World(state, is_active)
     world.peer.say(request(local_comm_id=PEER + 1, local_ca_guid=PEER_GUID, local_qpn=PEER_QPN))
     if state in NO_REMOTE | {S.IDLE, S.TIMEWAIT}:
@@ -355,7 +355,7 @@ def test_a_queue_pair_named_twice(state: CmState, is_active: bool) -> None:
 
 
 @pytest.mark.parametrize("state", [S.REQ_SENT, S.MRA_REQ_RCVD])
-def test_a_rep_with_a_queue_pair_in_use(state: CmState) -> None:
+def test_rep_naming_a_connected_qp(state: CmState) -> None:
     world = World(S.ESTABLISHED, True)
     old, world.comm_id = world.comm_id, world.agent.connect("peer", request(local_qpn=0x12), world.peer.now)
     if state is S.MRA_REQ_RCVD:

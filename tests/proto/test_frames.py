@@ -39,7 +39,7 @@ words = st.integers(0, 0xFFFF)
 
 
 @given(addresses, words, words, st.binary(max_size=70), words, st.integers(0, 255), st.integers(0, 255))
-def test_any_datagram(
+def test_arbitrary_datagrams(
     pair: tuple[bytes, bytes], sport: int, dport: int, payload: bytes, identification: int, ttl: int, tos: int
 ) -> None:
     source, destination = pair
@@ -65,14 +65,14 @@ def test_any_datagram(
 
 
 @pytest.mark.parametrize(("source", "destination"), [V4, V6])
-def test_a_checksum_that_comes_to_zero(source: bytes, destination: bytes) -> None:
+def test_zero_checksum_is_sent_as_ffff(source: bytes, destination: bytes) -> None:
     frame = udp_frame(source, destination, 1, 2, bytes(2))
     # The payload that brings the sum to all ones, so that its complement is 0.
     checksum = frame[-4:-2]
     assert udp_frame(source, destination, 1, 2, checksum)[-4:-2] == b"\xff\xff"
 
 
-def test_linux_would_have_sent_the_same() -> None:
+def test_frames_match_linux() -> None:
     compared = 0
     for path in sorted(CAPTURES.glob("*.pcap")):
         for _, frame in frames(path):
@@ -95,7 +95,7 @@ def test_linux_would_have_sent_the_same() -> None:
 
 
 @pytest.mark.parametrize(("pair", "most"), [(V4, 65507), (V6, 65527)])
-def test_the_longest_there_is(pair: tuple[bytes, bytes], most: int) -> None:
+def test_maximum_datagram(pair: tuple[bytes, bytes], most: int) -> None:
     found = datagram(udp_frame(*pair, 1, 2, bytes(most))[14:])
     assert found is not None
     assert len(found.payload) == most
@@ -104,12 +104,12 @@ def test_the_longest_there_is(pair: tuple[bytes, bytes], most: int) -> None:
 
 
 @pytest.mark.parametrize("pair", [(V4[0], V6[0]), (b"", b""), (b"12345", b"12345")])
-def test_addresses_of_no_family(pair: tuple[bytes, bytes]) -> None:
+def test_invalid_addresses(pair: tuple[bytes, bytes]) -> None:
     with pytest.raises(WireError):
         udp_frame(*pair, 1, 2, b"")
 
 
-def test_hardware_addresses() -> None:
+def test_mac_addresses() -> None:
     assert hardware_address(bytes([239, 129, 2, 3])) == bytes.fromhex("01005e010203")
     assert hardware_address(bytes.fromhex("ff0e") + bytes(10) + b"abcd") == b"\x33\x33abcd"
     unicast = [*V4, *V6, V6[0][:7] + b"\x01" + V6[0][8:]]

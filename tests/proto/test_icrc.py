@@ -62,7 +62,7 @@ def any_flow(draw: st.DrawFn, sizes: tuple[int, ...] = (4, 16)) -> tuple[bytes, 
 
 class TestVectors:
     @vectors
-    def test_by_the_book(self, vector: Vector) -> None:
+    def test_matches_the_bitwise_definition(self, vector: Vector) -> None:
         assert by_the_book(vector.data[:-4]) == vector.icrc
 
     @vectors
@@ -80,7 +80,7 @@ class TestVectors:
         assert flow_of(vector).solve([vector.datagram.payload]) == vector.datagram.identification
 
     @vectors
-    def test_every_bit_counts(self, vector: Vector) -> None:
+    def test_every_bit_is_covered(self, vector: Vector) -> None:
         flow = flow_of(vector)
         for bit in range(8 * min(len(vector.datagram.payload), 60)):
             data = bytearray(vector.datagram.payload)
@@ -92,7 +92,7 @@ class TestVectors:
                 assert not flow.check([data], vector.datagram.identification)
 
 
-def test_the_worked_example() -> None:
+def test_specification_example() -> None:
     crc = zlib.crc32(
         expand("{8}").replace(b"\0", b"\xff")
         + expand("45ff0034 12344000 ff11ffff c0000201 c0000202")
@@ -107,7 +107,7 @@ def test_the_worked_example() -> None:
 
 
 @given(any_flow(), ids, bodies_of_any_length, st.data())
-def test_as_by_the_book_in_any_pieces(
+def test_any_segmentation_matches_the_bitwise_definition(
     flow: tuple[bytes, bytes, int], identification: int, body: bytes, data: st.DataObject
 ) -> None:
     source, destination, sport = flow
@@ -124,7 +124,7 @@ def test_as_by_the_book_in_any_pieces(
 
 
 @given(any_flow(), bodies, ids)
-def test_start_is_for_loops(flow: tuple[bytes, bytes, int], body: bytes, identification: int) -> None:
+def test_precomputed_start_value(flow: tuple[bytes, bytes, int], body: bytes, identification: int) -> None:
     body = body[:4] + b"\0" + body[5:]
     sealer = Icrc(*flow)
     start = sealer.start(len(body) + 4, identification)
@@ -133,7 +133,7 @@ def test_start_is_for_loops(flow: tuple[bytes, bytes, int], body: bytes, identif
 
 class TestSolve:
     @given(any_flow((4,)), bodies, ids, ids)
-    def test_whatever_the_guess(
+    def test_any_ip_identification_is_found(
         self, flow: tuple[bytes, bytes, int], body: bytes, identification: int, guess: int
     ) -> None:
         sealer = Icrc(*flow)
@@ -141,7 +141,7 @@ class TestSolve:
         assert sealer.solve([data], guess) == identification
 
     @given(any_flow((4,)), bodies, ids, st.data())
-    def test_a_damaged_bit_is_found(
+    def test_single_bit_errors_are_detected(
         self, flow: tuple[bytes, bytes, int], body: bytes, identification: int, data: st.DataObject
     ) -> None:
         sealer = Icrc(*flow)
@@ -158,7 +158,7 @@ class TestSolve:
         for identification in (0, 1, 0x1234, 0x8000, 0xFFFF):
             assert sealer.solve([body, sealer.seal([body], identification)]) == identification
 
-    def test_damage_that_is_not_found_is_one_in_65536(self) -> None:
+    def test_undetected_damage_is_one_in_65536(self) -> None:
         sealer = Icrc(bytes([10, 0, 0, 1]), bytes([10, 0, 0, 2]), 49152)
         body = bytes(20)
         passed = sum(
@@ -166,7 +166,7 @@ class TestSolve:
         )
         assert passed < 10
 
-    def test_a_train(self) -> None:
+    def test_identifications_of_a_train(self) -> None:
         """Segment i of one send has identification i."""
         sealer = Icrc(bytes([10, 0, 0, 1]), bytes([10, 0, 0, 2]), 49152)
         for i in range(64):
@@ -181,52 +181,54 @@ class TestSolve:
         data = bytes(65507)
         for size in range(16, 65507, 509):
             sealer.solve([data[:size]])
+        # Tables of the module: their size shows in nothing but memory.
         assert len(icrc._COARSE) <= 512
         assert len(icrc._FINE) <= 128
         assert max(icrc._LENGTHS4) <= icrc._Lengths.KEEP
 
 
-class TestWhatIsNoPacket:
+class TestInvalidPackets:
     flows = for_each("size", [4, 16])
 
     @flows
     @for_each("length", [*range(16), 65536, 70000])
-    def test_of_an_impossible_length(self, size: int, length: int) -> None:
+    def test_impossible_length(self, size: int, length: int) -> None:
         sealer = Icrc(bytes(size), bytes(size), 1)
         assert not sealer.check([bytes(length)])
         assert sealer.solve([bytes(length)]) is None
 
     @flows
     @for_each("length", [*range(12), 65536, 70000])
-    def test_there_is_nothing_to_seal(self, size: int, length: int) -> None:
+    def test_impossible_length_is_not_sealed(self, size: int, length: int) -> None:
         sealer = Icrc(bytes(size), bytes(size), 1)
         with pytest.raises(WireError, match=f"no packet has {length + 4} bytes after its UDP header"):
             sealer.seal([bytes(length)])
 
     @flows
-    def test_nothing(self, size: int) -> None:
+    def test_no_segments(self, size: int) -> None:
         sealer = Icrc(bytes(size), bytes(size), 1)
         assert not sealer.check([])
         assert sealer.solve([]) is None
 
     @flows
     @given(data=st.binary(max_size=80))
-    def test_any_bytes(self, size: int, data: bytes) -> None:
+    def test_arbitrary_bytes(self, size: int, data: bytes) -> None:
         sealer = Icrc(bytes(size), bytes(size), 1)
         sealer.check([data])
         sealer.solve([data])
 
     @pytest.mark.parametrize(("source", "destination"), [(4, 16), (0, 0), (5, 5)])
-    def test_addresses(self, source: int, destination: int) -> None:
+    def test_invalid_address_lengths(self, source: int, destination: int) -> None:
         with pytest.raises(ValueError, match="4 or 16 bytes"):
             Icrc(bytes(source), bytes(destination), 1)
 
 
 class TestCrc32:
-    def test_is_zlibs(self) -> None:
+    def test_matches_zlib(self) -> None:
         assert icrc.crc32(b"123456789", 0) == 0xCBF43926
         assert icrc.crc32(memoryview(b"6789"), zlib.crc32(b"12345")) == 0xCBF43926
 
     def test_without_zlib_ng(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "zlib_ng", None)
+        # The choice is made at import, which is over.
         assert icrc._find_crc32() is zlib.crc32

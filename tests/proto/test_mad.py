@@ -33,7 +33,7 @@ MADS = st.builds(
 )
 
 
-def test_a_header_field_by_field() -> None:
+def test_header_fields() -> None:
     mad = Mad.unpack(GET_RESP)
     assert mad.mgmt_class == MgmtClass.SUBN_ADM
     assert mad.class_version == 2
@@ -46,13 +46,13 @@ def test_a_header_field_by_field() -> None:
     assert mad.pack() == GET_RESP
 
 
-def test_every_byte_of_the_header_has_its_place() -> None:
+def test_every_header_byte_round_trips() -> None:
     mad = Mad(0x81, 3, 0x86, 0x1213, 0x08090A0B0C0D0E0F, 0x0405, 0x0607, 0x14151617, bytes(DATA_SIZE))
     assert mad.pack()[:24] == expand("01810386 04050607 08090a0b0c0d0e0f 12130000 14151617")
 
 
 @given(MADS)
-def test_what_is_packed_unpacks(mad: Mad) -> None:
+def test_round_trip(mad: Mad) -> None:
     packed = mad.pack()
     assert len(packed) == MAD_SIZE
     assert Mad.unpack(packed) == mad
@@ -60,7 +60,7 @@ def test_what_is_packed_unpacks(mad: Mad) -> None:
 
 
 @given(st.binary(max_size=300) | st.binary(min_size=MAD_SIZE, max_size=MAD_SIZE))
-def test_bytes_from_strangers(data: bytes) -> None:
+def test_arbitrary_bytes(data: bytes) -> None:
     try:
         mad = Mad.unpack(data)
     except WireError:
@@ -72,12 +72,12 @@ def test_bytes_from_strangers(data: bytes) -> None:
 
 
 @for_each("size", [0, 23, 24, 255, 257])
-def test_other_lengths_are_no_mads(size: int) -> None:
+def test_wrong_length(size: int) -> None:
     with pytest.raises(WireError, match="256"):
         Mad.unpack(b"\x01" * size)
 
 
-def test_what_cannot_be_sent() -> None:
+def test_fields_out_of_range() -> None:
     with pytest.raises(ValueError, match="232"):
         Mad(7, 2, 3, 0x10, 1, data=b"").pack()
     with pytest.raises(ValueError, match="range"):

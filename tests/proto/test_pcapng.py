@@ -68,6 +68,6 @@ def test_enhanced_packet(frame: bytes, time: int, direction: Direction, comment:
     assert found == ({1: text} if comment else {})
 
 
-def test_an_option_that_does_not_fit() -> None:
+def test_option_too_long() -> None:
     with pytest.raises(WireError):
         enhanced_packet(b"", 0, comment="x" * 65536)

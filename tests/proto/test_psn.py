@@ -48,7 +48,7 @@ def test_difference_undoes_add(start: int, count: int) -> None:
 
 
 @given(psns, psns)
-def test_one_is_after_the_other_or_they_are_the_same(a: int, b: int) -> None:
+def test_comparison_is_a_strict_order(a: int, b: int) -> None:
     assert psn.after(a, b) + psn.before(a, b) + (a == b) == 1
     if (a - b) % (1 << 24) != HALF:
         assert psn.after(a, b) is psn.before(b, a)

@@ -50,7 +50,7 @@ def test_every_operation_at_every_size(size: int) -> None:
     assert not pair.memory[1].keys, "the key was revoked"
 
 
-def test_scattered_buffers() -> None:
+def test_gather_and_scatter() -> None:
     pair = Pair()
     pieces = [b"a" * 100, b"", b"b" * 300, b"c" * 5]
     inbox = [bytearray(1), bytearray(399), bytearray(50)]
@@ -100,7 +100,7 @@ def test_selective_signalling_and_order() -> None:
     assert statuses(pair.done[1]) == [(n, "SUCCESS") for n in range(20)]
 
 
-def test_a_fence_waits_for_reads() -> None:
+def test_fence_waits_for_outstanding_reads() -> None:
     pair = Pair()
     answer = bytearray(5000)
     pair.ends[0].post_send(SendWork(1, WROpcode.RDMA_READ, [view(answer)], remote_addr=BASE, rkey=RKEY))
@@ -111,7 +111,7 @@ def test_a_fence_waits_for_reads() -> None:
     assert statuses(pair.done[0]) == [(1, "SUCCESS"), (2, "SUCCESS")]
 
 
-def test_reads_are_limited() -> None:
+def test_outstanding_reads_are_limited() -> None:
     pair = Pair(max_rd_atomic=2)
     answers = [bytearray(10) for _ in range(6)]
     for number, answer in enumerate(answers):
@@ -132,7 +132,7 @@ def test_reads_are_limited() -> None:
         (send(1, b"x", WROpcode.SEND_WITH_INV, invalidate_rkey=77), WCStatus.REM_ACCESS_ERR),
     ],
 )
-def test_what_is_refused_touches_nothing_and_ends_the_connection(work: SendWork, status: WCStatus) -> None:
+def test_refused_requests_change_no_memory_and_end_the_connection(work: SendWork, status: WCStatus) -> None:
     pair = Pair()
     before = bytes(pair.memory[1].bytes)
     for number in range(3):
@@ -153,7 +153,7 @@ def test_what_is_refused_touches_nothing_and_ends_the_connection(work: SendWork,
 
 
 @pytest.mark.parametrize("missing", [AccessFlag.REMOTE_WRITE, AccessFlag.REMOTE_READ, AccessFlag.REMOTE_ATOMIC])
-def test_permission_of_the_connection(missing: AccessFlag) -> None:
+def test_qp_access_flags(missing: AccessFlag) -> None:
     pair = Pair(access=ALL & ~missing)
     opcode = {
         AccessFlag.REMOTE_WRITE: WROpcode.RDMA_WRITE,
@@ -165,7 +165,7 @@ def test_permission_of_the_connection(missing: AccessFlag) -> None:
     assert statuses(pair.done[0]) == [(1, "REM_INV_REQ_ERR")]
 
 
-def test_nobody_is_ready_to_receive_yet() -> None:
+def test_rnr_nak_is_retried() -> None:
     pair = Pair(min_rnr_timer=14)
     pair.ends[0].post_send(send(1, b"patience"))
     for _ in range(20):
@@ -178,7 +178,7 @@ def test_nobody_is_ready_to_receive_yet() -> None:
     assert bytes(inbox[:8]) == b"patience"
 
 
-def test_patience_ends() -> None:
+def test_rnr_retries_run_out() -> None:
     pair = Pair(min_rnr_timer=14, rnr_retry=3)
     pair.ends[0].post_send(send(1, b"x"))
     pair.run()
@@ -187,7 +187,7 @@ def test_patience_ends() -> None:
     assert pair.now == pytest.approx(3 * 0.00128, abs=0.001)
 
 
-def test_silence_ends_the_connection_in_time() -> None:
+def test_transport_retries_run_out() -> None:
     pair = Pair(loss=1.0, retry_cnt=4)
     pair.ends[0].post_send(send(1, b"x"))
     pair.ends[0].post_send(send(2, b"y"))
@@ -196,7 +196,7 @@ def test_silence_ends_the_connection_in_time() -> None:
     assert pair.now == pytest.approx(5 * 0.01)
 
 
-def test_a_timeout_of_zero_waits_for_ever() -> None:
+def test_timeout_zero_never_expires() -> None:
     pair = Pair(loss=1.0, timeout=0)
     pair.ends[0].post_send(send(1, b"x"))
     pair.run()
@@ -277,11 +277,11 @@ def transfer(seed: int, loss: float, twice: float, late: float, train: int = 0) 
 
 
 @for_each("seed", range(150))
-def test_a_bad_network_delivers_everything_once(seed: int) -> None:
+def test_lossy_network_delivers_everything_once(seed: int) -> None:
     transfer(seed, loss=0.1, twice=0.05, late=0.1, train=TRAIN if seed % 2 else 0)
 
 
-def test_a_seed_replays_byte_for_byte() -> None:
+def test_same_seed_replays_the_same_packets() -> None:
     assert transfer(5, 0.2, 0.1, 0.2).sent == transfer(5, 0.2, 0.1, 0.2).sent
 
 
@@ -290,7 +290,7 @@ def opcodes(pair: Pair, source: int) -> list[int]:
 
 
 @for_each("index", range(5))
-def test_a_lost_packet_is_missed_before_the_timeout(index: int) -> None:
+def test_lost_packet_is_reported_by_nak_before_the_timeout(index: int) -> None:
     pair = Pair(timeout=10)
     pair.lost = {index}
     inbox = bytearray(2000)
@@ -304,7 +304,7 @@ def test_a_lost_packet_is_missed_before_the_timeout(index: int) -> None:
     assert opcodes(pair, 1).count(0x11) == 2, "one NAK, however many packets follow the gap, and one ACK"
 
 
-def test_a_lost_last_packet_takes_the_timeout() -> None:
+def test_lost_last_packet_is_resent_after_the_timeout() -> None:
     pair = Pair(timeout=0.5)
     pair.lost = {5}
     pair.ends[1].post_recv(RecvWork(1, [view(bytes(2000))]))
@@ -315,7 +315,7 @@ def test_a_lost_last_packet_takes_the_timeout() -> None:
 
 
 @pytest.mark.parametrize("index", range(1, 5))
-def test_a_lost_part_of_a_read_is_asked_for_again_from_there(index: int) -> None:
+def test_lost_read_response_is_requested_again_from_the_gap(index: int) -> None:
     pair = Pair(timeout=10)
     pair.lost = {index}  # packet 0 is the request, 1 to 6 are the answer
     answer = bytearray(1500)
@@ -330,7 +330,7 @@ def test_a_lost_part_of_a_read_is_asked_for_again_from_there(index: int) -> None
     assert (address, length) == (BASE + (index - 1) * 256, 1500 - (index - 1) * 256)
 
 
-def test_a_lost_answer_is_missed_when_later_work_is_acknowledged() -> None:
+def test_lost_response_is_detected_by_a_later_ack() -> None:
     pair = Pair(timeout=10, retry_cnt=2)
     answer = bytearray(8)
     pair.ends[0].post_send(
@@ -349,7 +349,7 @@ def psn_of(packet: bytes) -> int:
     return int.from_bytes(packet[9:12], "big")
 
 
-def test_answers_to_what_was_never_asked() -> None:
+def test_unsolicited_responses_are_dropped() -> None:
     pair = Pair()
     end = pair.ends[0]
     end.post_send(send(1, b"x"))
@@ -360,7 +360,7 @@ def test_answers_to_what_was_never_asked() -> None:
     assert end.dropped == {"answer": 4}
 
 
-def test_an_answer_of_another_kind_or_size() -> None:
+def test_response_of_wrong_kind_or_size() -> None:
     pair = Pair()
     end = pair.ends[0]
     end.post_send(SendWork(1, WROpcode.RDMA_READ, [view(bytes(600))], remote_addr=BASE, rkey=RKEY))
@@ -372,7 +372,7 @@ def test_an_answer_of_another_kind_or_size() -> None:
     assert statuses(end.completions()) == [(1, "BAD_RESP_ERR")]
 
 
-def test_acknowledgements_are_joined() -> None:
+def test_acks_are_coalesced() -> None:
     pair = Pair()
     for number in range(50):
         pair.ends[0].post_send(send(number, b"x", WROpcode.RDMA_WRITE, remote_addr=BASE, rkey=RKEY))
@@ -384,7 +384,7 @@ def test_acknowledgements_are_joined() -> None:
 
 
 @pytest.mark.parametrize(("mtu", "after_loss"), [(256, 128), (1024, 128), (4096, 64)])
-def test_no_more_than_a_window_is_under_way(mtu: int, after_loss: int) -> None:
+def test_packets_in_flight_are_limited_to_the_window(mtu: int, after_loss: int) -> None:
     pair = Pair(path_mtu=mtu, size=1 << 20)
     end = pair.ends[0]
     end.post_send(send(1, bytes(1 << 20), WROpcode.RDMA_WRITE, remote_addr=BASE, rkey=RKEY))
@@ -401,7 +401,7 @@ BODIES = st.binary(max_size=300)
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 255), st.integers(-3, 3), st.integers(0, 255), BODIES), max_size=12))
-def test_whatever_a_peer_sends_does_no_harm(packets: list[tuple[int, int, int, bytes]]) -> None:
+def test_arbitrary_packets_do_not_raise(packets: list[tuple[int, int, int, bytes]]) -> None:
     pair = Pair(access=ALL)
     end = pair.ends[1]
     region = pair.memory[1]
@@ -423,7 +423,7 @@ def test_whatever_a_peer_sends_does_no_harm(packets: list[tuple[int, int, int, b
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 1000), st.integers(0, 400), st.integers(0, 7))
-def test_a_flipped_bit_that_slips_through_does_not_raise(seed: int, where: int, bit: int) -> None:
+def test_undetected_bit_errors_do_not_raise(seed: int, where: int, bit: int) -> None:
     pair = Pair(seed)
     pair.ends[1].post_recv(RecvWork(1, [view(bytes(4000))]))
     pair.ends[0].post_send(send(1, bytes(1000)))
@@ -438,7 +438,7 @@ def test_a_flipped_bit_that_slips_through_does_not_raise(seed: int, where: int, 
             break
 
 
-def test_every_packet_is_what_the_codec_would_write() -> None:
+def test_every_packet_matches_the_codec() -> None:
     for seed in range(20):
         for _, data in transfer(seed, 0.1, 0.05, 0.1).sent:
             packet = RocePacket.unpack(memoryview(data))

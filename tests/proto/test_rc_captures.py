@@ -98,7 +98,7 @@ def reaches(request: bytes, psn: int) -> bool:
 
 
 @for_each("name", list(NAMES))
-def test_we_answer_as_the_kernel_did(name: str) -> None:
+def test_responses_match_linux(name: str) -> None:
     compared = 0
     for connection in connections(CAPTURES / name):
         if not connection.answers:

@@ -40,7 +40,7 @@ from support.rc import (
 from support.rows import for_each
 
 
-def test_what_is_still_to_be_answered_is_bounded() -> None:
+def test_pending_responses_are_bounded() -> None:
     memory = Region()
     engine = receiver(memory, max_dest_rd_atomic=4)
     psn, rng = PSN, random.Random(8)
@@ -80,7 +80,7 @@ def test_what_is_still_to_be_answered_is_bounded() -> None:
         (READ, -1, reth(8), 0),
     ],
 )
-def test_what_may_be_asked_again(opcode: int, ahead: int, body: bytes, count: int) -> None:
+def test_duplicate_requests(opcode: int, ahead: int, body: bytes, count: int) -> None:
     memory = Region()
     engine = receiver(memory)
     assert give(engine, packet(READ, reth(600))) == 1
@@ -95,7 +95,7 @@ def test_what_may_be_asked_again(opcode: int, ahead: int, body: bytes, count: in
     assert memory.bytes[:8] == (1).to_bytes(8, sys.byteorder)
 
 
-def test_impatient_repetitions_take_each_others_place() -> None:
+def test_repeated_duplicates_replace_each_other() -> None:
     engine = receiver()
     give(engine, packet(READ, reth(600)))
     assert len(answers(engine)) == 3
@@ -105,7 +105,7 @@ def test_impatient_repetitions_take_each_others_place() -> None:
     assert [p[0] for p in answers(engine)] == [0x0E, 0x0F]
 
 
-def test_one_wait_for_a_receive_at_a_time() -> None:
+def test_one_rnr_nak_at_a_time() -> None:
     pair = Pair(rnr_retry=1)
     for number in range(2):
         pair.ends[0].post_send(send(number, b"x"))
@@ -124,7 +124,7 @@ def test_one_wait_for_a_receive_at_a_time() -> None:
     assert statuses(pair.ends[0].completions()) == [(0, "RNR_RETRY_EXC_ERR"), (1, "WR_FLUSH_ERR")]
 
 
-def test_every_gap_is_reported_once() -> None:
+def test_each_gap_is_reported_once() -> None:
     engine = receiver()
     for first, second in [(0, 2), (1, 4)]:
         assert give(engine, packet(WRITE_ONLY, reth(0), psn=PSN + first, ask=False)) == 1
@@ -136,7 +136,7 @@ def test_every_gap_is_reported_once() -> None:
         assert answers(engine) == []
 
 
-def test_a_gap_is_reported_after_one_that_a_train_has_filled() -> None:
+def test_new_gap_is_reported_after_a_filled_one() -> None:
     engine = receiver()
     assert give(engine, packet(WRITE_FIRST, reth(2000) + bytes(256), ask=False)) == 1
     give(engine, packet(WRITE_MIDDLE, bytes(256), psn=PSN + 3, ask=False))
@@ -150,7 +150,7 @@ def test_a_gap_is_reported_after_one_that_a_train_has_filled() -> None:
     assert syndromes(engine) == [(ACK, 0x60)]
 
 
-def test_a_read_that_is_answered_acknowledges_what_was_before_it() -> None:
+def test_read_response_acknowledges_earlier_requests() -> None:
     pair = Pair(timeout=10)
     pair.ends[0].post_send(send(1, b"x", WROpcode.RDMA_WRITE, remote_addr=BASE, rkey=RKEY))
     pair.ends[0].post_send(SendWork(2, WROpcode.RDMA_READ, [view(bytes(600))], remote_addr=BASE, rkey=RKEY))
@@ -161,7 +161,7 @@ def test_a_read_that_is_answered_acknowledges_what_was_before_it() -> None:
     assert pair.now < 0.01
 
 
-def test_memory_is_not_held_on_to_between_packets() -> None:
+def test_regions_are_not_held_between_packets() -> None:
     memory = Region()
     engine = receiver(memory)
     assert give(engine, packet(WRITE_FIRST, reth(2000) + bytes(256), ask=False)) == 1
@@ -169,7 +169,7 @@ def test_memory_is_not_held_on_to_between_packets() -> None:
     memory.bytes.append(0)  # BufferError where there is still a view of it
 
 
-def test_a_packet_for_somebody_else_is_not_looked_into() -> None:
+def test_packet_for_another_qpn_is_ignored() -> None:
     engine = receiver()
     data = bytearray(packet(SEND_ONLY, b"x") + bytes(4))
     data[7] = 0x99
@@ -177,7 +177,7 @@ def test_a_packet_for_somebody_else_is_not_looked_into() -> None:
     assert engine.dropped == {"qpn": 1}
 
 
-def test_a_gap_is_reported_though_old_packets_come_again() -> None:
+def test_gap_is_reported_despite_duplicates() -> None:
     engine = receiver()
     give(engine, packet(WRITE_ONLY, reth(0)))
     give(engine, packet(WRITE_ONLY, reth(0), psn=PSN + 2))
@@ -193,7 +193,7 @@ RAW = st.binary(max_size=400)
 @example(bytes(65507), 1)
 @example(bytes(65507), 0)
 @example(bytes(20000), 4112)
-def test_garbage_is_counted(data: bytes, segment: int) -> None:
+def test_malformed_packets_are_counted(data: bytes, segment: int) -> None:
     pair = Pair()
     pair.ends[0].post_send(SendWork(1, WROpcode.RDMA_READ, [view(bytes(2000))], remote_addr=BASE, rkey=RKEY))
     pair.wanted(0)
@@ -210,7 +210,7 @@ BODIES = st.one_of(st.just(bytes(240)), st.just(reth(600) + bytes(240)), st.bina
     st.lists(st.tuples(st.integers(0, 0x1F), st.integers(-2, 2), st.integers(0, 255), BODIES), max_size=12),
     st.booleans(),
 )
-def test_trains_of_anything_do_no_harm(parts: list[tuple[int, int, int, bytes]], ours: bool) -> None:
+def test_arbitrary_trains_do_not_raise(parts: list[tuple[int, int, int, bytes]], ours: bool) -> None:
     pair = Pair(path_mtu=256)
     end = pair.ends[0]
     inbox = view(bytes(700))

@@ -109,14 +109,14 @@ def to_the_general_way(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @for_each("seed", range(60))
-def test_the_short_way_does_what_the_general_one_does(seed: int) -> None:
+def test_fast_path_matches_the_general_path(seed: int) -> None:
     short = transcript(seed, general=False)
     with pytest.MonkeyPatch.context() as patch:
         to_the_general_way(patch)
         assert short == transcript(seed, general=True)
 
 
-def test_a_message_of_one_packet_goes_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_packet_messages_take_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """And so is what the other test compares."""
     taken = []
     short = ("try_single_packet", "try_receive", "try_acknowledge_all", "try_send_only", "try_write_only")
@@ -135,7 +135,7 @@ def test_a_message_of_one_packet_goes_the_short_way(monkeypatch: pytest.MonkeyPa
 @for_each("opcode", [WROpcode.SEND, WROpcode.RDMA_WRITE])
 @for_each("solicited", [False, True])
 @for_each("size", range(1, 9))
-def test_what_is_packed_by_hand_is_what_the_headers_say(opcode: WROpcode, solicited: bool, size: int) -> None:
+def test_fast_path_packets_match_the_codec(opcode: WROpcode, solicited: bool, size: int) -> None:
     flow = Icrc(A, B, 50000)
     sender, receiver = RcEngine(0x10203, Region()), RcEngine(0x30201, Region())
     for end, other in ((sender, receiver), (receiver, sender)):

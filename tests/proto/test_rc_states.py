@@ -41,7 +41,7 @@ from support.rows import for_each
 # -- states -------------------------------------------------------------------------------------------
 
 
-def test_init_takes_receives_and_nothing_else() -> None:
+def test_init_accepts_receives_only() -> None:
     engine = RcEngine(QPN, Region())
     connect(engine, 1)
     engine.post_recv(RecvWork(1, [view(bytes(8))]))
@@ -86,7 +86,7 @@ def test_rtr_serves_requests_and_ignores_responses() -> None:
     assert statuses(engine.completions()) == [(1, "SUCCESS")]
 
 
-def test_completions_say_whose_they_are() -> None:
+def test_completions_carry_the_qp_number() -> None:
     pair = Pair()
     pair.ends[1].post_recv(RecvWork(1, [view(bytes(8))]))
     pair.ends[0].post_send(send(2, b"x"))
@@ -97,7 +97,7 @@ def test_completions_say_whose_they_are() -> None:
     assert [c.qp_num for c in pair.done[0] + pair.ends[0].completions()] == [0x11, 0x11]
 
 
-def test_flushed_in_order_and_then_silent() -> None:
+def test_error_state_flushes_in_order_and_sends_nothing() -> None:
     pair = Pair(max_rd_atomic=1)
     end = pair.ends[0]
     for number in range(3):
@@ -119,7 +119,7 @@ def test_flushed_in_order_and_then_silent() -> None:
     assert statuses(end.completions()) == [(20, "WR_FLUSH_ERR")]
 
 
-def test_what_refuses_is_still_said_after_a_flush() -> None:
+def test_pending_nak_is_sent_after_the_error_state() -> None:
     engine = receiver()
     give(engine, packet(WRITE_ONLY, reth(4, rkey=9) + b"nope"))
     assert engine.failed
@@ -127,7 +127,7 @@ def test_what_refuses_is_still_said_after_a_flush() -> None:
     assert syndromes(engine) == [(ACK, 0x62)]
 
 
-def test_a_shared_receive_queue() -> None:
+def test_shared_receive_queue() -> None:
     queue = [RecvWork(n, [view(bytes(600))]) for n in range(2)]
     taken = list(queue)
     engine = RcEngine(QPN, Region(), lambda: queue.pop(0) if queue else None)
@@ -167,7 +167,7 @@ def test_sqd_finishes_the_message_in_progress() -> None:
     assert statuses(pair.done[0]) == [(n, "SUCCESS") for n in (1, 2, 3)]
 
 
-def test_sqd_serves_the_peer() -> None:
+def test_sqd_answers_requests() -> None:
     pair = Pair()
     pair.ends[0].pause()
     assert pair.ends[0].drained
@@ -176,7 +176,7 @@ def test_sqd_serves_the_peer() -> None:
     assert statuses(pair.done[1]) == [(1, "SUCCESS")]
 
 
-def test_access_changes_while_it_runs() -> None:
+def test_access_flags_change_in_rts() -> None:
     pair = Pair(access=ALL & ~AccessFlag.REMOTE_WRITE)
     pair.ends[1].set_access(ALL & ~AccessFlag.REMOTE_READ)
     pair.ends[0].post_send(send(1, b"x", WROpcode.RDMA_WRITE, remote_addr=BASE, rkey=RKEY))
@@ -185,7 +185,7 @@ def test_access_changes_while_it_runs() -> None:
     assert statuses(pair.done[0]) == [(1, "SUCCESS"), (2, "REM_INV_REQ_ERR")]
 
 
-def test_the_rnr_timer_changes_while_it_runs() -> None:
+def test_rnr_timer_changes_in_rts() -> None:
     engine = receiver(min_rnr_timer=1)
     engine.set_min_rnr_timer(20)
     give(engine, packet(SEND_ONLY, b"x"))
@@ -209,7 +209,7 @@ def test_the_rnr_timer_changes_while_it_runs() -> None:
         (0xFFFF, 0x0000, 0),
     ],
 )
-def test_partitions(ours: int, theirs: int, accepted: int) -> None:
+def test_pkey_matching(ours: int, theirs: int, accepted: int) -> None:
     engine = receiver(pkey=ours)
     engine.post_recv(RecvWork(1, [view(bytes(8))]))
     assert give(engine, packet(SEND_ONLY, b"x", pkey=theirs)) == accepted
@@ -229,7 +229,7 @@ def test_partitions(ours: int, theirs: int, accepted: int) -> None:
         (11, 0x00, "sequence"),
     ],
 )
-def test_why_a_packet_is_dropped(place: int, value: int, reason: str) -> None:
+def test_drop_reasons(place: int, value: int, reason: str) -> None:
     engine = receiver()
     data = bytearray(packet(SEND_ONLY, bytes(24)))
     data[place] = value
@@ -239,7 +239,7 @@ def test_why_a_packet_is_dropped(place: int, value: int, reason: str) -> None:
     assert engine.dropped == {reason: 1}
 
 
-def test_congestion_bits_do_not_matter() -> None:
+def test_congestion_bits_are_ignored() -> None:
     engine = receiver()
     engine.post_recv(RecvWork(1, [view(bytes(8))]))
     data = bytearray(packet(SEND_ONLY, b"x"))
@@ -256,13 +256,13 @@ def test_padding_is_not_part_of_the_headers() -> None:
 
 
 @for_each("size", [0, 1, 11, 12, 15])
-def test_a_packet_that_is_none(size: int) -> None:
+def test_malformed_packet(size: int) -> None:
     engine = receiver()
     assert engine.received(memoryview(bytes(size)), 0, 0.0) == 0
     assert engine.dropped.total() == (1 if size else 0)
 
 
-def test_a_late_acknowledgement_takes_nothing_back() -> None:
+def test_late_ack_does_not_move_backwards() -> None:
     pair = Pair()
     end = pair.ends[0]
     for number in range(4):
@@ -278,7 +278,7 @@ def test_a_late_acknowledgement_takes_nothing_back() -> None:
     assert end.drained
 
 
-def test_answers_of_a_reserved_kind() -> None:
+def test_reserved_aeth_types() -> None:
     pair = Pair()
     pair.ends[0].post_send(send(1, b"x"))
     pair.wanted(0)

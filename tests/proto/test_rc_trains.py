@@ -70,7 +70,7 @@ def requests(sent: list[tuple[int, bytes]]) -> list[bytes]:
 
 @for_each("ipv6", [False, True])
 @for_each("mtu", [256, 1024, 4096])
-def test_a_train_is_the_same_packets_with_icrcs_of_their_own(mtu: int, ipv6: bool) -> None:
+def test_train_is_the_same_packets_with_an_icrc_each(mtu: int, ipv6: bool) -> None:
     alone, _ = exchange(0, mtu=mtu, ipv6=ipv6)
     joined, datagrams = exchange(TRAIN, mtu=mtu, ipv6=ipv6)  # every ICRC is checked on the way
     # An answer may acknowledge more at a time, so that the window is filled elsewhere; what is asked is the same.
@@ -78,7 +78,7 @@ def test_a_train_is_the_same_packets_with_icrcs_of_their_own(mtu: int, ipv6: boo
     assert len(datagrams) < len(joined) / (5 if mtu < 4096 else 3)
 
 
-def test_a_train_is_what_the_kernel_can_cut() -> None:
+def test_train_fits_udp_segmentation() -> None:
     _, datagrams = exchange(TRAIN)
     for datagram in datagrams:
         buffers, segment = datagram
@@ -90,7 +90,7 @@ def test_a_train_is_what_the_kernel_can_cut() -> None:
         assert len(cuts) == 1 or 0 < len(cuts[-1]) <= segment
 
 
-def test_small_messages_of_a_size_are_one_train() -> None:
+def test_equal_small_messages_form_one_train() -> None:
     pair = Pair(train=TRAIN)
     for number in range(40):
         pair.ends[0].post_send(send(number, bytes(64)))
@@ -100,7 +100,7 @@ def test_small_messages_of_a_size_are_one_train() -> None:
     assert [len(packet) for packet in packets(datagram)] == [80] * 40 + [36]
 
 
-def test_a_train_of_many_small_pieces_is_not_too_many_for_one_call() -> None:
+def test_train_stays_within_iov_max() -> None:
     pair = Pair(train=TRAIN)
     for number in range(100):
         pair.ends[0].post_send(SendWork(number, WROpcode.SEND, cut(bytes(64), 2)))
@@ -108,7 +108,7 @@ def test_a_train_of_many_small_pieces_is_not_too_many_for_one_call() -> None:
         assert len(buffers) <= 1024
 
 
-def test_trains_may_become_shorter_and_cease() -> None:
+def test_train_length_follows_the_limit() -> None:
     pair = Pair(size=1 << 18, path_mtu=1024)
     pair.ends[0].post_send(send(1, DATA, WROpcode.RDMA_WRITE, remote_addr=BASE, rkey=RKEY))
     longest = []
@@ -136,7 +136,7 @@ def one_train(pair: Pair) -> tuple[bytearray, int, int]:
 
 @for_each("broken", [0, 1, 7, 19])
 @for_each("place", [4, 9, 13, 900, 1039])
-def test_one_corrupted_packet_of_a_train_is_one_lost_packet(broken: int, place: int) -> None:
+def test_corrupted_packet_of_a_train_is_one_lost_packet(broken: int, place: int) -> None:
     pair = Pair(size=1 << 18, path_mtu=1024)
     data, segment, before = one_train(pair)
     data[broken * segment + place] ^= 0x10
@@ -176,7 +176,7 @@ def reseal(flow: Icrc, data: bytearray, segment: int, identifications: list[int]
         random.Random(3).sample(range(1 << 16), 20),
     ],
 )
-def test_identifications_of_all_kinds_are_found(identifications: list[int]) -> None:
+def test_ip_identifications_of_a_train_are_found(identifications: list[int]) -> None:
     pair = Pair(size=1 << 18, path_mtu=1024)
     data, segment, before = one_train(pair)
     data = data[: 20 * segment]
@@ -186,7 +186,7 @@ def test_identifications_of_all_kinds_are_found(identifications: list[int]) -> N
     assert pair.memory[1].bytes[:end] == DATA[:end]
 
 
-def test_a_train_of_different_connections_packets_harms_nobody() -> None:
+def test_train_with_packets_of_several_connections() -> None:
     pair = Pair(size=1 << 18, path_mtu=1024)
     data, segment, _ = one_train(pair)
     data[5 * segment + 7] = 0x77  # another queue pair's
@@ -216,7 +216,7 @@ def cut_into(buffer: bytearray) -> list[memoryview]:
     return [whole[:40_000], whole[40_000:40_000], whole[40_000:40_003], whole[40_003:]]
 
 
-def test_a_long_read_is_asked_for_in_parts_of_half_a_window() -> None:
+def test_long_read_is_requested_in_half_windows() -> None:
     pair = Pair(train=TRAIN, size=1 << 20, path_mtu=4096)
     answer = bytearray(1 << 20)
     pair.memory[1].bytes[:] = random.Random(9).randbytes(1 << 20)
@@ -234,9 +234,7 @@ def test_a_long_read_is_asked_for_in_parts_of_half_a_window() -> None:
 
 
 @pytest.mark.parametrize("opcode", [WROpcode.RDMA_WRITE, WROpcode.SEND, WROpcode.RDMA_READ])
-def test_the_middle_of_a_message_is_not_handled_packet_by_packet(
-    opcode: WROpcode, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_middle_packets_are_processed_as_a_run(opcode: WROpcode, monkeypatch: pytest.MonkeyPatch) -> None:
     single = 0
 
     def counted(half: ModuleType) -> None:
@@ -260,7 +258,7 @@ def test_the_middle_of_a_message_is_not_handled_packet_by_packet(
     assert single <= 2, "but for one that left with the longer packet before it"
 
 
-def test_few_packets_of_a_long_message_ask_for_an_acknowledgement() -> None:
+def test_long_message_requests_few_acks() -> None:
     pair = Pair(train=TRAIN, size=1 << 20, path_mtu=4096)
     pair.ends[0].post_send(send(1, bytes(1 << 20), WROpcode.RDMA_WRITE, remote_addr=BASE, rkey=RKEY))
     pair.run()

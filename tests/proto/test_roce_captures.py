@@ -42,7 +42,7 @@ def flow_of(datagram: Datagram) -> Icrc:
 
 
 @files
-def test_every_packet(path: Path) -> None:
+def test_every_packet_round_trips(path: Path) -> None:
     found = packets(path)
     assert found
     for datagram, data, identification in found:
@@ -57,7 +57,7 @@ def test_every_packet(path: Path) -> None:
 
 
 @files
-def test_what_the_kernel_never_does(path: Path) -> None:
+def test_linux_never_sets_reserved_fields(path: Path) -> None:
     for _, data, _ in packets(path):
         packet = RocePacket.unpack(data[:-4])
         bth = packet.bth
@@ -85,14 +85,14 @@ def test_the_captures_have_most_opcodes() -> None:
     assert set(Opcode) - seen == send_with_immediate | newer | invalidate | unconnected | rest
 
 
-def test_there_are_identifications_to_find() -> None:
+def test_captures_have_nonzero_ip_identifications() -> None:
     found = {identification for path in FILES for _, _, identification in packets(path)}
     assert len(found) > 300
     assert {0, 1} <= found
 
 
 @files
-def test_the_reader_leaves_nothing_out(path: Path) -> None:
+def test_capture_reader_skips_nothing(path: Path) -> None:
     assert all(len(frame) >= 14 for _, frame in frames(path))
 
 
@@ -107,7 +107,7 @@ def scapy() -> Any:
 class TestScapy:
     """An implementation by others, where it is installed."""
 
-    def test_it_reads_what_we_read(self, scapy: Any) -> None:
+    def test_headers_match_scapy(self, scapy: Any) -> None:
         for vector in VECTORS:
             theirs, ours = scapy(vector.data), RocePacket.unpack(vector.body).bth
             assert (theirs.opcode, theirs.solicited, theirs.migreq, theirs.padcount, theirs.version, theirs.pkey) == (
@@ -117,7 +117,7 @@ class TestScapy:
                 *(ours.fecn, ours.becn, ours.dest_qpn, ours.ack_req, ours.psn),
             ), vector.name
 
-    def test_it_computes_what_we_compute(self, scapy: Any) -> None:
+    def test_icrc_matches_scapy(self, scapy: Any) -> None:
         for vector in VECTORS:
             theirs = scapy(vector.data)
             theirs.icrc = None

@@ -92,26 +92,26 @@ def any_packet(draw: st.DrawFn) -> RocePacket:
 class TestVectors:
     @vectors
     @for_each("kind", [bytes, bytearray, memoryview])
-    def test_decoded(self, vector: Vector, kind: Callable[[bytes], bytes]) -> None:
+    def test_unpack(self, vector: Vector, kind: Callable[[bytes], bytes]) -> None:
         packet = RocePacket.unpack(kind(vector.body))
         assert packet == vector.packet
         assert isinstance(packet.payload, memoryview)
 
     @vectors
-    def test_encoded(self, vector: Vector) -> None:
+    def test_pack(self, vector: Vector) -> None:
         assert vector.packet.pack() == vector.body
         assert RocePacket.unpack(vector.body).pack() == vector.body
 
     @vectors
-    def test_a_look_at_it(self, vector: Vector) -> None:
+    def test_peek_returns_the_bth_fields(self, vector: Vector) -> None:
         bth = vector.packet.bth
         assert peek(vector.body) == (bth.opcode, bth.pad_cnt, bth.dest_qpn, bth.ack_req, bth.psn)
 
     @vectors
-    def test_its_payload_is_padded_to_words(self, vector: Vector) -> None:
+    def test_pad_count_matches_the_payload(self, vector: Vector) -> None:
         assert vector.packet.bth.pad_cnt == pad_count(len(vector.packet.payload))
 
-    def test_the_payload_is_not_copied(self) -> None:
+    def test_payload_is_not_copied(self) -> None:
         data = bytearray(VECTORS[0].body)
         payload = RocePacket.unpack(data).payload
         data[12:17] = b"HELLO"
@@ -120,7 +120,7 @@ class TestVectors:
 
 class TestPacket:
     @given(any_packet())
-    def test_it_comes_back(self, packet: RocePacket) -> None:
+    def test_packets_round_trip(self, packet: RocePacket) -> None:
         data = packet.pack()
         again = RocePacket.unpack(data)
         assert again == packet
@@ -130,14 +130,14 @@ class TestPacket:
 
     @given(st.binary(max_size=80))
     @example(b"")
-    def test_any_bytes(self, data: bytes) -> None:
+    def test_arbitrary_bytes(self, data: bytes) -> None:
         with contextlib.suppress(WireError):
             packet = RocePacket.unpack(data)
             pad = packet.bth.pad_cnt
             assert packet.pack()[: len(data) - pad] == data[: len(data) - pad]
 
     @given(st.sampled_from(VECTORS), st.data())
-    def test_a_packet_with_damage(self, vector: Vector, data: st.DataObject) -> None:
+    def test_damaged_packets(self, vector: Vector, data: st.DataObject) -> None:
         body = bytearray(vector.body)
         for _ in range(data.draw(st.integers(1, 3))):
             body[data.draw(st.integers(0, min(len(body), 44) - 1))] = data.draw(bits(8))
@@ -148,7 +148,7 @@ class TestPacket:
             peek(body)
 
     @vectors
-    def test_cut_short(self, vector: Vector) -> None:
+    def test_truncated_packets(self, vector: Vector) -> None:
         shortest = HEADER_LENGTH[vector.packet.bth.opcode] + vector.packet.bth.pad_cnt
         for size in range(shortest):
             with pytest.raises(WireError):
@@ -156,20 +156,20 @@ class TestPacket:
         RocePacket.unpack(vector.body[:shortest])
 
     @for_each("opcode", sorted(set(range(256)) - set(Opcode)))
-    def test_an_opcode_that_is_not_known(self, opcode: int) -> None:
+    def test_unknown_opcodes(self, opcode: int) -> None:
         data = bytes([opcode]) + bytes(79)
         with pytest.raises(WireError, match=f"opcode {opcode:#04x} is not known"):
             RocePacket.unpack(data)
         with pytest.raises(WireError, match=f"opcode {opcode:#04x} is not known"):
             RocePacket(BTH(opcode, 1, 1)).pack()
 
-    def test_headers_that_do_not_go_with_the_opcode(self) -> None:
+    def test_headers_not_allowed_by_the_opcode(self) -> None:
         with pytest.raises(WireError, match="0x06 lacks reth"):
             RocePacket(BTH(Opcode.RC_RDMA_WRITE_FIRST, 1, 1)).pack()
         with pytest.raises(WireError, match="0x04 does not have aeth"):
             RocePacket(BTH(Opcode.RC_SEND_ONLY, 1, 1), aeth=AETH.ack(1)).pack()
 
-    def test_a_copy_with_changes(self) -> None:
+    def test_replace(self) -> None:
         packet = VECTORS[0].packet
         assert packet.replace(payload=b"HELLO").payload == b"HELLO"
         assert packet.replace(bth=packet.bth.replace(psn=1)).bth.psn == 1
@@ -177,18 +177,18 @@ class TestPacket:
 
 class TestHeaders:
     @given(any_bth)
-    def test_bth(self, bth: BTH) -> None:
+    def test_bth_round_trip(self, bth: BTH) -> None:
         data = bth.pack()
         assert len(data) == 12
         assert BTH.unpack(data) == bth
 
     @given(st.binary(min_size=12, max_size=12))
-    def test_any_twelve_bytes_are_a_bth(self, data: bytes) -> None:
+    def test_any_twelve_bytes_unpack_as_bth(self, data: bytes) -> None:
         assert BTH.unpack(data).pack() == data
 
     @for_each("header", SIZES)
     @given(data=st.binary(max_size=32))
-    def test_any_bytes(self, header: type[BTH], data: bytes) -> None:
+    def test_arbitrary_bytes(self, header: type[BTH], data: bytes) -> None:
         size = SIZES[header]
         if len(data) < size:
             with pytest.raises(WireError, match=f"{header.__name__} has {size} bytes, and there are {len(data)}$"):
@@ -204,7 +204,7 @@ class TestHeaders:
         ],
     )
     @for_each("negative", [False, True])
-    def test_what_does_not_fit_a_bth(self, field: str, limit: int, negative: bool) -> None:
+    def test_bth_fields_out_of_range(self, field: str, limit: int, negative: bool) -> None:
         bth = BTH(0, 0, 0).replace(**{field: -1 if negative else limit})
         with pytest.raises(WireError, match=rf"BTH\.{field} has \d+ bits; "):
             bth.pack()
@@ -218,14 +218,14 @@ class TestHeaders:
             *[AtomicAckETH(1 << 64), IETH(-1), ImmDt(b""), ImmDt(b"12345")],
         ],
     )
-    def test_what_does_not_fit_another(self, header: DETH) -> None:
+    def test_extended_header_fields_out_of_range(self, header: DETH) -> None:
         with pytest.raises(WireError):
             header.pack()
 
     def test_flush(self) -> None:
         assert FETH.unpack(bytes.fromhex("00000012")) == FETH(sel=1, plt=2)
 
-    def test_a_header_cannot_be_changed(self) -> None:
+    def test_headers_are_immutable(self) -> None:
         bth: Any = BTH(0, 0, 0)
         with pytest.raises(AttributeError):
             bth.psn = 1
@@ -233,7 +233,7 @@ class TestHeaders:
 
 class TestSyndromes:
     @for_each("syndrome", range(256))
-    def test_every_one_means_something(self, syndrome: int) -> None:
+    def test_every_syndrome_is_classified(self, syndrome: int) -> None:
         aeth = AETH(syndrome, 5)
         kind = {0: AethType.ACK, 1: AethType.RNR_NAK, 3: AethType.NAK}.get(syndrome >> 5, AethType.RESERVED)
         assert aeth.type is kind
@@ -241,16 +241,16 @@ class TestSyndromes:
         assert (aeth.credits is not None) is (kind is AethType.ACK and syndrome != 0x1F)
         assert (aeth.nak_code is not None) is (0x60 <= syndrome <= 0x64)
 
-    def test_acknowledgements(self) -> None:
+    def test_acks_and_credits(self) -> None:
         assert AETH.ack(7) == AETH(0x1F, 7)
         assert [AETH(code, 0).credits for code in (0, 4, 5, 30)] == [0, 4, 6, 32768]
 
-    def test_refusals(self) -> None:
+    def test_nak_codes(self) -> None:
         assert [AETH(code, 0).nak_code for code in range(0x60, 0x65)] == list(NakCode)
         assert AETH.nak(NakCode.REMOTE_OPERATIONAL_ERROR, 9) == AETH(0x63, 9)
         assert AETH.nak(NakCode.INVALID_REQUEST, 9).pack().hex() == "61000009"
 
-    def test_receiver_not_ready(self) -> None:
+    def test_rnr_nak(self) -> None:
         assert AETH.rnr_nak(14, 1).pack().hex() == "2e000001"
         assert AETH.rnr_nak(14, 1).rnr_seconds == 0.00128
 
@@ -269,7 +269,7 @@ class TestFastPath:
     """It says what the slow path says, of any packet."""
 
     @given(st.binary(max_size=40))
-    def test_peek(self, data: bytes) -> None:
+    def test_peek_matches_bth(self, data: bytes) -> None:
         try:
             bth = BTH.unpack(data)
         except WireError as error:
@@ -302,6 +302,6 @@ class TestFastPath:
             (headers.IETH_STRUCT, IETH),
         ],
     )
-    def test_layouts(self, layout: Any, header: Any) -> None:
+    def test_structs_match_the_headers(self, layout: Any, header: Any) -> None:
         data = bytes(range(1, layout.size + 1))
         assert layout.pack(*layout.unpack(data)) == data == header.unpack(data).pack()

@@ -57,7 +57,7 @@ LETTERS = {
 
 
 @for_each(("number", "name", "headers", "length", "letters"), ALL, ids=[row[1] for row in ALL])
-def test_an_opcode(number: int, name: str, headers: int, length: int, letters: str) -> None:
+def test_opcodes_match_the_specification(number: int, name: str, headers: int, length: int, letters: str) -> None:
     assert Opcode(number).name == name
     assert TransportService(number & opcodes.TRANSPORT_MASK).name == name[:2]
     assert opcodes.EXTENDED_HEADERS[number] == headers
@@ -67,7 +67,7 @@ def test_an_opcode(number: int, name: str, headers: int, length: int, letters: s
     assert (Operation(opcodes.OPERATION[number]) is Operation.ATOMIC) is (number in (0x13, 0x14))
 
 
-def test_there_are_no_others() -> None:
+def test_no_other_opcodes() -> None:
     assert sorted(Opcode) == sorted(row[0] for row in ALL)
     unknown = set(range(256)) - {row[0] for row in ALL}
     tables = [*LETTERS.values(), opcodes.HEADER_LENGTH, opcodes.EXTENDED_HEADERS, opcodes.OPERATION]

@@ -45,7 +45,7 @@ def said(ends: Connected) -> list[Opcode]:
     return found
 
 
-def test_whoever_polls_is_seen_to_first(ends: Connected) -> None:
+def test_poll_returns_before_the_ack_is_sent(ends: Connected) -> None:
     send(ends)
     assert [wc.wr_id for wc in ends.right_cq.poll(1)] == [0]
     assert said(ends) == []
@@ -53,7 +53,7 @@ def test_whoever_polls_is_seen_to_first(ends: Connected) -> None:
     assert said(ends) == [Opcode.RC_ACKNOWLEDGE]
 
 
-def test_also_when_there_is_more_to_take(ends: Connected) -> None:
+def test_ack_is_deferred_with_more_completions_queued(ends: Connected) -> None:
     send(ends, 3)
     assert len(ends.right_cq.poll(1)) == 1
     assert said(ends) == []
@@ -62,7 +62,7 @@ def test_also_when_there_is_more_to_take(ends: Connected) -> None:
 
 
 @pytest.mark.parametrize("how", ["wait", "channel"])
-def test_whoever_waits_is_seen_to_first(pair: Pair, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_returns_before_the_ack_is_sent(pair: Pair, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PairRuntime, "drive", Runtime.drive)
     channel = pair.b.device.create_channel()
     cq = pair.b.cq(channel=channel, owner="queue")
@@ -84,14 +84,14 @@ def test_whoever_waits_is_seen_to_first(pair: Pair, how: str, monkeypatch: pytes
     channel.close()
 
 
-def test_what_is_posted_next_goes_before_the_acknowledgement(ends: Connected) -> None:
+def test_next_send_precedes_the_deferred_ack(ends: Connected) -> None:
     send(ends)
     ends.right_cq.poll(1)
     ends.right.post_send([SendWR(9, WROpcode.SEND, [sge(ends.pair.b.region(b"answer"))])])
     assert said(ends) == [Opcode.RC_SEND_ONLY, Opcode.RC_ACKNOWLEDGE]
 
 
-def test_a_full_queue_takes_what_has_been_acknowledged_for_free(pair: Pair) -> None:
+def test_full_send_queue_reclaims_acknowledged_slots(pair: Pair) -> None:
     left, right = pair.a.qp(sends=1), pair.b.qp()
     pair.connect(left, right)
     for number in range(2):
@@ -100,13 +100,13 @@ def test_a_full_queue_takes_what_has_been_acknowledged_for_free(pair: Pair) -> N
         pair.b.provider.runtime.progress()
 
 
-def test_who_waits_for_something_else_holds_nothing_up(ends: Connected) -> None:
+def test_waiting_on_another_queue_sends_the_ack(ends: Connected) -> None:
     send(ends)
     ends.pair.b.provider.runtime.progress()
     assert said(ends) == [Opcode.RC_ACKNOWLEDGE]
 
 
-def test_nothing_waits_where_nobody_would_see_to_it(ends: Connected) -> None:
+def test_ack_is_not_deferred_without_a_caller(ends: Connected) -> None:
     ends.pair.b.mux.may_defer_acks = False
     send(ends)
     assert len(ends.right_cq.poll(1)) == 1
@@ -114,7 +114,7 @@ def test_nothing_waits_where_nobody_would_see_to_it(ends: Connected) -> None:
     assert ends.pair.b.mux.deferrals == 1, "somebody may begin to"
 
 
-def test_what_was_refused_is_told_at_once(ends: Connected) -> None:
+def test_nak_is_sent_at_once(ends: Connected) -> None:
     send(ends)
     ends.left.post_send([SendWR(7, WROpcode.RDMA_WRITE, [sge(ends.pair.a.region(8))], remote_addr=0, rkey=1)])
     assert [wc.status for wc in ends.right_cq.poll(8)][:1] == [WCStatus.SUCCESS]
@@ -123,7 +123,7 @@ def test_what_was_refused_is_told_at_once(ends: Connected) -> None:
 
 
 @pytest.mark.parametrize("how", ["destroy", "reset", "error", "mad", "close"])
-def test_it_is_said_before_the_end(ends: Connected, how: str) -> None:
+def test_deferred_ack_is_sent_before_close(ends: Connected, how: str) -> None:
     send(ends)
     ends.right_cq.poll(1)
     host = ends.pair.b
@@ -165,7 +165,7 @@ while True:
 """
 
 
-def test_who_computes_after_a_message_acknowledges_it_all_the_same() -> None:
+def test_helper_sends_the_ack_while_the_application_computes() -> None:
     command = [sys.executable, "-c", _BUSY]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=python_environment(), text=True) as server:
         assert server.stdout is not None

@@ -22,7 +22,8 @@ class Armed:
         self.pair = pair
         self.channel: SoftChannel = pair.b.device.create_channel()
         self.cq: SoftCQ = pair.b.cq(channel=self.channel, owner="the queue")
-        self.left: SoftQP = pair.a.qp()
+        self.left_cq: SoftCQ = pair.a.cq()
+        self.left: SoftQP = pair.a.qp(self.left_cq)
         self.right: SoftQP = pair.b.qp(self.cq)
         pair.connect(self.left, self.right)
         self.right.post_recv([RecvWR(n) for n in range(20)])
@@ -38,7 +39,7 @@ def readable(fd: int) -> bool:
     return bool(poll.poll(0))
 
 
-def test_polling_takes_what_was_asked_for_in_order(pair: Pair) -> None:
+def test_poll_returns_the_requested_number_in_order(pair: Pair) -> None:
     ends = Armed(pair)
     for _ in range(5):
         ends.message()
@@ -49,22 +50,22 @@ def test_polling_alone_drives_both_ends(pair: Pair) -> None:
     ends = Armed(pair)
     ends.left.post_send([SendWR(8)])
     assert [wc.wr_id for wc in ends.cq.poll(1)] == [0]
-    assert [wc.wr_id for wc in ends.left._send_cq.poll(1)] == [8]
+    assert [wc.wr_id for wc in ends.left_cq.poll(1)] == [8]
 
 
-def test_polling_alone_sends_again_what_was_lost(pair: Pair) -> None:
+def test_polling_alone_retransmits(pair: Pair) -> None:
     ends = Armed(pair)
     pair.net.lost = lambda datagram: True
     ends.left.post_send([SendWR(8)])
     pair.net.lost = lambda datagram: False
-    assert ends.left._send_cq.poll(1) == []
+    assert ends.left_cq.poll(1) == []
     pair.clock.advance(0.1)
-    assert ends.left._send_cq.poll(1) == []
+    assert ends.left_cq.poll(1) == []
     ends.cq.poll(1)
-    assert told(ends.left._send_cq.poll(1)) == [(8, "SUCCESS")]
+    assert told(ends.left_cq.poll(1)) == [(8, "SUCCESS")]
 
 
-def test_waiting(pair: Pair) -> None:
+def test_wait_for_completions(pair: Pair) -> None:
     ends = Armed(pair)
     started = pair.clock.now
     assert not ends.cq.wait(0.5)
@@ -74,7 +75,7 @@ def test_waiting(pair: Pair) -> None:
     assert ends.cq.wait(0)
 
 
-def test_one_event_for_each_arming(pair: Pair) -> None:
+def test_one_event_per_arming(pair: Pair) -> None:
     ends = Armed(pair)
     ends.message()
     ends.cq.req_notify(False)
@@ -107,7 +108,7 @@ def test_solicited_events(pair: Pair) -> None:
     assert ends.channel.get(0) == "the queue"  # failing is always of interest
 
 
-def test_waiting_at_a_channel(pair: Pair) -> None:
+def test_wait_on_a_completion_channel(pair: Pair) -> None:
     ends = Armed(pair)
     ends.cq.req_notify(False)
     started = pair.clock.now
@@ -117,7 +118,7 @@ def test_waiting_at_a_channel(pair: Pair) -> None:
     assert ends.channel.get(None) == "the queue"
 
 
-def test_a_destroyed_queue_reports_nothing(pair: Pair) -> None:
+def test_destroyed_queue_raises_no_event(pair: Pair) -> None:
     ends = Armed(pair)
     ends.cq.req_notify(False)
     ends.message()
@@ -126,7 +127,7 @@ def test_a_destroyed_queue_reports_nothing(pair: Pair) -> None:
     assert ends.channel.get(0) is None
 
 
-def test_the_descriptor_tells_of_events(pair: Pair) -> None:
+def test_channel_descriptor_becomes_readable(pair: Pair) -> None:
     ends = Armed(pair)
     ends.cq.req_notify(False)
     ends.message()
@@ -145,7 +146,7 @@ def test_the_descriptor_tells_of_events(pair: Pair) -> None:
         ends.channel.get(0)
 
 
-def test_a_queue_that_overflows_is_broken_loudly(pair: Pair) -> None:
+def test_overflow_moves_the_queue_pairs_to_error(pair: Pair) -> None:
     channel = pair.b.device.create_channel()
     cq = pair.b.cq(2, channel, "small")
     left, right, unconnected = pair.a.qp(), pair.b.qp(cq), pair.b.qp(cq)

@@ -9,7 +9,7 @@ from support.rows import for_each
 
 
 @for_each("bits", [1, 8, 16, 24, 32, 33, 64, 128])
-def test_every_bit_is_drawn(bits: int) -> None:
+def test_every_bit_takes_both_values(bits: int) -> None:
     source = BufferedSystemRandom()
     drawn = [source.getrandbits(bits) for _ in range(2000)]
     ones = zeros = 0
@@ -20,13 +20,13 @@ def test_every_bit_is_drawn(bits: int) -> None:
     assert ones & zeros & (1 << bits) - 1 == (1 << bits) - 1
 
 
-def test_no_number_comes_twice() -> None:
+def test_numbers_do_not_repeat() -> None:
     one, other = BufferedSystemRandom(), BufferedSystemRandom()
     drawn = [source.getrandbits(32) for source in (one, other) for _ in range(600)]
     assert len(set(drawn)) > 1190
 
 
-def test_a_child_draws_its_own() -> None:
+def test_forked_child_draws_its_own_numbers() -> None:
     source = BufferedSystemRandom()
     source.getrandbits(32)
     reader, writer = os.pipe()

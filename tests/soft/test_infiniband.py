@@ -61,7 +61,7 @@ def test_alternate_path(pair: Pair) -> None:
         assert [found.dlid for found in cmid.route.path_rec] == [path.dlid, other.dlid]
 
 
-def test_private_data_that_looks_like_ip_addresses(pair: Pair) -> None:
+def test_private_data_is_not_mistaken_for_an_ip_header(pair: Pair) -> None:
     """Behind AF_IB addresses there is no rdma_cm header, and nothing is read as one."""
     data = bytes([0, 0x40, 0x1D, 0x2F]) + bytes(12) + bytes([10, 0, 0, 1]) + bytes(12) + bytes([10, 0, 0, 2])
     with pair.listening() as listener, EventChannel(pair.client) as channel, CmId(channel, PortSpace.IB) as cmid:
@@ -79,7 +79,7 @@ def test_private_data_that_looks_like_ip_addresses(pair: Pair) -> None:
         assert source.addr == pair.here
 
 
-def test_an_id_finds_a_service_again(pair: Pair) -> None:
+def test_service_is_resolved_again(pair: Pair) -> None:
     with pair.listening() as listener, pair.id() as cmid:
         listener.register_service("storage")
         cmid.bind_addr(SockAddrIB(pair.here))
@@ -92,7 +92,7 @@ def test_an_id_finds_a_service_again(pair: Pair) -> None:
             assert cmid.state is State.ADDR_BOUND
 
 
-def test_a_silent_administrator_is_no_service(pair: Pair) -> None:
+def test_silent_sa_is_not_a_missing_service(pair: Pair) -> None:
     pair.subnet.sa.silence = 1.0
     began = time.monotonic()
     with pytest.raises(RdmaError) as none:

@@ -27,7 +27,7 @@ def region(memory: MemoryTable, data: Buffer, access: AccessFlag = ALL) -> SoftM
     return memory.register(PD, data, access)
 
 
-def test_the_address_is_the_buffers() -> None:
+def test_region_address_is_the_buffers() -> None:
     buffer = bytearray(b"0123456789")
     found = region(table(), memoryview(buffer)[3:])
     assert found.addr == ctypes.addressof(ctypes.c_char.from_buffer(buffer)) + 3
@@ -89,7 +89,7 @@ def test_local_elements_are_checked() -> None:
     assert local(found.lkey, 10, 5, write=True) is None
 
 
-def test_remote_touches_are_checked() -> None:
+def test_remote_access_is_checked() -> None:
     memory = table()
     found = region(memory, bytearray(range(100)), LOCAL | READ)
     remote = RemoteMemory(memory, PD)
@@ -106,7 +106,7 @@ def test_remote_touches_are_checked() -> None:
     assert RemoteMemory(memory, OTHER).remote(found.rkey, found.addr, 10, READ) is None
 
 
-def test_deregistering_revokes() -> None:
+def test_deregistration_revokes_the_keys() -> None:
     memory = table()
     found = region(memory, bytearray(10))
     found.dereg()
@@ -116,7 +116,7 @@ def test_deregistering_revokes() -> None:
     assert len(memory) == 0
 
 
-def test_an_invalidated_key_is_the_owners_still() -> None:
+def test_invalidated_region_stays_registered_locally() -> None:
     memory = table()
     found = region(memory, bytearray(10))
     remote = RemoteMemory(memory, PD)

@@ -34,7 +34,7 @@ def sealed(packet: bytes, path: WirePath = PATH, port: int = 50_000) -> bytes:
 # -- queue pair numbers -------------------------------------------------------------------------------------
 
 
-def test_numbers_are_of_the_wires_slot_and_all_different(pair: Pair) -> None:
+def test_qp_numbers_carry_the_slot_and_are_unique(pair: Pair) -> None:
     cq = pair.b.cq()
     numbers = [pair.b.qp(cq).qp_num for _ in range(3000)]
     assert len(set(numbers)) == 3000
@@ -42,14 +42,14 @@ def test_numbers_are_of_the_wires_slot_and_all_different(pair: Pair) -> None:
     assert numbers != sorted(numbers)
 
 
-def test_no_number_is_that_of_multicast(pair: Pair) -> None:
+def test_multicast_qpn_is_never_allocated(pair: Pair) -> None:
     pair.a.wire.slot = 255
     draws = iter([0xFFFF, 0xFFFF, 5])
     pair.a.mux.random.getrandbits = lambda bits: next(draws)  # type: ignore[method-assign]
     assert pair.a.qp().qp_num == 0xFF0005
 
 
-def test_a_number_is_held_back_for_a_while(pair: Pair) -> None:
+def test_released_qp_number_is_not_reused_at_once(pair: Pair) -> None:
     qp = pair.a.qp()
     number = qp.qp_num
     mux = pair.a.mux
@@ -64,7 +64,7 @@ def test_a_number_is_held_back_for_a_while(pair: Pair) -> None:
     assert pair.a.qp().qp_num == number
 
 
-def test_there_is_an_end_to_numbers(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_qp_numbers_run_out(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_QP", 3)
     qps = [pair.a.qp() for _ in range(3)]
     with pytest.raises(RdmaError):
@@ -80,7 +80,7 @@ def test_there_is_an_end_to_numbers(pair: Pair, monkeypatch: pytest.MonkeyPatch)
 # -- dispatch -----------------------------------------------------------------------------------------------
 
 
-def test_packets_of_strangers_are_dropped(pair: Pair) -> None:
+def test_packets_from_another_source_are_dropped(pair: Pair) -> None:
     ends = Connected(pair)
     target, outbox = pair.b.region(8), pair.a.region(b"eviltwin")
     pair.net.lost = lambda datagram: True
@@ -105,7 +105,7 @@ def test_packets_of_strangers_are_dropped(pair: Pair) -> None:
     assert bytes(target.view) == b"eviltwin"
 
 
-def test_a_link_local_peer_is_one_of_its_own_link(pair: Pair) -> None:
+def test_link_local_peers_are_matched_by_scope(pair: Pair) -> None:
     ends = Connected(pair, family=2)
     ends.right.post_recv([RecvWR(1)])
     pair.net.lost = lambda datagram: True
@@ -118,7 +118,7 @@ def test_a_link_local_peer_is_one_of_its_own_link(pair: Pair) -> None:
     assert told(ends.right_cq.poll(1)) == [(1, "SUCCESS")]
 
 
-def test_a_queue_pair_hears_nothing_before_it_is_ready(pair: Pair) -> None:
+def test_queue_pair_receives_nothing_before_rtr(pair: Pair) -> None:
     left, right = pair.a.qp(), pair.b.qp()
     to_init(right)
     to_rtr(left, right.qp_num, RIGHT, pair.a.gid_index(LEFT))
@@ -129,7 +129,7 @@ def test_a_queue_pair_hears_nothing_before_it_is_ready(pair: Pair) -> None:
     pair.connect(pair.a.qp(), right)
 
 
-def test_a_train_may_be_of_several_queue_pairs(pair: Pair) -> None:
+def test_train_for_several_queue_pairs(pair: Pair) -> None:
     """Two hosts have one pair of ports, so that what arrives together may be of any of their connections."""
     cq, inbox = pair.b.cq(), pair.b.region(8)
     lefts, rights = [pair.a.qp() for _ in range(3)], [pair.b.qp(cq) for _ in range(3)]
@@ -159,7 +159,7 @@ def test_a_train_may_be_of_several_queue_pairs(pair: Pair) -> None:
 # -- turns and timers ---------------------------------------------------------------------------------------
 
 
-def test_bulk_does_not_hold_up_the_others(pair: Pair) -> None:
+def test_bulk_transfer_does_not_delay_others(pair: Pair) -> None:
     bulk = Connected(pair, path_mtu=Mtu.MTU_256)
     small = Connected(pair)
     target, outbox = pair.b.region(4 << 20), pair.a.region(4 << 20)
@@ -176,7 +176,7 @@ def test_bulk_does_not_hold_up_the_others(pair: Pair) -> None:
     assert told(bulk.at_left()) == [(1, "SUCCESS")]
 
 
-def test_a_step_is_bounded(pair: Pair) -> None:
+def test_progress_step_is_bounded(pair: Pair) -> None:
     pairs = [Connected(pair, path_mtu=Mtu.MTU_256) for _ in range(20)]
     target, outbox = pair.b.region(1 << 20), pair.a.region(1 << 20)
     for ends in pairs:
@@ -189,6 +189,7 @@ def test_a_step_is_bounded(pair: Pair) -> None:
         if not worked:
             break
         pair.b.mux.progress()
+    # Polling the queue would make progress, and this is about what happens without.
     pair.run(lambda: all(len(ends.left_cq._queue) for ends in pairs))
     assert all(told(ends.left_cq.poll(9)) == [(1, "SUCCESS")] for ends in pairs)
 
@@ -201,6 +202,7 @@ def test_timers_do_not_pile_up(pair: Pair) -> None:
         pair.settle()
         pair.clock.advance(0.001)
         pair.fire()
+    # Stale timers show in nothing but memory.
     assert len(pair.a.mux._timers) <= 2
     assert len(pair.a.provider.runtime._timers._heap) <= 4
     ends.right.post_recv([RecvWR(1)])
@@ -214,11 +216,12 @@ def test_destroyed_queue_pairs_leave_no_timers_behind(pair: Pair) -> None:
         ends.left.post_send([SendWR(1)])
         ends.left.destroy()
         ends.right.destroy()
+    # Stale timers show in nothing but memory.
     assert len(pair.a.mux._timers) <= 65
     assert len(pair.a.mux) == 0
 
 
-def test_everything_runs_by_timers_and_descriptors_alone(pair: Pair) -> None:
+def test_progress_by_timers_and_descriptors_alone(pair: Pair) -> None:
     """A provider that only polls descriptors and calls timers back loses nothing of a long line."""
     pairs = [Connected(pair, path_mtu=Mtu.MTU_256) for _ in range(10)]
     target, outbox = pair.b.region(300_000), pair.a.region(300_000)
@@ -229,6 +232,7 @@ def test_everything_runs_by_timers_and_descriptors_alone(pair: Pair) -> None:
             if host.wire.inbox:
                 host.mux.progress()
         pair.fire()
+        # Polling the queue would make progress, and this is about what happens without.
         if all(ends.left_cq._queue for ends in pairs):
             break
         if not pair.a.wire.inbox and not pair.b.wire.inbox:
@@ -245,7 +249,7 @@ def test_everything_runs_by_timers_and_descriptors_alone(pair: Pair) -> None:
     [PATH, WirePath(b"\xfd" + bytes(14) + b"\x01", b"\xfd" + bytes(14) + b"\x02")],
     ids=["ipv4", "ipv6"],
 )
-def test_a_management_datagram_arrives(pair: Pair, path: WirePath) -> None:
+def test_mad_is_delivered(pair: Pair, path: WirePath) -> None:
     heard = listen(pair)
     assert pair.a.mux.gsi.send_mad(path, MAD)
     assert pair.a.mux.gsi.send_mad(path, MAD[::-1], 8)
@@ -254,7 +258,7 @@ def test_a_management_datagram_arrives(pair: Pair, path: WirePath) -> None:
     assert heard == [(MAD, back, pair.clock.now), (MAD[::-1], back, pair.clock.now)]
 
 
-def test_it_names_the_link_it_came_by(pair: Pair) -> None:
+def test_mad_carries_its_interface(pair: Pair) -> None:
     heard = listen(pair)
     local, remote = pair.a.addresses[2], pair.b.addresses[2]
     pair.a.mux.gsi.send_mad(WirePath(local, remote, pair.a.ifindex), MAD)
@@ -262,7 +266,7 @@ def test_it_names_the_link_it_came_by(pair: Pair) -> None:
     assert [path for _, path, _ in heard] == [WirePath(remote, local, pair.a.ifindex)]
 
 
-def test_a_train_of_management_datagrams(pair: Pair) -> None:
+def test_train_of_mads(pair: Pair) -> None:
     heard = listen(pair)
     for mad in (MAD, bytes(256), MAD):
         pair.a.mux.gsi.send_mad(PATH, mad)
@@ -284,7 +288,7 @@ def test_a_train_of_management_datagrams(pair: Pair) -> None:
         (272, b"", "gsi_length"),
     ],
 )
-def test_what_is_no_management_datagram_is_dropped(pair: Pair, offset: int, value: bytes, reason: str) -> None:
+def test_invalid_mads_are_dropped(pair: Pair, offset: int, value: bytes, reason: str) -> None:
     heard = listen(pair)
     packet = bytearray(struct.pack("!BBHIIII", 0x64, 0, 0xFFFF, 1, 1, 0x80010000, 1) + MAD)
     pair.net.inject(PATH, sealed(bytes(packet)))
@@ -300,7 +304,7 @@ def test_what_is_no_management_datagram_is_dropped(pair: Pair, offset: int, valu
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_nothing_a_peer_sends_raises(pair: Pair, seed: int) -> None:
+def test_arbitrary_packets_do_not_raise(pair: Pair, seed: int) -> None:
     """Packets as they are seen on the wire, changed, cut, joined to trains, and sealed anew so that they count."""
     dice = random.Random(seed)
     heard = listen(pair)

@@ -22,7 +22,7 @@ def both(left: SoftQP, right: SoftQP) -> list[str]:
 
 @pytest.mark.parametrize("family", [0, 1, 2], ids=["ipv4", "ipv6", "link-local"])
 @pytest.mark.parametrize("size", [0, 1, 1024, 5000, 200_000])
-def test_a_message_arrives(pair: Pair, family: int, size: int) -> None:
+def test_send_and_receive(pair: Pair, family: int, size: int) -> None:
     ends = Connected(pair, family)
     inbox, outbox = pair.b.region(size + 10), pair.a.region(random.Random(size).randbytes(size))
     ends.right.post_recv([RecvWR(7, [sge(inbox)])])
@@ -42,7 +42,7 @@ def test_messages_are_gathered_and_scattered(pair: Pair) -> None:
     assert bytes(inbox.view[2000:2900]) + bytes(inbox.view[:600]) == sent
 
 
-def test_inline_data_may_be_used_again_at_once(pair: Pair) -> None:
+def test_inline_buffer_is_reusable_at_once(pair: Pair) -> None:
     ends = Connected(pair)
     inbox, outbox = pair.b.region(64), pair.a.region(b"registered")
     ends.right.post_recv([RecvWR(1, [sge(inbox)])])
@@ -56,7 +56,7 @@ def test_inline_data_may_be_used_again_at_once(pair: Pair) -> None:
     assert bytes(inbox.view[:16]) == b"plain registered"
 
 
-def test_immediates_and_writes(pair: Pair) -> None:
+def test_writes_with_immediate(pair: Pair) -> None:
     ends = Connected(pair)
     target, outbox = pair.b.region(10_000), pair.a.region(b"x" * 5000)
     ends.right.post_recv([RecvWR(1), RecvWR(2, [sge(target)])])
@@ -104,7 +104,7 @@ def test_reads_and_atomics(pair: Pair) -> None:
     assert [inbox.view[70_000], inbox.view[70_008], counter.view[0]] == [40, 42, 7]
 
 
-def test_everything_arrives_over_a_network_that_loses(pair: Pair) -> None:
+def test_everything_arrives_despite_loss(pair: Pair) -> None:
     ends = Connected(pair)
     dice = random.Random(5)
     pair.net.lost = lambda datagram: dice.random() < 0.2
@@ -152,13 +152,13 @@ def test_remote_memory_is_protected(pair: Pair, opcode: WROpcode, access: Access
     assert bytes(local.view) == bytes(range(8))
 
 
-def test_nothing_is_needed_for_no_bytes(pair: Pair) -> None:
+def test_zero_length_operations_need_no_key(pair: Pair) -> None:
     ends = Connected(pair)
     ends.left.post_send([SendWR(1, WROpcode.RDMA_WRITE, rkey=0x666), SendWR(2, WROpcode.RDMA_READ, rkey=0x666)])
     assert told(ends.at_left(2)) == [(1, "SUCCESS"), (2, "SUCCESS")]
 
 
-def test_a_queue_pair_takes_what_its_access_flags_allow(pair: Pair) -> None:
+def test_access_flags_are_enforced(pair: Pair) -> None:
     left, right = pair.a.qp(), pair.b.qp()
     to_init(right, AccessFlag.LOCAL_WRITE)
     pair.connect(left, right)
@@ -168,7 +168,7 @@ def test_a_queue_pair_takes_what_its_access_flags_allow(pair: Pair) -> None:
     assert bytes(target.view) == bytes(10)
 
 
-def test_memory_that_is_revoked_is_read_no_further(pair: Pair) -> None:
+def test_revoked_region_is_read_no_further(pair: Pair) -> None:
     ends = Connected(pair)
     source, inbox = pair.b.region(b"s" * 2_000_000), pair.a.region(2_000_000)
     ends.left.post_send(
@@ -197,7 +197,7 @@ def bad_element(pair: Pair, wrong: str) -> SGE:
 
 
 @pytest.mark.parametrize("wrong", ["permission", "key", "range", "domain"])
-def test_a_wrong_local_element_fails_in_its_turn(pair: Pair, wrong: str) -> None:
+def test_invalid_send_sge_fails_in_order(pair: Pair, wrong: str) -> None:
     ends = Connected(pair)
     source, inbox = pair.b.region(b"q" * 5000), pair.a.region(5000)
 
@@ -219,7 +219,7 @@ def test_a_wrong_local_element_fails_in_its_turn(pair: Pair, wrong: str) -> None
     assert both(ends.left, ends.right) == ["ERR", "RTS"]
 
 
-def test_a_wrong_element_behind_a_failure_is_flushed(pair: Pair) -> None:
+def test_invalid_send_sge_after_a_failure_is_flushed(pair: Pair) -> None:
     ends = Connected(pair)
     outbox = pair.a.region(b"x")
     ends.left.post_send(
@@ -231,7 +231,7 @@ def test_a_wrong_element_behind_a_failure_is_flushed(pair: Pair) -> None:
     assert told(ends.at_left(2)) == [(1, "REM_ACCESS_ERR"), (2, "WR_FLUSH_ERR")]
 
 
-def test_a_wrong_element_of_a_receive_fails_when_it_is_used(pair: Pair) -> None:
+def test_invalid_receive_sge_fails_when_used(pair: Pair) -> None:
     ends = Connected(pair)
     inbox, outbox = pair.a.region(8), pair.b.region(8)
     ends.left.post_recv([RecvWR(1, [sge(inbox)]), RecvWR(2, [bad_element(pair, "range")]), RecvWR(3, [sge(inbox)])])
@@ -241,14 +241,14 @@ def test_a_wrong_element_of_a_receive_fails_when_it_is_used(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("length", [4, 7])
-def test_a_short_buffer_for_an_atomic_is_refused(pair: Pair, length: int) -> None:
+def test_short_atomic_buffer_is_refused(pair: Pair, length: int) -> None:
     ends = Connected(pair)
     with pytest.raises(RdmaError) as caught:
         ends.left.post_send([SendWR(1, WROpcode.ATOMIC_FETCH_AND_ADD, [sge(pair.a.region(length))])])
     assert caught.value.errno == errno.EINVAL
 
 
-def test_a_message_too_long_for_its_receive_fails_both(pair: Pair) -> None:
+def test_message_longer_than_its_receive_fails_both_ends(pair: Pair) -> None:
     ends = Connected(pair)
     inbox, outbox = pair.b.region(10), pair.a.region(11)
     ends.right.post_recv([RecvWR(1, [sge(inbox)])])
@@ -257,7 +257,7 @@ def test_a_message_too_long_for_its_receive_fails_both(pair: Pair) -> None:
     assert told(ends.at_left()) == [(2, "REM_INV_REQ_ERR")]
 
 
-def test_invalidating(pair: Pair) -> None:
+def test_send_with_invalidate(pair: Pair) -> None:
     ends = Connected(pair)
     target, outbox = pair.b.region(16), pair.a.region(b"x")
     ends.right.post_recv([RecvWR(1)])
@@ -267,7 +267,7 @@ def test_invalidating(pair: Pair) -> None:
     assert told(ends.at_left(2)) == [(1, "SUCCESS"), (2, "REM_ACCESS_ERR")]
 
 
-def test_a_receive_that_is_late_is_waited_for(pair: Pair) -> None:
+def test_rnr_retry_until_a_receive_is_posted(pair: Pair) -> None:
     ends = Connected(pair, min_rnr_timer=14)
     inbox, outbox = pair.b.region(8), pair.a.region(b"patience")
     ends.left.post_send([SendWR(1, sg=[sge(outbox)])])
@@ -278,7 +278,7 @@ def test_a_receive_that_is_late_is_waited_for(pair: Pair) -> None:
     assert bytes(inbox.view) == b"patience"
 
 
-def test_a_peer_that_is_gone(pair: Pair) -> None:
+def test_retry_exceeded_without_a_peer(pair: Pair) -> None:
     ends = Connected(pair, retry_cnt=2)
     ends.right.destroy()
     ends.left.post_send([SendWR(1), SendWR(2)])

@@ -26,8 +26,9 @@ def refused(code: int) -> pytest.RaisesExc[RdmaError]:
     return pytest.raises(RdmaError, check=lambda error: error.errno == code)
 
 
-def test_receives_posted_before_connecting_are_used(pair: Pair) -> None:
-    left, right = pair.a.qp(), pair.b.qp()
+def test_receives_posted_in_init_are_used(pair: Pair) -> None:
+    cq = pair.b.cq()
+    left, right = pair.a.qp(), pair.b.qp(cq)
     with refused(errno.EINVAL):
         right.post_recv([RecvWR(1)])
     to_init(right)
@@ -36,10 +37,10 @@ def test_receives_posted_before_connecting_are_used(pair: Pair) -> None:
         right.post_send([SendWR(1)])
     pair.connect(left, right)
     left.post_send([SendWR(1), SendWR(2)])
-    assert told(pair.poll(pair.b, right._recv_cq, 2)) == [(1, "SUCCESS"), (2, "SUCCESS")]
+    assert told(pair.poll(pair.b, cq, 2)) == [(1, "SUCCESS"), (2, "SUCCESS")]
 
 
-def test_attributes_can_be_read_back(pair: Pair) -> None:
+def test_query_returns_the_attributes(pair: Pair) -> None:
     ends = Connected(pair, path_mtu=Mtu.MTU_256)
     attr = ends.left.query()
     assert (attr.qp_state, attr.dest_qp_num, attr.path_mtu) == (QPState.RTS, ends.right.qp_num, Mtu.MTU_256)
@@ -50,7 +51,7 @@ def test_attributes_can_be_read_back(pair: Pair) -> None:
     assert (again.ah_attr.gr.sgid_index, again.cap.max_send_wr) == (pair.a.gid_index(pair.a.addresses[0]), 64)
 
 
-def test_an_address_vector_that_leads_nowhere_changes_nothing(pair: Pair) -> None:
+def test_unroutable_address_vector_changes_nothing(pair: Pair) -> None:
     qp = pair.a.qp()
     to_init(qp)
     for remote, index in ((pair.b.addresses[0], 9), (pair.b.addresses[0], pair.a.gid_index(pair.a.addresses[1]))):
@@ -59,8 +60,9 @@ def test_an_address_vector_that_leads_nowhere_changes_nothing(pair: Pair) -> Non
     assert qp.state is QPState.INIT
 
 
-def test_a_send_queue_is_full_until_something_is_done(pair: Pair) -> None:
-    left, right = pair.a.qp(sends=3), pair.b.qp()
+def test_send_queue_is_full_until_a_completion(pair: Pair) -> None:
+    cq = pair.a.cq()
+    left, right = pair.a.qp(cq, sends=3), pair.b.qp()
     pair.connect(left, right)
     target, outbox = pair.b.region(8), pair.a.region(b"12345678")
 
@@ -75,12 +77,12 @@ def test_a_send_queue_is_full_until_something_is_done(pair: Pair) -> None:
         with refused(errno.ENOMEM):
             left.post_send([write(5, 2)])
         pair.settle()
-    assert left._send_cq.poll(10) == []
+    assert cq.poll(10) == []
     left.post_send([write(6, 2)])
-    assert told(pair.poll(pair.a, left._send_cq)) == [(6, "SUCCESS")]
+    assert told(pair.poll(pair.a, cq)) == [(6, "SUCCESS")]
 
 
-def test_a_receive_queue_is_full_until_a_message_came(pair: Pair) -> None:
+def test_receive_queue_is_full_until_a_message(pair: Pair) -> None:
     left, right = pair.a.qp(), pair.b.qp(recvs=2)
     pair.connect(left, right)
     with refused(errno.ENOMEM):
@@ -92,12 +94,13 @@ def test_a_receive_queue_is_full_until_a_message_came(pair: Pair) -> None:
         right.post_recv([RecvWR(5)])
 
 
-def test_every_request_is_signaled_where_the_queue_pair_says_so(pair: Pair) -> None:
-    left, right = pair.a.qp(sq_sig_all=True), pair.b.qp()
+def test_sq_sig_all(pair: Pair) -> None:
+    cq = pair.a.cq()
+    left, right = pair.a.qp(cq, sq_sig_all=True), pair.b.qp()
     pair.connect(left, right)
     right.post_recv([RecvWR(1)])
     left.post_send([SendWR(1, send_flags=0)])
-    assert told(pair.poll(pair.a, left._send_cq)) == [(1, "SUCCESS")]
+    assert told(pair.poll(pair.a, cq)) == [(1, "SUCCESS")]
 
 
 def test_the_error_state_flushes_in_order(pair: Pair) -> None:
@@ -115,16 +118,17 @@ def test_the_error_state_flushes_in_order(pair: Pair) -> None:
     assert told(ends.left_cq.poll(10)) == [(4, "WR_FLUSH_ERR"), (13, "WR_FLUSH_ERR")]
 
 
-def test_an_unconnected_queue_pair_flushes_too(pair: Pair) -> None:
-    qp = pair.a.qp()
+def test_unconnected_queue_pair_flushes(pair: Pair) -> None:
+    cq = pair.a.cq()
+    qp = pair.a.qp(cq)
     to_init(qp)
     qp.post_recv([RecvWR(1)])
     to(qp, QPState.ERR)
-    assert told(qp._recv_cq.poll(10)) == [(1, "WR_FLUSH_ERR")]
+    assert told(cq.poll(10)) == [(1, "WR_FLUSH_ERR")]
 
 
 @pytest.mark.parametrize("how", ["reset", "destroy"])
-def test_reset_and_destruction_leave_no_completions(pair: Pair, how: str) -> None:
+def test_reset_and_destroy_leave_no_completions(pair: Pair, how: str) -> None:
     cq = pair.a.cq()
     left, other, right = pair.a.qp(cq), pair.a.qp(cq), pair.b.qp()
     pair.connect(left, right)
@@ -144,7 +148,7 @@ def test_reset_and_destruction_leave_no_completions(pair: Pair, how: str) -> Non
     assert cq.poll(10) == []
 
 
-def test_a_queue_pair_can_be_used_again_after_reset(pair: Pair) -> None:
+def test_queue_pair_is_usable_after_reset(pair: Pair) -> None:
     ends = Connected(pair)
     for qp in (ends.left, ends.right):
         to(qp, QPState.RESET)
@@ -154,7 +158,7 @@ def test_a_queue_pair_can_be_used_again_after_reset(pair: Pair) -> None:
     assert told(ends.at_left()) == [(1, "SUCCESS")]
 
 
-def test_draining_the_send_queue(pair: Pair) -> None:
+def test_sqd_drains_the_send_queue(pair: Pair) -> None:
     ends = Connected(pair)
     heard: list[AsyncEvent] = []
     ends.left.on_async_event = lambda qp, event: heard.append(event)
@@ -171,8 +175,9 @@ def test_draining_the_send_queue(pair: Pair) -> None:
     assert told(ends.at_left()) == [(2, "SUCCESS")]
 
 
-def test_the_first_packet_says_that_communication_is_established(pair: Pair) -> None:
-    left, right = pair.a.qp(), pair.b.qp()
+def test_first_packet_raises_comm_est(pair: Pair) -> None:
+    cq = pair.a.cq()
+    left, right = pair.a.qp(cq), pair.b.qp()
     heard: list[AsyncEvent] = []
     right.on_async_event = lambda qp, event: heard.append(event)
     to_rtr(left, right.qp_num, pair.b.addresses[0], pair.a.gid_index(pair.a.addresses[0]))
@@ -182,10 +187,10 @@ def test_the_first_packet_says_that_communication_is_established(pair: Pair) -> 
     left.post_send([SendWR(1), SendWR(2)])
     pair.settle()
     assert heard == [AsyncEvent.COMM_EST]
-    assert told(left._send_cq.poll(9)) == [(1, "SUCCESS"), (2, "SUCCESS")]
+    assert told(cq.poll(9)) == [(1, "SUCCESS"), (2, "SUCCESS")]
 
 
-def test_failing_is_told(pair: Pair) -> None:
+def test_fatal_errors_raise_an_event(pair: Pair) -> None:
     ends = Connected(pair, retry_cnt=0)
     heard: list[AsyncEvent] = []
     ends.left.on_async_event = lambda qp, event: heard.append(event)
@@ -195,7 +200,7 @@ def test_failing_is_told(pair: Pair) -> None:
     assert (heard, ends.left.state) == ([AsyncEvent.QP_FATAL], QPState.ERR)
 
 
-def test_after_a_fork_the_parents_queue_pairs_are_refused(pair: Pair) -> None:
+def test_child_may_not_use_the_parents_queue_pairs(pair: Pair) -> None:
     ends = Connected(pair)
     sent = len(pair.net.sent)
     pair.a.provider.abandon()  # as in the child
@@ -206,7 +211,7 @@ def test_after_a_fork_the_parents_queue_pairs_are_refused(pair: Pair) -> None:
     assert len(pair.net.sent) == sent
 
 
-def test_only_reliable_connections(pair: Pair) -> None:
+def test_only_rc_is_supported(pair: Pair) -> None:
     with refused(errno.EOPNOTSUPP):
         pair.a.device.create_qp(1, QPType.UD, QPCap(), False, pair.a.cq(), pair.a.cq(), None)
 
@@ -227,7 +232,7 @@ class Shared:
             pair.connect(left, right)
 
 
-def test_queue_pairs_share_receives(pair: Pair) -> None:
+def test_queue_pairs_share_a_receive_queue(pair: Pair) -> None:
     shared = Shared(pair)
     inbox, outbox = pair.b.region(64), pair.a.region(b"first   second  ")
     shared.srq.post_recv([RecvWR(n, [sge(inbox, 16 * n, 8)]) for n in range(4)])
@@ -244,7 +249,7 @@ def test_queue_pairs_share_receives(pair: Pair) -> None:
     assert [wc.wr_id for wc in pair.poll(pair.b, shared.cq)] == [2]
 
 
-def test_a_shared_queue_is_bounded_and_warns_once(pair: Pair) -> None:
+def test_srq_limit_warns_once(pair: Pair) -> None:
     shared = Shared(pair, max_wr=3)
     heard: list[AsyncEvent] = []
     shared.srq.on_async_event = lambda srq, event: heard.append(event)
@@ -260,7 +265,7 @@ def test_a_shared_queue_is_bounded_and_warns_once(pair: Pair) -> None:
     assert shared.srq.query().srq_limit == 0
 
 
-def test_a_wrong_element_in_a_shared_queue_fails_who_takes_it(pair: Pair) -> None:
+def test_invalid_srq_sge_fails_the_consuming_queue_pair(pair: Pair) -> None:
     shared = Shared(pair)
     heard: list[AsyncEvent] = []
     shared.rights[0].on_async_event = lambda qp, event: heard.append(event)
@@ -279,7 +284,7 @@ def test_a_wrong_element_in_a_shared_queue_fails_who_takes_it(pair: Pair) -> Non
     [SoftQP.fail, SoftQP.destroy, lambda qp: to(qp, QPState.ERR)],
     ids=["disconnected", "destroyed", "to ERR"],
 )
-def test_what_has_come_is_acknowledged_before_the_end(pair: Pair, end: Callable[[SoftQP], None]) -> None:
+def test_received_messages_are_acknowledged_before_close(pair: Pair, end: Callable[[SoftQP], None]) -> None:
     """An ACK may wait until the caller has its completion; with it the caller may be done with the connection."""
     ends = Connected(pair)
     ends.right.post_recv([RecvWR(1)])

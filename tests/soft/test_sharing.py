@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import select
 import signal
 import socket
 import struct
@@ -84,7 +85,7 @@ class TestJoining:
             assert sorted(body[12:] for body in got) == [bytes((n, member.slot)) for n in (1, 2, 3, 4)]
 
     @pytest.mark.slow
-    def test_many_at_once(self, worker: MakeWorker) -> None:
+    def test_many_processes_join_at_once(self, worker: MakeWorker) -> None:
         members = [worker() for _ in range(12)]
         for member in members:
             member.begin(Server.open)
@@ -94,7 +95,7 @@ class TestJoining:
             members[0](Server.send, slot << 16 | 7, bytes((slot,)))
             assert [body[12:] for body in bodies(member.collect(1))] == [bytes((slot,))]
 
-    def test_the_slot_of_a_dead_process_is_used_again(self, worker: MakeWorker) -> None:
+    def test_slot_of_a_dead_process_is_reused(self, worker: MakeWorker) -> None:
         members = [worker() for _ in range(3)]
         assert [member.open() for member in members] == [1, 2, 3]
         members[1].kill()
@@ -108,7 +109,7 @@ class TestJoining:
         members[0](Server.send, 3 << 16 | 7, b"3")
         assert [body[12:] for body in bodies(members[2].collect(1))] == [b"3"]
 
-    def test_leaving_and_coming_back(self, wire: UdpWire, worker: MakeWorker) -> None:
+    def test_leave_and_rejoin(self, wire: UdpWire, worker: MakeWorker) -> None:
         other = worker()
         assert (wire.slot, joins(wire, other)) == (1, 2)
         wire.close()
@@ -119,7 +120,7 @@ class TestJoining:
         wire.open()
         assert wire.slot == 3
 
-    def test_all_die_and_another_begins(self, worker: MakeWorker) -> None:
+    def test_new_group_after_all_died(self, worker: MakeWorker) -> None:
         members = [worker() for _ in range(3)]
         assert [member.open() for member in members] == [1, 2, 3]
         for member in members:
@@ -127,16 +128,17 @@ class TestJoining:
         assert worker().open() == 1
 
     @pytest.mark.slow
-    def test_no_slot_left(self, wire: UdpWire, worker: MakeWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_no_free_slot(self, wire: UdpWire, worker: MakeWorker, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sharing, "MAX_SLOT", 2)
         assert joins(wire, worker()) == 2
         with pytest.raises(CallFailed, match="2 processes share the port already") as caught:
             joins(wire, worker())
         assert caught.value.errno == errno.EUSERS
 
-    def test_one_that_dies_before_its_sockets_are_parked(
+    def test_process_killed_before_parking_its_sockets(
         self, wire: UdpWire, worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        # Between being admitted and parking its sockets a process calls nothing public.
         await_order = sharing._await_order
 
         def die(*args: object) -> None:
@@ -155,7 +157,7 @@ class TestJoining:
         wire.send(wire.route(HERE), (packet(2 << 16 | 7, b"2"), bytes(4)))
         assert [body[12:] for body in bodies(member.collect(1))] == [b"2"]
 
-    def test_nobody_lets_one_in(self, worker: MakeWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_no_member_answers_admission(self, worker: MakeWorker, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sharing, "JOIN_SECONDS", 0.2)
         first, second = worker(), worker()
         first.open()
@@ -170,9 +172,10 @@ class TestJoining:
         second.signal(signal.SIGCONT)
         assert worker().open() == 1
 
-    def test_somebody_stopped_while_joining(
+    def test_member_stopped_during_admission(
         self, wire: UdpWire, worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        # Between being admitted and parking its sockets a process calls nothing public.
         await_order = sharing._await_order
 
         def stop(*args: object) -> None:
@@ -192,7 +195,7 @@ class TestJoining:
         assert stuck.result() == 2
         assert joins(wire, worker()) == 3
 
-    def test_a_program_that_does_not_play_along(self, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_unresponsive_program_on_the_admission_socket(self, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sharing, "JOIN_SECONDS", 0.1)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
             other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -201,7 +204,7 @@ class TestJoining:
                 UdpWire(port=port).open()
         assert caught.value.errno == errno.EADDRINUSE
 
-    def test_a_program_that_does_not_share(self, port: int) -> None:
+    def test_port_held_without_reuseport(self, port: int) -> None:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
             other.bind(("127.0.0.1", port))
             with pytest.raises(OSError, match=rf"process {os.getpid()} of user {os.geteuid()} has the port") as caught:
@@ -209,7 +212,7 @@ class TestJoining:
         assert caught.value.errno == errno.EADDRINUSE
 
     @needs_root
-    def test_another_user(self, wire: UdpWire, worker: MakeWorker) -> None:
+    def test_port_held_by_another_user(self, wire: UdpWire, worker: MakeWorker) -> None:
         other = worker()
         other(os_setuid, NOBODY)
         with pytest.raises(CallFailed, match=f"process {os.getpid()} of user 0 has the port.*run as user 0") as caught:
@@ -218,7 +221,7 @@ class TestJoining:
         wire.receive()  # which hangs up on it
 
     @needs_root
-    def test_a_user_without_privileges(self, port: int, worker: MakeWorker) -> None:
+    def test_unprivileged_user(self, port: int, worker: MakeWorker) -> None:
         members = [worker() for _ in range(3)]
         for member in members:
             member(os_setuid, NOBODY)
@@ -230,7 +233,7 @@ class TestJoining:
             UdpWire(port=port).open()
         assert caught.value.errno == errno.EACCES
 
-    def test_descriptors_end_with_exec(self, port: int, worker: MakeWorker) -> None:
+    def test_descriptors_are_closed_on_exec(self, port: int, worker: MakeWorker) -> None:
         member = worker()
         member.open()
         before = set(os.listdir("/proc/self/fd"))
@@ -284,7 +287,7 @@ class TestFork:
 
 class TestRequests:
     @pytest.mark.parametrize("attribute", [AttributeId.REQ, AttributeId.SIDR_REQ])
-    def test_come_to_who_listens_whoever_reads_them(self, worker: MakeWorker, attribute: int) -> None:
+    def test_requests_reach_the_listener_in_any_process(self, worker: MakeWorker, attribute: int) -> None:
         members = [worker() for _ in range(3)]
         for number, member in enumerate(members):
             member.open()
@@ -301,7 +304,7 @@ class TestRequests:
             assert {(segment, remote, local) for _, segment, remote, local in got} == {(0, *HERE_TEXT)}
         assert not any(member(Server.taken) for member in members)
 
-    def test_an_address_comes_before_any(self, wire: UdpWire, worker: MakeWorker) -> None:
+    def test_listener_with_an_address_precedes_the_wildcard(self, wire: UdpWire, worker: MakeWorker) -> None:
         exact, of_family, of_any = worker(), worker(), worker()
         for member, local in ((exact, packed("127.0.0.2")), (of_family, bytes(4)), (of_any, None)):
             joins(wire, member)
@@ -317,7 +320,7 @@ class TestRequests:
             assert body[:-4] == mad(AttributeId.REQ)
             assert (remote, local) == (ends[0], packed(ends[1]))
 
-    def test_nobody_listens(self, wire: UdpWire, worker: MakeWorker) -> None:
+    def test_request_without_listener(self, wire: UdpWire, worker: MakeWorker) -> None:
         route = wire.route(HERE)
         member = worker()
         joins(wire, member)
@@ -326,7 +329,7 @@ class TestRequests:
         assert [each.body for each in collect(wire, 1)] == [mad(AttributeId.REQ)]
         member.signal(signal.SIGCONT)
 
-    def test_the_listener_is_killed(self, wire: UdpWire, worker: MakeWorker) -> None:
+    def test_request_to_a_killed_listener(self, wire: UdpWire, worker: MakeWorker) -> None:
         member = worker()
         joins(wire, member)
         member(Server.listen, SERVICE, None)
@@ -339,7 +342,7 @@ class TestRequests:
         wire.send(route, (mad(AttributeId.REQ), bytes(4)))
         assert [each.body for each in collect(wire, 1)] == [mad(AttributeId.REQ)]
 
-    def test_who_does_not_listen_leaves_them_to_who_does(self, wire: UdpWire, worker: MakeWorker) -> None:
+    def test_process_without_listener_stops_reading_requests(self, wire: UdpWire, worker: MakeWorker) -> None:
         member = worker()
         joins(wire, member)
         member(Server.listen, SERVICE, None)
@@ -373,7 +376,7 @@ class TestRequests:
         member.signal(signal.SIGCONT)
         assert sorted(bodies(member.collect(2))) == sorted(sent[2:])
 
-    def test_a_burst_waits_for_a_slow_listener(self, wire: UdpWire, worker: MakeWorker) -> None:
+    def test_burst_is_queued_for_a_slow_listener(self, wire: UdpWire, worker: MakeWorker) -> None:
         member, other = worker(), worker()
         joins(wire, member)
         joins(wire, other)
@@ -392,7 +395,7 @@ class TestRequests:
         member.signal(signal.SIGCONT)
         assert bodies(member.collect(100)) == sent
 
-    def test_one_that_never_reads_holds_nobody_up(self, wire: UdpWire, worker: MakeWorker) -> None:
+    def test_process_that_never_reads_blocks_no_other(self, wire: UdpWire, worker: MakeWorker) -> None:
         member = worker()
         joins(wire, member)
         member(Server.listen, SERVICE, None)
@@ -421,7 +424,7 @@ class TestRequests:
         wire.unlisten(second)
         member(Server.listen, SERVICE, None)
 
-    def test_answers_go_straight_to_who_asked(self, wire: UdpWire, worker: MakeWorker) -> None:
+    def test_replies_go_directly_to_the_requester(self, wire: UdpWire, worker: MakeWorker) -> None:
         member = worker()
         joins(wire, member)
         answer = mad(AttributeId.REP, remote_id=member.slot << 24 | 5)
@@ -429,7 +432,7 @@ class TestRequests:
         assert bodies(member.collect(1)) == [answer]
         assert not wire.counters
 
-    def test_for_nobody_at_all(self, wire: UdpWire) -> None:
+    def test_packets_for_no_member(self, wire: UdpWire) -> None:
         route = wire.route(HERE)
         for data in (packet(9 << 16 | 1), packet(5), mad(AttributeId.REP, remote_id=0x09_000001)):
             wire.send(route, (data, bytes(4)))
@@ -453,9 +456,10 @@ def squat(server: Server, name: str) -> None:
 
 @needs_root
 class TestOtherUsers:
-    def test_cannot_put_anything_into_a_mailbox(self, wire: UdpWire, worker: MakeWorker) -> None:
+    def test_other_user_cannot_forward_packets(self, wire: UdpWire, worker: MakeWorker) -> None:
         honest, stranger = worker(), worker()
         stranger(os_setuid, NOBODY)
+        # The names are not secret, but a wire has no call that returns them.
         assert wire._group is not None
         name = wire._group.slot_name(wire.slot)
         message = b"".join(_pack((memoryview(bytes(16)), 0, ("127.0.0.1", 4791), bytes(4))))
@@ -465,9 +469,10 @@ class TestOtherUsers:
             # To accept a connection, to take what came by it, to see its end.
             assert sum(len(wire.receive()) for _ in range(3)) == expected
 
-    def test_get_nothing_by_taking_a_name(self, wire: UdpWire, worker: MakeWorker) -> None:
+    def test_other_user_cannot_intercept_by_binding_a_name(self, wire: UdpWire, worker: MakeWorker) -> None:
         stranger = worker()
         stranger(os_setuid, NOBODY)
+        # The names are not secret, but a wire has no call that returns them.
         assert wire._group is not None
         stranger(squat, wire._group.service_name(SERVICE, None))
         wire.send(wire.route(HERE), (mad(AttributeId.REQ), bytes(4)))
@@ -476,7 +481,7 @@ class TestOtherUsers:
 
 @needs_netns
 class TestFromAnotherHost:
-    def test_each_process_gets_its_own(self) -> None:
+    def test_each_process_gets_its_own_packets(self) -> None:
         with two_hosts() as net, net.b.enter(), workers(4791) as make:
             members = [make(), make()]
             for number, member in enumerate(members):
@@ -506,12 +511,12 @@ HERE_TEXT = ("127.0.0.1", packed("127.0.0.1"))
 def pump(wire: UdpWire) -> None:
     """Take all there is, where nobody else does, and expect nothing to be for this process."""
     wait([wire])
-    while wire.receive() or wire._poller.poll(0):  # type: ignore[union-attr]
+    while wire.receive() or select.select(wire.filenos(), [], [], 0)[0]:
         pass
 
 
 class TestMixedTrains:
-    def test_each_process_gets_its_packets_of_a_train(self, wire: UdpWire, worker: MakeWorker) -> None:
+    def test_train_is_split_by_process(self, wire: UdpWire, worker: MakeWorker) -> None:
         """An adapter joins what comes from one address with one length, whoever it is for."""
         member, listener = worker(), worker()
         joins(wire, member)
@@ -534,9 +539,9 @@ class TestMixedTrains:
 
 
 @pytest.mark.slow
-class TestStorm:
+class TestChurn:
     @pytest.mark.parametrize("seed", [1, 2])
-    def test_the_living_lose_nothing(self, worker: MakeWorker, seed: int) -> None:
+    def test_surviving_processes_lose_nothing(self, worker: MakeWorker, seed: int) -> None:
         dice = random.Random(seed)
         a, b = worker(), worker()
         a.open()
@@ -588,7 +593,7 @@ class TestStorm:
 
 
 class TestMembership:
-    def test_nothing_is_left_of_one_that_cannot_join(self, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_failed_join_leaves_no_descriptors(self, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sharing, "JOIN_SECONDS", 0.05)
         before = len(os.listdir("/proc/self/fd"))
         with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as other:

@@ -56,18 +56,18 @@ ATTRIBUTES = [*AttributeId, 0x0F, 0x1B, 0x0110, 0x1100, 0]
 
 class TestSlots:
     @pytest.mark.parametrize("slot", range(1, SLOTS))
-    def test_data_goes_by_the_destination_qpn(self, group: list[socket.socket], slot: int) -> None:
+    def test_data_is_assigned_by_destination_qpn(self, group: list[socket.socket], slot: int) -> None:
         data = packet(slot << 16 | 0x1234)
         assert slot_of(data) == slot
         assert went_to(group, data) == slot
 
-    def test_the_bits_before_the_qpn_do_not_matter(self, group: list[socket.socket]) -> None:
+    def test_reserved_bits_before_the_qpn_are_ignored(self, group: list[socket.socket]) -> None:
         data = bytearray(packet(3 << 16 | 9))
         data[4] = 0xFF
         assert slot_of(data) == went_to(group, bytes(data)) == 3
 
     @pytest.mark.parametrize("attribute", ATTRIBUTES)
-    def test_mads_go_by_the_communication_id(self, group: list[socket.socket], attribute: int) -> None:
+    def test_mads_are_assigned_by_communication_id(self, group: list[socket.socket], attribute: int) -> None:
         data = mad(attribute, local_id=0x02_000001, remote_id=0x03_000001)
         if attribute in (AttributeId.REQ, AttributeId.SIDR_REQ) or attribute not in list(AttributeId):
             expected = 0
@@ -76,11 +76,11 @@ class TestSlots:
         assert slot_of(data) == went_to(group, data) == expected
         assert is_request(data) == (attribute in (AttributeId.REQ, AttributeId.SIDR_REQ))
 
-    def test_a_reject_of_an_unknown_request_is_nobodys(self, group: list[socket.socket]) -> None:
+    def test_rej_of_an_unknown_req_has_no_slot(self, group: list[socket.socket]) -> None:
         data = mad(AttributeId.REJ, local_id=0x02_000001)
         assert slot_of(data) == went_to(group, data) == 0
 
-    def test_other_classes_are_nobodys(self, group: list[socket.socket]) -> None:
+    def test_other_mad_classes_have_no_slot(self, group: list[socket.socket]) -> None:
         data = mad(AttributeId.REP, 0x02_000001, 0x03_000001, mgmt_class=3)
         assert slot_of(data) == went_to(group, data) == 0
 

@@ -54,7 +54,7 @@ def bodies(wire: UdpWire, count: int, size: int = 1024) -> list[bytes]:
 
 class TestPackets:
     @pytest.mark.parametrize("host", LOOPBACKS)
-    def test_a_packet_arrives_with_both_addresses(self, wire: UdpWire, host: str) -> None:
+    def test_packet_is_received_with_both_addresses(self, wire: UdpWire, host: str) -> None:
         route = wire.route(path(host, host))
         (data,) = sealed(wire, route, bodies(wire, 1))
         assert wire.send(route, (data[:12], memoryview(data)[12:]))
@@ -65,16 +65,16 @@ class TestPackets:
         assert got.remote[1] == route.source_port == wire.port
         assert got.identification == 0
 
-    def test_the_source_is_the_paths(self, wire: UdpWire) -> None:
+    def test_packet_is_sent_from_the_paths_source(self, wire: UdpWire) -> None:
         route = wire.route(path("127.0.0.7", "127.0.0.9"))
         assert wire.send(route, sealed(wire, route, bodies(wire, 1)))
         (got,) = collect(wire, 1)
         assert (got.remote[0], got.local) == ("127.0.0.7", packed("127.0.0.9"))
 
-    def test_nothing_there(self, wire: UdpWire) -> None:
+    def test_nothing_to_receive(self, wire: UdpWire) -> None:
         assert not wire.receive()
 
-    def test_many_at_once_come_in_bounded_batches_and_in_order(self, wire: UdpWire) -> None:
+    def test_packets_are_received_in_order_and_bounded_batches(self, wire: UdpWire) -> None:
         route = wire.route(path("127.0.0.1", "127.0.0.1"))
         sent = bodies(wire, 100)
         for body in sent:
@@ -87,7 +87,7 @@ class TestPackets:
             got += batch
         assert [each.body for each in got] == sent
 
-    def test_too_short_for_a_packet(self, wire: UdpWire) -> None:
+    def test_runt_packet(self, wire: UdpWire) -> None:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
             for size in (0, 1, 15):
                 stranger.sendto(bytes(size), ("127.0.0.1", wire.port))
@@ -99,7 +99,7 @@ class TestPackets:
                 got += taken(wire)
             assert [each.body for each in got] == bodies(wire, 1)
 
-    def test_closed(self, open_wire: OpenWire) -> None:
+    def test_use_after_close(self, open_wire: OpenWire) -> None:
         wire = open_wire()
         assert wire.filenos()
         route = wire.route(path("127.0.0.1", "127.0.0.1"))
@@ -111,7 +111,7 @@ class TestPackets:
         assert wire.send(route, sealed(wire, route, bodies(wire, 1)))
         assert len(collect(wire, 1)) == 1
 
-    def test_is_a_wire(self, wire: UdpWire) -> None:
+    def test_implements_the_wire_protocol(self, wire: UdpWire) -> None:
         seam: Wire = wire
         assert seam.slot >= 1
 
@@ -122,7 +122,7 @@ class TestPackets:
 
 class TestTrains:
     @pytest.mark.parametrize("host", LOOPBACKS)
-    def test_a_train_is_sealed_for_identifications_from_0(self, wire: UdpWire, host: str) -> None:
+    def test_train_is_sealed_for_identifications_from_0(self, wire: UdpWire, host: str) -> None:
         route = wire.route(path(host, host))
         train = sealed(wire, route, [*bodies(wire, 9), packet(wire.slot << 16 | 5, b"the short last one..")])
         assert len(b"".join(train)) <= wire.can_segment()
@@ -133,14 +133,14 @@ class TestTrains:
         assert [each.data for each in got] == train
         assert [each.identification for each in got] == (list(range(10)) if host == "127.0.0.1" else [0] * 10)
 
-    def test_a_train_of_one(self, wire: UdpWire) -> None:
+    def test_train_of_one_packet(self, wire: UdpWire) -> None:
         route = wire.route(path("127.0.0.1", "127.0.0.1"))
         (data,) = sealed(wire, route, bodies(wire, 1))
         assert wire.send(route, (data,), len(data))
         (got,) = collect(wire, 1)
         assert got.identification == 0
 
-    def test_the_longest_train_comes_in_one_piece(self, wire: UdpWire) -> None:
+    def test_longest_train_is_received_whole(self, wire: UdpWire) -> None:
         route = wire.route(path("127.0.0.1", "127.0.0.1"))
         size = len(bodies(wire, 1, 4096)[0]) + 4
         count = wire.can_segment() // size
@@ -151,7 +151,7 @@ class TestTrains:
         ((data, segment, _, _),) = wire.receive()
         assert (bytes(data), segment) == (b"".join(train), size)
 
-    def test_without_trains_packets_come_singly(self, open_wire: OpenWire) -> None:
+    def test_packets_are_received_singly_without_gro(self, open_wire: OpenWire) -> None:
         wire = open_wire(trains=False)
         assert wire.can_segment() == 0
         route = wire.route(path("127.0.0.1", "127.0.0.1"))
@@ -164,9 +164,10 @@ class TestTrains:
         ]
 
     @pytest.mark.parametrize("host", LOOPBACKS)
-    def test_a_path_that_cannot_have_trains(self, wire: UdpWire, host: str) -> None:
+    def test_path_without_gso(self, wire: UdpWire, host: str) -> None:
         route = wire.route(path(host, host))
         train = sealed(wire, route, bodies(wire, 5))
+        # Nothing public makes a system refuse trains.
         sock = wire._sockets[":" in host]
         assert sock is not None
         # The system refuses trains without UDP checksums, as it does where IPsec is on the way.
@@ -182,7 +183,7 @@ class TestTrains:
         assert [each.data for each in collect(wire, 5)] == train
         assert wire.counters["trains_cut"] == 2
 
-    def test_more_packets_than_a_train_may_have(self, wire: UdpWire) -> None:
+    def test_train_beyond_the_gso_limit(self, wire: UdpWire) -> None:
         route = wire.route(path("127.0.0.1", "127.0.0.1"))
         train = sealed(wire, route, bodies(wire, 200, 4))
         assert wire.send(route, train, len(train[0]))
@@ -194,7 +195,7 @@ class TestTrains:
         assert [each.identification for each in collect(wire, 5)] == [0, 1, 2, 3, 4]
 
 
-class TestAlone:
+class TestUnsharedPort:
     """A system where processes cannot share the port, and one that has no epoll."""
 
     @pytest.fixture
@@ -204,7 +205,7 @@ class TestAlone:
         return open_wire()
 
     @pytest.mark.parametrize("host", LOOPBACKS)
-    def test_packets(self, alone: UdpWire, host: str) -> None:
+    def test_send_and_receive(self, alone: UdpWire, host: str) -> None:
         route = alone.route(path(host, host))
         assert alone.slot == 1
         for qpn in (1, 1 << 16 | 5, 9 << 16 | 5):  # there is nobody else to have it
@@ -214,14 +215,14 @@ class TestAlone:
         token = alone.listen(1, None)
         alone.unlisten(token)
 
-    def test_the_port_is_its_own(self, alone: UdpWire) -> None:
+    def test_port_is_exclusive(self, alone: UdpWire) -> None:
         with pytest.raises(OSError, match="has the port") as caught:
             UdpWire(port=alone.port).open()
         assert caught.value.errno == errno.EADDRINUSE
 
 
 class TestTap:
-    def test_both_ways(self, wire: UdpWire) -> None:
+    def test_tap_sees_both_directions(self, wire: UdpWire) -> None:
         seen: list[tuple[bool, bytes, bytes, int, int, bytes, int]] = []
 
         def tap(
@@ -313,7 +314,7 @@ class TestTwoHosts:
                 ((_, _, value),) = ancillary
                 assert value[0] == traffic_class
 
-    def test_what_a_path_refuses_is_a_lost_packet(self, net: TwoHosts) -> None:
+    def test_send_error_is_a_lost_packet(self, net: TwoHosts) -> None:
         with ExitStack() as stack:
             a, b = wires(net, stack)
             way = path(net.va.ipv4, net.vb.ipv4)
@@ -328,7 +329,7 @@ class TestTwoHosts:
             assert a.send(route, train, len(train[0]))
             assert [each.identification for each in collect(b, 3)] == [0, 1, 2]
 
-    def test_a_full_send_queue_holds_the_sender_up_for_a_moment_only(self, net: TwoHosts) -> None:
+    def test_full_socket_buffer_blocks_briefly(self, net: TwoHosts) -> None:
         try:
             net.a.run(
                 ["tc", "qdisc", "add", "dev", "va", "root", "tbf", "rate", "8kbit", "burst", "1600", "limit", "1m"]
@@ -337,6 +338,7 @@ class TestTwoHosts:
             pytest.skip(f"no token bucket filter: {error.stderr}")
         with ExitStack() as stack:
             a, _ = wires(net, stack)
+            # The size of the buffer is no option of a wire.
             sock = a._sockets[0]
             assert sock is not None
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the system makes that the smallest there is
@@ -346,7 +348,7 @@ class TestTwoHosts:
             assert not sent[-1]
             assert a.counters["no_room"] == sent.count(False)
 
-    def test_nobody_there(self, net: TwoHosts) -> None:
+    def test_unreachable_host(self, net: TwoHosts) -> None:
         with ExitStack() as stack:
             a, b = wires(net, stack)
             b.close()
@@ -355,7 +357,7 @@ class TestTwoHosts:
                 assert a.send(route, sealed(a, route, bodies(a, 1)))
             assert not a.receive()
 
-    def test_ipv6_without_udp_checksum(self, net: TwoHosts) -> None:
+    def test_ipv6_with_zero_udp_checksum(self, net: TwoHosts) -> None:
         with ExitStack() as stack, net.b.enter():
             _, b = wires(net, stack)
             with net.a.open_socket(socket.AF_INET6, socket.SOCK_DGRAM) as sender:
@@ -369,7 +371,7 @@ class TestTwoHosts:
             assert got.data == data
             assert got.remote[1] == sport
 
-    def test_a_host_without_ipv6(self, net: TwoHosts) -> None:
+    def test_host_without_ipv6(self, net: TwoHosts) -> None:
         net.b.sysctl("net.ipv6.conf.all.disable_ipv6", 1)
         with ExitStack() as stack:
             a, b = wires(net, stack)
@@ -379,7 +381,7 @@ class TestTwoHosts:
             assert not b.send(b.route(path(net.vb.ipv6, net.va.ipv6)), (bytes(16),))
 
     @pytest.mark.parametrize("host", ["", "10.7.0.1"])
-    def test_somebody_has_the_port(self, net: TwoHosts, host: str) -> None:
+    def test_port_in_use(self, net: TwoHosts, host: str) -> None:
         with net.a.open_socket(socket.AF_INET, socket.SOCK_DGRAM) as other, net.a.enter():
             other.bind((host, 4791))
             with pytest.raises(OSError, match=r"process \d+ of user 0 has the port") as caught:

@@ -11,6 +11,7 @@ from rdmacm.address import Gid
 from rdmacm.proto.cm.engine import Agent
 from rdmacm.proto.cm.events import ConnectReply, ConnectRequest, DisconnectRequested, Event, TimewaitExit
 from rdmacm.proto.cm.messages import REP, REQ, Message, Path, pack_message, unpack_message
+from rdmacm.proto.entropy import RandomSource
 from rdmacm.proto.mad import Mad
 
 SERVICE = 0x01061D2F
@@ -38,8 +39,8 @@ def opened(data: bytes) -> Message:
 class Scripted:
     """An agent whose peer is the test: it says what it likes, over a path of its own or another's."""
 
-    def __init__(self, seed: int = 1, **options: Any) -> None:
-        self.agent = Agent(GUIDS[0], random.Random(seed), **options)
+    def __init__(self, numbers: RandomSource | None = None, **options: Any) -> None:
+        self.agent = Agent(GUIDS[0], numbers or random.Random(1), **options)
         self.now = 1000.0
 
     def say(self, message: Message, tid: int = 0x77, path: Hashable = "peer") -> None:
@@ -143,14 +144,24 @@ class Pair:
 
     def is_empty(self) -> bool:
         """Whether nothing is left of any connection."""
-        return all(
-            len(agent) == 0
-            and agent.next_deadline() is None
-            and not agent._connections._by_remote_id
-            and not agent._connections._by_remote_qpn
-            and all(listener.pending == 0 for group in agent._listeners._by_key.values() for listener in group)
-            for agent in self.agents
-        )
+        return all(map(is_empty, self.agents))
+
+
+def is_empty(agent: Agent) -> bool:
+    """Whether nothing is left of any connection."""
+    # Indexes that keep entries of ended connections would show in memory only, so this looks into them.
+    return (
+        len(agent) == 0
+        and agent.next_deadline() is None
+        and not agent._connections._by_remote_id
+        and not agent._connections._by_remote_qpn
+        and all(listener.pending == 0 for group in agent._listeners._by_key.values() for listener in group)
+    )
+
+
+def communication_ids(agent: Agent) -> list[int]:
+    """Of all connections. An application learns them one by one, from its calls and events."""
+    return list(agent._connections._by_id)
 
 
 def established(pair: Pair | None = None, **fields: Any) -> tuple[Pair, int, int]:

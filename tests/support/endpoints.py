@@ -34,6 +34,10 @@ class Part:
         except Exception as error:
             self.error, self.done = error, True
 
+    def cancel(self) -> None:
+        """End the routine where it waits."""
+        self._routine.close()
+
     def turn(self) -> None:
         """Go on as far as possible."""
         while not self.done:

@@ -37,7 +37,7 @@ def psns(host: Host) -> list[int]:
 
 
 @pytest.mark.parametrize("ends", [ENDS, ENDS6])
-def test_a_packet_arrives_as_it_was_sent(ends: tuple[str, str]) -> None:
+def test_packet_arrives_unchanged(ends: tuple[str, str]) -> None:
     fabric = Fabric(latency=5e-6)
     a, b = two(fabric)
     wire: Wire = a.wire
@@ -58,7 +58,7 @@ def test_a_packet_arrives_as_it_was_sent(ends: tuple[str, str]) -> None:
     assert (entry.packet.source, entry.packet.destination, entry.packet.traffic_class) == ("a", "b", 0x20)
 
 
-def test_a_link_local_peer_is_named_with_the_interface() -> None:
+def test_link_local_peer_has_a_scope() -> None:
     fabric = Fabric()
     a, b = fabric.host("a", "fe80::1"), fabric.host("b", "fe80::2")
     b.wire.open()
@@ -71,7 +71,7 @@ def test_a_link_local_peer_is_named_with_the_interface() -> None:
 
 
 @pytest.mark.parametrize(("local", "remote"), [(ENDS[0], ENDS[0]), ("127.0.0.1", "127.0.0.1"), ("::1", ENDS6[0])])
-def test_a_host_can_send_to_itself(local: str, remote: str) -> None:
+def test_host_sends_to_itself(local: str, remote: str) -> None:
     fabric = Fabric(mtu=1500)
     a, b = two(fabric)
     assert a.wire.send(route(a, local, remote), [bytes(4000)]), "the loopback interface has a longer MTU"
@@ -80,7 +80,7 @@ def test_a_host_can_send_to_itself(local: str, remote: str) -> None:
     assert not received(b)
 
 
-def test_a_train_is_cut_into_packets() -> None:
+def test_train_is_split_into_packets() -> None:
     fabric = Fabric()
     a, b = two(fabric)
     way = route(a, *ENDS)
@@ -107,7 +107,7 @@ def test_packets_of_a_train_have_outcomes_of_their_own() -> None:
     assert fabric.log.count(Outcome.LOST) == 64 - len(arrived)
 
 
-def test_trains_may_be_off_and_have_an_end() -> None:
+def test_trains_can_be_disabled_and_are_limited() -> None:
     assert not Fabric(trains=False).host("a", ENDS[0]).wire.can_segment()
     a, _ = two(Fabric())
     longest = a.wire.can_segment()
@@ -119,7 +119,7 @@ def test_trains_may_be_off_and_have_an_end() -> None:
     assert not len(a.fabric.log)
 
 
-def test_what_cannot_arrive() -> None:
+def test_undeliverable_packets_are_counted() -> None:
     fabric = Fabric(mtu=1500)
     a, b = two(fabric)
     data = bytes(64)
@@ -142,7 +142,7 @@ def test_what_cannot_arrive() -> None:
     }
 
 
-def test_a_receiver_that_does_not_read_loses_packets() -> None:
+def test_receive_queue_overflow_drops_packets() -> None:
     fabric = Fabric()
     a, b = two(fabric)
     way = route(a, *ENDS)
@@ -154,7 +154,7 @@ def test_a_receiver_that_does_not_read_loses_packets() -> None:
     assert len(b.wire.receive()) == 0
 
 
-def test_an_address_that_moves_takes_its_packets_along() -> None:
+def test_moved_address_receives_its_packets() -> None:
     fabric = Fabric()
     a, b = two(fabric)
     c = fabric.host("c", "10.0.0.3")
@@ -166,7 +166,7 @@ def test_an_address_that_moves_takes_its_packets_along() -> None:
     assert (len(received(b)), len(received(c))) == (0, 1)
 
 
-def test_what_is_under_way_can_come_too_late() -> None:
+def test_packets_in_flight_to_a_removed_address() -> None:
     fabric = Fabric(latency=1.0)
     a, b = two(fabric)
     a.wire.send(route(a, *ENDS), [bytes(16)])
@@ -179,7 +179,7 @@ def test_what_is_under_way_can_come_too_late() -> None:
     assert not received(b), "what a closed wire had is gone"
 
 
-def test_loopback_stays_at_home() -> None:
+def test_loopback_packets_stay_on_the_host() -> None:
     fabric = Fabric()
     a, b = two(fabric)
     a.network.set_interface(1, up=False)
@@ -189,7 +189,7 @@ def test_loopback_stays_at_home() -> None:
     assert not received(b)
 
 
-def test_the_network_holds_only_so_much() -> None:
+def test_packets_in_flight_are_limited() -> None:
     fabric = Fabric(latency=1.0, log_limit=0)
     fabric.faults = lambda _: Verdict(copies=64)
     a, b = two(fabric)
@@ -213,7 +213,7 @@ def test_the_network_holds_only_so_much() -> None:
         (Outcome.CORRUPTED, {"corrupt": 0.1}),
     ],
 )
-def test_faults_come_as_often_as_was_asked(outcome: Outcome, rates: dict[str, float]) -> None:
+def test_fault_rates_are_met(outcome: Outcome, rates: dict[str, float]) -> None:
     fabric = Fabric(seed=7, **rates)  # type: ignore[arg-type]
     _, b = send_many(fabric, 2000, gap=0.0)
     # Five standard deviations of a binomial distribution.
@@ -233,7 +233,7 @@ def test_faults_come_as_often_as_was_asked(outcome: Outcome, rates: dict[str, fl
         assert len(arrived) == 2000
 
 
-def test_without_faults_nothing_happens() -> None:
+def test_no_faults_by_default() -> None:
     fabric = Fabric(seed=7, jitter=1e-4)
     _, b = send_many(fabric, 500, gap=1e-5)
     assert psns(b) == list(range(500)), "jitter alone lets no packet overtake another"
@@ -243,7 +243,7 @@ def test_without_faults_nothing_happens() -> None:
     assert max(took) > 60e-6
 
 
-def test_everything_can_be_lost() -> None:
+def test_full_loss() -> None:
     fabric = Fabric(loss=1.0)
     _, b = send_many(fabric, 50)
     assert not received(b)
@@ -267,7 +267,7 @@ def test_corruption_flips_a_few_bits_anywhere() -> None:
     assert places == set(range(48))
 
 
-def test_wrong_parts_and_times() -> None:
+def test_invalid_fault_arguments() -> None:
     for wrong in ({"loss": 1.1}, {"corrupt": -0.1}, {"latency": -1.0}, {"jitter": float("nan")}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             Fabric(**wrong)  # type: ignore[arg-type]
@@ -285,7 +285,7 @@ def wild(seed: int | str) -> Fabric:
     return fabric
 
 
-def test_the_same_seed_is_the_same_run() -> None:
+def test_same_seed_replays_the_same_run() -> None:
     first, again, other = wild(1), wild(1), wild(2)
     assert first.log.to_text() == again.log.to_text()
     assert list(first.log) == list(again.log)
@@ -293,7 +293,7 @@ def test_the_same_seed_is_the_same_run() -> None:
     assert wild("a name").log.to_text() != first.log.to_text()
 
 
-def test_another_process_replays_it() -> None:
+def test_same_seed_in_another_process() -> None:
     def run(hash_seed: str) -> bytes:
         script = (
             "from rdmacm.testing import Fabric; from support.fabric import Managers;"
@@ -308,7 +308,7 @@ def test_another_process_replays_it() -> None:
     assert run("2") == first
 
 
-def test_the_same_seed_is_the_same_connection() -> None:
+def test_same_seed_replays_the_same_connection() -> None:
     def life(seed: int) -> str:
         fabric = Fabric(seed, loss=0.3, duplicate=0.1, reorder=0.1, corrupt=0.05)
         managers = Managers(fabric)
@@ -321,7 +321,7 @@ def test_the_same_seed_is_the_same_connection() -> None:
     assert life(4) != life(5)
 
 
-def test_what_others_do_does_not_change_a_links_luck() -> None:
+def test_links_draw_independent_random_numbers() -> None:
     def outcomes(disturb: bool) -> list[tuple[int, Outcome, bytes]]:
         fabric = Fabric(9, loss=0.2, reorder=0.2, corrupt=0.2)
         a, b = two(fabric)
@@ -341,7 +341,7 @@ def test_what_others_do_does_not_change_a_links_luck() -> None:
     assert outcomes(False) == outcomes(True)
 
 
-def test_hosts_have_numbers_of_their_own() -> None:
+def test_hosts_draw_independent_random_numbers() -> None:
     def numbers(fabric: Fabric, *names: str) -> list[int]:
         return [fabric.host(name, f"10.0.0.{ord(name)}").random.getrandbits(64) for name in names]
 
@@ -351,7 +351,7 @@ def test_hosts_have_numbers_of_their_own() -> None:
     assert numbers(Fabric(2), "a") != [a]
 
 
-def test_the_log_reads_well() -> None:
+def test_log_text() -> None:
     fabric = Fabric(seed=1)
     managers = Managers(fabric)
     fabric.faults = nth("REQ", 1)
@@ -371,7 +371,7 @@ def test_the_log_reads_well() -> None:
     assert b.alive
 
 
-def test_the_log_has_an_end() -> None:
+def test_log_is_bounded() -> None:
     fabric = Fabric(log_limit=10_000)
     send_many(fabric, 100)
     assert 10 < len(fabric.log) < 34
@@ -383,7 +383,7 @@ def test_the_log_has_an_end() -> None:
 # -- scripts ------------------------------------------------------------------------------------------------------
 
 
-def test_a_script_sees_every_packet_and_may_leave_it_to_chance() -> None:
+def test_script_may_leave_packets_to_the_fault_rates() -> None:
     seen: list[FabricPacket] = []
     fabric = Fabric(seed=2, loss=0.3)
 
@@ -414,7 +414,7 @@ def only(psn: int, verdict: Verdict) -> Callable[[FabricPacket], Verdict]:
         (Verdict(data=bytes(9) + b"\0\0\x07" + bytes(4)), [0, 1, 7, 3, 4], Outcome.CORRUPTED),
     ],
 )
-def test_a_script_decides(verdict: Verdict, arrived: list[int], outcome: Outcome) -> None:
+def test_script_decides_the_fate(verdict: Verdict, arrived: list[int], outcome: Outcome) -> None:
     fabric = Fabric(seed=2, loss=0.5, corrupt=0.5)
     fabric.faults = only(2, verdict)
     _, b = send_many(fabric, 5)
@@ -422,7 +422,7 @@ def test_a_script_decides(verdict: Verdict, arrived: list[int], outcome: Outcome
     assert [entry.packet.psn for entry in fabric.log.select(outcome)] == [2]
 
 
-def test_a_script_may_damage() -> None:
+def test_script_may_corrupt() -> None:
     fabric = Fabric()
     fabric.faults = only(1, CORRUPT)
     send_many(fabric, 3)
@@ -435,7 +435,7 @@ def test_a_script_may_damage() -> None:
     assert fabric.log[-1].data == b"\xf0" * 16, "every bit there is, once"
 
 
-def test_any_bytes_have_a_kind() -> None:
+def test_arbitrary_packets_are_classified() -> None:
     dice = Random(1)
     kinds = set()
     for size in [*range(40), *[280] * 60]:
@@ -450,7 +450,7 @@ def test_any_bytes_have_a_kind() -> None:
 
 
 @pytest.mark.parametrize(("kind", "number"), [("REQ", 1), ("REP", 1), ("REP", 2), ("RTU", 1)])
-def test_a_lost_message_is_made_up_for(kind: str, number: int) -> None:
+def test_lost_message_is_retransmitted(kind: str, number: int) -> None:
     fabric = Fabric()
     managers = Managers(fabric)
     fabric.faults = nth(kind, number)
@@ -466,7 +466,7 @@ def test_a_lost_message_is_made_up_for(kind: str, number: int) -> None:
 # -- cuts and crashes ---------------------------------------------------------------------------------------------
 
 
-def test_a_partition_also_takes_what_is_under_way() -> None:
+def test_partition_drops_packets_in_flight() -> None:
     fabric = Fabric(latency=1.0)
     a, b = two(fabric)
     there, back = route(a, *ENDS), route(b, *ENDS[::-1])
@@ -486,7 +486,7 @@ def test_a_partition_also_takes_what_is_under_way() -> None:
     assert (len(received(a)), len(received(b))) == (1, 1)
 
 
-def test_a_partition_may_be_one_way() -> None:
+def test_one_way_partition() -> None:
     fabric = Fabric()
     a, b = two(fabric)
     fabric.partition("a", "b", one_way=True)
@@ -496,7 +496,7 @@ def test_a_partition_may_be_one_way() -> None:
     assert (len(received(a)), len(received(b))) == (1, 0)
 
 
-def test_a_peer_that_crashed_is_unreachable() -> None:
+def test_crashed_host_is_unreachable() -> None:
     fabric = Fabric()
     managers = Managers(fabric)
     fabric.crash("b")
@@ -507,7 +507,7 @@ def test_a_peer_that_crashed_is_unreachable() -> None:
     assert {entry.outcome for entry in fabric.log} == {Outcome.CRASHED}
 
 
-def test_a_crash_stops_everything_of_a_host() -> None:
+def test_crash_stops_all_activity_of_a_host() -> None:
     fabric = Fabric(latency=1.0)
     a, b = two(fabric)
     fired: list[float] = []
@@ -525,7 +525,7 @@ def test_a_crash_stops_everything_of_a_host() -> None:
     assert [entry.outcome for entry in fabric.log] == [Outcome.CRASHED, Outcome.DELIVERED, Outcome.CRASHED]
 
 
-def test_a_crashed_host_can_come_back() -> None:
+def test_crashed_host_restarts() -> None:
     fabric = Fabric(latency=1.0)
     a, old = two(fabric)
     fabric.crash("b")
@@ -543,7 +543,7 @@ def test_a_crashed_host_can_come_back() -> None:
     assert len(received(heir)) == 1
 
 
-def test_names_and_addresses_are_taken_once() -> None:
+def test_host_names_and_addresses_are_unique() -> None:
     fabric = Fabric()
     fabric.host("a", "10.0.0.1", "fd00::1/48")
     with pytest.raises(ValueError, match="host a already exists"):

@@ -56,7 +56,7 @@ def life(fabric: Fabric) -> list[CmEventType]:
     return server.events
 
 
-def test_a_synchronous_call_times_out_in_virtual_time() -> None:
+def test_synchronous_call_times_out_in_virtual_time() -> None:
     fabric = Fabric()
     a = fabric.host("a", "10.0.0.1")
     began = time.monotonic()
@@ -67,7 +67,7 @@ def test_a_synchronous_call_times_out_in_virtual_time() -> None:
 
 
 @for_each("seed", range(10))
-def test_a_connection_on_a_bad_network(seed: int) -> None:
+def test_connection_on_a_lossy_network(seed: int) -> None:
     def run() -> str:
         fabric = Fabric(seed, loss=0.3, duplicate=0.1, reorder=0.2, corrupt=0.05)
         assert life(fabric) == [
@@ -81,14 +81,14 @@ def test_a_connection_on_a_bad_network(seed: int) -> None:
     assert run() == run()
 
 
-def test_a_connection_on_a_good_network() -> None:
+def test_connection_on_a_lossless_network() -> None:
     fabric = Fabric()
     life(fabric)
     assert [entry.packet.kind for entry in fabric.log] == ["REQ", "REP", "RTU", "DREQ", "DREP"]
     assert {entry.outcome for entry in fabric.log} == {Outcome.DELIVERED}
 
 
-def test_looking_takes_no_time() -> None:
+def test_polling_takes_no_virtual_time() -> None:
     fabric = Fabric()
     a = fabric.host("a", "10.0.0.1")
     with EventChannel(a.provider) as channel, CmId(channel) as cmid:

@@ -31,7 +31,7 @@ def ticking(host: Host, interval: float, times: list[float]) -> None:
 # -- running ------------------------------------------------------------------------------------------------------
 
 
-def test_time_stands_still_but_in_run() -> None:
+def test_time_advances_only_in_run() -> None:
     fabric = Fabric()
     a, b = two(fabric)
     a.wire.send(route(a, *ENDS), [bytes(16)])
@@ -42,7 +42,7 @@ def test_time_stands_still_but_in_run() -> None:
     assert fabric.now == 20e-6
 
 
-def test_until_a_moment() -> None:
+def test_run_for_seconds() -> None:
     fabric = Fabric()
     a, _ = two(fabric)
     times: list[float] = []
@@ -66,7 +66,7 @@ def test_until_a_moment() -> None:
             fabric.run(seconds=wrong)
 
 
-def test_nothing_to_do_takes_no_time() -> None:
+def test_idle_run_takes_no_time() -> None:
     fabric = Fabric()
     two(fabric)
     fabric.run(until=1e6)
@@ -75,7 +75,7 @@ def test_nothing_to_do_takes_no_time() -> None:
     assert fabric.now == 1e6
 
 
-def test_until_a_condition() -> None:
+def test_run_until_a_condition() -> None:
     fabric = Fabric()
     a, _ = two(fabric)
     times: list[float] = []
@@ -105,7 +105,7 @@ def test_time_never_goes_back() -> None:
     assert all(entry.time >= entry.packet.time for entry in fabric.log)
 
 
-def test_a_run_has_an_end() -> None:
+def test_run_is_bounded() -> None:
     fabric = Fabric(max_steps=100)
     a, _ = two(fabric)
     ticking(a, 1.0, [])
@@ -117,7 +117,7 @@ def test_a_run_has_an_end() -> None:
         fabric.run(seconds=1)
 
 
-def test_of_two_things_at_once_the_first_sent_is_first() -> None:
+def test_simultaneous_events_keep_their_order() -> None:
     fabric = Fabric()
     a, b = two(fabric)
     c = fabric.host("c", "10.0.0.3")
@@ -132,7 +132,7 @@ def test_of_two_things_at_once_the_first_sent_is_first() -> None:
 # -- waiting ------------------------------------------------------------------------------------------------------
 
 
-def test_waiting_lets_virtual_time_pass() -> None:
+def test_waiting_advances_virtual_time() -> None:
     fabric = Fabric()
     a, b = two(fabric)
     times: list[float] = []
@@ -147,7 +147,7 @@ def test_waiting_lets_virtual_time_pass() -> None:
     assert time.monotonic() - real < 10.0
 
 
-def test_a_wait_that_nothing_can_end_is_an_error() -> None:
+def test_endless_wait_raises() -> None:
     fabric = Fabric()
     a, _ = two(fabric)
     with pytest.raises(SimulationError, match=r"host a waits for ever.*in flight: 0; hosts with timers: none"):
@@ -156,7 +156,7 @@ def test_a_wait_that_nothing_can_end_is_an_error() -> None:
     assert fabric.now == 3.0
 
 
-def test_who_is_not_there_cannot_wait() -> None:
+def test_crashed_host_cannot_wait() -> None:
     fabric = Fabric()
     two(fabric)
     host = fabric.hosts["b"]
@@ -210,7 +210,7 @@ def test_hosts_have_devices_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("gone", ["10.0.0.9", "10.9.9.9", "fd00::9"])
-def test_nobody_there(gone: str) -> None:
+def test_missing_neighbour(gone: str) -> None:
     fabric = Fabric()
     a, _ = two(fabric)
     with EventChannel(a.provider) as channel, CmId(channel) as cmid:
@@ -219,7 +219,7 @@ def test_nobody_there(gone: str) -> None:
         assert fabric.now == 2.0
 
 
-def test_a_scripted_neighbour_comes_first() -> None:
+def test_scripted_neighbour_takes_precedence() -> None:
     fabric = Fabric()
     a, _ = two(fabric)
     a.network.add_neighbour(2, ENDS[1], NeighbourState.FAILED)
@@ -244,7 +244,7 @@ def broken_one_way(fabric: Fabric) -> Callable[[], object]:
 
 
 @pytest.mark.parametrize("broken", [broken_by_a_crash, broken_by_a_partition, broken_one_way])
-def test_a_neighbour_that_is_back_answers(broken: Callable[[Fabric], Callable[[], object]]) -> None:
+def test_restarted_neighbour_answers(broken: Callable[[Fabric], Callable[[], object]]) -> None:
     fabric = Fabric()
     a, _ = two(fabric)
     repair = broken(fabric)
@@ -260,7 +260,7 @@ def test_a_neighbour_that_is_back_answers(broken: Callable[[Fabric], Callable[[]
         assert fabric.now == 5.0, "at the next question"
 
 
-def test_free_ports_are_the_seeds() -> None:
+def test_free_ports_depend_on_the_seed() -> None:
     def ports(seed: int) -> list[int]:
         a, _ = two(Fabric(seed))
         found = []
@@ -279,7 +279,7 @@ def test_free_ports_are_the_seeds() -> None:
 # -- handlers -----------------------------------------------------------------------------------------------------
 
 
-def test_a_handler_gets_the_events_of_its_channel() -> None:
+def test_handler_receives_the_events_of_its_channel() -> None:
     fabric = Fabric()
     a, _ = two(fabric)
     seen: list[tuple[float, CmEventType]] = []
@@ -303,7 +303,7 @@ def test_a_handler_gets_the_events_of_its_channel() -> None:
     ]
 
 
-def test_a_handler_may_wait_and_is_not_called_meanwhile() -> None:
+def test_handler_is_not_reentered_while_it_waits() -> None:
     fabric = Fabric()
     a, _ = two(fabric)
     seen: list[tuple[str, float]] = []
@@ -321,7 +321,7 @@ def test_a_handler_may_wait_and_is_not_called_meanwhile() -> None:
     assert seen == [("begin", 0.0), ("end", 5.0), ("begin", 5.0), ("end", 10.0)]
 
 
-def test_what_a_handler_raises_comes_out() -> None:
+def test_handler_exception_propagates_from_run() -> None:
     fabric = Fabric()
     a, b = two(fabric)
 
@@ -337,7 +337,7 @@ def test_what_a_handler_raises_comes_out() -> None:
             b.on_event(channel, handler)
 
 
-def test_a_handler_may_crash_its_own_host() -> None:
+def test_handler_may_crash_its_host() -> None:
     fabric = Fabric()
     a, _ = two(fabric)
     seen: list[str] = []
@@ -355,7 +355,7 @@ def test_a_handler_may_crash_its_own_host() -> None:
     assert seen == ["one"]
 
 
-def test_many_fabrics_leave_nothing_open() -> None:
+def test_closed_fabrics_leave_no_descriptors() -> None:
     def open_files() -> int:
         gc.collect()
         with open(os.devnull) as file:
@@ -371,7 +371,7 @@ def test_many_fabrics_leave_nothing_open() -> None:
     assert open_files() == before
 
 
-def test_handlers_that_never_rest_are_an_error() -> None:
+def test_endless_handlers_raise() -> None:
     fabric = Fabric(max_steps=50)
     a, _ = two(fabric)
     with EventChannel(a.provider) as channel, CmId(channel) as cmid:

@@ -50,10 +50,10 @@ def exchange(sa: SubnetAdministrator, mad: bytes, lid: int = 4, stamp: int = 1) 
 
 
 class TestByteForByte:
-    def test_a_path(self, opensm: SubnetAdministrator) -> None:
+    def test_path_record(self, opensm: SubnetAdministrator) -> None:
         assert exchange(opensm, sa_vectors.PATH_REQUEST) == sa_vectors.PATH_ANSWER
 
-    def test_a_service(self, opensm: SubnetAdministrator) -> None:
+    def test_service_record(self, opensm: SubnetAdministrator) -> None:
         # OpenSM has lost the last number of the data on the way to it.
         lost = slice(-8, None)
         answer = exchange(opensm, sa_vectors.SERVICE_REQUEST)
@@ -71,7 +71,7 @@ class TestByteForByte:
         request = SaMad(SET, Attribute.MC_MEMBER_RECORD, 9, 0x10003, record.pack())
         assert exchange(opensm, request.pack()) == sa_vectors.JOIN_ANSWER
 
-    def test_an_empty_table(self, opensm: SubnetAdministrator) -> None:
+    def test_empty_table(self, opensm: SubnetAdministrator) -> None:
         answer = exchange(opensm, sa_vectors.TABLE_REQUEST)
         assert (len(answer), SaMad.unpack(answer).attribute_offset, SaMad.unpack(answer).status) == (56, 0, 0)
 
@@ -79,7 +79,7 @@ class TestByteForByte:
         answer = exchange(opensm, sa_vectors.CLASS_PORT_INFO_REQUEST)
         assert answer[56:64].hex() == "010226020016bd10"
 
-    def test_a_table_that_is_cut(self, opensm: SubnetAdministrator) -> None:
+    def test_truncated_table(self, opensm: SubnetAdministrator) -> None:
         for lid in range(10, 20):
             opensm.add_port(opensm_port(f"Host{lid}", lid, 0x100000 + 2 * lid + 1))
         request = SaMad(TABLE, Attribute.PATH_RECORD, 1)
@@ -109,19 +109,19 @@ class TestPaths:
         [path] = asker.records(GET, PathRecord, sgid=here, dgid=there, numb_path=1)
         assert (path.slid, path.dlid, path.mtu, path.rate, path.pkey) == (2, 3, 4, 3, 0xFFFF)
 
-    def test_the_whole_table(self, asker: Asker) -> None:
+    def test_whole_table(self, asker: Asker) -> None:
         paths = asker.records(TABLE, PathRecord)
         assert sorted((path.slid, path.dlid) for path in paths) == [(s, d) for s in (2, 3, 4) for d in (2, 3, 4)]
 
-    def test_to_nowhere(self, asker: Asker, subnet: MemorySubnet) -> None:
+    def test_unknown_destination(self, asker: Asker, subnet: MemorySubnet) -> None:
         answer = asker.find(GET, PathRecord, sgid=gid(subnet, "a"), dgid=Gid("fe80::dead"))
         assert (answer.status, answer.records) == (SaStatus.NO_RECORDS, ())
         assert asker.records(TABLE, PathRecord, dgid=Gid("fe80::dead")) == []
 
-    def test_several_where_one_is_asked_for(self, asker: Asker) -> None:
+    def test_several_matches_for_get(self, asker: Asker) -> None:
         assert asker.find(GET, PathRecord, slid=2).status == SaStatus.TOO_MANY_RECORDS
 
-    def test_several_of_one_pair(self, asker: Asker, subnet: MemorySubnet) -> None:
+    def test_several_paths_of_one_pair(self, asker: Asker, subnet: MemorySubnet) -> None:
         here, there = gid(subnet, "a"), gid(subnet, "b")
         path = subnet.sa.path(here, there)
         subnet.sa.set_paths(here, there, path.replace(sl=1), path.replace(sl=2), path.replace(sl=3))
@@ -130,7 +130,7 @@ class TestPaths:
         assert [found.sl for found in asker.records(GET, PathRecord, sgid=here, dgid=there)] == [1]
         assert [found.sl for found in asker.records(GET, PathRecord, sgid=here, dgid=there, sl=3)] == [3]
 
-    def test_one_way(self, asker: Asker, subnet: MemorySubnet) -> None:
+    def test_irreversible_path(self, asker: Asker, subnet: MemorySubnet) -> None:
         here, there = gid(subnet, "a"), gid(subnet, "b")
         subnet.sa.set_paths(there, here)
         subnet.sa.set_paths(here, there, subnet.sa.path(here, there).replace(reversible=False))
@@ -195,7 +195,7 @@ class TestPaths:
         assert (path.dlid, path.slid, path.reversible) == (0xC000, 0, False)
         assert asker.find(GET, PathRecord, dgid=Gid("ff12::1")).status == SaStatus.NO_RECORDS
 
-    def test_not_to_a_port_that_is_down(self, asker: Asker, subnet: MemorySubnet) -> None:
+    def test_port_that_is_down(self, asker: Asker, subnet: MemorySubnet) -> None:
         there = gid(subnet, "b")
         subnet.change_port("b", state=PortState.DOWN)
         assert asker.find(GET, PathRecord, dgid=there, slid=2).status == SaStatus.NO_RECORDS
@@ -204,7 +204,7 @@ class TestPaths:
 
 
 class TestServices:
-    def test_are_found_by_what_is_asked(self, asker: Asker, subnet: MemorySubnet) -> None:
+    def test_services_match_the_queried_fields(self, asker: Asker, subnet: MemorySubnet) -> None:
         for number, name in enumerate((b"one", b"two", b"two")):
             record = {"service_id": number, "service_gid": gid(subnet, "a"), "service_name": name}
             asker.records(SET, ServiceRecord, service_data16=(number, 5) + (0,) * 6, **record)
@@ -218,7 +218,7 @@ class TestServices:
         answer = asker.wait(asker.ask_raw(TABLE, Attribute.SERVICE_RECORD, 1 << 24, asked))
         assert len(answer.records) == 3
 
-    def test_expire(self, asker: Asker, subnet: MemorySubnet) -> None:
+    def test_services_expire(self, asker: Asker, subnet: MemorySubnet) -> None:
         asker.records(SET, ServiceRecord, service_id=1, service_gid=gid(subnet, "a"), service_lease=10)
         asker.records(SET, ServiceRecord, service_id=2, service_gid=gid(subnet, "a"))
         subnet.clock.advance(9.9)  # type: ignore[attr-defined]
@@ -226,40 +226,40 @@ class TestServices:
         subnet.clock.advance(0.1)  # type: ignore[attr-defined]
         assert [it.service_id for it in asker.records(TABLE, ServiceRecord)] == [2]
 
-    def test_are_renewed(self, asker: Asker, subnet: MemorySubnet) -> None:
+    def test_services_are_renewed(self, asker: Asker, subnet: MemorySubnet) -> None:
         for _ in range(5):
             asker.records(SET, ServiceRecord, service_id=1, service_gid=gid(subnet, "a"), service_lease=10)
             subnet.clock.advance(9.0)  # type: ignore[attr-defined]
         assert len(asker.records(TABLE, ServiceRecord)) == 1
 
-    def test_need_an_id_and_a_gid(self, asker: Asker, subnet: MemorySubnet) -> None:
+    def test_services_need_an_id_and_a_gid(self, asker: Asker, subnet: MemorySubnet) -> None:
         assert asker.find(SET, ServiceRecord, service_id=1).status == SaStatus.REQ_INVALID
         assert asker.find(SET, ServiceRecord, service_gid=gid(subnet, "a")).status == SaStatus.REQ_INVALID
 
-    def test_with_a_partition_both_must_be_in(self, asker: Asker, subnet: MemorySubnet) -> None:
+    def test_service_with_a_pkey_needs_membership(self, asker: Asker, subnet: MemorySubnet) -> None:
         fields = {"service_id": 1, "service_gid": gid(subnet, "b")}
         assert asker.find(SET, ServiceRecord, service_pkey=0x8001, **fields).status == SaStatus.REQ_INVALID
         assert asker.find(SET, ServiceRecord, service_pkey=0xFFFF, **fields).status == 0
         elsewhere = {"service_id": 1, "service_gid": Gid("fe80::dead")}
         assert asker.find(SET, ServiceRecord, service_pkey=0xFFFF, **elsewhere).status == SaStatus.REQ_INVALID
 
-    def test_without_one_are_of_none(self, asker: Asker, subnet: MemorySubnet) -> None:
+    def test_service_without_a_pkey(self, asker: Asker, subnet: MemorySubnet) -> None:
         fields = {"service_id": 1, "service_gid": gid(subnet, "a")}
         [told] = asker.records(SET, ServiceRecord, **fields)
         assert told.service_pkey == 0xFFFF
         assert asker.find(DELETE, ServiceRecord, service_pkey=0xFFFF, **fields).status == SaStatus.NO_RECORDS
         assert asker.find(DELETE, ServiceRecord, service_pkey=0, **fields).status == 0
 
-    def test_keys_are_told_to_nobody(self, asker: Asker, subnet: MemorySubnet) -> None:
+    def test_service_keys_are_hidden(self, asker: Asker, subnet: MemorySubnet) -> None:
         fields = {"service_id": 1, "service_gid": gid(subnet, "a"), "service_key": b"s" * 16}
         [told] = asker.records(SET, ServiceRecord, **fields)
         assert told.service_key == bytes(16)
 
 
-class TestGroups:
+class TestMulticastGroups:
     FIELDS = {"q_key": 7, "pkey": 0xFFFF, "traffic_class": 0, "sl": 0, "flow_label": 0}
 
-    def test_are_made_joined_and_left(self, asker: Asker, subnet: MemorySubnet) -> None:
+    def test_groups_are_created_joined_and_left(self, asker: Asker, subnet: MemorySubnet) -> None:
         mgid = Gid("ff15:a01b::1")
         fields = {"mgid": mgid, "port_gid": gid(subnet, "a"), "join_state": JoinState.FULL_MEMBER}
         [made] = asker.records(SET, MCMemberRecord, **fields, **self.FIELDS)
@@ -273,7 +273,7 @@ class TestGroups:
         asker.records(DELETE, MCMemberRecord, **fields | {"port_gid": gid(subnet, "b")})
         assert asker.find(GET, MCMemberRecord, mgid=mgid).status == SaStatus.NO_RECORDS
 
-    def test_join_states_add_up(self, asker: Asker, subnet: MemorySubnet) -> None:
+    def test_join_states_accumulate(self, asker: Asker, subnet: MemorySubnet) -> None:
         fields = {"mgid": BROADCAST, "port_gid": gid(subnet, "a")}
         asker.records(SET, MCMemberRecord, join_state=JoinState.FULL_MEMBER, **fields)
         [record] = asker.records(SET, MCMemberRecord, join_state=JoinState.SEND_ONLY_NON_MEMBER, **fields)
@@ -297,7 +297,7 @@ class TestGroups:
             (str(BROADCAST), {"q_key": 0xB1B}, 0),
         ],
     )
-    def test_that_are_refused(
+    def test_refused_groups(
         self, asker: Asker, subnet: MemorySubnet, mgid: str, fields: dict[str, int], status: int
     ) -> None:
         joins = {"mgid": Gid(mgid), "port_gid": gid(subnet, "a"), "join_state": 1}
@@ -305,20 +305,20 @@ class TestGroups:
 
 
 class TestOthers:
-    def test_nodes(self, asker: Asker, subnet: MemorySubnet) -> None:
+    def test_node_records(self, asker: Asker, subnet: MemorySubnet) -> None:
         assert [it.description for it in asker.records(TABLE, NodeRecord)] == ["a", "b", "c"]
         [node] = asker.records(GET, NodeRecord, lid=3)
         assert (node.port_guid, node.description) == (subnet.ports["b"].port().port_guid, "b")
 
-    def test_the_administrator(self, asker: Asker) -> None:
+    def test_class_port_info(self, asker: Asker) -> None:
         answer = asker.wait(asker.ask_raw(GET, Attribute.CLASS_PORT_INFO))
         assert ClassPortInfo.unpack(answer.records[0]).capability_mask == 0x2602
 
-    def test_a_method_that_an_attribute_does_not_have(self, asker: Asker) -> None:
+    def test_unsupported_method(self, asker: Asker) -> None:
         assert asker.wait(asker.ask_raw(SaMethod.GET_MULTI, Attribute.PATH_RECORD)).status == 0x000C
         assert asker.find(SET, PathRecord, slid=2).error == "timeout"
 
-    def test_what_it_does_not_know_it_does_not_answer(self, asker: Asker, subnet: MemorySubnet) -> None:
+    def test_unknown_attribute_is_not_answered(self, asker: Asker, subnet: MemorySubnet) -> None:
         number = asker.ask_raw(GET, Attribute.SERVICE_ASSOCIATION_RECORD, timeout=3.0)
         began = subnet.clock()
         assert asker.wait(number).error == "timeout"
@@ -329,7 +329,7 @@ class TestOthers:
 class TestTables:
     @pytest.mark.parametrize("count", [0, 1, 3, 500])
     @pytest.mark.parametrize("tables", [TableMode.SEGMENTS, TableMode.WHOLE])
-    def test_of_any_length(self, subnet: MemorySubnet, tables: TableMode, count: int) -> None:
+    def test_tables_of_any_length(self, subnet: MemorySubnet, tables: TableMode, count: int) -> None:
         subnet.sa.table_mode = tables
         asker = Asker(subnet, subnet.add_port("a"))
         for number in range(count):
@@ -337,7 +337,7 @@ class TestTables:
         found = asker.records(TABLE, ServiceRecord)
         assert [it.name for it in found] == [str(number) for number in range(count)]
 
-    def test_of_opensm_over_ibsim(self, subnet: MemorySubnet) -> None:
+    def test_tables_captured_from_opensm(self, subnet: MemorySubnet) -> None:
         subnet.sa.table_mode = TableMode.CUT
         asker = Asker(subnet, subnet.add_port("a"))
         for number in range(3):
@@ -346,7 +346,7 @@ class TestTables:
         assert (len(answer.records), answer.truncated) == (1, True)
 
     @for_each("seed", range(20))
-    def test_over_a_bad_network(self, seed: int) -> None:
+    def test_tables_over_a_lossy_network(self, seed: int) -> None:
         subnet = MemorySubnet(seed, latency=10e-6, loss=0.1, duplicate=0.1, reorder=0.2, reorder_delay=1e-3)
         asker = Asker(subnet, subnet.add_port("a"), seed)
         for number in range(500):
@@ -354,7 +354,7 @@ class TestTables:
         found = asker.records(TABLE, ServiceRecord, timeout=60.0, tries=60)
         assert [it.service_id for it in found] == list(range(500))
 
-    def test_the_same_seed_is_the_same_run(self) -> None:
+    def test_same_seed_replays_the_same_run(self) -> None:
         def once() -> tuple[float, dict[str, int], list[float]]:
             subnet = MemorySubnet(7, latency=10e-6, loss=0.2, duplicate=0.1, reorder=0.2)
             subnet.sa.jitter = 1e-3
@@ -439,7 +439,7 @@ class TestFaults:
 
 
 @given(st.lists(st.binary(max_size=300), max_size=10), st.sampled_from(list(TableMode)))
-def test_no_datagram_does_it_harm(mads: list[bytes], tables: TableMode) -> None:
+def test_arbitrary_mads_do_not_raise(mads: list[bytes], tables: TableMode) -> None:
     sa = SubnetAdministrator(table_mode=tables)
     sa.add_port(opensm_port("HostA", 4, 0x100003))
     attributes = [Attribute.PATH_RECORD, Attribute.SERVICE_RECORD, Attribute.MC_MEMBER_RECORD, Attribute.NODE_RECORD]
@@ -454,6 +454,6 @@ def test_no_datagram_does_it_harm(mads: list[bytes], tables: TableMode) -> None:
         SaMad.unpack(mad)
 
 
-def test_a_port_without_a_lid_is_not_known() -> None:
+def test_port_without_a_lid_is_unknown() -> None:
     with pytest.raises(ValueError, match="no LID"):
         SubnetAdministrator().add_port(replace(opensm_port("HostA", 4, 0x100003), lid=0))

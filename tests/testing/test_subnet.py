@@ -39,7 +39,7 @@ def two(subnet: MemorySubnet, **facts: Any) -> tuple[MemoryPort, MemoryPort]:
 
 
 class TestPorts:
-    def test_are_transports(self) -> None:
+    def test_ports_implement_the_transport_protocol(self) -> None:
         subnet = MemorySubnet()
         transport: MadTransport = subnet.add_port("HostA", rate=7, active_mtu=5, pkeys=(0xFFFF, 0x8001))
         port = transport.port()
@@ -47,7 +47,7 @@ class TestPorts:
         assert (port.lid, port.sm_lid, port.state, port.rate, port.active_mtu) == (2, 1, PortState.ACTIVE, 7, 5)
         assert port.gids == (Gid((0xFE80 << 112 | port.port_guid).to_bytes(16, "big")),)
 
-    def test_have_names_lids_and_gids_of_their_own(self) -> None:
+    def test_ports_have_unique_names_lids_and_gids(self) -> None:
         subnet = MemorySubnet()
         port = subnet.add_port("a", lid=8, lmc=2).port()
         taken: dict[str, dict[str, Any]] = {
@@ -62,7 +62,7 @@ class TestPorts:
                 subnet.add_port(name, **facts)
         assert [subnet.add_port(name).port().lid for name in "efgh"] == [2, 3, 4, 5]
 
-    def test_are_opened_by_one(self) -> None:
+    def test_port_is_opened_once(self) -> None:
         a, _ = two(MemorySubnet())
         with pytest.raises(OSError) as caught:
             a.open()
@@ -71,7 +71,7 @@ class TestPorts:
         a.close()
         a.open()
 
-    def test_may_go(self) -> None:
+    def test_port_removal(self) -> None:
         subnet = MemorySubnet()
         a, b = two(subnet)
         lid = b.port().lid
@@ -85,7 +85,7 @@ class TestPorts:
         assert (a.dropped, b.dropped) == ({"undeliverable": 1}, {"no such port": 1})
         assert subnet.add_port("b").port().lid == lid
 
-    def test_may_change(self) -> None:
+    def test_port_state_change(self) -> None:
         subnet = MemorySubnet()
         a, b = two(subnet)
         subnet.change_port("b", lid=77)
@@ -101,8 +101,8 @@ class TestPorts:
         assert b.dropped == {"port not active": 1}
 
 
-class TestDatagrams:
-    def test_arrive_whole_with_a_transaction_id_of_the_system_s(self) -> None:
+class TestMads:
+    def test_mads_arrive_with_a_kernel_transaction_id(self) -> None:
         subnet = MemorySubnet()
         a, b = two(subnet)
         a.send(MadAddress(b.port().lid, sl=3), memoryview(message()))
@@ -114,19 +114,19 @@ class TestDatagrams:
         assert arrived.data == Mad.unpack(message()).data
         assert b.receive() == []
 
-    def test_to_oneself(self) -> None:
+    def test_mad_to_the_same_port(self) -> None:
         a, _ = two(MemorySubnet())
         a.send(MadAddress(a.port().lid), message())
         assert len(a.receive()) == 1
 
-    def test_with_a_grh_the_gid_is_known(self) -> None:
+    def test_grh_gives_the_source_gid(self) -> None:
         a, b = two(MemorySubnet())
         address = MadAddress(b.port().lid, gid=b.port().gids[0], flow_label=5, hop_limit=9)
         a.send(address, message())
         [(source, _)] = b.receive()
         assert (source.gid, source.flow_label, source.hop_limit) == (a.port().gids[0], 5, 9)
 
-    def test_of_a_partition(self) -> None:
+    def test_pkey_of_a_mad(self) -> None:
         subnet = MemorySubnet()
         a, b = two(subnet)
         subnet.change_port("a", pkeys=(0xFFFF, 0x0001, 0x8002))
@@ -136,7 +136,7 @@ class TestDatagrams:
         assert [source.pkey_index for source, _ in b.receive()] == [1, 0]
         assert a.dropped == {"undeliverable": 1, "pkey index": 1}
 
-    def test_of_connection_managers_where_the_system_has_its_own(self) -> None:
+    def test_kernel_cm_receives_cm_mads(self) -> None:
         subnet = MemorySubnet()
         a, b = subnet.add_port("a"), subnet.add_port("b", carries_cm=False)
         a.open()
@@ -147,7 +147,7 @@ class TestDatagrams:
         assert (len(a.receive()), len(b.receive())) == (0, 1)
         assert b.dropped == {"connection management": 2}
 
-    def test_that_cannot_be_sent_are_counted(self) -> None:
+    def test_unsendable_mads_are_counted(self) -> None:
         subnet = MemorySubnet()
         a, b = two(subnet)
         a.send(MadAddress(999), message())
@@ -156,7 +156,7 @@ class TestDatagrams:
         a.send(MadAddress(b.port().lid), message())
         assert a.dropped == {"undeliverable": 1, "length": 1, "not open": 1}
 
-    def test_that_nobody_reads_are_dropped_in_the_end(self) -> None:
+    def test_unread_mads_are_dropped_beyond_the_limit(self) -> None:
         a, b = two(MemorySubnet())
         for _ in range(5000):
             a.send(MadAddress(b.port().lid), message())
@@ -169,7 +169,7 @@ class TestDatagrams:
 
 
 class TestFaults:
-    def test_by_script(self) -> None:
+    def test_faults_by_script(self) -> None:
         subnet = MemorySubnet(latency=1.0)
         assert isinstance(subnet.clock, VirtualClock)
         a, b = two(subnet)
@@ -190,7 +190,7 @@ class TestFaults:
         subnet.clock.advance(5.0)
         assert [mad for _, mad in b.receive()] == [b"other"]
 
-    def test_the_administrator_s_datagrams_have_names_too(self) -> None:
+    def test_sa_mads_are_classified(self) -> None:
         subnet = MemorySubnet()
         kinds: list[str] = []
         subnet.faults = lambda mad: kinds.append(f"{mad.source} > {mad.destination} {mad.kind}")
@@ -202,7 +202,7 @@ class TestFaults:
             "a > sa GET_TABLE NODE_RECORD",
         ]
 
-    def test_a_lost_question_is_asked_again(self) -> None:
+    def test_lost_query_is_retransmitted(self) -> None:
         subnet = MemorySubnet(latency=1e-3)
         subnet.faults = nth("GET NODE_RECORD", 1, LOSE)
         asker = Asker(subnet, subnet.add_port("a"))
@@ -210,7 +210,7 @@ class TestFaults:
         assert len(asker.records(SaMethod.GET, NodeRecord, lid=2, timeout=2.0, tries=10)) == 1
         assert subnet.clock() - began == pytest.approx(0.202)
 
-    def test_by_chance(self) -> None:
+    def test_random_faults(self) -> None:
         def arrived(seed: int, **chances: Any) -> list[int]:
             subnet = MemorySubnet(seed, latency=1e-3, **chances)
             a, b = two(subnet)
@@ -231,7 +231,7 @@ class TestFaults:
         assert arrived(1, loss=0.5) == arrived(1, loss=0.5) != arrived(2, loss=0.5)
 
     @pytest.mark.parametrize("options", [{"loss": 2.0}, {"duplicate": -1.0}, {"latency": -1.0}, {"latency": 1e999}])
-    def test_that_are_none(self, options: dict[str, Any]) -> None:
+    def test_invalid_faults(self, options: dict[str, Any]) -> None:
         with pytest.raises(ValueError):
             MemorySubnet(**options)
 
@@ -242,7 +242,7 @@ class TestRealTime:
         poll.register(port.fileno(), select.POLLIN)
         return bool(poll.poll(seconds * 1000))
 
-    def test_the_descriptor_is_readable_while_something_waits(self) -> None:
+    def test_descriptor_is_readable_while_a_mad_waits(self) -> None:
         a, b = two(MemorySubnet(clock=time.monotonic))
         assert not self.wait(b, 0)
         for _ in range(65):
@@ -259,7 +259,7 @@ class TestRealTime:
             with pytest.raises(OSError):
                 os.fstat(fd)
 
-    def test_it_wakes_for_what_takes_time(self) -> None:
+    def test_descriptor_wakes_for_delayed_mads(self) -> None:
         subnet = MemorySubnet(clock=time.monotonic, latency=0.02)
         subnet.sa.delay = 0.02
         asker = Asker(subnet, subnet.add_port("a"))
@@ -274,7 +274,7 @@ class TestRealTime:
         assert len(asker.answers[number].records) == 100
         asker.transport.close()
 
-    def test_ports_may_be_of_several_threads(self) -> None:
+    def test_ports_of_several_threads(self) -> None:
         subnet = MemorySubnet(clock=time.monotonic)
         a, b = two(subnet)
         seen: list[int] = []
@@ -299,11 +299,11 @@ class TestRealTime:
 
 
 class TestVirtualTime:
-    def test_there_is_no_descriptor(self) -> None:
+    def test_no_descriptor_in_virtual_time(self) -> None:
         a, _ = two(MemorySubnet())
         assert a.fileno() == -1
 
-    def test_on_a_fabric_s_clock(self) -> None:
+    def test_subnet_uses_the_fabrics_clock(self) -> None:
         fabric = Fabric()
         subnet = MemorySubnet(clock=fabric.clock, latency=0.5)
         fabric.attach(subnet)
@@ -320,11 +320,11 @@ class TestVirtualTime:
         asker.progress()
         assert len(asker.answers) == 1
 
-    def test_a_subnet_with_a_clock_of_its_own_is_refused(self) -> None:
+    def test_subnet_with_another_clock_is_refused(self) -> None:
         with pytest.raises(ValueError, match="clock"):
             Fabric().attach(MemorySubnet())
 
-    def test_an_hour_without_an_answer_takes_no_time(self) -> None:
+    def test_hour_long_timeout_takes_no_real_time(self) -> None:
         subnet = MemorySubnet()
         subnet.sa.silence = 1.0
         asker = Asker(subnet, subnet.add_port("a"))

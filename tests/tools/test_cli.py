@@ -64,7 +64,7 @@ def rows_of(table: str) -> list[list[str]]:
 
 
 class TestDevices:
-    def test_json_is_what_the_api_says(self, run: Run) -> None:
+    def test_json_matches_the_api(self, run: Run) -> None:
         result = run("devices", "--json")
         assert (result.status, result.err) == (0, "")
         assert [set(each) for each in result.json] == [
@@ -97,7 +97,7 @@ class TestDevices:
                     }
 
     @needs_netns
-    def test_the_table_has_a_line_for_each_port_and_each_gid(self, run: Run, net: TwoHosts) -> None:
+    def test_table_has_a_line_per_port_and_gid(self, run: Run, net: TwoHosts) -> None:
         with net.a.enter():
             ports, gids = map(rows_of, run("devices").out.split("\n\n"))
             (_, va) = rdmacm.devices()
@@ -118,7 +118,7 @@ class TestDevices:
         ]
 
     @needs_netns
-    def test_a_port_without_addresses_is_listed(self, run: Run) -> None:
+    def test_port_without_addresses_is_listed(self, run: Run) -> None:
         with two_hosts() as net, net.a.enter():
             net.a.ip_batch("link set dev va mtu 128", "addr flush dev va", "addr flush dev lo")
             ports, rest = run("devices").out.split("\n\n")
@@ -130,7 +130,7 @@ class TestDevices:
 
 
 class TestGetaddrinfo:
-    def test_json_has_the_fields_of_the_structure(self, run: Run) -> None:
+    def test_json_has_the_fields_of_rdma_addrinfo(self, run: Run) -> None:
         result = run("getaddrinfo", "127.0.0.1", "7471", "--json")
         assert (result.status, result.err) == (0, "")
         (found,) = result.json
@@ -210,7 +210,7 @@ class TestGetaddrinfo:
         ],
         ids=" ".join,
     )
-    def test_options_are_hints(self, run: Run, argv: list[str], expected: dict[str, Any]) -> None:
+    def test_options_become_hints(self, run: Run, argv: list[str], expected: dict[str, Any]) -> None:
         operands = [each for i, each in enumerate(argv) if _is_operand(argv, i)]
         node, service = (None if operands[0] == "-" else operands[0]), (operands[1] if operands[1:] else None)
         result = run("getaddrinfo", *argv, "--json")
@@ -228,7 +228,7 @@ class TestGetaddrinfo:
         assert (text.status, text.err) == (0, "")
         assert text.out.count("kind") == len(infos)
 
-    def test_text_says_what_how_and_by_which_device(self, run: Run) -> None:
+    def test_text_output(self, run: Run) -> None:
         assert run("getaddrinfo", "127.0.0.1", "7471", "--qp-type", "ud").out == (
             "127.0.0.1:7471\n"
             "  kind    IPv4, QP type UD, port space UDP\n"
@@ -240,7 +240,7 @@ class TestGetaddrinfo:
             "listen on 127.0.0.1:7471\n  kind    IPv4, QP type RC, port space TCP\n  device  soft_lo port 1\n"
         )
 
-    def test_a_failure_leaves_standard_output_empty(self, run: Run) -> None:
+    def test_failure_leaves_stdout_empty(self, run: Run) -> None:
         result = run("getaddrinfo", "no-number", "--numeric", "--json")
         assert (result.status, result.out) == (1, "")
         assert result.error.startswith("getaddrinfo no-number: Name or service not known")
@@ -285,12 +285,12 @@ class TestResolve:
             assert isinstance(step["microseconds"], float)
             assert step["microseconds"] > 0
 
-    def test_ipv6_and_datagrams(self, run: Run) -> None:
+    def test_ipv6_and_udp_port_space(self, run: Run) -> None:
         found = run("resolve", "-P", "udp", "::1", "7471", "--json").json
         assert set(found["dst_addr"]) == {"family", "host", "port", "flowinfo", "scope_id"}
         assert (found["port_space"], found["qp_type"]) == (PortSpace.UDP, QPType.UD)
 
-    def test_a_given_source_is_used(self, run: Run) -> None:
+    def test_source_option(self, run: Run) -> None:
         with contextlib.closing(socket.socket()) as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -304,7 +304,7 @@ class TestResolve:
         assert (found["dst_addr"], found["device"], found["port_num"]) == (None, None, 0)
         assert run("resolve", "-", "0", "--passive", "-f", "inet").status == 0
 
-    def test_text_is_a_line_a_fact(self, run: Run) -> None:
+    def test_text_output(self, run: Run) -> None:
         result = run("resolve", "127.0.0.1", "7471")
         lines = [re.split(r" {2,}", line, maxsplit=1) for line in result.out.splitlines()]
         facts = dict(lines)
@@ -329,7 +329,7 @@ class TestResolve:
         assert all(" us" in facts[label] for label in facts if label.startswith("step "))
 
     @needs_netns
-    def test_a_neighbour(self, run: Run, net: TwoHosts) -> None:
+    def test_neighbour_is_shown(self, run: Run, net: TwoHosts) -> None:
         with net.a.enter():
             text, found = run("resolve", "10.7.0.2", "7471"), run("resolve", "10.7.0.2", "7471", "--json").json
         assert f"next hop         10.7.0.2 at {net.vb.mac} (reachable)\n" in text.out
@@ -354,7 +354,7 @@ class TestResolve:
         ],
         ids=["no route", "no answer", "foreign source", "families", "infiniband", "no address"],
     )
-    def test_a_failure_is_one_line(
+    def test_failure_is_one_line(
         self, run: Run, net: TwoHosts, argv: list[str], start: str, code: str, json_too: list[str]
     ) -> None:
         with net.a.enter():
@@ -365,7 +365,7 @@ class TestResolve:
 
 
 class TestExplain:
-    def test_text_is_the_explanations(self, run: Run) -> None:
+    def test_text_matches_the_explanation(self, run: Run) -> None:
         result = run("explain", "127.0.0.1", "7471")
         assert (result.status, result.err) == (0, "")
         lines = result.out.splitlines()
@@ -377,7 +377,7 @@ class TestExplain:
                 row = rf"^       {re.escape(device.name)}/1 +GID {entry.gid_index} +{entry.gid}$"
                 assert re.search(row, result.out, re.MULTILINE)
 
-    def test_json_is_the_explanations(self, run: Run) -> None:
+    def test_json_matches_the_explanation(self, run: Run) -> None:
         result = run("explain", "localhost", "--json")
         assert (result.status, result.err) == (0, "")
         found, same = result.json, json.loads(json.dumps(rdmacm.explain("localhost").as_dict()))
@@ -387,7 +387,7 @@ class TestExplain:
             assert found[key] == same[key]
 
     @needs_netns
-    def test_a_way_over_the_network(self, run: Run, net: TwoHosts) -> None:
+    def test_route_through_a_gateway(self, run: Run, net: TwoHosts) -> None:
         with net.a.enter():
             result = run("explain", "10.7.0.2", "7471")
         assert (result.status, result.err) == (0, "")
@@ -403,7 +403,7 @@ class TestExplain:
         assert max(map(len, result.out.splitlines())) <= 100
 
     @needs_netns
-    def test_a_failure_is_explained_and_said_in_one_line(self, run: Run, net: TwoHosts) -> None:
+    def test_failure_is_explained_and_summarized(self, run: Run, net: TwoHosts) -> None:
         with net.a.enter():
             text = run("explain", "10.7.0.9", "7471", "-t", "20")
             found = run("explain", "10.7.0.9", "7471", "-t", "20", "--json")
@@ -416,7 +416,7 @@ class TestExplain:
         assert found.json["chosen"] is None
         assert (found.json["error"], found.json["errno_name"]) == ("neighbour", "ETIMEDOUT")
 
-    def test_a_name_that_is_none_is_explained_too(self, run: Run) -> None:
+    def test_unknown_name_is_explained(self, run: Run) -> None:
         text, found = run("explain", "no-number", "--numeric"), run("explain", "no-number", "--numeric", "--json")
         assert (text.status, found.status) == (1, 1)
         assert "FAILED at name: Name or service not known" in text.out
@@ -424,9 +424,7 @@ class TestExplain:
         assert found.json["errno"] == rdmacm.EAI.NONAME
 
     @needs_netns
-    def test_each_address_of_a_name_has_its_candidates(
-        self, run: Run, net: TwoHosts, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_candidates_of_each_address(self, run: Run, net: TwoHosts, monkeypatch: pytest.MonkeyPatch) -> None:
         def both(*args: object) -> list[tuple[int, int, int, str, tuple[object, ...]]]:
             return [
                 (socket.AF_INET, socket.SOCK_STREAM, 6, "both.test", (host, 7471)) for host in ("10.9.9.9", "10.7.0.2")
@@ -476,13 +474,13 @@ class TestUsage:
         ],
         ids=lambda value: " ".join(value) or "nothing" if isinstance(value, list) else "",
     )
-    def test_wrong_usage_is_one_line_and_2(self, run: Run, argv: list[str], message: str) -> None:
+    def test_usage_errors_are_one_line_and_exit_2(self, run: Run, argv: list[str], message: str) -> None:
         result = run(*argv)
         assert (result.status, result.out) == (2, "")
         assert result.error.startswith(message)
         assert "; try: rdmacm" in result.error
 
-    def test_options_may_stand_anywhere(self, run: Run) -> None:
+    def test_options_in_any_position(self, run: Run) -> None:
         assert run("getaddrinfo", "--json", "::1", "-P", "udp", "7").json[0]["dst_addr"]["port"] == 7
 
     @pytest.mark.parametrize(
@@ -498,19 +496,19 @@ class TestUsage:
         ],
         ids=lambda value: " ".join(value) if isinstance(value, list) else "",
     )
-    def test_a_refusal_names_step_address_and_code(self, run: Run, argv: list[str], message: str, code: str) -> None:
+    def test_errors_name_step_address_and_code(self, run: Run, argv: list[str], message: str, code: str) -> None:
         result = run(*argv)
         assert (result.status, result.out) == (1, "")
         assert result.error.startswith(message)
         assert re.search(rf"\[{code}\]; try: ", result.error)
 
-    def test_what_cannot_be_printed_is_shown_as_an_escape(self, run: Run) -> None:
+    def test_unprintable_characters_are_escaped(self, run: Run) -> None:
         result = run("explain", "a\n\x1b[2Jb\udcff", "--numeric")
         assert result.status == 1
         assert r"a\n\x1b[2Jb\udcff" in result.error
         assert "\x1b" not in result.out
 
-    def test_the_provider_of_the_environment(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_provider_from_the_environment(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("RDMACM_PROVIDER", "none")
         assert "environment variable RDMACM_PROVIDER" in run("devices").error
         assert run("devices", "--provider", "soft").status == 0
@@ -520,7 +518,7 @@ class TestHelp:
     def test_version(self, run: Run) -> None:
         assert run("--version") == (0, f"rdmacm {rdmacm.__version__}\n", "")
 
-    def test_the_programs_page_lists_the_commands(self, run: Run) -> None:
+    def test_main_help_lists_the_commands(self, run: Run) -> None:
         result = run("--help")
         assert (result.status, result.err) == (0, "")
         sections = sections_of(result.out)
@@ -538,12 +536,12 @@ class TestHelp:
             ("explain", "NODE [SERVICE]"),
         ],
     )
-    def test_the_synopsis_tells_what_may_be_left_out(self, run: Run, command: str, operands: str) -> None:
+    def test_synopsis_marks_optional_arguments(self, run: Run, command: str, operands: str) -> None:
         synopsis = sections_of(run(*command.split(), "--help").out)["SYNOPSIS"]
         assert " ".join(synopsis.split()) == " ".join(f"rdmacm {command} [OPTION]... {operands}".split())
 
     @pytest.mark.parametrize("command", COMMANDS)
-    def test_a_commands_page(self, run: Run, command: str) -> None:
+    def test_help_of_each_command(self, run: Run, command: str) -> None:
         result = run(command, "--help")
         assert (result.status, result.err) == (0, "")
         assert run(command, "-h") == run("help", command) == result
@@ -558,13 +556,14 @@ class TestHelp:
         assert all(line == line.rstrip() for line in result.out.splitlines())
 
     @pytest.mark.parametrize("command", COMMANDS)
-    def test_every_argument_is_described(self, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_every_argument_has_help(self, command: str, capsys: pytest.CaptureFixture[str]) -> None:
         tool = import_module(f"rdmacm.tools.{command}")
         parser = output.Parser(tool.PAGE)
         tool.add_arguments(parser)
         main([command, "--help"])
         options = sections_of(capsys.readouterr().out)["OPTIONS"]
         assert tool.PAGE.command == command
+        # argparse has no public list of a parser's arguments.
         assert parser._actions
         for action in parser._actions:
             term = ", ".join(action.option_strings) or str(action.metavar)
@@ -572,7 +571,7 @@ class TestHelp:
         assert "--json" in options
 
     @for_each("command", COMMANDS)
-    def test_the_examples_are_right(self, command: str) -> None:
+    def test_help_examples_parse(self, command: str) -> None:
         tool = import_module(f"rdmacm.tools.{command}")
         assert tool.PAGE.examples
         for example, _ in tool.PAGE.examples:
@@ -597,7 +596,7 @@ class TestTerminal:
 
         return on_a_terminal
 
-    def test_headings_are_bold_and_the_dropped_are_dim(self, run: Run) -> None:
+    def test_headings_are_bold_and_rejected_candidates_dim(self, run: Run) -> None:
         lines = run("explain", "127.0.0.1", "7471").out.splitlines()
         assert "\x1b[1mroute\x1b[0m" in lines
         assert any(line.startswith("\x1b[2m  no ") for line in lines)
@@ -607,36 +606,36 @@ class TestTerminal:
         assert run("devices", "--help").out.startswith("\x1b[1mNAME\x1b[0m\n")
 
     @pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
-    def test_not_where_it_is_unwanted(self, run: Run, monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    def test_no_colour_when_disabled(self, run: Run, monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
         monkeypatch.setenv(name, value)
         for argv in (["explain", "::1"], ["devices"], ["getaddrinfo", "::1"], ["devices", "--help"]):
             assert "\x1b" not in run(*argv).out
 
-    def test_never_in_json_or_errors(self, run: Run) -> None:
+    def test_no_colour_in_json_or_errors(self, run: Run) -> None:
         for argv in (["explain", "::1", "--json"], ["devices", "--json"], ["resolve", "::1", "1", "--json"]):
             assert "\x1b" not in run(*argv).out
         assert "\x1b" not in run("explain", "x", "--numeric").err
 
 
-class TestEnds:
-    def test_a_bug_comes_through(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+class TestExit:
+    def test_unexpected_exceptions_propagate(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         for bug in (ZeroDivisionError("bug"), OSError(5, "not ours")):
             monkeypatch.setattr(devices_tool, "devices", _raising(bug))
             with pytest.raises(type(bug)) as caught:
                 run("devices")
             assert caught.value is bug
 
-    def test_an_interrupt_is_130(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_interrupt_exits_130(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(devices_tool, "devices", _raising(KeyboardInterrupt()))
         assert run("devices") == (130, "", "")
 
-    def test_an_encoding_without_the_characters(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_output_encoding_without_the_characters(self, monkeypatch: pytest.MonkeyPatch) -> None:
         raw = io.BytesIO()
         monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, "ascii"))
         assert main(["explain", "\u00e4", "--numeric"]) == 1
         assert raw.getvalue().startswith(b"\\xe4 (provider soft)\n")
 
-    def test_as_a_module(self) -> None:
+    def test_python_dash_m(self) -> None:
         done = run_process("resolve", "--json", "127.0.0.1", "7471")
         assert (done.returncode, done.stderr) == (0, "")
         assert json.loads(done.stdout)["device"] == "soft_lo"
@@ -645,7 +644,7 @@ class TestEnds:
         assert done.returncode == 1
         assert done.stderr.startswith("rdmacm: getaddrinfo x: ")
 
-    def test_the_reader_goes_away(self) -> None:
+    def test_broken_pipe(self) -> None:
         # The reading end is closed before anything is written, so the first write fails.
         reading, writing = os.pipe()
         os.close(reading)
@@ -657,13 +656,13 @@ class TestEnds:
             os.close(writing)
 
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-    def test_a_full_disk_is_told(self) -> None:
+    def test_full_disk_is_reported(self) -> None:
         with open("/dev/full", "w") as full:
             done = run_process("devices", stdout=full)
         assert done.returncode == 1
         assert done.stderr == "rdmacm: write standard output: No space left on device [ENOSPC]\n"
 
-    def test_without_standard_output(self) -> None:
+    def test_closed_stdout(self) -> None:
         command = [sys.executable, "-c", "import os, sys; os.close(1); os.execv(sys.executable, sys.argv[1:])"]
         done = subprocess.run(
             [*command, sys.executable, "-m", "rdmacm", "devices"],
@@ -677,7 +676,7 @@ class TestEnds:
         assert done.stderr == "rdmacm: write standard output: Bad file descriptor [EBADF]\n"
 
     @needs_netns
-    def test_ctrl_c_while_waiting_for_a_neighbour(self, net: TwoHosts) -> None:
+    def test_interrupt_while_waiting_for_a_neighbour(self, net: TwoHosts) -> None:
         with net.b.open_socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x0806)) as wire:
             wire.settimeout(30)
             child = net.a.popen_python(

@@ -15,7 +15,7 @@ STEPS = [
 
 
 @pytest.mark.parametrize("mode", ["serial", "concurrent"])
-def test_each_step_of_each_connection(run: Run, mode: str) -> None:
+def test_every_step_of_every_connection_is_timed(run: Run, mode: str) -> None:
     result = run("cmtime", "-n", "30", f"--{mode}", "--json")
     assert (result.status, result.err) == (0, "")
     found = result.json
@@ -30,7 +30,7 @@ def test_each_step_of_each_connection(run: Run, mode: str) -> None:
     assert found["connections_per_second"] == pytest.approx(30 / found["seconds"], rel=0.01)
 
 
-def test_connections_that_are_held_at_once(run: Run) -> None:
+def test_simultaneous_connections(run: Run) -> None:
     result = run("cmtime", "--connections", "600", "--concurrent", "--hold", "--json")
     memory = result.json["memory"]
     assert 0 <= memory["client_bytes"] < 100_000
@@ -38,7 +38,7 @@ def test_connections_that_are_held_at_once(run: Run) -> None:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
-def test_a_server_that_serves_until_it_is_interrupted(run: Run, address: str) -> None:
+def test_server_runs_until_interrupted(run: Run, address: str) -> None:
     with Server("cmtime", "-s", "-b", address, "-p", "0") as server:
         for _ in range(2):
             result = run("cmtime", "-c", address, "-b", address, "-p", str(server.port), "-n", "5", "--hold")
@@ -52,7 +52,7 @@ def test_a_server_that_serves_until_it_is_interrupted(run: Run, address: str) ->
     assert (ended.status, ended.out, ended.err) == (130, "", "")
 
 
-def test_nobody_listens(run: Run) -> None:
+def test_no_listener(run: Run) -> None:
     result = run("cmtime", "-c", "127.0.0.1", "-p", "9", "-n", "3")
     assert (result.status, result.out) == (1, "")
     assert result.err.startswith("rdmacm: connect 127.0.0.1:9: nobody listens on that port [ECONNREFUSED]; try: ")
@@ -66,5 +66,5 @@ def test_nobody_listens(run: Run) -> None:
         (["-n", "0"], "argument -n/--connections: '0' is not a number from 1 to 100000"),
     ],
 )
-def test_wrong_usage(run: Run, argv: list[str], message: str) -> None:
+def test_usage_errors(run: Run, argv: list[str], message: str) -> None:
     assert run("cmtime", *argv) == (2, "", f"rdmacm: cmtime: {message}; try: rdmacm cmtime --help\n")

@@ -19,7 +19,7 @@ STEPS = [
 ]
 
 
-def test_one_screen_from_the_checkout() -> None:
+def test_output_fits_one_screen() -> None:
     done = subprocess.run(
         [sys.executable, "-I", str(ROOT / "dev.py"), "demo"], capture_output=True, text=True, timeout=30, check=False
     )
@@ -60,7 +60,7 @@ def test_json_and_capture(run: Run, tmp_path: Path, place: str) -> None:
 
 
 @needs_netns
-def test_a_port_that_somebody_else_has_is_the_reason() -> None:
+def test_port_in_use_is_reported() -> None:
     taken = (
         "import socket, subprocess, sys\n"
         "other = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)\n"
@@ -79,7 +79,7 @@ def test_a_port_that_somebody_else_has_is_the_reason() -> None:
     )
 
 
-def test_a_provider_that_is_none(run: Run) -> None:
+def test_unknown_provider(run: Run) -> None:
     result = run("demo", "--provider", "none")
     assert (result.status, result.out) == (1, "")
     assert result.err.startswith("rdmacm: second process: provider: no provider 'none'")

@@ -52,12 +52,12 @@ class TestMeasurements:
         times = found["latency_us"]
         assert 0 < times["min"] <= times["p50"] <= times["p99"] <= times["max"]
 
-    def test_for_a_time(self, run: Run, server: Server) -> None:
+    def test_duration_option(self, run: Run, server: Server) -> None:
         (found,) = run("perf", "-c", "127.0.0.1", "-p", str(server.port), "--seconds", "0.1", "--json").json
         assert 0.1 <= found["seconds"] < 5
         assert found["count"] > 0
 
-    def test_the_small_table_needs_nobody(self, run: Run) -> None:
+    def test_local_measurement_needs_no_server(self, run: Run) -> None:
         result = run("perf", "--count", "8")
         assert (result.status, result.err) == (0, "")
         assert [line.split("  ")[0] for line in result.out.splitlines()] == [
@@ -66,7 +66,7 @@ class TestMeasurements:
         ]
 
 
-class TestStrangers:
+class TestInvalidPeers:
     @pytest.mark.parametrize(
         "data",
         [
@@ -81,7 +81,7 @@ class TestStrangers:
             struct.pack(">4sBBHII", b"rPf1", 0, 0, 0, 64, 1025),
         ],
     )
-    def test_a_request_that_makes_no_sense_is_rejected(self, server: Server, data: bytes) -> None:
+    def test_invalid_requests_are_rejected(self, server: Server, data: bytes) -> None:
         with CmId() as stranger:
             stranger.resolve_addr(("127.0.0.1", server.port))
             stranger.resolve_route()
@@ -90,14 +90,14 @@ class TestStrangers:
                 stranger.connect(ConnParam(data))
         assert caught.value.private_data.startswith(b"not a request of rdmacm perf")
 
-    def test_any_bytes_are_a_plan_or_none(self) -> None:
+    def test_arbitrary_plans(self) -> None:
         chance = random.Random(1)
         for _ in range(2000):
             data = b"rPf1" + chance.randbytes(chance.randrange(16))
             plan = Plan.unpack(data)
             assert plan is None or (0 < plan.size <= 16 << 20 and 0 < plan.depth <= 1024)
 
-    def test_a_server_of_something_else(self, run: Run) -> None:
+    def test_server_of_another_protocol(self, run: Run) -> None:
         with Server("rping", "-s", "-d", "-p", "0") as other:
             result = run("perf", "-c", "127.0.0.1", "-p", str(other.port), "--count", "1")
         assert (result.status, result.out) == (1, "")
@@ -112,7 +112,7 @@ class TestStrangers:
             (["--seconds", "nan"], "argument --seconds: 'nan' is not a number of seconds from 0.001 to 86400"),
         ],
     )
-    def test_wrong_usage(self, run: Run, argv: list[str], message: str) -> None:
+    def test_usage_errors(self, run: Run, argv: list[str], message: str) -> None:
         assert run("perf", *argv) == (2, "", f"rdmacm: perf: {message}; try: rdmacm perf --help\n")
 
 
@@ -131,10 +131,10 @@ class TestMeasure:
         ]
         assert [time_text(each) for each in (8.44, 12345.0, 1.2e6)] == ["8.4 us", "12.3 ms", "1.20 s"]
 
-    def test_progress_is_for_terminals(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_progress_is_shown_on_terminals_only(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert not ProgressLine().is_due(1e12)
 
-    def test_the_line_is_written_over_and_wiped(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_progress_line_is_overwritten_and_cleared(self, monkeypatch: pytest.MonkeyPatch) -> None:
         class Terminal(io.StringIO):
             def isatty(self) -> bool:
                 return True

@@ -33,11 +33,11 @@ def persistent(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
         assert [line for line in ended.err.splitlines() if not line.startswith("rdmacm: rping: ")] == []
 
 
-class TestText:
-    def test_the_first_is_rpings(self) -> None:
+class TestPattern:
+    def test_first_pattern_matches_rping(self) -> None:
         assert ping_text(0, 64) == FIRST.encode() + b"\0"
 
-    def test_characters_go_round_from_one_further_each_time(self) -> None:
+    def test_pattern_shifts_by_one_each_time(self) -> None:
         assert ping_text(57, 26) == b"rdma-ping-57: zABCDEFGHIJ\0"
         assert ping_text(58, 26) == b"rdma-ping-58: ABCDEFGHIJK\0"
         long = ping_text(1, 65535)
@@ -45,7 +45,7 @@ class TestText:
         assert long[13:71] == bytes([*range(66, 123), 65])
         assert long[71:129] == long[13:71]
 
-    def test_a_number_that_hardly_fits(self) -> None:
+    def test_iteration_number_longer_than_the_buffer(self) -> None:
         assert (
             ping_text(2**31 - 1, 26)
             == b"rdma-ping-2147483647: " + bytes([(2**31 - 1) % 58 + 65 + i for i in range(3)]) + b"\0"
@@ -54,12 +54,12 @@ class TestText:
 
 class TestPings:
     @pytest.mark.parametrize("size", [26, 64, 4096, 65535])
-    def test_all_sizes_are_checked_at_both_ends(self, run: Run, persistent: tuple[str, str], size: int) -> None:
+    def test_data_of_all_sizes_is_validated(self, run: Run, persistent: tuple[str, str], size: int) -> None:
         address, port = persistent
         result = run("rping", "-c", "-a", address, "-p", port, "-V", "-C", "5", "-S", str(size))
         assert result == (0, "", "")
 
-    def test_the_data_is_shown(self, run: Run) -> None:
+    def test_verbose_shows_the_data(self, run: Run) -> None:
         with Server("rping", "-s", "-v", "-d", "-a", "127.0.0.1", "-p", "0") as server:
             client = run("rping", "-c", "-a", "127.0.0.1", "-p", str(server.port), "-v", "-C", "2")
             served = server.end()
@@ -67,7 +67,7 @@ class TestPings:
         assert client == (0, f"ping data: {FIRST}\nping data: {second}\n", "")
         assert (served.status, served.out) == (0, f"server ping data: {FIRST}\nserver ping data: {second}\n")
 
-    def test_three_clients_at_a_time(self, persistent: tuple[str, str]) -> None:
+    def test_three_simultaneous_clients(self, persistent: tuple[str, str]) -> None:
         address, port = persistent
         statuses: list[int] = []
 
@@ -82,16 +82,16 @@ class TestPings:
         assert statuses == [0, 0, 0]
 
     @pytest.mark.parametrize(("ours", "theirs"), [("-q", "-q"), ("-V", "-q")])
-    def test_queue_pairs_of_its_own(self, run: Run, ours: str, theirs: str) -> None:
+    def test_application_queue_pairs(self, run: Run, ours: str, theirs: str) -> None:
         with Server("rping", "-s", "-V", "-d", "-a", "127.0.0.1", "-p", "0", theirs) as server:
             assert run("rping", "-c", "-a", "127.0.0.1", "-p", str(server.port), "-V", "-C", "3", ours) == (0, "", "")
             assert server.end().status == 0
 
-    def test_a_queue_pair_of_its_own_at_the_client_only(self, run: Run, persistent: tuple[str, str]) -> None:
+    def test_application_queue_pair_at_the_client_only(self, run: Run, persistent: tuple[str, str]) -> None:
         address, port = persistent
         assert run("rping", "-c", "-a", address, "-p", port, "-V", "-C", "3", "-q").status == 0
 
-    def test_a_source_address(self, run: Run) -> None:
+    def test_source_address_option(self, run: Run) -> None:
         with Server("rping", "-s", "-v", "-d", "-p", "0") as server:
             result = run("rping", "-c", "-a", "127.0.0.1", "-I", "127.0.0.1", "-p", str(server.port), "-C", "1")
             assert result.status == 0
@@ -151,15 +151,15 @@ def check(said: list[tuple[str, str, bytes]], size: int, pings: int) -> None:
         assert (len(sink), sink[12:]) == (16, size.to_bytes(4, "big"))
 
 
-class TestConversation:
+class TestProtocol:
     @pytest.mark.parametrize(("name", "size"), [("rxe-rping-ipv4", 64), ("rxe-rping-3000", 3000)])
-    def test_of_librdmacms_rping(self, name: str, size: int) -> None:
+    def test_protocol_matches_librdmacm(self, name: str, size: int) -> None:
         said = conversation(CAPTURES / f"{name}.pcap")
         assert len(said) % 7 == 0
         check(said, size, len(said) // 7)
 
     @pytest.mark.parametrize("size", [64, 3000])
-    def test_of_ours(self, run: Run, tmp_path: Path, persistent: tuple[str, str], size: int) -> None:
+    def test_own_protocol(self, run: Run, tmp_path: Path, persistent: tuple[str, str], size: int) -> None:
         address, port = persistent
         file = tmp_path / "ours.pcapng"
         argv = ["-C", "3", "-S", str(size), "--pcap", str(file)]
@@ -168,7 +168,7 @@ class TestConversation:
 
 
 class TestJson:
-    def test_both_ends_have_a_summary(self, run: Run) -> None:
+    def test_summaries_of_both_ends(self, run: Run) -> None:
         with Server("rping", "-s", "-V", "-d", "-p", "0", "--json") as server:
             client = run(
                 "rping", "-c", "-a", "127.0.0.1", "-p", str(server.port), "-C", "4", "-S", "100", "-v", "--json"
@@ -184,7 +184,7 @@ class TestJson:
 
 
 class TestCapture:
-    def test_the_packets_can_be_read_by_others(self, run: Run, tmp_path: Path, persistent: tuple[str, str]) -> None:
+    def test_capture_is_readable(self, run: Run, tmp_path: Path, persistent: tuple[str, str]) -> None:
         pytest.importorskip("scapy.layers.inet6")
         scapy_utils = pytest.importorskip("scapy.utils")
         address, port = persistent
@@ -196,14 +196,14 @@ class TestCapture:
         assert all(packet["UDP"].dport == 4791 for packet in packets)
         assert any(b"rdma-ping-1: " in bytes(packet) for packet in packets)
 
-    def test_a_file_that_cannot_be_made(self, run: Run, tmp_path: Path) -> None:
+    def test_capture_file_cannot_be_created(self, run: Run, tmp_path: Path) -> None:
         result = run("rping", "-c", "-a", "127.0.0.1", "--pcap", str(tmp_path / "none" / "x"))
         assert result.status == 1
         assert result.err.endswith("none/x: No such file or directory [ENOENT]\n")
 
 
 class TestFailures:
-    def test_nobody_listens(self, run: Run) -> None:
+    def test_no_listener(self, run: Run) -> None:
         with CmId() as free:
             free.bind_addr(("127.0.0.1", 0))
             port = free.src_port
@@ -213,7 +213,7 @@ class TestFailures:
             f"rdmacm: connect 127.0.0.1:{port}: nobody listens on that port [ECONNREFUSED]; try: "
         )
 
-    def test_the_port_is_taken(self, run: Run) -> None:
+    def test_port_in_use(self, run: Run) -> None:
         with CmId() as taken:
             taken.bind_addr(("127.0.0.1", 0))
             result = run("rping", "-s", "-a", "127.0.0.1", "-p", str(taken.src_port))
@@ -232,12 +232,12 @@ class TestFailures:
             (["-c", "-a", "::1", "-p", "x"], "argument -p/--port: 'x' is not a number from 0 to 65535"),
         ],
     )
-    def test_wrong_usage(self, run: Run, argv: list[str], message: str) -> None:
+    def test_usage_errors(self, run: Run, argv: list[str], message: str) -> None:
         result = run("rping", *argv)
         assert result == (2, "", f"rdmacm: rping: {message}; try: rdmacm rping --help\n")
 
     @pytest.mark.parametrize("kind", ["-P", "-V"])
-    def test_the_server_leaves(self, kind: str) -> None:
+    def test_server_disconnects(self, kind: str) -> None:
         with (
             Server("rping", "-s", kind, "-d", "-a", "127.0.0.1", "-p", "0") as server,
             Client(server.port) as client,
@@ -248,7 +248,7 @@ class TestFailures:
         assert status == 1
         assert err == f"rdmacm: transfer 127.0.0.1:{server.port}: the peer has ended the connection [ECONNRESET]\n"
 
-    def test_interrupted_it_says_how_far_it_came(self) -> None:
+    def test_interrupt_prints_the_progress(self) -> None:
         with Server("rping", "-s", "-d", "-a", "127.0.0.1", "-p", "0") as server, Client(server.port) as client:
             client.wait_until_it_pings()
             interrupted = client.end(signal.SIGINT)
@@ -268,7 +268,7 @@ class Client(Server):
         assert self.process.stdout.readline() == f"ping data: {FIRST}\n"
 
 
-class TestStrangers:
+class TestInvalidPeers:
     """Clients that do not do as rping does."""
 
     @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ class TestStrangers:
             (struct.pack(">QII", 4096, 1, 64), "a work request failed: REM_ACCESS_ERR"),
         ],
     )
-    def test_is_told_and_the_server_fails(self, message: bytes, complaint: str) -> None:
+    def test_invalid_messages_end_the_server_with_an_error(self, message: bytes, complaint: str) -> None:
         with Server("rping", "-s", "-d", "-a", "127.0.0.1", "-p", "0") as server, CmId() as stranger:
             stranger.resolve_addr(("127.0.0.1", server.port))
             stranger.resolve_route()

@@ -45,12 +45,12 @@ def serve(*argv: str, address: str = "127.0.0.1") -> Server:
 
 class TestTransfers:
     @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
-    def test_both_ends_say_what_ucmatose_says(self, run: Run, address: str) -> None:
+    def test_output_matches_ucmatose(self, run: Run, address: str) -> None:
         with serve("-V", address=address) as server:
             assert run("ucmatose", "-s", address, "-p", str(server.port)) == (0, CLIENT, "")
             assert server.end() == (0, SERVER, "")
 
-    def test_many_connections_that_migrate(self, run: Run) -> None:
+    def test_migrate_many_connections(self, run: Run) -> None:
         argv = ("-c", "50", "-C", "3", "-S", "5000", "-m", "--json")
         with serve("-V", *argv) as server:
             client = run("ucmatose", "-s", "127.0.0.1", "-b", "127.0.0.1", "-p", str(server.port), *argv).json
@@ -61,7 +61,7 @@ class TestTransfers:
         assert client == {"role": "client", "validated": False, **expected}
         assert served == {"role": "server", "validated": True, **expected}
 
-    def test_migration_is_told(self, run: Run) -> None:
+    def test_migration_is_reported(self, run: Run) -> None:
         migrating = "migrating to new event channel\n"
         complete = "data transfers complete\n"
         with serve("-m") as server:
@@ -70,7 +70,7 @@ class TestTransfers:
             assert server.end().out == SERVER.replace(complete, complete + migrating)
 
     @pytest.mark.parametrize("argv", [("-C", "0"), ("-S", "0")])
-    def test_nothing_to_send(self, run: Run, argv: tuple[str, str]) -> None:
+    def test_no_messages(self, run: Run, argv: tuple[str, str]) -> None:
         with serve(*argv) as server:
             client = run("ucmatose", "-s", "127.0.0.1", "-p", str(server.port), *argv)
             assert client.out.splitlines()[2:] == ["test complete", "return status 0"]
@@ -83,7 +83,7 @@ class TestTransfers:
             assert client == (0, CLIENT, "")
             assert server.end().status == 0
 
-    def test_a_request_too_many_is_refused(self, run: Run) -> None:
+    def test_requests_beyond_the_count_are_rejected(self, run: Run) -> None:
         with serve() as server, CmId() as early, CmId() as late:
             for cmid in (early, late):
                 cmid.resolve_addr(("127.0.0.1", server.port))
@@ -121,9 +121,9 @@ def conversation(path: Path) -> Counter[tuple[str, bytes]]:
     return said
 
 
-class TestConversation:
+class TestProtocol:
     @pytest.mark.parametrize("whose", ["librdmacm's", "ours"])
-    def test_the_client_sends_back_what_it_has_received(self, run: Run, tmp_path: Path, whose: str) -> None:
+    def test_client_returns_the_received_data(self, run: Run, tmp_path: Path, whose: str) -> None:
         if whose == "ours":
             file, count = tmp_path / "ours.pcapng", 3
             with serve("-C", "3") as server:
@@ -136,7 +136,7 @@ class TestConversation:
         assert len(message) == 100
         assert said == {("server", message): count, ("client", message): count}
 
-    def test_a_request_asks_for_what_librdmacms_does(self, run: Run, tmp_path: Path) -> None:
+    def test_request_parameters_match_librdmacm(self, run: Run, tmp_path: Path) -> None:
         file = tmp_path / "ours.pcapng"
         with serve() as server:
             run("ucmatose", "-s", "127.0.0.1", "-p", str(server.port), "--pcap", str(file))
@@ -157,7 +157,7 @@ class TestConversation:
         assert asked[0] == asked[1]
 
 
-class TestEndsThatDisagree:
+class TestMismatchedOptions:
     """Each says what is wrong, and neither waits for ever."""
 
     @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ class TestEndsThatDisagree:
             ("-c 1", "-c 2", "the peer has ended the connection", "connect"),
         ],
     )
-    def test_a_line_says_so(
+    def test_mismatch_is_reported(
         self, run: Run, server_argv: str, client_argv: str, server_says: str, client_says: str
     ) -> None:
         with serve(*server_argv.split()) as server:
@@ -183,7 +183,7 @@ class TestEndsThatDisagree:
             assert result.out.splitlines()[-1].startswith("return status ")
             assert not result.out.endswith(" 0\n")
 
-    def test_other_data_than_was_sent(self) -> None:
+    def test_corrupted_data_is_reported(self) -> None:
         with serve("-V", "-C", "1") as server, CmId() as stranger:
             stranger.resolve_addr(("127.0.0.1", server.port))
             stranger.resolve_route()
@@ -200,7 +200,7 @@ class TestEndsThatDisagree:
         assert served.status == 1
         assert "message 1 was returned with wrong data [EIO]" in served.err
 
-    def test_the_server_leaves(self) -> None:
+    def test_server_disconnects(self) -> None:
         with serve("-C", "2") as server, CmId() as client:
             client.resolve_addr(("127.0.0.1", server.port))
             client.resolve_route()
@@ -213,7 +213,7 @@ class TestEndsThatDisagree:
 
 
 class TestFailures:
-    def test_nobody_listens(self, run: Run) -> None:
+    def test_no_listener(self, run: Run) -> None:
         with CmId() as free:
             free.bind_addr(("127.0.0.1", 0))
             port = free.src_port
@@ -237,7 +237,7 @@ class TestFailures:
         ],
         ids=" ".join,
     )
-    def test_addresses_of_no_use(self, run: Run, argv: list[str], code: str) -> None:
+    def test_unusable_addresses(self, run: Run, argv: list[str], code: str) -> None:
         result = run("ucmatose", *argv)
         assert result.status == 1
         assert re.search(rf"\[{code}\]", result.err)
@@ -252,6 +252,6 @@ class TestFailures:
             (["-s", "::1", "-V"], "-V is an option of the server, and excludes -s"),
         ],
     )
-    def test_wrong_usage(self, run: Run, argv: list[str], message: str) -> None:
+    def test_usage_errors(self, run: Run, argv: list[str], message: str) -> None:
         result = run("ucmatose", *argv)
         assert result == (2, "", f"rdmacm: ucmatose: {message}; try: rdmacm ucmatose --help\n")

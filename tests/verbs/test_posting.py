@@ -80,7 +80,7 @@ def rig(device: RecordingDevice, context: Context) -> Iterator[Rig]:
     made.close()
 
 
-def test_states(rig: Rig) -> None:
+def test_allowed_states(rig: Rig) -> None:
     for state in S:
         rig.below.state = state
         if state in (S.RTS, S.SQD, S.ERR):
@@ -116,7 +116,7 @@ LEGAL = {
 
 
 @pytest.mark.parametrize("qp_type", LEGAL, ids=lambda t: t.name)
-def test_opcodes(device: RecordingDevice, context: Context, qp_type: QPType) -> None:
+def test_allowed_opcodes(device: RecordingDevice, context: Context, qp_type: QPType) -> None:
     rig = Rig(device, context, qp_type)
     with AH(rig.pd, rig.vector) as ah:
         for opcode in O:
@@ -131,7 +131,7 @@ def test_opcodes(device: RecordingDevice, context: Context, qp_type: QPType) -> 
     rig.close()
 
 
-def test_lists_of_elements(rig: Rig) -> None:
+def test_scatter_gather_lists(rig: Rig) -> None:
     sge = rig.mr.sge(0, 4)
     rig.taken(SendWR(1, sg=[sge, sge]))
     rig.taken(SendWR(1, sg=(sge, sge)))
@@ -190,7 +190,7 @@ def test_atomics(rig: Rig, opcode: WROpcode) -> None:
     rig.refused(SendWR(1, opcode, eight, swap=-1), "64 bits")
 
 
-def test_numbers_that_do_not_fit(rig: Rig) -> None:
+def test_fields_out_of_range(rig: Rig) -> None:
     for opcode in (O.RDMA_WRITE, O.RDMA_WRITE_WITH_IMM, O.RDMA_READ):
         for address in (1 << 64, -1):
             rig.refused(SendWR(1, opcode, remote_addr=address), "remote_addr .* more than 64 bits")
@@ -204,7 +204,7 @@ def test_numbers_that_do_not_fit(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize(("mtu", "most"), [(Mtu.MTU_1024, 1024), (Mtu.MTU_2048, 2048), (None, 4096)])
-def test_datagrams(mtu: Mtu | None, most: int) -> None:
+def test_datagram_work_requests(mtu: Mtu | None, most: int) -> None:
     device = RecordingDevice()
     context = context_of(device, mtu)
     rig = Rig(device, context, QPType.UD)
@@ -223,7 +223,7 @@ def test_datagrams(mtu: Mtu | None, most: int) -> None:
     rig.close()
 
 
-def test_those_before_a_refused_one_are_posted(rig: Rig) -> None:
+def test_requests_before_a_refused_one_are_posted(rig: Rig) -> None:
     wrs = [SendWR(0), SendWR(1), SendWR(2, O.TSO), SendWR(3)]
     with pytest.raises(RdmaError, match="post_send wr_id 2: "):
         rig.qp.post_send(wrs)
@@ -240,7 +240,7 @@ def test_those_before_a_refused_one_are_posted(rig: Rig) -> None:
     assert rig.below.received == recvs[:1]
 
 
-def test_a_full_queue_is_the_devices_word(rig: Rig) -> None:
+def test_device_reports_a_full_queue(rig: Rig) -> None:
     wrs = [SendWR(n) for n in range(9)]
     with pytest.raises(RdmaError, match="full") as raised:
         rig.qp.post_send(wrs)
@@ -248,7 +248,7 @@ def test_a_full_queue_is_the_devices_word(rig: Rig) -> None:
     assert rig.below.sent == wrs[:8]
 
 
-def test_receives_of_a_shared_queue(device: RecordingDevice, context: Context) -> None:
+def test_shared_receive_queue_posting(device: RecordingDevice, context: Context) -> None:
     pd, cq = PD(context), CQ(context, 8)
     with SRQ(pd, SrqInitAttr(SrqAttr(max_wr=8, max_sge=1))) as srq, QP(pd, QPInitAttr(scq=cq, rcq=cq, srq=srq)) as qp:
         qp.to_init(QPAttr())

@@ -86,7 +86,7 @@ CELLS = [(t, before, after) for t in TYPES for before, after in itertools.produc
 
 
 @for_each(("qp_type", "before", "after"), CELLS, ids=lambda x: x.name)
-def test_each_cell(qp_type: QPType, before: QPState, after: QPState) -> None:
+def test_each_transition_and_attribute(qp_type: QPType, before: QPState, after: QPState) -> None:
     specified = SPECIFIED.get(f"{before.name} {after.name}", {}).get(qp_type.name)
     if specified is None:
         for mask in (M.STATE, M.STATE | M.QKEY, *(M.STATE | bit for bit in BITS)):
@@ -111,12 +111,12 @@ def test_each_cell(qp_type: QPType, before: QPState, after: QPState) -> None:
             assert text.endswith(f"unexpected {bit.name}")
 
 
-def test_the_table_is_whole() -> None:
+def test_table_is_complete() -> None:
     ours = {(f"{before.name} {after.name}", t.name) for (before, after), row in TRANSITIONS.items() for t in row}
     assert ours == {(cell, name) for cell, row in SPECIFIED.items() for name in row}
 
 
-def test_everything_wrong_is_said_at_once() -> None:
+def test_all_faults_are_reported_together() -> None:
     text = find_fault(QPType.RC, S.RESET, S.INIT, M.STATE | M.PORT | M.QKEY | M.SQ_PSN)
     assert text == "RESET to INIT of RC: missing ACCESS_FLAGS, PKEY_INDEX; unexpected QKEY, SQ_PSN"
     assert find_fault(QPType.RC, S.RTS, S.RTS, M(1 << 30)) == "RTS to RTS of RC: unknown attribute bits 0x40000000"
@@ -126,7 +126,7 @@ def test_everything_wrong_is_said_at_once() -> None:
     assert names(M.PORT | M.STATE) == "STATE, PORT"
 
 
-def test_the_way_up() -> None:
+def test_path_between_states() -> None:
     assert path(S.RESET, S.RTS) == (S.INIT, S.RTR, S.RTS)
     assert path(S.INIT, S.RTR) == (S.RTR,)
     assert path(S.RTR, S.RTS) == path(S.SQD, S.RTS) == path(S.RTS, S.RTS) == path(S.SQE, S.RTS) == (S.RTS,)
@@ -164,9 +164,7 @@ def full(state: QPState = S.INIT, **changes: object) -> QPAttr:
 
 
 @pytest.mark.parametrize("qp_type", TYPES, ids=lambda x: x.name)
-def test_only_what_the_table_allows_reaches_the_device(
-    device: RecordingDevice, context: Context, qp_type: QPType
-) -> None:
+def test_only_allowed_transitions_reach_the_device(device: RecordingDevice, context: Context, qp_type: QPType) -> None:
     rig = Rig(device, context, qp_type)
     for before, after in itertools.product(S, S):
         allowed = SPECIFIED.get(f"{before.name} {after.name}", {}).get(qp_type.name)
@@ -186,7 +184,7 @@ def test_only_what_the_table_allows_reaches_the_device(
     rig.close()
 
 
-def test_the_steps_by_name(device: RecordingDevice, context: Context) -> None:
+def test_step_methods(device: RecordingDevice, context: Context) -> None:
     rig = Rig(device, context, QPType.RC)
     attr = full(S.RESET)
     rig.qp.to_rts(attr)
@@ -213,7 +211,7 @@ def test_the_steps_by_name(device: RecordingDevice, context: Context) -> None:
     rig.close()
 
 
-def test_staying_in_a_state(device: RecordingDevice, context: Context) -> None:
+def test_modify_without_state_change(device: RecordingDevice, context: Context) -> None:
     rig = Rig(device, context, QPType.RC)
     rig.below.state = S.RTS
     rig.qp.modify(full(S.RESET, min_rnr_timer=3, cur_qp_state=S.RTS), M.MIN_RNR_TIMER | M.CUR_STATE)
@@ -253,7 +251,7 @@ WRONG: list[tuple[str, QPState, QPAttrMask, dict[str, object]]] = [
 
 
 @pytest.mark.parametrize(("text", "before", "bit", "changes"), WRONG, ids=lambda x: x if isinstance(x, str) else "")
-def test_values_that_are_none(
+def test_values_out_of_range(
     device: RecordingDevice,
     context: Context,
     text: str,

@@ -55,7 +55,7 @@ def fails(number: int, text: str | None = None) -> Iterator[None]:
 # -- contexts ---------------------------------------------------------------------------------------------------
 
 
-def test_a_context_opens_when_it_is_needed(device: RecordingDevice) -> None:
+def test_context_opens_the_device_on_first_use(device: RecordingDevice) -> None:
     opened = []
 
     def open_it() -> RecordingDevice:
@@ -69,7 +69,7 @@ def test_a_context_opens_when_it_is_needed(device: RecordingDevice) -> None:
     assert opened == [1]
 
 
-def test_a_context_that_can_only_be_looked_at() -> None:
+def test_context_of_a_device_without_verbs() -> None:
     context = Context.open("mem0", list)
     with fails(errno.EOPNOTSUPP, "no queue pairs, memory or completions here"):
         context.query_device()
@@ -95,7 +95,7 @@ BUFFERS: list[Any] = [
 
 
 @pytest.mark.parametrize("buffer", BUFFERS, ids=lambda b: type(b).__name__)
-def test_any_buffer_is_registered_in_place(device: RecordingDevice, context: Context, buffer: Any) -> None:
+def test_buffers_are_registered_in_place(device: RecordingDevice, context: Context, buffer: Any) -> None:
     with PD(context) as pd, MR(pd, buffer, LOCAL) as mr:
         (below,) = device.living
         assert isinstance(below, RecordingMR)
@@ -106,7 +106,7 @@ def test_any_buffer_is_registered_in_place(device: RecordingDevice, context: Con
     assert device.living == []
 
 
-def test_the_buffer_stays_as_long_as_it_is_registered(context: Context) -> None:
+def test_registration_keeps_the_buffer_alive(context: Context) -> None:
     buffer = bytearray(16)
     pd = PD(context)
     mr = MR(pd, buffer, LOCAL)
@@ -156,7 +156,7 @@ def test_reading_and_writing_a_region(context: Context) -> None:
             call()
 
 
-def test_what_cannot_be_registered(device: RecordingDevice, context: Context) -> None:
+def test_invalid_registrations(device: RecordingDevice, context: Context) -> None:
     pd = PD(context)
     with fails(errno.EINVAL, "the buffer is read-only.*try: a bytearray"):
         MR(pd, b"constant", LOCAL)
@@ -182,7 +182,7 @@ def test_what_cannot_be_registered(device: RecordingDevice, context: Context) ->
 # -- who needs whom ---------------------------------------------------------------------------------------------
 
 
-def test_what_is_needed_cannot_be_closed(device: RecordingDevice, context: Context) -> None:
+def test_object_in_use_cannot_be_closed(device: RecordingDevice, context: Context) -> None:
     channel = CompChannel(context)
     scq, rcq = CQ(context, 8, channel), CQ(context, 8, channel)
     pd = PD(context)
@@ -221,7 +221,7 @@ def test_one_queue_for_both_directions(context: Context) -> None:
     cq.close()
 
 
-def test_what_cannot_be_made_holds_nothing(device: RecordingDevice, context: Context) -> None:
+def test_failed_creation_holds_no_reference(device: RecordingDevice, context: Context) -> None:
     channel = CompChannel(context)
     cq = CQ(context, 8, channel)
     pd = PD(context)
@@ -247,7 +247,7 @@ def test_what_cannot_be_made_holds_nothing(device: RecordingDevice, context: Con
     assert device.living == []
 
 
-def test_using_what_is_closed(context: Context) -> None:
+def test_use_after_close(context: Context) -> None:
     pd, cq, channel = PD(context), CQ(context, 8), CompChannel(context)
     srq = SRQ(pd)
     qp = QP(pd, QPInitAttr(scq=cq, rcq=cq))
@@ -272,7 +272,7 @@ def test_using_what_is_closed(context: Context) -> None:
     assert channel.fileno() == -1
 
 
-def test_only_one_of_several_threads_closes(device: RecordingDevice, context: Context) -> None:
+def test_concurrent_close_closes_once(device: RecordingDevice, context: Context) -> None:
     pd = PD(context)
     for _ in range(20):
         mr = MR(pd, bytearray(8), LOCAL)
@@ -317,7 +317,7 @@ def warnings_of(forget: Callable[[], None]) -> list[str]:
     return texts
 
 
-def test_a_forgotten_object_says_so_and_is_released(device: RecordingDevice, context: Context) -> None:
+def test_unclosed_object_warns_and_is_released(device: RecordingDevice, context: Context) -> None:
     def forget() -> None:
         pd, cq = PD(context), CQ(context, 8)
         made = [MR(pd, bytearray(8), LOCAL), SRQ(pd), QP(pd, QPInitAttr(scq=cq, rcq=cq)), CompChannel(context)]
@@ -328,7 +328,7 @@ def test_a_forgotten_object_says_so_and_is_released(device: RecordingDevice, con
     assert device.living == []
 
 
-def test_forgotten_in_a_circle(device: RecordingDevice, context: Context) -> None:
+def test_unclosed_objects_in_a_reference_cycle(device: RecordingDevice, context: Context) -> None:
     """The collector comes to the members in any order; the device still sees the right one."""
 
     def forget() -> None:
@@ -342,7 +342,7 @@ def test_forgotten_in_a_circle(device: RecordingDevice, context: Context) -> Non
     assert device.living == []
 
 
-def test_a_queue_is_not_kept_by_its_own_events(device: RecordingDevice, context: Context) -> None:
+def test_events_do_not_keep_their_queue_alive(device: RecordingDevice, context: Context) -> None:
     with CompChannel(context) as channel:
         cq = CQ(context, 8, channel)
         below = next(made for made in device.living if isinstance(made, RecordingCQ))
@@ -403,7 +403,7 @@ def test_events(device: RecordingDevice, context: Context) -> None:
     channel.close()
 
 
-def test_leaving_the_block_acknowledges(device: RecordingDevice, context: Context) -> None:
+def test_context_manager_acknowledges_events(device: RecordingDevice, context: Context) -> None:
     with CompChannel(context) as channel, CQ(context, 8, channel) as cq:
         below = next(made for made in device.living if isinstance(made, RecordingCQ))
         cq.req_notify()
@@ -412,7 +412,7 @@ def test_leaving_the_block_acknowledges(device: RecordingDevice, context: Contex
     assert device.living == []
 
 
-def test_what_cannot_be_a_completion_queue(context: Context) -> None:
+def test_invalid_completion_queues(context: Context) -> None:
     for cqe in (0, -1, LIMITS.max_cqe + 1):
         with fails(errno.EINVAL, f"{cqe} entries; the device has 1 to 128"):
             CQ(context, cqe)
@@ -425,7 +425,7 @@ def test_what_cannot_be_a_completion_queue(context: Context) -> None:
 # -- queue pairs ------------------------------------------------------------------------------------------------
 
 
-def test_what_a_queue_pair_is_made_of(device: RecordingDevice, context: Context) -> None:
+def test_queue_pair_attributes(device: RecordingDevice, context: Context) -> None:
     pd, scq, rcq = PD(context), CQ(context, 8), CQ(context, 8)
     init = QPInitAttr(QPType.RC, "mine", scq, rcq, cap=QPCap(4, 5, 2, 3, 64), sq_sig_all=True)
     qp = QP(pd, init)
@@ -446,7 +446,7 @@ def test_what_a_queue_pair_is_made_of(device: RecordingDevice, context: Context)
     rcq.close()
 
 
-def test_sizes_of_a_queue_pair(context: Context) -> None:
+def test_queue_pair_capacities(context: Context) -> None:
     pd, cq = PD(context), CQ(context, 8)
     most = QPCap(64, 64, 8, 8, 256)
     QP(pd, QPInitAttr(scq=cq, rcq=cq, cap=most)).close()
@@ -461,7 +461,7 @@ def test_sizes_of_a_queue_pair(context: Context) -> None:
     cq.close()
 
 
-def test_what_cannot_be_a_queue_pair(context: Context) -> None:
+def test_invalid_queue_pairs(context: Context) -> None:
     elsewhere = context_of(RecordingDevice())
     pd, cq, other = PD(context), CQ(context, 8), CQ(elsewhere, 8)
     for init in (QPInitAttr(scq=cq), QPInitAttr(rcq=cq)):

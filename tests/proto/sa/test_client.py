@@ -53,8 +53,8 @@ def receive(client: SaClient, mad: SaMad, now: float = 0.1, source: MadAddress =
     return client.events()
 
 
-class TestQuestions:
-    def test_and_their_answer(self) -> None:
+class TestQueries:
+    def test_query_and_response(self) -> None:
         client = SaClient(Random(1))
         number = ask(client)
         [request] = sent(client)
@@ -64,21 +64,21 @@ class TestQuestions:
         assert len(client) == 0
         assert client.next_deadline() is None
 
-    def test_an_answer_of_opensm_s(self) -> None:
+    def test_response_captured_from_opensm(self) -> None:
         client = SaClient(Fixed(0x42))
         number = ask(client)
         assert client.mads_to_send() == [(SM, sa_vectors.PATH_REQUEST)]
         client.mad_received(SM, sa_vectors.PATH_ANSWER, 0.1)
         assert client.events() == [SaResponse(number, 0, (sa_vectors.PATH_ANSWER[56:],))]
 
-    def test_a_table_of_opensm_s_in_one_datagram(self) -> None:
+    def test_opensm_table_in_one_mad(self) -> None:
         client = SaClient(Fixed(0x104))
         number = client.query(SaMethod.GET_TABLE, Attribute.SERVICE_RECORD, 0x40, b"", SM, 0.0, timeout=1.0)
         client.mad_received(SM, sa_vectors.TABLE_ANSWER, 0.1)
         assert client.events() == [SaResponse(number, 0, (sa_vectors.TABLE_ANSWER[56:],))]
 
     @pytest.mark.parametrize(("size", "whole"), [(64, 3), (176, 1), (112, 1), (56, 3)])
-    def test_a_table_of_opensm_s_that_was_cut(self, size: int, whole: int) -> None:
+    def test_truncated_opensm_table(self, size: int, whole: int) -> None:
         client = SaClient(Random(1))
         ask(client, method=SaMethod.GET_TABLE)
         [request] = sent(client)
@@ -88,14 +88,14 @@ class TestQuestions:
         assert [len(record) for record in found.records] == [size] * whole
         assert b"".join(found.records) == bytes(range(200))[: size * whole]
 
-    def test_an_empty_table(self) -> None:
+    def test_empty_table(self) -> None:
         client = SaClient(Random(1))
         number = ask(client, method=SaMethod.GET_TABLE)
         [request] = sent(client)
         assert receive(client, answer(request, attribute_offset=0, data=b"")) == [SaResponse(number, 0)]
 
     @pytest.mark.parametrize("fill", [False, True])
-    def test_an_answer_that_does_not_say_how_long_a_record_is(self, fill: bool) -> None:
+    def test_table_without_record_length(self, fill: bool) -> None:
         client = SaClient(Random(1))
         number = ask(client, attribute=Attribute.CLASS_PORT_INFO)
         [request] = sent(client)
@@ -103,20 +103,20 @@ class TestQuestions:
         client.mad_received(SM, answer(request, attribute_offset=0, data=info).pack(fill=fill), 0.1)
         assert client.events() == [SaResponse(number, 0, (info,))]
 
-    def test_a_record_that_is_not_whole(self) -> None:
+    def test_table_with_a_partial_record(self) -> None:
         client = SaClient(Random(1))
         number = ask(client)
         [request] = sent(client)
         assert receive(client, answer(request, data=bytes(63))) == [SaResponse(number, 0, truncated=True)]
 
     @pytest.mark.parametrize("status", [SaStatus.NO_RECORDS, SaStatus.TOO_MANY_RECORDS, 0x000C, 0x0002])
-    def test_a_status_is_an_answer(self, status: int) -> None:
+    def test_error_status_completes_the_query(self, status: int) -> None:
         client = SaClient(Random(1))
         number = ask(client)
         [request] = sent(client)
         assert receive(client, answer(request, status=status)) == [SaResponse(number, status)]
 
-    def test_answers_find_their_questions(self) -> None:
+    def test_responses_match_queries_by_transaction_id(self) -> None:
         client = SaClient(Random(1))
         numbers = [ask(client) for _ in range(100)]
         requests = sent(client)
@@ -128,13 +128,13 @@ class TestQuestions:
             assert found.query == number
         assert not client.dropped
 
-    def test_transaction_ids_are_not_used_twice(self) -> None:
+    def test_transaction_ids_are_unique(self) -> None:
         client = SaClient(Fixed(7, 7, 0, 7, 8))
         ask(client)
         ask(client)
         assert [request.transaction_id for request in sent(client)] == [7, 8]
 
-    def test_may_be_taken_back(self) -> None:
+    def test_cancel_a_query(self) -> None:
         client = SaClient(Random(1))
         number = ask(client)
         [request] = sent(client)
@@ -146,7 +146,7 @@ class TestQuestions:
         client.timer(100.0)
         assert client.events() == []
 
-    def test_are_bounded(self) -> None:
+    def test_outstanding_queries_are_limited(self) -> None:
         client = SaClient(Random(1), max_queries=2)
         number = ask(client)
         ask(client)
@@ -156,17 +156,17 @@ class TestQuestions:
         ask(client)
 
     @pytest.mark.parametrize("options", [{"timeout": 0.0}, {"tries": 0}, {"timeout": -1.0}, {"timeout": float("nan")}])
-    def test_need_time(self, options: dict[str, Any]) -> None:
+    def test_timeout_must_be_positive(self, options: dict[str, Any]) -> None:
         with pytest.raises(ValueError):
             ask(SaClient(Random(1)), **options)
 
-    def test_that_do_not_fit(self) -> None:
+    def test_query_fields_out_of_range(self) -> None:
         with pytest.raises(ValueError, match="200 bytes"):
             SaClient(Random(1)).query(1, 0x35, 0, bytes(201), SM, 0.0, timeout=1.0)
 
 
-class TestTime:
-    def test_the_same_datagram_is_sent_again_until_the_time_is_over(self) -> None:
+class TestTimers:
+    def test_query_is_retransmitted_until_the_timeout(self) -> None:
         client = SaClient(Random(1))
         number = ask(client, 10.0, timeout=2.0, tries=4)
         times, mads = [10.0], client.mads_to_send()
@@ -180,7 +180,7 @@ class TestTime:
         assert len(set(mads)) == 1
         assert (deadline, events) == (None, [SaResponse(number, 0, error="timeout")])
 
-    def test_it_ends_when_it_was_asked_to(self) -> None:
+    def test_query_ends_at_its_timeout(self) -> None:
         client = SaClient(Random(1))
         ask(client, 10.0, timeout=2.0)
         client.timer(11.999)
@@ -188,7 +188,7 @@ class TestTime:
         client.timer(12.0)
         assert [found.error for found in client.events()] == ["timeout"]
 
-    def test_a_late_timer_does_not_catch_up(self) -> None:
+    def test_late_timer_sends_one_retransmission(self) -> None:
         client = SaClient(Random(1))
         ask(client, 0.0, timeout=10.0, tries=10)
         client.mads_to_send()
@@ -196,7 +196,7 @@ class TestTime:
         assert len(client.mads_to_send()) == 1
         assert client.next_deadline() == 8.5
 
-    def test_one_try(self) -> None:
+    def test_no_retries(self) -> None:
         client = SaClient(Random(1))
         ask(client, 0.0, timeout=3.0, tries=1)
         client.mads_to_send()
@@ -205,22 +205,23 @@ class TestTime:
         assert client.mads_to_send() == []
         assert len(client.events()) == 1
 
-    def test_an_answer_that_comes_too_late(self) -> None:
+    def test_late_response_is_dropped(self) -> None:
         client = SaClient(Random(1))
         ask(client, 0.0, timeout=1.0)
         [request] = sent(client)
         assert receive(client, answer(request), now=1.0) == []
         assert client.dropped == {"late": 1}
 
-    def test_answered_questions_leave_nothing_behind(self) -> None:
+    def test_completed_query_leaves_no_timer(self) -> None:
         client = SaClient(Random(1))
         for _ in range(5000):
             ask(client, timeout=3600.0)
             [request] = sent(client)
             receive(client, answer(request))
+        # Stale timers show in nothing but memory.
         assert len(client._timers) < 200
 
-    def test_a_busy_administrator_is_asked_again(self) -> None:
+    def test_busy_status_is_retried(self) -> None:
         client = SaClient(Random(1))
         number = ask(client, 0.0, timeout=1.0, tries=4)
         [request] = sent(client)
@@ -232,7 +233,7 @@ class TestTime:
         assert [found.status for found in receive(client, answer(request), 0.3)] == [0]
         assert number == 1
 
-    def test_one_that_stays_busy_is_given_up(self) -> None:
+    def test_busy_status_until_the_timeout(self) -> None:
         client = SaClient(Random(1))
         number = ask(client, 0.0, timeout=1.0)
         while client.next_deadline() is not None:
@@ -242,7 +243,7 @@ class TestTime:
         assert client.events() == [SaResponse(number, SaStatus.BUSY, error="timeout")]
 
 
-class TestWrongAnswers:
+class TestInvalidResponses:
     @pytest.mark.parametrize(
         ("reason", "changes"),
         [
@@ -263,7 +264,7 @@ class TestWrongAnswers:
     @pytest.mark.parametrize(
         ("reason", "at", "value"), [("class", 1, 4), ("version", 0, 2), ("version", 2, 1), ("class", 1, 7)]
     )
-    def test_of_another_class_or_version(self, reason: str, at: int, value: int) -> None:
+    def test_class_or_version_mismatch(self, reason: str, at: int, value: int) -> None:
         client = SaClient(Random(1))
         ask(client)
         [request] = sent(client)
@@ -273,21 +274,21 @@ class TestWrongAnswers:
         assert (client.events(), client.dropped) == ([], {reason: 1})
 
     @for_each("size", [0, 1, 24, 55, 257, 5000])
-    def test_of_another_length(self, size: int) -> None:
+    def test_wrong_length(self, size: int) -> None:
         client = SaClient(Random(1))
         ask(client)
         [request] = sent(client)
         client.mad_received(SM, answer(request).pack().ljust(size, b"\0")[:size], 0.1)
         assert (client.events(), client.dropped) == ([], {"length": 1})
 
-    def test_from_somebody_else(self) -> None:
+    def test_wrong_source_address(self) -> None:
         client = SaClient(Random(1))
         ask(client)
         [request] = sent(client)
         assert receive(client, answer(request), source=MadAddress(lid=2)) == []
         assert client.dropped == {"source": 1}
 
-    def test_an_acknowledgement_before_anything(self) -> None:
+    def test_rmpp_ack_before_any_segment(self) -> None:
         client = SaClient(Random(1))
         ask(client, method=SaMethod.GET_TABLE)
         [request] = sent(client)
@@ -295,7 +296,7 @@ class TestWrongAnswers:
         assert client.dropped == {"rmpp": 1}
 
 
-class TestSegments:
+class TestRmppResponses:
     def table(self, client: SaClient, count: int, now: float = 0.0) -> tuple[SaMad, Sender, bytes]:
         ask(client, now, method=SaMethod.GET_TABLE, timeout=5.0)
         [request] = sent(client)
@@ -316,7 +317,7 @@ class TestSegments:
                 sender.received(reply.rmpp, now)
 
     @for_each("count", [0, 1, 3, 4, 500])
-    def test_are_put_together(self, count: int) -> None:
+    def test_segments_are_reassembled(self, count: int) -> None:
         client = SaClient(Random(1))
         request, sender, data = self.table(client, count)
         self.run(client, request, sender)
@@ -325,7 +326,7 @@ class TestSegments:
         assert (found.status, found.error, found.truncated) == (0, None, False)
         assert found.records == tuple(data[at : at + 64] for at in range(0, len(data), 64))
 
-    def test_the_last_acknowledgement_is_repeated(self) -> None:
+    def test_final_ack_is_repeated_for_a_duplicate_segment(self) -> None:
         client = SaClient(Random(1))
         request, sender, _ = self.table(client, 1)
         [(rmpp, part)] = sender.to_send()
@@ -338,7 +339,7 @@ class TestSegments:
         receive(client, last, now=60.0)
         assert sent(client) == []
 
-    def test_the_question_is_not_repeated_while_they_come(self) -> None:
+    def test_query_is_not_retransmitted_during_reassembly(self) -> None:
         client = SaClient(Random(1))
         request, sender, _ = self.table(client, 10)
         [(rmpp, part)] = sender.to_send()
@@ -350,7 +351,7 @@ class TestSegments:
         assert (stop.method, stop.rmpp.type, stop.rmpp.status) == (SaMethod.GET_TABLE, RmppType.ABORT, 118)
         assert [found.error for found in client.events()] == ["timeout"]
 
-    def test_an_administrator_that_gives_up(self) -> None:
+    def test_rmpp_abort_from_the_sa(self) -> None:
         client = SaClient(Random(1))
         request, sender, _ = self.table(client, 10)
         [(rmpp, part)] = sender.to_send()
@@ -359,7 +360,7 @@ class TestSegments:
         assert found.error == "rmpp too many retries"
         assert found.records == ()
 
-    def test_a_table_that_is_too_large(self) -> None:
+    def test_table_beyond_the_size_limit_is_aborted(self) -> None:
         client = SaClient(Random(1), max_size=1000)
         request, sender, _ = self.table(client, 100)
         self.run(client, request, sender)
@@ -367,7 +368,7 @@ class TestSegments:
         assert found.error == "rmpp resources exhausted"
         assert sender.error == 1
 
-    def test_a_question_that_is_taken_back(self) -> None:
+    def test_cancelled_query_aborts_the_transfer(self) -> None:
         client = SaClient(Random(1))
         request, sender, _ = self.table(client, 10)
         [(rmpp, part)] = sender.to_send()
@@ -378,7 +379,7 @@ class TestSegments:
         assert stop.rmpp.type == RmppType.ABORT
         assert client.events() == []
 
-    def test_that_the_system_has_put_together(self) -> None:
+    def test_response_reassembled_by_the_kernel(self) -> None:
         client = SaClient(Random(1), reassembles=True)
         ask(client, method=SaMethod.GET_TABLE)
         [request] = sent(client)
@@ -389,7 +390,7 @@ class TestSegments:
         assert sent(client) == []
 
     @pytest.mark.parametrize("reassembles", [False, True])
-    def test_a_single_one_that_is_filled_up(self, reassembles: bool) -> None:
+    def test_single_padded_segment(self, reassembles: bool) -> None:
         client = SaClient(Random(1), reassembles=reassembles)
         ask(client, method=SaMethod.GET_TABLE)
         [request] = sent(client)
@@ -430,7 +431,7 @@ def damaged(draw: st.DrawFn) -> tuple[dict[str, Any], bytes]:
 
 @settings(max_examples=300)
 @given(st.booleans(), st.lists(st.one_of(damaged(), st.binary(max_size=400)), max_size=20))
-def test_nothing_that_arrives_does_harm(reassembles: bool, arriving: list[Any]) -> None:
+def test_arbitrary_mads_do_not_raise(reassembles: bool, arriving: list[Any]) -> None:
     client = SaClient(Random(1), reassembles=reassembles, max_size=2000)
     number = ask(client, method=SaMethod.GET_TABLE)
     other = ask(client)

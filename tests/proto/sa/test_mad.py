@@ -16,11 +16,11 @@ VECTORS = {name: value for name, value in vars(sa_vectors).items() if isinstance
 
 
 @for_each("name", VECTORS)
-def test_vectors_come_back(name: str) -> None:
+def test_vectors_round_trip(name: str) -> None:
     assert SaMad.unpack(VECTORS[name]).pack(fill=False) == VECTORS[name]
 
 
-def test_fields_of_a_table() -> None:
+def test_table_header_fields() -> None:
     mad = SaMad.unpack(sa_vectors.NODE_ANSWER)
     assert (mad.method, mad.attribute_id, mad.transaction_id) == (SaMethod.GET_TABLE_RESP, 0x11, 0x900000004)
     assert (mad.attribute_offset, mad.component_mask, len(mad.data)) == (14, 1, 200)
@@ -28,7 +28,7 @@ def test_fields_of_a_table() -> None:
     assert mad.rmpp.is_active
 
 
-def test_opensm_s_table_in_one_datagram_is_no_segment() -> None:
+def test_opensm_table_in_one_mad_is_not_rmpp() -> None:
     mad = SaMad.unpack(sa_vectors.TABLE_ANSWER)
     assert mad.rmpp.flags == RmppFlag.ACTIVE
     assert not mad.rmpp.is_active
@@ -36,7 +36,7 @@ def test_opensm_s_table_in_one_datagram_is_no_segment() -> None:
 
 
 @given(st.binary(max_size=600))
-def test_any_bytes_are_one_or_a_wire_error(data: bytes) -> None:
+def test_arbitrary_bytes(data: bytes) -> None:
     with pytest.raises(WireError):
         SaMad.unpack(data)
     whole = b"\1\3\2" + data[3:]
@@ -46,17 +46,17 @@ def test_any_bytes_are_one_or_a_wire_error(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("mad", [SaMad(256, 1, 1), SaMad(1, 1, 1 << 64), SaMad(1, 1, 1, rmpp=RmppHeader(flags=8))])
-def test_fields_that_do_not_fit(mad: SaMad) -> None:
+def test_fields_out_of_range(mad: SaMad) -> None:
     with pytest.raises(ValueError):
         mad.pack()
 
 
-def test_an_rmpp_header_of_another_length() -> None:
+def test_rmpp_header_with_wrong_length() -> None:
     with pytest.raises(WireError):
         RmppHeader.unpack(bytes(11))
 
 
-def test_every_status_has_words() -> None:
+def test_every_status_has_a_description() -> None:
     words = [describe_status(status) for status in SaStatus]
     assert len(set(words)) == len(words)
     assert describe_status(0x0300) == "no record matches"
@@ -66,7 +66,7 @@ def test_every_status_has_words() -> None:
         assert describe_status(status)
 
 
-def test_methods_and_their_answers() -> None:
+def test_methods_and_their_responses() -> None:
     assert SaMethod.SET.response is SaMethod.GET_RESP
     assert SaMethod.DELETE.response is SaMethod.DELETE_RESP
     assert SaMethod.GET_RESP.response is SaMethod.GET_RESP

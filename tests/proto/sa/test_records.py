@@ -48,19 +48,19 @@ def data_of(vector: bytes) -> bytes:
 
 
 class TestOpenSM:
-    def test_a_question_for_a_path(self) -> None:
+    def test_path_record_query(self) -> None:
         mask, record = query_for(PathRecord, dgid=HOST_B, sgid=HOST_A, reversible=True, numb_path=1)
         assert mask == 0x180C
         asked = SaMad(0x01, Attribute.PATH_RECORD, 0x42, mask, record.pack())
         assert asked.pack() == sa_vectors.PATH_REQUEST
 
-    def test_its_answer(self) -> None:
+    def test_path_record_response(self) -> None:
         path = PathRecord.unpack(data_of(sa_vectors.PATH_ANSWER))
         assert (path.dgid, path.sgid, path.dlid, path.slid, path.pkey) == (HOST_B, HOST_A, 5, 4, 0xFFFF)
         assert (path.mtu_selector, path.mtu, path.mtu_bytes) == (Selector.EXACTLY, 4, 2048)
         assert (path.rate, path.packet_life_time, path.reversible) == (3, 18, True)
 
-    def test_a_service(self) -> None:
+    def test_service_record(self) -> None:
         asked = SaMad.unpack(sa_vectors.SERVICE_REQUEST)
         assert ServiceRecord.unpack(asked.data[:176]) == SERVICE
         assert SERVICE.pack() == asked.data[:176]
@@ -72,15 +72,15 @@ class TestOpenSM:
         answer = ServiceRecord.unpack(data_of(sa_vectors.SERVICE_ANSWER))
         assert answer == SERVICE.replace(service_data64=(0x3132333435363738, 0x3001000000000000))
 
-    def test_a_service_by_name(self) -> None:
+    def test_service_record_query_by_name(self) -> None:
         mask, record = query_for(ServiceRecord, service_name=b"demo.service")
         assert SaMad(0x12, Attribute.SERVICE_RECORD, 0x104, mask, record.pack()).pack() == sa_vectors.TABLE_REQUEST
 
-    def test_a_service_to_be_deleted(self) -> None:
+    def test_service_record_deletion(self) -> None:
         mask, record = query_for(ServiceRecord, service_id=0x10001, service_gid=HOST_A, service_pkey=0xFFFF)
         assert SaMad(0x15, Attribute.SERVICE_RECORD, 0x110, mask, record.pack()).pack() == sa_vectors.DELETE_REQUEST
 
-    def test_the_broadcast_group(self) -> None:
+    def test_broadcast_group_member_record(self) -> None:
         record = MCMemberRecord.unpack(data_of(sa_vectors.JOIN_ANSWER))  # with what fills it up
         assert record.mgid == Gid("ff12:401b:ffff::ffff:ffff")
         assert (record.port_gid, record.q_key, record.mlid, record.pkey) == (HOST_A, 0x0B1B, 0xC000, 0xFFFF)
@@ -90,7 +90,7 @@ class TestOpenSM:
 
 
 class TestDissected:
-    def test_what_rdma_resolve_route_asks(self) -> None:
+    def test_path_query_of_rdma_resolve_route(self) -> None:
         asked = SaMad.unpack(sa_vectors.CM_PATH_REQUEST)
         fields = PathMask.SERVICE_ID | PathMask.DGID | PathMask.SGID | PathMask.REVERSIBLE | PathMask.NUMB_PATH
         assert asked.component_mask == fields | PathMask.PKEY | PathMask.QOS_CLASS
@@ -99,7 +99,7 @@ class TestDissected:
         assert (path.dlid, path.slid, path.flow_label, path.hop_limit) == (4, 2, 0xABC, 1)
         assert (path.mtu, path.rate, path.packet_life_time) == (5, 7, 18)
 
-    def test_what_rdma_join_multicast_asks(self) -> None:
+    def test_mcmember_query_of_rdma_join_multicast(self) -> None:
         mask, record = query_for(
             MCMemberRecord,
             mgid=Gid("ff12:401b:ffff::ffff:ffff"),
@@ -120,11 +120,11 @@ class TestDissected:
         assert query_for(MCMemberRecord, **asked_for) == (mask, record)
         assert (given.mlid, given.mtu, given.rate, given.packet_life_time, given.scope) == (0xC000, 4, 3, 18, 2)
 
-    def test_a_service_by_id_and_name(self) -> None:
+    def test_service_query_by_id_and_name(self) -> None:
         mask, record = query_for(ServiceRecord, service_id=0x1000000000000001, service_name=b"pyrdma-test")
         assert SaMad(0x12, 0x31, 0x900000003, mask, record.pack()).pack() == sa_vectors.CM_SERVICE_REQUEST
 
-    def test_a_node(self) -> None:
+    def test_node_record(self) -> None:
         mask, record = query_for(NodeRecord, lid=2)
         assert SaMad(0x12, 0x11, 0x900000004, mask, record.pack()).pack() == sa_vectors.NODE_REQUEST
         node = NodeRecord.unpack(data_of(sa_vectors.NODE_ANSWER)[:112])
@@ -134,20 +134,20 @@ class TestDissected:
         assert (node.node_description, node.description) == (b"node one", "node one")
         assert node.pack() == data_of(sa_vectors.NODE_ANSWER)[:108]
 
-    def test_what_the_administrator_can_do(self) -> None:
+    def test_class_port_info(self) -> None:
         info = ClassPortInfo.unpack(data_of(sa_vectors.CLASS_PORT_INFO_ANSWER)[:72])
         assert (info.base_version, info.class_version, info.capability_mask) == (1, 2, 0x200)
         assert (info.capability_mask2, info.resp_time_value) == (0, 16)
 
-    def test_what_opensm_can_do(self) -> None:
+    def test_class_port_info_of_opensm(self) -> None:
         info = ClassPortInfo.unpack(bytes.fromhex("010226020016bd10").ljust(72, b"\0"))
         assert (info.capability_mask, info.capability_mask2, info.resp_time_value) == (0x2602, 0x16BD10 >> 5, 16)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-class TestAnyBytes:
+class TestArbitraryBytes:
     @given(data=st.binary(max_size=200))
-    def test_are_a_record_or_a_wire_error(self, kind: Any, data: bytes) -> None:
+    def test_unpack_or_wire_error(self, kind: Any, data: bytes) -> None:
         try:
             record = kind.unpack(data)
         except WireError:
@@ -156,23 +156,23 @@ class TestAnyBytes:
             assert kind.unpack(record.pack()) == record
 
     @given(data=st.data())
-    def test_of_the_right_size_are_a_record(self, kind: Any, data: st.DataObject) -> None:
+    def test_any_bytes_of_the_record_length_unpack(self, kind: Any, data: st.DataObject) -> None:
         raw = data.draw(st.binary(min_size=kind.SIZE, max_size=kind.SIZE))
         record = kind.unpack(memoryview(raw))
         assert kind.unpack(record.pack()) == record
         assert len(record.pack()) == kind.SIZE
 
-    def test_another_size_is_said(self, kind: Any) -> None:
+    def test_wrong_length_names_the_expected_one(self, kind: Any) -> None:
         for size in (0, kind.SIZE - 1, kind.SIZE + 8):
             with pytest.raises(WireError, match=f"{kind.SIZE} bytes, not {size}"):
                 kind.unpack(bytes(size))
 
-    def test_what_fills_it_up_in_a_table_is_not_read(self, kind: Any) -> None:
+    def test_table_padding_is_ignored(self, kind: Any) -> None:
         size = -(-kind.SIZE // 8) * 8
         assert kind.unpack(bytes(kind.SIZE) + b"\xff" * (size - kind.SIZE)) == kind.unpack(bytes(kind.SIZE))
 
 
-class TestFieldsThatDoNotFit:
+class TestFieldsOutOfRange:
     @for_each(
         "record",
         [
@@ -186,27 +186,27 @@ class TestFieldsThatDoNotFit:
             ClassPortInfo(capability_mask2=1 << 27),
         ],
     )
-    def test_are_value_errors(self, record: Any) -> None:
+    def test_raise_value_error(self, record: Any) -> None:
         with pytest.raises(ValueError):
             record.pack()
 
 
-class TestNames:
-    def test_may_be_as_long_as_the_field(self) -> None:
+class TestServiceNames:
+    def test_name_of_maximum_length(self) -> None:
         record = ServiceRecord(service_name=b"x" * 64)
         assert ServiceRecord.unpack(record.pack()) == record
 
-    def test_that_are_no_text_are_escaped(self) -> None:
+    def test_undecodable_name_is_escaped(self) -> None:
         assert ServiceRecord(service_name=b"caf\xe9").name == "caf\\xe9"
 
 
-class TestMasks:
+class TestComponentMasks:
     @pytest.mark.parametrize("kind", MASKS)
-    def test_the_components_are_fields(self, kind: Any) -> None:
+    def test_component_bits_follow_field_order(self, kind: Any) -> None:
         names = {name.lower() for name in MASKS[kind].__members__} - {"raw_traffic"}
         assert names == {field.name for field in dataclasses.fields(kind)}
 
-    def test_a_value_without_a_selector_is_meant_exactly(self) -> None:
+    def test_value_without_selector_means_exactly(self) -> None:
         mask, record = query_for(PathRecord, mtu=4)
         assert mask == PathMask.MTU | PathMask.MTU_SELECTOR
         assert (record.mtu, record.mtu_selector) == (4, Selector.EXACTLY)
@@ -214,13 +214,13 @@ class TestMasks:
         assert mask == PathMask.RATE | PathMask.RATE_SELECTOR
         assert record.rate_selector == Selector.LESS
 
-    def test_no_fields_are_the_whole_table(self) -> None:
+    def test_empty_mask_selects_the_whole_table(self) -> None:
         mask, record = query_for(NodeRecord)
         assert (mask, record.pack()) == (NodeMask(0), bytes(108))
 
-    def test_each_of_a_service_s_numbers_has_a_bit(self) -> None:
+    def test_each_service_data_element_has_a_component_bit(self) -> None:
         assert int(ServiceMask.SERVICE_DATA8 | ServiceMask.SERVICE_DATA64) == 0x18007FFF80
 
-    def test_what_is_no_component(self) -> None:
+    def test_unknown_component(self) -> None:
         with pytest.raises(TypeError, match="PathRecord has no component 'lid'"):
             query_for(PathRecord, lid=1)

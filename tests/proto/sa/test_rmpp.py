@@ -75,7 +75,7 @@ def transfer(
 
 class TestTransfers:
     @for_each("size", [0, 1, 199, 200, 201, 400, 64 * 200, 65 * 200, 500 * 64, 500 * 64 + 1])
-    def test_arrive_whole(self, size: int) -> None:
+    def test_transfer_completes(self, size: int) -> None:
         data = Random(size).randbytes(size)
         sender, receiver = transfer(data, 1)
         assert (receiver.data, receiver.error, sender.error) == (data, None, None)
@@ -83,20 +83,20 @@ class TestTransfers:
         assert receiver.is_complete
 
     @for_each("seed", range(30))
-    def test_arrive_whole_over_a_bad_network(self, seed: int) -> None:
+    def test_transfer_completes_despite_loss_and_reordering(self, seed: int) -> None:
         data = Random(seed).randbytes(500 * 56)
         sender, receiver = transfer(data, seed, loss=0.15, duplicate=0.1, jitter=0.01)
         assert receiver.is_complete
         assert receiver.data == data
         assert sender.is_complete
 
-    def test_a_window_of_one_until_the_first_acknowledgement(self) -> None:
+    def test_initial_window_is_one_segment(self) -> None:
         sender = Sender(bytes(1000), 0.0)
         assert [header.segment for header, _ in sender.to_send()] == [1]
         sender.received(ack(1, 3), 0.1)
         assert [header.segment for header, _ in sender.to_send()] == [2, 3]
 
-    def test_what_the_segments_say(self) -> None:
+    def test_segment_headers(self) -> None:
         sender = Sender(bytes(450), 0.0)
         sender.received(ack(0, 64), 0.0)
         headers = [header for header, _ in sender.to_send()]
@@ -104,7 +104,7 @@ class TestTransfers:
         # The first says how much all of it is, each segment's header counted; the last what it has itself.
         assert [header.length for header in headers] == [450 + 3 * 20, 0, 70]
 
-    def test_the_receiver_acknowledges_windows_the_end_and_what_comes_again(self) -> None:
+    def test_receiver_acks_windows_last_segment_and_duplicates(self) -> None:
         receiver = Receiver(10.0, window=2)
         full = bytes(200)
         assert receiver.received(segment(1, first=True), full, 0.0) == ack(1, 3)
@@ -117,7 +117,7 @@ class TestTransfers:
         # The last acknowledgement may have been lost.
         assert receiver.received(segment(4, b"end", last=True), full, 99.0) == ack(4, 6)
 
-    def test_out_of_order(self) -> None:
+    def test_segments_out_of_order(self) -> None:
         receiver = Receiver(10.0)
         receiver.received(segment(3, b"c", last=True), b"c", 0.0)
         receiver.received(segment(2), b"b" * 200, 0.0)
@@ -141,7 +141,7 @@ class TestReceiver:
             (segment(2, last=True, length=0xFFFFFFFF), RmppStatus.BAD_LENGTH),
         ],
     )
-    def test_who_contradicts_itself_is_told_so(self, header: RmppHeader, status: RmppStatus) -> None:
+    def test_contradictory_headers_are_aborted(self, header: RmppHeader, status: RmppStatus) -> None:
         receiver = Receiver(10.0)
         reply = receiver.received(header, bytes(200), 0.0)
         assert reply is not None
@@ -151,49 +151,49 @@ class TestReceiver:
         assert not receiver.is_complete
         assert receiver.received(segment(1, first=True), bytes(200), 0.0) is None
 
-    def test_two_ends(self) -> None:
+    def test_second_last_segment_is_aborted(self) -> None:
         receiver = Receiver(10.0)
         receiver.received(segment(3, b"", last=True), b"", 0.0)
         receiver.received(segment(2, b"", last=True), b"", 0.0)
         assert receiver.error == RmppStatus.BAD_SEGMENT
 
-    def test_an_end_before_what_is_there(self) -> None:
+    def test_last_segment_before_received_ones(self) -> None:
         receiver = Receiver(10.0)
         receiver.received(segment(3), bytes(200), 0.0)
         receiver.received(segment(2, b"", last=True), b"", 0.0)
         assert receiver.error == RmppStatus.BAD_SEGMENT
 
-    def test_something_behind_the_end(self) -> None:
+    def test_segment_after_the_last_one(self) -> None:
         receiver = Receiver(10.0)
         receiver.received(segment(2, b"", last=True), b"", 0.0)
         receiver.received(segment(3), bytes(200), 0.0)
         assert receiver.error == RmppStatus.BAD_SEGMENT
 
-    def test_less_data_than_it_says(self) -> None:
+    def test_payload_shorter_than_announced(self) -> None:
         receiver = Receiver(10.0)
         receiver.received(segment(1, first=True), bytes(199), 0.0)
         assert receiver.error == RmppStatus.BAD_LENGTH
 
-    def test_beyond_the_window(self) -> None:
+    def test_segment_beyond_the_window(self) -> None:
         receiver = Receiver(10.0)
         assert receiver.received(segment(WINDOW + 1), bytes(200), 0.0) is None
         assert receiver.dropped == {"beyond the window": 1}
         assert receiver.error is None
 
-    def test_too_large_by_its_own_word(self) -> None:
+    def test_announced_length_beyond_the_limit(self) -> None:
         receiver = Receiver(10.0, max_size=1000)
         reply = receiver.received(segment(1, first=True, length=6 * 220), bytes(200), 0.0)
         assert reply is not None
         assert (reply.type, reply.status) == (RmppType.STOP, RmppStatus.NO_RESOURCES)
 
-    def test_too_large_without_a_word(self) -> None:
+    def test_transfer_beyond_the_limit_without_announced_length(self) -> None:
         receiver = Receiver(10.0, max_size=1000)
         for number in range(1, 7):
             receiver.received(segment(number, first=number == 1), bytes(200), 0.0)
         assert receiver.error == RmppStatus.NO_RESOURCES
         assert receiver.data == b""
 
-    def test_as_large_as_there_is_room_for(self) -> None:
+    def test_transfer_of_exactly_the_limit(self) -> None:
         data = bytes(1000)
         sender, receiver = Sender(data, 0.0), Receiver(10.0, max_size=1000)
         for _ in range(9):
@@ -202,7 +202,7 @@ class TestReceiver:
                     sender.received(reply, 0.0)
         assert receiver.data == data
 
-    def test_time_is_limited(self) -> None:
+    def test_receiver_times_out(self) -> None:
         receiver = Receiver(10.0)
         receiver.received(segment(1, first=True), bytes(200), 0.0)
         assert receiver.timer(9.9) is None
@@ -220,7 +220,7 @@ class TestReceiver:
             (RmppType.ABORT, 5, RmppStatus.ILLEGAL_STATUS),
         ],
     )
-    def test_the_other_end_gives_up(self, kind: RmppType, status: int, error: RmppStatus) -> None:
+    def test_abort_from_the_sender(self, kind: RmppType, status: int, error: RmppStatus) -> None:
         header = RmppHeader(1, kind, 31, ACTIVE, status)
         receiver, sender = Receiver(10.0), Sender(bytes(1000), 0.0)
         assert receiver.received(header, bytes(200), 0.0) is None
@@ -230,7 +230,7 @@ class TestReceiver:
         assert sender.next_deadline() is None
         assert describe_rmpp(error)
 
-    def test_a_whole_answer_stays_one(self) -> None:
+    def test_completed_transfer_stays_complete(self) -> None:
         receiver = Receiver(10.0)
         receiver.received(segment(1, b"all", first=True, last=True), b"all", 0.0)
         for header in (RmppHeader(1, RmppType.ABORT, 31, ACTIVE, 126), segment(9), segment(0), RmppHeader(9, 9)):
@@ -251,7 +251,7 @@ class TestSender:
             (RmppHeader(1, 200), RmppStatus.BAD_TYPE),
         ],
     )
-    def test_nonsense_ends_it(self, header: RmppHeader, status: RmppStatus) -> None:
+    def test_contradictory_acks_abort_the_transfer(self, header: RmppHeader, status: RmppStatus) -> None:
         sender = Sender(bytes(100_000), 0.0)
         sender.to_send()
         sender.received(header, 0.0)
@@ -261,13 +261,13 @@ class TestSender:
         sender.received(ack(1, 65), 0.0)
         assert sender.to_send() == []
 
-    def test_a_huge_window_is_not_believed(self) -> None:
+    def test_window_is_capped(self) -> None:
         sender = Sender(bytes(1_000_000), 0.0)
         sender.to_send()
         sender.received(ack(1, 0xFFFFFFFF), 0.0)
         assert len(sender.to_send()) == WINDOW
 
-    def test_an_old_acknowledgement_changes_nothing(self) -> None:
+    def test_old_ack_is_ignored(self) -> None:
         sender = Sender(bytes(1000), 0.0)
         sender.received(ack(1, 5), 0.0)
         sender.received(ack(3, 5), 0.0)
@@ -276,7 +276,7 @@ class TestSender:
         assert sender.error is None
         assert sender.to_send() == []
 
-    def test_silence(self) -> None:
+    def test_sender_times_out(self) -> None:
         sender = Sender(bytes(1000), 0.0, timeout=0.5, retries=3)
         sent = 0
         now = 0.0
@@ -286,7 +286,7 @@ class TestSender:
             sender.timer(now)
         assert (sent, now, sender.error) == (4, 2.0, RmppStatus.TOO_MANY_RETRIES)
 
-    def test_a_receiver_that_never_gets_on(self) -> None:
+    def test_retries_end_when_acks_make_no_progress(self) -> None:
         sender = Sender(bytes(1_000_000), 0.0, timeout=0.5, retries=3, total_time=5.0)
         now, number = 0.0, 0
         while sender.next_deadline() is not None:
@@ -312,7 +312,7 @@ headers = st.builds(
 
 @settings(max_examples=300)
 @given(st.lists(st.tuples(headers, st.binary(max_size=210), st.floats(0, 12)), max_size=30))
-def test_no_header_does_harm(inputs: list[tuple[RmppHeader, bytes, float]]) -> None:
+def test_arbitrary_headers_do_not_raise(inputs: list[tuple[RmppHeader, bytes, float]]) -> None:
     sender, receiver = Sender(bytes(5000), 0.0), Receiver(10.0, max_size=2000)
     for header, data, now in inputs:
         reply = receiver.received(header, data, now)
