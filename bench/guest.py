@@ -102,7 +102,9 @@ def latency_of_c(run: Run) -> float:
         "cd /sys/class/infiniband/rxe0/ports/1/gids\n"
         "gid=$(grep -ls ffff:0a00:0001 *)\n"
         f"{pingpong} >/tmp/server.out 2>&1 & SERVER=$!\n"
-        "until [[ $(</proc/net/tcp) == *:4853* || $(</proc/net/tcp6) == *:4853* ]]; do nap 0.01; done\n"  # port 18515
+        # Until it listens (0A) on port 18515.
+        r"until [[ $(</proc/net/tcp)$(</proc/net/tcp6) =~ :4853\ [0-9A-F]+:0000\ 0A ]]; do nap 0.01; done"
+        "\n"
         f"{pingpong} $RXE4 && finish >/dev/null"
     )
     return float(re.findall(r"([\d.]+) usec/iter", output)[-1]) / 2
