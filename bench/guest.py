@@ -27,7 +27,7 @@ sys.path.insert(0, str(PROJECT / "tests"))
 from interop.machine.cache import Unavailable  # noqa: E402
 from interop.machine.choice import MACHINES  # noqa: E402
 from interop.machine.run import Machine, MachineError  # noqa: E402
-from interop.table import inserted  # noqa: E402
+from interop.table import inserted, wrapped  # noqa: E402
 
 #: Of the link, for a path MTU of 4096.
 MTU = 4200
@@ -221,7 +221,7 @@ def main() -> None:
             raise SystemExit(str(reason)) from None
         except Failed as error:
             raise SystemExit(f"failed: {error}") from None
-    made = f"{table(rows)}\n\n{circumstances(machine, options.rounds, system_call)}"
+    made = f"{table(rows)}\n\n{wrapped(circumstances(machine, options.rounds, system_call))}"
     print(made)
     if options.readme:
         readme = PROJECT / "README.md"
