@@ -27,7 +27,7 @@ sys.path.insert(0, str(PROJECT / "tests"))
 from interop.machine.cache import Unavailable  # noqa: E402
 from interop.machine.choice import MACHINES  # noqa: E402
 from interop.machine.run import Machine, MachineError  # noqa: E402
-from interop.table import inserted  # noqa: E402
+from interop.table import inserted, wrapped  # noqa: E402
 
 #: Of the link, for a path MTU of 4096.
 MTU = 4200
@@ -102,7 +102,9 @@ def latency_of_c(run: Run) -> float:
         "cd /sys/class/infiniband/rxe0/ports/1/gids\n"
         "gid=$(grep -ls ffff:0a00:0001 *)\n"
         f"{pingpong} >/tmp/server.out 2>&1 & SERVER=$!\n"
-        "until [[ $(</proc/net/tcp) == *:4853* || $(</proc/net/tcp6) == *:4853* ]]; do nap 0.01; done\n"  # port 18515
+        # Until it listens (0A) on port 18515.
+        r"until [[ $(</proc/net/tcp)$(</proc/net/tcp6) =~ :4853\ [0-9A-F]+:0000\ 0A ]]; do nap 0.01; done"
+        "\n"
         f"{pingpong} $RXE4 && finish >/dev/null"
     )
     return float(re.findall(r"([\d.]+) usec/iter", output)[-1]) / 2
@@ -219,7 +221,7 @@ def main() -> None:
             raise SystemExit(str(reason)) from None
         except Failed as error:
             raise SystemExit(f"failed: {error}") from None
-    made = f"{table(rows)}\n\n{circumstances(machine, options.rounds, system_call)}"
+    made = f"{table(rows)}\n\n{wrapped(circumstances(machine, options.rounds, system_call))}"
     print(made)
     if options.readme:
         readme = PROJECT / "README.md"

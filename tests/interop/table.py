@@ -6,10 +6,11 @@ A test takes part by ``@pytest.mark.cell("what is done", "which end we are")``; 
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["Kernel", "Outcome", "inserted", "table"]
+__all__ = ["Kernel", "Outcome", "inserted", "table", "wrapped"]
 
 #: The columns of each kernel, by the end that our device is.
 ENDS = {"passive": "librdmacm calls, we answer", "active": "we call, librdmacm answers"}
@@ -61,7 +62,13 @@ def table(outcomes: Iterable[Outcome], day: str) -> str:
     for name, row in cells.items():
         lines.append(f"| {name} | " + " | ".join(_shown(row.get(column, [])) for column in columns) + " |")
     seen = "; ".join(f"Linux {kernel.release} {kernel.description}, librdmacm {kernel.librdmacm}" for kernel in kernels)
-    return "\n".join([*lines, "", f"Seen on {day}: {seen}. The numbers count tests, IPv4 and IPv6 each."])
+    note = f"Seen on {day}: {seen}. The numbers count tests, IPv4 and IPv6 each."
+    return "\n".join([*lines, "", wrapped(note)])
+
+
+def wrapped(text: str) -> str:
+    """The text in lines as long as those of the documents."""
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
 
 
 def _shown(passed: list[bool]) -> str:
