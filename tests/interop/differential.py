@@ -1,16 +1,16 @@
 """One question to two libraries: rdma_getaddrinfo(3) of librdmacm.so.1 and rdmacm.getaddrinfo.
 
-Runs by itself, in a guest that has an RDMA device, and needs nothing beside ``rdmacm`` for its own side::
+Runs in a machine that has an RDMA device, as a program::
 
     differential.py generate SEED COUNT > questions      one JSON object a line
-    differential.py c < questions > answers              what the C library says, a line each
-    differential.py ours < questions > answers           what rdmacm says
-    differential.py both QUESTION                        both, for one question
-    differential.py files FOLDER                         what belongs into /etc where it asks
+    differential.py c < questions > answers              the answers of the C library, one a line
+    differential.py ours < questions > answers           the answers of rdmacm
+    differential.py both QUESTION                        both answers to one question
+    differential.py files FOLDER                         the files that the host must have in /etc
 
 A question is ``{"node", "service", "hints"}``, hints those fields of ``struct rdma_addrinfo`` that are not zero. An
-answer is ``{"entries": [...]}``, ``{"eai": code}``, ``{"errno": name}``, or what must not be: ``{"crash": signal}``
-(C), ``{"raises": text}`` (ours). Addresses are lists: host, port, and for IPv6 flow information and scope; for AF_IB
+answer is ``{"entries": [...]}``, ``{"eai": code}``, ``{"errno": name}``, or a bug: ``{"crash": signal}`` (C),
+``{"raises": text}`` (ours). Addresses are lists: host, port, and for IPv6 flow information and scope; for AF_IB
 "ib", GID, service id, its mask, P_Key, flow information, scope. A scope may be an interface's name.
 """
 
@@ -42,7 +42,7 @@ IPOIB, TCP, UDP, IB = 0x0002, 0x0106, 0x0111, 0x013F
 
 LONG_LABEL = "l" * 70
 
-#: /etc/hosts where the questions are asked. C and we have to agree on the order of what has several addresses.
+#: /etc/hosts of the host that is asked. Both libraries must agree on the order of a name's addresses.
 HOSTS = f"""\
 127.0.0.1 localhost
 ::1 localhost ip6-localhost
@@ -228,7 +228,7 @@ IB_ADDRESSES: list[list[Any]] = [
 
 
 class Questions:
-    """An endless, repeatable supply of questions. Most fields are ordinary, so that oddities are met one by one."""
+    """An endless, repeatable supply of questions. Most fields are ordinary, so that few questions have two oddities."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -306,7 +306,7 @@ def _index(scope: int | str) -> int:
 
 
 def pack(address: list[Any]) -> bytes:
-    """The C sockaddr of a question's address."""
+    """The address of a question as a C sockaddr."""
     if address[0] == "ib":
         _, gid, sid, mask, pkey, flow, scope = address
         packed = socket.inet_pton(AF_INET6, gid)
@@ -322,7 +322,7 @@ def pack(address: list[Any]) -> bytes:
 
 
 def unpack(data: bytes) -> list[Any]:
-    """The address in a C sockaddr; one that is none as its bytes."""
+    """The address in a C sockaddr, or its bytes where the family is unknown."""
     family = int.from_bytes(data[:2], sys.byteorder)
     if (family, len(data)) == (AF_INET, 16):
         port, ip = struct.unpack_from("!H4s", data, 2)
@@ -378,7 +378,7 @@ class CLibrary:
         self.library.rdma_freeaddrinfo.restype = None
 
     def ask(self, question: Json) -> Json:
-        """What rdma_getaddrinfo says."""
+        """The answer of rdma_getaddrinfo."""
         kept: list[Any] = []
         hints = None if question["hints"] is None else ctypes.byref(self._hints(question["hints"], kept))
         found = ctypes.POINTER(RdmaAddrinfo)()
@@ -435,7 +435,7 @@ class CLibrary:
 
 
 def survive(questions: list[str], ask: Callable[[Json], Json], out: TextIO) -> None:
-    """Ask in a child process; where it dies, that is the question's answer, and the next child goes on behind it."""
+    """Ask in a child process. If it dies, the signal is the answer, and another child asks the next question."""
     done = 0
     while done < len(questions):
         reading, writing = os.pipe()
@@ -475,7 +475,7 @@ class Ours:
         self.sockaddr_ib: Callable[..., Any] = SockAddrIB
 
     def ask(self, question: Json) -> Json:
-        """What rdmacm.getaddrinfo says."""
+        """The answer of rdmacm.getaddrinfo."""
         try:
             hints = None if question["hints"] is None else self._hints(question["hints"])
             found = self.rdmacm.getaddrinfo(question["node"], question["service"], hints)
@@ -488,7 +488,7 @@ class Ours:
         return {"entries": [self._entry(entry) for entry in found]}
 
     def address(self, address: list[Any]) -> Any:
-        """A question's address as rdmacm takes it."""
+        """The address of a question, as rdmacm takes it."""
         if address[0] == "ib":
             _, gid, sid, mask, pkey, flow, scope = address
             return self.sockaddr_ib(self.gid(gid), sid, mask, pkey, flow, scope)
@@ -507,7 +507,7 @@ class Ours:
         return given
 
     def plain(self, address: Any) -> list[Any] | None:
-        """An address of rdmacm's as answers have it."""
+        """An address of rdmacm, as answers have it."""
         if address is None:
             return None
         if isinstance(address, tuple):
@@ -538,7 +538,7 @@ class Ours:
 
 
 def each(questions: Iterable[str], ask: Callable[[Json], Json], out: TextIO) -> None:
-    """Ask one after the other."""
+    """Ask the questions, one after the other."""
     for line in questions:
         print(json.dumps(ask(json.loads(line))), file=out)
     out.flush()

@@ -1,10 +1,9 @@
-# The host that the differential tests ask their questions on.  For bash inside the machine, after net.sh:
+# The host of the differential tests. For bash inside the machine, after net.sh:
 #
-#     links                     more than network(): a second link with a device, "wa"; an interface without one, with a
-#                               number for its name and another for its index; secondary addresses, gateways, routes
-#                               that refuse.  Nobody has to wait for neighbours.
-#     ask MODULE ARGUMENTS...   interop.differential or interop.differential_ids there, with its files in /etc
-#     no_links                  and back
+#     links                     network(), and a second link with a device, "wa"; an interface without one, named "7" and
+#                               with index 70; secondary addresses, gateways, routes that refuse; permanent neighbours
+#     ask MODULE ARGUMENTS...   run interop.differential or interop.differential_ids there, with its files in /etc
+#     no_links                  undo links
 
 links() {
     local kind ip gid nought=0000:0000:0000

@@ -1,9 +1,9 @@
-"""One id in two libraries: rdma_bind_addr(3), rdma_resolve_addr(3) and rdma_resolve_route(3), nothing sent.
+"""One id in two libraries: rdma_bind_addr(3), rdma_resolve_addr(3) and rdma_resolve_route(3), without connecting.
 
-As ``differential``, and with the same commands. A question is ``{"space", "tos", "bind", "src", "dst"}``: a port space,
-a type of service or 0, and addresses or None, each step only where there is something to do it with. An answer has
-the outcome of each step ("ok", the name of an errno, or -errno of an event), and what the id then knows: the interface
-behind its device, its addresses (a port that was to be had freely is "free"), GIDs and path.
+As ``differential``, with the same commands. A question is ``{"space", "tos", "bind", "src", "dst"}``: a port space, a
+type of service or 0, and addresses or None; a step without its address is left out. An answer has the outcome of each
+step ("ok", the name of an errno, or -errno of an event), and the attributes that the id then has: the interface of its
+device, its addresses (a port that the library chose is "free"), GIDs and path.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 from interop.differential import IB, IPOIB, TCP, UDP, Json, Ours, command, pack, unpack
 
-#: How long a neighbour may take, and an event at most, both in milliseconds.
+#: Limits in milliseconds: of the resolution of a neighbour, and of an event.
 TIMEOUT, AT_MOST = 300, 10_000
 
 LOCAL: list[list[Any]] = [
@@ -147,7 +147,7 @@ class Questions:
 
 
 def without_port(address: list[Any] | None, free: bool) -> list[Any] | None:
-    """A source address whose port was to be had freely, so that nobody expects the same."""
+    """A source address without its port where the library chose it, as the two libraries choose different ones."""
     if address is None or not free or address[0] == "bytes":
         return address
     if address[0] == "ib":
@@ -156,13 +156,13 @@ def without_port(address: list[Any] | None, free: bool) -> list[Any] | None:
 
 
 def _free(question: Json) -> bool:
-    """Whether the port of the source was left open."""
+    """Whether the library chose the port of the source."""
     given = question["bind"] or question["src"]
     return given is None or given[0] == "ib" or given[1] == 0
 
 
 def _flow_label(label: int, question: Json) -> int | str:
-    """A flow label; one made of a free port tells nothing."""
+    """A flow label, or "free" where it follows from a port that the library chose."""
     given = len(question["dst"]) == 4 and question["dst"][2]
     return "free" if _free(question) and not given else label
 
@@ -257,7 +257,7 @@ class CLibrary:
         return "ok" if getattr(self.rdmacm, name)(*arguments) == 0 else _number(ctypes.get_errno())
 
     def _wait(self, channel: Any, done: int) -> str:
-        """The outcome of what was begun: "ok" for the event that says so, else -errno."""
+        """The outcome of a step: "ok" for the event of success, else -errno."""
         poller = select.poll()
         poller.register(channel.contents.value, select.POLLIN)
         if not poller.poll(AT_MOST):
@@ -271,7 +271,7 @@ class CLibrary:
         return "ok" if number == done and status == 0 else f"-{_number(-status)}"
 
     def ask(self, question: Json) -> Json:
-        """What becomes of an id."""
+        """The answer: the steps of one id."""
         self.channel = self.channel or self.rdmacm.rdma_create_event_channel()
         channel, cmid = self.channel, ctypes.POINTER(_Id)()
         answer: Json = {"create": self._call("rdma_create_id", channel, ctypes.byref(cmid), None, question["space"])}
@@ -341,7 +341,7 @@ class OurIds(Ours):
         self.channel = self.rdmacm.EventChannel()
 
     def ask(self, question: Json) -> Json:
-        """What becomes of an id."""
+        """The answer: the steps of one id."""
         try:
             with self.rdmacm.CmId(self.channel, question["space"]) as cmid:
                 return self._ask(question, cmid)

@@ -1,7 +1,7 @@
-"""Two libraries asked the same, and their differences held against docs/parity.md.
+"""The same questions to two libraries, and their differences compared with docs/parity.md.
 
-A rule turns the C library's answer into the one that a row of that document promises, where the row applies. What is
-different after all rules is a bug of one of the two.
+Where a row of that document applies, its rule turns the C library's answer into the one that the row promises. A
+difference that remains after all rules is a bug of one of the two.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from interop.machine.run import Machine
 
 PARITY = Path(__file__).parents[2] / "docs" / "parity.md"
 
-#: Asks other questions; more or fewer of them.
+#: Another seed gives other questions; the count overrides the number of them.
 SEED = int(os.environ.get("RDMACM_DIFFERENTIAL_SEED", "1"))
 COUNT = os.environ.get("RDMACM_DIFFERENTIAL_COUNT")
 
-#: Seconds; what takes half a minute on an idle host may take ten times that on a busy one, where all is emulated.
+#: Seconds. Half a minute in an emulated machine on an idle host may become ten times that on a busy one.
 TIMEOUT = 600
 
-#: Addresses of where the questions are asked, but for those that the kernel makes of a hardware address.
+#: Addresses of the host that is asked, except those that the kernel makes from a hardware address.
 LOCAL = {"127.0.0.1", "::1", "10.0.0.1", "10.0.0.9", "10.1.0.1", "10.7.0.1"}
 LOCAL |= {"fd00:0:0:1::1", "fd00:0:0:1::9", "fd01::1", "fd07::1", "fe80::1"}
 
@@ -50,7 +50,7 @@ exit $status
 
 
 class One:
-    """Equals whatever passes a test: for what an answer must be like, where nobody can know which it is."""
+    """Equals every value that passes a test: for an answer of which only a property is known."""
 
     def __init__(self, what: str, test: Callable[[Any], bool]) -> None:
         self.what, self.test = what, test
@@ -66,7 +66,7 @@ class One:
 
 
 def _settled(expected: Any, ours: Any) -> Any:
-    """What was expected, with our answer in the place of each :class:`One` it passes."""
+    """The expected answer, with ours in the place of each :class:`One` that it passes."""
     if isinstance(expected, One):
         return ours
     if isinstance(expected, dict) and isinstance(ours, dict):
@@ -76,13 +76,13 @@ def _settled(expected: Any, ours: Any) -> Any:
     return expected
 
 
-#: From a question and C's answer to ours; None where the row has no say.
+#: From a question and C's answer to ours; None where the row does not apply.
 Expected = Callable[[Any, Any], Any]
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A row of docs/parity.md. ``last``: it settles the whole answer, and later rules are not asked."""
+    """A row of docs/parity.md. After a ``last`` one that applies, no other rule is tried."""
 
     row: str
     expected: Expected
@@ -90,7 +90,7 @@ class Rule:
 
 
 class Rules:
-    """The rules for one kind of question, in the order in which our library comes to what they are about."""
+    """The rules for one kind of question, in the order in which our library checks their subjects."""
 
     def __init__(self, module: str, question: Callable[[Json], Any]) -> None:
         self.module = module
@@ -107,7 +107,7 @@ class Rules:
         return add
 
     def explain(self, question: Json, c: Json, ours: Json) -> tuple[list[str], Any]:
-        """The rows it takes to get from C's answer to ours, and what ours should have been."""
+        """The rows that lead from C's answer to ours, and the answer that ours should have been."""
         answer: Any = copy.deepcopy(c)
         rows = []
         asked = self.question(question)
@@ -123,7 +123,7 @@ class Rules:
         return rows, answer
 
     def compare(self, questions: list[Json], c: list[Json], ours: list[Json]) -> tuple[Counter[str], list[str]]:
-        """How often each row was seen, and the questions whose answers no row explains."""
+        """How often each row applied, and the questions whose answers no row explains."""
         seen: Counter[str] = Counter()
         unexplained = []
         for question, theirs, mine in zip(questions, c, ours, strict=True):
@@ -137,7 +137,11 @@ class Rules:
         return seen, unexplained
 
     def hold(self, machine: Machine, questions: Iterable[Json], count: int) -> Counter[str]:
-        """Ask both in the machine. AssertionError with all that is unexplained; else how often each row was seen."""
+        """Ask both libraries in the machine; returns how often each row applied.
+
+        Raises:
+            AssertionError: with all questions whose answers no row explains.
+        """
         asked = list(itertools.islice(questions, int(COUNT or count)))
         lines = "".join(f"{json.dumps(question)}\n" for question in asked)
         (machine.share / f"{self.module}.questions").write_text(lines, encoding="utf-8")

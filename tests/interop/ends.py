@@ -1,7 +1,7 @@
-"""What an end of a connection can do, whichever device it is on, and how two programs take turns with it.
+"""One end of a connection, on either device: what ``operations`` is written with.
 
-``verbs_peer`` is an end on rdma-core, ``soft_peer`` one on this package; ``operations`` is written for either.
-This imports neither. Numbers are those of ``infiniband/verbs.h``.
+``verbs_peer`` implements it with rdma-core, ``soft_peer`` with this package; this module imports neither. Numbers are
+those of ``infiniband/verbs.h``.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ __all__ = [
     "pattern",
 ]
 
-#: Seconds after which what an end waits for does not come any more; the machine may be an emulated one.
+#: Seconds to wait for an event or a completion. The machine may be an emulated one.
 PATIENCE = 30.0
-#: Work requests that each queue of an end has room for.
+#: The capacity of each queue of an end, in work requests.
 QUEUE = 128
-#: Bytes that an application may send along with a REQ, a REP and a REJ.
+#: Bytes of private data that an application may send in a REQ, a REP and a REJ.
 PRIVATE_DATA = {"request": 56, "reply": 196, "reject": 148}
 
 
@@ -140,7 +140,7 @@ class Region(ABC):
 
 
 class Remote(NamedTuple):
-    """The peer's memory."""
+    """A region of the peer."""
 
     addr: int
     rkey: int
@@ -171,7 +171,7 @@ class Completion(NamedTuple):
     status: int
     opcode: int
     byte_len: int
-    #: Immediate data, or the key that was invalidated.
+    #: Immediate data, or the invalidated key.
     extra: int
     flags: int
 
@@ -190,7 +190,7 @@ class Param:
 
 @dataclass(frozen=True)
 class Event:
-    """An event, acknowledged. ``id`` is what its device understands."""
+    """An acknowledged event. ``id`` is of the type that its device uses."""
 
     kind: int
     status: int
@@ -200,7 +200,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Attributes:
-    """What a queue pair has been given by its connection."""
+    """The attributes that a connection gave its queue pair."""
 
     path_mtu: int
     max_rd_atomic: int
@@ -212,26 +212,26 @@ class Attributes:
 
     @classmethod
     def of(cls, attr: object) -> Self:
-        """Those of a queue pair's attributes, which have these names on either device."""
+        """From a queue pair's attributes, which have these names on either device."""
         return cls(*(getattr(attr, field.name) for field in fields(cls)))
 
 
 def pattern(size: int, salt: int = 0) -> bytes:
-    """Bytes that are wrong wherever one of them is in the wrong place: numbers, each in four bytes.
+    """Bytes that differ from place to place: consecutive numbers of four bytes.
 
-    None begins like an Ethertype, as Wireshark would take what follows it for a packet of that kind.
+    None begins like an Ethertype, after which Wireshark would dissect the rest as a packet of that kind.
     """
     first = 0xA0000000 | salt * 0x10001 & 0xFFFFFFF
     return struct.pack(f">{size // 4 + 1}I", *range(first, first + size // 4 + 1))[:size]
 
 
 class Device(ABC):
-    """A program's device: where its ends come from, and the events of all of them."""
+    """A program's device: makes its ends, and has the events of all of them."""
 
     name: str
-    #: The path's MTU in bytes, which both ends know before they connect.
+    #: The path MTU in bytes. Both ends know it before they connect.
     mtu = 1024
-    #: What the memory of a window has to allow.
+    #: The access that a memory region must allow for a window.
     window_access = Access(0)
 
     def __init__(self) -> None:
@@ -239,22 +239,22 @@ class Device(ABC):
 
     @abstractmethod
     def listen(self, address: str, port: int) -> None:
-        """Begin to take requests."""
+        """Listen for connection requests."""
 
     @abstractmethod
     def answer(self, request: Event) -> End:
-        """The end that a request asks for, with a queue pair."""
+        """The passive end for a request, with a queue pair."""
 
     @abstractmethod
     def call(self, address: str, port: int) -> End:
-        """An end that knows its way to a listener, with a queue pair."""
+        """An active end with a resolved route to a listener, and a queue pair."""
 
     @abstractmethod
     def next_event(self, seconds: float) -> Event:
-        """The next event; TimeoutError."""
+        """The next event. TimeoutError if none arrives."""
 
     def event(self, *kinds: EventKind, seconds: float = PATIENCE) -> Event:
-        """The next event, which has to be of those kinds. Requests wait until they are asked for."""
+        """The next event. AssertionError if it is of another kind; connection requests are kept for later calls."""
         if EventKind.CONNECT_REQUEST in kinds and self._requests:
             return self._requests.popleft()
         deadline = time.monotonic() + seconds
@@ -269,30 +269,30 @@ class Device(ABC):
                 raise AssertionError(f"{event} where {expected} was expected")
 
 
-#: What private data begins with: the operation's number and the sender's memory.
+#: The beginning of private data: the operation's number and the sender's region.
 _HEADER = struct.Struct("!BQII")
 
 
 @dataclass
 class End(ABC):
-    """One end of a connection. ``connect()`` comes once memory and receives are ready, ``finish()`` in the end."""
+    """One end of a connection. Call ``connect()`` when memory and receives are ready, and ``finish()`` last."""
 
     device: Device
     #: The request that a passive end answers.
     request: Event | None
-    #: The operation's number, which a passive end has from its request.
+    #: The operation's number. A passive end takes it from its request.
     number: int = 0
-    #: The event that made the connection. A passive kernel whose RTU was lost learns of a short one by its end alone.
+    #: The event that established the connection: DISCONNECTED if the kernel was passive and the RTU was lost.
     established: Event | None = field(default=None, init=False)
 
-    # -- what a device brings ---------------------------------------------------------------------------
+    # -- implemented by each device ----------------------------------------------------------------------
 
     @abstractmethod
     def region(self, content: bytes, access: int = Access.LOCAL_WRITE) -> Region: ...
 
     @abstractmethod
     def window(self, region: Region) -> int:
-        """The key of the whole region, for writing, that the peer may invalidate; only once connected."""
+        """A key to write to the whole region, which the peer may invalidate. The end must be connected."""
 
     @abstractmethod
     def post_receive(self, wr_id: int, pieces: Sequence[Piece]) -> None: ...
@@ -302,7 +302,7 @@ class End(ABC):
 
     @abstractmethod
     def completions(self, of_sends: bool, number: int) -> list[Completion]:
-        """So many, waiting for them; TimeoutError."""
+        """The next ``number`` completions. TimeoutError if they do not arrive."""
 
     @abstractmethod
     def attributes(self) -> Attributes: ...
@@ -319,15 +319,15 @@ class End(ABC):
     @abstractmethod
     def destroy(self) -> None: ...
 
-    # -- what they have in common -----------------------------------------------------------------------
+    # -- the same for both devices ----------------------------------------------------------------------
 
     def private_data(self, message: str, remote: Remote = NOWHERE) -> bytes:
-        """As much as a message takes."""
+        """As much private data as the message has room for."""
         head = _HEADER.pack(self.number, *remote)
         return head + pattern(PRIVATE_DATA[message] - len(head), self.number)
 
     def connect(self, region: Region | None = None, param: Param = Param()) -> Remote:
-        """Connect or accept, tell the peer of a region, and return what it tells."""
+        """Connect or accept, and exchange regions with the peer in the private data; returns the peer's."""
         passive = self.request is not None
         mine, theirs = ("reply", "request") if passive else ("request", "reply")
         own = Remote(region.addr, region.rkey, region.length) if region else NOWHERE
@@ -341,7 +341,7 @@ class End(ABC):
         return remote
 
     def finish(self, first: bool) -> None:
-        """End the connection, or wait until the peer does."""
+        """Disconnect, or wait until the peer does."""
         if first:
             self.disconnect()
         event = self.established

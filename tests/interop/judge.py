@@ -1,4 +1,4 @@
-"""What passed between the two devices, judged by others than us: Wireshark's dissector, and zlib for the ICRC."""
+"""The packets between the two devices, judged by Wireshark's dissector, and by zlib for the ICRC."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from support.tshark import dissect
 
 __all__ = ["REFUSAL", "RNR", "SEQUENCE", "judge"]
 
-#: NAKs that a scenario may explain, as syndromes of the AETH (InfiniBand 9.7.5.2): receiver not ready, with whatever
-#: timer; packet sequence error.
+#: NAKs that a scenario may explain, as syndromes of the AETH (InfiniBand 9.7.5.2): receiver not ready, with any timer;
+#: packet sequence error.
 RNR = frozenset(range(0x20, 0x40))
 SEQUENCE = frozenset({0x60})
 #: Invalid request, remote access error, remote operational error.
@@ -22,14 +22,15 @@ REFUSAL = frozenset({0x61, 0x62, 0x63})
 
 _OPCODE, _QP, _SYNDROME = "infiniband.bth.opcode", "infiniband.bth.destqp", "infiniband.aeth.syndrome"
 _ETHERNET, _IPV4, _IPV6, _UDP = 14, 20, 40, 8
-#: What a link may change of a packet counts as ones: TOS, TTL and header checksum, or class, flow label and hop limit.
+#: Fields that a link may change count as ones: TOS, TTL and header checksum, or class, flow label and hop limit.
 _CHANGING_4, _CHANGING_6 = (1, 8, 10, 11), (1, 2, 3, 7)
 
 
 def judge(path: Path, naks: Container[int] = ()) -> Counter[str]:
-    """How many packets of each opcode the capture file holds.
+    """The number of packets of each opcode in the capture file; nothing without tshark.
 
-    AssertionError where Wireshark finds anything malformed, an ICRC is wrong, or a NAK is not among ``naks``.
+    Raises:
+        AssertionError: Wireshark finds a malformed packet, an ICRC is wrong, or a NAK is not among ``naks``.
     """
     for number, (_, frame) in enumerate(frames(path), 1):
         assert icrc(frame) == frame[-4:], f"frame {number} of {path.name}: wrong ICRC"
@@ -38,18 +39,18 @@ def judge(path: Path, naks: Container[int] = ()) -> Counter[str]:
     packets = dissect(path, (_OPCODE, _SYNDROME, _QP), no_checksum=True)
     not_ready = set()
     for number, packet in enumerate(packets, 1):
-        # READ responses and ATOMIC acknowledges have a syndrome too; below 0x20 all is well.
+        # READ responses and ATOMIC acknowledges have a syndrome too. An ACK is below 0x20.
         syndrome = int(packet[_SYNDROME] or "0", 0)
         if syndrome in RNR:
             not_ready.add(packet[_QP])
         elif syndrome in SEQUENCE and packet[_QP] in not_ready:
-            continue  # rdma_rxe says so of what is under way behind the message it was not ready for
+            continue  # rdma_rxe answers so to the packets that follow a message it was not ready for
         assert syndrome < 0x20 or syndrome in naks, f"frame {number} of {path.name}: NAK {syndrome:#x}"
     return Counter(packet[_OPCODE] for packet in packets)
 
 
 def icrc(frame: bytes) -> bytes:
-    """The invariant CRC that the frame should end with (InfiniBand A17.3.3), computed from what is on the wire."""
+    """The invariant CRC that the frame should end with (InfiniBand A17.3.3), computed from its bytes."""
     packet = bytearray(frame[_ETHERNET:-4])
     four = packet[0] >> 4 == 4
     for at in _CHANGING_4 if four else _CHANGING_6:

@@ -1,11 +1,11 @@
-"""Two programs that do operations with each other, one of a device each::
+"""Two programs that do operations with each other, each on its own device::
 
     python3 -m interop.verbs_peer listen 10.0.0.1 7471
     python3 -m interop.soft_peer connect 10.0.0.1 7471 [--only NAME,...]
 
-One listens, the other connects, for each operation twice: in one of them it requests, in the other it responds. Its
-private data says which. Each prints a line for every operation, ``ok request NAME`` or ``FAILED request NAME: why``
-(or ``respond``, if that was its part, or ``both``), and ends with 1 where one failed.
+One listens, the other connects, twice for each operation: in one connection it requests, in the other it responds, as
+its private data says. Each prints a line for every operation, ``ok request NAME`` or ``FAILED request NAME: why``
+(``respond`` or ``both`` if that was its part), and exits with 1 if one failed.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from interop.operations import OPERATIONS
 
 __all__ = ["main"]
 
-#: In private data, instead of an operation: there will be no more.
+#: In private data, instead of an operation: this was the last.
 _END = 0xFF
-#: In private data, beside an operation: who connects responds.
+#: In private data, beside an operation: the end that connects responds.
 _RESPONDS = 0x80
 
 
 def _run(end: End, number: int, requests: bool) -> bool:
-    """Do one end's part, and tell whether it went well."""
+    """Do one end's part; returns whether it succeeded."""
     operation = OPERATIONS[number & ~_RESPONDS]
     end.number = number
     part = f"{operation.parts[0 if requests else -1]} {operation.name}"
@@ -70,7 +70,7 @@ def _connect(device: Device, address: str, port: int, names: Sequence[str]) -> b
                 good &= _run(device.call(address, port), number | _RESPONDS, requests=False)
     end = device.call(address, port)
     end.connect_or_accept(Param(private_data=bytes((_END,))))
-    # A refusal that is lost does not come again, as its program has ended.
+    # A lost rejection is not sent again, as the other program has ended.
     with contextlib.suppress(TimeoutError):
         device.event(EventKind.REJECTED, seconds=15)
     end.destroy()
@@ -83,7 +83,7 @@ def main(make: Callable[[], Device]) -> NoReturn:
     parser.add_argument("address")
     parser.add_argument("port", type=int)
     parser.add_argument("--mtu", type=int, default=1024, help="of the path, bytes (%(default)s)")
-    parser.add_argument("--only", default="", help="operations to do, with commas between; all unless given")
+    parser.add_argument("--only", default="", help="operations, separated by commas (default: all)")
     options = parser.parse_args()
     device = make()
     device.mtu = options.mtu

@@ -1,7 +1,7 @@
 """rdma-core's libibverbs and librdmacm through ctypes: the structures and calls that ``verbs_peer`` needs.
 
-pyverbs tells neither an event's status nor its parameters, so this goes by the libraries' C interface, which is
-fixed. Names, fields and order are those of ``infiniband/verbs.h`` and ``rdma/rdma_cma.h``.
+pyverbs has neither the status of an event nor its parameters. The C interface of the libraries is stable. Names, fields
+and order are those of ``infiniband/verbs.h`` and ``rdma/rdma_cma.h``.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _u8, _u16, _u32, _u64, _int, _ptr = c.c_uint8, c.c_uint16, c.c_uint32, c.c_uint6
 
 
 class Context(c.Structure):
-    """The start of ``struct ibv_context``: the operations that are inline functions in C are called through it."""
+    """The start of ``struct ibv_context``, which has the operations that are inline functions in C."""
 
     _fields_ = (("device", _ptr), ("ops", _ptr * 32))
 
 
-#: Places in ``struct ibv_context_ops``.
+#: Indices into ``struct ibv_context_ops``.
 _ALLOC_MW, _DEALLOC_MW, _POLL_CQ, _REQ_NOTIFY_CQ, _POST_SEND, _POST_RECV = 7, 9, 11, 12, 25, 26
 
 
@@ -353,6 +353,6 @@ _PROTOTYPES = {
 
 
 def operation(context: Any, name: str) -> Any:
-    """An operation of an open device that C programs reach through an inline function."""
+    """An operation of an open device that C programs call by an inline function."""
     place, prototype = _PROTOTYPES[name]
     return prototype(context.contents.ops[place])

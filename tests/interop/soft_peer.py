@@ -1,4 +1,4 @@
-"""An end on this package's software device, through its public interface; see ``peer``."""
+"""An end on this package's software device, by its public interface; ``peer`` runs it."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class SoftEnd(End):
         context = cmid.verbs
         assert context is not None
         self._pd = PD(context)
-        # A queue of receives and one of sends.
+        # One for receives, one for sends.
         self._cqs = [CQ(context, 2 * QUEUE), CQ(context, 2 * QUEUE)]
         attr = QPInitAttr(scq=self._cqs[1], rcq=self._cqs[0], cap=QPCap(QUEUE, QUEUE, 4, 4, 256))
         self._qp = cmid.create_qp(attr, self._pd)

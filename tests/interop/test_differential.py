@@ -1,6 +1,6 @@
 """rdma_getaddrinfo(3) of librdmacm and ours: each difference is a row of docs/parity.md.
 
-``RDMACM_DIFFERENTIAL_SEED`` asks other questions, ``RDMACM_DIFFERENTIAL_COUNT`` more or fewer.
+``RDMACM_DIFFERENTIAL_SEED`` gives other questions, ``RDMACM_DIFFERENTIAL_COUNT`` sets their number.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ ALL_ONES = 0xFFFFFFFFFFFFFFFF
 
 @dataclass
 class Question:
-    """A question, with zeros where its hints say nothing."""
+    """A question. Hints that it does not have are zero."""
 
     node: str | None
     service: str | None
@@ -75,12 +75,12 @@ rule = Rules("differential", lambda question: Question(**question))
 
 
 def changed(answer: Json, **fields: Any) -> Json:
-    """The answer with fields of its entry replaced."""
+    """The answer with these fields of its first entry replaced."""
     first, *rest = answer["entries"]
     return {"entries": [{**first, **fields}, *rest]}
 
 
-# -- hints that cannot be -------------------------------------------------------------------------------
+# -- impossible hints -----------------------------------------------------------------------------------
 
 
 @rule("node, service and hints all NULL", last=True)
@@ -136,14 +136,14 @@ def _family(address: Sequence[Any]) -> int:
 
 
 def _types(q: Question, usual_space: int = 0) -> Json:
-    """QP type and port space that follow from the hints'."""
+    """The QP type and port space that follow from those of the hints."""
     qp, space = q.qp_type, q.port_space or usual_space
     datagram = space in (UDP, IPOIB) or (space != TCP and qp == UD)
     return {"qp_type": qp or (UD if datagram else RC), "port_space": space or (UDP if datagram else TCP)}
 
 
 def _paths(q: Question) -> int:
-    """Bytes of the hints' route in an answer, which has one path record with 8 bytes of flags before it."""
+    """The length in bytes of the hints' route in an answer: a path record, with 8 bytes of flags before it."""
     length = len(q.route or "") // 2
     return 72 if length == 64 else length
 
@@ -205,7 +205,7 @@ def _(q: Question, c: Json) -> Any:
 
 
 def _named(node: str | None) -> list[tuple[str, str]]:
-    """Addresses of a name and the canonical name of each, as our /etc/hosts has them."""
+    """The addresses of a name, each with its canonical name, from our /etc/hosts."""
     lines = [line.split() for line in HOSTS.splitlines()]
     wanted = (node or "").lower()
     if wanted.isdecimal():  # a number before it is a name
@@ -334,13 +334,13 @@ def _(q: Question, c: Json) -> Any:
     return {"entries": One(f"{first} and others of {ips}", all_of_them)}
 
 
-def test_differences_are_in_the_parity_table(machine: Machine) -> None:
+def test_getaddrinfo_differs_only_as_the_parity_table_has_it(machine: Machine) -> None:
     seen = rule.hold(machine, Questions(SEED), 2400)
     print(*(f"{count:6} {row}" for row, count in seen.most_common()), sep="\n")
     rule.assert_rows()
 
 
-def test_a_question_that_kills_who_answers_it() -> None:
+def test_a_question_that_kills_the_library_has_the_signal_as_its_answer() -> None:
     def ask(question: Json) -> Json:
         if question["node"] == "deadly":
             os.kill(os.getpid(), signal.SIGKILL)

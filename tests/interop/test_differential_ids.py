@@ -1,8 +1,8 @@
 """rdma_bind_addr(3), rdma_resolve_addr(3) and rdma_resolve_route(3) of librdmacm and ours: each difference is a row of
 docs/parity.md.
 
-The same host for both, the kernel's devices and ours on the same interfaces. Nothing is sent but questions for
-neighbours.
+Both ask on the same host, with the kernel's devices and ours on the same interfaces. Only neighbour solicitations
+are sent.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from interop.machine.run import Machine
 
 Address = list[Any]
 
-#: The interface without a device of the kernel's, its addresses and its neighbours.
+#: The prefixes of the interface without a kernel device.
 WITHOUT_DEVICE = ("10.7.0.", "fd07::")
-#: What is no source on another link: ours with its scope, and without, which is EINVAL for both.
+#: Our link-local address with its scope, and without: EINVAL for both as the source on another link.
 LINK_LOCAL = (("fe80::1", "va"), ("fe80::1", 0))
 ANYTHING = One("anything", lambda ours: True)
 
@@ -37,7 +37,7 @@ def is_ib(address: Address | None) -> bool:
 
 
 def is_elsewhere(address: Address) -> bool:
-    """Link-local, and not on the link its scope names."""
+    """Link-local, with the scope of another link."""
     return address[0].startswith(("fe80::", "ff02::")) and (address[0], address[3]) not in LINK_LOCAL
 
 
@@ -47,7 +47,7 @@ def family(address: Address) -> int:
 
 @dataclass
 class Question:
-    """An id: what it was asked to do."""
+    """The steps of an id and their addresses."""
 
     space: int
     tos: int
@@ -57,7 +57,7 @@ class Question:
 
     @property
     def source(self) -> Address | None:
-        """What the id is bound to when it resolves."""
+        """The source address that the id has when it resolves."""
         return self.bind or self.src
 
 
@@ -65,7 +65,7 @@ rule = Rules("differential_ids", lambda question: Question(**question))
 
 
 def resolves(c: Json, outcome: str) -> Json:
-    """The answer where resolving the address comes out otherwise, with what follows from that."""
+    """The answer if resolving the address had this outcome, with all that follows from it."""
     kept: Json = {name: c[name] for name in ("create", "bind", "bound") if name in c}
     if outcome != "ok":
         return {**kept, "resolve": outcome}
@@ -85,7 +85,7 @@ def _(q: Question, c: Json) -> Any:
         return None
     if is_loopback(q.bind):
         return binds(c, "EINVAL")
-    # What is no address of this host is found first.
+    # An address of another host is refused first.
     return binds(c, "EADDRNOTAVAIL") if c["bind"] == "EINVAL" and is_elsewhere(q.bind) else None
 
 
@@ -188,7 +188,7 @@ def _(q: Question, c: Json) -> Any:
 
 @rule("127.0.0.1", last=True)
 def _(q: Question, c: Json) -> Any:
-    """From there, the loopback interface reaches this host and groups; the kernel has no device for that."""
+    """From the loopback interface, which reaches this host and multicast groups, and has no kernel device."""
     if not q.source or not q.dst or not is_loopback(q.source) or is_loopback(q.dst):
         return None
     if c.get("resolve") not in ("ENODEV", "-ENODEV") or family(q.dst) != family(q.source):
@@ -208,7 +208,7 @@ def _(q: Question, c: Json) -> Any:
 
 @rule("a source whose interface the route does not leave by", last=True)
 def _(q: Question, c: Json) -> Any:
-    """IPv6 alone: for IPv4 the kernel takes such a destination to be on the link."""
+    """IPv6 only: the kernel assumes an IPv4 destination of that kind to be on the link."""
     if not q.source or not q.dst or len(q.dst) != 4 or is_any(q.source) or is_ib(q.source) or c.get("resolve") != "ok":
         return None
     by = {"fd00:0:0:1::": "va", "fd09::": "va", "fd01::": "wa", "fd08::": "wa", "fd07::": "7"}
@@ -292,7 +292,7 @@ def _(q: Question, c: Json) -> Any:
     return {**c, "path": {**c["path"], "flow_label": label}}
 
 
-def test_differences_are_in_the_parity_table(machine: Machine) -> None:
+def test_ids_differ_only_as_the_parity_table_has_it(machine: Machine) -> None:
     seen = rule.hold(machine, Questions(SEED), 600)
     print(*(f"{count:6} {row}" for row, count in seen.most_common()), sep="\n")
     rule.assert_rows()

@@ -1,4 +1,4 @@
-"""An end whose program is killed while data moves: what the other one is told, and that it goes on with the next."""
+"""A program is killed while data moves: its peer is told, and serves the next one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.parametrize("family", [4, 6], ids=["IPv4", "IPv6"])
 
 
 @pytest.mark.cell(ROW, "passive")
-def test_a_client_of_librdmacm_is_killed(guest: Guest, family: int) -> None:
+def test_our_server_serves_on_when_librdmacms_client_is_killed(guest: Guest, family: int) -> None:
     """The kernel disconnects for it, or refuses our packets before; our server serves the next client."""
     done = guest.run(
         f"{UNTIL_HAS}\n"
@@ -40,8 +40,8 @@ def test_a_client_of_librdmacm_is_killed(guest: Guest, family: int) -> None:
 
 
 @pytest.mark.cell(ROW, "passive")
-def test_a_client_of_librdmacm_is_killed_while_we_send(guest: Guest, family: int) -> None:
-    """Our server has sends under way that nobody acknowledges any more."""
+def test_our_server_fails_when_librdmacms_client_is_killed_while_it_sends(guest: Guest, family: int) -> None:
+    """Our server has unacknowledged sends. ucmatose serves one client only."""
     argv = "-C 5000 -S 4000"
     done = guest.run(
         f"{UNTIL_HAS}\n"
@@ -60,8 +60,8 @@ def test_a_client_of_librdmacm_is_killed_while_we_send(guest: Guest, family: int
 
 
 @pytest.mark.cell(ROW, "active")
-def test_our_client_is_killed(guest: Guest, family: int) -> None:
-    """Nobody disconnects for it; librdmacm's server works for the next one, whose device has the port anew."""
+def test_librdmacms_server_serves_on_when_our_client_is_killed(guest: Guest, family: int) -> None:
+    """Nobody disconnects for it. The next client of ours takes the UDP port over."""
     done = guest.run(
         f"{UNTIL_HAS}\n"
         f"serve_rxe rping -s -P -a $RXE{family} -v\n"
@@ -77,7 +77,7 @@ def test_our_client_is_killed(guest: Guest, family: int) -> None:
 
 
 @pytest.mark.cell(ROW, "active")
-def test_a_server_of_librdmacm_is_killed(guest: Guest, family: int) -> None:
+def test_our_client_fails_when_librdmacms_server_is_killed(guest: Guest, family: int) -> None:
     done = guest.run(
         f"{UNTIL_HAS}\n"
         f"serve_rxe rping -s -a $RXE{family} -v\n"

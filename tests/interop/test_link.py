@@ -1,4 +1,4 @@
-"""Links that lose, double and reorder packets, and links with larger packets."""
+"""Links that lose, duplicate and reorder packets, and links with larger packets."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from interop.operations import OPERATIONS
 from interop.scenario import Guest
 
 OURS = "python3 -m rdmacm rping"
-#: Operations that come to the same whatever is lost (after an error it may be the NAK, which is not sent twice), with
-#: packets of every kind.  Others like them would take minutes more.
-SURE = (
+#: Operations with packets of every kind whose result does not depend on which packets are lost. (After an error it may
+#: be the NAK, which is sent once.)
+RELIABLE = (
     "send",
     "write_with_immediate",
     "read",
@@ -25,8 +25,8 @@ SURE = (
     "more_reads_than_resources",
     "late_receive",
 )
-ROW = "links that lose 2 and 10 % of the packets, double or reorder them"
-#: What happens to packets, in tc-netem(8)'s words, for each direction.
+ROW = "links that lose 2 and 10 % of the packets, duplicate or reorder them"
+#: What happens to the packets of each direction, in the words of tc-netem(8).
 IMPAIRMENTS = {
     "2 % are lost": "loss 2%",
     "10 % are lost": "loss 10%",
@@ -45,40 +45,40 @@ def impairment(guest: Guest, request: pytest.FixtureRequest) -> Iterator[str]:
 
 def check_pings(done: Result) -> None:
     assert done.status == 0, done.output
-    # -V has compared the data; their lines come in pieces here, with those of the other program in between.
+    # -V compares the data. Here its lines are mixed with those of the other program.
     for said in ("", "server "):
         assert re.findall(rf"^{said}ping data: rdma-ping-(\d)", done.output, re.MULTILINE) == [*"01234"], done.output
 
 
-def until_told(guest: Guest, script: str) -> Result:
-    """The result of a run whose server has heard that it was the end.
+def until_disconnected(guest: Guest, script: str) -> Result:
+    """The result of a run whose server received the client's DREQ.
 
-    Who says so goes at once, and so does not ask again where that is lost; then the server waits for ever.
+    The client exits after it has sent the DREQ, so it does not send a lost one again, and the server waits for ever.
     """
     return guest.run_again(script, "the server does not end", 300, naks=RNR | SEQUENCE)
 
 
 def failures(batch: Batch) -> list[str]:
     parts = {operation.name: operation.parts for operation in OPERATIONS}
-    found = (batch.failure(name, part) for name in SURE for part in parts[name])
+    found = (batch.failure(name, part) for name in RELIABLE for part in parts[name])
     return [failure for failure in found if failure is not None]
 
 
-class TestImpaired:
+class TestImpairedLink:
     @pytest.mark.cell(ROW, "passive")
-    def test_client_of_librdmacm(self, guest: Guest, impairment: str) -> None:
-        done = until_told(
+    def test_librdmacms_client_pings_our_server(self, guest: Guest, impairment: str) -> None:
+        done = until_disconnected(
             guest,
             f"serve_soft {OURS} -s -a $SOFT6 -S 20000 -C 5 -v -V\n"
-            # Its status says nothing: its threads race for the event channel when they end.
+            # Its status is random: two of its threads race for the last event.
             "rxe rping -c -a $SOFT6 -S 20000 -C 5 -v -V\n"
             "finish",
         )
         check_pings(done)
 
     @pytest.mark.cell(ROW, "active")
-    def test_server_of_librdmacm(self, guest: Guest, impairment: str) -> None:
-        done = until_told(
+    def test_our_client_pings_librdmacms_server(self, guest: Guest, impairment: str) -> None:
+        done = until_disconnected(
             guest,
             "serve_rxe rping -s -a $RXE4 -S 20000 -C 5 -v -V\n"
             f"soft {OURS} -c -a $RXE4 -S 20000 -C 5 -v -V || exit\n"
@@ -87,11 +87,11 @@ class TestImpaired:
         check_pings(done)
 
     @pytest.mark.cell(ROW, "both")
-    # With the others, or with every tenth lost, so many connections would take minutes.
+    # So many connections take minutes where more packets are lost.
     @pytest.mark.parametrize("impairment", ["2 % are lost"], indirect=True)
     @pytest.mark.parametrize(("listens", "family"), [("rxe", 4), ("soft", 6)])
     def test_operations(self, guest: Guest, batches: Batches, impairment: str, listens: str, family: int) -> None:
-        batch = batches.get(guest, family=family, listens=listens, only=SURE, link=impairment, naks=RNR | SEQUENCE)
+        batch = batches.get(guest, family=family, listens=listens, only=RELIABLE, link=impairment, naks=RNR | SEQUENCE)
         assert failures(batch) == []
 
 
@@ -99,6 +99,6 @@ class TestImpaired:
 @pytest.mark.parametrize(
     ("mtu", "listens", "family"), [(2048, "rxe", 4), (2048, "soft", 6), (4096, "rxe", 6), (4096, "soft", 4)]
 )
-def test_larger_packets(guest: Guest, batches: Batches, mtu: int, listens: str, family: int) -> None:
-    batch = batches.get(guest, family=family, listens=listens, mtu=mtu, only=SURE, naks=RNR)
+def test_operations_with_larger_packets(guest: Guest, batches: Batches, mtu: int, listens: str, family: int) -> None:
+    batch = batches.get(guest, family=family, listens=listens, mtu=mtu, only=RELIABLE, naks=RNR)
     assert failures(batch) == []

@@ -32,6 +32,6 @@ PARTS = [
     ],
 )
 @pytest.mark.parametrize(("name", "part"), PARTS)
-def test_operation(guest: Guest, batches: Batches, family: int, listens: str, name: str, part: str) -> None:
+def test_both_devices_do(guest: Guest, batches: Batches, family: int, listens: str, name: str, part: str) -> None:
     batch = batches.get(guest, family=family, listens=listens, naks=RNR | REFUSAL)
     assert batch.failure(name, part) is None

@@ -1,4 +1,4 @@
-"""librdmacm's examples and ours: one message and its answer (rdma_server), one message (rdma_xserver)."""
+"""librdmacm's examples and ours: a message and its answer (rdma_server), one message (rdma_xserver)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FAMILIES = pytest.mark.parametrize("family", [4, 6], ids=["IPv4", "IPv6"])
 @pytest.mark.debian_kernel
 @pytest.mark.cell(WITH_ANSWER, "passive")
 @FAMILIES
-def test_rdma_client_of_librdmacm(guest: Guest, family: int) -> None:
+def test_librdmacms_rdma_client_reaches_our_server(guest: Guest, family: int) -> None:
     done = guest.run(
         f"serve_soft {EXAMPLES}/rdma_server.py -s $SOFT{family}\nrxe rdma_client -s $SOFT{family} || exit\nfinish",
         timeout=180,
@@ -28,7 +28,7 @@ def test_rdma_client_of_librdmacm(guest: Guest, family: int) -> None:
 @pytest.mark.debian_kernel
 @pytest.mark.cell(WITH_ANSWER, "active")
 @FAMILIES
-def test_rdma_server_of_librdmacm(guest: Guest, family: int) -> None:
+def test_our_rdma_client_reaches_librdmacms_server(guest: Guest, family: int) -> None:
     done = guest.run(
         f"serve_rxe rdma_server -s $RXE{family}\nsoft {EXAMPLES}/rdma_client.py -s $RXE{family} || exit\nfinish",
         timeout=180,
@@ -39,7 +39,7 @@ def test_rdma_server_of_librdmacm(guest: Guest, family: int) -> None:
 
 @pytest.mark.cell(ONE_WAY, "passive")
 @FAMILIES
-def test_rdma_xclient_of_librdmacm(guest: Guest, family: int) -> None:
+def test_librdmacms_rdma_xclient_reaches_our_server(guest: Guest, family: int) -> None:
     done = guest.run(
         f"serve_soft {EXAMPLES}/rdma_xserver.py -s $SOFT{family}\n"
         f"rxe rdma_xclient -c r -s $SOFT{family} || exit\n"
@@ -52,8 +52,8 @@ def test_rdma_xclient_of_librdmacm(guest: Guest, family: int) -> None:
 
 
 @pytest.mark.cell(ONE_WAY, "active")
-def test_rdma_xserver_of_librdmacm(guest: Guest) -> None:
-    """It listens on IPv4 alone."""
+def test_our_rdma_xclient_reaches_librdmacms_server(guest: Guest) -> None:
+    """Its server listens on IPv4 only."""
     done = guest.run(f"serve_rxe rdma_xserver -c r\nsoft {EXAMPLES}/rdma_xclient.py -s $RXE4 || exit\nfinish")
     assert done.output.splitlines() == ["rdma_xclient: end", "rdma_xserver: start", "rdma_xserver: end 0"]
     assert done.status == 0

@@ -1,4 +1,4 @@
-"""Refusals between librdmacm's tools and ours, in both directions."""
+"""Rejected connections between librdmacm's tools and ours, in both directions."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import pytest
 from interop.scenario import Guest
 
 RDMACM = "python3 -m rdmacm"
-NOBODY = "refused, as nobody listens (reason 8)"
-REFUSED = "refused by the application (reason 28)"
-#: How long it takes our client to be refused, and what it is told.
+NO_LISTENER = "rejected: no listener (reason 8)"
+BY_CONSUMER = "rejected by the application (reason 28)"
+#: Prints the reason for which our client is rejected, and whether that took less than 10 s.
 CLIENT = """
 import sys, time, rdmacm
 began = time.monotonic()
@@ -18,13 +18,13 @@ try:
 except ConnectionRefusedError as error:
     print(error.reason, time.monotonic() - began < 10)
 """
-#: Refuses the first request.
+#: Rejects the first request.
 SERVER = """
 import sys, rdmacm
 with rdmacm.listen((sys.argv[1], 7471)) as listener:
     listener.get_request().reject(b"full")
 """
-#: Asks for two connections before it looks for answers; tells why one was refused.
+#: Requests two connections at once; prints the reason for which one is rejected.
 TWO_CLIENTS = """
 import sys, rdmacm
 with rdmacm.EventChannel() as channel:
@@ -50,9 +50,9 @@ with rdmacm.EventChannel() as channel:
 pytestmark = pytest.mark.parametrize("family", [4, 6], ids=["IPv4", "IPv6"])
 
 
-@pytest.mark.cell(NOBODY, "passive")
-def test_librdmacms_clients_find_nobody_listening(guest: Guest, family: int) -> None:
-    """Each says so, and the listener on another port is as it was: it serves the client that comes to it."""
+@pytest.mark.cell(NO_LISTENER, "passive")
+def test_librdmacms_clients_are_rejected_without_a_listener(guest: Guest, family: int) -> None:
+    """Each reports the reason, and a listener on another port still serves its client."""
     done = guest.run(
         f"serve_soft {RDMACM} rping -s -a $SOFT{family} -p 7999 -V\n"
         f"rxe rping -c -a $SOFT{family} -C 1; echo rping: $?\n"
@@ -69,23 +69,24 @@ def test_librdmacms_clients_find_nobody_listening(guest: Guest, family: int) -> 
     assert said.index("rdma_connect: Connection refused") < said.index("rdma_client: 255")
 
 
-@pytest.mark.cell(NOBODY, "active")
-def test_our_clients_find_nobody_listening(guest: Guest, family: int) -> None:
-    """The exception has the reason; the tool says what ucmatose says, and a line on standard error."""
+@pytest.mark.cell(NO_LISTENER, "active")
+def test_our_clients_are_rejected_without_a_listener(guest: Guest, family: int) -> None:
+    """The exception has the reason. Our ucmatose prints what librdmacm's does, and a line on standard error."""
     done = guest.run(
         f"soft python3 -c '{CLIENT}' $RXE{family} || exit\nsoft {RDMACM} ucmatose -s $RXE{family}", timeout=180
     )
     assert done.status == 1, done.output
     exception, *said = done.output.splitlines()
     assert exception == "8 True"
-    assert said[2:5] == ["cmatose: event: RDMA_CM_EVENT_REJECTED, error: 8", "test complete", "return status 8"]
+    expected = ["cmatose: event: RDMA_CM_EVENT_REJECTED, error: 8", "test complete", "return status 8"]
+    assert said[2:5] == expected, done.output
     assert "nobody listens on that port [ECONNREFUSED]" in said[5]
 
 
 @pytest.mark.debian_kernel
-@pytest.mark.cell(REFUSED, "passive")
-def test_our_server_refuses(guest: Guest, family: int) -> None:
-    """What it says along with that, private data, test_operations compares."""
+@pytest.mark.cell(BY_CONSUMER, "passive")
+def test_our_server_rejects(guest: Guest, family: int) -> None:
+    """test_operations compares the private data of a rejection."""
     done = guest.run(
         f"serve_soft python3 -c '{SERVER}' $SOFT{family}\nrxe ucmatose -s $SOFT{family}; echo ucmatose: $?\nfinish",
         timeout=180,
@@ -97,9 +98,9 @@ def test_our_server_refuses(guest: Guest, family: int) -> None:
 
 
 @pytest.mark.debian_kernel
-@pytest.mark.cell(REFUSED, "active")
-def test_librdmacms_server_refuses(guest: Guest, family: int) -> None:
-    """ucmatose refuses a connection that it was not told to expect, and gives up (-ENOMEM)."""
+@pytest.mark.cell(BY_CONSUMER, "active")
+def test_librdmacms_server_rejects(guest: Guest, family: int) -> None:
+    """ucmatose rejects a connection that it does not expect, and gives up (-ENOMEM)."""
     done = guest.run(
         f"serve_rxe ucmatose -b $RXE{family}\nsoft python3 -c '{TWO_CLIENTS}' $RXE{family} || exit\nfinish", timeout=180
     )

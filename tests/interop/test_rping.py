@@ -1,4 +1,4 @@
-"""librdmacm's rping and ours: the same program on both ends of a link, over the kernel's device and over ours."""
+"""librdmacm's rping and ours, over the kernel's device and over ours."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.parametrize("family", [4, 6], ids=["IPv4", "IPv6"])
 
 
 def pings(output: str, said: str) -> list[str]:
-    """How the lines of data begin: what the C program says of its end may stand in the middle of one."""
+    """The first characters of the lines of data. The C program's last message may interrupt a line."""
     return [line.removeprefix(said)[:40] for line in output.splitlines() if line.startswith(said)]
 
 
@@ -27,11 +27,11 @@ def check_three_pings(done: Result) -> None:
 
 @pytest.mark.cell("rping: 64, 4,000 and 20,000 bytes, verified", "passive")
 @SIZES
-def test_client_of_librdmacm(guest: Guest, family: int, size: int) -> None:
-    """-V compares what came back on the client's side and says so; -v prints it on both."""
+def test_librdmacms_client_pings_our_server(guest: Guest, family: int, size: int) -> None:
+    """-V compares the data on the client's side; -v prints it on both."""
     done = guest.run(
         f"serve_soft {OURS} -s -a $SOFT{family} -S {size} -C 3 -v -V\n"
-        # Its status says nothing: its threads race for the event channel when they end.
+        # Its status is random: two of its threads race for the last event.
         f"rxe rping -c -a $SOFT{family} -S {size} -C 3 -v -V\n"
         "finish"
     )
@@ -40,7 +40,7 @@ def test_client_of_librdmacm(guest: Guest, family: int, size: int) -> None:
 
 @pytest.mark.cell("rping: 64, 4,000 and 20,000 bytes, verified", "active")
 @SIZES
-def test_server_of_librdmacm(guest: Guest, family: int, size: int) -> None:
+def test_our_client_pings_librdmacms_server(guest: Guest, family: int, size: int) -> None:
     done = guest.run(
         f"serve_rxe rping -s -a $RXE{family} -S {size} -C 3 -v -V\n"
         f"soft {OURS} -c -a $RXE{family} -S {size} -C 3 -v -V || exit\n"

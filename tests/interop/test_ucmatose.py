@@ -1,4 +1,4 @@
-"""librdmacm's ucmatose and ours: many connections at once, and messages that come back."""
+"""librdmacm's ucmatose and ours: many connections at once, and messages that are sent back."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def server_lines(arguments: str) -> list[str]:
 
 
 @pytest.mark.cell(ROW, "passive")
-def test_client_of_librdmacm(guest: Guest, family: int, arguments: str) -> None:
-    """It sends back what it has received, and -V compares that with what our server sent."""
+def test_librdmacms_client_exchanges_messages_with_our_server(guest: Guest, family: int, arguments: str) -> None:
+    """It sends back what it received, and -V compares that with what our server sent."""
     done = guest.run(
         f"serve_soft {OURS} -b $SOFT{family} {arguments} -V\nrxe ucmatose -s $SOFT{family} {arguments} || exit\nfinish",
         timeout=180,
@@ -45,14 +45,14 @@ def test_client_of_librdmacm(guest: Guest, family: int, arguments: str) -> None:
 
 
 @pytest.mark.cell(ROW, "active")
-def test_server_of_librdmacm(guest: Guest, family: int, arguments: str) -> None:
-    """Our client counts the bytes that it received and that it sent; ucmatose has messages of any content."""
+def test_our_client_exchanges_messages_with_librdmacms_server(guest: Guest, family: int, arguments: str) -> None:
+    """Our client counts the bytes that it received and sent. ucmatose does not set the content of its messages."""
     done = guest.run_again(
         f"serve_rxe ucmatose -b $RXE{family} {arguments}\n"
         f"soft {OURS} -s $RXE{family} {arguments} --json || exit\n"
         "finish",
-        # ucmatose disconnects as soon as it has the last message, now and then before rxe has acknowledged it; then
-        # rxe never does, and nobody can tell at our end that it arrived.
+        # ucmatose disconnects as soon as it has the last message, sometimes before rxe has acknowledged it. Then rxe
+        # never does, and our end cannot know that it arrived.
         "the peer has ended the connection",
         180,
     )

@@ -1,4 +1,4 @@
-"""Linux's ib_umad, which serves rdma_rxe too: what our transport writes, and what it makes of what comes."""
+"""Linux's ib_umad, which serves rdma_rxe too: MADs of our transport go through it and come back."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from interop.scenario import Guest
 
 
-def test_ib_umad(guest: Guest) -> None:
+def test_our_mads_pass_linuxs_ib_umad(guest: Guest) -> None:
     script = "python3 -W error /project/tests/interop/umad_rxe.py rxe0 $RXE6"
     done = guest.run(script, timeout=180, record=False)
     assert done.status == 0, done.output
@@ -17,9 +17,9 @@ def test_ib_umad(guest: Guest) -> None:
         "state": "ACTIVE",
         "from": ["fd00:0:0:1::1", 1],
         "answer": True,
-        # The kernel refuses a transaction id that it already awaits.
+        # The kernel refuses a transaction id that is still outstanding.
         "sent twice": [5, 5],
-        # Which is of many datagrams, and too long for the first buffer.
+        # Of many datagrams, and too long for the first buffer.
         "table": True,
         "in vain": [0, {"unanswered": 1}],
     }

@@ -1,9 +1,9 @@
-"""Run in the machine: our transport on ib_umad, and an administrator there that says what it was asked.
+"""Run in the machine: our transport on ib_umad, and a subnet administrator that answers with what it was asked.
 
     umad_rxe.py DEVICE ADDRESS
 
-ib_umad serves RoCE devices too, but only InfiniBand has subnet administrators: sysfs is made to say that here. The
-address is IPv6, as the kernel finds the question to an answer by comparing GIDs, and looks for these in an IPv6 header.
+ib_umad serves RoCE devices too, but only InfiniBand has subnet administrators, so a copy of sysfs here calls the port
+InfiniBand. The address is IPv6, as the kernel matches an answer to its question by the GIDs of an IPv6 header.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PATIENCE = 30.0
 
 
 def as_infiniband(device: str, root: Path) -> UmadTransport:
-    """The transport, with a sysfs that says so."""
+    """The transport, with a sysfs that calls the port InfiniBand."""
     here = Path("/sys/class/infiniband") / device
     there = root / "class/infiniband" / device
     names = ["lid", "sm_lid", "sm_sl", "lid_mask_count", "state", "rate", "pkeys/0"]
@@ -46,7 +46,7 @@ def as_infiniband(device: str, root: Path) -> UmadTransport:
 
 
 class Administrator(threading.Thread):
-    """Answers Get with the question's own data and GetTable with a long table."""
+    """Answers Get with the data of the question, and GetTable with a table that takes many datagrams."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)

@@ -1,4 +1,4 @@
-"""An end on rdma-core's libraries, and so on the kernel's device; see ``peer`` for what it is used for."""
+"""An end on the kernel's device, by rdma-core's libraries; ``peer`` runs it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from interop.rdma_core import (
 _PS_TCP, _QPT_RC, _MW_TYPE_2 = 0x0106, 2, 2
 #: IBV_QP_PATH_MTU, TIMEOUT, RETRY_CNT, RNR_RETRY, MAX_QP_RD_ATOMIC, MIN_RNR_TIMER, MAX_DEST_RD_ATOMIC.
 _ASKED = 1 << 8 | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 13 | 1 << 15 | 1 << 17
-#: rdma_rxe says WITH_INV by the kernel's number for it, which is IBV_WC_IP_CSUM_OK.
+#: rdma_rxe reports WITH_INV by the kernel's number for it, which is IBV_WC_IP_CSUM_OK in user space.
 _KERNEL_WITH_INV = 4
 _ATOMICS = (Opcode.ATOMIC_CMP_AND_SWP, Opcode.ATOMIC_FETCH_AND_ADD)
 
@@ -75,7 +75,7 @@ def _completion(wc: Wc) -> Completion:
     if flags & _KERNEL_WITH_INV:
         flags = flags & ~_KERNEL_WITH_INV | WcFlag.WITH_INV
     if flags & WcFlag.WITH_INV:
-        # A key is in the byte order of the host.
+        # A key is in host byte order.
         extra = socket.ntohl(extra)
     return Completion(wc.wr_id, wc.status, wc.opcode, wc.byte_len, extra, flags)
 
@@ -138,7 +138,7 @@ class VerbsDevice(Device):
             conn.rnr_retry_count,
             data,
         )
-        # A copy of the pointer: the structure is gone with the acknowledgement.
+        # A copy of the pointer: the acknowledgement frees the structure.
         cmid = c.cast(happened.id, c.POINTER(CmId))
         result = Event(happened.event, happened.status, cmid, param)
         rdma.rdma_ack_cm_event(event)
@@ -155,7 +155,7 @@ class VerbsEnd(End):
         self._regions: list[VerbsRegion] = []
         self._windows: list[Any] = []
         self._pd = verbs.ibv_alloc_pd(context)
-        # Each queue has a channel of its own: (channel, queue).
+        # (channel, queue): each queue has its own channel.
         channels = [verbs.ibv_create_comp_channel(context) for _ in range(2)]
         self._cqs = [(channel, verbs.ibv_create_cq(context, 2 * QUEUE, None, channel, 0)) for channel in channels]
         attr = QpInitAttr(
@@ -194,7 +194,7 @@ class VerbsEnd(End):
             sges = _elements(work.pieces)
             wr = SendWr(work.wr_id, None, sges, len(work.pieces), work.opcode, work.flags, work.imm)
             if work.opcode is Opcode.SEND_WITH_INV:
-                # In the place of immediate data, but in the byte order of the host.
+                # In the field of immediate data, but in host byte order.
                 wr.imm_data = socket.htonl(work.invalidate)
             if work.opcode in _ATOMICS:
                 atomic = wr.wr.atomic
@@ -222,7 +222,7 @@ class VerbsEnd(End):
             if got:
                 continue
             if not armed:
-                # Once more after that, for what came before.
+                # Poll again, for completions that preceded the request.
                 self._notify(cq, 0)
                 armed = True
                 continue
