@@ -8,6 +8,11 @@
    pairs as RoCEv2 does, by the BTH.
 3. **A wire** that carries packets (:class:`rdmacm.soft.wire.base.Wire`).
 4. **A way for connection managers** to reach each other (:class:`rdmacm.soft.connection_manager.Gsi`).
+5. **For ids, a link**, which resolves addresses on the new wire (:class:`rdmacm.soft.ids.link.Link`). If it connects
+   without the InfiniBand connection manager, also a connector (:class:`rdmacm.soft.ids.connector.Connector`).
+
+Only the link and the connection managers are needed for connections without data, as on InfiniBand ports here. Another
+way to carry RoCEv2 packets is a wire alone, as a simulated network is.
 
 What all wires share stays in the queue pair of the device: the states and attributes of the verbs, the depths of the
 queues, local keys, completion queues, and whose packets are accepted.

@@ -7,6 +7,8 @@ pass, the preferences decide between them.
 
 A rule is a pure function of one candidate. So :func:`choose`, which looks only at rows with the source address, agrees
 with :func:`judge`, which looks at all rows for the explanation.
+
+These rules are for IP destinations; for a destination that is a GID, :mod:`rdmacm.resolution.infiniband` chooses.
 """
 
 from __future__ import annotations
