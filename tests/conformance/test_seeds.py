@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from rdmacm.testing import Fabric
-from support.lives import live
+from support.life_cycles import live
 
 SEEDS = 1000
 BLOCK = 50

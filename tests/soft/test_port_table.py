@@ -44,7 +44,7 @@ def test_file_remains_while_another_process_uses_it(tmp_path: Path) -> None:
     ports.bind(owner(4000))
     code = (
         f"import sys; sys.path[:0] = {[*sys.path, str(Path(__file__).parent)]!r}\n"
-        "from test_ports_file import *\n"
+        "from test_port_table import *\n"
         "from pathlib import Path\n"
         f"ports = table(Path({str(tmp_path)!r}))\n"
         "try: ports.bind(owner(4000))\n"
@@ -140,6 +140,6 @@ def test_unwritable_directories_fall_back_to_private_ports(
     ports.bind(owner(4000))
     with pytest.raises(OSError, match="taken by an id of this process"):
         ports.bind(owner(4000))
-    assert "not seen" in caplog.text
+    assert "not shared with other processes" in caplog.text
     ports.close()
     assert not os.listdir(tmp_path)

@@ -1,4 +1,4 @@
-"""One of many processes that are connected to each other at random: ``python crowd.py INDEX PORTS SEED``.
+"""One of many processes that are connected to each other at random: ``python many_processes.py INDEX PORTS SEED``.
 
 It listens on the port of its index, echoes, and shows some memory; it connects to others, has its messages echoed and
 reads their memory. Every line of output is a JSON list, about a connection it made for the most part. It begins nothing

@@ -291,19 +291,19 @@ def test_silent_peers_do_not_block_the_listener() -> None:
     fabric.faults = lambda packet: LOSE if packet.source == "mute" and packet.kind in ("RTU", "DREQ") else None
     mute_dispatcher = Dispatcher(mute.provider)
     info = AddrInfo(family=2, port_space=0x106, dst_addr=("10.0.0.2", 7471))
-    crowd = [
+    parts = [
         Part(mute_dispatcher, connect_routine(mute_dispatcher, info, ConnectionOptions(1, 64), None, 0))
         for _ in range(150)
     ]
     accepting = ends.accepting()
     for _ in range(5):
-        for part in (accepting, *crowd):
+        for part in (accepting, *parts):
             part.turn()
         fabric.run(seconds=0.001)
     active, passive = play(fabric, ends.connecting("10.0.0.2"), accepting)
     assert passive.cmid.peer_addr == active.cmid.local_addr
     assert fabric.now < 2
-    for part in crowd:
+    for part in parts:
         part.cancel()
         if part.result is not None:
             part.result.release()

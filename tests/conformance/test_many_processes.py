@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from support import crowd
+from support import many_processes
 from support.netns import python_environment
 from support.scenario import free_port
 
@@ -23,12 +23,12 @@ KILLS = 8
 
 
 class Member:
-    """A process of the crowd, and what it has told."""
+    """A process of the group, and what it has told."""
 
     def __init__(self, index: int, ports: list[int], seed: str) -> None:
         self.index = index
         self.process = subprocess.Popen(
-            [sys.executable, crowd.__file__, str(index), json.dumps(ports), seed],
+            [sys.executable, many_processes.__file__, str(index), json.dumps(ports), seed],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -63,7 +63,7 @@ class Member:
         return self.process.communicate()[1].decode()
 
 
-class Crowd:
+class Processes:
     def __init__(self, seed: int) -> None:
         self.seed = f"{seed}"
         base = free_port()
@@ -108,33 +108,33 @@ class Crowd:
 @pytest.mark.parametrize("seed", [1])
 def test_killed_processes_do_not_disturb_the_others(seed: int) -> None:
     random = Random(seed)
-    crowd_ = Crowd(seed)
+    processes = Processes(seed)
     try:
-        crowd_.everybody("ready")
+        processes.everybody("ready")
         began = time.monotonic()
         for moment in sorted(random.uniform(0.2, SECONDS - 0.5) for _ in range(KILLS)):
-            crowd_.listen(began + moment - time.monotonic())
+            processes.listen(began + moment - time.monotonic())
             index = random.randrange(PROCESSES)
-            crowd_.now[index].kill()
-            crowd_.start(index)
-        crowd_.listen(began + SECONDS - time.monotonic())
-        crowd_.everybody("ready")
-        for member in crowd_.now.values():
+            processes.now[index].kill()
+            processes.start(index)
+        processes.listen(began + SECONDS - time.monotonic())
+        processes.everybody("ready")
+        for member in processes.now.values():
             assert member.process.stdin is not None
             member.process.stdin.write(b"enough\n")
             member.process.stdin.flush()
-        crowd_.everybody("end")
+        processes.everybody("end")
     finally:
-        complaints = crowd_.close()
+        complaints = processes.close()
     worked = failed = 0
-    for member in crowd_.all:
+    for member in processes.all:
         for what, index, _, *rest in (told for told in member.told if len(told) > 1):
             assert what != "wrong", f"{member.index} got wrong data from {index}: {rest}"
             worked += what == "worked"
             failed += what == "failed"
             if what == "failed":
                 since, until, talked, why = rest
-                assert not crowd_.was_there(index, since, until), (
+                assert not processes.was_there(index, since, until), (
                     f"{member.index} lost {index} after {until - since:.3f} s and {talked} rounds: {why}"
                 )
     assert not complaints, "\n".join(complaints)
