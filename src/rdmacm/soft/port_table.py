@@ -202,7 +202,7 @@ class PortTable:
 
         where = ", ".join(self._directories)
         logging.getLogger("rdmacm").warning(
-            "cannot write to any of %s: the ports of other processes are not seen", where
+            "cannot write to any of %s: port numbers are not shared with other processes", where
         )
         if hasattr(os, "memfd_create"):
             self._fd = os.memfd_create(self._name)
