@@ -28,18 +28,19 @@ Verbs objects
     below them take the runtime's lock. A completion queue is a deque: one completion is polled without the lock.
 
 Endpoints
-    Their state is guarded by the runtime's lock, which they take through :meth:`rdmacm.provider.Provider.drive`.
+    The runtime's lock guards their state, too. They take it through :meth:`rdmacm.provider.Provider.drive`.
 
 Acknowledgements
     ``ACK_LOCK`` (:mod:`rdmacm.cmid.acks`) guards the counts of acknowledged events of all ids, and wakes threads that
     destroy or migrate one. No other lock is taken while it is held, so it may be taken with the runtime's lock held.
-    To wait for it with the runtime's lock held is not allowed.
+    No thread waits for an acknowledgement with the runtime's lock held.
 
 Other threads
     The helper thread (:mod:`rdmacm.soft.helper`) is one more waiting thread, and takes the lock for each step. The
     lookup threads of a channel (:mod:`rdmacm.cmid.lookups`) post their results, which takes the runtime's lock, while
-    they hold the lock of the channel's lookups: so the latter is never taken with the runtime's lock held. The thread
-    that asks ibacm (:mod:`rdmacm.acm`) holds no lock when it calls back.
+    they hold the lock of the channel's lookups: so the latter is never taken with the runtime's lock held. (A channel
+    that the garbage collector closes has no lookup in progress, because a lookup refers to its id.) The thread that
+    queries ibacm (:mod:`rdmacm.acm`) holds no lock when it calls back.
 
 Simulation
     :class:`rdmacm.testing.host.SimRuntime` waits by running every host of the fabric in the waiting thread, in virtual
