@@ -23,7 +23,7 @@ settings.load_profile("no deadline")
 
 
 #: Files whose tests take longest, the longest first. They start first, as the last file should be a short one.
-LONG = ("interop/", "netns/", "tools/", "infiniband/", "conformance/", "soft/", "test_")
+LONG = ("interop/", "netns/", "tools/", "infiniband/", "conformance/", "soft/", "endpoint/")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

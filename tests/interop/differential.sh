@@ -1,7 +1,7 @@
 # The host of the differential tests. For bash inside the machine, after net.sh:
 #
-#     links                     network(), and a second link with a device, "wa"; an interface without one, named "7" and
-#                               with index 70; secondary addresses, gateways, routes that refuse; permanent neighbours
+#     links                     network(), and a second link with a device, "wa"; an interface without one, named "7"
+#                               and with index 70; secondary addresses, gateways, routes that refuse, neighbours
 #     ask MODULE ARGUMENTS...   run interop.differential or interop.differential_ids there, with its files in /etc
 #     no_links                  undo links
 

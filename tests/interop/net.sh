@@ -2,7 +2,7 @@
 #
 #     rxe COMMAND...         run COMMAND beside the kernel's device: rxe0 on va, 10.0.0.1 and fd00:0:0:1::1
 #     soft COMMAND...        run COMMAND beside the software device: namespace soft, on vb, 10.0.0.2 and fd00:0:0:1::2
-#     serve_rxe COMMAND...   the same in the background; returns when COMMAND listens, its output goes to /tmp/server.out
+#     serve_rxe COMMAND...   the same in the background, returning when COMMAND listens; its output is /tmp/server.out
 #     serve_soft COMMAND...
 #     finish                 wait for that server to end; prints its output, returns its status
 #     network [MTU]          make this network, again if it has another MTU (default 1500)
