@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
+
 from rdmacm.verbs import AccessFlag, QPAttrMask, QPState, SendFlag, WCFlag, WCOpcode, WCStatus, WROpcode
+from rdmacm.verbs.enums import GidType, LinkLayer, Mtu, NodeType, PortState, QPType, TransportType
 
 
 def test_work_completions() -> None:
@@ -29,3 +32,30 @@ def test_queue_pairs() -> None:
 def test_memory() -> None:
     assert [flag.value for flag in AccessFlag] == [*[1 << bit for bit in range(10)], 1 << 20]
     assert (AccessFlag.REMOTE_ATOMIC, AccessFlag.ZERO_BASED, AccessFlag.HUGETLB) == (8, 32, 128)
+
+
+def test_devices_and_ports() -> None:
+    def values(kind: type[IntEnum]) -> dict[str, int]:
+        return {name: int(member) for name, member in kind.__members__.items()}
+
+    assert values(NodeType) == {"CA": 1, "SWITCH": 2, "ROUTER": 3, "RNIC": 4}
+    assert values(TransportType) == {"IB": 0, "IWARP": 1}
+    assert values(GidType) == {"IB": 0, "ROCE_V1": 1, "ROCE_V2": 2}
+    assert values(LinkLayer) == {"UNSPECIFIED": 0, "INFINIBAND": 1, "ETHERNET": 2}
+    assert list(values(PortState).items()) == [
+        *[("NOP", 0), ("DOWN", 1), ("INIT", 2), ("ARMED", 3), ("ACTIVE", 4), ("ACTIVE_DEFER", 5)],
+    ]
+    assert values(Mtu) == {f"MTU_{128 << code}": code for code in range(1, 6)}
+    types = {"RC": 2, "UC": 3, "UD": 4, "RAW_PACKET": 8, "XRC_SEND": 9, "XRC_RECV": 10, "DRIVER": 255}
+    assert values(QPType) == types
+
+
+def test_access_flags_by_name() -> None:
+    names = ["LOCAL_WRITE", "REMOTE_WRITE", "REMOTE_READ", "REMOTE_ATOMIC", "MW_BIND", "ZERO_BASED", "ON_DEMAND"]
+    assert [flag.name for flag in AccessFlag] == [
+        *names,
+        "HUGETLB",
+        "FLUSH_GLOBAL",
+        "FLUSH_PERSISTENT",
+        "RELAXED_ORDERING",
+    ]

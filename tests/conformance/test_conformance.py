@@ -6,6 +6,7 @@ import importlib.util
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,8 +14,8 @@ from typing import Any
 import pytest
 
 from rdmacm.testing import Fabric
-from support.netns import Host, TwoHosts, needs_netns, two_hosts
-from support.scenario import Spawn, free_port, run_in_processes, run_on_fabric
+from support.netns import Host, needs_netns, two_hosts
+from support.scenario import Forker, Spawn, free_port, run_in_processes, run_on_fabric
 
 
 def _load() -> ModuleType:
@@ -58,16 +59,23 @@ def test_on_a_lossy_fabric(name: str, seed: int) -> None:
     run_on_fabric(fabric, ON_A_FABRIC["ipv4"], *ends(name))
 
 
+@pytest.fixture(scope="module")
+def forker() -> Iterator[Forker]:
+    with closing(Forker()) as made:
+        yield made
+
+
 @SCENARIOS
 @pytest.mark.parametrize("family", ON_LOOPBACK)
-def test_between_processes(name: str, family: str) -> None:
-    run_in_processes(ON_LOOPBACK[family], *ends(name), free_port())
+def test_between_processes(name: str, family: str, forker: Forker) -> None:
+    run_in_processes(ON_LOOPBACK[family], *ends(name), free_port(), (forker, forker))
 
 
 @pytest.fixture(scope="module")
-def hosts() -> Iterator[TwoHosts]:
-    with two_hosts() as both:
-        yield both
+def forkers() -> Iterator[tuple[Forker, Forker]]:
+    """One on each of two hosts."""
+    with two_hosts() as hosts, closing(Forker(spawner(hosts.a))) as a, closing(Forker(spawner(hosts.b))) as b:
+        yield a, b
 
 
 def spawner(host: Host) -> Spawn:
@@ -81,5 +89,5 @@ def spawner(host: Host) -> Spawn:
 @needs_netns
 @SCENARIOS
 @pytest.mark.parametrize("family", BETWEEN_HOSTS)
-def test_between_namespaces(name: str, family: str, hosts: TwoHosts) -> None:
-    run_in_processes(BETWEEN_HOSTS[family], *ends(name), free_port(), (spawner(hosts.a), spawner(hosts.b)))
+def test_between_namespaces(name: str, family: str, forkers: tuple[Forker, Forker]) -> None:
+    run_in_processes(BETWEEN_HOSTS[family], *ends(name), free_port(), forkers)

@@ -7,9 +7,13 @@ holds; in processes each end waits for its own, for real.
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import os
 import pickle
 import random
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -222,18 +226,66 @@ def run_here(side: Side, scenario: Scenario, link: socket.socket) -> Any:
     return running.result
 
 
-_CHILD = """
-import importlib.util, socket, sys
+_FORKER = """
+import socket, sys
 sys.path.insert(0, {tests!r})
 from support import scenario
-scenario.child_main({module!r}, {name!r}, {address!r}, {peer!r}, {port}, socket.socket(fileno={fd}))
+scenario.fork_children(socket.socket(fileno={fd}))
 """
+
+Spawn: TypeAlias = "Callable[[list[str], tuple[int, ...]], subprocess.Popen[Any]]"
+
+
+def spawn(command: list[str], fds: tuple[int, ...]) -> subprocess.Popen[Any]:
+    """A child on this host."""
+    return subprocess.Popen(command, pass_fds=fds)
+
+
+class Forker:
+    """A process that has imported rdmacm, and nothing more, and forks a child for each end of a scenario.
+
+    Importing takes most of the time of a short scenario.
+    """
+
+    def __init__(self, make: Spawn = spawn) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        code = _FORKER.format(tests=str(Path(__file__).parent.parent), fd=theirs.fileno())
+        self._process = make([sys.executable, "-c", code], (theirs.fileno(),))
+        theirs.close()
+
+    def fork(self, module: str, name: str, address: str, peer: str, port: int) -> socket.socket:
+        """Run one end in a new process; the socket leads to it and is at its end when the process is."""
+        ours, theirs = socket.socketpair()
+        socket.send_fds(self._control, [pickle.dumps((module, name, address, peer, port))], [theirs.fileno()])
+        theirs.close()
+        return ours
+
+    def close(self) -> None:
+        """End the process, and all its children."""
+        self._control.close()
+        self._process.wait()
+
+
+def fork_children(control: socket.socket) -> None:
+    """What a forker does. In a child it returns, so that the child ends as a program does."""
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children
+    importlib.import_module("rdmacm.soft.provider")
+    while True:
+        message, fds, _, _ = socket.recv_fds(control, 65536, 1)
+        if not message:
+            os.killpg(0, signal.SIGKILL)
+        if not os.fork():
+            control.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            end: tuple[str, str, str, str, int] = pickle.loads(message)
+            child_main(*end, socket.socket(fileno=fds[0]))
+            return
+        os.close(fds[0])
 
 
 def child_main(module: str, name: str, address: str, peer: str, port: int, link: socket.socket) -> None:
     """What a child process does: one end of a scenario; its outcome goes over the link."""
-    import importlib.util
-
     spec = importlib.util.spec_from_file_location("scenarios", module)
     assert spec is not None
     assert spec.loader is not None
@@ -247,48 +299,26 @@ def child_main(module: str, name: str, address: str, peer: str, port: int, link:
     message = pickle.dumps(("", outcome))
     link.setblocking(True)
     link.sendall(len(message).to_bytes(4, "big") + message)
-    link.close()
-
-
-Spawn: TypeAlias = "Callable[[list[str], tuple[int, ...]], subprocess.Popen[Any]]"
-
-
-def spawn(command: list[str], fds: tuple[int, ...]) -> subprocess.Popen[Any]:
-    """A child on this host."""
-    return subprocess.Popen(command, pass_fds=fds)
+    link.detach()  # so that it stays open until the process has ended
 
 
 def run_in_processes(
-    addresses: tuple[str, str],
-    passive: Scenario,
-    active: Scenario,
-    port: int,
-    spawns: tuple[Spawn, Spawn] = (spawn, spawn),
+    addresses: tuple[str, str], passive: Scenario, active: Scenario, port: int, forkers: tuple[Forker, Forker]
 ) -> tuple[Any, Any]:
     """Run each end in a process of its own; what each returned. AssertionError with the child's traceback."""
-    tests = str(Path(__file__).parent.parent)
-    links, children = [], []
-    for scenario, make, ends in zip((passive, active), spawns, (addresses, addresses[::-1]), strict=True):
-        ours, theirs = socket.socketpair()
+    links = []
+    for scenario, forker, ends in zip((passive, active), forkers, (addresses, addresses[::-1]), strict=True):
         module = sys.modules[scenario.__module__].__file__
-        code = _CHILD.format(
-            tests=tests,
-            module=module,
-            name=scenario.__qualname__,
-            address=ends[0],
-            peer=ends[1],
-            port=port,
-            fd=theirs.fileno(),
-        )
-        children.append(make([sys.executable, "-c", code], (theirs.fileno(),)))
-        theirs.close()
-        links.append(ours)
+        assert module is not None
+        links.append(forker.fork(module, scenario.__qualname__, *ends, port))
     try:
-        return _relay(links)
+        results = _relay(links)
+        for link in links:
+            link.settimeout(REAL_PATIENCE)
+            while link.recv(4096):
+                pass  # until the process has ended
+        return results
     finally:
-        for child in children:
-            child.kill()
-            child.wait()
         for link in links:
             link.close()
 

@@ -206,6 +206,7 @@ def test_step_methods(device: RecordingDevice, context: Context) -> None:
     rig.qp.to_init(attr)
     rig.qp.to_init(attr)
     rig.qp.to_rtr(attr)
+    assert rig.below.modified == [climbed[0], *climbed[:2]]
     rig.qp.to_rts(attr)
     assert rig.below.modified == [climbed[0], *climbed]
     rig.close()
