@@ -36,7 +36,7 @@ from rdmacm.ib.access import SaAccess, SaQuery
 from rdmacm.ib.ibsim import IbsimTransport
 from rdmacm.proto.sa import PathRecord
 from rdmacm.proto.sa.mad import SaMethod
-from rdmacm.proto.sa.subnet import NodeRecord, NodeType
+from rdmacm.proto.sa.subnet import NodeInfoType, NodeRecord
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from infiniband.fabric import SimulatedFabric, command, missing, tree
@@ -58,7 +58,7 @@ def ports_of(sa: SaAccess) -> list[Gid]:
             (node,) = sa.result(sa.query(SaMethod.GET, NodeRecord, f"LID {lid}", lid=lid))
         except RdmaError:
             return found
-        if node.node_type == NodeType.CHANNEL_ADAPTER:
+        if node.node_type == NodeInfoType.CHANNEL_ADAPTER:
             found.append(Gid(prefix + node.port_guid.to_bytes(8, "big")))
         lid += 1
 

@@ -15,7 +15,7 @@ from rdmacm.errors import RdmaError
 from rdmacm.ib.access import SaAccess
 from rdmacm.ib.ibsim import IbsimTransport
 from rdmacm.proto.sa.mad import SaMethod
-from rdmacm.proto.sa.subnet import JoinState, NodeType, ServiceRecord
+from rdmacm.proto.sa.subnet import JoinState, NodeInfoType, ServiceRecord
 
 #: The broadcast group of IPoIB, which OpenSM makes.
 BROADCAST = Gid("ff12:401b:ffff::ffff:ffff")
@@ -126,7 +126,7 @@ def test_create_a_multicast_group(host_a: SaAccess) -> None:
 def test_nodes(host_a: SaAccess) -> None:
     (node,) = host_a.nodes(lid=host_a.port.lid)
     assert (node.node_guid, node.port_guid) == (host_a.port.node_guid, host_a.port.port_guid)
-    assert (node.node_type, node.description) == (NodeType.CHANNEL_ADAPTER, "HostA")
+    assert (node.node_type, node.description) == (NodeInfoType.CHANNEL_ADAPTER, "HostA")
 
 
 def test_class_port_info(host_a: SaAccess) -> None:

@@ -191,7 +191,7 @@ class TestHeaders:
     def test_arbitrary_bytes(self, header: type[BTH], data: bytes) -> None:
         size = SIZES[header]
         if len(data) < size:
-            with pytest.raises(WireError, match=f"{header.__name__} has {size} bytes, and there are {len(data)}$"):
+            with pytest.raises(WireError, match=f"{header.__name__} has {size} bytes, not {len(data)}$"):
                 header.unpack(data)
         else:
             assert header.unpack(data).pack() == data[:size]

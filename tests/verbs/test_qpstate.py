@@ -21,7 +21,7 @@ from rdmacm.verbs import (
     QPState,
     QPType,
 )
-from rdmacm.verbs.qpstate import TRANSITIONS, find_fault, names, path, steps_mask
+from rdmacm.verbs.qpstate import TRANSITIONS, find_fault, names, states_between, step_mask
 from support.rows import for_each
 from support.verbs import GIDS, RecordingDevice, RecordingQP
 
@@ -127,13 +127,19 @@ def test_all_faults_are_reported_together() -> None:
 
 
 def test_path_between_states() -> None:
-    assert path(S.RESET, S.RTS) == (S.INIT, S.RTR, S.RTS)
-    assert path(S.INIT, S.RTR) == (S.RTR,)
-    assert path(S.RTR, S.RTS) == path(S.SQD, S.RTS) == path(S.RTS, S.RTS) == path(S.SQE, S.RTS) == (S.RTS,)
-    assert path(S.RTS, S.INIT) == (S.INIT,)
-    assert path(S.RESET, S.ERR) == (S.ERR,)
-    assert steps_mask(QPType.UD, S.INIT, S.INIT) == M.STATE | M.PKEY_INDEX | M.PORT | M.QKEY
-    assert steps_mask(QPType.RC, S.RTS, S.INIT) == M.STATE
+    assert states_between(S.RESET, S.RTS) == (S.INIT, S.RTR, S.RTS)
+    assert states_between(S.INIT, S.RTR) == (S.RTR,)
+    assert (
+        states_between(S.RTR, S.RTS)
+        == states_between(S.SQD, S.RTS)
+        == states_between(S.RTS, S.RTS)
+        == states_between(S.SQE, S.RTS)
+        == (S.RTS,)
+    )
+    assert states_between(S.RTS, S.INIT) == (S.INIT,)
+    assert states_between(S.RESET, S.ERR) == (S.ERR,)
+    assert step_mask(QPType.UD, S.INIT, S.INIT) == M.STATE | M.PKEY_INDEX | M.PORT | M.QKEY
+    assert step_mask(QPType.RC, S.RTS, S.INIT) == M.STATE
 
 
 # -- through a queue pair ---------------------------------------------------------------------------------------
@@ -263,7 +269,7 @@ def test_values_out_of_range(
     rig = Rig(device, context, QPType.RC)
     rig.below.state = before
     after = {S.RESET: S.INIT, S.INIT: S.RTR, S.RTR: S.RTS}[before]
-    mask = steps_mask(QPType.RC, before, after) | bit
+    mask = step_mask(QPType.RC, before, after) | bit
     rig.qp.modify(full(after), mask)
     rig.below.state, rig.below.modified = before, []
     with pytest.raises(RdmaError, match=text) as raised:

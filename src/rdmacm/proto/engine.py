@@ -3,9 +3,9 @@
 1. **An engine** for each connected queue pair: a class with the methods of :class:`QPEngine`. It has the format of
    packets and their check sums, sequence numbers, acknowledgements, retransmission, and access to the memory that a
    peer names. RoCEv2's is :class:`rdmacm.proto.roce.rc.RcEngine`.
-2. **A multiplexer** that finds the queue pair of what arrives, makes engines, and decides whose turn it is to send and
-   whose timer is due. :class:`rdmacm.soft.device.multiplexer.QPMultiplexer` does this for all engines, and finds queue
-   pairs as RoCEv2 does, by the BTH.
+2. **A multiplexer** that finds the queue pair of each packet that arrives, makes engines, and decides which engine may
+   send and which timer is due. :class:`rdmacm.soft.device.multiplexer.QPMultiplexer` does this for all engines, and
+   finds queue pairs as RoCEv2 does, by the BTH.
 3. **A wire** that carries packets (:class:`rdmacm.soft.wire.base.Wire`).
 4. **A way for connection managers** to reach each other (:class:`rdmacm.soft.connection_manager.Gsi`).
 5. **For ids, a link**, which resolves addresses on the new wire (:class:`rdmacm.soft.ids.link.Link`). If it connects
@@ -120,10 +120,10 @@ class QPEngine(Protocol):
         """Queue a request. Once the connection has ended it completes as flushed. ValueError before RTS."""
 
     def try_send(self, work: SendWork, now: float) -> Sequence[Buffer] | None:
-        """Queue a request and begin with it, if one packet is all it takes and nothing has to be sent before.
+        """Queue a request, and send it at once if it fits into one packet and nothing has to be sent before it.
 
-        Return that packet, ready for the wire. None if :meth:`datagrams` has to be asked; the request is queued then.
-        Nothing completes here.
+        Return that packet, ready for the wire; None if the request is only queued, for :meth:`datagrams`. Nothing
+        completes here.
         """
 
     def post_recv(self, work: RecvWork) -> None:
@@ -170,6 +170,6 @@ class QPEngine(Protocol):
         """
 
 
-#: Makes the engine of a queue pair in INIT: from its number, the memory its peer may touch, and the source of its
-#: receives if that is a shared receive queue (the next one, or None if it is empty), else None.
+#: Makes the engine of a queue pair in INIT: from its number, the memory that its peer may access, and a function that
+#: takes the next receive of its shared receive queue (None if that is empty); None without such a queue.
 EngineFactory: TypeAlias = "Callable[[int, Memory, Callable[[], RecvWork | None] | None], QPEngine]"

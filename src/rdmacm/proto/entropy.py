@@ -1,4 +1,4 @@
-"""Randomness as the engines take it: they have no source of their own."""
+"""The source of randomness that a caller passes to the engines."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from rdmacm.ib.access import Records, SaAccess
 from rdmacm.ib.transport import IbPort
 from rdmacm.proto.sa import PathRecord
 from rdmacm.proto.sa.records import GIGABITS
-from rdmacm.proto.sa.subnet import LEASE_FOREVER, ClassPortInfo, MCMemberRecord, NodeRecord, NodeType, ServiceRecord
+from rdmacm.proto.sa.subnet import LEASE_FOREVER, ClassPortInfo, MCMemberRecord, NodeInfoType, NodeRecord, ServiceRecord
 from rdmacm.tools.arguments import integer_between
 from rdmacm.tools.output import Page, Parser, facts, path_record_json, table, write, write_json
 
@@ -326,7 +326,9 @@ def _lease_text(lease: int) -> str:
 
 def _node_type(code: int) -> str:
     try:
-        return {NodeType.CHANNEL_ADAPTER: "CA", NodeType.SWITCH: "switch", NodeType.ROUTER: "router"}[NodeType(code)]
+        return {NodeInfoType.CHANNEL_ADAPTER: "CA", NodeInfoType.SWITCH: "switch", NodeInfoType.ROUTER: "router"}[
+            NodeInfoType(code)
+        ]
     except ValueError:
         return str(code)
 

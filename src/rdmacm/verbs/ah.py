@@ -17,7 +17,7 @@ class AH(Resource):
 
     ``attr``: a copy of the address vector; ``pd``: the protection domain of the queue pairs that may use it.
 
-    Errors: EINVAL for an address vector that the device cannot send to.
+    EINVAL: the device cannot send to that address vector.
     """
 
     __slots__ = ("attr", "pd")

@@ -103,9 +103,9 @@ class AHAttr:
     sl: int = 0
     #: The source LID's low bits, 7 bits.
     src_path_bits: int = 0
-    #: ``enum ibv_rate``: the most the path carries; 0 for no limit.
+    #: ``enum ibv_rate``: the highest rate to send at; 0 for no limit.
     static_rate: int = 0
-    #: Whether :attr:`gr` counts.
+    #: Whether :attr:`gr` is used.
     is_global: bool = False
     #: The port to send from; ports count from 1.
     port_num: int = 1
@@ -137,6 +137,7 @@ class QPAttr:
     dest_qp_num: int = 0
     #: What the peer may do: an :class:`AccessFlag`.
     qp_access_flags: int = 0
+    #: The sizes of its queues.
     cap: QPCap = field(default_factory=QPCap)
     #: The primary path.
     ah_attr: AHAttr = field(default_factory=AHAttr)
@@ -153,8 +154,8 @@ class QPAttr:
     max_rd_atomic: int = 0
     #: READs and atomics of the peer that are served at a time.
     max_dest_rd_atomic: int = 0
-    #: How long a peer is to wait that finds no receive: a code of the RNR timer table, 0 to 31 (0 is 655.36 ms, 1 is
-    #: 10 µs; InfiniBand Architecture 9.7.5.2.8).
+    #: How long the peer waits after an RNR NAK (no receive was posted): a code of the RNR timer table, 0 to 31 (0 is
+    #: 655.36 ms, 1 is 10 µs; InfiniBand Architecture 9.7.5.2.8).
     min_rnr_timer: int = 0
     #: The port; ports count from 1.
     port_num: int = 1
@@ -162,7 +163,7 @@ class QPAttr:
     timeout: int = 0
     #: Retries after a timeout, 0 to 7.
     retry_cnt: int = 0
-    #: Retries after the peer had no receive, 0 to 7; 7 is without end.
+    #: Retries after an RNR NAK, 0 to 7; 7 is without end.
     rnr_retry: int = 0
     #: As :attr:`port_num` and :attr:`timeout`, for the alternate path.
     alt_port_num: int = 0
@@ -173,13 +174,14 @@ class QPAttr:
 
 @dataclass(slots=True)
 class SrqAttr:
-    """``struct ibv_srq_attr``: the sizes of a shared receive queue, and when it warns."""
+    """``struct ibv_srq_attr``: the sizes of a shared receive queue, and its limit event."""
 
     #: Work requests in the queue.
     max_wr: int = 100
     #: Scatter/gather elements in one work request.
     max_sge: int = 1
-    #: With fewer receives than this, SRQ_LIMIT_REACHED is raised once (there is no call that reads it); 0 is never.
+    #: SRQ_LIMIT_REACHED is raised once when fewer receives than this are queued; 0 is never. (No call here reads that
+    #: event.)
     srq_limit: int = 0
 
 
@@ -187,6 +189,7 @@ class SrqAttr:
 class SrqInitAttr:
     """``struct ibv_srq_init_attr``, ibv_create_srq(3)."""
 
+    #: The sizes and the limit.
     attr: SrqAttr = field(default_factory=SrqAttr)
     #: The user's own object.
     srq_context: object = None

@@ -38,7 +38,7 @@ class MRBackend(Protocol):
 
 
 class ChannelBackend(Protocol):
-    """A completion channel: where completion queues report that were armed."""
+    """A completion channel: armed completion queues report their completions here."""
 
     def fileno(self) -> int:
         """A descriptor to poll; -1 once closed."""
@@ -69,18 +69,18 @@ class CQBackend(Protocol):
     def poll(self, num_entries: int) -> list[WC]:
         """Remove and return up to ``num_entries`` completions, oldest first. Never waits.
 
-        Where callers make the progress, polling an empty queue makes it once. Those of one queue pair come in the order
-        of its requests, sends and receives apart.
+        Where callers make the progress, polling an empty queue makes it once. The completions of one queue pair are in
+        the order of its requests, separately for sends and receives.
         """
 
     def wait(self, timeout: float | None) -> bool:
         """Wait up to ``timeout`` seconds until :meth:`poll` has something to return or raise; False on timeout."""
 
     def req_notify(self, solicited_only: bool) -> None:
-        """Arm the queue: its next completion makes one report to its channel. Those in it already make none.
+        """Arm the queue: its next completion makes one report to its channel. Completions in it already make none.
 
-        ``solicited_only``: only one whose sender asked for it (SOLICITED), or with an error. A queue armed for any
-        completion stays so.
+        ``solicited_only``: only a completion whose sender set SOLICITED, or with an error, makes the report. A queue
+        that is armed for any completion stays so.
         """
 
     def destroy(self) -> None:
@@ -132,7 +132,7 @@ class QPBackend(Protocol):
     def post_send(self, wrs: list[SendWR]) -> None:
         """Queue requests in order.
 
-        Each is right for the type of the queue pair: the opcode is one of its
+        Each is valid for the type of the queue pair: the opcode is one of its
         :data:`~rdmacm.verbs.posting.REQUIRED_OPERANDS`, the operands it requires are in range, there are at most
         ``max_send_sge`` elements, and the message is not longer than ``max_msg_sz`` (a datagram: the path MTU).
         Elements are SGEs; with INLINE, which only requests that send data have, they may be contiguous buffers, and
@@ -159,10 +159,11 @@ class QPBackend(Protocol):
 class DeviceBackend(Protocol):
     """An open device.
 
-    ``pd`` arguments stand for protection domains: the same object is the same domain. The seam does not tell when a
-    domain or an address handle is made or closed. A device that needs an object of its own for one makes it when it
-    first sees the domain, or the handle in a request, and releases it when that is collected (:mod:`weakref`); it holds
-    either only weakly, or as long as something of its own is in it.
+    ``pd`` arguments stand for protection domains: the same object is the same domain. No method is called when a domain
+    or an address handle is made or closed. A device that needs its own object for a domain makes it at the first call
+    with that domain, and for an address handle at the first request with it. It refers to both only weakly
+    (:mod:`weakref`), and releases its object when they are collected. As long as one of its objects (a region, a queue)
+    is in a domain, it may hold the domain itself.
 
     Ids key the domain that they share by their device, so a device is hashable and can be referred to weakly.
 

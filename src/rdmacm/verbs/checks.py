@@ -30,9 +30,10 @@ from rdmacm.verbs.attr import AHAttr, DeviceAttr, QPAttr, QPCap, SrqAttr
 from rdmacm.verbs.device import Context
 from rdmacm.verbs.enums import AccessFlag, LinkLayer, Mtu, QPAttrMask
 
-__all__ = ["check_av", "check_caps", "check_srq", "check_values"]
+__all__ = ["ALL_ACCESS", "check_av", "check_caps", "check_srq", "check_values"]
 
-_ALL_ACCESS = int(sum(AccessFlag))
+#: Every :class:`AccessFlag`.
+ALL_ACCESS = int(sum(AccessFlag))
 _MTUS = frozenset(map(int, Mtu))
 _NO_GID = Gid()
 #: Bit of the mask, attribute, and its greatest value: a number, or the name of the device attribute that limits it.
@@ -60,6 +61,7 @@ def _within(step: str, limits: Iterable[tuple[str, int, int]]) -> None:
 def check_caps(cap: QPCap, device: DeviceAttr, with_receives: bool) -> None:
     """Check the sizes of a queue pair; those of its receive queue only ``with_receives``."""
     wrs, sges = device.max_qp_wr, device.max_sge
+    # Each connection makes a queue pair, so the list below is made only for the error.
     if (
         0 <= cap.max_send_wr <= wrs
         and 0 <= cap.max_send_sge <= sges
@@ -81,7 +83,7 @@ def check_srq(attr: SrqAttr, device: DeviceAttr) -> None:
     """Check the sizes of a shared receive queue; it needs room for one receive at least."""
     _within("create_srq", [("max_wr", attr.max_wr, device.max_srq_wr), ("max_sge", attr.max_sge, device.max_srq_sge)])
     if not attr.max_wr:
-        raise cm_error(errno.EINVAL, "max_wr is 0", "create_srq")
+        raise cm_error(errno.EINVAL, "max_wr is 0", "create_srq", hint=f"1 to {device.max_srq_wr}")
 
 
 def check_av(context: Context, attr: AHAttr, step: str) -> None:
@@ -105,7 +107,7 @@ def check_av(context: Context, attr: AHAttr, step: str) -> None:
             raise cm_error(errno.EINVAL, "an address on Ethernet needs a GID", step, hint="is_global=True and gr")
         return
     if route.dgid == _NO_GID:
-        raise cm_error(errno.EINVAL, "the destination GID is zero", step)
+        raise cm_error(errno.EINVAL, "the destination GID is zero", step, hint="the peer's GID in gr.dgid")
     for entry in port.gids:
         if entry.gid_index == route.sgid_index:
             return
@@ -130,8 +132,10 @@ def check_values(context: Context, attr: QPAttr, mask: QPAttrMask) -> None:
                 if not 0 <= value <= greatest:
                     raise cm_error(errno.EINVAL, f"{name} is {value}, and may be 0 to {greatest}", "modify_qp")
     if bits & QP_PATH_MTU and attr.path_mtu not in _MTUS:
-        raise cm_error(errno.EINVAL, f"path_mtu is {attr.path_mtu}, which is no Mtu", "modify_qp")
-    if bits & QP_ACCESS_FLAGS and int(attr.qp_access_flags) & ~_ALL_ACCESS:
+        raise cm_error(
+            errno.EINVAL, f"path_mtu is {attr.path_mtu}, not a code of Mtu", "modify_qp", hint="a member of Mtu"
+        )
+    if bits & QP_ACCESS_FLAGS and int(attr.qp_access_flags) & ~ALL_ACCESS:
         raise cm_error(errno.EINVAL, f"unknown qp_access_flags {int(attr.qp_access_flags):#x}", "modify_qp")
     if bits & QP_PKEY_INDEX:
         context.query_pkey(attr.port_num, attr.pkey_index)

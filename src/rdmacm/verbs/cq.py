@@ -1,8 +1,8 @@
 """Completion queues and completion channels: ibv_create_cq(3), ibv_get_cq_event(3), ibv_poll_cq(3).
 
-To sleep until work completes: arm the queue (:meth:`CQ.req_notify`), poll it once more for completions that came
-before, and wait on the channel (:meth:`CompChannel.get_cq_event`), which returns the queue. With one queue and no need
-of a descriptor, call :meth:`CQ.wait`.
+To sleep until work completes: arm the queue (:meth:`CQ.req_notify`), poll it once more for completions that were added
+before, and wait on the channel (:meth:`CompChannel.get_cq_event`), which returns the queue. For a single queue, without
+a descriptor, :meth:`CQ.wait` is enough.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class CQ(Resource):
     def poll(self, num_entries: int = 1) -> list[WC]:
         """Up to ``num_entries`` completions, oldest first, ibv_poll_cq(3). Never waits.
 
-        EOVERFLOW: the queue had no room for a completion, and those it had are polled.
+        EOVERFLOW: the queue had no room for a completion, and all that it had before are polled.
         """
         if self._closed:
             raise self.closed_error("poll_cq")
@@ -127,7 +127,9 @@ class CQ(Resource):
     def ack_events(self, n: int = 1) -> None:
         """Acknowledge events of the channel, ibv_ack_cq_events(3); EINVAL for more than there are."""
         if not 0 <= n <= self._unacked:
-            raise cm_error(errno.EINVAL, f"{n} events, of {self._unacked} that are not acknowledged", "ack_cq_events")
+            raise cm_error(
+                errno.EINVAL, f"{n} events, but the number of unacknowledged events is {self._unacked}", "ack_cq_events"
+            )
         self._unacked -= n
 
     def _reported(self) -> bool:
@@ -146,7 +148,7 @@ class CQ(Resource):
         self.backend.destroy()
 
     def __exit__(self, *exception: object) -> None:
-        self._unacked = 0  # the block is over, and so is the use of its events
+        self._unacked = 0  # the events of the block count as acknowledged
         self.close()
 
     def __del__(self) -> None:

@@ -44,7 +44,7 @@ class Port:
     link_layer: LinkLayer
     #: The largest path MTU of the device.
     max_mtu: Mtu
-    #: The largest path MTU of the link at present; None where it is too small for any.
+    #: The largest path MTU of the link at present; None if the link's MTU is too small for the smallest path MTU.
     active_mtu: Mtu | None
     #: The rows of the GID table that are in use.
     gids: tuple[GidEntry, ...]
@@ -99,14 +99,14 @@ class Context:
         devices: Callable[[], Iterable[Device]],
         backend: Callable[[], DeviceBackend] | None = None,
     ) -> Context:
-        """The context of the device with a name among those that ``devices()`` returns; ``backend`` opens it."""
+        """The context of the device ``name`` among those that ``devices()`` returns; ``backend`` opens the device."""
         return cls(name, lambda: next((device for device in devices() if device.name == name), None), backend)
 
     @property
     def backend(self) -> DeviceBackend:
         """The provider's backend, opened at the first use; EOPNOTSUPP where there is none.
 
-        Two contexts are of the same device if this is the same object.
+        Two contexts are of the same device if they have the same backend object.
         """
         if self._backend is None:
             if self._open is None:
@@ -133,14 +133,14 @@ class Context:
         for port in self.device.ports:
             if port.port_num == port_num:
                 return port
-        raise cm_error(errno.EINVAL, f"no port {port_num}", "query_port", self.name)
+        raise cm_error(errno.EINVAL, f"no port {port_num}", "query_port", self.name, "context.device.ports")
 
     def query_gid(self, port_num: int, index: int) -> Gid:
         """One GID, ibv_query_gid(3); ENODATA where the index is empty."""
         for entry in self.query_port(port_num).gids:
             if entry.gid_index == index:
                 return entry.gid
-        raise cm_error(errno.ENODATA, f"no GID at index {index}", "query_gid", self.name)
+        raise cm_error(errno.ENODATA, f"no GID at index {index}", "query_gid", self.name, "context.query_gid_table()")
 
     def query_gid_table(self) -> list[GidEntry]:
         """The GIDs of all ports, ibv_query_gid_table(3)."""
@@ -150,7 +150,8 @@ class Context:
         """One P_Key, ibv_query_pkey(3); EINVAL for an index outside the table."""
         pkeys = self.query_port(port_num).pkeys
         if not 0 <= index < len(pkeys):
-            raise cm_error(errno.EINVAL, f"no P_Key at index {index}", "query_pkey", self.name)
+            hint = f"an index below {len(pkeys)}"
+            raise cm_error(errno.EINVAL, f"no P_Key at index {index}", "query_pkey", self.name, hint)
         return pkeys[index]
 
     def __repr__(self) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rdmacm.errors import cm_error
 from rdmacm.plainints import ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_WRITE
 from rdmacm.verbs.backend import MRBackend
+from rdmacm.verbs.checks import ALL_ACCESS
 from rdmacm.verbs.device import Context
 from rdmacm.verbs.enums import AccessFlag
 from rdmacm.verbs.resource import Resource
@@ -19,12 +20,11 @@ if TYPE_CHECKING:
 
 __all__ = ["MR", "PD"]
 
-_ALL_ACCESS = int(sum(AccessFlag))
 _REMOTE_WRITES = ACCESS_REMOTE_WRITE | ACCESS_REMOTE_ATOMIC
 
 
 class PD(Resource):
-    """A protection domain, ``struct ibv_pd``: a queue pair uses only memory regions and address handles of its own.
+    """A protection domain, ``struct ibv_pd``. A queue pair uses only memory regions and address handles of its domain.
 
     EOPNOTSUPP: the provider has no queue pairs and memory on this device.
     """
@@ -45,8 +45,8 @@ class MR(Resource):
     """A memory region, ``struct ibv_mr``: a buffer of the program that the device may use. Nothing is copied.
 
     ``buffer``: a contiguous object with Python's buffer protocol (bytearray, mmap, array, memoryview, a numpy array).
-    ``access``: an :class:`AccessFlag`; 0 lets requests of this side read it. A flag that allows writing needs a
-    writable buffer. While it is registered, a bytearray cannot be resized (BufferError).
+    ``access``: an :class:`AccessFlag`; with 0 only requests of this side may read it. A flag that allows writing needs
+    a writable buffer. A bytearray cannot be resized while it is registered (BufferError).
 
     TypeError: not a buffer. EINVAL: empty, read-only, not contiguous, larger than the device's ``max_mr_size``; unknown
     access flags, or REMOTE_WRITE or REMOTE_ATOMIC without LOCAL_WRITE. ENOMEM: too many regions.
@@ -91,7 +91,7 @@ class MR(Resource):
         if length is None:
             length = len(source)
         if length > len(source):
-            raise cm_error(errno.EINVAL, f"{length} bytes of a buffer of {len(source)}", "write")
+            raise cm_error(errno.EINVAL, f"{length} bytes of a buffer of {len(source)} bytes", "write")
         if offset < 0 or length < 0 or offset + length > self.length or self._closed:
             raise self._outside("write", offset, length)
         self.buf[offset : offset + length] = source[:length]
@@ -99,7 +99,7 @@ class MR(Resource):
     def _outside(self, step: str, offset: int, length: int) -> Exception:
         if self._closed:
             return self.closed_error(step)
-        return cm_error(errno.EINVAL, f"{length} bytes at {offset} of a region of {self.length}", step)
+        return cm_error(errno.EINVAL, f"{length} bytes at {offset} of a region of {self.length} bytes", step)
 
     def _destroy(self) -> None:
         try:
@@ -127,8 +127,8 @@ def _bytes_of(buffer: Buffer, access: int, limit: int) -> memoryview:
         fault, hint = "the buffer is not contiguous", "a copy of it"
     elif view.nbytes > limit:
         fault = f"{view.nbytes} bytes, the device registers at most {limit}"
-    elif int(access) & ~_ALL_ACCESS:
-        fault = f"unknown access flags {int(access) & ~_ALL_ACCESS:#x}"
+    elif int(access) & ~ALL_ACCESS:
+        fault = f"unknown access flags {int(access) & ~ALL_ACCESS:#x}"
     elif int(access) & _REMOTE_WRITES and not int(access) & ACCESS_LOCAL_WRITE:
         fault, hint = "REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE as well", "LOCAL_WRITE | REMOTE_WRITE"
     elif view.readonly and int(access) & (ACCESS_LOCAL_WRITE | _REMOTE_WRITES):

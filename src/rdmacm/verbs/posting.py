@@ -1,4 +1,4 @@
-"""What a work request may say: the checks of ibv_post_send(3) and ibv_post_recv(3).
+"""The checks of work requests in ibv_post_send(3) and ibv_post_recv(3).
 
 They are made here, once, when a request is posted; a refused request never reaches the device. The device alone knows
 whether an lkey is valid: a wrong one shows in the completion (LOC_PROT_ERR).
@@ -33,7 +33,7 @@ _UC: dict[WROpcode, int] = {
     _W.RDMA_WRITE: _REMOTE,
     _W.RDMA_WRITE_WITH_IMM: _REMOTE | _IMM,
 }
-#: Type of queue pair → opcode → its operands. The opcodes that a type lacks are not for it.
+#: Type of queue pair → opcode → its operands. A type refuses the opcodes that it lacks.
 REQUIRED_OPERANDS: dict[QPType, dict[WROpcode, int]] = {
     QPType.RC: {
         **_UC,
@@ -45,7 +45,7 @@ REQUIRED_OPERANDS: dict[QPType, dict[WROpcode, int]] = {
     QPType.UC: _UC,
     QPType.UD: {_W.SEND: _DATAGRAM, _W.SEND_WITH_IMM: _DATAGRAM | _IMM},
 }
-#: The same with opcodes as indices; None for those that are not for the type.
+#: The same with opcodes as indices; None for opcodes that the type refuses.
 _OPERANDS_BY_CODE = {
     qp_type: [legal.get(_W(code)) if code in set(_W) else None for code in range(max(_W) + 1)]
     for qp_type, legal in REQUIRED_OPERANDS.items()

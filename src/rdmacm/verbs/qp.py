@@ -15,7 +15,7 @@ from rdmacm.verbs.cq import CQ
 from rdmacm.verbs.enums import QPAttrMask, QPState, QPType
 from rdmacm.verbs.pd import PD
 from rdmacm.verbs.posting import REQUIRED_OPERANDS, SendRules, check_recv, post_list
-from rdmacm.verbs.qpstate import RECV_STATES, SEND_STATES, find_fault, path, steps_mask
+from rdmacm.verbs.qpstate import RECV_STATES, SEND_STATES, find_fault, states_between, step_mask
 from rdmacm.verbs.resource import Resource
 from rdmacm.verbs.srq import SRQ
 from rdmacm.verbs.wr import RecvWR, SendWR
@@ -35,7 +35,7 @@ class QPInitAttr:
     qp_type: QPType = QPType.RC
     #: The user's own object.
     qp_context: object = None
-    #: ``send_cq``: where sends complete. With None, :meth:`rdmacm.CmId.create_qp` makes one; a bare QP needs it.
+    #: ``send_cq``: where sends complete. If None, :meth:`rdmacm.CmId.create_qp` makes one; :class:`QP` raises EINVAL.
     scq: CQ | None = None
     #: ``recv_cq``: where receives complete; None as for :attr:`scq`.
     rcq: CQ | None = None
@@ -47,7 +47,7 @@ class QPInitAttr:
     sq_sig_all: bool = False
 
     def copy(self) -> QPInitAttr:
-        """A copy with sizes of its own."""
+        """A copy, also of :attr:`cap`."""
         cap = self.cap  # replace() takes four times as long
         sizes = QPCap(cap.max_send_wr, cap.max_recv_wr, cap.max_send_sge, cap.max_recv_sge, cap.max_inline_data)
         return QPInitAttr(self.qp_type, self.qp_context, self.scq, self.rcq, self.srq, sizes, self.sq_sig_all)
@@ -78,7 +78,9 @@ class QP(Resource):
         attr = self._init_attr = init_attr.copy()
         scq, rcq, srq = attr.scq, attr.rcq, attr.srq
         if attr.qp_type not in REQUIRED_OPERANDS:
-            raise cm_error(errno.EOPNOTSUPP, f"no queue pairs of type {attr.qp_type.name}", "create_qp")
+            raise cm_error(
+                errno.EOPNOTSUPP, f"no queue pairs of type {attr.qp_type.name}", "create_qp", hint="RC, UC or UD"
+            )
         if scq is None or rcq is None:
             raise cm_error(errno.EINVAL, "a queue pair needs two completion queues", "create_qp", hint="scq and rcq")
         for other in (scq.context, rcq.context, context if srq is None else srq.pd.context):
@@ -161,7 +163,7 @@ class QP(Resource):
         try:
             after = QPState(attr.qp_state) if bits & QP_STATE else state
         except ValueError:
-            raise cm_error(errno.EINVAL, f"no state {attr.qp_state}", "modify_qp") from None
+            raise cm_error(errno.EINVAL, f"no state {attr.qp_state}", "modify_qp", hint="a member of QPState") from None
         if bits & QP_CUR_STATE and attr.cur_qp_state != state:
             raise cm_error(errno.EINVAL, f"the queue pair is in {state.name}, not in cur_qp_state", "modify_qp")
         fault = find_fault(self.qp_type, state, after, mask)
@@ -191,8 +193,8 @@ class QP(Resource):
 
     def _to(self, state: QPState, attr: QPAttr) -> None:
         before = self.backend.state
-        for after in path(before, state):
-            self.modify(replace(attr, qp_state=after), steps_mask(self.qp_type, before, after))
+        for after in states_between(before, state):
+            self.modify(replace(attr, qp_state=after), step_mask(self.qp_type, before, after))
             before = after
 
     # -- work requests --------------------------------------------------------------------------------
@@ -200,16 +202,17 @@ class QP(Resource):
     def post_send(self, wr: SendWR | Iterable[SendWR]) -> None:
         """Queue send requests, one or several in order, ibv_post_send(3).
 
-        Where one of several is refused, those before it are queued. Leave a request and the memory of its elements
-        alone until it completes; inline data may be used again at once. Wrong memory (lkey, range, permission) makes
-        no error here but the completion LOC_PROT_ERR. EINVAL: the state, the type, a size or a value does not allow
-        it; ENOMEM: the queue is full.
+        Where one of several is refused, those before it are queued. Change neither a request nor the memory of its
+        elements until it completes; inline data may be changed at once. Wrong memory (lkey, range, permission) raises
+        nothing here: the request completes with LOC_PROT_ERR. EINVAL: the state, the type, a size or a value does not
+        allow it; ENOMEM: the queue is full.
         """
         backend = self.backend
         if self._closed:
             raise self.closed_error("post_send")
         if not _MAY_SEND[backend.state]:
-            raise cm_error(errno.EINVAL, f"a queue pair in {backend.state.name} takes no sends", "post_send")
+            text = f"a queue pair in {backend.state.name} takes no sends"
+            raise cm_error(errno.EINVAL, text, "post_send", hint="connect() or accept() on its id, or to_rts()")
         if isinstance(wr, SendWR):
             self._send_rules.check(wr)
             backend.post_send([wr])
@@ -226,7 +229,7 @@ class QP(Resource):
         if self._closed:
             raise self.closed_error("post_recv")
         if not _MAY_RECV[backend.state]:
-            raise cm_error(errno.EINVAL, "a queue pair in RESET takes no receives", "post_recv")
+            raise cm_error(errno.EINVAL, "a queue pair in RESET takes no receives", "post_recv", hint="to_init()")
         if self._init_attr.srq is not None:
             raise cm_error(errno.EINVAL, "receives come from a shared receive queue", "post_recv", hint="srq.post_recv")
         if isinstance(wr, RecvWR):

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from rdmacm.verbs.enums import QPAttrMask, QPState, QPType
 
-__all__ = ["RECV_STATES", "SEND_STATES", "TRANSITIONS", "Needs", "find_fault", "names", "path", "steps_mask"]
+__all__ = ["RECV_STATES", "SEND_STATES", "TRANSITIONS", "Needs", "find_fault", "names", "states_between", "step_mask"]
 
 _S, _M = QPState, QPAttrMask
 RC, UC, UD = QPType.RC, QPType.UC, QPType.UD
@@ -41,7 +41,7 @@ class Needs(NamedTuple):
 
     @property
     def allowed(self) -> QPAttrMask:
-        """The attributes that it requires, and those that it allows beside them."""
+        """The required and the optional attributes together."""
         return self.required | self.optional
 
 
@@ -113,7 +113,7 @@ RECV_STATES = frozenset(_S) - {_S.RESET}
 SEND_STATES = frozenset({_S.RTS, _S.SQD, _S.ERR})
 
 _ALL = QPAttrMask(sum(_M))
-#: Transitions found to be right, each as type, state, next state and mask: every connection asks for the same few.
+#: Transitions without fault so far, each as type, state, next state and mask: every connection makes the same few.
 _faultless: set[tuple[int, int, int, int]] = set()
 _MAX_FAULTLESS = 256
 _LADDER = (_S.INIT, _S.RTR, _S.RTS)
@@ -146,14 +146,14 @@ def find_fault(qp_type: QPType, before: QPState, after: QPState, mask: QPAttrMas
     return None
 
 
-def path(before: QPState, after: QPState) -> tuple[QPState, ...]:
+def states_between(before: QPState, after: QPState) -> tuple[QPState, ...]:
     """The states to move to, one after the other, on the way from ``before`` to ``after``."""
     if before in (_S.RESET, _S.INIT, _S.RTR) and after in _LADDER:
         return tuple(state for state in _LADDER if before < state <= after) or (after,)
     return (after,)
 
 
-def steps_mask(qp_type: QPType, before: QPState, after: QPState) -> QPAttrMask:
+def step_mask(qp_type: QPType, before: QPState, after: QPState) -> QPAttrMask:
     """The mask of one step: STATE and the attributes that it requires; for INIT → INIT those of RESET → INIT."""
     if before is after is _S.INIT:
         before = _S.RESET

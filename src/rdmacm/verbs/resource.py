@@ -38,7 +38,7 @@ class Resource:
     _warns = True
 
     def _make(self, step: str, needs: tuple[Resource, ...], create: Callable[[], T]) -> T:
-        """Become a dependent of ``needs``, then call ``create``; where that fails, a dependent of none."""
+        """Become a dependent of ``needs``, then call ``create`` and return its result; undo the first if it fails."""
         self._closed = True
         key = (type(self).__name__, id(self))
         try:
@@ -51,7 +51,7 @@ class Resource:
             for need in needs:
                 need._remove_dependent(key)
             raise
-        #: One item while it is open: the call that takes it closes.
+        #: One item while it is open. The call of close() that pops it releases the object.
         self._open_token: list[None] = [None]
         #: The class names and identities of the objects that need this one.
         self._dependents: set[tuple[str, int]] = set()

@@ -23,7 +23,8 @@ class SRQ(Resource):
 
     ``pd``: its protection domain; ``srq_context``: the user's own object.
 
-    It cannot be closed while a queue pair uses it. Errors: EINVAL for sizes beyond the device's.
+    It cannot be closed while a queue pair uses it. EINVAL: no room for a receive, or sizes beyond the device's; ENOMEM:
+    too many shared receive queues.
     """
 
     __slots__ = ("backend", "_max_sge", "pd", "srq_context")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
+from rdmacm.proto.wire import Buffer
 from rdmacm.verbs.attr import AHAttr
 from rdmacm.verbs.enums import SendFlag, WROpcode
 
 __all__ = ["SGE", "AddressHandle", "Buffer", "RecvWR", "SendWR"]
-
-Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 class AddressHandle(Protocol):
@@ -73,9 +72,10 @@ class SendWR:
     ) -> None:
         #: The user's number: comes back as ``wc.wr_id``.
         self.wr_id = wr_id
+        #: The operation.
         self.opcode = opcode
-        #: ``sg_list``: what is gathered from, or for READ and atomics scattered to. With ``SendFlag.INLINE`` also plain
-        #: buffers, which need no registration and may be used again at once.
+        #: ``sg_list``: the memory to send from, or for READ and atomics the memory to write to. With
+        #: ``SendFlag.INLINE`` also plain buffers, which need no registration and may be changed at once.
         self.sg = sg
         #: A :class:`~rdmacm.verbs.enums.SendFlag`.
         self.send_flags = send_flags
@@ -108,11 +108,12 @@ class SendWR:
 
 
 class RecvWR:
-    """A receive work request, ``struct ibv_recv_wr``: ``wr_id`` comes back as ``wc.wr_id``, ``sg`` (C's ``sg_list``) is
-    what the message is scattered to."""
+    """A receive work request, ``struct ibv_recv_wr``."""
 
     __slots__ = ("sg", "wr_id")
 
     def __init__(self, wr_id: int = 0, sg: Sequence[SGE] = ()) -> None:
+        #: The user's number: comes back as ``wc.wr_id``.
         self.wr_id = wr_id
+        #: ``sg_list``: the memory that the message is written to.
         self.sg = sg

@@ -19,8 +19,8 @@ from rdmacm.proto.sa.subnet import (
     ClassPortInfo,
     JoinState,
     MCMemberRecord,
+    NodeInfoType,
     NodeRecord,
-    NodeType,
     ServiceRecord,
 )
 from rdmacm.proto.wire import WireError
@@ -128,7 +128,7 @@ class TestDissected:
         mask, record = query_for(NodeRecord, lid=2)
         assert SaMad(0x12, 0x11, 0x900000004, mask, record.pack()).pack() == sa_vectors.NODE_REQUEST
         node = NodeRecord.unpack(data_of(sa_vectors.NODE_ANSWER)[:112])
-        assert (node.lid, node.node_type, node.num_ports) == (2, NodeType.CHANNEL_ADAPTER, 1)
+        assert (node.lid, node.node_type, node.num_ports) == (2, NodeInfoType.CHANNEL_ADAPTER, 1)
         assert (node.node_guid, node.port_guid) == (0x2C90300000001, 0x2C90300000002)
         assert (node.device_id, node.local_port_num, node.vendor_id) == (0x1013, 1, 0x2C9)
         assert (node.node_description, node.description) == (b"node one", "node one")

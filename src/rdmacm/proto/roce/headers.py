@@ -9,6 +9,8 @@ out the same.
 
 The dataclasses name and check every field; management datagrams, tools and tests use them. Data paths use the structs,
 which check only that the bytes are there: the caller masks 24-bit values.
+
+``pack`` raises WireError for a field that does not fit its bits, ``unpack`` for too few bytes.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import TypeAlias
 
 from rdmacm.address import DEFAULT_PKEY
 from rdmacm.proto.roce.opcodes import BTH_LENGTH, EXTENDED_HEADERS, EXTENDED_LENGTH, HEADER_LENGTH, ExtendedHeader
+from rdmacm.proto.roce.psn import PSN_MASK
 from rdmacm.proto.wire import Buffer, WireError
 
 __all__ = [
@@ -58,7 +61,7 @@ AETH_STRUCT = struct.Struct("!I")
 ATOMIC_ACK_ETH_STRUCT = struct.Struct("!Q")
 IETH_STRUCT = struct.Struct("!I")
 
-_QPN_MASK = _PSN_MASK = 0xFFFFFF
+_QPN_MASK = 0xFFFFFF
 
 
 def _check(header: object, **bits: int) -> None:
@@ -69,9 +72,9 @@ def _check(header: object, **bits: int) -> None:
             raise WireError(f"{type(header).__name__}.{name} has {width} bits; {value:#x} does not fit")
 
 
-def _enough(data: Buffer, size: int, what: str) -> None:
+def _check_length(data: Buffer, size: int, what: str) -> None:
     if len(data) < size:
-        raise WireError(f"{what} has {size} bytes, and there are {len(data)}")
+        raise WireError(f"{what} has {size} bytes, not {len(data)}")
 
 
 def pad_count(length: int) -> int:
@@ -115,12 +118,12 @@ class BTH:
     @classmethod
     def unpack(cls, data: Buffer) -> BTH:
         """The header at the start of ``data``, with any opcode."""
-        _enough(data, BTH_LENGTH, "BTH")
+        _check_length(data, BTH_LENGTH, "BTH")
         opcode, flags, pkey, qpn, psn = BTH_STRUCT.unpack_from(data)
         return cls(
             opcode=opcode,
             dest_qpn=qpn & _QPN_MASK,
-            psn=psn & _PSN_MASK,
+            psn=psn & PSN_MASK,
             ack_req=bool(psn >> 31),
             se=bool(flags & 0x80),
             pad_cnt=flags >> 4 & 3,
@@ -140,7 +143,7 @@ class BTH:
 
 @dataclass(frozen=True, slots=True)
 class DETH:
-    """Datagram extended transport header, 8 bytes (InfiniBand Architecture 9.3.2)."""
+    """Datagram extended transport header, 8 bytes (InfiniBand Architecture 9.3.2): Q_Key and source queue pair."""
 
     qkey: int
     src_qpn: int
@@ -154,7 +157,7 @@ class DETH:
     @classmethod
     def unpack(cls, data: Buffer) -> DETH:
         """The header at the start of ``data``."""
-        _enough(data, 8, "DETH")
+        _check_length(data, 8, "DETH")
         qkey, source = DETH_STRUCT.unpack_from(data)
         return cls(qkey, source & _QPN_MASK, source >> 24)
 
@@ -179,7 +182,7 @@ class FETH:
     @classmethod
     def unpack(cls, data: Buffer) -> FETH:
         """The header at the start of ``data``."""
-        _enough(data, 4, "FETH")
+        _check_length(data, 4, "FETH")
         (word,) = FETH_STRUCT.unpack_from(data)
         return cls(word >> 4 & 3, word & 0xF, word >> 6)
 
@@ -203,7 +206,7 @@ class RETH:
     @classmethod
     def unpack(cls, data: Buffer) -> RETH:
         """The header at the start of ``data``."""
-        _enough(data, 16, "RETH")
+        _check_length(data, 16, "RETH")
         return cls(*RETH_STRUCT.unpack_from(data))
 
 
@@ -211,7 +214,8 @@ class RETH:
 class AtomicETH:
     """Atomic extended transport header, 28 bytes (InfiniBand Architecture 9.3.5).
 
-    ``swap_add`` is what COMPARE & SWAP stores or FETCH & ADD adds, ``compare`` what the first compares with.
+    ``swap_add`` is the value that COMPARE & SWAP stores or FETCH & ADD adds; ``compare`` is the value that
+    COMPARE & SWAP compares with.
     """
 
     virtual_address: int
@@ -227,12 +231,12 @@ class AtomicETH:
     @classmethod
     def unpack(cls, data: Buffer) -> AtomicETH:
         """The header at the start of ``data``."""
-        _enough(data, 28, "AtomicETH")
+        _check_length(data, 28, "AtomicETH")
         return cls(*ATOMIC_ETH_STRUCT.unpack_from(data))
 
 
 class AethType(IntEnum):
-    """The kind of answer: bits 6-5 of a syndrome (InfiniBand Architecture, table 57)."""
+    """The type of acknowledgement: bits 6-5 of a syndrome (InfiniBand Architecture, table 57)."""
 
     ACK = 0
     RNR_NAK = 1
@@ -274,7 +278,10 @@ RNR_TIMER_SECONDS = (
 
 @dataclass(frozen=True, slots=True)
 class AETH:
-    """Acknowledge extended transport header, 4 bytes (InfiniBand Architecture 9.7.5)."""
+    """Acknowledge extended transport header, 4 bytes (InfiniBand Architecture 9.7.5).
+
+    ``syndrome``, 8 bits: the type and its value. ``msn``, 24 bits: the messages that the responder has executed.
+    """
 
     syndrome: int
     msn: int
@@ -296,7 +303,7 @@ class AETH:
 
     @property
     def type(self) -> AethType:
-        """The kind of answer; RESERVED for syndromes without a meaning."""
+        """The type of acknowledgement; RESERVED for syndromes without a meaning."""
         return _AETH_TYPES[self.syndrome >> 5]
 
     @property
@@ -331,14 +338,17 @@ class AETH:
     @classmethod
     def unpack(cls, data: Buffer) -> AETH:
         """The header at the start of ``data``."""
-        _enough(data, 4, "AETH")
+        _check_length(data, 4, "AETH")
         (word,) = AETH_STRUCT.unpack_from(data)
-        return cls(word >> 24, word & _PSN_MASK)
+        return cls(word >> 24, word & PSN_MASK)
 
 
 @dataclass(frozen=True, slots=True)
 class AtomicAckETH:
-    """Atomic acknowledge extended transport header, 8 bytes (InfiniBand Architecture 9.5.3)."""
+    """Atomic acknowledge extended transport header, 8 bytes (InfiniBand Architecture 9.5.3).
+
+    ``original`` is the value in memory before the atomic.
+    """
 
     original: int
 
@@ -350,7 +360,7 @@ class AtomicAckETH:
     @classmethod
     def unpack(cls, data: Buffer) -> AtomicAckETH:
         """The header at the start of ``data``."""
-        _enough(data, 8, "AtomicAckETH")
+        _check_length(data, 8, "AtomicAckETH")
         return cls(*ATOMIC_ACK_ETH_STRUCT.unpack_from(data))
 
 
@@ -372,7 +382,7 @@ class ImmDt:
     @classmethod
     def unpack(cls, data: Buffer) -> ImmDt:
         """The header at the start of ``data``."""
-        _enough(data, 4, "ImmDt")
+        _check_length(data, 4, "ImmDt")
         return cls(bytes(data[:4]))
 
 
@@ -390,7 +400,7 @@ class IETH:
     @classmethod
     def unpack(cls, data: Buffer) -> IETH:
         """The header at the start of ``data``."""
-        _enough(data, 4, "IETH")
+        _check_length(data, 4, "IETH")
         return cls(*IETH_STRUCT.unpack_from(data))
 
 
@@ -488,9 +498,9 @@ class RocePacket:
 
 
 def peek(data: Buffer) -> tuple[int, int, int, int, int]:
-    """Opcode, PadCnt, destination QPN, 1 if an acknowledgement is asked for, and PSN of a packet."""
+    """Opcode, PadCnt, destination QPN, AckReq (0 or 1) and PSN of a packet; WireError if it is shorter than a BTH."""
     try:
         opcode, flags, _, qpn, psn = BTH_STRUCT.unpack_from(data)
     except struct.error:
-        raise WireError(f"BTH has {BTH_LENGTH} bytes, and there are {len(data)}") from None
-    return opcode, flags >> 4 & 3, qpn & 0xFFFFFF, psn >> 31, psn & 0xFFFFFF
+        raise WireError(f"BTH has {BTH_LENGTH} bytes, not {len(data)}") from None
+    return opcode, flags >> 4 & 3, qpn & _QPN_MASK, psn >> 31, psn & PSN_MASK

@@ -5,8 +5,8 @@ routers may change counts as ones: type of service, time to live and header chec
 and hop limit of IPv6; the UDP checksum; FECN, BECN and the six bits after them. It follows the packet, least
 significant byte first.
 
-The headers are a few dozen bytes that would be run over for each packet, only because two lengths and an identification
-are among them. Here the headers of a flow are run over once. This works because the CRC is affine: for messages of one
+The IP and UDP headers of two packets of one flow differ only in their lengths and in the IPv4 identification. So the
+CRC of the headers is computed once for a flow. This works because the CRC is affine: for messages of one
 length, ``crc(a ^ b) = crc(a) ^ crc(b) ^ crc(0)``. The effect of a length, an identification or the masked byte of the
 BTH on the CRC is a number that depends neither on the flow nor on the data, and is exclusive-ored to the start value of
 the CRC. What is left for each packet is one pass over the bytes as they are sent, in any number of pieces, without a
@@ -193,7 +193,7 @@ class _Unwinding(dict[int, _Map]):
     """Maps that take a difference back by ``step`` bytes times their key, made when first needed.
 
     The length of a packet is split in two, so that a few dozen maps serve all usual lengths, and a few hundred serve
-    all lengths that a stranger may send.
+    every length that a damaged or forged packet may have.
     """
 
     def __init__(self, step: int, then: Sequence[int] = _BITS) -> None:

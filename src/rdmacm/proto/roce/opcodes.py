@@ -223,9 +223,9 @@ EXTENDED_HEADERS = _table(lambda traits: traits.headers)
 HEADER_LENGTH = _table(
     lambda traits: BTH_LENGTH + sum(size for header, size in EXTENDED_LENGTH.items() if traits.headers & header)
 )
-#: 1 for what a requester sends.
+#: 1 for packets of a requester.
 IS_REQUEST = _table(lambda traits: traits.request)
-#: 1 for what a responder sends.
+#: 1 for packets of a responder.
 IS_RESPONSE = _table(lambda traits: not traits.request)
 #: 1 for the first packet of a message, or its only one.
 IS_START = _table(lambda traits: traits.start)

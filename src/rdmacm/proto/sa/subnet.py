@@ -15,7 +15,15 @@ from rdmacm.proto.layout import Bits, Bytes, Layout, Packed, gid
 from rdmacm.proto.sa.attributes import Attribute
 from rdmacm.proto.wire import Buffer, WireError
 
-__all__ = ["LEASE_FOREVER", "ClassPortInfo", "JoinState", "MCMemberRecord", "NodeRecord", "NodeType", "ServiceRecord"]
+__all__ = [
+    "LEASE_FOREVER",
+    "ClassPortInfo",
+    "JoinState",
+    "MCMemberRecord",
+    "NodeRecord",
+    "NodeInfoType",
+    "ServiceRecord",
+]
 
 #: ``service_lease`` of a service that does not expire.
 LEASE_FOREVER = 0xFFFFFFFF
@@ -25,7 +33,7 @@ _NAME_SIZE = 64
 _SERVICE = struct.Struct("!Q16sHxxI16s64s16s8H4I2Q")
 
 
-class NodeType(IntEnum):
+class NodeInfoType(IntEnum):
     """``node_type`` of a :class:`NodeRecord`."""
 
     CHANNEL_ADAPTER = 1
@@ -233,7 +241,7 @@ class NodeRecord(_Record):
     lid: int = 0
     base_version: int = 1
     class_version: int = 1
-    node_type: int = NodeType.CHANNEL_ADAPTER
+    node_type: int = NodeInfoType.CHANNEL_ADAPTER
     num_ports: int = 1
     system_image_guid: int = 0
     node_guid: int = 0

@@ -40,7 +40,7 @@ _REQUEST_HEADER_LENGTHS = bytes(0 if IS_RESPONSE[opcode] else _HEADER_LENGTHS[op
 
 
 def _matching_pkeys(pkey: int) -> frozenset[int]:
-    """The P_Keys a P_Key matches (InfiniBand Architecture 10.9.3): of its partition, one of both a full member."""
+    """The P_Keys that match ``pkey``: same partition, one of the two a full member (InfiniBand Architecture 10.9.3)."""
     base = pkey & 0x7FFF
     if not base:
         return frozenset()
@@ -219,7 +219,7 @@ class RcEngine(RcState):
         return accepted
 
     def _receive_packet(self, packet: memoryview, now: float) -> bool:
-        """Check one packet and hand it to the requester or the responder; whether it was accepted.
+        """Check one packet and pass it to the requester or the responder; return whether it was accepted.
 
         Sets ``identification`` to the one its ICRC was made with.
         """
@@ -244,9 +244,10 @@ class RcEngine(RcState):
         return responder.received(self, opcode, psn, half >> 48 & 0x80 | word >> 31, body)
 
     def _solve_icrc(self, packet: memoryview) -> str:
-        """Find the IPv4 identification of a packet that has not the expected one; return "icrc" if there is none.
+        """Find the IPv4 identification of a packet that lacks the expected one; return "icrc" for a damaged packet.
 
-        A peer may count identifications in its own way; or FECN and its neighbours, which the ICRC skips, are not 0.
+        A peer may count identifications in another way; or FECN, BECN and the bits after them, which the ICRC skips,
+        are not 0.
         """
         found = self.icrc_in.solve((packet,), self.identification)
         if found is None:

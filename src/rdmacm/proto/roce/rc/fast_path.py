@@ -1,11 +1,11 @@
-"""Shortcuts for the commonest packets: all code here is for speed alone.
+"""Shortcuts for the most common packets: all code here is for speed alone.
 
 The protocol is complete without this module. Each function handles one case exactly as the other modules do, in a
-fraction of the time, or does nothing and reports that, so that the caller goes the general way. A test holds both ways
-equal. A compiled core would replace these functions.
+fraction of the time, or does nothing and reports that, so that the caller uses the general code. A test checks that
+both have the same result. A compiled core would replace these functions.
 
-Two cases are worth it: messages of one packet that are exchanged one by one, where calls cost most, and the middle
-packets of a long message, where nearly all bytes of a transfer go by.
+There are two cases: messages of one packet that are exchanged one by one, where calls cost most, and the middle
+packets of a long message, which carry nearly all bytes of a transfer.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def try_single_packet(rc: RcState, work: SendWork, now: float) -> list[Buffer] |
 
 
 def single_ack(rc: RcState) -> list[Buffer]:
-    """The pieces of the ACK or NAK that is all there is to send."""
+    """The pieces of the ACK or NAK of ``ack_psn``, sealed: no other packet has to be sent."""
     packet = responder.take_ack(rc)
     icrc = rc.icrc_out
     return [packet, ICRC_STRUCT.pack(crc32(packet, icrc.base ^ icrc.lengths[len(packet) + ICRC_LENGTH]))]
@@ -224,7 +224,7 @@ def receive_middles(rc: RcState, data: memoryview, at: int, now: float) -> int:
     try:
         run = _peek_response_middles(rc) if opcode == READ_RESPONSE_MIDDLE else _peek_request_middles(rc)
     except LocalProtectionError:
-        run = None  # the general way reports it
+        run = None  # the general code reports it
     if run is None or run[0] != opcode:
         return 0
     _, psn, view, offset, limit = run
@@ -242,7 +242,7 @@ def _copy_middles(
 ) -> tuple[int, int]:
     """Check up to ``limit`` middle packets from byte ``at`` on, and copy their payload to ``view`` from ``offset`` on.
 
-    Return how many there were, and which of them was the last to request an acknowledgement (-1: none).
+    Return how many there were, and the index of the last that requested an acknowledgement (-1: none).
     """
     mtu = rc.path_mtu
     size = mtu + SHORTEST_PACKET
@@ -289,7 +289,7 @@ def _peek_request_middles(rc: RcState) -> tuple[int, int, memoryview, int, int] 
 
 
 def _commit_request_middles(rc: RcState, count: int, ack_requested: int) -> None:
-    """``count`` middle packets of a request have arrived; that number ``ack_requested`` wants an ACK."""
+    """``count`` middle packets of a request have arrived; ``ack_requested`` is the last with AckReq (-1: none)."""
     psn = rc.expected_psn
     rc.nak_sent = False
     rc.message_offset += count * rc.path_mtu
@@ -299,7 +299,7 @@ def _commit_request_middles(rc: RcState, count: int, ack_requested: int) -> None
 
 
 def _peek_response_middles(rc: RcState) -> tuple[int, int, memoryview, int, int] | None:
-    """The same of the READ response in progress."""
+    """The same for the READ response in progress."""
     if not rc.outstanding:
         return None
     work = rc.outstanding[0]

@@ -24,7 +24,7 @@ __all__ = ["REQUEST_TYPES", "UNSUPPORTED", "RequestType"]
 
 
 class RequestType:
-    """What an opcode of work requests comes to."""
+    """How the requests of one opcode are sent, and how they complete."""
 
     __slots__ = ("completes", "first", "is_atomic", "is_data", "is_plain", "is_read", "is_write", "last", "middle",
                  "only", "with_immediate", "with_invalidate")  # fmt: skip
@@ -41,7 +41,7 @@ class RequestType:
         self.completes = completes
         #: BTH opcodes of the packets of its message, if it sends one.
         self.first, self.middle, self.last, self.only = opcodes or (0, 0, 0, 0)
-        #: Whether it sends a message, which an ACK completes; others complete with a response of their own.
+        #: Whether it sends a message, which an ACK completes; a READ or atomic completes with its response.
         self.is_data = opcodes is not None
         self.is_write = completes is WCOpcode.RDMA_WRITE
         self.is_read = completes is WCOpcode.RDMA_READ
@@ -68,7 +68,7 @@ _TYPES = {
     WROpcode.ATOMIC_CMP_AND_SWP: RequestType(WCOpcode.COMP_SWAP),
     WROpcode.ATOMIC_FETCH_AND_ADD: RequestType(WCOpcode.FETCH_ADD),
 }
-#: Of the opcodes that a reliable connection does not send.
+#: The type of all opcodes that a reliable connection does not send.
 UNSUPPORTED = RequestType(WCOpcode.BIND_MW)
 #: By opcode of work requests.
 REQUEST_TYPES = [UNSUPPORTED] * (max(WROpcode) + 1)

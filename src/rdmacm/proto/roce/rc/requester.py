@@ -6,7 +6,7 @@ takes as many as its response has packets. ``next_psn`` is the PSN to be sent ne
 window allows, and returns to retransmit. Retransmission is go-back-N: everything from the lost packet on is sent again,
 with the same PSNs.
 
-:mod:`~rdmacm.proto.roce.rc.responses` has what the peer's answers do to all this.
+:mod:`~rdmacm.proto.roce.rc.responses` processes the peer's acknowledgements and responses.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def timer(rc: RcState, now: float) -> None:
 
 
 def start_timer(rc: RcState, now: float) -> None:
-    """Start the retransmission timer anew if packets are outstanding, else stop it."""
+    """Restart the retransmission timer if packets are outstanding, else stop it."""
     if not rc.rnr_waiting:
         is_waiting = rc.timeout and rc.outstanding and rc.next_psn != rc.unacked_psn
         rc.deadline = now + rc.timeout if is_waiting else None
@@ -221,8 +221,8 @@ def _may_request(rc: RcState) -> bool:
 def _read_request(rc: RcState, out: Trains, work: SendWork, room: int) -> int:
     """Append a request for the next part of a READ; return the number of packets, 0 if it has to wait.
 
-    A READ response comes all at once, without a window of its own, so a long READ is requested in parts. A repeated
-    request is never for more than one part: the responder may keep each part as a resource of its own.
+    A READ response comes all at once, as no window limits it, so a long READ is requested in parts. A repeated
+    request is never for more than one part: the responder may keep a resource for each part.
     """
     psn, mtu = rc.next_psn, rc.path_mtu
     index = psn - work.first_psn & PSN_MASK

@@ -71,7 +71,8 @@ class _RefusedError(Exception):
         self.status = status
 
 
-_STATUS_OF_NAK = {
+#: By syndrome of the NAK: the status of the receive in progress.
+_RECV_STATUS_OF_NAK = {
     NAK_INVALID_REQUEST: WCStatus.REM_INV_REQ_ERR,
     NAK_REMOTE_ACCESS_ERROR: WCStatus.REM_ACCESS_ERR,
     NAK_REMOTE_OPERATIONAL_ERROR: WCStatus.LOC_QP_OP_ERR,
@@ -100,7 +101,7 @@ def received(rc: RcState, opcode: int, psn: int, flags: int, body: memoryview) -
             rc.dropped["not ready"] += 1
         else:
             rc.dropped["refused"] += 1
-            fail_receive(rc, refused.status or _STATUS_OF_NAK[refused.syndrome])
+            fail_receive(rc, refused.status or _RECV_STATUS_OF_NAK[refused.syndrome])
         return False
     return True
 
@@ -200,7 +201,7 @@ def _execute_send(rc: RcState, opcode: int, is_start: int, is_end: int, flags: i
 
 
 def _find_memory(rc: RcState, rkey: int, address: int, length: int, access: AccessFlag) -> memoryview:
-    """The memory a request names; for no bytes the key does not matter."""
+    """The memory that a request names; the R_Key of a request for 0 bytes is not checked."""
     if not length:
         return _NO_BYTES
     found = rc.memory.remote(rkey, address, length, access)
@@ -325,7 +326,7 @@ def _respond_again(rc: RcState, opcode: int, psn: int, body: memoryview) -> None
 
 
 def respond(rc: RcState, psn: int, syndrome: int) -> None:
-    """Send an ACK or NAK. It replaces one that is still to be sent right before it, of which it says all."""
+    """Queue an ACK or NAK. It replaces one that is still to be sent directly before it, and acknowledges as much."""
     if not rc.responses:
         if rc.ack_psn < 0 or syndrome != ACK_SYNDROME or difference(psn, rc.ack_psn) > 0:
             rc.ack_psn = psn
@@ -342,7 +343,7 @@ def respond(rc: RcState, psn: int, syndrome: int) -> None:
 
 
 def take_ack(rc: RcState) -> bytes:
-    """Return the ACK or NAK of ``ack_psn``, without its ICRC. It is sent then."""
+    """Return the ACK or NAK of ``ack_psn``, without its ICRC, and count it as sent."""
     psn, rc.ack_psn = rc.ack_psn, -1
     return BTH_HALVES_AETH.pack(ACKNOWLEDGE << 56 | rc.send_bth, psn, rc.ack_aeth)
 

@@ -1,4 +1,5 @@
-"""The requester of a reliable connection: what the peer's answers do (InfiniBand Architecture 9.7.5).
+"""The requester of a reliable connection: how acknowledgements and responses are processed (InfiniBand Architecture
+9.7.5).
 
 - An ACK for PSN p acknowledges every SEND and WRITE up to p. A READ or atomic is complete only with its own response:
   an ACK that passes one means that the response was lost, and it is requested again.
@@ -77,6 +78,7 @@ def _request_of(rc: RcState, psn: int) -> SendWork | None:
 
 
 def _acknowledge(rc: RcState, syndrome: int, psn: int, now: float) -> bool:
+    """Process an ACK or NAK; False if its syndrome is reserved."""
     kind = syndrome & SYNDROME_KIND
     if kind == 0:
         _acknowledge_up_to(rc, psn, now)
@@ -116,7 +118,8 @@ def _acknowledge_up_to(rc: RcState, psn: int, now: float) -> None:
         work = rc.outstanding[0]
         is_later = psn - work.last_psn & PSN_HALF  # whether the request ends after psn
         if not REQUEST_TYPES[work.opcode].is_data:
-            # Passed by without a response: that was lost. (Until it is requested again, later ACKs say the same.)
+            # The ACK is for a later request, so the response to this one was lost. Every ACK shows that until
+            # the request is sent again; then next_psn is after its first PSN.
             if not is_later and psn != work.last_psn and difference(rc.next_psn, work.first_psn) > 0:
                 _request_again(rc, work, now)
             break
@@ -157,7 +160,7 @@ def acknowledged(rc: RcState, psn: int) -> None:
 
 
 def progressed(rc: RcState, now: float) -> None:
-    """The peer has acknowledged something new: all retries are available again, and the timer starts anew."""
+    """The peer has acknowledged something new: all retries are available again, and the timer restarts."""
     rc.retransmitting = False
     rc.retries_left = rc.retry_cnt
     rc.rnr_retries_left = rc.rnr_retry
@@ -165,7 +168,7 @@ def progressed(rc: RcState, now: float) -> None:
 
 
 def _becomes_oldest(rc: RcState, work: SendWork, now: float) -> bool:
-    """Let a response to ``work`` acknowledge earlier requests. False if one of those lacks a response of its own."""
+    """Let a response to ``work`` acknowledge earlier requests. False if an earlier READ or atomic has no response."""
     if rc.outstanding[0] is not work:
         _acknowledge_up_to(rc, (work.first_psn - 1) & PSN_MASK, now)
     return not rc.failed and bool(rc.outstanding) and rc.outstanding[0] is work

@@ -115,7 +115,7 @@ class RcState:
     outstanding: deque[SendWork] = field(default_factory=deque)
     #: READ and atomic requests whose response is outstanding.
     outstanding_reads: int = 0
-    #: RTS: how many may be (``max_rd_atomic``).
+    #: RTS: how many of them may be outstanding.
     max_rd_atomic: int = 0
     #: SQD: no request is begun.
     paused: bool = False
@@ -141,11 +141,11 @@ class RcState:
 
     #: RTS: seconds to wait for an acknowledgement, 0 for ever.
     timeout: float = 0.0
-    #: RTS: retransmissions without progress; 7 are seven.
+    #: RTS: retransmissions without progress; 7 means seven (it is a limit, unlike 7 of ``rnr_retry``).
     retry_cnt: int = 0
     #: RTS: attempts after RNR NAKs; 7 is for ever (InfiniBand Architecture 9.7.5.2.8).
     rnr_retry: int = 0
-    #: What is left of these.
+    #: How many of each are left until there is progress.
     retries_left: int = 0
     rnr_retries_left: int = 0
     #: Whether packets are being retransmitted: other signs of the same loss are ignored until there is progress.
