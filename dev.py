@@ -1,26 +1,26 @@
 #!/usr/bin/env python3
-"""The contributor's entry to rdmacm.
+"""The commands for contributors.
 
-    python3 dev.py demo [ARGS...]    run the rdmacm command from the sources, with nothing installed;
-                                     without arguments: rdmacm demo, two processes that move data
-    python3 dev.py test [ARGS...]    run the tests; the arguments go to pytest
+    python3 dev.py demo [ARGS...]    run the rdmacm command from the sources, without installing anything;
+                                     without ARGS: rdmacm demo, two processes that move data
+    python3 dev.py test [ARGS...]    run the tests; ARGS are pytest's
     python3 dev.py interop [--machine uml|qemu|both] [--readme] [ARGS...]
-                                     run the tests against the kernel's device and librdmacm's tools, in a machine that
-                                     this starts: uml, Linux in user mode (default); qemu, Debian's own kernel in QEMU;
-                                     both, all tests in uml and a few in qemu.  --readme: both, and write the results
-                                     into README's table.  The other arguments go to pytest.
+                                     run the tests against the kernel's device and librdmacm's tools, in a virtual
+                                     machine that this command starts: uml, Linux in user mode (default); qemu, Debian's
+                                     own kernel in QEMU; both, all tests in uml and a few in qemu.  --readme: both, and
+                                     write the results to README's table.  The other arguments are pytest's.
     python3 dev.py check             run ruff, mypy and import-linter
-    python3 dev.py mutants [ARGS...] change the protocol engines in random places and see which changes no test notices
+    python3 dev.py mutants [ARGS...] change random places of the protocol engines; list the changes that no test detects
     python3 dev.py bench [NAME] [ARGS...]
-                                     run a benchmark from the sources: resolve (what a resolution costs, and what
-                                     runs without a name), peers (what this and others reach on loopback),
-                                     connections (ten thousand open at once), datapath (latency and bandwidth
-                                     between two processes), sa (path records of a simulated InfiniBand fabric) or
-                                     guest (beside the kernel's device and the C tools, in the machine of interop)
+                                     run a benchmark from the sources: resolve (cost of a resolution; the default),
+                                     peers (this library and others on loopback), connections (ten thousand open at
+                                     once), datapath (latency and bandwidth between two processes), sa (path records of
+                                     a simulated InfiniBand fabric) or guest (compared with the kernel's device and the
+                                     C tools, in the machine of interop)
 
-"test" runs several tests at a time and leaves out what is marked slow (unless CI is set); given ARGS, it does neither.
-"test" and "check" keep what they need in .venv beside this file, and make it when it is missing or out of date.  All
-of this needs Python 3.11 or later and nothing else.
+"test" without ARGS runs several tests at a time and, unless CI is set, leaves out the tests marked slow; with ARGS it
+does neither.  "test", "mutants", "interop" and "check" install the packages they need in .venv next to this file, when
+.venv is missing or out of date.  All commands need Python 3.11 or later and nothing else.
 """
 
 import argparse
@@ -42,21 +42,22 @@ def fail(message: str) -> NoReturn:
     sys.exit(1)
 
 
-def start_again_with_a_newer_python() -> NoReturn:
+def restart_with_newer_python() -> NoReturn:
+    """Run this file with a newer Python from the PATH; exit when there is none."""
     test = "import sys; sys.exit(sys.version_info < (3, 11))"
     for minor in (11, 12, 13, 14):
         python = shutil.which(f"python3.{minor}")
-        # Having the name is not enough: a version manager's launcher may stand for a Python not installed.
+        # A version manager's launcher may have this name without the version being installed, so run it.
         if python and subprocess.call([python, "-c", test], stderr=subprocess.DEVNULL) == 0:
             sys.stdout.flush()
             os.execv(python, [python, os.path.abspath(__file__), *sys.argv[1:]])
     version = "{}.{}".format(*sys.version_info)
-    fail(f"needs Python 3.11 or later, and this is {version}; install one, such as python3.11")
+    fail(f"needs Python 3.11 or later, not {version}; install a newer one, such as python3.11")
 
 
-# Down to here an old Python has to run this file; below it only has to parse it, so no match, no walrus.
+# An old Python runs this file up to here, and has to parse the rest: use no match statement and no walrus operator.
 if sys.version_info < OLDEST:
-    start_again_with_a_newer_python()
+    restart_with_newer_python()
 
 from collections.abc import Iterator  # noqa: E402
 from contextlib import contextmanager, suppress  # noqa: E402
@@ -70,8 +71,8 @@ except ImportError:  # not POSIX
 VENV = Path(ROOT, ".venv")
 BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
 PYTHON = BIN / ("python.exe" if os.name == "nt" else "python")
-# What .venv was made of.  It is there from the first moment, so that a half-made .venv shows as one, and
-# complete only at the end.  A .venv without it is somebody else's.
+# Describes how .venv was made.  It is written at once, so that an incomplete .venv is recognized, and has all its
+# fields only at the end.  A .venv without it was not made by this file.
 STAMP = VENV / "rdmacm-dev.json"
 
 
@@ -79,12 +80,12 @@ STAMP = VENV / "rdmacm-dev.json"
 
 
 def environment(extra: str) -> None:
-    """See to it that .venv holds the package, as it stands in src, and what the extra lists."""
+    """Make sure that .venv has the package (as an editable install) and the packages that the extra lists."""
     key = _key()
     if _is_fresh(_read_stamp(), key, extra):
         return
     with _one_at_a_time():
-        # Another run may have done the work while this one waited.
+        # Another run may have prepared it while this one waited for the lock.
         stamp = _read_stamp()
         if _is_fresh(stamp, key, extra):
             return
@@ -93,9 +94,9 @@ def environment(extra: str) -> None:
             stamp = {"adopted": True}
         adopted = bool(stamp and stamp.get("adopted"))
         if adopted:
-            # Made by hand: what else it holds is not ours to delete.
+            # Made by hand, so keep everything that is in it.
             if not _runs([PYTHON, "-c", f"import sys; sys.exit(sys.version_info < {OLDEST})"]):
-                fail(".venv was not made by dev.py and holds no Python 3.11 or later; move it away")
+                fail(".venv was not made by dev.py and has no Python 3.11 or later; move it away")
         elif not (stamp and stamp.get("key") == key and PYTHON.exists()):
             if VENV.exists():
                 shutil.rmtree(VENV)
@@ -104,14 +105,14 @@ def environment(extra: str) -> None:
         if not PYTHON.exists():
             _create()
         if not _runs([PYTHON, "-m", "pip", "--version"]):
-            _bring_pip()
+            _install_pip()
         _install(extra)
         _write_stamp({"adopted": adopted, "key": key, "extra": extra})
 
 
 def _key() -> str:
-    """A digest of what .venv depends on: a change of any of it makes another .venv."""
-    # The place counts too, as an environment has its own path written into it and cannot be moved.
+    """A digest of everything that .venv depends on.  When it changes, .venv is made again."""
+    # That includes the directory: a virtual environment contains its own path and cannot be moved.
     parts = [Path(ROOT, "pyproject.toml").read_text("utf-8"), sys.version, sys.base_prefix, ROOT]
     return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogateescape")).hexdigest()
 
@@ -132,7 +133,7 @@ def _read_stamp() -> dict[str, Any] | None:
 
 
 def _write_stamp(stamp: dict[str, Any]) -> None:
-    # By way of another name, so that there is never half a stamp to read.
+    # Write another file and rename it, so that an incomplete stamp is never read.
     new = STAMP.with_suffix(".new")
     new.write_text(json.dumps(stamp), "utf-8")
     os.replace(new, STAMP)
@@ -140,32 +141,32 @@ def _write_stamp(stamp: dict[str, Any]) -> None:
 
 @contextmanager
 def _one_at_a_time() -> Iterator[None]:
-    """Keep other runs from working on .venv meanwhile.  The lock goes with the process, however it ends."""
+    """Prevent other runs from changing .venv meanwhile.  The system releases the lock when the process ends."""
     if fcntl is None:
         yield
         return
-    # This file is what is locked: it is always there, and needs no tidying away.
+    # The lock is on this file: it always exists, and no lock file is left behind.
     with open(__file__, "rb") as lock:
-        # Some network file systems have no locks; running one at a time is then the user's care.
+        # Some network file systems have no locks; then the user has to avoid parallel runs.
         with suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def _create() -> None:
-    # The interpreter below any environment this runs in: that one may be the .venv that was just deleted.
+    # Not the interpreter of the environment that this runs in: that may be the .venv that was just deleted.
     python = getattr(sys, "_base_executable", None) or sys.executable
     if importlib.util.find_spec("venv") is None:
         _no_environment()
-    # Debian packs ensurepip apart from Python, and venv without it leaves half an environment behind.
+    # Debian packages ensurepip separately, and without it venv leaves an incomplete environment behind.
     if importlib.util.find_spec("ensurepip") and _runs([python, "-m", "venv", VENV]):
         return
     if not _runs([python, "-m", "venv", "--without-pip", VENV]):
         _no_environment()
 
 
-def _bring_pip() -> None:
-    """Put pip into an environment without it, with the pip of the Python below."""
+def _install_pip() -> None:
+    """Install pip in .venv, by the pip of the Python that .venv is based on."""
     python = getattr(sys, "_base_executable", None) or sys.executable
     if not _runs([python, "-m", "pip", "--python", PYTHON, "install", "--no-input", "pip"]):
         _no_environment()
@@ -174,14 +175,14 @@ def _bring_pip() -> None:
 def _no_environment() -> NoReturn:
     major, minor = sys.version_info[:2]
     fail(
-        f"Python {major}.{minor} at {sys.executable} cannot make an environment with pip; "
+        f"Python {major}.{minor} at {sys.executable} cannot make a virtual environment with pip; "
         f"install its venv module (on Debian and Ubuntu: apt install python{major}.{minor}-venv)"
     )
 
 
 def _install(extra: str) -> None:
     pip = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-input"]
-    # From the root directory, so that its path cannot clash with the syntax of pip's arguments.
+    # Run in the root directory: a path with special characters would not be a valid argument of pip.
     run = subprocess.run(
         [*pip, "--editable", f".[{extra}]"],
         cwd=ROOT,
@@ -192,14 +193,13 @@ def _install(extra: str) -> None:
         stderr=subprocess.STDOUT,
         text=True,
     )
-    # What pip has to say is of interest only when it failed.
     if run.returncode:
         sys.stderr.write(run.stdout)
-        fail(f"could not install what {extra!r} in pyproject.toml lists; see pip's messages above")
+        fail(f"could not install the packages of the extra {extra!r}; see pip's messages above")
 
 
 def _runs(command: list[Any]) -> bool:
-    """Tell whether the command succeeds.  It says nothing."""
+    """Return whether a command succeeds.  Its output is discarded."""
     try:
         run = subprocess.run(
             command,
@@ -219,10 +219,10 @@ def _runs(command: list[Any]) -> bool:
 
 
 def _venv_environ() -> dict[str, str]:
-    """The environment variables as activating .venv would set them."""
+    """The environment variables that activating .venv would set."""
     environ = dict(os.environ, VIRTUAL_ENV=str(VENV))
     environ["PATH"] = os.pathsep.join([str(BIN), os.environ.get("PATH", os.defpath)])
-    # It would give .venv the standard library of another Python.
+    # It would make .venv use the standard library of another Python.
     environ.pop("PYTHONHOME", None)
     return environ
 
@@ -234,7 +234,7 @@ def _source_environ() -> dict[str, str]:
 
 
 def _become(command: list[str], environ: dict[str, str]) -> int:
-    """Run the command in this process's place, so that signals and the exit status are its own."""
+    """Replace this process by the command, which then receives signals and sets the exit status itself."""
     sys.stdout.flush()
     sys.stderr.flush()
     if os.name == "posix":
@@ -247,7 +247,7 @@ def demo(arguments: list[str]) -> int:
     return _become(command, _source_environ())
 
 
-#: Files of bench that are run by their names; the others are parts of these.
+#: The files in bench that are benchmarks; the others are parts of them.
 BENCHMARKS = ("resolve", "peers", "connections", "datapath", "sa", "guest")
 
 
@@ -256,25 +256,25 @@ def bench(arguments: list[str]) -> int:
     if arguments and not arguments[0].startswith("-"):
         name, *arguments = arguments
     if name not in BENCHMARKS:
-        fail(f"there is no benchmark {name!r}; there are " + ", ".join(BENCHMARKS))
+        fail(f"no benchmark {name!r}; the benchmarks are " + ", ".join(BENCHMARKS))
     return _become([sys.executable, str(Path(ROOT, "bench", name + ".py")), *arguments], _source_environ())
 
 
 def _several(most: int) -> list[str]:
-    """pytest's arguments for up to so many tests at a time, two for a processor, as many tests wait most of their time.
+    """pytest's arguments for up to ``most`` tests at a time, and at most two for each processor.
 
-    With more than that, tests that measure time would measure each other.
+    Two, because many tests wait most of the time.  With more, tests that measure time would disturb each other.
     """
     number = min(most, 2 * (os.cpu_count() or 1))
-    # In the order in which tests/conftest.py puts the files, and not by how many tests they hold.
+    # Keep the order of files from tests/conftest.py instead of sorting files by their number of tests.
     return ["-n", str(number), "--dist", "loadfile", "--no-loadscope-reorder"]
 
 
 def test(arguments: list[str]) -> int:
     environment("test")
     environ = _venv_environ()
-    # A test that hangs fails in the end.  Not in pyproject.toml, since pytest would refuse the setting there
-    # when the plugin is missing; "--timeout" and the marker "timeout" have precedence.
+    # Seconds after which a test that hangs fails.  Not in pyproject.toml, since there pytest rejects the setting when
+    # the plugin is missing.  The option "--timeout" and the marker "timeout" take precedence.
     environ.setdefault("PYTEST_TIMEOUT", "120")
     if not arguments:
         arguments = _several(4)
@@ -291,7 +291,7 @@ def interop(arguments: list[str]) -> int:
     options, rest = parser.parse_known_args(arguments)
     if options.readme:
         if options.machine not in (None, "both") or rest:
-            fail("the table needs all tests, in both machines")
+            fail("--readme needs all tests in both machines: give no other arguments")
         options.machine = "both"
         os.environ["RDMACM_INTEROP_TABLE"] = str(Path(ROOT, "README.md"))
     if options.machine:
@@ -330,9 +330,9 @@ def main() -> int:
     arguments = sys.argv[1:]
     if arguments and arguments[0] in COMMANDS:
         return COMMANDS[arguments[0]](arguments[1:])
-    asked = arguments[:1] in (["help"], ["-h"], ["--help"])
-    print(__doc__.strip(), file=sys.stdout if asked else sys.stderr)
-    return 0 if asked else 2
+    asks_for_help = arguments[:1] in (["help"], ["-h"], ["--help"])
+    print(__doc__.strip(), file=sys.stdout if asks_for_help else sys.stderr)
+    return 0 if asks_for_help else 2
 
 
 if __name__ == "__main__":

@@ -49,18 +49,21 @@ class _Driver:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, provider: Provider) -> None:
         self._loop = loop
+        #: The key of this driver in ``_all``.
         self._key = (loop, id(provider))
+        #: The thread of the loop.
         self._thread = threading.get_ident()
         #: Whether the loop is going to call _run(), or _run() is active and will check for work again.
         self._is_awake = False
         self.dispatcher = Dispatcher(provider, self._wake, self._close)
+        #: Readable when the provider has work to do.
         self._fd = self.dispatcher.channel.fileno()
         loop.add_reader(self._fd, self._run)
         self._all[self._key] = self
 
     @classmethod
     def get(cls, provider: str | Provider | None) -> Dispatcher:
-        """Return the dispatcher of the running loop, which the caller must release."""
+        """Return the dispatcher of the running event loop, which the caller must release."""
         loop, chosen = asyncio.get_running_loop(), get_provider(provider)
         driver = cls._all.get((loop, id(chosen)))
         if driver is None:
@@ -107,7 +110,7 @@ def _nothing() -> None:
     pass
 
 
-async def _run(dispatcher: Dispatcher, routine: Routine[T], timeout: float | None = None) -> T:
+async def _execute(dispatcher: Dispatcher, routine: Routine[T], timeout: float | None = None) -> T:
     """Execute a routine in the running event loop, for at most ``timeout`` seconds."""
     loop = asyncio.get_running_loop()
     limit = None if timeout is None else dispatcher.clock() + timeout
@@ -153,18 +156,18 @@ class AsyncConnection(ConnectionBase):
 
     async def send(self, data: Buffer | Region, imm: int | None = None) -> None:
         """Send a message and wait until the peer's device has acknowledged it; see :meth:`rdmacm.Connection.send`."""
-        await _run(self._core.dispatcher, self._core.send(data, imm))
+        await _execute(self._core.dispatcher, self._core.send(data, imm))
 
     async def recv(self) -> bytes:
         """Return the next message.
 
         Messages that arrived before the peer disconnected are delivered first; then CmDisconnectedError is raised.
         """
-        return (await _run(self._core.dispatcher, self._core.receive())).data
+        return (await _execute(self._core.dispatcher, self._core.receive())).data
 
     async def recv_message(self) -> Message:
         """As :meth:`recv`, with the immediate data; see :meth:`rdmacm.Connection.recv_message`."""
-        return await _run(self._core.dispatcher, self._core.receive())
+        return await _execute(self._core.dispatcher, self._core.receive())
 
     def __aiter__(self) -> Self:
         """Iterate over messages until the peer disconnects."""
@@ -178,20 +181,20 @@ class AsyncConnection(ConnectionBase):
 
     async def write(self, remote: RemoteRegion, data: Buffer | Region, imm: int | None = None) -> None:
         """Write to the peer's memory; see :meth:`rdmacm.Connection.write`."""
-        await _run(self._core.dispatcher, self._core.write(remote, data, imm))
+        await _execute(self._core.dispatcher, self._core.write(remote, data, imm))
 
     async def read(self, remote: RemoteRegion, into: Buffer | Region | None = None) -> bytes | None:
         """Read the peer's memory; see :meth:`rdmacm.Connection.read`."""
-        return await _run(self._core.dispatcher, self._core.read(remote, into))
+        return await _execute(self._core.dispatcher, self._core.read(remote, into))
 
     async def compare_swap(self, remote: RemoteRegion, compare: int, swap: int) -> int:
         """Compare and swap a 64-bit number in the peer's memory; see :meth:`rdmacm.Connection.compare_swap`."""
         routine = self._core.atomic(WROpcode.ATOMIC_CMP_AND_SWP, remote, compare, swap)
-        return await _run(self._core.dispatcher, routine)
+        return await _execute(self._core.dispatcher, routine)
 
     async def fetch_add(self, remote: RemoteRegion, add: int) -> int:
         """Add to a 64-bit number in the peer's memory; see :meth:`rdmacm.Connection.fetch_add`."""
-        return await _run(self._core.dispatcher, self._core.atomic(WROpcode.ATOMIC_FETCH_AND_ADD, remote, add, 0))
+        return await _execute(self._core.dispatcher, self._core.atomic(WROpcode.ATOMIC_FETCH_AND_ADD, remote, add, 0))
 
     async def disconnect(self) -> None:
         """End the connection. Completed sends have arrived; messages received so far can still be read."""
@@ -214,8 +217,11 @@ class AsyncRequest(RequestBase):
     """A connection request, for servers that inspect a request before they answer it."""
 
     async def accept(self, private_data: bytes = b"") -> AsyncConnection:
-        """Accept the request, with up to 196 bytes of private data, and wait for the peer's confirmation (RTU)."""
-        return AsyncConnection(await _run(self._incoming.dispatcher, self._incoming.accept(private_data)))
+        """Accept the request, with up to 196 bytes of private data, and wait for the peer's confirmation (RTU).
+
+        Errors are those of :meth:`rdmacm.Request.accept`.
+        """
+        return AsyncConnection(await _execute(self._incoming.dispatcher, self._incoming.accept(private_data)))
 
 
 class AsyncListener(ListenerBase):
@@ -223,11 +229,11 @@ class AsyncListener(ListenerBase):
 
     async def accept(self, *, private_data: bytes = b"") -> AsyncConnection:
         """Accept and return the next connection. ``private_data``: up to 196 bytes for the peer."""
-        return AsyncConnection(await _run(self._core.dispatcher, self._core.accept(private_data)))
+        return AsyncConnection(await _execute(self._core.dispatcher, self._core.accept(private_data)))
 
     async def get_request(self) -> AsyncRequest:
         """Return the next connection request, to accept or reject."""
-        return AsyncRequest(await _run(self._core.dispatcher, self._core.get_request()))
+        return AsyncRequest(await _execute(self._core.dispatcher, self._core.get_request()))
 
     def __aiter__(self) -> Self:
         return self
@@ -271,7 +277,7 @@ async def connect(
     dispatcher = _Driver.get(provider)
     try:
         return AsyncConnection(
-            await _run(dispatcher, connect_routine(dispatcher, address, options, source, family), timeout)
+            await _execute(dispatcher, connect_routine(dispatcher, address, options, source, family), timeout)
         )
     finally:
         dispatcher.release()
@@ -292,7 +298,7 @@ async def listen(
         try:
             parse_address(address)
         except ValueError:  # a host name; the lookup may block
-            address = await asyncio.get_running_loop().run_in_executor(None, _numeric, address)
+            address = await asyncio.get_running_loop().run_in_executor(None, _look_up, address)
     dispatcher = _Driver.get(provider)
     try:
         return AsyncListener(ListenerCore(dispatcher, address, backlog, options))
@@ -300,6 +306,7 @@ async def listen(
         dispatcher.release()
 
 
-def _numeric(address: SockAddr) -> SockAddr:
+def _look_up(address: SockAddr) -> SockAddr:
+    """Return the numeric address of a host name. Blocks while the name is looked up."""
     found = lookup_address(address)
     return found.sockaddr if isinstance(found, InetAddr) else found

@@ -1,6 +1,7 @@
-"""Enumerations of ``infiniband/verbs.h`` that protocol engines and devices share with the verbs; values equal C's.
+"""Enumerations of ``infiniband/verbs.h``, with C's values, that protocol engines use as well as the verbs.
 
-They stand below the verbs so that an engine can use them. :mod:`rdmacm.verbs.enums` has these and the others.
+They have a module of their own because an engine must not import the verbs. :mod:`rdmacm.verbs.enums` exports these and
+all other enumerations of the verbs.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ __all__ = [
 
 
 class AccessFlag(IntFlag):
-    """``enum ibv_access_flags``: who may do what with a region; reading it locally is always allowed.
+    """``enum ibv_access_flags``: the permitted accesses to a memory region. Local reads are always permitted.
 
-    REMOTE_WRITE and REMOTE_ATOMIC take LOCAL_WRITE as well.
+    REMOTE_WRITE and REMOTE_ATOMIC require LOCAL_WRITE (ibv_reg_mr(3)).
     """
 
     LOCAL_WRITE = 1
@@ -78,7 +79,7 @@ class QPAttrMask(IntFlag):
 
 
 class WROpcode(IntEnum):
-    """``enum ibv_wr_opcode``: what a work request asks for."""
+    """``enum ibv_wr_opcode``: the operation of a work request (ibv_post_send(3))."""
 
     RDMA_WRITE = 0
     RDMA_WRITE_WITH_IMM = 1
@@ -96,10 +97,11 @@ class WROpcode(IntEnum):
 
 
 class SendFlag(IntFlag):
-    """``enum ibv_send_flags``.
+    """``enum ibv_send_flags`` (ibv_post_send(3)).
 
-    FENCE: not before READs and atomics posted earlier are over. SIGNALED: a completion also for success. SOLICITED:
-    wake a receiver that armed its queue for that. INLINE: the data is copied at once and needs no region.
+    FENCE: start only after earlier READs and atomics have completed. SIGNALED: generate a completion for success too.
+    SOLICITED: the receive completes with a solicited event. INLINE: the data is copied at once and needs no memory
+    region. IP_CSUM: the device computes the IP checksum.
     """
 
     FENCE = 1
@@ -110,7 +112,7 @@ class SendFlag(IntFlag):
 
 
 class WCStatus(IntEnum):
-    """``enum ibv_wc_status``: how a work request ended."""
+    """``enum ibv_wc_status``: the result of a work request (ibv_poll_cq(3))."""
 
     SUCCESS = 0
     LOC_LEN_ERR = 1
@@ -139,7 +141,7 @@ class WCStatus(IntEnum):
 
 
 class WCOpcode(IntEnum):
-    """``enum ibv_wc_opcode``: what a completed work request was. Those with bit 7 set were receives."""
+    """``enum ibv_wc_opcode``: the operation of a completed work request. Bit 7 is set for receives."""
 
     SEND = 0
     RDMA_WRITE = 1
@@ -156,7 +158,7 @@ class WCOpcode(IntEnum):
 
 
 class WCFlag(IntFlag):
-    """``enum ibv_wc_flags``."""
+    """``enum ibv_wc_flags`` (ibv_poll_cq(3))."""
 
     GRH = 1
     WITH_IMM = 1 << 1

@@ -67,12 +67,13 @@ def resolve(
 
 @dataclass(slots=True)
 class _Attempts:
-    """What came of trying the addresses of a name."""
+    """The results of trying the addresses of a name, one after the other."""
 
-    #: The id of the address that was resolved.
+    #: The id of the address that was resolved; None when none was.
     winner: CmId | None = None
-    #: The explanation of that id; without one, that of the first failure, if it has one.
+    #: The explanation of ``winner``. Without a winner, that of the first failure, or None when it has none.
     explanation: Explanation | None = None
+    #: The addresses that could not be resolved, in order, each with its error.
     failures: list[tuple[AddrInfo, RdmaError]] = field(default_factory=list)
     #: The candidates of all addresses, in order.
     candidates: list[Candidate] = field(default_factory=list)
@@ -120,6 +121,7 @@ def _resolved_id(info: AddrInfo, timeout_ms: int, provider: Provider) -> CmId:
 
 
 def _failed(base: Explanation, error: RdmaError) -> Explanation:
+    """Return an explanation with the error of a failed resolution."""
     step = "name" if isinstance(error, GaiError) or error.step == "getaddrinfo" else error.step
     return replace(
         base,
@@ -132,7 +134,7 @@ def _failed(base: Explanation, error: RdmaError) -> Explanation:
 
 
 def _dropped(failure: Explanation) -> list[Candidate]:
-    """The candidates of an address that could not be resolved: those that were kept dropped by the failed step."""
+    """The candidates of an address that could not be resolved. The failed step drops those that the rules kept."""
     return [
         replace(c, kept=False, rule=failure.error or "", reason=failure.message) if c.kept else c
         for c in failure.candidates

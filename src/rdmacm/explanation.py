@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 __all__ = ["Candidate", "Explanation", "NeighbourUsed", "RouteUsed", "Step"]
@@ -13,7 +13,7 @@ __all__ = ["Candidate", "Explanation", "NeighbourUsed", "RouteUsed", "Step"]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One timed step of a resolution or connection setup; ``detail`` is its result as text."""
+    """One timed step of a resolution or connection setup; ``detail`` is its result as text, and may be empty."""
 
     name: str
     microseconds: float
@@ -73,24 +73,32 @@ class Candidate:
 class Explanation:
     """A resolution from name to device, port, GID and route, as far as it succeeded."""
 
+    #: The name and the service to resolve, as passed to :func:`rdmacm.explain`.
     node: str | None
     service: str | None
     #: The provider's name.
     provider: str
     #: The addresses of the name, as text, in the order in which they are tried.
     names: tuple[str, ...] = ()
+    #: All combinations that were considered, including dropped ones.
     candidates: tuple[Candidate, ...] = ()
+    #: The kernel's route to the destination; None when the resolution did not get that far.
     route: RouteUsed | None = None
+    #: The next hop's neighbour entry; None when the resolution did not get that far.
     neighbour: NeighbourUsed | None = None
     #: Fields of the path record, by name; ``mtu`` is in bytes.
     path: dict[str, Any] | None = None
+    #: The steps of the resolution, in order.
     steps: tuple[Step, ...] = ()
-    notes: tuple[str, ...] = field(default=())
+    #: Facts that explain the result and belong to no other field, each as one line of text.
+    notes: tuple[str, ...] = ()
     #: The step that failed; None when the resolution succeeded.
     error: str | None = None
     #: The errno that librdmacm would report, or a negative EAI code; 0 when the resolution succeeded.
     errno: int = 0
+    #: The name of ``errno``, such as ``"ENETUNREACH"``.
     errno_name: str = ""
+    #: Why the step failed, as text.
     message: str = ""
     #: What the user may try.
     hint: str | None = None
@@ -126,7 +134,10 @@ class Explanation:
 
 
 def _render(ex: Explanation) -> list[str]:
-    """The lines of the text, in the order of the resolution. The result comes last, next to the shell's prompt."""
+    """The lines of the text, in the order of the resolution.
+
+    The result comes last: on a terminal, the last line is the one that is always visible.
+    """
     node = f"[{ex.node}]" if ex.node and ex.service and ":" in ex.node else ex.node
     what = ":".join(part for part in (node, ex.service) if part) or "-"
     out = [f"{what} (provider {ex.provider})"]
@@ -154,7 +165,7 @@ def _render(ex: Explanation) -> list[str]:
         rest = dict(ex.path)
         if "sgid" in rest and "dgid" in rest:
             out.append(f"  {rest.pop('sgid')} -> {rest.pop('dgid')}")
-        for key in ("flow_label", "pkey"):  # bit patterns rather than numbers
+        for key in ("flow_label", "pkey"):
             if key in rest:
                 rest[key] = f"0x{rest[key]:x}"
         if "slid" in rest and "dlid" in rest:
@@ -175,7 +186,7 @@ def _render(ex: Explanation) -> list[str]:
 
 
 def _render_candidates(candidates: list[Candidate]) -> list[str]:
-    """Candidates grouped by rule: a host has many candidates, but few reasons to drop them."""
+    """The lines for candidates, grouped by rule: a host has many candidates, but few reasons to drop them."""
     verdicts: dict[tuple[str, str, str], list[Candidate]] = {}
     for c in sorted(candidates, key=lambda c: (not c.chosen, not c.kept)):
         mark = "->" if c.chosen else "ok" if c.kept else "no"

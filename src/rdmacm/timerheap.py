@@ -1,4 +1,4 @@
-"""Deadlines of many objects, each of which has one deadline that moves often."""
+"""The deadlines of many objects. Each object has at most one deadline, which changes often."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ __all__ = ["LazyTimerHeap"]
 
 K = TypeVar("K", bound=Hashable)
 
-#: Entries that are kept at least before stale ones are dropped, besides four for each object.
+#: Stale entries are dropped once the heap has more entries than this plus four for each object.
 _STALE_ENTRIES = 64
 
 
 class LazyTimerHeap(Generic[K]):
-    """Finds the objects whose deadlines have come.
+    """A heap of deadlines that finds the objects whose deadline has passed.
 
-    Objects are named by hashable keys. ``deadline_of(key)`` reads an object's deadline as it is now, in seconds; None
-    if it has none, or is gone.
+    Objects are identified by hashable keys. ``deadline_of(key)`` returns the current deadline of an object in seconds,
+    or None when it has no deadline or no longer exists.
 
-    A retransmission timer is set again with every packet and rarely fires, so a deadline that moves back or is
-    cancelled costs nothing here: its heap entry stays, and when it comes due the object is asked again. A deadline
-    that moves forward takes another entry, and the later one is counted on for afterwards: a peer who makes a deadline
-    move to and fro takes up no memory.
+    A retransmission timer is set again with every packet and rarely fires. Therefore a deadline that becomes later or
+    is cancelled costs nothing: its heap entry stays, and the current deadline is read when the entry is due. A deadline
+    that becomes earlier gets an additional entry. The old entry is kept for the time after that, so a peer that makes
+    a deadline alternate between two times cannot make the heap grow.
 
     >>> deadlines = {"a": 3.0, "b": 2.0}
     >>> heap = LazyTimerHeap(deadlines.get)
@@ -40,21 +40,24 @@ class LazyTimerHeap(Generic[K]):
     __slots__ = ("_count", "_deadline_of", "_heap", "_scheduled", "earliest")
 
     def __init__(self, deadline_of: Callable[[K], float | None]) -> None:
+        #: Returns the current deadline of a key, in seconds.
         self._deadline_of = deadline_of
-        #: (when, serial number, key): the serial number keeps keys from being compared.
+        #: Entries (time in seconds, serial number, key). The serial number prevents the comparison of keys.
         self._heap: list[tuple[float, int, K]] = []
+        #: The last serial number.
         self._count = 0
-        #: When the entries of each key are due, the next one last. Entries that are not listed are stale.
+        #: The times of the entries of each key, the earliest last. An entry that is not listed here is stale.
         self._scheduled: dict[K, tuple[float, ...]] = {}
-        #: No deadline is before this; infinity if there is none. A plain attribute, for loops that read it often.
+        #: No deadline is before this time (seconds); infinity without deadlines. An attribute, not a property, because
+        #: loops read it for every packet.
         self.earliest = inf
 
     def __len__(self) -> int:
-        """The number of entries, stale ones included."""
+        """The number of entries, including stale ones."""
         return len(self._heap)
 
     def schedule(self, key: K, deadline: float) -> None:
-        """Note a deadline that was set or moved. Cheap if an entry at or before it exists."""
+        """Record a deadline (seconds) that was set or changed. Cheap if the key has an entry at or before it."""
         times = self._scheduled.get(key, ())
         if times and times[-1] <= deadline:
             return
@@ -64,12 +67,12 @@ class LazyTimerHeap(Generic[K]):
         self.earliest = min(self.earliest, deadline)
 
     def next_deadline(self) -> float | None:
-        """Return the earliest deadline, None if there is none."""
+        """Return the earliest deadline in seconds, or None without any."""
         heap = self._heap
         while heap:
             when, _, key = heap[0]
             times = self._scheduled.get(key)
-            if times is None or times[-1] != when:  # of an object that was discarded
+            if times is None or times[-1] != when:  # a stale entry: the object was discarded
                 self._pop()
                 continue
             deadline = self._deadline_of(key)
@@ -81,7 +84,7 @@ class LazyTimerHeap(Generic[K]):
         return None
 
     def pop_due(self, now: float) -> K | None:
-        """Return a key whose deadline is not after ``now``, and forget that deadline; None if there is none."""
+        """Remove a deadline that is not after ``now`` (seconds) and return its key; None without such a deadline."""
         if self.earliest > now:
             return None
         deadline = self.next_deadline()
@@ -90,7 +93,7 @@ class LazyTimerHeap(Generic[K]):
         return self._pop()
 
     def discard(self, key: K) -> None:
-        """Forget an object that is going away."""
+        """Remove the deadline of an object that ceases to exist."""
         self._scheduled.pop(key, None)
         if len(self._heap) > _STALE_ENTRIES + 4 * len(self._scheduled):
             self._heap = [entry for entry in self._heap if entry[0] in self._scheduled.get(entry[2], ())]
@@ -98,7 +101,7 @@ class LazyTimerHeap(Generic[K]):
             self.earliest = self._heap[0][0] if self._heap else inf
 
     def clear(self) -> None:
-        """Forget all objects."""
+        """Remove all deadlines."""
         self._heap.clear()
         self._scheduled.clear()
         self.earliest = inf

@@ -1,7 +1,7 @@
-"""Work requests and completions as devices and protocol engines exchange them, on every wire.
+"""Work requests and completions, in the form in which devices and protocol engines exchange them.
 
-Buffers are memoryviews; keys and addresses are numbers. A device has checked the opcode and the local keys before it
-makes a work request. Remote keys are checked by :class:`Memory` whenever a peer touches memory.
+Buffers are memoryviews; keys and addresses are numbers. A device checks the opcode and the local keys when a work
+request is posted. :class:`Memory` checks the remote key of each access by a peer.
 """
 
 from __future__ import annotations
@@ -16,70 +16,71 @@ __all__ = ["WC", "Memory", "RecvWork", "SendWork"]
 
 
 class Memory(Protocol):
-    """The registered memory that a queue pair's peer may touch."""
+    """The registered memory that the peer of a queue pair may access."""
 
     def remote(self, rkey: int, address: int, length: int, access: AccessFlag) -> memoryview | None:
-        """Return the ``length`` bytes at ``address``, or None if the key, the range or the permission is wrong."""
+        """Return the ``length`` bytes at ``address``; None when the key, the range or the permission is wrong."""
 
     def invalidate(self, rkey: int) -> bool:
-        """Revoke a remote key, as SEND with invalidate asks. False if there is no such key or it may not be revoked."""
+        """Invalidate a remote key for a SEND with invalidate; False for an unknown key or one that must stay valid."""
 
 
 @dataclass(slots=True)
 class SendWork:
     """A work request of the send queue.
 
-    It is not the user's :class:`rdmacm.verbs.wr.SendWR` because a post copies: the user may change that one at once,
-    while this one has the buffers its keys stood for, and the requester's progress.
+    Posting a :class:`rdmacm.verbs.wr.SendWR` copies it to such an object, because the user may change the original as
+    soon as the call returns. The copy has buffers instead of local keys, and fields for the requester's progress.
     """
 
     #: Returned in the completion.
     wr_id: int
     opcode: WROpcode
-    #: SEND and WRITE gather from these buffers; READ and atomics scatter to them.
+    #: Local buffers: the source of SEND and WRITE, the destination of READ and atomics.
     segments: Sequence[memoryview] = ()
-    #: Whether success yields a completion. Failure always does.
+    #: Whether success generates a completion. Failure always does.
     signaled: bool = True
     #: Whether the peer's completion is a solicited event.
     solicited: bool = False
-    #: Whether to wait until earlier READs and atomics are complete.
+    #: Whether the request starts only after earlier READs and atomics have completed.
     fence: bool = False
-    #: First byte of the peer's memory that an RDMA operation or atomic touches.
+    #: READ, WRITE and atomics: virtual address and key of the peer's memory.
     remote_addr: int = 0
     rkey: int = 0
-    #: Immediate data: four bytes as a number in network order.
+    #: Immediate data: the number whose four bytes are sent in network order.
     imm: int = 0
     #: Operand of an atomic: the value to compare with, or to add.
     compare_add: int = 0
     #: Operand of COMPARE & SWAP: the value to store.
     swap: int = 0
-    #: The remote key that SEND_WITH_INV revokes.
+    #: The remote key that SEND_WITH_INV invalidates.
     invalidate_rkey: int = 0
 
-    # The requester sets the rest when it begins with the request; an object is posted once.
-    #: Bytes of the message, or of a READ's response.
+    # The requester sets the following fields when it starts the request. An object is posted only once.
+    #: Bytes of the message, or of the response to a READ.
     length: int = field(init=False, repr=False, compare=False)
-    #: PSN of the first and of the last packet. A READ spans the PSNs of its response.
+    #: PSN of the first and of the last packet. A READ uses as many PSNs as its response has packets.
     first_psn: int = field(init=False, repr=False, compare=False)
     last_psn: int = field(init=False, repr=False, compare=False)
-    #: READ: bytes of the response that have arrived.
+    #: READ: number of bytes of the response that have arrived.
     received_bytes: int = field(init=False, repr=False, compare=False)
-    #: READ and atomics: packets of the response that have been requested, from the first on.
+    #: READ and atomics: number of packets of the response that have been requested.
     requested_packets: int = field(init=False, repr=False, compare=False)
 
 
 @dataclass(slots=True)
 class RecvWork:
-    """A work request of a receive queue: the message is scattered to ``segments``."""
+    """A work request of a receive queue."""
 
     #: Returned in the completion.
     wr_id: int
+    #: The buffers for the message.
     segments: Sequence[memoryview] = ()
 
 
 @dataclass(slots=True)
 class WC:
-    """A work completion, ``struct ibv_wc``.
+    """A work completion, ``struct ibv_wc`` (ibv_poll_cq(3)).
 
     After an error only ``wr_id``, ``status``, ``qp_num`` and ``vendor_err`` are meaningful.
     """
@@ -87,12 +88,13 @@ class WC:
     wr_id: int
     status: WCStatus
     opcode: WCOpcode
-    #: Bytes received or read. For a datagram this includes the 40 bytes of its GRH.
+    #: Number of bytes received or read. For a datagram this includes the 40 bytes of the GRH.
     byte_len: int = 0
-    #: Immediate data as a number, from network order; None if there was none.
+    #: Immediate data: its four bytes, in network order, as a number. None without immediate data.
     imm_data: int | None = None
-    #: The remote key the peer revoked; None if it revoked none.
+    #: The remote key that the peer has invalidated, or None.
     invalidated_rkey: int | None = None
+    #: Whether the completion is a solicited event.
     solicited: bool = False
     qp_num: int = 0
     #: Datagrams: the sender's queue pair number.

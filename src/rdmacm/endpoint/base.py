@@ -59,7 +59,7 @@ class ConnectionBase:
         return self._core.is_released
 
     def explain(self) -> Explanation:
-        """Explain the choice of device and route: candidates, the rules that decided, and times."""
+        """Explain the choice of device and route: candidates, the rules that decided, and the time of each step."""
         return self._core.explain()
 
     def register(
@@ -94,7 +94,7 @@ class ConnectionBase:
 
 
 class RequestBase:
-    """A connection request. It is dropped when it is garbage-collected without an answer."""
+    """A connection request. A request that is garbage-collected without an answer is rejected."""
 
     def __init__(self, incoming: IncomingRequest) -> None:
         self._incoming = incoming
@@ -153,7 +153,10 @@ class ListenerBase:
         return self._core.last_error
 
     def close(self) -> None:
-        """Stop listening. Pending requests are rejected; connections that ``accept`` has not returned are closed."""
+        """Stop listening. Pending requests are rejected; connections that ``accept`` has not returned are closed.
+
+        Closing twice is allowed.
+        """
         self._core.close()
 
     def __del__(self) -> None:

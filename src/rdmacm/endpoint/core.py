@@ -41,6 +41,7 @@ _FIRST_SEND_WR_ID = 1 << 32
 _POLL_BATCH = 32
 #: The device copies payloads of up to this many bytes (IBV_SEND_INLINE); longer ones are registered.
 _MAX_INLINE = 256
+#: IBV_EVENT_COMM_EST, for rdma_notify(3).
 _EVENT_COMM_EST = 4
 #: Minimum size of the send queue, in work requests. Further operations wait in the backlog.
 _MIN_SEND_DEPTH = 16
@@ -118,15 +119,15 @@ class ConnectionCore:
         self.lifecycle = Observable()
         #: Why the connection has ended; None before that.
         self.close_reason: str | None = None
-        #: Whether queue pair and memory have been destroyed.
+        #: Whether :meth:`release` has been called: queue pair and memory are destroyed.
         self.is_released = False
-        #: See :class:`rdmacm.endpoint.dispatcher.CompletionSource`.
+        #: Whether the dispatcher is going to call :meth:`poll`.
         self.is_scheduled = False
         #: How long each step of the connection setup took.
         self.steps: tuple[Step, ...] = ()
         #: When the queue pair was ready, in seconds of ``time.perf_counter``.
         self._opened = 0.0
-        #: Completions of receives that no call has taken; their buffers hold the messages.
+        #: Completions of messages that :meth:`receive` has not returned yet; their buffers hold the data.
         self._inbox: deque[WC] = deque()
         #: Changes when a message arrives and when the connection ends.
         self._arrived = Observable()
@@ -134,11 +135,13 @@ class ConnectionCore:
         self._operations: dict[int, _Operation] = {}
         #: Operations that do not fit into the send queue yet, in order.
         self._backlog: deque[_Operation] = deque()
+        #: The wr_ids of send work requests to come.
         self._send_wr_ids = count(_FIRST_SEND_WR_ID)
         #: Regions the application has registered and not closed.
         self._regions: set[Region] = set()
         #: When the peer was last known to be alive, in seconds of the dispatcher's clock.
         self._last_activity = dispatcher.clock()
+        #: Completion queue of sends and receives; None before :meth:`open`, as ``_qp`` and ``_mr``.
         self._cq: CQ | None = None
         self._qp: QP | None = None
         #: Memory region of ``_receive_memory``.
@@ -152,7 +155,7 @@ class ConnectionCore:
     # -- setup and teardown ---------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Create the queue pair and post the receive buffers."""
+        """Create the queue pair and post the receive buffers. Raises RdmaError when the device lacks resources."""
         started = time.perf_counter()
         options, cmid = self.options, self.cmid
         context = cmid.verbs
@@ -183,7 +186,7 @@ class ConnectionCore:
         self._qp.post_recv(RecvWR(slot, [self._mr.sge(slot * size, size)]))
 
     def handle(self, event: CmEvent) -> None:
-        """Process an event of the id. Called once this object is the id's context."""
+        """Process an event of the id whose context this object is."""
         match event.type:
             case CmEventType.ESTABLISHED:
                 self.established("accept")
@@ -340,12 +343,12 @@ class ConnectionCore:
     # -- operations -----------------------------------------------------------------------------------
 
     def send(self, data: Buffer | Region, imm: int | None) -> Routine[None]:
-        """Send a message."""
+        """Send a message. Raises ValueError for immediate data of more than 32 bits."""
         opcode = WROpcode.SEND if imm is None else WROpcode.SEND_WITH_IMM
         return self._operate("send", SendWR(opcode=opcode, imm_data=_checked_imm(imm)), data, False)
 
     def write(self, remote: RemoteRegion, data: Buffer | Region, imm: int | None) -> Routine[None]:
-        """Write to the peer's memory."""
+        """Write to the peer's memory. Raises ValueError for data longer than ``remote``, and for invalid ``imm``."""
         size = len(data) if isinstance(data, Region) else memoryview(data).nbytes
         if size > remote.length:
             raise ValueError(f"{size} bytes do not fit into a remote region of {remote.length} bytes")
@@ -354,7 +357,10 @@ class ConnectionCore:
         return self._operate("write", wr, data, False)
 
     def read(self, remote: RemoteRegion, into: Buffer | Region | None) -> Routine[bytes | None]:
-        """Read the peer's memory; return its bytes, or None when they were written to ``into``."""
+        """Read the peer's memory; return its bytes, or None when they were written to ``into``.
+
+        Raises ValueError when ``into`` is shorter than ``remote``.
+        """
         wr = SendWR(opcode=WROpcode.RDMA_READ, remote_addr=remote.addr, rkey=remote.rkey)
         if into is None:
             own = bytearray(remote.length)
@@ -367,7 +373,10 @@ class ConnectionCore:
         return None
 
     def atomic(self, opcode: WROpcode, remote: RemoteRegion, compare_add: int, swap: int) -> Routine[int]:
-        """Change 8 bytes of the peer's memory atomically; return their previous value."""
+        """Change 8 bytes of the peer's memory atomically; return their previous value.
+
+        Raises ValueError for fewer than 8 bytes and for an address that is not divisible by 8.
+        """
         if remote.length < 8 or remote.addr % 8:
             raise ValueError(f"an atomic operation needs 8 bytes at an address divisible by 8, not {remote}")
         name = "compare_swap" if opcode is WROpcode.ATOMIC_CMP_AND_SWP else "fetch_add"
@@ -387,7 +396,11 @@ class ConnectionCore:
         borrows: bool | None = None,
         length: int | None = None,
     ) -> Routine[None]:
-        """Post a work request and wait for its completion."""
+        """Post a work request and wait for its completion.
+
+        ``fetches``: the device writes to ``data`` (READ, atomics). ``borrows`` overrides :attr:`_Operation.borrows`.
+        ``length``: the bytes of ``data`` to use (None: all).
+        """
         operation = self._prepare(name, wr, data, fetches, length)
         if borrows is not None:
             operation.borrows = borrows
@@ -421,7 +434,7 @@ class ConnectionCore:
             wr.sg, wr.send_flags = [view], SendFlag.SIGNALED | SendFlag.INLINE
             return _Operation(name, wr, None, False)
         if not fetches and view.readonly and not isinstance(view.obj, bytes):
-            view = memoryview(bytes(view))  # a read-only view may be of memory that its owner changes
+            view = memoryview(bytes(view))  # the owner of the memory below a read-only view may change it
         mr = MR(self.cmid.pd, view, AccessFlag.LOCAL_WRITE if fetches else AccessFlag(0))
         wr.sg = [mr.sge(0, view.nbytes)]
         return _Operation(name, wr, mr, not view.readonly)
@@ -448,7 +461,7 @@ class ConnectionCore:
             raise
 
     def _abandon(self, operation: _Operation) -> None:
-        """Handle an operation whose caller has stopped waiting."""
+        """Handle an operation whose caller has stopped waiting, after a timeout or a cancellation."""
         if operation in self._backlog:
             self._backlog.remove(operation)
             operation.finish()
@@ -482,5 +495,5 @@ def _checked_imm(value: int | None) -> int:
     if value is None:
         return 0
     if not 0 <= value < 1 << 32:
-        raise ValueError(f"{value} is not a number of 32 bits")
+        raise ValueError(f"immediate data has 32 bits; {value} does not fit")
     return value

@@ -64,7 +64,7 @@ class Expired(Exception):
 
 
 class CompletionSource(Protocol):
-    """An owner of a completion queue."""
+    """The owner of a completion queue: a connection."""
 
     #: Whether the dispatcher is going to call :meth:`poll`.
     is_scheduled: bool
@@ -162,7 +162,7 @@ class Dispatcher:
             return
         try:
             event = self.channel.get_event(0)
-        except CmWouldBlockError:  # the event went with its id
+        except CmWouldBlockError:  # the id was destroyed, and its events with it
             self._pending_events = 0
             return
         event.ack()

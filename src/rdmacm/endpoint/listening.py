@@ -1,8 +1,9 @@
 """The state of one listener: pending requests, half-open connections, and established ones not accepted yet.
 
 A connection is half-open from our REP until the peer's RTU. A peer that never sends the RTU must not block others:
-after ``_PATIENCE`` seconds its connection no longer counts against the limit of connections in progress. It is
-destroyed when the connection manager gives up, or earlier when there are too many half-open connections.
+after ``_RTU_GRACE`` seconds its connection no longer counts against the limit of connections in progress. It is
+destroyed when the connection manager has repeated the REP as often as it may, or earlier when there are too many
+half-open connections.
 """
 
 from __future__ import annotations
@@ -28,16 +29,17 @@ __all__ = ["IncomingRequest", "ListenAddress", "ListenerCore"]
 #: What :func:`rdmacm.listen` accepts as an address.
 ListenAddress: TypeAlias = "SockAddr | tuple[None, int]"
 
-#: Maximum number of requests that wait to be accepted, as for rdma_listen(3).
+#: Maximum number of requests that wait to be accepted: the maximum ``backlog`` of rdma_listen(3).
 _MAX_BACKLOG = 1024
-#: Maximum number of connections in progress or ready to be taken; further requests wait.
+#: Maximum number of connections in progress, or established and not returned by ``accept``; further requests wait.
 _MAX_IN_PROGRESS = 64
 #: Seconds after which a half-open connection no longer counts as in progress.
-_PATIENCE = 0.5
+_RTU_GRACE = 0.5
 #: Maximum number of half-open connections; beyond it the oldest is destroyed.
 _MAX_HALF_OPEN = 256
 #: Bytes of private data in a REP (InfiniBand Architecture 12.6.8: 196).
 _MAX_ACCEPT_DATA = 196
+#: Returned by :meth:`ListenerCore._take_connection` when requests wait for room.
 _FULL = object()
 
 
@@ -68,7 +70,10 @@ class IncomingRequest:
         return core
 
     def accept(self, private_data: bytes) -> Routine[ConnectionCore]:
-        """Accept, and wait until the connection is established."""
+        """Accept, and wait until the connection is established.
+
+        Raises EINVAL for an answered request or too much private data, ECONNABORTED when the peer gives up.
+        """
         check_private_data(private_data)
         core = self.dispatcher.drive_once(lambda: self.start_accept(private_data))
         try:
@@ -99,7 +104,7 @@ class IncomingRequest:
         self._is_answered = True
 
     def drop(self) -> None:
-        """Destroy a request that will not be answered."""
+        """Destroy the id of a request that will not be answered, which rejects the request."""
         if not self._is_answered:
             self._is_answered = True
             self.cmid.destroy()
@@ -116,10 +121,11 @@ class ListenerCore(Observable):
     ) -> None:
         super().__init__()
         self.dispatcher = dispatcher
-        #: For each accepted connection.
+        #: The options of each accepted connection.
         self.options = options
         #: Why the listener has ended; None while it listens.
         self.close_reason: str | None = None
+        #: Whether :meth:`close` has been called.
         self.is_closed = False
         #: The error of the last request that could not be accepted.
         self.last_error: RdmaError | None = None
@@ -127,10 +133,11 @@ class ListenerCore(Observable):
         self._max_requests = backlog if 0 < backlog <= _MAX_BACKLOG else _MAX_BACKLOG
         #: Unanswered requests, in the order of their arrival.
         self._requests: deque[IncomingRequest] = deque()
-        #: Connections that wait for the RTU, oldest first, with the time of their REP in seconds.
+        #: Connections that wait for the RTU, oldest first, with the time of their REP (seconds, dispatcher's clock).
         self._half_open: dict[ConnectionCore, float] = {}
         #: Established connections that no call of ``accept`` has returned.
         self._ready: deque[ConnectionCore] = deque()
+        #: The listening id.
         self.cmid = _bound(dispatcher, address)
         try:
             self.cmid.context = self
@@ -159,7 +166,7 @@ class ListenerCore(Observable):
     # -- requests -------------------------------------------------------------------------------------
 
     def get_request(self) -> Routine[IncomingRequest]:
-        """Return the next request, unanswered."""
+        """Return the next request, which the caller accepts or rejects."""
         try:
             incoming: IncomingRequest = yield Wait(self, self._take_request)
         except Expired as expired:
@@ -178,8 +185,8 @@ class ListenerCore(Observable):
         is_full = False
         try:
             while True:
-                # When half-open connections use up the limit, only time makes room: no event would end the wait.
-                until = self.dispatcher.clock() + _PATIENCE if is_full else None
+                # When half-open connections exhaust the limit, room comes with time alone: no event ends the wait.
+                until = self.dispatcher.clock() + _RTU_GRACE if is_full else None
                 found = yield Wait(self, partial(self._take_connection, private_data, is_full), until)
                 if isinstance(found, ConnectionCore):
                     return found
@@ -188,7 +195,10 @@ class ListenerCore(Observable):
             raise _timeout_error(expired, "accept") from None
 
     def _take_connection(self, private_data: bytes, was_full: bool) -> ConnectionCore | object | None:
-        """Return an established connection, or _FULL when requests have begun to wait for room, or None."""
+        """Return an established connection, or _FULL when requests wait for room (once), or None to wait.
+
+        ``was_full``: the previous call has returned _FULL.
+        """
         self._check_listening("accept")
         while self._requests and self._has_room():
             incoming = self._requests.popleft()
@@ -208,9 +218,9 @@ class ListenerCore(Observable):
         return _FULL if self._requests and not was_full else None
 
     def _has_room(self) -> bool:
-        busy, since = len(self._ready), self.dispatcher.clock() - _PATIENCE
-        for begun in reversed(self._half_open.values()):
-            if begun <= since:
+        busy, since = len(self._ready), self.dispatcher.clock() - _RTU_GRACE
+        for replied_at in reversed(self._half_open.values()):
+            if replied_at <= since:
                 break
             busy += 1
         return busy < _MAX_IN_PROGRESS
@@ -254,9 +264,9 @@ class ListenerCore(Observable):
 
 
 def check_private_data(private_data: bytes) -> None:
-    """Raise EINVAL for more private data than a REP carries, before a request is taken and lost."""
+    """Raise EINVAL for more private data than a REP carries. Failing later would lose a request."""
     if len(private_data) > _MAX_ACCEPT_DATA:
-        text = f"{len(private_data)} bytes of private data do not fit, {_MAX_ACCEPT_DATA} do"
+        text = f"the message carries up to {_MAX_ACCEPT_DATA} bytes of private data, not {len(private_data)}"
         raise cm_error(errno.EINVAL, text, "accept")
 
 
@@ -265,7 +275,10 @@ def _timeout_error(expired: Expired, step: str) -> RdmaError:
 
 
 def _bound(dispatcher: Dispatcher, address: ListenAddress) -> CmId:
-    """Return an id bound to an address; without a host to the IPv6 wildcard, or the IPv4 one on a host without IPv6."""
+    """Return an id bound to an address. Without a host, that is the wildcard address of IPv6 (and IPv4).
+
+    On a host without IPv6, it is the wildcard address of IPv4.
+    """
     host, port = (address[0], address[1]) if isinstance(address, tuple) else (address, 0)
     if host not in ("", None):
         choices = [lookup_address(address)]  # type: ignore[arg-type]

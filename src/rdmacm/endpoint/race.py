@@ -51,7 +51,7 @@ _FAILURES = frozenset(
 def connect_routine(
     dispatcher: Dispatcher, address: Target, options: ConnectionOptions, source: SockAddr | None, family: int
 ) -> Routine[ConnectionCore]:
-    """Connect; arguments are those of :func:`rdmacm.connect`."""
+    """Connect. Arguments and errors are those of :func:`rdmacm.connect`."""
     infos, name_step = yield from _look_up(dispatcher, address, family)
     race = _Race(dispatcher, infos, options, source)
     try:
@@ -68,7 +68,7 @@ def connect_routine(
 class _Race(Observable):
     """All connection attempts. Changes when one fails or wins."""
 
-    __slots__ = ("_attempts", "_dispatcher", "_left", "_options", "_source", "_winner", "next_start")
+    __slots__ = ("_attempts", "_dispatcher", "_options", "_source", "_untried", "_winner", "next_start")
 
     def __init__(
         self, dispatcher: Dispatcher, infos: Sequence[AddrInfo], options: ConnectionOptions, source: SockAddr | None
@@ -78,21 +78,23 @@ class _Race(Observable):
         self._options = options
         self._source = source
         #: Addresses not tried yet.
-        self._left = deque(interleaved(infos))
+        self._untried = deque(interleaved(infos))
+        #: Attempts that have started, in order.
         self._attempts: list[_Attempt] = []
+        #: The first attempt that was established.
         self._winner: _Attempt | None = None
         #: When the next attempt starts, in seconds of the dispatcher's clock; None when no address is left.
         self.next_start: float | None = None
 
     def start_next(self) -> None:
         """Start the next attempt. When it fails at once, start the one after it."""
-        while self._left:
-            attempt = _Attempt(self, self._left.popleft())
+        while self._untried:
+            attempt = _Attempt(self, self._untried.popleft())
             self._attempts.append(attempt)
             attempt.start(self._dispatcher, self._source, self._options)
             if attempt.error is None:
                 break
-        self.next_start = self._dispatcher.clock() + _ATTEMPT_DELAY if self._left else None
+        self.next_start = self._dispatcher.clock() + _ATTEMPT_DELAY if self._untried else None
 
     def failed(self) -> None:
         """Record that an attempt has failed."""
@@ -104,7 +106,7 @@ class _Race(Observable):
         """Record that an attempt is established; the first one wins."""
         if self._winner is None:
             self._winner = winner
-            self._left.clear()
+            self._untried.clear()
             self.next_start = None
         self.changed()
 
@@ -137,16 +139,16 @@ class _Race(Observable):
             ", ".join(attempt.name for attempt in running),
             "a longer timeout, or checking that the peer is up",
         )
-        if len(self._attempts) + len(self._left) > 1:
+        if len(self._attempts) + len(self._untried) > 1:
             for attempt in self._attempts:
                 error.add_note(f"tried {attempt.name}: {attempt.error or f'still in {attempt.step}'}")
-            for info in self._left:
+            for info in self._untried:
                 error.add_note(f"not tried {format_address(info.dst_addr)}")
         return error
 
     def close(self) -> None:
         """Destroy all attempts except a winner that was taken."""
-        self._left.clear()
+        self._untried.clear()
         for attempt in self._attempts:
             attempt.close()
 
@@ -159,17 +161,19 @@ class _Attempt:
         self.name = format_address(info.dst_addr)
         #: The current step, for error messages.
         self.step = "resolve_addr"
-        #: Why the attempt has failed.
+        #: Why the attempt has failed; None before that.
         self.error: RdmaError | None = None
         self._race = race
+        #: The address to connect to.
         self._info = info
+        #: The id, until the attempt fails or :meth:`take` returns its connection.
         self._cmid: CmId | None = None
         #: The connection, once the route is resolved.
         self._core: ConnectionCore | None = None
         self._options = ConnectionOptions()
         self._dispatcher: Dispatcher | None = None
         self._source: SockAddr | None = None
-        #: Whether a REJ "stale connection" has been answered by a second try.
+        #: Whether the attempt was started again after a REJ with the reason "stale connection".
         self._was_stale = False
 
     def start(self, dispatcher: Dispatcher, source: SockAddr | None, options: ConnectionOptions) -> None:
@@ -212,7 +216,11 @@ class _Attempt:
             self._race.failed()
 
     def _restart(self) -> None:
-        """Try again: a dead process had used our queue pair number, and the peer has just freed its connection."""
+        """Try again after a REJ with the reason "stale connection".
+
+        The peer still had the connection of an ended process that had used the same queue pair number. With this REJ
+        it has released that connection.
+        """
         assert self._dispatcher is not None
         self._was_stale = True
         self.close()
@@ -265,7 +273,7 @@ class _Attempt:
 
 
 def _informativeness(error: RdmaError) -> int:
-    """Rank an error: rejected by the application, rejected by the connection manager, timeout, anything else."""
+    """Rank an error: 3 rejected by the application, 2 rejected by the connection manager, 1 timeout, 0 any other."""
     if isinstance(error, CmRejectedError):
         return 3 if error.reason == RejectReason.CONSUMER_DEFINED else 2
     return 1 if isinstance(error, CmTimeoutError) else 0
@@ -289,7 +297,7 @@ def interleaved(infos: Sequence[AddrInfo]) -> list[AddrInfo]:
 
 
 def _look_up(dispatcher: Dispatcher, address: Target, family: int) -> Routine[tuple[list[AddrInfo], tuple[Step, ...]]]:
-    """Return the addresses to try, and the step that looked them up (empty when none was needed)."""
+    """Return the addresses to try, and the timed step of the name lookup (an empty tuple without a lookup)."""
     if isinstance(address, AddrInfo):
         return [address], ()
     if not isinstance(address, SockAddrIB) and address and isinstance(address[0], AddrInfo):
@@ -307,7 +315,7 @@ def _look_up(dispatcher: Dispatcher, address: Target, family: int) -> Routine[tu
 
 
 def _numeric(address: SockAddr) -> AddrInfo | None:
-    """Return a numeric address, or None for a host name."""
+    """Return a numeric address, or None for a host name; raises ValueError for an address that is neither."""
     try:
         parsed = parse_address(address)
     except ValueError:

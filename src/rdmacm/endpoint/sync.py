@@ -126,8 +126,8 @@ class Request(RequestBase):
     def accept(self, private_data: bytes = b"", *, timeout: float | None = None) -> Connection:
         """Accept the request, with up to 196 bytes of private data, and wait for the peer's confirmation (RTU).
 
-        Raises EINVAL for longer private data or a request that has already been answered, CmTimeoutError after
-        ``timeout`` seconds.
+        Raises EINVAL for longer private data or a request that has already been answered, ECONNABORTED when the peer
+        gives up, CmTimeoutError after ``timeout`` seconds.
         """
         incoming = self._incoming
         return Connection(run(incoming.dispatcher, incoming.accept(private_data), timeout))

@@ -47,6 +47,7 @@ T = TypeVar("T")
 #: Maximum number of packets in flight; further ones are dropped.
 _MAX_IN_FLIGHT = 1 << 16
 
+#: Maximum number of hosts: the last two bytes of a MAC address are the host's number.
 _MAX_HOSTS = 0xFFFF
 
 #: Bytes of the IP and UDP headers.
@@ -69,6 +70,7 @@ class _Link:
     __slots__ = ("last_arrival", "random")
 
     def __init__(self, seed: str) -> None:
+        #: Source of the random numbers for this direction.
         self.random = Random(seed)
         #: Arrival time of the last packet that was not held back, in seconds.
         self.last_arrival = 0.0
@@ -100,6 +102,7 @@ class Fabric:
     ) -> None:
         check_probabilities(loss=loss, duplicate=duplicate, reorder=reorder, corrupt=corrupt)
         check_durations(latency=latency, jitter=jitter, reorder_delay=reorder_delay)
+        #: Seeds every random number of the run.
         self.seed = seed
         #: Probability (0 to 1) that a packet is lost.
         self.loss = loss
@@ -129,6 +132,7 @@ class Fabric:
         self.log = FabricLog(log_limit)
         #: Hosts by name, including crashed ones.
         self.hosts: dict[str, Host] = {}
+        #: InfiniBand subnets that runs drive too; see :meth:`attach`.
         self._subnets: list[MemorySubnet] = []
         #: Links by names of sender and receiver.
         self._links: dict[tuple[str, str], _Link] = {}
@@ -136,8 +140,8 @@ class Fabric:
         self._partitioned: set[tuple[str, str]] = set()
         #: Heap of (arrival time, number of the copy, packet, its bytes).
         self._in_flight: list[tuple[float, int, FabricPacket, bytes]] = []
-        self._copies_sent = self._packets_sent = 0
-        self._hosts_made = 0
+        #: Numbers of copies scheduled, of packets sent, and of hosts created.
+        self._copies_sent = self._packets_sent = self._hosts_made = 0
 
     # -- hosts ----------------------------------------------------------------------------------------
 
@@ -203,7 +207,7 @@ class Fabric:
         return host
 
     def owner_of(self, ip: bytes, asker: Host) -> Host | None:
-        """Return the host with a packed address, from the view of ``asker``; a crashed host if no other has it."""
+        """Return the host with a packed address, as ``asker`` sees the network; a crashed one if no other has it."""
         if asker.network.interface_of(ip) is not None:
             return asker
         crashed = None
@@ -267,13 +271,13 @@ class Fabric:
         with runtime.lock:
             found = done()
 
-        def look() -> bool:
+        def is_done() -> bool:
             nonlocal found
             with runtime.lock:
                 found = done()
             return bool(found)
 
-        if found or self.run(look, seconds=timeout) or timeout is not None:
+        if found or self.run(is_done, seconds=timeout) or timeout is not None:
             return found
         raise SimulationError(f"host {host.name} waits for ever: at {self.now:.9f} s {self._pending_text()}")
 
@@ -301,6 +305,7 @@ class Fabric:
         return earliest
 
     def _pending_text(self) -> str:
+        """Packets in flight and hosts with timers, for error messages."""
         living = {name: host.provider.runtime for name, host in self.hosts.items() if host.alive}
         timers = [name for name, runtime in living.items() if runtime.next_deadline() is not None]
         return f"packets in flight: {len(self._in_flight)}; hosts with timers: {', '.join(timers) or 'none'}"
@@ -308,7 +313,10 @@ class Fabric:
     # -- packets --------------------------------------------------------------------------------------
 
     def transmit(self, host: Host, route: FabricRoute, data: bytes, identification: int) -> bool:
-        """Send one packet of a host; return False when it cannot leave the host."""
+        """Send one packet of a host; return False when it cannot leave the host.
+
+        ``identification``: the field of the IPv4 header.
+        """
         path = route.path
         peer = self.owner_of(path.remote, host)
         self._packets_sent += 1

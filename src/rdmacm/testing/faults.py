@@ -121,6 +121,7 @@ class FabricPacket:
         return f"{self.source} > {destination} #{self.number} {self.kind} {where} {len(self.data)} bytes"
 
 
+#: Names of connection management messages by attribute id, and of packets by opcode.
 _MESSAGES = {int(attribute): attribute.name for attribute in AttributeId}
 _OPCODES = {int(opcode): opcode.name for opcode in Opcode}
 
@@ -160,14 +161,14 @@ CORRUPT = Verdict(flips=1)
 Faults: TypeAlias = Callable[[FabricPacket], "Verdict | None"]
 
 
-class _Kind(Protocol):
+class _HasKind(Protocol):
     """A packet of a fabric, or a datagram of a subnet."""
 
     @property
     def kind(self) -> str: ...
 
 
-def nth(kind: str, number: int, verdict: Verdict = LOSE) -> Callable[[_Kind], Verdict | None]:
+def nth(kind: str, number: int, verdict: Verdict = LOSE) -> Callable[[_HasKind], Verdict | None]:
     """Return a script that applies ``verdict`` to the ``number``-th packet (from 1) of a :attr:`FabricPacket.kind`.
 
     It leaves all other packets to chance. It works for :attr:`Fabric.faults` and for :attr:`MemorySubnet.faults`.
@@ -176,7 +177,7 @@ def nth(kind: str, number: int, verdict: Verdict = LOSE) -> Callable[[_Kind], Ve
     """
     seen = 0
 
-    def faults(packet: _Kind) -> Verdict | None:
+    def faults(packet: _HasKind) -> Verdict | None:
         nonlocal seen
         if packet.kind != kind:
             return None

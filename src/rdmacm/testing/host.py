@@ -48,8 +48,11 @@ class FabricRoute:
     """A route on the fabric; see :class:`rdmacm.soft.wire.base.WireRoute`."""
 
     path: WirePath
+    #: The destination address as text.
     remote_host: str
+    #: UDP source port.
     source_port: int
+    #: Traffic class or type of service of the IP header.
     traffic_class: int
 
 
@@ -107,9 +110,13 @@ class FabricWire:
     def __init__(self, fabric: Medium, host: Host, trains: bool) -> None:
         self._fabric = fabric
         self._host = host
+        #: Whether :meth:`send` accepts trains.
         self._trains = trains
+        #: Packets that :meth:`receive` has not returned yet.
         self._inbox: deque[Received] = deque()
+        #: Whether packets arrive; others are dropped.
         self.is_open = False
+        #: Called with each packet sent and received, for captures.
         self.tap: Tap | None = None
 
     def open(self) -> None:
@@ -257,6 +264,7 @@ class _EventHandler:
     def __init__(self, channel: EventChannel, handler: Callable[[CmEvent], object]) -> None:
         self.channel = channel
         self.handler = handler
+        #: Whether the handler is running.
         self.busy = False
 
     def serve(self) -> bool:
@@ -291,6 +299,7 @@ class Host:
     ) -> None:
         #: The fabric that the host is on.
         self.fabric = fabric
+        #: The name that is unique among the running hosts of the fabric.
         self.name = name
         #: How often the host has booted.
         self.incarnation = incarnation
@@ -314,6 +323,7 @@ class Host:
         self.infiniband = tuple(infiniband)
         #: For ``CmId(provider=...)``, ``EventChannel(...)`` and ``connect(..., provider=...)``.
         self.provider = SimProvider(fabric, self.network, self.wire, self.random, self.infiniband)
+        #: Handlers registered by :meth:`on_event`.
         self._handlers: list[_EventHandler] = []
 
     def on_event(self, channel: EventChannel, handler: Callable[[CmEvent], object]) -> None:

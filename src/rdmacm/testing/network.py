@@ -26,7 +26,11 @@ from rdmacm.soft.provider import SoftProvider
 if TYPE_CHECKING:
     from rdmacm.ib.transport import MadTransport
 
+#: Hardware types of interfaces (linux/if_arp.h), and numbers of routing tables (linux/rtnetlink.h).
+_ARPHRD_ETHER, _ARPHRD_LOOPBACK = 1, 772
+_TABLE_MAIN, _TABLE_LOCAL = 254, 255
 _UP_FLAGS = InterfaceFlag.UP | InterfaceFlag.RUNNING | InterfaceFlag.LOWER_UP
+#: The errors of routes that forbid sending, by kind.
 _FAILING_KINDS = {
     "blackhole": errno.EINVAL,
     "unreachable": errno.EHOSTUNREACH,
@@ -34,7 +38,7 @@ _FAILING_KINDS = {
 }
 
 
-class _RouteEntry(NamedTuple):
+class _TableRow(NamedTuple):
     """A row of the routing table; ``source`` is the preferred source address."""
 
     prefix: bytes
@@ -66,6 +70,7 @@ class MemoryNetwork:
     removing an unknown interface raises KeyError; invalid text for an address or a prefix raises ValueError.
     """
 
+    #: Whether :meth:`neighbour` works, as in :class:`rdmacm.net.Network`.
     sees_neighbours = True
 
     def __init__(self, *, loopback: bool = True) -> None:
@@ -80,7 +85,8 @@ class MemoryNetwork:
         #: Interfaces by index.
         self._interfaces: dict[int, Interface] = {}
         self._addresses: list[InterfaceAddress] = []
-        self._routes: list[_RouteEntry] = []
+        #: The routing table, in the order in which routes were added.
+        self._routes: list[_TableRow] = []
         #: Neighbours by interface index and packed address.
         self._neighbours: dict[tuple[int, bytes], Neighbour] = {}
         #: What :meth:`changes` is going to report.
@@ -112,7 +118,7 @@ class MemoryNetwork:
         if not arp:
             flags |= InterfaceFlag.NOARP
         hardware = bytes(6) if loopback else mac or bytes((2, 0, 0, 0, 0, index))
-        arp_type = 772 if loopback else 1
+        arp_type = _ARPHRD_LOOPBACK if loopback else _ARPHRD_ETHER
         self._interfaces[index] = Interface(index, name, int(flags), mtu, arp_type, hardware, slave_kind)
         for address in addresses:
             self.add_address(index, address)
@@ -144,7 +150,7 @@ class MemoryNetwork:
         family = AF_INET if len(ip) == 4 else AF_INET6
         self._addresses.append(InterfaceAddress(family, ip, length, ifindex, usable))
         self._routes.append(
-            _RouteEntry(interface.network.network_address.packed, length, ifindex, None, ip, "unicast", 0, 0)
+            _TableRow(interface.network.network_address.packed, length, ifindex, None, ip, "unicast", 0, 0)
         )
         self._changed_links = self._changed_routes = True
 
@@ -172,7 +178,7 @@ class MemoryNetwork:
         """
         network = ip_network(destination)
         self._routes.append(
-            _RouteEntry(
+            _TableRow(
                 network.network_address.packed,
                 network.prefixlen,
                 ifindex,
@@ -247,9 +253,9 @@ class MemoryNetwork:
         if source is not None and self._owner(source) is None:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         if (own := self._owner(destination)) is not None and not ifindex:
-            return RouteEntry("local", destination, own.ifindex, None, source or own.ip, 255)
+            return RouteEntry("local", destination, own.ifindex, None, source or own.ip, _TABLE_LOCAL)
         multicast = destination[0] & 0xF0 == 0xE0 if family == AF_INET else destination[0] == 0xFF
-        best: _RouteEntry | None = None
+        best: _TableRow | None = None
         for entry in self._routes:
             usable = entry.kind in _FAILING_KINDS or self._is_up(entry.ifindex)
             if not usable or (ifindex and entry.kind not in _FAILING_KINDS and entry.ifindex != ifindex):
@@ -260,14 +266,14 @@ class MemoryNetwork:
             where = ifindex or next((i for i, it in self._interfaces.items() if it.is_up and not it.is_loopback), 0)
             if where:
                 chosen = source or self._source_on(where, family)
-                return RouteEntry("multicast", destination, where, None, chosen, 254)
+                return RouteEntry("multicast", destination, where, None, chosen, _TABLE_MAIN)
         if best is None:
             raise OSError(errno.ENETUNREACH, os.strerror(errno.ENETUNREACH))
         if best.kind in _FAILING_KINDS:
             raise OSError(_FAILING_KINDS[best.kind], f"{best.kind} route")
         chosen = source or best.source or self._source_on(best.ifindex, family)
         kind = "multicast" if multicast else best.kind
-        return RouteEntry(kind, destination, best.ifindex, best.gateway, chosen, 254, best.mtu, best.hop_limit)
+        return RouteEntry(kind, destination, best.ifindex, best.gateway, chosen, _TABLE_MAIN, best.mtu, best.hop_limit)
 
     def _source_on(self, ifindex: int, family: int) -> bytes | None:
         return next((a.ip for a in self._addresses if a.ifindex == ifindex and a.family == family), None)

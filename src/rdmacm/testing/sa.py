@@ -42,17 +42,17 @@ BROADCAST = Gid("ff12:401b:ffff::ffff:ffff")
 _BROADCAST_Q_KEY = 0x0B1B
 _FIRST_MLID = 0xC000
 
-#: OpenSM's packet lifetime, 4.096 µs · 2^18, and its capabilities.
+#: OpenSM's packet lifetime, 4.096 µs · 2^18 (about 1 s), and its capabilities.
 _LIFETIME = 18
 _CAPABILITIES = ClassPortInfo(capability_mask=0x2602, capability_mask2=0x16BD10 >> 5, resp_time_value=16)
 
 #: Maximum length of :attr:`SubnetAdministrator.requests`.
 _MAX_REQUESTS = 4096
 
-
 #: The status of an answer, and its records.
 Answer: TypeAlias = "tuple[int, list[bytes]]"
 
+#: Components that OpenSM requires in a request that creates a group, joins one, or registers a service.
 _REQUIRED_TO_CREATE = (
     MemberMask.MGID
     | MemberMask.PORT_GID
@@ -105,6 +105,7 @@ class _Group:
     """A multicast group: the properties of the group, and the join state of each member."""
 
     record: MCMemberRecord
+    #: Join states by port GID.
     members: dict[Gid, int] = field(default_factory=dict)
 
 
@@ -159,15 +160,19 @@ class SubnetAdministrator:
         self._groups: dict[Gid, _Group] = {}
         #: The time of the last call of the engine, in seconds.
         self._now = 0.0
+        #: The MLID of the next new group.
         self._next_mlid = _FIRST_MLID
         #: Segmented answers under way, by LID and transaction id of the requester.
         self._transfers: dict[tuple[int, int], tuple[Sender, MadAddress, SaMad]] = {}
         #: Heap of requests that wait for their delay: (due time, number, source address, request, fault).
         self._delayed: list[tuple[float, int, MadAddress, SaMad, SaFault | None]] = []
+        #: Number of requests that have been in ``_delayed``.
         self._count = 0
+        #: Datagrams that :meth:`mads_to_send` has not returned yet.
         self._outbox: list[tuple[MadAddress, bytes]] = []
         broadcast = MCMemberRecord(BROADCAST, q_key=_BROADCAST_Q_KEY, pkey=0xFFFF, packet_life_time=_LIFETIME, scope=2)
         self.add_group(broadcast)
+        #: The function that answers a request, by attribute id and method.
         self._handlers = self._handlers_by_attribute()
 
     def _handlers_by_attribute(self) -> dict[int, dict[int, Callable[[MadAddress, SaMad], Answer]]]:

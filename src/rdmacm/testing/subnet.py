@@ -100,6 +100,7 @@ class MemoryPort:
     """
 
     def __init__(self, subnet: MemorySubnet, name: str, number: int, carries_cm: bool) -> None:
+        #: The name of the port, unique on the subnet.
         self.name = name
         #: Whether it carries connection management (GSI class 7).
         self.carries_cm = carries_cm
@@ -107,16 +108,19 @@ class MemoryPort:
         self.reassembles = subnet.sa.table_mode is TableMode.WHOLE
         #: Counts dropped datagrams by reason.
         self.dropped: dict[str, int] = Counter()
+        #: The subnet that the port is on.
         self.subnet = subnet
+        #: Whether datagrams arrive; others are dropped.
         self.is_open = False
         #: Upper half of the transaction ids of requests, as the kernel's umad layer sets it.
         self.tid_high = number
+        #: Datagrams that :meth:`receive` has not returned yet.
         self._inbox: deque[ReceivedMad] = deque()
-        #: Readable while datagrams wait; only in real time, as the next two.
+        #: Readable while datagrams wait. Like ``_timer`` and ``_epoll``, it exists only in real time.
         self._wake: Wake | None = None
         #: Readable when the subnet has a deadline.
         self._timer: TimerDescriptor | None = None
-        #: Covers both.
+        #: Readable when ``_wake`` or ``_timer`` is.
         self._epoll: select.epoll | None = None
 
     def open(self) -> None:
@@ -224,6 +228,7 @@ class MemorySubnet:
         check_durations(latency=latency, reorder_delay=reorder_delay)
         #: Returns the time in seconds.
         self.clock = clock or VirtualClock()
+        #: Whether ``clock`` is ``time.monotonic``; otherwise time is virtual.
         self.is_real_time = self.clock is time.monotonic
         #: Time from sender to receiver, in seconds.
         self.latency = latency
@@ -243,14 +248,17 @@ class MemorySubnet:
         self.sa = SubnetAdministrator(Random(f"{seed}/sa"))
         #: Ports by name.
         self.ports: dict[str, MemoryPort] = {}
+        #: Protects the state of the subnet and of its ports.
         self.lock = threading.RLock()
-        #: The state of each port, by name.
+        #: The attributes of each port, by name.
         self._attributes: dict[str, IbPort] = {}
-        #: The name of the port that has a LID.
+        #: Names of ports, by each of their LIDs.
         self._names_by_lid: dict[int, str] = {}
+        #: Source of the random faults.
         self._random = Random(f"{seed}/subnet")
         #: Heap of (arrival time, number of the copy, datagram, source address, its bytes).
         self._in_flight: list[tuple[float, int, SubnetMad, MadAddress, bytes]] = []
+        #: Numbers of datagrams sent, of copies scheduled, and of ports added.
         self._mads_sent = self._copies_sent = self._ports_added = 0
 
     # -- ports ------------------------------------------------------------------------------------------------

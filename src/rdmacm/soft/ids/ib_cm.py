@@ -300,7 +300,7 @@ class IbCmConnector:
         if len(private_data) > room:
             raise cm_error(
                 errno.EINVAL,
-                f"{len(private_data)} bytes of private data do not fit, {room} do",
+                f"the message carries up to {room} bytes of private data, not {len(private_data)}",
                 step,
                 str(address),
                 "send the rest as a message once connected",
