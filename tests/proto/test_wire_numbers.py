@@ -18,7 +18,7 @@ from rdmacm.proto.sa.mad import SaMethod, SaStatus
 from rdmacm.proto.sa.query import MemberMask, NodeMask, PathMask, Selector, ServiceMask
 from rdmacm.proto.sa.records import GIGABITS
 from rdmacm.proto.sa.rmpp import RmppFlag, RmppStatus, RmppType
-from rdmacm.proto.sa.subnet import JoinState, NodeType
+from rdmacm.proto.sa.subnet import JoinState, NodeInfoType
 from support.rows import for_each
 
 SPECIFIED = {
@@ -115,7 +115,7 @@ SPECIFIED = {
         WINDOW_TOO_SMALL=0x7a SEGMENT_TOO_BIG=0x7b ILLEGAL_STATUS=0x7c UNSUPPORTED_VERSION=0x7d
         TOO_MANY_RETRIES=0x7e UNSPECIFIED=0x7f
     """,
-    NodeType: """
+    NodeInfoType: """
         CHANNEL_ADAPTER=0x1 SWITCH=0x2 ROUTER=0x3
     """,
     JoinState: """
