@@ -1,4 +1,4 @@
-"""The machine that these tests share, its network, and the recording of each test's packets.
+"""The machine that these tests share, its network, and a recording of each test's packets.
 
 RDMACM_GUEST_MACHINE chooses the machine: ``uml``, ``qemu``, or ``both``, which runs all tests in the first and those
 marked ``debian_kernel`` in the second as well.
@@ -70,7 +70,7 @@ def pytest_runtest_makereport(
     cell = item.get_closest_marker("cell")
     if cell is not None and (report.when == "call" or report.failed) and _kernel in item.config.stash:
         row, end = cell.args
-        # By way of the report, as the process that runs the test may be another than the one that writes the table.
+        # Passed in the report: with pytest-xdist, another process than this one writes the table.
         report.user_properties.append(("cell", [row, end, astuple(item.config.stash[_kernel]), report.passed]))
     return report
 
@@ -116,7 +116,7 @@ def machine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     for known in config.stash.get(_stuck, []):
-        terminalreporter.section("the machine got stuck; the script ran again in a new one")
+        terminalreporter.section("the machine stopped responding; the script ran again in a new one")
         terminalreporter.write_line(known)
 
 

@@ -1,4 +1,4 @@
-"""One question to two libraries: rdma_getaddrinfo(3) of librdmacm.so.1 and rdmacm.getaddrinfo.
+"""Asks rdma_getaddrinfo(3) of librdmacm.so.1 and rdmacm.getaddrinfo the same questions.
 
 Runs in a machine that has an RDMA device, as a program::
 
@@ -228,7 +228,7 @@ IB_ADDRESSES: list[list[Any]] = [
 
 
 class Questions:
-    """An endless, repeatable supply of questions. Most fields are ordinary, so that few questions have two oddities."""
+    """Random questions without end, repeatable by the seed. Few have more than one unusual field."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -237,29 +237,29 @@ class Questions:
         while True:
             yield self.question()
 
-    def _odd(self, chance: float) -> bool:
+    def _happens(self, chance: float) -> bool:
         return self.random.random() < chance
 
     def question(self) -> Json:
         node, service = self._node(), self._service()
-        if self._odd(0.1):  # from the hints alone
+        if self._happens(0.1):  # from the hints alone
             node = service = None
-        hints = None if self._odd(0.12) else self._hints(node is None and service is None)
+        hints = None if self._happens(0.12) else self._hints(node is None and service is None)
         return {"node": node, "service": service, "hints": hints}
 
     def _node(self) -> str | None:
         pick = self.random.choice
-        if self._odd(0.15):
+        if self._happens(0.15):
             return None
-        if self._odd(0.2):
+        if self._happens(0.2):
             return pick(pick([NOT_IPV4, NOT_IPV6, UNKNOWN, NODES_AS_NULL, [self._garbage()]]))
         return pick(pick([IPV4, IPV4_FORMS, IPV6, IPV6_SCOPED, GIDS, NAMES, NAMES]))
 
     def _service(self) -> str | None:
         pick = self.random.choice
-        if self._odd(0.2):
+        if self._happens(0.2):
             return pick([None, ""])
-        if self._odd(0.2):
+        if self._happens(0.2):
             return pick(pick([NOT_PORTS, ODD_SERVICES, [self._garbage()]]))
         return pick(pick([PORTS, PORT_FORMS, SERVICE_NAMES]))
 
@@ -269,25 +269,25 @@ class Questions:
 
     def _hints(self, alone: bool) -> Json:
         pick = self.random.choice
-        flags = sum(flag for flag in (PASSIVE, NUMERICHOST, NOROUTE, FAMILY) if self._odd(0.3))
-        if self._odd(0.08):
+        flags = sum(flag for flag in (PASSIVE, NUMERICHOST, NOROUTE, FAMILY) if self._happens(0.3))
+        if self._happens(0.08):
             flags |= pick([*UNKNOWN_FLAGS, SA, DNS, SA | DNS])
         hints: Json = {
             "flags": flags,
-            "family": pick(ODD_FAMILIES) if self._odd(0.05) else pick([0, 0, int(AF_INET), int(AF_INET6), AF_IB]),
-            "qp_type": pick(ODD_QP_TYPES) if self._odd(0.2) else pick(QP_TYPES),
-            "port_space": pick(ODD_SPACES) if self._odd(0.15) else pick(SPACES),
+            "family": pick(ODD_FAMILIES) if self._happens(0.05) else pick([0, 0, int(AF_INET), int(AF_INET6), AF_IB]),
+            "qp_type": pick(ODD_QP_TYPES) if self._happens(0.2) else pick(QP_TYPES),
+            "port_space": pick(ODD_SPACES) if self._happens(0.15) else pick(SPACES),
         }
-        if self._odd(0.6 if alone else 0.2):
-            hints["src_addr"] = pick(IB_ADDRESSES) if self._odd(0.1) else pick(SOURCES)
-        if self._odd(0.6 if alone else 0.1):
-            hints["dst_addr"] = pick(IB_ADDRESSES) if self._odd(0.1) else pick(DESTINATIONS)
-        if self._odd(0.1):
+        if self._happens(0.6 if alone else 0.2):
+            hints["src_addr"] = pick(IB_ADDRESSES) if self._happens(0.1) else pick(SOURCES)
+        if self._happens(0.6 if alone else 0.1):
+            hints["dst_addr"] = pick(IB_ADDRESSES) if self._happens(0.1) else pick(DESTINATIONS)
+        if self._happens(0.1):
             hints["route"] = self._route().hex()
-        if self._odd(0.1):
+        if self._happens(0.1):
             hints["connect"] = pick(["00", "ab" * 36, "ff" * 300])
-        if self._odd(0.1):
-            hints["src_canonname" if self._odd(0.3) else "dst_canonname"] = "canon.example"
+        if self._happens(0.1):
+            hints["src_canonname" if self._happens(0.3) else "dst_canonname"] = "canon.example"
         return {name: value for name, value in hints.items() if value}
 
     def _route(self) -> bytes:
@@ -434,8 +434,8 @@ class CLibrary:
         }
 
 
-def survive(questions: list[str], ask: Callable[[Json], Json], out: TextIO) -> None:
-    """Ask in a child process. If it dies, the signal is the answer, and another child asks the next question."""
+def ask_in_child(questions: list[str], ask: Callable[[Json], Json], out: TextIO) -> None:
+    """Ask in a child process. If a question kills it, the signal is the answer, and a new child asks the next."""
     done = 0
     while done < len(questions):
         reading, writing = os.pipe()
@@ -488,7 +488,7 @@ class Ours:
         return {"entries": [self._entry(entry) for entry in found]}
 
     def address(self, address: list[Any]) -> Any:
-        """The address of a question, as rdmacm takes it."""
+        """The address of a question as an argument for rdmacm."""
         if address[0] == "ib":
             _, gid, sid, mask, pkey, flow, scope = address
             return self.sockaddr_ib(self.gid(gid), sid, mask, pkey, flow, scope)
@@ -507,7 +507,7 @@ class Ours:
         return given
 
     def plain(self, address: Any) -> list[Any] | None:
-        """An address of rdmacm, as answers have it."""
+        """An address that rdmacm returned, in the form of an answer."""
         if address is None:
             return None
         if isinstance(address, tuple):
@@ -537,8 +537,8 @@ class Ours:
         }
 
 
-def each(questions: Iterable[str], ask: Callable[[Json], Json], out: TextIO) -> None:
-    """Ask the questions, one after the other."""
+def ask_all(questions: Iterable[str], ask: Callable[[Json], Json], out: TextIO) -> None:
+    """Ask the questions one after the other in this process."""
     for line in questions:
         print(json.dumps(ask(json.loads(line))), file=out)
     out.flush()
@@ -563,14 +563,14 @@ def command(
             for name, text in FILES.items():
                 Path(folder, name).write_text(text, encoding="utf-8")
         case ["c"]:
-            survive(sys.stdin.readlines(), c().ask, sys.stdout)
+            ask_in_child(sys.stdin.readlines(), c().ask, sys.stdout)
         case ["ours"]:
-            each(sys.stdin, ours().ask, sys.stdout)
+            ask_all(sys.stdin, ours().ask, sys.stdout)
         case ["both", question]:
             print("C   ", end=" ", flush=True)
-            survive([question], c().ask, sys.stdout)
+            ask_in_child([question], c().ask, sys.stdout)
             print("ours", end=" ", flush=True)
-            each([question], ours().ask, sys.stdout)
+            ask_all([question], ours().ask, sys.stdout)
         case _:
             sys.exit("generate SEED COUNT | files FOLDER | c | ours | both QUESTION")
 

@@ -1,6 +1,6 @@
-"""One id in two libraries: rdma_bind_addr(3), rdma_resolve_addr(3) and rdma_resolve_route(3), without connecting.
+"""Asks librdmacm.so.1 and rdmacm to bind an id and to resolve its address and route, without connecting.
 
-As ``differential``, with the same commands. A question is ``{"space", "tos", "bind", "src", "dst"}``: a port space, a
+The commands are those of ``differential``. A question is ``{"space", "tos", "bind", "src", "dst"}``: a port space, a
 type of service or 0, and addresses or None; a step without its address is left out. An answer has the outcome of each
 step ("ok", the name of an errno, or -errno of an event), and the attributes that the id then has: the interface of its
 device, its addresses (a port that the library chose is "free"), GIDs and path.
@@ -122,7 +122,7 @@ ODD_REMOTE: list[list[Any]] = [
 
 
 class Questions:
-    """An endless, repeatable supply of ids."""
+    """Random questions without end, repeatable by the seed."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -146,17 +146,17 @@ class Questions:
         return self.random.choice(odd if self.random.random() < 0.25 else usual)
 
 
-def without_port(address: list[Any] | None, free: bool) -> list[Any] | None:
-    """A source address without its port where the library chose it, as the two libraries choose different ones."""
-    if address is None or not free or address[0] == "bytes":
+def without_port(address: list[Any] | None, chosen: bool) -> list[Any] | None:
+    """A source address without its port if the library ``chosen`` it: the two libraries choose different ones."""
+    if address is None or not chosen or address[0] == "bytes":
         return address
     if address[0] == "ib":
         return [*address[:2], address[2] >> 16, *address[3:]]
     return [address[0], "free" if address[1] >= 32768 else address[1], *address[2:]]
 
 
-def _free(question: Json) -> bool:
-    """Whether the library chose the port of the source."""
+def _port_is_chosen(question: Json) -> bool:
+    """Whether the library chooses the port of the source."""
     given = question["bind"] or question["src"]
     return given is None or given[0] == "ib" or given[1] == 0
 
@@ -164,7 +164,7 @@ def _free(question: Json) -> bool:
 def _flow_label(label: int, question: Json) -> int | str:
     """A flow label, or "free" where it follows from a port that the library chose."""
     given = len(question["dst"]) == 4 and question["dst"][2]
-    return "free" if _free(question) and not given else label
+    return "free" if _port_is_chosen(question) and not given else label
 
 
 # -- the C library --------------------------------------------------------------------------------------
@@ -305,7 +305,7 @@ class CLibrary:
         return {
             "interface": self._interface(cmid.verbs) if cmid.verbs else None,
             "port_num": cmid.port_num,
-            "local": without_port(_sockaddr(raw[:128]), _free(question)),
+            "local": without_port(_sockaddr(raw[:128]), _port_is_chosen(question)),
             "sgid": gid(route.sgid),
             **({"peer": _sockaddr(raw[128:]), "dgid": gid(route.dgid)} if resolved else {}),
         }
@@ -386,7 +386,7 @@ class OurIds(Ours):
         return {
             "interface": cmid.verbs.device.name.removeprefix("soft_") if cmid.verbs else None,
             "port_num": cmid.port_num,
-            "local": without_port(self.plain(cmid.local_addr), _free(question)),
+            "local": without_port(self.plain(cmid.local_addr), _port_is_chosen(question)),
             "sgid": str(route.sgid),
             **({"peer": self.plain(cmid.peer_addr), "dgid": str(route.dgid)} if resolved else {}),
         }

@@ -49,8 +49,8 @@ exit $status
 """
 
 
-class One:
-    """Equals every value that passes a test: for an answer of which only a property is known."""
+class Matching:
+    """Equals every value that passes a test, where only a property of the answer is known."""
 
     def __init__(self, what: str, test: Callable[[Any], bool]) -> None:
         self.what, self.test = what, test
@@ -66,8 +66,8 @@ class One:
 
 
 def _settled(expected: Any, ours: Any) -> Any:
-    """The expected answer, with ours in the place of each :class:`One` that it passes."""
-    if isinstance(expected, One):
+    """The expected answer, with ours in the place of each :class:`Matching` that it passes."""
+    if isinstance(expected, Matching):
         return ours
     if isinstance(expected, dict) and isinstance(ours, dict):
         return {name: _settled(value, ours.get(name)) for name, value in expected.items()}
@@ -136,11 +136,11 @@ class Rules:
             unexplained.append(f"{again}\n    C         {theirs}\n    ours      {mine}\n    expected  {expected}")
         return seen, unexplained
 
-    def hold(self, machine: Machine, questions: Iterable[Json], count: int) -> Counter[str]:
+    def check(self, machine: Machine, questions: Iterable[Json], count: int) -> Counter[str]:
         """Ask both libraries in the machine; returns how often each row applied.
 
         Raises:
-            AssertionError: with all questions whose answers no row explains.
+            AssertionError: with the questions whose answers no row explains.
         """
         asked = list(itertools.islice(questions, int(COUNT or count)))
         lines = "".join(f"{json.dumps(question)}\n" for question in asked)

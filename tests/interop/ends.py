@@ -1,4 +1,4 @@
-"""One end of a connection, on either device: what ``operations`` is written with.
+"""The interface of one end of a connection, on either device; ``operations`` uses it.
 
 ``verbs_peer`` implements it with rdma-core, ``soft_peer`` with this package; this module imports neither. Numbers are
 those of ``infiniband/verbs.h``.
@@ -190,7 +190,7 @@ class Param:
 
 @dataclass(frozen=True)
 class Event:
-    """An acknowledged event. ``id`` is of the type that its device uses."""
+    """An acknowledged event. The type of ``id`` depends on the device."""
 
     kind: int
     status: int
@@ -200,7 +200,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Attributes:
-    """The attributes that a connection gave its queue pair."""
+    """The queue pair's attributes that the connection set."""
 
     path_mtu: int
     max_rd_atomic: int
@@ -217,16 +217,16 @@ class Attributes:
 
 
 def pattern(size: int, salt: int = 0) -> bytes:
-    """Bytes that differ from place to place: consecutive numbers of four bytes.
+    """Consecutive numbers of four bytes, so that misplaced bytes are noticed.
 
-    None begins like an Ethertype, after which Wireshark would dissect the rest as a packet of that kind.
+    None begins like an Ethertype: Wireshark would dissect the rest as a packet of that type.
     """
     first = 0xA0000000 | salt * 0x10001 & 0xFFFFFFF
     return struct.pack(f">{size // 4 + 1}I", *range(first, first + size // 4 + 1))[:size]
 
 
 class Device(ABC):
-    """A program's device: makes its ends, and has the events of all of them."""
+    """The device of a program: creates its ends and receives the events of all of them."""
 
     name: str
     #: The path MTU in bytes. Both ends know it before they connect.

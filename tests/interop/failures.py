@@ -1,4 +1,4 @@
-"""Operations that fail or are delayed at the responder: missing receives, and requests that it refuses.
+"""Operations that fail or wait at the responder: missing receives, and requests that it refuses.
 
 Each has two functions, as ``operations`` describes.
 """
@@ -73,7 +73,7 @@ def no_receive_respond(end: End) -> None:
 
 
 def _check_one_of(failed: Completion, status: Status, of_rxe: Status) -> None:
-    """InfiniBand prescribes the NAK of an invalid request; rdma_rxe sends that of a remote operational error."""
+    """InfiniBand requires the NAK "invalid request"; rdma_rxe sends "remote operational error"."""
     assert failed.wr_id == 0, failed
     assert failed.status in (status, of_rxe), failed
 
@@ -147,7 +147,7 @@ def unharmed(access: Access, size: int = ROOM) -> Callable[[End], None]:
 
 
 def unaligned(end: End) -> None:
-    """Refused when it is posted, as by rdma-core."""
+    """Posting it raises EINVAL, as in rdma-core."""
     region = end.region(bytes(8))
     remote = end.connect()
     work = Work(Opcode.ATOMIC_FETCH_AND_ADD, [region.piece(0, 8)], addr=remote.addr + 4, rkey=remote.rkey)

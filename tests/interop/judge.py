@@ -1,4 +1,4 @@
-"""The packets between the two devices, judged by Wireshark's dissector, and by zlib for the ICRC."""
+"""Checks of recorded packets: Wireshark's dissector must accept them, and zlib must compute the same ICRC."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ REFUSAL = frozenset({0x61, 0x62, 0x63})
 
 _OPCODE, _QP, _SYNDROME = "infiniband.bth.opcode", "infiniband.bth.destqp", "infiniband.aeth.syndrome"
 _ETHERNET, _IPV4, _IPV6, _UDP = 14, 20, 40, 8
-#: Fields that a link may change count as ones: TOS, TTL and header checksum, or class, flow label and hop limit.
+#: Offsets of fields that routers may change; the ICRC covers ones in their place: TOS, TTL and header checksum, or
+#: traffic class, flow label and hop limit.
 _CHANGING_4, _CHANGING_6 = (1, 8, 10, 11), (1, 2, 3, 7)
 
 
 def judge(path: Path, naks: Container[int] = ()) -> Counter[str]:
-    """The number of packets of each opcode in the capture file; nothing without tshark.
+    """Check the packets of a capture file; returns how many have each opcode, or nothing without tshark.
 
     Raises:
         AssertionError: Wireshark finds a malformed packet, an ICRC is wrong, or a NAK is not among ``naks``.
@@ -44,7 +45,7 @@ def judge(path: Path, naks: Container[int] = ()) -> Counter[str]:
         if syndrome in RNR:
             not_ready.add(packet[_QP])
         elif syndrome in SEQUENCE and packet[_QP] in not_ready:
-            continue  # rdma_rxe answers so to the packets that follow a message it was not ready for
+            continue  # rdma_rxe's answer to the packets after a message without a receive
         assert syndrome < 0x20 or syndrome in naks, f"frame {number} of {path.name}: NAK {syndrome:#x}"
     return Counter(packet[_OPCODE] for packet in packets)
 

@@ -1,4 +1,4 @@
-"""The memory of operations: its layout, its content, and the checks of what arrived."""
+"""The memory of operations: its layout, its content, and checks of the received bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-# The machine's network, and the words that scenarios are written with. For bash inside the machine:
+# The machine's network, and the functions that scenarios use. For bash inside the machine:
 #
 #     rxe COMMAND...         run COMMAND beside the kernel's device: rxe0 on va, 10.0.0.1 and fd00:0:0:1::1
 #     soft COMMAND...        run COMMAND beside the software device: namespace soft, on vb, 10.0.0.2 and fd00:0:0:1::2
@@ -6,8 +6,8 @@
 #     serve_soft COMMAND...
 #     finish                 wait for that server to end; prints its output, returns its status
 #     network [MTU]          make this network, again if it has another MTU (default 1500)
-#     impair NETEM...        from now on do this to each packet, in both directions, in the words of tc-netem(8)
-#     unimpaired             end that
+#     impair NETEM...        from now on impair the packets of both directions; NETEM: arguments of tc-netem(8)
+#     unimpaired             end the impairment
 #     dropped                print the kernel's counters of lost packets
 
 RXE4=10.0.0.1 SOFT4=10.0.0.2 RXE6=fd00:0:0:1::1 SOFT6=fd00:0:0:1::2

@@ -1,9 +1,9 @@
-"""Two programs that do operations with each other, each on its own device::
+"""Two programs that run the operations between them, each on its own device::
 
     python3 -m interop.verbs_peer listen 10.0.0.1 7471
     python3 -m interop.soft_peer connect 10.0.0.1 7471 [--only NAME,...]
 
-One listens, the other connects, twice for each operation: in one connection it requests, in the other it responds, as
+One listens, the other connects twice for each operation: it requests in one connection and responds in the other, as
 its private data says. Each prints a line for every operation, ``ok request NAME`` or ``FAILED request NAME: why``
 (``respond`` or ``both`` if that was its part), and exits with 1 if one failed.
 """
@@ -22,7 +22,7 @@ from interop.operations import OPERATIONS
 
 __all__ = ["main"]
 
-#: In private data, instead of an operation: this was the last.
+#: In private data, instead of an operation: there are no more operations.
 _END = 0xFF
 #: In private data, beside an operation: the end that connects responds.
 _RESPONDS = 0x80

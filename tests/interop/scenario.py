@@ -1,4 +1,4 @@
-"""Running a scenario in the machine: its packets are recorded and judged."""
+"""Runs scripts in the machine, and records and checks their packets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Guest"]
 
 #: Seconds that making the network may take.
 NETWORK_SECONDS = 120
-#: How often a script runs whose outcome depends on chance at the kernel's end.
+#: How often a script runs whose outcome depends on a race in the kernel's end.
 ATTEMPTS = 3
 
 
@@ -22,22 +22,22 @@ class Guest:
     def __init__(self, machine: Machine, recordings: Path) -> None:
         """``recordings`` is the path of the test's recordings, without number and suffix."""
         self.machine = machine
-        #: The words of net.sh that make the network each script needs, unless it is there.
+        #: The command of net.sh that makes the network of each script, unless it exists.
         self.network = "network"
         self._recordings = recordings
         self._count = 0
 
     def run(self, script: str, timeout: float = 60.0, *, naks: Container[int] = (), record: bool = True) -> Result:
-        """Run a bash script that uses the words of net.sh.
+        """Run a bash script that uses the functions of net.sh.
 
         Args:
             script: the text.
             timeout: its limit in seconds.
             naks: the NAKs that the scenario explains, as syndromes of the AETH.
-            record: whether to record and judge the packets.
+            record: whether to record and check the packets.
 
         Raises:
-            AssertionError: a packet is malformed, has a wrong ICRC, or is another NAK.
+            AssertionError: a packet is malformed, has a wrong ICRC, or is a NAK that is not among ``naks``.
             MachineError: the machine failed, or the script exceeded its limit.
         """
         network = f"{self.network} || exit"
@@ -60,7 +60,7 @@ class Guest:
         return result
 
     def run_again(self, script: str, chance: str, timeout: float, *, naks: Container[int] = ()) -> Result:
-        """:meth:`run`, and again while the output has the text ``chance``: what may happen at the kernel's end."""
+        """:meth:`run`, repeated while the output has the text ``chance``, the sign of a race in the kernel's end."""
         for _ in range(ATTEMPTS):
             result = self.run(script, timeout, naks=naks)
             if chance not in result.output:

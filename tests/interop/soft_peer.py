@@ -1,4 +1,4 @@
-"""An end on this package's software device, by its public interface; ``peer`` runs it."""
+"""An end on this package's software device, through its public interface; ``peer`` runs it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""README's table of what was tried against real peers, made from the outcomes of the tests.
+"""README's table of the tests with librdmacm and rdma_rxe, made from their outcomes.
 
 A test takes part by ``@pytest.mark.cell("what is done", "which end we are")``; the table counts its parameters.
 """
@@ -14,7 +14,7 @@ __all__ = ["Kernel", "Outcome", "inserted", "table", "wrapped"]
 
 #: The columns of each kernel, by the end that our device is.
 ENDS = {"passive": "librdmacm calls, we answer", "active": "we call, librdmacm answers"}
-#: What a test says that was both ends.
+#: The end of a test in which our device is both active and passive.
 BOTH = "both"
 BEGIN, END = "<!-- interop: made by python3 dev.py interop --readme -->", "<!-- interop: end -->"
 
@@ -38,7 +38,7 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How one test of a cell ended: ``row``, ``end`` and ``kernel`` name the cell."""
+    """The outcome of one test of a cell, which ``row``, ``end`` and ``kernel`` name."""
 
     row: str
     end: str

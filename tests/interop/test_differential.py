@@ -1,4 +1,4 @@
-"""rdma_getaddrinfo(3) of librdmacm and ours: each difference is a row of docs/parity.md.
+"""rdma_getaddrinfo(3) of librdmacm and ours differ only as the rows of docs/parity.md say.
 
 ``RDMACM_DIFFERENTIAL_SEED`` gives other questions, ``RDMACM_DIFFERENTIAL_COUNT`` sets their number.
 """
@@ -35,9 +35,9 @@ from interop.differential import (
     XRC_SEND,
     Json,
     Questions,
-    survive,
+    ask_in_child,
 )
-from interop.differing import LOCAL, SEED, One, Rules
+from interop.differing import LOCAL, SEED, Matching, Rules
 from interop.machine.run import Machine
 
 KNOWN_FLAGS = PASSIVE | NUMERICHOST | NOROUTE | FAMILY | SA | DNS
@@ -49,7 +49,7 @@ ALL_ONES = 0xFFFFFFFFFFFFFFFF
 
 @dataclass
 class Question:
-    """A question. Hints that it does not have are zero."""
+    """A question; missing hints are zero."""
 
     node: str | None
     service: str | None
@@ -208,7 +208,7 @@ def _named(node: str | None) -> list[tuple[str, str]]:
     """The addresses of a name, each with its canonical name, from our /etc/hosts."""
     lines = [line.split() for line in HOSTS.splitlines()]
     wanted = (node or "").lower()
-    if wanted.isdecimal():  # a number before it is a name
+    if wanted.isdecimal():  # parsed as a number before it is looked up
         return []
     return [(ip, names[0]) for ip, *names in lines if wanted in map(str.lower, names)]
 
@@ -241,7 +241,7 @@ def _(q: Question, c: Json) -> Any:
     def as_encoded(ours: Json) -> bool:
         return ours in ({"eai": NONAME}, c) or (known and "entries" in ours)
 
-    return One(f"the answer for {encoded}", as_encoded)
+    return Matching(f"the answer for {encoded}", as_encoded)
 
 
 @rule("RAI_FAMILY with AF_IB")
@@ -283,7 +283,7 @@ def _(q: Question, c: Json) -> Any:
         return None
     side = "src_canonname" if q.passive else "dst_canonname"
     canonical = [name for _, name in _named(q.node)]
-    return changed(c, **{side: One(f"one of {canonical}", lambda name: name in canonical)})
+    return changed(c, **{side: Matching(f"one of {canonical}", lambda name: name in canonical)})
 
 
 def _is_local(address: list[Any]) -> bool:
@@ -301,9 +301,9 @@ def _(q: Question, c: Json) -> Any:
     if src is not None and _family(src) != _family(dst):
         return None
     if src is not None and src[0] not in ("0.0.0.0", "::"):
-        return changed(c, route=_paths(q) or One("a path or none", lambda n: n in (0, 72)))
-    given = One("an address of this host or none", lambda mine: mine == src or _is_local(mine))
-    return changed(c, src_addr=given, route=_paths(q) or One("a path or none", lambda n: n in (0, 72)))
+        return changed(c, route=_paths(q) or Matching("a path or none", lambda n: n in (0, 72)))
+    given = Matching("an address of this host or none", lambda mine: mine == src or _is_local(mine))
+    return changed(c, src_addr=given, route=_paths(q) or Matching("a path or none", lambda n: n in (0, 72)))
 
 
 @rule("results")
@@ -331,22 +331,22 @@ def _(q: Question, c: Json) -> Any:
             and all(entry[name] == first[name] for entry in entries for name in same)
         )
 
-    return {"entries": One(f"{first} and others of {ips}", all_of_them)}
+    return {"entries": Matching(f"{first} and others of {ips}", all_of_them)}
 
 
-def test_getaddrinfo_differs_only_as_the_parity_table_has_it(machine: Machine) -> None:
-    seen = rule.hold(machine, Questions(SEED), 2400)
+def test_getaddrinfo_differs_from_librdmacm_only_as_documented(machine: Machine) -> None:
+    seen = rule.check(machine, Questions(SEED), 2400)
     print(*(f"{count:6} {row}" for row, count in seen.most_common()), sep="\n")
     rule.assert_rows()
 
 
-def test_a_question_that_kills_the_library_has_the_signal_as_its_answer() -> None:
+def test_crash_of_the_library_is_answered_with_its_signal() -> None:
     def ask(question: Json) -> Json:
         if question["node"] == "deadly":
             os.kill(os.getpid(), signal.SIGKILL)
         return {"eai": NONAME}
 
     out = io.StringIO()
-    survive([json.dumps({"node": node}) for node in ("deadly", "a", "deadly", "b")], ask, out)
+    ask_in_child([json.dumps({"node": node}) for node in ("deadly", "a", "deadly", "b")], ask, out)
     crash = {"crash": "SIGKILL"}
     assert [json.loads(line) for line in out.getvalue().splitlines()] == [crash, {"eai": -2}, crash, {"eai": -2}]

@@ -14,8 +14,8 @@ from interop.operations import OPERATIONS
 from interop.scenario import Guest
 
 OURS = "python3 -m rdmacm rping"
-#: Operations with packets of every kind whose result does not depend on which packets are lost. (After an error it may
-#: be the NAK, which is sent once.)
+#: Operations with packets of every kind whose result does not depend on which packets are lost. (The NAK of an error
+#: is sent once and may be lost.)
 RELIABLE = (
     "send",
     "write_with_immediate",
@@ -26,7 +26,7 @@ RELIABLE = (
     "late_receive",
 )
 ROW = "links that lose 2 and 10 % of the packets, duplicate or reorder them"
-#: What happens to the packets of each direction, in the words of tc-netem(8).
+#: Impairments of each direction, as arguments of tc-netem(8).
 IMPAIRMENTS = {
     "2 % are lost": "loss 2%",
     "10 % are lost": "loss 10%",
@@ -90,7 +90,9 @@ class TestImpairedLink:
     # So many connections take minutes where more packets are lost.
     @pytest.mark.parametrize("impairment", ["2 % are lost"], indirect=True)
     @pytest.mark.parametrize(("listens", "family"), [("rxe", 4), ("soft", 6)])
-    def test_operations(self, guest: Guest, batches: Batches, impairment: str, listens: str, family: int) -> None:
+    def test_operations_succeed(
+        self, guest: Guest, batches: Batches, impairment: str, listens: str, family: int
+    ) -> None:
         batch = batches.get(guest, family=family, listens=listens, only=RELIABLE, link=impairment, naks=RNR | SEQUENCE)
         assert failures(batch) == []
 
@@ -99,6 +101,8 @@ class TestImpairedLink:
 @pytest.mark.parametrize(
     ("mtu", "listens", "family"), [(2048, "rxe", 4), (2048, "soft", 6), (4096, "rxe", 6), (4096, "soft", 4)]
 )
-def test_operations_with_larger_packets(guest: Guest, batches: Batches, mtu: int, listens: str, family: int) -> None:
+def test_operations_succeed_with_larger_packets(
+    guest: Guest, batches: Batches, mtu: int, listens: str, family: int
+) -> None:
     batch = batches.get(guest, family=family, listens=listens, mtu=mtu, only=RELIABLE, naks=RNR)
     assert failures(batch) == []

@@ -1,4 +1,4 @@
-"""librdmacm's examples and ours: a message and its answer (rdma_server), one message (rdma_xserver)."""
+"""librdmacm's examples and ours exchange messages: one each way (rdma_server), or only one (rdma_xserver)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_librdmacms_rdma_xclient_reaches_our_server(guest: Guest, family: int) -
 
 @pytest.mark.cell(ONE_WAY, "active")
 def test_our_rdma_xclient_reaches_librdmacms_server(guest: Guest) -> None:
-    """Its server listens on IPv4 only."""
+    """librdmacm's rdma_xserver listens on IPv4 only."""
     done = guest.run(f"serve_rxe rdma_xserver -c r\nsoft {EXAMPLES}/rdma_xclient.py -s $RXE4 || exit\nfinish")
     assert done.output.splitlines() == ["rdma_xclient: end", "rdma_xserver: start", "rdma_xserver: end 0"]
     assert done.status == 0

@@ -52,7 +52,7 @@ pytestmark = pytest.mark.parametrize("family", [4, 6], ids=["IPv4", "IPv6"])
 
 @pytest.mark.cell(NO_LISTENER, "passive")
 def test_librdmacms_clients_are_rejected_without_a_listener(guest: Guest, family: int) -> None:
-    """Each reports the reason, and a listener on another port still serves its client."""
+    """Each client reports the reason; a listener on another port still serves its client."""
     done = guest.run(
         f"serve_soft {RDMACM} rping -s -a $SOFT{family} -p 7999 -V\n"
         f"rxe rping -c -a $SOFT{family} -C 1; echo rping: $?\n"
@@ -85,7 +85,7 @@ def test_our_clients_are_rejected_without_a_listener(guest: Guest, family: int) 
 
 @pytest.mark.debian_kernel
 @pytest.mark.cell(BY_CONSUMER, "passive")
-def test_our_server_rejects(guest: Guest, family: int) -> None:
+def test_librdmacms_client_is_rejected_by_our_server(guest: Guest, family: int) -> None:
     """test_operations compares the private data of a rejection."""
     done = guest.run(
         f"serve_soft python3 -c '{SERVER}' $SOFT{family}\nrxe ucmatose -s $SOFT{family}; echo ucmatose: $?\nfinish",
@@ -99,8 +99,8 @@ def test_our_server_rejects(guest: Guest, family: int) -> None:
 
 @pytest.mark.debian_kernel
 @pytest.mark.cell(BY_CONSUMER, "active")
-def test_librdmacms_server_rejects(guest: Guest, family: int) -> None:
-    """ucmatose rejects a connection that it does not expect, and gives up (-ENOMEM)."""
+def test_our_client_is_rejected_by_librdmacms_server(guest: Guest, family: int) -> None:
+    """ucmatose rejects a connection beyond its count and exits with -ENOMEM."""
     done = guest.run(
         f"serve_rxe ucmatose -b $RXE{family}\nsoft python3 -c '{TWO_CLIENTS}' $RXE{family} || exit\nfinish", timeout=180
     )

@@ -1,4 +1,4 @@
-"""librdmacm's rping and ours, over the kernel's device and over ours."""
+"""librdmacm's rping on the kernel's device and ours on the software device ping each other."""
 
 from __future__ import annotations
 

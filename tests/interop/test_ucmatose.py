@@ -1,4 +1,4 @@
-"""librdmacm's ucmatose and ours: many connections at once, and messages that are sent back."""
+"""librdmacm's ucmatose and ours: many connections at once, and messages that the client sends back."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def server_lines(arguments: str) -> list[str]:
 
 @pytest.mark.cell(ROW, "passive")
 def test_librdmacms_client_exchanges_messages_with_our_server(guest: Guest, family: int, arguments: str) -> None:
-    """It sends back what it received, and -V compares that with what our server sent."""
+    """The client returns each message, and -V compares it with the one that our server sent."""
     done = guest.run(
         f"serve_soft {OURS} -b $SOFT{family} {arguments} -V\nrxe ucmatose -s $SOFT{family} {arguments} || exit\nfinish",
         timeout=180,
@@ -46,7 +46,7 @@ def test_librdmacms_client_exchanges_messages_with_our_server(guest: Guest, fami
 
 @pytest.mark.cell(ROW, "active")
 def test_our_client_exchanges_messages_with_librdmacms_server(guest: Guest, family: int, arguments: str) -> None:
-    """Our client counts the bytes that it received and sent. ucmatose does not set the content of its messages."""
+    """Our client counts the bytes that it received and sent, as ucmatose does not set the content of its messages."""
     done = guest.run_again(
         f"serve_rxe ucmatose -b $RXE{family} {arguments}\n"
         f"soft {OURS} -s $RXE{family} {arguments} --json || exit\n"

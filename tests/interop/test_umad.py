@@ -1,4 +1,4 @@
-"""Linux's ib_umad, which serves rdma_rxe too: MADs of our transport go through it and come back."""
+"""Our transport sends and receives MADs through Linux's ib_umad, which serves rdma_rxe too."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_our_mads_pass_linuxs_ib_umad(guest: Guest) -> None:
         "answer": True,
         # The kernel refuses a transaction id that is still outstanding.
         "sent twice": [5, 5],
-        # Of many datagrams, and too long for the first buffer.
+        # A table of many datagrams, too long for the first buffer.
         "table": True,
-        "in vain": [0, {"unanswered": 1}],
+        "unanswered": [0, {"unanswered": 1}],
     }

@@ -255,7 +255,7 @@ def _check_scattered(region: Region, what: str) -> None:
 def fence_request(end: End) -> None:
     """Send what has just been read.
 
-    A fenced READ cannot be tried: once it is to be retransmitted, rdma_rxe waits for the READ itself.
+    A fenced READ is not tested: when rdma_rxe has to retransmit one, it waits for that READ itself.
     """
     region = end.region(BLANK * 5000)
     remote = end.connect()
@@ -424,7 +424,7 @@ def both_at_once(end: End) -> None:
     end.received(*numbers)
     check(received, memory, "received")
     check(read, memory, "read")
-    # Tells the peer that this end has finished, as the peer may not have.
+    # Tells the peer that this end has finished: the peer may still be reading.
     end.post(Work(Opcode.SEND, [], 2 * count))
     end.sent(2 * count)
     end.received(count)
@@ -440,7 +440,7 @@ def last_word_request(end: End) -> None:
 
 
 def last_word_respond(end: End) -> None:
-    """Disconnect as soon as the last message is here: it must still be acknowledged."""
+    """Disconnect as soon as the last message has arrived: it must still be acknowledged."""
     region = end.region(BLANK * 5000)
     end.post_receive(0, [region.piece(0, 5000)])
     end.connect()

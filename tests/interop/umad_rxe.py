@@ -1,4 +1,4 @@
-"""Run in the machine: our transport on ib_umad, and a subnet administrator that answers with what it was asked.
+"""Run in the machine: our transport on ib_umad, and a subnet administrator that echoes requests.
 
     umad_rxe.py DEVICE ADDRESS
 
@@ -25,13 +25,13 @@ from rdmacm.ib.umad import UmadTransport
 from rdmacm.proto.mad import GSI_Q_KEY, Mad, MadAddress, Method, MgmtClass
 
 GET_TABLE, GET_TABLE_RESP = 0x12, 0x92
-ASKED_IN_VAIN = 0xFFFF
+NEVER_ANSWERED = 0xFFFF
 TABLE = bytes(range(256)) * 800
 PATIENCE = 30.0
 
 
 def as_infiniband(device: str, root: Path) -> UmadTransport:
-    """The transport, with a sysfs that calls the port InfiniBand."""
+    """The transport, with a copy of sysfs that calls the port InfiniBand."""
     here = Path("/sys/class/infiniband") / device
     there = root / "class/infiniband" / device
     names = ["lid", "sm_lid", "sm_sl", "lid_mask_count", "state", "rate", "pkeys/0"]
@@ -61,7 +61,7 @@ class Administrator(threading.Thread):
         while True:
             packet = os.read(self.fd, 64 + 256)
             header, mad = bytearray(packet[:64]), bytearray(packet[64:])
-            if mad[3] & 0x80 or mad[16:18] == ASKED_IN_VAIN.to_bytes(2, "big"):
+            if mad[3] & 0x80 or mad[16:18] == NEVER_ANSWERED.to_bytes(2, "big"):
                 continue
             timeout = 0
             if mad[3] == GET_TABLE:
@@ -111,8 +111,8 @@ def main(device: str, address: str) -> None:
         twice = [Mad.unpack(mad).transaction_id for _, mad in arrivals(transport, 2)]
         transport.send(to, question(GET_TABLE, 0x35, 9))
         ((_, table),) = arrivals(transport, 1)
-        transport.send(to, question(Method.GET, ASKED_IN_VAIN, 7))
-        in_vain = arrivals(transport, 1)
+        transport.send(to, question(Method.GET, NEVER_ANSWERED, 7))
+        unanswered = arrivals(transport, 1)
         transport.close()
     seen = {
         "refused": refused,
@@ -121,7 +121,7 @@ def main(device: str, address: str) -> None:
         "answer": answer == asked[:3] + bytes((0x81,)) + asked[4:],
         "sent twice": twice,
         "table": table[3] == GET_TABLE_RESP and table[56 : 56 + len(TABLE)] == TABLE,
-        "in vain": [len(in_vain), dict(transport.dropped)],
+        "unanswered": [len(unanswered), dict(transport.dropped)],
     }
     print(json.dumps(seen))
 

@@ -1,4 +1,4 @@
-"""An end on the kernel's device, by rdma-core's libraries; ``peer`` runs it."""
+"""An end on the kernel's device, through rdma-core's libraries; ``peer`` runs it."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ class VerbsEnd(End):
             sges = _elements(work.pieces)
             wr = SendWr(work.wr_id, None, sges, len(work.pieces), work.opcode, work.flags, work.imm)
             if work.opcode is Opcode.SEND_WITH_INV:
-                # In the field of immediate data, but in host byte order.
+                # The key is in the field of immediate data, in host byte order.
                 wr.imm_data = socket.htonl(work.invalidate)
             if work.opcode in _ATOMICS:
                 atomic = wr.wr.atomic

@@ -55,7 +55,7 @@ def lock_file(name: str) -> IO[str]:
 
 
 def run(command: Sequence[str], cwd: Path | None = None, environment: Mapping[str, str] = {}) -> str:
-    """What the command prints. Unavailable with its errors where it fails."""
+    """Run a command and return its output. Raises Unavailable with its error output if it fails."""
     done = subprocess.run(
         command,
         cwd=cwd,

@@ -1,6 +1,6 @@
 """Debian's own kernel, for QEMU: an uncompressed kernel and an initramfs that holds the root directory and the modules.
 
-With every file in memory, none is slow to read or fails to arrive while tests run.
+Every file is in memory, so that none is slow or impossible to read while tests run.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ __all__ = ["DebianKernel", "debian_kernel"]
 
 #: Its dependency names the kernel of the release.
 PACKAGE = "linux-image-amd64"
-#: Where the modules are that a machine may need, beside the modules they depend on. The rest is left out.
+#: The folders of the modules that a machine may need. Of the others, it gets those that these depend on.
 MODULES = (
     "arch/x86/crypto/", "crypto/", "drivers/char/", "drivers/infiniband/core/", "drivers/infiniband/sw/",
     "drivers/net/dummy.", "drivers/net/veth.", "drivers/virtio/", "fs/9p/", "lib/", "net/9p/", "net/packet/",
     "net/sched/",
 )  # fmt: skip
-#: Raised when the code below makes the files in another way.
+#: Increment when the code below makes the files in another way.
 FORMAT = 1
 
 

@@ -15,7 +15,7 @@ from interop.machine.run import Machine, copy_project
 __all__ = ["Qemu"]
 
 PROGRAM = "qemu-system-x86_64"
-#: Where the agent gets its orders.
+#: The serial port on which the agent receives its orders.
 ORDERS = ("-device", "virtserialport,chardev=orders,name=orders")
 
 

@@ -15,13 +15,13 @@ from interop.machine.cache import Unavailable, cached, download, file_names, run
 
 __all__ = ["Root", "root"]
 
-#: What the machine holds, beside all dependencies of these.
+#: The packages of the machine, without their dependencies.
 PACKAGES = (
     "base-files", "bash", "coreutils", "ethtool", "grep", "hostname", "ibverbs-providers", "ibverbs-utils", "iproute2",
     "iputils-ping", "kmod", "mount", "netbase", "perftest", "procps", "python3", "python3-pyverbs", "rdma-core",
     "rdmacm-utils", "sed", "tcpdump", "util-linux",
 )  # fmt: skip
-#: What no program in the machine reads.
+#: Files that no program in the machine reads.
 UNUSED = (
     "usr/share/bash-completion", "usr/share/doc", "usr/share/info", "usr/share/locale", "usr/share/man",
     "usr/share/perl", "usr/lib/udev", "usr/lib/x86_64-linux-gnu/gconv",
@@ -34,7 +34,7 @@ FILES = {
     "etc/hosts": "127.0.0.1 localhost\n::1 localhost ip6-localhost\n"
     "10.0.0.1 rxe\n10.0.0.2 soft\nfd00:0:0:1::1 rxe rxe6\nfd00:0:0:1::2 soft soft6\n",
     "etc/hostname": "guest\n",
-    # Here these files are those of the host: above them goes a layer in memory, which takes what is written.
+    # These files are the host's: what the machine writes goes to a layer in memory above them.
     "usr/sbin/init-user-mode": """#!/bin/bash
 export PATH=/usr/sbin:/usr/bin
 mount -t tmpfs layer /mnt
@@ -47,7 +47,7 @@ exec chroot /mnt/root /interop/machine/agent /dev/tty1 /dev/tty0
 }
 #: Empty directories, to mount on.
 FOLDERS = ("project", "mnt/share", "proc", "sys", "dev", "run", "tmp", "root")
-#: Raised when the code below unpacks in another way, so that no folder made by older code is used.
+#: Increment when the code below unpacks in another way, so that no folder made by older code is used.
 FORMAT = 3
 
 

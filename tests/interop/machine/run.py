@@ -17,8 +17,8 @@ from typing import Self, TextIO
 __all__ = ["Machine", "MachineError", "Result", "copy_project"]
 
 PROJECT = Path(__file__).parents[3]
-#: What the machine sees of the project at /project.
-SHOWN = ("src", "tests/interop", "bench", "examples")
+#: The parts of the project that the machine has at /project.
+COPIED = ("src", "tests/interop", "bench", "examples")
 #: Seconds: for starting the machine, and for a script's own limit to take effect. An emulated machine is slow.
 STARTING, SLACK = 180.0, 30.0
 #: The status of a script that exceeded its limit.
@@ -42,8 +42,8 @@ class Result:
 
 
 def copy_project(folder: Path) -> None:
-    """Copy what a machine sees of the project into ``folder``, so that an edit does not change a running machine."""
-    for name in SHOWN:
+    """Copy :data:`COPIED` into ``folder``, so that an edit of the project does not change a running machine."""
+    for name in COPIED:
         shutil.copytree(PROJECT / name, folder / name, ignore=shutil.ignore_patterns("artifacts"))
 
 
@@ -55,7 +55,7 @@ class Machine(ABC):
 
     #: Where its kernel is from and how it runs, after "Linux 6.12": "in user mode".
     description: str
-    #: Whether a script may fail because the machine is slow or stuck, and deserves a second machine.
+    #: Whether a script that fails is run again in a new machine, as this kind may be slow or stop responding.
     flaky = False
 
     def __init__(self, share: Path, *, terminal: bool = False) -> None:
@@ -70,7 +70,7 @@ class Machine(ABC):
         self.share = share
         #: The release of the running kernel, as uname(1) prints it.
         self.kernel = ""
-        #: What was known of each script that needed a second machine.
+        #: The failure of each script that ran again in a new machine.
         self.stuck: list[str] = []
         self._folder = tempfile.TemporaryDirectory(prefix="rdmacm-guest-")
         #: Temporary files of this machine.
@@ -129,7 +129,7 @@ class Machine(ABC):
         self.kernel = self._answer("ready", STARTING)
 
     def run(self, script: str, timeout: float = 60.0, echo: TextIO | None = None) -> Result:
-        """Run a bash script that may use the words of ``net.sh``.
+        """Run a bash script that may use the functions of ``net.sh``.
 
         Args:
             script: the text.
@@ -152,7 +152,7 @@ class Machine(ABC):
         return Result(status, output.read_text(errors="replace"))
 
     def insist(self, script: str, timeout: float = 60.0) -> Result:
-        """:meth:`run`, and once more in a new machine if a flaky one got stuck.
+        """:meth:`run`, and once more in a new machine if a flaky one stopped responding.
 
         ``script`` must not depend on what earlier scripts made.
 
@@ -222,7 +222,7 @@ class Machine(ABC):
         assert self._process is not None
         self._orders.close()
         try:
-            # After it has closed its end of the line, it ends by itself.
+            # If it has closed its end of the socket, it ends by itself.
             self._process.wait(1)
         except subprocess.TimeoutExpired:
             self._process.kill()

@@ -19,9 +19,9 @@ from interop.machine.user_mode_kernel import user_mode_kernel
 
 __all__ = ["UserMode"]
 
-#: Of util-linux.
+#: Programs of util-linux.
 TOOLS = ("taskset", "prlimit", "setpriv")
-#: Bytes of memory. A file holds it, which grows as the machine uses it.
+#: The machine's memory in bytes. It is in a file, which grows as the machine uses it.
 MEMORY = 1 << 30
 
 
@@ -51,9 +51,9 @@ class UserMode(Machine):
     def command(self, orders: int, console: Path, *, terminal: bool) -> list[str]:
         _, descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)
         return [
-            # It ends with this process, however that ends.
+            # The kernel ends the machine when this process ends.
             *("setpriv", "--pdeathsig", "KILL"),
-            # hostfs keeps a descriptor of the host for each file that the machine has in its cache.
+            # hostfs keeps an open descriptor for each file in the machine's page cache.
             *("prlimit", f"--nofile={descriptors}"),
             *("taskset", "--cpu-list", str(self._processor)),
             *("env", f"TMPDIR={_memory_folder()}"),

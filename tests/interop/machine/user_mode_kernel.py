@@ -27,7 +27,7 @@ NEEDED = {
 #: Changes to the source, as (file, old, new). The registers of a processor with AMX take 11 KiB, for which 6.12 has no
 #: room: it stops with "ptrace set fp regs failed, errno = 14".
 CHANGES = (("arch/x86/um/user-offsets.c", "DEFINE_LONGS(HOST_FP_SIZE, 2696)", "DEFINE_LONGS(HOST_FP_SIZE, 11264)"),)
-#: Raised when the code below builds in another way.
+#: Increment when the code below builds in another way.
 FORMAT = 1
 
 

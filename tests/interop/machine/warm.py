@@ -3,7 +3,7 @@
 Starting Python and importing rdmacm takes long in these machines. An order is a line on the FIFO /run/warm/orders: a
 path. PATH.args holds, each ended by NUL, the process whose output the program inherits, the network namespace ("soft"
 or ""), the working directory and Python's arguments. PATH.pid appears when the program has started, PATH.status when it
-has ended, with its status as bash would have it. ``net.sh`` has the words.
+has ended, with its status as bash would report it. ``net.sh`` has the functions that write orders.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def run_and_exit(arguments: list[str]) -> NoReturn:
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join()
     atexit._run_exitfuncs()
-    # What the program forgot to close complains now.
+    # Objects that the program left open warn now.
     gc.collect()
     sys.stdout.flush()
     sys.stderr.flush()
