@@ -1,4 +1,4 @@
-"""An ibacm that does what a test says, and a provider with an InfiniBand port."""
+"""A scripted ibacm, and a provider with an InfiniBand port."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from support.lookups import Nowhere
 HERE, THERE = Gid("fe80::10:3"), Gid("fe80::10:5")
 IB_PATH = PathRecord(THERE, HERE, dlid=5, slid=4, mtu=4, rate=3, packet_life_time=18)
 
-#: (flags, type, 64 bytes), as in a message.
+#: An endpoint of a message: flags, type, and 64 bytes of an address, a name or a path record.
 Endpoint: TypeAlias = "tuple[int, int, bytes]"
 
 
@@ -36,7 +36,7 @@ def reply(tid: int, *endpoints: Endpoint, status: int = 0) -> bytes:
 
 
 class Asked:
-    """One request, and the connection it came by."""
+    """One request, and the connection on which it arrived."""
 
     def __init__(self, connection: socket.socket, data: bytes) -> None:
         self.connection = connection
@@ -50,7 +50,7 @@ class Asked:
 
 
 class Daemon:
-    """Listens where ibacm would, and has each request handled by ``behave``, in a thread for each connection."""
+    """Listens where ibacm would, and calls ``behave`` for each request, in one thread per connection."""
 
     def __init__(self, rundir: Path, behave: Callable[[Asked], None], *, tcp: bool = False) -> None:
         self.rundir = rundir
@@ -90,7 +90,7 @@ class Daemon:
                 self.behave(asked)
 
     def hang_up(self) -> None:
-        """End all connections, as a daemon does that is started anew."""
+        """End all connections, as a restarted daemon does."""
         for connection in self.connections:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
@@ -121,7 +121,7 @@ def infiniband_device(state: PortState = PortState.ACTIVE, gid: Gid = HERE) -> D
 
 
 class WithInfiniBand(Nowhere):
-    """A provider with one InfiniBand port; ``choice`` is what it finds for IP destinations."""
+    """A provider with one InfiniBand port; ``choice`` is the route that it finds for IP destinations."""
 
     def __init__(self, *devices: Device, choice: RouteChoice | None = None) -> None:
         super().__init__()

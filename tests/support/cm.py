@@ -1,4 +1,4 @@
-"""Agents of the communication manager, a network between two of them that does as it likes, and a scripted peer."""
+"""Agents of the communication manager, an unreliable network between two of them, and a scripted peer."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def opened(data: bytes) -> Message:
 
 
 class Scripted:
-    """An agent whose peer is the test: it says what it likes, over a path of its own or another's."""
+    """An agent whose peer is the test, which sends any message, from the agent's path or another."""
 
     def __init__(self, numbers: RandomSource | None = None, **options: Any) -> None:
         self.agent = Agent(GUIDS[0], numbers or random.Random(1), **options)
@@ -50,7 +50,7 @@ class Scripted:
         return [opened(mad) for _, mad in self.agent.mads_to_send()]
 
     def wait(self) -> None:
-        """Until the next timer, which fires."""
+        """Let virtual time pass until the next timer, and fire it."""
         deadline = self.agent.next_deadline()
         assert deadline is not None
         self.now = deadline
@@ -64,7 +64,7 @@ class Scripted:
 class Pair:
     """Two agents and the network between them, in virtual time.
 
-    ``fate`` says of each MAD after how many seconds its copies arrive: an empty list loses it.
+    ``fate`` returns the delays in seconds of the copies of a MAD that arrive; an empty list loses it.
     """
 
     def __init__(
@@ -93,12 +93,12 @@ class Pair:
         return self.agents[side].connect(1 - side, request(**fields), self.now)
 
     def accept(self, side: int, event: ConnectRequest) -> None:
-        """Accept with a queue pair of its own: the first is 0x22."""
+        """Accept with a new queue pair number; the first is 0x22."""
         self.agents[side].accept(event.comm_id, reply(local_qpn=0x22 + self.accepted), self.now)
         self.accepted += 1
 
     def settle(self) -> None:
-        """Let out what the agents want to send and to say."""
+        """Send the agents' MADs and collect their events."""
         busy = True
         while busy:
             busy = False
@@ -119,7 +119,7 @@ class Pair:
                         handler(self, i, event)
 
     def run(self, until: float = 1e9) -> None:
-        """On until nothing flies and no timer runs, or until a time."""
+        """Let virtual time pass until no MAD is in flight and no timer runs, or until a time."""
         while True:
             self.settle()
             due = [at for at in (agent.next_deadline() for agent in self.agents) if at is not None]
@@ -135,11 +135,11 @@ class Pair:
                 agent.timer(self.now)
 
     def kinds(self, side: int) -> list[str]:
-        """Names of a side's events, TimewaitExit left out."""
+        """The names of a side's events without TimewaitExit."""
         return [type(event).__name__ for event in self.events[side] if not isinstance(event, TimewaitExit)]
 
     def sent(self) -> list[str]:
-        """What was sent, in order, and by whom."""
+        """The sender and the kind of each MAD, in order."""
         return [f"{i}:{type(message).__name__}" for i, message in self.log]
 
     def is_empty(self) -> bool:
@@ -149,7 +149,7 @@ class Pair:
 
 def is_empty(agent: Agent) -> bool:
     """Whether nothing is left of any connection."""
-    # Indexes that keep entries of ended connections would show in memory only, so this looks into them.
+    # Entries of ended connections in these indexes show nowhere else.
     return (
         len(agent) == 0
         and agent.next_deadline() is None
@@ -160,12 +160,12 @@ def is_empty(agent: Agent) -> bool:
 
 
 def communication_ids(agent: Agent) -> list[int]:
-    """Of all connections. An application learns them one by one, from its calls and events."""
+    """The ids of all connections. An application learns them one by one, from its calls and events."""
     return list(agent._connections._by_id)
 
 
 def established(pair: Pair | None = None, **fields: Any) -> tuple[Pair, int, int]:
-    """Two agents that are connected, and what each calls the connection."""
+    """Connect the two agents; returns the communication id of each."""
     pair = pair or Pair()
     pair.agents[1].listen(SERVICE)
     active = pair.connect(**fields)

@@ -1,9 +1,9 @@
-"""A name server that says what it is told, and a process that asks nobody else.
+"""A scripted name server, and a process that has no other.
 
-:class:`DnsServer` answers on 127.0.0.1:53 of a host from a script; :func:`resolve` runs a program text there
-which sees only that server.
+:class:`DnsServer` answers on 127.0.0.1:53 of a host from a script; :func:`resolve` runs a program text on that host
+which asks only that server.
 
-What getaddrinfo() of glibc 2.36 makes of each answer, asked with one server, one attempt and no search list:
+What getaddrinfo() of glibc 2.36 returns for each answer, with one server, one attempt and no search list:
 
 ==============================================  ================================================
 the server says                                 the caller gets
@@ -20,9 +20,9 @@ nothing                                         EAI_AGAIN, after the timeout
 A records, but SERVFAIL for AAAA                EAI_AGAIN for AF_INET6; for AF_UNSPEC the A records
 ==============================================  ================================================
 
-EAI_FAIL is in no row.  The resolver does report FORMERR and its like as unrecoverable, but getaddrinfo()
-tells only "try again" and "no data" apart from the rest, and gives EAI_NONAME for that.  A test that wants
-EAI_FAIL has to put another function in getaddrinfo()'s place.
+EAI_FAIL is in no row.  The resolver reports FORMERR and similar codes as unrecoverable, but getaddrinfo()
+distinguishes only "try again" and "no data", and gives EAI_NONAME for the rest.  A test of EAI_FAIL has to
+replace getaddrinfo().
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _RECORD = struct.Struct("!HHIH")
 
 
 class Rcode(enum.IntEnum):
-    """What an answer says of the question (RFC 1035 section 4.1.1, RFC 2136 section 2.2)."""
+    """The response code of an answer (RFC 1035 section 4.1.1, RFC 2136 section 2.2)."""
 
     NOERROR = 0
     FORMERR = 1
@@ -74,11 +74,11 @@ class Rcode(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Answer:
-    """What to say of a name.
+    """The answer for a name.
 
-    The records are those of their type only: a name with ``a`` alone has no data for AAAA, and ``Answer()``
-    exists without any.  ``cname`` puts an alias before them, whose records they then are.  ``silent`` says
-    nothing at all; ``delay`` is in seconds.
+    A name with ``a`` alone has no data for AAAA; the name of ``Answer()`` exists without any records.  ``cname``
+    makes the name an alias, and the records those of the canonical name.  ``silent`` sends no answer; ``delay``
+    is in seconds.
     """
 
     a: Sequence[str] = ()
@@ -99,7 +99,7 @@ def _record(owner: str, kind: int, data: bytes) -> bytes:
 
 
 def _parse_question(query: bytes) -> tuple[str, int, bytes]:
-    """The name (in lower case) and the type asked for, and the question section as it was."""
+    """The name in lower case, its type, and the bytes of the question section."""
     position, labels = _HEADER.size, []
     while length := query[position]:
         labels.append(query[position + 1 : position + 1 + length].decode("ascii"))
@@ -118,8 +118,8 @@ def _response(query: bytes, name: str, kind: int, question: bytes, answer: Answe
         addresses = {_A: answer.a, _AAAA: answer.aaaa}.get(kind, ())
         records += [_record(owner, kind, ipaddress.ip_address(each).packed) for each in addresses]
     identity, flags, *_ = _HEADER.unpack_from(query)
-    # QR and RA, with the question's RD.  Without RA (or AA), glibc takes an empty answer for that of a
-    # server which does not know the zone, and asks the next.
+    # QR and RA, with the question's RD.  Without RA (or AA), glibc takes an empty answer for one from a server
+    # that does not know the zone, and asks the next.
     flags = 0x8080 | (flags & 0x0100) | answer.rcode
     return _HEADER.pack(identity, flags, 1, len(records), 0, 0) + question + b"".join(records)
 
@@ -127,14 +127,14 @@ def _response(query: bytes, name: str, kind: int, question: bytes, answer: Answe
 class DnsServer:
     """Answers UDP questions on 127.0.0.1:53 of a host until closed.
 
-    The script's keys are names, or pairs of a name and ``"A"`` or ``"AAAA"``, which come first.  Other names
+    The script's keys are names, or pairs of a name and ``"A"`` or ``"AAAA"``, which take precedence.  Other names
     do not exist (NXDOMAIN).  ``queries`` lists the (name, type) pairs asked for, as they arrived.
     """
 
     def __init__(self, host: netns.Host, script: Mapping[str | tuple[str, str], Answer]) -> None:
         self._script = dict(script)
         self.queries: list[tuple[str, str]] = []
-        # The sockets stay in the namespace they were made in, so the thread need not be there.
+        # Sockets stay in the namespace in which they were made, so the thread may be in another.
         self._socket = host.open_socket(socket.AF_INET, socket.SOCK_DGRAM)
         try:
             self._socket.bind(("127.0.0.1", 53))
@@ -152,7 +152,7 @@ class DnsServer:
 
     def _serve(self) -> None:
         order = itertools.count()
-        due: list[tuple[float, int, bytes, Any]] = []  # answers to give: when, in what order, what, to whom
+        due: list[tuple[float, int, bytes, Any]] = []  # pending answers: time, sequence number, datagram, client
         while True:
             wait = max(0.0, due[0][0] - time.monotonic()) if due else None
             ready, _, _ = select.select([self._socket, self._wake], [], [], wait)
@@ -230,7 +230,7 @@ def resolve(
     timeout: float = 30.0,
     env: Mapping[str, str] | None = None,
 ) -> Any:
-    """Run a program text in a host, with a mount namespace whose only resolver is 127.0.0.1.
+    """Run a program text on a host, in a mount namespace whose only resolver is 127.0.0.1.
 
     The program has ``args`` in ``sys.argv[1:]`` and prints JSON, which is returned parsed.  Nothing outside
     the process sees the configuration.  ``options`` are those of resolv.conf(5).

@@ -1,4 +1,4 @@
-"""A process that answers: every message comes back, over any number of connections, until it is killed."""
+"""A server process that sends every message back, over any number of connections, until it is killed."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ class EchoServer:
         self.port = int(line)
 
     def kill(self) -> str:
-        """End it, as it stands; what it had to complain about."""
+        """Kill the process; returns its error output."""
         self.process.send_signal(signal.SIGKILL)
         return self.process.communicate(timeout=20)[1]
 
     @property
     def resident(self) -> int:
-        """Bytes of memory it has."""
+        """Its resident memory in bytes."""
         with open(f"/proc/{self.process.pid}/statm") as file:
             return int(file.read().split()[1]) * 4096
 
@@ -70,7 +70,7 @@ class EchoServer:
 
 
 class EchoClient:
-    """An id that is connected to an :class:`EchoServer`, for real; its events come through ``channel``."""
+    """An id that is connected to an :class:`EchoServer`, in real time; its events arrive on ``channel``."""
 
     def __init__(self, host: str, port: int, ack_timeout: int | None = None, retry_count: int = 7) -> None:
         self.channel = EventChannel()
@@ -95,7 +95,7 @@ class EchoClient:
             return event.status
 
     def echo(self, rounds: int = 1) -> None:
-        """Send something, and get it back."""
+        """Send messages and receive them back."""
         for _ in range(rounds):
             self.count += 1
             text = b"echo %d " % self.count * 5

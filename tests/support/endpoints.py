@@ -1,4 +1,4 @@
-"""Both ends of a connection in one thread: what endpoints do, step by step, on a simulated fabric or for real."""
+"""Both ends of a connection in one thread, step by step, on a simulated fabric or in real time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rdmacm.testing import Fabric
 
 
 class Part:
-    """One end's routine, resumed whenever it can go on; ``result`` or ``error`` once it is ``done``."""
+    """One end's routine, resumed when its condition holds; ``result`` or ``error`` once it is ``done``."""
 
     def __init__(self, dispatcher: Dispatcher, routine: Routine[Any], timeout: float | None = None) -> None:
         self.dispatcher = dispatcher
@@ -35,11 +35,11 @@ class Part:
             self.error, self.done = error, True
 
     def cancel(self) -> None:
-        """End the routine where it waits."""
+        """End the routine at the step for which it waits."""
         self._routine.close()
 
     def turn(self) -> None:
-        """Go on as far as possible."""
+        """Resume the routine as long as its conditions hold."""
         while not self.done:
             self.dispatcher.drive_once(self.dispatcher.dispatch)
             try:
@@ -63,7 +63,7 @@ class Part:
 
 
 def play(fabric: Fabric, *parts: Part) -> list[Any]:
-    """Let virtual time pass until every part is done; their results, or the first error."""
+    """Let virtual time pass until every part is done; returns their results, or raises the first error."""
 
     def turn() -> bool:
         for part in parts:
@@ -73,7 +73,7 @@ def play(fabric: Fabric, *parts: Part) -> list[Any]:
     while not turn():
         ends = [end for part in parts if (end := part.deadline()) is not None]
         fabric.run(turn, seconds=max(0.0, min(ends) - fabric.now) if ends else 300)
-        assert ends or all(part.done for part in parts), "nothing happens any more"
+        assert ends or all(part.done for part in parts), "the parts wait, and no event is left"
     for part in parts:
         if part.error is not None:
             raise part.error
@@ -82,7 +82,7 @@ def play(fabric: Fabric, *parts: Part) -> list[Any]:
 
 @contextmanager
 def connected(host: str = "127.0.0.1", **options: Any) -> Iterator[tuple[Connection, Connection]]:
-    """A connection on loopback: (the side that connected, the side that accepted)."""
+    """A connection on loopback: (active side, passive side)."""
     with listen((host, 0), **options) as listener:
         with accepting(listener) as accepted:
             active = connect((host, listener.port), timeout=20)
@@ -92,7 +92,7 @@ def connected(host: str = "127.0.0.1", **options: Any) -> Iterator[tuple[Connect
 
 @contextmanager
 def accepting(listener: Listener, **options: Any) -> Iterator[list[Connection]]:
-    """A thread that accepts one connection, which is in the list at the end of the block."""
+    """Accept one connection in a thread; the list has it at the end of the block."""
     accepted: list[Connection] = []
     thread = threading.Thread(target=lambda: accepted.append(listener.accept(20, **options)))
     thread.start()
@@ -104,7 +104,7 @@ def accepting(listener: Listener, **options: Any) -> Iterator[list[Connection]]:
 
 @contextmanager
 def in_thread(work: Callable[[], object]) -> Iterator[None]:
-    """Do something in a thread meanwhile; what it raises is raised at the end of the block."""
+    """Call a function in a thread during the block; the end of the block raises its exception."""
     failures: list[BaseException] = []
 
     def run() -> None:

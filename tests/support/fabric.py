@@ -1,4 +1,4 @@
-"""Packets for simulated hosts, and communication managers that talk over their wires."""
+"""Packets for simulated hosts, and communication managers on their wires."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ENDS6 = ("fd00::1", "fd00::2")
 
 
 def two(fabric: Fabric) -> tuple[Host, Host]:
-    """Hosts a and b, their wires open."""
+    """Hosts a and b with open wires."""
     hosts = fabric.host("a", ENDS[0], ENDS6[0]), fabric.host("b", ENDS[1], ENDS6[1])
     for host in hosts:
         host.wire.open()
@@ -40,7 +40,7 @@ def sealed(way: WireRoute, payload: bytes, psn: int = 0, identification: int = 0
 
 
 def received(host: Host) -> list[Received]:
-    """Everything that waits at a host."""
+    """All packets that a host has received."""
     found: list[Received] = []
     while batch := host.wire.receive():
         found += batch
@@ -48,7 +48,7 @@ def received(host: Host) -> list[Received]:
 
 
 class Managers:
-    """The communication managers of hosts a and b; the passive one listens, and accepts whatever comes."""
+    """The communication managers of hosts a and b; the passive one listens and accepts every request."""
 
     def __init__(self, fabric: Fabric) -> None:
         self.fabric = fabric
@@ -64,7 +64,7 @@ class Managers:
         return self.agents[0].connect(1, request(), self.fabric.now)
 
     def pump(self) -> bool:
-        """Take in what has arrived, let timers fire and send; whether the active side has an event."""
+        """Process arrived packets and due timers, and send; returns whether the active side has an event."""
         now = self.fabric.now
         for side, (host, agent) in enumerate(zip(self.hosts, self.agents, strict=True)):
             back = self.routes[1 - side]
@@ -89,9 +89,9 @@ class Managers:
         return bool(self.events[0])
 
     def run(self, seconds: float) -> None:
-        """On for so long."""
+        """Let virtual time pass."""
         self.fabric.run(lambda: self.pump() and False, seconds=seconds)
 
     def kinds(self, side: int) -> list[str]:
-        """Names of a side's events."""
+        """The names of a side's events."""
         return [type(event).__name__ for event in self.events[side]]

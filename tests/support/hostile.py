@@ -1,4 +1,4 @@
-"""A server, a client that talks to it, and what somebody else may send to them meanwhile."""
+"""A server, a connected client, and packets that a third host sends to them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _ALL = AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_READ | AccessFlag.REMOTE_WRITE
 
 
 class Server:
-    """Accepts whatever comes, with a queue pair and memory that everybody may use."""
+    """Accepts every request, with a queue pair and memory that allows all remote access."""
 
     def __init__(self, host: Host, backlog: int = 0) -> None:
         self.host = host
@@ -84,7 +84,7 @@ class Server:
 
 
 def equipped(cmid: CmId) -> MR:
-    """Give an id a queue pair, and receives in the first half of a region whose second half is for the peer."""
+    """Give an id a queue pair and a region: receives use the first half, the peer accesses the second."""
     cmid.create_qp(QPInitAttr(cap=QPCap(32, 32, 1, 1, 64), sq_sig_all=True))
     region = MR(cmid.pd, bytearray(8 * SIZE), _ALL)
     for slot in range(4):
@@ -93,7 +93,7 @@ def equipped(cmid: CmId) -> MR:
 
 
 class Talk:
-    """A client of a server's, and the server's end of their connection."""
+    """A client and the server's end of its connection."""
 
     def __init__(self, server: Server, host: Host) -> None:
         self.server, self.host = server, host
@@ -111,7 +111,7 @@ class Talk:
         self.said = 0
 
     def on(self, rounds: int = 3) -> None:
-        """Write to the server's memory, send it a message, be answered, read the memory back."""
+        """Write to the server's memory, send a message, receive the answer, read the memory back."""
         for _ in range(rounds):
             self.said += 1
             slot = (self.said - 1) % 4
@@ -152,7 +152,7 @@ class Talk:
 
 @contextmanager
 def trio(**options: object) -> Iterator[tuple[Fabric, Server, Talk, Host]]:
-    """A fabric with a server, a client that is connected, and a stranger. At the end nothing is left."""
+    """A fabric with a server, a connected client, and a stranger. Asserts at the end that no object is left."""
     fabric = Fabric(1, mtu=4200, **options)  # type: ignore[arg-type]
     hosts = [fabric.host(name, address) for name, address in zip("abc", ADDRESSES, strict=True)]
     hosts[2].wire.open()
@@ -170,13 +170,13 @@ def trio(**options: object) -> Iterator[tuple[Fabric, Server, Talk, Host]]:
 
 
 def throw(host: Host, to: str, data: bytes) -> None:
-    """Put a packet on the fabric as it is."""
+    """Put a packet on the fabric unchanged."""
     way = WirePath(ip_address(host.addresses[0]).packed, ip_address(to).packed)
     host.wire.send(host.wire.route(way), [data])
 
 
 def sealed(host: Host, to: str, packet: bytes) -> bytes:
-    """With the ICRC it has between the two."""
+    """The packet with its ICRC for this source and destination."""
     way = host.wire.route(WirePath(ip_address(host.addresses[0]).packed, ip_address(to).packed))
     return packet + Icrc(way.path.local, way.path.remote, way.source_port).seal([packet])
 
@@ -192,7 +192,7 @@ def datagram(mad: bytes) -> bytes:
 
 
 def asking(source: str, destination: str, number: int, port: int = PORT) -> REQ:
-    """A connection request, told apart from others by its number."""
+    """A connection request, distinguished from others by its number."""
     ours, theirs = ip_address(source).packed, ip_address(destination).packed
     primary = Path(Gid.from_ip(ours), Gid.from_ip(theirs), 0xFFFF, 0xFFFF, hop_limit=64, local_ack_timeout=14)
     header = PrivateDataHeader(4, number & 0xFFFF, ours, theirs).pack()
@@ -208,7 +208,7 @@ def asking(source: str, destination: str, number: int, port: int = PORT) -> REQ:
 
 
 def every_message(random: Random) -> list[Message]:
-    """One of each kind but the requests, about ids that nobody has."""
+    """One message of each kind except requests, with communication ids that do not exist."""
     ours, theirs = random.getrandbits(32), random.getrandbits(32)
     gids = Gid.from_ip(bytes((10, 0, 0, 3))), Gid.from_ip(bytes((10, 0, 0, 1)))
     return [

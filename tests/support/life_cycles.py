@@ -1,7 +1,8 @@
-"""The whole life of one connection on a simulated network, every byte and every completion of it checked.
+"""One connection on a simulated network from connecting to its end, with every byte and every completion checked.
 
-:func:`live` connects two hosts, lets both send, write, read and add at the same time, disconnects, and looks at what
-is left. What is done, how much of it at a time and who hangs up is the seed's to say, as is what befalls the packets.
+:func:`live` connects two hosts, lets both send, write, read and do atomics at the same time, disconnects, and checks
+what is left. The seed decides the work requests, how many are posted at once, which side disconnects, and the packets'
+faults.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ __all__ = ["live"]
 E = CmEventType
 PORT = 7471
 ADDRESSES = (("10.0.0.1", "10.0.0.2"), ("fd00::1", "fd00::2"))
-#: Virtual seconds: connecting, transferring and disconnecting on the worst of networks, each.
+#: Virtual seconds that connecting, transferring and disconnecting may each take on the worst network.
 PATIENCE = 300.0
 
-#: The greatest message, and the parts of the memory the peer may use: a counter, what it reads, what it writes.
+#: The longest message, and the parts of the memory that the peer accesses: a counter, what it reads, what it writes.
 _ROOM = 3200
 _SOURCE, _TARGET = 64, 64 + _ROOM
 _EVERYTHING = AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_READ | AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_ATOMIC
@@ -81,17 +82,17 @@ class _Work:
     remote: int = 0
     imm: int = 0
     operands: tuple[int, int] = (0, 0)
-    #: What is in local memory once a READ or an atomic has completed.
+    #: The content of local memory after a READ or an atomic has completed.
     fetched: bytes = b""
 
 
 class _Plan:
-    """What one side does, and what that leaves behind."""
+    """The work requests of one side, and the memory contents that they produce."""
 
     def __init__(self, name: str, random: Random) -> None:
         self.out = _bytes(f"{name} sends", _ROOM)
         self.source = _bytes(f"{name} shows", _ROOM)
-        #: The peer's memory once all is done; writes go to places of their own, in order.
+        #: The peer's memory at the end; writes do not overlap and are in order.
         self.work: list[_Work] = []
         self.written = bytearray()
         self.counter = 0
@@ -100,7 +101,7 @@ class _Plan:
         self.slots = 0
 
     def fill(self, random: Random, shown: bytes) -> None:
-        """Make it up; ``shown`` is what the peer lets be read."""
+        """Choose the work requests; ``shown`` is the content of the memory that the peer lets this side read."""
         silent = 0
         count = random.randint(3, 9)
         for index in range(count):
@@ -130,7 +131,7 @@ class _Plan:
 
     def _read(self, size: int, flags: int, random: Random, shown: bytes) -> _Work:
         local, self.slots = self.slots, self.slots + size
-        if self.written and random.random() < 0.5:  # what has just been written
+        if self.written and random.random() < 0.5:  # reads back the last WRITE
             size = min(size, len(self.written))
             start = random.randint(0, len(self.written) - size)
             remote, fetched = _TARGET + start, bytes(self.written[start : start + size])
@@ -184,14 +185,14 @@ class _End:
                 if event.private_data:
                     self.remote = _MEMORY.unpack_from(event.private_data)
             case E.DISCONNECTED:
-                self.hang_up()
+                self.disconnect()
             case E.TIMEWAIT_EXIT:
                 pass
             case _:
                 raise AssertionError(f"{self.host.name}: {event!r}")
 
     def prepare(self, cmid: CmId) -> bytes:
-        """A queue pair, memory and the first receives; what the peer has to know."""
+        """Create a queue pair, memory and the first receives; returns the region's address and key for the peer."""
         plan = self.plan
         cap = QPCap(max_send_wr=plan.depth, max_recv_wr=64, max_send_sge=1, max_recv_sge=1, max_inline_data=64)
         assert cmid.verbs is not None
@@ -205,14 +206,14 @@ class _End:
         return _MEMORY.pack(self.regions[3].addr, self.regions[3].rkey)
 
     def give(self, cmid: CmId, count: int) -> None:
-        """Post receives; each has a number of its own."""
+        """Post receives, numbered one by one."""
         assert cmid.qp is not None
         inbox = self.regions[2]
         numbers = range(self.given, self.given + count)
         cmid.qp.post_recv([RecvWR(number, [inbox.sge(number % 64 * _ROOM, _ROOM)]) for number in numbers])
         self.given += count
 
-    def hang_up(self) -> None:
+    def disconnect(self) -> None:
         if not self.hung_up:
             self.hung_up = True
             assert self.cmid is not None
@@ -225,7 +226,7 @@ class _End:
         return self.finished == len(self.plan.work) and self.received == len(self.expected)
 
     def turn(self) -> bool:
-        """Take completions and post what there is room for; whether all is done."""
+        """Take completions and post as much as the queues hold; returns whether all is done."""
         if not self.seen[E.ESTABLISHED]:
             return False
         for cq in self.cqs:
@@ -294,7 +295,7 @@ class _End:
     # -- the end --------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """All is as it has to be once the connection is over."""
+        """Check the memory, the completions and the events of this side after the connection."""
         assert self.cmid is not None
         assert self.cmid.qp is not None
         assert self.cmid.qp.state is QPState.ERR
@@ -319,7 +320,7 @@ class _End:
 
 
 def live(fabric: Fabric) -> None:
-    """One connection from its beginning to its end, on the seed of the fabric. AssertionError for anything wrong."""
+    """Run one connection from beginning to end with the fabric's seed. AssertionError for any fault."""
     random = Random(f"life {fabric.seed}")
     addresses = random.choice(ADDRESSES)
     hosts = [fabric.host(name, address) for name, address in zip(("passive", "active"), addresses, strict=True)]
@@ -332,7 +333,7 @@ def live(fabric: Fabric) -> None:
     listener = CmId(passive.channel)
     listener.bind_addr((addresses[0], PORT))
     listener.listen()
-    with CmId(provider=hosts[1].provider) as cmid:  # it waits by itself until the way is known
+    with CmId(provider=hosts[1].provider) as cmid:  # a synchronous id: the call waits until the route is known
         cmid.resolve_addr((addresses[0], PORT))
         cmid.resolve_route()
         cmid.migrate(active.channel)
@@ -340,8 +341,8 @@ def live(fabric: Fabric) -> None:
         cmid.connect(ConnParam(active.prepare(cmid)))
         _reach(fabric, "the transfer", lambda: active.turn() & passive.turn(), ends)
         for end in random.choice((ends, ends[:1], ends[1:])):
-            end.hang_up()
-        _reach(fabric, "the goodbye", lambda: all(end.seen[E.DISCONNECTED] for end in ends), ends)
+            end.disconnect()
+        _reach(fabric, "disconnecting", lambda: all(end.seen[E.DISCONNECTED] for end in ends), ends)
         for end in ends:
             end.check()
         patient = random.random() < 0.5
@@ -349,12 +350,12 @@ def live(fabric: Fabric) -> None:
             fabric.run()
         for end in ends:
             end.destroy()
-            # One side's time may be over before the other has even heard of the goodbye.
+            # One side may leave TIMEWAIT before the other has received the DREQ.
             assert patient <= end.seen[E.TIMEWAIT_EXIT] <= 1, end.seen
     listener.destroy()
     fabric.run()
     for end in ends:
-        _is_empty(end.host)
+        _check_empty(end.host)
         assert end.seen[E.CONNECT_REQUEST] == (end is passive), end.seen
         end.channel.close()
         assert not end.host.provider.runtime.in_use
@@ -370,8 +371,8 @@ def _reach(fabric: Fabric, what: str, done: Callable[[], bool], ends: list[_End]
         raise AssertionError(f"{what} has no end: {told}")
 
 
-def _is_empty(host: Host) -> None:
-    """Nothing is left of the connection: no queue pair, no connection, no timer."""
+def _check_empty(host: Host) -> None:
+    """Check that the host has no queue pair, connection or timer left."""
     provider = host.provider
     manager: ConnectionManager = provider.host.cm
     assert len(manager.agent) == 0, f"{host.name} has connections left"

@@ -1,4 +1,4 @@
-"""What the tests of getaddrinfo share: hosts, resolvers, hints and answers in short."""
+"""Helpers for the tests of getaddrinfo: providers, resolvers, hints and answers in short."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ glibc_only = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="what 
 
 
 class Nowhere:
-    """A provider with nothing to offer: no device, no route."""
+    """A provider without a device or a route."""
 
     name = "nowhere"
     tap: Tap | None = None
@@ -81,7 +81,7 @@ class Nowhere:
 
 
 class NotToBeAsked(Nowhere):
-    """A provider that lookups without a route have no business with."""
+    """A provider that raises if it is asked for a route or an owner, which RAI_NOROUTE does not need."""
 
     def find_route(self, destination: InetAddr, source: InetAddr | None) -> RouteChoice | None:
         raise AssertionError("asked for a route")
@@ -101,7 +101,7 @@ SOURCE = InetAddr(AF_INET, bytes([10, 0, 0, 2]))
 
 
 class Reaching(Nowhere):
-    """A provider that reaches every destination in the same way, and owns 10.0.0.2."""
+    """A provider with the same route to every destination, and the address 10.0.0.2."""
 
     name = "reaching"
 
@@ -120,7 +120,7 @@ ResolverAnswer: TypeAlias = tuple[int, int, int, str, tuple[Any, ...]]
 
 
 class Resolver:
-    """In the place of socket.getaddrinfo: gives these answers or this error, and keeps the questions."""
+    """Replaces socket.getaddrinfo: returns these answers or raises this error, and records the calls."""
 
     def __init__(self, *answers: ResolverAnswer, error: BaseException | None = None) -> None:
         self.answers = answers
@@ -194,7 +194,7 @@ def ib(sid: int, mask: int = ALL_ONES) -> SockAddrIB:
     return SockAddrIB(Gid("fe80::2:c903:1:2"), sid, mask, pkey=0xFFFF, flowinfo=0, scope_id=0)
 
 
-# -- what not every host has ----------------------------------------------------------------------------
+# -- requirements that some hosts lack ----------------------------------------------------------------------------
 
 
 def usual_services() -> str | None:

@@ -1,8 +1,8 @@
 """One of many processes that are connected to each other at random: ``python many_processes.py INDEX PORTS SEED``.
 
-It listens on the port of its index, echoes, and shows some memory; it connects to others, has its messages echoed and
-reads their memory. Every line of output is a JSON list, about a connection it made for the most part. It begins nothing
-new after a line of input, and ends with its input.
+It listens on the port of its index, echoes messages, and lets peers read some memory; it connects to other processes,
+has its messages echoed and reads their memory. Every line of output is a JSON list, mostly about a connection that it
+made. After a line of input it makes no more connections; it ends when its input ends.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from random import Random
 
 import rdmacm
 
-#: Seconds after which something that should have come counts as broken; no machine is that slow.
+#: Seconds after which a missing event is a failure; no machine is that slow.
 PATIENCE = 15.0
 SHOWN = 50_000
 
 
 def shown(pid: int) -> bytes:
-    """What a process shows."""
+    """The memory that a process lets its peers read."""
     return hashlib.shake_128(b"%d" % pid).digest(SHOWN)
 
 
 def tell(*what: object) -> None:
-    os.write(1, json.dumps(what).encode() + b"\n")  # at once, or threads would mix their lines
+    os.write(1, json.dumps(what).encode() + b"\n")  # in one write, so that threads do not mix their lines
 
 
 def serve(connection: rdmacm.Connection) -> None:
@@ -39,7 +39,7 @@ def serve(connection: rdmacm.Connection) -> None:
             for message in connection:
                 connection.send(message, timeout=PATIENCE)
     except rdmacm.RdmaError:
-        pass  # the peer tells what it makes of that
+        pass  # the peer reports that
 
 
 def accept(listener: rdmacm.Listener) -> None:
@@ -49,7 +49,7 @@ def accept(listener: rdmacm.Listener) -> None:
 
 
 def visit(random: Random, index: int, port: int, stop: threading.Event) -> None:
-    """One connection to another process, and what comes of it."""
+    """Make one connection to another process and print its outcome."""
     began, talked, step, pid = time.monotonic(), 0, "connect", 0
     try:
         with rdmacm.connect(("127.0.0.1", port), timeout=PATIENCE, keepalive=1.0) as connection:
@@ -98,7 +98,7 @@ def main(own: int, ports: list[int], seed: str) -> None:
         for thread in roaming:
             thread.join()
         tell("end")
-        sys.stdin.read()  # until all are there: others are still being served
+        sys.stdin.read()  # serve other processes until the input ends
         os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""Network namespaces as hosts: real kernels' real addresses, routes and neighbours, and nobody else's.
+"""Network namespaces as hosts, each with its own addresses, routes and neighbours in the real kernel.
 
 A :class:`Host` is one namespace.  :func:`link` joins two with a veth pair; :class:`Topology` owns several
 and removes them together.  :func:`two_hosts` and :func:`three_hosts` build what most tests want::
@@ -68,8 +68,8 @@ _IFA_F_TENTATIVE = 0x40
 _IPV6_SCOPE_LINK = 0x20
 
 # Namespaces number their interfaces independently, so both ends of the first link would be 2.  The kernel
-# takes an interface whose peer has its own number for one without a peer, and puts off announcing its
-# carrier by up to a second.  Numbers used once also tell apart what a test confused.
+# treats an interface whose peer has the same number as one without a peer, and announces its carrier up to
+# a second later.  Unique numbers also show when a test confuses two interfaces.
 _indices = itertools.count(101)
 
 _TestT = TypeVar("_TestT", bound=Callable[..., Any] | type)
@@ -80,7 +80,7 @@ class CommandError(RuntimeError):
 
 
 def _setns(fd: int) -> None:
-    # os.setns() came with 3.12.  The system call itself serves every version alike.
+    # os.setns() exists since Python 3.12.
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.setns(fd, _CLONE_NEWNET) != 0:
         number = ctypes.get_errno()
@@ -144,7 +144,7 @@ class Interface:
 
 
 def _dispose(name: str, children: list[subprocess.Popen[str]], owner: int) -> None:
-    if os.getpid() != owner:  # a forked copy of a test must not take the original's network away
+    if os.getpid() != owner:  # a forked child must not remove its parent's network
         return
     try:
         for child in children:
@@ -153,7 +153,7 @@ def _dispose(name: str, children: list[subprocess.Popen[str]], owner: int) -> No
             child.wait()
             for stream in (child.stdin, child.stdout, child.stderr):
                 if stream is not None:
-                    # A stdin with something still buffered cannot deliver it any more.
+                    # Closing a stdin with buffered data fails.
                     with contextlib.suppress(BrokenPipeError):
                         stream.close()
         children.clear()
@@ -162,7 +162,7 @@ def _dispose(name: str, children: list[subprocess.Popen[str]], owner: int) -> No
 
 
 class Host:
-    """One network namespace, named at random, gone when closed.
+    """One network namespace with a random name, removed by :meth:`close`.
 
     ``loopback`` brings ``lo`` up.  ``dad`` leaves IPv6 duplicate address detection on, which makes every
     new address unusable for a second or more.
@@ -172,7 +172,7 @@ class Host:
         self.name = PREFIX + secrets.token_hex(4)
         self._children: list[subprocess.Popen[str]] = []
         _ip(["netns", "add", self.name])
-        # Also runs at interpreter exit, for a host nobody closed.
+        # Also runs at interpreter exit, for a host that is still open.
         self._finalizer = weakref.finalize(self, _dispose, self.name, self._children, os.getpid())
         try:
             self._settings(dad)
@@ -183,8 +183,8 @@ class Host:
             raise
 
     def _settings(self, dad: bool) -> None:
-        # A new namespace copies its IPv4 settings from the machine's own, which may be a router or a
-        # strict filter of sources; tests must not depend on that.
+        # A new namespace copies its IPv4 settings from the machine's, which may forward packets or filter
+        # sources; tests must not depend on that.
         settings = {"net.ipv4.ip_forward": 0, "net.ipv4.conf.all.rp_filter": 0, "net.ipv4.conf.default.rp_filter": 0}
         if not dad:
             # The kernel skips detection only where both `all` and the interface's own value are off;
@@ -252,8 +252,8 @@ class Host:
 
     @staticmethod
     def _sysctl_path(key: str) -> Path:
-        # As sysctl(8) has it: whichever separator comes first is the separator, so that interfaces with a
-        # dot in their name can be written with slashes.
+        # As in sysctl(8), the separator that comes first is used, so that keys with slashes can name interfaces
+        # that have a dot in their name.
         slash, dot = key.find("/"), key.find(".")
         dotted = dot >= 0 and (slash < 0 or dot < slash)
         return Path("/proc/sys") / (key.translate(str.maketrans("./", "/.")) if dotted else key)
@@ -282,7 +282,7 @@ class Host:
         try:
             done: subprocess.CompletedProcess[str] = subprocess.run(self._inside(argv), **options)  # noqa: PLW1510
         except subprocess.CalledProcessError as error:
-            if error.stderr:  # which the exception carries but does not show
+            if error.stderr:  # the exception has it, but its text does not
                 error.add_note(str(error.stderr).rstrip())
             raise
         return done
@@ -307,7 +307,7 @@ class Host:
         return self.popen(self.python_argv(code), **{"env": python_environment(), **options})
 
     def interface(self, name: str) -> Interface:
-        """What the kernel says of one interface now."""
+        """The present state of one interface."""
         (found,) = (entry for entry in json.loads(self.ip("-j", "address", "show", "dev", name)) if entry)
         return Interface(
             self,
@@ -345,7 +345,7 @@ class Host:
         with self.enter(), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             news = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_NONBLOCK, _NETLINK_ROUTE)
             with news:
-                # Subscribed before the first look, so that no change falls between a look and the wait.
+                # Subscribed before the first probe, so that no change is missed between a probe and the wait.
                 news.bind((0, _RTMGRP_LINK | _RTMGRP_IPV6_IFADDR))
                 conf = Path("/proc/sys/net/ipv6/conf", name)
                 # The kernel gives no link-local address where IPv6 is off or mode 1 (none) was asked for.
@@ -378,7 +378,7 @@ def link(
     for host, name, addresses in ends:
         lines = [f"address add {address} dev {name}" for address in addresses]
         if host is host_a:
-            # Both ends are born in their own namespaces; the machine's own never sees them.
+            # Both ends are created in their hosts' namespaces, never in the machine's.
             lines.insert(
                 0,
                 f"link add name {name_a} index {next(_indices)} mtu {mtu} type veth"
@@ -390,7 +390,7 @@ def link(
 
 
 class Topology:
-    """Several hosts, removed together, whatever happened in between."""
+    """Several hosts, removed together even after a failure."""
 
     def __init__(self) -> None:
         self._stack = contextlib.ExitStack()
@@ -519,7 +519,7 @@ def requirement() -> str | None:
     if shutil.which("ip") is None:
         return "network namespaces need ip, of iproute2"
     try:
-        # Containers may allow a part of this only, so do all of it once.
+        # Containers may allow only a part of this, so try all of it once.
         with Topology() as topology:
             a, b = topology.host(), topology.host()
             topology.link(a, "va", b, "vb")

@@ -32,7 +32,7 @@ class End:
         return cmid
 
     def event(self, kind: CmEventType) -> CmEvent:
-        """The next event, of that kind, acknowledged."""
+        """The next event, acknowledged; AssertionError if it is of another kind."""
         with self.channel.get_event(PATIENCE) as event:
             assert event.type is kind, event
         if event.type is CmEventType.CONNECT_REQUEST:
@@ -73,7 +73,7 @@ class Ends:
         )
 
     def request(self, param: ConnParam | None = None) -> tuple[CmId, CmEvent]:
-        """A listener of b's is asked for a connection: a's id, and the request."""
+        """Connect from a to a listener of b: a's id, and the id of the request."""
         if not any(each.src_port == PORT for each in self.b.ids):
             self.b.listen(ADDRESSES["ipv4"][1])
         active = self.a.resolve(ADDRESSES["ipv4"][1])
@@ -93,7 +93,7 @@ class Ends:
 
 @contextmanager
 def ends(fabric: Fabric | None = None) -> Iterator[Ends]:
-    """Two ends, and no id of theirs left behind."""
+    """Two ends; asserts afterwards that no id is left."""
     both = Ends(fabric)
     try:
         yield both
@@ -105,7 +105,7 @@ def ends(fabric: Fabric | None = None) -> Iterator[Ends]:
 
 
 def refused(call: Callable[[], object], code: int = errno.EINVAL) -> RdmaError:
-    """The error of a call, which has to be that one."""
+    """The error of a call; AssertionError unless it has this code."""
     with pytest.raises(RdmaError) as error:
         call()
     assert error.value.errno == code, error.value

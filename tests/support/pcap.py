@@ -1,4 +1,4 @@
-"""Capture files: what is in a pcap or pcapng file, and the RoCEv2 packets of it."""
+"""Readers of capture files (pcap and pcapng): their frames, and their RoCEv2 packets."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ ETHERNET = 1
 
 
 def frames(path: Path) -> Iterator[tuple[float, bytes]]:
-    """(seconds, Ethernet frame) of a capture file, in its order."""
+    """The frames of a capture file in its order, as (seconds, Ethernet frame)."""
     data = path.read_bytes()
     yield from _pcapng(data) if data[:4] == b"\x0a\x0d\x0d\x0a" else _pcap(data)
 
 
 def _pcap(data: bytes) -> Iterator[tuple[float, bytes]]:
-    # Microseconds or nanoseconds, in the byte order of the machine that wrote it.
+    # The magic number tells the unit of time and the byte order.
     orders = {0xA1B2C3D4: "<", 0xA1B23C4D: "<", 0xD4C3B2A1: ">", 0x4D3CB2A1: ">"}
     magic = struct.unpack_from("<I", data)[0]
     order = orders[magic]
@@ -36,7 +36,7 @@ def _pcapng(data: bytes) -> Iterator[tuple[float, bytes]]:
     at, order = 0, "<"
     while at < len(data):
         kind = struct.unpack_from(order + "I", data, at)[0]
-        if kind == 0x0A0D0D0A:  # section header; reads the same both ways round
+        if kind == 0x0A0D0D0A:  # section header; the same in both byte orders
             order = "<" if data[at + 8 : at + 12] == b"\x4d\x3c\x2b\x1a" else ">"
         size = struct.unpack_from(order + "I", data, at + 4)[0]
         if kind == 1:  # interface description

@@ -1,4 +1,4 @@
-"""Communication management MADs out of capture files and of packets."""
+"""Communication management MADs from capture files and packets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BTH_DETH = 20
 
 
 def mad_of(packet: bytes) -> bytes | None:
-    """The 256 bytes of a MAD in a RoCEv2 packet that starts at its IP header, or None where it carries none."""
+    """The 256 bytes of the MAD in a RoCEv2 packet that starts at its IP header; None if it has none."""
     found = datagram(packet)
     if found is None or found.dport != 4791:
         return None

@@ -1,6 +1,6 @@
-"""Other processes of this host with wires of their own, which do as they are told.
+"""Other processes of this host, each with its own wire, that run the calls a test sends them.
 
-They are forked, so that one costs milliseconds, and say themselves who answered what.
+They are forked, so that one costs milliseconds. Each echo contains the process that answered.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from support.wires import PATIENCE, packet, path
 __all__ = ["CallFailed", "Server", "Worker", "workers"]
 
 HERE = path("127.0.0.1", "127.0.0.1")
-#: How long a ping goes unanswered before it is lost. No machine is that slow.
+#: Seconds after which an unanswered ping counts as lost. No machine is that slow.
 LOST_SECONDS = 2.0
 
 
@@ -39,7 +39,7 @@ class CallFailed(Exception):
 
 
 class Server:
-    """What runs in the other process: a wire, an echo, pings of its own, and what came that is neither."""
+    """Runs in the other process: a wire, an echo, pings to others, and the packets that are neither."""
 
     def __init__(self, control: Connection, port: int) -> None:
         self.control = control
@@ -63,9 +63,9 @@ class Server:
                 self.lost += 1
                 self.ask()
             if self.control.fileno() in ready:
-                self.obey()
+                self.run_call()
 
-    def obey(self) -> None:
+    def run_call(self) -> None:
         call, args = self.control.recv()
         try:
             self.control.send((True, call(self, *args)))
@@ -98,14 +98,14 @@ class Server:
         reply = (self.wire.slot << 16 | 2).to_bytes(3, "big")
         self.send(self.target, b"?" + reply + self.sequence.to_bytes(4, "big"))
 
-    # -- what it can be told --------------------------------------------------------------------------
+    # -- calls for a Worker --------------------------------------------------------------------------
 
     def open(self) -> int:
         self.wire.open()
         return self.wire.slot
 
     def ping(self, slot: int) -> None:
-        """Ping a slot without end, each as soon as the one before is answered."""
+        """Ping a slot without end, sending the next ping when the last is answered."""
         self.target = slot << 16 | 3
         self.ask()
 
@@ -120,7 +120,7 @@ class Server:
         self.wire.unlisten(self.tokens.pop(0))
 
     def taken(self) -> list[tuple[bytes, int, str, bytes]]:
-        """What came so far that was no ping: (packet or train, segment, remote, local)."""
+        """The received packets that were no pings: (packet or train, segment, remote, local)."""
         taken, self.other = self.other, []
         return taken
 
@@ -129,7 +129,7 @@ class Server:
 
 
 class Worker:
-    """A process with a :class:`Server`. ``worker(Server.open)`` has it call that; a module's function will do too."""
+    """A process with a :class:`Server`. ``worker(Server.open)`` calls the method there, or any function of a module."""
 
     def __init__(self, port: int) -> None:
         self.control, theirs = Pipe()
@@ -170,7 +170,7 @@ class Worker:
         return self.slot
 
     def collect(self, count: int) -> list[tuple[bytes, int, str, bytes]]:
-        """At least ``count`` of what came that was no ping."""
+        """At least ``count`` packets that were no pings."""
         found = self(Server.taken)
         deadline = time.monotonic() + PATIENCE
         while len(found) < count:
@@ -183,7 +183,7 @@ class Worker:
         self.stopped = number == signal.SIGSTOP
 
     def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
+        """Send SIGKILL and wait until the process has ended."""
         if self.pid:
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
@@ -193,7 +193,7 @@ class Worker:
 
 @contextlib.contextmanager
 def workers(port: int) -> Iterator[Callable[[], Worker]]:
-    """Makes workers for a port, and ends them."""
+    """A function that makes workers for a port, which end with the block."""
     made: list[Worker] = []
 
     def make() -> Worker:

@@ -1,4 +1,4 @@
-"""Two reliable connections' engines, on a list for a network and in virtual time."""
+"""The engines of both ends of a reliable connection, on a simulated network in virtual time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rdmacm.work import WC, SendWork
 BASE = 0x1000
 RKEY = 0x0A41
 ALL = AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_READ | AccessFlag.REMOTE_ATOMIC
-#: As a UDP socket's limit has it.
+#: The limit of a UDP socket.
 TRAIN = 65507
 
 _HOSTS = (bytes([192, 0, 2, 1]), bytes([192, 0, 2, 2])), (b"\xfd" + bytes(14) + b"\1", b"\xfd" + bytes(14) + b"\2")
@@ -23,7 +23,7 @@ _RTS = frozenset({"timeout", "retry_cnt", "rnr_retry", "max_rd_atomic"})
 
 
 def flows(*, ipv6: bool = False) -> tuple[Icrc, Icrc]:
-    """The flow from end 0 and the one from end 1."""
+    """The flows from end 0 and from end 1."""
     a, b = _HOSTS[ipv6]
     return Icrc(a, b, 50000), Icrc(b, a, 50001)
 
@@ -36,10 +36,10 @@ def connect(engine: RcEngine, index: int, *, ipv6: bool = False) -> None:
 
 
 def packets(datagram: Datagram) -> list[bytes]:
-    """The packets of a datagram or train, with their ICRCs, as the kernel would cut them."""
+    """The packets of a datagram or train with their ICRCs, as the kernel would segment them."""
     buffers, segment = datagram
     data = b"".join(buffers)
-    assert segment == 0 or segment < len(data), "a train of one packet is none"
+    assert segment == 0 or segment < len(data), "a single packet must not be sent as a train"
     assert len(data) <= TRAIN or not segment
     step = segment or len(data)
     return [data[at : at + step] for at in range(0, len(data), step)]
@@ -85,10 +85,10 @@ class Region:
 
 
 class Pair:
-    """Two connected engines, and what the network does to the packets between them.
+    """Two connected engines, and the faults of the network between them.
 
-    Packets are lost and come twice one by one. Those of a train that arrive in order are received as one, as GRO would
-    have it.
+    Each packet is lost or duplicated by itself. Packets of a train that arrive in order are received as one, as with
+    GRO.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Pair:
         self.now = 0.0
         self.memory = (Region(size), Region(size))
         self.flows = flows(ipv6=ipv6)
-        self.starts = (self.random.getrandbits(24), 0xFFFFF0 + self.random.randrange(16))  # one is about to wrap
+        self.starts = (self.random.getrandbits(24), 0xFFFFF0 + self.random.randrange(16))  # one PSN is about to wrap
         rts = {"timeout": 0.01} | {name: value for name, value in changes.items() if name in _RTS}
         rtr = {"path_mtu": 256} | {name: value for name, value in changes.items() if name not in _RTS}
         self.ends = (RcEngine(0x11, self.memory[0]), RcEngine(0x12, self.memory[1]))
@@ -118,10 +118,10 @@ class Pair:
             end.ready_to_send(RtsAttributes(self.starts[index], **rts))  # type: ignore[arg-type]
         self.done: tuple[list[WC], list[WC]] = ([], [])
         self.flying: list[tuple[float, int, int, bytes, int]] = []
-        #: Who sent a packet, and the packet without its ICRC.
+        #: The end that sent each packet, and the packet without its ICRC.
         self.sent: list[tuple[int, bytes]] = []
         self.posted: list[int] = []
-        #: Packets (by their number among all that were sent) that never arrive.
+        #: The numbers of packets that never arrive, counted from the first packet that was sent.
         self.lost: set[int] = set()
         self._count = 0
 
@@ -131,7 +131,7 @@ class Pair:
         return [packet[:-4] for datagram in found for packet in packets(datagram)]
 
     def deliver(self, index: int, packet: bytes, identification: int = 0) -> int:
-        """Give an end a packet that has no ICRC yet."""
+        """Give an end a packet, with its ICRC added."""
         data = packet + self.flows[1 - index].seal([packet], identification)
         return self.ends[index].received(memoryview(data), 0, self.now)
 
@@ -162,7 +162,7 @@ class Pair:
             del together[:count]
 
     def step(self) -> bool:
-        """Send what wants to be sent, then let the next thing happen; False where nothing will."""
+        """Send the engines' packets, then process the next arrival or timer; False if there is none."""
         for index, end in enumerate(self.ends):
             for datagram in end.datagrams(self.now, 128, self.train):
                 self.transmit(index, datagram)
@@ -192,14 +192,14 @@ class Pair:
         raise AssertionError("the connection does not come to rest")
 
 
-# One end alone, for a test that is the peer.
+# One end alone, for a test that plays its peer.
 
 THERE, BACK = flows()
 QPN, PEER, PSN = 0x12, 0x11, 0xFFFFFE
 
 
 def receiver(memory: Region | None = None, **attributes: int) -> RcEngine:
-    """An engine in RTR, at the end that :data:`THERE` goes to."""
+    """An engine in RTR, at the destination of :data:`THERE`."""
     engine = RcEngine(QPN, memory or Region())
     connect(engine, 1)
     engine.ready_to_receive(RtrAttributes(PEER, PSN, path_mtu=256, **attributes))  # type: ignore[arg-type]
@@ -221,7 +221,7 @@ def answers(engine: RcEngine, limit: int = 1000) -> list[bytes]:
 
 
 def syndromes(engine: RcEngine) -> list[tuple[int, int]]:
-    """Opcode and AETH syndrome of what an engine answers."""
+    """The opcode and AETH syndrome of each packet that an engine answers."""
     return [(p[0], p[12]) for p in answers(engine)]
 
 

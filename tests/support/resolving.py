@@ -1,4 +1,4 @@
-"""Resolving on a real network: ids, their events, what they found, and failures with their explanations."""
+"""Helpers for resolving on a real network: ids, their events and results, and failures with their explanations."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from support.netns import Host
 
 PORT = 7471
 
-#: What is on its way comes within this many seconds.
+#: Seconds within which an expected event arrives.
 SOON = 3.0
 
 
@@ -58,7 +58,7 @@ def read_epoll(channel: EventChannel, timeout: float = SOON) -> CmEvent:
         poller.register(channel.fileno(), select.EPOLLIN)
         wakeups = 0
         while True:
-            assert poller.poll(max(0.0, deadline - time.monotonic())), "the descriptor never polled readable"
+            assert poller.poll(max(0.0, deadline - time.monotonic())), "the descriptor never became readable"
             wakeups += 1
             assert wakeups < 100, "the descriptor polls readable without progress"
             with contextlib.suppress(CmWouldBlockError):

@@ -1,6 +1,6 @@
-"""RoCEv2 packets by their bytes, from the IP header to the ICRC, and what is in them.
+"""RoCEv2 packets as bytes from the IP header to the ICRC, and their fields.
 
-The first ones were made by an independent encoder and read by two independent decoders: 192.0.2.1 and 192.0.2.2,
+The first ones were made by an independent encoder and checked with two independent decoders: 192.0.2.1 and 192.0.2.2,
 source port 50000, identification 0 unless the bytes say otherwise.  The ``kernel_`` ones were sent by Linux 6.1.
 """
 

@@ -1,4 +1,4 @@
-"""Tables in one test: a loop over the rows that reports each row that fails."""
+"""One test for all rows of a table, which reports each row that fails."""
 
 from __future__ import annotations
 

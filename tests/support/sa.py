@@ -1,4 +1,4 @@
-"""A port of a subnet in memory that asks questions, and the loop that lets time pass for several."""
+"""A port of a subnet in memory that sends queries, and a loop that lets time pass for several ports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rdmacm.testing import MemorySubnet, VirtualClock
 
 
 class Asker:
-    """The engine of a port's questions on its transport; the answers are in ``answers``, by question."""
+    """The query engine of a port on its transport; ``answers`` has the answer of each query by its number."""
 
     def __init__(self, subnet: MemorySubnet, transport: MadTransport, seed: int = 1) -> None:
         self.subnet = subnet
@@ -55,7 +55,7 @@ class Asker:
                 return
 
     def wait(self, number: int) -> SaResponse:
-        """Let virtual time pass until a question has its answer."""
+        """Let virtual time pass until a query has its answer."""
         run(self.subnet, self)
         return self.answers[number]
 
@@ -63,14 +63,14 @@ class Asker:
         return self.wait(self.ask(method, kind, **fields))
 
     def records(self, method: SaMethod, kind: Any, **fields: Any) -> list[Any]:
-        """The records of an answer that is one."""
+        """The records of an answer; AssertionError if it is an error."""
         answer = self.find(method, kind, **fields)
         assert (answer.error, answer.status) == (None, 0)
         return [kind.unpack(record) for record in answer.records]
 
 
 def run(subnet: MemorySubnet, *askers: Asker) -> None:
-    """Let virtual time pass until nobody waits for an answer any more."""
+    """Let virtual time pass until no query is outstanding."""
     assert isinstance(subnet.clock, VirtualClock)
     for _ in range(1_000_000):
         subnet.settle()

@@ -1,4 +1,4 @@
-"""Datagrams of subnet administration: those of OpenSM 3.3.23, and some made by hand and read by a dissector.
+"""Datagrams of subnet administration: those of OpenSM 3.3.23, and some made by hand and checked with a dissector.
 
 ``{N}`` stands for N bytes of zero. OpenSM's are of a small fabric: HostA has LID 4 and port GUID 0x100003, HostB
 LID 5 and 0x100005, the subnet manager LID 1.
@@ -21,7 +21,7 @@ PATH_ANSWER = expand(
 )
 
 #: Set(ServiceRecord): id 0x10001, never expires, "demo.service", data 1 to 64. OpenSM's own answer ends in other
-#: bytes: the last number of the data was lost on the way to it.
+#: bytes: the last number of the data in the request does not reach it.
 _DATA64 = bytes(range(1, 65)).hex()
 SERVICE_REQUEST = expand(
     "0103020200000000000000000000010100310000{28}0000001fffffffd7"
@@ -58,7 +58,7 @@ JOIN_ANSWER = expand(
     "00000000"
 )
 
-#: Made by hand, and read as meant by an independent dissector.
+#: Made by hand; an independent dissector decodes the intended fields.
 CM_PATH_REQUEST = expand(
     "010302010000000000000009000000010035{36}780f0000000001061d2ffe800000000000000002c90300000002"
     "fe800000000000000002c9030000000100000000000000000081ffff{148}"

@@ -1,8 +1,8 @@
 """One scenario, two ends, any network: the same coroutines on a simulated fabric, between processes and namespaces.
 
-A scenario has two coroutine functions, one for each end; each gets a :class:`Side`. What a side awaits is a condition.
+A scenario has two coroutine functions, one for each end; each gets a :class:`Side`. A side awaits conditions.
 On a :class:`~rdmacm.testing.Fabric` both run in this thread and virtual time passes until one of their conditions
-holds; in processes each end waits for its own, for real.
+holds; in processes each end waits for its own condition in real time.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Until(Awaitable[T], Generic[T]):
 
 
 class Side:
-    """One end: where it is, and what it can wait for."""
+    """One end: its address, and the conditions for which it can wait."""
 
     def __init__(self, provider: Any, address: str, peer: str, port: int) -> None:
         self.provider = provider
@@ -59,7 +59,7 @@ class Side:
         self.channel = EventChannel(provider)
         self.events: list[CmEvent] = []
         self.completions: dict[CQ, list[WC]] = {}
-        #: What the other end has told.
+        #: The values that the other end has told, by name.
         self.heard: dict[str, Any] = {}
         self.tell: Callable[[str, Any], None]
         self.look: Callable[[], None] = lambda: None
@@ -75,7 +75,7 @@ class Side:
         return self.events.pop(0) if self.events else None
 
     async def event(self, kind: CmEventType | None = None) -> CmEvent:
-        """The next event, which has to be of that kind."""
+        """The next event; AssertionError if it is of another kind."""
         event = await Until(self._event, f"event {kind}")
         assert event is not None
         assert kind is None or event.type is kind, f"{event!r} where {kind} was expected"
@@ -83,7 +83,7 @@ class Side:
         return event
 
     async def completion(self, cq: CQ | None, status: WCStatus | None = WCStatus.SUCCESS) -> WC:
-        """The next completion, which has to have that status (None: any)."""
+        """The next completion; AssertionError if it has another status (None: any)."""
         assert cq is not None
         waiting = self.completions.setdefault(cq, [])
 
@@ -98,14 +98,14 @@ class Side:
         return wc
 
     async def told(self, name: str) -> Any:
-        """Wait until the other end tells something."""
+        """Wait until the other end tells the value of this name."""
         await Until(lambda: self.look() or name in self.heard, f"to be told {name}")
         return self.heard.pop(name)
 
-    # -- what most scenarios begin with ---------------------------------------------------------------
+    # -- the beginning of most scenarios ---------------------------------------------------------------
 
     async def resolved(self, **options: Any) -> CmId:
-        """An id that knows its way to the other end's port."""
+        """An id with a resolved route to the other end's port."""
         await self.told("listening")
         cmid = self.make_id()
         cmid.resolve_addr((self.peer, self.port), **options)
@@ -156,7 +156,7 @@ class _Running:
 def run_on_fabric(
     fabric: Fabric, addresses: tuple[str, str], passive: Scenario, active: Scenario, port: int = 7471
 ) -> tuple[Any, Any]:
-    """Run both ends in virtual time; what each returned."""
+    """Run both ends in virtual time; returns the result of each."""
     hosts = [fabric.host(name, address) for name, address in zip(("passive", "active"), addresses, strict=True)]
     sides = [Side(host.provider, *ends, port) for host, ends in zip(hosts, (addresses, addresses[::-1]), strict=True)]
     for side, other in (sides, sides[::-1]):
@@ -184,7 +184,7 @@ def run_on_fabric(
 
 
 def run_here(side: Side, scenario: Scenario, link: socket.socket) -> Any:
-    """Run one end in this process, waiting for real; ``link`` leads to whoever passes on what is told."""
+    """Run one end in this process in real time; ``link`` is a socket to the process that passes on told values."""
     limit = time.monotonic() + REAL_PATIENCE
     link.setblocking(False)
     buffer = bytearray()
@@ -242,7 +242,7 @@ def spawn(command: list[str], fds: tuple[int, ...]) -> subprocess.Popen[Any]:
 
 
 class Forker:
-    """A process that has imported rdmacm, and nothing more, and forks a child for each end of a scenario.
+    """A process that has only imported rdmacm, and forks a child for each end of a scenario.
 
     Importing takes most of the time of a short scenario.
     """
@@ -254,7 +254,7 @@ class Forker:
         theirs.close()
 
     def fork(self, module: str, name: str, address: str, peer: str, port: int) -> socket.socket:
-        """Run one end in a new process; the socket leads to it and is at its end when the process is."""
+        """Run one end in a new process; returns a socket to it, which reads EOF when the process has ended."""
         ours, theirs = socket.socketpair()
         socket.send_fds(self._control, [pickle.dumps((module, name, address, peer, port))], [theirs.fileno()])
         theirs.close()
@@ -267,9 +267,9 @@ class Forker:
 
 
 def fork_children(control: socket.socket) -> None:
-    """What a forker does. In a child it returns, so that the child ends as a program does."""
+    """The main loop of a forker. In a child it returns, so that the child ends as a program does."""
     os.setpgid(0, 0)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the forker does not wait for its children
     importlib.import_module("rdmacm.soft.provider")
     while True:
         message, fds, _, _ = socket.recv_fds(control, 65536, 1)
@@ -285,7 +285,7 @@ def fork_children(control: socket.socket) -> None:
 
 
 def child_main(module: str, name: str, address: str, peer: str, port: int, link: socket.socket) -> None:
-    """What a child process does: one end of a scenario; its outcome goes over the link."""
+    """The main function of a child: runs one end of a scenario and sends its outcome over the link."""
     spec = importlib.util.spec_from_file_location("scenarios", module)
     assert spec is not None
     assert spec.loader is not None
@@ -299,13 +299,13 @@ def child_main(module: str, name: str, address: str, peer: str, port: int, link:
     message = pickle.dumps(("", outcome))
     link.setblocking(True)
     link.sendall(len(message).to_bytes(4, "big") + message)
-    link.detach()  # so that it stays open until the process has ended
+    link.detach()  # it stays open until the process has ended
 
 
 def run_in_processes(
     addresses: tuple[str, str], passive: Scenario, active: Scenario, port: int, forkers: tuple[Forker, Forker]
 ) -> tuple[Any, Any]:
-    """Run each end in a process of its own; what each returned. AssertionError with the child's traceback."""
+    """Run each end in a process of its own; returns the result of each. AssertionError with a child's traceback."""
     links = []
     for scenario, forker, ends in zip((passive, active), forkers, (addresses, addresses[::-1]), strict=True):
         module = sys.modules[scenario.__module__].__file__
@@ -324,7 +324,7 @@ def run_in_processes(
 
 
 def _relay(links: list[socket.socket]) -> tuple[Any, Any]:
-    """Pass on what the children tell each other, until both are done."""
+    """Pass on the values that the children tell each other, until both are done."""
     results: dict[int, Any] = {}
     limit = time.monotonic() + REAL_PATIENCE + 5
     while len(results) < 2:
@@ -356,5 +356,5 @@ def _exactly(link: socket.socket, size: int) -> bytes:
 
 def free_port() -> int:
     """A port number that other runs on this machine are unlikely to use at the same time."""
-    # Not by the process's number: those of processes that test together lie side by side.
+    # Not derived from the process id: the ids of concurrent test processes are consecutive.
     return random.SystemRandom().randrange(10000, 30000)

@@ -1,4 +1,4 @@
-"""The command's servers as processes of their own, and the command itself in this one."""
+"""The command's servers as processes, and the command in this process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.netns import Host, python_environment
 
 
 class Result(NamedTuple):
-    """How a run of the command ended."""
+    """The result of a run of the command."""
 
     status: int
     out: str
@@ -27,7 +27,7 @@ class Result(NamedTuple):
 
     @property
     def error(self) -> str:
-        """The one line of standard error, without what every such line begins with."""
+        """The only line of standard error, without its prefix."""
         assert self.err.startswith("rdmacm: ")
         assert self.err.endswith("\n")
         assert self.err.count("\n") == 1
@@ -38,7 +38,7 @@ Run: TypeAlias = Callable[..., Result]
 
 
 class Server:
-    """``rdmacm ARGV`` as a process that listens on ``port``, which it has said in the first line it wrote.
+    """``rdmacm ARGV`` as a process that listens on ``port``, which its first line of output names.
 
     It runs on this host, or on one of :mod:`support.netns`.
     """
@@ -65,7 +65,7 @@ class Server:
         )
 
     def end(self, by: signal.Signals | None = None) -> Result:
-        """Wait for the end, which a signal may bring about; what was written after the first line."""
+        """Wait for the process to end, after a signal if given; returns its output after the first line."""
         if by is not None:
             self.process.send_signal(by)
         out, err = self.process.communicate(timeout=20)

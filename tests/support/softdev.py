@@ -1,4 +1,4 @@
-"""Two hosts with a software device each, on a wire in memory and in virtual time."""
+"""Two hosts with a software device each, on a network in memory in virtual time."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class MemoryRoute:
 
 
 class MemoryWire:
-    """One host's end of a :class:`MemoryNet`. It has no descriptor: progress is made by calls."""
+    """One host's wire on a :class:`MemoryNet`. It has no descriptor; calls make progress."""
 
     def __init__(self, net: MemoryNet, slot: int, train: int) -> None:
         self.slot = slot
@@ -90,7 +90,7 @@ class MemoryWire:
 
 
 class MemoryNet:
-    """What is sent to an address arrives there, unless ``lost(datagram)`` says otherwise."""
+    """Delivers datagrams to the host of their address, except those for which ``lost(datagram)`` is true."""
 
     def __init__(self) -> None:
         self.wires: dict[bytes, MemoryWire] = {}
@@ -110,7 +110,7 @@ class MemoryNet:
 
 
 class PairRuntime(Runtime):
-    """A runtime whose waits let the network and the time of the pair go on."""
+    """A runtime whose waits run the network and the virtual time of the pair."""
 
     def __init__(self, pair: Pair) -> None:
         super().__init__(pair.clock)
@@ -179,12 +179,12 @@ class Pair:
             host.provider.retire()
 
     def settle(self) -> None:
-        """Everything that happens without time passing."""
+        """Process everything that happens without time passing."""
         while self.a.mux.progress() | self.b.mux.progress():
             pass
 
     def run(self, done: Callable[[], T], timeout: float | None = 60.0) -> T:
-        """Let things happen, and time pass to the next timer, until ``done()`` or the end of the time."""
+        """Process packets and let time pass to the next timer, until ``done()`` or for ``timeout`` seconds."""
         limit = self.clock.now + (60.0 if timeout is None else timeout)
         while True:
             self.settle()
@@ -199,12 +199,12 @@ class Pair:
             self.fire()
 
     def fire(self) -> None:
-        """Let timers that are due fire."""
+        """Fire the timers that are due."""
         self.a.provider.runtime.fire_timers()
         self.b.provider.runtime.fire_timers()
 
     def poll(self, host: Host, cq: SoftCQ, count: int = 1) -> list[WC]:
-        """So many completions, waited for."""
+        """The next ``count`` completions, waited for."""
         found: list[WC] = []
         while len(found) < count:
             if not cq.wait(30):
@@ -222,7 +222,7 @@ class Pair:
 
 
 class Connected:
-    """Two queue pairs at work, each with a completion queue."""
+    """Two connected queue pairs, each with a completion queue."""
 
     def __init__(self, pair: Pair, family: int = 0, **more: int) -> None:
         self.pair = pair

@@ -1,4 +1,4 @@
-"""Wireshark's opinion on a capture file, by way of tshark, its command line.
+"""Checks capture files with tshark, Wireshark's command line.
 
 Tests using this carry :data:`needs_tshark`, which skips them where it is not installed.
 """
@@ -18,7 +18,7 @@ __all__ = ["dissect", "needs_tshark"]
 
 _TestT = TypeVar("_TestT", bound=Callable[..., Any] | type)
 
-#: Dissectors that guess at what applications send.  A few bytes of any test look like theirs, and then broken.
+#: Dissectors that guess the protocol of payloads.  They take bytes of tests for their protocols and report errors.
 _GUESSES = ("fcoib", "infiniband_sdp", "iser", "lnet", "nvme-rdma", "rpcordma", "smb_direct", "smc")
 _TROUBLE = ("_ws.malformed", "_ws.expert.message", "ip.checksum.status", "udp.checksum.status")
 _GOOD, _ABSENT = "1", "3"
@@ -27,8 +27,8 @@ _GOOD, _ABSENT = "1", "3"
 def dissect(path: Path, fields: Iterable[str] = (), *, no_checksum: bool = False) -> list[dict[str, str]]:
     """The fields of each packet of the file, by their names in Wireshark; "" where a packet has none.
 
-    AssertionError where Wireshark finds a packet malformed, a checksum wrong or anything worth a note;
-    ``no_checksum``: UDP may have none, as from devices, which leave it to the ICRC.
+    AssertionError if Wireshark reports a malformed packet, a wrong checksum or an expert message.
+    ``no_checksum``: packets may lack a UDP checksum, as those of devices, which rely on the ICRC.
     """
     fields = (*fields, *_TROUBLE)
     command = ["tshark", "-n", "-r", str(path), "-T", "fields", "-E", "separator=/t", "-E", "occurrence=f"]
@@ -39,7 +39,7 @@ def dissect(path: Path, fields: Iterable[str] = (), *, no_checksum: bool = False
         command += ["--disable-protocol", name]
     for name in fields:
         command += ["-e", name]
-    # Away from the settings of whoever runs the tests.
+    # Without the user's Wireshark settings.
     environment = {**os.environ, "WIRESHARK_CONFIG_DIR": str(path.parent / "no-settings"), "LC_ALL": "C.UTF-8"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""A device in memory that keeps what crosses the seam below the verbs objects, and carries nothing anywhere."""
+"""A device backend that records the calls of the verbs objects and transfers no data."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class RecordingChannel:
 
 class RecordingCQ:
     def __init__(self, device: RecordingDevice, cqe: int, channel: RecordingChannel | None, owner: object) -> None:
-        self.cqe = cqe + 1  # a device may give more than was asked for
+        self.cqe = cqe + 1  # a device may create a larger queue than was requested
         self.notify: Callable[[], None] | None = None
         self.channel, self.owner = channel, owner
         self.armed: list[bool] = []
@@ -190,9 +190,9 @@ class RecordingQP:
 
 
 class RecordingDevice:
-    """See :class:`rdmacm.verbs.backend.DeviceBackend`. ``living`` is what has been made and not released.
+    """See :class:`rdmacm.verbs.backend.DeviceBackend`. ``living`` has the objects that are not released.
 
-    ``refuses``: raised by whatever is created next.
+    ``refuses``: an error for the next creation to raise.
     """
 
     def __init__(self, attr: DeviceAttr = LIMITS) -> None:
@@ -209,8 +209,8 @@ class RecordingDevice:
 
     def gone(self, what: object) -> None:
         for other in self.living:
-            assert not (isinstance(other, RecordingQP) and what in other.parts), "released beneath a queue pair"
-            assert not (isinstance(other, RecordingCQ) and what is other.channel), "released beneath a queue"
+            assert not (isinstance(other, RecordingQP) and what in other.parts), "released before its queue pair"
+            assert not (isinstance(other, RecordingCQ) and what is other.channel), "released before its queue"
         self.living.remove(what)
 
     def reg_mr(self, pd: object, buffer: Buffer, access: AccessFlag) -> RecordingMR:
@@ -250,7 +250,7 @@ class RecordingDevice:
 
 
 def context_of(device: RecordingDevice, active_mtu: Mtu | None = Mtu.MTU_1024) -> Context:
-    """An open context of it: an Ethernet port with two GIDs and one P_Key."""
+    """An open context of the device: an Ethernet port with two GIDs and one P_Key."""
     gids = tuple(GidEntry(gid, index, 1, GidType.ROCE_V2, "eth0", 2) for index, gid in enumerate(GIDS))
     port = Port(1, PortState.ACTIVE, LinkLayer.ETHERNET, Mtu.MTU_4096, active_mtu, gids, (0xFFFF,))
     seen = Device(device.name, 0, "memory", NodeType.CA, TransportType.IB, 1, (port,))

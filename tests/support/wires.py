@@ -1,4 +1,4 @@
-"""Packets for wires: sealed as senders seal them, checked as receivers check them."""
+"""Packets for wires: with ICRCs as senders add them, checked as receivers check them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rdmacm.proto.roce.opcodes import Opcode
 from rdmacm.soft.wire.base import WirePath, WireRoute
 from rdmacm.soft.wire.udp import UdpWire
 
-#: Enough for a machine that is busy with other things; nothing waits that long unless it is broken.
+#: Seconds to wait, enough for a busy machine; only a failing test waits that long.
 PATIENCE = 10.0
 
 
@@ -32,21 +32,21 @@ def packet(qpn: int, payload: bytes = b"", psn: int = 0) -> bytes:
 
 
 def flow(wire: UdpWire, way: WirePath) -> Icrc:
-    """What seals the packets a wire sends along a path."""
+    """The flow that computes the ICRCs of a wire's packets along a path."""
     return Icrc(way.local, way.remote, wire.port, wire.port)
 
 
 def sealed(wire: UdpWire, route: WireRoute, bodies: Iterable[bytes]) -> list[bytes]:
-    """Packets as they leave: in a train, number i is sealed for IPv4 identification i."""
+    """Packets with their ICRCs: in a train, number i is sealed for IPv4 identification i."""
     seal = flow(wire, route.path).seal
     return [body + seal([body], index) for index, body in enumerate(bodies)]
 
 
 class Packet(NamedTuple):
-    """One packet as it came."""
+    """One received packet."""
 
     data: bytes
-    #: Which packet of its train it was.
+    #: The packet's index in its train.
     place: int
     remote: tuple[str, int] | tuple[str, int, int, int]
     local: bytes
@@ -57,14 +57,14 @@ class Packet(NamedTuple):
 
     @property
     def identification(self) -> int | None:
-        """The IPv4 identification its ICRC was made for; None where the ICRC is wrong."""
+        """The IPv4 identification for which its ICRC was computed; None if the ICRC is wrong."""
         family = socket.AF_INET if len(self.local) == 4 else socket.AF_INET6
         remote = socket.inet_pton(family, self.remote[0])
         return Icrc(remote, self.local, self.remote[1], self.remote[1]).solve([self.data])
 
 
 def taken(wire: UdpWire) -> list[Packet]:
-    """What is there now, copied and in single packets; also what is left to others."""
+    """The packets that have arrived, copied and one by one, and the requests left to other processes."""
     wire.resume_requests()
     found = []
     for data, segment, remote, local in wire.receive():
@@ -75,7 +75,7 @@ def taken(wire: UdpWire) -> list[Packet]:
 
 
 def wait(wires: Sequence[UdpWire], timeout: float = PATIENCE) -> None:
-    """Until one of them has something."""
+    """Wait until one of the wires is readable."""
     fds = [fd for wire in wires for fd in (*wire.filenos(), *wire.unread_request_fds())]
     assert select.select(fds, [], [], timeout)[0], "nothing arrived"
 
@@ -91,7 +91,7 @@ def collect(wire: UdpWire, count: int, timeout: float = PATIENCE) -> list[Packet
 
 
 def free_port() -> int:
-    """A UDP port nobody has, of either family."""
+    """A UDP port that is free in both families."""
     with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:
         probe.bind(("::", 0))
         port: int = probe.getsockname()[1]

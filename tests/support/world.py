@@ -1,4 +1,4 @@
-"""A host on a network in memory, in virtual time, and the channel its ids are on."""
+"""A host on a network in memory in virtual time, with an event channel."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class World:
     channel: EventChannel
 
     def events(self) -> list[tuple[CmEventType, int]]:
-        """Everything that waits, acknowledged."""
+        """All waiting events, acknowledged."""
         found = []
         while True:
             try:
