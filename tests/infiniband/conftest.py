@@ -21,7 +21,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         params = getattr(getattr(item, "callspec", None), "params", {}).values()
         if "opensm" in params or {"fabric", "own_fabric"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.infiniband)
-            item.add_marker(pytest.mark.slow)  # the same runs in memory, all but what is the fabric's own
+            item.add_marker(pytest.mark.slow)  # the same tests run in memory, except those of the fabric itself
 
 
 def _site(request: pytest.FixtureRequest, fabric: str) -> Site:
@@ -32,13 +32,13 @@ def _site(request: pytest.FixtureRequest, fabric: str) -> Site:
 
 @pytest.fixture(params=SITES)
 def site(request: pytest.FixtureRequest) -> Site:
-    """A subnet that is as it was afterwards."""
+    """A subnet; the test must leave it as it was."""
     return _site(request, "fabric")
 
 
 @pytest.fixture(params=SITES)
 def own_site(request: pytest.FixtureRequest) -> Site:
-    """One for a test that breaks it."""
+    """A subnet for a test that changes it."""
     return _site(request, "own_fabric")
 
 
@@ -64,7 +64,7 @@ def offered(b: IbHost) -> Iterator[CmId]:
 
 @pytest.fixture(scope="module")
 def fabric() -> Iterator[SimulatedFabric]:
-    """HostA, HostB, HostC and HostM, which the tests of a file share: what they take they give back."""
+    """HostA, HostB, HostC and HostM. The tests of a file share them and release what they use."""
     if reason := missing("ibsim", "opensm"):
         pytest.skip(reason)
     with SimulatedFabric() as fabric:
@@ -73,7 +73,7 @@ def fabric() -> Iterator[SimulatedFabric]:
 
 @pytest.fixture
 def own_fabric() -> Iterator[SimulatedFabric]:
-    """The same for one test that breaks it."""
+    """The same for one test, which may break it."""
     if reason := missing("ibsim", "opensm"):
         pytest.skip(reason)
     with SimulatedFabric() as fabric:

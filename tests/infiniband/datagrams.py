@@ -1,4 +1,4 @@
-"""Management datagrams as tests send and await them."""
+"""Management datagrams for tests to send, and functions that await them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PATH_RECORD = 0x35
 
 
 def arrivals(transport: MadTransport, count: int = 1, patience: float = PATIENCE) -> list[ReceivedMad]:
-    """The next datagrams, as many as that, or fewer where no more come in time."""
+    """The next ``count`` datagrams, or fewer if no more arrive within ``patience`` seconds."""
     poll = select.poll()
     poll.register(transport.fileno(), select.POLLIN)
     found: list[ReceivedMad] = []

@@ -1,7 +1,7 @@
 """Fabrics simulated by ibsim(1), with OpenSM as their subnet manager and administrator.
 
-Nothing of it needs root or a network: all goes over abstract Unix sockets named after IBSIM_SOCKNAME, one name for
-each fabric, so fabrics do not see one another.
+It needs neither root nor a network: all traffic uses abstract Unix sockets named after IBSIM_SOCKNAME. Each fabric has
+its own name, so fabrics are independent.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PACKAGES = {
     "unshare": "util-linux",
 }
 _SYSTEM = "/usr/sbin:/usr/bin:/sbin:/bin"
-#: Seconds; a tree of a thousand hosts is up after five where nothing else runs.
+#: Seconds to wait; a tree of a thousand hosts is up after five on an idle machine.
 PATIENCE = 60.0
 
 #: Two switches with two cables between them, two hosts each. The subnet manager is on HostM.
@@ -81,7 +81,7 @@ def tree(leaves: int, hosts_a_leaf: int, spines: int) -> str:
 
 
 def missing(*commands: str) -> str | None:
-    """Why tests that need these commands cannot run; None where they can."""
+    """The reason why tests that need these commands cannot run, or None."""
     lacking = [command for command in commands if shutil.which(command) is None and _in_system(command) is None]
     if not lacking:
         return None
@@ -90,7 +90,7 @@ def missing(*commands: str) -> str | None:
 
 
 def command(name: str) -> str:
-    """Where a program is: administrators' directories may not be on a user's path."""
+    """The path of a program, also in the administrators' directories, which a user's PATH may lack."""
     return shutil.which(name) or _in_system(name) or name
 
 
@@ -99,19 +99,19 @@ def _in_system(name: str) -> str | None:
 
 
 def umad2sim() -> str:
-    """The library of ibsim-utils that is preloaded to let programs made for libibumad live on a simulated node."""
+    """The library of ibsim-utils that makes a program for libibumad use a simulated node, when preloaded."""
     found = glob.glob("/usr/lib/*/umad2sim/libumad2sim.so") + glob.glob("/usr/lib*/umad2sim/libumad2sim.so")
     return found[0]
 
 
 class Talker:
-    """A program whose output is read as it comes, and can be waited for."""
+    """A program whose output is read as it arrives, so that tests can wait for a text."""
 
     def __init__(self, arguments: Sequence[str], environ: dict[str, str], cwd: Path) -> None:
         self.text = ""
         self._more = threading.Condition()
         self._ended = False
-        # It goes when these tests are killed: ibsim would live on, and a processor with it.
+        # The kernel ends the program when the tests are killed: ibsim would go on and use a whole processor.
         with_us = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
         self.process = subprocess.Popen(
             [*with_us, *arguments],
@@ -122,7 +122,7 @@ class Talker:
             cwd=cwd,
             text=True,
             errors="replace",
-            start_new_session=True,  # Ctrl-C is for the tests, which then end it in order
+            start_new_session=True,  # Ctrl-C goes to the tests only, which then end the programs in order
         )
         assert self.process.stdout is not None
         self._reader = threading.Thread(target=self._read, args=(self.process.stdout,), daemon=True)
@@ -138,7 +138,7 @@ class Talker:
             self._more.notify_all()
 
     def await_text(self, text: str, since: int = 0, patience: float = PATIENCE) -> int:
-        """Wait until the output from ``since`` on has the text; the place behind it."""
+        """Wait until the output from ``since`` on has the text; returns the offset behind it."""
         deadline = time.monotonic() + patience
         with self._more:
             while (at := self.text.find(text, since)) < 0:
@@ -154,7 +154,7 @@ class Talker:
         self.process.stdin.flush()
 
     def end(self, patience: float = 5.0) -> None:
-        """End the program, by force where it takes long."""
+        """End the program, with SIGKILL if it takes longer than ``patience`` seconds."""
         self.process.terminate()
         try:
             self.process.wait(patience)
@@ -177,9 +177,9 @@ class Talker:
 
 
 class SimulatedFabric:
-    """A fabric, from ``with`` to its end: ``base`` is its IBSIM_SOCKNAME.
+    """A fabric, a context manager; ``base`` is its IBSIM_SOCKNAME.
 
-    OpenSM runs on ``hosts[0]``, unless the fabric is not to be ``managed`` at first.
+    OpenSM runs on ``hosts[0]``, from the start if ``managed``.
     """
 
     def __init__(self, topology: str = SMALL, *, managed: bool = True) -> None:
@@ -202,7 +202,7 @@ class SimulatedFabric:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # In this order: OpenSM says good-bye to ibsim.
+        # In this order: OpenSM disconnects from ibsim.
         for one in (self._opensm, self._ibsim):
             if one is not None:
                 one.end()
@@ -218,7 +218,7 @@ class SimulatedFabric:
         environ = dict(os.environ, IBSIM_SOCKNAME=self.base)
         self._ibsim = Talker([command("ibsim"), "-s", *sizes, str(file)], environ, self.directory)
         self._ibsim.await_text("sim> ")
-        # It says so before it can be asked; who has answered a command can be.
+        # It prints that it is ready too early; it is ready when it has answered a command.
         self.console("Attached")
 
     @property
@@ -233,27 +233,27 @@ class SimulatedFabric:
 
     def start_opensm(self) -> None:
         """Start the subnet manager and wait until the subnet is up."""
-        # Log to standard output, each line at once; no sweep but where a trap asks for one.
+        # Log to standard output, unbuffered; sweep only after a trap.
         options = ["-f", "stdout", "-d", "2", "-s", "0"]
         environ = dict(self.environ(self.hosts[0]), OSM_CACHE_DIR=str(self.directory), OSM_TMP_DIR=str(self.directory))
         self._opensm = Talker([command("opensm"), *options], environ, self.directory)
         self._opensm.await_text("SUBNET UP")
 
     def kill_opensm(self) -> None:
-        """Kill the subnet manager; what services and members it knew is forgotten."""
+        """Kill the subnet manager; its services and group members are lost."""
         pid = self.opensm.process.pid
         self.opensm.kill()
         self._opensm = None
-        # ibsim keeps a dead client's place, and another manager on that node would get no datagrams.
+        # ibsim keeps a dead client's slot, and a new manager on that node would get no datagrams.
         for client in re.findall(rf"Client (\d+): pid {pid} ", self.console("Attached")):
             self.console(f"X {client}")
 
     def environ(self, host: str) -> dict[str, str]:
-        """The environment of a program made for libibumad, to live on that host; it writes into its directory."""
+        """The environment for a program of libibumad on that host; it writes files into the fabric's directory."""
         return dict(os.environ, IBSIM_SOCKNAME=self.base, SIM_HOST=host, LD_PRELOAD=umad2sim())
 
     def run(self, host: str, *arguments: str) -> str:
-        """What such a program writes."""
+        """Run such a program on a host; returns its output."""
         done = subprocess.run(
             [command(arguments[0]), *arguments[1:]],
             env=self.environ(host),
@@ -267,18 +267,18 @@ class SimulatedFabric:
         return done.stdout
 
     def console(self, line: str) -> str:
-        """What ibsim answers to a command, such as ``Unlink "HostC"``."""
+        """Give ibsim a command, such as ``Unlink "HostC"``; returns its answer."""
         since = len(self.ibsim.text)
         self.ibsim.say(line)
         end = self.ibsim.await_text("sim> ", since)
         return self.ibsim.text[since:end]
 
     def unlink(self, host: str) -> None:
-        """Take the host's cable out, and wait until the subnet manager has seen it."""
+        """Unplug the host's cable, and wait until the subnet manager has noticed."""
         self._recable(f'Unlink "{host}"')
 
     def relink(self, host: str) -> None:
-        """Put it in again, and wait until the subnet manager has seen it."""
+        """Plug it in again, and wait until the subnet manager has noticed."""
         self._recable(f'ReLink "{host}"')
 
     def _recable(self, line: str) -> None:
@@ -287,7 +287,7 @@ class SimulatedFabric:
         self.opensm.await_text("SUBNET UP", since)
 
     def stop_ibsim(self) -> None:
-        """Let ibsim stand still until :meth:`continue_ibsim`."""
+        """Suspend ibsim until :meth:`continue_ibsim`."""
         os.kill(self.ibsim.process.pid, signal.SIGSTOP)
 
     def continue_ibsim(self) -> None:
@@ -297,7 +297,7 @@ class SimulatedFabric:
         self.ibsim.kill()
 
     def start_anew(self) -> None:
-        """Another fabric in the place of this one, which knows none of its clients."""
+        """Restart ibsim and OpenSM; the new fabric does not know the clients of the old one."""
         self.opensm.kill()
         self.kill_ibsim()
         self._start_ibsim()
@@ -305,7 +305,7 @@ class SimulatedFabric:
 
 
 def main() -> None:
-    """A fabric for whoever wants to try something, until an empty line or Ctrl-C; other lines are ibsim's."""
+    """Run a fabric for manual tests until an empty line or Ctrl-C; other lines are commands for ibsim."""
     if reason := missing("ibsim", "opensm"):
         sys.exit(reason)
     with SimulatedFabric() as fabric, contextlib.suppress(KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""Hosts of an InfiniBand fabric, for tests of what ids do there."""
+"""Hosts of an InfiniBand fabric, for tests of their ids."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PATIENCE = 10.0
 
 
 class IbHost:
-    """A host with one InfiniBand port, and what tests do there."""
+    """A host with one InfiniBand port, and functions that create ids on it."""
 
     def __init__(self, provider: SoftProvider) -> None:
         self.provider = provider
@@ -66,5 +66,5 @@ def event(channel: EventChannel) -> CmEvent:
 
 
 def param(private_data: bytes = b"", **values: int) -> ConnParam:
-    """For an id whose queue pair is somewhere else."""
+    """Parameters for an id whose queue pair the application owns."""
     return ConnParam(private_data, **{"qp_num": QPN, "responder_resources": 1, "initiator_depth": 1} | values)

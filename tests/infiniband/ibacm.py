@@ -1,7 +1,7 @@
 """The real ibacm(8), on a host of a simulated fabric.
 
-It has the fabric's ports by umad2sim and a verbs device by ``verbs_stub.c``. Its run directory cannot be chosen, so it
-gets a mount namespace in which ``/run`` is a directory of ours: nothing of the machine's is touched.
+umad2sim gives it the fabric's ports, and ``verbs_stub.c`` a verbs device. Its run directory is fixed, so it runs in a
+mount namespace in which ``/run`` is a temporary directory: the machine's files are not touched.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STUB = Path(__file__).with_name("verbs_stub.c")
 
 
 def lacking() -> str | None:
-    """Why no ibacm can be started here; None where one can."""
+    """The reason why ibacm cannot be started here, or None."""
     if reason := missing("ibacm", "ibsim", "opensm", "cc", "unshare"):
         return reason
     if os.geteuid() != 0:
@@ -34,7 +34,7 @@ def lacking() -> str | None:
 
 
 def built_stub(directory: Path) -> Path:
-    """The verbs device as a library; the test is skipped where its header is missing."""
+    """Compile the verbs device; skips the test if its header is missing."""
     library = directory / "verbs_stub.so"
     compiler = ["cc", "-shared", "-fPIC", "-o", str(library), str(STUB), "-ldl"]
     done = subprocess.run(compiler, capture_output=True, text=True, check=False)
@@ -45,7 +45,7 @@ def built_stub(directory: Path) -> Path:
 
 
 def port_of(fabric: SimulatedFabric, host: str) -> IbPort:
-    """The port of a host, as it is now."""
+    """The present attributes of a host's port."""
     transport = IbsimTransport(host, fabric.base)
     transport.open()
     try:
@@ -58,9 +58,10 @@ def port_of(fabric: SimulatedFabric, host: str) -> IbPort:
 def ibacm(
     fabric: SimulatedFabric, stub: Path, host: str, *, own: str, known: Mapping[str, Gid], tcp_port: int = 0
 ) -> Iterator[Path]:
-    """The daemon on a host whose IP address is ``own``, with the GIDs of others; yields its run directory.
+    """Run the daemon on a host whose IP address is ``own``; ``known`` has the GIDs of other addresses. Yields its run
+    directory.
 
-    It serves clients on a TCP port of this machine where one is given, else on a Unix socket.
+    It serves clients on ``tcp_port`` of this machine if given, else on a Unix socket.
     """
     port = port_of(fabric, host)
     room = fabric.directory / f"ibacm-{host}"
@@ -86,7 +87,7 @@ def ibacm(
     script = 'mount --bind "$1/run" /run && LD_PRELOAD=$PRELOAD exec "$2" -P -A "$1/addresses" -O "$1/options"'
     daemon = Talker(["unshare", "-m", "sh", "-c", script, "sh", str(room), command("ibacm")], environ, fabric.directory)
     try:
-        # Two threads get there in either order; before the group is joined every address is unknown.
+        # Two threads log these in either order; before the daemon has joined the group, every address is unknown.
         daemon.await_text("join successful")
         daemon.await_text("listen active")
         yield run

@@ -1,4 +1,4 @@
-"""Run by test_umad.py under umad2sim: a path record by way of the simulated device file; JSON of what was seen."""
+"""Run by test_umad.py under umad2sim: queries a path record through the simulated device file; prints JSON."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from rdmacm.proto.mad import Mad, MadAddress, Method, MgmtClass
 from rdmacm.proto.sa import PathRecord
 
 
-def libibumad_was_here() -> None:
-    """umad2sim takes the size of the header from libibumad, which finds it out as it opens a port."""
+def initialize_libibumad() -> None:
+    """umad2sim uses libibumad's size of the header, which libibumad determines when it opens a port."""
     library = ctypes.CDLL("libibumad.so.3")
     library.umad_init()
     library.umad_close_port(library.umad_open_port(b"ibsim0", 1))
 
 
 def main() -> None:
-    libibumad_was_here()
+    initialize_libibumad()
     transport = UmadTransport("ibsim0", 1)
     transport.open()
     port = transport.port()

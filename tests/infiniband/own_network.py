@@ -1,6 +1,6 @@
 """Run by test_ibacm.py in a network namespace with 192.168.7.1/24; its argument is the verbs device. Prints JSON.
 
-The daemon takes the source address from the routing tables where a question has none, so it needs a network of its own.
+For a question without a source address, the daemon takes one from the routing table, so it needs its own network.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where tests of InfiniBand ids have their hosts: a fabric of ibsim's with OpenSM, or a subnet in memory."""
+"""Subnets for tests of InfiniBand ids: a fabric of ibsim with OpenSM, or a subnet in memory."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ SITES = ("opensm", "embedded", "virtual")
 class Site(Protocol):
     """A subnet with an administrator."""
 
-    #: Whether tables are cut to what one datagram holds.
+    #: Whether tables are truncated to one datagram.
     cuts_tables: bool
-    #: The timeout of a question that is to outlive the administrator's absence, long enough for it to come back.
+    #: A timeout in milliseconds that is longer than a restart of the administrator.
     outage_ms: int
 
     def host(self, node: str) -> AbstractContextManager[IbHost]:
-        """A host, which nothing holds any more at the end."""
+        """A host; asserts at the end that its port is released."""
 
     def end_administrator(self) -> None:
-        """From now on questions get no answer."""
+        """From now on the administrator does not answer."""
 
     def begin_administrator(self) -> None:
-        """They do again."""
+        """From now on the administrator answers again."""
 
     def needs_real_time(self) -> None:
-        """Skip a test that polls descriptors, where time is virtual."""
+        """Skip a test that polls descriptors if time is virtual."""
 
 
 class OpenSM:
-    """A fabric of ibsim's."""
+    """A fabric of ibsim with OpenSM."""
 
     cuts_tables = True
-    #: Asked ten times in this time; ibsim would end a manager that is asked while it starts.
+    #: A query is sent ten times in this time; more often, and ibsim would end the manager while it starts.
     outage_ms = 30_000
 
     def __init__(self, fabric: SimulatedFabric) -> None:

@@ -1,4 +1,4 @@
-"""Questions to OpenSM as a program asks them."""
+"""The queries of SaAccess, answered by OpenSM."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rdmacm.ib.ibsim import IbsimTransport
 from rdmacm.proto.sa.mad import SaMethod
 from rdmacm.proto.sa.subnet import JoinState, NodeInfoType, ServiceRecord
 
-#: The broadcast group of IPoIB, which OpenSM makes.
+#: The broadcast group of IPoIB, which OpenSM creates.
 BROADCAST = Gid("ff12:401b:ffff::ffff:ffff")
 
 
@@ -43,41 +43,41 @@ def failed(error: pytest.ExceptionInfo[RdmaError]) -> int | None:
     return error.value.errno
 
 
-def test_path(host_a: SaAccess, host_b: SaAccess) -> None:
+def test_path_connects_the_two_ports(host_a: SaAccess, host_b: SaAccess) -> None:
     path = host_a.path(host_b.port.gids[0])
     assert (path.sgid, path.dgid) == (host_a.port.gids[0], host_b.port.gids[0])
     assert (path.slid, path.dlid) == (host_a.port.lid, host_b.port.lid)
     assert (path.pkey, path.mtu_bytes, path.reversible) == (0xFFFF, 2048, True)
 
 
-def test_no_path(host_a: SaAccess) -> None:
+def test_path_to_an_unknown_gid_raises(host_a: SaAccess) -> None:
     with pytest.raises(RdmaError, match="fe80::dead") as raised:
         host_a.path(Gid("fe80::dead"))
     assert failed(raised) in (errno.ENOENT, errno.EADDRNOTAVAIL)
 
 
-def test_path_with_unsatisfiable_selectors(host_a: SaAccess, host_b: SaAccess) -> None:
+def test_path_with_an_unavailable_mtu_raises(host_a: SaAccess, host_b: SaAccess) -> None:
     with pytest.raises(RdmaError, match="no record matches") as raised:
         host_a.path(host_b.port.gids[0], mtu=5)
     assert failed(raised) == errno.ENOENT
 
 
 def test_path_table_is_truncated_without_rmpp(host_a: SaAccess) -> None:
-    """OpenSM leaves cutting up its answers to the kernel, which is not in this fabric."""
+    """OpenSM leaves the segmentation of its answers to the kernel, which ibsim does not simulate."""
     paths = host_a.paths(sgid=host_a.port.gids[0])
     assert all(path.sgid == host_a.port.gids[0] for path in paths)
     assert len(paths) == 3
     assert paths.is_cut
 
 
-def test_several_queries_at_once(host_a: SaAccess, host_b: SaAccess) -> None:
+def test_concurrent_queries_get_their_own_answers(host_a: SaAccess, host_b: SaAccess) -> None:
     here, there = host_a.port, host_b.port
     questions = [host_a.query_path(port.gids[0]) for port in (here, there) * 10]
     answers = [host_a.result(question)[0].dlid for question in reversed(questions)]
     assert answers == [there.lid, here.lid] * 10
 
 
-def test_service_lifetime(host_a: SaAccess, host_b: SaAccess) -> None:
+def test_registered_service_is_found_until_withdrawn(host_a: SaAccess, host_b: SaAccess) -> None:
     assert host_b.services("demo.service") == []
     host_a.register(0x10001, "demo.service", service_data8=bytes(range(16)))
     (found,) = host_b.services("demo.service")
@@ -103,7 +103,7 @@ def test_service_lease_expires(host_a: SaAccess, host_b: SaAccess) -> None:
         assert time.monotonic() < deadline
 
 
-def test_multicast_group(host_a: SaAccess, host_b: SaAccess) -> None:
+def test_multicast_group_is_joined_and_left(host_a: SaAccess, host_b: SaAccess) -> None:
     member = host_a.join(BROADCAST)
     assert (member.mgid, member.port_gid, member.q_key) == (BROADCAST, host_a.port.gids[0], 0xB1B)
     assert member.mlid >= 0xC000
@@ -114,7 +114,7 @@ def test_multicast_group(host_a: SaAccess, host_b: SaAccess) -> None:
         host_a.leave(BROADCAST)
 
 
-def test_create_a_multicast_group(host_a: SaAccess) -> None:
+def test_joining_with_all_parameters_creates_a_multicast_group(host_a: SaAccess) -> None:
     mgid = Gid("ff15:a01b::7")
     with pytest.raises(RdmaError):
         host_a.join(mgid)
@@ -123,25 +123,25 @@ def test_create_a_multicast_group(host_a: SaAccess) -> None:
     host_a.leave(mgid)
 
 
-def test_nodes(host_a: SaAccess) -> None:
+def test_node_record_describes_the_port(host_a: SaAccess) -> None:
     (node,) = host_a.nodes(lid=host_a.port.lid)
     assert (node.node_guid, node.port_guid) == (host_a.port.node_guid, host_a.port.port_guid)
     assert (node.node_type, node.description) == (NodeInfoType.CHANNEL_ADAPTER, "HostA")
 
 
-def test_class_port_info(host_a: SaAccess) -> None:
+def test_class_port_info_has_versions_and_capabilities(host_a: SaAccess) -> None:
     info = host_a.class_port_info()
     assert (info.base_version, info.class_version) == (1, 2)
     assert info.capability_mask & 1 << 9  # multicast
 
 
-def test_rejected_query(host_a: SaAccess) -> None:
+def test_invalid_query_raises(host_a: SaAccess) -> None:
     with pytest.raises(RdmaError) as raised:
         host_a.result(host_a.query(SaMethod.SET, ServiceRecord, None, service_name=b"nameless"))
     assert failed(raised) == errno.EINVAL
 
 
-def test_sa_restarts(own_fabric: SimulatedFabric) -> None:
+def test_restarted_sa_answers_again(own_fabric: SimulatedFabric) -> None:
     with access(own_fabric, "HostA", timeout=0.3, tries=3) as sa:
         sa.register(0x10001, "demo.service")
         own_fabric.kill_opensm()
@@ -152,7 +152,7 @@ def test_sa_restarts(own_fabric: SimulatedFabric) -> None:
         assert sa.path(sa.port.gids[0]).dlid == sa.port.lid
 
 
-def test_query_outstanding_while_the_sa_restarts(own_fabric: SimulatedFabric) -> None:
+def test_outstanding_query_is_answered_after_an_sa_restart(own_fabric: SimulatedFabric) -> None:
     with access(own_fabric, "HostA", timeout=30.0, tries=300) as sa:
         gid = sa.port.gids[0]
         own_fabric.kill_opensm()
@@ -161,7 +161,7 @@ def test_query_outstanding_while_the_sa_restarts(own_fabric: SimulatedFabric) ->
         assert sa.result(question)[0].dgid == gid
 
 
-def test_port_without_a_cable(own_fabric: SimulatedFabric) -> None:
+def test_unplugged_port_has_no_path(own_fabric: SimulatedFabric) -> None:
     with access(own_fabric, "HostA", timeout=0.3) as here, access(own_fabric, "HostC", timeout=0.3) as there:
         gid = there.port.gids[0]
         assert here.path(gid).dgid == gid
@@ -177,7 +177,7 @@ def test_port_without_a_cable(own_fabric: SimulatedFabric) -> None:
 
 
 @pytest.mark.infiniband
-def test_no_subnet_manager() -> None:
+def test_query_without_a_subnet_manager_raises() -> None:
     if reason := missing("ibsim"):
         pytest.skip(reason)
     with SimulatedFabric(managed=False) as fabric:
@@ -186,7 +186,7 @@ def test_no_subnet_manager() -> None:
         assert failed(raised) == errno.ENETUNREACH
 
 
-def test_ibsim_has_died(own_fabric: SimulatedFabric) -> None:
+def test_query_after_the_fabric_died_raises(own_fabric: SimulatedFabric) -> None:
     with access(own_fabric, "HostA", timeout=0.2) as sa:
         sa.class_port_info()
         own_fabric.kill_ibsim()

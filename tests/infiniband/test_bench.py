@@ -1,4 +1,4 @@
-"""The benchmark of path records runs, and says so where something it needs is missing."""
+"""The benchmark of path records runs and reports every measurement."""
 
 from __future__ import annotations
 

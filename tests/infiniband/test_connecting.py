@@ -1,4 +1,4 @@
-"""Connections of ids on InfiniBand, up to ESTABLISHED and down again."""
+"""Connections between ids on InfiniBand, from the request to DISCONNECTED."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rdmacm.proto.mad import MadAddress
 
 
 class TestConnecting:
-    def test_connect_and_disconnect(self, a: IbHost, b: IbHost) -> None:
+    def test_connection_is_established_and_disconnected(self, a: IbHost, b: IbHost) -> None:
         with b.listening() as listener, EventChannel(a.provider) as channel, a.id(channel) as cmid:
             cmid.resolve_addr(b.at())
             event(channel).ack()
@@ -47,7 +47,7 @@ class TestConnecting:
                 assert ended.type is CmEventType.DISCONNECTED
             server.destroy()
 
-    def test_connect_to_a_service(self, a: IbHost, offered: CmId) -> None:
+    def test_id_connects_to_a_resolved_service(self, a: IbHost, offered: CmId) -> None:
         with EventChannel(a.provider) as channel, a.id(channel) as cmid:
             cmid.bind_addr(a.source)
             cmid.resolve_addrinfo(None, "storage", flags=RaiFlag.SA)
@@ -62,13 +62,13 @@ class TestConnecting:
                 server = request.id
             server.destroy()
 
-    def test_no_listener(self, a: IbHost, b: IbHost) -> None:
+    def test_connect_without_a_listener_is_rejected(self, a: IbHost, b: IbHost) -> None:
         with b.listening(), a.resolved(b.at(service_id(PortSpace.IB, 9))) as cmid:
             with pytest.raises(CmRejectedError) as refused:
                 cmid.connect(param())
             assert refused.value.reason == 8
 
-    def test_listener_rejects(self, a: IbHost, b: IbHost) -> None:
+    def test_rejection_arrives_with_its_private_data(self, a: IbHost, b: IbHost) -> None:
         with b.listening() as listener, EventChannel(a.provider) as channel, a.id(channel) as cmid:
             cmid.resolve_addr(b.at())
             event(channel).ack()
@@ -83,13 +83,13 @@ class TestConnecting:
                 assert (refused.type, refused.status) == (CmEventType.REJECTED, 28)
                 assert refused.private_data[:2] == b"no"
 
-    def test_private_data_too_long(self, a: IbHost, b: IbHost) -> None:
+    def test_too_long_private_data_raises(self, a: IbHost, b: IbHost) -> None:
         with a.resolved(b.at()) as cmid:
             with pytest.raises(RdmaError, match="92") as refused:
                 cmid.connect(param(bytes(93)))
             assert refused.value.errno == errno.EINVAL
 
-    def test_wildcard_listener(self, a: IbHost, b: IbHost) -> None:
+    def test_wildcard_listener_gets_the_request(self, a: IbHost, b: IbHost) -> None:
         with EventChannel(b.provider) as channel, b.id(channel) as listener:
             listener.bind_addr(SockAddrIB(Gid(), SID, ALL_BITS))
             listener.listen()
@@ -105,7 +105,7 @@ class TestConnecting:
                     server = request.id
                 server.destroy()
 
-    def test_sidr(self, a: IbHost, b: IbHost) -> None:
+    def test_sidr_request_is_answered_with_a_qp_number(self, a: IbHost, b: IbHost) -> None:
         sid = service_id(PortSpace.UDP, PORT)
         with b.listening(sid, PortSpace.UDP) as listener, EventChannel(a.provider) as channel:
             with a.id(channel, PortSpace.UDP) as cmid:
@@ -125,7 +125,7 @@ class TestConnecting:
 
 
 def test_malformed_mads_are_counted(a: IbHost, b: IbHost) -> None:
-    """Datagrams of no class, of no query and no connection harm nobody."""
+    """MADs of an unknown class, query or connection change nothing else."""
     with EventChannel(a.provider), b.listening() as listener:
         subnet = b.provider.host.ib.subnets[0]
         lid = subnet.transport.port().lid

@@ -32,17 +32,17 @@ def start(fabric: SimulatedFabric, tmp_path: Path) -> Start:
     return start
 
 
-def shown(output: str) -> str:
-    """Without times, and without service ids that the system chose."""
+def without_times_and_ids(output: str) -> str:
+    """The output without times and automatically chosen service ids."""
     return re.sub(r" +[\d.]+ us", " us", re.sub(r"0x13f[0-9a-f]{4}\b", "0x13f....", output))
 
 
-def test_guide_has_no_untested_programs() -> None:
+def test_every_program_of_the_guide_is_tested() -> None:
     assert set(PROGRAMS) == {"server.py", "client.py", "why.py", "nodes.py", "memory.py"}
     assert set(SAID) == set(PROGRAMS) - {"nodes.py"}
 
 
-def test_server_and_clients(start: Start) -> None:
+def test_server_and_client_programs_print_the_output_of_the_guide(start: Start) -> None:
     with start("server.py", "HostA") as server:
         assert server.stdout is not None
         try:
@@ -53,13 +53,13 @@ def test_server_and_clients(start: Start) -> None:
                 if name == "nodes.py":
                     assert len(set(re.findall(r"\d+", said))) == 2
                 else:
-                    assert shown(said) == shown(SAID[name])
+                    assert without_times_and_ids(said) == without_times_and_ids(SAID[name])
             rest = server.communicate(timeout=30)[0]
         finally:
             server.kill()
-    assert shown(first + rest) == shown(SAID["server.py"])
+    assert without_times_and_ids(first + rest) == without_times_and_ids(SAID["server.py"])
 
 
-def test_in_memory(start: Start) -> None:
+def test_memory_program_prints_the_output_of_the_guide(start: Start) -> None:
     with start("memory.py", "HostB") as program:
         assert program.communicate(timeout=30)[0] == SAID["memory.py"]

@@ -32,7 +32,7 @@ from support.acm import WithInfiniBand, infiniband_device
 pytestmark = pytest.mark.infiniband
 
 OWN, KNOWN, KNOWN_IP6, UNKNOWN = "192.168.7.1", "192.168.7.2", "fd00::2", "192.168.7.9"
-#: Seconds an answer may take on a busy machine.
+#: Seconds that an answer may take on a busy machine.
 PATIENCE = 20
 
 
@@ -43,7 +43,7 @@ def ip(text: str) -> InetAddr:
 
 
 class Lab:
-    """HostA, where the daemon runs, and HostB, whose IP addresses it knows."""
+    """HostA, on which the daemon runs, and HostB, whose IP addresses it knows."""
 
     def __init__(self, fabric: SimulatedFabric, stub: Path) -> None:
         self.fabric = fabric
@@ -52,7 +52,7 @@ class Lab:
         self.known: dict[str, Gid] = {KNOWN: self.there.gids[0], KNOWN_IP6: self.there.gids[0]}
 
     def is_route(self, route: Paths | None) -> bool:
-        """Whether this is the path between the two, as the subnet administrator says it."""
+        """Whether this is the subnet administrator's path from HostA to HostB."""
         assert route is not None
         (data,) = route
         path, here, there = data.path, self.here, self.there
@@ -91,17 +91,17 @@ def gids(lab: Lab) -> tuple[SockAddrIB, SockAddrIB]:
 
 
 @pytest.mark.parametrize("destination", [KNOWN, KNOWN_IP6])
-def test_path_to_an_ip_address(lab: Lab, client: AcmClient, destination: str) -> None:
+def test_daemon_knows_the_path_to_an_ip_address(lab: Lab, client: AcmClient, destination: str) -> None:
     reply = client.resolve(source=ip(OWN), destination=ip(destination), timeout=PATIENCE)
     assert reply is not None
     assert lab.is_route(reply.paths)
 
 
-def test_path_between_gids(lab: Lab, client: AcmClient) -> None:
+def test_daemon_knows_the_path_between_gids(lab: Lab, client: AcmClient) -> None:
     assert lab.is_route(paths_from_acm(*gids(lab), timeout=PATIENCE))
 
 
-def test_path_with_the_nowait_flag(lab: Lab, client: AcmClient) -> None:
+def test_path_is_delivered_in_the_background(lab: Lab, client: AcmClient) -> None:
     outcomes: queue.SimpleQueue[Paths | None] = queue.SimpleQueue()
     for _ in range(10):
         assert paths_in_background(*gids(lab), outcomes.put, timeout=PATIENCE)
@@ -109,30 +109,30 @@ def test_path_with_the_nowait_flag(lab: Lab, client: AcmClient) -> None:
         assert lab.is_route(outcomes.get(timeout=PATIENCE))
 
 
-def test_unknown_gid(lab: Lab, client: AcmClient) -> None:
+def test_unknown_gid_has_no_path(lab: Lab, client: AcmClient) -> None:
     source, _ = gids(lab)
     assert paths_from_acm(source, SockAddrIB(Gid("fe80::99")), timeout=PATIENCE) is None
-    assert client.is_there(), "it has answered"
+    assert client.is_there(), "the daemon has answered"
 
 
-def test_uncached_address_with_the_nowait_flag(client: AcmClient) -> None:
+def test_uncached_address_with_the_nowait_flag_is_enodata(client: AcmClient) -> None:
     reply = client.resolve(source=ip(OWN), destination=ip(UNKNOWN), nodelay=True, timeout=PATIENCE)
     assert reply is not None
     assert (reply.status, reply.paths) == (AcmStatus.ENODATA, ())
 
 
-def test_unknown_address(client: AcmClient) -> None:
+def test_unknown_address_times_out(client: AcmClient) -> None:
     assert client.resolve(source=ip(OWN), destination=ip(UNKNOWN), timeout=0.2) is None
     assert not client.is_there()
 
 
-def test_source_unknown_to_the_daemon(client: AcmClient) -> None:
+def test_unknown_source_address_is_esrcaddr(client: AcmClient) -> None:
     reply = client.resolve(source=ip("192.168.9.1"), destination=ip(KNOWN), timeout=PATIENCE)
     assert reply is not None
     assert reply.status == AcmStatus.ESRCADDR
 
 
-def test_many_threads(lab: Lab, client: AcmClient) -> None:
+def test_threads_get_their_own_paths(lab: Lab, client: AcmClient) -> None:
     routes: queue.SimpleQueue[Paths | None] = queue.SimpleQueue()
 
     def ask() -> None:
@@ -152,9 +152,9 @@ def provider_of(port: IbPort) -> WithInfiniBand:
 
 
 @pytest.mark.parametrize("flags", [RaiFlag(0), RaiFlag.NUMERICHOST])
-def test_getaddrinfo(lab: Lab, client: AcmClient, flags: RaiFlag) -> None:
+def test_getaddrinfo_returns_the_daemons_path(lab: Lab, client: AcmClient, flags: RaiFlag) -> None:
     hints = AddrInfo(flags, port_space=PortSpace.TCP, src_addr=(OWN, 0))
-    paths_from_acm(ip(OWN), ip(KNOWN), timeout=PATIENCE)  # so that the daemon need not ask anybody
+    paths_from_acm(ip(OWN), ip(KNOWN), timeout=PATIENCE)  # the daemon then has the answer in its cache
     infiniband, inet = getaddrinfo(KNOWN, 7471, hints, provider=provider_of(lab.here))
     assert lab.is_route(infiniband.route)
     assert infiniband.route == inet.route
@@ -168,7 +168,7 @@ def test_getaddrinfo(lab: Lab, client: AcmClient, flags: RaiFlag) -> None:
     assert infiniband.connect == b"\0\x40" + bytes(14) + ip(OWN).ip + bytes(12) + ip(KNOWN).ip
 
 
-def test_getaddrinfo_of_a_gid(lab: Lab, client: AcmClient) -> None:
+def test_getaddrinfo_of_a_gid_returns_the_daemons_path(lab: Lab, client: AcmClient) -> None:
     hints = AddrInfo(RaiFlag.FAMILY, AF_IB, port_space=PortSpace.TCP)
     (info,) = getaddrinfo(str(lab.there.gids[0]), 7471, hints, provider=provider_of(lab.here))
     assert lab.is_route(info.route)
@@ -198,8 +198,8 @@ def test_getaddrinfo_uses_the_daemons_source(lab: Lab) -> None:
     assert infiniband[2] == (b"\0\x40" + bytes(14) + ip(OWN).ip + bytes(12) + ip(KNOWN).ip).hex()
 
 
-def test_resolve_route(lab: Lab, client: AcmClient) -> None:
-    """The daemon and we are both on HostA."""
+def test_resolve_route_uses_the_daemons_path(lab: Lab, client: AcmClient) -> None:
+    """The daemon and the id are both on HostA."""
     with OpenSM(lab.fabric).host("HostA") as a, a.id() as cmid:
         cmid.resolve_addr(SockAddrIB(lab.there.gids[0], SID, ALL_BITS))
         cmid.resolve_route(2000 * PATIENCE)
@@ -207,7 +207,7 @@ def test_resolve_route(lab: Lab, client: AcmClient) -> None:
         assert "ibacm" in cmid.steps[-1].detail
 
 
-def test_resolve_route_to_an_unknown_gid(lab: Lab, client: AcmClient) -> None:
+def test_resolve_route_to_an_unknown_gid_raises(lab: Lab, client: AcmClient) -> None:
     with OpenSM(lab.fabric).host("HostA") as a, a.id() as cmid:
         cmid.resolve_addr(SockAddrIB(Gid("fe80::99"), SID, ALL_BITS))
         with pytest.raises(RdmaError, match="subnet administrator") as none:
@@ -216,7 +216,7 @@ def test_resolve_route_to_an_unknown_gid(lab: Lab, client: AcmClient) -> None:
         assert client.is_there()
 
 
-def test_daemon_on_a_tcp_port_restarts(lab: Lab) -> None:
+def test_client_reaches_a_daemon_on_tcp_and_after_a_restart(lab: Lab) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     host = {"own": "192.168.7.3", "known": {"192.168.7.1": lab.here.gids[0]}}

@@ -1,4 +1,4 @@
-"""Ports of a simulated fabric: what they are, what passes them, and what happens when the fabric does not behave."""
+"""Ports of a simulated fabric: their attributes, their datagrams, and a fabric that fails."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_port_attributes_match_the_sa(host_a: IbsimTransport) -> None:
     assert (port.lmc, port.sm_sl, port.pkeys, port.device) == (0, 0, (0xFFFF,), "HostA")
 
 
-def test_rate_is_that_of_the_path_to_itself(host_a: IbsimTransport) -> None:
+def test_port_rate_equals_the_rate_of_the_path_to_itself(host_a: IbsimTransport) -> None:
     port = host_a.port()
     wanted = PathRecord(port.gids[0], port.gids[0])
     status, record = asked(host_a, PATH_RECORD, 0x180C, wanted.pack())
@@ -105,7 +105,7 @@ def test_port_attributes_are_read_each_time(own_fabric: SimulatedFabric) -> None
 # -- datagrams ------------------------------------------------------------------------------------------------
 
 
-def test_path_record_there_and_back(host_a: IbsimTransport, host_b: IbsimTransport) -> None:
+def test_path_record_query_is_answered(host_a: IbsimTransport, host_b: IbsimTransport) -> None:
     here, there = host_a.port(), host_b.port()
     wanted = PathRecord(there.gids[0], here.gids[0])
     status, record = asked(host_a, PATH_RECORD, 0x180C, wanted.pack())
@@ -123,7 +123,7 @@ def test_cm_mads_arrive_unchanged(host_a: IbsimTransport, host_b: IbsimTransport
         ((source, mad),) = arrivals(here)
         assert source == MadAddress(there.port().lid, qpn=1)
         assert mad[24:] == body
-        # The upper half of the transaction id is the system's.
+        # The system sets the upper half of the transaction id.
         assert (mad[:8], mad[12:24]) == (sent[:8], sent[12:24])
 
 
@@ -152,7 +152,7 @@ def test_mads_keep_their_order(host_a: IbsimTransport, host_b: IbsimTransport) -
 
 
 def test_full_receive_queue_does_not_block_the_port(host_a: IbsimTransport, host_b: IbsimTransport) -> None:
-    """ibsim waits for the client that does not read; asking for the port then reads and drops."""
+    """ibsim waits for a client that does not read; port() then reads and drops datagrams."""
     to_a = MadAddress(host_a.port().lid)
     for number in range(2000):
         host_b.send(to_a, message(number))
@@ -173,7 +173,7 @@ def test_wrong_mad_size_raises(host_a: IbsimTransport) -> None:
 
 
 def test_closing_frees_the_node(fabric: SimulatedFabric) -> None:
-    for _ in range(30):  # more than there are clients
+    for _ in range(30):  # more often than ibsim has client slots
         with opened("HostC", fabric) as transport:
             assert transport.fileno() >= 0
         assert transport.fileno() == -1
@@ -188,7 +188,7 @@ def test_mads_sent_before_close_arrive(fabric: SimulatedFabric, host_a: IbsimTra
     assert len(arrivals(host_a, 50)) == 50
 
 
-def test_use_after_close(fabric: SimulatedFabric) -> None:
+def test_closed_port_drops_datagrams(fabric: SimulatedFabric) -> None:
     with opened("HostC", fabric) as transport:
         pass
     transport.send(MadAddress(1), message(1))
@@ -223,21 +223,21 @@ def test_node_shared_with_another_process_receives_responses_only(
 
 
 @pytest.mark.parametrize("name", ["HostX", "", "x" * 32, "Host\0A", "hosta"])
-def test_unknown_node(fabric: SimulatedFabric, name: str) -> None:
+def test_opening_an_unknown_node_raises(fabric: SimulatedFabric, name: str) -> None:
     assert refused(IbsimTransport(name, fabric.base)).errno == errno.ENODEV
 
 
-def test_no_fabric() -> None:
+def test_opening_without_a_fabric_raises() -> None:
     error = refused(IbsimTransport("HostA", "rdmacm-none"))
     assert error.errno == errno.ECONNREFUSED
     assert "IBSIM_SOCKNAME=rdmacm-none" in str(error)
 
 
-def test_fabric_name_too_long() -> None:
+def test_opening_with_a_too_long_fabric_name_raises() -> None:
     assert refused(IbsimTransport("HostA", "x" * 200)).errno == errno.EINVAL
 
 
-def test_fabric_with_the_maximum_of_clients(own_fabric: SimulatedFabric) -> None:
+def test_opening_beyond_the_fabrics_clients_raises(own_fabric: SimulatedFabric) -> None:
     switches = ("SwitchA", "SwitchB")
     taken = [IbsimTransport(node, own_fabric.base) for node in ("HostA", "HostB", "HostC", *switches)]
     for transport in taken:
@@ -255,7 +255,7 @@ def test_fabric_with_the_maximum_of_clients(own_fabric: SimulatedFabric) -> None
 
 
 class Silent:
-    """A client that wants no requests, as many as a node may have."""
+    """A client that receives no requests; a node may have several."""
 
     def __init__(self, base: str, node: str) -> None:
         self._sockets = [socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(2)]
@@ -285,7 +285,7 @@ def test_socket_base_from_the_environment(fabric: SimulatedFabric, monkeypatch: 
     transport.close()
 
 
-# Threads read what ibsim and OpenSM say; the child has nothing to do with them.
+# The parent's threads read the output of ibsim and OpenSM; the child does not need them.
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 def test_fork_leaves_the_port_to_the_parent(fabric: SimulatedFabric, host_a: IbsimTransport) -> None:
     to_a = MadAddress(host_a.port().lid)
@@ -304,10 +304,10 @@ def test_fork_leaves_the_port_to_the_parent(fabric: SimulatedFabric, host_a: Ibs
     assert host_a.port().lid
 
 
-# -- an ibsim that does not behave ----------------------------------------------------------------------------
+# -- an ibsim that fails ----------------------------------------------------------------------------
 
 
-def test_ibsim_has_died(own_fabric: SimulatedFabric) -> None:
+def test_calls_after_ibsim_died_raise_or_are_counted(own_fabric: SimulatedFabric) -> None:
     with opened("HostA", own_fabric) as transport:
         own_fabric.kill_ibsim()
         for _ in range(2):
@@ -321,7 +321,7 @@ def test_ibsim_has_died(own_fabric: SimulatedFabric) -> None:
     assert refused(IbsimTransport("HostA", own_fabric.base)).errno == errno.ECONNREFUSED
 
 
-def test_ibsim_is_stopped(own_fabric: SimulatedFabric) -> None:
+def test_calls_time_out_while_ibsim_is_suspended(own_fabric: SimulatedFabric) -> None:
     with opened("HostA", own_fabric) as transport:
         before = transport.port()
         own_fabric.stop_ibsim()
@@ -335,13 +335,13 @@ def test_ibsim_is_stopped(own_fabric: SimulatedFabric) -> None:
             assert transport.dropped["send queue full"]
         finally:
             own_fabric.continue_ibsim()
-        # What it answers to the question that was given up is not taken for the next answer.
+        # The late answer to the first request is not mistaken for the next answer.
         assert transport.port() == before
 
 
 @contextmanager
 def impostor(base: str, answers: list[bytes]) -> Iterator[socket.socket]:
-    """Answers what it is asked with these in turn, of which each may be several datagrams with b"|" between."""
+    """A fake ibsim that answers each request with the next of these, which may be several datagrams joined by b"||"."""
     control = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     control.bind(f"\0{base}:ctl\0")
     out = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -370,7 +370,7 @@ def answer(kind: int, data: bytes = b"", magic: int = 0xDEADBEEF) -> bytes:
     return CONTROL.pack(magic, 0, kind, len(data), data)
 
 
-def test_malformed_datagrams_on_both_sockets() -> None:
+def test_malformed_datagrams_of_ibsim_are_dropped() -> None:
     base = f"rdmacm-{os.urandom(6).hex()}"
     garbage = b"||".join(
         [b"x", bytes(79), bytes(81), bytes(80), answer(1, magic=1), answer(99), answer(10, b"\xff" * 64)]

@@ -1,4 +1,4 @@
-"""Ids on InfiniBand: their device, their addresses, their routes."""
+"""Ids on InfiniBand: their devices, addresses and routes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNKNOWN = Gid("fe80::1:2:3")
 
 
 class TestDevice:
-    def test_is_listed_with_its_port(self, a: IbHost) -> None:
+    def test_device_is_listed_with_its_port(self, a: IbHost) -> None:
         device = next(d for d in a.provider.devices() if d.name == a.device)
         (port,) = device.ports
         assert (port.link_layer, port.state, port.pkeys) == (LinkLayer.INFINIBAND, PortState.ACTIVE, (0xFFFF,))
@@ -34,7 +34,7 @@ class TestDevice:
 
 
 class TestBinding:
-    def test_bind_to_a_gid(self, a: IbHost) -> None:
+    def test_bind_to_the_ports_gid_selects_the_port(self, a: IbHost) -> None:
         with a.id() as cmid:
             cmid.bind_addr(a.at())
             assert cmid.verbs is not None
@@ -42,12 +42,12 @@ class TestBinding:
             assert (cmid.route.sgid, cmid.route.pkey) == (a.gid, 0xFFFF)
             assert cmid.local_addr == a.at()
 
-    def test_bind_to_a_foreign_gid(self, a: IbHost, b: IbHost) -> None:
+    def test_bind_to_a_foreign_gid_raises(self, a: IbHost, b: IbHost) -> None:
         with a.id() as cmid, pytest.raises(RdmaError, match=str(b.gid)) as refused:
             cmid.bind_addr(b.at())
         assert refused.value.errno == errno.ENODEV
 
-    def test_bind_with_a_pkey_the_port_lacks(self, a: IbHost) -> None:
+    def test_bind_with_a_pkey_the_port_lacks_raises(self, a: IbHost) -> None:
         with a.id() as cmid, pytest.raises(RdmaError, match="0x8001") as refused:
             cmid.bind_addr(a.at(pkey=0x8001))
         assert refused.value.errno == errno.EINVAL
@@ -83,7 +83,7 @@ class TestAddress:
             assert cmid.state is State.ADDR_BOUND
 
     @pytest.mark.parametrize("itself", [False, True])
-    def test_own_gid(self, a: IbHost, itself: bool) -> None:
+    def test_own_gid_and_the_wildcard_resolve_to_the_port_itself(self, a: IbHost, itself: bool) -> None:
         with a.id() as cmid:
             cmid.resolve_addr(a.at() if itself else SockAddrIB(sid=SID, sid_mask=ALL_BITS))
             assert (cmid.route.sgid, cmid.route.dgid) == (a.gid, a.gid)
@@ -105,7 +105,7 @@ class TestRoute:
             assert (path.mtu_bytes, path.rate, path.pkey, path.reversible) == (2048, 3, 0xFFFF, True)
             assert [step.name for step in cmid.steps] == ["bind", "select", "path"]
 
-    def test_unknown_gid(self, a: IbHost) -> None:
+    def test_route_to_an_unknown_gid_raises(self, a: IbHost) -> None:
         with a.id() as cmid:
             cmid.resolve_addr(SockAddrIB(UNKNOWN, SID, ALL_BITS))
             with pytest.raises(RdmaError, match=str(UNKNOWN)) as refused:
@@ -129,7 +129,7 @@ class TestRoute:
                 with event(channel) as found:
                     assert (found.type, found.status) == (CmEventType.ROUTE_RESOLVED, 0)
 
-    def test_id_destroyed_during_the_query(self, a: IbHost, b: IbHost) -> None:
+    def test_destroy_during_the_query_suppresses_the_event(self, a: IbHost, b: IbHost) -> None:
         with EventChannel(a.provider) as channel:
             cmid = a.id(channel)
             cmid.resolve_addr(b.at())
@@ -139,7 +139,7 @@ class TestRoute:
             with pytest.raises(TimeoutError):
                 channel.get_event(0.2)
 
-    def test_no_alternate_path_on_a_single_cable(self, a: IbHost, b: IbHost) -> None:
+    def test_single_cable_has_no_alternate_path(self, a: IbHost, b: IbHost) -> None:
         with a.id() as cmid:
             cmid.resolve_addr(b.at())
             cmid.resolve_route(alternate=True)
@@ -161,7 +161,7 @@ class TestSubnetManager:
             cmid.resolve_route()
             assert cmid.route.path_rec
 
-    def test_sm_returns_before_the_timeout(self, own_site: Site) -> None:
+    def test_route_resolves_when_the_sm_returns_before_the_timeout(self, own_site: Site) -> None:
         with (
             own_site.host("HostA") as a,
             own_site.host("HostB") as b,

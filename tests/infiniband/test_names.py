@@ -1,4 +1,4 @@
-"""The names InfiniBand ports are chosen by."""
+"""The names of InfiniBand ports."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from support.rows import for_each
         ("umad:rocep3s0f1.2-x/254", "umad:rocep3s0f1.2-x/254"),
     ],
 )
-def test_valid_port_names(name: str, meant: str) -> None:
+def test_valid_port_names_are_normalized(name: str, meant: str) -> None:
     transport = transport_of(name)
     assert transport.name == meant
     assert transport.fileno() == -1
@@ -36,7 +36,7 @@ def test_valid_port_names(name: str, meant: str) -> None:
         "umad:../x/1", "umad:a/b/1", "umad:a\0b", "verbs:mlx5_0/1",
     ],
 )  # fmt: skip
-def test_invalid_port_names(name: str) -> None:
+def test_invalid_port_names_raise(name: str) -> None:
     with pytest.raises(RdmaError, match="umad:mlx5_0/1") as raised:
         transport_of(name)
     assert raised.value.errno == errno.EINVAL
@@ -54,12 +54,12 @@ def test_invalid_port_names(name: str) -> None:
         ("umad:mlx5_0/1, ibsim:HostA@lab,,umad:mlx5_0/1", ["umad:mlx5_0/1", "ibsim:HostA@lab"]),
     ],
 )
-def test_ports_from_the_environment(value: str, wanted: list[str]) -> None:
+def test_environment_lists_the_ports(value: str, wanted: list[str]) -> None:
     assert ports_wanted({"RDMACM_IB": value}) == wanted
     assert ports_wanted({}) == []
 
 
-def test_open(fabric: SimulatedFabric) -> None:
+def test_named_port_opens(fabric: SimulatedFabric) -> None:
     transport = open_transport(f"ibsim:HostC@{fabric.base}")
     assert transport.port().lid
     transport.close()

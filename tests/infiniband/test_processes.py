@@ -1,4 +1,4 @@
-"""Processes on hosts of a fabric: two that connect, one that forks, one that ends."""
+"""Processes on hosts of a fabric: two that connect, one that forks, and one that exits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rdmacm import CmEventType, EventChannel, RaiFlag, RdmaError, getaddrinfo
 
 
 class Program:
-    """A program on a node, whose lines are read."""
+    """A program on a node, and the lines that it prints."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
@@ -98,7 +98,7 @@ with CmId(None, PortSpace.IB) as cmid:
 """
 
 
-def test_two_processes_of_two_hosts_connect(fabric: SimulatedFabric) -> None:
+def test_processes_on_two_hosts_connect(fabric: SimulatedFabric) -> None:
     with running(fabric, "HostA", SERVER) as server:
         assert server.line() == "ready"
         with running(fabric, "HostC", CLIENT) as client:
@@ -156,11 +156,11 @@ sys.stdin.readline()
 
 
 def test_forked_child_does_not_affect_its_parent(fabric: SimulatedFabric, c: IbHost) -> None:
-    """What it inherits it can destroy; the port, the service and the question are its parent's."""
+    """The child may destroy what it inherits; the port, the service and the query stay with the parent."""
     with running(fabric, "HostA", FORKING) as program, EventChannel(c.provider) as channel, c.id(channel) as cmid:
         assert program.line() == "child 0"
         assert program.line() == "ADDRINFO_RESOLVED"
-        # Longer than the service's lease: the parent goes on telling of it.
+        # Longer than the service's lease: the parent still renews it.
         with pytest.raises(TimeoutError):
             channel.get_event(2.2)
         (info,) = getaddrinfo(None, "offered", flags=RaiFlag.SA, provider=c.provider)

@@ -1,4 +1,4 @@
-"""resolve_route where ibacm runs: it is asked first, the subnet administrator where it does not know in time."""
+"""resolve_route with ibacm: ibacm is asked first, and the subnet administrator if ibacm has no path in time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def rundir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def path_between(site: Embedded, a: IbHost, b: IbHost) -> PathRecord:
-    """A path that can be told from the administrator's."""
+    """A path that differs from the administrator's."""
     return site.subnet.sa.path(a.gid, b.gid).replace(sl=7)
 
 
@@ -46,7 +46,7 @@ def resolved(a: IbHost, b: IbHost, channel: EventChannel | None = None) -> CmId:
     return cmid
 
 
-def says_nothing(_: Asked) -> None: ...
+def never_answers(_: Asked) -> None: ...
 
 
 def test_acm_path_is_used_without_an_sa_query(site: Embedded, a: IbHost, b: IbHost, rundir: Path) -> None:
@@ -74,13 +74,13 @@ def test_acm_path_for_other_gids_is_rejected(site: Embedded, a: IbHost, b: IbHos
 
 
 def test_alternate_path_comes_from_the_sa(site: Embedded, a: IbHost, b: IbHost, rundir: Path) -> None:
-    with Daemon(rundir, says_nothing) as daemon, resolved(a, b) as cmid:
+    with Daemon(rundir, never_answers) as daemon, resolved(a, b) as cmid:
         cmid.resolve_route(alternate=True)
         assert not daemon.asked
 
 
 def test_silent_acm_leaves_half_the_timeout_to_the_sa(site: Embedded, a: IbHost, b: IbHost, rundir: Path) -> None:
-    with Daemon(rundir, says_nothing) as daemon, resolved(a, b) as cmid:
+    with Daemon(rundir, never_answers) as daemon, resolved(a, b) as cmid:
         began = time.monotonic()
         cmid.resolve_route(300)
         assert 0.149 <= time.monotonic() - began < 0.3
@@ -89,7 +89,7 @@ def test_silent_acm_leaves_half_the_timeout_to_the_sa(site: Embedded, a: IbHost,
 
 def test_silent_acm_and_sa_time_out(site: Embedded, a: IbHost, b: IbHost, rundir: Path) -> None:
     site.subnet.sa.silence = 1.0
-    with Daemon(rundir, says_nothing), resolved(a, b) as cmid:
+    with Daemon(rundir, never_answers), resolved(a, b) as cmid:
         began = time.monotonic()
         with pytest.raises(TimeoutError):
             cmid.resolve_route(300)
@@ -97,8 +97,8 @@ def test_silent_acm_and_sa_time_out(site: Embedded, a: IbHost, b: IbHost, rundir
 
 
 def test_short_timeout_does_not_wait_for_earlier_requests(site: Embedded, a: IbHost, b: IbHost, rundir: Path) -> None:
-    """The daemon is asked one thing after the other; the deadline is each one's own."""
-    with Daemon(rundir, says_nothing), EventChannel(a.provider) as channel:
+    """The daemon gets one request after the other, but each request has its own deadline."""
+    with Daemon(rundir, never_answers), EventChannel(a.provider) as channel:
         patient, hurried = resolved(a, b, channel), resolved(a, b, channel)
         began = time.monotonic()
         patient.resolve_route(10_000)
@@ -111,7 +111,9 @@ def test_short_timeout_does_not_wait_for_earlier_requests(site: Embedded, a: IbH
 
 
 @pytest.mark.parametrize("end", ["answer", "silence"])
-def test_id_destroyed_during_the_request(site: Embedded, a: IbHost, b: IbHost, rundir: Path, end: str) -> None:
+def test_destroy_during_the_request_suppresses_the_event(
+    site: Embedded, a: IbHost, b: IbHost, rundir: Path, end: str
+) -> None:
     asked, go_on = threading.Event(), threading.Event()
     path = path_between(site, a, b)
 
@@ -132,8 +134,8 @@ def test_id_destroyed_during_the_request(site: Embedded, a: IbHost, b: IbHost, r
         assert not site.subnet.sa.requests
 
 
-def test_sa_query_fails_after_acm(site: Embedded, a: IbHost, b: IbHost, rundir: Path) -> None:
-    """The port goes while the daemon thinks: that is an event, as the call is over."""
+def test_failed_sa_query_after_acm_is_an_event(site: Embedded, a: IbHost, b: IbHost, rundir: Path) -> None:
+    """The port is removed while the daemon has the request: an event, as the call has returned."""
     go_on = threading.Event()
 
     def behave(question: Asked) -> None:
@@ -153,7 +155,7 @@ def test_sa_query_fails_after_acm(site: Embedded, a: IbHost, b: IbHost, rundir: 
 
 def test_channel_descriptor_becomes_readable(site: Embedded, a: IbHost, b: IbHost, rundir: Path) -> None:
     path = path_between(site, a, b)
-    behaviours: list[Callable[[Asked], None]] = [lambda asked: asked.answer(path_endpoint(path)), says_nothing]
+    behaviours: list[Callable[[Asked], None]] = [lambda asked: asked.answer(path_endpoint(path)), never_answers]
     for behave in behaviours:
         with Daemon(rundir, behave), EventChannel(a.provider) as channel, resolved(a, b, channel) as cmid:
             poll = select.poll()

@@ -1,4 +1,4 @@
-"""Subnet administration with OpenSM: what it answers us, and that the one for tests answers the same."""
+"""OpenSM's answers to our queries, and the same answers of the subnet administrator in memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GET, SET, TABLE, DELETE = SaMethod.GET, SaMethod.SET, SaMethod.GET_TABLE, SaMeth
 
 
 class Port:
-    """An open port that asks, and waits in real time."""
+    """An open port that sends queries and waits in real time."""
 
     def __init__(self, transport: MadTransport) -> None:
         self.transport = transport
@@ -98,7 +98,7 @@ def opensm(fabric: SimulatedFabric) -> Iterator[Port]:
 
 @pytest.fixture
 def ours(opensm: Port, fabric: SimulatedFabric) -> Iterator[Port]:
-    """A port of a subnet in memory that is as the simulated one is."""
+    """A port of a subnet in memory with the attributes of the simulated one."""
     subnet = MemorySubnet(clock=time.monotonic)
     subnet.sa.lid = opensm.transport.port().sm_lid
     subnet.sa.table_mode = TableMode.CUT
@@ -113,7 +113,7 @@ def ours(opensm: Port, fabric: SimulatedFabric) -> Iterator[Port]:
 
 
 def other_gid(port: Port, fabric: SimulatedFabric) -> Gid:
-    """HostB's."""
+    """The GID of HostB."""
     [node] = [
         node
         for lid in range(1, 10)
@@ -124,7 +124,7 @@ def other_gid(port: Port, fabric: SimulatedFabric) -> Gid:
     return Gid(prefix + node.port_guid.to_bytes(8, "big"))
 
 
-def test_path(opensm: Port, ours: Port, fabric: SimulatedFabric) -> None:
+def test_path_record_matches_opensm(opensm: Port, ours: Port, fabric: SimulatedFabric) -> None:
     there = other_gid(opensm, fabric)
     paths = [
         port.find(GET, PathRecord, sgid=opensm.gid, dgid=there, reversible=True, numb_path=1) for port in (opensm, ours)
@@ -136,23 +136,31 @@ def test_path(opensm: Port, ours: Port, fabric: SimulatedFabric) -> None:
 
 
 QUESTIONS: dict[str, tuple[SaMethod, Any, dict[str, Any]]] = {
-    "path to nowhere": (GET, PathRecord, {"sgid": "here", "dgid": Gid("fe80::dead:beef")}),
+    "path to an unknown gid": (GET, PathRecord, {"sgid": "here", "dgid": Gid("fe80::dead:beef")}),
     "path to another subnet": (GET, PathRecord, {"sgid": "here", "dgid": Gid("fec0::1")}),
-    "path to nowhere, table": (TABLE, PathRecord, {"sgid": "here", "dgid": Gid("fe80::dead:beef")}),
-    "path too wide": (GET, PathRecord, {"sgid": "here", "dgid": "there", "mtu": 5}),
-    "path narrower": (GET, PathRecord, {"sgid": "here", "dgid": "there", "mtu": 3}),
-    "path with less": (GET, PathRecord, {"sgid": "here", "dgid": "there", "mtu": 4, "mtu_selector": Selector.LESS}),
-    "path with more": (GET, PathRecord, {"sgid": "here", "dgid": "there", "mtu": 3, "mtu_selector": Selector.GREATER}),
-    "path too fast": (GET, PathRecord, {"sgid": "here", "dgid": "there", "rate": 7}),
-    "path slower": (GET, PathRecord, {"sgid": "here", "dgid": "there", "rate": 2}),
-    "path too quick": (GET, PathRecord, {"sgid": "here", "dgid": "there", "packet_life_time": 10}),
+    "path to an unknown gid, table": (TABLE, PathRecord, {"sgid": "here", "dgid": Gid("fe80::dead:beef")}),
+    "path with a larger mtu": (GET, PathRecord, {"sgid": "here", "dgid": "there", "mtu": 5}),
+    "path with a smaller mtu": (GET, PathRecord, {"sgid": "here", "dgid": "there", "mtu": 3}),
+    "path with an mtu below": (
+        GET,
+        PathRecord,
+        {"sgid": "here", "dgid": "there", "mtu": 4, "mtu_selector": Selector.LESS},
+    ),
+    "path with an mtu above": (
+        GET,
+        PathRecord,
+        {"sgid": "here", "dgid": "there", "mtu": 3, "mtu_selector": Selector.GREATER},
+    ),
+    "path with a higher rate": (GET, PathRecord, {"sgid": "here", "dgid": "there", "rate": 7}),
+    "path with a lower rate": (GET, PathRecord, {"sgid": "here", "dgid": "there", "rate": 2}),
+    "path with a shorter life time": (GET, PathRecord, {"sgid": "here", "dgid": "there", "packet_life_time": 10}),
     "path of another partition": (GET, PathRecord, {"sgid": "here", "dgid": "there", "pkey": 0x8123}),
     "path to oneself": (GET, PathRecord, {"sgid": "here", "dgid": "here"}),
     "path for a service": (GET, PathRecord, {"sgid": "here", "dgid": "there", "service_id": 0x1061D2F}),
-    "path of a class": (GET, PathRecord, {"sgid": "here", "dgid": "there", "traffic_class": 0x20}),
+    "path of a traffic class": (GET, PathRecord, {"sgid": "here", "dgid": "there", "traffic_class": 0x20}),
     "path to a group": (GET, PathRecord, {"sgid": "here", "dgid": BROADCAST}),
     "service without a gid": (SET, ServiceRecord, {"service_id": 1}),
-    "service of nobody": (
+    "service of an unknown gid": (
         *(SET, ServiceRecord),
         {"service_id": 1, "service_gid": Gid("fe80::dead:beef"), "service_pkey": 0xFFFF},
     ),
@@ -161,13 +169,13 @@ QUESTIONS: dict[str, tuple[SaMethod, Any, dict[str, Any]]] = {
     "no services": (TABLE, ServiceRecord, {"service_name": b"nobody offers this"}),
     "no service to delete": (DELETE, ServiceRecord, {"service_id": 77, "service_gid": "here", "service_pkey": 0xFFFF}),
     "join without a port": (SET, MCMemberRecord, {"mgid": BROADCAST, "join_state": 1}),
-    "join a group that is none": (
+    "join an unknown group": (
         SET,
         MCMemberRecord,
         {"mgid": Gid("ff15:a01b::7"), "port_gid": "here", "join_state": 1},
     ),
     "leave without joining": (DELETE, MCMemberRecord, {"mgid": BROADCAST, "port_gid": "here", "join_state": 1}),
-    "another group's key": (
+    "join with another q_key": (
         *(SET, MCMemberRecord),
         {"mgid": BROADCAST, "port_gid": "here", "join_state": 1, "q_key": 7},
     ),
@@ -194,7 +202,7 @@ VALUES = {"mtu": (0, 1, 3, 4, 5, 6, 63), "rate": (0, 1, 2, 3, 5, 7, 18, 40), "pa
 @pytest.mark.parametrize("selector", Selector)
 @pytest.mark.parametrize("name", VALUES)
 @pytest.mark.parametrize("destination", ["here", "there"])
-def test_path_selectors(
+def test_path_selectors_match_opensm(
     opensm: Port, ours: Port, fabric: SimulatedFabric, selector: Selector, name: str, destination: str
 ) -> None:
     here = opensm.gid
@@ -207,7 +215,7 @@ def test_path_selectors(
         assert found == expected
 
 
-CANNOT_BE_ASKED = [
+UNSUPPORTED = [
     (method, attribute)
     for method in (SET, DELETE, SaMethod.GET_MULTI, SaMethod.GET_TRACE_TABLE)
     for attribute in (Attribute.CLASS_PORT_INFO, Attribute.PATH_RECORD, Attribute.NODE_RECORD)
@@ -216,14 +224,16 @@ CANNOT_BE_ASKED = [
 
 @pytest.mark.parametrize(
     ("method", "attribute"),
-    [*CANNOT_BE_ASKED, (TABLE, Attribute.CLASS_PORT_INFO), (GET, Attribute.SERVICE_ASSOCIATION_RECORD)],
+    [*UNSUPPORTED, (TABLE, Attribute.CLASS_PORT_INFO), (GET, Attribute.SERVICE_ASSOCIATION_RECORD)],
 )
-def test_invalid_queries(opensm: Port, ours: Port, method: SaMethod, attribute: Attribute) -> None:
+def test_errors_for_invalid_queries_match_opensm(
+    opensm: Port, ours: Port, method: SaMethod, attribute: Attribute
+) -> None:
     theirs, mine = (port.ask(method, attribute, timeout=0.2) for port in (opensm, ours))
     assert (mine.status, mine.error) == (theirs.status, theirs.error)
 
 
-def test_groups(opensm: Port, ours: Port) -> None:
+def test_multicast_group_records_match_opensm(opensm: Port, ours: Port) -> None:
     mgid, gid = Gid("ff15:a01b::4242"), opensm.gid
     port: dict[str, Any] = {"mgid": mgid, "port_gid": gid}
     create = {"q_key": 7, "pkey": 0xFFFF, "traffic_class": 0, "sl": 0, "flow_label": 0}
@@ -241,7 +251,7 @@ def test_groups(opensm: Port, ours: Port) -> None:
             asker.find(DELETE, MCMemberRecord, **port, join_state=4),
             asker.find(GET, MCMemberRecord, mgid=mgid),
         ]
-        # Which MLID a group has, depends on what has been made before.
+        # The MLID of a group depends on earlier groups.
         said.append(
             [
                 (answer.status, [MCMemberRecord.unpack(record).replace(mlid=0) for record in answer.records])
@@ -251,7 +261,7 @@ def test_groups(opensm: Port, ours: Port) -> None:
     assert said[0] == said[1]
 
 
-def test_services(opensm: Port, ours: Port, fabric: SimulatedFabric) -> None:
+def test_service_records_match_opensm(opensm: Port, ours: Port, fabric: SimulatedFabric) -> None:
     fields: dict[str, Any] = {"service_gid": opensm.gid, "service_pkey": 0xFFFF}
     said: list[list[tuple[int, tuple[bytes, ...]]]] = []
     for port in (opensm, ours):
@@ -268,23 +278,23 @@ def test_services(opensm: Port, ours: Port, fabric: SimulatedFabric) -> None:
             port.find(DELETE, ServiceRecord, service_id=0x9002, **fields),
             port.find(DELETE, ServiceRecord, service_id=0x9002, **fields),
         ]
-        # The last 8 bytes of a service are lost on OpenSM's way in.
+        # The last 8 bytes of a service record do not reach OpenSM.
         said.append([(answer.status, tuple(record[:168] for record in answer.records)) for answer in answers])
     assert said[0] == said[1]
 
 
-def test_table_without_room(opensm: Port) -> None:
+def test_table_is_truncated_to_one_datagram(opensm: Port) -> None:
     answer = opensm.find(TABLE, NodeRecord)
     assert (answer.status, len(answer.records), answer.truncated) == (0, 1, True)
 
 
-def test_class_port_info(opensm: Port) -> None:
+def test_class_port_info_has_version_and_capabilities(opensm: Port) -> None:
     [record] = opensm.ask(GET, Attribute.CLASS_PORT_INFO).records
     info = ClassPortInfo.unpack(record)
     assert (info.class_version, info.capability_mask & 0x200) == (2, 0x200)
 
 
-def test_table_in_rmpp_segments(opensm: Port, fabric: SimulatedFabric) -> None:
+def test_table_arrives_in_rmpp_segments(opensm: Port, fabric: SimulatedFabric) -> None:
     sa = SubnetAdministrator()
     for number in range(300):
         sa.add_service(ServiceRecord(number))

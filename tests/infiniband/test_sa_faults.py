@@ -1,4 +1,4 @@
-"""What ids make of a subnet administrator, and a port, that are not well; only a subnet in memory can be like that."""
+"""Ids with a subnet administrator or a port that fails; only a subnet in memory can be made to fail so."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def site() -> Virtual:
 
 
 class Pair:
-    """Two hosts, of which a asks and b is looked for."""
+    """Two hosts: a sends queries about b."""
 
     def __init__(self, site: Virtual, a: IbHost, b: IbHost) -> None:
         self.site, self.a, self.b = site, a, b
@@ -41,7 +41,7 @@ class Pair:
         self.here, self.there = self.one.port().gids[0], self.other.port().gids[0]
 
     def asked(self, kind: type[Any]) -> list[tuple[float, MadAddress, SaMad]]:
-        """The questions about a kind of record."""
+        """The queries for a kind of record."""
         return [one for one in self.sa.requests if one[2].attribute_id == kind.ATTRIBUTE]
 
     def path(self, **fields: Any) -> PathRecord:
@@ -52,7 +52,7 @@ class Pair:
         cmid.bind_addr(self.a.source)
         return cmid
 
-    def facing(self, channel: EventChannel | None = None) -> CmId:
+    def addressed(self, channel: EventChannel | None = None) -> CmId:
         """An id whose address is resolved."""
         cmid = self.a.id(channel)
         cmid.resolve_addr(self.b.at())
@@ -74,7 +74,7 @@ class TestSilentSa:
     @pytest.mark.parametrize("timeout_ms", [1, 50, 2000, 3_600_000])
     def test_resolve_route_times_out(self, pair: Pair, timeout_ms: int) -> None:
         pair.sa.silence = 1.0
-        with pair.facing() as cmid:
+        with pair.addressed() as cmid:
             began = pair.fabric.now
             with pytest.raises(TimeoutError, match="at LID 1, did not respond") as late:
                 cmid.resolve_route(timeout_ms)
@@ -112,17 +112,17 @@ class TestSilentSa:
 
 
 class TestMisbehavingSa:
-    def test_busy_then_answers(self, pair: Pair) -> None:
+    def test_busy_answer_is_retried(self, pair: Pair) -> None:
         pair.sa.faults = lambda _: SaFault.BUSY if len(pair.sa.requests) <= 3 else None
-        with pair.facing() as cmid:
+        with pair.addressed() as cmid:
             began = pair.fabric.now
             cmid.resolve_route(2000)
             assert cmid.route.num_paths == 1
             assert pair.fabric.now - began == pytest.approx(0.6, abs=0.01)
 
-    def test_always_busy(self, pair: Pair) -> None:
+    def test_always_busy_sa_times_out(self, pair: Pair) -> None:
         pair.sa.busy = 1.0
-        with pair.facing() as cmid, pytest.raises(TimeoutError):
+        with pair.addressed() as cmid, pytest.raises(TimeoutError):
             cmid.resolve_route(1000)
 
     @pytest.mark.parametrize(
@@ -138,13 +138,13 @@ class TestMisbehavingSa:
     )
     def test_wrong_responses_are_dropped(self, pair: Pair, fault: SaFault, reason: str) -> None:
         pair.sa.faults = lambda _: fault if len(pair.sa.requests) == 1 else None
-        with EventChannel(pair.a.provider), pair.facing() as cmid:
+        with EventChannel(pair.a.provider), pair.addressed() as cmid:
             cmid.resolve_route()
             assert cmid.route.path_rec == (pair.path(),)
             assert pair.dropped() == {reason: 1}
 
     def test_responses_from_another_source_are_dropped(self, pair: Pair) -> None:
-        """Host B answers, faster than the administrator, what it has heard."""
+        """Host B sends a forged answer before the administrator's."""
         pair.sa.delay = 0.1
 
         def overhear(mad: SubnetMad) -> None:
@@ -152,15 +152,15 @@ class TestMisbehavingSa:
                 forged = mad.data[:3] + b"\x81" + mad.data[4:]
                 pair.other.send(MadAddress(pair.one.port().lid), forged)
 
-        with pair.b.listening(), pair.facing() as cmid:
+        with pair.b.listening(), pair.addressed() as cmid:
             pair.subnet.faults = overhear
             cmid.resolve_route()
             assert cmid.route.path_rec == (pair.path(),)
             assert pair.dropped()["source"] == 1
 
     @for_each("seed", range(30))
-    def test_lossy_subnet(self, seed: int) -> None:
-        """Ten tries each way at 20 % loss: what fails does so in time, and it is one in ten thousand that does."""
+    def test_lossy_subnet_delays_queries_within_their_timeout(self, seed: int) -> None:
+        """Ten tries at 20 % loss each way: a query fails once in ten thousand runs."""
         site = Virtual(seed)
         with site.host("HostA") as a, site.host("HostB") as b, b.listening() as listener:
             listener.register_service("storage")
@@ -177,8 +177,8 @@ class TestMisbehavingSa:
             site.subnet.loss = 0.0
 
     @for_each("seed", range(60))
-    def test_random_misbehaviour(self, seed: int) -> None:
-        """Whatever bits are wrong in what it says, an id ends up with a route, an error or a timeout."""
+    def test_corrupted_answers_give_a_route_an_error_or_a_timeout(self, seed: int) -> None:
+        """Any bits of the administrator's answers may be wrong."""
         site, random = Virtual(seed), Random(seed)
         with site.host("HostA") as a, site.host("HostB") as b, a.id() as cmid:
             cmid.resolve_addr(b.at())
@@ -197,7 +197,7 @@ class TestMisbehavingSa:
 
 
 class TestTables:
-    def test_three_hundred_services_of_one_name(self, pair: Pair) -> None:
+    def test_all_of_three_hundred_services_are_found(self, pair: Pair) -> None:
         for number in range(300):
             pair.sa.add_service(ServiceRecord(SID + number, pair.there, service_name=b"many"))
         with pair.bound() as cmid:
@@ -207,7 +207,7 @@ class TestTables:
         assert len(pair.asked(ServiceRecord)) == 1
 
     @for_each("seed", range(10))
-    def test_three_hundred_services_over_a_lossy_subnet(self, seed: int) -> None:
+    def test_table_over_a_lossy_subnet_is_complete_or_times_out(self, seed: int) -> None:
         site = Virtual(seed)
         with site.host("HostA") as a, a.id() as cmid:
             for number in range(300):
@@ -225,7 +225,7 @@ class TestTables:
             site.subnet.loss = 0.0
 
     def test_cancelled_transfer_is_aborted(self, pair: Pair) -> None:
-        """The administrator need not repeat segments to an id that is gone."""
+        """The administrator need not retransmit segments to a destroyed id."""
         for number in range(300):
             pair.sa.add_service(ServiceRecord(SID + number, pair.there, service_name=b"many"))
         with EventChannel(pair.a.provider) as channel:
@@ -243,19 +243,19 @@ class TestTables:
             cmid.destroy()
             pair.fabric.run(seconds=0.001)
             assert segments < 200
-            assert pair.sa.next_deadline() is None, "it waits for acknowledgements"
+            assert pair.sa.next_deadline() is None, "the administrator waits for acknowledgements"
 
 
 class TestPaths:
-    def two(self, pair: Pair) -> tuple[PathRecord, PathRecord]:
-        """Two ways to host B, which has four LIDs."""
+    def set_two_paths(self, pair: Pair) -> tuple[PathRecord, PathRecord]:
+        """Give the administrator two paths to host B, which has four LIDs."""
         pair.subnet.change_port("HostB", lid=16, lmc=2)
         first, second = pair.path(), pair.path(dlid=17, sl=2)
         pair.sa.set_paths(pair.here, pair.there, first, first.replace(mtu=3), second)
         return first, second
 
     def test_req_carries_the_alternate_path(self, pair: Pair) -> None:
-        first, second = self.two(pair)
+        first, second = self.set_two_paths(pair)
         requests: list[REQ] = []
 
         def keep(mad: SubnetMad) -> None:
@@ -264,7 +264,7 @@ class TestPaths:
                 assert isinstance(message, REQ)
                 requests.append(message)
 
-        with pair.b.listening() as listener, EventChannel(pair.a.provider) as channel, pair.facing(channel) as cmid:
+        with pair.b.listening() as listener, EventChannel(pair.a.provider) as channel, pair.addressed(channel) as cmid:
             cmid.resolve_route(alternate=True)
             event(channel).ack()
             assert cmid.route.path_rec == (first, second)
@@ -278,14 +278,14 @@ class TestPaths:
         assert requests[0].alternate.remote_gid == pair.there
 
     def test_one_path_without_alternate_option(self, pair: Pair) -> None:
-        first, _ = self.two(pair)
-        with pair.facing() as cmid:
+        first, _ = self.set_two_paths(pair)
+        with pair.addressed() as cmid:
             cmid.resolve_route()
             assert cmid.route.path_rec == (first,)
 
-    def test_path_set_by_the_application(self, pair: Pair) -> None:
+    def test_path_of_the_application_is_used_without_a_query(self, pair: Pair) -> None:
         mine = pair.path(sl=5, packet_life_time=12)
-        with pair.b.listening() as listener, EventChannel(pair.a.provider) as channel, pair.facing(channel) as cmid:
+        with pair.b.listening() as listener, EventChannel(pair.a.provider) as channel, pair.addressed(channel) as cmid:
             cmid.set_option(OptionLevel.IB, IbOption.PATH, PathData(mine, PATH_FLAGS).pack())
             with event(channel) as found:
                 assert found.type is CmEventType.ROUTE_RESOLVED
@@ -297,7 +297,7 @@ class TestPaths:
                 server = request.id
             server.destroy()
 
-    def test_init_qp_attr_uses_the_set_path(self, pair: Pair) -> None:
+    def test_init_qp_attr_uses_the_resolved_path(self, pair: Pair) -> None:
         pair.subnet.change_port("HostA", pkeys=(0x7FFF, 0x8001))
         pair.subnet.change_port("HostB", lid=16, lmc=2, pkeys=(0x7FFF, 0x8001))
         pair.sa.set_paths(pair.here, pair.there, pair.path(sl=4, rate=7))
@@ -319,7 +319,7 @@ class TestPaths:
 
 class TestPartitions:
     def test_connections_use_the_paths_pkey(self, pair: Pair) -> None:
-        """Nothing passes between the two in the default partition."""
+        """Both hosts are limited members of the default partition, so no packet passes there."""
         pair.subnet.change_port("HostA", pkeys=(0x7FFF, 0x8001))
         pair.subnet.change_port("HostB", pkeys=(0x7FFF, 0x8002, 0x8001))
         with pair.b.listening() as listener, EventChannel(pair.a.provider) as channel, pair.a.id(channel) as cmid:
@@ -337,9 +337,9 @@ class TestPartitions:
                 assert reply.type is CmEventType.CONNECT_RESPONSE
             server.destroy()
 
-    def test_limited_and_full_member(self, pair: Pair) -> None:
+    def test_limited_member_connects_to_a_full_member(self, pair: Pair) -> None:
         pair.subnet.change_port("HostA", pkeys=(0x7FFF,))
-        with pair.b.listening() as listener, EventChannel(pair.a.provider) as channel, pair.facing(channel) as cmid:
+        with pair.b.listening() as listener, EventChannel(pair.a.provider) as channel, pair.addressed(channel) as cmid:
             cmid.resolve_route()
             event(channel).ack()
             cmid.connect(param())
@@ -351,12 +351,12 @@ class TestPartitions:
     def test_two_limited_members_have_no_path(self, pair: Pair) -> None:
         pair.subnet.change_port("HostA", pkeys=(0x7FFF,))
         pair.subnet.change_port("HostB", pkeys=(0x7FFF,))
-        with pair.facing() as cmid, pytest.raises(RdmaError, match=r"knows no path|no record") as none:
+        with pair.addressed() as cmid, pytest.raises(RdmaError, match=r"knows no path|no record") as none:
             cmid.resolve_route()
         assert none.value.errno == errno.EINVAL
 
-    def test_path_with_a_pkey_the_port_lacks(self, pair: Pair) -> None:
-        with pair.facing() as cmid:
+    def test_connect_on_a_path_with_a_pkey_the_port_lacks_raises(self, pair: Pair) -> None:
+        with pair.addressed() as cmid:
             mine = PathData(pair.path(pkey=0x8123), PATH_FLAGS)
             cmid.set_option(OptionLevel.IB, IbOption.PATH, mine.pack())
             with pytest.raises(RdmaError, match="0x8123") as refused:
@@ -366,15 +366,15 @@ class TestPartitions:
 
 
 class TestPort:
-    def test_port_is_down(self, pair: Pair) -> None:
+    def test_resolve_addr_on_a_port_that_is_down_raises(self, pair: Pair) -> None:
         pair.subnet.change_port("HostA", state=PortState.DOWN)
         with pair.a.id() as cmid, pytest.raises(RdmaError, match="DOWN") as refused:
             cmid.resolve_addr(pair.b.at())
         assert refused.value.errno == errno.ENODEV
 
-    def test_lid_changes_between_two_resolutions(self, pair: Pair) -> None:
+    def test_changed_lids_appear_in_the_next_route(self, pair: Pair) -> None:
         def lids() -> tuple[int, int]:
-            with pair.facing() as cmid:
+            with pair.addressed() as cmid:
                 cmid.resolve_route()
                 (path,) = cmid.route.path_rec
                 return path.slid, path.dlid
@@ -384,22 +384,22 @@ class TestPort:
         pair.subnet.change_port("HostB", lid=200)
         assert (before, lids()) == ((2, 3), (100, 200))
 
-    def test_lid_changes_between_address_and_route(self, pair: Pair) -> None:
-        with pair.facing() as cmid:
+    def test_lid_changed_after_the_address_appears_in_the_route(self, pair: Pair) -> None:
+        with pair.addressed() as cmid:
             pair.subnet.change_port("HostA", lid=100)
             cmid.resolve_route()
             assert cmid.route.path_rec[0].slid == 100
 
-    def test_sm_lid_changes(self, pair: Pair) -> None:
-        with pair.facing() as cmid:
+    def test_query_goes_to_a_changed_sm_lid(self, pair: Pair) -> None:
+        with pair.addressed() as cmid:
             pair.sa.lid = 50
             for name in ("HostA", "HostB"):
                 pair.subnet.change_port(name, sm_lid=50)
             cmid.resolve_route()
             assert len(cmid.route.path_rec) == 1
 
-    def test_no_subnet_manager(self, pair: Pair) -> None:
-        with pair.facing() as cmid, pair.bound() as other:
+    def test_queries_without_a_subnet_manager_raise(self, pair: Pair) -> None:
+        with pair.addressed() as cmid, pair.bound() as other:
             pair.subnet.change_port("HostA", sm_lid=0)
             for call in (
                 cmid.resolve_route,
@@ -415,10 +415,15 @@ class TestPort:
             pair.subnet.change_port("HostA", sm_lid=1)
             cmid.resolve_route()
 
-    def test_port_is_removed(self, pair: Pair) -> None:
-        with pair.facing() as cmid, pair.bound() as bound, pair.facing() as ready, EventChannel(pair.a.provider) as own:
+    def test_calls_after_the_port_is_removed_raise(self, pair: Pair) -> None:
+        with (
+            pair.addressed() as cmid,
+            pair.bound() as bound,
+            pair.addressed() as ready,
+            EventChannel(pair.a.provider) as own,
+        ):
             ready.resolve_route()
-            waiting = pair.facing(own)
+            waiting = pair.addressed(own)
             waiting.resolve_route(1000)
             destination, source = pair.b.at(), pair.a.source
             pair.subnet.remove_port("HostA")
@@ -441,7 +446,7 @@ class TestPort:
             assert pair.a.provider.devices()
             pair.subnet.add_port("HostA")
 
-    def test_port_is_removed_and_returns_with_a_registered_service(self, pair: Pair) -> None:
+    def test_service_is_registered_again_when_the_sm_returns(self, pair: Pair) -> None:
         with pair.b.listening() as listener:
             listener.register_service("storage", lease=10)
             pair.fabric.run(seconds=1)
@@ -454,10 +459,10 @@ class TestPort:
 
 
 class TestConcurrentQueries:
-    def test_several_ids(self, pair: Pair) -> None:
+    def test_fifty_ids_each_get_their_route(self, pair: Pair) -> None:
         pair.sa.delay, pair.sa.jitter = 0.05, 0.1
         with EventChannel(pair.a.provider) as channel:
-            ids = [pair.facing(channel) for _ in range(50)]
+            ids = [pair.addressed(channel) for _ in range(50)]
             for cmid in ids:
                 cmid.resolve_route(1000)
             done = set()
@@ -469,10 +474,10 @@ class TestConcurrentQueries:
             for cmid in ids:
                 cmid.destroy()
 
-    def test_queries_beyond_the_limit_are_queued(self, pair: Pair) -> None:
-        """The one too many is refused, and can be asked again; the others have their answers."""
+    def test_queries_beyond_the_limit_are_refused(self, pair: Pair) -> None:
+        """A refused query can be repeated; the outstanding ones get their answers."""
         pair.sa.delay = 0.1
-        with EventChannel(pair.a.provider) as channel, pair.facing(channel) as one, pair.facing(channel) as many:
+        with EventChannel(pair.a.provider) as channel, pair.addressed(channel) as one, pair.addressed(channel) as many:
             pair.a.provider.host.ib.subnets[0].sa.client.max_queries = 1
             one.resolve_route()
             for _ in range(2):
@@ -486,10 +491,10 @@ class TestConcurrentQueries:
             with event(channel) as found:
                 assert found.id is many
 
-    def test_channel_is_closed_while_queries_wait(self, pair: Pair) -> None:
+    def test_closing_a_channel_cancels_its_queries(self, pair: Pair) -> None:
         pair.sa.silence = 1.0
         with EventChannel(pair.a.provider), EventChannel(pair.a.provider) as channel:
-            cmid, other = pair.facing(channel), pair.bound(channel)
+            cmid, other = pair.addressed(channel), pair.bound(channel)
             cmid.resolve_route()
             other.resolve_addrinfo(None, "storage", flags=RaiFlag.SA)
             pair.fabric.run(seconds=0.01)
@@ -521,7 +526,7 @@ class TestConcurrentQueries:
 
 @for_each("seed", range(200))
 def test_connections_over_a_lossy_subnet(seed: int) -> None:
-    """At 10 % loss, with duplicates and overtaking, both sides see it established and ended, and nothing is left."""
+    """10 % are lost, some come twice or late; both sides see ESTABLISHED and DISCONNECTED, and no state is left."""
     site = Virtual(seed)
     subnet, fabric = site.subnet, site.fabric
     with site.host("HostA") as a, site.host("HostB") as b:

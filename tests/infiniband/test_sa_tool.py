@@ -25,12 +25,12 @@ def sa(capsys: pytest.CaptureFixture[str]) -> Run:
 
 @pytest.fixture
 def on_a(fabric: SimulatedFabric, sa: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """The same with HostA's port in the environment."""
+    """``rdmacm sa`` with HostA's port in the environment."""
     monkeypatch.setenv("RDMACM_IB", f"ibsim:HostA@{fabric.base},ibsim:HostX")
     return sa
 
 
-def test_path(on_a: Run) -> None:
+def test_paths_shows_the_path_to_a_gid(on_a: Run) -> None:
     result = on_a("paths", HOST_B)
     assert (result.status, result.err) == (0, "")
     head, row = result.out.splitlines()
@@ -41,7 +41,7 @@ def test_path(on_a: Run) -> None:
     assert (path["dgid"], path["sgid"], path["dlid"], path["slid"]) == (HOST_B, HOST_A, int(dlid), int(slid))
 
 
-def test_paths_to_all(on_a: Run) -> None:
+def test_paths_without_a_gid_lists_all_and_notes_truncation(on_a: Run) -> None:
     lines = on_a("paths").out.splitlines()
     assert len(lines) == 1 + 3 + 1
     assert lines[-1] == "more records exist, but did not fit into the answer"
@@ -49,7 +49,7 @@ def test_paths_to_all(on_a: Run) -> None:
     assert (len(found["records"]), found["is_cut"]) == (3, True)
 
 
-def test_no_path(on_a: Run) -> None:
+def test_paths_to_an_unknown_gid_fails(on_a: Run) -> None:
     result = on_a("paths", "fe80::dead")
     assert (result.status, result.out) == (1, "")
     assert "fe80::dead" in result.error
@@ -60,7 +60,7 @@ def test_port_option_precedes_the_environment(fabric: SimulatedFabric, on_a: Run
     assert found["port"]["gids"] == [HOST_B]
 
 
-def test_service(fabric: SimulatedFabric, on_a: Run) -> None:
+def test_service_is_registered_listed_and_withdrawn(fabric: SimulatedFabric, on_a: Run) -> None:
     assert on_a("services", "demo.tool") == (0, "none\n", "")
     result = on_a("register", "0x20001", "demo.tool", "--lease", "3600")
     assert result.status == 0
@@ -73,7 +73,7 @@ def test_service(fabric: SimulatedFabric, on_a: Run) -> None:
     assert "no record matches [ENOENT]" in on_a("withdraw", "0x20001").error
 
 
-def test_group(on_a: Run) -> None:
+def test_group_is_joined_and_left(on_a: Run) -> None:
     member = on_a("join", BROADCAST, "--json").json
     assert (member["mgid"], member["port_gid"], member["q_key"]) == (BROADCAST, HOST_A, 0xB1B)
     assert on_a("join", BROADCAST).out.splitlines()[0].split() == ["group", BROADCAST]
@@ -83,7 +83,7 @@ def test_group(on_a: Run) -> None:
     assert on_a("leave", BROADCAST).status == 1
 
 
-def test_nodes_and_info(on_a: Run) -> None:
+def test_nodes_and_info_describe_the_fabric(on_a: Run) -> None:
     assert on_a("nodes").out.splitlines()[0].split() == ["LID", "TYPE", "PORT", "GUID", "PORTS", "DESCRIPTION"]
     (node,) = on_a("nodes", "--json").json["records"]
     assert {"lid", "node_guid", "port_guid", "node_description"} <= node.keys()
@@ -111,7 +111,7 @@ def test_nodes_and_info(on_a: Run) -> None:
         (["info", "--pcap", "file"], "--pcap"),
     ],
 )
-def test_usage_errors(sa: Run, argv: list[str], error: str) -> None:
+def test_usage_errors_exit_2(sa: Run, argv: list[str], error: str) -> None:
     result = sa(*argv)
     assert (result.status, result.out) == (2, "")
     assert error in result.error
@@ -126,7 +126,7 @@ def test_usage_errors(sa: Run, argv: list[str], error: str) -> None:
         ("umad:none0/1", "[ENODEV]"),
     ],
 )
-def test_unusable_port(sa: Run, monkeypatch: pytest.MonkeyPatch, port: str, error: str) -> None:
+def test_unusable_port_is_reported(sa: Run, monkeypatch: pytest.MonkeyPatch, port: str, error: str) -> None:
     monkeypatch.setenv("RDMACM_IB", port)
     result = sa("info")
     assert (result.status, result.out) == (1, "")

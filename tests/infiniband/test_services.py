@@ -1,4 +1,4 @@
-"""Services that the subnet administrator knows, and what getaddrinfo finds by asking it."""
+"""Services registered with the subnet administrator, and lookups that find them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TestServices:
             cmid.resolve_route()
             assert cmid.route.path_rec
 
-    def test_unregistered_service(self, a: IbHost) -> None:
+    def test_unregistered_service_raises(self, a: IbHost) -> None:
         with a.id() as cmid:
             cmid.bind_addr(a.source)
             with pytest.raises(RdmaError, match="is registered") as none:
@@ -83,7 +83,7 @@ class TestServices:
             found = cmid.query_addrinfo()
             first = found[0].dst_addr
             if site.cuts_tables and len(found) == 1:
-                pytest.skip("OpenSM on ibsim tells no more than fits one datagram")
+                pytest.skip("OpenSM on ibsim truncates tables to one datagram")
             second = found[1].dst_addr
             assert {first, second} == {b.at(), b.at(other)}
             assert second is not None
@@ -103,7 +103,7 @@ class TestRegistering:
                 getaddrinfo(None, "brief", flags=RaiFlag.SA, provider=a.provider)
 
     def test_registration_ends_with_its_id(self, a: IbHost, b: IbHost) -> None:
-        with EventChannel(b.provider):  # stays, so that what is sent last is sent
+        with EventChannel(b.provider):  # keeps the port open, so that the withdrawal is sent
             with b.listening() as listener:
                 listener.register_service("fleeting")
             with pytest.raises(RdmaError):

@@ -1,4 +1,4 @@
-"""The command's resolving tools at a port of a simulated fabric."""
+"""The command's resolving tools on a port of a simulated fabric."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.servers import Result, Run
 
 
 def run_at(port: str, *argv: str) -> Result:
-    """``rdmacm`` as a process of its own, as a process keeps the ports it began with."""
+    """``rdmacm`` as a process of its own, since the ports of a process do not change."""
     environ = python_environment() | {"RDMACM_IB": port}
     done = subprocess.run(
         [sys.executable, "-m", "rdmacm", *argv], env=environ, capture_output=True, text=True, timeout=30, check=False
@@ -26,25 +26,25 @@ def run_at(port: str, *argv: str) -> Result:
 
 @pytest.fixture
 def on_a(fabric: SimulatedFabric) -> Run:
-    """The command at HostA's port."""
+    """The command on HostA's port."""
     return partial(run_at, f"ibsim:HostA@{fabric.base}")
 
 
 @pytest.fixture
 def gid(fabric: SimulatedFabric) -> Iterator[str]:
-    """HostB's, where a service ``storage`` is."""
+    """The GID of HostB, which has a service ``storage``."""
     with OpenSM(fabric).host("HostB") as host, host.listening() as listener:
         listener.register_service("storage")
         yield str(host.gid)
 
 
-def test_service_id_of_a_listener(fabric: SimulatedFabric, gid: str) -> None:
+def test_sa_services_shows_a_listeners_service(fabric: SimulatedFabric, gid: str) -> None:
     on_b = partial(run_at, f"ibsim:HostB@{fabric.base}")
     assert gid in on_b("devices").out
     assert "storage" in on_b("sa", "services", "storage").out
 
 
-def test_devices(on_a: Run) -> None:
+def test_devices_shows_the_port_and_its_gid(on_a: Run) -> None:
     ports, gids = on_a("devices").out.split("\n\n")
     (port,) = (line.split() for line in ports.splitlines() if line.startswith("HostA"))
     assert (port[:5], port[-1]) == (["HostA", "1", "ACTIVE", "InfiniBand", "2048"], "0xffff")
@@ -52,7 +52,7 @@ def test_devices(on_a: Run) -> None:
     assert row == ["HostA", "1", "0", "fe80::10:3", "IB", "-", "-"]
 
 
-def test_resolve_a_gid(on_a: Run, gid: str) -> None:
+def test_resolve_shows_device_and_lids_of_a_gid(on_a: Run, gid: str) -> None:
     lines = on_a("resolve", "-f", "ib", "-P", "ib", gid, "7471").out.splitlines()
     facts = dict(line.split("  ", 1) for line in lines if not line.startswith("step"))
     assert facts["device"].strip() == "HostA (provider soft)"
@@ -61,13 +61,13 @@ def test_resolve_a_gid(on_a: Run, gid: str) -> None:
     assert "service ID" not in facts
 
 
-def test_explain_a_gid(on_a: Run, gid: str) -> None:
+def test_explain_shows_the_path_to_a_gid(on_a: Run, gid: str) -> None:
     text = on_a("explain", "-f", "ib", gid, "7471").out
     assert "-> subnet: the first active port of the GID's subnet" in text
     assert "  LID 4 -> 5, MTU 2048, SL 0, hop limit 0, traffic class 0, flow label 0x0, P_Key 0xffff" in text
 
 
-def test_explain_an_unknown_gid(on_a: Run) -> None:
+def test_explain_shows_the_failing_step_for_an_unknown_gid(on_a: Run) -> None:
     result = on_a("explain", "-f", "ib", "fe80::dead", "7471")
     assert (result.status, "[EINVAL]" in result.error) == (1, True)
     *_, path, failed, hint = result.out.splitlines()
@@ -76,23 +76,23 @@ def test_explain_an_unknown_gid(on_a: Run) -> None:
     assert "rdmacm sa nodes" in hint
 
 
-def test_gid_without_family_option(on_a: Run, gid: str) -> None:
+def test_gid_without_family_option_has_a_hint(on_a: Run, gid: str) -> None:
     assert "for a GID, AF_IB with RAI_FAMILY" in on_a("resolve", gid, "7471").error
 
 
 @pytest.mark.parametrize("tool", ["getaddrinfo", "resolve", "explain"])
-def test_service(on_a: Run, gid: str, tool: str) -> None:
+def test_service_is_found_by_name(on_a: Run, gid: str, tool: str) -> None:
     result = on_a(tool, "--sa", "-", "storage")
     assert (result.status, result.err) == (0, "")
     assert f"[{gid}]:0x13f1d2f" in result.out
     assert on_a(tool, "--sa", "-", "nothing").status == 1
 
 
-def test_service_record_fields(on_a: Run, gid: str) -> None:
+def test_service_entry_shows_family_and_port_space(on_a: Run, gid: str) -> None:
     assert "InfiniBand, any QP type, port space IB" in on_a("getaddrinfo", "--sa", "-", "storage").out
 
 
-def test_unknown_port(fabric: SimulatedFabric) -> None:
+def test_unknown_port_is_reported(fabric: SimulatedFabric) -> None:
     port = f"ibsim:HostX@{fabric.base}"
     result = run_at(port, "devices")
     assert (result.status, "HostX" in result.out) == (0, False)

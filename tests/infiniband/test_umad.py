@@ -1,4 +1,4 @@
-"""Ports of real devices: how they are found, what is written to the device file, and what comes out of it."""
+"""Ports of real devices: their attributes in sysfs, and the MADs written to and read from the device file."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ SOURCES = HERE.parents[1] / "src"
 SUBNET = "fe80:0000:0000:0000"
 ENABLE_PKEY = 0x1B03
 REGISTER_AGENT = 0xC01C1B01
-#: The number that the kernel gives an agent, and puts into the upper half of transaction ids.
+#: The kernel's number for the agent, which it puts into the upper half of transaction ids.
 AGENT = 3
 
 
 class Tree:
-    """The part of /sys and /dev that a host with one device of two ports has."""
+    """The files in /sys and /dev of a host with one device of two ports."""
 
     def __init__(self, root: Path) -> None:
         self.sys, self.dev = root / "sys", root / "dev"
@@ -84,7 +84,7 @@ def tree(tmp_path: Path) -> Tree:
     return Tree(tmp_path)
 
 
-# -- finding it -----------------------------------------------------------------------------------------------
+# -- finding the port -----------------------------------------------------------------------------------------------
 
 
 def test_port_attributes_come_from_sysfs(tree: Tree) -> None:
@@ -94,7 +94,7 @@ def test_port_attributes_come_from_sysfs(tree: Tree) -> None:
     assert (port.node_guid, port.port_guid) == (0x0002C90300A1B2C0, 0x0002C90300A1B2C2)
     assert port.state is PortState.ACTIVE
     assert port.rate == 16
-    # The empty entries between others keep their places.
+    # Empty entries keep their index.
     assert port.gids == (Gid("fe80::2:c903:a1:b2c2"), Gid("fe80::"), Gid("fe80::14:500:0:1"))
     assert port.pkeys == (0xFFFF, 0, 0x8001)
 
@@ -106,7 +106,7 @@ def refused(transport: UmadTransport) -> OSError:
     return raised.value
 
 
-def test_no_infiniband(tmp_path: Path) -> None:
+def test_opening_without_infiniband_raises(tmp_path: Path) -> None:
     transport = UmadTransport("mlx5_0", 1, sys=str(tmp_path), dev=str(tmp_path))
     assert refused(transport).errno == errno.ENODEV
     with pytest.raises(OSError) as raised:
@@ -114,32 +114,32 @@ def test_no_infiniband(tmp_path: Path) -> None:
     assert raised.value.errno == errno.ENODEV
 
 
-def test_no_ib_umad(tree: Tree) -> None:
+def test_opening_without_ib_umad_raises(tree: Tree) -> None:
     shutil.rmtree(tree.sys / "class/infiniband_mad")
     error = refused(tree.port())
     assert error.errno == errno.ENODEV
     assert "modprobe ib_umad" in str(error)
 
 
-def test_unsupported_abi_version(tree: Tree) -> None:
+def test_opening_with_an_unsupported_abi_version_raises(tree: Tree) -> None:
     tree.write("infiniband_mad/abi_version", "6")
     assert refused(tree.port()).errno == errno.EPROTONOSUPPORT
 
 
 @pytest.mark.parametrize(("device", "port"), [("mlx5_0", 3), ("mlx5_2", 1)])
-def test_unknown_port(tree: Tree, device: str, port: int) -> None:
+def test_opening_an_unknown_port_raises(tree: Tree, device: str, port: int) -> None:
     assert refused(tree.port(device, port)).errno == errno.ENODEV
 
 
-def test_missing_device_file(tree: Tree) -> None:
+def test_opening_without_the_device_file_raises(tree: Tree) -> None:
     tree.file.unlink()
     error = refused(tree.port())
     assert error.errno == errno.ENOENT
     assert "udev" in str(error)
 
 
-def test_device_file_without_permission(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    def denied(path: str, flags: int) -> int:  # which root never is
+def test_opening_without_permission_raises(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(path: str, flags: int) -> int:  # root is never denied
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
 
     monkeypatch.setattr(os, "open", denied)
@@ -148,17 +148,17 @@ def test_device_file_without_permission(tree: Tree, monkeypatch: pytest.MonkeyPa
     assert "udev rule" in str(error)
 
 
-def test_ethernet_ports_are_skipped(tree: Tree) -> None:
+def test_opening_an_ethernet_port_raises(tree: Tree) -> None:
     tree.write("infiniband/mlx5_0/ports/2/link_layer", "Ethernet")
     assert refused(tree.port()).errno == errno.EOPNOTSUPP
 
 
-def test_file_is_not_a_device(tree: Tree) -> None:
+def test_opening_a_regular_file_raises(tree: Tree) -> None:
     assert refused(tree.port()).errno == errno.ENOTTY
 
 
 @pytest.mark.parametrize("text", ["", "x", "ACTIVE", "99: NEW"])
-def test_malformed_sysfs(tree: Tree, text: str) -> None:
+def test_malformed_sysfs_raises(tree: Tree, text: str) -> None:
     tree.write("infiniband/mlx5_0/ports/2/state", text)
     with pytest.raises(OSError) as raised:
         tree.port().port()
@@ -169,7 +169,7 @@ def test_malformed_sysfs(tree: Tree, text: str) -> None:
 
 
 class Kernel:
-    """The other side of the device file, which is a pipe: what was written is there to be read."""
+    """The kernel's side of the device file, which is a FIFO: it reads what the transport has written."""
 
     def __init__(self, tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ioctls: list[tuple[int, bytes]] = []
@@ -189,7 +189,7 @@ class Kernel:
         return os.read(self.fd, 1000)
 
     def answers(self, written: bytes, status: int = 0, more: bytes = b"") -> None:
-        """Hand it back as the kernel does: with the agent in the transaction id."""
+        """Send the MAD back as the kernel does, with the agent in the transaction id."""
         packet = bytearray(written + more)
         packet[4:8] = status.to_bytes(4, sys.byteorder)
         packet[72:76] = AGENT.to_bytes(4, "big")
@@ -227,13 +227,13 @@ def asking(number: int = 0x1122334455667788) -> bytes:
     return question(PATH_RECORD, 0x180C, bytes(range(64)), number)
 
 
-def test_registers_an_agent_for_sa_responses(kernel: Kernel) -> None:
+def test_port_registers_an_agent_for_sa_responses(kernel: Kernel) -> None:
     registration = struct.pack("=I16sBBB3sBx", 0, bytes(16), 1, 3, 2, bytes(3), 1)
     assert len(registration) == 28
     assert kernel.ioctls == [(ENABLE_PKEY, b""), (REGISTER_AGENT, registration)]
 
 
-def test_header_of_a_sent_mad(kernel: Kernel) -> None:
+def test_sent_mad_has_the_address_in_its_header(kernel: Kernel) -> None:
     gid = Gid("fd00::1:2")
     kernel.transport.send(MadAddress(0x1234, 1, 5, 6, gid, 7, 0xABCDE, 8, 9), asking())
     packet = kernel.written()
@@ -250,7 +250,7 @@ def test_header_of_a_sent_mad(kernel: Kernel) -> None:
 
 
 def test_response_has_the_callers_transaction_id(kernel: Kernel) -> None:
-    """Also where one request was sent twice: to the kernel these are two."""
+    """Also if the same request is sent twice: the kernel takes these for two requests."""
     for number in (1, 0x1122334455667788, 1):
         kernel.transport.send(MadAddress(7), asking(number))
         kernel.answers(kernel.written())
@@ -287,7 +287,7 @@ def test_timed_out_requests_are_counted(kernel: Kernel) -> None:
     assert kernel.transport.dropped == {"unanswered": 1, "undeliverable": 1}
 
 
-def test_long_response_is_read_whole(kernel: Kernel) -> None:
+def test_long_response_is_read_completely(kernel: Kernel) -> None:
     kernel.transport.send(MadAddress(7), asking())
     kernel.answers(kernel.written(), more=bytes(3000))
     kernel.refuses_small_buffers(64 + 256 + 3000)
@@ -305,7 +305,7 @@ def test_oversized_response_closes_the_port(kernel: Kernel) -> None:
 
 
 def test_device_removal_closes_the_port(kernel: Kernel) -> None:
-    """Its file polls readable for ever."""
+    """The device file would poll readable for ever."""
     kernel.fails(errno.EIO)
     assert kernel.transport.receive() == []
     assert kernel.transport.fileno() == -1
@@ -342,7 +342,7 @@ def test_response_expects_no_reply(kernel: Kernel) -> None:
     assert packet[64:] == response
 
 
-def test_use_after_close(kernel: Kernel) -> None:
+def test_closed_port_drops_mads(kernel: Kernel) -> None:
     kernel.transport.close()
     kernel.transport.close()
     assert kernel.transport.receive() == []
@@ -350,10 +350,10 @@ def test_use_after_close(kernel: Kernel) -> None:
     assert kernel.transport.dropped == {"closed": 1}
 
 
-# -- a device file that umad2sim simulates --------------------------------------------------------------------
+# -- a device file of umad2sim --------------------------------------------------------------------
 
 
-def test_path_record_through_the_device_file(fabric: SimulatedFabric, tmp_path: Path) -> None:
+def test_path_record_query_through_the_device_file_is_answered(fabric: SimulatedFabric, tmp_path: Path) -> None:
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("needs a C compiler: on Debian and Ubuntu, apt install gcc libc6-dev")

@@ -1,4 +1,4 @@
-"""Who waits for InfiniBand, and how: event loops, threads, and threads that others disturb."""
+"""Waiting for InfiniBand: in event loops, in threads, and while another thread destroys what a thread waits on."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Reader:
         self.events: asyncio.Queue[CmEvent] = asyncio.Queue()
 
     def look(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # progress was made, and no event came of it
+        with contextlib.suppress(BlockingIOError):  # progress without an event
             self.events.put_nowait(self.channel.get_event(timeout=0))
 
     async def next(self) -> CmEvent:
@@ -45,8 +45,8 @@ class Reader:
         asyncio.get_running_loop().remove_reader(self.channel.fileno())
 
 
-def test_event_loop(site: Site, a: IbHost, b: IbHost, offered: CmId) -> None:
-    """Service, route and connection, both sides in one loop."""
+def test_asyncio_loop_resolves_and_connects(site: Site, a: IbHost, b: IbHost, offered: CmId) -> None:
+    """Service lookup, route and connection, with both sides in one loop."""
     site.needs_real_time()
 
     async def serve(reader: Reader) -> CmId:
@@ -97,7 +97,7 @@ def test_timeout_wakes_the_event_loop() -> None:
 
 
 def test_aio_connections_need_queue_pairs(site: Site, a: IbHost, b: IbHost) -> None:
-    """They carry messages, which takes an adapter; who has one uses its ids in a loop as above."""
+    """Messages need an adapter's queue pairs. Ids without them work in a loop, as above."""
     site.needs_real_time()
 
     async def main() -> None:
@@ -108,8 +108,8 @@ def test_aio_connections_need_queue_pairs(site: Site, a: IbHost, b: IbHost) -> N
     asyncio.run(main())
 
 
-def test_fabric_is_replaced(own_fabric: SimulatedFabric) -> None:
-    """The port of an open channel is opened anew when it is wanted, and its descriptor is watched."""
+def test_open_channel_uses_a_restarted_fabric(own_fabric: SimulatedFabric) -> None:
+    """The port of an open channel is opened again when needed, and the channel polls its new descriptor."""
     site = OpenSM(own_fabric)
     with site.host("HostA") as a, EventChannel(a.provider) as channel, a.id(channel) as cmid:
         poll = select.poll()
@@ -147,13 +147,13 @@ def until(condition: Callable[[], object]) -> None:
 
 
 class TestThreads:
-    """With an administrator that says nothing, so that they wait."""
+    """Threads wait because the administrator does not answer."""
 
     @pytest.fixture
     def site(self) -> Embedded:
         return Embedded()
 
-    def test_id_destroyed_during_registration(self, site: Embedded, b: IbHost) -> None:
+    def test_destroying_the_id_cancels_a_registration(self, site: Embedded, b: IbHost) -> None:
         site.subnet.sa.silence = 1.0
         with EventChannel(b.provider), b.listening() as listener:
             began = time.monotonic()
@@ -166,7 +166,7 @@ class TestThreads:
         assert isinstance(error, RdmaError)
         assert error.errno == errno.ECANCELED
 
-    def test_last_channel_closed_during_withdrawal(self, site: Embedded, b: IbHost) -> None:
+    def test_closing_the_last_channel_cancels_a_withdrawal(self, site: Embedded, b: IbHost) -> None:
         with b.listening() as listener:
             service = listener.register_service("storage")
             site.subnet.sa.silence = 1.0
