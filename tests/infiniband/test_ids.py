@@ -73,7 +73,7 @@ class TestAddress:
             (SockAddrIB(UNKNOWN, SID, ALL_BITS, pkey=0x8123), "0x8123"),
         ],
     )
-    def test_unreachable_subnet_prefix(self, a: IbHost, destination: SockAddrIB, why: str) -> None:
+    def test_destination_without_a_matching_port_raises(self, a: IbHost, destination: SockAddrIB, why: str) -> None:
         with a.id() as cmid:
             with pytest.raises(RdmaError, match=why) as refused:
                 cmid.resolve_addr(destination)

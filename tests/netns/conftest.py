@@ -1,4 +1,4 @@
-"""Networks that several test files run on."""
+"""Networks of several test files."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def net() -> Iterator[TwoHosts]:
 
 @pytest.fixture
 def two_ways() -> Iterator[TwoHosts]:
-    """Two links between the hosts, and 10.9.9.9, fd09::9 behind both; the main table goes by the first.
+    """Two links between the hosts, and 10.9.9.9, fd09::9 behind both; the main table routes over the first.
 
-    The second link: ``wa`` 10.8.0.1, fd08::1 to ``wb`` 10.8.0.2, fd08::2. Table 100 goes by that.
+    The second link: ``wa`` 10.8.0.1, fd08::1 to ``wb`` 10.8.0.2, fd08::2. Table 100 routes over it.
     """
     with two_hosts() as net:
         net.topology.link(

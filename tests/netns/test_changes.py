@@ -1,4 +1,4 @@
-"""What ids and devices make of a network that changes beneath them."""
+"""Ids and devices while the network changes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from support.resolving import PORT, SOON, Reader, an_id, no_event, read_epoll, r
 
 pytestmark = needs_netns
 
-#: A resolution that waits has this long; what ends it must end it far sooner.
+#: The timeout of a resolution that a change must end far sooner.
 LONG_MS = 20000
 expect = functools.partial(resolving.expect, timeout=SOON)
 READERS = pytest.mark.parametrize("read", [read_waiting, read_epoll])
@@ -50,7 +50,7 @@ def outcome(channel: EventChannel) -> CmEvent:
 
 
 def until(condition: Callable[[], bool], channel: EventChannel, what: str) -> None:
-    """Wait for something the channel has no event for, but wakes up at."""
+    """Wait for a change that wakes the channel without an event."""
     deadline = time.monotonic() + 5
     while not condition():
         assert time.monotonic() < deadline, what
@@ -68,7 +68,7 @@ def names() -> set[str]:
 
 
 def table(name: str) -> dict[int, str]:
-    """The GID table, link-local addresses left out."""
+    """The GID table without link-local addresses."""
     return {
         row.gid_index: str(row.gid)
         for port in device(name).ports
@@ -83,14 +83,16 @@ def table(name: str) -> dict[int, str]:
 class TestWhileResolving:
     @pytest.mark.parametrize(("dst", "src", "bits"), [("10.7.0.99", "10.7.0.1", 24), ("fd07::99", "fd07::1", 64)])
     @READERS
-    def test_source_is_removed(self, net: TwoHosts, dst: str, src: str, bits: int, read: Reader) -> None:
+    def test_removed_source_ends_the_resolution(
+        self, net: TwoHosts, dst: str, src: str, bits: int, read: Reader
+    ) -> None:
         with an_id() as (channel, cmid):
             cmid.resolve_addr((dst, PORT), (src, 0), LONG_MS)
             no_event(channel)
             net.a.ip("address", "del", f"{src}/{bits}", "dev", "va")
             event = read(channel)
             event.ack()
-            if event.type is CmEventType.ADDR_CHANGE:  # the id was bound to the address, too
+            if event.type is CmEventType.ADDR_CHANGE:  # the id was also bound to the address
                 assert event.status == -errno.EADDRNOTAVAIL
                 event = read(channel)
                 event.ack()
@@ -102,8 +104,8 @@ class TestWhileResolving:
             assert cmid.state is State.ADDR_BOUND
 
     @pytest.mark.parametrize(("dst", "src", "bits"), [("10.7.0.99", "10.7.0.1", 24), ("fd07::99", "fd07::1", 64)])
-    def test_only_address_is_removed(self, net: TwoHosts, dst: str, src: str, bits: int) -> None:
-        # Nobody chose the source: what is missing now is the route, which went with the address.
+    def test_removed_only_address_leaves_no_route(self, net: TwoHosts, dst: str, src: str, bits: int) -> None:
+        # The source was not given: with the address, the kernel removes the route to the destination.
         with an_id() as (channel, cmid):
             cmid.resolve_addr((dst, PORT), timeout_ms=LONG_MS)
             no_event(channel)
@@ -112,7 +114,7 @@ class TestWhileResolving:
             assert event.explanation is not None
             assert (event.explanation.error, event.explanation.errno_name) == ("route", "ENETUNREACH")
 
-    def test_another_source_replaces_a_removed_one(self, net: TwoHosts) -> None:
+    def test_new_source_of_the_route_replaces_a_removed_one(self, net: TwoHosts) -> None:
         net.a.ip_batch("address add 10.70.0.1/24 dev va", "route add 10.9.0.0/16 via 10.7.0.99 src 10.70.0.1")
         with an_id() as (channel, cmid):
             cmid.resolve_addr(("10.9.9.9", PORT), timeout_ms=LONG_MS)
@@ -123,7 +125,7 @@ class TestWhileResolving:
             assert cmid.route.sgid == Gid("::ffff:10.7.0.1")
 
     @pytest.mark.parametrize("dst", ["10.9.9.9", "fd09::9"])
-    def test_route_is_removed(self, net: TwoHosts, dst: str) -> None:
+    def test_removed_route_ends_the_resolution(self, net: TwoHosts, dst: str) -> None:
         gateway = "fd07::99" if ":" in dst else "10.7.0.99"
         net.a.ip("route", "add", dst, "via", gateway)
         with an_id() as (channel, cmid):
@@ -136,7 +138,7 @@ class TestWhileResolving:
 
     @pytest.mark.parametrize(("dst", "far"), [("10.7.2.1", "10.7.1.99"), ("fd07:2::1", "fd07:1::99")])
     @READERS
-    def test_gateway_changes(self, dst: str, far: str, read: Reader) -> None:
+    def test_changed_gateway_is_resolved(self, dst: str, far: str, read: Reader) -> None:
         with three_hosts() as net, net.a.enter(), an_id() as (channel, cmid):
             net.a.ip("route", "add", dst, "via", far)
             cmid.resolve_addr((dst, PORT), timeout_ms=LONG_MS)
@@ -148,7 +150,7 @@ class TestWhileResolving:
             assert route.gateway == (net.ra.ipv6 if ":" in dst else net.ra.ipv4)
 
     @pytest.mark.parametrize("dst", ["10.9.9.9", "fd09::9"])
-    def test_rule_selects_another_table(self, net: TwoHosts, dst: str) -> None:
+    def test_new_rule_selects_another_table(self, net: TwoHosts, dst: str) -> None:
         family, near = ("-6", "fd07::2") if ":" in dst else ("-4", "10.7.0.2")
         silent = f"{near}9"
         net.a.ip_batch(f"route add {dst} via {silent}", f"route add {dst} via {near} table 100")
@@ -161,7 +163,7 @@ class TestWhileResolving:
             assert route is not None
             assert (route.gateway, route.table) == (near, 100)
 
-    def test_interface_changes(self, net: TwoHosts) -> None:
+    def test_route_over_another_interface_changes_the_device(self, net: TwoHosts) -> None:
         net.topology.link(net.a, "wa", net.b, "wb", addresses_a=["10.8.0.1/24"], addresses_b=["10.8.0.2/24"])
         net.a.ip("route", "add", "10.9.0.0/16", "via", "10.7.0.99")
         with an_id() as (channel, cmid):
@@ -173,7 +175,7 @@ class TestWhileResolving:
             assert cmid.verbs.name == "soft_wa"
             assert cmid.local_addr == ("10.8.0.1", cmid.src_port)
 
-    def test_destination_becomes_a_local_address(self, net: TwoHosts) -> None:
+    def test_destination_that_becomes_local_resolves(self, net: TwoHosts) -> None:
         with an_id() as (channel, cmid):
             cmid.resolve_addr(("10.7.0.99", PORT), timeout_ms=LONG_MS)
             no_event(channel)
@@ -183,7 +185,7 @@ class TestWhileResolving:
 
     @pytest.mark.parametrize("dst", ["10.7.0.99", "fd07::99"])
     @pytest.mark.parametrize("command", [["link", "set", "dev", "va", "down"], ["link", "del", "dev", "va"]])
-    def test_interface_is_removed(self, net: TwoHosts, dst: str, command: list[str]) -> None:
+    def test_removed_interface_ends_the_resolution(self, net: TwoHosts, dst: str, command: list[str]) -> None:
         with an_id() as (channel, cmid):
             cmid.resolve_addr((dst, PORT), timeout_ms=LONG_MS)
             no_event(channel)
@@ -192,7 +194,7 @@ class TestWhileResolving:
             assert event.explanation is not None
             assert cmid.state is State.ADDR_BOUND
 
-    def test_interface_of_a_bound_id_is_removed(self, net: TwoHosts) -> None:
+    def test_resolving_bound_id_gets_only_device_removal(self, net: TwoHosts) -> None:
         with an_id() as (channel, cmid):
             cmid.resolve_addr(("10.7.0.99", PORT), ("10.7.0.1", 0), LONG_MS)
             no_event(channel)
@@ -201,7 +203,7 @@ class TestWhileResolving:
             assert cmid.state is State.DEVICE_REMOVAL
             no_event(channel)
 
-    def test_unrelated_changes(self, net: TwoHosts) -> None:
+    def test_unrelated_changes_do_not_end_the_resolution(self, net: TwoHosts) -> None:
         with an_id() as (channel, cmid):
             cmid.resolve_addr(("10.7.0.99", PORT), ("10.7.0.1", 0), 400)
             net.a.ip_batch(
@@ -215,7 +217,7 @@ class TestWhileResolving:
             )
             expect(channel, CmEventType.ADDR_ERROR, -errno.ETIMEDOUT)
 
-    def test_synchronously(self, net: TwoHosts) -> None:
+    def test_synchronous_resolution_ends_when_its_route_is_removed(self, net: TwoHosts) -> None:
         net.a.ip("route", "add", "10.9.9.9", "via", "10.7.0.99")
         with CmId() as cmid:
             caught: list[BaseException] = []
@@ -244,7 +246,7 @@ class TestWhileResolving:
 class TestRemoval:
     @READERS
     @pytest.mark.parametrize("how", ["deleted", "moved away", "enslaved"])
-    def test_interface_of_a_bound_id_is_removed(self, net: TwoHosts, read: Reader, how: str) -> None:
+    def test_removed_interface_sends_device_removal(self, net: TwoHosts, read: Reader, how: str) -> None:
         commands = {
             "deleted": ["link del dev va"],
             "moved away": [f"link set dev va netns {net.b.name}"],
@@ -257,7 +259,7 @@ class TestRemoval:
             assert verbs.device.name == "soft_va"
             net.a.ip_batch(*commands[how])
             event = read(channel)
-            while event.type is CmEventType.ADDR_CHANGE:  # it may be seen going down first
+            while event.type is CmEventType.ADDR_CHANGE:  # the interface may go down first
                 event.ack()
                 event = read(channel)
             with event:
@@ -285,7 +287,7 @@ class TestRemoval:
             with CmId(channel) as other:  # the port is free again
                 other.bind_addr(("0.0.0.0", PORT))
 
-    def test_all_bound_ids_get_the_event(self, net: TwoHosts) -> None:
+    def test_all_bound_ids_get_device_removal(self, net: TwoHosts) -> None:
         with contextlib.ExitStack() as stack:
             channels = [stack.enter_context(EventChannel()) for _ in range(2)]
             ids = [stack.enter_context(CmId(channel)) for channel in channels for _ in range(50)]
@@ -306,7 +308,7 @@ class TestRemoval:
             assert heard == set(ids)
             assert elsewhere.state is everywhere.state is State.ADDR_BOUND
 
-    def test_resolved_id_gets_the_event(self, net: TwoHosts) -> None:
+    def test_resolved_id_gets_device_removal(self, net: TwoHosts) -> None:
         with an_id() as (channel, cmid):
             cmid.resolve_addr(("10.7.0.2", PORT))
             expect(channel, CmEventType.ADDR_RESOLVED)
@@ -316,7 +318,7 @@ class TestRemoval:
                 cmid.resolve_route()
             assert caught.value.errno == errno.ENXIO
 
-    def test_waiting_reader_is_woken(self, net: TwoHosts) -> None:
+    def test_device_removal_wakes_a_waiting_reader(self, net: TwoHosts) -> None:
         with an_id() as (channel, cmid):
             cmid.bind_addr(("10.7.0.1", 0))
             events: list[CmEvent] = []
@@ -327,7 +329,7 @@ class TestRemoval:
             assert not thread.is_alive()
             assert events[0].type is CmEventType.DEVICE_REMOVAL
 
-    def test_new_interface_with_the_same_name(self, net: TwoHosts) -> None:
+    def test_new_interface_of_the_same_name_is_another_device(self, net: TwoHosts) -> None:
         with an_id() as (channel, cmid):
             cmid.bind_addr(("10.7.0.1", 0))
             net.a.ip("link", "del", "dev", "va")
@@ -339,14 +341,14 @@ class TestRemoval:
                 other.resolve_addr(("10.7.0.2", PORT))
                 expect(channel, CmEventType.ADDR_RESOLVED)
 
-    def test_interface_is_renamed(self, net: TwoHosts) -> None:
+    def test_renamed_interface_keeps_or_removes_the_device(self, net: TwoHosts) -> None:
         net.a.ip("link", "set", "dev", "va", "down")
         with an_id() as (channel, cmid):
             cmid.bind_addr(("10.7.0.1", 0))
             net.a.ip_batch("link set dev va name vx", "link set dev vx up")
             net.a.settle("vx")
             until(lambda: "soft_vx" in names(), channel, "the device has its new name")
-            # Either it is the same device still, or the id is told that its device is gone.
+            # Either the device is still the same, or the id got DEVICE_REMOVAL.
             if cmid.state is not State.DEVICE_REMOVAL:
                 assert cmid.verbs is not None
                 assert cmid.verbs.query_gid(1, cmid.gid_index) == Gid("::ffff:10.7.0.1")
@@ -355,7 +357,7 @@ class TestRemoval:
 class TestAddressChange:
     @READERS
     @pytest.mark.parametrize("bound", ["10.7.0.1", "fd07::1"])
-    def test_interface_goes_down(self, net: TwoHosts, read: Reader, bound: str) -> None:
+    def test_interface_going_down_sends_addr_change(self, net: TwoHosts, read: Reader, bound: str) -> None:
         with an_id() as (channel, cmid):
             cmid.bind_addr((bound, 0))
             assert device("soft_va").ports[0].state is PortState.ACTIVE
@@ -369,7 +371,7 @@ class TestAddressChange:
             assert cmid.state is State.ADDR_BOUND
 
     @READERS
-    def test_carrier_is_lost(self, net: TwoHosts, read: Reader) -> None:
+    def test_lost_carrier_sends_addr_change(self, net: TwoHosts, read: Reader) -> None:
         with an_id() as (channel, cmid):
             cmid.bind_addr(("10.7.0.1", 0))
             net.b.ip("link", "set", "dev", "vb", "down")
@@ -383,7 +385,7 @@ class TestAddressChange:
 
     @READERS
     @pytest.mark.parametrize(("bound", "bits"), [("10.7.0.1", 24), ("fd07::1", 64)])
-    def test_address_is_removed(self, net: TwoHosts, read: Reader, bound: str, bits: int) -> None:
+    def test_removed_address_sends_addr_change(self, net: TwoHosts, read: Reader, bound: str, bits: int) -> None:
         net.a.ip_batch("address add 10.7.0.11/32 dev va", "address add fd07::11/128 dev va")
         with an_id() as (channel, cmid), CmId(channel) as other:
             cmid.bind_addr((bound, PORT))
@@ -395,7 +397,7 @@ class TestAddressChange:
             no_event(channel)
 
     @READERS
-    def test_mac_address_changes(self, net: TwoHosts, read: Reader) -> None:
+    def test_changed_mac_address_sends_addr_change(self, net: TwoHosts, read: Reader) -> None:
         with an_id() as (channel, cmid):
             cmid.bind_addr(("10.7.0.1", 0))
             before = device("soft_va").node_guid
@@ -405,7 +407,7 @@ class TestAddressChange:
             assert event.error is None
             assert before != device("soft_va").node_guid == 0x0000_00FF_FE00_0701
 
-    def test_all_resolved_ids_get_the_event(self, net: TwoHosts) -> None:
+    def test_all_resolved_ids_get_addr_change(self, net: TwoHosts) -> None:
         with EventChannel() as channel, CmId(channel) as first, CmId(channel) as second:
             for cmid in (first, second):
                 cmid.resolve_addr(("10.7.0.2", PORT))
@@ -414,7 +416,7 @@ class TestAddressChange:
             told = {expect(channel, CmEventType.ADDR_CHANGE, -errno.ENETDOWN).id for _ in range(2)}
             assert told == {first, second}
 
-    def test_wildcard_id_gets_no_event(self, net: TwoHosts) -> None:
+    def test_wildcard_id_gets_no_addr_change(self, net: TwoHosts) -> None:
         with an_id() as (channel, cmid):
             cmid.bind_addr(("0.0.0.0", PORT))
             net.a.ip("link", "set", "dev", "va", "down")
@@ -422,7 +424,7 @@ class TestAddressChange:
             no_event(channel)
             assert cmid.state is State.ADDR_BOUND
 
-    def test_unrelated_changes(self, net: TwoHosts) -> None:
+    def test_unrelated_changes_send_no_event(self, net: TwoHosts) -> None:
         with an_id() as (channel, cmid):
             cmid.bind_addr(("10.7.0.1", 0))
             net.a.ip_batch(
@@ -442,7 +444,7 @@ class TestAddressChange:
 
 
 class TestDevices:
-    def test_one_device_per_interface(self, net: TwoHosts) -> None:
+    def test_each_interface_is_a_device(self, net: TwoHosts) -> None:
         net.topology.link(net.a, "wa", net.b, "wb", 9000)
         net.a.ip_batch("link add name br0 mtu 576 type bridge", "link set dev br0 up")
         found = {d.name: d for d in devices()}
@@ -468,7 +470,7 @@ class TestDevices:
             "soft_wa": Mtu.MTU_4096,
             "soft_br0": Mtu.MTU_256,
         }
-        # EUI-64 of the hardware address, as for every device that has one.
+        # The EUI-64 of the hardware address.
         mac = bytes.fromhex(net.va.mac.replace(":", ""))
         assert found["soft_va"].node_guid.to_bytes(8, "big") == (
             bytes((mac[0] ^ 2,)) + mac[1:3] + b"\xff\xfe" + mac[3:]
@@ -494,7 +496,7 @@ class TestDevices:
         net.a.ip("link", "set", "dev", "va", "nomaster")
         assert names() == {"soft_lo", "soft_br0", "soft_va"}
 
-    def test_each_namespace_has_its_own(self, net: TwoHosts) -> None:
+    def test_each_namespace_has_its_own_devices(self, net: TwoHosts) -> None:
         assert names() == {"soft_lo", "soft_va"}
         with net.b.enter():
             assert names() == {"soft_lo", "soft_vb"}
@@ -502,7 +504,7 @@ class TestDevices:
 
 
 class TestGidTable:
-    def test_address_keeps_its_index(self, net: TwoHosts) -> None:
+    def test_gid_keeps_its_index(self, net: TwoHosts) -> None:
         with EventChannel():
             before = table("soft_va")
             assert sorted(before.values()) == ["::ffff:10.7.0.1", "fd07::1"]
@@ -521,7 +523,7 @@ class TestGidTable:
             net.a.ip("address", "add", "10.71.0.1/24", "dev", "va")  # takes the lowest free index
             assert table("soft_va") == {**less, hole: "::ffff:10.71.0.1"}
 
-    def test_the_same_address_on_two_interfaces(self, net: TwoHosts) -> None:
+    def test_address_on_two_interfaces_is_in_both_gid_tables(self, net: TwoHosts) -> None:
         net.topology.link(net.a, "wa", net.b, "wb", addresses_a=["10.7.0.1/24"])
         assert "::ffff:10.7.0.1" in table("soft_va").values()
         assert "::ffff:10.7.0.1" in table("soft_wa").values()
@@ -531,7 +533,7 @@ class TestGidTable:
             assert cmid.verbs is not None
             assert cmid.verbs.name == "soft_va"
 
-    def test_tentative_address_is_absent(self, net: TwoHosts) -> None:
+    def test_tentative_address_has_no_gid(self, net: TwoHosts) -> None:
         net.a.sysctl("net.ipv6.conf.va.accept_dad", 1)
         net.a.sysctl("net.ipv6.neigh.va.retrans_time_ms", 300)
         with an_id() as (_, cmid):
@@ -545,7 +547,7 @@ class TestGidTable:
             assert set(table("soft_va").values()) == {*before.values(), "fd07::5"}
             cmid.bind_addr(("fd07::5", 0))
 
-    def test_duplicate_address_is_absent(self, net: TwoHosts) -> None:
+    def test_duplicate_address_has_no_gid(self, net: TwoHosts) -> None:
         net.a.sysctl("net.ipv6.conf.va.accept_dad", 1)
         with EventChannel() as channel:
             before = table("soft_va")
@@ -557,12 +559,12 @@ class TestGidTable:
             )
             assert table("soft_va") == before
 
-    def test_point_to_point_address_is_the_local_one(self, net: TwoHosts) -> None:
+    def test_point_to_point_interface_has_the_local_address_as_gid(self, net: TwoHosts) -> None:
         net.a.ip("address", "add", "10.60.0.1", "peer", "10.60.0.2", "dev", "va")
         assert "::ffff:10.60.0.1" in table("soft_va").values()
         assert "::ffff:10.60.0.2" not in table("soft_va").values()
 
-    def test_table_of_a_bound_ids_context(self, net: TwoHosts) -> None:
+    def test_context_of_a_bound_id_follows_the_gid_table(self, net: TwoHosts) -> None:
         with an_id() as (channel, cmid):
             cmid.bind_addr(("10.7.0.1", 0))
             verbs = cmid.verbs

@@ -1,4 +1,4 @@
-"""What the package reads from the kernel is what ``ip`` reads; and what is left without netlink."""
+"""The package reads the same from the kernel as ``ip``, and does with less where netlink is missing."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def ask_ip(host: Host, *args: str) -> list[dict[str, Any]]:
 
 
 def shrink(network: NetlinkNetwork, size: int) -> None:
-    """Give the network a small buffer. The real one holds any table that a test could make."""
+    """Give the network a small buffer. The real one holds any table that a test can make."""
     network._view.release()
     network._buffer = bytearray(size)
     network._view = memoryview(network._buffer)
@@ -75,7 +75,7 @@ class TestInterfaces:
             assert one.slave_kind == link.get("linkinfo", {}).get("info_slave_kind")
         assert found["wa"].slave_kind == "bridge"
 
-    def test_down_and_without_carrier(self, net: TwoHosts, network: NetlinkNetwork) -> None:
+    def test_interface_flags_show_down_and_no_carrier(self, net: TwoHosts, network: NetlinkNetwork) -> None:
         def va() -> tuple[bool, bool]:
             (one,) = (link for link in network.interfaces() if link.name == "va")
             return one.is_up, one.is_running
@@ -109,20 +109,22 @@ class TestAddresses:
         assert all(address.usable for address in network.addresses())
         assert {address.family for address in network.addresses()} == {AF_INET, AF_INET6}
 
-    def test_usable_and_unusable_addresses(self, net: TwoHosts, network: NetlinkNetwork) -> None:
+    def test_unusable_addresses_are_marked(self, net: TwoHosts, network: NetlinkNetwork) -> None:
         net.a.sysctl("net.ipv6.conf.va.accept_dad", 1)
         net.a.ip("address", "add", "fd07::5/64", "dev", "va")
         unusable = {text(address.ip) for address in network.addresses() if not address.usable}
         assert unusable == {"fd07::5"}
 
     @pytest.mark.parametrize("size", [64, 4096, 1 << 16])
-    def test_dump_larger_than_the_buffer(self, net: TwoHosts, network: NetlinkNetwork, size: int) -> None:
+    def test_dump_larger_than_the_buffer_is_read_completely(
+        self, net: TwoHosts, network: NetlinkNetwork, size: int
+    ) -> None:
         net.a.ip_batch(*(f"address add 10.77.{i // 200}.{i % 200 + 1}/16 dev va" for i in range(300)))
         shrink(network, size)
         assert len(network.addresses()) >= 300
         assert self.found(network) == self.wanted(net.a)
         assert {link.name for link in network.interfaces()} == {"lo", "va"}
-        # As a device, too, and everything that follows from it.
+        # Also through the device, its GID table and an id.
         (va,) = (d for d in devices() if d.name == "soft_va")
         assert len(va.ports[0].gids) == 303
         with EventChannel() as channel, CmId(channel) as cmid:
@@ -195,7 +197,7 @@ class TestRoutes:
         else:
             assert found.mtu in (0, 1500, 65536)
 
-    def test_route_through_a_given_interface(self, net: TwoHosts, network: NetlinkNetwork) -> None:
+    def test_route_leaves_by_the_given_interface(self, net: TwoHosts, network: NetlinkNetwork) -> None:
         net.topology.link(net.a, "wa", net.b, "wb", addresses_a=("10.7.0.3/24", "fd07::3/64"))
         for name, sources in (("va", ("10.7.0.1", "fd07::1")), ("wa", ("10.7.0.3", "fd07::3"))):
             index = socket.if_nametoindex(name)
@@ -213,22 +215,22 @@ class TestRoutes:
         ],
     )
     @pytest.mark.parametrize(("prefix", "dst"), [("10.66.0.0/16", "10.66.0.1"), ("fd66::/32", "fd66::1")])
-    def test_refusing_routes(
+    def test_refusing_routes_raise_the_kernels_errno(
         self, net: TwoHosts, network: NetlinkNetwork, kind: str, number: int, prefix: str, dst: str
     ) -> None:
         net.a.ip("route", "add", kind, prefix)
         with pytest.raises(OSError) as caught:
             network.route(AF_INET6 if ":" in dst else AF_INET, packed(dst), None, 0, 0)
         assert caught.value.errno == number
-        # The answer to the next question is not the tail of this one.
+        # The next request does not read the rest of this answer.
         route = network.route(AF_INET, packed("10.7.0.2"), None, 0, 0)
         assert text(route.source) == "10.7.0.1"
 
-    def test_foreign_source(self, net: TwoHosts, network: NetlinkNetwork) -> None:
+    def test_foreign_source_is_eaddrnotavail(self, net: TwoHosts, network: NetlinkNetwork) -> None:
         with pytest.raises(OSError) as caught:
             network.route(AF_INET, packed("10.7.0.2"), packed("10.7.0.200"), 0, 0)
         assert caught.value.errno in (errno.EINVAL, errno.ENETUNREACH)  # older kernels, newer ones
-        # IPv6 answers as if it were; whatever the kernel says, what is wrong is the source.
+        # The kernel accepts the source in IPv6. The library reports the source as wrong in both families.
         for dst, source in (("10.7.0.2", "10.7.0.200"), ("fd07::2", "fd07::200")):
             family = AF_INET6 if ":" in dst else AF_INET
             there, here = InetAddr(family, packed(dst), PORT), InetAddr(family, packed(source))
@@ -246,7 +248,7 @@ class TestNeighbours:
             for dst in (f"10.7.0.{50 + i}", f"fd07::{50 + i}"):
                 link = [] if state == "failed" else ["lladdr", f"02:00:00:00:00:{50 + i}"]
                 net.a.ip("neigh", "add", dst, *link, "dev", "va", "nud", state)
-        # Kernels before 5.0 have no RTM_GETNEIGH for one entry; this says whether this one has.
+        # Kernels before 5.0 have no RTM_GETNEIGH for a single entry.
         network._has_neighbour_get = single
         listed = {
             entry["dst"]: entry
@@ -270,7 +272,7 @@ class TestNeighbours:
         assert network._has_neighbour_get == single
 
     @pytest.mark.parametrize("dst", ["10.7.0.2", "fd07::2", "10.7.0.99"])
-    def test_resolve_by_table_dumps(self, net: TwoHosts, dst: str) -> None:
+    def test_id_resolves_by_neighbour_table_dumps(self, net: TwoHosts, dst: str) -> None:
         with EventChannel() as channel, CmId(channel) as cmid:
             assert isinstance(channel.provider, SoftProvider)
             kernel = channel.provider.host.network
@@ -301,7 +303,7 @@ class TestNeighbours:
 
 
 class TestChanges:
-    def test_no_change(self, net: TwoHosts, network: NetlinkNetwork) -> None:
+    def test_network_without_changes_reports_none(self, net: TwoHosts, network: NetlinkNetwork) -> None:
         assert network.changes() is None
         assert not select.select([network.fileno()], [], [], 0)[0]
 
@@ -317,7 +319,7 @@ class TestChanges:
         ],
     )
     @pytest.mark.parametrize("watching", [True, False])
-    def test_changed_tables(
+    def test_changes_name_the_changed_tables(
         self, net: TwoHosts, network: NetlinkNetwork, line: str, links: bool, routes: bool, watching: bool
     ) -> None:
         network.watch(watching)
@@ -335,7 +337,7 @@ class TestChanges:
             assert not change.lost
             seen = (seen[0] or change.links, seen[1] or change.routes)
 
-    def test_close_and_reopen(self, net: TwoHosts, network: NetlinkNetwork) -> None:
+    def test_closed_network_reopens_on_use(self, net: TwoHosts, network: NetlinkNetwork) -> None:
         network.watch(True)
         network.close()
         assert {link.name for link in network.interfaces()} == {"lo", "va"}
@@ -345,7 +347,7 @@ class TestChanges:
         assert change is not None
         assert change.links
 
-    def test_lost_notifications(self, net: TwoHosts, network: NetlinkNetwork) -> None:
+    def test_lost_notifications_are_reported(self, net: TwoHosts, network: NetlinkNetwork) -> None:
         with socket.socket(fileno=socket.dup(network.fileno())) as monitor:
             monitor.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
         network.watch(True)
@@ -373,7 +375,7 @@ class TestChanges:
             with socket.socket(fileno=socket.dup(channel.provider.host.network.fileno())) as monitor:
                 monitor.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
             flood(net.a)
-            # All of this happens after the flood has filled the buffer, so nobody tells of it.
+            # The flood has filled the buffer, so the notifications of these changes are lost.
             net.a.ip_batch(
                 "address add 10.7.0.12/24 dev va",
                 "address del 10.7.0.11/24 dev va",
@@ -397,7 +399,7 @@ class TestChanges:
 
 
 def flood(host: Host) -> None:
-    """Changes of every kind, far more than a small receive buffer holds, and all of them undone."""
+    """Change links and addresses far more often than a small receive buffer holds, and undo the changes."""
     host.ip_batch(
         *(f"address add 10.78.{i // 200}.{i % 200 + 1}/16 dev va" for i in range(300)),
         *(f"link set dev va mtu {1500 - i}" for i in range(50)),
@@ -407,13 +409,13 @@ def flood(host: Host) -> None:
 
 
 class TestSettings:
-    def test_settings_of_the_namespace(self, net: TwoHosts, network: NetlinkNetwork) -> None:
+    def test_setting_is_read_in_the_namespace(self, net: TwoHosts, network: NetlinkNetwork) -> None:
         net.a.sysctl("net.ipv4.ip_local_port_range", "40000 40100")
         assert network.setting("net/ipv4/ip_local_port_range", 1, 2) == (40000, 40100)
         assert network.setting("net/ipv4/ip_local_port_range", 7) == (7,)
         assert network.setting("net/ipv4/no_such_setting", 7) == (7,)
 
-    def test_link_speed(self, net: TwoHosts, network: NetlinkNetwork) -> None:
+    def test_link_speed_is_in_megabits_per_second(self, net: TwoHosts, network: NetlinkNetwork) -> None:
         code = """
 import socket
 from rdmacm.net.netlink import NetlinkNetwork
@@ -429,21 +431,21 @@ network.close()
 
 @pytest.fixture
 def portable(net: TwoHosts, monkeypatch: pytest.MonkeyPatch) -> PortableNetwork:
-    # What the name of this machine stands for outside is nothing this host could know.
+    # The machine's own name may resolve to addresses outside this namespace.
     monkeypatch.setattr(socket, "gethostname", lambda: "10.7.0.1")
     net.a.ip_batch("route add default via 10.7.0.2", "route add default via fd07::2")
     return PortableNetwork()
 
 
 class TestPortable:
-    def test_interfaces(self, net: TwoHosts, portable: PortableNetwork) -> None:
+    def test_portable_network_lists_the_interfaces(self, net: TwoHosts, portable: PortableNetwork) -> None:
         found = {link.name: link for link in portable.interfaces()}
         assert found.keys() == {"lo", "va"}
         assert found["va"].index == net.va.index
         assert all(link.is_running for link in found.values())
         assert [name for name, link in found.items() if link.is_loopback] == ["lo"]
 
-    def test_addresses(self, net: TwoHosts, portable: PortableNetwork) -> None:
+    def test_portable_network_lists_the_addresses(self, net: TwoHosts, portable: PortableNetwork) -> None:
         assert {(a.ifindex, text(a.ip)) for a in portable.addresses()} == {
             (1, "127.0.0.1"),
             (1, "::1"),
@@ -464,12 +466,14 @@ class TestPortable:
             ("::1", "::1", "local"),
         ],
     )
-    def test_route(self, net: TwoHosts, portable: PortableNetwork, dst: str, source: str, kind: str) -> None:
+    def test_portable_route_has_source_and_interface(
+        self, net: TwoHosts, portable: PortableNetwork, dst: str, source: str, kind: str
+    ) -> None:
         route = portable.route(AF_INET6 if ":" in dst else AF_INET, packed(dst), None, 0, 0)
         assert (text(route.source), route.kind) == (source, kind)
         assert route.ifindex == (1 if source in ("127.0.0.1", "::1") else net.va.index)
 
-    def test_route_from_a_source(self, net: TwoHosts, portable: PortableNetwork) -> None:
+    def test_portable_route_honours_the_source(self, net: TwoHosts, portable: PortableNetwork) -> None:
         net.a.ip("address", "add", "10.7.0.11/24", "dev", "va")
         route = portable.route(AF_INET, packed("10.7.0.2"), packed("10.7.0.11"), 0, 0)
         assert text(route.source) == "10.7.0.11"
@@ -487,7 +491,7 @@ class TestPortable:
             ("10.66.0.0/16", "blackhole", "10.66.0.1", errno.EINVAL),
         ],
     )
-    def test_no_route(
+    def test_portable_route_raises_the_kernels_errno(
         self, net: TwoHosts, portable: PortableNetwork, prefix: str, kind: str, dst: str, number: int
     ) -> None:
         net.a.ip_batch("route del default", "route del default via fd07::2")
@@ -512,7 +516,7 @@ class TestPortable:
             ("::1", "soft_lo", "::1"),
         ],
     )
-    def test_resolving(self, provider: SoftProvider, dst: str, device: str, source: str) -> None:
+    def test_id_resolves_without_netlink(self, provider: SoftProvider, dst: str, device: str, source: str) -> None:
         with EventChannel(provider) as channel, CmId(channel) as cmid:
             cmid.resolve_addr((dst, PORT))
             with channel.get_event(1) as event:
@@ -526,7 +530,7 @@ class TestPortable:
                 assert event.type is CmEventType.ROUTE_RESOLVED
             assert cmid.route.path_rec[0].mtu_bytes in (1024, 4096)
 
-    def test_binding(self, provider: SoftProvider) -> None:
+    def test_id_binds_without_netlink(self, provider: SoftProvider) -> None:
         with EventChannel(provider) as channel, CmId(channel, PortSpace.UDP) as cmid, CmId(channel) as other:
             cmid.bind_addr(("10.7.0.1", PORT))
             assert cmid.verbs is not None
@@ -535,7 +539,7 @@ class TestPortable:
                 other.bind_addr(("10.7.0.200", PORT))
             assert caught.value.errno == errno.EADDRNOTAVAIL
 
-    def test_explaining(self, net: TwoHosts, provider: SoftProvider) -> None:
+    def test_explain_works_without_netlink(self, net: TwoHosts, provider: SoftProvider) -> None:
         found = explain("10.7.0.2", PORT, provider=provider)
         assert found.ok
         assert found.chosen is not None
@@ -546,7 +550,7 @@ class TestPortable:
         assert nowhere.hint
 
 
-def test_resolution_without_netlink(net: TwoHosts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_portable_network_is_used_without_netlink(net: TwoHosts, monkeypatch: pytest.MonkeyPatch) -> None:
     from rdmacm.net import open_network
 
     real: Callable[..., socket.socket] = socket.socket

@@ -1,4 +1,4 @@
-"""Port numbers are the namespace's: shared by its processes, whoever runs them, and by nobody else."""
+"""The processes and users of a network namespace share one table of port numbers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = needs_netns
 
 NOBODY = 65534
 
-#: A process that does as it is told: a line of JSON in, a line of JSON out.
+#: A process that makes calls: each input line is a call in JSON, each output line its result.
 CHILD = """
 import json, os, sys
 import rdmacm, rdmacm.soft.provider, rdmacm.net.netlink
@@ -61,7 +61,7 @@ channel.close()
 
 
 class Failed(Exception):
-    """What a child's call raised."""
+    """The error of a call in a child."""
 
     def __init__(self, number: int, text: str) -> None:
         super().__init__(text)
@@ -102,7 +102,7 @@ class Process:
         afonly: bool | None = None,
         name: str = "id",
     ) -> int:
-        """The port that was taken; :class:`Failed`."""
+        """Bind an id; returns its port. Raises :class:`Failed`."""
         found: int = self("bind", name, host, port, ps, reuse, afonly)
         return found
 
@@ -117,7 +117,7 @@ class Process:
 
 
 class Here:
-    """The same, in this process."""
+    """The same calls in this process."""
 
     def __init__(self) -> None:
         self._channel = EventChannel()
@@ -153,7 +153,7 @@ class Here:
 
 @pytest.fixture
 def host() -> Iterator[Host]:
-    """A host with two addresses of each family, where the test is."""
+    """A host with two addresses of each family; the test runs in its namespace."""
     with two_hosts() as net:
         net.a.ip_batch("address add 10.7.0.11/24 dev va", "address add fd07::11/64 dev va nodad")
         net.a.settle("va")
@@ -181,7 +181,7 @@ REUSE: Ask = {"reuse": True}
 V6ONLY: Ask = {"afonly": True}
 BOTH: Ask = {"afonly": False}
 
-#: First binding, second binding, what the second meets; the other way round it must be the same.
+#: First binding, second binding, and the errno of the second; the other order must give the same.
 PAIRS: list[tuple[tuple[str, Ask], tuple[str, Ask], int]] = [
     ((ONE, {}), (ONE, {}), errno.EADDRINUSE),
     ((ONE6, {}), (ONE6, {}), errno.EADDRINUSE),
@@ -194,7 +194,7 @@ PAIRS: list[tuple[tuple[str, Ask], tuple[str, Ask], int]] = [
     ((ANY, {}), (ANY, {}), errno.EADDRNOTAVAIL),
     ((ANY6, {}), (ONE6, {}), errno.EADDRNOTAVAIL),
     ((ANY6, {}), (ANY6, {}), errno.EADDRNOTAVAIL),
-    # The IPv6 wildcard is IPv4's as well, unless told otherwise.
+    # The IPv6 wildcard includes IPv4, except with AFONLY.
     ((ANY6, {}), (ANY, {}), errno.EADDRNOTAVAIL),
     ((ANY6, {}), (ONE, {}), errno.EADDRNOTAVAIL),
     ((ANY6, V6ONLY), (ANY, {}), 0),
@@ -203,7 +203,7 @@ PAIRS: list[tuple[tuple[str, Ask], tuple[str, Ask], int]] = [
     ((ANY6, V6ONLY), (ONE6, {}), errno.EADDRNOTAVAIL),
     ((ONE6, V6ONLY), (ANY, {}), 0),
     ((ONE6, {}), (ANY, {}), errno.EADDRNOTAVAIL),
-    # Sharing takes two.
+    # Ids share a port only if both have REUSEADDR.
     ((ONE, REUSE), (ONE, REUSE), 0),
     ((ONE, REUSE), (ONE, {}), errno.EADDRINUSE),
     ((ANY, REUSE), (ANY, REUSE), 0),
@@ -215,8 +215,8 @@ PAIRS: list[tuple[tuple[str, Ask], tuple[str, Ask], int]] = [
 
 
 class TestTwoProcesses:
-    def test_conflict_matrix(self, host: Host, here: Here) -> None:
-        """The same between processes as within one, and in either order."""
+    def test_conflicts_between_processes_equal_those_within_one(self, host: Host, here: Here) -> None:
+        """The result is also the same in either order."""
         one, two = Process(host), Process(host)
         port = 20000
         for first, second, wanted in PAIRS:
@@ -227,16 +227,16 @@ class TestTwoProcesses:
                     assert taker(left[0], port, name=name, **left[1]) == port
                     try:
                         assert asker(right[0], port, name=name + "b", **right[1]) == port
-                        met = 0
+                        found = 0
                     except Failed as error:
-                        met = error.errno
+                        found = error.errno
                     who = "within a process" if taker == here.bind else "between processes"
                     what = f"{left}, then {right}, {who}"
-                    assert errno.errorcode.get(met) == errno.errorcode.get(wanted), what
+                    assert errno.errorcode.get(found) == errno.errorcode.get(wanted), what
         assert (one.end(), two.end()) == (0, 0)
 
     @pytest.mark.parametrize(("first", "second"), [(ONE, ONE), (ONE6, ONE6), (ANY, ONE), (ONE, ANY)])
-    def test_error_names_the_other_process(self, host: Host, here: Here, first: str, second: str) -> None:
+    def test_conflict_names_the_other_process(self, host: Host, here: Here, first: str, second: str) -> None:
         other = Process(host)
         port = other.bind(first)
         error = refused(lambda: here.bind(second, port))
@@ -244,7 +244,7 @@ class TestTwoProcesses:
         assert str(port) in error.text
         assert "TCP" in error.text
 
-    def test_error_names_this_process(self, here: Here) -> None:
+    def test_conflict_names_this_process(self, here: Here) -> None:
         port = here.bind(ONE)
         assert "this process" in refused(lambda: here.bind(ONE, port)).text
 
@@ -302,7 +302,7 @@ class TestTwoProcesses:
         other("destroy", "second")
         assert here.bind(ONE, port) == port
 
-    def test_reuseaddr_set_after_bind(self, host: Host, here: Here) -> None:
+    def test_reuseaddr_set_after_bind_allows_sharing(self, host: Host, here: Here) -> None:
         other = Process(host)
         port = other.bind(ONE)
         assert refused(lambda: here.bind(ONE, port, reuse=True)).errno == errno.EADDRINUSE
@@ -318,31 +318,31 @@ class TestTwoProcesses:
         with pytest.raises(Failed, match=str(other.pid)) as failed:
             one("listen", "id")
         assert failed.value.errno == (errno.EADDRINUSE if address == ONE else errno.EADDRNOTAVAIL)
-        assert here.bind(address, port, reuse=True) == port, "who may not listen goes on sharing"
+        assert here.bind(address, port, reuse=True) == port, "the id whose listen failed still shares its port"
         here.close()
         other("destroy", "id")
         one("listen", "id")
         with pytest.raises(Failed):
             other.bind(address, port, reuse=True)
 
-    def test_afonly_set_after_bind(self, host: Host, here: Here) -> None:
+    def test_afonly_set_after_bind_frees_ipv4(self, host: Host, here: Here) -> None:
         other = Process(host)
         port = other.bind(ANY6)
         assert refused(lambda: here.bind(ANY, port)).errno == errno.EADDRNOTAVAIL
         other("option", "id", "AFONLY", 1)
         assert here.bind(ANY, port) == port
-        # Now both families are taken by somebody: what was given up cannot be had back.
+        # Another id has the IPv4 port now, so AFONLY cannot be turned off again.
         assert refused(lambda: other("option", "id", "AFONLY", 0)).errno == errno.EADDRNOTAVAIL
         assert refused(lambda: here.bind(ONE6, port)).errno == errno.EADDRNOTAVAIL
 
-    def test_bindv6only_default_of_the_host(self, host: Host) -> None:
+    def test_bindv6only_of_the_host_is_the_default_of_afonly(self, host: Host) -> None:
         host.sysctl("net.ipv6.bindv6only", 1)
         one, two = Process(host), Process(host)
         port = one.bind(ANY6)
         assert two.bind(ANY, port) == port
         assert refused(lambda: two.bind(ANY6, port, name="again")).errno == errno.EADDRNOTAVAIL
 
-    def test_one_link_local_address_on_two_interfaces(self, host: Host, here: Here) -> None:
+    def test_link_local_address_has_its_ports_per_interface(self, host: Host, here: Here) -> None:
         host.ip_batch(
             "link add name br0 type bridge",
             "link set dev br0 up",
@@ -354,7 +354,7 @@ class TestTwoProcesses:
         assert here.bind("fe80::7%br0", port) == port
         assert refused(lambda: here.bind("fe80::7%va", port)).errno == errno.EADDRINUSE
 
-    def test_resolve_addr_allocates_a_port(self, host: Host, here: Here) -> None:
+    def test_resolve_addr_takes_a_port(self, host: Host, here: Here) -> None:
         with CmId() as cmid:
             cmid.resolve_addr(("10.7.0.2", 7471))
             assert cmid.src_port
@@ -370,7 +370,7 @@ class TestEphemeralPorts:
         assert len(set(taken)) == 100
         assert set(taken) <= set(range(40000, 40200))
 
-    def test_no_free_port(self, host: Host) -> None:
+    def test_exhausted_range_is_eaddrnotavail(self, host: Host) -> None:
         host.sysctl("net.ipv4.ip_local_port_range", "40000 40003")
         one, two = Process(host), Process(host)
         taken = [p.bind(ANY, name=str(i)) for i in range(2) for p in (one, two)]
@@ -382,7 +382,7 @@ class TestEphemeralPorts:
         two.kill()
         assert one.bind(ANY, name="more") in taken
 
-    def test_range_of_the_host(self, host: Host, here: Here) -> None:
+    def test_ports_come_from_the_range_of_the_host(self, host: Host, here: Here) -> None:
         host.sysctl("net.ipv4.ip_local_port_range", "41000 41009")
         assert here.bind(ANY) in range(41000, 41010)
 
@@ -397,7 +397,7 @@ class TestEphemeralPorts:
 
 
 class TestUsers:
-    def test_privileged_ports(self, host: Host, here: Here) -> None:
+    def test_privileged_ports_need_the_capability(self, host: Host, here: Here) -> None:
         user = Process(host, str(NOBODY))
         for port in (1, 1023):
             error = refused(partial(user.bind, ANY, port))
@@ -409,7 +409,7 @@ class TestUsers:
         assert here.bind(ANY, 1) == 1
 
     @pytest.mark.parametrize("root_first", [True, False])
-    def test_users_share_the_table(self, host: Host, root_first: bool) -> None:
+    def test_users_share_the_port_table(self, host: Host, root_first: bool) -> None:
         first = Process(host) if root_first else Process(host, str(NOBODY))
         port = first.bind(ONE)
         second = Process(host, str(NOBODY)) if root_first else Process(host)
@@ -490,19 +490,19 @@ class TestFork:
             assert parent.stdout is not None
             return parent.stdout.readline().rstrip()
 
-        assert line() == str(errno.EBADF)  # waiting on the parent's channel would be waiting for ever
-        assert line() == str(errno.EBADF)  # as would be resolving with the parent's id
+        assert line() == str(errno.EBADF)  # events of the parent's channel never reach the child
+        assert line() == str(errno.EBADF)  # nor do those of the parent's id
         assert line() == str(errno.EBADF)
         assert line() == "soft_va"
         assert line() == str(errno.EADDRINUSE)
         assert line() == "destroyed"
-        # What the child does with its copies leaves the parent's port alone.
+        # Destroying the child's copies does not free the parent's port.
         error = refused(lambda: here.bind(ONE, 7471))
         assert error.errno == errno.EADDRINUSE
         assert f"process {parent.pid}" in error.text
         parent.kill()
         parent.wait(5)
-        # The child lives and has the parent's descriptors, but not its port.
+        # The child still runs with the parent's descriptors, but does not hold its port.
         assert here.bind(ONE, 7471) == 7471
         print(file=parent.stdin, flush=True)
         assert line() == "end"

@@ -1,4 +1,4 @@
-"""Resolving addresses and routes on real networks: neighbours, gateways, and nobody there."""
+"""Resolving addresses and routes on real networks: neighbours, gateways, and silent hosts."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ pytestmark = needs_netns
 _TUNSETIFF, _IFF_TUN = 0x400454CA, 1
 
 
-# -- reaching somebody ---------------------------------------------------------------------------------------
+# -- a neighbour answers ---------------------------------------------------------------------------------------
 
 
 class TestOnLink:
     @pytest.mark.parametrize(("dst", "src"), [("10.7.0.2", "10.7.0.1"), ("fd07::2", "fd07::1")])
     @pytest.mark.parametrize("port_space", [PortSpace.TCP, PortSpace.UDP])
-    def test_address_then_route(self, net: TwoHosts, dst: str, src: str, port_space: PortSpace) -> None:
+    def test_address_and_route_resolve_on_link(self, net: TwoHosts, dst: str, src: str, port_space: PortSpace) -> None:
         with an_id(port_space) as (channel, cmid):
             cmid.resolve_addr((dst, PORT), timeout_ms=5000)
             assert cmid.state in (State.ADDR_QUERY, State.ADDR_RESOLVED)
@@ -108,7 +108,7 @@ class TestOnLink:
             assert (other.ok, other.route, other.chosen) == (True, explanation.route, explanation.chosen)
         assert neighbours(net.a)[dst] == "REACHABLE"
 
-    def test_synchronously(self, net: TwoHosts) -> None:
+    def test_synchronous_id_resolves(self, net: TwoHosts) -> None:
         with CmId() as cmid:
             cmid.resolve_addr(("10.7.0.2", PORT))
             cmid.resolve_route()
@@ -120,7 +120,7 @@ class TestOnLink:
         ("interface_mtu", "path_mtu"),
         [(1280, 1024), (1500, 1024), (2144, 2048), (4096, 2048), (4191, 2048), (4192, 4096), (9000, 4096)],
     )
-    def test_mtu(self, interface_mtu: int, path_mtu: int) -> None:
+    def test_path_mtu_follows_the_interface_mtu(self, interface_mtu: int, path_mtu: int) -> None:
         with two_hosts(interface_mtu) as net, net.a.enter():
             for dst in ("10.7.0.2", "fd07::2"):
                 with an_id() as (channel, cmid):
@@ -133,7 +133,7 @@ class TestOnLink:
                     assert port.active_mtu is not None
                     assert (port.active_mtu.bytes, port.max_mtu.bytes) == (path_mtu, 4096)
 
-    def test_mtu_too_small_for_any_packet(self) -> None:
+    def test_interface_mtu_too_small_for_roce_raises(self) -> None:
         with Topology() as net:
             a, b = net.host(), net.host()
             net.link(a, "va", b, "vb", 351, addresses_a=["10.7.0.1/24"], addresses_b=["10.7.0.2/24"])
@@ -147,7 +147,7 @@ class TestOnLink:
                 assert cmid.state is State.ADDR_RESOLVED
                 no_event(channel)
 
-    def test_route_mtu_and_hop_limit(self, net: TwoHosts) -> None:
+    def test_path_uses_mtu_and_hop_limit_of_the_route(self, net: TwoHosts) -> None:
         net.a.ip_batch(
             "link set dev va mtu 9000",
             "route replace 10.7.0.0/24 dev va src 10.7.0.1 mtu 2300 hoplimit 7",
@@ -162,7 +162,7 @@ class TestOnLink:
                 assert route is not None
                 assert (route.mtu, route.hop_limit) == (2300, hops)
 
-    def test_default_hop_limit_of_the_host(self, net: TwoHosts) -> None:
+    def test_path_uses_the_default_hop_limit_of_the_host(self, net: TwoHosts) -> None:
         net.a.sysctl("net.ipv4.ip_default_ttl", 33)
         net.a.sysctl("net.ipv6.conf.va.hop_limit", 44)
         for dst, hops in (("10.7.0.2", 33), ("fd07::2", 44)):
@@ -171,7 +171,7 @@ class TestOnLink:
                 assert cmid.route.path_rec[0].hop_limit == hops
 
     @pytest.mark.parametrize("dst", ["10.7.0.2", "fd07::2"])
-    def test_options_shape_the_path(self, net: TwoHosts, dst: str) -> None:
+    def test_path_uses_tos_and_ack_timeout_of_the_id(self, net: TwoHosts, dst: str) -> None:
         with an_id() as (channel, cmid):
             cmid.set_option(OptionLevel.ID, IdOption.TOS, 0x6A)
             cmid.set_option(OptionLevel.ID, IdOption.ACK_TIMEOUT, 15)
@@ -180,7 +180,7 @@ class TestOnLink:
             assert path.traffic_class == 0x6A
             assert path.packet_life_time == 14
 
-    def test_tos_set_between_address_and_route(self, net: TwoHosts) -> None:
+    def test_path_uses_tos_set_after_the_address(self, net: TwoHosts) -> None:
         with an_id() as (channel, cmid):
             cmid.resolve_addr(("10.7.0.2", PORT))
             expect(channel, CmEventType.ADDR_RESOLVED)
@@ -230,7 +230,7 @@ class TestOnLink:
             with net.a.enter():
                 assert {"10.7.0.2", "fd07::2"} <= neighbours(net.a).keys()
 
-    def test_both_ends_at_once(self, net: TwoHosts) -> None:
+    def test_both_ends_resolve_each_other(self, net: TwoHosts) -> None:
         with an_id() as (channel, cmid), net.b.enter(), an_id() as (other_channel, other):
             resolve(other_channel, other, ("10.7.0.1", PORT))
             resolve(channel, cmid, ("10.7.0.2", PORT))
@@ -260,7 +260,7 @@ class TestGateway:
             assert f"via gateway {gateway}" in explanation.text()
 
     @pytest.mark.parametrize("dst", ["10.7.2.1", "fd07:2::1"])
-    def test_unreachable_gateway(self, dst: str) -> None:
+    def test_silent_gateway_times_out(self, dst: str) -> None:
         with three_hosts() as net, net.a.enter(), an_id() as (channel, cmid):
             net.r.ip("link", "set", "dev", "ra", "arp", "off")
             net.r.ip("address", "flush", "dev", "ra")
@@ -270,7 +270,7 @@ class TestGateway:
             assert explanation.route is not None
             assert str(explanation.route.gateway) in explanation.message
 
-    def test_ipv6_gateway_for_ipv4(self) -> None:
+    def test_ipv4_route_resolves_through_an_ipv6_gateway(self) -> None:
         with three_hosts() as net, net.a.enter(), an_id() as (channel, cmid):
             gateway = net.ra.link_local
             net.a.ip("route", "replace", "0.0.0.0/0", "via", "inet6", gateway, "dev", "va")
@@ -284,7 +284,7 @@ class TestGateway:
             assert explanation.neighbour is not None
             assert explanation.neighbour.link_layer_address == net.ra.mac
 
-    def test_unreachable_ipv6_gateway(self) -> None:
+    def test_silent_ipv6_gateway_times_out(self) -> None:
         with three_hosts() as net, net.a.enter(), an_id() as (channel, cmid):
             net.a.ip("route", "replace", "0.0.0.0/0", "via", "inet6", "fd07:1::dead", "dev", "va")
             cmid.resolve_addr(("10.7.2.1", PORT), timeout_ms=100)
@@ -298,7 +298,7 @@ class TestGateway:
             ("fd07:2::1", "fd99::1", ("address add fd99::1/128 dev ra",)),
         ],
     )
-    def test_onlink_gateway_outside_every_subnet(self, dst: str, gateway: str, lines: tuple[str, ...]) -> None:
+    def test_onlink_gateway_outside_every_subnet_resolves(self, dst: str, gateway: str, lines: tuple[str, ...]) -> None:
         with three_hosts() as net, net.a.enter(), an_id() as (channel, cmid):
             net.r.ip_batch(*lines)
             net.r.settle("ra")
@@ -306,7 +306,7 @@ class TestGateway:
             resolve(channel, cmid, (dst, PORT))
             assert gateway in neighbours(net.a)
 
-    def test_multipath_route(self) -> None:
+    def test_multipath_route_resolves_through_one_gateway(self) -> None:
         with three_hosts() as net, net.a.enter(), an_id() as (channel, cmid):
             net.r.ip("address", "add", "10.7.1.253/24", "dev", "ra")
             hops = ("nexthop", "via", "10.7.1.254", "nexthop", "via", "10.7.1.253")
@@ -317,7 +317,7 @@ class TestGateway:
             assert route.gateway in ("10.7.1.254", "10.7.1.253")
             assert route.gateway in neighbours(net.a)
 
-    def test_nexthop_object(self) -> None:
+    def test_nexthop_object_names_the_gateway(self) -> None:
         with three_hosts() as net, net.a.enter(), an_id() as (channel, cmid):
             net.a.ip_batch(
                 "nexthop add id 7 via 10.7.1.254 dev va", "route replace default nhid 7", "neigh flush dev va"
@@ -328,17 +328,17 @@ class TestGateway:
             assert route.gateway == "10.7.1.254"
 
 
-# -- nobody answers ------------------------------------------------------------------------------------------
+# -- no neighbour answers ------------------------------------------------------------------------------------------
 
 
 class TestSilentNeighbour:
     @pytest.mark.parametrize("read", [read_waiting, read_epoll, read_select])
-    def test_timeout_is_kept(self, net: TwoHosts, read: Reader) -> None:
+    def test_each_id_times_out_at_its_own_time(self, net: TwoHosts, read: Reader) -> None:
         started: dict[CmId, float] = {}
         wanted: dict[CmId, float] = {}
         with contextlib.ExitStack() as stack:
             channel = stack.enter_context(EventChannel())
-            # The longest first, so that a deadline is moved forward; two families, one neighbour or several.
+            # The longest first, so that the next deadline becomes earlier; both families, one neighbour or several.
             for timeout_ms in (1500, 300, 700):
                 for dst in ("10.7.0.99", "fd07::99", f"10.7.0.{timeout_ms // 10}"):
                     cmid = stack.enter_context(CmId(channel))
@@ -358,19 +358,19 @@ class TestSilentNeighbour:
             no_event(channel)
 
     @pytest.mark.parametrize("dst", ["10.7.0.99", "fd07::99"])
-    def test_timeout_zero(self, net: TwoHosts, dst: str) -> None:
+    def test_timeout_zero_resolves_only_known_neighbours(self, net: TwoHosts, dst: str) -> None:
         with an_id() as (channel, cmid):
             cmid.resolve_addr((dst, PORT), timeout_ms=0)
             event = expect(channel, CmEventType.ADDR_ERROR, -errno.ETIMEDOUT, timeout=0.5)
             assert event.error is not None
             assert event.error.hint
-        # A neighbour that is known needs no time.
+        # A known neighbour needs no time.
         net.a.ip("neigh", "replace", dst, "lladdr", "02:00:00:00:00:99", "dev", "va", "nud", "permanent")
         with an_id() as (channel, cmid):
             cmid.resolve_addr((dst, PORT), timeout_ms=0)
             expect(channel, CmEventType.ADDR_RESOLVED, timeout=0)
 
-    def test_synchronously(self, net: TwoHosts) -> None:
+    def test_timed_out_synchronous_id_can_resolve_again(self, net: TwoHosts) -> None:
         with CmId() as cmid:
             with pytest.raises(TimeoutError) as caught:
                 cmid.resolve_addr(("10.7.0.99", PORT), timeout_ms=50)
@@ -385,14 +385,14 @@ class TestSilentNeighbour:
             assert cmid.src_port == port
             assert source_of(cmid) == "10.7.0.1"
 
-    def test_explain_agrees(self, net: TwoHosts) -> None:
+    def test_explain_reports_the_same_timeout(self, net: TwoHosts) -> None:
         for dst in ("10.7.0.99", "fd07::99"):
             with an_id() as (channel, cmid):
                 cmid.resolve_addr((dst, PORT), timeout_ms=50)
                 event = expect(channel, CmEventType.ADDR_ERROR, -errno.ETIMEDOUT)
                 assert_agrees(event.explanation, dst, 50)
 
-    def test_destroy_a_resolving_id(self, net: TwoHosts) -> None:
+    def test_destroyed_id_gets_no_event(self, net: TwoHosts) -> None:
         with EventChannel() as channel:
             with CmId(channel) as cmid:
                 cmid.resolve_addr(("10.7.0.99", PORT), timeout_ms=50)
@@ -402,7 +402,7 @@ class TestSilentNeighbour:
             no_event(channel)
 
     def test_failed_neighbour_entry_is_retried(self, net: TwoHosts) -> None:
-        # The kernel's own tries are over: it has an entry, and the entry says that nobody is there.
+        # The kernel's own tries have failed: its entry is in the state FAILED.
         net.a.ip("neigh", "add", "10.7.0.3", "dev", "va", "nud", "failed")
         assert neighbours(net.a) == {"10.7.0.3": "FAILED"}
         net.b.ip("address", "add", "10.7.0.3/24", "dev", "vb")
@@ -424,7 +424,7 @@ class TestNeighbours:
 
     @pytest.mark.parametrize("dst", ["10.7.0.77", "fd07::77"])
     @pytest.mark.parametrize("read", [read_waiting, read_epoll])
-    def test_late_neighbour(self, net: TwoHosts, dst: str, read: Reader) -> None:
+    def test_neighbour_added_late_resolves_the_id(self, net: TwoHosts, dst: str, read: Reader) -> None:
         with an_id() as (channel, cmid):
             cmid.resolve_addr((dst, PORT), timeout_ms=5000)
             with pytest.raises(CmTimeoutError):
@@ -436,8 +436,8 @@ class TestNeighbours:
             assert time.monotonic() - before < 0.3
 
     @pytest.mark.parametrize(("dst", "family"), [("10.7.0.2", "ipv4"), ("fd07::2", "ipv6")])
-    def test_peer_comes_up_late(self, net: TwoHosts, dst: str, family: str) -> None:
-        # Silent, but with the carrier on: the link exists and nobody is behind it.
+    def test_peer_coming_up_late_resolves_the_id(self, net: TwoHosts, dst: str, family: str) -> None:
+        # The link has carrier, but no host on it answers.
         net.b.ip("address", "flush", "dev", "vb", "scope", "global")
         net.a.sysctl(f"net.{family}.neigh.va.retrans_time_ms", 100)
         net.a.sysctl(f"net.{family}.neigh.va.mcast_solicit", 1)  # one try, then the entry is FAILED
@@ -471,7 +471,7 @@ class TestNeighbours:
             assert expect(channel, CmEventType.ADDR_ERROR, -errno.ETIMEDOUT).id is silent
 
     @pytest.mark.parametrize("dst", ["10.7.0.99", "fd07::99"])
-    def test_interface_without_arp(self, net: TwoHosts, dst: str) -> None:
+    def test_interface_without_arp_needs_no_neighbour(self, net: TwoHosts, dst: str) -> None:
         net.a.ip("link", "set", "dev", "va", "arp", "off")
         net.a.settle("va")
         with an_id() as (channel, cmid):
@@ -482,7 +482,7 @@ class TestNeighbours:
 
     @pytest.mark.skipif(not Path("/dev/net/tun").exists(), reason="no tun devices here")
     @pytest.mark.parametrize(("dst", "src"), [("10.50.0.2", "10.50.0.1"), ("fd50::2", "fd50::1")])
-    def test_tunnel_interface(self, net: TwoHosts, dst: str, src: str) -> None:
+    def test_tunnel_interface_needs_no_neighbour(self, net: TwoHosts, dst: str, src: str) -> None:
         with open("/dev/net/tun", "r+b", buffering=0) as tunnel:
             fcntl.ioctl(tunnel, _TUNSETIFF, struct.pack("16sH22x", b"t0", _IFF_TUN))
             net.a.ip_batch(

@@ -1,4 +1,4 @@
-"""The way an address is resolved by: routes that lead nowhere, rules and tables."""
+"""Routes of resolutions: missing and refusing routes, rules and tables."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from support.resolving import (
 pytestmark = needs_netns
 
 
-# -- routes that lead nowhere --------------------------------------------------------------------------------
+# -- missing and refusing routes --------------------------------------------------------------------------------
 
 
 class TestUnreachable:
     @pytest.mark.parametrize("dst", ["192.0.2.1", "2001:db8::1"])
-    def test_no_route(self, net: TwoHosts, dst: str) -> None:
+    def test_destination_without_a_route_is_enetunreach(self, net: TwoHosts, dst: str) -> None:
         error = failure((dst, PORT))
         assert error.errno == errno.ENETUNREACH == connect_errno(AF_INET6 if ":" in dst else AF_INET, dst)
         assert error.step == "resolve_addr"
@@ -52,7 +52,9 @@ class TestUnreachable:
             ("throw", errno.ENETUNREACH),
         ],
     )
-    def test_refusing_route_types(self, net: TwoHosts, prefix: str, dst: str, kind: str, number: int) -> None:
+    def test_refusing_routes_raise_the_errno_of_connect(
+        self, net: TwoHosts, prefix: str, dst: str, kind: str, number: int
+    ) -> None:
         net.a.ip("route", "add", kind, prefix)
         assert connect_errno(AF_INET6 if ":" in dst else AF_INET, dst) == number
         error = failure((dst, PORT))
@@ -65,8 +67,8 @@ class TestUnreachable:
 
     @pytest.mark.parametrize(("dst", "src"), [("192.0.2.1", "10.7.0.1"), ("10.66.0.1", "10.7.0.1")])
     def test_bound_id_without_route_uses_its_interface(self, net: TwoHosts, dst: str, src: str) -> None:
-        # A bound id asks for a way out of its interface. Where no route leads out of that, the kernel's IPv4
-        # takes everybody to be on link, and so the connection manager asks for a neighbour nobody is.
+        # A bound id asks for a route out of its interface. If there is none, the kernel treats an IPv4
+        # destination as on link, so the connection manager asks for a neighbour that does not exist.
         net.a.ip("route", "add", "blackhole", "10.66.0.0/16")
         with an_id() as (channel, cmid):
             cmid.bind_addr((src, 0))
@@ -79,7 +81,7 @@ class TestUnreachable:
         ("kind", "number"),
         [("blackhole", errno.EINVAL), ("unreachable", errno.EHOSTUNREACH), ("prohibit", errno.EACCES)],
     )
-    def test_bound_id_with_a_refusing_ipv6_route(self, net: TwoHosts, kind: str, number: int) -> None:
+    def test_refusing_ipv6_route_applies_to_a_bound_id(self, net: TwoHosts, kind: str, number: int) -> None:
         net.a.ip("route", "add", kind, "fd66::/32")
         with an_id() as (channel, cmid):
             cmid.bind_addr(("fd07::1", 0))
@@ -91,24 +93,24 @@ class TestUnreachable:
             no_event(channel)
 
     @pytest.mark.parametrize("kind", ["blackhole", "unreachable", "prohibit"])
-    def test_refusing_rule(self, net: TwoHosts, kind: str) -> None:
+    def test_refusing_rule_raises_the_errno_of_connect(self, net: TwoHosts, kind: str) -> None:
         net.a.ip("rule", "add", "to", "10.7.0.2", "type", kind)
         assert failure(("10.7.0.2", PORT)).errno == connect_errno(AF_INET, "10.7.0.2")
 
     @pytest.mark.parametrize("dst", ["10.7.0.2", "fd07::2"])
-    def test_no_carrier(self, net: TwoHosts, dst: str) -> None:
+    def test_interface_without_carrier_is_enodev(self, net: TwoHosts, dst: str) -> None:
         net.b.ip("link", "set", "dev", "vb", "down")
         with an_id() as (channel, cmid):
             cmid.resolve_addr((dst, PORT))
             event = expect(channel, CmEventType.ADDR_ERROR, -errno.ENODEV)
             explanation = assert_explained(event.explanation, "select", errno.ENODEV, "va")
             assert "va is down" in explanation.message
-            judged = {c.source: c.rule for c in explanation.candidates}
-            assert judged["fd07::1" if ":" in dst else "10.7.0.1"] == "port-state"
+            rules = {c.source: c.rule for c in explanation.candidates}
+            assert rules["fd07::1" if ":" in dst else "10.7.0.1"] == "port-state"
             assert_agrees(explanation, dst)
 
     @pytest.mark.parametrize("dst", ["10.7.0.2", "fd07::2"])
-    def test_interface_is_down(self, net: TwoHosts, dst: str) -> None:
+    def test_interface_that_is_down_is_enetunreach(self, net: TwoHosts, dst: str) -> None:
         net.a.ip("link", "set", "dev", "va", "down")
         assert failure((dst, PORT)).errno == errno.ENETUNREACH
 
@@ -123,7 +125,7 @@ class TestUnreachable:
             resolve(channel, cmid, ("192.0.2.1", PORT))
             assert cmid.src_port == port
 
-    def test_ipv4_mapped_address(self, net: TwoHosts) -> None:
+    def test_ipv4_mapped_address_has_no_route(self, net: TwoHosts) -> None:
         error = failure(("::ffff:10.7.0.2", PORT))
         assert error.errno == errno.ENETUNREACH
         assert_explained(error.explanation, "route", errno.ENETUNREACH)
@@ -139,7 +141,7 @@ FAR = pytest.mark.parametrize(
 
 class TestRules:
     @FAR
-    def test_main_table_without_rules(self, two_ways: TwoHosts, dst: str, first: str, second: str) -> None:
+    def test_main_table_is_used_without_rules(self, two_ways: TwoHosts, dst: str, first: str, second: str) -> None:
         with an_id() as (channel, cmid):
             resolve(channel, cmid, (dst, PORT))
             assert (device_of(cmid), source_of(cmid)) == ("soft_va", first)
@@ -149,7 +151,9 @@ class TestRules:
 
     @FAR
     @pytest.mark.parametrize("selector", ["to {dst}", "ipproto udp dport 4791", "ipproto udp"])
-    def test_rule_for_all_sources(self, two_ways: TwoHosts, dst: str, first: str, second: str, selector: str) -> None:
+    def test_rule_for_the_destination_or_roce_traffic_selects_its_table(
+        self, two_ways: TwoHosts, dst: str, first: str, second: str, selector: str
+    ) -> None:
         family = "-6" if ":" in dst else "-4"
         two_ways.a.ip(family, "rule", "add", *selector.format(dst=dst).split(), "lookup", "100")
         with an_id() as (channel, cmid):
@@ -162,7 +166,9 @@ class TestRules:
 
     @FAR
     @pytest.mark.parametrize("selector", ["ipproto udp dport 7471", "ipproto tcp dport 4791"])
-    def test_rule_for_other_traffic(self, two_ways: TwoHosts, dst: str, first: str, second: str, selector: str) -> None:
+    def test_rule_for_other_traffic_is_ignored(
+        self, two_ways: TwoHosts, dst: str, first: str, second: str, selector: str
+    ) -> None:
         family = "-6" if ":" in dst else "-4"
         two_ways.a.ip(family, "rule", "add", *selector.split(), "lookup", "100")
         with an_id() as (channel, cmid):
@@ -170,7 +176,7 @@ class TestRules:
             assert device_of(cmid) == "soft_va"
 
     @FAR
-    def test_rule_for_one_source(self, two_ways: TwoHosts, dst: str, first: str, second: str) -> None:
+    def test_rule_for_a_source_needs_that_source(self, two_ways: TwoHosts, dst: str, first: str, second: str) -> None:
         family = "-6" if ":" in dst else "-4"
         two_ways.a.ip(family, "rule", "add", "from", second, "lookup", "100")
         for source, device in ((None, "soft_va"), (first, "soft_va"), (second, "soft_wa")):
@@ -181,9 +187,9 @@ class TestRules:
 
     @FAR
     def test_source_without_a_matching_route(self, two_ways: TwoHosts, dst: str, first: str, second: str) -> None:
-        two_ways.b.sysctl("net.ipv4.conf.all.arp_ignore", 1)  # answer for the interface's own addresses only
-        # Bound to the second interface, out of which no route leads. IPv4 tries there all the same, in vain;
-        # IPv6 goes by the first, where the source does not belong.
+        two_ways.b.sysctl("net.ipv4.conf.all.arp_ignore", 1)  # answers ARP for the receiving interface's addresses only
+        # No route leaves by the source's interface. IPv4 asks for the neighbour there all the same, in vain;
+        # IPv6 takes the route of the other interface, which does not have the source.
         with an_id() as (channel, cmid):
             cmid.resolve_addr((dst, PORT), (second, 0), timeout_ms=50)
             step, number = ("select", errno.ENODEV) if ":" in dst else ("neighbour", errno.ETIMEDOUT)

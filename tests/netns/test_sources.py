@@ -1,4 +1,4 @@
-"""Where a resolution starts: sources, link-local addresses, this host itself; and multicast."""
+"""Source addresses of resolutions, link-local addresses, this host's own addresses, and multicast."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class TestSource:
 
     @pytest.mark.parametrize("dst", ["10.7.0.2", "fd07::2"])
     @pytest.mark.parametrize("way", ["src_addr", "bind_addr"])
-    def test_two_interfaces_on_one_subnet(self, one_subnet: TwoHosts, dst: str, way: str) -> None:
-        if ":" in dst:  # unlike ARP, solicitations are answered for the interface's own addresses
+    def test_source_selects_between_interfaces_on_one_subnet(self, one_subnet: TwoHosts, dst: str, way: str) -> None:
+        if ":" in dst:  # solicitations are answered for the receiving interface's addresses only, unlike ARP
             one_subnet.b.ip("address", "add", f"{dst}/128", "dev", "wb", "nodad")
         prefix = "fd07::" if ":" in dst else "10.7.0."
         for host, device in (("3", "soft_wa"), ("1", "soft_va")):
@@ -56,14 +56,14 @@ class TestSource:
                 assert route is not None
                 assert f"soft_{route.interface}" == device
 
-    def test_explanation_names_the_other_interface(self, one_subnet: TwoHosts) -> None:
+    def test_explanation_lists_the_rejected_interface(self, one_subnet: TwoHosts) -> None:
         with an_id() as (channel, cmid):
             resolve(channel, cmid, ("10.7.0.2", PORT), ("10.7.0.3", 0))
             rejected = {(c.device, c.source): c.rule for c in cmid.explain().candidates if not c.kept}
         assert rejected["soft_va", "10.7.0.1"] == "bound-device"
         assert rejected["soft_va", "fd07::1"] == "address-family"
 
-    def test_bound_port_is_kept(self, net: TwoHosts) -> None:
+    def test_given_source_port_is_kept(self, net: TwoHosts) -> None:
         with an_id() as (channel, cmid):
             cmid.resolve_addr(("10.7.0.2", PORT), ("10.7.0.1", 4321))
             expect(channel, CmEventType.ADDR_RESOLVED)
@@ -72,7 +72,7 @@ class TestSource:
                 other.resolve_addr(("10.7.0.2", PORT), ("10.7.0.1", 4321))
             assert caught.value.errno == errno.EADDRINUSE
 
-    def test_secondary_address(self, net: TwoHosts) -> None:
+    def test_secondary_address_can_be_the_source(self, net: TwoHosts) -> None:
         net.a.ip("address", "add", "10.7.0.11/24", "dev", "va")
         with an_id() as (channel, cmid):
             resolve(channel, cmid, ("10.7.0.2", PORT), ("10.7.0.11", 0))
@@ -80,7 +80,7 @@ class TestSource:
             assert cmid.route.sgid == gid_of("10.7.0.11")
             assert cmid.gid_index == row_index("soft_va", gid_of("10.7.0.11"))
 
-    def test_wildcard_source_is_replaced_by_the_route(self, net: TwoHosts) -> None:
+    def test_wildcard_source_becomes_the_address_of_the_route(self, net: TwoHosts) -> None:
         with an_id() as (channel, cmid):
             cmid.bind_addr(("0.0.0.0", 4322))
             assert cmid.verbs is None
@@ -88,7 +88,7 @@ class TestSource:
             assert cmid.local_addr == ("10.7.0.1", 4322)
 
     @pytest.mark.parametrize(("dst", "src"), [("10.7.0.2", "10.7.0.200"), ("fd07::2", "fd07::200")])
-    def test_foreign_source(self, net: TwoHosts, dst: str, src: str) -> None:
+    def test_foreign_source_is_eaddrnotavail(self, net: TwoHosts, dst: str, src: str) -> None:
         error = failure((dst, PORT), (src, 0))
         assert error.errno == errno.EADDRNOTAVAIL
         assert src in str(error)
@@ -96,7 +96,7 @@ class TestSource:
         other = explain(dst, PORT, src_addr=(src, 0))
         assert other.errno_name == "EADDRNOTAVAIL"
 
-    def test_source_differs_from_the_bound_address(self, net: TwoHosts) -> None:
+    def test_source_other_than_the_bound_address_is_einval(self, net: TwoHosts) -> None:
         net.a.ip("address", "add", "10.7.0.11/24", "dev", "va")
         with an_id() as (channel, cmid):
             cmid.bind_addr(("10.7.0.1", 0))
@@ -107,7 +107,7 @@ class TestSource:
                 assert cmid.state is State.ADDR_BOUND
             resolve(channel, cmid, ("10.7.0.2", PORT), ("10.7.0.1", cmid.src_port))
 
-    def test_source_of_another_family(self, net: TwoHosts) -> None:
+    def test_source_of_another_family_is_einval(self, net: TwoHosts) -> None:
         assert failure(("10.7.0.2", PORT), ("fd07::1", 0)).errno == errno.EINVAL
         with an_id() as (_, cmid):
             cmid.bind_addr(("fd07::1", 0))
@@ -115,7 +115,7 @@ class TestSource:
                 cmid.resolve_addr(("10.7.0.2", PORT))
             assert caught.value.errno == errno.EINVAL
 
-    def test_preferred_source_of_the_route(self, net: TwoHosts) -> None:
+    def test_preferred_source_of_the_route_is_used(self, net: TwoHosts) -> None:
         net.a.ip_batch("address add 10.7.0.11/24 dev va", "route add 10.9.0.0/16 via 10.7.0.2 src 10.7.0.11")
         with an_id() as (channel, cmid):
             resolve(channel, cmid, ("10.9.9.9", PORT))
@@ -128,12 +128,12 @@ class TestSource:
             event = expect(channel, CmEventType.ADDR_ERROR, -errno.ENODEV)
             explanation = assert_explained(event.explanation, "select", errno.ENODEV)
             assert "10.9.0.1" in explanation.message
-            judged = {(c.device, c.source): c.rule for c in explanation.candidates}
-            assert judged["soft_lo", "10.9.0.1"] == "egress-interface"
-            assert judged["soft_va", "10.7.0.1"] == "source-address"
+            rules = {(c.device, c.source): c.rule for c in explanation.candidates}
+            assert rules["soft_lo", "10.9.0.1"] == "egress-interface"
+            assert rules["soft_va", "10.7.0.1"] == "source-address"
             assert_agrees(explanation, "10.9.9.9")
             assert cmid.state is State.ADDR_BOUND
-        # An address of the interface itself, asked for, helps.
+        # With an address of the route's interface as the source, it resolves.
         with an_id() as (channel, cmid):
             resolve(channel, cmid, ("10.9.9.9", PORT), ("10.7.0.1", 0))
             assert device_of(cmid) == "soft_va"
@@ -150,8 +150,8 @@ class TestSource:
             event = expect(channel, CmEventType.ADDR_ERROR, -errno.ENODEV)
             assert "::1" in event.message
 
-    def test_interface_without_addresses(self, net: TwoHosts) -> None:
-        # Routed by an interface that has no address: another interface's is taken, not one of the device.
+    def test_route_over_an_interface_without_addresses_is_enodev(self, net: TwoHosts) -> None:
+        # The route's interface has no address, so the kernel's source is one of another interface.
         net.topology.link(net.a, "wa", net.b, "wb")
         net.a.ip("route", "add", "10.44.0.0/24", "dev", "wa")
         with an_id() as (channel, cmid):
@@ -161,7 +161,7 @@ class TestSource:
 
 
 class TestLinkLocal:
-    def test_scope_by_name(self, net: TwoHosts) -> None:
+    def test_scope_is_accepted_by_name(self, net: TwoHosts) -> None:
         with an_id() as (channel, cmid):
             resolve(channel, cmid, (f"{net.vb.link_local}%va", PORT))
             assert cmid.local_addr == (net.va.link_local, cmid.src_port, 0, net.va.index)
@@ -169,12 +169,12 @@ class TestLinkLocal:
             assert cmid.route.sgid == gid_of(net.va.link_local)
             assert cmid.gid_index == row_index("soft_va", gid_of(net.va.link_local))
 
-    def test_scope_by_number(self, net: TwoHosts) -> None:
+    def test_scope_is_accepted_by_number(self, net: TwoHosts) -> None:
         with an_id() as (channel, cmid):
             resolve(channel, cmid, (net.vb.link_local, PORT, 0, net.va.index))
             assert device_of(cmid) == "soft_va"
 
-    def test_without_a_scope(self, net: TwoHosts) -> None:
+    def test_link_local_without_a_scope_is_einval(self, net: TwoHosts) -> None:
         error = failure((net.vb.link_local, PORT))
         assert error.errno == errno.EINVAL == connect_errno(AF_INET6, net.vb.link_local)
         assert_explained(error.explanation, "route", errno.EINVAL, "%")
@@ -183,7 +183,7 @@ class TestLinkLocal:
             cmid.bind_addr((net.va.link_local, 0))
         assert caught.value.errno == errno.EINVAL
 
-    def test_scope_of_the_bound_address(self, net: TwoHosts) -> None:
+    def test_bound_address_supplies_the_scope(self, net: TwoHosts) -> None:
         with an_id() as (channel, cmid):
             cmid.bind_addr((f"{net.va.link_local}%va", 0))
             assert device_of(cmid) == "soft_va"
@@ -200,7 +200,7 @@ class TestLinkLocal:
             cmid.bind_addr((net.va.link_local, 0, 0, scope))
         assert caught.value.errno == errno.EADDRNOTAVAIL
 
-    def test_one_address_on_two_interfaces(self, net: TwoHosts) -> None:
+    def test_scope_selects_between_equal_addresses(self, net: TwoHosts) -> None:
         net.topology.link(net.a, "wa", net.b, "wb")
         for host, names in ((net.a, ("va", "wa")), (net.b, ("vb", "wb"))):
             for name in names:
@@ -216,7 +216,7 @@ class TestLinkLocal:
                 assert device_of(cmid) == f"soft_{name}"
                 assert cmid.local_addr == ("fe80::a", cmid.src_port, 0, if_nametoindex(name))
 
-    def test_no_neighbour(self, net: TwoHosts) -> None:
+    def test_silent_link_local_neighbour_times_out(self, net: TwoHosts) -> None:
         with an_id() as (channel, cmid):
             cmid.resolve_addr(("fe80::dead%va", PORT), timeout_ms=50)
             expect(channel, CmEventType.ADDR_ERROR, -errno.ETIMEDOUT)
@@ -227,7 +227,7 @@ class TestLinkLocal:
 
 class TestThisHost:
     @pytest.mark.parametrize("dst", ["10.7.0.1", "fd07::1"])
-    def test_own_address(self, net: TwoHosts, dst: str) -> None:
+    def test_own_address_resolves_at_once(self, net: TwoHosts, dst: str) -> None:
         with an_id() as (channel, cmid):
             cmid.resolve_addr((dst, PORT))
             expect(channel, CmEventType.ADDR_RESOLVED, timeout=0)
@@ -244,14 +244,14 @@ class TestThisHost:
     @pytest.mark.parametrize(
         ("dst", "src"), [("10.7.0.1", "10.8.0.1"), ("10.7.0.1", "127.0.0.1"), ("fd07::1", "fd08::1")]
     )
-    def test_own_address_from_another_own_address(self, two_ways: TwoHosts, dst: str, src: str) -> None:
+    def test_own_address_keeps_another_own_source(self, two_ways: TwoHosts, dst: str, src: str) -> None:
         with an_id() as (channel, cmid):
             resolve(channel, cmid, (dst, PORT), (src, 0))
             assert source_of(cmid) == src
             assert cmid.route.sgid == gid_of(src)
 
     @pytest.mark.parametrize("dst", ["127.0.0.1", "127.0.0.5", "::1", "0.0.0.0", "::"])
-    def test_loopback(self, net: TwoHosts, dst: str) -> None:
+    def test_loopback_addresses_resolve_to_the_loopback_device(self, net: TwoHosts, dst: str) -> None:
         source = "::1" if ":" in dst else "127.0.0.1"
         with an_id() as (channel, cmid):
             cmid.resolve_addr((dst, PORT))
@@ -264,14 +264,14 @@ class TestThisHost:
             assert cmid.route.path_rec[0].mtu_bytes == 4096
 
     @pytest.mark.parametrize("dst", ["127.0.0.1", "127.0.0.5", "::1", "0.0.0.0", "::"])
-    def test_loopback_interface_is_down(self, dst: str) -> None:
+    def test_loopback_that_was_never_up_is_enetunreach(self, dst: str) -> None:
         with Host(loopback=False) as host, host.enter():
             error = failure((dst, PORT))
             assert error.errno == errno.ENETUNREACH
             assert_explained(error.explanation, "route", errno.ENETUNREACH, "ip link set lo up")
             assert_agrees(error.explanation, "::1" if ":" in dst else "127.0.0.1")
 
-    def test_host_without_ipv6(self) -> None:
+    def test_ipv6_loopback_without_ipv6_is_explained(self) -> None:
         with Host() as host:
             host.sysctl("net.ipv6.conf.all.disable_ipv6", "1")
             with host.enter():
@@ -280,8 +280,8 @@ class TestThisHost:
                 explanation = assert_explained(error.explanation, "route", errno.ENETUNREACH, "disable_ipv6")
                 assert "lo has no address ::1" in explanation.message
 
-    def test_loopback_interface_goes_down(self, net: TwoHosts) -> None:
-        # The kernel keeps IPv4's routes to it then, though nothing passes any more; the device says so.
+    def test_loopback_that_went_down_is_explained(self, net: TwoHosts) -> None:
+        # The kernel keeps the IPv4 routes to lo, although lo transmits nothing; the port of the device is down.
         net.a.ip("link", "set", "dev", "lo", "down")
         for dst in ("127.0.0.1", "127.0.0.5", "0.0.0.0"):
             with an_id() as (channel, cmid):
@@ -293,11 +293,11 @@ class TestThisHost:
             error = failure((dst, PORT))
             assert error.errno == errno.ENETUNREACH
             assert_explained(error.explanation, "route", errno.ENETUNREACH, "ip link set lo up")
-        # Addresses of other interfaces do without it.
+        # Addresses of other interfaces do not need lo.
         with an_id() as (channel, cmid):
             resolve(channel, cmid, ("10.7.0.1", PORT))
 
-    def test_no_interfaces(self) -> None:
+    def test_host_without_interfaces_resolves_loopback_only(self) -> None:
         with Host() as host, host.enter():
             assert failure(("10.7.0.2", PORT)).errno == errno.ENETUNREACH
             with an_id() as (channel, cmid):
@@ -305,7 +305,7 @@ class TestThisHost:
 
 
 class TestMulticast:
-    def test_ipv4(self, net: TwoHosts) -> None:
+    def test_ipv4_multicast_follows_its_route(self, net: TwoHosts) -> None:
         assert failure(("224.0.0.77", PORT)).errno == errno.ENETUNREACH
         net.a.ip("route", "add", "default", "via", "10.7.0.2")
         with an_id(PortSpace.UDP) as (channel, cmid):
@@ -315,14 +315,14 @@ class TestMulticast:
             assert cmid.explain().neighbour is None
 
     @pytest.mark.parametrize("dst", ["ff1e::77", "ff1e::77%va", "ff02::77%va"])
-    def test_ipv6(self, net: TwoHosts, dst: str) -> None:
+    def test_ipv6_multicast_needs_no_neighbour(self, net: TwoHosts, dst: str) -> None:
         with an_id(PortSpace.UDP) as (channel, cmid):
             cmid.resolve_addr((dst, PORT))
             expect(channel, CmEventType.ADDR_RESOLVED, timeout=0)
             assert device_of(cmid) == "soft_va"
             assert cmid.explain().neighbour is None
 
-    def test_source_selects_the_interface(self, two_ways: TwoHosts) -> None:
+    def test_source_selects_the_multicast_interface(self, two_ways: TwoHosts) -> None:
         two_ways.a.ip_batch("route add 224.0.0.0/4 dev va", "route add 224.0.0.0/4 dev wa metric 10")
         for dst, sources in (("224.0.0.77", ("10.7.0.1", "10.8.0.1")), ("ff1e::77", ("fd07::1", "fd08::1"))):
             for source, device in zip(sources, ("soft_va", "soft_wa"), strict=True):

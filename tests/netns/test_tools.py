@@ -21,19 +21,19 @@ def net() -> Iterator[TwoHosts]:
 
 
 def rdmacm(host: Host, *argv: str) -> str:
-    """Run the command on a host; what it wrote."""
+    """Run the command on a host; returns its output."""
     done = host.python(["-m", "rdmacm", *argv])
     assert done.stderr == ""
     return done.stdout
 
 
 def addresses(net: TwoHosts) -> dict[str, str]:
-    """How ``a`` can call ``b``."""
+    """The addresses of ``b`` for ``a``."""
     return {"ipv4": "10.7.0.2", "ipv6": "fd07::2", "link-local": f"{net.vb.link_local}%va"}
 
 
 @pytest.mark.parametrize("kind", ["ipv4", "ipv6", "link-local"])
-def test_rping(net: TwoHosts, kind: str) -> None:
+def test_rping_works_between_hosts(net: TwoHosts, kind: str) -> None:
     with Server("rping", "-s", "-V", "-d", "-p", "0", host=net.b) as server:
         out = rdmacm(
             net.a,
@@ -54,7 +54,7 @@ def test_rping(net: TwoHosts, kind: str) -> None:
         assert server.end().status == 0
 
 
-def test_cmtime_and_perf(net: TwoHosts) -> None:
+def test_cmtime_and_perf_work_between_hosts(net: TwoHosts) -> None:
     with Server("cmtime", "-s", "-p", "0", host=net.b) as server:
         out = rdmacm(net.a, "cmtime", "-c", "10.7.0.2", "-p", str(server.port), "-n", "20", "--concurrent", "--json")
         assert json.loads(out)["connections"] == 20
@@ -66,7 +66,7 @@ def test_cmtime_and_perf(net: TwoHosts) -> None:
             assert found["count"] == 64
 
 
-def test_unreachable_host(net: TwoHosts) -> None:
+def test_rping_to_a_silent_host_fails_with_one_line(net: TwoHosts) -> None:
     done = net.a.python(["-m", "rdmacm", "rping", "-c", "-a", "10.7.0.77"], check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("rdmacm: neighbour 10.7.0.77:7174: 10.7.0.77 did not answer ")
