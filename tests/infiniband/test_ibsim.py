@@ -304,7 +304,7 @@ def test_fork_leaves_the_port_to_the_parent(fabric: SimulatedFabric, host_a: Ibs
     assert host_a.port().lid
 
 
-# -- an ibsim that fails ----------------------------------------------------------------------------
+# -- an ibsim that fails --------------------------------------------------------------------------------------
 
 
 def test_calls_after_ibsim_died_raise_or_are_counted(own_fabric: SimulatedFabric) -> None:

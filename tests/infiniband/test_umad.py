@@ -84,7 +84,7 @@ def tree(tmp_path: Path) -> Tree:
     return Tree(tmp_path)
 
 
-# -- finding the port -----------------------------------------------------------------------------------------------
+# -- finding the port -----------------------------------------------------------------------------------------
 
 
 def test_port_attributes_come_from_sysfs(tree: Tree) -> None:
@@ -350,7 +350,7 @@ def test_closed_port_drops_mads(kernel: Kernel) -> None:
     assert kernel.transport.dropped == {"closed": 1}
 
 
-# -- a device file of umad2sim --------------------------------------------------------------------
+# -- a device file of umad2sim --------------------------------------------------------------------------------
 
 
 def test_path_record_query_through_the_device_file_is_answered(fabric: SimulatedFabric, tmp_path: Path) -> None:

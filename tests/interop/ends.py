@@ -319,7 +319,7 @@ class End(ABC):
     @abstractmethod
     def destroy(self) -> None: ...
 
-    # -- the same for both devices ----------------------------------------------------------------------
+    # -- the same for both devices -----------------------------------------------------------------------
 
     def private_data(self, message: str, remote: Remote = NOWHERE) -> bytes:
         """As much private data as the message has room for."""

@@ -27,7 +27,7 @@ from support.resolving import (
 pytestmark = needs_netns
 
 
-# -- missing and refusing routes --------------------------------------------------------------------------------
+# -- missing and refusing routes -----------------------------------------------------------------------------
 
 
 class TestUnreachable:

@@ -194,7 +194,7 @@ def ib(sid: int, mask: int = ALL_ONES) -> SockAddrIB:
     return SockAddrIB(Gid("fe80::2:c903:1:2"), sid, mask, pkey=0xFFFF, flowinfo=0, scope_id=0)
 
 
-# -- requirements that some hosts lack ----------------------------------------------------------------------------
+# -- requirements that some hosts lack ------------------------------------------------------------------
 
 
 def usual_services() -> str | None:

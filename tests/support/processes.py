@@ -98,7 +98,7 @@ class Server:
         reply = (self.wire.slot << 16 | 2).to_bytes(3, "big")
         self.send(self.target, b"?" + reply + self.sequence.to_bytes(4, "big"))
 
-    # -- calls for a Worker --------------------------------------------------------------------------
+    # -- calls for a Worker ---------------------------------------------------------------------------
 
     def open(self) -> int:
         self.wire.open()

@@ -102,7 +102,7 @@ class Side:
         await Until(lambda: self.look() or name in self.heard, f"to be told {name}")
         return self.heard.pop(name)
 
-    # -- the beginning of most scenarios ---------------------------------------------------------------
+    # -- the beginning of most scenarios --------------------------------------------------------------
 
     async def resolved(self, **options: Any) -> CmId:
         """An id with a resolved route to the other end's port."""
@@ -128,7 +128,7 @@ class Side:
         self.channel.close()
 
 
-# -- on a fabric ----------------------------------------------------------------------------------------
+# -- on a fabric --------------------------------------------------------------------------------------
 
 
 class _Running:
@@ -180,7 +180,7 @@ def run_on_fabric(
     return running[0].result, running[1].result
 
 
-# -- in processes ---------------------------------------------------------------------------------------
+# -- in processes -------------------------------------------------------------------------------------
 
 
 def run_here(side: Side, scenario: Scenario, link: socket.socket) -> Any:

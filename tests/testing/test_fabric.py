@@ -1,4 +1,4 @@
-"""Packets on a simulated network: where they go, what befalls them, and that it befalls them again."""
+"""Packets on a simulated network: delivery, faults, and replay by the seed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.fabric import ENDS, ENDS6, Managers, received, route, sealed, two
 
 
 def send_many(fabric: Fabric, count: int = 2000, gap: float = 1e-3) -> tuple[Host, Host]:
-    """Packets from a to b, one at a time, their PSNs counting."""
+    """Send packets with consecutive PSNs from a to b, ``gap`` seconds apart."""
     a, b = two(fabric)
     way = route(a, *ENDS)
     for psn in range(count):
@@ -33,7 +33,7 @@ def psns(host: Host) -> list[int]:
     return [int.from_bytes(data[9:12], "big") for data, *_ in received(host)]
 
 
-# -- from here to there -------------------------------------------------------------------------------------------
+# -- delivery -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("ends", [ENDS, ENDS6])
@@ -51,7 +51,7 @@ def test_packet_arrives_unchanged(ends: tuple[str, str]) -> None:
     assert (bytes(view), segment, local) == (data, 0, ip_address(ends[1]).packed)
     assert remote == ((ends[0], 4791) if ends is ENDS else (ends[0], 4791, 0, 0))
     back = b.wire.route(WirePath(local, ip_address(remote[0]).packed))
-    assert back.remote_host == remote[0], "a peer is known by the same name in both directions"
+    assert back.remote_host == remote[0], "a peer has the same host in both directions"
     assert fabric.now == 5e-6
     (entry,) = fabric.log
     assert (entry.time, entry.outcome, entry.data) == (5e-6, Outcome.DELIVERED, data)
@@ -71,7 +71,7 @@ def test_link_local_peer_has_a_scope() -> None:
 
 
 @pytest.mark.parametrize(("local", "remote"), [(ENDS[0], ENDS[0]), ("127.0.0.1", "127.0.0.1"), ("::1", ENDS6[0])])
-def test_host_sends_to_itself(local: str, remote: str) -> None:
+def test_host_receives_its_own_packets(local: str, remote: str) -> None:
     fabric = Fabric(mtu=1500)
     a, b = two(fabric)
     assert a.wire.send(route(a, local, remote), [bytes(4000)]), "the loopback interface has a longer MTU"
@@ -95,7 +95,7 @@ def test_train_is_split_into_packets() -> None:
     assert all(flow.check([packet], i) for i, packet in enumerate(arrived))
 
 
-def test_packets_of_a_train_have_outcomes_of_their_own() -> None:
+def test_each_packet_of_a_train_has_its_own_outcome() -> None:
     fabric = Fabric(seed=3, loss=0.5)
     a, b = two(fabric)
     way = route(a, *ENDS)
@@ -123,8 +123,8 @@ def test_undeliverable_packets_are_counted() -> None:
     fabric = Fabric(mtu=1500)
     a, b = two(fabric)
     data = bytes(64)
-    assert a.wire.send(route(a, ENDS[0], "10.0.0.9"), [data]), "who is not there does not say so"
-    assert not a.wire.send(route(a, "10.0.0.9", ENDS[1]), [data]), "a source address must be one's own"
+    assert a.wire.send(route(a, ENDS[0], "10.0.0.9"), [data]), "a missing host does not answer"
+    assert not a.wire.send(route(a, "10.0.0.9", ENDS[1]), [data]), "a source address must be the host's own"
     assert not a.wire.send(route(a, *ENDS), [bytes(1473)])
     assert a.wire.send(route(a, *ENDS), [bytes(1472)])
     assert not a.wire.send(route(a, *ENDS6), [bytes(1453)])
@@ -154,7 +154,7 @@ def test_receive_queue_overflow_drops_packets() -> None:
     assert len(b.wire.receive()) == 0
 
 
-def test_moved_address_receives_its_packets() -> None:
+def test_moved_address_receives_on_its_new_host() -> None:
     fabric = Fabric()
     a, b = two(fabric)
     c = fabric.host("c", "10.0.0.3")
@@ -166,7 +166,7 @@ def test_moved_address_receives_its_packets() -> None:
     assert (len(received(b)), len(received(c))) == (0, 1)
 
 
-def test_packets_in_flight_to_a_removed_address() -> None:
+def test_packets_in_flight_to_a_removed_address_are_undeliverable() -> None:
     fabric = Fabric(latency=1.0)
     a, b = two(fabric)
     a.wire.send(route(a, *ENDS), [bytes(16)])
@@ -176,10 +176,10 @@ def test_packets_in_flight_to_a_removed_address() -> None:
     assert [entry.outcome for entry in fabric.log] == [Outcome.UNREACHABLE, Outcome.DELIVERED]
     b.wire.close()
     b.wire.open()
-    assert not received(b), "what a closed wire had is gone"
+    assert not received(b), "closing a wire discards its packets"
 
 
-def test_loopback_packets_stay_on_the_host() -> None:
+def test_loopback_that_is_down_delivers_nothing() -> None:
     fabric = Fabric()
     a, b = two(fabric)
     a.network.set_interface(1, up=False)
@@ -201,7 +201,7 @@ def test_packets_in_flight_are_limited() -> None:
     assert b.alive
 
 
-# -- chance -------------------------------------------------------------------------------------------------------
+# -- random faults ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -218,32 +218,32 @@ def test_fault_rates_are_met(outcome: Outcome, rates: dict[str, float]) -> None:
     _, b = send_many(fabric, 2000, gap=0.0)
     # Five standard deviations of a binomial distribution.
     assert abs(fabric.log.count(outcome) - 200) < 5 * (2000 * 0.1 * 0.9) ** 0.5
-    befallen = {entry.packet.psn for entry in fabric.log.select(outcome)}
+    affected = {entry.packet.psn for entry in fabric.log.select(outcome)}
     arrived = psns(b)
     if outcome is Outcome.LOST:
-        assert arrived == [psn for psn in range(2000) if psn not in befallen]
+        assert arrived == [psn for psn in range(2000) if psn not in affected]
     elif outcome is Outcome.DUPLICATED:
-        assert Counter(arrived) == {psn: 2 if psn in befallen else 1 for psn in range(2000)}
-        assert arrived != sorted(arrived), "a copy comes when it comes"
+        assert Counter(arrived) == {psn: 2 if psn in affected else 1 for psn in range(2000)}
+        assert arrived != sorted(arrived), "a copy may arrive after later packets"
     elif outcome is Outcome.DELAYED:
         assert sorted(arrived) == list(range(2000))
-        assert [psn for psn in arrived if psn not in befallen] == sorted(set(range(2000)) - befallen)
+        assert [psn for psn in arrived if psn not in affected] == sorted(set(range(2000)) - affected)
         assert arrived != sorted(arrived)
     else:
         assert len(arrived) == 2000
 
 
-def test_no_faults_by_default() -> None:
+def test_packets_arrive_in_order_by_default() -> None:
     fabric = Fabric(seed=7, jitter=1e-4)
     _, b = send_many(fabric, 500, gap=1e-5)
-    assert psns(b) == list(range(500)), "jitter alone lets no packet overtake another"
+    assert psns(b) == list(range(500)), "jitter alone does not reorder packets"
     assert {entry.outcome for entry in fabric.log} == {Outcome.DELIVERED}
     took = [entry.time - entry.packet.time for entry in fabric.log]
     assert min(took) >= 20e-6 - 1e-12
     assert max(took) > 60e-6
 
 
-def test_full_loss() -> None:
+def test_full_loss_delivers_nothing() -> None:
     fabric = Fabric(loss=1.0)
     _, b = send_many(fabric, 50)
     assert not received(b)
@@ -267,7 +267,7 @@ def test_corruption_flips_a_few_bits_anywhere() -> None:
     assert places == set(range(48))
 
 
-def test_invalid_fault_arguments() -> None:
+def test_invalid_fault_arguments_raise() -> None:
     for wrong in ({"loss": 1.1}, {"corrupt": -0.1}, {"latency": -1.0}, {"jitter": float("nan")}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             Fabric(**wrong)  # type: ignore[arg-type]
@@ -293,7 +293,7 @@ def test_same_seed_replays_the_same_run() -> None:
     assert wild("a name").log.to_text() != first.log.to_text()
 
 
-def test_same_seed_in_another_process() -> None:
+def test_same_seed_replays_in_another_process() -> None:
     def run(hash_seed: str) -> bytes:
         script = (
             "from rdmacm.testing import Fabric; from support.fabric import Managers;"
@@ -351,7 +351,7 @@ def test_hosts_draw_independent_random_numbers() -> None:
     assert numbers(Fabric(2), "a") != [a]
 
 
-def test_log_text() -> None:
+def test_log_text_has_a_line_per_packet() -> None:
     fabric = Fabric(seed=1)
     managers = Managers(fabric)
     fabric.faults = nth("REQ", 1)
@@ -365,8 +365,8 @@ def test_log_text() -> None:
     assert lines[1].endswith(" delivered")
     assert [line.split()[5] for line in lines[1:4]] == ["REQ", "REP", "RTU"]
     sums = [line.partition(" sum ")[2].split()[0] for line in lines[:4]]
-    assert sums[0] == sums[1], "a copy"
-    assert len(set(sums)) == 3, "and two other packets"
+    assert sums[0] == sums[1], "the retransmitted REQ is the same packet"
+    assert len(set(sums)) == 3, "REP and RTU are other packets"
     assert lines[-1].split()[1:6] == ["a", ">", "10.0.0.9", "#5", "?"]
     assert b.alive
 
@@ -383,7 +383,7 @@ def test_log_is_bounded() -> None:
 # -- scripts ------------------------------------------------------------------------------------------------------
 
 
-def test_script_may_leave_packets_to_the_fault_rates() -> None:
+def test_script_returning_none_leaves_packets_to_the_fault_rates() -> None:
     seen: list[FabricPacket] = []
     fabric = Fabric(seed=2, loss=0.3)
 
@@ -414,7 +414,7 @@ def only(psn: int, verdict: Verdict) -> Callable[[FabricPacket], Verdict]:
         (Verdict(data=bytes(9) + b"\0\0\x07" + bytes(4)), [0, 1, 7, 3, 4], Outcome.CORRUPTED),
     ],
 )
-def test_script_decides_the_fate(verdict: Verdict, arrived: list[int], outcome: Outcome) -> None:
+def test_verdict_of_a_script_is_applied(verdict: Verdict, arrived: list[int], outcome: Outcome) -> None:
     fabric = Fabric(seed=2, loss=0.5, corrupt=0.5)
     fabric.faults = only(2, verdict)
     _, b = send_many(fabric, 5)
@@ -422,17 +422,17 @@ def test_script_decides_the_fate(verdict: Verdict, arrived: list[int], outcome: 
     assert [entry.packet.psn for entry in fabric.log.select(outcome)] == [2]
 
 
-def test_script_may_corrupt() -> None:
+def test_script_corrupts_a_packet() -> None:
     fabric = Fabric()
     fabric.faults = only(1, CORRUPT)
     send_many(fabric, 3)
     changed = [entry.packet.psn for entry in fabric.log if entry.data != entry.packet.data]
-    assert changed == [1, 1], "one entry tells of the damage, one of the delivery"
+    assert changed == [1, 1], "one entry for the corruption, one for the delivery"
     fabric.faults = lambda _: Verdict(flips=10**9)
     a = fabric.hosts["a"]
     a.wire.send(route(a, *ENDS), [b"\x0f" * 16])
     fabric.run()
-    assert fabric.log[-1].data == b"\xf0" * 16, "every bit there is, once"
+    assert fabric.log[-1].data == b"\xf0" * 16, "every bit flips at most once"
 
 
 def test_arbitrary_packets_are_classified() -> None:
@@ -463,7 +463,7 @@ def test_lost_message_is_retransmitted(kind: str, number: int) -> None:
     assert fabric.log.count(Outcome.LOST, kind) == lost
 
 
-# -- cuts and crashes ---------------------------------------------------------------------------------------------
+# -- partitions and crashes ---------------------------------------------------------------------------------------
 
 
 def test_partition_drops_packets_in_flight() -> None:
@@ -486,7 +486,7 @@ def test_partition_drops_packets_in_flight() -> None:
     assert (len(received(a)), len(received(b))) == (1, 1)
 
 
-def test_one_way_partition() -> None:
+def test_one_way_partition_drops_one_direction() -> None:
     fabric = Fabric()
     a, b = two(fabric)
     fabric.partition("a", "b", one_way=True)
@@ -521,11 +521,11 @@ def test_crash_stops_all_activity_of_a_host() -> None:
     fabric.run()
     assert not fired
     assert not received(b)
-    assert len(received(a)) == 1, "what had left before still arrives"
+    assert len(received(a)) == 1, "a packet sent before the crash still arrives"
     assert [entry.outcome for entry in fabric.log] == [Outcome.CRASHED, Outcome.DELIVERED, Outcome.CRASHED]
 
 
-def test_crashed_host_restarts() -> None:
+def test_restarted_host_receives_packets() -> None:
     fabric = Fabric(latency=1.0)
     a, old = two(fabric)
     fabric.crash("b")

@@ -1,4 +1,4 @@
-"""Connections between simulated hosts, from the API down: waiting takes virtual time, and seeds replay."""
+"""Connections between simulated hosts through the API: waiting takes virtual time, and a seed replays its run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PORT = 7471
 
 
 class Server:
-    """Accepts whatever comes, with a queue pair number of its own invention, and hangs up when the peer does."""
+    """Accepts every request with a made-up queue pair number, and disconnects when the peer does."""
 
     def __init__(self, host: Host) -> None:
         self.events: list[CmEventType] = []
@@ -41,7 +41,7 @@ class Server:
 
 
 def life(fabric: Fabric) -> list[CmEventType]:
-    """Connect, wait a minute, disconnect; what the server saw."""
+    """Connect, wait a minute, disconnect; returns the server's events."""
     a, b = fabric.host("a", "10.0.0.1"), fabric.host("b", "10.0.0.2")
     server = Server(b)
     with CmId(provider=a.provider) as cmid:
@@ -67,7 +67,7 @@ def test_synchronous_call_times_out_in_virtual_time() -> None:
 
 
 @for_each("seed", range(10))
-def test_connection_on_a_lossy_network(seed: int) -> None:
+def test_connection_survives_a_lossy_network(seed: int) -> None:
     def run() -> str:
         fabric = Fabric(seed, loss=0.3, duplicate=0.1, reorder=0.2, corrupt=0.05)
         assert life(fabric) == [
@@ -81,7 +81,7 @@ def test_connection_on_a_lossy_network(seed: int) -> None:
     assert run() == run()
 
 
-def test_connection_on_a_lossless_network() -> None:
+def test_connection_on_a_lossless_network_sends_five_messages() -> None:
     fabric = Fabric()
     life(fabric)
     assert [entry.packet.kind for entry in fabric.log] == ["REQ", "REP", "RTU", "DREQ", "DREP"]

@@ -1,4 +1,4 @@
-"""Virtual time on a fabric: running it, waiting on it, handlers, and ids that resolve across it."""
+"""Virtual time on a fabric: running, waiting, event handlers, and ids that resolve."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PORT = 7471
 
 
 def ticking(host: Host, interval: float, times: list[float]) -> None:
-    """Have a host note the time again and again."""
+    """Append the time to ``times`` every ``interval`` seconds on a host."""
 
     def tick(now: float) -> None:
         times.append(now)
@@ -38,20 +38,20 @@ def test_time_advances_only_in_run() -> None:
     assert (fabric.now, a.provider.clock(), b.provider.clock()) == (0.0, 0.0, 0.0)
     assert fabric.run()
     assert fabric.now == a.provider.clock() == b.provider.clock() == 20e-6
-    assert fabric.run(), "nothing to do"
+    assert fabric.run(), "a run without events succeeds"
     assert fabric.now == 20e-6
 
 
-def test_run_for_seconds() -> None:
+def test_run_stops_at_the_given_time() -> None:
     fabric = Fabric()
     a, _ = two(fabric)
     times: list[float] = []
     ticking(a, 1.0, times)
     assert fabric.run(until=3.0)
-    assert (fabric.now, times) == (3.0, [1.0, 2.0, 3.0]), "what is due at that moment happens too"
+    assert (fabric.now, times) == (3.0, [1.0, 2.0, 3.0]), "events at the end time itself happen"
     assert fabric.run(until=3.5)
     assert (fabric.now, len(times)) == (3.5, 3)
-    assert fabric.run(until=1.0), "that has been"
+    assert fabric.run(until=1.0), "a time in the past"
     assert fabric.now == 3.5
     assert fabric.run(seconds=1.0)
     assert (fabric.now, len(times)) == (4.5, 4)
@@ -66,7 +66,7 @@ def test_run_for_seconds() -> None:
             fabric.run(seconds=wrong)
 
 
-def test_idle_run_takes_no_time() -> None:
+def test_run_without_events_takes_no_real_time() -> None:
     fabric = Fabric()
     two(fabric)
     fabric.run(until=1e6)
@@ -75,18 +75,18 @@ def test_idle_run_takes_no_time() -> None:
     assert fabric.now == 1e6
 
 
-def test_run_until_a_condition() -> None:
+def test_run_stops_when_its_condition_holds() -> None:
     fabric = Fabric()
     a, _ = two(fabric)
     times: list[float] = []
     ticking(a, 1.0, times)
     assert fabric.run(lambda: True)
-    assert fabric.now == 0.0, "it held already"
+    assert fabric.now == 0.0, "the condition holds already"
     assert fabric.run(lambda: len(times) >= 3)
     assert fabric.now == 3.0
     assert not fabric.run(lambda: len(times) >= 10, seconds=2.5)
     assert fabric.now == 5.5
-    assert fabric.run(lambda: fabric.now >= 6.25, seconds=0.75), "time itself may be what is waited for"
+    assert fabric.run(lambda: fabric.now >= 6.25, seconds=0.75), "a condition on the time"
     assert fabric.now == 6.25
 
 
@@ -96,7 +96,7 @@ def test_time_never_goes_back() -> None:
     seen = [fabric.now]
     for _ in range(50):
         a.wire.send(route(a, *ENDS), [bytes(16)])
-        b.provider.runtime.call_at(fabric.now - 1.0, seen.append)  # late already
+        b.provider.runtime.call_at(fabric.now - 1.0, seen.append)  # due in the past
         fabric.run(lambda: seen.append(fabric.now) or False, seconds=30e-6)  # type: ignore[func-returns-value]
     fabric.run()
     assert seen == sorted(seen)
@@ -111,7 +111,7 @@ def test_run_is_bounded() -> None:
     ticking(a, 1.0, [])
     with pytest.raises(SimulationError, match=r"no end after 100 steps, at 100\.0.*hosts with timers: a"):
         fabric.run()
-    assert fabric.run(seconds=10), "and can be gone on with"
+    assert fabric.run(seconds=10), "the run can be continued"
     ticking(a, 1e-9, [])
     with pytest.raises(SimulationError, match="no end"):
         fabric.run(seconds=1)
@@ -152,7 +152,7 @@ def test_endless_wait_raises() -> None:
     a, _ = two(fabric)
     with pytest.raises(SimulationError, match=r"host a waits for ever.*in flight: 0; hosts with timers: none"):
         a.provider.drive(lambda: False, None)
-    assert not a.provider.drive(lambda: False, 3.0), "with a timeout it is just long"
+    assert not a.provider.drive(lambda: False, 3.0), "with a timeout it does not raise"
     assert fabric.now == 3.0
 
 
@@ -203,18 +203,18 @@ def test_hosts_resolve_each_other(end: str) -> None:
             assert device.name == ("soft_lo" if end == "127.0.0.1" else "soft_eth0")
 
 
-def test_hosts_have_devices_of_their_own() -> None:
+def test_each_host_has_its_own_device() -> None:
     fabric = Fabric()
     guids = {host.provider.devices()[-1].node_guid for host in two(fabric)}
     assert len(guids) == 2
 
 
-@pytest.mark.parametrize("gone", ["10.0.0.9", "10.9.9.9", "fd00::9"])
-def test_missing_neighbour(gone: str) -> None:
+@pytest.mark.parametrize("missing", ["10.0.0.9", "10.9.9.9", "fd00::9"])
+def test_missing_neighbour_times_out(missing: str) -> None:
     fabric = Fabric()
     a, _ = two(fabric)
     with EventChannel(a.provider) as channel, CmId(channel) as cmid:
-        cmid.resolve_addr((gone, PORT), timeout_ms=2000)
+        cmid.resolve_addr((missing, PORT), timeout_ms=2000)
         assert outcome(fabric, channel) == (CmEventType.ADDR_ERROR, -errno.ETIMEDOUT)
         assert fabric.now == 2.0
 
@@ -244,7 +244,7 @@ def broken_one_way(fabric: Fabric) -> Callable[[], object]:
 
 
 @pytest.mark.parametrize("broken", [broken_by_a_crash, broken_by_a_partition, broken_one_way])
-def test_restarted_neighbour_answers(broken: Callable[[Fabric], Callable[[], object]]) -> None:
+def test_neighbour_answers_after_a_repair(broken: Callable[[Fabric], Callable[[], object]]) -> None:
     fabric = Fabric()
     a, _ = two(fabric)
     repair = broken(fabric)
@@ -257,7 +257,7 @@ def test_restarted_neighbour_answers(broken: Callable[[Fabric], Callable[[], obj
         assert next_event(channel) is None
         repair()
         assert outcome(fabric, channel) == (CmEventType.ADDR_RESOLVED, 0)
-        assert fabric.now == 5.0, "at the next question"
+        assert fabric.now == 5.0, "at the next solicitation"
 
 
 def test_free_ports_depend_on_the_seed() -> None:
@@ -293,7 +293,7 @@ def test_handler_receives_the_events_of_its_channel() -> None:
         a.on_event(channel, handler)
         nowhere.resolve_addr(("10.0.0.9", PORT), timeout_ms=1500)
         here.resolve_addr((ENDS[1], PORT))
-        assert not seen, "not before the fabric runs"
+        assert not seen, "handlers run only while the fabric runs"
         fabric.run()
     fabric.run()
     assert seen == [

@@ -1,4 +1,4 @@
-"""The subnet administrator in memory says what OpenSM says."""
+"""The subnet administrator in memory answers as OpenSM does."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GET, SET, TABLE, DELETE = SaMethod.GET, SaMethod.SET, SaMethod.GET_TABLE, SaMeth
 
 
 def opensm_port(name: str, lid: int, guid: int) -> IbPort:
-    """A port of the fabric the vectors are from."""
+    """A port of the fabric from which the vectors are."""
     gid = Gid(f"fe80::{guid >> 16:x}:{guid & 0xFFFF:x}")
     return IbPort(name, 1, guid - 1, guid, (gid,), (0xFFFF,), PortState.ACTIVE, lid, sm_lid=1, rate=3)
 
@@ -42,7 +42,7 @@ def opensm() -> SubnetAdministrator:
 
 
 def exchange(sa: SubnetAdministrator, mad: bytes, lid: int = 4, stamp: int = 1) -> bytes:
-    """A question as ibsim hands it over, with the client's number in the transaction id."""
+    """Send a request as ibsim delivers it, with the client's number in the transaction id; returns the answer."""
     sa.mad_received(MadAddress(lid), mad[:8] + stamp.to_bytes(2, "big") + mad[10:], 0.0)
     [(address, answer)] = sa.mads_to_send()
     assert address.lid == lid
@@ -50,11 +50,11 @@ def exchange(sa: SubnetAdministrator, mad: bytes, lid: int = 4, stamp: int = 1) 
 
 
 class TestByteForByte:
-    def test_path_record(self, opensm: SubnetAdministrator) -> None:
+    def test_path_record_equals_opensms(self, opensm: SubnetAdministrator) -> None:
         assert exchange(opensm, sa_vectors.PATH_REQUEST) == sa_vectors.PATH_ANSWER
 
-    def test_service_record(self, opensm: SubnetAdministrator) -> None:
-        # OpenSM has lost the last number of the data on the way to it.
+    def test_service_records_equal_opensms(self, opensm: SubnetAdministrator) -> None:
+        # The last number of the data does not reach OpenSM.
         lost = slice(-8, None)
         answer = exchange(opensm, sa_vectors.SERVICE_REQUEST)
         assert answer[:-8] == sa_vectors.SERVICE_ANSWER[:-8]
@@ -66,20 +66,20 @@ class TestByteForByte:
         again = SaMad.unpack(exchange(opensm, sa_vectors.DELETE_REQUEST))
         assert (again.method, again.status) == (0x95, SaStatus.NO_RECORDS)
 
-    def test_joining_the_broadcast_group(self, opensm: SubnetAdministrator) -> None:
+    def test_joining_the_broadcast_group_is_answered_as_by_opensm(self, opensm: SubnetAdministrator) -> None:
         record = MCMemberRecord(mgid=BROADCAST, port_gid=Gid("fe80::10:3"), join_state=1)
         request = SaMad(SET, Attribute.MC_MEMBER_RECORD, 9, 0x10003, record.pack())
         assert exchange(opensm, request.pack()) == sa_vectors.JOIN_ANSWER
 
-    def test_empty_table(self, opensm: SubnetAdministrator) -> None:
+    def test_empty_table_is_answered_as_by_opensm(self, opensm: SubnetAdministrator) -> None:
         answer = exchange(opensm, sa_vectors.TABLE_REQUEST)
         assert (len(answer), SaMad.unpack(answer).attribute_offset, SaMad.unpack(answer).status) == (56, 0, 0)
 
-    def test_class_port_info(self, opensm: SubnetAdministrator) -> None:
+    def test_class_port_info_equals_opensms(self, opensm: SubnetAdministrator) -> None:
         answer = exchange(opensm, sa_vectors.CLASS_PORT_INFO_REQUEST)
         assert answer[56:64].hex() == "010226020016bd10"
 
-    def test_truncated_table(self, opensm: SubnetAdministrator) -> None:
+    def test_table_is_truncated_to_one_datagram(self, opensm: SubnetAdministrator) -> None:
         for lid in range(10, 20):
             opensm.add_port(opensm_port(f"Host{lid}", lid, 0x100000 + 2 * lid + 1))
         request = SaMad(TABLE, Attribute.PATH_RECORD, 1)
@@ -104,24 +104,24 @@ def gid(subnet: MemorySubnet, name: str) -> Gid:
 
 
 class TestPaths:
-    def test_by_gid(self, asker: Asker, subnet: MemorySubnet) -> None:
+    def test_path_is_found_by_gid(self, asker: Asker, subnet: MemorySubnet) -> None:
         here, there = gid(subnet, "a"), gid(subnet, "b")
         [path] = asker.records(GET, PathRecord, sgid=here, dgid=there, numb_path=1)
         assert (path.slid, path.dlid, path.mtu, path.rate, path.pkey) == (2, 3, 4, 3, 0xFFFF)
 
-    def test_whole_table(self, asker: Asker) -> None:
+    def test_table_of_all_paths_has_every_pair(self, asker: Asker) -> None:
         paths = asker.records(TABLE, PathRecord)
         assert sorted((path.slid, path.dlid) for path in paths) == [(s, d) for s in (2, 3, 4) for d in (2, 3, 4)]
 
-    def test_unknown_destination(self, asker: Asker, subnet: MemorySubnet) -> None:
+    def test_unknown_destination_has_no_path(self, asker: Asker, subnet: MemorySubnet) -> None:
         answer = asker.find(GET, PathRecord, sgid=gid(subnet, "a"), dgid=Gid("fe80::dead"))
         assert (answer.status, answer.records) == (SaStatus.NO_RECORDS, ())
         assert asker.records(TABLE, PathRecord, dgid=Gid("fe80::dead")) == []
 
-    def test_several_matches_for_get(self, asker: Asker) -> None:
+    def test_get_with_several_matches_is_an_error(self, asker: Asker) -> None:
         assert asker.find(GET, PathRecord, slid=2).status == SaStatus.TOO_MANY_RECORDS
 
-    def test_several_paths_of_one_pair(self, asker: Asker, subnet: MemorySubnet) -> None:
+    def test_several_paths_of_one_pair_are_returned_in_order(self, asker: Asker, subnet: MemorySubnet) -> None:
         here, there = gid(subnet, "a"), gid(subnet, "b")
         path = subnet.sa.path(here, there)
         subnet.sa.set_paths(here, there, path.replace(sl=1), path.replace(sl=2), path.replace(sl=3))
@@ -130,7 +130,7 @@ class TestPaths:
         assert [found.sl for found in asker.records(GET, PathRecord, sgid=here, dgid=there)] == [1]
         assert [found.sl for found in asker.records(GET, PathRecord, sgid=here, dgid=there, sl=3)] == [3]
 
-    def test_irreversible_path(self, asker: Asker, subnet: MemorySubnet) -> None:
+    def test_irreversible_path_is_not_returned_as_reversible(self, asker: Asker, subnet: MemorySubnet) -> None:
         here, there = gid(subnet, "a"), gid(subnet, "b")
         subnet.sa.set_paths(there, here)
         subnet.sa.set_paths(here, there, subnet.sa.path(here, there).replace(reversible=False))
@@ -140,7 +140,7 @@ class TestPaths:
         subnet.sa.reset_paths()
         assert len(asker.records(GET, PathRecord, sgid=there, dgid=here, reversible=True)) == 1
 
-    def test_for_a_service(self, asker: Asker, subnet: MemorySubnet) -> None:
+    def test_path_is_found_for_a_service_id(self, asker: Asker, subnet: MemorySubnet) -> None:
         here, there = gid(subnet, "a"), gid(subnet, "b")
         path = subnet.sa.path(here, there)
         subnet.sa.set_paths(here, there, path.replace(service_id=7, sl=5), path)
@@ -162,14 +162,14 @@ class TestPaths:
             (Selector.LARGEST, 5, 4),
         ],
     )
-    def test_with_an_mtu(
+    def test_mtu_selector_limits_the_mtu(
         self, asker: Asker, subnet: MemorySubnet, selector: Selector, asked: int, mtu: int | None
     ) -> None:
         found = asker.records(TABLE, PathRecord, slid=2, dlid=3, mtu=asked, mtu_selector=selector)
         assert [path.mtu for path in found] == ([] if mtu is None else [mtu])
 
-    def test_with_a_rate_and_a_life_time(self, asker: Asker, subnet: MemorySubnet) -> None:
-        subnet.change_port("b", rate=5)  # 5 Gb/s is less than a's 10, though its code is not
+    def test_path_has_the_lowest_rate_of_its_ports(self, asker: Asker, subnet: MemorySubnet) -> None:
+        subnet.change_port("b", rate=5)  # 5 Gb/s, less than the 10 Gb/s of a, although its code is higher
         subnet.change_port("a", rate=3)
         [path] = asker.records(TABLE, PathRecord, slid=2, dlid=3)
         assert path.rate == 5
@@ -178,16 +178,16 @@ class TestPaths:
         [path] = asker.records(TABLE, PathRecord, slid=2, dlid=3, packet_life_time=17)
         assert path.packet_life_time == 17
 
-    def test_in_a_partition(self, asker: Asker, subnet: MemorySubnet) -> None:
+    def test_path_is_found_in_a_partition(self, asker: Asker, subnet: MemorySubnet) -> None:
         subnet.change_port("a", pkeys=(0xFFFF, 0x0123))
         subnet.change_port("b", pkeys=(0xFFFF, 0x8123))
         subnet.change_port("c", pkeys=(0x7FFF, 0x0123))
         assert [it.pkey for it in asker.records(TABLE, PathRecord, slid=2, dlid=3, pkey=0x8123)] == [0x8123]
-        # Two limited members do not hear each other.
+        # Two limited members cannot communicate.
         assert asker.records(TABLE, PathRecord, slid=2, dlid=4, pkey=0x8123) == []
         assert [it.pkey for it in asker.records(TABLE, PathRecord, slid=2, dlid=4)] == [0xFFFF]
 
-    def test_to_a_group(self, asker: Asker) -> None:
+    def test_path_to_a_group_needs_a_member(self, asker: Asker) -> None:
         assert asker.find(GET, PathRecord, slid=2, dgid=BROADCAST).status == SaStatus.NO_RECORDS
         here = asker.transport.port().gids[0]
         asker.records(SET, MCMemberRecord, mgid=BROADCAST, port_gid=here, join_state=1)
@@ -195,7 +195,7 @@ class TestPaths:
         assert (path.dlid, path.slid, path.reversible) == (0xC000, 0, False)
         assert asker.find(GET, PathRecord, dgid=Gid("ff12::1")).status == SaStatus.NO_RECORDS
 
-    def test_port_that_is_down(self, asker: Asker, subnet: MemorySubnet) -> None:
+    def test_port_that_is_down_has_no_path(self, asker: Asker, subnet: MemorySubnet) -> None:
         there = gid(subnet, "b")
         subnet.change_port("b", state=PortState.DOWN)
         assert asker.find(GET, PathRecord, dgid=there, slid=2).status == SaStatus.NO_RECORDS
@@ -213,7 +213,7 @@ class TestServices:
         assert asker.records(TABLE, ServiceRecord, service_name=b"TWO") == []
         assert asker.find(GET, ServiceRecord, service_name=b"two").status == SaStatus.TOO_MANY_RECORDS
         assert [it.service_id for it in asker.records(GET, ServiceRecord, service_id=1)] == [1]
-        # The second of the numbers of 16 bits alone.
+        # The mask selects the second 16-bit number only.
         asked = ServiceRecord(service_data16=(9, 5, 0, 0, 0, 0, 0, 0)).pack()
         answer = asker.wait(asker.ask_raw(TABLE, Attribute.SERVICE_RECORD, 1 << 24, asked))
         assert len(answer.records) == 3
@@ -226,7 +226,7 @@ class TestServices:
         subnet.clock.advance(0.1)  # type: ignore[attr-defined]
         assert [it.service_id for it in asker.records(TABLE, ServiceRecord)] == [2]
 
-    def test_services_are_renewed(self, asker: Asker, subnet: MemorySubnet) -> None:
+    def test_registering_again_renews_a_service(self, asker: Asker, subnet: MemorySubnet) -> None:
         for _ in range(5):
             asker.records(SET, ServiceRecord, service_id=1, service_gid=gid(subnet, "a"), service_lease=10)
             subnet.clock.advance(9.0)  # type: ignore[attr-defined]
@@ -243,7 +243,7 @@ class TestServices:
         elsewhere = {"service_id": 1, "service_gid": Gid("fe80::dead")}
         assert asker.find(SET, ServiceRecord, service_pkey=0xFFFF, **elsewhere).status == SaStatus.REQ_INVALID
 
-    def test_service_without_a_pkey(self, asker: Asker, subnet: MemorySubnet) -> None:
+    def test_service_without_a_pkey_is_deleted_without_one(self, asker: Asker, subnet: MemorySubnet) -> None:
         fields = {"service_id": 1, "service_gid": gid(subnet, "a")}
         [told] = asker.records(SET, ServiceRecord, **fields)
         assert told.service_pkey == 0xFFFF
@@ -297,7 +297,7 @@ class TestMulticastGroups:
             (str(BROADCAST), {"q_key": 0xB1B}, 0),
         ],
     )
-    def test_refused_groups(
+    def test_group_parameters_are_checked(
         self, asker: Asker, subnet: MemorySubnet, mgid: str, fields: dict[str, int], status: int
     ) -> None:
         joins = {"mgid": Gid(mgid), "port_gid": gid(subnet, "a"), "join_state": 1}
@@ -305,16 +305,16 @@ class TestMulticastGroups:
 
 
 class TestOthers:
-    def test_node_records(self, asker: Asker, subnet: MemorySubnet) -> None:
+    def test_nodes_are_found_by_lid(self, asker: Asker, subnet: MemorySubnet) -> None:
         assert [it.description for it in asker.records(TABLE, NodeRecord)] == ["a", "b", "c"]
         [node] = asker.records(GET, NodeRecord, lid=3)
         assert (node.port_guid, node.description) == (subnet.ports["b"].port().port_guid, "b")
 
-    def test_class_port_info(self, asker: Asker) -> None:
+    def test_class_port_info_has_the_capabilities(self, asker: Asker) -> None:
         answer = asker.wait(asker.ask_raw(GET, Attribute.CLASS_PORT_INFO))
         assert ClassPortInfo.unpack(answer.records[0]).capability_mask == 0x2602
 
-    def test_unsupported_method(self, asker: Asker) -> None:
+    def test_unsupported_method_is_an_error_or_unanswered(self, asker: Asker) -> None:
         assert asker.wait(asker.ask_raw(SaMethod.GET_MULTI, Attribute.PATH_RECORD)).status == 0x000C
         assert asker.find(SET, PathRecord, slid=2).error == "timeout"
 
@@ -329,7 +329,7 @@ class TestOthers:
 class TestTables:
     @pytest.mark.parametrize("count", [0, 1, 3, 500])
     @pytest.mark.parametrize("tables", [TableMode.SEGMENTS, TableMode.WHOLE])
-    def test_tables_of_any_length(self, subnet: MemorySubnet, tables: TableMode, count: int) -> None:
+    def test_tables_of_any_length_arrive_whole(self, subnet: MemorySubnet, tables: TableMode, count: int) -> None:
         subnet.sa.table_mode = tables
         asker = Asker(subnet, subnet.add_port("a"))
         for number in range(count):
@@ -337,7 +337,7 @@ class TestTables:
         found = asker.records(TABLE, ServiceRecord)
         assert [it.name for it in found] == [str(number) for number in range(count)]
 
-    def test_tables_captured_from_opensm(self, subnet: MemorySubnet) -> None:
+    def test_table_without_segments_is_truncated(self, subnet: MemorySubnet) -> None:
         subnet.sa.table_mode = TableMode.CUT
         asker = Asker(subnet, subnet.add_port("a"))
         for number in range(3):
@@ -346,7 +346,7 @@ class TestTables:
         assert (len(answer.records), answer.truncated) == (1, True)
 
     @for_each("seed", range(20))
-    def test_tables_over_a_lossy_network(self, seed: int) -> None:
+    def test_tables_arrive_whole_over_a_lossy_network(self, seed: int) -> None:
         subnet = MemorySubnet(seed, latency=10e-6, loss=0.1, duplicate=0.1, reorder=0.2, reorder_delay=1e-3)
         asker = Asker(subnet, subnet.add_port("a"), seed)
         for number in range(500):
@@ -368,7 +368,7 @@ class TestTables:
 
 
 def first(count: int, fault: SaFault) -> SaFaults:
-    """Misbehave at the first few questions."""
+    """Apply a fault to the first ``count`` requests."""
     left = count
 
     def script(_: SaMad) -> SaFault | None:
@@ -392,28 +392,30 @@ class TestFaults:
             (SaFault.TRUNCATED, "length"),
         ],
     )
-    def test_are_survived(self, asker: Asker, subnet: MemorySubnet, fault: SaFault, reason: str | None) -> None:
+    def test_faulty_answers_are_dropped_and_the_query_repeated(
+        self, asker: Asker, subnet: MemorySubnet, fault: SaFault, reason: str | None
+    ) -> None:
         subnet.sa.faults = first(3, fault)
         began = subnet.clock()
         assert len(asker.records(GET, NodeRecord, lid=2, timeout=2.0, tries=10)) == 1
         assert subnet.clock() - began == pytest.approx(0.6)
         assert asker.client.dropped == ({reason: 3} if reason else {})
 
-    def test_an_answer_to_no_question_before_the_right_one(self, asker: Asker, subnet: MemorySubnet) -> None:
+    def test_unsolicited_answer_is_dropped(self, asker: Asker, subnet: MemorySubnet) -> None:
         subnet.sa.faults = first(1, SaFault.UNSOLICITED)
         assert len(asker.records(GET, NodeRecord, lid=2)) == 1
         assert asker.client.dropped == {"transaction": 1}
         assert len(subnet.sa.requests) == 1
 
     @pytest.mark.parametrize(("name", "status"), [("silence", 0), ("busy", 1)])
-    def test_for_ever(self, asker: Asker, subnet: MemorySubnet, name: str, status: int) -> None:
+    def test_lasting_fault_ends_in_a_timeout(self, asker: Asker, subnet: MemorySubnet, name: str, status: int) -> None:
         setattr(subnet.sa, name, 1.0)
         began = subnet.clock()
         answer = asker.find(GET, NodeRecord, lid=2, timeout=5.0)
         assert (answer.error, answer.status) == ("timeout", status)
         assert subnet.clock() - began == pytest.approx(5.0)
 
-    def test_delay(self, asker: Asker, subnet: MemorySubnet) -> None:
+    def test_delayed_answer_arrives_or_times_out(self, asker: Asker, subnet: MemorySubnet) -> None:
         subnet.sa.delay = 0.5
         numbers = [asker.ask(GET, NodeRecord, lid=2, timeout=1.0), asker.ask(GET, NodeRecord, lid=2, timeout=0.4)]
         began = subnet.clock()
@@ -422,7 +424,7 @@ class TestFaults:
         assert [asker.times[number] - began for number in numbers] == pytest.approx([0.5, 0.4])
 
     @for_each("seed", range(10))
-    def test_of_all_kinds_at_random(self, seed: int) -> None:
+    def test_queries_survive_random_faults(self, seed: int) -> None:
         random = Random(seed)
         subnet = MemorySubnet(seed, latency=1e-4, loss=0.05, duplicate=0.1, reorder=0.3)
         subnet.sa.silence, subnet.sa.busy, subnet.sa.jitter = 0.1, 0.1, 0.01
@@ -454,6 +456,6 @@ def test_arbitrary_mads_do_not_raise(mads: list[bytes], tables: TableMode) -> No
         SaMad.unpack(mad)
 
 
-def test_port_without_a_lid_is_unknown() -> None:
+def test_port_without_a_lid_is_refused() -> None:
     with pytest.raises(ValueError, match="no LID"):
         SubnetAdministrator().add_port(replace(opensm_port("HostA", 4, 0x100003), lid=0))

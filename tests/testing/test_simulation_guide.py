@@ -1,4 +1,4 @@
-"""The examples of docs/simulation.md run."""
+"""The examples of docs/simulation.md."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 GUIDE = Path(__file__).parents[2] / "docs" / "simulation.md"
 
 
-def test_examples_run_in_order() -> None:
+def test_examples_of_the_simulation_guide_run_in_order() -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", GUIDE.read_text(), re.DOTALL | re.MULTILINE)
     assert len(blocks) > 5
     names: dict[str, object] = {}

@@ -1,4 +1,4 @@
-"""Ports of a subnet in memory: who gets what, when, and what is lost on the way."""
+"""Ports of a subnet in memory: their attributes, the delivery of MADs, and faults."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class TestPorts:
         a.close()
         a.open()
 
-    def test_port_removal(self) -> None:
+    def test_removed_port_raises_and_receives_nothing(self) -> None:
         subnet = MemorySubnet()
         a, b = two(subnet)
         lid = b.port().lid
@@ -85,7 +85,7 @@ class TestPorts:
         assert (a.dropped, b.dropped) == ({"undeliverable": 1}, {"no such port": 1})
         assert subnet.add_port("b").port().lid == lid
 
-    def test_port_state_change(self) -> None:
+    def test_changed_port_has_its_new_lid_and_state(self) -> None:
         subnet = MemorySubnet()
         a, b = two(subnet)
         subnet.change_port("b", lid=77)
@@ -114,19 +114,19 @@ class TestMads:
         assert arrived.data == Mad.unpack(message()).data
         assert b.receive() == []
 
-    def test_mad_to_the_same_port(self) -> None:
+    def test_port_receives_its_own_mads(self) -> None:
         a, _ = two(MemorySubnet())
         a.send(MadAddress(a.port().lid), message())
         assert len(a.receive()) == 1
 
-    def test_grh_gives_the_source_gid(self) -> None:
+    def test_mad_with_a_grh_has_the_source_gid(self) -> None:
         a, b = two(MemorySubnet())
         address = MadAddress(b.port().lid, gid=b.port().gids[0], flow_label=5, hop_limit=9)
         a.send(address, message())
         [(source, _)] = b.receive()
         assert (source.gid, source.flow_label, source.hop_limit) == (a.port().gids[0], 5, 9)
 
-    def test_pkey_of_a_mad(self) -> None:
+    def test_mad_arrives_in_its_partition(self) -> None:
         subnet = MemorySubnet()
         a, b = two(subnet)
         subnet.change_port("a", pkeys=(0xFFFF, 0x0001, 0x8002))
@@ -136,7 +136,7 @@ class TestMads:
         assert [source.pkey_index for source, _ in b.receive()] == [1, 0]
         assert a.dropped == {"undeliverable": 1, "pkey index": 1}
 
-    def test_kernel_cm_receives_cm_mads(self) -> None:
+    def test_cm_mads_do_not_reach_a_port_of_the_kernels_cm(self) -> None:
         subnet = MemorySubnet()
         a, b = subnet.add_port("a"), subnet.add_port("b", carries_cm=False)
         a.open()
@@ -169,7 +169,7 @@ class TestMads:
 
 
 class TestFaults:
-    def test_faults_by_script(self) -> None:
+    def test_script_loses_duplicates_and_delays_mads(self) -> None:
         subnet = MemorySubnet(latency=1.0)
         assert isinstance(subnet.clock, VirtualClock)
         a, b = two(subnet)
@@ -210,7 +210,7 @@ class TestFaults:
         assert len(asker.records(SaMethod.GET, NodeRecord, lid=2, timeout=2.0, tries=10)) == 1
         assert subnet.clock() - began == pytest.approx(0.202)
 
-    def test_random_faults(self) -> None:
+    def test_fault_rates_are_met_and_repeatable(self) -> None:
         def arrived(seed: int, **chances: Any) -> list[int]:
             subnet = MemorySubnet(seed, latency=1e-3, **chances)
             a, b = two(subnet)
@@ -231,7 +231,7 @@ class TestFaults:
         assert arrived(1, loss=0.5) == arrived(1, loss=0.5) != arrived(2, loss=0.5)
 
     @pytest.mark.parametrize("options", [{"loss": 2.0}, {"duplicate": -1.0}, {"latency": -1.0}, {"latency": 1e999}])
-    def test_invalid_faults(self, options: dict[str, Any]) -> None:
+    def test_invalid_fault_rates_raise(self, options: dict[str, Any]) -> None:
         with pytest.raises(ValueError):
             MemorySubnet(**options)
 
@@ -274,7 +274,7 @@ class TestRealTime:
         assert len(asker.answers[number].records) == 100
         asker.transport.close()
 
-    def test_ports_of_several_threads(self) -> None:
+    def test_ports_work_in_several_threads(self) -> None:
         subnet = MemorySubnet(clock=time.monotonic)
         a, b = two(subnet)
         seen: list[int] = []
@@ -299,7 +299,7 @@ class TestRealTime:
 
 
 class TestVirtualTime:
-    def test_no_descriptor_in_virtual_time(self) -> None:
+    def test_virtual_time_has_no_descriptor(self) -> None:
         a, _ = two(MemorySubnet())
         assert a.fileno() == -1
 

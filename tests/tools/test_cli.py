@@ -1,4 +1,4 @@
-"""The ``rdmacm`` command as people and scripts meet it: output, JSON, exit status, errors, help."""
+"""The ``rdmacm`` command for people and scripts: output, JSON, exit status, errors, help."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def sections_of(page: str) -> dict[str, str]:
 
 
 def rows_of(table: str) -> list[list[str]]:
-    """The cells of a table whose columns are two spaces or more apart."""
+    """The cells of a table whose columns are separated by at least two spaces."""
     return [re.split(r" {2,}", line) for line in table.splitlines()]
 
 
@@ -118,7 +118,7 @@ class TestDevices:
         ]
 
     @needs_netns
-    def test_port_without_addresses_is_listed(self, run: Run) -> None:
+    def test_port_without_gids_is_listed(self, run: Run) -> None:
         with two_hosts() as net, net.a.enter():
             net.a.ip_batch("link set dev va mtu 128", "addr flush dev va", "addr flush dev lo")
             ports, rest = run("devices").out.split("\n\n")
@@ -228,7 +228,7 @@ class TestGetaddrinfo:
         assert (text.status, text.err) == (0, "")
         assert text.out.count("kind") == len(infos)
 
-    def test_text_output(self, run: Run) -> None:
+    def test_text_output_shows_each_entry(self, run: Run) -> None:
         assert run("getaddrinfo", "127.0.0.1", "7471", "--qp-type", "ud").out == (
             "127.0.0.1:7471\n"
             "  kind    IPv4, QP type UD, port space UDP\n"
@@ -240,7 +240,7 @@ class TestGetaddrinfo:
             "listen on 127.0.0.1:7471\n  kind    IPv4, QP type RC, port space TCP\n  device  soft_lo port 1\n"
         )
 
-    def test_failure_leaves_stdout_empty(self, run: Run) -> None:
+    def test_failed_lookup_leaves_stdout_empty(self, run: Run) -> None:
         result = run("getaddrinfo", "no-number", "--numeric", "--json")
         assert (result.status, result.out) == (1, "")
         assert result.error.startswith("getaddrinfo no-number: Name or service not known")
@@ -253,7 +253,7 @@ def _is_operand(argv: Sequence[str], i: int) -> bool:
 
 
 class TestResolve:
-    def test_json_contract(self, run: Run) -> None:
+    def test_json_has_addresses_route_and_steps(self, run: Run) -> None:
         result = run("resolve", "127.0.0.1", "7471", "--json")
         assert (result.status, result.err) == (0, "")
         found = result.json
@@ -285,12 +285,12 @@ class TestResolve:
             assert isinstance(step["microseconds"], float)
             assert step["microseconds"] > 0
 
-    def test_ipv6_and_udp_port_space(self, run: Run) -> None:
+    def test_udp_port_space_resolves_over_ipv6(self, run: Run) -> None:
         found = run("resolve", "-P", "udp", "::1", "7471", "--json").json
         assert set(found["dst_addr"]) == {"family", "host", "port", "flowinfo", "scope_id"}
         assert (found["port_space"], found["qp_type"]) == (PortSpace.UDP, QPType.UD)
 
-    def test_source_option(self, run: Run) -> None:
+    def test_source_option_sets_address_and_port(self, run: Run) -> None:
         with contextlib.closing(socket.socket()) as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -304,7 +304,7 @@ class TestResolve:
         assert (found["dst_addr"], found["device"], found["port_num"]) == (None, None, 0)
         assert run("resolve", "-", "0", "--passive", "-f", "inet").status == 0
 
-    def test_text_output(self, run: Run) -> None:
+    def test_text_output_has_a_line_per_fact(self, run: Run) -> None:
         result = run("resolve", "127.0.0.1", "7471")
         lines = [re.split(r" {2,}", line, maxsplit=1) for line in result.out.splitlines()]
         facts = dict(lines)
@@ -329,7 +329,7 @@ class TestResolve:
         assert all(" us" in facts[label] for label in facts if label.startswith("step "))
 
     @needs_netns
-    def test_neighbour_is_shown(self, run: Run, net: TwoHosts) -> None:
+    def test_next_hop_is_shown(self, run: Run, net: TwoHosts) -> None:
         with net.a.enter():
             text, found = run("resolve", "10.7.0.2", "7471"), run("resolve", "10.7.0.2", "7471", "--json").json
         assert f"next hop         10.7.0.2 at {net.vb.mac} (reachable)\n" in text.out
@@ -354,7 +354,7 @@ class TestResolve:
         ],
         ids=["no route", "no answer", "foreign source", "families", "infiniband", "no address"],
     )
-    def test_failure_is_one_line(
+    def test_failed_resolution_is_one_line(
         self, run: Run, net: TwoHosts, argv: list[str], start: str, code: str, json_too: list[str]
     ) -> None:
         with net.a.enter():
@@ -387,7 +387,7 @@ class TestExplain:
             assert found[key] == same[key]
 
     @needs_netns
-    def test_route_through_a_gateway(self, run: Run, net: TwoHosts) -> None:
+    def test_text_shows_route_neighbour_and_candidates(self, run: Run, net: TwoHosts) -> None:
         with net.a.enter():
             result = run("explain", "10.7.0.2", "7471")
         assert (result.status, result.err) == (0, "")
@@ -424,7 +424,9 @@ class TestExplain:
         assert found.json["errno"] == rdmacm.EAI.NONAME
 
     @needs_netns
-    def test_candidates_of_each_address(self, run: Run, net: TwoHosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_unreachable_address_is_noted_and_the_next_used(
+        self, run: Run, net: TwoHosts, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         def both(*args: object) -> list[tuple[int, int, int, str, tuple[object, ...]]]:
             return [
                 (socket.AF_INET, socket.SOCK_STREAM, 6, "both.test", (host, 7471)) for host in ("10.9.9.9", "10.7.0.2")
@@ -480,7 +482,7 @@ class TestUsage:
         assert result.error.startswith(message)
         assert "; try: rdmacm" in result.error
 
-    def test_options_in_any_position(self, run: Run) -> None:
+    def test_options_are_accepted_in_any_position(self, run: Run) -> None:
         assert run("getaddrinfo", "--json", "::1", "-P", "udp", "7").json[0]["dst_addr"]["port"] == 7
 
     @pytest.mark.parametrize(
@@ -508,14 +510,14 @@ class TestUsage:
         assert r"a\n\x1b[2Jb\udcff" in result.error
         assert "\x1b" not in result.out
 
-    def test_provider_from_the_environment(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_provider_is_taken_from_the_environment(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("RDMACM_PROVIDER", "none")
         assert "environment variable RDMACM_PROVIDER" in run("devices").error
         assert run("devices", "--provider", "soft").status == 0
 
 
 class TestHelp:
-    def test_version(self, run: Run) -> None:
+    def test_version_is_printed(self, run: Run) -> None:
         assert run("--version") == (0, f"rdmacm {rdmacm.__version__}\n", "")
 
     def test_main_help_lists_the_commands(self, run: Run) -> None:
@@ -541,7 +543,7 @@ class TestHelp:
         assert " ".join(synopsis.split()) == " ".join(f"rdmacm {command} [OPTION]... {operands}".split())
 
     @pytest.mark.parametrize("command", COMMANDS)
-    def test_help_of_each_command(self, run: Run, command: str) -> None:
+    def test_each_command_has_a_help_page(self, run: Run, command: str) -> None:
         result = run(command, "--help")
         assert (result.status, result.err) == (0, "")
         assert run(command, "-h") == run("help", command) == result
@@ -629,13 +631,13 @@ class TestExit:
         monkeypatch.setattr(devices_tool, "devices", _raising(KeyboardInterrupt()))
         assert run("devices") == (130, "", "")
 
-    def test_output_encoding_without_the_characters(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_characters_outside_the_output_encoding_are_escaped(self, monkeypatch: pytest.MonkeyPatch) -> None:
         raw = io.BytesIO()
         monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, "ascii"))
         assert main(["explain", "\u00e4", "--numeric"]) == 1
         assert raw.getvalue().startswith(b"\\xe4 (provider soft)\n")
 
-    def test_python_dash_m(self) -> None:
+    def test_python_dash_m_runs_the_command(self) -> None:
         done = run_process("resolve", "--json", "127.0.0.1", "7471")
         assert (done.returncode, done.stderr) == (0, "")
         assert json.loads(done.stdout)["device"] == "soft_lo"
@@ -644,7 +646,7 @@ class TestExit:
         assert done.returncode == 1
         assert done.stderr.startswith("rdmacm: getaddrinfo x: ")
 
-    def test_broken_pipe(self) -> None:
+    def test_broken_pipe_exits_141_silently(self) -> None:
         # The reading end is closed before anything is written, so the first write fails.
         reading, writing = os.pipe()
         os.close(reading)
@@ -662,7 +664,7 @@ class TestExit:
         assert done.returncode == 1
         assert done.stderr == "rdmacm: write standard output: No space left on device [ENOSPC]\n"
 
-    def test_closed_stdout(self) -> None:
+    def test_closed_stdout_is_reported(self) -> None:
         command = [sys.executable, "-c", "import os, sys; os.close(1); os.execv(sys.executable, sys.argv[1:])"]
         done = subprocess.run(
             [*command, sys.executable, "-m", "rdmacm", "devices"],
@@ -676,7 +678,7 @@ class TestExit:
         assert done.stderr == "rdmacm: write standard output: Bad file descriptor [EBADF]\n"
 
     @needs_netns
-    def test_interrupt_while_waiting_for_a_neighbour(self, net: TwoHosts) -> None:
+    def test_interrupt_while_waiting_for_a_neighbour_exits_130(self, net: TwoHosts) -> None:
         with net.b.open_socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x0806)) as wire:
             wire.settimeout(30)
             child = net.a.popen_python(
@@ -684,7 +686,7 @@ class TestExit:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
             )
-            # The question for the neighbour on the wire says that the command is waiting for it.
+            # The ARP request on the wire shows that the command waits for the neighbour.
             while wire.recv(64)[38:42] != socket.inet_aton("10.7.0.77"):
                 pass
             child.send_signal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""``rdmacm cmtime``: every step is timed, one by one or all at once, and what open connections cost."""
+"""``rdmacm cmtime``: the time of every step, serially and concurrently, and the memory of open connections."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_every_step_of_every_connection_is_timed(run: Run, mode: str) -> None:
     assert found["connections_per_second"] == pytest.approx(30 / found["seconds"], rel=0.01)
 
 
-def test_simultaneous_connections(run: Run) -> None:
+def test_memory_of_six_hundred_open_connections_is_reported(run: Run) -> None:
     result = run("cmtime", "--connections", "600", "--concurrent", "--hold", "--json")
     memory = result.json["memory"]
     assert 0 <= memory["client_bytes"] < 100_000
@@ -52,7 +52,7 @@ def test_server_runs_until_interrupted(run: Run, address: str) -> None:
     assert (ended.status, ended.out, ended.err) == (130, "", "")
 
 
-def test_no_listener(run: Run) -> None:
+def test_missing_server_is_reported(run: Run) -> None:
     result = run("cmtime", "-c", "127.0.0.1", "-p", "9", "-n", "3")
     assert (result.status, result.out) == (1, "")
     assert result.err.startswith("rdmacm: connect 127.0.0.1:9: nobody listens on that port [ECONNREFUSED]; try: ")
@@ -66,5 +66,5 @@ def test_no_listener(run: Run) -> None:
         (["-n", "0"], "argument -n/--connections: '0' is not a number from 1 to 100000"),
     ],
 )
-def test_usage_errors(run: Run, argv: list[str], message: str) -> None:
+def test_usage_errors_exit_2(run: Run, argv: list[str], message: str) -> None:
     assert run("cmtime", *argv) == (2, "", f"rdmacm: cmtime: {message}; try: rdmacm cmtime --help\n")

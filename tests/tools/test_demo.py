@@ -1,4 +1,4 @@
-"""``rdmacm demo`` and what starts it: the whole job on one screen, and a reason where it cannot be shown."""
+"""``rdmacm demo`` and ``dev.py demo``: a whole connection on one screen, or the reason why it fails."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_output_fits_one_screen() -> None:
 
 
 @pytest.mark.parametrize("place", ["before", "after", "joined"])
-def test_json_and_capture(run: Run, tmp_path: Path, place: str) -> None:
+def test_demo_prints_json_and_writes_a_capture(run: Run, tmp_path: Path, place: str) -> None:
     file = tmp_path / "demo.pcapng"
     argv = {
         "before": ("--pcap", str(file), "demo", "--json"),
@@ -53,7 +53,7 @@ def test_json_and_capture(run: Run, tmp_path: Path, place: str) -> None:
     assert all(step["microseconds"] >= 0 for step in found["steps"])
     assert [each["op"] for each in found["throughput"]] == ["write", "read"]
     assert all(each["bytes_per_second"] > 0 for each in found["throughput"])
-    # RETH of the WRITE and of the READ, both atomics: opcodes 6 (WRITE first), 12, 19, 20
+    # opcodes of the WRITE's first packet (6), the READ (12), and both atomics (19, 20)
     assert {6, 12, 19, 20} <= {packet[42] for _, packet in frames(file) if packet[12:14] == b"\x08\x00"} | {
         packet[62] for _, packet in frames(file) if packet[12:14] == b"\x86\xdd"
     }
@@ -79,7 +79,7 @@ def test_port_in_use_is_reported() -> None:
     )
 
 
-def test_unknown_provider(run: Run) -> None:
+def test_unknown_provider_is_reported(run: Run) -> None:
     result = run("demo", "--provider", "none")
     assert (result.status, result.out) == (1, "")
     assert result.err.startswith("rdmacm: second process: provider: no provider 'none'")

@@ -1,4 +1,4 @@
-"""``rdmacm perf``: two processes measure, agree on what, and survive peers that say something else."""
+"""``rdmacm perf``: measurements between two processes, and peers that do not keep to its protocol."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ KEYS = {
 def server() -> Iterator[Server]:
     with Server("perf", "-s", "-p", "0") as server:
         yield server
-        assert server.process.poll() is None, "whatever its clients did, it goes on"
+        assert server.process.poll() is None, "the server still runs after all its clients"
 
 
 class TestMeasurements:
     @pytest.mark.parametrize("op", ["send", "write", "read"])
     @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-    def test_bandwidth(self, run: Run, server: Server, op: str, host: str) -> None:
+    def test_bandwidth_is_measured(self, run: Run, server: Server, op: str, host: str) -> None:
         argv = ["--op", op, "--size", "10000", "--depth", "8", "--count", "100", "--json"]
         result = run("perf", "-c", host, "-p", str(server.port), *argv)
         assert (result.status, result.err) == (0, "")
@@ -44,7 +44,7 @@ class TestMeasurements:
 
     @pytest.mark.parametrize("mode", ["polling", "blocking"])
     @pytest.mark.parametrize("op", ["send", "write", "read"])
-    def test_latency(self, run: Run, server: Server, op: str, mode: str) -> None:
+    def test_latency_is_measured(self, run: Run, server: Server, op: str, mode: str) -> None:
         argv = ["--op", op, "--latency", "--count", "20", "--json", *(["--blocking"] if mode == "blocking" else [])]
         (found,) = run("perf", "-c", "127.0.0.1", "-p", str(server.port), *argv).json
         assert set(found) == KEYS
@@ -52,7 +52,7 @@ class TestMeasurements:
         times = found["latency_us"]
         assert 0 < times["min"] <= times["p50"] <= times["p99"] <= times["max"]
 
-    def test_duration_option(self, run: Run, server: Server) -> None:
+    def test_duration_option_limits_the_time(self, run: Run, server: Server) -> None:
         (found,) = run("perf", "-c", "127.0.0.1", "-p", str(server.port), "--seconds", "0.1", "--json").json
         assert 0.1 <= found["seconds"] < 5
         assert found["count"] > 0
@@ -90,14 +90,14 @@ class TestInvalidPeers:
                 stranger.connect(ConnParam(data))
         assert caught.value.private_data.startswith(b"not a request of rdmacm perf")
 
-    def test_arbitrary_plans(self) -> None:
+    def test_arbitrary_requests_give_a_valid_plan_or_none(self) -> None:
         chance = random.Random(1)
         for _ in range(2000):
             data = b"rPf1" + chance.randbytes(chance.randrange(16))
             plan = Plan.unpack(data)
             assert plan is None or (0 < plan.size <= 16 << 20 and 0 < plan.depth <= 1024)
 
-    def test_server_of_another_protocol(self, run: Run) -> None:
+    def test_server_of_another_protocol_is_reported(self, run: Run) -> None:
         with Server("rping", "-s", "-d", "-p", "0") as other:
             result = run("perf", "-c", "127.0.0.1", "-p", str(other.port), "--count", "1")
         assert (result.status, result.out) == (1, "")
@@ -112,12 +112,12 @@ class TestInvalidPeers:
             (["--seconds", "nan"], "argument --seconds: 'nan' is not a number of seconds from 0.001 to 86400"),
         ],
     )
-    def test_usage_errors(self, run: Run, argv: list[str], message: str) -> None:
+    def test_usage_errors_exit_2(self, run: Run, argv: list[str], message: str) -> None:
         assert run("perf", *argv) == (2, "", f"rdmacm: perf: {message}; try: rdmacm perf --help\n")
 
 
 class TestMeasure:
-    def test_percentiles(self) -> None:
+    def test_samples_give_percentiles_in_microseconds(self) -> None:
         samples = Samples()
         assert samples.microseconds() == {}
         for value in range(100, 0, -1):
@@ -125,7 +125,7 @@ class TestMeasure:
         assert samples.microseconds() == {"min": 1.0, "mean": 50.5, "p50": 51.0, "p99": 100.0, "max": 100.0}
         assert samples.microseconds(0.5)["max"] == 50.0
 
-    def test_units(self) -> None:
+    def test_sizes_and_times_are_printed_with_units(self) -> None:
         assert [size_text(size) for size in (64, 4096, 1 << 20, 5000, 3 << 30)] == [
             *("64 B", "4 KiB", "1 MiB", "5000 B", "3 GiB")
         ]

@@ -1,4 +1,4 @@
-"""``rdmacm rping``: two processes, its protocol, its output, and peers that do not keep to it."""
+"""``rdmacm rping`` between two processes: its protocol, its output, and peers that do not keep to the protocol."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rdmacm.tools.rping import ping_text
 from support.pcap import frames, roce
 from support.servers import Run, Server
 
-#: What rping(1) shows of its first ping.
+#: The part of the first ping's data that rping(1) prints.
 FIRST = "rdma-ping-0: ABCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_`abcdefghijklmnopqr"
 CAPTURES = Path(__file__).parents[1] / "data" / "captures"
 TIMES = {"min", "mean", "p50", "p99", "max"}
@@ -45,7 +45,7 @@ class TestPattern:
         assert long[13:71] == bytes([*range(66, 123), 65])
         assert long[71:129] == long[13:71]
 
-    def test_iteration_number_longer_than_the_buffer(self) -> None:
+    def test_pattern_is_cut_after_a_long_iteration_number(self) -> None:
         assert (
             ping_text(2**31 - 1, 26)
             == b"rdma-ping-2147483647: " + bytes([(2**31 - 1) % 58 + 65 + i for i in range(3)]) + b"\0"
@@ -67,7 +67,7 @@ class TestPings:
         assert client == (0, f"ping data: {FIRST}\nping data: {second}\n", "")
         assert (served.status, served.out) == (0, f"server ping data: {FIRST}\nserver ping data: {second}\n")
 
-    def test_three_simultaneous_clients(self, persistent: tuple[str, str]) -> None:
+    def test_persistent_server_serves_three_clients_at_once(self, persistent: tuple[str, str]) -> None:
         address, port = persistent
         statuses: list[int] = []
 
@@ -82,16 +82,16 @@ class TestPings:
         assert statuses == [0, 0, 0]
 
     @pytest.mark.parametrize(("ours", "theirs"), [("-q", "-q"), ("-V", "-q")])
-    def test_application_queue_pairs(self, run: Run, ours: str, theirs: str) -> None:
+    def test_application_queue_pairs_can_be_used_at_both_ends(self, run: Run, ours: str, theirs: str) -> None:
         with Server("rping", "-s", "-V", "-d", "-a", "127.0.0.1", "-p", "0", theirs) as server:
             assert run("rping", "-c", "-a", "127.0.0.1", "-p", str(server.port), "-V", "-C", "3", ours) == (0, "", "")
             assert server.end().status == 0
 
-    def test_application_queue_pair_at_the_client_only(self, run: Run, persistent: tuple[str, str]) -> None:
+    def test_application_queue_pair_can_be_used_at_the_client_only(self, run: Run, persistent: tuple[str, str]) -> None:
         address, port = persistent
         assert run("rping", "-c", "-a", address, "-p", port, "-V", "-C", "3", "-q").status == 0
 
-    def test_source_address_option(self, run: Run) -> None:
+    def test_source_address_option_is_accepted(self, run: Run) -> None:
         with Server("rping", "-s", "-v", "-d", "-p", "0") as server:
             result = run("rping", "-c", "-a", "127.0.0.1", "-I", "127.0.0.1", "-p", str(server.port), "-C", "1")
             assert result.status == 0
@@ -99,9 +99,9 @@ class TestPings:
 
 
 def conversation(path: Path) -> list[tuple[str, str, bytes]]:
-    """Who sent what in a capture of rping: ("client" or "server", operation, data), acknowledgements left out.
+    """The operations in a capture of rping, without acknowledgements: ("client" or "server", operation, data).
 
-    A request to read has its RETH for data, and what is written comes without.
+    The data of a READ request is its RETH. The data of a WRITE is without the RETH.
     """
     said: list[tuple[str, str, bytes]] = []
     client = b"", b""
@@ -113,7 +113,7 @@ def conversation(path: Path) -> list[tuple[str, str, bytes]]:
         if opcode not in _OPERATIONS:
             continue
         operation, header, begins = _OPERATIONS[opcode]
-        # Two hosts may have the same number, as may two queue pairs the same host.
+        # Both the address and the number: hosts may have equal QP numbers, and both ends may be on one host.
         who = "server" if (packet.destination, packet.payload[5:8]) == client else "client"
         if begins:
             said.append((who, operation, body[header:]))
@@ -122,7 +122,7 @@ def conversation(path: Path) -> list[tuple[str, str, bytes]]:
     return said
 
 
-#: Opcodes of a reliable connection: the operation, the length of its own header, whether it begins one.
+#: For opcodes of a reliable connection: the operation, the length of its extended headers, whether it is the first.
 _OPERATIONS = {
     4: ("SEND", 0, True),
     12: ("READ", 0, True),
@@ -138,7 +138,7 @@ _OPERATIONS = {
 
 
 def check(said: list[tuple[str, str, bytes]], size: int, pings: int) -> None:
-    """It is rping's conversation."""
+    """Assert that these are the operations of rping."""
     turn = [
         *(("client", "SEND"), ("server", "READ"), ("client", "DATA"), ("server", "SEND")),
         *(("client", "SEND"), ("server", "WRITE"), ("server", "SEND")),
@@ -147,19 +147,21 @@ def check(said: list[tuple[str, str, bytes]], size: int, pings: int) -> None:
     for ping in range(pings):
         advertised, asked, read, _, sink, written, _ = (data for _, _, data in said[7 * ping : 7 * ping + 7])
         assert read == written == ping_text(ping, size)
-        assert advertised == asked[:8] + asked[8:12] + size.to_bytes(4, "big")  # what the RETH says, a size apart
+        assert advertised == asked[:8] + asked[8:12] + size.to_bytes(4, "big")  # the same as the RETH
         assert (len(sink), sink[12:]) == (16, size.to_bytes(4, "big"))
 
 
 class TestProtocol:
     @pytest.mark.parametrize(("name", "size"), [("rxe-rping-ipv4", 64), ("rxe-rping-3000", 3000)])
-    def test_protocol_matches_librdmacm(self, name: str, size: int) -> None:
+    def test_librdmacms_capture_has_the_expected_protocol(self, name: str, size: int) -> None:
         said = conversation(CAPTURES / f"{name}.pcap")
         assert len(said) % 7 == 0
         check(said, size, len(said) // 7)
 
     @pytest.mark.parametrize("size", [64, 3000])
-    def test_own_protocol(self, run: Run, tmp_path: Path, persistent: tuple[str, str], size: int) -> None:
+    def test_own_capture_has_the_same_protocol(
+        self, run: Run, tmp_path: Path, persistent: tuple[str, str], size: int
+    ) -> None:
         address, port = persistent
         file = tmp_path / "ours.pcapng"
         argv = ["-C", "3", "-S", str(size), "--pcap", str(file)]
@@ -168,7 +170,7 @@ class TestProtocol:
 
 
 class TestJson:
-    def test_summaries_of_both_ends(self, run: Run) -> None:
+    def test_json_summaries_of_both_ends_agree(self, run: Run) -> None:
         with Server("rping", "-s", "-V", "-d", "-p", "0", "--json") as server:
             client = run(
                 "rping", "-c", "-a", "127.0.0.1", "-p", str(server.port), "-C", "4", "-S", "100", "-v", "--json"
@@ -184,7 +186,7 @@ class TestJson:
 
 
 class TestCapture:
-    def test_capture_is_readable(self, run: Run, tmp_path: Path, persistent: tuple[str, str]) -> None:
+    def test_capture_is_readable_by_scapy(self, run: Run, tmp_path: Path, persistent: tuple[str, str]) -> None:
         pytest.importorskip("scapy.layers.inet6")
         scapy_utils = pytest.importorskip("scapy.utils")
         address, port = persistent
@@ -196,14 +198,14 @@ class TestCapture:
         assert all(packet["UDP"].dport == 4791 for packet in packets)
         assert any(b"rdma-ping-1: " in bytes(packet) for packet in packets)
 
-    def test_capture_file_cannot_be_created(self, run: Run, tmp_path: Path) -> None:
+    def test_capture_file_that_cannot_be_created_is_reported(self, run: Run, tmp_path: Path) -> None:
         result = run("rping", "-c", "-a", "127.0.0.1", "--pcap", str(tmp_path / "none" / "x"))
         assert result.status == 1
         assert result.err.endswith("none/x: No such file or directory [ENOENT]\n")
 
 
 class TestFailures:
-    def test_no_listener(self, run: Run) -> None:
+    def test_missing_server_is_reported(self, run: Run) -> None:
         with CmId() as free:
             free.bind_addr(("127.0.0.1", 0))
             port = free.src_port
@@ -213,7 +215,7 @@ class TestFailures:
             f"rdmacm: connect 127.0.0.1:{port}: nobody listens on that port [ECONNREFUSED]; try: "
         )
 
-    def test_port_in_use(self, run: Run) -> None:
+    def test_port_in_use_is_reported(self, run: Run) -> None:
         with CmId() as taken:
             taken.bind_addr(("127.0.0.1", 0))
             result = run("rping", "-s", "-a", "127.0.0.1", "-p", str(taken.src_port))
@@ -232,12 +234,12 @@ class TestFailures:
             (["-c", "-a", "::1", "-p", "x"], "argument -p/--port: 'x' is not a number from 0 to 65535"),
         ],
     )
-    def test_usage_errors(self, run: Run, argv: list[str], message: str) -> None:
+    def test_usage_errors_exit_2(self, run: Run, argv: list[str], message: str) -> None:
         result = run("rping", *argv)
         assert result == (2, "", f"rdmacm: rping: {message}; try: rdmacm rping --help\n")
 
     @pytest.mark.parametrize("kind", ["-P", "-V"])
-    def test_server_disconnects(self, kind: str) -> None:
+    def test_interrupted_server_ends_its_client(self, kind: str) -> None:
         with (
             Server("rping", "-s", kind, "-d", "-a", "127.0.0.1", "-p", "0") as server,
             Client(server.port) as client,
@@ -257,7 +259,7 @@ class TestFailures:
 
 
 class Client(Server):
-    """A client that pings for ever; it shows its pings."""
+    """A client that pings for ever and prints its pings."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -269,7 +271,7 @@ class Client(Server):
 
 
 class TestInvalidPeers:
-    """Clients that do not do as rping does."""
+    """Clients that do not keep to rping's protocol."""
 
     @pytest.mark.parametrize(
         ("message", "complaint"),
@@ -288,7 +290,7 @@ class TestInvalidPeers:
             stranger.connect(ConnParam(responder_resources=1, initiator_depth=1))
             with stranger.reg_msgs(bytearray(message)) as region:
                 stranger.post_send(1, region)
-                stranger.channel.get_event(10).ack()  # the server does not go on with this one
+                stranger.channel.get_event(10).ack()  # the server disconnects
                 stranger.disconnect()
             ended = server.end()
         assert ended.status == 1

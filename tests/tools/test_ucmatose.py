@@ -1,4 +1,4 @@
-"""``rdmacm ucmatose``: two processes, its protocol, its output, and ends that were not told the same."""
+"""``rdmacm ucmatose`` between two processes: its protocol, its output, and ends with different options."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class TestTransfers:
             assert run("ucmatose", "-s", address, "-p", str(server.port)) == (0, CLIENT, "")
             assert server.end() == (0, SERVER, "")
 
-    def test_migrate_many_connections(self, run: Run) -> None:
+    def test_fifty_connections_migrate_and_are_validated(self, run: Run) -> None:
         argv = ("-c", "50", "-C", "3", "-S", "5000", "-m", "--json")
         with serve("-V", *argv) as server:
             client = run("ucmatose", "-s", "127.0.0.1", "-b", "127.0.0.1", "-p", str(server.port), *argv).json
@@ -70,13 +70,13 @@ class TestTransfers:
             assert server.end().out == SERVER.replace(complete, complete + migrating)
 
     @pytest.mark.parametrize("argv", [("-C", "0"), ("-S", "0")])
-    def test_no_messages(self, run: Run, argv: tuple[str, str]) -> None:
+    def test_connections_without_messages_end(self, run: Run, argv: tuple[str, str]) -> None:
         with serve(*argv) as server:
             client = run("ucmatose", "-s", "127.0.0.1", "-p", str(server.port), *argv)
             assert client.out.splitlines()[2:] == ["test complete", "return status 0"]
             assert server.end().out.splitlines()[1:3] == ["cmatose: disconnecting", "disconnected"]
 
-    def test_other_port_spaces_and_formats(self, run: Run) -> None:
+    def test_options_of_ucmatose_are_accepted(self, run: Run) -> None:
         argv = ("-P", "ib", "-f", "ip", "-a", "10", "-S", "300000")
         with serve("-V", *argv) as server:
             client = run("ucmatose", "-s", "127.0.0.1", "-b", "127.0.0.1", "-p", str(server.port), "-t", "32", *argv)
@@ -89,7 +89,7 @@ class TestTransfers:
                 cmid.resolve_addr(("127.0.0.1", server.port))
                 cmid.resolve_route()
                 cmid.create_qp()
-            # One that takes the server's messages, but does not answer yet.
+            # This client receives the server's messages, but does not answer yet.
             with early.reg_msgs(bytearray(100)) as region:
                 for _ in range(10):
                     early.post_recv(0, region)
@@ -108,7 +108,7 @@ class TestTransfers:
 
 
 def conversation(path: Path) -> Counter[tuple[str, bytes]]:
-    """How often who sent which message in a capture: "client" or "server", and the data."""
+    """The number of SENDs in a capture by sender ("client" or "server") and data."""
     said: Counter[tuple[str, bytes]] = Counter()
     client = b""
     for packet in roce(path):
@@ -158,7 +158,7 @@ class TestProtocol:
 
 
 class TestMismatchedOptions:
-    """Each says what is wrong, and neither waits for ever."""
+    """Each end reports the error, and neither waits for ever."""
 
     @pytest.mark.parametrize(
         ("server_argv", "client_argv", "server_says", "client_says"),
@@ -200,7 +200,7 @@ class TestMismatchedOptions:
         assert served.status == 1
         assert "message 1 was returned with wrong data [EIO]" in served.err
 
-    def test_server_disconnects(self) -> None:
+    def test_disconnected_client_is_reported(self) -> None:
         with serve("-C", "2") as server, CmId() as client:
             client.resolve_addr(("127.0.0.1", server.port))
             client.resolve_route()
@@ -213,7 +213,7 @@ class TestMismatchedOptions:
 
 
 class TestFailures:
-    def test_no_listener(self, run: Run) -> None:
+    def test_missing_server_is_reported(self, run: Run) -> None:
         with CmId() as free:
             free.bind_addr(("127.0.0.1", 0))
             port = free.src_port
@@ -237,7 +237,7 @@ class TestFailures:
         ],
         ids=" ".join,
     )
-    def test_unusable_addresses(self, run: Run, argv: list[str], code: str) -> None:
+    def test_unusable_addresses_are_reported(self, run: Run, argv: list[str], code: str) -> None:
         result = run("ucmatose", *argv)
         assert result.status == 1
         assert re.search(rf"\[{code}\]", result.err)
@@ -252,6 +252,6 @@ class TestFailures:
             (["-s", "::1", "-V"], "-V is an option of the server, and excludes -s"),
         ],
     )
-    def test_usage_errors(self, run: Run, argv: list[str], message: str) -> None:
+    def test_usage_errors_exit_2(self, run: Run, argv: list[str], message: str) -> None:
         result = run("ucmatose", *argv)
         assert result == (2, "", f"rdmacm: ucmatose: {message}; try: rdmacm ucmatose --help\n")
