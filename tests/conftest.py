@@ -12,7 +12,7 @@ from hypothesis import settings
 from rdmacm import EventChannel
 from rdmacm.testing import MemoryNetwork, VirtualClock, memory_provider
 
-# Their assertions report what they compared, as those in a test do. This has to come before they are imported.
+# Assertions in these modules report the compared values, as in tests. Must precede their import.
 pytest.register_assert_rewrite("support.lookups", "support.resolving", "support.world")
 
 from support.world import World  # noqa: E402
@@ -22,7 +22,7 @@ settings.register_profile("no deadline", settings.get_profile(settings.get_curre
 settings.load_profile("no deadline")
 
 
-#: Files whose tests take longest, the longest first. They start first, as the last file should be a short one.
+#: Folders whose tests take longest, the longest first. They start first, so that the last file is a short one.
 LONG = ("interop/", "netns/", "tools/", "infiniband/", "conformance/", "soft/", "endpoint/")
 
 

@@ -50,13 +50,13 @@ SOURCES = ("proto/**/*.py", "provider.py", "verbs/*.py", "work.py", "enums.py", 
 #: Directories of tests that run rdmacm in other processes or machines, where a mutant would not reach.
 OUTSIDE = {"data", "infiniband", "interop", "netns", "support", "tools"}
 
-#: Seconds without a test starting after which a mutant counts as killed: it loops, or waits for ever.
+#: A mutant that starts no test for so many seconds counts as killed: it loops or waits for ever.
 SILENCE = 30.0
 
 #: Seconds of processor time that the tests of one stage take on the unchanged sources; there are four stages.
 STAGE_BUDGET = 10.0
 
-#: Bytes of address space, so that a mutant that allocates without end harms nobody.
+#: The limit of the address space in bytes, for mutants that allocate without end.
 MEMORY = 4 << 30
 
 CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
@@ -271,7 +271,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 @dataclass
 class Mutant:
-    """One changed place, and what became of it."""
+    """One change of the sources, and its outcome."""
 
     path: Path
     #: As shown to people: relative to the root.
@@ -322,7 +322,7 @@ def draw(mutants: list[Mutant], seed: int) -> list[Mutant]:
 
 
 def isolate() -> None:
-    """Give this process a network of its own, where it may; and limits."""
+    """Give this process its own network namespace, if permitted, and resource limits."""
     os.setsid()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     libc = ctypes.CDLL(None, use_errno=True)
@@ -334,7 +334,7 @@ def isolate() -> None:
 
 
 class Reporter:
-    """A pytest plugin: runs the chosen tests in the given order and writes each one's name down a pipe."""
+    """A pytest plugin: runs the chosen tests in the given order and writes the name of each to a pipe."""
 
     def __init__(self, chosen: Iterable[str] | None, pipe: int) -> None:
         self._order = None if chosen is None else {name: place for place, name in enumerate(chosen)}
@@ -428,7 +428,7 @@ class Run:
         return int(pytest.main([*options, *arguments], plugins=prepared))
 
     def read(self) -> bool:
-        """Take in what came down the pipe; False once the process is at its end."""
+        """Read from the pipe; False once the process has ended."""
         while True:
             try:
                 chunk = os.read(self.pipe, 65536)
@@ -539,7 +539,7 @@ class Calls:
         direct = self.callers.get(f"{file}:{function}", set())
         others: set[str] = set()
         if function is None or not direct:
-            # It runs at import: whatever uses the module may notice.
+            # The change runs at import, so any test of a module that imports this one may fail.
             direct = naming | self.callers[file]
             others = set().union(*(self.callers[each] for each in importers)) - direct
         directory = "tests/" + file.partition("/")[0] + "/"
@@ -639,7 +639,7 @@ def report(mutants: list[Mutant], total: int, seed: int, calls: Calls) -> str:
 
 
 def preload() -> None:
-    """Import what the tests need, but for rdmacm, so that each forked process finds it there."""
+    """Import what the tests need except rdmacm, so that forked processes have it."""
     for name in ("hypothesis", "hypothesis.strategies", "pytest_timeout", "asyncio", "scapy.contrib.roce", "ssl"):
         with contextlib.suppress(ImportError):
             __import__(name)

@@ -1,4 +1,4 @@
-"""The client of ibacm against daemons of every character; ``infiniband/test_ibacm.py`` has the real one."""
+"""The client of ibacm with daemons that answer, fail or misbehave; ``infiniband/test_ibacm.py`` has the real one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from support.acm import HERE, IB_PATH, THERE, Asked, Daemon, path_endpoint, repl
 DESTINATION = InetAddr(AF_INET, bytes((192, 168, 7, 2)))
 SOURCE = InetAddr(AF_INET, bytes((192, 168, 7, 1)))
 FOUND = AcmReply(0, (PathData(IB_PATH),))
-#: Seconds that a daemon which does not answer may take of a caller with a deadline of 0.2 s, on a busy machine.
+#: Seconds after which a call with a timeout of 0.2 s to a silent daemon must have returned, even on a busy machine.
 PATIENCE = 2.0
 
 
@@ -36,7 +36,7 @@ def client(tmp_path: Path) -> Iterator[AcmClient]:
     client.close()
 
 
-def obliging(asked: Asked) -> None:
+def with_one_path(asked: Asked) -> None:
     asked.answer(path_endpoint())
 
 
@@ -47,31 +47,31 @@ def ask(client: AcmClient, timeout: float = 10) -> AcmReply | None:
 class TestConnecting:
     @pytest.mark.parametrize("tcp", [False, True])
     def test_connection_is_kept_open(self, tmp_path: Path, client: AcmClient, tcp: bool) -> None:
-        with Daemon(tmp_path, obliging, tcp=tcp) as daemon:
+        with Daemon(tmp_path, with_one_path, tcp=tcp) as daemon:
             assert [ask(client) for _ in range(3)] == [FOUND] * 3
             assert len(daemon.connections) == 1
             assert len({asked.tid for asked in daemon.asked}) == 3
 
     @pytest.mark.parametrize("text", ["0\n", "", "port", "65536", "-1"])
-    def test_port_file_without_a_port(self, tmp_path: Path, client: AcmClient, text: str) -> None:
+    def test_invalid_port_file_falls_back_to_the_socket(self, tmp_path: Path, client: AcmClient, text: str) -> None:
         (tmp_path / "ibacm.port").write_text(text)
-        with Daemon(tmp_path, obliging):
+        with Daemon(tmp_path, with_one_path):
             assert ask(client) == FOUND
 
-    def test_restarted_daemon(self, tmp_path: Path, client: AcmClient) -> None:
-        with Daemon(tmp_path, obliging):
+    def test_client_reconnects_to_a_restarted_daemon(self, tmp_path: Path, client: AcmClient) -> None:
+        with Daemon(tmp_path, with_one_path):
             assert ask(client) == FOUND
-        with Daemon(tmp_path, obliging, tcp=True) as daemon:
+        with Daemon(tmp_path, with_one_path, tcp=True) as daemon:
             assert ask(client) == FOUND
             daemon.hang_up()
             assert ask(client) == FOUND
             assert len(daemon.connections) == 2
 
-    def test_no_daemon(self, client: AcmClient) -> None:
+    def test_missing_daemon_gives_no_answer(self, client: AcmClient) -> None:
         assert not client.is_there()
         assert ask(client) is None
 
-    def test_stale_files_of_a_dead_daemon(self, tmp_path: Path) -> None:
+    def test_stale_socket_of_a_dead_daemon_gives_no_answer(self, tmp_path: Path) -> None:
         client = AcmClient(str(tmp_path))
         with socket.socket(socket.AF_UNIX) as left:
             left.bind(os.fspath(tmp_path / "ibacm.sock"))
@@ -79,15 +79,15 @@ class TestConnecting:
         assert ask(client) is None
         assert not client.is_there()
 
-    def test_missing_daemon_is_looked_for_at_intervals(self, tmp_path: Path) -> None:
+    def test_missing_daemon_is_checked_at_intervals(self, tmp_path: Path) -> None:
         client = AcmClient(str(tmp_path), look=3600)
         assert not client.is_there()
-        with Daemon(tmp_path, obliging):
+        with Daemon(tmp_path, with_one_path):
             assert not client.is_there()
 
-    def test_directory_from_the_environment(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_directory_is_taken_from_the_environment(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         client = AcmClient(look=0)
-        with Daemon(tmp_path, obliging):
+        with Daemon(tmp_path, with_one_path):
             monkeypatch.setenv("RDMACM_ACM_RUNDIR", str(tmp_path))
             assert ask(client) == FOUND
             monkeypatch.setenv("RDMACM_ACM_RUNDIR", "")
@@ -95,9 +95,9 @@ class TestConnecting:
             client.close()
 
     def test_forked_child_opens_its_own_connection(self, tmp_path: Path, client: AcmClient) -> None:
-        with Daemon(tmp_path, obliging) as daemon:
+        with Daemon(tmp_path, with_one_path) as daemon:
             assert ask(client) == FOUND
-            with client._lock:  # as another thread of the parent may hold it at that moment
+            with client._lock:  # as if another thread of the parent held it
                 child = os.fork()
                 if child == 0:
                     os._exit(0 if ask(client) == FOUND else 1)
@@ -107,16 +107,16 @@ class TestConnecting:
 
 
 class TestAnswers:
-    def test_response_in_pieces(self, tmp_path: Path, client: AcmClient) -> None:
-        def bit_by_bit(asked: Asked) -> None:
+    def test_response_arriving_in_pieces_is_read_whole(self, tmp_path: Path, client: AcmClient) -> None:
+        def byte_by_byte(asked: Asked) -> None:
             asked.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for byte in reply(asked.tid, path_endpoint()):
                 asked.connection.sendall(bytes([byte]))
 
-        with Daemon(tmp_path, bit_by_bit, tcp=True):
+        with Daemon(tmp_path, byte_by_byte, tcp=True):
             assert ask(client) == FOUND
 
-    def test_many_paths(self, tmp_path: Path, client: AcmClient) -> None:
+    def test_response_with_the_maximum_of_paths_is_read(self, tmp_path: Path, client: AcmClient) -> None:
         paths = [replace(IB_PATH, sl=number) for number in range(MAX_ENDPOINTS)]
         with Daemon(tmp_path, lambda asked: asked.answer(*map(path_endpoint, paths))):
             assert ask(client) == AcmReply(0, tuple(map(PathData, paths)))
@@ -184,14 +184,14 @@ class TestFailingDaemon:
         with Daemon(tmp_path, lambda asked: None) as daemon:
             assert ask(client, 0.01) is None
             assert ask(client, 0) is None
-            daemon.behave = obliging
+            daemon.behave = with_one_path
             assert ask(client) == FOUND
 
     def test_failed_daemon_is_tried_again(self, tmp_path: Path) -> None:
         client = AcmClient(str(tmp_path), rest=0, look=0)
         with Daemon(tmp_path, lambda asked: None) as daemon:
             assert ask(client, 0.2) is None
-            daemon.behave = obliging
+            daemon.behave = with_one_path
             assert ask(client) == FOUND
             client.close()
 
@@ -202,7 +202,7 @@ class TestFailingDaemon:
         def slow(asked: Asked) -> None:
             busy.set()
             go_on.wait(30)
-            obliging(asked)
+            with_one_path(asked)
 
         answers: list[AcmReply | None] = []
         with Daemon(tmp_path, slow):
@@ -227,7 +227,7 @@ class TestFailingDaemon:
             with pytest.raises(KeyboardInterrupt):
                 ask(client, 60)
             thread.join()
-            daemon.behave = obliging
+            daemon.behave = with_one_path
             assert ask(client) == FOUND
 
 
@@ -235,15 +235,15 @@ IB_SOURCE, IB_DESTINATION = SockAddrIB(HERE), SockAddrIB(THERE, pkey=0x8001)
 
 
 class TestRoutes:
-    def test_between_gids(self, tmp_path: Path, client: AcmClient) -> None:
-        with Daemon(tmp_path, obliging) as daemon:
+    def test_path_is_queried_by_gids(self, tmp_path: Path, client: AcmClient) -> None:
+        with Daemon(tmp_path, with_one_path) as daemon:
             assert paths_from_acm(IB_SOURCE, IB_DESTINATION, client=client) == (PathData(IB_PATH),)
             ((flags, kind, info),) = daemon.asked[0].endpoints
             asked = PathRecord.unpack(info)
             assert (flags, kind, asked.sgid, asked.dgid, asked.pkey) == (0, 0x10, HERE, THERE, 0x8001)
 
-    def test_between_ip_addresses(self, tmp_path: Path, client: AcmClient) -> None:
-        with Daemon(tmp_path, obliging) as daemon:
+    def test_path_is_queried_by_ip_addresses(self, tmp_path: Path, client: AcmClient) -> None:
+        with Daemon(tmp_path, with_one_path) as daemon:
             assert paths_from_acm(SOURCE, DESTINATION, client=client) == (PathData(IB_PATH),)
             assert [(flags, kind, info[:4]) for flags, kind, info in daemon.asked[0].endpoints] == [
                 (1, 2, SOURCE.ip),
@@ -259,21 +259,23 @@ class TestRoutes:
             (1, 2, SOURCE.ip),
         ],
     )
-    def test_unusable_paths(self, tmp_path: Path, client: AcmClient, endpoint: tuple[int, int, bytes]) -> None:
+    def test_unusable_path_is_rejected(
+        self, tmp_path: Path, client: AcmClient, endpoint: tuple[int, int, bytes]
+    ) -> None:
         with Daemon(tmp_path, lambda asked: asked.answer(endpoint)):
             assert paths_from_acm(IB_SOURCE, IB_DESTINATION, client=client) is None
 
-    def test_mixed_families(self, tmp_path: Path, client: AcmClient) -> None:
-        with Daemon(tmp_path, obliging):
+    def test_addresses_of_mixed_families_have_no_path(self, tmp_path: Path, client: AcmClient) -> None:
+        with Daemon(tmp_path, with_one_path):
             assert paths_from_acm(IB_SOURCE, DESTINATION, client=client) is None
 
-    def test_without_waiting(self, tmp_path: Path, client: AcmClient) -> None:
+    def test_queries_in_the_background_do_not_block(self, tmp_path: Path, client: AcmClient) -> None:
         outcomes: queue.SimpleQueue[Paths | None] = queue.SimpleQueue()
         go_on = threading.Event()
 
         def slow(asked: Asked) -> None:
             go_on.wait(30)
-            obliging(asked)
+            with_one_path(asked)
 
         with Daemon(tmp_path, slow):
             for _ in range(20):
@@ -292,7 +294,7 @@ class TestRoutes:
             assert [outcomes.get(timeout=30) for _ in range(100)] == [None] * 100
             assert time.monotonic() - started < PATIENCE
 
-    def test_without_a_daemon(self, client: AcmClient) -> None:
+    def test_background_query_without_a_daemon_is_refused(self, client: AcmClient) -> None:
         outcomes: queue.SimpleQueue[Paths | None] = queue.SimpleQueue()
         assert not paths_in_background(IB_SOURCE, IB_DESTINATION, outcomes.put, client=client)
         assert outcomes.empty()

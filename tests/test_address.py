@@ -55,20 +55,20 @@ class TestParse:
             (("fe80::1%4294967295", 1), InetAddr(AF_INET6, FE80_1, 1, 0, 0xFFFFFFFF)),
         ],
     )
-    def test_numeric_addresses(self, given_address: SockAddr, parsed: InetAddr) -> None:
+    def test_numeric_addresses_are_parsed(self, given_address: SockAddr, parsed: InetAddr) -> None:
         assert parse_address(given_address) == parsed
 
-    def test_scope_with_a_numeric_interface_name(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_scope_may_be_a_numeric_interface_name(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(socket, "if_nametoindex", {"7": 70}.__getitem__)
         assert parse_address(("fe80::1%7", 1)) == InetAddr(AF_INET6, FE80_1, 1, 0, 70)
         assert parse_address(("fe80::1%7", 1, 0, 9)) == InetAddr(AF_INET6, FE80_1, 1, 0, 9)
 
-    def test_scope_by_interface_name(self) -> None:
+    def test_scope_may_be_an_interface_name(self) -> None:
         for index, name in socket.if_nameindex():
             parsed = parse_address((f"fe80::1%{name}", 7471))
             assert (parsed.port, parsed.scope_id) == (7471, index)
 
-    def test_a_port_in_digits(self) -> None:
+    def test_port_may_be_a_string_of_digits(self) -> None:
         as_users_type_it: Any = ("10.0.0.1", "7471")
         assert parse_address(as_users_type_it) == InetAddr(AF_INET, b"\x0a\0\0\x01", 7471)
 
@@ -104,7 +104,7 @@ class TestParse:
             (("fe80::1", 1, 0, -1), "scope_id"),
         ],
     )
-    def test_invalid_numeric_addresses(self, address: Any, part: str) -> None:
+    def test_invalid_numeric_addresses_raise(self, address: Any, part: str) -> None:
         with pytest.raises(ValueError) as caught:
             parse_address(address)
         assert part in str(caught.value)
@@ -132,12 +132,12 @@ class TestParse:
             ("fe80::1", 1, 0, "lo"),
         ],
     )
-    def test_invalid_types(self, address: Any) -> None:
+    def test_invalid_types_raise(self, address: Any) -> None:
         with pytest.raises(TypeError):
             parse_address(address)
 
     @given(st.ip_addresses(v=4), ports)
-    def test_ipv4_round_trip(self, ip: ipaddress.IPv4Address, port: int) -> None:
+    def test_ipv4_address_survives_a_round_trip(self, ip: ipaddress.IPv4Address, port: int) -> None:
         parsed = parse_address((str(ip), port))
         assert isinstance(parsed, InetAddr)
         assert parsed == InetAddr(AF_INET, ip.packed, port, 0, 0)
@@ -145,7 +145,9 @@ class TestParse:
         assert parsed.host == str(ip)
 
     @given(st.ip_addresses(v=6), ports, words, words)
-    def test_ipv6_round_trip(self, ip: ipaddress.IPv6Address, port: int, flowinfo: int, scope: int) -> None:
+    def test_ipv6_address_survives_a_round_trip(
+        self, ip: ipaddress.IPv6Address, port: int, flowinfo: int, scope: int
+    ) -> None:
         parsed = parse_address((str(ip), port, flowinfo, scope))
         assert isinstance(parsed, InetAddr)
         assert parsed == InetAddr(AF_INET6, ip.packed, port, flowinfo, scope)
@@ -184,7 +186,7 @@ class TestLookup:
         assert lookup_address(("name.test", 7471)) == parse_address(("fe80::1", 7471, 0, 3))
         assert asked == [("name.test", 7471)]
 
-    def test_name_without_answer(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_name_without_an_answer_raises(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def answer(*args: Any, **kwargs: Any) -> list[tuple[Any, ...]]:
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
@@ -199,7 +201,7 @@ class TestLookup:
             ("fe80::1%nosuch", 1),
             ("fe80:::1", 1),
             ("name.test", 65536),
-            # Of which getaddrinfo(3) would see "localhost", and NULL.
+            # getaddrinfo(3) would take these for "localhost" and NULL.
             ("localhost\0.name.test", 1),
             ("*", 1),
         ],
@@ -233,17 +235,19 @@ class TestFormat:
             (SockAddrIB(Gid("fe80::1"), 0x13F1D2F), "[fe80::1]:0x13f1d2f"),
         ],
     )
-    def test_of_addresses(self, address: Any, text: str) -> None:
+    def test_addresses_are_formatted(self, address: Any, text: str) -> None:
         assert format_address(address) == text
         if isinstance(address, InetAddr | SockAddrIB):
             assert str(address) == text
 
     @pytest.mark.parametrize("address", [(), ("10.0.0.1",), 7, "10.0.0.1"])
-    def test_of_other_objects_does_not_raise(self, address: Any) -> None:
+    def test_formatting_other_objects_does_not_raise(self, address: Any) -> None:
         assert format_address(address)
 
     @given(st.ip_addresses(), ports)
-    def test_separates_host_and_port(self, ip: ipaddress.IPv4Address | ipaddress.IPv6Address, port: int) -> None:
+    def test_formatted_address_separates_host_and_port(
+        self, ip: ipaddress.IPv4Address | ipaddress.IPv6Address, port: int
+    ) -> None:
         host, _, tail = format_address((str(ip), port)).rpartition(":")
         assert (host.strip("[]"), int(tail)) == (str(ip), port)
 
@@ -278,13 +282,15 @@ class TestInetAddr:
             ("10.0.0.1", False, False, False, False),
         ],
     )
-    def test_address_classes(self, host: str, is_any: bool, loopback: bool, link_local: bool, multicast: bool) -> None:
+    def test_address_classes_are_recognized(
+        self, host: str, is_any: bool, loopback: bool, link_local: bool, multicast: bool
+    ) -> None:
         address = parse_address((host, 1))
         assert isinstance(address, InetAddr)
         assert (address.is_any, address.is_loopback) == (is_any, loopback)
         assert (address.is_link_local, address.is_multicast) == (link_local, multicast)
 
-    def test_wildcards_and_loopbacks(self) -> None:
+    def test_wildcard_and_loopback_addresses_are_made_for_a_family(self) -> None:
         assert InetAddr.any(AF_INET, 7).sockaddr == ("0.0.0.0", 7)
         assert InetAddr.any(AF_INET6, 7, 3).sockaddr == ("::", 7, 0, 3)
         assert InetAddr.loopback(AF_INET, 7).sockaddr == ("127.0.0.1", 7)
@@ -293,21 +299,21 @@ class TestInetAddr:
             assert InetAddr.any(family).is_any
             assert InetAddr.loopback(family).is_loopback
 
-    def test_sockets_accept_it(self) -> None:
+    def test_sockets_accept_the_sockaddr(self) -> None:
         with socket.socket(AF_INET, socket.SOCK_DGRAM) as there:
             there.bind(InetAddr.loopback(AF_INET).sockaddr)
             assert parse_address(there.getsockname()) == InetAddr.loopback(AF_INET, there.getsockname()[1])
 
 
 class TestGid:
-    def test_from_text_and_bytes(self) -> None:
+    def test_gid_is_made_from_text_or_bytes(self) -> None:
         assert Gid("fe80::1") == Gid(FE80_1) == FE80_1
         assert Gid() == bytes(16)
         assert str(Gid("FE80:0::0:1")) == "fe80::1"
         assert repr(Gid("fe80::1")) == "Gid('fe80::1')"
 
     @for_each("wrong", ["", "fe80", "10.0.0.1", "fe80::1%lo", "fe80::1\0", b"", bytes(15), bytes(17), bytes(4)])
-    def test_invalid_gids(self, wrong: str | bytes) -> None:
+    def test_invalid_gids_raise(self, wrong: str | bytes) -> None:
         with pytest.raises(ValueError):
             Gid(wrong)
 
@@ -317,7 +323,7 @@ class TestGid:
         with pytest.raises(ValueError, match="16 bytes, not 15"):
             Gid(bytes(15))
 
-    def test_from_ip_addresses(self) -> None:
+    def test_gid_is_made_from_an_ip_address(self) -> None:
         assert str(Gid.from_ip(bytes([10, 0, 0, 1]))) == "::ffff:10.0.0.1"
         assert Gid.from_ip(bytes([10, 0, 0, 1])).ip == bytes([10, 0, 0, 1])
         assert Gid.from_ip(Gid("fd00::1")).ip == Gid("fd00::1")
@@ -325,22 +331,24 @@ class TestGid:
             Gid.from_ip(bytes(5))
 
     @given(st.ip_addresses())
-    def test_ip_address_round_trip(self, ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> None:
+    def test_ip_address_of_a_gid_is_the_one_it_was_made_from(
+        self, ip: ipaddress.IPv4Address | ipaddress.IPv6Address
+    ) -> None:
         mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
         assert Gid.from_ip(ip.packed).ip == (mapped or ip).packed
 
-    def test_subnet_prefix_and_interface_id(self) -> None:
+    def test_gid_has_subnet_prefix_and_interface_id(self) -> None:
         gid = Gid(bytes(range(16)))
         assert gid.subnet_prefix == 0x0001020304050607
         assert gid.interface_id == 0x08090A0B0C0D0E0F
 
     @given(gids)
-    def test_round_trip(self, gid: Gid) -> None:
+    def test_gid_survives_text_pickle_and_copy(self, gid: Gid) -> None:
         for again in (Gid(str(gid)), pickle.loads(pickle.dumps(gid)), copy.deepcopy(gid)):
             assert again == gid
             assert type(again) is Gid
 
-    def test_is_hashable(self) -> None:
+    def test_gid_is_hashable(self) -> None:
         assert {Gid("fe80::1"): 1}[Gid("fe80:0::1")] == 1
 
 
@@ -360,10 +368,10 @@ class TestSockAddrIB:
         + (0x1122334455667788).to_bytes(8, sys.byteorder)
     )
 
-    def test_family(self) -> None:
+    def test_af_ib_is_27(self) -> None:
         assert AF_IB == 27
 
-    def test_sockaddr_bytes(self) -> None:
+    def test_sockaddr_ib_has_the_layout_of_c(self) -> None:
         assert len(self.BYTES) == 48
         assert self.ADDRESS.pack() == self.BYTES
         assert SockAddrIB.unpack(self.BYTES) == self.ADDRESS
@@ -372,18 +380,18 @@ class TestSockAddrIB:
         ("field", "offset", "size"),
         [("pkey", 2, 2), ("flowinfo", 4, 4), ("sid", 24, 8), ("sid_mask", 32, 8)],
     )
-    def test_field_offsets(self, field: str, offset: int, size: int) -> None:
+    def test_each_field_has_the_offset_of_c(self, field: str, offset: int, size: int) -> None:
         value = int.from_bytes(range(0xA1, 0xA1 + size), "big")
         fields: dict[str, Any] = {"pkey": 0, field: value}
         data = SockAddrIB(**fields).pack()
         assert data[offset : offset + size] == value.to_bytes(size, "big")
         assert set(data[2:offset] + data[offset + size :]) <= {0}
 
-    def test_default_pkey(self) -> None:
+    def test_pkey_defaults_to_the_default_partition(self) -> None:
         assert SockAddrIB() == SockAddrIB(Gid(), 0, 0, 0xFFFF, 0, 0)
 
     @given(st.builds(SockAddrIB, gids, sid=quads, sid_mask=quads, pkey=ports, flowinfo=words, scope_id=quads))
-    def test_round_trip(self, address: SockAddrIB) -> None:
+    def test_sockaddr_ib_survives_a_round_trip(self, address: SockAddrIB) -> None:
         data = address.pack()
         assert len(data) == 48
         again = SockAddrIB.unpack(data)
@@ -392,7 +400,7 @@ class TestSockAddrIB:
         assert pickle.loads(pickle.dumps(address)) == address
 
     @for_each("data", [b"", BYTES[:-1], BYTES + b"\0", bytes(48), bytes([2]) + bytes(47)])
-    def test_invalid_bytes(self, data: bytes) -> None:
+    def test_unpacking_invalid_bytes_raises(self, data: bytes) -> None:
         with pytest.raises(ValueError):
             SockAddrIB.unpack(data)
 
@@ -400,7 +408,7 @@ class TestSockAddrIB:
         assert SockAddrIB(sid=0x1061D2F, sid_mask=0xFFFFFFFFFFFFFFFF).port == 7471
         assert SockAddrIB(sid=0x1061D2F, sid_mask=0xFFFFFFFFFFFF0000).port == 0
 
-    def test_is_immutable(self) -> None:
+    def test_sockaddr_ib_is_immutable_and_hashable(self) -> None:
         address: Any = SockAddrIB()
         with pytest.raises(AttributeError):
             address.sid = 1
@@ -421,7 +429,7 @@ class TestServiceId:
             (0, 0, 0, 0),
         ],
     )
-    def test_from_port_space_and_port(self, space: int, port: int, sid: int, mask: int) -> None:
+    def test_service_id_and_mask_follow_port_space_and_port(self, space: int, port: int, sid: int, mask: int) -> None:
         assert service_id(space, port) == sid
         assert service_id_mask(space, port) == mask
         assert SockAddrIB(sid=sid, sid_mask=mask).port == port

@@ -1,4 +1,4 @@
-"""rdmacm.getaddrinfo: what the host adds, hints, and whatever comes."""
+"""rdmacm.getaddrinfo: routes and devices of the host, hints, and arbitrary arguments."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from support.lookups import (
 )
 from support.rows import for_each
 
-# -- what the host adds ---------------------------------------------------------------------------------
+# -- routes and devices of the host ---------------------------------------------------------------------------------
 
 
 class TestRoute:
@@ -127,13 +127,13 @@ class TestRoute:
             (info,) = getaddrinfo("10.0.0.1", 7471, flags=flags, route=OTHER_PATH.pack(), provider=Nowhere())
             assert info.route == (PathData(OTHER_PATH),)
 
-    def test_destination_hint_alone(self) -> None:
+    def test_destination_hint_alone_gets_source_and_route(self) -> None:
         (info,) = getaddrinfo(dst_addr=("10.0.0.1", 7471), provider=Reaching())
         assert (info.src_addr, info.dst_addr) == (("10.0.0.2", 0), ("10.0.0.1", 7471))
         assert (info.device, info.port_num, info.gid_index) == ("stub0", 1, 3)
         assert info.route == (PathData(PATH),)
 
-    def test_destination_hint_alone_with_noroute(self) -> None:
+    def test_destination_hint_alone_with_noroute_has_no_route(self) -> None:
         found = getaddrinfo(dst_addr=("10.0.0.1", 7471), flags=NOROUTE, provider=NotToBeAsked())
         assert found == [to(("10.0.0.1", 7471))]
 
@@ -152,7 +152,7 @@ class TestRoute:
         assert (info.dst_addr, info.device) == (SockAddrIB(Gid("fe80::1"), 0x13F0001, ALL_ONES), None)
         assert provider.asked == []
 
-    def test_noroute_with_a_gid(self) -> None:
+    def test_noroute_with_a_gid_asks_for_no_route(self) -> None:
         (info,) = getaddrinfo("fe80::1", 1, h(FAMILY | NOROUTE, AF_IB, ps=IB), provider=NotToBeAsked())
         assert (info.dst_addr, info.route) == (SockAddrIB(Gid("fe80::1"), 0x13F0001, ALL_ONES), ())
 
@@ -179,12 +179,12 @@ class TestListener:
 
 
 class TestHintsAlone:
-    def test_infiniband_destination(self) -> None:
+    def test_infiniband_destination_alone_is_completed(self) -> None:
         target = SockAddrIB(Gid("fe80::1"), 0x13F0001, ALL_ONES)
         (info,) = getaddrinfo(dst_addr=target, port_space=IB, provider=Nowhere())
         assert info == to(target, RC, IB)
 
-    def test_source_alone(self) -> None:
+    def test_source_alone_is_completed(self) -> None:
         (info,) = getaddrinfo(src_addr=("10.0.0.2", 5), provider=Nowhere())
         assert info == AddrInfo(RaiFlag(0), AF_INET, RC, TCP, ("10.0.0.2", 5))
 
@@ -208,20 +208,20 @@ class TestHintsAlone:
         assert (info.flags, info.dst_addr) == (PASSIVE, None)
         assert info.src_addr == SockAddrIB(PATH.sgid, 0x13F0000, SPACE_ONLY)
 
-    def test_destination_hint_beside_a_service_is_ignored(self) -> None:
+    def test_passive_route_ignores_the_destination(self) -> None:
         (info,) = getaddrinfo(flags=PASSIVE, route=PATH.pack(), dst_addr=("10.0.0.1", 7471), provider=Nowhere())
         assert info.dst_addr is None
         assert info.src_addr == SockAddrIB(PATH.sgid, 0x13F0000, SPACE_ONLY)
 
-    def test_destination_alone_is_not_passive(self) -> None:
+    def test_passive_lookup_with_a_destination_alone_raises(self) -> None:
         assert fails(flags=PASSIVE, dst_addr=("10.0.0.1", 7471)).errno == EAI.NONAME
 
-    def test_address_of_another_family(self) -> None:
+    def test_address_of_another_family_raises(self) -> None:
         error = fails(family=AF_INET6, dst_addr=("10.0.0.1", 7471))
         assert error.errno == EAI.ADDRFAMILY
         assert "10.0.0.1:7471" in str(error)
 
-    def test_name_instead_of_an_address(self) -> None:
+    def test_name_instead_of_an_address_raises(self) -> None:
         for hints in (h(dst=("name.test", 1)), h(src=("name.test", 1), dst=("10.0.0.1", 1))):
             error = fails(hints=hints)
             assert error.errno == EAI.NONAME
@@ -265,34 +265,34 @@ class TestMakeHints:
         assert found == [to(("10.0.0.1", 7471), UD, UDP)]
 
     @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
-    def test_route_of_one_record(self, kind: Callable[[bytes], bytes]) -> None:
+    def test_route_may_be_the_bytes_of_one_record(self, kind: Callable[[bytes], bytes]) -> None:
         made = make_hints(route=kind(PATH.pack()))
         assert made is not None
         assert made.route == (PathData(PATH),)
 
     @for_each("kind", [bytes, bytearray, memoryview])
     @for_each("count", [1, 2, 5])
-    def test_route_of_several_records(self, count: int, kind: Callable[[bytes], bytes]) -> None:
+    def test_route_may_be_the_bytes_of_several_records(self, count: int, kind: Callable[[bytes], bytes]) -> None:
         route = tuple(PathData(PATH.replace(dlid=each), PathFlag.OUTBOUND) for each in range(count))
         made = make_hints(route=kind(b"".join(each.pack() for each in route)))
         assert made is not None
         assert made.route == route
         assert made.route_len == 72 * count
 
-    def test_route_of_path_data_objects(self) -> None:
+    def test_route_may_be_path_data_objects(self) -> None:
         made = make_hints(route=[PathData(PATH), PathData(OTHER_PATH)])
         assert made is not None
         assert made.route == (PathData(PATH), PathData(OTHER_PATH))
 
     @for_each("size", [0, 1, 63, 65, 71, 73, 128, 143])
-    def test_route_of_invalid_length(self, size: int) -> None:
+    def test_route_of_invalid_length_raises(self, size: int) -> None:
         with pytest.raises(ValueError, match=f"{size}"):
             make_hints(route=bytes(size))
         with pytest.raises(ValueError, match=f"{size}"):
             getaddrinfo("10.0.0.1", 7471, route=bytes(size), provider=Nowhere())
 
 
-# -- whatever comes -------------------------------------------------------------------------------------
+# -- arbitrary arguments -------------------------------------------------------------------------------------
 
 _texts = st.one_of(
     st.none(),
@@ -326,8 +326,8 @@ _hints = st.one_of(_likely_hints, _likely_hints, _any_hints)
 _NASTY = ["a\nb", "a\rb", "a\u2028b", "a\x85b", "\ud800", "a\x1b[2J"]
 
 
-def _sound(found: list[AddrInfo] | RdmaError) -> None:
-    """Answers anybody can use, or an error with a number."""
+def _check(found: list[AddrInfo] | RdmaError) -> None:
+    """Assert that each answer has a family, types and an address, or that the error has a number."""
     if isinstance(found, RdmaError):
         assert found.errno
         return
@@ -346,7 +346,7 @@ def _sound(found: list[AddrInfo] | RdmaError) -> None:
 
 
 def _outcome(*args: Any, **kwargs: Any) -> list[AddrInfo] | RdmaError:
-    """The answers of a lookup, or its error, which is one of ours."""
+    """The answers of a lookup, or its RdmaError."""
     try:
         return getaddrinfo(*args, **kwargs)
     except RdmaError as error:
@@ -359,12 +359,12 @@ class TestArbitraryArguments:
     def test_arbitrary_arguments_give_an_answer_or_a_library_error(
         self, node: str | None, service: str | int | None, hints: AddrInfo | None
     ) -> None:
-        _sound(_outcome(node, service, hints, provider=Reaching(), resolver=no_such_name()))
+        _check(_outcome(node, service, hints, provider=Reaching(), resolver=no_such_name()))
 
     @settings(max_examples=300)
     @given(hints=_hints)
     def test_arbitrary_hints_give_an_answer_or_a_library_error(self, hints: AddrInfo) -> None:
-        _sound(_outcome(None, None, hints, provider=Reaching(), resolver=no_such_name()))
+        _check(_outcome(None, None, hints, provider=Reaching(), resolver=no_such_name()))
 
     @glibc_only
     @settings(max_examples=300, deadline=None)
@@ -372,8 +372,8 @@ class TestArbitraryArguments:
     def test_arbitrary_numeric_hosts_give_an_answer_or_a_library_error(
         self, node: str | None, service: str | None, flags: int, hints: AddrInfo
     ) -> None:
-        """The same with the resolver of the system, which NUMERICHOST keeps from asking anybody."""
-        _sound(_outcome(node, service, hints, flags=flags | NUMERICHOST, provider=Nowhere()))
+        """The same with the system's resolver, which sends no query with NUMERICHOST."""
+        _check(_outcome(node, service, hints, flags=flags | NUMERICHOST, provider=Nowhere()))
 
     @given(
         node=st.one_of(st.text(max_size=40), st.sampled_from(_NASTY)),

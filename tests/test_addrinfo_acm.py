@@ -1,4 +1,4 @@
-"""rdmacm.getaddrinfo where ibacm answers: which entries there are, in which order, and what is in them."""
+"""rdmacm.getaddrinfo with ibacm: the entries, their order and their fields."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def daemon(rundir: Path) -> Iterator[Daemon]:
         yield daemon
 
 
-def saying(*endpoints: tuple[int, int, bytes]) -> Callable[[Asked], None]:
+def answering(*endpoints: tuple[int, int, bytes]) -> Callable[[Asked], None]:
     return lambda asked: asked.answer(*endpoints)
 
 
@@ -97,21 +97,21 @@ class TestEntries:
         connect = PrivateDataHeader(4, 0, SOURCE.ip, bytes((192, 168, 7, 2))).pack()
         assert second == replace(INFINIBAND, connect=connect)
 
-    def test_infiniband_device_with_the_ip_address(self, daemon: Daemon) -> None:
+    def test_infiniband_device_with_the_ip_address_comes_first(self, daemon: Daemon) -> None:
         choice = RouteChoice(SOURCE, "ib0", 1, 0, PATH)
         first, second = getaddrinfo(NODE, 7471, port_space=TCP, provider=WithInfiniBand(choice=choice))
         assert (first.family, second.family) == (AF_IB, AF_INET)
         assert second.route == INFINIBAND.route
         assert second.src_addr == ("10.0.0.2", 0)
 
-    def test_source_chosen_by_the_daemon(self, rundir: Path) -> None:
+    def test_source_of_the_daemon_is_used(self, rundir: Path) -> None:
         ours = inet_pton(AF_INET6, "fd00::1")
-        with Daemon(rundir, saying(path_endpoint(), (1, 3, ours))):
+        with Daemon(rundir, answering(path_endpoint(), (1, 3, ours))):
             first, second = getaddrinfo("fd00::2", 7471, port_space=TCP, provider=WithInfiniBand())
         assert second.src_addr == ("fd00::1", 0, 0, 0)
         assert first.connect == bytes.fromhex("00600000") + ours + inet_pton(AF_INET6, "fd00::2")
 
-    def test_source_of_the_hints(self, daemon: Daemon) -> None:
+    def test_source_of_the_hints_is_used(self, daemon: Daemon) -> None:
         hints = AddrInfo(port_space=TCP, src_addr=("192.168.7.1", 99))
         first, second = getaddrinfo(NODE, 7471, hints, provider=WithInfiniBand())
         assert second.src_addr == hints.src_addr
@@ -120,14 +120,14 @@ class TestEntries:
         assert first.connect == PrivateDataHeader(4, 0, bytes((192, 168, 7, 1)), bytes((192, 168, 7, 2))).pack()
         assert asked_for(daemon) == [[(1, 2, bytes((192, 168, 7, 1))), (2, 2, bytes((192, 168, 7, 2)))]]
 
-    def test_entries_for_every_answer(self, daemon: Daemon) -> None:
+    def test_every_answer_has_an_infiniband_entry(self, daemon: Daemon) -> None:
         resolver = Resolver(stream(NODE, 7471), stream("192.168.7.3", 7471))
         found = getaddrinfo("name.test", 7471, provider=WithInfiniBand(), resolver=resolver)
         assert [info.family for info in found] == [AF_IB, AF_INET] * 2
         assert [info.connect[-1:] for info in found] == [b"\x02", b"", b"\x03", b""]
 
-    def test_partition_and_flow_label(self, rundir: Path) -> None:
-        with Daemon(rundir, saying(path_endpoint(replace(IB_PATH, pkey=0x8001, flow_label=0x12345)))):
+    def test_entry_has_pkey_and_flow_label_of_the_path(self, rundir: Path) -> None:
+        with Daemon(rundir, answering(path_endpoint(replace(IB_PATH, pkey=0x8001, flow_label=0x12345)))):
             first, _ = getaddrinfo(NODE, 7471, port_space=UDP, provider=WithInfiniBand())
         assert isinstance(first.dst_addr, SockAddrIB)
         assert (first.dst_addr.pkey, first.dst_addr.flowinfo, first.port_space) == (0x8001, 0x12345, UDP)
@@ -140,7 +140,7 @@ class TestEntries:
         path = PathRecord.unpack(record)
         assert (flags, kind, path.sgid, path.dgid, path.pkey) == (0, 0x10, HERE, THERE, 0xFFFF)
 
-    def test_infiniband_address_in_the_hints(self, daemon: Daemon) -> None:
+    def test_infiniband_address_in_the_hints_gets_its_route(self, daemon: Daemon) -> None:
         there = SockAddrIB(THERE, service_id(TCP, 1), ALL_ONES)
         (info,) = getaddrinfo(dst_addr=there, src_addr=SockAddrIB(HERE), provider=WithInfiniBand())
         assert (info.src_addr, info.dst_addr, info.device) == (SockAddrIB(HERE), there, "ib0")
@@ -155,33 +155,35 @@ class TestDaemonNotUsed:
             pytest.param(None, id="soft"),
         ],
     )
-    def test_without_an_active_infiniband_port(self, daemon: Daemon, provider: WithInfiniBand | None) -> None:
+    def test_daemon_is_not_asked_without_an_active_infiniband_port(
+        self, daemon: Daemon, provider: WithInfiniBand | None
+    ) -> None:
         for info in getaddrinfo(NODE, 7471, provider=provider or open_provider()):
             assert info.family == AF_INET
         assert not daemon.connections
 
     @pytest.mark.parametrize("flags", [PASSIVE, NOROUTE, NOROUTE | NUMERICHOST])
-    def test_suppressed_by_flags(self, daemon: Daemon, flags: RaiFlag) -> None:
+    def test_daemon_is_not_asked_with_these_flags(self, daemon: Daemon, flags: RaiFlag) -> None:
         assert len(getaddrinfo(NODE, 7471, flags=flags, provider=WithInfiniBand())) == 1
         assert not daemon.connections
 
     @pytest.mark.parametrize("node", ["127.0.0.1", "::1", "224.0.0.1", "ff02::1", "fe80::1", "0.0.0.0"])
-    def test_addresses_that_name_no_host(self, daemon: Daemon, node: str) -> None:
+    def test_daemon_is_not_asked_for_addresses_that_name_no_host(self, daemon: Daemon, node: str) -> None:
         assert len(getaddrinfo(node, 7471, provider=WithInfiniBand())) == 1
         assert not daemon.connections
 
-    def test_hints_with_a_route(self, daemon: Daemon) -> None:
+    def test_daemon_is_not_asked_when_the_hints_have_a_route(self, daemon: Daemon) -> None:
         (info,) = getaddrinfo(NODE, 7471, route=[PathData(PATH)], provider=WithInfiniBand())
         assert info.route == (PathData(PATH),)
         assert not daemon.connections
 
-    def test_source_alone(self, daemon: Daemon) -> None:
+    def test_daemon_is_not_asked_for_a_source_alone(self, daemon: Daemon) -> None:
         assert len(getaddrinfo(src_addr=("192.168.7.1", 1), provider=WithInfiniBand())) == 1
         assert not daemon.connections
 
 
 class TestAnswers:
-    def test_numeric_hosts_use_no_wait(self, daemon: Daemon) -> None:
+    def test_numeric_host_queries_only_the_daemons_cache(self, daemon: Daemon) -> None:
         getaddrinfo(NODE, 7471, flags=NUMERICHOST, provider=WithInfiniBand())
         assert asked_for(daemon) == [[(2 | 1 << 30, 2, bytes((192, 168, 7, 2)))]]
 
@@ -189,9 +191,9 @@ class TestAnswers:
         "behave",
         [
             pytest.param(lambda asked: asked.answer(status=3), id="knows-none"),
-            pytest.param(saying(), id="empty"),
-            pytest.param(saying(path_endpoint(replace(IB_PATH, sgid=Gid("fe80::bad")))), id="not-our-port"),
-            pytest.param(saying(path_endpoint(flags=PathFlag.ALTERNATE)), id="not-for-connections"),
+            pytest.param(answering(), id="empty"),
+            pytest.param(answering(path_endpoint(replace(IB_PATH, sgid=Gid("fe80::bad")))), id="not-our-port"),
+            pytest.param(answering(path_endpoint(flags=PathFlag.ALTERNATE)), id="not-for-connections"),
             pytest.param(lambda asked: asked.connection.sendall(b"?" * 16), id="garbage"),
         ],
     )
@@ -205,7 +207,7 @@ class TestAnswers:
     def test_infiniband_address_rejects_routes_of_other_gids(self, rundir: Path, gid: str) -> None:
         wrong = IB_PATH.replace(**{gid: Gid("fe80::bad")})
         two_ports = WithInfiniBand(infiniband_device(), infiniband_device(gid=Gid("fe80::bad")))
-        with Daemon(rundir, saying(path_endpoint(wrong))) as daemon:
+        with Daemon(rundir, answering(path_endpoint(wrong))) as daemon:
             (info,) = getaddrinfo(dst_addr=SockAddrIB(THERE), src_addr=SockAddrIB(HERE), provider=two_ports)
             assert daemon.asked
         assert info.route == ()
@@ -220,7 +222,7 @@ class TestAnswers:
 
 
 class TestNonBlocking:
-    def test_numeric_addresses_may_take_long(self, daemon: Daemon) -> None:
+    def test_numeric_addresses_need_a_lookup_with_infiniband(self, daemon: Daemon) -> None:
         provider = WithInfiniBand()
         assert needs_lookup(NODE, None, provider)
         assert needs_lookup(NODE, h(NUMERICHOST), provider)

@@ -1,4 +1,4 @@
-"""rdmacm.getaddrinfo and CmId.resolve_addrinfo with name servers that really answer."""
+"""rdmacm.getaddrinfo and CmId.resolve_addrinfo with a real resolver and a scripted name server."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _SCRIPT: dict[str | tuple[str, str], Answer] = {
 
 @pytest.fixture(scope="module")
 def found(host: Host) -> dict[str, Any]:
-    """What each lookup gave: the answers, or the error.  One process asks for all."""
+    """The answers or the error of each lookup.  One process makes all lookups."""
     asked = [
         "many.test,0",
         "many.test,2",
@@ -90,7 +90,7 @@ class TestGetaddrinfo:
         assert sorted(each["host"] for each in found["many.test,2"]) == ["10.7.0.8", "10.7.0.9"]
         assert sorted(each["host"] for each in found["many.test,10"]) == ["fd07::8", "fd07::9"]
 
-    def test_canonical_name_of_an_alias(self, found: dict[str, Any]) -> None:
+    def test_alias_gets_its_canonical_name(self, found: dict[str, Any]) -> None:
         assert [(each["host"], each["name"]) for each in found["alias.test,0"]] == [("10.7.0.9", "four.test")]
         assert {each["name"] for each in found["many.test,0"]} == {"many.test"}
 
@@ -191,7 +191,7 @@ print(json.dumps({"destroyed": destroyed, "outstanding": outstanding, "answered"
 
 
 class TestResolveAddrinfo:
-    """A slow name server keeps nobody waiting."""
+    """With a slow name server."""
 
     _SCRIPT: dict[str | tuple[str, str], Answer] = {
         "slow.test": Answer(a=["10.7.0.9"], delay=_DELAY),
@@ -203,7 +203,7 @@ class TestResolveAddrinfo:
         with DnsServer(host, self._SCRIPT) as server:
             yield server
 
-    def test_returns_at_once_and_reports_by_event(self, host: Host, server: DnsServer) -> None:
+    def test_resolve_addrinfo_returns_at_once_and_reports_by_event(self, host: Host, server: DnsServer) -> None:
         seen = resolve(host, _EVENT, "slow.test")
         assert seen["returned"] < 0.1
         assert not seen["early"]

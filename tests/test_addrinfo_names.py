@@ -1,4 +1,4 @@
-"""rdmacm.getaddrinfo: nodes and services, what a resolver is asked and may answer, and every error."""
+"""rdmacm.getaddrinfo: nodes and services, the arguments and answers of a resolver, and every error."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ from support.lookups import (
 )
 from support.rows import for_each
 
-# -- what resolvers answer ------------------------------------------------------------------------------
+# -- answers of resolvers ------------------------------------------------------------------------------
 
 
 class TestAnswers:
-    def test_all_answers_in_order(self) -> None:
+    def test_all_answers_are_returned_in_order(self) -> None:
         resolver = Resolver(
             stream("fd00::2", 80, 0, 0, name="canonical.test"),
             stream("10.0.0.9", 80),
@@ -68,7 +68,7 @@ class TestAnswers:
         assert {(info.qp_type, info.port_space, info.flags) for info in found} == {(RC, TCP, 0)}
         assert [info.family for info in found] == [AF_INET6, AF_INET, AF_INET6, AF_INET]
 
-    def test_canonical_name_on_every_answer(self) -> None:
+    def test_every_answer_has_the_canonical_name(self) -> None:
         resolver = Resolver(stream("10.0.0.9", 80, name="canonical.test"), stream("10.0.0.1", 80))
         for flags, names in ((0, (None, "canonical.test")), (PASSIVE, ("canonical.test", None))):
             found = getaddrinfo("alias.test", 80, flags=flags, provider=Nowhere(), resolver=resolver)
@@ -98,7 +98,7 @@ class TestAnswers:
         found = getaddrinfo("name.test", 80, provider=Nowhere(), resolver=resolver)
         assert found == [to(("10.0.0.9", 80)), to(("10.0.0.1", 80))]
 
-    def test_datagram_only_answers(self) -> None:
+    def test_datagram_answers_give_ud_and_udp(self) -> None:
         resolver = Resolver(datagram("10.0.0.9", 69))
         assert getaddrinfo("name.test", "tftp", provider=Nowhere(), resolver=resolver) == [
             to(("10.0.0.9", 69), UD, UDP)
@@ -117,7 +117,7 @@ class TestAnswers:
         ],
     )
     def test_hints_override_the_socket_type(self, hints: AddrInfo, qp: int, ps: int) -> None:
-        """A resolver that was brought along, a cache say, may answer for another kind than was asked for."""
+        """A resolver of the caller, for example a cache, may return other socket types than requested."""
         for answers in (
             [stream("10.0.0.9", 80)],
             [datagram("10.0.0.9", 80)],
@@ -133,7 +133,7 @@ class TestAnswers:
         assert found == [to(("10.0.0.9", 80))]
         assert fails("name.test", 80, resolver=Resolver(strange)).errno == EAI.NODATA
 
-    def test_resolver_returns_a_gid(self) -> None:
+    def test_ipv6_answer_becomes_a_gid_with_rai_family(self) -> None:
         resolver = Resolver(stream("fe80::2:c903:1:2", 7471, 0, 0))
         found = getaddrinfo("name.test", 7471, h(FAMILY, AF_IB, ps=IB), provider=Nowhere(), resolver=resolver)
         assert found == [to(ib(0x13F1D2F), RC, IB)]
@@ -150,7 +150,7 @@ _NAME, _NUMBER, _ANY = int(socket.AI_CANONNAME), int(socket.AI_NUMERICHOST), int
 
 
 class TestResolverArguments:
-    """What a resolver is asked: family, type, protocol and flags of getaddrinfo(3)."""
+    """Family, type, protocol and flags of getaddrinfo(3)."""
 
     @for_each(
         ("hints", "question"),
@@ -183,14 +183,14 @@ class TestResolverArguments:
         assert fails("name.test", "service", hints, resolver=resolver).errno == EAI.NONAME
         assert resolver.asked == [("name.test", "service", *question)]
 
-    def test_no_hints_uses_addrconfig(self) -> None:
+    def test_lookup_without_hints_uses_addrconfig(self) -> None:
         resolver = no_such_name()
         fails("name.test", 80, resolver=resolver)
         assert resolver.asked == [
             ("name.test", "80", 0, 0, 0, _NAME | int(socket.AI_ADDRCONFIG) | int(socket.AI_V4MAPPED))
         ]
 
-    def test_no_canonname_without_a_node(self) -> None:
+    def test_lookup_without_a_node_asks_for_no_canonical_name(self) -> None:
         resolver = Resolver(stream("0.0.0.0", 80))
         found = getaddrinfo(None, "service", flags=PASSIVE, provider=Nowhere(), resolver=resolver)
         assert found == [on(("0.0.0.0", 80))]
@@ -199,13 +199,13 @@ class TestResolverArguments:
 
 class TestServices:
     @for_each(("service", "port"), [(0, 0), (7471, 7471), (65535, 65535), ("00080", 80), ("0" * 30 + "80", 80)])
-    def test_numeric_services(self, service: str | int, port: int) -> None:
+    def test_numeric_services_become_ports(self, service: str | int, port: int) -> None:
         (info,) = getaddrinfo("10.0.0.1", service, provider=Nowhere())
         assert info.dst_addr == ("10.0.0.1", port)
 
     @glibc_only
     @pytest.mark.parametrize("service", [" 7471", "\t7471", "+7471"])
-    def test_numbers_in_strtoul_syntax(self, service: str) -> None:
+    def test_services_in_strtoul_syntax_become_ports(self, service: str) -> None:
         (info,) = getaddrinfo("10.0.0.1", service, provider=Nowhere())
         assert info.dst_addr == ("10.0.0.1", 7471)
 
@@ -221,18 +221,18 @@ class TestServices:
             "+65536",
             " 70000",
             "-80",
-            "-4294967216",  # 80, to 32 bits
+            "-4294967216",  # 80 modulo 2**32
             "0" * 30 + "70000",
             "9" * 100,
         ],
     )
-    def test_numbers_beyond_the_port_range(self, service: str | int) -> None:
+    def test_services_beyond_the_port_range_raise(self, service: str | int) -> None:
         for node in ("10.0.0.1", None):
             error = fails(node, service)
             assert EAI(error.errno or 0) is EAI.SERVICE
             assert str(service) in str(error)
 
-    def test_very_long_numbers(self) -> None:
+    def test_very_long_numbers_are_parsed(self) -> None:
         assert fails("10.0.0.1", "1" * 10_000).errno == EAI.SERVICE
         (info,) = getaddrinfo("10.0.0.1", "0" * 10_000 + "80", provider=Nowhere())
         assert info.dst_addr == ("10.0.0.1", 80)
@@ -252,16 +252,16 @@ class TestServices:
 
 @glibc_only
 class TestNodes:
-    """Forms the table leaves out."""
+    """Nodes and services that are not in the table of cases."""
 
-    def test_gid_with_scope(self) -> None:
+    def test_gid_keeps_its_scope(self) -> None:
         if (reason := lo()) is not None:
             pytest.skip(reason)
         hints = h(FAMILY | NUMERICHOST, AF_IB, ps=IB)
         (info,) = getaddrinfo("fe80::1%lo", 1, hints, provider=Nowhere())
         assert info.dst_addr == SockAddrIB(Gid("fe80::1"), 0x13F0001, ALL_ONES, scope_id=1)
 
-    def test_numeric_scope(self) -> None:
+    def test_scope_may_be_numeric(self) -> None:
         (info,) = getaddrinfo("fe80::1%7", 1, flags=NUMERICHOST, provider=Nowhere())
         assert info.dst_addr == ("fe80::1", 1, 0, 7)
 
@@ -272,7 +272,7 @@ class TestNodes:
 
     @pytest.mark.parametrize("flags", [0, PASSIVE, NUMERICHOST])
     def test_asterisk_is_unknown(self, flags: int) -> None:
-        """getaddrinfo(3) takes ``*`` for NULL: for the host itself, or for a wildcard."""
+        """getaddrinfo(3) takes ``*`` for NULL, that is the loopback address or a wildcard."""
         assert EAI(fails("*", 7471, flags=flags).errno or 0) is EAI.NONAME
         assert EAI(fails("127.0.0.1", "*", flags=flags).errno or 0) is EAI.SERVICE
 
@@ -282,10 +282,10 @@ class TestNodes:
             assert EAI(fails(node, 80, flags=flags).errno or 0) is EAI.NONAME
 
     @pytest.mark.parametrize("service", ["80\0", "80\0abc", "http\0", "\0"])
-    def test_service_with_a_nul(self, service: str) -> None:
+    def test_service_with_a_nul_is_unknown(self, service: str) -> None:
         assert EAI(fails("127.0.0.1", service).errno or 0) is EAI.SERVICE
 
-    def test_unencodable_service(self) -> None:
+    def test_unencodable_service_is_unknown(self) -> None:
         assert EAI(fails("127.0.0.1", "\udc80").errno or 0) is EAI.SERVICE
 
     @for_each("node", ["a" * 64, f"{'a' * 64}.test", "a..test", ".", "é" * 64, "\ud800"])
@@ -294,7 +294,7 @@ class TestNodes:
         assert EAI(error.errno or 0) is EAI.NONAME
         assert error.errno == socket.EAI_NONAME
 
-    def test_error_for_a_label_too_long(self) -> None:
+    def test_too_long_label_is_named_in_the_error(self) -> None:
         assert "too long" in str(fails("a" * 64, 80))
 
 
@@ -340,7 +340,7 @@ class TestErrors:
             assert part in text
 
     @for_each("code", EAI)
-    def test_exception_types(self, code: EAI) -> None:
+    def test_resolver_errors_are_gai_errors(self, code: EAI) -> None:
         resolver = Resolver(error=socket.gaierror(int(code), ""))
         for kind in (GaiError, RdmaError, socket.gaierror, OSError):
             with pytest.raises(kind) as caught:
@@ -379,7 +379,7 @@ class TestErrors:
             (EAI.NONAME, None, None, None, "nothing to resolve"),
         ],
     )
-    def test_own_error_messages(
+    def test_own_errors_name_the_cause_and_have_a_hint(
         self, code: EAI, node: str | None, service: str | None, hints: AddrInfo | None, part: str
     ) -> None:
         error = fails(node, service, hints)
@@ -388,12 +388,12 @@ class TestErrors:
         for each in (gai_strerror(code), part, f"[EAI_{code.name}]", node or "", service or ""):
             assert each in str(error)
 
-    def test_resolver_without_answers(self) -> None:
+    def test_resolver_without_answers_is_eai_nodata(self) -> None:
         error = fails("name.test", 80, resolver=Resolver())
         assert EAI(error.errno or 0) is EAI.NODATA
         assert gai_strerror(EAI.NODATA) in str(error)
 
-    def test_eai_system(self) -> None:
+    def test_system_error_of_the_resolver_is_eai_system(self) -> None:
         cause = OSError(errno.EMFILE, "Too many open files")
         error = fails("name.test", 80, resolver=Resolver(error=cause))
         assert (error.errno, error.system_errno) == (EAI.SYSTEM, errno.EMFILE)
@@ -401,7 +401,7 @@ class TestErrors:
         for part in (gai_strerror(EAI.SYSTEM), "Too many open files", "EMFILE", "[EAI_SYSTEM]"):
             assert part in str(error)
 
-    def test_eai_system_keeps_errno(self) -> None:
+    def test_system_error_without_errno_is_eio(self) -> None:
         error = fails("name.test", 80, resolver=Resolver(error=OSError("broken")))
         assert (error.errno, error.system_errno) == (EAI.SYSTEM, errno.EIO)
         assert "broken" in str(error)
@@ -409,7 +409,7 @@ class TestErrors:
     def test_other_codes_have_no_system_errno(self) -> None:
         assert fails("name.test", 80, resolver=no_such_name()).system_errno == 0
 
-    def test_eai_memory(self) -> None:
+    def test_memory_error_of_the_resolver_is_eai_memory(self) -> None:
         cause = MemoryError()
         error = fails("name.test", 80, resolver=Resolver(error=cause))
         assert EAI(error.errno or 0) is EAI.MEMORY
@@ -419,7 +419,7 @@ class TestErrors:
     @pytest.mark.parametrize(
         "cause", [UnicodeError("label too long"), ValueError("embedded null character")], ids=["label", "nul"]
     )
-    def test_encoding_errors(self, cause: ValueError) -> None:
+    def test_encoding_error_of_the_resolver_is_eai_noname(self, cause: ValueError) -> None:
         error = fails("name.test", 80, resolver=Resolver(error=cause))
         assert EAI(error.errno or 0) is EAI.NONAME
         assert error.__cause__ is cause
@@ -447,13 +447,13 @@ class TestErrors:
             (None, "svc", SA, "InfiniBand"),
         ],
     )
-    def test_sa_errors(self, node: str | None, service: str | None, flags: RaiFlag, part: str) -> None:
+    def test_invalid_sa_lookups_raise(self, node: str | None, service: str | None, flags: RaiFlag, part: str) -> None:
         with pytest.raises(RdmaError, match=part) as caught:
             getaddrinfo(node, service, flags=flags, provider=Nowhere())
         assert caught.value.step == "getaddrinfo"
         assert not isinstance(caught.value, socket.gaierror)
 
-    def test_invalid_call_arguments(self) -> None:
+    def test_arguments_of_a_wrong_type_raise(self) -> None:
         wrong: Any = 7
         with pytest.raises(TypeError):
             getaddrinfo(wrong, 80, provider=Nowhere())

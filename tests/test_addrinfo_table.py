@@ -1,4 +1,4 @@
-"""rdmacm.getaddrinfo: the table of cases, and the lengths C has."""
+"""rdmacm.getaddrinfo: the table of cases, and lengths as in C."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _usable_ipv6() -> str | None:
 
 
 def _ipv6_beyond_loopback() -> str | None:
-    # Without hints getaddrinfo(3) leaves out families of which the host has the loopback address only.
+    # Without hints getaddrinfo(3) omits families of which the host has only the loopback address.
     table = Path("/proc/net/if_inet6")
     lines = table.read_text().splitlines() if table.exists() else []
     if all(line.split()[-1] == "lo" for line in lines):
@@ -72,11 +72,11 @@ def _ipv6_beyond_loopback() -> str | None:
 
 @dataclass(frozen=True)
 class Case:
-    """A row: what is asked, and the answers, the EAI code or the errno that must come.
+    """A row: the arguments, and the expected answers, EAI code or errno.
 
-    ``page`` is there where the answer is not the C library's: ``c`` is what that gives, ``page`` why the
-    manual page has it otherwise.  ``named``: the answers have a canonical name.  ``needs`` says why the row
-    cannot be tried here, None where it can.  ``resolver`` stands for a name server.
+    If the C library's answer differs, ``c`` describes it, and ``page`` says what the manual page requires.
+    ``named``: the answers have a canonical name.  ``needs`` returns the reason why the row cannot run here, or
+    None.  ``resolver`` replaces the system's resolver.
     """
 
     node: str | None
@@ -190,7 +190,7 @@ CASES: dict[int, Case] = {
     34: Case("10.0.0.1", None, h(qp=RC, ps=IPOIB), EAI.QPTYPE),
     35: Case("10.0.0.1", "7471", h(qp=UC, ps=TCP), (to(("10.0.0.1", 7471), UC, TCP),)),
     36: Case("10.0.0.1", "7471", h(qp=RAW_PACKET, ps=UDP), (to(("10.0.0.1", 7471), RAW_PACKET, UDP),)),
-    # Sides and sources.
+    # Active and passive sides, and sources.
     37: Case("10.0.0.1", "7471", h(PASSIVE, ps=TCP), (on(("10.0.0.1", 7471)),)),
     38: Case("10.0.0.1", None, h(PASSIVE, ps=TCP), (on(("10.0.0.1", 0)),)),
     39: Case("10.0.0.1", "7471", h(ps=TCP, src=("10.0.0.2", 0)), (to(("10.0.0.1", 7471), src=("10.0.0.2", 0)),)),
@@ -208,7 +208,7 @@ CASES: dict[int, Case] = {
     45: Case("127.0.0.1", "7471", h(FAMILY, AF_INET, ps=TCP), (to(("127.0.0.1", 7471)),)),
     46: Case("::ffff:10.0.0.1", "7471", h(NUMERICHOST, ps=TCP), (to(("::ffff:10.0.0.1", 7471, 0, 0)),)),
     47: Case("::ffff:10.0.0.1", "7471", h(NUMERICHOST, AF_INET, ps=TCP), (to(("10.0.0.1", 7471)),)),
-    # Nodes that are names, or look like some.
+    # Nodes that are names or look like names.
     48: Case("localhost", "7471", h(NUMERICHOST, ps=TCP), EAI.NONAME),
     49: Case(
         "localhost",
@@ -338,27 +338,27 @@ def check_without_route(number: int) -> None:
 
 #: Rows that hold on every system.
 EVERYWHERE = [number for number, case in CASES.items() if case.needs is None]
-#: Rows that have RAI_NOROUTE themselves.
+#: Rows whose hints already have RAI_NOROUTE.
 WITHOUT_ROUTE = [number for number, case in CASES.items() if (case.hints or AddrInfo()).flags & NOROUTE]
 
 
 @glibc_only
 class TestCaseTable:
-    def test_is_complete(self) -> None:
+    def test_table_is_complete(self) -> None:
         assert list(CASES) == list(range(1, 94))
         assert [number for number, case in CASES.items() if (case.c is None) != (case.page is None)] == []
 
     @for_each("number", EVERYWHERE)
-    def test_row(self, number: int) -> None:
+    def test_row_gives_its_answer(self, number: int) -> None:
         check(CASES[number], CASES[number].hints, Nowhere())
 
     @for_each("number", [number for number in EVERYWHERE if number not in WITHOUT_ROUTE])
-    def test_row_without_route(self, number: int) -> None:
-        """RAI_NOROUTE changes no answer of a host with nothing to offer, and asks the host for nothing."""
+    def test_row_gives_the_same_answer_with_noroute(self, number: int) -> None:
+        """The host has no routes to add; with RAI_NOROUTE it is not even asked."""
         check_without_route(number)
 
     @pytest.mark.parametrize("number", [number for number in CASES if number not in EVERYWHERE])
-    def test_row_of_some_systems(self, number: int) -> None:
+    def test_row_for_some_systems_gives_its_answer(self, number: int) -> None:
         needs = CASES[number].needs
         if needs is not None and (reason := needs()) is not None:
             pytest.skip(reason)
@@ -384,16 +384,16 @@ class TestLengths:
             ("10.0.0.1", h(src=("2001:db8::1", 0)), (28, 16)),
         ],
     )
-    def test_of_addresses(self, node: str, hints: AddrInfo, lengths: tuple[int, int]) -> None:
+    def test_address_lengths_are_those_of_c(self, node: str, hints: AddrInfo, lengths: tuple[int, int]) -> None:
         (info,) = getaddrinfo(node, 7471, hints, provider=Nowhere())
         assert (info.src_len, info.dst_len) == lengths
         assert (info.route_len, info.connect_len) == (0, 0)
 
-    def test_of_route_and_connect_data(self) -> None:
+    def test_route_and_connect_lengths_are_in_bytes(self) -> None:
         info = AddrInfo(route=(PathData(PATH), PathData(OTHER_PATH)), connect=b"abc")
         assert (info.route_len, info.connect_len) == (144, 3)
         assert (info.src_len, info.dst_len) == (0, 0)
 
-    def test_answers_carry_enumerations(self) -> None:
+    def test_answers_have_enumerations(self) -> None:
         (info,) = getaddrinfo("10.0.0.1", 7471, flags=1, port_space=0x111, provider=Nowhere())
         assert repr((info.flags, info.qp_type, info.port_space)) == repr((PASSIVE, UD, UDP))

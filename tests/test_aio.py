@@ -1,4 +1,4 @@
-"""connect() and listen() in asyncio, on loopback."""
+"""Connections in asyncio, on loopback."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def _nothing_left() -> Iterator[None]:
     yield
     gc.collect()
     check_nothing_is_left()
-    # A driver left behind keeps a loop alive and shows nowhere else.
+    # A remaining driver would keep its loop alive; no public attribute shows it.
     assert not aio._Driver._all
     deadline = time.monotonic() + 2
     while descriptors() - before and time.monotonic() < deadline:
-        threading.Event().wait(0.005)  # the helper thread closes its own
+        threading.Event().wait(0.005)  # the helper thread closes its descriptors itself
     assert descriptors() <= before
 
 
@@ -91,7 +91,7 @@ async def echo(listener: AsyncListener) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_every_operation(host: str) -> None:
+def test_every_operation_transfers_its_data(host: str) -> None:
     async def main() -> None:
         async with connected(host) as (active, passive):
             await active.send(b"hello")
@@ -123,7 +123,7 @@ def test_every_operation(host: str) -> None:
     run(main())
 
 
-def test_end_of_a_connection() -> None:
+def test_disconnecting_ends_pending_operations() -> None:
     async def main() -> None:
         async with connected() as (active, passive):
             await passive.send(b"one")
@@ -155,7 +155,7 @@ def test_one_descriptor_per_loop_while_connections_are_open() -> None:
             (driver,) = aio._Driver._all.values()
             fd = driver._fd
         assert not aio._Driver._all
-        assert not loop.remove_reader(fd), "it was let go of"
+        assert not loop.remove_reader(fd), "the driver has removed its reader"
         async with connected() as (active, passive):
             await active.send(b"and again")
             assert await passive.recv() == b"and again"
@@ -163,7 +163,7 @@ def test_one_descriptor_per_loop_while_connections_are_open() -> None:
     run(main())
 
 
-def test_rejections() -> None:
+def test_rejection_and_refused_access_raise() -> None:
     async def main() -> None:
         async with await aio.listen(("", 0)) as listener:
             connecting = asyncio.create_task(aio.connect(("127.0.0.1", listener.port), private_data=b"me"))
@@ -193,7 +193,7 @@ def test_requests_beyond_the_backlog_are_rejected() -> None:
             waiting = []
             for _ in range(3):
                 waiting.append(asyncio.create_task(aio.connect(("127.0.0.1", listener.port))))
-                # That a request has arrived shows only when it is accepted.
+                # No public attribute shows a waiting request before it is accepted.
                 while len(listener._core._requests) < len(waiting):
                     await asyncio.sleep(0.001)
             for _ in range(3):
@@ -207,7 +207,7 @@ def test_requests_beyond_the_backlog_are_rejected() -> None:
     run(main())
 
 
-def test_timeouts() -> None:
+def test_timeouts_raise_and_lose_no_message() -> None:
     async def main() -> None:
         async with await aio.listen(("127.0.0.1", 0)) as listener:
             with pytest.raises(TimeoutError):
@@ -261,7 +261,7 @@ def test_lookups_do_not_block_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     run(main())
 
 
-def test_two_hundred_connections_at_once() -> None:
+def test_two_hundred_connections_work_at_once() -> None:
     async def client(port: int, number: int) -> None:
         async with await aio.connect(("127.0.0.1", port), depth=2, max_message=100) as conn:
             for turn in range(3):
@@ -316,8 +316,8 @@ def test_concurrent_operations_are_queued() -> None:
     run(main())
 
 
-def test_threads_and_several_loops() -> None:
-    """The progress that one thread makes is news for others."""
+def test_connections_work_across_threads_and_loops() -> None:
+    """The progress of one thread wakes the loops and calls of other threads."""
     ports: list[int] = []
     ready, done = threading.Event(), threading.Event()
 
@@ -363,7 +363,7 @@ asyncio.run(main())
 """
 
 
-def test_peer_in_another_process() -> None:
+def test_connection_to_another_process_works() -> None:
     async def main() -> None:
         async with await aio.listen(("127.0.0.1", 0)) as listener:
             argv = (sys.executable, "-c", CHILD, str(listener.port))
@@ -380,8 +380,8 @@ def test_peer_in_another_process() -> None:
 # -- cancellation -------------------------------------------------------------------------------------------
 
 
-async def cancelled_everywhere(make: Callable[[], Awaitable[Callable[[], Coroutine[Any, Any, Any]]]]) -> int:
-    """Cancel what ``make()`` gives after 0, 1, 2 ... turns of the loop, until it is done before that."""
+async def cancelled_at_every_turn(make: Callable[[], Awaitable[Callable[[], Coroutine[Any, Any, Any]]]]) -> int:
+    """Cancel the operation that ``make()`` returns after 0, 1, 2 ... turns of the loop, until it is done earlier."""
     for turns in range(10_000):
         task = asyncio.create_task((await make())())
         for _ in range(turns):
@@ -394,7 +394,7 @@ async def cancelled_everywhere(make: Callable[[], Awaitable[Callable[[], Corouti
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-    raise AssertionError("it never ends")
+    raise AssertionError("the operation never ends")
 
 
 def test_connect_can_be_cancelled_at_any_step() -> None:
@@ -405,8 +405,8 @@ def test_connect_can_be_cancelled_at_any_step() -> None:
             async def make() -> Callable[[], Coroutine[Any, Any, Any]]:
                 return lambda: aio.connect(("127.0.0.1", listener.port), depth=1, max_message=100)
 
-            assert await cancelled_everywhere(make) > 3
-            async with await aio.connect(("127.0.0.1", listener.port)) as conn:  # all is well
+            assert await cancelled_at_every_turn(make) > 3
+            async with await aio.connect(("127.0.0.1", listener.port)) as conn:  # the listener still works
                 await conn.send(b"x")
                 assert await conn.recv() == b"x"
             listener.close()
@@ -438,12 +438,12 @@ def test_accept_can_be_cancelled_at_any_step() -> None:
                     clients.append(asyncio.create_task(aio.connect(("127.0.0.1", listener.port))))
                 return listener.accept
 
-            assert await cancelled_everywhere(make) > 1
+            assert await cancelled_at_every_turn(make) > 1
             await (await clients[0]).close()
 
             clients.clear()
             turns = 0
-            while True:  # the same for a request: whoever asked is told, and asks again
+            while True:  # the same for a request: cancelling rejects it, and the client connects again
                 client = asyncio.create_task(aio.connect(("127.0.0.1", listener.port)))
                 request = await listener.get_request()
                 accepting = asyncio.create_task(request.accept())
@@ -473,7 +473,7 @@ def test_operations_can_be_cancelled_at_any_step(name: str) -> None:
             own = bytearray(50_000)
 
             async def make() -> Callable[[], Coroutine[Any, Any, Any]]:
-                own.extend(b"x")  # nobody uses it
+                own.extend(b"x")  # raises BufferError if an operation still exports the memory
                 for conn in open_ones:
                     await conn.close()
                 active, passive = await asyncio.gather(aio.connect(("127.0.0.1", listener.port)), listener.accept())
@@ -493,7 +493,7 @@ def test_operations_can_be_cancelled_at_any_step(name: str) -> None:
                     "fetch_add": lambda: active.fetch_add(remote[:8], 1),
                 }[name]
 
-            assert await cancelled_everywhere(make) > 0
+            assert await cancelled_at_every_turn(make) > 0
             for conn in open_ones:
                 await conn.close()
             gc.collect()
@@ -502,7 +502,7 @@ def test_operations_can_be_cancelled_at_any_step(name: str) -> None:
     run(main())
 
 
-def test_effect_of_cancellation_on_the_connection() -> None:
+def test_cancelled_send_completes_unless_its_memory_can_change() -> None:
     async def main() -> None:
         async with connected(depth=1) as (active, passive):
             await active.send(b"the only buffer is full")
@@ -510,7 +510,7 @@ def test_effect_of_cancellation_on_the_connection() -> None:
                 async with asyncio.timeout(0.02):
                     await active.send(bytes(1000))
             assert await passive.recv() == b"the only buffer is full"
-            assert await passive.recv() == bytes(1000), "its bytes cannot change: it went on by itself"
+            assert await passive.recv() == bytes(1000), "bytes are immutable, so the send has completed"
             await active.send(b"full again")
             own = bytearray(1000)
             with pytest.raises(TimeoutError):
@@ -547,7 +547,7 @@ def test_unclosed_objects_warn_and_are_released() -> None:
         async with connected() as (_, passive):
             async with await aio.listen(("127.0.0.1", 0)) as listener:
                 active, other = await asyncio.gather(aio.connect(("127.0.0.1", listener.port)), listener.accept())
-                await asyncio.sleep(0)  # the task that made it goes away
+                await asyncio.sleep(0)  # the finished task drops its reference
                 with pytest.warns(ResourceWarning, match="unclosed connection"):
                     del active
                     gc.collect()

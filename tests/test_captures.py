@@ -1,4 +1,4 @@
-"""Captures: what others read in them, and what becomes of them when something goes wrong."""
+"""Capture files: their content in other programs' readers, and captures that fail."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from support.rc_packets import RC_PACKETS
 from support.tshark import dissect, needs_tshark
 
 CAPTURES = Path(__file__).parent / "data" / "captures"
-#: Captures of packets one by one, as they arrived.
+#: Captures of single packets as they arrived, without segmentation offload.
 RECEIVED = [path for path in sorted(CAPTURES.glob("*.pcap*")) if not path.stem.endswith("gso")]
 V4 = bytes([192, 0, 2, 1]), bytes([192, 0, 2, 2])
 V6 = bytes.fromhex("20010db8000000000000000000000001"), bytes.fromhex("20010db8000000000000000000000002")
@@ -51,7 +51,7 @@ def read(path: Path) -> list[Datagram]:
 
 
 def write_every_operation(path: Path, pair: tuple[bytes, bytes]) -> None:
-    """Each one packet sent, then each one received with an identification of its own."""
+    """Write each packet of RC_PACKETS as sent, then each as received with its own IPv4 identification."""
     local, remote = pair
     with Capture(path) as capture:
         for packet in RC_PACKETS:
@@ -82,7 +82,7 @@ def test_sent_train_is_split_into_packets(tmp_path: Path, pair: tuple[bytes, byt
     packets = [sealed(bytes([number]) * size, pair, number) for number, size in enumerate([60, 60, 60, 20])]
     whole = b"".join(packets)
     with Capture(tmp_path / "train.pcapng") as capture:
-        # Pieces need not end where packets do.
+        # The buffers do not end at packet boundaries.
         capture.tap(True, *pair, SPORT, DPORT, [whole[:70], memoryview(whole)[70:75], whole[75:]], 64)
         assert capture.packets == 4
     found = read(tmp_path / "train.pcapng")
@@ -90,7 +90,7 @@ def test_sent_train_is_split_into_packets(tmp_path: Path, pair: tuple[bytes, byt
     assert [one.identification for one in found] == ([0] * 4 if pair is V6 else [0, 1, 2, 3])
 
 
-def test_received_train_with_arbitrary_ip_identifications(tmp_path: Path) -> None:
+def test_identifications_of_a_received_train_are_recovered(tmp_path: Path) -> None:
     identifications = [0xFFFE, 0xFFFF, 0, 7, 40000]
     back = V4[1], V4[0]
     whole = b"".join(sealed(bytes(28), back, identification) for identification in identifications)
@@ -100,7 +100,7 @@ def test_received_train_with_arbitrary_ip_identifications(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("path", RECEIVED, ids=[path.name for path in RECEIVED])
-def test_linux_captures_are_reproduced(tmp_path: Path, path: Path) -> None:
+def test_linux_captures_are_reproduced_byte_for_byte(tmp_path: Path, path: Path) -> None:
     wanted = list(roce(path))
     with Capture(tmp_path / "again.pcapng") as capture:
         for one in wanted:
@@ -122,7 +122,7 @@ def test_timestamps_follow_the_clock(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 3, 11, 15, 16, 17, 65507])
-def test_arbitrary_datagrams(tmp_path: Path, size: int) -> None:
+def test_arbitrary_datagrams_are_written_and_marked(tmp_path: Path, size: int) -> None:
     with Capture(tmp_path / "odd.pcapng") as capture:
         capture.tap(False, *V4, 1, DPORT, memoryview(b"\xa5" * size), 0)
     assert [one.payload for one in read(tmp_path / "odd.pcapng")] == [b"\xa5" * size]
@@ -130,11 +130,11 @@ def test_arbitrary_datagrams(tmp_path: Path, size: int) -> None:
 
 
 class TestScapy:
-    """Readers by others."""
+    """Scapy as a reader."""
 
     @pytest.fixture
     def rdpcap(self) -> Any:
-        reason = "scapy is not installed; it is only here to compare with"
+        reason = "scapy, which reads the captures, is not installed"
         pytest.importorskip("scapy.contrib.roce", reason=reason)
         pytest.importorskip("scapy.layers.inet6", reason=reason)
         return pytest.importorskip("scapy.utils", reason=reason).rdpcap
@@ -162,7 +162,7 @@ class TestScapy:
             assert (bth.opcode, bth.dqpn, bth.psn) == (ours.opcode, ours.dest_qpn, ours.psn)
             assert (bth.ackreq, bth.solicited, bth.padcount) == (ours.ack_req, ours.se, ours.pad_cnt)
             assert bth.icrc.to_bytes(4, "big") == bth.compute_icrc(bytes(bth))
-            # Built anew, with the checksums and lengths that it thinks right.
+            # Built again with the checksums and lengths that scapy computes.
             ip.len = ip.chksum = ip.plen = theirs[UDP].len = theirs[UDP].chksum = None
             assert bytes(theirs) == theirs.original
 
@@ -176,9 +176,9 @@ class TestScapy:
 
 @needs_tshark
 class TestWireshark:
-    """Wireshark's dissectors, by way of tshark."""
+    """Wireshark's dissectors, through tshark."""
 
-    #: Older Wiresharks do not know these, and what follows their opcodes.
+    #: Older versions of Wireshark do not know these opcodes and their headers.
     NEWER = Opcode.RC_FLUSH, Opcode.RC_ATOMIC_WRITE
 
     @families
@@ -250,12 +250,12 @@ class TestWireshark:
                 capture.tap(False, one.destination, one.source, one.sport, one.dport, memoryview(one.payload), 0)
         found = dissect(path, ["infiniband.bth.opcode", "infiniband.mad.attributeid", "infiniband.mad.transactionid"])
         assert [int(one["infiniband.bth.opcode"]) for one in found] == [one.payload[0] for one in wanted]
-        # Datagrams of communication management are read down to their private data.
+        # MADs of communication management are dissected up to their private data.
         assert len([one for one in found if one["infiniband.mad.attributeid"]]) > 50
 
 
 class Wire:
-    """Of a wire, what a capture knows."""
+    """The part of a wire that a capture uses."""
 
     tap: Tap | None = None
 
@@ -296,34 +296,36 @@ os.kill(os.getpid(), signal.SIGKILL)
                 second.attach(wire)
             assert wire.tap == second.tap
 
-    def test_file_cannot_be_opened(self, tmp_path: Path) -> None:
+    def test_missing_directory_raises(self, tmp_path: Path) -> None:
         with pytest.raises(FileNotFoundError, match=r"no-such-directory/a\.pcapng"):
             Capture(tmp_path / "no-such-directory" / "a.pcapng")
 
     @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="/dev/full is Linux's")
-    def test_disk_full_at_open(self) -> None:
+    def test_full_disk_at_open_raises(self) -> None:
         with pytest.raises(OSError, match="/dev/full"):
             Capture("/dev/full")
 
-    def test_disk_full_later(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def test_full_disk_later_ends_the_capture_with_a_warning(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
         path, wire = tmp_path / "limited.pcapng", Wire()
         packet = sealed(bytes(1000), V4)
         with Capture(path) as capture, caplog.at_level(logging.WARNING, "rdmacm"):
             capture.attach(wire)
             capture.tap(True, *V4, SPORT, DPORT, [packet], 0)
-            # So that there is room for some bytes of a packet more, and not for all.
+            # Room for a part of another packet only.
             with largest_file(path.stat().st_size + 100):
                 capture.tap(True, *V4, SPORT, DPORT, [packet], 0)
             capture.tap(True, *V4, SPORT, DPORT, [packet], 0)
             assert capture.error is not None
             assert capture.packets == 1
-            assert wire.tap is None, "the traffic no longer pays for it"
-        assert [one.payload for one in read(path)] == [packet], "no half of a packet is left"
+            assert wire.tap is None, "the wire is no longer tapped"
+        assert [one.payload for one in read(path)] == [packet], "the partial packet is removed"
         (record,) = caplog.records
         assert record.levelno == logging.WARNING
         assert "limited.pcapng stopped after 1 packets" in record.getMessage()
 
-    def test_concurrent_writers(self, tmp_path: Path) -> None:
+    def test_concurrent_writers_lose_no_packet(self, tmp_path: Path) -> None:
         packets = [sealed(bytes([number]) * 100, V4) for number in range(4)]
         with Capture(tmp_path / "threads.pcapng") as capture:
 
@@ -340,8 +342,8 @@ os.kill(os.getpid(), signal.SIGKILL)
         found = [one.payload for one in read(tmp_path / "threads.pcapng")]
         assert sorted(found) == sorted(packets * 200)
 
-    def test_packet_sent_during_a_write(self, tmp_path: Path) -> None:
-        """As a finalizer may do in the middle of it."""
+    def test_packet_sent_during_a_write_is_recorded(self, tmp_path: Path) -> None:
+        """As a finalizer may send one."""
         packet = [sealed(bytes(12), V4)]
         ports = [2]
 
@@ -365,7 +367,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @contextmanager
 def largest_file(size: int) -> Iterator[None]:
-    """No file of this process grows beyond ``size`` bytes."""
+    """Limit the files of this process to ``size`` bytes."""
     resource = pytest.importorskip("resource", reason="limits are POSIX's")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
@@ -378,7 +380,7 @@ def largest_file(size: int) -> Iterator[None]:
 class TestProvider:
     """:func:`rdmacm.capture`."""
 
-    def test_packets_of_a_host(self, tmp_path: Path) -> None:
+    def test_capture_records_the_packets_of_a_host(self, tmp_path: Path) -> None:
         fabric, path = Fabric(), tmp_path / "host.pcapng"
         a, b = fabric.host("a", "10.0.0.1"), fabric.host("b", "10.0.0.2")
         with CmId(provider=b.provider) as listener, CmId(provider=a.provider) as cmid:
@@ -392,11 +394,11 @@ class TestProvider:
             assert a.provider.tap is None
         assert found.packets == len(read(path)) == 2
 
-    def test_file_cannot_be_created(self, tmp_path: Path) -> None:
+    def test_file_that_cannot_be_created_raises(self, tmp_path: Path) -> None:
         with pytest.raises(RdmaError) as caught:
             rdmacm.capture(tmp_path / "none" / "x")
         assert str(caught.value) == f"capture {tmp_path}/none/x: No such file or directory [ENOENT]"
 
-    def test_unknown_provider(self, tmp_path: Path) -> None:
+    def test_unknown_provider_raises(self, tmp_path: Path) -> None:
         with pytest.raises(RdmaError, match=r"\[ENODEV\]"):
             rdmacm.capture(tmp_path / "x", "none")

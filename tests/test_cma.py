@@ -1,4 +1,4 @@
-"""A client as the manual pages write it, line by line."""
+"""The functions with C's names: clients, servers and helpers written as in the manual pages."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from rdmacm.cma import (
 )
 
 
-def test_client_over_loopback() -> None:
+def test_client_resolves_over_loopback() -> None:
     res = rdma_getaddrinfo("127.0.0.1", "7471", rdmacm.AddrInfo(port_space=RDMA_PS_TCP))
     channel = rdma_create_event_channel()
     id = rdma_create_id(channel, "context", RDMA_PS_TCP)
@@ -74,7 +74,7 @@ def test_client_over_loopback() -> None:
         rdma_destroy_event_channel(channel)
 
 
-def test_remaining_calls() -> None:
+def test_options_migration_lookup_and_devices_work() -> None:
     channel = rdma_create_event_channel()
     id = rdma_create_id(channel)
     other = rdma_create_event_channel()
@@ -102,7 +102,7 @@ def test_remaining_calls() -> None:
         rdma_destroy_event_channel(other)
 
 
-def test_synchronous_id() -> None:
+def test_synchronous_id_resolves_and_raises() -> None:
     id = rdma_create_id(None)
     try:
         rdma_resolve_addr(id, None, ("127.0.0.1", 1), 2000)
@@ -133,7 +133,7 @@ def test_constants_have_the_values_of_the_headers() -> None:
     assert (cma.IBV_EVENT_COMM_EST, cma.IBV_PATH_FLAG_BIDIRECTIONAL) == (4, 40)
 
 
-def test_rdma_verbs_helpers() -> None:
+def test_rdma_verbs_helpers_transfer_data() -> None:
     def serve() -> None:
         try:
             id = cma.rdma_get_request(listen_id)
@@ -216,8 +216,8 @@ def test_rdma_verbs_helpers() -> None:
     assert not failures
 
 
-def test_application_queue_pair_and_rejection() -> None:
-    """Both ends on one channel, as a C test of the connection manager would have them."""
+def test_application_queue_pairs_connect_and_are_rejected() -> None:
+    """Both ends on one channel."""
     channel = rdma_create_event_channel()
     listen_id = rdma_create_id(channel)
     rdma_bind_addr(listen_id, ("127.0.0.1", 0))
@@ -285,7 +285,7 @@ def test_datagram_queue_pairs_are_unsupported() -> None:
 
 @pytest.mark.parametrize("pair", ["rdma_{}", "rdma_x{}"])
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
-def test_examples_run(address: str, pair: str) -> None:
+def test_example_programs_exchange_a_message(address: str, pair: str) -> None:
     at_server, at_client = pair.format("server"), pair.format("client")
 
     def run(name: str, *args: str) -> subprocess.Popen[str]:

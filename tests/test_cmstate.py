@@ -1,4 +1,4 @@
-"""Every cell of the id's state tables, on paper and through real ids."""
+"""Every cell of the id's state tables, in the tables themselves and through real ids."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.rows import for_each
 
 S, T = State, Trigger
 
-# Who may do what, from rdma_cm(7)'s pages and the kernel's own checks: call → states that allow it.
+# The states that allow each call, from the manual pages of rdma_cm(7) and the kernel's checks.
 ALLOWED: dict[Trigger, set[State]] = {
     T.BIND_ADDR: {S.IDLE},
     T.RESOLVE_ADDR: {S.IDLE, S.ADDR_BOUND, S.ADDRINFO_RESOLVED},
@@ -37,7 +37,7 @@ ALLOWED: dict[Trigger, set[State]] = {
 
 @for_each("state", list(State), ids=lambda s: s.name)
 @for_each("call", list(ALLOWED), ids=lambda t: t.name)
-def test_each_call_in_each_state(call: Trigger, state: State) -> None:
+def test_each_call_is_allowed_in_its_states_only(call: Trigger, state: State) -> None:
     after = TRANSITIONS[state].get(call)
     assert (after is not None) == (state in ALLOWED[call])
     if after is None:
@@ -47,12 +47,12 @@ def test_each_call_in_each_state(call: Trigger, state: State) -> None:
 
 def test_outcomes_follow_the_manual_pages() -> None:
     assert TRANSITIONS[S.ADDR_QUERY].get(T.ADDR_DONE) is S.ADDR_RESOLVED
-    assert TRANSITIONS[S.ADDR_QUERY].get(T.ADDR_FAILED) is S.ADDR_BOUND, "a failed resolve may be tried again"
+    assert TRANSITIONS[S.ADDR_QUERY].get(T.ADDR_FAILED) is S.ADDR_BOUND, "a failed resolution may be repeated"
     assert TRANSITIONS[S.ROUTE_QUERY].get(T.ROUTE_DONE) is S.ROUTE_RESOLVED
     assert TRANSITIONS[S.ROUTE_QUERY].get(T.ROUTE_FAILED) is S.ADDR_RESOLVED
     assert TRANSITIONS[S.ADDRINFO_QUERY].get(T.SERVICE_FAILED) is S.ADDR_BOUND
     assert TRANSITIONS[S.CONNECT].get(T.DISCONNECTED) is S.DISCONNECT
-    assert TRANSITIONS[S.CONNECT].get(T.CONNECT) is None, "an id that was refused cannot connect again"
+    assert TRANSITIONS[S.CONNECT].get(T.CONNECT) is None, "a rejected id cannot connect again"
     for state in State:
         if state not in (S.DEVICE_REMOVAL, S.DESTROYING):
             assert TRANSITIONS[state].get(T.DEVICE_GONE) is S.DEVICE_REMOVAL
@@ -72,7 +72,7 @@ def test_every_state_can_be_reached() -> None:
 
 
 class World:
-    """A host with one neighbour that answers, and an id brought into a state."""
+    """A host with one neighbour that answers, and an id in a state."""
 
     def __init__(self, state: State, port_space: PortSpace = PortSpace.TCP) -> None:
         network = MemoryNetwork()
@@ -131,7 +131,7 @@ def test_ids_follow_the_table(call: Trigger, state: State) -> None:
                 CALLS[call](world)
             assert refused.value.errno == refusal(state)
             assert state.name in str(refused.value)
-            assert world.id.state is state, "a refused call changes nothing"
+            assert world.id.state is state, "a refused call does not change the state"
             with pytest.raises(BlockingIOError):
                 world.channel.get_event(0)
     finally:
@@ -153,7 +153,7 @@ OPTIONS = {
     ids=lambda s: s.name,
 )
 @for_each("option", list(OPTIONS))
-def test_options_in_each_state(option: str, state: State) -> None:
+def test_each_option_is_accepted_in_its_states_only(option: str, state: State) -> None:
     world = World(state)
     name, value = OPTIONS[option]
     try:
@@ -182,7 +182,7 @@ def test_options_in_each_state(option: str, state: State) -> None:
         (OptionLevel.IB, 2, b"", errno.ENOSYS),
     ],
 )
-def test_invalid_options(level: int, name: int, value: int | bytes, code: int) -> None:
+def test_invalid_options_raise(level: int, name: int, value: int | bytes, code: int) -> None:
     world = World(S.IDLE)
     try:
         with pytest.raises(OSError) as refused:

@@ -1,4 +1,4 @@
-"""The examples in docstrings say what happens."""
+"""The examples in docstrings."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import pytest
         *["proto.roce.headers", "proto.roce.icrc", "proto.roce.psn"],
     ],
 )
-def test_examples(module: str) -> None:
+def test_examples_in_docstrings_give_their_results(module: str) -> None:
     result = doctest.testmod(importlib.import_module(f"rdmacm.{module}"))
     assert result.failed == 0
 
 
-def test_modules_with_examples_are_found() -> None:
+def test_package_docstring_has_examples() -> None:
     assert doctest.testmod(importlib.import_module("rdmacm")).attempted > 0

@@ -1,4 +1,4 @@
-"""README and the pages of docs/: links and names of files lead somewhere, lines are short, README's examples run."""
+"""README and the pages of docs/: links and file names exist, lines are short, README's examples run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PAGES = {path: path.read_text(encoding="utf-8") for path in [*ROOT.glob("*.md"),
 
 
 def without_code(text: str) -> str:
-    """The prose of a page: no code, and nothing that a program writes into README."""
+    """The prose of a page, without code and without the tables that programs write into README."""
     text = re.sub(r"^```.*?^```\n", "", text, flags=re.DOTALL | re.MULTILINE)
     return re.sub(r"^<!-- (\w+): made.*?<!-- \1: end -->\n", "", text, flags=re.DOTALL | re.MULTILINE)
 
@@ -45,7 +45,7 @@ def test_lines_of_prose_are_at_most_120_columns() -> None:
     assert not long
 
 
-def test_examples_of_the_readme_run_by_themselves() -> None:
+def test_each_example_of_the_readme_runs_alone() -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", PAGES[ROOT / "README.md"], re.DOTALL | re.MULTILINE)
     assert len(blocks) > 3
     for block in blocks:
@@ -56,7 +56,7 @@ def test_architecture_names_each_folder_and_only_files_that_exist() -> None:
     text = PAGES[ROOT / "docs" / "architecture.md"]
     folders = {path.parent.relative_to(SOURCES).as_posix() + "/" for path in SOURCES.rglob("*/*.py")}
     assert folders == set(re.findall(r"`([\w/]+/)` \|", text))
-    # In the row of a folder or a seam, the names of its files stand without the folder.
+    # The row of a folder names its files without the folder.
     existing = {path.relative_to(base).as_posix() for base in (ROOT, SOURCES) for path in base.rglob("*.py")}
     existing |= {path.name for path in SOURCES.rglob("*.py")}
     assert set(re.findall(r"`([\w/]+\.py)`", text)) <= existing

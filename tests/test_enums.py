@@ -1,4 +1,4 @@
-"""The enumerations of verbs have C's values."""
+"""The enumerations of verbs have the values of C."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rdmacm.verbs import AccessFlag, QPAttrMask, QPState, SendFlag, WCFlag, WCOp
 from rdmacm.verbs.enums import GidType, LinkLayer, Mtu, NodeType, PortState, QPType, TransportType
 
 
-def test_work_completions() -> None:
+def test_work_completion_values_are_those_of_c() -> None:
     assert [status.value for status in WCStatus] == list(range(24))
     assert (WCStatus.WR_FLUSH_ERR, WCStatus.REM_ACCESS_ERR, WCStatus.RNR_RETRY_EXC_ERR) == (5, 10, 13)
     assert [opcode.value for opcode in WCOpcode] == [*range(10), 128, 129]
@@ -16,25 +16,25 @@ def test_work_completions() -> None:
     assert {flag.name: flag.value for flag in WCFlag} == {"GRH": 1, "WITH_IMM": 2, "IP_CSUM_OK": 4, "WITH_INV": 8}
 
 
-def test_work_requests() -> None:
+def test_work_request_values_are_those_of_c() -> None:
     assert [opcode.value for opcode in WROpcode] == [*range(11), 14, 15]
     assert (WROpcode.SEND, WROpcode.ATOMIC_FETCH_AND_ADD, WROpcode.SEND_WITH_INV) == (2, 6, 9)
     assert [flag.value for flag in SendFlag] == [1, 2, 4, 8, 16]
 
 
-def test_queue_pairs() -> None:
+def test_queue_pair_values_are_those_of_c() -> None:
     assert [state.name for state in QPState] == ["RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR"]
     assert [state.value for state in QPState] == list(range(7))
     assert [mask.value for mask in QPAttrMask] == [*[1 << bit for bit in range(21)], 1 << 25]
     assert (QPAttrMask.AV, QPAttrMask.MIN_RNR_TIMER, QPAttrMask.DEST_QPN) == (1 << 7, 1 << 15, 1 << 20)
 
 
-def test_memory() -> None:
+def test_access_flag_values_are_those_of_c() -> None:
     assert [flag.value for flag in AccessFlag] == [*[1 << bit for bit in range(10)], 1 << 20]
     assert (AccessFlag.REMOTE_ATOMIC, AccessFlag.ZERO_BASED, AccessFlag.HUGETLB) == (8, 32, 128)
 
 
-def test_devices_and_ports() -> None:
+def test_device_and_port_values_are_those_of_c() -> None:
     def values(kind: type[IntEnum]) -> dict[str, int]:
         return {name: int(member) for name, member in kind.__members__.items()}
 
@@ -50,7 +50,7 @@ def test_devices_and_ports() -> None:
     assert values(QPType) == types
 
 
-def test_access_flags_by_name() -> None:
+def test_access_flags_are_named_in_order() -> None:
     names = ["LOCAL_WRITE", "REMOTE_WRITE", "REMOTE_READ", "REMOTE_ATOMIC", "MW_BIND", "ZERO_BASED", "ON_DEMAND"]
     assert [flag.name for flag in AccessFlag] == [
         *names,

@@ -1,4 +1,4 @@
-"""The exceptions: what they are, what they say, and that they survive a trip to another process."""
+"""The exceptions: their classes, messages and codes, and copies by pickle."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ class TestFamilies:
             (errno.EADDRNOTAVAIL, RdmaError, OSError),
         ],
     )
-    def test_exception_class_of_an_errno(self, number: int, kind: type[RdmaError], builtin: type[OSError]) -> None:
+    def test_errno_selects_the_exception_class(
+        self, number: int, kind: type[RdmaError], builtin: type[OSError]
+    ) -> None:
         error = cm_error(number, "no", "resolve_addr", "10.0.0.1:7471", "another")
         assert type(error) is kind
         assert isinstance(error, builtin)
@@ -72,7 +74,7 @@ class TestFamilies:
             raise error
 
     @for_each("kind", KINDS)
-    def test_one_root_class(self, kind: type[RdmaError]) -> None:
+    def test_every_error_is_an_rdma_error(self, kind: type[RdmaError]) -> None:
         error = kind(errno.EINVAL, "no")
         assert isinstance(error, RdmaError)
         assert isinstance(error, OSError)
@@ -187,17 +189,17 @@ class TestErrnoName:
             "ECONNREFUSED",
             "EALREADY",
             "ENODATA",
-            # Those with a second name are called what the manual pages call them.
+            # Of two names for a number, the one of the manual pages is used.
             "EAGAIN",
             "EOPNOTSUPP",
             "EDEADLK",
         ],
     )
-    def test_names_of_the_manual_pages(self, name: str) -> None:
+    def test_errno_is_named_as_in_the_manual_pages(self, name: str) -> None:
         assert errno_name(getattr(errno, name)) == name
         assert cm_error(getattr(errno, name), "no").code_name == name
 
-    def test_number_without_a_name(self) -> None:
+    def test_unknown_errno_is_named_by_its_number(self) -> None:
         assert errno_name(524) == "errno 524"
         assert errno_name(0) == "errno 0"
 
@@ -219,22 +221,22 @@ PAGE = [
 
 
 class TestGaiCodes:
-    def test_codes_of_the_manual_page(self) -> None:
+    def test_eai_codes_are_those_of_the_manual_page(self) -> None:
         assert sorted(code.name for code in EAI) == PAGE
 
     @for_each("code", EAI)
-    def test_numbers_match_the_platform(self, code: EAI) -> None:
+    def test_eai_numbers_match_the_platform(self, code: EAI) -> None:
         theirs = getattr(socket, "EAI_SOCKTYPE" if code is EAI.QPTYPE else f"EAI_{code.name}")
         assert code == theirs
         assert gai_name(code) == gai_name(int(code)) == f"EAI_{code.name}"
 
-    def test_unknown_number(self) -> None:
+    def test_unknown_eai_number_has_a_text(self) -> None:
         assert gai_name(12345) == "EAI 12345"
         assert gai_strerror(12345) == "Unknown error"
 
     @glibc_only
     @for_each("code", [code for code in EAI if code is not EAI.QPTYPE])
-    def test_texts_match_the_platform(self, code: EAI) -> None:
+    def test_eai_texts_match_the_platform(self, code: EAI) -> None:
         theirs = ctypes.CDLL(None).gai_strerror
         theirs.restype = ctypes.c_char_p
         assert gai_strerror(code) == theirs(int(code)).decode()
@@ -253,7 +255,7 @@ class TestGaiCodes:
             (EAI.ADDRFAMILY, {"host": "::1", "port": 1, "family": socket.AF_INET}),
         ],
     )
-    def test_texts_match_the_socket_module(self, code: EAI, lookup: dict[str, Any]) -> None:
+    def test_eai_texts_match_the_socket_module(self, code: EAI, lookup: dict[str, Any]) -> None:
         with pytest.raises(socket.gaierror) as caught:
             socket.getaddrinfo(**lookup)
         assert caught.value.errno == code

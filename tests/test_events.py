@@ -44,7 +44,7 @@ def test_resolve_addrinfo_failure_is_an_event(world: World) -> None:
             assert (event.type, event.status) == (CmEventType.ADDRINFO_ERROR, rdmacm.EAI.NONAME)
             assert isinstance(event.error, rdmacm.GaiError)
             assert "300.1.1.1" in str(event.error)
-        cmid.resolve_addrinfo("10.0.0.2", "7471")  # and another may follow
+        cmid.resolve_addrinfo("10.0.0.2", "7471")  # another lookup may follow
         world.one(CmEventType.ADDRINFO_RESOLVED)
 
 
@@ -59,7 +59,7 @@ def test_lookups_run_in_another_thread(world: World) -> None:
     with CmId(world.channel) as cmid:
         cmid.resolve_addrinfo("storage-7", "7471", resolver=slow)
         assert asked.wait(10)
-        assert world.events() == [], "the caller went on while the resolver waits"
+        assert world.events() == [], "the call has returned while the resolver waits"
         answer.set()
         with world.channel.get_event(10) as event:
             assert event.type is CmEventType.ADDRINFO_RESOLVED
@@ -108,7 +108,7 @@ def test_resolver_exception_becomes_an_event(world: World) -> None:
         (None, "1", RaiFlag.SA, True, errno.EOPNOTSUPP),
     ],
 )
-def test_sa_resolution_fails_at_start(
+def test_impossible_sa_resolution_raises_at_once(
     world: World, node: str | None, service: str | None, flags: RaiFlag, bound: bool, code: int
 ) -> None:
     with CmId(world.channel) as cmid:
@@ -118,14 +118,14 @@ def test_sa_resolution_fails_at_start(
             cmid.resolve_addrinfo(node, service, flags=flags)
         assert failed.value.errno == code
         assert world.events() == []
-        cmid.resolve_addrinfo("10.0.0.2", "1")  # nothing had started
+        cmid.resolve_addrinfo("10.0.0.2", "1")  # no lookup had started
         world.one(CmEventType.ADDRINFO_RESOLVED)
 
 
-# -- events, acknowledgements, the end ------------------------------------------------------------------
+# -- events, acknowledgements, destruction ------------------------------------------------------------------
 
 
-def test_user_events(world: World) -> None:
+def test_user_event_is_delivered_with_its_values(world: World) -> None:
     with CmId(world.channel, context="mine") as cmid:
         cmid.write_cm_event(CmEventType.USER, -5, 77)
         with world.channel.get_event(0) as event:
@@ -136,7 +136,7 @@ def test_user_events(world: World) -> None:
         assert failed.value.errno == errno.EINVAL
 
 
-def test_event_names() -> None:
+def test_event_str_gives_cs_names() -> None:
     assert rdmacm.event_str(0) == "RDMA_CM_EVENT_ADDR_RESOLVED"
     assert rdmacm.event_str(CmEventType.USER) == "RDMA_CM_EVENT_USER"
     assert rdmacm.event_str(99) == "UNKNOWN EVENT"
@@ -176,7 +176,7 @@ def test_destroy_detects_a_self_deadlock(world: World) -> None:
     with pytest.raises(OSError, match="holds an event") as failed:
         cmid.destroy()
     assert failed.value.errno == errno.EDEADLK
-    assert cmid.state is State.IDLE, "nothing was destroyed"
+    assert cmid.state is State.IDLE, "the id is unchanged"
     event.ack()
     event.ack()
     cmid.destroy()
@@ -204,14 +204,14 @@ def test_destroy_discards_queued_events(world: World) -> None:
     other.destroy()
 
 
-def test_leaked_objects_warn(world: World) -> None:
+def test_leaked_objects_warn_and_are_released(world: World) -> None:
     cmid = CmId(world.channel)
     cmid.bind_addr(("", 7471))
     with pytest.warns(ResourceWarning, match="undestroyed id"):
         del cmid
         gc.collect()
     with CmId(world.channel) as again:
-        again.bind_addr(("", 7471))  # and cleaned up after
+        again.bind_addr(("", 7471))  # the port is free again
     channel = EventChannel(world.provider)
     with pytest.warns(ResourceWarning, match="unclosed event channel"):
         del channel
@@ -233,7 +233,7 @@ def test_migrate_id_moves_queued_events(world: World) -> None:
             assert event.type is CmEventType.ADDR_RESOLVED
 
 
-def test_migrate_id_to_and_from_synchronous_mode(world: World) -> None:
+def test_id_migrates_to_and_from_synchronous_mode(world: World) -> None:
     with CmId(world.channel) as cmid:
         cmid.migrate(None)
         assert cmid.is_synchronous
@@ -284,7 +284,7 @@ def test_synchronous_calls_ignore_other_events(world: World) -> None:
 # -- channels -------------------------------------------------------------------------------------------
 
 
-def test_get_event_waits(world: World) -> None:
+def test_get_event_waits_until_its_timeout(world: World) -> None:
     with pytest.raises(BlockingIOError) as nothing:
         world.channel.get_event(0)
     assert nothing.value.errno == errno.EAGAIN
@@ -309,7 +309,7 @@ def test_channel_is_readable_for_an_event(world: World) -> None:
         assert world.events() == [(CmEventType.USER, 0)]
         cmid.write_cm_event()
         assert poll.poll(0)
-    assert poll.poll(0) == [], "the event went with its id"
+    assert poll.poll(0) == [], "the event was discarded with its id"
 
 
 def test_channel_is_readable_for_a_deadline() -> None:
@@ -372,7 +372,7 @@ def test_close_ends_a_wait_and_an_iteration(world: World) -> None:
     thread.join(10)
     assert not thread.is_alive()
     assert seen == [CmEventType.USER]
-    assert set(os.listdir("/proc/self/fd")) <= before, "the last reader closes the descriptor it waited on"
+    assert set(os.listdir("/proc/self/fd")) <= before, "the last reader closes the channel's descriptor"
     with pytest.raises(OSError, match="closed") as failed:
         world.channel.get_event(0)
     assert failed.value.errno == errno.EBADF
@@ -393,7 +393,7 @@ def test_close_destroys_the_channels_ids(world: World) -> None:
     bound.destroy()
     with EventChannel(world.provider) as channel, CmId(channel) as cmid:
         cmid.bind_addr(("", 4444))
-        # Nothing of the old wait is in the way of a new one.
+        # The resolution of the destroyed id does not disturb a new one.
         other = CmId(channel)
         other.resolve_addr(("10.0.0.3", 1), timeout_ms=1000)
         world.network.add_neighbour(world.eth0, "10.0.0.3")

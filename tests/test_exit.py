@@ -1,4 +1,4 @@
-"""A process that ends with everything open ends, and its peers hear of it."""
+"""A process that exits with open objects ends, and its peers get DISCONNECTED."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ cmid.connect()
 """
 
 ENDS = {
-    "falls off": "",
-    "exits": "sys.exit(0)",
-    "in the middle": "cmid.post_send(2, b'x', flags=10)",
-    "with a daemon that waits": "threading.Thread(target=channel.get_event, daemon=True).start()",
-    "with a daemon that polls": (
+    "last line": "",
+    "sys.exit": "sys.exit(0)",
+    "outstanding send": "cmid.post_send(2, b'x', flags=10)",
+    "daemon thread that waits": "threading.Thread(target=channel.get_event, daemon=True).start()",
+    "daemon thread that polls": (
         "threading.Thread(target=lambda: [cmid.recv_cq.poll(1) for _ in iter(int, 1)], daemon=True).start()"
     ),
 }
@@ -37,7 +37,7 @@ ENDS = {
 
 @pytest.fixture
 def port() -> Iterator[tuple[EventChannel, int]]:
-    """A server that accepts; what its one client does shows in its events."""
+    """A listener's channel and port; the channel reports what the client does."""
     with EventChannel() as channel, CmId(channel) as listener:
         listener.bind_addr(("127.0.0.1", 0))
         listener.listen()

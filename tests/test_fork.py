@@ -1,4 +1,4 @@
-"""A child of fork(2) that ends what it has inherited: its parent does not notice."""
+"""A child of fork(2) closes the objects it has inherited; those of its parent go on."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ print("idle" if time.process_time() - began < 0.1 else "busy")
 
 def next_event():
     while True:
-        assert poll.poll(5000), "nothing comes"
+        assert poll.poll(5000), "no event arrives"
         try:
             return channel.get_event(timeout=0)
         except BlockingIOError:

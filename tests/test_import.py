@@ -1,4 +1,4 @@
-"""What importing the package costs and does."""
+"""Importing the package, and its public names."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_import_opens_no_socket_and_starts_no_thread() -> None:
     opened, threads, heavy = json.loads(done.stdout)
     assert opened == []
     assert threads == 1
-    assert heavy == [], "modules that only some callers need are imported when they are needed"
+    assert heavy == [], "modules that only some callers need must be imported later"
 
 
 def test_public_names_exist_and_are_sorted() -> None:

@@ -1,4 +1,4 @@
-"""docs/parity.md says what is there, and which test shows what."""
+"""docs/parity.md lists every call, and names tests that exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop over a table's rows."""
+"""``for_each``, the decorator that runs one test with every row of a table."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_all_rows_run_and_each_failing_one_is_named() -> None:
     assert sum("abc-3: AssertionError: not this one" in line for line in lines) == 2
 
 
-def test_a_missing_exception_is_a_failing_row() -> None:
+def test_missing_exception_is_a_failing_row() -> None:
     @for_each("value", [1, 0])
     def check(value: int) -> None:
         with pytest.raises(ZeroDivisionError):

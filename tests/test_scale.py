@@ -13,7 +13,7 @@ from support.netns import Host, needs_netns, python_environment, two_hosts
 
 COUNT = 10_000
 
-# In a process of its own, so that its descriptors and threads are all its own.
+# Runs in a process of its own, to count its descriptors and threads.
 SCRIPT = f"""
 import collections, json, os, sys, threading
 import rdmacm
@@ -47,17 +47,17 @@ print(json.dumps([seen, ports, states, sorted(set(per_id.values())), most - len(
 
 def check(output: str) -> None:
     seen, ports, states, per_id, extra, restored, threads = json.loads(output.splitlines()[-1])
-    assert seen == {"ADDR_RESOLVED": COUNT, "ROUTE_RESOLVED": COUNT}, "none is lost"
-    assert per_id == [2], "and none is told twice"
+    assert seen == {"ADDR_RESOLVED": COUNT, "ROUTE_RESOLVED": COUNT}, "no event is lost"
+    assert per_id == [2], "no event is reported twice"
     assert ports == COUNT
     assert states == {"ROUTE_RESOLVED": COUNT}
-    assert extra < 10, "descriptors do not grow with ids"
+    assert extra < 10, "an id needs no descriptor of its own"
     assert restored, "no descriptor is left after close"
     assert threads == 1, "no thread is left after close"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts descriptors in /proc")
-def test_ten_thousand_ids_over_loopback() -> None:
+def test_ten_thousand_ids_resolve_over_loopback() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", SCRIPT, "127.0.0.1"],
         env={**os.environ, **python_environment()},
@@ -70,7 +70,7 @@ def test_ten_thousand_ids_over_loopback() -> None:
 
 
 @needs_netns
-def test_ten_thousand_ids_waiting_for_one_neighbour() -> None:
+def test_ten_thousand_waiting_ids_resolve_when_the_neighbour_answers() -> None:
     with two_hosts() as net:
         silence(net.b)
         child = net.a.popen(
@@ -82,7 +82,7 @@ def test_ten_thousand_ids_waiting_for_one_neighbour() -> None:
         )
         assert child.stdout is not None
         assert child.stdout.readline() == "resolving\n"
-        # Every id waits now; the neighbour turns up.
+        # Every id waits now for the neighbour's address.
         net.a.ip("neigh", "replace", "10.7.0.2", "lladdr", net.vb.mac, "dev", "va", "nud", "reachable")
         output, errors = child.communicate(timeout=60)
         assert child.returncode == 0, errors
@@ -90,5 +90,5 @@ def test_ten_thousand_ids_waiting_for_one_neighbour() -> None:
 
 
 def silence(host: Host) -> None:
-    """Have a host answer no ARP."""
+    """Let a host answer no ARP requests."""
     host.ip("link", "set", "vb", "arp", "off")

@@ -1,4 +1,4 @@
-"""What the other tests stand on stands."""
+"""The helpers of other tests: hosts, networks between them, and the scripted name server."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class TestHost:
 
     def test_settle_times_out(self) -> None:
         with Host() as host:
-            host.ip_batch("link add name v type veth peer name w", "link set dev v up")  # w stays down
+            host.ip_batch("link add name v type veth peer name w", "link set dev v up")  # the peer w stays down
             with pytest.raises(TimeoutError, match="no carrier"):
                 host.settle("v", timeout=0.05)
 
@@ -143,7 +143,7 @@ class TestTopology:
                     here.sendto(b"lost", there.getsockname())
                 there.recv(64)
 
-    def test_link_mtu_too_small_for_ipv6(self) -> None:
+    def test_link_with_an_mtu_too_small_for_ipv6_carries_ipv4(self) -> None:
         with Topology() as net:
             a, b = net.host(), net.host()
             net.link(a, "va", b, "vb", 576, addresses_a=["10.7.9.1/24"], addresses_b=["10.7.9.2/24"])

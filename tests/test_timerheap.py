@@ -1,4 +1,4 @@
-"""Deadlines that move often: which objects are due, and that stale entries do not pile up."""
+"""The timer heap: keys in the order of their deadlines, and few stale entries when deadlines move often."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 from rdmacm.timerheap import LazyTimerHeap
 
 
-def test_due_objects_come_out_in_the_order_of_their_deadlines() -> None:
+def test_due_keys_are_returned_in_the_order_of_their_deadlines() -> None:
     deadlines = {"a": 3.0, "b": 1.0, "c": 2.0}
     heap = LazyTimerHeap[str](deadlines.get)
     for key, deadline in deadlines.items():
@@ -16,7 +16,7 @@ def test_due_objects_come_out_in_the_order_of_their_deadlines() -> None:
     assert heap.next_deadline() == heap.earliest == 3.0
 
 
-def test_a_deadline_that_moved_back_is_found_later() -> None:
+def test_deadline_moved_back_is_due_later() -> None:
     deadlines: dict[str, float | None] = {"a": 1.0}
     heap = LazyTimerHeap[str](deadlines.get)
     heap.schedule("a", 1.0)
@@ -25,7 +25,7 @@ def test_a_deadline_that_moved_back_is_found_later() -> None:
     assert heap.pop_due(2.0) == "a"
 
 
-def test_a_cancelled_deadline_is_dropped() -> None:
+def test_cancelled_deadline_is_dropped() -> None:
     deadlines: dict[str, float | None] = {"a": 1.0}
     heap = LazyTimerHeap[str](deadlines.get)
     heap.schedule("a", 1.0)
@@ -34,7 +34,7 @@ def test_a_cancelled_deadline_is_dropped() -> None:
     assert heap.earliest > 5.0
 
 
-def test_a_discarded_key_can_be_used_again() -> None:
+def test_discarded_key_can_be_scheduled_again() -> None:
     deadlines: dict[str, float | None] = {"a": 1.0}
     heap = LazyTimerHeap[str](deadlines.get)
     heap.schedule("a", 1.0)
@@ -44,7 +44,7 @@ def test_a_discarded_key_can_be_used_again() -> None:
     assert heap.next_deadline() == 4.0
 
 
-def test_random_moves_agree_with_a_plain_table_and_leave_few_entries() -> None:
+def test_random_moves_agree_with_a_plain_table_and_leave_few_stale_entries() -> None:
     source = random.Random(1)
     deadlines: dict[int, float] = {}
     heap = LazyTimerHeap[int](deadlines.get)

@@ -1,4 +1,4 @@
-"""What real processes say to each other, recorded as it passes, and what Wireshark and scapy think of it."""
+"""Connections on loopback, recorded while they run, and checked by Wireshark and scapy."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Ends:
         return self.regions[-1]
 
     def asked(self) -> tuple[CmId, CmId]:
-        """(an id that connects, the id of its request)."""
+        """Connect: (the id that connects, the id of its request)."""
         active = CmId(self.channel)
         active.resolve_addr((self.host, self.listener.src_port))
         self.event(E.ADDR_RESOLVED)
@@ -75,7 +75,7 @@ class Ends:
 
 
 def converse(host: str) -> None:
-    """One of everything."""
+    """Use every operation, an RNR NAK, an error and a rejection."""
     ends = Ends(host)
     active, passive = ends.connected()
     inbox, memory, local = ends.region(passive, LONG), ends.region(passive, LONG), ends.region(active, LONG)
@@ -105,7 +105,7 @@ def converse(host: str) -> None:
         wr = SendWR(4, opcode, [local.sge(0, 8)])
         wr.set_wr_atomic(rkey, addr, 1, 2)
         ends.post(active, wr)
-    # Nobody is ready for this one at first.
+    # No receive is posted for this message at first.
     assert active.qp is not None
     active.qp.post_send(SendWR(5, WROpcode.SEND, [b"early"], INLINE | SIGNALED))
     assert not passive.recv_cq.wait(0.01)  # type: ignore[union-attr]
@@ -136,9 +136,9 @@ def recorded(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return path
 
 
-#: Every opcode of a reliable connection but those of extensions that nobody here has, and datagrams for QP 1.
+#: Every opcode of a reliable connection except those of unsupported extensions, and of MADs to QP 1.
 OPCODES = {*range(0x15), 0x16, 0x17, 0x64}
-#: Messages of the communication manager: each is in the file twice, as it left and as it came.
+#: Messages of the communication manager: each is in the file twice, as sent and as received.
 REQ, REJ, REP, RTU, DREQ, DREP = "0x0010", "0x0012", "0x0013", "0x0014", "0x0015", "0x0016"
 #: Syndromes of acknowledgements: with unlimited credits, receiver not ready for 0.64 ms, remote access error.
 ACK, RNR, ACCESS = "31", "44", "98"
@@ -157,14 +157,14 @@ def test_wireshark_reports_no_errors(recorded: Path) -> None:
 
 
 def test_scapy_computes_the_same_icrc(recorded: Path) -> None:
-    reason = "scapy is not installed; it is only here to compare with"
+    reason = "scapy, which checks the ICRCs, is not installed"
     contrib = pytest.importorskip("scapy.contrib.roce", reason=reason)
     layers = pytest.importorskip("scapy.layers.inet"), pytest.importorskip("scapy.layers.inet6")
     count = 0
     for _, frame in frames(recorded):
         ip = layers[1].IPv6(frame[14:]) if frame[12] == 0x86 else layers[0].IP(frame[14:])
         bth = ip[contrib.BTH]
-        # It takes the payload from the packet as it was dissected.
+        # compute_icrc takes the other headers from the dissected packet.
         assert contrib.BTH.compute_icrc(bth, bytes(bth)[:-4]) == frame[-4:]
         count += 1
     assert count > 100
