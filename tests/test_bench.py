@@ -128,7 +128,7 @@ def test_higher_ratio_is_better(peers: ModuleType) -> None:
 def test_benchmarks_by_name() -> None:
     done = run(str(ROOT / "dev.py"), "bench", "asyncio_streams")
     assert done.returncode == 1
-    assert "there are resolve, peers" in done.stderr
+    assert "the benchmarks are resolve, peers" in done.stderr
     done = run(str(ROOT / "dev.py"), "bench", "peers", "--help")
     assert done.returncode == 0
     assert "--against" in done.stdout

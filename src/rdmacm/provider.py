@@ -16,7 +16,7 @@ Errors
     everything as it was, and posts no event, unless its docstring says otherwise. What fails after the call has
     returned is an event with a negative errno in ``status``, or a completion with an error status. ``EINVAL: the
     state`` means :class:`~rdmacm.errors.CmStateError` with the errno of :func:`rdmacm.cmstate.refusal`. Any call may
-    also raise what the system answers when it has no more to give: ENOMEM, EMFILE, ENOBUFS.
+    also fail because the system has run out of a resource: ENOMEM, EMFILE, ENOBUFS.
 
 Threads and the lock
     Every method may be called from any thread. A provider has one lock, which it takes by itself. Code of the API runs
@@ -52,13 +52,13 @@ Life
 
 Fork
     In a child of fork(2), everything made before belongs to the parent. There, calls that wait, open or start something
-    raise EBADF; releasing calls free what the child holds, with no effect on the parent and no word to any peer. The
+    raise EBADF; releasing calls free what the child holds, with no effect on the parent and no message to any peer. The
     opener of :func:`get_provider` returns a new provider in the child.
 
 Explanations
     A resolution that fails carries an :class:`~rdmacm.explanation.Explanation`: as ``explanation`` of the error, or
     through ``explain`` of the event. ``explain`` is called later, if at all, in any thread, without the lock, perhaps
-    after the id is destroyed; it puts what was found then into words, and looks nothing up.
+    after the id is destroyed; it describes what was found then, and looks nothing up.
 
 Asynchronous events, ibv_get_async_event(3)
     The API has no call that reads them, so nothing here reports them. A provider acts on them itself: COMM_EST of an

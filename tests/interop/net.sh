@@ -143,17 +143,29 @@ finish() {
     return "$SERVER_STATUS"
 }
 
-# record FILE, then recorded: capture the packets of the link in between.
+# record FILE, then recorded: capture the packets of the link in between. In immediate mode,
+# as tcpdump otherwise reads packets up to a second late. Each packet then takes -s bytes of the buffer of -B KiB.
 record() {
     : >/tmp/tcpdump.err
-    tcpdump -i va -Z root -U -B 16384 -w "$1" 'udp port 4791' 2>/tmp/tcpdump.err &
+    tcpdump -i va -Z root -U --immediate-mode -s 8192 -B 16384 -w "$1" 'udp port 4791' 2>>/tmp/tcpdump.err &
     RECORDER=$!
     until [[ $(</tmp/tcpdump.err) == *listening* ]]; do runs "$RECORDER" || return; nap 0.01; done
 }
 
+# Waits until tcpdump has read what it received: at its end it would lose the rest.
 recorded() {
+    local i counts
+    for ((i = 0; i < 500; i++)); do
+        : >/tmp/tcpdump.err
+        kill -USR1 "$RECORDER" || break
+        until [[ $(</tmp/tcpdump.err) == *"by kernel"* ]]; do runs "$RECORDER" || break; nap 0.01; done
+        # Captured, received by the filter, dropped by the kernel.
+        mapfile -t counts < <(grep -oE '[0-9]+ packets?' /tmp/tcpdump.err)
+        [[ ${counts[0]} = "${counts[1]}" ]] && break
+        nap 0.01
+    done
+    [[ ${counts[0]} = "${counts[1]}" && ${counts[2]} = "0 packets" ]] ||
+        echo "the recording is incomplete: $(</tmp/tcpdump.err)"
     kill -INT "$RECORDER"
     wait "$RECORDER"
-    # Unless it says "0 packets dropped by kernel", packets are missing.
-    [[ $(</tmp/tcpdump.err) == *$'\n0 packets dropped'* ]] || cat /tmp/tcpdump.err
 }

@@ -51,6 +51,7 @@ class Guest:
         )
         recorded, recording = self.machine.share / name, self._recordings.with_name(name)
         assert recorded.exists(), result.output  # without a network nothing was recorded
+        assert "the recording is incomplete" not in result.output, result.output
         recorded.rename(recording)
         try:
             judge(recording, naks)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import threading
 import weakref
 from collections.abc import Sequence
 
@@ -27,16 +26,15 @@ _SEND = WROpcode.SEND
 
 #: The protection domain that the ids of a device share, as in librdmacm.
 _default_pds: weakref.WeakKeyDictionary[DeviceBackend, PD] = weakref.WeakKeyDictionary()
-_default_pds_lock = threading.Lock()
 
 
 def _default_pd(context: Context) -> PD:
-    device = context.backend  # ahead of the lock, as opening a device takes the provider's
-    with _default_pds_lock:
-        pd = _default_pds.get(device)
-        if pd is None:
-            pd = _default_pds[device] = PD(context)
-        return pd
+    device = context.backend
+    pd = _default_pds.get(device)
+    if pd is None:
+        # Atomic, and so without a lock: in here the garbage collector may close an id, which takes the provider's lock.
+        pd = _default_pds.setdefault(device, PD(context))
+    return pd
 
 
 class QueueBase(ResolutionBase):

@@ -48,6 +48,12 @@ Simulation
 
 Finding a provider
     :mod:`rdmacm.soft` has a lock for the table of providers. It is taken before a runtime's lock, never after.
+
+Locks of one module
+    Each guards the data of its module: a capture file (:mod:`rdmacm.captures`), a simulated subnet
+    (:mod:`rdmacm.testing.subnet`), the connection to ibacm and the queue of its background thread (:mod:`rdmacm.acm`).
+    Code that holds one takes no other lock of the package. So each may be taken with the runtime's lock held, except
+    that of ibacm's connection, which is held while the daemon is waited for.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ __all__ = ["Progress", "Waiters"]
 
 T = TypeVar("T")
 
-#: The number of idle waiters that are kept for the next wait. Each has two descriptors.
+#: The number of idle waiters that are kept for the next wait. Each has a descriptor.
 _KEPT = 4
 
 #: Seconds. A wait polls this long before it sleeps: longer than a reply takes that is on its way. Sleeping and being

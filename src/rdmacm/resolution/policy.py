@@ -2,8 +2,11 @@
 
 The host's routing tables decide through which interface a packet leaves and, unless the caller gave a source address,
 from which one. The rules decide the rest. A candidate is one row of one port's GID table. The rules are applied in
-order, and the first that objects drops the candidate; ``rdmacm explain`` shows the objection. If several candidates
-pass, the preferences decide between them.
+order, and the first that objects drops the candidate. If several candidates pass, the preferences decide between them.
+
+``rdmacm explain`` shows the decision on each candidate (:class:`rdmacm.explanation.Candidate`): ``rule`` names the rule
+that dropped it or the preference that decided, and ``reason`` says why. The rule of the chosen candidate is "chosen" if
+no other candidate passed.
 
 A rule is a pure function of one candidate. So :func:`choose`, which looks only at rows with the source address, agrees
 with :func:`judge`, which looks at all rows for the explanation.

@@ -144,7 +144,7 @@ class Machine(ABC):
         name = f"order-{next(self._numbers)}"
         (self.share / f"{name}.sh").write_text(script)
         output = self.share / f"{name}.out"
-        output.touch()
+        output.write_bytes(b"")
         self._orders.sendall(f"{name} {timeout:.0f}\n".encode())
         if echo is not None:
             self._follow(output, echo, timeout + SLACK)
