@@ -212,7 +212,7 @@ class TestDns:
         with Host() as host:
             yield host
 
-    def test_glibc_result_for_each_answer(self, host: Host) -> None:
+    def test_glibc_gives_the_documented_result_for_each_answer(self, host: Host) -> None:
         with DnsServer(host, _SCRIPT) as server:
             found = resolve(host, _LOOKUPS, *_EXPECTED)
         assert dict(zip(_EXPECTED, found, strict=True)) == _EXPECTED

@@ -1,4 +1,4 @@
-/* Python calls open64(), which umad2sim does not stand in for; it does for open(). */
+/* Python calls open64(), which umad2sim does not replace; it replaces open(). */
 #include <stdarg.h>
 #include <sys/types.h>
 

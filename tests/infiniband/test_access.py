@@ -95,7 +95,7 @@ def test_registered_service_is_found_until_withdrawn(host_a: SaAccess, host_b: S
     assert failed(raised) == errno.ENOENT
 
 
-def test_service_lease_expires(host_a: SaAccess, host_b: SaAccess) -> None:
+def test_service_is_gone_when_its_lease_expires(host_a: SaAccess, host_b: SaAccess) -> None:
     host_a.register(0x10002, "short.service", lease=1)
     assert host_b.services("short.service")
     deadline = time.monotonic() + 10

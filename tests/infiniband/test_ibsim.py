@@ -277,7 +277,7 @@ class Silent:
             one.close()
 
 
-def test_socket_base_from_the_environment(fabric: SimulatedFabric, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fabric_is_named_by_the_environment(fabric: SimulatedFabric, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IBSIM_SOCKNAME", fabric.base)
     transport = IbsimTransport("HostC")
     transport.open()

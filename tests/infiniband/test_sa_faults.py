@@ -277,7 +277,7 @@ class TestPaths:
         assert ways == [(16, 17, 2)]
         assert requests[0].alternate.remote_gid == pair.there
 
-    def test_one_path_without_alternate_option(self, pair: Pair) -> None:
+    def test_route_has_one_path_without_the_alternate_option(self, pair: Pair) -> None:
         first, _ = self.set_two_paths(pair)
         with pair.addressed() as cmid:
             cmid.resolve_route()

@@ -1,7 +1,7 @@
-/* One verbs device without hardware, as far as ibacm needs one: preloaded, it answers in the place of libibverbs.
+/* One verbs device without hardware, with what ibacm needs: preloaded, it replaces libibverbs.
  *
- * STUB_GUID and STUB_LID say which port it is. Datagrams of management go elsewhere (umad2sim); work requests go nowhere
- * and complete never, so the daemon learns no address from its multicast group and has to be given those it shall know.
+ * STUB_GUID and STUB_LID name its port. MADs go through umad2sim. Work requests are not sent and never complete, so
+ * the daemon learns no address from its multicast group; a file has to give it the addresses.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -132,7 +132,7 @@ int ibv_destroy_ah(struct ibv_ah *a) { return 0; }
 int ibv_attach_mcast(struct ibv_qp *q, const union ibv_gid *g, uint16_t l) { return 0; }
 int ibv_detach_mcast(struct ibv_qp *q, const union ibv_gid *g, uint16_t l) { return 0; }
 
-/* A kernel without RDMA has no netlink protocol 20, and ibacm aborts; it gets one that says nothing. */
+/* A kernel without RDMA has no netlink protocol 20, and ibacm aborts; it gets a socket that never receives. */
 int socket(int domain, int type, int protocol)
 {
 	int (*real)(int, int, int) = dlsym(RTLD_NEXT, "socket");

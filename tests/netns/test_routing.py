@@ -186,9 +186,9 @@ class TestRules:
                 assert source_of(cmid) == (source or first)
 
     @FAR
-    def test_source_without_a_matching_route(self, two_ways: TwoHosts, dst: str, first: str, second: str) -> None:
+    def test_source_without_a_matching_route_fails(self, two_ways: TwoHosts, dst: str, first: str, second: str) -> None:
         two_ways.b.sysctl("net.ipv4.conf.all.arp_ignore", 1)  # answers ARP for the receiving interface's addresses only
-        # No route leaves by the source's interface. IPv4 asks for the neighbour there all the same, in vain;
+        # No route leaves by the source's interface. IPv4 asks for the neighbour there all the same, and times out;
         # IPv6 takes the route of the other interface, which does not have the source.
         with an_id() as (channel, cmid):
             cmid.resolve_addr((dst, PORT), (second, 0), timeout_ms=50)

@@ -191,7 +191,7 @@ class TestLinkLocal:
             assert cmid.peer_addr == (net.vb.link_local, PORT, 0, net.va.index)
 
     @pytest.mark.parametrize("scope", [9999, 0x80000000, 0xFFFFFFFF])
-    def test_unknown_interface(self, net: TwoHosts, scope: int) -> None:
+    def test_unknown_scope_is_enetunreach(self, net: TwoHosts, scope: int) -> None:
         error = failure((net.vb.link_local, PORT, 0, scope))
         with socket(AF_INET6, SOCK_DGRAM) as sock:
             assert error.errno == errno.ENETUNREACH == sock.connect_ex((net.vb.link_local, PORT, 0, scope))
