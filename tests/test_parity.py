@@ -1,4 +1,4 @@
-"""docs/parity.md lists every call, and names tests that exist."""
+"""docs/parity.md lists every call, names tests that exist, and has a row for each rule of the differential tests."""
 
 from __future__ import annotations
 
@@ -31,3 +31,12 @@ def test_named_tests_exist() -> None:
         for name in re.findall(r"`(\w+)`", group):
             if not name.startswith("test_"):
                 assert f"async def {name}_active(" in everything
+
+
+def test_rules_of_the_differential_tests_are_rows() -> None:
+    rows = set(re.findall(r"^\| ([^|]*?) \|", TEXT, re.MULTILINE))
+    for name in ("test_differential.py", "test_differential_ids.py"):
+        source = (ROOT / "tests" / "interop" / name).read_text(encoding="utf-8")
+        rules = re.findall(r'^@rule\("(.+?)"', source, re.MULTILINE)
+        assert len(rules) == source.count("@rule(") > 15
+        assert set(rules) - rows == set()

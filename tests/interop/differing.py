@@ -10,18 +10,14 @@ import copy
 import itertools
 import json
 import os
-import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from interop.differential import Json
 from interop.machine.run import Machine
-
-PARITY = Path(__file__).parents[2] / "docs" / "parity.md"
 
 #: Another seed gives other questions; the count overrides the number of them.
 SEED = int(os.environ.get("RDMACM_DIFFERENTIAL_SEED", "1"))
@@ -152,8 +148,3 @@ class Rules:
         seen, unexplained = self.compare(asked, *answers)
         assert not unexplained, "\n".join([f"{len(unexplained)} of {len(asked)} (seed {SEED}):", *unexplained])
         return seen
-
-    def assert_rows(self) -> None:
-        """Each rule's row is in docs/parity.md."""
-        subjects = set(re.findall(r"^\| ([^|]*?) \|", PARITY.read_text(encoding="utf-8"), re.MULTILINE))
-        assert {rule.row for rule in self.rules} <= subjects
