@@ -143,29 +143,38 @@ finish() {
     return "$SERVER_STATUS"
 }
 
-# record FILE, then recorded: capture the packets of the link in between. In immediate mode,
-# as tcpdump otherwise reads packets up to a second late. Each packet then takes -s bytes of the buffer of -B KiB.
+# record FILE, then recorded: capture the packets of the link in between. In immediate mode, as tcpdump otherwise reads
+# packets up to a second late. Each packet then takes -s bytes of the buffer of -B KiB.
 record() {
     : >/tmp/tcpdump.err
-    tcpdump -i va -Z root -U --immediate-mode -s 8192 -B 16384 -w "$1" 'udp port 4791' 2>>/tmp/tcpdump.err &
+    tcpdump -i va -Z root -U --immediate-mode -s 8192 -B 98304 -w "$1" 'udp port 4791' 2>>/tmp/tcpdump.err &
     RECORDER=$!
     until [[ $(</tmp/tcpdump.err) == *listening* ]]; do runs "$RECORDER" || return; nap 0.01; done
+    # The kernel counts what it received before tcpdump set its filter, too.
+    _recorder_counts
+    UNFILTERED=$((RECEIVED - CAPTURED))
 }
 
 # Waits until tcpdump has read what it received: at its end it would lose the rest.
 recorded() {
-    local i counts
+    local i
     for ((i = 0; i < 500; i++)); do
-        : >/tmp/tcpdump.err
-        kill -USR1 "$RECORDER" || break
-        until [[ $(</tmp/tcpdump.err) == *"by kernel"* ]]; do runs "$RECORDER" || break; nap 0.01; done
-        # Captured, received by the filter, dropped by the kernel.
-        mapfile -t counts < <(grep -oE '[0-9]+ packets?' /tmp/tcpdump.err)
-        [[ ${counts[0]} = "${counts[1]}" ]] && break
+        _recorder_counts
+        ((RECEIVED - CAPTURED <= UNFILTERED)) && break
         nap 0.01
     done
-    [[ ${counts[0]} = "${counts[1]}" && ${counts[2]} = "0 packets" ]] ||
-        echo "the recording is incomplete: $(</tmp/tcpdump.err)"
+    ((RECEIVED - CAPTURED <= UNFILTERED && DROPPED == 0)) ||
+        echo "the recording is incomplete: captured $CAPTURED of $RECEIVED, dropped $DROPPED"
     kill -INT "$RECORDER"
     wait "$RECORDER"
+}
+
+# tcpdump's counts of packets: read, received by the filter, and dropped by the kernel.
+_recorder_counts() {
+    local counts
+    : >/tmp/tcpdump.err
+    kill -USR1 "$RECORDER"
+    until [[ $(</tmp/tcpdump.err) == *"by kernel"* ]]; do runs "$RECORDER" || return; nap 0.01; done
+    mapfile -t counts < <(grep -oE '[0-9]+ packet' /tmp/tcpdump.err)
+    CAPTURED=${counts[0]% *} RECEIVED=${counts[1]% *} DROPPED=${counts[2]% *}
 }
