@@ -8,7 +8,7 @@ import pytest
 
 from infiniband.fabric import SimulatedFabric
 from rdmacm.errors import RdmaError
-from rdmacm.ib import open_transport, ports_wanted, transport_of
+from rdmacm.ib import open_transport, port_names_in, transport_of
 from support.rows import for_each
 
 
@@ -42,7 +42,7 @@ def test_invalid_port_names(name: str) -> None:
     assert raised.value.errno == errno.EINVAL
     if name.strip():
         with pytest.raises(RdmaError):
-            ports_wanted({"RDMACM_IB": f"ibsim:HostA,{name}"})
+            port_names_in({"RDMACM_IB": f"ibsim:HostA,{name}"})
 
 
 @pytest.mark.parametrize(
@@ -55,8 +55,8 @@ def test_invalid_port_names(name: str) -> None:
     ],
 )
 def test_ports_from_the_environment(value: str, wanted: list[str]) -> None:
-    assert ports_wanted({"RDMACM_IB": value}) == wanted
-    assert ports_wanted({}) == []
+    assert port_names_in({"RDMACM_IB": value}) == wanted
+    assert port_names_in({}) == []
 
 
 def test_open(fabric: SimulatedFabric) -> None:

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from rdmacm.address import ALL_BITS_64, Gid
 from rdmacm.errors import cm_error, printable
-from rdmacm.ib import ports_wanted, transport_of
+from rdmacm.ib import port_names_in, transport_of
 from rdmacm.ib.access import Records, SaAccess
 from rdmacm.ib.transport import IbPort
 from rdmacm.proto.sa import PathRecord
@@ -96,15 +96,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _first_port() -> str:
-    wanted = ports_wanted(os.environ)
-    if not wanted:
+    names = port_names_in(os.environ)
+    if not names:
         raise cm_error(
             errno.ENODEV,
             "no InfiniBand port is given",
             "open_device",
             hint="--port umad:mlx5_0/1 or --port ibsim:HostA, or one of these in RDMACM_IB",
         )
-    return wanted[0]
+    return names[0]
 
 
 # -- queries: each function checks the operands and returns the query -----------------------------------------

@@ -33,7 +33,7 @@ from rdmacm.timerheap import LazyTimerHeap
 __all__ = ["SaClient", "SaResponse"]
 
 #: Record sizes in bytes, for responses that leave AttributeOffset 0, as responses to Get, Set and Delete may.
-_SIZES: dict[int, int] = {
+_RECORD_SIZES: dict[int, int] = {
     Attribute.CLASS_PORT_INFO: 72,
     Attribute.NODE_RECORD: 112,
     Attribute.SERVICE_RECORD: 176,
@@ -351,5 +351,5 @@ def _split(request: SaMad, data: bytes, attribute_offset: int) -> tuple[tuple[by
             return (), False  # an empty table
         whole = len(data) // size * size
         return tuple(data[at : at + size] for at in range(0, whole, size)), whole < len(data)
-    size = size or _SIZES.get(request.attribute_id, len(data))
+    size = size or _RECORD_SIZES.get(request.attribute_id, len(data))
     return ((data[:size],), False) if size <= len(data) else ((), True)

@@ -50,7 +50,7 @@ class JoinState(IntFlag):
     SEND_ONLY_FULL_MEMBER = 8
 
 
-def _whole(data: Buffer, size: int, kind: str) -> Buffer:
+def _unpadded(data: Buffer, size: int, kind: str) -> Buffer:
     """The record without its padding to a multiple of 8 bytes in a table."""
     if not size <= len(data) <= -(-size // 8) * 8:
         raise WireError(f"a {kind} has {size} bytes, not {len(data)}")
@@ -118,7 +118,7 @@ class ServiceRecord:
     @classmethod
     def unpack(cls, data: Buffer) -> ServiceRecord:
         """The record in 176 bytes; WireError for another length."""
-        data = _whole(data, cls.SIZE, cls.__name__)
+        data = _unpadded(data, cls.SIZE, cls.__name__)
         service_id, address, pkey, lease, key, name, data8, *rest = _SERVICE.unpack(data)
         return cls(
             service_id,
@@ -148,7 +148,7 @@ class _Record(Packed):
     @classmethod
     def unpack(cls, data: Buffer) -> Self:
         """The record in these bytes, with or without its padding in a table; WireError for another length."""
-        return cls(**cls.LAYOUT.unpack(_whole(data, cls.SIZE, cls.__name__)))
+        return cls(**cls.LAYOUT.unpack(_unpadded(data, cls.SIZE, cls.__name__)))
 
     def replace(self, **changes: Any) -> Self:
         """A copy with some fields changed."""
