@@ -20,7 +20,15 @@ from rdmacm.proto.sa.client import SaClient, SaResponse
 from rdmacm.proto.sa.mad import SaMethod, SaStatus, describe_status
 from rdmacm.proto.sa.query import PathMask, query_for
 from rdmacm.proto.sa.records import PathRecord
-from rdmacm.proto.sa.subnet import LEASE_FOREVER, ClassPortInfo, JoinState, MCMemberRecord, NodeRecord, ServiceRecord
+from rdmacm.proto.sa.subnet import (
+    LEASE_FOREVER,
+    ClassPortInfo,
+    JoinState,
+    MCMemberRecord,
+    NodeRecord,
+    ServiceRecord,
+    service_name_bytes,
+)
 from rdmacm.proto.wire import WireError
 
 __all__ = ["SaQuery", "Records", "SaAccess"]
@@ -131,17 +139,23 @@ class SaAccess:
         return self.result(self.query(SaMethod.GET_TABLE, PathRecord, None, **fields))
 
     def services(self, name: str | bytes | None = None, **fields: Any) -> Records[ServiceRecord]:
-        """All services with a name and these fields of :class:`ServiceRecord`."""
+        """All services with a name and these fields of :class:`ServiceRecord`.
+
+        UnicodeEncodeError for a name that has no encoding.
+        """
         if name is not None:
-            fields["service_name"] = _name(name)
+            fields["service_name"] = service_name_bytes(name)
         return self.result(self.query(SaMethod.GET_TABLE, ServiceRecord, _quoted(name), **fields))
 
     def register(
         self, service_id: int, name: str | bytes | None = None, *, lease: int = LEASE_FOREVER, **fields: Any
     ) -> ServiceRecord:
-        """Register a service at this port for ``lease`` seconds, or renew or change it."""
+        """Register a service at this port for ``lease`` seconds, or renew or change it.
+
+        UnicodeEncodeError for a name that has no encoding, ValueError for one of more than 64 bytes.
+        """
         if name is not None:
-            fields["service_name"] = _name(name)
+            fields["service_name"] = service_name_bytes(name)
         fields["service_lease"] = lease
         fields = {**self._identity(service_id), **fields}
         return self.result(self.query(SaMethod.SET, ServiceRecord, f"{service_id:#x}", **fields))[0]
@@ -274,10 +288,6 @@ _METHOD_WORDS: dict[int, str] = {
     SaMethod.SET: "set",
     SaMethod.DELETE: "delete",
 }
-
-
-def _name(name: str | bytes) -> bytes:
-    return name.encode() if isinstance(name, str) else name
 
 
 def _quoted(name: str | bytes | None) -> str | None:

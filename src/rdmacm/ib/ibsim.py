@@ -115,7 +115,7 @@ class IbsimTransport:
         """
         if self._control is not None:
             return
-        node = self._node.encode()
+        node = os.fsencode(self._node)
         if not 0 < len(node) < 32 or b"\0" in node:
             raise self._error(errno.ENODEV, "the name of a simulated node has 1 to 31 bytes", None)
         try:
@@ -256,7 +256,7 @@ class IbsimTransport:
 
     def _address(self, name: str) -> bytes:
         """The address of a socket of this fabric in the abstract namespace."""
-        return b"\0" + f"{self._base}:{name}".encode() + b"\0"
+        return b"\0" + os.fsencode(f"{self._base}:{name}") + b"\0"
 
     def _create_sockets(self) -> int:
         """Create both sockets; returns the number in their names."""

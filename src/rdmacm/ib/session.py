@@ -24,7 +24,7 @@ from rdmacm.proto.sa import PathRecord
 from rdmacm.proto.sa.client import SaClient, SaResponse
 from rdmacm.proto.sa.mad import SaMethod, SaStatus, describe_status
 from rdmacm.proto.sa.query import query_for
-from rdmacm.proto.sa.subnet import ServiceRecord
+from rdmacm.proto.sa.subnet import ServiceRecord, service_name_bytes
 from rdmacm.proto.wire import WireError
 
 __all__ = ["RecordsCallback", "SaSession", "describe_sa"]
@@ -141,11 +141,16 @@ class SaSession:
     def query_services(self, port: IbPort, service: str, done: RecordsCallback[ServiceRecord]) -> int:
         """Query services by name, or by service id if ``service`` is a number in C's notation.
 
-        A name is cut to 63 bytes, as the kernel's interface does. Raises what :meth:`query` raises.
+        A name is cut to 63 bytes, as the kernel's interface does. EINVAL for a name that has no encoding, and the
+        errors of :meth:`query`.
         """
         number = _number(service)
         if number is None:
-            mask, record = query_for(ServiceRecord, service_name=service.encode()[:63])
+            try:
+                name = service_name_bytes(service)
+            except UnicodeEncodeError:
+                raise cm_error(errno.EINVAL, "not a service name", "sa_query", repr(service)) from None
+            mask, record = query_for(ServiceRecord, service_name=name[:63])
         else:
             mask, record = query_for(ServiceRecord, service_id=number)
 

@@ -16,7 +16,15 @@ from rdmacm.ib.access import Records, SaAccess
 from rdmacm.ib.transport import IbPort
 from rdmacm.proto.sa import PathRecord
 from rdmacm.proto.sa.records import GIGABITS
-from rdmacm.proto.sa.subnet import LEASE_FOREVER, ClassPortInfo, MCMemberRecord, NodeInfoType, NodeRecord, ServiceRecord
+from rdmacm.proto.sa.subnet import (
+    LEASE_FOREVER,
+    ClassPortInfo,
+    MCMemberRecord,
+    NodeInfoType,
+    NodeRecord,
+    ServiceRecord,
+    service_name_bytes,
+)
 from rdmacm.tools.arguments import integer_between
 from rdmacm.tools.output import Page, Parser, facts, path_record_json, table, write, write_json
 
@@ -82,7 +90,7 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Send the query and write the answer."""
-    action, most, least = _ACTIONS[args.what]
+    action, least, most = _ACTIONS[args.what]
     operands: list[str] = args.operands
     if not least <= len(operands) <= most:
         wanted = str(most) if most == least else f"{least} or {most}"
@@ -159,8 +167,9 @@ def _services(args: argparse.Namespace, name: str | None = None) -> _Query:
 
 def _register(args: argparse.Namespace, service_id: str, name: str | None = None) -> _Query:
     number = _service_id(args, service_id)
-    if name is not None and len(name.encode()) > 64:
-        args.parser.error(f"the name of a service has at most 64 bytes, not {len(name.encode())}")
+    size = 0 if name is None else len(service_name_bytes(name))
+    if size > 64:
+        args.parser.error(f"the name of a service has at most 64 bytes, not {size}")
     lease = LEASE_FOREVER if args.lease is None else args.lease
     return lambda sa: _write_service(args, sa.register(number, name, lease=lease))
 
@@ -231,11 +240,11 @@ def _info(args: argparse.Namespace) -> _Query:
     return query
 
 
-#: WHAT: (function, maximum and minimum number of operands).
+#: WHAT: (function, least and greatest number of operands).
 _ACTIONS: dict[str, tuple[Callable[..., _Query], int, int]] = {
-    "paths": (_paths, 1, 0),
-    "services": (_services, 1, 0),
-    "register": (_register, 2, 1),
+    "paths": (_paths, 0, 1),
+    "services": (_services, 0, 1),
+    "register": (_register, 1, 2),
     "withdraw": (_withdraw, 1, 1),
     "join": (_join, 1, 1),
     "leave": (_leave, 1, 1),

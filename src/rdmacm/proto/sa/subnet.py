@@ -23,6 +23,7 @@ __all__ = [
     "NodeRecord",
     "NodeInfoType",
     "ServiceRecord",
+    "service_name_bytes",
 ]
 
 #: ``service_lease`` of a service that does not expire.
@@ -55,6 +56,14 @@ def _unpadded(data: Buffer, size: int, kind: str) -> Buffer:
     if not size <= len(data) <= -(-size // 8) * 8:
         raise WireError(f"a {kind} has {size} bytes, not {len(data)}")
     return data[:size]
+
+
+def service_name_bytes(name: str | bytes) -> bytes:
+    """A service name as a :class:`ServiceRecord` has it: text in UTF-8.
+
+    Surrogates that stand for bytes of a command line become these bytes (PEP 383); UnicodeEncodeError for others.
+    """
+    return name.encode(errors="surrogateescape") if isinstance(name, str) else name
 
 
 def _name(data: bytes) -> bytes:
