@@ -19,7 +19,7 @@ from rdmacm.ib.transport import IbPort, ReceivedMad, without_empty_end
 from rdmacm.proto.mad import GSI_Q_KEY, GSI_QPN, HEADER_SIZE, MAD_SIZE, RESPONSE, MadAddress, MgmtClass
 from rdmacm.proto.sa import mad as sa_mad
 from rdmacm.proto.sa import rmpp
-from rdmacm.proto.sa.records import GIGABITS
+from rdmacm.proto.sa.records import RATE_GBPS
 from rdmacm.proto.wire import Buffer
 from rdmacm.verbs.enums import PortState
 
@@ -49,7 +49,7 @@ _MAX_OUTSTANDING = 4096
 _RESPONSE_TIMEOUT = 8000
 
 #: The Gb/s in sysfs to ``ibv_rate``.
-_RATES = {f"{gigabits:g}": code for code, gigabits in GIGABITS.items()}
+_RATES = {f"{gigabits:g}": code for code, gigabits in RATE_GBPS.items()}
 
 
 class UmadTransport:

@@ -53,7 +53,7 @@ Datagram: TypeAlias = "tuple[list[Buffer], int]"
 
 @dataclass(frozen=True, slots=True)
 class RtrAttributes:
-    """The attributes of a queue pair that takes it from INIT to RTR, ready to receive (``struct ibv_qp_attr``)."""
+    """The attributes of a queue pair that take it from INIT to RTR, ready to receive (``struct ibv_qp_attr``)."""
 
     dest_qp_num: int
     #: The PSN of the peer's first request.
@@ -68,12 +68,13 @@ class RtrAttributes:
     access: AccessFlag = (
         AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_READ | AccessFlag.REMOTE_ATOMIC
     )
+    #: The P_Key of the packets.
     pkey: int = DEFAULT_PKEY
 
 
 @dataclass(frozen=True, slots=True)
 class RtsAttributes:
-    """The attributes that take it from RTR to RTS, ready to send."""
+    """The attributes of a queue pair that take it from RTR to RTS, ready to send."""
 
     #: The PSN of the first request.
     sq_psn: int

@@ -19,10 +19,10 @@ from typing import Any, TypeAlias
 from rdmacm.address import Gid
 from rdmacm.ib.transport import IbPort
 from rdmacm.proto.mad import RESPONSE, MadAddress
-from rdmacm.proto.sa.attributes import Attribute
+from rdmacm.proto.sa.attributes import Attribute, Selector
 from rdmacm.proto.sa.mad import SaMad, SaMethod, SaStatus
-from rdmacm.proto.sa.query import MemberMask, NodeMask, PathMask, Selector, ServiceMask
-from rdmacm.proto.sa.records import GIGABITS, PathRecord
+from rdmacm.proto.sa.query import MemberMask, NodeMask, PathMask, ServiceMask
+from rdmacm.proto.sa.records import RATE_GBPS, PathRecord
 from rdmacm.proto.sa.rmpp import SEGMENT_SIZE, RmppFlag, RmppHeader, Sender
 from rdmacm.proto.sa.subnet import (
     LEASE_FOREVER,
@@ -231,7 +231,7 @@ class SubnetAdministrator:
             numb_path=0,
             pkey=next(iter(common_pkeys(one.pkeys, other.pkeys)), 0),
             mtu=min(one.active_mtu, other.active_mtu),
-            rate=min(one.rate, other.rate, key=lambda code: GIGABITS.get(code, 0)),
+            rate=min(one.rate, other.rate, key=lambda code: RATE_GBPS.get(code, 0)),
             packet_life_time=_LIFETIME if one is not other else 0,
         )
 

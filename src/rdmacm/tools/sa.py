@@ -15,7 +15,7 @@ from rdmacm.ib import port_names_in, transport_of
 from rdmacm.ib.access import Records, SaAccess
 from rdmacm.ib.transport import IbPort
 from rdmacm.proto.sa import PathRecord
-from rdmacm.proto.sa.records import GIGABITS
+from rdmacm.proto.sa.records import RATE_GBPS
 from rdmacm.proto.sa.subnet import (
     LEASE_FOREVER,
     ClassPortInfo,
@@ -137,7 +137,7 @@ def _paths(args: argparse.Namespace, gid: str | None = None) -> _Query:
                 f"0x{path.pkey:04x}",
                 str(path.sl),
                 str(path.mtu_bytes or ""),
-                f"{GIGABITS[path.rate]:g}" if path.rate in GIGABITS else "",
+                f"{RATE_GBPS[path.rate]:g}" if path.rate in RATE_GBPS else "",
             )
             for path in found
         ]

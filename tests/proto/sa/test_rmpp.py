@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rdmacm.proto.sa.rmpp import (
-    SA_HEADER,
+    SA_HEADER_SIZE,
     SEGMENT_SIZE,
     WINDOW,
     Receiver,
@@ -28,7 +28,7 @@ ACTIVE, FIRST, LAST = RmppFlag
 
 def segment(number: int, data: bytes = b"", *, first: bool = False, last: bool = False, length: int = 0) -> RmppHeader:
     flags = ACTIVE | (FIRST if first else 0) | (LAST if last else 0)
-    return RmppHeader(1, RmppType.DATA, 31, flags, 0, number, length or (SA_HEADER + len(data) if last else 0))
+    return RmppHeader(1, RmppType.DATA, 31, flags, 0, number, length or (SA_HEADER_SIZE + len(data) if last else 0))
 
 
 def ack(number: int, window_end: int, version: int = 1) -> RmppHeader:
