@@ -8,7 +8,7 @@ import pytest
 
 from infiniband.fabric import SimulatedFabric
 from rdmacm.errors import RdmaError
-from rdmacm.ib import open_transport, port_names_in, transport_of
+from rdmacm.ib import port_names_in, transport_of
 from support.rows import for_each
 
 
@@ -60,8 +60,9 @@ def test_ports_from_the_environment(value: str, wanted: list[str]) -> None:
 
 
 def test_open(fabric: SimulatedFabric) -> None:
-    transport = open_transport(f"ibsim:HostC@{fabric.base}")
+    transport = transport_of(f"ibsim:HostC@{fabric.base}")
+    transport.open()
     assert transport.port().lid
     transport.close()
     with pytest.raises(RdmaError, match="no node 'HostX'"):
-        open_transport(f"ibsim:HostX@{fabric.base}")
+        transport_of(f"ibsim:HostX@{fabric.base}").open()

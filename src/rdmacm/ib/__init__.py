@@ -20,7 +20,7 @@ from rdmacm.errors import RdmaError, cm_error
 if TYPE_CHECKING:
     from rdmacm.ib.transport import MadTransport
 
-__all__ = ["ENVIRONMENT_VARIABLE", "open_transport", "port_names_in", "transport_of"]
+__all__ = ["ENVIRONMENT_VARIABLE", "port_names_in", "transport_of"]
 
 #: The environment variable with the names of the InfiniBand ports to use, separated by commas.
 ENVIRONMENT_VARIABLE = "RDMACM_IB"
@@ -44,13 +44,6 @@ def transport_of(name: str) -> MadTransport:
 
             return UmadTransport(device, int(port or 1))
     raise _invalid_name(name)
-
-
-def open_transport(name: str) -> MadTransport:
-    """The port with a name, opened; RdmaError if that fails."""
-    transport = transport_of(name)
-    transport.open()
-    return transport
 
 
 def port_names_in(environ: Mapping[str, str]) -> list[str]:

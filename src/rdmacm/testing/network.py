@@ -211,10 +211,6 @@ class MemoryNetwork:
         if self._watching:
             self._changed_neighbours.append(entry)
 
-    def remove_neighbour(self, ifindex: int, address: str) -> None:
-        """Remove a neighbour, if it exists."""
-        self._neighbours.pop((ifindex, _packed(address)), None)
-
     def lose_notifications(self) -> None:
         """Discard pending change notifications, as a kernel does when its listener is too slow."""
         self._changed_neighbours.clear()

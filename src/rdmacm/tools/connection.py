@@ -26,7 +26,7 @@ from rdmacm.verbs.pd import MR
 from rdmacm.verbs.qp import QP, QPInitAttr
 from rdmacm.verbs.wr import Buffer
 
-__all__ = ["DISCONNECT_TIMEOUT", "ToolConnection", "completion_failure", "connection_ended", "find"]
+__all__ = ["DISCONNECT_TIMEOUT", "ToolConnection", "completion_failure", "connection_ended", "find_server"]
 
 #: Seconds that a peer may take to confirm the end of a connection.
 DISCONNECT_TIMEOUT = 2.0
@@ -175,7 +175,7 @@ def connection_ended(peer: str) -> RdmaError:
     return cm_error(errno.ECONNRESET, "the peer has ended the connection", "transfer", peer)
 
 
-def find(
+def find_server(
     host: str, port: int, *, source: str | None = None, timeout_ms: int = 2000, provider: str | None = None
 ) -> tuple[CmId, Explanation]:
     """Resolve a server; return a synchronous id with its route, and the explanation."""

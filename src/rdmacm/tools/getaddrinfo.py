@@ -24,7 +24,7 @@ from rdmacm.tools.output import (
     Parser,
     address_json,
     bold,
-    facts,
+    labelled_lines,
     path_data_json,
     write,
     write_json,
@@ -215,7 +215,7 @@ def _text(info: AddrInfo) -> str:
     if info.connect:
         lines.append(("connect", info.connect.hex()))
     title = format_address(info.dst_addr) if info.dst_addr is not None else f"listen on {format_address(info.src_addr)}"
-    return f"{bold(printable(title))}\n{facts(lines, 2)}"
+    return f"{bold(printable(title))}\n{labelled_lines(lines, 2)}"
 
 
 def _family(info: AddrInfo) -> str:

@@ -26,7 +26,7 @@ from rdmacm.proto.sa.subnet import (
     service_name_bytes,
 )
 from rdmacm.tools.arguments import integer_between
-from rdmacm.tools.output import Page, Parser, facts, path_record_json, table, write, write_json
+from rdmacm.tools.output import Page, Parser, labelled_lines, path_record_json, table, write, write_json
 
 PAGE = Page(
     command="sa",
@@ -221,17 +221,17 @@ def _info(args: argparse.Namespace) -> _Query:
         if args.json:
             write_json({"port": _port_json(port), "administrator": record_json(info)})
             return
-        can = [text for bit, text in _CAPABILITIES.items() if info.capability_mask >> bit & 1]
-        can += [text for bit, text in _CAPABILITIES2.items() if info.capability_mask2 >> bit & 1]
+        capabilities = [text for bit, text in _CAPABILITIES.items() if info.capability_mask >> bit & 1]
+        capabilities += [text for bit, text in _CAPABILITIES2.items() if info.capability_mask2 >> bit & 1]
         write(
-            facts(
+            labelled_lines(
                 [
                     ("port", f"{sa.transport.name}, {port.state.name}, LID {port.lid}"),
                     ("GID", str(port.gids[0])),
                     ("P_Keys", ", ".join(f"0x{pkey:04x}" for pkey in port.pkeys)),
                     ("subnet manager", f"LID {port.sm_lid}, SL {port.sm_sl}"),
                     ("class version", f"{info.base_version}.{info.class_version}"),
-                    ("capabilities", ", ".join(can) or "nothing optional"),
+                    ("capabilities", ", ".join(capabilities) or "nothing optional"),
                     ("answers within", f"{4.096e-3 * 2**info.resp_time_value:.0f} ms"),
                 ]
             )
@@ -278,7 +278,7 @@ def _write_service(args: argparse.Namespace, service: ServiceRecord) -> None:
         write_json(record_json(service))
         return
     write(
-        facts(
+        labelled_lines(
             [
                 ("service", f"0x{service.service_id:x} {service.name}".rstrip()),
                 ("GID", str(service.service_gid)),
@@ -294,7 +294,7 @@ def _write_member(args: argparse.Namespace, member: MCMemberRecord) -> None:
         write_json(record_json(member))
         return
     write(
-        facts(
+        labelled_lines(
             [
                 ("group", str(member.mgid)),
                 ("MLID", f"0x{member.mlid:04x}"),

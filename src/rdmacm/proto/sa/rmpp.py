@@ -231,10 +231,6 @@ class Receiver:
             return None
         return self._fail(RmppStatus.BAD_TYPE)
 
-    def timer(self, now: float) -> RmppHeader | None:
-        """The ABORT to send if the deadline has passed, else None."""
-        return self.abort(RmppStatus.TOTAL_TIME_TOO_LONG) if now >= self.deadline and not self.is_done else None
-
     def abort(self, status: RmppStatus = RmppStatus.UNSPECIFIED) -> RmppHeader:
         """Give up the transfer; returns the STOP or ABORT to send."""
         self.error = status
