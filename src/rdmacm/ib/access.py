@@ -193,7 +193,10 @@ class SaAccess:
     # -- sending and waiting ----------------------------------------------------------------------------------
 
     def query(self, method: int, kind: type[R], subject: str | None, /, **fields: Any) -> SaQuery[R]:
-        """Send a query for records with these fields, without waiting. ``subject`` is for the text of errors."""
+        """Send a query for records of a kind with these fields, without waiting.
+
+        ``method`` is a :class:`SaMethod`; ``subject`` is for the text of errors. TypeError for an unknown field.
+        """
         mask, record = query_for(kind, **fields)
         number = self._send_query(method, kind.ATTRIBUTE, mask, record.pack())
         return SaQuery(number, method, kind.unpack, f"{_METHOD_WORDS.get(method, 'query')} {kind.__name__}", subject)

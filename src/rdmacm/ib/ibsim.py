@@ -269,7 +269,11 @@ class IbsimTransport:
             except OSError as error:
                 self.abandon()
                 if error.errno is None:  # the name is too long for an address
-                    raise self._error(errno.EINVAL, f"the name {self._base!r} is too long", "a shorter one") from None
+                    raise self._error(
+                        errno.EINVAL,
+                        f"IBSIM_SOCKNAME {self._base!r} is too long for a socket",
+                        "a shorter name",
+                    ) from None
                 if error.errno != errno.EADDRINUSE:
                     raise
             else:

@@ -103,9 +103,9 @@ class ServiceRecord:
 
     def pack(self) -> bytes:
         """The 176 bytes on the wire; ValueError for a field out of range."""
-        for value, size in ((self.service_key, 16), (self.service_data8, 16)):
-            if len(value) != size:
-                raise ValueError(f"a field of {size} bytes has {len(value)}")
+        for name, value in (("service_key", self.service_key), ("service_data8", self.service_data8)):
+            if len(value) != 16:
+                raise ValueError(f"{name} has 16 bytes, not {len(value)}")
         if len(self.service_name) > _NAME_SIZE:
             raise ValueError(f"a service name has up to {_NAME_SIZE} bytes, not {len(self.service_name)}")
         try:
