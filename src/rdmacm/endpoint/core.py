@@ -111,10 +111,12 @@ class ConnectionCore:
 
     def __init__(self, dispatcher: Dispatcher, cmid: CmId, options: ConnectionOptions) -> None:
         self.dispatcher = dispatcher
+        #: The id of the connection, which owns the queue pair. Destroyed by :meth:`release`.
         self.cmid = cmid
         self.options = options
         #: Private data of the peer's REQ or REP.
         self.private_data = b""
+        #: Whether the connection is or was established.
         self.is_established = False
         #: Changes when the connection is established and when it ends.
         self.lifecycle = Observable()

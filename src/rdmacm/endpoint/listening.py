@@ -47,11 +47,14 @@ class IncomingRequest:
     """A connection request that waits for an answer."""
 
     def __init__(self, dispatcher: Dispatcher, cmid: CmId, event: CmEvent, options: ConnectionOptions) -> None:
+        #: The id of the request, which its connection takes over.
         self.cmid = cmid
         #: Private data of the REQ, padded with zeros.
         self.private_data = event.private_data
         self.dispatcher = dispatcher
+        #: The options of the connection.
         self._options = options
+        #: Whether the request was accepted, rejected or dropped.
         self._is_answered = False
 
     def start_accept(self, private_data: bytes) -> ConnectionCore:

@@ -73,6 +73,7 @@ class UmadTransport:
         self._dev = dev
         self.name = f"umad:{device}/{port}"
         self.dropped: dict[str, int] = Counter()
+        #: The descriptor of the device file; -1 while the port is not open.
         self._fd = -1
         #: The id of the registered agent.
         self._agent = 0

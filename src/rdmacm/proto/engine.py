@@ -78,11 +78,11 @@ class RtsAttributes:
 
     #: The PSN of the first request.
     sq_psn: int
-    #: Seconds to wait for an acknowledgement, 0 for ever.
+    #: Seconds to wait for an acknowledgement; 0: without limit.
     timeout: float = 0.067
     #: How often to retransmit without progress.
     retry_cnt: int = 7
-    #: How often to try again after an RNR NAK; 7 is for ever.
+    #: How often to try again after an RNR NAK; 7: without limit.
     rnr_retry: int = 7
     #: READ and atomic requests that may be outstanding at the peer.
     max_rd_atomic: int = 16

@@ -21,7 +21,7 @@ __all__ = ["Bits", "Bytes", "Layout", "Packed", "gid", "private_data"]
 class Bits(NamedTuple):
     """An unsigned field: byte offset, bits of that byte before the field, width in bits.
 
-    Entries with the same name are the parts of one field, the upper ones first.
+    Entries with the same name are the parts of one field, the upper ones first. A field that ``is_flag`` is a bool.
     """
 
     name: str
@@ -119,6 +119,7 @@ class _Part(NamedTuple):
 class _Plan(NamedTuple):
     """How a layout maps to one ``struct`` format."""
 
+    #: The format of the ``struct``, whose items are the words and blocks by offset.
     format: str
     words: list[_Word]
     blocks: list[Bytes]

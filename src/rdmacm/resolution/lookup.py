@@ -80,7 +80,7 @@ class Lookup:
         self.query: policy.Query | None = None
         #: None until :func:`find` has succeeded.
         self.found: Found | None = None
-        #: The entry of the next hop in the neighbour table, as far as it was looked up.
+        #: The entry of the next hop in the neighbour table; None if it has none or was not looked up.
         self.neighbour: Neighbour | None = None
         #: Name, nanoseconds and result of each step taken.
         self.steps: list[tuple[str, int, str]] = []

@@ -39,7 +39,7 @@ _FAILING_KINDS = {
 
 
 class _TableRow(NamedTuple):
-    """A row of the routing table; ``source`` is the preferred source address."""
+    """A row of the routing table, for the packed prefix and its length in bits; the rest is that of a RouteEntry."""
 
     prefix: bytes
     length: int

@@ -53,6 +53,7 @@ class ToolConnection:
         self._completed: dict[int, WC] = {}
         #: The queue pair, if it was created apart from the id.
         self._own_qp: QP | None = None
+        #: Whether the connection is established: since connect() or accept(), until an event reports its end.
         self._is_connected = False
         context = cmid.verbs
         assert context is not None

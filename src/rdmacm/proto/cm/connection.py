@@ -35,7 +35,7 @@ class DropReason(Enum):
 
 @dataclass(slots=True, eq=False)
 class CmListener:
-    """A listener for a service id.
+    """A listener for the service ids that are equal to ``service_id`` in the bits of ``mask``.
 
     ``accepts`` selects the requests that are for this listener; None for all. At most ``backlog`` requests wait for
     the user; ``pending`` counts those that do.
@@ -91,7 +91,7 @@ class CmConnection:
     deadline: float | None = None
     #: The MAD that is repeated until it is answered.
     unanswered_mad: bytes = b""
-    #: Each copy of a message may be extended by one MRA; without a limit, a peer could prolong the wait for ever.
+    #: Whether an MRA has extended the wait after the last copy. One may; otherwise a peer could prolong it without end.
     was_extended: bool = False
     #: The user has destroyed the connection and gets no more events.
     is_muted: bool = False

@@ -6,6 +6,11 @@ Fields are named from the sender's point of view: "local" is the sender and "rem
 Timeouts are 5-bit exponents, 4.096 µs · 2^n. After unpacking, private data and additional information always have their
 full size, padded with zeros, because the wire does not hold the length of what was sent.
 
+``ATTRIBUTE`` is the attribute id of a message's MAD, ``PRIVATE_DATA`` the size of its private data in bytes.
+
+Fields with ``eecn``, ``rdc`` or ``end_to_end`` in their names are those of reliable datagrams, which no adapter has,
+and are 0; but the passive side of an XRC connection has its queue pair number in ``local_eecn`` of the REP.
+
 ``attr_mod`` and ``vendor_id`` belong to enhanced connection establishment (ECE), and are 0 without it. ``attr_mod`` is
 the attribute modifier of the MAD's header.
 """

@@ -11,7 +11,7 @@ _SECONDS = [(1 << max(exponent - 8, 0)) / 1000 for exponent in range(MAX_EXPONEN
 
 
 def seconds(exponent: int) -> float:
-    """The time an exponent stands for, rounded as Linux does: to a power of two of milliseconds."""
+    """The seconds of an exponent, rounded as Linux does: to a power of two of milliseconds."""
     return _SECONDS[min(MAX_EXPONENT, exponent)]
 
 

@@ -3,7 +3,7 @@
 An :class:`SaClient` is driven by :meth:`SaClient.query`, :meth:`SaClient.mad_received` and :meth:`SaClient.timer`. Each
 takes the time in seconds, of any clock that only goes forward. After each of them, the caller fetches the output from
 :meth:`SaClient.mads_to_send`, :meth:`SaClient.events` and :meth:`SaClient.next_deadline`. No received MAD raises an
-exception; MADs that are of no use are counted in ``dropped``.
+exception; MADs that are ignored are counted in ``dropped``.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class _Query:
 
 
 class SaClient:
-    """The queries of one port to the SA, without a port, a clock or a source of randomness of its own.
+    """The queries of one port to the SA. Sans-IO: time, MADs and randomness are passed in by the caller.
 
     ``reassembles``: the transport reassembles segmented responses (RMPP). ``max_queries`` bounds the queries without a
     response, ``max_size`` the bytes of a response's records.
@@ -107,7 +107,7 @@ class SaClient:
         self.reassembles = reassembles
         self.max_queries = max_queries
         self.max_size = max_size
-        #: MADs that were of no use, by reason.
+        #: MADs that were ignored, by reason.
         self.dropped: Counter[str] = Counter()
         self._random = random
         #: Queries without a response, by number.

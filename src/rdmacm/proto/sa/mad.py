@@ -112,8 +112,9 @@ def describe_status(status: int) -> str:
 class SaMad:
     """A MAD of the subnet administration class.
 
-    Method, attribute and status are plain numbers, because a peer may send any value. ``attribute_offset`` is the size
-    of a record in the table, in units of 8 bytes. ``data`` are the records: up to 200 bytes, or more in a response that
+    Method, attribute and status are plain numbers, because a peer may send any value. ``component_mask`` selects the
+    fields of the record that count in a request. ``attribute_offset`` is the size of a record in the table, in units of
+    8 bytes. ``data`` are the records: up to 200 bytes, or more in a response that
     was reassembled. ``sm_key`` is 0 except for trusted requests.
     """
 

@@ -103,9 +103,10 @@ def describe_rmpp(status: int) -> str:
 class RmppHeader:
     """The 12 bytes after the header of a MAD.
 
-    ``segment`` is the number of a DATA segment, from 1, or in an ACK the last segment received in order. ``length`` is
-    the payload length of a DATA segment (in the first segment that of all segments, or 0), or in an ACK the last
-    segment of the new window.
+    ``type`` (:class:`RmppType`), ``flags`` (:class:`RmppFlag`) and ``status`` (:class:`RmppStatus`) are plain numbers.
+    ``response_time`` is an exponent, 4.096 µs · 2^n. ``segment`` is the number of a DATA segment, from 1, or in an ACK
+    the last segment received in order. ``length`` is the payload length of a DATA segment (in the first segment that of
+    all segments, or 0), or in an ACK the last segment of the new window.
     """
 
     version: int = 0
@@ -185,7 +186,7 @@ class Receiver:
         self.deadline = deadline
         self.max_size = max_size
         self.error: int | None = None
-        #: MADs that were of no use, by reason.
+        #: MADs that were ignored, by reason.
         self.dropped: Counter[str] = Counter()
         self._window = window
         #: Records by segment number.
@@ -328,7 +329,7 @@ class Sender:
         self, data: Buffer, now: float, *, timeout: float = 0.5, retries: int = 7, total_time: float = 30.0
     ) -> None:
         self.error: int | None = None
-        #: MADs that were of no use, by reason.
+        #: MADs that were ignored, by reason.
         self.dropped: Counter[str] = Counter()
         self._data = bytes(data)
         #: The number of segments.

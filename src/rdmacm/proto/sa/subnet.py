@@ -78,7 +78,8 @@ def _text(name: bytes) -> str:
 class ServiceRecord:
     """A service and the port that offers it: 176 bytes (InfiniBand Architecture 15.2.5.14).
 
-    ``service_lease`` is in seconds. ``service_name`` has up to 64 bytes, without the zeros that pad it, and is compared
+    ``service_gid`` is that of the port. ``service_key`` must be repeated to change the record. ``service_lease`` is in
+    seconds. ``service_name`` has up to 64 bytes, without the zeros that pad it, and is compared
     byte by byte. The service may use the data as it likes: 16 bytes, and 8, 4 and 2 numbers of 16, 32 and 64 bits.
     """
 
@@ -170,6 +171,7 @@ class MCMemberRecord(_Record):
 
     ``mtu``, ``rate``, ``packet_life_time`` and their selectors are those of a :class:`~rdmacm.proto.sa.PathRecord`.
     ``scope`` is 2 link-local, 5 site-local, 8 organization-local, 0xE global; ``join_state`` is :class:`JoinState`.
+    ``mlid`` is the multicast LID of the group; a port may join for another one (``proxy_join``).
     """
 
     ATTRIBUTE: ClassVar = Attribute.MC_MEMBER_RECORD
@@ -276,6 +278,7 @@ class ClassPortInfo(_Record):
     """The capabilities of the manager of a class, and where it redirects to (InfiniBand Architecture 13.4.8.1).
 
     72 bytes. ``resp_time_value`` is an exponent, 4.096 µs · 2^n. The capability masks are specific to the class.
+    In the names, ``tc`` is a traffic class, ``fl`` a flow label, ``hl`` a hop limit, ``qp`` a queue pair number.
     """
 
     ATTRIBUTE: ClassVar = Attribute.CLASS_PORT_INFO
