@@ -124,9 +124,12 @@ class Registration:
 
 def _refusal(response: SaResponse, step: str, record: ServiceRecord) -> RdmaError | None:
     """The error of a registration or deletion, or None."""
+    if response.error == "timeout":
+        hint = "checking that a subnet manager runs ('rdmacm sa info')"
+        return cm_error(errno.ETIMEDOUT, "the subnet administrator did not respond in time", step, record.name, hint)
     if response.error is not None:
-        code = errno.ETIMEDOUT if response.error == "timeout" else errno.EIO
-        return cm_error(code, f"no response from the subnet administrator: {response.error}", step, record.name)
+        text = f"no valid response from the subnet administrator: {response.error}"
+        return cm_error(errno.EIO, text, step, record.name)
     if response.status:
         return cm_error(
             errno.EINVAL, f"the subnet administrator refused: {describe_status(response.status)}", step, record.name

@@ -235,7 +235,7 @@ def _failure(response: SaResponse, port: IbPort, step: str) -> Failure | None:
         hint = "checking that a subnet manager runs ('rdmacm sa info')"
         return Failure(errno.ETIMEDOUT, step, f"{name}, at LID {port.sm_lid}, did not respond in time", hint)
     if response.error is not None:
-        return Failure(errno.EIO, step, f"the response of {name} is invalid: {response.error}")
+        return Failure(errno.EIO, step, f"no valid response from {name}: {response.error}")
     if response.status not in (SaStatus.OK, SaStatus.NO_RECORDS):
         return Failure(errno.EINVAL, step, f"{name} refused: {describe_status(response.status)}", "'rdmacm sa'")
     return None
