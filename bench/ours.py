@@ -13,7 +13,7 @@ from collections.abc import Callable
 from peers import in_turn, quantiles, run_script, times
 
 from rdmacm import CmEventType, CmId, ConnParam, EventChannel
-from rdmacm.tools.connection import find
+from rdmacm.tools.connection import find_server
 from rdmacm.tools.measure import ProgressLine
 from rdmacm.tools.perf import Op, Plan, Result, measure, serve_client
 from rdmacm.verbs.attr import QPCap
@@ -64,7 +64,7 @@ def make_qp(cmid: CmId, queues: list[CQ]) -> None:
 
 
 def transfer(port: int, plan: Plan) -> Result:
-    cmid, _ = find(HOST, port)
+    cmid, _ = find_server(HOST, port)
     return measure(cmid, plan, ProgressLine())
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from infiniband.fabric import SimulatedFabric
 from rdmacm.errors import RdmaError
-from rdmacm.ib import open_transport, ports_wanted, transport_of
+from rdmacm.ib import port_names_in, transport_of
 from support.rows import for_each
 
 
@@ -42,7 +42,7 @@ def test_invalid_port_names_raise(name: str) -> None:
     assert raised.value.errno == errno.EINVAL
     if name.strip():
         with pytest.raises(RdmaError):
-            ports_wanted({"RDMACM_IB": f"ibsim:HostA,{name}"})
+            port_names_in({"RDMACM_IB": f"ibsim:HostA,{name}"})
 
 
 @pytest.mark.parametrize(
@@ -55,13 +55,14 @@ def test_invalid_port_names_raise(name: str) -> None:
     ],
 )
 def test_environment_lists_the_ports(value: str, wanted: list[str]) -> None:
-    assert ports_wanted({"RDMACM_IB": value}) == wanted
-    assert ports_wanted({}) == []
+    assert port_names_in({"RDMACM_IB": value}) == wanted
+    assert port_names_in({}) == []
 
 
 def test_named_port_opens(fabric: SimulatedFabric) -> None:
-    transport = open_transport(f"ibsim:HostC@{fabric.base}")
+    transport = transport_of(f"ibsim:HostC@{fabric.base}")
+    transport.open()
     assert transport.port().lid
     transport.close()
     with pytest.raises(RdmaError, match="no node 'HostX'"):
-        open_transport(f"ibsim:HostX@{fabric.base}")
+        transport_of(f"ibsim:HostX@{fabric.base}").open()

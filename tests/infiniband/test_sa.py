@@ -17,10 +17,10 @@ from rdmacm.address import Gid
 from rdmacm.ib.ibsim import IbsimTransport
 from rdmacm.ib.transport import MadTransport
 from rdmacm.proto.mad import MadAddress
-from rdmacm.proto.sa.attributes import Attribute
+from rdmacm.proto.sa.attributes import Attribute, Selector
 from rdmacm.proto.sa.client import SaClient, SaResponse
 from rdmacm.proto.sa.mad import SaMethod, SaStatus
-from rdmacm.proto.sa.query import Selector, query_for
+from rdmacm.proto.sa.query import query_for
 from rdmacm.proto.sa.records import PathRecord
 from rdmacm.proto.sa.subnet import ClassPortInfo, MCMemberRecord, NodeRecord, ServiceRecord
 from rdmacm.testing import MemorySubnet, SubnetAdministrator, TableMode

@@ -131,3 +131,10 @@ def test_unusable_port_is_reported(sa: Run, monkeypatch: pytest.MonkeyPatch, por
     result = sa("info")
     assert (result.status, result.out) == (1, "")
     assert error in result.error
+
+
+def test_names_that_are_not_utf8(sa: Run) -> None:
+    """The bytes of a command line arrive as surrogates (PEP 383)."""
+    result = sa("register", "1", "caf\udce9", "--port", "ibsim:Host\udce9@rdmacm-none\udce9")
+    assert (result.status, result.out) == (1, "")
+    assert "[ECONNREFUSED]" in result.error

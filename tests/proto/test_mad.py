@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdmacm.proto.mad import DATA_SIZE, MAD_SIZE, Mad, MadStatus, Method, MgmtClass
+from rdmacm.proto.mad import DATA_SIZE, MAD_SIZE, RESPONSE, Mad, MadStatus, Method, MgmtClass
 from rdmacm.proto.wire import WireError
 from support.roce_vectors import expand
 from support.rows import for_each
@@ -38,7 +38,7 @@ def test_header_fields() -> None:
     assert mad.mgmt_class == MgmtClass.SUBN_ADM
     assert mad.class_version == 2
     assert mad.method == Method.GET_RESP
-    assert mad.is_response
+    assert mad.method & RESPONSE
     assert mad.status == MadStatus.OK
     assert mad.transaction_id == 0x0000000900000001
     assert mad.attribute_id == 0x0035

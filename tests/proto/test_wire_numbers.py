@@ -13,10 +13,10 @@ from rdmacm.proto.cm.codes import (
     TransportServiceType,
 )
 from rdmacm.proto.mad import MadStatus, Method, MgmtClass
-from rdmacm.proto.sa.attributes import Attribute
+from rdmacm.proto.sa.attributes import Attribute, Selector
 from rdmacm.proto.sa.mad import SaMethod, SaStatus
-from rdmacm.proto.sa.query import MemberMask, NodeMask, PathMask, Selector, ServiceMask
-from rdmacm.proto.sa.records import GIGABITS
+from rdmacm.proto.sa.query import MemberMask, NodeMask, PathMask, ServiceMask
+from rdmacm.proto.sa.records import RATE_GBPS
 from rdmacm.proto.sa.rmpp import RmppFlag, RmppStatus, RmppType
 from rdmacm.proto.sa.subnet import JoinState, NodeInfoType
 from support.rows import for_each
@@ -134,4 +134,4 @@ def test_enumerations_have_the_values_of_the_specification(kind: type[IntEnum], 
 
 
 def test_rates() -> None:
-    assert dict(enumerate(RATES, start=2)) == GIGABITS
+    assert dict(enumerate(RATES, start=2)) == RATE_GBPS

@@ -87,7 +87,7 @@ def host() -> Host:
 def test_the_route_chooses_the_port_and_the_gid(host: Host, destination: str, port_num: int, gid_index: int) -> None:
     lookup = host.lookup(destination)
     found = host.find(lookup)
-    assert (found.port.device.name, found.port.port_num, found.row.gid_index) == ("mlx5_0", port_num, gid_index)
+    assert (found.view.device.name, found.view.port_num, found.row.gid_index) == ("mlx5_0", port_num, gid_index)
     assert found.next_hop is not None
     assert found.next_hop[1] == found.row.ndev_ifindex
     explanation = lookup.explain(None, None)
@@ -115,7 +115,7 @@ def test_a_source_on_a_vlan_pins_the_vlan(host: Host) -> None:
 
 
 def test_an_id_stays_on_the_port_that_it_is_bound_to(host: Host) -> None:
-    assert host.find(host.lookup("10.1.0.9", bound=2)).port.port_num == 2
+    assert host.find(host.lookup("10.1.0.9", bound=2)).view.port_num == 2
     lookup = host.lookup("10.1.0.9", bound=1)
     with pytest.raises(Failure) as caught:
         host.find(lookup)
@@ -135,13 +135,13 @@ def test_the_state_is_the_ports_and_not_the_interfaces(host: Host, state: PortSt
     explanation = lookup.explain(None, caught.value)
     assert explanation.chosen is None
     assert {c.rule for c in explanation.candidates if c.port_num == 2} == {"port-state"}
-    assert host.find(host.lookup("10.0.0.9")).port.port_num == 1, "the other port is ACTIVE"
+    assert host.find(host.lookup("10.0.0.9")).view.port_num == 1, "the other port is ACTIVE"
 
 
 def test_an_active_port_serves_although_its_interface_shows_no_carrier(host: Host) -> None:
     interface = host.interfaces[host.eth1]
     host.interfaces[host.eth1] = interface._replace(flags=interface.flags & ~UP)
-    assert host.find(host.lookup("10.1.0.9")).port.port_num == 2
+    assert host.find(host.lookup("10.1.0.9")).view.port_num == 2
 
 
 @pytest.mark.parametrize(
@@ -168,6 +168,6 @@ def test_of_two_devices_on_one_interface_the_lower_index_is_used(host: Host) -> 
     both = [RocePortView(other, other.ports[0], host.interfaces[host.eth0]), *view.ports]
     for ports in (both, both[::-1]):
         lookup = Lookup(HostView.of(PROVIDER, ports, host.interfaces), address("10.0.0.9"), None, "given")
-        assert host.find(lookup).port.device.name == "mlx5_0"
+        assert host.find(lookup).view.device.name == "mlx5_0"
         rules = {c.device: c.rule for c in lookup.explain(None, None).candidates if c.kept}
         assert rules == {"mlx5_0": "lowest-index", "rxe0": "lowest-index"}

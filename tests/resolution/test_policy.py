@@ -85,7 +85,7 @@ def test_each_rule_can_decide() -> None:
 def test_documentation_lists_the_rules_in_order() -> None:
     text = (Path(__file__).parents[2] / "docs" / "resolution.md").read_text()
     documented = re.findall(r"^\d+\. \*\*([a-z-]+)\*\*: (.+)$", text, re.MULTILINE)
-    assert documented == [(r.name, r.text) for r in RULES] + [(name, sentence) for name, sentence, _ in PREFERENCES]
+    assert documented == [(r.name, r.text) for r in RULES] + [(p.name, p.text) for p in PREFERENCES]
 
 
 def test_explanation_lists_the_rejected_candidates() -> None:

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from rdmacm.address import Gid
 from rdmacm.ib.transport import IbPort
 from rdmacm.proto.mad import MadAddress
-from rdmacm.proto.sa.attributes import Attribute
+from rdmacm.proto.sa.attributes import Attribute, Selector
 from rdmacm.proto.sa.mad import SaMad, SaMethod, SaStatus
-from rdmacm.proto.sa.query import Selector
 from rdmacm.proto.sa.records import PathRecord
 from rdmacm.proto.sa.subnet import ClassPortInfo, JoinState, MCMemberRecord, NodeRecord, ServiceRecord
 from rdmacm.testing import MemorySubnet, SaFault, SubnetAdministrator, TableMode

@@ -1,4 +1,4 @@
-"""The errors of rdma_getaddrinfo(3), and the hints it refuses."""
+"""The errors of rdma_getaddrinfo(3), and the hints that it refuses."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ _FAMILIES = frozenset((0, int(AF_INET), int(AF_INET6), AF_IB))
 def gai_error(
     code: EAI, node: str | None, service: str | None, cause: str, hint: str | None = None, system_errno: int = 0
 ) -> GaiError:
-    """The error for an EAI code; ``cause`` goes behind the text of gai_strerror(3), in brackets."""
+    """The error for an EAI code. Its text is that of gai_strerror(3), then ``cause`` in brackets.
+
+    ``hint``: what to try; ``system_errno``: for EAI_SYSTEM.
+    """
     if node is None:
         what = "(no node, no service)" if service is None else f":{service}"
     else:

@@ -54,13 +54,11 @@ def entry_from_name(
         port_space,
         sockaddr(choice.source) if source is None or source.is_any else hints.src_addr,
         address.sockaddr,
-        None,
-        canonical,
-        hints.route or (PathData(choice.path),),
-        b"",
-        choice.device,
-        choice.port_num,
-        choice.gid_index,
+        dst_canonname=canonical,
+        route=hints.route or (PathData(choice.path),),
+        device=choice.device,
+        port_num=choice.port_num,
+        gid_index=choice.gid_index,
     )
 
 
@@ -75,7 +73,7 @@ def _gid_entry(named: NamedAddress, hints: AddrInfo) -> AddrInfo:
 
 
 def _hinted_source(hints: AddrInfo, family: int) -> tuple[InetAddr | None, bool]:
-    """The source of the hints, and whether a route to a destination of ``family`` can begin there."""
+    """The source address of the hints, and whether a route to a destination of ``family`` can begin there."""
     if hints.src_addr is None:
         return None, True
     try:
@@ -86,7 +84,7 @@ def _hinted_source(hints: AddrInfo, family: int) -> tuple[InetAddr | None, bool]
 
 
 def entry_from_hints(hints: AddrInfo | None, provider: Provider | None) -> AddrInfo:
-    """The result for the source, destination or route of the hints, without node and service."""
+    """The result without node and service: for the source, destination or route of the hints."""
     is_passive = hints is not None and bool(hints.flags & RAI_PASSIVE)
     if hints is None or not (hints.src_addr or (hints.dst_addr and not is_passive) or hints.route):
         raise gai_error(
@@ -116,7 +114,7 @@ def entry_from_hints(hints: AddrInfo | None, provider: Provider | None) -> AddrI
 
 
 def _route_ends(path: PathRecord, port_space: int) -> tuple[SockAddrIB, SockAddrIB]:
-    """Source and destination of a route, by their GIDs."""
+    """The addresses at both ends of a path: its GIDs, with the service ids of a port space."""
     space_sid, space_mask = service_id(port_space, 0), service_id_mask(port_space, 0)
     sid, mask = (path.service_id, ALL_BITS_64) if path.service_id else (space_sid, space_mask)
     return (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from rdmacm import acm
 from rdmacm.address import (
@@ -30,9 +30,12 @@ if TYPE_CHECKING:
 
 __all__ = ["active_gids", "with_paths"]
 
+#: The GIDs at which paths can begin: device name and GID table entry of each.
+_LocalGids: TypeAlias = dict[Gid, tuple[str, GidEntry]]
 
-def active_gids(provider: Provider) -> dict[Gid, tuple[str, GidEntry]]:
-    """The GIDs of active InfiniBand ports, at which paths can begin, with their devices and GID table entries."""
+
+def active_gids(provider: Provider) -> _LocalGids:
+    """The GIDs of active InfiniBand ports, with their device names and GID table entries."""
     return {
         row.gid: (device.name, row)
         for device in provider.devices()
@@ -49,13 +52,13 @@ def with_paths(infos: list[AddrInfo], hints: AddrInfo, provider: Provider) -> li
     gids = active_gids(provider)
     if not gids:
         return infos
-    limit = time.monotonic() + acm.DEADLINE
+    deadline = time.monotonic() + acm.DEADLINE
     found: list[AddrInfo] = []
     for info in infos:
-        reply = None if hints.route else _ask_acm(info, hints, gids, limit - time.monotonic())
+        reply = None if hints.route else _ask_acm(info, hints, gids, deadline - time.monotonic())
         paths = [data for data in reply.paths if data.flags == PATH_FLAGS] if reply is not None else []
         if reply is None or not paths or paths[0].path.sgid not in gids:
-            found.append(_by_administrator(info, provider) if info.family == AF_IB else info)
+            found.append(_with_sa_route(info, provider) if info.family == AF_IB else info)
         elif info.family == AF_IB:
             found.append(_with_acm_route(info, paths, gids))
         else:
@@ -63,8 +66,11 @@ def with_paths(infos: list[AddrInfo], hints: AddrInfo, provider: Provider) -> li
     return found
 
 
-def _ask_acm(info: AddrInfo, hints: AddrInfo, gids: dict[Gid, tuple[str, GidEntry]], timeout: float) -> AcmReply | None:
-    """Ask ibacm for paths to the destination of a result, from the hints' source if there is one."""
+def _ask_acm(info: AddrInfo, hints: AddrInfo, gids: _LocalGids, timeout: float) -> AcmReply | None:
+    """Ask ibacm for paths to the destination of a result, from the hints' source if there is one; None if it has none.
+
+    ``timeout`` is in seconds.
+    """
     if info.dst_addr is None or timeout <= 0:
         return None
     destination, source = parse_address(info.dst_addr), _parsed(hints.src_addr)
@@ -83,7 +89,7 @@ def _ask_acm(info: AddrInfo, hints: AddrInfo, gids: dict[Gid, tuple[str, GidEntr
     return acm.CLIENT.resolve(source=source, destination=destination, nodelay=nodelay, timeout=timeout)
 
 
-def _by_administrator(info: AddrInfo, provider: Provider) -> AddrInfo:
+def _with_sa_route(info: AddrInfo, provider: Provider) -> AddrInfo:
     """A result with an InfiniBand destination, with the subnet administrator's route to it."""
     source, destination = info.src_addr, info.dst_addr
     if not isinstance(destination, SockAddrIB) or not isinstance(source, SockAddrIB | None):
@@ -94,8 +100,8 @@ def _by_administrator(info: AddrInfo, provider: Provider) -> AddrInfo:
     return with_choice(info, choice, source is None or not any(source.addr), (PathData(choice.path),))
 
 
-def _with_acm_route(info: AddrInfo, paths: list[PathData], gids: dict[Gid, tuple[str, GidEntry]]) -> AddrInfo:
-    """A result with an InfiniBand destination, with ibacm's route to it."""
+def _with_acm_route(info: AddrInfo, paths: list[PathData], gids: _LocalGids) -> AddrInfo:
+    """A result with an InfiniBand destination, with ibacm's route to it if that has the same ends."""
     path = paths[0].path
     source = info.src_addr or _ib_address(path.sgid, path, info.port_space, 0)
     if [getattr(end, "addr", None) for end in (source, info.dst_addr)] != [path.sgid, path.dgid]:
@@ -111,9 +117,7 @@ def _with_acm_route(info: AddrInfo, paths: list[PathData], gids: dict[Gid, tuple
     )
 
 
-def _alternatives(
-    info: AddrInfo, paths: list[PathData], source: InetAddr | None, gids: dict[Gid, tuple[str, GidEntry]]
-) -> list[AddrInfo]:
+def _alternatives(info: AddrInfo, paths: list[PathData], source: InetAddr | None, gids: _LocalGids) -> list[AddrInfo]:
     """A result with an IP destination, and one with the InfiniBand address of the same host; the better one first.
 
     If a RoCE device reaches the IP address, that result stays first, so that a caller who takes the first result does
@@ -136,7 +140,7 @@ def _alternatives(
         src_addr=_ib_address(path.sgid, path, info.port_space, local.port),
         dst_addr=_ib_address(path.dgid, path, info.port_space, remote.port),
         route=tuple(paths),
-        # librdmacm leaves the source port 0 too.
+        # The source port is not known before the connection is made. librdmacm leaves it 0 too.
         connect=PrivateDataHeader.between(local._replace(port=0), remote).pack(),
         device=device,
         port_num=row.port_num,
@@ -146,7 +150,7 @@ def _alternatives(
 
 
 def _parsed(address: SockAddr | None) -> Address | None:
-    """An address in binary; None for none, and for a host name, which the source of the hints may be."""
+    """An address in binary; None for no address, and for a host name, which hints may have as their source."""
     try:
         return None if address is None else parse_address(address)
     except ValueError:

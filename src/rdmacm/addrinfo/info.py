@@ -42,9 +42,11 @@ class AddrInfo:
 
     ``flags``: :class:`RaiFlag`; ``family``: ``AF_INET``, ``AF_INET6`` or ``AF_IB`` (27); ``qp_type``:
     :class:`QPType` or 0; ``port_space``: :class:`PortSpace` or 0. Addresses are Python socket addresses or
-    :class:`SockAddrIB`, and None where C has length 0. ``route`` holds ``ibv_path_data``. ``connect`` holds the bytes
+    :class:`SockAddrIB`, and None where C has length 0. ``src_canonname`` and ``dst_canonname`` are the host's canonical
+    name, on the passive and on the active side. ``route`` has the paths to the destination. ``connect`` has the bytes
     that a connection request must carry before the user's private data. ``device``, ``port_num`` and ``gid_index`` are
-    not in C: the device the host would use, or None and 0 if there is none or the route was not looked up.
+    not in C: the device, port and GID that the host would use, or None and 0 if there is no route or it was not looked
+    up.
     """
 
     flags: int = NO_FLAGS
@@ -115,7 +117,7 @@ NO_HINTS = AddrInfo()
 
 
 def make_hints(hints: AddrInfo | None = None, **fields: Unpack[HintFields]) -> AddrInfo | None:
-    """Hints with some fields replaced; None if there is nothing to hint.
+    """Hints with some fields replaced; None without hints and fields.
 
     ``route`` may be bytes: one ``ibv_path_record`` (64), or an array of ``ibv_path_data`` (72 each). ValueError for
     another length.
@@ -139,5 +141,5 @@ def _parse_route(route: bytes | Sequence[PathData]) -> tuple[PathData, ...]:
 
 
 def sockaddr(address: Address | None) -> SockAddr | None:
-    """The form of an address that users get."""
+    """An address in the form that users get: a Python socket address for IP, a SockAddrIB for InfiniBand."""
     return address.sockaddr if isinstance(address, InetAddr) else address

@@ -72,7 +72,7 @@ def getaddrinfo(
         flags = int(hints.flags)
         check_hints(node, service, hints, flags)
         if flags & RAI_SA:
-            return _from_administrator(node, service, flags, get_provider(provider))
+            return _from_sa(node, service, flags, get_provider(provider))
     routing = None if flags & RAI_NOROUTE else get_provider(provider)
     if node is None and service is None:
         found = [entry_from_hints(hints, routing)]
@@ -98,7 +98,7 @@ def needs_lookup(node: str | None, hints: AddrInfo | None, provider: Provider) -
     return needs_path and not flags & (RAI_NOROUTE | RAI_PASSIVE) and bool(active_gids(provider))
 
 
-def _from_administrator(node: str | None, service: str | None, flags: int, provider: Provider) -> list[AddrInfo]:
+def _from_sa(node: str | None, service: str | None, flags: int, provider: Provider) -> list[AddrInfo]:
     """RAI_SA: ask the subnet administrator of each active InfiniBand port for the service."""
     if node is not None or flags & RAI_DNS:
         other = "a node" if node is not None else "RAI_DNS"

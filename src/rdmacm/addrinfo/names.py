@@ -23,7 +23,7 @@ ResolverResult: TypeAlias = "tuple[int, int, int, str, tuple[Any, ...]]"
 #: A replacement for socket.getaddrinfo: (host, service, family, type, proto, flags).
 Resolver: TypeAlias = Callable[[str | None, str | None, int, int, int, int], "Sequence[ResolverResult]"]
 
-#: The flags of getaddrinfo(3) without hints (glibc).
+#: The flags that getaddrinfo(3) of glibc uses without hints.
 _NO_HINTS_FLAGS = int(getattr(socket, "AI_V4MAPPED", 0)) | int(socket.AI_ADDRCONFIG)
 
 #: A number as strtoul(3), and so getaddrinfo(3), reads it.
@@ -55,7 +55,7 @@ def resolve_name(
 
     # A numeric node and service, as most callers give them, need no resolver.
     numeric = _parse_numeric(node) if node is not None else None
-    if numeric is not None and port >= 0 and family in (0, numeric[0]):
+    if numeric is not None and port is not None and family in (0, numeric[0]):
         qp_type, port_space = qp_type_and_port_space(qp_hint, ps_hint, socktype, proto)
         return [NamedAddress(InetAddr(*numeric, port), qp_type, port_space, None)]
 
@@ -76,8 +76,8 @@ def _unique_addresses(
 ) -> list[NamedAddress]:
     """Each IP address of the results once.
 
-    ``is_open``: neither socket type nor protocol was hinted, so that each address comes once per socket type; the
-    stream's result is taken.
+    ``is_open``: the hints have neither socket type nor protocol, so each address comes once per socket type; its stream
+    result is taken.
     """
     canonical = next((name for _, _, _, name, _ in results if name), None)
     found: dict[tuple[int, bytes, int], NamedAddress] = {}
@@ -113,8 +113,8 @@ def _parse_numeric(node: str) -> tuple[int, bytes] | None:
         return None
 
 
-def _port(node: str | None, service: str | None) -> int:
-    """The port of a plainly numeric service, or -1 for the resolver to find; EAI_SERVICE for no port."""
+def _port(node: str | None, service: str | None) -> int | None:
+    """The port number of a service, 0 without one; None if only the resolver can tell. EAI_SERVICE for no port."""
     if service is None:
         return 0
     number = _NUMBER.fullmatch(service)
@@ -122,10 +122,10 @@ def _port(node: str | None, service: str | None) -> int:
         sign, digits = number.groups()
         if len(digits) > 5 or int(digits) > 0xFFFF or (sign == "-" and digits != "0"):
             raise gai_error(EAI.SERVICE, node, service, "not a port number", "a port number, 0 to 65535")
-        return int(digits) if service.isdigit() else -1
+        return int(digits) if service.isdigit() else None
     if "\0" in service or service == "*" or not _is_encodable(service):
         raise gai_error(EAI.SERVICE, node, service, "no service has such a name", "a port number")
-    return -1
+    return None
 
 
 def _is_encodable(name: str) -> bool:

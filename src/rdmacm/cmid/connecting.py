@@ -84,13 +84,15 @@ class ConnectionBase(QueueBase):
         dies. Waits for the subnet administrator's answer. EOPNOTSUPP: the id's port is not InfiniBand; EINVAL: it is
         unbound, the name or the data are too long, or the administrator refuses; ETIMEDOUT: it does not answer.
         """
-        encoded = name.encode()
-        if not 0 < len(encoded) < 64 or "\0" in name or len(data) > 16 or not 0 < lease < 1 << 32:
-            raise cm_error(
-                errno.EINVAL,
-                "a name of 1 to 63 bytes, up to 16 bytes of data, a lease of 1 or more",
-                "register_service",
-            )
+        from rdmacm.proto.sa.subnet import service_name_bytes
+
+        try:
+            encoded = service_name_bytes(name)
+        except UnicodeEncodeError:
+            encoded = b""
+        if not 0 < len(encoded) < 64 or b"\0" in encoded or len(data) > 16 or not 0 < lease < 1 << 32:
+            text = "a service has a name of 1 to 63 bytes, up to 16 bytes of data and a lease of 1 second or more"
+            raise cm_error(errno.EINVAL, text, "register_service", repr(name))
         return register(self._channel.provider, partial(self._backend.register_service, encoded, lease, bytes(data)))
 
     # -- active side ----------------------------------------------------------------------------------

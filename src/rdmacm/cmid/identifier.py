@@ -129,7 +129,7 @@ class CmEvent:
             return self._error
         if self.type is CmEventType.REJECTED or (self.type is CmEventType.UNREACHABLE and self.status > 0):
             no_listener = (self.type, self.status) in _NO_LISTENER
-            hint = "whether a listener runs there, and on that port" if no_listener else None
+            hint = "checking that a listener runs there, and on that port" if no_listener else None
             address = str(self.id.peer_addr_text)
             return CmRejectedError(self.message, address, hint, reason=self.status, private_data=self.private_data)
         explanation = self.explanation

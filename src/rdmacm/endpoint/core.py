@@ -81,16 +81,17 @@ class _Operation(Observable):
 
     __slots__ = ("borrows", "error", "is_done", "mr", "name", "wr")
 
-    def __init__(self, name: str, wr: SendWR, mr: MR | None, borrows: bool) -> None:
+    def __init__(self, name: str, wr: SendWR, mr: MR | None = None, *, borrows: bool = False) -> None:
         super().__init__()
         #: The method of the connection, for error messages.
         self.name = name
         self.wr = wr
-        #: Memory region that exists for this operation only.
+        #: Memory region that exists for this operation only; None if it needs none.
         self.mr = mr
         #: Whether the device accesses memory that the caller may change or reuse.
         self.borrows = borrows
         self.is_done = False
+        #: Why the operation has failed; None before that and after success.
         self.error: RdmaError | None = None
 
     def finish(self, error: RdmaError | None = None) -> None:
@@ -110,10 +111,12 @@ class ConnectionCore:
 
     def __init__(self, dispatcher: Dispatcher, cmid: CmId, options: ConnectionOptions) -> None:
         self.dispatcher = dispatcher
+        #: The id of the connection, which owns the queue pair. Destroyed by :meth:`release`.
         self.cmid = cmid
         self.options = options
         #: Private data of the peer's REQ or REP.
         self.private_data = b""
+        #: Whether the connection is or was established.
         self.is_established = False
         #: Changes when the connection is established and when it ends.
         self.lifecycle = Observable()
@@ -338,14 +341,14 @@ class ConnectionCore:
             return
         self._last_activity = now
         if not self._operations and self.close_reason is None:
-            self._submit(_Operation("keepalive probe", SendWR(opcode=WROpcode.RDMA_WRITE), None, False))
+            self._submit(_Operation("keepalive probe", SendWR(opcode=WROpcode.RDMA_WRITE)))
 
     # -- operations -----------------------------------------------------------------------------------
 
     def send(self, data: Buffer | Region, imm: int | None) -> Routine[None]:
         """Send a message. Raises ValueError for immediate data of more than 32 bits."""
         opcode = WROpcode.SEND if imm is None else WROpcode.SEND_WITH_IMM
-        return self._operate("send", SendWR(opcode=opcode, imm_data=_checked_imm(imm)), data, False)
+        return self._operate("send", SendWR(opcode=opcode, imm_data=_checked_imm(imm)), data)
 
     def write(self, remote: RemoteRegion, data: Buffer | Region, imm: int | None) -> Routine[None]:
         """Write to the peer's memory. Raises ValueError for data longer than ``remote``, and for invalid ``imm``."""
@@ -354,7 +357,7 @@ class ConnectionCore:
             raise ValueError(f"{size} bytes do not fit into a remote region of {remote.length} bytes")
         opcode = WROpcode.RDMA_WRITE if imm is None else WROpcode.RDMA_WRITE_WITH_IMM
         wr = SendWR(opcode=opcode, imm_data=_checked_imm(imm), remote_addr=remote.addr, rkey=remote.rkey)
-        return self._operate("write", wr, data, False)
+        return self._operate("write", wr, data)
 
     def read(self, remote: RemoteRegion, into: Buffer | Region | None) -> Routine[bytes | None]:
         """Read the peer's memory; return its bytes, or None when they were written to ``into``.
@@ -364,12 +367,12 @@ class ConnectionCore:
         wr = SendWR(opcode=WROpcode.RDMA_READ, remote_addr=remote.addr, rkey=remote.rkey)
         if into is None:
             own = bytearray(remote.length)
-            yield from self._operate("read", wr, own, True, borrows=False)
+            yield from self._operate("read", wr, own, fetches=True, borrows=False)
             return bytes(own)
         size = len(into) if isinstance(into, Region) else memoryview(into).nbytes
         if size < remote.length:
             raise ValueError(f"a remote region of {remote.length} bytes does not fit into a buffer of {size} bytes")
-        yield from self._operate("read", wr, into, True, length=remote.length)
+        yield from self._operate("read", wr, into, fetches=True, length=remote.length)
         return None
 
     def atomic(self, opcode: WROpcode, remote: RemoteRegion, compare_add: int, swap: int) -> Routine[int]:
@@ -383,7 +386,7 @@ class ConnectionCore:
         wr = SendWR(opcode=opcode, remote_addr=remote.addr, rkey=remote.rkey)
         wr.compare_add, wr.swap = compare_add & ALL_BITS_64, swap & ALL_BITS_64
         before = bytearray(8)
-        yield from self._operate(name, wr, before, True, borrows=False)
+        yield from self._operate(name, wr, before, fetches=True, borrows=False)
         return int.from_bytes(before, sys.byteorder)
 
     def _operate(
@@ -391,8 +394,8 @@ class ConnectionCore:
         name: str,
         wr: SendWR,
         data: Buffer | Region,
-        fetches: bool,
         *,
+        fetches: bool = False,
         borrows: bool | None = None,
         length: int | None = None,
     ) -> Routine[None]:
@@ -416,6 +419,7 @@ class ConnectionCore:
             raise operation.error
 
     def _prepare(self, name: str, wr: SendWR, data: Buffer | Region, fetches: bool, length: int | None) -> _Operation:
+        """An operation on memory that the device may access: a region, inline data, or memory registered for it."""
         if self.close_reason is not None:
             raise self._disconnected_error(name)
         if isinstance(data, Region):
@@ -423,21 +427,21 @@ class ConnectionCore:
                 raise cm_error(errno.EINVAL, "the region is closed", name, self.cmid.peer_addr_text)
             size = len(data) if length is None else length
             wr.sg = [data.mr.sge(0, size)] if size else []
-            return _Operation(name, wr, None, True)
+            return _Operation(name, wr, borrows=True)
         view = memoryview(data).cast("B")
         if length is not None:
             view = view[:length]
         if not view.nbytes:
             wr.sg = []
-            return _Operation(name, wr, None, False)
+            return _Operation(name, wr)
         if not fetches and view.nbytes <= _MAX_INLINE:
             wr.sg, wr.send_flags = [view], SendFlag.SIGNALED | SendFlag.INLINE
-            return _Operation(name, wr, None, False)
+            return _Operation(name, wr)
         if not fetches and view.readonly and not isinstance(view.obj, bytes):
             view = memoryview(bytes(view))  # the owner of the memory below a read-only view may change it
         mr = MR(self.cmid.pd, view, AccessFlag.LOCAL_WRITE if fetches else AccessFlag(0))
         wr.sg = [mr.sge(0, view.nbytes)]
-        return _Operation(name, wr, mr, not view.readonly)
+        return _Operation(name, wr, mr, borrows=not view.readonly)
 
     def _submit(self, operation: _Operation) -> None:
         if self.close_reason is not None:

@@ -23,7 +23,7 @@ _FAILURES: dict[WCStatus, tuple[int, str, str | None]] = {
     WCStatus.REM_INV_REQ_ERR: (
         errno.EREMOTEIO,
         "the peer rejected the request: longer than its buffers, or an operation it does not support",
-        "a shorter message, a larger max_message at the peer, or responder_resources",
+        "a shorter message, or a larger max_message or responder_resources at the peer",
     ),
     WCStatus.REM_ACCESS_ERR: (
         errno.EACCES,
@@ -41,7 +41,11 @@ _FAILURES: dict[WCStatus, tuple[int, str, str | None]] = {
         "the peer has no receive posted",
         "calling recv() at the peer, or a larger depth there",
     ),
-    WCStatus.REM_INV_RD_REQ_ERR: (errno.EREMOTEIO, "too many RDMA READs at a time for the peer", "initiator_depth"),
+    WCStatus.REM_INV_RD_REQ_ERR: (
+        errno.EREMOTEIO,
+        "too many RDMA READs at a time for the peer",
+        "a smaller initiator_depth",
+    ),
     WCStatus.REM_ABORT_ERR: (errno.ECONNABORTED, "the peer aborted the operation", None),
     WCStatus.RESP_TIMEOUT_ERR: (errno.ETIMEDOUT, "the peer's response did not arrive in time", None),
     WCStatus.FATAL_ERR: (errno.EIO, "the device has failed", None),

@@ -47,11 +47,14 @@ class IncomingRequest:
     """A connection request that waits for an answer."""
 
     def __init__(self, dispatcher: Dispatcher, cmid: CmId, event: CmEvent, options: ConnectionOptions) -> None:
+        #: The id of the request, which its connection takes over.
         self.cmid = cmid
         #: Private data of the REQ, padded with zeros.
         self.private_data = event.private_data
         self.dispatcher = dispatcher
+        #: The options of the connection.
         self._options = options
+        #: Whether the request was accepted, rejected or dropped.
         self._is_answered = False
 
     def start_accept(self, private_data: bytes) -> ConnectionCore:
@@ -74,7 +77,7 @@ class IncomingRequest:
 
         Raises EINVAL for an answered request or too much private data, ECONNABORTED when the peer gives up.
         """
-        check_private_data(private_data)
+        _check_private_data(private_data)
         core = self.dispatcher.drive_once(lambda: self.start_accept(private_data))
         try:
             yield Wait(core.lifecycle, lambda: core.is_established or core.close_reason)
@@ -138,7 +141,7 @@ class ListenerCore(Observable):
         #: Established connections that no call of ``accept`` has returned.
         self._ready: deque[ConnectionCore] = deque()
         #: The listening id.
-        self.cmid = _bound(dispatcher, address)
+        self.cmid = _create_bound_id(dispatcher, address)
         try:
             self.cmid.context = self
             self.cmid.listen(backlog)
@@ -181,7 +184,7 @@ class ListenerCore(Observable):
 
     def accept(self, private_data: bytes) -> Routine[ConnectionCore]:
         """Accept requests, and return the next connection that is established."""
-        check_private_data(private_data)
+        _check_private_data(private_data)
         is_full = False
         try:
             while True:
@@ -263,7 +266,7 @@ class ListenerCore(Observable):
         return True
 
 
-def check_private_data(private_data: bytes) -> None:
+def _check_private_data(private_data: bytes) -> None:
     """Raise EINVAL for more private data than a REP carries. Failing later would lose a request."""
     if len(private_data) > _MAX_ACCEPT_DATA:
         text = f"the message carries up to {_MAX_ACCEPT_DATA} bytes of private data, not {len(private_data)}"
@@ -274,7 +277,7 @@ def _timeout_error(expired: Expired, step: str) -> RdmaError:
     return CmTimeoutError(errno.ETIMEDOUT, f"no connection request arrived within {expired.timeout} s", step)
 
 
-def _bound(dispatcher: Dispatcher, address: ListenAddress) -> CmId:
+def _create_bound_id(dispatcher: Dispatcher, address: ListenAddress) -> CmId:
     """Return an id bound to an address. Without a host, that is the wildcard address of IPv6 (and IPv4).
 
     On a host without IPv6, it is the wildcard address of IPv4.

@@ -33,7 +33,7 @@ Target: TypeAlias = "SockAddr | AddrInfo | Sequence[AddrInfo]"
 #: Connection Attempt Delay in seconds (RFC 8305, section 8).
 _ATTEMPT_DELAY = 0.25
 #: Timeout of resolve_addr and of resolve_route, in milliseconds.
-_RESOLVE_MS = 2000
+_RESOLVE_TIMEOUT_MS = 2000
 
 _FAILURES = frozenset(
     (
@@ -78,7 +78,7 @@ class _Race(Observable):
         self._options = options
         self._source = source
         #: Addresses not tried yet.
-        self._untried = deque(interleaved(infos))
+        self._untried = deque(_interleaved(infos))
         #: Attempts that have started, in order.
         self._attempts: list[_Attempt] = []
         #: The first attempt that was established.
@@ -89,9 +89,9 @@ class _Race(Observable):
     def start_next(self) -> None:
         """Start the next attempt. When it fails at once, start the one after it."""
         while self._untried:
-            attempt = _Attempt(self, self._untried.popleft())
+            attempt = _Attempt(self, self._untried.popleft(), self._dispatcher, self._options, self._source)
             self._attempts.append(attempt)
-            attempt.start(self._dispatcher, self._source, self._options)
+            attempt.start()
             if attempt.error is None:
                 break
         self.next_start = self._dispatcher.clock() + _ATTEMPT_DELAY if self._untried else None
@@ -156,7 +156,14 @@ class _Race(Observable):
 class _Attempt:
     """The attempt to connect to one address, from resolve_addr to ESTABLISHED."""
 
-    def __init__(self, race: _Race, info: AddrInfo) -> None:
+    def __init__(
+        self,
+        race: _Race,
+        info: AddrInfo,
+        dispatcher: Dispatcher,
+        options: ConnectionOptions,
+        source: SockAddr | None,
+    ) -> None:
         #: The destination as text, for error messages.
         self.name = format_address(info.dst_addr)
         #: The current step, for error messages.
@@ -166,27 +173,27 @@ class _Attempt:
         self._race = race
         #: The address to connect to.
         self._info = info
+        self._dispatcher = dispatcher
+        self._options = options
+        #: The address to connect from; None for that of ``_info``.
+        self._source = source
         #: The id, until the attempt fails or :meth:`take` returns its connection.
         self._cmid: CmId | None = None
         #: The connection, once the route is resolved.
         self._core: ConnectionCore | None = None
-        self._options = ConnectionOptions()
-        self._dispatcher: Dispatcher | None = None
-        self._source: SockAddr | None = None
-        #: Whether the attempt was started again after a REJ with the reason "stale connection".
+        #: Whether the attempt was started again after a REJ with the reason "stale connection"; once is enough.
         self._was_stale = False
 
-    def start(self, dispatcher: Dispatcher, source: SockAddr | None, options: ConnectionOptions) -> None:
+    def start(self) -> None:
         """Start resolving the address; sets ``error`` when that fails at once."""
         info = self._info
-        self._dispatcher, self._source, self._options = dispatcher, source, options
         try:
             if info.dst_addr is None or info.qp_type == QPType.UD:
                 raise cm_error(errno.EINVAL, "not an address for a reliable connection", "connect", self.name)
             self._cmid = CmId(
-                dispatcher.channel, info.port_space or PortSpace.TCP, qp_type=info.qp_type or None, context=self
+                self._dispatcher.channel, info.port_space or PortSpace.TCP, qp_type=info.qp_type or None, context=self
             )
-            self._cmid.resolve_addr(info.dst_addr, source or info.src_addr, _RESOLVE_MS)
+            self._cmid.resolve_addr(info.dst_addr, self._source or info.src_addr, _RESOLVE_TIMEOUT_MS)
         except RdmaError as error:
             self._fail(error)
 
@@ -221,10 +228,9 @@ class _Attempt:
         The peer still had the connection of an ended process that had used the same queue pair number. With this REJ
         it has released that connection.
         """
-        assert self._dispatcher is not None
         self._was_stale = True
         self.close()
-        self.start(self._dispatcher, self._source, self._options)
+        self.start()
         if self.error is not None:
             self._race.failed()
 
@@ -234,11 +240,10 @@ class _Attempt:
             path = b"".join(path.pack() for path in self._info.route)
             cmid.set_option(OptionLevel.IB, IbOption.PATH, path)
         else:
-            cmid.resolve_route(_RESOLVE_MS)
+            cmid.resolve_route(_RESOLVE_TIMEOUT_MS)
 
     def _connect(self, cmid: CmId) -> None:
         self.step = "connect"
-        assert self._dispatcher is not None
         self._core = ConnectionCore(self._dispatcher, cmid, self._options)
         self._core.open()
         param = self._options.conn_param()
@@ -279,7 +284,7 @@ def _informativeness(error: RdmaError) -> int:
     return 1 if isinstance(error, CmTimeoutError) else 0
 
 
-def interleaved(infos: Sequence[AddrInfo]) -> list[AddrInfo]:
+def _interleaved(infos: Sequence[AddrInfo]) -> list[AddrInfo]:
     """Sort addresses so that the families alternate, in order of first appearance (RFC 8305, section 4)."""
     queues: dict[int, deque[AddrInfo]] = {}
     for info in infos:

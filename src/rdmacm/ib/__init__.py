@@ -20,7 +20,7 @@ from rdmacm.errors import RdmaError, cm_error
 if TYPE_CHECKING:
     from rdmacm.ib.transport import MadTransport
 
-__all__ = ["ENVIRONMENT_VARIABLE", "open_transport", "ports_wanted", "transport_of"]
+__all__ = ["ENVIRONMENT_VARIABLE", "port_names_in", "transport_of"]
 
 #: The environment variable with the names of the InfiniBand ports to use, separated by commas.
 ENVIRONMENT_VARIABLE = "RDMACM_IB"
@@ -46,20 +46,13 @@ def transport_of(name: str) -> MadTransport:
     raise _invalid_name(name)
 
 
-def open_transport(name: str) -> MadTransport:
-    """The port with a name, opened; RdmaError if that fails."""
-    transport = transport_of(name)
-    transport.open()
-    return transport
-
-
-def ports_wanted(environ: Mapping[str, str]) -> list[str]:
+def port_names_in(environ: Mapping[str, str]) -> list[str]:
     """The port names in ``RDMACM_IB``, each once; RdmaError EINVAL for an invalid name."""
-    names = [name.strip() for name in environ.get(ENVIRONMENT_VARIABLE, "").split(",")]
-    wanted = list(dict.fromkeys(name for name in names if name))
-    for name in wanted:
-        transport_of(name)
-    return wanted
+    words = [word.strip() for word in environ.get(ENVIRONMENT_VARIABLE, "").split(",")]
+    names = list(dict.fromkeys(word for word in words if word))
+    for name in names:
+        transport_of(name)  # refuses an invalid name
+    return names
 
 
 def _is_device(name: str) -> bool:

@@ -20,7 +20,15 @@ from rdmacm.proto.sa.client import SaClient, SaResponse
 from rdmacm.proto.sa.mad import SaMethod, SaStatus, describe_status
 from rdmacm.proto.sa.query import PathMask, query_for
 from rdmacm.proto.sa.records import PathRecord
-from rdmacm.proto.sa.subnet import LEASE_FOREVER, ClassPortInfo, JoinState, MCMemberRecord, NodeRecord, ServiceRecord
+from rdmacm.proto.sa.subnet import (
+    LEASE_FOREVER,
+    ClassPortInfo,
+    JoinState,
+    MCMemberRecord,
+    NodeRecord,
+    ServiceRecord,
+    service_name_bytes,
+)
 from rdmacm.proto.wire import WireError
 
 __all__ = ["SaQuery", "Records", "SaAccess"]
@@ -29,7 +37,7 @@ T = TypeVar("T")
 #: The records that have a component mask.
 R = TypeVar("R", PathRecord, ServiceRecord, MCMemberRecord, NodeRecord)
 
-#: The component mask of a query for one path.
+#: The component mask of the usual query, for one path between two GIDs.
 _PATH_MASK = int(PathMask.DGID | PathMask.SGID | PathMask.REVERSIBLE | PathMask.NUMB_PATH)
 
 _ERRNOS: dict[int, int] = {
@@ -43,8 +51,8 @@ _ERRNOS: dict[int, int] = {
     SaStatus.REQ_DENIED: errno.EACCES,
 }
 _HINTS: dict[int, str] = {
-    SaStatus.NO_RECORDS: "whether it is up ('rdmacm sa nodes'), or fewer conditions",
-    SaStatus.TOO_MANY_RECORDS: "more conditions, or for all of them",
+    SaStatus.NO_RECORDS: "checking that the port or service exists ('rdmacm sa nodes', 'rdmacm sa services')",
+    SaStatus.TOO_MANY_RECORDS: "more conditions, or a query for all matching records",
 }
 
 
@@ -60,17 +68,20 @@ class Records(list[T]):
 class SaQuery(Generic[T]):
     """A query that has been sent; :meth:`SaAccess.result` waits for its response."""
 
+    #: The number that :meth:`SaClient.query` returned.
     number: int
+    #: :class:`SaMethod`.
     method: int
     #: Unpacks a record of the response.
     unpack: Callable[[bytes], T]
-    #: For the text of errors: what the query asks for, and its subject.
+    #: What the query asks for ("get PathRecord"), for the text of errors.
     step: str
+    #: The GID, service or group that it is about, for the text of errors.
     subject: str | None
 
 
 class SaAccess:
-    """Queries from one port to the SA of its subnet. A context manager, which opens and closes the port.
+    """Blocking queries from one port to the SA of its subnet. A context manager, which opens and closes the port.
 
     A query is repeated every ``timeout / tries`` seconds and given up after ``timeout`` seconds. Every method that
     waits raises RdmaError: ETIMEDOUT (a TimeoutError) without a response, ENETUNREACH if no subnet manager has
@@ -80,12 +91,13 @@ class SaAccess:
 
     def __init__(self, transport: MadTransport, *, timeout: float = 2.0, tries: int = 10) -> None:
         self.transport = transport
+        #: Seconds until a query is given up, and how often it is sent until then.
         self.timeout = timeout
         self.tries = tries
         self._client = SaClient(random.SystemRandom(), reassembles=transport.reassembles)
         #: Responses that have not been fetched, by query number.
         self._responses: dict[int, SaResponse] = {}
-        #: The port as last read; None to read it again.
+        #: The attributes of the port as last read; None to read them again.
         self._port: IbPort | None = None
         self._poll = select.poll()
 
@@ -127,17 +139,23 @@ class SaAccess:
         return self.result(self.query(SaMethod.GET_TABLE, PathRecord, None, **fields))
 
     def services(self, name: str | bytes | None = None, **fields: Any) -> Records[ServiceRecord]:
-        """All services with a name and these fields of :class:`ServiceRecord`."""
+        """All services with a name and these fields of :class:`ServiceRecord`.
+
+        UnicodeEncodeError for a name that has no encoding.
+        """
         if name is not None:
-            fields["service_name"] = _name(name)
-        return self.result(self.query(SaMethod.GET_TABLE, ServiceRecord, _shown(name), **fields))
+            fields["service_name"] = service_name_bytes(name)
+        return self.result(self.query(SaMethod.GET_TABLE, ServiceRecord, _quoted(name), **fields))
 
     def register(
         self, service_id: int, name: str | bytes | None = None, *, lease: int = LEASE_FOREVER, **fields: Any
     ) -> ServiceRecord:
-        """Register a service at this port for ``lease`` seconds, or renew or change it."""
+        """Register a service at this port for ``lease`` seconds, or renew or change it.
+
+        UnicodeEncodeError for a name that has no encoding, ValueError for one of more than 64 bytes.
+        """
         if name is not None:
-            fields["service_name"] = _name(name)
+            fields["service_name"] = service_name_bytes(name)
         fields["service_lease"] = lease
         fields = {**self._identity(service_id), **fields}
         return self.result(self.query(SaMethod.SET, ServiceRecord, f"{service_id:#x}", **fields))[0]
@@ -175,10 +193,13 @@ class SaAccess:
     # -- sending and waiting ----------------------------------------------------------------------------------
 
     def query(self, method: int, kind: type[R], subject: str | None, /, **fields: Any) -> SaQuery[R]:
-        """Send a query for records with these fields, without waiting. ``subject`` is for the text of errors."""
+        """Send a query for records of a kind with these fields, without waiting.
+
+        ``method`` is a :class:`SaMethod`; ``subject`` is for the text of errors. TypeError for an unknown field.
+        """
         mask, record = query_for(kind, **fields)
         number = self._send_query(method, kind.ATTRIBUTE, mask, record.pack())
-        return SaQuery(number, method, kind.unpack, f"{_VERBS.get(method, 'query')} {kind.__name__}", subject)
+        return SaQuery(number, method, kind.unpack, f"{_METHOD_WORDS.get(method, 'query')} {kind.__name__}", subject)
 
     def _send_query(self, method: int, attribute: int, mask: int, data: bytes) -> int:
         if not self.port.sm_lid:
@@ -187,7 +208,7 @@ class SaAccess:
                 raise self._no_manager()
         now = time.monotonic()
         number = self._client.query(
-            method, attribute, mask, data, self.port.administrator, now, timeout=self.timeout, tries=self.tries
+            method, attribute, mask, data, self.port.sa_address, now, timeout=self.timeout, tries=self.tries
         )
         self._send()
         return number
@@ -220,7 +241,7 @@ class SaAccess:
         """Wait for a MAD or a deadline, and handle it."""
         client = self._client
         deadline = client.next_deadline()
-        assert deadline is not None, "the query was not sent, or its response was fetched before"
+        assert deadline is not None, "the query was not sent from here, or its response was fetched before"
         ready = self._poll.poll(1000 * max(0.0, deadline - time.monotonic()))
         if self.transport.fileno() < 0 or (ready and not ready[0][1] & select.POLLIN):
             raise cm_error(errno.ENODEV, os.strerror(errno.ENODEV), "sa_query", self.transport.name)
@@ -247,7 +268,7 @@ class SaAccess:
             "no subnet manager has configured this port",
             "sa_query",
             self.transport.name,
-            "whether its link is up, and a subnet manager runs",
+            "checking that its link is up, and that a subnet manager runs",
         )
 
     def _no_response(self, query: SaQuery[Any], response: SaResponse) -> RdmaError:
@@ -260,11 +281,11 @@ class SaAccess:
             query,
             errno.ETIMEDOUT,
             f"no response from the subnet administrator (LID {lid}) within {self.timeout:g} s{status}",
-            "whether the subnet manager runs, or a longer timeout",
+            "checking that the subnet manager runs, or a longer timeout",
         )
 
 
-_VERBS: dict[int, str] = {
+_METHOD_WORDS: dict[int, str] = {
     SaMethod.GET: "get",
     SaMethod.GET_TABLE: "get all",
     SaMethod.SET: "set",
@@ -272,9 +293,5 @@ _VERBS: dict[int, str] = {
 }
 
 
-def _name(name: str | bytes) -> bytes:
-    return name.encode() if isinstance(name, str) else name
-
-
-def _shown(name: str | bytes | None) -> str | None:
+def _quoted(name: str | bytes | None) -> str | None:
     return None if name is None else repr(name)

@@ -50,7 +50,7 @@ _CHANNEL_ADAPTER = 1
 
 #: The most MADs that one call of receive() returns.
 _BATCH = 64
-#: Seconds for all control requests of a call. A running ibsim replies within microseconds.
+#: Seconds that all control requests of one call may take. A running ibsim replies within microseconds.
 _CONTROL_TIMEOUT = 2.0
 #: Seconds that closing waits until ibsim has taken the MADs sent before.
 _FLUSH_TIMEOUT = 0.2
@@ -102,30 +102,31 @@ class IbsimTransport:
         #: False if another client takes the node's requests, so that this one receives only responses.
         self.carries_cm = True
         self.dropped: dict[str, int] = Counter()
+        #: The sockets for control requests and for MADs; None while the port is not open.
         self._control: socket.socket | None = None
         self._datagrams: socket.socket | None = None
-        #: The number ibsim has given this client.
+        #: The number that ibsim has given this client.
         self._client = 0
 
     def open(self) -> None:
-        """Become a client of the node.
+        """Become a client of the node; of its requests too, if no other client takes them.
 
         OSError: ECONNREFUSED no such fabric, ENODEV no such node, EUSERS the fabric is full, ETIMEDOUT no reply.
         """
         if self._control is not None:
             return
-        node = self._node.encode()
+        node = os.fsencode(self._node)
         if not 0 < len(node) < 32 or b"\0" in node:
             raise self._error(errno.ENODEV, "the name of a simulated node has 1 to 31 bytes", None)
         try:
-            number = self._bind()
+            number = self._create_sockets()
             try:
                 self._client = self._connect(number, node, requests=True)
                 self.carries_cm = True
             except _RefusedError:
                 self._client = self._connect(number, node, requests=False)
                 self.carries_cm = False
-            self._join()
+            self._connect_datagrams()
         except _RefusedError:
             error = self._refusal(number)
             self.abandon()
@@ -144,7 +145,7 @@ class IbsimTransport:
             )
             pkeys = struct.unpack("!32H", self._request(_Control.P_KEYS, b"", deadline))
         except _RefusedError:
-            gone = self._error(errno.ENODEV, "ibsim has dropped this client", "to open the port again")
+            gone = self._error(errno.ENODEV, "ibsim has dropped this client", "opening the port again")
             raise gone from None
         # ibsim does not report the port GUID. On an adapter it is the node GUID plus the port number, on a switch the
         # node GUID.
@@ -254,27 +255,33 @@ class IbsimTransport:
     # -- control ----------------------------------------------------------------------------------------------
 
     def _address(self, name: str) -> bytes:
-        return b"\0" + f"{self._base}:{name}".encode() + b"\0"
+        """The address of a socket of this fabric in the abstract namespace."""
+        return b"\0" + os.fsencode(f"{self._base}:{name}") + b"\0"
 
-    def _bind(self) -> int:
+    def _create_sockets(self) -> int:
         """Create both sockets; returns the number in their names."""
         for _ in range(_BIND_ATTEMPTS):
             # Random, since a counter or process id would repeat in children of fork() and other PID namespaces.
             number = int.from_bytes(os.urandom(4), "big") >> 1
             try:
-                self._control = self._bound(f"ctl{number}")
-                self._datagrams = self._bound(f"in{number}")
+                self._control = self._bind_socket(f"ctl{number}")
+                self._datagrams = self._bind_socket(f"in{number}")
             except OSError as error:
                 self.abandon()
                 if error.errno is None:  # the name is too long for an address
-                    raise self._error(errno.EINVAL, f"the name {self._base!r} is too long", "a shorter one") from None
+                    raise self._error(
+                        errno.EINVAL,
+                        f"IBSIM_SOCKNAME {self._base!r} is too long for a socket",
+                        "a shorter name",
+                    ) from None
                 if error.errno != errno.EADDRINUSE:
                     raise
             else:
                 return number
         raise self._error(errno.EADDRINUSE, "no free name was found for the sockets", None)
 
-    def _bound(self, name: str) -> socket.socket:
+    def _bind_socket(self, name: str) -> socket.socket:
+        """A datagram socket with a name."""
         made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
             made.bind(self._address(name))
@@ -296,7 +303,7 @@ class IbsimTransport:
         client: int = _CONNECT.unpack_from(reply)[0]
         return client
 
-    def _join(self) -> None:
+    def _connect_datagrams(self) -> None:
         """Connect the socket for MADs to ibsim's socket for this client."""
         assert self._datagrams is not None
         try:
@@ -308,7 +315,7 @@ class IbsimTransport:
     def _refusal(self, number: int) -> RdmaError:
         """The error for a refused CONNECT. If any other node is free, the node does not exist."""
         if not self._has_room(number):
-            return self._error(errno.EUSERS, "this fabric has the most clients that ibsim allows (10)", "to close one")
+            return self._error(errno.EUSERS, "this fabric has as many clients as ibsim allows (10)", "closing one")
         return self._error(
             errno.ENODEV,
             f"there is no node {self._node!r} in this fabric",
@@ -316,6 +323,7 @@ class IbsimTransport:
         )
 
     def _has_room(self, number: int) -> bool:
+        """Whether the fabric accepts a client at any node."""
         try:
             self._client = self._connect(number, b"", requests=False)
             self._request(_Control.DISCONNECT, b"", time.monotonic() + _CONTROL_TIMEOUT)
@@ -358,6 +366,7 @@ class IbsimTransport:
                 return
 
     def _await_reply(self, control: socket.socket, deadline: float) -> None:
+        """Wait until the control socket is readable; ETIMEDOUT at ``deadline`` (seconds of time.monotonic())."""
         poll = select.poll()
         poll.register(control, select.POLLIN)
         while not poll.poll(1000 * max(0.0, min(_BLOCKED_AFTER, deadline - time.monotonic()))):
@@ -385,12 +394,12 @@ class IbsimTransport:
         return self._error(
             errno.ECONNREFUSED,
             f"no ibsim serves {self._base!r}",
-            f"whether ibsim runs in this network namespace, with IBSIM_SOCKNAME={self._base}",
+            f"checking that ibsim runs in this network namespace, with IBSIM_SOCKNAME={self._base}",
         )
 
     def _no_reply(self) -> RdmaError:
         return self._error(
-            errno.ETIMEDOUT, f"ibsim does not reply within {_CONTROL_TIMEOUT:g} s", "whether it is stopped"
+            errno.ETIMEDOUT, f"ibsim does not reply within {_CONTROL_TIMEOUT:g} s", "checking that it is not stopped"
         )
 
 

@@ -28,8 +28,8 @@ class Registration:
     """The registration of one service record. Used with the runtime's lock held.
 
     It is renewed after half of its lease, which also restores it after a restart of the SA. ``find_port()`` returns the
-    current attributes of the port and raises ENODEV if it is gone. ``done`` is called once, with the error of the first
-    registration or None.
+    current attributes of the port, or raises ENODEV if it is gone. ``done(error)`` is called once, when the first
+    registration has succeeded (None) or failed.
     """
 
     def __init__(
@@ -47,11 +47,11 @@ class Registration:
         self._runtime = runtime
         self._session = session
         self._find_port = find_port
-        #: Takes the result of the first registration; None once it has been called.
+        #: Called with the result of the first registration; None after that.
         self._done: Callable[[RdmaError | None], None] | None = done
-        #: Set for the next registration.
+        #: The timer of the next renewal, or None.
         self._timer: Timer | None = None
-        #: The number of the query without a response.
+        #: The number of the query that waits for its response, or None.
         self._query: int | None = None
         self._register()
 
@@ -99,7 +99,10 @@ class Registration:
             self._query = None
 
     def withdraw(self, done: Callable[[RdmaError | None], None] | None = None) -> None:
-        """Delete the record at the SA. Further calls have no effect."""
+        """Delete the record at the SA. Further calls have no effect.
+
+        ``done(error)`` is called once, with the SA's refusal; with None if there is none or the query cannot be sent.
+        """
         if self.is_withdrawn:
             if done is not None:
                 done(None)
@@ -121,9 +124,12 @@ class Registration:
 
 def _refusal(response: SaResponse, step: str, record: ServiceRecord) -> RdmaError | None:
     """The error of a registration or deletion, or None."""
+    if response.error == "timeout":
+        hint = "checking that a subnet manager runs ('rdmacm sa info')"
+        return cm_error(errno.ETIMEDOUT, "the subnet administrator did not respond in time", step, record.name, hint)
     if response.error is not None:
-        code = errno.ETIMEDOUT if response.error == "timeout" else errno.EIO
-        return cm_error(code, f"no response from the subnet administrator: {response.error}", step, record.name)
+        text = f"no valid response from the subnet administrator: {response.error}"
+        return cm_error(errno.EIO, text, step, record.name)
     if response.status:
         return cm_error(
             errno.EINVAL, f"the subnet administrator refused: {describe_status(response.status)}", step, record.name

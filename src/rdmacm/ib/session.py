@@ -24,18 +24,18 @@ from rdmacm.proto.sa import PathRecord
 from rdmacm.proto.sa.client import SaClient, SaResponse
 from rdmacm.proto.sa.mad import SaMethod, SaStatus, describe_status
 from rdmacm.proto.sa.query import query_for
-from rdmacm.proto.sa.subnet import ServiceRecord
+from rdmacm.proto.sa.subnet import ServiceRecord, service_name_bytes
 from rdmacm.proto.wire import WireError
 
-__all__ = ["Found", "SaSession", "administrator"]
+__all__ = ["RecordsCallback", "SaSession", "describe_sa"]
 
 R = TypeVar("R", PathRecord, ServiceRecord)
-#: A callback with the records found, and with the failure if there is one.
-Found: TypeAlias = "Callable[[tuple[R, ...], Failure | None], None]"
+#: Called with the records found, and with the failure if there is one.
+RecordsCallback: TypeAlias = "Callable[[tuple[R, ...], Failure | None], None]"
 
 #: The timeout of a query for services in seconds, as in Linux's rdma_cm.
 _SERVICE_TIMEOUT = 2.0
-#: The fields of ``like`` that restrict a query for paths if they are not 0.
+#: The fields of ``like`` by which :meth:`SaSession.query_paths` restricts the paths, if they are not 0.
 _RESTRICTIONS = (
     *("slid", "dlid", "flow_label", "hop_limit", "traffic_class", "qos_class", "sl"),
     *("mtu", "rate", "packet_life_time"),
@@ -52,7 +52,7 @@ class SaSession:
         self.client = SaClient(random, reassembles=transport.reassembles)
         #: The callback of each query without a response.
         self._callbacks: dict[int, Callable[[SaResponse], None]] = {}
-        #: Set for the engine's next deadline or earlier.
+        #: The timer for the engine's next deadline, or for an earlier time; None while the engine has no deadline.
         self._timer: Timer | None = None
         #: Whether :meth:`dispatch` runs: a callback may send a query.
         self._is_dispatching = False
@@ -79,10 +79,10 @@ class SaSession:
                 errno.ENETUNREACH,
                 f"no subnet manager has configured {port.device} port {port.port_num}",
                 "sa_query",
-                hint="whether its link is up, and a subnet manager runs",
+                hint="checking that its link is up, and that a subnet manager runs",
             )
         now = self._runtime.clock()
-        query = self.client.query(method, attribute, mask, record, port.administrator, now, timeout=timeout)
+        query = self.client.query(method, attribute, mask, record, port.sa_address, now, timeout=timeout)
         self._callbacks[query] = done
         self.dispatch()
         return query
@@ -99,7 +99,7 @@ class SaSession:
         sgid: Gid,
         destination: SockAddrIB,
         timeout: float,
-        done: Found[PathRecord],
+        done: RecordsCallback[PathRecord],
         *,
         tos: int = 0,
         count: int = 1,
@@ -132,17 +132,25 @@ class SaSession:
             failure = _failure(response, port, "path")
             paths = _unpacked(PathRecord, response)
             if failure is None and not paths:
-                message = f"{administrator(port)} knows no path to {destination.addr}"
-                failure = Failure(errno.EINVAL, "path", message, "whether it is up ('rdmacm sa nodes')")
+                message = f"{describe_sa(port)} knows no path to {destination.addr}"
+                failure = Failure(errno.EINVAL, "path", message, "checking that it is up ('rdmacm sa nodes')")
             done(paths, failure)
 
         return self.query(port, method, record.ATTRIBUTE, mask, record.pack(), timeout, finished)
 
-    def query_services(self, port: IbPort, service: str, done: Found[ServiceRecord]) -> int:
-        """Query services by name, or by service id if ``service`` is a number in C's notation."""
+    def query_services(self, port: IbPort, service: str, done: RecordsCallback[ServiceRecord]) -> int:
+        """Query services by name, or by service id if ``service`` is a number in C's notation.
+
+        A name is cut to 63 bytes, as the kernel's interface does. EINVAL for a name that has no encoding, and the
+        errors of :meth:`query`.
+        """
         number = _number(service)
         if number is None:
-            mask, record = query_for(ServiceRecord, service_name=service.encode()[:63])
+            try:
+                name = service_name_bytes(service)
+            except UnicodeEncodeError:
+                raise cm_error(errno.EINVAL, "not a service name", "sa_query", repr(service)) from None
+            mask, record = query_for(ServiceRecord, service_name=name[:63])
         else:
             mask, record = query_for(ServiceRecord, service_id=number)
 
@@ -187,9 +195,9 @@ class SaSession:
         if deadline is not None and (self._timer is None or deadline < self._timer.when):
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer = self._runtime.call_at(deadline, self._time)
+            self._timer = self._runtime.call_at(deadline, self._timer_due)
 
-    def _time(self, now: float) -> None:
+    def _timer_due(self, now: float) -> None:
         self._timer = None
         self.client.timer(now)
         self.dispatch()
@@ -215,19 +223,19 @@ class SaSession:
             self._timer = None
 
 
-def administrator(port: IbPort) -> str:
+def describe_sa(port: IbPort) -> str:
     """The name of a port's subnet administrator, for error texts."""
     return f"the subnet administrator of {port.device} port {port.port_num}"
 
 
 def _failure(response: SaResponse, port: IbPort, step: str) -> Failure | None:
     """The failure of a query: ETIMEDOUT without a response, EINVAL for an error status, as in Linux; else None."""
-    name = administrator(port)
+    name = describe_sa(port)
     if response.error == "timeout":
-        hint = "whether a subnet manager runs ('rdmacm sa info')"
+        hint = "checking that a subnet manager runs ('rdmacm sa info')"
         return Failure(errno.ETIMEDOUT, step, f"{name}, at LID {port.sm_lid}, did not respond in time", hint)
     if response.error is not None:
-        return Failure(errno.EIO, step, f"the response of {name} is invalid: {response.error}")
+        return Failure(errno.EIO, step, f"no valid response from {name}: {response.error}")
     if response.status not in (SaStatus.OK, SaStatus.NO_RECORDS):
         return Failure(errno.EINVAL, step, f"{name} refused: {describe_status(response.status)}", "'rdmacm sa'")
     return None

@@ -25,8 +25,9 @@ class IbPort:
     """A snapshot of an InfiniBand port (``struct ibv_port_attr`` and its GID and P_Key tables).
 
     GUIDs are integers of 64 bits. ``gids[0]`` consists of the subnet prefix and the port GUID. ``pkeys`` is the P_Key
-    table without the empty entries at its end. ``active_mtu`` is a code, 1..5 for 256..4096 bytes; ``rate`` a code of
-    ``ibv_rate``, 0 if unknown. LIDs are 0 until a subnet manager has configured the port.
+    table without the empty entries at its end. ``lid`` and ``sm_lid`` are the LIDs of the port and of its subnet
+    manager, 0 until that has configured the port; ``sm_sl`` is the service level to it. The port has 2^``lmc`` LIDs.
+    ``active_mtu`` is a code, 1..5 for 256..4096 bytes; ``rate`` a code of ``ibv_rate``, 0 if unknown.
     """
 
     device: str
@@ -49,8 +50,8 @@ class IbPort:
         return max(found, key=lambda index: self.pkeys[index] & 0x8000, default=None)
 
     @property
-    def administrator(self) -> MadAddress:
-        """The address of the subnet administrator. A limited member of the default partition may query it too."""
+    def sa_address(self) -> MadAddress:
+        """The address of the subnet administrator (SA). Limited members of the default partition may query it too."""
         return MadAddress(self.sm_lid, sl=self.sm_sl, pkey_index=self.pkey_index(DEFAULT_PKEY) or 0)
 
 
@@ -90,7 +91,8 @@ class MadTransport(Protocol):
     def receive(self) -> Sequence[ReceivedMad]:
         """The received MADs, a bounded number at a time. MADs that came back as undeliverable are only counted."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Stop to receive and release the descriptors. :meth:`open` opens the port again."""
 
     def abandon(self) -> None:
         """In a child of fork(2): close the parent's descriptors without effect on the parent."""

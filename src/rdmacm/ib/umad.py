@@ -19,7 +19,7 @@ from rdmacm.ib.transport import IbPort, ReceivedMad, without_empty_end
 from rdmacm.proto.mad import GSI_Q_KEY, GSI_QPN, HEADER_SIZE, MAD_SIZE, RESPONSE, MadAddress, MgmtClass
 from rdmacm.proto.sa import mad as sa_mad
 from rdmacm.proto.sa import rmpp
-from rdmacm.proto.sa.records import GIGABITS
+from rdmacm.proto.sa.records import RATE_GBPS
 from rdmacm.proto.wire import Buffer
 from rdmacm.verbs.enums import PortState
 
@@ -41,15 +41,15 @@ _TRANSACTION_ID = slice(8, 16)
 
 #: The most MADs that one call of receive() returns.
 _BATCH = 64
-#: The longest response that is read, in bytes: a million path records.
+#: The longest response that is read, in bytes: about a million path records.
 _MAX_SIZE = 64 << 20
 #: The most requests without a response.
 _MAX_OUTSTANDING = 4096
-#: How long the kernel waits for a response, in milliseconds: longer than any query does.
+#: How long the kernel waits for a response, in milliseconds; longer than queries wait.
 _RESPONSE_TIMEOUT = 8000
 
 #: The Gb/s in sysfs to ``ibv_rate``.
-_RATES = {f"{gigabits:g}": code for code, gigabits in GIGABITS.items()}
+_RATES = {f"{gigabits:g}": code for code, gigabits in RATE_GBPS.items()}
 
 
 class UmadTransport:
@@ -73,6 +73,7 @@ class UmadTransport:
         self._dev = dev
         self.name = f"umad:{device}/{port}"
         self.dropped: dict[str, int] = Counter()
+        #: The descriptor of the device file; -1 while the port is not open.
         self._fd = -1
         #: The id of the registered agent.
         self._agent = 0
@@ -194,13 +195,11 @@ class UmadTransport:
                 if error.errno == errno.ENOSPC and size < _MAX_SIZE:
                     size *= 4  # the MAD stays at the head of the kernel's queue until it is read whole
                 elif error.errno == errno.ENOSPC:
-                    # The MADs behind it cannot be read.
+                    # The MAD blocks the queue: those behind it cannot be read.
                     self.dropped["too long"] += 1
                     self.close()
-                elif error.errno in (
-                    errno.EIO,
-                    errno.ENODEV,
-                ):  # the device is gone, and its file would always poll readable
+                elif error.errno in (errno.EIO, errno.ENODEV):
+                    # The device is gone, and its file would always poll readable.
                     self.close()
                 else:
                     if error.errno not in (errno.EAGAIN, errno.EINTR):
@@ -214,7 +213,7 @@ class UmadTransport:
             return None
         mad = packet[_USER_MAD_HEADER_SIZE:]
         status = _HEADER_HOST.unpack_from(packet)[1]
-        # The kernel has changed the upper half.
+        # The kernel has replaced the upper half.
         callers_tid = self._outstanding.pop(int.from_bytes(mad[_TRANSACTION_ID][4:], "big"), None)
         if status:
             self.dropped["unanswered" if status == errno.ETIMEDOUT else "undeliverable"] += 1
@@ -276,9 +275,9 @@ class UmadTransport:
 
 
 _HINTS = {
-    errno.EACCES: "as root, or as a member of the file's group, which a udev rule sets: "
+    errno.EACCES: "running as root, or as a member of the file's group, which a udev rule sets: "
     'KERNEL=="umad*", GROUP="rdma", MODE="0660"',
-    errno.ENOENT: "whether udev has created it, or the container has it",
+    errno.ENOENT: "checking that udev has created it, and that a container has it",
 }
 
 
@@ -297,7 +296,7 @@ def _register_agent(fd: int) -> int:
 
 
 def _header(agent: int, timeout: int, address: MadAddress) -> bytes:
-    """The 64 bytes before a MAD that is sent; ``timeout`` in milliseconds."""
+    """The 64 bytes before a MAD that is sent. The kernel waits ``timeout`` milliseconds for a response; 0: for none."""
     return b"".join(
         (
             _HEADER_HOST.pack(agent, 0, timeout, 0, _USER_MAD_HEADER_SIZE + MAD_SIZE),

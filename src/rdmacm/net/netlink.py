@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from socket import AF_INET, AF_INET6
 
 from rdmacm.address import is_link_local
-from rdmacm.net.types import Change, Interface, InterfaceAddress, Neighbour, NeighbourState, RouteEntry
+from rdmacm.net.types import ROCE_PORT, Change, Interface, InterfaceAddress, Neighbour, NeighbourState, RouteEntry
 
 _HEADER = struct.Struct("=IHHII")  # nlmsghdr: length, type, flags, sequence, port
 _ATTR = struct.Struct("=HH")  # rtattr: length, type
@@ -42,10 +42,22 @@ _SOL_NETLINK, _ADD_MEMBERSHIP, _DROP_MEMBERSHIP = 270, 1, 2
 _GROUP_LINK, _GROUP_NEIGH = 1, 3
 _GROUP_IPV4_ADDR, _GROUP_IPV4_ROUTE, _GROUP_IPV4_RULE = 5, 7, 8
 _GROUP_IPV6_ADDR, _GROUP_IPV6_ROUTE, _GROUP_IPV6_RULE = 9, 11, 19
-_ALWAYS = (_GROUP_LINK, _GROUP_IPV4_ADDR, _GROUP_IPV6_ADDR)
-_WATCH = (_GROUP_NEIGH, _GROUP_IPV4_ROUTE, _GROUP_IPV6_ROUTE, _GROUP_IPV4_RULE, _GROUP_IPV6_RULE)
+#: The groups of notifications that are always received, and those that only :meth:`NetlinkNetwork.watch` joins.
+_LINK_GROUPS = (_GROUP_LINK, _GROUP_IPV4_ADDR, _GROUP_IPV6_ADDR)
+_WATCHED_GROUPS = (_GROUP_NEIGH, _GROUP_IPV4_ROUTE, _GROUP_IPV6_ROUTE, _GROUP_IPV4_RULE, _GROUP_IPV6_RULE)
+
+# The attributes that are read or sent, by the kind of message.
+_IFLA_ADDRESS, _IFLA_IFNAME, _IFLA_MTU, _IFLA_LINKINFO, _IFLA_INFO_SLAVE_KIND = 1, 3, 4, 18, 4
+_IFA_ADDRESS, _IFA_LOCAL, _IFA_FLAGS = 1, 2, 8
+_NDA_DST, _NDA_LLADDR = 1, 2
+_RTA_DST, _RTA_SRC, _RTA_OIF, _RTA_GATEWAY, _RTA_PREFSRC, _RTA_METRICS, _RTA_TABLE, _RTA_VIA = 1, 2, 4, 5, 7, 8, 15, 18
+_RTA_IP_PROTO, _RTA_DPORT = 27, 29
+_RTAX_MTU, _RTAX_HOPLIMIT = 2, 10
+#: Of the type of an attribute: the bits above are flags (NLA_F_NESTED, NLA_F_NET_BYTEORDER).
+_ATTR_TYPE_MASK = 0x3FFF
 
 _LOOKUP_TABLE = 0x1000  # RTM_F_LOOKUP_TABLE: report the table the answer came from
+#: Route types (``RTN_*``) by number.
 _ROUTE_KINDS = {
     1: "unicast",
     2: "local",
@@ -57,6 +69,7 @@ _ROUTE_KINDS = {
     8: "prohibit",
     9: "throw",
 }
+#: The errors of route types that forbid sending, as the kernel's.
 _ROUTE_ERRORS = {
     "blackhole": errno.EINVAL,
     "unreachable": errno.EHOSTUNREACH,
@@ -64,27 +77,36 @@ _ROUTE_ERRORS = {
     "throw": errno.ENETUNREACH,
 }
 
-# Routing rules may match the protocol and port ("ip rule add ipproto udp dport 4791"), so a route request has those of
-# RoCEv2 packets: RTA_IP_PROTO = UDP, RTA_DPORT = 4791.
-_FLOW = struct.pack("=HHB3x", 5, 27, 17) + struct.pack("=HH", 6, 29) + struct.pack("!H2x", 4791)
+#: Routing rules may match the protocol and port ("ip rule add ipproto udp dport 4791"), so a route request has those of
+#: RoCEv2 packets.
+_ROCE_FLOW = (
+    _ATTR.pack(5, _RTA_IP_PROTO)
+    + struct.pack("B3x", socket.IPPROTO_UDP)
+    + _ATTR.pack(6, _RTA_DPORT)
+    + struct.pack("!H2x", ROCE_PORT)
+)
 
+#: IFA_F_TENTATIVE and IFA_F_DADFAILED: duplicate address detection is going on, or has failed.
 _TENTATIVE, _DADFAILED = 0x40, 0x08
 
+_IP_PKTINFO = 8  # linux/in.h
 #: The discard service, to which the empty datagrams that make the kernel resolve a neighbour are sent.
 _DISCARD_PORT = 9
 
 
 def _attributes(data: memoryview, offset: int) -> Iterator[tuple[int, memoryview]]:
+    """The (type, value) pairs of the attributes from ``offset`` on."""
     end = len(data)
     while offset + 4 <= end:
         length, kind = _ATTR.unpack_from(data, offset)
         if length < 4 or offset + length > end:
             return
-        yield kind & 0x3FFF, data[offset + 4 : offset + length]
+        yield kind & _ATTR_TYPE_MASK, data[offset + 4 : offset + length]
         offset += (length + 3) & ~3
 
 
 def _messages(data: memoryview) -> Iterator[tuple[int, int, memoryview]]:
+    """The (type, sequence number, body) of each message in a datagram."""
     offset, end = 0, len(data)
     while offset + 16 <= end:
         length, kind, _, sequence, _ = _HEADER.unpack_from(data, offset)
@@ -108,16 +130,16 @@ def _parse_link(body: memoryview) -> Interface | None:
     _, arp_type, index, flags, _ = _IFINFO.unpack_from(body)
     name, mtu, address, slave_kind = "", 0, b"", None
     for kind, value in _attributes(body, _IFINFO.size):
-        if kind == 3:  # IFLA_IFNAME
+        if kind == _IFLA_IFNAME:
             name = _text(value)
-        elif kind == 4 and len(value) >= 4:  # IFLA_MTU
+        elif kind == _IFLA_MTU and len(value) >= 4:
             mtu = _UINT.unpack_from(value)[0]
-        elif kind == 1:  # IFLA_ADDRESS
+        elif kind == _IFLA_ADDRESS:
             address = bytes(value)
-        elif kind == 18:  # IFLA_LINKINFO: IFLA_INFO_SLAVE_KIND
-            for sub, subvalue in _attributes(value, 0):
-                if sub == 4:
-                    slave_kind = _text(subvalue)
+        elif kind == _IFLA_LINKINFO:
+            for info, text in _attributes(value, 0):
+                if info == _IFLA_INFO_SLAVE_KIND:
+                    slave_kind = _text(text)
     return Interface(index, name, flags, mtu, arp_type, address, slave_kind)
 
 
@@ -130,11 +152,11 @@ def _parse_address(body: memoryview) -> InterfaceAddress | None:
     size = 4 if family == AF_INET else 16
     local = peer = None
     for kind, value in _attributes(body, _IFADDR.size):
-        if kind == 2:  # IFA_LOCAL; IFA_ADDRESS (1) is the peer's on a point-to-point link
+        if kind == _IFA_LOCAL:
             local = bytes(value)
-        elif kind == 1:
+        elif kind == _IFA_ADDRESS:  # on a point-to-point link the peer's, else the same as IFA_LOCAL
             peer = bytes(value)
-        elif kind == 8 and len(value) >= 4:  # IFA_FLAGS, 32 bits; the header has the lower 8
+        elif kind == _IFA_FLAGS and len(value) >= 4:  # all 32 bits; the header has the lower 8
             flags = _UINT.unpack_from(value)[0]
     ip = local or peer
     if ip is None or len(ip) != size:
@@ -148,9 +170,9 @@ def _parse_neighbour(body: memoryview) -> Neighbour | None:
     _, index, state, _, _ = _NDMSG.unpack_from(body)
     ip = link_layer = b""
     for kind, value in _attributes(body, _NDMSG.size):
-        if kind == 1:  # NDA_DST
+        if kind == _NDA_DST:
             ip = bytes(value)
-        elif kind == 2:  # NDA_LLADDR
+        elif kind == _NDA_LLADDR:
             link_layer = bytes(value)
     try:
         return Neighbour(index, ip, NeighbourState(state), link_layer)
@@ -171,21 +193,21 @@ def _parse_route(body: memoryview, destination: bytes) -> RouteEntry:
         if length < 4 or offset + length > end:
             break
         start = offset + 4
-        if what == 4 and length >= 8:  # RTA_OIF
+        if what == _RTA_OIF and length >= 8:
             ifindex = _INT.unpack_from(body, start)[0]
-        elif what == 7:  # RTA_PREFSRC
+        elif what == _RTA_PREFSRC:
             source = _ip(body[start : offset + length])
-        elif what == 5:  # RTA_GATEWAY
+        elif what == _RTA_GATEWAY:
             gateway = _ip(body[start : offset + length])
-        elif what == 18:  # RTA_VIA: two bytes of address family, then a gateway of that family
+        elif what == _RTA_VIA:  # two bytes of address family, then a gateway of that family
             gateway = _ip(body[start + 2 : offset + length])
-        elif what == 15 and length >= 8:  # RTA_TABLE
+        elif what == _RTA_TABLE and length >= 8:
             table = _UINT.unpack_from(body, start)[0]
-        elif what == 8:  # RTA_METRICS: RTAX_MTU 2, RTAX_HOPLIMIT 10
+        elif what == _RTA_METRICS:
             for metric, value in _attributes(body[start : offset + length], 0):
-                if metric == 2 and len(value) >= 4:
+                if metric == _RTAX_MTU and len(value) >= 4:
                     mtu = _UINT.unpack_from(value)[0]
-                elif metric == 10 and len(value) >= 4:
+                elif metric == _RTAX_HOPLIMIT and len(value) >= 4:
                     hop_limit = _UINT.unpack_from(value)[0]
         offset += (length + 3) & ~3
     return RouteEntry(kind, destination, ifindex, gateway, source, table, mtu, hop_limit)
@@ -202,10 +224,11 @@ class NetlinkNetwork:
     def __init__(self) -> None:
         self._query: socket.socket | None = None
         self._monitor: socket.socket | None = None
-        #: UDP sockets that send probes to neighbours, by address family.
+        #: UDP sockets that send the datagrams of :meth:`probe`, by address family.
         self._probes: dict[int, socket.socket] = {}
         #: The sequence number of the last request.
         self._sequence = 0
+        #: Receives replies and notifications; every message is a view of it, valid until the next call.
         self._buffer = bytearray(1 << 16)
         self._view = memoryview(self._buffer)
         #: Whether the monitor receives notifications of neighbours and routes too.
@@ -241,34 +264,34 @@ class NetlinkNetwork:
                 self._buffer = bytearray(size * 2)
                 self._view = memoryview(self._buffer)
             size = sock.recv_into(self._buffer)
-            for kind_, seq, body in _messages(self._view[:size]):
+            for what, seq, body in _messages(self._view[:size]):
                 if seq != sequence:
                     continue  # the rest of an earlier reply that was not read to its end
-                if kind_ == _NLMSG_DONE:
+                if what == _NLMSG_DONE:
                     return
-                if kind_ == _NLMSG_ERROR:
+                if what == _NLMSG_ERROR:
                     code = -_INT.unpack_from(body)[0] if len(body) >= 4 else errno.EPROTO
                     if code:
                         raise OSError(code, os.strerror(code))
                     return
-                yield kind_, body
+                yield what, body
 
-    def _request(self, kind: int, payload: bytes, reply_kind: int, least: int) -> memoryview:
+    def _request(self, kind: int, payload: bytes, reply_kind: int, min_length: int) -> memoryview:
         """Send a request and return the body of its one reply; OSError with the kernel's errno.
 
-        ``least``: the least length of the body in bytes.
+        ``min_length`` is that of the body, in bytes.
         """
         sock = self._query or self._query_socket()
         self._sequence = sequence = (self._sequence + 1) & 0xFFFFFFFF
         sock.send(_HEADER.pack(16 + len(payload), kind, _REQUEST, sequence, 0) + payload)
         while True:
             size = sock.recv_into(self._buffer)
-            for kind_, seq, body in _messages(self._view[:size]):
+            for what, seq, body in _messages(self._view[:size]):
                 if seq != sequence:
                     continue  # the rest of an earlier reply that was not read to its end
-                if kind_ == reply_kind and len(body) >= least:
+                if what == reply_kind and len(body) >= min_length:
                     return body
-                code = -_INT.unpack_from(body)[0] if kind_ == _NLMSG_ERROR and len(body) >= 4 else 0
+                code = -_INT.unpack_from(body)[0] if what == _NLMSG_ERROR and len(body) >= 4 else 0
                 code = code or errno.EPROTO
                 raise OSError(code, os.strerror(code))
 
@@ -285,27 +308,27 @@ class NetlinkNetwork:
         bits = size * 8
         payload = (
             _RTMSG.pack(family, bits, bits if source else 0, tos & 0xFC, 0, 0, 0, 0, _LOOKUP_TABLE)
-            + _ATTR.pack(4 + size, 1)  # RTA_DST
+            + _ATTR.pack(4 + size, _RTA_DST)
             + destination
         )
         if source:
-            payload += _ATTR.pack(4 + size, 2) + source  # RTA_SRC
+            payload += _ATTR.pack(4 + size, _RTA_SRC) + source
         if ifindex:
-            payload += _ATTR.pack(8, 4) + _UINT.pack(ifindex)  # RTA_OIF, unsigned because a user may pass any scope_id
-        return _parse_route(self._request(_GETROUTE, payload + _FLOW, _NEWROUTE, _RTMSG.size), destination)
+            payload += _ATTR.pack(8, _RTA_OIF) + _UINT.pack(ifindex)  # unsigned, because a user may pass any scope_id
+        return _parse_route(self._request(_GETROUTE, payload + _ROCE_FLOW, _NEWROUTE, _RTMSG.size), destination)
 
     def neighbour(self, family: int, ifindex: int, ip: bytes) -> Neighbour | None:
         request = _NDMSG.pack(family, ifindex, 0, 0, 0)
         if self._has_neighbour_get:
             try:
-                payload = request + _ATTR.pack(4 + len(ip), 1) + ip  # NDA_DST
+                payload = request + _ATTR.pack(4 + len(ip), _NDA_DST) + ip
                 return _parse_neighbour(self._request(_GETNEIGH, payload, _NEWNEIGH, _NDMSG.size))
             except OSError as error:
                 if error.errno == errno.ENOENT:
                     return None
                 if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
                     raise
-                self._has_neighbour_get = False  # new in Linux 5.0
+                self._has_neighbour_get = False  # before Linux 5.0
         found = None
         for kind, body in self._dump(_GETNEIGH, request):
             if kind == _NEWNEIGH:
@@ -331,7 +354,7 @@ class NetlinkNetwork:
         with contextlib.suppress(OSError):
             sock = self._probe_socket(family)
             if family == AF_INET:
-                control = (socket.IPPROTO_IP, 8, _INT.pack(ifindex) + bytes(8))  # IP_PKTINFO
+                control = (socket.IPPROTO_IP, _IP_PKTINFO, _INT.pack(ifindex) + bytes(8))
                 sock.sendmsg([b""], [control], socket.MSG_DONTROUTE, (socket.inet_ntop(family, ip), _DISCARD_PORT))
             else:
                 control = (socket.IPPROTO_IPV6, socket.IPV6_PKTINFO, bytes(16) + _INT.pack(ifindex))
@@ -354,7 +377,7 @@ class NetlinkNetwork:
                 socket.NETLINK_ROUTE,
             )
             self._monitor.bind((0, 0))
-            for group in _ALWAYS + (_WATCH if self._watching else ()):
+            for group in _LINK_GROUPS + (_WATCHED_GROUPS if self._watching else ()):
                 self._monitor.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, group)
         return self._monitor
 
@@ -363,7 +386,7 @@ class NetlinkNetwork:
             return
         monitor = self._monitor_socket()
         self._watching = on
-        for group in _WATCH:
+        for group in _WATCHED_GROUPS:
             monitor.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP if on else _DROP_MEMBERSHIP, group)
 
     def changes(self) -> Change | None:

@@ -11,7 +11,7 @@ import errno
 import socket
 from socket import AF_INET, AF_INET6
 
-from rdmacm.net.types import Change, Interface, InterfaceAddress, InterfaceFlag, Neighbour, RouteEntry
+from rdmacm.net.types import ROCE_PORT, Change, Interface, InterfaceAddress, InterfaceFlag, Neighbour, RouteEntry
 
 _ARPHRD_ETHER, _ARPHRD_LOOPBACK = 1, 772
 _UP = InterfaceFlag.UP | InterfaceFlag.RUNNING | InterfaceFlag.LOWER_UP
@@ -25,10 +25,14 @@ _DOCUMENTATION_HOSTS = ((AF_INET, "192.0.2.1"), (AF_INET6, "2001:db8::1"))
 def _source_for(family: int, host: str) -> tuple[str, int] | None:
     """The source address for a destination, with its scope; None if it cannot be reached."""
     with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:
-        sock.connect((host, 4791))
+        sock.connect((host, ROCE_PORT))
         name = sock.getsockname()
-        return str(name[0]).partition("%")[0], int(name[3]) if family == AF_INET6 else 0
+        return _without_scope(name[0]), int(name[3]) if family == AF_INET6 else 0
     return None
+
+
+def _without_scope(host: object) -> str:
+    return str(host).partition("%")[0]
 
 
 class PortableNetwork:
@@ -67,16 +71,16 @@ class PortableNetwork:
             for family, _, _, _, address in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_DGRAM):
                 if family in (AF_INET, AF_INET6):
                     scope = int(address[3]) if family == AF_INET6 and len(address) > 3 else 0
-                    hosts.setdefault((int(family), str(address[0]).partition("%")[0]), scope)
+                    hosts.setdefault((int(family), _without_scope(address[0])), scope)
         found = []
-        for (kind, host), scope in hosts.items():
-            ip = socket.inet_pton(kind, host)
-            own = ip[0] == 127 if kind == AF_INET else ip == bytes(15) + b"\x01"
+        for (ip_family, host), scope in hosts.items():
+            ip = socket.inet_pton(ip_family, host)
+            is_loopback = ip[0] == 127 if ip_family == AF_INET else ip == bytes(15) + b"\x01"
             # A socket does not tell which interface has a global address. If there are several, take the first.
-            index = loopback if own else scope or (others[0] if others else 0)
+            index = loopback if is_loopback else scope or (others[0] if others else 0)
             if index:
-                bits = 8 if own and kind == AF_INET else len(ip) * 8
-                found.append(InterfaceAddress(kind, ip, bits, index))
+                bits = 8 if is_loopback and ip_family == AF_INET else len(ip) * 8
+                found.append(InterfaceAddress(ip_family, ip, bits, index))
         return found
 
     def route(self, family: int, destination: bytes, source: bytes | None, ifindex: int, tos: int) -> RouteEntry:
@@ -88,9 +92,9 @@ class PortableNetwork:
                     sock.bind((where, 0) if family == AF_INET else (where, 0, 0, ifindex))
                 except OSError as error:
                     raise OSError(errno.EINVAL, f"{where} is not an address of this host") from error
-            sock.connect((host, 4791) if family == AF_INET else (host, 4791, 0, ifindex))
+            sock.connect((host, ROCE_PORT) if family == AF_INET else (host, ROCE_PORT, 0, ifindex))
             name = sock.getsockname()
-        chosen = socket.inet_pton(family, str(name[0]).partition("%")[0])
+        chosen = socket.inet_pton(family, _without_scope(name[0]))
         owner = next((a.ifindex for a in self.addresses() if a.ip == chosen), ifindex)
         kind = "local" if chosen == destination or (destination[0] == 127 and family == AF_INET) else "unicast"
         return RouteEntry(kind, destination, owner, None, chosen, 0)

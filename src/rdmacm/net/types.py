@@ -5,6 +5,9 @@ from __future__ import annotations
 from enum import IntEnum, IntFlag
 from typing import NamedTuple, Protocol
 
+#: The UDP port of RoCEv2. A routing rule may match it, so every lookup of a route is for this port.
+ROCE_PORT = 4791
+
 
 class InterfaceFlag(IntFlag):
     """``IFF_*``, netdevice(7)."""
@@ -25,7 +28,11 @@ _RUNNING, _NOARP = int(InterfaceFlag.UP | InterfaceFlag.RUNNING), int(InterfaceF
 
 
 class Interface(NamedTuple):
-    """A network interface. ``arp_type`` is ``ARPHRD_*``; ``slave_kind`` is the kind of its master device, if any."""
+    """A network interface.
+
+    ``flags`` are :class:`InterfaceFlag`, ``mtu`` is in bytes, ``arp_type`` is ``ARPHRD_*``, ``address`` is the MAC
+    address. ``slave_kind`` is the kind of its master device ("bond"), if it has one.
+    """
 
     index: int  # type: ignore[assignment]
     name: str
@@ -55,7 +62,10 @@ class Interface(NamedTuple):
 
 
 class InterfaceAddress(NamedTuple):
-    """An address of an interface. ``usable`` is False during duplicate address detection and if it has failed."""
+    """An address of an interface. ``ip`` is packed; ``prefix_length`` is in bits.
+
+    ``usable`` is False during duplicate address detection and if it has failed.
+    """
 
     family: int
     ip: bytes
@@ -67,8 +77,9 @@ class InterfaceAddress(NamedTuple):
 class RouteEntry(NamedTuple):
     """The route of packets to ``destination``. ``kind``: unicast, local, broadcast, anycast or multicast.
 
-    Addresses are packed. ``gateway`` may be of either family, and is None on link; ``source`` is the preferred source
-    address; ``mtu`` and ``hop_limit`` are 0 if the route sets none.
+    Addresses are packed. ``ifindex`` is the interface through which packets leave. ``gateway`` may be of either family,
+    and is None on link; ``source`` is the preferred source address, or None; ``table`` is the number of the routing
+    table that has the route; ``mtu`` (bytes) and ``hop_limit`` are 0 if the route sets none.
     """
 
     kind: str
@@ -101,7 +112,7 @@ class NeighbourState(IntEnum):
 
 
 class Neighbour(NamedTuple):
-    """An entry of the neighbour table."""
+    """An entry of the neighbour table. ``ip`` is packed; ``link_layer_address`` is empty if it is unknown."""
 
     ifindex: int
     ip: bytes
@@ -140,6 +151,8 @@ class Network(Protocol):
     def route(self, family: int, destination: bytes, source: bytes | None, ifindex: int, tos: int) -> RouteEntry:
         """The route to a packed destination address, optionally from a source and out of an interface (0: any).
 
+        ``tos`` is the type of service, 8 bits.
+
         OSError: ENETUNREACH, EHOSTUNREACH, EACCES (prohibit), or EINVAL (blackhole, or a source that is not local).
         """
 
@@ -153,7 +166,7 @@ class Network(Protocol):
         """
 
     def watch(self, on: bool) -> None:
-        """Make :meth:`changes` report neighbours and routes too, or stop; it is costly on a busy host."""
+        """Make :meth:`changes` report neighbours and routes too, or stop that, because it is costly on a busy host."""
 
     def changes(self) -> Change | None:
         """What has changed since the last call, or None."""

@@ -24,7 +24,7 @@ class Source(Protocol):
 
     clock: Callable[[], float]
     is_real_time: bool
-    #: Those that have a descriptor; each adds and removes itself.
+    #: The pollables whose descriptor exists; each adds and removes itself.
     pollables: set[Pollable]
 
     def filenos(self) -> tuple[int, ...]: ...
@@ -33,13 +33,13 @@ class Source(Protocol):
 
 
 class Pollable:
-    """See the module. Every method is called with the runtime's lock held."""
+    """A descriptor for one reader, as the module describes. Every method is called with the runtime's lock held."""
 
     __slots__ = ("_epoll", "_fds", "_source", "_timer", "_wake")
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        # The three descriptors are made when fileno() is first called.
+        # Most owners are never polled, so the first call of fileno() makes the three descriptors.
         #: Readable while the owner has something to read.
         self._wake: Wake | None = None
         #: Readable when one of the others is; None where there is no epoll(7).

@@ -75,11 +75,12 @@ __all__ = ["Driver", "Runtime"]
 
 T = TypeVar("T")
 
-#: Seconds. A caller that only takes what is queued makes progress after this long; less than the helper's grace period.
+#: Seconds after which a caller that finds its result queued makes progress nevertheless. Less than the helper thread's
+#: grace period, so that the helper does not start while callers make progress.
 _PROGRESS_INTERVAL = 0.001
-#: Of so many polls for packets, one makes full progress.
+#: One in this many polls for packets makes full progress.
 _POLLS_PER_PROGRESS = 128
-#: After so many polls without a packet, the processor is yielded once: the peer may need it.
+#: After this many polls in a row without a packet, the processor is yielded once: the peer may need it.
 _POLLS_PER_YIELD = 16
 
 _sched_yield: Callable[[], None] | None = getattr(os, "sched_yield", None)
@@ -101,30 +102,30 @@ class Driver(Protocol):
         """Receive and send packets, and nothing else; False when there was nothing to do. Takes the lock itself."""
 
     def opened(self) -> None:
-        """The first user has come: open what belongs to the calling thread's network namespace."""
+        """There is a first user: open what belongs to the calling thread's network namespace."""
 
     def released(self) -> None:
-        """The last user has gone: close every descriptor."""
+        """There is no user any more: close every descriptor."""
 
     def deadlines_changed(self) -> None:
         """The descriptors or the first deadline have changed: wake the background threads that wait for them."""
 
 
 class Runtime:
-    """See the module. ``clock`` reads seconds and never goes back."""
+    """The lock, clock, timers and users of one provider. The module describes the rules of its lock."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         #: Reads the time in seconds; it never goes back.
         self.clock = clock
         #: Whether the clock is the system's; a virtual one has no descriptors and no threads.
         self.is_real_time = clock is time.monotonic
-        #: See the module.
+        #: Guards everything inside the provider.
         self.lock = threading.RLock()
         #: Whether this is a child of fork(2), where the descriptors are the parent's.
         self.abandoned = False
         #: Counts calls that made progress. The helper thread sees by it whether the application makes progress.
         self.progress_count = 0
-        #: On ``clock``: when a caller that only takes queued results has to make progress as well.
+        #: When a caller that finds its result queued has to make progress nevertheless, in seconds of ``clock``.
         self.progress_due = 0.0
         #: Descriptors for readers that wait in select(2) or an event loop.
         self.pollables: set[Pollable] = set()
@@ -134,11 +135,11 @@ class Runtime:
         self._driver: Driver | None = None
         #: The calls of :meth:`call_at`.
         self._timers = Timers()
-        #: The deadline that the timers of ``pollables`` are set for, or an earlier one; infinity for none.
+        #: The deadline that the timer descriptors of ``pollables`` are set for, in seconds; infinity for none.
         self._armed_for = inf
         #: Channels, completion queues and queries in progress. The descriptors are closed with the last one.
         self._users: dict[object, None] = {}
-        #: Polls so far, and those of them without a packet.
+        #: Polls so far, and polls in a row without a packet.
         self._polls = 0
         self._empty_polls = 0
 
@@ -199,7 +200,7 @@ class Runtime:
     # -- timers ---------------------------------------------------------------------------------------
 
     def call_at(self, when: float, callback: Callable[[float], None]) -> Timer:
-        """Call ``callback(now)`` once ``when`` has come, on :attr:`clock`. The lock is held, now as well as then."""
+        """Call ``callback(now)`` at ``when``, in seconds of :attr:`clock`. The lock is held, also in the callback."""
         timers = self._timers
         is_first = when < timers.earliest  # sleeping threads and timer descriptors wake up then, or before
         timer = timers.add(when, callback)
@@ -221,7 +222,7 @@ class Runtime:
             pollable.rearm(deadline)
 
     def next_deadline(self) -> float | None:
-        """When :meth:`progress` has to be called at the latest, on :attr:`clock`; None for never."""
+        """When :meth:`progress` has to be called at the latest, in seconds of :attr:`clock`; None for never."""
         return self._timers.next_deadline()
 
     # -- descriptors ----------------------------------------------------------------------------------
@@ -243,21 +244,21 @@ class Runtime:
     # -- users ----------------------------------------------------------------------------------------
 
     def use(self, user: object) -> None:
-        """Keep the descriptors open for ``user``, until :meth:`closed`."""
+        """Keep the descriptors open for ``user``, until :meth:`release`."""
         with self.lock:
             if not self._users:
                 self.driver.opened()
             self._users[user] = None
 
-    def closed(self, user: object) -> None:
-        """Undo :meth:`use`; with the last user, the descriptors are closed."""
+    def release(self, user: object) -> None:
+        """Undo :meth:`use`; with the last user, the descriptors are closed. No error for one that is no user."""
         with self.lock:
             if self._users.pop(user, self) is None and not self._users:
-                self._release()
+                self._close_descriptors()
 
     @property
     def in_use(self) -> bool:
-        """Whether there is a user."""
+        """Whether there is a user, and so the descriptors are open."""
         return bool(self._users)
 
     def users(self) -> list[object]:
@@ -268,10 +269,10 @@ class Runtime:
         """Close the descriptors if there is no user, and return whether there is none."""
         with self.lock:
             if not self._users:
-                self._release()
+                self._close_descriptors()
             return not self._users
 
-    def _release(self) -> None:
+    def _close_descriptors(self) -> None:
         self.driver.released()
         self.waiters.close()
         self._timers.clear()

@@ -27,7 +27,7 @@ class Timer:
     def __init__(self, timers: Timers, when: float, callback: Callable[[float], None]) -> None:
         self._timers = timers
         self.when = when
-        #: None once it was called or cancelled.
+        #: Called with the time in seconds; None once it was called or cancelled.
         self.callback: Callable[[float], None] | None = callback
 
     def cancel(self) -> None:
@@ -38,7 +38,7 @@ class Timer:
 
 
 class Timers:
-    """Calls that are due at some time, in seconds of one clock."""
+    """Calls that are due at given times, in seconds of one clock."""
 
     __slots__ = ("_heap",)
 
@@ -46,7 +46,7 @@ class Timers:
         self._heap: LazyTimerHeap[Timer] = LazyTimerHeap(_deadline_of)
 
     def add(self, when: float, callback: Callable[[float], None]) -> Timer:
-        """Make the call ``callback(now)`` once ``when`` has come."""
+        """Make the call ``callback(now)`` at ``when``, or at the next :meth:`fire` after it."""
         timer = Timer(self, when, callback)
         self._heap.schedule(timer, when)
         return timer
@@ -65,7 +65,7 @@ class Timers:
         return self._heap.next_deadline()
 
     def fire(self, now: float) -> None:
-        """Make the calls that are due. A call that one of them adds waits for the next time."""
+        """Make the calls that are due at ``now``. A call that one of them adds waits for the next :meth:`fire`."""
         heap = self._heap
         if heap.earliest > now:
             return

@@ -23,10 +23,11 @@ T = TypeVar("T")
 #: The number of idle waiters that are kept for the next wait. Each has a descriptor.
 _KEPT = 4
 
-#: Seconds. A wait polls this long before it sleeps: longer than a reply takes that is on its way. Sleeping and being
-#: woken costs more than the rest of a small message.
+#: Seconds that a wait polls before it sleeps, which is longer than a small reply takes. Sleeping and waking up would
+#: cost more than the reply.
 _SPIN = 0.0001
-#: After a poll that found nothing, the next wait sleeps at once; after two, the next 3 waits, then 7, up to this many.
+#: After a spin that found nothing, the next wait sleeps at once; after two such spins the next 3 waits do, then the
+#: next 7, and so on up to this many.
 _MOST_SKIPPED = 64
 
 
@@ -36,7 +37,7 @@ class Progress(Protocol):
     lock: threading.RLock
     clock: Callable[[], float]
     is_real_time: bool
-    #: On ``clock``: when progress has to be made again.
+    #: When progress has to be made again, in seconds of ``clock``.
     progress_due: float
 
     @property
@@ -62,15 +63,15 @@ class Waiters:
         self._is_single_processor = _count_cpus() < 2
         #: Whether a thread spins; one at a time does.
         self._is_spinning = False
-        #: How many waits are to sleep without a spin, and how many have since the last spin.
+        #: How many waits sleep without a spin before the next spin, and how many of them have.
         self._skip = self._skipped = 0
         #: The waiters of threads that are inside poll(2), or about to be.
         self.polling: set[Waiter] = set()
 
     def drive(self, done: Callable[[], T], timeout: float | None, result_queue: Sized = ()) -> T:
-        """Make progress until ``done()``, called with the lock held, returns something true.
+        """Make progress until ``done()`` returns a true value; returns its last value. It is called with the lock held.
 
-        Returns what it returned last. ``timeout`` is in seconds: None waits for ever, 0 makes progress once.
+        ``timeout`` is in seconds: None waits for ever, 0 makes progress once.
         ``result_queue`` is the queue, if any, that ``done()`` looks at: once it is not empty, progress returns early
         and defers ACKs to the next call.
         """
@@ -126,7 +127,7 @@ class Waiters:
                 return found
 
     def _spin(self, done: Callable[[], T], timeout: float | None, result_queue: Sized) -> T | None:
-        """Poll for a moment, if the last polls found something; returns what ``done()`` returned."""
+        """Poll for a moment, unless the last spins found nothing; returns what ``done()`` returned last."""
         runtime = self._runtime
         with runtime.lock:
             if self._is_single_processor or self._is_spinning or not runtime.is_real_time or not runtime.in_use:

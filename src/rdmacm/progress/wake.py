@@ -1,4 +1,4 @@
-"""Waking a thread that waits in poll(2): eventfd(2), and the poll object of one waiting thread."""
+"""A descriptor that wakes a thread in poll(2), and the poll object of one waiting thread."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 __all__ = ["Waiter", "Wake"]
 
-#: Milliseconds. The longest wait: meanwhile a virtual clock may have moved.
+#: The longest wait in milliseconds: poll(2) does not notice that a virtual clock was advanced.
 _LONGEST_WAIT = 3_600_000.0
 
 
@@ -71,11 +71,11 @@ class Waiter:
         self._poll.register(self.wake.fd, select.POLLIN)
         #: The provider's descriptors that the poll object has.
         self._fds: Sequence[int] = ()
-        #: The timeout of the next wait.
+        #: The timeout of the next wait, in milliseconds.
         self._milliseconds = 0.0
 
     def prepare(self, fds: Sequence[int], seconds: float | None) -> None:
-        """Let the next wait end when one of ``fds`` is readable, or after ``seconds``. The lock is held."""
+        """Let the next wait end when one of ``fds`` is readable, or after ``seconds`` if given. The lock is held."""
         if fds != self._fds:
             for fd in self._fds:
                 self._poll.unregister(fd)
@@ -86,7 +86,7 @@ class Waiter:
         self.wake.clear()
 
     def wait(self, limit: float | None) -> None:
-        """Wait until ``limit`` at the longest, in seconds of time.monotonic(). The lock is not held."""
+        """Wait until ``limit`` at the longest, if given, in seconds of time.monotonic(). The lock is not held."""
         milliseconds = self._milliseconds
         if limit is not None:
             milliseconds = min(milliseconds, max(0.0, limit - time.monotonic()) * 1000)

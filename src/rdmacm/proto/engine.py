@@ -53,7 +53,7 @@ Datagram: TypeAlias = "tuple[list[Buffer], int]"
 
 @dataclass(frozen=True, slots=True)
 class RtrAttributes:
-    """The attributes of a queue pair that takes it from INIT to RTR, ready to receive (``struct ibv_qp_attr``)."""
+    """The attributes of a queue pair that take it from INIT to RTR, ready to receive (``struct ibv_qp_attr``)."""
 
     dest_qp_num: int
     #: The PSN of the peer's first request.
@@ -68,20 +68,21 @@ class RtrAttributes:
     access: AccessFlag = (
         AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_READ | AccessFlag.REMOTE_ATOMIC
     )
+    #: The P_Key of the packets.
     pkey: int = DEFAULT_PKEY
 
 
 @dataclass(frozen=True, slots=True)
 class RtsAttributes:
-    """The attributes that take it from RTR to RTS, ready to send."""
+    """The attributes of a queue pair that take it from RTR to RTS, ready to send."""
 
     #: The PSN of the first request.
     sq_psn: int
-    #: Seconds to wait for an acknowledgement, 0 for ever.
+    #: Seconds to wait for an acknowledgement; 0: without limit.
     timeout: float = 0.067
     #: How often to retransmit without progress.
     retry_cnt: int = 7
-    #: How often to try again after an RNR NAK; 7 is for ever.
+    #: How often to try again after an RNR NAK; 7: without limit.
     rnr_retry: int = 7
     #: READ and atomic requests that may be outstanding at the peer.
     max_rd_atomic: int = 16

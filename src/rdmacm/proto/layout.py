@@ -1,6 +1,6 @@
 """Messages with bit fields at fixed offsets, declared the way the specification's tables are.
 
-A CM message has up to forty fields, many of them a few bits wide and two of them split in parts. A :class:`Layout`
+A CM message has up to forty fields, many of them a few bits wide and some of them split in parts. A :class:`Layout`
 lists each field once, by offset and width. Packing and unpacking are both generated from that list, so they cannot
 disagree.
 """
@@ -21,7 +21,7 @@ __all__ = ["Bits", "Bytes", "Layout", "Packed", "gid", "private_data"]
 class Bits(NamedTuple):
     """An unsigned field: byte offset, bits of that byte before the field, width in bits.
 
-    Two entries with the same name are the upper and the lower part of one field, in that order.
+    Entries with the same name are the parts of one field, the upper ones first. A field that ``is_flag`` is a bool.
     """
 
     name: str
@@ -119,6 +119,7 @@ class _Part(NamedTuple):
 class _Plan(NamedTuple):
     """How a layout maps to one ``struct`` format."""
 
+    #: The format of the ``struct``, whose items are the words and blocks by offset.
     format: str
     words: list[_Word]
     blocks: list[Bytes]
@@ -137,19 +138,22 @@ class _Plan(NamedTuple):
 
 
 def _plan(size: int, fields: Sequence[Field]) -> _Plan:
+    """Cover the bytes between the blocks with the largest words that split no bit field."""
     blocks = sorted((field for field in fields if isinstance(field, Bytes)), key=lambda block: block.offset)
     bit_fields = [field for field in fields if isinstance(field, Bits)]
     words: list[_Word] = []
-    shape, at = "!", 0
-    for block in [*blocks, Bytes("", size, 0)]:
-        while at < block.offset:
-            length = next(n for n in (8, 4, 2, 1) if n <= block.offset - at and not _splits(bit_fields, at + n))
-            shape += "BHIQ"[length.bit_length() - 1]
-            words.append(_Word(at, length))
-            at += length
+    struct_format, offset = "!", 0
+    end = Bytes("", size, 0)
+    for block in [*blocks, end]:
+        while offset < block.offset:
+            room = block.offset - offset
+            length = next(n for n in (8, 4, 2, 1) if n <= room and not _splits(bit_fields, offset + n))
+            struct_format += "BHIQ"[length.bit_length() - 1]
+            words.append(_Word(offset, length))
+            offset += length
         if block.length:
-            shape += f"{block.length}s"
-            at += block.length
+            struct_format += f"{block.length}s"
+            offset += block.length
     widths: dict[str, int] = {}
     for bits in bit_fields:
         widths[bits.name] = widths.get(bits.name, 0) + bits.width
@@ -159,7 +163,7 @@ def _plan(size: int, fields: Sequence[Field]) -> _Plan:
     for bits in reversed(bit_fields):
         parts.append(_Part(bits, low[bits.name]))
         low[bits.name] += bits.width
-    return _Plan(shape, words, blocks, parts, widths)
+    return _Plan(struct_format, words, blocks, parts, widths)
 
 
 def _splits(fields: Sequence[Bits], offset: int) -> bool:
@@ -171,8 +175,9 @@ def _splits(fields: Sequence[Bits], offset: int) -> bool:
 
 
 def _pack_source(plan: _Plan) -> list[str]:
+    """The lines of ``pack_message(message)``."""
     terms: dict[str, list[str]] = {word.variable: [] for word in plan.words}
-    overlaid: list[str] = []
+    overlaid: list[str] = []  # statements for bit fields within a block
     for bits, low in plan.parts:
         value = bits.name
         if bits.width != plan.widths[bits.name]:
@@ -200,6 +205,7 @@ def _pack_source(plan: _Plan) -> list[str]:
 
 
 def _unpack_source(plan: _Plan, size: int) -> list[str]:
+    """The lines of ``unpack_message(data)``."""
     values: dict[str, list[str]] = {name: [] for name in plan.widths}
     for bits, low in plan.parts:
         mask = (1 << bits.width) - 1

@@ -85,7 +85,8 @@ class MadStatus(IntEnum):
 class MadAddress(NamedTuple):
     """The source or destination of a MAD on an InfiniBand subnet (``struct ib_mad_addr`` of ib_umad).
 
-    ``qpn`` is 1 except for subnet management; ``gid`` is None without a GRH.
+    ``qpn`` is 1 except for subnet management. ``pkey_index`` and ``gid_index`` are rows of the local port's tables.
+    ``gid`` is that of the other end, None without a GRH; the fields after it are those of the GRH.
     """
 
     lid: int
@@ -116,11 +117,6 @@ class Mad:
     class_specific: int = 0
     attribute_modifier: int = 0
     data: bytes = bytes(DATA_SIZE)
-
-    @property
-    def is_response(self) -> bool:
-        """Whether the method is a response."""
-        return bool(self.method & RESPONSE)
 
     def pack(self) -> bytes:
         """The 256 bytes on the wire; ValueError for a field out of range or data of another length than 232."""

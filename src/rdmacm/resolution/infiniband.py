@@ -42,21 +42,14 @@ class IbPortView(PortView):
 
 @dataclass(frozen=True, slots=True)
 class _Judgement:
-    """A port and GID, judged for a destination. The lowest rank wins, the first among equals."""
+    """A port and GID, judged for a destination."""
 
-    rank: int
+    passed: bool
+    #: The rule that decided, and why.
     rule: str
     reason: str
     view: IbPortView
     row: GidEntry
-
-    @property
-    def passed(self) -> bool:
-        return self.rank < _OBJECTION
-
-
-#: Ranks from here on are objections.
-_OBJECTION = 10
 
 
 class IbLookup:
@@ -84,7 +77,8 @@ class IbLookup:
         started = perf_counter_ns()
         pairs = [bound] if bound else [(view, row) for view in views for row in view.rows]
         judged = [_judge(view, row, self.destination) for view, row in pairs]
-        best = min((one for one in judged if one.passed), key=lambda one: one.rank, default=None)
+        # False sorts first: the port that has the GID itself, then the others in their order.
+        best = min((one for one in judged if one.passed), key=lambda one: one.rule != "own", default=None)
         self.candidates += [self._candidate(one, one is best) for one in judged]
         found = f"{best.view.device.name} port {best.row.port_num}" if best else "no port passed"
         self.steps.append(("select", perf_counter_ns() - started, found))
@@ -123,14 +117,13 @@ class IbLookup:
 
 def _judge(view: IbPortView, row: GidEntry, destination: SockAddrIB) -> _Judgement:
     gid = destination.addr
-    rank, rule, reason = 1, "subnet", "the first active port of the GID's subnet"
     if row.gid == gid:
-        rank, rule, reason = 0, "own", "the GID is its own"
-    elif not view.is_active:
-        rank, rule, reason = _OBJECTION, "state", f"the port is {view.port.state.name}, not ACTIVE"
-    elif not view.has_pkey(destination.pkey):
-        rank, rule, reason = _OBJECTION, "pkey", f"P_Key 0x{destination.pkey:04x} is not in its table"
-    elif any(gid) and row.gid.subnet_prefix != gid.subnet_prefix:
-        rank, rule = _OBJECTION, "subnet"
+        return _Judgement(True, "own", "the GID is its own", view, row)
+    if not view.is_active:
+        return _Judgement(False, "state", f"the port is {view.port.state.name}, not ACTIVE", view, row)
+    if not view.has_pkey(destination.pkey):
+        return _Judgement(False, "pkey", f"P_Key 0x{destination.pkey:04x} is not in its table", view, row)
+    if any(gid) and row.gid.subnet_prefix != gid.subnet_prefix:
         reason = f"its subnet is {row.gid.subnet_prefix:016x}, the GID's {gid.subnet_prefix:016x}"
-    return _Judgement(rank, rule, reason, view, row)
+        return _Judgement(False, "subnet", reason, view, row)
+    return _Judgement(True, "subnet", "the first active port of the GID's subnet", view, row)

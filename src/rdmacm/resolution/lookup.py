@@ -1,7 +1,7 @@
 """From an IP address to a route, a source address, a port, a GID and a next hop.
 
-:func:`find` takes the steps that need no waiting. The link-layer address of the next hop may have to be waited for;
-that is the business of :mod:`rdmacm.resolution.neighbours`.
+:func:`find` takes the steps that need no waiting. :mod:`rdmacm.resolution.neighbours` waits for the link-layer address
+of the next hop.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class Found(NamedTuple):
     """The results of a resolution that succeeded."""
 
     route: RouteEntry
-    port: RocePortView
+    #: The port that packets leave through.
+    view: RocePortView
     #: The GID of the source address, as a row of the port's GID table.
     row: GidEntry
     #: The source address, packed.
@@ -73,13 +74,13 @@ class Lookup:
         self.tos = tos
         #: The port that the id is bound to, if any.
         self.bound = bound
-        #: Found first; the explanation of a failure shows it.
+        #: None until it is found. The explanation of a failure shows it too.
         self.route: RouteEntry | None = None
-        #: What the rules judge by, once there is a route and a source address.
+        #: What the rules judge by; None until there is a route and a source address.
         self.query: policy.Query | None = None
         #: None until :func:`find` has succeeded.
         self.found: Found | None = None
-        #: The entry of the next hop in the neighbour table, as far as it was looked up.
+        #: The entry of the next hop in the neighbour table; None if it has none or was not looked up.
         self.neighbour: Neighbour | None = None
         #: Name, nanoseconds and result of each step taken.
         self.steps: list[tuple[str, int, str]] = []
@@ -186,7 +187,7 @@ def _no_port(host: HostView, query: policy.Query) -> Failure:
         message = f"{view.device.name} port {view.port_num} is {view.port.state.name}, not ACTIVE"
         return Failure(errno.ENODEV, "select", message, "'rdmacm devices' for the ports' states")
     name = interface.name
-    hint = f"whether the cable of {name} is plugged in" if interface.is_up else f"'ip link set {name} up'"
+    hint = f"checking that the cable of {name} is plugged in" if interface.is_up else f"'ip link set {name} up'"
     return Failure(errno.ENODEV, "select", f"interface {name} is down", hint)
 
 

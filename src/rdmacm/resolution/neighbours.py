@@ -35,8 +35,11 @@ class NeighbourWaiter(Protocol):
     def address_failed(self, lookup: Lookup, failure: Failure) -> None:
         """The neighbour has not answered in time."""
 
-    def reconsider(self, lookup: Lookup, deadline: float) -> None:
-        """Interfaces, addresses or routes have changed: resolve again, and wait until ``deadline`` at the latest."""
+    def network_changed(self, lookup: Lookup, deadline: float) -> None:
+        """Interfaces, addresses or routes have changed: resolve again, and wait until ``deadline`` at the latest.
+
+        ``deadline`` is in seconds of the runtime's clock.
+        """
 
 
 class PendingNeighbours:
@@ -55,7 +58,7 @@ class PendingNeighbours:
         return sum(len(ids) for ids in self._waiting.values())
 
     def add(self, waiter: NeighbourWaiter, lookup: Lookup, deadline: float) -> bool:
-        """Wait for the lookup's next hop until ``deadline``, on the runtime's clock.
+        """Wait for the lookup's next hop until ``deadline``, in seconds of the runtime's clock.
 
         False if there is nothing to wait for: no next hop, a known neighbour, or a system that does not show its
         neighbour table.
@@ -113,7 +116,7 @@ class PendingNeighbours:
                 errno.ETIMEDOUT,
                 "neighbour",
                 f"{address} did not answer on {interface} in time",
-                f"whether {subject} is up and on the network of {interface} ('ip neigh'), or a longer timeout",
+                f"checking that {subject} is up and on the network of {interface} ('ip neigh'), or a longer timeout",
             ),
         )
 
@@ -132,7 +135,7 @@ class PendingNeighbours:
         self._set_probe_timer(hop)
 
     def neighbour_changed(self, neighbour: Neighbour) -> None:
-        """An entry of the neighbour table has changed: end the waits for it if it is valid."""
+        """An entry of the neighbour table has changed: if it is valid, end the waits for that neighbour."""
         if not neighbour.state.is_valid:
             return
         family = AF_INET if len(neighbour.ip) == 4 else AF_INET6
@@ -145,8 +148,8 @@ class PendingNeighbours:
             lookup.neighbour = neighbour
             waiter.address_found(lookup)
 
-    def reconsider(self) -> None:
+    def network_changed(self) -> None:
         """Interfaces, addresses or routes have changed: every wait starts over, or fails at once."""
         waits = [(waiter, *wait) for group in self._waiting.values() for waiter, wait in group.items()]
         for waiter, lookup, timer in waits:
-            waiter.reconsider(lookup, timer.when)
+            waiter.network_changed(lookup, timer.when)

@@ -11,6 +11,7 @@ from rdmacm.net.types import Network
 from rdmacm.proto.sa import PathRecord
 from rdmacm.resolution.hosts import HostView, mtu_code
 from rdmacm.resolution.lookup import Found, Lookup
+from rdmacm.verbs.device import GidEntry
 from rdmacm.verbs.enums import Mtu
 
 __all__ = ["ROCE_PACKET_LIFETIME", "PathMaker"]
@@ -19,24 +20,25 @@ __all__ = ["ROCE_PACKET_LIFETIME", "PathMaker"]
 #: kernels have 18: then a lost packet that no later packet reveals costs two seconds.
 ROCE_PACKET_LIFETIME = 16
 
-#: Megabits per second → ``enum ibv_rate``, as the kernel rates a RoCE port; 0 stands for the port's own rate.
+#: The least Mb/s for an ``ibv_rate``, as the kernel rates a RoCE port. A slower link has 0, the port's own rate.
 _RATES = ((40000, 7), (30000, 4), (20000, 6), (10000, 3))
 
 
 class PathMaker:
     """Makes the path records of one host.
 
-    Rate and default hop limit are read from /sys and /proc, which is slow, and kept until :meth:`forget`.
+    Rate and default hop limit of an interface are read from /sys and /proc, which is slow, and kept until
+    :meth:`forget`.
     """
 
     def __init__(self, network: Network) -> None:
         self._network = network
         #: ``ibv_rate`` and default hop limit, by interface index and address family.
-        self._link_facts: dict[tuple[int, int], tuple[int, int]] = {}
+        self._link_attributes: dict[tuple[int, int], tuple[int, int]] = {}
 
     def forget(self) -> None:
-        """The interfaces have changed."""
-        self._link_facts.clear()
+        """Read rates and hop limits again: the interfaces have changed."""
+        self._link_attributes.clear()
 
     def make(
         self, lookup: Lookup, src_port: int, *, service_id: int = 0, packet_life_time: int = ROCE_PACKET_LIFETIME
@@ -47,7 +49,7 @@ class PathMaker:
         """
         destination, source, found = lookup.destination, lookup.source, lookup.found
         assert found is not None
-        rate, default_hop_limit = self._facts(found.row.ndev_ifindex, found.row.ndev_name, destination.family)
+        rate, default_hop_limit = self._rate_and_hop_limit(found.row, destination.family)
         flow_label = (source.flowinfo if source is not None else 0) & 0xFFFFF or destination.flowinfo & 0xFFFFF
         return PathRecord(
             dgid=Gid.from_ip(destination.ip),
@@ -62,27 +64,29 @@ class PathMaker:
             packet_life_time=packet_life_time,
         )
 
-    def _facts(self, ifindex: int, name: str, family: int) -> tuple[int, int]:
-        facts = self._link_facts.get((ifindex, family))
-        if facts is None:
+    def _rate_and_hop_limit(self, row: GidEntry, family: int) -> tuple[int, int]:
+        """``ibv_rate`` and default hop limit of the interface of a GID."""
+        ifindex, name = row.ndev_ifindex, row.ndev_name
+        attributes = self._link_attributes.get((ifindex, family))
+        if attributes is None:
             network = self._network
             speed = network.link_speed(name)
             rate = next((code for floor, code in _RATES if speed >= floor), 0)
             setting = "net/ipv4/ip_default_ttl" if family == AF_INET else f"net/ipv6/conf/{name}/hop_limit"
-            facts = self._link_facts[ifindex, family] = rate, network.setting(setting, 64)[0]
-        return facts
+            attributes = self._link_attributes[ifindex, family] = rate, network.setting(setting, 64)[0]
+        return attributes
 
 
 def _path_mtu(host: HostView, found: Found) -> Mtu:
     """The largest path MTU that the port, the interface of its GID and the route allow."""
-    row, active_mtu = found.row, found.port.port.active_mtu
+    row, active_mtu = found.row, found.view.port.active_mtu
     interface = host.interfaces.get(row.ndev_ifindex)
     limit = interface.mtu if interface is not None else found.route.mtu
     if found.route.mtu:
         limit = min(limit, found.route.mtu)
     code = mtu_code(limit) if limit else active_mtu
     if code is None or active_mtu is None:
-        name = row.ndev_name or found.port.device.name
+        name = row.ndev_name or found.view.device.name
         message = f"the MTU of {name}, {limit}, is too small for RoCE"
         raise Failure(errno.EINVAL, "path", message, f"'ip link set {name} mtu 1500'")
     return min(code, active_mtu)

@@ -28,7 +28,7 @@ from rdmacm.resolution.hosts import HostView, RocePortView
 from rdmacm.verbs.device import GidEntry
 from rdmacm.verbs.enums import GidType
 
-__all__ = ["PREFERENCES", "RULES", "Query", "Rule", "choose", "inactive_candidate", "judge"]
+__all__ = ["PREFERENCES", "RULES", "Preference", "Query", "Rule", "choose", "inactive_candidate", "judge"]
 
 
 class Query(NamedTuple):
@@ -116,6 +116,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def _owns_destination(query: Query, view: RocePortView, row: GidEntry) -> bool:
+    """False, the lower key, if the port has the destination address."""
     return view.row_of(Gid.from_ip(query.destination.ip)) is None
 
 
@@ -123,16 +124,27 @@ def _index(query: Query, view: RocePortView, row: GidEntry) -> tuple[int, ...]:
     return row.ndev_ifindex, view.device.index, view.port_num, row.gid_index
 
 
-#: Name, sentence and sort key of each preference. Candidates that pass are compared by these keys in turn; the lower
-#: key wins.
-PREFERENCES: tuple[tuple[str, str, Callable[[Query, RocePortView, GidEntry], object]], ...] = (
-    ("owns-destination", "A port that has the destination address itself.", _owns_destination),
-    ("lowest-index", "The lowest interface index, then device index, port number and GID index.", _index),
+@dataclass(frozen=True, slots=True)
+class Preference:
+    """Decides between candidates that all rules let pass."""
+
+    name: str
+    #: The preference as a sentence, as it stands in the documentation.
+    text: str
+    #: The candidate with the lowest key is preferred.
+    key: Callable[[Query, RocePortView, GidEntry], object]
+
+
+#: A later preference decides between candidates that are equal by the earlier ones.
+PREFERENCES: tuple[Preference, ...] = (
+    Preference("owns-destination", "A port that has the destination address itself.", _owns_destination),
+    Preference("lowest-index", "The lowest interface index, then device index, port number and GID index.", _index),
 )
 
 
-def _key(query: Query, view: RocePortView, row: GidEntry) -> tuple[object, ...]:
-    return tuple(key(query, view, row) for _, _, key in PREFERENCES)
+def _keys(query: Query, view: RocePortView, row: GidEntry) -> tuple[object, ...]:
+    """The keys of a candidate, one per preference."""
+    return tuple(preference.key(query, view, row) for preference in PREFERENCES)
 
 
 def _objection(query: Query, view: RocePortView, row: GidEntry) -> tuple[str, str] | None:
@@ -149,7 +161,7 @@ def choose(query: Query, host: HostView) -> tuple[RocePortView, GidEntry] | None
     rows = host.by_ip.get(query.source, ())
     passed = [pair for pair in rows if _objection(query, *pair) is None]
     if len(passed) > 1:
-        passed.sort(key=lambda pair: _key(query, *pair))
+        passed.sort(key=lambda pair: _keys(query, *pair))
     return passed[0] if passed else None
 
 
@@ -164,44 +176,56 @@ def inactive_candidate(query: Query, host: HostView) -> tuple[RocePortView, GidE
 
 def judge(query: Query, host: HostView) -> tuple[Candidate, ...]:
     """Every candidate of the host, with the rule that decided on it; the chosen one first."""
-    judged: list[tuple[bool, tuple[object, ...], RocePortView, GidEntry, tuple[str, str] | None]] = []
-    for view in host.ports:
-        for row in view.rows:
-            objection = _objection(query, view, row)
-            judged.append((objection is not None, _key(query, view, row), view, row, objection))
-    judged.sort(key=lambda item: item[:2])
-    passed = [item for item in judged if item[4] is None]
-    out = []
-    for position, (_, key, view, row, objection) in enumerate(judged):
-        if objection is not None:
-            rule, reason = objection
-        elif position == 0:
-            rule, reason = "chosen", "the only candidate no rule objects to"
-            if len(passed) > 1:
-                rule, reason = _preference(key, passed[1][1])
+    judged = [
+        _Judgement(_objection(query, view, row), _keys(query, view, row), view, row)
+        for view in host.ports
+        for row in view.rows
+    ]
+    passed = sorted((one for one in judged if one.objection is None), key=lambda one: one.keys)
+    dropped = sorted((one for one in judged if one.objection is not None), key=lambda one: one.keys)
+    candidates = []
+    for one in passed:
+        if one is not passed[0]:
+            rule, text = _deciding_preference(passed[0].keys, one.keys)
+            reason = f"passes, but another is preferred ({text})"
+        elif len(passed) > 1:
+            rule, reason = _deciding_preference(one.keys, passed[1].keys)
         else:
-            rule, reason = _preference(judged[0][1], key)
-            reason = f"passes, but another is preferred ({reason})"
-        out.append(
-            Candidate(
-                str(query.destination),
-                inet_ntop(AF_INET if len(row.gid.ip) == 4 else AF_INET6, row.gid.ip),
-                view.device.name,
-                row.port_num,
-                row.gid_index,
-                str(row.gid),
-                objection is None,
-                position == 0 and objection is None,
-                rule,
-                reason,
-            )
-        )
-    return tuple(out)
+            rule, reason = "chosen", "the only candidate no rule objects to"
+        candidates.append(_candidate(query, one, rule, reason, chosen=one is passed[0]))
+    candidates += [_candidate(query, one, *one.objection, chosen=False) for one in dropped if one.objection]
+    return tuple(candidates)
 
 
-def _preference(better: tuple[object, ...], worse: tuple[object, ...]) -> tuple[str, str]:
-    """Name and sentence of the preference that decides between two keys."""
-    for (name, text, _), a, b in zip(PREFERENCES, better, worse, strict=True):
-        if a != b:
-            return name, text
-    return PREFERENCES[-1][0], PREFERENCES[-1][1]
+class _Judgement(NamedTuple):
+    """A candidate, judged for a query."""
+
+    #: Name and reason of the rule that drops it; None if it passes.
+    objection: tuple[str, str] | None
+    #: The keys by which the preferences compare it.
+    keys: tuple[object, ...]
+    view: RocePortView
+    row: GidEntry
+
+
+def _candidate(query: Query, judged: _Judgement, rule: str, reason: str, *, chosen: bool) -> Candidate:
+    view, row = judged.view, judged.row
+    return Candidate(
+        str(query.destination),
+        inet_ntop(AF_INET if len(row.gid.ip) == 4 else AF_INET6, row.gid.ip),
+        view.device.name,
+        row.port_num,
+        row.gid_index,
+        str(row.gid),
+        judged.objection is None,
+        chosen,
+        rule,
+        reason,
+    )
+
+
+def _deciding_preference(better: tuple[object, ...], worse: tuple[object, ...]) -> tuple[str, str]:
+    """Name and sentence of the preference that decides between two candidates, by their keys."""
+    differing = (one for one, a, b in zip(PREFERENCES, better, worse, strict=True) if a != b)
+    decisive = next(differing, PREFERENCES[-1])
+    return decisive.name, decisive.text

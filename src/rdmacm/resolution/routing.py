@@ -92,7 +92,7 @@ def _invalid(host: HostView, destination: InetAddr, source: InetAddr | None, ifi
     if destination.is_link_local and not ifindex:
         return _scope_needed(destination)
     if source is not None and source.is_loopback:
-        message = f"source {source.host} cannot leave this host"
+        message = f"source {source.host} cannot leave this host: it is a loopback address"
         return Failure(errno.EINVAL, "route", message, "another source, or none")
     message, hint = f"a blackhole route covers {destination.host}", f"'ip route get {destination.host}'"
     return Failure(errno.EINVAL, "route", message, hint)

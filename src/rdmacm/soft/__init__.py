@@ -49,9 +49,9 @@ def _infiniband() -> list[MadTransport]:
     """The ports that RDMACM_IB names."""
     if not os.environ.get("RDMACM_IB"):
         return []
-    from rdmacm.ib import ports_wanted, transport_of
+    from rdmacm.ib import port_names_in, transport_of
 
-    return [transport_of(name) for name in ports_wanted(os.environ)]
+    return [transport_of(name) for name in port_names_in(os.environ)]
 
 
 def _leave() -> None:

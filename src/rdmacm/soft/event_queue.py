@@ -116,4 +116,4 @@ class SoftQueue:
             if self._pollable is not None:
                 self._pollable.close()
             self._runtime.waiters.wake()
-        self._runtime.closed(self)
+        self._runtime.release(self)

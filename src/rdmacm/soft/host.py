@@ -146,7 +146,7 @@ class SoftHost:
         if change.links or change.lost:
             self._reread()
         if change.lost or change.links or change.routes:
-            self.neighbours.reconsider()
+            self.neighbours.network_changed()
         for neighbour in change.neighbours:
             self.neighbours.neighbour_changed(neighbour)
 

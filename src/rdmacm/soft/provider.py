@@ -138,7 +138,7 @@ class SoftProvider:
             port, row = source.port if source else 0, found.row
             scope_id = row.ndev_ifindex if is_link_local(found.source) else 0
             chosen = InetAddr(destination.family, found.source, port, 0, scope_id)
-            return RouteChoice(chosen, found.port.device.name, found.port.port_num, row.gid_index, path)
+            return RouteChoice(chosen, found.view.device.name, found.view.port_num, row.gid_index, path)
 
     def explain_route(self, destination: InetAddr, source: InetAddr | None) -> Explanation:
         with self.runtime.lock:
@@ -204,7 +204,7 @@ class SoftProvider:
                 with self.runtime.lock:
                     subnet.sa.cancel(query)
         finally:
-            self.runtime.closed(user)
+            self.runtime.release(user)
 
     # -- the end --------------------------------------------------------------------------------------
 

@@ -39,7 +39,7 @@ _FAILING_KINDS = {
 
 
 class _TableRow(NamedTuple):
-    """A row of the routing table; ``source`` is the preferred source address."""
+    """A row of the routing table, for the packed prefix and its length in bits; the rest is that of a RouteEntry."""
 
     prefix: bytes
     length: int
@@ -210,10 +210,6 @@ class MemoryNetwork:
         self._neighbours[ifindex, entry.ip] = entry
         if self._watching:
             self._changed_neighbours.append(entry)
-
-    def remove_neighbour(self, ifindex: int, address: str) -> None:
-        """Remove a neighbour, if it exists."""
-        self._neighbours.pop((ifindex, _packed(address)), None)
 
     def lose_notifications(self) -> None:
         """Discard pending change notifications, as a kernel does when its listener is too slow."""

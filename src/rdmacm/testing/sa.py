@@ -19,10 +19,10 @@ from typing import Any, TypeAlias
 from rdmacm.address import Gid
 from rdmacm.ib.transport import IbPort
 from rdmacm.proto.mad import RESPONSE, MadAddress
-from rdmacm.proto.sa.attributes import Attribute
+from rdmacm.proto.sa.attributes import Attribute, Selector
 from rdmacm.proto.sa.mad import SaMad, SaMethod, SaStatus
-from rdmacm.proto.sa.query import MemberMask, NodeMask, PathMask, Selector, ServiceMask
-from rdmacm.proto.sa.records import GIGABITS, PathRecord
+from rdmacm.proto.sa.query import MemberMask, NodeMask, PathMask, ServiceMask
+from rdmacm.proto.sa.records import RATE_GBPS, PathRecord
 from rdmacm.proto.sa.rmpp import SEGMENT_SIZE, RmppFlag, RmppHeader, Sender
 from rdmacm.proto.sa.subnet import (
     LEASE_FOREVER,
@@ -231,7 +231,7 @@ class SubnetAdministrator:
             numb_path=0,
             pkey=next(iter(common_pkeys(one.pkeys, other.pkeys)), 0),
             mtu=min(one.active_mtu, other.active_mtu),
-            rate=min(one.rate, other.rate, key=lambda code: GIGABITS.get(code, 0)),
+            rate=min(one.rate, other.rate, key=lambda code: RATE_GBPS.get(code, 0)),
             packet_life_time=_LIFETIME if one is not other else 0,
         )
 
@@ -399,21 +399,22 @@ class SubnetAdministrator:
         query, mask = PathRecord.unpack(request.data[: PathRecord.SIZE]), PathMask(request.component_mask)
         if not is_valid_path_query(query, mask):
             return SaStatus.REQ_INVALID, []
-        most = 1 if request.method == SaMethod.GET else query.numb_path if mask & PathMask.NUMB_PATH else 0x7F
-        sources = self._matching(mask & PathMask.SGID, query.sgid, mask & PathMask.SLID, query.slid)
+        limit = 1 if request.method == SaMethod.GET else query.numb_path if mask & PathMask.NUMB_PATH else 0x7F
+        sources = self._matching_ports(mask & PathMask.SGID, query.sgid, mask & PathMask.SLID, query.slid)
         if mask & PathMask.DGID and query.dgid[0] == 0xFF:
             is_any = not mask & (PathMask.SGID | PathMask.SLID)
             return self._find_multicast_path(query, None if is_any else sources)
-        destinations = self._matching(mask & PathMask.DGID, query.dgid, mask & PathMask.DLID, query.dlid)
+        destinations = self._matching_ports(mask & PathMask.DGID, query.dgid, mask & PathMask.DLID, query.dlid)
         records = []
         for source in sources:
             for destination in destinations:
-                fitting = (fit_path(path, query, mask) for path in self._between(source, destination, query, mask))
+                paths = self._paths_between(source, destination, query, mask)
+                fitting = (fit_path(path, query, mask) for path in paths)
                 found = [path for path in fitting if path is not None]
-                records += [path.pack() for path in found[:most]]
+                records += [path.pack() for path in found[:limit]]
         return 0, records
 
-    def _matching(self, by_gid: int, gid: Gid, by_lid: int, lid: int) -> list[IbPort]:
+    def _matching_ports(self, by_gid: int, gid: Gid, by_lid: int, lid: int) -> list[IbPort]:
         """Return the ports that match one end of a path query."""
         return [
             port
@@ -421,7 +422,10 @@ class SubnetAdministrator:
             if not (by_gid and gid not in port.gids) and not (by_lid and lid >> port.lmc != port.lid >> port.lmc)
         ]
 
-    def _between(self, source: IbPort, destination: IbPort, query: PathRecord, mask: PathMask) -> Iterable[PathRecord]:
+    def _paths_between(
+        self, source: IbPort, destination: IbPort, query: PathRecord, mask: PathMask
+    ) -> Iterable[PathRecord]:
+        """Return the paths that the test has set, or the computed one."""
         given = self._paths.get((source.gids[0], destination.gids[0]))
         if given is not None:
             return given
@@ -429,30 +433,30 @@ class SubnetAdministrator:
         if mask & PathMask.PKEY:
             pkeys = [pkey for pkey in pkeys if pkey & 0x7FFF == query.pkey & 0x7FFF]
         # A query by another GID or LID of a port is answered with that GID or LID.
-        given_names: dict[str, Any] = {
+        asked: dict[str, Any] = {
             name: getattr(query, name) for name in ("dgid", "sgid", "dlid", "slid") if mask & PathMask[name.upper()]
         }
-        path = self.path(source.gids[0], destination.gids[0]).replace(**given_names)
+        path = self.path(source.gids[0], destination.gids[0]).replace(**asked)
         return [path.replace(pkey=pkey) for pkey in pkeys[:1]]
 
     def _find_multicast_path(self, query: PathRecord, sources: list[IbPort] | None) -> Answer:
         group = self._groups.get(query.dgid)
         if group is None or (sources is not None and not any(set(port.gids) & set(group.members) for port in sources)):
             return 0, []
-        it = group.record
+        member = group.record
         path = PathRecord(
             query.dgid,
             query.sgid,
-            dlid=it.mlid,
-            flow_label=it.flow_label,
-            hop_limit=it.hop_limit,
-            traffic_class=it.traffic_class,
+            dlid=member.mlid,
+            flow_label=member.flow_label,
+            hop_limit=member.hop_limit,
+            traffic_class=member.traffic_class,
             reversible=False,
-            pkey=it.pkey,
-            sl=it.sl,
-            mtu=it.mtu,
-            rate=it.rate,
-            packet_life_time=it.packet_life_time,
+            pkey=member.pkey,
+            sl=member.sl,
+            mtu=member.mtu,
+            rate=member.rate,
+            packet_life_time=member.packet_life_time,
         )
         return 0, [path.pack()]
 
@@ -487,9 +491,9 @@ class SubnetAdministrator:
         if mask & _IDENTIFIES_SERVICE != _IDENTIFIES_SERVICE:
             return SaStatus.REQ_INVALID, []
         if mask & ServiceMask.SERVICE_PKEY:
-            at = [port for port in self.ports.values() if record.service_gid in port.gids]
-            by = [port for port in self.ports.values() if port.lid == source.lid]
-            if not all(has_pkey(port.pkeys, record.service_pkey) for port in at + by) or not at:
+            owners = [port for port in self.ports.values() if record.service_gid in port.gids]
+            requesters = [port for port in self.ports.values() if port.lid == source.lid]
+            if not all(has_pkey(port.pkeys, record.service_pkey) for port in owners + requesters) or not owners:
                 return SaStatus.REQ_INVALID, []
         else:
             record = record.replace(service_pkey=0)

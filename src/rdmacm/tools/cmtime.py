@@ -15,7 +15,7 @@ from rdmacm.connparam import ConnParam
 from rdmacm.constants import CmEventType
 from rdmacm.errors import CmTimeoutError, RdmaError, cm_error
 from rdmacm.tools.arguments import add_address, add_port, add_provider, add_roles, integer_between
-from rdmacm.tools.connection import find
+from rdmacm.tools.connection import find_server
 from rdmacm.tools.measure import ProgressLine, Samples, resident_bytes
 from rdmacm.tools.output import Page, Parser, table, write, write_json
 from rdmacm.tools.serving import ServerProcess, announce, bind
@@ -301,7 +301,7 @@ class _StepTimer:
 
 
 def _measure(args: argparse.Namespace, host: str, port: int) -> int:
-    with find(host, port, source=args.bind, provider=args.provider)[0] as cmid:
+    with find_server(host, port, source=args.bind, provider=args.provider)[0] as cmid:
         destination = cmid.route.dst_addr
     assert destination is not None
     server = format_address(destination)

@@ -26,7 +26,7 @@ from rdmacm.verbs.pd import MR
 from rdmacm.verbs.qp import QP, QPInitAttr
 from rdmacm.verbs.wr import Buffer
 
-__all__ = ["DISCONNECT_TIMEOUT", "ToolConnection", "completion_failure", "connection_ended", "find"]
+__all__ = ["DISCONNECT_TIMEOUT", "ToolConnection", "completion_failure", "connection_ended", "find_server"]
 
 #: Seconds that a peer may take to confirm the end of a connection.
 DISCONNECT_TIMEOUT = 2.0
@@ -53,6 +53,7 @@ class ToolConnection:
         self._completed: dict[int, WC] = {}
         #: The queue pair, if it was created apart from the id.
         self._own_qp: QP | None = None
+        #: Whether the connection is established: since connect() or accept(), until an event reports its end.
         self._is_connected = False
         context = cmid.verbs
         assert context is not None
@@ -175,7 +176,7 @@ def connection_ended(peer: str) -> RdmaError:
     return cm_error(errno.ECONNRESET, "the peer has ended the connection", "transfer", peer)
 
 
-def find(
+def find_server(
     host: str, port: int, *, source: str | None = None, timeout_ms: int = 2000, provider: str | None = None
 ) -> tuple[CmId, Explanation]:
     """Resolve a server; return a synchronous id with its route, and the explanation."""

@@ -17,9 +17,9 @@ from rdmacm.errors import CmDisconnectedError, cm_error
 from rdmacm.explanation import Explanation
 from rdmacm.tools import perf
 from rdmacm.tools.arguments import add_provider
-from rdmacm.tools.connection import ToolConnection, find
+from rdmacm.tools.connection import ToolConnection, find_server
 from rdmacm.tools.measure import ProgressLine, size_text, time_text
-from rdmacm.tools.output import Page, Parser, facts, table, write, write_json
+from rdmacm.tools.output import Page, Parser, labelled_lines, table, write, write_json
 from rdmacm.tools.serving import ServerProcess, announce, listening, serve_in_turn
 from rdmacm.verbs.attr import QPCap
 from rdmacm.verbs.enums import AccessFlag, SendFlag, WROpcode
@@ -77,12 +77,12 @@ def run(args: argparse.Namespace) -> int:
     seconds, count = (0.0, 4) if args.pcap else (_SECONDS, 0)
     plans = [perf.Plan(op, _SIZE, 8, False, True, seconds, count) for op in (perf.Op.WRITE, perf.Op.READ)]
     with ServerProcess("demo", "--server", provider=args.provider) as server:
-        cmid, explanation = find("localhost", server.port, provider=args.provider)
+        cmid, explanation = find_server("localhost", server.port, provider=args.provider)
         demonstration = _Demonstration(cmid, explanation)
         demonstration.run()
         throughput = [
             perf.measure(
-                find("localhost", server.port, provider=args.provider)[0],
+                find_server("localhost", server.port, provider=args.provider)[0],
                 plan,
                 ProgressLine(),
             )
@@ -243,7 +243,7 @@ def _text(explanation: Explanation, demonstration: _Demonstration, throughput: l
         ]
     found.append(("path", f"{path.get('sgid')} -> {path.get('dgid')}, MTU {path.get('mtu')}"))
     rows = [(name, time_text(spent), detail) for name, spent, detail in demonstration.steps]
-    text = facts(found) + "\n" + table(("step", "time", "result"), rows, right=("time",)) + "\n"
+    text = labelled_lines(found) + "\n" + table(("step", "time", "result"), rows, right=("time",)) + "\n"
     for result, way in zip(throughput, ("out", "back"), strict=True):
         text += f"{result.bytes_per_second / 1e6:,.0f} MB/s {way} ({result.plan.op.name} of {size_text(_SIZE)})\n"
     return "".join(f"{_cut(line)}\n" for line in text.splitlines())

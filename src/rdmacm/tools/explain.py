@@ -79,6 +79,6 @@ def error_of(explanation: Explanation, source: InetAddr | None) -> RdmaError:
     else:
         address = f":{service}" if node is None else node if service is None else format_address((node, service))  # type: ignore[arg-type]
     step = "getaddrinfo" if explanation.error == "name" else str(explanation.error)
-    facts = (explanation.errno, explanation.message, step, address, explanation.hint, explanation)
+    fields = (explanation.errno, explanation.message, step, address, explanation.hint, explanation)
     # EAI codes are negative, errnos are positive.
-    return GaiError(*facts) if explanation.errno < 0 else cm_error(*facts)
+    return GaiError(*fields) if explanation.errno < 0 else cm_error(*fields)

@@ -24,7 +24,7 @@ from rdmacm.tools.output import (
     Parser,
     address_json,
     bold,
-    facts,
+    labelled_lines,
     path_data_json,
     write,
     write_json,
@@ -72,11 +72,12 @@ _FLAGS = {
 }
 
 
-def _word(text: str) -> str:
+def _choice(text: str) -> str:
+    """The spelling of a choice: lower case, with hyphens."""
     return text.lower().replace("_", "-")
 
 
-def _source(text: str) -> InetAddr:
+def _parse_source(text: str) -> InetAddr:
     """Parse ``10.0.0.1``, ``10.0.0.1:5000``, ``fe80::1%eth0`` or ``[fe80::1%eth0]:5000``."""
     host, port = text, "0"
     if text.startswith("["):
@@ -112,24 +113,24 @@ def add_name_arguments(parser: Parser, *, service_required: bool = False) -> Non
     parser.add_argument(
         "-P",
         "--port-space",
-        type=_word,
+        type=_choice,
         choices=_PORT_SPACES,
         help="The port space of the service (default: udp for QP type ud, otherwise tcp).",
     )
     parser.add_argument(
-        "--qp-type", type=_word, choices=_QP_TYPES, metavar="TYPE", help=f"The QP type: {', '.join(_QP_TYPES)}."
+        "--qp-type", type=_choice, choices=_QP_TYPES, metavar="TYPE", help=f"The QP type: {', '.join(_QP_TYPES)}."
     )
     parser.add_argument(
         "-f",
         "--family",
-        type=_word,
+        type=_choice,
         choices=_FAMILIES,
         help="Use only addresses of this family; with ib, NODE is a GID (RAI_FAMILY).",
     )
     parser.add_argument(
         "-s",
         "--source",
-        type=_source,
+        type=_parse_source,
         metavar="ADDRESS",
         help="The source: a numeric address, or ADDRESS:PORT with [ ] around an IPv6 address.",
     )
@@ -215,7 +216,7 @@ def _text(info: AddrInfo) -> str:
     if info.connect:
         lines.append(("connect", info.connect.hex()))
     title = format_address(info.dst_addr) if info.dst_addr is not None else f"listen on {format_address(info.src_addr)}"
-    return f"{bold(printable(title))}\n{facts(lines, 2)}"
+    return f"{bold(printable(title))}\n{labelled_lines(lines, 2)}"
 
 
 def _family(info: AddrInfo) -> str:

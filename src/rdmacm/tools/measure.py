@@ -17,11 +17,14 @@ class Samples:
     """Times of one kind, in seconds."""
 
     def __init__(self) -> None:
+        #: The number of samples.
         self.count = 0
         #: The sum of all samples, in seconds.
         self.total = 0.0
+        #: The least and the greatest sample.
         self._least = float("inf")
         self._most = 0.0
+        #: The latest samples, oldest first.
         self._latest: deque[float] = deque(maxlen=_MAX_SAMPLES)
 
     def add(self, seconds: float) -> None:
@@ -40,14 +43,14 @@ class Samples:
         if not self.count:
             return {}
         ordered = sorted(self._latest)
-        facts = {
+        statistics = {
             "min": self._least,
             "mean": self.total / self.count,
             "p50": ordered[len(ordered) // 2],
             "p99": ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)],
             "max": self._most,
         }
-        return {name: round(seconds * share * 1e6, 2) for name, seconds in facts.items()}
+        return {name: round(seconds * share * 1e6, 2) for name, seconds in statistics.items()}
 
 
 class ProgressLine:
@@ -55,7 +58,9 @@ class ProgressLine:
 
     def __init__(self) -> None:
         self._is_shown = sys.stderr is not None and sys.stderr.isatty()
+        #: When the line is due, in seconds of time.monotonic().
         self._next = time.monotonic() + 1
+        #: The length of the text that is shown.
         self._width = 0
 
     def is_due(self, now: float) -> bool:

@@ -33,7 +33,7 @@ __all__ = [
     "bold",
     "write_error",
     "dim",
-    "facts",
+    "labelled_lines",
     "path_data_json",
     "path_record_json",
     "table",
@@ -303,7 +303,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[st
     return "\n".join([bold(line(head)), *map(line, cells)]) + "\n"
 
 
-def facts(pairs: Iterable[tuple[str, str]], indent: int = 0) -> str:
+def labelled_lines(pairs: Iterable[tuple[str, str]], indent: int = 0) -> str:
     """Format labelled values, one on each line, with aligned labels."""
     pairs = list(pairs)
     width = max(len(label) for label, _ in pairs) + 2

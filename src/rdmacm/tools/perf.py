@@ -21,7 +21,7 @@ from rdmacm.connparam import ConnParam
 from rdmacm.errors import CmDisconnectedError, CmRejectedError, cm_error, printable
 from rdmacm.proto.cm.codes import RejectReason
 from rdmacm.tools.arguments import add_address, add_port, add_provider, add_roles, integer_between, seconds_between
-from rdmacm.tools.connection import ToolConnection, completion_failure, find
+from rdmacm.tools.connection import ToolConnection, completion_failure, find_server
 from rdmacm.tools.measure import ProgressLine, Samples, size_text
 from rdmacm.tools.output import Page, Parser, table, write, write_json
 from rdmacm.tools.serving import ServerProcess, announce, listening, serve_in_turn
@@ -70,6 +70,7 @@ class _Flag(IntFlag):
     BLOCKING = 2
 
 
+#: The private data of the request and of the answer, as the module describes.
 _REQUEST = struct.Struct(">4sBBHII")
 _ANSWER = struct.Struct(">4sIQ")
 _MAGIC = b"rPf1"
@@ -301,7 +302,7 @@ def _measure_all(args: argparse.Namespace, host: str, port: int, plans: list[Pla
     progress = ProgressLine()
     try:
         for plan in plans:
-            cmid, _ = find(host, port, source=args.bind, provider=args.provider)
+            cmid, _ = find_server(host, port, source=args.bind, provider=args.provider)
             results.append(measure(cmid, plan, progress))
     finally:
         progress.close()

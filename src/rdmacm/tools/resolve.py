@@ -11,7 +11,7 @@ from rdmacm.explanation import Explanation
 from rdmacm.tools.arguments import add_timeout
 from rdmacm.tools.explain import error_of
 from rdmacm.tools.getaddrinfo import ADDRESS_FORMS, add_name_arguments, hints_of, node_of
-from rdmacm.tools.output import Page, Parser, address_json, facts, path_record_json, write, write_json
+from rdmacm.tools.output import Page, Parser, address_json, labelled_lines, path_record_json, write, write_json
 
 PAGE = Page(
     command="resolve",
@@ -54,11 +54,11 @@ def run(args: argparse.Namespace) -> int:
         if args.json:
             write_json(resolution_json(cmid, explanation))
         else:
-            write(facts(_facts(cmid, explanation)))
+            write(labelled_lines(_labelled_values(cmid, explanation)))
     return 0
 
 
-def _facts(cmid: CmId, explanation: Explanation) -> list[tuple[str, str]]:
+def _labelled_values(cmid: CmId, explanation: Explanation) -> list[tuple[str, str]]:
     route = cmid.route
     out = []
     if route.dst_addr is not None:

@@ -19,7 +19,7 @@ from rdmacm.cmid import CmId
 from rdmacm.connparam import ConnParam
 from rdmacm.errors import CmDisconnectedError, cm_error, printable
 from rdmacm.tools.arguments import add_port, add_provider, add_roles, integer_between
-from rdmacm.tools.connection import ToolConnection, find
+from rdmacm.tools.connection import ToolConnection, find_server
 from rdmacm.tools.measure import Samples
 from rdmacm.tools.output import Page, Parser, write, write_error, write_json
 from rdmacm.tools.serving import listening, serve
@@ -52,11 +52,13 @@ PAGE = Page(
     see_also="rping(1), rdmacm perf, rdmacm cmtime",
 )
 
+#: A message of the protocol: address, rkey, size.
 _MESSAGE = struct.Struct(">QII")
 #: Limits of the size of a ping, in bytes.
 _SHORTEST, _LONGEST = 26, 65535
 #: The wr_id of each kind of work request.
 _RECV, _SEND, _READ, _WRITE = range(1, 5)
+#: The characters that rping(1) sends, from "A" to "z".
 _ALPHABET = bytes(range(65, 123))
 _CAP = QPCap(max_send_wr=16, max_recv_wr=2, max_send_sge=1, max_recv_sge=1)
 _PARAM = ConnParam(responder_resources=1, initiator_depth=1, retry_count=7, rnr_retry_count=7)
@@ -156,7 +158,7 @@ class _Endpoint:
 
 
 def _client(args: argparse.Namespace) -> int:
-    cmid, _ = find(args.address, args.port, source=args.source, provider=args.provider)
+    cmid, _ = find_server(args.address, args.port, source=args.source, provider=args.provider)
     _debug(args, f"{cmid.verbs}: {format_address(cmid.local_addr)} -> {format_address(cmid.peer_addr)}")
     times = Samples()
     began = time.perf_counter()

@@ -11,14 +11,22 @@ from typing import Any, TypeAlias
 
 from rdmacm.address import ALL_BITS_64, Gid
 from rdmacm.errors import cm_error, printable
-from rdmacm.ib import ports_wanted, transport_of
+from rdmacm.ib import port_names_in, transport_of
 from rdmacm.ib.access import Records, SaAccess
 from rdmacm.ib.transport import IbPort
 from rdmacm.proto.sa import PathRecord
-from rdmacm.proto.sa.records import GIGABITS
-from rdmacm.proto.sa.subnet import LEASE_FOREVER, ClassPortInfo, MCMemberRecord, NodeInfoType, NodeRecord, ServiceRecord
+from rdmacm.proto.sa.records import RATE_GBPS
+from rdmacm.proto.sa.subnet import (
+    LEASE_FOREVER,
+    ClassPortInfo,
+    MCMemberRecord,
+    NodeInfoType,
+    NodeRecord,
+    ServiceRecord,
+    service_name_bytes,
+)
 from rdmacm.tools.arguments import integer_between
-from rdmacm.tools.output import Page, Parser, facts, path_record_json, table, write, write_json
+from rdmacm.tools.output import Page, Parser, labelled_lines, path_record_json, table, write, write_json
 
 PAGE = Page(
     command="sa",
@@ -82,7 +90,7 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Send the query and write the answer."""
-    action, most, least = _ACTIONS[args.what]
+    action, least, most = _ACTIONS[args.what]
     operands: list[str] = args.operands
     if not least <= len(operands) <= most:
         wanted = str(most) if most == least else f"{least} or {most}"
@@ -96,15 +104,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _first_port() -> str:
-    wanted = ports_wanted(os.environ)
-    if not wanted:
+    names = port_names_in(os.environ)
+    if not names:
         raise cm_error(
             errno.ENODEV,
             "no InfiniBand port is given",
             "open_device",
             hint="--port umad:mlx5_0/1 or --port ibsim:HostA, or one of these in RDMACM_IB",
         )
-    return wanted[0]
+    return names[0]
 
 
 # -- queries: each function checks the operands and returns the query -----------------------------------------
@@ -129,7 +137,7 @@ def _paths(args: argparse.Namespace, gid: str | None = None) -> _Query:
                 f"0x{path.pkey:04x}",
                 str(path.sl),
                 str(path.mtu_bytes or ""),
-                f"{GIGABITS[path.rate]:g}" if path.rate in GIGABITS else "",
+                f"{RATE_GBPS[path.rate]:g}" if path.rate in RATE_GBPS else "",
             )
             for path in found
         ]
@@ -159,8 +167,9 @@ def _services(args: argparse.Namespace, name: str | None = None) -> _Query:
 
 def _register(args: argparse.Namespace, service_id: str, name: str | None = None) -> _Query:
     number = _service_id(args, service_id)
-    if name is not None and len(name.encode()) > 64:
-        args.parser.error(f"the name of a service has at most 64 bytes, not {len(name.encode())}")
+    size = 0 if name is None else len(service_name_bytes(name))
+    if size > 64:
+        args.parser.error(f"the name of a service has at most 64 bytes, not {size}")
     lease = LEASE_FOREVER if args.lease is None else args.lease
     return lambda sa: _write_service(args, sa.register(number, name, lease=lease))
 
@@ -212,17 +221,17 @@ def _info(args: argparse.Namespace) -> _Query:
         if args.json:
             write_json({"port": _port_json(port), "administrator": record_json(info)})
             return
-        can = [text for bit, text in _CAPABILITIES.items() if info.capability_mask >> bit & 1]
-        can += [text for bit, text in _CAPABILITIES2.items() if info.capability_mask2 >> bit & 1]
+        capabilities = [text for bit, text in _CAPABILITIES.items() if info.capability_mask >> bit & 1]
+        capabilities += [text for bit, text in _CAPABILITIES2.items() if info.capability_mask2 >> bit & 1]
         write(
-            facts(
+            labelled_lines(
                 [
                     ("port", f"{sa.transport.name}, {port.state.name}, LID {port.lid}"),
                     ("GID", str(port.gids[0])),
                     ("P_Keys", ", ".join(f"0x{pkey:04x}" for pkey in port.pkeys)),
                     ("subnet manager", f"LID {port.sm_lid}, SL {port.sm_sl}"),
                     ("class version", f"{info.base_version}.{info.class_version}"),
-                    ("capabilities", ", ".join(can) or "nothing optional"),
+                    ("capabilities", ", ".join(capabilities) or "nothing optional"),
                     ("answers within", f"{4.096e-3 * 2**info.resp_time_value:.0f} ms"),
                 ]
             )
@@ -231,11 +240,11 @@ def _info(args: argparse.Namespace) -> _Query:
     return query
 
 
-#: WHAT: (function, maximum and minimum number of operands).
+#: WHAT: (function, least and greatest number of operands).
 _ACTIONS: dict[str, tuple[Callable[..., _Query], int, int]] = {
-    "paths": (_paths, 1, 0),
-    "services": (_services, 1, 0),
-    "register": (_register, 2, 1),
+    "paths": (_paths, 0, 1),
+    "services": (_services, 0, 1),
+    "register": (_register, 1, 2),
     "withdraw": (_withdraw, 1, 1),
     "join": (_join, 1, 1),
     "leave": (_leave, 1, 1),
@@ -269,7 +278,7 @@ def _write_service(args: argparse.Namespace, service: ServiceRecord) -> None:
         write_json(record_json(service))
         return
     write(
-        facts(
+        labelled_lines(
             [
                 ("service", f"0x{service.service_id:x} {service.name}".rstrip()),
                 ("GID", str(service.service_gid)),
@@ -285,7 +294,7 @@ def _write_member(args: argparse.Namespace, member: MCMemberRecord) -> None:
         write_json(record_json(member))
         return
     write(
-        facts(
+        labelled_lines(
             [
                 ("group", str(member.mgid)),
                 ("MLID", f"0x{member.mlid:04x}"),

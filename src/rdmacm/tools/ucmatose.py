@@ -64,15 +64,20 @@ PAGE = Page(
     see_also="ucmatose(1), rdmacm rping, rdmacm cmtime",
 )
 
-_SPACES = {"tcp": PortSpace.TCP, "ib": PortSpace.IB}
+_PORT_SPACES = {"tcp": PortSpace.TCP, "ib": PortSpace.IB}
 #: Format of the addresses, and the family it implies; 0 for any.
 _FORMATS = {"name": 0, "ip": AddressFamily.INET, "ipv6": AddressFamily.INET6, "gid": AddressFamily.IB}
 _MAX_CONNECTIONS = 10_000
 _MAX_MESSAGES = 32_768
+#: The longest message in bytes.
 _MAX_SIZE = 1 << 30
+#: The wr_id of receives, and of sends.
 _RECV, _SEND = 1, 2
+#: Timeout of resolve_addr and of resolve_route, in milliseconds.
 _TIMEOUT_MS = 2000
-_PARAM = ConnParam(responder_resources=1, initiator_depth=1, retry_count=5, rnr_retry_count=0)
+#: The parameters of the client's requests, as ucmatose(1) sends them.
+_CONNECT_PARAM = ConnParam(responder_resources=1, initiator_depth=1, retry_count=5, rnr_retry_count=0)
+#: Events of a connection that could not be established.
 _FAILED = frozenset(
     (
         CmEventType.ADDR_ERROR,
@@ -96,7 +101,7 @@ def add_arguments(parser: Parser) -> None:
         default="name",
         help="Format of the addresses; name accepts all formats (default: %(default)s).",
     )
-    add("-P", "--port-space", choices=_SPACES, default="tcp", help="The port space (default: %(default)s).")
+    add("-P", "--port-space", choices=_PORT_SPACES, default="tcp", help="The port space (default: %(default)s).")
     add(
         "-c",
         "--connections",
@@ -188,8 +193,11 @@ class _Exchange:
     def __init__(self, endpoint: _Endpoint, cmid: CmId) -> None:
         self.endpoint = endpoint
         self.cmid = cmid
+        #: Whether the peer has disconnected.
         self.has_ended = False
+        #: Number of messages received.
         self.received = 0
+        #: The registered buffers: to send from first, to receive into last.
         self._regions: list[MR] = []
         self._cq: CQ | None = None
 
@@ -272,7 +280,7 @@ class _Endpoint(ABC):
         self.args = args
         #: Number of messages in each direction of each connection.
         self.messages = args.messages if args.size else 0
-        self.space = _SPACES[args.port_space]
+        self.space = _PORT_SPACES[args.port_space]
         #: Messages sent on all connections.
         self.sent = 0
         #: Messages received on all connections, and their bytes.
@@ -521,7 +529,7 @@ class _Client(_Endpoint):
         elif event.type is CmEventType.ROUTE_RESOLVED:
             buffer = bytearray(self.args.size)
             self.connections[event.id].open(buffer, buffer)
-            event.id.connect(_PARAM)
+            event.id.connect(_CONNECT_PARAM)
         return True
 
     def move_data(self) -> None:

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rdmacm.address import Gid
-from rdmacm.proto.sa.attributes import Attribute
+from rdmacm.proto.sa.attributes import Attribute, Selector
 from rdmacm.proto.sa.mad import HEADER_LENGTH, SaMad
-from rdmacm.proto.sa.query import MASKS, MemberMask, NodeMask, PathMask, Selector, ServiceMask, query_for
+from rdmacm.proto.sa.query import MASKS, MemberMask, NodeMask, PathMask, ServiceMask, query_for
 from rdmacm.proto.sa.records import PathRecord
 from rdmacm.proto.sa.subnet import (
     LEASE_FOREVER,

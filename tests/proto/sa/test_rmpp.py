@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rdmacm.proto.sa.rmpp import (
-    SA_HEADER,
+    SA_HEADER_SIZE,
     SEGMENT_SIZE,
     WINDOW,
     Receiver,
@@ -28,7 +28,7 @@ ACTIVE, FIRST, LAST = RmppFlag
 
 def segment(number: int, data: bytes = b"", *, first: bool = False, last: bool = False, length: int = 0) -> RmppHeader:
     flags = ACTIVE | (FIRST if first else 0) | (LAST if last else 0)
-    return RmppHeader(1, RmppType.DATA, 31, flags, 0, number, length or (SA_HEADER + len(data) if last else 0))
+    return RmppHeader(1, RmppType.DATA, 31, flags, 0, number, length or (SA_HEADER_SIZE + len(data) if last else 0))
 
 
 def ack(number: int, window_end: int, version: int = 1) -> RmppHeader:
@@ -205,11 +205,11 @@ class TestReceiver:
     def test_receiver_times_out(self) -> None:
         receiver = Receiver(10.0)
         receiver.received(segment(1, first=True), bytes(200), 0.0)
-        assert receiver.timer(9.9) is None
-        reply = receiver.timer(10.0)
+        assert receiver.received(segment(2), bytes(200), 9.9) is None
+        reply = receiver.received(segment(3), bytes(200), 10.0)
         assert reply is not None
         assert (reply.type, reply.status) == (RmppType.ABORT, RmppStatus.TOTAL_TIME_TOO_LONG)
-        assert receiver.timer(11.0) is None
+        assert receiver.received(segment(3), bytes(200), 11.0) is None
 
     @pytest.mark.parametrize(
         ("kind", "status", "error"),
@@ -321,5 +321,4 @@ def test_arbitrary_headers_do_not_raise(inputs: list[tuple[RmppHeader, bytes, fl
         sender.received(header, now)
         sender.timer(now)
         assert len(sender.to_send()) <= WINDOW
-        receiver.timer(now)
     assert receiver.is_complete is (receiver.is_done and receiver.error is None)

@@ -92,6 +92,22 @@ def test_service_is_resolved_again(pair: Pair) -> None:
             assert cmid.state is State.ADDR_BOUND
 
 
+def test_service_name_that_is_not_utf8(pair: Pair) -> None:
+    """A name of a command line may hold bytes that are not UTF-8, as surrogates (PEP 383)."""
+    with pair.listening() as listener:
+        listener.register_service("caf\udce9")
+        (found,) = getaddrinfo(None, "caf\udce9", flags=RaiFlag.SA, provider=pair.client)
+        assert found.dst_addr == pair.service
+        (record,) = pair.subnet.sa.services(time.monotonic())
+        assert (record.service_name, record.name) == (b"caf\xe9", "caf\\xe9")
+        for refused in (
+            lambda: listener.register_service("\ud800"),
+            lambda: getaddrinfo(None, "\ud800", flags=RaiFlag.SA, provider=pair.client),
+        ):
+            with pytest.raises(RdmaError):
+                refused()
+
+
 def test_silent_sa_is_not_a_missing_service(pair: Pair) -> None:
     pair.subnet.sa.silence = 1.0
     began = time.monotonic()

@@ -35,7 +35,7 @@ class DropReason(Enum):
 
 @dataclass(slots=True, eq=False)
 class CmListener:
-    """A listener for a service id.
+    """A listener for the service ids that are equal to ``service_id`` in the bits of ``mask``.
 
     ``accepts`` selects the requests that are for this listener; None for all. At most ``backlog`` requests wait for
     the user; ``pending`` counts those that do.
@@ -52,16 +52,20 @@ class CmListener:
 class CmConnection:
     """A connection or a service id resolution (SIDR). Read-only outside of the engine."""
 
-    #: Local communication id; for SIDR, the local name of the request.
+    #: Local communication id; for SIDR, the request id of a SIDR_REQ sent, or a number of our own for one received.
     comm_id: int
+    #: The path of its messages, as the engine's user names it.
     path: Hashable
+    #: Whether this side has sent the request.
     is_active: bool
     #: The REQ or SIDR_REQ, sent or received.
     request: REQ | SIDR_REQ
+    #: That of the request, which its answers repeat.
     transaction_id: int
     state: CmState = CmState.IDLE
     #: The PSN the peer starts with: the receive PSN of the local queue pair.
     starting_psn: int = 0
+    #: CA GUID and queue pair number in the REQ or REP of this side.
     local_guid: int = 0
     local_qpn: int = 0
     #: The REP, sent or received.
@@ -69,30 +73,31 @@ class CmConnection:
     #: The listener whose backlog this connection counts in; None once the user has the request.
     listener: CmListener | None = None
 
-    #: None until a message of the peer has brought it.
+    #: The peer's; None until a message has brought them.
     remote_comm_id: int | None = None
     remote_guid: int | None = None
     remote_qpn: int | None = None
 
-    #: Packet life time of the path, an exponent.
+    #: Packet life time of the path, an exponent of 4.096 µs.
     packet_life_time: int = 0
-    #: Local ACK timeout of the path, an exponent: how long TIMEWAIT lasts.
+    #: Local ACK timeout of the path, an exponent of 4.096 µs: how long TIMEWAIT lasts.
     av_timeout: int = 0
     #: Seconds from one copy of a message to the next.
     retry_interval: float = 0.0
-    #: Copies of a message, and how many of them may still be sent.
+    #: How often a message is repeated, and how often the current one may still be.
     retries: int = 0
     retries_left: int = 0
     #: When the timer is due, in seconds on the engine's clock; None while it is stopped.
     deadline: float | None = None
     #: The MAD that is repeated until it is answered.
     unanswered_mad: bytes = b""
-    #: Each copy of a message may be extended by one MRA; without a limit, a peer could prolong the wait for ever.
+    #: Whether an MRA has extended the wait after the last copy. One may; otherwise a peer could prolong it without end.
     was_extended: bool = False
     #: The user has destroyed the connection and gets no more events.
     is_muted: bool = False
 
-    #: The RTU, for when the REP comes again.
+    #: The RTU, to send again when the REP arrives again.
     rtu_mad: bytes = b""
+    #: For the DREP: the transaction id of the peer's DREQ, and the user's private data.
     dreq_transaction_id: int = 0
     drep_private_data: bytes = b""

@@ -550,7 +550,12 @@ class Agent:
 
     def _new_comm_id(self, step: str) -> int:
         if len(self._connections) >= self.max_connections:
-            raise cm_error(errno.ENOMEM, f"the limit of {self.max_connections} connections is reached", step)
+            raise cm_error(
+                errno.ENOMEM,
+                f"the limit of {self.max_connections} connections is reached",
+                step,
+                hint="fewer connections at a time; one that has ended counts until its TIMEWAIT is over",
+            )
         comm_id = 0
         while not comm_id or comm_id in self._connections:
             comm_id = self._random.getrandbits(32)

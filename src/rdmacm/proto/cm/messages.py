@@ -6,6 +6,11 @@ Fields are named from the sender's point of view: "local" is the sender and "rem
 Timeouts are 5-bit exponents, 4.096 µs · 2^n. After unpacking, private data and additional information always have their
 full size, padded with zeros, because the wire does not hold the length of what was sent.
 
+``ATTRIBUTE`` is the attribute id of a message's MAD, ``PRIVATE_DATA`` the size of its private data in bytes.
+
+Fields with ``eecn``, ``rdc`` or ``end_to_end`` in their names are those of reliable datagrams, which no adapter has,
+and are 0; but the passive side of an XRC connection has its queue pair number in ``local_eecn`` of the REP.
+
 ``attr_mod`` and ``vendor_id`` belong to enhanced connection establishment (ECE), and are 0 without it. ``attr_mod`` is
 the attribute modifier of the MAD's header.
 """
@@ -50,7 +55,10 @@ CLASS_VERSION = 2
 
 @dataclass(slots=True, unsafe_hash=True)
 class Path(Packed):
-    """The primary or alternate path in a REQ, 44 bytes (InfiniBand Architecture 12.6.5). All zero: no path."""
+    """The primary or alternate path in a REQ, 44 bytes (InfiniBand Architecture 12.6.5). All zero: no path.
+
+    ``packet_rate`` is a code of ``ibv_rate``.
+    """
 
     LAYOUT = Layout(
         44,
@@ -92,7 +100,12 @@ def _alternate(data: bytes) -> Path:
 
 @dataclass(slots=True, unsafe_hash=True)
 class REQ(Packed):
-    """Request for communication (InfiniBand Architecture 12.6.5)."""
+    """Request for communication (InfiniBand Architecture 12.6.5).
+
+    ``path_mtu`` is a code, 1..5 for 256..4096 bytes. ``responder_resources`` and ``initiator_depth`` are numbers of
+    outstanding READ and atomic requests: those the sender accepts, and those it sends. ``retry_count`` and
+    ``rnr_retry_count`` are for the queue pair (an RNR retry count of 7: for ever), ``max_cm_retries`` for CM messages.
+    """
 
     ATTRIBUTE: ClassVar = AttributeId.REQ
     PRIVATE_DATA: ClassVar = 92
@@ -214,7 +227,7 @@ class REJ(Packed):
 
 @dataclass(slots=True, unsafe_hash=True)
 class REP(Packed):
-    """Reply to a REQ (InfiniBand Architecture 12.6.8)."""
+    """Reply to a REQ (InfiniBand Architecture 12.6.8). ``target_ack_delay`` is an exponent, the CA ACK delay."""
 
     ATTRIBUTE: ClassVar = AttributeId.REP
     PRIVATE_DATA: ClassVar = 196
@@ -439,7 +452,7 @@ _TYPES: dict[int, type[Message]] = {
 
 #: The header of a MAD: base version, class, class version and method as bytes; transaction id, attribute, modifier.
 _HEADER = struct.Struct("!4s4xQHxxI")
-_FIRST = bytes((BASE_VERSION, MgmtClass.COM_MGT, CLASS_VERSION, Method.SEND))
+_HEADER_START = bytes((BASE_VERSION, MgmtClass.COM_MGT, CLASS_VERSION, Method.SEND))
 _WITH_MODIFIER = (REQ, REP, SIDR_REP)
 
 
@@ -447,7 +460,7 @@ def pack_message(message: Message, transaction_id: int) -> bytes:
     """The MAD that carries ``message``."""
     modifier = message.attr_mod if isinstance(message, _WITH_MODIFIER) else 0
     try:
-        header = _HEADER.pack(_FIRST, transaction_id, message.ATTRIBUTE, modifier)
+        header = _HEADER.pack(_HEADER_START, transaction_id, message.ATTRIBUTE, modifier)
     except struct.error as problem:
         raise ValueError(f"a field of the MAD header is out of range: {problem}") from None
     return header + message.LAYOUT.pack(message)
@@ -473,7 +486,7 @@ def unpack_mad(data: Buffer) -> tuple[Message, int]:
     if len(data) == MAD_SIZE:
         first, tid, attribute, modifier = _HEADER.unpack_from(data)
         kind = _TYPES.get(attribute)
-        if first == _FIRST and kind is not None and not modifier:
+        if first == _HEADER_START and kind is not None and not modifier:
             return kind(**kind.LAYOUT.unpack(data[MAD_SIZE - DATA_SIZE :])), tid
     mad = Mad.unpack(data)
     return unpack_message(mad), mad.transaction_id

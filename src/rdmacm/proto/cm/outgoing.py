@@ -37,6 +37,7 @@ _REJECTED_MESSAGE = {
 def rej(connection: CmConnection, reason: int, private_data: bytes = b"", ari: bytes = b"") -> bytes:
     """A MAD with a REJ; ``ari`` is its additional reject information."""
     message = REJ(
+        # In REQ_RCVD the peer cannot know our id yet. Linux sends 0 too.
         local_comm_id=0 if connection.state is CmState.REQ_RCVD else connection.comm_id,
         remote_comm_id=connection.remote_comm_id or 0,
         message_rejected=_REJECTED_MESSAGE.get(connection.state, MessageKind.OTHER),
@@ -89,7 +90,7 @@ def sidr_rep(connection: CmConnection, reply: SIDR_REP) -> bytes:
 
 
 def peer_qpn(request: REQ, message: REQ | REP) -> int:
-    """The sender's queue pair number in a REQ, or in the REP that answers ``request``."""
+    """The sender's queue pair number in a REQ, or in the REP that answers ``request``; ``message`` is either."""
     # The passive side of an XRC connection has its number in the EE context field.
     if isinstance(message, REP) and request.transport_service_type == TransportServiceType.EXTENDED:
         return message.local_eecn

@@ -51,7 +51,7 @@ class Connections:
         self.add_remote(connection)
 
     def add_remote(self, connection: CmConnection) -> None:
-        """Make a connection known by its remote id and queue pair, as far as it has them."""
+        """Index a connection by the peer's communication id and queue pair, if they are known."""
         if connection.remote_comm_id is not None:
             self._by_remote_id[connection.remote_comm_id, connection.remote_guid, connection.path] = connection
         if connection.remote_qpn is not None:

@@ -1,7 +1,7 @@
 """The states of a connection in the communication manager, and the effect of each message, call and timer.
 
-The tables below are the only place that decides what follows; the engine looks there and never compares states. They
-are the InfiniBand Architecture's (12.9.5 to 12.9.7), in the form Linux gives them.
+The tables below decide what each trigger does in each state. They are the InfiniBand Architecture's (12.9.5 to 12.9.7),
+as Linux implements them.
 
 **Active side.** The REQ is repeated until a message answers it: REQ_SENT. A REP leads to REP_RCVD, where the user
 prepares its queue pair and sends the RTU: ESTABLISHED. An MRA gives the peer one longer wait for each copy sent
@@ -10,21 +10,21 @@ earlier connection, so the id and the queue pair first pass through TIMEWAIT. A 
 queue pair that another connection here already uses: it is rejected, and that other connection is taken down (STALE).
 The side that gives up sends a REJ with reason 4, timeout, so that the peer need not run out of retries too.
 
-**Passive side.** A REQ creates a connection in REQ_RCVD and asks the user. Until the user answers, a copy of the REQ is
-answered with an MRA, but only after ALLOW_MRA (MRA_REQ_SENT). The first REQ is never answered with an MRA, because a
-peer whose first REQ is answered in time does not need one. The REP is repeated until an RTU arrives, or until data
-arrives, which proves the same (ESTABLISH). A copy of the REQ is then ignored, since the REP is repeated by its own
-timer. After a REP the peer may already be connected, so giving up or rejecting passes through TIMEWAIT; Linux skips it
-when the retries run out.
+**Passive side.** A REQ creates a connection in REQ_RCVD and is reported to the user. Until the user answers, a copy of
+the REQ is answered with an MRA, but only after ALLOW_MRA (MRA_REQ_SENT). The first REQ is never answered with an MRA,
+because a peer whose first REQ is answered in time does not need one. The REP is repeated until an RTU arrives, or until
+data arrives, which proves the same (ESTABLISH). A copy of the REQ is then ignored, since the REP is repeated by its own
+timer. After a REP the peer may already be connected, so giving up or rejecting passes through TIMEWAIT; Linux skips
+TIMEWAIT when the retries run out.
 
 **Disconnecting.** The DREQ is repeated until a DREP arrives or the retries run out: DREQ_SENT, then TIMEWAIT in both
-cases. A DREQ from the peer asks the user (DREQ_RCVD), whose disconnect sends the DREP. If both sides send a DREQ at
-once, the user has already agreed, so the DREP is sent without asking again. In TIMEWAIT a DREQ is still answered,
-because the DREP may have been lost, and a late copy of the REQ is rejected as stale and not taken for a new one. A DREQ
-for an unknown connection is answered too, which gives the peer what it wants.
+cases. A DREQ from the peer is reported to the user (DREQ_RCVD), whose disconnect sends the DREP. If both sides send a
+DREQ at once, the user has already agreed, so the DREP is sent without asking again. In TIMEWAIT a DREQ is still
+answered, because the DREP may have been lost, and a late copy of the REQ is rejected as stale and not taken for a new
+one. A DREQ for an unknown connection is answered too, so that the peer can end its side.
 
 **Datagrams.** A SIDR_REQ is repeated until a SIDR_REP arrives. The passive side forgets the request once it has
-answered; a later copy asks the user again.
+answered; a later copy is reported as a new request.
 
 **Destroying** is allowed in every state and sends the message that ends the connection in that state; in DREQ_SENT it
 sends one more DREQ. The TIMEWAIT that remains reports no more events.

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 __all__ = ["MAX_EXPONENT", "ack_timeout", "seconds"]
 
-#: The largest exponent that is honoured, 65 seconds. A peer could ask for hours.
+#: The largest exponent that is honoured, 65 seconds. The 5 bits allow a peer to ask for hours.
 MAX_EXPONENT = 24
 
 _SECONDS = [(1 << max(exponent - 8, 0)) / 1000 for exponent in range(MAX_EXPONENT + 1)]
 
 
 def seconds(exponent: int) -> float:
-    """The time an exponent stands for, rounded as Linux does: to a power of two of milliseconds."""
+    """The seconds of an exponent, rounded as Linux does: to a power of two of milliseconds."""
     return _SECONDS[min(MAX_EXPONENT, exponent)]
 
 
 def ack_timeout(ca_ack_delay: int, packet_life_time: int) -> int:
-    """The local ACK timeout for a path with a packet life time, to a peer with a CA ACK delay; all are exponents."""
+    """The local ACK timeout for a path with a packet life time, to a peer with a CA ACK delay; all are exponents.
+
+    It is twice the packet life time plus the CA ACK delay. The sum of two powers of two is rounded as Linux does: up to
+    twice the larger one, if the smaller one is at least half of it; else down to the larger one.
+    """
     timeout = packet_life_time + 1
     if timeout >= ca_ack_delay:
         timeout += ca_ack_delay >= timeout - 1

@@ -1,10 +1,10 @@
-"""The attributes of the subnet administration class."""
+"""The attribute ids of the subnet administration class, and the selectors of its records."""
 
 from __future__ import annotations
 
 from enum import IntEnum
 
-__all__ = ["Attribute"]
+__all__ = ["Attribute", "Selector"]
 
 
 class Attribute(IntEnum):
@@ -32,3 +32,16 @@ class Attribute(IntEnum):
     MULTI_PATH_RECORD = 0x003A
     SERVICE_ASSOCIATION_RECORD = 0x003B
     INFORM_INFO_RECORD = 0x00F3
+
+
+class Selector(IntEnum):
+    """How a query compares the MTU, rate and packet life time of a record, each of which has a selector.
+
+    InfiniBand Architecture 15.2.5.16.
+    """
+
+    GREATER = 0
+    LESS = 1
+    EXACTLY = 2
+    #: The largest available; of the packet life time, the smallest.
+    LARGEST = 3

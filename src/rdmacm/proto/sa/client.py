@@ -3,7 +3,7 @@
 An :class:`SaClient` is driven by :meth:`SaClient.query`, :meth:`SaClient.mad_received` and :meth:`SaClient.timer`. Each
 takes the time in seconds, of any clock that only goes forward. After each of them, the caller fetches the output from
 :meth:`SaClient.mads_to_send`, :meth:`SaClient.events` and :meth:`SaClient.next_deadline`. No received MAD raises an
-exception; MADs that are of no use are counted in ``dropped``.
+exception; MADs that are ignored are counted in ``dropped``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rdmacm.proto.mad import BASE_VERSION, MAD_SIZE, RESPONSE, MadAddress, MgmtC
 from rdmacm.proto.sa.attributes import Attribute
 from rdmacm.proto.sa.mad import CLASS_VERSION, HEADER_LENGTH, SaMad, SaMethod, SaStatus
 from rdmacm.proto.sa.rmpp import (
-    SA_HEADER,
+    SA_HEADER_SIZE,
     SEGMENT_SIZE,
     Receiver,
     RmppFlag,
@@ -33,7 +33,7 @@ from rdmacm.timerheap import LazyTimerHeap
 __all__ = ["SaClient", "SaResponse"]
 
 #: Record sizes in bytes, for responses that leave AttributeOffset 0, as responses to Get, Set and Delete may.
-_SIZES: dict[int, int] = {
+_RECORD_SIZES: dict[int, int] = {
     Attribute.CLASS_PORT_INFO: 72,
     Attribute.NODE_RECORD: 112,
     Attribute.SERVICE_RECORD: 176,
@@ -41,8 +41,8 @@ _SIZES: dict[int, int] = {
     Attribute.MC_MEMBER_RECORD: 56,
 }
 
-#: After a segmented response is complete, segments that are repeated are acknowledged for this many seconds, and for
-#: this many responses.
+#: After a segmented response is complete, its repeated segments are acknowledged for this many seconds, because the
+#: last ACK may have been lost. This many responses are remembered at most.
 _LINGER = 5.0
 _MAX_LINGERING = 64
 
@@ -71,14 +71,18 @@ class _Query:
     """A query without a response; times are in seconds on the caller's clock."""
 
     number: int
+    #: The lower half of the request's transaction id.
     tid: int
     destination: MadAddress
+    #: The request, and the same as a MAD.
     request: SaMad
     packed: bytes
-    #: Time from one copy of the request to the next.
+    #: Seconds from one copy of the request to the next.
     interval: float
+    #: When the next copy is due, and how many copies may still be sent.
     next_send: float
     sends_left: int
+    #: When the query is given up.
     deadline: float
     #: The last BUSY status.
     status: int = 0
@@ -91,7 +95,7 @@ class _Query:
 
 
 class SaClient:
-    """The queries of one port.
+    """The queries of one port to the SA. Sans-IO: time, MADs and randomness are passed in by the caller.
 
     ``reassembles``: the transport reassembles segmented responses (RMPP). ``max_queries`` bounds the queries without a
     response, ``max_size`` the bytes of a response's records.
@@ -103,16 +107,17 @@ class SaClient:
         self.reassembles = reassembles
         self.max_queries = max_queries
         self.max_size = max_size
-        #: MADs that were of no use, by reason.
+        #: MADs that were ignored, by reason.
         self.dropped: Counter[str] = Counter()
         self._random = random
+        #: Queries without a response, by number.
         self._queries: dict[int, _Query] = {}
-        #: By the lower half of the transaction id.
+        #: The same, by the lower half of the transaction id.
         self._by_tid: dict[int, _Query] = {}
-        #: Queries whose segmented response is complete: (query, when to forget it), by transaction id.
+        #: Queries whose segmented response is complete: (query, when to forget it), by the same half.
         self._lingering: dict[int, tuple[_Query, float]] = {}
         #: When each query is sent again or given up.
-        self._timers: LazyTimerHeap[int] = LazyTimerHeap(self._due)
+        self._timers: LazyTimerHeap[int] = LazyTimerHeap(self._deadline_of)
         self._last_number = 0
         self._outbox: list[tuple[MadAddress, bytes]] = []
         self._pending_events: list[SaResponse] = []
@@ -196,7 +201,7 @@ class SaClient:
             self._outbox.append((query.destination, query.packed))
             self._schedule(query)
 
-    def _due(self, number: int) -> float | None:
+    def _deadline_of(self, number: int) -> float | None:
         """When a query is sent again or given up; None if it is complete."""
         query = self._queries.get(number)
         if query is None:
@@ -206,9 +211,9 @@ class SaClient:
         return min(query.next_send, query.deadline) if is_sent_again else query.deadline
 
     def _schedule(self, query: _Query) -> None:
-        due = self._due(query.number)
-        assert due is not None
-        self._timers.schedule(query.number, due)
+        deadline = self._deadline_of(query.number)
+        assert deadline is not None
+        self._timers.schedule(query.number, deadline)
 
     def _new_tid(self) -> int:
         """The lower half of a transaction id; the upper half belongs to the system."""
@@ -304,6 +309,7 @@ class SaClient:
             self._send_rmpp(query, query.segment, query.receiver.abort(status))
 
     def _linger(self, query: _Query, now: float) -> None:
+        """Keep a query whose segmented response is complete, to acknowledge repeated segments."""
         for tid in [tid for tid, (_, until) in self._lingering.items() if until <= now]:
             del self._lingering[tid]
         while len(self._lingering) >= _MAX_LINGERING:
@@ -338,8 +344,8 @@ def _payload(response: SaMad) -> bytes:
     """The records of a response in one piece, without padding if its RMPP header gives the length."""
     header = response.rmpp
     only = RmppFlag.FIRST | RmppFlag.LAST
-    if header.is_active and header.flags & only == only and header.length >= SA_HEADER:
-        return response.data[: header.length - SA_HEADER]
+    if header.is_active and header.flags & only == only and header.length >= SA_HEADER_SIZE:
+        return response.data[: header.length - SA_HEADER_SIZE]
     return response.data
 
 
@@ -351,5 +357,5 @@ def _split(request: SaMad, data: bytes, attribute_offset: int) -> tuple[tuple[by
             return (), False  # an empty table
         whole = len(data) // size * size
         return tuple(data[at : at + size] for at in range(0, whole, size)), whole < len(data)
-    size = size or _SIZES.get(request.attribute_id, len(data))
+    size = size or _RECORD_SIZES.get(request.attribute_id, len(data))
     return ((data[:size],), False) if size <= len(data) else ((), True)

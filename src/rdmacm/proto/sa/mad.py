@@ -17,9 +17,11 @@ CLASS_VERSION = 2
 #: Bytes of a MAD before its records.
 HEADER_LENGTH = MAD_SIZE - SEGMENT_SIZE
 
+#: Base version, class, class version, method, status, transaction id, attribute id, attribute modifier.
 _HEADER = struct.Struct("!BBBBHxxQHxxI")
+#: SM_Key, AttributeOffset, component mask. The RMPP header is between the two.
 _SA_HEADER = struct.Struct("!QHxxQ")
-_RECORDS_AT = _HEADER.size + HEADER_SIZE
+_SA_HEADER_OFFSET = _HEADER.size + HEADER_SIZE
 
 
 class SaMethod(IntEnum):
@@ -110,9 +112,10 @@ def describe_status(status: int) -> str:
 class SaMad:
     """A MAD of the subnet administration class.
 
-    Method, attribute and status are plain numbers, because a peer may send any value. ``attribute_offset`` is the size
-    of a record in the table, in units of 8 bytes. ``data`` are the records: up to 200 bytes, or more in a response that
-    was reassembled.
+    Method, attribute and status are plain numbers, because a peer may send any value. ``component_mask`` selects the
+    fields of the record that count in a request. ``attribute_offset`` is the size of a record in the table, in units of
+    8 bytes. ``data`` are the records: up to 200 bytes, or more in a response that
+    was reassembled. ``sm_key`` is 0 except for trusted requests.
     """
 
     method: int
@@ -127,7 +130,7 @@ class SaMad:
     rmpp: RmppHeader = NO_RMPP
 
     def pack(self, *, fill: bool = True) -> bytes:
-        """The bytes on the wire, with ``fill`` at least 256; ValueError for a field out of range."""
+        """The bytes on the wire, padded to 256 with ``fill``; ValueError for a field out of range."""
         try:
             packed = (
                 _HEADER.pack(
@@ -156,7 +159,7 @@ class SaMad:
         base, mgmt_class, version, method, status, tid, attribute, modifier = _HEADER.unpack_from(data)
         if (base, mgmt_class, version) != (BASE_VERSION, MgmtClass.SUBN_ADM, CLASS_VERSION):
             raise WireError(f"class {mgmt_class:#04x}, version {base}.{version} is not subnet administration")
-        sm_key, offset, mask = _SA_HEADER.unpack_from(data, _RECORDS_AT)
+        sm_key, offset, mask = _SA_HEADER.unpack_from(data, _SA_HEADER_OFFSET)
         return cls(
             method=method,
             attribute_id=attribute,
@@ -167,5 +170,5 @@ class SaMad:
             attribute_modifier=modifier,
             attribute_offset=offset,
             sm_key=sm_key,
-            rmpp=RmppHeader.unpack(data[_HEADER.size : _RECORDS_AT]),
+            rmpp=RmppHeader.unpack(data[_HEADER.size : _SA_HEADER_OFFSET]),
         )

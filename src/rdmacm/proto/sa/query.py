@@ -6,27 +6,18 @@ The members of a mask have the names of the record's fields, in capitals.
 from __future__ import annotations
 
 import dataclasses
-from enum import IntEnum, IntFlag
+from enum import IntFlag
 from typing import Any, TypeAlias, TypeVar
 
+from rdmacm.proto.sa.attributes import Selector
 from rdmacm.proto.sa.records import PathRecord
 from rdmacm.proto.sa.subnet import MCMemberRecord, NodeRecord, ServiceRecord
 
-__all__ = ["MemberMask", "NodeMask", "PathMask", "Record", "Selector", "ServiceMask", "query_for"]
+__all__ = ["MemberMask", "NodeMask", "PathMask", "Record", "ServiceMask", "query_for"]
 
 Record: TypeAlias = "PathRecord | ServiceRecord | MCMemberRecord | NodeRecord"
 
 R = TypeVar("R", PathRecord, ServiceRecord, MCMemberRecord, NodeRecord)
-
-
-class Selector(IntEnum):
-    """How the MTU, rate and packet life time are compared: each has a selector beside it."""
-
-    GREATER = 0
-    LESS = 1
-    EXACTLY = 2
-    #: The largest available; of the packet life time, the smallest.
-    LARGEST = 3
 
 
 class PathMask(IntFlag):

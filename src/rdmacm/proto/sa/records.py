@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from rdmacm.address import DEFAULT_PKEY, Gid
 from rdmacm.constants import PathFlag
-from rdmacm.proto.sa.attributes import Attribute
+from rdmacm.proto.sa.attributes import Attribute, Selector
 from rdmacm.proto.wire import WireError
 
 __all__ = ["PATH_FLAGS", "PathData", "PathRecord"]
@@ -23,13 +23,13 @@ _FLAGS = struct.Struct("=II")
 PATH_FLAGS = PathFlag.GMP | PathFlag.PRIMARY | PathFlag.BIDIRECTIONAL
 
 #: Rate codes (``ibv_rate``) to Gb/s (InfiniBand Architecture 15.2.5.16).
-GIGABITS = {
+RATE_GBPS = {
     2: 2.5, 3: 10, 4: 30, 5: 5, 6: 20, 7: 40, 8: 60, 9: 80, 10: 120, 11: 14, 12: 56, 13: 112, 14: 168, 15: 25, 16: 100,
     17: 200, 18: 300, 19: 28, 20: 50, 21: 400, 22: 600, 23: 800,
 }  # fmt: skip
 
-#: The selector of MTU, rate and packet life time for "exactly" (InfiniBand Architecture 15.2.5.16).
-_EXACTLY = 2
+# A plain int, for the reason given in rdmacm.plainints.
+_EXACTLY = int(Selector.EXACTLY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,8 @@ class PathRecord:
     """A path record, 64 bytes (InfiniBand Architecture 15.2.5.16; ``struct ibv_path_record``).
 
     ``mtu`` is a code, 1..5 for 256..4096 bytes; ``rate`` a code of ``ibv_rate``, 0 for the port's own rate;
-    ``packet_life_time`` an exponent, 4.096 µs · 2^n. LIDs are 0 on RoCE.
+    ``packet_life_time`` an exponent, 4.096 µs · 2^n; their selectors are :class:`Selector`. ``numb_path`` is the most
+    paths that a query asks for. LIDs are 0 on RoCE.
     """
 
     ATTRIBUTE: ClassVar = Attribute.PATH_RECORD

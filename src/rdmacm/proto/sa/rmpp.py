@@ -16,7 +16,7 @@ from rdmacm.proto.wire import Buffer, WireError
 
 __all__ = [
     "NO_RMPP",
-    "SA_HEADER",
+    "SA_HEADER_SIZE",
     "SEGMENT_SIZE",
     "Receiver",
     "RmppFlag",
@@ -30,7 +30,7 @@ __all__ = [
 #: Bytes of records in a segment.
 SEGMENT_SIZE = 200
 #: Bytes of the SA header, which the payload length of a segment includes.
-SA_HEADER = 20
+SA_HEADER_SIZE = 20
 
 HEADER_SIZE = 12
 VERSION = 1
@@ -103,9 +103,10 @@ def describe_rmpp(status: int) -> str:
 class RmppHeader:
     """The 12 bytes after the header of a MAD.
 
-    ``segment`` is the number of a DATA segment, from 1, or in an ACK the last segment received in order. ``length`` is
-    the payload length of a DATA segment (in the first segment that of all segments, or 0), or in an ACK the last
-    segment of the new window.
+    ``type`` (:class:`RmppType`), ``flags`` (:class:`RmppFlag`) and ``status`` (:class:`RmppStatus`) are plain numbers.
+    ``response_time`` is an exponent, 4.096 µs · 2^n. ``segment`` is the number of a DATA segment, from 1, or in an ACK
+    the last segment received in order. ``length`` is the payload length of a DATA segment (in the first segment that of
+    all segments, or 0), or in an ACK the last segment of the new window.
     """
 
     version: int = 0
@@ -144,16 +145,16 @@ class RmppHeader:
 NO_RMPP = RmppHeader()
 
 
-def _control(kind: RmppType, status: int = 0, segment: int = 0, length: int = 0) -> RmppHeader:
+def _control_header(kind: RmppType, status: int = 0, segment: int = 0, length: int = 0) -> RmppHeader:
     return RmppHeader(VERSION, kind, _NO_RESPONSE_TIME, RmppFlag.ACTIVE, status, segment, length)
 
 
-def _end(status: RmppStatus) -> RmppHeader:
+def _stop_or_abort(status: RmppStatus) -> RmppHeader:
     """A STOP or ABORT, whichever the status belongs to."""
-    return _control(RmppType.STOP if status == RmppStatus.NO_RESOURCES else RmppType.ABORT, status)
+    return _control_header(RmppType.STOP if status == RmppStatus.NO_RESOURCES else RmppType.ABORT, status)
 
 
-def _ended_by(header: RmppHeader) -> int:
+def _end_status(header: RmppHeader) -> int:
     """The status of a STOP or ABORT; ILLEGAL_STATUS for one that does not belong to it."""
     if header.type == RmppType.STOP:
         return header.status if header.status == RmppStatus.NO_RESOURCES else RmppStatus.ILLEGAL_STATUS
@@ -185,7 +186,7 @@ class Receiver:
         self.deadline = deadline
         self.max_size = max_size
         self.error: int | None = None
-        #: MADs that were of no use, by reason.
+        #: MADs that were ignored, by reason.
         self.dropped: Counter[str] = Counter()
         self._window = window
         #: Records by segment number.
@@ -222,25 +223,21 @@ class Receiver:
         if header.version != VERSION:
             return self._fail(RmppStatus.UNSUPPORTED_VERSION)
         if header.type == RmppType.DATA:
-            return self._take(header, data)
+            return self._data_received(header, data)
         if header.type in (RmppType.STOP, RmppType.ABORT):
             if self.is_complete:
                 self.dropped["after the end"] += 1
             else:
-                self.error = _ended_by(header)
+                self.error = _end_status(header)
             return None
         return self._fail(RmppStatus.BAD_TYPE)
-
-    def timer(self, now: float) -> RmppHeader | None:
-        """The ABORT to send if the deadline has passed, else None."""
-        return self.abort(RmppStatus.TOTAL_TIME_TOO_LONG) if now >= self.deadline and not self.is_done else None
 
     def abort(self, status: RmppStatus = RmppStatus.UNSPECIFIED) -> RmppHeader:
         """Give up the transfer; returns the STOP or ABORT to send."""
         self.error = status
         self._parts.clear()
         self._in_order = 0
-        return _end(status)
+        return _stop_or_abort(status)
 
     def _fail(self, status: RmppStatus) -> RmppHeader | None:
         """Fail because of an invalid MAD. A complete response is kept."""
@@ -249,7 +246,8 @@ class Receiver:
             return None
         return self.abort(status)
 
-    def _take(self, header: RmppHeader, data: Buffer) -> RmppHeader | None:
+    def _data_received(self, header: RmppHeader, data: Buffer) -> RmppHeader | None:
+        """Handle a DATA segment; returns the header to reply with, or None."""
         number = header.segment
         if 0 < number <= self._in_order:
             self.dropped["duplicate"] += 1
@@ -260,12 +258,12 @@ class Receiver:
             self.dropped["duplicate"] += 1
             return None
         is_last = bool(header.flags & RmppFlag.LAST)
-        if (problem := self._problem(header, data, is_last)) is not None:
+        if (problem := self._objection(header, data, is_last)) is not None:
             return self._fail(problem)
         if number > self._in_order + self._window:
             self.dropped["beyond the window"] += 1
             return None
-        size = header.length - SA_HEADER if is_last else SEGMENT_SIZE
+        size = header.length - SA_HEADER_SIZE if is_last else SEGMENT_SIZE
         if is_last:
             self._last = number
         self._parts[number] = bytes(data[:size])
@@ -275,14 +273,14 @@ class Receiver:
             self._in_order += 1
         return self._ack() if self._in_order >= self._window_end or self.is_complete else None
 
-    def _problem(self, header: RmppHeader, data: Buffer, is_last: bool) -> RmppStatus | None:
-        """What is wrong with a new segment, or None."""
+    def _objection(self, header: RmppHeader, data: Buffer, is_last: bool) -> RmppStatus | None:
+        """Why a new segment ends the transfer; None if it is valid."""
         number = header.segment
         needed = SEGMENT_SIZE
         if is_last:
-            if not SA_HEADER <= header.length <= SA_HEADER + SEGMENT_SIZE:
+            if not SA_HEADER_SIZE <= header.length <= SA_HEADER_SIZE + SEGMENT_SIZE:
                 return RmppStatus.BAD_LENGTH
-            needed = header.length - SA_HEADER
+            needed = header.length - SA_HEADER_SIZE
             if self._last or any(held > number for held in self._parts):
                 return RmppStatus.BAD_SEGMENT
         elif self._last and number > self._last:
@@ -290,17 +288,17 @@ class Receiver:
         if len(data) < needed:
             return RmppStatus.BAD_LENGTH
         announced = header.length if number == 1 and not is_last else 0
-        if (number - 1) * SEGMENT_SIZE + needed > self.max_size or announced > self._most_announced():
+        if (number - 1) * SEGMENT_SIZE + needed > self.max_size or announced > self._max_payload_length():
             return RmppStatus.NO_RESOURCES
         return None
 
-    def _most_announced(self) -> int:
+    def _max_payload_length(self) -> int:
         """The payload length of a response of ``max_size`` bytes, which includes the header of each segment."""
-        return self.max_size + SA_HEADER * -(-self.max_size // SEGMENT_SIZE)
+        return self.max_size + SA_HEADER_SIZE * -(-self.max_size // SEGMENT_SIZE)
 
     def _ack(self) -> RmppHeader:
         self._window_end = self._in_order + self._window
-        return _control(RmppType.ACK, segment=self._in_order, length=self._window_end)
+        return _control_header(RmppType.ACK, segment=self._in_order, length=self._window_end)
 
 
 class Sender:
@@ -331,7 +329,7 @@ class Sender:
         self, data: Buffer, now: float, *, timeout: float = 0.5, retries: int = 7, total_time: float = 30.0
     ) -> None:
         self.error: int | None = None
-        #: MADs that were of no use, by reason.
+        #: MADs that were ignored, by reason.
         self.dropped: Counter[str] = Counter()
         self._data = bytes(data)
         #: The number of segments.
@@ -349,7 +347,7 @@ class Sender:
         #: The highest segment ever sent. After a loss, ``_next`` goes back and this does not.
         self._sent = 0
         self._outbox: list[tuple[RmppHeader, bytes]] = []
-        self._fill(now)
+        self._send_window(now)
 
     @property
     def is_complete(self) -> bool:
@@ -379,7 +377,7 @@ class Sender:
         elif header.type == RmppType.ACK:
             self._acknowledged(header, now)
         elif header.type in (RmppType.STOP, RmppType.ABORT):
-            self.error = _ended_by(header)
+            self.error = _end_status(header)
             self._outbox.clear()
         else:
             self._fail(RmppStatus.BAD_TYPE)
@@ -396,7 +394,7 @@ class Sender:
                 return
             self._retries_left -= 1
             self._next = self._acked + 1
-            self._fill(now)
+            self._send_window(now)
 
     def _acknowledged(self, header: RmppHeader, now: float) -> None:
         if header.segment > self._sent:
@@ -412,9 +410,9 @@ class Sender:
             self._acked = header.segment
             self._next = max(self._next, self._acked + 1)
             self._window_end = max(self._window_end, header.length)
-            self._fill(now)
+            self._send_window(now)
 
-    def _fill(self, now: float) -> None:
+    def _send_window(self, now: float) -> None:
         """Send the segments that the window allows."""
         end = min(self._window_end, self._count, self._acked + WINDOW)
         if self._next <= end:
@@ -429,12 +427,12 @@ class Sender:
         flags, length = RmppFlag.ACTIVE, 0
         if number == 1:
             flags |= RmppFlag.FIRST
-            length = self._count * SA_HEADER + len(self._data)
+            length = self._count * SA_HEADER_SIZE + len(self._data)
         if number == self._count:
             flags |= RmppFlag.LAST
-            length = SA_HEADER + len(data)
+            length = SA_HEADER_SIZE + len(data)
         return RmppHeader(VERSION, RmppType.DATA, _NO_RESPONSE_TIME, flags, 0, number, length), data
 
     def _fail(self, status: RmppStatus) -> None:
         self.error = status
-        self._outbox = [(_end(status), b"")]
+        self._outbox = [(_stop_or_abort(status), b"")]

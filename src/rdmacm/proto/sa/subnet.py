@@ -23,6 +23,7 @@ __all__ = [
     "NodeRecord",
     "NodeInfoType",
     "ServiceRecord",
+    "service_name_bytes",
 ]
 
 #: ``service_lease`` of a service that does not expire.
@@ -50,11 +51,19 @@ class JoinState(IntFlag):
     SEND_ONLY_FULL_MEMBER = 8
 
 
-def _whole(data: Buffer, size: int, kind: str) -> Buffer:
+def _unpadded(data: Buffer, size: int, kind: str) -> Buffer:
     """The record without its padding to a multiple of 8 bytes in a table."""
     if not size <= len(data) <= -(-size // 8) * 8:
         raise WireError(f"a {kind} has {size} bytes, not {len(data)}")
     return data[:size]
+
+
+def service_name_bytes(name: str | bytes) -> bytes:
+    """A service name as a :class:`ServiceRecord` has it: text in UTF-8.
+
+    Surrogates that stand for bytes of a command line become these bytes (PEP 383); UnicodeEncodeError for others.
+    """
+    return name.encode(errors="surrogateescape") if isinstance(name, str) else name
 
 
 def _name(data: bytes) -> bytes:
@@ -69,7 +78,8 @@ def _text(name: bytes) -> str:
 class ServiceRecord:
     """A service and the port that offers it: 176 bytes (InfiniBand Architecture 15.2.5.14).
 
-    ``service_lease`` is in seconds. ``service_name`` has up to 64 bytes, without the zeros that pad it, and is compared
+    ``service_gid`` is that of the port. ``service_key`` must be repeated to change the record. ``service_lease`` is in
+    seconds. ``service_name`` has up to 64 bytes, without the zeros that pad it, and is compared
     byte by byte. The service may use the data as it likes: 16 bytes, and 8, 4 and 2 numbers of 16, 32 and 64 bits.
     """
 
@@ -94,9 +104,9 @@ class ServiceRecord:
 
     def pack(self) -> bytes:
         """The 176 bytes on the wire; ValueError for a field out of range."""
-        for value, size in ((self.service_key, 16), (self.service_data8, 16)):
-            if len(value) != size:
-                raise ValueError(f"a field of {size} bytes has {len(value)}")
+        for name, value in (("service_key", self.service_key), ("service_data8", self.service_data8)):
+            if len(value) != 16:
+                raise ValueError(f"{name} has 16 bytes, not {len(value)}")
         if len(self.service_name) > _NAME_SIZE:
             raise ValueError(f"a service name has up to {_NAME_SIZE} bytes, not {len(self.service_name)}")
         try:
@@ -118,7 +128,7 @@ class ServiceRecord:
     @classmethod
     def unpack(cls, data: Buffer) -> ServiceRecord:
         """The record in 176 bytes; WireError for another length."""
-        data = _whole(data, cls.SIZE, cls.__name__)
+        data = _unpadded(data, cls.SIZE, cls.__name__)
         service_id, address, pkey, lease, key, name, data8, *rest = _SERVICE.unpack(data)
         return cls(
             service_id,
@@ -148,7 +158,7 @@ class _Record(Packed):
     @classmethod
     def unpack(cls, data: Buffer) -> Self:
         """The record in these bytes, with or without its padding in a table; WireError for another length."""
-        return cls(**cls.LAYOUT.unpack(_whole(data, cls.SIZE, cls.__name__)))
+        return cls(**cls.LAYOUT.unpack(_unpadded(data, cls.SIZE, cls.__name__)))
 
     def replace(self, **changes: Any) -> Self:
         """A copy with some fields changed."""
@@ -161,6 +171,7 @@ class MCMemberRecord(_Record):
 
     ``mtu``, ``rate``, ``packet_life_time`` and their selectors are those of a :class:`~rdmacm.proto.sa.PathRecord`.
     ``scope`` is 2 link-local, 5 site-local, 8 organization-local, 0xE global; ``join_state`` is :class:`JoinState`.
+    ``mlid`` is the multicast LID of the group; a port may join for another one (``proxy_join``).
     """
 
     ATTRIBUTE: ClassVar = Attribute.MC_MEMBER_RECORD
@@ -267,6 +278,7 @@ class ClassPortInfo(_Record):
     """The capabilities of the manager of a class, and where it redirects to (InfiniBand Architecture 13.4.8.1).
 
     72 bytes. ``resp_time_value`` is an exponent, 4.096 µs · 2^n. The capability masks are specific to the class.
+    In the names, ``tc`` is a traffic class, ``fl`` a flow label, ``hl`` a hop limit, ``qp`` a queue pair number.
     """
 
     ATTRIBUTE: ClassVar = Attribute.CLASS_PORT_INFO

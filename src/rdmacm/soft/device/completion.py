@@ -214,7 +214,7 @@ class SoftCQ:
             if self._channel is not None:
                 self._channel.forget(self)
                 self._channel = None
-            self._runtime.closed(self)
+            self._runtime.release(self)
 
 
 def _is_solicited(wc: WC) -> bool:

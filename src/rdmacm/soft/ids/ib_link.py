@@ -16,7 +16,7 @@ from rdmacm.constants import CmEventType, PortSpace
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.explanation import Explanation
 from rdmacm.failure import Failure
-from rdmacm.ib.session import administrator
+from rdmacm.ib.session import describe_sa
 from rdmacm.progress.timers import Timer
 from rdmacm.proto.cm.codes import RejectReason
 from rdmacm.proto.cm.messages import REQ, SIDR_REQ, Path
@@ -250,7 +250,7 @@ class IbLink:
         if failure is not None:
             self._route_failed(started, failure)
             return
-        self._id.note("path", started, f"from {administrator(view.ib_port)}")
+        self._id.note("path", started, f"from {describe_sa(view.ib_port)}")
         if alternate:
             other = next((path for path in paths if (path.dlid, path.slid) != (paths[0].dlid, paths[0].slid)), None)
             paths = paths[:1] if other is None else (paths[0], other)

@@ -136,7 +136,7 @@ class RoceLink:
         if found.next_hop is not None:
             state = lookup.neighbour.state.name.lower() if lookup.neighbour else "not visible"
             lookup.note("neighbour", self._wait_started, state)
-        core.attach(found.port, found.row)
+        core.attach(found.view, found.row)
         core.dgid = Gid.from_ip(lookup.destination.ip)
         if local.is_any:
             source = InetAddr(local.family, found.source, local.port, 0, 0)
@@ -153,7 +153,7 @@ class RoceLink:
         core.move(Trigger.ADDR_FAILED)
         self._post_failure(lookup, failure)
 
-    def reconsider(self, lookup: Lookup, deadline: float) -> None:
+    def network_changed(self, lookup: Lookup, deadline: float) -> None:
         """The host has changed during the wait: resolve again, and keep waiting if the next hop is the same."""
         core = self._id
         host, pending = core.host.last_view(), core.host.neighbours
