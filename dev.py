@@ -9,7 +9,7 @@
                                      machine that this command starts: uml, Linux in user mode (default); qemu, Debian's
                                      own kernel in QEMU; both, all tests in uml and a few in qemu.  --readme: both, and
                                      write the results to README's table.  The other arguments are pytest's.
-    python3 dev.py check             run ruff, mypy and import-linter
+    python3 dev.py check             run ruff, mypy and import-linter; build the package and check the result
     python3 dev.py mutants [ARGS...] change random places of the protocol engines; list the changes that no test detects
     python3 dev.py bench [NAME] [ARGS...]
                                      run a benchmark from the sources: resolve (cost of a resolution; the default),
@@ -25,12 +25,11 @@ does neither.  "test", "mutants", "interop" and "check" install the packages the
 
 import argparse
 import hashlib
-import importlib.util
-import json
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from typing import Any, NoReturn
 
 ROOT = os.path.dirname(os.path.abspath(__file__))
@@ -71,9 +70,8 @@ except ImportError:  # not POSIX
 VENV = Path(ROOT, ".venv")
 BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
 PYTHON = BIN / ("python.exe" if os.name == "nt" else "python")
-# Describes how .venv was made.  It is written at once, so that an incomplete .venv is recognized, and has all its
-# fields only at the end.  A .venv without it was not made by this file.
-STAMP = VENV / "rdmacm-dev.json"
+# What .venv was made from; empty until .venv is complete.  A .venv without it was not made by this file.
+STAMP = VENV / "rdmacm-dev"
 
 
 # --- the environment ----------------------------------------------------------------------------------------
@@ -81,62 +79,44 @@ STAMP = VENV / "rdmacm-dev.json"
 
 def environment(extra: str) -> None:
     """Make sure that .venv has the package (as an editable install) and the packages that the extra lists."""
-    key = _key()
-    if _is_fresh(_read_stamp(), key, extra):
+    made_from = _made_from()
+    if _stamp() in ((made_from, extra), (made_from, "dev")):  # the extra "dev" includes "test"
         return
     with _one_at_a_time():
         # Another run may have prepared it while this one waited for the lock.
-        stamp = _read_stamp()
-        if _is_fresh(stamp, key, extra):
+        if _stamp() in ((made_from, extra), (made_from, "dev")):
             return
         print("dev.py: preparing .venv ...", file=sys.stderr, flush=True)
-        if stamp is None and VENV.exists() and (not VENV.is_dir() or any(VENV.iterdir())):
-            stamp = {"adopted": True}
-        adopted = bool(stamp and stamp.get("adopted"))
-        if adopted:
-            # Made by hand, so keep everything that is in it.
-            if not _runs([PYTHON, "-c", f"import sys; sys.exit(sys.version_info < {OLDEST})"]):
-                fail(".venv was not made by dev.py and has no Python 3.11 or later; move it away")
-        elif not (stamp and stamp.get("key") == key and PYTHON.exists()):
-            if VENV.exists():
-                shutil.rmtree(VENV)
-            VENV.mkdir()
-        _write_stamp({"adopted": adopted})
-        if not PYTHON.exists():
-            _create()
-        if not _runs([PYTHON, "-m", "pip", "--version"]):
-            _install_pip()
-        _install(extra)
-        _write_stamp({"adopted": adopted, "key": key, "extra": extra})
+        if VENV.exists():
+            if not STAMP.exists():
+                fail(".venv was not made by dev.py; remove it, or use it by itself: pip install --editable '.[dev]'")
+            shutil.rmtree(VENV)
+        VENV.mkdir()
+        STAMP.touch()
+        # Not the interpreter of the environment that this runs in: that may be .venv itself.
+        python = getattr(sys, "_base_executable", None) or sys.executable
+        if _call([python, "-m", "venv", VENV]):
+            major, minor = sys.version_info[:2]
+            fail(f"could not make .venv; on Debian and Ubuntu: apt install python{major}.{minor}-venv")
+        # Run in the root directory: a path with special characters would not be a valid argument of pip.
+        if _call([PYTHON, "-m", "pip", "install", "--quiet", "--no-input", "--editable", f".[{extra}]"]):
+            fail(f"could not install the packages of the extra {extra!r}")
+        STAMP.write_text(f"{made_from}\n{extra}\n", "utf-8")
 
 
-def _key() -> str:
+def _made_from() -> str:
     """A digest of everything that .venv depends on.  When it changes, .venv is made again."""
     # That includes the directory: a virtual environment contains its own path and cannot be moved.
     parts = [Path(ROOT, "pyproject.toml").read_text("utf-8"), sys.version, sys.base_prefix, ROOT]
     return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def _is_fresh(stamp: dict[str, Any] | None, key: str, extra: str) -> bool:
-    # The extra "dev" includes "test".
-    return bool(stamp and stamp.get("key") == key and stamp.get("extra") in (extra, "dev") and PYTHON.exists())
-
-
-def _read_stamp() -> dict[str, Any] | None:
+def _stamp() -> tuple[str, ...]:
+    """What .venv was made from, and for which extra; empty if it is not complete."""
     try:
-        stamp = json.loads(STAMP.read_text("utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except ValueError:
-        return {}
-    return stamp if isinstance(stamp, dict) else {}
-
-
-def _write_stamp(stamp: dict[str, Any]) -> None:
-    # Write another file and rename it, so that an incomplete stamp is never read.
-    new = STAMP.with_suffix(".new")
-    new.write_text(json.dumps(stamp), "utf-8")
-    os.replace(new, STAMP)
+        return tuple(STAMP.read_text("utf-8").split())
+    except OSError:
+        return ()
 
 
 @contextmanager
@@ -153,66 +133,8 @@ def _one_at_a_time() -> Iterator[None]:
         yield
 
 
-def _create() -> None:
-    # Not the interpreter of the environment that this runs in: that may be the .venv that was just deleted.
-    python = getattr(sys, "_base_executable", None) or sys.executable
-    if importlib.util.find_spec("venv") is None:
-        _no_environment()
-    # Debian packages ensurepip separately, and without it venv leaves an incomplete environment behind.
-    if importlib.util.find_spec("ensurepip") and _runs([python, "-m", "venv", VENV]):
-        return
-    if not _runs([python, "-m", "venv", "--without-pip", VENV]):
-        _no_environment()
-
-
-def _install_pip() -> None:
-    """Install pip in .venv, by the pip of the Python that .venv is based on."""
-    python = getattr(sys, "_base_executable", None) or sys.executable
-    if not _runs([python, "-m", "pip", "--python", PYTHON, "install", "--no-input", "pip"]):
-        _no_environment()
-
-
-def _no_environment() -> NoReturn:
-    major, minor = sys.version_info[:2]
-    fail(
-        f"Python {major}.{minor} at {sys.executable} cannot make a virtual environment with pip; "
-        f"install its venv module (on Debian and Ubuntu: apt install python{major}.{minor}-venv)"
-    )
-
-
-def _install(extra: str) -> None:
-    pip = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-input"]
-    # Run in the root directory: a path with special characters would not be a valid argument of pip.
-    run = subprocess.run(
-        [*pip, "--editable", f".[{extra}]"],
-        cwd=ROOT,
-        env=_venv_environ(),
-        check=False,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    if run.returncode:
-        sys.stderr.write(run.stdout)
-        fail(f"could not install the packages of the extra {extra!r}; see pip's messages above")
-
-
-def _runs(command: list[Any]) -> bool:
-    """Return whether a command succeeds.  Its output is discarded."""
-    try:
-        run = subprocess.run(
-            command,
-            cwd=ROOT,
-            env=_venv_environ(),
-            check=False,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-    except OSError:
-        return False
-    return run.returncode == 0
+def _call(command: list[Any]) -> int:
+    return subprocess.call(command, cwd=ROOT, env=_venv_environ(), stdin=subprocess.DEVNULL)
 
 
 # --- running things -----------------------------------------------------------------------------------------
@@ -309,16 +231,20 @@ def check(arguments: list[str]) -> int:
         fail("check takes no arguments")
     environment("dev")
     failed = []
-    for name, command in {
-        "ruff check": ["ruff", "check", "."],
-        "ruff format": ["ruff", "format", "--check", "."],
-        "mypy": ["mypy"],
-        "import-linter": ["lint-imports"],
-    }.items():
-        print(f"--- {name}", flush=True)
-        command[0] = str(BIN / command[0])
-        if subprocess.run(command, cwd=ROOT, env=_venv_environ(), check=False, stdin=subprocess.DEVNULL).returncode:
-            failed.append(name)
+    with tempfile.TemporaryDirectory() as dist:
+        for name, command in {
+            "ruff check": ["ruff", "check", "."],
+            "ruff format": ["ruff", "format", "--check", "."],
+            "mypy": ["mypy"],
+            "import-linter": ["lint-imports"],
+            "build": ["python", "-m", "build", "--quiet", "--outdir", dist],
+            "twine": ["twine", "check", "--strict", dist + "/*"],
+            "check-wheel-contents": ["check-wheel-contents", dist],
+        }.items():
+            print(f"--- {name}", flush=True)
+            command[0] = str(BIN / command[0])
+            if _call(command):
+                failed.append(name)
     print("--- failed: " + ", ".join(failed) if failed else "--- all passed", flush=True)
     return 1 if failed else 0
 
