@@ -237,7 +237,7 @@ def check(arguments: list[str]) -> int:
             "ruff format": ["ruff", "format", "--check", "."],
             "mypy": ["mypy"],
             "import-linter": ["lint-imports"],
-            "build": ["python", "-m", "build", "--quiet", "--outdir", dist],
+            "build": ["python", "-m", "build", "--no-isolation", "--outdir", dist],
             "twine": ["twine", "check", "--strict", dist + "/*"],
             "check-wheel-contents": ["check-wheel-contents", dist],
         }.items():
