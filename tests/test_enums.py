@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from rdmacm.verbs import AccessFlag, QPAttrMask, QPState, SendFlag, WCFlag, WCOpcode, WCStatus, WROpcode
+from rdmacm.enums import AccessFlag, QPAttrMask, QPState, SendFlag, WCFlag, WCOpcode, WCStatus, WROpcode
 from rdmacm.verbs.enums import GidType, LinkLayer, Mtu, NodeType, PortState, QPType, TransportType
 
 

@@ -94,6 +94,10 @@ class TestResponse:
     def test_primary_path_flag(self) -> None:
         assert decode_reply(header(16, opcode=0x01), TID) == decode_reply(header(16, opcode=0x81), TID) == AcmReply(0)
 
+    def test_status_numbers_are_ibacms(self) -> None:
+        assert [status.value for status in AcmStatus] == [0, 1, 2, 3, 5, 6, 7, 8, 9, 10]
+        assert (AcmStatus.ENODATA, AcmStatus.ENOTCONN, AcmStatus.EDESTADDR) == (3, 5, 9)
+
     def test_error_status(self) -> None:
         assert decode_reply(header(16, status=AcmStatus.ESRCADDR), TID) == AcmReply(AcmStatus.ESRCADDR)
         assert decode_reply(header(88, status=200) + endpoint(PATH_FLAGS, 0x10, PATH.pack()), TID) == AcmReply(200)

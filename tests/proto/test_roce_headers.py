@@ -243,7 +243,10 @@ class TestSyndromes:
 
     def test_acks_and_credits(self) -> None:
         assert AETH.ack(7) == AETH(0x1F, 7)
-        assert [AETH(code, 0).credits for code in (0, 4, 5, 30)] == [0, 4, 6, 32768]
+        credits = [AETH(code, 0).credits for code in range(31)]
+        assert credits[:6] == [0, 1, 2, 3, 4, 6]
+        # From 2 on, each two codes double it: 2^n and 1.5 * 2^n.
+        assert credits[2:] == [value << n for n in range(15) for value in (2, 3)][:29]
 
     def test_nak_codes(self) -> None:
         assert [AETH(code, 0).nak_code for code in range(0x60, 0x65)] == list(NakCode)

@@ -187,6 +187,7 @@ def test_atomics(rig: Rig, opcode: WROpcode) -> None:
     rig.refused(SendWR(1, opcode, [rig.mr.sge(0, 16)], remote_addr=8), "8 bytes, not 16")
     rig.refused(SendWR(1, opcode, eight, remote_addr=0x1004), "a multiple of 8, not 0x1004")
     rig.refused(SendWR(1, opcode, eight, compare_add=1 << 64), "64 bits")
+    rig.refused(SendWR(1, opcode, eight, compare_add=-1), "64 bits")
     rig.refused(SendWR(1, opcode, eight, swap=-1), "64 bits")
 
 

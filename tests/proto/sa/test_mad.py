@@ -61,6 +61,7 @@ def test_every_status_has_a_description() -> None:
     assert len(set(words)) == len(words)
     assert describe_status(0x0300) == "no record matches"
     assert describe_status(0x0301) == "no record matches"
+    assert describe_status(0x0005) == describe_status(SaStatus.BAD_VERSION), "busy as well"
     assert describe_status(0xFF00) == "status 0xff00"
     for status in range(0x10000):
         assert describe_status(status)
