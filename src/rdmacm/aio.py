@@ -1,5 +1,7 @@
 """Connections for asyncio: :func:`connect` and :func:`listen` as in :mod:`rdmacm`, with coroutine methods.
 
+:func:`start_server` runs a handler for each client.
+
 Each event loop has one driver for each provider. The driver watches one file descriptor of the provider; when that is
 readable, it makes progress and wakes the tasks concerned. It processes a bounded number of events at a time, so that a
 busy connection does not block the loop.
@@ -16,9 +18,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from collections.abc import Awaitable, Callable
 from functools import partial
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self, TypeAlias, TypeVar
 
 from rdmacm.address import InetAddr, SockAddr, lookup_address, parse_address
 from rdmacm.connparam import MAXIMUM
@@ -30,12 +33,14 @@ from rdmacm.endpoint.memory import Region, RemoteRegion
 from rdmacm.endpoint.race import Target, connect_routine
 from rdmacm.errors import CmDisconnectedError, RdmaError
 from rdmacm.provider import Provider, get_provider
+from rdmacm.verbs.buffers import Buffer
 from rdmacm.verbs.enums import WROpcode
-from rdmacm.verbs.wr import Buffer
 
-__all__ = ["AsyncConnection", "AsyncListener", "AsyncRequest", "connect", "listen"]
+__all__ = ["AsyncConnection", "AsyncListener", "AsyncRequest", "AsyncServer", "connect", "listen", "start_server"]
 
 T = TypeVar("T")
+#: What :func:`start_server` runs for each connection.
+Handler: TypeAlias = "Callable[[AsyncConnection], Awaitable[None]]"
 
 #: Events, and polls of connections, processed before other callbacks of the loop may run.
 _DISPATCH_LIMIT = 64
@@ -255,6 +260,94 @@ class AsyncListener(ListenerBase):
         self.close()
 
 
+class AsyncServer:
+    """A server made by :func:`start_server`: it runs a handler for each connection, in a task of its own.
+
+    ``async with`` closes it at the end, and waits for the handlers; when the block is left by an exception, the
+    handlers are cancelled.
+    """
+
+    def __init__(self, listener: AsyncListener, handler: Handler) -> None:
+        #: The listener; its ``address`` and ``port`` say where clients connect.
+        self.listener = listener
+        self._handler = handler
+        #: The tasks of the handlers that run.
+        self._handlers: set[asyncio.Task[None]] = set()
+        self._accepting = asyncio.create_task(self._accept(), name="rdmacm server")
+
+    @property
+    def address(self) -> SockAddr | None:
+        """The local socket address, with the port that was assigned."""
+        return self.listener.address
+
+    @property
+    def port(self) -> int:
+        """The port number of :attr:`address`."""
+        return self.listener.port
+
+    @property
+    def connections(self) -> int:
+        """How many handlers run."""
+        return len(self._handlers)
+
+    def is_serving(self) -> bool:
+        """Whether clients are accepted."""
+        return not self._accepting.done()
+
+    async def _accept(self) -> None:
+        async for connection in self.listener:
+            task = asyncio.create_task(self._handle(connection), name=f"rdmacm server of {connection.peer_addr}")
+            self._handlers.add(task)
+            task.add_done_callback(self._handlers.discard)
+
+    async def _handle(self, connection: AsyncConnection) -> None:
+        async with connection:
+            try:
+                await self._handler(connection)
+            except Exception as error:
+                if isinstance(error, CmDisconnectedError) and connection._core.close_reason is not None:
+                    return  # the client has gone
+                asyncio.get_running_loop().call_exception_handler(
+                    {"message": "the handler of a connection failed", "exception": error, "connection": connection}
+                )
+
+    async def serve_forever(self) -> None:
+        """Serve until the server is closed, or this is cancelled, which closes it; raises what ended the listener."""
+        try:
+            await asyncio.shield(self._accepting)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Accept no more clients. Handlers that run go on. Closing twice is allowed."""
+        self.listener.close()
+
+    def close_clients(self) -> None:
+        """Cancel the handlers that run, which closes their connections."""
+        for task in self._handlers:
+            task.cancel()
+
+    async def wait_closed(self) -> None:
+        """Wait until the server is closed and no handler runs."""
+        await asyncio.wait([self._accepting])
+        while self._handlers:
+            await asyncio.wait(self._handlers)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+        if kind is not None:
+            self.close_clients()
+        await self.wait_closed()
+
+    def __repr__(self) -> str:
+        return f"<AsyncServer {self.listener!r} {self.connections} connections>"
+
+
 async def connect(
     address: Target,
     *,
@@ -304,6 +397,34 @@ async def listen(
         return AsyncListener(ListenerCore(dispatcher, address, backlog, options))
     finally:
         dispatcher.release()
+
+
+async def start_server(
+    handler: Handler,
+    host: str | None = None,
+    port: int = 0,
+    *,
+    backlog: int = 0,
+    depth: int = 16,
+    max_message: int = 65536,
+    keepalive: float | None = 15.0,
+    provider: str | Provider | None = None,
+) -> AsyncServer:
+    """Listen, and run ``handler(connection)`` for each client, in a task of its own, as asyncio.start_server does.
+
+    The connection is closed when the handler returns. An exception of a handler is reported to the event loop, and ends
+    its own connection only; a :class:`CmDisconnectedError` because the client has gone is not reported. ``host`` None
+    is any address, ``port`` 0 a free port. The other arguments and the errors are those of :func:`listen`.
+    """
+    listener = await listen(
+        (host or "", port),
+        backlog=backlog,
+        depth=depth,
+        max_message=max_message,
+        keepalive=keepalive,
+        provider=provider,
+    )
+    return AsyncServer(listener, handler)
 
 
 def _look_up(address: SockAddr) -> SockAddr:

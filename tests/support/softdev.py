@@ -145,7 +145,7 @@ class Host:
 
     def region(self, data: bytes | bytearray | int, access: AccessFlag = ALL) -> SoftMR:
         buffer = bytearray(data) if not isinstance(data, bytearray) else data
-        return self.device.reg_mr(self.pd, buffer, access)
+        return self.device.reg_mr(self.pd, memoryview(buffer), access)
 
     def cq(self, cqe: int = 256, channel: SoftChannel | None = None, owner: object = None) -> SoftCQ:
         return self.device.create_cq(cqe, channel, owner)

@@ -39,7 +39,6 @@ from rdmacm.verbs import (
 )
 from rdmacm.verbs.backend import ChannelBackend, CQBackend, SRQBackend
 from rdmacm.verbs.enums import WC
-from rdmacm.verbs.wr import Buffer
 
 LIMITS = DeviceAttr(
     max_mr_size=1 << 20,
@@ -213,9 +212,8 @@ class RecordingDevice:
             assert not (isinstance(other, RecordingCQ) and what is other.channel), "released before its queue"
         self.living.remove(what)
 
-    def reg_mr(self, pd: object, buffer: Buffer, access: AccessFlag) -> RecordingMR:
-        assert isinstance(buffer, memoryview)
-        made = RecordingMR(self, pd, buffer, access)
+    def reg_mr(self, pd: object, view: memoryview, access: AccessFlag) -> RecordingMR:
+        made = RecordingMR(self, pd, view, access)
         self._born(made)
         return made
 

@@ -16,10 +16,11 @@ from rdmacm.cmid import CmId, create_ep
 from rdmacm.errors import cm_error
 from rdmacm.verbs.ah import AH
 from rdmacm.verbs.attr import QPAttr, SrqInitAttr
+from rdmacm.verbs.buffers import Buffer, byte_view
 from rdmacm.verbs.enums import WC, QPAttrMask
 from rdmacm.verbs.pd import MR, PD
 from rdmacm.verbs.qp import QPInitAttr
-from rdmacm.verbs.wr import SGE, Buffer
+from rdmacm.verbs.wr import SGE
 
 # -- endpoints ------------------------------------------------------------------------------------------
 
@@ -190,7 +191,7 @@ def rdma_get_recv_comp(id: CmId) -> WC:
 def _first(buffer: Buffer, length: int | None, step: str = "reg_mr") -> Buffer:
     if length is None:
         return buffer
-    view = memoryview(buffer).cast("B")
+    view = byte_view(buffer)
     if not 0 <= length <= len(view):
         raise cm_error(errno.EINVAL, f"{length} bytes of a buffer of {len(view)}", step)
     return view[:length]

@@ -12,13 +12,14 @@ from rdmacm.errors import CmTimeoutError, cm_error
 from rdmacm.verbs.ah import AH
 from rdmacm.verbs.attr import QPAttr, SrqInitAttr
 from rdmacm.verbs.backend import DeviceBackend
+from rdmacm.verbs.buffers import Buffer, byte_view
 from rdmacm.verbs.cq import CQ, CompChannel
 from rdmacm.verbs.device import Context
 from rdmacm.verbs.enums import WC, AccessFlag, QPAttrMask, QPState, QPType, WROpcode
 from rdmacm.verbs.pd import MR, PD
 from rdmacm.verbs.qp import QP, QPInitAttr
 from rdmacm.verbs.srq import SRQ
-from rdmacm.verbs.wr import SGE, Buffer, RecvWR, SendWR
+from rdmacm.verbs.wr import SGE, RecvWR, SendWR
 
 __all__ = ["QueueBase"]
 
@@ -328,5 +329,8 @@ def _element(data: MR | Buffer, offset: int, length: int | None) -> SGE | Buffer
         return data.sge(offset, length)
     if type(data) is bytes and not offset and length is None:
         return data
-    view = memoryview(data)
+    try:
+        view = byte_view(data)
+    except BufferError:
+        raise cm_error(errno.EINVAL, "the buffer is not contiguous", "post_send", hint="a copy of it") from None
     return view[offset:] if length is None else view[offset : offset + length]

@@ -11,8 +11,8 @@ from rdmacm.endpoint.core import ConnectionCore
 from rdmacm.endpoint.listening import IncomingRequest, ListenerCore
 from rdmacm.endpoint.memory import Region
 from rdmacm.explanation import Explanation, Step
+from rdmacm.verbs.buffers import Buffer
 from rdmacm.verbs.enums import AccessFlag
-from rdmacm.verbs.wr import Buffer
 
 __all__ = ["ConnectionBase", "ListenerBase", "RequestBase"]
 

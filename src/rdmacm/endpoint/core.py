@@ -27,11 +27,12 @@ from rdmacm.endpoint.memory import Region, RemoteRegion
 from rdmacm.errors import CmDisconnectedError, CmTimeoutError, RdmaError, cm_error
 from rdmacm.explanation import Explanation, Step
 from rdmacm.verbs.attr import QPCap
+from rdmacm.verbs.buffers import Buffer, byte_view
 from rdmacm.verbs.cq import CQ
 from rdmacm.verbs.enums import WC, AccessFlag, QPType, SendFlag, WCOpcode, WCStatus, WROpcode
 from rdmacm.verbs.pd import MR
 from rdmacm.verbs.qp import QP, QPInitAttr
-from rdmacm.verbs.wr import Buffer, RecvWR, SendWR
+from rdmacm.verbs.wr import RecvWR, SendWR
 
 __all__ = ["ConnectionCore", "ConnectionOptions", "Message"]
 
@@ -352,7 +353,7 @@ class ConnectionCore:
 
     def write(self, remote: RemoteRegion, data: Buffer | Region, imm: int | None) -> Routine[None]:
         """Write to the peer's memory. Raises ValueError for data longer than ``remote``, and for invalid ``imm``."""
-        size = len(data) if isinstance(data, Region) else memoryview(data).nbytes
+        size = len(data if isinstance(data, Region) else byte_view(data))
         if size > remote.length:
             raise ValueError(f"{size} bytes do not fit into a remote region of {remote.length} bytes")
         opcode = WROpcode.RDMA_WRITE if imm is None else WROpcode.RDMA_WRITE_WITH_IMM
@@ -369,7 +370,7 @@ class ConnectionCore:
             own = bytearray(remote.length)
             yield from self._operate("read", wr, own, fetches=True, borrows=False)
             return bytes(own)
-        size = len(into) if isinstance(into, Region) else memoryview(into).nbytes
+        size = len(into if isinstance(into, Region) else byte_view(into))
         if size < remote.length:
             raise ValueError(f"a remote region of {remote.length} bytes does not fit into a buffer of {size} bytes")
         yield from self._operate("read", wr, into, fetches=True, length=remote.length)
@@ -428,7 +429,7 @@ class ConnectionCore:
             size = len(data) if length is None else length
             wr.sg = [data.mr.sge(0, size)] if size else []
             return _Operation(name, wr, borrows=True)
-        view = memoryview(data).cast("B")
+        view = byte_view(data)
         if length is not None:
             view = view[:length]
         if not view.nbytes:
@@ -484,7 +485,7 @@ class ConnectionCore:
         """Register memory for remote access, until the region or the connection is closed."""
         if self.close_reason is not None:
             raise self._disconnected_error("register")
-        if not memoryview(buffer).readonly or access & (AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_ATOMIC):
+        if not byte_view(buffer).readonly or access & (AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_ATOMIC):
             access |= AccessFlag.LOCAL_WRITE
         region = Region(MR(self.cmid.pd, buffer, access), buffer, self._regions.discard)
         self._regions.add(region)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+from rdmacm.verbs.buffers import Buffer, byte_view
 from rdmacm.verbs.pd import MR
-from rdmacm.verbs.wr import Buffer
 
 __all__ = ["Region", "RemoteRegion"]
 
@@ -48,9 +48,10 @@ class RemoteRegion:
     @classmethod
     def unpack(cls, data: Buffer) -> RemoteRegion:
         """Decode the first 16 bytes of a message; raises ValueError for fewer."""
-        if len(data) < _LAYOUT.size:
-            raise ValueError(f"a packed region has {_LAYOUT.size} bytes, not {len(data)}")
-        return cls(*_LAYOUT.unpack_from(data))
+        view = byte_view(data)
+        if len(view) < _LAYOUT.size:
+            raise ValueError(f"a packed region has {_LAYOUT.size} bytes, not {len(view)}")
+        return cls(*_LAYOUT.unpack_from(view))
 
     def __len__(self) -> int:
         return self.length
@@ -79,7 +80,7 @@ class Region:
         #: The verbs memory region.
         self.mr = mr
         #: The registered bytes.
-        self.view = memoryview(buffer).cast("B")
+        self.view = byte_view(buffer)
         #: The description to send to the peer.
         self.remote = RemoteRegion(mr.addr, mr.rkey, len(self.view))
         self._on_close: Callable[[Region], None] | None = on_close

@@ -16,8 +16,8 @@ from rdmacm.endpoint.memory import Region, RemoteRegion
 from rdmacm.endpoint.race import Target, connect_routine
 from rdmacm.errors import CmDisconnectedError, RdmaError
 from rdmacm.provider import Provider
+from rdmacm.verbs.buffers import Buffer
 from rdmacm.verbs.enums import WROpcode
-from rdmacm.verbs.wr import Buffer
 
 __all__ = ["Connection", "Listener", "Request", "connect", "listen"]
 

@@ -20,11 +20,11 @@ from rdmacm.explain import resolve
 from rdmacm.explanation import Explanation
 from rdmacm.tools.explain import error_of
 from rdmacm.verbs.attr import QPCap
+from rdmacm.verbs.buffers import Buffer
 from rdmacm.verbs.cq import CQ
 from rdmacm.verbs.enums import WC, AccessFlag, QPState, WCStatus
 from rdmacm.verbs.pd import MR
 from rdmacm.verbs.qp import QP, QPInitAttr
-from rdmacm.verbs.wr import Buffer
 
 __all__ = ["DISCONNECT_TIMEOUT", "ToolConnection", "completion_failure", "connection_ended", "find_server"]
 

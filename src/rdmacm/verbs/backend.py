@@ -15,7 +15,7 @@ from typing import Protocol
 
 from rdmacm.verbs.attr import DeviceAttr, QPAttr, QPCap, SrqAttr
 from rdmacm.verbs.enums import WC, AccessFlag, QPAttrMask, QPState, QPType
-from rdmacm.verbs.wr import Buffer, RecvWR, SendWR
+from rdmacm.verbs.wr import RecvWR, SendWR
 
 __all__ = ["CQBackend", "ChannelBackend", "DeviceBackend", "MRBackend", "QPBackend", "SRQBackend"]
 
@@ -174,10 +174,10 @@ class DeviceBackend(Protocol):
     #: The device's limits. They do not change; connecting also reads them on devices that have no queue pairs.
     attr: DeviceAttr
 
-    def reg_mr(self, pd: object, buffer: Buffer, access: AccessFlag) -> MRBackend:
-        """Register a contiguous buffer of 1 to ``max_mr_size`` bytes, writable where ``access`` says so.
+    def reg_mr(self, pd: object, view: memoryview, access: AccessFlag) -> MRBackend:
+        """Register the 1 to ``max_mr_size`` bytes of a view, writable where ``access`` says so.
 
-        The device exports the buffer (holds a memoryview) as long as it is registered. ENOMEM: ``max_mr`` regions.
+        The device holds the view as long as it is registered. ENOMEM: ``max_mr`` regions.
         """
 
     def create_channel(self) -> ChannelBackend:

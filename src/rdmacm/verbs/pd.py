@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from typing import TYPE_CHECKING
 
 from rdmacm.errors import cm_error
 from rdmacm.plainints import ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_WRITE
 from rdmacm.verbs.backend import MRBackend
+from rdmacm.verbs.buffers import Buffer, byte_view
 from rdmacm.verbs.checks import ALL_ACCESS
 from rdmacm.verbs.device import Context
 from rdmacm.verbs.enums import AccessFlag
 from rdmacm.verbs.resource import Resource
 from rdmacm.verbs.wr import SGE
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 __all__ = ["MR", "PD"]
 
@@ -87,7 +84,7 @@ class MR(Resource):
 
     def write(self, data: Buffer | str, length: int | None = None, offset: int = 0) -> None:
         """Copy ``data``, or its first ``length`` bytes, to ``offset``; text is encoded as UTF-8. EINVAL: no room."""
-        source = memoryview(data.encode() if isinstance(data, str) else data).cast("B")
+        source = byte_view(data.encode() if isinstance(data, str) else data)
         if length is None:
             length = len(source)
         if length > len(source):
@@ -117,14 +114,14 @@ class MR(Resource):
 def _bytes_of(buffer: Buffer, access: int, limit: int) -> memoryview:
     """The bytes of a buffer, checked for registration with ``access``."""
     try:
-        view = memoryview(buffer)
+        view = byte_view(buffer)
     except TypeError:
         raise TypeError(f"a memory region needs a buffer such as a bytearray, not {type(buffer).__name__}") from None
+    except BufferError:
+        raise cm_error(errno.EINVAL, "the buffer is not contiguous", "reg_mr", hint="a copy of it") from None
     fault, hint = "", None
     if not view.nbytes:
         fault = "the buffer is empty"
-    elif not view.c_contiguous:
-        fault, hint = "the buffer is not contiguous", "a copy of it"
     elif view.nbytes > limit:
         fault = f"{view.nbytes} bytes, the device registers at most {limit}"
     elif int(access) & ~ALL_ACCESS:
@@ -135,4 +132,4 @@ def _bytes_of(buffer: Buffer, access: int, limit: int) -> memoryview:
         fault, hint = "the buffer is read-only", "a bytearray, or access without LOCAL_WRITE"
     if fault:
         raise cm_error(errno.EINVAL, fault, "reg_mr", hint=hint)
-    return view.cast("B")
+    return view

@@ -14,6 +14,7 @@ from rdmacm.address import ALL_BITS_64
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.plainints import SEND_INLINE
 from rdmacm.verbs.ah import AH
+from rdmacm.verbs.buffers import byte_view
 from rdmacm.verbs.enums import QPType, WROpcode
 from rdmacm.verbs.pd import PD
 from rdmacm.verbs.wr import SGE, RecvWR, SendWR
@@ -91,12 +92,11 @@ class SendRules:
                 part = len(piece)
             else:
                 try:
-                    view = memoryview(piece)
+                    part = len(byte_view(piece))
                 except TypeError:
                     raise _refused(wr, f"{type(piece).__name__} is neither an SGE nor a buffer") from None
-                if not view.c_contiguous:
-                    raise _refused(wr, "a buffer that is not contiguous")
-                part = view.nbytes
+                except BufferError:
+                    raise _refused(wr, "a buffer that is not contiguous") from None
             length += part
         if inline:
             if operands & _FETCH:

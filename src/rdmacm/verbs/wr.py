@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from rdmacm.proto.wire import Buffer
 from rdmacm.verbs.attr import AHAttr
+from rdmacm.verbs.buffers import Buffer
 from rdmacm.verbs.enums import SendFlag, WROpcode
 
-__all__ = ["SGE", "AddressHandle", "Buffer", "RecvWR", "SendWR"]
+__all__ = ["SGE", "AddressHandle", "RecvWR", "SendWR"]
 
 
 class AddressHandle(Protocol):

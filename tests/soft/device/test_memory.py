@@ -10,8 +10,8 @@ import random
 import pytest
 
 from rdmacm import RdmaError
-from rdmacm.proto.wire import Buffer
 from rdmacm.soft.device.memory import MemoryTable, RemoteMemory, SoftMR
+from rdmacm.verbs.buffers import Buffer, byte_view
 from rdmacm.verbs.enums import AccessFlag
 from support.softdev import ALL
 
@@ -24,7 +24,7 @@ def table() -> MemoryTable:
 
 
 def region(memory: MemoryTable, data: Buffer, access: AccessFlag = ALL) -> SoftMR:
-    return memory.register(PD, data, access)
+    return memory.register(PD, byte_view(data), access)
 
 
 def test_region_address_is_the_buffers() -> None:

@@ -13,7 +13,6 @@ from rdmacm.soft.device.queue_pair import MAX_MESSAGE, SoftQP
 from rdmacm.soft.device.shared_receive_queue import SoftSRQ
 from rdmacm.verbs.attr import DeviceAttr, QPCap, SrqAttr
 from rdmacm.verbs.enums import AccessFlag, QPType
-from rdmacm.verbs.wr import Buffer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,11 +83,11 @@ class SoftDevice:
                 return row.gid.ip, self._ifindex
         raise cm_error(errno.EINVAL, f"no GID at index {sgid_index}", "modify_qp", self.name)
 
-    def reg_mr(self, pd: object, buffer: Buffer, access: AccessFlag) -> SoftMR:
+    def reg_mr(self, pd: object, view: memoryview, access: AccessFlag) -> SoftMR:
         with self._runtime.lock:
             if len(self._memory) >= self.attr.max_mr:
                 raise cm_error(errno.ENOMEM, f"{self.attr.max_mr} regions are registered", "reg_mr", self.name)
-            return self._memory.register(pd, buffer, access)
+            return self._memory.register(pd, view, access)
 
     def create_channel(self) -> SoftChannel:
         return SoftChannel(self._runtime)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rdmacm.errors import cm_error
 from rdmacm.plainints import ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE
-from rdmacm.proto.wire import Buffer
+from rdmacm.verbs.buffers import Buffer, byte_view
 from rdmacm.verbs.wr import SGE
 
 if TYPE_CHECKING:
@@ -109,10 +109,8 @@ class MemoryTable:
     def __len__(self) -> int:
         return len(self._regions)
 
-    def register(self, pd: object, buffer: Buffer, access: AccessFlag) -> SoftMR:
-        """Register a buffer. EACCES if it is read-only and ``access`` allows to write it."""
-        view = memoryview(buffer)
-        view = view.cast("B") if view.nbytes else memoryview(b"")
+    def register(self, pd: object, view: memoryview, access: AccessFlag) -> SoftMR:
+        """Register the bytes of a view. EACCES if it is read-only and ``access`` allows to write it."""
         if view.readonly and len(view) and access & _WRITES:
             raise cm_error(errno.EACCES, "the buffer is read-only", "reg_mr", hint="a bytearray, or only REMOTE_READ")
         key = 0
@@ -144,7 +142,7 @@ class MemoryTable:
         found = []
         for element in elements:
             if not isinstance(element, SGE):
-                found.append(memoryview(bytes(element)))
+                found.append(memoryview(bytes(byte_view(element))))
             elif element.length:
                 view = self.local(pd, element.lkey, element.addr, element.length, write)
                 if view is None:

@@ -34,6 +34,7 @@ from rdmacm.soft.device.attributes import FIXED_AFTER_RTS, copy_path, named_fiel
 from rdmacm.soft.device.memory import INACCESSIBLE, RemoteMemory
 from rdmacm.soft.wire.base import WirePath
 from rdmacm.verbs.attr import AHAttr, QPAttr, QPCap
+from rdmacm.verbs.buffers import byte_view
 from rdmacm.verbs.wr import SGE
 from rdmacm.work import RecvWork, SendWork
 
@@ -334,7 +335,7 @@ class SoftQP:
         segments: Sequence[memoryview]
         if len(elements) == 1 and type(element := elements[0]) is not SGE:
             assert not isinstance(element, SGE)
-            segments = (memoryview(bytes(element)),)
+            segments = (memoryview(bytes(byte_view(element))),)
             length = len(segments[0])
         else:
             segments = self._table.gather(self._pd, elements, _WRITES_LOCALLY[opcode])
