@@ -14,8 +14,8 @@ LOCAL, REMOTE = Gid("fe80::1"), Gid("fe80::2")
 def path_bytes() -> bytes:
     """The path below (InfiniBand Architecture 12.6.5)."""
     return struct.pack(
-        "!HH16s16sIBBBB", 0x1112, 0x2122, bytes(LOCAL), bytes(REMOTE), 0xABCDE << 12 | 0x2A, 0x31, 0x40, 9 << 4 | 1 << 3,
-        0x15 << 3,
+        "!HH16s16sIBBBB", 0x1112, 0x2122, bytes(LOCAL), bytes(REMOTE), 0xABCDE << 12 | 0x2A, 0x31, 0x40,
+        9 << 4 | 1 << 3, 0x15 << 3,
     )  # fmt: skip
 
 
