@@ -116,7 +116,7 @@ OTHER_ERRNO = {
 
 @pytest.mark.parametrize("situation", SITUATIONS)
 @pytest.mark.parametrize("call", CALLS)
-def test_each_call_in_each_state(both: Ends, call: str, situation: str) -> None:
+def test_each_call_is_allowed_only_in_its_states(both: Ends, call: str, situation: str) -> None:
     state, make = SITUATIONS[situation]
     cmid = make(both)
     assert cmid.state is state

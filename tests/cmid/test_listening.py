@@ -268,7 +268,7 @@ def test_synchronous_id_raises_event_errors(both: Ends) -> None:
         assert cmid.event.status == 8
 
 
-def test_synchronous_accept_after_the_peer_left(both: Ends) -> None:
+def test_synchronous_accept_fails_after_the_peer_left(both: Ends) -> None:
     def disconnect(event: CmEvent) -> None:
         if event.type is E.ESTABLISHED:
             event.id.disconnect()

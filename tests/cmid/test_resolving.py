@@ -97,7 +97,7 @@ def test_mtu_too_small_for_roce_fails_resolve_route(world: World) -> None:
 
 
 @pytest.mark.parametrize("elapsed", [0.0, 0.3, 0.999])
-def test_neighbour_answers_before_the_deadline(world: World, elapsed: float) -> None:
+def test_neighbour_answer_before_the_deadline_resolves_the_address(world: World, elapsed: float) -> None:
     with CmId(world.channel) as cmid:
         cmid.resolve_addr(("10.0.0.3", 1), timeout_ms=1000)
         assert world.events() == []

@@ -86,7 +86,7 @@ def test_active_side_connects_and_disconnects() -> None:
     assert pair.is_empty()
 
 
-def test_the_passive_side_disconnects() -> None:
+def test_passive_side_disconnects() -> None:
     pair, active, passive = established()
     pair.agents[1].disconnect(passive, pair.now)
     pair.run()

@@ -92,7 +92,7 @@ class TestVectors:
                 assert not flow.check([data], vector.datagram.identification)
 
 
-def test_specification_example() -> None:
+def test_specification_example_has_the_published_icrc() -> None:
     crc = zlib.crc32(
         expand("{8}").replace(b"\0", b"\xff")
         + expand("45ff0034 12344000 ff11ffff c0000201 c0000202")

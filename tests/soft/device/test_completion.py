@@ -75,7 +75,7 @@ def test_wait_returns_when_a_completion_arrives(pair: Pair) -> None:
     assert ends.cq.wait(0)
 
 
-def test_one_event_per_arming(pair: Pair) -> None:
+def test_each_arming_raises_one_event(pair: Pair) -> None:
     ends = Armed(pair)
     ends.message()
     ends.cq.req_notify(False)

@@ -220,7 +220,7 @@ def test_destroyed_queue_pairs_leave_no_timers_behind(pair: Pair) -> None:
     assert len(pair.a.mux) == 0
 
 
-def test_progress_by_timers_and_descriptors_alone(pair: Pair) -> None:
+def test_timers_and_descriptors_alone_finish_all_transfers(pair: Pair) -> None:
     """Readable descriptors and timers are enough to finish many long transfers."""
     pairs = [Connected(pair, path_mtu=Mtu.MTU_256) for _ in range(10)]
     target, outbox = pair.b.region(300_000), pair.a.region(300_000)

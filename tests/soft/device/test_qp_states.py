@@ -103,7 +103,7 @@ def test_sq_sig_all_completes_every_send(pair: Pair) -> None:
     assert told(pair.poll(pair.a, cq)) == [(1, "SUCCESS")]
 
 
-def test_the_error_state_flushes_in_order(pair: Pair) -> None:
+def test_error_state_flushes_in_order(pair: Pair) -> None:
     ends = Connected(pair)
     pair.net.lost = lambda datagram: True
     ends.left.post_recv([RecvWR(11), RecvWR(12)])

@@ -111,7 +111,7 @@ class TestPackets:
         assert wire.send(route, sealed(wire, route, bodies(wire, 1)))
         assert len(collect(wire, 1)) == 1
 
-    def test_implements_the_wire_protocol(self, wire: UdpWire) -> None:
+    def test_udp_wire_implements_the_wire_protocol(self, wire: UdpWire) -> None:
         seam: Wire = wire
         assert seam.slot >= 1
 
