@@ -17,7 +17,7 @@ from rdmacm.verbs.wr import SGE, RecvWR, SendWR
 from support.softdev import Connected, Pair, sge, to_init, to_rtr, to_rts, told
 
 
-def to(qp: SoftQP, state: QPState, **more: int) -> None:
+def modify_state(qp: SoftQP, state: QPState, **more: int) -> None:
     mask = QPAttrMask.STATE | (QPAttrMask.EN_SQD_ASYNC_NOTIFY if more else 0)
     qp.modify(QPAttr(qp_state=state, **more), QPAttrMask(mask))  # type: ignore[arg-type]
 
@@ -40,7 +40,7 @@ def test_receives_posted_in_init_are_used(pair: Pair) -> None:
     assert told(pair.poll(pair.b, cq, 2)) == [(1, "SUCCESS"), (2, "SUCCESS")]
 
 
-def test_query_returns_the_attributes(pair: Pair) -> None:
+def test_query_returns_a_copy_of_the_attributes(pair: Pair) -> None:
     ends = Connected(pair, path_mtu=Mtu.MTU_256)
     attr = ends.left.query()
     assert (attr.qp_state, attr.dest_qp_num, attr.path_mtu) == (QPState.RTS, ends.right.qp_num, Mtu.MTU_256)
@@ -94,7 +94,7 @@ def test_receive_queue_is_full_until_a_message(pair: Pair) -> None:
         right.post_recv([RecvWR(5)])
 
 
-def test_sq_sig_all(pair: Pair) -> None:
+def test_sq_sig_all_completes_every_send(pair: Pair) -> None:
     cq = pair.a.cq()
     left, right = pair.a.qp(cq, sq_sig_all=True), pair.b.qp()
     pair.connect(left, right)
@@ -103,12 +103,12 @@ def test_sq_sig_all(pair: Pair) -> None:
     assert told(pair.poll(pair.a, cq)) == [(1, "SUCCESS")]
 
 
-def test_the_error_state_flushes_in_order(pair: Pair) -> None:
+def test_error_state_flushes_in_order(pair: Pair) -> None:
     ends = Connected(pair)
     pair.net.lost = lambda datagram: True
     ends.left.post_recv([RecvWR(11), RecvWR(12)])
     ends.left.post_send([SendWR(1), SendWR(2, send_flags=0), SendWR(3)])
-    to(ends.left, QPState.ERR)
+    modify_state(ends.left, QPState.ERR)
     found = told(ends.left_cq.poll(10))
     assert [wr_id for wr_id, _ in found if wr_id < 10] == [1, 2, 3]
     assert [wr_id for wr_id, _ in found if wr_id > 10] == [11, 12]
@@ -123,7 +123,7 @@ def test_unconnected_queue_pair_flushes(pair: Pair) -> None:
     qp = pair.a.qp(cq)
     to_init(qp)
     qp.post_recv([RecvWR(1)])
-    to(qp, QPState.ERR)
+    modify_state(qp, QPState.ERR)
     assert told(cq.poll(10)) == [(1, "WR_FLUSH_ERR")]
 
 
@@ -137,10 +137,10 @@ def test_reset_and_destroy_leave_no_completions(pair: Pair, how: str) -> None:
     left.post_send([SendWR(1), SendWR(2)])
     to_init(other)
     other.post_recv([RecvWR(7)])
-    to(other, QPState.ERR)
+    modify_state(other, QPState.ERR)
     pair.settle()
     if how == "reset":
-        to(left, QPState.RESET)
+        modify_state(left, QPState.RESET)
     else:
         left.destroy()
     assert told(cq.poll(10)) == [(7, "WR_FLUSH_ERR")]
@@ -151,7 +151,7 @@ def test_reset_and_destroy_leave_no_completions(pair: Pair, how: str) -> None:
 def test_queue_pair_is_usable_after_reset(pair: Pair) -> None:
     ends = Connected(pair)
     for qp in (ends.left, ends.right):
-        to(qp, QPState.RESET)
+        modify_state(qp, QPState.RESET)
     pair.connect(ends.left, ends.right)
     ends.right.post_recv([RecvWR(1)])
     ends.left.post_send([SendWR(1)])
@@ -164,7 +164,7 @@ def test_sqd_drains_the_send_queue(pair: Pair) -> None:
     ends.left.on_async_event = lambda qp, event: heard.append(event)
     ends.right.post_recv([RecvWR(1), RecvWR(2)])
     ends.left.post_send([SendWR(1)])
-    to(ends.left, QPState.SQD, en_sqd_async_notify=1)
+    modify_state(ends.left, QPState.SQD, en_sqd_async_notify=1)
     assert ends.left.query().sq_draining == 1
     ends.left.post_send([SendWR(2)])
     pair.settle()
@@ -281,11 +281,11 @@ def test_invalid_srq_sge_fails_the_consuming_queue_pair(pair: Pair) -> None:
 
 @pytest.mark.parametrize(
     "end",
-    [SoftQP.fail, SoftQP.destroy, lambda qp: to(qp, QPState.ERR)],
+    [SoftQP.fail, SoftQP.destroy, lambda qp: modify_state(qp, QPState.ERR)],
     ids=["disconnected", "destroyed", "to ERR"],
 )
 def test_received_messages_are_acknowledged_before_close(pair: Pair, end: Callable[[SoftQP], None]) -> None:
-    """An ACK may wait until the caller has its completion; with it the caller may be done with the connection."""
+    """A deferred ACK is not lost when the application closes the connection after its completion."""
     ends = Connected(pair)
     ends.right.post_recv([RecvWR(1)])
     ends.left.post_send([SendWR(2)])
