@@ -38,7 +38,9 @@ def live_through(network: Callable[[int], Fabric], seeds: range) -> None:
             ) from error
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
+@pytest.mark.parametrize(
+    "first", [pytest.param(first, marks=[pytest.mark.slow] * (first >= 4 * BLOCK)) for first in range(0, SEEDS, BLOCK)]
+)
 def test_all_bytes_arrive_despite_loss(first: int) -> None:
     live_through(lossy, range(first, first + BLOCK))
 

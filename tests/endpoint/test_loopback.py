@@ -41,12 +41,17 @@ def descriptors() -> set[str]:
 
 @pytest.fixture(autouse=True)
 def _no_resources_left() -> Iterator[None]:
-    before = descriptors()
     yield
     gc.collect()
     provider = get_provider("soft")
     assert not provider.runtime.in_use  # type: ignore[attr-defined]
     assert len(provider.host.mux) == 0  # type: ignore[attr-defined]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_descriptors_left() -> Iterator[None]:
+    before = descriptors()
+    yield
     deadline = time.monotonic() + 2
     while descriptors() - before and time.monotonic() < deadline:
         threading.Event().wait(0.005)  # the helper thread closes its own
