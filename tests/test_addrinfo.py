@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from array import array
 from collections.abc import Callable
 from dataclasses import replace
 from socket import AF_INET, AF_INET6
@@ -284,12 +285,55 @@ class TestMakeHints:
         assert made is not None
         assert made.route == (PathData(PATH), PathData(OTHER_PATH))
 
-    @for_each("size", [0, 1, 63, 65, 71, 73, 128, 143])
+    @for_each("count", [2, 3, 8, 10])
+    def test_route_of_several_plain_records(self, count: int) -> None:
+        records = tuple(PATH.replace(dlid=each) for each in range(count))
+        made = make_hints(route=b"".join(record.pack() for record in records))
+        assert made is not None
+        assert made.route == tuple(map(PathData, records))
+        assert made.route_len == 72 * count
+
+    def test_ambiguous_length_is_of_path_data(self) -> None:
+        route = (PathData(PATH, PathFlag.OUTBOUND),) * 8
+        made = make_hints(route=b"".join(path.pack() for path in route))
+        assert made is not None
+        assert made.route == route
+
+    def test_route_in_any_buffer(self) -> None:
+        words = array("I", PathData(PATH).pack())
+        made = make_hints(route=words)  # type: ignore[arg-type]
+        assert made is not None
+        assert made.route == (PathData(PATH),)
+
+    @for_each("route", [PATH.pack(), PathData(PATH).pack(), bytearray(PathData(PATH).pack()), [PathData(PATH)]])
+    def test_route_of_an_address(self, route: Any) -> None:
+        info = AddrInfo(route=route)
+        assert (info.route, info.route_len) == ((PathData(PATH),), 72)
+        assert replace(AddrInfo(), route=route) == info
+        assert hash(info) == hash(AddrInfo(route=(PathData(PATH),)))
+
+    def test_no_route(self) -> None:
+        none: Any = None
+        assert (AddrInfo(route=none).route, AddrInfo(route=none).route_len) == ((), 0)
+
+    @for_each("size", [0, 1, 63, 65, 71, 73, 127, 143])
     def test_route_of_invalid_length(self, size: int) -> None:
-        with pytest.raises(ValueError, match=f"{size}"):
-            make_hints(route=bytes(size))
-        with pytest.raises(ValueError, match=f"{size}"):
-            getaddrinfo("10.0.0.1", 7471, route=bytes(size), provider=Nowhere())
+        data: Any = bytes(size)
+        for use in (
+            lambda: make_hints(route=data),
+            lambda: getaddrinfo("10.0.0.1", 7471, route=data, provider=Nowhere()),
+            lambda: AddrInfo(route=data),
+        ):
+            with pytest.raises(RdmaError, match=f"a route cannot be {size} bytes") as caught:
+                use()
+            assert caught.value.errno == errno.EINVAL
+
+    @for_each("route", ["text", 7, 1.5, [PATH], [PathData(PATH), None], object()])
+    def test_route_of_an_invalid_type(self, route: Any) -> None:
+        for use in (lambda: make_hints(route=route), lambda: AddrInfo(route=route)):
+            with pytest.raises(RdmaError, match="a route cannot be of type") as caught:
+                use()
+            assert caught.value.errno == errno.EINVAL
 
 
 # -- whatever comes -------------------------------------------------------------------------------------
@@ -326,6 +370,11 @@ _hints = st.one_of(_likely_hints, _likely_hints, _any_hints)
 _NASTY = ["a\nb", "a\rb", "a\u2028b", "a\x85b", "\ud800", "a\x1b[2J"]
 
 
+def _structures(count: int) -> st.SearchStrategy[bytes]:
+    """The bytes of so many path records or ``ibv_path_data``, with arbitrary fields."""
+    return st.sampled_from([64, 72]).flatmap(lambda size: st.binary(min_size=size * count, max_size=size * count))
+
+
 def _sound(found: list[AddrInfo] | RdmaError) -> None:
     """Answers anybody can use, or an error with a number."""
     if isinstance(found, RdmaError):
@@ -354,6 +403,17 @@ def _outcome(*args: Any, **kwargs: Any) -> list[AddrInfo] | RdmaError:
 
 
 class TestArbitraryArguments:
+    @settings(max_examples=300)
+    @given(
+        route=st.one_of(st.binary(max_size=300), st.integers(1, 4).flatmap(_structures)),
+        hints=_likely_hints,
+        node=st.sampled_from([None, "10.0.0.1"]),
+    )
+    def test_arbitrary_routes_give_an_answer_or_a_library_error(
+        self, route: bytes, hints: AddrInfo, node: str | None
+    ) -> None:
+        _sound(_outcome(node, None, hints, route=route, provider=Reaching(), resolver=no_such_name()))
+
     @settings(max_examples=300)
     @given(node=_texts, service=st.one_of(_texts, st.integers()), hints=st.one_of(st.none(), _hints))
     def test_arbitrary_arguments_give_an_answer_or_a_library_error(
