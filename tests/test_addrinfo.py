@@ -485,18 +485,20 @@ class TestMakeHints:
     @for_each("size", [0, 1, 63, 65, 71, 73, 127, 143])
     def test_route_of_invalid_length(self, size: int) -> None:
         data: Any = bytes(size)
-        for use in (
+        uses: list[Callable[[], object]] = [
             lambda: make_hints(route=data),
             lambda: getaddrinfo("10.0.0.1", 7471, route=data, provider=Nowhere()),
             lambda: AddrInfo(route=data),
-        ):
+        ]
+        for use in uses:
             with pytest.raises(RdmaError, match=f"a route cannot be {size} bytes") as caught:
                 use()
             assert caught.value.errno == errno.EINVAL
 
     @for_each("route", ["text", 7, 1.5, [PATH], [PathData(PATH), None], object()])
     def test_route_of_an_invalid_type(self, route: Any) -> None:
-        for use in (lambda: make_hints(route=route), lambda: AddrInfo(route=route)):
+        uses: list[Callable[[], object]] = [lambda: make_hints(route=route), lambda: AddrInfo(route=route)]
+        for use in uses:
             with pytest.raises(RdmaError, match="a route cannot be of type") as caught:
                 use()
             assert caught.value.errno == errno.EINVAL

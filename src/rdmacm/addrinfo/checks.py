@@ -6,7 +6,7 @@ import errno
 import socket
 from socket import AF_INET, AF_INET6
 
-from rdmacm.address import AF_IB, Address, SockAddr, SockAddrIB, format_address, parse_address
+from rdmacm.address import AF_IB, SockAddr, SockAddrIB, format_address, parse_address
 from rdmacm.addrinfo.info import (
     RAI_DNS,
     RAI_FAMILY,
@@ -83,7 +83,7 @@ def check_hints(node: str | None, service: str | None, hints: AddrInfo, flags: i
             raise family_error(node, service, f"{end} {format_address(address)}", family, hints.family)
 
 
-def family_of(address: SockAddr | Address | None) -> int:
+def family_of(address: SockAddr | None) -> int:
     """The address family; 0 for no address, and for a host name, which may stand for addresses of any family."""
     if address is None:
         return 0
