@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import socket
 from socket import AF_INET, AF_INET6
 
@@ -21,6 +22,7 @@ from rdmacm.errors import GaiError, errno_name, gai_strerror
 from rdmacm.verbs.enums import QPType
 
 __all__ = [
+    "NUMBER",
     "PORT_SPACES",
     "QP_TYPES",
     "STREAM_QP_TYPES",
@@ -30,6 +32,9 @@ __all__ = [
     "gai_error",
     "resolver_error",
 ]
+
+#: A number as strtoul(3), and so getaddrinfo(3), reads it.
+NUMBER = re.compile(r"[ \t-\r]*([+-]?)0*([0-9]+)")
 
 #: Queue pair types that go with a stream socket.
 STREAM_QP_TYPES = frozenset({QPType.RC, QPType.UC, QPType.XRC_SEND, QPType.XRC_RECV})
@@ -147,7 +152,10 @@ def _from_gaierror(code: int | None, node: str | None, service: str | None, fami
 
 def _is_service(service: str | None) -> bool:
     """Whether services(5) has the service for any protocol; getaddrinfo(3) says EAI_SERVICE in both cases."""
+    if service is None or NUMBER.fullmatch(service):
+        return service is not None
     try:
-        return service is not None and (service.lstrip().lstrip("+-").isdigit() or bool(socket.getservbyname(service)))
+        socket.getservbyname(service)
     except (OSError, ValueError):
         return False
+    return True

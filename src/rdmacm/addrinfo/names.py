@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import socket
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -10,7 +9,7 @@ from socket import AF_INET, AF_INET6, inet_aton, inet_pton
 from typing import Any, NamedTuple, TypeAlias
 
 from rdmacm.address import AF_IB, InetAddr, format_address, parse_address
-from rdmacm.addrinfo.checks import PORT_SPACES, QP_TYPES, STREAM_QP_TYPES, family_of, gai_error, resolver_error
+from rdmacm.addrinfo.checks import NUMBER, PORT_SPACES, QP_TYPES, STREAM_QP_TYPES, family_of, gai_error, resolver_error
 from rdmacm.addrinfo.info import RAI_FAMILY, RAI_NUMERICHOST, RAI_PASSIVE, AddrInfo
 from rdmacm.constants import EAI, PortSpace
 from rdmacm.verbs.enums import QPType
@@ -25,9 +24,6 @@ Resolver: TypeAlias = Callable[[str | None, str | None, int, int, int, int], "Se
 
 #: The flags of getaddrinfo(3) without hints (glibc).
 _NO_HINTS_FLAGS = int(getattr(socket, "AI_V4MAPPED", 0)) | int(socket.AI_ADDRCONFIG)
-
-#: A number as strtoul(3), and so getaddrinfo(3), reads it.
-_NUMBER = re.compile(r"[ \t-\r]*([+-]?)0*([0-9]+)")
 
 
 class NamedAddress(NamedTuple):
@@ -164,7 +160,7 @@ def _port(node: str | None, service: str | None) -> int:
     """
     if service is None:
         return 0
-    number = _NUMBER.fullmatch(service)
+    number = NUMBER.fullmatch(service)
     if number is not None:
         sign, digits = number.groups()
         if len(digits) > 5 or int(digits) > 0xFFFF or (sign == "-" and digits != "0"):
