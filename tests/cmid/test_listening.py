@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from collections.abc import Iterator
 from dataclasses import replace
+from random import Random
+from typing import Any
 
 import pytest
 
@@ -356,6 +359,25 @@ def test_create_ep_uses_the_given_route(both: Ends) -> None:
     with create_ep(info, provider=both.a.provider) as cmid:
         assert (cmid.state, cmid.qp) == (State.ROUTE_RESOLVED, None)
         assert cmid.route.path_rec[0].sl == 5
+
+
+@pytest.mark.parametrize("is_record", [True, False])
+def test_create_ep_uses_a_route_in_bytes(both: Ends, is_record: bool) -> None:
+    path = replace(both.a.resolve(B).route.path_rec[0], sl=5)
+    route: Any = path.pack() if is_record else PathData(path).pack()
+    info = AddrInfo(port_space=PortSpace.TCP, qp_type=QPType.RC, dst_addr=(B, PORT), route=route)
+    with create_ep(info, provider=both.a.provider) as cmid:
+        assert (cmid.state, cmid.route.path_rec) == (State.ROUTE_RESOLVED, (path,))
+
+
+def test_create_ep_with_an_arbitrary_route(both: Ends) -> None:
+    random = Random(1)
+    for _ in range(100):
+        route: Any = random.randbytes(random.choice([64, 72]))
+        info = AddrInfo(port_space=PortSpace.TCP, qp_type=QPType.RC, dst_addr=(B, PORT), route=route)
+        with contextlib.suppress(RdmaError), create_ep(info, provider=both.a.provider) as cmid:
+            cmid.migrate(both.a.channel)
+            cmid.connect(ConnParam(qp_num=1))
 
 
 def test_failed_create_ep_releases_its_port(both: Ends) -> None:

@@ -264,7 +264,9 @@ class CmId(ConnectionBase):
     for a synchronous id only; else it is the channel's.
 
     Asynchronous calls return as soon as the work is started; the outcome is an event. EINVAL for an unknown port
-    space, and for a call that the id's state does not allow (:class:`CmStateError`).
+    space, and for a call that the id's state does not allow (:class:`CmStateError`). ENXIO for every call on a
+    destroyed id, also if another thread destroys it during a synchronous call; only the calls that release something,
+    and :meth:`explain`, remain possible, and the attributes keep their values.
 
     >>> with CmId(port_space=PortSpace.TCP) as cmid:
     ...     cmid.resolve_addr(("127.0.0.1", 7471))
@@ -345,11 +347,12 @@ class CmId(ConnectionBase):
         :func:`create_ep` it has a queue pair. CmTimeoutError after ``timeout`` seconds; EINVAL for an asynchronous
         listener.
         """
+        self._check_alive("get_request")
         if not self._private:
             raise cm_error(errno.EINVAL, "the listener has a channel: its requests are events there", "get_request")
         while True:
             self._release_event()
-            event = self._channel.get_event(timeout)
+            event = self._next_event("get_request", timeout)
             if event.type is CmEventType.CONNECT_REQUEST:
                 break
             self.event = event
@@ -374,8 +377,7 @@ class CmId(ConnectionBase):
         """Queue an event of the user's on the id's channel, rdma_write_cm_event(3); EINVAL for another type."""
         if event != CmEventType.USER:
             raise cm_error(errno.EINVAL, f"{event} is not RDMA_CM_EVENT_USER", "write_cm_event")
-        if self._closed:
-            raise self._destroyed("write_cm_event")
+        self._check_alive("write_cm_event")
         self._post(CmEventType.USER, status, arg)
 
     def reported(self) -> None:
@@ -395,7 +397,7 @@ class CmId(ConnectionBase):
     def _await(self, wanted: CmEventType, *failures: CmEventType) -> None:
         while True:
             self._release_event()
-            event = self._channel.get_event()
+            event = self._next_event(_STEPS[failures[0]] if failures else "disconnect")
             self.event = event
             if event.type is wanted and event.status == 0:
                 return
@@ -404,6 +406,14 @@ class CmId(ConnectionBase):
                 if error is None and event.type is CmEventType.DISCONNECTED:
                     error = cm_error(errno.ECONNRESET, "the peer disconnected meanwhile", "accept", self.peer_addr_text)
                 raise error or cm_error(errno.ENODEV, event.message or "the device was removed", str(event.type))
+
+    def _next_event(self, call: str, timeout: float | None = None) -> CmEvent:
+        """The next event of a synchronous id; ENXIO if another thread destroys the id meanwhile."""
+        try:
+            return self._channel.get_event(timeout)
+        except RdmaError:
+            self._check_alive(call)
+            raise
 
     def _release_event(self) -> None:
         if self.event is not None:
@@ -419,8 +429,7 @@ class CmId(ConnectionBase):
         EINVAL for a synchronous id and None, or a channel of another provider; EDEADLK where this thread holds an
         event of the id.
         """
-        if self._closed:
-            raise self._destroyed("migrate_id")
+        self._check_alive("migrate_id")
         if channel is None and self._private:
             raise cm_error(errno.EINVAL, "the id is synchronous already", "migrate_id")
         if channel is not None and channel.provider is not self._channel.provider:
@@ -478,10 +487,6 @@ class CmId(ConnectionBase):
                 call,
                 hint="ack() the event first, or fetch it in a with statement",
             )
-
-    @staticmethod
-    def _destroyed(call: str) -> RdmaError:
-        return cm_error(errno.EBADF, "the id has been destroyed", call)
 
     def __enter__(self) -> Self:
         return self

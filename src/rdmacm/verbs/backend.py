@@ -74,7 +74,10 @@ class CQBackend(Protocol):
         """
 
     def wait(self, timeout: float | None) -> bool:
-        """Wait up to ``timeout`` seconds until :meth:`poll` has something to return or raise; False on timeout."""
+        """Wait up to ``timeout`` seconds until :meth:`poll` has something to return or raise; False on timeout.
+
+        EBADF if the queue is destroyed meanwhile.
+        """
 
     def req_notify(self, solicited_only: bool) -> None:
         """Arm the queue: its next completion makes one report to its channel. Completions in it already make none.

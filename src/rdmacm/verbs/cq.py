@@ -110,7 +110,10 @@ class CQ(Resource):
         return self.backend.poll(num_entries)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until there is a completion to poll, for ``timeout`` seconds; False when the time runs out."""
+        """Wait until there is a completion to poll, for ``timeout`` seconds; False when the time runs out.
+
+        EBADF once the queue is closed, also in threads that were waiting.
+        """
         if self._closed:
             raise self.closed_error("wait")
         return self.backend.wait(timeout)

@@ -94,6 +94,7 @@ class SoftCQ:
     __slots__ = (
         "_armed",
         "_channel",
+        "_is_destroyed",
         "_queue",
         "_runtime",
         "_mux",
@@ -115,6 +116,8 @@ class SoftCQ:
         self._queue: deque[WC] = deque()
         #: 0, or how the queue is armed.
         self._armed = 0
+        #: Whether :meth:`destroy` has been called; threads may still wait then.
+        self._is_destroyed = False
         #: Called after completions are added.
         self.notify: Callable[[], None] | None = None
         #: How many completions it has room for.
@@ -200,6 +203,8 @@ class SoftCQ:
     def _ready(self) -> bool:
         if self._runtime.abandoned:
             raise cm_error(errno.EBADF, "the completion queue was made before fork(2)", "poll_cq")
+        if self._is_destroyed:
+            raise cm_error(errno.EBADF, "the completion queue is closed", "wait")
         return bool(self._queue) or self.overrun
 
     def req_notify(self, solicited_only: bool) -> None:
@@ -211,6 +216,8 @@ class SoftCQ:
         with self._runtime.lock:
             self._queue.clear()
             self._armed = 0
+            self._is_destroyed = True
+            self._runtime.waiters.wake()
             if self._channel is not None:
                 self._channel.forget(self)
                 self._channel = None
