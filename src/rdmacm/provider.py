@@ -156,7 +156,8 @@ class QueuedEvent(NamedTuple):
     - REJECTED: ``status`` is the REJ's reason, InfiniBand Architecture 12.6.7.2; a wire with codes of its own maps them
       to 8 (no listener), 28 (the application refused) or another. ``param`` has the private data, ``message`` the
       reason in words.
-    - UNREACHABLE: -ETIMEDOUT; of a datagram id also the positive status of the SIDR_REP (12.11.2.1).
+    - UNREACHABLE: -ETIMEDOUT, or what the network reports: -ECONNREFUSED, -EHOSTUNREACH, -ENETUNREACH, -EACCES ...,
+      with ``message``; of a datagram id also the positive status of the SIDR_REP (12.11.2.1).
     - CONNECT_ERROR: ``status``, ``message``.
     - DISCONNECTED: 0, or -ETIMEDOUT where the peer never confirmed.
     - DEVICE_REMOVAL: ``message``. ADDR_CHANGE: -ENETDOWN, -EADDRNOTAVAIL or 0 (another hardware address), ``message``.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from collections import Counter
 from itertools import pairwise
@@ -17,6 +18,7 @@ from rdmacm.proto.cm.events import (
     ConnectRequest,
     Disconnected,
     DisconnectRequested,
+    NetworkError,
     Rejected,
     SidrReply,
     SidrRequest,
@@ -328,6 +330,40 @@ def test_unanswered_req_times_out(life: int, interval: float) -> None:
     assert peer.heard() == [rej]
     assert len(peer.agent) == 0
     assert peer.agent.next_deadline() is None
+
+
+@pytest.mark.parametrize("is_datagram", [False, True])
+def test_network_reports_that_the_request_was_not_delivered(is_datagram: bool) -> None:
+    peer, error = Scripted(), NetworkError(errno.EHOSTUNREACH, b"\x0a\0\0\xfe")
+    if is_datagram:
+        comm_id = peer.agent.sidr_request("peer", SIDR_REQ(SERVICE), peer.now)
+    else:
+        comm_id = peer.agent.connect("peer", request(), peer.now)
+    connection = peer.agent.connection(comm_id)
+    assert connection is not None
+    tid, agent = connection.transaction_id, peer.agent
+    agent.mads_to_send()
+    agent.unreachable(comm_id ^ 1, tid, lambda path: True, error, peer.now)
+    agent.unreachable(comm_id, tid ^ 1, lambda path: True, error, peer.now)
+    agent.unreachable(comm_id, tid, lambda path: path == "another", error, peer.now)
+    assert agent.dropped == {DropReason.UNKNOWN: 1, DropReason.WRONG_REPORT: 1, DropReason.WRONG_PATH: 1}
+    assert not agent.events()
+    agent.unreachable(comm_id, tid, lambda path: path == "peer", error, peer.now)
+    assert agent.events() == [Unreachable(comm_id, error)]
+    assert not peer.heard(), "the peer does not know of the request"
+    assert (len(agent), agent.next_deadline()) == (0, None)
+    agent.unreachable(comm_id, tid, lambda path: True, error, peer.now)
+    assert agent.dropped[DropReason.UNKNOWN] == 2
+
+
+def test_report_about_a_request_of_the_peer_is_ignored() -> None:
+    peer = Scripted()
+    peer.agent.listen(SERVICE)
+    peer.say(request(local_comm_id=PEER, local_ca_guid=PEER_GUID), tid=0x77)
+    comm_id = peer.only_event().comm_id
+    peer.agent.unreachable(comm_id, 0x77, lambda path: True, NetworkError(errno.ECONNREFUSED, b""), peer.now)
+    assert peer.agent.dropped == {DropReason.WRONG_REPORT: 1}
+    assert len(peer.agent) == 1
 
 
 def test_retry_limit_comes_from_the_req() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from rdmacm.errors import CmStateError
 from rdmacm.proto.cm.codes import MessageKind, RejectReason
 from rdmacm.proto.cm.connection import CmConnection
+from rdmacm.proto.cm.events import NetworkError
 from rdmacm.proto.cm.messages import DREP, DREQ, MRA, REJ, RTU, SIDR_REP, SIDR_REQ
 from rdmacm.proto.cm.states import (
     AWAITING_USER,
@@ -97,6 +99,7 @@ def test_each_state_allows_the_specified_triggers(state: CmState) -> None:
     assert (I.RETRY in row) == (I.EXHAUSTED in row) == (state in RETRYING)
     assert (I.TIMEWAIT_OVER in row) == (state is S.TIMEWAIT)
     assert (I.STALE in row) == (state is S.ESTABLISHED)
+    assert (I.NETWORK_ERROR in row) == (state in (S.REQ_SENT, S.SIDR_REQ_SENT))
 
 
 def test_table_covers_all_states_triggers_and_actions() -> None:
@@ -315,6 +318,17 @@ def test_calls_follow_the_table(state: CmState, is_active: bool, trigger: CmTrig
         with pytest.raises(CmStateError, match=state.name):
             subject.call(trigger)
     check(subject, state, expected(state, trigger))
+
+
+@for_each(("state", "is_active"), ROLES, ids=lambda v: v.name if isinstance(v, CmState) else str(v))
+def test_network_errors_follow_the_table(state: CmState, is_active: bool) -> None:
+    world = World(state, is_active)
+    connection = world.connection
+    tid = connection.transaction_id if connection is not None else 0
+    error = NetworkError(errno.ECONNREFUSED, b"")
+    world.agent.unreachable(world.comm_id, tid, lambda path: path == "peer", error, world.peer.now)
+    assert sum(world.agent.dropped.values()) == (state not in (S.REQ_SENT, S.SIDR_REQ_SENT))
+    check(world, state, expected(state, I.NETWORK_ERROR))
 
 
 @for_each("exhausted", [False, True])

@@ -106,10 +106,13 @@ class ConnectionBase(QueueBase):
         """Request a connection, or the queue pair of a datagram peer, rdma_connect(3).
 
         Ends in ESTABLISHED (without a queue pair of the id's in CONNECT_RESPONSE: make yours ready, then call
-        :meth:`establish`), REJECTED (``event.status`` is the reason), UNREACHABLE (no answer) or CONNECT_ERROR. Up to
-        56 bytes of private data, 180 for datagrams; 36 more to an InfiniBand address. EINVAL: the route is not
-        resolved, the private data are too long, more resources than the device has, or neither a queue pair nor
-        ``param.qp_num``.
+        :meth:`establish`), REJECTED (``event.status`` is the reason), UNREACHABLE or CONNECT_ERROR. Up to 56 bytes
+        of private data, 180 for datagrams; 36 more to an InfiniBand address. EINVAL: the route is not resolved, the
+        private data are too long, more resources than the device has, or neither a queue pair nor ``param.qp_num``.
+
+        UNREACHABLE has the status -ETIMEDOUT if there was no answer. If the network reports that the request was not
+        delivered, the status is -ECONNREFUSED (the peer's UDP port 4791 is closed), -EHOSTUNREACH, -ENETUNREACH or
+        -EACCES (prohibited), and follows at once.
         """
         self._check_alive("connect")
         resolved = self._resolved_param(param, None, "connect")

@@ -39,6 +39,16 @@ _NO_LISTENER = {
     (CmEventType.UNREACHABLE, SidrStatus.UNSUPPORTED),
 }
 
+#: What to try after UNREACHABLE with an error of the network.
+_NETWORK_HINTS = {
+    -errno.ECONNREFUSED: "starting the peer (no process there has opened an RDMA device), or accepting UDP port 4791 in"
+    " its firewall",
+    -errno.EHOSTUNREACH: "checking that the peer is up, and the routes and firewalls on the way",
+    -errno.ENETUNREACH: "checking the routes on the way",
+    -errno.EACCES: "accepting UDP port 4791 in the firewalls of this host and on the way; `ip route get`",
+    -errno.EPERM: "accepting UDP port 4791 in the firewall of this host",
+}
+
 #: The call that a failure event belongs to.
 _STEPS = {
     CmEventType.ADDR_ERROR: "resolve_addr",
@@ -133,12 +143,15 @@ class CmEvent:
             address = str(self.id.peer_addr_text)
             return CmRejectedError(self.message, address, hint, reason=self.status, private_data=self.private_data)
         explanation = self.explanation
+        hint = explanation.hint if explanation else None
+        if self.type is CmEventType.UNREACHABLE:
+            hint = _NETWORK_HINTS.get(self.status)
         return cm_error(
             abs(self.status),
             self.message or str(self.type),
             _STEPS.get(self.type, str(self.type)),
             str(self.id.peer_addr_text),
-            explanation.hint if explanation else None,
+            hint,
             explanation,
         )
 
