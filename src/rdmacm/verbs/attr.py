@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rdmacm.address import Gid
-from rdmacm.verbs.enums import Mtu, QPState
+from rdmacm.verbs.enums import MigState, Mtu, QPState
 
 __all__ = [
     "AHAttr",
@@ -117,7 +117,8 @@ class AHAttr:
 class QPAttr:
     """``struct ibv_qp_attr``, ibv_modify_qp(3) and ibv_query_qp(3).
 
-    A :class:`QPAttrMask` names the fields that ``modify`` takes.
+    A :class:`QPAttrMask` names the fields that ``modify`` takes. Enumerations may be set as plain ints; a query returns
+    members.
     """
 
     #: The state to move to; in a query, the state.
@@ -125,8 +126,7 @@ class QPAttr:
     #: The state that the caller believes the queue pair to be in.
     cur_qp_state: QPState = QPState.RESET
     path_mtu: Mtu = Mtu.MTU_1024
-    #: ``enum ibv_mig_state``.
-    path_mig_state: int = 0
+    path_mig_state: MigState = MigState.MIGRATED
     #: The Q_Key of a datagram queue pair, 32 bits.
     qkey: int = 0
     #: The PSN of the first packet to receive, 24 bits.

@@ -13,6 +13,7 @@ import weakref
 
 from rdmacm.errors import CmTimeoutError, CmWouldBlockError, cm_error
 from rdmacm.verbs.backend import ChannelBackend, CQBackend
+from rdmacm.verbs.checks import check_number
 from rdmacm.verbs.device import Context
 from rdmacm.verbs.enums import WC
 from rdmacm.verbs.resource import Resource
@@ -79,8 +80,7 @@ class CQ(Resource):
     ) -> None:
         self._closed = True
         device = context.backend
-        if not 1 <= cqe <= device.attr.max_cqe:
-            raise cm_error(errno.EINVAL, f"{cqe} entries; the device has 1 to {device.attr.max_cqe}", "create_cq")
+        check_number("cqe", cqe, 1, device.attr.max_cqe, "create_cq")
         if channel is not None and channel.context.backend is not device:
             raise cm_error(errno.EINVAL, "the channel is of another device", "create_cq")
         self.context = context

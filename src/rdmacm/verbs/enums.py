@@ -12,6 +12,7 @@ __all__ = [
     "AccessFlag",
     "GidType",
     "LinkLayer",
+    "MigState",
     "Mtu",
     "NodeType",
     "PortState",
@@ -37,6 +38,14 @@ class QPType(IntEnum):
     XRC_SEND = 9
     XRC_RECV = 10
     DRIVER = 0xFF
+
+
+class MigState(IntEnum):
+    """``enum ibv_mig_state``, ibv_modify_qp(3): the state of path migration."""
+
+    MIGRATED = 0
+    REARM = 1
+    ARMED = 2
 
 
 class PortState(IntEnum):

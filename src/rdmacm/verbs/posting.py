@@ -14,7 +14,7 @@ from rdmacm.address import ALL_BITS_64
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.plainints import SEND_INLINE
 from rdmacm.verbs.ah import AH
-from rdmacm.verbs.enums import QPType, WROpcode
+from rdmacm.verbs.enums import QPType, SendFlag, WROpcode
 from rdmacm.verbs.pd import PD
 from rdmacm.verbs.wr import SGE, RecvWR, SendWR
 
@@ -23,6 +23,7 @@ __all__ = ["REQUIRED_OPERANDS", "SendRules", "check_recv", "post_list"]
 W = TypeVar("W", SendWR, RecvWR)
 
 _and = int.__and__  # of two ints, also where the user has passed a SendFlag
+_ALL_FLAGS = int(sum(SendFlag))
 
 # The operands that an opcode takes from its request.
 _REMOTE, _IMM, _FETCH, _ATOMIC, _INVALIDATE, _DATAGRAM = (1 << bit for bit in range(6))
@@ -71,14 +72,17 @@ class SendRules:
         opcode = wr.opcode
         try:
             operands = self._operands[opcode] if opcode >= 0 else None
-        except IndexError:
+        except (IndexError, TypeError):
             operands = None
         if operands is None:
             raise _refused(wr, f"{opcode!r} is not for {self._qp_type.name}")
         sg = wr.sg
         if len(sg) > self._max_sge:
             raise _refused(wr, f"{len(sg)} elements, and max_send_sge is {self._max_sge}")
-        inline = _and(wr.send_flags, SEND_INLINE)
+        flags = wr.send_flags
+        if not 0 <= flags <= _ALL_FLAGS:
+            raise _refused(wr, f"unknown send_flags {flags & ~_ALL_FLAGS:#x}", "flags of SendFlag")
+        inline = _and(flags, SEND_INLINE)
         length = 0
         for piece in sg:
             if isinstance(piece, SGE):

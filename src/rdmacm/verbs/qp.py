@@ -10,9 +10,9 @@ from rdmacm.errors import cm_error
 from rdmacm.plainints import QP_CUR_STATE, QP_PORT, QP_STATE
 from rdmacm.verbs.attr import QPAttr, QPCap
 from rdmacm.verbs.backend import QPBackend
-from rdmacm.verbs.checks import check_caps, check_values
+from rdmacm.verbs.checks import check_caps, check_kind, check_values, flags, member
 from rdmacm.verbs.cq import CQ
-from rdmacm.verbs.enums import QPAttrMask, QPState, QPType
+from rdmacm.verbs.enums import AccessFlag, MigState, Mtu, QPAttrMask, QPState, QPType
 from rdmacm.verbs.pd import PD
 from rdmacm.verbs.posting import REQUIRED_OPERANDS, SendRules, check_recv, post_list
 from rdmacm.verbs.qpstate import RECV_STATES, SEND_STATES, find_fault, states_between, step_mask
@@ -30,7 +30,7 @@ _TO_ERROR = QPAttr(qp_state=QPState.ERR)
 
 @dataclass(slots=True)
 class QPInitAttr:
-    """``struct ibv_qp_init_attr``. A field has C's name unless its comment gives another."""
+    """``struct ibv_qp_init_attr``, ibv_create_qp(3). A field has C's name unless its comment gives another."""
 
     qp_type: QPType = QPType.RC
     #: The user's own object.
@@ -49,6 +49,7 @@ class QPInitAttr:
     def copy(self) -> QPInitAttr:
         """A copy, also of :attr:`cap`."""
         cap = self.cap  # replace() takes four times as long
+        check_kind("cap", cap, QPCap, "create_qp")
         sizes = QPCap(cap.max_send_wr, cap.max_recv_wr, cap.max_send_sge, cap.max_recv_sge, cap.max_inline_data)
         return QPInitAttr(self.qp_type, self.qp_context, self.scq, self.rcq, self.srq, sizes, self.sq_sig_all)
 
@@ -75,8 +76,10 @@ class QP(Resource):
         self._closed = True
         context = pd.context
         device = context.backend
+        check_kind("init_attr", init_attr, QPInitAttr, "create_qp")
         attr = self._init_attr = init_attr.copy()
         scq, rcq, srq = attr.scq, attr.rcq, attr.srq
+        attr.qp_type = member(QPType, attr.qp_type, "qp_type", "create_qp")
         if attr.qp_type not in REQUIRED_OPERANDS:
             raise cm_error(
                 errno.EOPNOTSUPP, f"no queue pairs of type {attr.qp_type.name}", "create_qp", hint="RC, UC or UD"
@@ -143,34 +146,35 @@ class QP(Resource):
         """Every attribute as it is now, and the attributes it was made with, ibv_query_qp(3)."""
         if self._closed:
             raise self.closed_error("query_qp")
-        return self.backend.query(), replace(self._init_attr, cap=self.cap)
+        found = self.backend.query()
+        found.path_mtu = Mtu(found.path_mtu)
+        found.path_mig_state = MigState(found.path_mig_state)
+        found.qp_access_flags = AccessFlag(found.qp_access_flags)
+        return found, replace(self._init_attr, cap=self.cap)
 
     # -- states ---------------------------------------------------------------------------------------
 
-    def modify(self, attr: QPAttr, mask: QPAttrMask) -> None:
+    def modify(self, attr: QPAttr, mask: int) -> None:
         """Change the attributes that ``mask`` names, with STATE also the state, ibv_modify_qp(3).
 
-        :mod:`rdmacm.verbs.qpstate` has the attributes that each transition requires and allows. EINVAL: the transition,
-        the mask or a value is not allowed; EOPNOTSUPP: the device cannot change an optional attribute in this state;
-        ENODEV: the device has been removed.
+        ``mask``: a :class:`QPAttrMask`. :mod:`rdmacm.verbs.qpstate` has the attributes that each transition requires
+        and allows. EINVAL: the transition, the mask or a value is not allowed; EOPNOTSUPP: the device cannot change an
+        optional attribute in this state; ENODEV: the device has been removed.
         """
         if self._closed:
             raise self.closed_error("modify_qp")
-        if type(mask) is not QPAttrMask:
-            mask = QPAttrMask(mask)
-        bits = mask.value
+        check_kind("attr", attr, QPAttr, "modify_qp")
+        chosen = mask if type(mask) is QPAttrMask else flags(QPAttrMask, mask, "attribute bits", "modify_qp")
+        bits = chosen.value
         state = self.backend.state
-        try:
-            after = QPState(attr.qp_state) if bits & QP_STATE else state
-        except ValueError:
-            raise cm_error(errno.EINVAL, f"no state {attr.qp_state}", "modify_qp", hint="a member of QPState") from None
+        after = member(QPState, attr.qp_state, "qp_state", "modify_qp") if bits & QP_STATE else state
         if bits & QP_CUR_STATE and attr.cur_qp_state != state:
             raise cm_error(errno.EINVAL, f"the queue pair is in {state.name}, not in cur_qp_state", "modify_qp")
-        fault = find_fault(self.qp_type, state, after, mask)
+        fault = find_fault(self.qp_type, state, after, chosen)
         if fault is not None:
             raise cm_error(errno.EINVAL, fault, "modify_qp")
-        check_values(self.pd.context, attr, mask)
-        self.backend.modify(attr, mask)
+        check_values(self.pd.context, attr, chosen)
+        self.backend.modify(attr, chosen)
         if self.qp_type is QPType.UD and bits & QP_PORT:
             port = self.pd.context.query_port(attr.port_num)
             self._send_rules.max_message = (port.active_mtu or port.max_mtu).bytes

@@ -58,6 +58,8 @@ MAX_MESSAGE = 1 << 31
 _RESET, _INIT, _RTR, _RTS, _SQD, _SQE, _ERR = QPState
 _SUCCESS = WCStatus.SUCCESS
 _ATOMICS = (WROpcode.ATOMIC_CMP_AND_SWP, WROpcode.ATOMIC_FETCH_AND_ADD)
+#: Members by number. Engines compare by identity, and a user may post a plain int.
+_OPCODES = {int(opcode): opcode for opcode in WROpcode}
 #: By opcode of work requests: whether the local memory is written.
 _WRITES_LOCALLY = [opcode in (WROpcode.RDMA_READ, *_ATOMICS) for opcode in range(max(WROpcode) + 1)]
 #: Shared by the attributes of all queue pairs that have none of their own yet; a query returns copies.
@@ -329,7 +331,7 @@ class SoftQP:
         """Make the engine's request from the user's, whose opcode :class:`rdmacm.verbs.qp.QP` has checked."""
         if self._sends >= self._cap.max_send_wr:
             raise cm_error(errno.ENOMEM, f"the send queue holds {self._cap.max_send_wr} requests", "post_send")
-        opcode, elements = wr.opcode, wr.sg
+        opcode, elements = _OPCODES[wr.opcode], wr.sg
         flags = int(wr.send_flags)
         segments: Sequence[memoryview]
         if len(elements) == 1 and type(element := elements[0]) is not SGE:
