@@ -179,7 +179,9 @@ class RecordingQP:
     def post_send(self, wrs: list[SendWR]) -> None:
         for wr in wrs:
             if len(self.sent) >= self.cap.max_send_wr:
-                raise cm_error(errno.ENOMEM, "the send queue is full", "post_send")
+                error = cm_error(errno.ENOMEM, "the send queue is full", "post_send")
+                error.bad_wr = wr
+                raise error
             self.sent.append(wr)
 
     def post_recv(self, wrs: list[RecvWR]) -> None:

@@ -91,7 +91,10 @@ class SRQBackend(Protocol):
     """A shared receive queue. Its receives go to its queue pairs in the order they are posted."""
 
     def post_recv(self, wrs: list[RecvWR]) -> None:
-        """Queue receives, of ``max_sge`` elements at the most. ENOMEM: it is full; those before are queued."""
+        """Queue receives, of ``max_sge`` elements at the most.
+
+        ENOMEM: it is full; those before the error's ``bad_wr`` are queued.
+        """
 
     def modify(self, attr: SrqAttr) -> None:
         """Set ``srq_limit``, which is 0 to ``max_wr``; the other fields are to be ignored."""
@@ -143,7 +146,7 @@ class QPBackend(Protocol):
         whose lkey, range or permission is wrong is queued as others are and completes with LOC_PROT_ERR. A request
         completes on the send queue's completion queue where it is SIGNALED, ``sq_sig_all`` is set, or it fails. In SQD
         requests wait; in ERR they complete with WR_FLUSH_ERR. ENOMEM: the queue is full; EINVAL: the state has changed;
-        in either case the requests before are queued.
+        in either case the requests before are queued, and the error's ``bad_wr`` is the refused request.
         """
 
     def post_recv(self, wrs: list[RecvWR]) -> None:

@@ -2,6 +2,8 @@
 
 They are made here, once, when a request is posted; a refused request never reaches the device. The device alone knows
 whether an lkey is valid: a wrong one shows in the completion (LOC_PROT_ERR).
+
+Every error of a post has ``bad_wr``, the refused request.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from rdmacm.verbs.enums import QPType, SendFlag, WROpcode
 from rdmacm.verbs.pd import PD
 from rdmacm.verbs.wr import SGE, RecvWR, SendWR
 
-__all__ = ["REQUIRED_OPERANDS", "SendRules", "check_recv", "post_list"]
+__all__ = ["REQUIRED_OPERANDS", "SendRules", "check_recv", "first", "post_list", "wrong_type"]
 
 W = TypeVar("W", SendWR, RecvWR)
 
@@ -164,13 +166,31 @@ def post_list(wrs: Iterable[W], check: Callable[[W], None], post: Callable[[list
     good: list[W] = []
     try:
         for wr in wrs:
-            check(wr)
+            try:
+                check(wr)
+            except RdmaError as error:
+                error.bad_wr = wr
+                raise
+            except (TypeError, AttributeError) as error:
+                raise wrong_type(wr, error) from error
             good.append(wr)
     finally:
         if good:
             post(good)
 
 
-def _refused(wr: SendWR | RecvWR, why: str, hint: str | None = None) -> RdmaError:
-    step = "post_send" if isinstance(wr, SendWR) else "post_recv"
-    return cm_error(errno.EINVAL, why, step, f"wr_id {wr.wr_id}", hint)
+def first(wrs: W | Iterable[W]) -> W | None:
+    """The request that a post refuses which takes none."""
+    return wrs if isinstance(wrs, SendWR | RecvWR) else next(iter(wrs), None)
+
+
+def wrong_type(wr: object, error: Exception) -> RdmaError:
+    """EINVAL for a request with a value of a wrong type, which its check has failed with."""
+    refusal = _refused(wr, str(error))
+    refusal.bad_wr = wr
+    return refusal
+
+
+def _refused(wr: object, why: str, hint: str | None = None) -> RdmaError:
+    step = "post_recv" if isinstance(wr, RecvWR) else "post_send"
+    return cm_error(errno.EINVAL, why, step, f"wr_id {getattr(wr, 'wr_id', '-')}", hint)

@@ -6,7 +6,7 @@ import errno
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from rdmacm.errors import cm_error
+from rdmacm.errors import RdmaError, cm_error
 from rdmacm.plainints import QP_CUR_STATE, QP_PORT, QP_STATE
 from rdmacm.verbs.attr import QPAttr, QPCap
 from rdmacm.verbs.backend import QPBackend
@@ -14,7 +14,7 @@ from rdmacm.verbs.checks import check_caps, check_kind, check_values, flags, mem
 from rdmacm.verbs.cq import CQ
 from rdmacm.verbs.enums import AccessFlag, MigState, Mtu, QPAttrMask, QPState, QPType
 from rdmacm.verbs.pd import PD
-from rdmacm.verbs.posting import REQUIRED_OPERANDS, SendRules, check_recv, post_list
+from rdmacm.verbs.posting import REQUIRED_OPERANDS, SendRules, check_recv, first, post_list, wrong_type
 from rdmacm.verbs.qpstate import RECV_STATES, SEND_STATES, find_fault, states_between, step_mask
 from rdmacm.verbs.resource import Resource
 from rdmacm.verbs.srq import SRQ
@@ -206,41 +206,67 @@ class QP(Resource):
     def post_send(self, wr: SendWR | Iterable[SendWR]) -> None:
         """Queue send requests, one or several in order, ibv_post_send(3).
 
-        Where one of several is refused, those before it are queued. Change neither a request nor the memory of its
-        elements until it completes; inline data may be changed at once. Wrong memory (lkey, range, permission) raises
-        nothing here: the request completes with LOC_PROT_ERR. EINVAL: the state, the type, a size or a value does not
-        allow it; ENOMEM: the queue is full.
+        Where one of several is refused, those before it are queued, and the error's ``bad_wr`` is the refused one.
+        Change neither a request nor the memory of its elements until it completes; inline data may be changed at once.
+        Wrong memory (lkey, range, permission) raises nothing here: the request completes with LOC_PROT_ERR. EINVAL: the
+        state, the type, a size or a value does not allow it; ENOMEM: the queue is full.
         """
         backend = self.backend
-        if self._closed:
-            raise self.closed_error("post_send")
-        if not _MAY_SEND[backend.state]:
-            text = f"a queue pair in {backend.state.name} takes no sends"
-            raise cm_error(errno.EINVAL, text, "post_send", hint="connect() or accept() on its id, or to_rts()")
+        if self._closed or not _MAY_SEND[backend.state]:
+            raise self._takes_no_sends(wr)
         if isinstance(wr, SendWR):
-            self._send_rules.check(wr)
+            try:
+                self._send_rules.check(wr)
+            except RdmaError as error:
+                error.bad_wr = wr
+                raise
+            except (TypeError, AttributeError) as error:
+                raise wrong_type(wr, error) from error
             backend.post_send([wr])
         else:
             post_list(wr, self._send_rules.check, backend.post_send)
 
+    def _takes_no_sends(self, wr: SendWR | Iterable[SendWR]) -> RdmaError:
+        if self._closed:
+            error = self.closed_error("post_send")
+        else:
+            text = f"a queue pair in {self.backend.state.name} takes no sends"
+            error = cm_error(errno.EINVAL, text, "post_send", hint="connect() or accept() on its id, or to_rts()")
+        error.bad_wr = first(wr)
+        return error
+
     def post_recv(self, wr: RecvWR | Iterable[RecvWR]) -> None:
         """Queue receives, one or several in order, ibv_post_recv(3).
 
-        Where one of several is refused, those before it are queued. EINVAL: the state or a size does not allow it, or
-        the queue pair has a shared receive queue; ENOMEM: the queue is full.
+        Where one of several is refused, those before it are queued, and the error's ``bad_wr`` is the refused one.
+        EINVAL: the state or a size does not allow it, or the queue pair has a shared receive queue; ENOMEM: the queue
+        is full.
         """
         backend = self.backend
-        if self._closed:
-            raise self.closed_error("post_recv")
-        if not _MAY_RECV[backend.state]:
-            raise cm_error(errno.EINVAL, "a queue pair in RESET takes no receives", "post_recv", hint="to_init()")
-        if self._init_attr.srq is not None:
-            raise cm_error(errno.EINVAL, "receives come from a shared receive queue", "post_recv", hint="srq.post_recv")
+        if self._closed or not _MAY_RECV[backend.state] or self._init_attr.srq is not None:
+            raise self._takes_no_receives(wr)
         if isinstance(wr, RecvWR):
-            check_recv(wr, self._max_recv_sge)
+            try:
+                check_recv(wr, self._max_recv_sge)
+            except RdmaError as error:
+                error.bad_wr = wr
+                raise
+            except TypeError as error:
+                raise wrong_type(wr, error) from error
             backend.post_recv([wr])
         else:
             post_list(wr, lambda each: check_recv(each, self._max_recv_sge), backend.post_recv)
+
+    def _takes_no_receives(self, wr: RecvWR | Iterable[RecvWR]) -> RdmaError:
+        if self._closed:
+            error = self.closed_error("post_recv")
+        elif self._init_attr.srq is not None and _MAY_RECV[self.backend.state]:
+            text = "receives come from a shared receive queue"
+            error = cm_error(errno.EINVAL, text, "post_recv", hint="srq.post_recv")
+        else:
+            error = cm_error(errno.EINVAL, "a queue pair in RESET takes no receives", "post_recv", hint="to_init()")
+        error.bad_wr = first(wr)
+        return error
 
     def _destroy(self) -> None:
         self.backend.destroy()

@@ -11,7 +11,7 @@ from rdmacm.verbs.attr import SrqAttr, SrqInitAttr
 from rdmacm.verbs.backend import SRQBackend
 from rdmacm.verbs.checks import check_srq
 from rdmacm.verbs.pd import PD
-from rdmacm.verbs.posting import check_recv, post_list
+from rdmacm.verbs.posting import check_recv, first, post_list
 from rdmacm.verbs.resource import Resource
 from rdmacm.verbs.wr import RecvWR
 
@@ -43,12 +43,11 @@ class SRQ(Resource):
     def post_recv(self, wr: RecvWR | Iterable[RecvWR]) -> None:
         """Queue receives, ibv_post_srq_recv(3); see :meth:`QP.post_recv <rdmacm.verbs.qp.QP.post_recv>`."""
         if self._closed:
-            raise self.closed_error("post_srq_recv")
-        if isinstance(wr, RecvWR):
-            check_recv(wr, self._max_sge)
-            self.backend.post_recv([wr])
-        else:
-            post_list(wr, lambda each: check_recv(each, self._max_sge), self.backend.post_recv)
+            error = self.closed_error("post_srq_recv")
+            error.bad_wr = first(wr)
+            raise error
+        wrs = (wr,) if isinstance(wr, RecvWR) else wr
+        post_list(wrs, lambda each: check_recv(each, self._max_sge), self.backend.post_recv)
 
     def modify(self, attr: SrqAttr) -> None:
         """Set ``srq_limit``, ibv_modify_srq(3); the other fields are ignored. EINVAL: above ``max_wr``."""

@@ -47,7 +47,9 @@ class SoftSRQ:
         with self._mux.runtime.lock:
             for wr in wrs:
                 if len(self._queue) >= self._max_wr:
-                    raise cm_error(errno.ENOMEM, f"the queue holds {self._max_wr} receives", "post_srq_recv")
+                    error = cm_error(errno.ENOMEM, f"the queue holds {self._max_wr} receives", "post_srq_recv")
+                    error.bad_wr = wr
+                    raise error
                 self._queue.append(RecvWork(wr.wr_id, self._table.gather(self._pd, wr.sg, True)))
 
     def take(self) -> RecvWork | None:
