@@ -14,7 +14,17 @@ from rdmacm.address import Gid
 from rdmacm.errors import cm_error
 from rdmacm.verbs.attr import DeviceAttr
 from rdmacm.verbs.backend import DeviceBackend
-from rdmacm.verbs.enums import GidType, LinkLayer, Mtu, NodeType, PortState, TransportType
+from rdmacm.verbs.enums import (
+    GidType,
+    LinkLayer,
+    Mtu,
+    NodeType,
+    PortCapFlag,
+    PortCapFlag2,
+    PortFlag,
+    PortState,
+    TransportType,
+)
 
 __all__ = ["Context", "Device", "GidEntry", "Port"]
 
@@ -36,7 +46,7 @@ class GidEntry:
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """A port: ``struct ibv_port_attr`` and its tables."""
+    """A port: ``struct ibv_port_attr``, ibv_query_port(3), and its tables."""
 
     #: From 1.
     port_num: int
@@ -50,6 +60,38 @@ class Port:
     gids: tuple[GidEntry, ...]
     #: The P_Key table, 16 bits each.
     pkeys: tuple[int, ...]
+    #: How many rows the GID table and the P_Key table have, with those not in use.
+    gid_tbl_len: int = 0
+    pkey_tbl_len: int = 0
+    port_cap_flags: PortCapFlag = PortCapFlag(0)  # noqa: RUF009 (immutable)
+    port_cap_flags2: PortCapFlag2 = PortCapFlag2(0)  # noqa: RUF009 (immutable)
+    flags: PortFlag = PortFlag(0)  # noqa: RUF009 (immutable)
+    #: The longest message, in bytes; 0 if the device moves no data.
+    max_msg_sz: int = 0
+    #: Packets with a wrong P_Key, and with a wrong Q_Key; 0 where the device does not count them
+    #: (BAD_PKEY_CNTR, BAD_QKEY_CNTR in ``device_cap_flags``).
+    bad_pkey_cntr: int = 0
+    qkey_viol_cntr: int = 0
+    #: The port's LID and the number of its low bits that may vary; 0 on Ethernet.
+    lid: int = 0
+    lmc: int = 0
+    #: The LID and the service level of the subnet manager; 0 on Ethernet.
+    sm_lid: int = 0
+    sm_sl: int = 0
+    #: The number of virtual lanes, as a code: 1 is one lane (InfiniBand Architecture 14.2.5.6, VLCap). 0 if unknown.
+    max_vl_num: int = 0
+    #: How long a packet and its answer take in the subnet at most: exponent of 4.096 µs.
+    subnet_timeout: int = 0
+    #: The initialization that the subnet manager has done (InitTypeReply).
+    init_type_reply: int = 0
+    #: The lanes of the link: 1 is 1X, 2 is 4X, 4 is 8X, 8 is 12X, 16 is 2X; 0 if unknown.
+    active_width: int = 0
+    #: The speed of a lane: 1 is 2.5 Gb/s, 2 is 5, 4 and 8 are 10, 16 is 14, 32 is 25, 64 is 50, 128 is 100; 0 if
+    #: unknown.
+    active_speed: int = 0
+    #: The state of the link: 2 is polling, 3 disabled, 5 up (InfiniBand Architecture 14.2.5.6, PortPhysicalState); 0 if
+    #: unknown.
+    phys_state: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +159,7 @@ class Context:
         return self._backend
 
     def query_device(self) -> DeviceAttr:
-        """The device's limits, ibv_query_device(3)."""
+        """What the device is, and its limits, ibv_query_device(3)."""
         return self.backend.attr
 
     @property
