@@ -5,7 +5,17 @@ from __future__ import annotations
 from enum import IntEnum
 
 from rdmacm.verbs import AccessFlag, QPAttrMask, QPState, SendFlag, WCFlag, WCOpcode, WCStatus, WROpcode
-from rdmacm.verbs.enums import GidType, LinkLayer, MigState, Mtu, NodeType, PortState, QPType, TransportType
+from rdmacm.verbs.enums import (
+    GidType,
+    LinkLayer,
+    MigState,
+    Mtu,
+    NodeType,
+    PortState,
+    QPType,
+    SrqAttrMask,
+    TransportType,
+)
 
 
 def test_work_completions() -> None:
@@ -47,6 +57,7 @@ def test_devices_and_ports() -> None:
     ]
     assert values(Mtu) == {f"MTU_{128 << code}": code for code in range(1, 6)}
     assert values(MigState) == {"MIGRATED": 0, "REARM": 1, "ARMED": 2}
+    assert {flag.name: flag.value for flag in SrqAttrMask} == {"MAX_WR": 1, "LIMIT": 2}
     types = {"RC": 2, "UC": 3, "UD": 4, "RAW_PACKET": 8, "XRC_SEND": 9, "XRC_RECV": 10, "DRIVER": 255}
     assert values(QPType) == types
 

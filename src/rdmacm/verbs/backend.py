@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from rdmacm.verbs.attr import DeviceAttr, QPAttr, QPCap, SrqAttr
-from rdmacm.verbs.enums import WC, AccessFlag, QPAttrMask, QPState, QPType
+from rdmacm.verbs.enums import WC, AccessFlag, QPAttrMask, QPState, QPType, SrqAttrMask
 from rdmacm.verbs.wr import Buffer, RecvWR, SendWR
 
 __all__ = ["CQBackend", "ChannelBackend", "DeviceBackend", "MRBackend", "QPBackend", "SRQBackend"]
@@ -96,8 +96,11 @@ class SRQBackend(Protocol):
         ENOMEM: it is full; those before the error's ``bad_wr`` are queued.
         """
 
-    def modify(self, attr: SrqAttr) -> None:
-        """Set ``srq_limit``, which is 0 to ``max_wr``; the other fields are to be ignored."""
+    def modify(self, attr: SrqAttr, mask: SrqAttrMask) -> None:
+        """Set the attributes that ``mask`` names: ``srq_limit``, which is 0 to ``max_wr``.
+
+        A device with SRQ_RESIZE in ``device_cap_flags`` also takes ``max_wr``.
+        """
 
     def query(self) -> SrqAttr:
         """Its sizes and limit, in a new object; the limit is 0 once it was reached."""
@@ -176,6 +179,8 @@ class DeviceBackend(Protocol):
     name: str
     #: The device's limits. They do not change; connecting also reads them on devices that have no queue pairs.
     attr: DeviceAttr
+    #: Completion vectors, at least 1 (``num_comp_vectors`` of ``struct ibv_context``).
+    num_comp_vectors: int
 
     def reg_mr(self, pd: object, buffer: Buffer, access: AccessFlag) -> MRBackend:
         """Register a contiguous buffer of 1 to ``max_mr_size`` bytes, writable where ``access`` says so.
@@ -186,8 +191,11 @@ class DeviceBackend(Protocol):
     def create_channel(self) -> ChannelBackend:
         """A completion channel."""
 
-    def create_cq(self, cqe: int, channel: ChannelBackend | None, owner: object) -> CQBackend:
-        """A completion queue for 1 to ``max_cqe`` completions; its channel hands out ``owner`` for it."""
+    def create_cq(self, cqe: int, channel: ChannelBackend | None, owner: object, comp_vector: int) -> CQBackend:
+        """A completion queue for 1 to ``max_cqe`` completions; its channel hands out ``owner`` for it.
+
+        ``comp_vector``, below :attr:`num_comp_vectors`, signals the events of the channel.
+        """
 
     def create_srq(self, pd: object, attr: SrqAttr) -> SRQBackend:
         """A shared receive queue with the sizes in ``attr``, which are within the device's limits."""

@@ -25,6 +25,7 @@ __all__ = [
     "QPState",
     "QPType",
     "SendFlag",
+    "SrqAttrMask",
     "TransportType",
     "WCFlag",
     "WCOpcode",
@@ -51,6 +52,13 @@ class MigState(IntEnum):
     MIGRATED = 0
     REARM = 1
     ARMED = 2
+
+
+class SrqAttrMask(IntFlag):
+    """``enum ibv_srq_attr_mask``, ibv_modify_srq(3)."""
+
+    MAX_WR = 1
+    LIMIT = 1 << 1
 
 
 class AtomicCap(IntEnum):

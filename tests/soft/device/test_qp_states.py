@@ -12,7 +12,7 @@ from rdmacm.soft.device.async_events import AsyncEvent
 from rdmacm.soft.device.queue_pair import SoftQP
 from rdmacm.soft.device.shared_receive_queue import SoftSRQ
 from rdmacm.verbs.attr import QPAttr, QPCap, SrqAttr
-from rdmacm.verbs.enums import Mtu, QPAttrMask, QPState, QPType, WROpcode
+from rdmacm.verbs.enums import Mtu, QPAttrMask, QPState, QPType, SrqAttrMask, WROpcode
 from rdmacm.verbs.wr import SGE, RecvWR, SendWR
 from support.softdev import Connected, Pair, sge, to_init, to_rtr, to_rts, told
 
@@ -259,7 +259,7 @@ def test_srq_limit_warns_once(pair: Pair) -> None:
     wrs = [RecvWR(n) for n in range(4)]
     with refused(errno.ENOMEM, wrs[3]):
         shared.srq.post_recv(wrs)
-    shared.srq.modify(SrqAttr(srq_limit=2))
+    shared.srq.modify(SrqAttr(srq_limit=2), SrqAttrMask.LIMIT)
     assert shared.srq.query() == SrqAttr(max_wr=3, max_sge=1, srq_limit=2)
     for n in range(3):
         shared.lefts[0].post_send([SendWR(n)])

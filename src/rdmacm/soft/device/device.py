@@ -74,6 +74,8 @@ class SoftDevice:
     ) -> None:
         #: The device's name when it was opened.
         self.name = device.name
+        #: There are no interrupts that could be spread.
+        self.num_comp_vectors = 1
         #: The limits, and the GUIDs.
         self.attr = attr
         self.identify(device)
@@ -110,7 +112,7 @@ class SoftDevice:
     def create_channel(self) -> SoftChannel:
         return SoftChannel(self._runtime)
 
-    def create_cq(self, cqe: int, channel: ChannelBackend | None, owner: object) -> SoftCQ:
+    def create_cq(self, cqe: int, channel: ChannelBackend | None, owner: object, _comp_vector: int = 0) -> SoftCQ:
         assert channel is None or isinstance(channel, SoftChannel)
         return SoftCQ(self._runtime, self._mux, cqe, channel, owner)
 

@@ -123,6 +123,7 @@ class IbDevice:
 
     def __init__(self, name: str, node_guid: int = 0) -> None:
         self.name = name
+        self.num_comp_vectors = 1
         #: It has no queues and no regions. The other limits are for a connection whose queue pair is a driver's.
         self.attr = replace(
             SOFT_DEVICE_ATTR,
