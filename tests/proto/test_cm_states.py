@@ -322,13 +322,13 @@ def test_calls_follow_the_table(state: CmState, is_active: bool, trigger: CmTrig
 
 @for_each(("state", "is_active"), ROLES, ids=lambda v: v.name if isinstance(v, CmState) else str(v))
 def test_network_errors_follow_the_table(state: CmState, is_active: bool) -> None:
-    world = World(state, is_active)
-    connection = world.connection
+    case = AgentInState(state, is_active)
+    connection = case.connection
     tid = connection.transaction_id if connection is not None else 0
     error = NetworkError(errno.ECONNREFUSED, b"")
-    world.agent.unreachable(world.comm_id, tid, lambda path: path == "peer", error, world.peer.now)
-    assert sum(world.agent.dropped.values()) == (state not in (S.REQ_SENT, S.SIDR_REQ_SENT))
-    check(world, state, expected(state, I.NETWORK_ERROR))
+    case.agent.unreachable(case.comm_id, tid, lambda path: path == "peer", error, case.peer.now)
+    assert sum(case.agent.dropped.values()) == (state not in (S.REQ_SENT, S.SIDR_REQ_SENT))
+    check(case, state, expected(state, I.NETWORK_ERROR))
 
 
 @for_each("exhausted", [False, True])

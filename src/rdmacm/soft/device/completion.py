@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from rdmacm.errors import cm_error
 from rdmacm.progress.runtime import Runtime
-from rdmacm.verbs.enums import WC, WCStatus
+from rdmacm.verbs.enums import WC, EventType, WCStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,6 +100,7 @@ class SoftCQ:
         "_mux",
         "cqe",
         "notify",
+        "on_async_event",
         "overrun",
         "owner",
         "waited",
@@ -120,6 +121,8 @@ class SoftCQ:
         self._is_destroyed = False
         #: Called after completions are added.
         self.notify: Callable[[], None] | None = None
+        #: Called with CQ_ERR when it has overflowed.
+        self.on_async_event: Callable[[EventType], None] | None = None
         #: How many completions it has room for.
         self.cqe = cqe
         #: The API object that a channel returns.
@@ -138,6 +141,8 @@ class SoftCQ:
         if len(queue) + len(found) > self.cqe:
             queue.extend(found[: self.cqe - len(queue)])
             self.overrun = True
+            if self.on_async_event is not None:
+                self.on_async_event(EventType.CQ_ERR)
             self._mux.cq_failed(self)
         else:
             queue.extend(found)

@@ -26,7 +26,6 @@ from rdmacm.explanation import Explanation, Step
 from rdmacm.failure import Failure
 from rdmacm.provider import EventQueue, IdOptions, Owner, QueuedEvent
 from rdmacm.resolution.hosts import RocePortView
-from rdmacm.soft.device.async_events import AsyncEvent
 from rdmacm.soft.device.queue_pair import SoftQP
 from rdmacm.soft.event_queue import SoftQueue
 from rdmacm.soft.host import SoftHost
@@ -460,11 +459,11 @@ class SoftId(IdCore):
             assert isinstance(backend, SoftQP)
             self._initial_attributes(backend.attr)
             backend.advance(QPState.INIT)
-            backend.on_async_event = self._queue_pair_event
+            backend.on_comm_est = self._data_arrived
             self.qp, self._soft_qp = qp, backend
 
-    def _queue_pair_event(self, _: SoftQP, event: AsyncEvent) -> None:
-        if event is AsyncEvent.COMM_EST and self.state is not State.DESTROYING:
+    def _data_arrived(self) -> None:
+        if self.state is not State.DESTROYING:
             self.connector.data_arrived()
 
     def _fail_qp(self) -> None:
