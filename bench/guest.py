@@ -83,8 +83,8 @@ def connections_of_c(run: Run, count: int) -> Figures:
 
 def connections_of_ours(run: Run, count: int) -> Figures:
     output = run(
-        "serve_soft python3 -m rdmacm cmtime -s -b $SOFT4\n"
-        f"soft python3 -m rdmacm cmtime -c $SOFT4 -n {count} --concurrent --json && kill $SERVER"
+        "serve_soft python3 -m rdmacm cmtime -b $SOFT4\n"
+        f"soft python3 -m rdmacm cmtime -s $SOFT4 -c {count} --concurrent --json && kill $SERVER"
     )
     totals = {step["name"]: step["total_us"] / 1e6 for step in json.loads(output)["steps"]}
     return per_connection({step: sum(totals[name] for name in names) for step, names in STEPS.items()}, count)

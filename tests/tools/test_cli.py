@@ -459,9 +459,12 @@ class TestUsage:
             (["resolve", "::1"], "resolve: the following arguments are required: SERVICE"),
             (["explain", "::1", "1", "2"], "explain: unrecognized arguments: 2"),
             (["resolve", "::1", "1", "-P", "sctp"], "resolve: argument -P/--port-space: invalid choice: 'sctp'"),
-            (["resolve", "::1", "1", "-t", "0"], "resolve: argument -t/--timeout: '0' is not a number of milliseconds"),
-            (["resolve", "::1", "1", "-t", "9" * 30], "resolve: argument -t/--timeout: '999"),
-            (["explain", "::1", "-t", "x"], "explain: argument -t/--timeout: 'x' is not"),
+            (
+                ["resolve", "::1", "1", "-t", "0"],
+                "resolve: argument -t/--timeout-ms: '0' is not a number of milliseconds",
+            ),
+            (["resolve", "::1", "1", "-t", "9" * 30], "resolve: argument -t/--timeout-ms: '999"),
+            (["explain", "::1", "-t", "x"], "explain: argument -t/--timeout-ms: 'x' is not"),
             (
                 ["explain", "::1", "-s", "localhost"],
                 "explain: argument -s/--source: not a numeric address: 'localhost'",

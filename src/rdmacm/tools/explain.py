@@ -8,9 +8,10 @@ from rdmacm.address import InetAddr, format_address
 from rdmacm.errors import GaiError, RdmaError, cm_error, printable
 from rdmacm.explain import explain
 from rdmacm.explanation import Explanation
-from rdmacm.tools.arguments import add_timeout
+from rdmacm.tools.arguments import add_resolution_timeout
 from rdmacm.tools.getaddrinfo import add_name_arguments, hints_of, node_of
 from rdmacm.tools.output import Page, Parser, bold, dim, write, write_json
+from rdmacm.tools.waiting import notice
 
 PAGE = Page(
     command="explain",
@@ -43,13 +44,14 @@ PAGE = Page(
 def add_arguments(parser: Parser) -> None:
     """Add the arguments of ``rdmacm explain``."""
     add_name_arguments(parser)
-    add_timeout(parser)
+    add_resolution_timeout(parser)
     parser.add_argument("--json", action="store_true", help="Write one JSON object.")
 
 
 def run(args: argparse.Namespace) -> int:
     """Resolve and explain."""
-    found = explain(node_of(args), args.service, hints_of(args), timeout_ms=args.timeout, provider=args.provider)
+    with notice(f"the resolution of {args.node}"):
+        found = explain(node_of(args), args.service, hints_of(args), timeout_ms=args.timeout_ms, provider=args.provider)
     if args.json:
         write_json(found.as_dict())
     else:

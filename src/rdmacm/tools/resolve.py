@@ -8,10 +8,11 @@ from rdmacm.address import format_address
 from rdmacm.cmid import CmId
 from rdmacm.explain import resolve
 from rdmacm.explanation import Explanation
-from rdmacm.tools.arguments import add_timeout
+from rdmacm.tools.arguments import add_resolution_timeout
 from rdmacm.tools.explain import error_of
 from rdmacm.tools.getaddrinfo import ADDRESS_FORMS, add_name_arguments, hints_of, node_of
 from rdmacm.tools.output import Page, Parser, address_json, labelled_lines, path_record_json, write, write_json
+from rdmacm.tools.waiting import notice
 
 PAGE = Page(
     command="resolve",
@@ -39,15 +40,16 @@ PAGE = Page(
 def add_arguments(parser: Parser) -> None:
     """Add the arguments of ``rdmacm resolve``."""
     add_name_arguments(parser, service_required=True)
-    add_timeout(parser)
+    add_resolution_timeout(parser)
     parser.add_argument("--json", action="store_true", help="Write one JSON object.")
 
 
 def run(args: argparse.Namespace) -> int:
     """Resolve and write the result."""
-    cmid, explanation = resolve(
-        node_of(args), args.service, hints_of(args), timeout_ms=args.timeout, provider=args.provider
-    )
+    with notice(f"the resolution of {args.node}"):
+        cmid, explanation = resolve(
+            node_of(args), args.service, hints_of(args), timeout_ms=args.timeout_ms, provider=args.provider
+        )
     if cmid is None:
         raise error_of(explanation, args.source)
     with cmid:
