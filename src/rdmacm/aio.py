@@ -28,7 +28,7 @@ from rdmacm.endpoint.dispatcher import Dispatcher, Expired, Routine
 from rdmacm.endpoint.listening import ListenAddress, ListenerCore
 from rdmacm.endpoint.memory import Region, RemoteRegion
 from rdmacm.endpoint.race import Target, connect_routine
-from rdmacm.errors import CmDisconnectedError, RdmaError
+from rdmacm.errors import CmDisconnectedError, RdmaError, check_timeout
 from rdmacm.provider import Provider, get_provider
 from rdmacm.verbs.enums import WROpcode
 from rdmacm.verbs.wr import Buffer
@@ -111,10 +111,11 @@ def _nothing() -> None:
 
 
 async def _execute(dispatcher: Dispatcher, routine: Routine[T], timeout: float | None = None) -> T:
-    """Execute a routine in the running event loop, for at most ``timeout`` seconds."""
+    """Execute a routine in the running event loop, for at most ``timeout`` seconds (None: no limit)."""
     loop = asyncio.get_running_loop()
     limit = None if timeout is None else dispatcher.clock() + timeout
     try:
+        check_timeout(timeout)
         wait = next(routine)
         while True:
             found = dispatcher.drive_once(wait.ready)

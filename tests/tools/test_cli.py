@@ -240,11 +240,13 @@ class TestGetaddrinfo:
             "listen on 127.0.0.1:7471\n  kind    IPv4, QP type RC, port space TCP\n  device  soft_lo port 1\n"
         )
 
-    def test_failed_lookup_leaves_stdout_empty(self, run: Run) -> None:
-        result = run("getaddrinfo", "no-number", "--numeric", "--json")
-        assert (result.status, result.out) == (1, "")
-        assert result.error.startswith("getaddrinfo no-number: Name or service not known")
-        assert "[EAI_NONAME]" in result.error
+    def test_failed_lookup_is_reported(self, run: Run) -> None:
+        text, found = (run("getaddrinfo", "no-number", "--numeric", *argv) for argv in ([], ["--json"]))
+        assert (text.status, text.out, found.status) == (1, "", 1)
+        for result in (text, found):
+            assert result.error.startswith("getaddrinfo no-number: Name or service not known")
+            assert "[EAI_NONAME]" in result.error
+        assert (found.json["error"]["errno_name"], found.json["error"]["address"]) == ("EAI_NONAME", "no-number")
 
 
 def _is_operand(argv: Sequence[str], i: int) -> bool:
@@ -359,9 +361,16 @@ class TestResolve:
     ) -> None:
         with net.a.enter():
             result = run("resolve", *argv, *json_too)
-        assert (result.status, result.out) == (1, "")
+        assert result.status == 1
         assert result.error.startswith(start)
         assert f"[{code}]; try: " in result.error
+        if json_too:
+            error = result.json["error"]
+            assert result.error == (
+                f"{error['step']} {error['address']}: {error['message']} [{error['errno_name']}]; try: {error['hint']}"
+            )
+        else:
+            assert result.out == ""
 
 
 class TestExplain:

@@ -73,8 +73,8 @@ def test_port_in_use_is_reported() -> None:
         )
     assert (done.returncode, done.stdout) == (1, "")
     assert re.fullmatch(
-        r"rdmacm: second process: open_device UDP port 4791: process \d+ of user \d+ has the port "
-        r"\[EADDRINUSE\]; try: end that process\n",
+        r"rdmacm: second process: open_device UDP port 4791: the port is in use by process \d+ \(python.*\) of "
+        r"user \d+ \[EADDRINUSE\]; try: end that process\n",
         done.stderr,
     )
 

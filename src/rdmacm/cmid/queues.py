@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from rdmacm.cmid.resolving import ResolutionBase
 from rdmacm.constants import PortSpace
-from rdmacm.errors import CmTimeoutError, cm_error
+from rdmacm.errors import CmTimeoutError, check_timeout, cm_error
 from rdmacm.verbs.ah import AH
 from rdmacm.verbs.attr import QPAttr, SrqInitAttr
 from rdmacm.verbs.backend import DeviceBackend
@@ -305,6 +305,7 @@ class QueueBase(ResolutionBase):
 
     @staticmethod
     def _completion(cq: CQ | None, step: str, timeout: float | None) -> WC:
+        check_timeout(timeout)
         if cq is None:
             raise cm_error(errno.EINVAL, "the id has no completion queue", step, hint="create_qp()")
         while True:

@@ -10,7 +10,7 @@ from rdmacm.explain import explain
 from rdmacm.explanation import Explanation
 from rdmacm.tools.arguments import add_resolution_timeout
 from rdmacm.tools.getaddrinfo import add_name_arguments, hints_of, node_of
-from rdmacm.tools.output import Page, Parser, bold, dim, write, write_json
+from rdmacm.tools.output import Page, Parser, ReportedError, bold, dim, write, write_json
 from rdmacm.tools.waiting import notice
 
 PAGE = Page(
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         write(_styled(found.text()))
     if not found.ok:
-        raise error_of(found, args.source)
+        raise ReportedError(error_of(found, args.source))
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import cast
 
@@ -13,10 +14,13 @@ from rdmacm.tools.output import (
     Page,
     Parser,
     ReaderGoneError,
+    ReportedError,
     Tool,
     UsageError,
+    error_json,
     write,
     write_error,
+    write_json,
 )
 
 __all__ = ["COMMANDS", "main", "parser_of"]
@@ -127,16 +131,27 @@ def _run(argv: Sequence[str]) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command in ``argv`` (default: ``sys.argv[1:]``) and return its exit status.
 
-    Usage errors and RdmaErrors are reported as one line on standard error. Any other exception is a bug and propagates.
+    Usage errors and RdmaErrors are reported as one line on standard error, and with ``--json`` as an object on standard
+    output. Any other exception is a bug and propagates.
     """
+    arguments = sys.argv[1:] if argv is None else list(argv)
     try:
-        return _run(sys.argv[1:] if argv is None else argv)
-    except UsageError as error:
-        write_error(str(error))
-        return 2
-    except RdmaError as error:
-        write_error(str(error))
-        return 1
+        try:
+            return _run(arguments)
+        except UsageError as error:
+            message, status = str(error), 2
+            text, _, hint = message.rpartition("; try: ")
+            nothing = dict.fromkeys(("errno", "errno_name", "step", "address"))
+            report: dict[str, object] | None = {"message": text, **nothing, "hint": hint}
+        except ReportedError as reported:
+            message, status, report = str(reported.error), 1, None
+        except RdmaError as error:
+            message, status, report = str(error), 1, error_json(error)
+        write_error(message)
+        if report is not None and "--json" in arguments:
+            with suppress(RdmaError):  # standard output cannot be written, which is the error
+                write_json({"error": report})
+        return status
     except ReaderGoneError:
         return 141  # 128 + SIGPIPE
     except KeyboardInterrupt:

@@ -18,7 +18,7 @@ from socket import AF_INET
 from typing import Any, NoReturn, Protocol
 
 from rdmacm.address import SockAddr, SockAddrIB, parse_address
-from rdmacm.errors import cm_error, printable
+from rdmacm.errors import RdmaError, cm_error, printable
 from rdmacm.proto.sa import PathData, PathRecord
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "Page",
     "Parser",
     "ReaderGoneError",
+    "ReportedError",
     "Tool",
     "UsageError",
     "abandon_output",
@@ -33,6 +34,7 @@ __all__ = [
     "bold",
     "write_error",
     "dim",
+    "error_json",
     "labelled_lines",
     "path_data_json",
     "path_record_json",
@@ -48,7 +50,7 @@ _WIDTH = 79
 
 _EXIT_STATUS = (
     ("0", "Success."),
-    ("1", "Failure; one line on standard error has the step, the address, the reason and a hint."),
+    ("1", "Failure; one line on standard error, and with --json an object, has the step, address, reason and hint."),
     ("2", "Wrong usage."),
     ("130", "Interrupted (Ctrl-C)."),
     ("141", "Standard output was closed by its reader, as with '| head'."),
@@ -65,6 +67,14 @@ _COMMON_ENVIRONMENT = (("NO_COLOR", "If set, terminal output is neither bold nor
 
 class UsageError(Exception):
     """The command line is wrong. The text is one line."""
+
+
+class ReportedError(Exception):
+    """A failure that the tool's own JSON document has reported. ``error`` is the reason."""
+
+    def __init__(self, error: RdmaError) -> None:
+        super().__init__(error)
+        self.error = error
 
 
 class ReaderGoneError(Exception):
@@ -142,6 +152,10 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError."""
+        if message.startswith("the following arguments are required"):
+            for action in self._arguments:
+                if not action.option_strings and action.nargs is None and action.choices:
+                    message = f"{_metavar(action)} is missing, one of {', '.join(map(str, action.choices))}"
         where = f"{self.page.command}: " if self.page.command else ""
         raise UsageError(f"{where}{message}; try: {self.prog} --help")
 
@@ -340,6 +354,18 @@ def address_json(address: SockAddr | None) -> dict[str, object] | None:
         "port": known.port,
         "flowinfo": known.flowinfo,
         "scope_id": known.scope_id,
+    }
+
+
+def error_json(error: RdmaError) -> dict[str, object]:
+    """Return an error as JSON data: ``message``, ``errno``, ``errno_name``, ``step``, ``address`` and ``hint``."""
+    return {
+        "message": printable(str(error.strerror)),
+        "errno": error.errno,
+        "errno_name": error.code_name,
+        "step": error.step,
+        "address": error.address,
+        "hint": error.hint,
     }
 
 

@@ -25,8 +25,7 @@ PAGE = Page(
 
         With --json, writes one object: node, service, dst_addr, src_addr, provider, port_space, qp_type, device,
         port_num, gid_index, sgid, dgid, pkey, route (the fields of the path record; null with --passive) and steps,
-        a list of objects with name and microseconds. When the resolution fails, nothing is written to standard
-        output.
+        a list of objects with name and microseconds.
 {ADDRESS_FORMS}""",
     examples=(
         ("rdmacm resolve localhost 7471", "Resolve this host."),

@@ -17,11 +17,11 @@ from itertools import count
 from rdmacm.address import format_address
 from rdmacm.cmid import CmId
 from rdmacm.connparam import ConnParam
-from rdmacm.errors import CmDisconnectedError, cm_error, printable
+from rdmacm.errors import CmDisconnectedError, RdmaError, cm_error, printable
 from rdmacm.tools.arguments import add_port, add_provider, add_roles, add_wait_limit, integer_between
 from rdmacm.tools.connection import ToolConnection, find_server
 from rdmacm.tools.measure import Samples
-from rdmacm.tools.output import Page, Parser, write, write_error, write_json
+from rdmacm.tools.output import Page, Parser, ReportedError, error_json, write, write_error, write_json
 from rdmacm.tools.serving import listening, serve
 from rdmacm.tools.waiting import PeerWait
 from rdmacm.verbs.attr import QPCap
@@ -41,9 +41,9 @@ PAGE = Page(
         standard error.
 
         With --json, the client writes one object at the end, even when interrupted: peer, size, pings, bytes (both
-        directions), seconds, validated and round_trip_us, the time of a whole ping (min, mean, p50, p99, max; the
-        percentiles are of the latest 100,000). The server writes one object for each client: peer, pings, bytes,
-        validated.
+        directions), seconds, validated, round_trip_us, the time of a whole ping (min, mean, p50, p99, max; the
+        percentiles are of the latest 100,000), and error, if a ping failed. The server writes one object for each
+        client: peer, pings, bytes, validated.
     """,
     examples=(
         ("rdmacm rping -s -v", "Serve one client and show its data."),
@@ -197,13 +197,26 @@ def _client(args: argparse.Namespace) -> int:
                     raise cm_error(errno.EIO, text, "rping", connection.peer)
                 if args.verbose and not args.json:
                     write(f"ping data: {_shown(sink)}\n")
-        finally:
+        except RdmaError as error:
+            if args.json:
+                _summary(args, connection, times, time.perf_counter() - began, error)
+            raise ReportedError(error) from None
+        except KeyboardInterrupt:
             if args.json:
                 _summary(args, connection, times, time.perf_counter() - began)
+            raise
+        if args.json:
+            _summary(args, connection, times, time.perf_counter() - began)
     return 0
 
 
-def _summary(args: argparse.Namespace, connection: ToolConnection, times: Samples, seconds: float) -> None:
+def _summary(
+    args: argparse.Namespace,
+    connection: ToolConnection,
+    times: Samples,
+    seconds: float,
+    error: RdmaError | None = None,
+) -> None:
     write_json(
         {
             "peer": connection.peer,
@@ -213,6 +226,7 @@ def _summary(args: argparse.Namespace, connection: ToolConnection, times: Sample
             "seconds": round(seconds, 6),
             "validated": args.validate,
             "round_trip_us": times.microseconds(),
+            **({} if error is None else {"error": error_json(error)}),
         }
     )
 

@@ -11,7 +11,7 @@ import errno
 import time
 import weakref
 
-from rdmacm.errors import CmTimeoutError, CmWouldBlockError, cm_error
+from rdmacm.errors import CmTimeoutError, CmWouldBlockError, check_timeout, cm_error
 from rdmacm.verbs.backend import ChannelBackend, CQBackend
 from rdmacm.verbs.device import Context
 from rdmacm.verbs.enums import WC
@@ -35,8 +35,9 @@ class CompChannel(Resource):
 
         ``timeout`` is in seconds: None waits for ever, 0 not at all. Acknowledge each event with
         :meth:`CQ.ack_events`, and arm the queue again for the next. CmTimeoutError when the time runs out,
-        CmWouldBlockError for 0; EBADF once the channel is closed.
+        CmWouldBlockError for 0; EBADF once the channel is closed; ValueError for a negative timeout.
         """
+        check_timeout(timeout)
         limit = None if timeout is None else time.monotonic() + timeout
         left = timeout
         while True:
@@ -110,7 +111,11 @@ class CQ(Resource):
         return self.backend.poll(num_entries)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until there is a completion to poll, for ``timeout`` seconds; False when the time runs out."""
+        """Wait until there is a completion to poll, for ``timeout`` seconds; False when the time runs out.
+
+        ValueError for a negative timeout.
+        """
+        check_timeout(timeout)
         if self._closed:
             raise self.closed_error("wait")
         return self.backend.wait(timeout)
