@@ -19,6 +19,7 @@ from rdmacm.constants import CmEventType, PortSpace, RaiFlag
 from rdmacm.errors import CmWouldBlockError, RdmaError, cm_error
 from rdmacm.explain import resolve
 from rdmacm.explanation import Explanation
+from rdmacm.provider import get_provider
 from rdmacm.tools.explain import error_of
 from rdmacm.tools.waiting import PeerWait, next_event, notice
 from rdmacm.verbs.attr import QPCap
@@ -217,9 +218,10 @@ def find_server(
     A resolution that takes longer than ``timeout_ms`` is repeated up to ``retries`` times.
     """
     hints = AddrInfo(flags=RaiFlag(0), port_space=PortSpace.TCP, src_addr=None if source is None else (source, 0))
+    backend = get_provider(provider)
     with notice(f"the resolution of {host}"):
         for _ in range(1 + retries):
-            cmid, explanation = resolve(host, port, hints, timeout_ms=timeout_ms, provider=provider)
+            cmid, explanation = resolve(host, port, hints, timeout_ms=timeout_ms, provider=backend)
             if explanation.errno != errno.ETIMEDOUT:
                 break
     if cmid is None:

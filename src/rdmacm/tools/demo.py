@@ -19,7 +19,16 @@ from rdmacm.tools import perf
 from rdmacm.tools.arguments import add_provider, add_wait_limit
 from rdmacm.tools.connection import ToolConnection, find_server
 from rdmacm.tools.measure import ProgressLine, size_text, time_text
-from rdmacm.tools.output import Page, Parser, labelled_lines, table, write, write_json
+from rdmacm.tools.output import (
+    COLOR_VARIABLE,
+    PROVIDER_VARIABLE,
+    Page,
+    Parser,
+    labelled_lines,
+    table,
+    write,
+    write_json,
+)
 from rdmacm.tools.serving import ServerProcess, listening, serve_in_turn
 from rdmacm.tools.waiting import PeerWait
 from rdmacm.verbs.attr import QPCap
@@ -43,6 +52,7 @@ PAGE = Page(
         ("rdmacm demo --pcap demo.pcapng", "Run it and capture the packets for Wireshark."),
     ),
     see_also="rdmacm explain, rdmacm rping, rdmacm perf",
+    environment=(PROVIDER_VARIABLE, COLOR_VARIABLE),
 )
 
 #: Bytes of the RDMA WRITE and READ, and of the largest message.

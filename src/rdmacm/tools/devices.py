@@ -8,7 +8,17 @@ from socket import AF_INET, inet_ntop
 
 from rdmacm.explain import devices
 from rdmacm.tools.arguments import add_provider
-from rdmacm.tools.output import Page, Parser, dim, table, write, write_json
+from rdmacm.tools.output import (
+    COLOR_VARIABLE,
+    PORTS_VARIABLE,
+    PROVIDER_VARIABLE,
+    Page,
+    Parser,
+    dim,
+    table,
+    write,
+    write_json,
+)
 from rdmacm.verbs.device import Device, GidEntry, Port
 from rdmacm.verbs.enums import GidType, LinkLayer
 
@@ -33,6 +43,7 @@ PAGE = Page(
         ("rdmacm devices --json | jq -r '.[].name'", "Print only their names."),
     ),
     see_also="rdmacm explain, rdma_get_devices(3), ibv_devinfo(1), ip-address(8)",
+    environment=(PROVIDER_VARIABLE, PORTS_VARIABLE, COLOR_VARIABLE),
 )
 
 _LINK_LAYERS = {LinkLayer.INFINIBAND: "InfiniBand", LinkLayer.ETHERNET: "Ethernet"}

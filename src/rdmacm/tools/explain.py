@@ -10,8 +10,19 @@ from rdmacm.explain import explain
 from rdmacm.explanation import Explanation
 from rdmacm.tools.arguments import add_resolution_timeout
 from rdmacm.tools.getaddrinfo import add_name_arguments, hints_of, node_of
-from rdmacm.tools.output import Page, Parser, ReportedError, bold, dim, write, write_json
-from rdmacm.tools.waiting import notice
+from rdmacm.tools.output import (
+    ACM_VARIABLE,
+    COLOR_VARIABLE,
+    PORTS_VARIABLE,
+    PROVIDER_VARIABLE,
+    Page,
+    Parser,
+    ReportedError,
+    bold,
+    dim,
+    write,
+    write_json,
+)
 
 PAGE = Page(
     command="explain",
@@ -38,6 +49,7 @@ PAGE = Page(
         ("rdmacm explain --json 10.0.0.2 | jq .candidates", "Print the candidates as JSON."),
     ),
     see_also="rdmacm resolve, rdmacm devices, rdma_resolve_addr(3), ip-route(8), ip-neighbour(8)",
+    environment=(PROVIDER_VARIABLE, PORTS_VARIABLE, ACM_VARIABLE, COLOR_VARIABLE),
 )
 
 
@@ -50,8 +62,7 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Resolve and explain."""
-    with notice(f"the resolution of {args.node}"):
-        found = explain(node_of(args), args.service, hints_of(args), timeout_ms=args.timeout_ms, provider=args.provider)
+    found = explain(node_of(args), args.service, hints_of(args), timeout_ms=args.timeout_ms, provider=args.provider)
     if args.json:
         write_json(found.as_dict())
     else:

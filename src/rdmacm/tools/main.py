@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
-from typing import cast
+from typing import NoReturn, cast
 
 from rdmacm.errors import RdmaError, cm_error
+from rdmacm.interrupt import STATUS, exit_when_interrupted, raise_when_interrupted
 from rdmacm.tools.output import (
-    PROVIDER_ENVIRONMENT,
+    ACM_VARIABLE,
+    COLOR_VARIABLE,
+    PORTS_VARIABLE,
+    PROVIDER_VARIABLE,
     Page,
     Parser,
     ReaderGoneError,
@@ -23,7 +29,7 @@ from rdmacm.tools.output import (
     write_json,
 )
 
-__all__ = ["COMMANDS", "main", "parser_of"]
+__all__ = ["COMMANDS", "command", "main", "parser_of"]
 
 #: The commands, in the order of the help page. Each is a module of this package, imported when it is used.
 COMMANDS = (
@@ -55,7 +61,7 @@ _PAGE = Page(
         ("rdmacm explain localhost 7471", "Explain how a program on this host would reach port 7471."),
     ),
     see_also="rdma_cm(7), ibv_devinfo(1), ip-route(8), ip-neighbour(8)",
-    environment=PROVIDER_ENVIRONMENT,
+    environment=(PROVIDER_VARIABLE, PORTS_VARIABLE, ACM_VARIABLE, COLOR_VARIABLE),
 )
 
 
@@ -128,6 +134,31 @@ def _run(argv: Sequence[str]) -> int:
     return status
 
 
+def command() -> NoReturn:
+    """Run :func:`main` as a process of its own, where Ctrl-C is quiet from the first import to the end."""
+    try:
+        try:
+            sys.unraisablehook = _unraisable
+            raise_when_interrupted()
+            status = main()
+        finally:
+            exit_when_interrupted()
+    except KeyboardInterrupt:
+        status = STATUS
+    sys.exit(status)
+
+
+def _unraisable(failure: sys.UnraisableHookArgs) -> None:
+    """Deliver an interrupt again that came while a finalizer ran, which cannot raise it. Report anything else."""
+    if not isinstance(failure.exc_value, KeyboardInterrupt):
+        sys.__unraisablehook__(failure)
+        return
+    import threading
+
+    # Not in this thread: it would come before this function returns, and be lost again.
+    threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command in ``argv`` (default: ``sys.argv[1:]``) and return its exit status.
 
@@ -155,4 +186,4 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ReaderGoneError:
         return 141  # 128 + SIGPIPE
     except KeyboardInterrupt:
-        return 130  # 128 + SIGINT
+        return STATUS

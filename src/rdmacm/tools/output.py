@@ -22,7 +22,10 @@ from rdmacm.errors import RdmaError, cm_error, printable
 from rdmacm.proto.sa import PathData, PathRecord
 
 __all__ = [
-    "PROVIDER_ENVIRONMENT",
+    "ACM_VARIABLE",
+    "COLOR_VARIABLE",
+    "PORTS_VARIABLE",
+    "PROVIDER_VARIABLE",
     "Page",
     "Parser",
     "ReaderGoneError",
@@ -56,13 +59,11 @@ _EXIT_STATUS = (
     ("141", "Standard output was closed by its reader, as with '| head'."),
 )
 
-#: The environment variables of commands with the option --provider.
-PROVIDER_ENVIRONMENT = (
-    ("RDMACM_PROVIDER", "The provider to use without --provider."),
-    ("RDMACM_IB", "InfiniBand ports that the provider soft uses, separated by commas."),
-)
-#: The environment variables of all commands.
-_COMMON_ENVIRONMENT = (("NO_COLOR", "If set, terminal output is neither bold nor dim."),)
+# The environment variables of several commands. A page lists those that its command uses.
+PROVIDER_VARIABLE = ("RDMACM_PROVIDER", "The provider to use without --provider.")
+PORTS_VARIABLE = ("RDMACM_IB", "InfiniBand ports that the provider soft uses, separated by commas.")
+ACM_VARIABLE = ("RDMACM_ACM_RUNDIR", "Where ibacm(8) has its socket, instead of /run; empty to use no ibacm.")
+COLOR_VARIABLE = ("NO_COLOR", "If set, terminal output is neither bold nor dim.")
 
 
 class UsageError(Exception):
@@ -89,8 +90,8 @@ class Page:
     """The text of a help page apart from the arguments.
 
     ``command`` is empty for the program itself. ``description`` has paragraphs separated by blank lines; indented ones
-    are not rewrapped. ``examples`` has pairs of a command line and its description. ``environment`` has environment
-    variables and their descriptions, without those of all commands and those of ``--provider``.
+    are not rewrapped. ``examples`` has pairs of a command line and its description. ``environment`` has the environment
+    variables that the command uses, and their descriptions.
     """
 
     command: str
@@ -173,7 +174,7 @@ class Parser(argparse.ArgumentParser):
             ("OPTIONS", [_entry(_invocation(action), _help(action)) for action in self._in_order()]),
             ("COMMANDS", [_entries(self._commands)] if self._commands else []),
             ("EXIT STATUS", [_entries(_EXIT_STATUS)]),
-            ("ENVIRONMENT", [_entries(self._environment())]),
+            ("ENVIRONMENT", [_entries(page.environment)] if page.environment else []),
             ("EXAMPLES", [f"    {command}\n{_wrapped(what, 8)}" for command, what in page.examples]),
             ("SEE ALSO", [_wrapped(page.see_also)]),
         ]
@@ -182,11 +183,6 @@ class Parser(argparse.ArgumentParser):
     def _synopsis(self) -> str:
         tail = ["[ARGUMENT]..."] if self._commands else []
         return " ".join([self.prog, "[OPTION]...", *self._operands, *tail])
-
-    def _environment(self) -> list[tuple[str, str]]:
-        """The environment variables that the command uses, with their descriptions."""
-        provider = PROVIDER_ENVIRONMENT if self.has("provider") else ()
-        return [*provider, *self.page.environment, *_COMMON_ENVIRONMENT]
 
     def _in_order(self) -> list[argparse.Action]:
         """Operands first, then options."""

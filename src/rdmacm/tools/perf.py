@@ -31,7 +31,7 @@ from rdmacm.tools.arguments import (
 )
 from rdmacm.tools.connection import ToolConnection, completion_failure, find_server
 from rdmacm.tools.measure import ProgressLine, Samples, size_text
-from rdmacm.tools.output import Page, Parser, table, write, write_json
+from rdmacm.tools.output import COLOR_VARIABLE, PROVIDER_VARIABLE, Page, Parser, table, write, write_json
 from rdmacm.tools.serving import ServerProcess, listening, serve_in_turn
 from rdmacm.tools.waiting import PeerWait
 from rdmacm.verbs.attr import QPCap
@@ -63,6 +63,7 @@ PAGE = Page(
         ("rdmacm perf --op send --latency --blocking --count 10000", "Measure the latency of blocking processes."),
     ),
     see_also="ib_send_bw(1), ib_send_lat(1), rdmacm rping, rdmacm cmtime",
+    environment=(PROVIDER_VARIABLE, COLOR_VARIABLE),
 )
 
 

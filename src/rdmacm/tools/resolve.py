@@ -11,8 +11,19 @@ from rdmacm.explanation import Explanation
 from rdmacm.tools.arguments import add_resolution_timeout
 from rdmacm.tools.explain import error_of
 from rdmacm.tools.getaddrinfo import ADDRESS_FORMS, add_name_arguments, hints_of, node_of
-from rdmacm.tools.output import Page, Parser, address_json, labelled_lines, path_record_json, write, write_json
-from rdmacm.tools.waiting import notice
+from rdmacm.tools.output import (
+    ACM_VARIABLE,
+    COLOR_VARIABLE,
+    PORTS_VARIABLE,
+    PROVIDER_VARIABLE,
+    Page,
+    Parser,
+    address_json,
+    labelled_lines,
+    path_record_json,
+    write,
+    write_json,
+)
 
 PAGE = Page(
     command="resolve",
@@ -33,6 +44,7 @@ PAGE = Page(
         ("rdmacm resolve --json 10.0.0.2 7471 | jq -r .device", "Print only the device."),
     ),
     see_also="rdmacm explain, rdmacm getaddrinfo, rdma_resolve_addr(3), rdma_resolve_route(3)",
+    environment=(PROVIDER_VARIABLE, PORTS_VARIABLE, ACM_VARIABLE, COLOR_VARIABLE),
 )
 
 
@@ -45,10 +57,9 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Resolve and write the result."""
-    with notice(f"the resolution of {args.node}"):
-        cmid, explanation = resolve(
-            node_of(args), args.service, hints_of(args), timeout_ms=args.timeout_ms, provider=args.provider
-        )
+    cmid, explanation = resolve(
+        node_of(args), args.service, hints_of(args), timeout_ms=args.timeout_ms, provider=args.provider
+    )
     if cmid is None:
         raise error_of(explanation, args.source)
     with cmid:

@@ -21,7 +21,16 @@ from rdmacm.errors import CmDisconnectedError, RdmaError, cm_error, printable
 from rdmacm.tools.arguments import add_port, add_provider, add_roles, add_wait_limit, integer_between
 from rdmacm.tools.connection import ToolConnection, find_server
 from rdmacm.tools.measure import Samples
-from rdmacm.tools.output import Page, Parser, ReportedError, error_json, write, write_error, write_json
+from rdmacm.tools.output import (
+    PROVIDER_VARIABLE,
+    Page,
+    Parser,
+    ReportedError,
+    error_json,
+    write,
+    write_error,
+    write_json,
+)
 from rdmacm.tools.serving import listening, serve
 from rdmacm.tools.waiting import PeerWait
 from rdmacm.verbs.attr import QPCap
@@ -52,6 +61,7 @@ PAGE = Page(
         ("rdmacm rping -c -a storage-7 -V -S 4096 -C 1000 --json", "Report the times of a thousand checked pings."),
     ),
     see_also="rping(1), rdmacm perf, rdmacm cmtime",
+    environment=(PROVIDER_VARIABLE,),
 )
 
 #: A message of the protocol: address, rkey, size.

@@ -151,7 +151,7 @@ class ServerProcess:
             env=dict(os.environ, PYTHONPATH=path),
             text=True,
         )
-        waits = PeerWait(f"the second process ({self.pid})", timeout)
+        waits = PeerWait(f"the second process ({self.pid})", timeout, has_notice=False)
         waits.step = "second process"
         waits.progress = lambda: "it was started and does not listen yet"
         try:

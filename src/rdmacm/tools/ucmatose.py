@@ -30,7 +30,7 @@ from rdmacm.explain import resolve
 from rdmacm.tools.arguments import add_address, add_port, add_provider, add_wait_limit, integer_between
 from rdmacm.tools.connection import completion_failure, connection_ended
 from rdmacm.tools.explain import error_of
-from rdmacm.tools.output import Page, Parser, write, write_json
+from rdmacm.tools.output import PROVIDER_VARIABLE, Page, Parser, write, write_json
 from rdmacm.tools.serving import announce, bind
 from rdmacm.tools.waiting import PeerWait, notice
 from rdmacm.verbs.attr import QPCap
@@ -63,6 +63,7 @@ PAGE = Page(
         ("rdmacm ucmatose -s storage-7 -p 7200 -c 100 --json", "Open a hundred connections and print a summary."),
     ),
     see_also="ucmatose(1), rdmacm rping, rdmacm cmtime",
+    environment=(PROVIDER_VARIABLE,),
 )
 
 _PORT_SPACES = {"tcp": PortSpace.TCP, "ib": PortSpace.IB}
@@ -536,8 +537,9 @@ class _Client(_Endpoint):
         """Return the first of the server's addresses that can be resolved."""
         hints = replace(self.hints(RaiFlag(0)), src_addr=source)
         args = self.args
+        provider = self.channel.provider
         with notice(f"the resolution of {args.server}"):
-            found, explanation = resolve(args.server, args.port, hints, timeout_ms=_TIMEOUT_MS, provider=args.provider)
+            found, explanation = resolve(args.server, args.port, hints, timeout_ms=_TIMEOUT_MS, provider=provider)
         if found is None:
             raise error_of(explanation, None)
         with found:

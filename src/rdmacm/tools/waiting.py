@@ -40,10 +40,13 @@ def notice(whom: str) -> Iterator[None]:
 class PeerWait:
     """The waits of a client for its peer. Each wait without progress may take ``seconds`` (``--timeout``).
 
-    ``whom``: the peer, as text for people. ``clock``: seconds that only go forward.
+    ``whom``: the peer, as text for people. ``has_notice``: whether a line is written after one second. ``clock``:
+    seconds that only go forward.
     """
 
-    def __init__(self, whom: str, seconds: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, whom: str, seconds: float, *, has_notice: bool = True, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.whom = whom
         self.seconds = seconds
         #: The step that waits, for the error.
@@ -52,16 +55,17 @@ class PeerWait:
         self.progress: Callable[[], str] = lambda: "nothing came back"
         #: What to try when the time is over.
         self.hint = f"checking that the program at {whom} runs and is not stopped, or a longer --timeout"
+        self._has_notice = has_notice
         self._clock = clock
         #: When the wait began, in seconds of the clock.
         self._began = clock()
-        #: Whether the notice of this wait was written.
-        self._is_noticed = False
+        #: Whether the notice of this wait was written, or is not wanted.
+        self._is_noticed = not has_notice
 
     def restart(self) -> None:
         """Begin a wait; the time begins anew."""
         self._began = self._clock()
-        self._is_noticed = False
+        self._is_noticed = not self._has_notice
 
     def left(self) -> float:
         """Return how many seconds the next call may wait, above 0.
