@@ -26,7 +26,7 @@ def test_output_fits_one_screen() -> None:
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert len(lines) <= 24
-    assert max(map(len, lines)) <= 100
+    assert max(map(len, lines)) <= 80
     for word in ("localhost", "device", "GID", "why", "path", *STEPS):
         assert any(line.startswith(word) for line in lines), word
     assert [re.sub(r"^[\d,]+ ", "", line) for line in lines[-2:]] == [

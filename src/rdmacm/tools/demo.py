@@ -243,7 +243,7 @@ def _expect(is_right: bool, what: str, connection: ToolConnection) -> None:
 # -- output --------------------------------------------------------------------------------------------------
 
 #: Columns; longer lines are cut.
-_WIDTH = 100
+_WIDTH = 80
 
 
 def _text(explanation: Explanation, demonstration: _Demonstration, throughput: list[perf.Result]) -> str:

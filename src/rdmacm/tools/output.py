@@ -50,6 +50,8 @@ PROGRAM = "rdmacm"
 
 #: Width of help pages in columns, whatever the terminal's: longer lines are hard to read.
 _WIDTH = 79
+#: The greatest width of a line of output that has no longer word, and the least width of a wrapped text, in columns.
+_COLUMNS, _LEAST_TEXT = 80, 20
 
 _EXIT_STATUS = (
     ("0", "Success."),
@@ -300,24 +302,45 @@ def _is_styled() -> bool:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = ()) -> str:
-    """Format a table. Columns named in ``right`` are aligned to the right; an empty cell is shown as "-"."""
+    """Format a table of up to 80 columns.
+
+    Cells in columns named in ``right`` are aligned to the right; an empty cell is shown as "-". The text of the last
+    column is wrapped. If the others leave no room for it, it is on lines of its own.
+    """
     cells = [[cell or "-" for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in [head, *cells]) for i in range(len(head))]
+    before = sum(widths[:-1]) + 2 * (len(widths) - 1)
+    indent = before if _COLUMNS - before >= min(widths[-1], _LEAST_TEXT) else 4
+    is_wrapped = head[-1] not in right and before + widths[-1] > _COLUMNS
 
     def line(row: Sequence[str]) -> str:
-        return "  ".join(
+        padded = [
             cell.rjust(width) if title in right else cell.ljust(width)
             for title, cell, width in zip(head, row, widths, strict=True)
-        ).rstrip()
+        ]
+        if not is_wrapped:
+            return "  ".join(padded).rstrip()
+        text = textwrap.wrap(row[-1], _COLUMNS - indent) or [""]
+        start = ["  ".join(padded[:-1]) + "  " + text.pop(0)] if indent == before else ["  ".join(padded[:-1])]
+        return "\n".join(part.rstrip() for part in [*start, *(" " * indent + part for part in text)])
 
     return "\n".join([bold(line(head)), *map(line, cells)]) + "\n"
 
 
 def labelled_lines(pairs: Iterable[tuple[str, str]], indent: int = 0) -> str:
-    """Format labelled values, one on each line, with aligned labels."""
+    """Format labelled values with aligned labels, each on one line of up to 80 columns or wrapped beside its label."""
     pairs = list(pairs)
     width = max(len(label) for label, _ in pairs) + 2
-    return "".join(f"{'':{indent}}{dim(f'{label:<{width}}')}{printable(text)}".rstrip() + "\n" for label, text in pairs)
+    room = max(_LEAST_TEXT, _COLUMNS - indent - width)
+    lines = []
+    for label, text in pairs:
+        shown = printable(text)
+        parts = [shown]
+        if len(shown) > room:
+            parts = textwrap.wrap(shown, room, break_long_words=False, break_on_hyphens=False) or [""]
+        lines.append(f"{'':{indent}}{dim(f'{label:<{width}}')}{parts[0]}".rstrip())
+        lines += [" " * (indent + width) + part for part in parts[1:]]
+    return "".join(f"{line}\n" for line in lines)
 
 
 # -- JSON ----------------------------------------------------------------------------------------------------
