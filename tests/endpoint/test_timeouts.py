@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import rdmacm
-from rdmacm import CmId, EventChannel, aio, connect, explain, listen
+from rdmacm import CmId, EventChannel, aio, connect, listen
 from rdmacm.endpoint import Connection, Listener
 from rdmacm.verbs import CQ, CompChannel
 from support.endpoints import connected
@@ -77,5 +77,4 @@ def test_ids_channels_and_queues(timeout: float) -> None:
 
 
 def test_resolution(timeout: float) -> None:
-    refused(lambda: explain("127.0.0.1", 1, timeout_ms=timeout))  # type: ignore[arg-type]
-    assert rdmacm.explain("127.0.0.1", 1, timeout_ms=0).ok
+    refused(lambda: rdmacm.explain("127.0.0.1", 1, timeout_ms=timeout))  # type: ignore[arg-type]
