@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import signal
+from types import SimpleNamespace
+from typing import Any, Self
 
 import pytest
 
+from rdmacm import CmEventType, CmTimeoutError, RdmaError
+from rdmacm.errors import cm_error
+from rdmacm.explanation import Explanation
+from rdmacm.tools import cmtime, connection
+from rdmacm.tools.waiting import PeerWait
 from support.servers import Run, Server
 
 STEPS = [
@@ -58,6 +66,51 @@ def test_missing_server_is_reported(run: Run) -> None:
     result = run("cmtime", "-s", "127.0.0.1", "-p", "9", "-c", "3")
     assert (result.status, result.out) == (1, "")
     assert result.err.startswith("rdmacm: connect 127.0.0.1:9: nobody listens on that port [ECONNREFUSED]; try: ")
+
+
+class Event:
+    """An event of a channel, as far as the command reads it."""
+
+    def __init__(self, cmid: object, kind: CmEventType, error: RdmaError | None = None) -> None:
+        self.id, self.type, self.error = cmid, kind, error
+        self.status = 0 if error is None else -(error.errno or 0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+@pytest.mark.parametrize("retries", [0, 2])
+def test_resolution_that_times_out_is_repeated(retries: int) -> None:
+    each = SimpleNamespace(cmid=object())
+    calls: list[object] = []
+    late = cm_error(errno.ETIMEDOUT, "no answer", "resolve_addr")
+    events = [Event(each.cmid, CmEventType.ADDR_ERROR, late) for _ in range(2)]
+    events.append(Event(each.cmid, CmEventType.ADDR_RESOLVED))
+    channel: Any = SimpleNamespace(get_event=lambda seconds: events.pop(0))
+    timer = cmtime._StepTimer(channel, lambda context: pytest.fail("no queue"), PeerWait("peer", 10), 100, retries)
+    batch: Any = [each]
+    if not retries:
+        with pytest.raises(CmTimeoutError, match="no answer"):
+            timer.step("resolve addr", batch, calls.append, CmEventType.ADDR_RESOLVED)
+    else:
+        timer.step("resolve addr", batch, calls.append, CmEventType.ADDR_RESOLVED)
+        assert timer.steps["resolve addr"].count == 1
+    assert calls == [each] * (1 + retries)
+
+
+def test_resolution_of_the_server_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def resolve(host: str, *_: object, **__: object) -> tuple[None, Explanation]:
+        asked.append(host)
+        return None, Explanation(host, "1", "soft", error="neighbour", errno=errno.ETIMEDOUT, message="late")
+
+    monkeypatch.setattr(connection, "resolve", resolve)
+    with pytest.raises(CmTimeoutError, match="late"):
+        connection.find_server("10.7.0.9", 1, retries=2)
+    assert asked == ["10.7.0.9"] * 3
 
 
 @pytest.mark.parametrize(
