@@ -8,7 +8,7 @@ from functools import lru_cache
 from socket import AF_INET, AF_INET6, inet_aton, inet_pton
 from typing import Any, NamedTuple, TypeAlias
 
-from rdmacm.address import AF_IB, InetAddr, format_address, parse_address
+from rdmacm.address import AF_IB, InetAddr, format_address, parse_address, scope_index
 from rdmacm.addrinfo.checks import NUMBER, PORT_SPACES, QP_TYPES, STREAM_QP_TYPES, family_of, gai_error, resolver_error
 from rdmacm.addrinfo.info import RAI_FAMILY, RAI_NUMERICHOST, RAI_PASSIVE, AddrInfo
 from rdmacm.constants import EAI, PortSpace
@@ -54,6 +54,12 @@ def resolve_name(
     port = _port(node, service)
     if node is not None and ("\0" in node or node == "*"):  # C reads a name up to its NUL, and "*" as NULL
         raise gai_error(EAI.NONAME, node, service, "not a host name", "a name or a numeric address")
+
+    if node is not None and "%" in node and is_numeric(node):
+        try:
+            scope_index(node.partition("%")[2])
+        except ValueError as problem:
+            raise gai_error(EAI.NONAME, node, service, str(problem), "an interface of 'ip link'") from None
 
     # A numeric node and service, as most callers give them, need no resolver.
     numeric = _parse_numeric(node) if node is not None else None
