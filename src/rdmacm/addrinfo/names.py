@@ -55,12 +55,6 @@ def resolve_name(
     if node is not None and ("\0" in node or node == "*"):  # C reads a name up to its NUL, and "*" as NULL
         raise gai_error(EAI.NONAME, node, service, "not a host name", "a name or a numeric address")
 
-    if node is not None and "%" in node and is_numeric(node):
-        try:
-            scope_index(node.partition("%")[2])
-        except ValueError as problem:
-            raise gai_error(EAI.NONAME, node, service, str(problem), "an interface of 'ip link'") from None
-
     # A numeric node and service, as most callers give them, need no resolver.
     numeric = _parse_numeric(node) if node is not None else None
     if numeric is not None and port is not None and family in (0, numeric[0]):
@@ -78,6 +72,8 @@ def resolve_name(
             failure = resolver_error(socket.gaierror(int(EAI.ADDRFAMILY), ""), node, service, family)
         if source_family and failure.errno == EAI.ADDRFAMILY:
             failure.hint = "a source of the node's address family"
+        if node is not None and failure.errno == EAI.NONAME:
+            _check_scope(node, service)
         raise failure from error
     found = _unique_addresses(results, family, is_open=not (socktype or proto), qp_hint=qp_hint, ps_hint=ps_hint)
     if not found:
@@ -105,6 +101,15 @@ def _source_family(node: str | None, service: str | None, hints: AddrInfo) -> in
         hint = "a source of the node's family, or RAI_FAMILY with family AF_IB for a GID"
         raise gai_error(EAI.ADDRFAMILY, node, service, cause, hint)
     return family
+
+
+def _check_scope(node: str, service: str | None) -> None:
+    """EAI_NONAME with the interface, if the scope of a numeric address names none; the resolver does not say it."""
+    if "%" in node and is_numeric(node):
+        try:
+            scope_index(node.partition("%")[2])
+        except ValueError as problem:
+            raise gai_error(EAI.NONAME, node, service, str(problem), "an interface of 'ip link'") from None
 
 
 def _has_another_family(error: Exception, node: str, flags: int, ask: Resolver) -> bool:
