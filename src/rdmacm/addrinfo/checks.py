@@ -82,6 +82,8 @@ def check_hints(node: str | None, service: str | None, hints: AddrInfo, flags: i
     if qp and ps and not _is_consistent(qp, ps):
         cause = f"QP type {QP_TYPES[qp].name} does not go with port space {PORT_SPACES[ps].name}"
         raise gai_error(EAI.QPTYPE, node, service, cause, "RC with TCP or IB, UD with UDP, IPOIB or IB")
+    if hints.src_addr is None and hints.dst_addr is None:
+        return
     source = family_of(hints.src_addr)
     destination = 0 if flags & RAI_PASSIVE else family_of(hints.dst_addr)
     if source and destination and source != destination:

@@ -41,7 +41,7 @@ def entry_from_name(
         return _with_route(info, address, None, provider)
     choice = source = None
     if provider is not None:
-        source, is_numeric = _hinted_source(hints)
+        source, is_numeric = (None, True) if hints.src_addr is None else _hinted_source(hints)
         choice = provider.find_route(address, source) if is_numeric else None
     if choice is None:
         return AddrInfo(

@@ -67,7 +67,8 @@ class AddrInfo:
 
     def __post_init__(self) -> None:
         route = self.route
-        if route or type(route) is not tuple:
+        is_usual = type(route) is tuple and (not route or (len(route) == 1 and type(route[0]) is PathData))
+        if not is_usual:
             object.__setattr__(self, "route", _parse_route(route))
 
     @property

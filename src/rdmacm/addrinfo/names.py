@@ -49,7 +49,7 @@ def resolve_name(
     else:
         qp_hint, ps_hint = hints.qp_type, hints.port_space
         family, socktype, proto, flags = _socket_hints(int(hints.flags), hints.family, qp_hint, ps_hint)
-        if not family:
+        if not family and hints.src_addr is not None:
             family = source_family = _source_family(node, service, hints)
     port = _port(node, service)
     if node is not None and ("\0" in node or node == "*"):  # C reads a name up to its NUL, and "*" as NULL

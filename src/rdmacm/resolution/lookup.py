@@ -141,11 +141,11 @@ def find(network: Network, lookup: Lookup) -> Found:
         lookup.note("route", started, failure.message)
         raise
     lookup.route = route
-    lookup.note("route", started, route.kind)
-    started = perf_counter_ns()
+    found_at = perf_counter_ns()
+    lookup.steps.append(("route", found_at - started, route.kind))
     lookup.query = query = _query(lookup, route)
     chosen = policy.choose(query, host)
-    lookup.note("select", started, chosen[0].device.name if chosen else "no candidate passed")
+    lookup.note("select", found_at, chosen[0].device.name if chosen else "no candidate passed")
     if chosen is None:
         raise _no_port(host, query)
     next_hop = _next_hop(host, lookup.destination, route)
