@@ -38,6 +38,7 @@ from rdmacm.errors import (
 from rdmacm.explain import devices, explain
 from rdmacm.explanation import Explanation
 from rdmacm.proto.sa import PathData, PathRecord
+from rdmacm.provider import open_device
 from rdmacm.verbs import Context, Device, GidEntry, Port, QPType
 
 if TYPE_CHECKING:
@@ -112,6 +113,7 @@ __all__ = [
     "explain",
     "getaddrinfo",
     "listen",
+    "open_device",
 ]
 
 __version__ = "0.1.0"

@@ -62,6 +62,9 @@ class RdmaError(OSError):
     address: str | None
     hint: str | None
     explanation: Explanation | None
+    #: The work request that a post refused, ibv_post_send(3): the object that was passed to the call. Those before it
+    #: are posted. None in other errors.
+    bad_wr: object = None
 
     def __init__(
         self,
@@ -91,7 +94,9 @@ class RdmaError(OSError):
 
     def __reduce__(self) -> tuple[object, ...]:
         arguments = (self.errno, self.strerror, self.step, self.address, self.hint, self.explanation)
-        return type(self), arguments, self.__dict__.copy()
+        state = self.__dict__.copy()
+        state.pop("bad_wr", None)  # its buffers cannot be pickled
+        return type(self), arguments, state
 
 
 class GaiError(RdmaError, socket.gaierror):

@@ -106,6 +106,7 @@ __all__ = [
     "ServiceDone",
     "Tap",
     "get_provider",
+    "open_device",
 ]
 
 T = TypeVar("T")
@@ -519,6 +520,29 @@ ENVIRONMENT = "RDMACM_PROVIDER"
 #: nothing above the seam depends on it.
 _MODULES = {"soft": "rdmacm.soft"}
 _openers: dict[str, Callable[[], Provider]] = {}
+
+
+def open_device(name: str, provider: str | Provider | None = None) -> Context:
+    """Open a device by its name, ibv_open_device(3).
+
+    ``provider``: as for :func:`get_provider`. The context stays that of the same device if its network interface gets
+    another name. ENODEV: there is no such device; the text names those that exist. ENODEV in queries, once it has been
+    removed.
+
+    >>> open_device("soft_lo").query_gid(1, 0)
+    Gid('::ffff:127.0.0.1')
+    """
+    chosen = get_provider(provider)
+    found = chosen.devices()
+    device = next((each for each in found if each.name == name), None)
+    if device is None:
+        names = ", ".join(each.name for each in found)
+        text = f"no device {name!r}" if names else f"no device {name!r}, nor any other"
+        raise cm_error(errno.ENODEV, text, "open_device", hint=f"one of: {names}" if names else None)
+    index, backend = device.index, chosen.open_device(device.name)
+    return Context(
+        name, lambda: next((each for each in chosen.devices() if each.index == index), None), lambda: backend
+    )
 
 
 def get_provider(provider: str | Provider | None = None) -> Provider:

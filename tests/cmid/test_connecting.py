@@ -444,7 +444,7 @@ def test_invalid_create_qp_arguments(both: Ends) -> None:
 def test_init_qp_attr(both: Ends) -> None:
     refused(lambda: both.a.id().init_qp_attr(QPState.INIT))
     cmid = both.a.resolve(B)
-    refused(lambda: cmid.init_qp_attr(7))  # type: ignore[arg-type]
+    refused(lambda: cmid.init_qp_attr(7))
     refused(lambda: cmid.init_qp_attr(QPState.RTR))
     attr, mask = cmid.init_qp_attr(QPState.INIT)
     assert (attr.qp_state, attr.port_num) == (QPState.INIT, 1)

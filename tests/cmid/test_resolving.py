@@ -484,7 +484,8 @@ def test_devices(world: World) -> None:
     context = rdmacm.Context.open("soft_eth0", lambda: rdmacm.devices(world.provider))
     assert context.query_pkey(1, 0) == 0xFFFF
     assert [str(row.gid) for row in context.query_gid_table()] == ["fe80::1", "::ffff:10.0.0.1", "fd00::1"]
-    for query in (lambda: context.query_port(2), lambda: context.query_gid(1, 9), lambda: context.query_pkey(1, 1)):
+    assert context.query_gid(1, 9) == rdmacm.Gid()
+    for query in (lambda: context.query_port(2), lambda: context.query_gid_ex(1, 9), lambda: context.query_pkey(1, 1)):
         with pytest.raises(OSError):
             query()
 

@@ -33,6 +33,7 @@ from rdmacm.verbs import (
     RecvWR,
     SendWR,
     SrqAttr,
+    SrqAttrMask,
     TransportType,
     WCOpcode,
     WCStatus,
@@ -147,8 +148,11 @@ class RecordingSRQ:
     def post_recv(self, wrs: list[RecvWR]) -> None:
         self.received += wrs
 
-    def modify(self, attr: SrqAttr) -> None:
-        self.attr = replace(self.attr, srq_limit=attr.srq_limit)
+    def modify(self, attr: SrqAttr, mask: SrqAttrMask) -> None:
+        if mask & SrqAttrMask.LIMIT:
+            self.attr = replace(self.attr, srq_limit=attr.srq_limit)
+        if mask & SrqAttrMask.MAX_WR:
+            self.attr = replace(self.attr, max_wr=attr.max_wr)
 
     def query(self) -> SrqAttr:
         return replace(self.attr)
@@ -178,7 +182,9 @@ class RecordingQP:
     def post_send(self, wrs: list[SendWR]) -> None:
         for wr in wrs:
             if len(self.sent) >= self.cap.max_send_wr:
-                raise cm_error(errno.ENOMEM, "the send queue is full", "post_send")
+                error = cm_error(errno.ENOMEM, "the send queue is full", "post_send")
+                error.bad_wr = wr
+                raise error
             self.sent.append(wr)
 
     def post_recv(self, wrs: list[RecvWR]) -> None:
@@ -197,6 +203,8 @@ class RecordingDevice:
     def __init__(self, attr: DeviceAttr = LIMITS) -> None:
         self.name = "mem0"
         self.attr = attr
+        self.num_comp_vectors = 4
+        self.comp_vectors: list[int] = []
         self.numbers = count(0x11)
         self.living: list[object] = []
         self.refuses: Exception | None = None
@@ -222,7 +230,8 @@ class RecordingDevice:
         self._born(made)
         return made
 
-    def create_cq(self, cqe: int, channel: ChannelBackend | None, owner: object) -> RecordingCQ:
+    def create_cq(self, cqe: int, channel: ChannelBackend | None, owner: object, comp_vector: int) -> RecordingCQ:
+        self.comp_vectors.append(comp_vector)
         made = RecordingCQ(self, cqe, cast("RecordingChannel | None", channel), owner)
         self._born(made)
         return made
@@ -247,9 +256,12 @@ class RecordingDevice:
         return made
 
 
-def context_of(device: RecordingDevice, active_mtu: Mtu | None = Mtu.MTU_1024) -> Context:
-    """An open context of the device: an Ethernet port with two GIDs and one P_Key."""
+def context_of(
+    device: RecordingDevice, active_mtu: Mtu | None = Mtu.MTU_1024, pkeys: tuple[int, ...] = (0xFFFF,)
+) -> Context:
+    """An open context of the device: an Ethernet port with two GIDs in a table of four rows."""
     gids = tuple(GidEntry(gid, index, 1, GidType.ROCE_V2, "eth0", 2) for index, gid in enumerate(GIDS))
-    port = Port(1, PortState.ACTIVE, LinkLayer.ETHERNET, Mtu.MTU_4096, active_mtu, gids, (0xFFFF,))
+    mtu = Mtu.MTU_4096
+    port = Port(1, PortState.ACTIVE, LinkLayer.ETHERNET, mtu, active_mtu, gids, pkeys, gid_tbl_len=4)
     seen = Device(device.name, 0, "memory", NodeType.CA, TransportType.IB, 1, (port,))
     return Context(device.name, lambda: seen, lambda: device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -246,7 +247,57 @@ def test_device_reports_a_full_queue(rig: Rig) -> None:
     with pytest.raises(RdmaError, match="full") as raised:
         rig.qp.post_send(wrs)
     assert raised.value.errno == errno.ENOMEM
+    assert raised.value.bad_wr is wrs[8]
     assert rig.below.sent == wrs[:8]
+
+
+WRONG: Any = "wrong"
+
+
+def test_refused_request_is_in_the_error(rig: Rig) -> None:
+    """However it is posted, alone or among others, and whatever is wrong with it."""
+    one = SGE(0, 1, 1)
+    for bad in (
+        SendWR(1, O.TSO),
+        SendWR(1, WRONG),
+        SendWR(1, sg=WRONG),
+        SendWR(1, send_flags=WRONG),
+        SendWR(1, sg=[one] * 3),
+    ):
+        for wrs in (bad, [bad, SendWR(2)], iter([SendWR(0), bad, SendWR(2)])):
+            rig.below.sent.clear()
+            with pytest.raises(RdmaError) as raised:
+                rig.qp.post_send(wrs)
+            assert (raised.value.errno, raised.value.bad_wr) == (errno.EINVAL, bad)
+            assert len(rig.below.sent) == (not isinstance(wrs, SendWR | list))
+    for bad_recv in (RecvWR(1, [one] * 3), RecvWR(1, WRONG), RecvWR(1, [SGE(0, WRONG, 1)])):
+        for recvs in (bad_recv, [RecvWR(0), bad_recv]):
+            rig.below.received.clear()
+            with pytest.raises(RdmaError) as raised:
+                rig.qp.post_recv(recvs)
+            assert (raised.value.errno, raised.value.bad_wr) == (errno.EINVAL, bad_recv)
+            assert len(rig.below.received) == isinstance(recvs, list)
+    assert raised.value.bad_wr is bad_recv
+    assert pickle.loads(pickle.dumps(raised.value)).bad_wr is None
+    with pytest.raises(RdmaError) as raised:
+        rig.qp.post_send([WRONG])
+    assert raised.value.bad_wr is WRONG
+
+
+def test_state_refuses_the_first_request(rig: Rig) -> None:
+    rig.below.state = S.RESET
+    send, recv = SendWR(), RecvWR()
+    for sends in (send, [send, SendWR()], iter([send])):
+        with pytest.raises(RdmaError, match="takes no sends") as raised:
+            rig.qp.post_send(sends)
+        assert raised.value.bad_wr is send
+    for recvs in (recv, [recv, RecvWR()]):
+        with pytest.raises(RdmaError, match="takes no receives") as raised:
+            rig.qp.post_recv(recvs)
+        assert raised.value.bad_wr is recv
+    with pytest.raises(RdmaError) as raised:
+        rig.qp.post_send([])
+    assert raised.value.bad_wr is None
 
 
 def test_shared_receive_queue_posting(device: RecordingDevice, context: Context) -> None:
@@ -259,7 +310,11 @@ def test_shared_receive_queue_posting(device: RecordingDevice, context: Context)
         one = SGE(0, 1, 1)
         srq.post_recv(RecvWR(1, [one]))
         wrs = [RecvWR(2), RecvWR(3, [one, one])]
-        with pytest.raises(RdmaError, match="wr_id 3: 2 elements, and max_recv_sge is 1"):
+        with pytest.raises(RdmaError, match="wr_id 3: 2 elements, and max_recv_sge is 1") as raised:
             srq.post_recv(wrs)
+        assert raised.value.bad_wr is wrs[1]
+        with pytest.raises(RdmaError) as raised:
+            srq.post_recv(wrs[1])
+        assert raised.value.bad_wr is wrs[1]
         assert [wr.wr_id for wr in below.received] == [1, 2]
     cq.close()

@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 import pytest
 
-from rdmacm import CmTimeoutError, CmWouldBlockError, RdmaError
+from rdmacm import CmTimeoutError, CmWouldBlockError, Gid, RdmaError
 from rdmacm.verbs import (
     AH,
     CQ,
@@ -28,6 +28,7 @@ from rdmacm.verbs import (
     AHAttr,
     CompChannel,
     Context,
+    GidType,
     GlobalRoute,
     QPAttr,
     QPAttrMask,
@@ -38,6 +39,7 @@ from rdmacm.verbs import (
     RecvWR,
     SendWR,
     SrqAttr,
+    SrqAttrMask,
     SrqInitAttr,
 )
 from support.verbs import GIDS, LIMITS, RecordingCQ, RecordingDevice, RecordingMR, RecordingQP, context_of, wc
@@ -79,6 +81,40 @@ def test_context_of_a_device_without_verbs() -> None:
         CQ(context, 1)
     with fails(errno.EOPNOTSUPP):
         CompChannel(context)
+
+
+def test_gid_table(context: Context) -> None:
+    assert [context.query_gid(1, index) for index in range(4)] == [*GIDS, Gid(), Gid()]
+    assert [context.query_gid_ex(1, index).gid for index in range(2)] == list(GIDS)
+    entry = context.query_gid_ex(1, 1)
+    assert (entry.gid_index, entry.port_num, entry.gid_type, entry.ndev_ifindex) == (1, 1, GidType.ROCE_V2, 2)
+    assert context.query_gid_table() == context.query_gid_table(2) == [context.query_gid_ex(1, 0), entry]
+    assert [context.query_gid_type(1, index) for index in range(3)] == [GidType.ROCE_V2, GidType.ROCE_V2, GidType.IB]
+    with fails(errno.ENODATA, "no GID at index 2"):
+        context.query_gid_ex(1, 2)
+    for query in (context.query_gid, context.query_gid_ex, context.query_gid_type):
+        for index in (4, -1):
+            with fails(errno.EINVAL, f"no row {index} in the GID table.*try: an index below 4"):
+                query(1, index)
+        with fails(errno.EINVAL, "no port 2"):
+            query(2, 0)
+    with fails(errno.EINVAL, "2 GIDs, and max_entries is 1"):
+        context.query_gid_table(1)
+    with fails(errno.EINVAL, "flags is 1"):
+        context.query_gid_table(2, 1)
+    with fails(errno.EINVAL, "flags is 1"):
+        context.query_gid_ex(1, 0, 1)
+
+
+def test_pkey_table(device: RecordingDevice) -> None:
+    context = context_of(device, pkeys=(0xFFFF, 0x8001))
+    assert [context.query_pkey(1, index) for index in range(2)] == [0xFFFF, 0x8001]
+    assert [context.get_pkey_index(1, pkey) for pkey in (0xFFFF, 0x8001)] == [0, 1]
+    for pkey in (0x7FFF, 0x0001, 0):  # other members of the same partitions
+        with fails(errno.EINVAL, f"no P_Key {pkey} in the table.*try: 0xffff, 0x8001"):
+            context.get_pkey_index(1, pkey)
+    with fails(errno.EINVAL):
+        context.query_pkey(1, 2)
 
 
 # -- memory -----------------------------------------------------------------------------------------------------
@@ -265,7 +301,7 @@ def test_use_after_close(context: Context) -> None:
         qp.to_error,
         lambda: srq.post_recv(RecvWR()),
         srq.query,
-        lambda: srq.modify(SrqAttr()),
+        lambda: srq.modify(SrqAttr(), SrqAttrMask.LIMIT),
     ):
         with fails(errno.EBADF, "is closed"):
             call()
@@ -414,12 +450,24 @@ def test_context_manager_acknowledges_events(device: RecordingDevice, context: C
 
 def test_invalid_completion_queues(context: Context) -> None:
     for cqe in (0, -1, LIMITS.max_cqe + 1):
-        with fails(errno.EINVAL, f"{cqe} entries; the device has 1 to 128"):
+        with fails(errno.EINVAL, f"cqe is {cqe}, and may be 1 to 128"):
             CQ(context, cqe)
     CQ(context, LIMITS.max_cqe).close()
     with CompChannel(context_of(RecordingDevice())) as channel:
         with fails(errno.EINVAL, "of another device"):
             CQ(context, 1, channel)
+
+
+def test_completion_vectors(device: RecordingDevice, context: Context) -> None:
+    assert context.num_comp_vectors == 4
+    for vector in (0, 3):
+        CQ(context, 1, comp_vector=vector).close()
+    assert device.comp_vectors == [0, 3]
+    wrong: list[Any] = [4, -1, 1.0, None]
+    for vector in wrong:
+        with fails(errno.EINVAL, "comp_vector is"):
+            CQ(context, 1, comp_vector=vector)
+    assert device.living == []
 
 
 # -- queue pairs ------------------------------------------------------------------------------------------------
@@ -482,11 +530,18 @@ def test_shared_receive_queues(context: Context) -> None:
     with SRQ(pd, SrqInitAttr(SrqAttr(max_wr=8, max_sge=2), "mine")) as srq:
         assert srq.srq_context == "mine"
         assert srq.query() == SrqAttr(8, 2, 0)
-        srq.modify(SrqAttr(srq_limit=8))
+        srq.modify(SrqAttr(srq_limit=8), SrqAttrMask.LIMIT)
         assert srq.query() == SrqAttr(8, 2, 8)
         for limit in (9, -1):
             with fails(errno.EINVAL, f"srq_limit is {limit}"):
-                srq.modify(SrqAttr(srq_limit=limit))
+                srq.modify(SrqAttr(srq_limit=limit), SrqAttrMask.LIMIT)
+        srq.modify(SrqAttr(4, 9, 1), 0)
+        for mask in (SrqAttrMask.MAX_WR, 3):
+            with fails(errno.EINVAL, "does not resize"):
+                srq.modify(SrqAttr(max_wr=4, srq_limit=1), mask)
+        with fails(errno.EINVAL, "unknown attribute bits 0x4"):
+            srq.modify(SrqAttr(), 4)
+        assert srq.query() == SrqAttr(8, 2, 8), "a refused change changes nothing"
     for attr in (SrqAttr(0), SrqAttr(129), SrqAttr(-1), SrqAttr(1, 5), SrqAttr(1, -1)):
         with fails(errno.EINVAL):
             SRQ(pd, SrqInitAttr(attr))

@@ -15,6 +15,7 @@ from rdmacm.constants import (
 )
 from rdmacm.verbs.enums import (
     AccessFlag,
+    MigState,
     Mtu,
     QPAttrMask,
     QPState,
@@ -133,6 +134,10 @@ IBV_QP_PATH_MIG_STATE = QPAttrMask.PATH_MIG_STATE
 IBV_QP_CAP = QPAttrMask.CAP
 IBV_QP_DEST_QPN = QPAttrMask.DEST_QPN
 IBV_QP_RATE_LIMIT = QPAttrMask.RATE_LIMIT
+
+IBV_MIG_MIGRATED = MigState.MIGRATED
+IBV_MIG_REARM = MigState.REARM
+IBV_MIG_ARMED = MigState.ARMED
 
 IBV_MTU_256 = Mtu.MTU_256
 IBV_MTU_512 = Mtu.MTU_512

@@ -175,7 +175,7 @@ class ConnectionBase(QueueBase):
             raise cm_error(
                 errno.EINVAL, "the id has no queue pair, and none is named", step, self.peer_addr_text, "create_qp()"
             )
-        limits: DeviceAttr = self._bound(step).query_device()
+        limits: DeviceAttr = self._bound(step).backend.attr
         resources, depth = param.responder_resources, param.initiator_depth
         if resources == MAXIMUM:
             resources = min(limits.max_qp_rd_atom, asked.responder_resources if asked else MAXIMUM)

@@ -29,6 +29,7 @@ from rdmacm.errors import CmRejectedError, CmTimeoutError, CmWouldBlockError, Rd
 from rdmacm.explanation import Explanation
 from rdmacm.proto.cm.codes import RejectReason, SidrStatus
 from rdmacm.provider import EventQueue, IdBackend, Provider, QueuedEvent, get_provider
+from rdmacm.verbs.checks import member
 from rdmacm.verbs.enums import QPType
 
 __all__ = ["CmEvent", "CmId", "EventChannel", "event_str"]
@@ -287,15 +288,9 @@ class CmId(ConnectionBase):
         provider: str | Provider | None = None,
     ) -> None:
         self._closed = True
-        try:
-            ps = port_space if type(port_space) is PortSpace else PortSpace(port_space)
-        except ValueError:
-            raise cm_error(
-                errno.EINVAL, f"unknown port space {port_space!r}", "create_id", hint="a member of rdmacm.PortSpace"
-            ) from None
-        if qp_type and ps is PortSpace.IB:
-            kind = QPType(qp_type)
-        else:  # as in the kernel, the other port spaces leave no choice
+        ps = member(PortSpace, port_space, "port space", "create_id")
+        kind = member(QPType, qp_type, "qp_type", "create_id") if qp_type else None
+        if kind is None or ps is not PortSpace.IB:  # as in the kernel, the other port spaces leave no choice
             kind = QPType.UD if ps in (PortSpace.UDP, PortSpace.IPOIB) else QPType.RC
         if channel is not None and provider is not None:
             raise TypeError("a channel has its provider: give one or the other")

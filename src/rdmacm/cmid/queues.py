@@ -10,9 +10,10 @@ from rdmacm.cmid.resolving import ResolutionBase
 from rdmacm.constants import PortSpace
 from rdmacm.errors import CmTimeoutError, cm_error
 from rdmacm.verbs.ah import AH
-from rdmacm.verbs.attr import QPAttr, SrqInitAttr
+from rdmacm.verbs.attr import QPAttr, QPCap, SrqInitAttr
 from rdmacm.verbs.backend import DeviceBackend
 from rdmacm.verbs.buffers import Buffer, byte_view
+from rdmacm.verbs.checks import check_kind, member
 from rdmacm.verbs.cq import CQ, CompChannel
 from rdmacm.verbs.device import Context
 from rdmacm.verbs.enums import WC, AccessFlag, QPAttrMask, QPState, QPType, WROpcode
@@ -117,9 +118,12 @@ class QueueBase(ResolutionBase):
         pd = pd if pd is not None else self.pd
         if pd.context is not context and pd.context.backend is not context.backend:
             raise cm_error(errno.EINVAL, "the protection domain is of another device", "create_qp")
-        if attr.qp_type is not self.qp_type:
+        check_kind("init_attr", attr, QPInitAttr, "create_qp")
+        check_kind("cap", attr.cap, QPCap, "create_qp")
+        qp_type = member(QPType, attr.qp_type, "qp_type", "create_qp")
+        if qp_type is not self.qp_type:
             raise cm_error(
-                errno.EINVAL, f"a queue pair of type {attr.qp_type.name} on an id of {self.qp_type.name}", "create_qp"
+                errno.EINVAL, f"a queue pair of type {qp_type.name} on an id of {self.qp_type.name}", "create_qp"
             )
         for given, own in ((attr.scq, self.send_cq), (attr.rcq, self.recv_cq)):
             if given is not None and own is not None and given is not own:
@@ -182,12 +186,12 @@ class QueueBase(ResolutionBase):
             self._srq.close()
             self._srq = None
 
-    def init_qp_attr(self, qp_state: QPState) -> tuple[QPAttr, QPAttrMask]:
-        """The attributes that a queue pair of the user's own needs to get to a state, rdma_init_qp_attr(3).
+    def init_qp_attr(self, qp_state: int) -> tuple[QPAttr, QPAttrMask]:
+        """The attributes that a queue pair of the user's own needs to get to a :class:`QPState`, rdma_init_qp_attr(3).
 
-        EINVAL: the id is unbound, or what the peer sends is not known yet.
+        EINVAL: no such state, the id is unbound, or what the peer sends is not known yet.
         """
-        return self._backend.init_qp_attr(qp_state)
+        return self._backend.init_qp_attr(member(QPState, qp_state, "qp_state", "init_qp_attr"))
 
     # -- memory ---------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from rdmacm.resolution.path import PathMaker
 from rdmacm.soft.connection_manager import ConnectionManager
 from rdmacm.soft.device.device import SoftDevice
 from rdmacm.soft.device.multiplexer import QPMultiplexer
-from rdmacm.soft.devices import PORT_NUM, PROVIDER, read_host
+from rdmacm.soft.devices import PORT_NUM, PROVIDER, read_host, with_link_speed
 from rdmacm.soft.helper import Helper
 from rdmacm.soft.ib.ports import IbDevice, IbPorts
 from rdmacm.soft.port_table import PortTable
@@ -87,6 +87,8 @@ class SoftHost:
         self._ports = ports
         #: The current view; None before the first look.
         self._view: HostView | None = None
+        #: A RoCE device without and with the speed of its link, by port.
+        self._link_speeds: dict[PortKey, tuple[Device, Device]] = {}
         #: Whether the network reports changes; otherwise each look reads everything.
         self._is_monitored = False
         #: On the runtime's clock: when to look at the network's reports again.
@@ -126,8 +128,24 @@ class SoftHost:
         The index of a RoCE device is its interface's; that of an InfiniBand device is negative.
         """
         with self.runtime.lock:
-            view = self.ib.view_of_device(index) if index < 0 else self.view().by_key.get((index, PORT_NUM))
-            return view.device if view else None
+            if index < 0:
+                found = self.ib.view_of_device(index)
+                return found.device if found else None
+            view = self.view().by_key.get((index, PORT_NUM))
+            return self._described(view) if view else None
+
+    def devices(self) -> tuple[Device, ...]:
+        """Every device as it is now."""
+        with self.runtime.lock:
+            roce = [self._described(view) for view in self.view().ports]
+            return (*roce, *(view.device for view in self.ib.views()))
+
+    def _described(self, view: RocePortView) -> Device:
+        """The device of a port, with the speed of its link."""
+        known = self._link_speeds.get(view.key)
+        if known is None or known[0] is not view.device:
+            known = self._link_speeds[view.key] = view.device, with_link_speed(view, self.network)
+        return known[1]
 
     def last_device(self, index: int) -> Device | None:
         """The RoCE device with an index in the view of the last look, without another look."""
@@ -154,10 +172,14 @@ class SoftHost:
         before = self._view
         self._view = after = read_host(self.network, before)
         self.paths.forget()
+        self._link_speeds.clear()
         if before is None:
             return
         for view in before.ports:
             now = after.by_key.get(view.key)
+            device = self._devices.get(view.device.index)
+            if now is not None and isinstance(device, SoftDevice):
+                device.identify(now.device)
             if now is None or now.interface != view.interface or now.rows != view.rows:
                 for bound in list(self._bound.get(view.key, ())):
                     bound.device_changed(view, now)
@@ -199,9 +221,9 @@ class SoftHost:
                 if found is None:
                     raise cm_error(errno.ENODEV, "the device has been removed", "open_device")
                 device = self._devices[index] = (
-                    IbDevice(found.name)
+                    IbDevice(found.name, found.node_guid)
                     if index < 0
-                    else SoftDevice(self.runtime, self.mux, self.random, found.name, index, self.last_device)
+                    else SoftDevice(self.runtime, self.mux, self.random, found, self.last_device)
                 )
             return device
 
@@ -241,6 +263,7 @@ class SoftHost:
             self._ports = self._given_ports
         self._view = None
         self._contexts.clear()
+        self._link_speeds.clear()
         self.paths.forget()
 
     def _wire_opened(self) -> None:

@@ -82,8 +82,7 @@ class SoftProvider:
     # -- devices --------------------------------------------------------------------------------------
 
     def devices(self) -> tuple[Device, ...]:
-        with self.runtime.lock:
-            return tuple(view.device for view in self.host.port_views())
+        return self.host.devices()
 
     def open_device(self, name: str) -> SoftDevice | IbDevice:
         with self.runtime.lock:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from rdmacm.verbs.attr import DeviceAttr, QPAttr, QPCap, SrqAttr
-from rdmacm.verbs.enums import WC, AccessFlag, QPAttrMask, QPState, QPType
+from rdmacm.verbs.enums import WC, AccessFlag, QPAttrMask, QPState, QPType, SrqAttrMask
 from rdmacm.verbs.wr import RecvWR, SendWR
 
 __all__ = ["CQBackend", "ChannelBackend", "DeviceBackend", "MRBackend", "QPBackend", "SRQBackend"]
@@ -91,10 +91,16 @@ class SRQBackend(Protocol):
     """A shared receive queue. Its receives go to its queue pairs in the order they are posted."""
 
     def post_recv(self, wrs: list[RecvWR]) -> None:
-        """Queue receives, of ``max_sge`` elements at the most. ENOMEM: it is full; those before are queued."""
+        """Queue receives, of ``max_sge`` elements at the most.
 
-    def modify(self, attr: SrqAttr) -> None:
-        """Set ``srq_limit``, which is 0 to ``max_wr``; the other fields are to be ignored."""
+        ENOMEM: it is full; those before the error's ``bad_wr`` are queued.
+        """
+
+    def modify(self, attr: SrqAttr, mask: SrqAttrMask) -> None:
+        """Set the attributes that ``mask`` names: ``srq_limit``, which is 0 to ``max_wr``.
+
+        A device with SRQ_RESIZE in ``device_cap_flags`` also takes ``max_wr``.
+        """
 
     def query(self) -> SrqAttr:
         """Its sizes and limit, in a new object; the limit is 0 once it was reached."""
@@ -143,7 +149,7 @@ class QPBackend(Protocol):
         whose lkey, range or permission is wrong is queued as others are and completes with LOC_PROT_ERR. A request
         completes on the send queue's completion queue where it is SIGNALED, ``sq_sig_all`` is set, or it fails. In SQD
         requests wait; in ERR they complete with WR_FLUSH_ERR. ENOMEM: the queue is full; EINVAL: the state has changed;
-        in either case the requests before are queued.
+        in either case the requests before are queued, and the error's ``bad_wr`` is the refused request.
         """
 
     def post_recv(self, wrs: list[RecvWR]) -> None:
@@ -173,6 +179,8 @@ class DeviceBackend(Protocol):
     name: str
     #: The device's limits. They do not change; connecting also reads them on devices that have no queue pairs.
     attr: DeviceAttr
+    #: Completion vectors, at least 1 (``num_comp_vectors`` of ``struct ibv_context``).
+    num_comp_vectors: int
 
     def reg_mr(self, pd: object, view: memoryview, access: AccessFlag) -> MRBackend:
         """Register the 1 to ``max_mr_size`` bytes of a view, writable where ``access`` says so.
@@ -183,8 +191,11 @@ class DeviceBackend(Protocol):
     def create_channel(self) -> ChannelBackend:
         """A completion channel."""
 
-    def create_cq(self, cqe: int, channel: ChannelBackend | None, owner: object) -> CQBackend:
-        """A completion queue for 1 to ``max_cqe`` completions; its channel hands out ``owner`` for it."""
+    def create_cq(self, cqe: int, channel: ChannelBackend | None, owner: object, comp_vector: int) -> CQBackend:
+        """A completion queue for 1 to ``max_cqe`` completions; its channel hands out ``owner`` for it.
+
+        ``comp_vector``, below :attr:`num_comp_vectors`, signals the events of the channel.
+        """
 
     def create_srq(self, pd: object, attr: SrqAttr) -> SRQBackend:
         """A shared receive queue with the sizes in ``attr``, which are within the device's limits."""

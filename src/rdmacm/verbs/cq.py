@@ -13,6 +13,7 @@ import weakref
 
 from rdmacm.errors import CmTimeoutError, CmWouldBlockError, cm_error
 from rdmacm.verbs.backend import ChannelBackend, CQBackend
+from rdmacm.verbs.checks import check_number
 from rdmacm.verbs.device import Context
 from rdmacm.verbs.enums import WC
 from rdmacm.verbs.resource import Resource
@@ -68,19 +69,26 @@ class CompChannel(Resource):
 class CQ(Resource):
     """A completion queue, ``struct ibv_cq``, with room for ``cqe`` completions.
 
-    ``channel``: where it reports once it is armed; ``cq_context``: the user's own object. It cannot be closed while
-    a queue pair reports to it. EINVAL: a size beyond the device's, or a channel of another device.
+    ``channel``: where it reports once it is armed; ``cq_context``: the user's own object; ``comp_vector``: which of the
+    device's completion vectors signals its events, 0 to ``context.num_comp_vectors - 1``. It cannot be closed while a
+    queue pair reports to it. EINVAL: a size or a vector beyond the device's, or a channel of another device.
     """
 
     __slots__ = ("backend", "_unacked", "channel", "context", "cq_context")
 
     def __init__(
-        self, context: Context, cqe: int, channel: CompChannel | None = None, cq_context: object = None
+        self,
+        context: Context,
+        cqe: int,
+        channel: CompChannel | None = None,
+        cq_context: object = None,
+        comp_vector: int = 0,
     ) -> None:
         self._closed = True
         device = context.backend
-        if not 1 <= cqe <= device.attr.max_cqe:
-            raise cm_error(errno.EINVAL, f"{cqe} entries; the device has 1 to {device.attr.max_cqe}", "create_cq")
+        check_number("cqe", cqe, 1, device.attr.max_cqe, "create_cq")
+        if comp_vector != 0:  # the only one of most devices
+            check_number("comp_vector", comp_vector, 0, device.num_comp_vectors - 1, "create_cq")
         if channel is not None and channel.context.backend is not device:
             raise cm_error(errno.EINVAL, "the channel is of another device", "create_cq")
         self.context = context
@@ -92,7 +100,9 @@ class CQ(Resource):
         # Weak, or the queue's own events would keep a forgotten queue alive.
         owner = weakref.ref(self)
         self.backend: CQBackend = self._make(
-            "create_cq", () if channel is None else (channel,), lambda: device.create_cq(cqe, channel_backend, owner)
+            "create_cq",
+            () if channel is None else (channel,),
+            lambda: device.create_cq(cqe, channel_backend, owner, comp_vector),
         )
 
     @property

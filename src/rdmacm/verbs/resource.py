@@ -20,7 +20,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self, TypeVar
 
-from rdmacm.errors import cm_error
+from rdmacm.errors import RdmaError, cm_error
 
 __all__ = ["Resource"]
 
@@ -87,7 +87,7 @@ class Resource:
                 if need._forgotten:
                     need._remove_dependent(key)
 
-    def closed_error(self, step: str) -> Exception:
+    def closed_error(self, step: str) -> RdmaError:
         """EBADF, for a call on an object that is closed."""
         return cm_error(errno.EBADF, f"the {type(self).__name__} is closed", step)
 

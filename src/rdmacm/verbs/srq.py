@@ -9,9 +9,10 @@ from dataclasses import replace
 from rdmacm.errors import cm_error
 from rdmacm.verbs.attr import SrqAttr, SrqInitAttr
 from rdmacm.verbs.backend import SRQBackend
-from rdmacm.verbs.checks import check_srq
+from rdmacm.verbs.checks import check_kind, check_number, check_srq, flags
+from rdmacm.verbs.enums import DeviceCapFlag, SrqAttrMask
 from rdmacm.verbs.pd import PD
-from rdmacm.verbs.posting import check_recv, post_list
+from rdmacm.verbs.posting import check_recv, first, post_list
 from rdmacm.verbs.resource import Resource
 from rdmacm.verbs.wr import RecvWR
 
@@ -43,21 +44,30 @@ class SRQ(Resource):
     def post_recv(self, wr: RecvWR | Iterable[RecvWR]) -> None:
         """Queue receives, ibv_post_srq_recv(3); see :meth:`QP.post_recv <rdmacm.verbs.qp.QP.post_recv>`."""
         if self._closed:
-            raise self.closed_error("post_srq_recv")
-        if isinstance(wr, RecvWR):
-            check_recv(wr, self._max_sge)
-            self.backend.post_recv([wr])
-        else:
-            post_list(wr, lambda each: check_recv(each, self._max_sge), self.backend.post_recv)
+            error = self.closed_error("post_srq_recv")
+            error.bad_wr = first(wr)
+            raise error
+        wrs = (wr,) if isinstance(wr, RecvWR) else wr
+        post_list(wrs, lambda each: check_recv(each, self._max_sge), self.backend.post_recv)
 
-    def modify(self, attr: SrqAttr) -> None:
-        """Set ``srq_limit``, ibv_modify_srq(3); the other fields are ignored. EINVAL: above ``max_wr``."""
+    def modify(self, attr: SrqAttr, comp_mask: int) -> None:
+        """Set the attributes that ``comp_mask`` (a :class:`SrqAttrMask`) names, ibv_modify_srq(3).
+
+        LIMIT sets ``srq_limit``, which arms SRQ_LIMIT_REACHED; MAX_WR resizes the queue. EINVAL: ``srq_limit`` is above
+        ``max_wr``; unknown bits; the device does not resize (SRQ_RESIZE is not in its ``device_cap_flags``, as in those
+        of the software devices). Nothing is modified then.
+        """
         if self._closed:
             raise self.closed_error("modify_srq")
-        limit = self.backend.query().max_wr
-        if not 0 <= attr.srq_limit <= limit:
-            raise cm_error(errno.EINVAL, f"srq_limit is {attr.srq_limit}, and may be 0 to {limit}", "modify_srq")
-        self.backend.modify(attr)
+        mask = flags(SrqAttrMask, comp_mask, "attribute bits", "modify_srq")
+        check_kind("attr", attr, SrqAttr, "modify_srq")
+        if mask & SrqAttrMask.MAX_WR and not self.pd.context.backend.attr.device_cap_flags & DeviceCapFlag.SRQ_RESIZE:
+            hint = "SrqAttrMask.LIMIT alone, or a new queue"
+            raise cm_error(errno.EINVAL, "the device does not resize shared receive queues", "modify_srq", hint=hint)
+        if mask & SrqAttrMask.LIMIT:
+            most = attr.max_wr if mask & SrqAttrMask.MAX_WR else self.backend.query().max_wr
+            check_number("srq_limit", attr.srq_limit, 0, most, "modify_srq")
+        self.backend.modify(attr, mask)
 
     def query(self) -> SrqAttr:
         """Its sizes and its limit, ibv_query_srq(3)."""

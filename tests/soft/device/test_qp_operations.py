@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import random
+from typing import Any
 
 import pytest
 
@@ -40,6 +41,20 @@ def test_messages_are_gathered_and_scattered(pair: Pair) -> None:
     ends.at_right()
     sent = bytes(outbox.view[1000:1700]) + bytes(outbox.view[:800])
     assert bytes(inbox.view[2000:2900]) + bytes(inbox.view[:600]) == sent
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["members", "ints"])
+def test_atomics_by_the_number_of_their_opcode(pair: Pair, plain: bool) -> None:
+    """A COMPARE & SWAP that was posted by its number once executed as a FETCH & ADD."""
+    ends = Connected(pair)
+    fetched, counter = pair.a.region(8), pair.b.region((5).to_bytes(8, "little"))
+    for opcode, before, after in ((WROpcode.ATOMIC_CMP_AND_SWP, 5, 9), (WROpcode.ATOMIC_FETCH_AND_ADD, 9, 14)):
+        number: Any = int(opcode) if plain else opcode
+        wr = SendWR(1, number, [sge(fetched)], remote_addr=counter.addr, rkey=counter.rkey, compare_add=5, swap=9)
+        ends.left.post_send([wr])
+        assert told(ends.at_left()) == [(1, "SUCCESS")]
+        assert int.from_bytes(fetched.view, "little") == before
+        assert int.from_bytes(counter.view, "little") == after
 
 
 def test_inline_buffer_is_reusable_at_once(pair: Pair) -> None:

@@ -12,7 +12,7 @@ from rdmacm.soft.device.async_events import AsyncEvent
 from rdmacm.soft.device.queue_pair import SoftQP
 from rdmacm.soft.device.shared_receive_queue import SoftSRQ
 from rdmacm.verbs.attr import QPAttr, QPCap, SrqAttr
-from rdmacm.verbs.enums import Mtu, QPAttrMask, QPState, QPType, WROpcode
+from rdmacm.verbs.enums import Mtu, QPAttrMask, QPState, QPType, SrqAttrMask, WROpcode
 from rdmacm.verbs.wr import SGE, RecvWR, SendWR
 from support.softdev import Connected, Pair, sge, to_init, to_rtr, to_rts, told
 
@@ -22,8 +22,8 @@ def to(qp: SoftQP, state: QPState, **more: int) -> None:
     qp.modify(QPAttr(qp_state=state, **more), QPAttrMask(mask))  # type: ignore[arg-type]
 
 
-def refused(code: int) -> pytest.RaisesExc[RdmaError]:
-    return pytest.raises(RdmaError, check=lambda error: error.errno == code)
+def refused(code: int, bad_wr: object = None) -> pytest.RaisesExc[RdmaError]:
+    return pytest.raises(RdmaError, check=lambda error: error.errno == code and bad_wr in (None, error.bad_wr))
 
 
 def test_receives_posted_in_init_are_used(pair: Pair) -> None:
@@ -72,10 +72,12 @@ def test_send_queue_is_full_until_a_completion(pair: Pair) -> None:
         return wr
 
     for _ in range(3):
-        with refused(errno.ENOMEM):
-            left.post_send([write(1, 0), write(2, 0), write(3, 0), write(4, 0)])
-        with refused(errno.ENOMEM):
-            left.post_send([write(5, 2)])
+        wrs = [write(number, 0) for number in (1, 2, 3, 4)]
+        with refused(errno.ENOMEM, wrs[3]):
+            left.post_send(wrs)
+        wrs = [write(5, 2)]
+        with refused(errno.ENOMEM, wrs[0]):
+            left.post_send(wrs)
         pair.settle()
     assert cq.poll(10) == []
     left.post_send([write(6, 2)])
@@ -85,8 +87,9 @@ def test_send_queue_is_full_until_a_completion(pair: Pair) -> None:
 def test_receive_queue_is_full_until_a_message(pair: Pair) -> None:
     left, right = pair.a.qp(), pair.b.qp(recvs=2)
     pair.connect(left, right)
-    with refused(errno.ENOMEM):
-        right.post_recv([RecvWR(1), RecvWR(2), RecvWR(3)])
+    wrs = [RecvWR(1), RecvWR(2), RecvWR(3)]
+    with refused(errno.ENOMEM, wrs[2]):
+        right.post_recv(wrs)
     left.post_send([SendWR(1)])
     pair.settle()
     right.post_recv([RecvWR(4)])
@@ -253,9 +256,10 @@ def test_srq_limit_warns_once(pair: Pair) -> None:
     shared = Shared(pair, max_wr=3)
     heard: list[AsyncEvent] = []
     shared.srq.on_async_event = lambda srq, event: heard.append(event)
-    with refused(errno.ENOMEM):
-        shared.srq.post_recv([RecvWR(n) for n in range(4)])
-    shared.srq.modify(SrqAttr(srq_limit=2))
+    wrs = [RecvWR(n) for n in range(4)]
+    with refused(errno.ENOMEM, wrs[3]):
+        shared.srq.post_recv(wrs)
+    shared.srq.modify(SrqAttr(srq_limit=2), SrqAttrMask.LIMIT)
     assert shared.srq.query() == SrqAttr(max_wr=3, max_sge=1, srq_limit=2)
     for n in range(3):
         shared.lefts[0].post_send([SendWR(n)])

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from rdmacm.address import is_link_local
 from rdmacm.enums import AccessFlag, QPState, WCStatus, WROpcode
-from rdmacm.errors import cm_error
+from rdmacm.errors import RdmaError, cm_error
 from rdmacm.plainints import (
     QP_ACCESS_FLAGS,
     QP_AV,
@@ -59,6 +59,8 @@ MAX_MESSAGE = 1 << 31
 _RESET, _INIT, _RTR, _RTS, _SQD, _SQE, _ERR = QPState
 _SUCCESS = WCStatus.SUCCESS
 _ATOMICS = (WROpcode.ATOMIC_CMP_AND_SWP, WROpcode.ATOMIC_FETCH_AND_ADD)
+#: Members by number. Engines compare by identity, and a user may post a plain int.
+_OPCODES = {int(opcode): opcode for opcode in WROpcode}
 #: By opcode of work requests: whether the local memory is written.
 _WRITES_LOCALLY = [opcode in (WROpcode.RDMA_READ, *_ATOMICS) for opcode in range(max(WROpcode) + 1)]
 #: Shared by the attributes of all queue pairs that have none of their own yet; a query returns copies.
@@ -295,7 +297,7 @@ class SoftQP:
                 self._send(wrs[0])
                 return
             if self.state < _RTS:
-                raise cm_error(errno.EINVAL, f"a queue pair in {self.state.name} does not send", "post_send")
+                raise _refused(wrs[0], errno.EINVAL, f"a queue pair in {self.state.name} does not send", "post_send")
             engine = self._start_engine()
             try:
                 for wr in wrs:
@@ -329,8 +331,8 @@ class SoftQP:
     def _work(self, wr: SendWR) -> SendWork:
         """Make the engine's request from the user's, whose opcode :class:`rdmacm.verbs.qp.QP` has checked."""
         if self._sends >= self._cap.max_send_wr:
-            raise cm_error(errno.ENOMEM, f"the send queue holds {self._cap.max_send_wr} requests", "post_send")
-        opcode, elements = wr.opcode, wr.sg
+            raise _refused(wr, errno.ENOMEM, f"the send queue holds {self._cap.max_send_wr} requests", "post_send")
+        opcode, elements = _OPCODES[wr.opcode], wr.sg
         flags = int(wr.send_flags)
         segments: Sequence[memoryview]
         if len(elements) == 1 and type(element := elements[0]) is not SGE:
@@ -346,7 +348,7 @@ class SoftQP:
                 if flags & SEND_INLINE:
                     segments = (memoryview(b"".join(segments)),)
         if length > MAX_MESSAGE or (length < 8 and opcode in _ATOMICS):
-            raise cm_error(errno.EINVAL, f"{length} bytes are not for {opcode.name}", "post_send")
+            raise _refused(wr, errno.EINVAL, f"{length} bytes are not for {opcode.name}", "post_send")
         return SendWork(
             wr.wr_id if flags & SEND_SIGNALED or self._signal_all else UnsignaledWrId(wr.wr_id),
             opcode,
@@ -365,15 +367,15 @@ class SoftQP:
     def post_recv(self, wrs: list[RecvWR]) -> None:
         with self._mux.runtime.lock:
             if self.state is _RESET:
-                raise cm_error(errno.EINVAL, "a queue pair in RESET takes no receives", "post_recv")
+                raise _refused(wrs[0], errno.EINVAL, "a queue pair in RESET takes no receives", "post_recv")
             if self._srq is not None:
-                raise cm_error(errno.EINVAL, "receives come from the shared receive queue", "post_recv")
+                raise _refused(wrs[0], errno.EINVAL, "receives come from the shared receive queue", "post_recv")
             engine = self._engine or self._start_engine()
             most = self._cap.max_recv_wr
             try:
                 for wr in wrs:
                     if self._recvs >= most:
-                        raise cm_error(errno.ENOMEM, f"the receive queue holds {most} requests", "post_recv")
+                        raise _refused(wr, errno.ENOMEM, f"the receive queue holds {most} requests", "post_recv")
                     engine.post_recv(RecvWork(wr.wr_id, self._table.gather(self._pd, wr.sg, True)))
                     self._recvs += 1
             finally:
@@ -519,3 +521,9 @@ class SoftQP:
         if self._engine is not None:
             self._engine.timer(now)
             self._after(self._engine)
+
+
+def _refused(wr: SendWR | RecvWR, code: int, why: str, step: str) -> RdmaError:
+    error = cm_error(code, why, step)
+    error.bad_wr = wr
+    return error
