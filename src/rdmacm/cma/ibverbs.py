@@ -43,6 +43,7 @@ __all__ = [
     "ibv_destroy_qp",
     "ibv_destroy_srq",
     "ibv_event_type_str",
+    "ibv_flow_label_to_udp_sport",
     "ibv_fork_init",
     "ibv_free_device_list",
     "ibv_get_cq_event",
@@ -429,3 +430,8 @@ def ibv_rate_to_mbps(rate: int) -> int:
 def mbps_to_ibv_rate(mbps: int) -> int:
     """mbps_to_ibv_rate(3); ``IBV_RATE_MAX`` if there is no such rate."""
     return next((rate for rate, (_, speed) in _RATES.items() if speed == mbps), 0)
+
+
+def ibv_flow_label_to_udp_sport(fl: int) -> int:
+    """ibv_flow_label_to_udp_sport(3): the UDP source port of RoCEv2 for a flow label of 20 bits."""
+    return (fl & 0x3FFF) ^ (fl >> 14 & 0x3F) | 0xC000
