@@ -204,7 +204,7 @@ def connection_parameters() -> rdma_conn_param:
     return conn_param
 
 
-def text(data: bytes) -> str:
+def text(data: bytes | bytearray) -> str:
     return data.partition(b"\0")[0].decode("latin-1")
 
 

@@ -28,6 +28,7 @@ from rdmacm.constants import (
 from rdmacm.errors import (
     CmDisconnectedError,
     CmPermissionError,
+    CmRefusedError,
     CmRejectedError,
     CmStateError,
     CmTimeoutError,
@@ -70,6 +71,7 @@ __all__ = [
     "CmEventType",
     "CmId",
     "CmPermissionError",
+    "CmRefusedError",
     "CmRejectedError",
     "CmStateError",
     "CmTimeoutError",

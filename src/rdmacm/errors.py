@@ -9,6 +9,7 @@
           ├── CmTimeoutError            also TimeoutError
           ├── CmPermissionError         also PermissionError
           ├── CmWouldBlockError         also BlockingIOError
+          ├── CmRefusedError            also ConnectionRefusedError
           ├── CmRejectedError           also ConnectionRefusedError; reason, private_data
           └── CmDisconnectedError       also ConnectionResetError
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CmDisconnectedError",
     "CmPermissionError",
+    "CmRefusedError",
     "CmRejectedError",
     "CmStateError",
     "CmTimeoutError",
@@ -129,6 +131,10 @@ class CmWouldBlockError(RdmaError, BlockingIOError):
     """EAGAIN: the call would have to wait, and the id or channel is non-blocking."""
 
 
+class CmRefusedError(RdmaError, ConnectionRefusedError):
+    """ECONNREFUSED: no process is there; of a connection: the peer's host reports that its UDP port 4791 is closed."""
+
+
 class CmRejectedError(RdmaError, ConnectionRefusedError):
     """ECONNREFUSED: the peer rejected the connection.
 
@@ -167,6 +173,7 @@ _FAMILIES: dict[int, type[RdmaError]] = {
     _errno.EACCES: CmPermissionError,
     _errno.EPERM: CmPermissionError,
     _errno.EAGAIN: CmWouldBlockError,
+    _errno.ECONNREFUSED: CmRefusedError,
     _errno.ECONNRESET: CmDisconnectedError,
 }
 

@@ -18,6 +18,7 @@ from rdmacm.verbs import (
     Context,
     Device,
     DeviceAttr,
+    EventType,
     GidEntry,
     GidType,
     LinkLayer,
@@ -107,10 +108,32 @@ class RecordingChannel:
         os.close(self._wake)
 
 
+class RecordingAsyncQueue:
+    def __init__(self) -> None:
+        self.events: deque[tuple[EventType, object]] = deque()
+        self.closed = False
+
+    def post(self, owner: object, event: EventType) -> None:
+        self.events.append((event, owner))
+
+    def forget(self, owner: object) -> None:
+        self.events = deque(each for each in self.events if each[1] is not owner)
+
+    def get(self, timeout: float | None) -> tuple[EventType, object] | None:
+        return self.events.popleft() if self.events else None
+
+    def fileno(self) -> int:
+        return -1
+
+    def close(self) -> None:
+        self.closed = True
+
+
 class RecordingCQ:
     def __init__(self, device: RecordingDevice, cqe: int, channel: RecordingChannel | None, owner: object) -> None:
         self.cqe = cqe + 1  # a device may create a larger queue than was requested
         self.notify: Callable[[], None] | None = None
+        self.on_async_event: Callable[[EventType], None] | None = None
         self.channel, self.owner = channel, owner
         self.armed: list[bool] = []
         self._device = device
@@ -142,6 +165,7 @@ class RecordingCQ:
 class RecordingSRQ:
     def __init__(self, device: RecordingDevice, pd: object, attr: SrqAttr) -> None:
         self.pd, self.attr = pd, attr
+        self.on_async_event: Callable[[EventType], None] | None = None
         self.received: list[RecvWR] = []
         self._device = device
 
@@ -165,6 +189,7 @@ class RecordingQP:
     def __init__(self, device: RecordingDevice, pd: object, cap: QPCap, parts: tuple[object, ...]) -> None:
         self.qp_num = next(device.numbers)
         self.state = QPState.RESET
+        self.on_async_event: Callable[[EventType], None] | None = None
         self.pd, self.cap, self.parts = pd, cap, parts
         self.modified: list[tuple[QPState, QPAttrMask]] = []
         self.sent: list[SendWR] = []
@@ -229,6 +254,9 @@ class RecordingDevice:
         made = RecordingChannel(self)
         self._born(made)
         return made
+
+    def create_async_queue(self, keep_open: bool) -> RecordingAsyncQueue:
+        return RecordingAsyncQueue()
 
     def create_cq(self, cqe: int, channel: ChannelBackend | None, owner: object, comp_vector: int) -> RecordingCQ:
         self.comp_vectors.append(comp_vector)

@@ -348,7 +348,7 @@ class TestResolve:
             (["10.9.9.9", "7471"], "route 10.9.9.9:7471: no route to 10.9.9.9", "ENETUNREACH"),
             (["-t", "20", "10.7.0.9", "7471"], "neighbour 10.7.0.9:7471: 10.7.0.9 did not answer", "ETIMEDOUT"),
             (["-s", "10.9.9.1", "10.7.0.2", "1"], "bind 10.7.0.2:1: 10.9.9.1 is not an address", "EADDRNOTAVAIL"),
-            (["-s", "fd07::1", "10.7.0.2", "1"], "resolve_addr 10.7.0.2:1: source [fd07::1]:0 is of", "EINVAL"),
+            (["-s", "fd07::1", "10.7.0.2", "1"], "getaddrinfo 10.7.0.2:1: Address family", "EAI_ADDRFAMILY"),
             (["-f", "ib", "fd07::2", "1"], "select [fd07::2]:0x1060001: no InfiniBand port reaches", "ENODEV"),
             (["-f", "inet", "fd07::2", "1"], "getaddrinfo [fd07::2]:1: Address family", "EAI_ADDRFAMILY"),
         ],

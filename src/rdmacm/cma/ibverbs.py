@@ -17,6 +17,7 @@ from rdmacm.cma.verbs import leading_bytes
 from rdmacm.explain import devices
 from rdmacm.provider import open_device
 from rdmacm.verbs.ah import AH
+from rdmacm.verbs.async_event import AsyncEvent
 from rdmacm.verbs.attr import AHAttr, DeviceAttr, QPAttr, SrqAttr, SrqInitAttr
 from rdmacm.verbs.buffers import Buffer
 from rdmacm.verbs.cq import CQ, CompChannel
@@ -28,8 +29,10 @@ from rdmacm.verbs.srq import SRQ
 from rdmacm.verbs.wr import RecvWR, SendWR
 
 __all__ = [
+    "ibv_ack_async_event",
     "ibv_ack_cq_events",
     "ibv_alloc_pd",
+    "ibv_close_device",
     "ibv_create_ah",
     "ibv_create_comp_channel",
     "ibv_create_cq",
@@ -46,6 +49,7 @@ __all__ = [
     "ibv_flow_label_to_udp_sport",
     "ibv_fork_init",
     "ibv_free_device_list",
+    "ibv_get_async_event",
     "ibv_get_cq_event",
     "ibv_get_device_guid",
     "ibv_get_device_index",
@@ -114,6 +118,11 @@ def ibv_open_device(device: Device) -> Context:
     return open_device(device.name)
 
 
+def ibv_close_device(context: Context) -> None:
+    """ibv_close_device(3)."""
+    context.close()
+
+
 def ibv_query_device(context: Context) -> DeviceAttr:
     """ibv_query_device(3)."""
     return context.query_device()
@@ -147,6 +156,16 @@ def ibv_query_pkey(context: Context, port_num: int, index: int) -> int:
 def ibv_get_pkey_index(context: Context, port_num: int, pkey: int) -> int:
     """ibv_get_pkey_index(3); ``pkey`` is in host order."""
     return context.get_pkey_index(port_num, pkey)
+
+
+def ibv_get_async_event(context: Context) -> AsyncEvent:
+    """ibv_get_async_event(3)."""
+    return context.get_async_event()
+
+
+def ibv_ack_async_event(event: AsyncEvent) -> None:
+    """ibv_ack_async_event(3)."""
+    event.ack()
 
 
 def ibv_fork_init() -> None:

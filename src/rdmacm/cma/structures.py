@@ -22,6 +22,7 @@ from rdmacm.cmid import CmEvent, CmId, EventChannel, Route
 from rdmacm.connparam import ConnParam, Ece, UdParam
 from rdmacm.proto.sa import PathData, PathRecord
 from rdmacm.verbs.ah import AH
+from rdmacm.verbs.async_event import AsyncEvent
 from rdmacm.verbs.attr import AHAttr, DeviceAttr, GlobalRoute, QPAttr, QPCap, SrqAttr, SrqInitAttr
 from rdmacm.verbs.buffers import Buffer
 from rdmacm.verbs.cq import CQ, CompChannel
@@ -35,6 +36,7 @@ from rdmacm.verbs.wr import SGE, AddressHandle, RecvWR, SendWR
 __all__ = [
     "ibv_ah",
     "ibv_ah_attr",
+    "ibv_async_event",
     "ibv_comp_channel",
     "ibv_context",
     "ibv_cq",
@@ -131,6 +133,7 @@ ibv_cq = CQ
 ibv_qp = QP
 ibv_srq = SRQ
 ibv_ah = AH
+ibv_async_event = AsyncEvent
 ibv_wc = WC
 
 

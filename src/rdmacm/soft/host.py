@@ -97,7 +97,8 @@ class SoftHost:
         self._bound: dict[PortKey, dict[BoundId, None]] = {}
         #: Devices in use, by device index.
         self._devices: dict[int, SoftDevice | IbDevice] = {}
-        #: Contexts that ids share, by device index and name.
+        #: Contexts that ids share, by device index and name. The default protection domains refer to them as well, and
+        #: the events of an id's queue pair belong to the context of its domain.
         self._contexts: dict[tuple[int, str], Context] = {}
 
     # -- views ----------------------------------------------------------------------------------------
@@ -178,8 +179,8 @@ class SoftHost:
         for view in before.ports:
             now = after.by_key.get(view.key)
             device = self._devices.get(view.device.index)
-            if now is not None and isinstance(device, SoftDevice):
-                device.identify(now.device)
+            if isinstance(device, SoftDevice):
+                device.changed(view.device, now.device if now is not None else None)
             if now is None or now.interface != view.interface or now.rows != view.rows:
                 for bound in list(self._bound.get(view.key, ())):
                     bound.device_changed(view, now)
@@ -208,7 +209,7 @@ class SoftHost:
         index, name = view.device.index, view.device.name
         context = self._contexts.get((index, name))
         if context is None:
-            context = Context(name, partial(self.device, index), partial(self.open_device, index))
+            context = Context(name, partial(self.device, index), partial(self.open_device, index), shared=True)
             self._contexts[index, name] = context
         return context
 
@@ -262,7 +263,6 @@ class SoftHost:
             self._ports.close()
             self._ports = self._given_ports
         self._view = None
-        self._contexts.clear()
         self._link_speeds.clear()
         self.paths.forget()
 

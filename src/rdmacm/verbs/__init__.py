@@ -1,6 +1,7 @@
 """Provider-neutral verbs objects. Names are pyverbs' and the InfiniBand Architecture's."""
 
 from rdmacm.verbs.ah import AH
+from rdmacm.verbs.async_event import AsyncEvent
 from rdmacm.verbs.attr import (
     UNLIMITED,
     AHAttr,
@@ -18,6 +19,7 @@ from rdmacm.verbs.enums import (
     AccessFlag,
     AtomicCap,
     DeviceCapFlag,
+    EventType,
     GidType,
     LinkLayer,
     MigState,
@@ -55,12 +57,14 @@ __all__ = [
     "WC",
     "AHAttr",
     "AccessFlag",
+    "AsyncEvent",
     "AtomicCap",
     "CompChannel",
     "Context",
     "Device",
     "DeviceAttr",
     "DeviceCapFlag",
+    "EventType",
     "GidEntry",
     "GlobalRoute",
     "GidType",

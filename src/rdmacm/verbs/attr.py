@@ -227,8 +227,7 @@ class SrqAttr:
     max_wr: int = 100
     #: Scatter/gather elements in one work request.
     max_sge: int = 1
-    #: SRQ_LIMIT_REACHED is raised once when fewer receives than this are queued; 0 is never. (No call here reads that
-    #: event.)
+    #: SRQ_LIMIT_REACHED is raised once when fewer receives than this are queued; 0 is never.
     srq_limit: int = 0
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import errno
 import time
 import weakref
+from functools import partial
+from types import TracebackType
 
 from rdmacm.errors import CmTimeoutError, CmWouldBlockError, cm_error
 from rdmacm.verbs.backend import ChannelBackend, CQBackend
@@ -74,7 +76,7 @@ class CQ(Resource):
     queue pair reports to it. EINVAL: a size or a vector beyond the device's, or a channel of another device.
     """
 
-    __slots__ = ("backend", "_unacked", "channel", "context", "cq_context")
+    __slots__ = ("backend", "_owner", "_unacked", "channel", "context", "cq_context")
 
     def __init__(
         self,
@@ -98,12 +100,13 @@ class CQ(Resource):
         self._unacked = 0
         channel_backend = None if channel is None else channel.backend
         # Weak, or the queue's own events would keep a forgotten queue alive.
-        owner = weakref.ref(self)
+        owner = self._owner = weakref.ref(self)
         self.backend: CQBackend = self._make(
             "create_cq",
             () if channel is None else (channel,),
             lambda: device.create_cq(cqe, channel_backend, owner, comp_vector),
         )
+        self.backend.on_async_event = partial(context.async_queue.post, owner)
 
     @property
     def cqe(self) -> int:
@@ -120,7 +123,10 @@ class CQ(Resource):
         return self.backend.poll(num_entries)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until there is a completion to poll, for ``timeout`` seconds; False when the time runs out."""
+        """Wait until there is a completion to poll, for ``timeout`` seconds; False when the time runs out.
+
+        EBADF once the queue is closed, also in threads that were waiting.
+        """
         if self._closed:
             raise self.closed_error("wait")
         return self.backend.wait(timeout)
@@ -156,10 +162,11 @@ class CQ(Resource):
 
     def _destroy(self) -> None:
         self.backend.destroy()
+        self.context.async_queue.forget(self._owner)
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._unacked = 0  # the events of the block count as acknowledged
-        self.close()
+        super().__exit__(kind, error, tb)
 
     def __del__(self) -> None:
         self._unacked = 0

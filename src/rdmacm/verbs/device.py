@@ -6,14 +6,20 @@ returns is current.
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import sys
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
 
 from rdmacm.address import Gid
-from rdmacm.errors import cm_error
+from rdmacm.errors import CmTimeoutError, CmWouldBlockError, cm_error
+from rdmacm.verbs.async_event import AsyncEvent
 from rdmacm.verbs.attr import DeviceAttr
-from rdmacm.verbs.backend import DeviceBackend
+from rdmacm.verbs.backend import AsyncQueueBackend, DeviceBackend
 from rdmacm.verbs.enums import (
     GidType,
     LinkLayer,
@@ -120,19 +126,29 @@ class Context:
     """An open device, ``struct ibv_context``; ``id.verbs`` of an id that is bound to a device.
 
     ``read`` returns the device as it is now, None once it has been removed. ``open`` returns the provider's backend,
-    the same object each time; without it a context answers queries only.
+    the same object each time; without it a context answers queries only. ``shared``: it is the context of all ids of
+    the device, and cannot be closed.
     """
 
-    __slots__ = ("_backend", "_open", "_read", "name")
+    __slots__ = ("_async_queues", "_backend", "_closed", "_open", "_read", "_shared", "name")
 
     def __init__(
-        self, name: str, read: Callable[[], Device | None], open: Callable[[], DeviceBackend] | None = None
+        self,
+        name: str,
+        read: Callable[[], Device | None],
+        open: Callable[[], DeviceBackend] | None = None,
+        *,
+        shared: bool = False,
     ) -> None:
         #: The device's name when it was opened.
         self.name = name
         self._read = read
+        self._shared = shared
+        self._closed = False
         self._open = open
         self._backend: DeviceBackend | None = None
+        #: The queue of asynchronous events, once it is needed. In a dict, because setdefault() is atomic.
+        self._async_queues: dict[None, AsyncQueueBackend] = {}
 
     @classmethod
     def open(
@@ -243,6 +259,82 @@ class Context:
             hint = ", ".join(f"{each:#06x}" for each in pkeys)
             raise cm_error(errno.EINVAL, f"no P_Key {pkey!r} in the table", "get_pkey_index", self.name, hint)
         return pkeys.index(pkey)
+
+    # -- asynchronous events --------------------------------------------------------------------------
+
+    @property
+    def async_queue(self) -> AsyncQueueBackend:
+        """The provider's queue of this context's asynchronous events."""
+        queue = self._async_queues.get(None)
+        if queue is None:  # atomic: another thread may do the same
+            queue = self._async_queues.setdefault(None, self.backend.create_async_queue(not self._shared))
+        return queue
+
+    def get_async_event(self, timeout: float | None = None) -> AsyncEvent:
+        """The next asynchronous event, ibv_get_async_event(3).
+
+        These are the events of the queue pairs, completion queues and shared receive queues that were made from this
+        context, and those of its device and ports. At most 1024 wait to be read: then the oldest is lost. An event is
+        not repeated before it is read, and not delivered once its object is closed.
+
+        ``timeout`` is in seconds: None waits for ever, 0 not at all. CmTimeoutError when the time runs out,
+        CmWouldBlockError for 0; EBADF once the context is closed, also in threads that were waiting; EOPNOTSUPP: the
+        provider has no queue pairs here.
+        """
+        if self._closed:
+            raise cm_error(errno.EBADF, "the context is closed", "get_async_event", self.name)
+        limit = None if timeout is None else time.monotonic() + timeout
+        left = timeout
+        while (found := self.async_queue.get(left)) is not None:
+            event = AsyncEvent.of(*found)
+            if event is not None:
+                return event
+            left = None if limit is None else max(0.0, limit - time.monotonic())
+        if not timeout:
+            raise CmWouldBlockError(errno.EAGAIN, "no event is waiting", "get_async_event", self.name)
+        raise CmTimeoutError(errno.ETIMEDOUT, f"no event came within {timeout} s", "get_async_event", self.name)
+
+    @property
+    def async_fd(self) -> int:
+        """A descriptor that polls readable when there may be an asynchronous event (try with ``timeout=0``).
+
+        It is open until :meth:`close`; -1 from then on. A context of :func:`rdmacm.open_device` keeps the provider's
+        descriptors open, once its events are read; for the context of an id, its channel has to.
+        """
+        return -1 if self._closed else self.async_queue.fileno()
+
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` has been called."""
+        return self._closed
+
+    def fileno(self) -> int:
+        """:attr:`async_fd`, for select(2) and event loops."""
+        return self.async_fd
+
+    def close(self) -> None:
+        """Stop reporting asynchronous events and release :attr:`async_fd`, ibv_close_device(3).
+
+        Objects that were made from the context stay usable. More than once does nothing. EBUSY: it is the context of
+        an id, which all ids of the device share.
+        """
+        if self._shared:
+            raise cm_error(errno.EBUSY, "the ids of the device share this context", "close", self.name)
+        self._closed = True
+        for queue in self._async_queues.values():
+            queue.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        queues = getattr(self, "_async_queues", None)
+        if queues and not sys.is_finalizing():
+            with contextlib.suppress(Exception):
+                queues[None].close()
 
     @property
     def num_comp_vectors(self) -> int:

@@ -12,6 +12,7 @@ __all__ = [
     "AccessFlag",
     "AtomicCap",
     "DeviceCapFlag",
+    "EventType",
     "GidType",
     "LinkLayer",
     "MigState",
@@ -59,6 +60,34 @@ class SrqAttrMask(IntFlag):
 
     MAX_WR = 1
     LIMIT = 1 << 1
+
+
+class EventType(IntEnum):
+    """``enum ibv_event_type``, ibv_get_async_event(3)."""
+
+    CQ_ERR = 0
+    QP_FATAL = 1
+    QP_REQ_ERR = 2
+    QP_ACCESS_ERR = 3
+    COMM_EST = 4
+    SQ_DRAINED = 5
+    PATH_MIG = 6
+    PATH_MIG_ERR = 7
+    DEVICE_FATAL = 8
+    PORT_ACTIVE = 9
+    PORT_ERR = 10
+    LID_CHANGE = 11
+    PKEY_CHANGE = 12
+    SM_CHANGE = 13
+    SRQ_ERR = 14
+    SRQ_LIMIT_REACHED = 15
+    QP_LAST_WQE_REACHED = 16
+    CLIENT_REREGISTER = 17
+    GID_CHANGE = 18
+    WQ_FATAL = 19
+
+    def __str__(self) -> str:
+        return f"IBV_EVENT_{self.name}"
 
 
 class AtomicCap(IntEnum):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.plainints import QP_CUR_STATE, QP_PORT, QP_STATE
@@ -66,6 +68,7 @@ class QP(Resource):
         "backend",
         "_init_attr",
         "_max_recv_sge",
+        "_owner",
         "_send_rules",
         "pd",
         "qp_num",
@@ -99,6 +102,9 @@ class QP(Resource):
         self.backend: QPBackend = self._make(
             "create_qp", needs, lambda: device.create_qp(pd, attr.qp_type, attr.cap, attr.sq_sig_all, *queues)
         )
+        #: The owner of its asynchronous events: weak, or they would keep a forgotten queue pair alive.
+        self._owner = weakref.ref(self)
+        self.backend.on_async_event = partial(context.async_queue.post, self._owner)
         #: Its number, 24 bits.
         self.qp_num = self.backend.qp_num
         cap = attr.cap
@@ -270,6 +276,7 @@ class QP(Resource):
 
     def _destroy(self) -> None:
         self.backend.destroy()
+        self.pd.context.async_queue.forget(self._owner)
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else self.backend.state.name

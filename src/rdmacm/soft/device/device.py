@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import errno
+import weakref
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rdmacm.errors import cm_error
+from rdmacm.soft.device.async_events import SoftAsyncQueue
 from rdmacm.soft.device.completion import SoftChannel, SoftCQ
 from rdmacm.soft.device.memory import MemoryTable, SoftMR
 from rdmacm.soft.device.multiplexer import MAX_QP
 from rdmacm.soft.device.queue_pair import MAX_MESSAGE, SoftQP
 from rdmacm.soft.device.shared_receive_queue import SoftSRQ
 from rdmacm.verbs.attr import UNLIMITED, DeviceAttr, QPCap, SrqAttr
-from rdmacm.verbs.enums import AccessFlag, AtomicCap, DeviceCapFlag, QPType
+from rdmacm.verbs.enums import AccessFlag, AtomicCap, DeviceCapFlag, EventType, PortState, QPType
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +37,7 @@ SOFT_DEVICE_ATTR = DeviceAttr(
     vendor_id=0xFFFFFF,  # "not assigned", InfiniBand Architecture A3.3.1
     max_qp=MAX_QP,
     max_qp_wr=1 << 16,
-    device_cap_flags=DeviceCapFlag.SYS_IMAGE_GUID | DeviceCapFlag.RC_RNR_NAK_GEN,
+    device_cap_flags=DeviceCapFlag.PORT_ACTIVE_EVENT | DeviceCapFlag.SYS_IMAGE_GUID | DeviceCapFlag.RC_RNR_NAK_GEN,
     max_sge=32,
     max_sge_rd=32,
     max_cq=UNLIMITED,
@@ -83,8 +86,27 @@ class SoftDevice:
         #: The index of its interface.
         self._ifindex = device.index
         self._find_device = find_device
+        #: The queues of asynchronous events of its contexts.
+        self._async_queues: weakref.WeakSet[SoftAsyncQueue] = weakref.WeakSet()
         #: The regions, by key.
         self._memory = MemoryTable(random)
+
+    def changed(self, before: Device, now: Device | None) -> None:
+        """The device has changed, or with None was removed: report that to every context. The lock is held."""
+        if now is None:
+            self._report(0, EventType.DEVICE_FATAL)
+            return
+        self.identify(now)
+        for old, new in zip(before.ports, now.ports, strict=True):
+            if old.state is not new.state:
+                is_active = new.state is PortState.ACTIVE
+                self._report(new.port_num, EventType.PORT_ACTIVE if is_active else EventType.PORT_ERR)
+            if [(row.gid_index, row.gid) for row in old.gids] != [(row.gid_index, row.gid) for row in new.gids]:
+                self._report(new.port_num, EventType.GID_CHANGE)
+
+    def _report(self, port_num: int, event: EventType) -> None:
+        for queue in list(self._async_queues):
+            queue.post(port_num, event)
 
     def identify(self, device: Device) -> None:
         """Take over the GUID, which changes with the interface's hardware address."""
@@ -110,6 +132,12 @@ class SoftDevice:
 
     def create_channel(self) -> SoftChannel:
         return SoftChannel(self._runtime)
+
+    def create_async_queue(self, keep_open: bool) -> SoftAsyncQueue:
+        queue = SoftAsyncQueue(self._runtime, partial(self._find_device, self._ifindex), keep_open)
+        with self._runtime.lock:
+            self._async_queues.add(queue)
+        return queue
 
     def create_cq(self, cqe: int, channel: ChannelBackend | None, owner: object, _comp_vector: int = 0) -> SoftCQ:
         assert channel is None or isinstance(channel, SoftChannel)

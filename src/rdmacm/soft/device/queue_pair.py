@@ -29,12 +29,12 @@ from rdmacm.plainints import (
     WC_RECV,
 )
 from rdmacm.proto.engine import ACK_ONLY, NOTHING
-from rdmacm.soft.device.async_events import AsyncEvent
 from rdmacm.soft.device.attributes import FIXED_AFTER_RTS, copy_path, named_fields, rtr_attributes, rts_attributes
 from rdmacm.soft.device.memory import INACCESSIBLE, RemoteMemory
 from rdmacm.soft.wire.base import WirePath
 from rdmacm.verbs.attr import AHAttr, QPAttr, QPCap
 from rdmacm.verbs.buffers import byte_view
+from rdmacm.verbs.enums import EventType
 from rdmacm.verbs.wr import SGE
 from rdmacm.work import RecvWork, SendWork
 
@@ -83,7 +83,7 @@ class SoftQP:
     __slots__ = (
         *("_attr", "_cap", "_closed", "_destination", "_drain_reported", "_engine", "_established", "_find_source"),
         *("_pd", "_recv_cq", "_recvs", "_route", "_send_cq", "_sends", "_signal_all", "_source", "_srq", "_table"),
-        *("_mux", "on_async_event", "qp_num", "state"),
+        *("_mux", "on_async_event", "on_comm_est", "qp_num", "state"),
     )
 
     def __init__(
@@ -120,7 +120,9 @@ class SoftQP:
         self._closed = False
         #: Called with each asynchronous event, under the runtime's lock. COMM_EST comes with the first packet that is
         #: accepted.
-        self.on_async_event: Callable[[SoftQP, AsyncEvent], None] | None = None
+        self.on_async_event: Callable[[EventType], None] | None = None
+        #: The same event, for the id that it is attached to.
+        self.on_comm_est: Callable[[], None] | None = None
         self._enter_reset()
         mux.attach(self)
 
@@ -398,11 +400,11 @@ class SoftQP:
             return
         if engine.failed:
             self._fail()
-            self._report(AsyncEvent.QP_FATAL)
+            self._report(EventType.QP_FATAL)
         elif self.state is _SQD and not self._drain_reported and engine.drained:
             self._drain_reported = True
             if self._attr is not None and self._attr.en_sqd_async_notify:
-                self._report(AsyncEvent.SQ_DRAINED)
+                self._report(EventType.SQ_DRAINED)
 
     def _fail(self) -> None:
         """To the error state: everything posted completes, in order."""
@@ -414,7 +416,7 @@ class SoftQP:
                 engine.flush()
             self._complete(engine)
         if self._srq is not None:
-            self._report(AsyncEvent.QP_LAST_WQE_REACHED)
+            self._report(EventType.QP_LAST_WQE_REACHED)
 
     def _complete(self, engine: QPEngine) -> None:
         """Pass the engine's completions on to the completion queues."""
@@ -446,11 +448,11 @@ class SoftQP:
     def cq_failed(self, cq: object) -> None:
         if cq in (self._send_cq, self._recv_cq) and self.state not in (_RESET, _ERR):
             self._fail()
-            self._report(AsyncEvent.QP_FATAL)
+            self._report(EventType.QP_FATAL)
 
-    def _report(self, event: AsyncEvent) -> None:
+    def _report(self, event: EventType) -> None:
         if self.on_async_event is not None:
-            self.on_async_event(self, event)
+            self.on_async_event(event)
 
     # -- packets --------------------------------------------------------------------------------------
 
@@ -464,7 +466,9 @@ class SoftQP:
             self._mux.dropped["packet"] += 1
         elif not self._established:
             self._established = True
-            self._report(AsyncEvent.COMM_EST)
+            if self.on_comm_est is not None:
+                self.on_comm_est()
+            self._report(EventType.COMM_EST)
         if engine.completed:
             self._complete(engine)
         if engine.failed or self.state is not _RTS:

@@ -7,9 +7,8 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from rdmacm.errors import cm_error
-from rdmacm.soft.device.async_events import AsyncEvent
 from rdmacm.verbs.attr import SrqAttr
-from rdmacm.verbs.enums import SrqAttrMask
+from rdmacm.verbs.enums import EventType, SrqAttrMask
 from rdmacm.work import RecvWork
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ class SoftSRQ:
         #: The receives, oldest first.
         self._queue: deque[RecvWork] = deque()
         #: Called with each event, under the runtime's lock.
-        self.on_async_event: Callable[[SoftSRQ, AsyncEvent], None] | None = None
+        self.on_async_event: Callable[[EventType], None] | None = None
 
     def post_recv(self, wrs: list[RecvWR]) -> None:
         with self._mux.runtime.lock:
@@ -61,7 +60,7 @@ class SoftSRQ:
         if len(self._queue) < self._limit:
             self._limit = 0
             if self.on_async_event is not None:
-                self.on_async_event(self, AsyncEvent.SRQ_LIMIT_REACHED)
+                self.on_async_event(EventType.SRQ_LIMIT_REACHED)
         return taken
 
     def modify(self, attr: SrqAttr, mask: SrqAttrMask) -> None:

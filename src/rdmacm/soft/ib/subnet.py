@@ -18,7 +18,7 @@ from rdmacm.proto.mad import MAD_SIZE, MadAddress, MgmtClass
 from rdmacm.proto.sa.subnet import ServiceRecord
 from rdmacm.proto.wire import Buffer
 from rdmacm.resolution.infiniband import IbPortView
-from rdmacm.soft.connection_manager import ConnectionManager
+from rdmacm.soft.connection_manager import ConnectionManager, OnUndelivered
 from rdmacm.soft.devices import PROVIDER
 from rdmacm.soft.ib.path import IbPath
 from rdmacm.verbs.device import Device, GidEntry, Port
@@ -56,6 +56,8 @@ class Subnet:
         self.problem: OSError | None = None
         #: Set by the connection manager once it has an agent (:attr:`rdmacm.soft.connection_manager.Gsi.on_mad`).
         self.on_mad: Callable[[memoryview, Any, float], None] | None = None
+        #: Never called: an InfiniBand network does not report which MADs it has lost.
+        self.on_undelivered: OnUndelivered | None = None
         #: Datagrams of management classes that nothing here takes, by reason.
         self.dropped: Counter[str] = Counter()
         #: The port's connection manager.
@@ -119,7 +121,7 @@ class Subnet:
             self.is_open = False
             self.transport.close()
         self.cm.close()
-        self.on_mad = None
+        self.on_mad = self.on_undelivered = None
         self.sa.close()
         self._runtime.waiters.wake()
 
@@ -128,7 +130,7 @@ class Subnet:
         self.transport.abandon()
         self.is_open = False
         self.cm.close()
-        self.on_mad = None
+        self.on_mad = self.on_undelivered = None
         self.sa.forget()
 
     def register(

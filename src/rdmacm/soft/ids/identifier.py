@@ -26,14 +26,13 @@ from rdmacm.explanation import Explanation, Step
 from rdmacm.failure import Failure
 from rdmacm.provider import EventQueue, IdOptions, Owner, QueuedEvent
 from rdmacm.resolution.hosts import RocePortView
-from rdmacm.soft.device.async_events import AsyncEvent
 from rdmacm.soft.device.queue_pair import SoftQP
 from rdmacm.soft.event_queue import SoftQueue
 from rdmacm.soft.host import SoftHost
 from rdmacm.soft.ids.connector import Connector
 from rdmacm.soft.ids.core import IdCore, steps_of
 from rdmacm.soft.ids.ib_cm import NO_ECE, UDP_QKEY, IbCmConnector, Refusal
-from rdmacm.soft.ids.link import Link
+from rdmacm.soft.ids.link import AddressLookup, Link
 from rdmacm.soft.ids.options import set_option
 from rdmacm.soft.ids.roce_link import RoceLink
 from rdmacm.verbs.attr import QPAttr
@@ -66,6 +65,7 @@ class SoftId(IdCore):
     __slots__ = (
         "_is_answered",
         "_is_disconnected",
+        "_last_lookup",
         "_local_ece",
         "_soft_qp",
         "connector",
@@ -88,6 +88,8 @@ class SoftId(IdCore):
         self._is_answered = True
         #: Whether DISCONNECTED has been posted.
         self._is_disconnected = False
+        #: The link's lookup, once the id is destroyed.
+        self._last_lookup: AddressLookup | None = None
         #: The ECE options to send with the next request or reply.
         self._local_ece = NO_ECE
 
@@ -190,15 +192,22 @@ class SoftId(IdCore):
     ) -> ServiceBackend:
         with self.runtime.lock:
             self.runtime.check_fork("register_service")
+            if self.state is State.DESTROYING:
+                raise self.refuse("register_service")
             return self.link.register_service(name, lease, data, done)
 
     @property
+    def _lookup(self) -> AddressLookup | None:
+        """The last resolution of an address, finished or not; None before the first."""
+        return self._last_lookup if self.state is State.DESTROYING else self.link.lookup
+
+    @property
     def steps(self) -> tuple[Step, ...]:
-        return steps_of(self, self.link.lookup)
+        return steps_of(self, self._lookup)
 
     def explain(self) -> Explanation:
         with self.runtime.lock:
-            lookup = self.link.lookup
+            lookup = self._lookup
             if lookup is None:
                 return Explanation(node=None, service=None, provider=self.host.provider_name, steps=self.steps)
             path = self.paths[0] if self.paths else None
@@ -226,7 +235,10 @@ class SoftId(IdCore):
         self._local_ece = ece
 
     def remote_ece(self) -> Ece:
-        return self.connector.peer_ece
+        with self.runtime.lock:
+            if self.state is State.DESTROYING:
+                raise self.refuse("get_remote_ece")
+            return self.connector.peer_ece
 
     def migrate(self, queue: EventQueue) -> None:
         with self.runtime.lock:
@@ -373,6 +385,7 @@ class SoftId(IdCore):
         refusal = child.link.accept_request(event.request, event.path, cm)
         if refusal is not None:
             self.queue.ids.pop(child, None)
+            child._part()
             return refusal
         connector = IbCmConnector(child, child)
         child.connector = connector
@@ -446,11 +459,11 @@ class SoftId(IdCore):
             assert isinstance(backend, SoftQP)
             self._initial_attributes(backend.attr)
             backend.advance(QPState.INIT)
-            backend.on_async_event = self._queue_pair_event
+            backend.on_comm_est = self._data_arrived
             self.qp, self._soft_qp = qp, backend
 
-    def _queue_pair_event(self, _: SoftQP, event: AsyncEvent) -> None:
-        if event is AsyncEvent.COMM_EST:
+    def _data_arrived(self) -> None:
+        if self.state is not State.DESTROYING:
             self.connector.data_arrived()
 
     def _fail_qp(self) -> None:
@@ -502,14 +515,20 @@ class SoftId(IdCore):
 
     def destroy(self) -> None:
         with self.runtime.lock:
-            self.connector.close()
             if self.state is State.DESTROYING:
                 return
+            self.connector.close()
             self.link.stop()
             self.move(Trigger.DESTROY)
             self.detach()
             self.release_port()
             self.queue.ids.pop(self, None)
+            self._part()
+
+    def _part(self) -> None:
+        """Let go of link and connector, which refer to this id: then it is freed without the garbage collector."""
+        self._last_lookup = self.link.lookup
+        del self.link, self.connector
 
 
 def _infiniband_link(core: IdCore) -> Link:
