@@ -5,13 +5,14 @@
 
 The peer may be librdmacm's ``rping``. In each ping the client advertises a buffer, which the server reads; then it
 advertises another, to which the server writes what it read. The C program has a thread for events and one for
-completions; here the one thread waits for what comes next.
+completions; here the server alone has a second thread, which waits for the client to disconnect.
 """
 
 from __future__ import annotations
 
 import argparse
 import struct
+import threading
 
 from rdmacm.cma import (
     IBV_ACCESS_LOCAL_WRITE,
@@ -219,6 +220,13 @@ def serve(channel: rdma_event_channel, address: str, port: int, size: int, verbo
     end = Endpoint(id, size)
     rdma_accept(id, connection_parameters())
     wait_for_event(channel, RDMA_CM_EVENT_ESTABLISHED)
+
+    def answer_disconnect() -> None:
+        wait_for_event(channel, RDMA_CM_EVENT_DISCONNECTED)
+        rdma_disconnect(id)  # the receive that is posted completes with IBV_WC_WR_FLUSH_ERR
+
+    thread = threading.Thread(target=answer_disconnect)
+    thread.start()
     try:
         while True:
             data = end.read(*end.recv())
@@ -230,8 +238,7 @@ def serve(channel: rdma_event_channel, address: str, port: int, size: int, verbo
             end.send(0, 0, 0)
     except Disconnected:
         pass
-    wait_for_event(channel, RDMA_CM_EVENT_DISCONNECTED)
-    rdma_disconnect(id)
+    thread.join()
     end.free()
     rdma_destroy_id(listen_id)
 
