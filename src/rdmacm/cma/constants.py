@@ -396,4 +396,4 @@ IBV_FORK_ENABLED = 1
 IBV_FORK_UNNEEDED = 2
 
 if not TYPE_CHECKING:  # for type checkers every public name of the module is exported
-    __all__ = [name for name in dir() if name.startswith(("AF_", "EAI_", "IBV_", "RAI_", "RDMA_"))]
+    __all__ = [name for name in list(globals()) if name.startswith(("AF_", "EAI_", "IBV_", "RAI_", "RDMA_"))]
