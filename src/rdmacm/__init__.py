@@ -6,6 +6,11 @@
 ('127.0.0.1', 7471)
 """
 
+from rdmacm.interrupt import exit_when_interrupted, is_command
+
+if is_command():  # before the other imports, which take long
+    exit_when_interrupted()
+
 import importlib
 from typing import TYPE_CHECKING
 

@@ -33,7 +33,7 @@ from rdmacm.endpoint.dispatcher import Dispatcher, Expired, Routine
 from rdmacm.endpoint.listening import ListenAddress, ListenerCore
 from rdmacm.endpoint.memory import Region, RemoteRegion
 from rdmacm.endpoint.race import Target, connect_routine
-from rdmacm.errors import CmDisconnectedError, CmWouldBlockError, RdmaError
+from rdmacm.errors import CmDisconnectedError, CmWouldBlockError, RdmaError, check_timeout
 from rdmacm.provider import Provider, get_provider
 from rdmacm.verbs.async_event import AsyncEvent
 from rdmacm.verbs.buffers import Buffer
@@ -130,10 +130,11 @@ def _nothing() -> None:
 
 
 async def _execute(dispatcher: Dispatcher, routine: Routine[T], timeout: float | None = None) -> T:
-    """Execute a routine in the running event loop, for at most ``timeout`` seconds."""
+    """Execute a routine in the running event loop, for at most ``timeout`` seconds (None: no limit)."""
     loop = asyncio.get_running_loop()
     limit = None if timeout is None else dispatcher.clock() + timeout
     try:
+        check_timeout(timeout)
         wait = next(routine)
         while True:
             found = dispatcher.drive_once(wait.ready)

@@ -37,6 +37,7 @@ __all__ = [
     "CmWouldBlockError",
     "GaiError",
     "RdmaError",
+    "check_timeout",
     "cm_error",
     "errno_name",
     "gai_name",
@@ -188,6 +189,12 @@ def cm_error(
 ) -> RdmaError:
     """The exception for an errno; where Python has a built-in class for that errno, a subclass of it."""
     return _FAMILIES.get(errno, RdmaError)(errno, strerror, step, address, hint, explanation)
+
+
+def check_timeout(timeout: float | None) -> None:
+    """Raise ValueError for a timeout that is negative or not a number. None means no limit."""
+    if timeout is not None and not timeout >= 0:
+        raise ValueError(f"timeout {timeout!r} is not a number of 0 or more")
 
 
 #: Some numbers have two names. These are the names in the manual pages.

@@ -114,7 +114,7 @@ def test_conflicting_listeners_are_refused(both: Ends) -> None:
     for each in (first, second):
         each.set_option(OptionLevel.ID, IdOption.REUSEADDR, 1)
         each.bind_addr((B, PORT))
-    assert "an id of this process" in str(refused(first.listen, errno.EADDRINUSE))
+    assert "in use by another id of this process" in str(refused(first.listen, errno.EADDRINUSE))
     assert first.state is State.ADDR_BOUND
     second.destroy()
     first.listen()

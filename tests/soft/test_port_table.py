@@ -104,10 +104,10 @@ def test_released_ports_are_free_and_shared_ports_remain(tmp_path: Path) -> None
     first, second = owner(4000, reuseaddr=True), owner(4000, reuseaddr=True)
     ports.bind(first)
     ports.bind(second)
-    with pytest.raises(OSError, match="taken by an id of this process"):
+    with pytest.raises(OSError, match="port 4000 is in use by another id of this process"):
         ports.bind(owner(4000))
     ports.release(first)
-    with pytest.raises(OSError, match="taken"):
+    with pytest.raises(OSError, match="in use"):
         ports.bind(owner(4000))
     ports.release(second)
     ports.release(second)
@@ -138,7 +138,7 @@ def test_unwritable_directories_fall_back_to_private_ports(
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere
     ports = table(tmp_path)
     ports.bind(owner(4000))
-    with pytest.raises(OSError, match="taken by an id of this process"):
+    with pytest.raises(OSError, match="port 4000 is in use by another id of this process"):
         ports.bind(owner(4000))
     assert "not shared with other processes" in caplog.text
     ports.close()

@@ -60,7 +60,8 @@ def send_error(
     else:
         header = struct.pack("!IHBB", 6 << 28, len(udp), socket.IPPROTO_UDP, 64) + b"".join(ends)
         family, protocol = socket.AF_INET6, socket.IPPROTO_ICMPV6
-    message = struct.pack("!BBHI", kind, code, 0, 1280) + header + udp
+    # The MTU that "too long" reports is loopback's: the kernel remembers a smaller one for minutes, for all programs.
+    message = struct.pack("!BBHI", kind, code, 0, 65535) + header + udp
     if family == socket.AF_INET:
         message = message[:2] + _checksum(message) + message[4:]
     with socket.socket(family, socket.SOCK_RAW, protocol) as raw:

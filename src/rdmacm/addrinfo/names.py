@@ -8,7 +8,7 @@ from functools import lru_cache
 from socket import AF_INET, AF_INET6, inet_aton, inet_pton
 from typing import Any, NamedTuple, TypeAlias
 
-from rdmacm.address import AF_IB, InetAddr, format_address, parse_address
+from rdmacm.address import AF_IB, InetAddr, format_address, parse_address, scope_index
 from rdmacm.addrinfo.checks import NUMBER, PORT_SPACES, QP_TYPES, STREAM_QP_TYPES, family_of, gai_error, resolver_error
 from rdmacm.addrinfo.info import RAI_FAMILY, RAI_NUMERICHOST, RAI_PASSIVE, AddrInfo
 from rdmacm.constants import EAI, PortSpace
@@ -72,6 +72,8 @@ def resolve_name(
             failure = resolver_error(socket.gaierror(int(EAI.ADDRFAMILY), ""), node, service, family)
         if source_family and failure.errno == EAI.ADDRFAMILY:
             failure.hint = "a source of the node's address family"
+        if node is not None and failure.errno == EAI.NONAME:
+            _check_scope(node, service)
         raise failure from error
     found = _unique_addresses(results, family, is_open=not (socktype or proto), qp_hint=qp_hint, ps_hint=ps_hint)
     if not found:
@@ -99,6 +101,15 @@ def _source_family(node: str | None, service: str | None, hints: AddrInfo) -> in
         hint = "a source of the node's family, or RAI_FAMILY with family AF_IB for a GID"
         raise gai_error(EAI.ADDRFAMILY, node, service, cause, hint)
     return family
+
+
+def _check_scope(node: str, service: str | None) -> None:
+    """EAI_NONAME with the interface, if the scope of a numeric address names none; the resolver does not say it."""
+    if "%" in node and is_numeric(node):
+        try:
+            scope_index(node.partition("%")[2])
+        except ValueError as problem:
+            raise gai_error(EAI.NONAME, node, service, str(problem), "an interface of 'ip link'") from None
 
 
 def _has_another_family(error: Exception, node: str, flags: int, ask: Resolver) -> bool:

@@ -25,7 +25,7 @@ from rdmacm.cmid.connecting import ConnectionBase
 from rdmacm.cmid.lookups import NameLookups
 from rdmacm.connparam import ConnParam, UdParam
 from rdmacm.constants import CmEventType, PortSpace
-from rdmacm.errors import CmRejectedError, CmTimeoutError, CmWouldBlockError, RdmaError, cm_error
+from rdmacm.errors import CmRejectedError, CmTimeoutError, CmWouldBlockError, RdmaError, check_timeout, cm_error
 from rdmacm.explanation import Explanation
 from rdmacm.proto.cm.codes import RejectReason, SidrStatus
 from rdmacm.provider import EventQueue, IdBackend, Provider, QueuedEvent, get_provider
@@ -227,8 +227,10 @@ class EventChannel:
         """The next event, rdma_get_cm_event(3).
 
         ``timeout`` is in seconds: None waits for ever, 0 not at all. CmTimeoutError when it runs out;
-        CmWouldBlockError for 0, or where ``channel.blocking`` is False; EBADF once the channel is closed.
+        CmWouldBlockError for 0, or where ``channel.blocking`` is False; EBADF once the channel is closed; ValueError
+        for a negative timeout.
         """
+        check_timeout(timeout)
         if timeout is None and not self.blocking:
             timeout = 0
         queued = self.queue.get(timeout)

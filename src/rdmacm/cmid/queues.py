@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from rdmacm.cmid.resolving import ResolutionBase
 from rdmacm.constants import PortSpace
-from rdmacm.errors import CmTimeoutError, RdmaError, cm_error
+from rdmacm.errors import CmTimeoutError, RdmaError, check_timeout, cm_error
 from rdmacm.verbs.ah import AH
 from rdmacm.verbs.attr import QPAttr, QPCap, SrqInitAttr
 from rdmacm.verbs.backend import DeviceBackend
@@ -315,6 +315,7 @@ class QueueBase(ResolutionBase):
         return self._completion(self.recv_cq, "get_recv_comp", timeout)
 
     def _completion(self, cq: CQ | None, step: str, timeout: float | None) -> WC:
+        check_timeout(timeout)
         if cq is None or self._closed:
             self._check_alive(step)
             raise cm_error(errno.EINVAL, "the id has no completion queue", step, hint="create_qp()")

@@ -13,7 +13,7 @@ import weakref
 from functools import partial
 from types import TracebackType
 
-from rdmacm.errors import CmTimeoutError, CmWouldBlockError, cm_error
+from rdmacm.errors import CmTimeoutError, CmWouldBlockError, check_timeout, cm_error
 from rdmacm.verbs.backend import ChannelBackend, CQBackend
 from rdmacm.verbs.checks import check_number
 from rdmacm.verbs.device import Context
@@ -38,8 +38,9 @@ class CompChannel(Resource):
 
         ``timeout`` is in seconds: None waits for ever, 0 not at all. Acknowledge each event with
         :meth:`CQ.ack_events`, and arm the queue again for the next. CmTimeoutError when the time runs out,
-        CmWouldBlockError for 0; EBADF once the channel is closed.
+        CmWouldBlockError for 0; EBADF once the channel is closed; ValueError for a negative timeout.
         """
+        check_timeout(timeout)
         limit = None if timeout is None else time.monotonic() + timeout
         left = timeout
         while True:
@@ -125,8 +126,9 @@ class CQ(Resource):
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until there is a completion to poll, for ``timeout`` seconds; False when the time runs out.
 
-        EBADF once the queue is closed, also in threads that were waiting.
+        EBADF once the queue is closed, also in threads that were waiting. ValueError for a negative timeout.
         """
+        check_timeout(timeout)
         if self._closed:
             raise self.closed_error("wait")
         return self.backend.wait(timeout)

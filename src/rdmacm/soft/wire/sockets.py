@@ -16,6 +16,7 @@ import sys
 from socket import AF_INET, AF_INET6
 
 from rdmacm.errors import RdmaError, cm_error
+from rdmacm.soft.processes import process_text
 from rdmacm.soft.wire.base import Undelivered
 
 __all__ = [
@@ -244,12 +245,12 @@ def bind_error(code: int, port: int) -> RdmaError:
             if not inode:
                 return cm_error(
                     code,
-                    "the kernel itself has the port (rdma_rxe)",
+                    "the port is in use by the kernel itself (rdma_rxe)",
                     "open_device",
                     where,
                     hint="`rdma link delete` for the rxe devices of this network namespace",
                 )
             pid = _owner(inode)
-            who = f"process {pid} of user {user}" if pid else f"a process of user {user}"
-            return cm_error(code, f"{who} has the port", "open_device", where, hint="end that process")
-    return cm_error(code, "another process has the port", "open_device", where, hint="`ss -uanp` shows who")
+            who = f"{process_text(pid)} of user {user}" if pid else f"a process of user {user}"
+            return cm_error(code, f"the port is in use by {who}", "open_device", where, hint="end that process")
+    return cm_error(code, "the port is in use by another process", "open_device", where, hint="`ss -uanp` shows it")
