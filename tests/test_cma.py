@@ -45,6 +45,7 @@ from rdmacm.cma import (
     rdma_set_option,
     rdma_write_cm_event,
 )
+from rdmacm.tools.rping import ping_text
 
 
 def test_client_resolves_over_loopback() -> None:
@@ -283,23 +284,48 @@ def test_datagram_queue_pairs_are_unsupported() -> None:
     rdma_destroy_id(id)
 
 
+def example(name: str, *args: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-W", "error", str(ROOT / "examples" / f"{name}.py"), *args]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def run_examples(server_args: list[str], client_args: list[str]) -> tuple[str, str]:
+    """What the server, which begins with its port number, and the client print; both must succeed."""
+    with example(*server_args, "-p", "0") as server:
+        try:
+            assert server.stdout is not None
+            port = server.stdout.readline().split()[-1]
+            with example(*client_args, "-p", port) as client:
+                client_out, _ = client.communicate(timeout=30)
+                assert client.returncode == 0
+            server_out, _ = server.communicate(timeout=30)
+            assert server.returncode == 0
+        finally:
+            server.kill()
+    return server_out, client_out
+
+
 @pytest.mark.parametrize("pair", ["rdma_{}", "rdma_x{}"])
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 def test_example_programs_exchange_a_message(address: str, pair: str) -> None:
     at_server, at_client = pair.format("server"), pair.format("client")
+    outputs = run_examples([at_server, "-s", address], [at_client, "-s", address])
+    assert outputs == (f"{at_server}: end\n", f"{at_client}: end\n")
 
-    def run(name: str, *args: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-W", "error", str(ROOT / "examples" / f"{name}.py"), *args]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
-    with run(at_server, "-s", address, "-p", "0") as server:
-        try:
-            assert server.stdout is not None
-            port = server.stdout.readline().split()[-1]
-            with run(at_client, "-s", address, "-p", port) as client:
-                out, _ = client.communicate(timeout=30)
-                assert (client.returncode, out) == (0, f"{at_client}: end\n")
-            out, _ = server.communicate(timeout=30)
-            assert (server.returncode, out) == (0, f"{at_server}: end\n")
-        finally:
-            server.kill()
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+@pytest.mark.parametrize("size", ["26", "64", "20000"])
+def test_example_rping_pings(address: str, size: str) -> None:
+    common = ["-a", address, "-S", size, "-v"]
+    served, pinged = run_examples(["rping", "-s", *common], ["rping", "-c", "-C", "3", *common])
+    assert pinged.splitlines() == [f"ping data: {ping_text(ping, int(size))[:-1].decode()}" for ping in range(3)]
+    assert served == pinged.replace("ping data", "server ping data")
+
+
+def test_example_cmtime_times_each_step() -> None:
+    _, out = run_examples(["cmtime", "-b", "127.0.0.1", "-c", "20"], ["cmtime", "-s", "127.0.0.1", "-c", "20"])
+    steps = [line.partition(":")[0].strip() for line in out.splitlines()[1:]]
+    assert steps == [
+        "create id", "resolve addr", "resolve route", "create qp", "connect", "disconnect", "destroy"
+    ]  # fmt: skip
+    assert all(float(value) > 0 for line in out.splitlines()[1:] for value in line.partition(":")[2].split())

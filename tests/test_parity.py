@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from rdmacm import cma
@@ -11,13 +13,48 @@ ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "parity.md").read_text(encoding="utf-8")
 
 
+def name_lists(file: str) -> dict[str, list[str]]:
+    """The lists of names in a file of tests/data, by section."""
+    lines = (ROOT / "tests" / "data" / file).read_text(encoding="utf-8").splitlines()
+    lists: dict[str, list[str]] = {}
+    for line in lines:
+        if line.startswith("["):
+            names = lists[line.strip("[]")] = []
+        elif line and not line.startswith("#"):
+            names += line.split()
+    return lists
+
+
 def test_documented_calls_match_rdmacm_cma() -> None:
     table = TEXT[TEXT.index("## Calls") : TEXT.index("## rdma_getaddrinfo")]
-    rows = re.findall(r"^\| (rdma_[^|]*) \| ([^|]*) \|", table, re.MULTILINE)
+    rows = re.findall(r"^\| ((?!rdma_client)rdma_[^|]*) \| ([^|]*) \|", table, re.MULTILINE)
     names = {name: state.startswith("done") for row, state in rows for name in row.split(", ")}
     assert len(names) > 60
     assert {name: hasattr(cma, name) for name in names} == names
-    assert {name for name in dir(cma) if name.startswith("rdma_")} <= set(names)
+    functions = {name for name, _ in inspect.getmembers(cma, inspect.isfunction) if name.startswith("rdma_")}
+    assert functions == {name for name, there in names.items() if there}
+
+
+def test_every_call_and_tool_of_the_manual_pages_has_a_row() -> None:
+    table = TEXT[TEXT.index("## Calls") : TEXT.index("### Names of the headers")]
+    documented = {name for row in re.findall(r"^\| ([^|`]*) \|", table, re.MULTILINE) for name in row.split(", ")}
+    lists = name_lists("librdmacm_calls.txt")
+    assert [len(names) for names in lists.values()] == [61, 27, 13]
+    assert {name for names in lists.values() for name in names} == documented - {"page", "---"}
+
+
+def test_each_name_of_the_headers_is_there_or_has_a_reason() -> None:
+    table = TEXT[TEXT.index("### Names of the headers") : TEXT.index("## rdma_getaddrinfo")]
+    patterns = [
+        pattern
+        for row in re.findall(r"^\| (`[^|]*) \|", table, re.MULTILINE)
+        for pattern in re.findall(r"`([^`]*)`", row)
+    ]
+    names = [name for section in name_lists("c_names.txt").values() for name in section]
+    assert len(names) == len(set(names)) > 790
+    missing = [name for name in names if not hasattr(cma, name)]
+    assert [name for name in missing if not any(fnmatchcase(name, pattern) for pattern in patterns)] == []
+    assert [each for each in patterns if not any(fnmatchcase(name, each) for name in missing)] == []
 
 
 def test_named_tests_exist() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 from rdmacm.verbs.attr import AHAttr
 
@@ -33,6 +34,16 @@ class ConnParam:
     qp_num: int = 0
     qkey: int = 0
 
+    @property
+    def private_data_len(self) -> int:
+        """The length of :attr:`private_data` in bytes."""
+        return len(self.private_data)
+
+    @property
+    def conn(self) -> Self:
+        """This object: C has it in an event as ``param.conn``."""
+        return self
+
 
 @dataclass(frozen=True, slots=True)
 class UdParam:
@@ -42,6 +53,16 @@ class UdParam:
     ah_attr: AHAttr
     qp_num: int
     qkey: int
+
+    @property
+    def private_data_len(self) -> int:
+        """The length of :attr:`private_data` in bytes."""
+        return len(self.private_data)
+
+    @property
+    def ud(self) -> Self:
+        """This object: C has it in an event as ``param.ud``."""
+        return self
 
 
 @dataclass(frozen=True, slots=True)

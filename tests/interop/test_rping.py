@@ -8,6 +8,7 @@ from interop.machine.run import Result
 from interop.scenario import Guest
 
 OURS = "python3 -m rdmacm rping"
+EXAMPLE = "python3 -W error /project/examples/rping.py"
 SIZES = pytest.mark.parametrize("size", [64, pytest.param(4000, marks=pytest.mark.debian_kernel), 20000])
 pytestmark = pytest.mark.parametrize("family", [4, 6], ids=["IPv4", "IPv6"])
 
@@ -45,5 +46,17 @@ def test_our_client_pings_librdmacms_server(guest: Guest, family: int, size: int
         f"serve_rxe rping -s -a $RXE{family} -S {size} -C 3 -v -V\n"
         f"soft {OURS} -c -a $RXE{family} -S {size} -C 3 -v -V || exit\n"
         "finish"
+    )
+    check_three_pings(done)
+
+
+def test_librdmacms_client_pings_the_example(guest: Guest, family: int) -> None:
+    done = guest.run(f"serve_soft {EXAMPLE} -s -a $SOFT{family} -v\nrxe rping -c -a $SOFT{family} -C 3 -v -V\nfinish")
+    check_three_pings(done)
+
+
+def test_the_example_pings_librdmacms_server(guest: Guest, family: int) -> None:
+    done = guest.run(
+        f"serve_rxe rping -s -a $RXE{family} -C 3 -v -V\nsoft {EXAMPLE} -c -a $RXE{family} -C 3 -v || exit\nfinish"
     )
     check_three_pings(done)

@@ -1,4 +1,4 @@
-"""The functions and constants of librdmacm under their C names, so that an example in C ports line by line.
+"""The functions, structures and constants of librdmacm and libibverbs under C's names, to port C line by line.
 
 Each function names its manual page, which says what it does; the docstring has the differences only. The arguments are
 in the page's order. It raises an :class:`~rdmacm.errors.RdmaError` where C returns -1 and sets errno, and returns what
@@ -6,9 +6,20 @@ C fills in through a pointer. Ports are in host order; C's ``rdma_get_src_port``
 option values are bytes, without an argument for their length.
 
 :mod:`~rdmacm.cma.calls` has ``rdma/rdma_cma.h``; :mod:`~rdmacm.cma.verbs` has queue pairs, endpoints and
-``rdma/rdma_verbs.h``; :mod:`~rdmacm.cma.constants` has the constants of both and of ``infiniband/verbs.h``.
+``rdma/rdma_verbs.h``; :mod:`~rdmacm.cma.ibverbs` has ``infiniband/verbs.h``; :mod:`~rdmacm.cma.structures` and
+:mod:`~rdmacm.cma.constants` have the structures and the constants of all three. docs/porting.md is a guide.
 """
 
+from typing import TYPE_CHECKING
+
+from rdmacm.cma import calls, constants, ibverbs, structures, verbs
 from rdmacm.cma.calls import *  # noqa: F403
 from rdmacm.cma.constants import *  # noqa: F403
+from rdmacm.cma.ibverbs import *  # noqa: F403
+from rdmacm.cma.structures import *  # noqa: F403
 from rdmacm.cma.verbs import *  # noqa: F403
+
+if not TYPE_CHECKING:  # type checkers see the imports above
+    # Without the classes of the package that have C's names, too: their long texts would hide the functions in pydoc.
+    __all__ = calls.__all__ + verbs.__all__ + ibverbs.__all__ + constants.__all__
+    __all__ += [name for name in structures.__all__ if getattr(structures, name).__name__ == name]

@@ -7,10 +7,50 @@ from functools import partial
 from rdmacm.address import SockAddr
 from rdmacm.addrinfo import AddrInfo, getaddrinfo
 from rdmacm.cma.constants import RDMA_PS_TCP
+from rdmacm.cma.structures import rdma_addrinfo
 from rdmacm.cmid import CmEvent, CmId, EventChannel, event_str
 from rdmacm.connparam import ConnParam, Ece
+from rdmacm.errors import gai_strerror
 from rdmacm.provider import get_provider
 from rdmacm.verbs.device import Context
+
+__all__ = [
+    "gai_strerror",
+    "rdma_accept",
+    "rdma_ack_cm_event",
+    "rdma_bind_addr",
+    "rdma_connect",
+    "rdma_create_event_channel",
+    "rdma_create_id",
+    "rdma_destroy_event_channel",
+    "rdma_destroy_id",
+    "rdma_disconnect",
+    "rdma_establish",
+    "rdma_event_str",
+    "rdma_free_devices",
+    "rdma_freeaddrinfo",
+    "rdma_get_cm_event",
+    "rdma_get_devices",
+    "rdma_get_dst_port",
+    "rdma_get_local_addr",
+    "rdma_get_peer_addr",
+    "rdma_get_remote_ece",
+    "rdma_get_request",
+    "rdma_get_src_port",
+    "rdma_getaddrinfo",
+    "rdma_listen",
+    "rdma_migrate_id",
+    "rdma_notify",
+    "rdma_query_addrinfo",
+    "rdma_reject",
+    "rdma_reject_ece",
+    "rdma_resolve_addr",
+    "rdma_resolve_addrinfo",
+    "rdma_resolve_route",
+    "rdma_set_local_ece",
+    "rdma_set_option",
+    "rdma_write_cm_event",
+]
 
 
 def rdma_create_event_channel() -> EventChannel:
@@ -50,12 +90,12 @@ def rdma_resolve_route(id: CmId, timeout_ms: int) -> None:
 
 def rdma_getaddrinfo(
     node: str | None, service: str | int | None = None, hints: AddrInfo | None = None
-) -> list[AddrInfo]:
-    """rdma_getaddrinfo(3); a list of what C links through ``ai_next``."""
-    return getaddrinfo(node, service, hints)
+) -> list[rdma_addrinfo]:
+    """rdma_getaddrinfo(3); a list of the entries, which ``ai_next`` links as in C."""
+    return rdma_addrinfo.linked(getaddrinfo(node, service, hints))
 
 
-def rdma_freeaddrinfo(res: list[AddrInfo] | None) -> None:
+def rdma_freeaddrinfo(res: list[rdma_addrinfo] | None) -> None:
     """rdma_freeaddrinfo(3); empties the list, so that a use after it shows."""
     if res is not None:
         res.clear()
@@ -68,9 +108,9 @@ def rdma_resolve_addrinfo(
     id.resolve_addrinfo(node, service, hints)
 
 
-def rdma_query_addrinfo(id: CmId) -> list[AddrInfo]:
+def rdma_query_addrinfo(id: CmId) -> list[rdma_addrinfo]:
     """rdma_query_addrinfo(3)."""
-    return id.query_addrinfo()
+    return rdma_addrinfo.linked(id.query_addrinfo())
 
 
 def rdma_get_cm_event(channel: EventChannel) -> CmEvent:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from rdmacm.addrinfo import AddrInfo
 from rdmacm.cma.constants import RDMA_UDP_QKEY
+from rdmacm.cma.structures import fill
 from rdmacm.cmid import CmId, create_ep
 from rdmacm.errors import cm_error
 from rdmacm.verbs.ah import AH
@@ -21,6 +22,33 @@ from rdmacm.verbs.enums import WC, QPAttrMask
 from rdmacm.verbs.pd import MR, PD
 from rdmacm.verbs.qp import QPInitAttr
 from rdmacm.verbs.wr import SGE
+
+__all__ = [
+    "rdma_create_ep",
+    "rdma_create_qp",
+    "rdma_create_qp_ex",
+    "rdma_create_srq",
+    "rdma_create_srq_ex",
+    "rdma_dereg_mr",
+    "rdma_destroy_ep",
+    "rdma_destroy_qp",
+    "rdma_destroy_srq",
+    "rdma_get_recv_comp",
+    "rdma_get_send_comp",
+    "rdma_init_qp_attr",
+    "rdma_post_read",
+    "rdma_post_readv",
+    "rdma_post_recv",
+    "rdma_post_recvv",
+    "rdma_post_send",
+    "rdma_post_sendv",
+    "rdma_post_ud_send",
+    "rdma_post_write",
+    "rdma_post_writev",
+    "rdma_reg_msgs",
+    "rdma_reg_read",
+    "rdma_reg_write",
+]
 
 # -- endpoints ------------------------------------------------------------------------------------------
 
@@ -58,8 +86,7 @@ def rdma_destroy_qp(id: CmId) -> None:
 def rdma_init_qp_attr(id: CmId, qp_attr: QPAttr) -> QPAttrMask:
     """rdma_init_qp_attr(3): fill in what the state in ``qp_attr.qp_state`` needs; returns the mask."""
     found, mask = id.init_qp_attr(qp_attr.qp_state)
-    for name in QPAttr.__slots__:
-        setattr(qp_attr, name, getattr(found, name))
+    fill(qp_attr, found)
     return mask
 
 
@@ -83,17 +110,17 @@ def rdma_destroy_srq(id: CmId) -> None:
 
 def rdma_reg_msgs(id: CmId, addr: Buffer, length: int | None = None) -> MR:
     """rdma_reg_msgs(3); without ``length`` the whole buffer."""
-    return id.reg_msgs(_first(addr, length))
+    return id.reg_msgs(leading_bytes(addr, length))
 
 
 def rdma_reg_read(id: CmId, addr: Buffer, length: int | None = None) -> MR:
     """rdma_reg_read(3); without ``length`` the whole buffer."""
-    return id.reg_read(_first(addr, length))
+    return id.reg_read(leading_bytes(addr, length))
 
 
 def rdma_reg_write(id: CmId, addr: Buffer, length: int | None = None) -> MR:
     """rdma_reg_write(3); without ``length`` the whole buffer."""
-    return id.reg_write(_first(addr, length))
+    return id.reg_write(leading_bytes(addr, length))
 
 
 def rdma_dereg_mr(mr: MR) -> None:
@@ -188,7 +215,8 @@ def rdma_get_recv_comp(id: CmId) -> WC:
     return id.get_recv_comp()
 
 
-def _first(buffer: Buffer, length: int | None, step: str = "reg_mr") -> Buffer:
+def leading_bytes(buffer: Buffer, length: int | None, step: str = "reg_mr") -> Buffer:
+    """The first ``length`` bytes of a buffer; the buffer for None."""
     if length is None:
         return buffer
     view = byte_view(buffer)
@@ -212,4 +240,4 @@ def _data(addr: int | Buffer, length: int, mr: MR | None) -> tuple[MR | Buffer, 
         return mr, _offset(addr, mr)
     if isinstance(addr, int):
         raise cm_error(errno.EINVAL, "an address without region", "post", hint="the bytes, with IBV_SEND_INLINE")
-    return _first(addr, length, "post"), 0
+    return leading_bytes(addr, length, "post"), 0

@@ -122,6 +122,11 @@ class CmEvent:
         self._pending = True
 
     @property
+    def event(self) -> CmEventType:
+        """C's name of :attr:`type`."""
+        return self.type
+
+    @property
     def private_data(self) -> bytes:
         """The private data of the peer: the message's whole field, padded with zeros; empty without :attr:`param`."""
         return b"" if self.param is None else self.param.private_data
@@ -211,6 +216,11 @@ class EventChannel:
 
     def fileno(self) -> int:
         """A descriptor to poll (see the module for what readable means); -1 once closed."""
+        return self.queue.fileno()
+
+    @property
+    def fd(self) -> int:
+        """C's name of :meth:`fileno`."""
         return self.queue.fileno()
 
     def get_event(self, timeout: float | None = None) -> CmEvent:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 from dataclasses import dataclass
-from typing import Protocol, Unpack
+from typing import Protocol, Self, Unpack
 
 from rdmacm.address import Address, Gid, InetAddr, SockAddr, lookup_address
 from rdmacm.addrinfo import AddrInfo, HintFields, Resolver, from_services, getaddrinfo, make_hints, needs_lookup
@@ -41,6 +41,16 @@ class Route:
     def num_paths(self) -> int:
         """How many path records there are."""
         return len(self.path_rec)
+
+    @property
+    def addr(self) -> Self:
+        """This object: C has the addresses in ``route.addr``, and GIDs and P_Key in ``route.addr.addr.ibaddr``."""
+        return self
+
+    @property
+    def ibaddr(self) -> Self:
+        """This object, as :attr:`addr`."""
+        return self
 
 
 def _user(address: Address | None) -> SockAddr | None:

@@ -337,8 +337,7 @@ class SoftQP:
         opcode, elements = _OPCODES[wr.opcode], wr.sg
         flags = int(wr.send_flags)
         segments: Sequence[memoryview]
-        if len(elements) == 1 and type(element := elements[0]) is not SGE:
-            assert not isinstance(element, SGE)
+        if len(elements) == 1 and not isinstance(element := elements[0], SGE):
             segments = (memoryview(bytes(byte_view(element))),)
             length = len(segments[0])
         else:

@@ -1,0 +1,420 @@
+"""The structures of ``rdma/rdma_cma.h`` and ``infiniband/verbs.h`` under C's names.
+
+A structure that a program fills in is a subclass of the package's own class: its fields are 0 at first, as after
+memset(3), it may be changed, and it has C's field names beside the others. Both names are of one field. A structure
+that only the package makes (an id, an event, a completion) is the package's class.
+
+Where C has a union or a structure inside the structure (``wr.rdma``, ``param.conn``, ``route.addr``), the attribute is
+the object itself, which has the fields. A count or length (``num_sge``, ``private_data_len``) is read-only: it is that
+of the list or of the bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from itertools import pairwise
+from typing import Any, Generic, Self, TypeVar, overload
+
+from rdmacm.address import Gid, SockAddr, SockAddrIB
+from rdmacm.addrinfo import AddrInfo
+from rdmacm.cmid import CmEvent, CmId, EventChannel, Route
+from rdmacm.connparam import ConnParam, Ece, UdParam
+from rdmacm.proto.sa import PathData, PathRecord
+from rdmacm.verbs.ah import AH
+from rdmacm.verbs.async_event import AsyncEvent
+from rdmacm.verbs.attr import AHAttr, DeviceAttr, GlobalRoute, QPAttr, QPCap, SrqAttr, SrqInitAttr
+from rdmacm.verbs.buffers import Buffer
+from rdmacm.verbs.cq import CQ, CompChannel
+from rdmacm.verbs.device import Context, Device, GidEntry, Port
+from rdmacm.verbs.enums import WC, QPType, WROpcode
+from rdmacm.verbs.pd import MR, PD
+from rdmacm.verbs.qp import QP, QPInitAttr
+from rdmacm.verbs.srq import SRQ
+from rdmacm.verbs.wr import SGE, AddressHandle, RecvWR, SendWR
+
+__all__ = [
+    "ibv_ah",
+    "ibv_ah_attr",
+    "ibv_async_event",
+    "ibv_comp_channel",
+    "ibv_context",
+    "ibv_cq",
+    "ibv_device",
+    "ibv_device_attr",
+    "ibv_ece",
+    "ibv_gid",
+    "ibv_gid_entry",
+    "ibv_global_route",
+    "ibv_mr",
+    "ibv_path_data",
+    "ibv_path_record",
+    "ibv_pd",
+    "ibv_port_attr",
+    "ibv_qp",
+    "ibv_qp_attr",
+    "ibv_qp_cap",
+    "ibv_qp_init_attr",
+    "ibv_recv_wr",
+    "ibv_send_wr",
+    "ibv_sge",
+    "ibv_srq",
+    "ibv_srq_attr",
+    "ibv_srq_init_attr",
+    "ibv_wc",
+    "rdma_addrinfo",
+    "rdma_cm_event",
+    "rdma_cm_id",
+    "rdma_conn_param",
+    "rdma_event_channel",
+    "rdma_route",
+    "rdma_ud_param",
+    "sockaddr_ib",
+]
+
+T = TypeVar("T")
+
+
+class Alias(Generic[T]):
+    """Another name of the field ``name``."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.__doc__ = f"C's name of ``{name}``."
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+
+    @overload
+    def __get__(self, instance: object, owner: type) -> T: ...
+
+    def __get__(self, instance: object, owner: type) -> Self | T:
+        if instance is None:
+            return self
+        found: T = getattr(instance, self._name)
+        return found
+
+    def __set__(self, instance: object, value: T) -> None:
+        setattr(instance, self._name, value)
+
+
+def fill(structure: T, found: object) -> T:
+    """Copy the fields of ``found`` to a structure of its kind, and those of the structures inside; return it."""
+    for each in fields(found):  # type: ignore[arg-type]
+        value, inner = getattr(found, each.name), getattr(structure, each.name)
+        if is_dataclass(inner):
+            fill(inner, value)
+        else:
+            setattr(structure, each.name, value)
+    return structure
+
+
+# -- structures that the package makes ------------------------------------------------------------------
+
+rdma_event_channel = EventChannel
+rdma_cm_id = CmId
+rdma_cm_event = CmEvent
+rdma_route = Route
+rdma_ud_param = UdParam
+sockaddr_ib = SockAddrIB
+ibv_ece = Ece
+ibv_gid = Gid
+ibv_gid_entry = GidEntry
+ibv_path_data = PathData
+ibv_path_record = PathRecord
+ibv_device = Device
+ibv_context = Context
+ibv_device_attr = DeviceAttr
+ibv_port_attr = Port
+ibv_pd = PD
+ibv_mr = MR
+ibv_comp_channel = CompChannel
+ibv_cq = CQ
+ibv_qp = QP
+ibv_srq = SRQ
+ibv_ah = AH
+ibv_async_event = AsyncEvent
+ibv_wc = WC
+
+
+# -- structures of rdma/rdma_cma.h that the program fills in --------------------------------------------
+
+
+class rdma_conn_param(ConnParam):
+    """``struct rdma_conn_param``, rdma_connect(3) and rdma_accept(3).
+
+    Without it, or in C with NULL, there are as many retries and resources as possible; here they are 0 at first.
+    """
+
+    __slots__ = ()
+    __setattr__ = object.__setattr__
+    __delattr__ = object.__delattr__
+    __hash__ = None  # type: ignore[assignment]  # it may change
+
+    private_data: bytes
+    responder_resources: int
+    initiator_depth: int
+    flow_control: int
+    retry_count: int
+    rnr_retry_count: int
+    srq: int
+    qp_num: int
+    qkey: int
+
+    def __init__(
+        self,
+        private_data: bytes = b"",
+        responder_resources: int = 0,
+        initiator_depth: int = 0,
+        flow_control: int = 0,
+        retry_count: int = 0,
+        rnr_retry_count: int = 0,
+        srq: int = 0,
+        qp_num: int = 0,
+        qkey: int = 0,
+    ) -> None:
+        super().__init__(
+            private_data,
+            responder_resources,
+            initiator_depth,
+            flow_control,
+            retry_count,
+            rnr_retry_count,
+            srq,
+            qp_num,
+            qkey,
+        )
+
+
+class rdma_addrinfo(AddrInfo):
+    """``struct rdma_addrinfo``, rdma_getaddrinfo(3). Addresses are Python socket addresses, or SockAddrIB."""
+
+    __slots__ = ("ai_next",)
+    __setattr__ = object.__setattr__
+    __delattr__ = object.__delattr__
+    __hash__ = None  # type: ignore[assignment]  # it may change
+
+    ai_flags = Alias[int]("flags")
+    ai_family = Alias[int]("family")
+    ai_qp_type = Alias[int]("qp_type")
+    ai_port_space = Alias[int]("port_space")
+    ai_src_len = Alias[int]("src_len")
+    ai_dst_len = Alias[int]("dst_len")
+    ai_src_addr = Alias["SockAddr | None"]("src_addr")
+    ai_dst_addr = Alias["SockAddr | None"]("dst_addr")
+    ai_src_canonname = Alias["str | None"]("src_canonname")
+    ai_dst_canonname = Alias["str | None"]("dst_canonname")
+    ai_route_len = Alias[int]("route_len")
+    ai_route = Alias["tuple[PathData, ...]"]("route")
+    ai_connect_len = Alias[int]("connect_len")
+    ai_connect = Alias[bytes]("connect")
+
+    def __init__(
+        self,
+        *,
+        ai_flags: int = 0,
+        ai_family: int = 0,
+        ai_qp_type: int = 0,
+        ai_port_space: int = 0,
+        ai_src_addr: SockAddr | None = None,
+        ai_dst_addr: SockAddr | None = None,
+        ai_route: tuple[PathData, ...] = (),
+        ai_connect: bytes = b"",
+        **other: Any,
+    ) -> None:
+        names = {
+            "flags": ai_flags,
+            "family": ai_family,
+            "qp_type": ai_qp_type,
+            "port_space": ai_port_space,
+            "src_addr": ai_src_addr,
+            "dst_addr": ai_dst_addr,
+            "route": ai_route,
+            "connect": ai_connect,
+        }
+        super().__init__(**{**names, **other})
+        #: The next entry of the list.
+        self.ai_next: rdma_addrinfo | None = None
+
+    @classmethod
+    def linked(cls, found: list[AddrInfo]) -> list[rdma_addrinfo]:
+        """The entries of a list under C's names, each with the next in ``ai_next``."""
+        entries = [cls(**{name: getattr(info, name) for name in AddrInfo.__slots__}) for info in found]
+        for entry, following in pairwise(entries):
+            entry.ai_next = following
+        return entries
+
+
+# -- structures of infiniband/verbs.h that the program fills in -----------------------------------------
+
+
+@dataclass(slots=True)
+class ibv_qp_cap(QPCap):
+    """``struct ibv_qp_cap``, ibv_create_qp(3)."""
+
+    max_send_wr: int = 0
+    max_recv_wr: int = 0
+    max_send_sge: int = 0
+    max_recv_sge: int = 0
+    max_inline_data: int = 0
+
+
+class ibv_qp_init_attr(QPInitAttr):
+    """``struct ibv_qp_init_attr``, ibv_create_qp(3) and rdma_create_qp(3). The type is RC at first."""
+
+    __slots__ = ()
+
+    send_cq = Alias["CQ | None"]("scq")
+    recv_cq = Alias["CQ | None"]("rcq")
+
+    def __init__(
+        self,
+        *,
+        qp_context: object = None,
+        send_cq: CQ | None = None,
+        recv_cq: CQ | None = None,
+        srq: SRQ | None = None,
+        cap: QPCap | None = None,
+        qp_type: QPType = QPType.RC,
+        sq_sig_all: int = 0,
+    ) -> None:
+        super().__init__(qp_type, qp_context, send_cq, recv_cq, srq, cap or ibv_qp_cap(), bool(sq_sig_all))
+
+
+@dataclass(slots=True)
+class ibv_global_route(GlobalRoute):
+    """``struct ibv_global_route``, the ``grh`` of an ibv_ah_attr."""
+
+    hop_limit: int = 0
+
+
+class ibv_ah_attr(AHAttr):
+    """``struct ibv_ah_attr``, ibv_create_ah(3)."""
+
+    __slots__ = ()
+
+    grh = Alias[GlobalRoute]("gr")
+
+    def __init__(
+        self,
+        dlid: int = 0,
+        sl: int = 0,
+        src_path_bits: int = 0,
+        static_rate: int = 0,
+        is_global: int = 0,
+        port_num: int = 0,
+        gr: GlobalRoute | None = None,
+        *,
+        grh: GlobalRoute | None = None,
+    ) -> None:
+        route = grh or gr or ibv_global_route()
+        super().__init__(dlid, sl, src_path_bits, static_rate, bool(is_global), port_num, route)
+
+
+@dataclass(slots=True)
+class ibv_qp_attr(QPAttr):
+    """``struct ibv_qp_attr``, ibv_modify_qp(3) and rdma_init_qp_attr(3)."""
+
+    path_mtu: int = 0  # type: ignore[assignment]
+    cap: QPCap = field(default_factory=ibv_qp_cap)
+    ah_attr: AHAttr = field(default_factory=ibv_ah_attr)
+    alt_ah_attr: AHAttr = field(default_factory=ibv_ah_attr)
+    port_num: int = 0
+
+
+@dataclass(slots=True)
+class ibv_srq_attr(SrqAttr):
+    """``struct ibv_srq_attr``, ibv_create_srq(3) and ibv_modify_srq(3)."""
+
+    max_wr: int = 0
+    max_sge: int = 0
+
+
+@dataclass(slots=True)
+class ibv_srq_init_attr(SrqInitAttr):
+    """``struct ibv_srq_init_attr``, ibv_create_srq(3) and rdma_create_srq(3)."""
+
+    attr: SrqAttr = field(default_factory=ibv_srq_attr)
+
+
+class ibv_sge(SGE):
+    """``struct ibv_sge``: ``length`` bytes at ``addr``, a number (``mr.addr`` with or without an offset)."""
+
+    __slots__ = ()
+
+    def __init__(self, addr: int = 0, length: int = 0, lkey: int = 0) -> None:
+        super().__init__(addr, length, lkey)
+
+
+class ibv_send_wr(SendWR):
+    """``struct ibv_send_wr``, ibv_post_send(3). ``wr.rdma``, ``wr.atomic`` and ``wr.ud`` are the request itself."""
+
+    __slots__ = ("next",)
+
+    sg_list = Alias["Sequence[SGE | Buffer]"]("sg")
+
+    def __init__(
+        self,
+        *,
+        wr_id: int = 0,
+        next: ibv_send_wr | None = None,
+        sg_list: Sequence[SGE | Buffer] = (),
+        opcode: WROpcode = WROpcode.RDMA_WRITE,
+        send_flags: int = 0,
+        imm_data: int = 0,
+        remote_addr: int = 0,
+        rkey: int = 0,
+        compare_add: int = 0,
+        swap: int = 0,
+        invalidate_rkey: int = 0,
+        ah: AddressHandle | None = None,
+        remote_qpn: int = 0,
+        remote_qkey: int = 0,
+    ) -> None:
+        super().__init__(
+            wr_id,
+            opcode,
+            sg_list,
+            send_flags,
+            imm_data=imm_data,
+            remote_addr=remote_addr,
+            rkey=rkey,
+            compare_add=compare_add,
+            swap=swap,
+            invalidate_rkey=invalidate_rkey,
+            ah=ah,
+            remote_qpn=remote_qpn,
+            remote_qkey=remote_qkey,
+        )
+        #: The request to post after this one.
+        self.next = next
+
+    @property
+    def num_sge(self) -> int:
+        """How many elements ``sg_list`` has."""
+        return len(self.sg)
+
+    @property
+    def wr(self) -> Self:
+        """C's union of the operands: this object."""
+        return self
+
+    rdma = atomic = ud = wr
+
+
+class ibv_recv_wr(RecvWR):
+    """``struct ibv_recv_wr``, ibv_post_recv(3) and ibv_post_srq_recv(3)."""
+
+    __slots__ = ("next",)
+
+    sg_list = Alias["Sequence[SGE]"]("sg")
+
+    def __init__(self, *, wr_id: int = 0, next: ibv_recv_wr | None = None, sg_list: Sequence[SGE] = ()) -> None:
+        super().__init__(wr_id, sg_list)
+        #: The request to post after this one.
+        self.next = next
+
+    @property
+    def num_sge(self) -> int:
+        """How many elements ``sg_list`` has."""
+        return len(self.sg)
