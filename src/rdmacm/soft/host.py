@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Sequence, Sized
+from dataclasses import replace
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Protocol
@@ -15,7 +16,8 @@ from typing import TYPE_CHECKING, Protocol
 from rdmacm.errors import cm_error
 from rdmacm.net.types import Change, Network
 from rdmacm.progress.runtime import Runtime
-from rdmacm.resolution.hosts import HostView, PortKey, PortView, RocePortView
+from rdmacm.resolution.hosts import HostView, IpoibInterface, PortKey, PortView, RocePortView
+from rdmacm.resolution.ipoib import with_infiniband
 from rdmacm.resolution.neighbours import PendingNeighbours
 from rdmacm.resolution.path import PathMaker
 from rdmacm.soft.connection_manager import ConnectionManager
@@ -42,6 +44,9 @@ class BoundId(Protocol):
 
     def device_changed(self, before: RocePortView, after: RocePortView | None) -> None:
         """The device was removed (None), or its interface or its GIDs have changed."""
+
+    def ipoib_changed(self, before: IpoibInterface, after: IpoibInterface | None) -> None:
+        """An IPoIB interface was removed (None) or has changed; the id is on an InfiniBand port, not always on its."""
 
 
 class SoftHost:
@@ -116,9 +121,38 @@ class SoftHost:
         """The view of the last look, without another look."""
         return self._view if self._view is not None else self.view()
 
-    def port_views(self) -> list[PortView]:
-        """Every port as it is now."""
-        return [*self.view().ports, *self.ib.views()]
+    def ip_view(self) -> HostView:
+        """As :meth:`view`, with the addresses of IPoIB interfaces on their InfiniBand ports."""
+        return self._with_infiniband(self.view())
+
+    def last_ip_view(self) -> HostView:
+        """As :meth:`last_view`, with the addresses of IPoIB interfaces on their InfiniBand ports."""
+        return self._with_infiniband(self.last_view())
+
+    def _with_infiniband(self, view: HostView) -> HostView:
+        return with_infiniband(view, self.ib.views()) if view.ipoib else view
+
+    def devices(self) -> list[Device]:
+        """Every device as it is now. The GIDs of InfiniBand ports are shown with their IPoIB interfaces."""
+        view = self.view()
+        return [port.device for port in view.ports] + [self._named(port.device, view) for port in self.ib.views()]
+
+    @staticmethod
+    def _named(device: Device, view: HostView) -> Device:
+        """An InfiniBand device whose GIDs have the name and the index of their first IPoIB interface."""
+        names = {one.address.gid: one.interface for one in reversed(view.ipoib)}
+        if not names:
+            return device
+        ports = []
+        for port in device.ports:
+            rows = tuple(
+                replace(row, ndev_name=names[row.gid].name, ndev_ifindex=names[row.gid].index)
+                if row.gid in names
+                else row
+                for row in port.gids
+            )
+            ports.append(replace(port, gids=rows))
+        return replace(device, ports=tuple(ports))
 
     def device(self, index: int) -> Device | None:
         """The device with an index as it is now; its name may have changed. None once it has been removed.
@@ -126,7 +160,10 @@ class SoftHost:
         The index of a RoCE device is its interface's; that of an InfiniBand device is negative.
         """
         with self.runtime.lock:
-            view = self.ib.view_of_device(index) if index < 0 else self.view().by_key.get((index, PORT_NUM))
+            if index < 0:
+                port = self.ib.view_of_device(index)
+                return self._named(port.device, self.view()) if port else None
+            view = self.view().by_key.get((index, PORT_NUM))
             return view.device if view else None
 
     def last_device(self, index: int) -> Device | None:
@@ -161,6 +198,11 @@ class SoftHost:
             if now is None or now.interface != view.interface or now.rows != view.rows:
                 for bound in list(self._bound.get(view.key, ())):
                     bound.device_changed(view, now)
+        for ipoib in before.ipoib:
+            after_it = next((one for one in after.ipoib if one.interface.index == ipoib.interface.index), None)
+            if after_it != ipoib:
+                for bound in [one for key, ids in self._bound.items() if key[0] < 0 for one in ids]:
+                    bound.ipoib_changed(ipoib, after_it)
 
     # -- bound ids and devices in use -----------------------------------------------------------------
 

@@ -18,7 +18,8 @@ PAGE = Page(
     description="""
         Lists every device in the current network namespace: first one line for each port, then one for each GID.
         Each network interface that can carry IP has a software device, with a GID for each address of the
-        interface. A GID keeps its index as long as its address exists.
+        interface. A GID keeps its index as long as its address exists. An IPoIB interface has no device of its own:
+        it is shown at the GID of its InfiniBand port, if RDMACM_IB names that port.
 
         MTU is the largest payload of a packet, in bytes, that the port can send now. IPV4 is the address of an
         IPv4-mapped GID.
