@@ -23,12 +23,23 @@ does neither.  "test", "mutants", "interop" and "check" install the packages the
 .venv is missing or out of date.  All commands need Python 3.11 or later and nothing else.
 """
 
+import os
+import sys
+
+try:
+    # Python's own handler would print a traceback while the imports below run. "signal" itself takes long to import.
+    import _signal  # type: ignore[import-not-found]
+
+    if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+        _signal.signal(_signal.SIGINT, lambda *_: os._exit(130))
+except ImportError:
+    pass
+
 import argparse
 import hashlib
-import os
 import shutil
+import signal
 import subprocess
-import sys
 import tempfile
 from typing import Any, NoReturn
 
@@ -165,8 +176,12 @@ def _become(command: list[str], environ: dict[str, str]) -> int:
 
 
 def demo(arguments: list[str]) -> int:
-    command = [sys.executable, "-m", "rdmacm", *(arguments or ["demo"])]
-    return _become(command, _source_environ())
+    # In this process: while another Python started, Ctrl-C would be a traceback.
+    sys.path.insert(0, str(Path(ROOT, "src")))
+    sys.argv = ["rdmacm", *(arguments or ["demo"])]
+    from rdmacm.tools.main import command
+
+    command()
 
 
 #: The files in bench that are benchmarks; the others are parts of them.
@@ -263,6 +278,8 @@ def main() -> int:
 
 if __name__ == "__main__":
     try:
+        if len(sys.argv) < 2 or sys.argv[1] != "demo":  # which has a handler of its own
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.exit(main())
     except KeyboardInterrupt:
         sys.exit(130)

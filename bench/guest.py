@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 PROJECT = Path(__file__).parents[1]
 sys.path.insert(0, str(PROJECT / "tests"))
@@ -83,11 +84,16 @@ def connections_of_c(run: Run, count: int) -> Figures:
 
 def connections_of_ours(run: Run, count: int) -> Figures:
     output = run(
-        "serve_soft python3 -m rdmacm cmtime -s -b $SOFT4\n"
-        f"soft python3 -m rdmacm cmtime -c $SOFT4 -n {count} --concurrent --json && kill $SERVER"
+        "serve_soft python3 -m rdmacm cmtime -b $SOFT4\n"
+        f"soft python3 -m rdmacm cmtime -s $SOFT4 -c {count} --concurrent --json && kill $SERVER"
     )
-    totals = {step["name"]: step["total_us"] / 1e6 for step in json.loads(output)["steps"]}
+    totals = {step["name"]: step["total_us"] / 1e6 for step in from_json(output)["steps"]}
     return per_connection({step: sum(totals[name] for name in names) for step, names in STEPS.items()}, count)
+
+
+def from_json(output: str) -> Any:
+    """The document in a program's output, without lines on standard error that say that it waits."""
+    return json.loads(re.sub(r"^rdmacm: waiting for .*\n", "", output, flags=re.MULTILINE))
 
 
 def per_connection(seconds: Figures, count: int) -> Figures:
@@ -136,7 +142,7 @@ def transfers_of_c(run: Run) -> Figures:
 def transfers_of_ours(run: Run) -> Figures:
     client = "soft python3 -m rdmacm perf -c $SOFT4 --op send --json"
     latency, bandwidth = (
-        json.loads(run(f"serve_soft python3 -m rdmacm perf -s -b $SOFT4\n{client} {options} && kill $SERVER"))[0]
+        from_json(run(f"serve_soft python3 -m rdmacm perf -s -b $SOFT4\n{client} {options} && kill $SERVER"))[0]
         for options in (
             f"--size 64 --latency --blocking --count {LATENCY_MESSAGES}",
             f"--size {MEBIBYTE} --depth 50 --count {BANDWIDTH_MESSAGES[1]}",

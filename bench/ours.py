@@ -65,7 +65,7 @@ def make_qp(cmid: CmId, queues: list[CQ]) -> None:
 
 def transfer(port: int, plan: Plan) -> Result:
     cmid, _ = find_server(HOST, port)
-    return measure(cmid, plan, ProgressLine())
+    return measure(cmid, plan, 30.0, ProgressLine())
 
 
 def half_round_trip(port: int, size: int, count: int, blocking: bool = False) -> float:

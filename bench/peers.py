@@ -404,6 +404,8 @@ def table(outcome: Mapping[str, Figures | Missing], against: str | None = None) 
     base = found.get(against or "")
     lines = []
     if found:
+        if base is not None and len(found) > 1:
+            lines.append(f"In brackets: the speed as a multiple of that of {against}; larger is better.")
         lines.append(" " * 26 + "".join(f"{name:>18}" for name in found))
     for title, value, more_is_better in rows():
         cells = []

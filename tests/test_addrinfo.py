@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from array import array
 from collections.abc import Callable
 from dataclasses import replace
 from socket import AF_INET, AF_INET6
@@ -22,6 +23,7 @@ from support.lookups import (
     ALL_ONES,
     FAMILY,
     IB,
+    IPOIB,
     NOROUTE,
     NUMERICHOST,
     OTHER_PATH,
@@ -45,6 +47,7 @@ from support.lookups import (
     on,
     stream,
     to,
+    usual_services,
 )
 from support.rows import for_each
 
@@ -107,15 +110,6 @@ class TestRoute:
     def test_wildcard_source_becomes_the_actual_source(self) -> None:
         (info,) = getaddrinfo("10.0.0.1", 7471, src_addr=("0.0.0.0", 0), provider=Reaching())
         assert info.src_addr == ("10.0.0.2", 0)
-
-    @pytest.mark.parametrize("source", [("2001:db8::1", 0, 0, 0), SockAddrIB(Gid("fe80::1"))])
-    def test_source_of_another_family_has_no_route(self, source: SockAddr) -> None:
-        destination = ("10.0.0.1", 7471)
-        for found in (
-            getaddrinfo(*destination, src_addr=source, provider=Reaching()),
-            getaddrinfo(src_addr=source, dst_addr=destination, provider=Reaching()),
-        ):
-            assert found == [to(destination, src=source)]
 
     def test_route_hint_is_kept(self) -> None:
         (info,) = getaddrinfo("10.0.0.1", 7471, route=[PathData(OTHER_PATH)], provider=Reaching())
@@ -216,16 +210,189 @@ class TestHintsAlone:
     def test_passive_lookup_with_a_destination_alone_raises(self) -> None:
         assert fails(flags=PASSIVE, dst_addr=("10.0.0.1", 7471)).errno == EAI.NONAME
 
-    def test_address_of_another_family_raises(self) -> None:
-        error = fails(family=AF_INET6, dst_addr=("10.0.0.1", 7471))
-        assert error.errno == EAI.ADDRFAMILY
-        assert "10.0.0.1:7471" in str(error)
-
     def test_name_instead_of_an_address_raises(self) -> None:
         for hints in (h(dst=("name.test", 1)), h(src=("name.test", 1), dst=("10.0.0.1", 1))):
             error = fails(hints=hints)
             assert error.errno == EAI.NONAME
             assert "name.test" in str(error)
+
+
+class TestServiceAlone:
+    """A service without a node belongs to the addresses of the hints."""
+
+    def test_destination(self) -> None:
+        for service in (7471, "7471"):
+            (info,) = getaddrinfo(None, service, dst_addr=("10.0.0.2", 0), provider=Nowhere())
+            assert info == to(("10.0.0.2", 7471))
+
+    def test_destination_with_its_route(self) -> None:
+        (info,) = getaddrinfo(None, 7471, dst_addr=("10.0.0.1", 0), provider=Reaching())
+        assert (info.src_addr, info.dst_addr) == (("10.0.0.2", 0), ("10.0.0.1", 7471))
+        assert (info.device, info.route) == ("stub0", (PathData(PATH),))
+
+    def test_service_replaces_the_port(self) -> None:
+        (info,) = getaddrinfo(None, 7471, dst_addr=("fd00::1%7", 5), provider=Nowhere())
+        assert info.dst_addr == ("fd00::1", 7471, 0, 7)
+
+    def test_source_keeps_its_port(self) -> None:
+        (info,) = getaddrinfo(None, 7471, src_addr=("10.0.0.3", 5), dst_addr=("10.0.0.1", 6), provider=Nowhere())
+        assert info == to(("10.0.0.1", 7471), src=("10.0.0.3", 5))
+
+    @glibc_only
+    @for_each(("source", "loopback"), [("10.0.0.3", ("127.0.0.1", 7471)), ("fd00::3", ("::1", 7471, 0, 0))])
+    def test_source_alone_selects_the_loopback_address(self, source: str, loopback: SockAddr) -> None:
+        (info,) = getaddrinfo(None, 7471, src_addr=(source, 5), provider=Nowhere())
+        assert (info.src_addr, info.dst_addr) == ((source, 5), loopback)
+
+    def test_passive_source(self) -> None:
+        found = getaddrinfo(None, 7471, flags=PASSIVE, src_addr=("10.0.0.2", 5), provider=Reaching())
+        assert found == [replace(on(("10.0.0.2", 7471)), device="stub0", port_num=2)]
+        found = getaddrinfo(None, 7471, flags=PASSIVE, src_addr=("::", 0), provider=Nowhere())
+        assert found == [on(("::", 7471, 0, 0))]
+
+    @glibc_only
+    def test_passive_destination_is_ignored(self) -> None:
+        found = getaddrinfo(None, 7471, flags=PASSIVE, family=AF_INET, dst_addr=("fd00::1", 5), provider=Nowhere())
+        assert found == [on(("0.0.0.0", 7471))]
+
+    @for_each(
+        ("qp", "ps", "types"),
+        [(0, 0, (RC, TCP)), (UD, 0, (UD, UDP)), (0, UDP, (UD, UDP)), (RC, IB, (RC, IB)), (0, IPOIB, (UD, IPOIB))],
+    )
+    def test_types(self, qp: int, ps: int, types: tuple[int, int]) -> None:
+        (info,) = getaddrinfo(None, 7471, qp_type=qp, port_space=ps, dst_addr=("10.0.0.2", 0), provider=Nowhere())
+        assert info == to(("10.0.0.2", 7471), *types)
+
+    @glibc_only
+    def test_service_name(self) -> None:
+        if (reason := usual_services()) is not None:
+            pytest.skip(reason)
+        for hints, address in (
+            (h(dst=("fd00::1", 5)), ("fd00::1", 69, 0, 0)),
+            (h(dst=("10.0.0.2", 0)), ("10.0.0.2", 69)),
+        ):
+            (info,) = getaddrinfo(None, "tftp", hints, provider=Nowhere())
+            assert info == to(address, UD, UDP)
+        (info,) = getaddrinfo(None, "http", flags=PASSIVE, src_addr=("10.0.0.2", 0), provider=Nowhere())
+        assert info == on(("10.0.0.2", 80))
+        assert fails(None, "tftp", port_space=TCP, dst_addr=("10.0.0.2", 0)).errno == EAI.SERVICE
+
+    def test_unknown_service(self) -> None:
+        for service, code in (("no-such-service", EAI.NONAME), ("*", EAI.NONAME), ("70000", EAI.SERVICE)):
+            assert fails(None, service, dst_addr=("10.0.0.2", 0)).errno == code
+            assert fails(None, service, flags=PASSIVE, src_addr=("10.0.0.2", 0)).errno == code
+
+    def test_infiniband_destination(self) -> None:
+        target = SockAddrIB(Gid("fe80::1"), pkey=0x8001, flowinfo=5, scope_id=2)
+        (info,) = getaddrinfo(None, 7471, dst_addr=target, port_space=TCP, provider=Nowhere())
+        assert info == to(replace(target, sid=0x1061D2F, sid_mask=ALL_ONES), RC, TCP)
+
+    def test_passive_infiniband_source(self) -> None:
+        source = SockAddrIB(Gid("fe80::1"))
+        (info,) = getaddrinfo(None, 7471, flags=PASSIVE, src_addr=source, port_space=IB, provider=Nowhere())
+        assert info == on(SockAddrIB(Gid("fe80::1"), 0x13F1D2F, ALL_ONES), RC, IB)
+
+    def test_route(self) -> None:
+        path = PathRecord(dgid=Gid("fe80::d"), sgid=Gid("fe80::5"), service_id=9)
+        (info,) = getaddrinfo(None, 7471, route=[PathData(path)], provider=Nowhere())
+        assert info.src_addr == SockAddrIB(Gid("fe80::5"), 0x13F0000, SPACE_ONLY)
+        assert info.dst_addr == SockAddrIB(Gid("fe80::d"), 0x13F1D2F, ALL_ONES)
+        assert (info.family, info.qp_type, info.port_space) == (AF_IB, RC, IB)
+
+    def test_passive_route(self) -> None:
+        (info,) = getaddrinfo(None, 7471, flags=PASSIVE, route=PATH.pack(), provider=Nowhere())
+        assert (info.src_addr, info.dst_addr) == (SockAddrIB(PATH.sgid, 0x13F1D2F, ALL_ONES), None)
+
+    @glibc_only
+    def test_node_takes_precedence(self) -> None:
+        (info,) = getaddrinfo("10.0.0.1", 7471, dst_addr=("10.0.0.2", 5), provider=Nowhere())
+        assert info == to(("10.0.0.1", 7471))
+        (info,) = getaddrinfo("10.0.0.1", 7471, flags=PASSIVE, src_addr=("10.0.0.2", 5), provider=Nowhere())
+        assert info == on(("10.0.0.1", 7471))
+
+    def test_name_instead_of_an_address(self) -> None:
+        for error in (fails(None, 1, dst_addr=("name.test", 1)), fails(None, 1, flags=PASSIVE, src_addr=("a.test", 1))):
+            assert error.errno == EAI.NONAME
+
+
+_IPV4, _IPV6, _GID = ("10.0.0.1", 7471), ("fd00::1", 7471), SockAddrIB(Gid("fe80::1"))
+
+
+@glibc_only
+class TestFamilies:
+    """Families that do not go together are EAI_ADDRFAMILY."""
+
+    @for_each(
+        "hints",
+        [
+            h(src=_IPV6, dst=_IPV4),
+            h(src=_IPV4, dst=_IPV6),
+            h(src=_GID, dst=_IPV4),
+            h(src=_IPV4, dst=_GID),
+            h(family=AF_INET6, dst=_IPV4),
+            h(family=AF_INET, dst=_IPV6),
+            h(family=AF_INET, dst=_GID),
+            h(family=AF_IB, dst=_IPV4),
+            h(family=AF_INET6, src=_IPV4),
+            h(family=AF_IB, src=_IPV6),
+            h(family=AF_INET6, src=_IPV6, dst=_IPV4),
+            h(family=AF_INET6, src=_IPV4, dst=_IPV6),
+            h(PASSIVE, AF_INET6, src=_IPV4),
+            h(PASSIVE, AF_IB, src=_IPV4),
+        ],
+    )
+    @for_each(("node", "service"), [(None, None), (None, "7471"), (None, "http"), ("10.0.0.1", "7471"), ("fd00::1", 1)])
+    def test_hints(self, hints: AddrInfo, node: str | None, service: str | None) -> None:
+        for flags in (0, NOROUTE, NUMERICHOST, FAMILY):
+            error = fails(node, service, hints, flags=hints.flags | flags, provider=Reaching())
+            assert error.errno == EAI.ADDRFAMILY
+            assert "the hints' " in str(error)
+            assert error.hint
+
+    @for_each(
+        ("node", "hints"),
+        [
+            ("10.0.0.1", h(src=_IPV6)),
+            ("fd00::1", h(src=_IPV4)),
+            ("10.0.0.1", h(src=_GID)),
+            ("fd00::1", h(src=_GID)),
+            ("fd00::1", h(family=AF_IB, src=_GID)),
+            ("10.0.0.1", h(FAMILY, AF_IB)),
+            ("10.0.0.1", h(FAMILY, AF_IB, src=_GID)),
+            ("10.0.0.1", h(FAMILY, AF_INET6)),
+            ("10.0.0.1", h(PASSIVE, src=_IPV6)),
+            ("fd00::1", h(PASSIVE, src=_IPV4)),
+            ("10.0.0.1", h(PASSIVE, src=_GID)),
+        ],
+    )
+    def test_node(self, node: str, hints: AddrInfo) -> None:
+        for flags in (0, NOROUTE, NUMERICHOST):
+            error = fails(node, 7471, hints, flags=hints.flags | flags, provider=Reaching())
+            assert error.errno == EAI.ADDRFAMILY
+            assert node in str(error)
+            assert error.hint
+
+    def test_service_alone_with_an_infiniband_source(self) -> None:
+        assert fails(None, 7471, src_addr=_GID).errno == EAI.ADDRFAMILY
+
+    def test_route(self) -> None:
+        for service in (None, 7471):
+            error = fails(None, service, family=AF_INET, route=PATH.pack())
+            assert error.errno == EAI.ADDRFAMILY
+
+    def test_infiniband_node(self) -> None:
+        (info,) = getaddrinfo("fe80::2", 7471, h(FAMILY, AF_IB, src=_GID), provider=Nowhere())
+        assert (info.src_addr, info.family) == (_GID, AF_IB)
+
+    def test_source_selects_the_addresses_of_a_name(self) -> None:
+        asked = []
+
+        def resolver(node: Any, service: Any, family: int, *rest: Any) -> Any:
+            asked.append(family)
+            return [stream("fd00::1", 7471, 0, 0), stream("10.0.0.1", 7471)]
+
+        (info,) = getaddrinfo("name.test", 7471, src_addr=("10.0.0.3", 0), provider=Nowhere(), resolver=resolver)
+        assert (asked, info.dst_addr) == ([AF_INET], ("10.0.0.1", 7471))
 
 
 # -- hints ----------------------------------------------------------------------------------------------
@@ -284,12 +451,57 @@ class TestMakeHints:
         assert made is not None
         assert made.route == (PathData(PATH), PathData(OTHER_PATH))
 
-    @for_each("size", [0, 1, 63, 65, 71, 73, 128, 143])
-    def test_route_of_invalid_length_raises(self, size: int) -> None:
-        with pytest.raises(ValueError, match=f"{size}"):
-            make_hints(route=bytes(size))
-        with pytest.raises(ValueError, match=f"{size}"):
-            getaddrinfo("10.0.0.1", 7471, route=bytes(size), provider=Nowhere())
+    @for_each("count", [2, 3, 8, 10])
+    def test_route_of_several_plain_records(self, count: int) -> None:
+        records = tuple(PATH.replace(dlid=each) for each in range(count))
+        made = make_hints(route=b"".join(record.pack() for record in records))
+        assert made is not None
+        assert made.route == tuple(map(PathData, records))
+        assert made.route_len == 72 * count
+
+    def test_ambiguous_length_is_of_path_data(self) -> None:
+        route = (PathData(PATH, PathFlag.OUTBOUND),) * 8
+        made = make_hints(route=b"".join(path.pack() for path in route))
+        assert made is not None
+        assert made.route == route
+
+    def test_route_in_any_buffer(self) -> None:
+        words = array("I", PathData(PATH).pack())
+        made = make_hints(route=words)  # type: ignore[arg-type]
+        assert made is not None
+        assert made.route == (PathData(PATH),)
+
+    @for_each("route", [PATH.pack(), PathData(PATH).pack(), bytearray(PathData(PATH).pack()), [PathData(PATH)]])
+    def test_route_of_an_address(self, route: Any) -> None:
+        info = AddrInfo(route=route)
+        assert (info.route, info.route_len) == ((PathData(PATH),), 72)
+        assert replace(AddrInfo(), route=route) == info
+        assert hash(info) == hash(AddrInfo(route=(PathData(PATH),)))
+
+    def test_no_route(self) -> None:
+        none: Any = None
+        assert (AddrInfo(route=none).route, AddrInfo(route=none).route_len) == ((), 0)
+
+    @for_each("size", [0, 1, 63, 65, 71, 73, 127, 143])
+    def test_route_of_invalid_length(self, size: int) -> None:
+        data: Any = bytes(size)
+        uses: list[Callable[[], object]] = [
+            lambda: make_hints(route=data),
+            lambda: getaddrinfo("10.0.0.1", 7471, route=data, provider=Nowhere()),
+            lambda: AddrInfo(route=data),
+        ]
+        for use in uses:
+            with pytest.raises(RdmaError, match=f"a route cannot be {size} bytes") as caught:
+                use()
+            assert caught.value.errno == errno.EINVAL
+
+    @for_each("route", ["text", 7, 1.5, [PATH], [PathData(PATH), None], object()])
+    def test_route_of_an_invalid_type(self, route: Any) -> None:
+        uses: list[Callable[[], object]] = [lambda: make_hints(route=route), lambda: AddrInfo(route=route)]
+        for use in uses:
+            with pytest.raises(RdmaError, match="a route cannot be of type") as caught:
+                use()
+            assert caught.value.errno == errno.EINVAL
 
 
 # -- arbitrary arguments -------------------------------------------------------------------------------------
@@ -326,6 +538,11 @@ _hints = st.one_of(_likely_hints, _likely_hints, _any_hints)
 _NASTY = ["a\nb", "a\rb", "a\u2028b", "a\x85b", "\ud800", "a\x1b[2J"]
 
 
+def _structures(count: int) -> st.SearchStrategy[bytes]:
+    """The bytes of so many path records or ``ibv_path_data``, with arbitrary fields."""
+    return st.sampled_from([64, 72]).flatmap(lambda size: st.binary(min_size=size * count, max_size=size * count))
+
+
 def _check(found: list[AddrInfo] | RdmaError) -> None:
     """Assert that each answer has a family, types and an address, or that the error has a number."""
     if isinstance(found, RdmaError):
@@ -354,6 +571,17 @@ def _outcome(*args: Any, **kwargs: Any) -> list[AddrInfo] | RdmaError:
 
 
 class TestArbitraryArguments:
+    @settings(max_examples=300)
+    @given(
+        route=st.one_of(st.binary(max_size=300), st.integers(1, 4).flatmap(_structures)),
+        hints=_likely_hints,
+        node=st.sampled_from([None, "10.0.0.1"]),
+    )
+    def test_arbitrary_routes_give_an_answer_or_a_library_error(
+        self, route: bytes, hints: AddrInfo, node: str | None
+    ) -> None:
+        _check(_outcome(node, None, hints, route=route, provider=Reaching(), resolver=no_such_name()))
+
     @settings(max_examples=300)
     @given(node=_texts, service=st.one_of(_texts, st.integers()), hints=st.one_of(st.none(), _hints))
     def test_arbitrary_arguments_give_an_answer_or_a_library_error(

@@ -71,6 +71,9 @@ def found(host: Host) -> dict[str, Any]:
         "empty.test,0",
         "servfail.test,0",
         "nxdomain.test,0",
+        "alias.test,10",
+        "empty.test,10",
+        "nxdomain.test,2",
     ]
     with DnsServer(host, _SCRIPT):
         return dict(zip(asked, resolve(host, _LOOKUPS, *asked), strict=True))
@@ -107,7 +110,10 @@ class TestGetaddrinfo:
         [
             ("nxdomain.test,0", "EAI_NONAME", "no such host or service"),
             ("empty.test,0", "EAI_NODATA", "has no address"),
-            ("four.test,10", "EAI_NODATA", "has no IPv6 address"),
+            ("four.test,10", "EAI_ADDRFAMILY", "has no IPv6 address"),
+            ("alias.test,10", "EAI_ADDRFAMILY", "has no IPv6 address"),
+            ("empty.test,10", "EAI_NODATA", "has no IPv6 address"),
+            ("nxdomain.test,2", "EAI_NONAME", "no such host or service"),
             ("servfail.test,0", "EAI_AGAIN", "no name server answered"),
         ],
     )

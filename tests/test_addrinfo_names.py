@@ -181,7 +181,9 @@ class TestResolverArguments:
     def test_resolver_arguments_follow_the_hints(self, hints: AddrInfo, question: tuple[int, int, int, int]) -> None:
         resolver = no_such_name()
         assert fails("name.test", "service", hints, resolver=resolver).errno == EAI.NONAME
-        assert resolver.asked == [("name.test", "service", *question)]
+        # An unknown name of one family may have an address of another.
+        again = [("name.test", None, 0, 0, 0, question[3] & socket.AI_NUMERICHOST)] if question[0] else []
+        assert resolver.asked == [("name.test", "service", *question), *again]
 
     def test_lookup_without_hints_uses_addrconfig(self) -> None:
         resolver = no_such_name()
@@ -274,7 +276,7 @@ class TestNodes:
     def test_asterisk_is_unknown(self, flags: int) -> None:
         """getaddrinfo(3) takes ``*`` for NULL, that is the loopback address or a wildcard."""
         assert EAI(fails("*", 7471, flags=flags).errno or 0) is EAI.NONAME
-        assert EAI(fails("127.0.0.1", "*", flags=flags).errno or 0) is EAI.SERVICE
+        assert EAI(fails("127.0.0.1", "*", flags=flags).errno or 0) is EAI.NONAME
 
     @pytest.mark.parametrize("node", ["127.0.0.1\0.name.test", "localhost\0", "\0", "fe80::1\0%lo"])
     def test_node_with_a_nul_is_unknown(self, node: str) -> None:
@@ -283,10 +285,10 @@ class TestNodes:
 
     @pytest.mark.parametrize("service", ["80\0", "80\0abc", "http\0", "\0"])
     def test_service_with_a_nul_is_unknown(self, service: str) -> None:
-        assert EAI(fails("127.0.0.1", service).errno or 0) is EAI.SERVICE
+        assert EAI(fails("127.0.0.1", service).errno or 0) is EAI.NONAME
 
     def test_unencodable_service_is_unknown(self) -> None:
-        assert EAI(fails("127.0.0.1", "\udc80").errno or 0) is EAI.SERVICE
+        assert EAI(fails("127.0.0.1", "\udc80").errno or 0) is EAI.NONAME
 
     @for_each("node", ["a" * 64, f"{'a' * 64}.test", "a..test", ".", "é" * 64, "\ud800"])
     def test_invalid_names_are_unknown(self, node: str) -> None:
@@ -330,13 +332,13 @@ class TestErrors:
     @for_each("code", EAI)
     def test_resolver_error_codes_are_kept(self, code: EAI) -> None:
         cause = socket.gaierror(int(code), "whatever")
-        error = fails("name.test", "some-service", resolver=Resolver(error=cause))
+        error = fails("name.test", "65535", resolver=Resolver(error=cause))
         assert EAI(error.errno or 0) is code
         assert error.code_name == f"EAI_{code.name}"
         assert error.__cause__ is cause
         assert error.step == "getaddrinfo"
         text = str(error)
-        for part in (gai_strerror(code), "name.test", "some-service", f"[EAI_{code.name}]"):
+        for part in (gai_strerror(code), "name.test", "65535", f"[EAI_{code.name}]"):
             assert part in text
 
     @for_each("code", EAI)
@@ -355,7 +357,7 @@ class TestErrors:
             (EAI.FAIL, "refused"),
             (EAI.NODATA, "has no IPv6 address"),
             (EAI.ADDRFAMILY, "has no IPv6 address"),
-            (EAI.SERVICE, "no service 'some-service'"),
+            (EAI.SERVICE, "there is no service 'some-service'"),
             (EAI.QPTYPE, "do not go together"),
         ],
     )
@@ -365,6 +367,32 @@ class TestErrors:
         assert part in (error.strerror or "")
         assert error.hint
         assert str(error).endswith(f"; try: {error.hint}")
+
+    def test_service_of_another_protocol(self) -> None:
+        if (reason := usual_services()) is not None:
+            pytest.skip(reason)
+        resolver = Resolver(error=socket.gaierror(int(EAI.SERVICE), ""))
+        error = fails("name.test", "tftp", port_space=TCP, resolver=resolver)
+        assert error.errno == EAI.SERVICE
+        assert "no service 'tftp' for this QP type and port space" in str(error)
+
+    @for_each("code", [EAI.NONAME, EAI.NODATA])
+    @for_each("hints", [h(family=AF_INET6), h(src=("fd00::1", 0)), h(FAMILY, AF_IB)])
+    def test_name_of_another_family(self, hints: AddrInfo, code: EAI) -> None:
+        def resolver(node: Any, service: Any, family: int, *rest: Any) -> Any:
+            if family:
+                raise socket.gaierror(int(code), "")
+            return [stream("10.0.0.1", 0)]
+
+        error = fails("name.test", 80, hints, resolver=resolver)
+        assert error.errno == EAI.ADDRFAMILY
+        assert "name.test has no IPv6 address" in str(error)
+        assert error.hint
+
+    def test_resolver_that_ignores_the_family(self) -> None:
+        resolver = Resolver(stream("10.0.0.1", 80))
+        assert fails("name.test", 80, family=AF_INET6, resolver=resolver).errno == EAI.ADDRFAMILY
+        assert fails("name.test", 80, src_addr=("fd00::1", 0), resolver=resolver).errno == EAI.ADDRFAMILY
 
     @for_each(
         ("code", "node", "service", "hints", "part"),

@@ -39,12 +39,17 @@ def descriptors() -> set[str]:
 
 @pytest.fixture(autouse=True)
 def _nothing_left() -> Iterator[None]:
-    before = descriptors()
     yield
     gc.collect()
     check_nothing_is_left()
     # A remaining driver would keep its loop alive; no public attribute shows it.
     assert not aio._Driver._all
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_descriptors_left() -> Iterator[None]:
+    before = descriptors()
+    yield
     deadline = time.monotonic() + 2
     while descriptors() - before and time.monotonic() < deadline:
         threading.Event().wait(0.005)  # the helper thread closes its descriptors itself

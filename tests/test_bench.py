@@ -122,7 +122,8 @@ def test_rounds_are_reported_as_medians(peers: ModuleType) -> None:
 def test_higher_ratio_is_better(peers: ModuleType) -> None:
     outcome = {"a": peers.Figures(10.0, {"send": {4096: 1.0}}), "b": peers.Figures(5.0, {"send": {4096: 3.0}})}
     lines = peers.table(outcome, against="a").splitlines()
-    assert [line.split()[-1] for line in lines] == ["b", "(2.00x)", "(3.00x)"]
+    assert lines[0] == "In brackets: the speed as a multiple of that of a; larger is better."
+    assert [line.split()[-1] for line in lines[1:]] == ["b", "(2.00x)", "(3.00x)"]
 
 
 def test_benchmarks_by_name() -> None:

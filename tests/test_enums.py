@@ -5,7 +5,17 @@ from __future__ import annotations
 from enum import IntEnum
 
 from rdmacm.enums import AccessFlag, QPAttrMask, QPState, SendFlag, WCFlag, WCOpcode, WCStatus, WROpcode
-from rdmacm.verbs.enums import GidType, LinkLayer, Mtu, NodeType, PortState, QPType, TransportType
+from rdmacm.verbs.enums import (
+    GidType,
+    LinkLayer,
+    MigState,
+    Mtu,
+    NodeType,
+    PortState,
+    QPType,
+    SrqAttrMask,
+    TransportType,
+)
 
 
 def test_work_completion_values_are_those_of_c() -> None:
@@ -46,6 +56,8 @@ def test_device_and_port_values_are_those_of_c() -> None:
         *[("NOP", 0), ("DOWN", 1), ("INIT", 2), ("ARMED", 3), ("ACTIVE", 4), ("ACTIVE_DEFER", 5)],
     ]
     assert values(Mtu) == {f"MTU_{128 << code}": code for code in range(1, 6)}
+    assert values(MigState) == {"MIGRATED": 0, "REARM": 1, "ARMED": 2}
+    assert {flag.name: flag.value for flag in SrqAttrMask} == {"MAX_WR": 1, "LIMIT": 2}
     types = {"RC": 2, "UC": 3, "UD": 4, "RAW_PACKET": 8, "XRC_SEND": 9, "XRC_RECV": 10, "DRIVER": 255}
     assert values(QPType) == types
 

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from rdmacm.constants import EAI
 from rdmacm.errors import (
     CmPermissionError,
+    CmRefusedError,
     CmStateError,
     CmTimeoutError,
     CmWouldBlockError,
@@ -41,6 +42,7 @@ KINDS: list[type[RdmaError]] = [
     CmTimeoutError,
     CmPermissionError,
     CmWouldBlockError,
+    CmRefusedError,
 ]
 
 
@@ -52,6 +54,7 @@ class TestFamilies:
             (errno.EACCES, CmPermissionError, PermissionError),
             (errno.EPERM, CmPermissionError, PermissionError),
             (errno.EAGAIN, CmWouldBlockError, BlockingIOError),
+            (errno.ECONNREFUSED, CmRefusedError, ConnectionRefusedError),
             (errno.EINVAL, RdmaError, OSError),
             (errno.ENODEV, RdmaError, OSError),
             (errno.EADDRNOTAVAIL, RdmaError, OSError),

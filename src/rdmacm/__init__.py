@@ -6,6 +6,11 @@
 ('127.0.0.1', 7471)
 """
 
+from rdmacm.interrupt import exit_when_interrupted, is_command
+
+if is_command():  # before the other imports, which take long
+    exit_when_interrupted()
+
 import importlib
 from typing import TYPE_CHECKING
 
@@ -28,6 +33,7 @@ from rdmacm.constants import (
 from rdmacm.errors import (
     CmDisconnectedError,
     CmPermissionError,
+    CmRefusedError,
     CmRejectedError,
     CmStateError,
     CmTimeoutError,
@@ -38,6 +44,7 @@ from rdmacm.errors import (
 from rdmacm.explain import devices, explain
 from rdmacm.explanation import Explanation
 from rdmacm.proto.sa import PathData, PathRecord
+from rdmacm.provider import open_device
 from rdmacm.verbs import Context, Device, GidEntry, Port, QPType
 
 if TYPE_CHECKING:
@@ -69,6 +76,7 @@ __all__ = [
     "CmEventType",
     "CmId",
     "CmPermissionError",
+    "CmRefusedError",
     "CmRejectedError",
     "CmStateError",
     "CmTimeoutError",
@@ -112,6 +120,7 @@ __all__ = [
     "explain",
     "getaddrinfo",
     "listen",
+    "open_device",
 ]
 
 __version__ = "0.1.0"

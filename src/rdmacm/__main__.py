@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-
-from rdmacm.tools.main import main
+from rdmacm.tools.main import command
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

@@ -197,7 +197,8 @@ def is_link_local(packed: bytes) -> bool:
     return len(packed) == 16 and packed[0] == 0xFE and packed[1] & 0xC0 == 0x80
 
 
-def _scope(text: str) -> int:
+def scope_index(text: str) -> int:
+    """The interface index of the scope of a link-local address: a name or a number. ValueError for an unknown name."""
     try:
         return socket.if_nametoindex(text)  # first, as getaddrinfo(3) does: an interface name may be a number
     except (OSError, ValueError):
@@ -238,7 +239,7 @@ def parse_address(address: SockAddr) -> Address:
     scope = _uint(address[3], 0xFFFFFFFF, "scope_id") if len(address) > 3 else 0
     host, percent, scope_text = host.partition("%")
     if percent and not scope:  # the resolver returns both, and the number is unambiguous
-        scope = _scope(scope_text)
+        scope = scope_index(scope_text)
     try:
         return InetAddr(AF_INET6, inet_pton(AF_INET6, host), port, flowinfo, scope)
     except (OSError, ValueError):

@@ -1,6 +1,7 @@
 """Connections for asyncio: :func:`connect` and :func:`listen` as in :mod:`rdmacm`, with coroutine methods.
 
 :func:`start_server` runs a handler for each client.
+:func:`async_events` iterates over the asynchronous events of a device.
 
 Each event loop has one driver for each provider. The driver watches one file descriptor of the provider; when that is
 readable, it makes progress and wakes the tasks concerned. It processes a bounded number of events at a time, so that a
@@ -17,8 +18,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from types import TracebackType
 from typing import Self, TypeAlias, TypeVar
@@ -31,12 +33,24 @@ from rdmacm.endpoint.dispatcher import Dispatcher, Expired, Routine
 from rdmacm.endpoint.listening import ListenAddress, ListenerCore
 from rdmacm.endpoint.memory import Region, RemoteRegion
 from rdmacm.endpoint.race import Target, connect_routine
-from rdmacm.errors import CmDisconnectedError, RdmaError
+from rdmacm.errors import CmDisconnectedError, CmWouldBlockError, RdmaError, check_timeout
 from rdmacm.provider import Provider, get_provider
+from rdmacm.verbs.async_event import AsyncEvent
 from rdmacm.verbs.buffers import Buffer
+from rdmacm.verbs.device import Context
 from rdmacm.verbs.enums import WROpcode
 
-__all__ = ["AsyncConnection", "AsyncListener", "AsyncRequest", "AsyncServer", "connect", "listen", "start_server"]
+__all__ = [
+    "AsyncConnection",
+    "AsyncListener",
+    "AsyncRequest",
+    "AsyncServer",
+    "async_events",
+    "connect",
+    "get_async_event",
+    "listen",
+    "start_server",
+]
 
 T = TypeVar("T")
 #: What :func:`start_server` runs for each connection.
@@ -116,10 +130,11 @@ def _nothing() -> None:
 
 
 async def _execute(dispatcher: Dispatcher, routine: Routine[T], timeout: float | None = None) -> T:
-    """Execute a routine in the running event loop, for at most ``timeout`` seconds."""
+    """Execute a routine in the running event loop, for at most ``timeout`` seconds (None: no limit)."""
     loop = asyncio.get_running_loop()
     limit = None if timeout is None else dispatcher.clock() + timeout
     try:
+        check_timeout(timeout)
         wait = next(routine)
         while True:
             found = dispatcher.drive_once(wait.ready)
@@ -431,3 +446,31 @@ def _look_up(address: SockAddr) -> SockAddr:
     """Return the numeric address of a host name. Blocks while the name is looked up."""
     found = lookup_address(address)
     return found.sockaddr if isinstance(found, InetAddr) else found
+
+
+async def get_async_event(context: Context) -> AsyncEvent:
+    """Return the next asynchronous event of a device, as :meth:`rdmacm.Context.get_async_event`.
+
+    A cancelled call loses no event. End all calls before you close the context.
+    """
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            return context.get_async_event(0)
+        except CmWouldBlockError:
+            pass
+        # A copy, because a loop has one reader for each descriptor, and several tasks may wait.
+        fd = os.dup(context.async_fd)
+        readable = loop.create_future()
+        loop.add_reader(fd, _set_done, readable)
+        try:
+            await readable
+        finally:
+            loop.remove_reader(fd)
+            os.close(fd)
+
+
+async def async_events(context: Context) -> AsyncIterator[AsyncEvent]:
+    """Iterate over the asynchronous events of a device; acknowledge each, for example by ``with event:``."""
+    while True:
+        yield await get_async_event(context)

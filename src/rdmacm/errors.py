@@ -9,6 +9,7 @@
           ├── CmTimeoutError            also TimeoutError
           ├── CmPermissionError         also PermissionError
           ├── CmWouldBlockError         also BlockingIOError
+          ├── CmRefusedError            also ConnectionRefusedError
           ├── CmRejectedError           also ConnectionRefusedError; reason, private_data
           └── CmDisconnectedError       also ConnectionResetError
 
@@ -29,12 +30,14 @@ if TYPE_CHECKING:
 __all__ = [
     "CmDisconnectedError",
     "CmPermissionError",
+    "CmRefusedError",
     "CmRejectedError",
     "CmStateError",
     "CmTimeoutError",
     "CmWouldBlockError",
     "GaiError",
     "RdmaError",
+    "check_timeout",
     "cm_error",
     "errno_name",
     "gai_name",
@@ -62,6 +65,9 @@ class RdmaError(OSError):
     address: str | None
     hint: str | None
     explanation: Explanation | None
+    #: The work request that a post refused, ibv_post_send(3): the object that was passed to the call. Those before it
+    #: are posted. None in other errors.
+    bad_wr: object = None
 
     def __init__(
         self,
@@ -91,7 +97,9 @@ class RdmaError(OSError):
 
     def __reduce__(self) -> tuple[object, ...]:
         arguments = (self.errno, self.strerror, self.step, self.address, self.hint, self.explanation)
-        return type(self), arguments, self.__dict__.copy()
+        state = self.__dict__.copy()
+        state.pop("bad_wr", None)  # its buffers cannot be pickled
+        return type(self), arguments, state
 
 
 class GaiError(RdmaError, socket.gaierror):
@@ -122,6 +130,10 @@ class CmPermissionError(RdmaError, PermissionError):
 
 class CmWouldBlockError(RdmaError, BlockingIOError):
     """EAGAIN: the call would have to wait, and the id or channel is non-blocking."""
+
+
+class CmRefusedError(RdmaError, ConnectionRefusedError):
+    """ECONNREFUSED: no process is there; of a connection: the peer's host reports that its UDP port 4791 is closed."""
 
 
 class CmRejectedError(RdmaError, ConnectionRefusedError):
@@ -162,6 +174,7 @@ _FAMILIES: dict[int, type[RdmaError]] = {
     _errno.EACCES: CmPermissionError,
     _errno.EPERM: CmPermissionError,
     _errno.EAGAIN: CmWouldBlockError,
+    _errno.ECONNREFUSED: CmRefusedError,
     _errno.ECONNRESET: CmDisconnectedError,
 }
 
@@ -176,6 +189,12 @@ def cm_error(
 ) -> RdmaError:
     """The exception for an errno; where Python has a built-in class for that errno, a subclass of it."""
     return _FAMILIES.get(errno, RdmaError)(errno, strerror, step, address, hint, explanation)
+
+
+def check_timeout(timeout: float | None) -> None:
+    """Raise ValueError for a timeout that is negative or not a number. None means no limit."""
+    if timeout is not None and not timeout >= 0:
+        raise ValueError(f"timeout {timeout!r} is not a number of 0 or more")
 
 
 #: Some numbers have two names. These are the names in the manual pages.

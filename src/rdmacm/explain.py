@@ -10,7 +10,7 @@ from rdmacm.address import InetAddr, format_address, parse_address
 from rdmacm.addrinfo import AddrInfo, HintFields, Resolver, getaddrinfo, make_hints
 from rdmacm.cmid import CmId
 from rdmacm.constants import PortSpace, RaiFlag
-from rdmacm.errors import GaiError, RdmaError
+from rdmacm.errors import GaiError, RdmaError, check_timeout
 from rdmacm.explanation import Candidate, Explanation, Step
 from rdmacm.provider import Provider, get_provider
 from rdmacm.verbs.device import Device
@@ -38,6 +38,7 @@ def resolve(
     be resolved, the id is None and the explanation has the error of the first address. ``timeout_ms``: how long the
     next hop may take to answer, in milliseconds. Raises only TypeError and ValueError, for invalid arguments.
     """
+    check_timeout(timeout_ms)
     service = None if service is None else str(service)
     backend = get_provider(provider)
     empty = Explanation(node=node, service=service, provider=backend.name)

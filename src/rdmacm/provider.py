@@ -61,14 +61,16 @@ Explanations
     after the id is destroyed; it describes what was found then, and looks nothing up.
 
 Asynchronous events, ibv_get_async_event(3)
-    The API has no call that reads them, so nothing here reports them. A provider acts on them itself: COMM_EST of an
-    attached queue pair establishes its connection (:meth:`IdBackend.attach_qp`); a queue pair that fails is in ERR and
-    flushes its work; a completion queue that overflows raises EOVERFLOW; a device that goes away is an event of each id
-    bound to it (DEVICE_REMOVAL), as is a change of its addresses (ADDR_CHANGE).
+    A device reports them to the queues of its contexts (:class:`rdmacm.verbs.backend.AsyncQueueBackend`), which perhaps
+    nobody reads. So a provider acts on them itself as well: COMM_EST of an attached queue pair establishes its
+    connection (:meth:`IdBackend.attach_qp`); a queue pair that fails is in ERR and flushes its work; a completion queue
+    that overflows raises EOVERFLOW; a device that goes away is an event of each id bound to it (DEVICE_REMOVAL), as is
+    a change of its addresses (ADDR_CHANGE).
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import os
@@ -106,6 +108,7 @@ __all__ = [
     "ServiceDone",
     "Tap",
     "get_provider",
+    "open_device",
 ]
 
 T = TypeVar("T")
@@ -156,7 +159,8 @@ class QueuedEvent(NamedTuple):
     - REJECTED: ``status`` is the REJ's reason, InfiniBand Architecture 12.6.7.2; a wire with codes of its own maps them
       to 8 (no listener), 28 (the application refused) or another. ``param`` has the private data, ``message`` the
       reason in words.
-    - UNREACHABLE: -ETIMEDOUT; of a datagram id also the positive status of the SIDR_REP (12.11.2.1).
+    - UNREACHABLE: -ETIMEDOUT, or what the network reports: -ECONNREFUSED, -EHOSTUNREACH, -ENETUNREACH, -EACCES ...,
+      with ``message``; of a datagram id also the positive status of the SIDR_REP (12.11.2.1).
     - CONNECT_ERROR: ``status``, ``message``.
     - DISCONNECTED: 0, or -ETIMEDOUT where the peer never confirmed.
     - DEVICE_REMOVAL: ``message``. ADDR_CHANGE: -ENETDOWN, -EADDRNOTAVAIL or 0 (another hardware address), ``message``.
@@ -522,6 +526,32 @@ ENVIRONMENT = "RDMACM_PROVIDER"
 #: nothing above the seam depends on it.
 _MODULES = {"soft": "rdmacm.soft"}
 _openers: dict[str, Callable[[], Provider]] = {}
+
+
+def open_device(name: str, provider: str | Provider | None = None) -> Context:
+    """Open a device by its name, ibv_open_device(3).
+
+    ``provider``: as for :func:`get_provider`. The context stays that of the same device if its network interface gets
+    another name. Close it, or use ``with``, if you read its asynchronous events. ENODEV: there is no such device; the
+    text names those that exist. Once it has been removed, queries raise ENODEV.
+
+    >>> open_device("soft_lo").query_gid(1, 0)
+    Gid('::ffff:127.0.0.1')
+    """
+    chosen = get_provider(provider)
+    found = chosen.devices()
+    device = next((each for each in found if each.name == name), None)
+    if device is None:
+        names = ", ".join(each.name for each in found)
+        text = f"no device {name!r}" if names else f"no device {name!r}, nor any other"
+        raise cm_error(errno.ENODEV, text, "open_device", hint=f"one of: {names}" if names else None)
+    index, backend = device.index, chosen.open_device(device.name)
+    context = Context(
+        name, lambda: next((each for each in chosen.devices() if each.index == index), None), lambda: backend
+    )
+    with contextlib.suppress(RdmaError):  # a device without queue pairs
+        _ = context.async_queue  # events are queued from now on
+    return context
 
 
 def get_provider(provider: str | Provider | None = None) -> Provider:

@@ -1,4 +1,4 @@
-"""What the manual pages say about connecting, held to on a simulated network: states, events, limits, listeners."""
+"""Connecting as in the manual pages, on a simulated network: states, events and limits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def both() -> Iterator[Ends]:
         yield both
 
 
-# -- which call in which state --------------------------------------------------------------------------
+# -- calls in each state --------------------------------------------------------------------------------
 
 
 def _bound(both: Ends) -> CmId:
@@ -68,7 +68,7 @@ def _disconnected(both: Ends) -> CmId:
     return active
 
 
-def _gone(both: Ends) -> CmId:
+def _device_removed(both: Ends) -> CmId:
     active, _ = both.connect()
     network = both.a.host.network
     network.remove_interface(next(each.index for each in network.interfaces() if each.name == "eth0"))
@@ -83,12 +83,12 @@ SITUATIONS: dict[str, tuple[State, Callable[[Ends], CmId]]] = {
     "address resolved": (State.ADDR_RESOLVED, _addr_resolved),
     "route resolved": (State.ROUTE_RESOLVED, lambda both: both.a.resolve(B)),
     "listening": (State.LISTEN, lambda both: both.a.listen(A, 0)),
-    "asking": (State.CONNECT, lambda both: both.request()[0]),
-    "asked": (State.CONNECT, lambda both: both.request()[1].id),
+    "connecting": (State.CONNECT, lambda both: both.request()[0]),
+    "request received": (State.CONNECT, lambda both: both.request()[1].id),
     "connected, active": (State.CONNECT, lambda both: both.connect()[0]),
     "connected, passive": (State.CONNECT, lambda both: both.connect()[1]),
     "disconnected": (State.DISCONNECT, _disconnected),
-    "device removed": (State.DEVICE_REMOVAL, _gone),
+    "device removed": (State.DEVICE_REMOVAL, _device_removed),
 }
 CALLS: dict[str, Callable[[CmId], object]] = {
     "listen": lambda cmid: cmid.listen(),
@@ -98,14 +98,14 @@ CALLS: dict[str, Callable[[CmId], object]] = {
     "notify": lambda cmid: cmid.notify(COMM_EST),
     "disconnect": lambda cmid: cmid.disconnect(),
 }
-#: Call, and what it may be made in; an errno other than the usual EINVAL where it is another.
+#: Call → situations that allow it. In others it raises EINVAL, or the errno in OTHER_ERRNO.
 ALLOWED = {
     "listen": {"idle", "bound"},
     "connect": {"route resolved"},
-    "accept": {"asked"},
-    "reject": {"asked"},
+    "accept": {"request received"},
+    "reject": {"request received"},
     "notify": set[str](),
-    "disconnect": {"asking", "asked", "connected, active", "connected, passive", "disconnected"},
+    "disconnect": {"connecting", "request received", "connected, active", "connected, passive", "disconnected"},
 }
 OTHER_ERRNO = {
     ("notify", "connected, active"): errno.EISCONN,
@@ -116,9 +116,9 @@ OTHER_ERRNO = {
 
 @pytest.mark.parametrize("situation", SITUATIONS)
 @pytest.mark.parametrize("call", CALLS)
-def test_each_call_in_each_state(both: Ends, call: str, situation: str) -> None:
-    state, bring = SITUATIONS[situation]
-    cmid = bring(both)
+def test_each_call_is_allowed_only_in_its_states(both: Ends, call: str, situation: str) -> None:
+    state, make = SITUATIONS[situation]
+    cmid = make(both)
     assert cmid.state is state
     if situation in ALLOWED[call]:
         CALLS[call](cmid)
@@ -150,7 +150,7 @@ def test_failed_connect_call_may_be_repeated(both: Ends) -> None:
     active.connect(ConnParam(b"x" * 56))
 
 
-def test_connect_without_qp_or_qpn(both: Ends) -> None:
+def test_connect_and_accept_need_a_qp_or_qpn(both: Ends) -> None:
     refused(both.a.resolve(B).connect)
     refused(both.a.resolve(B, port_space=PortSpace.IB).connect)
     _, request = both.request()
@@ -172,14 +172,14 @@ def test_connect_request_carries_addresses_and_parameters(both: Ends) -> None:
     assert new.verbs is not None
     param = event.param
     assert isinstance(param, ConnParam)
-    # What the peer serves is what we may ask for, and the other way round.
+    # The peer's responder resources are our initiator depth, and the reverse.
     assert (param.responder_resources, param.initiator_depth, param.rnr_retry_count) == (5, 3, 6)
     assert active.qp is not None
     assert param.qp_num == active.qp.qp_num
     assert event.private_data == b"hello".ljust(56, b"\0")
 
 
-def test_disconnect_twice(both: Ends) -> None:
+def test_second_disconnect_does_nothing(both: Ends) -> None:
     active, passive = both.connect()
     active.disconnect()
     active.disconnect()
@@ -194,14 +194,14 @@ def test_disconnect_twice(both: Ends) -> None:
     assert both.b.quiet()
 
 
-def test_unanswered_dreq(both: Ends) -> None:
+def test_unanswered_dreq_reports_a_timeout(both: Ends) -> None:
     active, _ = both.connect()
     both.fabric.crash("b")
     active.disconnect()
     assert both.a.event(E.DISCONNECTED).status == -errno.ETIMEDOUT
 
 
-def test_unanswered_req(both: Ends) -> None:
+def test_unanswered_req_raises_unreachable(both: Ends) -> None:
     active = both.a.resolve(B)
     qp = active.create_qp()
     began = both.fabric.now
@@ -214,20 +214,21 @@ def test_unanswered_req(both: Ends) -> None:
     assert qp.state is QPState.ERR
 
 
-def test_slow_application_sends_mra(both: Ends) -> None:
+def test_mra_gives_a_slow_application_time_to_accept(both: Ends) -> None:
     active, request = both.request()
     both.fabric.run(seconds=200)
+    assert both.fabric.log.count(kind="MRA")
     request.id.create_qp()
     request.id.accept()
     assert both.a.event(E.ESTABLISHED).id is active
     both.b.event(E.ESTABLISHED)
 
 
-def test_accept_after_the_peer_gave_up(both: Ends) -> None:
+def test_accept_fails_after_the_peer_gave_up(both: Ends) -> None:
     active, request = both.request()
     active.destroy()
     both.fabric.run(seconds=1)
-    assert both.b.quiet(), "a request that is not answered has no news"
+    assert both.b.quiet(), "an unanswered request gets no event"
     request.id.create_qp()
     assert "given up" in str(refused(request.id.accept))
 
@@ -236,7 +237,7 @@ def test_active_side_connects_without_reading_events(both: Ends) -> None:
     _, request = both.request()
     request.id.create_qp()
     request.id.accept()
-    both.b.event(E.ESTABLISHED)  # the RTU has come, and nobody looked at a's channel
+    both.b.event(E.ESTABLISHED)  # the RTU has arrived before a's events were read
     both.a.event(E.ESTABLISHED)
 
 
@@ -278,8 +279,8 @@ def test_notify_establishes_an_application_queue_pair(both: Ends) -> None:
     refused(lambda: request.id.notify(COMM_EST), errno.EISCONN)
 
 
-def test_device_removal_ends_connections(both: Ends) -> None:
-    active = _gone(both)
+def test_connected_id_of_a_removed_device_can_only_be_destroyed(both: Ends) -> None:
+    active = _device_removed(both)
     refused(active.disconnect, errno.ENXIO)
     active.destroy()
 
@@ -288,7 +289,7 @@ def test_device_removal_ends_connections(both: Ends) -> None:
 
 
 @pytest.mark.parametrize(("size", "fits"), [(148, True), (149, False)])
-def test_private_data_of_a_rejection(both: Ends, size: int, fits: bool) -> None:
+def test_private_data_of_a_rejection_is_limited(both: Ends, size: int, fits: bool) -> None:
     active, request = both.request()
     data = bytes(range(1, size + 1))
     if not fits:
@@ -300,7 +301,7 @@ def test_private_data_of_a_rejection(both: Ends, size: int, fits: bool) -> None:
 
 
 def test_negotiated_resources_are_the_minimum(both: Ends) -> None:
-    active, request = both.request()  # as much as the device has: 128
+    active, request = both.request()  # the device's limit, 128, by default
     assert isinstance(request.param, ConnParam)
     assert (request.param.responder_resources, request.param.initiator_depth) == (128, 128)
     qp = request.id.create_qp()
@@ -324,13 +325,13 @@ def test_accept_defaults_to_the_requested_resources(both: Ends) -> None:
 
 
 @pytest.mark.parametrize("field", ["responder_resources", "initiator_depth"])
-def test_resources_beyond_the_device_limits(both: Ends, field: str) -> None:
+def test_resources_beyond_the_device_limits_are_refused(both: Ends, field: str) -> None:
     active = both.a.resolve(B)
     active.create_qp()
     assert field in str(refused(lambda: active.connect(ConnParam(**{field: 129}))))  # type: ignore[arg-type]
 
 
-def test_retry_counts_have_three_bits(both: Ends) -> None:
+def test_retry_counts_are_capped_at_seven(both: Ends) -> None:
     active, request = both.request(ConnParam(retry_count=9, rnr_retry_count=200))
     assert isinstance(request.param, ConnParam)
     assert (request.param.retry_count, request.param.rnr_retry_count) == (7, 7)
@@ -345,7 +346,7 @@ def test_retry_counts_have_three_bits(both: Ends) -> None:
     ("field", "wrong"),
     [("qp_num", -1), ("qp_num", 1 << 24), ("qkey", 1 << 32), ("retry_count", -1), ("rnr_retry_count", 256)],
 )
-def test_parameters_out_of_range(both: Ends, field: str, wrong: int) -> None:
+def test_parameters_out_of_range_are_refused(both: Ends, field: str, wrong: int) -> None:
     param = replace(ConnParam(qp_num=0x10010), **{field: wrong})  # type: ignore[arg-type]
     active, request = both.request()
     for cmid in (both.a.resolve(B), both.a.resolve(B, port_space=PortSpace.UDP)):
@@ -367,15 +368,15 @@ def test_private_data_may_be_any_buffer(both: Ends, kind: Callable[[bytes], byte
     assert both.a.event(E.REJECTED).private_data.rstrip(b"\0") == b"no"
 
 
-def test_qp_timeouts(both: Ends) -> None:
+def test_connected_queue_pairs_have_short_timeouts(both: Ends) -> None:
     active, passive = both.connect()
     assert active.route.path_rec[0].packet_life_time == 16
     for cmid in (active, passive):
         assert cmid.qp is not None
-        assert cmid.qp.query()[0].min_rnr_timer == 12, "0.64 ms, where rdma_cm's 0 is 655 ms"
+        assert cmid.qp.query()[0].min_rnr_timer == 12, "code 12 is 0.64 ms; rdma_cm's code 0 is 655 ms"
 
 
-def test_ack_timeout_option(both: Ends) -> None:
+def test_ack_timeout_option_sets_the_qp_timeout(both: Ends) -> None:
     active = both.a.resolve(B)
     active.set_option(OptionLevel.ID, IdOption.ACK_TIMEOUT, 9)
     qp = active.create_qp()
@@ -388,7 +389,7 @@ def test_ack_timeout_option(both: Ends) -> None:
     assert qp.query()[0].timeout == 9
 
 
-def test_path_mtu_beyond_the_peers(both: Ends) -> None:
+def test_path_mtu_beyond_the_peers_is_rejected(both: Ends) -> None:
     both.b.listen(B)
     active = _addr_resolved(both)
     path = both.a.resolve(B).route.path_rec[0]
@@ -407,7 +408,7 @@ def test_path_mtu_beyond_the_peers(both: Ends) -> None:
 # -- queues ---------------------------------------------------------------------------------------------
 
 
-def test_get_comp_with_any_queue(both: Ends) -> None:
+def test_get_recv_comp_works_with_any_queue(both: Ends) -> None:
     active, request = both.request()
     assert request.id.verbs is not None
     shared = CQ(request.id.verbs, 8)  # C's helpers assert that the id made the queue, and its channel
@@ -426,7 +427,7 @@ def test_get_comp_with_any_queue(both: Ends) -> None:
     region.close()
 
 
-def test_invalid_create_qp_arguments(both: Ends) -> None:
+def test_create_qp_refuses_invalid_arguments(both: Ends) -> None:
     refused(both.a.id().create_qp)
     cmid = both.a.resolve(B)
     cmid.create_qp()
@@ -441,10 +442,10 @@ def test_invalid_create_qp_arguments(both: Ends) -> None:
         cmid.send_cq = None
 
 
-def test_init_qp_attr(both: Ends) -> None:
+def test_init_qp_attr_returns_attributes_and_mask(both: Ends) -> None:
     refused(lambda: both.a.id().init_qp_attr(QPState.INIT))
     cmid = both.a.resolve(B)
-    refused(lambda: cmid.init_qp_attr(7))  # type: ignore[arg-type]
+    refused(lambda: cmid.init_qp_attr(7))
     refused(lambda: cmid.init_qp_attr(QPState.RTR))
     attr, mask = cmid.init_qp_attr(QPState.INIT)
     assert (attr.qp_state, attr.port_num) == (QPState.INIT, 1)
@@ -470,7 +471,7 @@ def test_ece_is_exchanged(both: Ends) -> None:
     both.b.event(E.ESTABLISHED)
 
 
-def test_ece_can_be_refused(both: Ends) -> None:
+def test_ece_rejection_reports_its_reason(both: Ends) -> None:
     _, request = both.request()
     request.id.reject_ece(b"older")
     event = both.a.event(E.REJECTED)
@@ -486,7 +487,7 @@ def test_ece_is_not_for_ids_with_a_queue_pair(both: Ends) -> None:
     refused(cmid.get_remote_ece)
 
 
-# -- datagrams: the service is found, queue pairs are not there -----------------------------------------
+# -- datagrams: service resolution only, without queue pairs --------------------------------------------
 
 
 def test_sidr_resolves_a_service(both: Ends) -> None:
@@ -503,10 +504,10 @@ def test_sidr_resolves_a_service(both: Ends) -> None:
     assert (event.param.qp_num, event.param.qkey, event.private_data) == (0x10055, 0x77, b"y" * 136)
     active.disconnect()
     both.fabric.run(seconds=1)
-    assert both.b.quiet(), "the passive side is told nothing more"
+    assert both.b.quiet(), "the passive side gets no further event"
 
 
-def test_sidr_service_refuses(both: Ends) -> None:
+def test_sidr_rejection_raises_unreachable(both: Ends) -> None:
     both.b.listen(B, port_space=PortSpace.UDP)
     active = both.a.resolve(B, port_space=PortSpace.UDP)
     active.connect()

@@ -1,10 +1,13 @@
-"""Listeners, synchronous ids, ids that move, endpoints: what the manual pages say, on a simulated network."""
+"""Listeners, synchronous ids, migration and endpoints as in the manual pages, on a simulated network."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from collections.abc import Iterator
 from dataclasses import replace
+from random import Random
+from typing import Any
 
 import pytest
 
@@ -56,7 +59,7 @@ def both() -> Iterator[Ends]:
         ("127.0.0.1", None, set()),
     ],
 )
-def test_addresses_matched_by_a_listener(bound: str, afonly: int | None, reached: set[str]) -> None:
+def test_listener_receives_requests_to_its_bound_address(bound: str, afonly: int | None, reached: set[str]) -> None:
     with ends() as both:
         listener = both.b.id()
         if afonly is not None:
@@ -75,7 +78,7 @@ def test_addresses_matched_by_a_listener(bound: str, afonly: int | None, reached
                 assert both.a.event(E.REJECTED).status == 28
 
 
-def test_listener_on_loopback(both: Ends) -> None:
+def test_loopback_listener_receives_local_requests(both: Ends) -> None:
     both.a.listen("127.0.0.1")
     active = both.a.resolve("127.0.0.1")
     active.create_qp()
@@ -83,7 +86,7 @@ def test_listener_on_loopback(both: Ends) -> None:
     assert both.a.event(E.CONNECT_REQUEST).id.peer_addr == ("127.0.0.1", active.src_port)
 
 
-def test_two_listeners_with_different_addresses(both: Ends) -> None:
+def test_listeners_on_different_addresses_share_a_port(both: Ends) -> None:
     both.b.host.network.add_address(
         next(each.index for each in both.b.host.network.interfaces() if each.name == "eth0"), "10.0.0.22/24"
     )
@@ -106,12 +109,12 @@ def test_unbound_listener_gets_a_free_port(both: Ends) -> None:
     assert both.b.event(E.CONNECT_REQUEST).id.src_port == listener.src_port
 
 
-def test_conflicting_listeners(both: Ends) -> None:
+def test_conflicting_listeners_are_refused(both: Ends) -> None:
     first, second = both.b.id(), both.b.id()
     for each in (first, second):
         each.set_option(OptionLevel.ID, IdOption.REUSEADDR, 1)
         each.bind_addr((B, PORT))
-    assert "an id of this process" in str(refused(first.listen, errno.EADDRINUSE))
+    assert "in use by another id of this process" in str(refused(first.listen, errno.EADDRINUSE))
     assert first.state is State.ADDR_BOUND
     second.destroy()
     first.listen()
@@ -121,7 +124,7 @@ def test_conflicting_listeners(both: Ends) -> None:
     third.bind_addr((B6, PORT))
 
 
-def test_option_set_after_listen(both: Ends) -> None:
+def test_reuseaddr_cannot_be_set_after_listen(both: Ends) -> None:
     listener = both.b.listen(B)
     refused(lambda: listener.set_option(OptionLevel.ID, IdOption.REUSEADDR, 1))
 
@@ -134,7 +137,7 @@ def test_backlog_counts_unfetched_requests(both: Ends) -> None:
         each.connect()
     both.fabric.run(seconds=20)
     first = both.b.event(E.CONNECT_REQUEST)
-    # The second was dropped, not refused: its peer asks again, and finds room.
+    # The second request was dropped, not rejected: its retransmission finds room.
     second = both.b.event(E.CONNECT_REQUEST)
     assert {first.id.dst_port, second.id.dst_port} == {each.src_port for each in active}
     assert both.a.quiet()
@@ -177,7 +180,7 @@ def test_closed_channel_ends_its_connections(both: Ends) -> None:
     active.disconnect()
 
 
-def test_simultaneous_disconnect(both: Ends) -> None:
+def test_simultaneous_disconnect_ends_both_sides(both: Ends) -> None:
     active, passive = both.connect()
     active.disconnect()
     passive.disconnect()
@@ -191,10 +194,10 @@ def test_destroyed_request_is_rejected(both: Ends) -> None:
     assert both.a.event(E.REJECTED).status == 28
 
 
-# -- other channels, synchronous ids --------------------------------------------------------------------
+# -- migration and synchronous ids ----------------------------------------------------------------------
 
 
-def test_migrate_a_connected_id(both: Ends) -> None:
+def test_migrated_id_reports_events_on_its_new_channel(both: Ends) -> None:
     active, passive = both.connect()
     with EventChannel(both.a.provider) as ours, EventChannel(both.b.provider) as theirs:
         active.migrate(ours)
@@ -210,7 +213,7 @@ def test_migrate_a_connected_id(both: Ends) -> None:
             cmid.destroy()
 
 
-def test_migrate_a_listener_with_waiting_requests(both: Ends) -> None:
+def test_migrated_listener_takes_its_waiting_requests_along(both: Ends) -> None:
     listener = both.b.listen(B)
     active = both.a.resolve(B)
     active.create_qp()
@@ -224,8 +227,8 @@ def test_migrate_a_listener_with_waiting_requests(both: Ends) -> None:
         listener.destroy()
 
 
-def _accept(both: Ends) -> None:
-    """Have b's host accept what comes, and hang up when the peer does."""
+def _serve(both: Ends) -> None:
+    """Have b accept each request, and disconnect when the peer does."""
 
     def serve(event: object) -> None:
         assert hasattr(event, "type")
@@ -241,11 +244,11 @@ def _accept(both: Ends) -> None:
 
 
 def test_synchronous_id_waits_for_each_step(both: Ends) -> None:
-    _accept(both)
+    _serve(both)
     with CmId(provider=both.a.provider) as cmid:
         cmid.resolve_addr((B, PORT))
         cmid.resolve_route()
-        cmid.write_cm_event(E.USER, 5, 6)  # any event at all ends C's wait
+        cmid.write_cm_event(E.USER, 5, 6)  # librdmacm's wait would end with any event
         qp = cmid.create_qp()
         cmid.connect()
         assert cmid.event is not None
@@ -268,7 +271,7 @@ def test_synchronous_id_raises_event_errors(both: Ends) -> None:
         assert cmid.event.status == 8
 
 
-def test_synchronous_accept_after_the_peer_left(both: Ends) -> None:
+def test_synchronous_accept_fails_after_the_peer_left(both: Ends) -> None:
     def disconnect(event: CmEvent) -> None:
         if event.type is E.ESTABLISHED:
             event.id.disconnect()
@@ -321,7 +324,7 @@ def test_get_request_returns_a_synchronous_id(both: Ends) -> None:
 # -- endpoints ------------------------------------------------------------------------------------------
 
 
-def test_create_ep_for_each_role(both: Ends) -> None:
+def test_create_ep_makes_active_and_passive_endpoints(both: Ends) -> None:
     attr = QPInitAttr(cap=QPCap(2, 3), sq_sig_all=True)
     with create_ep(
         AddrInfo(flags=RaiFlag.PASSIVE, port_space=PortSpace.TCP, qp_type=QPType.RC, src_addr=(B, PORT)),
@@ -333,7 +336,7 @@ def test_create_ep_for_each_role(both: Ends) -> None:
         listener.listen()
         info = AddrInfo(port_space=PortSpace.TCP, qp_type=QPType.RC, dst_addr=(B, PORT), connect=b"prefix ")
         with create_ep(info, None, attr, provider=both.a.provider) as active:
-            assert (active.state, attr.scq) == (State.ROUTE_RESOLVED, None), "the template is left as it was"
+            assert (active.state, attr.scq) == (State.ROUTE_RESOLVED, None), "create_ep does not change the attributes"
             assert active.qp is not None
             assert active.qp.cap.max_recv_wr == 3
             with pytest.raises(RdmaError):
@@ -358,7 +361,26 @@ def test_create_ep_uses_the_given_route(both: Ends) -> None:
         assert cmid.route.path_rec[0].sl == 5
 
 
-def test_failed_create_ep_leaves_nothing(both: Ends) -> None:
+@pytest.mark.parametrize("is_record", [True, False])
+def test_create_ep_uses_a_route_in_bytes(both: Ends, is_record: bool) -> None:
+    path = replace(both.a.resolve(B).route.path_rec[0], sl=5)
+    route: Any = path.pack() if is_record else PathData(path).pack()
+    info = AddrInfo(port_space=PortSpace.TCP, qp_type=QPType.RC, dst_addr=(B, PORT), route=route)
+    with create_ep(info, provider=both.a.provider) as cmid:
+        assert (cmid.state, cmid.route.path_rec) == (State.ROUTE_RESOLVED, (path,))
+
+
+def test_create_ep_with_an_arbitrary_route(both: Ends) -> None:
+    random = Random(1)
+    for _ in range(100):
+        route: Any = random.randbytes(random.choice([64, 72]))
+        info = AddrInfo(port_space=PortSpace.TCP, qp_type=QPType.RC, dst_addr=(B, PORT), route=route)
+        with contextlib.suppress(RdmaError), create_ep(info, provider=both.a.provider) as cmid:
+            cmid.migrate(both.a.channel)
+            cmid.connect(ConnParam(qp_num=1))
+
+
+def test_failed_create_ep_releases_its_port(both: Ends) -> None:
     for info in (
         AddrInfo(port_space=PortSpace.TCP, qp_type=QPType.RC),
         AddrInfo(flags=RaiFlag.PASSIVE, port_space=PortSpace.TCP, qp_type=QPType.RC),

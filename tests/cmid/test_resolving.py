@@ -1,4 +1,4 @@
-"""Ids as the manual pages describe them, on a network in memory and virtual time: resolving, binding, changes."""
+"""Ids on a network in memory and in virtual time: resolving, binding and host changes, as in the manual pages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.world import World
 # -- kinds of ids ---------------------------------------------------------------------------------------
 
 
-def test_port_spaces_and_qp_types(world: World) -> None:
+def test_port_space_decides_the_qp_type(world: World) -> None:
     expected = {
         PortSpace.TCP: QPType.RC,
         PortSpace.UDP: QPType.UD,
@@ -63,7 +63,7 @@ def test_resolve_addr_binds_and_finds_the_route(world: World) -> None:
         assert path.reversible
 
 
-def test_options_shape_the_path(world: World) -> None:
+def test_tos_and_ack_timeout_options_set_the_path(world: World) -> None:
     world.network.speeds["eth0"] = 25000
     with CmId(world.channel) as cmid:
         cmid.set_option(OptionLevel.ID, IdOption.TOS, b"\x68")
@@ -75,7 +75,7 @@ def test_options_shape_the_path(world: World) -> None:
         assert (path.traffic_class, path.packet_life_time, path.rate) == (0x68, 14, 6)
 
 
-def test_lower_route_metric_wins(world: World) -> None:
+def test_route_metrics_set_mtu_and_hop_limit_of_the_path(world: World) -> None:
     world.network.add_route("10.9.0.0/16", world.eth0, gateway="10.0.0.2", source="10.0.0.1", mtu=600, hop_limit=7)
     with CmId(world.channel) as cmid:
         cmid.resolve_addr(("10.9.1.1", 1))
@@ -85,7 +85,7 @@ def test_lower_route_metric_wins(world: World) -> None:
         assert cmid.route.path_rec[0].hop_limit == 7
 
 
-def test_mtu_too_small_for_roce(world: World) -> None:
+def test_mtu_too_small_for_roce_fails_resolve_route(world: World) -> None:
     world.network.set_interface(world.eth0, mtu=300)
     with CmId(world.channel) as cmid:
         cmid.resolve_addr(("10.0.0.2", 1))
@@ -97,7 +97,7 @@ def test_mtu_too_small_for_roce(world: World) -> None:
 
 
 @pytest.mark.parametrize("elapsed", [0.0, 0.3, 0.999])
-def test_neighbour_answers_before_the_deadline(world: World, elapsed: float) -> None:
+def test_neighbour_answer_before_the_deadline_resolves_the_address(world: World, elapsed: float) -> None:
     with CmId(world.channel) as cmid:
         cmid.resolve_addr(("10.0.0.3", 1), timeout_ms=1000)
         assert world.events() == []
@@ -105,7 +105,7 @@ def test_neighbour_answers_before_the_deadline(world: World, elapsed: float) -> 
         world.clock.advance(elapsed)
         world.network.add_neighbour(world.eth0, "10.0.0.3")
         world.one(CmEventType.ADDR_RESOLVED)
-        assert world.provider.runtime.next_deadline() is None, "no timer outlives what it was for"
+        assert world.provider.runtime.next_deadline() is None, "the timer of the timeout is cancelled"
 
 
 def test_silent_neighbour_times_out(world: World) -> None:
@@ -125,7 +125,7 @@ def test_silent_neighbour_times_out(world: World) -> None:
         assert (explanation.error, explanation.errno_name) == ("neighbour", "ETIMEDOUT")
         assert cmid.state is State.ADDR_BOUND
         assert world.network.probed == [(world.eth0, socket.inet_aton("10.0.0.3"))] * 3
-        # It may be tried again, and keeps its port.
+        # A second attempt keeps the port.
         port = cmid.src_port
         world.network.add_neighbour(world.eth0, "10.0.0.3")
         cmid.resolve_addr(("10.0.0.3", 7471))
@@ -179,7 +179,7 @@ def test_ids_share_one_neighbour_lookup(world: World) -> None:
     ids = [CmId(world.channel) for _ in range(300)]
     for cmid in ids:
         cmid.resolve_addr(("10.0.0.3", 1), timeout_ms=1000)
-    assert len(world.network.probed) == 1, "one question serves all"
+    assert len(world.network.probed) == 1, "one probe serves all ids"
     world.network.add_neighbour(world.eth0, "10.0.0.3")
     assert world.events() == [(CmEventType.ADDR_RESOLVED, 0)] * 300
     assert len({cmid.src_port for cmid in ids}) == 300
@@ -191,7 +191,7 @@ def test_ids_share_one_neighbour_lookup(world: World) -> None:
     ("kind", "code"),
     [("blackhole", errno.EINVAL), ("unreachable", errno.EHOSTUNREACH), ("prohibit", errno.EACCES)],
 )
-def test_refusing_route_types(world: World, kind: str, code: int) -> None:
+def test_refusing_route_raises_its_errno(world: World, kind: str, code: int) -> None:
     world.network.add_route("10.66.0.0/16", kind=kind)
     with CmId(world.channel) as cmid:
         with pytest.raises(OSError, match=kind) as failed:
@@ -213,7 +213,7 @@ def test_missing_route_raises_at_once(world: World) -> None:
         assert world.events() == []
 
 
-def test_route_without_rdma_device(world: World) -> None:
+def test_route_without_rdma_device_raises_addr_error(world: World) -> None:
     world.network.add_address(1, "10.44.0.1/32")  # on lo
     world.network.add_route("10.5.0.0/16", world.eth0, gateway="10.0.0.2", source="10.44.0.1")
     with CmId(world.channel) as cmid:
@@ -228,7 +228,7 @@ def test_route_without_rdma_device(world: World) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.5", "0.0.0.0", "::1", "::"])
-def test_own_loopback_address(world: World, host: str) -> None:
+def test_loopback_address_resolves_to_the_loopback_device(world: World, host: str) -> None:
     with CmId(world.channel) as cmid:
         cmid.resolve_addr((host, 7471))
         world.one(CmEventType.ADDR_RESOLVED)
@@ -260,7 +260,7 @@ def test_link_local_destinations_need_a_scope(world: World) -> None:
         assert cmid.local_addr == ("fe80::1", cmid.src_port, 0, world.eth0)
     with CmId(world.channel) as cmid:
         cmid.bind_addr(("fe80::1", 0, 0, world.eth0))
-        cmid.resolve_addr(("fe80::2", 1))  # the bound interface says which link is meant
+        cmid.resolve_addr(("fe80::2", 1))  # the bound interface gives the scope
         world.one(CmEventType.ADDR_RESOLVED)
     with CmId(world.channel) as cmid, pytest.raises(OSError, match="scope") as failed:
         cmid.bind_addr(("fe80::1", 0))
@@ -282,7 +282,7 @@ def test_specific_address_binds_the_device(world: World) -> None:
         assert cmid.local_addr == ("0.0.0.0", 7471)
 
 
-def test_bind_foreign_address(world: World) -> None:
+def test_bind_to_a_foreign_address_fails(world: World) -> None:
     with CmId(world.channel) as cmid:
         with pytest.raises(OSError, match=r"10\.0\.0\.77 is not an address of this host") as failed:
             cmid.bind_addr(("10.0.0.77", 0))
@@ -291,7 +291,7 @@ def test_bind_foreign_address(world: World) -> None:
         assert failed.value.explanation is not None
         assert (failed.value.explanation.error, failed.value.explanation.errno_name) == ("bind", "EADDRNOTAVAIL")
         assert (cmid.state, cmid.verbs) == (State.IDLE, None)
-        cmid.bind_addr(("10.0.0.1", 0))  # the id is as it was
+        cmid.bind_addr(("10.0.0.1", 0))  # the id can still be bound
 
 
 @pytest.mark.parametrize("gid", ["::ffff:10.0.0.1", "fe80::77"])
@@ -305,7 +305,7 @@ def test_ib_addresses_need_infiniband(world: World, gid: str) -> None:
         assert failed.value.errno == errno.ENODEV
 
 
-def test_bind_ib_wildcard(world: World) -> None:
+def test_bind_to_an_ib_wildcard_assigns_a_port(world: World) -> None:
     with CmId(world.channel, PortSpace.IB) as cmid:
         cmid.bind_addr(SockAddrIB(sid=0x01060000, sid_mask=0xFFFFFFFFFFFF0000))
         local = cmid.local_addr
@@ -329,7 +329,7 @@ def test_scope_of_a_global_address_is_ignored(world: World) -> None:
 
 
 def test_flowinfo_becomes_the_flow_label(world: World) -> None:
-    """The source's, as in the kernel, else the destination's."""
+    """The source's flowinfo, as in the kernel, else the destination's."""
     world.network.add_neighbour(world.eth0, "fd00::2")
     for source, destination, label in ((0x12345, 0, 0x12345), (0, 0x54321, 0x54321), (0x12345, 0x54321, 0x12345)):
         with CmId(world.channel) as cmid:
@@ -375,7 +375,7 @@ def test_bound_id_keeps_its_source(world: World) -> None:
         world.one(CmEventType.ADDR_RESOLVED)
 
 
-def test_two_interfaces_on_one_subnet(world: World) -> None:
+def test_source_address_selects_the_interface_on_a_shared_subnet(world: World) -> None:
     eth1 = world.network.add_interface("eth1", "10.0.0.7/24")
     world.network.add_neighbour(eth1, "10.0.0.2")
     for source, device in (("10.0.0.1", "soft_eth0"), ("10.0.0.7", "soft_eth1")):
@@ -386,10 +386,10 @@ def test_two_interfaces_on_one_subnet(world: World) -> None:
             assert cmid.verbs.name == device
 
 
-# -- the host changes -----------------------------------------------------------------------------------
+# -- host changes ---------------------------------------------------------------------------------------
 
 
-def test_device_removal(world: World) -> None:
+def test_device_removal_raises_an_event(world: World) -> None:
     with CmId(world.channel) as cmid:
         cmid.resolve_addr(("10.0.0.2", 1))
         world.one(CmEventType.ADDR_RESOLVED)
@@ -403,7 +403,7 @@ def test_device_removal(world: World) -> None:
         assert failed.value.errno == errno.ENODEV
 
 
-def test_device_removal_while_resolving(world: World) -> None:
+def test_device_removal_ends_a_resolution(world: World) -> None:
     with CmId(world.channel) as cmid:
         cmid.bind_addr(("10.0.0.1", 0))
         cmid.resolve_addr(("10.0.0.3", 1), timeout_ms=1000)
@@ -413,7 +413,7 @@ def test_device_removal_while_resolving(world: World) -> None:
         assert world.events() == []
 
 
-def test_source_removed_while_resolving(world: World) -> None:
+def test_source_removal_fails_a_resolution(world: World) -> None:
     with CmId(world.channel) as cmid:
         cmid.bind_addr(("10.0.0.1", 0))
         cmid.resolve_addr(("10.0.0.3", 1), timeout_ms=60000)
@@ -423,14 +423,14 @@ def test_source_removed_while_resolving(world: World) -> None:
         assert cmid.state is State.ADDR_BOUND
 
 
-def test_route_removed_while_resolving(world: World) -> None:
+def test_route_removal_fails_a_resolution(world: World) -> None:
     with CmId(world.channel) as cmid:
         cmid.resolve_addr(("8.8.8.8", 1), timeout_ms=60000)
         world.network.remove_route("0.0.0.0/0")
         world.one(CmEventType.ADDR_ERROR, -errno.ENETUNREACH)
 
 
-def test_route_change_while_resolving(world: World) -> None:
+def test_new_route_is_used_by_a_running_resolution(world: World) -> None:
     with CmId(world.channel) as cmid:
         cmid.resolve_addr(("8.8.8.8", 1), timeout_ms=60000)
         world.network.add_route("8.8.0.0/16", world.eth0, gateway="10.0.0.2", source="10.0.0.1")
@@ -438,7 +438,7 @@ def test_route_change_while_resolving(world: World) -> None:
 
 
 @pytest.mark.parametrize("change", ["down", "mac", "address"])
-def test_address_change_of_a_bound_id(world: World, change: str) -> None:
+def test_address_change_is_reported_to_a_resolved_id(world: World, change: str) -> None:
     with CmId(world.channel) as cmid:
         cmid.resolve_addr(("10.0.0.2", 1))
         world.one(CmEventType.ADDR_RESOLVED)
@@ -466,13 +466,13 @@ def test_gid_indices_are_stable(world: World) -> None:
     world.network.remove_address(world.eth0, "10.0.0.1/24")
     assert table() == {"fe80::1": 0, "fd00::1": 2, "::ffff:10.0.0.8": 1}
     world.network.add_address(world.eth0, "10.0.0.9/24", usable=False)
-    assert "::ffff:10.0.0.9" not in table(), "an address is no GID while it may be a duplicate"
+    assert "::ffff:10.0.0.9" not in table(), "a tentative address has no GID"
 
 
 # -- devices --------------------------------------------------------------------------------------------
 
 
-def test_devices(world: World) -> None:
+def test_devices_are_listed_and_queried(world: World) -> None:
     devices = rdmacm.devices(world.provider)
     assert [d.name for d in devices] == ["soft_lo", "soft_eth0"]
     assert all(d.node_guid for d in devices)
@@ -484,7 +484,8 @@ def test_devices(world: World) -> None:
     context = rdmacm.Context.open("soft_eth0", lambda: rdmacm.devices(world.provider))
     assert context.query_pkey(1, 0) == 0xFFFF
     assert [str(row.gid) for row in context.query_gid_table()] == ["fe80::1", "::ffff:10.0.0.1", "fd00::1"]
-    for query in (lambda: context.query_port(2), lambda: context.query_gid(1, 9), lambda: context.query_pkey(1, 1)):
+    assert context.query_gid(1, 9) == rdmacm.Gid()
+    for query in (lambda: context.query_port(2), lambda: context.query_gid_ex(1, 9), lambda: context.query_pkey(1, 1)):
         with pytest.raises(OSError):
             query()
 

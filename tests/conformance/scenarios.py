@@ -1,4 +1,4 @@
-"""What two ends do with each other, whatever network is between them; see support/scenario.py."""
+"""Scenarios of two ends, independent of the network between them; see support/scenario.py."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ SIGNALED = SendFlag.SIGNALED
 
 
 def pattern(size: int, salt: int = 0) -> bytes:
-    """Bytes that are wrong wherever one of them is in the wrong place."""
+    """Pseudo-random bytes, which differ from any shifted copy."""
     return hashlib.shake_128(b"%d %d" % (size, salt)).digest(size)
 
 
-#: What has to be closed with an id.
+#: Regions to close with each id.
 _regions: dict[CmId, list[MR]] = {}
 
 
@@ -57,7 +57,7 @@ def destroy(*cmids: CmId) -> None:
 
 
 def prepared(cmid: CmId, receives: int = 16, size: int = ROOM) -> MR:
-    """Give an id a queue pair and receives; the region they are in."""
+    """Give an id a queue pair and receives. Returns the region of the receives."""
     cmid.create_qp(QPInitAttr(cap=QPCap(64, 64, 4, 4, 256)))
     region = region_of(cmid, bytes(max(receives, 1) * size))
     for slot in range(receives):
@@ -89,7 +89,7 @@ async def accepted(side: Side, receives: int = 16, size: int = ROOM, **param: An
 
 
 async def ended(side: Side, cmid: CmId, *others: CmId, first: bool = True) -> None:
-    """Disconnect, whoever begins; both ends hear of it once."""
+    """Disconnect, before the peer or after it, expect one DISCONNECTED event, and destroy the ids."""
     if first:
         cmid.disconnect()
     event = await side.event(E.DISCONNECTED)
@@ -127,7 +127,7 @@ async def messages_passive(side: Side) -> None:
     for index in range(len(SIZES)):
         wc = await side.completion(cmid.send_cq)
         assert (wc.opcode, wc.wr_id) == (WCOpcode.SEND, index)
-    side.tell("acknowledged", None)  # who disconnects earlier takes the last acknowledgements along
+    side.tell("acknowledged", None)  # an earlier disconnect would lose the last ACKs
     await ended(side, cmid, listener, first=False)
 
 
@@ -209,7 +209,7 @@ async def remote_active(side: Side) -> None:
     await ended(side, cmid)
 
 
-# -- refusals -------------------------------------------------------------------------------------------
+# -- rejections -----------------------------------------------------------------------------------------
 
 
 async def rejected_passive(side: Side) -> None:
@@ -236,16 +236,16 @@ async def rejected_active(side: Side) -> None:
     cmid.destroy()
 
 
-async def nobody_passive(side: Side) -> None:
+async def no_listener_passive(side: Side) -> None:
     listener = side.make_id()
     listener.bind_addr((side.address, side.port + 1))
-    listener.listen()  # so that somebody is there to say that nobody listens on the other port
+    listener.listen()  # this process rejects requests for the other port
     side.tell("listening", None)
     await side.told("done")
     listener.destroy()
 
 
-async def nobody_active(side: Side) -> None:
+async def no_listener_active(side: Side) -> None:
     cmid = await side.resolved()
     cmid.create_qp()
     cmid.connect()
@@ -320,7 +320,7 @@ async def permissions_active(side: Side) -> None:
         await ended(side, cmid)
 
 
-# -- receives that come late, or from a shared queue ----------------------------------------------------
+# -- late receives, shared receive queues ---------------------------------------------------------------
 
 
 async def late_passive(side: Side) -> None:
@@ -352,7 +352,7 @@ async def shared_passive(side: Side) -> None:
     srq.post_recv([RecvWR(slot, [region.sge(slot * 64, 64)]) for slot in range(32)])
     established = 0
     while established < 2:
-        if request.type is E.ESTABLISHED:  # the second request may be faster than the first confirmation
+        if request.type is E.ESTABLISHED:  # the second REQ may arrive before the first RTU
             established += 1
         else:
             cmids.append(request.id)
@@ -371,7 +371,7 @@ async def shared_passive(side: Side) -> None:
     left = set(cmids)
     while left:
         event = await side.event()
-        if event.type is not E.TIMEWAIT_EXIT:  # of the first, where the second takes its time
+        if event.type is not E.TIMEWAIT_EXIT:  # of the first id, if the second disconnects late
             assert event.type is E.DISCONNECTED
             event.id.disconnect()
             left.remove(event.id)
@@ -394,7 +394,7 @@ async def shared_active(side: Side) -> None:
         await ended(side, cmid)
 
 
-# -- a queue pair of the application's own --------------------------------------------------------------
+# -- application queue pairs ----------------------------------------------------------------------------
 
 
 async def external_passive(side: Side) -> None:
@@ -409,7 +409,7 @@ async def external_passive(side: Side) -> None:
 
 async def external_active(side: Side) -> None:
     maker = await side.resolved()
-    qp = maker.create_qp()  # an id makes it, and another one connects it by its number alone
+    qp = maker.create_qp()  # made by one id, and connected by another one that only has its number
     region = region_of(maker, bytes(64))
     side.heard["listening"] = None
     cmid = await side.resolved()
@@ -430,7 +430,7 @@ async def external_active(side: Side) -> None:
     await ended(side, cmid, maker)
 
 
-# -- what is negotiated, and how much private data there may be -----------------------------------------
+# -- negotiated resources, limits of private data -------------------------------------------------------
 
 
 async def limits_passive(side: Side) -> None:
@@ -467,7 +467,7 @@ async def limits_active(side: Side) -> None:
     await ended(side, cmid)
 
 
-# -- order ----------------------------------------------------------------------------------------------
+# -- ordering -------------------------------------------------------------------------------------------
 
 
 async def fenced_passive(side: Side) -> None:
@@ -478,7 +478,7 @@ async def fenced_passive(side: Side) -> None:
 
 
 async def fenced_active(side: Side) -> None:
-    """A write that is fenced does not overtake the read before it; what is unsignaled completes in silence."""
+    """A fenced write does not overtake the read before it. Unsignaled requests have no completion."""
     cmid, _ = await connected(side)
     addr, rkey = await side.told("memory")
     local = region_of(cmid, bytes(200_000))

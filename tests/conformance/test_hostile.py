@@ -1,4 +1,4 @@
-"""A server and its client go on as if nothing were, whatever others send to them."""
+"""Hostile packets do not disturb a server and its client."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ SERVER, CLIENT, STRANGER = ADDRESSES
 BATCH = 50
 
 
-def in_batches(fabric: Fabric, host: Host, to: str, packets: list[bytes], talk: Callable[[], None]) -> None:
-    """Throw packets, and let those who mind their business go on in between."""
+def send_in_batches(fabric: Fabric, host: Host, to: str, packets: list[bytes], talk: Callable[[], None]) -> None:
+    """Send packets in batches, and exchange messages on the connection in between."""
     for start in range(0, len(packets), BATCH):
         for packet in packets[start : start + BATCH]:
             throw(host, to, packet)
@@ -51,7 +51,7 @@ def in_batches(fabric: Fabric, host: Host, to: str, packets: list[bytes], talk: 
     fabric.run(seconds=0.01)
 
 
-def test_garbage_of_every_length() -> None:
+def test_garbage_of_every_length_is_dropped() -> None:
     with trio() as (fabric, server, talk, stranger):
         random = Random(1)
         qpns = [qpn.to_bytes(3, "big") for qpn in (1, *talk.qpns)]
@@ -59,17 +59,17 @@ def test_garbage_of_every_length() -> None:
             garbage = []
             for length in range(2001):
                 data = bytearray(random.randbytes(length))
-                if length > 8 and length % 2:  # for somebody who is there
+                if length > 8 and length % 2:  # for an existing QPN
                     data[5:8] = qpns[length // 2 % 3]
                 garbage.append(bytes(data))
             before = server.host.provider.host.mux.dropped.total()
-            in_batches(fabric, host, SERVER, garbage, lambda: talk.on(1))
+            send_in_batches(fabric, host, SERVER, garbage, lambda: talk.on(1))
             assert server.host.provider.host.mux.dropped.total() - before == 2001
-        assert len(server.host.provider.host.mux.dropped) < 10, "reasons, not what came"
+        assert len(server.host.provider.host.mux.dropped) < 10, "counted by reason, not by content"
 
 
-def life(fabric: Fabric, server: Server, host: Host) -> list[tuple[str, bytes]]:
-    """All packets of a connection, which is over: (sender, packet)."""
+def packets_of_a_connection(fabric: Fabric, server: Server, host: Host) -> list[tuple[str, bytes]]:
+    """All packets of a finished connection: (sender, packet)."""
     start = len(fabric.log)
     talk = Talk(server, host)
     talk.on(4)
@@ -87,7 +87,7 @@ def damaged(random: Random, packet: bytes) -> bytes:
     return bytes(data) if data != packet else b""
 
 
-def test_damaged_packets() -> None:
+def test_damaged_packets_are_dropped() -> None:
     with trio() as (fabric, server, talk, _):
         random = Random(2)
         start = len(fabric.log)
@@ -108,10 +108,10 @@ def test_damaged_packets() -> None:
 
 
 @pytest.mark.parametrize("pause", [0.0, 60.0])
-def test_packets_of_an_old_connection(pause: float) -> None:
-    """A request that comes again is one, once the old one is forgotten; nobody waits for the answer."""
+def test_replayed_packets_of_an_old_connection_are_harmless(pause: float) -> None:
+    """A replayed REQ counts as a new request once the old connection is forgotten. Its REP stays unanswered."""
     with trio() as (fabric, server, talk, _):
-        old = life(fabric, server, talk.host)
+        old = packets_of_a_connection(fabric, server, talk.host)
         fabric.run(seconds=pause)
         random = Random(3)
         packets = random.choices(old, k=1000)
@@ -121,12 +121,12 @@ def test_packets_of_an_old_connection(pause: float) -> None:
                 throw(host, to, data)
             talk.on(1)
             assert len(server.host.provider.host.cm.agent) <= 3
-        # The answer to a request of long ago is repeated until it is given up.
+        # The REP to a replayed REQ is retransmitted until it times out.
         fabric.run(seconds=200)
         assert len(server.regions) == 1
 
 
-def test_forged_packets_with_the_right_qpn_and_psn() -> None:
+def test_forged_packets_with_the_right_qpn_and_psn_are_dropped() -> None:
     with trio() as (fabric, server, talk, stranger):
         peer, _ = talk.qpns
         attr = talk.cmid.qp.query()[0]  # type: ignore[union-attr]
@@ -136,7 +136,7 @@ def test_forged_packets_with_the_right_qpn_and_psn() -> None:
             bth = BTH(Opcode.RC_RDMA_WRITE_ONLY, peer, psn & 0xFFFFFF, ack_req=True)
             packet = RocePacket(bth, reth=RETH(memory.addr, memory.rkey, 8), payload=b"stranger").pack()
             throw(stranger, SERVER, sealed(stranger, SERVER, packet))
-            # Sealed as the client would, from elsewhere.
+            # With the client's ICRC, but from another address.
             throw(stranger, SERVER, sealed(talk.host, SERVER, packet))
         (accepted,) = fabric.log.select(Outcome.DELIVERED, "REP")
         rep = unpack_message(Mad.unpack(accepted.packet.data[20:-4]))
@@ -150,23 +150,23 @@ def test_forged_packets_with_the_right_qpn_and_psn() -> None:
         assert not [entry for entry in fabric.log if entry.packet.destination == "c"]
 
 
-def test_cm_messages_for_unknown_communication_ids() -> None:
+def test_cm_messages_for_unknown_communication_ids_are_dropped() -> None:
     with trio() as (fabric, server, talk, stranger):
         random = Random(4)
         messages = [message for _ in range(40) for message in every_message(random)]
         packets = [sealed(stranger, SERVER, management(message, tid)) for tid, message in enumerate(messages)]
         random.shuffle(packets)
-        in_batches(fabric, stranger, SERVER, packets, lambda: talk.on(1))
+        send_in_batches(fabric, stranger, SERVER, packets, lambda: talk.on(1))
         agent = server.host.provider.host.cm.agent
         assert len(agent) == 1
         assert agent.dropped.total() == len(messages)
         assert agent.dropped[DropReason.UNSUPPORTED] == 120  # LAP, APR, and an MRA of neither REQ nor REP
-        # A DREQ is answered even so, by a DREP, and a request for a service that is not there.
+        # Only DREQ and SIDR_REQ are answered, by DREP and SIDR_REP.
         kinds = [entry.packet.kind for entry in fabric.log.select(Outcome.DELIVERED) if entry.packet.destination == "c"]
         assert {kind: kinds.count(kind) for kind in set(kinds)} == {"DREP": 40, "SIDR_REP": 40}
 
 
-def test_malformed_mads() -> None:
+def test_malformed_mads_are_dropped() -> None:
     with trio() as (fabric, server, talk, stranger):
         random = Random(5)
         mads = [management(message)[20:] for message in every_message(random)]
@@ -177,7 +177,7 @@ def test_malformed_mads() -> None:
             for _ in range(random.choice((1, 2, 30))):
                 mad[random.randrange(len(mad))] = random.getrandbits(8)
             packets.append(sealed(stranger, SERVER, datagram(bytes(mad))))
-        in_batches(fabric, stranger, SERVER, packets, lambda: talk.on(1))
+        send_in_batches(fabric, stranger, SERVER, packets, lambda: talk.on(1))
         agent = server.host.provider.host.cm.agent
         assert agent.dropped[DropReason.MALFORMED] > 100
         assert agent.dropped.total() > 1500
@@ -185,7 +185,7 @@ def test_malformed_mads() -> None:
         assert len(agent) == 1
 
 
-def test_requests_for_a_service_without_listener() -> None:
+def test_requests_for_a_service_without_listener_are_rejected() -> None:
     with trio() as (fabric, server, talk, stranger):
         for number in range(1, 501):
             throw(stranger, SERVER, sealed(stranger, SERVER, management(asking(STRANGER, SERVER, number, PORT + 1))))
@@ -199,11 +199,11 @@ def test_requests_for_a_service_without_listener() -> None:
         assert [rej.remote_comm_id for rej in refused if isinstance(rej, REJ)] == list(range(1, 501))
 
 
-# -- listeners that have no room ------------------------------------------------------------------------
+# -- full backlogs --------------------------------------------------------------------------------------
 
 
 def idle_listener(host: Host, backlog: int, port: int = PORT) -> tuple[EventChannel, CmId]:
-    """A listener whose application does not look."""
+    """A listener whose application reads no events."""
     channel = EventChannel(host.provider)
     listener = CmId(channel)
     listener.bind_addr((host.addresses[0], port))
@@ -211,7 +211,7 @@ def idle_listener(host: Host, backlog: int, port: int = PORT) -> tuple[EventChan
     return channel, listener
 
 
-def test_a_flood_of_requests_fills_the_backlog_and_no_more() -> None:
+def test_flood_of_requests_is_limited_to_the_backlog() -> None:
     with trio() as (fabric, server, talk, stranger):
         channel, listener = idle_listener(server.host, 16, PORT + 2)
         agent = server.host.provider.host.cm.agent
@@ -223,7 +223,7 @@ def test_a_flood_of_requests_fills_the_backlog_and_no_more() -> None:
         fabric.run(seconds=1)
         assert agent.dropped[DropReason.BACKLOG] == 2000 - 16
         assert not fabric.log.count(kind="REJ")
-        for _ in range(16):  # the application looks at last
+        for _ in range(16):  # now the application reads its events
             with channel.get_event(0) as event:
                 assert event.type is E.CONNECT_REQUEST
             event.id.reject()
@@ -249,7 +249,7 @@ def test_unaccepted_requests_are_rejected_when_the_listener_closes() -> None:
         assert len(server.host.provider.host.cm.agent) == 1
 
 
-def test_a_request_beyond_the_backlog_gets_in_later() -> None:
+def test_request_beyond_the_backlog_is_accepted_later() -> None:
     fabric = Fabric(1)
     a, b = fabric.host("a", SERVER), fabric.host("b", CLIENT)
     channel, listener = idle_listener(a, 1)
@@ -284,7 +284,7 @@ def test_a_request_beyond_the_backlog_gets_in_later() -> None:
     clients.close()
 
 
-# -- memory that is not for the peer --------------------------------------------------------------------
+# -- forbidden remote access ----------------------------------------------------------------------------
 
 TOP = 1 << 64
 
@@ -305,7 +305,7 @@ TOP = 1 << 64
         (WROpcode.ATOMIC_CMP_AND_SWP, lambda addr, end: (addr & ~7) - 8, 8),
     ],
 )
-def test_remote_access_beyond_the_region(opcode: WROpcode, address: Callable[[int, int], int], length: int) -> None:
+def test_access_beyond_the_region_is_refused(opcode: WROpcode, address: Callable[[int, int], int], length: int) -> None:
     with trio() as (_, server, talk, _):
         other = Talk(server, talk.host)
         memory = server.regions[other.peer]
@@ -322,7 +322,7 @@ def test_remote_access_beyond_the_region(opcode: WROpcode, address: Callable[[in
         assert (wc.wr_id, wc.status) == (9, WCStatus.REM_ACCESS_ERR)
         assert other.cmid.qp.state is QPState.ERR
         assert other.peer.qp is not None
-        assert other.peer.qp.state is QPState.ERR, "the responder's fails too"
+        assert other.peer.qp.state is QPState.ERR, "the responder's queue pair fails too"
         assert hashlib.sha256(memory.buf).digest() == before
         assert [other.peer.get_recv_comp(60).status for _ in range(4)] == [WCStatus.WR_FLUSH_ERR] * 4
         other.cmid.disconnect()
@@ -379,7 +379,7 @@ INVALID, ACCESS = 0x61, 0x62
 def test_invalid_requests_are_answered_with_nak(
     make: Callable[[Callable[[Opcode], BTH], int, int], RocePacket], syndrome: int
 ) -> None:
-    """A peer that makes its packets itself, in order and sealed, gets the NAK it deserves and nothing else."""
+    """Crafted packets with the expected PSN and a valid ICRC get the NAK of their error, and nothing else."""
     with trio() as (fabric, server, talk, _):
         other = Talk(server, talk.host)
         other.on(1)
@@ -399,8 +399,8 @@ def test_invalid_requests_are_answered_with_nak(
         other.end()
 
 
-def test_valid_rkey_of_another_protection_domain() -> None:
-    """A region belongs to a protection domain; its key is worth nothing on a queue pair of another."""
+def test_rkey_of_another_protection_domain_is_refused() -> None:
+    """A region's key is valid only on queue pairs of its protection domain."""
     with trio() as (_, server, talk, _):
         other = Talk(server, talk.host)
         assert other.peer.verbs is not None
@@ -415,8 +415,8 @@ def test_valid_rkey_of_another_protection_domain() -> None:
         other.end()
 
 
-def test_clients_that_disappear_repeatedly() -> None:
-    """A hundred crashes and reboots in the middle of a connection leave nothing behind."""
+def test_crashed_clients_leave_nothing_behind() -> None:
+    """A hundred times, a client's host crashes during a connection and reboots."""
     fabric = Fabric(1)
     server = Server(fabric.host("a", SERVER))
     for round_ in range(100):
@@ -438,12 +438,12 @@ def test_clients_that_disappear_repeatedly() -> None:
     server.close()
 
 
-# -- for real -------------------------------------------------------------------------------------------
+# -- real sockets ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_hostile_packets_to_a_server_in_another_process(host: str) -> None:
-    """The same things, from sockets that anybody may have, on the port that both processes share."""
+def test_server_in_another_process_survives_hostile_packets(host: str) -> None:
+    """The same packets from an ordinary UDP socket, to the port that both processes share."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     ours = ip_address(host).packed
     random = Random(6)
@@ -465,7 +465,7 @@ def test_hostile_packets_to_a_server_in_another_process(host: str) -> None:
             if length > 8:
                 data[5:8] = random.choice(qpns)
             packets.append(bytes(data))
-        for qpn in (client.param.qp_num, client.cmid.qp.qp_num):  # from another port than the peer's, with any number
+        for qpn in (client.param.qp_num, client.cmid.qp.qp_num):  # from another port than the peer's, with any PSN
             for opcode in range(256):
                 packet = BTH(opcode, qpn, random.getrandbits(24), ack_req=True).pack() + random.randbytes(32)
                 packets.append(packet + flow.seal([packet]))

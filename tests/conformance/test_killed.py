@@ -1,4 +1,4 @@
-"""Peers that die in the middle of something: what the survivor is told, and that it can go on with others."""
+"""Peers that die during an operation: what the survivor sees, and that it can connect to others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOOPBACK = pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 
 
 def failures(cmid: CmId, count: int) -> list[WC]:
-    """Completions up to the last of ``count``, from the first that failed on."""
+    """The completions of ``count`` sends, from the first failed one on."""
     found: list[WC] = []
     while not found or len(found) < count - found[0].wr_id:
         wc = cmid.get_send_comp(20)
@@ -30,13 +30,13 @@ def failures(cmid: CmId, count: int) -> list[WC]:
 
 
 @LOOPBACK
-def test_process_killed_during_a_transfer(host: str) -> None:
+def test_transfer_to_a_killed_process_fails(host: str) -> None:
     with EchoServer(host) as server:
         with EchoClient(host, server.port, ack_timeout=13, retry_count=2) as client:
             assert client.wait() == 0
             client.echo(10)
             cmid, count = client.cmid, 40
-            # The server can give back so many only if it lives: more than its receives and ours.
+            # More messages than both sides have receives: only a living server can return them all.
             for number in range(count):
                 cmid.post_send(number, client.region, 0, 4096, SendFlag.SIGNALED)
                 if number == 5:
@@ -53,7 +53,7 @@ def test_process_killed_during_a_transfer(host: str) -> None:
             while (wc := cmid.get_recv_comp(5)).status is WCStatus.SUCCESS:
                 pass
             assert wc.status is WCStatus.WR_FLUSH_ERR
-            cmid.disconnect()  # nobody answers any more; what comes of it, in virtual time, is below
+            cmid.disconnect()  # no peer answers; its timeout is tested below, in virtual time
     with EchoServer(host) as another, EchoClient(host, another.port) as client:
         assert client.wait() == 0
         client.echo(3)
@@ -66,16 +66,16 @@ def test_port_of_a_killed_listener_is_free_again(host: str) -> None:
             assert client.wait() == 0
             client.echo()
             server.kill()
-            with EchoClient(host, server.port) as other:  # whoever lives says that nobody listens
+            with EchoClient(host, server.port) as other:  # the living process rejects the request
                 assert (other.wait(), other.kind) == (8, E.REJECTED)
-        with EchoServer(host, server.port) as heir, EchoClient(host, heir.port) as client:
+        with EchoServer(host, server.port) as successor, EchoClient(host, successor.port) as client:
             assert client.wait() == 0
             client.echo()
 
 
 @pytest.mark.slow
-def test_listener_killed_before_a_request_arrives() -> None:
-    """Whoever is left answers it, after four seconds where the first copy has gone with the process."""
+def test_request_to_a_killed_listener_is_rejected() -> None:
+    """Another process rejects it, after four seconds if the first copy was lost with the killed process."""
     with EchoServer() as server, EchoClient("127.0.0.1", server.port) as first:
         assert first.wait() == 0
         server.process.send_signal(signal.SIGSTOP)
@@ -87,7 +87,7 @@ def test_listener_killed_before_a_request_arrives() -> None:
 # -- in virtual time ------------------------------------------------------------------------------------
 
 
-def test_host_crash_during_a_transfer() -> None:
+def test_transfer_to_a_crashed_host_fails() -> None:
     fabric = Fabric(1)
     server = Server(fabric.host("a", SERVER))
     b = fabric.host("b", CLIENT)
@@ -124,7 +124,7 @@ def test_host_crash_during_a_transfer() -> None:
         cmid.disconnect()
         with channel.get_event(timeout=300) as event:
             assert (event.type, event.status) == (E.DISCONNECTED, -errno.ETIMEDOUT)
-        assert fabric.log.count(kind="DREQ") == 16, "the first and fifteen repetitions"
+        assert fabric.log.count(kind="DREQ") == 16, "one DREQ and fifteen retransmissions"
         with channel.get_event(timeout=300) as event:
             assert event.type is E.TIMEWAIT_EXIT
         region.close()
@@ -145,7 +145,7 @@ def listening(host: Host, port: int = PORT) -> tuple[EventChannel, CmId]:
 
 
 @pytest.mark.parametrize("reboots", [False, True])
-def test_host_crash_during_connection_establishment(reboots: bool) -> None:
+def test_connect_to_a_crashed_host_fails(reboots: bool) -> None:
     fabric = Fabric(1)
     a, b = fabric.host("a", SERVER), fabric.host("b", CLIENT)
     silent, listener = listening(a)
@@ -160,7 +160,7 @@ def test_host_crash_during_connection_establishment(reboots: bool) -> None:
         fabric.crash("a")
         listener.destroy()
         silent.close()
-        if reboots:  # and somebody is there again, but nobody on that port
+        if reboots:  # the host is back, without a listener on that port
             silent, listener = listening(fabric.host("a", SERVER), PORT + 1)
         with channel.get_event(timeout=1000) as event:
             expected = (E.REJECTED, 8) if reboots else (E.UNREACHABLE, -errno.ETIMEDOUT)

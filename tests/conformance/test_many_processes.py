@@ -23,7 +23,7 @@ KILLS = 8
 
 
 class Member:
-    """A process of the group, and what it has told."""
+    """A process of the group, and the messages it has written."""
 
     def __init__(self, index: int, ports: list[int], seed: str) -> None:
         self.index = index
@@ -35,30 +35,30 @@ class Member:
             env=python_environment(),
         )
         self.pid = self.process.pid
-        self.told: list[list[Any]] = []
+        self.messages: list[list[Any]] = []
         self.born = self.died = float("inf")
         self._rest = b""
 
     def read(self) -> bool:
-        """Take in what it tells; False at the end."""
+        """Read its messages. Returns False at the end of its output."""
         assert self.process.stdout is not None
         chunk = self.process.stdout.read1(1 << 16)  # type: ignore[attr-defined]
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         for line in lines:
-            self.told.append(json.loads(line))
-            if self.told[-1] == ["ready"]:
+            self.messages.append(json.loads(line))
+            if self.messages[-1] == ["ready"]:
                 self.born = time.monotonic()
         return bool(chunk)
 
-    def says(self, word: str) -> bool:
-        return [word] in self.told
+    def wrote(self, word: str) -> bool:
+        return [word] in self.messages
 
     def kill(self) -> None:
         self.died = time.monotonic()
         self.process.send_signal(signal.SIGKILL)
 
     def close(self) -> str:
-        """What it complained about."""
+        """End the process. Returns its standard error."""
         self.process.kill()
         return self.process.communicate()[1].decode()
 
@@ -69,7 +69,7 @@ class Processes:
         base = free_port()
         self.ports = list(range(base + 20000, base + 20000 + PROCESSES))
         self.all: list[Member] = []
-        self.now: dict[int, Member] = {}
+        self.current: dict[int, Member] = {}
         self.selector = selectors.DefaultSelector()
         for index in range(PROCESSES):
             self.start(index)
@@ -77,12 +77,12 @@ class Processes:
     def start(self, index: int) -> None:
         member = Member(index, self.ports, f"{self.seed}/{len(self.all)}")
         self.all.append(member)
-        self.now[index] = member
+        self.current[index] = member
         assert member.process.stdout is not None
         self.selector.register(member.process.stdout, selectors.EVENT_READ, member)
 
-    def listen(self, seconds: float, until: Any = lambda: False) -> bool:
-        """Take in what they tell, for so long or until something is so."""
+    def read_messages(self, seconds: float, until: Any = lambda: False) -> bool:
+        """Read messages for some seconds, or until a condition holds. Returns whether it holds."""
         limit = time.monotonic() + seconds
         while not until() and (left := limit - time.monotonic()) > 0:
             for key, _ in self.selector.select(left):
@@ -90,18 +90,18 @@ class Processes:
                     self.selector.unregister(key.fileobj)
         return bool(until())
 
-    def everybody(self, word: str) -> None:
-        assert self.listen(40, lambda: all(member.says(word) for member in self.now.values())), (
-            f"not everybody said {word}: " + "".join(member.close() for member in self.all)
+    def wait_for_all(self, word: str) -> None:
+        assert self.read_messages(40, lambda: all(member.wrote(word) for member in self.current.values())), (
+            f"not every process wrote {word}: " + "".join(member.close() for member in self.all)
         )
 
-    def was_there(self, index: int, since: float, until: float) -> bool:
-        """Whether one and the same process listened on a port all the time."""
+    def lived_throughout(self, index: int, since: float, until: float) -> bool:
+        """Whether one process listened on a port during the whole interval."""
         return any(member.index == index and member.born < since and until < member.died for member in self.all)
 
     def close(self) -> list[str]:
         self.selector.close()
-        return [f"{member.index}: {complaint}" for member in self.all if (complaint := member.close())]
+        return [f"{member.index}: {stderr}" for member in self.all if (stderr := member.close())]
 
 
 @pytest.mark.slow
@@ -110,33 +110,33 @@ def test_killed_processes_do_not_disturb_the_others(seed: int) -> None:
     random = Random(seed)
     processes = Processes(seed)
     try:
-        processes.everybody("ready")
+        processes.wait_for_all("ready")
         began = time.monotonic()
         for moment in sorted(random.uniform(0.2, SECONDS - 0.5) for _ in range(KILLS)):
-            processes.listen(began + moment - time.monotonic())
+            processes.read_messages(began + moment - time.monotonic())
             index = random.randrange(PROCESSES)
-            processes.now[index].kill()
+            processes.current[index].kill()
             processes.start(index)
-        processes.listen(began + SECONDS - time.monotonic())
-        processes.everybody("ready")
-        for member in processes.now.values():
+        processes.read_messages(began + SECONDS - time.monotonic())
+        processes.wait_for_all("ready")
+        for member in processes.current.values():
             assert member.process.stdin is not None
             member.process.stdin.write(b"enough\n")
             member.process.stdin.flush()
-        processes.everybody("end")
+        processes.wait_for_all("end")
     finally:
-        complaints = processes.close()
+        stderrs = processes.close()
     worked = failed = 0
     for member in processes.all:
-        for what, index, _, *rest in (told for told in member.told if len(told) > 1):
+        for what, index, _, *rest in (message for message in member.messages if len(message) > 1):
             assert what != "wrong", f"{member.index} got wrong data from {index}: {rest}"
             worked += what == "worked"
             failed += what == "failed"
             if what == "failed":
-                since, until, talked, why = rest
-                assert not processes.was_there(index, since, until), (
-                    f"{member.index} lost {index} after {until - since:.3f} s and {talked} rounds: {why}"
+                since, until, rounds, reason = rest
+                assert not processes.lived_throughout(index, since, until), (
+                    f"{member.index} lost {index} after {until - since:.3f} s and {rounds} rounds: {reason}"
                 )
-    assert not complaints, "\n".join(complaints)
+    assert not stderrs, "\n".join(stderrs)
     assert worked > 50, (worked, failed)
-    assert failed, "nobody noticed that others were killed"
+    assert failed, "no process noticed that others were killed"

@@ -1,4 +1,4 @@
-"""What tests/interop does with other devices, done between two processes of ours: it is right there, too."""
+"""The operations that tests/interop tries with other devices, between two processes of this package."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def free_port() -> int:
 
 
 @pytest.mark.slow
-def test_every_operation_between_two_processes() -> None:
+def test_every_operation_works_between_two_processes() -> None:
     environment = python_environment()
     arguments = ["127.0.0.1", str(free_port()), "--mtu", "4096"]
     with subprocess.Popen(
@@ -34,10 +34,10 @@ def test_every_operation_between_two_processes() -> None:
                 [*COMMAND, "connect", *arguments], capture_output=True, text=True, env=environment, check=False
             )
             assert client.returncode == 0, client.stdout + client.stderr
-            said = server.stdout.read()
+            output = server.stdout.read()
         finally:
             server.kill()
     parts = [(part, operation.name) for operation in OPERATIONS for part in operation.parts]
     assert client.stdout.splitlines() == [f"ok {part} {name}" for part, name in parts]
     swapped = {"request": "respond", "respond": "request", "both": "both"}
-    assert said.splitlines() == [f"ok {swapped[part]} {name}" for part, name in parts]
+    assert output.splitlines() == [f"ok {swapped[part]} {name}" for part, name in parts]

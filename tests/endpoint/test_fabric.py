@@ -1,4 +1,4 @@
-"""Connections on a simulated network: dead addresses, lost packets, peers that vanish, in virtual time."""
+"""Connections on a simulated network in virtual time: unreachable addresses, lost packets, lost peers."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def receive(core: ConnectionCore, timeout: float | None = None) -> Part:
     return Part(core.dispatcher, core.receive(), timeout)
 
 
-# -- which address wins -------------------------------------------------------------------------------------
+# -- choice of the address ----------------------------------------------------------------------------------
 
 
-def test_unreachable_address_costs_a_quarter_second() -> None:
+def test_unreachable_address_delays_connect_by_a_quarter_second() -> None:
     fabric = Fabric(1)
     ends = Ends(fabric)
-    dead = "10.0.0.99"
-    active, passive = play(fabric, ends.connecting(dead, "10.0.0.2"), ends.accepting())
+    unreachable = "10.0.0.99"
+    active, passive = play(fabric, ends.connecting(unreachable, "10.0.0.2"), ends.accepting())
     assert 0.25 <= fabric.now < 0.26
     assert active.cmid.peer_addr == ("10.0.0.2", 7471)
     ends.close(active, passive)
@@ -75,7 +75,7 @@ def test_address_families_alternate() -> None:
     ends = Ends(fabric)
     addresses = ["fd00::97", "fd00::98", "fd00::99", "10.0.0.2"]
     active, passive = play(fabric, ends.connecting(*addresses), ends.accepting())
-    assert fabric.now < 0.26, "the other family comes second"
+    assert fabric.now < 0.26, "the other family is tried second"
     ends.close(active, passive)
 
 
@@ -92,7 +92,7 @@ def test_first_answer_wins_and_the_other_is_closed() -> None:
     ends.close(active, first)
 
 
-def test_no_address_answers() -> None:
+def test_connect_times_out_if_no_address_answers() -> None:
     fabric = Fabric(1)
     ends = Ends(fabric)
     with pytest.raises(CmTimeoutError) as caught:
@@ -102,7 +102,7 @@ def test_no_address_answers() -> None:
     ends.close()
 
 
-# -- each step can be too slow ------------------------------------------------------------------------------
+# -- timeouts -----------------------------------------------------------------------------------------------
 
 
 def test_error_names_the_failed_step() -> None:
@@ -127,7 +127,7 @@ def test_error_names_the_failed_step() -> None:
     ends.close()
 
 
-# -- half made connections ----------------------------------------------------------------------------------
+# -- half-open connections ----------------------------------------------------------------------------------
 
 
 def test_missing_rtu_does_not_delay_other_connections() -> None:
@@ -146,7 +146,7 @@ def test_missing_rtu_does_not_delay_other_connections() -> None:
     assert not accepting.done
     active, passive = play(fabric, ends.connecting("10.0.0.2"), accepting)
     assert passive.cmid.peer_addr == active.cmid.local_addr
-    # Its first message is as good as a confirmation.
+    # Its first message replaces the RTU.
     late = ends.accepting()
     late_message = send(silent.result, b"hello")
     (other, _) = play(fabric, late, late_message)
@@ -160,30 +160,30 @@ def test_missing_rtu_ends_the_request() -> None:
     fabric = Fabric(1)
     ends = Ends(fabric)
     accepting = ends.accepting()
-    ends_up = ends.connecting("10.0.0.2")
+    connecting = ends.connecting("10.0.0.2")
     fabric.faults = lambda packet: LOSE if packet.kind == "RTU" else None
-    while not ends_up.done:
-        ends_up.turn()
+    while not connecting.done:
+        connecting.turn()
         accepting.turn()
         fabric.run(seconds=0.001)
     fabric.crash("a")
     fabric.run(lambda: (accepting.turn(), False)[1], seconds=200)  # type: ignore[func-returns-value]
-    # Half-open connections show in nothing public until they are complete.
+    # No public attribute shows half-open connections.
     assert not ends.listener._half_open
     assert len(ends.b.provider.host.mux) == 0
     assert not accepting.done
     accepting.cancel()
     ends.listener.close()
     ends.b_dispatcher.release()
-    ends_up.result.release()
+    connecting.result.release()
     ends.a_dispatcher.release()
 
 
-# -- networks that lose and mix -----------------------------------------------------------------------------
+# -- lossy networks -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_messages_over_a_lossy_network(seed: int) -> None:
+def test_messages_arrive_over_a_lossy_network(seed: int) -> None:
     fabric = Fabric(seed, loss=0.05, duplicate=0.05, reorder=0.1, corrupt=0.02)
     ends = Ends(fabric, depth=4, max_message=5000)
     active, passive = ends.connect()
@@ -197,7 +197,7 @@ def test_messages_over_a_lossy_network(seed: int) -> None:
     ends.close(active, passive)
 
 
-def test_many_messages_to_few_receive_buffers() -> None:
+def test_many_messages_arrive_with_few_receive_buffers() -> None:
     fabric = Fabric(1)
     ends = Ends(fabric, depth=2, max_message=100)
     active, passive = ends.connect()
@@ -217,7 +217,7 @@ def test_messages_wait_for_a_late_receiver() -> None:
     ends.close(active, passive)
 
 
-# -- peers that vanish --------------------------------------------------------------------------------------
+# -- lost peers ---------------------------------------------------------------------------------------------
 
 
 def test_receiver_detects_a_lost_peer() -> None:
@@ -225,7 +225,7 @@ def test_receiver_detects_a_lost_peer() -> None:
     ends = Ends(fabric, keepalive=5.0)
     active, passive = ends.connect()
     with pytest.raises(CmTimeoutError):
-        play(fabric, receive(passive, 60))  # signs of life come
+        play(fabric, receive(passive, 60))  # keepalives arrive
     fabric.crash("a")
     started = fabric.now
     with pytest.raises(CmDisconnectedError, match="the peer does not answer"):
@@ -234,7 +234,7 @@ def test_receiver_detects_a_lost_peer() -> None:
     ends.close(active, passive)
 
 
-def test_send_to_a_lost_peer() -> None:
+def test_send_to_a_lost_peer_times_out() -> None:
     fabric = Fabric(1)
     ends = Ends(fabric)
     active, passive = ends.connect()
@@ -258,7 +258,7 @@ def test_operations_on_a_silent_peer_time_out() -> None:
         play(fabric, send(active, b"x", 0.5))
     assert fabric.now - before == pytest.approx(0.5)
     fabric.heal()
-    assert play(fabric, receive(passive))[0].data == b"x", "it had been sent, and the connection is as it was"
+    assert play(fabric, receive(passive))[0].data == b"x", "the message was sent, and the connection still works"
     ends.close(active, passive)
 
 
@@ -320,7 +320,7 @@ def test_many_simultaneous_connections_are_accepted() -> None:
 
 
 def test_half_open_connections_beyond_the_limit_drop_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The limit is no option: it only keeps a flood of requests from taking all memory.
+    # The limit is not an option: it only bounds the memory that a flood of requests can take.
     monkeypatch.setattr("rdmacm.endpoint.listening._MAX_HALF_OPEN", 3)
     fabric = Fabric(1)
     ends = Ends(fabric)
@@ -344,7 +344,7 @@ def test_half_open_connections_beyond_the_limit_drop_the_oldest(monkeypatch: pyt
 
 
 def test_stale_connection_of_the_peer_does_not_block_a_new_one() -> None:
-    """A process that was killed had our queue pair's number: the peer refuses once, and lets go of the old one."""
+    """The queue pair has the number of a killed process's: the peer rejects it once and ends the old connection."""
     fabric = Fabric(7)
     ends = Ends(fabric)
     active, passive = ends.connect()
@@ -356,15 +356,15 @@ def test_stale_connection_of_the_peer_does_not_block_a_new_one() -> None:
     mux = ends.a.provider.host.mux
     # A new process does not know which numbers the killed one used last.
     mux._held.clear()
-    mux.random = Again(mux.random, number & 0xFFFF)
+    mux.random = GivenNumberFirst(mux.random, number & 0xFFFF)
     again, accepted = ends.connect()
     assert fabric.log.count(Outcome.DELIVERED, kind="REJ") == 1
     play(fabric, send(again, b"hello"), receive(accepted))
     ends.close(again, accepted, passive)
 
 
-class Again(Random):
-    """Numbers that begin with a certain queue pair number."""
+class GivenNumberFirst(Random):
+    """A random source that draws a given queue pair number first."""
 
     def __init__(self, others: Random, number: int) -> None:
         super().__init__()

@@ -40,13 +40,18 @@ def descriptors() -> set[str]:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_left() -> Iterator[None]:
-    before = descriptors()
+def _no_resources_left() -> Iterator[None]:
     yield
     gc.collect()
     provider = get_provider("soft")
     assert not provider.runtime.in_use  # type: ignore[attr-defined]
     assert len(provider.host.mux) == 0  # type: ignore[attr-defined]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_descriptors_left() -> Iterator[None]:
+    before = descriptors()
+    yield
     deadline = time.monotonic() + 2
     while descriptors() - before and time.monotonic() < deadline:
         threading.Event().wait(0.005)  # the helper thread closes its own
@@ -77,7 +82,7 @@ def test_both_sides_know_the_peer_address(host: str) -> None:
 
 
 @pytest.mark.parametrize("any_host", ["", None])
-def test_addresses_of_both_families(any_host: str | None) -> None:
+def test_wildcard_listener_accepts_both_families(any_host: str | None) -> None:
     with listen((any_host, 0)) as listener:  # type: ignore[arg-type]
         for host in ("127.0.0.1", "::1"):
             with accepting(listener) as accepted:
@@ -87,7 +92,7 @@ def test_addresses_of_both_families(any_host: str | None) -> None:
                 assert passive.recv(20) == host.encode()
 
 
-def test_host_name_with_addresses_of_both_families(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connect_tries_the_next_address_of_a_name_after_a_rejection(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = [
         (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", 0, 0, 0)),
         (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0)),
@@ -95,7 +100,7 @@ def test_host_name_with_addresses_of_both_families(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(
         socket, "getaddrinfo", lambda host, port, *more: [(*a[:4], (a[4][0], int(port))) for a in answers]
     )
-    with listen(("127.0.0.1", 0)) as listener:  # nobody listens on the first
+    with listen(("127.0.0.1", 0)) as listener:  # nothing listens on ::1
         with accepting(listener) as accepted:
             started = time.monotonic()
             active = connect(("storage-7", listener.port), timeout=20)
@@ -112,7 +117,7 @@ def test_host_name_with_addresses_of_both_families(monkeypatch: pytest.MonkeyPat
         assert "127.0.0.1" in notes[1]
 
 
-def test_connect_to_a_resolved_address() -> None:
+def test_connect_accepts_results_of_getaddrinfo() -> None:
     with listen(("127.0.0.1", 0)) as listener:
         infos = rdmacm.getaddrinfo("127.0.0.1", listener.port, port_space=rdmacm.PortSpace.TCP)
         for address in (infos, infos[0]):
@@ -122,7 +127,7 @@ def test_connect_to_a_resolved_address() -> None:
             accepted[0].close()
 
 
-def test_rejections() -> None:
+def test_rejection_raises_with_reason_and_private_data() -> None:
     with listen(("127.0.0.1", 0)) as listener:
 
         def refuse() -> None:
@@ -143,7 +148,7 @@ def test_rejections() -> None:
     assert isinstance(caught.value, ConnectionRefusedError)
 
 
-def test_inspect_and_accept_a_request() -> None:
+def test_request_can_be_inspected_and_accepted() -> None:
     with listen(("127.0.0.1", 0)) as listener:
         conns = []
         with in_thread(lambda: conns.append(listener.get_request(20).accept(b"yes", timeout=20))):
@@ -165,7 +170,7 @@ def test_connect_and_accept_time_out() -> None:
             listener.get_request(timeout=0) and listener.accept(timeout=0.01)
 
 
-def test_invalid_arguments() -> None:
+def test_invalid_arguments_raise() -> None:
     with pytest.raises(AttributeError, match="no_such_name"):
         rdmacm.no_such_name  # noqa: B018
     with pytest.raises(GaiError):
@@ -179,7 +184,7 @@ def test_invalid_arguments() -> None:
     with pytest.raises(RdmaError, match="not an address for a reliable connection"):
         connect(AddrInfo(dst_addr=("127.0.0.1", 1), qp_type=rdmacm.QPType.UD, port_space=rdmacm.PortSpace.UDP))
     with listen(("127.0.0.1", 0)) as listener:
-        with pytest.raises(RdmaError, match="up to 196 bytes of private data"):
+        with pytest.raises(RdmaError, match="carries up to 196 bytes of private data, not 197"):
             listener.accept(0, private_data=bytes(197))
         with pytest.raises(RdmaError) as caught:
             listen(("127.0.0.1", listener.port))
@@ -225,7 +230,7 @@ def test_unclosed_objects_warn_and_are_released() -> None:
 # -- messages -----------------------------------------------------------------------------------------------
 
 
-def test_messages_of_all_sizes() -> None:
+def test_messages_of_all_sizes_arrive() -> None:
     with connected(depth=4, max_message=10_000) as (active, passive):
         for data in (b"", b"x", bytes(256), bytes(257), bytearray(b"y" * 10_000), memoryview(b"zz")):
             active.send(data, timeout=20)
@@ -305,7 +310,7 @@ def test_recv_times_out() -> None:
         assert active.recv(20) == b"late"
 
 
-# -- the end ------------------------------------------------------------------------------------------------
+# -- disconnecting ------------------------------------------------------------------------------------------------
 
 
 def test_data_sent_before_disconnect_arrives() -> None:
@@ -375,7 +380,7 @@ def test_close_wakes_a_sender_and_an_accepter() -> None:
 CHILD = """
 import signal, sys
 from rdmacm import connect
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background begins without
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore SIGINT
 with connect(("127.0.0.1", int(sys.argv[1])), timeout=20) as conn:
     conn.send(b"I am here")
     for message in conn:
@@ -390,7 +395,7 @@ def test_forked_child_leaves_the_connection_alone() -> None:
         child = os.fork()
         if not child:
             try:
-                # As the garbage collector releases them: closing them would be an error of the child.
+                # As garbage collection would: close() raises in the child.
                 active._core.release()
                 passive._core.release()
             finally:
@@ -401,7 +406,7 @@ def test_forked_child_leaves_the_connection_alone() -> None:
         assert active.recv(20) == b"after"
 
 
-def test_peer_in_another_process() -> None:
+def test_peers_in_two_processes_exchange_messages() -> None:
     with listen(("127.0.0.1", 0)) as listener:
         child = subprocess.Popen([sys.executable, "-c", CHILD, str(listener.port)], env=python_environment())
         try:
@@ -417,9 +422,9 @@ def test_peer_in_another_process() -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_peer_killed_during_recv(how: signal.Signals) -> None:
+def test_recv_fails_when_the_peer_is_killed(how: signal.Signals) -> None:
     with listen(("127.0.0.1", 0), keepalive=0.05) as listener:
-        listener.id.set_option(OptionLevel.ID, IdOption.ACK_TIMEOUT, 10)  # 4 ms, and seven times more
+        listener.id.set_option(OptionLevel.ID, IdOption.ACK_TIMEOUT, 10)  # 4 ms, retried seven times
         child = subprocess.Popen(
             [sys.executable, "-c", CHILD, str(listener.port)], env=python_environment(), stderr=subprocess.DEVNULL
         )
@@ -427,7 +432,7 @@ def test_peer_killed_during_recv(how: signal.Signals) -> None:
             with listener.accept(20) as conn:
                 assert conn.recv(20) == b"I am here"
                 with pytest.raises(CmTimeoutError):
-                    conn.recv(0.2)  # a few signs of life
+                    conn.recv(0.2)  # a few keepalives
                 child.send_signal(how)
                 with pytest.raises(CmDisconnectedError):
                     conn.recv(20)
@@ -436,10 +441,10 @@ def test_peer_killed_during_recv(how: signal.Signals) -> None:
             child.wait()
 
 
-# -- the peer's memory --------------------------------------------------------------------------------------
+# -- remote memory ------------------------------------------------------------------------------------------
 
 
-def test_remote_reads_and_writes() -> None:
+def test_peer_memory_is_read_and_written() -> None:
     with connected() as (active, passive):
         memory = bytearray(1 << 20)
         region = passive.register(memory, remote_read=True, remote_write=True, remote_atomic=True)
@@ -470,7 +475,7 @@ def test_remote_reads_and_writes() -> None:
         assert memory[:4] == b"look"
 
 
-def test_atomics() -> None:
+def test_atomics_change_peer_memory() -> None:
     with connected() as (active, passive):
         memory = bytearray(64)
         region = passive.register(memory, remote_atomic=True)
@@ -486,7 +491,7 @@ def test_atomics() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["key", "range", "permission", "closed"])
-def test_forbidden_remote_access(wrong: str) -> None:
+def test_forbidden_remote_access_ends_the_connection(wrong: str) -> None:
     with connected() as (active, passive):
         region = passive.register(bytearray(100), remote_read=True, remote_write=wrong != "permission")
         remote = region.remote
@@ -530,7 +535,7 @@ def test_local_errors_are_raised_before_sending() -> None:
         assert passive.recv(20) == b"still there"
 
 
-def test_remote_regions_in_messages() -> None:
+def test_remote_region_is_packed_and_sliced() -> None:
     remote = RemoteRegion(0x7F0000001000, 0x1234, 100)
     assert remote.pack() == bytes.fromhex("00007f0000001000 00001234 00000064")
     assert RemoteRegion.unpack(remote.pack() + b"more") == remote
@@ -552,7 +557,7 @@ def test_timed_out_operation_releases_the_buffer() -> None:
         data = bytearray(1000)
         active.send(b"fills the only buffer", timeout=20)
         with pytest.raises(CmTimeoutError):
-            active.send(bytes(1000), timeout=0.02)  # of what cannot change: it may still arrive
+            active.send(bytes(1000), timeout=0.02)  # immutable data, which may still arrive
         assert passive.recv(20) == b"fills the only buffer"
         assert passive.recv(20) == bytes(1000)
         active.send(b"fills it again", timeout=20)

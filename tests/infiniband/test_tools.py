@@ -45,11 +45,15 @@ def test_sa_services_shows_a_listeners_service(fabric: SimulatedFabric, gid: str
 
 
 def test_devices_shows_the_port_and_its_gid(on_a: Run) -> None:
-    ports, gids = on_a("devices").out.split("\n\n")
+    ports, *gids = on_a("devices").out.split("\n\n")
     (port,) = (line.split() for line in ports.splitlines() if line.startswith("HostA"))
-    assert (port[:5], port[-1]) == (["HostA", "1", "ACTIVE", "InfiniBand", "2048"], "0xffff")
-    (row,) = (line.split() for line in gids.splitlines() if line.startswith("HostA"))
-    assert row == ["HostA", "1", "0", "fe80::10:3", "IB", "-", "-"]
+    assert (port[:4], port[-1]) == (["HostA/1", "ACTIVE", "InfiniBand", "2048"], "0xffff")
+    (table,) = (each for each in gids if each.startswith("HostA"))
+    assert [line.split() for line in table.splitlines()] == [
+        ["HostA/1"],  # and no interface
+        ["INDEX", "GID", "TYPE", "IPV4"],
+        ["0", "fe80::10:3", "IB", "-"],
+    ]
 
 
 def test_resolve_shows_device_and_lids_of_a_gid(on_a: Run, gid: str) -> None:

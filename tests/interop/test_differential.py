@@ -27,6 +27,7 @@ from interop.differential import (
     PASSIVE,
     RC,
     SA,
+    SERVICES,
     TCP,
     UC,
     UD,
@@ -43,7 +44,7 @@ from interop.machine.run import Machine
 KNOWN_FLAGS = PASSIVE | NUMERICHOST | NOROUTE | FAMILY | SA | DNS
 KNOWN_QP_TYPES = {0, RC, UC, UD, 8, XRC_SEND, XRC_RECV, 0xFF}
 KNOWN_SPACES = {0, IPOIB, TCP, UDP, IB}
-BADFLAGS, NONAME, EAI_FAMILY, QPTYPE, SERVICE, ADDRFAMILY = -1, -2, -6, -7, -8, -9
+BADFLAGS, NONAME, NODATA, EAI_FAMILY, QPTYPE, SERVICE, ADDRFAMILY = -1, -2, -5, -6, -7, -8, -9
 ALL_ONES = 0xFFFFFFFFFFFFFFFF
 
 
@@ -67,11 +68,33 @@ class Question:
         return bool(self.flags & PASSIVE)
 
     @property
+    def own_address(self) -> list[Any] | None:
+        """The address in the hints that a service without a node belongs to."""
+        return self.src_addr if self.passive else self.dst_addr  # type: ignore[no-any-return]
+
+    @property
+    def own_end(self) -> bool:
+        """Whether the hints have an address or a route for a service without a node."""
+        if self.node is not None or self.service is None:
+            return False
+        return bool(self.own_address or (self.route and (self.passive or not self.src_addr)))
+
+    @property
+    def source_family(self) -> int:
+        """The IP family of the hints' source, which a node has to have too; 0 for none."""
+        return _family(self.src_addr) if self.src_addr and self.src_addr[0] != "ib" else 0
+
+    @property
     def wants_gid(self) -> bool:
         return self.family == AF_IB and bool(self.flags & FAMILY)
 
 
 rule = Rules("differential", lambda question: Question(**question))
+
+
+def _scope(part: Any) -> Any:
+    """A part of a question's address as in answers, which have the number of an interface."""
+    return Matching("the number of va", lambda number: isinstance(number, int) and number > 0) if part == "va" else part
 
 
 def changed(answer: Json, **fields: Any) -> Json:
@@ -113,6 +136,15 @@ def _(q: Question, c: Json) -> Any:
     if not stream and not (q.qp_type == UD and q.port_space == TCP):
         return None
     return {"eai": QPTYPE} if q.alone or q.node == "*" or q.service == "*" else None
+
+
+@rule("source, destination and family of the hints that are not of one family", last=True)
+def _(q: Question, c: Json) -> Any:
+    ends = [q.src_addr, None if q.passive else q.dst_addr]
+    families = {q.family or None, *(_family(end) if end else None for end in ends)} - {None}
+    if c.get("eai") in (EAI_FAMILY, QPTYPE):
+        return None
+    return {"eai": ADDRFAMILY} if len(families) > 1 else None
 
 
 @rule("RAI_SA: with a node, with RAI_DNS; without a service; no InfiniBand port", last=True)
@@ -173,14 +205,6 @@ def _(q: Question, c: Json) -> Any:
     return changed(c, dst_addr=None) if q.alone and q.passive and q.dst_addr else None
 
 
-@rule("addresses in the hints of another family than the hints'", last=True)
-def _(q: Question, c: Json) -> Any:
-    if not q.alone or not q.family:
-        return None
-    known = q.src_addr if q.passive or not q.dst_addr else q.dst_addr
-    return {"eai": ADDRFAMILY} if _family(known) != q.family else None
-
-
 @rule("addresses only in the hints")
 def _(q: Question, c: Json) -> Any:
     if not q.alone:
@@ -192,6 +216,27 @@ def _(q: Question, c: Json) -> Any:
 # -- names ----------------------------------------------------------------------------------------------
 
 
+@rule("the hints' source and the node are not of one family", last=True)
+def _(q: Question, c: Json) -> Any:
+    if c.get("eai") in (EAI_FAMILY, QPTYPE) or q.alone or q.own_end or q.wants_gid or not q.src_addr:
+        return None
+    return {"eai": ADDRFAMILY} if _family(q.src_addr) == AF_IB and q.node is not None else None
+
+
+@rule("a service without a node, active, with only a source in the hints", last=True)
+def _(q: Question, c: Json) -> Any:
+    if c.get("eai") in (EAI_FAMILY, QPTYPE) or q.alone or q.own_end or q.wants_gid or not q.src_addr:
+        return None
+    return {"eai": ADDRFAMILY} if _family(q.src_addr) == AF_IB else None
+
+
+@rule("a service without a node, with an address or route in the hints", last=True)
+def _(q: Question, c: Json) -> Any:
+    if not q.own_end or c.get("eai") in (EAI_FAMILY, QPTYPE):
+        return None
+    return {"eai": ADDRFAMILY} if not q.own_address and q.family not in (0, AF_IB) else None
+
+
 @rule("a port above 65535 or below 0", last=True)
 def _(q: Question, c: Json) -> Any:
     if c.get("eai") in (EAI_FAMILY, QPTYPE) or not re.fullmatch(r"[ \t-\r]*[+-]?[0-9]+", q.service or ""):
@@ -201,7 +246,54 @@ def _(q: Question, c: Json) -> Any:
 
 @rule("node or service `*`", last=True)
 def _(q: Question, c: Json) -> Any:
-    return {"eai": SERVICE} if q.service == "*" else {"eai": NONAME} if q.node == "*" else None
+    return {"eai": NONAME} if q.service == "*" or q.node == "*" else None
+
+
+def _is_service(service: str | None) -> bool:
+    """Whether our services(5) has a service for any protocol."""
+    return any(service in (name, *aliases) for name, _, *aliases in map(str.split, SERVICES.splitlines()))
+
+
+@rule("an unknown service", last=True)
+def _(q: Question, c: Json) -> Any:
+    return {"eai": NONAME} if c.get("eai") == SERVICE and not _is_service(q.service) else None
+
+
+@rule("a service without a node, with an address or route in the hints")
+def _(q: Question, c: Json) -> Any:
+    if not q.own_end or "entries" not in c:
+        return None
+    entry = c["entries"][0]
+    found = entry["src_addr"] if q.passive else entry["dst_addr"]
+    port = found[2] & 0xFFFF if found[0] == "ib" else found[1]
+    space = q.port_space or (0 if q.own_address or (q.passive and q.src_addr) else IB) or entry["port_space"]
+    space = space or (UDP if entry["qp_type"] == UD else TCP)
+    sid, mask = (space << 16) + port, ALL_ONES if port else ALL_ONES & ~0xFFFF
+
+    def at_port(address: list[Any]) -> list[Any]:
+        if address[0] == "ib":
+            return [*address[:2], sid, mask, *address[4:]]
+        host, _, *scope = address
+        return [host, port, *(_scope(each) for each in scope)]
+
+    source: Any = q.src_addr
+    destination: Any = None if q.passive else q.dst_addr
+    if not q.own_address:
+        ends = [["ib", f"::ffff:10.0.0.{host}", space << 16, ALL_ONES & ~0xFFFF, 0xFFFF, 0, 0] for host in (1, 2)]
+        source, destination = ends[0], None if q.passive else ends[1]
+    if q.passive:
+        source = at_port(source)
+    else:
+        destination = at_port(destination)
+        source = None if source is None else [_scope(each) for each in source] if source[0] != "ib" else source
+    return changed(
+        c,
+        family=_family(destination or source),
+        port_space=space,
+        src_addr=source,
+        dst_addr=destination,
+        route=_paths(q),
+    )
 
 
 def _named(node: str | None) -> list[tuple[str, str]]:
@@ -211,6 +303,52 @@ def _named(node: str | None) -> list[tuple[str, str]]:
     if wanted.isdecimal():  # parsed as a number before it is looked up
         return []
     return [(ip, names[0]) for ip, *names in lines if wanted in map(str.lower, names)]
+
+
+def _of_source_family(q: Question, c: Json) -> list[Any] | None:
+    """The addresses of the node in the family of the hints' source; None if C's answer has that family already."""
+    if "entries" not in c or q.alone or q.own_end or q.family or not q.source_family:
+        return None
+    found = c["entries"][0]["src_addr" if q.passive else "dst_addr"]
+    if _family(found) == q.source_family:
+        return None
+    named = [ip for ip, _ in _named(q.node)] if not q.flags & NUMERICHOST else []
+    if q.node is None:
+        named = ["127.0.0.1", "::1"]
+    if not named:  # numeric: only an IPv4-mapped address has a form in the other family
+        named = [found[0]]
+    if q.source_family == AF_INET:
+        return [[ip.removeprefix("::ffff:"), found[1]] for ip in named if ":" not in ip.removeprefix("::ffff:")]
+    return [[ip, found[1], 0, 0] for ip in named if ":" in ip]
+
+
+@rule("the hints' source and the node are not of one family", last=True)
+def _(q: Question, c: Json) -> Any:
+    return {"eai": ADDRFAMILY} if _of_source_family(q, c) == [] else None
+
+
+@rule("the hints' source and the node are not of one family")
+def _(q: Question, c: Json) -> Any:
+    """getaddrinfo(3) does not look at the scope of an IPv6 address when it is asked for IPv4."""
+    if c.get("eai") != NONAME or q.family or q.source_family != AF_INET or ":" not in (q.node or ""):
+        return None
+    return {"eai": Matching("EAI_NONAME or EAI_ADDRFAMILY", lambda code: code in (NONAME, ADDRFAMILY))}
+
+
+@rule("the hints' source and the node are not of one family")
+def _(q: Question, c: Json) -> Any:
+    addresses = _of_source_family(q, c)
+    if addresses is None or q.node is None:
+        return None
+    return changed(c, family=q.source_family, **{"src_addr" if q.passive else "dst_addr": addresses[0]})
+
+
+@rule("a service without a node, active, with only a source in the hints")
+def _(q: Question, c: Json) -> Any:
+    addresses = _of_source_family(q, c)
+    if addresses is None or q.node is not None:
+        return None
+    return changed(c, family=q.source_family, dst_addr=addresses[0])
 
 
 @rule("RAI_FAMILY with AF_IB and an IPv4 node", last=True)
@@ -239,14 +377,24 @@ def _(q: Question, c: Json) -> Any:
     known = bool(_named(encoded)) or encoded.isdecimal()
 
     def as_encoded(ours: Json) -> bool:
-        return ours in ({"eai": NONAME}, c) or (known and "entries" in ours)
+        return ours in ({"eai": NONAME}, c) or (known and ("entries" in ours or ours == {"eai": ADDRFAMILY}))
 
     return Matching(f"the answer for {encoded}", as_encoded)
 
 
+@rule("a name that only has addresses of another family", last=True)
+def _(q: Question, c: Json) -> Any:
+    is_name = any("%" not in ip for ip, _ in _named(q.node)) and not q.flags & NUMERICHOST
+    return (
+        {"eai": ADDRFAMILY}
+        if is_name and q.family in (AF_INET, AF_INET6) and c.get("eai") in (NONAME, NODATA)
+        else None
+    )
+
+
 @rule("RAI_FAMILY with AF_IB")
 def _(q: Question, c: Json) -> Any:
-    if not q.wants_gid or q.alone or "entries" not in c:
+    if not q.wants_gid or q.alone or q.own_end or "entries" not in c:
         return None
     side = "src_addr" if q.passive else "dst_addr"
     found, space = c["entries"][0][side], c["entries"][0]["port_space"]
@@ -256,7 +404,7 @@ def _(q: Question, c: Json) -> Any:
         port = found[2] & 0xFFFF if found[0] == "ib" else found[1]
         ips = ["::" if q.passive else "::1"] if q.node is None else [ip for ip, _ in _named(q.node) if ":" in ip]
         if not ips:
-            return {"eai": NONAME}  # getaddrinfo(3) asked for IPv6
+            return {"eai": ADDRFAMILY}
         found = [ips[0], port, 0, 0]
     host, port, flow, scope = found
     mask = ALL_ONES if port else ALL_ONES & ~0xFFFF
@@ -265,7 +413,7 @@ def _(q: Question, c: Json) -> Any:
 
 @rule("a route in the hints beside a destination")
 def _(q: Question, c: Json) -> Any:
-    if "entries" not in c or not q.route or (q.passive and not q.alone):
+    if q.own_end or "entries" not in c or not q.route or (q.passive and not q.alone):
         return None
     return changed(c, route=_paths(q))
 
@@ -308,13 +456,14 @@ def _(q: Question, c: Json) -> Any:
 
 @rule("results")
 def _(q: Question, c: Json) -> Any:
-    if "entries" not in c or q.alone:
+    if "entries" not in c or q.alone or q.own_end:
         return None
     ips = {ip for ip, _ in _named(q.node)}
     if q.node is None:
         ips = {"0.0.0.0", "::"} if q.passive else {"127.0.0.1", "::1"}
-    if q.wants_gid or q.family in (AF_INET, AF_INET6):
-        ips = {ip for ip in ips if (":" in ip) == (q.family != AF_INET)}
+    family = q.family if q.wants_gid or q.family in (AF_INET, AF_INET6) else q.source_family
+    if family:
+        ips = {ip for ip in ips if (":" in ip) == (family != AF_INET)}
     ips = {ip.partition("%")[0] for ip in ips}
     if len(ips) < 2:
         return None

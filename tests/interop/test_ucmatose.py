@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -41,7 +42,10 @@ def test_librdmacms_client_exchanges_messages_with_our_server(guest: Guest, fami
     assert done.status == 0, done.output
     migrating = [MIGRATING] if "-m" in arguments else []
     expected = [*CLIENT, "data transfers complete", *migrating, *COMPLETE, *server_lines(arguments)]
-    assert done.output.splitlines() == expected
+    lines = done.output.splitlines()
+    # On standard error; librdmacm's server prints nothing about its address.
+    assert re.fullmatch(r"rdmacm: listening on \S+:7471, device \S+", lines.pop(expected.index(SERVER[0]) + 1))
+    assert lines == expected
 
 
 @pytest.mark.cell(ROW, "active")
@@ -57,7 +61,9 @@ def test_our_client_exchanges_messages_with_librdmacms_server(guest: Guest, fami
         180,
     )
     assert done.status == 0, done.output
-    summary, _, said = done.output.partition("\n}\n")
+    # On a slow machine a line on standard error may say that the client waits.
+    output = re.sub(r"^rdmacm: waiting for .*\n", "", done.output, flags=re.MULTILINE)
+    summary, _, said = output.partition("\n}\n")
     found = json.loads(summary + "}")
     moved = found["connections"] * found["messages"] * found["size"]
     assert moved == {"": 1000, "-P ib -C 1": 100, "-c 100 -C 2 -m": 20_000, "-C 20 -S 65536": 1_310_720}[arguments]

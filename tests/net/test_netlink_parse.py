@@ -1,4 +1,4 @@
-"""rtnetlink messages that do not add up: dropped, never an exception, never a loop."""
+"""Malformed rtnetlink messages are dropped, without an exception and without an endless loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rdmacm.address import Gid
 from rdmacm.net import NeighbourState, netlink
 from rdmacm.proto.ipoib import IpoibAddress, broadcast_gid
 
-# The parsers are private: the public calls read from the kernel, which sends nothing that is malformed.
+# The parsers are private: the public calls read from the kernel, which sends no malformed messages.
 BODIES = st.binary(max_size=200)
 
 
@@ -24,7 +24,7 @@ def attribute(kind: int, value: bytes) -> bytes:
 
 
 @given(BODIES)
-def test_arbitrary_bytes(body: bytes) -> None:
+def test_arbitrary_bytes_do_not_raise(body: bytes) -> None:
     view = memoryview(body)
     for kind, sequence, inner in netlink._messages(view):
         assert 0 <= kind <= 0xFFFF
@@ -34,7 +34,7 @@ def test_arbitrary_bytes(body: bytes) -> None:
     netlink._parse_address(view)
     netlink._parse_neighbour(view)
     if len(body) >= 12:
-        with contextlib.suppress(OSError):  # a route that refuses
+        with contextlib.suppress(OSError):  # a route of type unreachable, prohibit or blackhole
             assert netlink._parse_route(view, b"\0\0\0\0").kind
 
 
@@ -42,7 +42,7 @@ def test_arbitrary_bytes(body: bytes) -> None:
     st.lists(st.tuples(st.sampled_from([1, 2, 3, 4, 5, 7, 8, 10, 15, 18]), st.binary(max_size=12)), max_size=8),
     st.integers(0, 9),
 )
-def test_arbitrary_attributes(attributes: list[tuple[int, bytes]], cut: int) -> None:
+def test_arbitrary_attributes_do_not_raise(attributes: list[tuple[int, bytes]], cut: int) -> None:
     tail = b"".join(attribute(kind, value) for kind, value in attributes)
     tail = tail[: len(tail) - cut] if cut else tail
     for head, parse in (
@@ -54,7 +54,7 @@ def test_arbitrary_attributes(attributes: list[tuple[int, bytes]], cut: int) -> 
     netlink._parse_route(memoryview(bytes(12) + tail), b"\0\0\0\0")
 
 
-def test_route_with_every_attribute() -> None:
+def test_route_attributes_are_parsed() -> None:
     metrics = attribute(2, struct.pack("=I", 1400)) + attribute(10, struct.pack("=I", 33))
     body = struct.pack("=BBBBBBBBI", AF_INET, 24, 0, 0, 254, 3, 0, 1, 0) + b"".join(
         [

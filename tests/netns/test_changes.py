@@ -577,6 +577,7 @@ class TestGidTable:
             assert verbs.query_gid(1, row.gid_index) == wanted
             net.a.ip("address", "del", "fd07::12/64", "dev", "va")
             with pytest.raises(RdmaError) as caught:
-                verbs.query_gid(1, row.gid_index)
+                verbs.query_gid_ex(1, row.gid_index)
             assert caught.value.errno == errno.ENODATA
+            assert verbs.query_gid(1, row.gid_index) == Gid()
             no_event(channel)

@@ -13,8 +13,8 @@ from rdmacm.progress.runtime import Runtime
 from rdmacm.testing import VirtualClock
 
 
-class Nothing:
-    """A driver without input and output."""
+class IdleDriver:
+    """A driver that does no I/O."""
 
     def filenos(self) -> tuple[int, ...]:
         return ()
@@ -33,11 +33,11 @@ class Nothing:
 
 def make_runtime(clock: VirtualClock | None = None) -> Runtime:
     runtime = Runtime() if clock is None else Runtime(clock)
-    runtime.attach(Nothing())
+    runtime.attach(IdleDriver())
     return runtime
 
 
-def test_timers_fire_in_the_order_of_their_deadlines() -> None:
+def test_timers_fire_in_deadline_order() -> None:
     clock = VirtualClock(0.0)
     runtime, fired = make_runtime(clock), list[tuple[str, float]]()
 
@@ -52,7 +52,7 @@ def test_timers_fire_in_the_order_of_their_deadlines() -> None:
     assert runtime.next_deadline() == 3.0
 
 
-def test_a_timer_that_a_callback_adds_waits_for_the_next_time() -> None:
+def test_timer_added_by_a_callback_fires_in_the_next_round() -> None:
     clock = VirtualClock(0.0)
     runtime, fired = make_runtime(clock), list[float]()
 
@@ -67,7 +67,7 @@ def test_a_timer_that_a_callback_adds_waits_for_the_next_time() -> None:
     assert runtime.next_deadline() == 1.0
 
 
-def test_a_timer_can_be_cancelled_by_the_callback_of_another() -> None:
+def test_callback_can_cancel_another_timer() -> None:
     clock = VirtualClock(0.0)
     runtime, fired = make_runtime(clock), list[str]()
     runtime.call_at(1.0, lambda _: second.cancel())
@@ -78,16 +78,17 @@ def test_a_timer_can_be_cancelled_by_the_callback_of_another() -> None:
     assert runtime.next_deadline() is None
 
 
-def test_cancelled_timers_take_up_no_memory() -> None:
+def test_cancelled_timers_are_removed() -> None:
     runtime = make_runtime(VirtualClock(0.0))
     for number in range(10_000):
         runtime.call_at(1000.0 + number, lambda _: None).cancel()
+    # The private heap: cancelled timers have no effect except memory.
     assert len(runtime._timers._heap) < 100
     assert runtime.next_deadline() is None
 
 
-@pytest.mark.skipif(not hasattr(select, "epoll"), reason="elsewhere a descriptor has no timer")
-def test_a_descriptor_is_not_readable_for_ever_after_a_cancelled_timer() -> None:
+@pytest.mark.skipif(not hasattr(select, "epoll"), reason="descriptors have a timer only with epoll")
+def test_progress_clears_the_readiness_of_a_cancelled_timer() -> None:
     runtime = make_runtime()
     pollable = runtime.pollable()
     with runtime.lock:
@@ -97,7 +98,7 @@ def test_a_descriptor_is_not_readable_for_ever_after_a_cancelled_timer() -> None
         assert runtime.next_deadline() is None
     poll = select.poll()
     poll.register(fd, select.POLLIN)
-    assert poll.poll(5000), "the descriptor was set for the cancelled timer"
+    assert poll.poll(5000), "the descriptor was armed for the cancelled timer"
     with runtime.lock:
         runtime.progress()
     assert not poll.poll(0)

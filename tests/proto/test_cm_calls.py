@@ -1,7 +1,8 @@
-"""The communication manager's calls: from request to timewait, rejection, giving up, datagrams."""
+"""Calls of the CM agent: connecting and disconnecting, rejection, timeouts, SIDR."""
 
 from __future__ import annotations
 
+import errno
 import random
 from collections import Counter
 from itertools import pairwise
@@ -17,6 +18,7 @@ from rdmacm.proto.cm.events import (
     ConnectRequest,
     Disconnected,
     DisconnectRequested,
+    NetworkError,
     Rejected,
     SidrReply,
     SidrRequest,
@@ -41,12 +43,12 @@ from rdmacm.proto.cm.timeouts import ack_timeout, seconds
 from rdmacm.proto.mad import Mad
 from support.cm import GUIDS, PEER, PEER_GUID, SERVICE, Pair, Scripted, established, opened, reply, request
 
-# -- times ------------------------------------------------------------------------------------------------------
+# -- encodings --------------------------------------------------------------------------------------------------
 
 
-def test_timeout_encodings() -> None:
+def test_timeouts_are_encoded_as_powers_of_two() -> None:
     assert [seconds(x) for x in (0, 8, 16, 19, 20, 24)] == [0.001, 0.001, 0.256, 2.048, 4.096, 65.536]
-    assert seconds(31) == seconds(24), "a stranger could ask for two hours"
+    assert seconds(31) == seconds(24), "capped, because a peer could ask for two hours"
     assert ack_timeout(15, 18) == 19
     assert ack_timeout(15, 16) == 17
     assert [ack_timeout(d, 14) for d in (0, 13, 14, 15, 16, 17, 31)] == [15, 15, 16, 16, 17, 17, 31]
@@ -55,7 +57,7 @@ def test_timeout_encodings() -> None:
 # -- from request to timewait -------------------------------------------------------------------------------------
 
 
-def test_connect_and_disconnect() -> None:
+def test_active_side_connects_and_disconnects() -> None:
     pair, active, passive = established()
     assert pair.sent() == ["0:REQ", "1:REP", "0:RTU"]
     req, rep, rtu = (message for _, message in pair.log)
@@ -86,7 +88,7 @@ def test_connect_and_disconnect() -> None:
     assert pair.is_empty()
 
 
-def test_the_passive_side_disconnects() -> None:
+def test_passive_side_disconnects() -> None:
     pair, active, passive = established()
     pair.agents[1].disconnect(passive, pair.now)
     pair.run()
@@ -98,7 +100,7 @@ def test_the_passive_side_disconnects() -> None:
     assert pair.is_empty()
 
 
-def test_simultaneous_disconnect() -> None:
+def test_simultaneous_disconnect_ends_both_sides() -> None:
     pair, active, passive = established()
     pair.agents[0].disconnect(active, pair.now)
     pair.agents[1].disconnect(passive, pair.now)
@@ -124,7 +126,7 @@ def test_private_data_is_delivered() -> None:
     assert [message.private_data.rstrip(b"\0") for _, message in pair.log] == [b"req", b"rep", b"rtu", b"dreq", b"drep"]
 
 
-def test_transaction_ids_of_a_handshake() -> None:
+def test_replies_repeat_the_transaction_id_of_their_request() -> None:
     peer = Scripted()
     peer.agent.listen(SERVICE)
     peer.say(request(local_comm_id=1), tid=0xABCDEF0123456789)
@@ -146,7 +148,7 @@ def test_transaction_ids_of_a_handshake() -> None:
     assert rtu == req != dreq
 
 
-def test_data_replaces_a_lost_rtu() -> None:
+def test_establish_replaces_a_lost_rtu() -> None:
     pair = Pair(fate=lambda message: [] if isinstance(message, RTU) else [0.001])
     pair.agents[1].listen(SERVICE)
     pair.connect()
@@ -167,26 +169,26 @@ def test_communication_ids_are_random_and_unique() -> None:
     assert len(set(ids)) == len({mad.transaction_id for mad in mads}) == 1000
     for numbers, bits in ((ids, 32), ([mad.transaction_id for mad in mads], 64), (psns, 24)):
         steps = Counter(b - a for a, b in pairwise(numbers))
-        assert steps.most_common(1)[0][1] < 3, "no counter"
+        assert steps.most_common(1)[0][1] < 3, "the numbers are not a counter"
         assert max(numbers) > 1 << bits - 1
 
 
 def test_communication_id_in_use_is_not_reused() -> None:
-    class Stuck:
+    class RepeatingNumbers:
         def __init__(self) -> None:
             self.answers = [0, 5, 5, 1, 2, 5, 6, 3, 4]
 
         def getrandbits(self, k: int, /) -> int:
             return self.answers.pop(0) if k == 32 else 0
 
-    numbers = Stuck()
+    numbers = RepeatingNumbers()
     peer = Scripted(numbers)
     assert peer.agent.connect("peer", request(), 0.0) == 5
     numbers.answers = [0, 5, 5, 6, 1]
     assert peer.agent.connect("peer", request(), 0.0) == 6
 
 
-def test_connection_attributes() -> None:
+def test_connection_knows_its_messages_and_its_peer() -> None:
     pair, active, passive = established()
     ours, theirs = pair.agents[0].connection(active), pair.agents[1].connection(passive)
     assert ours is not None
@@ -206,13 +208,13 @@ def test_timewait_follows_the_peers_ack_delay_and_is_not_extended() -> None:
     peer.agent.send_rtu(active, peer.now)
     peer.agent.disconnect(active, peer.now)
     peer.say(DREQ(PEER, active, 0x11))
-    over = peer.agent.next_deadline()
-    assert over == pytest.approx(peer.now + seconds(20))
+    end_of_timewait = peer.agent.next_deadline()
+    assert end_of_timewait == pytest.approx(peer.now + seconds(20))
     peer.heard()
     peer.now += 1
     peer.say(DREQ(PEER, active, 0x11))
     assert [type(message) for message in peer.heard()] == [DREP]
-    assert peer.agent.next_deadline() == over
+    assert peer.agent.next_deadline() == end_of_timewait
 
 
 def test_rep_after_a_stale_rejection_is_ignored() -> None:
@@ -229,7 +231,7 @@ def test_rep_after_a_stale_rejection_is_ignored() -> None:
 # -- rejection ----------------------------------------------------------------------------------------------------
 
 
-def test_reject_with_private_data() -> None:
+def test_rejection_delivers_private_data() -> None:
     pair = Pair()
     pair.agents[1].listen(SERVICE)
     pair.handlers[ConnectRequest] = lambda p, i, e: p.agents[i].reject(e.comm_id, p.now, private_data=b"no thanks")
@@ -242,7 +244,7 @@ def test_reject_with_private_data() -> None:
     assert pair.is_empty()
 
 
-def test_reject_with_additional_information() -> None:
+def test_rejection_delivers_additional_information() -> None:
     pair = Pair()
     pair.agents[1].listen(SERVICE)
     gid = bytes(range(16))
@@ -264,19 +266,19 @@ def test_active_side_rejects_a_rep() -> None:
     assert pair.is_empty()
 
 
-@pytest.mark.parametrize("thinks", [False, True])
-def test_communication_ids_of_a_rej(thinks: bool) -> None:
-    peer = Scripted(mra_service_timeout=24 if thinks else None)
+@pytest.mark.parametrize("sends_mra", [False, True])
+def test_rej_carries_the_local_id_only_after_an_mra(sends_mra: bool) -> None:
+    peer = Scripted(mra_service_timeout=24 if sends_mra else None)
     peer.agent.listen(SERVICE)
     peer.say(request(local_comm_id=PEER))
     comm_id = peer.only_event().comm_id
     peer.agent.reject(comm_id, peer.now)
     (rej,) = peer.heard()
     assert isinstance(rej, REJ)
-    assert (rej.local_comm_id, rej.message_rejected) == (comm_id if thinks else 0, MessageKind.REQ)
+    assert (rej.local_comm_id, rej.message_rejected) == (comm_id if sends_mra else 0, MessageKind.REQ)
 
 
-def test_no_listener() -> None:
+def test_request_without_listener_is_rejected() -> None:
     pair = Pair()
     active = pair.connect()
     pair.run()
@@ -287,7 +289,7 @@ def test_no_listener() -> None:
     assert pair.is_empty()
 
 
-def test_listeners() -> None:
+def test_request_goes_to_the_most_specific_listener() -> None:
     peer = Scripted()
     wide = peer.agent.listen(0x01060000, mask=0xFFFFFFFFFFFF0000)
     peer.agent.listen(SERVICE)
@@ -307,11 +309,11 @@ def test_listeners() -> None:
     assert peer.agent.listen(0x01060000, mask=0xFFFFFFFFFFFF0000)
 
 
-# -- giving up ----------------------------------------------------------------------------------------------------
+# -- timeouts -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("life", "interval"), [(16, 4.608), (18, 6.144)])
-def test_req_is_never_answered(life: int, interval: float) -> None:
+def test_unanswered_req_times_out(life: int, interval: float) -> None:
     peer = Scripted()
     start = peer.now
     active = peer.agent.connect("peer", request(), peer.now, packet_life_time=life)
@@ -319,7 +321,7 @@ def test_req_is_never_answered(life: int, interval: float) -> None:
     for copy in range(1, 16):
         peer.wait()
         assert peer.now - start == pytest.approx(copy * interval)
-        assert peer.agent.mads_to_send() == sent, "the same bytes again"
+        assert peer.agent.mads_to_send() == sent, "a retransmission has the same bytes"
         assert not peer.agent.events()
     peer.wait()
     assert peer.now - start == pytest.approx(16 * interval)
@@ -328,6 +330,40 @@ def test_req_is_never_answered(life: int, interval: float) -> None:
     assert peer.heard() == [rej]
     assert len(peer.agent) == 0
     assert peer.agent.next_deadline() is None
+
+
+@pytest.mark.parametrize("is_datagram", [False, True])
+def test_network_reports_that_the_request_was_not_delivered(is_datagram: bool) -> None:
+    peer, error = Scripted(), NetworkError(errno.EHOSTUNREACH, b"\x0a\0\0\xfe")
+    if is_datagram:
+        comm_id = peer.agent.sidr_request("peer", SIDR_REQ(SERVICE), peer.now)
+    else:
+        comm_id = peer.agent.connect("peer", request(), peer.now)
+    connection = peer.agent.connection(comm_id)
+    assert connection is not None
+    tid, agent = connection.transaction_id, peer.agent
+    agent.mads_to_send()
+    agent.unreachable(comm_id ^ 1, tid, lambda path: True, error, peer.now)
+    agent.unreachable(comm_id, tid ^ 1, lambda path: True, error, peer.now)
+    agent.unreachable(comm_id, tid, lambda path: path == "another", error, peer.now)
+    assert agent.dropped == {DropReason.UNKNOWN: 1, DropReason.WRONG_REPORT: 1, DropReason.WRONG_PATH: 1}
+    assert not agent.events()
+    agent.unreachable(comm_id, tid, lambda path: path == "peer", error, peer.now)
+    assert agent.events() == [Unreachable(comm_id, error)]
+    assert not peer.heard(), "the peer does not know of the request"
+    assert (len(agent), agent.next_deadline()) == (0, None)
+    agent.unreachable(comm_id, tid, lambda path: True, error, peer.now)
+    assert agent.dropped[DropReason.UNKNOWN] == 2
+
+
+def test_report_about_a_request_of_the_peer_is_ignored() -> None:
+    peer = Scripted()
+    peer.agent.listen(SERVICE)
+    peer.say(request(local_comm_id=PEER, local_ca_guid=PEER_GUID), tid=0x77)
+    comm_id = peer.only_event().comm_id
+    peer.agent.unreachable(comm_id, 0x77, lambda path: True, NetworkError(errno.ECONNREFUSED, b""), peer.now)
+    assert peer.agent.dropped == {DropReason.WRONG_REPORT: 1}
+    assert len(peer.agent) == 1
 
 
 def test_retry_limit_comes_from_the_req() -> None:
@@ -339,7 +375,7 @@ def test_retry_limit_comes_from_the_req() -> None:
     assert peer.now == pytest.approx(1000 + 3 * (2 * 0.256 + 0.256))
 
 
-def test_rtu_never_arrives() -> None:
+def test_rep_without_rtu_times_out() -> None:
     peer = Scripted()
     peer.agent.listen(SERVICE)
     peer.say(request(local_comm_id=PEER, local_ca_guid=PEER_GUID, max_cm_retries=3, local_cm_response_timeout=18))
@@ -372,7 +408,7 @@ def test_req_timeout_rejection_ends_the_request() -> None:
         pair.agents[1].accept(asked.comm_id, reply(), pair.now)
 
 
-def test_dreq_is_never_answered() -> None:
+def test_unanswered_dreq_times_out() -> None:
     pair, active, _ = established()
     pair.fate = lambda message: []
     started = pair.now
@@ -424,7 +460,7 @@ def test_mra_is_sent_for_a_rep() -> None:
     assert pair.kinds(1) == ["ConnectRequest", "Established"]
 
 
-def test_invalid_calls() -> None:
+def test_invalid_calls_raise_and_change_nothing() -> None:
     pair, active, passive = established()
     agent = pair.agents[0]
     with pytest.raises(CmStateError, match=r"accept 0x[0-9a-f]{8}: not possible in state ESTABLISHED"):
@@ -460,14 +496,14 @@ def test_destroy_raises_no_event(side: int) -> None:
 def test_destroy_sends_dreq_without_retransmission() -> None:
     pair, active, _ = established()
     pair.agents[0].disconnect(active, pair.now)
-    assert len(pair.agents[0].mads_to_send()) == 1  # and lost
+    assert len(pair.agents[0].mads_to_send()) == 1  # not delivered
     pair.agents[0].destroy(active, pair.now)
     pair.run()
     assert pair.kinds(1)[-1] == "DisconnectRequested"
     assert pair.is_empty()
 
 
-# -- datagrams -----------------------------------------------------------------------------------------------------
+# -- SIDR ----------------------------------------------------------------------------------------------------------
 
 
 def test_sidr_resolves_a_service() -> None:
@@ -488,7 +524,7 @@ def test_sidr_resolves_a_service() -> None:
 
 
 @pytest.mark.parametrize(("listens", "status"), [(False, SidrStatus.UNSUPPORTED), (True, SidrStatus.REJECT)])
-def test_sidr_unknown_service(listens: bool, status: SidrStatus) -> None:
+def test_sidr_refusal_reports_its_status(listens: bool, status: SidrStatus) -> None:
     pair = Pair()
     if listens:
         pair.agents[1].listen(SERVICE)
@@ -501,7 +537,7 @@ def test_sidr_unknown_service(listens: bool, status: SidrStatus) -> None:
     assert pair.is_empty()
 
 
-def test_sidr_req_is_never_answered() -> None:
+def test_unanswered_sidr_req_times_out() -> None:
     peer = Scripted()
     asked = peer.agent.sidr_request("peer", SIDR_REQ(SERVICE), peer.now)
     for _ in range(16):
@@ -513,7 +549,7 @@ def test_sidr_req_is_never_answered() -> None:
     assert len(peer.agent) == 0
 
 
-def test_duplicate_sidr_req_before_the_reply() -> None:
+def test_duplicate_sidr_req_is_dropped_before_the_reply() -> None:
     peer = Scripted()
     peer.agent.listen(SERVICE, backlog=2)
     for path in ("peer", "peer", "other", "third"):

@@ -1,4 +1,4 @@
-"""The communication manager says what Linux said, byte for byte."""
+"""The CM agent sends the same bytes as Linux in captured handshakes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from support.cm import Scripted, opened
 from support.pcap_cm import mads as captured
 
 
-class Dictated:
-    """A source of the numbers a kernel drew in a capture."""
+class CapturedNumbers:
+    """A random source that returns the numbers a kernel drew in a capture."""
 
     def __init__(self, comm_id: int, psn: int) -> None:
         self.numbers = {32: comm_id, 24: psn}
@@ -31,7 +31,7 @@ def test_passive_side_matches_linux(name: str) -> None:
     req, rep, *_ = (opened(data) for data in wire)
     assert isinstance(req, REQ)
     assert isinstance(rep, REP)
-    agent = Agent(rep.local_ca_guid, Dictated(rep.local_comm_id, rep.starting_psn))
+    agent = Agent(rep.local_ca_guid, CapturedNumbers(rep.local_comm_id, rep.starting_psn))
     agent.listen(req.service_id)
     agent.mad_received(wire[0], "a", 0.0)
     agent.accept(rep.local_comm_id, replace(rep, starting_psn=0, local_comm_id=0, local_ca_guid=0), 0.0)
@@ -46,21 +46,21 @@ def test_passive_side_matches_linux(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["rxe-rping-ipv4.pcap", "rxe-rping-ipv6.pcap"])
 def test_active_side_matches_linux(name: str) -> None:
-    def but_tid(mad: bytes) -> bytes:
+    def without_tid(mad: bytes) -> bytes:
         return mad[:8] + mad[16:]
 
     wire = [data for _, _, data in captured(name)]
     req, rep, *_ = (opened(data) for data in wire)
     assert isinstance(req, REQ)
-    agent = Agent(req.local_ca_guid, Dictated(req.local_comm_id, req.starting_psn))
+    agent = Agent(req.local_ca_guid, CapturedNumbers(req.local_comm_id, req.starting_psn))
     active = agent.connect("b", replace(req, starting_psn=0, local_comm_id=0), 0.0, packet_life_time=18)
     agent.mad_received(wire[1], "b", 0.0)
     agent.send_rtu(active, 0.0)
     agent.disconnect(active, 0.0)
     agent.mad_received(wire[4], "b", 0.0)
-    assert [but_tid(mad) for _, mad in agent.mads_to_send()] == [but_tid(wire[i]) for i in (0, 2, 3)]
+    assert [without_tid(mad) for _, mad in agent.mads_to_send()] == [without_tid(wire[i]) for i in (0, 2, 3)]
     assert agent.events() == [ConnectReply(active, rep), Disconnected(active)]  # type: ignore[arg-type]
-    assert agent.next_deadline() == seconds(19), "of the peer's ack delay and the packet life time"
+    assert agent.next_deadline() == seconds(19), "timewait, from the peer's ACK delay and the packet life time"
 
 
 def test_rejections_match_linux() -> None:

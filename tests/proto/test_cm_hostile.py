@@ -1,4 +1,4 @@
-"""The communication manager against a network that does as it likes, and peers that lie."""
+"""The CM agent on unreliable networks, and with peers that send forged or malformed messages."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ from support.cm import (
 )
 from support.rows import for_each
 
-# -- what a network does -------------------------------------------------------------------------------------------
+# -- loss, duplication and delay -----------------------------------------------------------------------------------
 
 
-def whole_life(pair: Pair) -> None:
-    """Connect, and disconnect a second later."""
+def connect_and_disconnect(pair: Pair) -> None:
+    """Connect, run for 200 seconds, disconnect."""
     pair.agents[1].listen(SERVICE)
     active = pair.connect()
     pair.run(200.0)
@@ -74,7 +74,7 @@ def whole_life(pair: Pair) -> None:
 
 @for_each("times", [1, 3])
 @for_each("kind", [REQ, REP, RTU, DREQ, DREP])
-def test_lost_message(kind: type[Message], times: int) -> None:
+def test_connection_survives_lost_messages(kind: type[Message], times: int) -> None:
     lost: list[Message] = []
 
     def fate(message: Message) -> list[float]:
@@ -84,19 +84,19 @@ def test_lost_message(kind: type[Message], times: int) -> None:
         return [0.001]
 
     pair = Pair(fate=fate)
-    whole_life(pair)
+    connect_and_disconnect(pair)
     assert len(lost) == times
 
 
 @for_each("kind", [REQ, REP, RTU, DREQ, DREP])
 @for_each("later", [0.0, 0.0015, 0.1, 1.0])
-def test_duplicate_message(kind: type[Message], later: float) -> None:
-    whole_life(Pair(fate=lambda message: [0.001, 0.001 + later] if isinstance(message, kind) else [0.001]))
+def test_connection_survives_duplicate_messages(kind: type[Message], later: float) -> None:
+    connect_and_disconnect(Pair(fate=lambda message: [0.001, 0.001 + later] if isinstance(message, kind) else [0.001]))
 
 
 @for_each("slow", [REQ, REP, RTU, DREQ, DREP])
-def test_delayed_message(slow: type[Message]) -> None:
-    whole_life(Pair(fate=lambda message: [5.0] if isinstance(message, slow) else [0.001]))
+def test_connection_survives_delayed_messages(slow: type[Message]) -> None:
+    connect_and_disconnect(Pair(fate=lambda message: [5.0] if isinstance(message, slow) else [0.001]))
 
 
 def test_late_duplicate_req_is_not_a_new_request() -> None:
@@ -114,7 +114,7 @@ def test_late_duplicate_req_is_not_a_new_request() -> None:
 
 def test_new_req_for_a_connected_qp_ends_the_stale_connection() -> None:
     pair, active, passive = established()
-    # The active host restarts: same device, same queue pair number, nothing remembered.
+    # The active host restarts with the same device and queue pair number, but without its connections.
     pair.agents[0] = type(pair.agents[0])(GUIDS[0], random.Random(99))
     again = pair.connect()
     pair.run()
@@ -122,7 +122,7 @@ def test_new_req_for_a_connected_qp_ends_the_stale_connection() -> None:
     rejected = pair.events[0][1]
     assert isinstance(rejected, Rejected)
     assert (rejected.comm_id, rejected.reason) == (again, RejectReason.STALE_CONN)
-    assert "0:DREP" in pair.sent(), "the new host knows nothing of it and says so"
+    assert "0:DREP" in pair.sent(), "the restarted host answers a DREQ for an unknown connection"
     assert pair.kinds(1)[2:] == ["Disconnected"]
     assert active != passive
     assert pair.is_empty()
@@ -131,37 +131,37 @@ def test_new_req_for_a_connected_qp_ends_the_stale_connection() -> None:
     assert pair.kinds(1)[3:] == ["ConnectRequest", "Established"]
 
 
-def test_connection_to_itself() -> None:
+def test_agent_connects_to_itself() -> None:
     pair = Pair()
     agent = pair.agents[0]
     agent.listen(SERVICE)
     active = agent.connect("me", request(), 0.0)
     passive = 0
 
-    def turn() -> list[Any]:
+    def exchange() -> list[Any]:
         for path, mad in agent.mads_to_send():
             agent.mad_received(mad, path, 0.0)
         return agent.events()
 
-    (asked,) = turn()
+    (asked,) = exchange()
     passive = asked.comm_id
     agent.accept(passive, reply(), 0.0)
-    (answered,) = turn()
+    (answered,) = exchange()
     assert answered.comm_id == active
     agent.send_rtu(active, 0.0)
-    assert turn() == [Established(passive)]
+    assert exchange() == [Established(passive)]
     agent.disconnect(passive, 0.0)
-    assert turn() == [DisconnectRequested(active)]
+    assert exchange() == [DisconnectRequested(active)]
     agent.disconnect(active, 0.0)
-    assert turn() == [Disconnected(passive)]
+    assert exchange() == [Disconnected(passive)]
     agent.timer(10.0)
     assert pair.is_empty()
 
 
-# -- any network ---------------------------------------------------------------------------------------------------
+# -- random networks -----------------------------------------------------------------------------------------------
 
 
-def wild(seed: int) -> Pair:
+def random_network(seed: int) -> Pair:
     dice = random.Random(seed)
     loss, double, slow = dice.random() * 0.5, dice.random() * 0.5, dice.random() * 0.5
 
@@ -173,10 +173,10 @@ def wild(seed: int) -> Pair:
 
 
 @for_each("block", range(10))
-def test_both_sides_agree_on_any_network(block: int) -> None:
+def test_both_sides_agree_on_random_networks(block: int) -> None:
     for seed in range(block * 30, block * 30 + 30):
         dice = random.Random(seed)
-        pair = wild(seed)
+        pair = random_network(seed)
         listens = dice.random() < 0.9
         rejects = dice.random() < 0.2
         if listens:
@@ -212,11 +212,11 @@ def test_both_sides_agree_on_any_network(block: int) -> None:
             assert isinstance(rejected, Rejected)
             assert rejected.reason == (28 if listens else 8)
             pair.run()
-        # What is left was asked of the user and not answered by the handlers here: nothing.
+        # The handlers have answered every event, so that no connection is left.
         assert pair.is_empty(), seed
 
 
-def test_dead_network_times_out() -> None:
+def test_permanent_loss_times_out() -> None:
     for kind, outcome in ((REQ, ["Unreachable"]), (REP, ["Unreachable"])):
         pair = Pair(fate=lambda message, kind=kind: [] if isinstance(message, kind) else [0.001])  # type: ignore[misc]
         pair.agents[1].listen(SERVICE)
@@ -226,17 +226,17 @@ def test_dead_network_times_out() -> None:
         assert pair.is_empty()
 
 
-# -- too much of it ---------------------------------------------------------------------------------------------
+# -- floods -----------------------------------------------------------------------------------------------------
 
 
-def test_flood_of_requests() -> None:
+def test_requests_beyond_the_backlog_are_dropped() -> None:
     peer = Scripted()
     listener = peer.agent.listen(SERVICE, backlog=10)
     for i in range(1000):
         peer.say(request(local_comm_id=i, local_qpn=i), path=f"peer {i}")
     asked = peer.agent.events()
     assert len(asked) == len(peer.agent) == listener.pending == 10
-    assert not peer.heard(), "in silence, as if it had been lost"
+    assert not peer.heard(), "a request beyond the backlog gets no answer"
     assert peer.agent.dropped == {DropReason.BACKLOG: 990}
     for event in asked[:5]:
         peer.agent.accept(event.comm_id, reply(), peer.now)
@@ -274,7 +274,7 @@ def test_connections_are_limited() -> None:
         peer.agent.connect("peer", request(), peer.now)
 
 
-def test_stopped_timers_do_not_pile_up() -> None:
+def test_stopped_timers_are_removed() -> None:
     peer = Scripted()
     for i in range(2000):
         active = peer.agent.connect("peer", request(local_qpn=i), peer.now)
@@ -284,7 +284,7 @@ def test_stopped_timers_do_not_pile_up() -> None:
     assert peer.agent.next_deadline() is None
 
 
-# -- who may say what -------------------------------------------------------------------------------------------
+# -- forged messages --------------------------------------------------------------------------------------------
 
 
 def test_messages_from_another_source_are_dropped() -> None:
@@ -310,14 +310,14 @@ def test_messages_from_another_source_are_dropped() -> None:
     ]
     for message in forged:
         peer.say(message, path="other")
-    # Its GUID and queue pair in a REQ from elsewhere are somebody else's words, and no reason to hang up.
+    # A REQ from another source does not end the connection, although it names the peer's GUID and queue pair.
     peer.say(request(local_comm_id=1, local_ca_guid=PEER_GUID, local_qpn=0x22), path="other")
     assert agent.dropped == {DropReason.WRONG_PATH: 3, DropReason.UNKNOWN: 1}
     assert agent.connection(active).state is CmState.ESTABLISHED  # type: ignore[union-attr]
     assert peer.heard() == []
 
 
-def test_fields_out_of_range() -> None:
+def test_mismatched_messages_are_dropped_with_a_reason() -> None:
     peer = Scripted()
     agent = peer.agent
     agent.listen(SERVICE)
@@ -355,7 +355,7 @@ def test_fields_out_of_range() -> None:
     assert agent.connection(active).state is CmState.ESTABLISHED  # type: ignore[union-attr]
 
 
-def test_two_peers_with_the_same_communication_id() -> None:
+def test_second_rep_with_the_same_communication_id_is_dropped() -> None:
     peer = Scripted()
     first, second = (peer.agent.connect("peer", request(local_qpn=i), peer.now) for i in (1, 2))
     for active, qpn in ((first, 0x21), (second, 0x22)):
@@ -364,7 +364,7 @@ def test_two_peers_with_the_same_communication_id() -> None:
     assert peer.agent.dropped == {DropReason.UNEXPECTED: 1}
 
 
-def test_unknown_dreq_is_answered() -> None:
+def test_dreq_for_an_unknown_connection_is_answered() -> None:
     peer = Scripted()
     peer.say(DREQ(1, 2, 3), tid=0x1234)
     ((path, mad),) = peer.agent.mads_to_send()
@@ -385,11 +385,11 @@ def test_xrc_target_is_identified_by_its_eecn() -> None:
     assert dreq.remote_qpn_eecn == 0x77
 
 
-# -- bytes from strangers ------------------------------------------------------------------------------------------
+# -- malformed MADs ------------------------------------------------------------------------------------------------
 
 
 def busy_agent(seed: int) -> tuple[Scripted, list[bytes]]:
-    """An agent with connections in several states, and honest MADs for them."""
+    """An agent with connections in several states, and valid MADs for them."""
     peer = Scripted(random.Random(seed), max_connections=40)
     agent = peer.agent
     agent.listen(SERVICE, backlog=8)
@@ -436,7 +436,7 @@ def test_flipped_bits_never_raise(seed: int) -> None:
         agent.timer(peer.now)
         for event in agent.events():
             if type(event) in calls and dice.random() < 0.7:
-                with suppress(CmStateError):  # a timer may have ended it meanwhile
+                with suppress(CmStateError):  # a timer may have ended the connection
                     calls[type(event)](event)
         agent.mads_to_send()
         assert len(agent) <= 40
@@ -460,3 +460,4 @@ def test_malformed_mads_are_counted() -> None:
     peer = Scripted()
     for data in (b"", bytes(256), b"\x01" * 256, bytes(257), memoryview(bytes(3))):
         peer.agent.mad_received(data, "peer", 0.0)
+    assert peer.agent.dropped == {DropReason.MALFORMED: 5}

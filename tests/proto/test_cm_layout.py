@@ -1,4 +1,4 @@
-"""The functions made of a layout against going through its table bit by bit."""
+"""The generated codec of each layout compared with a bit-by-bit reading of its table."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from support.rows import for_each
 KINDS: list[Any] = [REQ, MRA, REJ, REP, RTU, DREQ, DREP, SIDR_REQ, SIDR_REP, LAP, APR, Path]
 
 
-def places(layout: Layout) -> dict[str, list[int]]:
-    """For each numeric field, which bits of the message it is, highest first."""
+def bit_positions(layout: Layout) -> dict[str, list[int]]:
+    """The bit positions of each numeric field in the message, highest bit first."""
     found: dict[str, list[int]] = {}
     for field in layout.fields:
         if isinstance(field, Bits):
@@ -25,25 +25,27 @@ def places(layout: Layout) -> dict[str, list[int]]:
     return found
 
 
-def plainly_unpacked(layout: Layout, data: bytes) -> dict[str, Any]:
+def unpacked_bit_by_bit(layout: Layout, data: bytes) -> dict[str, Any]:
     text = "".join(f"{byte:08b}" for byte in data)
-    values: dict[str, Any] = {name: int("".join(text[bit] for bit in bits), 2) for name, bits in places(layout).items()}
+    values: dict[str, Any] = {
+        name: int("".join(text[bit] for bit in bits), 2) for name, bits in bit_positions(layout).items()
+    }
     for field in layout.fields:
         if isinstance(field, Bytes):
             values[field.name] = field.type(data[field.offset : field.offset + field.length])
     return values
 
 
-def without_unclaimed(layout: Layout, data: bytes) -> bytes:
-    claimed = {bit for bits in places(layout).values() for bit in bits}
+def with_unused_bits_cleared(layout: Layout, data: bytes) -> bytes:
+    used = {bit for bits in bit_positions(layout).values() for bit in bits}
     for field in layout.fields:
         if isinstance(field, Bytes):
             whole = data[field.offset : field.offset + field.length]
             packed = whole if isinstance(field.type(whole), bytes) else field.type(whole).pack()
             ones = int.from_bytes(packed, "big")
             end = (field.offset + field.length) * 8
-            claimed |= {end - 1 - place for place in range(field.length * 8) if ones >> place & 1}
-    kept = sum(1 << (len(data) * 8 - 1 - bit) for bit in claimed)
+            used |= {end - 1 - place for place in range(field.length * 8) if ones >> place & 1}
+    kept = sum(1 << (len(data) * 8 - 1 - bit) for bit in used)
     return (int.from_bytes(data, "big") & kept).to_bytes(len(data), "big")
 
 
@@ -53,15 +55,15 @@ def test_generated_functions_match_the_layout_table(kind: Any) -> None:
     layout = kind.LAYOUT
     for _ in range(200):
         data = source.randbytes(layout.size)
-        assert layout.unpack(data) == plainly_unpacked(layout, data)
-        assert layout.unpack(memoryview(data)) == plainly_unpacked(layout, data)
-        assert kind.unpack(data).pack() == without_unclaimed(layout, data)
+        assert layout.unpack(data) == unpacked_bit_by_bit(layout, data)
+        assert layout.unpack(memoryview(data)) == unpacked_bit_by_bit(layout, data)
+        assert kind.unpack(data).pack() == with_unused_bits_cleared(layout, data)
 
 
 @for_each("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_each_field_by_itself(kind: Any) -> None:
+def test_each_field_bit_round_trips_alone(kind: Any) -> None:
     layout = kind.LAYOUT
-    for name, bits in places(layout).items():
+    for name, bits in bit_positions(layout).items():
         for bit in bits:
             data = (1 << (layout.size * 8 - 1 - bit)).to_bytes(layout.size, "big")
             values = layout.unpack(data)
@@ -71,6 +73,6 @@ def test_each_field_by_itself(kind: Any) -> None:
 
 @for_each("kind", KINDS, ids=lambda kind: kind.__name__)
 @for_each("by", [-1, 1])
-def test_wrong_length(kind: Any, by: int) -> None:
+def test_wrong_length_raises_wire_error(kind: Any, by: int) -> None:
     with pytest.raises(WireError, match=f"{kind.LAYOUT.size} bytes"):
         kind.unpack(bytes(kind.LAYOUT.size + by))

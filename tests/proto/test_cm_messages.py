@@ -1,4 +1,4 @@
-"""Messages of the communication manager against the specification's vectors and against a kernel's packets."""
+"""CM messages compared with the specification's vectors and with packets captured from Linux."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ c000020100000000000000000000ffffc00002021234500040000088{168}
 """
 HEADER = PrivateDataHeader.between(InetAddr(AF_INET, bytes((192, 0, 2, 1)), 54321), InetAddr(AF_INET, v4(2)[12:]))
 
-# name → (MAD, transaction id, what it says)
+# name → (MAD, transaction id, message)
 VECTORS: dict[str, tuple[str, int, Message]] = {
     "MRA": (
         "010702030000000000000007112233440011000000000000a1b2c3d41122334400c0{222}",
@@ -292,7 +292,7 @@ def kernel_req(name: str) -> REQ:
         ("REQ IPv6", 0x12, 0x0D82C5, 0x1569C5EE, ("fd00::1", "fd00::2"), 46524, 0x61EF3),
     ],
 )
-def test_linux_req_fields(
+def test_linux_req_unpacks_to_its_fields(
     name: str, qpn: int, psn: int, comm_id: int, ends: tuple[str, str], port: int, label: int | None
 ) -> None:
     req = kernel_req(name)
@@ -324,7 +324,7 @@ def test_linux_req_fields(
     assert (req.transport_service_type, req.alternate) == (TransportServiceType.RC, Path())
 
 
-def test_linux_rep_rej_and_sidr_fields() -> None:
+def test_linux_rep_rej_and_sidr_unpack_to_their_fields() -> None:
     assert unpack_message(decode(KERNEL_PACKETS["REP"])[0]) == REP(
         local_comm_id=0xFEBDBA4A,
         remote_comm_id=0x55667788,
@@ -364,7 +364,7 @@ CAPTURED = {
 
 
 @for_each("name", list(CAPTURED))
-def test_captured_handshakes(name: str) -> None:
+def test_captured_handshakes_round_trip(name: str) -> None:
     messages = []
     for _, _, data in mads(name):
         mad = Mad.unpack(data)
@@ -374,13 +374,13 @@ def test_captured_handshakes(name: str) -> None:
     assert " ".join(type(message).__name__ for message in messages) == CAPTURED[name]
 
 
-def of(name: str) -> list[Any]:
+def messages_of(name: str) -> list[Any]:
     return [unpack_message(Mad.unpack(data)) for _, _, data in mads(name)]
 
 
 @pytest.mark.parametrize("name", ["rxe-rping-ipv4.pcap", "rxe-rping-ipv6.pcap", "rxe-cm-retry.pcap"])
-def test_communication_ids_and_qpns_in_captures(name: str) -> None:
-    req, *_, rep, rtu, dreq, drep = of(name)
+def test_captured_messages_carry_the_peers_ids_and_qpn(name: str) -> None:
+    req, *_, rep, rtu, dreq, drep = messages_of(name)
     assert rep.remote_comm_id == req.local_comm_id
     assert (rtu.local_comm_id, rtu.remote_comm_id) == (req.local_comm_id, rep.local_comm_id)
     assert (dreq.local_comm_id, dreq.remote_comm_id) == (req.local_comm_id, rep.local_comm_id)
@@ -390,7 +390,7 @@ def test_communication_ids_and_qpns_in_captures(name: str) -> None:
     assert rep.target_ack_delay == 15
     assert req.primary.local_ack_timeout == 19
     tids = [Mad.unpack(data).transaction_id for _, _, data in mads(name)]
-    assert len(set(tids)) == 1, "Linux makes them of the comm id, so the active side's DREQ repeats the REQ's"
+    assert len(set(tids)) == 1, "Linux derives it from the communication id: DREQ and REQ share it"
 
 
 def test_retransmitted_reqs_are_identical() -> None:
@@ -400,10 +400,10 @@ def test_retransmitted_reqs_are_identical() -> None:
         assert 6.144 < after - before < 6.6
 
 
-def test_rejections_in_captures() -> None:
-    req, rej = of("rxe-reject-nolistener.pcap")
+def test_captured_rejections_unpack_to_their_reason() -> None:
+    req, rej = messages_of("rxe-reject-nolistener.pcap")
     assert rej == REJ(0, req.local_comm_id, MessageKind.REQ, RejectReason.INVALID_SERVICE_ID, 0, bytes(72), bytes(148))
-    req, _, rej = of("peer-silent-ipv6.pcap")
+    req, _, rej = messages_of("peer-silent-ipv6.pcap")
     assert rej == REJ(
         local_comm_id=req.local_comm_id,
         remote_comm_id=0,
@@ -415,19 +415,19 @@ def test_rejections_in_captures() -> None:
     )
 
 
-def test_sidr_in_captures() -> None:
-    request, reply = of("rxe-udaddy.pcap")
+def test_captured_sidr_replies_match_their_requests() -> None:
+    request, reply = messages_of("rxe-udaddy.pcap")
     assert (reply.request_id, reply.service_id) == (request.request_id, request.service_id)
     assert (reply.status, reply.qpn, reply.q_key) == (SidrStatus.SUCCESS, 21, 0x01234567)
-    request, reply = of("rxe-udaddy-nolistener.pcap")
+    request, reply = messages_of("rxe-udaddy-nolistener.pcap")
     assert (reply.request_id, reply.status, reply.qpn) == (request.request_id, SidrStatus.UNSUPPORTED, 0)
 
 
-# -- everything else --------------------------------------------------------------------------------------------
+# -- any field values -------------------------------------------------------------------------------------------
 
 
 def values(kind: type[Any]) -> st.SearchStrategy[Any]:
-    """Objects of a message type, every field anywhere in its range."""
+    """A strategy for messages of one type, with every field anywhere in its range."""
     layout: Layout = kind.LAYOUT
     parts: dict[str, st.SearchStrategy[Any]] = {}
     widths: Counter[str] = Counter()
@@ -482,7 +482,9 @@ def test_no_two_fields_share_a_bit(kind: type[Message]) -> None:
 
 
 @given(st.integers(0, 0x20), st.binary(min_size=232, max_size=232), st.integers(0, 3), st.integers(0, 3))
-def test_arbitrary_bytes_with_valid_header(attribute: int, data: bytes, version: int, method: int) -> None:
+def test_arbitrary_mad_data_unpacks_or_raises_wire_error(
+    attribute: int, data: bytes, version: int, method: int
+) -> None:
     mad = Mad(7, version, method, attribute, 1, data=data, attribute_modifier=version)
     try:
         message = unpack_message(mad)
@@ -496,8 +498,8 @@ def test_arbitrary_bytes_with_valid_header(attribute: int, data: bytes, version:
 
 
 @given(st.binary(max_size=300))
-def test_arbitrary_bytes(data: bytes) -> None:
-    with contextlib.suppress(WireError):  # nothing else
+def test_arbitrary_bytes_unpack_or_raise_wire_error(data: bytes) -> None:
+    with contextlib.suppress(WireError):  # no other exception
         unpack_mad(data)
     for kind in (*MESSAGES, Path):
         if len(data) != kind.LAYOUT.size:
@@ -514,12 +516,12 @@ def test_arbitrary_bytes(data: bytes) -> None:
 @pytest.mark.parametrize(
     "mad", [Mad(3, 2, 3, 0x10, 1), Mad(7, 1, 3, 0x10, 1), Mad(7, 2, 1, 0x10, 1), Mad(7, 2, 3, 9, 1)]
 )
-def test_unknown_attribute_ids(mad: Mad) -> None:
+def test_mad_of_another_class_version_method_or_attribute_raises_wire_error(mad: Mad) -> None:
     with pytest.raises(WireError):
         unpack_message(mad)
 
 
-def test_fields_out_of_range() -> None:
+def test_pack_rejects_fields_out_of_range() -> None:
     with pytest.raises(ValueError, match=r"REQ\.local_qpn 16777216 is outside"):
         pack_message(REQ(1, Path(), local_qpn=1 << 24), 1)
     with pytest.raises(ValueError, match=r"Path\.local_ack_timeout 32"):
@@ -540,7 +542,7 @@ def test_vendor_id_is_split_as_in_the_specification() -> None:
     assert (sidr[24 + 6], sidr[24 + 7], sidr[24 + 11]) == (0x12, 0x34, 0x56)
 
 
-def test_private_data_lengths() -> None:
+def test_private_data_capacity_depends_on_message_and_family() -> None:
     assert {kind.__name__: kind.PRIVATE_DATA for kind in MESSAGES} == {
         "REQ": 92, "MRA": 222, "REJ": 148, "REP": 196, "RTU": 224, "DREQ": 220, "DREP": 224,
         "SIDR_REQ": 216, "SIDR_REP": 136, "LAP": 168, "APR": 148,
@@ -555,7 +557,7 @@ def test_private_data_lengths() -> None:
         user_capacity(MRA, AF_INET)
 
 
-def test_ip_header_in_private_data() -> None:
+def test_ip_header_of_private_data_round_trips() -> None:
     there, back = parse_address(("fe80::1", 7471, 0, 2)), parse_address(("fe80::2", 1))
     assert isinstance(there, InetAddr)
     assert isinstance(back, InetAddr)
@@ -573,7 +575,7 @@ def test_ip_header_in_private_data() -> None:
         PrivateDataHeader(16, 1, bytes(16), bytes(16)).pack()
 
 
-def test_malformed_ip_headers() -> None:
+def test_ip_header_of_an_unknown_version_unpacks() -> None:
     ib = PrivateDataHeader.unpack(expand("00 15 0001{32}"))
     assert (ib.version, ib.ip_version, ib.family) == (0, 1, None)
     assert PrivateDataHeader.unpack(expand("10 40 0001{32}")).version == 0x10

@@ -1,7 +1,8 @@
-"""Every cell of the connection's state tables, on paper and through a real agent."""
+"""Every cell of the connection state table, compared with the specification and run through an agent."""
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from rdmacm.errors import CmStateError
 from rdmacm.proto.cm.codes import MessageKind, RejectReason
 from rdmacm.proto.cm.connection import CmConnection
+from rdmacm.proto.cm.events import NetworkError
 from rdmacm.proto.cm.messages import DREP, DREQ, MRA, REJ, RTU, SIDR_REP, SIDR_REQ
 from rdmacm.proto.cm.states import (
     AWAITING_USER,
@@ -31,7 +33,7 @@ PASSIVE = {S.REQ_RCVD, S.MRA_REQ_SENT, S.REP_SENT, S.MRA_REP_RCVD}
 EITHER = {S.ESTABLISHED, S.DREQ_SENT, S.DREQ_RCVD, S.TIMEWAIT}
 SIDR = {S.SIDR_REQ_SENT, S.SIDR_REQ_RCVD}
 
-# Who may call what, from the specification: call → states that allow it.
+# From the specification: call → states that allow it.
 ALLOWED: dict[CmTrigger, set[CmState]] = {
     I.CONNECT: {S.IDLE},
     I.RESOLVE: {S.IDLE},
@@ -45,8 +47,8 @@ ALLOWED: dict[CmTrigger, set[CmState]] = {
     I.DESTROY: set(S) - {S.IDLE},
 }
 
-# What a message leads to where it means anything, written down apart from the tables.
-HEEDED: dict[CmTrigger, dict[CmState, CmState]] = {
+# From the specification, independently of the table: message → {state that accepts it: next state}.
+ACCEPTED_MESSAGES: dict[CmTrigger, dict[CmState, CmState]] = {
     I.REQ: {S.IDLE: S.REQ_RCVD, S.MRA_REQ_SENT: S.MRA_REQ_SENT, S.TIMEWAIT: S.TIMEWAIT},
     I.MRA_REQ: {S.REQ_SENT: S.MRA_REQ_RCVD, S.MRA_REQ_RCVD: S.MRA_REQ_RCVD},
     I.MRA_REP: {S.REP_SENT: S.MRA_REP_RCVD, S.MRA_REP_RCVD: S.MRA_REP_RCVD},
@@ -86,26 +88,27 @@ HEEDED: dict[CmTrigger, dict[CmState, CmState]] = {
 
 
 @for_each("state", list(S), ids=lambda s: s.name)
-def test_each_trigger_in_each_state(state: CmState) -> None:
+def test_each_state_allows_the_specified_triggers(state: CmState) -> None:
     row = TRANSITIONS[state]
-    assert set(row) >= MESSAGES, "a message that is dropped is dropped on purpose"
-    for what in MESSAGES:
-        step = row[what]
-        assert (step.state if step is not None else None) == HEEDED[what].get(state), what
+    assert set(row) >= MESSAGES, "the row lists every message, even those it drops"
+    for trigger in MESSAGES:
+        step = row[trigger]
+        assert (step.state if step is not None else None) == ACCEPTED_MESSAGES[trigger].get(state), trigger
     for call in CALLS:
         assert (TRANSITIONS[state].get(call) is not None) == (state in ALLOWED[call]), call
     assert (I.RETRY in row) == (I.EXHAUSTED in row) == (state in RETRYING)
     assert (I.TIMEWAIT_OVER in row) == (state is S.TIMEWAIT)
     assert (I.STALE in row) == (state is S.ESTABLISHED)
+    assert (I.NETWORK_ERROR in row) == (state in (S.REQ_SENT, S.SIDR_REQ_SENT))
 
 
-def test_tables_are_complete() -> None:
+def test_table_covers_all_states_triggers_and_actions() -> None:
     assert set(TRANSITIONS) == set(S)
     assert set(I) == CALLS | INTERNAL | MESSAGES
-    assert set(HEEDED) == MESSAGES
+    assert set(ACCEPTED_MESSAGES) == MESSAGES
     assert set(ALLOWED) == CALLS
     steps = [step for row in TRANSITIONS.values() for step in row.values() if step is not None]
-    assert {action for step in steps for action in step.actions} == set(Action), "nothing is there for nobody"
+    assert {action for step in steps for action in step.actions} == set(Action), "every action is used"
 
 
 def test_every_state_can_be_reached_and_left() -> None:
@@ -133,29 +136,29 @@ def test_retransmission_starts_a_timer() -> None:
         Action.EXTEND_WAIT,
     }
     for before, row in TRANSITIONS.items():
-        for what, step in row.items():
+        for trigger, step in row.items():
             if step is None:
                 continue
             if step.state in RETRYING and step.state is not before:
-                assert starts & set(step.actions), (before, what)
-            if what is I.RETRY:
+                assert starts & set(step.actions), (before, trigger)
+            if trigger is I.RETRY:
                 assert step == (before, (Action.RESEND,))
     assert not AWAITING_USER & RETRYING
 
 
-# -- through a real agent ---------------------------------------------------------------------------------------
+# -- through an agent -------------------------------------------------------------------------------------------
 
 PEER = 0xA1B2C3D4
 PEER_GUID = 0x0200C0FFFE000202
 PEER_QPN = 0x33
 
 
-class World:
-    """A connection brought into a state by a peer that is this test."""
+class AgentInState:
+    """An agent with a connection in a given state. The test is the connection's peer."""
 
     def __init__(self, state: CmState, is_active: bool) -> None:
-        thinks = state in (S.MRA_REQ_SENT, S.MRA_REP_SENT)
-        self.peer = peer = Scripted(mra_service_timeout=24 if thinks else None)
+        sends_mra = state in (S.MRA_REQ_SENT, S.MRA_REP_SENT)
+        self.peer = peer = Scripted(mra_service_timeout=24 if sends_mra else None)
         self.agent = agent = peer.agent
         self.is_active = is_active
         self.comm_id = 0
@@ -165,31 +168,31 @@ class World:
         if state is S.SIDR_REQ_SENT:
             self.comm_id = agent.sidr_request("peer", SIDR_REQ(SERVICE), peer.now)
         elif state is S.SIDR_REQ_RCVD:
-            self.arrive(I.SIDR_REQ)
+            self.receive(I.SIDR_REQ)
             self.comm_id = peer.only_event().comm_id
         elif is_active:
             self.comm_id = agent.connect("peer", request(), peer.now)
             if state is S.MRA_REQ_RCVD:
-                self.arrive(I.MRA_REQ)
+                self.receive(I.MRA_REQ)
             elif state is not S.REQ_SENT:
-                self.arrive(I.REP)
+                self.receive(I.REP)
                 if state not in ACTIVE:
                     agent.send_rtu(self.comm_id, peer.now)
         else:
-            self.arrive(I.REQ)
+            self.receive(I.REQ)
             self.comm_id = peer.only_event().comm_id
             if state not in (S.REQ_RCVD, S.MRA_REQ_SENT):
                 agent.accept(self.comm_id, reply(local_qpn=0x11), peer.now)
                 if state is S.MRA_REP_RCVD:
-                    self.arrive(I.MRA_REP)
+                    self.receive(I.MRA_REP)
                 elif state is not S.REP_SENT:
-                    self.arrive(I.RTU)
+                    self.receive(I.RTU)
         if state is S.DREQ_RCVD:
-            self.arrive(I.DREQ)
+            self.receive(I.DREQ)
         elif state in (S.DREQ_SENT, S.TIMEWAIT):
             agent.disconnect(self.comm_id, peer.now)
             if state is S.TIMEWAIT:
-                self.arrive(I.DREP)
+                self.receive(I.DREP)
         assert self.state is state
         peer.heard()
         agent.events()
@@ -202,13 +205,13 @@ class World:
     def state(self) -> CmState:
         return self.connection.state if self.connection is not None else S.IDLE
 
-    def arrive(self, what: CmTrigger) -> None:
+    def receive(self, trigger: CmTrigger) -> None:
         mine = self.comm_id
         rej = REJ(PEER, mine, MessageKind.OTHER, RejectReason.CONSUMER_DEFINED)
         if self.connection is not None and self.connection.remote_comm_id is None:
             rej = REJ(0, mine, MessageKind.REQ, RejectReason.CONSUMER_DEFINED)
         rep = reply(local_comm_id=PEER, remote_comm_id=mine, local_qpn=PEER_QPN, local_ca_guid=PEER_GUID)
-        match what:
+        match trigger:
             case I.REQ:
                 self.peer.say(request(local_comm_id=PEER, local_ca_guid=PEER_GUID, local_qpn=PEER_QPN))
             case I.MRA_REQ:
@@ -232,7 +235,7 @@ class World:
             case I.SIDR_REP:
                 self.peer.say(SIDR_REP(mine, qpn=PEER_QPN))
 
-    def call(self, what: CmTrigger) -> None:
+    def call(self, trigger: CmTrigger) -> None:
         now = self.peer.now
         calls: dict[CmTrigger, Any] = {
             I.ACCEPT: lambda: self.agent.accept(self.comm_id, reply(), now),
@@ -243,15 +246,15 @@ class World:
             I.ANSWER: lambda: self.agent.sidr_reply(self.comm_id, SIDR_REP(), now),
             I.DESTROY: lambda: self.agent.destroy(self.comm_id, now),
         }
-        calls[what]()
+        calls[trigger]()
 
 
-def expected(state: CmState, what: CmTrigger) -> tuple[CmState, list[str], list[str]]:
-    """CmState, messages and events the table wants."""
-    step = TRANSITIONS[state].get(what)
+def expected(state: CmState, trigger: CmTrigger) -> tuple[CmState, list[str], list[str]]:
+    """The next state, the messages sent and the events reported, according to the table."""
+    step = TRANSITIONS[state].get(trigger)
     if step is None:
         return state, [], []
-    sent, told = [], []
+    sent, reported = [], []
     repeated = {S.REQ_SENT: "REQ", S.MRA_REQ_RCVD: "REQ", S.DREQ_SENT: "DREQ", S.SIDR_REQ_SENT: "SIDR_REQ"}
     for action in step.actions:
         if action is Action.RESEND:
@@ -259,8 +262,8 @@ def expected(state: CmState, what: CmTrigger) -> tuple[CmState, list[str], list[
         elif action.name.startswith("SEND_"):
             sent.append("SIDR_" + action.name[10:] if "SIDR" in action.name else action.name.split("_")[1])
         elif action.name.startswith("REPORT_"):
-            told.append(action.value)
-    return step.state, sent, told
+            reported.append(action.value)
+    return step.state, sent, reported
 
 
 ROLES = [(s, a) for s in S for a in (True, False) if (s in ACTIVE) <= a and (s in PASSIVE) <= (not a)]
@@ -268,108 +271,119 @@ ROLES = [(s, a) for s, a in ROLES if s not in SIDR | {S.IDLE} or a]
 NO_REMOTE = {S.REQ_SENT, S.MRA_REQ_RCVD} | SIDR
 
 
-def check(world: World, state: CmState, want: tuple[CmState, list[str], list[str]]) -> None:
-    told = [type(event).__name__ for event in world.agent.events()]
-    sent = [type(message).__name__ for message in world.peer.heard()]
-    assert (sent, told) == (want[1], want[2])
-    assert world.state is want[0]
-    connection = world.connection
+def check(subject: AgentInState, state: CmState, want: tuple[CmState, list[str], list[str]]) -> None:
+    reported = [type(event).__name__ for event in subject.agent.events()]
+    sent = [type(message).__name__ for message in subject.peer.heard()]
+    assert (sent, reported) == (want[1], want[2])
+    assert subject.state is want[0]
+    connection = subject.connection
     if connection is not None:
-        timed = world.state in RETRYING or world.state is S.TIMEWAIT
+        timed = subject.state in RETRYING or subject.state is S.TIMEWAIT
         assert (connection.deadline is not None) == timed
-        assert (world.agent.next_deadline() is not None) == timed
+        assert (subject.agent.next_deadline() is not None) == timed
 
 
-@for_each("what", sorted(MESSAGES - {I.REP_STALE}, key=str), ids=str)
+@for_each("trigger", sorted(MESSAGES - {I.REP_STALE}, key=str), ids=str)
 @for_each(("state", "is_active"), ROLES, ids=lambda v: v.name if isinstance(v, CmState) else str(v))
-def test_messages_follow_the_table(state: CmState, is_active: bool, what: CmTrigger) -> None:
-    world = World(state, is_active)
-    want = expected(state, what)
-    if (what is I.REP and not is_active) or (what is I.REQ and is_active and state is not S.IDLE):
+def test_messages_follow_the_table(state: CmState, is_active: bool, trigger: CmTrigger) -> None:
+    subject = AgentInState(state, is_active)
+    want = expected(state, trigger)
+    if (trigger is I.REP and not is_active) or (trigger is I.REQ and is_active and state is not S.IDLE):
         want = state, [], []
-        if what is I.REQ and state in NO_REMOTE:
-            want = state, [], ["ConnectRequest"]  # somebody else's, as far as this connection goes
-    elif what is I.DREQ and state in NO_REMOTE - {S.SIDR_REQ_RCVD}:
+        if trigger is I.REQ and state in NO_REMOTE:
+            want = state, [], ["ConnectRequest"]  # taken as a request for another connection
+    elif trigger is I.DREQ and state in NO_REMOTE - {S.SIDR_REQ_RCVD}:
         want = state, ["DREP"], []
-    elif what is I.SIDR_REQ and state is not S.SIDR_REQ_RCVD:
+    elif trigger is I.SIDR_REQ and state is not S.SIDR_REQ_RCVD:
         want = state, [], ["SidrRequest"]
-    world.arrive(what)
-    if state is S.IDLE and world.agent.connection(world.comm_id) is None:
-        dropped = TRANSITIONS[state].get(what) is None or what is I.DREQ
-        assert sum(world.agent.dropped.values()) == dropped
-        assert [type(event).__name__ for event in world.agent.events()] == (want[2] if not dropped else [])
-        assert [type(message).__name__ for message in world.peer.heard()] == want[1]
+    subject.receive(trigger)
+    if state is S.IDLE and subject.agent.connection(subject.comm_id) is None:
+        dropped = TRANSITIONS[state].get(trigger) is None or trigger is I.DREQ
+        assert sum(subject.agent.dropped.values()) == dropped
+        assert [type(event).__name__ for event in subject.agent.events()] == (want[2] if not dropped else [])
+        assert [type(message).__name__ for message in subject.peer.heard()] == want[1]
         return
-    if TRANSITIONS[state].get(what) is None and not want[2]:
-        assert sum(world.agent.dropped.values()) == 1
-    check(world, state, want)
+    if TRANSITIONS[state].get(trigger) is None and not want[2]:
+        assert sum(subject.agent.dropped.values()) == 1
+    check(subject, state, want)
 
 
-@for_each("what", sorted(CALLS - {I.CONNECT, I.RESOLVE, I.ALLOW_MRA}, key=str), ids=str)
+@for_each("trigger", sorted(CALLS - {I.CONNECT, I.RESOLVE, I.ALLOW_MRA}, key=str), ids=str)
 @for_each(("state", "is_active"), ROLES, ids=lambda v: v.name if isinstance(v, CmState) else str(v))
-def test_calls_follow_the_table(state: CmState, is_active: bool, what: CmTrigger) -> None:
-    world = World(state, is_active)
-    if state in ALLOWED[what] or what is I.DESTROY:
-        world.call(what)
+def test_calls_follow_the_table(state: CmState, is_active: bool, trigger: CmTrigger) -> None:
+    subject = AgentInState(state, is_active)
+    if state in ALLOWED[trigger] or trigger is I.DESTROY:
+        subject.call(trigger)
     else:
         with pytest.raises(CmStateError, match=state.name):
-            world.call(what)
-    check(world, state, expected(state, what))
+            subject.call(trigger)
+    check(subject, state, expected(state, trigger))
+
+
+@for_each(("state", "is_active"), ROLES, ids=lambda v: v.name if isinstance(v, CmState) else str(v))
+def test_network_errors_follow_the_table(state: CmState, is_active: bool) -> None:
+    case = AgentInState(state, is_active)
+    connection = case.connection
+    tid = connection.transaction_id if connection is not None else 0
+    error = NetworkError(errno.ECONNREFUSED, b"")
+    case.agent.unreachable(case.comm_id, tid, lambda path: path == "peer", error, case.peer.now)
+    assert sum(case.agent.dropped.values()) == (state not in (S.REQ_SENT, S.SIDR_REQ_SENT))
+    check(case, state, expected(state, I.NETWORK_ERROR))
 
 
 @for_each("exhausted", [False, True])
 @for_each(("state", "is_active"), ROLES, ids=lambda v: v.name if isinstance(v, CmState) else str(v))
 def test_timers_follow_the_table(state: CmState, is_active: bool, exhausted: bool) -> None:
-    world = World(state, is_active)
+    subject = AgentInState(state, is_active)
     if state in RETRYING:
-        assert world.connection is not None
+        assert subject.connection is not None
         if exhausted:
-            world.connection.retries_left = 0
-        what = I.EXHAUSTED if exhausted else I.RETRY
+            subject.connection.retries_left = 0
+        trigger = I.EXHAUSTED if exhausted else I.RETRY
     elif state is S.TIMEWAIT:
-        what = I.TIMEWAIT_OVER
+        trigger = I.TIMEWAIT_OVER
     else:
-        assert world.agent.next_deadline() is None
-        world.agent.timer(1e9)
-        check(world, state, (state, [], []))
+        assert subject.agent.next_deadline() is None
+        subject.agent.timer(1e9)
+        check(subject, state, (state, [], []))
         return
-    world.peer.wait()
-    check(world, state, expected(state, what))
+    subject.peer.wait()
+    check(subject, state, expected(state, trigger))
 
 
 @for_each(("state", "is_active"), ROLES, ids=lambda v: v.name if isinstance(v, CmState) else str(v))
-def test_req_naming_a_connected_qp(state: CmState, is_active: bool) -> None:
-    world = World(state, is_active)
-    world.peer.say(request(local_comm_id=PEER + 1, local_ca_guid=PEER_GUID, local_qpn=PEER_QPN))
+def test_req_for_a_connected_qp_is_rejected_as_stale(state: CmState, is_active: bool) -> None:
+    subject = AgentInState(state, is_active)
+    subject.peer.say(request(local_comm_id=PEER + 1, local_ca_guid=PEER_GUID, local_qpn=PEER_QPN))
     if state in NO_REMOTE | {S.IDLE, S.TIMEWAIT}:
-        assert type(world.peer.only_event()).__name__ == "ConnectRequest"
-        assert world.state is state
+        assert type(subject.peer.only_event()).__name__ == "ConnectRequest"
+        assert subject.state is state
         return
-    rej, *rest = world.peer.heard()
+    rej, *rest = subject.peer.heard()
     assert isinstance(rej, REJ)
     assert (rej.reason, rej.local_comm_id, rej.remote_comm_id) == (RejectReason.STALE_CONN, 0, PEER + 1)
     after, sent, _ = expected(state, I.STALE)
     assert [type(message).__name__ for message in rest] == sent
-    assert world.state is after
-    assert not world.agent.events()
+    assert subject.state is after
+    assert not subject.agent.events()
 
 
 @pytest.mark.parametrize("state", [S.REQ_SENT, S.MRA_REQ_RCVD])
-def test_rep_naming_a_connected_qp(state: CmState) -> None:
-    world = World(S.ESTABLISHED, True)
-    old, world.comm_id = world.comm_id, world.agent.connect("peer", request(local_qpn=0x12), world.peer.now)
+def test_rep_for_a_connected_qp_is_rejected_as_stale(state: CmState) -> None:
+    subject = AgentInState(S.ESTABLISHED, True)
+    old, subject.comm_id = subject.comm_id, subject.agent.connect("peer", request(local_qpn=0x12), subject.peer.now)
     if state is S.MRA_REQ_RCVD:
-        world.arrive(I.MRA_REQ)
-    world.peer.heard()
-    assert world.state is state
-    world.peer.say(
-        reply(local_comm_id=PEER + 1, remote_comm_id=world.comm_id, local_qpn=PEER_QPN, local_ca_guid=PEER_GUID)
+        subject.receive(I.MRA_REQ)
+    subject.peer.heard()
+    assert subject.state is state
+    subject.peer.say(
+        reply(local_comm_id=PEER + 1, remote_comm_id=subject.comm_id, local_qpn=PEER_QPN, local_ca_guid=PEER_GUID)
     )
-    rej, dreq = world.peer.heard()
+    rej, dreq = subject.peer.heard()
     assert rej == REJ(
-        world.comm_id, PEER + 1, MessageKind.REP, RejectReason.STALE_CONN, 0, bytes(72), bytes(REJ.PRIVATE_DATA)
+        subject.comm_id, PEER + 1, MessageKind.REP, RejectReason.STALE_CONN, 0, bytes(72), bytes(REJ.PRIVATE_DATA)
     )
     assert isinstance(dreq, DREQ)
     assert dreq.local_comm_id == old
-    assert world.state is state
-    assert world.agent.connection(old).state is S.DREQ_SENT  # type: ignore[union-attr]
+    assert subject.state is state
+    assert subject.agent.connection(old).state is S.DREQ_SENT  # type: ignore[union-attr]

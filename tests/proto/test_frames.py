@@ -1,4 +1,4 @@
-"""Frames made up around datagrams, compared with frames of Linux and with the textbook's checksum."""
+"""Ethernet frames built around datagrams, compared with Linux's frames and with RFC 1071's checksum."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ V4 = bytes([192, 0, 2, 1]), bytes([192, 0, 2, 2])
 V6 = bytes.fromhex("20010db8000000000000000000000001"), bytes.fromhex("20010db8000000000000000000000002")
 
 
-def folded(data: bytes) -> int:
-    """RFC 1071: 16-bit words added up with the carries carried round; 0xFFFF over data with its right checksum."""
+def ones_complement_sum(data: bytes) -> int:
+    """The sum of RFC 1071 over 16-bit words, which is 0xFFFF for data that contains its valid checksum."""
     data += bytes(len(data) & 1)
     total: int = sum(struct.unpack(f"!{len(data) // 2}H", data))
     while total >> 16:
@@ -28,7 +28,7 @@ def folded(data: bytes) -> int:
 
 
 def pseudo_header(packet: bytes) -> bytes:
-    """What the UDP checksum covers besides the datagram."""
+    """The pseudo-header that the UDP checksum covers."""
     if packet[0] >> 4 == 4:
         return packet[12:20] + struct.pack("!HH", 17, len(packet) - 20)
     return packet[8:40] + struct.pack("!II", len(packet) - 40, 17)
@@ -39,7 +39,7 @@ words = st.integers(0, 0xFFFF)
 
 
 @given(addresses, words, words, st.binary(max_size=70), words, st.integers(0, 255), st.integers(0, 255))
-def test_arbitrary_datagrams(
+def test_frame_has_valid_headers_and_checksums(
     pair: tuple[bytes, bytes], sport: int, dport: int, payload: bytes, identification: int, ttl: int, tos: int
 ) -> None:
     source, destination = pair
@@ -55,19 +55,19 @@ def test_arbitrary_datagrams(
     if len(source) == 4:
         assert frame[12:14] == b"\x08\x00"
         assert struct.unpack_from("!BBHHHBB", packet) == (0x45, tos, len(packet), identification, 0x4000, ttl, 17)
-        assert folded(packet[:20]) == 0xFFFF
+        assert ones_complement_sum(packet[:20]) == 0xFFFF
     else:
         assert frame[12:14] == b"\x86\xdd"
         assert struct.unpack_from("!IHBB", packet) == (6 << 28 | tos << 20, len(packet) - 40, 17, ttl)
     checksum = found.header[-2:]
-    assert checksum != b"\0\0", "0 stands for none"
-    assert folded(pseudo_header(packet) + packet[len(packet) - 8 - len(payload) :]) == 0xFFFF
+    assert checksum != b"\0\0", "0 means no checksum"
+    assert ones_complement_sum(pseudo_header(packet) + packet[len(packet) - 8 - len(payload) :]) == 0xFFFF
 
 
 @pytest.mark.parametrize(("source", "destination"), [V4, V6])
 def test_zero_checksum_is_sent_as_ffff(source: bytes, destination: bytes) -> None:
     frame = udp_frame(source, destination, 1, 2, bytes(2))
-    # The payload that brings the sum to all ones, so that its complement is 0.
+    # This payload makes the sum all ones, whose complement is 0.
     checksum = frame[-4:-2]
     assert udp_frame(source, destination, 1, 2, checksum)[-4:-2] == b"\xff\xff"
 
@@ -86,7 +86,7 @@ def test_frames_match_linux() -> None:
                 ttl=frame[21] if v6 else frame[22],
                 tos=0 if v6 else frame[15],
             )
-            if v6:  # but for the flow label, which Linux makes up
+            if v6:  # except the flow label, which Linux generates
                 assert ours[18:54] == frame[18:54]
             else:
                 assert ours[14:34] == frame[14:34]
@@ -94,25 +94,25 @@ def test_frames_match_linux() -> None:
     assert compared > 300
 
 
-@pytest.mark.parametrize(("pair", "most"), [(V4, 65507), (V6, 65527)])
-def test_maximum_datagram(pair: tuple[bytes, bytes], most: int) -> None:
-    found = datagram(udp_frame(*pair, 1, 2, bytes(most))[14:])
+@pytest.mark.parametrize(("pair", "size"), [(V4, 65507), (V6, 65527)])
+def test_datagram_beyond_the_maximum_raises_wire_error(pair: tuple[bytes, bytes], size: int) -> None:
+    found = datagram(udp_frame(*pair, 1, 2, bytes(size))[14:])
     assert found is not None
-    assert len(found.payload) == most
+    assert len(found.payload) == size
     with pytest.raises(WireError):
-        udp_frame(*pair, 1, 2, bytes(most + 1))
+        udp_frame(*pair, 1, 2, bytes(size + 1))
 
 
 @pytest.mark.parametrize("pair", [(V4[0], V6[0]), (b"", b""), (b"12345", b"12345")])
-def test_invalid_addresses(pair: tuple[bytes, bytes]) -> None:
+def test_invalid_addresses_raise_wire_error(pair: tuple[bytes, bytes]) -> None:
     with pytest.raises(WireError):
         udp_frame(*pair, 1, 2, b"")
 
 
-def test_mac_addresses() -> None:
+def test_mac_address_follows_the_ip_address() -> None:
     assert hardware_address(bytes([239, 129, 2, 3])) == bytes.fromhex("01005e010203")
     assert hardware_address(bytes.fromhex("ff0e") + bytes(10) + b"abcd") == b"\x33\x33abcd"
     unicast = [*V4, *V6, V6[0][:7] + b"\x01" + V6[0][8:]]
     macs = {hardware_address(address) for address in unicast}
     assert len(macs) == len(unicast)
-    assert all(mac[0] & 3 == 2 for mac in macs), "locally administered, of one station"
+    assert all(mac[0] & 3 == 2 for mac in macs), "locally administered unicast addresses"

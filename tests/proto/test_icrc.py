@@ -1,4 +1,4 @@
-"""The invariant CRC: known packets, the textbook way of computing it, damage."""
+"""The invariant CRC: the specification's vectors, a reference implementation, damaged packets."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ bodies = st.integers(0, 60).flatmap(lambda words: st.binary(min_size=12 + 4 * wo
 bodies_of_any_length = st.binary(min_size=12, max_size=300)
 
 
-def by_the_book(data: bytes) -> bytes:
-    """The ICRC of a packet from its IP header to its last pad byte, a copy of it masked and run over."""
+def reference_icrc(data: bytes) -> bytes:
+    """The ICRC of a packet (IP header to last pad byte), computed over a masked copy."""
     masked = bytearray(data)
     if data[0] >> 4 == 4:
         udp = 20
@@ -39,8 +39,8 @@ def by_the_book(data: bytes) -> bytes:
     return struct.pack("<I", zlib.crc32(b"\xff" * 8 + masked))
 
 
-def whole(source: bytes, destination: bytes, sport: int, identification: int, body: bytes) -> bytes:
-    """The packet around a body."""
+def packet_around(source: bytes, destination: bytes, sport: int, identification: int, body: bytes) -> bytes:
+    """The IP packet that carries a body."""
     udp = struct.pack("!HHHH", sport, 4791, 12 + len(body), 0x1234)
     if len(source) == 4:
         ip = struct.pack("!BBHHHBBH", 0x45, 0x28, 32 + len(body), identification, 0x4000, 63, 17, 0xBEEF)
@@ -62,21 +62,21 @@ def any_flow(draw: st.DrawFn, sizes: tuple[int, ...] = (4, 16)) -> tuple[bytes, 
 
 class TestVectors:
     @vectors
-    def test_matches_the_bitwise_definition(self, vector: Vector) -> None:
-        assert by_the_book(vector.data[:-4]) == vector.icrc
+    def test_reference_icrc_matches_the_vectors(self, vector: Vector) -> None:
+        assert reference_icrc(vector.data[:-4]) == vector.icrc
 
     @vectors
-    def test_seal(self, vector: Vector) -> None:
+    def test_seal_returns_the_icrc(self, vector: Vector) -> None:
         assert flow_of(vector).seal([vector.body], vector.datagram.identification) == vector.icrc
 
     @vectors
-    def test_check(self, vector: Vector) -> None:
+    def test_check_accepts_only_the_right_identification(self, vector: Vector) -> None:
         flow, identification = flow_of(vector), vector.datagram.identification
         assert flow.check([vector.datagram.payload], identification)
         assert flow.check([vector.datagram.payload], identification ^ 1) is flow.is_ipv6
 
     @vectors
-    def test_solve(self, vector: Vector) -> None:
+    def test_solve_finds_the_identification(self, vector: Vector) -> None:
         assert flow_of(vector).solve([vector.datagram.payload]) == vector.datagram.identification
 
     @vectors
@@ -85,14 +85,14 @@ class TestVectors:
         for bit in range(8 * min(len(vector.datagram.payload), 60)):
             data = bytearray(vector.datagram.payload)
             data[bit >> 3] ^= 1 << (bit & 7)
-            if bit >> 3 == 4:  # the byte routers may change
+            if bit >> 3 == 4:  # the byte that routers may change
                 assert flow.solve([data]) == vector.datagram.identification
             else:
                 assert flow.solve([data]) is None
                 assert not flow.check([data], vector.datagram.identification)
 
 
-def test_specification_example() -> None:
+def test_specification_example_has_the_published_icrc() -> None:
     crc = zlib.crc32(
         expand("{8}").replace(b"\0", b"\xff")
         + expand("45ff0034 12344000 ff11ffff c0000201 c0000202")
@@ -107,11 +107,11 @@ def test_specification_example() -> None:
 
 
 @given(any_flow(), ids, bodies_of_any_length, st.data())
-def test_any_segmentation_matches_the_bitwise_definition(
+def test_any_segmentation_matches_the_reference_icrc(
     flow: tuple[bytes, bytes, int], identification: int, body: bytes, data: st.DataObject
 ) -> None:
     source, destination, sport = flow
-    expected = by_the_book(whole(source, destination, sport, identification, body))
+    expected = reference_icrc(packet_around(source, destination, sport, identification, body))
     sealer = Icrc(source, destination, sport)
     first = data.draw(st.integers(12, len(body)))
     second = data.draw(st.integers(first, len(body)))
@@ -124,7 +124,9 @@ def test_any_segmentation_matches_the_bitwise_definition(
 
 
 @given(any_flow(), bodies, ids)
-def test_precomputed_start_value(flow: tuple[bytes, bytes, int], body: bytes, identification: int) -> None:
+def test_start_value_continues_to_the_same_crc(
+    flow: tuple[bytes, bytes, int], body: bytes, identification: int
+) -> None:
     body = body[:4] + b"\0" + body[5:]
     sealer = Icrc(*flow)
     start = sealer.start(len(body) + 4, identification)
@@ -152,7 +154,7 @@ class TestSolve:
         assert not sealer.check([damaged], identification)
 
     @for_each("size", [12, 13, 123, 124, 127, 128, 252, 1036, 4108, 4124, 8188, 65503])
-    def test_lengths(self, size: int) -> None:
+    def test_identification_is_found_at_any_length(self, size: int) -> None:
         sealer = Icrc(bytes([10, 0, 0, 1]), bytes([10, 0, 0, 2]), 49152)
         body = bytes(size)
         for identification in (0, 1, 0x1234, 0x8000, 0xFFFF):
@@ -166,8 +168,7 @@ class TestSolve:
         )
         assert passed < 10
 
-    def test_identifications_of_a_train(self) -> None:
-        """Segment i of one send has identification i."""
+    def test_packet_i_of_a_train_has_identification_i(self) -> None:
         sealer = Icrc(bytes([10, 0, 0, 1]), bytes([10, 0, 0, 2]), 49152)
         for i in range(64):
             body = bytes([7, 0, 0xFF, 0xFF, 0, 0, 0, 9, 0, 0, 0, i]) + bytes(1024)
@@ -175,13 +176,12 @@ class TestSolve:
             assert sealer.check([data], i)
             assert sealer.solve([data], i) == sealer.solve([data]) == i
 
-    def test_memory_is_bounded(self) -> None:
-        """However many lengths there are."""
+    def test_tables_do_not_grow_with_the_number_of_lengths(self) -> None:
         sealer = Icrc(bytes([10, 0, 0, 1]), bytes([10, 0, 0, 2]), 49152)
         data = bytes(65507)
         for size in range(16, 65507, 509):
             sealer.solve([data[:size]])
-        # Tables of the module: their size shows in nothing but memory.
+        # The module's tables are private: their size has no effect except memory.
         assert len(icrc._COARSE) <= 512
         assert len(icrc._FINE) <= 128
         assert max(icrc._LENGTHS4) <= icrc._Lengths.KEEP
@@ -192,43 +192,43 @@ class TestInvalidPackets:
 
     @flows
     @for_each("length", [*range(16), 65536, 70000])
-    def test_impossible_length(self, size: int, length: int) -> None:
+    def test_impossible_length_fails_the_check(self, size: int, length: int) -> None:
         sealer = Icrc(bytes(size), bytes(size), 1)
         assert not sealer.check([bytes(length)])
         assert sealer.solve([bytes(length)]) is None
 
     @flows
     @for_each("length", [*range(12), 65536, 70000])
-    def test_impossible_length_is_not_sealed(self, size: int, length: int) -> None:
+    def test_impossible_length_cannot_be_sealed(self, size: int, length: int) -> None:
         sealer = Icrc(bytes(size), bytes(size), 1)
         with pytest.raises(WireError, match=f"no packet has {length + 4} bytes after its UDP header"):
             sealer.seal([bytes(length)])
 
     @flows
-    def test_no_segments(self, size: int) -> None:
+    def test_empty_packet_fails_the_check(self, size: int) -> None:
         sealer = Icrc(bytes(size), bytes(size), 1)
         assert not sealer.check([])
         assert sealer.solve([]) is None
 
     @flows
     @given(data=st.binary(max_size=80))
-    def test_arbitrary_bytes(self, size: int, data: bytes) -> None:
+    def test_arbitrary_bytes_do_not_raise(self, size: int, data: bytes) -> None:
         sealer = Icrc(bytes(size), bytes(size), 1)
         sealer.check([data])
         sealer.solve([data])
 
     @pytest.mark.parametrize(("source", "destination"), [(4, 16), (0, 0), (5, 5)])
-    def test_invalid_address_lengths(self, source: int, destination: int) -> None:
+    def test_invalid_address_lengths_raise_value_error(self, source: int, destination: int) -> None:
         with pytest.raises(ValueError, match="4 or 16 bytes"):
             Icrc(bytes(source), bytes(destination), 1)
 
 
 class TestCrc32:
-    def test_matches_zlib(self) -> None:
+    def test_crc32_matches_zlib(self) -> None:
         assert icrc.crc32(b"123456789", 0) == 0xCBF43926
         assert icrc.crc32(memoryview(b"6789"), zlib.crc32(b"12345")) == 0xCBF43926
 
-    def test_without_zlib_ng(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_zlib_replaces_a_missing_zlib_ng(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "zlib_ng", None)
-        # The choice is made at import, which is over.
+        # The module chooses at import, so the test calls the private function.
         assert icrc._find_crc32() is zlib.crc32

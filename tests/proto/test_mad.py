@@ -11,29 +11,29 @@ from rdmacm.proto.wire import WireError
 from support.roce_vectors import expand
 from support.rows import for_each
 
-# SA GetResp(PathRecord) of the specification's vectors: a header in which more than the usual fields are set.
+# The header of an SA GetResp(PathRecord), from the specification's vectors.
 GET_RESP = expand("010302810000000000000009000000010035{238}")
 
 
-def byte(top: int = 0xFF) -> st.SearchStrategy[int]:
+def integers(top: int = 0xFF) -> st.SearchStrategy[int]:
     return st.integers(0, top)
 
 
 MADS = st.builds(
     Mad,
-    mgmt_class=byte(),
-    class_version=byte(),
-    method=byte(),
-    attribute_id=byte(0xFFFF),
-    transaction_id=byte((1 << 64) - 1),
-    status=byte(0xFFFF),
-    class_specific=byte(0xFFFF),
-    attribute_modifier=byte((1 << 32) - 1),
+    mgmt_class=integers(),
+    class_version=integers(),
+    method=integers(),
+    attribute_id=integers(0xFFFF),
+    transaction_id=integers((1 << 64) - 1),
+    status=integers(0xFFFF),
+    class_specific=integers(0xFFFF),
+    attribute_modifier=integers((1 << 32) - 1),
     data=st.binary(min_size=DATA_SIZE, max_size=DATA_SIZE),
 )
 
 
-def test_header_fields() -> None:
+def test_unpack_returns_every_header_field() -> None:
     mad = Mad.unpack(GET_RESP)
     assert mad.mgmt_class == MgmtClass.SUBN_ADM
     assert mad.class_version == 2
@@ -46,13 +46,13 @@ def test_header_fields() -> None:
     assert mad.pack() == GET_RESP
 
 
-def test_every_header_byte_round_trips() -> None:
+def test_pack_puts_each_field_at_its_offset() -> None:
     mad = Mad(0x81, 3, 0x86, 0x1213, 0x08090A0B0C0D0E0F, 0x0405, 0x0607, 0x14151617, bytes(DATA_SIZE))
     assert mad.pack()[:24] == expand("01810386 04050607 08090a0b0c0d0e0f 12130000 14151617")
 
 
 @given(MADS)
-def test_round_trip(mad: Mad) -> None:
+def test_mads_round_trip(mad: Mad) -> None:
     packed = mad.pack()
     assert len(packed) == MAD_SIZE
     assert Mad.unpack(packed) == mad
@@ -60,7 +60,7 @@ def test_round_trip(mad: Mad) -> None:
 
 
 @given(st.binary(max_size=300) | st.binary(min_size=MAD_SIZE, max_size=MAD_SIZE))
-def test_arbitrary_bytes(data: bytes) -> None:
+def test_arbitrary_bytes_unpack_or_raise_wire_error(data: bytes) -> None:
     try:
         mad = Mad.unpack(data)
     except WireError:
@@ -68,16 +68,16 @@ def test_arbitrary_bytes(data: bytes) -> None:
     else:
         packed = mad.pack()
         assert packed[:18] == data[:18]
-        assert packed[20:] == data[20:], "two bytes are reserved"
+        assert packed[20:] == data[20:], "bytes 18 and 19 are reserved"
 
 
 @for_each("size", [0, 23, 24, 255, 257])
-def test_wrong_length(size: int) -> None:
+def test_wrong_length_raises_wire_error(size: int) -> None:
     with pytest.raises(WireError, match="256"):
         Mad.unpack(b"\x01" * size)
 
 
-def test_fields_out_of_range() -> None:
+def test_pack_rejects_fields_out_of_range() -> None:
     with pytest.raises(ValueError, match="232"):
         Mad(7, 2, 3, 0x10, 1, data=b"").pack()
     with pytest.raises(ValueError, match="range"):

@@ -1,4 +1,4 @@
-"""Blocks of capture files, field by field as the format has them."""
+"""pcapng blocks, field by field as in the file format."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rdmacm.proto.wire import WireError
 
 
 def parse(block: bytes, fixed: str) -> tuple[int, tuple[int, ...], bytes]:
-    """Type, fixed fields, and what follows them."""
+    """A block's type, its fixed fields, and the bytes after them."""
     kind, length = struct.unpack_from("<II", block)
     assert length == len(block) == struct.unpack("<I", block[-4:])[0]
     assert length % 4 == 0
@@ -33,17 +33,17 @@ def options(data: bytes) -> list[tuple[int, bytes]]:
         data = data[4 + padded :]
 
 
-def test_section_header() -> None:
+def test_section_header_names_the_application_and_the_system() -> None:
     kind, fields, rest = parse(section_header("rdmacm", "Linux 6.1"), "IHHq")
     assert kind == 0x0A0D0D0A
     assert fields == (0x1A2B3C4D, 1, 0, -1)
     assert options(rest) == [(3, b"Linux 6.1"), (4, b"rdmacm")]
 
 
-def test_interface_description() -> None:
+def test_interface_description_names_the_interface() -> None:
     kind, fields, rest = parse(interface_description("eth0"), "HHI")
     assert kind == 1
-    assert fields == (1, 0, 0), "Ethernet, no limit to a packet's length"
+    assert fields == (1, 0, 0), "Ethernet, no limit of the packet length"
     assert options(rest) == [(2, b"eth0"), (9, b"\x09")]
 
 
@@ -54,7 +54,9 @@ def test_interface_description() -> None:
     st.text("aß\ud800", max_size=9),
     st.integers(0, 9),
 )
-def test_enhanced_packet(frame: bytes, time: int, direction: Direction, comment: str, interface: int) -> None:
+def test_enhanced_packet_carries_frame_time_direction_and_comment(
+    frame: bytes, time: int, direction: Direction, comment: str, interface: int
+) -> None:
     block = enhanced_packet(memoryview(frame), time, direction, comment, interface)
     kind, (number, high, low, captured, original), rest = parse(block, "IIIII")
     assert kind == 6
@@ -68,6 +70,6 @@ def test_enhanced_packet(frame: bytes, time: int, direction: Direction, comment:
     assert found == ({1: text} if comment else {})
 
 
-def test_option_too_long() -> None:
+def test_too_long_comment_raises_wire_error() -> None:
     with pytest.raises(WireError):
         enhanced_packet(b"", 0, comment="x" * 65536)

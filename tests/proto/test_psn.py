@@ -1,4 +1,4 @@
-"""Packet sequence numbers, over the wrap."""
+"""Packet sequence numbers, including wrap-around."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ psns = st.integers(0, psn.PSN_MASK)
     ("start", "count", "end"),
     [(0, 0, 0), (0xFFFFFF, 1, 0), (0xFFFFFE, 5, 3), (0, -1, 0xFFFFFF), (2, -5, 0xFFFFFD), (5, 1 << 24, 5)],
 )
-def test_add(start: int, count: int, end: int) -> None:
+def test_add_wraps_at_24_bits(start: int, count: int, end: int) -> None:
     assert psn.add(start, count) == end
 
 
@@ -34,7 +34,7 @@ def test_add(start: int, count: int, end: int) -> None:
         (0, HALF, -HALF),
     ],
 )
-def test_difference(a: int, b: int, distance: int) -> None:
+def test_difference_is_signed_and_wraps(a: int, b: int, distance: int) -> None:
     assert psn.difference(a, b) == distance
     assert psn.after(a, b) is (distance > 0)
     assert psn.before(a, b) is (distance < 0)

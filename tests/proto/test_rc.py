@@ -1,4 +1,4 @@
-"""Reliable connections between two engines, on a list for a network and in virtual time."""
+"""Reliable connections between two RC engines, on a simulated network and in virtual time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.rows import for_each
 
 
 @for_each("size", [0, 1, 3, 255, 256, 257, 1024, 5000])
-def test_every_operation_at_every_size(size: int) -> None:
+def test_every_operation_transfers_any_size(size: int) -> None:
     pair = Pair()
     a, b = pair.ends
     payload = bytes(random.Random(size).randbytes(size))
@@ -43,14 +43,14 @@ def test_every_operation_at_every_size(size: int) -> None:
     assert (third.opcode, third.byte_len, third.imm_data) == (WCOpcode.RECV_RDMA_WITH_IMM, size, 7)
     assert fourth.invalidated_rkey == RKEY
     assert [bytes(inbox[n][:size]) for n in (0, 1, 3)] == [payload] * 3
-    assert bytes(inbox[2]) == bytes(size + 3), "the immediate of a write takes a receive, not its buffer"
+    assert bytes(inbox[2]) == bytes(size + 3), "an RDMA WRITE with immediate consumes a receive, but not its buffer"
     assert bytes(pair.memory[1].bytes[:size]) == payload
     assert bytes(pair.memory[1].bytes[16384 : 16384 + size]) == payload
     assert bytes(answer) == payload[::-1]
-    assert not pair.memory[1].keys, "the key was revoked"
+    assert not pair.memory[1].keys, "SEND with invalidate revoked the key"
 
 
-def test_gather_and_scatter() -> None:
+def test_messages_are_gathered_and_scattered() -> None:
     pair = Pair()
     pieces = [b"a" * 100, b"", b"b" * 300, b"c" * 5]
     inbox = [bytearray(1), bytearray(399), bytearray(50)]
@@ -61,7 +61,7 @@ def test_gather_and_scatter() -> None:
     assert pair.done[1][0].byte_len == 405
 
 
-def test_atomics() -> None:
+def test_atomics_return_the_previous_value() -> None:
     pair = Pair()
     word = memoryview(pair.memory[1].bytes)[64:72]
     word[:] = (40).to_bytes(8, sys.byteorder)
@@ -90,7 +90,7 @@ def test_atomics() -> None:
     assert int.from_bytes(word, sys.byteorder) == 6
 
 
-def test_selective_signalling_and_order() -> None:
+def test_signaled_sends_complete_in_order() -> None:
     pair = Pair()
     for number in range(20):
         pair.ends[1].post_recv(RecvWork(number, [view(bytes(64))]))
@@ -153,7 +153,7 @@ def test_refused_requests_change_no_memory_and_end_the_connection(work: SendWork
 
 
 @pytest.mark.parametrize("missing", [AccessFlag.REMOTE_WRITE, AccessFlag.REMOTE_READ, AccessFlag.REMOTE_ATOMIC])
-def test_qp_access_flags(missing: AccessFlag) -> None:
+def test_access_flags_of_the_qp_are_enforced(missing: AccessFlag) -> None:
     pair = Pair(access=ALL & ~missing)
     opcode = {
         AccessFlag.REMOTE_WRITE: WROpcode.RDMA_WRITE,
@@ -204,10 +204,10 @@ def test_timeout_zero_never_expires() -> None:
 
 
 def transfer(seed: int, loss: float, twice: float, late: float, train: int = 0) -> Pair:
-    """Random work both ways at once; everything must arrive, once and in order."""
+    """Random work requests in both directions at once. Each must arrive once and in order."""
     pair = Pair(seed, loss, twice, late, train=train)
     for end in pair.ends:
-        end.retry_cnt = end.retries_left = 1000  # this is about delivery, not about giving up
+        end.retry_cnt = end.retries_left = 1000  # retries never run out
     rng = random.Random(seed)
     inboxes: tuple[list[bytearray], list[bytearray]] = ([], [])
     sends: tuple[list[bytes], list[bytes]] = ([], [])
@@ -269,7 +269,7 @@ def transfer(seed: int, loss: float, twice: float, late: float, train: int = 0) 
         for start, data in writes[side].items():
             assert bytes(pair.memory[side].bytes[start : start + len(data)]) == data
         value = int.from_bytes(pair.memory[side].bytes[31000:31008], sys.byteorder)
-        assert value == counters[side], "an atomic is done once, however often it is asked for"
+        assert value == counters[side], "a retransmitted atomic is executed once"
     for answer, expected in reads:
         assert bytes(answer) == expected
     assert all(end.deadline is None for end in pair.ends), "no timer outlives the work"
@@ -317,7 +317,7 @@ def test_lost_last_packet_is_resent_after_the_timeout() -> None:
 @pytest.mark.parametrize("index", range(1, 5))
 def test_lost_read_response_is_requested_again_from_the_gap(index: int) -> None:
     pair = Pair(timeout=10)
-    pair.lost = {index}  # packet 0 is the request, 1 to 6 are the answer
+    pair.lost = {index}  # packet 0 is the request, 1 to 6 are the response
     answer = bytearray(1500)
     pair.memory[1].bytes[:1500] = random.Random(2).randbytes(1500)
     pair.ends[0].post_send(SendWork(1, WROpcode.RDMA_READ, [view(answer)], remote_addr=BASE, rkey=RKEY))
@@ -336,9 +336,9 @@ def test_lost_response_is_detected_by_a_later_ack() -> None:
     pair.ends[0].post_send(
         SendWork(1, WROpcode.ATOMIC_FETCH_AND_ADD, [view(answer)], remote_addr=BASE, rkey=RKEY, compare_add=3)
     )
-    for number in range(2, 12):  # ten complaints about one loss are one retry
+    for number in range(2, 12):  # ten ACKs beyond one lost response count as one retry
         pair.ends[0].post_send(send(number, b"x", WROpcode.RDMA_WRITE, remote_addr=BASE + 64, rkey=RKEY))
-    pair.lost = {11}  # the first answer
+    pair.lost = {11}  # the first response
     pair.run()
     assert statuses(pair.done[0]) == [(n, "SUCCESS") for n in range(1, 12)]
     assert int.from_bytes(pair.memory[1].bytes[:8], sys.byteorder) == 3
@@ -360,14 +360,14 @@ def test_unsolicited_responses_are_dropped() -> None:
     assert end.dropped == {"answer": 4}
 
 
-def test_response_of_wrong_kind_or_size() -> None:
+def test_read_ignores_an_atomic_response_and_fails_on_a_short_one() -> None:
     pair = Pair()
     end = pair.ends[0]
     end.post_send(SendWork(1, WROpcode.RDMA_READ, [view(bytes(600))], remote_addr=BASE, rkey=RKEY))
     (packet,) = pair.wanted(0)
     psn = psn_of(packet)
     pair.deliver(0, struct.pack("!BBHIIIQ", 0x12, 0, 0xFFFF, 0x11, psn, 0, 0))
-    assert end.completions() == [], "an atomic's answer to a READ is no answer"
+    assert end.completions() == [], "an ATOMIC ACKNOWLEDGE does not complete a READ"
     pair.deliver(0, struct.pack("!BBHIII", 0x10, 0, 0xFFFF, 0x11, psn, 0) + bytes(4))
     assert statuses(end.completions()) == [(1, "BAD_RESP_ERR")]
 
@@ -405,7 +405,7 @@ def test_arbitrary_packets_do_not_raise(packets: list[tuple[int, int, int, bytes
     pair = Pair(access=ALL)
     end = pair.ends[1]
     region = pair.memory[1]
-    region.access = AccessFlag.LOCAL_WRITE  # nothing may be touched
+    region.access = AccessFlag.LOCAL_WRITE  # no remote access is allowed
     before = bytes(region.bytes)
     inbox = bytearray(100)
     end.post_recv(RecvWork(1, [view(inbox)[20:80]]))

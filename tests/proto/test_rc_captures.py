@@ -1,4 +1,4 @@
-"""Our responder in the place of Linux's: given a capture's requests, it answers byte for byte as the kernel did."""
+"""Given the requests of a capture, the responder sends the same bytes as the kernel did."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ALL = AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_READ 
 READ_REQUEST, READ_FIRST, READ_ONLY = 0x0C, 0x0D, 0x10
 ATOMIC_ACKNOWLEDGE, COMPARE_SWAP, FETCH_ADD = 0x12, 0x13, 0x14
 
-#: Captures without loss in which a kernel answers reliable connections, and how many answers there are to compare.
+#: Captures without loss in which a kernel responds on reliable connections → number of responses to compare.
 NAMES = {
     "rxe-send-5000.pcap": 34,
     "rxe-rping-ipv4.pcap": 18,
@@ -32,8 +32,8 @@ NAMES = {
 }
 
 
-class Everything:
-    """Memory that holds whatever is asked of it."""
+class AnyMemory:
+    """Memory that is valid at every address and for every key."""
 
     def __init__(self) -> None:
         self.pages: dict[int, bytearray] = {}
@@ -48,7 +48,7 @@ class Everything:
 
 
 class Connection:
-    """One direction of a captured connection: requests to a QP, and what its host answered."""
+    """One direction of a captured connection: the requests to a QP, and its responses."""
 
     def __init__(self) -> None:
         self.requests: list[bytes] = []
@@ -66,7 +66,7 @@ def pad(packet: bytes) -> int:
 
 
 def connections(path: Path) -> list[Connection]:
-    """Requests by their destination; an answer belongs to the last connection the other way whose PSN it fits."""
+    """Requests grouped by destination QP, and the responses whose PSN one of the requests covers."""
     by_target: dict[tuple[bytes, int], Connection] = {}
     for datagram in roce(path):
         packet = datagram.payload[:-4]
@@ -76,20 +76,20 @@ def connections(path: Path) -> list[Connection]:
         if IS_REQUEST[opcode]:
             by_target.setdefault((datagram.destination, qpn), Connection()).requests.append(packet)
         elif IS_RESPONSE[opcode]:
-            _answered(by_target, datagram, packet)
+            add_response(by_target, datagram, packet)
     return list(by_target.values())
 
 
-def _answered(by_target: dict[tuple[bytes, int], Connection], datagram: Datagram, packet: bytes) -> None:
+def add_response(by_target: dict[tuple[bytes, int], Connection], datagram: Datagram, packet: bytes) -> None:
     psn = fields(packet)[2]
     for (host, _), connection in by_target.items():
-        if host == datagram.source and any(reaches(request, psn) for request in connection.requests):
+        if host == datagram.source and any(covers(request, psn) for request in connection.requests):
             connection.answers.append(packet)
             return
 
 
-def reaches(request: bytes, psn: int) -> bool:
-    """Whether a PSN is one of those a request takes."""
+def covers(request: bytes, psn: int) -> bool:
+    """Whether a PSN is one of the request's."""
     opcode, _, first = fields(request)
     count = 1
     if opcode == READ_REQUEST:
@@ -105,7 +105,7 @@ def test_responses_match_linux(name: str) -> None:
             continue
         _, qpn, first = fields(connection.requests[0])
         peer = fields(connection.answers[0])[1]
-        memory = Everything()
+        memory = AnyMemory()
         engine = RcEngine(qpn, memory)
         connect(engine, 1)
         engine.ready_to_receive(RtrAttributes(peer, first))
@@ -114,7 +114,7 @@ def test_responses_match_linux(name: str) -> None:
         for request in connection.requests:
             engine.post_recv(RecvWork(0, [memoryview(bytearray(1 << 16))]))
             opcode = request[0]
-            answers = [a for a in connection.answers if reaches(request, fields(a)[2])]
+            answers = [a for a in connection.answers if covers(request, fields(a)[2])]
             prepare(memory, request, opcode, answers)
             engine.received(memoryview(request + there.seal([request])), 0, 0.0)
             for datagram in engine.datagrams(0.0, 1000, 0):
@@ -122,13 +122,13 @@ def test_responses_match_linux(name: str) -> None:
         assert all(c.status is WCStatus.SUCCESS for c in engine.completions())
         assert not engine.dropped
         kernel = set(connection.answers)
-        assert kernel <= set(ours), "what the kernel sent is among what we send"
+        assert kernel <= set(ours), "every packet that the kernel sent is among ours"
         compared += len(kernel)
     assert compared == NAMES[name]
 
 
-def prepare(memory: Everything, request: bytes, opcode: int, answers: list[bytes]) -> None:
-    """Put into memory what the kernel found there."""
+def prepare(memory: AnyMemory, request: bytes, opcode: int, answers: list[bytes]) -> None:
+    """Fill the memory with the data of the kernel's responses."""
     if opcode not in (READ_REQUEST, COMPARE_SWAP, FETCH_ADD):
         return
     address = struct.unpack_from("!Q", request, 12)[0]

@@ -1,4 +1,4 @@
-"""Every way a work request can end on a reliable connection."""
+"""The error statuses of work requests on a reliable connection."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_nak_fails_the_work_request_of_its_psn(syndrome: int, status: WCStatus) 
 
 
 @for_each(("opcode", "size"), [(0x0D, 255), (0x0D, 260), (0x0D, 0), (0x0F, 256), (0x10, 256), (0x10, 255), (0x0E, 252)])
-def test_invalid_first_response_packet(opcode: int, size: int) -> None:
+def test_invalid_first_response_packet_fails_the_read(opcode: int, size: int) -> None:
     pair = Pair()
     pair.ends[0].post_send(SendWork(1, WROpcode.RDMA_READ, [view(bytes(600))], remote_addr=BASE, rkey=RKEY))
     pair.wanted(0)
@@ -64,7 +64,7 @@ def test_invalid_first_response_packet(opcode: int, size: int) -> None:
     assert statuses(pair.ends[0].completions()) == [(1, "BAD_RESP_ERR")]
 
 
-def test_response_to_a_request_without_response() -> None:
+def test_read_or_atomic_response_to_a_write_is_dropped() -> None:
     pair = Pair()
     pair.ends[0].post_send(send(1, b"x" * 8, WROpcode.RDMA_WRITE, remote_addr=BASE, rkey=RKEY))
     pair.wanted(0)
@@ -93,7 +93,7 @@ def test_response_to_a_request_without_response() -> None:
         ((256, 256), "fM"),  # of the other operation
     ],
 )
-def test_wrong_packet_lengths_within_a_message(sizes: tuple[int, ...], kinds: str, write: bool) -> None:
+def test_wrong_packet_length_or_order_is_answered_with_nak(sizes: tuple[int, ...], kinds: str, write: bool) -> None:
     engine = receiver()
     engine.post_recv(RecvWork(1, [view(bytes(2000))]))
     opcodes = {"f": 0, "m": 1, "l": 2, "o": 4} | {"M": 1 if write else 7}
@@ -108,7 +108,7 @@ def test_wrong_packet_lengths_within_a_message(sizes: tuple[int, ...], kinds: st
     assert found.status is (WCStatus.REM_INV_REQ_ERR if begun else WCStatus.WR_FLUSH_ERR)
 
 
-def test_request_without_last_packet() -> None:
+def test_middle_packet_in_place_of_the_last_is_answered_with_nak() -> None:
     engine = receiver()
     assert give(engine, packet(WRITE_FIRST, reth(768) + bytes(256), ask=False)) == 1
     train = b""
@@ -119,7 +119,7 @@ def test_request_without_last_packet() -> None:
     assert syndromes(engine) == [(ACK, 0x61)]
 
 
-def test_response_without_last_packet() -> None:
+def test_middle_packet_in_place_of_the_last_fails_the_read() -> None:
     pair = Pair()
     pair.ends[0].post_send(SendWork(1, WROpcode.RDMA_READ, [view(bytes(768))], remote_addr=BASE, rkey=RKEY))
     pair.wanted(0)
@@ -134,7 +134,7 @@ def test_response_without_last_packet() -> None:
 
 
 @pytest.mark.parametrize("size", [100, 300, 513])
-def test_write_length_differs_from_reth(size: int) -> None:
+def test_write_length_must_match_the_reth(size: int) -> None:
     engine = receiver()
     assert give(engine, packet(WRITE_FIRST, reth(size) + bytes(256), ask=False)) == (size > 256)
     if size > 256:
@@ -142,7 +142,7 @@ def test_write_length_differs_from_reth(size: int) -> None:
     assert syndromes(engine) == [(ACK, 0x61)]
 
 
-def test_message_longer_than_its_receive() -> None:
+def test_message_longer_than_its_receive_fails_both_ends() -> None:
     pair = Pair()
     pair.ends[1].post_recv(RecvWork(1, [view(bytes(300))]))
     pair.ends[1].post_recv(RecvWork(2))
@@ -160,7 +160,7 @@ def released(size: int) -> memoryview:
 
 @pytest.mark.parametrize("buffer", [released(1000), memoryview(bytes(1000))])
 @pytest.mark.parametrize("size", [10, 1000])
-def test_receive_buffer_without_local_write(buffer: memoryview, size: int) -> None:
+def test_unwritable_receive_buffer_fails_both_ends(buffer: memoryview, size: int) -> None:
     pair = Pair(train=TRAIN)
     pair.ends[1].post_recv(RecvWork(1, [buffer]))
     pair.ends[0].post_send(send(2, bytes(size)))
@@ -169,7 +169,7 @@ def test_receive_buffer_without_local_write(buffer: memoryview, size: int) -> No
     assert statuses(pair.done[0]) == [(2, "REM_OP_ERR")]
 
 
-def test_send_buffer_of_a_deregistered_region() -> None:
+def test_send_from_a_deregistered_region_fails() -> None:
     pair = Pair(train=TRAIN)
     pair.ends[0].post_send(send(1, bytes(700), WROpcode.RDMA_WRITE, remote_addr=BASE, rkey=RKEY))
     pair.ends[0].post_send(SendWork(2, WROpcode.RDMA_WRITE, [released(10)], remote_addr=BASE, rkey=RKEY))
@@ -179,7 +179,7 @@ def test_send_buffer_of_a_deregistered_region() -> None:
 
 
 @pytest.mark.parametrize("kind", ["read", "atomic"])
-def test_read_response_buffer_without_local_write(kind: str) -> None:
+def test_read_or_atomic_into_an_unwritable_buffer_fails(kind: str) -> None:
     pair = Pair(train=TRAIN)
     opcode = WROpcode.RDMA_READ if kind == "read" else WROpcode.ATOMIC_FETCH_AND_ADD
     pair.ends[0].post_send(SendWork(1, opcode, [memoryview(bytes(8))], remote_addr=BASE, rkey=RKEY))
@@ -195,7 +195,7 @@ def test_read_response_buffer_without_local_write(kind: str) -> None:
         [view(bytes(512)), memoryview(bytes(2488))],
     ],
 )
-def test_long_read_response_buffer_without_local_write(buffers: list[memoryview]) -> None:
+def test_long_read_into_an_unwritable_buffer_fails(buffers: list[memoryview]) -> None:
     pair = Pair(train=TRAIN)
     pair.ends[0].post_send(SendWork(1, WROpcode.RDMA_READ, buffers, remote_addr=BASE, rkey=RKEY))
     pair.run()
@@ -210,7 +210,7 @@ def test_long_read_response_buffer_without_local_write(buffers: list[memoryview]
         (WROpcode.RDMA_WRITE, [(1, "LOC_PROT_ERR")], [(2, "WR_FLUSH_ERR")]),
     ],
 )
-def test_buffer_released_during_a_transfer(
+def test_buffer_released_during_a_transfer_fails_the_request(
     opcode: WROpcode, ours: list[tuple[int, str]], theirs: list[tuple[int, str]]
 ) -> None:
     pair = Pair()
@@ -228,14 +228,14 @@ def test_buffer_released_during_a_transfer(
     pair.train = TRAIN
     pair.run()
     if opcode is WROpcode.RDMA_WRITE:
-        pair.ends[1].flush()  # it hears no more of this
+        pair.ends[1].flush()  # the responder gets no further packet
         pair.run()
     assert statuses(pair.done[0]) == ours
     assert statuses(pair.done[1]) == theirs
 
 
 @pytest.mark.parametrize("opcode", [WROpcode.RDMA_READ, WROpcode.ATOMIC_FETCH_AND_ADD])
-def test_read_from_a_peer_with_max_dest_rd_atomic_zero(opcode: WROpcode) -> None:
+def test_reads_need_rd_atomic_resources_on_both_ends(opcode: WROpcode) -> None:
     pair = Pair(max_rd_atomic=0)
     pair.ends[0].post_send(send(1, b"x", WROpcode.RDMA_WRITE, remote_addr=BASE, rkey=RKEY))
     pair.ends[0].post_send(SendWork(2, opcode, [view(bytes(8))], remote_addr=BASE, rkey=RKEY))
@@ -248,7 +248,7 @@ def test_read_from_a_peer_with_max_dest_rd_atomic_zero(opcode: WROpcode) -> None
 
 
 @pytest.mark.parametrize("opcode", [WROpcode.LOCAL_INV, WROpcode.BIND_MW, WROpcode.TSO, WROpcode.FLUSH])
-def test_invalid_work_requests(opcode: WROpcode) -> None:
+def test_unsupported_opcodes_raise_value_error(opcode: WROpcode) -> None:
     with pytest.raises(ValueError, match="cannot be sent"):
         Pair().ends[0].post_send(SendWork(1, opcode))
 
@@ -260,7 +260,7 @@ def test_reads_beyond_max_dest_rd_atomic_are_refused() -> None:
     assert syndromes(engine) == [(0x10, 0x1F), (0x10, 0x1F), (ACK, 0x61)]
 
 
-def test_region_deregistered_during_a_write() -> None:
+def test_deregistration_during_a_write_is_answered_with_nak() -> None:
     memory = Region()
     engine = receiver(memory)
     assert give(engine, packet(WRITE_FIRST, reth(768) + b"a" * 256)) == 1
@@ -274,7 +274,7 @@ def test_region_deregistered_during_a_write() -> None:
     assert syndromes(engine) == [(ACK, 0x62)]
 
 
-def test_region_deregistered_during_a_read() -> None:
+def test_deregistration_during_a_read_is_answered_with_nak() -> None:
     memory = Region()
     engine = receiver(memory)
     give(engine, packet(READ, reth(2000)))

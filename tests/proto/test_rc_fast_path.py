@@ -1,4 +1,4 @@
-"""A message of one packet takes a short way through the engine: it does what the general one does."""
+"""The fast path for messages of one packet gives the same results as the general path."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def recv(source: random.Random, number: int) -> RecvWork:
 
 
 def transcript(seed: int, *, general: bool) -> list[object]:
-    """All that a conversation comes to: packets, completions, deadlines, memory, and what was not accepted."""
+    """Everything observable of an exchange: packets, completions, deadlines, memory and drop counters."""
     source = random.Random(seed)
     memory = (Region(), Region())
     ends = (RcEngine(1, memory[0]), RcEngine(2, memory[1]))
@@ -68,7 +68,7 @@ def transcript(seed: int, *, general: bool) -> list[object]:
         connect(end, index)
         end.ready_to_receive(RtrAttributes(2 - index, 0xFFFFFA, path_mtu=MTU))
         end.ready_to_send(RtsAttributes(0xFFFFFA, timeout=0.5, retry_cnt=3))
-    said: list[object] = []
+    observed: list[object] = []
     buffers: list[RecvWork] = []
     now = 0.0
     for step in range(120):
@@ -80,29 +80,29 @@ def transcript(seed: int, *, general: bool) -> list[object]:
                 end.post_recv(posted)
             for _ in range(source.choice((0, 1, 1, 2))):
                 end.post_send(work(source, step))
-            said.append(end.deadline)
+            observed.append(end.deadline)
             if end.deadline is not None and end.deadline <= now:
                 end.timer(now)
             for pieces, _ in end.datagrams(now, 64, 0):
                 packet = b"".join(pieces)
-                said.append(packet)
+                observed.append(packet)
                 fate = source.random()
                 if fate < 0.02:
                     continue
                 if fate < 0.03:
                     packet = packet[:-1] + bytes([packet[-1] ^ 1])
                 for _ in range(2 if fate > 0.98 else 1):
-                    # With a segment size it is a train, if only of one packet, which is never the short way.
+                    # A segment size makes the packet a train, and trains never take the fast path.
                     segment = len(packet) if general else 0
-                    said.append(ends[1 - index].received(memoryview(packet), segment, now))
-            said.append(end.completions())
-            said.append(dict(end.dropped))
-        said.append([region.view.tobytes() for region in memory])
-    said.append([[piece.tobytes() for piece in buffer.segments] for buffer in buffers])
-    return said
+                    observed.append(ends[1 - index].received(memoryview(packet), segment, now))
+            observed.append(end.completions())
+            observed.append(dict(end.dropped))
+        observed.append([region.view.tobytes() for region in memory])
+    observed.append([[piece.tobytes() for piece in buffer.segments] for buffer in buffers])
+    return observed
 
 
-def to_the_general_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def disable_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("try_send_only", "try_write_only", "try_acknowledge_all"):
         monkeypatch.setattr(fast_path, name, lambda *_: False)
     monkeypatch.setattr(fast_path, "try_single_packet", lambda *_: None)
@@ -110,26 +110,26 @@ def to_the_general_way(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @for_each("seed", range(60))
 def test_fast_path_matches_the_general_path(seed: int) -> None:
-    short = transcript(seed, general=False)
+    fast = transcript(seed, general=False)
     with pytest.MonkeyPatch.context() as patch:
-        to_the_general_way(patch)
-        assert short == transcript(seed, general=True)
+        disable_the_fast_path(patch)
+        assert fast == transcript(seed, general=True)
 
 
 def test_single_packet_messages_take_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And so is what the other test compares."""
+    """Otherwise the test above would compare the general path with itself."""
     taken = []
-    short = ("try_single_packet", "try_receive", "try_acknowledge_all", "try_send_only", "try_write_only")
-    for name in short:
-        whole = getattr(fast_path, name)
+    fast = ("try_single_packet", "try_receive", "try_acknowledge_all", "try_send_only", "try_write_only")
+    for name in fast:
+        original = getattr(fast_path, name)
 
-        def noticed(*given: object, name: str = name, whole: Callable[..., object] = whole) -> object:
+        def recorded(*args: object, name: str = name, original: Callable[..., object] = original) -> object:
             taken.append(name)
-            return whole(*given)
+            return original(*args)
 
-        monkeypatch.setattr(fast_path, name, noticed)
+        monkeypatch.setattr(fast_path, name, recorded)
     transcript(1, general=False)
-    assert set(taken) == set(short)
+    assert set(taken) == set(fast)
 
 
 @for_each("opcode", [WROpcode.SEND, WROpcode.RDMA_WRITE])

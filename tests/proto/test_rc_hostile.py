@@ -1,4 +1,4 @@
-"""What a peer asks again, asks too often, or should never have sent."""
+"""RC engines with duplicate, excessive and invalid packets."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_pending_responses_are_bounded() -> None:
         elif kind == 3:
             give(engine, packet(WRITE_ONLY, reth(0), psn=psn - 1))
         else:
-            give(engine, packet(SEND_ONLY, b"nobody waits", psn=psn))
+            give(engine, packet(SEND_ONLY, b"no receive", psn=psn))
     assert int.from_bytes(memory.bytes[:8], sys.byteorder) == 4
     assert len(answers(engine, 10_000)) <= 20
 
@@ -80,7 +80,7 @@ def test_pending_responses_are_bounded() -> None:
         (READ, -1, reth(8), 0),
     ],
 )
-def test_duplicate_requests(opcode: int, ahead: int, body: bytes, count: int) -> None:
+def test_duplicate_requests_are_answered_but_not_executed(opcode: int, ahead: int, body: bytes, count: int) -> None:
     memory = Region()
     engine = receiver(memory)
     assert give(engine, packet(READ, reth(600))) == 1
@@ -90,12 +90,12 @@ def test_duplicate_requests(opcode: int, ahead: int, body: bytes, count: int) ->
     again = answers(engine)
     assert len(again) == count
     if count == 3:
-        assert again[1] == first[1], "a middle packet, that has no message sequence number"
+        assert again[1] == first[1], "a middle packet has no MSN"
     assert not engine.failed
     assert memory.bytes[:8] == (1).to_bytes(8, sys.byteorder)
 
 
-def test_repeated_duplicates_replace_each_other() -> None:
+def test_newest_duplicate_replaces_the_pending_responses() -> None:
     engine = receiver()
     give(engine, packet(READ, reth(600)))
     assert len(answers(engine)) == 3
@@ -105,7 +105,7 @@ def test_repeated_duplicates_replace_each_other() -> None:
     assert [p[0] for p in answers(engine)] == [0x0E, 0x0F]
 
 
-def test_one_rnr_nak_at_a_time() -> None:
+def test_second_rnr_nak_does_not_restart_the_timer() -> None:
     pair = Pair(rnr_retry=1)
     for number in range(2):
         pair.ends[0].post_send(send(number, b"x"))
@@ -154,7 +154,7 @@ def test_read_response_acknowledges_earlier_requests() -> None:
     pair = Pair(timeout=10)
     pair.ends[0].post_send(send(1, b"x", WROpcode.RDMA_WRITE, remote_addr=BASE, rkey=RKEY))
     pair.ends[0].post_send(SendWork(2, WROpcode.RDMA_READ, [view(bytes(600))], remote_addr=BASE, rkey=RKEY))
-    pair.lost = {2}  # the first answer
+    pair.lost = {2}  # the first response
     pair.run()
     assert pair.sent[2][1][0] == ACK
     assert statuses(pair.done[0]) == [(1, "SUCCESS"), (2, "SUCCESS")]
@@ -166,7 +166,7 @@ def test_regions_are_not_held_between_packets() -> None:
     engine = receiver(memory)
     assert give(engine, packet(WRITE_FIRST, reth(2000) + bytes(256), ask=False)) == 1
     assert give(engine, packet(WRITE_MIDDLE, bytes(256), psn=PSN + 1)) == 1
-    memory.bytes.append(0)  # BufferError where there is still a view of it
+    memory.bytes.append(0)  # raises BufferError while a view of it is left
 
 
 def test_packet_for_another_qpn_is_ignored() -> None:

@@ -1,4 +1,4 @@
-"""The engine through the states of a queue pair, and which packets it takes in which of them."""
+"""RC engines in each queue pair state, and the packets that each state accepts."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_error_state_flushes_in_order_and_sends_nothing() -> None:
     pair.deliver(0, struct.pack("!BBHII", READ, 0, 0xFFFF, 0x11, psn) + reth(8))
     end.flush()
     assert statuses(end.completions()) == [(n, "WR_FLUSH_ERR") for n in (0, 1, 2, 10, 11, 12)]
-    assert pair.wanted(0) == [], "not even what was asked before"
+    assert pair.wanted(0) == [], "earlier requests get no response either"
     assert end.deadline is None
     assert pair.deliver(0, struct.pack("!BBHII", READ, 0, 0xFFFF, 0x11, psn + 1) + reth(8)) == 0
     assert end.dropped == {"state": 1}
@@ -127,7 +127,7 @@ def test_pending_nak_is_sent_after_the_error_state() -> None:
     assert syndromes(engine) == [(ACK, 0x62)]
 
 
-def test_shared_receive_queue() -> None:
+def test_receives_come_from_the_shared_receive_queue() -> None:
     queue = [RecvWork(n, [view(bytes(600))]) for n in range(2)]
     taken = list(queue)
     engine = RcEngine(QPN, Region(), lambda: queue.pop(0) if queue else None)
@@ -143,7 +143,7 @@ def test_shared_receive_queue() -> None:
     assert give(engine, packet(0x00, bytes(256), psn=PSN + 3)) == 1
     engine.flush()
     assert statuses(engine.completions()) == [(0, "SUCCESS"), (1, "SUCCESS"), (2, "WR_FLUSH_ERR")]
-    assert [work.wr_id for work in queue] == [3], "what nobody took is left to the others"
+    assert [work.wr_id for work in queue] == [3], "unused receives stay in the shared queue"
 
 
 def test_sqd_finishes_the_message_in_progress() -> None:
@@ -192,7 +192,7 @@ def test_rnr_timer_changes_in_rts() -> None:
     assert syndromes(engine) == [(ACK, 0x20 | 20)]
 
 
-# -- what is not for us -------------------------------------------------------------------------------
+# -- dropped packets ----------------------------------------------------------------------------------
 
 
 @for_each(
@@ -209,7 +209,7 @@ def test_rnr_timer_changes_in_rts() -> None:
         (0xFFFF, 0x0000, 0),
     ],
 )
-def test_pkey_matching(ours: int, theirs: int, accepted: int) -> None:
+def test_pkeys_match_by_partition_and_membership(ours: int, theirs: int, accepted: int) -> None:
     engine = receiver(pkey=ours)
     engine.post_recv(RecvWork(1, [view(bytes(8))]))
     assert give(engine, packet(SEND_ONLY, b"x", pkey=theirs)) == accepted
@@ -229,7 +229,7 @@ def test_pkey_matching(ours: int, theirs: int, accepted: int) -> None:
         (11, 0x00, "sequence"),
     ],
 )
-def test_drop_reasons(place: int, value: int, reason: str) -> None:
+def test_invalid_packets_are_counted_by_reason(place: int, value: int, reason: str) -> None:
     engine = receiver()
     data = bytearray(packet(SEND_ONLY, bytes(24)))
     data[place] = value
@@ -247,7 +247,7 @@ def test_congestion_bits_are_ignored() -> None:
     assert give(engine, bytes(data)) == 1
 
 
-def test_padding_is_not_part_of_the_headers() -> None:
+def test_padding_without_payload_is_dropped() -> None:
     engine = receiver()
     data = bytearray(packet(READ, reth(8)))
     data[1] = 0x30
@@ -256,13 +256,13 @@ def test_padding_is_not_part_of_the_headers() -> None:
 
 
 @for_each("size", [0, 1, 11, 12, 15])
-def test_malformed_packet(size: int) -> None:
+def test_truncated_packets_are_dropped(size: int) -> None:
     engine = receiver()
     assert engine.received(memoryview(bytes(size)), 0, 0.0) == 0
     assert engine.dropped.total() == (1 if size else 0)
 
 
-def test_late_ack_does_not_move_backwards() -> None:
+def test_ack_or_nak_of_completed_requests_is_ignored() -> None:
     pair = Pair()
     end = pair.ends[0]
     for number in range(4):
@@ -278,7 +278,7 @@ def test_late_ack_does_not_move_backwards() -> None:
     assert end.drained
 
 
-def test_reserved_aeth_types() -> None:
+def test_reserved_syndromes_are_dropped() -> None:
     pair = Pair()
     pair.ends[0].post_send(send(1, b"x"))
     pair.wanted(0)

@@ -1,4 +1,4 @@
-"""Trains of packets: what leaves in one, and what is made of one that arrives."""
+"""Trains of packets: how an engine forms them, and how it processes received ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DATA = random.Random(4).randbytes(SIZE)
 
 
 def cut(data: bytes, *sizes: int) -> list[memoryview]:
-    """In pieces of these sizes, again and again."""
+    """Cut data into pieces of these sizes, repeated."""
     pieces, at, turn = [], 0, 0
     while at < len(data):
         size = sizes[turn % len(sizes)]
@@ -42,7 +42,7 @@ def works() -> list[SendWork]:
 
 
 def exchange(train: int, *, ipv6: bool = False, mtu: int = 1024) -> tuple[list[tuple[int, bytes]], list[Datagram]]:
-    """All packets of some work, without ICRCs, and the datagrams they left in."""
+    """All packets of some work requests, without ICRCs, and the datagrams that carried them."""
     pair = Pair(train=train, ipv6=ipv6, size=1 << 18, path_mtu=mtu)
     for number in range(100):
         pair.ends[1].post_recv(RecvWork(number, cut(bytes(50_000), 5000, 7)))
@@ -51,11 +51,11 @@ def exchange(train: int, *, ipv6: bool = False, mtu: int = 1024) -> tuple[list[t
     sent: list[Datagram] = []
     transmit = pair.transmit
 
-    def watch(source: int, datagram: Datagram) -> None:
+    def record(source: int, datagram: Datagram) -> None:
         sent.append(datagram)
         transmit(source, datagram)
 
-    pair.transmit = watch  # type: ignore[method-assign]
+    pair.transmit = record  # type: ignore[method-assign]
     pair.run()
     assert statuses(pair.done[0]) == [(n, "SUCCESS") for n in range(1, 100)]
     assert pair.memory[1].bytes[:SIZE] == DATA
@@ -64,7 +64,7 @@ def exchange(train: int, *, ipv6: bool = False, mtu: int = 1024) -> tuple[list[t
 
 
 def requests(sent: list[tuple[int, bytes]]) -> list[bytes]:
-    """Those of end 0, without the bit that asks for an acknowledgement."""
+    """The packets of end 0, with the AckReq bit cleared."""
     return [packet[:8] + b"\0" + packet[9:] for source, packet in sent if source == 0]
 
 
@@ -73,7 +73,7 @@ def requests(sent: list[tuple[int, bytes]]) -> list[bytes]:
 def test_train_is_the_same_packets_with_an_icrc_each(mtu: int, ipv6: bool) -> None:
     alone, _ = exchange(0, mtu=mtu, ipv6=ipv6)
     joined, datagrams = exchange(TRAIN, mtu=mtu, ipv6=ipv6)  # every ICRC is checked on the way
-    # An answer may acknowledge more at a time, so that the window is filled elsewhere; what is asked is the same.
+    # With trains an ACK may cover more packets, which moves the AckReq bit. All else is the same.
     assert requests(joined) == requests(alone)
     assert len(datagrams) < len(joined) / (5 if mtu < 4096 else 3)
 
@@ -125,7 +125,7 @@ def test_train_length_follows_the_limit() -> None:
 
 
 def one_train(pair: Pair) -> tuple[bytearray, int, int]:
-    """A train out of the middle of a WRITE, whatever was before it delivered; its bytes, segment size and offset."""
+    """A train from the middle of a WRITE, after delivery of all before it: bytes, segment size, packets delivered."""
     pair.ends[0].post_send(send(1, DATA, WROpcode.RDMA_WRITE, remote_addr=BASE, rkey=RKEY))
     first, second, *_ = pair.ends[0].datagrams(0.0, 1000, TRAIN)
     data = bytearray(b"".join(first[0]))
@@ -186,10 +186,10 @@ def test_ip_identifications_of_a_train_are_found(identifications: list[int]) -> 
     assert pair.memory[1].bytes[:end] == DATA[:end]
 
 
-def test_train_with_packets_of_several_connections() -> None:
+def test_packet_for_another_qp_in_a_train_is_dropped() -> None:
     pair = Pair(size=1 << 18, path_mtu=1024)
     data, segment, _ = one_train(pair)
-    data[5 * segment + 7] = 0x77  # another queue pair's
+    data[5 * segment + 7] = 0x77  # the number of another queue pair
     reseal(pair.flows[0], data, segment, list(range(len(data) // segment)))
     assert pair.ends[1].received(memoryview(data), segment, 0.0) == 5
     assert pair.ends[1].dropped["qpn"] == 1
@@ -202,7 +202,7 @@ def test_long_messages_survive_loss(seed: int) -> None:
     answer, inbox = bytearray(SIZE), cut(bytes(SIZE), 30_000, 11, 50_001)
     pair.ends[1].post_recv(RecvWork(1, inbox))
     pair.ends[0].post_send(send(1, DATA, WROpcode.RDMA_WRITE, remote_addr=BASE, rkey=RKEY))
-    pair.ends[0].post_send(SendWork(2, WROpcode.RDMA_READ, cut_into(answer), remote_addr=BASE + SIZE, rkey=RKEY))
+    pair.ends[0].post_send(SendWork(2, WROpcode.RDMA_READ, scatter_list(answer), remote_addr=BASE + SIZE, rkey=RKEY))
     pair.ends[0].post_send(SendWork(3, WROpcode.SEND, cut(DATA, 777, 5000)))
     pair.run()
     assert statuses(pair.done[0]) == [(1, "SUCCESS"), (2, "SUCCESS"), (3, "SUCCESS")]
@@ -211,7 +211,7 @@ def test_long_messages_survive_loss(seed: int) -> None:
     assert b"".join(inbox) == DATA
 
 
-def cut_into(buffer: bytearray) -> list[memoryview]:
+def scatter_list(buffer: bytearray) -> list[memoryview]:
     whole = memoryview(buffer)
     return [whole[:40_000], whole[40_000:40_000], whole[40_000:40_003], whole[40_003:]]
 
@@ -255,7 +255,7 @@ def test_middle_packets_are_processed_as_a_run(opcode: WROpcode, monkeypatch: py
     pair.ends[0].post_send(SendWork(1, opcode, [view(bytes(SIZE))], remote_addr=BASE, rkey=RKEY))
     pair.run()
     assert statuses(pair.done[0]) == [(1, "SUCCESS")]
-    assert single <= 2, "but for one that left with the longer packet before it"
+    assert single <= 2, "except one that left with the longer packet before it"
 
 
 def test_long_message_requests_few_acks() -> None:

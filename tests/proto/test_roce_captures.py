@@ -1,4 +1,4 @@
-"""What Linux sent: every packet is decoded, encoded again and has the right CRC."""
+"""Packets captured from Linux round-trip through the codec and have a valid ICRC."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.rows import for_each
 
 CAPTURES = Path(__file__).parent.parent / "data" / "captures"
 FILES = sorted(CAPTURES.glob("*.pcap*"))
-#: A management datagram in a RoCE packet: the size of the segments in the captures of a send with UDP_SEGMENT.
+#: Size of a RoCE packet with a MAD, the segment size of the captures made with UDP_SEGMENT.
 MAD = 12 + 8 + 256 + 4
 MTU = 1024
 
@@ -25,7 +25,7 @@ files = for_each("path", FILES, ids=[path.name for path in FILES])
 
 
 def packets(path: Path) -> list[tuple[Datagram, bytes, int]]:
-    """Datagrams with their payloads and identifications, those sent as a train cut as the receiver has them."""
+    """Datagrams with their payloads and IP identifications; trains are split into their packets."""
     found = []
     for datagram in roce(path):
         if path.stem.endswith("gso") and len(datagram.payload) > MAD:
@@ -75,7 +75,7 @@ def test_linux_never_sets_reserved_fields(path: Path) -> None:
             assert packet.aeth.credits is None
 
 
-def test_the_captures_have_most_opcodes() -> None:
+def test_captures_cover_all_but_the_listed_opcodes() -> None:
     seen = {data[0] for path in FILES for _, data, _ in packets(path)}
     send_with_immediate = {Opcode.RC_SEND_LAST_WITH_IMMEDIATE, Opcode.RC_SEND_ONLY_WITH_IMMEDIATE}
     newer = {Opcode.RC_FLUSH, Opcode.RC_ATOMIC_WRITE}
@@ -98,14 +98,14 @@ def test_capture_reader_skips_nothing(path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def scapy() -> Any:
-    reason = "scapy is not installed; it is only here to compare with"
+    reason = "scapy is not installed, and these tests compare with it"
     contrib = pytest.importorskip("scapy.contrib.roce", reason=reason)
     inet, inet6 = pytest.importorskip("scapy.layers.inet"), pytest.importorskip("scapy.layers.inet6")
     return lambda data: (inet.IP if data[0] >> 4 == 4 else inet6.IPv6)(data)[contrib.BTH]
 
 
 class TestScapy:
-    """An implementation by others, where it is installed."""
+    """Comparison with scapy, if it is installed."""
 
     def test_headers_match_scapy(self, scapy: Any) -> None:
         for vector in VECTORS:

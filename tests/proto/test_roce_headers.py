@@ -1,4 +1,4 @@
-"""Headers and packets: known ones, any ones, broken ones; the fast path against the slow one."""
+"""RoCE headers and packets: the specification's vectors, arbitrary and damaged bytes, the fast path and the codec."""
 
 from __future__ import annotations
 
@@ -92,13 +92,13 @@ def any_packet(draw: st.DrawFn) -> RocePacket:
 class TestVectors:
     @vectors
     @for_each("kind", [bytes, bytearray, memoryview])
-    def test_unpack(self, vector: Vector, kind: Callable[[bytes], bytes]) -> None:
+    def test_vectors_unpack_to_the_specified_packet(self, vector: Vector, kind: Callable[[bytes], bytes]) -> None:
         packet = RocePacket.unpack(kind(vector.body))
         assert packet == vector.packet
         assert isinstance(packet.payload, memoryview)
 
     @vectors
-    def test_pack(self, vector: Vector) -> None:
+    def test_vectors_pack_to_the_specified_bytes(self, vector: Vector) -> None:
         assert vector.packet.pack() == vector.body
         assert RocePacket.unpack(vector.body).pack() == vector.body
 
@@ -130,14 +130,14 @@ class TestPacket:
 
     @given(st.binary(max_size=80))
     @example(b"")
-    def test_arbitrary_bytes(self, data: bytes) -> None:
+    def test_arbitrary_bytes_unpack_or_raise_wire_error(self, data: bytes) -> None:
         with contextlib.suppress(WireError):
             packet = RocePacket.unpack(data)
             pad = packet.bth.pad_cnt
             assert packet.pack()[: len(data) - pad] == data[: len(data) - pad]
 
     @given(st.sampled_from(VECTORS), st.data())
-    def test_damaged_packets(self, vector: Vector, data: st.DataObject) -> None:
+    def test_damaged_packets_raise_only_wire_error(self, vector: Vector, data: st.DataObject) -> None:
         body = bytearray(vector.body)
         for _ in range(data.draw(st.integers(1, 3))):
             body[data.draw(st.integers(0, min(len(body), 44) - 1))] = data.draw(bits(8))
@@ -148,7 +148,7 @@ class TestPacket:
             peek(body)
 
     @vectors
-    def test_truncated_packets(self, vector: Vector) -> None:
+    def test_truncated_packets_raise_wire_error(self, vector: Vector) -> None:
         shortest = HEADER_LENGTH[vector.packet.bth.opcode] + vector.packet.bth.pad_cnt
         for size in range(shortest):
             with pytest.raises(WireError):
@@ -156,20 +156,20 @@ class TestPacket:
         RocePacket.unpack(vector.body[:shortest])
 
     @for_each("opcode", sorted(set(range(256)) - set(Opcode)))
-    def test_unknown_opcodes(self, opcode: int) -> None:
+    def test_unknown_opcodes_raise_wire_error(self, opcode: int) -> None:
         data = bytes([opcode]) + bytes(79)
         with pytest.raises(WireError, match=f"opcode {opcode:#04x} is not known"):
             RocePacket.unpack(data)
         with pytest.raises(WireError, match=f"opcode {opcode:#04x} is not known"):
             RocePacket(BTH(opcode, 1, 1)).pack()
 
-    def test_headers_not_allowed_by_the_opcode(self) -> None:
+    def test_packet_must_have_the_headers_of_its_opcode(self) -> None:
         with pytest.raises(WireError, match="0x06 lacks reth"):
             RocePacket(BTH(Opcode.RC_RDMA_WRITE_FIRST, 1, 1)).pack()
         with pytest.raises(WireError, match="0x04 does not have aeth"):
             RocePacket(BTH(Opcode.RC_SEND_ONLY, 1, 1), aeth=AETH.ack(1)).pack()
 
-    def test_replace(self) -> None:
+    def test_replace_changes_one_field(self) -> None:
         packet = VECTORS[0].packet
         assert packet.replace(payload=b"HELLO").payload == b"HELLO"
         assert packet.replace(bth=packet.bth.replace(psn=1)).bth.psn == 1
@@ -177,7 +177,7 @@ class TestPacket:
 
 class TestHeaders:
     @given(any_bth)
-    def test_bth_round_trip(self, bth: BTH) -> None:
+    def test_bth_round_trips(self, bth: BTH) -> None:
         data = bth.pack()
         assert len(data) == 12
         assert BTH.unpack(data) == bth
@@ -188,7 +188,7 @@ class TestHeaders:
 
     @for_each("header", SIZES)
     @given(data=st.binary(max_size=32))
-    def test_arbitrary_bytes(self, header: type[BTH], data: bytes) -> None:
+    def test_arbitrary_bytes_unpack_or_raise_wire_error(self, header: type[BTH], data: bytes) -> None:
         size = SIZES[header]
         if len(data) < size:
             with pytest.raises(WireError, match=f"{header.__name__} has {size} bytes, not {len(data)}$"):
@@ -204,7 +204,7 @@ class TestHeaders:
         ],
     )
     @for_each("negative", [False, True])
-    def test_bth_fields_out_of_range(self, field: str, limit: int, negative: bool) -> None:
+    def test_bth_pack_rejects_fields_out_of_range(self, field: str, limit: int, negative: bool) -> None:
         bth = BTH(0, 0, 0).replace(**{field: -1 if negative else limit})
         with pytest.raises(WireError, match=rf"BTH\.{field} has \d+ bits; "):
             bth.pack()
@@ -218,11 +218,11 @@ class TestHeaders:
             *[AtomicAckETH(1 << 64), IETH(-1), ImmDt(b""), ImmDt(b"12345")],
         ],
     )
-    def test_extended_header_fields_out_of_range(self, header: DETH) -> None:
+    def test_extended_header_pack_rejects_fields_out_of_range(self, header: DETH) -> None:
         with pytest.raises(WireError):
             header.pack()
 
-    def test_flush(self) -> None:
+    def test_feth_unpacks_to_selectivity_and_placement_type(self) -> None:
         assert FETH.unpack(bytes.fromhex("00000012")) == FETH(sel=1, plt=2)
 
     def test_headers_are_immutable(self) -> None:
@@ -241,35 +241,35 @@ class TestSyndromes:
         assert (aeth.credits is not None) is (kind is AethType.ACK and syndrome != 0x1F)
         assert (aeth.nak_code is not None) is (0x60 <= syndrome <= 0x64)
 
-    def test_acks_and_credits(self) -> None:
+    def test_ack_syndrome_encodes_credits(self) -> None:
         assert AETH.ack(7) == AETH(0x1F, 7)
         credits = [AETH(code, 0).credits for code in range(31)]
         assert credits[:6] == [0, 1, 2, 3, 4, 6]
         # From 2 on, each two codes double it: 2^n and 1.5 * 2^n.
         assert credits[2:] == [value << n for n in range(15) for value in (2, 3)][:29]
 
-    def test_nak_codes(self) -> None:
+    def test_nak_syndrome_encodes_the_error(self) -> None:
         assert [AETH(code, 0).nak_code for code in range(0x60, 0x65)] == list(NakCode)
         assert AETH.nak(NakCode.REMOTE_OPERATIONAL_ERROR, 9) == AETH(0x63, 9)
         assert AETH.nak(NakCode.INVALID_REQUEST, 9).pack().hex() == "61000009"
 
-    def test_rnr_nak(self) -> None:
+    def test_rnr_nak_syndrome_encodes_the_timer(self) -> None:
         assert AETH.rnr_nak(14, 1).pack().hex() == "2e000001"
         assert AETH.rnr_nak(14, 1).rnr_seconds == 0.00128
 
-    def test_timer_codes(self) -> None:
+    def test_rnr_timer_codes_match_the_specification(self) -> None:
         seconds = list(RNR_TIMER_SECONDS)
         assert len(seconds) == 32
         assert seconds[1:] == sorted(seconds[1:])
         assert max(seconds) == seconds[0] == 0.65536
-        # Two a power of two, once they are past the first few.
+        # From code 4 on, the time doubles every two codes.
         for code in range(4, 30):
             assert seconds[code + 2] == pytest.approx(seconds[code] * 2)
         assert (seconds[1], seconds[12], seconds[31]) == (0.00001, 0.00064, 0.49152)
 
 
 class TestFastPath:
-    """It says what the slow path says, of any packet."""
+    """The fast path and the codec give the same result for any packet."""
 
     @given(st.binary(max_size=40))
     def test_peek_matches_bth(self, data: bytes) -> None:
@@ -282,13 +282,13 @@ class TestFastPath:
             assert peek(memoryview(data)) == (bth.opcode, bth.pad_cnt, bth.dest_qpn, bth.ack_req, bth.psn)
 
     @given(any_bth)
-    def test_bth_in_halves(self, bth: BTH) -> None:
+    def test_bth_packed_in_halves_matches_the_codec(self, bth: BTH) -> None:
         bth = bth.replace(migreq=False, tver=0, fecn=False, becn=False, resv6=0, resv7=0)
         half = bth.opcode << 56 | bth.se << 55 | bth.pad_cnt << 52 | bth.pkey << 32 | bth.dest_qpn
         assert BTH_HALVES.pack(half, bth.ack_req << 31 | bth.psn) == bth.pack()
 
     @given(any_bth, any_header["aeth"])
-    def test_bth_in_halves_and_aeth(self, bth: BTH, aeth: AETH) -> None:
+    def test_bth_and_aeth_packed_in_halves_match_the_codec(self, bth: BTH, aeth: AETH) -> None:
         bth = bth.replace(migreq=False, tver=0, fecn=False, becn=False, resv6=0, resv7=0, se=False, ack_req=False)
         half = bth.opcode << 56 | bth.pad_cnt << 52 | bth.pkey << 32 | bth.dest_qpn
         assert BTH_HALVES_AETH.pack(half, bth.psn, aeth.syndrome << 24 | aeth.msn) == bth.pack() + aeth.pack()

@@ -7,8 +7,8 @@ from rdmacm.proto.roce.opcodes import ExtendedHeader as H
 from rdmacm.proto.roce.opcodes import Opcode, Operation, TransportService
 from support.rows import for_each
 
-# By hand and not by rule: the number, the headers, the length with them, and letters for what the packet does:
-# Q request, P response, S start, E end, D data may follow, R needs a receive.
+# Written by hand, not by rule: opcode, name, extended headers, header length, and letters for the packet's properties:
+# Q request, P response, S start, E end, D may carry data, R consumes a receive.
 RC = [
     (0x00, "SEND_FIRST", 0, 12, "QSDR"),
     (0x01, "SEND_MIDDLE", 0, 12, "QD"),
@@ -67,7 +67,7 @@ def test_opcodes_match_the_specification(number: int, name: str, headers: int, l
     assert (Operation(opcodes.OPERATION[number]) is Operation.ATOMIC) is (number in (0x13, 0x14))
 
 
-def test_no_other_opcodes() -> None:
+def test_other_opcodes_are_unknown() -> None:
     assert sorted(Opcode) == sorted(row[0] for row in ALL)
     unknown = set(range(256)) - {row[0] for row in ALL}
     tables = [*LETTERS.values(), opcodes.HEADER_LENGTH, opcodes.EXTENDED_HEADERS, opcodes.OPERATION]

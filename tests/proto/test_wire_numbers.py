@@ -1,4 +1,4 @@
-"""Numbers on the wire against the specification's tables, written down apart from the sources."""
+"""Wire constants against the specification's tables, which are copied here independently of the sources."""
 
 from __future__ import annotations
 
@@ -133,5 +133,5 @@ def test_enumerations_have_the_values_of_the_specification(kind: type[IntEnum], 
     assert {name: int(member) for name, member in kind.__members__.items()} == specified
 
 
-def test_rates() -> None:
+def test_rate_codes_have_the_specified_gigabits() -> None:
     assert dict(enumerate(RATES, start=2)) == RATE_GBPS

@@ -1,4 +1,4 @@
-"""Resolution on devices that are not the software device's: several ports, VLANs, states and MTUs of their own."""
+"""Resolution on hardware devices, which have several ports, VLANs, port states and port MTUs."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def host() -> Host:
     [("10.0.0.9", 1, 3), ("10.0.5.9", 1, 5), ("10.1.0.9", 2, 3)],
     ids=["first port", "VLAN of the first port", "second port"],
 )
-def test_the_route_chooses_the_port_and_the_gid(host: Host, destination: str, port_num: int, gid_index: int) -> None:
+def test_route_selects_the_port_and_the_gid(host: Host, destination: str, port_num: int, gid_index: int) -> None:
     lookup = host.lookup(destination)
     found = host.find(lookup)
     assert (found.view.device.name, found.view.port_num, found.row.gid_index) == ("mlx5_0", port_num, gid_index)
@@ -98,14 +98,14 @@ def test_the_route_chooses_the_port_and_the_gid(host: Host, destination: str, po
     assert f"device mlx5_0 port {port_num} GID index {gid_index}" in explanation.text()
 
 
-def test_the_other_rows_are_explained(host: Host) -> None:
+def test_explanation_gives_the_rule_that_excluded_each_gid(host: Host) -> None:
     lookup = host.lookup("10.0.0.9")
     host.find(lookup)
     rules = {(c.port_num, c.gid_index): c.rule for c in lookup.explain(None, None).candidates}
     assert rules == {(1, 3): "chosen", (1, 2): "gid-type", (1, 5): "source-address", (2, 3): "source-address"}
 
 
-def test_a_source_on_a_vlan_pins_the_vlan(host: Host) -> None:
+def test_source_address_on_a_vlan_selects_the_vlan(host: Host) -> None:
     host.network.add_route("192.0.2.0/24", host.eth1)
     with pytest.raises(Failure) as caught:
         host.find(host.lookup("192.0.2.1", "10.0.5.1"))
@@ -114,7 +114,7 @@ def test_a_source_on_a_vlan_pins_the_vlan(host: Host) -> None:
     assert host.find(host.lookup("10.0.5.9", "10.0.5.1")).row.gid_index == 5
 
 
-def test_an_id_stays_on_the_port_that_it_is_bound_to(host: Host) -> None:
+def test_bound_id_resolves_only_on_its_port(host: Host) -> None:
     assert host.find(host.lookup("10.1.0.9", bound=2)).view.port_num == 2
     lookup = host.lookup("10.1.0.9", bound=1)
     with pytest.raises(Failure) as caught:
@@ -125,7 +125,7 @@ def test_an_id_stays_on_the_port_that_it_is_bound_to(host: Host) -> None:
 
 
 @pytest.mark.parametrize("state", [PortState.DOWN, PortState.INIT, PortState.ARMED])
-def test_the_state_is_the_ports_and_not_the_interfaces(host: Host, state: PortState) -> None:
+def test_inactive_port_is_not_selected(host: Host, state: PortState) -> None:
     host.ports[2] = state, Mtu.MTU_1024
     lookup = host.lookup("10.1.0.9")
     with pytest.raises(Failure) as caught:
@@ -138,7 +138,7 @@ def test_the_state_is_the_ports_and_not_the_interfaces(host: Host, state: PortSt
     assert host.find(host.lookup("10.0.0.9")).view.port_num == 1, "the other port is ACTIVE"
 
 
-def test_an_active_port_serves_although_its_interface_shows_no_carrier(host: Host) -> None:
+def test_active_port_is_selected_without_carrier_on_its_interface(host: Host) -> None:
     interface = host.interfaces[host.eth1]
     host.interfaces[host.eth1] = interface._replace(flags=interface.flags & ~UP)
     assert host.find(host.lookup("10.1.0.9")).view.port_num == 2
@@ -149,7 +149,7 @@ def test_an_active_port_serves_although_its_interface_shows_no_carrier(host: Hos
     [("10.0.0.9", 0, 4096), ("10.0.5.9", 0, 1024), ("10.1.0.9", 0, 1024), ("192.0.2.1", 600, 256)],
     ids=["port and interface", "VLAN interface", "port", "route"],
 )
-def test_the_path_mtu_is_what_port_interface_and_route_allow(
+def test_path_mtu_is_the_minimum_of_port_interface_and_route(
     host: Host, destination: str, route_mtu: int, mtu: int
 ) -> None:
     if route_mtu:
@@ -161,7 +161,7 @@ def test_the_path_mtu_is_what_port_interface_and_route_allow(
     assert (path.sgid, path.dgid) == (found.row.gid, Gid.from_ip(ip(destination)))
 
 
-def test_of_two_devices_on_one_interface_the_lower_index_is_used(host: Host) -> None:
+def test_lower_device_index_wins_on_a_shared_interface(host: Host) -> None:
     view = host.view()
     rows = (host.row(1, 0, "10.0.0.1", host.eth0),)
     other = Device("rxe0", 7, PROVIDER, NodeType.CA, TransportType.IB, 0x0201, (host.port(1, rows),))

@@ -1,4 +1,4 @@
-"""The rules that choose a source, device and GID: documented, ordered, and the same in both of their uses."""
+"""The rules that choose a source, device and GID: selection, explanation and documentation agree."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HOSTS = ["10.0.0.1", "10.0.0.2", "10.1.0.1", "127.0.0.1", "fd00::1", "fe80::1"]
 
 
 @st.composite
-def situations(draw: st.DrawFn) -> tuple[MemoryNetwork, Query]:
+def queries(draw: st.DrawFn) -> tuple[MemoryNetwork, Query]:
     network = MemoryNetwork()
     for number in range(draw(st.integers(1, 4))):
         addresses = draw(st.lists(st.sampled_from(HOSTS), unique=True, max_size=4))
@@ -54,9 +54,9 @@ def situations(draw: st.DrawFn) -> tuple[MemoryNetwork, Query]:
 
 
 @settings(max_examples=200, deadline=None)
-@given(situations())
-def test_selection_and_explanation_agree(situation: tuple[MemoryNetwork, Query]) -> None:
-    network, query = situation
+@given(queries())
+def test_selection_and_explanation_agree(network_and_query: tuple[MemoryNetwork, Query]) -> None:
+    network, query = network_and_query
     host = with_infiniband(read_host(network), PORTS)
     choice = choose(query, host)
     judged = judge(query, host)
@@ -69,7 +69,7 @@ def test_selection_and_explanation_agree(situation: tuple[MemoryNetwork, Query])
         (candidate,) = chosen
         assert (candidate.device, candidate.gid_index, candidate.gid) == (view.device.name, row.gid_index, str(row.gid))
     addresses = sum(len(view.rows) for view in host.ports) + sum(len(one.ips) for one in host.ipoib)
-    assert len(judged) == addresses, "every candidate is accounted for"
+    assert len(judged) == addresses, "every candidate is listed"
     names = {rule.name for rule in RULES}
     for candidate in judged:
         assert candidate.reason
@@ -144,7 +144,7 @@ def test_explanation_lists_the_rejected_candidates() -> None:
     assert "10.0.0.2:7471" in explanation.text()
 
 
-def test_explanation_of_a_name_with_several_answers() -> None:
+def test_explanation_covers_every_address_of_a_name() -> None:
     network = MemoryNetwork()
     eth0 = network.add_interface("eth0", "10.0.0.1/24", "fd00::1/64")
     network.add_neighbour(eth0, "10.0.0.2")
@@ -162,21 +162,21 @@ def test_explanation_of_a_name_with_several_answers() -> None:
     assert len(later) == 1
 
 
-def test_explanation_of_failures() -> None:
+def test_explanation_names_the_failed_step() -> None:
     network = MemoryNetwork()
     network.add_interface("eth0", "10.0.0.1/24")
     provider = memory_provider(network)
-    nowhere = explain("192.0.2.1", 1, provider=provider)
-    assert (nowhere.ok, nowhere.error, nowhere.errno_name) == (False, "route", "ENETUNREACH")
-    assert nowhere.hint
+    unrouted = explain("192.0.2.1", 1, provider=provider)
+    assert (unrouted.ok, unrouted.error, unrouted.errno_name) == (False, "route", "ENETUNREACH")
+    assert unrouted.hint
     silent = explain("10.0.0.9", 1, provider=provider, timeout_ms=20)
     assert (silent.error, silent.errno_name) == ("neighbour", "ETIMEDOUT")
     assert silent.neighbour is not None
     assert silent.neighbour.state == "absent"
     assert silent.chosen is None
     assert {c.rule for c in silent.candidates if c.source == "10.0.0.1"} == {"neighbour"}
-    nameless = explain("300.1.1.1", 1, flags=2, provider=provider)
-    assert (nameless.error, nameless.errno_name) == ("name", "EAI_NONAME")
+    unresolved = explain("300.1.1.1", 1, flags=2, provider=provider)
+    assert (unresolved.error, unresolved.errno_name) == ("name", "EAI_NONAME")
     data = silent.as_dict()
     assert data["ok"] is False
     assert data["chosen"] is None

@@ -1,4 +1,4 @@
-"""Numbers that are drawn ahead."""
+"""Buffered random numbers."""
 
 from __future__ import annotations
 

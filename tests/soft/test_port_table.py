@@ -1,4 +1,4 @@
-"""The file behind the port table: shared, tidy, and not to be led astray."""
+"""The port table's file: shared by processes, removed after use, safe against irregular files."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def table(directory: Path) -> PortTable:
 
 def test_last_user_removes_the_file(tmp_path: Path) -> None:
     ports = table(tmp_path)
-    assert not os.listdir(tmp_path), "nothing is made before it is needed"
+    assert not os.listdir(tmp_path), "the file is created on first use"
     ports.bind(owner(4000))
     assert os.listdir(tmp_path) == [NAME]
     assert ports.path is not None
-    assert os.stat(ports.path).st_mode & 0o777 == 0o666, "other users share the ports, whatever the umask"
+    assert os.stat(ports.path).st_mode & 0o777 == 0o666, "every user can open the file, whatever the umask"
     ports.close()
     assert not os.listdir(tmp_path)
-    ports.bind(owner(4000))  # and it can be used again
+    ports.bind(owner(4000))  # the table can be used again
     ports.close()
 
 
@@ -59,20 +59,20 @@ def test_file_remains_while_another_process_uses_it(tmp_path: Path) -> None:
     assert not os.listdir(tmp_path)
 
 
-@pytest.mark.parametrize("trap", ["directory", "fifo", "link"])
-def test_irregular_files_are_refused(tmp_path: Path, trap: str) -> None:
+@pytest.mark.parametrize("kind", ["directory", "fifo", "link"])
+def test_irregular_files_are_refused(tmp_path: Path, kind: str) -> None:
     ports, path = table(tmp_path), tmp_path / NAME
-    precious = tmp_path / "precious"
-    precious.write_text("precious")
-    if trap == "directory":
+    target = tmp_path / "target"
+    target.write_text("target")
+    if kind == "directory":
         path.mkdir()
-    elif trap == "fifo":
+    elif kind == "fifo":
         os.mkfifo(path)
     else:
-        path.symlink_to(precious)
+        path.symlink_to(target)
     with pytest.raises(OSError, match="cannot be opened"):
         ports.bind(owner(4000))
-    assert precious.read_text() == "precious"
+    assert target.read_text() == "target"
 
 
 def test_lock_held_by_another_process_does_not_block(tmp_path: Path) -> None:
@@ -104,10 +104,10 @@ def test_released_ports_are_free_and_shared_ports_remain(tmp_path: Path) -> None
     first, second = owner(4000, reuseaddr=True), owner(4000, reuseaddr=True)
     ports.bind(first)
     ports.bind(second)
-    with pytest.raises(OSError, match="taken by an id of this process"):
+    with pytest.raises(OSError, match="port 4000 is in use by another id of this process"):
         ports.bind(owner(4000))
     ports.release(first)
-    with pytest.raises(OSError, match="taken"):
+    with pytest.raises(OSError, match="in use"):
         ports.bind(owner(4000))
     ports.release(second)
     ports.release(second)
@@ -115,7 +115,7 @@ def test_released_ports_are_free_and_shared_ports_remain(tmp_path: Path) -> None
     ports.close()
 
 
-def test_free_ports_run_out(tmp_path: Path) -> None:
+def test_bind_fails_when_no_port_is_free(tmp_path: Path) -> None:
     ports = PortTable("net:[1]", (5000, 5003), directory=str(tmp_path))
     taken = [owner(0) for _ in range(4)]
     for each in taken:
@@ -138,7 +138,7 @@ def test_unwritable_directories_fall_back_to_private_ports(
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere
     ports = table(tmp_path)
     ports.bind(owner(4000))
-    with pytest.raises(OSError, match="taken by an id of this process"):
+    with pytest.raises(OSError, match="port 4000 is in use by another id of this process"):
         ports.bind(owner(4000))
     assert "not shared with other processes" in caplog.text
     ports.close()

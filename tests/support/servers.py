@@ -38,17 +38,16 @@ Run: TypeAlias = Callable[..., Result]
 
 
 class Server:
-    """``rdmacm ARGV`` as a process that listens on ``port``, which its first line of output names.
+    """``rdmacm ARGV`` as a process that listens on ``port``, which its first line on standard error names.
 
     It runs on this host, or on one of :mod:`support.netns`.
     """
 
     def __init__(self, *argv: str, host: Host | None = None) -> None:
         self.start(*argv, host=host)
-        said = self.process.stderr if "-d" in argv else self.process.stdout
-        assert said is not None
-        line = said.readline()
-        found = re.search(r"listening on .*:(\d+)$", line.rstrip())
+        assert self.process.stderr is not None
+        line = self.process.stderr.readline()
+        found = re.fullmatch(r"rdmacm: listening on \S+:(\d+), (all devices|device \w+)", line.rstrip())
         assert found is not None, line or self.process.communicate()
         self.port = int(found[1])
 

@@ -18,6 +18,7 @@ from rdmacm.verbs import (
     Context,
     Device,
     DeviceAttr,
+    EventType,
     GidEntry,
     GidType,
     LinkLayer,
@@ -33,6 +34,7 @@ from rdmacm.verbs import (
     RecvWR,
     SendWR,
     SrqAttr,
+    SrqAttrMask,
     TransportType,
     WCOpcode,
     WCStatus,
@@ -106,10 +108,32 @@ class RecordingChannel:
         os.close(self._wake)
 
 
+class RecordingAsyncQueue:
+    def __init__(self) -> None:
+        self.events: deque[tuple[EventType, object]] = deque()
+        self.closed = False
+
+    def post(self, owner: object, event: EventType) -> None:
+        self.events.append((event, owner))
+
+    def forget(self, owner: object) -> None:
+        self.events = deque(each for each in self.events if each[1] is not owner)
+
+    def get(self, timeout: float | None) -> tuple[EventType, object] | None:
+        return self.events.popleft() if self.events else None
+
+    def fileno(self) -> int:
+        return -1
+
+    def close(self) -> None:
+        self.closed = True
+
+
 class RecordingCQ:
     def __init__(self, device: RecordingDevice, cqe: int, channel: RecordingChannel | None, owner: object) -> None:
         self.cqe = cqe + 1  # a device may create a larger queue than was requested
         self.notify: Callable[[], None] | None = None
+        self.on_async_event: Callable[[EventType], None] | None = None
         self.channel, self.owner = channel, owner
         self.armed: list[bool] = []
         self._device = device
@@ -141,14 +165,18 @@ class RecordingCQ:
 class RecordingSRQ:
     def __init__(self, device: RecordingDevice, pd: object, attr: SrqAttr) -> None:
         self.pd, self.attr = pd, attr
+        self.on_async_event: Callable[[EventType], None] | None = None
         self.received: list[RecvWR] = []
         self._device = device
 
     def post_recv(self, wrs: list[RecvWR]) -> None:
         self.received += wrs
 
-    def modify(self, attr: SrqAttr) -> None:
-        self.attr = replace(self.attr, srq_limit=attr.srq_limit)
+    def modify(self, attr: SrqAttr, mask: SrqAttrMask) -> None:
+        if mask & SrqAttrMask.LIMIT:
+            self.attr = replace(self.attr, srq_limit=attr.srq_limit)
+        if mask & SrqAttrMask.MAX_WR:
+            self.attr = replace(self.attr, max_wr=attr.max_wr)
 
     def query(self) -> SrqAttr:
         return replace(self.attr)
@@ -161,6 +189,7 @@ class RecordingQP:
     def __init__(self, device: RecordingDevice, pd: object, cap: QPCap, parts: tuple[object, ...]) -> None:
         self.qp_num = next(device.numbers)
         self.state = QPState.RESET
+        self.on_async_event: Callable[[EventType], None] | None = None
         self.pd, self.cap, self.parts = pd, cap, parts
         self.modified: list[tuple[QPState, QPAttrMask]] = []
         self.sent: list[SendWR] = []
@@ -178,7 +207,9 @@ class RecordingQP:
     def post_send(self, wrs: list[SendWR]) -> None:
         for wr in wrs:
             if len(self.sent) >= self.cap.max_send_wr:
-                raise cm_error(errno.ENOMEM, "the send queue is full", "post_send")
+                error = cm_error(errno.ENOMEM, "the send queue is full", "post_send")
+                error.bad_wr = wr
+                raise error
             self.sent.append(wr)
 
     def post_recv(self, wrs: list[RecvWR]) -> None:
@@ -197,6 +228,8 @@ class RecordingDevice:
     def __init__(self, attr: DeviceAttr = LIMITS) -> None:
         self.name = "mem0"
         self.attr = attr
+        self.num_comp_vectors = 4
+        self.comp_vectors: list[int] = []
         self.numbers = count(0x11)
         self.living: list[object] = []
         self.refuses: Exception | None = None
@@ -222,7 +255,11 @@ class RecordingDevice:
         self._born(made)
         return made
 
-    def create_cq(self, cqe: int, channel: ChannelBackend | None, owner: object) -> RecordingCQ:
+    def create_async_queue(self, keep_open: bool) -> RecordingAsyncQueue:
+        return RecordingAsyncQueue()
+
+    def create_cq(self, cqe: int, channel: ChannelBackend | None, owner: object, comp_vector: int) -> RecordingCQ:
+        self.comp_vectors.append(comp_vector)
         made = RecordingCQ(self, cqe, cast("RecordingChannel | None", channel), owner)
         self._born(made)
         return made
@@ -247,9 +284,12 @@ class RecordingDevice:
         return made
 
 
-def context_of(device: RecordingDevice, active_mtu: Mtu | None = Mtu.MTU_1024) -> Context:
-    """An open context of the device: an Ethernet port with two GIDs and one P_Key."""
+def context_of(
+    device: RecordingDevice, active_mtu: Mtu | None = Mtu.MTU_1024, pkeys: tuple[int, ...] = (0xFFFF,)
+) -> Context:
+    """An open context of the device: an Ethernet port with two GIDs in a table of four rows."""
     gids = tuple(GidEntry(gid, index, 1, GidType.ROCE_V2, "eth0", 2) for index, gid in enumerate(GIDS))
-    port = Port(1, PortState.ACTIVE, LinkLayer.ETHERNET, Mtu.MTU_4096, active_mtu, gids, (0xFFFF,))
+    mtu = Mtu.MTU_4096
+    port = Port(1, PortState.ACTIVE, LinkLayer.ETHERNET, mtu, active_mtu, gids, pkeys, gid_tbl_len=4)
     seen = Device(device.name, 0, "memory", NodeType.CA, TransportType.IB, 1, (port,))
     return Context(device.name, lambda: seen, lambda: device)

@@ -27,7 +27,7 @@ from rdmacm.tools import output
 from rdmacm.tools.main import COMMANDS, main, parser_of
 from support.netns import TwoHosts, needs_netns, python_environment, two_hosts
 from support.rows import for_each
-from support.servers import Result, Run
+from support.servers import Result, Run, Server
 
 ADDRINFO_KEYS = [
     *("flags", "family", "qp_type", "port_space", "src_len", "dst_len", "src_addr", "dst_addr"),
@@ -36,6 +36,20 @@ ADDRINFO_KEYS = [
 ]
 PATH_KEYS = {field.name for field in fields(rdmacm.PathRecord)}
 SECTIONS = ["NAME", "SYNOPSIS", "DESCRIPTION", "OPTIONS", "EXIT STATUS", "ENVIRONMENT", "EXAMPLES", "SEE ALSO"]
+
+#: The environment variables that a command uses. Output of rping and ucmatose is never bold or dim.
+ENVIRONMENT = {
+    "devices": {"RDMACM_PROVIDER", "RDMACM_IB", "NO_COLOR"},
+    "sa": {"RDMACM_IB", "IBSIM_SOCKNAME", "NO_COLOR"},
+    "getaddrinfo": {"RDMACM_PROVIDER", "RDMACM_IB", "RDMACM_ACM_RUNDIR", "NO_COLOR"},
+    "resolve": {"RDMACM_PROVIDER", "RDMACM_IB", "RDMACM_ACM_RUNDIR", "NO_COLOR"},
+    "explain": {"RDMACM_PROVIDER", "RDMACM_IB", "RDMACM_ACM_RUNDIR", "NO_COLOR"},
+    "demo": {"RDMACM_PROVIDER", "NO_COLOR"},
+    "rping": {"RDMACM_PROVIDER"},
+    "ucmatose": {"RDMACM_PROVIDER"},
+    "cmtime": {"RDMACM_PROVIDER", "NO_COLOR"},
+    "perf": {"RDMACM_PROVIDER", "NO_COLOR"},
+}
 
 
 def run_process(*argv: str, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -99,20 +113,26 @@ class TestDevices:
     @needs_netns
     def test_table_has_a_line_per_port_and_gid(self, run: Run, net: TwoHosts) -> None:
         with net.a.enter():
-            ports, gids = map(rows_of, run("devices").out.split("\n\n"))
+            ports, lo_gids, va_gids = run("devices").out.split("\n\n")
             (_, va) = rdmacm.devices()
-        assert ports[0] == ["DEVICE", "PORT", "STATE", "LINK LAYER", "MTU", "NODE GUID", "P_KEYS"]
-        assert [row[:5] for row in ports[1:]] == [
-            ["soft_lo", "1", "ACTIVE", "Ethernet", "4096"],
-            ["soft_va", "1", "ACTIVE", "Ethernet", "1024"],
+        first, *rows = rows_of(ports)
+        assert first == ["DEVICE/PORT", "STATE", "LINK LAYER", "MTU", "NODE GUID", "P_KEYS"]
+        assert [row[:4] for row in rows] == [
+            ["soft_lo/1", "ACTIVE", "Ethernet", "4096"],
+            ["soft_va/1", "ACTIVE", "Ethernet", "1024"],
         ]
-        assert ports[2][5:] == [va.guid_text, "0xffff"]
-        assert gids == [
-            ["DEVICE", "PORT", "INDEX", "GID", "TYPE", "IPV4", "INTERFACE"],
-            ["soft_lo", "1", "0", "::ffff:127.0.0.1", "RoCEv2", "127.0.0.1", "lo"],
-            ["soft_lo", "1", "1", "::1", "RoCEv2", "-", "lo"],
+        assert rows[1][4:] == [va.guid_text, "0xffff"]
+        assert [line.split() for line in lo_gids.splitlines()] == [
+            ["soft_lo/1,", "interface", "lo"],
+            ["INDEX", "GID", "TYPE", "IPV4"],
+            ["0", "::ffff:127.0.0.1", "RoCEv2", "127.0.0.1"],
+            ["1", "::1", "RoCEv2", "-"],
+        ]
+        assert [line.split() for line in va_gids.splitlines()] == [
+            ["soft_va/1,", "interface", "va"],
+            ["INDEX", "GID", "TYPE", "IPV4"],
             *(
-                ["soft_va", "1", str(entry.gid_index), str(entry.gid), "RoCEv2", ipv4, "va"]
+                [str(entry.gid_index), str(entry.gid), "RoCEv2", ipv4]
                 for entry, ipv4 in zip(va.ports[0].gids, ["-", "10.7.0.1", "-"], strict=True)
             ),
         ]
@@ -123,7 +143,7 @@ class TestDevices:
             net.a.ip_batch("link set dev va mtu 128", "addr flush dev va", "addr flush dev lo")
             ports, rest = run("devices").out.split("\n\n")
             found = run("devices", "--json").json
-        assert rows_of(ports)[2][4] == "-"
+        assert rows_of(ports)[2][3] == "-"
         assert rest == "no GIDs\n"
         assert [port["active_mtu"] for device in found for port in device["ports"]] == [4096, None]
         assert [port["gids"] for device in found for port in device["ports"]] == [[], []]
@@ -234,17 +254,20 @@ class TestGetaddrinfo:
             "  kind    IPv4, QP type UD, port space UDP\n"
             "  source  127.0.0.1:0\n"
             "  device  soft_lo port 1, GID index 0\n"
-            "  route   ::ffff:127.0.0.1 -> ::ffff:127.0.0.1, MTU 4096, hop limit 64, P_Key 0xffff\n"
+            "  route   ::ffff:127.0.0.1 -> ::ffff:127.0.0.1, MTU 4096, hop limit 64, P_Key\n"
+            "          0xffff\n"
         )
         assert run("getaddrinfo", "127.0.0.1", "7471", "--passive").out == (
             "listen on 127.0.0.1:7471\n  kind    IPv4, QP type RC, port space TCP\n  device  soft_lo port 1\n"
         )
 
-    def test_failed_lookup_leaves_stdout_empty(self, run: Run) -> None:
-        result = run("getaddrinfo", "no-number", "--numeric", "--json")
-        assert (result.status, result.out) == (1, "")
-        assert result.error.startswith("getaddrinfo no-number: Name or service not known")
-        assert "[EAI_NONAME]" in result.error
+    def test_failed_lookup_is_reported(self, run: Run) -> None:
+        text, found = (run("getaddrinfo", "no-number", "--numeric", *argv) for argv in ([], ["--json"]))
+        assert (text.status, text.out, found.status) == (1, "", 1)
+        for result in (text, found):
+            assert result.error.startswith("getaddrinfo no-number: Name or service not known")
+            assert "[EAI_NONAME]" in result.error
+        assert (found.json["error"]["errno_name"], found.json["error"]["address"]) == ("EAI_NONAME", "no-number")
 
 
 def _is_operand(argv: Sequence[str], i: int) -> bool:
@@ -348,7 +371,7 @@ class TestResolve:
             (["10.9.9.9", "7471"], "route 10.9.9.9:7471: no route to 10.9.9.9", "ENETUNREACH"),
             (["-t", "20", "10.7.0.9", "7471"], "neighbour 10.7.0.9:7471: 10.7.0.9 did not answer", "ETIMEDOUT"),
             (["-s", "10.9.9.1", "10.7.0.2", "1"], "bind 10.7.0.2:1: 10.9.9.1 is not an address", "EADDRNOTAVAIL"),
-            (["-s", "fd07::1", "10.7.0.2", "1"], "resolve_addr 10.7.0.2:1: source [fd07::1]:0 is of", "EINVAL"),
+            (["-s", "fd07::1", "10.7.0.2", "1"], "getaddrinfo 10.7.0.2:1: Address family", "EAI_ADDRFAMILY"),
             (["-f", "ib", "fd07::2", "1"], "select [fd07::2]:0x1060001: no InfiniBand port reaches", "ENODEV"),
             (["-f", "inet", "fd07::2", "1"], "getaddrinfo [fd07::2]:1: Address family", "EAI_ADDRFAMILY"),
         ],
@@ -359,9 +382,16 @@ class TestResolve:
     ) -> None:
         with net.a.enter():
             result = run("resolve", *argv, *json_too)
-        assert (result.status, result.out) == (1, "")
+        assert result.status == 1
         assert result.error.startswith(start)
         assert f"[{code}]; try: " in result.error
+        if json_too:
+            error = result.json["error"]
+            assert result.error == (
+                f"{error['step']} {error['address']}: {error['message']} [{error['errno_name']}]; try: {error['hint']}"
+            )
+        else:
+            assert result.out == ""
 
 
 class TestExplain:
@@ -459,9 +489,12 @@ class TestUsage:
             (["resolve", "::1"], "resolve: the following arguments are required: SERVICE"),
             (["explain", "::1", "1", "2"], "explain: unrecognized arguments: 2"),
             (["resolve", "::1", "1", "-P", "sctp"], "resolve: argument -P/--port-space: invalid choice: 'sctp'"),
-            (["resolve", "::1", "1", "-t", "0"], "resolve: argument -t/--timeout: '0' is not a number of milliseconds"),
-            (["resolve", "::1", "1", "-t", "9" * 30], "resolve: argument -t/--timeout: '999"),
-            (["explain", "::1", "-t", "x"], "explain: argument -t/--timeout: 'x' is not"),
+            (
+                ["resolve", "::1", "1", "-t", "0"],
+                "resolve: argument -t/--timeout-ms: '0' is not a number of milliseconds",
+            ),
+            (["resolve", "::1", "1", "-t", "9" * 30], "resolve: argument -t/--timeout-ms: '999"),
+            (["explain", "::1", "-t", "x"], "explain: argument -t/--timeout-ms: 'x' is not"),
             (
                 ["explain", "::1", "-s", "localhost"],
                 "explain: argument -s/--source: not a numeric address: 'localhost'",
@@ -515,6 +548,69 @@ class TestUsage:
         assert "environment variable RDMACM_PROVIDER" in run("devices").error
         assert run("devices", "--provider", "soft").status == 0
 
+    @pytest.mark.parametrize("command", [*COMMANDS, ""])
+    def test_json_reports_usage_errors(self, run: Run, command: str) -> None:
+        result = run(*command.split(), "--nonsense", "--json")
+        found = result.json["error"]
+        assert result.status == 2
+        assert result.error == f"{found['message']}; try: {found['hint']}"
+        assert set(found) == {"message", "errno", "errno_name", "step", "address", "hint"}
+
+    @pytest.mark.parametrize(
+        ("argv", "code", "step"),
+        [
+            (["devices", "--provider", "none"], "ENODEV", "provider"),
+            (["sa", "nodes", "--port", "ibsim:x@no-fabric"], "ECONNREFUSED", "open_device"),
+            (["resolve", "no-number", "1", "--numeric"], "EAI_NONAME", "getaddrinfo"),
+            (["rping", "-c", "-a", "127.0.0.1", "-p", "9"], "ECONNREFUSED", "connect"),
+            (["rping", "-s", "-a", "192.0.2.1"], "EADDRNOTAVAIL", "bind_addr"),
+            (["ucmatose", "-s", "127.0.0.1", "-p", "9"], "ECONNREFUSED", "connect"),
+            (["cmtime", "-s", "127.0.0.1", "-p", "9"], "ECONNREFUSED", "connect"),
+            (["perf", "-c", "127.0.0.1", "-p", "9"], "ECONNREFUSED", "connect"),
+            (["perf", "-b", "192.0.2.1"], "EADDRNOTAVAIL", "second process"),
+            (["demo", "--provider", "none"], "ENODEV", "second process"),
+        ],
+        ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+    )
+    def test_json_reports_failures(self, run: Run, argv: list[str], code: str, step: str) -> None:
+        result = run(*argv, "--json")
+        found = result.json["error"]
+        assert (result.status, found["errno_name"], found["step"]) == (1, code, step)
+        assert f"{found['message']} [{code}]" in result.error
+        assert found["hint"] is None or result.error.endswith(f"; try: {found['hint']}")
+
+    def test_explanation_with_an_error_is_one_object(self, run: Run) -> None:
+        assert run("explain", "no-number", "--numeric", "--json").json["errno_name"] == "EAI_NONAME"
+
+    def test_operations_of_sa_are_named(self, run: Run) -> None:
+        assert run("sa").error == (
+            "sa: WHAT is missing, one of paths, services, register, withdraw, join, leave, nodes, info; "
+            "try: rdmacm sa --help"
+        )
+
+    @pytest.mark.parametrize(
+        "argv",
+        [["resolve", "fe80::1%nope", "1"], ["getaddrinfo", "fe80::1%nope"], ["rping", "-c", "-a", "fe80::1%nope"]],
+    )
+    def test_unknown_interface_of_a_scope_is_named(self, run: Run, argv: list[str]) -> None:
+        result = run(*argv)
+        assert result.status == 1
+        assert "no interface 'nope' for the scope of an IPv6 address" in result.error
+        assert "[EAI_NONAME]; try: an interface of 'ip link'" in result.error
+
+    @pytest.mark.parametrize("address", [None, "127.0.0.1"], ids=["wildcard", "one address"])
+    def test_port_in_use_names_the_process(self, run: Run, address: str | None) -> None:
+        where = [] if address is None else ["-a", address]
+        with Server("rping", "-s", "-p", "0", *where) as server:
+            result = run("rping", "-s", "-p", str(server.port), *where)
+        assert result.status == 1
+        code = "EADDRNOTAVAIL" if address is None else "EADDRINUSE"  # as librdmacm
+        assert re.search(
+            rf"port {server.port} is in use by process {server.process.pid} \(python\S* -m rdmacm rping .*\) .*"
+            rf"\[{code}\]; try: ending what uses it, or another port \(0 takes a free one\)$",
+            result.error,
+        )
+
 
 class TestHelp:
     def test_version_is_printed(self, run: Run) -> None:
@@ -549,6 +645,8 @@ class TestHelp:
         assert run(command, "-h") == run("help", command) == result
         sections = sections_of(result.out)
         assert list(sections) == SECTIONS
+        listed = {line.split()[0] for line in sections["ENVIRONMENT"].splitlines() if line[4:5].strip()}
+        assert listed == ENVIRONMENT[command]
         assert sections["NAME"].strip().startswith(f"rdmacm {command} - ")
         assert sections["SYNOPSIS"].strip().startswith(f"rdmacm {command} [OPTION]...")
         for status in ("0 ", "1 ", "2 "):
@@ -585,6 +683,35 @@ class TestHelp:
         assert "(default: 2000)" in " ".join(run("resolve", "--help").out.split())
 
 
+class TestWidth:
+    LONG = "fe80:1111:2222:3333:4444:5555:6666:7777"
+
+    def test_tables_wrap_their_last_column(self) -> None:
+        text = output.table(
+            ("ID", "GID", "LEASE", "NAME"), [("0x1000", self.LONG, "for ever", "n" * 63), ("1", "::1", "5 s", "short")]
+        )
+        lines = text.splitlines()
+        assert max(map(len, lines)) <= 80
+        assert "".join(line[59:] for line in lines[1:5]).replace(" ", "").startswith("n" * 63)
+        assert lines[-1].endswith("  5 s       short")
+
+    def test_text_without_room_is_on_its_own_line(self) -> None:
+        text = output.table(("A", "NAME"), [("a" * 70, "some words that need room here"), ("b", "")])
+        assert text.splitlines() == ["A", "    NAME", "a" * 70, "    some words that need room here", "b", "    -"]
+
+    def test_labelled_values_wrap_beside_their_label(self) -> None:
+        text = output.labelled_lines([("route", f"{self.LONG} -> {self.LONG}, MTU 4096, P_Key 0xffff"), ("a", "b")], 2)
+        assert text.splitlines() == [
+            f"  route  {self.LONG} ->",
+            f"         {self.LONG}, MTU 4096, P_Key 0xffff",
+            "  a      b",
+        ]
+
+    @pytest.mark.parametrize("argv", [["devices"], ["getaddrinfo", "::1", "1"], ["resolve", "::1", "1"]], ids=" ".join)
+    def test_output_fits_80_columns(self, run: Run, argv: list[str]) -> None:
+        assert max(map(len, run(*argv).out.splitlines())) <= 80
+
+
 class TestTerminal:
     @pytest.fixture
     def run(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
@@ -603,7 +730,7 @@ class TestTerminal:
         assert "\x1b[1mroute\x1b[0m" in lines
         assert any(line.startswith("\x1b[2m  no ") for line in lines)
         assert any(line.startswith("  -> ") for line in lines)
-        assert run("devices").out.startswith("\x1b[1mDEVICE ")
+        assert run("devices").out.startswith("\x1b[1mDEVICE/PORT ")
         assert run("resolve", "127.0.0.1", "7471").out.startswith("\x1b[2mdestination ")
         assert run("devices", "--help").out.startswith("\x1b[1mNAME\x1b[0m\n")
 

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import signal
+from types import SimpleNamespace
+from typing import Any, Self
 
 import pytest
 
+from rdmacm import CmEventType, CmTimeoutError, RdmaError
+from rdmacm.errors import cm_error
+from rdmacm.explanation import Explanation
+from rdmacm.tools import cmtime, connection
+from rdmacm.tools.waiting import PeerWait
 from support.servers import Run, Server
 
 STEPS = [
@@ -16,7 +24,7 @@ STEPS = [
 
 @pytest.mark.parametrize("mode", ["serial", "concurrent"])
 def test_every_step_of_every_connection_is_timed(run: Run, mode: str) -> None:
-    result = run("cmtime", "-n", "30", f"--{mode}", "--json")
+    result = run("cmtime", "--local", "-c", "30", f"--{mode}", "--json")
     assert (result.status, result.err) == (0, "")
     found = result.json
     keys = {"server", "connections", "mode", "hold", "steps", "seconds", "connections_per_second", "memory"}
@@ -31,7 +39,7 @@ def test_every_step_of_every_connection_is_timed(run: Run, mode: str) -> None:
 
 
 def test_memory_of_six_hundred_open_connections_is_reported(run: Run) -> None:
-    result = run("cmtime", "--connections", "600", "--concurrent", "--hold", "--json")
+    result = run("cmtime", "--local", "--connections", "600", "--concurrent", "--hold", "--json")
     memory = result.json["memory"]
     assert 0 <= memory["client_bytes"] < 100_000
     assert 0 < memory["server_bytes"] < 100_000
@@ -39,12 +47,14 @@ def test_memory_of_six_hundred_open_connections_is_reported(run: Run) -> None:
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 def test_server_runs_until_interrupted(run: Run, address: str) -> None:
-    with Server("cmtime", "-s", "-b", address, "-p", "0") as server:
+    with Server("cmtime", "-b", address, "-p", "0") as server:
         for _ in range(2):
-            result = run("cmtime", "-c", address, "-b", address, "-p", str(server.port), "-n", "5", "--hold")
+            result = run("cmtime", "-s", address, "-b", address, "-p", str(server.port), "-c", "5", "--hold")
             assert (result.status, result.err) == (0, "")
         lines = result.out.splitlines()
-        assert [line.split("  ")[0] for line in lines[:3]] == ["step", "create id", "bind addr"]
+        assert lines[0] == "step             total ms     max ms     min us  us / conn    p50 us    p99 us"
+        assert [line[:14] for line in lines[1:3]] == ["create id    :", "bind addr    :"]
+        assert {len(line) for line in lines[: 2 + len(STEPS)]} == {78}
         assert len(lines) == 1 + len(STEPS) + 1 + 2
         assert "5 connections to " in lines[-2]
         assert lines[-1].startswith("memory for each of 5 open at once: client ")
@@ -53,17 +63,62 @@ def test_server_runs_until_interrupted(run: Run, address: str) -> None:
 
 
 def test_missing_server_is_reported(run: Run) -> None:
-    result = run("cmtime", "-c", "127.0.0.1", "-p", "9", "-n", "3")
+    result = run("cmtime", "-s", "127.0.0.1", "-p", "9", "-c", "3")
     assert (result.status, result.out) == (1, "")
     assert result.err.startswith("rdmacm: connect 127.0.0.1:9: nobody listens on that port [ECONNREFUSED]; try: ")
+
+
+class Event:
+    """An event of a channel, as far as the command reads it."""
+
+    def __init__(self, cmid: object, kind: CmEventType, error: RdmaError | None = None) -> None:
+        self.id, self.type, self.error = cmid, kind, error
+        self.status = 0 if error is None else -(error.errno or 0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+@pytest.mark.parametrize("retries", [0, 2])
+def test_resolution_that_times_out_is_repeated(retries: int) -> None:
+    each = SimpleNamespace(cmid=object())
+    calls: list[object] = []
+    late = cm_error(errno.ETIMEDOUT, "no answer", "resolve_addr")
+    events = [Event(each.cmid, CmEventType.ADDR_ERROR, late) for _ in range(2)]
+    events.append(Event(each.cmid, CmEventType.ADDR_RESOLVED))
+    channel: Any = SimpleNamespace(get_event=lambda seconds: events.pop(0))
+    timer = cmtime._StepTimer(channel, lambda context: pytest.fail("no queue"), PeerWait("peer", 10), 100, retries)
+    batch: Any = [each]
+    if not retries:
+        with pytest.raises(CmTimeoutError, match="no answer"):
+            timer.step("resolve addr", batch, calls.append, CmEventType.ADDR_RESOLVED)
+    else:
+        timer.step("resolve addr", batch, calls.append, CmEventType.ADDR_RESOLVED)
+        assert timer.steps["resolve addr"].count == 1
+    assert calls == [each] * (1 + retries)
+
+
+def test_resolution_of_the_server_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def resolve(host: str, *_: object, **__: object) -> tuple[None, Explanation]:
+        asked.append(host)
+        return None, Explanation(host, "1", "soft", error="neighbour", errno=errno.ETIMEDOUT, message="late")
+
+    monkeypatch.setattr(connection, "resolve", resolve)
+    with pytest.raises(CmTimeoutError, match="late"):
+        connection.find_server("10.7.0.9", 1, retries=2)
+    assert asked == ["10.7.0.9"] * 3
 
 
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["-s", "-c", "x"], "-s and -c exclude each other"),
+        (["-s", "x", "--local"], "-s and --local exclude each other"),
         (["--serial", "--concurrent"], "--serial and --concurrent exclude each other"),
-        (["-n", "0"], "argument -n/--connections: '0' is not a number from 1 to 100000"),
+        (["-c", "0"], "argument -c/--connections: '0' is not a number from 1 to 100000"),
     ],
 )
 def test_usage_errors_exit_2(run: Run, argv: list[str], message: str) -> None:

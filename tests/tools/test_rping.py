@@ -45,6 +45,9 @@ class TestPattern:
         assert long[13:71] == bytes([*range(66, 123), 65])
         assert long[71:129] == long[13:71]
 
+    def test_shortest_ping_has_room_for_the_greatest_number(self) -> None:
+        assert ping_text(2**31 - 1, 23) == b"rdma-ping-2147483647: \0"
+
     def test_pattern_is_cut_after_a_long_iteration_number(self) -> None:
         assert (
             ping_text(2**31 - 1, 26)
@@ -53,7 +56,7 @@ class TestPattern:
 
 
 class TestPings:
-    @pytest.mark.parametrize("size", [26, 64, 4096, 65535])
+    @pytest.mark.parametrize("size", [23, 64, 4096, 65536])
     def test_data_of_all_sizes_is_validated(self, run: Run, persistent: tuple[str, str], size: int) -> None:
         address, port = persistent
         result = run("rping", "-c", "-a", address, "-p", port, "-V", "-C", "5", "-S", str(size))
@@ -228,9 +231,12 @@ class TestFailures:
             (["-C", "1"], "one of -s and -c is needed"),
             (["-s", "-c"], "one of -s and -c is needed"),
             (["-c"], "the client needs -a ADDR, the server's address"),
-            (["-c", "-a", "::1", "-S", "25"], "argument -S/--size: '25' is not a number from 26 to 65535"),
-            (["-c", "-a", "::1", "-S", "65536"], "argument -S/--size: '65536' is not a number from 26 to 65535"),
-            (["-c", "-a", "::1", "-C", "0"], "argument -C/--count: '0' is not a number from 1 to 2147483648"),
+            (["-c", "-a", "::1", "-S", "22"], "argument -S/--size: '22' is not a number from 23 to 65536"),
+            (["-c", "-a", "::1", "-S", "65537"], "argument -S/--size: '65537' is not a number from 23 to 65536"),
+            (
+                ["-c", "-a", "::1", "-C", "2147483648"],
+                "argument -C/--count: '2147483648' is not a number from 0 to 2147483647",
+            ),
             (["-c", "-a", "::1", "-p", "x"], "argument -p/--port: 'x' is not a number from 0 to 65535"),
         ],
     )
@@ -278,7 +284,7 @@ class TestInvalidPeers:
         [
             (b"x" * 15, "a message of 15 bytes instead of 16"),
             (struct.pack(">QII", 4096, 1, 0), "a ping of 0 bytes"),
-            (struct.pack(">QII", 4096, 1, 65536), "a ping of 65536 bytes"),
+            (struct.pack(">QII", 4096, 1, 65537), "a ping of 65537 bytes"),
             (struct.pack(">QII", 4096, 1, 64), "a work request failed: REM_ACCESS_ERR"),
         ],
     )

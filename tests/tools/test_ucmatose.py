@@ -40,7 +40,7 @@ return status 0
 
 
 def serve(*argv: str, address: str = "127.0.0.1") -> Server:
-    return Server("ucmatose", "-d", "-b", address, "-p", "0", *argv)
+    return Server("ucmatose", "-b", address, "-p", "0", *argv)
 
 
 class TestTransfers:

@@ -1,4 +1,4 @@
-"""A device that records, and what is made on it."""
+"""A recording device and a context on it."""
 
 from __future__ import annotations
 

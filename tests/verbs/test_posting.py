@@ -1,8 +1,9 @@
-"""What is checked when work is posted, and what then reaches the device."""
+"""The checks of posted work requests, and what reaches the device."""
 
 from __future__ import annotations
 
 import errno
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -48,12 +49,12 @@ class Rig:
         self.mr = MR(self.pd, bytearray(64), AccessFlag.LOCAL_WRITE)
         cap = QPCap(max_send_wr=8, max_recv_wr=8, max_send_sge=2, max_recv_sge=2, max_inline_data=16)
         self.qp = QP(self.pd, QPInitAttr(qp_type, scq=self.cq, rcq=self.cq, cap=cap))
-        below = device.living[-1]
-        assert isinstance(below, RecordingQP)
-        self.below = below
+        backend = device.living[-1]
+        assert isinstance(backend, RecordingQP)
+        self.backend = backend
         if qp_type is QPType.UD:
             self.qp.to_init(QPAttr())
-        below.state = S.RTS
+        backend.state = S.RTS
         self.vector = AHAttr(is_global=True, gr=GlobalRoute(dgid=GIDS[0]))
 
     def refused(self, wr: SendWR, text: str) -> None:
@@ -61,12 +62,12 @@ class Rig:
             self.qp.post_send(wr)
         assert raised.value.errno == errno.EINVAL
         assert raised.value.address == f"wr_id {wr.wr_id}"
-        assert self.below.sent == []
+        assert self.backend.sent == []
 
-    def taken(self, wr: SendWR) -> None:
+    def accepted(self, wr: SendWR) -> None:
         self.qp.post_send(wr)
-        assert self.below.sent == [wr]
-        self.below.sent.clear()
+        assert self.backend.sent == [wr]
+        self.backend.sent.clear()
 
     def close(self) -> None:
         for thing in (self.qp, self.mr, self.cq, self.pd):
@@ -80,11 +81,11 @@ def rig(device: RecordingDevice, context: Context) -> Iterator[Rig]:
     made.close()
 
 
-def test_allowed_states(rig: Rig) -> None:
+def test_states_decide_whether_work_can_be_posted(rig: Rig) -> None:
     for state in S:
-        rig.below.state = state
+        rig.backend.state = state
         if state in (S.RTS, S.SQD, S.ERR):
-            rig.taken(SendWR())
+            rig.accepted(SendWR())
         else:
             with pytest.raises(RdmaError, match=f"a queue pair in {state.name} takes no sends") as raised:
                 rig.qp.post_send([SendWR()])
@@ -95,8 +96,8 @@ def test_allowed_states(rig: Rig) -> None:
             assert raised.value.errno == errno.EINVAL
         else:
             rig.qp.post_recv(RecvWR())
-    assert len(rig.below.received) == len(S) - 1
-    assert rig.below.sent == []
+    assert len(rig.backend.received) == len(S) - 1
+    assert rig.backend.sent == []
 
 
 LEGAL = {
@@ -116,13 +117,13 @@ LEGAL = {
 
 
 @pytest.mark.parametrize("qp_type", LEGAL, ids=lambda t: t.name)
-def test_allowed_opcodes(device: RecordingDevice, context: Context, qp_type: QPType) -> None:
+def test_each_qp_type_accepts_its_opcodes(device: RecordingDevice, context: Context, qp_type: QPType) -> None:
     rig = Rig(device, context, qp_type)
     with AH(rig.pd, rig.vector) as ah:
         for opcode in O:
             wr = SendWR(7, opcode, [rig.mr.sge(0, 8)], ah=ah, remote_addr=8)
             if opcode in LEGAL[qp_type]:
-                rig.taken(wr)
+                rig.accepted(wr)
             else:
                 rig.refused(wr, f"{opcode.name}.* is not for {qp_type.name}")
         for number in (11, 13, 16, 1 << 40, -1, -14):
@@ -131,11 +132,11 @@ def test_allowed_opcodes(device: RecordingDevice, context: Context, qp_type: QPT
     rig.close()
 
 
-def test_scatter_gather_lists(rig: Rig) -> None:
+def test_scatter_gather_lists_are_checked(rig: Rig) -> None:
     sge = rig.mr.sge(0, 4)
-    rig.taken(SendWR(1, sg=[sge, sge]))
-    rig.taken(SendWR(1, sg=(sge, sge)))
-    rig.taken(SendWR(1))
+    rig.accepted(SendWR(1, sg=[sge, sge]))
+    rig.accepted(SendWR(1, sg=(sge, sge)))
+    rig.accepted(SendWR(1))
     rig.refused(SendWR(9, sg=[sge] * 3), "3 elements, and max_send_sge is 2")
     rig.refused(SendWR(9, sg=[SGE(0, -1, 0)]), "an element of -1 bytes")
     rig.refused(SendWR(9, sg=[SGE(0, -1, 0)], send_flags=INLINE), "an element of -1 bytes")
@@ -149,27 +150,27 @@ def test_scatter_gather_lists(rig: Rig) -> None:
         with pytest.raises(RdmaError, match=f"post_recv wr_id 5: {text}") as raised:
             rig.qp.post_recv(RecvWR(5, sg))
         assert raised.value.errno == errno.EINVAL
-    assert len(rig.below.received) == 1
+    assert len(rig.backend.received) == 1
 
 
-def test_message_length(rig: Rig) -> None:
-    most = LIMITS.max_msg_sz
-    rig.taken(SendWR(1, sg=[SGE(0, most, 1)]))
-    rig.taken(SendWR(1, O.RDMA_READ, sg=[SGE(0, most, 1)]))
-    rig.refused(SendWR(1, sg=[SGE(0, most, 1), SGE(0, 1, 1)]), "65537 bytes, and a message has at most 65536")
-    rig.refused(SendWR(1, O.RDMA_WRITE, sg=[SGE(0, most + 1, 1)]), "65537 bytes")
+def test_message_length_is_limited(rig: Rig) -> None:
+    maximum = LIMITS.max_msg_sz
+    rig.accepted(SendWR(1, sg=[SGE(0, maximum, 1)]))
+    rig.accepted(SendWR(1, O.RDMA_READ, sg=[SGE(0, maximum, 1)]))
+    rig.refused(SendWR(1, sg=[SGE(0, maximum, 1), SGE(0, 1, 1)]), "65537 bytes, and a message has at most 65536")
+    rig.refused(SendWR(1, O.RDMA_WRITE, sg=[SGE(0, maximum + 1, 1)]), "65537 bytes")
 
 
-def test_inline(rig: Rig) -> None:
+def test_inline_data_is_checked(rig: Rig) -> None:
     for data in (b"x" * 16, bytearray(16), memoryview(bytes(16))):
-        rig.taken(SendWR(1, sg=[data], send_flags=INLINE))
-        rig.taken(SendWR(1, O.RDMA_WRITE, sg=[data], send_flags=int(INLINE)))
+        rig.accepted(SendWR(1, sg=[data], send_flags=INLINE))
+        rig.accepted(SendWR(1, O.RDMA_WRITE, sg=[data], send_flags=int(INLINE)))
         rig.refused(SendWR(1, sg=[data]), r"a buffer that is not registered.*try: SendFlag\.INLINE")
-    rig.taken(SendWR(1, sg=[b"x" * 8, rig.mr.sge(0, 8)], send_flags=INLINE))
+    rig.accepted(SendWR(1, sg=[b"x" * 8, rig.mr.sge(0, 8)], send_flags=INLINE))
     rig.refused(SendWR(1, sg=[b"x" * 17], send_flags=INLINE), "17 bytes inline, and max_inline_data is 16")
     rig.refused(SendWR(1, sg=[b"x" * 8, rig.mr.sge(0, 9)], send_flags=INLINE), "17 bytes inline")
     rig.refused(SendWR(1, sg=[memoryview(bytes(8)).cast("Q")] * 3, send_flags=INLINE), "3 elements")
-    rig.taken(SendWR(1, sg=[memoryview(bytes(16)).cast("Q")], send_flags=INLINE))
+    rig.accepted(SendWR(1, sg=[memoryview(bytes(16)).cast("Q")], send_flags=INLINE))
     rig.refused(SendWR(1, sg=[memoryview(bytes(24)).cast("Q")], send_flags=INLINE), "24 bytes inline")
     rig.refused(SendWR(1, sg=[memoryview(bytes(8))[::2]], send_flags=INLINE), "not contiguous")
     text: Any = "text"
@@ -179,10 +180,10 @@ def test_inline(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("opcode", [O.ATOMIC_CMP_AND_SWP, O.ATOMIC_FETCH_AND_ADD], ids=lambda o: o.name)
-def test_atomics(rig: Rig, opcode: WROpcode) -> None:
+def test_operands_of_atomics_are_checked(rig: Rig, opcode: WROpcode) -> None:
     eight = [rig.mr.sge(0, 8)]
-    rig.taken(SendWR(1, opcode, eight, remote_addr=0x1000, compare_add=(1 << 64) - 1, swap=(1 << 64) - 1))
-    rig.taken(SendWR(1, opcode, [rig.mr.sge(0, 4), rig.mr.sge(4, 4)], remote_addr=8))
+    rig.accepted(SendWR(1, opcode, eight, remote_addr=0x1000, compare_add=(1 << 64) - 1, swap=(1 << 64) - 1))
+    rig.accepted(SendWR(1, opcode, [rig.mr.sge(0, 4), rig.mr.sge(4, 4)], remote_addr=8))
     rig.refused(SendWR(1, opcode, [rig.mr.sge(0, 4)], remote_addr=8), "an atomic fetches 8 bytes, not 4")
     rig.refused(SendWR(1, opcode, [rig.mr.sge(0, 16)], remote_addr=8), "8 bytes, not 16")
     rig.refused(SendWR(1, opcode, eight, remote_addr=0x1004), "a multiple of 8, not 0x1004")
@@ -191,21 +192,21 @@ def test_atomics(rig: Rig, opcode: WROpcode) -> None:
     rig.refused(SendWR(1, opcode, eight, swap=-1), "64 bits")
 
 
-def test_fields_out_of_range(rig: Rig) -> None:
+def test_fields_out_of_range_are_refused(rig: Rig) -> None:
     for opcode in (O.RDMA_WRITE, O.RDMA_WRITE_WITH_IMM, O.RDMA_READ):
         for address in (1 << 64, -1):
             rig.refused(SendWR(1, opcode, remote_addr=address), "remote_addr .* more than 64 bits")
         rig.refused(SendWR(1, opcode, rkey=1 << 32), "rkey .* more than 32 bits")
-    rig.taken(SendWR(1, O.RDMA_WRITE, remote_addr=(1 << 64) - 1, rkey=(1 << 32) - 1))
+    rig.accepted(SendWR(1, O.RDMA_WRITE, remote_addr=(1 << 64) - 1, rkey=(1 << 32) - 1))
     for opcode in (O.SEND_WITH_IMM, O.RDMA_WRITE_WITH_IMM):
         rig.refused(SendWR(1, opcode, imm_data=1 << 32), "imm_data")
-        rig.taken(SendWR(1, opcode, imm_data=(1 << 32) - 1))
+        rig.accepted(SendWR(1, opcode, imm_data=(1 << 32) - 1))
     rig.refused(SendWR(1, O.SEND_WITH_INV, invalidate_rkey=-1), "invalidate_rkey")
-    rig.taken(SendWR(1, O.SEND, remote_addr=-1, imm_data=-1))  # a SEND has no use for them
+    rig.accepted(SendWR(1, O.SEND, remote_addr=-1, imm_data=-1))  # a SEND ignores them
 
 
-@pytest.mark.parametrize(("mtu", "most"), [(Mtu.MTU_1024, 1024), (Mtu.MTU_2048, 2048), (None, 4096)])
-def test_datagram_work_requests(mtu: Mtu | None, most: int) -> None:
+@pytest.mark.parametrize(("mtu", "maximum"), [(Mtu.MTU_1024, 1024), (Mtu.MTU_2048, 2048), (None, 4096)])
+def test_datagrams_need_an_address_handle_and_fit_the_mtu(mtu: Mtu | None, maximum: int) -> None:
     device = RecordingDevice()
     context = context_of(device, mtu)
     rig = Rig(device, context, QPType.UD)
@@ -213,9 +214,9 @@ def test_datagram_work_requests(mtu: Mtu | None, most: int) -> None:
         wr = SendWR(1, sg=[rig.mr.sge()], remote_qpn=0xFFFFFF, remote_qkey=0xFFFFFFFF)
         rig.refused(wr, "a datagram needs an address handle")
         wr.set_wr_ud(ah, 0xFFFFFF, 0xFFFFFFFF)
-        rig.taken(wr)
-        rig.taken(SendWR(1, sg=[SGE(0, most, 1)], ah=ah))
-        rig.refused(SendWR(1, sg=[SGE(0, most + 1, 1)], ah=ah), f"a message has at most {most}")
+        rig.accepted(wr)
+        rig.accepted(SendWR(1, sg=[SGE(0, maximum, 1)], ah=ah))
+        rig.refused(SendWR(1, sg=[SGE(0, maximum + 1, 1)], ah=ah), f"a message has at most {maximum}")
         rig.refused(SendWR(1, ah=foreign), "of another protection domain")
         rig.refused(SendWR(1, ah=ah, remote_qpn=1 << 24), "remote_qpn")
         rig.refused(SendWR(1, ah=ah, remote_qkey=1 << 32), "remote_qkey")
@@ -228,38 +229,92 @@ def test_requests_before_a_refused_one_are_posted(rig: Rig) -> None:
     wrs = [SendWR(0), SendWR(1), SendWR(2, O.TSO), SendWR(3)]
     with pytest.raises(RdmaError, match="post_send wr_id 2: "):
         rig.qp.post_send(wrs)
-    assert rig.below.sent == wrs[:2]
-    rig.below.sent.clear()
+    assert rig.backend.sent == wrs[:2]
+    rig.backend.sent.clear()
     rig.qp.post_send(iter(wrs[:2]))
-    assert rig.below.sent == wrs[:2]
+    assert rig.backend.sent == wrs[:2]
     rig.qp.post_send([])
-    rig.below.sent.clear()
+    rig.backend.sent.clear()
 
     recvs = [RecvWR(0), RecvWR(1, [SGE(0, 1, 1)] * 3), RecvWR(2)]
     with pytest.raises(RdmaError, match="post_recv wr_id 1: "):
         rig.qp.post_recv(recvs)
-    assert rig.below.received == recvs[:1]
+    assert rig.backend.received == recvs[:1]
 
 
-def test_device_reports_a_full_queue(rig: Rig) -> None:
+def test_full_send_queue_raises_enomem(rig: Rig) -> None:
     wrs = [SendWR(n) for n in range(9)]
     with pytest.raises(RdmaError, match="full") as raised:
         rig.qp.post_send(wrs)
     assert raised.value.errno == errno.ENOMEM
-    assert rig.below.sent == wrs[:8]
+    assert raised.value.bad_wr is wrs[8]
+    assert rig.backend.sent == wrs[:8]
 
 
-def test_shared_receive_queue_posting(device: RecordingDevice, context: Context) -> None:
+WRONG: Any = "wrong"
+
+
+def test_refused_request_is_in_the_error(rig: Rig) -> None:
+    """However it is posted, alone or among others, and whatever is wrong with it."""
+    one = SGE(0, 1, 1)
+    for bad in (
+        SendWR(1, O.TSO),
+        SendWR(1, WRONG),
+        SendWR(1, sg=WRONG),
+        SendWR(1, send_flags=WRONG),
+        SendWR(1, sg=[one] * 3),
+    ):
+        for wrs in (bad, [bad, SendWR(2)], iter([SendWR(0), bad, SendWR(2)])):
+            rig.backend.sent.clear()
+            with pytest.raises(RdmaError) as raised:
+                rig.qp.post_send(wrs)
+            assert (raised.value.errno, raised.value.bad_wr) == (errno.EINVAL, bad)
+            assert len(rig.backend.sent) == (not isinstance(wrs, SendWR | list))
+    for bad_recv in (RecvWR(1, [one] * 3), RecvWR(1, WRONG), RecvWR(1, [SGE(0, WRONG, 1)])):
+        for recvs in (bad_recv, [RecvWR(0), bad_recv]):
+            rig.backend.received.clear()
+            with pytest.raises(RdmaError) as raised:
+                rig.qp.post_recv(recvs)
+            assert (raised.value.errno, raised.value.bad_wr) == (errno.EINVAL, bad_recv)
+            assert len(rig.backend.received) == isinstance(recvs, list)
+    assert raised.value.bad_wr is bad_recv
+    assert pickle.loads(pickle.dumps(raised.value)).bad_wr is None
+    with pytest.raises(RdmaError) as raised:
+        rig.qp.post_send([WRONG])
+    assert raised.value.bad_wr is WRONG
+
+
+def test_state_refuses_the_first_request(rig: Rig) -> None:
+    rig.backend.state = S.RESET
+    send, recv = SendWR(), RecvWR()
+    for sends in (send, [send, SendWR()], iter([send])):
+        with pytest.raises(RdmaError, match="takes no sends") as raised:
+            rig.qp.post_send(sends)
+        assert raised.value.bad_wr is send
+    for recvs in (recv, [recv, RecvWR()]):
+        with pytest.raises(RdmaError, match="takes no receives") as raised:
+            rig.qp.post_recv(recvs)
+        assert raised.value.bad_wr is recv
+    with pytest.raises(RdmaError) as raised:
+        rig.qp.post_send([])
+    assert raised.value.bad_wr is None
+
+
+def test_receives_are_posted_to_the_shared_receive_queue(device: RecordingDevice, context: Context) -> None:
     pd, cq = PD(context), CQ(context, 8)
     with SRQ(pd, SrqInitAttr(SrqAttr(max_wr=8, max_sge=1))) as srq, QP(pd, QPInitAttr(scq=cq, rcq=cq, srq=srq)) as qp:
         qp.to_init(QPAttr())
         with pytest.raises(RdmaError, match=r"receives come from a shared receive queue.*try: srq\.post_recv"):
             qp.post_recv(RecvWR())
-        below = next(made for made in device.living if isinstance(made, RecordingSRQ))
+        backend = next(made for made in device.living if isinstance(made, RecordingSRQ))
         one = SGE(0, 1, 1)
         srq.post_recv(RecvWR(1, [one]))
         wrs = [RecvWR(2), RecvWR(3, [one, one])]
-        with pytest.raises(RdmaError, match="wr_id 3: 2 elements, and max_recv_sge is 1"):
+        with pytest.raises(RdmaError, match="wr_id 3: 2 elements, and max_recv_sge is 1") as raised:
             srq.post_recv(wrs)
-        assert [wr.wr_id for wr in below.received] == [1, 2]
+        assert raised.value.bad_wr is wrs[1]
+        with pytest.raises(RdmaError) as raised:
+            srq.post_recv(wrs[1])
+        assert raised.value.bad_wr is wrs[1]
+        assert [wr.wr_id for wr in backend.received] == [1, 2]
     cq.close()

@@ -1,4 +1,4 @@
-"""Every cell of the queue pair's state table: what it allows, each attribute missing, each attribute too many."""
+"""Every cell of the queue pair state table: allowed, with each attribute missing, with each unexpected attribute."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ M, S = QPAttrMask, QPState
 TYPES = (QPType.RC, QPType.UC, QPType.UD)
 BITS = [bit for bit in M if bit is not M.STATE]
 
-# The specification's table, written down apart from ours: transition → type → required, optional.
+# The specification's table, independently of the sources: transition → type → required, optional.
 _ADDRESSED = "PKEY_INDEX PORT ACCESS_FLAGS"
 _PATHS = "ALT_PATH PATH_MIG_STATE"
 _RUNNING = {
@@ -86,7 +86,7 @@ CELLS = [(t, before, after) for t in TYPES for before, after in itertools.produc
 
 
 @for_each(("qp_type", "before", "after"), CELLS, ids=lambda x: x.name)
-def test_each_transition_and_attribute(qp_type: QPType, before: QPState, after: QPState) -> None:
+def test_transitions_match_the_specification(qp_type: QPType, before: QPState, after: QPState) -> None:
     specified = SPECIFIED.get(f"{before.name} {after.name}", {}).get(qp_type.name)
     if specified is None:
         for mask in (M.STATE, M.STATE | M.QKEY, *(M.STATE | bit for bit in BITS)):
@@ -111,7 +111,7 @@ def test_each_transition_and_attribute(qp_type: QPType, before: QPState, after: 
             assert text.endswith(f"unexpected {bit.name}")
 
 
-def test_table_is_complete() -> None:
+def test_table_has_the_specified_transitions() -> None:
     ours = {(f"{before.name} {after.name}", t.name) for (before, after), row in TRANSITIONS.items() for t in row}
     assert ours == {(cell, name) for cell, row in SPECIFIED.items() for name in row}
 
@@ -126,7 +126,7 @@ def test_all_faults_are_reported_together() -> None:
     assert names(M.PORT | M.STATE) == "STATE, PORT"
 
 
-def test_path_between_states() -> None:
+def test_states_between_lists_the_steps() -> None:
     assert states_between(S.RESET, S.RTS) == (S.INIT, S.RTR, S.RTS)
     assert states_between(S.INIT, S.RTR) == (S.RTR,)
     assert (
@@ -146,14 +146,14 @@ def test_path_between_states() -> None:
 
 
 class Rig:
-    """A queue pair whose device is in any state this test likes."""
+    """A queue pair whose state the test sets in its backend."""
 
     def __init__(self, device: RecordingDevice, context: Context, qp_type: QPType) -> None:
         self.pd = PD(context)
         self.cq = CQ(context, 16)
         self.qp = QP(self.pd, QPInitAttr(qp_type=qp_type, scq=self.cq, rcq=self.cq))
         found = next(made for made in device.living if isinstance(made, RecordingQP))
-        self.below: RecordingQP = found
+        self.backend: RecordingQP = found
 
     def close(self) -> None:
         self.qp.close()
@@ -161,7 +161,7 @@ class Rig:
 
 
 def full(state: QPState = S.INIT, **changes: object) -> QPAttr:
-    """Attributes that are in order for every transition."""
+    """Attributes that are valid for every transition."""
     vector = AHAttr(is_global=True, gr=GlobalRoute(dgid=GIDS[0], sgid_index=1))
     attr = QPAttr(qp_state=state, ah_attr=vector, alt_ah_attr=vector, dest_qp_num=0x22, timeout=14, retry_cnt=7)
     for name, value in changes.items():
@@ -176,56 +176,56 @@ def test_only_allowed_transitions_reach_the_device(device: RecordingDevice, cont
         allowed = SPECIFIED.get(f"{before.name} {after.name}", {}).get(qp_type.name)
         mask = M.STATE | mask_of(" ".join(allowed) if allowed else "")
         attr = full(after, cur_qp_state=before)
-        rig.below.state, rig.below.modified = before, []
+        rig.backend.state, rig.backend.modified = before, []
         if allowed is None:
             with pytest.raises(RdmaError, match=r"modify_qp: no transition from") as raised:
                 rig.qp.modify(attr, mask)
             assert raised.value.errno == errno.EINVAL
-            assert rig.below.modified == []
+            assert rig.backend.modified == []
             assert rig.qp.state is before
         else:
             rig.qp.modify(attr, mask)
-            assert rig.below.modified == [(after, mask)]
+            assert rig.backend.modified == [(after, mask)]
             assert rig.qp.state is rig.qp.qp_state is after
     rig.close()
 
 
-def test_step_methods(device: RecordingDevice, context: Context) -> None:
+def test_step_methods_pass_through_each_state(device: RecordingDevice, context: Context) -> None:
     rig = Rig(device, context, QPType.RC)
     attr = full(S.RESET)
     rig.qp.to_rts(attr)
     rc = {name: M.STATE | mask_of(row["RC"][0]) for name, row in SPECIFIED.items() if "RC" in row}
-    climbed = [(S.INIT, rc["RESET INIT"]), (S.RTR, rc["INIT RTR"]), (S.RTS, rc["RTR RTS"])]
-    assert rig.below.modified == climbed
-    assert attr.qp_state is S.RESET, "the user's attributes are the user's"
+    steps = [(S.INIT, rc["RESET INIT"]), (S.RTR, rc["INIT RTR"]), (S.RTS, rc["RTR RTS"])]
+    assert rig.backend.modified == steps
+    assert attr.qp_state is S.RESET, "the caller's attributes are not changed"
 
     rig.qp.modify(QPAttr(qp_state=S.SQD), M.STATE)
     rig.qp.to_rts(attr)
     rig.qp.to_error()
-    assert rig.below.modified[3:] == [(S.SQD, M.STATE), (S.RTS, M.STATE), (S.ERR, M.STATE)]
+    assert rig.backend.modified[3:] == [(S.SQD, M.STATE), (S.RTS, M.STATE), (S.ERR, M.STATE)]
 
     rig.qp.modify(QPAttr(), M.STATE)
     assert rig.qp.state is S.RESET
     with pytest.raises(RdmaError, match="no transition from RESET to ERR"):
         rig.qp.to_error()
-    rig.below.modified.clear()
+    rig.backend.modified.clear()
     rig.qp.to_init(attr)
     rig.qp.to_init(attr)
     rig.qp.to_rtr(attr)
-    assert rig.below.modified == [climbed[0], *climbed[:2]]
+    assert rig.backend.modified == [steps[0], *steps[:2]]
     rig.qp.to_rts(attr)
-    assert rig.below.modified == [climbed[0], *climbed]
+    assert rig.backend.modified == [steps[0], *steps]
     rig.close()
 
 
-def test_modify_without_state_change(device: RecordingDevice, context: Context) -> None:
+def test_modify_can_keep_the_state(device: RecordingDevice, context: Context) -> None:
     rig = Rig(device, context, QPType.RC)
-    rig.below.state = S.RTS
+    rig.backend.state = S.RTS
     rig.qp.modify(full(S.RESET, min_rnr_timer=3, cur_qp_state=S.RTS), M.MIN_RNR_TIMER | M.CUR_STATE)
     assert rig.qp.state is S.RTS
     with pytest.raises(RdmaError, match="the queue pair is in RTS, not in cur_qp_state"):
         rig.qp.modify(full(cur_qp_state=S.SQD), M.CUR_STATE)
-    with pytest.raises(RdmaError, match="no state 99"):
+    with pytest.raises(RdmaError, match="qp_state is 99, not a QPState"):
         rig.qp.modify(full(qp_state=99), M.STATE)
     rig.close()
 
@@ -258,7 +258,7 @@ WRONG: list[tuple[str, QPState, QPAttrMask, dict[str, object]]] = [
 
 
 @pytest.mark.parametrize(("text", "before", "bit", "changes"), WRONG, ids=lambda x: x if isinstance(x, str) else "")
-def test_values_out_of_range(
+def test_values_out_of_range_are_refused(
     device: RecordingDevice,
     context: Context,
     text: str,
@@ -267,16 +267,16 @@ def test_values_out_of_range(
     changes: dict[str, object],
 ) -> None:
     rig = Rig(device, context, QPType.RC)
-    rig.below.state = before
+    rig.backend.state = before
     after = {S.RESET: S.INIT, S.INIT: S.RTR, S.RTR: S.RTS}[before]
     mask = step_mask(QPType.RC, before, after) | bit
     rig.qp.modify(full(after), mask)
-    rig.below.state, rig.below.modified = before, []
+    rig.backend.state, rig.backend.modified = before, []
     with pytest.raises(RdmaError, match=text) as raised:
         rig.qp.modify(full(after, **changes), mask)
     assert raised.value.errno == errno.EINVAL
-    assert rig.below.modified == []
-    # What the mask does not name does not matter.
+    assert rig.backend.modified == []
+    # Attributes outside the mask are not checked.
     if mask & ~bit & ~M.STATE and bit is M.ALT_PATH:
         rig.qp.modify(full(after, **changes), mask & ~bit)
     rig.close()

@@ -8,6 +8,6 @@ from pathlib import Path
 GUIDE = Path(__file__).parents[2] / "docs" / "verbs.md"
 
 
-def test_the_example_runs() -> None:
+def test_example_of_the_verbs_guide_runs() -> None:
     (block,) = re.findall(r"^```python\n(.*?)^```", GUIDE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     exec(compile(block, str(GUIDE), "exec"), {})

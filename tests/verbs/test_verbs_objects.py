@@ -1,4 +1,4 @@
-"""Making, needing, closing and forgetting verbs objects."""
+"""Verbs objects: creation, references, close and garbage collection."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 import pytest
 
-from rdmacm import CmTimeoutError, CmWouldBlockError, RdmaError
+from rdmacm import CmTimeoutError, CmWouldBlockError, Gid, RdmaError
 from rdmacm.verbs import (
     AH,
     CQ,
@@ -28,6 +28,7 @@ from rdmacm.verbs import (
     AHAttr,
     CompChannel,
     Context,
+    GidType,
     GlobalRoute,
     QPAttr,
     QPAttrMask,
@@ -38,6 +39,7 @@ from rdmacm.verbs import (
     RecvWR,
     SendWR,
     SrqAttr,
+    SrqAttrMask,
     SrqInitAttr,
 )
 from support.verbs import GIDS, LIMITS, RecordingCQ, RecordingDevice, RecordingMR, RecordingQP, context_of, wc
@@ -69,7 +71,7 @@ def test_context_opens_the_device_on_first_use(device: RecordingDevice) -> None:
     assert opened == [1]
 
 
-def test_context_of_a_device_without_verbs() -> None:
+def test_device_without_verbs_raises_eopnotsupp() -> None:
     context = Context.open("mem0", list)
     with fails(errno.EOPNOTSUPP, "no queue pairs, memory or completions here"):
         context.query_device()
@@ -79,6 +81,40 @@ def test_context_of_a_device_without_verbs() -> None:
         CQ(context, 1)
     with fails(errno.EOPNOTSUPP):
         CompChannel(context)
+
+
+def test_gid_table(context: Context) -> None:
+    assert [context.query_gid(1, index) for index in range(4)] == [*GIDS, Gid(), Gid()]
+    assert [context.query_gid_ex(1, index).gid for index in range(2)] == list(GIDS)
+    entry = context.query_gid_ex(1, 1)
+    assert (entry.gid_index, entry.port_num, entry.gid_type, entry.ndev_ifindex) == (1, 1, GidType.ROCE_V2, 2)
+    assert context.query_gid_table() == context.query_gid_table(2) == [context.query_gid_ex(1, 0), entry]
+    assert [context.query_gid_type(1, index) for index in range(3)] == [GidType.ROCE_V2, GidType.ROCE_V2, GidType.IB]
+    with fails(errno.ENODATA, "no GID at index 2"):
+        context.query_gid_ex(1, 2)
+    for query in (context.query_gid, context.query_gid_ex, context.query_gid_type):
+        for index in (4, -1):
+            with fails(errno.EINVAL, f"no row {index} in the GID table.*try: an index below 4"):
+                query(1, index)
+        with fails(errno.EINVAL, "no port 2"):
+            query(2, 0)
+    with fails(errno.EINVAL, "2 GIDs, and max_entries is 1"):
+        context.query_gid_table(1)
+    with fails(errno.EINVAL, "flags is 1"):
+        context.query_gid_table(2, 1)
+    with fails(errno.EINVAL, "flags is 1"):
+        context.query_gid_ex(1, 0, 1)
+
+
+def test_pkey_table(device: RecordingDevice) -> None:
+    context = context_of(device, pkeys=(0xFFFF, 0x8001))
+    assert [context.query_pkey(1, index) for index in range(2)] == [0xFFFF, 0x8001]
+    assert [context.get_pkey_index(1, pkey) for pkey in (0xFFFF, 0x8001)] == [0, 1]
+    for pkey in (0x7FFF, 0x0001, 0):  # other members of the same partitions
+        with fails(errno.EINVAL, f"no P_Key {pkey} in the table.*try: 0xffff, 0x8001"):
+            context.get_pkey_index(1, pkey)
+    with fails(errno.EINVAL):
+        context.query_pkey(1, 2)
 
 
 # -- memory -----------------------------------------------------------------------------------------------------
@@ -97,11 +133,11 @@ BUFFERS: list[Any] = [
 @pytest.mark.parametrize("buffer", BUFFERS, ids=lambda b: type(b).__name__)
 def test_buffers_are_registered_in_place(device: RecordingDevice, context: Context, buffer: Any) -> None:
     with PD(context) as pd, MR(pd, buffer, LOCAL) as mr:
-        (below,) = device.living
-        assert isinstance(below, RecordingMR)
-        assert (below.pd, below.access) == (pd, LOCAL)
-        assert (mr.lkey, mr.rkey, mr.addr, mr.length) == (below.lkey, below.rkey, below.addr, 16)
-        below.buffer[3:6] = b"abc"
+        (backend,) = device.living
+        assert isinstance(backend, RecordingMR)
+        assert (backend.pd, backend.access) == (pd, LOCAL)
+        assert (mr.lkey, mr.rkey, mr.addr, mr.length) == (backend.lkey, backend.rkey, backend.addr, 16)
+        backend.buffer[3:6] = b"abc"
         assert bytes(memoryview(buffer).cast("B")[3:6]) == bytes(mr.buf[3:6]) == mr.read(3, 3) == b"abc"
     assert device.living == []
 
@@ -119,10 +155,10 @@ def test_registration_keeps_the_buffer_alive(context: Context) -> None:
     kept = mr.buf[:4]
     mr.close()
     kept[0] = 1
-    assert buffer[0] == 1, "a view that is taken out stays good"
+    assert buffer[0] == 1, "a view stays valid after close"
 
 
-def test_reading_and_writing_a_region(context: Context) -> None:
+def test_region_is_read_and_written_within_its_bounds(context: Context) -> None:
     mr = MR(PD(context), bytearray(8), LOCAL)
     mr.write(b"abcdefgh")
     mr.write(b"XYZ", 2, 3)
@@ -156,7 +192,7 @@ def test_reading_and_writing_a_region(context: Context) -> None:
             call()
 
 
-def test_invalid_registrations(device: RecordingDevice, context: Context) -> None:
+def test_invalid_registrations_are_refused(device: RecordingDevice, context: Context) -> None:
     pd = PD(context)
     with fails(errno.EINVAL, "the buffer is read-only.*try: a bytearray"):
         MR(pd, b"constant", LOCAL)
@@ -179,7 +215,7 @@ def test_invalid_registrations(device: RecordingDevice, context: Context) -> Non
         assert mr.read(5) == b"const"
 
 
-# -- who needs whom ---------------------------------------------------------------------------------------------
+# -- references and close ---------------------------------------------------------------------------------------
 
 
 def test_object_in_use_cannot_be_closed(device: RecordingDevice, context: Context) -> None:
@@ -195,13 +231,13 @@ def test_object_in_use_cannot_be_closed(device: RecordingDevice, context: Contex
     with fails(errno.EBUSY, r"still needed by 1 AH, 2 MR, 1 QP, 1 SRQ.*close those first"):
         pd.close()
     shared: list[CQ | SRQ] = [scq, rcq, srq]
-    for thing in shared:
+    for resource in shared:
         with fails(errno.EBUSY, "still needed by 1 QP"):
-            thing.close()
+            resource.close()
     with fails(errno.EBUSY, "still needed by 2 CQ"):
         channel.close()
     assert device.living == born
-    assert not any(thing.closed for thing in (pd, scq, rcq, srq, channel))
+    assert not any(resource.closed for resource in (pd, scq, rcq, srq, channel))
     assert scq.poll() == [], "a refused close changes nothing"
 
     everything = (qp, ah, *mrs, srq, pd, rcq, scq, channel)
@@ -213,7 +249,7 @@ def test_object_in_use_cannot_be_closed(device: RecordingDevice, context: Contex
         one.close()
 
 
-def test_one_queue_for_both_directions(context: Context) -> None:
+def test_one_queue_can_serve_both_directions(context: Context) -> None:
     pd, cq = PD(context), CQ(context, 8)
     with QP(pd, QPInitAttr(scq=cq, rcq=cq)):
         with fails(errno.EBUSY, "still needed by 1 QP"):
@@ -247,13 +283,13 @@ def test_failed_creation_holds_no_reference(device: RecordingDevice, context: Co
     assert device.living == []
 
 
-def test_use_after_close(context: Context) -> None:
+def test_use_after_close_raises_ebadf(context: Context) -> None:
     pd, cq, channel = PD(context), CQ(context, 8), CompChannel(context)
     srq = SRQ(pd)
     qp = QP(pd, QPInitAttr(scq=cq, rcq=cq))
-    for thing in (qp, srq, cq, pd, channel):
-        thing.close()
-        assert "closed" in repr(thing)
+    for resource in (qp, srq, cq, pd, channel):
+        resource.close()
+        assert "closed" in repr(resource)
     for call in (
         cq.poll,
         cq.wait,
@@ -265,7 +301,7 @@ def test_use_after_close(context: Context) -> None:
         qp.to_error,
         lambda: srq.post_recv(RecvWR()),
         srq.query,
-        lambda: srq.modify(SrqAttr()),
+        lambda: srq.modify(SrqAttr(), SrqAttrMask.LIMIT),
     ):
         with fails(errno.EBADF, "is closed"):
             call()
@@ -280,7 +316,7 @@ def test_concurrent_close_closes_once(device: RecordingDevice, context: Context)
 
         def close(mr: MR = mr, start: threading.Barrier = start) -> None:
             start.wait()
-            mr.close()  # the device asserts that it is told once
+            mr.close()  # the device asserts that it is closed once
 
         threads = [threading.Thread(target=close) for _ in range(4)]
         for thread in threads:
@@ -291,11 +327,11 @@ def test_concurrent_close_closes_once(device: RecordingDevice, context: Context)
     pd.close()
 
 
-# -- what is forgotten ------------------------------------------------------------------------------------------
+# -- garbage collection -----------------------------------------------------------------------------------------
 
 
-def warnings_of(forget: Callable[[], None]) -> list[str]:
-    """The texts alone: pytest.warns keeps what they are about."""
+def warnings_of(drop_references: Callable[[], None]) -> list[str]:
+    """The texts of the warnings. pytest.warns would keep their objects alive."""
     texts: list[str] = []
 
     def show(
@@ -312,45 +348,45 @@ def warnings_of(forget: Callable[[], None]) -> list[str]:
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         warnings.showwarning = show
-        forget()
+        drop_references()
         gc.collect()
     return texts
 
 
 def test_unclosed_object_warns_and_is_released(device: RecordingDevice, context: Context) -> None:
-    def forget() -> None:
+    def drop_references() -> None:
         pd, cq = PD(context), CQ(context, 8)
         made = [MR(pd, bytearray(8), LOCAL), SRQ(pd), QP(pd, QPInitAttr(scq=cq, rcq=cq)), CompChannel(context)]
         assert len(device.living) == 1 + len(made)
 
-    kinds = sorted(text.split()[1] for text in warnings_of(forget))
+    kinds = sorted(text.split()[1] for text in warnings_of(drop_references))
     assert kinds == ["<CQ", "<CompChannel", "<MR", "<QP", "<SRQ"]
     assert device.living == []
 
 
-def test_unclosed_objects_in_a_reference_cycle(device: RecordingDevice, context: Context) -> None:
-    """The collector comes to the members in any order; the device still sees the right one."""
+def test_unclosed_objects_in_a_reference_cycle_are_released(device: RecordingDevice, context: Context) -> None:
+    """The collector finalizes the members in any order; the device still sees a valid order."""
 
-    def forget() -> None:
+    def drop_references() -> None:
         channel = CompChannel(context)
         cq = CQ(context, 8, channel)
         pd = PD(context)
         qp = QP(pd, QPInitAttr(scq=cq, rcq=cq))
         cq.cq_context = [channel, cq, pd, qp]
 
-    assert len(warnings_of(forget)) == 3
+    assert len(warnings_of(drop_references)) == 3
     assert device.living == []
 
 
 def test_events_do_not_keep_their_queue_alive(device: RecordingDevice, context: Context) -> None:
     with CompChannel(context) as channel:
         cq = CQ(context, 8, channel)
-        below = next(made for made in device.living if isinstance(made, RecordingCQ))
+        backend = next(made for made in device.living if isinstance(made, RecordingCQ))
         cq.req_notify()
-        below.add(wc(1))
+        backend.add(wc(1))
         with pytest.warns(ResourceWarning, match="unclosed <CQ"):
             del cq
-        assert below not in device.living
+        assert backend not in device.living
         with fails(errno.EAGAIN):
             channel.get_cq_event(0)
 
@@ -358,14 +394,14 @@ def test_events_do_not_keep_their_queue_alive(device: RecordingDevice, context: 
 # -- completions ------------------------------------------------------------------------------------------------
 
 
-def test_polling(device: RecordingDevice, context: Context) -> None:
+def test_poll_returns_completions_in_order(device: RecordingDevice, context: Context) -> None:
     with CQ(context, 8) as cq:
-        (below,) = device.living
-        assert isinstance(below, RecordingCQ)
-        assert cq.cqe == 9, "the device's number"
+        (backend,) = device.living
+        assert isinstance(backend, RecordingCQ)
+        assert cq.cqe == 9, "the device's number of entries"
         assert cq.wait(0) is False
         for wr_id in range(5):
-            below.add(wc(wr_id))
+            backend.add(wc(wr_id))
         assert cq.wait(0) is True
         assert [found.wr_id for found in cq.poll()] == [0]
         assert [found.wr_id for found in cq.poll(3)] == [1, 2, 3]
@@ -373,22 +409,22 @@ def test_polling(device: RecordingDevice, context: Context) -> None:
         assert cq.poll(3) == []
 
 
-def test_events(device: RecordingDevice, context: Context) -> None:
+def test_channel_returns_events_that_need_acknowledgement(device: RecordingDevice, context: Context) -> None:
     channel = CompChannel(context)
     cq = CQ(context, 8, channel, cq_context="mine")
-    below = next(made for made in device.living if isinstance(made, RecordingCQ))
+    backend = next(made for made in device.living if isinstance(made, RecordingCQ))
     assert (cq.channel, cq.cq_context, cq.context) == (channel, "mine", context)
     with pytest.raises(CmWouldBlockError):
         channel.get_cq_event(0)
     with pytest.raises(CmTimeoutError, match=r"within 0\.01 s"):
         channel.get_cq_event(0.01)
 
-    below.add(wc(1))
+    backend.add(wc(1))
     cq.req_notify(solicited_only=True)
-    assert below.armed == [True]
-    with fails(errno.EAGAIN):  # what came before does not count
+    assert backend.armed == [True]
+    with fails(errno.EAGAIN):  # completions before the arming raise no event
         channel.get_cq_event(0)
-    threading.Timer(0.01, below.add, [wc(2)]).start()
+    threading.Timer(0.01, backend.add, [wc(2)]).start()
     assert channel.get_cq_event(5) is cq
 
     with fails(errno.EBUSY, r"1 events are not acknowledged.*try: ack_events"):
@@ -405,16 +441,16 @@ def test_events(device: RecordingDevice, context: Context) -> None:
 
 def test_context_manager_acknowledges_events(device: RecordingDevice, context: Context) -> None:
     with CompChannel(context) as channel, CQ(context, 8, channel) as cq:
-        below = next(made for made in device.living if isinstance(made, RecordingCQ))
+        backend = next(made for made in device.living if isinstance(made, RecordingCQ))
         cq.req_notify()
-        below.add(wc(1))
+        backend.add(wc(1))
         assert channel.get_cq_event(5) is cq
     assert device.living == []
 
 
-def test_invalid_completion_queues(context: Context) -> None:
+def test_invalid_completion_queues_are_refused(context: Context) -> None:
     for cqe in (0, -1, LIMITS.max_cqe + 1):
-        with fails(errno.EINVAL, f"{cqe} entries; the device has 1 to 128"):
+        with fails(errno.EINVAL, f"cqe is {cqe}, and may be 1 to 128"):
             CQ(context, cqe)
     CQ(context, LIMITS.max_cqe).close()
     with CompChannel(context_of(RecordingDevice())) as channel:
@@ -422,46 +458,58 @@ def test_invalid_completion_queues(context: Context) -> None:
             CQ(context, 1, channel)
 
 
+def test_completion_vectors(device: RecordingDevice, context: Context) -> None:
+    assert context.num_comp_vectors == 4
+    for vector in (0, 3):
+        CQ(context, 1, comp_vector=vector).close()
+    assert device.comp_vectors == [0, 3]
+    wrong: list[Any] = [4, -1, 1.0, None]
+    for vector in wrong:
+        with fails(errno.EINVAL, "comp_vector is"):
+            CQ(context, 1, comp_vector=vector)
+    assert device.living == []
+
+
 # -- queue pairs ------------------------------------------------------------------------------------------------
 
 
-def test_queue_pair_attributes(device: RecordingDevice, context: Context) -> None:
+def test_queue_pair_reports_its_attributes(device: RecordingDevice, context: Context) -> None:
     pd, scq, rcq = PD(context), CQ(context, 8), CQ(context, 8)
     init = QPInitAttr(QPType.RC, "mine", scq, rcq, cap=QPCap(4, 5, 2, 3, 64), sq_sig_all=True)
     qp = QP(pd, init)
-    below = device.living[-1]
-    assert isinstance(below, RecordingQP)
-    assert below.pd is pd
-    assert below.parts == (device.living[0], device.living[1], None)
+    backend = device.living[-1]
+    assert isinstance(backend, RecordingQP)
+    assert backend.pd is pd
+    assert backend.parts == (device.living[0], device.living[1], None)
     init.cap.max_send_wr = 1
-    assert qp.cap == QPCap(4, 5, 2, 3, 64), "what it was made of is its own"
-    assert (qp.scq, qp.rcq, qp.srq, qp.qp_context, qp.qp_num) == (scq, rcq, None, "mine", below.qp_num)
+    assert qp.cap == QPCap(4, 5, 2, 3, 64), "the attributes are copied"
+    assert (qp.scq, qp.rcq, qp.srq, qp.qp_context, qp.qp_num) == (scq, rcq, None, "mine", backend.qp_num)
     assert qp.state is QPState.RESET
-    attr, made_of = qp.query()
+    attr, init_attr = qp.query()
     assert (attr.qp_state, attr.cap) == (QPState.RESET, qp.cap)
-    assert made_of == replace(init, cap=qp.cap)
+    assert init_attr == replace(init, cap=qp.cap)
     assert repr(qp) == f"<QP RC 0x{qp.qp_num:x} RESET>"
     qp.close()
     scq.close()
     rcq.close()
 
 
-def test_queue_pair_capacities(context: Context) -> None:
+def test_queue_pair_capacities_are_limited(context: Context) -> None:
     pd, cq = PD(context), CQ(context, 8)
-    most = QPCap(64, 64, 8, 8, 256)
-    QP(pd, QPInitAttr(scq=cq, rcq=cq, cap=most)).close()
+    maximum = QPCap(64, 64, 8, 8, 256)
+    QP(pd, QPInitAttr(scq=cq, rcq=cq, cap=maximum)).close()
     QP(pd, QPInitAttr(scq=cq, rcq=cq, cap=QPCap(0, 0, 0, 0, 0))).close()
     for name in ("max_send_wr", "max_recv_wr", "max_send_sge", "max_recv_sge", "max_inline_data"):
-        for value in (getattr(most, name) + 1, -1):
-            cap = replace(most, **{name: value})
+        for value in (getattr(maximum, name) + 1, -1):
+            cap = replace(maximum, **{name: value})
             with fails(errno.EINVAL, f"{name} is {value}"):
                 QP(pd, QPInitAttr(scq=cq, rcq=cq, cap=cap))
     with SRQ(pd) as srq, QP(pd, QPInitAttr(scq=cq, rcq=cq, srq=srq, cap=QPCap(max_recv_wr=1000))) as qp:
-        assert (qp.cap.max_recv_wr, qp.cap.max_recv_sge) == (0, 0), "receives are the shared queue's"
+        assert (qp.cap.max_recv_wr, qp.cap.max_recv_sge) == (0, 0), "receives come from the shared queue"
     cq.close()
 
 
-def test_invalid_queue_pairs(context: Context) -> None:
+def test_invalid_queue_pairs_are_refused(context: Context) -> None:
     elsewhere = context_of(RecordingDevice())
     pd, cq, other = PD(context), CQ(context, 8), CQ(elsewhere, 8)
     for init in (QPInitAttr(scq=cq), QPInitAttr(rcq=cq)):
@@ -477,22 +525,29 @@ def test_invalid_queue_pairs(context: Context) -> None:
     other.close()
 
 
-def test_shared_receive_queues(context: Context) -> None:
+def test_shared_receive_queue_is_queried_and_modified(context: Context) -> None:
     pd = PD(context)
     with SRQ(pd, SrqInitAttr(SrqAttr(max_wr=8, max_sge=2), "mine")) as srq:
         assert srq.srq_context == "mine"
         assert srq.query() == SrqAttr(8, 2, 0)
-        srq.modify(SrqAttr(srq_limit=8))
+        srq.modify(SrqAttr(srq_limit=8), SrqAttrMask.LIMIT)
         assert srq.query() == SrqAttr(8, 2, 8)
         for limit in (9, -1):
             with fails(errno.EINVAL, f"srq_limit is {limit}"):
-                srq.modify(SrqAttr(srq_limit=limit))
+                srq.modify(SrqAttr(srq_limit=limit), SrqAttrMask.LIMIT)
+        srq.modify(SrqAttr(4, 9, 1), 0)
+        for mask in (SrqAttrMask.MAX_WR, 3):
+            with fails(errno.EINVAL, "does not resize"):
+                srq.modify(SrqAttr(max_wr=4, srq_limit=1), mask)
+        with fails(errno.EINVAL, "unknown attribute bits 0x4"):
+            srq.modify(SrqAttr(), 4)
+        assert srq.query() == SrqAttr(8, 2, 8), "a refused change changes nothing"
     for attr in (SrqAttr(0), SrqAttr(129), SrqAttr(-1), SrqAttr(1, 5), SrqAttr(1, -1)):
         with fails(errno.EINVAL):
             SRQ(pd, SrqInitAttr(attr))
 
 
-def test_address_handles(context: Context) -> None:
+def test_address_handle_attributes_are_checked(context: Context) -> None:
     pd = PD(context)
     attr = AHAttr(is_global=True, gr=GlobalRoute(dgid=GIDS[0], sgid_index=1))
     with AH(pd, attr) as ah:
@@ -512,7 +567,7 @@ def test_address_handles(context: Context) -> None:
             AH(pd, bad)
 
 
-def test_modify_needs_no_flag_type(context: Context) -> None:
+def test_modify_accepts_a_plain_integer_mask(context: Context) -> None:
     pd, cq = PD(context), CQ(context, 8)
     plain: Any = 0b110001
     with QP(pd, QPInitAttr(scq=cq, rcq=cq)) as qp:

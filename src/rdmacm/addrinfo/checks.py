@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import errno
+import re
 import socket
 from socket import AF_INET, AF_INET6
 
-from rdmacm.address import AF_IB, format_address
+from rdmacm.address import AF_IB, SockAddr, SockAddrIB, format_address, parse_address
 from rdmacm.addrinfo.info import (
     RAI_DNS,
     RAI_FAMILY,
@@ -20,7 +21,20 @@ from rdmacm.constants import EAI, PortSpace
 from rdmacm.errors import GaiError, errno_name, gai_strerror
 from rdmacm.verbs.enums import QPType
 
-__all__ = ["PORT_SPACES", "QP_TYPES", "STREAM_QP_TYPES", "check_hints", "gai_error", "resolver_error"]
+__all__ = [
+    "NUMBER",
+    "PORT_SPACES",
+    "QP_TYPES",
+    "STREAM_QP_TYPES",
+    "check_hints",
+    "family_of",
+    "family_error",
+    "gai_error",
+    "resolver_error",
+]
+
+#: A number as strtoul(3), and so getaddrinfo(3), reads it.
+NUMBER = re.compile(r"[ \t-\r]*([+-]?)0*([0-9]+)")
 
 #: Queue pair types that go with a stream socket.
 STREAM_QP_TYPES = frozenset({QPType.RC, QPType.UC, QPType.XRC_SEND, QPType.XRC_RECV})
@@ -29,6 +43,7 @@ PORT_SPACES: dict[int, PortSpace] = {int(port_space): port_space for port_space 
 
 _KNOWN_FLAGS = RAI_PASSIVE | RAI_NUMERICHOST | RAI_NOROUTE | RAI_FAMILY | RAI_SA | RAI_DNS
 _FAMILIES = frozenset((0, int(AF_INET), int(AF_INET6), AF_IB))
+_FAMILY_NAMES = {int(AF_INET): "IPv4", int(AF_INET6): "IPv6", AF_IB: "AF_IB"}
 
 
 def gai_error(
@@ -49,7 +64,10 @@ def gai_error(
 
 
 def check_hints(node: str | None, service: str | None, hints: AddrInfo, flags: int) -> None:
-    """Raise the GaiError for hints with an unknown flag, family, QP type or port space, or an inconsistent pair."""
+    """Raise the GaiError for hints with an unknown flag, family, QP type or port space, or an inconsistent pair.
+
+    The family, the source and the destination of the hints must be of one address family.
+    """
     unknown = flags & ~_KNOWN_FLAGS
     if unknown:
         hint = "members of rdmacm.RaiFlag (not socket.AI_*)"
@@ -64,6 +82,30 @@ def check_hints(node: str | None, service: str | None, hints: AddrInfo, flags: i
     if qp and ps and not _is_consistent(qp, ps):
         cause = f"QP type {QP_TYPES[qp].name} does not go with port space {PORT_SPACES[ps].name}"
         raise gai_error(EAI.QPTYPE, node, service, cause, "RC with TCP or IB, UD with UDP, IPOIB or IB")
+    source = family_of(hints.src_addr)
+    destination = 0 if flags & RAI_PASSIVE else family_of(hints.dst_addr)
+    if source and destination and source != destination:
+        raise family_error(node, service, f"source {format_address(hints.src_addr)}", source, destination)
+    for end, family, address in (("source", source, hints.src_addr), ("destination", destination, hints.dst_addr)):
+        if hints.family and family and family != hints.family:
+            raise family_error(node, service, f"{end} {format_address(address)}", family, hints.family)
+
+
+def family_of(address: SockAddr | None) -> int:
+    """The address family; 0 for no address, and for a host name, which may stand for addresses of any family."""
+    if address is None:
+        return 0
+    try:
+        parsed = parse_address(address)
+    except ValueError:
+        return 0
+    return AF_IB if isinstance(parsed, SockAddrIB) else int(parsed.family)
+
+
+def family_error(node: str | None, service: str | None, what: str, family: int, wanted: int) -> GaiError:
+    """EAI_ADDRFAMILY for ``what`` in the hints: an address of ``family``, where the rest is of ``wanted``."""
+    name, other = _FAMILY_NAMES[family], _FAMILY_NAMES[wanted]
+    return gai_error(EAI.ADDRFAMILY, node, service, f"the hints' {what} is {name}, not {other}", "one address family")
 
 
 def _is_consistent(qp_type: int, port_space: int) -> bool:
@@ -92,7 +134,11 @@ def _from_gaierror(code: int | None, node: str | None, service: str | None, fami
         eai = EAI(code)  # type: ignore[arg-type]
     except ValueError:
         eai = EAI.FAIL
-    kind = {int(AF_INET): "IPv4 ", int(AF_INET6): "IPv6 "}.get(family, "")
+    if eai is EAI.SERVICE and not _is_service(service):
+        return gai_error(
+            EAI.NONAME, node, service, f"there is no service {service!r}", "the spelling, or a port number"
+        )
+    kind = f"{_FAMILY_NAMES[family]} " if family else ""
     other = "the other address family" if kind else "another name, or a numeric address"
     unknown = node if node is not None else service
     cause, hint = {
@@ -105,3 +151,14 @@ def _from_gaierror(code: int | None, node: str | None, service: str | None, fami
         EAI.QPTYPE: ("QP type and port space do not go together", "RC with TCP, UD with UDP"),
     }.get(eai, ("", None))
     return gai_error(eai, node, service, cause, hint)
+
+
+def _is_service(service: str | None) -> bool:
+    """Whether services(5) has the service for any protocol; getaddrinfo(3) says EAI_SERVICE in both cases."""
+    if service is None or NUMBER.fullmatch(service):
+        return service is not None
+    try:
+        socket.getservbyname(service)
+    except (OSError, ValueError):
+        return False
+    return True

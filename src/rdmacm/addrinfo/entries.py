@@ -16,14 +16,14 @@ from rdmacm.address import (
     service_id,
     service_id_mask,
 )
-from rdmacm.addrinfo.checks import gai_error
+from rdmacm.addrinfo.checks import family_error, gai_error
 from rdmacm.addrinfo.info import NO_FLAGS, RAI_FAMILY, RAI_PASSIVE, AddrInfo, sockaddr
-from rdmacm.addrinfo.names import NamedAddress, qp_type_and_port_space
+from rdmacm.addrinfo.names import NamedAddress, Resolver, qp_type_and_port_space, resolve_service
 from rdmacm.constants import EAI, PortSpace, RaiFlag
 from rdmacm.proto.sa import PathData, PathRecord
 from rdmacm.provider import Provider, RouteChoice
 
-__all__ = ["entry_from_hints", "entry_from_name", "with_choice"]
+__all__ = ["entry_from_hints", "entry_from_name", "has_own_end", "with_choice"]
 
 
 def entry_from_name(
@@ -41,8 +41,8 @@ def entry_from_name(
         return _with_route(info, address, None, provider)
     choice = source = None
     if provider is not None:
-        source, is_usable = _hinted_source(hints, family)
-        choice = provider.find_route(address, source) if is_usable else None
+        source, is_numeric = _hinted_source(hints)
+        choice = provider.find_route(address, source) if is_numeric else None
     if choice is None:
         return AddrInfo(
             NO_FLAGS, family, qp_type, port_space, hints.src_addr, address.sockaddr, None, canonical, hints.route
@@ -72,19 +72,35 @@ def _gid_entry(named: NamedAddress, hints: AddrInfo) -> AddrInfo:
     return AddrInfo(NO_FLAGS, AF_IB, qp_type, port_space, hints.src_addr, gid, None, canonical, hints.route)
 
 
-def _hinted_source(hints: AddrInfo, family: int) -> tuple[InetAddr | None, bool]:
-    """The source address of the hints, and whether a route to a destination of ``family`` can begin there."""
+def _hinted_source(hints: AddrInfo) -> tuple[InetAddr | None, bool]:
+    """The source of the hints, and whether it is numeric; a route cannot begin at a host name."""
     if hints.src_addr is None:
         return None, True
     try:
         source = parse_address(hints.src_addr)
     except ValueError:
         return None, False
-    return (source, True) if isinstance(source, InetAddr) and source.family == family else (None, False)
+    assert isinstance(source, InetAddr)  # resolve_name() and check_hints() refuse other families
+    return source, True
 
 
-def entry_from_hints(hints: AddrInfo | None, provider: Provider | None) -> AddrInfo:
-    """The result without node and service: for the source, destination or route of the hints."""
+def has_own_end(hints: AddrInfo | None) -> bool:
+    """Whether the hints have the address that a service without a node belongs to, or a route that has it."""
+    if hints is None:
+        return False
+    if hints.flags & RAI_PASSIVE:
+        return bool(hints.src_addr or hints.route)
+    return bool(hints.dst_addr or (hints.route and not hints.src_addr))
+
+
+def entry_from_hints(
+    hints: AddrInfo | None, service: str | None, provider: Provider | None, resolver: Resolver | None
+) -> AddrInfo:
+    """The result for the source, destination or route of the hints, without a node.
+
+    ``service`` is that of the destination, or of the source if the hints are passive; it replaces the port of the
+    hints.
+    """
     is_passive = hints is not None and bool(hints.flags & RAI_PASSIVE)
     if hints is None or not (hints.src_addr or (hints.dst_addr and not is_passive) or hints.route):
         raise gai_error(
@@ -94,23 +110,34 @@ def entry_from_hints(hints: AddrInfo | None, provider: Provider | None) -> AddrI
         source = None if hints.src_addr is None else parse_address(hints.src_addr)
         destination = None if hints.dst_addr is None or is_passive else parse_address(hints.dst_addr)
     except ValueError as problem:
-        raise gai_error(EAI.NONAME, None, None, str(problem)) from None
+        raise gai_error(EAI.NONAME, None, service, str(problem)) from None
     port_space_hint = hints.port_space
     if source is None and destination is None:
         port_space_hint = port_space_hint or PortSpace.IB
         source, destination = _route_ends(hints.route[0].path, port_space_hint)
-    qp_type, port_space = qp_type_and_port_space(hints.qp_type, port_space_hint, 0, 0)
     if is_passive:
         destination = None
     known = destination or source
     family = AF_IB if isinstance(known, SockAddrIB) else known.family if known else hints.family
-    if hints.family and known is not None and family != hints.family:
-        raise gai_error(
-            EAI.ADDRFAMILY, None, None, f"the hints' address {known} is not of the hints' family {hints.family}"
-        )
+    if hints.family and family != hints.family:
+        raise family_error(None, service, f"route ends at {known}, which", family, hints.family)
+    if service is None:
+        qp_type, port_space = qp_type_and_port_space(hints.qp_type, port_space_hint, 0, 0)
+    else:
+        port, qp_type, port_space = resolve_service(service, hints, port_space_hint, resolver)
+        if is_passive:
+            source = _with_port(source, port_space, port)
+        else:
+            destination = _with_port(destination, port_space, port)
     flags = RaiFlag(hints.flags & RAI_PASSIVE)
     info = AddrInfo(flags, int(family), qp_type, port_space, sockaddr(source), sockaddr(destination), route=hints.route)
     return _with_route(info, source, destination, provider)
+
+
+def _with_port(address: Address | None, port_space: int, port: int) -> Address | None:
+    if isinstance(address, SockAddrIB):
+        return replace(address, sid=service_id(port_space, port), sid_mask=service_id_mask(port_space, port))
+    return None if address is None else address._replace(port=port)
 
 
 def _route_ends(path: PathRecord, port_space: int) -> tuple[SockAddrIB, SockAddrIB]:
@@ -136,8 +163,6 @@ def _with_route(
         owner = provider.owner_of(source)
         return info if owner is None else replace(info, device=owner[0], port_num=owner[1])
     if not isinstance(destination, InetAddr) or not isinstance(source, InetAddr | None):
-        return info
-    if source is not None and source.family != destination.family:
         return info
     choice = provider.find_route(destination, source)
     if choice is None:

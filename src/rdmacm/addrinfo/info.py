@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import errno
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypedDict, Unpack
 
 from rdmacm.address import Address, InetAddr, SockAddr, SockAddrIB, format_address
 from rdmacm.constants import RaiFlag
+from rdmacm.errors import RdmaError, cm_error
 from rdmacm.proto.sa import PathData, PathRecord
 
 __all__ = [
@@ -43,10 +45,10 @@ class AddrInfo:
     ``flags``: :class:`RaiFlag`; ``family``: ``AF_INET``, ``AF_INET6`` or ``AF_IB`` (27); ``qp_type``:
     :class:`QPType` or 0; ``port_space``: :class:`PortSpace` or 0. Addresses are Python socket addresses or
     :class:`SockAddrIB`, and None where C has length 0. ``src_canonname`` and ``dst_canonname`` are the host's canonical
-    name, on the passive and on the active side. ``route`` has the paths to the destination. ``connect`` has the bytes
-    that a connection request must carry before the user's private data. ``device``, ``port_num`` and ``gid_index`` are
-    not in C: the device, port and GID that the host would use, or None and 0 if there is no route or it was not looked
-    up.
+    name, on the passive and on the active side. ``route`` has the paths to the destination; bytes of C structures are
+    parsed, as :func:`make_hints` describes. ``connect`` has the bytes that a connection request must carry before the
+    user's private data. ``device``, ``port_num`` and ``gid_index`` are not in C: the device, port and GID that the host
+    would use, or None and 0 if there is no route or it was not looked up. EINVAL for a route that is neither.
     """
 
     flags: int = NO_FLAGS
@@ -62,6 +64,11 @@ class AddrInfo:
     device: str | None = None
     port_num: int = 0
     gid_index: int = 0
+
+    def __post_init__(self) -> None:
+        route = self.route
+        if route or type(route) is not tuple:
+            object.__setattr__(self, "route", _parse_route(route))
 
     @property
     def src_len(self) -> int:
@@ -100,7 +107,7 @@ def _sockaddr_size(address: SockAddr | None) -> int:
 class HintFields(TypedDict, total=False):
     """The fields of hints as keyword arguments; None leaves a field unchanged.
 
-    ``route`` may also be bytes: one ``ibv_path_record`` (64), or an array of ``ibv_path_data`` (72 each).
+    ``route`` may also be bytes, see :func:`make_hints`.
     """
 
     flags: int | None
@@ -119,25 +126,40 @@ NO_HINTS = AddrInfo()
 def make_hints(hints: AddrInfo | None = None, **fields: Unpack[HintFields]) -> AddrInfo | None:
     """Hints with some fields replaced; None without hints and fields.
 
-    ``route`` may be bytes: one ``ibv_path_record`` (64), or an array of ``ibv_path_data`` (72 each). ValueError for
-    another length.
+    ``route`` may be bytes (any buffer): an array of ``ibv_path_data`` (72 bytes each) or of ``ibv_path_record`` (64
+    bytes each); 576 bytes and multiples of it are read as ``ibv_path_data``. EINVAL for another length or type.
     """
     given = {name: value for name, value in fields.items() if value is not None}
     if not given:
         return hints
-    if "route" in given:
-        given["route"] = _parse_route(given["route"])  # type: ignore[arg-type]
     return AddrInfo(**given) if hints is None else replace(hints, **given)  # type: ignore[arg-type]
 
 
-def _parse_route(route: bytes | Sequence[PathData]) -> tuple[PathData, ...]:
-    if not isinstance(route, bytes | bytearray | memoryview):
-        return tuple(route)
-    if len(route) == PathRecord.SIZE:
-        return (PathData(PathRecord.unpack(route)),)
-    if not route or len(route) % PathData.SIZE:
-        raise ValueError(f"a route is {PathRecord.SIZE} bytes or a multiple of {PathData.SIZE}, not {len(route)}")
-    return tuple(PathData.unpack(route[at : at + PathData.SIZE]) for at in range(0, len(route), PathData.SIZE))
+def _parse_route(route: object) -> tuple[PathData, ...]:
+    """The paths of a route: of ``PathData`` objects, or of the bytes of C structures."""
+    if route is None:
+        return ()
+    try:
+        data = bytes(memoryview(route))  # type: ignore[arg-type]
+    except (TypeError, ValueError, BufferError):  # no buffer, or one that is released
+        paths = tuple(route) if isinstance(route, Iterable) else (route,)
+        for path in paths:
+            if not isinstance(path, PathData):
+                raise _bad_route(f"of type {type(path).__name__}") from None
+        return paths
+    for structure, unpack in ((PathData, PathData.unpack), (PathRecord, _unpack_record)):
+        if data and len(data) % structure.SIZE == 0:
+            return tuple(unpack(data[at : at + structure.SIZE]) for at in range(0, len(data), structure.SIZE))
+    raise _bad_route(f"{len(data)} bytes")
+
+
+def _unpack_record(data: bytes) -> PathData:
+    return PathData(PathRecord.unpack(data))
+
+
+def _bad_route(given: str) -> RdmaError:
+    sizes = f"{PathData.SIZE} bytes for each ibv_path_data, or {PathRecord.SIZE} for each ibv_path_record"
+    return cm_error(errno.EINVAL, f"a route cannot be {given}", "getaddrinfo", hint=f"PathData objects, {sizes}")
 
 
 def sockaddr(address: Address | None) -> SockAddr | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Unpack
 from rdmacm import acm
 from rdmacm.address import AF_IB, ALL_BITS_64, Gid, SockAddrIB, service_id, service_id_mask
 from rdmacm.addrinfo.checks import check_hints
-from rdmacm.addrinfo.entries import entry_from_hints, entry_from_name
+from rdmacm.addrinfo.entries import entry_from_hints, entry_from_name, has_own_end
 from rdmacm.addrinfo.infiniband import active_gids, with_paths
 from rdmacm.addrinfo.info import (
     NO_HINTS,
@@ -46,8 +46,9 @@ def getaddrinfo(
     """Resolve a node and service to RDMA addresses, rdma_getaddrinfo(3).
 
     ``node``: a host name, an IPv4 address, an IPv6 address (``%scope`` allowed), or with ``RaiFlag.FAMILY`` and
-    family ``AF_IB`` a GID. ``service``: a port number or a name of services(5). With neither, the source, destination
-    or route of the hints is resolved. The keywords are fields of the hints, and override those of ``hints``.
+    family ``AF_IB`` a GID. ``service``: a port number or a name of services(5). Without a node, the source,
+    destination or route of the hints is resolved; ``service`` then replaces the port of the destination, or of the
+    source with ``RaiFlag.PASSIVE``. The keywords are fields of the hints, and override those of ``hints``.
     ``resolver`` replaces socket.getaddrinfo for names.
 
     Returns a non-empty list, best first. On the active side each result has the source address, device and route that
@@ -57,8 +58,11 @@ def getaddrinfo(
     If ibacm knows an InfiniBand path to an IP address, an ``AF_IB`` result with that path is added: after the result of
     the same destination, or before it if only InfiniBand reaches that destination.
 
-    Raises :class:`GaiError`, whose ``errno`` is an EAI code. With ``RaiFlag.SA``, raises RdmaError: EOPNOTSUPP (a node
-    or ``DNS`` is given too), EINVAL (no service) or ENOENT (no port's subnet administrator knows the service).
+    Raises :class:`GaiError`, whose ``errno`` is an EAI code: EAI_ADDRFAMILY if the node has no address of the family
+    of the hints or of their source, or if the hints contradict themselves; EAI_NONAME for an unknown node or service;
+    EAI_SERVICE for a service of another protocol. EINVAL for a route in bytes of another length than C's structures.
+    With ``RaiFlag.SA``, raises RdmaError: EOPNOTSUPP (a node or ``DNS`` is given too), EINVAL (no service) or ENOENT
+    (no port's subnet administrator knows the service).
     Differences from librdmacm are listed in ``docs/parity.md``.
 
     >>> getaddrinfo("127.0.0.1", 7471, port_space=PortSpace.TCP)[0].dst_addr
@@ -74,8 +78,8 @@ def getaddrinfo(
         if flags & RAI_SA:
             return _from_sa(node, service, flags, get_provider(provider))
     routing = None if flags & RAI_NOROUTE else get_provider(provider)
-    if node is None and service is None:
-        found = [entry_from_hints(hints, routing)]
+    if node is None and (service is None or has_own_end(hints)):
+        found = [entry_from_hints(hints, service, routing, resolver)]
     else:
         named = resolve_name(node, service, hints, resolver)
         found = [entry_from_name(one, hints or NO_HINTS, node, service, routing) for one in named]

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import re
 import socket
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from socket import AF_INET, AF_INET6, inet_aton, inet_pton
 from typing import Any, NamedTuple, TypeAlias
 
-from rdmacm.address import AF_IB, InetAddr, parse_address
-from rdmacm.addrinfo.checks import PORT_SPACES, QP_TYPES, STREAM_QP_TYPES, gai_error, resolver_error
+from rdmacm.address import AF_IB, InetAddr, format_address, parse_address, scope_index
+from rdmacm.addrinfo.checks import NUMBER, PORT_SPACES, QP_TYPES, STREAM_QP_TYPES, family_of, gai_error, resolver_error
 from rdmacm.addrinfo.info import RAI_FAMILY, RAI_NUMERICHOST, RAI_PASSIVE, AddrInfo
 from rdmacm.constants import EAI, PortSpace
 from rdmacm.verbs.enums import QPType
 
-__all__ = ["NamedAddress", "Resolver", "is_numeric", "qp_type_and_port_space", "resolve_name"]
+__all__ = ["NamedAddress", "Resolver", "is_numeric", "qp_type_and_port_space", "resolve_name", "resolve_service"]
 
 #: One result of socket.getaddrinfo: (family, type, proto, canonname, sockaddr).
 ResolverResult: TypeAlias = "tuple[int, int, int, str, tuple[Any, ...]]"
@@ -25,9 +24,6 @@ Resolver: TypeAlias = Callable[[str | None, str | None, int, int, int, int], "Se
 
 #: The flags that getaddrinfo(3) of glibc uses without hints.
 _NO_HINTS_FLAGS = int(getattr(socket, "AI_V4MAPPED", 0)) | int(socket.AI_ADDRCONFIG)
-
-#: A number as strtoul(3), and so getaddrinfo(3), reads it.
-_NUMBER = re.compile(r"[ \t-\r]*([+-]?)0*([0-9]+)")
 
 
 class NamedAddress(NamedTuple):
@@ -42,16 +38,28 @@ class NamedAddress(NamedTuple):
 def resolve_name(
     node: str | None, service: str | None, hints: AddrInfo | None, resolver: Resolver | None
 ) -> list[NamedAddress]:
-    """The addresses of a node and service, in the resolver's order; at least one. GaiError if there is none."""
+    """The addresses of a node and service, in the resolver's order; at least one. GaiError if there is none.
+
+    They are of the family of the hints, or else of the family of the hints' source.
+    """
+    source_family = 0
     if hints is None:
         family, socktype, proto, flags = 0, 0, 0, _NO_HINTS_FLAGS
         qp_hint = ps_hint = 0
     else:
         qp_hint, ps_hint = hints.qp_type, hints.port_space
         family, socktype, proto, flags = _socket_hints(int(hints.flags), hints.family, qp_hint, ps_hint)
+        if not family:
+            family = source_family = _source_family(node, service, hints)
     port = _port(node, service)
     if node is not None and ("\0" in node or node == "*"):  # C reads a name up to its NUL, and "*" as NULL
         raise gai_error(EAI.NONAME, node, service, "not a host name", "a name or a numeric address")
+
+    if node is not None and "%" in node and is_numeric(node):
+        try:
+            scope_index(node.partition("%")[2])
+        except ValueError as problem:
+            raise gai_error(EAI.NONAME, node, service, str(problem), "an interface of 'ip link'") from None
 
     # A numeric node and service, as most callers give them, need no resolver.
     numeric = _parse_numeric(node) if node is not None else None
@@ -61,20 +69,58 @@ def resolve_name(
 
     if node is not None and not flags & socket.AI_NUMERICHOST and not is_numeric(node):
         flags |= socket.AI_CANONNAME
+    ask = resolver or socket.getaddrinfo
     try:
-        results = (resolver or socket.getaddrinfo)(node, service, family, socktype, proto, flags)
+        results = ask(node, service, family, socktype, proto, flags)
     except (OSError, ValueError, MemoryError) as error:
-        raise resolver_error(error, node, service, family) from error
-    found = _unique_addresses(results, is_open=not (socktype or proto), qp_hint=qp_hint, ps_hint=ps_hint)
+        failure = resolver_error(error, node, service, family)
+        if node is not None and family and _has_another_family(error, node, flags, ask):
+            failure = resolver_error(socket.gaierror(int(EAI.ADDRFAMILY), ""), node, service, family)
+        if source_family and failure.errno == EAI.ADDRFAMILY:
+            failure.hint = "a source of the node's address family"
+        raise failure from error
+    found = _unique_addresses(results, family, is_open=not (socktype or proto), qp_hint=qp_hint, ps_hint=ps_hint)
     if not found:
-        raise gai_error(EAI.NODATA, node, service, "the resolver gave no address")
+        code = EAI.ADDRFAMILY if family and results else EAI.NODATA
+        raise gai_error(code, node, service, "the resolver gave no address of the family asked for")
     return found
 
 
+def resolve_service(service: str, hints: AddrInfo, port_space: int, resolver: Resolver | None) -> tuple[int, int, int]:
+    """Port, QP type and port space of a service without a node; ``port_space`` stands for the hints'."""
+    _, socktype, proto, _ = _socket_hints(0, 0, hints.qp_type, port_space)
+    port = _port(None, service)
+    if port is not None:
+        return port, *qp_type_and_port_space(hints.qp_type, port_space, socktype, proto)
+    first = resolve_name(None, service, AddrInfo(qp_type=hints.qp_type, port_space=port_space), resolver)[0]
+    return first.address.port, first.qp_type, first.port_space
+
+
+def _source_family(node: str | None, service: str | None, hints: AddrInfo) -> int:
+    """The IP family of the hints' source, 0 without one; EAI_ADDRFAMILY if it is AF_IB, and the node is not."""
+    family = family_of(hints.src_addr)
+    if family == AF_IB:
+        what = "this host" if node is None else node
+        cause = f"the hints' source {format_address(hints.src_addr)} is AF_IB, and {what} is looked up as an IP address"
+        hint = "a source of the node's family, or RAI_FAMILY with family AF_IB for a GID"
+        raise gai_error(EAI.ADDRFAMILY, node, service, cause, hint)
+    return family
+
+
+def _has_another_family(error: Exception, node: str, flags: int, ask: Resolver) -> bool:
+    """Whether a name without an address in one family has one in another; getaddrinfo(3) does not tell them apart."""
+    if not isinstance(error, socket.gaierror) or error.errno not in (EAI.NONAME, EAI.NODATA):
+        return False
+    try:
+        return bool(ask(node, None, 0, 0, 0, flags & int(socket.AI_NUMERICHOST)))
+    except (OSError, ValueError, MemoryError):
+        return False
+
+
 def _unique_addresses(
-    results: Sequence[ResolverResult], *, is_open: bool, qp_hint: int, ps_hint: int
+    results: Sequence[ResolverResult], wanted: int, *, is_open: bool, qp_hint: int, ps_hint: int
 ) -> list[NamedAddress]:
-    """Each IP address of the results once.
+    """Each IP address of the results once; only those of the family ``wanted``, unless that is 0.
 
     ``is_open``: the hints have neither socket type nor protocol, so each address comes once per socket type; its stream
     result is taken.
@@ -82,7 +128,7 @@ def _unique_addresses(
     canonical = next((name for _, _, _, name, _ in results if name), None)
     found: dict[tuple[int, bytes, int], NamedAddress] = {}
     for family, socktype, proto, _, where in results:
-        if family not in (AF_INET, AF_INET6):
+        if family not in (AF_INET, AF_INET6) or (wanted and family != wanted):
             continue
         address = parse_address((str(where[0]), *where[1:]))
         assert isinstance(address, InetAddr)
@@ -114,17 +160,20 @@ def _parse_numeric(node: str) -> tuple[int, bytes] | None:
 
 
 def _port(node: str | None, service: str | None) -> int | None:
-    """The port number of a service, 0 without one; None if only the resolver can tell. EAI_SERVICE for no port."""
+    """The port number of a service, 0 without one; None if only the resolver can tell.
+
+    EAI_SERVICE for a number that is no port, EAI_NONAME for what is no name.
+    """
     if service is None:
         return 0
-    number = _NUMBER.fullmatch(service)
+    number = NUMBER.fullmatch(service)
     if number is not None:
         sign, digits = number.groups()
         if len(digits) > 5 or int(digits) > 0xFFFF or (sign == "-" and digits != "0"):
             raise gai_error(EAI.SERVICE, node, service, "not a port number", "a port number, 0 to 65535")
         return int(digits) if service.isdigit() else None
     if "\0" in service or service == "*" or not _is_encodable(service):
-        raise gai_error(EAI.SERVICE, node, service, "no service has such a name", "a port number")
+        raise gai_error(EAI.NONAME, node, service, "no service has such a name", "a port number")
     return None
 
 

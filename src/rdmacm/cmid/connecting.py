@@ -48,6 +48,7 @@ class ConnectionBase(QueueBase):
         without); EACCES, EADDRINUSE or EBUSY: the wire's own port cannot be opened, as when another program has UDP
         port 4791; EINVAL: the state.
         """
+        self._check_alive("listen")
         self._backend.listen(backlog)
 
     def accept(self, param: ConnParam | None = None) -> None:
@@ -58,6 +59,7 @@ class ConnectionBase(QueueBase):
         for datagrams. A synchronous id waits until the connection is established. EINVAL: there is no request to
         accept (any more), the private data are too long, or more resources than the device has.
         """
+        self._check_alive("accept")
         self._backend.accept(self._resolved_param(param, self._request, "accept"))
         if self._private and self.qp_type is not QPType.UD:
             self._await(
@@ -70,10 +72,12 @@ class ConnectionBase(QueueBase):
 
     def reject(self, private_data: bytes = b"") -> None:
         """Reject a connection request, rdma_reject(3), with up to 148 bytes of private data, 136 for datagrams."""
+        self._check_alive("reject")
         self._backend.reject(_bytes(private_data), RejectReason.CONSUMER_DEFINED)
 
     def reject_ece(self, private_data: bytes = b"") -> None:
         """Reject a connection request because of its ECE options, rdma_reject_ece(3); else as :meth:`reject`."""
+        self._check_alive("reject_ece")
         self._backend.reject(_bytes(private_data), RejectReason.VENDOR_OPTION_NOT_SUPPORTED)
 
     def register_service(self, name: str, data: bytes = b"", *, lease: int = 60) -> Service:
@@ -84,6 +88,7 @@ class ConnectionBase(QueueBase):
         dies. Waits for the subnet administrator's answer. EOPNOTSUPP: the id's port is not InfiniBand; EINVAL: it is
         unbound, the name or the data are too long, or the administrator refuses; ETIMEDOUT: it does not answer.
         """
+        self._check_alive("register_service")
         from rdmacm.proto.sa.subnet import service_name_bytes
 
         try:
@@ -101,11 +106,15 @@ class ConnectionBase(QueueBase):
         """Request a connection, or the queue pair of a datagram peer, rdma_connect(3).
 
         Ends in ESTABLISHED (without a queue pair of the id's in CONNECT_RESPONSE: make yours ready, then call
-        :meth:`establish`), REJECTED (``event.status`` is the reason), UNREACHABLE (no answer) or CONNECT_ERROR. Up to
-        56 bytes of private data, 180 for datagrams; 36 more to an InfiniBand address. EINVAL: the route is not
-        resolved, the private data are too long, more resources than the device has, or neither a queue pair nor
-        ``param.qp_num``.
+        :meth:`establish`), REJECTED (``event.status`` is the reason), UNREACHABLE or CONNECT_ERROR. Up to 56 bytes
+        of private data, 180 for datagrams; 36 more to an InfiniBand address. EINVAL: the route is not resolved, the
+        private data are too long, more resources than the device has, or neither a queue pair nor ``param.qp_num``.
+
+        UNREACHABLE has the status -ETIMEDOUT if there was no answer. If the network reports that the request was not
+        delivered, the status is -ECONNREFUSED (the peer's UDP port 4791 is closed), -EHOSTUNREACH, -ENETUNREACH or
+        -EACCES (prohibited), and follows at once.
         """
+        self._check_alive("connect")
         resolved = self._resolved_param(param, None, "connect")
         if self._connect_prefix:
             resolved = replace(resolved, private_data=self._connect_prefix + resolved.private_data)
@@ -122,6 +131,7 @@ class ConnectionBase(QueueBase):
 
         EINVAL: the id has a queue pair, which needs no confirmation, or there is nothing to confirm.
         """
+        self._check_alive("establish")
         if self._qp is not None:
             raise cm_error(errno.EINVAL, "the id's own queue pair is established by itself", "establish")
         self._backend.establish()
@@ -133,6 +143,7 @@ class ConnectionBase(QueueBase):
 
         EISCONN: the connection is established already, which does no harm; EINVAL: another event, or the state.
         """
+        self._check_alive("notify")
         self._backend.notify(event)
 
     def disconnect(self) -> None:
@@ -140,6 +151,7 @@ class ConnectionBase(QueueBase):
 
         A second call, or one after the peer's, does nothing. EINVAL: there never was a connection.
         """
+        self._check_alive("disconnect")
         follows = self._backend.disconnect()
         if self._private and follows:
             self._await(CmEventType.DISCONNECTED)
@@ -149,6 +161,7 @@ class ConnectionBase(QueueBase):
 
         For ids without a queue pair. EINVAL: the id has one; a vendor of 0 or of more than 24 bits.
         """
+        self._check_alive("set_local_ece")
         if self._qp is not None:
             raise cm_error(errno.EINVAL, "ECE options are for ids without a queue pair", "set_local_ece")
         if not (0 < ece.vendor_id < 1 << 24 and 0 <= ece.options < 1 << 32):
@@ -157,6 +170,7 @@ class ConnectionBase(QueueBase):
 
     def get_remote_ece(self) -> Ece:
         """The ECE options that the peer has sent, rdma_get_remote_ece(3); EINVAL: the id has a queue pair."""
+        self._check_alive("get_remote_ece")
         if self._qp is not None:
             raise cm_error(errno.EINVAL, "ECE options are for ids without a queue pair", "get_remote_ece")
         return self._backend.remote_ece()
@@ -175,7 +189,7 @@ class ConnectionBase(QueueBase):
             raise cm_error(
                 errno.EINVAL, "the id has no queue pair, and none is named", step, self.peer_addr_text, "create_qp()"
             )
-        limits: DeviceAttr = self._bound(step).query_device()
+        limits: DeviceAttr = self._bound(step).backend.attr
         resources, depth = param.responder_resources, param.initiator_depth
         if resources == MAXIMUM:
             resources = min(limits.max_qp_rd_atom, asked.responder_resources if asked else MAXIMUM)

@@ -25,10 +25,11 @@ from rdmacm.cmid.connecting import ConnectionBase
 from rdmacm.cmid.lookups import NameLookups
 from rdmacm.connparam import ConnParam, UdParam
 from rdmacm.constants import CmEventType, PortSpace
-from rdmacm.errors import CmRejectedError, CmTimeoutError, CmWouldBlockError, RdmaError, cm_error
+from rdmacm.errors import CmRejectedError, CmTimeoutError, CmWouldBlockError, RdmaError, check_timeout, cm_error
 from rdmacm.explanation import Explanation
 from rdmacm.proto.cm.codes import RejectReason, SidrStatus
 from rdmacm.provider import EventQueue, IdBackend, Provider, QueuedEvent, get_provider
+from rdmacm.verbs.checks import member
 from rdmacm.verbs.enums import QPType
 
 __all__ = ["CmEvent", "CmId", "EventChannel", "event_str"]
@@ -37,6 +38,16 @@ __all__ = ["CmEvent", "CmId", "EventChannel", "event_str"]
 _NO_LISTENER = {
     (CmEventType.REJECTED, RejectReason.INVALID_SERVICE_ID),
     (CmEventType.UNREACHABLE, SidrStatus.UNSUPPORTED),
+}
+
+#: What to try after UNREACHABLE with an error of the network.
+_NETWORK_HINTS = {
+    -errno.ECONNREFUSED: "starting the peer (no process there has opened an RDMA device), or accepting UDP port 4791 in"
+    " its firewall",
+    -errno.EHOSTUNREACH: "checking that the peer is up, and the routes and firewalls on the way",
+    -errno.ENETUNREACH: "checking the routes on the way",
+    -errno.EACCES: "accepting UDP port 4791 in the firewalls of this host and on the way; `ip route get`",
+    -errno.EPERM: "accepting UDP port 4791 in the firewall of this host",
 }
 
 #: The call that a failure event belongs to.
@@ -133,12 +144,15 @@ class CmEvent:
             address = str(self.id.peer_addr_text)
             return CmRejectedError(self.message, address, hint, reason=self.status, private_data=self.private_data)
         explanation = self.explanation
+        hint = explanation.hint if explanation else None
+        if self.type is CmEventType.UNREACHABLE:
+            hint = _NETWORK_HINTS.get(self.status)
         return cm_error(
             abs(self.status),
             self.message or str(self.type),
             _STEPS.get(self.type, str(self.type)),
             str(self.id.peer_addr_text),
-            explanation.hint if explanation else None,
+            hint,
             explanation,
         )
 
@@ -203,8 +217,10 @@ class EventChannel:
         """The next event, rdma_get_cm_event(3).
 
         ``timeout`` is in seconds: None waits for ever, 0 not at all. CmTimeoutError when it runs out;
-        CmWouldBlockError for 0, or where ``channel.blocking`` is False; EBADF once the channel is closed.
+        CmWouldBlockError for 0, or where ``channel.blocking`` is False; EBADF once the channel is closed; ValueError
+        for a negative timeout.
         """
+        check_timeout(timeout)
         if timeout is None and not self.blocking:
             timeout = 0
         queued = self.queue.get(timeout)
@@ -264,7 +280,9 @@ class CmId(ConnectionBase):
     for a synchronous id only; else it is the channel's.
 
     Asynchronous calls return as soon as the work is started; the outcome is an event. EINVAL for an unknown port
-    space, and for a call that the id's state does not allow (:class:`CmStateError`).
+    space, and for a call that the id's state does not allow (:class:`CmStateError`). ENXIO for every call on a
+    destroyed id, also if another thread destroys it during a synchronous call; only the calls that release something,
+    and :meth:`explain`, remain possible, and the attributes keep their values.
 
     >>> with CmId(port_space=PortSpace.TCP) as cmid:
     ...     cmid.resolve_addr(("127.0.0.1", 7471))
@@ -287,15 +305,9 @@ class CmId(ConnectionBase):
         provider: str | Provider | None = None,
     ) -> None:
         self._closed = True
-        try:
-            ps = port_space if type(port_space) is PortSpace else PortSpace(port_space)
-        except ValueError:
-            raise cm_error(
-                errno.EINVAL, f"unknown port space {port_space!r}", "create_id", hint="a member of rdmacm.PortSpace"
-            ) from None
-        if qp_type and ps is PortSpace.IB:
-            kind = QPType(qp_type)
-        else:  # as in the kernel, the other port spaces leave no choice
+        ps = member(PortSpace, port_space, "port space", "create_id")
+        kind = member(QPType, qp_type, "qp_type", "create_id") if qp_type else None
+        if kind is None or ps is not PortSpace.IB:  # as in the kernel, the other port spaces leave no choice
             kind = QPType.UD if ps in (PortSpace.UDP, PortSpace.IPOIB) else QPType.RC
         if channel is not None and provider is not None:
             raise TypeError("a channel has its provider: give one or the other")
@@ -345,11 +357,12 @@ class CmId(ConnectionBase):
         :func:`create_ep` it has a queue pair. CmTimeoutError after ``timeout`` seconds; EINVAL for an asynchronous
         listener.
         """
+        self._check_alive("get_request")
         if not self._private:
             raise cm_error(errno.EINVAL, "the listener has a channel: its requests are events there", "get_request")
         while True:
             self._release_event()
-            event = self._channel.get_event(timeout)
+            event = self._next_event("get_request", timeout)
             if event.type is CmEventType.CONNECT_REQUEST:
                 break
             self.event = event
@@ -374,8 +387,7 @@ class CmId(ConnectionBase):
         """Queue an event of the user's on the id's channel, rdma_write_cm_event(3); EINVAL for another type."""
         if event != CmEventType.USER:
             raise cm_error(errno.EINVAL, f"{event} is not RDMA_CM_EVENT_USER", "write_cm_event")
-        if self._closed:
-            raise self._destroyed("write_cm_event")
+        self._check_alive("write_cm_event")
         self._post(CmEventType.USER, status, arg)
 
     def reported(self) -> None:
@@ -395,7 +407,7 @@ class CmId(ConnectionBase):
     def _await(self, wanted: CmEventType, *failures: CmEventType) -> None:
         while True:
             self._release_event()
-            event = self._channel.get_event()
+            event = self._next_event(_STEPS[failures[0]] if failures else "disconnect")
             self.event = event
             if event.type is wanted and event.status == 0:
                 return
@@ -404,6 +416,14 @@ class CmId(ConnectionBase):
                 if error is None and event.type is CmEventType.DISCONNECTED:
                     error = cm_error(errno.ECONNRESET, "the peer disconnected meanwhile", "accept", self.peer_addr_text)
                 raise error or cm_error(errno.ENODEV, event.message or "the device was removed", str(event.type))
+
+    def _next_event(self, call: str, timeout: float | None = None) -> CmEvent:
+        """The next event of a synchronous id; ENXIO if another thread destroys the id meanwhile."""
+        try:
+            return self._channel.get_event(timeout)
+        except RdmaError:
+            self._check_alive(call)
+            raise
 
     def _release_event(self) -> None:
         if self.event is not None:
@@ -419,8 +439,7 @@ class CmId(ConnectionBase):
         EINVAL for a synchronous id and None, or a channel of another provider; EDEADLK where this thread holds an
         event of the id.
         """
-        if self._closed:
-            raise self._destroyed("migrate_id")
+        self._check_alive("migrate_id")
         if channel is None and self._private:
             raise cm_error(errno.EINVAL, "the id is synchronous already", "migrate_id")
         if channel is not None and channel.provider is not self._channel.provider:
@@ -478,10 +497,6 @@ class CmId(ConnectionBase):
                 call,
                 hint="ack() the event first, or fetch it in a with statement",
             )
-
-    @staticmethod
-    def _destroyed(call: str) -> RdmaError:
-        return cm_error(errno.EBADF, "the id has been destroyed", call)
 
     def __enter__(self) -> Self:
         return self

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 
 from rdmacm.cmid.resolving import ResolutionBase
 from rdmacm.constants import PortSpace
-from rdmacm.errors import CmTimeoutError, cm_error
+from rdmacm.errors import CmTimeoutError, RdmaError, check_timeout, cm_error
 from rdmacm.verbs.ah import AH
-from rdmacm.verbs.attr import QPAttr, SrqInitAttr
+from rdmacm.verbs.attr import QPAttr, QPCap, SrqInitAttr
 from rdmacm.verbs.backend import DeviceBackend
 from rdmacm.verbs.buffers import Buffer, byte_view
+from rdmacm.verbs.checks import check_kind, member
 from rdmacm.verbs.cq import CQ, CompChannel
 from rdmacm.verbs.device import Context
 from rdmacm.verbs.enums import WC, AccessFlag, QPAttrMask, QPState, QPType, WROpcode
@@ -93,6 +94,7 @@ class QueueBase(ResolutionBase):
         return self._srq
 
     def _bound(self, step: str) -> Context:
+        self._check_alive(step)
         context = self.verbs
         if context is None:
             raise cm_error(
@@ -117,9 +119,12 @@ class QueueBase(ResolutionBase):
         pd = pd if pd is not None else self.pd
         if pd.context is not context and pd.context.backend is not context.backend:
             raise cm_error(errno.EINVAL, "the protection domain is of another device", "create_qp")
-        if attr.qp_type is not self.qp_type:
+        check_kind("init_attr", attr, QPInitAttr, "create_qp")
+        check_kind("cap", attr.cap, QPCap, "create_qp")
+        qp_type = member(QPType, attr.qp_type, "qp_type", "create_qp")
+        if qp_type is not self.qp_type:
             raise cm_error(
-                errno.EINVAL, f"a queue pair of type {attr.qp_type.name} on an id of {self.qp_type.name}", "create_qp"
+                errno.EINVAL, f"a queue pair of type {qp_type.name} on an id of {self.qp_type.name}", "create_qp"
             )
         for given, own in ((attr.scq, self.send_cq), (attr.rcq, self.recv_cq)):
             if given is not None and own is not None and given is not own:
@@ -182,31 +187,35 @@ class QueueBase(ResolutionBase):
             self._srq.close()
             self._srq = None
 
-    def init_qp_attr(self, qp_state: QPState) -> tuple[QPAttr, QPAttrMask]:
-        """The attributes that a queue pair of the user's own needs to get to a state, rdma_init_qp_attr(3).
+    def init_qp_attr(self, qp_state: int) -> tuple[QPAttr, QPAttrMask]:
+        """The attributes that a queue pair of the user's own needs to get to a :class:`QPState`, rdma_init_qp_attr(3).
 
-        EINVAL: the id is unbound, or what the peer sends is not known yet.
+        EINVAL: no such state, the id is unbound, or what the peer sends is not known yet.
         """
-        return self._backend.init_qp_attr(qp_state)
+        self._check_alive("init_qp_attr")
+        return self._backend.init_qp_attr(member(QPState, qp_state, "qp_state", "init_qp_attr"))
 
     # -- memory ---------------------------------------------------------------------------------------
 
     def reg_msgs(self, buffer: Buffer) -> MR:
         """Register a writable buffer for messages, rdma_reg_msgs(3). Nothing is copied."""
+        self._check_alive("reg_msgs")
         return MR(self.pd, buffer, AccessFlag.LOCAL_WRITE)
 
     def reg_read(self, buffer: Buffer) -> MR:
         """Register a writable buffer that the peer may read, rdma_reg_read(3)."""
+        self._check_alive("reg_read")
         return MR(self.pd, buffer, AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_READ)
 
     def reg_write(self, buffer: Buffer) -> MR:
         """Register a writable buffer that the peer may write, rdma_reg_write(3)."""
+        self._check_alive("reg_write")
         return MR(self.pd, buffer, AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_WRITE)
 
     # -- work requests --------------------------------------------------------------------------------
     #
     # ``context`` comes back as ``wc.wr_id``; ``flags`` are of SendFlag; ``length`` None is up to the region's end.
-    # EINVAL without a queue pair, and as QP.post_send() and QP.post_recv() raise it.
+    # EINVAL without a queue pair, and as QP.post_send() and QP.post_recv() raise it. ENXIO once the id is destroyed.
 
     def post_recv(self, context: int, mr: MR, offset: int = 0, length: int | None = None) -> None:
         """Queue a receive into part of a region, rdma_post_recv(3)."""
@@ -291,6 +300,7 @@ class QueueBase(ResolutionBase):
 
     def _need_qp(self, step: str) -> QP:
         if self._qp is None:
+            self._check_alive(step)
             raise cm_error(errno.EINVAL, "the id has no queue pair", step, hint="create_qp()")
         return self._qp
 
@@ -304,16 +314,21 @@ class QueueBase(ResolutionBase):
         """Wait for the next completion of a receive, rdma_get_recv_comp(3), as :meth:`get_send_comp` does."""
         return self._completion(self.recv_cq, "get_recv_comp", timeout)
 
-    @staticmethod
-    def _completion(cq: CQ | None, step: str, timeout: float | None) -> WC:
-        if cq is None:
+    def _completion(self, cq: CQ | None, step: str, timeout: float | None) -> WC:
+        check_timeout(timeout)
+        if cq is None or self._closed:
+            self._check_alive(step)
             raise cm_error(errno.EINVAL, "the id has no completion queue", step, hint="create_qp()")
-        while True:
-            found = cq.poll(1)
-            if found:
-                return found[0]
-            if not cq.wait(timeout):
-                raise CmTimeoutError(errno.ETIMEDOUT, f"nothing completed within {timeout} s", step)
+        try:
+            while True:
+                found = cq.poll(1)
+                if found:
+                    return found[0]
+                if not cq.wait(timeout):
+                    raise CmTimeoutError(errno.ETIMEDOUT, f"nothing completed within {timeout} s", step)
+        except RdmaError:
+            self._check_alive(step)  # another thread may have destroyed the id meanwhile
+            raise
 
 
 def _default_attr() -> QPInitAttr:

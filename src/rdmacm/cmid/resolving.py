@@ -12,7 +12,7 @@ from rdmacm.addrinfo import AddrInfo, HintFields, Resolver, from_services, getad
 from rdmacm.cmid.lookups import NameLookup, NameLookups
 from rdmacm.cmstate import State
 from rdmacm.constants import CmEventType, IdOption, OptionLevel, PortSpace, RaiFlag
-from rdmacm.errors import GaiError, RdmaError, cm_error
+from rdmacm.errors import CmStateError, GaiError, RdmaError, cm_error
 from rdmacm.explanation import Explanation, Step
 from rdmacm.proto.sa import PathRecord
 from rdmacm.provider import IdBackend, Provider
@@ -109,6 +109,15 @@ class ResolutionBase:
         """Add an event of this id to its channel."""
         raise NotImplementedError
 
+    def _check_alive(self, call: str) -> None:
+        """Raise ENXIO if the id is destroyed, by :meth:`CmId.destroy` or with its channel."""
+        if self._closed or self._backend.state is State.DESTROYING:
+            raise self._destroyed(call)
+
+    @staticmethod
+    def _destroyed(call: str) -> RdmaError:
+        return CmStateError(errno.ENXIO, "the id has been destroyed", call, hint="a new id")
+
     # -- attributes -----------------------------------------------------------------------------------
 
     @property
@@ -187,6 +196,7 @@ class ResolutionBase:
         EACCES: a privileged port; ENODEV: a GID of no InfiniBand port; EPROTONOSUPPORT: a service id of another port
         space; EINVAL: bound already, a link-local address without scope, a P_Key that the port lacks.
         """
+        self._check_alive("bind_addr")
         self._backend.bind_addr(lookup_address(address))
 
     def resolve_addr(self, dst_addr: SockAddr, src_addr: SockAddr | None = None, timeout_ms: int = 2000) -> None:
@@ -201,6 +211,7 @@ class ResolutionBase:
         the routing tables; ENODEV where no InfiniBand port will do; EINVAL for a negative timeout, another address
         family, a source other than the bound one.
         """
+        self._check_alive("resolve_addr")
         destination = lookup_address(dst_addr)
         source = None if src_addr is None else lookup_address(src_addr)
         self._backend.resolve_addr(source, destination, timeout_ms)
@@ -216,6 +227,7 @@ class ResolutionBase:
         request will carry; it is no failure where there is none. ENETUNREACH: no subnet administrator is known; EINVAL:
         a timeout of 0 or less, or the address is not resolved.
         """
+        self._check_alive("resolve_route")
         self._backend.resolve_route(timeout_ms, alternate)
         if self._private:
             self._await(CmEventType.ROUTE_RESOLVED, CmEventType.ROUTE_ERROR)
@@ -236,6 +248,7 @@ class ResolutionBase:
         outcome of another resolution of this id is not fetched; EOPNOTSUPP: ``RAI_SA`` with a node, with ``RAI_DNS``,
         or on a port that is not InfiniBand; EINVAL: ``RAI_SA`` without a service or on an unbound id.
         """
+        self._check_alive("resolve_addrinfo")
         hints = make_hints(hints, **fields)
         if self._resolving:
             raise cm_error(
@@ -274,6 +287,8 @@ class ResolutionBase:
 
     def _resolved(self, result: list[AddrInfo] | None, failure: RdmaError | None) -> None:
         self._lookup = None
+        if self._closed:  # another thread has destroyed the id since the lookup was submitted
+            return
         if failure is None:
             self._addrinfo = result
             self._post(CmEventType.ADDRINFO_RESOLVED)
@@ -291,6 +306,7 @@ class ResolutionBase:
 
     def query_addrinfo(self) -> list[AddrInfo]:
         """The list that :meth:`resolve_addrinfo` found, rdma_query_addrinfo(3); once. ENOENT: there is none."""
+        self._check_alive("query_addrinfo")
         if self._resolving and self._has_services and self._backend.services:
             self._addrinfo = from_services(self._backend.services, self._backend.sgid)
         if self._addrinfo is None:
@@ -311,10 +327,12 @@ class ResolutionBase:
         EINVAL: the size, the value, the state; ENOSYS: an unknown option; EADDRINUSE or EADDRNOTAVAIL: REUSEADDR or
         AFONLY would take a port that another id holds.
         """
+        self._check_alive("set_option")
         self._backend.set_option(level, optname, optval)
 
     def get_option(self, optname: int) -> int | None:
         """The value of an option at ``OptionLevel.ID``, None while its default holds; C cannot read options."""
+        self._check_alive("get_option")
         options = self._backend.options
         values = {
             IdOption.TOS: options.tos,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from rdmacm.cmid import CmEvent, EventChannel
-from rdmacm.errors import CmWouldBlockError
+from rdmacm.errors import CmWouldBlockError, check_timeout
 from rdmacm.provider import Provider
 
 __all__ = ["CompletionSource", "Dispatcher", "Expired", "Observable", "Routine", "Wait", "run"]
@@ -192,9 +192,13 @@ class Dispatcher:
 
 
 def run(dispatcher: Dispatcher, routine: Routine[T], timeout: float | None = None) -> T:
-    """Execute a routine in this thread, for at most ``timeout`` seconds (None: no limit)."""
+    """Execute a routine in this thread, for at most ``timeout`` seconds (None: no limit).
+
+    ValueError for a negative timeout.
+    """
     limit = None if timeout is None else dispatcher.clock() + timeout
     try:
+        check_timeout(timeout)
         wait = next(routine)
         while True:
             ends = [end for end in (limit, wait.until) if end is not None]

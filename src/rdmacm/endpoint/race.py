@@ -20,7 +20,7 @@ from rdmacm.cmid import CmEvent, CmId
 from rdmacm.constants import AddressFamily, CmEventType, IbOption, OptionLevel, PortSpace, RaiFlag
 from rdmacm.endpoint.core import ConnectionCore, ConnectionOptions
 from rdmacm.endpoint.dispatcher import Dispatcher, Expired, Observable, Routine, Wait
-from rdmacm.errors import CmRejectedError, CmTimeoutError, RdmaError, cm_error
+from rdmacm.errors import CmRefusedError, CmRejectedError, CmTimeoutError, RdmaError, cm_error
 from rdmacm.explanation import Step
 from rdmacm.proto.cm.codes import RejectReason
 from rdmacm.verbs.enums import QPType
@@ -278,9 +278,11 @@ class _Attempt:
 
 
 def _informativeness(error: RdmaError) -> int:
-    """Rank an error: 3 rejected by the application, 2 rejected by the connection manager, 1 timeout, 0 any other."""
+    """Rank an error: rejected by the application, by the connection manager, a closed port, timeout, any other."""
     if isinstance(error, CmRejectedError):
-        return 3 if error.reason == RejectReason.CONSUMER_DEFINED else 2
+        return 4 if error.reason == RejectReason.CONSUMER_DEFINED else 3
+    if isinstance(error, CmRefusedError):
+        return 2
     return 1 if isinstance(error, CmTimeoutError) else 0
 
 

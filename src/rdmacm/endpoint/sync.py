@@ -29,9 +29,9 @@ class Connection(ConnectionBase):
 
     A message fills one of the peer's ``depth`` receive buffers; while none is free, ``send`` waits.
 
-    The ``timeout`` of a method is in seconds; None means no limit. When it expires, CmTimeoutError is raised. When the
-    connection has ended, CmDisconnectedError is raised. After either, the memory passed to the call is no longer
-    accessed.
+    The ``timeout`` of a method is in seconds; None means no limit, and a negative one is a ValueError. When it expires,
+    CmTimeoutError is raised. When the connection has ended, CmDisconnectedError is raised. After either, the memory
+    passed to the call is no longer accessed.
 
     A timeout during an operation on memory that the caller may change (a bytearray, a :class:`Region`) ends the
     connection, since the device can stop using that memory in no other way. When the data was copied or is immutable
@@ -195,8 +195,9 @@ def connect(
       connection ends when it does not answer. None disables probes.
     - ``family``: AF_INET or AF_INET6, to use only addresses of that family.
 
-    Raises GaiError when the name cannot be resolved, CmRejectedError when the peer rejects the request, CmTimeoutError,
-    or another RdmaError. After several attempts the most informative error is raised, with a note for each attempt.
+    Raises ValueError for a negative timeout, GaiError when the name cannot be resolved, CmRejectedError when the peer
+    rejects the request, CmTimeoutError, or another RdmaError. After several attempts the most informative error is
+    raised, with a note for each attempt.
 
     >>> with listen(("127.0.0.1", 0)) as listener:
     ...     import threading

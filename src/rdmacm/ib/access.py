@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from rdmacm.address import DEFAULT_PKEY, Gid
-from rdmacm.errors import RdmaError, cm_error
+from rdmacm.errors import RdmaError, check_timeout, cm_error
 from rdmacm.ib.transport import IbPort, MadTransport
 from rdmacm.proto.sa.attributes import Attribute
 from rdmacm.proto.sa.client import SaClient, SaResponse
@@ -90,6 +90,7 @@ class SaAccess:
     """
 
     def __init__(self, transport: MadTransport, *, timeout: float = 2.0, tries: int = 10) -> None:
+        check_timeout(timeout)
         self.transport = transport
         #: Seconds until a query is given up, and how often it is sent until then.
         self.timeout = timeout

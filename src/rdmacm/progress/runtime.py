@@ -45,6 +45,7 @@ Other threads
 Simulation
     :class:`rdmacm.testing.host.SimRuntime` waits by running every host of the fabric in the waiting thread, in virtual
     time. Each host has its own lock, there is no other thread, and the rules are the same.
+    :class:`rdmacm.testing.clock.VirtualRuntime` advances the clock of one host while it waits, with the lock held.
 
 Finding a provider
     :mod:`rdmacm.soft` has a lock for the table of providers. It is taken before a runtime's lock, never after.

@@ -9,19 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from random import Random
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from rdmacm.progress.runtime import Runtime
 from rdmacm.progress.timers import Timer
 from rdmacm.proto.cm.connection import Accepts, CmConnection, CmListener
 from rdmacm.proto.cm.engine import Agent
-from rdmacm.proto.cm.events import ConnectRequest, Event, SidrRequest, TimewaitExit
+from rdmacm.proto.cm.events import ConnectRequest, Event, NetworkError, SidrRequest, TimewaitExit
 from rdmacm.proto.cm.states import CmState
 from rdmacm.proto.wire import Buffer
 
-__all__ = ["ConnectionManager", "ConnectionOwner", "Gsi", "RequestHandler"]
+__all__ = ["ConnectionManager", "ConnectionOwner", "Gsi", "OnUndelivered", "RequestHandler"]
 
 _REQUESTS = (ConnectRequest, SidrRequest)
+
+#: Takes the ids of a REQ or SIDR_REQ that was not delivered, a function that tells whether a path leads to where it was
+#: sent, the error, and the time (:meth:`rdmacm.proto.cm.engine.Agent.unreachable`).
+OnUndelivered: TypeAlias = Callable[[int, int, Callable[[Any], bool], NetworkError, float], None]
 
 
 class Gsi(Protocol):
@@ -29,6 +33,8 @@ class Gsi(Protocol):
 
     #: Called with (MAD, path, now) for each MAD of a connection manager that arrives; the MAD is valid during the call.
     on_mad: Callable[[memoryview, Any, float], None] | None
+    #: Called when the network reports that a request was not delivered.
+    on_undelivered: OnUndelivered | None
 
     @property
     def id_prefix(self) -> int | None:
@@ -90,6 +96,7 @@ class ConnectionManager:
             gsi.open()
             self._agent = Agent(random.getrandbits(64), random, id_prefix=gsi.id_prefix)
             gsi.on_mad = self._mad_received
+            gsi.on_undelivered = self._undelivered
         return self._agent
 
     def listen(
@@ -171,6 +178,13 @@ class ConnectionManager:
     def _mad_received(self, mad: memoryview, path: Hashable, now: float) -> None:
         if self._agent is not None:
             self._agent.mad_received(mad, path, now)
+            self.dispatch()
+
+    def _undelivered(
+        self, comm_id: int, transaction_id: int, is_path: Callable[[Any], bool], error: NetworkError, now: float
+    ) -> None:
+        if self._agent is not None:
+            self._agent.unreachable(comm_id, transaction_id, is_path, error, now)
             self.dispatch()
 
     def _deliver(self, agent: Agent, event: Event) -> None:

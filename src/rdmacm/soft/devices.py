@@ -12,10 +12,20 @@ from socket import AF_INET
 from rdmacm.address import DEFAULT_PKEY, Gid, is_link_local
 from rdmacm.net.types import Interface, InterfaceAddress, Network
 from rdmacm.resolution.hosts import HostView, IpoibInterface, RocePortView, mtu_code
+from rdmacm.soft.device.queue_pair import MAX_MESSAGE
 from rdmacm.verbs.device import Device, GidEntry, Port
-from rdmacm.verbs.enums import GidType, LinkLayer, Mtu, NodeType, PortState, TransportType
+from rdmacm.verbs.enums import (
+    GidType,
+    LinkLayer,
+    Mtu,
+    NodeType,
+    PortCapFlag,
+    PortFlag,
+    PortState,
+    TransportType,
+)
 
-__all__ = ["PORT_NUM", "PROVIDER", "read_host"]
+__all__ = ["PORT_NUM", "PROVIDER", "read_host", "with_link_speed"]
 
 #: The name of the provider.
 PROVIDER = "soft"
@@ -24,6 +34,26 @@ PORT_NUM = 1
 
 #: ARPHRD_* of interfaces that do not carry IP: CAN, MCTP, 802.11 monitors, 802.15.4, netlink and vsock monitors.
 _NO_IP = frozenset({280, 290, 801, 802, 803, 804, 805, 824, 826})
+
+#: The rows of a GID table, as in rxe's; the table grows if there are more addresses.
+_GID_TBL_LEN = 1024
+
+#: PortPhysicalState.
+_POLLING, _DISABLED, _LINK_UP = 2, 3, 5
+
+#: Speeds of links in Mb/s, each with the codes of width and speed that Linux reports for links up to it.
+_LINK_CODES = (
+    (1_000, 1, 1),
+    (10_000, 1, 8),
+    (20_000, 2, 2),
+    (25_000, 1, 32),
+    (40_000, 2, 8),
+    (50_000, 16, 32),
+    (100_000, 2, 32),
+    (200_000, 2, 64),
+    (400_000, 2, 128),
+    (800_000, 4, 128),
+)
 
 #: Kinds of masters that have the addresses of their slaves.
 _MASTERS = frozenset({"bond", "bridge", "team", "openvswitch"})
@@ -63,6 +93,15 @@ def _gid_rows(
     return tuple(rows[i] for i in sorted(rows))
 
 
+def with_link_speed(view: RocePortView, network: Network) -> Device:
+    """The device of a port, with width and speed of the link, which take long to read."""
+    link_speed = network.link_speed(view.interface.name)
+    if link_speed <= 0:
+        return view.device
+    _, width, speed = next((codes for codes in _LINK_CODES if link_speed <= codes[0]), _LINK_CODES[-1])
+    return replace(view.device, ports=(replace(view.port, active_width=width, active_speed=speed),))
+
+
 def read_host(network: Network, before: HostView | None = None) -> HostView:
     """A view of the host as it is now. Addresses keep their GID indices of the view ``before``."""
     interfaces = {interface.index: interface for interface in network.interfaces()}
@@ -89,6 +128,13 @@ def read_host(network: Network, before: HostView | None = None) -> HostView:
             mtu_code(interface.mtu),
             rows,
             (DEFAULT_PKEY,),
+            gid_tbl_len=max(_GID_TBL_LEN, rows[-1].gid_index + 1 if rows else 0),
+            pkey_tbl_len=1,
+            port_cap_flags=PortCapFlag.CM_SUP,
+            flags=PortFlag.GRH_REQUIRED,
+            max_msg_sz=MAX_MESSAGE,
+            max_vl_num=1,
+            phys_state=_LINK_UP if interface.is_running else _POLLING if interface.is_up else _DISABLED,
         )
         device = Device(
             f"soft_{interface.name}",

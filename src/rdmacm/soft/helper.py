@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from rdmacm.progress.runtime import Runtime
     from rdmacm.soft.device.multiplexer import QPMultiplexer
 
-__all__ = ["Helper"]
+__all__ = ["HELPER_THREAD", "Helper"]
+
+#: The name of the thread.
+HELPER_THREAD = "rdmacm-progress"
 
 #: Seconds. The time that the application gets to handle what has arrived.
 _GRACE = 0.002
@@ -49,7 +52,7 @@ class Helper:
             self._stop = threading.Event()
             self._waiter = Waiter()
             self._thread = threading.Thread(
-                target=self._run, args=(self._stop, self._waiter), name="rdmacm-progress", daemon=True
+                target=self._run, args=(self._stop, self._waiter), name=HELPER_THREAD, daemon=True
             )
             self._thread.start()
 

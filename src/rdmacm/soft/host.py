@@ -23,7 +23,7 @@ from rdmacm.resolution.path import PathMaker
 from rdmacm.soft.connection_manager import ConnectionManager
 from rdmacm.soft.device.device import SoftDevice
 from rdmacm.soft.device.multiplexer import QPMultiplexer
-from rdmacm.soft.devices import PORT_NUM, PROVIDER, read_host
+from rdmacm.soft.devices import PORT_NUM, PROVIDER, read_host, with_link_speed
 from rdmacm.soft.helper import Helper
 from rdmacm.soft.ib.ports import IbDevice, IbPorts
 from rdmacm.soft.port_table import PortTable
@@ -92,6 +92,8 @@ class SoftHost:
         self._ports = ports
         #: The current view; None before the first look.
         self._view: HostView | None = None
+        #: A RoCE device without and with the speed of its link, by port.
+        self._link_speeds: dict[PortKey, tuple[Device, Device]] = {}
         #: Whether the network reports changes; otherwise each look reads everything.
         self._is_monitored = False
         #: On the runtime's clock: when to look at the network's reports again.
@@ -100,7 +102,8 @@ class SoftHost:
         self._bound: dict[PortKey, dict[BoundId, None]] = {}
         #: Devices in use, by device index.
         self._devices: dict[int, SoftDevice | IbDevice] = {}
-        #: Contexts that ids share, by device index and name.
+        #: Contexts that ids share, by device index and name. The default protection domains refer to them as well, and
+        #: the events of an id's queue pair belong to the context of its domain.
         self._contexts: dict[tuple[int, str], Context] = {}
 
     # -- views ----------------------------------------------------------------------------------------
@@ -132,15 +135,29 @@ class SoftHost:
     def _with_infiniband(self, view: HostView) -> HostView:
         return with_infiniband(view, self.ib.views()) if view.ipoib else view
 
-    def devices(self) -> list[Device]:
+    def device(self, index: int) -> Device | None:
+        """The device with an index as it is now; its name may have changed. None once it has been removed.
+
+        The index of a RoCE device is its interface's; that of an InfiniBand device is negative.
+        """
+        with self.runtime.lock:
+            if index < 0:
+                port = self.ib.view_of_device(index)
+                return self._with_interfaces(port.device, self.view()) if port else None
+            view = self.view().by_key.get((index, PORT_NUM))
+            return self._described(view) if view else None
+
+    def devices(self) -> tuple[Device, ...]:
         """Every device as it is now. The GIDs of InfiniBand ports are shown with their IPoIB interfaces."""
-        view = self.view()
-        return [port.device for port in view.ports] + [self._named(port.device, view) for port in self.ib.views()]
+        with self.runtime.lock:
+            host = self.view()
+            roce = [self._described(view) for view in host.ports]
+            return (*roce, *(self._with_interfaces(view.device, host) for view in self.ib.views()))
 
     @staticmethod
-    def _named(device: Device, view: HostView) -> Device:
+    def _with_interfaces(device: Device, host: HostView) -> Device:
         """An InfiniBand device whose GIDs have the name and the index of their first IPoIB interface."""
-        names = {one.address.gid: one.interface for one in reversed(view.ipoib)}
+        names = {one.address.gid: one.interface for one in reversed(host.ipoib)}
         if not names:
             return device
         ports = []
@@ -154,17 +171,12 @@ class SoftHost:
             ports.append(replace(port, gids=rows))
         return replace(device, ports=tuple(ports))
 
-    def device(self, index: int) -> Device | None:
-        """The device with an index as it is now; its name may have changed. None once it has been removed.
-
-        The index of a RoCE device is its interface's; that of an InfiniBand device is negative.
-        """
-        with self.runtime.lock:
-            if index < 0:
-                port = self.ib.view_of_device(index)
-                return self._named(port.device, self.view()) if port else None
-            view = self.view().by_key.get((index, PORT_NUM))
-            return view.device if view else None
+    def _described(self, view: RocePortView) -> Device:
+        """The device of a port, with the speed of its link."""
+        known = self._link_speeds.get(view.key)
+        if known is None or known[0] is not view.device:
+            known = self._link_speeds[view.key] = view.device, with_link_speed(view, self.network)
+        return known[1]
 
     def last_device(self, index: int) -> Device | None:
         """The RoCE device with an index in the view of the last look, without another look."""
@@ -191,10 +203,14 @@ class SoftHost:
         before = self._view
         self._view = after = read_host(self.network, before)
         self.paths.forget()
+        self._link_speeds.clear()
         if before is None:
             return
         for view in before.ports:
             now = after.by_key.get(view.key)
+            device = self._devices.get(view.device.index)
+            if isinstance(device, SoftDevice):
+                device.changed(view.device, now.device if now is not None else None)
             if now is None or now.interface != view.interface or now.rows != view.rows:
                 for bound in list(self._bound.get(view.key, ())):
                     bound.device_changed(view, now)
@@ -228,7 +244,7 @@ class SoftHost:
         index, name = view.device.index, view.device.name
         context = self._contexts.get((index, name))
         if context is None:
-            context = Context(name, partial(self.device, index), partial(self.open_device, index))
+            context = Context(name, partial(self.device, index), partial(self.open_device, index), shared=True)
             self._contexts[index, name] = context
         return context
 
@@ -241,9 +257,9 @@ class SoftHost:
                 if found is None:
                     raise cm_error(errno.ENODEV, "the device has been removed", "open_device")
                 device = self._devices[index] = (
-                    IbDevice(found.name)
+                    IbDevice(found.name, found.node_guid)
                     if index < 0
-                    else SoftDevice(self.runtime, self.mux, self.random, found.name, index, self.last_device)
+                    else SoftDevice(self.runtime, self.mux, self.random, found, self.last_device)
                 )
             return device
 
@@ -282,7 +298,7 @@ class SoftHost:
             self._ports.close()
             self._ports = self._given_ports
         self._view = None
-        self._contexts.clear()
+        self._link_speeds.clear()
         self.paths.forget()
 
     def _wire_opened(self) -> None:

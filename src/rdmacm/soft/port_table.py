@@ -44,6 +44,7 @@ from typing import TypeAlias
 from rdmacm.address import AF_IB
 from rdmacm.constants import PortSpace
 from rdmacm.errors import cm_error
+from rdmacm.soft.processes import process_text
 
 _FAMILIES = (AF_INET, AF_INET6, AF_IB)
 _SPACES = {PortSpace.TCP: 0, PortSpace.UDP: 1, PortSpace.IPOIB: 2, PortSpace.IB: 3}
@@ -287,20 +288,20 @@ class PortTable:
         """Raise an error if ``owner`` as ``wanted`` would conflict with another id of this process."""
         for other in self._owners.get((owner.space, owner.port), ()):
             if other is not owner and (code := wanted.conflict(other)):
-                raise self._refusal(code, owner, "an id of this process", step)
+                raise self._refusal(code, owner, "another id of this process", step)
 
     def _refusal_elsewhere(self, owner: PortOwner, blocked: Range, step: str) -> OSError:
         code, pid = self._find_holder(owner, blocked)
-        return self._refusal(code, owner, f"process {pid}" if pid > 0 else "another process", step)
+        return self._refusal(code, owner, process_text(pid) if pid > 0 else "another process", step)
 
     @staticmethod
     def _refusal(code: int, owner: PortOwner, holder: str, step: str) -> OSError:
-        detail = "address and port are" if code == errno.EADDRINUSE else "the port is"
+        sharing = ", or REUSEADDR on every id that shares it" if owner.reuseaddr and step == "bind_addr" else ""
         return cm_error(
             code,
-            f"{detail} taken by {holder} (port space {owner.space.name}, port {owner.port})",
+            f"port {owner.port} is in use by {holder} (port space {owner.space.name})",
             step,
-            hint="another port, port 0 for a free one, or REUSEADDR on every id that shares it",
+            hint=f"ending what uses it, or another port (0 takes a free one){sharing}",
         )
 
     def _lock(self, owner: PortOwner, *, is_held: bool = False) -> Range | None:

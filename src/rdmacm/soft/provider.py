@@ -83,8 +83,7 @@ class SoftProvider:
     # -- devices --------------------------------------------------------------------------------------
 
     def devices(self) -> tuple[Device, ...]:
-        with self.runtime.lock:
-            return tuple(self.host.devices())
+        return self.host.devices()
 
     def open_device(self, name: str) -> SoftDevice | IbDevice:
         with self.runtime.lock:

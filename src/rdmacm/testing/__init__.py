@@ -1,18 +1,24 @@
 """Tools for testing code that uses RDMA, and for the project's own tests.
 
 :class:`MemoryNetwork` is a host's network in memory, whose interfaces, addresses, routes and neighbours the test sets
-and changes. :class:`VirtualClock` is a clock that only the test advances. With both, a provider needs no real network,
-no privileges and no waiting:
+and changes. :class:`VirtualClock` is a clock that the test advances, as do calls that wait. With both, a provider needs
+no real network, no privileges and no waiting:
 
 >>> from rdmacm import CmId
 >>> from rdmacm.testing import MemoryNetwork, VirtualClock, memory_provider
->>> network = MemoryNetwork()
+>>> network, clock = MemoryNetwork(), VirtualClock(0)
 >>> eth0 = network.add_interface("eth0", "10.0.0.1/24")
 >>> network.add_neighbour(eth0, "10.0.0.2")
->>> with CmId(provider=memory_provider(network)) as cmid:
+>>> with CmId(provider=memory_provider(network, clock)) as cmid:
 ...     cmid.resolve_addr(("10.0.0.2", 7471))
 ...     cmid.verbs.name
 'soft_eth0'
+>>> with CmId(provider=memory_provider(network, clock)) as cmid:
+...     cmid.resolve_addr(("10.0.0.3", 7471), timeout_ms=5000)  # doctest: +ELLIPSIS
+Traceback (most recent call last):
+rdmacm.errors.CmTimeoutError: resolve_addr 10.0.0.3:7471: 10.0.0.3 did not answer on eth0 in time [ETIMEDOUT]; try: ...
+>>> clock.now
+5.0
 
 :class:`Fabric` connects several such hosts by a simulated network that loses, duplicates, reorders, delays and corrupts
 packets, in virtual time. Faults are random, with given probabilities, or come from a script (:class:`Verdict`,
@@ -24,8 +30,8 @@ packets, in virtual time. Faults are random, with given probabilities, or come f
 
 from __future__ import annotations
 
-from rdmacm.testing.clock import VirtualClock
-from rdmacm.testing.fabric import Fabric, SimulationError
+from rdmacm.testing.clock import SimulationError, VirtualClock
+from rdmacm.testing.fabric import Fabric
 from rdmacm.testing.faults import CORRUPT, DELIVER, DUPLICATE, LOSE, FabricPacket, Outcome, Verdict, nth
 from rdmacm.testing.host import FabricWire, Host, SimProvider
 from rdmacm.testing.log import FabricLog, LogEntry

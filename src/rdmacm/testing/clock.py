@@ -1,10 +1,38 @@
-"""Virtual time."""
+"""Virtual time: a clock that the test advances, and waits that advance it."""
 
 from __future__ import annotations
 
+import select
+import threading
+import time
+from collections.abc import Callable, Iterable, Sized
+from typing import Protocol, TypeVar
+
+from rdmacm.progress.runtime import Runtime
+from rdmacm.soft.helper import HELPER_THREAD
+
+__all__ = ["SimulationError", "VirtualClock", "VirtualRuntime"]
+
+T = TypeVar("T")
+
+#: Seconds of real time. How long a wait leaves the clock to other threads before it advances the clock itself.
+_GRACE = 1.0
+#: Seconds of real time. How often a wait looks whether another thread has advanced the clock.
+_INTERVAL = 0.02
+
+
+class SimulationError(RuntimeError):
+    """The simulation cannot continue: a wait that nothing can end, or a run that does not end.
+
+    It is no OSError, so that code under test does not mistake it for an error of the network.
+    """
+
 
 class VirtualClock:
-    """A clock that only :meth:`advance` moves. Calling it returns its time in seconds."""
+    """A clock that :meth:`advance` moves, and nothing else but waits (:func:`memory_provider`).
+
+    Calling it returns its time in seconds.
+    """
 
     def __init__(self, now: float = 1000.0) -> None:
         #: The time in seconds.
@@ -18,3 +46,66 @@ class VirtualClock:
         if seconds < 0:
             raise ValueError(f"cannot advance by {seconds} seconds")
         self.now += seconds
+
+
+class Subnet(Protocol):
+    """A simulated network with deadlines of its own; :class:`rdmacm.testing.MemorySubnet` is one."""
+
+    def next_deadline(self) -> float | None:
+        """The next deadline on the clock, in seconds; None without any."""
+
+
+class VirtualRuntime(Runtime):
+    """A runtime on a :class:`VirtualClock`. A wait without a timeout advances the clock if no other thread does."""
+
+    def __init__(self, clock: VirtualClock, subnets: Iterable[Subnet] = ()) -> None:
+        super().__init__(clock)
+        self._virtual = clock
+        self._subnets = tuple(subnets)
+
+    def drive(self, done: Callable[[], T], timeout: float | None, result_queue: Sized = ()) -> T:
+        """As :meth:`Runtime.drive`; ``timeout`` is in seconds of real time.
+
+        Without a timeout, the clock advances to the next deadline: at once if there is no other thread, else after a
+        second in which no thread has advanced it. Raises SimulationError if there is neither a deadline nor another
+        thread.
+        """
+        if timeout is not None:
+            return super().drive(done, timeout, result_queue)
+        clock, until = self._virtual, time.monotonic() + _GRACE
+        while True:
+            before, has_others = clock.now, _has_other_threads()
+            found = super().drive(done, _INTERVAL if has_others else 0, result_queue)
+            if found:
+                return found
+            if clock.now != before:
+                until = time.monotonic() + _GRACE
+            elif not self._has_input() and (not has_others or time.monotonic() >= until):
+                self._advance(has_others)
+                until = time.monotonic() + _GRACE
+
+    def _has_input(self) -> bool:
+        """Whether packets or notifications have arrived that are not read yet."""
+        poll = select.poll()
+        for fd in self.filenos():
+            poll.register(fd, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def _advance(self, has_others: bool) -> None:
+        """Advance the clock to the next deadline."""
+        with self.lock:
+            deadlines = [self.next_deadline(), *(subnet.next_deadline() for subnet in self._subnets)]
+            deadline = min((at for at in deadlines if at is not None), default=None)
+            if deadline is not None:
+                self._virtual.now = max(self._virtual.now, deadline)
+            elif not has_others:
+                raise SimulationError(
+                    f"the call would wait for ever: no timer is set at {self._virtual.now:.9f} s of the virtual clock, "
+                    "and no other thread runs; try: a timeout, or let the awaited event happen before the call"
+                )
+
+
+def _has_other_threads() -> bool:
+    """Whether a thread that may act is alive: any but this one and the helper threads of providers."""
+    this = threading.current_thread()
+    return any(thread is not this and thread.name != HELPER_THREAD for thread in threading.enumerate())

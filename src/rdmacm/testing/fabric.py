@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import TYPE_CHECKING, TypeVar
 
-from rdmacm.testing.clock import VirtualClock
+from rdmacm.testing.clock import SimulationError, VirtualClock
 from rdmacm.testing.faults import (
     FabricPacket,
     Faults,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from rdmacm.progress.runtime import Runtime
     from rdmacm.testing.subnet import MemoryPort, MemorySubnet
 
-__all__ = ["Fabric", "SimulationError"]
+__all__ = ["Fabric"]
 
 T = TypeVar("T")
 
@@ -52,13 +52,6 @@ _MAX_HOSTS = 0xFFFF
 
 #: Bytes of the IP and UDP headers.
 _IPV4_UDP, _IPV6_UDP = 28, 48
-
-
-class SimulationError(RuntimeError):
-    """The simulation cannot continue: a wait that nothing can end, or a run that does not end.
-
-    It is no OSError, so that code under test does not mistake it for an error of the network.
-    """
 
 
 class _Link:

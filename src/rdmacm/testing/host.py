@@ -19,7 +19,7 @@ from rdmacm.proto.roce.headers import ROCE_PORT
 from rdmacm.proto.wire import Buffer
 from rdmacm.provider import Tap
 from rdmacm.soft.provider import SoftProvider
-from rdmacm.soft.wire.base import Received, WirePath, WireRoute
+from rdmacm.soft.wire.base import Received, Undelivered, WirePath, WireRoute
 from rdmacm.testing.faults import FabricPacket
 from rdmacm.testing.network import MemoryNetwork, PrivatePorts
 
@@ -118,6 +118,8 @@ class FabricWire:
         self.is_open = False
         #: Called with each packet sent and received, for captures.
         self.tap: Tap | None = None
+        #: Never called: hosts of a fabric do not report undelivered packets.
+        self.on_undelivered: Callable[[Undelivered], None] | None = None
 
     def open(self) -> None:
         self.is_open = True

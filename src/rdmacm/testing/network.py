@@ -25,6 +25,8 @@ from rdmacm.net.types import (
 from rdmacm.proto.ipoib import IpoibAddress, broadcast_gid
 from rdmacm.soft.port_table import PortTable
 from rdmacm.soft.provider import SoftProvider
+from rdmacm.testing.clock import VirtualClock, VirtualRuntime
+from rdmacm.testing.subnet import MemoryPort
 
 if TYPE_CHECKING:
     from rdmacm.ib.transport import MadTransport
@@ -364,6 +366,14 @@ def memory_provider(
 
     ``clock`` returns seconds. ``infiniband``: additional InfiniBand ports, from :meth:`MemorySubnet.add_port` of a
     subnet with the same clock.
+
+    On a :class:`VirtualClock`, a call that waits without a timeout, as those of a synchronous id do, advances the clock
+    to the next deadline: at once if there is no other thread, else after a second in which no thread has advanced it.
+    It raises SimulationError if nothing can end it.
     """
     low, high = network.setting("net/ipv4/ip_local_port_range", 32768, 60999)
-    return SoftProvider(network, clock=clock, ports=PrivatePorts(low, high), infiniband=infiniband)
+    runtime = None
+    if isinstance(clock, VirtualClock):
+        runtime = VirtualRuntime(clock, {port.subnet for port in infiniband if isinstance(port, MemoryPort)})
+    ports = PrivatePorts(low, high)
+    return SoftProvider(network, clock=clock, runtime=runtime, ports=ports, infiniband=infiniband)

@@ -11,8 +11,9 @@ __all__ = [
     "add_address",
     "add_port",
     "add_provider",
+    "add_resolution_timeout",
     "add_roles",
-    "add_timeout",
+    "add_wait_limit",
     "integer_between",
     "seconds_between",
 ]
@@ -75,13 +76,25 @@ def add_provider(parser: Parser) -> None:
     parser.add_argument("--provider", metavar="NAME", help="The provider to use, such as soft.")
 
 
-def add_timeout(parser: Parser) -> None:
+def add_resolution_timeout(parser: Parser) -> None:
     """Add ``-t``, the time that a neighbour may take to answer."""
     parser.add_argument(
         "-t",
-        "--timeout",
+        "--timeout-ms",
         type=integer_between(1, (1 << 31) - 1, "number of milliseconds"),
         default=2000,
         metavar="MS",
         help="How long the next hop may take to answer, in milliseconds (default: %(default)s).",
+    )
+
+
+def add_wait_limit(parser: Parser) -> None:
+    """Add ``--timeout``, the time that a client waits for its peer."""
+    parser.add_argument(
+        "--timeout",
+        type=seconds_between(0.1, 1e6),
+        default=10,
+        metavar="SECONDS",
+        help="How long to wait for an answer of the peer, in seconds; servers wait without limit (default: "
+        "%(default)s).",
     )

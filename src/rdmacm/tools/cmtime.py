@@ -8,17 +8,26 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 
 from rdmacm.address import SockAddr, format_address
 from rdmacm.cmid import CmEvent, CmId, EventChannel
 from rdmacm.connparam import ConnParam
 from rdmacm.constants import CmEventType
 from rdmacm.errors import CmTimeoutError, RdmaError, cm_error
-from rdmacm.tools.arguments import add_address, add_port, add_provider, add_roles, integer_between
+from rdmacm.tools.arguments import (
+    add_address,
+    add_port,
+    add_provider,
+    add_resolution_timeout,
+    add_wait_limit,
+    integer_between,
+)
 from rdmacm.tools.connection import find_server
 from rdmacm.tools.measure import ProgressLine, Samples, resident_bytes
-from rdmacm.tools.output import Page, Parser, table, write, write_json
+from rdmacm.tools.output import COLOR_VARIABLE, PROVIDER_VARIABLE, Page, Parser, bold, write, write_json
 from rdmacm.tools.serving import ServerProcess, announce, bind
+from rdmacm.tools.waiting import PeerWait, next_event
 from rdmacm.verbs.attr import QPCap
 from rdmacm.verbs.cq import CQ
 from rdmacm.verbs.device import Context
@@ -29,10 +38,11 @@ PAGE = Page(
     command="cmtime",
     summary="time each step of setting up connections",
     description="""
-        Connects N times to a server and reports the time of each step: creating the id, resolving address and route,
-        creating the queue pair, connecting (until the server's answer has arrived), moving the queue pair to
-        ready-to-send, confirming, disconnecting and destroying. Without -s and -c the server is a second process on
-        this machine.
+        The client, the end with -s, connects N times to the server and reports the time of each step: creating the
+        id, resolving address and route, creating the queue pair, connecting (until the server's answer has arrived),
+        moving the queue pair to ready-to-send, confirming, disconnecting and destroying. Options are those of
+        cmtime(1) of librdmacm, and the first columns of the table are its columns. With --local the server is a
+        second process on this machine.
 
         With --serial, each connection completes all steps before the next one starts. With --concurrent, all
         connections complete a step before the next step, up to 256 at a time. With --hold, all connections stay open
@@ -45,60 +55,76 @@ PAGE = Page(
         memory (client_bytes and server_bytes of each connection; null without --hold).
     """,
     examples=(
-        ("rdmacm cmtime -n 1000", "Time a thousand connections to a second process on this machine."),
-        ("rdmacm cmtime --connections 10000 --concurrent --hold", "Keep ten thousand connections open at once."),
-        ("rdmacm cmtime -s", "Serve clients until Ctrl-C."),
-        ("rdmacm cmtime -c storage-7 -n 100 --json", "Time a hundred connections to another host."),
+        ("rdmacm cmtime --local -c 1000", "Time a thousand connections to a second process on this machine."),
+        ("rdmacm cmtime --local -c 10000 --concurrent --hold", "Keep ten thousand connections open at once."),
+        ("rdmacm cmtime", "Serve clients until Ctrl-C."),
+        ("rdmacm cmtime -s storage-7 --json", "Time a hundred connections to another host."),
     ),
     see_also="cmtime(1), rdmacm rping, rdmacm perf",
+    environment=(PROVIDER_VARIABLE, COLOR_VARIABLE),
 )
 
 #: Maximum number of connections that wait for an event at a time.
 _WINDOW = 256
 _MAX_CONNECTIONS = 100_000
-#: Seconds to wait for one event.
-_EVENT_TIMEOUT = 30.0
+#: The greatest number of retries of a resolution.
+_MAX_RETRIES = 1000
 _CAP = QPCap(max_send_wr=1, max_recv_wr=1)
 #: The private data of the server's answer: magic number, and resident memory of the server in bytes.
 _ANSWER = struct.Struct(">8sQ")
 _MAGIC = b"cmtime 1"
 #: Steps that do not count as setup.
 _TEARDOWN = ("disconnect", "destroy")
+#: Events of a resolution that failed.
+_UNRESOLVED = (CmEventType.ADDR_ERROR, CmEventType.ROUTE_ERROR)
 _ENDED = frozenset((CmEventType.DISCONNECTED, CmEventType.CONNECT_ERROR, CmEventType.UNREACHABLE, CmEventType.REJECTED))
 
 
 def add_arguments(parser: Parser) -> None:
     """Add the arguments of ``rdmacm cmtime``."""
-    add_roles(parser, host=True)
+    add = parser.add_argument
+    add("-s", "--server", metavar="ADDR", help="Run as the client of the server at this address.")
     add_address(parser)
-    add_port(parser, 7471)
-    parser.add_argument(
-        "-n",
+    add(
+        "-c",
         "--connections",
         type=integer_between(1, _MAX_CONNECTIONS),
         default=100,
         metavar="N",
-        help="Number of connections (default: %(default)s).",
+        help="Number of connections; the server takes any number (default: %(default)s).",
     )
-    parser.add_argument("--serial", action="store_true", help="Set up one connection after the other (the default).")
-    parser.add_argument("--concurrent", action="store_true", help="Set up all connections step by step.")
-    parser.add_argument("--hold", action="store_true", help="Keep all connections open, and measure their memory.")
-    parser.add_argument("--json", action="store_true", help="Write one JSON object.")
+    add_port(parser, 7471)
+    add(
+        "-r",
+        "--retries",
+        type=integer_between(0, _MAX_RETRIES),
+        default=2,
+        metavar="N",
+        help="How often to repeat the resolution of an address or a route that times out (default: %(default)s).",
+    )
+    add_resolution_timeout(parser)
+    add("--local", action="store_true", help="Start the server as a second process on this machine.")
+    add("--serial", action="store_true", help="Set up one connection after the other (the default).")
+    add("--concurrent", action="store_true", help="Set up all connections step by step.")
+    add("--hold", action="store_true", help="Keep all connections open, and measure their memory.")
+    add("--json", action="store_true", help="Write one JSON object.")
+    add_wait_limit(parser)
     add_provider(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve or measure."""
-    if args.server and args.client is not None:
-        args.parser.error("-s and -c exclude each other")
+    if args.local and args.server is not None:
+        args.parser.error("-s and --local exclude each other")
     if args.serial and args.concurrent:
         args.parser.error("--serial and --concurrent exclude each other")
-    if args.server:
+    if args.server is not None:
+        return _measure(args, args.server, args.port)
+    if not args.local:
         return _serve(args)
-    if args.client is not None:
-        return _measure(args, args.client, args.port)
     host = args.bind or "127.0.0.1"
-    with ServerProcess("cmtime", "-s", "-b", host, "-p", "0", provider=args.provider) as server:
+    argv = ("cmtime", "-b", host, "-p", "0")
+    with ServerProcess(*argv, timeout=args.timeout, provider=args.provider) as server:
         return _measure(args, host, server.port)
 
 
@@ -170,7 +196,9 @@ class _TimedConnection:
 class _StepTimer:
     """Executes the steps of connections and measures their times."""
 
-    def __init__(self, channel: EventChannel, find_cq: Callable[[Context], CQ]) -> None:
+    def __init__(
+        self, channel: EventChannel, find_cq: Callable[[Context], CQ], waits: PeerWait, timeout_ms: int, retries: int
+    ) -> None:
         self.channel = channel
         #: Times of a step for one connection, by name of the step.
         self.steps: dict[str, Samples] = {}
@@ -180,6 +208,9 @@ class _StepTimer:
         self.server_memory: list[int] = []
         #: Returns the completion queue of a device.
         self._find_cq = find_cq
+        self._waits = waits
+        #: The timeout of a resolution in milliseconds, and how often one that times out is repeated.
+        self._timeout_ms, self._retries = timeout_ms, retries
 
     def set_up(self, count: int, destination: SockAddr, source: SockAddr | None) -> list[_TimedConnection]:
         """Set up ``count`` connections, each step for all of them before the next step."""
@@ -193,9 +224,17 @@ class _StepTimer:
             if source is not None:
                 self.step("bind addr", batch, lambda each: each.cmid.bind_addr(source))
             self.step(
-                "resolve addr", batch, lambda each: each.cmid.resolve_addr(destination), CmEventType.ADDR_RESOLVED
+                "resolve addr",
+                batch,
+                lambda each: each.cmid.resolve_addr(destination, timeout_ms=self._timeout_ms),
+                CmEventType.ADDR_RESOLVED,
             )
-            self.step("resolve route", batch, lambda each: each.cmid.resolve_route(), CmEventType.ROUTE_RESOLVED)
+            self.step(
+                "resolve route",
+                batch,
+                lambda each: each.cmid.resolve_route(self._timeout_ms),
+                CmEventType.ROUTE_RESOLVED,
+            )
             self.step("create qp", batch, self._create_qp)
             self.step("connect", batch, self._connect, CmEventType.CONNECT_RESPONSE)
             self.step("modify qp", batch, self._make_ready)
@@ -225,6 +264,23 @@ class _StepTimer:
     ) -> None:
         """Execute one step for each connection; with ``outcome``, wait for that event of each connection."""
         under_way: dict[CmId, float] = {}
+        retried: dict[CmId, int] = {}
+        begun = 0
+
+        def take_event() -> None:
+            assert outcome is not None
+            failed = self._take_event(under_way, outcome, samples)
+            if failed is None:
+                return
+            # A resolution that timed out.
+            cmid, error = failed
+            retried[cmid] = retried.get(cmid, 0) + 1
+            if retried[cmid] > self._retries:
+                raise error
+            call(next(each for each in batch if each.cmid is cmid))
+
+        self._waits.step = name
+        self._waits.progress = lambda: f"{begun} begun, {begun - len(under_way)} answered"
         with self._timed(name):
             samples = self.steps[name]
             for each in batch:
@@ -233,11 +289,12 @@ class _StepTimer:
                 if outcome is None:
                     samples.add(time.perf_counter() - at)
                     continue
+                begun += 1
                 under_way[each.cmid] = at
                 if len(under_way) >= _WINDOW:
-                    self._take_event(under_way, outcome, samples)
+                    take_event()
             while under_way and outcome is not None:
-                self._take_event(under_way, outcome, samples)
+                take_event()
 
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:
@@ -246,25 +303,27 @@ class _StepTimer:
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
 
-    def _take_event(self, under_way: dict[CmId, float], outcome: CmEventType, samples: Samples) -> None:
-        try:
-            event = self.channel.get_event(_EVENT_TIMEOUT)
-        except CmTimeoutError:
-            text = f"no event {outcome.name} arrived within {_EVENT_TIMEOUT:.0f} s"
-            raise cm_error(errno.ETIMEDOUT, text, "cmtime") from None
-        with event:
+    def _take_event(
+        self, under_way: dict[CmId, float], outcome: CmEventType, samples: Samples
+    ) -> tuple[CmId, RdmaError] | None:
+        """Take one event. Returns the id and the error of a resolution that timed out; raises any other error."""
+        with self._waits.until(partial(next_event, self.channel)) as event:
+            error = event.error
             if event.type is outcome and not event.status:
                 at = under_way.pop(event.id, None)
                 if at is not None:
                     samples.add(time.perf_counter() - at)
                     if outcome is CmEventType.CONNECT_RESPONSE:
                         self._note_memory(event)
-            elif (error := event.error) is not None:
+            elif event.type in _UNRESOLVED and isinstance(error, CmTimeoutError):
+                return event.id, error
+            elif error is not None:
                 raise error
             elif event.type is CmEventType.DISCONNECTED:
                 raise cm_error(
                     errno.ECONNRESET, "the server has ended the connection", "cmtime", event.id.peer_addr_text
                 )
+        return None
 
     def _note_memory(self, event: CmEvent) -> None:
         data = event.private_data[: _ANSWER.size]
@@ -301,10 +360,18 @@ class _StepTimer:
 
 
 def _measure(args: argparse.Namespace, host: str, port: int) -> int:
-    with find_server(host, port, source=args.bind, provider=args.provider)[0] as cmid:
+    cmid, _ = find_server(
+        host, port, source=args.bind, timeout_ms=args.timeout_ms, retries=args.retries, provider=args.provider
+    )
+    with cmid:
         destination = cmid.route.dst_addr
     assert destination is not None
     server = format_address(destination)
+    waits = PeerWait(server, args.timeout)
+    waits.hint = (
+        "checking that a server listens on that port and runs, that firewalls let UDP port 4791 pass,"
+        " or a longer --timeout"
+    )
     source = None if args.bind is None else (args.bind, 0)
     queues: dict[str, CQ] = {}  # one for each device
     progress = ProgressLine()
@@ -316,9 +383,10 @@ def _measure(args: argparse.Namespace, host: str, port: int) -> int:
         return queues[context.name]
 
     with EventChannel(args.provider) as channel, ExitStack() as stack:
-        warm_up = _StepTimer(channel, find_cq)  # so that initialization of the process is not measured
+        # So that initialization of the process is not measured.
+        warm_up = _StepTimer(channel, find_cq, waits, args.timeout_ms, args.retries)
         warm_up.take_down(warm_up.set_up(1, destination, source))
-        timer = _StepTimer(channel, find_cq)
+        timer = _StepTimer(channel, find_cq, waits, args.timeout_ms, args.retries)
         memory = resident_bytes()
         try:
             left = args.connections
@@ -370,15 +438,21 @@ def _report(args: argparse.Namespace, server: str, timer: _StepTimer, grown: int
             }
         )
         return
-    head = ("step", "total ms", "average us", "p50 us", "p99 us", "max us")
-    rows = []
-    for name, each in timer.steps.items():
-        times = each.microseconds()
-        cells = [f"{times[key]:.1f}" for key in ("mean", "p50", "p99", "max")]
-        rows.append((name, f"{timer.seconds[name] * 1e3:.1f}", *cells))
-    write(table(head, rows, right=head[1:]))
+    write(_table(timer))
     rate = args.connections / seconds
     write(f"{args.connections} connections to {server}, {mode}: {rate:,.0f} a second\n")
     if memory is not None:
         client, served = (f"{memory[name] / 1024:.1f} KiB" for name in ("client_bytes", "server_bytes"))
         write(f"memory for each of {args.connections} open at once: client {client}, server {served}\n")
+
+
+def _table(timer: _StepTimer) -> str:
+    """The times of the steps: the columns of cmtime(1) first, in its format."""
+    head = ("total ms", "max ms", "min us", "us / conn")
+    lines = [bold(f"{'step':<14}" + "".join(f"{title:>11}" for title in head) + f"{'p50 us':>10}{'p99 us':>10}")]
+    for name, each in timer.steps.items():
+        times = each.microseconds()
+        cells = (timer.seconds[name] * 1e3, times["max"] / 1e3, times["min"], timer.seconds[name] * 1e6 / each.count)
+        own = (times["p50"], times["p99"])
+        lines.append(f"{name:<13}:" + "".join(f"{cell:11.2f}" for cell in cells) + "".join(f"{t:10.2f}" for t in own))
+    return "\n".join(lines) + "\n"

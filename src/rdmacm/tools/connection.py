@@ -8,17 +8,20 @@ from __future__ import annotations
 import errno
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import ClassVar, Self
 
 from rdmacm.addrinfo import AddrInfo
 from rdmacm.cmid import CmId, EventChannel
 from rdmacm.connparam import ConnParam
-from rdmacm.constants import PortSpace, RaiFlag
+from rdmacm.constants import CmEventType, PortSpace, RaiFlag
 from rdmacm.errors import CmWouldBlockError, RdmaError, cm_error
 from rdmacm.explain import resolve
 from rdmacm.explanation import Explanation
+from rdmacm.provider import get_provider
 from rdmacm.tools.explain import error_of
+from rdmacm.tools.waiting import PeerWait, next_event, notice
 from rdmacm.verbs.attr import QPCap
 from rdmacm.verbs.buffers import Buffer
 from rdmacm.verbs.cq import CQ
@@ -53,6 +56,8 @@ class ToolConnection:
         self._completed: dict[int, WC] = {}
         #: The queue pair, if it was created apart from the id.
         self._own_qp: QP | None = None
+        #: The limits of waiting for the peer; None for a server, which waits without limit.
+        self.waits: PeerWait | None = None
         #: Whether the connection is established: since connect() or accept(), until an event reports its end.
         self._is_connected = False
         context = cmid.verbs
@@ -74,12 +79,20 @@ class ToolConnection:
         """Register memory until the connection is closed."""
         return self._resources.enter_context(MR(self.cmid.pd, buffer, access))
 
-    def connect(self, param: ConnParam) -> bytes:
-        """Connect; return the private data of the server's answer."""
+    def connect(self, param: ConnParam, waits: PeerWait) -> bytes:
+        """Connect; return the private data of the server's answer. ``waits`` limits this wait and all later ones."""
+        self.waits = waits
         if self._own_qp is not None:
             param = replace(param, qp_num=self._own_qp.qp_num)
-        self.cmid.connect(param)
-        answer = b"" if self.cmid.event is None else self.cmid.event.private_data
+        # An id with a channel does not wait in connect().
+        with EventChannel(self.cmid.channel.provider) as channel:
+            self.cmid.migrate(channel)
+            try:
+                with waits.connecting(self.cmid):
+                    self.cmid.connect(param)
+                    answer = _answer(channel, waits)
+            finally:
+                self.cmid.migrate(None)
         if self._own_qp is not None:
             self._make_ready(self._own_qp)
             self.cmid.establish()
@@ -109,22 +122,25 @@ class ToolConnection:
         self._is_connected = False
         self.qp.to_error()
 
-    def next(self, timeout: float | None = None) -> WC | None:
-        """Return the next completion, or None after ``timeout`` seconds; raise the error of a failed one."""
-        while True:
-            found = self.cq.poll(1)
-            if found:
-                if found[0].status is not WCStatus.SUCCESS:
-                    raise completion_failure(found[0], self.peer)
-                return found[0]
-            if not self.cq.wait(timeout):
-                return None
+    def wait(self) -> None:
+        """Wait until there is a completion to poll; the error of ``waits`` when the peer takes too long."""
+        if self.waits is None:
+            self.cq.wait(None)
+        else:
+            self.waits.until(self.cq.wait)
+
+    def next(self) -> WC:
+        """Return the next completion; raise the error of a failed one."""
+        while not (found := self.cq.poll(1)):
+            self.wait()
+        if found[0].status is not WCStatus.SUCCESS:
+            raise completion_failure(found[0], self.peer)
+        return found[0]
 
     def wait_for(self, wr_id: int) -> WC:
         """Return the completion of the only outstanding work request with this wr_id."""
         while wr_id not in self._completed:
             wc = self.next()
-            assert wc is not None
             self._completed[wc.wr_id] = wc
         return self._completed.pop(wr_id)
 
@@ -162,6 +178,18 @@ class ToolConnection:
         self.close()
 
 
+def _answer(channel: EventChannel, waits: PeerWait) -> bytes:
+    """Return the private data of the answer to a connection request; raise the error of a request that failed."""
+    while True:
+        with waits.until(partial(next_event, channel)) as event:
+            if event.error is not None:
+                raise event.error
+            if event.type in (CmEventType.ESTABLISHED, CmEventType.CONNECT_RESPONSE):
+                return event.private_data
+            if event.type is CmEventType.DEVICE_REMOVAL:
+                raise cm_error(errno.ENODEV, "the device was removed", "connect", event.id.peer_addr_text)
+
+
 def completion_failure(wc: WC, peer: str) -> RdmaError:
     """Return the error for a failed completion."""
     if wc.status is WCStatus.WR_FLUSH_ERR:
@@ -177,11 +205,25 @@ def connection_ended(peer: str) -> RdmaError:
 
 
 def find_server(
-    host: str, port: int, *, source: str | None = None, timeout_ms: int = 2000, provider: str | None = None
+    host: str,
+    port: int,
+    *,
+    source: str | None = None,
+    timeout_ms: int = 2000,
+    retries: int = 0,
+    provider: str | None = None,
 ) -> tuple[CmId, Explanation]:
-    """Resolve a server; return a synchronous id with its route, and the explanation."""
+    """Resolve a server; return a synchronous id with its route, and the explanation.
+
+    A resolution that takes longer than ``timeout_ms`` is repeated up to ``retries`` times.
+    """
     hints = AddrInfo(flags=RaiFlag(0), port_space=PortSpace.TCP, src_addr=None if source is None else (source, 0))
-    cmid, explanation = resolve(host, port, hints, timeout_ms=timeout_ms, provider=provider)
+    backend = get_provider(provider)
+    with notice(f"the resolution of {host}"):
+        for _ in range(1 + retries):
+            cmid, explanation = resolve(host, port, hints, timeout_ms=timeout_ms, provider=backend)
+            if explanation.errno != errno.ETIMEDOUT:
+                break
     if cmid is None:
         raise error_of(explanation, None)
     return cmid, explanation

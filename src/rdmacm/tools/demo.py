@@ -16,11 +16,21 @@ from rdmacm.connparam import ConnParam
 from rdmacm.errors import CmDisconnectedError, cm_error
 from rdmacm.explanation import Explanation
 from rdmacm.tools import perf
-from rdmacm.tools.arguments import add_provider
+from rdmacm.tools.arguments import add_provider, add_wait_limit
 from rdmacm.tools.connection import ToolConnection, find_server
 from rdmacm.tools.measure import ProgressLine, size_text, time_text
-from rdmacm.tools.output import Page, Parser, labelled_lines, table, write, write_json
-from rdmacm.tools.serving import ServerProcess, announce, listening, serve_in_turn
+from rdmacm.tools.output import (
+    COLOR_VARIABLE,
+    PROVIDER_VARIABLE,
+    Page,
+    Parser,
+    labelled_lines,
+    table,
+    write,
+    write_json,
+)
+from rdmacm.tools.serving import ServerProcess, listening, serve_in_turn
+from rdmacm.tools.waiting import PeerWait
 from rdmacm.verbs.attr import QPCap
 from rdmacm.verbs.enums import AccessFlag, SendFlag, WROpcode
 from rdmacm.verbs.wr import SGE, RecvWR, SendWR
@@ -42,6 +52,7 @@ PAGE = Page(
         ("rdmacm demo --pcap demo.pcapng", "Run it and capture the packets for Wireshark."),
     ),
     see_also="rdmacm explain, rdmacm rping, rdmacm perf",
+    environment=(PROVIDER_VARIABLE, COLOR_VARIABLE),
 )
 
 #: Bytes of the RDMA WRITE and READ, and of the largest message.
@@ -63,6 +74,7 @@ def add_arguments(parser: Parser) -> None:
     """Add the arguments of ``rdmacm demo``."""
     parser.add_argument("-s", "--server", action="store_true", help="Run as the second process; for internal use.")
     parser.add_argument("--json", action="store_true", help="Write one JSON object.")
+    add_wait_limit(parser)
     add_provider(parser)
 
 
@@ -70,20 +82,20 @@ def run(args: argparse.Namespace) -> int:
     """Run as the first process, or as the second."""
     if args.server:
         with listening("localhost", 0, provider=args.provider) as listener:
-            announce(listener)
             serve_in_turn(listener, _serve)
         return 0
     # With a capture, move a fixed amount: a timed measurement would write hundreds of megabytes.
     seconds, count = (0.0, 4) if args.pcap else (_SECONDS, 0)
     plans = [perf.Plan(op, _SIZE, 8, False, True, seconds, count) for op in (perf.Op.WRITE, perf.Op.READ)]
-    with ServerProcess("demo", "--server", provider=args.provider) as server:
+    with ServerProcess("demo", "--server", timeout=args.timeout, provider=args.provider) as server:
         cmid, explanation = find_server("localhost", server.port, provider=args.provider)
-        demonstration = _Demonstration(cmid, explanation)
+        demonstration = _Demonstration(cmid, explanation, args.timeout)
         demonstration.run()
         throughput = [
             perf.measure(
                 find_server("localhost", server.port, provider=args.provider)[0],
                 plan,
+                args.timeout,
                 ProgressLine(),
             )
             for plan in plans
@@ -138,17 +150,19 @@ def _serve(cmid: CmId) -> None:
 class _Demonstration:
     """The steps of the demonstration on one connection."""
 
-    def __init__(self, cmid: CmId, explanation: Explanation) -> None:
+    def __init__(self, cmid: CmId, explanation: Explanation, timeout: float) -> None:
         #: Name, duration in microseconds, and result of each step.
         self.steps = [(step.name, step.microseconds, step.detail) for step in explanation.steps]
         #: Process id of the server.
         self.pid = 0
         self._cmid = cmid
+        self._waits = PeerWait(f"the second process at {cmid.peer_addr_text}", timeout)
         #: The result of the current step.
         self._detail = ""
 
     @contextmanager
     def _step(self, name: str) -> Iterator[None]:
+        self._waits.progress = lambda: f"the steps before {name} are done, and {name} is not"
         began = time.perf_counter()
         yield
         self.steps.append((name, (time.perf_counter() - began) * 1e6, self._detail))
@@ -164,7 +178,7 @@ class _Demonstration:
             received = connection.register(inbox)
             connection.qp.post_recv(RecvWR(_RECV, [received.sge()]))
             with self._step("connect"):
-                answer = connection.connect(ConnParam(_MAGIC))
+                answer = connection.connect(ConnParam(_MAGIC), self._waits)
                 if len(answer) < _ANSWER.size or not answer.startswith(_MAGIC):
                     raise cm_error(errno.EPROTO, "the server is not that of 'rdmacm demo'", "connect", connection.peer)
                 _, rkey, address, self.pid = _ANSWER.unpack_from(answer)
@@ -229,7 +243,7 @@ def _expect(is_right: bool, what: str, connection: ToolConnection) -> None:
 # -- output --------------------------------------------------------------------------------------------------
 
 #: Columns; longer lines are cut.
-_WIDTH = 100
+_WIDTH = 80
 
 
 def _text(explanation: Explanation, demonstration: _Demonstration, throughput: list[perf.Result]) -> str:

@@ -8,7 +8,18 @@ from socket import AF_INET, inet_ntop
 
 from rdmacm.explain import devices
 from rdmacm.tools.arguments import add_provider
-from rdmacm.tools.output import Page, Parser, dim, table, write, write_json
+from rdmacm.tools.output import (
+    COLOR_VARIABLE,
+    PORTS_VARIABLE,
+    PROVIDER_VARIABLE,
+    Page,
+    Parser,
+    bold,
+    dim,
+    table,
+    write,
+    write_json,
+)
 from rdmacm.verbs.device import Device, GidEntry, Port
 from rdmacm.verbs.enums import GidType, LinkLayer
 
@@ -16,10 +27,10 @@ PAGE = Page(
     command="devices",
     summary="list the RDMA devices, their ports and GID tables",
     description="""
-        Lists every device in the current network namespace: first one line for each port, then one for each GID.
-        Each network interface that can carry IP has a software device, with a GID for each address of the
-        interface. A GID keeps its index as long as its address exists. An IPoIB interface has no device of its own:
-        it is shown at the GID of its InfiniBand port, if RDMACM_IB names that port.
+        Lists every device in the current network namespace: first one line for each port, then the GIDs of
+        each port and interface. Each network interface that can carry IP has a software device, with a GID for each
+        address of the interface. A GID keeps its index as long as its address exists. An IPoIB interface has no device
+        of its own: it is shown at the GID of its InfiniBand port, if RDMACM_IB names that port.
 
         MTU is the largest payload of a packet, in bytes, that the port can send now. IPV4 is the address of an
         IPv4-mapped GID.
@@ -34,6 +45,7 @@ PAGE = Page(
         ("rdmacm devices --json | jq -r '.[].name'", "Print only their names."),
     ),
     see_also="rdmacm explain, rdma_get_devices(3), ibv_devinfo(1), ip-address(8)",
+    environment=(PROVIDER_VARIABLE, PORTS_VARIABLE, COLOR_VARIABLE),
 )
 
 _LINK_LAYERS = {LinkLayer.INFINIBAND: "InfiniBand", LinkLayer.ETHERNET: "Ethernet"}
@@ -59,41 +71,50 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _text(found: Sequence[Device]) -> str:
-    ports = [(device, port) for device in found for port in device.ports]
+    ports = [(f"{device.name}/{port.port_num}", device, port) for device in found for port in device.ports]
     summary = table(
-        ("DEVICE", "PORT", "STATE", "LINK LAYER", "MTU", "NODE GUID", "P_KEYS"),
+        ("DEVICE/PORT", "STATE", "LINK LAYER", "MTU", "NODE GUID", "P_KEYS"),
         [
             (
-                device.name,
-                str(port.port_num),
+                name,
                 port.state.name,
                 _LINK_LAYERS.get(port.link_layer, ""),
                 str(port.active_mtu.bytes) if port.active_mtu else "",
                 device.guid_text,
-                ",".join(f"0x{pkey:04x}" for pkey in port.pkeys),
+                " ".join(f"0x{pkey:04x}" for pkey in port.pkeys),
             )
-            for device, port in ports
+            for name, device, port in ports
         ],
-        right=("PORT", "MTU"),
+        right=("MTU",),
     )
-    gids = table(
-        ("DEVICE", "PORT", "INDEX", "GID", "TYPE", "IPV4", "INTERFACE"),
-        [
-            (
-                device.name,
-                str(port.port_num),
-                str(entry.gid_index),
-                str(entry.gid),
-                _GID_TYPES[entry.gid_type],
-                _ipv4(entry) or "",
-                entry.ndev_name,
-            )
-            for device, port in ports
-            for entry in port.gids
-        ],
-        right=("PORT", "INDEX"),
+    gids = [
+        f"{bold(_heading(name, port, interface))}\n{_gid_table(entries)}"
+        for name, _, port in ports
+        for interface, entries in _by_interface(port).items()
+    ]
+    return "\n".join([summary, *(gids or [f"{dim('no GIDs')}\n"])])
+
+
+def _heading(name: str, port: Port, interface: str) -> str:
+    if not interface:
+        return name
+    kind = "IPoIB interface" if port.link_layer is LinkLayer.INFINIBAND else "interface"
+    return f"{name}, {kind} {interface}"
+
+
+def _by_interface(port: Port) -> dict[str, list[GidEntry]]:
+    found: dict[str, list[GidEntry]] = {}
+    for entry in port.gids:
+        found.setdefault(entry.ndev_name, []).append(entry)
+    return found
+
+
+def _gid_table(entries: Sequence[GidEntry]) -> str:
+    return table(
+        ("INDEX", "GID", "TYPE", "IPV4"),
+        [(str(entry.gid_index), str(entry.gid), _GID_TYPES[entry.gid_type], _ipv4(entry) or "") for entry in entries],
+        right=("INDEX",),
     )
-    return f"{summary}\n{gids}" if any(port.gids for _, port in ports) else f"{summary}\n{dim('no GIDs')}\n"
 
 
 def _ipv4(entry: GidEntry) -> str | None:

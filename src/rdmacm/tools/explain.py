@@ -8,9 +8,21 @@ from rdmacm.address import InetAddr, format_address
 from rdmacm.errors import GaiError, RdmaError, cm_error, printable
 from rdmacm.explain import explain
 from rdmacm.explanation import Explanation
-from rdmacm.tools.arguments import add_timeout
+from rdmacm.tools.arguments import add_resolution_timeout
 from rdmacm.tools.getaddrinfo import add_name_arguments, hints_of, node_of
-from rdmacm.tools.output import Page, Parser, bold, dim, write, write_json
+from rdmacm.tools.output import (
+    ACM_VARIABLE,
+    COLOR_VARIABLE,
+    PORTS_VARIABLE,
+    PROVIDER_VARIABLE,
+    Page,
+    Parser,
+    ReportedError,
+    bold,
+    dim,
+    write,
+    write_json,
+)
 
 PAGE = Page(
     command="explain",
@@ -37,25 +49,26 @@ PAGE = Page(
         ("rdmacm explain --json 10.0.0.2 | jq .candidates", "Print the candidates as JSON."),
     ),
     see_also="rdmacm resolve, rdmacm devices, rdma_resolve_addr(3), ip-route(8), ip-neighbour(8)",
+    environment=(PROVIDER_VARIABLE, PORTS_VARIABLE, ACM_VARIABLE, COLOR_VARIABLE),
 )
 
 
 def add_arguments(parser: Parser) -> None:
     """Add the arguments of ``rdmacm explain``."""
     add_name_arguments(parser)
-    add_timeout(parser)
+    add_resolution_timeout(parser)
     parser.add_argument("--json", action="store_true", help="Write one JSON object.")
 
 
 def run(args: argparse.Namespace) -> int:
     """Resolve and explain."""
-    found = explain(node_of(args), args.service, hints_of(args), timeout_ms=args.timeout, provider=args.provider)
+    found = explain(node_of(args), args.service, hints_of(args), timeout_ms=args.timeout_ms, provider=args.provider)
     if args.json:
         write_json(found.as_dict())
     else:
         write(_styled(found.text()))
     if not found.ok:
-        raise error_of(found, args.source)
+        raise ReportedError(error_of(found, args.source))
     return 0
 
 

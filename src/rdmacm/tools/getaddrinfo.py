@@ -20,6 +20,10 @@ from rdmacm.errors import printable
 from rdmacm.proto.sa import PathRecord
 from rdmacm.tools.arguments import add_provider
 from rdmacm.tools.output import (
+    ACM_VARIABLE,
+    COLOR_VARIABLE,
+    PORTS_VARIABLE,
+    PROVIDER_VARIABLE,
     Page,
     Parser,
     address_json,
@@ -58,6 +62,7 @@ PAGE = Page(
         ("rdmacm getaddrinfo --sa - storage", "Find a service of that name in an InfiniBand subnet."),
     ),
     see_also="rdmacm resolve, rdmacm explain, rdma_getaddrinfo(3), getaddrinfo(3), services(5)",
+    environment=(PROVIDER_VARIABLE, PORTS_VARIABLE, ACM_VARIABLE, COLOR_VARIABLE),
 )
 
 _PORT_SPACES = {"tcp": PortSpace.TCP, "udp": PortSpace.UDP, "ib": PortSpace.IB, "ipoib": PortSpace.IPOIB}

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
-from typing import cast
+from typing import NoReturn, cast
 
 from rdmacm.errors import RdmaError, cm_error
+from rdmacm.interrupt import STATUS, exit_when_interrupted, raise_when_interrupted
 from rdmacm.tools.output import (
-    PROVIDER_ENVIRONMENT,
+    ACM_VARIABLE,
+    COLOR_VARIABLE,
+    PORTS_VARIABLE,
+    PROVIDER_VARIABLE,
     Page,
     Parser,
     ReaderGoneError,
+    ReportedError,
     Tool,
     UsageError,
+    error_json,
     write,
     write_error,
+    write_json,
 )
 
-__all__ = ["COMMANDS", "main", "parser_of"]
+__all__ = ["COMMANDS", "command", "main", "parser_of"]
 
 #: The commands, in the order of the help page. Each is a module of this package, imported when it is used.
 COMMANDS = (
@@ -51,7 +61,7 @@ _PAGE = Page(
         ("rdmacm explain localhost 7471", "Explain how a program on this host would reach port 7471."),
     ),
     see_also="rdma_cm(7), ibv_devinfo(1), ip-route(8), ip-neighbour(8)",
-    environment=PROVIDER_ENVIRONMENT,
+    environment=(PROVIDER_VARIABLE, PORTS_VARIABLE, ACM_VARIABLE, COLOR_VARIABLE),
 )
 
 
@@ -124,20 +134,56 @@ def _run(argv: Sequence[str]) -> int:
     return status
 
 
+def command() -> NoReturn:
+    """Run :func:`main` as a process of its own, where Ctrl-C is quiet from the first import to the end."""
+    try:
+        try:
+            sys.unraisablehook = _unraisable
+            raise_when_interrupted()
+            status = main()
+        finally:
+            exit_when_interrupted()
+    except KeyboardInterrupt:
+        status = STATUS
+    sys.exit(status)
+
+
+def _unraisable(failure: sys.UnraisableHookArgs) -> None:
+    """Deliver an interrupt again that came while a finalizer ran, which cannot raise it. Report anything else."""
+    if not isinstance(failure.exc_value, KeyboardInterrupt):
+        sys.__unraisablehook__(failure)
+        return
+    import threading
+
+    # Not in this thread: it would come before this function returns, and be lost again.
+    threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command in ``argv`` (default: ``sys.argv[1:]``) and return its exit status.
 
-    Usage errors and RdmaErrors are reported as one line on standard error. Any other exception is a bug and propagates.
+    Usage errors and RdmaErrors are reported as one line on standard error, and with ``--json`` as an object on standard
+    output. Any other exception is a bug and propagates.
     """
+    arguments = sys.argv[1:] if argv is None else list(argv)
     try:
-        return _run(sys.argv[1:] if argv is None else argv)
-    except UsageError as error:
-        write_error(str(error))
-        return 2
-    except RdmaError as error:
-        write_error(str(error))
-        return 1
+        try:
+            return _run(arguments)
+        except UsageError as error:
+            message, status = str(error), 2
+            text, _, hint = message.rpartition("; try: ")
+            nothing = dict.fromkeys(("errno", "errno_name", "step", "address"))
+            report: dict[str, object] | None = {"message": text, **nothing, "hint": hint}
+        except ReportedError as reported:
+            message, status, report = str(reported.error), 1, None
+        except RdmaError as error:
+            message, status, report = str(error), 1, error_json(error)
+        write_error(message)
+        if report is not None and "--json" in arguments:
+            with suppress(RdmaError):  # standard output cannot be written, which is the error
+                write_json({"error": report})
+        return status
     except ReaderGoneError:
         return 141  # 128 + SIGPIPE
     except KeyboardInterrupt:
-        return 130  # 128 + SIGINT
+        return STATUS

@@ -18,14 +18,18 @@ from socket import AF_INET
 from typing import Any, NoReturn, Protocol
 
 from rdmacm.address import SockAddr, SockAddrIB, parse_address
-from rdmacm.errors import cm_error, printable
+from rdmacm.errors import RdmaError, cm_error, printable
 from rdmacm.proto.sa import PathData, PathRecord
 
 __all__ = [
-    "PROVIDER_ENVIRONMENT",
+    "ACM_VARIABLE",
+    "COLOR_VARIABLE",
+    "PORTS_VARIABLE",
+    "PROVIDER_VARIABLE",
     "Page",
     "Parser",
     "ReaderGoneError",
+    "ReportedError",
     "Tool",
     "UsageError",
     "abandon_output",
@@ -33,6 +37,7 @@ __all__ = [
     "bold",
     "write_error",
     "dim",
+    "error_json",
     "labelled_lines",
     "path_data_json",
     "path_record_json",
@@ -45,26 +50,34 @@ PROGRAM = "rdmacm"
 
 #: Width of help pages in columns, whatever the terminal's: longer lines are hard to read.
 _WIDTH = 79
+#: The greatest width of a line of output that has no longer word, and the least width of a wrapped text, in columns.
+_COLUMNS, _LEAST_TEXT = 80, 20
 
 _EXIT_STATUS = (
     ("0", "Success."),
-    ("1", "Failure; one line on standard error has the step, the address, the reason and a hint."),
+    ("1", "Failure; one line on standard error, and with --json an object, has the step, address, reason and hint."),
     ("2", "Wrong usage."),
     ("130", "Interrupted (Ctrl-C)."),
     ("141", "Standard output was closed by its reader, as with '| head'."),
 )
 
-#: The environment variables of commands with the option --provider.
-PROVIDER_ENVIRONMENT = (
-    ("RDMACM_PROVIDER", "The provider to use without --provider."),
-    ("RDMACM_IB", "InfiniBand ports that the provider soft uses, separated by commas."),
-)
-#: The environment variables of all commands.
-_COMMON_ENVIRONMENT = (("NO_COLOR", "If set, terminal output is neither bold nor dim."),)
+# The environment variables of several commands. A page lists those that its command uses.
+PROVIDER_VARIABLE = ("RDMACM_PROVIDER", "The provider to use without --provider.")
+PORTS_VARIABLE = ("RDMACM_IB", "InfiniBand ports that the provider soft uses, separated by commas.")
+ACM_VARIABLE = ("RDMACM_ACM_RUNDIR", "Where ibacm(8) has its socket, instead of /run; empty to use no ibacm.")
+COLOR_VARIABLE = ("NO_COLOR", "If set, terminal output is neither bold nor dim.")
 
 
 class UsageError(Exception):
     """The command line is wrong. The text is one line."""
+
+
+class ReportedError(Exception):
+    """A failure that the tool's own JSON document has reported. ``error`` is the reason."""
+
+    def __init__(self, error: RdmaError) -> None:
+        super().__init__(error)
+        self.error = error
 
 
 class ReaderGoneError(Exception):
@@ -79,8 +92,8 @@ class Page:
     """The text of a help page apart from the arguments.
 
     ``command`` is empty for the program itself. ``description`` has paragraphs separated by blank lines; indented ones
-    are not rewrapped. ``examples`` has pairs of a command line and its description. ``environment`` has environment
-    variables and their descriptions, without those of all commands and those of ``--provider``.
+    are not rewrapped. ``examples`` has pairs of a command line and its description. ``environment`` has the environment
+    variables that the command uses, and their descriptions.
     """
 
     command: str
@@ -142,6 +155,10 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError."""
+        if message.startswith("the following arguments are required"):
+            for action in self._arguments:
+                if not action.option_strings and action.nargs is None and action.choices:
+                    message = f"{_metavar(action)} is missing, one of {', '.join(map(str, action.choices))}"
         where = f"{self.page.command}: " if self.page.command else ""
         raise UsageError(f"{where}{message}; try: {self.prog} --help")
 
@@ -159,7 +176,7 @@ class Parser(argparse.ArgumentParser):
             ("OPTIONS", [_entry(_invocation(action), _help(action)) for action in self._in_order()]),
             ("COMMANDS", [_entries(self._commands)] if self._commands else []),
             ("EXIT STATUS", [_entries(_EXIT_STATUS)]),
-            ("ENVIRONMENT", [_entries(self._environment())]),
+            ("ENVIRONMENT", [_entries(page.environment)] if page.environment else []),
             ("EXAMPLES", [f"    {command}\n{_wrapped(what, 8)}" for command, what in page.examples]),
             ("SEE ALSO", [_wrapped(page.see_also)]),
         ]
@@ -168,11 +185,6 @@ class Parser(argparse.ArgumentParser):
     def _synopsis(self) -> str:
         tail = ["[ARGUMENT]..."] if self._commands else []
         return " ".join([self.prog, "[OPTION]...", *self._operands, *tail])
-
-    def _environment(self) -> list[tuple[str, str]]:
-        """The environment variables that the command uses, with their descriptions."""
-        provider = PROVIDER_ENVIRONMENT if self.has("provider") else ()
-        return [*provider, *self.page.environment, *_COMMON_ENVIRONMENT]
 
     def _in_order(self) -> list[argparse.Action]:
         """Operands first, then options."""
@@ -290,24 +302,45 @@ def _is_styled() -> bool:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = ()) -> str:
-    """Format a table. Columns named in ``right`` are aligned to the right; an empty cell is shown as "-"."""
+    """Format a table of up to 80 columns.
+
+    Cells in columns named in ``right`` are aligned to the right; an empty cell is shown as "-". The text of the last
+    column is wrapped. If the others leave no room for it, it is on lines of its own.
+    """
     cells = [[cell or "-" for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in [head, *cells]) for i in range(len(head))]
+    before = sum(widths[:-1]) + 2 * (len(widths) - 1)
+    indent = before if _COLUMNS - before >= min(widths[-1], _LEAST_TEXT) else 4
+    is_wrapped = head[-1] not in right and before + widths[-1] > _COLUMNS
 
     def line(row: Sequence[str]) -> str:
-        return "  ".join(
+        padded = [
             cell.rjust(width) if title in right else cell.ljust(width)
             for title, cell, width in zip(head, row, widths, strict=True)
-        ).rstrip()
+        ]
+        if not is_wrapped:
+            return "  ".join(padded).rstrip()
+        text = textwrap.wrap(row[-1], _COLUMNS - indent) or [""]
+        start = ["  ".join(padded[:-1]) + "  " + text.pop(0)] if indent == before else ["  ".join(padded[:-1])]
+        return "\n".join(part.rstrip() for part in [*start, *(" " * indent + part for part in text)])
 
     return "\n".join([bold(line(head)), *map(line, cells)]) + "\n"
 
 
 def labelled_lines(pairs: Iterable[tuple[str, str]], indent: int = 0) -> str:
-    """Format labelled values, one on each line, with aligned labels."""
+    """Format labelled values with aligned labels, each on one line of up to 80 columns or wrapped beside its label."""
     pairs = list(pairs)
     width = max(len(label) for label, _ in pairs) + 2
-    return "".join(f"{'':{indent}}{dim(f'{label:<{width}}')}{printable(text)}".rstrip() + "\n" for label, text in pairs)
+    room = max(_LEAST_TEXT, _COLUMNS - indent - width)
+    lines = []
+    for label, text in pairs:
+        shown = printable(text)
+        parts = [shown]
+        if len(shown) > room:
+            parts = textwrap.wrap(shown, room, break_long_words=False, break_on_hyphens=False) or [""]
+        lines.append(f"{'':{indent}}{dim(f'{label:<{width}}')}{parts[0]}".rstrip())
+        lines += [" " * (indent + width) + part for part in parts[1:]]
+    return "".join(f"{line}\n" for line in lines)
 
 
 # -- JSON ----------------------------------------------------------------------------------------------------
@@ -340,6 +373,18 @@ def address_json(address: SockAddr | None) -> dict[str, object] | None:
         "port": known.port,
         "flowinfo": known.flowinfo,
         "scope_id": known.scope_id,
+    }
+
+
+def error_json(error: RdmaError) -> dict[str, object]:
+    """Return an error as JSON data: ``message``, ``errno``, ``errno_name``, ``step``, ``address`` and ``hint``."""
+    return {
+        "message": printable(str(error.strerror)),
+        "errno": error.errno,
+        "errno_name": error.code_name,
+        "step": error.step,
+        "address": error.address,
+        "hint": error.hint,
     }
 
 

@@ -20,11 +20,20 @@ from rdmacm.cmid import CmId
 from rdmacm.connparam import ConnParam
 from rdmacm.errors import CmDisconnectedError, CmRejectedError, cm_error, printable
 from rdmacm.proto.cm.codes import RejectReason
-from rdmacm.tools.arguments import add_address, add_port, add_provider, add_roles, integer_between, seconds_between
+from rdmacm.tools.arguments import (
+    add_address,
+    add_port,
+    add_provider,
+    add_roles,
+    add_wait_limit,
+    integer_between,
+    seconds_between,
+)
 from rdmacm.tools.connection import ToolConnection, completion_failure, find_server
 from rdmacm.tools.measure import ProgressLine, Samples, size_text
-from rdmacm.tools.output import Page, Parser, table, write, write_json
-from rdmacm.tools.serving import ServerProcess, announce, listening, serve_in_turn
+from rdmacm.tools.output import COLOR_VARIABLE, PROVIDER_VARIABLE, Page, Parser, table, write, write_json
+from rdmacm.tools.serving import ServerProcess, listening, serve_in_turn
+from rdmacm.tools.waiting import PeerWait
 from rdmacm.verbs.attr import QPCap
 from rdmacm.verbs.enums import WC, AccessFlag, SendFlag, WCStatus, WROpcode
 from rdmacm.verbs.wr import RecvWR, SendWR
@@ -54,6 +63,7 @@ PAGE = Page(
         ("rdmacm perf --op send --latency --blocking --count 10000", "Measure the latency of blocking processes."),
     ),
     see_also="ib_send_bw(1), ib_send_lat(1), rdmacm rping, rdmacm cmtime",
+    environment=(PROVIDER_VARIABLE, COLOR_VARIABLE),
 )
 
 
@@ -197,6 +207,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--latency", action="store_true", help="Measure latency, not bandwidth.")
     parser.add_argument("--blocking", action="store_true", help="Measure latency with both ends sleeping, not polling.")
     parser.add_argument("--json", action="store_true", help="Write a list of JSON objects.")
+    add_wait_limit(parser)
     add_provider(parser)
 
 
@@ -208,7 +219,6 @@ def run(args: argparse.Namespace) -> int:
         args.parser.error("--seconds and --count exclude each other")
     if args.server:
         with listening(args.bind, args.port, provider=args.provider) as listener:
-            announce(listener)
             serve_in_turn(listener, serve_client)
         return 0
     if args.client is not None:
@@ -217,7 +227,8 @@ def run(args: argparse.Namespace) -> int:
     named = args.op or args.latency or args.blocking or args.size is not None
     plans = [_plan_of(args)] if named else _default_plans(args.seconds or 0.5, args.count or 0)
     host = args.bind or "127.0.0.1"
-    with ServerProcess("perf", "-s", "-b", host, "-p", "0", provider=args.provider) as server:
+    argv = ("perf", "-s", "-b", host, "-p", "0")
+    with ServerProcess(*argv, timeout=args.timeout, provider=args.provider) as server:
         _measure_all(args, host, server.port, plans)
     return 0
 
@@ -258,7 +269,7 @@ def _completions(connection: ToolConnection, most: int, blocking: bool) -> list[
         while not found and time.perf_counter() < limit:
             found = poll(most)
     while not found:
-        connection.cq.wait(None)
+        connection.wait()
         found = poll(most)
     for wc in found:
         if wc.status is not WCStatus.SUCCESS:
@@ -303,7 +314,7 @@ def _measure_all(args: argparse.Namespace, host: str, port: int, plans: list[Pla
     try:
         for plan in plans:
             cmid, _ = find_server(host, port, source=args.bind, provider=args.provider)
-            results.append(measure(cmid, plan, progress))
+            results.append(measure(cmid, plan, args.timeout, progress))
     finally:
         progress.close()
     if args.json:
@@ -312,14 +323,15 @@ def _measure_all(args: argparse.Namespace, host: str, port: int, plans: list[Pla
         write(_text(results))
 
 
-def measure(cmid: CmId, plan: Plan, progress: ProgressLine) -> Result:
-    """Connect and measure. ``cmid`` has a route, and this call destroys it."""
+def measure(cmid: CmId, plan: Plan, timeout: float, progress: ProgressLine) -> Result:
+    """Connect and measure. ``cmid`` has a route, and this call destroys it. ``timeout``: of each wait, in seconds."""
     with _open_connection(cmid, plan) as connection:
         region = connection.register(bytearray(plan.size), _ACCESS)
         receive = RecvWR(_RECV, [region.sge()])
         connection.qp.post_recv(receive)
+        waits = PeerWait(connection.peer, timeout)
         try:
-            data = connection.connect(ConnParam(plan.pack()))
+            data = connection.connect(ConnParam(plan.pack()), waits)
         except CmRejectedError as error:
             reason = printable(error.private_data.partition(b"\0")[0].decode("ascii", "backslashreplace"))
             if error.reason != RejectReason.CONSUMER_DEFINED or not reason:
@@ -335,15 +347,22 @@ def measure(cmid: CmId, plan: Plan, progress: ProgressLine) -> Result:
             return SendWR(_SENT, _OPCODES[plan.op], [region.sge()], flags, remote_addr=address, rkey=rkey)
 
         if plan.latency:
-            return _latency(connection, plan, request(True), receive, progress)
-        return _bandwidth(connection, plan, request, progress)
+            return _latency(connection, waits, plan, request(True), receive, progress)
+        return _bandwidth(connection, waits, plan, request, progress)
 
 
 def _latency(
-    connection: ToolConnection, plan: Plan, request: SendWR, receive: RecvWR, progress: ProgressLine
+    connection: ToolConnection,
+    waits: PeerWait,
+    plan: Plan,
+    request: SendWR,
+    receive: RecvWR,
+    progress: ProgressLine,
 ) -> Result:
     awaited = _RECV if plan.op is Op.SEND else _SENT
     clock, times = time.perf_counter, Samples()
+    what = "answered" if plan.op is Op.SEND else "completed"
+    waits.progress = lambda: f"{times.count} operations were {what}, the next one was posted and is not"
 
     def turn() -> None:
         connection.qp.post_send(request)
@@ -367,7 +386,11 @@ def _latency(
 
 
 def _bandwidth(
-    connection: ToolConnection, plan: Plan, request: Callable[[bool], SendWR], progress: ProgressLine
+    connection: ToolConnection,
+    waits: PeerWait,
+    plan: Plan,
+    request: Callable[[bool], SendWR],
+    progress: ProgressLine,
 ) -> Result:
     batch_size = max(1, plan.depth // _BATCHES)
     batch = [request(False)] * (batch_size - 1) + [request(True)]
@@ -375,12 +398,13 @@ def _bandwidth(
     clock = time.perf_counter
     wanted = -(-plan.count // batch_size)
 
+    posted = done = 0
+    waits.progress = lambda: f"{posted * batch_size} operations posted, {done * batch_size} completed"
     # Warm up with one batch.
     connection.qp.post_send(batch)
     _completions(connection, batches, plan.blocking)
     began = clock()
     limit = began + plan.seconds if plan.seconds else float("inf")
-    posted = done = 0
     now = began
     while True:
         room = batches - (posted - done)

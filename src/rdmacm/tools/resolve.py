@@ -8,10 +8,22 @@ from rdmacm.address import format_address
 from rdmacm.cmid import CmId
 from rdmacm.explain import resolve
 from rdmacm.explanation import Explanation
-from rdmacm.tools.arguments import add_timeout
+from rdmacm.tools.arguments import add_resolution_timeout
 from rdmacm.tools.explain import error_of
 from rdmacm.tools.getaddrinfo import ADDRESS_FORMS, add_name_arguments, hints_of, node_of
-from rdmacm.tools.output import Page, Parser, address_json, labelled_lines, path_record_json, write, write_json
+from rdmacm.tools.output import (
+    ACM_VARIABLE,
+    COLOR_VARIABLE,
+    PORTS_VARIABLE,
+    PROVIDER_VARIABLE,
+    Page,
+    Parser,
+    address_json,
+    labelled_lines,
+    path_record_json,
+    write,
+    write_json,
+)
 
 PAGE = Page(
     command="resolve",
@@ -24,8 +36,7 @@ PAGE = Page(
 
         With --json, writes one object: node, service, dst_addr, src_addr, provider, port_space, qp_type, device,
         port_num, gid_index, sgid, dgid, pkey, route (the fields of the path record; null with --passive) and steps,
-        a list of objects with name and microseconds. When the resolution fails, nothing is written to standard
-        output.
+        a list of objects with name and microseconds.
 {ADDRESS_FORMS}""",
     examples=(
         ("rdmacm resolve localhost 7471", "Resolve this host."),
@@ -33,20 +44,21 @@ PAGE = Page(
         ("rdmacm resolve --json 10.0.0.2 7471 | jq -r .device", "Print only the device."),
     ),
     see_also="rdmacm explain, rdmacm getaddrinfo, rdma_resolve_addr(3), rdma_resolve_route(3)",
+    environment=(PROVIDER_VARIABLE, PORTS_VARIABLE, ACM_VARIABLE, COLOR_VARIABLE),
 )
 
 
 def add_arguments(parser: Parser) -> None:
     """Add the arguments of ``rdmacm resolve``."""
     add_name_arguments(parser, service_required=True)
-    add_timeout(parser)
+    add_resolution_timeout(parser)
     parser.add_argument("--json", action="store_true", help="Write one JSON object.")
 
 
 def run(args: argparse.Namespace) -> int:
     """Resolve and write the result."""
     cmid, explanation = resolve(
-        node_of(args), args.service, hints_of(args), timeout_ms=args.timeout, provider=args.provider
+        node_of(args), args.service, hints_of(args), timeout_ms=args.timeout_ms, provider=args.provider
     )
     if cmid is None:
         raise error_of(explanation, args.source)

@@ -17,12 +17,22 @@ from itertools import count
 from rdmacm.address import format_address
 from rdmacm.cmid import CmId
 from rdmacm.connparam import ConnParam
-from rdmacm.errors import CmDisconnectedError, cm_error, printable
-from rdmacm.tools.arguments import add_port, add_provider, add_roles, integer_between
+from rdmacm.errors import CmDisconnectedError, RdmaError, cm_error, printable
+from rdmacm.tools.arguments import add_port, add_provider, add_roles, add_wait_limit, integer_between
 from rdmacm.tools.connection import ToolConnection, find_server
 from rdmacm.tools.measure import Samples
-from rdmacm.tools.output import Page, Parser, write, write_error, write_json
+from rdmacm.tools.output import (
+    PROVIDER_VARIABLE,
+    Page,
+    Parser,
+    ReportedError,
+    error_json,
+    write,
+    write_error,
+    write_json,
+)
 from rdmacm.tools.serving import listening, serve
+from rdmacm.tools.waiting import PeerWait
 from rdmacm.verbs.attr import QPCap
 from rdmacm.verbs.enums import AccessFlag, SendFlag, WROpcode
 from rdmacm.verbs.wr import SGE, RecvWR, SendWR
@@ -36,12 +46,13 @@ PAGE = Page(
         librdmacm, which may run at the other end.
 
         Without -C the client pings until it is interrupted. A server ends with its client; with -P it serves any
-        number of clients at a time until it is interrupted. The client sets the size.
+        number of clients at a time until it is interrupted. The client sets the size. A server reports its address on
+        standard error.
 
         With --json, the client writes one object at the end, even when interrupted: peer, size, pings, bytes (both
-        directions), seconds, validated and round_trip_us, the time of a whole ping (min, mean, p50, p99, max; the
-        percentiles are of the latest 100,000). The server writes one object for each client: peer, pings, bytes,
-        validated.
+        directions), seconds, validated, round_trip_us, the time of a whole ping (min, mean, p50, p99, max; the
+        percentiles are of the latest 100,000), and error, if a ping failed. The server writes one object for each
+        client: peer, pings, bytes, validated.
     """,
     examples=(
         ("rdmacm rping -s -v", "Serve one client and show its data."),
@@ -50,12 +61,15 @@ PAGE = Page(
         ("rdmacm rping -c -a storage-7 -V -S 4096 -C 1000 --json", "Report the times of a thousand checked pings."),
     ),
     see_also="rping(1), rdmacm perf, rdmacm cmtime",
+    environment=(PROVIDER_VARIABLE,),
 )
 
 #: A message of the protocol: address, rkey, size.
 _MESSAGE = struct.Struct(">QII")
 #: Limits of the size of a ping, in bytes.
-_SHORTEST, _LONGEST = 26, 65535
+_SHORTEST, _LONGEST = 23, 65536
+#: The greatest number of pings, C's INT_MAX.
+_MOST = (1 << 31) - 1
 #: The wr_id of each kind of work request.
 _RECV, _SEND, _READ, _WRITE = range(1, 5)
 #: The characters that rping(1) sends, from "A" to "z".
@@ -72,7 +86,12 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("-I", "--source", metavar="ADDR", help="The client's local address.")
     add_port(parser, 7174)
     parser.add_argument(
-        "-C", "--count", type=integer_between(1, 1 << 31), metavar="N", help="Number of pings; client only."
+        "-C",
+        "--count",
+        type=integer_between(0, _MOST),
+        default=0,
+        metavar="N",
+        help="Number of pings, 0 for no limit; client only (default: %(default)s).",
     )
     parser.add_argument(
         "-S",
@@ -88,6 +107,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("-q", "--own-qp", action="store_true", help="Create the queue pair apart from the id.")
     parser.add_argument("-d", "--debug", action="store_true", help="Report events on standard error.")
     parser.add_argument("--json", action="store_true", help="Write JSON objects instead of the data.")
+    add_wait_limit(parser)
     add_provider(parser)
 
 
@@ -100,7 +120,6 @@ def run(args: argparse.Namespace) -> int:
             args.parser.error("the client needs -a ADDR, the server's address")
         return _client(args)
     with listening(args.address, args.port, 3, args.provider) as listener:
-        _debug(args, f"listening on {format_address(listener.local_addr)}")
         serve(listener, lambda cmid: _serve(args, cmid), persistent=args.persistent)
     return 0
 
@@ -166,12 +185,16 @@ def _client(args: argparse.Namespace) -> int:
         endpoint = _Endpoint(connection)
         start, sink = bytearray(args.size), bytearray(args.size)
         source, target = connection.register(start, _REMOTE), connection.register(sink, _REMOTE)
-        connection.connect(_PARAM)
+        waits = PeerWait(connection.peer, args.timeout)
+        connection.connect(_PARAM, waits)
         _debug(args, "connected")
+        begun = 0
+        waits.progress = lambda: f"{begun} ping{'' if begun == 1 else 's'} sent, {times.count} came back"
         began = time.perf_counter()
         try:
             for ping in range(args.count) if args.count else count():
                 before = time.perf_counter()
+                begun = ping + 1
                 start[:] = ping_text(ping, args.size)
                 endpoint.send(source.addr, source.rkey, args.size)
                 endpoint.receive()
@@ -184,13 +207,26 @@ def _client(args: argparse.Namespace) -> int:
                     raise cm_error(errno.EIO, text, "rping", connection.peer)
                 if args.verbose and not args.json:
                     write(f"ping data: {_shown(sink)}\n")
-        finally:
+        except RdmaError as error:
+            if args.json:
+                _summary(args, connection, times, time.perf_counter() - began, error)
+            raise ReportedError(error) from None
+        except KeyboardInterrupt:
             if args.json:
                 _summary(args, connection, times, time.perf_counter() - began)
+            raise
+        if args.json:
+            _summary(args, connection, times, time.perf_counter() - began)
     return 0
 
 
-def _summary(args: argparse.Namespace, connection: ToolConnection, times: Samples, seconds: float) -> None:
+def _summary(
+    args: argparse.Namespace,
+    connection: ToolConnection,
+    times: Samples,
+    seconds: float,
+    error: RdmaError | None = None,
+) -> None:
     write_json(
         {
             "peer": connection.peer,
@@ -200,6 +236,7 @@ def _summary(args: argparse.Namespace, connection: ToolConnection, times: Sample
             "seconds": round(seconds, 6),
             "validated": args.validate,
             "round_trip_us": times.microseconds(),
+            **({} if error is None else {"error": error_json(error)}),
         }
     )
 

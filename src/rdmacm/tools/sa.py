@@ -26,7 +26,8 @@ from rdmacm.proto.sa.subnet import (
     service_name_bytes,
 )
 from rdmacm.tools.arguments import integer_between
-from rdmacm.tools.output import Page, Parser, labelled_lines, path_record_json, table, write, write_json
+from rdmacm.tools.output import COLOR_VARIABLE, Page, Parser, labelled_lines, path_record_json, table, write, write_json
+from rdmacm.tools.waiting import notice
 
 PAGE = Page(
     command="sa",
@@ -61,7 +62,11 @@ PAGE = Page(
         ("rdmacm sa services demo.service --json | jq '.records[].service_gid'", "Print the GIDs that provide it."),
     ),
     see_also="rdmacm devices, rdma_resolve_route(3), saquery(8), opensm(8)",
-    environment=(("RDMACM_IB", "InfiniBand ports, separated by commas; the first is used without --port."),),
+    environment=(
+        ("RDMACM_IB", "InfiniBand ports, separated by commas; the first is used without --port."),
+        ("IBSIM_SOCKNAME", "The name of ibsim's sockets, for ports ibsim:NODE (default: sim)."),
+        COLOR_VARIABLE,
+    ),
 )
 
 #: Bits of CapabilityMask and CapabilityMask2 in ClassPortInfo (InfiniBand Architecture 15.2.4).
@@ -99,7 +104,8 @@ def run(args: argparse.Namespace) -> int:
         args.parser.error(f"{args.what} takes no --lease")
     query = action(args, *operands)
     with SaAccess(transport_of(args.port or _first_port()), timeout=args.timeout) as sa:
-        query(sa)
+        with notice("the subnet administrator"):
+            query(sa)
     return 0
 
 

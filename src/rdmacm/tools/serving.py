@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import selectors
 import signal
 import subprocess
 import sys
@@ -21,7 +22,8 @@ from rdmacm.cmid import CmId
 from rdmacm.constants import PortSpace
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.tools.connection import DISCONNECT_TIMEOUT, ToolConnection
-from rdmacm.tools.output import ReaderGoneError, write, write_error
+from rdmacm.tools.output import ReaderGoneError, write_error
+from rdmacm.tools.waiting import PeerWait
 
 __all__ = [
     "ServerProcess",
@@ -55,12 +57,19 @@ def bind(cmid: CmId, address: str | None, port: int) -> None:
         cmid.bind_addr(("0.0.0.0", port))  # a host without IPv6
 
 
+def announce(listener: CmId) -> None:
+    """Write a line about the address of a listener to standard error, where librdmacm's tools print nothing."""
+    where = "all devices" if listener.verbs is None else f"device {listener.verbs.name}"
+    write_error(f"listening on {format_address(listener.local_addr)}, {where}")
+
+
 @contextmanager
 def listening(address: str | None, port: int, backlog: int = 0, provider: str | None = None) -> Iterator[CmId]:
-    """A synchronous listener, bound as by :func:`bind`."""
+    """A synchronous listener, bound as by :func:`bind`, and announced."""
     with CmId(None, PortSpace.TCP, provider=provider) as cmid:
         bind(cmid, address, port)
         cmid.listen(backlog)
+        announce(cmid)
         yield cmid
 
 
@@ -118,22 +127,18 @@ def _serve_client(work: Callable[[CmId], None], cmid: CmId) -> None:
 
 # -- a server process of our own -----------------------------------------------------------------------------
 
-#: The start of the line in which a server reports its address.
-LISTENING = "listening on "
-
-
-def announce(listener: CmId) -> None:
-    """Write the address of a listener, in a line that :class:`ServerProcess` parses."""
-    write(f"{LISTENING}{format_address(listener.local_addr)}\n")
+#: Finds the port in the line of :func:`announce`.
+_LISTENING = re.compile(r"listening on \S+:(\d+),")
 
 
 class ServerProcess:
     """A child process that runs the server of a tool on this machine, for as long as the ``with`` block lasts.
 
-    ``argv`` is the command line without ``rdmacm``. The error of a server that does not start is raised.
+    ``argv`` is the command line without ``rdmacm``. The error of a server that does not start is raised; CmTimeoutError
+    when it takes longer than ``timeout`` seconds.
     """
 
-    def __init__(self, *argv: str, provider: str | None = None) -> None:
+    def __init__(self, *argv: str, timeout: float, provider: str | None = None) -> None:
         if provider:
             argv = (*argv, "--provider", provider)
         sources = str(Path(__file__).parents[2])
@@ -141,17 +146,32 @@ class ServerProcess:
         self._process = subprocess.Popen(
             [sys.executable, "-c", "from rdmacm.tools.serving import run_server_process; run_server_process()", *argv],
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             env=dict(os.environ, PYTHONPATH=path),
             text=True,
         )
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line.startswith(LISTENING):
-            raise _parsed_error(self._end())
-        #: The port that the server listens on.
-        self.port = int(line.rpartition(":")[2])
+        waits = PeerWait(f"the second process ({self.pid})", timeout, has_notice=False)
+        waits.step = "second process"
+        waits.progress = lambda: "it was started and does not listen yet"
+        try:
+            #: The port that the server listens on.
+            self.port = self._await_port(waits)
+        except BaseException:
+            self._process.kill()
+            self._process.communicate()
+            raise
+
+    def _await_port(self, waits: PeerWait) -> int:
+        assert self._process.stderr is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stderr, selectors.EVENT_READ)
+            waits.until(selector.select)
+        line = self._process.stderr.readline()
+        found = _LISTENING.search(line)
+        if found is None:
+            raise _parsed_error(line + self._end())
+        return int(found[1])
 
     @property
     def pid(self) -> int:

@@ -27,11 +27,12 @@ from rdmacm.connparam import ConnParam
 from rdmacm.constants import AddressFamily, CmEventType, IdOption, OptionLevel, PortSpace, RaiFlag
 from rdmacm.errors import CmRejectedError, CmWouldBlockError, RdmaError, cm_error
 from rdmacm.explain import resolve
-from rdmacm.tools.arguments import add_address, add_port, add_provider, integer_between
+from rdmacm.tools.arguments import add_address, add_port, add_provider, add_wait_limit, integer_between
 from rdmacm.tools.connection import completion_failure, connection_ended
 from rdmacm.tools.explain import error_of
-from rdmacm.tools.output import Page, Parser, write, write_error, write_json
-from rdmacm.tools.serving import bind
+from rdmacm.tools.output import PROVIDER_VARIABLE, Page, Parser, write, write_json
+from rdmacm.tools.serving import announce, bind
+from rdmacm.tools.waiting import PeerWait, notice
 from rdmacm.verbs.attr import QPCap
 from rdmacm.verbs.cq import CQ, CompChannel
 from rdmacm.verbs.device import Context
@@ -48,8 +49,8 @@ PAGE = Page(
         each, the client sends as many back, and the server disconnects. Protocol, options and output are those of
         ucmatose(1) of librdmacm, which may run at the other end. The client is the end with -s.
 
-        Both ends must be given the same -c, -C and -S. With no messages, or messages of 0 bytes, the connections are
-        established and closed, and nothing is sent.
+        A server reports its address on standard error. Both ends must be given the same -c, -C and -S. With no
+        messages, or messages of 0 bytes, the connections are established and closed, and nothing is sent.
 
         With --json, each end writes one object instead, if it succeeds: role (client or server), connections,
         messages, size, sent and received (bytes), validated, and seconds, from the start of the first connection to
@@ -62,6 +63,7 @@ PAGE = Page(
         ("rdmacm ucmatose -s storage-7 -p 7200 -c 100 --json", "Open a hundred connections and print a summary."),
     ),
     see_also="ucmatose(1), rdmacm rping, rdmacm cmtime",
+    environment=(PROVIDER_VARIABLE,),
 )
 
 _PORT_SPACES = {"tcp": PortSpace.TCP, "ib": PortSpace.IB}
@@ -137,8 +139,8 @@ def add_arguments(parser: Parser) -> None:
     add_port(parser, 7471)
     add("-m", "--migrate", action="store_true", help="Move all ids to another event channel before disconnecting.")
     add("-V", "--validate", action="store_true", help="Check that each message is returned unchanged; server only.")
-    add("-d", "--debug", action="store_true", help="Report events on standard error.")
     add("--json", action="store_true", help="Write one JSON object instead of the progress.")
+    add_wait_limit(parser)
     add_provider(parser)
 
 
@@ -292,6 +294,8 @@ class _Endpoint(ABC):
         self._is_ending = False
         #: Completion channels by name of the device.
         self._completion_channels: dict[str, CompChannel] = {}
+        #: The limits of waiting for the peer; None for the server, which waits without limit.
+        self.waits: PeerWait | None = None
         self._selector = selectors.DefaultSelector()
         self.channel = self._open_channel()
 
@@ -336,8 +340,16 @@ class _Endpoint(ABC):
 
     def _wait_until(self, done: Callable[[], bool]) -> None:
         """Process events and completions until ``done()`` is true."""
+        progress = None
         while not done():
-            for key, _ in self._selector.select():
+            timeout = None
+            if self.waits is not None:
+                # The selector also returns for timers of the device, which are no progress.
+                before, progress = progress, (self.established, self.sent, self.received, self.ended)
+                if progress != before:
+                    self.waits.restart()
+                timeout = self.waits.left()
+            for key, _ in self._selector.select(timeout):
                 key.data()
 
     def _take_completions(self, channel: CompChannel) -> None:
@@ -458,8 +470,7 @@ class _Server(_Endpoint):
         else:
             listener.bind_addr(self.own_address(args.port))
         listener.listen(args.connections)
-        if args.debug:
-            write_error(f"ucmatose: listening on {format_address(listener.local_addr)}")
+        announce(listener)
         self.await_connections()
 
     def advance(self, event: CmEvent) -> bool:
@@ -501,8 +512,18 @@ class _Client(_Endpoint):
 
     def establish(self) -> None:
         self.say("cmatose: connecting")
+        args = self.args
         source = None if self.args.bind is None else self.own_address(0)
         destination = self._find(source)
+        self.waits = PeerWait(format_address(destination), args.timeout)
+        self.waits.progress = lambda: (
+            f"{self.established} of {args.connections} connections established, {self.sent} messages sent,"
+            f" {self.received} of {self.messages * args.connections} received"
+        )
+        self.waits.hint = (
+            "checking that a server listens on that port and has the same -c, -C and -S, that firewalls let UDP port"
+            " 4791 pass, or a longer --timeout"
+        )
         for _ in range(self.args.connections):
             cmid = CmId(self.channel, self.space)
             self.connections[cmid] = _Exchange(self, cmid)
@@ -516,7 +537,9 @@ class _Client(_Endpoint):
         """Return the first of the server's addresses that can be resolved."""
         hints = replace(self.hints(RaiFlag(0)), src_addr=source)
         args = self.args
-        found, explanation = resolve(args.server, args.port, hints, timeout_ms=_TIMEOUT_MS, provider=args.provider)
+        provider = self.channel.provider
+        with notice(f"the resolution of {args.server}"):
+            found, explanation = resolve(args.server, args.port, hints, timeout_ms=_TIMEOUT_MS, provider=provider)
         if found is None:
             raise error_of(explanation, None)
         with found:

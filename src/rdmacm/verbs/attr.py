@@ -5,31 +5,52 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rdmacm.address import Gid
-from rdmacm.verbs.enums import Mtu, QPState
+from rdmacm.verbs.enums import AtomicCap, DeviceCapFlag, MigState, Mtu, QPState
 
 __all__ = [
     "AHAttr",
     "DeviceAttr",
     "GlobalRoute",
+    "UNLIMITED",
     "QPAttr",
     "QPCap",
     "SrqAttr",
     "SrqInitAttr",
 ]
 
+#: In a limit: only memory limits the number. It is the greatest of C's ``int``.
+UNLIMITED = (1 << 31) - 1
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceAttr:
-    """``struct ibv_device_attr``, ibv_query_device(3): the limits of a device."""
+    """``struct ibv_device_attr``, ibv_query_device(3): what a device is, and its limits.
 
+    A limit is the greatest number that the device accepts; 0 where it has nothing of the kind. :data:`UNLIMITED` stands
+    for a number that nothing but memory limits.
+    """
+
+    #: The version of the firmware.
+    fw_ver: str = ""
+    #: The GUIDs of the device and of the system that it is part of, 64 bits each, as numbers; 0 if unknown.
+    node_guid: int = 0
+    sys_image_guid: int = 0
     #: The longest memory region, in bytes.
     max_mr_size: int
+    #: The sizes of memory pages that the device can map: bit n stands for 2**n bytes.
+    page_size_cap: int = 0
+    #: The vendor (an IEEE OUI, 24 bits), and the vendor's numbers of the part and of the hardware's version.
+    vendor_id: int = 0
+    vendor_part_id: int = 0
+    hw_ver: int = 0
     #: Queue pairs.
     max_qp: int
     #: Work requests in a send queue or a receive queue.
     max_qp_wr: int
-    #: Scatter/gather elements in a work request.
+    device_cap_flags: DeviceCapFlag = DeviceCapFlag(0)  # noqa: RUF009 (immutable)
+    #: Scatter/gather elements in a work request, and in that of a READ.
     max_sge: int
+    max_sge_rd: int = 0
     #: Completion queues.
     max_cq: int
     #: Completions in a completion queue.
@@ -38,20 +59,46 @@ class DeviceAttr:
     max_mr: int
     #: Protection domains.
     max_pd: int
-    #: READs and atomics of the peer that a queue pair serves at a time.
+    #: READs and atomics of the peer that a queue pair serves at a time, an end-to-end context, and all queue pairs
+    #: together.
     max_qp_rd_atom: int
-    #: READs and atomics that a queue pair may have outstanding.
+    max_ee_rd_atom: int = 0
+    max_res_rd_atom: int = 0
+    #: READs and atomics that a queue pair, or an end-to-end context, may have outstanding.
     max_qp_init_rd_atom: int
+    max_ee_init_rd_atom: int = 0
+    atomic_cap: AtomicCap = AtomicCap.NONE
+    #: End-to-end contexts and reliable datagram domains.
+    max_ee: int = 0
+    max_rdd: int = 0
+    #: Memory windows.
+    max_mw: int = 0
+    #: Raw queue pairs for IPv6 and for Ethertype packets.
+    max_raw_ipv6_qp: int = 0
+    max_raw_ethy_qp: int = 0
+    #: Multicast groups, queue pairs in one group, and queue pairs in all groups together.
+    max_mcast_grp: int = 0
+    max_mcast_qp_attach: int = 0
+    max_total_mcast_qp_attach: int = 0
+    #: Address handles.
+    max_ah: int = 0
+    #: Fast memory regions, and how often one is mapped before it is unmapped.
+    max_fmr: int = 0
+    max_map_per_fmr: int = 0
     #: Shared receive queues.
     max_srq: int
     #: Work requests in a shared receive queue.
     max_srq_wr: int
     #: Scatter/gather elements in a work request of a shared receive queue.
     max_srq_sge: int
-    #: Inline data of a work request, in bytes. (C has it in ``struct ibv_qp_cap`` only.)
-    max_inline_data: int
+    #: Entries of a port's P_Key table.
+    max_pkeys: int = 0
     #: How long the device may take to acknowledge: exponent of 4.096 µs.
     local_ca_ack_delay: int
+    #: Ports.
+    phys_port_cnt: int = 1
+    #: Inline data of a work request, in bytes. (C has it in ``struct ibv_qp_cap`` only.)
+    max_inline_data: int
     #: The longest message, in bytes. (C has it in ``struct ibv_port_attr``.)
     max_msg_sz: int
 
@@ -117,7 +164,8 @@ class AHAttr:
 class QPAttr:
     """``struct ibv_qp_attr``, ibv_modify_qp(3) and ibv_query_qp(3).
 
-    A :class:`QPAttrMask` names the fields that ``modify`` takes.
+    A :class:`QPAttrMask` names the fields that ``modify`` takes. Enumerations may be set as plain ints; a query returns
+    members.
     """
 
     #: The state to move to; in a query, the state.
@@ -125,8 +173,7 @@ class QPAttr:
     #: The state that the caller believes the queue pair to be in.
     cur_qp_state: QPState = QPState.RESET
     path_mtu: Mtu = Mtu.MTU_1024
-    #: ``enum ibv_mig_state``.
-    path_mig_state: int = 0
+    path_mig_state: MigState = MigState.MIGRATED
     #: The Q_Key of a datagram queue pair, 32 bits.
     qkey: int = 0
     #: The PSN of the first packet to receive, 24 bits.
@@ -180,8 +227,7 @@ class SrqAttr:
     max_wr: int = 100
     #: Scatter/gather elements in one work request.
     max_sge: int = 1
-    #: SRQ_LIMIT_REACHED is raised once when fewer receives than this are queued; 0 is never. (No call here reads that
-    #: event.)
+    #: SRQ_LIMIT_REACHED is raised once when fewer receives than this are queued; 0 is never.
     srq_limit: int = 0
 
 

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from typing import Protocol
 
 from rdmacm.verbs.attr import DeviceAttr, QPAttr, QPCap, SrqAttr
-from rdmacm.verbs.enums import WC, AccessFlag, QPAttrMask, QPState, QPType
+from rdmacm.verbs.enums import WC, AccessFlag, EventType, QPAttrMask, QPState, QPType, SrqAttrMask
 from rdmacm.verbs.wr import RecvWR, SendWR
 
-__all__ = ["CQBackend", "ChannelBackend", "DeviceBackend", "MRBackend", "QPBackend", "SRQBackend"]
+__all__ = ["AsyncQueueBackend", "CQBackend", "ChannelBackend", "DeviceBackend", "MRBackend", "QPBackend", "SRQBackend"]
 
 
 class MRBackend(Protocol):
@@ -54,6 +54,33 @@ class ChannelBackend(Protocol):
         """Release the descriptor."""
 
 
+class AsyncQueueBackend(Protocol):
+    """The asynchronous events of one context that are not fetched yet, ibv_get_async_event(3).
+
+    Each has an owner: an object that the API has given to :meth:`post`, or the number of the port, 0 for the device.
+    The queue is bounded, as it may have no reader: when it is full, the oldest event is lost. An event of an owner that
+    is in the queue already is not added again.
+    """
+
+    def post(self, owner: object, event: EventType) -> None:
+        """Add an event. Called with the lock held, by a device or as ``on_async_event`` of its objects."""
+
+    def forget(self, owner: object) -> None:
+        """Drop the events of an owner, which is destroyed."""
+
+    def get(self, timeout: float | None) -> tuple[EventType, object] | None:
+        """The oldest event and its owner, waiting up to ``timeout`` seconds; None for none.
+
+        EBADF once the queue is closed, also in threads that were waiting.
+        """
+
+    def fileno(self) -> int:
+        """A descriptor to poll; -1 once closed."""
+
+    def close(self) -> None:
+        """Drop the events and release the descriptor."""
+
+
 class CQBackend(Protocol):
     """A completion queue.
 
@@ -65,6 +92,8 @@ class CQBackend(Protocol):
     cqe: int
     #: Called after completions are added, by the thread that adds them, with the lock held. The API sets it.
     notify: Callable[[], None] | None
+    #: Called with each asynchronous event (CQ_ERR), with the lock held. The API sets it.
+    on_async_event: Callable[[EventType], None] | None
 
     def poll(self, num_entries: int) -> list[WC]:
         """Remove and return up to ``num_entries`` completions, oldest first. Never waits.
@@ -74,7 +103,10 @@ class CQBackend(Protocol):
         """
 
     def wait(self, timeout: float | None) -> bool:
-        """Wait up to ``timeout`` seconds until :meth:`poll` has something to return or raise; False on timeout."""
+        """Wait up to ``timeout`` seconds until :meth:`poll` has something to return or raise; False on timeout.
+
+        EBADF if the queue is destroyed meanwhile.
+        """
 
     def req_notify(self, solicited_only: bool) -> None:
         """Arm the queue: its next completion makes one report to its channel. Completions in it already make none.
@@ -90,11 +122,20 @@ class CQBackend(Protocol):
 class SRQBackend(Protocol):
     """A shared receive queue. Its receives go to its queue pairs in the order they are posted."""
 
-    def post_recv(self, wrs: list[RecvWR]) -> None:
-        """Queue receives, of ``max_sge`` elements at the most. ENOMEM: it is full; those before are queued."""
+    #: Called with each asynchronous event (SRQ_LIMIT_REACHED), with the lock held. The API sets it.
+    on_async_event: Callable[[EventType], None] | None
 
-    def modify(self, attr: SrqAttr) -> None:
-        """Set ``srq_limit``, which is 0 to ``max_wr``; the other fields are to be ignored."""
+    def post_recv(self, wrs: list[RecvWR]) -> None:
+        """Queue receives, of ``max_sge`` elements at the most.
+
+        ENOMEM: it is full; those before the error's ``bad_wr`` are queued.
+        """
+
+    def modify(self, attr: SrqAttr, mask: SrqAttrMask) -> None:
+        """Set the attributes that ``mask`` names: ``srq_limit``, which is 0 to ``max_wr``.
+
+        A device with SRQ_RESIZE in ``device_cap_flags`` also takes ``max_wr``.
+        """
 
     def query(self) -> SrqAttr:
         """Its sizes and limit, in a new object; the limit is 0 once it was reached."""
@@ -115,6 +156,8 @@ class QPBackend(Protocol):
     #: Changes by :meth:`modify`, with the connection of an id (:meth:`rdmacm.provider.IdBackend.attach_qp`), and by
     #: itself to ERR or SQE. It is read before each post, without the lock.
     state: QPState
+    #: Called with each asynchronous event, with the lock held. The API sets it.
+    on_async_event: Callable[[EventType], None] | None
 
     def modify(self, attr: QPAttr, mask: QPAttrMask) -> None:
         """Change the attributes that ``mask`` names, and with STATE the state.
@@ -143,7 +186,7 @@ class QPBackend(Protocol):
         whose lkey, range or permission is wrong is queued as others are and completes with LOC_PROT_ERR. A request
         completes on the send queue's completion queue where it is SIGNALED, ``sq_sig_all`` is set, or it fails. In SQD
         requests wait; in ERR they complete with WR_FLUSH_ERR. ENOMEM: the queue is full; EINVAL: the state has changed;
-        in either case the requests before are queued.
+        in either case the requests before are queued, and the error's ``bad_wr`` is the refused request.
         """
 
     def post_recv(self, wrs: list[RecvWR]) -> None:
@@ -173,6 +216,8 @@ class DeviceBackend(Protocol):
     name: str
     #: The device's limits. They do not change; connecting also reads them on devices that have no queue pairs.
     attr: DeviceAttr
+    #: Completion vectors, at least 1 (``num_comp_vectors`` of ``struct ibv_context``).
+    num_comp_vectors: int
 
     def reg_mr(self, pd: object, view: memoryview, access: AccessFlag) -> MRBackend:
         """Register the 1 to ``max_mr_size`` bytes of a view, writable where ``access`` says so.
@@ -183,8 +228,17 @@ class DeviceBackend(Protocol):
     def create_channel(self) -> ChannelBackend:
         """A completion channel."""
 
-    def create_cq(self, cqe: int, channel: ChannelBackend | None, owner: object) -> CQBackend:
-        """A completion queue for 1 to ``max_cqe`` completions; its channel hands out ``owner`` for it."""
+    def create_async_queue(self, keep_open: bool) -> AsyncQueueBackend:
+        """A queue of asynchronous events, for a context. Events of the device and its ports are in all its queues.
+
+        ``keep_open``: from the first ``get`` or ``fileno`` on, it counts as an open event queue.
+        """
+
+    def create_cq(self, cqe: int, channel: ChannelBackend | None, owner: object, comp_vector: int) -> CQBackend:
+        """A completion queue for 1 to ``max_cqe`` completions; its channel hands out ``owner`` for it.
+
+        ``comp_vector``, below :attr:`num_comp_vectors`, signals the events of the channel.
+        """
 
     def create_srq(self, pd: object, attr: SrqAttr) -> SRQBackend:
         """A shared receive queue with the sizes in ``attr``, which are within the device's limits."""

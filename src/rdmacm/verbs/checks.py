@@ -1,9 +1,15 @@
-"""Checks of attributes, made when an object is created or modified. All raise EINVAL."""
+"""Checks of arguments and attributes, made when an object is created or modified. All raise EINVAL.
+
+Enumerations may be given as plain ints, as in C: :func:`member` and :func:`flags` return their members.
+"""
 
 from __future__ import annotations
 
 import errno
 from collections.abc import Iterable
+from enum import IntEnum, IntFlag
+from operator import index
+from typing import TypeVar
 
 from rdmacm.address import Gid
 from rdmacm.errors import cm_error
@@ -15,6 +21,7 @@ from rdmacm.plainints import (
     QP_MAX_DEST_RD_ATOMIC,
     QP_MAX_QP_RD_ATOMIC,
     QP_MIN_RNR_TIMER,
+    QP_PATH_MIG_STATE,
     QP_PATH_MTU,
     QP_PKEY_INDEX,
     QP_PORT,
@@ -26,18 +33,19 @@ from rdmacm.plainints import (
     QP_STATE,
     QP_TIMEOUT,
 )
-from rdmacm.verbs.attr import AHAttr, DeviceAttr, QPAttr, QPCap, SrqAttr
+from rdmacm.verbs.attr import AHAttr, DeviceAttr, GlobalRoute, QPAttr, QPCap, SrqAttr
 from rdmacm.verbs.device import Context
-from rdmacm.verbs.enums import AccessFlag, LinkLayer, Mtu, QPAttrMask
+from rdmacm.verbs.enums import AccessFlag, LinkLayer, MigState, Mtu, QPAttrMask
 
-__all__ = ["ALL_ACCESS", "check_av", "check_caps", "check_srq", "check_values"]
+__all__ = ["check_av", "check_caps", "check_kind", "check_number", "check_srq", "check_values", "flags", "member"]
 
-#: Every :class:`AccessFlag`.
-ALL_ACCESS = int(sum(AccessFlag))
-_MTUS = frozenset(map(int, Mtu))
+E = TypeVar("E", bound=IntEnum)
+F = TypeVar("F", bound=IntFlag)
+
 _NO_GID = Gid()
 #: Bit of the mask, attribute, and its greatest value: a number, or the name of the device attribute that limits it.
 _LIMITS: tuple[tuple[int, str, int | str], ...] = (
+    (QP_PATH_MIG_STATE, "path_mig_state", int(max(MigState))),
     (QP_QKEY, "qkey", 0xFFFFFFFF),
     (QP_RQ_PSN, "rq_psn", 0xFFFFFF),
     (QP_SQ_PSN, "sq_psn", 0xFFFFFF),
@@ -52,10 +60,49 @@ _LIMITS: tuple[tuple[int, str, int | str], ...] = (
 _LIMITED = sum(bit for bit, _, _ in _LIMITS)
 
 
+def member(kind: type[E], value: int, name: str, step: str) -> E:
+    """The member of an enumeration that a number stands for; EINVAL for a value that is no member's."""
+    if type(value) is kind:
+        return value
+    try:
+        return kind(index(value))
+    except (TypeError, ValueError):
+        pass
+    members = ", ".join(f"{each.name} ({each.value})" for each in kind)
+    raise cm_error(errno.EINVAL, f"{name} is {value!r}, not a {kind.__name__}", step, hint=members)
+
+
+def flags(kind: type[F], value: int, name: str, step: str) -> F:
+    """The flags that a number stands for; EINVAL for other bits, and for a value that is no number."""
+    try:
+        bits = index(value)
+    except TypeError:
+        raise cm_error(errno.EINVAL, f"{name} is {value!r}, not a {kind.__name__}", step) from None
+    unknown = bits & ~int(sum(kind))
+    if unknown:
+        raise cm_error(errno.EINVAL, f"unknown {name} {unknown:#x}", step, hint=f"flags of {kind.__name__}")
+    return kind(bits)
+
+
+def check_number(name: str, value: int, least: int, greatest: int, step: str) -> None:
+    """Check that a value is a whole number from ``least`` to ``greatest``."""
+    try:
+        index(value)
+    except TypeError:
+        raise cm_error(errno.EINVAL, f"{name} is {value!r}, not a whole number", step) from None
+    if not least <= value <= greatest:
+        raise cm_error(errno.EINVAL, f"{name} is {value}, and may be {least} to {greatest}", step)
+
+
 def _within(step: str, limits: Iterable[tuple[str, int, int]]) -> None:
     for name, value, greatest in limits:
-        if not 0 <= value <= greatest:
-            raise cm_error(errno.EINVAL, f"{name} is {value}, and may be 0 to {greatest}", step)
+        check_number(name, value, 0, greatest, step)
+
+
+def check_kind(name: str, value: object, kind: type, step: str) -> None:
+    """Check the class of an argument whose attributes are used."""
+    if not isinstance(value, kind):
+        raise cm_error(errno.EINVAL, f"{name} is {value!r}, not of class {kind.__name__}", step)
 
 
 def check_caps(cap: QPCap, device: DeviceAttr, with_receives: bool) -> None:
@@ -63,7 +110,9 @@ def check_caps(cap: QPCap, device: DeviceAttr, with_receives: bool) -> None:
     wrs, sges = device.max_qp_wr, device.max_sge
     # Each connection makes a queue pair, so the list below is made only for the error.
     if (
-        0 <= cap.max_send_wr <= wrs
+        type(cap.max_send_wr) is type(cap.max_send_sge) is type(cap.max_inline_data) is int
+        and type(cap.max_recv_wr) is type(cap.max_recv_sge) is int
+        and 0 <= cap.max_send_wr <= wrs
         and 0 <= cap.max_send_sge <= sges
         and 0 <= cap.max_inline_data <= device.max_inline_data
         and (not with_receives or (0 <= cap.max_recv_wr <= wrs and 0 <= cap.max_recv_sge <= sges))
@@ -81,6 +130,7 @@ def check_caps(cap: QPCap, device: DeviceAttr, with_receives: bool) -> None:
 
 def check_srq(attr: SrqAttr, device: DeviceAttr) -> None:
     """Check the sizes of a shared receive queue; it needs room for one receive at least."""
+    check_kind("attr", attr, SrqAttr, "create_srq")
     _within("create_srq", [("max_wr", attr.max_wr, device.max_srq_wr), ("max_sge", attr.max_sge, device.max_srq_sge)])
     if not attr.max_wr:
         raise cm_error(errno.EINVAL, "max_wr is 0", "create_srq", hint=f"1 to {device.max_srq_wr}")
@@ -88,7 +138,10 @@ def check_srq(attr: SrqAttr, device: DeviceAttr) -> None:
 
 def check_av(context: Context, attr: AHAttr, step: str) -> None:
     """Check an address vector. On Ethernet it needs a GID, and a row of the GID table to send from."""
+    check_kind("the address vector", attr, AHAttr, step)
     route = attr.gr
+    check_kind("gr", route, GlobalRoute, step)
+    check_kind("dgid", route.dgid, Gid, step)
     _within(
         step,
         [
@@ -128,15 +181,12 @@ def check_values(context: Context, attr: QPAttr, mask: QPAttrMask) -> None:
         device = context.backend.attr
         for bit, name, limit in _LIMITS:
             if bits & bit:
-                value, greatest = getattr(attr, name), getattr(device, limit) if isinstance(limit, str) else limit
-                if not 0 <= value <= greatest:
-                    raise cm_error(errno.EINVAL, f"{name} is {value}, and may be 0 to {greatest}", "modify_qp")
-    if bits & QP_PATH_MTU and attr.path_mtu not in _MTUS:
-        raise cm_error(
-            errno.EINVAL, f"path_mtu is {attr.path_mtu}, not a code of Mtu", "modify_qp", hint="a member of Mtu"
-        )
-    if bits & QP_ACCESS_FLAGS and int(attr.qp_access_flags) & ~ALL_ACCESS:
-        raise cm_error(errno.EINVAL, f"unknown qp_access_flags {int(attr.qp_access_flags):#x}", "modify_qp")
+                greatest = getattr(device, limit) if isinstance(limit, str) else limit
+                check_number(name, getattr(attr, name), 0, greatest, "modify_qp")
+    if bits & QP_PATH_MTU:
+        member(Mtu, attr.path_mtu, "path_mtu", "modify_qp")
+    if bits & QP_ACCESS_FLAGS:
+        flags(AccessFlag, attr.qp_access_flags, "qp_access_flags", "modify_qp")
     if bits & QP_PKEY_INDEX:
         context.query_pkey(attr.port_num, attr.pkey_index)
     elif bits & QP_PORT:

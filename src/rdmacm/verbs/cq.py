@@ -10,9 +10,12 @@ from __future__ import annotations
 import errno
 import time
 import weakref
+from functools import partial
+from types import TracebackType
 
-from rdmacm.errors import CmTimeoutError, CmWouldBlockError, cm_error
+from rdmacm.errors import CmTimeoutError, CmWouldBlockError, check_timeout, cm_error
 from rdmacm.verbs.backend import ChannelBackend, CQBackend
+from rdmacm.verbs.checks import check_number
 from rdmacm.verbs.device import Context
 from rdmacm.verbs.enums import WC
 from rdmacm.verbs.resource import Resource
@@ -35,8 +38,9 @@ class CompChannel(Resource):
 
         ``timeout`` is in seconds: None waits for ever, 0 not at all. Acknowledge each event with
         :meth:`CQ.ack_events`, and arm the queue again for the next. CmTimeoutError when the time runs out,
-        CmWouldBlockError for 0; EBADF once the channel is closed.
+        CmWouldBlockError for 0; EBADF once the channel is closed; ValueError for a negative timeout.
         """
+        check_timeout(timeout)
         limit = None if timeout is None else time.monotonic() + timeout
         left = timeout
         while True:
@@ -68,19 +72,26 @@ class CompChannel(Resource):
 class CQ(Resource):
     """A completion queue, ``struct ibv_cq``, with room for ``cqe`` completions.
 
-    ``channel``: where it reports once it is armed; ``cq_context``: the user's own object. It cannot be closed while
-    a queue pair reports to it. EINVAL: a size beyond the device's, or a channel of another device.
+    ``channel``: where it reports once it is armed; ``cq_context``: the user's own object; ``comp_vector``: which of the
+    device's completion vectors signals its events, 0 to ``context.num_comp_vectors - 1``. It cannot be closed while a
+    queue pair reports to it. EINVAL: a size or a vector beyond the device's, or a channel of another device.
     """
 
-    __slots__ = ("backend", "_unacked", "channel", "context", "cq_context")
+    __slots__ = ("backend", "_owner", "_unacked", "channel", "context", "cq_context")
 
     def __init__(
-        self, context: Context, cqe: int, channel: CompChannel | None = None, cq_context: object = None
+        self,
+        context: Context,
+        cqe: int,
+        channel: CompChannel | None = None,
+        cq_context: object = None,
+        comp_vector: int = 0,
     ) -> None:
         self._closed = True
         device = context.backend
-        if not 1 <= cqe <= device.attr.max_cqe:
-            raise cm_error(errno.EINVAL, f"{cqe} entries; the device has 1 to {device.attr.max_cqe}", "create_cq")
+        check_number("cqe", cqe, 1, device.attr.max_cqe, "create_cq")
+        if comp_vector != 0:  # the only one of most devices
+            check_number("comp_vector", comp_vector, 0, device.num_comp_vectors - 1, "create_cq")
         if channel is not None and channel.context.backend is not device:
             raise cm_error(errno.EINVAL, "the channel is of another device", "create_cq")
         self.context = context
@@ -90,10 +101,13 @@ class CQ(Resource):
         self._unacked = 0
         channel_backend = None if channel is None else channel.backend
         # Weak, or the queue's own events would keep a forgotten queue alive.
-        owner = weakref.ref(self)
+        owner = self._owner = weakref.ref(self)
         self.backend: CQBackend = self._make(
-            "create_cq", () if channel is None else (channel,), lambda: device.create_cq(cqe, channel_backend, owner)
+            "create_cq",
+            () if channel is None else (channel,),
+            lambda: device.create_cq(cqe, channel_backend, owner, comp_vector),
         )
+        self.backend.on_async_event = partial(context.async_queue.post, owner)
 
     @property
     def cqe(self) -> int:
@@ -110,7 +124,11 @@ class CQ(Resource):
         return self.backend.poll(num_entries)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until there is a completion to poll, for ``timeout`` seconds; False when the time runs out."""
+        """Wait until there is a completion to poll, for ``timeout`` seconds; False when the time runs out.
+
+        EBADF once the queue is closed, also in threads that were waiting. ValueError for a negative timeout.
+        """
+        check_timeout(timeout)
         if self._closed:
             raise self.closed_error("wait")
         return self.backend.wait(timeout)
@@ -146,10 +164,11 @@ class CQ(Resource):
 
     def _destroy(self) -> None:
         self.backend.destroy()
+        self.context.async_queue.forget(self._owner)
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._unacked = 0  # the events of the block count as acknowledged
-        self.close()
+        super().__exit__(kind, error, tb)
 
     def __del__(self) -> None:
         self._unacked = 0

@@ -6,22 +6,38 @@ returns is current.
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import sys
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
 
 from rdmacm.address import Gid
-from rdmacm.errors import cm_error
+from rdmacm.errors import CmTimeoutError, CmWouldBlockError, cm_error
+from rdmacm.verbs.async_event import AsyncEvent
 from rdmacm.verbs.attr import DeviceAttr
-from rdmacm.verbs.backend import DeviceBackend
-from rdmacm.verbs.enums import GidType, LinkLayer, Mtu, NodeType, PortState, TransportType
+from rdmacm.verbs.backend import AsyncQueueBackend, DeviceBackend
+from rdmacm.verbs.enums import (
+    GidType,
+    LinkLayer,
+    Mtu,
+    NodeType,
+    PortCapFlag,
+    PortCapFlag2,
+    PortFlag,
+    PortState,
+    TransportType,
+)
 
 __all__ = ["Context", "Device", "GidEntry", "Port"]
 
 
 @dataclass(frozen=True, slots=True)
 class GidEntry:
-    """One row of a port's GID table, ``struct ibv_gid_entry``."""
+    """One row of a port's GID table, ``struct ibv_gid_entry``, ibv_query_gid_ex(3)."""
 
     gid: Gid
     #: The row's number, from 0.
@@ -37,7 +53,7 @@ class GidEntry:
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """A port: ``struct ibv_port_attr`` and its tables."""
+    """A port: ``struct ibv_port_attr``, ibv_query_port(3), and its tables."""
 
     #: From 1.
     port_num: int
@@ -51,6 +67,38 @@ class Port:
     gids: tuple[GidEntry, ...]
     #: The P_Key table, 16 bits each.
     pkeys: tuple[int, ...]
+    #: How many rows the GID table and the P_Key table have, with those not in use.
+    gid_tbl_len: int = 0
+    pkey_tbl_len: int = 0
+    port_cap_flags: PortCapFlag = PortCapFlag(0)  # noqa: RUF009 (immutable)
+    port_cap_flags2: PortCapFlag2 = PortCapFlag2(0)  # noqa: RUF009 (immutable)
+    flags: PortFlag = PortFlag(0)  # noqa: RUF009 (immutable)
+    #: The longest message, in bytes; 0 if the device moves no data.
+    max_msg_sz: int = 0
+    #: Packets with a wrong P_Key, and with a wrong Q_Key; 0 where the device does not count them
+    #: (BAD_PKEY_CNTR, BAD_QKEY_CNTR in ``device_cap_flags``).
+    bad_pkey_cntr: int = 0
+    qkey_viol_cntr: int = 0
+    #: The port's LID and the number of its low bits that may vary; 0 on Ethernet.
+    lid: int = 0
+    lmc: int = 0
+    #: The LID and the service level of the subnet manager; 0 on Ethernet.
+    sm_lid: int = 0
+    sm_sl: int = 0
+    #: The number of virtual lanes, as a code: 1 is one lane (InfiniBand Architecture 14.2.5.6, VLCap). 0 if unknown.
+    max_vl_num: int = 0
+    #: How long a packet and its answer take in the subnet at most: exponent of 4.096 µs.
+    subnet_timeout: int = 0
+    #: The initialization that the subnet manager has done (InitTypeReply).
+    init_type_reply: int = 0
+    #: The lanes of the link: 1 is 1X, 2 is 4X, 4 is 8X, 8 is 12X, 16 is 2X; 0 if unknown.
+    active_width: int = 0
+    #: The speed of a lane: 1 is 2.5 Gb/s, 2 is 5, 4 and 8 are 10, 16 is 14, 32 is 25, 64 is 50, 128 is 100; 0 if
+    #: unknown.
+    active_speed: int = 0
+    #: The state of the link: 2 is polling, 3 disabled, 5 up (InfiniBand Architecture 14.2.5.6, PortPhysicalState); 0 if
+    #: unknown.
+    phys_state: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,19 +127,29 @@ class Context:
     """An open device, ``struct ibv_context``; ``id.verbs`` of an id that is bound to a device.
 
     ``read`` returns the device as it is now, None once it has been removed. ``open`` returns the provider's backend,
-    the same object each time; without it a context answers queries only.
+    the same object each time; without it a context answers queries only. ``shared``: it is the context of all ids of
+    the device, and cannot be closed.
     """
 
-    __slots__ = ("_backend", "_open", "_read", "name")
+    __slots__ = ("_async_queues", "_backend", "_closed", "_open", "_read", "_shared", "name")
 
     def __init__(
-        self, name: str, read: Callable[[], Device | None], open: Callable[[], DeviceBackend] | None = None
+        self,
+        name: str,
+        read: Callable[[], Device | None],
+        open: Callable[[], DeviceBackend] | None = None,
+        *,
+        shared: bool = False,
     ) -> None:
         #: The device's name when it was opened.
         self.name = name
         self._read = read
+        self._shared = shared
+        self._closed = False
         self._open = open
         self._backend: DeviceBackend | None = None
+        #: The queue of asynchronous events, once it is needed. In a dict, because setdefault() is atomic.
+        self._async_queues: dict[None, AsyncQueueBackend] = {}
 
     @classmethod
     def open(
@@ -118,7 +176,7 @@ class Context:
         return self._backend
 
     def query_device(self) -> DeviceAttr:
-        """The device's limits, ibv_query_device(3)."""
+        """What the device is, and its limits, ibv_query_device(3)."""
         return self.backend.attr
 
     @property
@@ -137,23 +195,157 @@ class Context:
         raise cm_error(errno.EINVAL, f"no port {port_num}", "query_port", self.name, "context.device.ports")
 
     def query_gid(self, port_num: int, index: int) -> Gid:
-        """One GID, ibv_query_gid(3); ENODATA where the index is empty."""
-        for entry in self.query_port(port_num).gids:
-            if entry.gid_index == index:
-                return entry.gid
-        raise cm_error(errno.ENODATA, f"no GID at index {index}", "query_gid", self.name, "context.query_gid_table()")
+        """One GID, ibv_query_gid(3): the zero GID where the row is empty; EINVAL for an index outside the table."""
+        entry = self._gid_entry(port_num, index, "query_gid")
+        return Gid() if entry is None else entry.gid
 
-    def query_gid_table(self) -> list[GidEntry]:
-        """The GIDs of all ports, ibv_query_gid_table(3)."""
-        return [entry for port in self.device.ports for entry in port.gids]
+    def query_gid_ex(self, port_num: int, gid_index: int, flags: int = 0) -> GidEntry:
+        """One row of a port's GID table, ibv_query_gid_ex(3).
+
+        ENODATA: the row is empty; EINVAL: an index outside the table, or ``flags``, which is always 0.
+        """
+        _check_flags(flags, "query_gid_ex")
+        entry = self._gid_entry(port_num, gid_index, "query_gid_ex")
+        if entry is None:
+            text = f"no GID at index {gid_index}"
+            raise cm_error(errno.ENODATA, text, "query_gid_ex", self.name, "context.query_gid_table()")
+        return entry
+
+    def query_gid_table(self, max_entries: int | None = None, flags: int = 0) -> list[GidEntry]:
+        """The rows of all ports' GID tables that are in use, ibv_query_gid_table(3).
+
+        ``max_entries``: the most rows to return, None for all. EINVAL: there are more, or ``flags`` is not 0.
+        """
+        _check_flags(flags, "query_gid_table")
+        found = [entry for port in self.device.ports for entry in port.gids]
+        if max_entries is not None and len(found) > max_entries:
+            raise cm_error(
+                errno.EINVAL, f"{len(found)} GIDs, and max_entries is {max_entries}", "query_gid_table", self.name
+            )
+        return found
+
+    def query_gid_type(self, port_num: int, index: int) -> GidType:
+        """The type of one GID, as pyverbs' method of that name; ``GidType.IB`` where the row is empty.
+
+        EINVAL: an index outside the table.
+        """
+        entry = self._gid_entry(port_num, index, "query_gid_type")
+        return GidType.IB if entry is None else entry.gid_type
+
+    def _gid_entry(self, port_num: int, index: int, step: str) -> GidEntry | None:
+        port = self.query_port(port_num)
+        for entry in port.gids:
+            if entry.gid_index == index:
+                return entry
+        if not 0 <= index < port.gid_tbl_len:
+            hint = f"an index below {port.gid_tbl_len}"
+            raise cm_error(errno.EINVAL, f"no row {index} in the GID table", step, self.name, hint)
+        return None
 
     def query_pkey(self, port_num: int, index: int) -> int:
-        """One P_Key, ibv_query_pkey(3); EINVAL for an index outside the table."""
+        """One P_Key in host order, ibv_query_pkey(3); EINVAL for an index outside the table."""
         pkeys = self.query_port(port_num).pkeys
         if not 0 <= index < len(pkeys):
             hint = f"an index below {len(pkeys)}"
             raise cm_error(errno.EINVAL, f"no P_Key at index {index}", "query_pkey", self.name, hint)
         return pkeys[index]
 
+    def get_pkey_index(self, port_num: int, pkey: int) -> int:
+        """The index of a P_Key (16 bits, host order) in a port's table, ibv_get_pkey_index(3).
+
+        The membership bit counts. EINVAL: the table does not have it.
+        """
+        pkeys = self.query_port(port_num).pkeys
+        if pkey not in pkeys:
+            hint = ", ".join(f"{each:#06x}" for each in pkeys)
+            raise cm_error(errno.EINVAL, f"no P_Key {pkey!r} in the table", "get_pkey_index", self.name, hint)
+        return pkeys.index(pkey)
+
+    # -- asynchronous events --------------------------------------------------------------------------
+
+    @property
+    def async_queue(self) -> AsyncQueueBackend:
+        """The provider's queue of this context's asynchronous events."""
+        queue = self._async_queues.get(None)
+        if queue is None:  # atomic: another thread may do the same
+            queue = self._async_queues.setdefault(None, self.backend.create_async_queue(not self._shared))
+        return queue
+
+    def get_async_event(self, timeout: float | None = None) -> AsyncEvent:
+        """The next asynchronous event, ibv_get_async_event(3).
+
+        These are the events of the queue pairs, completion queues and shared receive queues that were made from this
+        context, and those of its device and ports. At most 1024 wait to be read: then the oldest is lost. An event is
+        not repeated before it is read, and not delivered once its object is closed.
+
+        ``timeout`` is in seconds: None waits for ever, 0 not at all. CmTimeoutError when the time runs out,
+        CmWouldBlockError for 0; EBADF once the context is closed, also in threads that were waiting; EOPNOTSUPP: the
+        provider has no queue pairs here.
+        """
+        if self._closed:
+            raise cm_error(errno.EBADF, "the context is closed", "get_async_event", self.name)
+        limit = None if timeout is None else time.monotonic() + timeout
+        left = timeout
+        while (found := self.async_queue.get(left)) is not None:
+            event = AsyncEvent.of(*found)
+            if event is not None:
+                return event
+            left = None if limit is None else max(0.0, limit - time.monotonic())
+        if not timeout:
+            raise CmWouldBlockError(errno.EAGAIN, "no event is waiting", "get_async_event", self.name)
+        raise CmTimeoutError(errno.ETIMEDOUT, f"no event came within {timeout} s", "get_async_event", self.name)
+
+    @property
+    def async_fd(self) -> int:
+        """A descriptor that polls readable when there may be an asynchronous event (try with ``timeout=0``).
+
+        It is open until :meth:`close`; -1 from then on. A context of :func:`rdmacm.open_device` keeps the provider's
+        descriptors open, once its events are read; for the context of an id, its channel has to.
+        """
+        return -1 if self._closed else self.async_queue.fileno()
+
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` has been called."""
+        return self._closed
+
+    def fileno(self) -> int:
+        """:attr:`async_fd`, for select(2) and event loops."""
+        return self.async_fd
+
+    def close(self) -> None:
+        """Stop reporting asynchronous events and release :attr:`async_fd`, ibv_close_device(3).
+
+        Objects that were made from the context stay usable. More than once does nothing. EBUSY: it is the context of
+        an id, which all ids of the device share.
+        """
+        if self._shared:
+            raise cm_error(errno.EBUSY, "the ids of the device share this context", "close", self.name)
+        self._closed = True
+        for queue in self._async_queues.values():
+            queue.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        queues = getattr(self, "_async_queues", None)
+        if queues and not sys.is_finalizing():
+            with contextlib.suppress(Exception):
+                queues[None].close()
+
+    @property
+    def num_comp_vectors(self) -> int:
+        """How many completion vectors the device has: a :class:`~rdmacm.verbs.CQ` takes 0 to one less."""
+        return self.backend.num_comp_vectors
+
     def __repr__(self) -> str:
         return f"<Context {self.name}>"
+
+
+def _check_flags(flags: int, step: str) -> None:
+    if flags != 0:
+        raise cm_error(errno.EINVAL, f"no flags are defined, and flags is {flags!r}", step, hint="flags=0")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 
 from rdmacm.enums import AccessFlag, QPAttrMask, QPState, SendFlag, WCFlag, WCOpcode, WCStatus, WROpcode
 from rdmacm.work import WC
@@ -10,15 +10,23 @@ from rdmacm.work import WC
 __all__ = [
     "WC",
     "AccessFlag",
+    "AtomicCap",
+    "DeviceCapFlag",
+    "EventType",
     "GidType",
     "LinkLayer",
+    "MigState",
     "Mtu",
     "NodeType",
+    "PortCapFlag",
+    "PortCapFlag2",
+    "PortFlag",
     "PortState",
     "QPAttrMask",
     "QPState",
     "QPType",
     "SendFlag",
+    "SrqAttrMask",
     "TransportType",
     "WCFlag",
     "WCOpcode",
@@ -37,6 +45,136 @@ class QPType(IntEnum):
     XRC_SEND = 9
     XRC_RECV = 10
     DRIVER = 0xFF
+
+
+class MigState(IntEnum):
+    """``enum ibv_mig_state``, ibv_modify_qp(3): the state of path migration."""
+
+    MIGRATED = 0
+    REARM = 1
+    ARMED = 2
+
+
+class SrqAttrMask(IntFlag):
+    """``enum ibv_srq_attr_mask``, ibv_modify_srq(3)."""
+
+    MAX_WR = 1
+    LIMIT = 1 << 1
+
+
+class EventType(IntEnum):
+    """``enum ibv_event_type``, ibv_get_async_event(3)."""
+
+    CQ_ERR = 0
+    QP_FATAL = 1
+    QP_REQ_ERR = 2
+    QP_ACCESS_ERR = 3
+    COMM_EST = 4
+    SQ_DRAINED = 5
+    PATH_MIG = 6
+    PATH_MIG_ERR = 7
+    DEVICE_FATAL = 8
+    PORT_ACTIVE = 9
+    PORT_ERR = 10
+    LID_CHANGE = 11
+    PKEY_CHANGE = 12
+    SM_CHANGE = 13
+    SRQ_ERR = 14
+    SRQ_LIMIT_REACHED = 15
+    QP_LAST_WQE_REACHED = 16
+    CLIENT_REREGISTER = 17
+    GID_CHANGE = 18
+    WQ_FATAL = 19
+
+    def __str__(self) -> str:
+        return f"IBV_EVENT_{self.name}"
+
+
+class AtomicCap(IntEnum):
+    """``enum ibv_atomic_cap``, ibv_query_device(3): among whom atomics are atomic.
+
+    NONE: the device has none. HCA: among the queue pairs of the device. GLOB: among them and the host's processors.
+    """
+
+    NONE = 0
+    HCA = 1
+    GLOB = 2
+
+
+class DeviceCapFlag(IntFlag):
+    """``enum ibv_device_cap_flags``, ibv_query_device(3)."""
+
+    RESIZE_MAX_WR = 1
+    BAD_PKEY_CNTR = 1 << 1
+    BAD_QKEY_CNTR = 1 << 2
+    RAW_MULTI = 1 << 3
+    AUTO_PATH_MIG = 1 << 4
+    CHANGE_PHY_PORT = 1 << 5
+    UD_AV_PORT_ENFORCE = 1 << 6
+    CURR_QP_STATE_MOD = 1 << 7
+    SHUTDOWN_PORT = 1 << 8
+    INIT_TYPE = 1 << 9
+    PORT_ACTIVE_EVENT = 1 << 10
+    SYS_IMAGE_GUID = 1 << 11
+    RC_RNR_NAK_GEN = 1 << 12
+    SRQ_RESIZE = 1 << 13
+    N_NOTIFY_CQ = 1 << 14
+    MEM_WINDOW = 1 << 17
+    UD_IP_CSUM = 1 << 18
+    XRC = 1 << 20
+    MEM_MGT_EXTENSIONS = 1 << 21
+    MEM_WINDOW_TYPE_2A = 1 << 23
+    MEM_WINDOW_TYPE_2B = 1 << 24
+    RC_IP_CSUM = 1 << 25
+    RAW_IP_CSUM = 1 << 26
+    MANAGED_FLOW_STEERING = 1 << 29
+
+
+class PortCapFlag(IntFlag):
+    """``enum ibv_port_cap_flags``, ibv_query_port(3): the port's CapabilityMask (InfiniBand Architecture 14.2.5.6)."""
+
+    SM = 1 << 1
+    NOTICE_SUP = 1 << 2
+    TRAP_SUP = 1 << 3
+    OPT_IPD_SUP = 1 << 4
+    AUTO_MIGR_SUP = 1 << 5
+    SL_MAP_SUP = 1 << 6
+    MKEY_NVRAM = 1 << 7
+    PKEY_NVRAM = 1 << 8
+    LED_INFO_SUP = 1 << 9
+    SYS_IMAGE_GUID_SUP = 1 << 11
+    PKEY_SW_EXT_PORT_TRAP_SUP = 1 << 12
+    EXTENDED_SPEEDS_SUP = 1 << 14
+    CAP_MASK2_SUP = 1 << 15
+    CM_SUP = 1 << 16
+    SNMP_TUNNEL_SUP = 1 << 17
+    REINIT_SUP = 1 << 18
+    DEVICE_MGMT_SUP = 1 << 19
+    VENDOR_CLASS_SUP = 1 << 20
+    DR_NOTICE_SUP = 1 << 21
+    CAP_MASK_NOTICE_SUP = 1 << 22
+    BOOT_MGMT_SUP = 1 << 23
+    LINK_LATENCY_SUP = 1 << 24
+    CLIENT_REG_SUP = 1 << 25
+    IP_BASED_GIDS = 1 << 26
+
+
+class PortCapFlag2(IntFlag):
+    """``enum ibv_port_cap_flags2``, ibv_query_port(3): the port's CapabilityMask2."""
+
+    SET_NODE_DESC_SUP = 1
+    INFO_EXT_SUP = 1 << 1
+    VIRT_SUP = 1 << 2
+    SWITCH_PORT_STATE_TABLE_SUP = 1 << 3
+    LINK_WIDTH_2X_SUP = 1 << 4
+    LINK_SPEED_HDR_SUP = 1 << 5
+    LINK_SPEED_NDR_SUP = 1 << 10
+
+
+class PortFlag(IntFlag):
+    """``flags`` of ``struct ibv_port_attr``, ibv_query_port(3); C's names begin with ``IBV_QPF_``."""
+
+    GRH_REQUIRED = 1
 
 
 class PortState(IntEnum):

@@ -9,7 +9,7 @@ from rdmacm.errors import cm_error
 from rdmacm.plainints import ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_WRITE
 from rdmacm.verbs.backend import MRBackend
 from rdmacm.verbs.buffers import Buffer, byte_view
-from rdmacm.verbs.checks import ALL_ACCESS
+from rdmacm.verbs.checks import flags
 from rdmacm.verbs.device import Context
 from rdmacm.verbs.enums import AccessFlag
 from rdmacm.verbs.resource import Resource
@@ -54,10 +54,11 @@ class MR(Resource):
     def __init__(self, pd: PD, buffer: Buffer, access: int) -> None:
         self._closed = True
         device = pd.context.backend
-        view = _bytes_of(buffer, access, device.attr.max_mr_size)
+        allowed = flags(AccessFlag, access, "access flags", "reg_mr")
+        view = _bytes_of(buffer, int(allowed), device.attr.max_mr_size)
         self.pd = pd
         #: An :class:`AccessFlag`.
-        self.access = AccessFlag(access)
+        self.access = allowed
         #: The buffer's bytes.
         self.buf = view
         self.backend: MRBackend = self._make("reg_mr", (pd,), lambda: device.reg_mr(pd, view, self.access))
@@ -124,11 +125,9 @@ def _bytes_of(buffer: Buffer, access: int, limit: int) -> memoryview:
         fault = "the buffer is empty"
     elif view.nbytes > limit:
         fault = f"{view.nbytes} bytes, the device registers at most {limit}"
-    elif int(access) & ~ALL_ACCESS:
-        fault = f"unknown access flags {int(access) & ~ALL_ACCESS:#x}"
-    elif int(access) & _REMOTE_WRITES and not int(access) & ACCESS_LOCAL_WRITE:
+    elif access & _REMOTE_WRITES and not access & ACCESS_LOCAL_WRITE:
         fault, hint = "REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE as well", "LOCAL_WRITE | REMOTE_WRITE"
-    elif view.readonly and int(access) & (ACCESS_LOCAL_WRITE | _REMOTE_WRITES):
+    elif view.readonly and access & (ACCESS_LOCAL_WRITE | _REMOTE_WRITES):
         fault, hint = "the buffer is read-only", "a bytearray, or access without LOCAL_WRITE"
     if fault:
         raise cm_error(errno.EINVAL, fault, "reg_mr", hint=hint)

@@ -2,6 +2,8 @@
 
 They are made here, once, when a request is posted; a refused request never reaches the device. The device alone knows
 whether an lkey is valid: a wrong one shows in the completion (LOC_PROT_ERR).
+
+Every error of a post has ``bad_wr``, the refused request.
 """
 
 from __future__ import annotations
@@ -15,15 +17,16 @@ from rdmacm.errors import RdmaError, cm_error
 from rdmacm.plainints import SEND_INLINE
 from rdmacm.verbs.ah import AH
 from rdmacm.verbs.buffers import byte_view
-from rdmacm.verbs.enums import QPType, WROpcode
+from rdmacm.verbs.enums import QPType, SendFlag, WROpcode
 from rdmacm.verbs.pd import PD
 from rdmacm.verbs.wr import SGE, RecvWR, SendWR
 
-__all__ = ["REQUIRED_OPERANDS", "SendRules", "check_recv", "post_list"]
+__all__ = ["REQUIRED_OPERANDS", "SendRules", "check_recv", "first", "post_list", "wrong_type"]
 
 W = TypeVar("W", SendWR, RecvWR)
 
 _and = int.__and__  # of two ints, also where the user has passed a SendFlag
+_ALL_FLAGS = int(sum(SendFlag))
 
 # The operands that an opcode takes from its request.
 _REMOTE, _IMM, _FETCH, _ATOMIC, _INVALIDATE, _DATAGRAM = (1 << bit for bit in range(6))
@@ -72,14 +75,17 @@ class SendRules:
         opcode = wr.opcode
         try:
             operands = self._operands[opcode] if opcode >= 0 else None
-        except IndexError:
+        except (IndexError, TypeError):
             operands = None
         if operands is None:
             raise _refused(wr, f"{opcode!r} is not for {self._qp_type.name}")
         sg = wr.sg
         if len(sg) > self._max_sge:
             raise _refused(wr, f"{len(sg)} elements, and max_send_sge is {self._max_sge}")
-        inline = _and(wr.send_flags, SEND_INLINE)
+        flags = wr.send_flags
+        if not 0 <= flags <= _ALL_FLAGS:
+            raise _refused(wr, f"unknown send_flags {flags & ~_ALL_FLAGS:#x}", "flags of SendFlag")
+        inline = _and(flags, SEND_INLINE)
         length = 0
         for piece in sg:
             if isinstance(piece, SGE):
@@ -160,13 +166,31 @@ def post_list(wrs: Iterable[W], check: Callable[[W], None], post: Callable[[list
     good: list[W] = []
     try:
         for wr in wrs:
-            check(wr)
+            try:
+                check(wr)
+            except RdmaError as error:
+                error.bad_wr = wr
+                raise
+            except (TypeError, AttributeError) as error:
+                raise wrong_type(wr, error) from error
             good.append(wr)
     finally:
         if good:
             post(good)
 
 
-def _refused(wr: SendWR | RecvWR, why: str, hint: str | None = None) -> RdmaError:
-    step = "post_send" if isinstance(wr, SendWR) else "post_recv"
-    return cm_error(errno.EINVAL, why, step, f"wr_id {wr.wr_id}", hint)
+def first(wrs: W | Iterable[W]) -> W | None:
+    """The request that a post refuses which takes none."""
+    return wrs if isinstance(wrs, SendWR | RecvWR) else next(iter(wrs), None)
+
+
+def wrong_type(wr: object, error: Exception) -> RdmaError:
+    """EINVAL for a request with a value of a wrong type, which its check has failed with."""
+    refusal = _refused(wr, str(error))
+    refusal.bad_wr = wr
+    return refusal
+
+
+def _refused(wr: object, why: str, hint: str | None = None) -> RdmaError:
+    step = "post_recv" if isinstance(wr, RecvWR) else "post_send"
+    return cm_error(errno.EINVAL, why, step, f"wr_id {getattr(wr, 'wr_id', '-')}", hint)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import errno
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
-from rdmacm.errors import cm_error
+from rdmacm.errors import RdmaError, cm_error
 from rdmacm.plainints import QP_CUR_STATE, QP_PORT, QP_STATE
 from rdmacm.verbs.attr import QPAttr, QPCap
 from rdmacm.verbs.backend import QPBackend
-from rdmacm.verbs.checks import check_caps, check_values
+from rdmacm.verbs.checks import check_caps, check_kind, check_values, flags, member
 from rdmacm.verbs.cq import CQ
-from rdmacm.verbs.enums import QPAttrMask, QPState, QPType
+from rdmacm.verbs.enums import AccessFlag, MigState, Mtu, QPAttrMask, QPState, QPType
 from rdmacm.verbs.pd import PD
-from rdmacm.verbs.posting import REQUIRED_OPERANDS, SendRules, check_recv, post_list
+from rdmacm.verbs.posting import REQUIRED_OPERANDS, SendRules, check_recv, first, post_list, wrong_type
 from rdmacm.verbs.qpstate import RECV_STATES, SEND_STATES, find_fault, states_between, step_mask
 from rdmacm.verbs.resource import Resource
 from rdmacm.verbs.srq import SRQ
@@ -30,7 +32,7 @@ _TO_ERROR = QPAttr(qp_state=QPState.ERR)
 
 @dataclass(slots=True)
 class QPInitAttr:
-    """``struct ibv_qp_init_attr``. A field has C's name unless its comment gives another."""
+    """``struct ibv_qp_init_attr``, ibv_create_qp(3). A field has C's name unless its comment gives another."""
 
     qp_type: QPType = QPType.RC
     #: The user's own object.
@@ -49,6 +51,7 @@ class QPInitAttr:
     def copy(self) -> QPInitAttr:
         """A copy, also of :attr:`cap`."""
         cap = self.cap  # replace() takes four times as long
+        check_kind("cap", cap, QPCap, "create_qp")
         sizes = QPCap(cap.max_send_wr, cap.max_recv_wr, cap.max_send_sge, cap.max_recv_sge, cap.max_inline_data)
         return QPInitAttr(self.qp_type, self.qp_context, self.scq, self.rcq, self.srq, sizes, self.sq_sig_all)
 
@@ -65,6 +68,7 @@ class QP(Resource):
         "backend",
         "_init_attr",
         "_max_recv_sge",
+        "_owner",
         "_send_rules",
         "pd",
         "qp_num",
@@ -75,8 +79,10 @@ class QP(Resource):
         self._closed = True
         context = pd.context
         device = context.backend
+        check_kind("init_attr", init_attr, QPInitAttr, "create_qp")
         attr = self._init_attr = init_attr.copy()
         scq, rcq, srq = attr.scq, attr.rcq, attr.srq
+        attr.qp_type = member(QPType, attr.qp_type, "qp_type", "create_qp")
         if attr.qp_type not in REQUIRED_OPERANDS:
             raise cm_error(
                 errno.EOPNOTSUPP, f"no queue pairs of type {attr.qp_type.name}", "create_qp", hint="RC, UC or UD"
@@ -96,6 +102,9 @@ class QP(Resource):
         self.backend: QPBackend = self._make(
             "create_qp", needs, lambda: device.create_qp(pd, attr.qp_type, attr.cap, attr.sq_sig_all, *queues)
         )
+        #: The owner of its asynchronous events: weak, or they would keep a forgotten queue pair alive.
+        self._owner = weakref.ref(self)
+        self.backend.on_async_event = partial(context.async_queue.post, self._owner)
         #: Its number, 24 bits.
         self.qp_num = self.backend.qp_num
         cap = attr.cap
@@ -143,34 +152,35 @@ class QP(Resource):
         """Every attribute as it is now, and the attributes it was made with, ibv_query_qp(3)."""
         if self._closed:
             raise self.closed_error("query_qp")
-        return self.backend.query(), replace(self._init_attr, cap=self.cap)
+        found = self.backend.query()
+        found.path_mtu = Mtu(found.path_mtu)
+        found.path_mig_state = MigState(found.path_mig_state)
+        found.qp_access_flags = AccessFlag(found.qp_access_flags)
+        return found, replace(self._init_attr, cap=self.cap)
 
     # -- states ---------------------------------------------------------------------------------------
 
-    def modify(self, attr: QPAttr, mask: QPAttrMask) -> None:
+    def modify(self, attr: QPAttr, mask: int) -> None:
         """Change the attributes that ``mask`` names, with STATE also the state, ibv_modify_qp(3).
 
-        :mod:`rdmacm.verbs.qpstate` has the attributes that each transition requires and allows. EINVAL: the transition,
-        the mask or a value is not allowed; EOPNOTSUPP: the device cannot change an optional attribute in this state;
-        ENODEV: the device has been removed.
+        ``mask``: a :class:`QPAttrMask`. :mod:`rdmacm.verbs.qpstate` has the attributes that each transition requires
+        and allows. EINVAL: the transition, the mask or a value is not allowed; EOPNOTSUPP: the device cannot change an
+        optional attribute in this state; ENODEV: the device has been removed.
         """
         if self._closed:
             raise self.closed_error("modify_qp")
-        if type(mask) is not QPAttrMask:
-            mask = QPAttrMask(mask)
-        bits = mask.value
+        check_kind("attr", attr, QPAttr, "modify_qp")
+        chosen = mask if type(mask) is QPAttrMask else flags(QPAttrMask, mask, "attribute bits", "modify_qp")
+        bits = chosen.value
         state = self.backend.state
-        try:
-            after = QPState(attr.qp_state) if bits & QP_STATE else state
-        except ValueError:
-            raise cm_error(errno.EINVAL, f"no state {attr.qp_state}", "modify_qp", hint="a member of QPState") from None
+        after = member(QPState, attr.qp_state, "qp_state", "modify_qp") if bits & QP_STATE else state
         if bits & QP_CUR_STATE and attr.cur_qp_state != state:
             raise cm_error(errno.EINVAL, f"the queue pair is in {state.name}, not in cur_qp_state", "modify_qp")
-        fault = find_fault(self.qp_type, state, after, mask)
+        fault = find_fault(self.qp_type, state, after, chosen)
         if fault is not None:
             raise cm_error(errno.EINVAL, fault, "modify_qp")
-        check_values(self.pd.context, attr, mask)
-        self.backend.modify(attr, mask)
+        check_values(self.pd.context, attr, chosen)
+        self.backend.modify(attr, chosen)
         if self.qp_type is QPType.UD and bits & QP_PORT:
             port = self.pd.context.query_port(attr.port_num)
             self._send_rules.max_message = (port.active_mtu or port.max_mtu).bytes
@@ -202,44 +212,71 @@ class QP(Resource):
     def post_send(self, wr: SendWR | Iterable[SendWR]) -> None:
         """Queue send requests, one or several in order, ibv_post_send(3).
 
-        Where one of several is refused, those before it are queued. Change neither a request nor the memory of its
-        elements until it completes; inline data may be changed at once. Wrong memory (lkey, range, permission) raises
-        nothing here: the request completes with LOC_PROT_ERR. EINVAL: the state, the type, a size or a value does not
-        allow it; ENOMEM: the queue is full.
+        Where one of several is refused, those before it are queued, and the error's ``bad_wr`` is the refused one.
+        Change neither a request nor the memory of its elements until it completes; inline data may be changed at once.
+        Wrong memory (lkey, range, permission) raises nothing here: the request completes with LOC_PROT_ERR. EINVAL: the
+        state, the type, a size or a value does not allow it; ENOMEM: the queue is full.
         """
         backend = self.backend
-        if self._closed:
-            raise self.closed_error("post_send")
-        if not _MAY_SEND[backend.state]:
-            text = f"a queue pair in {backend.state.name} takes no sends"
-            raise cm_error(errno.EINVAL, text, "post_send", hint="connect() or accept() on its id, or to_rts()")
+        if self._closed or not _MAY_SEND[backend.state]:
+            raise self._takes_no_sends(wr)
         if isinstance(wr, SendWR):
-            self._send_rules.check(wr)
+            try:
+                self._send_rules.check(wr)
+            except RdmaError as error:
+                error.bad_wr = wr
+                raise
+            except (TypeError, AttributeError) as error:
+                raise wrong_type(wr, error) from error
             backend.post_send([wr])
         else:
             post_list(wr, self._send_rules.check, backend.post_send)
 
+    def _takes_no_sends(self, wr: SendWR | Iterable[SendWR]) -> RdmaError:
+        if self._closed:
+            error = self.closed_error("post_send")
+        else:
+            text = f"a queue pair in {self.backend.state.name} takes no sends"
+            error = cm_error(errno.EINVAL, text, "post_send", hint="connect() or accept() on its id, or to_rts()")
+        error.bad_wr = first(wr)
+        return error
+
     def post_recv(self, wr: RecvWR | Iterable[RecvWR]) -> None:
         """Queue receives, one or several in order, ibv_post_recv(3).
 
-        Where one of several is refused, those before it are queued. EINVAL: the state or a size does not allow it, or
-        the queue pair has a shared receive queue; ENOMEM: the queue is full.
+        Where one of several is refused, those before it are queued, and the error's ``bad_wr`` is the refused one.
+        EINVAL: the state or a size does not allow it, or the queue pair has a shared receive queue; ENOMEM: the queue
+        is full.
         """
         backend = self.backend
-        if self._closed:
-            raise self.closed_error("post_recv")
-        if not _MAY_RECV[backend.state]:
-            raise cm_error(errno.EINVAL, "a queue pair in RESET takes no receives", "post_recv", hint="to_init()")
-        if self._init_attr.srq is not None:
-            raise cm_error(errno.EINVAL, "receives come from a shared receive queue", "post_recv", hint="srq.post_recv")
+        if self._closed or not _MAY_RECV[backend.state] or self._init_attr.srq is not None:
+            raise self._takes_no_receives(wr)
         if isinstance(wr, RecvWR):
-            check_recv(wr, self._max_recv_sge)
+            try:
+                check_recv(wr, self._max_recv_sge)
+            except RdmaError as error:
+                error.bad_wr = wr
+                raise
+            except TypeError as error:
+                raise wrong_type(wr, error) from error
             backend.post_recv([wr])
         else:
             post_list(wr, lambda each: check_recv(each, self._max_recv_sge), backend.post_recv)
 
+    def _takes_no_receives(self, wr: RecvWR | Iterable[RecvWR]) -> RdmaError:
+        if self._closed:
+            error = self.closed_error("post_recv")
+        elif self._init_attr.srq is not None and _MAY_RECV[self.backend.state]:
+            text = "receives come from a shared receive queue"
+            error = cm_error(errno.EINVAL, text, "post_recv", hint="srq.post_recv")
+        else:
+            error = cm_error(errno.EINVAL, "a queue pair in RESET takes no receives", "post_recv", hint="to_init()")
+        error.bad_wr = first(wr)
+        return error
+
     def _destroy(self) -> None:
         self.backend.destroy()
+        self.pd.context.async_queue.forget(self._owner)
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else self.backend.state.name

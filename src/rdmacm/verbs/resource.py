@@ -20,11 +20,14 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self, TypeVar
 
-from rdmacm.errors import cm_error
+from rdmacm.errors import RdmaError, cm_error
 
 __all__ = ["Resource"]
 
 T = TypeVar("T")
+
+#: Among the class names of dependents: an asynchronous event that is not acknowledged.
+_EVENT = "AsyncEvent"
 
 
 class Resource:
@@ -87,7 +90,26 @@ class Resource:
                 if need._forgotten:
                     need._remove_dependent(key)
 
-    def closed_error(self, step: str) -> Exception:
+    def hold(self, event: object) -> bool:
+        """Become unclosable until :meth:`release` of an asynchronous event; False if it is closed."""
+        key = (_EVENT, id(event))
+        self._dependents.add(key)
+        if self._open_token:
+            return True
+        self._remove_dependent(key)
+        return False
+
+    def release(self, event: object) -> None:
+        """An asynchronous event is acknowledged."""
+        self._remove_dependent((_EVENT, id(event)))
+
+    def _release_events(self) -> None:
+        """Acknowledge all events that were fetched."""
+        for key in list(self._dependents):
+            if key[0] == _EVENT:
+                self._dependents.discard(key)
+
+    def closed_error(self, step: str) -> RdmaError:
         """EBADF, for a call on an object that is closed."""
         return cm_error(errno.EBADF, f"the {type(self).__name__} is closed", step)
 
@@ -96,7 +118,8 @@ class Resource:
         if self._dependents:
             kinds = Counter(kind for kind, _ in list(self._dependents))
             text = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-            raise cm_error(errno.EBUSY, f"still needed by {text}", "close", repr(self), "close those first")
+            hint = "ack() the events" if _EVENT in kinds else "close those first"
+            raise cm_error(errno.EBUSY, f"still needed by {text}", "close", repr(self), hint)
 
     def _destroy(self) -> None:
         """Release what ``create`` made."""
@@ -111,6 +134,8 @@ class Resource:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if not self._closed:
+            self._release_events()
         self.close()
 
     def __del__(self) -> None:

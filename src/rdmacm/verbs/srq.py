@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import errno
+import weakref
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 
 from rdmacm.errors import cm_error
 from rdmacm.verbs.attr import SrqAttr, SrqInitAttr
 from rdmacm.verbs.backend import SRQBackend
-from rdmacm.verbs.checks import check_srq
+from rdmacm.verbs.checks import check_kind, check_number, check_srq, flags
+from rdmacm.verbs.enums import DeviceCapFlag, SrqAttrMask
 from rdmacm.verbs.pd import PD
-from rdmacm.verbs.posting import check_recv, post_list
+from rdmacm.verbs.posting import check_recv, first, post_list
 from rdmacm.verbs.resource import Resource
 from rdmacm.verbs.wr import RecvWR
 
@@ -27,7 +30,7 @@ class SRQ(Resource):
     too many shared receive queues.
     """
 
-    __slots__ = ("backend", "_max_sge", "pd", "srq_context")
+    __slots__ = ("backend", "_max_sge", "_owner", "pd", "srq_context")
 
     def __init__(self, pd: PD, init_attr: SrqInitAttr | None = None) -> None:
         self._closed = True
@@ -39,25 +42,37 @@ class SRQ(Resource):
         self.srq_context = init.srq_context
         self._max_sge = attr.max_sge
         self.backend: SRQBackend = self._make("create_srq", (pd,), lambda: device.create_srq(pd, attr))
+        #: The owner of its asynchronous events: weak, or they would keep a forgotten queue alive.
+        self._owner = weakref.ref(self)
+        self.backend.on_async_event = partial(pd.context.async_queue.post, self._owner)
 
     def post_recv(self, wr: RecvWR | Iterable[RecvWR]) -> None:
         """Queue receives, ibv_post_srq_recv(3); see :meth:`QP.post_recv <rdmacm.verbs.qp.QP.post_recv>`."""
         if self._closed:
-            raise self.closed_error("post_srq_recv")
-        if isinstance(wr, RecvWR):
-            check_recv(wr, self._max_sge)
-            self.backend.post_recv([wr])
-        else:
-            post_list(wr, lambda each: check_recv(each, self._max_sge), self.backend.post_recv)
+            error = self.closed_error("post_srq_recv")
+            error.bad_wr = first(wr)
+            raise error
+        wrs = (wr,) if isinstance(wr, RecvWR) else wr
+        post_list(wrs, lambda each: check_recv(each, self._max_sge), self.backend.post_recv)
 
-    def modify(self, attr: SrqAttr) -> None:
-        """Set ``srq_limit``, ibv_modify_srq(3); the other fields are ignored. EINVAL: above ``max_wr``."""
+    def modify(self, attr: SrqAttr, comp_mask: int) -> None:
+        """Set the attributes that ``comp_mask`` (a :class:`SrqAttrMask`) names, ibv_modify_srq(3).
+
+        LIMIT sets ``srq_limit``, which arms SRQ_LIMIT_REACHED; MAX_WR resizes the queue. EINVAL: ``srq_limit`` is above
+        ``max_wr``; unknown bits; the device does not resize (SRQ_RESIZE is not in its ``device_cap_flags``, as in those
+        of the software devices). Nothing is modified then.
+        """
         if self._closed:
             raise self.closed_error("modify_srq")
-        limit = self.backend.query().max_wr
-        if not 0 <= attr.srq_limit <= limit:
-            raise cm_error(errno.EINVAL, f"srq_limit is {attr.srq_limit}, and may be 0 to {limit}", "modify_srq")
-        self.backend.modify(attr)
+        mask = flags(SrqAttrMask, comp_mask, "attribute bits", "modify_srq")
+        check_kind("attr", attr, SrqAttr, "modify_srq")
+        if mask & SrqAttrMask.MAX_WR and not self.pd.context.backend.attr.device_cap_flags & DeviceCapFlag.SRQ_RESIZE:
+            hint = "SrqAttrMask.LIMIT alone, or a new queue"
+            raise cm_error(errno.EINVAL, "the device does not resize shared receive queues", "modify_srq", hint=hint)
+        if mask & SrqAttrMask.LIMIT:
+            most = attr.max_wr if mask & SrqAttrMask.MAX_WR else self.backend.query().max_wr
+            check_number("srq_limit", attr.srq_limit, 0, most, "modify_srq")
+        self.backend.modify(attr, mask)
 
     def query(self) -> SrqAttr:
         """Its sizes and its limit, ibv_query_srq(3)."""
@@ -67,6 +82,7 @@ class SRQ(Resource):
 
     def _destroy(self) -> None:
         self.backend.destroy()
+        self.pd.context.async_queue.forget(self._owner)
 
     def __repr__(self) -> str:
         return f"<SRQ {self.pd.context.name}{' closed' if self._closed else ''}>"

@@ -1,4 +1,4 @@
-"""Datagrams of subnet administration."""
+"""SA MADs: headers and status texts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_vectors_round_trip(name: str) -> None:
     assert SaMad.unpack(VECTORS[name]).pack(fill=False) == VECTORS[name]
 
 
-def test_table_header_fields() -> None:
+def test_unpack_returns_the_header_of_a_table() -> None:
     mad = SaMad.unpack(sa_vectors.NODE_ANSWER)
     assert (mad.method, mad.attribute_id, mad.transaction_id) == (SaMethod.GET_TABLE_RESP, 0x11, 0x900000004)
     assert (mad.attribute_offset, mad.component_mask, len(mad.data)) == (14, 1, 200)
@@ -36,7 +36,7 @@ def test_opensm_table_in_one_mad_is_not_rmpp() -> None:
 
 
 @given(st.binary(max_size=600))
-def test_arbitrary_bytes(data: bytes) -> None:
+def test_arbitrary_bytes_unpack_or_raise_wire_error(data: bytes) -> None:
     with pytest.raises(WireError):
         SaMad.unpack(data)
     whole = b"\1\3\2" + data[3:]
@@ -46,12 +46,12 @@ def test_arbitrary_bytes(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("mad", [SaMad(256, 1, 1), SaMad(1, 1, 1 << 64), SaMad(1, 1, 1, rmpp=RmppHeader(flags=8))])
-def test_fields_out_of_range(mad: SaMad) -> None:
+def test_pack_rejects_fields_out_of_range(mad: SaMad) -> None:
     with pytest.raises(ValueError):
         mad.pack()
 
 
-def test_rmpp_header_with_wrong_length() -> None:
+def test_rmpp_header_of_a_wrong_length_raises_wire_error() -> None:
     with pytest.raises(WireError):
         RmppHeader.unpack(bytes(11))
 
@@ -67,7 +67,7 @@ def test_every_status_has_a_description() -> None:
         assert describe_status(status)
 
 
-def test_methods_and_their_responses() -> None:
+def test_methods_name_their_response_method() -> None:
     assert SaMethod.SET.response is SaMethod.GET_RESP
     assert SaMethod.DELETE.response is SaMethod.DELETE_RESP
     assert SaMethod.GET_RESP.response is SaMethod.GET_RESP

@@ -1,4 +1,4 @@
-"""Path records and path data as bytes."""
+"""Packing and unpacking of path records and path data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rdmacm.constants import PathFlag
 from rdmacm.proto.sa import PathData, PathRecord
 from support.rows import for_each
 
-#: A record with a value of its own in every field, and its bytes as the subnet administrator has them.
+#: A record with a different value in every field. FIELDS are its bytes in a MAD.
 RECORD = PathRecord(
     dgid=Gid("fe80::d0d1:d2d3:d4d5:d6d7"),
     sgid=Gid("fe80::5051:5253:5455:5657"),
@@ -87,13 +87,13 @@ flags = st.integers(0, 0xFFFFFFFF).map(PathFlag)
 
 
 class TestPathRecord:
-    def test_vector_layout(self) -> None:
+    def test_listed_fields_cover_the_record(self) -> None:
         assert len(BYTES) == 64
         for offset, text in FIELDS:
             field = bytes.fromhex(text)
             assert BYTES[offset : offset + len(field)] == field
 
-    def test_pack(self) -> None:
+    def test_pack_returns_the_specified_bytes(self) -> None:
         packed = RECORD.pack()
         for offset, text in FIELDS:
             field = bytes.fromhex(text)
@@ -101,13 +101,13 @@ class TestPathRecord:
         assert packed == BYTES
 
     @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
-    def test_unpack(self, kind: Callable[[bytes], bytes]) -> None:
+    def test_unpack_returns_the_fields(self, kind: Callable[[bytes], bytes]) -> None:
         record = PathRecord.unpack(kind(BYTES))
         assert record == RECORD
         assert (type(record.dgid), type(record.sgid)) == (Gid, Gid)
         assert record.reversible is True
 
-    def test_irreversible(self) -> None:
+    def test_irreversible_path_clears_the_reversible_bit(self) -> None:
         data = BYTES[:49] + b"\x55" + BYTES[50:]
         assert PathRecord.unpack(data) == RECORD.replace(reversible=False)
         assert RECORD.replace(reversible=False).pack() == data
@@ -116,7 +116,7 @@ class TestPathRecord:
         data = BYTES[:44] + b"\xfa" + BYTES[45:58] + b"\xff" * 6
         assert PathRecord.unpack(data) == RECORD
 
-    def test_default_values(self) -> None:
+    def test_defaults_are_those_of_a_usable_path(self) -> None:
         record = PathRecord(dgid=Gid("fe80::1"), sgid=Gid("fe80::2"))
         packed = record.pack()
         assert packed[49:52] == b"\x81\xff\xff"
@@ -124,7 +124,7 @@ class TestPathRecord:
         assert set(packed[:8] + packed[40:49] + packed[52:54] + packed[57:]) == {0}
 
     @given(records)
-    def test_round_trip(self, record: PathRecord) -> None:
+    def test_any_values_round_trip(self, record: PathRecord) -> None:
         data = record.pack()
         assert len(data) == 64
         assert PathRecord.unpack(data) == record
@@ -138,12 +138,12 @@ class TestPathRecord:
         assert (again[:44], again[45:58]) == (data[:44], data[45:58])
 
     @for_each("size", [0, 1, 63, 65, 72, 128])
-    def test_wrong_length(self, size: int) -> None:
+    def test_wrong_length_raises_value_error(self, size: int) -> None:
         with pytest.raises(ValueError, match=f"64 bytes, not {size}$"):
             PathRecord.unpack(bytes(size))
 
     @for_each(("code", "size"), [(1, 256), (2, 512), (3, 1024), (4, 2048), (5, 4096), (0, 0), (6, 0)])
-    def test_mtu_in_bytes(self, code: int, size: int) -> None:
+    def test_mtu_code_is_converted_to_bytes(self, code: int, size: int) -> None:
         assert RECORD.replace(mtu=code).mtu_bytes == size
 
     @for_each(
@@ -159,11 +159,11 @@ class TestPathRecord:
             ("preference", 1 << 8),
         ],
     )
-    def test_fields_out_of_range(self, field: str, limit: int) -> None:
+    def test_pack_rejects_fields_out_of_range(self, field: str, limit: int) -> None:
         with pytest.raises(struct.error):
             RECORD.replace(**{field: limit}).pack()
 
-    def test_is_immutable(self) -> None:
+    def test_record_is_immutable_and_hashable(self) -> None:
         record: Any = RECORD
         with pytest.raises(AttributeError):
             record.mtu = 1
@@ -173,19 +173,19 @@ class TestPathRecord:
 class TestPathData:
     DATA = PathData(RECORD, PathFlag.GMP | PathFlag.OUTBOUND | PathFlag.INBOUND)
 
-    def test_pack(self) -> None:
+    def test_pack_returns_the_specified_bytes(self) -> None:
         packed = self.DATA.pack()
         assert len(packed) == 72
         assert packed[:8] == struct.pack("=II", 1 | 8 | 16, 0)
         assert packed[8:] == BYTES
 
     @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
-    def test_unpack(self, kind: Callable[[bytes], bytes]) -> None:
+    def test_unpack_returns_the_fields(self, kind: Callable[[bytes], bytes]) -> None:
         data = PathData.unpack(kind(self.DATA.pack()))
         assert data == self.DATA
         assert type(data.flags) is PathFlag
 
-    def test_default_values(self) -> None:
+    def test_defaults_are_those_of_a_usable_path(self) -> None:
         assert PathData(RECORD).flags == PathFlag.GMP | PathFlag.PRIMARY | PathFlag.BIDIRECTIONAL == 43
 
     def test_reserved_word_is_ignored(self) -> None:
@@ -193,11 +193,11 @@ class TestPathData:
         assert PathData.unpack(packed[:4] + b"\xff" * 4 + packed[8:]) == self.DATA
 
     @given(records, flags)
-    def test_round_trip(self, record: PathRecord, flag: PathFlag) -> None:
+    def test_any_values_round_trip(self, record: PathRecord, flag: PathFlag) -> None:
         data = PathData(record, flag)
         assert PathData.unpack(data.pack()) == data
 
     @for_each("size", [0, 8, 64, 71, 73, 144])
-    def test_wrong_length(self, size: int) -> None:
+    def test_wrong_length_raises_value_error(self, size: int) -> None:
         with pytest.raises(ValueError, match=f"72 bytes, not {size}$"):
             PathData.unpack(bytes(size))

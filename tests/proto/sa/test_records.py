@@ -1,4 +1,4 @@
-"""Records of the subnet administrator: those of OpenSM and of a dissector, and any bytes."""
+"""SA records: bytes from OpenSM, bytes checked with a dissector, and arbitrary bytes."""
 
 from __future__ import annotations
 
@@ -48,19 +48,19 @@ def data_of(vector: bytes) -> bytes:
 
 
 class TestOpenSM:
-    def test_path_record_query(self) -> None:
+    def test_path_record_query_packs_to_the_captured_bytes(self) -> None:
         mask, record = query_for(PathRecord, dgid=HOST_B, sgid=HOST_A, reversible=True, numb_path=1)
         assert mask == 0x180C
         asked = SaMad(0x01, Attribute.PATH_RECORD, 0x42, mask, record.pack())
         assert asked.pack() == sa_vectors.PATH_REQUEST
 
-    def test_path_record_response(self) -> None:
+    def test_path_record_response_unpacks_to_its_fields(self) -> None:
         path = PathRecord.unpack(data_of(sa_vectors.PATH_ANSWER))
         assert (path.dgid, path.sgid, path.dlid, path.slid, path.pkey) == (HOST_B, HOST_A, 5, 4, 0xFFFF)
         assert (path.mtu_selector, path.mtu, path.mtu_bytes) == (Selector.EXACTLY, 4, 2048)
         assert (path.rate, path.packet_life_time, path.reversible) == (3, 18, True)
 
-    def test_service_record(self) -> None:
+    def test_service_record_round_trips(self) -> None:
         asked = SaMad.unpack(sa_vectors.SERVICE_REQUEST)
         assert ServiceRecord.unpack(asked.data[:176]) == SERVICE
         assert SERVICE.pack() == asked.data[:176]
@@ -72,16 +72,16 @@ class TestOpenSM:
         answer = ServiceRecord.unpack(data_of(sa_vectors.SERVICE_ANSWER))
         assert answer == SERVICE.replace(service_data64=(0x3132333435363738, 0x3001000000000000))
 
-    def test_service_record_query_by_name(self) -> None:
+    def test_service_record_query_by_name_packs_to_the_captured_bytes(self) -> None:
         mask, record = query_for(ServiceRecord, service_name=b"demo.service")
         assert SaMad(0x12, Attribute.SERVICE_RECORD, 0x104, mask, record.pack()).pack() == sa_vectors.TABLE_REQUEST
 
-    def test_service_record_deletion(self) -> None:
+    def test_service_record_deletion_packs_to_the_captured_bytes(self) -> None:
         mask, record = query_for(ServiceRecord, service_id=0x10001, service_gid=HOST_A, service_pkey=0xFFFF)
         assert SaMad(0x15, Attribute.SERVICE_RECORD, 0x110, mask, record.pack()).pack() == sa_vectors.DELETE_REQUEST
 
-    def test_broadcast_group_member_record(self) -> None:
-        record = MCMemberRecord.unpack(data_of(sa_vectors.JOIN_ANSWER))  # with what fills it up
+    def test_broadcast_group_member_record_round_trips(self) -> None:
+        record = MCMemberRecord.unpack(data_of(sa_vectors.JOIN_ANSWER))  # with its padding
         assert record.mgid == Gid("ff12:401b:ffff::ffff:ffff")
         assert (record.port_gid, record.q_key, record.mlid, record.pkey) == (HOST_A, 0x0B1B, 0xC000, 0xFFFF)
         assert (record.mtu, record.rate, record.packet_life_time) == (4, 3, 18)
@@ -90,7 +90,7 @@ class TestOpenSM:
 
 
 class TestDissected:
-    def test_path_query_of_rdma_resolve_route(self) -> None:
+    def test_path_query_of_rdma_resolve_route_unpacks_to_its_fields(self) -> None:
         asked = SaMad.unpack(sa_vectors.CM_PATH_REQUEST)
         fields = PathMask.SERVICE_ID | PathMask.DGID | PathMask.SGID | PathMask.REVERSIBLE | PathMask.NUMB_PATH
         assert asked.component_mask == fields | PathMask.PKEY | PathMask.QOS_CLASS
@@ -99,7 +99,7 @@ class TestDissected:
         assert (path.dlid, path.slid, path.flow_label, path.hop_limit) == (4, 2, 0xABC, 1)
         assert (path.mtu, path.rate, path.packet_life_time) == (5, 7, 18)
 
-    def test_mcmember_query_of_rdma_join_multicast(self) -> None:
+    def test_mcmember_query_of_rdma_join_multicast_can_be_built(self) -> None:
         mask, record = query_for(
             MCMemberRecord,
             mgid=Gid("ff12:401b:ffff::ffff:ffff"),
@@ -120,11 +120,11 @@ class TestDissected:
         assert query_for(MCMemberRecord, **asked_for) == (mask, record)
         assert (given.mlid, given.mtu, given.rate, given.packet_life_time, given.scope) == (0xC000, 4, 3, 18, 2)
 
-    def test_service_query_by_id_and_name(self) -> None:
+    def test_service_query_by_id_and_name_packs_to_the_dissected_bytes(self) -> None:
         mask, record = query_for(ServiceRecord, service_id=0x1000000000000001, service_name=b"pyrdma-test")
         assert SaMad(0x12, 0x31, 0x900000003, mask, record.pack()).pack() == sa_vectors.CM_SERVICE_REQUEST
 
-    def test_node_record(self) -> None:
+    def test_node_record_round_trips(self) -> None:
         mask, record = query_for(NodeRecord, lid=2)
         assert SaMad(0x12, 0x11, 0x900000004, mask, record.pack()).pack() == sa_vectors.NODE_REQUEST
         node = NodeRecord.unpack(data_of(sa_vectors.NODE_ANSWER)[:112])
@@ -134,12 +134,12 @@ class TestDissected:
         assert (node.node_description, node.description) == (b"node one", "node one")
         assert node.pack() == data_of(sa_vectors.NODE_ANSWER)[:108]
 
-    def test_class_port_info(self) -> None:
+    def test_class_port_info_unpacks_to_its_fields(self) -> None:
         info = ClassPortInfo.unpack(data_of(sa_vectors.CLASS_PORT_INFO_ANSWER)[:72])
         assert (info.base_version, info.class_version, info.capability_mask) == (1, 2, 0x200)
         assert (info.capability_mask2, info.resp_time_value) == (0, 16)
 
-    def test_class_port_info_of_opensm(self) -> None:
+    def test_class_port_info_of_opensm_unpacks_to_its_fields(self) -> None:
         info = ClassPortInfo.unpack(bytes.fromhex("010226020016bd10").ljust(72, b"\0"))
         assert (info.capability_mask, info.capability_mask2, info.resp_time_value) == (0x2602, 0x16BD10 >> 5, 16)
 
@@ -147,7 +147,7 @@ class TestDissected:
 @pytest.mark.parametrize("kind", KINDS)
 class TestArbitraryBytes:
     @given(data=st.binary(max_size=200))
-    def test_unpack_or_wire_error(self, kind: Any, data: bytes) -> None:
+    def test_arbitrary_bytes_unpack_or_raise_wire_error(self, kind: Any, data: bytes) -> None:
         try:
             record = kind.unpack(data)
         except WireError:
@@ -186,13 +186,13 @@ class TestFieldsOutOfRange:
             ClassPortInfo(capability_mask2=1 << 27),
         ],
     )
-    def test_raise_value_error(self, record: Any) -> None:
+    def test_fields_out_of_range_raise_value_error(self, record: Any) -> None:
         with pytest.raises(ValueError):
             record.pack()
 
 
 class TestServiceNames:
-    def test_name_of_maximum_length(self) -> None:
+    def test_name_of_maximum_length_round_trips(self) -> None:
         record = ServiceRecord(service_name=b"x" * 64)
         assert ServiceRecord.unpack(record.pack()) == record
 
@@ -221,6 +221,6 @@ class TestComponentMasks:
     def test_each_service_data_element_has_a_component_bit(self) -> None:
         assert int(ServiceMask.SERVICE_DATA8 | ServiceMask.SERVICE_DATA64) == 0x18007FFF80
 
-    def test_unknown_component(self) -> None:
+    def test_unknown_component_raises_type_error(self) -> None:
         with pytest.raises(TypeError, match="PathRecord has no component 'lid'"):
             query_for(PathRecord, lid=1)

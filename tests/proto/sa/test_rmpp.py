@@ -1,4 +1,4 @@
-"""Transfers in segments: over networks that lose, double and reorder, and against ends that lie."""
+"""RMPP transfers over networks with loss, duplication and reordering, and with invalid peers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def ack(number: int, window_end: int, version: int = 1) -> RmppHeader:
 def transfer(
     data: bytes, seed: int, loss: float = 0.0, duplicate: float = 0.0, jitter: float = 0.0
 ) -> tuple[Sender, Receiver]:
-    """Both ends on a network in virtual time; when nothing is left to do."""
+    """Run a transfer on a network in virtual time until neither end has anything to do."""
     random = Random(seed)
     now = 0.0
     sender, receiver = Sender(data, now, timeout=0.1, retries=20), Receiver(60.0)
@@ -61,7 +61,7 @@ def transfer(
         now = max(now, min(times))
         if flying and flying[0][0] <= now:
             _, _, to_receiver, header, part = heapq.heappop(flying)
-            # Through bytes, as they travel.
+            # Packed and unpacked, as on the wire.
             header = RmppHeader.unpack(header.pack())
             if to_receiver:
                 if (reply := receiver.received(header, part, now)) is not None:
@@ -96,12 +96,12 @@ class TestTransfers:
         sender.received(ack(1, 3), 0.1)
         assert [header.segment for header, _ in sender.to_send()] == [2, 3]
 
-    def test_segment_headers(self) -> None:
+    def test_segment_headers_carry_flags_and_lengths(self) -> None:
         sender = Sender(bytes(450), 0.0)
         sender.received(ack(0, 64), 0.0)
         headers = [header for header, _ in sender.to_send()]
         assert [header.flags for header in headers] == [ACTIVE | FIRST, ACTIVE, ACTIVE | LAST]
-        # The first says how much all of it is, each segment's header counted; the last what it has itself.
+        # The first segment announces the length of all segments with their SA headers, the last its own length.
         assert [header.length for header in headers] == [450 + 3 * 20, 0, 70]
 
     def test_receiver_acks_windows_last_segment_and_duplicates(self) -> None:
@@ -117,7 +117,7 @@ class TestTransfers:
         # The last acknowledgement may have been lost.
         assert receiver.received(segment(4, b"end", last=True), full, 99.0) == ack(4, 6)
 
-    def test_segments_out_of_order(self) -> None:
+    def test_segments_out_of_order_are_reassembled(self) -> None:
         receiver = Receiver(10.0)
         receiver.received(segment(3, b"c", last=True), b"c", 0.0)
         receiver.received(segment(2), b"b" * 200, 0.0)
@@ -157,43 +157,43 @@ class TestReceiver:
         receiver.received(segment(2, b"", last=True), b"", 0.0)
         assert receiver.error == RmppStatus.BAD_SEGMENT
 
-    def test_last_segment_before_received_ones(self) -> None:
+    def test_last_segment_before_received_ones_is_aborted(self) -> None:
         receiver = Receiver(10.0)
         receiver.received(segment(3), bytes(200), 0.0)
         receiver.received(segment(2, b"", last=True), b"", 0.0)
         assert receiver.error == RmppStatus.BAD_SEGMENT
 
-    def test_segment_after_the_last_one(self) -> None:
+    def test_segment_after_the_last_one_is_aborted(self) -> None:
         receiver = Receiver(10.0)
         receiver.received(segment(2, b"", last=True), b"", 0.0)
         receiver.received(segment(3), bytes(200), 0.0)
         assert receiver.error == RmppStatus.BAD_SEGMENT
 
-    def test_payload_shorter_than_announced(self) -> None:
+    def test_payload_shorter_than_announced_is_aborted(self) -> None:
         receiver = Receiver(10.0)
         receiver.received(segment(1, first=True), bytes(199), 0.0)
         assert receiver.error == RmppStatus.BAD_LENGTH
 
-    def test_segment_beyond_the_window(self) -> None:
+    def test_segment_beyond_the_window_is_dropped(self) -> None:
         receiver = Receiver(10.0)
         assert receiver.received(segment(WINDOW + 1), bytes(200), 0.0) is None
         assert receiver.dropped == {"beyond the window": 1}
         assert receiver.error is None
 
-    def test_announced_length_beyond_the_limit(self) -> None:
+    def test_announced_length_beyond_the_limit_stops_the_transfer(self) -> None:
         receiver = Receiver(10.0, max_size=1000)
         reply = receiver.received(segment(1, first=True, length=6 * 220), bytes(200), 0.0)
         assert reply is not None
         assert (reply.type, reply.status) == (RmppType.STOP, RmppStatus.NO_RESOURCES)
 
-    def test_transfer_beyond_the_limit_without_announced_length(self) -> None:
+    def test_transfer_beyond_the_limit_fails_without_announced_length(self) -> None:
         receiver = Receiver(10.0, max_size=1000)
         for number in range(1, 7):
             receiver.received(segment(number, first=number == 1), bytes(200), 0.0)
         assert receiver.error == RmppStatus.NO_RESOURCES
         assert receiver.data == b""
 
-    def test_transfer_of_exactly_the_limit(self) -> None:
+    def test_transfer_of_exactly_the_limit_completes(self) -> None:
         data = bytes(1000)
         sender, receiver = Sender(data, 0.0), Receiver(10.0, max_size=1000)
         for _ in range(9):
@@ -220,7 +220,7 @@ class TestReceiver:
             (RmppType.ABORT, 5, RmppStatus.ILLEGAL_STATUS),
         ],
     )
-    def test_abort_from_the_sender(self, kind: RmppType, status: int, error: RmppStatus) -> None:
+    def test_stop_and_abort_end_both_sides(self, kind: RmppType, status: int, error: RmppStatus) -> None:
         header = RmppHeader(1, kind, 31, ACTIVE, status)
         receiver, sender = Receiver(10.0), Sender(bytes(1000), 0.0)
         assert receiver.received(header, bytes(200), 0.0) is None
@@ -256,8 +256,8 @@ class TestSender:
         sender.to_send()
         sender.received(header, 0.0)
         assert sender.error == status
-        [(told, _)] = sender.to_send()
-        assert (told.type, told.status) == (RmppType.ABORT, status)
+        [(abort, _)] = sender.to_send()
+        assert (abort.type, abort.status) == (RmppType.ABORT, status)
         sender.received(ack(1, 65), 0.0)
         assert sender.to_send() == []
 

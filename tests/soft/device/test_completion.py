@@ -65,7 +65,7 @@ def test_polling_alone_retransmits(pair: Pair) -> None:
     assert told(ends.left_cq.poll(1)) == [(8, "SUCCESS")]
 
 
-def test_wait_for_completions(pair: Pair) -> None:
+def test_wait_returns_when_a_completion_arrives(pair: Pair) -> None:
     ends = Armed(pair)
     started = pair.clock.now
     assert not ends.cq.wait(0.5)
@@ -75,11 +75,11 @@ def test_wait_for_completions(pair: Pair) -> None:
     assert ends.cq.wait(0)
 
 
-def test_one_event_per_arming(pair: Pair) -> None:
+def test_each_arming_raises_one_event(pair: Pair) -> None:
     ends = Armed(pair)
     ends.message()
     ends.cq.req_notify(False)
-    assert ends.channel.get(0) is None  # what was there before does not count
+    assert ends.channel.get(0) is None  # completions before the arming raise no event
     ends.message()
     ends.message()
     assert ends.channel.get(0) == "the queue"
@@ -91,7 +91,7 @@ def test_one_event_per_arming(pair: Pair) -> None:
     assert [ends.channel.get(0), ends.channel.get(0)] == ["the queue", None]
 
 
-def test_solicited_events(pair: Pair) -> None:
+def test_solicited_only_arming_ignores_other_messages(pair: Pair) -> None:
     ends = Armed(pair)
     ends.cq.req_notify(True)
     ends.message()
@@ -99,16 +99,16 @@ def test_solicited_events(pair: Pair) -> None:
     ends.message(SendFlag.SOLICITED)
     assert ends.channel.get(0) == "the queue"
     ends.cq.req_notify(False)
-    ends.cq.req_notify(True)  # does not take back the first
+    ends.cq.req_notify(True)  # does not undo the first
     ends.message()
     assert ends.channel.get(0) == "the queue"
     ends.cq.req_notify(True)
     ends.right.post_send([SendWR(1, WROpcode.RDMA_WRITE, [sge(pair.b.region(1))], rkey=1, remote_addr=1)])
     pair.settle()
-    assert ends.channel.get(0) == "the queue"  # failing is always of interest
+    assert ends.channel.get(0) == "the queue"  # an error always raises an event
 
 
-def test_wait_on_a_completion_channel(pair: Pair) -> None:
+def test_channel_waits_for_an_event(pair: Pair) -> None:
     ends = Armed(pair)
     ends.cq.req_notify(False)
     started = pair.clock.now

@@ -1,4 +1,4 @@
-"""When a message is acknowledged: after its receiver has been seen to, and soon in any case."""
+"""Deferred ACKs: sent after the application has its completion, and soon in any case."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PATH = WirePath(bytes([10, 0, 0, 2]), bytes([10, 0, 0, 1]))
 
 @pytest.fixture
 def ends(pair: Pair) -> Connected:
-    """The right end's provider is watched, as it is where the helper thread looks up often."""
+    """The right end may defer ACKs, as it may while the helper thread polls often."""
     ends = Connected(pair)
     pair.b.mux.may_defer_acks = True
     for number in range(8):
@@ -38,8 +38,8 @@ def send(ends: Connected, count: int = 1) -> None:
         ends.left.post_send([SendWR(number, WROpcode.SEND, [sge(ends.pair.a.region(b"hello"))])])
 
 
-def said(ends: Connected) -> list[Opcode]:
-    """What the right end has sent since it was last asked."""
+def sent_by_right(ends: Connected) -> list[Opcode]:
+    """The opcodes that the right end has sent since the last call."""
     found = [Opcode(datagram[0]) for path, datagram, _ in ends.pair.net.sent if path.local == PATH.local]
     ends.pair.net.sent.clear()
     return found
@@ -48,17 +48,17 @@ def said(ends: Connected) -> list[Opcode]:
 def test_poll_returns_before_the_ack_is_sent(ends: Connected) -> None:
     send(ends)
     assert [wc.wr_id for wc in ends.right_cq.poll(1)] == [0]
-    assert said(ends) == []
+    assert sent_by_right(ends) == []
     assert ends.right_cq.poll(1) == []
-    assert said(ends) == [Opcode.RC_ACKNOWLEDGE]
+    assert sent_by_right(ends) == [Opcode.RC_ACKNOWLEDGE]
 
 
 def test_ack_is_deferred_with_more_completions_queued(ends: Connected) -> None:
     send(ends, 3)
     assert len(ends.right_cq.poll(1)) == 1
-    assert said(ends) == []
+    assert sent_by_right(ends) == []
     assert len(ends.right_cq.poll(1)) == 1
-    assert said(ends) == [Opcode.RC_ACKNOWLEDGE], "one for all three"
+    assert sent_by_right(ends) == [Opcode.RC_ACKNOWLEDGE], "one for all three"
 
 
 @pytest.mark.parametrize("how", ["wait", "channel"])
@@ -78,7 +78,7 @@ def test_wait_returns_before_the_ack_is_sent(pair: Pair, how: str, monkeypatch: 
         assert channel.get(1) == "queue"
     pair.net.sent.clear()
     assert len(cq.poll(1)) == 1
-    assert pair.net.sent == [], "it has not been taken before"
+    assert pair.net.sent == [], "the ACK is still deferred"
     assert cq.poll(1) == []
     assert [datagram[0] for _, datagram, _ in pair.net.sent] == [Opcode.RC_ACKNOWLEDGE]
     channel.close()
@@ -88,37 +88,37 @@ def test_next_send_precedes_the_deferred_ack(ends: Connected) -> None:
     send(ends)
     ends.right_cq.poll(1)
     ends.right.post_send([SendWR(9, WROpcode.SEND, [sge(ends.pair.b.region(b"answer"))])])
-    assert said(ends) == [Opcode.RC_SEND_ONLY, Opcode.RC_ACKNOWLEDGE]
+    assert sent_by_right(ends) == [Opcode.RC_SEND_ONLY, Opcode.RC_ACKNOWLEDGE]
 
 
-def test_full_send_queue_reclaims_acknowledged_slots(pair: Pair) -> None:
+def test_post_to_a_full_send_queue_processes_the_ack(pair: Pair) -> None:
     left, right = pair.a.qp(sends=1), pair.b.qp()
     pair.connect(left, right)
     for number in range(2):
         right.post_recv([RecvWR(number, [sge(pair.b.region(64))])])
         left.post_send([SendWR(number, WROpcode.SEND, [sge(pair.a.region(b"hello"))])])
-        pair.b.provider.runtime.progress()
+        pair.b.provider.runtime.progress()  # sends the ACK, without which the second post would raise ENOMEM
 
 
-def test_waiting_on_another_queue_sends_the_ack(ends: Connected) -> None:
+def test_progress_without_a_poll_of_the_queue_sends_the_ack(ends: Connected) -> None:
     send(ends)
     ends.pair.b.provider.runtime.progress()
-    assert said(ends) == [Opcode.RC_ACKNOWLEDGE]
+    assert sent_by_right(ends) == [Opcode.RC_ACKNOWLEDGE]
 
 
-def test_ack_is_not_deferred_without_a_caller(ends: Connected) -> None:
+def test_ack_is_not_deferred_without_permission(ends: Connected) -> None:
     ends.pair.b.mux.may_defer_acks = False
     send(ends)
     assert len(ends.right_cq.poll(1)) == 1
-    assert said(ends) == [Opcode.RC_ACKNOWLEDGE]
-    assert ends.pair.b.mux.deferrals == 1, "somebody may begin to"
+    assert sent_by_right(ends) == [Opcode.RC_ACKNOWLEDGE]
+    assert ends.pair.b.mux.deferrals == 1, "an ACK that could have been deferred is counted"
 
 
 def test_nak_is_sent_at_once(ends: Connected) -> None:
     send(ends)
     ends.left.post_send([SendWR(7, WROpcode.RDMA_WRITE, [sge(ends.pair.a.region(8))], remote_addr=0, rkey=1)])
     assert [wc.status for wc in ends.right_cq.poll(8)][:1] == [WCStatus.SUCCESS]
-    assert said(ends) == [Opcode.RC_ACKNOWLEDGE], "a NAK"
+    assert sent_by_right(ends) == [Opcode.RC_ACKNOWLEDGE], "a NAK"
     assert [wc.status for wc in ends.at_left(2)] == [WCStatus.SUCCESS, WCStatus.REM_ACCESS_ERR]
 
 
@@ -136,7 +136,7 @@ def test_deferred_ack_is_sent_before_close(ends: Connected, how: str) -> None:
         host.mux.gsi.send_mad(PATH, bytes(256))
     else:
         host.mux.close()
-    assert said(ends)[:1] == [Opcode.RC_ACKNOWLEDGE]
+    assert sent_by_right(ends)[:1] == [Opcode.RC_ACKNOWLEDGE]
     assert [wc.status for wc in ends.at_left()] == [WCStatus.SUCCESS]
 
 
@@ -157,7 +157,7 @@ peer.accept()
 while True:
     for wc in peer.recv_cq.poll(1):
         peer.post_recv(wc.wr_id, memory)
-        if wc.byte_len == 1:  # and does not come back
+        if wc.byte_len == 1:  # the application computes without calling the library
             until = time.monotonic() + 3
             while time.monotonic() < until:
                 sum(range(1000))

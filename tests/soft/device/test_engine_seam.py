@@ -18,7 +18,7 @@ from support.softdev import Connected, Pair, sge, told
 
 
 class PlainEngine(QPEngine):
-    """Sends a message as one packet: 12 bytes as long as a BTH, with the number of the queue pair, and the data."""
+    """Sends each message as one packet: a 12-byte header with the destination QPN, the data, and 4 trailing bytes."""
 
     def __init__(self, qp_num: int, memory: Memory, take_recv: Callable[[], RecvWork | None] | None) -> None:
         self.qp_num, self.dest_qp_num = qp_num, 0
@@ -110,7 +110,7 @@ def plain(pair: Pair) -> Connected:
     return Connected(pair)
 
 
-def test_messages_and_completions_pass(pair: Pair, plain: Connected) -> None:
+def test_messages_of_another_protocol_are_sent_and_completed(pair: Pair, plain: Connected) -> None:
     buffer = bytearray(16)
     region = pair.b.region(buffer)
     source = pair.a.region(b"any protocol")
@@ -121,14 +121,14 @@ def test_messages_and_completions_pass(pair: Pair, plain: Connected) -> None:
     assert buffer == b"any protocol\0\0\0\0"
 
 
-def test_an_error_flushes_the_engine(plain: Connected) -> None:
+def test_error_state_flushes_the_engine(plain: Connected) -> None:
     plain.right.post_recv([RecvWR(1)])
     plain.right.fail()
     assert plain.right.state is QPState.ERR
     assert told(plain.right_cq.poll(9)) == [(1, "WR_FLUSH_ERR")]
 
 
-def test_the_depths_of_the_queues_are_the_queue_pairs(plain: Connected) -> None:
+def test_queue_pair_enforces_its_queue_depths(plain: Connected) -> None:
     with pytest.raises(RdmaError) as caught:
         plain.right.post_recv([RecvWR(n) for n in range(65)])
     assert caught.value.errno == errno.ENOMEM

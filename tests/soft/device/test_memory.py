@@ -1,4 +1,4 @@
-"""Registered memory: keys, ranges, permissions, and what registration does to a buffer."""
+"""Registered memory: keys, ranges, permissions, and the registered buffers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def region(memory: MemoryTable, data: Buffer, access: AccessFlag = ALL) -> SoftM
     return memory.register(PD, byte_view(data), access)
 
 
-def test_region_address_is_the_buffers() -> None:
+def test_region_has_the_address_of_its_buffer() -> None:
     buffer = bytearray(b"0123456789")
     found = region(table(), memoryview(buffer)[3:])
     assert found.addr == ctypes.addressof(ctypes.c_char.from_buffer(buffer)) + 3
@@ -54,7 +54,7 @@ def test_read_only_memory_is_not_registered_for_writing(access: AccessFlag) -> N
     assert caught.value.errno == errno.EACCES
 
 
-def test_a_registered_bytearray_keeps_its_size() -> None:
+def test_registered_bytearray_cannot_be_resized() -> None:
     buffer = bytearray(8)
     found = region(table(), buffer)
     with pytest.raises(BufferError):
@@ -63,7 +63,7 @@ def test_a_registered_bytearray_keeps_its_size() -> None:
     buffer.append(1)
 
 
-def test_keys_are_different_and_not_zero() -> None:
+def test_keys_are_unique_and_not_zero() -> None:
     memory = table()
     keys = {region(memory, bytearray(1)).rkey for _ in range(1000)}
     assert len(keys) == 1000

@@ -1,4 +1,4 @@
-"""What is between queue pairs and the wire: numbers, dispatch, turns, timers, management datagrams, hostile packets."""
+"""The multiplexer between queue pairs and the wire: QPNs, dispatch, fairness, timers, MADs, hostile packets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PATH = WirePath(LEFT, RIGHT)
 MAD = bytes(range(256))
 
 
-def listen(pair: Pair) -> list[tuple[bytes, WirePath, float]]:
+def record_mads(pair: Pair) -> list[tuple[bytes, WirePath, float]]:
     heard: list[tuple[bytes, WirePath, float]] = []
     pair.b.mux.open()
     pair.b.mux.gsi.on_mad = lambda mad, path, now: heard.append((bytes(mad), path, now))
@@ -64,7 +64,7 @@ def test_released_qp_number_is_not_reused_at_once(pair: Pair) -> None:
     assert pair.a.qp().qp_num == number
 
 
-def test_qp_numbers_run_out(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_create_qp_fails_without_a_free_number(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_QP", 3)
     qps = [pair.a.qp() for _ in range(3)]
     with pytest.raises(RdmaError):
@@ -129,8 +129,8 @@ def test_queue_pair_receives_nothing_before_rtr(pair: Pair) -> None:
     pair.connect(pair.a.qp(), right)
 
 
-def test_train_for_several_queue_pairs(pair: Pair) -> None:
-    """Two hosts have one pair of ports, so that what arrives together may be of any of their connections."""
+def test_train_is_split_between_its_queue_pairs(pair: Pair) -> None:
+    """All connections of two hosts use one pair of UDP ports, so that GRO may join their packets."""
     cq, inbox = pair.b.cq(), pair.b.region(8)
     lefts, rights = [pair.a.qp() for _ in range(3)], [pair.b.qp(cq) for _ in range(3)]
     for left, right in zip(lefts, rights, strict=True):
@@ -156,7 +156,7 @@ def test_train_for_several_queue_pairs(pair: Pair) -> None:
     ]
 
 
-# -- turns and timers ---------------------------------------------------------------------------------------
+# -- fairness and timers ------------------------------------------------------------------------------------
 
 
 def test_bulk_transfer_does_not_delay_others(pair: Pair) -> None:
@@ -189,20 +189,19 @@ def test_progress_step_is_bounded(pair: Pair) -> None:
         if not worked:
             break
         pair.b.mux.progress()
-    # Polling the queue would make progress, and this is about what happens without.
+    # The private queue: poll() would make progress, and this test is about progress without it.
     pair.run(lambda: all(len(ends.left_cq._queue) for ends in pairs))
     assert all(told(ends.left_cq.poll(9)) == [(1, "SUCCESS")] for ends in pairs)
 
 
-def test_timers_do_not_pile_up(pair: Pair) -> None:
-    """A peer that has us wait again and again, for short times, costs no memory."""
+def test_repeated_rnr_naks_do_not_accumulate_timers(pair: Pair) -> None:
     ends = Connected(pair, min_rnr_timer=1, timeout=20)
     ends.left.post_send([SendWR(1)])
     for _ in range(300):
         pair.settle()
         pair.clock.advance(0.001)
         pair.fire()
-    # Stale timers show in nothing but memory.
+    # Stale timers have no effect except memory.
     assert len(pair.a.mux._timers) <= 2
     assert len(pair.a.provider.runtime._timers._heap) <= 4
     ends.right.post_recv([RecvWR(1)])
@@ -216,13 +215,13 @@ def test_destroyed_queue_pairs_leave_no_timers_behind(pair: Pair) -> None:
         ends.left.post_send([SendWR(1)])
         ends.left.destroy()
         ends.right.destroy()
-    # Stale timers show in nothing but memory.
+    # Stale timers have no effect except memory.
     assert len(pair.a.mux._timers) <= 65
     assert len(pair.a.mux) == 0
 
 
-def test_progress_by_timers_and_descriptors_alone(pair: Pair) -> None:
-    """A provider that only polls descriptors and calls timers back loses nothing of a long line."""
+def test_timers_and_descriptors_alone_finish_all_transfers(pair: Pair) -> None:
+    """Readable descriptors and timers are enough to finish many long transfers."""
     pairs = [Connected(pair, path_mtu=Mtu.MTU_256) for _ in range(10)]
     target, outbox = pair.b.region(300_000), pair.a.region(300_000)
     for ends in pairs:
@@ -232,13 +231,13 @@ def test_progress_by_timers_and_descriptors_alone(pair: Pair) -> None:
             if host.wire.inbox:
                 host.mux.progress()
         pair.fire()
-        # Polling the queue would make progress, and this is about what happens without.
+        # The private queue: poll() would make progress, and this test is about progress without it.
         if all(ends.left_cq._queue for ends in pairs):
             break
         if not pair.a.wire.inbox and not pair.b.wire.inbox:
             pair.clock.advance(1e-6)
     assert all(told(ends.left_cq.poll(2)) == [(1, "SUCCESS")] for ends in pairs)
-    assert pair.clock.now < 1000.05  # and without waiting for a timeout
+    assert pair.clock.now < 1000.05  # no transfer has waited for a timeout
 
 
 # -- management datagrams -----------------------------------------------------------------------------------
@@ -250,7 +249,7 @@ def test_progress_by_timers_and_descriptors_alone(pair: Pair) -> None:
     ids=["ipv4", "ipv6"],
 )
 def test_mad_is_delivered(pair: Pair, path: WirePath) -> None:
-    heard = listen(pair)
+    heard = record_mads(pair)
     assert pair.a.mux.gsi.send_mad(path, MAD)
     assert pair.a.mux.gsi.send_mad(path, MAD[::-1], 8)
     pair.settle()
@@ -258,16 +257,16 @@ def test_mad_is_delivered(pair: Pair, path: WirePath) -> None:
     assert heard == [(MAD, back, pair.clock.now), (MAD[::-1], back, pair.clock.now)]
 
 
-def test_mad_carries_its_interface(pair: Pair) -> None:
-    heard = listen(pair)
+def test_mad_from_a_link_local_address_carries_its_interface(pair: Pair) -> None:
+    heard = record_mads(pair)
     local, remote = pair.a.addresses[2], pair.b.addresses[2]
     pair.a.mux.gsi.send_mad(WirePath(local, remote, pair.a.ifindex), MAD)
     pair.settle()
     assert [path for _, path, _ in heard] == [WirePath(remote, local, pair.a.ifindex)]
 
 
-def test_train_of_mads(pair: Pair) -> None:
-    heard = listen(pair)
+def test_train_of_mads_is_delivered(pair: Pair) -> None:
+    heard = record_mads(pair)
     for mad in (MAD, bytes(256), MAD):
         pair.a.mux.gsi.send_mad(PATH, mad)
     train = b"".join(datagram for _, datagram, _ in pair.net.sent)
@@ -289,7 +288,7 @@ def test_train_of_mads(pair: Pair) -> None:
     ],
 )
 def test_invalid_mads_are_dropped(pair: Pair, offset: int, value: bytes, reason: str) -> None:
-    heard = listen(pair)
+    heard = record_mads(pair)
     packet = bytearray(struct.pack("!BBHIIII", 0x64, 0, 0xFFFF, 1, 1, 0x80010000, 1) + MAD)
     pair.net.inject(PATH, sealed(bytes(packet)))
     pair.net.inject(PATH, bytes(packet) + bytes(4))
@@ -305,9 +304,9 @@ def test_invalid_mads_are_dropped(pair: Pair, offset: int, value: bytes, reason:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_arbitrary_packets_do_not_raise(pair: Pair, seed: int) -> None:
-    """Packets as they are seen on the wire, changed, cut, joined to trains, and sealed anew so that they count."""
+    """Recorded packets that are changed, truncated, joined to trains, and sealed again with a valid ICRC."""
     dice = random.Random(seed)
-    heard = listen(pair)
+    heard = record_mads(pair)
     target, outbox = pair.b.region(20_000), pair.a.region(20_000)
     spare = bytes(pair.b.region(b"mine" * 100).view)
 
@@ -356,7 +355,7 @@ def test_arbitrary_packets_do_not_raise(pair: Pair, seed: int) -> None:
         ends.right.destroy()
     assert bytes(pair.b.region(b"mine" * 100).view) == spare
     assert heard
-    # and the hosts are as well as before
+    # Both hosts still work.
     fresh = Connected(pair)
     fresh.right.post_recv([RecvWR(1)])
     fresh.left.post_send([SendWR(1)])

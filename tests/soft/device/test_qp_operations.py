@@ -1,9 +1,10 @@
-"""Queue pairs of the software device: what each operation does, and what a wrong key or range comes to."""
+"""Queue pairs of the software device: each operation, and the error of a wrong key or range."""
 
 from __future__ import annotations
 
 import errno
 import random
+from typing import Any
 
 import pytest
 
@@ -16,13 +17,13 @@ from support.softdev import ALL, Connected, Pair, sge, to_init, told
 INLINE, SIGNALED = SendFlag.INLINE, SendFlag.SIGNALED
 
 
-def both(left: SoftQP, right: SoftQP) -> list[str]:
+def state_names(left: SoftQP, right: SoftQP) -> list[str]:
     return [left.state.name, right.state.name]
 
 
 @pytest.mark.parametrize("family", [0, 1, 2], ids=["ipv4", "ipv6", "link-local"])
 @pytest.mark.parametrize("size", [0, 1, 1024, 5000, 200_000])
-def test_send_and_receive(pair: Pair, family: int, size: int) -> None:
+def test_message_arrives_in_its_receive(pair: Pair, family: int, size: int) -> None:
     ends = Connected(pair, family)
     inbox, outbox = pair.b.region(size + 10), pair.a.region(random.Random(size).randbytes(size))
     ends.right.post_recv([RecvWR(7, [sge(inbox)])])
@@ -42,12 +43,26 @@ def test_messages_are_gathered_and_scattered(pair: Pair) -> None:
     assert bytes(inbox.view[2000:2900]) + bytes(inbox.view[:600]) == sent
 
 
+@pytest.mark.parametrize("plain", [False, True], ids=["members", "ints"])
+def test_atomics_by_the_number_of_their_opcode(pair: Pair, plain: bool) -> None:
+    """A COMPARE & SWAP that was posted by its number once executed as a FETCH & ADD."""
+    ends = Connected(pair)
+    fetched, counter = pair.a.region(8), pair.b.region((5).to_bytes(8, "little"))
+    for opcode, before, after in ((WROpcode.ATOMIC_CMP_AND_SWP, 5, 9), (WROpcode.ATOMIC_FETCH_AND_ADD, 9, 14)):
+        number: Any = int(opcode) if plain else opcode
+        wr = SendWR(1, number, [sge(fetched)], remote_addr=counter.addr, rkey=counter.rkey, compare_add=5, swap=9)
+        ends.left.post_send([wr])
+        assert told(ends.at_left()) == [(1, "SUCCESS")]
+        assert int.from_bytes(fetched.view, "little") == before
+        assert int.from_bytes(counter.view, "little") == after
+
+
 def test_inline_buffer_is_reusable_at_once(pair: Pair) -> None:
     ends = Connected(pair)
     inbox, outbox = pair.b.region(64), pair.a.region(b"registered")
     ends.right.post_recv([RecvWR(1, [sge(inbox)])])
     plain = bytearray(b"plain ")
-    pair.net.lost = lambda datagram: True  # so that it is sent once more, later
+    pair.net.lost = lambda datagram: True  # so that it is retransmitted later
     ends.left.post_send([SendWR(1, sg=[plain, b"", sge(outbox)], send_flags=INLINE | SIGNALED)])
     plain[:], outbox.view[:] = b"!!!!!!", b"??????????"
     plain.clear()
@@ -56,7 +71,7 @@ def test_inline_buffer_is_reusable_at_once(pair: Pair) -> None:
     assert bytes(inbox.view[:16]) == b"plain registered"
 
 
-def test_writes_with_immediate(pair: Pair) -> None:
+def test_write_with_immediate_completes_a_receive(pair: Pair) -> None:
     ends = Connected(pair)
     target, outbox = pair.b.region(10_000), pair.a.region(b"x" * 5000)
     ends.right.post_recv([RecvWR(1), RecvWR(2, [sge(target)])])
@@ -78,7 +93,7 @@ def test_writes_with_immediate(pair: Pair) -> None:
     assert bytes(target.view) == b"x" * 10_000
 
 
-def test_reads_and_atomics(pair: Pair) -> None:
+def test_reads_and_atomics_return_the_remote_memory(pair: Pair) -> None:
     ends = Connected(pair)
     source, inbox = pair.b.region(random.Random(1).randbytes(70_000)), pair.a.region(70_016)
     counter = pair.b.region((40).to_bytes(8, "little"))
@@ -134,8 +149,8 @@ def test_remote_memory_is_protected(pair: Pair, opcode: WROpcode, access: Access
         host.pd = object()
     target = host.region(b"untouched", access if wrong == "permission" else ALL)
     address, key = target.addr, target.rkey
-    if address % 8:  # atomics want it so
-        pytest.skip("an allocator that aligns to less than eight")
+    if address % 8:  # atomics need an aligned address
+        pytest.skip("the allocator aligns to less than eight bytes")
     if wrong == "key":
         key ^= 0x100
     elif wrong == "range":
@@ -146,7 +161,7 @@ def test_remote_memory_is_protected(pair: Pair, opcode: WROpcode, access: Access
     ends.left.post_send([SendWR(1, opcode, [sge(local)], remote_addr=address, rkey=key, compare_add=1)])
     assert told(ends.at_left()) == [(1, "REM_ACCESS_ERR")]
     pair.settle()
-    assert both(ends.left, ends.right) == ["ERR", "ERR"]
+    assert state_names(ends.left, ends.right) == ["ERR", "ERR"]
     if wrong != "revoked":
         assert buffer == b"untouched"
     assert bytes(local.view) == bytes(range(8))
@@ -158,7 +173,7 @@ def test_zero_length_operations_need_no_key(pair: Pair) -> None:
     assert told(ends.at_left(2)) == [(1, "SUCCESS"), (2, "SUCCESS")]
 
 
-def test_access_flags_are_enforced(pair: Pair) -> None:
+def test_access_flags_of_the_qp_are_enforced(pair: Pair) -> None:
     left, right = pair.a.qp(), pair.b.qp()
     to_init(right, AccessFlag.LOCAL_WRITE)
     pair.connect(left, right)
@@ -178,7 +193,7 @@ def test_revoked_region_is_read_no_further(pair: Pair) -> None:
     source.dereg()
     assert told(ends.at_left()) == [(1, "REM_ACCESS_ERR")]
     assert bytes(inbox.view[-1000:]) == bytes(1000)
-    assert both(ends.left, ends.right) == ["ERR", "ERR"]
+    assert state_names(ends.left, ends.right) == ["ERR", "ERR"]
 
 
 def bad_element(pair: Pair, wrong: str) -> SGE:
@@ -207,7 +222,7 @@ def test_invalid_send_sge_fails_in_order(pair: Pair, wrong: str) -> None:
     ends.left.post_recv([RecvWR(9)])
     ends.left.post_send([read(1, sge(inbox)), read(2, bad_element(pair, wrong)), read(3, sge(inbox))])
     ends.left.post_send([read(4, sge(inbox))])
-    assert both(ends.left, ends.right) == ["RTS", "RTS"]
+    assert state_names(ends.left, ends.right) == ["RTS", "RTS"]
     assert sorted(told(ends.at_left(5))) == [
         (1, "SUCCESS"),
         (2, "LOC_PROT_ERR"),
@@ -216,7 +231,7 @@ def test_invalid_send_sge_fails_in_order(pair: Pair, wrong: str) -> None:
         (9, "WR_FLUSH_ERR"),
     ]
     assert bytes(inbox.view) == b"q" * 5000
-    assert both(ends.left, ends.right) == ["ERR", "RTS"]
+    assert state_names(ends.left, ends.right) == ["ERR", "RTS"]
 
 
 def test_invalid_send_sge_after_a_failure_is_flushed(pair: Pair) -> None:
@@ -257,7 +272,7 @@ def test_message_longer_than_its_receive_fails_both_ends(pair: Pair) -> None:
     assert told(ends.at_left()) == [(2, "REM_INV_REQ_ERR")]
 
 
-def test_send_with_invalidate(pair: Pair) -> None:
+def test_send_with_invalidate_revokes_the_key(pair: Pair) -> None:
     ends = Connected(pair)
     target, outbox = pair.b.region(16), pair.a.region(b"x")
     ends.right.post_recv([RecvWR(1)])
@@ -267,7 +282,7 @@ def test_send_with_invalidate(pair: Pair) -> None:
     assert told(ends.at_left(2)) == [(1, "SUCCESS"), (2, "REM_ACCESS_ERR")]
 
 
-def test_rnr_retry_until_a_receive_is_posted(pair: Pair) -> None:
+def test_send_is_retried_until_a_receive_is_posted(pair: Pair) -> None:
     ends = Connected(pair, min_rnr_timer=14)
     inbox, outbox = pair.b.region(8), pair.a.region(b"patience")
     ends.left.post_send([SendWR(1, sg=[sge(outbox)])])
@@ -278,7 +293,7 @@ def test_rnr_retry_until_a_receive_is_posted(pair: Pair) -> None:
     assert bytes(inbox.view) == b"patience"
 
 
-def test_retry_exceeded_without_a_peer(pair: Pair) -> None:
+def test_send_without_a_peer_exceeds_its_retries(pair: Pair) -> None:
     ends = Connected(pair, retry_cnt=2)
     ends.right.destroy()
     ends.left.post_send([SendWR(1), SendWR(2)])

@@ -8,22 +8,21 @@ from collections.abc import Callable
 import pytest
 
 from rdmacm import RdmaError
-from rdmacm.soft.device.async_events import AsyncEvent
 from rdmacm.soft.device.queue_pair import SoftQP
 from rdmacm.soft.device.shared_receive_queue import SoftSRQ
 from rdmacm.verbs.attr import QPAttr, QPCap, SrqAttr
-from rdmacm.verbs.enums import Mtu, QPAttrMask, QPState, QPType, WROpcode
+from rdmacm.verbs.enums import EventType, Mtu, QPAttrMask, QPState, QPType, SrqAttrMask, WROpcode
 from rdmacm.verbs.wr import SGE, RecvWR, SendWR
 from support.softdev import Connected, Pair, sge, to_init, to_rtr, to_rts, told
 
 
-def to(qp: SoftQP, state: QPState, **more: int) -> None:
+def modify_state(qp: SoftQP, state: QPState, **more: int) -> None:
     mask = QPAttrMask.STATE | (QPAttrMask.EN_SQD_ASYNC_NOTIFY if more else 0)
     qp.modify(QPAttr(qp_state=state, **more), QPAttrMask(mask))  # type: ignore[arg-type]
 
 
-def refused(code: int) -> pytest.RaisesExc[RdmaError]:
-    return pytest.raises(RdmaError, check=lambda error: error.errno == code)
+def refused(code: int, bad_wr: object = None) -> pytest.RaisesExc[RdmaError]:
+    return pytest.raises(RdmaError, check=lambda error: error.errno == code and bad_wr in (None, error.bad_wr))
 
 
 def test_receives_posted_in_init_are_used(pair: Pair) -> None:
@@ -40,7 +39,7 @@ def test_receives_posted_in_init_are_used(pair: Pair) -> None:
     assert told(pair.poll(pair.b, cq, 2)) == [(1, "SUCCESS"), (2, "SUCCESS")]
 
 
-def test_query_returns_the_attributes(pair: Pair) -> None:
+def test_query_returns_a_copy_of_the_attributes(pair: Pair) -> None:
     ends = Connected(pair, path_mtu=Mtu.MTU_256)
     attr = ends.left.query()
     assert (attr.qp_state, attr.dest_qp_num, attr.path_mtu) == (QPState.RTS, ends.right.qp_num, Mtu.MTU_256)
@@ -72,10 +71,12 @@ def test_send_queue_is_full_until_a_completion(pair: Pair) -> None:
         return wr
 
     for _ in range(3):
-        with refused(errno.ENOMEM):
-            left.post_send([write(1, 0), write(2, 0), write(3, 0), write(4, 0)])
-        with refused(errno.ENOMEM):
-            left.post_send([write(5, 2)])
+        wrs = [write(number, 0) for number in (1, 2, 3, 4)]
+        with refused(errno.ENOMEM, wrs[3]):
+            left.post_send(wrs)
+        wrs = [write(5, 2)]
+        with refused(errno.ENOMEM, wrs[0]):
+            left.post_send(wrs)
         pair.settle()
     assert cq.poll(10) == []
     left.post_send([write(6, 2)])
@@ -85,8 +86,9 @@ def test_send_queue_is_full_until_a_completion(pair: Pair) -> None:
 def test_receive_queue_is_full_until_a_message(pair: Pair) -> None:
     left, right = pair.a.qp(), pair.b.qp(recvs=2)
     pair.connect(left, right)
-    with refused(errno.ENOMEM):
-        right.post_recv([RecvWR(1), RecvWR(2), RecvWR(3)])
+    wrs = [RecvWR(1), RecvWR(2), RecvWR(3)]
+    with refused(errno.ENOMEM, wrs[2]):
+        right.post_recv(wrs)
     left.post_send([SendWR(1)])
     pair.settle()
     right.post_recv([RecvWR(4)])
@@ -94,7 +96,7 @@ def test_receive_queue_is_full_until_a_message(pair: Pair) -> None:
         right.post_recv([RecvWR(5)])
 
 
-def test_sq_sig_all(pair: Pair) -> None:
+def test_sq_sig_all_completes_every_send(pair: Pair) -> None:
     cq = pair.a.cq()
     left, right = pair.a.qp(cq, sq_sig_all=True), pair.b.qp()
     pair.connect(left, right)
@@ -103,12 +105,12 @@ def test_sq_sig_all(pair: Pair) -> None:
     assert told(pair.poll(pair.a, cq)) == [(1, "SUCCESS")]
 
 
-def test_the_error_state_flushes_in_order(pair: Pair) -> None:
+def test_error_state_flushes_in_order(pair: Pair) -> None:
     ends = Connected(pair)
     pair.net.lost = lambda datagram: True
     ends.left.post_recv([RecvWR(11), RecvWR(12)])
     ends.left.post_send([SendWR(1), SendWR(2, send_flags=0), SendWR(3)])
-    to(ends.left, QPState.ERR)
+    modify_state(ends.left, QPState.ERR)
     found = told(ends.left_cq.poll(10))
     assert [wr_id for wr_id, _ in found if wr_id < 10] == [1, 2, 3]
     assert [wr_id for wr_id, _ in found if wr_id > 10] == [11, 12]
@@ -123,7 +125,7 @@ def test_unconnected_queue_pair_flushes(pair: Pair) -> None:
     qp = pair.a.qp(cq)
     to_init(qp)
     qp.post_recv([RecvWR(1)])
-    to(qp, QPState.ERR)
+    modify_state(qp, QPState.ERR)
     assert told(cq.poll(10)) == [(1, "WR_FLUSH_ERR")]
 
 
@@ -137,10 +139,10 @@ def test_reset_and_destroy_leave_no_completions(pair: Pair, how: str) -> None:
     left.post_send([SendWR(1), SendWR(2)])
     to_init(other)
     other.post_recv([RecvWR(7)])
-    to(other, QPState.ERR)
+    modify_state(other, QPState.ERR)
     pair.settle()
     if how == "reset":
-        to(left, QPState.RESET)
+        modify_state(left, QPState.RESET)
     else:
         left.destroy()
     assert told(cq.poll(10)) == [(7, "WR_FLUSH_ERR")]
@@ -151,7 +153,7 @@ def test_reset_and_destroy_leave_no_completions(pair: Pair, how: str) -> None:
 def test_queue_pair_is_usable_after_reset(pair: Pair) -> None:
     ends = Connected(pair)
     for qp in (ends.left, ends.right):
-        to(qp, QPState.RESET)
+        modify_state(qp, QPState.RESET)
     pair.connect(ends.left, ends.right)
     ends.right.post_recv([RecvWR(1)])
     ends.left.post_send([SendWR(1)])
@@ -160,15 +162,15 @@ def test_queue_pair_is_usable_after_reset(pair: Pair) -> None:
 
 def test_sqd_drains_the_send_queue(pair: Pair) -> None:
     ends = Connected(pair)
-    heard: list[AsyncEvent] = []
-    ends.left.on_async_event = lambda qp, event: heard.append(event)
+    heard: list[EventType] = []
+    ends.left.on_async_event = heard.append
     ends.right.post_recv([RecvWR(1), RecvWR(2)])
     ends.left.post_send([SendWR(1)])
-    to(ends.left, QPState.SQD, en_sqd_async_notify=1)
+    modify_state(ends.left, QPState.SQD, en_sqd_async_notify=1)
     assert ends.left.query().sq_draining == 1
     ends.left.post_send([SendWR(2)])
     pair.settle()
-    assert (heard, ends.left.query().sq_draining) == ([AsyncEvent.COMM_EST, AsyncEvent.SQ_DRAINED], 0)
+    assert (heard, ends.left.query().sq_draining) == ([EventType.COMM_EST, EventType.SQ_DRAINED], 0)
     assert told(ends.left_cq.poll(10)) == [(1, "SUCCESS")]
     to_rts_again = QPAttr(qp_state=QPState.RTS)
     ends.left.modify(to_rts_again, QPAttrMask.STATE)
@@ -178,26 +180,26 @@ def test_sqd_drains_the_send_queue(pair: Pair) -> None:
 def test_first_packet_raises_comm_est(pair: Pair) -> None:
     cq = pair.a.cq()
     left, right = pair.a.qp(cq), pair.b.qp()
-    heard: list[AsyncEvent] = []
-    right.on_async_event = lambda qp, event: heard.append(event)
+    heard: list[EventType] = []
+    right.on_async_event = heard.append
     to_rtr(left, right.qp_num, pair.b.addresses[0], pair.a.gid_index(pair.a.addresses[0]))
     to_rtr(right, left.qp_num, pair.a.addresses[0], pair.b.gid_index(pair.b.addresses[0]))
     to_rts(left)
     right.post_recv([RecvWR(1), RecvWR(2)])
     left.post_send([SendWR(1), SendWR(2)])
     pair.settle()
-    assert heard == [AsyncEvent.COMM_EST]
+    assert heard == [EventType.COMM_EST]
     assert told(cq.poll(9)) == [(1, "SUCCESS"), (2, "SUCCESS")]
 
 
 def test_fatal_errors_raise_an_event(pair: Pair) -> None:
     ends = Connected(pair, retry_cnt=0)
-    heard: list[AsyncEvent] = []
-    ends.left.on_async_event = lambda qp, event: heard.append(event)
+    heard: list[EventType] = []
+    ends.left.on_async_event = heard.append
     pair.net.lost = lambda datagram: True
     ends.left.post_send([SendWR(1)])
     ends.at_left()
-    assert (heard, ends.left.state) == ([AsyncEvent.QP_FATAL], QPState.ERR)
+    assert (heard, ends.left.state) == ([EventType.QP_FATAL], QPState.ERR)
 
 
 def test_child_may_not_use_the_parents_queue_pairs(pair: Pair) -> None:
@@ -251,29 +253,30 @@ def test_queue_pairs_share_a_receive_queue(pair: Pair) -> None:
 
 def test_srq_limit_warns_once(pair: Pair) -> None:
     shared = Shared(pair, max_wr=3)
-    heard: list[AsyncEvent] = []
-    shared.srq.on_async_event = lambda srq, event: heard.append(event)
-    with refused(errno.ENOMEM):
-        shared.srq.post_recv([RecvWR(n) for n in range(4)])
-    shared.srq.modify(SrqAttr(srq_limit=2))
+    heard: list[EventType] = []
+    shared.srq.on_async_event = heard.append
+    wrs = [RecvWR(n) for n in range(4)]
+    with refused(errno.ENOMEM, wrs[3]):
+        shared.srq.post_recv(wrs)
+    shared.srq.modify(SrqAttr(srq_limit=2), SrqAttrMask.LIMIT)
     assert shared.srq.query() == SrqAttr(max_wr=3, max_sge=1, srq_limit=2)
     for n in range(3):
         shared.lefts[0].post_send([SendWR(n)])
         pair.settle()
         assert len(heard) == min(n, 1)
-    assert heard == [AsyncEvent.SRQ_LIMIT_REACHED]
+    assert heard == [EventType.SRQ_LIMIT_REACHED]
     assert shared.srq.query().srq_limit == 0
 
 
 def test_invalid_srq_sge_fails_the_consuming_queue_pair(pair: Pair) -> None:
     shared = Shared(pair)
-    heard: list[AsyncEvent] = []
-    shared.rights[0].on_async_event = lambda qp, event: heard.append(event)
+    heard: list[EventType] = []
+    shared.rights[0].on_async_event = heard.append
     shared.srq.post_recv([RecvWR(1, [SGE(1, 1, 1)]), RecvWR(2)])
     shared.lefts[0].post_send([SendWR(1, sg=[sge(pair.a.region(1))])])
     pair.settle()
     assert told(shared.cq.poll(10)) == [(1, "LOC_QP_OP_ERR")]
-    assert heard == [AsyncEvent.QP_LAST_WQE_REACHED, AsyncEvent.QP_FATAL]
+    assert heard == [EventType.QP_LAST_WQE_REACHED, EventType.QP_FATAL]
     shared.lefts[1].post_send([SendWR(2)])
     pair.settle()
     assert told(shared.cq.poll(10)) == [(2, "SUCCESS")]
@@ -281,11 +284,11 @@ def test_invalid_srq_sge_fails_the_consuming_queue_pair(pair: Pair) -> None:
 
 @pytest.mark.parametrize(
     "end",
-    [SoftQP.fail, SoftQP.destroy, lambda qp: to(qp, QPState.ERR)],
+    [SoftQP.fail, SoftQP.destroy, lambda qp: modify_state(qp, QPState.ERR)],
     ids=["disconnected", "destroyed", "to ERR"],
 )
 def test_received_messages_are_acknowledged_before_close(pair: Pair, end: Callable[[SoftQP], None]) -> None:
-    """An ACK may wait until the caller has its completion; with it the caller may be done with the connection."""
+    """A deferred ACK is not lost when the application closes the connection after its completion."""
     ends = Connected(pair)
     ends.right.post_recv([RecvWR(1)])
     ends.left.post_send([SendWR(2)])

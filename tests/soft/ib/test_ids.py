@@ -1,4 +1,4 @@
-"""InfiniBand ids on a subnet in memory: what a simulated fabric cannot be made to do."""
+"""InfiniBand ids on a subnet in memory, in situations that ibsim cannot produce."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from rdmacm.testing import MemoryNetwork, MemorySubnet, memory_provider
 
 SID = service_id(PortSpace.IB, 7471)
 ALL_BITS = (1 << 64) - 1
-PATIENCE = 10.0
-ELSEWHERE = SockAddrIB(Gid("fec0::1"), SID, ALL_BITS)
+TIMEOUT = 10.0
+UNREACHABLE = SockAddrIB(Gid("fec0::1"), SID, ALL_BITS)
 
 
 class Pair:
@@ -47,7 +47,7 @@ def pair(monkeypatch: pytest.MonkeyPatch) -> Pair:
     return Pair()
 
 
-def test_alternate_path(pair: Pair) -> None:
+def test_resolve_route_returns_an_alternate_path_if_asked(pair: Pair) -> None:
     path = pair.subnet.sa.path(pair.here, pair.there)
     same, other = path.replace(sl=1), path.replace(dlid=path.dlid + 100)
     pair.subnet.sa.set_paths(pair.here, pair.there, path, same, other)
@@ -62,15 +62,15 @@ def test_alternate_path(pair: Pair) -> None:
 
 
 def test_private_data_is_not_mistaken_for_an_ip_header(pair: Pair) -> None:
-    """Behind AF_IB addresses there is no rdma_cm header, and nothing is read as one."""
+    """With AF_IB addresses, private data does not begin with rdma_cm's IP header."""
     data = bytes([0, 0x40, 0x1D, 0x2F]) + bytes(12) + bytes([10, 0, 0, 1]) + bytes(12) + bytes([10, 0, 0, 2])
     with pair.listening() as listener, EventChannel(pair.client) as channel, CmId(channel, PortSpace.IB) as cmid:
         cmid.resolve_addr(pair.service)
-        channel.get_event(PATIENCE).ack()
+        channel.get_event(TIMEOUT).ack()
         cmid.resolve_route()
-        channel.get_event(PATIENCE).ack()
+        channel.get_event(TIMEOUT).ack()
         cmid.connect(ConnParam(data, qp_num=7))
-        with listener.channel.get_event(PATIENCE) as request:
+        with listener.channel.get_event(TIMEOUT) as request:
             assert request.private_data == data.ljust(92, b"\0")
             peer = request.id
         source = peer.peer_addr
@@ -79,7 +79,7 @@ def test_private_data_is_not_mistaken_for_an_ip_header(pair: Pair) -> None:
         assert source.addr == pair.here
 
 
-def test_service_is_resolved_again(pair: Pair) -> None:
+def test_service_can_be_resolved_repeatedly(pair: Pair) -> None:
     with pair.listening() as listener, pair.id() as cmid:
         listener.register_service("storage")
         cmid.bind_addr(SockAddrIB(pair.here))
@@ -88,7 +88,7 @@ def test_service_is_resolved_again(pair: Pair) -> None:
             (found,) = cmid.query_addrinfo()
             assert found.dst_addr == pair.service
             with pytest.raises(RdmaError):
-                cmid.resolve_addr(ELSEWHERE)
+                cmid.resolve_addr(UNREACHABLE)
             assert cmid.state is State.ADDR_BOUND
 
 
@@ -108,10 +108,10 @@ def test_service_name_that_is_not_utf8(pair: Pair) -> None:
                 refused()
 
 
-def test_silent_sa_is_not_a_missing_service(pair: Pair) -> None:
+def test_silent_sa_raises_enoent_after_two_seconds(pair: Pair) -> None:
     pair.subnet.sa.silence = 1.0
     began = time.monotonic()
-    with pytest.raises(RdmaError) as none:
+    with pytest.raises(RdmaError) as raised:
         getaddrinfo(None, "storage", flags=RaiFlag.SA, provider=pair.client)
-    assert none.value.errno == errno.ENOENT
-    assert 1.9 < time.monotonic() - began < PATIENCE
+    assert raised.value.errno == errno.ENOENT
+    assert 1.9 < time.monotonic() - began < TIMEOUT

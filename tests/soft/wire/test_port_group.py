@@ -1,4 +1,4 @@
-"""Several processes on one port: each gets its own packets, whatever becomes of the others."""
+"""Several processes share one port: each receives its own packets while others join, leave or die."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SERVICE = 0x0000_0000_0106_1D2F
 MakeWorker: TypeAlias = Callable[[], Worker]
 HERE = path("127.0.0.1", "127.0.0.1")
 
-needs_root = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="becoming another user")
+needs_root = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root")
 
 
 @pytest.fixture
@@ -48,15 +48,15 @@ def worker(port: int) -> Iterator[MakeWorker]:
 
 @pytest.fixture
 def wire(port: int) -> Iterator[UdpWire]:
-    """A wire of this process: the first."""
+    """The wire of this process, which is the group's first member."""
     wire = UdpWire(port=port)
     wire.open()
     yield wire
     wire.close()
 
 
-def joins(wire: UdpWire, worker: Worker) -> int:
-    """Have a worker open, and let it in."""
+def admit(wire: UdpWire, worker: Worker) -> int:
+    """Have a worker open its wire, and admit it to the group. Returns its slot."""
     worker.begin(Server.open)
     while not worker.control.poll():
         wire.receive()
@@ -99,28 +99,28 @@ class TestJoining:
         members = [worker() for _ in range(3)]
         assert [member.open() for member in members] == [1, 2, 3]
         members[1].kill()
-        # What came for the dead one is not for its heir.
+        # Packets for the dead process are not delivered to its successor.
         members[0](Server.send, 2 << 16 | 7, b"old")
-        heir = worker()
-        assert heir.open() == 2
+        successor = worker()
+        assert successor.open() == 2
         members[0](Server.send, 2 << 16 | 7, b"new")
-        assert [body[12:] for body in bodies(heir.collect(1))] == [b"new"]
-        # ... and the last slot is where it was.
+        assert [body[12:] for body in bodies(successor.collect(1))] == [b"new"]
+        # The last slot has not moved.
         members[0](Server.send, 3 << 16 | 7, b"3")
         assert [body[12:] for body in bodies(members[2].collect(1))] == [b"3"]
 
-    def test_leave_and_rejoin(self, wire: UdpWire, worker: MakeWorker) -> None:
+    def test_process_can_leave_and_rejoin(self, wire: UdpWire, worker: MakeWorker) -> None:
         other = worker()
-        assert (wire.slot, joins(wire, other)) == (1, 2)
+        assert (wire.slot, admit(wire, other)) == (1, 2)
         wire.close()
-        with pytest.raises(CallFailed):  # the wire is open; what matters is that its process lives on alone
+        with pytest.raises(CallFailed):  # the address is invalid, but the process is alive
             other(Server.listen, SERVICE, b"bad" * 100)
         third = worker()
         assert third.open() == 1
         wire.open()
         assert wire.slot == 3
 
-    def test_new_group_after_all_died(self, worker: MakeWorker) -> None:
+    def test_new_group_starts_after_all_members_died(self, worker: MakeWorker) -> None:
         members = [worker() for _ in range(3)]
         assert [member.open() for member in members] == [1, 2, 3]
         for member in members:
@@ -128,17 +128,19 @@ class TestJoining:
         assert worker().open() == 1
 
     @pytest.mark.slow
-    def test_no_free_slot(self, wire: UdpWire, worker: MakeWorker, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(sharing, "MAX_SLOT", 2)
-        assert joins(wire, worker()) == 2
-        with pytest.raises(CallFailed, match="2 processes share the port already") as caught:
-            joins(wire, worker())
-        assert caught.value.errno == errno.EUSERS
-
-    def test_process_killed_before_parking_its_sockets(
+    def test_join_fails_without_a_free_slot(
         self, wire: UdpWire, worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        # Between being admitted and parking its sockets a process calls nothing public.
+        monkeypatch.setattr(sharing, "MAX_SLOT", 2)
+        assert admit(wire, worker()) == 2
+        with pytest.raises(CallFailed, match="2 processes share the port already") as caught:
+            admit(wire, worker())
+        assert caught.value.errno == errno.EUSERS
+
+    def test_group_survives_a_process_killed_while_joining(
+        self, wire: UdpWire, worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # A process calls nothing public between its admission and the parking of its sockets.
         await_order = sharing._await_order
 
         def die(*args: object) -> None:
@@ -152,12 +154,12 @@ class TestJoining:
             wire.receive()
         victim.kill()
         member = worker()
-        assert joins(wire, member) == 2
-        assert joins(wire, worker()) == 3
+        assert admit(wire, member) == 2
+        assert admit(wire, worker()) == 3
         wire.send(wire.route(HERE), (packet(2 << 16 | 7, b"2"), bytes(4)))
         assert [body[12:] for body in bodies(member.collect(1))] == [b"2"]
 
-    def test_no_member_answers_admission(self, worker: MakeWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_join_fails_if_no_member_answers(self, worker: MakeWorker, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sharing, "JOIN_SECONDS", 0.2)
         first, second = worker(), worker()
         first.open()
@@ -172,10 +174,10 @@ class TestJoining:
         second.signal(signal.SIGCONT)
         assert worker().open() == 1
 
-    def test_member_stopped_during_admission(
+    def test_join_fails_while_a_joining_process_is_stopped(
         self, wire: UdpWire, worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        # Between being admitted and parking its sockets a process calls nothing public.
+        # A process calls nothing public between its admission and the parking of its sockets.
         await_order = sharing._await_order
 
         def stop(*args: object) -> None:
@@ -189,13 +191,13 @@ class TestJoining:
         while os.waitpid(stuck.pid, os.WUNTRACED | os.WNOHANG) == (0, 0):
             wire.receive()
         with pytest.raises(CallFailed, match=f"process {stuck.pid} is joining") as caught:
-            joins(wire, worker())
+            admit(wire, worker())
         assert caught.value.errno == errno.EBUSY
         stuck.signal(signal.SIGCONT)
         assert stuck.result() == 2
-        assert joins(wire, worker()) == 3
+        assert admit(wire, worker()) == 3
 
-    def test_unresponsive_program_on_the_admission_socket(self, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_open_fails_if_another_program_shares_the_port(self, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sharing, "JOIN_SECONDS", 0.1)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
             other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -204,24 +206,25 @@ class TestJoining:
                 UdpWire(port=port).open()
         assert caught.value.errno == errno.EADDRINUSE
 
-    def test_port_held_without_reuseport(self, port: int) -> None:
+    def test_open_fails_if_the_port_is_held_without_reuseport(self, port: int) -> None:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
             other.bind(("127.0.0.1", port))
-            with pytest.raises(OSError, match=rf"process {os.getpid()} of user {os.geteuid()} has the port") as caught:
+            named = rf"in use by process {os.getpid()} \(.*\) of user {os.geteuid()}"
+            with pytest.raises(OSError, match=named) as caught:
                 UdpWire(port=port).open()
         assert caught.value.errno == errno.EADDRINUSE
 
     @needs_root
-    def test_port_held_by_another_user(self, wire: UdpWire, worker: MakeWorker) -> None:
+    def test_open_fails_if_another_user_holds_the_port(self, wire: UdpWire, worker: MakeWorker) -> None:
         other = worker()
         other(os_setuid, NOBODY)
         with pytest.raises(CallFailed, match=f"process {os.getpid()} of user 0 has the port.*run as user 0") as caught:
             other.open()
         assert caught.value.errno == errno.EACCES
-        wire.receive()  # which hangs up on it
+        wire.receive()  # closes the other user's connection
 
     @needs_root
-    def test_unprivileged_user(self, port: int, worker: MakeWorker) -> None:
+    def test_unprivileged_processes_share_the_port(self, port: int, worker: MakeWorker) -> None:
         members = [worker() for _ in range(3)]
         for member in members:
             member(os_setuid, NOBODY)
@@ -255,7 +258,7 @@ def os_setuid(server: Server, uid: int) -> None:
 
 
 class TestFork:
-    def test_a_child_is_another_group(self, wire: UdpWire) -> None:
+    def test_forked_child_is_a_new_member(self, wire: UdpWire) -> None:
         token = wire.listen(SERVICE, None)
         ready, done = os.pipe()
         pid = os.fork()
@@ -278,7 +281,7 @@ class TestFork:
             wire.send(route, (packet(2 << 16 | 7, b"child"), bytes(4)))
             wire.send(route, (packet(1 << 16 | 7, b"parent"), bytes(4)))
         assert {each.body[12:] for each in got} <= {b"parent"}
-        # The child is gone, and the parent is what it was.
+        # The child has exited, and the parent still receives its requests.
         wire.send(route, (mad(AttributeId.REQ), bytes(4)))
         while mad(AttributeId.REQ) not in [each.body for each in collect(wire, 1)]:
             pass
@@ -299,7 +302,7 @@ class TestRequests:
             members[count % 2](Server.send, 1, data[12:])
         for number, member in enumerate(members):
             got = member.collect(20)
-            # Those another process read come by another way, and may be later than those read here.
+            # Requests that another process has read are forwarded, and may arrive later.
             assert sorted(bodies(got)) == sorted(sent[number::3])
             assert {(segment, remote, local) for _, segment, remote, local in got} == {(0, *HERE_TEXT)}
         assert not any(member(Server.taken) for member in members)
@@ -307,7 +310,7 @@ class TestRequests:
     def test_listener_with_an_address_precedes_the_wildcard(self, wire: UdpWire, worker: MakeWorker) -> None:
         exact, of_family, of_any = worker(), worker(), worker()
         for member, local in ((exact, packed("127.0.0.2")), (of_family, bytes(4)), (of_any, None)):
-            joins(wire, member)
+            admit(wire, member)
             member(Server.listen, SERVICE, local)
         places = {
             ("127.0.0.1", "127.0.0.2"): exact,
@@ -320,23 +323,23 @@ class TestRequests:
             assert body[:-4] == mad(AttributeId.REQ)
             assert (remote, local) == (ends[0], packed(ends[1]))
 
-    def test_request_without_listener(self, wire: UdpWire, worker: MakeWorker) -> None:
+    def test_request_without_listener_stays_with_its_reader(self, wire: UdpWire, worker: MakeWorker) -> None:
         route = wire.route(HERE)
         member = worker()
-        joins(wire, member)
+        admit(wire, member)
         member.signal(signal.SIGSTOP)
         wire.send(route, (mad(AttributeId.REQ), bytes(4)))
         assert [each.body for each in collect(wire, 1)] == [mad(AttributeId.REQ)]
         member.signal(signal.SIGCONT)
 
-    def test_request_to_a_killed_listener(self, wire: UdpWire, worker: MakeWorker) -> None:
+    def test_request_to_a_killed_listener_stays_with_its_reader(self, wire: UdpWire, worker: MakeWorker) -> None:
         member = worker()
-        joins(wire, member)
+        admit(wire, member)
         member(Server.listen, SERVICE, None)
-        member.signal(signal.SIGSTOP)  # so that it is this process that reads
+        member.signal(signal.SIGSTOP)  # so that this process reads the requests
         route = wire.route(HERE)
         wire.send(route, (mad(AttributeId.REQ), bytes(4)))
-        pump(wire)
+        read_all(wire)
         assert wire.counters["forwarded"] == 1
         member.kill()
         wire.send(route, (mad(AttributeId.REQ), bytes(4)))
@@ -344,33 +347,33 @@ class TestRequests:
 
     def test_process_without_listener_stops_reading_requests(self, wire: UdpWire, worker: MakeWorker) -> None:
         member = worker()
-        joins(wire, member)
+        admit(wire, member)
         member(Server.listen, SERVICE, None)
         member.signal(signal.SIGSTOP)
         route = wire.route(HERE)
         sent = [mad(AttributeId.REQ, tail=bytes((count,))) for count in range(4)]
         wire.send(route, (sent[0], bytes(4)))
-        pump(wire)
-        assert wire.counters["forwarded"] == 1, "it learns of the listener"
+        read_all(wire)
+        assert wire.counters["forwarded"] == 1, "this process has found the listener"
         assert not wire.resume_requests()
         wire.send(route, (sent[1], bytes(4)))
         assert not wire.receive()
         member.signal(signal.SIGCONT)
         assert sorted(bodies(member.collect(2))) == sorted(body for body in sent[:2])
         assert wire.counters["forwarded"] == 1
-        # One that waits is taken after all, and handed on: the next is the listener's again.
+        # A request that has waited is read and forwarded. After it, this process stops reading again.
         member.signal(signal.SIGSTOP)
         wire.send(route, (sent[2], bytes(4)))
         wait([wire])
         assert not wire.receive()
         assert wire.resume_requests()
-        pump(wire)
+        read_all(wire)
         assert wire.counters["forwarded"] == 2
         wire.send(route, (sent[3], bytes(4)))
         assert not wire.receive()
-        # Who listens himself looks for them at once.
+        # A process with a listener of its own reads requests at once.
         wire.listen(SERVICE + 1, None)
-        pump(wire)
+        read_all(wire)
         assert wire.counters["forwarded"] == 3
         assert not wire.unread_request_fds() or not wire.resume_requests()
         member.signal(signal.SIGCONT)
@@ -378,8 +381,8 @@ class TestRequests:
 
     def test_burst_is_queued_for_a_slow_listener(self, wire: UdpWire, worker: MakeWorker) -> None:
         member, other = worker(), worker()
-        joins(wire, member)
-        joins(wire, other)
+        admit(wire, member)
+        admit(wire, other)
         member(Server.listen, SERVICE, None)
         other(Server.listen, SERVICE + 1, None)
         member.signal(signal.SIGSTOP)
@@ -388,7 +391,7 @@ class TestRequests:
         sent = [mad(AttributeId.REQ, tail=count.to_bytes(2, "big")) for count in range(100)]
         for data in sent:
             wire.send(route, (data, bytes(4)))
-            pump(wire)
+            read_all(wire)
         other.signal(signal.SIGCONT)
         wire.send(route, (mad(AttributeId.REQ, SERVICE + 1), bytes(4)))
         assert len(other.collect(1)) == 1
@@ -397,7 +400,7 @@ class TestRequests:
 
     def test_process_that_never_reads_blocks_no_other(self, wire: UdpWire, worker: MakeWorker) -> None:
         member = worker()
-        joins(wire, member)
+        admit(wire, member)
         member(Server.listen, SERVICE, None)
         member.signal(signal.SIGSTOP)
         route = wire.route(HERE)
@@ -408,9 +411,9 @@ class TestRequests:
         assert len(collect(wire, 1)) == 1
         member.signal(signal.SIGCONT)
 
-    def test_listening_ends(self, wire: UdpWire, worker: MakeWorker) -> None:
+    def test_service_id_is_free_after_unlisten(self, wire: UdpWire, worker: MakeWorker) -> None:
         member = worker()
-        joins(wire, member)
+        admit(wire, member)
         member(Server.listen, SERVICE, None)
         with pytest.raises(OSError, match="another process listens on service id 0x1061d2f") as caught:
             wire.listen(SERVICE, None)
@@ -418,7 +421,7 @@ class TestRequests:
         member(Server.unlisten)
         first, second = wire.listen(SERVICE, None), wire.listen(SERVICE, None)
         wire.unlisten(first)
-        wire.unlisten(first)  # does nothing to the second
+        wire.unlisten(first)  # does not affect the second
         with pytest.raises(CallFailed, match="another process"):
             member(Server.listen, SERVICE, None)
         wire.unlisten(second)
@@ -426,29 +429,29 @@ class TestRequests:
 
     def test_replies_go_directly_to_the_requester(self, wire: UdpWire, worker: MakeWorker) -> None:
         member = worker()
-        joins(wire, member)
+        admit(wire, member)
         answer = mad(AttributeId.REP, remote_id=member.slot << 24 | 5)
         wire.send(wire.route(HERE), (answer, bytes(4)))
         assert bodies(member.collect(1)) == [answer]
         assert not wire.counters
 
-    def test_packets_for_no_member(self, wire: UdpWire) -> None:
+    def test_packets_for_unused_slots_are_counted(self, wire: UdpWire) -> None:
         route = wire.route(HERE)
         for data in (packet(9 << 16 | 1), packet(5), mad(AttributeId.REP, remote_id=0x09_000001)):
             wire.send(route, (data, bytes(4)))
-        pump(wire)
+        read_all(wire)
         assert wire.counters["stray"] == 3
 
 
 def forge(server: Server, name: str, message: bytes) -> None:
-    """Send something to a mailbox."""
+    """Send a message to a forwarding socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         sock.connect("\0" + name)
         sock.send(message)
 
 
-def squat(server: Server, name: str) -> None:
-    """Take the name of a mailbox."""
+def listen_on_name(server: Server, name: str) -> None:
+    """Listen on the name of a forwarding socket."""
     sock = bind_name(name)
     sock.listen()
     server.tokens.append(sock)
@@ -459,22 +462,22 @@ class TestOtherUsers:
     def test_other_user_cannot_forward_packets(self, wire: UdpWire, worker: MakeWorker) -> None:
         honest, stranger = worker(), worker()
         stranger(os_setuid, NOBODY)
-        # The names are not secret, but a wire has no call that returns them.
+        # The names are not secret, but no public call returns them.
         assert wire._group is not None
         name = wire._group.slot_name(wire.slot)
         message = b"".join(_pack((memoryview(bytes(16)), 0, ("127.0.0.1", 4791), bytes(4))))
         for sender, expected in ((stranger, 0), (honest, 1)):
             sender(forge, name, message)
             wait([wire])
-            # To accept a connection, to take what came by it, to see its end.
+            # One call accepts the connection, one reads from it, one sees its end.
             assert sum(len(wire.receive()) for _ in range(3)) == expected
 
     def test_other_user_cannot_intercept_by_binding_a_name(self, wire: UdpWire, worker: MakeWorker) -> None:
         stranger = worker()
         stranger(os_setuid, NOBODY)
-        # The names are not secret, but a wire has no call that returns them.
+        # The names are not secret, but no public call returns them.
         assert wire._group is not None
-        stranger(squat, wire._group.service_name(SERVICE, None))
+        stranger(listen_on_name, wire._group.service_name(SERVICE, None))
         wire.send(wire.route(HERE), (mad(AttributeId.REQ), bytes(4)))
         assert [each.body for each in collect(wire, 1)] == [mad(AttributeId.REQ)]
 
@@ -508,8 +511,8 @@ class TestFromAnotherHost:
 HERE_TEXT = ("127.0.0.1", packed("127.0.0.1"))
 
 
-def pump(wire: UdpWire) -> None:
-    """Take all there is, where nobody else does, and expect nothing to be for this process."""
+def read_all(wire: UdpWire) -> None:
+    """Read until nothing is left, and expect no packet for this process."""
     wait([wire])
     while wire.receive() or select.select(wire.filenos(), [], [], 0)[0]:
         pass
@@ -517,10 +520,10 @@ def pump(wire: UdpWire) -> None:
 
 class TestMixedTrains:
     def test_train_is_split_by_process(self, wire: UdpWire, worker: MakeWorker) -> None:
-        """An adapter joins what comes from one address with one length, whoever it is for."""
+        """GRO admit packets of one source and one length, even those for different processes."""
         member, listener = worker(), worker()
-        joins(wire, member)
-        joins(wire, listener)
+        admit(wire, member)
+        admit(wire, listener)
         listener(Server.listen, SERVICE, None)
         mine = [packet(1 << 16 | 7, bytes((count,)) * 264) for count in range(3)]
         theirs = [packet(2 << 16 | 7, bytes((count,)) * 264) for count in range(3)]
@@ -568,7 +571,7 @@ class TestChurn:
                 elif not member.slot and member.control.poll():
                     member.slot = member.result()
                     owners = [each.slot for each in [a, b, *others] if each.slot]
-                    assert len(owners) == len(set(owners)), f"two own one of {owners}"
+                    assert len(owners) == len(set(owners)), f"two processes own one slot of {owners}"
             time.sleep(dice.random() * 0.01)
         for member in others:
             member.signal(signal.SIGCONT)
@@ -578,9 +581,9 @@ class TestChurn:
         slots = [member.slot for member in living]
         assert len(slots) == len(set(slots))
         assert born > 5
-        # ten processes at a time, and those that were killed while they joined
+        # at most ten processes at a time, and as many that were killed while they joined
         assert max(slots) <= 2 * 10
-        # Every packet still comes to whom it is for.
+        # Every packet still arrives at its process.
         for member in living:
             a(Server.send, member.slot << 16 | 7, bytes((member.slot,)))
         for member in living:

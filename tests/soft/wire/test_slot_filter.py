@@ -1,4 +1,4 @@
-"""The kernel and the library agree about whose a packet is."""
+"""The kernel's filter and the library assign each packet to the same slot."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SLOTS = 4
 
 
 def mad(attribute: int, local_id: int = 0, remote_id: int = 0, service_id: int = 0, mgmt_class: int = 7) -> bytes:
-    """A management datagram with what steers it."""
+    """A MAD with the fields that decide its slot."""
     header = struct.pack("!BBBBHHQHHI", 1, mgmt_class, 2, 3, 0, 0, 0, attribute, 0, 0)
     ids = struct.pack("!IIQ", local_id, remote_id, service_id)
     return packet(1, bytes(8) + (header + ids).ljust(256, b"\0"))
@@ -30,7 +30,7 @@ def mad(attribute: int, local_id: int = 0, remote_id: int = 0, service_id: int =
 
 @pytest.fixture
 def group() -> Iterator[list[socket.socket]]:
-    """Sockets of a port in slots 0..3."""
+    """Sockets of one port, in slots 0 to 3."""
     port = free_port()
     opened = []
     for _ in range(SLOTS):
@@ -43,7 +43,7 @@ def group() -> Iterator[list[socket.socket]]:
         sock.close()
 
 
-def went_to(group: list[socket.socket], data: bytes) -> int:
+def receiving_slot(group: list[socket.socket], data: bytes) -> int:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         sender.sendto(data, ("127.0.0.1", group[0].getsockname()[1]))
     (ready,), _, _ = select.select(group, [], [], 5)
@@ -59,12 +59,12 @@ class TestSlots:
     def test_data_is_assigned_by_destination_qpn(self, group: list[socket.socket], slot: int) -> None:
         data = packet(slot << 16 | 0x1234)
         assert slot_of(data) == slot
-        assert went_to(group, data) == slot
+        assert receiving_slot(group, data) == slot
 
     def test_reserved_bits_before_the_qpn_are_ignored(self, group: list[socket.socket]) -> None:
         data = bytearray(packet(3 << 16 | 9))
         data[4] = 0xFF
-        assert slot_of(data) == went_to(group, bytes(data)) == 3
+        assert slot_of(data) == receiving_slot(group, bytes(data)) == 3
 
     @pytest.mark.parametrize("attribute", ATTRIBUTES)
     def test_mads_are_assigned_by_communication_id(self, group: list[socket.socket], attribute: int) -> None:
@@ -73,25 +73,25 @@ class TestSlots:
             expected = 0
         else:
             expected = 2 if attribute == AttributeId.SIDR_REP else 3
-        assert slot_of(data) == went_to(group, data) == expected
+        assert slot_of(data) == receiving_slot(group, data) == expected
         assert is_request(data) == (attribute in (AttributeId.REQ, AttributeId.SIDR_REQ))
 
     def test_rej_of_an_unknown_req_has_no_slot(self, group: list[socket.socket]) -> None:
         data = mad(AttributeId.REJ, local_id=0x02_000001)
-        assert slot_of(data) == went_to(group, data) == 0
+        assert slot_of(data) == receiving_slot(group, data) == 0
 
     def test_other_mad_classes_have_no_slot(self, group: list[socket.socket]) -> None:
         data = mad(AttributeId.REP, 0x02_000001, 0x03_000001, mgmt_class=3)
-        assert slot_of(data) == went_to(group, data) == 0
+        assert slot_of(data) == receiving_slot(group, data) == 0
 
-    def test_short_and_random_packets(self, group: list[socket.socket]) -> None:
+    def test_short_and_random_packets_are_assigned_to_the_same_slot(self, group: list[socket.socket]) -> None:
         dice = random.Random(4791)
         whole = mad(AttributeId.REP, 0x02_000001, 0x03_000001)
         for size in range(16, len(whole)):
             data = whole[:size]
-            assert slot_of(data) == went_to(group, data)
+            assert slot_of(data) == receiving_slot(group, data)
         for _ in range(300):
             changed = bytearray(whole)
             for _ in range(3):
                 changed[dice.choice((5, 6, 7, 21, 36, 37, 44, 48))] = dice.randrange(SLOTS)
-            assert slot_of(changed) == went_to(group, bytes(changed))
+            assert slot_of(changed) == receiving_slot(group, bytes(changed))

@@ -1,4 +1,4 @@
-"""Packets and trains over real sockets: they arrive whole, sealed for the identification they were sent with."""
+"""Packets and trains over UDP sockets: they arrive unchanged, sealed for the IP identification they were sent with."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OpenWire: TypeAlias = Callable[..., UdpWire]
 
 @pytest.fixture
 def open_wire() -> Iterator[OpenWire]:
-    """Opens wires of a port of this host that nobody has."""
+    """Opens wires on a free port of this host."""
     port = free_port()
     with ExitStack() as stack:
 
@@ -71,7 +71,7 @@ class TestPackets:
         (got,) = collect(wire, 1)
         assert (got.remote[0], got.local) == ("127.0.0.7", packed("127.0.0.9"))
 
-    def test_nothing_to_receive(self, wire: UdpWire) -> None:
+    def test_receive_returns_nothing_when_nothing_has_arrived(self, wire: UdpWire) -> None:
         assert not wire.receive()
 
     def test_packets_are_received_in_order_and_bounded_batches(self, wire: UdpWire) -> None:
@@ -87,7 +87,7 @@ class TestPackets:
             got += batch
         assert [each.body for each in got] == sent
 
-    def test_runt_packet(self, wire: UdpWire) -> None:
+    def test_short_packets_are_counted_and_dropped(self, wire: UdpWire) -> None:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
             for size in (0, 1, 15):
                 stranger.sendto(bytes(size), ("127.0.0.1", wire.port))
@@ -99,7 +99,7 @@ class TestPackets:
                 got += taken(wire)
             assert [each.body for each in got] == bodies(wire, 1)
 
-    def test_use_after_close(self, open_wire: OpenWire) -> None:
+    def test_closed_wire_is_silent_until_it_is_opened_again(self, open_wire: OpenWire) -> None:
         wire = open_wire()
         assert wire.filenos()
         route = wire.route(path("127.0.0.1", "127.0.0.1"))
@@ -111,11 +111,11 @@ class TestPackets:
         assert wire.send(route, sealed(wire, route, bodies(wire, 1)))
         assert len(collect(wire, 1)) == 1
 
-    def test_implements_the_wire_protocol(self, wire: UdpWire) -> None:
+    def test_udp_wire_implements_the_wire_protocol(self, wire: UdpWire) -> None:
         seam: Wire = wire
         assert seam.slot >= 1
 
-    def test_addresses_of_two_families(self, wire: UdpWire) -> None:
+    def test_route_refuses_addresses_of_two_families(self, wire: UdpWire) -> None:
         with pytest.raises(ValueError, match="two addresses"):
             wire.route(path("127.0.0.1", "::1"))
 
@@ -126,14 +126,14 @@ class TestTrains:
         route = wire.route(path(host, host))
         train = sealed(wire, route, [*bodies(wire, 9), packet(wire.slot << 16 | 5, b"the short last one..")])
         assert len(b"".join(train)) <= wire.can_segment()
-        # cut as a sender's buffers are: not where the packets are
+        # buffers do not end where packets end
         joined = memoryview(b"".join(train))
         assert wire.send(route, (joined[:12], joined[12:3000], joined[3000:]), len(train[0]))
         got = collect(wire, 10)
         assert [each.data for each in got] == train
         assert [each.identification for each in got] == (list(range(10)) if host == "127.0.0.1" else [0] * 10)
 
-    def test_train_of_one_packet(self, wire: UdpWire) -> None:
+    def test_train_of_one_packet_is_received(self, wire: UdpWire) -> None:
         route = wire.route(path("127.0.0.1", "127.0.0.1"))
         (data,) = sealed(wire, route, bodies(wire, 1))
         assert wire.send(route, (data,), len(data))
@@ -156,7 +156,7 @@ class TestTrains:
         assert wire.can_segment() == 0
         route = wire.route(path("127.0.0.1", "127.0.0.1"))
         train = sealed(wire, route, bodies(wire, 5))
-        # Nobody should, but it arrives, each packet sealed for the identification it went out with.
+        # A train nevertheless arrives, packet by packet, each sealed for the identification it was sent with.
         assert wire.send(route, train, len(train[0]))
         got = collect(wire, 5)
         assert [(each.body, each.place, each.identification) for each in got] == [
@@ -164,39 +164,39 @@ class TestTrains:
         ]
 
     @pytest.mark.parametrize("host", LOOPBACKS)
-    def test_path_without_gso(self, wire: UdpWire, host: str) -> None:
+    def test_train_is_cut_on_a_path_without_gso(self, wire: UdpWire, host: str) -> None:
         route = wire.route(path(host, host))
         train = sealed(wire, route, bodies(wire, 5))
-        # Nothing public makes a system refuse trains.
+        # No public option makes the kernel refuse trains.
         sock = wire._sockets[":" in host]
         assert sock is not None
-        # The system refuses trains without UDP checksums, as it does where IPsec is on the way.
+        # The kernel refuses trains without UDP checksums, as it does on a path with IPsec.
         sock.setsockopt(*_NO_CHECKSUM[":" in host], 1)
         for number in (1, 2):
             assert wire.send(route, train, len(train[0]))
             got = collect(wire, 5)
             assert [(each.body, each.identification) for each in got] == [(body, 0) for body in bodies(wire, 5)]
             assert wire.counters["trains_cut"] == number
-        # That is known of this path alone, so another one still has trains.
+        # Only this route is marked, so that a new one still sends trains.
         sock.setsockopt(*_NO_CHECKSUM[":" in host], 0)
         assert wire.send(wire.route(path(host, host)), train, len(train[0]))
         assert [each.data for each in collect(wire, 5)] == train
         assert wire.counters["trains_cut"] == 2
 
-    def test_train_beyond_the_gso_limit(self, wire: UdpWire) -> None:
+    def test_train_beyond_the_gso_limit_is_cut(self, wire: UdpWire) -> None:
         route = wire.route(path("127.0.0.1", "127.0.0.1"))
         train = sealed(wire, route, bodies(wire, 200, 4))
         assert wire.send(route, train, len(train[0]))
         got = collect(wire, 200)
         assert [each.body for each in got] == bodies(wire, 200, 4)
         assert {each.identification for each in got} == {0}
-        # which does not make the path a bad one
+        # shorter trains are still sent as such
         assert wire.send(route, train[:5], len(train[0]))
         assert [each.identification for each in collect(wire, 5)] == [0, 1, 2, 3, 4]
 
 
 class TestUnsharedPort:
-    """A system where processes cannot share the port, and one that has no epoll."""
+    """A system without port sharing and without epoll."""
 
     @pytest.fixture
     def alone(self, open_wire: OpenWire, monkeypatch: pytest.MonkeyPatch) -> UdpWire:
@@ -205,10 +205,10 @@ class TestUnsharedPort:
         return open_wire()
 
     @pytest.mark.parametrize("host", LOOPBACKS)
-    def test_send_and_receive(self, alone: UdpWire, host: str) -> None:
+    def test_packets_of_all_slots_are_received(self, alone: UdpWire, host: str) -> None:
         route = alone.route(path(host, host))
         assert alone.slot == 1
-        for qpn in (1, 1 << 16 | 5, 9 << 16 | 5):  # there is nobody else to have it
+        for qpn in (1, 1 << 16 | 5, 9 << 16 | 5):  # all slots belong to this process
             assert alone.send(route, sealed(alone, route, [packet(qpn)]))
             (got,) = collect(alone, 1)
             assert got.body == packet(qpn)
@@ -216,7 +216,7 @@ class TestUnsharedPort:
         alone.unlisten(token)
 
     def test_port_is_exclusive(self, alone: UdpWire) -> None:
-        with pytest.raises(OSError, match="has the port") as caught:
+        with pytest.raises(OSError, match="the port is in use by process") as caught:
             UdpWire(port=alone.port).open()
         assert caught.value.errno == errno.EADDRINUSE
 
@@ -268,7 +268,7 @@ def wires(net: TwoHosts, stack: ExitStack) -> tuple[UdpWire, UdpWire]:
 @needs_netns
 class TestTwoHosts:
     @pytest.mark.parametrize("family", ["ipv4", "ipv6", "link_local"])
-    def test_packets_and_trains(self, net: TwoHosts, family: str) -> None:
+    def test_packets_and_trains_arrive_with_their_identifications(self, net: TwoHosts, family: str) -> None:
         with ExitStack() as stack:
             a, b = wires(net, stack)
             scope = net.va.index if family == "link_local" else 0
@@ -283,7 +283,7 @@ class TestTwoHosts:
             expected = [0, *range(8)] if family == "ipv4" else [0] * 9
             assert [each.identification for each in got] == expected
             remote = got[0].remote
-            # and back along what was received
+            # and back to the received address
             back = b.route(path(getattr(net.vb, family), remote[0], remote[3] if len(remote) == 4 else 0))
             assert back.remote_host == remote[0]
             assert b.send(back, sealed(b, back, bodies(a, 1)))
@@ -293,7 +293,7 @@ class TestTwoHosts:
             assert answer.remote[0] == route.remote_host
 
     @pytest.mark.parametrize("family", ["ipv4", "ipv6"])
-    def test_traffic_class(self, net: TwoHosts, family: str) -> None:
+    def test_traffic_class_is_set_in_the_ip_header(self, net: TwoHosts, family: str) -> None:
         inet = socket.AF_INET if family == "ipv4" else socket.AF_INET6
         with ExitStack() as stack, net.b.open_socket(inet, socket.SOCK_DGRAM) as receiver:
             if inet == socket.AF_INET:
@@ -314,17 +314,17 @@ class TestTwoHosts:
                 ((_, _, value),) = ancillary
                 assert value[0] == traffic_class
 
-    def test_send_error_is_a_lost_packet(self, net: TwoHosts) -> None:
+    def test_send_error_loses_one_packet(self, net: TwoHosts) -> None:
         with ExitStack() as stack:
             a, b = wires(net, stack)
             way = path(net.va.ipv4, net.vb.ipv4)
             route = a.route(way)
-            assert not a.send(route, (bytes(2000),))  # beyond the MTU, and may not be fragmented
+            assert not a.send(route, (bytes(2000),))  # longer than the MTU, and not to be fragmented
             assert not a.send(route, (bytes(2000), bytes(2000)), 2000)
             assert a.counters["EMSGSIZE"] >= 2
             assert not a.send(a.route(path(net.va.ipv4, "192.0.2.1")), (bytes(16),))
             assert a.counters["ENETUNREACH"] == 1
-            # ... and the path is as good as before
+            # The path still carries trains.
             train = sealed(a, route, bodies(b, 3))
             assert a.send(route, train, len(train[0]))
             assert [each.identification for each in collect(b, 3)] == [0, 1, 2]
@@ -338,17 +338,17 @@ class TestTwoHosts:
             pytest.skip(f"no token bucket filter: {error.stderr}")
         with ExitStack() as stack:
             a, _ = wires(net, stack)
-            # The size of the buffer is no option of a wire.
+            # A wire has no option for the buffer size.
             sock = a._sockets[0]
             assert sock is not None
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the system makes that the smallest there is
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the kernel raises it to its minimum
             route = a.route(path(net.va.ipv4, net.vb.ipv4))
             sent = [a.send(route, (bytes(1000),)) for _ in range(8)]
             assert sent[0]
             assert not sent[-1]
             assert a.counters["no_room"] == sent.count(False)
 
-    def test_unreachable_host(self, net: TwoHosts) -> None:
+    def test_icmp_errors_do_not_fail_later_sends(self, net: TwoHosts) -> None:
         with ExitStack() as stack:
             a, b = wires(net, stack)
             b.close()
@@ -357,7 +357,7 @@ class TestTwoHosts:
                 assert a.send(route, sealed(a, route, bodies(a, 1)))
             assert not a.receive()
 
-    def test_ipv6_with_zero_udp_checksum(self, net: TwoHosts) -> None:
+    def test_ipv6_packet_with_zero_udp_checksum_is_received(self, net: TwoHosts) -> None:
         with ExitStack() as stack, net.b.enter():
             _, b = wires(net, stack)
             with net.a.open_socket(socket.AF_INET6, socket.SOCK_DGRAM) as sender:
@@ -371,7 +371,7 @@ class TestTwoHosts:
             assert got.data == data
             assert got.remote[1] == sport
 
-    def test_host_without_ipv6(self, net: TwoHosts) -> None:
+    def test_wire_works_on_a_host_without_ipv6(self, net: TwoHosts) -> None:
         net.b.sysctl("net.ipv6.conf.all.disable_ipv6", 1)
         with ExitStack() as stack:
             a, b = wires(net, stack)
@@ -381,9 +381,9 @@ class TestTwoHosts:
             assert not b.send(b.route(path(net.vb.ipv6, net.va.ipv6)), (bytes(16),))
 
     @pytest.mark.parametrize("host", ["", "10.7.0.1"])
-    def test_port_in_use(self, net: TwoHosts, host: str) -> None:
+    def test_open_fails_if_the_port_is_in_use(self, net: TwoHosts, host: str) -> None:
         with net.a.open_socket(socket.AF_INET, socket.SOCK_DGRAM) as other, net.a.enter():
             other.bind((host, 4791))
-            with pytest.raises(OSError, match=r"process \d+ of user 0 has the port") as caught:
+            with pytest.raises(OSError, match=r"in use by process \d+ \(.*\) of user 0") as caught:
                 UdpWire().open()
             assert caught.value.errno == errno.EADDRINUSE

@@ -18,12 +18,13 @@ Accepts: TypeAlias = Callable[[REQ | SIDR_REQ, Hashable], bool]
 
 
 class DropReason(Enum):
-    """Why a MAD had no effect, or no other effect than a rejection."""
+    """Why a MAD had no effect, or no other effect than a rejection; or why a report of the network had none."""
 
     MALFORMED = "not a valid CM message"
     UNSUPPORTED = "a message this agent does not support"
     UNKNOWN = "no such connection"
     WRONG_PATH = "not from the peer of the connection"
+    WRONG_REPORT = "a report of the network about another request"
     WRONG_QPN = "a DREQ for another queue pair"
     UNEXPECTED = "not expected in this state: duplicate, late or wrong"
     NO_LISTENER = "no listener for the service id"

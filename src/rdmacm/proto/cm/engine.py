@@ -1,8 +1,8 @@
 """The communication manager of one device, without a network, a clock or a source of randomness of its own.
 
-An :class:`Agent` is driven by the user's calls, by :meth:`Agent.mad_received` and by :meth:`Agent.timer`. Each takes
-the time in seconds, of any clock that only goes forward. After each of them, the caller fetches the output from
-:meth:`Agent.mads_to_send`, :meth:`Agent.events` and :meth:`Agent.next_deadline`.
+An :class:`Agent` is driven by the user's calls, by :meth:`Agent.mad_received`, :meth:`Agent.unreachable` and
+:meth:`Agent.timer`. Each takes the time in seconds, of any clock that only goes forward. After each of them, the caller
+fetches the output from :meth:`Agent.mads_to_send`, :meth:`Agent.events` and :meth:`Agent.next_deadline`.
 
 A ``path`` identifies where a MAD came from or goes to. The engine does not interpret paths; it compares them, and takes
 MADs for a connection from no other path than the connection's. Two paths must be equal if, and only if, they lead to
@@ -29,7 +29,7 @@ from rdmacm.errors import CmStateError, cm_error
 from rdmacm.proto.cm import outgoing
 from rdmacm.proto.cm.codes import MessageKind, RejectReason, SidrStatus
 from rdmacm.proto.cm.connection import Accepts, CmConnection, CmListener, DropReason
-from rdmacm.proto.cm.events import Event
+from rdmacm.proto.cm.events import Event, NetworkError
 from rdmacm.proto.cm.messages import (
     DREP,
     DREQ,
@@ -80,7 +80,7 @@ class Agent:
         self.guid = guid
         self.max_connections = max_connections
         self._id_prefix = id_prefix
-        #: MADs that had no effect, or were only rejected, by reason.
+        #: MADs that had no effect or were only rejected, and reports of the network without effect, by reason.
         self.dropped: Counter[DropReason] = Counter()
         self._random = random
         self._mra_service_timeout = mra_service_timeout
@@ -276,6 +276,30 @@ class Agent:
         if drop is not None:
             self.dropped[drop] += 1
 
+    def unreachable(
+        self,
+        comm_id: int,
+        transaction_id: int,
+        is_path: Callable[[Any], bool],
+        error: NetworkError,
+        now: float,
+    ) -> None:
+        """Handle the network's report that a REQ or SIDR_REQ of this agent was not delivered.
+
+        The ids are those of the request. ``is_path(path)`` tells whether a path leads to where the request was sent.
+        The report ends a connection that still waits for the first answer to this request, with the event Unreachable.
+        Any other report is dropped and counted.
+        """
+        connection = self._connections.get(comm_id)
+        if connection is None:
+            self.dropped[DropReason.UNKNOWN] += 1
+        elif not connection.is_active or connection.transaction_id != transaction_id:
+            self.dropped[DropReason.WRONG_REPORT] += 1
+        elif not is_path(connection.path):
+            self.dropped[DropReason.WRONG_PATH] += 1
+        elif not self._step(connection, CmTrigger.NETWORK_ERROR, now, message=error):
+            self.dropped[DropReason.UNEXPECTED] += 1
+
     def _handle_req(self, req: REQ, tid: int, path: Hashable, now: float) -> DropReason | None:
         known = self._connections.of_peer(req.local_comm_id, req.local_ca_guid, path)
         if known is not None:
@@ -454,12 +478,12 @@ class Agent:
         trigger: CmTrigger,
         now: float,
         *,
-        message: Message | None = None,
+        message: Message | NetworkError | None = None,
         packed: bytes = b"",
     ) -> bool:
         """Make the transition of the table; False if it has none.
 
-        ``message`` is the one received, ``packed`` the MAD that a call sends.
+        ``message`` is the one received, or the network's report; ``packed`` is the MAD that a call sends.
         """
         before = connection.state
         transition = TRANSITIONS[before].get(trigger)
@@ -488,7 +512,12 @@ class Agent:
         return True
 
     def _perform(
-        self, connection: CmConnection, action: Action, now: float, message: Message | None, packed: bytes
+        self,
+        connection: CmConnection,
+        action: Action,
+        now: float,
+        message: Message | NetworkError | None,
+        packed: bytes,
     ) -> None:
         """Carry out one action of a transition, other than to report an event."""
         match action:

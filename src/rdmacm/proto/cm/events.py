@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from rdmacm.proto.cm.connection import CmListener
 from rdmacm.proto.cm.messages import REP, REQ, SIDR_REP, SIDR_REQ
@@ -16,12 +16,22 @@ __all__ = [
     "Disconnected",
     "Established",
     "Event",
+    "NetworkError",
     "Rejected",
     "SidrReply",
     "SidrRequest",
     "TimewaitExit",
     "Unreachable",
 ]
+
+
+class NetworkError(NamedTuple):
+    """The network's report that it has not delivered a request."""
+
+    #: ECONNREFUSED, EHOSTUNREACH or another errno.
+    errno: int
+    #: The packed address of the host that reports it; empty for this host.
+    reporter: bytes
 
 
 # Not frozen, for the reason given for messages.
@@ -67,9 +77,10 @@ class Rejected:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Unreachable:
-    """A REQ, REP or SIDR_REQ was not answered, and its retries are exhausted."""
+    """A REQ, REP or SIDR_REQ was not answered, and its retries are exhausted; or the network reports ``error``."""
 
     comm_id: int
+    error: NetworkError | None = None
 
 
 @dataclass(slots=True, unsafe_hash=True)

@@ -102,7 +102,7 @@ def _rejected(connection: CmConnection, _: CmTrigger, message: Any) -> Event:
     return Rejected(connection.comm_id, message.reason, ari, message.private_data)
 
 
-#: The event for an action that reports one, from the connection, the trigger and the message that caused it.
+#: The event for an action that reports one, from the connection, the trigger, and the message or error that caused it.
 REPORTS: dict[Action, Callable[[CmConnection, CmTrigger, Any], Event]] = {
     Action.REPORT_REQUEST: lambda c, _, req: ConnectRequest(c.comm_id, _listener(c), req, c.path),
     Action.REPORT_SIDR_REQUEST: lambda c, _, req: SidrRequest(c.comm_id, _listener(c), req, c.path),
@@ -110,7 +110,7 @@ REPORTS: dict[Action, Callable[[CmConnection, CmTrigger, Any], Event]] = {
     Action.REPORT_SIDR_REPLY: lambda c, _, rep: SidrReply(c.comm_id, rep),
     Action.REPORT_REJECTED: _rejected,
     Action.REPORT_ESTABLISHED: lambda c, *_: Established(c.comm_id),
-    Action.REPORT_UNREACHABLE: lambda c, *_: Unreachable(c.comm_id),
+    Action.REPORT_UNREACHABLE: lambda c, _, error: Unreachable(c.comm_id, error),
     Action.REPORT_DISCONNECT_REQUESTED: lambda c, *_: DisconnectRequested(c.comm_id),
     Action.REPORT_DISCONNECTED: lambda c, what, _: Disconnected(c.comm_id, what is CmTrigger.EXHAUSTED),
     Action.REPORT_TIMEWAIT_EXIT: lambda c, *_: TimewaitExit(c.comm_id, c.local_qpn),

@@ -26,6 +26,10 @@ one. A DREQ for an unknown connection is answered too, so that the peer can end 
 **Datagrams.** A SIDR_REQ is repeated until a SIDR_REP arrives. The passive side forgets the request once it has
 answered; a later copy is reported as a new request.
 
+**Errors of the network.** The network may report that a REQ or SIDR_REQ was not delivered: the port is closed, or the
+host cannot be reached. That ends the connection at once, if nothing has answered the request yet. In every other state
+the report has no effect, because the peer is there. Linux ignores such reports and repeats the request.
+
 **Destroying** is allowed in every state and sends the message that ends the connection in that state; in DREQ_SENT it
 sends one more DREQ. The TIMEWAIT that remains reports no more events.
 
@@ -107,6 +111,7 @@ class CmTrigger(Enum):
 
     RETRY = "response timeout"
     EXHAUSTED = "retries exhausted"
+    NETWORK_ERROR = "request not delivered"
     TIMEWAIT_OVER = "TIMEWAIT over"
     STALE = "the peer's queue pair is used by another connection"
 
@@ -152,7 +157,7 @@ class Transition(NamedTuple):
 
 _S, _T = CmState, CmTrigger
 
-#: Triggers by where they come from: calls of the user, received messages, and the engine itself.
+#: Triggers by where they come from: calls of the user, received messages, and the engine itself or the network below.
 CALLS = frozenset(
     (
         _T.CONNECT,
@@ -167,7 +172,7 @@ CALLS = frozenset(
         _T.DESTROY,
     )
 )
-INTERNAL = frozenset((_T.RETRY, _T.EXHAUSTED, _T.TIMEWAIT_OVER, _T.STALE))
+INTERNAL = frozenset((_T.RETRY, _T.EXHAUSTED, _T.NETWORK_ERROR, _T.TIMEWAIT_OVER, _T.STALE))
 MESSAGES = frozenset(CmTrigger) - CALLS - INTERNAL
 
 #: States in which the user has not answered a request yet. A listener's backlog counts them.
@@ -195,6 +200,7 @@ _ACTIVE: dict[CmState, dict[CmTrigger, Transition | None]] = {
         _T.REJ_STALE: Transition(_S.TIMEWAIT, (Action.REPORT_REJECTED,)),
         _T.RETRY: Transition(_S.REQ_SENT, (Action.RESEND,)),
         _T.EXHAUSTED: Transition(_S.IDLE, (Action.SEND_REJ_TIMEOUT, Action.REPORT_UNREACHABLE)),
+        _T.NETWORK_ERROR: Transition(_S.IDLE, (Action.REPORT_UNREACHABLE,)),
         _T.DESTROY: Transition(_S.IDLE, (Action.SEND_REJ_TIMEOUT,)),
         **_drop(_T.REQ, _T.MRA_REP, _T.RTU, _T.DREQ, _T.DREP),
         **_NOT_SIDR,
@@ -343,6 +349,7 @@ _SIDR: dict[CmState, dict[CmTrigger, Transition | None]] = {
         _T.SIDR_REP: Transition(_S.IDLE, (Action.REPORT_SIDR_REPLY,)),
         _T.RETRY: Transition(_S.SIDR_REQ_SENT, (Action.RESEND,)),
         _T.EXHAUSTED: Transition(_S.IDLE, (Action.REPORT_UNREACHABLE,)),
+        _T.NETWORK_ERROR: Transition(_S.IDLE, (Action.REPORT_UNREACHABLE,)),
         _T.DESTROY: Transition(_S.IDLE),
         **_drop(_T.SIDR_REQ),
         **_ONLY_SIDR,

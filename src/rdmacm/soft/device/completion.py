@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from rdmacm.errors import cm_error
 from rdmacm.progress.runtime import Runtime
-from rdmacm.verbs.enums import WC, WCStatus
+from rdmacm.verbs.enums import WC, EventType, WCStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,11 +94,13 @@ class SoftCQ:
     __slots__ = (
         "_armed",
         "_channel",
+        "_is_destroyed",
         "_queue",
         "_runtime",
         "_mux",
         "cqe",
         "notify",
+        "on_async_event",
         "overrun",
         "owner",
         "waited",
@@ -115,8 +117,12 @@ class SoftCQ:
         self._queue: deque[WC] = deque()
         #: 0, or how the queue is armed.
         self._armed = 0
+        #: Whether :meth:`destroy` has been called; threads may still wait then.
+        self._is_destroyed = False
         #: Called after completions are added.
         self.notify: Callable[[], None] | None = None
+        #: Called with CQ_ERR when it has overflowed.
+        self.on_async_event: Callable[[EventType], None] | None = None
         #: How many completions it has room for.
         self.cqe = cqe
         #: The API object that a channel returns.
@@ -135,6 +141,8 @@ class SoftCQ:
         if len(queue) + len(found) > self.cqe:
             queue.extend(found[: self.cqe - len(queue)])
             self.overrun = True
+            if self.on_async_event is not None:
+                self.on_async_event(EventType.CQ_ERR)
             self._mux.cq_failed(self)
         else:
             queue.extend(found)
@@ -200,6 +208,8 @@ class SoftCQ:
     def _ready(self) -> bool:
         if self._runtime.abandoned:
             raise cm_error(errno.EBADF, "the completion queue was made before fork(2)", "poll_cq")
+        if self._is_destroyed:
+            raise cm_error(errno.EBADF, "the completion queue is closed", "wait")
         return bool(self._queue) or self.overrun
 
     def req_notify(self, solicited_only: bool) -> None:
@@ -211,6 +221,8 @@ class SoftCQ:
         with self._runtime.lock:
             self._queue.clear()
             self._armed = 0
+            self._is_destroyed = True
+            self._runtime.waiters.wake()
             if self._channel is not None:
                 self._channel.forget(self)
                 self._channel = None

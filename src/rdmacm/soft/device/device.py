@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import errno
+import weakref
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rdmacm.errors import cm_error
+from rdmacm.soft.device.async_events import SoftAsyncQueue
 from rdmacm.soft.device.completion import SoftChannel, SoftCQ
 from rdmacm.soft.device.memory import MemoryTable, SoftMR
 from rdmacm.soft.device.multiplexer import MAX_QP
 from rdmacm.soft.device.queue_pair import MAX_MESSAGE, SoftQP
 from rdmacm.soft.device.shared_receive_queue import SoftSRQ
-from rdmacm.verbs.attr import DeviceAttr, QPCap, SrqAttr
-from rdmacm.verbs.enums import AccessFlag, QPType
+from rdmacm.verbs.attr import UNLIMITED, DeviceAttr, QPCap, SrqAttr
+from rdmacm.verbs.enums import AccessFlag, AtomicCap, DeviceCapFlag, EventType, PortState, QPType
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,21 +29,30 @@ if TYPE_CHECKING:
 
 __all__ = ["SOFT_DEVICE_ATTR", "SoftDevice"]
 
-#: The limits of a software device.
+#: What all software devices are, and their limits. What is no limit of the device's has the value of rdma_rxe.
 SOFT_DEVICE_ATTR = DeviceAttr(
+    fw_ver="0.0.0",
     max_mr_size=1 << 63,
+    page_size_cap=0xFFFFF000,
+    vendor_id=0xFFFFFF,  # "not assigned", InfiniBand Architecture A3.3.1
     max_qp=MAX_QP,
     max_qp_wr=1 << 16,
+    device_cap_flags=DeviceCapFlag.PORT_ACTIVE_EVENT | DeviceCapFlag.SYS_IMAGE_GUID | DeviceCapFlag.RC_RNR_NAK_GEN,
     max_sge=32,
-    max_cq=1 << 16,
+    max_sge_rd=32,
+    max_cq=UNLIMITED,
     max_cqe=1 << 22,
     max_mr=1 << 20,
-    max_pd=1 << 16,
+    max_pd=UNLIMITED,
     max_qp_rd_atom=128,
+    max_res_rd_atom=MAX_QP * 128,
     max_qp_init_rd_atom=128,
-    max_srq=1 << 16,
+    atomic_cap=AtomicCap.HCA,
+    max_ah=UNLIMITED,
+    max_srq=UNLIMITED,
     max_srq_wr=1 << 16,
     max_srq_sge=32,
+    max_pkeys=1,
     max_inline_data=4096,
     local_ca_ack_delay=15,
     max_msg_sz=MAX_MESSAGE,
@@ -49,7 +62,7 @@ SOFT_DEVICE_ATTR = DeviceAttr(
 class SoftDevice:
     """See :class:`rdmacm.verbs.backend.DeviceBackend`.
 
-    ``ifindex`` is the index of its interface; ``find_device(ifindex)`` returns the device of that interface, if any.
+    ``device`` is what it is now; ``find_device(ifindex)`` returns the device of an interface as it is then, if any.
     """
 
     def __init__(
@@ -57,21 +70,49 @@ class SoftDevice:
         runtime: Runtime,
         mux: QPMultiplexer,
         random: Random,
-        name: str,
-        ifindex: int,
+        device: Device,
         find_device: Callable[[int], Device | None],
         attr: DeviceAttr = SOFT_DEVICE_ATTR,
     ) -> None:
         #: The device's name when it was opened.
-        self.name = name
-        #: The limits.
+        self.name = device.name
+        #: There are no interrupts that could be spread.
+        self.num_comp_vectors = 1
+        #: The limits, and the GUIDs.
         self.attr = attr
+        self.identify(device)
         self._runtime = runtime
         self._mux = mux
-        self._ifindex = ifindex
+        #: The index of its interface.
+        self._ifindex = device.index
         self._find_device = find_device
+        #: The queues of asynchronous events of its contexts.
+        self._async_queues: weakref.WeakSet[SoftAsyncQueue] = weakref.WeakSet()
         #: The regions, by key.
         self._memory = MemoryTable(random)
+
+    def changed(self, before: Device, now: Device | None) -> None:
+        """The device has changed, or with None was removed: report that to every context. The lock is held."""
+        if now is None:
+            self._report(0, EventType.DEVICE_FATAL)
+            return
+        self.identify(now)
+        for old, new in zip(before.ports, now.ports, strict=True):
+            if old.state is not new.state:
+                is_active = new.state is PortState.ACTIVE
+                self._report(new.port_num, EventType.PORT_ACTIVE if is_active else EventType.PORT_ERR)
+            if [(row.gid_index, row.gid) for row in old.gids] != [(row.gid_index, row.gid) for row in new.gids]:
+                self._report(new.port_num, EventType.GID_CHANGE)
+
+    def _report(self, port_num: int, event: EventType) -> None:
+        for queue in list(self._async_queues):
+            queue.post(port_num, event)
+
+    def identify(self, device: Device) -> None:
+        """Take over the GUID, which changes with the interface's hardware address."""
+        guid = device.node_guid
+        if self.attr.node_guid != guid:
+            self.attr = replace(self.attr, node_guid=guid, sys_image_guid=guid)
 
     def _find_source(self, sgid_index: int) -> tuple[bytes, int]:
         """The packed IP address and the interface index of a GID."""
@@ -92,7 +133,13 @@ class SoftDevice:
     def create_channel(self) -> SoftChannel:
         return SoftChannel(self._runtime)
 
-    def create_cq(self, cqe: int, channel: ChannelBackend | None, owner: object) -> SoftCQ:
+    def create_async_queue(self, keep_open: bool) -> SoftAsyncQueue:
+        queue = SoftAsyncQueue(self._runtime, partial(self._find_device, self._ifindex), keep_open)
+        with self._runtime.lock:
+            self._async_queues.add(queue)
+        return queue
+
+    def create_cq(self, cqe: int, channel: ChannelBackend | None, owner: object, _comp_vector: int = 0) -> SoftCQ:
         assert channel is None or isinstance(channel, SoftChannel)
         return SoftCQ(self._runtime, self._mux, cqe, channel, owner)
 

@@ -5,16 +5,18 @@ It carries the management datagrams (MADs) of connection managers, each as a UD 
 
 from __future__ import annotations
 
+import struct
 from socket import AF_INET, AF_INET6, inet_pton
 from typing import TYPE_CHECKING, Protocol
 
 from rdmacm.address import DEFAULT_PKEY
+from rdmacm.proto.cm.events import NetworkError
 from rdmacm.proto.mad import GSI_Q_KEY, GSI_QPN, MAD_SIZE
 from rdmacm.proto.roce.headers import BTH_DETH_STRUCT
 from rdmacm.proto.roce.icrc import ICRC_LENGTH, ICRC_STRUCT, RESIDUE, Icrc, crc32, icrc_between
 from rdmacm.proto.roce.opcodes import Opcode
 from rdmacm.proto.roce.psn import PSN_MASK
-from rdmacm.soft.wire.base import SocketAddress, Wire, WirePath, WireRoute
+from rdmacm.soft.wire.base import SocketAddress, Undelivered, Wire, WirePath, WireRoute
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -23,11 +25,15 @@ if TYPE_CHECKING:
 
     from rdmacm.progress.runtime import Runtime
     from rdmacm.proto.wire import Buffer
+    from rdmacm.soft.connection_manager import OnUndelivered
 
 __all__ = ["GsiCarrier", "RoceGsi"]
 
 _HEADERS_LENGTH = BTH_DETH_STRUCT.size
 _PACKET_LENGTH = _HEADERS_LENGTH + MAD_SIZE + ICRC_LENGTH
+#: Of a request: where its transaction id and its communication id (of a SIDR_REQ the request id) begin.
+_TRANSACTION_ID = struct.Struct(f"!{_HEADERS_LENGTH + 8}xQ")
+_COMM_ID = struct.Struct(f"!{_HEADERS_LENGTH + 24}xI")
 _UD_SEND_ONLY = int(Opcode.UD_SEND_ONLY)
 #: Peers whose addresses are kept for sending, and as many for receiving.
 _MAX_PEERS = 256
@@ -57,6 +63,9 @@ class RoceGsi:
         self._mux = mux
         #: Called with each MAD of 256 bytes, its path and the time. The MAD is valid during the call.
         self.on_mad: Callable[[memoryview, WirePath, float], None] | None = None
+        #: See :class:`rdmacm.soft.connection_manager.Gsi`.
+        self.on_undelivered: OnUndelivered | None = None
+        mux.wire.on_undelivered = self._undelivered
         #: By path and traffic class: the route, and the start value of the ICRC.
         self._routes: dict[tuple[WirePath, int], tuple[WireRoute, int]] = {}
         #: By socket address of the peer and local address: the path, its ICRC, and the start value of that.
@@ -128,6 +137,21 @@ class RoceGsi:
                 dropped["icrc"] += 1
             elif self.on_mad is not None:
                 self.on_mad(data[_HEADERS_LENGTH:-ICRC_LENGTH], path, now)
+
+    def _undelivered(self, report: Undelivered) -> None:
+        """Process the report that a request, which is whole up to its service id, was not delivered."""
+        quote, destination, code, reporter = report
+        opcode, _, _, _, _, qkey, source_qpn = BTH_DETH_STRUCT.unpack_from(quote)
+        if opcode != _UD_SEND_ONLY or qkey != GSI_Q_KEY or source_qpn != GSI_QPN:
+            self._mux.dropped["undelivered"] += 1
+        elif self.on_undelivered is not None:
+            (transaction_id,), (comm_id,) = _TRANSACTION_ID.unpack_from(quote), _COMM_ID.unpack_from(quote)
+
+            def is_path(path: WirePath) -> bool:
+                return path.remote == destination
+
+            error = NetworkError(code, reporter)
+            self.on_undelivered(comm_id, transaction_id, is_path, error, self._mux.runtime.clock())
 
     def _new_source(self, source: SocketAddress, destination: bytes) -> tuple[WirePath, Icrc, int]:
         if len(self._sources) >= _MAX_PEERS:

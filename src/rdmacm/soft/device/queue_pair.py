@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from rdmacm.address import is_link_local
 from rdmacm.enums import AccessFlag, QPState, WCStatus, WROpcode
-from rdmacm.errors import cm_error
+from rdmacm.errors import RdmaError, cm_error
 from rdmacm.plainints import (
     QP_ACCESS_FLAGS,
     QP_AV,
@@ -29,12 +29,12 @@ from rdmacm.plainints import (
     WC_RECV,
 )
 from rdmacm.proto.engine import ACK_ONLY, NOTHING
-from rdmacm.soft.device.async_events import AsyncEvent
 from rdmacm.soft.device.attributes import FIXED_AFTER_RTS, copy_path, named_fields, rtr_attributes, rts_attributes
 from rdmacm.soft.device.memory import INACCESSIBLE, RemoteMemory
 from rdmacm.soft.wire.base import WirePath
 from rdmacm.verbs.attr import AHAttr, QPAttr, QPCap
 from rdmacm.verbs.buffers import byte_view
+from rdmacm.verbs.enums import EventType
 from rdmacm.verbs.wr import SGE
 from rdmacm.work import RecvWork, SendWork
 
@@ -59,6 +59,8 @@ MAX_MESSAGE = 1 << 31
 _RESET, _INIT, _RTR, _RTS, _SQD, _SQE, _ERR = QPState
 _SUCCESS = WCStatus.SUCCESS
 _ATOMICS = (WROpcode.ATOMIC_CMP_AND_SWP, WROpcode.ATOMIC_FETCH_AND_ADD)
+#: Members by number. Engines compare by identity, and a user may post a plain int.
+_OPCODES = {int(opcode): opcode for opcode in WROpcode}
 #: By opcode of work requests: whether the local memory is written.
 _WRITES_LOCALLY = [opcode in (WROpcode.RDMA_READ, *_ATOMICS) for opcode in range(max(WROpcode) + 1)]
 #: Shared by the attributes of all queue pairs that have none of their own yet; a query returns copies.
@@ -81,7 +83,7 @@ class SoftQP:
     __slots__ = (
         *("_attr", "_cap", "_closed", "_destination", "_drain_reported", "_engine", "_established", "_find_source"),
         *("_pd", "_recv_cq", "_recvs", "_route", "_send_cq", "_sends", "_signal_all", "_source", "_srq", "_table"),
-        *("_mux", "on_async_event", "qp_num", "state"),
+        *("_mux", "on_async_event", "on_comm_est", "qp_num", "state"),
     )
 
     def __init__(
@@ -118,7 +120,9 @@ class SoftQP:
         self._closed = False
         #: Called with each asynchronous event, under the runtime's lock. COMM_EST comes with the first packet that is
         #: accepted.
-        self.on_async_event: Callable[[SoftQP, AsyncEvent], None] | None = None
+        self.on_async_event: Callable[[EventType], None] | None = None
+        #: The same event, for the id that it is attached to.
+        self.on_comm_est: Callable[[], None] | None = None
         self._enter_reset()
         mux.attach(self)
 
@@ -295,7 +299,7 @@ class SoftQP:
                 self._send(wrs[0])
                 return
             if self.state < _RTS:
-                raise cm_error(errno.EINVAL, f"a queue pair in {self.state.name} does not send", "post_send")
+                raise _refused(wrs[0], errno.EINVAL, f"a queue pair in {self.state.name} does not send", "post_send")
             engine = self._start_engine()
             try:
                 for wr in wrs:
@@ -329,8 +333,8 @@ class SoftQP:
     def _work(self, wr: SendWR) -> SendWork:
         """Make the engine's request from the user's, whose opcode :class:`rdmacm.verbs.qp.QP` has checked."""
         if self._sends >= self._cap.max_send_wr:
-            raise cm_error(errno.ENOMEM, f"the send queue holds {self._cap.max_send_wr} requests", "post_send")
-        opcode, elements = wr.opcode, wr.sg
+            raise _refused(wr, errno.ENOMEM, f"the send queue holds {self._cap.max_send_wr} requests", "post_send")
+        opcode, elements = _OPCODES[wr.opcode], wr.sg
         flags = int(wr.send_flags)
         segments: Sequence[memoryview]
         if len(elements) == 1 and type(element := elements[0]) is not SGE:
@@ -346,7 +350,7 @@ class SoftQP:
                 if flags & SEND_INLINE:
                     segments = (memoryview(b"".join(segments)),)
         if length > MAX_MESSAGE or (length < 8 and opcode in _ATOMICS):
-            raise cm_error(errno.EINVAL, f"{length} bytes are not for {opcode.name}", "post_send")
+            raise _refused(wr, errno.EINVAL, f"{length} bytes are not for {opcode.name}", "post_send")
         return SendWork(
             wr.wr_id if flags & SEND_SIGNALED or self._signal_all else UnsignaledWrId(wr.wr_id),
             opcode,
@@ -365,15 +369,15 @@ class SoftQP:
     def post_recv(self, wrs: list[RecvWR]) -> None:
         with self._mux.runtime.lock:
             if self.state is _RESET:
-                raise cm_error(errno.EINVAL, "a queue pair in RESET takes no receives", "post_recv")
+                raise _refused(wrs[0], errno.EINVAL, "a queue pair in RESET takes no receives", "post_recv")
             if self._srq is not None:
-                raise cm_error(errno.EINVAL, "receives come from the shared receive queue", "post_recv")
+                raise _refused(wrs[0], errno.EINVAL, "receives come from the shared receive queue", "post_recv")
             engine = self._engine or self._start_engine()
             most = self._cap.max_recv_wr
             try:
                 for wr in wrs:
                     if self._recvs >= most:
-                        raise cm_error(errno.ENOMEM, f"the receive queue holds {most} requests", "post_recv")
+                        raise _refused(wr, errno.ENOMEM, f"the receive queue holds {most} requests", "post_recv")
                     engine.post_recv(RecvWork(wr.wr_id, self._table.gather(self._pd, wr.sg, True)))
                     self._recvs += 1
             finally:
@@ -397,11 +401,11 @@ class SoftQP:
             return
         if engine.failed:
             self._fail()
-            self._report(AsyncEvent.QP_FATAL)
+            self._report(EventType.QP_FATAL)
         elif self.state is _SQD and not self._drain_reported and engine.drained:
             self._drain_reported = True
             if self._attr is not None and self._attr.en_sqd_async_notify:
-                self._report(AsyncEvent.SQ_DRAINED)
+                self._report(EventType.SQ_DRAINED)
 
     def _fail(self) -> None:
         """To the error state: everything posted completes, in order."""
@@ -413,7 +417,7 @@ class SoftQP:
                 engine.flush()
             self._complete(engine)
         if self._srq is not None:
-            self._report(AsyncEvent.QP_LAST_WQE_REACHED)
+            self._report(EventType.QP_LAST_WQE_REACHED)
 
     def _complete(self, engine: QPEngine) -> None:
         """Pass the engine's completions on to the completion queues."""
@@ -445,11 +449,11 @@ class SoftQP:
     def cq_failed(self, cq: object) -> None:
         if cq in (self._send_cq, self._recv_cq) and self.state not in (_RESET, _ERR):
             self._fail()
-            self._report(AsyncEvent.QP_FATAL)
+            self._report(EventType.QP_FATAL)
 
-    def _report(self, event: AsyncEvent) -> None:
+    def _report(self, event: EventType) -> None:
         if self.on_async_event is not None:
-            self.on_async_event(self, event)
+            self.on_async_event(event)
 
     # -- packets --------------------------------------------------------------------------------------
 
@@ -463,7 +467,9 @@ class SoftQP:
             self._mux.dropped["packet"] += 1
         elif not self._established:
             self._established = True
-            self._report(AsyncEvent.COMM_EST)
+            if self.on_comm_est is not None:
+                self.on_comm_est()
+            self._report(EventType.COMM_EST)
         if engine.completed:
             self._complete(engine)
         if engine.failed or self.state is not _RTS:
@@ -519,3 +525,9 @@ class SoftQP:
         if self._engine is not None:
             self._engine.timer(now)
             self._after(self._engine)
+
+
+def _refused(wr: SendWR | RecvWR, code: int, why: str, step: str) -> RdmaError:
+    error = cm_error(code, why, step)
+    error.bad_wr = wr
+    return error

@@ -7,8 +7,8 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from rdmacm.errors import cm_error
-from rdmacm.soft.device.async_events import AsyncEvent
 from rdmacm.verbs.attr import SrqAttr
+from rdmacm.verbs.enums import EventType, SrqAttrMask
 from rdmacm.work import RecvWork
 
 if TYPE_CHECKING:
@@ -41,13 +41,15 @@ class SoftSRQ:
         #: The receives, oldest first.
         self._queue: deque[RecvWork] = deque()
         #: Called with each event, under the runtime's lock.
-        self.on_async_event: Callable[[SoftSRQ, AsyncEvent], None] | None = None
+        self.on_async_event: Callable[[EventType], None] | None = None
 
     def post_recv(self, wrs: list[RecvWR]) -> None:
         with self._mux.runtime.lock:
             for wr in wrs:
                 if len(self._queue) >= self._max_wr:
-                    raise cm_error(errno.ENOMEM, f"the queue holds {self._max_wr} receives", "post_srq_recv")
+                    error = cm_error(errno.ENOMEM, f"the queue holds {self._max_wr} receives", "post_srq_recv")
+                    error.bad_wr = wr
+                    raise error
                 self._queue.append(RecvWork(wr.wr_id, self._table.gather(self._pd, wr.sg, True)))
 
     def take(self) -> RecvWork | None:
@@ -58,12 +60,13 @@ class SoftSRQ:
         if len(self._queue) < self._limit:
             self._limit = 0
             if self.on_async_event is not None:
-                self.on_async_event(self, AsyncEvent.SRQ_LIMIT_REACHED)
+                self.on_async_event(EventType.SRQ_LIMIT_REACHED)
         return taken
 
-    def modify(self, attr: SrqAttr) -> None:
+    def modify(self, attr: SrqAttr, mask: SrqAttrMask) -> None:
         with self._mux.runtime.lock:
-            self._limit = attr.srq_limit
+            if mask & SrqAttrMask.LIMIT:
+                self._limit = attr.srq_limit
 
     def query(self) -> SrqAttr:
         with self._mux.runtime.lock:

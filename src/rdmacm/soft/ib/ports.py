@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 from rdmacm.address import Gid
@@ -17,6 +18,7 @@ from rdmacm.errors import cm_error
 from rdmacm.resolution.infiniband import IbPortView
 from rdmacm.soft.device.device import SOFT_DEVICE_ATTR
 from rdmacm.verbs.device import GidEntry
+from rdmacm.verbs.enums import AtomicCap, DeviceCapFlag
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -119,10 +121,20 @@ class IbDevice:
     See :class:`rdmacm.verbs.backend.DeviceBackend`.
     """
 
-    attr = SOFT_DEVICE_ATTR
-
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, node_guid: int = 0) -> None:
         self.name = name
+        self.num_comp_vectors = 1
+        #: It has no queues and no regions. The other limits are for a connection whose queue pair is a driver's.
+        self.attr = replace(
+            SOFT_DEVICE_ATTR,
+            fw_ver="",
+            node_guid=node_guid,
+            vendor_id=0,
+            page_size_cap=0,
+            device_cap_flags=DeviceCapFlag(0),
+            atomic_cap=AtomicCap.NONE,
+            **dict.fromkeys(("max_qp", "max_cq", "max_mr", "max_srq", "max_res_rd_atom"), 0),
+        )
 
     def _refuse(self, *_: object) -> NoReturn:
         raise cm_error(
@@ -133,4 +145,4 @@ class IbDevice:
             "a queue pair of your own, named by ConnParam(qp_num=...)",
         )
 
-    reg_mr = create_channel = create_cq = create_srq = create_qp = _refuse
+    reg_mr = create_channel = create_async_queue = create_cq = create_srq = create_qp = _refuse

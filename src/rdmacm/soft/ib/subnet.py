@@ -20,11 +20,11 @@ from rdmacm.proto.mad import MAD_SIZE, MadAddress, MgmtClass
 from rdmacm.proto.sa.subnet import MCMemberRecord, ServiceRecord
 from rdmacm.proto.wire import Buffer
 from rdmacm.resolution.infiniband import IbPortView
-from rdmacm.soft.connection_manager import ConnectionManager
+from rdmacm.soft.connection_manager import ConnectionManager, OnUndelivered
 from rdmacm.soft.devices import PROVIDER
 from rdmacm.soft.ib.path import IbPath
 from rdmacm.verbs.device import Device, GidEntry, Port
-from rdmacm.verbs.enums import GidType, LinkLayer, Mtu, NodeType, TransportType
+from rdmacm.verbs.enums import GidType, LinkLayer, Mtu, NodeType, PortState, TransportType
 
 __all__ = ["Subnet"]
 
@@ -61,6 +61,8 @@ class Subnet:
         self.problem: OSError | None = None
         #: Set by the connection manager once it has an agent (:attr:`rdmacm.soft.connection_manager.Gsi.on_mad`).
         self.on_mad: Callable[[memoryview, Any, float], None] | None = None
+        #: Never called: an InfiniBand network does not report which MADs it has lost.
+        self.on_undelivered: OnUndelivered | None = None
         #: Datagrams of management classes that nothing here takes, by reason.
         self.dropped: Counter[str] = Counter()
         #: The port's connection manager.
@@ -130,7 +132,7 @@ class Subnet:
             self.is_open = False
             self.transport.close()
         self.cm.close()
-        self.on_mad = None
+        self.on_mad = self.on_undelivered = None
         self.sa.close()
         self._qkeys.clear()
         self._asking.clear()
@@ -142,7 +144,7 @@ class Subnet:
         self.transport.abandon()
         self.is_open = False
         self.cm.close()
-        self.on_mad = None
+        self.on_mad = self.on_undelivered = None
         self.sa.forget()
         self._qkeys.clear()
         self._asking.clear()
@@ -222,11 +224,28 @@ class Subnet:
 
 
 _MTUS = {int(mtu): mtu for mtu in Mtu}
+#: PortPhysicalState; the transport does not say more than whether the link is up.
+_LINK_UP = 5
 
 
 def _device(port: IbPort, index: int) -> Device:
     """The device of one port. Another port of the same adapter is another device of that name."""
     rows = tuple(GidEntry(gid, i, port.port_num, GidType.IB, "", 0) for i, gid in enumerate(port.gids) if any(gid))
     active_mtu = _MTUS.get(port.active_mtu)
-    view = Port(port.port_num, port.state, LinkLayer.INFINIBAND, Mtu.MTU_4096, active_mtu, rows, port.pkeys)
+    view = Port(
+        port.port_num,
+        port.state,
+        LinkLayer.INFINIBAND,
+        Mtu.MTU_4096,
+        active_mtu,
+        rows,
+        port.pkeys,
+        gid_tbl_len=len(port.gids),
+        pkey_tbl_len=len(port.pkeys),
+        lid=port.lid,
+        lmc=port.lmc,
+        sm_lid=port.sm_lid,
+        sm_sl=port.sm_sl,
+        phys_state=_LINK_UP if PortState.INIT <= port.state <= PortState.ACTIVE else 0,
+    )
     return Device(port.device, index, PROVIDER, NodeType.CA, TransportType.IB, port.node_guid, (view,))

@@ -33,7 +33,7 @@ class ConnectorUser(Protocol):
         """The peer's application or connection manager has refused; ``reason`` is that of a REJ."""
 
     def unreachable(self, status: int, text: str) -> None:
-        """The peer did not answer (a negative errno), or does not have the service (a SIDR status)."""
+        """The peer did not answer or cannot be reached (a negative errno), or lacks the service (a SIDR status)."""
 
     def datagram_resolved(self, param: UdParam) -> None:
         """The peer has answered with queue pair number, Q_Key and address vector of its datagram service."""

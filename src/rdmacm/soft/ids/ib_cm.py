@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 from collections.abc import Callable, Hashable
-from socket import AF_INET, AF_INET6
+from socket import AF_INET, AF_INET6, inet_ntop
 from typing import Protocol, TypeAlias
 
 from rdmacm.address import AF_IB, Address, InetAddr, SockAddrIB, service_id
@@ -25,6 +26,7 @@ from rdmacm.proto.cm.events import (
     DisconnectRequested,
     Established,
     Event,
+    NetworkError,
     Rejected,
     SidrReply,
     SidrRequest,
@@ -34,6 +36,7 @@ from rdmacm.proto.cm.events import (
 from rdmacm.proto.cm.messages import REJ, REP, REQ, SIDR_REP, SIDR_REQ, Message, Path
 from rdmacm.proto.cm.private_data import PrivateDataHeader, user_capacity
 from rdmacm.proto.cm.timeouts import ack_timeout
+from rdmacm.proto.roce.headers import ROCE_PORT
 from rdmacm.proto.sa import PathRecord
 from rdmacm.soft.connection_manager import ConnectionManager
 from rdmacm.soft.ids.connector import ConnectorUser
@@ -69,6 +72,16 @@ _SIDR_TEXT: dict[int, str] = {
     SidrStatus.UNSUPPORTED: "nobody listens on that port",
     SidrStatus.REJECT: "the peer's application, or its connection manager, refused",
     SidrStatus.NO_QP: "the peer has no queue pair for it",
+}
+
+
+#: What the network reports of a request.
+_NETWORK_ERRORS = {
+    errno.ECONNREFUSED: "that the port is closed",
+    errno.EHOSTUNREACH: "that the host is unreachable",
+    errno.ENETUNREACH: "that the network is unreachable",
+    errno.EACCES: "that this is prohibited",
+    errno.EPERM: "that this is prohibited",
 }
 
 
@@ -351,6 +364,8 @@ class IbCmConnector:
                 user.established()
             case Rejected():
                 user.rejected(event.reason, event.private_data, _rejection(event.reason))
+            case Unreachable(error=NetworkError() as error):
+                user.unreachable(-error.errno, self._undelivered_text(error))
             case Unreachable():
                 user.unreachable(-errno.ETIMEDOUT, "the peer did not answer")
             case Disconnected(timed_out=True):
@@ -361,6 +376,15 @@ class IbCmConnector:
                 user.timewait_over()
             case SidrReply():
                 self._datagram_replied(event.reply)
+
+    def _undelivered_text(self, error: NetworkError) -> str:
+        path = self._user.link.cm_path()
+        request = "SIDR_REQ" if self._id.qp_type == QPType.UD else "REQ"
+        reporter = "this host"
+        if error.reporter and isinstance(path, WirePath) and error.reporter != path.local:
+            reporter = inet_ntop(AF_INET if len(error.reporter) == 4 else AF_INET6, error.reporter)
+        why = _NETWORK_ERRORS.get(error.errno) or f'"{os.strerror(error.errno)}"'
+        return f"the {request} to UDP port {ROCE_PORT} was not delivered: {reporter} reports {why}"
 
     def _replied(self, reply: REP) -> None:
         if reply.vendor_id:

@@ -26,7 +26,6 @@ from rdmacm.explanation import Explanation, Step
 from rdmacm.failure import Failure
 from rdmacm.provider import EventQueue, IdOptions, Owner, QueuedEvent
 from rdmacm.resolution.hosts import IpoibInterface, PortView, RocePortView
-from rdmacm.soft.device.async_events import AsyncEvent
 from rdmacm.soft.device.queue_pair import SoftQP
 from rdmacm.soft.event_queue import SoftQueue
 from rdmacm.soft.host import SoftHost
@@ -211,6 +210,8 @@ class SoftId(IdCore):
     ) -> ServiceBackend:
         with self.runtime.lock:
             self.runtime.check_fork("register_service")
+            if self.state is State.DESTROYING:
+                raise self.refuse("register_service")
             return self.link.register_service(name, lease, data, done)
 
     @property
@@ -247,7 +248,10 @@ class SoftId(IdCore):
         self._local_ece = ece
 
     def remote_ece(self) -> Ece:
-        return self.connector.peer_ece
+        with self.runtime.lock:
+            if self.state is State.DESTROYING:
+                raise self.refuse("get_remote_ece")
+            return self.connector.peer_ece
 
     def migrate(self, queue: EventQueue) -> None:
         with self.runtime.lock:
@@ -414,6 +418,7 @@ class SoftId(IdCore):
         refusal = child.link.accept_request(event.request, header, event.path, cm)
         if refusal is not None:
             self.queue.ids.pop(child, None)
+            child._part()
             return refusal
         connector = IbCmConnector(child, child)
         child.connector = connector
@@ -487,11 +492,11 @@ class SoftId(IdCore):
             assert isinstance(backend, SoftQP)
             self._initial_attributes(backend.attr)
             backend.advance(QPState.INIT)
-            backend.on_async_event = self._queue_pair_event
+            backend.on_comm_est = self._data_arrived
             self.qp, self._soft_qp = qp, backend
 
-    def _queue_pair_event(self, _: SoftQP, event: AsyncEvent) -> None:
-        if event is AsyncEvent.COMM_EST:
+    def _data_arrived(self) -> None:
+        if self.state is not State.DESTROYING:
             self.connector.data_arrived()
 
     def _fail_qp(self) -> None:
@@ -543,14 +548,19 @@ class SoftId(IdCore):
 
     def destroy(self) -> None:
         with self.runtime.lock:
-            self.connector.close()
             if self.state is State.DESTROYING:
                 return
+            self.connector.close()
             self._stop()
             self.move(Trigger.DESTROY)
             self.detach()
             self.release_port()
             self.queue.ids.pop(self, None)
+            self._part()
+
+    def _part(self) -> None:
+        """Let go of the parts that refer to this id: then it is freed without the garbage collector."""
+        del self.resolver, self.link, self.connector
 
 
 # Imported late: most hosts have no InfiniBand port, and need none of the modules behind it.

@@ -7,13 +7,13 @@ destination queue pair numbers if several processes share it, and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
 from rdmacm.proto.wire import Buffer
 from rdmacm.provider import Tap
 
-__all__ = ["Received", "SocketAddress", "Wire", "WirePath", "WireRoute"]
+__all__ = ["Received", "SocketAddress", "Undelivered", "Wire", "WirePath", "WireRoute"]
 
 
 class WirePath(NamedTuple):
@@ -33,6 +33,19 @@ SocketAddress: TypeAlias = "tuple[str, int] | tuple[str, int, int, int]"
 Received: TypeAlias = "tuple[memoryview, int, SocketAddress, bytes]"
 
 
+class Undelivered(NamedTuple):
+    """A packet of this host that the network reports it has not delivered. Anybody may have forged the report."""
+
+    #: The packet from the BTH on: its first bytes, possibly few.
+    quote: bytes
+    #: The address it was sent to, packed.
+    destination: bytes
+    #: ECONNREFUSED (a closed port), EHOSTUNREACH, ENETUNREACH, EACCES (prohibited) or another errno.
+    errno: int
+    #: The packed address of the host that reports it; empty if this host has refused to send the packet.
+    reporter: bytes
+
+
 class WireRoute(Protocol):
     """A path prepared for sending, for senders that use it often."""
 
@@ -50,6 +63,9 @@ class Wire(Protocol):
     slot: int
     #: If set, is called with every packet and train that passes (:data:`rdmacm.provider.Tap`).
     tap: Tap | None
+    #: If set, is called with each connection request of this process that the network reports as undelivered, during
+    #: :meth:`receive`, :meth:`resume_requests` or :meth:`send`. A wire that gets no such reports never calls it.
+    on_undelivered: Callable[[Undelivered], None] | None
 
     def open(self) -> None:
         """Begin to receive. EADDRINUSE if the port is taken, EACCES if another user's processes share it."""

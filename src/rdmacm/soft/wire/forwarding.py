@@ -1,4 +1,6 @@
-"""Packets forwarded from one process of a host to another, over abstract AF_UNIX sockets of the network namespace.
+"""Packets, and reports of undelivered packets, forwarded from one process of a host to another.
+
+They pass through abstract AF_UNIX sockets of the network namespace.
 
 A receiver has a name. A sender connects to the name and keeps the connection. So a receiver whose process has ended is
 noticed (the connection is refused), and a slow one has as much room as the send buffer of a socket. Both ends check
@@ -17,7 +19,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from rdmacm.proto.wire import Buffer
-from rdmacm.soft.wire.base import Received
+from rdmacm.soft.wire.base import Received, Undelivered
 
 __all__ = ["Credentials", "Delivery", "ForwardReceiver", "ForwardSender", "bind_name", "credentials"]
 
@@ -27,8 +29,10 @@ _MAX_CONNECTIONS = 256
 _QUEUE_BYTES = 4 << 20
 _LONGEST = 1 << 16
 
-# address length, port, scope id, segment; remote and local address
-_HEADER = struct.Struct("=BxHII16s16s")
+# Of a packet: address length, kind, port, scope id, segment; remote and local address. Of a report: address length,
+# kind, 0, 0, errno; destination and reporter.
+_HEADER = struct.Struct("=BBHII16s16s")
+_PACKET, _REPORT = 0, 1
 _UCRED = struct.Struct("=iii")
 
 
@@ -49,7 +53,7 @@ class ForwardReceiver:
     """Receives what other processes forward to a name.
 
     ``sock`` is bound to the name. ``watch(fd, reader)`` and ``unwatch(fd)`` are called with descriptors to poll, and
-    the function that reads one when it is readable.
+    the function that reads one when it is readable. ``on_undelivered`` is called with each report.
     """
 
     def __init__(
@@ -57,9 +61,11 @@ class ForwardReceiver:
         sock: socket.socket,
         watch: Callable[[int, Callable[[list[Received]], None]], None],
         unwatch: Callable[[int], None],
+        on_undelivered: Callable[[Undelivered], None],
     ) -> None:
         self._watch = watch
         self._unwatch = unwatch
+        self._on_undelivered = on_undelivered
         #: Connections of senders, by descriptor.
         self._senders: dict[int, socket.socket] = {}
         self._sock = sock
@@ -88,7 +94,10 @@ class ForwardReceiver:
             message = b""
         if message:
             if len(message) > _HEADER.size:
-                found.append(_unpack(message))
+                if message[1] == _REPORT:
+                    self._on_undelivered(_unpack_report(message))
+                else:
+                    found.append(_unpack(message))
         else:
             fd = sender.fileno()
             self._unwatch(fd)
@@ -117,7 +126,7 @@ def bind_name(name: str) -> socket.socket:
 
 
 def _unpack(message: bytes) -> Received:
-    size, port, scope_id, segment, remote, local = _HEADER.unpack_from(message)
+    size, _, port, scope_id, segment, remote, local = _HEADER.unpack_from(message)
     data = memoryview(message)[_HEADER.size :]
     if size == 4:
         return data, segment, (socket.inet_ntop(socket.AF_INET, remote[:4]), port), local[:4]
@@ -129,7 +138,17 @@ def _pack(received: Received) -> Sequence[Buffer]:
     family = socket.AF_INET if len(local) == 4 else socket.AF_INET6
     scope_id = remote[3] if len(remote) == 4 else 0
     address = socket.inet_pton(family, remote[0])
-    return _HEADER.pack(len(local), remote[1], scope_id, segment, address, local), data
+    return _HEADER.pack(len(local), _PACKET, remote[1], scope_id, segment, address, local), data
+
+
+def _unpack_report(message: bytes) -> Undelivered:
+    size, _, _, _, code, destination, reporter = _HEADER.unpack_from(message)
+    return Undelivered(message[_HEADER.size :], destination[:size], code, reporter[:size])
+
+
+def _pack_report(report: Undelivered) -> Sequence[Buffer]:
+    quote, destination, code, reporter = report
+    return _HEADER.pack(len(destination), _REPORT, 0, 0, code, destination, reporter), quote
 
 
 class Delivery(Enum):
@@ -142,15 +161,15 @@ class Delivery(Enum):
 
 
 class ForwardSender:
-    """Forwards packets to receivers of other processes."""
+    """Forwards packets and reports to receivers of other processes."""
 
     def __init__(self) -> None:
         #: Connections by name, least recently used first.
         self._connections: OrderedDict[str, socket.socket] = OrderedDict()
 
-    def send(self, name: str, received: Received) -> Delivery:
-        """Forward a packet or train to a name."""
-        message = _pack(received)
+    def send(self, name: str, received: Received | Undelivered) -> Delivery:
+        """Forward a packet, train or report to a name."""
+        message = _pack_report(received) if isinstance(received, Undelivered) else _pack(received)
         for _ in range(2):  # a connection to a process that has ended fails when it is used
             sock = self._connections.get(name)
             if sock is None:

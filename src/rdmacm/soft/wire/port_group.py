@@ -48,7 +48,7 @@ JOIN_SECONDS = 5.0
 _ADMISSION_RETRY_SECONDS = 0.5
 
 #: The processes of a group have the same version of this module.
-_VERSION = 1
+_VERSION = 2
 #: What goes with the descriptors of a group: version, name of the group, number of address families.
 _GREETING = struct.Struct("=B8sB")
 _BACKLOG = 128
@@ -263,9 +263,10 @@ class PortGroup:
         return slot_socket
 
     def _discard_stale(self) -> None:
-        """Discard packets that came for the slot's last owner."""
+        """Discard packets that came for the slot's last owner, and reports of packets that were not delivered."""
         for sock in self.data:
             if sock is not None:
+                sockets.discard_errors(sock)
                 with contextlib.suppress(OSError):
                     for _ in range(_STALE_PACKETS):
                         sock.recv(1)

@@ -17,7 +17,7 @@ import struct
 from rdmacm.proto.mad import GSI_QPN, MgmtClass
 from rdmacm.proto.wire import Buffer
 
-__all__ = ["SERVICE_ID", "attach", "is_request", "qpn_of", "slot_of"]
+__all__ = ["SERVICE_ID", "attach", "is_request", "qpn_of", "slot_of", "slot_of_sender"]
 
 _QPN = 4
 _MAD = 20  # after BTH and DETH
@@ -57,9 +57,14 @@ def slot_of(packet: Buffer) -> int:
 
 def is_request(packet: Buffer) -> bool:
     """Whether a packet is a request for a service id: a REQ or SIDR_REQ."""
-    if qpn_of(packet) != GSI_QPN or len(packet) < SERVICE_ID + 8 or packet[_CLASS] != _COM_MGT:
+    if len(packet) < SERVICE_ID + 8 or qpn_of(packet) != GSI_QPN or packet[_CLASS] != _COM_MGT:
         return False
     return packet[_ATTRIBUTE] << 8 | packet[_ATTRIBUTE + 1] in (_REQ, _SIDR_REQ)
+
+
+def slot_of_sender(request: Buffer) -> int:
+    """The slot of the process that has sent a request (:func:`is_request`)."""
+    return request[_LOCAL_ID]
 
 
 # Instructions of classic BPF (linux/bpf_common.h): load a word, half word or byte of the packet into the accumulator,

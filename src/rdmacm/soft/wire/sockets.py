@@ -16,17 +16,22 @@ import sys
 from socket import AF_INET, AF_INET6
 
 from rdmacm.errors import RdmaError, cm_error
+from rdmacm.soft.processes import process_text
+from rdmacm.soft.wire.base import Undelivered
 
 __all__ = [
     "ANCILLARY_SPACE",
     "FAMILIES",
     "MAX_SEGMENTS",
     "PACKET_INFO",
+    "REPORTS_ERRORS",
     "UDP_GRO",
     "Control",
     "bind_error",
     "control",
+    "discard_errors",
     "open_socket",
+    "read_error",
     "segment_control",
     "set_trains",
     "try_option",
@@ -44,8 +49,14 @@ UDP_SEGMENT, UDP_GRO = 103, 104
 _UDP_NO_CHECK6_RX = 102
 _IP_MTU_DISCOVER, _IPV6_MTU_DISCOVER, _PMTUDISC_DO = 10, 23, 2
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
+_IP_RECVERR, _IPV6_RECVERR, _MSG_ERRQUEUE = 11, 25, 0x2000
+_ORIGIN_ICMP, _ORIGIN_ICMP6 = 2, 3
 
 _IS_LINUX = sys.platform == "linux"
+
+#: Whether the system reports packets that were not delivered. Then sendmsg(2) and recvmsg(2) fail with the errno of
+#: such a packet, whatever they are called for, and sendmsg(2) has not sent its packet. The failure clears the error.
+REPORTS_ERRORS = _IS_LINUX
 _IP_PKTINFO = 8 if _IS_LINUX else 26
 _IPV6_PKTINFO: int = getattr(socket, "IPV6_PKTINFO", 50)
 
@@ -63,6 +74,14 @@ _IN_PKTINFO = struct.Struct("=I4s4s")
 _IN6_PKTINFO = struct.Struct("=16sI")
 _INT = struct.Struct("=i")
 _U16 = struct.Struct("=H")
+#: The errno and the origin of struct sock_extended_err, which the reporter's socket address follows.
+_EXTENDED_ERROR = struct.Struct("=IB11x")
+_REPORTER = {_ORIGIN_ICMP: slice(20, 24), _ORIGIN_ICMP6: slice(24, 40)}
+#: How many bytes of an undelivered packet are read: they include the service id of a request.
+_QUOTE_BYTES = 64
+_ERROR_SPACE = 256
+#: Errors that are discarded from a socket at once. No socket has more.
+_STALE_ERRORS = 1 << 15
 
 Control = list[tuple[int, int, bytes]]
 
@@ -89,8 +108,10 @@ def _set_options(sock: socket.socket, family: int) -> None:
     if not _IS_LINUX:
         return
     if family == AF_INET:
+        try_option(sock, socket.IPPROTO_IP, _IP_RECVERR, 1)
         sock.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _PMTUDISC_DO)
     else:
+        try_option(sock, socket.IPPROTO_IPV6, _IPV6_RECVERR, 1)
         sock.setsockopt(socket.IPPROTO_IPV6, _IPV6_MTU_DISCOVER, _PMTUDISC_DO)
         # Adapters send RoCEv2 over IPv6 with a UDP checksum of 0. By default the system drops such packets.
         sock.setsockopt(SOL_UDP, _UDP_NO_CHECK6_RX, 1)
@@ -148,6 +169,34 @@ def segment_control(segment: int) -> tuple[int, int, bytes]:
     return SOL_UDP, UDP_SEGMENT, _U16.pack(segment)
 
 
+# -- packets that were not delivered ------------------------------------------------------------------------------
+
+
+def read_error(sock: socket.socket) -> Undelivered | None:
+    """The next report of a packet that was not delivered; None for one that is about a packet's length.
+
+    BlockingIOError if there is none.
+    """
+    quote, control, _, remote = sock.recvmsg(_QUOTE_BYTES, _ERROR_SPACE, _MSG_ERRQUEUE)
+    family = AF_INET6 if sock.family == AF_INET6 else AF_INET
+    wanted = (socket.IPPROTO_IPV6, _IPV6_RECVERR) if family == AF_INET6 else (socket.IPPROTO_IP, _IP_RECVERR)
+    for level, kind, value in control:
+        if (level, kind) == wanted and len(value) >= _EXTENDED_ERROR.size:
+            code, origin = _EXTENDED_ERROR.unpack_from(value)
+            if origin in _REPORTER and remote:
+                destination = socket.inet_pton(family, remote[0].partition("%")[0])
+                return Undelivered(quote, destination, code, value[_REPORTER[origin]])
+    return None
+
+
+def discard_errors(sock: socket.socket) -> None:
+    """Discard all reports, and the error that the next call would fail with."""
+    with contextlib.suppress(OSError):
+        for _ in range(_STALE_ERRORS):
+            sock.recv(1, _MSG_ERRQUEUE)
+    sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+
+
 # -- the owner of a port -----------------------------------------------------------------------------------------
 
 
@@ -196,12 +245,12 @@ def bind_error(code: int, port: int) -> RdmaError:
             if not inode:
                 return cm_error(
                     code,
-                    "the kernel itself has the port (rdma_rxe)",
+                    "the port is in use by the kernel itself (rdma_rxe)",
                     "open_device",
                     where,
                     hint="`rdma link delete` for the rxe devices of this network namespace",
                 )
             pid = _owner(inode)
-            who = f"process {pid} of user {user}" if pid else f"a process of user {user}"
-            return cm_error(code, f"{who} has the port", "open_device", where, hint="end that process")
-    return cm_error(code, "another process has the port", "open_device", where, hint="`ss -uanp` shows who")
+            who = f"{process_text(pid)} of user {user}" if pid else f"a process of user {user}"
+            return cm_error(code, f"the port is in use by {who}", "open_device", where, hint="end that process")
+    return cm_error(code, "the port is in use by another process", "open_device", where, hint="`ss -uanp` shows it")

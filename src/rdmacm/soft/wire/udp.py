@@ -13,6 +13,11 @@ A process that does not listen has no use for requests. Once it has forwarded on
 that listen, until one has waited so long that these must be gone or busy.
 
 No packet makes a call raise an exception: a packet that cannot be sent is lost, and counted.
+
+Linux keeps the ICMP errors that quote packets of a socket in a queue of that socket (IP_RECVERR), and fails the
+socket's next call, for which packet it may be. So a call that fails is repeated, and the queue is read when poll(2)
+reports POLLERR. Only reports about connection requests are of use. The kernel chooses the socket of a port group by a
+hash, without the program, so the process that reads a report forwards it to the process that has sent the request.
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ import errno
 import select
 import socket
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -34,10 +40,10 @@ from rdmacm.proto.roce.icrc import ICRC_LENGTH, SHORTEST_PACKET, Icrc
 from rdmacm.proto.wire import Buffer
 from rdmacm.provider import Tap
 from rdmacm.soft.wire import sockets
-from rdmacm.soft.wire.base import Received, SocketAddress, WirePath, WireRoute
+from rdmacm.soft.wire.base import Received, SocketAddress, Undelivered, WirePath, WireRoute
 from rdmacm.soft.wire.forwarding import Delivery, ForwardReceiver, ForwardSender, bind_name
 from rdmacm.soft.wire.port_group import CannotShare, PortGroup
-from rdmacm.soft.wire.slot_filter import SERVICE_ID, is_request, qpn_of, slot_of
+from rdmacm.soft.wire.slot_filter import SERVICE_ID, is_request, qpn_of, slot_of, slot_of_sender
 
 __all__ = ["UdpRoute", "UdpWire"]
 
@@ -57,6 +63,23 @@ _MULTICAST_SLOT = MULTICAST_QPN >> 16
 _UDP_GRO, _ANCILLARY_SPACE = sockets.UDP_GRO, sockets.ANCILLARY_SPACE
 #: How long to wait for room in a full send queue, in milliseconds; it drains at the speed of the link.
 _SEND_WAIT_MS = 5
+
+#: How many reports of undelivered packets one receive() reads from a socket, so that a flood of them delays nothing.
+_REPORTS = 32
+#: How many times one call repeats a recvmsg() that failed with the error of an undelivered packet, and a sendmsg().
+_READ_AGAIN, _SEND_AGAIN = 4, 3
+#: Errors of a packet that say that no copy of it would be delivered, either.
+_UNREACHABLE = frozenset(
+    (
+        errno.ECONNREFUSED,
+        errno.EHOSTUNREACH,
+        errno.ENETUNREACH,
+        errno.EACCES,
+        errno.EPERM,
+        errno.EHOSTDOWN,
+        errno.ENOPROTOOPT,
+    )
+)
 
 #: Errors of a system that cannot cut up a train: not at all, not to this packet size, or not on this path.
 _NO_TRAIN = frozenset((errno.EINVAL, errno.EIO, errno.ENOPROTOOPT, errno.EOPNOTSUPP, errno.EMSGSIZE))
@@ -151,7 +174,8 @@ class UdpWire:
     ``counters`` counts packets that were lost or took the slow way: ``no_room`` (the send queue stayed full), the name
     of an errno for each packet or train that the system refused, ``trains_cut`` (trains whose packets were sent one by
     one), ``short`` (shorter than any packet), ``forwarded`` (to another process), ``forward_full`` (lost, because that
-    process does not keep up), ``stray`` (for no existing process).
+    process does not keep up), ``stray`` (for no existing process). Of the reports of undelivered packets it counts all
+    (``undelivered``), and those about anything but a connection request of these processes (``undelivered_ignored``).
 
     ``tap`` sees every datagram and train after it was sent, and as it is received.
     """
@@ -161,6 +185,8 @@ class UdpWire:
         self.slot = 0
         self.port = port
         self.tap: Tap | None = None
+        #: See :class:`rdmacm.soft.wire.base.Wire`.
+        self.on_undelivered: Callable[[Undelivered], None] | None = None
         self.counters: Counter[str] = Counter()
         #: Whether trains are wanted, and how many bytes one may have; 0 if the system cannot send them.
         self._trains = trains
@@ -170,8 +196,10 @@ class UdpWire:
         #: What reads each descriptor of the poller; the poller is None while the wire is closed.
         self._readers: dict[int, Callable[[list[Received]], None]] = {}
         self._poller: select.epoll | select.poll | None = None
-        #: Descriptors of slot 0's sockets, where all requests arrive. They are in the poller, or in the other one while
-        #: requests are left to other processes.
+        #: The UDP sockets among the descriptors of the poller.
+        self._watched_sockets: dict[int, socket.socket] = {}
+        #: Descriptors of slot 0's sockets, where all requests arrive. They are in the poller, and also in the other one
+        #: while requests are left to other processes: then the poller reports their errors only.
         self._gsi: list[int] = []
         self._request_poller: select.epoll | None = None
         self._leaves_requests = False
@@ -216,16 +244,16 @@ class UdpWire:
         else:
             self._sockets = group.data
             self.slot = group.slot
-            self._receiver = ForwardReceiver(group.slot_socket, self._watch, self._unwatch)
+            self._receiver = ForwardReceiver(group.slot_socket, self._watch, self._unwatch, self._forwarded_report)
             self._watch(group.admission.fileno(), lambda _: group.admit())
             self._request_poller = select.epoll()
             for sock in group.gsi:
                 if sock is not None:
                     self._gsi.append(sock.fileno())
-                    self._watch(sock.fileno(), partial(self._read, _Source(sock, True)))
+                    self._watch_socket(sock, True)
         for sock in self._sockets:
             if sock is not None:
-                self._watch(sock.fileno(), partial(self._read, _Source(sock, False)))
+                self._watch_socket(sock, False)
                 if sockets.set_trains(sock, self._trains):
                     self._train_bytes = _LONGEST
 
@@ -244,6 +272,10 @@ class UdpWire:
         assert self._poller is not None
         self._readers[fd] = reader
         self._poller.register(fd, select.POLLIN)
+
+    def _watch_socket(self, sock: socket.socket, is_gsi: bool) -> None:
+        self._watched_sockets[sock.fileno()] = sock
+        self._watch(sock.fileno(), partial(self._read, _Source(sock, is_gsi)))
 
     def _unwatch(self, fd: int) -> None:
         if self._poller is not None:
@@ -264,6 +296,7 @@ class UdpWire:
         self._leaves_requests = False
         self._gsi.clear()
         self._readers.clear()
+        self._watched_sockets.clear()
         for listening in self._listening.values():
             if listening.receiver is not None:
                 listening.receiver.close()
@@ -295,7 +328,13 @@ class UdpWire:
         return () if self._request_poller is None else (self._request_poller.fileno(),)
 
     def resume_requests(self) -> bool:
-        if not self._leaves_requests or self._request_poller is None or not self._request_poller.poll(0):
+        if not self._leaves_requests or self._request_poller is None:
+            return False
+        ready = self._request_poller.poll(0)
+        for fd, events in ready:
+            if events & select.POLLERR:
+                self._read_reports(self._watched_sockets[fd])
+        if all(events == select.POLLERR for _, events in ready):
             return False
         self._leave_requests(False)
         return True
@@ -304,11 +343,13 @@ class UdpWire:
         """Leave requests to the processes that listen, or read them again."""
         if leave is not self._leaves_requests and self._request_poller is not None:
             self._leaves_requests = leave
-            before, after = (self._poller, self._request_poller) if leave else (self._request_poller, self._poller)
-            assert before is not None and after is not None
+            assert self._poller is not None
             for fd in self._gsi:
-                before.unregister(fd)
-                after.register(fd, select.POLLIN)
+                self._poller.modify(fd, 0 if leave else select.POLLIN)  # errors are always reported
+                if leave:
+                    self._request_poller.register(fd, select.POLLIN)
+                else:
+                    self._request_poller.unregister(fd)
 
     def listen(self, service_id: int, local: bytes | None) -> object:
         """See :meth:`Wire.listen`. An address of zeros is any address of its family.
@@ -331,7 +372,7 @@ class UdpWire:
                         else f"requests for service id {service_id:#x} cannot be received ({error.strerror})",
                         "listen",
                     ) from error
-                receiver = ForwardReceiver(name, self._watch, self._unwatch)
+                receiver = ForwardReceiver(name, self._watch, self._unwatch, self._forwarded_report)
             self._listening[key] = _Listening(set(), receiver)
         token = _Token(key)
         self._listening[key].tokens.add(token)
@@ -371,7 +412,11 @@ class UdpWire:
             if not ready:
                 self._busy_calls = 0
                 return ()
-            for fd, _ in ready:
+            for fd, events in ready:
+                if events & select.POLLERR and fd in self._watched_sockets:
+                    self._read_reports(self._watched_sockets[fd])
+                    if events == select.POLLERR:
+                        continue
                 # A reader may have closed a later descriptor of the list.
                 reader = self._readers.get(fd)
                 if reader is not None:
@@ -385,7 +430,7 @@ class UdpWire:
     def _read(self, source: _Source, found: list[Received]) -> None:
         # Reading an empty socket takes as long as reading a packet, so a second packet is read only while packets keep
         # coming: a lone message is answered sooner.
-        begin, alone = self._used, True
+        begin, alone, errors = self._used, True, 0
         limit = begin + (_BATCH if self._busy_calls > _STREAM else 1)
         recvmsg_into, info = source.recvmsg_into, source.info
         while self._used < limit:
@@ -397,6 +442,10 @@ class UdpWire:
                 size, control, _, remote = recvmsg_into(buffers, _ANCILLARY_SPACE)
             except OSError as error:
                 if error.errno != errno.EAGAIN:
+                    # Of an undelivered packet. poll(2) will say that there is a report.
+                    errors += 1
+                    if errors < _READ_AGAIN:
+                        continue
                     self.counters[errno_name(error.errno or 0)] += 1
                 elif alone and self._used == begin + 1:
                     self._busy_calls = 0  # the second read was in vain
@@ -475,14 +524,45 @@ class UdpWire:
             return False
         return True  # no process listens, so this one may reject the request
 
-    def _forward(self, names: Sequence[str], received: Received) -> bool:
-        """Forward a packet to the first of these names that has a receiver; False if none has."""
+    def _forward(self, names: Sequence[str], received: Received | Undelivered) -> bool:
+        """Forward a packet or report to the first of these names that has a receiver; False if none has."""
         for name in names:
             delivery = self._sender.send(name, received)
             if delivery is not Delivery.NO_RECEIVER:
                 self.counters["forwarded" if delivery is Delivery.SENT else "forward_full"] += 1
                 return True
         return False
+
+    # -- packets that were not delivered --------------------------------------------------------------
+
+    def _read_reports(self, sock: socket.socket) -> None:
+        """Read reports of undelivered packets. While there is one, poll(2) reports POLLERR."""
+        for count in range(_REPORTS):
+            try:
+                report = sockets.read_error(sock)
+            except OSError:
+                if not count:  # another process has read it, or there was no room for it
+                    sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                return
+            self.counters["undelivered"] += 1
+            if report is not None:
+                self._report(report)
+
+    def _report(self, report: Undelivered) -> None:
+        """Give a report to the process that has sent the packet, if the packet is a connection request."""
+        if report.errno not in _UNREACHABLE or not is_request(report.quote):
+            self.counters["undelivered_ignored"] += 1
+        elif self._group is None or slot_of_sender(report.quote) == self.slot:
+            if self.on_undelivered is not None:
+                self.on_undelivered(report)
+        elif not self._forward((self._group.slot_name(slot_of_sender(report.quote)),), report):
+            self.counters["stray"] += 1
+
+    def _forwarded_report(self, report: Undelivered) -> None:
+        if is_request(report.quote) and slot_of_sender(report.quote) == self.slot:
+            self._report(report)
+        else:
+            self.counters["stray"] += 1
 
     def _tap_incoming(self, data: memoryview, segment: int, remote: tuple[str | int, ...], local: bytes) -> None:
         host, port = remote[:2]
@@ -515,34 +595,51 @@ class UdpWire:
         try:
             sock.sendmsg(buffers, control, 0, route._address)
         except OSError as error:
-            code = error.errno or 0
-            if code == errno.EAGAIN:
-                if not self._send_when_writable(sock, route, buffers, control):
-                    return False
-            elif segment and code in _NO_TRAIN:
-                return self._send_cut(code, sock, route, buffers, segment)
-            else:
-                return self._lost(code)
+            code = self._send_again(error.errno or 0, sock, route, buffers, control)
+            if code:
+                if segment and code in _NO_TRAIN:
+                    return self._send_cut(code, sock, route, buffers, segment)
+                return self._lost(code, None if segment else buffers, route)
         if self.tap is not None:
             path = route.path
             self.tap(True, path.local, path.remote, route.source_port, self.port, buffers, segment)
         return True
 
-    def _lost(self, code: int) -> bool:
+    def _lost(self, code: int, buffers: Sequence[Buffer] | None, route: UdpRoute) -> bool:
+        """Count a packet or train that was not sent. ``buffers`` are those of a packet, None for a train."""
         self.counters["no_room" if code in (errno.EAGAIN, errno.ENOBUFS) else errno_name(code)] += 1
+        if sockets.REPORTS_ERRORS and code in _UNREACHABLE and buffers is not None:
+            packet = b"".join(buffers)
+            if is_request(packet):
+                self._report(Undelivered(packet, route.path.remote, code, b""))
         return False
 
-    def _send_when_writable(
-        self, sock: socket.socket, route: UdpRoute, buffers: Sequence[Buffer], control: sockets.Control
-    ) -> bool:
-        poll = select.poll()
-        poll.register(sock.fileno(), select.POLLOUT)
-        poll.poll(_SEND_WAIT_MS)
-        try:
-            sock.sendmsg(buffers, control, 0, route._address)
-        except OSError as error:
-            return self._lost(error.errno or 0)
-        return True
+    def _send_again(
+        self, code: int, sock: socket.socket, route: UdpRoute, buffers: Sequence[Buffer], control: sockets.Control
+    ) -> int:
+        """Repeat a sendmsg() that failed with ``code``; return 0, or the errno of the packet itself.
+
+        The error may have been one of an earlier packet (``sockets.REPORTS_ERRORS``). Then the next call has another
+        result.
+        """
+        before = 0
+        for _ in range(_SEND_AGAIN):
+            if code == before or not (sockets.REPORTS_ERRORS or code == errno.EAGAIN):
+                break
+            before = code
+            if code == errno.EAGAIN:
+                poll = select.poll()
+                poll.register(sock.fileno(), select.POLLOUT)
+                ready = poll.poll(_SEND_WAIT_MS)
+                if ready and not ready[0][1] & select.POLLOUT:  # a report, which ends every poll(2) at once
+                    time.sleep(_SEND_WAIT_MS / 1000)
+            try:
+                sock.sendmsg(buffers, control, 0, route._address)
+            except OSError as error:
+                code = error.errno or 0
+            else:
+                return 0
+        return code
 
     def _send_cut(
         self, code: int, sock: socket.socket, route: UdpRoute, buffers: Sequence[Buffer], segment: int
@@ -567,10 +664,9 @@ class UdpWire:
         try:
             sock.sendmsg(buffers, route._control, 0, route._address)
         except OSError as error:
-            if error.errno != errno.EAGAIN:
-                return self._lost(error.errno or 0)
-            if not self._send_when_writable(sock, route, buffers, route._control):
-                return False
+            code = self._send_again(error.errno or 0, sock, route, buffers, route._control)
+            if code:
+                return self._lost(code, buffers, route)
         if self.tap is not None:
             path = route.path
             self.tap(True, path.local, path.remote, route.source_port, self.port, buffers, 0)

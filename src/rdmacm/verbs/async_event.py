@@ -1,0 +1,63 @@
+"""Asynchronous events: ibv_get_async_event(3), ibv_ack_async_event(3)."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from types import TracebackType
+from typing import Self
+
+from rdmacm.verbs.enums import EventType
+from rdmacm.verbs.resource import Resource
+
+__all__ = ["AsyncEvent"]
+
+
+class AsyncEvent:
+    """An asynchronous event, ``struct ibv_async_event``; :meth:`rdmacm.Context.get_async_event` returns it.
+
+    Acknowledge it with :meth:`ack`, or by leaving a ``with`` block: until then, its queue pair, completion queue or
+    shared receive queue cannot be closed (EBUSY). An event that is garbage collected acknowledges itself.
+    """
+
+    __slots__ = ("__weakref__", "_pending", "element", "event_type")
+
+    def __init__(self, event_type: EventType, element: Resource | int) -> None:
+        self._pending = False
+        #: The :class:`EventType`.
+        self.event_type = event_type
+        #: The QP, CQ or SRQ that the event is about; the number of a port, from 1; 0 for an event of the device.
+        self.element = element
+
+    @classmethod
+    def of(cls, event_type: EventType, owner: object) -> AsyncEvent | None:
+        """The event of an object (a weak reference) or a port number; None if the object is closed."""
+        if isinstance(owner, int):
+            return cls(event_type, owner)
+        element = owner() if isinstance(owner, weakref.ref) else None
+        if not isinstance(element, Resource):
+            return None
+        event = cls(event_type, element)
+        event._pending = element.hold(event)
+        return event if event._pending else None
+
+    def ack(self) -> None:
+        """Acknowledge the event, ibv_ack_async_event(3). More than once does nothing."""
+        if self._pending:
+            self._pending = False
+            assert isinstance(self.element, Resource)
+            self.element.release(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.ack()
+
+    def __del__(self) -> None:
+        if self._pending and not sys.is_finalizing():
+            self.ack()
+
+    def __repr__(self) -> str:
+        element = f"port {self.element}" if isinstance(self.element, int) else repr(self.element)
+        return f"<AsyncEvent {self.event_type} {element}>"
