@@ -147,7 +147,8 @@ class SoftId(IdCore):
 
     def detach(self) -> None:
         super().detach()
-        self.link = RoceLink(self)
+        if not isinstance(self.link, RoceLink):
+            self.link = RoceLink(self)
 
     def _stop(self) -> None:
         """Cancel what the resolver and the link wait for."""
