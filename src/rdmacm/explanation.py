@@ -54,7 +54,8 @@ class Candidate:
     """One combination of destination, source, device, port and GID, and the rule that decided on it.
 
     ``kept`` is False when a rule dropped the candidate, and ``chosen`` is True for the one that was used. ``rule`` is
-    the rule that dropped it or the preference that chose it, and ``reason`` explains that.
+    the rule that dropped it or the preference that chose it, and ``reason`` explains that. ``interface`` is the IPoIB
+    interface of the source; empty on RoCE, and if the source is a GID.
     """
 
     destination: str
@@ -67,6 +68,7 @@ class Candidate:
     chosen: bool
     rule: str
     reason: str
+    interface: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,5 +197,7 @@ def _render_candidates(candidates: list[Candidate]) -> list[str]:
     out = []
     for (mark, rule, reason), group in verdicts.items():
         out.append(f"  {mark} {rule}: {reason}" if reason else f"  {mark} {rule}")
-        out += [f"       {f'{c.device}/{c.port_num}':<{width}}  GID {c.gid_index:<2} {c.gid}" for c in group]
+        for c in group:
+            source = f"  {c.source} on {c.interface}, IPoIB" if c.interface else ""
+            out.append(f"       {f'{c.device}/{c.port_num}':<{width}}  GID {c.gid_index:<2} {c.gid}{source}")
     return out

@@ -492,7 +492,10 @@ class Provider(Protocol):
         """
 
     def find_route(self, destination: InetAddr, source: InetAddr | None) -> RouteChoice | None:
-        """What the host would use to reach an IP address, without waiting; None where it has no device to reach it."""
+        """What the host would use to reach an IP address, without waiting.
+
+        None where it has no device to reach it, and on IPoIB, whose paths come from the subnet administrator.
+        """
 
     def explain_route(self, destination: InetAddr, source: InetAddr | None) -> Explanation:
         """As :meth:`find_route`, with every candidate and the reasons."""

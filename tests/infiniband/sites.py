@@ -16,7 +16,7 @@ from rdmacm.ib.ibsim import IbsimTransport
 from rdmacm.ib.transport import MadTransport
 from rdmacm.net import open_network
 from rdmacm.soft.provider import SoftProvider
-from rdmacm.testing import Fabric, MemorySubnet
+from rdmacm.testing import Fabric, MemoryNetwork, MemorySubnet
 
 SITES = ("opensm", "embedded", "virtual")
 
@@ -29,8 +29,11 @@ class Site(Protocol):
     #: A timeout in milliseconds that is longer than a restart of the administrator.
     outage_ms: int
 
-    def host(self, node: str) -> AbstractContextManager[IbHost]:
-        """A host; asserts at the end that its port is released."""
+    def host(self, node: str, network: MemoryNetwork | None = None) -> AbstractContextManager[IbHost]:
+        """A host; asserts at the end that its port is released.
+
+        ``network`` replaces the system's. In virtual time the host has a network in memory of its own.
+        """
 
     def end_administrator(self) -> None:
         """From now on the administrator does not answer."""
@@ -53,8 +56,8 @@ class OpenSM:
         self.fabric = fabric
 
     @contextmanager
-    def host(self, node: str) -> Iterator[IbHost]:
-        host = IbHost(_provider(IbsimTransport(node, self.fabric.base)))
+    def host(self, node: str, network: MemoryNetwork | None = None) -> Iterator[IbHost]:
+        host = IbHost(_provider(IbsimTransport(node, self.fabric.base), network))
         yield host
         assert host.provider.retire()
 
@@ -80,15 +83,15 @@ class Embedded:
         return MemorySubnet(clock=time.monotonic)
 
     @contextmanager
-    def host(self, node: str) -> Iterator[IbHost]:
-        host = IbHost(self.provider(node))
+    def host(self, node: str, network: MemoryNetwork | None = None) -> Iterator[IbHost]:
+        host = IbHost(self.provider(node, network))
         yield host
         assert host.provider.retire()
         assert not self.subnet.ports[node].is_open
         self.subnet.remove_port(node)
 
-    def provider(self, node: str) -> SoftProvider:
-        return _provider(self.subnet.add_port(node))
+    def provider(self, node: str, network: MemoryNetwork | None) -> SoftProvider:
+        return _provider(self.subnet.add_port(node), network)
 
     def end_administrator(self) -> None:
         self.subnet.sa.silence = 1.0
@@ -111,7 +114,7 @@ class Virtual(Embedded):
         self.fabric.attach(subnet)
         return subnet
 
-    def provider(self, node: str) -> SoftProvider:
+    def provider(self, node: str, _: MemoryNetwork | None) -> SoftProvider:
         number = len(self.fabric.hosts) + 1
         return self.fabric.host(node, f"10.0.0.{number}", infiniband=[self.subnet.add_port(node)]).provider
 
@@ -119,5 +122,5 @@ class Virtual(Embedded):
         pytest.skip("in virtual time there is no descriptor to poll")
 
 
-def _provider(transport: MadTransport) -> SoftProvider:
-    return SoftProvider(open_network(), namespace=secrets.token_hex(8), infiniband=[transport])
+def _provider(transport: MadTransport, network: MemoryNetwork | None) -> SoftProvider:
+    return SoftProvider(network or open_network(), namespace=secrets.token_hex(8), infiniband=[transport])

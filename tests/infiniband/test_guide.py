@@ -37,8 +37,13 @@ def without_times_and_ids(output: str) -> str:
     return re.sub(r" +[\d.]+ us", " us", re.sub(r"0x13f[0-9a-f]{4}\b", "0x13f....", output))
 
 
+def without_ports(output: str) -> str:
+    """The output without times and automatically chosen ports."""
+    return re.sub(r"0\.0\.0\.0:\d+", "0.0.0.0:", without_times_and_ids(output))
+
+
 def test_every_program_of_the_guide_is_tested() -> None:
-    assert set(PROGRAMS) == {"server.py", "client.py", "why.py", "nodes.py", "memory.py"}
+    assert set(PROGRAMS) == {"server.py", "client.py", "why.py", "nodes.py", "memory.py", "ipoib.py"}
     assert set(SAID) == set(PROGRAMS) - {"nodes.py"}
 
 
@@ -58,6 +63,12 @@ def test_server_and_client_programs_print_the_output_of_the_guide(start: Start) 
         finally:
             server.kill()
     assert without_times_and_ids(first + rest) == without_times_and_ids(SAID["server.py"])
+
+
+def test_ipoib_program_prints_the_output_of_the_guide(start: Start) -> None:
+    with start("ipoib.py", "HostB") as program:
+        said = program.communicate(timeout=30)[0]
+    assert without_ports(said) == without_ports(SAID["ipoib.py"])
 
 
 def test_memory_program_prints_the_output_of_the_guide(start: Start) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import struct
+import sys
 from socket import AF_INET, inet_aton
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdmacm.net import netlink
+from rdmacm.address import Gid
+from rdmacm.net import NeighbourState, netlink
+from rdmacm.proto.ipoib import IpoibAddress, broadcast_gid
 
 # The parsers are private: the public calls read from the kernel, which sends no malformed messages.
 BODIES = st.binary(max_size=200)
@@ -73,6 +76,46 @@ def test_route_attributes_are_parsed() -> None:
         1400,
         33,
     )
+
+
+#: The messages about an IPoIB interface and a neighbour on it, written by the layouts of rtnetlink(7).
+IPOIB_LINK = bytes.fromhex(
+    "00 00 20 00  05 00 00 00  43 10 01 00  00 00 00 00"  # ifinfomsg: type 32, index 5; UP, RUNNING and others
+    "08 00 03 00  69 62 30 00"  # IFLA_IFNAME: ib0
+    "08 00 04 00  fc 07 00 00"  # IFLA_MTU: 2044
+    "18 00 01 00  80 00 00 48  fe 80 00 00 00 00 00 00  00 02 c9 03 00 00 00 03"  # IFLA_ADDRESS
+    "18 00 02 00  00 ff ff ff  ff 12 40 1b 80 01 00 00  00 00 00 00 ff ff ff ff"  # IFLA_BROADCAST
+)
+IPOIB_NEIGHBOUR = bytes.fromhex(
+    "02 00 00 00  05 00 00 00  02 00 00 01"  # ndmsg: AF_INET, index 5, REACHABLE
+    "08 00 01 00  0a 09 00 02"  # NDA_DST: 10.9.0.2
+    "18 00 02 00  80 00 00 49  fe 80 00 00 00 00 00 00  00 02 c9 03 00 00 00 05"  # NDA_LLADDR
+)
+
+
+@pytest.mark.skipif(sys.byteorder != "little", reason="the messages are from a little-endian machine")
+def test_ipoib_interface_and_neighbour() -> None:
+    link = netlink._parse_link(memoryview(IPOIB_LINK))
+    assert link is not None
+    assert (link.name, link.index, link.mtu, link.is_ipoib, link.is_running) == ("ib0", 5, 2044, True, True)
+    assert IpoibAddress.unpack(link.address) == (Gid("fe80::2:c903:0:3"), 0x48, 0x80)
+    assert IpoibAddress.unpack(link.broadcast) == (broadcast_gid(0x8001), 0xFFFFFF, 0)
+    neighbour = netlink._parse_neighbour(memoryview(IPOIB_NEIGHBOUR))
+    assert neighbour is not None
+    assert (neighbour.ifindex, neighbour.ip, neighbour.state) == (5, inet_aton("10.9.0.2"), NeighbourState.REACHABLE)
+    assert IpoibAddress.unpack(neighbour.link_layer_address) == (Gid("fe80::2:c903:0:5"), 0x49, 0x80)
+
+
+@pytest.mark.parametrize("size", [0, 4, 6, 16, 20, 32])
+def test_hardware_address_of_any_length(size: int) -> None:
+    """The kernel's limit, MAX_ADDR_LEN, is 32 bytes."""
+    address = bytes(range(size))
+    link = netlink._parse_link(memoryview(bytes(16) + attribute(1, address) + attribute(2, address[::-1])))
+    assert link is not None
+    assert (link.address, link.broadcast) == (address, address[::-1])
+    neighbour = netlink._parse_neighbour(memoryview(bytes(12) + attribute(1, b"\n\0\0\1") + attribute(2, address)))
+    assert neighbour is not None
+    assert neighbour.link_layer_address == address
 
 
 @pytest.mark.parametrize("length", [0, 1, 15, 0xFFFF])

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
+import os
 import select
 import socket
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from socket import AF_INET, AF_INET6, inet_ntop
@@ -19,6 +22,7 @@ from rdmacm.address import InetAddr
 from rdmacm.net import InterfaceFlag, Neighbour, NeighbourState
 from rdmacm.net.netlink import NetlinkNetwork
 from rdmacm.net.portable import PortableNetwork
+from rdmacm.net.types import ARPHRD_INFINIBAND
 from rdmacm.provider import get_provider
 from rdmacm.soft import SoftProvider
 from rdmacm.soft.port_table import PortTable
@@ -26,6 +30,8 @@ from support.netns import Host, TwoHosts, needs_netns
 from support.resolving import PORT, packed
 
 pytestmark = needs_netns
+
+_ARPHRD_TUNNEL6 = 769
 
 
 @pytest.fixture
@@ -300,6 +306,47 @@ class TestNeighbours:
             seen += [n for n in change.neighbours if n.ip == packed(dst)] if change else []
         assert seen[-1].link_layer_address.hex(":") == net.vb.mac
         assert seen[-1] == network.neighbour(family, net.va.index, packed(dst))
+
+
+@contextlib.contextmanager
+def tap(host: Host, name: str, arp_type: int, *addresses: str) -> Iterator[int]:
+    """A tap of any hardware type; yields its index. The kernel chooses the length of its hardware address by the type.
+
+    tun.c knows none of 20 bytes, so an interface of type InfiniBand has no hardware address.
+    """
+    tun_set_iff, tun_set_link, tap_without_header = 0x400454CA, 0x400454CD, 0x1002
+    with open("/dev/net/tun", "r+b", buffering=0) as file:
+        fcntl.ioctl(file, tun_set_iff, struct.pack("16sH22x", name.encode(), tap_without_header))
+        fcntl.ioctl(file, tun_set_link, arp_type)
+        host.ip("link", "set", name, "up")
+        for address in addresses:
+            host.ip("addr", "add", address, "dev", name)
+        yield socket.if_nametoindex(name)
+
+
+needs_tun = pytest.mark.skipif(not os.access("/dev/net/tun", os.R_OK | os.W_OK), reason="needs /dev/net/tun")
+
+
+@needs_tun
+class TestHardwareTypes:
+    def test_neighbour_with_16_bytes(self, net: TwoHosts, network: NetlinkNetwork) -> None:
+        """The longest hardware addresses that a kernel without InfiniBand has: those of IPv6 tunnels."""
+        address = bytes(range(1, 17))
+        with tap(net.a, "t6", _ARPHRD_TUNNEL6, "10.9.0.1/24") as index:
+            net.a.ip("neigh", "add", "10.9.0.2", "lladdr", address.hex(":"), "dev", "t6")
+            entry = network.neighbour(AF_INET, index, packed("10.9.0.2"))
+            assert entry is not None
+            assert entry.link_layer_address == address
+
+    def test_ipoib_interface_is_no_roce_device(self, net: TwoHosts, network: NetlinkNetwork) -> None:
+        with tap(net.a, "ib0", ARPHRD_INFINIBAND, "10.9.0.1/24") as index:
+            (link,) = (one for one in network.interfaces() if one.index == index)
+            assert (link.is_ipoib, link.address, link.broadcast) == (True, b"", b"")
+            assert "soft_ib0" not in {device.name for device in devices()}
+            for source in (None, ("10.9.0.1", 0)):
+                with CmId() as cmid, pytest.raises(OSError, match="ib0 is IPoIB") as failed:
+                    cmid.resolve_addr(("10.9.0.2", PORT), source)
+                assert failed.value.errno == errno.ENODEV
 
 
 class TestChanges:

@@ -9,13 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rdmacm import explain
-from rdmacm.address import InetAddr, parse_address
+from rdmacm.address import Gid, InetAddr, parse_address
 from rdmacm.net.types import RouteEntry
 from rdmacm.resolution.hosts import RocePortView
+from rdmacm.resolution.ipoib import with_infiniband
 from rdmacm.resolution.policy import PREFERENCES, RULES, Query, choose, judge
 from rdmacm.soft.devices import read_host
-from rdmacm.testing import MemoryNetwork, memory_provider
+from rdmacm.testing import MemoryNetwork, MemorySubnet, memory_provider
+from rdmacm.verbs.enums import LinkLayer
 
+#: The view of an InfiniBand port in partitions 0xFFFF and 0x8001.
+SUBNET = MemorySubnet()
+PORT = SUBNET.add_port("mlx5_0", pkeys=(0xFFFF, 0x8001))
+PORTS = memory_provider(MemoryNetwork(), SUBNET.clock, infiniband=[PORT]).host.ib.views()
+GIDS = [PORT.port().gids[0], Gid("fe80::1:2:3")]
 HOSTS = ["10.0.0.1", "10.0.0.2", "10.1.0.1", "127.0.0.1", "fd00::1", "fe80::1"]
 
 
@@ -25,8 +32,13 @@ def queries(draw: st.DrawFn) -> tuple[MemoryNetwork, Query]:
     for number in range(draw(st.integers(1, 4))):
         addresses = draw(st.lists(st.sampled_from(HOSTS), unique=True, max_size=4))
         texts = [f"{host}/{64 if ':' in host else 24}" for host in addresses]
-        network.add_interface(f"eth{number}", *texts, up=draw(st.booleans()))
-    host = read_host(network)
+        up = draw(st.booleans())
+        if draw(st.booleans()):
+            gid, pkey = draw(st.sampled_from(GIDS)), draw(st.sampled_from([0xFFFF, 0x8001, 0x8002]))
+            network.add_ipoib_interface(f"ib{number}", *texts, gid=gid, pkey=pkey, up=up)
+        else:
+            network.add_interface(f"eth{number}", *texts, up=up)
+    host = with_infiniband(read_host(network), PORTS)
     destination = parse_address((draw(st.sampled_from(["10.0.0.9", "10.0.0.1", "fd00::9", "fe80::1"])), 1))
     assert isinstance(destination, InetAddr)
     sources = [s for s in HOSTS if (":" in s) == (destination.family == 10)]
@@ -34,17 +46,18 @@ def queries(draw: st.DrawFn) -> tuple[MemoryNetwork, Query]:
     assert isinstance(source, InetAddr)
     egress = draw(st.sampled_from(sorted(host.interfaces)))
     kind = draw(st.sampled_from(["unicast", "local"]))
-    bound = draw(st.sampled_from([None, *host.ports]))
+    bound = draw(st.sampled_from([None, *host.ports, *PORTS]))
+    link_layer = draw(st.sampled_from([None, LinkLayer.ETHERNET, LinkLayer.INFINIBAND]))
     route = RouteEntry(kind, destination.ip, egress, None, source.ip, 254)
     origin = draw(st.sampled_from(["given", "bound", "route"]))
-    return network, Query(destination, source.ip, origin, route, "egress", bound)
+    return network, Query(destination, source.ip, origin, route, "egress", bound, link_layer)
 
 
 @settings(max_examples=200, deadline=None)
 @given(queries())
 def test_selection_and_explanation_agree(network_and_query: tuple[MemoryNetwork, Query]) -> None:
     network, query = network_and_query
-    host = read_host(network)
+    host = with_infiniband(read_host(network), PORTS)
     choice = choose(query, host)
     judged = judge(query, host)
     chosen = [c for c in judged if c.chosen]
@@ -52,10 +65,11 @@ def test_selection_and_explanation_agree(network_and_query: tuple[MemoryNetwork,
         assert chosen == []
         assert not any(c.kept for c in judged)
     else:
-        view, row = choice
+        view, row, _ = choice
         (candidate,) = chosen
         assert (candidate.device, candidate.gid_index, candidate.gid) == (view.device.name, row.gid_index, str(row.gid))
-    assert len(judged) == sum(len(view.rows) for view in host.ports), "every candidate is listed"
+    addresses = sum(len(view.rows) for view in host.ports) + sum(len(one.ips) for one in host.ipoib)
+    assert len(judged) == addresses, "every candidate is listed"
     names = {rule.name for rule in RULES}
     for candidate in judged:
         assert candidate.reason
@@ -80,6 +94,30 @@ def test_each_rule_can_decide() -> None:
     assert rules(None) == {"address-family", "source-address", "egress-interface", "chosen"}
     assert rules(host.by_key[eth0, 1]) == {"address-family", "bound-device", "chosen"}
     assert rules(None, "local") == {"address-family", "source-address", "port-state", "lowest-index"}
+
+
+def test_each_rule_of_ipoib_can_decide() -> None:
+    network = MemoryNetwork()
+    interfaces = [
+        network.add_ipoib_interface("ib0", "10.0.0.1/24", "fd00::1/64", gid=GIDS[0]),
+        network.add_ipoib_interface("ib1", "10.0.0.1/24", gid=GIDS[1]),
+        network.add_ipoib_interface("ib2", "10.0.0.1/24", gid=GIDS[0], pkey=0x8002),
+        network.add_ipoib_interface("ib3", "10.0.0.1/24", gid=GIDS[0], up=False),
+    ]
+    host = with_infiniband(read_host(network), PORTS)
+    destination, source = parse_address(("10.0.0.9", 1)), parse_address(("10.0.0.1", 0))
+    assert isinstance(destination, InetAddr)
+    assert isinstance(source, InetAddr)
+    rules = []
+    for ifindex in interfaces:
+        route = RouteEntry("unicast", destination.ip, ifindex, None, source.ip, 254)
+        judged = judge(Query(destination, source.ip, "route", route, "ib", None), host)
+        rules += [c.rule for c in judged if c.interface == host.interface_name(ifindex) and c.source == "10.0.0.1"]
+        assert {c.rule for c in judged if c.source == "fd00::1"} == {"address-family"}
+    assert rules == ["chosen", "infiniband-port", "partition", "port-state"]
+    route = RouteEntry("local", destination.ip, 1, None, source.ip, 255)
+    own = Query(destination, source.ip, "route", route, "lo", None, LinkLayer.ETHERNET)
+    assert {c.rule for c in judge(own, host) if c.source == "10.0.0.1"} == {"egress-interface"}
 
 
 def test_documentation_lists_the_rules_in_order() -> None:

@@ -24,12 +24,12 @@ from rdmacm.proto.sa import PathRecord
 from rdmacm.proto.sa.client import SaClient, SaResponse
 from rdmacm.proto.sa.mad import SaMethod, SaStatus, describe_status
 from rdmacm.proto.sa.query import query_for
-from rdmacm.proto.sa.subnet import ServiceRecord, service_name_bytes
+from rdmacm.proto.sa.subnet import MCMemberRecord, ServiceRecord, service_name_bytes
 from rdmacm.proto.wire import WireError
 
 __all__ = ["RecordsCallback", "SaSession", "describe_sa"]
 
-R = TypeVar("R", PathRecord, ServiceRecord)
+R = TypeVar("R", PathRecord, ServiceRecord, MCMemberRecord)
 #: Called with the records found, and with the failure if there is one.
 RecordsCallback: TypeAlias = "Callable[[tuple[R, ...], Failure | None], None]"
 
@@ -102,11 +102,13 @@ class SaSession:
         done: RecordsCallback[PathRecord],
         *,
         tos: int = 0,
+        qos_class: int = 0,
         count: int = 1,
         like: PathRecord | None = None,
     ) -> int:
         """Query paths as rdma_cm does: by both GIDs, P_Key, service id and traffic class, usable in both directions.
 
+        ``tos`` replaces the traffic class of the destination. ``qos_class`` restricts the paths if it is not 0, and
         ``count`` is the most paths to return. ``like`` restricts the paths to its fields that are not 0. Raises what
         :meth:`query` raises.
         """
@@ -119,6 +121,8 @@ class SaSession:
             "reversible": True,
             "numb_path": count,
         }
+        if qos_class:
+            fields["qos_class"] = qos_class
         if like is not None:
             for name in _RESTRICTIONS:
                 if value := getattr(like, name):
@@ -164,6 +168,20 @@ class SaSession:
 
         method, attribute = SaMethod.GET_TABLE, record.ATTRIBUTE
         return self.query(port, method, attribute, mask, record.pack(), _SERVICE_TIMEOUT, finished)
+
+    def query_group(self, port: IbPort, mgid: Gid, timeout: float, done: RecordsCallback[MCMemberRecord]) -> int:
+        """Query a multicast group, whoever its members are. Raises what :meth:`query` raises."""
+        mask, record = query_for(MCMemberRecord, mgid=mgid)
+
+        def finished(response: SaResponse) -> None:
+            failure = _failure(response, port, "group")
+            found = _unpacked(MCMemberRecord, response)
+            if failure is None and not found:
+                hint = "checking the partition of the interface"
+                failure = Failure(errno.ENODATA, "group", f"{describe_sa(port)} knows no group {mgid}", hint)
+            done(found, failure)
+
+        return self.query(port, SaMethod.GET_TABLE, record.ATTRIBUTE, mask, record.pack(), timeout, finished)
 
     # -- progress -------------------------------------------------------------------------------------
 

@@ -47,7 +47,7 @@ _LINK_GROUPS = (_GROUP_LINK, _GROUP_IPV4_ADDR, _GROUP_IPV6_ADDR)
 _WATCHED_GROUPS = (_GROUP_NEIGH, _GROUP_IPV4_ROUTE, _GROUP_IPV6_ROUTE, _GROUP_IPV4_RULE, _GROUP_IPV6_RULE)
 
 # The attributes that are read or sent, by the kind of message.
-_IFLA_ADDRESS, _IFLA_IFNAME, _IFLA_MTU, _IFLA_LINKINFO, _IFLA_INFO_SLAVE_KIND = 1, 3, 4, 18, 4
+_IFLA_ADDRESS, _IFLA_BROADCAST, _IFLA_IFNAME, _IFLA_MTU, _IFLA_LINKINFO, _IFLA_INFO_SLAVE_KIND = 1, 2, 3, 4, 18, 4
 _IFA_ADDRESS, _IFA_LOCAL, _IFA_FLAGS = 1, 2, 8
 _NDA_DST, _NDA_LLADDR = 1, 2
 _RTA_DST, _RTA_SRC, _RTA_OIF, _RTA_GATEWAY, _RTA_PREFSRC, _RTA_METRICS, _RTA_TABLE, _RTA_VIA = 1, 2, 4, 5, 7, 8, 15, 18
@@ -128,7 +128,7 @@ def _parse_link(body: memoryview) -> Interface | None:
     if len(body) < _IFINFO.size:
         return None
     _, arp_type, index, flags, _ = _IFINFO.unpack_from(body)
-    name, mtu, address, slave_kind = "", 0, b"", None
+    name, mtu, address, broadcast, slave_kind = "", 0, b"", b"", None
     for kind, value in _attributes(body, _IFINFO.size):
         if kind == _IFLA_IFNAME:
             name = _text(value)
@@ -136,11 +136,13 @@ def _parse_link(body: memoryview) -> Interface | None:
             mtu = _UINT.unpack_from(value)[0]
         elif kind == _IFLA_ADDRESS:
             address = bytes(value)
+        elif kind == _IFLA_BROADCAST:
+            broadcast = bytes(value)
         elif kind == _IFLA_LINKINFO:
             for info, text in _attributes(value, 0):
                 if info == _IFLA_INFO_SLAVE_KIND:
                     slave_kind = _text(text)
-    return Interface(index, name, flags, mtu, arp_type, address, slave_kind)
+    return Interface(index, name, flags, mtu, arp_type, address, slave_kind, broadcast)
 
 
 def _parse_address(body: memoryview) -> InterfaceAddress | None:

@@ -7,6 +7,8 @@ from typing import NamedTuple, Protocol
 
 #: The UDP port of RoCEv2. A routing rule may match it, so every lookup of a route is for this port.
 ROCE_PORT = 4791
+#: The hardware type of IPoIB interfaces (linux/if_arp.h).
+ARPHRD_INFINIBAND = 32
 
 
 class InterfaceFlag(IntFlag):
@@ -30,8 +32,9 @@ _RUNNING, _NOARP = int(InterfaceFlag.UP | InterfaceFlag.RUNNING), int(InterfaceF
 class Interface(NamedTuple):
     """A network interface.
 
-    ``flags`` are :class:`InterfaceFlag`, ``mtu`` is in bytes, ``arp_type`` is ``ARPHRD_*``, ``address`` is the MAC
-    address. ``slave_kind`` is the kind of its master device ("bond"), if it has one.
+    ``flags`` are :class:`InterfaceFlag`, ``mtu`` is in bytes, ``arp_type`` is ``ARPHRD_*``. ``address`` and
+    ``broadcast`` are hardware addresses: 6 bytes on Ethernet, 20 on IPoIB. ``slave_kind`` is the kind of its master
+    device ("bond"), if it has one.
     """
 
     index: int  # type: ignore[assignment]
@@ -41,6 +44,12 @@ class Interface(NamedTuple):
     arp_type: int
     address: bytes
     slave_kind: str | None = None
+    broadcast: bytes = b""
+
+    @property
+    def is_ipoib(self) -> bool:
+        """Whether it carries IP over InfiniBand."""
+        return self.arp_type == ARPHRD_INFINIBAND
 
     @property
     def is_up(self) -> bool:
@@ -112,7 +121,10 @@ class NeighbourState(IntEnum):
 
 
 class Neighbour(NamedTuple):
-    """An entry of the neighbour table. ``ip`` is packed; ``link_layer_address`` is empty if it is unknown."""
+    """An entry of the neighbour table. ``ip`` is packed; ``link_layer_address`` is empty if it is unknown.
+
+    ``link_layer_address`` has 6 bytes on Ethernet and 20 on IPoIB; Linux allows up to 32.
+    """
 
     ifindex: int
     ip: bytes

@@ -31,6 +31,11 @@ class IbPortView(PortView):
     #: The same port as its transport describes it, with its LIDs and its subnet manager.
     ib_port: IbPort
 
+    @property
+    def pkeys_text(self) -> str:
+        """The P_Key table in words."""
+        return ", ".join(f"0x{pkey:04x}" for pkey in self.port.pkeys)
+
     def has_pkey(self, pkey: int) -> bool:
         """Whether the port can talk in a partition; two limited members of one cannot talk to each other."""
         return any(

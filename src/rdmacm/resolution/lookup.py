@@ -11,16 +11,19 @@ from socket import AF_INET, AF_INET6, inet_ntop
 from time import perf_counter_ns
 from typing import NamedTuple
 
-from rdmacm.address import InetAddr
+from rdmacm.address import Gid, InetAddr
 from rdmacm.explanation import Explanation, NeighbourUsed, RouteUsed, Step
 from rdmacm.failure import Failure
 from rdmacm.net.types import Neighbour, Network, RouteEntry
+from rdmacm.proto.ipoib import IpoibAddress, multicast_gid
+from rdmacm.proto.wire import WireError
 from rdmacm.resolution import policy
-from rdmacm.resolution.hosts import HostView, RocePortView
+from rdmacm.resolution.hosts import HostView, IpPortView, PortView
+from rdmacm.resolution.ipoib import IpoibPortView, no_partition, no_port
 from rdmacm.resolution.routing import find_route
 from rdmacm.verbs.device import GidEntry
 
-__all__ = ["Found", "Lookup", "find"]
+__all__ = ["Found", "Lookup", "destination_gid", "find"]
 
 
 class Found(NamedTuple):
@@ -28,7 +31,7 @@ class Found(NamedTuple):
 
     route: RouteEntry
     #: The port that packets leave through.
-    view: RocePortView
+    view: IpPortView
     #: The GID of the source address, as a row of the port's GID table.
     row: GidEntry
     #: The source address, packed.
@@ -61,7 +64,7 @@ class Lookup:
         source: InetAddr | None,
         origin: str,
         tos: int = 0,
-        bound: RocePortView | None = None,
+        bound: PortView | None = None,
     ) -> None:
         #: The view of the host that the resolution is made on.
         self.host = host
@@ -145,11 +148,11 @@ def find(network: Network, lookup: Lookup) -> Found:
     lookup.steps.append(("route", found_at - started, route.kind))
     lookup.query = query = _query(lookup, route)
     chosen = policy.choose(query, host)
-    lookup.note("select", found_at, chosen[0].device.name if chosen else "no candidate passed")
+    lookup.note("select", found_at, chosen.view.device.name if chosen else "no candidate passed")
     if chosen is None:
         raise _no_port(host, query)
-    next_hop = _next_hop(host, lookup.destination, route)
-    lookup.found = found = Found(route, *chosen, query.source, next_hop)
+    next_hop = _next_hop(host, lookup.destination, route, chosen.view)
+    lookup.found = found = Found(route, chosen.view, chosen.row, query.source, next_hop)
     return found
 
 
@@ -165,15 +168,17 @@ def _query(lookup: Lookup, route: RouteEntry) -> policy.Query:
         family = "IPv4" if destination.family == AF_INET else "IPv6"
         message = f"interface {egress}, through which the route leaves, has no {family} address"
         raise Failure(errno.EADDRNOTAVAIL, "select", message, f"'ip addr add ADDRESS dev {egress}'")
-    if ip not in host.by_ip and (rows := host.rows_of(ip)):  # an address in 127/8
-        ip = rows[0][1].gid.ip
-    return policy.Query(destination, ip, origin, route, egress, lookup.bound)
+    if ip not in host.by_ip and (own := host.find_addresses(ip)):  # an address in 127/8
+        ip = own[0].ip
+    owners = host.find_addresses(destination.ip) if route.kind == "local" else ()
+    link_layer = owners[0].view.port.link_layer if owners else None
+    return policy.Query(destination, ip, origin, route, egress, lookup.bound, link_layer)
 
 
 def _no_port(host: HostView, query: policy.Query) -> Failure:
     """No candidate has passed the rules."""
-    inactive = policy.inactive_candidate(query, host)
-    if inactive is None:
+    unusable = policy.unusable_port(query, host)
+    if unusable is None:
         egress = query.egress
         return Failure(
             errno.ENODEV,
@@ -181,7 +186,11 @@ def _no_port(host: HostView, query: policy.Query) -> Failure:
             f"no RDMA device has the source address {_text(query.source)} on {egress}, through which the route leaves",
             f"a source address that is on {egress}, or 'rdmacm explain {query.destination.host}' for the candidates",
         )
-    view, row = inactive
+    (view, row, _), rule = unusable
+    if isinstance(view, IpoibPortView) and rule == "infiniband-port":
+        return no_port(view.ipoib, "select")
+    if isinstance(view, IpoibPortView) and rule == "partition":
+        return no_partition(view, "select")
     interface = host.interfaces.get(row.ndev_ifindex)
     if interface is None or interface.is_running:
         message = f"{view.device.name} port {view.port_num} is {view.port.state.name}, not ACTIVE"
@@ -191,13 +200,47 @@ def _no_port(host: HostView, query: policy.Query) -> Failure:
     return Failure(errno.ENODEV, "select", f"interface {name} is down", hint)
 
 
-def _next_hop(host: HostView, destination: InetAddr, route: RouteEntry) -> tuple[int, int, bytes] | None:
-    """The neighbour that packets go to: the gateway, else the destination; None where none has to be found."""
+def _next_hop(
+    host: HostView, destination: InetAddr, route: RouteEntry, view: IpPortView
+) -> tuple[int, int, bytes] | None:
+    """The neighbour that packets go to: the gateway, else the destination; None where none has to be found.
+
+    Failure (EADDRNOTAVAIL) for a gateway on IPoIB: its hardware address is not that of the destination's port.
+    """
     interface = host.interfaces.get(route.ifindex)
+    if route.gateway and isinstance(view, IpoibPortView):
+        message = f"{destination.host} is behind the gateway {_text(route.gateway)}, and IP routers do not route RDMA"
+        hint = "an address in a subnet of this host's IPoIB interfaces, or the GID of its port (AF_IB)"
+        raise Failure(errno.EADDRNOTAVAIL, "route", message, hint)
     if route.kind != "unicast" or (interface is not None and not interface.needs_neighbour):
         return None
     ip = route.gateway or destination.ip
     return AF_INET if len(ip) == 4 else AF_INET6, route.ifindex, ip
+
+
+def destination_gid(lookup: Lookup) -> Gid:
+    """The GID of the destination of a lookup that :func:`find` has found, once its neighbour is known.
+
+    On IPoIB, Failure at step "neighbour" (EADDRNOTAVAIL) if the neighbour table has no IPoIB address for it.
+    """
+    found, destination = lookup.found, lookup.destination
+    assert found is not None
+    view, kind = found.view, found.route.kind
+    if not isinstance(view, IpoibPortView):
+        return Gid.from_ip(destination.ip)
+    if kind == "local":
+        owners = lookup.host.find_addresses(destination.ip)
+        return next((owner for owner in owners if owner.view is view), owners[0]).row.gid
+    if kind == "broadcast":
+        return view.ipoib.broadcast_gid
+    if kind == "multicast":
+        return multicast_gid(destination.ip, view.pkey, view.ipoib.broadcast_gid[1] & 0x0F)
+    entry = lookup.neighbour
+    try:
+        return IpoibAddress.unpack(entry.link_layer_address if entry else b"").gid
+    except WireError:
+        message = f"the neighbour {destination.host} on {view.interface.name} has no IPoIB hardware address"
+        raise Failure(errno.EADDRNOTAVAIL, "neighbour", message, "'ip neigh'") from None
 
 
 def _text(ip: bytes | None) -> str | None:

@@ -9,7 +9,7 @@ from rdmacm.address import InetAddr
 from rdmacm.errors import errno_name
 from rdmacm.failure import Failure
 from rdmacm.net.types import Network, RouteEntry
-from rdmacm.resolution.hosts import HostView, RocePortView
+from rdmacm.resolution.hosts import HostView, PortView
 
 __all__ = ["find_route"]
 
@@ -21,7 +21,7 @@ def find_route(
     host: HostView,
     destination: InetAddr,
     source: InetAddr | None,
-    bound: RocePortView | None,
+    bound: PortView | None,
     tos: int,
 ) -> RouteEntry:
     """The route to ``destination``; Failure at step "route" when there is none.
@@ -41,7 +41,7 @@ def find_route(
         raise _failure(host, destination, source, ifindex, error.errno or errno.EIO) from None
 
 
-def pinned_interface(host: HostView, destination: InetAddr, source: bytes | None, bound: RocePortView | None) -> int:
+def pinned_interface(host: HostView, destination: InetAddr, source: bytes | None, bound: PortView | None) -> int:
     """Index of the interface through which packets have to leave; 0 if the routing tables are free to choose.
 
     That is the scope of a link-local or multicast destination, else the interface of a given source address: on the
@@ -52,7 +52,7 @@ def pinned_interface(host: HostView, destination: InetAddr, source: bytes | None
         return destination.scope_id
     if source is None or destination.is_loopback or host.owns(destination.ip):
         return 0
-    for view, row in host.by_ip.get(source, ()):
+    for view, row, _ in host.by_ip.get(source, ()):
         if bound is None or view.key == bound.key:
             return 0 if host.is_loopback(row.ndev_ifindex) else row.ndev_ifindex
     return 0

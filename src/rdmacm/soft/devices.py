@@ -1,4 +1,7 @@
-"""The software devices: one RoCEv2 device with one port for each network interface that can carry IP."""
+"""The software devices: one RoCEv2 device with one port for each network interface that can carry IP.
+
+IPoIB interfaces have none: their IP addresses lead to InfiniBand ports.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from socket import AF_INET
 
 from rdmacm.address import DEFAULT_PKEY, Gid, is_link_local
 from rdmacm.net.types import Interface, InterfaceAddress, Network
-from rdmacm.resolution.hosts import HostView, RocePortView, mtu_code
+from rdmacm.resolution.hosts import HostView, IpoibInterface, RocePortView, mtu_code
 from rdmacm.soft.device.queue_pair import MAX_MESSAGE
 from rdmacm.verbs.device import Device, GidEntry, Port
 from rdmacm.verbs.enums import (
@@ -107,8 +110,13 @@ def read_host(network: Network, before: HostView | None = None) -> HostView:
         if address.usable:
             addresses.setdefault(address.ifindex, []).append(address)
     ports: list[RocePortView] = []
+    ipoib: list[IpoibInterface] = []
     for interface in sorted(interfaces.values(), key=lambda i: i.index):
         if interface.arp_type in _NO_IP or interface.slave_kind in _MASTERS:
+            continue
+        if interface.is_ipoib:
+            own = sorted(addresses.get(interface.index, []), key=_order)
+            ipoib.append(IpoibInterface(interface, tuple(address.ip for address in own)))
             continue
         old = before.by_key.get((interface.index, PORT_NUM)) if before else None
         rows = _gid_rows(interface, addresses.get(interface.index, []), old.rows if old else ())
@@ -138,4 +146,4 @@ def read_host(network: Network, before: HostView | None = None) -> HostView:
             (port,),
         )
         ports.append(RocePortView(device, port, interface))
-    return HostView.of(PROVIDER, ports, interfaces)
+    return HostView.of(PROVIDER, ports, interfaces, ipoib)

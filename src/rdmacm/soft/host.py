@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Sequence, Sized
+from dataclasses import replace
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Protocol
@@ -15,7 +16,8 @@ from typing import TYPE_CHECKING, Protocol
 from rdmacm.errors import cm_error
 from rdmacm.net.types import Change, Network
 from rdmacm.progress.runtime import Runtime
-from rdmacm.resolution.hosts import HostView, PortKey, PortView, RocePortView
+from rdmacm.resolution.hosts import HostView, IpoibInterface, PortKey, PortView, RocePortView
+from rdmacm.resolution.ipoib import with_infiniband
 from rdmacm.resolution.neighbours import PendingNeighbours
 from rdmacm.resolution.path import PathMaker
 from rdmacm.soft.connection_manager import ConnectionManager
@@ -42,6 +44,9 @@ class BoundId(Protocol):
 
     def device_changed(self, before: RocePortView, after: RocePortView | None) -> None:
         """The device was removed (None), or its interface or its GIDs have changed."""
+
+    def ipoib_changed(self, before: IpoibInterface, after: IpoibInterface | None) -> None:
+        """An IPoIB interface was removed (None) or has changed; the id is on an InfiniBand port, not always on its."""
 
 
 class SoftHost:
@@ -119,9 +124,16 @@ class SoftHost:
         """The view of the last look, without another look."""
         return self._view if self._view is not None else self.view()
 
-    def port_views(self) -> list[PortView]:
-        """Every port as it is now."""
-        return [*self.view().ports, *self.ib.views()]
+    def ip_view(self) -> HostView:
+        """As :meth:`view`, with the addresses of IPoIB interfaces on their InfiniBand ports."""
+        return self._with_infiniband(self.view())
+
+    def last_ip_view(self) -> HostView:
+        """As :meth:`last_view`, with the addresses of IPoIB interfaces on their InfiniBand ports."""
+        return self._with_infiniband(self.last_view())
+
+    def _with_infiniband(self, view: HostView) -> HostView:
+        return with_infiniband(view, self.ib.views()) if view.ipoib else view
 
     def device(self, index: int) -> Device | None:
         """The device with an index as it is now; its name may have changed. None once it has been removed.
@@ -130,16 +142,34 @@ class SoftHost:
         """
         with self.runtime.lock:
             if index < 0:
-                found = self.ib.view_of_device(index)
-                return found.device if found else None
+                port = self.ib.view_of_device(index)
+                return self._with_interfaces(port.device, self.view()) if port else None
             view = self.view().by_key.get((index, PORT_NUM))
             return self._described(view) if view else None
 
     def devices(self) -> tuple[Device, ...]:
-        """Every device as it is now."""
+        """Every device as it is now. The GIDs of InfiniBand ports are shown with their IPoIB interfaces."""
         with self.runtime.lock:
-            roce = [self._described(view) for view in self.view().ports]
-            return (*roce, *(view.device for view in self.ib.views()))
+            host = self.view()
+            roce = [self._described(view) for view in host.ports]
+            return (*roce, *(self._with_interfaces(view.device, host) for view in self.ib.views()))
+
+    @staticmethod
+    def _with_interfaces(device: Device, host: HostView) -> Device:
+        """An InfiniBand device whose GIDs have the name and the index of their first IPoIB interface."""
+        names = {one.address.gid: one.interface for one in reversed(host.ipoib)}
+        if not names:
+            return device
+        ports = []
+        for port in device.ports:
+            rows = tuple(
+                replace(row, ndev_name=names[row.gid].name, ndev_ifindex=names[row.gid].index)
+                if row.gid in names
+                else row
+                for row in port.gids
+            )
+            ports.append(replace(port, gids=rows))
+        return replace(device, ports=tuple(ports))
 
     def _described(self, view: RocePortView) -> Device:
         """The device of a port, with the speed of its link."""
@@ -184,6 +214,11 @@ class SoftHost:
             if now is None or now.interface != view.interface or now.rows != view.rows:
                 for bound in list(self._bound.get(view.key, ())):
                     bound.device_changed(view, now)
+        for ipoib in before.ipoib:
+            after_it = next((one for one in after.ipoib if one.interface.index == ipoib.interface.index), None)
+            if after_it != ipoib:
+                for bound in [one for key, ids in self._bound.items() if key[0] < 0 for one in ids]:
+                    bound.ipoib_changed(ipoib, after_it)
 
     # -- bound ids and devices in use -----------------------------------------------------------------
 

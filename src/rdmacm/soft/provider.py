@@ -19,6 +19,7 @@ from rdmacm.progress.runtime import Runtime
 from rdmacm.proto.sa import PathRecord
 from rdmacm.provider import EventQueue, FoundServices, Owner, RouteChoice, Tap
 from rdmacm.resolution.infiniband import IbLookup, IbPortView
+from rdmacm.resolution.ipoib import IpoibPortView
 from rdmacm.resolution.lookup import Lookup, find
 from rdmacm.soft.device.device import SoftDevice
 from rdmacm.soft.devices import PROVIDER
@@ -87,15 +88,16 @@ class SoftProvider:
     def open_device(self, name: str) -> SoftDevice | IbDevice:
         with self.runtime.lock:
             self.runtime.check_fork("open_device")
-            for view in self.host.port_views():
-                if view.device.name == name:
-                    return self.host.open_device(view.device.index)
+            for device in self.host.devices():
+                if device.name == name:
+                    return self.host.open_device(device.index)
         raise cm_error(errno.ENODEV, "there is no such device", "open_device", name, "'rdmacm devices' lists them")
 
     def owner_of(self, address: InetAddr) -> tuple[str, int] | None:
         with self.runtime.lock:
-            for view, row in self.host.view().by_ip.get(address.ip, ()):
-                if address.link in (0, row.ndev_ifindex):
+            for view, row, _ in self.host.ip_view().by_ip.get(address.ip, ()):
+                is_there = not isinstance(view, IpoibPortView) or view.infiniband is not None
+                if is_there and address.link in (0, row.ndev_ifindex):
                     return view.device.name, view.port_num
         return None
 
@@ -128,9 +130,11 @@ class SoftProvider:
 
     def find_route(self, destination: InetAddr, source: InetAddr | None) -> RouteChoice | None:
         with self.runtime.lock:
-            lookup = Lookup(self.host.view(), destination, source, "given")
+            lookup = Lookup(self.host.ip_view(), destination, source, "given")
             try:
                 found = find(self.host.network, lookup)
+                if isinstance(found.view, IpoibPortView):
+                    return None  # its path takes a query, and often a wait for the neighbour
                 path = self.host.paths.make(lookup, 0)
             except Failure:
                 return None
@@ -141,7 +145,7 @@ class SoftProvider:
 
     def explain_route(self, destination: InetAddr, source: InetAddr | None) -> Explanation:
         with self.runtime.lock:
-            lookup = Lookup(self.host.view(), destination, source, "given")
+            lookup = Lookup(self.host.ip_view(), destination, source, "given")
             failure: Failure | None = None
             try:
                 find(self.host.network, lookup)

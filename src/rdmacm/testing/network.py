@@ -11,7 +11,9 @@ from socket import AF_INET, AF_INET6
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
+from rdmacm.address import DEFAULT_PKEY, Gid
 from rdmacm.net.types import (
+    ARPHRD_INFINIBAND,
     Change,
     Interface,
     InterfaceAddress,
@@ -20,6 +22,7 @@ from rdmacm.net.types import (
     NeighbourState,
     RouteEntry,
 )
+from rdmacm.proto.ipoib import IpoibAddress, broadcast_gid
 from rdmacm.soft.port_table import PortTable
 from rdmacm.soft.provider import SoftProvider
 from rdmacm.testing.clock import VirtualClock, VirtualRuntime
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
 #: Hardware types of interfaces (linux/if_arp.h), and numbers of routing tables (linux/rtnetlink.h).
 _ARPHRD_ETHER, _ARPHRD_LOOPBACK = 1, 772
 _TABLE_MAIN, _TABLE_LOCAL = 254, 255
+#: The queue pair number in the hardware address of an IPoIB group.
+_MULTICAST_QPN = 0xFFFFFF
 _UP_FLAGS = InterfaceFlag.UP | InterfaceFlag.RUNNING | InterfaceFlag.LOWER_UP
 #: The errors of routes that forbid sending, by kind.
 _FAILING_KINDS = {
@@ -127,6 +132,26 @@ class MemoryNetwork:
         self._changed_links = True
         return index
 
+    def add_ipoib_interface(
+        self,
+        name: str,
+        *addresses: str,
+        gid: Gid,
+        pkey: int = DEFAULT_PKEY,
+        qpn: int = 0x48,
+        mtu: int = 2044,
+        up: bool = True,
+    ) -> int:
+        """Add an IPoIB interface on the InfiniBand port with the GID ``gid``; return its index.
+
+        ``pkey`` is the P_Key of its partition, ``qpn`` the number of its queue pair. The hardware address of a
+        neighbour is ``rdmacm.proto.ipoib.IpoibAddress(gid, qpn).pack()``.
+        """
+        index = self.add_interface(name, *addresses, mtu=mtu, mac=IpoibAddress(gid, qpn).pack(), up=up)
+        broadcast = IpoibAddress(broadcast_gid(pkey), _MULTICAST_QPN).pack()
+        self._interfaces[index] = self._interfaces[index]._replace(arp_type=ARPHRD_INFINIBAND, broadcast=broadcast)
+        return index
+
     def remove_interface(self, ifindex: int) -> None:
         """Remove an interface with its addresses, routes and neighbours."""
         del self._interfaces[ifindex]
@@ -136,7 +161,7 @@ class MemoryNetwork:
         self._changed_links = self._changed_routes = True
 
     def set_interface(self, ifindex: int, *, up: bool | None = None, mtu: int | None = None, mac: bytes = b"") -> None:
-        """Change the state, MTU (bytes) or MAC address (6 bytes) of an interface."""
+        """Change the state, MTU (bytes) or MAC address (6 bytes, 20 on IPoIB) of an interface."""
         old = self._interfaces[ifindex]
         flags = old.flags if up is None else old.flags | _UP_FLAGS if up else old.flags & ~_UP_FLAGS
         self._interfaces[ifindex] = old._replace(flags=int(flags), mtu=mtu or old.mtu, address=mac or old.address)
@@ -207,7 +232,7 @@ class MemoryNetwork:
         state: NeighbourState = NeighbourState.REACHABLE,
         mac: bytes = b"\2\0\0\0\0\xff",
     ) -> None:
-        """Add or change a neighbour: the result of ARP or neighbour discovery."""
+        """Add or change a neighbour: the result of ARP or neighbour discovery. ``mac`` has 6 bytes, 20 on IPoIB."""
         entry = Neighbour(ifindex, _packed(address), state, mac)
         self._neighbours[ifindex, entry.ip] = entry
         if self._watching:

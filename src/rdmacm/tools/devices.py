@@ -29,7 +29,8 @@ PAGE = Page(
     description="""
         Lists every device in the current network namespace: first one line for each port, then the GIDs of
         each port and interface. Each network interface that can carry IP has a software device, with a GID for each
-        address of the interface. A GID keeps its index as long as its address exists.
+        address of the interface. A GID keeps its index as long as its address exists. An IPoIB interface has no device
+        of its own: it is shown at the GID of its InfiniBand port, if RDMACM_IB names that port.
 
         MTU is the largest payload of a packet, in bytes, that the port can send now. IPV4 is the address of an
         IPv4-mapped GID.
@@ -87,11 +88,18 @@ def _text(found: Sequence[Device]) -> str:
         right=("MTU",),
     )
     gids = [
-        f"{bold(f'{name}, interface {interface}' if interface else name)}\n{_gid_table(entries)}"
+        f"{bold(_heading(name, port, interface))}\n{_gid_table(entries)}"
         for name, _, port in ports
         for interface, entries in _by_interface(port).items()
     ]
     return "\n".join([summary, *(gids or [f"{dim('no GIDs')}\n"])])
+
+
+def _heading(name: str, port: Port, interface: str) -> str:
+    if not interface:
+        return name
+    kind = "IPoIB interface" if port.link_layer is LinkLayer.INFINIBAND else "interface"
+    return f"{name}, {kind} {interface}"
 
 
 def _by_interface(port: Port) -> dict[str, list[GidEntry]]:

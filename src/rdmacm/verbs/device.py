@@ -45,7 +45,8 @@ class GidEntry:
     #: The port's number, from 1.
     port_num: int
     gid_type: GidType
-    #: The network interface that has the address, by name and index; empty and 0 on InfiniBand.
+    #: The network interface that has the address, by name and index. On InfiniBand the first IPoIB interface of the
+    #: GID; empty and 0 if there is none.
     ndev_name: str
     ndev_ifindex: int
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import errno
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any
 
-from rdmacm.address import SockAddrIB
+from rdmacm.address import Gid, SockAddrIB
 from rdmacm.errors import RdmaError, cm_error
+from rdmacm.failure import Failure
 from rdmacm.ib.registration import Registration
 from rdmacm.ib.session import SaSession
 from rdmacm.ib.transport import IbPort, MadTransport
 from rdmacm.progress.runtime import Runtime
 from rdmacm.proto.mad import MAD_SIZE, MadAddress, MgmtClass
-from rdmacm.proto.sa.subnet import ServiceRecord
+from rdmacm.proto.sa.subnet import MCMemberRecord, ServiceRecord
 from rdmacm.proto.wire import Buffer
 from rdmacm.resolution.infiniband import IbPortView
 from rdmacm.soft.connection_manager import ConnectionManager, OnUndelivered
@@ -25,6 +27,9 @@ from rdmacm.verbs.device import Device, GidEntry, Port
 from rdmacm.verbs.enums import GidType, LinkLayer, Mtu, NodeType, PortState, TransportType
 
 __all__ = ["Subnet"]
+
+#: Seconds. The timeout of a query for the Q_Key of a multicast group.
+_GROUP_TIMEOUT = 2.0
 
 
 class Subnet:
@@ -64,6 +69,12 @@ class Subnet:
         self.cm = ConnectionManager(runtime, random, self)
         #: Queries to the subnet administrator.
         self.sa = SaSession(runtime, random, transport)
+        #: The Q_Keys of multicast groups, as far as they were asked for and are known.
+        self._qkeys: dict[Gid, int] = {}
+        #: The groups whose Q_Keys are being asked for.
+        self._asking: set[Gid] = set()
+        #: Why the last query for a group's Q_Key has failed.
+        self._qkey_problems: dict[Gid, str] = {}
 
     # -- the port -------------------------------------------------------------------------------------
 
@@ -123,6 +134,9 @@ class Subnet:
         self.cm.close()
         self.on_mad = self.on_undelivered = None
         self.sa.close()
+        self._qkeys.clear()
+        self._asking.clear()
+        self._qkey_problems.clear()
         self._runtime.waiters.wake()
 
     def abandon(self) -> None:
@@ -132,6 +146,9 @@ class Subnet:
         self.cm.close()
         self.on_mad = self.on_undelivered = None
         self.sa.forget()
+        self._qkeys.clear()
+        self._asking.clear()
+        self._qkey_problems.clear()
 
     def register(
         self, local: SockAddrIB, lease: int, name: bytes, data: bytes, done: Callable[[RdmaError | None], None]
@@ -143,6 +160,30 @@ class Subnet:
         return Registration(
             self._runtime, self.sa, lambda: self.view_now("register_service", record.name).ib_port, record, done
         )
+
+    def learn_qkey(self, group: Gid) -> int | None:
+        """The Q_Key of a multicast group; None if it is not known, and then the administrator is asked."""
+        qkey = self._qkeys.get(group)
+        if qkey is None and group not in self._asking:
+            try:
+                port = self.view_now("qkey").ib_port
+                self.sa.query_group(port, group, _GROUP_TIMEOUT, partial(self._group_answered, group))
+            except RdmaError as error:
+                self._qkey_problems[group] = str(error.strerror)
+            else:
+                self._asking.add(group)
+        return qkey
+
+    def _group_answered(self, group: Gid, found: tuple[MCMemberRecord, ...], failure: Failure | None) -> None:
+        self._asking.discard(group)
+        if failure is not None:
+            self._qkey_problems[group] = failure.message
+        else:
+            self._qkeys[group] = found[0].q_key
+
+    def why_no_qkey(self, group: Gid) -> str:
+        """Why :meth:`learn_qkey` has returned None, in words."""
+        return self._qkey_problems.get(group) or "the subnet administrator has not answered yet"
 
     # -- datagrams ------------------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 """What the parts of one id share: its addresses, state, options and device, and the events it posts.
 
-An id is a :class:`rdmacm.soft.ids.identifier.SoftId`. Its *link* (:mod:`rdmacm.soft.ids.link`) resolves addresses and
-routes, and its *connector* (:mod:`rdmacm.soft.ids.connector`) connects. Both work on the id's :class:`IdCore`.
+An id is a :class:`rdmacm.soft.ids.identifier.SoftId`. Its *resolver* resolves addresses and its *link* routes
+(:mod:`rdmacm.soft.ids.link`), and its *connector* (:mod:`rdmacm.soft.ids.connector`) connects. All work on the id's
+:class:`IdCore`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from rdmacm.failure import Failure
 from rdmacm.proto.sa import PathRecord
 from rdmacm.proto.sa.subnet import ServiceRecord
 from rdmacm.provider import IdOptions, Owner, QueuedEvent
-from rdmacm.resolution.hosts import PortView, RocePortView
+from rdmacm.resolution.hosts import IpoibInterface, PortView, RocePortView
 from rdmacm.soft.event_queue import SoftQueue
 from rdmacm.soft.host import SoftHost
 from rdmacm.soft.ids.link import AddressLookup
@@ -53,6 +54,7 @@ class IdCore:
         "gid_index",
         "host",
         "local_addr",
+        "lookup",
         "options",
         "owner",
         "paths",
@@ -91,6 +93,8 @@ class IdCore:
         self.options = IdOptions()
         #: The source address; None until bound.
         self.local_addr: Address | None = None
+        #: The last address resolution, finished or not; None before the first.
+        self.lookup: AddressLookup | None = None
         #: The destination, or the peer of a request.
         self.peer_addr: Address | None = None
         #: The port that the id is bound to, as of the last look at the host; None while it is bound to none.
@@ -183,6 +187,10 @@ class IdCore:
         self.sgid = _NO_GID
 
     def device_changed(self, before: RocePortView, after: RocePortView | None) -> None:
+        """See :class:`rdmacm.soft.host.BoundId`."""
+        raise NotImplementedError
+
+    def ipoib_changed(self, before: IpoibInterface, after: IpoibInterface | None) -> None:
         """See :class:`rdmacm.soft.host.BoundId`."""
         raise NotImplementedError
 

@@ -41,21 +41,19 @@ from rdmacm.proto.sa import PathRecord
 from rdmacm.soft.connection_manager import ConnectionManager
 from rdmacm.soft.ids.connector import ConnectorUser
 from rdmacm.soft.ids.core import IdCore
-from rdmacm.soft.ids.link import Link
+from rdmacm.soft.ids.link import Link, Resolver
 from rdmacm.soft.ids.request import header_of, param_of_request
 from rdmacm.soft.wire.base import WirePath
 from rdmacm.verbs.attr import QPAttr
 from rdmacm.verbs.enums import AccessFlag, Mtu, QPType
 
-__all__ = ["NO_ECE", "UDP_QKEY", "IbCmConnector", "IbCmUser", "Refusal"]
+__all__ = ["NO_ECE", "IbCmConnector", "IbCmUser", "Refusal"]
 
 #: The reason and the additional information of a REJ.
 Refusal: TypeAlias = tuple[RejectReason, bytes]
 
 #: Exponent of 4.096 µs: the longest time that this device takes to acknowledge, 0.13 s.
 CA_ACK_DELAY = 15
-#: The Q_Key of Linux's rdma_cm for the port spaces UDP and IB.
-UDP_QKEY = 0x01234567
 #: Code of 0.64 ms, for a receiver that is not ready (InfiniBand Architecture 9.7.5.2.8). rdma_cm's 0 means 655 ms.
 _MIN_RNR_TIMER = 12
 #: The path MTU field of a REQ has 4 bits; that of a path record has 6.
@@ -91,6 +89,7 @@ class IbCmUser(ConnectorUser, Protocol):
     """An id that connects by the InfiniBand connection manager."""
 
     link: Link
+    resolver: Resolver
 
     def requested(self, event: ConnectRequest | SidrRequest, cm: ConnectionManager) -> Refusal | None:
         """Make an id of a request and post CONNECT_REQUEST. Returns why not, if the request does not fit this host."""
@@ -140,7 +139,7 @@ class IbCmConnector:
         else:
             service, ip = service_id(self._id.port_space, local.port), None if local.is_any else local.ip
         try:
-            for cm in self._user.link.managers():
+            for cm in self._user.resolver.managers():
                 self._listeners.append((cm, cm.listen(self, service, ip, backlog, self._takes)))
         except BaseException:
             self._unlisten()
@@ -157,16 +156,18 @@ class IbCmConnector:
         local = core.local_addr
         if (core.qp_type == QPType.UD) is isinstance(request, REQ):
             return False
-        header = header_of(request) if isinstance(path, WirePath) else None
+        # On InfiniBand, the private data of a request between AF_IB addresses may look like a header.
+        is_roce = isinstance(path, WirePath)
+        header = header_of(request) if is_roce or isinstance(local, InetAddr) else None
         if header is None:
             return isinstance(local, SockAddrIB)
-        if not isinstance(local, InetAddr) or not isinstance(path, WirePath) or header.version:
+        if not isinstance(local, InetAddr) or header.version:
             return False
         if local.is_any:
             afonly = core.port_owner is not None and core.port_owner.afonly
             return header.family == local.family or (local.family == AF_INET6 and not afonly)
-        same_scope = not local.scope_id or not path.scope_id or path.scope_id == local.scope_id
-        return header.destination == local.ip and same_scope
+        scope_id = path.scope_id if isinstance(path, WirePath) else 0
+        return header.destination == local.ip and (not local.scope_id or scope_id in (0, local.scope_id))
 
     def requested(self, event: ConnectRequest | SidrRequest, cm: ConnectionManager) -> None:
         """See :class:`rdmacm.soft.connection_manager.RequestHandler`."""
@@ -184,8 +185,7 @@ class IbCmConnector:
         if isinstance(request, REQ) and request.vendor_id:
             self.peer_ece = Ece(request.vendor_id, request.attr_mod)
         self._connection = cm.own(event.comm_id, self)
-        has_header = isinstance(event.path, WirePath) and header_of(request) is not None
-        return param_of_request(request, has_header)
+        return param_of_request(request, isinstance(self._id.local_addr, InetAddr))
 
     def delivered(self) -> None:
         if self._connection is not None:
@@ -211,7 +211,9 @@ class IbCmConnector:
         def send() -> None:
             cm, now = self._cm, self._now()
             if is_datagram:
-                comm_id = cm.agent.sidr_request(path, SIDR_REQ(service, private_data=private_data), now)
+                comm_id = cm.agent.sidr_request(
+                    path, SIDR_REQ(service, partition_key=link.partition(), private_data=private_data), now
+                )
             else:
                 request = self._request(service, private_data, param, qp_num, ece)
                 life = core.paths[0].packet_life_time

@@ -1,4 +1,8 @@
-"""The link of an id on InfiniBand: addresses are GIDs, and the subnet administrator gives the path."""
+"""The link of an id on InfiniBand: the subnet administrator gives the path.
+
+The addresses of the id are GIDs (AF_IB), or IP addresses of IPoIB interfaces. The queries are the same: for an IP
+address, by the GID of its port, the P_Key of the interface, and the service id of port space and port.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,12 @@ import errno
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from socket import AF_INET, AF_INET6
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from rdmacm import acm
-from rdmacm.address import AF_IB, ALL_BITS_64, Address, Gid, SockAddrIB, service_id
+from rdmacm.address import ALL_BITS_64, Address, Gid, InetAddr, SockAddrIB, service_id
 from rdmacm.cmstate import Trigger
 from rdmacm.constants import CmEventType, PortSpace
 from rdmacm.errors import RdmaError, cm_error
@@ -20,12 +25,15 @@ from rdmacm.ib.session import describe_sa
 from rdmacm.progress.timers import Timer
 from rdmacm.proto.cm.codes import RejectReason
 from rdmacm.proto.cm.messages import REQ, SIDR_REQ, Path
+from rdmacm.proto.cm.private_data import PrivateDataHeader
+from rdmacm.proto.ipoib import broadcast_gid
 from rdmacm.proto.sa import PathData, PathRecord
-from rdmacm.resolution.infiniband import IbLookup, IbPortView
+from rdmacm.resolution.infiniband import IbPortView
+from rdmacm.resolution.ipoib import IpoibPortView
 from rdmacm.soft.ib.path import IbPath
 from rdmacm.soft.ids.core import IdCore, explain_failure, steps_of
+from rdmacm.soft.ids.link import UDP_QKEY
 from rdmacm.soft.ids.request import path_of_request
-from rdmacm.soft.ids.roce_link import refuse_registration
 from rdmacm.verbs.attr import AHAttr, GlobalRoute
 from rdmacm.verbs.device import GidEntry
 from rdmacm.verbs.enums import Mtu
@@ -40,13 +48,6 @@ if TYPE_CHECKING:
 
 __all__ = ["IbLink"]
 
-#: The port spaces in which an AF_IB address may be bound, by that of the id, in the order in which they are tried.
-_IB_SPACES = {
-    PortSpace.IB: (PortSpace.IB, PortSpace.TCP, PortSpace.UDP),
-    PortSpace.TCP: (PortSpace.TCP,),
-    PortSpace.UDP: (PortSpace.UDP,),
-    PortSpace.IPOIB: (PortSpace.IPOIB,),
-}
 #: The number of paths to query when an alternate one is wanted: some may have the LIDs of the first.
 _ALTERNATE_PATHS = 8
 #: Seconds. The shortest timeout of a path query, after ibacm has used up the time.
@@ -57,11 +58,10 @@ _DEFAULT_HOP_LIMIT = 64
 class IbLink:
     """See :class:`rdmacm.soft.ids.link.Link`."""
 
-    __slots__ = ("_acm_timer", "_id", "_query", "_registrations", "lookup")
+    __slots__ = ("_acm_timer", "_id", "_query", "_registrations")
 
     def __init__(self, core: IdCore) -> None:
         self._id = core
-        self.lookup: IbLookup | None = None
         #: The query in progress, and the subnet that it was sent to.
         self._query: tuple[Subnet, int] | None = None
         #: Ends the wait for ibacm. None once ibacm has answered, or was too slow: then its answer is ignored.
@@ -70,130 +70,44 @@ class IbLink:
         self._registrations: list[Registration] = []
 
     @property
-    def _view(self) -> IbPortView | None:
+    def _view(self) -> IbPortView:
         """The port that the id is bound to."""
         view = self._id.port_view
-        assert view is None or isinstance(view, IbPortView)  # an id with this link is bound to no other
+        assert isinstance(view, IbPortView)  # an id with this link is bound to no other
         return view
 
     @property
-    def _subnet(self) -> Subnet | None:
-        """The subnet of the port that the id is bound to."""
-        view = self._view
-        return None if view is None else self._id.host.ib.subnet_of(view)
-
-    def _bound_subnet(self) -> Subnet:
-        subnet = self._subnet
-        assert subnet is not None
-        return subnet
+    def _subnet(self) -> Subnet:
+        """The subnet of that port."""
+        return self._id.host.ib.subnet_of(self._view)
 
     def _local(self) -> SockAddrIB:
-        address = self._id.local_addr
-        assert isinstance(address, SockAddrIB)
-        return address
+        """The source address; for an IP address, the AF_IB address of the same port and service."""
+        return self._as_ib(self._id.local_addr, self._id.sgid)
 
     def _peer(self) -> SockAddrIB:
-        address = self._id.peer_addr
-        assert isinstance(address, SockAddrIB)
-        return address
+        """The destination, as :meth:`_local`."""
+        return self._as_ib(self._id.peer_addr, self._id.dgid)
+
+    def _as_ib(self, address: Address | None, gid: Gid) -> SockAddrIB:
+        assert address is not None
+        if isinstance(address, SockAddrIB):
+            return address
+        sid = service_id(self._id.port_space, address.port)
+        return SockAddrIB(gid, sid, ALL_BITS_64, self._id.pkey, address.flowinfo)
 
     def _view_now(self, step: str) -> IbPortView:
         """The port as it is now: its LID or its administrator may have changed. ENODEV when it is gone."""
-        before = self._view
-        assert before is not None
-        self._id.port_view = view = self._bound_subnet().view_now(step, before.device.name)
+        self._id.port_view = view = self._subnet.view_now(step, self._view.device.name)
         return view
-
-    # -- binding --------------------------------------------------------------------------------------
-
-    def bind(self, address: Address) -> SockAddrIB:
-        assert isinstance(address, SockAddrIB)
-        core = self._id
-        if any(address.addr):
-            self._bind_gid(address)
-        for space in _IB_SPACES[core.port_space]:
-            if (address.sid ^ service_id(space, 0)) & address.sid_mask & ~0xFFFF == 0:
-                break
-        else:
-            raise Failure(
-                errno.EPROTONOSUPPORT,
-                "bind",
-                f"service id 0x{address.sid:x} is of another port space than the id's, {core.port_space.name}",
-                f"service ids from 0x{service_id(core.port_space, 0):x}",
-            )
-        port = core.take_port(space, address.port, AF_IB, bytes(address.addr), 0, True, bool(core.options.afonly))
-        return SockAddrIB(
-            address.addr, service_id(space, port), ALL_BITS_64, address.pkey, address.flowinfo, address.scope_id
-        )
-
-    def _bind_gid(self, address: SockAddrIB) -> None:
-        host, gid = self._id.host, address.addr
-        found = host.ib.row_of(gid)
-        if found is not None:
-            view, row = found
-            if not view.has_pkey(address.pkey):
-                raise Failure(
-                    errno.EINVAL,
-                    "bind",
-                    f"P_Key 0x{address.pkey:04x} is not in the table of {view.device.name} port {row.port_num}",
-                    "one of " + _pkey_table(view),
-                )
-            self._id.attach(view, row, address.pkey)
-            return
-        for roce in host.view().ports:
-            if roce.row_of(gid) is not None:
-                raise Failure(
-                    errno.ENODEV,
-                    "bind",
-                    f"GID {gid} is on {roce.device.name}, which is RoCE; AF_IB is for InfiniBand ports",
-                    "the IP address that the GID stands for",
-                )
-        raise Failure(errno.ENODEV, "bind", f"no InfiniBand port has the GID {gid}; {host.ib.why_none()}")
-
-    # -- resolving an address -------------------------------------------------------------------------
-
-    def resolve_addr(self, destination: Address, origin: str, timeout_ms: int) -> None:
-        """There is no neighbour to wait for, so the event is posted at once."""
-        assert isinstance(destination, SockAddrIB)
-        core, local = self._id, self._local()
-        core.move(Trigger.RESOLVE_ADDR)
-        self.lookup = lookup = IbLookup(destination, core.host.provider_name)
-        core.peer_addr = destination
-        try:
-            ports = core.host.ib
-            view, row = lookup.choose(ports.views(), self._bound_row(), ports.why_none)
-        except Failure as failure:
-            core.move(Trigger.ADDR_FAILED)
-            explanation = explain_failure(core, lookup, failure)
-            call, address = "resolve_addr", str(destination)
-            raise cm_error(failure.errno, failure.message, call, address, failure.hint, explanation) from None
-        core.attach(view, row, destination.pkey)
-        if not any(destination.addr):  # "this host", as for sockets
-            core.peer_addr = destination = replace(destination, addr=core.sgid)
-        core.dgid = destination.addr
-        core.local_addr = replace(local, addr=core.sgid, pkey=destination.pkey)
-        core.move(Trigger.ADDR_DONE)
-        core.post(CmEventType.ADDR_RESOLVED)
-
-    def _bound_row(self) -> tuple[IbPortView, GidEntry] | None:
-        """The port and GID that the id is bound to, as they are now; Failure when one of them is gone."""
-        core, subnet = self._id, self._subnet
-        if subnet is None:
-            return None
-        view = subnet.view()
-        if view is None:
-            raise Failure(errno.ENODEV, "select", f"the port is gone: {subnet.why()}", "'rdmacm devices'")
-        row = view.row_of(core.sgid)
-        if row is None:
-            message = f"{view.device.name} port {view.port_num} no longer has the GID {core.sgid}"
-            raise Failure(errno.ENODEV, "select", message, "a new id")
-        return view, row
 
     # -- the route ------------------------------------------------------------------------------------
 
     def resolve_route(self, timeout_ms: int, alternate: bool) -> None:
         """Ask ibacm, if it runs, then the subnet administrator. ibacm knows no alternate paths."""
         core, started = self._id, perf_counter_ns()
+        if core.port_space is PortSpace.IPOIB:
+            self._subnet.learn_qkey(self._broadcast_group())
         until = core.runtime.clock() + timeout_ms / 1000
         if alternate or not self._ask_acm(until, started, timeout_ms / 1000):
             self._ask_route(until, alternate, started)
@@ -236,11 +150,16 @@ class IbLink:
             self._route_failed(started, failure)
 
     def _ask_route(self, until: float, alternate: bool, started: int) -> None:
-        core, view, subnet = self._id, self._view_now("resolve_route"), self._bound_subnet()
+        core, view, subnet = self._id, self._view_now("resolve_route"), self._subnet
         left = max(until - core.runtime.clock(), _LEAST_TIMEOUT)
         answered = partial(self._route_answered, view, alternate, started)
         tos, count = core.options.tos or 0, _ALTERNATE_PATHS if alternate else 1
-        query = subnet.sa.query_paths(view.ib_port, core.sgid, self._peer(), left, answered, tos=tos, count=count)
+        # As in Linux, the type of service of an IPv4 address is the QoS class of the path.
+        is_ipv4 = isinstance(core.peer_addr, InetAddr) and core.peer_addr.family == AF_INET
+        tos, qos_class = (0, tos) if is_ipv4 else (tos, 0)
+        query = subnet.sa.query_paths(
+            view.ib_port, core.sgid, self._peer(), left, answered, tos=tos, qos_class=qos_class, count=count
+        )
         self._query = subnet, query
 
     def _route_answered(
@@ -257,7 +176,7 @@ class IbLink:
         self._route_found(paths)
 
     def _route_failed(self, started: int, failure: Failure) -> None:
-        core, lookup = self._id, self.lookup
+        core, lookup = self._id, self._id.lookup
         core.note("path", started, failure.message)
         explain: Callable[[], Explanation] | None = None
         if lookup is not None:
@@ -282,9 +201,9 @@ class IbLink:
 
     def resolve_service(self, service: str) -> None:
         core = self._id
-        if core.port_view is None:
-            raise core.refuse("resolve_addrinfo")
-        view, subnet = self._view_now("resolve_addrinfo"), self._bound_subnet()
+        if isinstance(core.local_addr, InetAddr):
+            raise _refuse_service(core, "resolve_addrinfo")
+        view, subnet = self._view_now("resolve_addrinfo"), self._subnet
         answered = partial(self._service_answered, perf_counter_ns())
         self._query = subnet, subnet.sa.query_services(view.ib_port, service, answered)
         core.services = ()
@@ -311,8 +230,8 @@ class IbLink:
         self, name: bytes, lease: int, data: bytes, done: Callable[[RdmaError | None], None]
     ) -> Registration:
         core, subnet = self._id, self._subnet
-        if subnet is None:
-            refuse_registration(core)
+        if isinstance(core.local_addr, InetAddr):
+            raise _refuse_service(core, "register_service")
         self._view_now("register_service")
         local = replace(self._local(), addr=core.sgid, pkey=core.pkey)
         registration = subnet.register(local, lease, name, data, done)
@@ -335,7 +254,7 @@ class IbLink:
     # -- the passive side -----------------------------------------------------------------------------
 
     def accept_request(
-        self, request: REQ | SIDR_REQ, path: Hashable, cm: ConnectionManager
+        self, request: REQ | SIDR_REQ, header: PrivateDataHeader | None, path: Hashable, cm: ConnectionManager
     ) -> tuple[RejectReason, bytes] | None:
         core, subnet = self._id, self._id.host.ib.subnet_with(cm)
         assert isinstance(path, IbPath) and subnet is not None
@@ -350,32 +269,67 @@ class IbLink:
         if isinstance(request, REQ) and not 0 < request.path_mtu <= mtu:
             return RejectReason.INVALID_MTU, bytes((mtu,))
         core.dgid = primary.local_gid if primary is not None else Gid()
-        core.local_addr = SockAddrIB(row.gid, request.service_id, ALL_BITS_64, pkey)
-        core.peer_addr = SockAddrIB(core.dgid, 0, 0, pkey)
+        if header is None:
+            core.local_addr = SockAddrIB(row.gid, request.service_id, ALL_BITS_64, pkey)
+            core.peer_addr = SockAddrIB(core.dgid, 0, 0, pkey)
+        elif not self._take_addresses(header, row, pkey, request.service_id & 0xFFFF, subnet):
+            return RejectReason.INVALID_GID, bytes(row.gid)
         core.attach(view, row, pkey)
         found = path_of_request(request, row.gid, core.dgid, mtu)
         core.paths = (found.replace(slid=view.ib_port.lid, dlid=path.lid, sl=path.sl, pkey=pkey),)
         return None
 
+    def _take_addresses(self, header: PrivateDataHeader, row: GidEntry, pkey: int, port: int, subnet: Subnet) -> bool:
+        """Set the IP addresses of a request; False if no IPoIB interface of the GID and partition has the address."""
+        core = self._id
+        for local in core.host.ip_view().find_addresses(header.destination):
+            view = local.view
+            if isinstance(view, IpoibPortView) and local.row.gid == row.gid and not (view.pkey ^ pkey) & 0x7FFF:
+                family = AF_INET if header.ip_version == 4 else AF_INET6
+                own, peer = (InetAddr(family, ip, 0, 0, 0) for ip in (header.destination, header.source))
+                scopes = [local.row.ndev_ifindex if end.is_link_local else 0 for end in (own, peer)]
+                core.local_addr = own._replace(port=port, scope_id=scopes[0])
+                core.peer_addr = peer._replace(port=header.source_port, scope_id=scopes[1])
+                if core.port_space is PortSpace.IPOIB:
+                    subnet.learn_qkey(view.ipoib.broadcast_gid)
+                return True
+        return False
+
     def pkey_index(self) -> int:
-        view = self._view
-        assert view is not None
-        return view.ib_port.pkey_index(self.partition()) or 0
+        return self._view.ib_port.pkey_index(self.partition()) or 0
+
+    def default_qkey(self) -> int:
+        """The Q_Key of the IPoIB broadcast group for port space IPOIB, as in Linux's rdma_cm, else its own constant."""
+        core = self._id
+        if core.port_space is not PortSpace.IPOIB:
+            return UDP_QKEY
+        subnet, group = self._subnet, self._broadcast_group()
+        qkey = subnet.learn_qkey(group)
+        if qkey is None:
+            raise cm_error(
+                errno.EADDRNOTAVAIL,
+                f"the Q_Key of the IPoIB broadcast group {group} is not known: {subnet.why_no_qkey(group)}",
+                "qkey",
+                str(core.local_addr),
+                "a Q_Key in ConnParam(qkey=...), or another try later ('rdmacm sa groups')",
+            )
+        return qkey
+
+    def _broadcast_group(self) -> Gid:
+        """The GID of the broadcast group of the id's IPoIB interface; for an AF_IB id, of its partition."""
+        core = self._id
+        local = core.local_addr
+        if isinstance(local, InetAddr):
+            for ipoib in core.host.last_view().ipoib:
+                if local.ip in ipoib.ips and ipoib.address.gid == core.sgid and ipoib.pkey == core.pkey:
+                    return ipoib.broadcast_gid
+        return broadcast_gid(core.pkey)
 
     # -- for the connector ----------------------------------------------------------------------------
 
     @property
     def cm(self) -> ConnectionManager:
-        subnet = self._subnet
-        return self._id.host.cm if subnet is None else subnet.cm
-
-    def managers(self) -> list[ConnectionManager]:
-        """A wildcard GID listens on RoCE too: a REQ there may come from an AF_IB address."""
-        subnet, host = self._subnet, self._id.host
-        if subnet is not None:
-            return [subnet.cm]
-        subnets = (host.ib.subnet_of(view) for view in host.ib.views())
-        return [host.cm, *(subnet.cm for subnet in subnets if subnet.transport.carries_cm)]
+        return self._subnet.cm
 
     def cm_path(self) -> IbPath:
         core = self._id
@@ -383,7 +337,7 @@ class IbLink:
         index = view.ib_port.pkey_index(self.partition())
         if index is None:
             pkey, name = f"0x{self.partition():04x}", view.device.name
-            message = f"P_Key {pkey} of the path is not in the table of {name}: {_pkey_table(view)}"
+            message = f"P_Key {pkey} of the path is not in the table of {name}: {view.pkeys_text}"
             raise cm_error(errno.EINVAL, message, "connect", str(core.peer_addr))
         return IbPath(path.dlid, path.sl, index)
 
@@ -408,9 +362,8 @@ class IbLink:
         )
 
     def address_vector(self) -> AHAttr:
-        core, path, view = self._id, self._id.paths[0], self._view
-        assert view is not None
-        lmc = view.ib_port.lmc
+        core, path = self._id, self._id.paths[0]
+        lmc = self._view.ib_port.lmc
         hop_limit = path.hop_limit or _DEFAULT_HOP_LIMIT
         route = GlobalRoute(path.dgid, core.gid_index, path.flow_label, hop_limit, path.traffic_class)
         return AHAttr(
@@ -424,6 +377,7 @@ class IbLink:
         )
 
 
-def _pkey_table(view: IbPortView) -> str:
-    """The P_Key table of a port, in words."""
-    return ", ".join(f"0x{pkey:04x}" for pkey in view.port.pkeys)
+def _refuse_service(core: IdCore, call: str) -> RdmaError:
+    """The error of a call about services on an id with IP addresses."""
+    message = f"the id has the IP address {core.local_addr}; services are at GIDs"
+    return cm_error(errno.EOPNOTSUPP, message, call, hint="bind_addr() to a SockAddrIB with the port's GID")

@@ -1,8 +1,8 @@
 """One rdma_cm_id of the soft provider.
 
 :class:`SoftId` implements :class:`rdmacm.provider.IdBackend`. It checks the state and leaves the work to its parts: the
-link resolves, the connector connects. Each call runs to its end with the runtime's lock held; a result that takes time
-is an event.
+resolver and the link resolve, the connector connects. Each call runs to its end with the runtime's lock held; a result
+that takes time is an event.
 
 The id moves an attached queue pair through its states: the passive side to RTS before it sends the reply, the active
 side when the reply arrives, so that data may flow at once.
@@ -17,7 +17,7 @@ from socket import AF_INET
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
-from rdmacm.address import AF_IB, Address, InetAddr, SockAddrIB
+from rdmacm.address import AF_IB, DEFAULT_PKEY, Address, InetAddr, SockAddrIB
 from rdmacm.cmstate import State, Trigger
 from rdmacm.connparam import ConnParam, Ece, UdParam
 from rdmacm.constants import CmEventType
@@ -25,18 +25,21 @@ from rdmacm.errors import RdmaError, cm_error
 from rdmacm.explanation import Explanation, Step
 from rdmacm.failure import Failure
 from rdmacm.provider import EventQueue, IdOptions, Owner, QueuedEvent
-from rdmacm.resolution.hosts import RocePortView
+from rdmacm.resolution.hosts import IpoibInterface, PortView, RocePortView
 from rdmacm.soft.device.queue_pair import SoftQP
 from rdmacm.soft.event_queue import SoftQueue
 from rdmacm.soft.host import SoftHost
 from rdmacm.soft.ids.connector import Connector
 from rdmacm.soft.ids.core import IdCore, steps_of
-from rdmacm.soft.ids.ib_cm import NO_ECE, UDP_QKEY, IbCmConnector, Refusal
-from rdmacm.soft.ids.link import AddressLookup, Link
+from rdmacm.soft.ids.ib_cm import NO_ECE, IbCmConnector, Refusal
+from rdmacm.soft.ids.ip_resolver import IpResolver
+from rdmacm.soft.ids.link import Link, Resolver
 from rdmacm.soft.ids.options import set_option
+from rdmacm.soft.ids.request import header_of
 from rdmacm.soft.ids.roce_link import RoceLink
 from rdmacm.verbs.attr import QPAttr
-from rdmacm.verbs.enums import QPAttrMask, QPState, QPType
+from rdmacm.verbs.device import GidEntry
+from rdmacm.verbs.enums import LinkLayer, QPAttrMask, QPState, QPType
 
 if TYPE_CHECKING:
     from rdmacm.proto.cm.events import ConnectRequest, SidrRequest
@@ -65,18 +68,20 @@ class SoftId(IdCore):
     __slots__ = (
         "_is_answered",
         "_is_disconnected",
-        "_last_lookup",
         "_local_ece",
         "_soft_qp",
         "connector",
         "link",
         "qp",
+        "resolver",
     )
 
     def __init__(self, host: SoftHost, queue: SoftQueue, owner: Owner | None, port_space: int, qp_type: int) -> None:
         super().__init__(host, queue, owner, port_space, qp_type)
         queue.ids[self] = None
-        #: Resolves for this id: on RoCE until it is bound to an AF_IB address.
+        #: Resolves addresses: IP addresses, until the id is bound to an AF_IB address.
+        self.resolver: Resolver = IpResolver(self)
+        #: The way to the peer, by the kind of port that the id is bound to.
         self.link: Link = RoceLink(self)
         #: Connects this id.
         self.connector: Connector = IbCmConnector(self, self)
@@ -88,8 +93,6 @@ class SoftId(IdCore):
         self._is_answered = True
         #: Whether DISCONNECTED has been posted.
         self._is_disconnected = False
-        #: The link's lookup, once the id is destroyed.
-        self._last_lookup: AddressLookup | None = None
         #: The ECE options to send with the next request or reply.
         self._local_ece = NO_ECE
 
@@ -106,9 +109,9 @@ class SoftId(IdCore):
         """Bind device and port number; on failure the id is as it was."""
         started = perf_counter_ns()
         if isinstance(address, SockAddrIB):
-            self.link = _infiniband_link(self)
+            self.resolver = _gid_resolver(self)
         try:
-            bound = self.link.bind(address)
+            bound = self.resolver.bind(address)
         except RdmaError as error:  # of the port number
             error.address = str(address)
             self._bind_failed(address, error, started)
@@ -122,7 +125,7 @@ class SoftId(IdCore):
 
     def _bind_failed(self, address: Address, error: RdmaError, started: int) -> None:
         self.detach()
-        self.link = RoceLink(self)
+        self.resolver = IpResolver(self)
         message = str(error.strerror)
         error.explanation = Explanation(
             node=address.host if isinstance(address, InetAddr) else str(address.addr),
@@ -135,6 +138,22 @@ class SoftId(IdCore):
             message=message,
             hint=error.hint,
         )
+
+    def attach(self, view: PortView, row: GidEntry, pkey: int = DEFAULT_PKEY) -> None:
+        is_infiniband = view.port.link_layer is LinkLayer.INFINIBAND
+        if is_infiniband is isinstance(self.link, RoceLink):
+            self.link = _infiniband_link(self) if is_infiniband else RoceLink(self)
+        super().attach(view, row, pkey)
+
+    def detach(self) -> None:
+        super().detach()
+        if not isinstance(self.link, RoceLink):
+            self.link = RoceLink(self)
+
+    def _stop(self) -> None:
+        """Cancel what the resolver and the link wait for."""
+        self.resolver.stop()
+        self.link.stop()
 
     # -- resolving ------------------------------------------------------------------------------------
 
@@ -159,7 +178,7 @@ class SoftId(IdCore):
                 origin = "given" if source is not None else "bound"
             else:
                 self._check_bound(source, destination)
-            self.link.resolve_addr(destination, origin, timeout_ms)
+            self.resolver.resolve_addr(destination, origin, timeout_ms)
 
     def _check_bound(self, source: Address | None, destination: Address) -> None:
         """Refuse another source than the one the id is bound to."""
@@ -197,17 +216,12 @@ class SoftId(IdCore):
             return self.link.register_service(name, lease, data, done)
 
     @property
-    def _lookup(self) -> AddressLookup | None:
-        """The last resolution of an address, finished or not; None before the first."""
-        return self._last_lookup if self.state is State.DESTROYING else self.link.lookup
-
-    @property
     def steps(self) -> tuple[Step, ...]:
-        return steps_of(self, self._lookup)
+        return steps_of(self, self.lookup)
 
     def explain(self) -> Explanation:
         with self.runtime.lock:
-            lookup = self._lookup
+            lookup = self.lookup
             if lookup is None:
                 return Explanation(node=None, service=None, provider=self.host.provider_name, steps=self.steps)
             path = self.paths[0] if self.paths else None
@@ -255,7 +269,7 @@ class SoftId(IdCore):
     def device_changed(self, before: RocePortView, after: RocePortView | None) -> None:
         if after is None:
             if self.may(Trigger.DEVICE_GONE):
-                self.link.stop()
+                self._stop()
                 self.move(Trigger.DEVICE_GONE)
                 message = f"{before.device.name}: interface {before.interface.name} is gone"
                 self.post(CmEventType.DEVICE_REMOVAL, 0, None, message)
@@ -276,6 +290,25 @@ class SoftId(IdCore):
         if before.interface.address != after.interface.address:
             return 0, f"interface {name} has another hardware address"
         return None
+
+    def ipoib_changed(self, before: IpoibInterface, after: IpoibInterface | None) -> None:
+        local = self.local_addr
+        if not isinstance(local, InetAddr) or local.ip not in before.ips or self.sgid != before.address.gid:
+            return
+        name = before.interface.name
+        if local.scope_id not in (0, before.interface.index):
+            return
+        if after is None:
+            code, message = errno.EADDRNOTAVAIL, f"interface {name} is gone, and with it {local.host}"
+        elif before.interface.is_running and not after.interface.is_running:
+            code, message = errno.ENETDOWN, f"interface {name} went down"
+        elif local.ip not in after.ips:
+            code, message = errno.EADDRNOTAVAIL, f"{local.host} was removed from interface {name}"
+        elif before.interface.address != after.interface.address:
+            code, message = 0, f"interface {name} has another hardware address"
+        else:
+            return
+        self.post(CmEventType.ADDR_CHANGE, -code, None, message)
 
     # -- listening ------------------------------------------------------------------------------------
 
@@ -337,7 +370,7 @@ class SoftId(IdCore):
                 raise self.refuse(Trigger.ACCEPT.value)
             self.connector.prepare_accept(param)
             if self.qp_type == QPType.UD:
-                self.qkey = self.qkey or param.qkey or UDP_QKEY
+                self.qkey = self.qkey or param.qkey or self.link.default_qkey()
                 self.connector.accept_datagram(param, self._qp_num(param), self.qkey)
             else:
                 self._accept_connection(param)
@@ -382,7 +415,8 @@ class SoftId(IdCore):
         child = SoftId(self.host, self.queue, None, self.port_space, self.qp_type)
         if self.host.ib.subnet_with(cm) is not None:
             child.link = _infiniband_link(child)
-        refusal = child.link.accept_request(event.request, event.path, cm)
+        header = header_of(event.request) if isinstance(self.local_addr, InetAddr) else None
+        refusal = child.link.accept_request(event.request, header, event.path, cm)
         if refusal is not None:
             self.queue.ids.pop(child, None)
             child._part()
@@ -498,7 +532,7 @@ class SoftId(IdCore):
 
     def _datagram_attributes(self, attr: QPAttr) -> tuple[QPAttr, QPAttrMask]:
         if attr.qp_state is QPState.INIT:
-            attr.qkey = self.qkey = self.qkey or UDP_QKEY
+            attr.qkey = self.qkey = self.qkey or self.link.default_qkey()
             attr.pkey_index = self.link.pkey_index()
             return attr, _DATAGRAM_TO_INIT
         return attr, _DATAGRAM_TO_RTS if attr.qp_state is QPState.RTS else _M.STATE
@@ -518,7 +552,7 @@ class SoftId(IdCore):
             if self.state is State.DESTROYING:
                 return
             self.connector.close()
-            self.link.stop()
+            self._stop()
             self.move(Trigger.DESTROY)
             self.detach()
             self.release_port()
@@ -526,16 +560,23 @@ class SoftId(IdCore):
             self._part()
 
     def _part(self) -> None:
-        """Let go of link and connector, which refer to this id: then it is freed without the garbage collector."""
-        self._last_lookup = self.link.lookup
-        del self.link, self.connector
+        """Let go of the parts that refer to this id: then it is freed without the garbage collector."""
+        del self.resolver, self.link, self.connector
+
+
+# Imported late: most hosts have no InfiniBand port, and need none of the modules behind it.
 
 
 def _infiniband_link(core: IdCore) -> Link:
-    # Imported late: most hosts have no InfiniBand port, and need none of the modules behind it.
     from rdmacm.soft.ids.ib_link import IbLink
 
     return IbLink(core)
+
+
+def _gid_resolver(core: IdCore) -> Resolver:
+    from rdmacm.soft.ids.gid_resolver import GidResolver
+
+    return GidResolver(core)
 
 
 def _family(address: Address) -> int:

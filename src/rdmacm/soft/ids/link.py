@@ -1,8 +1,11 @@
-"""The seam between an id and the network it is on: RoCE or InfiniBand, or a wire yet to be added.
+"""The seams between an id, its addresses, and the network it is on: RoCE or InfiniBand, or a wire yet to be added.
 
-**A new wire must provide** a :class:`Link` for its ids: it binds addresses, resolves a destination to a port, a GID and
-a path, and describes that path to the connection manager. A wire that connects without the InfiniBand connection
-manager provides a :class:`rdmacm.soft.ids.connector.Connector` as well.
+The *resolver* of an id goes with the family of its addresses: it binds them, and resolves a destination to a port and a
+GID. The *link* goes with the port: it finds the path to the peer, and describes that path to the connection manager.
+IP addresses lead to RoCE ports, and by IPoIB to InfiniBand ports.
+
+**A new wire must provide** a :class:`Link` for its ids. A wire that connects without the InfiniBand connection manager
+provides a :class:`rdmacm.soft.ids.connector.Connector` as well.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from rdmacm.address import Address
 from rdmacm.explanation import Explanation, Step
 from rdmacm.failure import Failure
 from rdmacm.proto.cm.messages import REQ, SIDR_REQ, Path
+from rdmacm.proto.cm.private_data import PrivateDataHeader
 from rdmacm.proto.sa import PathRecord
 from rdmacm.verbs.attr import AHAttr
 
@@ -25,7 +29,10 @@ if TYPE_CHECKING:
     from rdmacm.provider import ServiceBackend
     from rdmacm.soft.connection_manager import ConnectionManager
 
-__all__ = ["Link", "AddressLookup"]
+__all__ = ["UDP_QKEY", "AddressLookup", "Link", "Resolver"]
+
+#: The Q_Key of Linux's rdma_cm for the port spaces UDP and IB.
+UDP_QKEY = 0x01234567
 
 
 class AddressLookup(Protocol):
@@ -38,15 +45,11 @@ class AddressLookup(Protocol):
         """Everything that is known, ending in ``failure`` if there is one; ``extra`` steps come first."""
 
 
-class Link(Protocol):
-    """Resolves for one id. Every method is called with the runtime's lock held and works on the id's core.
+class Resolver(Protocol):
+    """Resolves addresses for one id. Every method is called with the runtime's lock held and works on the id's core.
 
-    Its users are :class:`rdmacm.soft.ids.identifier.SoftId` and, for the last part, the connector of the id.
+    A resolution that has begun is the ``lookup`` of the core.
     """
-
-    @property
-    def lookup(self) -> AddressLookup | None:
-        """The last address resolution; None before the first."""
 
     def bind(self, address: Address) -> Address:
         """Bind the id to an address: its device first, then the port number. Returns the address with its port number.
@@ -61,6 +64,19 @@ class Link(Protocol):
         the event, ADDR_RESOLVED or ADDR_BOUND. RdmaError when the routing tables or the ports exclude the destination.
         """
 
+    def stop(self) -> None:
+        """Cancel the resolution, without an event."""
+
+    def managers(self) -> list[ConnectionManager]:
+        """The connection managers that may receive a request for this id when it listens."""
+
+
+class Link(Protocol):
+    """The way to the peer of one id. Every method is called with the runtime's lock held and works on the id's core.
+
+    Its users are :class:`rdmacm.soft.ids.identifier.SoftId` and, for the last part, the connector of the id.
+    """
+
     def resolve_route(self, timeout_ms: int, alternate: bool) -> None:
         """Find the paths to the peer: ROUTE_RESOLVED or ROUTE_ERROR is posted within ``timeout_ms``.
 
@@ -70,37 +86,38 @@ class Link(Protocol):
     def resolve_service(self, service: str) -> None:
         """Query a service by name or number: ADDRINFO_RESOLVED or ADDRINFO_ERROR is posted.
 
-        EOPNOTSUPP when there is no subnet administrator.
+        EOPNOTSUPP when there is no subnet administrator, and for an id with IP addresses.
         """
 
     def register_service(
         self, name: bytes, lease: int, data: bytes, done: Callable[[RdmaError | None], None]
     ) -> ServiceBackend:
-        """Register a service at the id's service id; EOPNOTSUPP when there is no subnet administrator."""
+        """Register a service at the id's service id; EOPNOTSUPP as for :meth:`resolve_service`."""
 
     def stop(self) -> None:
-        """Cancel every resolution and withdraw every service, without an event."""
+        """Cancel every query and withdraw every service, without an event."""
 
     def accept_request(
-        self, request: REQ | SIDR_REQ, path: Hashable, cm: ConnectionManager
+        self, request: REQ | SIDR_REQ, header: PrivateDataHeader | None, path: Hashable, cm: ConnectionManager
     ) -> tuple[RejectReason, bytes] | None:
         """Set addresses, port, GIDs and path from a request, which makes this id the passive side.
 
-        ``path`` is where ``cm`` received it from. Returns the reason and the additional information of a REJ if the
-        request does not fit this host.
+        ``header`` has the IP addresses of the request; None for a request between AF_IB addresses. ``path`` is where
+        ``cm`` received it from. Returns the reason and the additional information of a REJ if the request does not fit
+        this host.
         """
 
     def pkey_index(self) -> int:
         """The index of :meth:`partition` in the port's P_Key table."""
+
+    def default_qkey(self) -> int:
+        """The Q_Key of a datagram id that the application gives none; EADDRNOTAVAIL if it is not known yet."""
 
     # -- for the connector ----------------------------------------------------------------------------
 
     @property
     def cm(self) -> ConnectionManager:
         """The connection manager of the port that the id is bound to."""
-
-    def managers(self) -> list[ConnectionManager]:
-        """The connection managers that may receive a request for this id when it listens."""
 
     def cm_path(self) -> Hashable:
         """The address of the peer's connection manager, for :meth:`rdmacm.soft.connection_manager.Gsi.send_mad`."""

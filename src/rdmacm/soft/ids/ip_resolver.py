@@ -1,0 +1,250 @@
+"""The resolver of an id with IP addresses: the routing tables give port and next hop, and the next hop has to answer.
+
+On IPoIB, the next hop is the destination itself, and its hardware address gives the GID of its port.
+"""
+
+from __future__ import annotations
+
+import errno
+from functools import partial
+from socket import AF_INET
+from time import perf_counter_ns
+from typing import TYPE_CHECKING
+
+from rdmacm.address import Address, InetAddr
+from rdmacm.cmstate import Trigger
+from rdmacm.constants import CmEventType, PortSpace
+from rdmacm.errors import RdmaError, cm_error
+from rdmacm.failure import Failure
+from rdmacm.resolution.hosts import HostView, IpPortView, RocePortView
+from rdmacm.resolution.infiniband import IbPortView
+from rdmacm.resolution.ipoib import IpoibPortView, no_partition, no_port
+from rdmacm.resolution.lookup import Lookup, destination_gid, find
+from rdmacm.soft.ids.core import IdCore, explain_failure
+from rdmacm.verbs.device import GidEntry
+
+if TYPE_CHECKING:
+    from rdmacm.soft.connection_manager import ConnectionManager
+
+__all__ = ["IpResolver"]
+
+_NO_IPOIB = "port space IPOIB needs an InfiniBand interface"
+
+
+class IpResolver:
+    """See :class:`rdmacm.soft.ids.link.Resolver`."""
+
+    __slots__ = ("_id", "_lookup", "_wait_started")
+
+    def __init__(self, core: IdCore) -> None:
+        self._id = core
+        #: The last resolution; None before the first.
+        self._lookup: Lookup | None = None
+        #: When the wait for the neighbour began, in nanoseconds of perf_counter_ns().
+        self._wait_started = 0
+
+    # -- binding --------------------------------------------------------------------------------------
+
+    def bind(self, address: Address) -> InetAddr:
+        assert isinstance(address, InetAddr)
+        core = self._id
+        if address.is_link_local and not address.scope_id:
+            raise Failure(errno.EINVAL, "bind", "a link-local address needs a scope", f"{address.host}%INTERFACE")
+        specific = not address.is_any
+        if specific:
+            self._bind_device(address)
+        afonly = core.options.afonly
+        if afonly is None:
+            afonly = address.family == AF_INET or bool(core.host.network.setting("net/ipv6/bindv6only", 0)[0])
+        family, ip, port, flowinfo, scope_id = address
+        port = core.take_port(core.port_space, port, family, ip, address.link, not specific, afonly)
+        return InetAddr(family, ip, port, flowinfo, scope_id)
+
+    def _bind_device(self, address: InetAddr) -> None:
+        core = self._id
+        host = core.host.ip_view()
+        found = host.find_addresses(address.ip, address.link)
+        if not found:
+            scope = f" on {host.interface_name(address.link)}" if address.link else ""
+            raise Failure(
+                errno.EADDRNOTAVAIL,
+                "bind",
+                f"{address.host} is not an address of this host{scope}",
+                "one of the addresses that 'rdmacm devices' shows, or the wildcard address",
+            )
+        view = found[0].view
+        if isinstance(view, IpoibPortView):
+            if view.infiniband is None:
+                raise no_port(view.ipoib, "bind")
+            if not view.infiniband.has_pkey(view.pkey):
+                raise no_partition(view, "bind", errno.EINVAL)
+        elif core.port_space is PortSpace.IPOIB:
+            raise Failure(errno.EINVAL, "bind", _NO_IPOIB, "port space UDP")
+        self._attach(view, found[0].row)
+
+    def _attach(self, view: IpPortView, row: GidEntry) -> None:
+        """Bind the id to the port and GID of an address; on IPoIB, those of the InfiniBand port."""
+        if isinstance(view, IpoibPortView):
+            assert view.infiniband is not None  # the rules drop the others
+            self._id.attach(view.infiniband, row, view.pkey)
+        else:
+            self._id.attach(view, row)
+
+    # -- resolving an address -------------------------------------------------------------------------
+
+    def resolve_addr(self, destination: Address, origin: str, timeout_ms: int) -> None:
+        core = self._id
+        assert isinstance(destination, InetAddr) and isinstance(core.local_addr, InetAddr)
+        local = core.local_addr
+        host, tos = core.host.ip_view(), core.options.tos or 0
+        if destination.is_any:  # "this host", as for sockets
+            destination = InetAddr.loopback(destination.family, destination.port)
+        if destination.is_loopback:
+            destination = self._own_address(host, destination, local)
+        if destination.is_link_local and not destination.scope_id:
+            destination = destination._replace(scope_id=local.scope_id or self._bound_interface(host, local))
+        core.move(Trigger.RESOLVE_ADDR)
+        source = None if local.is_any else local
+        self._lookup = core.lookup = lookup = Lookup(host, destination, source, origin, tos, core.port_view)
+        core.peer_addr = destination
+        self._wait_started = perf_counter_ns()
+        try:
+            self._find(lookup)
+        except Failure as failure:
+            core.move(Trigger.ADDR_FAILED)
+            if failure.step == "select" and failure.errno in (errno.ENODEV, errno.EINVAL):
+                # There is a route but no device for it, which the kernel notices later and reports by an event.
+                self._post_failure(lookup, failure)
+                return
+            raise self._error(lookup, failure, "resolve_addr") from None
+        if not core.host.neighbours.add(self, lookup, core.runtime.clock() + timeout_ms / 1000):
+            self.address_found(lookup)
+
+    def _own_address(self, host: HostView, destination: InetAddr, local: InetAddr) -> InetAddr:
+        """An IPoIB address of this host in place of a loopback address; the loopback address if that leads to RoCE."""
+        core = self._id
+        if isinstance(core.port_view, IbPortView):
+            return destination._replace(ip=local.ip, scope_id=local.scope_id)
+        if core.port_space is PortSpace.IPOIB and not local.is_loopback:
+            for view, row, ip in host.addresses:
+                if isinstance(view, IpoibPortView) and len(ip) == len(destination.ip):
+                    own = destination._replace(ip=ip)
+                    return own._replace(scope_id=row.ndev_ifindex) if own.is_link_local else own
+        return destination
+
+    def _bound_interface(self, host: HostView, local: InetAddr) -> int:
+        """The index of the interface that the id is bound to; 0 if it is bound to none."""
+        view = self._id.port_view
+        if isinstance(view, RocePortView):
+            return view.interface.index
+        own = host.find_addresses(local.ip, local.link)
+        return own[0].row.ndev_ifindex if view is not None and own else 0
+
+    def _find(self, lookup: Lookup) -> None:
+        core = self._id
+        found = find(core.host.network, lookup)
+        if core.port_space is PortSpace.IPOIB and not isinstance(found.view, IpoibPortView):
+            raise Failure(errno.EINVAL, "select", _NO_IPOIB, "port space UDP")
+
+    def address_found(self, lookup: Lookup) -> None:
+        """See :class:`rdmacm.resolution.neighbours.NeighbourWaiter`; also called when there is nothing to wait for."""
+        core = self._id
+        if lookup is not self._lookup or not core.may(Trigger.ADDR_DONE):
+            return
+        found, local = lookup.found, core.local_addr
+        assert found is not None and isinstance(local, InetAddr)
+        try:
+            dgid = destination_gid(lookup)
+        except Failure as failure:
+            self.address_failed(lookup, failure)
+            return
+        if found.next_hop is not None:
+            state = lookup.neighbour.state.name.lower() if lookup.neighbour else "not visible"
+            if isinstance(found.view, IpoibPortView):
+                state += f", GID {dgid}"
+            lookup.note("neighbour", self._wait_started, state)
+        self._attach(found.view, found.row)
+        core.dgid = dgid
+        if local.is_any:
+            source = InetAddr(local.family, found.source, local.port, 0, 0)
+            core.local_addr = source._replace(scope_id=found.row.ndev_ifindex) if source.is_link_local else source
+        core.move(Trigger.ADDR_DONE)
+        core.post(CmEventType.ADDR_RESOLVED)
+
+    def address_failed(self, lookup: Lookup, failure: Failure) -> None:
+        """See :class:`rdmacm.resolution.neighbours.NeighbourWaiter`."""
+        core = self._id
+        if lookup is not self._lookup or not core.may(Trigger.ADDR_FAILED):
+            return
+        lookup.note("neighbour", self._wait_started, failure.message)
+        core.move(Trigger.ADDR_FAILED)
+        self._post_failure(lookup, failure)
+
+    def network_changed(self, lookup: Lookup, deadline: float) -> None:
+        """The host has changed during the wait: resolve again, and keep waiting if the next hop is the same."""
+        core = self._id
+        host, pending = core.host.last_ip_view(), core.host.neighbours
+        fresh = Lookup(host, lookup.destination, lookup.source, lookup.origin, lookup.tos, core.port_view)
+        failure: Failure | None = None
+        source = lookup.source
+        if source is not None and not source.is_loopback and not host.owns(source.ip, source.link):
+            failure = Failure(
+                errno.EADDRNOTAVAIL,
+                "route",
+                f"source {source.host} was removed from this host while resolving",
+                "a new id, with another source",
+            )
+        else:
+            try:
+                self._find(fresh)
+            except Failure as error:
+                failure = error
+        if failure is not None:
+            pending.remove(self, lookup)
+            lookup.steps += fresh.steps
+            self.address_failed(lookup, failure)
+        elif fresh.next_hop != lookup.next_hop:
+            pending.remove(self, lookup)
+            self._lookup = core.lookup = fresh
+            if not pending.add(self, fresh, deadline):
+                self.address_found(fresh)
+        else:
+            lookup.host, lookup.bound, lookup.query, lookup.found = fresh.host, fresh.bound, fresh.query, fresh.found
+
+    def stop(self) -> None:
+        if self._lookup is not None:
+            self._id.host.neighbours.remove(self, self._lookup)
+
+    def _post_failure(self, lookup: Lookup, failure: Failure) -> None:
+        explain = partial(explain_failure, self._id, lookup, failure)
+        self._id.post(CmEventType.ADDR_ERROR, -failure.errno, explain, failure.message)
+
+    def _error(self, lookup: Lookup, failure: Failure, call: str) -> RdmaError:
+        """The error of a call that failed at once."""
+        explanation = explain_failure(self._id, lookup, failure)
+        return cm_error(failure.errno, failure.message, call, str(lookup.destination), failure.hint, explanation)
+
+    # -- listening ------------------------------------------------------------------------------------
+
+    def managers(self) -> list[ConnectionManager]:
+        """A wildcard listens on RoCE and on every InfiniBand port with an IPoIB interface."""
+        core, host = self._id, self._id.host
+        bound = core.port_view
+        if bound is not None and not isinstance(bound, IbPortView):
+            return [host.cm]
+        views = [address.view for address in host.ip_view().addresses]
+        ports = {
+            view.key: view.infiniband
+            for view in views
+            if isinstance(view, IpoibPortView) and view.infiniband and (bound is None or view.key == bound.key)
+        }
+        subnets = [host.ib.subnet_of(port) for port in ports.values()]
+        if core.port_space is PortSpace.IPOIB:
+            # The Q_Keys are needed as soon as a request is accepted.
+            for view in views:
+                if isinstance(view, IpoibPortView) and view.infiniband and view.key in ports:
+                    host.ib.subnet_of(view.infiniband).learn_qkey(view.ipoib.broadcast_gid)
+        if bound is not None:
+            return [subnet.cm for subnet in subnets]
+        found = [subnet.cm for subnet in subnets if subnet.transport.carries_cm]
+        return found if core.port_space is PortSpace.IPOIB else [host.cm, *found]
