@@ -277,12 +277,7 @@ class Agent:
             self.dropped[drop] += 1
 
     def unreachable(
-        self,
-        comm_id: int,
-        transaction_id: int,
-        is_path: Callable[[Any], bool],
-        error: NetworkError,
-        now: float,
+        self, comm_id: int, transaction_id: int, is_path: Callable[[Any], bool], error: NetworkError, now: float
     ) -> None:
         """Handle the network's report that a REQ or SIDR_REQ of this agent was not delivered.
 
@@ -585,12 +580,7 @@ class Agent:
                 step,
                 hint="fewer connections at a time; one that has ended counts until its TIMEWAIT is over",
             )
-        comm_id = 0
-        while not comm_id or comm_id in self._connections:
-            comm_id = self._random.getrandbits(32)
-            if self._id_prefix is not None:
-                comm_id = self._id_prefix << 24 | comm_id & 0xFFFFFF
-        return comm_id
+        return self._connections.free_id(self._random, self._id_prefix)
 
     def _new_transaction_id(self, comm_id: int) -> int:
         return comm_id << 32 | self._random.getrandbits(32)

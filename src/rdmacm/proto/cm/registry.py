@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable
 
 from rdmacm.proto.cm.connection import Accepts, CmConnection, CmListener
+from rdmacm.proto.entropy import RandomSource
 from rdmacm.timerheap import LazyTimerHeap
 
 __all__ = ["Connections", "Listeners"]
@@ -36,6 +37,15 @@ class Connections:
 
     def __contains__(self, comm_id: int) -> bool:
         return comm_id in self._by_id
+
+    def free_id(self, random: RandomSource, prefix: int | None) -> int:
+        """A random communication id that no connection has; its upper byte is ``prefix``, unless that is None."""
+        comm_id = 0
+        while not comm_id or comm_id in self._by_id:
+            comm_id = random.getrandbits(32)
+            if prefix is not None:
+                comm_id = prefix << 24 | comm_id & 0xFFFFFF
+        return comm_id
 
     def of_peer(self, remote_comm_id: int, guid: int | None, path: Hashable) -> CmConnection | None:
         """The connection with a remote communication id; with ``guid`` None, the SIDR request with that id."""

@@ -31,21 +31,22 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from socket import AF_INET, AF_INET6
-from typing import NamedTuple
 
 from rdmacm.errors import cm_error, errno_name
 from rdmacm.proto.mad import GSI_QPN
 from rdmacm.proto.roce.headers import MULTICAST_QPN, ROCE_PORT
-from rdmacm.proto.roce.icrc import ICRC_LENGTH, SHORTEST_PACKET, Icrc
+from rdmacm.proto.roce.icrc import SHORTEST_PACKET
 from rdmacm.proto.wire import Buffer
 from rdmacm.provider import Tap
 from rdmacm.soft.wire import sockets
-from rdmacm.soft.wire.base import Received, SocketAddress, Undelivered, WirePath, WireRoute
-from rdmacm.soft.wire.forwarding import Delivery, ForwardReceiver, ForwardSender, bind_name
+from rdmacm.soft.wire.base import Received, Undelivered, WirePath, WireRoute
+from rdmacm.soft.wire.forwarding import Delivery, ForwardReceiver, ForwardSender
+from rdmacm.soft.wire.listeners import Listeners
 from rdmacm.soft.wire.port_group import CannotShare, PortGroup
 from rdmacm.soft.wire.slot_filter import SERVICE_ID, is_request, qpn_of, slot_of, slot_of_sender
+from rdmacm.soft.wire.udp_route import UdpRoute
 
-__all__ = ["UdpRoute", "UdpWire"]
+__all__ = ["UdpWire"]
 
 #: The longest UDP payload over IPv4, in bytes.
 _LONGEST = 65507
@@ -85,49 +86,6 @@ _UNREACHABLE = frozenset(
 _NO_TRAIN = frozenset((errno.EINVAL, errno.EIO, errno.ENOPROTOOPT, errno.EOPNOTSUPP, errno.EMSGSIZE))
 
 
-class UdpRoute:
-    """Implements :class:`rdmacm.soft.wire.base.WireRoute`."""
-
-    __slots__ = ("_address", "_control", "_icrc", "_is_ipv6", "_no_trains", "_segment", "_train_control", "path",
-                 "remote_host", "source_port", "traffic_class")  # fmt: skip
-
-    def __init__(self, path: WirePath, traffic_class: int, port: int) -> None:
-        if len(path.local) != len(path.remote) or len(path.local) not in (4, 16):
-            raise ValueError(f"a path has two addresses of 4 or 16 bytes, not {len(path.local)} and {len(path.remote)}")
-        #: The path, the type of service or traffic class of its packets, and the UDP port they leave from.
-        self.path = path
-        self.traffic_class = traffic_class
-        self.source_port = port
-        self._is_ipv6 = len(path.remote) == 16
-        self.remote_host = socket.inet_ntop(AF_INET6 if self._is_ipv6 else AF_INET, path.remote)
-        host = self.remote_host
-        self._address: SocketAddress = (host, port, 0, path.scope_id) if self._is_ipv6 else (host, port)
-        #: The ancillary data of a packet, and of a train of packets of ``_segment`` bytes.
-        self._control = sockets.control(path.local, path.scope_id, traffic_class)
-        self._segment = 0
-        self._train_control = self._control
-        #: Whether the system has refused a train on this path.
-        self._no_trains = False
-        #: Made when first needed.
-        self._icrc: Icrc | None = None
-
-    def _with_segment(self, segment: int) -> sockets.Control:
-        """The ancillary data of a train. Nearly all trains of a path have one packet size."""
-        if segment != self._segment:
-            self._train_control = [*self._control, sockets.segment_control(segment)]
-            self._segment = segment
-        return self._train_control
-
-    def _resealed(self, packet: memoryview, index: int) -> Sequence[Buffer]:
-        """Packet ``index`` of a train, with the ICRC for the IPv4 identification 0 of a packet that is sent alone."""
-        if self._is_ipv6 or not index or len(packet) < SHORTEST_PACKET:
-            return (packet,)
-        if self._icrc is None:
-            self._icrc = Icrc(self.path.local, self.path.remote, self.source_port, self._address[1])
-        body = packet[:-ICRC_LENGTH]
-        return body, self._icrc.seal((body,))
-
-
 class _Source:
     """A socket to receive from."""
 
@@ -142,24 +100,6 @@ class _Source:
         # The ancillary message with the local address, and where in it that is: of in_pktinfo the address in the
         # packet's header, which the ICRC covers.
         self.info, self.start, self.end = sockets.PACKET_INFO[AF_INET6 if sock.family == AF_INET6 else AF_INET]
-
-
-class _Token:
-    """One call of listen()."""
-
-    __slots__ = ("key",)
-
-    def __init__(self, key: tuple[int, bytes | None]) -> None:
-        self.key = key
-
-
-class _Listening(NamedTuple):
-    """A service id and address that this process listens on."""
-
-    #: One for each call of listen().
-    tokens: set[object]
-    #: Receives requests that other processes forward; None if the port is not shared.
-    receiver: ForwardReceiver | None
 
 
 class UdpWire:
@@ -215,8 +155,8 @@ class UdpWire:
         self._group: PortGroup | None = None
         self._receiver: ForwardReceiver | None = None
         self._sender = ForwardSender()
-        #: By service id and address.
-        self._listening: dict[tuple[int, bytes | None], _Listening] = {}
+        #: The service ids that this process listens on.
+        self._listeners = Listeners()
 
     # -- opening and closing --------------------------------------------------------------------------
 
@@ -297,10 +237,7 @@ class UdpWire:
         self._gsi.clear()
         self._readers.clear()
         self._watched_sockets.clear()
-        for listening in self._listening.values():
-            if listening.receiver is not None:
-                listening.receiver.close()
-        self._listening.clear()
+        self._listeners.close()
         if self._receiver is not None:
             self._receiver.close()
             self._receiver = None
@@ -358,38 +295,15 @@ class UdpWire:
         """
         if self._poller is None:
             raise cm_error(errno.EBADF, "the wire is not open", "listen")
-        key = service_id, local
-        if key not in self._listening:
-            receiver = None
-            if self._group is not None:
-                try:
-                    name = bind_name(self._group.service_name(*key))
-                except OSError as error:
-                    raise cm_error(
-                        error.errno or errno.EIO,
-                        f"another process listens on service id {service_id:#x}"
-                        if error.errno == errno.EADDRINUSE
-                        else f"requests for service id {service_id:#x} cannot be received ({error.strerror})",
-                        "listen",
-                    ) from error
-                receiver = ForwardReceiver(name, self._watch, self._unwatch, self._forwarded_report)
-            self._listening[key] = _Listening(set(), receiver)
-        token = _Token(key)
-        self._listening[key].tokens.add(token)
+        token = self._listeners.add((service_id, local), self._group, self._forward_receiver)
         self._leave_requests(False)
         return token
 
     def unlisten(self, token: object) -> None:
-        if not isinstance(token, _Token):
-            return
-        listening = self._listening.get(token.key)
-        if listening is None or token not in listening.tokens:
-            return
-        listening.tokens.discard(token)
-        if not listening.tokens:
-            del self._listening[token.key]
-            if listening.receiver is not None:
-                listening.receiver.close()
+        self._listeners.remove(token)
+
+    def _forward_receiver(self, sock: socket.socket) -> ForwardReceiver:
+        return ForwardReceiver(sock, self._watch, self._unwatch, self._forwarded_report)
 
     # -- receiving ------------------------------------------------------------------------------------
 
@@ -515,11 +429,11 @@ class UdpWire:
         local = received[3]
         names = []
         for where in (local, bytes(len(local)), None):
-            if (service_id, where) in self._listening:
+            if (service_id, where) in self._listeners:
                 break
             names.append(self._group.service_name(service_id, where))
         if self._forward(names, received):
-            if not self._listening:
+            if not self._listeners:
                 self._leave_requests(True)
             return False
         return True  # no process listens, so this one may reject the request
@@ -582,18 +496,18 @@ class UdpWire:
 
     def send(self, route: WireRoute, buffers: Sequence[Buffer], segment: int = 0) -> bool:
         assert isinstance(route, UdpRoute)
-        sock = self._sockets[route._is_ipv6]
+        sock = self._sockets[route.is_ipv6]
         if sock is None:
             self.counters["EAFNOSUPPORT"] += 1
             return False
         if segment:
-            if route._no_trains or not self._train_bytes:
+            if route.no_trains or not self._train_bytes:
                 return self._send_singly(sock, route, buffers, segment)
-            control = route._with_segment(segment)
+            control = route.with_segment(segment)
         else:
-            control = route._control
+            control = route.control
         try:
-            sock.sendmsg(buffers, control, 0, route._address)
+            sock.sendmsg(buffers, control, 0, route.address)
         except OSError as error:
             code = self._send_again(error.errno or 0, sock, route, buffers, control)
             if code:
@@ -634,7 +548,7 @@ class UdpWire:
                 if ready and not ready[0][1] & select.POLLOUT:  # a report, which ends every poll(2) at once
                     time.sleep(_SEND_WAIT_MS / 1000)
             try:
-                sock.sendmsg(buffers, control, 0, route._address)
+                sock.sendmsg(buffers, control, 0, route.address)
             except OSError as error:
                 code = error.errno or 0
             else:
@@ -649,7 +563,7 @@ class UdpWire:
         # A train that was too long, or packets too long for the path, mean nothing for the next train.
         too_much = sum(map(len, buffers)) > min(_LONGEST, sockets.MAX_SEGMENTS * segment)
         if sent and code != errno.EMSGSIZE and not too_much:
-            route._no_trains = True
+            route.no_trains = True
         return sent
 
     def _send_singly(self, sock: socket.socket, route: UdpRoute, buffers: Sequence[Buffer], segment: int) -> bool:
@@ -657,14 +571,14 @@ class UdpWire:
         train = memoryview(b"".join(buffers))
         sent = True
         for index, start in enumerate(range(0, len(train), segment)):
-            sent &= self._send_alone(sock, route, route._resealed(train[start : start + segment], index))
+            sent &= self._send_alone(sock, route, route.resealed(train[start : start + segment], index))
         return sent
 
     def _send_alone(self, sock: socket.socket, route: UdpRoute, buffers: Sequence[Buffer]) -> bool:
         try:
-            sock.sendmsg(buffers, route._control, 0, route._address)
+            sock.sendmsg(buffers, route.control, 0, route.address)
         except OSError as error:
-            code = self._send_again(error.errno or 0, sock, route, buffers, route._control)
+            code = self._send_again(error.errno or 0, sock, route, buffers, route.control)
             if code:
                 return self._lost(code, buffers, route)
         if self.tap is not None:
