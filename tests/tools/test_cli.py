@@ -27,7 +27,7 @@ from rdmacm.tools import output
 from rdmacm.tools.main import COMMANDS, main, parser_of
 from support.netns import TwoHosts, needs_netns, python_environment, two_hosts
 from support.rows import for_each
-from support.servers import Result, Run, Server
+from support.servers import Run, Server
 
 ADDRINFO_KEYS = [
     *("flags", "family", "qp_type", "port_space", "src_len", "dst_len", "src_addr", "dst_addr"),
@@ -710,40 +710,6 @@ class TestWidth:
     @pytest.mark.parametrize("argv", [["devices"], ["getaddrinfo", "::1", "1"], ["resolve", "::1", "1"]], ids=" ".join)
     def test_output_fits_80_columns(self, run: Run, argv: list[str]) -> None:
         assert max(map(len, run(*argv).out.splitlines())) <= 80
-
-
-class TestTerminal:
-    @pytest.fixture
-    def run(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
-        """The command with a terminal for its standard output."""
-        monkeypatch.delenv("NO_COLOR", raising=False)
-        monkeypatch.setenv("TERM", "xterm")
-
-        def on_a_terminal(*argv: str) -> Result:
-            monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-            return run(*argv)
-
-        return on_a_terminal
-
-    def test_headings_are_bold_and_rejected_candidates_dim(self, run: Run) -> None:
-        lines = run("explain", "127.0.0.1", "7471").out.splitlines()
-        assert "\x1b[1mroute\x1b[0m" in lines
-        assert any(line.startswith("\x1b[2m  no ") for line in lines)
-        assert any(line.startswith("  -> ") for line in lines)
-        assert run("devices").out.startswith("\x1b[1mDEVICE/PORT ")
-        assert run("resolve", "127.0.0.1", "7471").out.startswith("\x1b[2mdestination ")
-        assert run("devices", "--help").out.startswith("\x1b[1mNAME\x1b[0m\n")
-
-    @pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
-    def test_no_colour_when_disabled(self, run: Run, monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
-        monkeypatch.setenv(name, value)
-        for argv in (["explain", "::1"], ["devices"], ["getaddrinfo", "::1"], ["devices", "--help"]):
-            assert "\x1b" not in run(*argv).out
-
-    def test_no_colour_in_json_or_errors(self, run: Run) -> None:
-        for argv in (["explain", "::1", "--json"], ["devices", "--json"], ["resolve", "::1", "1", "--json"]):
-            assert "\x1b" not in run(*argv).out
-        assert "\x1b" not in run("explain", "x", "--numeric").err
 
 
 class TestExit:
