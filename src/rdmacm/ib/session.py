@@ -170,7 +170,7 @@ class SaSession:
         return self.query(port, method, attribute, mask, record.pack(), _SERVICE_TIMEOUT, finished)
 
     def query_group(self, port: IbPort, mgid: Gid, timeout: float, done: RecordsCallback[MCMemberRecord]) -> int:
-        """Query a multicast group, whoever its members are. Raises what :meth:`query` raises."""
+        """Query a multicast group, also one of other hosts. Raises what :meth:`query` raises."""
         mask, record = query_for(MCMemberRecord, mgid=mgid)
 
         def finished(response: SaResponse) -> None:
