@@ -119,8 +119,9 @@ class QueueBase(ResolutionBase):
         pd = pd if pd is not None else self.pd
         if pd.context is not context and pd.context.backend is not context.backend:
             raise cm_error(errno.EINVAL, "the protection domain is of another device", "create_qp")
-        check_kind("init_attr", attr, QPInitAttr, "create_qp")
-        check_kind("cap", attr.cap, QPCap, "create_qp")
+        if type(attr) is not QPInitAttr or type(attr.cap) is not QPCap:
+            check_kind("init_attr", attr, QPInitAttr, "create_qp")
+            check_kind("cap", attr.cap, QPCap, "create_qp")
         qp_type = member(QPType, attr.qp_type, "qp_type", "create_qp")
         if qp_type is not self.qp_type:
             raise cm_error(

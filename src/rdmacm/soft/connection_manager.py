@@ -160,7 +160,9 @@ class ConnectionManager:
                         self._deliver(agent, event)
         finally:
             self._is_dispatching = False
-        self._set_timer(agent.next_deadline())
+        # Nearly always an earlier timer is set; then the next deadline need not be looked up.
+        if self._timer is None or agent.timers.earliest < self._timer.when:
+            self._set_timer(agent.next_deadline())
 
     def _set_timer(self, deadline: float | None) -> None:
         """Set the timer for ``deadline``. An earlier timer stays: when it fires, it sets one for the new deadline."""

@@ -51,7 +51,8 @@ class QPInitAttr:
     def copy(self) -> QPInitAttr:
         """A copy, also of :attr:`cap`."""
         cap = self.cap  # replace() takes four times as long
-        check_kind("cap", cap, QPCap, "create_qp")
+        if type(cap) is not QPCap:
+            check_kind("cap", cap, QPCap, "create_qp")
         sizes = QPCap(cap.max_send_wr, cap.max_recv_wr, cap.max_send_sge, cap.max_recv_sge, cap.max_inline_data)
         return QPInitAttr(self.qp_type, self.qp_context, self.scq, self.rcq, self.srq, sizes, self.sq_sig_all)
 
@@ -79,7 +80,8 @@ class QP(Resource):
         self._closed = True
         context = pd.context
         device = context.backend
-        check_kind("init_attr", init_attr, QPInitAttr, "create_qp")
+        if type(init_attr) is not QPInitAttr:
+            check_kind("init_attr", init_attr, QPInitAttr, "create_qp")
         attr = self._init_attr = init_attr.copy()
         scq, rcq, srq = attr.scq, attr.rcq, attr.srq
         attr.qp_type = member(QPType, attr.qp_type, "qp_type", "create_qp")
