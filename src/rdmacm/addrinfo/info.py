@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypedDict, Unpack
+from functools import lru_cache
+from typing import Any, TypedDict, Unpack
 
 from rdmacm.address import Address, InetAddr, SockAddr, SockAddrIB, format_address
 from rdmacm.constants import RaiFlag
@@ -120,6 +121,8 @@ class HintFields(TypedDict, total=False):
     route: bytes | Sequence[PathData] | None
 
 
+_NUMBERS = frozenset({"flags", "family", "qp_type", "port_space"})
+
 #: Hints that leave everything open.
 NO_HINTS = AddrInfo()
 
@@ -133,7 +136,15 @@ def make_hints(hints: AddrInfo | None = None, **fields: Unpack[HintFields]) -> A
     given = {name: value for name, value in fields.items() if value is not None}
     if not given:
         return hints
-    return AddrInfo(**given) if hints is None else replace(hints, **given)  # type: ignore[arg-type]
+    if hints is None:
+        return _hints_of(**given) if given.keys() <= _NUMBERS else AddrInfo(**given)  # type: ignore[arg-type]
+    return replace(hints, **given)  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=64, typed=True)
+def _hints_of(**numbers: Any) -> AddrInfo:
+    """Hints that consist of numbers: a program uses few, and making such an object takes longer than finding it."""
+    return AddrInfo(**numbers)
 
 
 def _parse_route(route: object) -> tuple[PathData, ...]:
