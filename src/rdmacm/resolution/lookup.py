@@ -148,7 +148,8 @@ def find(network: Network, lookup: Lookup) -> Found:
     lookup.steps.append(("route", found_at - started, route.kind))
     lookup.query = query = _query(lookup, route)
     chosen = policy.choose(query, host)
-    lookup.note("select", found_at, chosen.view.device.name if chosen else "no candidate passed")
+    text = chosen.view.device.name if chosen else "no candidate passed"
+    lookup.steps.append(("select", perf_counter_ns() - found_at, text))
     if chosen is None:
         raise _no_port(host, query)
     next_hop = _next_hop(host, lookup.destination, route, chosen.view)

@@ -11,7 +11,6 @@ from rdmacm.net.types import Network
 from rdmacm.proto.sa import PathRecord
 from rdmacm.resolution.hosts import HostView, mtu_code
 from rdmacm.resolution.lookup import Found, Lookup
-from rdmacm.verbs.device import GidEntry
 from rdmacm.verbs.enums import Mtu
 
 __all__ = ["ROCE_PACKET_LIFETIME", "PathMaker"]
@@ -49,7 +48,9 @@ class PathMaker:
         """
         destination, source, found = lookup.destination, lookup.source, lookup.found
         assert found is not None
-        rate, default_hop_limit = self._rate_and_hop_limit(found.row, destination.family)
+        row = found.row
+        key = row.ndev_ifindex, destination.family
+        rate, default_hop_limit = self._link_attributes.get(key) or self._read_link_attributes(key, row.ndev_name)
         flow_label = (source.flowinfo if source is not None else 0) & 0xFFFFF or destination.flowinfo & 0xFFFFF
         return PathRecord(
             dgid=Gid.from_ip(destination.ip),
@@ -64,16 +65,13 @@ class PathMaker:
             packet_life_time=packet_life_time,
         )
 
-    def _rate_and_hop_limit(self, row: GidEntry, family: int) -> tuple[int, int]:
-        """``ibv_rate`` and default hop limit of the interface of a GID."""
-        ifindex, name = row.ndev_ifindex, row.ndev_name
-        attributes = self._link_attributes.get((ifindex, family))
-        if attributes is None:
-            network = self._network
-            speed = network.link_speed(name)
-            rate = next((code for floor, code in _RATES if speed >= floor), 0)
-            setting = "net/ipv4/ip_default_ttl" if family == AF_INET else f"net/ipv6/conf/{name}/hop_limit"
-            attributes = self._link_attributes[ifindex, family] = rate, network.setting(setting, 64)[0]
+    def _read_link_attributes(self, key: tuple[int, int], name: str) -> tuple[int, int]:
+        """``ibv_rate`` and default hop limit of an interface, which ``key`` gives with an address family."""
+        network = self._network
+        speed = network.link_speed(name)
+        rate = next((code for floor, code in _RATES if speed >= floor), 0)
+        setting = "net/ipv4/ip_default_ttl" if key[1] == AF_INET else f"net/ipv6/conf/{name}/hop_limit"
+        attributes = self._link_attributes[key] = rate, network.setting(setting, 64)[0]
         return attributes
 
 
