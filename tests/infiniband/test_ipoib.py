@@ -206,7 +206,7 @@ def test_explanation_text(one: IpoibHost, two: IpoibHost) -> None:
     text = explain(two.ip, PORT, provider=one.provider).text()
     assert f"{one.host.device}/1" in text
     assert f"{one.ip} on ib0, IPoIB" in text
-    assert "chosen: the only candidate no rule objects to" in text
+    assert "chosen: the only candidate that passes every rule" in text
     assert f"{two.ip} on ib0: reachable at 00:00:00:48:" in text
 
 

@@ -424,7 +424,7 @@ class TestExplain:
         for part in (
             "route\n  10.7.0.2 on link, interface va (MTU 1500), source 10.7.0.1, table main\n",
             f"neighbour\n  10.7.0.2 on va: reachable at {net.vb.mac}\n",
-            "  -> chosen: the only candidate no rule objects to\n       soft_va/1  GID 1  ::ffff:10.7.0.1\n",
+            "  -> chosen: the only candidate that passes every rule\n       soft_va/1  GID 1  ::ffff:10.7.0.1\n",
             "  no source-address: the route prefers source 10.7.0.1\n       soft_lo/1  GID 0  ::ffff:127.0.0.1\n",
             "path\n  ::ffff:10.7.0.1 -> ::ffff:10.7.0.2\n  MTU 1024, hop limit 64, ",
         ):

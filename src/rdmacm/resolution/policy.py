@@ -235,7 +235,7 @@ def judge(query: Query, host: HostView) -> tuple[Candidate, ...]:
         elif len(passed) > 1:
             rule, reason = _deciding_preference(one.keys, passed[1].keys)
         else:
-            rule, reason = "chosen", "the only candidate no rule objects to"
+            rule, reason = "chosen", "the only candidate that passes every rule"
         candidates.append(_candidate(query, one, rule, reason, chosen=one is passed[0]))
     candidates += [_candidate(query, one, *one.objection, chosen=False) for one in dropped if one.objection]
     return tuple(candidates)
