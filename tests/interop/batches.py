@@ -56,13 +56,14 @@ class Batches:
         only: Sequence[str] = (),
         link: str = "",
         naks: Container[int] = (),
+        attempt: int = 0,
     ) -> Batch:
         """The batch with these operations (all, unless named). It runs at the first call.
 
         ``link`` names the state of the link if that is not the usual one; ``guest.network`` then makes it. ``naks`` is
-        as for ``Guest.run``.
+        as for ``Guest.run``. Another ``attempt`` runs the same operations again.
         """
-        key = (type(guest.machine), family, listens, mtu, tuple(only), link)
+        key = (type(guest.machine), family, listens, mtu, tuple(only), link, attempt)
         if key not in self._done:
             try:
                 if not link:

@@ -8,7 +8,7 @@ from pathlib import Path
 from interop.judge import judge
 from interop.machine.run import Machine, Result
 
-__all__ = ["Guest"]
+__all__ = ["ATTEMPTS", "Guest"]
 
 #: Seconds that making the network may take.
 NETWORK_SECONDS = 120
