@@ -307,7 +307,11 @@ def test_descriptor_for_an_event_before_it() -> None:
     made.fail()
     assert select.select([made.context], [], [], 1)[0] == [made.context]
     made.qp.close()
-    assert select.select([made.context], [], [], 0)[0] == [], "the event of a closed queue pair is gone"
+    # The event of a closed queue pair is gone. Those of the port may come at any time, as other programs change it.
+    while select.select([made.context], [], [], 0)[0]:
+        with made.context.get_async_event(0) as event:
+            assert event.element is not made.qp
+            assert event.event_type is not EventType.QP_FATAL
     made.close()
 
 
