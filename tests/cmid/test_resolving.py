@@ -430,6 +430,19 @@ def test_route_removal_fails_a_resolution(world: World) -> None:
         world.one(CmEventType.ADDR_ERROR, -errno.ENETUNREACH)
 
 
+def test_explanation_of_a_lost_carrier_shows_the_host_without_it(world: World) -> None:
+    with CmId(world.channel) as cmid:
+        cmid.resolve_addr(("10.0.0.3", 1), timeout_ms=60000)
+        world.network.set_interface(world.eth0, carrier=False)
+        with world.channel.get_event() as event:
+            assert (event.type, event.status) == (CmEventType.ADDR_ERROR, -errno.ENODEV)
+            explanation = event.explanation
+        assert explanation is not None
+        assert "eth0 is down" in (explanation.message or "")
+        assert {c.source: c.rule for c in explanation.candidates}["10.0.0.1"] == "port-state"
+        assert not any(candidate.kept for candidate in explanation.candidates)
+
+
 def test_new_route_is_used_by_a_running_resolution(world: World) -> None:
     with CmId(world.channel) as cmid:
         cmid.resolve_addr(("8.8.8.8", 1), timeout_ms=60000)

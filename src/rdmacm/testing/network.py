@@ -36,7 +36,8 @@ _ARPHRD_ETHER, _ARPHRD_LOOPBACK = 1, 772
 _TABLE_MAIN, _TABLE_LOCAL = 254, 255
 #: The queue pair number in the hardware address of an IPoIB group.
 _MULTICAST_QPN = 0xFFFFFF
-_UP_FLAGS = InterfaceFlag.UP | InterfaceFlag.RUNNING | InterfaceFlag.LOWER_UP
+_CARRIER_FLAGS = InterfaceFlag.RUNNING | InterfaceFlag.LOWER_UP
+_UP_FLAGS = InterfaceFlag.UP | _CARRIER_FLAGS
 #: The errors of routes that forbid sending, by kind.
 _FAILING_KINDS = {
     "blackhole": errno.EINVAL,
@@ -160,10 +161,24 @@ class MemoryNetwork:
         self._neighbours = {k: n for k, n in self._neighbours.items() if k[0] != ifindex}
         self._changed_links = self._changed_routes = True
 
-    def set_interface(self, ifindex: int, *, up: bool | None = None, mtu: int | None = None, mac: bytes = b"") -> None:
-        """Change the state, MTU (bytes) or MAC address (6 bytes, 20 on IPoIB) of an interface."""
+    def set_interface(
+        self,
+        ifindex: int,
+        *,
+        up: bool | None = None,
+        carrier: bool | None = None,
+        mtu: int | None = None,
+        mac: bytes = b"",
+    ) -> None:
+        """Change the state, carrier, MTU (bytes) or MAC address (6 bytes, 20 on IPoIB) of an interface.
+
+        An interface that goes up has a carrier.
+        """
         old = self._interfaces[ifindex]
-        flags = old.flags if up is None else old.flags | _UP_FLAGS if up else old.flags & ~_UP_FLAGS
+        flags = old.flags
+        for on, changed in ((up, _UP_FLAGS), (carrier, _CARRIER_FLAGS)):
+            if on is not None:
+                flags = flags | changed if on else flags & ~changed
         self._interfaces[ifindex] = old._replace(flags=int(flags), mtu=mtu or old.mtu, address=mac or old.address)
         self._changed_links = True
 

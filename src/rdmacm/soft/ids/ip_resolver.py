@@ -194,6 +194,7 @@ class IpResolver:
                 f"source {source.host} was removed from this host while resolving",
                 "a new id, with another source",
             )
+            fresh.route, fresh.query = lookup.route, lookup.query
         else:
             try:
                 self._find(fresh)
@@ -201,8 +202,10 @@ class IpResolver:
                 failure = error
         if failure is not None:
             pending.remove(self, lookup)
-            lookup.steps += fresh.steps
-            self.address_failed(lookup, failure)
+            # The explanation shows the host as it is now, since that is what the failure is about.
+            fresh.steps[:0] = lookup.steps
+            self._lookup = core.lookup = fresh
+            self.address_failed(fresh, failure)
         elif fresh.next_hop != lookup.next_hop:
             pending.remove(self, lookup)
             self._lookup = core.lookup = fresh
