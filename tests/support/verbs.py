@@ -39,7 +39,7 @@ from rdmacm.verbs import (
     WCOpcode,
     WCStatus,
 )
-from rdmacm.verbs.backend import ChannelBackend, CQBackend, SRQBackend
+from rdmacm.verbs.backend import AsyncEvents, ChannelBackend, CQBackend, SRQBackend
 from rdmacm.verbs.enums import WC
 
 LIMITS = DeviceAttr(
@@ -133,7 +133,7 @@ class RecordingCQ:
     def __init__(self, device: RecordingDevice, cqe: int, channel: RecordingChannel | None, owner: object) -> None:
         self.cqe = cqe + 1  # a device may create a larger queue than was requested
         self.notify: Callable[[], None] | None = None
-        self.on_async_event: Callable[[EventType], None] | None = None
+        self.async_events: AsyncEvents | None = None
         self.channel, self.owner = channel, owner
         self.armed: list[bool] = []
         self._device = device
@@ -165,7 +165,7 @@ class RecordingCQ:
 class RecordingSRQ:
     def __init__(self, device: RecordingDevice, pd: object, attr: SrqAttr) -> None:
         self.pd, self.attr = pd, attr
-        self.on_async_event: Callable[[EventType], None] | None = None
+        self.async_events: AsyncEvents | None = None
         self.received: list[RecvWR] = []
         self._device = device
 
@@ -189,7 +189,7 @@ class RecordingQP:
     def __init__(self, device: RecordingDevice, pd: object, cap: QPCap, parts: tuple[object, ...]) -> None:
         self.qp_num = next(device.numbers)
         self.state = QPState.RESET
-        self.on_async_event: Callable[[EventType], None] | None = None
+        self.async_events: AsyncEvents | None = None
         self.pd, self.cap, self.parts = pd, cap, parts
         self.modified: list[tuple[QPState, QPAttrMask]] = []
         self.sent: list[SendWR] = []

@@ -5,12 +5,42 @@ from __future__ import annotations
 import sys
 import weakref
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
+from rdmacm.verbs.backend import AsyncQueueBackend
 from rdmacm.verbs.enums import EventType
 from rdmacm.verbs.resource import Resource
 
-__all__ = ["AsyncEvent"]
+__all__ = ["AsyncEvent", "EventOwner"]
+
+
+class _OpenDevice(Protocol):
+    @property
+    def async_queue(self) -> AsyncQueueBackend:
+        """The queue of its events."""
+
+
+class _Element(Protocol):
+    @property
+    def context(self) -> _OpenDevice:
+        """The open device that the object was made from."""
+
+
+class EventOwner(weakref.ref[_Element]):
+    """The owner of an object's events (:class:`rdmacm.verbs.backend.AsyncEvents`).
+
+    It is weak, as events that nobody reads would keep a forgotten object alive. It is equal to itself only, so that
+    the events can be dropped when the object is gone.
+    """
+
+    __slots__ = ()
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    def post(self, event: EventType) -> None:
+        element = self()
+        if element is not None:
+            element.context.async_queue.post(self, event)
 
 
 class AsyncEvent:

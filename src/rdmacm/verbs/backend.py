@@ -63,7 +63,7 @@ class AsyncQueueBackend(Protocol):
     """
 
     def post(self, owner: object, event: EventType) -> None:
-        """Add an event. Called with the lock held, by a device or as ``on_async_event`` of its objects."""
+        """Add an event. Called with the lock held, by a device or through ``async_events`` of its objects."""
 
     def forget(self, owner: object) -> None:
         """Drop the events of an owner, which is destroyed."""
@@ -81,6 +81,13 @@ class AsyncQueueBackend(Protocol):
         """Drop the events and release the descriptor."""
 
 
+class AsyncEvents(Protocol):
+    """Takes the asynchronous events of one object; the API's (:class:`rdmacm.verbs.async_event.EventOwner`)."""
+
+    def post(self, event: EventType) -> None:
+        """The object has this event. Called with the lock held."""
+
+
 class CQBackend(Protocol):
     """A completion queue.
 
@@ -92,8 +99,8 @@ class CQBackend(Protocol):
     cqe: int
     #: Called after completions are added, by the thread that adds them, with the lock held. The API sets it.
     notify: Callable[[], None] | None
-    #: Called with each asynchronous event (CQ_ERR), with the lock held. The API sets it.
-    on_async_event: Callable[[EventType], None] | None
+    #: Takes its asynchronous events (CQ_ERR). The API sets it.
+    async_events: AsyncEvents | None
 
     def poll(self, num_entries: int) -> list[WC]:
         """Remove and return up to ``num_entries`` completions, oldest first. Never waits.
@@ -122,8 +129,8 @@ class CQBackend(Protocol):
 class SRQBackend(Protocol):
     """A shared receive queue. Its receives go to its queue pairs in the order they are posted."""
 
-    #: Called with each asynchronous event (SRQ_LIMIT_REACHED), with the lock held. The API sets it.
-    on_async_event: Callable[[EventType], None] | None
+    #: Takes its asynchronous events (SRQ_LIMIT_REACHED). The API sets it.
+    async_events: AsyncEvents | None
 
     def post_recv(self, wrs: list[RecvWR]) -> None:
         """Queue receives, of ``max_sge`` elements at the most.
@@ -156,8 +163,8 @@ class QPBackend(Protocol):
     #: Changes by :meth:`modify`, with the connection of an id (:meth:`rdmacm.provider.IdBackend.attach_qp`), and by
     #: itself to ERR or SQE. It is read before each post, without the lock.
     state: QPState
-    #: Called with each asynchronous event, with the lock held. The API sets it.
-    on_async_event: Callable[[EventType], None] | None
+    #: Takes its asynchronous events. The API sets it.
+    async_events: AsyncEvents | None
 
     def modify(self, attr: QPAttr, mask: QPAttrMask) -> None:
         """Change the attributes that ``mask`` names, and with STATE the state.

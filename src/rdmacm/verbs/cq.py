@@ -10,10 +10,10 @@ from __future__ import annotations
 import errno
 import time
 import weakref
-from functools import partial
 from types import TracebackType
 
 from rdmacm.errors import CmTimeoutError, CmWouldBlockError, check_timeout, cm_error
+from rdmacm.verbs.async_event import EventOwner
 from rdmacm.verbs.backend import ChannelBackend, CQBackend
 from rdmacm.verbs.checks import check_number
 from rdmacm.verbs.device import Context
@@ -77,7 +77,7 @@ class CQ(Resource):
     queue pair reports to it. EINVAL: a size or a vector beyond the device's, or a channel of another device.
     """
 
-    __slots__ = ("backend", "_owner", "_unacked", "channel", "context", "cq_context")
+    __slots__ = ("backend", "_event_owner", "_unacked", "channel", "context", "cq_context")
 
     def __init__(
         self,
@@ -100,14 +100,14 @@ class CQ(Resource):
         #: Events of the channel that are not acknowledged.
         self._unacked = 0
         channel_backend = None if channel is None else channel.backend
-        # Weak, or the queue's own events would keep a forgotten queue alive.
-        owner = self._owner = weakref.ref(self)
+        owner = self._event_owner = EventOwner(self)
         self.backend: CQBackend = self._make(
             "create_cq",
             () if channel is None else (channel,),
             lambda: device.create_cq(cqe, channel_backend, owner, comp_vector),
         )
-        self.backend.on_async_event = partial(context.async_queue.post, owner)
+        self.backend.async_events = owner
+        _ = context.async_queue  # events of the device are queued from now on
 
     @property
     def cqe(self) -> int:
@@ -164,7 +164,7 @@ class CQ(Resource):
 
     def _destroy(self) -> None:
         self.backend.destroy()
-        self.context.async_queue.forget(self._owner)
+        self.context.forget_events(self._event_owner)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._unacked = 0  # the events of the block count as acknowledged

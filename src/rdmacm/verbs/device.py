@@ -271,6 +271,11 @@ class Context:
             queue = self._async_queues.setdefault(None, self.backend.create_async_queue(not self._shared))
         return queue
 
+    def forget_events(self, owner: object) -> None:
+        """Drop the events of an object that is closed."""
+        for queue in self._async_queues.values():
+            queue.forget(owner)
+
     def get_async_event(self, timeout: float | None = None) -> AsyncEvent:
         """The next asynchronous event, ibv_get_async_event(3).
 

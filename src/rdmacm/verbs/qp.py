@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import errno
-import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.plainints import QP_CUR_STATE, QP_PORT, QP_STATE
+from rdmacm.verbs.async_event import EventOwner
 from rdmacm.verbs.attr import QPAttr, QPCap
 from rdmacm.verbs.backend import QPBackend
 from rdmacm.verbs.checks import check_caps, check_kind, check_values, flags, member
 from rdmacm.verbs.cq import CQ
+from rdmacm.verbs.device import Context
 from rdmacm.verbs.enums import AccessFlag, MigState, Mtu, QPAttrMask, QPState, QPType
 from rdmacm.verbs.pd import PD
 from rdmacm.verbs.posting import REQUIRED_OPERANDS, SendRules, check_recv, first, post_list, wrong_type
@@ -67,14 +67,16 @@ class QP(Resource):
 
     __slots__ = (
         "backend",
+        "_event_owner",
         "_init_attr",
         "_max_recv_sge",
-        "_owner",
         "_send_rules",
         "pd",
         "qp_num",
         "qp_type",
     )
+
+    _is_needed = False
 
     def __init__(self, pd: PD, init_attr: QPInitAttr) -> None:
         self._closed = True
@@ -104,9 +106,7 @@ class QP(Resource):
         self.backend: QPBackend = self._make(
             "create_qp", needs, lambda: device.create_qp(pd, attr.qp_type, attr.cap, attr.sq_sig_all, *queues)
         )
-        #: The owner of its asynchronous events: weak, or they would keep a forgotten queue pair alive.
-        self._owner = weakref.ref(self)
-        self.backend.on_async_event = partial(context.async_queue.post, self._owner)
+        self._event_owner = self.backend.async_events = EventOwner(self)
         #: Its number, 24 bits.
         self.qp_num = self.backend.qp_num
         cap = attr.cap
@@ -114,6 +114,11 @@ class QP(Resource):
         self._max_recv_sge = cap.max_recv_sge
 
     # -- attributes -----------------------------------------------------------------------------------
+
+    @property
+    def context(self) -> Context:
+        """The open device that it was made from."""
+        return self.pd.context
 
     @property
     def state(self) -> QPState:
@@ -278,7 +283,7 @@ class QP(Resource):
 
     def _destroy(self) -> None:
         self.backend.destroy()
-        self.pd.context.async_queue.forget(self._owner)
+        self.pd.context.forget_events(self._event_owner)
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else self.backend.state.name

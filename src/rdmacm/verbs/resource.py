@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import sys
+import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -28,6 +29,10 @@ T = TypeVar("T")
 
 #: Among the class names of dependents: an asynchronous event that is not acknowledged.
 _EVENT = "AsyncEvent"
+#: Shared by all objects that never had a dependent; it stays empty.
+_NO_DEPENDENTS: set[tuple[str, int]] = set()
+#: Held to replace it.
+_FIRST_EVENT = threading.Lock()
 
 
 class Resource:
@@ -37,6 +42,8 @@ class Resource:
 
     #: The objects it is made of.
     _needs: tuple[Resource, ...]
+    #: Whether other objects are made of it. If not, only its events are dependents, and it has no set before the first.
+    _is_needed = True
     #: Whether something in the provider stays until it is closed, so that a forgotten one makes a ResourceWarning.
     _warns = True
 
@@ -57,7 +64,7 @@ class Resource:
         #: One item while it is open. The call of close() that pops it releases the object.
         self._open_token: list[None] = [None]
         #: The class names and identities of the objects that need this one.
-        self._dependents: set[tuple[str, int]] = set()
+        self._dependents: set[tuple[str, int]] = set() if self._is_needed else _NO_DEPENDENTS
         #: Whether the last reference is gone, and it is to be closed with its last dependent.
         self._forgotten = False
         self._needs = needs
@@ -93,6 +100,10 @@ class Resource:
     def hold(self, event: object) -> bool:
         """Become unclosable until :meth:`release` of an asynchronous event; False if it is closed."""
         key = (_EVENT, id(event))
+        if self._dependents is _NO_DEPENDENTS:
+            with _FIRST_EVENT:
+                if self._dependents is _NO_DEPENDENTS:
+                    self._dependents = set()
         self._dependents.add(key)
         if self._open_token:
             return True

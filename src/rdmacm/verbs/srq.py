@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import errno
-import weakref
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
 
 from rdmacm.errors import cm_error
+from rdmacm.verbs.async_event import EventOwner
 from rdmacm.verbs.attr import SrqAttr, SrqInitAttr
 from rdmacm.verbs.backend import SRQBackend
 from rdmacm.verbs.checks import check_kind, check_number, check_srq, flags
+from rdmacm.verbs.device import Context
 from rdmacm.verbs.enums import DeviceCapFlag, SrqAttrMask
 from rdmacm.verbs.pd import PD
 from rdmacm.verbs.posting import check_recv, first, post_list
@@ -30,7 +30,7 @@ class SRQ(Resource):
     too many shared receive queues.
     """
 
-    __slots__ = ("backend", "_max_sge", "_owner", "pd", "srq_context")
+    __slots__ = ("backend", "_event_owner", "_max_sge", "pd", "srq_context")
 
     def __init__(self, pd: PD, init_attr: SrqInitAttr | None = None) -> None:
         self._closed = True
@@ -42,9 +42,12 @@ class SRQ(Resource):
         self.srq_context = init.srq_context
         self._max_sge = attr.max_sge
         self.backend: SRQBackend = self._make("create_srq", (pd,), lambda: device.create_srq(pd, attr))
-        #: The owner of its asynchronous events: weak, or they would keep a forgotten queue alive.
-        self._owner = weakref.ref(self)
-        self.backend.on_async_event = partial(pd.context.async_queue.post, self._owner)
+        self._event_owner = self.backend.async_events = EventOwner(self)
+
+    @property
+    def context(self) -> Context:
+        """The open device that it was made from."""
+        return self.pd.context
 
     def post_recv(self, wr: RecvWR | Iterable[RecvWR]) -> None:
         """Queue receives, ibv_post_srq_recv(3); see :meth:`QP.post_recv <rdmacm.verbs.qp.QP.post_recv>`."""
@@ -82,7 +85,7 @@ class SRQ(Resource):
 
     def _destroy(self) -> None:
         self.backend.destroy()
-        self.pd.context.async_queue.forget(self._owner)
+        self.pd.context.forget_events(self._event_owner)
 
     def __repr__(self) -> str:
         return f"<SRQ {self.pd.context.name}{' closed' if self._closed else ''}>"

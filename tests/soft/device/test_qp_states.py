@@ -16,6 +16,12 @@ from rdmacm.verbs.wr import SGE, RecvWR, SendWR
 from support.softdev import Connected, Pair, sge, to_init, to_rtr, to_rts, told
 
 
+class Heard(list[EventType]):
+    """The asynchronous events of an object, in order."""
+
+    post = list.append
+
+
 def modify_state(qp: SoftQP, state: QPState, **more: int) -> None:
     mask = QPAttrMask.STATE | (QPAttrMask.EN_SQD_ASYNC_NOTIFY if more else 0)
     qp.modify(QPAttr(qp_state=state, **more), QPAttrMask(mask))  # type: ignore[arg-type]
@@ -162,8 +168,8 @@ def test_queue_pair_is_usable_after_reset(pair: Pair) -> None:
 
 def test_sqd_drains_the_send_queue(pair: Pair) -> None:
     ends = Connected(pair)
-    heard: list[EventType] = []
-    ends.left.on_async_event = heard.append
+    heard = Heard()
+    ends.left.async_events = heard
     ends.right.post_recv([RecvWR(1), RecvWR(2)])
     ends.left.post_send([SendWR(1)])
     modify_state(ends.left, QPState.SQD, en_sqd_async_notify=1)
@@ -180,8 +186,8 @@ def test_sqd_drains_the_send_queue(pair: Pair) -> None:
 def test_first_packet_raises_comm_est(pair: Pair) -> None:
     cq = pair.a.cq()
     left, right = pair.a.qp(cq), pair.b.qp()
-    heard: list[EventType] = []
-    right.on_async_event = heard.append
+    heard = Heard()
+    right.async_events = heard
     to_rtr(left, right.qp_num, pair.b.addresses[0], pair.a.gid_index(pair.a.addresses[0]))
     to_rtr(right, left.qp_num, pair.a.addresses[0], pair.b.gid_index(pair.b.addresses[0]))
     to_rts(left)
@@ -194,8 +200,8 @@ def test_first_packet_raises_comm_est(pair: Pair) -> None:
 
 def test_fatal_errors_raise_an_event(pair: Pair) -> None:
     ends = Connected(pair, retry_cnt=0)
-    heard: list[EventType] = []
-    ends.left.on_async_event = heard.append
+    heard = Heard()
+    ends.left.async_events = heard
     pair.net.lost = lambda datagram: True
     ends.left.post_send([SendWR(1)])
     ends.at_left()
@@ -253,8 +259,8 @@ def test_queue_pairs_share_a_receive_queue(pair: Pair) -> None:
 
 def test_srq_limit_warns_once(pair: Pair) -> None:
     shared = Shared(pair, max_wr=3)
-    heard: list[EventType] = []
-    shared.srq.on_async_event = heard.append
+    heard = Heard()
+    shared.srq.async_events = heard
     wrs = [RecvWR(n) for n in range(4)]
     with refused(errno.ENOMEM, wrs[3]):
         shared.srq.post_recv(wrs)
@@ -270,8 +276,8 @@ def test_srq_limit_warns_once(pair: Pair) -> None:
 
 def test_invalid_srq_sge_fails_the_consuming_queue_pair(pair: Pair) -> None:
     shared = Shared(pair)
-    heard: list[EventType] = []
-    shared.rights[0].on_async_event = heard.append
+    heard = Heard()
+    shared.rights[0].async_events = heard
     shared.srq.post_recv([RecvWR(1, [SGE(1, 1, 1)]), RecvWR(2)])
     shared.lefts[0].post_send([SendWR(1, sg=[sge(pair.a.region(1))])])
     pair.settle()

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rdmacm.soft.device.multiplexer import QPMultiplexer
+    from rdmacm.verbs.backend import AsyncEvents
 
 __all__ = ["SoftCQ", "SoftChannel"]
 
@@ -100,7 +101,7 @@ class SoftCQ:
         "_mux",
         "cqe",
         "notify",
-        "on_async_event",
+        "async_events",
         "overrun",
         "owner",
         "waited",
@@ -121,8 +122,8 @@ class SoftCQ:
         self._is_destroyed = False
         #: Called after completions are added.
         self.notify: Callable[[], None] | None = None
-        #: Called with CQ_ERR when it has overflowed.
-        self.on_async_event: Callable[[EventType], None] | None = None
+        #: Takes CQ_ERR when it has overflowed.
+        self.async_events: AsyncEvents | None = None
         #: How many completions it has room for.
         self.cqe = cqe
         #: The API object that a channel returns.
@@ -141,8 +142,8 @@ class SoftCQ:
         if len(queue) + len(found) > self.cqe:
             queue.extend(found[: self.cqe - len(queue)])
             self.overrun = True
-            if self.on_async_event is not None:
-                self.on_async_event(EventType.CQ_ERR)
+            if self.async_events is not None:
+                self.async_events.post(EventType.CQ_ERR)
             self._mux.cq_failed(self)
         else:
             queue.extend(found)

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from rdmacm.soft.device.multiplexer import QPMultiplexer
     from rdmacm.soft.device.shared_receive_queue import SoftSRQ
     from rdmacm.soft.wire.base import SocketAddress, WireRoute
+    from rdmacm.verbs.backend import AsyncEvents
     from rdmacm.verbs.enums import QPAttrMask
     from rdmacm.verbs.wr import RecvWR, SendWR
     from rdmacm.work import WC
@@ -83,7 +84,7 @@ class SoftQP:
     __slots__ = (
         *("_attr", "_cap", "_closed", "_destination", "_drain_reported", "_engine", "_established", "_find_source"),
         *("_pd", "_recv_cq", "_recvs", "_route", "_send_cq", "_sends", "_signal_all", "_source", "_srq", "_table"),
-        *("_mux", "on_async_event", "on_comm_est", "qp_num", "state"),
+        *("_mux", "async_events", "on_comm_est", "qp_num", "state"),
     )
 
     def __init__(
@@ -118,10 +119,9 @@ class SoftQP:
         self.qp_num = 0
         #: Whether it was destroyed.
         self._closed = False
-        #: Called with each asynchronous event, under the runtime's lock. COMM_EST comes with the first packet that is
-        #: accepted.
-        self.on_async_event: Callable[[EventType], None] | None = None
-        #: The same event, for the id that it is attached to.
+        #: Takes its asynchronous events.
+        self.async_events: AsyncEvents | None = None
+        #: Called with the first packet that is accepted (COMM_EST), for the id that it is attached to.
         self.on_comm_est: Callable[[], None] | None = None
         self._enter_reset()
         mux.attach(self)
@@ -451,8 +451,8 @@ class SoftQP:
             self._report(EventType.QP_FATAL)
 
     def _report(self, event: EventType) -> None:
-        if self.on_async_event is not None:
-            self.on_async_event(event)
+        if self.async_events is not None:
+            self.async_events.post(event)
 
     # -- packets --------------------------------------------------------------------------------------
 

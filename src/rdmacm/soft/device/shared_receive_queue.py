@@ -12,10 +12,9 @@ from rdmacm.verbs.enums import EventType, SrqAttrMask
 from rdmacm.work import RecvWork
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from rdmacm.soft.device.memory import MemoryTable
     from rdmacm.soft.device.multiplexer import QPMultiplexer
+    from rdmacm.verbs.backend import AsyncEvents
     from rdmacm.verbs.wr import RecvWR
 
 __all__ = ["SoftSRQ"]
@@ -24,7 +23,7 @@ __all__ = ["SoftSRQ"]
 class SoftSRQ:
     """Implements :class:`rdmacm.verbs.backend.SRQBackend`."""
 
-    __slots__ = ("_limit", "_max_sge", "_max_wr", "_pd", "_queue", "_table", "_mux", "on_async_event")
+    __slots__ = ("_limit", "_max_sge", "_max_wr", "_pd", "_queue", "_table", "_mux", "async_events")
 
     def __init__(self, mux: QPMultiplexer, table: MemoryTable, pd: object, attr: SrqAttr) -> None:
         #: Has the lock of all queues.
@@ -40,8 +39,8 @@ class SoftSRQ:
         self._limit = attr.srq_limit
         #: The receives, oldest first.
         self._queue: deque[RecvWork] = deque()
-        #: Called with each event, under the runtime's lock.
-        self.on_async_event: Callable[[EventType], None] | None = None
+        #: Takes SRQ_LIMIT_REACHED.
+        self.async_events: AsyncEvents | None = None
 
     def post_recv(self, wrs: list[RecvWR]) -> None:
         with self._mux.runtime.lock:
@@ -59,8 +58,8 @@ class SoftSRQ:
         taken = self._queue.popleft()
         if len(self._queue) < self._limit:
             self._limit = 0
-            if self.on_async_event is not None:
-                self.on_async_event(EventType.SRQ_LIMIT_REACHED)
+            if self.async_events is not None:
+                self.async_events.post(EventType.SRQ_LIMIT_REACHED)
         return taken
 
     def modify(self, attr: SrqAttr, mask: SrqAttrMask) -> None:

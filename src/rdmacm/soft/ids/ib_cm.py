@@ -89,7 +89,10 @@ class IbCmUser(ConnectorUser, Protocol):
     """An id that connects by the InfiniBand connection manager."""
 
     link: Link
-    resolver: Resolver
+
+    @property
+    def resolver(self) -> Resolver:
+        """How it resolves addresses."""
 
     def requested(self, event: ConnectRequest | SidrRequest, cm: ConnectionManager) -> Refusal | None:
         """Make an id of a request and post CONNECT_REQUEST. Returns why not, if the request does not fit this host."""
@@ -258,8 +261,9 @@ class IbCmConnector:
         return view.device.node_guid
 
     def confirm(self) -> None:
-        self._cm.agent.send_rtu(self._open().comm_id, self._now())
-        self._cm.dispatch()
+        cm = self._cm
+        cm.agent.send_rtu(self._open().comm_id, self._now())
+        cm.dispatch()
 
     def refuse(self) -> None:
         with contextlib.suppress(CmStateError):
@@ -289,8 +293,9 @@ class IbCmConnector:
             vendor_id=ece.vendor_id,
             attr_mod=ece.options,
         )
-        self._cm.agent.accept(self._open().comm_id, reply, self._now())
-        self._cm.dispatch()
+        cm = self._cm
+        cm.agent.accept(self._open().comm_id, reply, self._now())
+        cm.dispatch()
 
     def accept_datagram(self, param: ConnParam, qp_num: int, qkey: int) -> None:
         reply = SIDR_REP(qpn=qp_num, q_key=qkey, private_data=param.private_data)
@@ -337,13 +342,13 @@ class IbCmConnector:
                 self._cm.dispatch()
 
     def disconnect(self) -> bool:
-        connection, follows = self._open(), True
+        connection, cm, follows = self._open(), self._cm, True
         try:
-            self._cm.agent.disconnect(connection.comm_id, self._now())
+            cm.agent.disconnect(connection.comm_id, self._now())
         except CmStateError:  # already disconnected, which is no error
             follows = False
-        self._cm.dispatch()
-        self._cm.hold_qpn(connection)
+        cm.dispatch()
+        cm.hold_qpn(connection)
         return follows
 
     def close(self) -> None:

@@ -69,18 +69,18 @@ class SoftId(IdCore):
         "_is_answered",
         "_is_disconnected",
         "_local_ece",
+        "_resolver",
         "_soft_qp",
         "connector",
         "link",
         "qp",
-        "resolver",
     )
 
     def __init__(self, host: SoftHost, queue: SoftQueue, owner: Owner | None, port_space: int, qp_type: int) -> None:
         super().__init__(host, queue, owner, port_space, qp_type)
         queue.ids[self] = None
-        #: Resolves addresses: IP addresses, until the id is bound to an AF_IB address.
-        self.resolver: Resolver = IpResolver(self)
+        #: See :attr:`resolver`. None until it is needed: an id that a request has made needs none.
+        self._resolver: Resolver | None = None
         #: The way to the peer, by the kind of port that the id is bound to.
         self.link: Link = RoceLink(self)
         #: Connects this id.
@@ -96,6 +96,13 @@ class SoftId(IdCore):
         #: The ECE options to send with the next request or reply.
         self._local_ece = NO_ECE
 
+    @property
+    def resolver(self) -> Resolver:
+        """Resolves addresses: IP addresses, until the id is bound to an AF_IB address."""
+        if self._resolver is None:
+            self._resolver = IpResolver(self)
+        return self._resolver
+
     # -- binding --------------------------------------------------------------------------------------
 
     def bind_addr(self, address: Address) -> None:
@@ -109,7 +116,7 @@ class SoftId(IdCore):
         """Bind device and port number; on failure the id is as it was."""
         started = perf_counter_ns()
         if isinstance(address, SockAddrIB):
-            self.resolver = _gid_resolver(self)
+            self._resolver = _gid_resolver(self)
         try:
             bound = self.resolver.bind(address)
         except RdmaError as error:  # of the port number
@@ -125,7 +132,7 @@ class SoftId(IdCore):
 
     def _bind_failed(self, address: Address, error: RdmaError, started: int) -> None:
         self.detach()
-        self.resolver = IpResolver(self)
+        self._resolver = None
         message = str(error.strerror)
         error.explanation = Explanation(
             node=address.host if isinstance(address, InetAddr) else str(address.addr),
@@ -152,7 +159,8 @@ class SoftId(IdCore):
 
     def _stop(self) -> None:
         """Cancel what the resolver and the link wait for."""
-        self.resolver.stop()
+        if self._resolver is not None:
+            self._resolver.stop()
         self.link.stop()
 
     # -- resolving ------------------------------------------------------------------------------------
@@ -421,8 +429,8 @@ class SoftId(IdCore):
             self.queue.ids.pop(child, None)
             child._part()
             return refusal
-        connector = IbCmConnector(child, child)
-        child.connector = connector
+        connector = child.connector
+        assert isinstance(connector, IbCmConnector)
         param = connector.begin_passive(event, cm)
         options = self.options
         child.options = IdOptions(options.tos, options.reuseaddr, options.afonly, options.ack_timeout)
@@ -561,7 +569,7 @@ class SoftId(IdCore):
 
     def _part(self) -> None:
         """Let go of the parts that refer to this id: then it is freed without the garbage collector."""
-        del self.resolver, self.link, self.connector
+        del self._resolver, self.link, self.connector
 
 
 # Imported late: most hosts have no InfiniBand port, and need none of the modules behind it.
