@@ -58,10 +58,13 @@ class LazyTimerHeap(Generic[K]):
 
     def schedule(self, key: K, deadline: float) -> None:
         """Record a deadline (seconds) that was set or changed. Cheap if the key has an entry at or before it."""
-        times = self._scheduled.get(key, ())
-        if times and times[-1] <= deadline:
+        times = self._scheduled.get(key)
+        if times is None:
+            self._scheduled[key] = (deadline,)
+        elif times[-1] > deadline:
+            self._scheduled[key] = (*times, deadline)
+        else:
             return
-        self._scheduled[key] = (*times, deadline)
         self._count += 1
         heapq.heappush(self._heap, (deadline, self._count, key))
         self.earliest = min(self.earliest, deadline)

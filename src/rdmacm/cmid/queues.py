@@ -43,8 +43,7 @@ class QueueBase(ResolutionBase):
     """The part of :class:`rdmacm.CmId` that has a queue pair, and posts to it."""
 
     __slots__ = (
-        "_own_channels",
-        "_own_cqs",
+        "_own_queues",
         "_pd",
         "_qp",
         "_srq",
@@ -67,8 +66,7 @@ class QueueBase(ResolutionBase):
         self.send_cq_channel: CompChannel | None = None
         self.recv_cq_channel: CompChannel | None = None
         #: What :meth:`create_qp` made, and :meth:`destroy_qp` closes.
-        self._own_cqs: list[CQ] = []
-        self._own_channels: list[CompChannel] = []
+        self._own_queues: tuple[CQ | CompChannel, ...] = ()
 
     # -- attributes -----------------------------------------------------------------------------------
 
@@ -154,9 +152,9 @@ class QueueBase(ResolutionBase):
 
     def _make_cq(self, context: Context, size: int) -> tuple[CompChannel, CQ]:
         channel = CompChannel(context)
-        self._own_channels.append(channel)
+        self._own_queues = channel, *self._own_queues
         cq = CQ(context, max(size, 1), channel, self)
-        self._own_cqs.append(cq)
+        self._own_queues = cq, *self._own_queues
         return channel, cq
 
     def destroy_qp(self) -> None:
@@ -165,14 +163,12 @@ class QueueBase(ResolutionBase):
         if qp is not None:
             self._backend.attach_qp(None)
             qp.close()
-        for cq in self._own_cqs:
-            cq.close()
-        for channel in self._own_channels:
-            channel.close()
-        if self._own_cqs:
+        if self._own_queues:
+            for queue in self._own_queues:  # each completion queue stands before its channel
+                queue.close()
             self.send_cq = self.recv_cq = None
             self.send_cq_channel = self.recv_cq_channel = None
-        self._own_cqs, self._own_channels = [], []
+            self._own_queues = ()
 
     def create_srq(self, attr: SrqInitAttr | None = None, pd: PD | None = None) -> SRQ:
         """Create a shared receive queue, which the id's queue pair will use, rdma_create_srq(3)."""

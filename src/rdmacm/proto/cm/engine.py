@@ -520,13 +520,15 @@ class Agent:
                 connection.unanswered_mad = packed or self._new_dreq(connection)
                 connection.retries_left = connection.retries
                 self._send_unanswered(connection, now)
-            case Action.RESEND:
-                connection.retries_left -= 1
-                self._send_unanswered(connection, now)
+            case Action.MUTE:
+                connection.is_muted = True
             case Action.SEND_RTU:
                 self._send(connection, connection.rtu_mad)
             case Action.SEND_DREP:
                 self._send(connection, packed or outgoing.drep(connection))
+            case Action.RESEND:
+                connection.retries_left -= 1
+                self._send_unanswered(connection, now)
             case Action.SEND_MRA:
                 self._send(connection, outgoing.mra(connection, self._mra_service_timeout or 0))
             case Action.SEND_REJ:
@@ -545,8 +547,6 @@ class Agent:
                     connection.was_extended = True
                     wait = seconds(message.service_timeout) + seconds(connection.av_timeout)
                     self._connections.set_timer(connection, now + wait)
-            case Action.MUTE:
-                connection.is_muted = True
 
     def _send(self, connection: CmConnection, mad: bytes) -> None:
         self.outbox.append((connection.path, mad))

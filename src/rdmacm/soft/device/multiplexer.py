@@ -197,7 +197,8 @@ class QPMultiplexer:
     def hold_qpn(self, qpn: int, until: float) -> None:
         """Give a number to no queue pair before ``until``: packets of its last connection may still arrive."""
         with self.runtime.lock:
-            self._held[qpn] = max(until, self._held.get(qpn, until))
+            if self._held.get(qpn, 0.0) < until:
+                self._held[qpn] = until
 
     def cq_failed(self, cq: object) -> None:
         """A completion queue has overflowed."""
