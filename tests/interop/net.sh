@@ -140,9 +140,9 @@ finish() {
     done
     if runs "$SERVER"; then
         echo "the server does not end"
-        # What it waits for: a program, or the status of one that has ended.
-        ls -l /run/warm
-        ps -e -o pid,ppid,stat,wchan:20,args | grep -v '\[.*\]$'
+        # Either its program still runs, or the shell that waits for the program has not seen its end.
+        grep -s . /run/warm/*.pid /run/warm/*.status
+        cut -d " " -f 1-3 /proc/[0-9]*/stat 2>/dev/null | grep python
         kill "$SERVER"
     fi
     wait "$SERVER"
