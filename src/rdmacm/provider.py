@@ -430,7 +430,7 @@ class IdBackend(Protocol):
         """
 
     def attach_qp(self, qp: QP | None) -> None:
-        """Make a queue pair the connection's: it goes from RESET to INIT. None detaches it, also after :meth:`destroy`.
+        """Make a queue pair the connection's: it goes from RESET to INIT. None detaches it.
 
         ``qp.backend`` is one that this provider's device has made, for the id's device and port. The provider moves it
         to RTS when the connection needs it, and to ERR when the connection ends or fails. Where data arrive before the
@@ -446,9 +446,9 @@ class IdBackend(Protocol):
     # -- the end --------------------------------------------------------------------------------------
 
     def destroy(self) -> None:
-        """Cancel what is in progress and release port, device and connection, rdma_destroy_id(3). Never waits.
+        """Cancel what is in progress and release port, device, connection and queue pair, rdma_destroy_id(3).
 
-        A connection is ended without waiting for the peer's answer; a request that was not answered is rejected. The
+        It never waits: a connection is ended without the peer's answer, a request that was not answered is rejected. The
         state is DESTROYING from then on. The API takes the events that are left (:meth:`EventQueue.take`) and destroys
         the new ids in them.
         """

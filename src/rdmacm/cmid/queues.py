@@ -161,7 +161,8 @@ class QueueBase(ResolutionBase):
         """Close the queue pair and the completion queues that were created for it, rdma_destroy_qp(3)."""
         qp, self._qp = self._qp, None
         if qp is not None:
-            self._backend.attach_qp(None)
+            if not self._closed:
+                self._backend.attach_qp(None)
             qp.close()
         if self._own_queues:
             for queue in self._own_queues:  # each completion queue stands before its channel

@@ -202,7 +202,7 @@ class ConnectionManager:
         else:
             owner = self._owners.get(event.comm_id)
             connection = agent.connection(event.comm_id)
-            if connection is not None:
+            if connection is not None and connection.state is CmState.TIMEWAIT:
                 self.hold_qpn(connection)
         if owner is not None:
             owner.connection_event(event)

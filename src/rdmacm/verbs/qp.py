@@ -101,7 +101,9 @@ class QP(Resource):
             attr.cap.max_recv_wr = attr.cap.max_recv_sge = 0
         self.pd = pd
         self.qp_type = attr.qp_type
-        needs: tuple[Resource, ...] = (pd, scq, rcq) if srq is None else (pd, scq, rcq, srq)
+        needs: tuple[Resource, ...] = (pd, scq) if rcq is scq else (pd, scq, rcq)
+        if srq is not None:
+            needs = *needs, srq
         queues = scq.backend, rcq.backend, None if srq is None else srq.backend
         self.backend: QPBackend = self._make(
             "create_qp", needs, lambda: device.create_qp(pd, attr.qp_type, attr.cap, attr.sq_sig_all, *queues)

@@ -367,18 +367,18 @@ class IbCmConnector:
                 self._replied(event.reply)
             case Established():
                 user.established()
-            case Rejected():
-                user.rejected(event.reason, event.private_data, _rejection(event.reason))
-            case Unreachable(error=NetworkError() as error):
-                user.unreachable(-error.errno, self._undelivered_text(error))
-            case Unreachable():
-                user.unreachable(-errno.ETIMEDOUT, "the peer did not answer")
             case Disconnected(timed_out=True):
                 user.disconnected(-errno.ETIMEDOUT, "the peer did not confirm")
             case DisconnectRequested() | Disconnected():
                 user.disconnected(0, "")
             case TimewaitExit():
                 user.timewait_over()
+            case Rejected():
+                user.rejected(event.reason, event.private_data, _rejection(event.reason))
+            case Unreachable(error=NetworkError() as error):
+                user.unreachable(-error.errno, self._undelivered_text(error))
+            case Unreachable():
+                user.unreachable(-errno.ETIMEDOUT, "the peer did not answer")
             case SidrReply():
                 self._datagram_replied(event.reply)
 

@@ -570,6 +570,7 @@ class SoftId(IdCore):
     def _part(self) -> None:
         """Let go of the parts that refer to this id: then it is freed without the garbage collector."""
         del self._resolver, self.link, self.connector
+        self.qp = self._soft_qp = None
 
 
 # Imported late: most hosts have no InfiniBand port, and need none of the modules behind it.
