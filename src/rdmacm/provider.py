@@ -448,9 +448,9 @@ class IdBackend(Protocol):
     def destroy(self) -> None:
         """Cancel what is in progress and release port, device, connection and queue pair, rdma_destroy_id(3).
 
-        It never waits: a connection is ended without the peer's answer, a request that was not answered is rejected. The
-        state is DESTROYING from then on. The API takes the events that are left (:meth:`EventQueue.take`) and destroys
-        the new ids in them.
+        It never waits: a connection is ended without the peer's answer, a request that was not answered is rejected.
+        The state is DESTROYING from then on. The API takes the events that are left (:meth:`EventQueue.take`) and
+        destroys the new ids in them.
         """
 
 

@@ -20,7 +20,7 @@ from rdmacm.soft.wire.base import SocketAddress, Undelivered, Wire, WirePath, Wi
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Callable
+    from collections.abc import Callable, Sized
     from random import Random
 
     from rdmacm.progress.runtime import Runtime
@@ -47,6 +47,12 @@ class GsiCarrier(Protocol):
     random: Random
     dropped: Counter[str]
 
+    @property
+    def opened(self) -> bool: ...
+
+    @property
+    def pending_acks(self) -> Sized: ...
+
     def open(self) -> None: ...
 
     def acknowledge(self) -> None: ...
@@ -61,6 +67,8 @@ class RoceGsi:
 
     def __init__(self, mux: GsiCarrier) -> None:
         self._mux = mux
+        #: See :meth:`QPMultiplexer.hold_qpn`.
+        self.hold_qpn = mux.hold_qpn
         #: Called with each MAD of 256 bytes, its path and the time. The MAD is valid during the call.
         self.on_mad: Callable[[memoryview, WirePath, float], None] | None = None
         #: See :class:`rdmacm.soft.connection_manager.Gsi`.
@@ -90,10 +98,6 @@ class RoceGsi:
         """End a :meth:`listen`."""
         self._mux.wire.unlisten(token)
 
-    def hold_qpn(self, qpn: int, until: float) -> None:
-        """See :meth:`QPMultiplexer.hold_qpn`."""
-        self._mux.hold_qpn(qpn, until)
-
     def close(self) -> None:
         """Forget all peers."""
         self._routes.clear()
@@ -103,8 +107,10 @@ class RoceGsi:
         """Send a MAD of 256 bytes to a peer's connection manager; False if it was lost at once."""
         mux = self._mux
         with mux.runtime.lock:
-            mux.open()
-            mux.acknowledge()  # a peer gets its ACKs before it is told that the connection ends
+            if not mux.opened:
+                mux.open()
+            if mux.pending_acks:  # a peer gets its ACKs before it is told that the connection ends
+                mux.acknowledge()
             route, start = self._routes.get((path, traffic_class)) or self._new_route(path, traffic_class)
             self._psn = (self._psn + 1) & PSN_MASK
             headers = BTH_DETH_STRUCT.pack(_UD_SEND_ONLY, 0, DEFAULT_PKEY, GSI_QPN, self._psn, GSI_Q_KEY, GSI_QPN)

@@ -202,7 +202,8 @@ class SoftQP:
     def fail(self) -> None:
         """To ERR at the end of its connection: everything posted is flushed. In RESET nothing is posted."""
         with self._mux.runtime.lock:
-            self._mux.acknowledge()
+            if self._mux.pending_acks:
+                self._mux.acknowledge()
             if self.state is not _RESET and self.state is not _ERR:
                 self._fail()
 
@@ -283,7 +284,8 @@ class SoftQP:
 
     def destroy(self) -> None:
         with self._mux.runtime.lock:
-            self._mux.acknowledge()
+            if self._mux.pending_acks:
+                self._mux.acknowledge()
             self._closed = True
             self._reset()
             self._mux.detach(self)

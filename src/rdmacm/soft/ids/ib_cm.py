@@ -352,7 +352,8 @@ class IbCmConnector:
         return follows
 
     def close(self) -> None:
-        self._unlisten()
+        if self._listeners:
+            self._unlisten()
         if self._connection is not None:
             connection, self._connection = self._connection, None
             self._cm.leave(connection)
