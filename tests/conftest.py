@@ -10,6 +10,7 @@ import pytest
 from hypothesis import settings
 
 from rdmacm import EventChannel
+from rdmacm.soft.provider import SoftProvider
 from rdmacm.testing import MemoryNetwork, VirtualClock, memory_provider
 
 # Assertions in these modules report the compared values, as in tests. Must precede their import.
@@ -64,5 +65,6 @@ def world() -> Iterator[World]:
     network.add_neighbour(eth0, "10.0.0.2")
     clock = VirtualClock()
     provider = memory_provider(network, clock)
+    assert isinstance(provider, SoftProvider)
     with EventChannel(provider) as channel:
         yield World(network, eth0, clock, provider, channel)

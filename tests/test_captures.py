@@ -19,11 +19,12 @@ import pytest
 
 import rdmacm
 from rdmacm import CmId, CmRejectedError, RdmaError
-from rdmacm.captures import Capture, Tap
+from rdmacm.captures import Capture
 from rdmacm.proto.frames import udp_frame
 from rdmacm.proto.pcapng import enhanced_packet, interface_description, section_header
 from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.roce.opcodes import Opcode
+from rdmacm.provider import Tap
 from rdmacm.testing import Fabric
 from support.netns import python_environment
 from support.pcap import Datagram, datagram, frames, roce

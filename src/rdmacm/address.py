@@ -98,7 +98,8 @@ class Gid(bytes):
 class SockAddrIB:
     """``struct sockaddr_ib``: an InfiniBand port and service. Field names are C's without ``sib_``.
 
-    ``sid`` and ``sid_mask`` are 64-bit service ids in host order (:func:`service_id`); ``pkey`` is 16 bits.
+    ``addr`` is the GID of the port. ``sid`` is the service id, 64 bits in host order, and ``sid_mask`` has the bits of
+    it that count (:func:`service_id`). ``pkey`` is the P_Key, 16 bits. ``flowinfo`` and ``scope_id`` have no effect.
     """
 
     addr: Gid = Gid()  # noqa: RUF009 (immutable)

@@ -20,19 +20,20 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Self, TypeAlias, TypeVar
+from typing import Self, TypeVar
 
 from rdmacm.address import InetAddr, SockAddr, lookup_address, parse_address
+from rdmacm.addrinfo import AddrInfo
 from rdmacm.connparam import MAXIMUM
 from rdmacm.endpoint.base import ConnectionBase, ListenerBase, RequestBase
 from rdmacm.endpoint.core import ConnectionOptions, Message
 from rdmacm.endpoint.dispatcher import Dispatcher, Expired, Routine
-from rdmacm.endpoint.listening import ListenAddress, ListenerCore
+from rdmacm.endpoint.listening import ListenerCore
 from rdmacm.endpoint.memory import Region, RemoteRegion
-from rdmacm.endpoint.race import Target, connect_routine
+from rdmacm.endpoint.race import connect_routine
 from rdmacm.errors import CmDisconnectedError, CmWouldBlockError, RdmaError, check_timeout
 from rdmacm.provider import Provider, get_provider
 from rdmacm.verbs.async_event import AsyncEvent
@@ -53,8 +54,6 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-#: What :func:`start_server` runs for each connection.
-Handler: TypeAlias = "Callable[[AsyncConnection], Awaitable[None]]"
 
 #: Events, and polls of connections, processed before other callbacks of the loop may run.
 _DISPATCH_LIMIT = 64
@@ -172,7 +171,10 @@ def _set_done(future: asyncio.Future[None]) -> None:
 
 
 class AsyncConnection(ConnectionBase):
-    """:class:`rdmacm.Connection` with coroutine methods. The module describes the effect of cancelling them."""
+    """:class:`rdmacm.Connection` with coroutine methods, made by :func:`connect` and :meth:`AsyncListener.accept`.
+
+    The module describes the effect of cancelling them.
+    """
 
     async def send(self, data: Buffer | Region, imm: int | None = None) -> None:
         """Send a message and wait until the peer's device has acknowledged it; see :meth:`rdmacm.Connection.send`."""
@@ -234,7 +236,7 @@ class AsyncConnection(ConnectionBase):
 
 
 class AsyncRequest(RequestBase):
-    """A connection request, for servers that inspect a request before they answer it."""
+    """A request for a connection, made by :meth:`AsyncListener.get_request`, to inspect before it is answered."""
 
     async def accept(self, private_data: bytes = b"") -> AsyncConnection:
         """Accept the request, with up to 196 bytes of private data, and wait for the peer's confirmation (RTU).
@@ -245,7 +247,7 @@ class AsyncRequest(RequestBase):
 
 
 class AsyncListener(ListenerBase):
-    """A listener. ``async for`` accepts connections until it is closed."""
+    """A listener, made by :func:`listen`. ``async for`` accepts connections until it is closed."""
 
     async def accept(self, *, private_data: bytes = b"") -> AsyncConnection:
         """Accept and return the next connection. ``private_data``: up to 196 bytes for the peer."""
@@ -282,7 +284,7 @@ class AsyncServer:
     handlers are cancelled.
     """
 
-    def __init__(self, listener: AsyncListener, handler: Handler) -> None:
+    def __init__(self, listener: AsyncListener, handler: Callable[[AsyncConnection], Awaitable[None]]) -> None:
         #: The listener; its ``address`` and ``port`` say where clients connect.
         self.listener = listener
         self._handler = handler
@@ -364,7 +366,7 @@ class AsyncServer:
 
 
 async def connect(
-    address: Target,
+    address: SockAddr | AddrInfo | Sequence[AddrInfo],
     *,
     private_data: bytes = b"",
     timeout: float | None = None,
@@ -392,7 +394,7 @@ async def connect(
 
 
 async def listen(
-    address: ListenAddress,
+    address: SockAddr | tuple[None, int],
     *,
     backlog: int = 0,
     depth: int = 16,
@@ -415,7 +417,7 @@ async def listen(
 
 
 async def start_server(
-    handler: Handler,
+    handler: Callable[[AsyncConnection], Awaitable[None]],
     host: str | None = None,
     port: int = 0,
     *,

@@ -15,16 +15,16 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from rdmacm.errors import cm_error
 from rdmacm.proto.frames import udp_frame
 from rdmacm.proto.pcapng import Direction, enhanced_packet, interface_description, section_header
 from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.wire import Buffer, WireError
-from rdmacm.provider import Provider, Tap, get_provider
+from rdmacm.provider import Provider, Tapped, get_provider
 
-__all__ = ["Capture", "Tap", "Tapped", "capture"]
+__all__ = ["Capture", "capture"]
 
 #: Bounded, because peers choose the ports that distinguish flows.
 _flow = lru_cache(maxsize=256)(Icrc)
@@ -40,12 +40,6 @@ def _system() -> str:
     return f"{name.sysname} {name.release}"
 
 
-class Tapped(Protocol):
-    """A source of packets: a wire of the software device, which passes them to its tap."""
-
-    tap: Tap | None
-
-
 class Capture:
     """An open capture file in the pcapng format. An existing file is replaced.
 
@@ -54,11 +48,15 @@ class Capture:
     and the traffic is not affected.
 
     ``clock`` returns nanoseconds since 1970. OSError if the file cannot be opened.
+
+    Attributes:
+
+    - ``packets``: the number of packets in the file.
+    - ``error``: the error that stopped the capture, or None.
+    - ``path``: the path of the file.
     """
 
-    #: The number of packets in the file.
     packets: int = 0
-    #: The error that stopped the capture, or None.
     error: OSError | None = None
 
     def __init__(
@@ -84,7 +82,10 @@ class Capture:
     # -- packets -------------------------------------------------------------------------------------
 
     def attach(self, wire: Tapped) -> None:
-        """Capture the packets of a wire until the capture is closed or stops. A wire has one tap at a time."""
+        """Capture the packets of a wire, or of a provider, until the capture is closed or stops.
+
+        A wire has one tap at a time.
+        """
         with self._lock:
             if self._fd >= 0:
                 self._tapped.append(wire)
@@ -97,7 +98,7 @@ class Capture:
         remote: bytes,
         source_port: int,
         dest_port: int,
-        data: Sequence[Buffer] | memoryview,
+        data: Sequence[bytes | bytearray | memoryview] | memoryview,
         segment: int,
     ) -> None:
         """Write packets to the file (:data:`~rdmacm.provider.Tap`). Never raises, not even if the write fails."""

@@ -20,8 +20,9 @@ class ConnParam:
     ``responder_resources``: outstanding READs and atomics accepted from the peer; ``initiator_depth``: outstanding
     READs and atomics sent to the peer; both 0..255, where 255 means as many as supported. ``retry_count`` (for connect
     only) and ``rnr_retry_count``: 0..7, and greater values mean 7; 7 RNR retries mean no limit. ``qp_num`` and ``srq``
-    are used only if the id has no QP. ``qkey`` is for accepting on a datagram id. In an event, ``private_data`` is the
-    whole field of the message, padded with zeros.
+    are used only if the id has no QP. ``flow_control`` is sent to the peer, and has no effect on the queue pair.
+    ``qkey`` is for accepting on a datagram id. In an event, ``private_data`` is the whole field of the message, padded
+    with zeros.
     """
 
     private_data: bytes = b""
@@ -47,7 +48,11 @@ class ConnParam:
 
 @dataclass(frozen=True, slots=True)
 class UdParam:
-    """``struct rdma_ud_param``: the parameters in an event of a datagram id."""
+    """``struct rdma_ud_param``: the parameters in an event of a datagram id.
+
+    ``private_data`` is the whole field of the message, padded with zeros. The peer is reached by ``ah_attr``, an
+    address vector, its queue pair number ``qp_num``, 24 bits, and its Q_Key ``qkey``, 32 bits.
+    """
 
     private_data: bytes
     ah_attr: AHAttr
@@ -67,7 +72,10 @@ class UdParam:
 
 @dataclass(frozen=True, slots=True)
 class Ece:
-    """``struct ibv_ece``: enhanced connection establishment; a vendor id of 24 bits and the vendor's 32 option bits."""
+    """``struct ibv_ece``, enhanced connection establishment, rdma_set_local_ece(3).
+
+    ``vendor_id`` is an IEEE OUI, 24 bits; ``options`` are the vendor's, 32 bits.
+    """
 
     vendor_id: int
     options: int = 0

@@ -58,15 +58,14 @@ class RdmaError(OSError):
 
     ``step``: the call that failed, or the part of it (``"resolve_addr"``); ``address``: the address it was for, as
     text; ``hint``: what to try, or None; ``explanation``: for a failed resolution, its steps
-    (:class:`rdmacm.explanation.Explanation`), else None.
+    (:class:`rdmacm.explanation.Explanation`), else None; ``bad_wr``: the work request that a post refused,
+    ibv_post_send(3), the object that was passed to the call, else None. Those before it are posted.
     """
 
     step: str
     address: str | None
     hint: str | None
     explanation: Explanation | None
-    #: The work request that a post refused, ibv_post_send(3): the object that was passed to the call. Those before it
-    #: are posted. None in other errors.
     bad_wr: object = None
 
     def __init__(

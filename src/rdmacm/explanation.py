@@ -13,7 +13,10 @@ __all__ = ["Candidate", "Explanation", "NeighbourUsed", "RouteUsed", "Step"]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One timed step of a resolution or connection setup; ``detail`` is its result as text, and may be empty."""
+    """One timed step of a resolution or connection setup: its ``name``, and its duration in ``microseconds``.
+
+    ``detail`` is its result as text, and may be empty.
+    """
 
     name: str
     microseconds: float
@@ -24,9 +27,10 @@ class Step:
 class RouteUsed:
     """The kernel's route to the destination, as ``ip route get`` shows it.
 
-    ``gateway`` and ``source`` are addresses as text; without a gateway the destination is on link. ``kind`` is the
-    route type (``unicast``, ``local``, ``multicast``), ``table`` the number of the routing table. ``mtu`` is in bytes;
-    0 means that the route sets none.
+    ``destination``, ``gateway`` and ``source`` are addresses as text; without a gateway the destination is on link.
+    ``interface`` is the name of the interface that packets leave by. ``kind`` is the route type (``unicast``,
+    ``local``, ``multicast``), ``table`` the number of the routing table. ``mtu``, in bytes, and ``hop_limit`` are 0 if
+    the route sets none.
     """
 
     destination: str
@@ -41,7 +45,11 @@ class RouteUsed:
 
 @dataclass(frozen=True, slots=True)
 class NeighbourUsed:
-    """The next hop's entry in the neighbour table (ARP, ND). Without an entry, ``state`` is ``absent``."""
+    """The next hop's entry in the neighbour table (ARP, ND).
+
+    ``address`` is the next hop's, as text; ``interface`` the name of the interface to it. ``link_layer_address`` is
+    text, None if it is unknown. ``state`` is the kernel's name of the state, or ``absent`` without an entry.
+    """
 
     address: str
     interface: str
@@ -53,9 +61,11 @@ class NeighbourUsed:
 class Candidate:
     """One combination of destination, source, device, port and GID, and the rule that decided on it.
 
-    ``kept`` is False when a rule dropped the candidate, and ``chosen`` is True for the one that was used. ``rule`` is
-    the rule that dropped it or the preference that chose it, and ``reason`` explains that. ``interface`` is the IPoIB
-    interface of the source; empty on RoCE, and if the source is a GID.
+    ``destination``, ``source`` and ``gid`` are text, ``device`` is the device's name, ``port_num`` the port's number,
+    from 1, and ``gid_index`` the row of its GID table. ``kept`` is False when a rule dropped the candidate, and
+    ``chosen`` is True for the one that was used. ``rule`` is the rule that dropped it or the preference that chose it,
+    and ``reason`` explains that. ``interface`` is the IPoIB interface of the source; empty on RoCE, and if the source
+    is a GID.
     """
 
     destination: str
@@ -73,36 +83,38 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """A resolution from name to device, port, GID and route, as far as it succeeded."""
+    """A resolution from name to device, port, GID and route, as far as it succeeded.
 
-    #: The name and the service to resolve, as passed to :func:`rdmacm.explain`.
+    - ``node``, ``service``: the name and the service to resolve, as passed to :func:`rdmacm.explain`.
+    - ``provider``: the provider's name.
+    - ``names``: the addresses of the name, as text, in the order in which they are tried.
+    - ``candidates``: all combinations that were considered, including dropped ones.
+    - ``route``: the kernel's route to the destination; None when the resolution did not get that far.
+    - ``neighbour``: the next hop's neighbour entry; None when the resolution did not get that far.
+    - ``path``: fields of the path record, by name; ``mtu`` is in bytes.
+    - ``steps``: the steps of the resolution, in order.
+    - ``notes``: facts that explain the result and belong to no other field, each as one line of text.
+    - ``error``: the step that failed; None when the resolution succeeded.
+    - ``errno``: the errno that librdmacm would report, or a negative EAI code; 0 when the resolution succeeded.
+    - ``errno_name``: the name of ``errno``, such as ``"ENETUNREACH"``.
+    - ``message``: why the step failed, as text.
+    - ``hint``: what the user may try.
+    """
+
     node: str | None
     service: str | None
-    #: The provider's name.
     provider: str
-    #: The addresses of the name, as text, in the order in which they are tried.
     names: tuple[str, ...] = ()
-    #: All combinations that were considered, including dropped ones.
     candidates: tuple[Candidate, ...] = ()
-    #: The kernel's route to the destination; None when the resolution did not get that far.
     route: RouteUsed | None = None
-    #: The next hop's neighbour entry; None when the resolution did not get that far.
     neighbour: NeighbourUsed | None = None
-    #: Fields of the path record, by name; ``mtu`` is in bytes.
     path: dict[str, Any] | None = None
-    #: The steps of the resolution, in order.
     steps: tuple[Step, ...] = ()
-    #: Facts that explain the result and belong to no other field, each as one line of text.
     notes: tuple[str, ...] = ()
-    #: The step that failed; None when the resolution succeeded.
     error: str | None = None
-    #: The errno that librdmacm would report, or a negative EAI code; 0 when the resolution succeeded.
     errno: int = 0
-    #: The name of ``errno``, such as ``"ENETUNREACH"``.
     errno_name: str = ""
-    #: Why the step failed, as text.
     message: str = ""
-    #: What the user may try.
     hint: str | None = None
 
     @property

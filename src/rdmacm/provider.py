@@ -21,7 +21,7 @@ Errors
 Threads and the lock
     Every method may be called from any thread. A provider has one lock, which it takes by itself. Code of the API runs
     with that lock held in these places only: ``done`` of :meth:`Provider.drive`, ``notify`` of an event queue or a
-    completion queue, :meth:`Owner.reported`, and ``done`` of a service. So two threads are never in such code of one
+    completion queue, :meth:`Owner._reported`, and ``done`` of a service. So two threads are never in such code of one
     provider at the same time; the state of endpoints relies on that. The code does not wait, but it may call any method
     of the seam with a timeout of 0: the lock is re-entrant, and a provider calls the API only where its own data are
     consistent. The API may hold a lock of its own while it calls :meth:`EventQueue.post`; none of the callbacks takes
@@ -107,6 +107,7 @@ __all__ = [
     "ServiceBackend",
     "ServiceDone",
     "Tap",
+    "Tapped",
     "get_provider",
     "open_device",
 ]
@@ -139,10 +140,16 @@ class Tap(Protocol):
         """
 
 
+class Tapped(Protocol):
+    """A source of packets, which passes them to its tap: a wire of the software device, or a :class:`Provider`."""
+
+    tap: Tap | None
+
+
 class Owner(Protocol):
     """The API object that an id backend works for. A backend refers to it weakly, or it would never be collected."""
 
-    def reported(self) -> None:
+    def _reported(self) -> None:
         """Count an event of this owner; called in the thread that fetches the event, with the lock held."""
 
 
@@ -197,7 +204,7 @@ class EventQueue(Protocol):
     def get(self, timeout: float | None) -> QueuedEvent | None:
         """The oldest event, waiting up to ``timeout`` seconds; None when there was none.
 
-        :meth:`Owner.reported` is called under the lock as the event leaves the queue, so that destroying the id either
+        :meth:`Owner._reported` is called under the lock as the event leaves the queue, so that destroying the id either
         counts the event or discards it. EBADF once the queue is closed, also in threads that were waiting.
         """
 
@@ -550,7 +557,7 @@ def open_device(name: str, provider: str | Provider | None = None) -> Context:
         name, lambda: next((each for each in chosen.devices() if each.index == index), None), lambda: backend
     )
     with contextlib.suppress(RdmaError):  # a device without queue pairs
-        _ = context.async_queue  # events are queued from now on
+        _ = context._async_queue  # events are queued from now on
     return context
 
 

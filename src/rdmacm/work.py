@@ -83,23 +83,29 @@ class WC:
     """A work completion, ``struct ibv_wc`` (ibv_poll_cq(3)).
 
     After an error only ``wr_id``, ``status``, ``qp_num`` and ``vendor_err`` are meaningful.
+
+    - ``wr_id``: the number that the work request was posted with.
+    - ``status``: SUCCESS, or why the request failed.
+    - ``opcode``: the operation.
+    - ``byte_len``: number of bytes received or read. For a datagram this includes the 40 bytes of the GRH.
+    - ``imm_data``: immediate data: its four bytes, in network order, as a number. None without immediate data.
+    - ``invalidated_rkey``: the remote key that the peer has invalidated, or None.
+    - ``solicited``: whether the completion is a solicited event.
+    - ``qp_num``: the number of the queue pair, 24 bits.
+    - ``src_qp``: datagrams: the sender's queue pair number.
+    - ``has_grh``: datagrams: whether the first 40 bytes of the buffer are a GRH.
+    - ``vendor_err``: the vendor's code of an error; 0 from the software devices.
     """
 
     wr_id: int
     status: WCStatus
     opcode: WCOpcode
-    #: Number of bytes received or read. For a datagram this includes the 40 bytes of the GRH.
     byte_len: int = 0
-    #: Immediate data: its four bytes, in network order, as a number. None without immediate data.
     imm_data: int | None = None
-    #: The remote key that the peer has invalidated, or None.
     invalidated_rkey: int | None = None
-    #: Whether the completion is a solicited event.
     solicited: bool = False
     qp_num: int = 0
-    #: Datagrams: the sender's queue pair number.
     src_qp: int = 0
-    #: Datagrams: whether the first 40 bytes of the buffer are a GRH.
     has_grh: bool = False
     vendor_err: int = 0
 

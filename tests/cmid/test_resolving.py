@@ -10,6 +10,7 @@ import pytest
 import rdmacm
 from rdmacm import CmEventType, CmId, Gid, IdOption, OptionLevel, PortSpace, QPType, SockAddrIB, State
 from rdmacm.net import NeighbourState
+from rdmacm.verbs.device import named_context
 from support.world import World
 
 # -- kinds of ids ---------------------------------------------------------------------------------------
@@ -494,7 +495,7 @@ def test_devices_are_listed_and_queried(world: World) -> None:
     assert port.active_mtu is not None
     assert (port.state.name, port.link_layer.name, port.active_mtu.bytes) == ("ACTIVE", "ETHERNET", 1024)
     assert port.pkeys == (0xFFFF,)
-    context = rdmacm.Context.open("soft_eth0", lambda: rdmacm.devices(world.provider))
+    context = named_context("soft_eth0", lambda: rdmacm.devices(world.provider))
     assert context.query_pkey(1, 0) == 0xFFFF
     assert [str(row.gid) for row in context.query_gid_table()] == ["fe80::1", "::ffff:10.0.0.1", "fd00::1"]
     assert context.query_gid(1, 9) == rdmacm.Gid()

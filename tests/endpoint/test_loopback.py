@@ -172,7 +172,7 @@ def test_connect_and_accept_time_out() -> None:
 
 def test_invalid_arguments_raise() -> None:
     with pytest.raises(AttributeError, match="no_such_name"):
-        rdmacm.no_such_name  # noqa: B018
+        rdmacm.no_such_name  # type: ignore[attr-defined]  # noqa: B018
     with pytest.raises(GaiError):
         connect(("no-such-host.invalid.", 7471), timeout=20)
     with pytest.raises(RdmaError, match="private data"):

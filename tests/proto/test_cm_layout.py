@@ -52,7 +52,7 @@ def with_unused_bits_cleared(layout: Layout, data: bytes) -> bytes:
 @for_each("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_generated_functions_match_the_layout_table(kind: Any) -> None:
     source = random.Random(kind.__name__)
-    layout = kind.LAYOUT
+    layout = kind._LAYOUT
     for _ in range(200):
         data = source.randbytes(layout.size)
         assert layout.unpack(data) == unpacked_bit_by_bit(layout, data)
@@ -62,7 +62,7 @@ def test_generated_functions_match_the_layout_table(kind: Any) -> None:
 
 @for_each("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_each_field_bit_round_trips_alone(kind: Any) -> None:
-    layout = kind.LAYOUT
+    layout = kind._LAYOUT
     for name, bits in bit_positions(layout).items():
         for bit in bits:
             data = (1 << (layout.size * 8 - 1 - bit)).to_bytes(layout.size, "big")
@@ -74,5 +74,5 @@ def test_each_field_bit_round_trips_alone(kind: Any) -> None:
 @for_each("kind", KINDS, ids=lambda kind: kind.__name__)
 @for_each("by", [-1, 1])
 def test_wrong_length_raises_wire_error(kind: Any, by: int) -> None:
-    with pytest.raises(WireError, match=f"{kind.LAYOUT.size} bytes"):
-        kind.unpack(bytes(kind.LAYOUT.size + by))
+    with pytest.raises(WireError, match=f"{kind._LAYOUT.size} bytes"):
+        kind.unpack(bytes(kind._LAYOUT.size + by))

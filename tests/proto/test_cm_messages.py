@@ -428,7 +428,7 @@ def test_captured_sidr_replies_match_their_requests() -> None:
 
 def values(kind: type[Any]) -> st.SearchStrategy[Any]:
     """A strategy for messages of one type, with every field anywhere in its range."""
-    layout: Layout = kind.LAYOUT
+    layout: Layout = kind._LAYOUT
     parts: dict[str, st.SearchStrategy[Any]] = {}
     widths: Counter[str] = Counter()
     for field in layout.fields:
@@ -468,8 +468,8 @@ def test_messages_round_trip(kind: type[Message]) -> None:
 
 @for_each("kind", MESSAGES, ids=lambda kind: kind.__name__)
 def test_no_two_fields_share_a_bit(kind: type[Message]) -> None:
-    taken = [0] * (kind.LAYOUT.size * 8)
-    for layout, base in [(kind.LAYOUT, 0)] + ([(Path.LAYOUT, 52), (Path.LAYOUT, 96)] if kind is REQ else []):
+    taken = [0] * (kind._LAYOUT.size * 8)
+    for layout, base in [(kind._LAYOUT, 0)] + ([(Path._LAYOUT, 52), (Path._LAYOUT, 96)] if kind is REQ else []):
         for field in layout.fields:
             if isinstance(field, Bits):
                 first = (base + field.offset) * 8 + field.before
@@ -502,7 +502,7 @@ def test_arbitrary_bytes_unpack_or_raise_wire_error(data: bytes) -> None:
     with contextlib.suppress(WireError):  # no other exception
         unpack_mad(data)
     for kind in (*MESSAGES, Path):
-        if len(data) != kind.LAYOUT.size:
+        if len(data) != kind._LAYOUT.size:
             with pytest.raises(WireError):
                 kind.unpack(data)
         else:

@@ -15,13 +15,16 @@ from rdmacm.resolution.hosts import RocePortView
 from rdmacm.resolution.ipoib import with_infiniband
 from rdmacm.resolution.policy import PREFERENCES, RULES, Query, choose, judge
 from rdmacm.soft.devices import read_host
+from rdmacm.soft.provider import SoftProvider
 from rdmacm.testing import MemoryNetwork, MemorySubnet, memory_provider
 from rdmacm.verbs.enums import LinkLayer
 
 #: The view of an InfiniBand port in partitions 0xFFFF and 0x8001.
 SUBNET = MemorySubnet()
 PORT = SUBNET.add_port("mlx5_0", pkeys=(0xFFFF, 0x8001))
-PORTS = memory_provider(MemoryNetwork(), SUBNET.clock, infiniband=[PORT]).host.ib.views()
+PROVIDER = memory_provider(MemoryNetwork(), SUBNET.clock, infiniband=[PORT])
+assert isinstance(PROVIDER, SoftProvider)
+PORTS = PROVIDER.host.ib.views()
 GIDS = [PORT.port().gids[0], Gid("fe80::1:2:3")]
 HOSTS = ["10.0.0.1", "10.0.0.2", "10.1.0.1", "127.0.0.1", "fd00::1", "fe80::1"]
 

@@ -70,7 +70,7 @@ class Side:
     # -- waiting --------------------------------------------------------------------------------------
 
     def _event(self) -> CmEvent | None:
-        if not self.events and self.channel.queue.ready:  # type: ignore[attr-defined]
+        if not self.events and self.channel._queue.ready:  # type: ignore[attr-defined]
             self.events.append(self.channel.get_event(timeout=0))
         return self.events.pop(0) if self.events else None
 

@@ -9,9 +9,9 @@ from ipaddress import ip_address
 from typing import TypeVar
 
 from rdmacm.address import Gid
-from rdmacm.captures import Tap
 from rdmacm.progress.runtime import Runtime
 from rdmacm.proto.wire import Buffer
+from rdmacm.provider import Tap
 from rdmacm.soft.device.completion import SoftChannel, SoftCQ
 from rdmacm.soft.device.memory import SoftMR
 from rdmacm.soft.device.queue_pair import SoftQP

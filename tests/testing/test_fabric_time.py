@@ -12,6 +12,7 @@ import pytest
 
 from rdmacm import CmEvent, CmEventType, CmId, EventChannel
 from rdmacm.net.types import NeighbourState
+from rdmacm.soft.provider import SoftProvider
 from rdmacm.testing import Fabric, Host, MemoryNetwork, SimulationError, memory_provider
 from support.fabric import ENDS, ENDS6, received, route, two
 
@@ -162,8 +163,9 @@ def test_crashed_host_cannot_wait() -> None:
     host = fabric.hosts["b"]
     fabric.crash("b")
     for provider in (host.provider, memory_provider(MemoryNetwork())):
+        assert isinstance(provider, SoftProvider)
         with pytest.raises(SimulationError, match="has crashed or is on another fabric"):
-            fabric.drive(provider.runtime, lambda: True, None)
+            fabric._drive(provider.runtime, lambda: True, None)
 
 
 # -- ids and events -----------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
@@ -17,7 +18,7 @@ from rdmacm.proto.sa.mad import SaMad, SaMethod, SaStatus
 from rdmacm.proto.sa.records import PathRecord
 from rdmacm.proto.sa.subnet import ClassPortInfo, JoinState, MCMemberRecord, NodeRecord, ServiceRecord
 from rdmacm.testing import MemorySubnet, SaFault, SubnetAdministrator, TableMode
-from rdmacm.testing.sa import BROADCAST, SaFaults
+from rdmacm.testing.sa import BROADCAST
 from rdmacm.verbs.enums import PortState
 from support import sa_vectors
 from support.rows import for_each
@@ -366,7 +367,7 @@ class TestTables:
         assert once() == once()
 
 
-def first(count: int, fault: SaFault) -> SaFaults:
+def first(count: int, fault: SaFault) -> Callable[[SaMad], SaFault | None]:
     """Apply a fault to the first ``count`` requests."""
     left = count
 

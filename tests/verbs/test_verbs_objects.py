@@ -42,6 +42,7 @@ from rdmacm.verbs import (
     SrqAttrMask,
     SrqInitAttr,
 )
+from rdmacm.verbs.device import named_context
 from support.verbs import GIDS, LIMITS, RecordingCQ, RecordingDevice, RecordingMR, RecordingQP, context_of, wc
 
 LOCAL = AccessFlag.LOCAL_WRITE
@@ -72,7 +73,7 @@ def test_context_opens_the_device_on_first_use(device: RecordingDevice) -> None:
 
 
 def test_device_without_verbs_raises_eopnotsupp() -> None:
-    context = Context.open("mem0", list)
+    context = named_context("mem0", list)
     with fails(errno.EOPNOTSUPP, "no queue pairs, memory or completions here"):
         context.query_device()
     with fails(errno.EOPNOTSUPP):

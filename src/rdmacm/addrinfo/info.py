@@ -44,12 +44,13 @@ class AddrInfo:
     """``struct rdma_addrinfo``; the fields have C's names without ``ai_``. In hints, 0 and None mean "any".
 
     ``flags``: :class:`RaiFlag`; ``family``: ``AF_INET``, ``AF_INET6`` or ``AF_IB`` (27); ``qp_type``:
-    :class:`QPType` or 0; ``port_space``: :class:`PortSpace` or 0. Addresses are Python socket addresses or
-    :class:`SockAddrIB`, and None where C has length 0. ``src_canonname`` and ``dst_canonname`` are the host's canonical
-    name, on the passive and on the active side. ``route`` has the paths to the destination; bytes of C structures are
-    parsed, as :func:`make_hints` describes. ``connect`` has the bytes that a connection request must carry before the
-    user's private data. ``device``, ``port_num`` and ``gid_index`` are not in C: the device, port and GID that the host
-    would use, or None and 0 if there is no route or it was not looked up. EINVAL for a route that is neither.
+    :class:`QPType` or 0; ``port_space``: :class:`PortSpace` or 0. ``src_addr`` and ``dst_addr`` are Python socket
+    addresses or :class:`SockAddrIB`, and None where C has length 0. ``src_canonname`` and ``dst_canonname`` are the
+    host's canonical name, on the passive and on the active side. ``route`` has the paths to the destination; it may be
+    given as bytes, an array of C's ``ibv_path_data`` (72 bytes each) or ``ibv_path_record`` (64 bytes each), and EINVAL
+    is raised for anything else. ``connect`` has the bytes that a connection request must carry before the user's
+    private data. ``device``, ``port_num`` and ``gid_index`` are not in C: the device, port and GID that the host would
+    use, or None and 0 if there is no route or it was not looked up.
     """
 
     flags: int = NO_FLAGS
@@ -109,7 +110,8 @@ def _sockaddr_size(address: SockAddr | None) -> int:
 class HintFields(TypedDict, total=False):
     """The fields of hints as keyword arguments; None leaves a field unchanged.
 
-    ``route`` may also be bytes, see :func:`make_hints`.
+    ``flags``, ``family``, ``qp_type``, ``port_space``, ``src_addr`` and ``dst_addr`` are those of :class:`AddrInfo`.
+    ``route`` may also be bytes: an array of C's ``ibv_path_data`` or ``ibv_path_record``.
     """
 
     flags: int | None

@@ -19,8 +19,10 @@ __all__ = ["NamedAddress", "Resolver", "is_numeric", "qp_type_and_port_space", "
 #: One result of socket.getaddrinfo: (family, type, proto, canonname, sockaddr).
 ResolverResult: TypeAlias = "tuple[int, int, int, str, tuple[Any, ...]]"
 
-#: A replacement for socket.getaddrinfo: (host, service, family, type, proto, flags).
-Resolver: TypeAlias = Callable[[str | None, str | None, int, int, int, int], "Sequence[ResolverResult]"]
+#: A replacement for socket.getaddrinfo: takes (host, service, family, type, proto, flags), returns its results.
+Resolver: TypeAlias = Callable[
+    [str | None, str | None, int, int, int, int], Sequence[tuple[int, int, int, str, tuple[Any, ...]]]
+]
 
 #: The flags that getaddrinfo(3) of glibc uses without hints.
 _NO_HINTS_FLAGS = int(getattr(socket, "AI_V4MAPPED", 0)) | int(socket.AI_ADDRCONFIG)

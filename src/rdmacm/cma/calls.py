@@ -12,7 +12,7 @@ from rdmacm.cmid import CmEvent, CmId, EventChannel, event_str
 from rdmacm.connparam import ConnParam, Ece
 from rdmacm.errors import gai_strerror
 from rdmacm.provider import get_provider
-from rdmacm.verbs.device import Context
+from rdmacm.verbs.device import Context, named_context
 
 __all__ = [
     "gai_strerror",
@@ -152,7 +152,7 @@ def rdma_get_devices() -> list[Context]:
     """rdma_get_devices(3); a device is opened when something is created on it."""
     provider = get_provider()
     return [
-        Context.open(device.name, provider.devices, partial(provider.open_device, device.name))
+        named_context(device.name, provider.devices, partial(provider.open_device, device.name))
         for device in provider.devices()
     ]
 

@@ -3,5 +3,6 @@
 from rdmacm.cmid.ep import create_ep
 from rdmacm.cmid.identifier import CmEvent, CmId, EventChannel, event_str
 from rdmacm.cmid.resolving import Route
+from rdmacm.cmid.services import Service
 
-__all__ = ["CmEvent", "CmId", "EventChannel", "Route", "create_ep", "event_str"]
+__all__ = ["CmEvent", "CmId", "EventChannel", "Route", "Service", "create_ep", "event_str"]

@@ -54,7 +54,7 @@ class ConnectionBase(QueueBase):
     def accept(self, param: ConnParam | None = None) -> None:
         """Accept a connection request, rdma_accept(3).
 
-        Without ``param``, or with :data:`~rdmacm.connparam.MAXIMUM` in it, ``responder_resources`` and
+        Without ``param``, or with 255 in it, ``responder_resources`` and
         ``initiator_depth`` are as many as the peer asks for and the device has. Up to 196 bytes of private data, 136
         for datagrams. A synchronous id waits until the connection is established. EINVAL: there is no request to
         accept (any more), the private data are too long, or more resources than the device has.

@@ -70,54 +70,47 @@ def event_str(event: int) -> str:
 
 
 class CmEvent:
-    """An event, ``struct rdma_cm_event``. Acknowledge it: with :meth:`ack`, or by leaving a ``with`` block.
+    """An event, ``struct rdma_cm_event``, made by :meth:`EventChannel.get_event`.
 
-    Destroying an id waits until its events are acknowledged. An event that is garbage collected acknowledges itself.
+    Acknowledge it: with :meth:`ack`, or by leaving a ``with`` block. Destroying an id waits until its events are
+    acknowledged. An event that is garbage collected acknowledges itself.
     """
 
-    __slots__ = (
-        "_error",
-        "_explain",
-        "_owner",
-        "_pending",
-        "_thread",
-        "arg",
-        "id",
-        "listen_id",
-        "message",
-        "param",
-        "status",
-        "type",
-    )
+    __slots__ = {
+        "id": "The id it is about; for CONNECT_REQUEST the new id.",
+        "listen_id": "The listener of a CONNECT_REQUEST, else None.",
+        "type": "The :class:`CmEventType`.",
+        "status": (
+            "0, a negative errno, or the transport's positive code (REJ reason, SIDR status). Of an ADDRINFO_ERROR an "
+            "EAI code, or a negative errno where a subnet administrator was asked for a service."
+        ),
+        "param": "The parameters of a connection (ConnParam) or of a datagram id (UdParam); None in other events.",
+        "arg": "The number given to :meth:`CmId.write_cm_event`.",
+        "message": "The cause of a failure in words; may be empty.",
+        "_error": "The error of a resolution in :attr:`type` ADDRINFO_ERROR.",
+        "_explain": "Makes the explanation of a failed resolution; else None.",
+        "_owner": "The id that counts the event: the listener for CONNECT_REQUEST.",
+        "_pending": "Whether it is still to be acknowledged.",
+        "_thread": "The thread that fetched it; it must not destroy the id before it acknowledges the event.",
+    }
 
     def __init__(self, queued: QueuedEvent) -> None:
-        #: Whether it is still to be acknowledged.
         self._pending = False
         owner = queued.owner
         assert isinstance(owner, CmId)
-        #: The id that counts the event: the listener for CONNECT_REQUEST.
         self._owner = owner
-        #: The id it is about; for CONNECT_REQUEST the new id.
         self.id = owner
-        #: The listener of a CONNECT_REQUEST, else None.
         self.listen_id: CmId | None = None
         if queued.new_id is not None:
             self.listen_id = owner
-            self.id = owner.take_request(queued.new_id, queued.param)
-        #: The parameters of a connection (ConnParam) or of a datagram id (UdParam); None in other events.
+            self.id = owner._take_request(queued.new_id, queued.param)
         self.param = queued.param
-        #: The :class:`CmEventType`.
         self.type = queued.type
-        #: 0, a negative errno, or the transport's positive code (REJ reason, SIDR status). Of an ADDRINFO_ERROR an EAI
-        #: code, or a negative errno where a subnet administrator was asked for a service.
         self.status = queued.status
-        #: The number given to :meth:`CmId.write_cm_event`.
         self.arg = queued.arg
-        #: The cause of a failure in words; may be empty.
         self.message = queued.message
         self._explain = queued.explain
         self._error: RdmaError | None = None
-        #: The thread that fetched it; it must not destroy the id before it acknowledges the event.
         self._thread = threading.get_ident()
         self._pending = True
 
@@ -167,7 +160,7 @@ class CmEvent:
             if not self._pending:
                 return
             self._pending = False
-            self._owner.acknowledged(self._thread)
+            self._owner._acknowledged(self._thread)
             wake_waiters()
 
     def __enter__(self) -> Self:
@@ -195,17 +188,20 @@ class EventChannel:
     ...     channel.get_event(timeout=0)
     Traceback (most recent call last):
     rdmacm.errors.CmWouldBlockError: get_cm_event: no event is waiting [EAGAIN]
+
+    Attributes:
+
+    - ``provider``: the provider of the channel and of all its ids.
+    - ``blocking``: whether :meth:`get_event` without ``timeout`` waits; C sets O_NONBLOCK on the descriptor instead.
     """
 
     def __init__(self, provider: str | Provider | None = None) -> None:
         self._closed = True
-        #: The provider of the channel and of all its ids.
         self.provider = get_provider(provider)
         #: The provider's queue of events that are not fetched yet.
-        self.queue: EventQueue = self.provider.open_queue()
+        self._queue: EventQueue = self.provider.open_queue()
         #: The name resolutions of its ids.
-        self.lookups = NameLookups()
-        #: Whether :meth:`get_event` without ``timeout`` waits; C sets O_NONBLOCK on the descriptor instead.
+        self._lookups = NameLookups()
         self.blocking = True
         self._closed = False
 
@@ -215,13 +211,17 @@ class EventChannel:
         return self._closed
 
     def fileno(self) -> int:
-        """A descriptor to poll (see the module for what readable means); -1 once closed."""
-        return self.queue.fileno()
+        """A descriptor to poll; -1 once closed.
+
+        It is readable when there is an event, or progress to be made: call :meth:`get_event` with ``timeout=0``, and
+        expect :class:`CmWouldBlockError`.
+        """
+        return self._queue.fileno()
 
     @property
     def fd(self) -> int:
         """C's name of :meth:`fileno`."""
-        return self.queue.fileno()
+        return self._queue.fileno()
 
     def get_event(self, timeout: float | None = None) -> CmEvent:
         """The next event, rdma_get_cm_event(3).
@@ -233,14 +233,14 @@ class EventChannel:
         check_timeout(timeout)
         if timeout is None and not self.blocking:
             timeout = 0
-        queued = self.queue.get(timeout)
+        queued = self._queue.get(timeout)
         if queued is None:
             if not timeout:
                 raise CmWouldBlockError(errno.EAGAIN, "no event is waiting", "get_cm_event")
             raise CmTimeoutError(errno.ETIMEDOUT, f"no event came within {timeout} s", "get_cm_event")
         event = CmEvent(queued)
         if queued.type is CmEventType.ADDRINFO_ERROR:
-            event._error = event.id.addrinfo_failed()
+            event._error = event.id._addrinfo_failed()
         return event
 
     def __iter__(self) -> Iterator[CmEvent]:
@@ -260,8 +260,8 @@ class EventChannel:
         """Release the descriptor, rdma_destroy_event_channel(3). A thread that waits for an event gets EBADF."""
         if not self._closed:
             self._closed = True
-            self.lookups.close()
-            self.queue.close()
+            self._lookups.close()
+            self._queue.close()
 
     def __enter__(self) -> Self:
         return self
@@ -301,7 +301,13 @@ class CmId(ConnectionBase):
     '::ffff:127.0.0.1'
     """
 
-    __slots__ = ("_holders", "context", "event", "events_completed", "events_reported")
+    __slots__ = {
+        "context": "The user's own object; a new id of a listener has the listener's.",
+        "event": "The last event of a synchronous id, until its next call; else None.",
+        "_events_reported": "How many events were fetched; the provider's lock guards it.",
+        "_events_completed": "How many events were acknowledged; ACK_LOCK guards it.",
+        "_holders": "The threads that hold an event of the id, once for each event.",
+    }
 
     _channel: EventChannel
 
@@ -324,20 +330,16 @@ class CmId(ConnectionBase):
         self._private = channel is None
         self._channel = EventChannel(provider) if channel is None else channel
         self._start(ps, kind, context)
-        self._backend = self._channel.provider.create_id(self._channel.queue, self, ps, kind)
+        self._backend = self._channel.provider.create_id(self._channel._queue, self, ps, kind)
         self._closed = False
 
     def _start(self, ps: PortSpace, qp_type: QPType, context: object) -> None:
         """Set every attribute but those that say where the id's events go."""
         self._prepare(ps, qp_type)
-        #: The user's own object; a new id of a listener has the listener's.
         self.context = context
-        #: The last event of a synchronous id, until its next call.
         self.event: CmEvent | None = None
-        #: How many events were fetched (the provider's lock guards it), and acknowledged (ACK_LOCK does).
-        self.events_reported = 0
-        self.events_completed = 0
-        #: The threads that hold an event of the id, once for each event.
+        self._events_reported = 0
+        self._events_completed = 0
         self._holders: list[int] = []
 
     @property
@@ -347,7 +349,7 @@ class CmId(ConnectionBase):
 
     # -- connection requests --------------------------------------------------------------------------
 
-    def take_request(self, backend: IdBackend, param: ConnParam | UdParam | None) -> CmId:
+    def _take_request(self, backend: IdBackend, param: ConnParam | UdParam | None) -> CmId:
         """The new id of a CONNECT_REQUEST to this listener, as the event is fetched."""
         new = type(self).__new__(type(self))
         new._closed = True
@@ -400,19 +402,19 @@ class CmId(ConnectionBase):
         self._check_alive("write_cm_event")
         self._post(CmEventType.USER, status, arg)
 
-    def reported(self) -> None:
+    def _reported(self) -> None:
         """Count an event of this id that the calling thread fetches (:class:`rdmacm.provider.Owner`)."""
-        self.events_reported += 1
+        self._events_reported += 1
         self._holders.append(threading.get_ident())
 
-    def acknowledged(self, thread: int) -> None:
+    def _acknowledged(self, thread: int) -> None:
         """Count an event of this id, fetched by ``thread``, as acknowledged (ACK_LOCK is held)."""
-        self.events_completed += 1
+        self._events_completed += 1
         if thread in self._holders:
             self._holders.remove(thread)
 
     def _post(self, kind: CmEventType, status: int = 0, arg: int = 0, message: str = "") -> None:
-        self._channel.queue.post(QueuedEvent(self, kind, status, arg, message=message))
+        self._channel._queue.post(QueuedEvent(self, kind, status, arg, message=message))
 
     def _await(self, wanted: CmEventType, *failures: CmEventType) -> None:
         while True:
@@ -460,14 +462,14 @@ class CmId(ConnectionBase):
         new = channel if channel is not None else EventChannel(self._channel.provider)
         old, was_private = self._channel, self._private
         try:
-            self._backend.migrate(new.queue)
+            self._backend.migrate(new._queue)
         except RdmaError:
             if channel is None:
                 new.close()
             raise
         self._channel, self._private = new, channel is None
-        reported = self.events_reported
-        wait_acked(lambda: self.events_completed >= reported)
+        reported = self._events_reported
+        wait_acked(lambda: self._events_completed >= reported)
         if was_private:
             old.close()
 
@@ -484,14 +486,14 @@ class CmId(ConnectionBase):
         self._check_holder("destroy_id")
         self._closed = True
         if self._lookup is not None:
-            self._channel.lookups.cancel(self._lookup)
+            self._channel._lookups.cancel(self._lookup)
             self._lookup = None
         self._backend.destroy()
-        for waiting in self._channel.queue.take(self):
+        for waiting in self._channel._queue.take(self):
             if waiting.new_id is not None:  # a request that was never fetched
                 waiting.new_id.destroy()
-        if self.events_completed < self.events_reported:
-            wait_acked(lambda: self.events_completed >= self.events_reported)
+        if self._events_completed < self._events_reported:
+            wait_acked(lambda: self._events_completed >= self._events_reported)
         if self._private:
             self._channel.close()
         self.destroy_qp()

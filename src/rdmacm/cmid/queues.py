@@ -42,30 +42,26 @@ def _default_pd(context: Context) -> PD:
 class QueueBase(ResolutionBase):
     """The part of :class:`rdmacm.CmId` that has a queue pair, and posts to it."""
 
-    __slots__ = (
-        "_own_queues",
-        "_pd",
-        "_qp",
-        "_srq",
-        "recv_cq",
-        "recv_cq_channel",
-        "send_cq",
-        "send_cq_channel",
-    )
+    __slots__ = {
+        "send_cq": "The :class:`~rdmacm.verbs.CQ` where sends complete; None without a queue pair.",
+        "recv_cq": "The :class:`~rdmacm.verbs.CQ` where receives complete; None without a queue pair.",
+        "send_cq_channel": "The channel of :attr:`send_cq`, if :meth:`create_qp` made both; else None.",
+        "recv_cq_channel": "The channel of :attr:`recv_cq`, if :meth:`create_qp` made both; else None.",
+        "_pd": "None until it is asked for, or a queue pair is created.",
+        "_qp": "The queue pair, or None.",
+        "_srq": "The shared receive queue, or None.",
+        "_own_queues": "What :meth:`create_qp` made, and :meth:`destroy_qp` closes.",
+    }
 
     def _prepare(self, ps: PortSpace, qp_type: QPType) -> None:
         super()._prepare(ps, qp_type)
-        #: None until it is asked for, or a queue pair is created.
         self._pd: PD | None = None
         self._qp: QP | None = None
         self._srq: SRQ | None = None
-        #: Where sends and receives complete; None without a queue pair.
         self.send_cq: CQ | None = None
         self.recv_cq: CQ | None = None
-        #: The channels of the completion queues that :meth:`create_qp` made.
         self.send_cq_channel: CompChannel | None = None
         self.recv_cq_channel: CompChannel | None = None
-        #: What :meth:`create_qp` made, and :meth:`destroy_qp` closes.
         self._own_queues: tuple[CQ | CompChannel, ...] = ()
 
     # -- attributes -----------------------------------------------------------------------------------

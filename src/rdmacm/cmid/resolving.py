@@ -24,17 +24,19 @@ __all__ = ["ResolutionBase", "Route"]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """``struct rdma_route``, as far as it is resolved."""
+    """``struct rdma_route``, as far as it is resolved.
 
-    #: The addresses of both ends; None until known.
+    - ``src_addr``, ``dst_addr``: the addresses of both ends; None until known.
+    - ``sgid``, ``dgid``: the GIDs of both ends; the zero GID until known.
+    - ``pkey``: the P_Key, 16 bits.
+    - ``path_rec``: the path records: the primary, then the alternate where there is one.
+    """
+
     src_addr: SockAddr | None
     dst_addr: SockAddr | None
-    #: The GIDs of both ends; the zero GID until known.
     sgid: Gid
     dgid: Gid
-    #: The P_Key, 16 bits.
     pkey: int
-    #: The path records: the primary, then the alternate where there is one.
     path_rec: tuple[PathRecord, ...]
 
     @property
@@ -65,47 +67,42 @@ class Channel(Protocol):
         """The provider of the channel and of its ids."""
 
     @property
-    def lookups(self) -> NameLookups:
+    def _lookups(self) -> NameLookups:
         """Where name resolutions run."""
 
 
 class ResolutionBase:
     """The part of :class:`rdmacm.CmId` that binds to addresses and resolves them."""
 
-    __slots__ = (
-        "__weakref__",
-        "_addrinfo",
-        "_backend",
-        "_channel",
-        "_closed",
-        "_failure",
-        "_has_services",
-        "_lookup",
-        "_private",
-        "_resolving",
-        "ps",
-        "qp_type",
-    )
+    __slots__ = {
+        "ps": "The :class:`PortSpace`.",
+        "qp_type": "The :class:`QPType` of its queue pair.",
+        "__weakref__": "The provider refers to an id weakly.",
+        "_addrinfo": "The resolved list, until :meth:`query_addrinfo` takes it.",
+        "_backend": "The id inside its provider.",
+        "_channel": "Where its events go.",
+        "_closed": "Whether it is destroyed, or not made yet.",
+        "_failure": "The error of a failed resolution, until its event is fetched.",
+        "_has_services": "Whether the outcome of resolve_addrinfo is the backend's list of services.",
+        "_lookup": "The name resolution in progress.",
+        "_private": "Whether the id is synchronous, and has a channel of its own.",
+        "_resolving": "Whether the outcome of resolve_addrinfo is not fetched yet.",
+    }
 
     # What CmId sets as it is made.
-    _backend: IdBackend  # the id inside its provider
+    _backend: IdBackend
     _channel: Channel
-    _private: bool  # whether the id is synchronous, and has a channel of its own
+    _private: bool
     _closed: bool
 
     def _prepare(self, ps: PortSpace, qp_type: QPType) -> None:
         """Set this part's own attributes, before there is a backend."""
         self.ps = ps
         self.qp_type = qp_type
-        #: Whether the outcome of resolve_addrinfo is not fetched yet.
         self._resolving = False
-        #: Whether that outcome is the backend's list of services rather than :attr:`_addrinfo`.
         self._has_services = False
-        #: The name resolution in progress.
         self._lookup: NameLookup | None = None
-        #: The resolved list, until :meth:`query_addrinfo` takes it.
         self._addrinfo: list[AddrInfo] | None = None
-        #: The error of a failed resolution, until its event is fetched.
         self._failure: RdmaError | None = None
 
     def _await(self, wanted: CmEventType, *failures: CmEventType) -> None:
@@ -137,7 +134,7 @@ class ResolutionBase:
 
     @property
     def state(self) -> State:
-        """The state of the id (:mod:`rdmacm.cmstate`)."""
+        """The state of the id (docs/states.md)."""
         return self._backend.state
 
     @property
@@ -283,7 +280,7 @@ class ResolutionBase:
         if resolver is None and not needs_lookup(node, hints, provider):
             lookup.run(contextlib.nullcontext())
         else:
-            self._channel.lookups.submit(lookup)
+            self._channel._lookups.submit(lookup)
         if self._private:
             self._await(CmEventType.ADDRINFO_RESOLVED, CmEventType.ADDRINFO_ERROR)
 
@@ -308,7 +305,7 @@ class ResolutionBase:
         status = code if isinstance(failure, GaiError) else -code
         self._post(CmEventType.ADDRINFO_ERROR, status, message=str(failure.strerror))
 
-    def addrinfo_failed(self) -> RdmaError | None:
+    def _addrinfo_failed(self) -> RdmaError | None:
         """The error of an ADDRINFO_ERROR that is being fetched; another resolution may start from now on."""
         self._resolving = False
         failure, self._failure = self._failure, None

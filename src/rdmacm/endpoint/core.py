@@ -71,7 +71,7 @@ class ConnectionOptions:
 
 
 class Message(NamedTuple):
-    """A received message: its bytes, and its 32-bit immediate data or None."""
+    """A received message: ``data`` are its bytes, ``imm`` is its 32-bit immediate data or None."""
 
     data: bytes
     imm: int | None

@@ -100,7 +100,7 @@ class Dispatcher:
         self._pending_events = 0
         #: Sources with completions, in the order in which they are polled.
         self._scheduled: deque[CompletionSource] = deque()
-        self.channel.queue.notify = self._event_posted
+        self.channel._queue.notify = self._event_posted
 
     # -- users ----------------------------------------------------------------------------------------
 
@@ -111,7 +111,7 @@ class Dispatcher:
     def release(self) -> None:
         """Remove a user."""
         if not self.drive_once(lambda: self._count(-1)):
-            self.channel.queue.notify = None
+            self.channel._queue.notify = None
             if self._on_close is not None:
                 self._on_close()
             else:

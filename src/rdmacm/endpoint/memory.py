@@ -19,7 +19,7 @@ _LAYOUT = struct.Struct("!QII")
 
 @dataclass(frozen=True, slots=True)
 class RemoteRegion:
-    """A range of the peer's memory: virtual address, remote key and length in bytes.
+    """A range of the peer's memory: ``addr`` is its virtual address, ``rkey`` its key, ``length`` its length in bytes.
 
     A slice is a smaller range: ``remote[4096:8192]``. :meth:`pack` encodes it as 16 bytes for a message, in rping's
     layout.
@@ -68,20 +68,23 @@ class RemoteRegion:
 
 
 class Region:
-    """Registered local memory, returned by ``conn.register()``, until :meth:`close` or the end of its connection.
+    """Registered local memory, made by ``conn.register()``, until :meth:`close` or the end of its connection.
 
     The buffer is referenced, not copied: RDMA WRITEs of the peer appear in it. A bytearray cannot be resized while it
     is registered.
+
+    Attributes:
+
+    - ``mr``: the verbs memory region.
+    - ``view``: the registered bytes.
+    - ``remote``: the description to send to the peer.
     """
 
     __slots__ = ("__weakref__", "_on_close", "mr", "remote", "view")
 
     def __init__(self, mr: MR, buffer: Buffer, on_close: Callable[[Region], None]) -> None:
-        #: The verbs memory region.
         self.mr = mr
-        #: The registered bytes.
         self.view = byte_view(buffer)
-        #: The description to send to the peer.
         self.remote = RemoteRegion(mr.addr, mr.rkey, len(self.view))
         self._on_close: Callable[[Region], None] | None = on_close
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
 
 from rdmacm.address import SockAddr
+from rdmacm.addrinfo import AddrInfo
 from rdmacm.connparam import MAXIMUM
 from rdmacm.endpoint.base import ConnectionBase, ListenerBase, RequestBase
 from rdmacm.endpoint.core import ConnectionOptions, Message
 from rdmacm.endpoint.dispatcher import Dispatcher, Routine, run
-from rdmacm.endpoint.listening import ListenAddress, ListenerCore
+from rdmacm.endpoint.listening import ListenerCore
 from rdmacm.endpoint.memory import Region, RemoteRegion
-from rdmacm.endpoint.race import Target, connect_routine
+from rdmacm.endpoint.race import connect_routine
 from rdmacm.errors import CmDisconnectedError, RdmaError
 from rdmacm.provider import Provider
 from rdmacm.verbs.buffers import Buffer
@@ -27,7 +28,8 @@ T = TypeVar("T")
 class Connection(ConnectionBase):
     """A reliable connection (RC) with messages, RDMA READ and WRITE, and atomic operations.
 
-    A message fills one of the peer's ``depth`` receive buffers; while none is free, ``send`` waits.
+    It is made by :func:`connect` and :meth:`Listener.accept`. A message fills one of the peer's ``depth`` receive
+    buffers; while none is free, ``send`` waits.
 
     The ``timeout`` of a method is in seconds; None means no limit, and a negative one is a ValueError. When it expires,
     CmTimeoutError is raised. When the connection has ended, CmDisconnectedError is raised. After either, the memory
@@ -121,7 +123,7 @@ class Connection(ConnectionBase):
 
 
 class Request(RequestBase):
-    """A connection request, for servers that inspect a request before they answer it."""
+    """A request for a connection, made by :meth:`Listener.get_request`, to inspect before it is answered."""
 
     def accept(self, private_data: bytes = b"", *, timeout: float | None = None) -> Connection:
         """Accept the request, with up to 196 bytes of private data, and wait for the peer's confirmation (RTU).
@@ -134,7 +136,7 @@ class Request(RequestBase):
 
 
 class Listener(ListenerBase):
-    """A listener. Iterating over it accepts connections until it is closed."""
+    """A listener, made by :func:`listen`. Iterating over it accepts connections until it is closed."""
 
     def accept(self, timeout: float | None = None, *, private_data: bytes = b"") -> Connection:
         """Accept and return the next connection; raises CmTimeoutError after ``timeout`` seconds without one.
@@ -166,7 +168,7 @@ class Listener(ListenerBase):
 
 
 def connect(
-    address: Target,
+    address: SockAddr | AddrInfo | Sequence[AddrInfo],
     *,
     private_data: bytes = b"",
     timeout: float | None = None,
@@ -215,7 +217,7 @@ def connect(
 
 
 def listen(
-    address: ListenAddress,
+    address: SockAddr | tuple[None, int],
     *,
     backlog: int = 0,
     depth: int = 16,

@@ -1,70 +1,79 @@
-"""InfiniBand ports, and how they send and receive management datagrams.
+"""InfiniBand ports, and queries to the subnet administrator (SA) without ids.
 
-A port has a name:
+>>> from rdmacm.ib import SaAccess, transport_of
+>>> with SaAccess(transport_of("umad:mlx5_0/1")) as sa:  # doctest: +SKIP
+...     print([service.name for service in sa.services()])
 
-``ibsim:NODE`` or ``ibsim:NODE@BASE``
-    the first port of a node that ibsim(1) simulates; BASE is ibsim's IBSIM_SOCKNAME, by default that of this process
-``umad:DEVICE/PORT`` or ``umad:DEVICE``
-    a port of a real device, by default the first
+This page lists the public names; ``pydoc rdmacm.ib.SaAccess`` or ``help(rdmacm.ib.SaAccess)`` describes one.
+docs/infiniband.md is the guide.
+
+Ports
+    transport_of             the port with a name, such as ``umad:mlx5_0/1`` or ``ibsim:HostA``
+    port_names_in            the names in the environment variable RDMACM_IB
+    MadTransport, IbPort     how a port sends and receives management datagrams; its attributes
+    MadAddress, ReceivedMad  the address of a management datagram; one that was received
+    Buffer                   bytes, a bytearray or a memoryview
+    IpoibAddress             the hardware address of an IPoIB interface
+
+Queries
+    SaAccess                 queries from a port, which wait for their responses
+    SaQuery, Records         a query that has been sent; the records of a response
+    NodeRecord               a port and its node, InfiniBand Architecture 15.2.5.2
+    MCMemberRecord, JoinState               a multicast group, 15.2.5.17; how a port is a member of it
+    ClassPortInfo            the capabilities of the administrator, 13.4.8.1
+
+rdmacm has PathRecord and ServiceRecord, and rdmacm.testing a simulated subnet. The other modules of this package are
+internal. Another way to send management datagrams is a class with the methods of MadTransport.
 """
 
-from __future__ import annotations
-
-import errno
-from collections.abc import Mapping
-from string import ascii_letters, digits
+import importlib
 from typing import TYPE_CHECKING
 
-from rdmacm.errors import RdmaError, cm_error
+# "X as X" exports a name to type checkers. Without __all__, help() shows the list above instead of every class.
+from rdmacm.ib.names import port_names_in as port_names_in
+from rdmacm.ib.names import transport_of as transport_of
 
 if TYPE_CHECKING:
-    from rdmacm.ib.transport import MadTransport
+    from rdmacm.ib.access import Records as Records
+    from rdmacm.ib.access import SaAccess as SaAccess
+    from rdmacm.ib.access import SaQuery as SaQuery
+    from rdmacm.ib.transport import IbPort as IbPort
+    from rdmacm.ib.transport import MadTransport as MadTransport
+    from rdmacm.ib.transport import ReceivedMad as ReceivedMad
+    from rdmacm.proto.ipoib import IpoibAddress as IpoibAddress
+    from rdmacm.proto.mad import MadAddress as MadAddress
+    from rdmacm.proto.sa.subnet import ClassPortInfo as ClassPortInfo
+    from rdmacm.proto.sa.subnet import JoinState as JoinState
+    from rdmacm.proto.sa.subnet import MCMemberRecord as MCMemberRecord
+    from rdmacm.proto.sa.subnet import NodeRecord as NodeRecord
+    from rdmacm.proto.wire import Buffer as Buffer
 
-__all__ = ["ENVIRONMENT_VARIABLE", "port_names_in", "transport_of"]
+#: Name → module, imported at the first use: resolving needs none of them.
+_LAZY = {
+    "Buffer": "proto.wire",
+    "ClassPortInfo": "proto.sa.subnet",
+    "IbPort": "ib.transport",
+    "IpoibAddress": "proto.ipoib",
+    "JoinState": "proto.sa.subnet",
+    "MCMemberRecord": "proto.sa.subnet",
+    "MadAddress": "proto.mad",
+    "MadTransport": "ib.transport",
+    "NodeRecord": "proto.sa.subnet",
+    "ReceivedMad": "ib.transport",
+    "Records": "ib.access",
+    "SaAccess": "ib.access",
+    "SaQuery": "ib.access",
+}
 
-#: The environment variable with the names of the InfiniBand ports to use, separated by commas.
-ENVIRONMENT_VARIABLE = "RDMACM_IB"
+if not TYPE_CHECKING:  # a type checker that saw __getattr__ would accept any name
 
-_DEVICE_LETTERS = set(ascii_letters + digits + "_-.")
-
-
-def transport_of(name: str) -> MadTransport:
-    """The port with a name, not opened; RdmaError EINVAL for an invalid name."""
-    kind, _, rest = name.partition(":")
-    if kind == "ibsim":
-        node, at, base = rest.partition("@")
-        if node and (base or not at):
-            from rdmacm.ib.ibsim import IbsimTransport
-
-            return IbsimTransport(node, base or None)
-    elif kind == "umad":
-        device, slash, port = rest.partition("/")
-        if _is_device(device) and (not slash or (port.isascii() and port.isdecimal() and 1 <= int(port) <= 254)):
-            from rdmacm.ib.umad import UmadTransport
-
-            return UmadTransport(device, int(port or 1))
-    raise _invalid_name(name)
-
-
-def port_names_in(environ: Mapping[str, str]) -> list[str]:
-    """The port names in ``RDMACM_IB``, each once; RdmaError EINVAL for an invalid name."""
-    words = [word.strip() for word in environ.get(ENVIRONMENT_VARIABLE, "").split(",")]
-    names = list(dict.fromkeys(word for word in words if word))
-    for name in names:
-        transport_of(name)  # refuses an invalid name
-    return names
-
-
-def _is_device(name: str) -> bool:
-    # The name becomes part of a file name in sysfs.
-    return bool(name) and not name.startswith(".") and set(name) <= _DEVICE_LETTERS
+    def __getattr__(name: str) -> object:
+        if name not in _LAZY:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = globals()[name] = getattr(importlib.import_module(f"rdmacm.{_LAZY[name]}"), name)
+        return found
 
 
-def _invalid_name(name: str) -> RdmaError:
-    return cm_error(
-        errno.EINVAL,
-        "not the name of an InfiniBand port",
-        "open_device",
-        repr(name),
-        f"a name such as umad:mlx5_0/1 or ibsim:HostA; {ENVIRONMENT_VARIABLE} takes several, separated by commas",
-    )
+def __dir__() -> list[str]:
+    """The public names, those that are not imported yet included."""
+    return sorted({"port_names_in", "transport_of", *_LAZY})

@@ -66,17 +66,19 @@ class Records(list[T]):
 
 @dataclass(frozen=True, slots=True)
 class SaQuery(Generic[T]):
-    """A query that has been sent; :meth:`SaAccess.result` waits for its response."""
+    """A query that has been sent; :meth:`SaAccess.result` waits for its response.
 
-    #: The number that :meth:`SaClient.query` returned.
+    - ``number``: the number that :meth:`SaClient.query` returned.
+    - ``method``: :class:`SaMethod`.
+    - ``unpack``: unpacks a record of the response.
+    - ``step``: what the query asks for ("get PathRecord"), for the text of errors.
+    - ``subject``: the GID, service or group that it is about, for the text of errors.
+    """
+
     number: int
-    #: :class:`SaMethod`.
     method: int
-    #: Unpacks a record of the response.
     unpack: Callable[[bytes], T]
-    #: What the query asks for ("get PathRecord"), for the text of errors.
     step: str
-    #: The GID, service or group that it is about, for the text of errors.
     subject: str | None
 
 
@@ -87,12 +89,16 @@ class SaAccess:
     waits raises RdmaError: ETIMEDOUT (a TimeoutError) without a response, ENETUNREACH if no subnet manager has
     configured the port, and ENOENT, E2BIG, EINVAL, EACCES and others for an error status, with its meaning as text.
     Not thread-safe.
+
+    Attributes:
+
+    - ``transport``: the port, as a transport of management datagrams.
+    - ``timeout``, ``tries``: seconds until a query is given up, and how often it is sent until then.
     """
 
     def __init__(self, transport: MadTransport, *, timeout: float = 2.0, tries: int = 10) -> None:
         check_timeout(timeout)
         self.transport = transport
-        #: Seconds until a query is given up, and how often it is sent until then.
         self.timeout = timeout
         self.tries = tries
         self._client = SaClient(random.SystemRandom(), reassembles=transport.reassembles)

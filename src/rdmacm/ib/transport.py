@@ -24,10 +24,12 @@ Entry = TypeVar("Entry")
 class IbPort:
     """A snapshot of an InfiniBand port (``struct ibv_port_attr`` and its GID and P_Key tables).
 
-    GUIDs are integers of 64 bits. ``gids[0]`` consists of the subnet prefix and the port GUID. ``pkeys`` is the P_Key
-    table without the empty entries at its end. ``lid`` and ``sm_lid`` are the LIDs of the port and of its subnet
-    manager, 0 until that has configured the port; ``sm_sl`` is the service level to it. The port has 2^``lmc`` LIDs.
-    ``active_mtu`` is a code, 1..5 for 256..4096 bytes; ``rate`` a code of ``ibv_rate``, 0 if unknown.
+    ``device`` is the name of the device, ``port_num`` the number of the port, from 1. ``node_guid`` and ``port_guid``
+    are integers of 64 bits. ``state`` is ACTIVE if the port can send and receive. ``gids[0]`` consists of the subnet
+    prefix and the port GUID. ``pkeys`` is the P_Key table without the empty entries at its end. ``lid`` and ``sm_lid``
+    are the LIDs of the port and of its subnet manager, 0 until that has configured the port; ``sm_sl`` is the service
+    level to it. The port has 2^``lmc`` LIDs. ``active_mtu`` is a code, 1..5 for 256..4096 bytes; ``rate`` a code of
+    ``ibv_rate``, 0 if unknown.
     """
 
     device: str

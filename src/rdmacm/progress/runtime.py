@@ -14,7 +14,7 @@ The runtime's lock
     it. The methods of a :class:`Driver` are called with the lock held, except ``poll``, which takes it.
 
 Callbacks
-    Callbacks of timers, ``done`` of a wait, ``notify`` of a queue, :meth:`rdmacm.provider.Owner.reported` and the
+    Callbacks of timers, ``done`` of a wait, ``notify`` of a queue, :meth:`rdmacm.provider.Owner._reported` and the
     handlers of connections run with the lock held. They must not wait, and may call anything that does not wait. A tap
     may be called with or without the lock.
 

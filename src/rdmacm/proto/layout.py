@@ -83,16 +83,16 @@ class Packed:
 
     __slots__ = ()
 
-    LAYOUT: ClassVar[Layout]
+    _LAYOUT: ClassVar[Layout]
 
     def pack(self) -> bytes:
         """The bytes on the wire; ValueError for a field out of range."""
-        return self.LAYOUT.pack(self)
+        return self._LAYOUT.pack(self)
 
     @classmethod
     def unpack(cls, data: Buffer) -> Self:
         """The message in these bytes; WireError for another length."""
-        return cls(**cls.LAYOUT.unpack(data))
+        return cls(**cls._LAYOUT.unpack(data))
 
 
 # -- planning ---------------------------------------------------------------------------------------------------------

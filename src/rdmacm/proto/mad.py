@@ -85,8 +85,10 @@ class MadStatus(IntEnum):
 class MadAddress(NamedTuple):
     """The source or destination of a MAD on an InfiniBand subnet (``struct ib_mad_addr`` of ib_umad).
 
-    ``qpn`` is 1 except for subnet management. ``pkey_index`` and ``gid_index`` are rows of the local port's tables.
-    ``gid`` is that of the other end, None without a GRH; the fields after it are those of the GRH.
+    ``lid`` and ``qpn`` are the LID and the queue pair number of the other end; the latter is 1 except for subnet
+    management. ``sl`` is the service level. ``pkey_index`` and ``gid_index`` are rows of the local port's tables.
+    ``gid`` is that of the other end, None without a GRH; ``flow_label``, ``traffic_class`` and ``hop_limit`` are those
+    of the GRH.
     """
 
     lid: int

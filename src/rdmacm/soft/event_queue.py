@@ -84,7 +84,7 @@ class SoftQueue:
         if not self._events:
             return None
         event = self._events.popleft()
-        event.owner.reported()  # under the lock: a thread that destroys the id counts this event or discards it
+        event.owner._reported()  # under the lock: a thread that destroys the id counts this event or discards it
         if event.type is CmEventType.CONNECT_REQUEST and event.new_id is not None:
             cast("QueueMember", event.new_id).delivered()
         if self._pollable is not None:

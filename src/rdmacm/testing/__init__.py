@@ -1,8 +1,7 @@
-"""Tools for testing code that uses RDMA, and for the project's own tests.
+"""Tools for testing code that uses RDMA: no real network, no privilege and no waiting is needed.
 
 :class:`MemoryNetwork` is a host's network in memory, whose interfaces, addresses, routes and neighbours the test sets
-and changes. :class:`VirtualClock` is a clock that the test advances, as do calls that wait. With both, a provider needs
-no real network, no privileges and no waiting:
+and changes. :class:`VirtualClock` is a clock that the test advances, as do calls that wait:
 
 >>> from rdmacm import CmId
 >>> from rdmacm.testing import MemoryNetwork, VirtualClock, memory_provider
@@ -20,48 +19,60 @@ rdmacm.errors.CmTimeoutError: resolve_addr 10.0.0.3:7471: 10.0.0.3 did not answe
 >>> clock.now
 5.0
 
-:class:`Fabric` connects several such hosts by a simulated network that loses, duplicates, reorders, delays and corrupts
-packets, in virtual time. Faults are random, with given probabilities, or come from a script (:class:`Verdict`,
-:func:`nth`). The same seed and the same calls give the same run, packet by packet.
+This page lists the public names; ``pydoc rdmacm.testing.Fabric`` or ``help(rdmacm.testing.Fabric)`` describes one.
+docs/simulation.md is the guide. In virtual time, the same seed and the same calls give the same run, packet by packet.
 
-:class:`MemorySubnet` is an InfiniBand subnet: ports that exchange management datagrams, and a
-:class:`SubnetAdministrator` whose records and faults (:class:`SaFault`) the test sets.
+One host
+    MemoryNetwork            interfaces, addresses, routes and neighbours of a host
+    VirtualClock             time that the test advances
+    memory_provider          a provider on both, for CmId(provider=...)
+    SimulationError          a wait that nothing can end, or a run without an end
+
+Several hosts
+    Fabric, Host             a simulated network with faults; a host on it
+    FabricWire               how the packets of a host leave and arrive
+    FabricPacket             a packet on the fabric
+    Verdict                  what a script of faults decides on a packet
+    DELIVER, LOSE, DUPLICATE, CORRUPT       usual verdicts
+    nth, HasKind             a script: a verdict on the n-th packet of a kind; what has a kind
+    FabricLog, LogEntry, Outcome            what happened to each packet
+
+InfiniBand
+    MemorySubnet             a subnet: ports that exchange management datagrams
+    MemoryPort               a port of a subnet, which a host may have
+    SubnetMad                a management datagram on a subnet
+    SubnetAdministrator      answers queries as OpenSM does
+    SaMad, RmppHeader        a request to it; the header of a segment
+    SaFault                  a fault of its answer
+    TableMode                how it sends answers with many records
+
+rdmacm.ib has the records and addresses of InfiniBand. The other modules of this package are internal.
 """
 
-from __future__ import annotations
-
-from rdmacm.testing.clock import SimulationError, VirtualClock
-from rdmacm.testing.fabric import Fabric
-from rdmacm.testing.faults import CORRUPT, DELIVER, DUPLICATE, LOSE, FabricPacket, Outcome, Verdict, nth
-from rdmacm.testing.host import FabricWire, Host, SimProvider
-from rdmacm.testing.log import FabricLog, LogEntry
-from rdmacm.testing.network import MemoryNetwork, memory_provider
-from rdmacm.testing.sa import SaFault, SubnetAdministrator, TableMode
-from rdmacm.testing.subnet import MemoryPort, MemorySubnet, SubnetMad
-
-__all__ = [
-    "Fabric",
-    "Host",
-    "FabricWire",
-    "SimProvider",
-    "SimulationError",
-    "FabricPacket",
-    "Verdict",
-    "DELIVER",
-    "LOSE",
-    "DUPLICATE",
-    "CORRUPT",
-    "nth",
-    "Outcome",
-    "FabricLog",
-    "LogEntry",
-    "MemoryNetwork",
-    "MemorySubnet",
-    "MemoryPort",
-    "SubnetAdministrator",
-    "SubnetMad",
-    "SaFault",
-    "TableMode",
-    "VirtualClock",
-    "memory_provider",
-]
+# "X as X" exports a name to type checkers. Without __all__, help() shows the list above instead of every class.
+from rdmacm.proto.sa.mad import SaMad as SaMad
+from rdmacm.proto.sa.rmpp import RmppHeader as RmppHeader
+from rdmacm.testing.clock import SimulationError as SimulationError
+from rdmacm.testing.clock import VirtualClock as VirtualClock
+from rdmacm.testing.fabric import Fabric as Fabric
+from rdmacm.testing.faults import CORRUPT as CORRUPT
+from rdmacm.testing.faults import DELIVER as DELIVER
+from rdmacm.testing.faults import DUPLICATE as DUPLICATE
+from rdmacm.testing.faults import LOSE as LOSE
+from rdmacm.testing.faults import FabricPacket as FabricPacket
+from rdmacm.testing.faults import HasKind as HasKind
+from rdmacm.testing.faults import Outcome as Outcome
+from rdmacm.testing.faults import Verdict as Verdict
+from rdmacm.testing.faults import nth as nth
+from rdmacm.testing.host import FabricWire as FabricWire
+from rdmacm.testing.host import Host as Host
+from rdmacm.testing.log import FabricLog as FabricLog
+from rdmacm.testing.log import LogEntry as LogEntry
+from rdmacm.testing.network import MemoryNetwork as MemoryNetwork
+from rdmacm.testing.network import memory_provider as memory_provider
+from rdmacm.testing.sa import SaFault as SaFault
+from rdmacm.testing.sa import SubnetAdministrator as SubnetAdministrator
+from rdmacm.testing.sa import TableMode as TableMode
+from rdmacm.testing.subnet import MemoryPort as MemoryPort
+from rdmacm.testing.subnet import MemorySubnet as MemorySubnet
+from rdmacm.testing.subnet import SubnetMad as SubnetMad

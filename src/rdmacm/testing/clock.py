@@ -32,10 +32,13 @@ class VirtualClock:
     """A clock that :meth:`advance` moves, and nothing else but waits (:func:`memory_provider`).
 
     Calling it returns its time in seconds.
+
+    Attributes:
+
+    - ``now``: the time in seconds.
     """
 
     def __init__(self, now: float = 1000.0) -> None:
-        #: The time in seconds.
         self.now = now
 
     def __call__(self) -> float:

@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, TypeVar
 from rdmacm.testing.clock import SimulationError, VirtualClock
 from rdmacm.testing.faults import (
     FabricPacket,
-    Faults,
     Outcome,
     Verdict,
     check_durations,
@@ -73,8 +72,27 @@ class Fabric:
     """A simulated network.
 
     ``seed`` seeds every random number of the run: the faults, and the devices of the hosts. The other arguments are
-    attributes, described there; all but ``log_limit`` (bytes) may be changed during a run. Raises ValueError for a
+    attributes, described below; all but ``log_limit`` (bytes) may be changed during a run. Raises ValueError for a
     probability outside 0 to 1, and for a time that is negative or not finite.
+
+    Attributes:
+
+    - ``seed``: seeds every random number of the run.
+    - ``loss``: probability (0 to 1) that a packet is lost.
+    - ``duplicate``: probability that a packet arrives twice.
+    - ``reorder``: probability that a packet is held back, so that later ones overtake it.
+    - ``corrupt``: probability that 1 to 8 random bits of a packet are inverted.
+    - ``latency``: time from sender to receiver, in seconds.
+    - ``jitter``: maximum of the random additional time, in seconds. It never changes the order of packets.
+    - ``reorder_delay``: maximum of the random additional delay of packets held back and of second copies, in seconds.
+    - ``mtu``: MTU of new hosts' interfaces in bytes: 1500 gives a path MTU of 1024, 4200 one of 4096.
+    - ``trains``: whether new hosts send several packets by one call, as with UDP_SEGMENT.
+    - ``max_steps``: maximum number of moments that one :meth:`run` processes.
+    - ``clock``: the virtual clock, which starts at 0.
+    - ``faults``: a script of faults, such as that of :func:`nth`: called with each packet sent, it returns a verdict,
+      or None to leave the packet to chance.
+    - ``log``: what happened to each packet.
+    - ``hosts``: hosts by name, including crashed ones.
     """
 
     def __init__(
@@ -95,35 +113,20 @@ class Fabric:
     ) -> None:
         check_probabilities(loss=loss, duplicate=duplicate, reorder=reorder, corrupt=corrupt)
         check_durations(latency=latency, jitter=jitter, reorder_delay=reorder_delay)
-        #: Seeds every random number of the run.
         self.seed = seed
-        #: Probability (0 to 1) that a packet is lost.
         self.loss = loss
-        #: Probability that a packet arrives twice.
         self.duplicate = duplicate
-        #: Probability that a packet is held back, so that later ones overtake it.
         self.reorder = reorder
-        #: Probability that 1 to 8 random bits of a packet are inverted.
         self.corrupt = corrupt
-        #: Time from sender to receiver, in seconds.
         self.latency = latency
-        #: Maximum of the random additional time, in seconds. It never changes the order of packets.
         self.jitter = jitter
-        #: Maximum of the random additional delay of packets held back and of second copies, in seconds.
         self.reorder_delay = reorder_delay
-        #: MTU of new hosts' interfaces in bytes: 1500 gives a path MTU of 1024, 4200 one of 4096.
         self.mtu = mtu
-        #: Whether new hosts send several packets by one call, as with UDP_SEGMENT.
         self.trains = trains
-        #: Maximum number of moments that one :meth:`run` processes.
         self.max_steps = max_steps
-        #: The virtual clock, which starts at 0.
         self.clock = VirtualClock(0.0)
-        #: Script of faults, called before chance decides; see :class:`Verdict` and :func:`nth`.
-        self.faults: Faults | None = None
-        #: What happened to each packet.
+        self.faults: Callable[[FabricPacket], Verdict | None] | None = None
         self.log = FabricLog(log_limit)
-        #: Hosts by name, including crashed ones.
         self.hosts: dict[str, Host] = {}
         #: InfiniBand subnets that runs drive too; see :meth:`attach`.
         self._subnets: list[MemorySubnet] = []
@@ -199,7 +202,7 @@ class Fabric:
             raise ValueError(f"no host {name}")
         return host
 
-    def owner_of(self, ip: bytes, asker: Host) -> Host | None:
+    def _owner_of(self, ip: bytes, asker: Host) -> Host | None:
         """Return the host with a packed address, as ``asker`` sees the network; a crashed one if no other has it."""
         if asker.network.interface_of(ip) is not None:
             return asker
@@ -212,7 +215,7 @@ class Fabric:
                 crashed = host
         return crashed
 
-    def can_talk(self, one: Host, other: Host) -> bool:
+    def _can_talk(self, one: Host, other: Host) -> bool:
         """Return whether both hosts are up and packets pass both ways between them."""
         names = one.name, other.name
         return one.alive and other.alive and names not in self._partitioned and names[::-1] not in self._partitioned
@@ -251,7 +254,7 @@ class Fabric:
             self._deliver()
         raise SimulationError(f"no end after {self.max_steps} steps, at {self.now:.9f} s; {self._pending_text()}")
 
-    def drive(self, runtime: Runtime, done: Callable[[], T], timeout: float | None) -> T:
+    def _drive(self, runtime: Runtime, done: Callable[[], T], timeout: float | None) -> T:
         """Wait on one host: run until ``done()`` is true, for at most ``timeout`` virtual seconds.
 
         Returns the last value of ``done()``, which is called with the lock of the runtime held, and not again once it
@@ -278,7 +281,7 @@ class Fabric:
         """Let all hosts make progress until no handler has work left."""
         for _ in range(self.max_steps):
             hosts = [host for host in self.hosts.values() if host.alive]
-            called = [host.progress() for host in hosts]
+            called = [host._progress() for host in hosts]
             # A subnet without latency delivers at once, perhaps to a host earlier in the list.
             if not any(called) and not any(port.waiting for host in hosts for port in host.infiniband):
                 return
@@ -305,13 +308,13 @@ class Fabric:
 
     # -- packets --------------------------------------------------------------------------------------
 
-    def transmit(self, host: Host, route: FabricRoute, data: bytes, identification: int) -> bool:
+    def _transmit(self, host: Host, route: FabricRoute, data: bytes, identification: int) -> bool:
         """Send one packet of a host; return False when it cannot leave the host.
 
         ``identification``: the field of the IPv4 header.
         """
         path = route.path
-        peer = self.owner_of(path.remote, host)
+        peer = self._owner_of(path.remote, host)
         self._packets_sent += 1
         packet = FabricPacket(
             self._packets_sent,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from ipaddress import ip_address
 from random import Random
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from rdmacm.proto.cm.codes import AttributeId
 from rdmacm.proto.mad import Mad, MgmtClass
@@ -23,7 +23,6 @@ __all__ = [
     "DUPLICATE",
     "LOSE",
     "FabricPacket",
-    "Faults",
     "Outcome",
     "Verdict",
     "check_durations",
@@ -69,27 +68,29 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FabricPacket:
-    """A RoCEv2 packet as it was sent."""
+    """A RoCEv2 packet as it was sent.
 
-    #: Counts the packets of a fabric, from 1.
+    - ``number``: counts the packets of a fabric, from 1.
+    - ``time``: when it was sent, in seconds of virtual time.
+    - ``source``: name of the sending host.
+    - ``destination``: name of the receiving host; empty when no host has the address.
+    - ``local``: source IP address, packed (4 or 16 bytes).
+    - ``remote``: destination IP address, packed (4 or 16 bytes).
+    - ``source_port``: UDP source port.
+    - ``traffic_class``: traffic class or type of service of the IP header.
+    - ``identification``: identification field of the IPv4 header: i for packet i of a train.
+    - ``data``: the UDP payload: BTH to ICRC.
+    """
+
     number: int
-    #: When it was sent, in seconds of virtual time.
     time: float
-    #: Name of the sending host.
     source: str
-    #: Name of the receiving host; empty when no host has the address.
     destination: str
-    #: Source IP address, packed (4 or 16 bytes).
     local: bytes
-    #: Destination IP address, packed (4 or 16 bytes).
     remote: bytes
-    #: UDP source port.
     source_port: int
-    #: Traffic class or type of service of the IP header.
     traffic_class: int
-    #: Identification field of the IPv4 header: i for packet i of a train.
     identification: int
-    #: The UDP payload: BTH to ICRC.
     data: bytes
 
     @property
@@ -128,15 +129,17 @@ _OPCODES = {int(opcode): opcode.name for opcode in Opcode}
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the network does with one packet. Raises ValueError for values out of range."""
+    """What the network does with one packet. Raises ValueError for values out of range.
 
-    #: How many copies arrive, 0 to 64.
+    - ``copies``: how many copies arrive, 0 to 64.
+    - ``delay``: delay in addition to the latency, in seconds (at most one day). Later packets may overtake.
+    - ``flips``: how many random bits of the first copy are inverted.
+    - ``data``: bytes that replace those of the packet.
+    """
+
     copies: int = 1
-    #: Delay in addition to the latency, in seconds (at most one day). Later packets may overtake.
     delay: float = 0.0
-    #: How many random bits of the first copy are inverted.
     flips: int = 0
-    #: Bytes that replace those of the packet.
     data: bytes | None = None
 
     def __post_init__(self) -> None:
@@ -157,18 +160,16 @@ DUPLICATE = Verdict(copies=2)
 #: Invert one random bit.
 CORRUPT = Verdict(flips=1)
 
-#: A script of faults. It is called with each packet sent, and returns a verdict, or None to leave the packet to chance.
-Faults: TypeAlias = Callable[[FabricPacket], "Verdict | None"]
 
-
-class _HasKind(Protocol):
-    """A packet of a fabric, or a datagram of a subnet."""
+class HasKind(Protocol):
+    """What :func:`nth` looks at: a :class:`FabricPacket`, or a :class:`SubnetMad`."""
 
     @property
-    def kind(self) -> str: ...
+    def kind(self) -> str:
+        """The kind of the packet or datagram, as text."""
 
 
-def nth(kind: str, number: int, verdict: Verdict = LOSE) -> Callable[[_HasKind], Verdict | None]:
+def nth(kind: str, number: int, verdict: Verdict = LOSE) -> Callable[[HasKind], Verdict | None]:
     """Return a script that applies ``verdict`` to the ``number``-th packet (from 1) of a :attr:`FabricPacket.kind`.
 
     It leaves all other packets to chance. It works for :attr:`Fabric.faults` and for :attr:`MemorySubnet.faults`.
@@ -177,7 +178,7 @@ def nth(kind: str, number: int, verdict: Verdict = LOSE) -> Callable[[_HasKind],
     """
     seen = 0
 
-    def faults(packet: _HasKind) -> Verdict | None:
+    def faults(packet: HasKind) -> Verdict | None:
         nonlocal seen
         if packet.kind != kind:
             return None

@@ -19,7 +19,7 @@ from rdmacm.proto.roce.headers import ROCE_PORT
 from rdmacm.proto.wire import Buffer
 from rdmacm.provider import Tap
 from rdmacm.soft.provider import SoftProvider
-from rdmacm.soft.wire.base import Received, Undelivered, WirePath, WireRoute
+from rdmacm.soft.wire.base import Received, Undelivered, Wire, WirePath, WireRoute
 from rdmacm.testing.faults import FabricPacket
 from rdmacm.testing.network import MemoryNetwork, PrivatePorts
 
@@ -83,26 +83,32 @@ class Medium(Protocol):
     def log(self) -> FabricLog:
         """What happened to each packet."""
 
-    def transmit(self, host: Host, route: FabricRoute, data: bytes, identification: int) -> bool:
+    def _transmit(self, host: Host, route: FabricRoute, data: bytes, identification: int) -> bool:
         """Send one packet of ``host``; False when it cannot leave the host."""
 
-    def owner_of(self, ip: bytes, asker: Host) -> Host | None:
+    def _owner_of(self, ip: bytes, asker: Host) -> Host | None:
         """The host that owns a packed address, as ``asker`` sees the network."""
 
-    def can_talk(self, one: Host, other: Host) -> bool:
+    def _can_talk(self, one: Host, other: Host) -> bool:
         """Whether both hosts are up and packets pass both ways between them."""
 
     def run(self, until: float | Callable[[], bool] | None = None, *, seconds: float | None = None) -> bool:
         """Let virtual time pass; see :meth:`rdmacm.testing.Fabric.run`."""
 
-    def drive(self, runtime: Runtime, done: Callable[[], T], timeout: float | None) -> T:
+    def _drive(self, runtime: Runtime, done: Callable[[], T], timeout: float | None) -> T:
         """Run until ``done()`` is true, for ``timeout`` virtual seconds at most; return its last result."""
 
 
-class FabricWire:
-    """A host's end of the fabric; see :class:`rdmacm.soft.wire.base.Wire`.
+class FabricWire(Wire):
+    """A host's end of the fabric, made by :meth:`Fabric.host`; see :class:`rdmacm.soft.wire.base.Wire`.
 
     Packets arrive only after :meth:`open`. The packets of a train are delivered one by one.
+
+    Attributes:
+
+    - ``is_open``: whether packets arrive; others are dropped.
+    - ``tap``: called with each packet sent and received, for captures.
+    - ``on_undelivered``: never called: hosts of a fabric do not report undelivered packets.
     """
 
     slot = 1
@@ -114,11 +120,8 @@ class FabricWire:
         self._trains = trains
         #: Packets that :meth:`receive` has not returned yet.
         self._inbox: deque[Received] = deque()
-        #: Whether packets arrive; others are dropped.
         self.is_open = False
-        #: Called with each packet sent and received, for captures.
         self.tap: Tap | None = None
-        #: Never called: hosts of a fabric do not report undelivered packets.
         self.on_undelivered: Callable[[Undelivered], None] | None = None
 
     def open(self) -> None:
@@ -165,7 +168,7 @@ class FabricWire:
             self.tap(False, packet.remote, packet.local, packet.source_port, ROCE_PORT, (data,), 0)
         return True
 
-    def route(self, path: WirePath, traffic_class: int = 0) -> FabricRoute:
+    def route(self, path: WirePath, traffic_class: int = 0) -> WireRoute:
         family = AF_INET if len(path.remote) == 4 else AF_INET6
         return FabricRoute(path, inet_ntop(family, path.remote), ROCE_PORT, traffic_class)
 
@@ -179,12 +182,12 @@ class FabricWire:
         if self.tap is not None:
             self.tap(True, route.path.local, route.path.remote, route.source_port, ROCE_PORT, (data,), segment)
         if not segment:
-            return self._fabric.transmit(self._host, route, data, 0)
+            return self._fabric._transmit(self._host, route, data, 0)
         if segment < 0 or len(data) > self.can_segment() or len(data) > segment * _MAX_TRAIN_PACKETS:
             raise ValueError(f"a train of {len(data)} bytes in packets of {segment} bytes is not possible")
         left = True
         for identification, start in enumerate(range(0, len(data), segment)):
-            left &= self._fabric.transmit(self._host, route, data[start : start + segment], identification)
+            left &= self._fabric._transmit(self._host, route, data[start : start + segment], identification)
         return left
 
     def can_segment(self) -> int:
@@ -213,8 +216,8 @@ class SimNetwork(MemoryNetwork):
         scripted = super().neighbour(family, ifindex, ip)
         if scripted is not None:
             return scripted
-        peer = self._fabric.owner_of(ip, self._host)
-        if peer is None or not self._fabric.can_talk(self._host, peer):
+        peer = self._fabric._owner_of(ip, self._host)
+        if peer is None or not self._fabric._can_talk(self._host, peer):
             return None
         interface = peer.network.interface_of(ip)
         assert interface is not None
@@ -229,10 +232,10 @@ class SimRuntime(Runtime):
         self._fabric = fabric
 
     def drive(self, done: Callable[[], T], timeout: float | None, result_queue: Sized = ()) -> T:
-        """Wait in virtual time (:meth:`Fabric.drive`). A call with ``timeout`` 0 takes no time."""
+        """Wait in virtual time (:meth:`Fabric._drive`). A call with ``timeout`` 0 takes no time."""
         if timeout is not None and timeout <= 0:
             return super().drive(done, timeout, result_queue)
-        return self._fabric.drive(self, done, timeout)
+        return self._fabric._drive(self, done, timeout)
 
 
 class SimProvider(SoftProvider):
@@ -288,7 +291,22 @@ class _EventHandler:
 
 
 class Host:
-    """A host on a fabric, created by :meth:`Fabric.host`."""
+    """A host on a fabric, made by :meth:`Fabric.host`.
+
+    Attributes:
+
+    - ``fabric``: the fabric that the host is on.
+    - ``name``: the name that is unique among the running hosts of the fabric.
+    - ``incarnation``: how often the host has booted.
+    - ``addresses``: the addresses of ``eth0`` as text, without prefix lengths.
+    - ``alive``: false after :meth:`Fabric.crash`.
+    - ``random``: the host's own random stream, seeded by the fabric.
+    - ``network``: interfaces ``lo`` and ``eth0`` with their routes. Tests may change it; added interfaces are on the
+      fabric too.
+    - ``wire``: carries the provider's packets.
+    - ``infiniband``: the host's InfiniBand ports.
+    - ``provider``: for ``CmId(provider=...)``, ``EventChannel(...)`` and ``connect(..., provider=...)``.
+    """
 
     def __init__(
         self,
@@ -299,31 +317,20 @@ class Host:
         addresses: Sequence[str],
         infiniband: Sequence[MemoryPort] = (),
     ) -> None:
-        #: The fabric that the host is on.
         self.fabric = fabric
-        #: The name that is unique among the running hosts of the fabric.
         self.name = name
-        #: How often the host has booted.
         self.incarnation = incarnation
-        #: The addresses of ``eth0`` as text, without prefix lengths.
         self.addresses = tuple(str(ip_address(address.partition("/")[0])) for address in addresses)
-        #: False after :meth:`Fabric.crash`.
         self.alive = True
-        #: The host's own random stream, seeded by the fabric.
         self.random = Random(f"{fabric.seed}/{name}/{incarnation}")
-        #: Interfaces ``lo`` and ``eth0`` with their routes. Tests may change it; added interfaces are on the fabric
-        #: too.
         self.network: MemoryNetwork = SimNetwork(fabric, self)
         mac = b"\2\0\0\0" + number.to_bytes(2, "big")
         eth0 = self.network.add_interface("eth0", *map(_with_prefix, addresses), mtu=fabric.mtu, mac=mac)
         for version, everywhere in ((4, "0.0.0.0/0"), (6, "::/0")):
             if any(ip_address(address).version == version for address in self.addresses):
                 self.network.add_route(everywhere, eth0)
-        #: Carries the provider's packets.
         self.wire = FabricWire(fabric, self, fabric.trains)
-        #: The host's InfiniBand ports.
         self.infiniband = tuple(infiniband)
-        #: For ``CmId(provider=...)``, ``EventChannel(...)`` and ``connect(..., provider=...)``.
         self.provider = SimProvider(fabric, self.network, self.wire, self.random, self.infiniband)
         #: Handlers registered by :meth:`on_event`.
         self._handlers: list[_EventHandler] = []
@@ -344,7 +351,7 @@ class Host:
         """Number of packets and datagrams that have arrived and are not processed yet."""
         return self.wire.waiting + sum(port.waiting for port in self.infiniband)
 
-    def progress(self) -> bool:
+    def _progress(self) -> bool:
         """Process everything that is due now; return whether a handler was called."""
         self.provider.runtime.progress()
         left = self.waiting

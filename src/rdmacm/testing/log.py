@@ -17,14 +17,17 @@ _ENTRY_BYTES = 300
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """One outcome of one packet."""
+    """One outcome of one packet.
 
-    #: In seconds of virtual time.
+    - ``time``: in seconds of virtual time.
+    - ``outcome``: what has happened to the packet.
+    - ``packet``: the packet as it was sent.
+    - ``data``: its bytes at this time; corruption changes them.
+    """
+
     time: float
     outcome: Outcome
-    #: The packet as it was sent.
     packet: FabricPacket
-    #: Its bytes at this time; corruption changes them.
     data: bytes
 
     def __str__(self) -> str:
@@ -34,12 +37,16 @@ class LogEntry:
 
 
 class FabricLog:
-    """A sequence of entries in order of time. Runs with the same seed and the same calls have equal logs."""
+    """A sequence of entries in order of time. Runs with the same seed and the same calls have equal logs.
+
+    Attributes:
+
+    - ``limit``: maximum memory in bytes; the oldest entries are discarded.
+    - ``discarded``: how many entries have been discarded.
+    """
 
     def __init__(self, limit: int = 64 << 20) -> None:
-        #: Maximum memory in bytes; the oldest entries are discarded.
         self.limit = limit
-        #: How many entries have been discarded.
         self.discarded = 0
         self._entries: deque[LogEntry] = deque()
         self._size = 0

@@ -20,9 +20,11 @@ from rdmacm.net.types import (
     InterfaceFlag,
     Neighbour,
     NeighbourState,
+    Network,
     RouteEntry,
 )
 from rdmacm.proto.ipoib import IpoibAddress, broadcast_gid
+from rdmacm.provider import Provider
 from rdmacm.soft.port_table import PortTable
 from rdmacm.soft.provider import SoftProvider
 from rdmacm.testing.clock import VirtualClock, VirtualRuntime
@@ -70,23 +72,26 @@ def _covers(prefix: bytes, length: int, ip: bytes) -> bool:
     return int.from_bytes(prefix, "big") >> shift == int.from_bytes(ip, "big") >> shift
 
 
-class MemoryNetwork:
+class MemoryNetwork(Network):
     """The network of a host: interfaces, addresses, routes and neighbours.
 
     It starts with the interface ``lo`` (127.0.0.1 and ::1), unless ``loopback`` is False. A provider learns of changes
     the next time it makes progress, as from a real host. Methods identify an interface by its index. Changing or
     removing an unknown interface raises KeyError; invalid text for an address or a prefix raises ValueError.
+
+    Attributes:
+
+    - ``sees_neighbours``: whether :meth:`neighbour` works, as in :class:`rdmacm.net.Network`.
+    - ``probed``: neighbours that were probed, in order, as (interface index, packed address).
+    - ``speeds``: link speeds in Mb/s, by interface name; 0 when missing.
+    - ``settings``: values of kernel settings, by path below /proc/sys.
     """
 
-    #: Whether :meth:`neighbour` works, as in :class:`rdmacm.net.Network`.
     sees_neighbours = True
 
     def __init__(self, *, loopback: bool = True) -> None:
-        #: Neighbours that were probed, in order, as (interface index, packed address).
         self.probed: list[tuple[int, bytes]] = []
-        #: Link speeds in Mb/s, by interface name; 0 when missing.
         self.speeds: dict[str, int] = {}
-        #: Values of kernel settings, by path below /proc/sys.
         self.settings: dict[str, tuple[int, ...]] = {}
         #: Ends of a pipe that is never readable: progress comes from calls, but a provider polls a descriptor.
         self._read, self._write = -1, -1
@@ -376,7 +381,7 @@ class PrivatePorts(PortTable):
 
 def memory_provider(
     network: MemoryNetwork, clock: Callable[[], float] = monotonic, *, infiniband: Sequence[MadTransport] = ()
-) -> SoftProvider:
+) -> Provider:
     """Return a provider: the software device on a network in memory, with port numbers of its own.
 
     ``clock`` returns seconds. ``infiniband``: additional InfiniBand ports, from :meth:`MemorySubnet.add_port` of a

@@ -96,10 +96,6 @@ class SaFault(Enum):
     UNSOLICITED = "unsolicited"
 
 
-#: A script of faults. It is called with each request, and returns a fault, or None to leave the request to chance.
-SaFaults: TypeAlias = Callable[[SaMad], "SaFault | None"]
-
-
 @dataclass(slots=True)
 class _Group:
     """A multicast group: the properties of the group, and the join state of each member."""
@@ -112,8 +108,23 @@ class _Group:
 class SubnetAdministrator:
     """A subnet administrator.
 
-    ``random`` is the source of all chance. The other arguments are attributes, described there, and may be changed at
+    ``random`` is the source of all chance. The other arguments are attributes, described below, and may be changed at
     any time.
+
+    Attributes:
+
+    - ``lid``: the administrator's own LID.
+    - ``delay``: time before a request is answered, in seconds.
+    - ``jitter``: maximum of the random additional time, in seconds.
+    - ``silence``: probability (0 to 1) that a request is not answered.
+    - ``busy``: probability (0 to 1) that a request is answered with the status BUSY.
+    - ``table_mode``: how answers to GetTable are sent.
+    - ``faults``: a script of faults: called with each request, it returns a fault, or None to leave the request to
+      chance.
+    - ``class_port_info``: the answer to a request for ClassPortInfo.
+    - ``ports``: known ports, by their first GID.
+    - ``requests``: the last 4096 requests: (arrival time in seconds, source address, datagram).
+    - ``dropped``: counts dropped datagrams by reason: invalid ones, and those that OpenSM does not answer either.
     """
 
     def __init__(
@@ -127,27 +138,16 @@ class SubnetAdministrator:
         busy: float = 0.0,
         table_mode: TableMode = TableMode.SEGMENTS,
     ) -> None:
-        #: The administrator's own LID.
         self.lid = lid
-        #: Time before a request is answered, in seconds.
         self.delay = delay
-        #: Maximum of the random additional time, in seconds.
         self.jitter = jitter
-        #: Probability (0 to 1) that a request is not answered.
         self.silence = silence
-        #: Probability (0 to 1) that a request is answered with the status BUSY.
         self.busy = busy
-        #: How answers to GetTable are sent.
         self.table_mode = table_mode
-        #: Script of faults, called before chance decides.
-        self.faults: SaFaults | None = None
-        #: The answer to a request for ClassPortInfo.
+        self.faults: Callable[[SaMad], SaFault | None] | None = None
         self.class_port_info = _CAPABILITIES
-        #: Known ports, by their first GID.
         self.ports: dict[Gid, IbPort] = {}
-        #: The last 4096 requests: (arrival time in seconds, source address, datagram).
         self.requests: deque[tuple[float, MadAddress, SaMad]] = deque(maxlen=_MAX_REQUESTS)
-        #: Counts dropped datagrams by reason: invalid ones, and those that OpenSM does not answer either.
         self.dropped: Counter[str] = Counter()
         self._random = random or Random(0)
         #: Node descriptions, by the port's first GID.

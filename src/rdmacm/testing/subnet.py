@@ -26,10 +26,10 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Any, TypeAlias
+from typing import Any
 
 from rdmacm.address import Gid
-from rdmacm.ib.transport import IbPort, ReceivedMad
+from rdmacm.ib.transport import IbPort, MadTransport, ReceivedMad
 from rdmacm.progress.timers import TimerDescriptor
 from rdmacm.progress.wake import Wake
 from rdmacm.proto.cm.codes import AttributeId
@@ -62,17 +62,19 @@ _MESSAGES = {int(attribute): attribute.name for attribute in AttributeId}
 
 @dataclass(frozen=True, slots=True)
 class SubnetMad:
-    """A management datagram as it was sent."""
+    """A management datagram as it was sent.
 
-    #: Counts the datagrams of a subnet, from 1.
+    - ``number``: counts the datagrams of a subnet, from 1.
+    - ``time``: when it was sent, in seconds of the subnet's clock.
+    - ``source``: name of the sending port, or ``"sa"`` for the subnet administrator.
+    - ``destination``: name of the receiving port, or ``"sa"``.
+    - ``data``: the MAD.
+    """
+
     number: int
-    #: When it was sent, in seconds of the subnet's clock.
     time: float
-    #: Name of the sending port, or ``"sa"`` for the subnet administrator.
     source: str
-    #: Name of the receiving port, or ``"sa"``.
     destination: str
-    #: The MAD.
     data: bytes
 
     @property
@@ -89,30 +91,29 @@ class SubnetMad:
         return "?"
 
 
-#: A script of faults. It is called with each datagram sent, and returns a verdict, or None to leave it to chance.
-SubnetFaults: TypeAlias = "Callable[[SubnetMad], Verdict | None]"
-
-
-class MemoryPort:
-    """A port of a subnet, created by :meth:`MemorySubnet.add_port`; see :class:`rdmacm.ib.transport.MadTransport`.
+class MemoryPort(MadTransport):
+    """A port of a subnet, created by :meth:`MemorySubnet.add_port`; see :class:`rdmacm.ib.MadTransport`.
 
     In virtual time it has no file descriptor; the driver of the clock calls :meth:`MemorySubnet.next_deadline` instead.
+
+    Attributes:
+
+    - ``name``: the name of the port, unique on the subnet.
+    - ``carries_cm``: whether it carries connection management (GSI class 7).
+    - ``reassembles``: whether it delivers segmented answers as a whole.
+    - ``dropped``: counts dropped datagrams by reason.
+    - ``subnet``: the subnet that the port is on.
+    - ``is_open``: whether datagrams arrive; others are dropped.
+    - ``tid_high``: upper half of the transaction ids of requests, as the kernel's umad layer sets it.
     """
 
     def __init__(self, subnet: MemorySubnet, name: str, number: int, carries_cm: bool) -> None:
-        #: The name of the port, unique on the subnet.
         self.name = name
-        #: Whether it carries connection management (GSI class 7).
         self.carries_cm = carries_cm
-        #: Whether it delivers segmented answers as a whole.
         self.reassembles = subnet.sa.table_mode is TableMode.WHOLE
-        #: Counts dropped datagrams by reason.
         self.dropped: dict[str, int] = Counter()
-        #: The subnet that the port is on.
         self.subnet = subnet
-        #: Whether datagrams arrive; others are dropped.
         self.is_open = False
-        #: Upper half of the transaction ids of requests, as the kernel's umad layer sets it.
         self.tid_high = number
         #: Datagrams that :meth:`receive` has not returned yet.
         self._inbox: deque[ReceivedMad] = deque()
@@ -125,7 +126,7 @@ class MemoryPort:
 
     def open(self) -> None:
         with self.subnet.lock:
-            self.subnet.port_of(self)
+            self.subnet._port_of(self)
             if self.is_open:
                 raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
             self.is_open = True
@@ -139,7 +140,7 @@ class MemoryPort:
 
     def port(self) -> IbPort:
         with self.subnet.lock:
-            return self.subnet.port_of(self)
+            return self.subnet._port_of(self)
 
     def fileno(self) -> int:
         if self._epoll is not None:
@@ -148,7 +149,7 @@ class MemoryPort:
 
     def send(self, address: MadAddress, mad: Buffer) -> None:
         with self.subnet.lock:
-            self.subnet.transmit(self, address, bytes(mad))
+            self.subnet._transmit(self, address, bytes(mad))
             self.subnet.settle()
 
     def receive(self) -> Sequence[ReceivedMad]:
@@ -176,7 +177,7 @@ class MemoryPort:
     def abandon(self) -> None:
         self.close()
 
-    def arrive(self, source: MadAddress, mad: bytes) -> None:
+    def _arrive(self, source: MadAddress, mad: bytes) -> None:
         """Queue a datagram from the subnet. The caller holds the subnet's lock."""
         if not self.is_open:
             self.dropped["not open"] += 1
@@ -189,7 +190,7 @@ class MemoryPort:
             if self._wake is not None:
                 self._wake.set()
 
-    def rearm(self, deadline: float | None, now: float) -> None:
+    def _rearm(self, deadline: float | None, now: float) -> None:
         """Wake the port's reader at ``deadline`` (seconds, or None). The caller holds the subnet's lock."""
         if self._timer is not None:
             self._timer.set(deadline, now)
@@ -205,11 +206,27 @@ class MemorySubnet:
     timers are processed only in calls of a port and of :meth:`settle`. So in virtual time a run depends on nothing but
     its calls and ``seed``, which seeds every random number here and in ``sa``.
 
-    The other arguments are attributes, described there, and may be changed at any time. Raises ValueError for a
+    The other arguments are attributes, described below, and may be changed at any time. Raises ValueError for a
     probability outside 0 to 1, and for a time that is negative or not finite.
 
     As on a real port, the system sets the upper half of a request's transaction id (here to the number of the port),
     and datagrams from the administrator may be shorter than 256 bytes.
+
+    Attributes:
+
+    - ``clock``: returns the time in seconds.
+    - ``is_real_time``: whether ``clock`` is ``time.monotonic``; otherwise time is virtual.
+    - ``latency``: time from sender to receiver, in seconds.
+    - ``reorder_delay``: maximum of the random additional delay of datagrams held back, in seconds.
+    - ``loss``: probability (0 to 1) that a datagram is lost.
+    - ``duplicate``: probability that a datagram arrives twice.
+    - ``reorder``: probability that a datagram is held back, so that later ones may overtake it.
+    - ``subnet_prefix``: upper 64 bits of new ports' GIDs.
+    - ``faults``: a script of faults, such as that of :func:`nth`: called with each datagram sent, it returns a verdict,
+      or None to leave the datagram to chance.
+    - ``sa``: the subnet administrator.
+    - ``ports``: ports by name.
+    - ``lock``: protects the state of the subnet and of its ports.
     """
 
     def __init__(
@@ -226,29 +243,17 @@ class MemorySubnet:
     ) -> None:
         check_probabilities(loss=loss, duplicate=duplicate, reorder=reorder)
         check_durations(latency=latency, reorder_delay=reorder_delay)
-        #: Returns the time in seconds.
         self.clock = clock or VirtualClock()
-        #: Whether ``clock`` is ``time.monotonic``; otherwise time is virtual.
         self.is_real_time = self.clock is time.monotonic
-        #: Time from sender to receiver, in seconds.
         self.latency = latency
-        #: Maximum of the random additional delay of datagrams held back, in seconds.
         self.reorder_delay = reorder_delay
-        #: Probability (0 to 1) that a datagram is lost.
         self.loss = loss
-        #: Probability that a datagram arrives twice.
         self.duplicate = duplicate
-        #: Probability that a datagram is held back, so that later ones may overtake it.
         self.reorder = reorder
-        #: Upper 64 bits of new ports' GIDs.
         self.subnet_prefix = subnet_prefix
-        #: Script of faults, called before chance decides; see :class:`Verdict` and :func:`nth`.
-        self.faults: SubnetFaults | None = None
-        #: The subnet administrator.
+        self.faults: Callable[[SubnetMad], Verdict | None] | None = None
         self.sa = SubnetAdministrator(Random(f"{seed}/sa"))
-        #: Ports by name.
         self.ports: dict[str, MemoryPort] = {}
-        #: Protects the state of the subnet and of its ports.
         self.lock = threading.RLock()
         #: The attributes of each port, by name.
         self._attributes: dict[str, IbPort] = {}
@@ -266,7 +271,7 @@ class MemorySubnet:
     def add_port(self, name: str, *, carries_cm: bool = True, **attributes: Any) -> MemoryPort:
         """Add an active port, which the administrator knows.
 
-        ``attributes`` replace defaults of :class:`~rdmacm.ib.transport.IbPort`: the next free LID from 2 on, a unique
+        ``attributes`` replace defaults of :class:`~rdmacm.ib.IbPort`: the next free LID from 2 on, a unique
         GUID, one GID, the P_Key 0xFFFF, an active MTU of 2048 bytes (code 4), a rate of 10 Gb/s (code 3). The port
         delivers segmented answers as a whole if ``sa.table_mode`` is ``WHOLE`` now. Raises ValueError for a name, a LID
         or a GID in use.
@@ -295,7 +300,7 @@ class MemorySubnet:
             return port
 
     def change_port(self, name: str, **attributes: Any) -> None:
-        """Change fields of a port's :class:`~rdmacm.ib.transport.IbPort`.
+        """Change fields of a port's :class:`~rdmacm.ib.IbPort`.
 
         The administrator knows the port only while it is active and has a LID. Raises ValueError for a LID or a GID in
         use; the port then does not change.
@@ -331,7 +336,7 @@ class MemorySubnet:
         self.sa.remove_port(port.gids[0])
         return port
 
-    def port_of(self, transport: MemoryPort) -> IbPort:
+    def _port_of(self, transport: MemoryPort) -> IbPort:
         """Return the state of a transport's port; raises ENODEV after its removal. The caller holds the lock."""
         if self.ports.get(transport.name) is not transport:
             raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
@@ -356,7 +361,7 @@ class MemorySubnet:
                 self.sa.timer(at)
                 self._send_answers(at)
             for port in self.ports.values():
-                port.rearm(at, now)
+                port._rearm(at, now)
 
     def _send_answers(self, now: float) -> None:
         """Schedule the arrival of the administrator's datagrams."""
@@ -369,7 +374,7 @@ class MemorySubnet:
 
     # -- datagrams --------------------------------------------------------------------------------------------
 
-    def transmit(self, transport: MemoryPort, address: MadAddress, data: bytes) -> None:
+    def _transmit(self, transport: MemoryPort, address: MadAddress, data: bytes) -> None:
         """Send a datagram from a port. The caller holds the lock."""
         attributes = self._attributes.get(transport.name)
         reason = self._drop_reason(transport, attributes, address, data)
@@ -448,7 +453,7 @@ class MemorySubnet:
             return
         attributes = self._attributes.get(sent.destination)
         if attributes is not None and attributes.state == PortState.ACTIVE:
-            self.ports[sent.destination].arrive(source, data)
+            self.ports[sent.destination]._arrive(source, data)
 
     def __repr__(self) -> str:
         return f"<MemorySubnet at {self.clock():.9f} s, {len(self.ports)} ports>"

@@ -113,7 +113,7 @@ class ToolConnection:
 
     def _watch_events(self) -> None:
         self._is_connected = True
-        self.cmid.channel.queue.notify = self._ended
+        self.cmid.channel._queue.notify = self._ended
         with suppress(CmWouldBlockError):  # an event that was posted before notify was set
             self.cmid.channel.get_event(0).ack()
             self._ended()
@@ -152,7 +152,7 @@ class ToolConnection:
     def close(self) -> None:
         """Disconnect and release everything."""
         self.open_connections.discard(self)
-        self.cmid.channel.queue.notify = None
+        self.cmid.channel._queue.notify = None
         with suppress(RdmaError):
             self._disconnect()
         self._resources.close()

@@ -1,97 +1,92 @@
-"""Provider-neutral verbs objects. Names are pyverbs' and the InfiniBand Architecture's."""
+"""Queue pairs, completion queues, memory regions and devices, with the names of pyverbs and the field names of C.
 
-from rdmacm.verbs.ah import AH
-from rdmacm.verbs.async_event import AsyncEvent
-from rdmacm.verbs.attr import (
-    UNLIMITED,
-    AHAttr,
-    DeviceAttr,
-    GlobalRoute,
-    QPAttr,
-    QPCap,
-    SrqAttr,
-    SrqInitAttr,
-)
-from rdmacm.verbs.cq import CQ, CompChannel
-from rdmacm.verbs.device import Context, Device, GidEntry, Port
-from rdmacm.verbs.enums import (
-    WC,
-    AccessFlag,
-    AtomicCap,
-    DeviceCapFlag,
-    EventType,
-    GidType,
-    LinkLayer,
-    MigState,
-    Mtu,
-    NodeType,
-    PortCapFlag,
-    PortCapFlag2,
-    PortFlag,
-    PortState,
-    QPAttrMask,
-    QPState,
-    QPType,
-    SendFlag,
-    SrqAttrMask,
-    TransportType,
-    WCFlag,
-    WCOpcode,
-    WCStatus,
-    WROpcode,
-)
-from rdmacm.verbs.pd import MR, PD
-from rdmacm.verbs.qp import QP, QPInitAttr
-from rdmacm.verbs.srq import SRQ
-from rdmacm.verbs.wr import SGE, RecvWR, SendWR
+This page lists the public names; ``pydoc rdmacm.verbs.QP`` or ``help(rdmacm.verbs.QP)`` describes one. docs/verbs.md is
+the guide. An object is closed by ``close()`` or at the end of its ``with`` block, after those that are made of it.
 
-__all__ = [
-    "AH",
-    "CQ",
-    "MR",
-    "PD",
-    "QP",
-    "SGE",
-    "SRQ",
-    "UNLIMITED",
-    "WC",
-    "AHAttr",
-    "AccessFlag",
-    "AsyncEvent",
-    "AtomicCap",
-    "CompChannel",
-    "Context",
-    "Device",
-    "DeviceAttr",
-    "DeviceCapFlag",
-    "EventType",
-    "GidEntry",
-    "GlobalRoute",
-    "GidType",
-    "LinkLayer",
-    "MigState",
-    "Mtu",
-    "NodeType",
-    "Port",
-    "PortCapFlag",
-    "PortCapFlag2",
-    "PortFlag",
-    "PortState",
-    "QPAttr",
-    "QPAttrMask",
-    "QPCap",
-    "QPInitAttr",
-    "QPState",
-    "QPType",
-    "RecvWR",
-    "SendFlag",
-    "SendWR",
-    "SrqAttr",
-    "SrqAttrMask",
-    "SrqInitAttr",
-    "TransportType",
-    "WCFlag",
-    "WCOpcode",
-    "WCStatus",
-    "WROpcode",
-]
+Objects
+    Context                  an open device: rdmacm.open_device(), or ``id.verbs``
+    PD, MR                   a protection domain, a memory region
+    CQ, CompChannel          a completion queue, a completion channel
+    QP, SRQ                  a queue pair, a shared receive queue
+    AH                       an address handle
+    AsyncEvent               an asynchronous event of a device: Context.get_async_event()
+
+Work
+    SendWR, RecvWR, SGE      work requests, and their scatter/gather elements
+    WC                       a work completion: CQ.poll()
+    Buffer, AddressHandle    what can be registered or sent: bytes, bytearray, numpy arrays ...; what has an AHAttr
+
+Attributes
+    QPInitAttr, QPCap        what a QP is created with
+    QPAttr                   ibv_modify_qp(3), ibv_query_qp(3)
+    SrqInitAttr, SrqAttr     ibv_create_srq(3), ibv_modify_srq(3), ibv_query_srq(3)
+    AHAttr, GlobalRoute      an address vector and its global route, ibv_create_ah(3)
+    DeviceAttr, UNLIMITED    ibv_query_device(3); the value of a limit that does not exist
+    Device, Port, GidEntry   a device, its ports and their GIDs, as they were at one moment
+
+Enumerations, with C's values
+    AccessFlag               rights of a memory region or a queue pair
+    AtomicCap, DeviceCapFlag                fields of DeviceAttr
+    EventType, GidType       of AsyncEvent and of GidEntry
+    LinkLayer, Mtu, PortState, PortFlag, PortCapFlag, PortCapFlag2
+                             fields of Port
+    NodeType, TransportType  fields of Device
+    QPType, QPState, MigState               fields of QPInitAttr and QPAttr
+    QPAttrMask, SrqAttrMask  which attributes modify() sets
+    WROpcode, SendFlag       fields of SendWR
+    WCStatus, WCOpcode, WCFlag              fields of WC
+
+rdmacm.verbs.backend has the interfaces for other providers. The other modules of this package are internal.
+"""
+
+# "X as X" exports a name to type checkers. Without __all__, help() shows the list above instead of every class.
+from rdmacm.verbs.ah import AH as AH
+from rdmacm.verbs.async_event import AsyncEvent as AsyncEvent
+from rdmacm.verbs.attr import UNLIMITED as UNLIMITED
+from rdmacm.verbs.attr import AHAttr as AHAttr
+from rdmacm.verbs.attr import DeviceAttr as DeviceAttr
+from rdmacm.verbs.attr import GlobalRoute as GlobalRoute
+from rdmacm.verbs.attr import QPAttr as QPAttr
+from rdmacm.verbs.attr import QPCap as QPCap
+from rdmacm.verbs.attr import SrqAttr as SrqAttr
+from rdmacm.verbs.attr import SrqInitAttr as SrqInitAttr
+from rdmacm.verbs.buffers import Buffer as Buffer
+from rdmacm.verbs.cq import CQ as CQ
+from rdmacm.verbs.cq import CompChannel as CompChannel
+from rdmacm.verbs.device import Context as Context
+from rdmacm.verbs.device import Device as Device
+from rdmacm.verbs.device import GidEntry as GidEntry
+from rdmacm.verbs.device import Port as Port
+from rdmacm.verbs.enums import WC as WC
+from rdmacm.verbs.enums import AccessFlag as AccessFlag
+from rdmacm.verbs.enums import AtomicCap as AtomicCap
+from rdmacm.verbs.enums import DeviceCapFlag as DeviceCapFlag
+from rdmacm.verbs.enums import EventType as EventType
+from rdmacm.verbs.enums import GidType as GidType
+from rdmacm.verbs.enums import LinkLayer as LinkLayer
+from rdmacm.verbs.enums import MigState as MigState
+from rdmacm.verbs.enums import Mtu as Mtu
+from rdmacm.verbs.enums import NodeType as NodeType
+from rdmacm.verbs.enums import PortCapFlag as PortCapFlag
+from rdmacm.verbs.enums import PortCapFlag2 as PortCapFlag2
+from rdmacm.verbs.enums import PortFlag as PortFlag
+from rdmacm.verbs.enums import PortState as PortState
+from rdmacm.verbs.enums import QPAttrMask as QPAttrMask
+from rdmacm.verbs.enums import QPState as QPState
+from rdmacm.verbs.enums import QPType as QPType
+from rdmacm.verbs.enums import SendFlag as SendFlag
+from rdmacm.verbs.enums import SrqAttrMask as SrqAttrMask
+from rdmacm.verbs.enums import TransportType as TransportType
+from rdmacm.verbs.enums import WCFlag as WCFlag
+from rdmacm.verbs.enums import WCOpcode as WCOpcode
+from rdmacm.verbs.enums import WCStatus as WCStatus
+from rdmacm.verbs.enums import WROpcode as WROpcode
+from rdmacm.verbs.pd import MR as MR
+from rdmacm.verbs.pd import PD as PD
+from rdmacm.verbs.qp import QP as QP
+from rdmacm.verbs.qp import QPInitAttr as QPInitAttr
+from rdmacm.verbs.srq import SRQ as SRQ
+from rdmacm.verbs.wr import SGE as SGE
+from rdmacm.verbs.wr import AddressHandle as AddressHandle
+from rdmacm.verbs.wr import RecvWR as RecvWR
+from rdmacm.verbs.wr import SendWR as SendWR

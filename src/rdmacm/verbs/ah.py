@@ -20,7 +20,7 @@ class AH(Resource):
     EINVAL: the device cannot send to that address vector.
     """
 
-    __slots__ = ("attr", "pd")
+    __slots__ = {"pd": "Its protection domain.", "attr": "A copy of the address vector."}
 
     _warns = False
 

@@ -16,7 +16,7 @@ __all__ = ["AsyncEvent", "EventOwner"]
 
 class _OpenDevice(Protocol):
     @property
-    def async_queue(self) -> AsyncQueueBackend:
+    def _async_queue(self) -> AsyncQueueBackend:
         """The queue of its events."""
 
 
@@ -40,27 +40,30 @@ class EventOwner(weakref.ref[_Element]):
     def post(self, event: EventType) -> None:
         element = self()
         if element is not None:
-            element.context.async_queue.post(self, event)
+            element.context._async_queue.post(self, event)
 
 
 class AsyncEvent:
-    """An asynchronous event, ``struct ibv_async_event``; :meth:`rdmacm.Context.get_async_event` returns it.
+    """An asynchronous event, ``struct ibv_async_event``; made by :meth:`rdmacm.Context.get_async_event`.
 
     Acknowledge it with :meth:`ack`, or by leaving a ``with`` block: until then, its queue pair, completion queue or
     shared receive queue cannot be closed (EBUSY). An event that is garbage collected acknowledges itself.
     """
 
-    __slots__ = ("__weakref__", "_pending", "element", "event_type")
+    __slots__ = {
+        "event_type": "The :class:`EventType`.",
+        "element": "The QP, CQ or SRQ it is about; the number of a port, from 1; 0 for an event of the device.",
+        "__weakref__": "Weak references to it.",
+        "_pending": "Whether it is still to be acknowledged.",
+    }
 
     def __init__(self, event_type: EventType, element: Resource | int) -> None:
         self._pending = False
-        #: The :class:`EventType`.
         self.event_type = event_type
-        #: The QP, CQ or SRQ that the event is about; the number of a port, from 1; 0 for an event of the device.
         self.element = element
 
     @classmethod
-    def of(cls, event_type: EventType, owner: object) -> AsyncEvent | None:
+    def _of(cls, event_type: EventType, owner: object) -> AsyncEvent | None:
         """The event of an object (a weak reference) or a port number; None if the object is closed."""
         if isinstance(owner, int):
             return cls(event_type, owner)
@@ -68,7 +71,7 @@ class AsyncEvent:
         if not isinstance(element, Resource):
             return None
         event = cls(event_type, element)
-        event._pending = element.hold(event)
+        event._pending = element._hold(event)
         return event if event._pending else None
 
     def ack(self) -> None:
@@ -76,7 +79,7 @@ class AsyncEvent:
         if self._pending:
             self._pending = False
             assert isinstance(self.element, Resource)
-            self.element.release(self)
+            self.element._release(self)
 
     def __enter__(self) -> Self:
         return self

@@ -26,7 +26,10 @@ __all__ = ["CQ", "CompChannel"]
 class CompChannel(Resource):
     """Where armed completion queues report, ``struct ibv_comp_channel``. It cannot be closed before they are."""
 
-    __slots__ = ("backend", "context")
+    __slots__ = {
+        "context": "The :class:`Context` of its device.",
+        "backend": "The provider's object (:mod:`rdmacm.verbs.backend`).",
+    }
 
     def __init__(self, context: Context) -> None:
         self._closed = True
@@ -45,7 +48,7 @@ class CompChannel(Resource):
         left = timeout
         while True:
             if self._closed:
-                raise self.closed_error("get_cq_event")
+                raise self._closed_error("get_cq_event")
             owner = self.backend.get(left)
             if owner is None:
                 break
@@ -77,7 +80,14 @@ class CQ(Resource):
     queue pair reports to it. EINVAL: a size or a vector beyond the device's, or a channel of another device.
     """
 
-    __slots__ = ("backend", "_event_owner", "_unacked", "channel", "context", "cq_context")
+    __slots__ = {
+        "context": "The :class:`Context` of its device.",
+        "channel": "Where it reports once it is armed, or None.",
+        "cq_context": "The user's own object.",
+        "backend": "The provider's object (:mod:`rdmacm.verbs.backend`).",
+        "_event_owner": "The owner of its events, which refers to it weakly.",
+        "_unacked": "Events of the channel that are not acknowledged.",
+    }
 
     def __init__(
         self,
@@ -97,7 +107,6 @@ class CQ(Resource):
         self.context = context
         self.channel = channel
         self.cq_context = cq_context
-        #: Events of the channel that are not acknowledged.
         self._unacked = 0
         channel_backend = None if channel is None else channel.backend
         owner = self._event_owner = EventOwner(self)
@@ -107,7 +116,7 @@ class CQ(Resource):
             lambda: device.create_cq(cqe, channel_backend, owner, comp_vector),
         )
         self.backend.async_events = owner
-        _ = context.async_queue  # events of the device are queued from now on
+        _ = context._async_queue  # events of the device are queued from now on
 
     @property
     def cqe(self) -> int:
@@ -120,7 +129,7 @@ class CQ(Resource):
         EOVERFLOW: the queue had no room for a completion, and all that it had before are polled.
         """
         if self._closed:
-            raise self.closed_error("poll_cq")
+            raise self._closed_error("poll_cq")
         return self.backend.poll(num_entries)
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -130,7 +139,7 @@ class CQ(Resource):
         """
         check_timeout(timeout)
         if self._closed:
-            raise self.closed_error("wait")
+            raise self._closed_error("wait")
         return self.backend.wait(timeout)
 
     def req_notify(self, solicited_only: bool = False) -> None:
@@ -139,7 +148,7 @@ class CQ(Resource):
         ``solicited_only``: only a completion whose sender asked for it (SOLICITED), or with an error.
         """
         if self._closed:
-            raise self.closed_error("req_notify_cq")
+            raise self._closed_error("req_notify_cq")
         self.backend.req_notify(solicited_only)
 
     def ack_events(self, n: int = 1) -> None:
@@ -164,7 +173,7 @@ class CQ(Resource):
 
     def _destroy(self) -> None:
         self.backend.destroy()
-        self.context.forget_events(self._event_owner)
+        self.context._forget_events(self._event_owner)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._unacked = 0  # the events of the block count as acknowledged

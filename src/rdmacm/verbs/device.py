@@ -32,87 +32,107 @@ from rdmacm.verbs.enums import (
     TransportType,
 )
 
-__all__ = ["Context", "Device", "GidEntry", "Port"]
+__all__ = ["Context", "Device", "GidEntry", "Port", "named_context"]
 
 
 @dataclass(frozen=True, slots=True)
 class GidEntry:
-    """One row of a port's GID table, ``struct ibv_gid_entry``, ibv_query_gid_ex(3)."""
+    """One row of a port's GID table, ``struct ibv_gid_entry``, ibv_query_gid_ex(3).
+
+    - ``gid``: the GID.
+    - ``gid_index``: the row's number, from 0.
+    - ``port_num``: the port's number, from 1.
+    - ``gid_type``: IB, ROCE_V1 or ROCE_V2.
+    - ``ndev_name``: the name of the network interface that has the address. On InfiniBand the first IPoIB interface of
+      the GID; empty if there is none.
+    - ``ndev_ifindex``: the index of that interface; 0 if there is none.
+    """
 
     gid: Gid
-    #: The row's number, from 0.
     gid_index: int
-    #: The port's number, from 1.
     port_num: int
     gid_type: GidType
-    #: The network interface that has the address, by name and index. On InfiniBand the first IPoIB interface of the
-    #: GID; empty and 0 if there is none.
     ndev_name: str
     ndev_ifindex: int
 
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """A port: ``struct ibv_port_attr``, ibv_query_port(3), and its tables."""
+    """A port: ``struct ibv_port_attr``, ibv_query_port(3), and its tables.
 
-    #: From 1.
+    - ``port_num``: from 1.
+    - ``state``: ACTIVE if it can send and receive.
+    - ``link_layer``: InfiniBand or Ethernet.
+    - ``max_mtu``: the largest path MTU of the device.
+    - ``active_mtu``: the largest path MTU of the link at present; None if the link's MTU is too small for the smallest
+      path MTU.
+    - ``gids``: the rows of the GID table that are in use.
+    - ``pkeys``: the P_Key table, 16 bits each.
+    - ``gid_tbl_len``, ``pkey_tbl_len``: how many rows the GID table and the P_Key table have, with those not in use.
+    - ``port_cap_flags``: the capabilities of the port (InfiniBand Architecture 14.2.5.6, CapabilityMask).
+    - ``port_cap_flags2``: more of them (CapabilityMask2).
+    - ``flags``: GRH_REQUIRED if every packet needs a GRH.
+    - ``max_msg_sz``: the longest message, in bytes; 0 if the device moves no data.
+    - ``bad_pkey_cntr``, ``qkey_viol_cntr``: packets with a wrong P_Key, and with a wrong Q_Key; 0 where the device does
+      not count them (BAD_PKEY_CNTR, BAD_QKEY_CNTR in ``device_cap_flags``).
+    - ``lid``, ``lmc``: the port's LID and the number of its low bits that may vary; 0 on Ethernet.
+    - ``sm_lid``, ``sm_sl``: the LID and the service level of the subnet manager; 0 on Ethernet.
+    - ``max_vl_num``: the number of virtual lanes, as a code: 1 is one lane (InfiniBand Architecture 14.2.5.6, VLCap). 0
+      if unknown.
+    - ``subnet_timeout``: how long a packet and its answer take in the subnet at most: exponent of 4.096 µs.
+    - ``init_type_reply``: the initialization that the subnet manager has done (InitTypeReply).
+    - ``active_width``: the lanes of the link: 1 is 1X, 2 is 4X, 4 is 8X, 8 is 12X, 16 is 2X; 0 if unknown.
+    - ``active_speed``: the speed of a lane: 1 is 2.5 Gb/s, 2 is 5, 4 and 8 are 10, 16 is 14, 32 is 25, 64 is 50, 128 is
+      100; 0 if unknown.
+    - ``phys_state``: the state of the link: 2 is polling, 3 disabled, 5 up (InfiniBand Architecture 14.2.5.6,
+      PortPhysicalState); 0 if unknown.
+    """
+
     port_num: int
     state: PortState
     link_layer: LinkLayer
-    #: The largest path MTU of the device.
     max_mtu: Mtu
-    #: The largest path MTU of the link at present; None if the link's MTU is too small for the smallest path MTU.
     active_mtu: Mtu | None
-    #: The rows of the GID table that are in use.
     gids: tuple[GidEntry, ...]
-    #: The P_Key table, 16 bits each.
     pkeys: tuple[int, ...]
-    #: How many rows the GID table and the P_Key table have, with those not in use.
     gid_tbl_len: int = 0
     pkey_tbl_len: int = 0
     port_cap_flags: PortCapFlag = PortCapFlag(0)  # noqa: RUF009 (immutable)
     port_cap_flags2: PortCapFlag2 = PortCapFlag2(0)  # noqa: RUF009 (immutable)
     flags: PortFlag = PortFlag(0)  # noqa: RUF009 (immutable)
-    #: The longest message, in bytes; 0 if the device moves no data.
     max_msg_sz: int = 0
-    #: Packets with a wrong P_Key, and with a wrong Q_Key; 0 where the device does not count them
-    #: (BAD_PKEY_CNTR, BAD_QKEY_CNTR in ``device_cap_flags``).
     bad_pkey_cntr: int = 0
     qkey_viol_cntr: int = 0
-    #: The port's LID and the number of its low bits that may vary; 0 on Ethernet.
     lid: int = 0
     lmc: int = 0
-    #: The LID and the service level of the subnet manager; 0 on Ethernet.
     sm_lid: int = 0
     sm_sl: int = 0
-    #: The number of virtual lanes, as a code: 1 is one lane (InfiniBand Architecture 14.2.5.6, VLCap). 0 if unknown.
     max_vl_num: int = 0
-    #: How long a packet and its answer take in the subnet at most: exponent of 4.096 µs.
     subnet_timeout: int = 0
-    #: The initialization that the subnet manager has done (InitTypeReply).
     init_type_reply: int = 0
-    #: The lanes of the link: 1 is 1X, 2 is 4X, 4 is 8X, 8 is 12X, 16 is 2X; 0 if unknown.
     active_width: int = 0
-    #: The speed of a lane: 1 is 2.5 Gb/s, 2 is 5, 4 and 8 are 10, 16 is 14, 32 is 25, 64 is 50, 128 is 100; 0 if
-    #: unknown.
     active_speed: int = 0
-    #: The state of the link: 2 is polling, 3 disabled, 5 up (InfiniBand Architecture 14.2.5.6, PortPhysicalState); 0 if
-    #: unknown.
     phys_state: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device: ``struct ibv_device`` with its ports, as it was at one moment."""
+    """A device: ``struct ibv_device`` with its ports, as it was at one moment.
+
+    - ``name``: its name, such as ``soft_eth0``.
+    - ``index``: a number that no other device of the provider has.
+    - ``provider``: the name of the provider.
+    - ``node_type``: a channel adapter (CA) or another kind of node.
+    - ``transport_type``: InfiniBand, also for RoCE, or iWARP.
+    - ``node_guid``: 64 bits, as a number.
+    - ``ports``: its ports, in the order of their numbers.
+    """
 
     name: str
-    #: A number that no other device of the provider has.
     index: int
-    #: The name of the provider.
     provider: str
     node_type: NodeType
     transport_type: TransportType
-    #: 64 bits, as a number.
     node_guid: int
     ports: tuple[Port, ...]
 
@@ -126,9 +146,15 @@ class Device:
 class Context:
     """An open device, ``struct ibv_context``; ``id.verbs`` of an id that is bound to a device.
 
+    It is made by :func:`rdmacm.open_device` and by a provider.
+
     ``read`` returns the device as it is now, None once it has been removed. ``open`` returns the provider's backend,
     the same object each time; without it a context answers queries only. ``shared``: it is the context of all ids of
     the device, and cannot be closed.
+
+    Attributes:
+
+    - ``name``: the device's name when it was opened.
     """
 
     __slots__ = ("_async_queues", "_backend", "_closed", "_open", "_read", "_shared", "name")
@@ -141,7 +167,6 @@ class Context:
         *,
         shared: bool = False,
     ) -> None:
-        #: The device's name when it was opened.
         self.name = name
         self._read = read
         self._shared = shared
@@ -150,16 +175,6 @@ class Context:
         self._backend: DeviceBackend | None = None
         #: The queue of asynchronous events, once it is needed. In a dict, because setdefault() is atomic.
         self._async_queues: dict[None, AsyncQueueBackend] = {}
-
-    @classmethod
-    def open(
-        cls,
-        name: str,
-        devices: Callable[[], Iterable[Device]],
-        backend: Callable[[], DeviceBackend] | None = None,
-    ) -> Context:
-        """The context of the device ``name`` among those that ``devices()`` returns; ``backend`` opens the device."""
-        return cls(name, lambda: next((device for device in devices() if device.name == name), None), backend)
 
     @property
     def backend(self) -> DeviceBackend:
@@ -264,14 +279,14 @@ class Context:
     # -- asynchronous events --------------------------------------------------------------------------
 
     @property
-    def async_queue(self) -> AsyncQueueBackend:
+    def _async_queue(self) -> AsyncQueueBackend:
         """The provider's queue of this context's asynchronous events."""
         queue = self._async_queues.get(None)
         if queue is None:  # atomic: another thread may do the same
             queue = self._async_queues.setdefault(None, self.backend.create_async_queue(not self._shared))
         return queue
 
-    def forget_events(self, owner: object) -> None:
+    def _forget_events(self, owner: object) -> None:
         """Drop the events of an object that is closed."""
         for queue in self._async_queues.values():
             queue.forget(owner)
@@ -291,8 +306,8 @@ class Context:
             raise cm_error(errno.EBADF, "the context is closed", "get_async_event", self.name)
         limit = None if timeout is None else time.monotonic() + timeout
         left = timeout
-        while (found := self.async_queue.get(left)) is not None:
-            event = AsyncEvent.of(*found)
+        while (found := self._async_queue.get(left)) is not None:
+            event = AsyncEvent._of(*found)
             if event is not None:
                 return event
             left = None if limit is None else max(0.0, limit - time.monotonic())
@@ -307,7 +322,7 @@ class Context:
         It is open until :meth:`close`; -1 from then on. A context of :func:`rdmacm.open_device` keeps the provider's
         descriptors open, once its events are read; for the context of an id, its channel has to.
         """
-        return -1 if self._closed else self.async_queue.fileno()
+        return -1 if self._closed else self._async_queue.fileno()
 
     @property
     def closed(self) -> bool:
@@ -354,3 +369,10 @@ class Context:
 def _check_flags(flags: int, step: str) -> None:
     if flags != 0:
         raise cm_error(errno.EINVAL, f"no flags are defined, and flags is {flags!r}", step, hint="flags=0")
+
+
+def named_context(
+    name: str, devices: Callable[[], Iterable[Device]], backend: Callable[[], DeviceBackend] | None = None
+) -> Context:
+    """The context of the device ``name`` among those that ``devices()`` returns; ``backend`` opens the device."""
+    return Context(name, lambda: next((device for device in devices() if device.name == name), None), backend)

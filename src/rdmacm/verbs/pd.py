@@ -26,7 +26,7 @@ class PD(Resource):
     EOPNOTSUPP: the provider has no queue pairs and memory on this device.
     """
 
-    __slots__ = ("context",)
+    __slots__ = {"context": "The :class:`Context` of its device."}
 
     _warns = False
 
@@ -49,7 +49,16 @@ class MR(Resource):
     access flags, or REMOTE_WRITE or REMOTE_ATOMIC without LOCAL_WRITE. ENOMEM: too many regions.
     """
 
-    __slots__ = ("backend", "access", "addr", "buf", "length", "lkey", "pd", "rkey")
+    __slots__ = {
+        "pd": "Its protection domain.",
+        "access": "The :class:`AccessFlag`.",
+        "buf": "The buffer's bytes, a memoryview.",
+        "addr": "The address of its first byte, 64 bits.",
+        "length": "Its length in bytes.",
+        "lkey": "The key for this side's work requests, 32 bits.",
+        "rkey": "The key for the peer's work requests, 32 bits.",
+        "backend": "The provider's object (:mod:`rdmacm.verbs.backend`).",
+    }
 
     def __init__(self, pd: PD, buffer: Buffer, access: int) -> None:
         self._closed = True
@@ -57,15 +66,11 @@ class MR(Resource):
         allowed = flags(AccessFlag, access, "access flags", "reg_mr")
         view = _bytes_of(buffer, int(allowed), device.attr.max_mr_size)
         self.pd = pd
-        #: An :class:`AccessFlag`.
         self.access = allowed
-        #: The buffer's bytes.
         self.buf = view
         self.backend: MRBackend = self._make("reg_mr", (pd,), lambda: device.reg_mr(pd, view, self.access))
-        #: The key for this side's work requests, and the key for the peer; 32 bits each.
         self.lkey = self.backend.lkey
         self.rkey = self.backend.rkey
-        #: The address of its first byte, 64 bits, and its length in bytes.
         self.addr = self.backend.addr
         self.length = self.backend.length
 
@@ -96,7 +101,7 @@ class MR(Resource):
 
     def _outside(self, step: str, offset: int, length: int) -> Exception:
         if self._closed:
-            return self.closed_error(step)
+            return self._closed_error(step)
         return cm_error(errno.EINVAL, f"{length} bytes at {offset} of a region of {self.length} bytes", step)
 
     def _destroy(self) -> None:

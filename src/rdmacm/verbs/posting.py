@@ -139,7 +139,7 @@ class SendRules:
         if not isinstance(ah, AH):
             raise _refused(wr, "a datagram needs an address handle", "set_wr_ud()")
         if ah.closed:
-            raise ah.closed_error("post_send")
+            raise ah._closed_error("post_send")
         if ah.pd is not self._pd:
             raise _refused(wr, "the address handle is of another protection domain")
         if not 0 <= wr.remote_qpn < 1 << 24:

@@ -32,20 +32,24 @@ _TO_ERROR = QPAttr(qp_state=QPState.ERR)
 
 @dataclass(slots=True)
 class QPInitAttr:
-    """``struct ibv_qp_init_attr``, ibv_create_qp(3). A field has C's name unless its comment gives another."""
+    """``struct ibv_qp_init_attr``, ibv_create_qp(3). A field has C's name unless its description gives another.
+
+    - ``qp_type``: RC, UC or UD.
+    - ``qp_context``: the user's own object.
+    - ``scq``: ``send_cq``: where sends complete. If None, :meth:`rdmacm.CmId.create_qp` makes one; :class:`QP` raises
+      EINVAL.
+    - ``rcq``: ``recv_cq``: where receives complete; None as for :attr:`scq`.
+    - ``srq``: the shared receive queue to take receives from; None for a receive queue of its own.
+    - ``cap``: the sizes of its queues.
+    - ``sq_sig_all``: whether every send makes a completion, with or without ``SendFlag.SIGNALED``.
+    """
 
     qp_type: QPType = QPType.RC
-    #: The user's own object.
     qp_context: object = None
-    #: ``send_cq``: where sends complete. If None, :meth:`rdmacm.CmId.create_qp` makes one; :class:`QP` raises EINVAL.
     scq: CQ | None = None
-    #: ``recv_cq``: where receives complete; None as for :attr:`scq`.
     rcq: CQ | None = None
-    #: The shared receive queue to take receives from; None for a receive queue of its own.
     srq: SRQ | None = None
-    #: The sizes of its queues.
     cap: QPCap = field(default_factory=QPCap)
-    #: Whether every send makes a completion, with or without ``SendFlag.SIGNALED``.
     sq_sig_all: bool = False
 
     def copy(self) -> QPInitAttr:
@@ -65,16 +69,16 @@ class QP(Resource):
     UC or UD, or that the device lacks; ENOMEM: too many queue pairs.
     """
 
-    __slots__ = (
-        "backend",
-        "_event_owner",
-        "_init_attr",
-        "_max_recv_sge",
-        "_send_rules",
-        "pd",
-        "qp_num",
-        "qp_type",
-    )
+    __slots__ = {
+        "pd": "Its protection domain.",
+        "qp_type": "The :class:`QPType`: RC, UC or UD.",
+        "qp_num": "Its number, 24 bits.",
+        "backend": "The provider's object (:mod:`rdmacm.verbs.backend`).",
+        "_init_attr": "What it was made with.",
+        "_max_recv_sge": "Elements in a receive.",
+        "_event_owner": "The owner of its events, which refers to it weakly.",
+        "_send_rules": "What a send work request may contain.",
+    }
 
     _is_needed = False
 
@@ -109,7 +113,6 @@ class QP(Resource):
             "create_qp", needs, lambda: device.create_qp(pd, attr.qp_type, attr.cap, attr.sq_sig_all, *queues)
         )
         self._event_owner = self.backend.async_events = EventOwner(self)
-        #: Its number, 24 bits.
         self.qp_num = self.backend.qp_num
         cap = attr.cap
         self._send_rules = SendRules(attr.qp_type, pd, cap.max_send_sge, cap.max_inline_data, device.attr.max_msg_sz)
@@ -160,7 +163,7 @@ class QP(Resource):
     def query(self) -> tuple[QPAttr, QPInitAttr]:
         """Every attribute as it is now, and the attributes it was made with, ibv_query_qp(3)."""
         if self._closed:
-            raise self.closed_error("query_qp")
+            raise self._closed_error("query_qp")
         found = self.backend.query()
         found.path_mtu = Mtu(found.path_mtu)
         found.path_mig_state = MigState(found.path_mig_state)
@@ -172,12 +175,12 @@ class QP(Resource):
     def modify(self, attr: QPAttr, mask: int) -> None:
         """Change the attributes that ``mask`` names, with STATE also the state, ibv_modify_qp(3).
 
-        ``mask``: a :class:`QPAttrMask`. :mod:`rdmacm.verbs.qpstate` has the attributes that each transition requires
+        ``mask``: a :class:`QPAttrMask`. docs/states.md has the attributes that each transition requires
         and allows. EINVAL: the transition, the mask or a value is not allowed; EOPNOTSUPP: the device cannot change an
         optional attribute in this state; ENODEV: the device has been removed.
         """
         if self._closed:
-            raise self.closed_error("modify_qp")
+            raise self._closed_error("modify_qp")
         check_kind("attr", attr, QPAttr, "modify_qp")
         chosen = mask if type(mask) is QPAttrMask else flags(QPAttrMask, mask, "attribute bits", "modify_qp")
         bits = chosen.value
@@ -243,7 +246,7 @@ class QP(Resource):
 
     def _takes_no_sends(self, wr: SendWR | Iterable[SendWR]) -> RdmaError:
         if self._closed:
-            error = self.closed_error("post_send")
+            error = self._closed_error("post_send")
         else:
             text = f"a queue pair in {self.backend.state.name} takes no sends"
             error = cm_error(errno.EINVAL, text, "post_send", hint="connect() or accept() on its id, or to_rts()")
@@ -274,7 +277,7 @@ class QP(Resource):
 
     def _takes_no_receives(self, wr: RecvWR | Iterable[RecvWR]) -> RdmaError:
         if self._closed:
-            error = self.closed_error("post_recv")
+            error = self._closed_error("post_recv")
         elif self._init_attr.srq is not None and _MAY_RECV[self.backend.state]:
             text = "receives come from a shared receive queue"
             error = cm_error(errno.EINVAL, text, "post_recv", hint="srq.post_recv")
@@ -285,7 +288,7 @@ class QP(Resource):
 
     def _destroy(self) -> None:
         self.backend.destroy()
-        self.pd.context.forget_events(self._event_owner)
+        self.pd.context._forget_events(self._event_owner)
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else self.backend.state.name

@@ -55,7 +55,7 @@ class Resource:
             for need in needs:
                 need._dependents.add(key)
                 if not need._open_token:
-                    raise need.closed_error(step)
+                    raise need._closed_error(step)
             made = create()
         except BaseException:
             for need in needs:
@@ -97,8 +97,8 @@ class Resource:
                 if need._forgotten:
                     need._remove_dependent(key)
 
-    def hold(self, event: object) -> bool:
-        """Become unclosable until :meth:`release` of an asynchronous event; False if it is closed."""
+    def _hold(self, event: object) -> bool:
+        """Become unclosable until :meth:`_release` of an asynchronous event; False if it is closed."""
         key = (_EVENT, id(event))
         if self._dependents is _NO_DEPENDENTS:
             with _FIRST_EVENT:
@@ -110,7 +110,7 @@ class Resource:
         self._remove_dependent(key)
         return False
 
-    def release(self, event: object) -> None:
+    def _release(self, event: object) -> None:
         """An asynchronous event is acknowledged."""
         self._remove_dependent((_EVENT, id(event)))
 
@@ -120,7 +120,7 @@ class Resource:
             if key[0] == _EVENT:
                 self._dependents.discard(key)
 
-    def closed_error(self, step: str) -> RdmaError:
+    def _closed_error(self, step: str) -> RdmaError:
         """EBADF, for a call on an object that is closed."""
         return cm_error(errno.EBADF, f"the {type(self).__name__} is closed", step)
 

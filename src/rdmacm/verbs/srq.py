@@ -30,7 +30,13 @@ class SRQ(Resource):
     too many shared receive queues.
     """
 
-    __slots__ = ("backend", "_event_owner", "_max_sge", "pd", "srq_context")
+    __slots__ = {
+        "pd": "Its protection domain.",
+        "srq_context": "The user's own object.",
+        "backend": "The provider's object (:mod:`rdmacm.verbs.backend`).",
+        "_max_sge": "Elements in a receive.",
+        "_event_owner": "The owner of its events, which refers to it weakly.",
+    }
 
     def __init__(self, pd: PD, init_attr: SrqInitAttr | None = None) -> None:
         self._closed = True
@@ -52,7 +58,7 @@ class SRQ(Resource):
     def post_recv(self, wr: RecvWR | Iterable[RecvWR]) -> None:
         """Queue receives, ibv_post_srq_recv(3); see :meth:`QP.post_recv <rdmacm.verbs.qp.QP.post_recv>`."""
         if self._closed:
-            error = self.closed_error("post_srq_recv")
+            error = self._closed_error("post_srq_recv")
             error.bad_wr = first(wr)
             raise error
         wrs = (wr,) if isinstance(wr, RecvWR) else wr
@@ -66,7 +72,7 @@ class SRQ(Resource):
         of the software devices). Nothing is modified then.
         """
         if self._closed:
-            raise self.closed_error("modify_srq")
+            raise self._closed_error("modify_srq")
         mask = flags(SrqAttrMask, comp_mask, "attribute bits", "modify_srq")
         check_kind("attr", attr, SrqAttr, "modify_srq")
         if mask & SrqAttrMask.MAX_WR and not self.pd.context.backend.attr.device_cap_flags & DeviceCapFlag.SRQ_RESIZE:
@@ -80,12 +86,12 @@ class SRQ(Resource):
     def query(self) -> SrqAttr:
         """Its sizes and its limit, ibv_query_srq(3)."""
         if self._closed:
-            raise self.closed_error("query_srq")
+            raise self._closed_error("query_srq")
         return self.backend.query()
 
     def _destroy(self) -> None:
         self.backend.destroy()
-        self.pd.context.forget_events(self._event_owner)
+        self.pd.context._forget_events(self._event_owner)
 
     def __repr__(self) -> str:
         return f"<SRQ {self.pd.context.name}{' closed' if self._closed else ''}>"

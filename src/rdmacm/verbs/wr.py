@@ -13,7 +13,7 @@ __all__ = ["SGE", "AddressHandle", "RecvWR", "SendWR"]
 
 
 class AddressHandle(Protocol):
-    """The destination of a datagram, as a device sees it; :class:`rdmacm.verbs.ah.AH` is it."""
+    """The destination of a datagram, as a device sees it; :class:`rdmacm.verbs.AH` is it."""
 
     @property
     def attr(self) -> AHAttr:
@@ -35,7 +35,23 @@ class SGE:
 
 
 class SendWR:
-    """A send work request, ``struct ibv_send_wr``. C's name of a field is given where it is another."""
+    """A send work request, ``struct ibv_send_wr``. C's name of a field is given where it is another.
+
+    Attributes:
+
+    - ``wr_id``: the user's number: comes back as ``wc.wr_id``.
+    - ``opcode``: the operation.
+    - ``sg``: ``sg_list``: the memory to send from, or for READ and atomics the memory to write to. With
+      ``SendFlag.INLINE`` also plain buffers, which need no registration and may be changed at once.
+    - ``send_flags``: a :class:`~rdmacm.verbs.SendFlag`.
+    - ``imm_data``: the immediate data, 32 bits, as a number; C has it in network order.
+    - ``remote_addr``, ``rkey``: ``wr.rdma`` and ``wr.atomic``: the peer's memory, an address of 64 bits and its key of
+      32 bits.
+    - ``compare_add``, ``swap``: ``wr.atomic``: the operands, 64 bits each.
+    - ``invalidate_rkey``: the peer's key that SEND_WITH_INV revokes, 32 bits.
+    - ``ah``, ``remote_qpn``, ``remote_qkey``: ``wr.ud``: a datagram's destination, with its queue pair number (24 bits)
+      and Q_Key (32 bits).
+    """
 
     __slots__ = (
         "ah",
@@ -70,26 +86,16 @@ class SendWR:
         remote_qpn: int = 0,
         remote_qkey: int = 0,
     ) -> None:
-        #: The user's number: comes back as ``wc.wr_id``.
         self.wr_id = wr_id
-        #: The operation.
         self.opcode = opcode
-        #: ``sg_list``: the memory to send from, or for READ and atomics the memory to write to. With
-        #: ``SendFlag.INLINE`` also plain buffers, which need no registration and may be changed at once.
         self.sg = sg
-        #: A :class:`~rdmacm.verbs.enums.SendFlag`.
         self.send_flags = send_flags
-        #: The immediate data, 32 bits, as a number; C has it in network order.
         self.imm_data = imm_data
-        #: ``wr.rdma`` and ``wr.atomic``: the peer's memory, an address of 64 bits and its key of 32 bits.
         self.remote_addr = remote_addr
         self.rkey = rkey
-        #: ``wr.atomic``: the operands, 64 bits each.
         self.compare_add = compare_add
         self.swap = swap
-        #: The peer's key that SEND_WITH_INV revokes, 32 bits.
         self.invalidate_rkey = invalidate_rkey
-        #: ``wr.ud``: a datagram's destination, with its queue pair number (24 bits) and Q_Key (32 bits).
         self.ah = ah
         self.remote_qpn = remote_qpn
         self.remote_qkey = remote_qkey
@@ -108,12 +114,16 @@ class SendWR:
 
 
 class RecvWR:
-    """A receive work request, ``struct ibv_recv_wr``."""
+    """A receive work request, ``struct ibv_recv_wr``.
+
+    Attributes:
+
+    - ``wr_id``: the user's number: comes back as ``wc.wr_id``.
+    - ``sg``: ``sg_list``: the memory that the message is written to.
+    """
 
     __slots__ = ("sg", "wr_id")
 
     def __init__(self, wr_id: int = 0, sg: Sequence[SGE] = ()) -> None:
-        #: The user's number: comes back as ``wc.wr_id``.
         self.wr_id = wr_id
-        #: ``sg_list``: the memory that the message is written to.
         self.sg = sg

@@ -388,7 +388,7 @@ def test_forgotten_object_has_no_events(loopback: Loopback) -> None:
 
 
 def queue_of(context: Context) -> SoftAsyncQueue:
-    queue = context.async_queue
+    queue = context._async_queue
     assert isinstance(queue, SoftAsyncQueue)
     return queue
 

@@ -60,7 +60,7 @@ class Path(Packed):
     ``packet_rate`` is a code of ``ibv_rate``.
     """
 
-    LAYOUT = Layout(
+    _LAYOUT = Layout(
         44,
         [
             Bits("local_lid", 0, 0, 16),
@@ -109,7 +109,7 @@ class REQ(Packed):
 
     ATTRIBUTE: ClassVar = AttributeId.REQ
     PRIVATE_DATA: ClassVar = 92
-    LAYOUT = Layout(
+    _LAYOUT = Layout(
         DATA_SIZE,
         [
             Bits("local_comm_id", 0, 0, 32),
@@ -178,7 +178,7 @@ class MRA(Packed):
 
     ATTRIBUTE: ClassVar = AttributeId.MRA
     PRIVATE_DATA: ClassVar = 222
-    LAYOUT = Layout(
+    _LAYOUT = Layout(
         DATA_SIZE,
         [
             Bits("local_comm_id", 0, 0, 32),
@@ -203,7 +203,7 @@ class REJ(Packed):
     ATTRIBUTE: ClassVar = AttributeId.REJ
     PRIVATE_DATA: ClassVar = 148
     ARI: ClassVar = 72
-    LAYOUT = Layout(
+    _LAYOUT = Layout(
         DATA_SIZE,
         [
             Bits("local_comm_id", 0, 0, 32),
@@ -231,7 +231,7 @@ class REP(Packed):
 
     ATTRIBUTE: ClassVar = AttributeId.REP
     PRIVATE_DATA: ClassVar = 196
-    LAYOUT = Layout(
+    _LAYOUT = Layout(
         DATA_SIZE,
         [
             Bits("local_comm_id", 0, 0, 32),
@@ -283,7 +283,7 @@ class RTU(Packed):
 
     ATTRIBUTE: ClassVar = AttributeId.RTU
     PRIVATE_DATA: ClassVar = 224
-    LAYOUT = Layout(DATA_SIZE, [*_IDS, private_data(8, 224)])
+    _LAYOUT = Layout(DATA_SIZE, [*_IDS, private_data(8, 224)])
 
     local_comm_id: int
     remote_comm_id: int
@@ -296,7 +296,7 @@ class DREQ(Packed):
 
     ATTRIBUTE: ClassVar = AttributeId.DREQ
     PRIVATE_DATA: ClassVar = 220
-    LAYOUT = Layout(DATA_SIZE, [*_IDS, Bits("remote_qpn_eecn", 8, 0, 24), private_data(12, 220)])
+    _LAYOUT = Layout(DATA_SIZE, [*_IDS, Bits("remote_qpn_eecn", 8, 0, 24), private_data(12, 220)])
 
     local_comm_id: int
     remote_comm_id: int
@@ -310,7 +310,7 @@ class DREP(Packed):
 
     ATTRIBUTE: ClassVar = AttributeId.DREP
     PRIVATE_DATA: ClassVar = 224
-    LAYOUT = Layout(DATA_SIZE, [*_IDS, private_data(8, 224)])
+    _LAYOUT = Layout(DATA_SIZE, [*_IDS, private_data(8, 224)])
 
     local_comm_id: int
     remote_comm_id: int
@@ -323,7 +323,7 @@ class SIDR_REQ(Packed):
 
     ATTRIBUTE: ClassVar = AttributeId.SIDR_REQ
     PRIVATE_DATA: ClassVar = 216
-    LAYOUT = Layout(
+    _LAYOUT = Layout(
         DATA_SIZE,
         [
             Bits("request_id", 0, 0, 32),
@@ -345,7 +345,7 @@ class SIDR_REP(Packed):
 
     ATTRIBUTE: ClassVar = AttributeId.SIDR_REP
     PRIVATE_DATA: ClassVar = 136
-    LAYOUT = Layout(
+    _LAYOUT = Layout(
         DATA_SIZE,
         [
             Bits("request_id", 0, 0, 32),
@@ -379,7 +379,7 @@ class LAP(Packed):
 
     ATTRIBUTE: ClassVar = AttributeId.LAP
     PRIVATE_DATA: ClassVar = 168
-    LAYOUT = Layout(
+    _LAYOUT = Layout(
         DATA_SIZE,
         [
             *_IDS,
@@ -424,7 +424,7 @@ class APR(Packed):
 
     ATTRIBUTE: ClassVar = AttributeId.APR
     PRIVATE_DATA: ClassVar = 148
-    LAYOUT = Layout(
+    _LAYOUT = Layout(
         DATA_SIZE,
         [
             *_IDS,
@@ -463,7 +463,7 @@ def pack_message(message: Message, transaction_id: int) -> bytes:
         header = _HEADER.pack(_HEADER_START, transaction_id, message.ATTRIBUTE, modifier)
     except struct.error as problem:
         raise ValueError(f"a field of the MAD header is out of range: {problem}") from None
-    return header + message.LAYOUT.pack(message)
+    return header + message._LAYOUT.pack(message)
 
 
 def unpack_message(mad: Mad) -> Message:
@@ -475,7 +475,7 @@ def unpack_message(mad: Mad) -> Message:
     kind = _TYPES.get(mad.attribute_id)
     if kind is None:
         raise WireError(f"no communication management message 0x{mad.attribute_id:04x}")
-    message = kind(**kind.LAYOUT.unpack(mad.data))
+    message = kind(**kind._LAYOUT.unpack(mad.data))
     if mad.attribute_modifier and isinstance(message, _WITH_MODIFIER):
         message.attr_mod = mad.attribute_modifier
     return message
@@ -487,6 +487,6 @@ def unpack_mad(data: Buffer) -> tuple[Message, int]:
         first, tid, attribute, modifier = _HEADER.unpack_from(data)
         kind = _TYPES.get(attribute)
         if first == _HEADER_START and kind is not None and not modifier:
-            return kind(**kind.LAYOUT.unpack(data[MAD_SIZE - DATA_SIZE :])), tid
+            return kind(**kind._LAYOUT.unpack(data[MAD_SIZE - DATA_SIZE :])), tid
     mad = Mad.unpack(data)
     return unpack_message(mad), mad.transaction_id

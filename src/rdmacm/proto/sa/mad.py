@@ -112,10 +112,11 @@ def describe_status(status: int) -> str:
 class SaMad:
     """A MAD of the subnet administration class.
 
-    Method, attribute and status are plain numbers, because a peer may send any value. ``component_mask`` selects the
-    fields of the record that count in a request. ``attribute_offset`` is the size of a record in the table, in units of
-    8 bytes. ``data`` are the records: up to 200 bytes, or more in a response that
-    was reassembled. ``sm_key`` is 0 except for trusted requests.
+    ``method``, ``attribute_id``, ``attribute_modifier`` and ``status`` are plain numbers, because a peer may send any
+    value. ``transaction_id``, 64 bits, is the same in a request and its response. ``component_mask`` selects the fields
+    of the record that count in a request. ``attribute_offset`` is the size of a record in the table, in units of 8
+    bytes. ``data`` are the records: up to 200 bytes, or more in a response that was reassembled. ``sm_key`` is 0
+    except for trusted requests. ``rmpp`` is the header of a segment.
     """
 
     method: int

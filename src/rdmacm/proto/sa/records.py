@@ -36,12 +36,20 @@ _EXACTLY = int(Selector.EXACTLY)
 class PathRecord:
     """A path record, 64 bytes (InfiniBand Architecture 15.2.5.16; ``struct ibv_path_record``).
 
-    ``mtu`` is a code, 1..5 for 256..4096 bytes; ``rate`` a code of ``ibv_rate``, 0 for the port's own rate;
-    ``packet_life_time`` an exponent, 4.096 µs · 2^n; their selectors are :class:`Selector`. ``numb_path`` is the most
-    paths that a query asks for. LIDs are 0 on RoCE.
+    ``sgid`` and ``dgid`` are the GIDs of both ends, ``slid`` and ``dlid`` their LIDs, 0 on RoCE. ``mtu`` is a code,
+    1..5 for 256..4096 bytes; ``rate`` a code of ``ibv_rate``, 0 for the port's own rate; ``packet_life_time`` an
+    exponent, 4.096 µs · 2^n. ``mtu_selector``, ``rate_selector`` and ``packet_life_time_selector`` are 0 for greater
+    than, 1 for less than, 2 for exactly that value, 3 for the largest available (of
+    the life time the smallest). ``pkey`` is the P_Key, 16 bits;
+    ``sl`` the service level, 4 bits; ``qos_class`` the quality of service, 12 bits. ``flow_label`` (20 bits),
+    ``traffic_class`` and ``hop_limit`` (8 bits each) are those of the GRH. ``service_id`` is 0, or the service that
+    alone may use the path, 64 bits. ``reversible``: whether the path back has the same values. ``numb_path`` is the
+    most paths that a query asks for. ``preference`` orders paths, 0 first.
     """
 
+    #: The attribute's number.
     ATTRIBUTE: ClassVar = Attribute.PATH_RECORD
+    #: The length in bytes.
     SIZE: ClassVar = _RECORD.size
 
     dgid: Gid
@@ -127,8 +135,12 @@ class PathRecord:
 
 @dataclass(frozen=True, slots=True)
 class PathData:
-    """``struct ibv_path_data``, 72 bytes: a path record and its flags. ``ai_route`` is an array of these."""
+    """``struct ibv_path_data``, 72 bytes: a path record and its flags. ``ai_route`` is an array of these.
 
+    ``path`` is the record, ``flags`` a :class:`~rdmacm.PathFlag`.
+    """
+
+    #: The length in bytes.
     SIZE: ClassVar = _FLAGS.size + _RECORD.size
 
     path: PathRecord

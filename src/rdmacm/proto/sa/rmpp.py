@@ -103,7 +103,8 @@ def describe_rmpp(status: int) -> str:
 class RmppHeader:
     """The 12 bytes after the header of a MAD.
 
-    ``type`` (:class:`RmppType`), ``flags`` (:class:`RmppFlag`) and ``status`` (:class:`RmppStatus`) are plain numbers.
+    ``version`` is 1, or 0 without RMPP. ``type`` (:class:`RmppType`), ``flags`` (:class:`RmppFlag`) and ``status``
+    (:class:`RmppStatus`) are plain numbers.
     ``response_time`` is an exponent, 4.096 µs · 2^n. ``segment`` is the number of a DATA segment, from 1, or in an ACK
     the last segment received in order. ``length`` is the payload length of a DATA segment (in the first segment that of
     all segments, or 0), or in an ACK the last segment of the new window.

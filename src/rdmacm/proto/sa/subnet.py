@@ -78,12 +78,15 @@ def _text(name: bytes) -> str:
 class ServiceRecord:
     """A service and the port that offers it: 176 bytes (InfiniBand Architecture 15.2.5.14).
 
-    ``service_gid`` is that of the port. ``service_key`` must be repeated to change the record. ``service_lease`` is in
-    seconds. ``service_name`` has up to 64 bytes, without the zeros that pad it, and is compared
-    byte by byte. The service may use the data as it likes: 16 bytes, and 8, 4 and 2 numbers of 16, 32 and 64 bits.
+    ``service_id`` has 64 bits. ``service_gid`` and ``service_pkey`` are the port's GID and P_Key. ``service_key`` must
+    be repeated to change the record. ``service_lease`` is in seconds. ``service_name`` has up to 64 bytes, without the
+    zeros that pad it, and is compared byte by byte. The service may use the data as it likes: ``service_data8`` has 16
+    bytes, ``service_data16``, ``service_data32`` and ``service_data64`` have 8, 4 and 2 numbers of that many bits.
     """
 
+    #: The attribute's number.
     ATTRIBUTE: ClassVar = Attribute.SERVICE_RECORD
+    #: The length in bytes.
     SIZE: ClassVar = _SERVICE.size
 
     service_id: int = 0
@@ -158,7 +161,7 @@ class _Record(Packed):
     @classmethod
     def unpack(cls, data: Buffer) -> Self:
         """The record in these bytes, with or without its padding in a table; WireError for another length."""
-        return cls(**cls.LAYOUT.unpack(_unpadded(data, cls.SIZE, cls.__name__)))
+        return cls(**cls._LAYOUT.unpack(_unpadded(data, cls.SIZE, cls.__name__)))
 
     def replace(self, **changes: Any) -> Self:
         """A copy with some fields changed."""
@@ -169,14 +172,20 @@ class _Record(Packed):
 class MCMemberRecord(_Record):
     """A multicast group, or a port's membership in one: 52 bytes, 56 in a table (InfiniBand Architecture 15.2.5.17).
 
-    ``mtu``, ``rate``, ``packet_life_time`` and their selectors are those of a :class:`~rdmacm.proto.sa.PathRecord`.
+    ``mgid`` is the GID of the group, ``port_gid`` that of the member, the zero GID in the record of a group. ``q_key``
+    has 32 bits. ``mtu``, ``mtu_selector``, ``rate``, ``rate_selector``, ``packet_life_time``,
+    ``packet_life_time_selector``, ``pkey``, ``sl``, ``flow_label``, ``traffic_class`` and ``hop_limit`` are those of a
+    :class:`~rdmacm.PathRecord`.
     ``scope`` is 2 link-local, 5 site-local, 8 organization-local, 0xE global; ``join_state`` is :class:`JoinState`.
     ``mlid`` is the multicast LID of the group; a port may join for another one (``proxy_join``).
     """
 
+    #: The attribute's number.
     ATTRIBUTE: ClassVar = Attribute.MC_MEMBER_RECORD
+    #: The length in bytes.
     SIZE: ClassVar = 52
-    LAYOUT: ClassVar = Layout(
+    #: Where each field is.
+    _LAYOUT: ClassVar = Layout(
         52,
         [
             gid("mgid", 0),
@@ -224,12 +233,19 @@ class MCMemberRecord(_Record):
 class NodeRecord(_Record):
     """A port and its node: 108 bytes, 112 in a table (InfiniBand Architecture 15.2.5.2).
 
-    ``node_description`` has up to 64 bytes, without the zeros that pad it.
+    ``lid`` is the port's LID, ``port_guid`` its GUID, ``local_port_num`` its number. ``node_type`` is 1 for a channel
+    adapter, 2 for a switch, 3 for a router; ``num_ports`` the number of the node's ports; ``node_guid`` and
+    ``system_image_guid`` the GUIDs of the node and of the system it is part of; ``partition_cap`` the size of its P_Key
+    tables. ``device_id``, ``revision`` and ``vendor_id`` (an IEEE OUI) are the vendor's. ``base_version`` and
+    ``class_version`` are those of its management datagrams. ``node_description`` has up to 64 bytes, without the zeros
+    that pad it.
     """
 
+    #: The attribute's number.
     ATTRIBUTE: ClassVar = Attribute.NODE_RECORD
+    #: The length in bytes.
     SIZE: ClassVar = 108
-    LAYOUT: ClassVar = Layout(
+    _LAYOUT: ClassVar = Layout(
         108,
         [
             Bits("lid", 0, 0, 16),
@@ -277,13 +293,19 @@ class NodeRecord(_Record):
 class ClassPortInfo(_Record):
     """The capabilities of the manager of a class, and where it redirects to (InfiniBand Architecture 13.4.8.1).
 
-    72 bytes. ``resp_time_value`` is an exponent, 4.096 µs · 2^n. The capability masks are specific to the class.
-    In the names, ``tc`` is a traffic class, ``fl`` a flow label, ``hl`` a hop limit, ``qp`` a queue pair number.
+    72 bytes. ``base_version`` and ``class_version`` are those of its management datagrams. ``resp_time_value`` is an
+    exponent, 4.096 µs · 2^n. ``capability_mask`` and ``capability_mask2`` are specific to the class. Requests go to
+    ``redirect_gid``, ``redirect_lid``, ``redirect_qp`` with ``redirect_pkey``, ``redirect_q_key``, ``redirect_sl``,
+    ``redirect_tc``, ``redirect_fl``, if these are not 0; traps go to ``trap_gid``, ``trap_lid``, ``trap_qp`` with
+    ``trap_pkey``, ``trap_q_key``, ``trap_sl``, ``trap_tc``, ``trap_fl``, ``trap_hl``. In the names, ``tc`` is a traffic
+    class, ``fl`` a flow label, ``hl`` a hop limit, ``qp`` a queue pair number.
     """
 
+    #: The attribute's number.
     ATTRIBUTE: ClassVar = Attribute.CLASS_PORT_INFO
+    #: The length in bytes.
     SIZE: ClassVar = 72
-    LAYOUT: ClassVar = Layout(
+    _LAYOUT: ClassVar = Layout(
         72,
         [
             Bits("base_version", 0, 0, 8),

@@ -70,7 +70,8 @@ class Wire(Protocol):
     def open(self) -> None:
         """Begin to receive. EADDRINUSE if the port is taken, EACCES if another user's processes share it."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Stop to receive, and release every descriptor."""
 
     def abandon(self) -> None:
         """In a child of fork(2): close the child's copies of descriptors, without an effect on the parent."""
