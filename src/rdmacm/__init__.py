@@ -137,8 +137,10 @@ from rdmacm.verbs import QPType as QPType
 if TYPE_CHECKING:
     from rdmacm import aio as aio
     from rdmacm import cma as cma
+    from rdmacm import explanation as explanation
     from rdmacm import ib as ib
     from rdmacm import testing as testing
+    from rdmacm import verbs as verbs
     from rdmacm.captures import Capture as Capture
     from rdmacm.captures import capture as capture
     from rdmacm.endpoint import Connection as Connection

@@ -143,6 +143,7 @@ class Tap(Protocol):
 class Tapped(Protocol):
     """A source of packets, which passes them to its tap: a wire of the software device, or a :class:`Provider`."""
 
+    #: Sees each packet; None for none.
     tap: Tap | None
 
 
@@ -176,6 +177,7 @@ class QueuedEvent(NamedTuple):
 
     #: The API object of the id, as it was given to ``create_id`` or ``adopt``.
     owner: Owner
+    #: What has happened.
     type: CmEventType
     #: 0, a negative errno, a positive code of the transport; an EAI code where the API resolved a name.
     status: int = 0
@@ -248,9 +250,11 @@ class ServiceBackend(Protocol):
 class FoundServices(NamedTuple):
     """What a subnet administrator knows of a service: the answer of :meth:`Provider.find_services`."""
 
-    #: The GID, the device's name and the number (from 1) of the port whose administrator answered.
+    #: The GID of the port whose administrator answered.
     gid: Gid
+    #: The name of its device.
     device: str
+    #: Its number, from 1.
     port_num: int
     #: At least one.
     records: tuple[ServiceRecord, ...]
@@ -261,10 +265,13 @@ class RouteChoice(NamedTuple):
 
     #: The source address; its port is that of the source asked for, or 0.
     source: Address
-    #: The device's name, the port's number (from 1), the row of the source in the port's GID table.
+    #: The device's name.
     device: str
+    #: The port's number, from 1.
     port_num: int
+    #: The row of the source in the port's GID table.
     gid_index: int
+    #: The path from the source.
     path: PathRecord
 
 
@@ -277,6 +284,7 @@ class IdBackend(Protocol):
 
     #: Changes by the tables of :mod:`rdmacm.cmstate` only.
     state: State
+    #: The options that are set.
     options: IdOptions
     #: The source; None until bound. An id bound to a wildcard has a specific address once its address is resolved.
     local_addr: Address | None

@@ -32,9 +32,9 @@ _RUNNING, _NOARP = int(InterfaceFlag.UP | InterfaceFlag.RUNNING), int(InterfaceF
 class Interface(NamedTuple):
     """A network interface.
 
-    ``flags`` are :class:`InterfaceFlag`, ``mtu`` is in bytes, ``arp_type`` is ``ARPHRD_*``. ``address`` and
-    ``broadcast`` are hardware addresses: 6 bytes on Ethernet, 20 on IPoIB. ``slave_kind`` is the kind of its master
-    device ("bond"), if it has one.
+    ``index`` and ``name`` are the kernel's. ``flags`` are :class:`InterfaceFlag`, ``mtu`` is in bytes, ``arp_type`` is
+    ``ARPHRD_*``. ``address`` and ``broadcast`` are hardware addresses: 6 bytes on Ethernet, 20 on IPoIB. ``slave_kind``
+    is the kind of its master device ("bond"), if it has one.
     """
 
     index: int  # type: ignore[assignment]
@@ -53,6 +53,7 @@ class Interface(NamedTuple):
 
     @property
     def is_up(self) -> bool:
+        """Administratively up."""
         return self.flags & _UP != 0
 
     @property
@@ -62,6 +63,7 @@ class Interface(NamedTuple):
 
     @property
     def is_loopback(self) -> bool:
+        """Whether packets stay on this host."""
         return self.flags & _LOOPBACK != 0
 
     @property
@@ -71,9 +73,10 @@ class Interface(NamedTuple):
 
 
 class InterfaceAddress(NamedTuple):
-    """An address of an interface. ``ip`` is packed; ``prefix_length`` is in bits.
+    """An address of an interface, whose index is ``ifindex``.
 
-    ``usable`` is False during duplicate address detection and if it has failed.
+    ``family`` is AF_INET or AF_INET6. ``ip`` is packed; ``prefix_length`` is in bits. ``usable`` is False during
+    duplicate address detection and if it has failed.
     """
 
     family: int
@@ -121,9 +124,10 @@ class NeighbourState(IntEnum):
 
 
 class Neighbour(NamedTuple):
-    """An entry of the neighbour table. ``ip`` is packed; ``link_layer_address`` is empty if it is unknown.
+    """An entry of the neighbour table, for the interface with index ``ifindex``.
 
-    ``link_layer_address`` has 6 bytes on Ethernet and 20 on IPoIB; Linux allows up to 32.
+    ``ip`` is packed. ``state`` is a :class:`NeighbourState`. ``link_layer_address`` is empty if it is
+    unknown; it has 6 bytes on Ethernet and 20 on IPoIB; Linux allows up to 32.
     """
 
     ifindex: int

@@ -407,7 +407,7 @@ class Fabric:
             self._record(outcome, packet, data)
 
     def _record(self, outcome: Outcome, packet: FabricPacket, data: bytes) -> None:
-        self.log.append(LogEntry(self.now, outcome, packet, data))
+        self.log._append(LogEntry(self.now, outcome, packet, data))
 
     def __repr__(self) -> str:
         return f"<Fabric seed {self.seed!r} at {self.now:.9f} s, {len(self.hosts)} hosts>"

@@ -51,7 +51,7 @@ class FabricLog:
         self._entries: deque[LogEntry] = deque()
         self._size = 0
 
-    def append(self, entry: LogEntry) -> None:
+    def _append(self, entry: LogEntry) -> None:
         """Add an entry."""
         self._entries.append(entry)
         self._size += _ENTRY_BYTES + len(entry.data)

@@ -220,6 +220,7 @@ class DeviceBackend(Protocol):
     A device that has no queue pairs, such as one whose driver cannot be reached, raises EOPNOTSUPP in every method.
     """
 
+    #: The device's name.
     name: str
     #: The device's limits. They do not change; connecting also reads them on devices that have no queue pairs.
     attr: DeviceAttr

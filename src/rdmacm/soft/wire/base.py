@@ -17,7 +17,10 @@ __all__ = ["Received", "SocketAddress", "Undelivered", "Wire", "WirePath", "Wire
 
 
 class WirePath(NamedTuple):
-    """A local address and one of a peer: packed IP addresses, and the interface index if they are link-local."""
+    """A local address and one of a peer: ``local`` and ``remote`` are packed IP addresses.
+
+    ``scope_id`` is the interface index if they are link-local, else 0.
+    """
 
     local: bytes
     remote: bytes
@@ -49,6 +52,7 @@ class Undelivered(NamedTuple):
 class WireRoute(Protocol):
     """A path prepared for sending, for senders that use it often."""
 
+    #: The addresses of both ends.
     path: WirePath
     #: The host part of the socket address that packets from the peer have.
     remote_host: str
