@@ -297,6 +297,18 @@ def test_public_docstrings_refer_to_public_names() -> None:
     assert [(label, reference) for label, reference in found if not is_public_reference(reference)] == []
 
 
+def test_guides_and_examples_import_public_modules() -> None:
+    root = SOURCES.parents[1]
+    pages = [root / "README.md", *root.glob("docs/*.md"), *root.glob("examples/*.py")]
+    imported = {
+        (page.name, module)
+        for page in pages
+        for module in re.findall(r"^ *(?:from|import) (rdmacm[\w.]*)", page.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    assert len(imported) > 10
+    assert [each for each in sorted(imported) if each[1] not in {*PUBLIC, *INTERFACES}] == []
+
+
 # -- types --------------------------------------------------------------------------------------------------------
 
 

@@ -48,11 +48,11 @@ Errors: each is an RdmaError, and also the built-in OSError subclass that fits
     RdmaError                the base: errno, address, reason, hint, and often an Explanation
     GaiError                 the error of a lookup, also a socket.gaierror
     CmStateError             the call does not fit the state of the id (EINVAL)
-    CmTimeoutError           nothing happened in time, also a TimeoutError
+    CmTimeoutError           no answer, or no event, in time, also a TimeoutError
     CmRejectedError          the peer's application or host rejected the request, also a ConnectionRefusedError
-    CmRefusedError           no process at the peer has RDMA's UDP port open, also a ConnectionRefusedError
+    CmRefusedError           the UDP port 4791 of the peer is closed, also a ConnectionRefusedError
     CmDisconnectedError      the connection has ended, also a ConnectionResetError
-    CmPermissionError        also a PermissionError
+    CmPermissionError        EACCES or EPERM, also a PermissionError
     CmWouldBlockError        there is nothing to fetch now, also a BlockingIOError
 
 Captures
