@@ -5,9 +5,14 @@ in the page's order. It raises an :class:`~rdmacm.errors.RdmaError` where C retu
 C fills in through a pointer. Ports are in host order; C's ``rdma_get_src_port`` returns network order. Private data and
 option values are bytes, without an argument for their length.
 
-:mod:`~rdmacm.cma.calls` has ``rdma/rdma_cma.h``; :mod:`~rdmacm.cma.verbs` has queue pairs, endpoints and
-``rdma/rdma_verbs.h``; :mod:`~rdmacm.cma.ibverbs` has ``infiniband/verbs.h``; :mod:`~rdmacm.cma.structures` and
-:mod:`~rdmacm.cma.constants` have the structures and the constants of all three. docs/porting.md is a guide.
+Everything is imported from this package. Its modules are short pages for ``pydoc``, by header:
+
+- ``rdmacm.cma.calls``: the functions of ``rdma/rdma_cma.h``
+- ``rdmacm.cma.verbs``: queue pairs, endpoints and ``rdma/rdma_verbs.h``
+- ``rdmacm.cma.ibverbs``: the functions of ``infiniband/verbs.h``
+- ``rdmacm.cma.structures``, ``rdmacm.cma.constants``: the structures and the constants of all three
+
+docs/porting.md is a guide.
 """
 
 from typing import TYPE_CHECKING
