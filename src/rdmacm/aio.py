@@ -40,6 +40,7 @@ from rdmacm.verbs.async_event import AsyncEvent
 from rdmacm.verbs.buffers import Buffer
 from rdmacm.verbs.device import Context
 from rdmacm.verbs.enums import WROpcode
+from rdmacm.verbs.pd import PD
 
 __all__ = [
     "AsyncConnection",
@@ -378,12 +379,13 @@ async def connect(
     keepalive: float | None = 15.0,
     provider: str | Provider | None = None,
     family: int = 0,
+    pd: PD | None = None,
 ) -> AsyncConnection:
     """Connect to a listener. Arguments and errors are those of :func:`rdmacm.connect`.
 
     Host names are looked up in another thread.
     """
-    options = ConnectionOptions(depth, max_message, private_data, responder_resources, initiator_depth, keepalive)
+    options = ConnectionOptions(depth, max_message, private_data, responder_resources, initiator_depth, keepalive, pd)
     dispatcher = _Driver.get(provider)
     try:
         return AsyncConnection(
@@ -401,9 +403,10 @@ async def listen(
     max_message: int = 65536,
     keepalive: float | None = 15.0,
     provider: str | Provider | None = None,
+    pd: PD | None = None,
 ) -> AsyncListener:
     """Listen for connections. Arguments and errors are those of :func:`rdmacm.listen`."""
-    options = ConnectionOptions(depth, max_message, keepalive=keepalive)
+    options = ConnectionOptions(depth, max_message, keepalive=keepalive, pd=pd)
     if isinstance(address, tuple) and address[0]:
         try:
             parse_address(address)
@@ -426,6 +429,7 @@ async def start_server(
     max_message: int = 65536,
     keepalive: float | None = 15.0,
     provider: str | Provider | None = None,
+    pd: PD | None = None,
 ) -> AsyncServer:
     """Listen, and run ``handler(connection)`` for each client, in a task of its own, as asyncio.start_server does.
 
@@ -440,6 +444,7 @@ async def start_server(
         max_message=max_message,
         keepalive=keepalive,
         provider=provider,
+        pd=pd,
     )
     return AsyncServer(listener, handler)
 

@@ -13,6 +13,7 @@ from rdmacm.endpoint.memory import Region
 from rdmacm.explanation import Explanation, Step
 from rdmacm.verbs.buffers import Buffer
 from rdmacm.verbs.enums import AccessFlag
+from rdmacm.verbs.pd import PD
 
 __all__ = ["ConnectionBase", "ListenerBase", "RequestBase"]
 
@@ -47,6 +48,11 @@ class ConnectionBase:
     def max_message(self) -> int:
         """The longest message this side can receive, in bytes."""
         return self._core.options.max_message
+
+    @property
+    def pd(self) -> PD:
+        """Its protection domain: the peer can access regions of this domain only."""
+        return self._core.cmid.pd
 
     @property
     def steps(self) -> tuple[Step, ...]:

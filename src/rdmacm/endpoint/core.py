@@ -30,7 +30,7 @@ from rdmacm.verbs.attr import QPCap
 from rdmacm.verbs.buffers import Buffer, byte_view
 from rdmacm.verbs.cq import CQ
 from rdmacm.verbs.enums import WC, AccessFlag, QPType, SendFlag, WCOpcode, WCStatus, WROpcode
-from rdmacm.verbs.pd import MR
+from rdmacm.verbs.pd import MR, PD
 from rdmacm.verbs.qp import QP, QPInitAttr
 from rdmacm.verbs.wr import RecvWR, SendWR
 
@@ -58,6 +58,8 @@ class ConnectionOptions:
     responder_resources: int = MAXIMUM
     initiator_depth: int = MAXIMUM
     keepalive: float | None = 15.0
+    #: The protection domain, which the connection does not close; None for one of its own.
+    pd: PD | None = None
 
     def __post_init__(self) -> None:
         if self.depth < 1 or self.max_message < 1:
@@ -147,6 +149,8 @@ class ConnectionCore:
         self._last_activity = dispatcher.clock()
         #: Completion queue of sends and receives; None before :meth:`open`, as ``_qp`` and ``_mr``.
         self._cq: CQ | None = None
+        #: The protection domain that :meth:`open` has made; None before that, and with one of the application's.
+        self._own_pd: PD | None = None
         self._qp: QP | None = None
         #: Memory region of ``_receive_memory``.
         self._mr: MR | None = None
@@ -166,8 +170,11 @@ class ConnectionCore:
         assert context is not None
         self._cq = CQ(context, self._send_depth + options.depth)
         self._cq.backend.notify = partial(self.dispatcher.schedule, self)
+        pd = options.pd
+        if pd is None:
+            pd = self._own_pd = PD(context)
         cap = QPCap(self._send_depth, options.depth, 1, 1, _MAX_INLINE)
-        self._qp = cmid.create_qp(QPInitAttr(QPType.RC, scq=self._cq, rcq=self._cq, cap=cap, sq_sig_all=True))
+        self._qp = cmid.create_qp(QPInitAttr(QPType.RC, scq=self._cq, rcq=self._cq, cap=cap, sq_sig_all=True), pd)
         # Untouched pages of a private mapping occupy no memory, so half-open connections cost little.
         self._receive_memory = memoryview(mmap(-1, options.depth * options.max_message, access=ACCESS_COPY))
         self._mr = MR(cmid.pd, self._receive_memory, AccessFlag.LOCAL_WRITE)
@@ -228,6 +235,9 @@ class ConnectionCore:
                 self._mr.close()
             for region in list(self._regions):
                 region.close()
+            if self._own_pd is not None:
+                with contextlib.suppress(RdmaError):  # EBUSY: connections that share it close it with the last of them
+                    self._own_pd.close()
             self._receive_memory = memoryview(b"")
             self.dispatcher.release()
 
@@ -426,6 +436,10 @@ class ConnectionCore:
         if isinstance(data, Region):
             if data.closed:
                 raise cm_error(errno.EINVAL, "the region is closed", name, self.cmid.peer_addr_text)
+            if data.mr.pd is not self.cmid.pd:
+                text = "the region is of a connection with another protection domain"
+                hint = "registering the memory on this connection, or one protection domain for both (pd=)"
+                raise cm_error(errno.EINVAL, text, name, self.cmid.peer_addr_text, hint)
             size = len(data) if length is None else length
             wr.sg = [data.mr.sge(0, size)] if size else []
             return _Operation(name, wr, borrows=True)

@@ -19,6 +19,7 @@ from rdmacm.errors import CmDisconnectedError, RdmaError
 from rdmacm.provider import Provider
 from rdmacm.verbs.buffers import Buffer
 from rdmacm.verbs.enums import WROpcode
+from rdmacm.verbs.pd import PD
 
 __all__ = ["Connection", "Listener", "Request", "connect", "listen"]
 
@@ -180,6 +181,7 @@ def connect(
     keepalive: float | None = 15.0,
     provider: str | Provider | None = None,
     family: int = 0,
+    pd: PD | None = None,
 ) -> Connection:
     """Connect to a listener.
 
@@ -196,6 +198,9 @@ def connect(
     - ``keepalive``: while ``recv`` waits, a peer that has sent nothing for this many seconds is probed, and the
       connection ends when it does not answer. None disables probes.
     - ``family``: AF_INET or AF_INET6, to use only addresses of that family.
+    - ``pd``: the protection domain, for connections of a device that are to share their regions: that of another
+      connection (``conn.pd``), or a ``PD`` of the application's. Each connection has its own by default, so that a
+      region is open to the peer of its connection only.
 
     Raises ValueError for a negative timeout, GaiError when the name cannot be resolved, CmRejectedError when the peer
     rejects the request, CmTimeoutError, or another RdmaError. After several attempts the most informative error is
@@ -208,7 +213,7 @@ def connect(
     ...         list(conn)
     []
     """
-    options = ConnectionOptions(depth, max_message, private_data, responder_resources, initiator_depth, keepalive)
+    options = ConnectionOptions(depth, max_message, private_data, responder_resources, initiator_depth, keepalive, pd)
     dispatcher = Dispatcher(provider)
     try:
         return Connection(run(dispatcher, connect_routine(dispatcher, address, options, source, family), timeout))
@@ -224,6 +229,7 @@ def listen(
     max_message: int = 65536,
     keepalive: float | None = 15.0,
     provider: str | Provider | None = None,
+    pd: PD | None = None,
 ) -> Listener:
     """Listen for connections.
 
@@ -235,7 +241,9 @@ def listen(
     dispatcher = Dispatcher(provider)
     try:
         return Listener(
-            ListenerCore(dispatcher, address, backlog, ConnectionOptions(depth, max_message, keepalive=keepalive))
+            ListenerCore(
+                dispatcher, address, backlog, ConnectionOptions(depth, max_message, keepalive=keepalive, pd=pd)
+            )
         )
     finally:
         dispatcher.release()
