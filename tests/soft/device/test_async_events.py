@@ -22,6 +22,7 @@ from rdmacm.verbs import (
     MR,
     PD,
     QP,
+    SGE,
     SRQ,
     AccessFlag,
     AHAttr,
@@ -47,12 +48,12 @@ from support.pair import ends
 E = EventType
 
 
-def to_rts(qp: QP, there: QP) -> None:
+def connect(qp: QP, there: QP, state: QPState = QPState.RTS) -> None:
     route = GlobalRoute(dgid=there.pd.context.query_gid(1, 0), sgid_index=0, hop_limit=64)
     attr = QPAttr(ah_attr=AHAttr(is_global=True, gr=route), dest_qp_num=there.qp_num)
     attr.max_rd_atomic = attr.max_dest_rd_atomic = 1
     attr.min_rnr_timer, attr.rnr_retry, attr.timeout, attr.retry_cnt = 12, 7, 10, 1
-    qp.to_rts(attr)
+    (qp.to_rts if state is QPState.RTS else qp.to_rtr)(attr)
 
 
 class Side:
@@ -84,14 +85,14 @@ class Side:
 
 
 class Sides:
-    """Two sides, connected."""
+    """Two sides, connected; the second, which ``arguments`` describe, may be left in RTR."""
 
-    def __init__(self, **arguments: Any) -> None:
+    def __init__(self, state: QPState = QPState.RTS, **arguments: Any) -> None:
         self.fabric = Fabric()
         self.a = Side(self.fabric.host("a", "10.0.0.1"))
         self.b = Side(self.fabric.host("b", "10.0.0.2"), **arguments)
-        to_rts(self.a.qp, self.b.qp)
-        to_rts(self.b.qp, self.a.qp)
+        connect(self.a.qp, self.b.qp)
+        connect(self.b.qp, self.a.qp, state)
 
     def send(self, count: int = 1) -> None:
         """Send from a to b, and wait until it is complete."""
@@ -115,10 +116,13 @@ def sides(**arguments: Any) -> Iterator[Sides]:
 
 
 def test_communication_established() -> None:
-    with sides() as both:
-        both.b.qp.post_recv([RecvWR(1), RecvWR(2)])
-        both.send(2)
-        assert both.b.events() == [(E.COMM_EST, both.b.qp)]
+    """The first packet raises it if it arrives in RTR, where the end awaits its peer."""
+    for state, expected in ((QPState.RTR, [E.COMM_EST]), (QPState.RTS, [])):
+        with sides(state=state) as both:
+            both.b.qp.post_recv([RecvWR(1), RecvWR(2)])
+            both.send(2)
+            assert both.b.events() == [(event, both.b.qp) for event in expected]
+            assert both.a.events() == []
 
 
 def test_fatal_error_of_a_queue_pair() -> None:
@@ -137,8 +141,8 @@ def test_send_queue_drained() -> None:
         both.a.qp.post_send(SendWR(1))
         mask = QPAttrMask.STATE | QPAttrMask.EN_SQD_ASYNC_NOTIFY
         both.a.qp.modify(QPAttr(qp_state=QPState.SQD, en_sqd_async_notify=1), mask)
-        with both.a.context.get_async_event(60) as first, both.a.context.get_async_event(60) as second:
-            assert [each.event_type for each in (first, second)] == [E.COMM_EST, E.SQ_DRAINED]
+        with both.a.context.get_async_event(60) as event:
+            assert (event.event_type, event.element) == (E.SQ_DRAINED, both.a.qp)
 
 
 def test_limit_and_end_of_a_shared_receive_queue() -> None:
@@ -148,7 +152,7 @@ def test_limit_and_end_of_a_shared_receive_queue() -> None:
         srq.post_recv([RecvWR(n) for n in range(4)])
         srq.modify(SrqAttr(srq_limit=3), SrqAttrMask.LIMIT)
         both.send(2)
-        assert both.b.events() == [(E.COMM_EST, both.b.qp), (E.SRQ_LIMIT_REACHED, srq)]
+        assert both.b.events() == [(E.SRQ_LIMIT_REACHED, srq)]
         assert srq.query().srq_limit == 0
         srq.modify(SrqAttr(srq_limit=2), SrqAttrMask.LIMIT)
         both.send(1)
@@ -163,7 +167,7 @@ def test_overflow_of_a_completion_queue() -> None:
         both.send(2)
         both.a.qp.post_send(SendWR(2))
         both.fabric.run(1)
-        assert both.b.events() == [(E.COMM_EST, both.b.qp), (E.CQ_ERR, both.b.cq), (E.QP_FATAL, both.b.qp)]
+        assert both.b.events() == [(E.CQ_ERR, both.b.cq), (E.QP_FATAL, both.b.qp)]
 
 
 def test_changes_of_a_port() -> None:
@@ -211,12 +215,14 @@ def test_queue_pairs_of_ids_report_to_their_context() -> None:
         active, passive = both.connect()
         assert active.verbs is not None
         assert passive.verbs is not None
+        assert active.qp is not None
         with passive.reg_msgs(bytearray(16)) as mr:
             passive.post_recv(1, mr)
             active.post_send(1, b"data", flags=SendFlag.INLINE)
             passive.get_recv_comp(60)
-        with passive.verbs.get_async_event(60) as event:
-            assert (event.event_type, event.element) == (E.COMM_EST, passive.qp)
+        active.qp.post_send(SendWR(2, sg=[SGE(addr=1, length=1, lkey=1)]))
+        with active.verbs.get_async_event(60) as event:
+            assert (event.event_type, event.element) == (E.QP_FATAL, active.qp)
         with pytest.raises(RdmaError, match="the ids of the device share this context") as raised:
             passive.verbs.close()
         assert raised.value.errno == errno.EBUSY

@@ -176,14 +176,14 @@ def test_sqd_drains_the_send_queue(pair: Pair) -> None:
     assert ends.left.query().sq_draining == 1
     ends.left.post_send([SendWR(2)])
     pair.settle()
-    assert (heard, ends.left.query().sq_draining) == ([EventType.COMM_EST, EventType.SQ_DRAINED], 0)
+    assert (heard, ends.left.query().sq_draining) == ([EventType.SQ_DRAINED], 0)
     assert told(ends.left_cq.poll(10)) == [(1, "SUCCESS")]
     to_rts_again = QPAttr(qp_state=QPState.RTS)
     ends.left.modify(to_rts_again, QPAttrMask.STATE)
     assert told(ends.at_left()) == [(2, "SUCCESS")]
 
 
-def test_first_packet_raises_comm_est(pair: Pair) -> None:
+def test_first_packet_in_rtr_raises_comm_est(pair: Pair) -> None:
     cq = pair.a.cq()
     left, right = pair.a.qp(cq), pair.b.qp()
     heard = Heard()
@@ -196,6 +196,15 @@ def test_first_packet_raises_comm_est(pair: Pair) -> None:
     pair.settle()
     assert heard == [EventType.COMM_EST]
     assert told(cq.poll(9)) == [(1, "SUCCESS"), (2, "SUCCESS")]
+
+
+def test_first_packet_in_rts_raises_nothing(pair: Pair) -> None:
+    ends = Connected(pair)
+    heard = ends.left.async_events = ends.right.async_events = Heard()
+    ends.right.post_recv([RecvWR(1)])
+    ends.left.post_send([SendWR(1)])
+    assert told(ends.at_left()) == [(1, "SUCCESS")]
+    assert heard == []
 
 
 def test_fatal_errors_raise_an_event(pair: Pair) -> None:

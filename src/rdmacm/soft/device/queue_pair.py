@@ -121,7 +121,7 @@ class SoftQP:
         self._closed = False
         #: Takes its asynchronous events.
         self.async_events: AsyncEvents | None = None
-        #: Called with the first packet that is accepted (COMM_EST), for the id that it is attached to.
+        #: Called with the first packet that is accepted, for the id that it is attached to.
         self.on_comm_est: Callable[[], None] | None = None
         self._enter_reset()
         mux.attach(self)
@@ -141,7 +141,7 @@ class SoftQP:
         #: Requests that occupy the send queue, and the receive queue.
         self._sends = 0
         self._recvs = 0
-        #: Whether COMM_EST was reported, and in SQD SQ_DRAINED.
+        #: Whether a packet was accepted, and in SQD whether SQ_DRAINED was reported.
         self._established = False
         self._drain_reported = False
 
@@ -470,7 +470,8 @@ class SoftQP:
             self._established = True
             if self.on_comm_est is not None:
                 self.on_comm_est()
-            self._report(EventType.COMM_EST)
+            if self.state is _RTR:  # InfiniBand Architecture 11.6.3.1
+                self._report(EventType.COMM_EST)
         if engine.completed:
             self._complete(engine)
         if engine.failed or self.state is not _RTS:
