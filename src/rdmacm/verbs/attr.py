@@ -239,7 +239,8 @@ class SrqAttr:
 
     - ``max_wr``: work requests in the queue.
     - ``max_sge``: scatter/gather elements in one work request.
-    - ``srq_limit``: SRQ_LIMIT_REACHED is raised once when fewer receives than this are queued; 0 is never.
+    - ``srq_limit``: SRQ_LIMIT_REACHED is raised once, by a message after which fewer receives than this are queued; 0
+      is never.
     """
 
     max_wr: int = 100

@@ -67,7 +67,8 @@ class SRQ(Resource):
     def modify(self, attr: SrqAttr, comp_mask: int) -> None:
         """Set the attributes that ``comp_mask`` (a :class:`SrqAttrMask`) names, ibv_modify_srq(3).
 
-        LIMIT sets ``srq_limit``, which arms SRQ_LIMIT_REACHED; MAX_WR resizes the queue. EINVAL: ``srq_limit`` is above
+        LIMIT sets ``srq_limit``, which arms SRQ_LIMIT_REACHED; MAX_WR resizes the queue. If fewer receives are queued
+        already, the next message raises the event, also when it finds the queue empty. EINVAL: ``srq_limit`` is above
         ``max_wr``; unknown bits; the device does not resize (SRQ_RESIZE is not in its ``device_cap_flags``, as in those
         of the software devices). Nothing is modified then.
         """

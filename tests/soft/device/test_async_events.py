@@ -161,6 +161,21 @@ def test_limit_and_end_of_a_shared_receive_queue() -> None:
         assert both.b.events() == [(E.QP_LAST_WQE_REACHED, both.b.qp)]
 
 
+@pytest.mark.parametrize("posted", [0, 1])
+def test_limit_above_the_number_of_receives_is_reported_by_the_next_message(posted: int) -> None:
+    with sides(srq=True) as both:
+        srq = both.b.srq
+        assert srq is not None
+        srq.post_recv([RecvWR(n) for n in range(posted)])
+        srq.modify(SrqAttr(srq_limit=5), SrqAttrMask.LIMIT)
+        assert (srq.query().srq_limit, both.b.events()) == (5, [])
+        both.a.qp.post_send(SendWR(1))
+        both.fabric.run(0.001)
+        assert both.b.events() == [(E.SRQ_LIMIT_REACHED, srq)]
+        both.fabric.run(0.01)  # the message is repeated
+        assert (srq.query().srq_limit, both.b.events()) == (0, [])
+
+
 def test_overflow_of_a_completion_queue() -> None:
     with sides(cqe=2) as both:
         both.b.qp.post_recv([RecvWR(n) for n in range(3)])

@@ -53,10 +53,9 @@ class SoftSRQ:
 
     def take(self) -> RecvWork | None:
         """Take the next receive, for a queue pair that has a message; None if the queue is empty."""
-        if not self._queue:
-            return None
-        taken = self._queue.popleft()
-        if len(self._queue) < self._limit:
+        queue = self._queue
+        taken = queue.popleft() if queue else None
+        if len(queue) < self._limit:
             self._limit = 0
             if self.async_events is not None:
                 self.async_events.post(EventType.SRQ_LIMIT_REACHED)
