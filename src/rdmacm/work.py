@@ -110,6 +110,26 @@ class WC:
     vendor_err: int = 0
 
     @property
+    def pkey_index(self) -> int:
+        """Datagrams: the row of the P_Key table. The software devices have one row, 0."""
+        return 0
+
+    @property
+    def slid(self) -> int:
+        """Datagrams on InfiniBand: the sender's LID. On Ethernet this and the next two are 0."""
+        return 0
+
+    @property
+    def sl(self) -> int:
+        """Datagrams on InfiniBand: the service level."""
+        return 0
+
+    @property
+    def dlid_path_bits(self) -> int:
+        """Datagrams on InfiniBand: the low bits of the destination's LID."""
+        return 0
+
+    @property
     def wc_flags(self) -> WCFlag:
         """``ibv_wc.wc_flags``, from the fields above."""
         return (

@@ -495,6 +495,23 @@ def test_queue_pair_reports_its_attributes(device: RecordingDevice, context: Con
     rcq.close()
 
 
+def test_objects_know_what_they_are_made_from(context: Context) -> None:
+    with (
+        PD(context) as pd,
+        CompChannel(context) as channel,
+        CQ(context, 4, channel) as scq,
+        CQ(context, 4) as rcq,
+        SRQ(pd) as srq,
+        MR(pd, bytearray(1), AccessFlag.LOCAL_WRITE) as mr,
+        QP(pd, QPInitAttr(scq=scq, rcq=rcq, srq=srq)) as qp,
+    ):
+        assert (qp.send_cq, qp.recv_cq, qp.srq, qp.pd, mr.pd, srq.pd) == (scq, rcq, srq, pd, pd, pd)
+        assert {each.context for each in (pd, channel, scq, srq, mr, qp)} == {context}
+        assert (scq.comp_channel, rcq.comp_channel) == (channel, None)
+        assert channel.fd == channel.fileno()
+    assert channel.fd == -1
+
+
 def test_queue_pair_capacities_are_limited(context: Context) -> None:
     pd, cq = PD(context), CQ(context, 8)
     maximum = QPCap(64, 64, 8, 8, 256)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from rdmacm.verbs.attr import AHAttr
 from rdmacm.verbs.checks import check_av
+from rdmacm.verbs.device import Context
 from rdmacm.verbs.pd import PD
 from rdmacm.verbs.resource import Resource
 
@@ -30,6 +31,11 @@ class AH(Resource):
         self.pd = pd
         self.attr = replace(attr, gr=replace(attr.gr))
         self._make("create_ah", (pd,), lambda: None)
+
+    @property
+    def context(self) -> Context:
+        """The open device that it was made from."""
+        return self.pd.context
 
     def __repr__(self) -> str:
         return f"<AH {self.attr.gr.dgid}{' closed' if self._closed else ''}>"

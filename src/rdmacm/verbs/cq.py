@@ -65,6 +65,11 @@ class CompChannel(Resource):
         """A descriptor that polls readable when there may be an event (try with ``timeout=0``); -1 once closed."""
         return -1 if self._closed else self.backend.fileno()
 
+    @property
+    def fd(self) -> int:
+        """:meth:`fileno`, with C's name."""
+        return self.fileno()
+
     def _destroy(self) -> None:
         self.backend.close()
 
@@ -117,6 +122,11 @@ class CQ(Resource):
         )
         self.backend.async_events = owner
         _ = context._async_queue  # events of the device are queued from now on
+
+    @property
+    def comp_channel(self) -> CompChannel | None:
+        """``channel``, with pyverbs' name."""
+        return self.channel
 
     @property
     def cqe(self) -> int:

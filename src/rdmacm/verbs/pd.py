@@ -74,6 +74,11 @@ class MR(Resource):
         self.addr = self.backend.addr
         self.length = self.backend.length
 
+    @property
+    def context(self) -> Context:
+        """The open device that it was made from."""
+        return self.pd.context
+
     def sge(self, offset: int = 0, length: int | None = None) -> SGE:
         """``length`` bytes at ``offset`` for a work request, None for the rest; EINVAL outside the region."""
         if length is None:

@@ -151,6 +151,16 @@ class QP(Resource):
         return self._init_attr.rcq
 
     @property
+    def send_cq(self) -> CQ | None:
+        """:attr:`scq`, with C's name."""
+        return self._init_attr.scq
+
+    @property
+    def recv_cq(self) -> CQ | None:
+        """:attr:`rcq`, with C's name."""
+        return self._init_attr.rcq
+
+    @property
     def srq(self) -> SRQ | None:
         """The shared receive queue; None with a receive queue of its own."""
         return self._init_attr.srq
