@@ -458,7 +458,7 @@ def _look_up(address: SockAddr) -> SockAddr:
 async def get_async_event(context: Context) -> AsyncEvent:
     """Return the next asynchronous event of a device, as :meth:`rdmacm.Context.get_async_event`.
 
-    A cancelled call loses no event. End all calls before you close the context.
+    A cancelled call loses no event. EBADF once the context is closed, also in tasks that were waiting.
     """
     loop = asyncio.get_running_loop()
     while True:
@@ -466,15 +466,27 @@ async def get_async_event(context: Context) -> AsyncEvent:
             return context.get_async_event(0)
         except CmWouldBlockError:
             pass
-        # A copy, because a loop has one reader for each descriptor, and several tasks may wait.
-        fd = os.dup(context.async_fd)
         readable = loop.create_future()
-        loop.add_reader(fd, _set_done, readable)
+        wake = partial(_wake, loop, readable)  # a loop does not see that a descriptor was closed
+        context._on_close.append(wake)
         try:
-            await readable
+            if (shared := context.async_fd) < 0:
+                continue
+            # A copy, because a loop has one reader for each descriptor, and several tasks may wait.
+            fd = os.dup(shared)
+            loop.add_reader(fd, _set_done, readable)
+            try:
+                await readable
+            finally:
+                loop.remove_reader(fd)
+                os.close(fd)
         finally:
-            loop.remove_reader(fd)
-            os.close(fd)
+            context._on_close.remove(wake)
+
+
+def _wake(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(_set_done, future)
 
 
 async def async_events(context: Context) -> AsyncIterator[AsyncEvent]:

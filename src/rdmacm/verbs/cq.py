@@ -41,7 +41,8 @@ class CompChannel(Resource):
 
         ``timeout`` is in seconds: None waits for ever, 0 not at all. Acknowledge each event with
         :meth:`CQ.ack_events`, and arm the queue again for the next. CmTimeoutError when the time runs out,
-        CmWouldBlockError for 0; EBADF once the channel is closed; ValueError for a negative timeout.
+        CmWouldBlockError for 0; EBADF once the channel is closed, also in threads that were waiting; ValueError for a
+        negative timeout.
         """
         check_timeout(timeout)
         limit = None if timeout is None else time.monotonic() + timeout

@@ -157,7 +157,7 @@ class Context:
     - ``name``: the device's name when it was opened.
     """
 
-    __slots__ = ("_async_queues", "_backend", "_closed", "_open", "_read", "_shared", "name")
+    __slots__ = ("_async_queues", "_backend", "_closed", "_on_close", "_open", "_read", "_shared", "name")
 
     def __init__(
         self,
@@ -171,6 +171,8 @@ class Context:
         self._read = read
         self._shared = shared
         self._closed = False
+        #: Called by :meth:`close`, for what waits for :attr:`async_fd` in an event loop.
+        self._on_close: list[Callable[[], None]] = []
         self._open = open
         self._backend: DeviceBackend | None = None
         #: The queue of asynchronous events, once it is needed. In a dict, because setdefault() is atomic.
@@ -344,6 +346,8 @@ class Context:
         self._closed = True
         for queue in self._async_queues.values():
             queue.close()
+        for call in tuple(self._on_close):
+            call()
 
     def __enter__(self) -> Self:
         return self

@@ -7,13 +7,13 @@ import errno
 import gc
 import select
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from rdmacm import CmId, CmTimeoutError, CmWouldBlockError, Context, RdmaError, aio, cma, open_device
+from rdmacm import CmId, CmTimeoutError, CmWouldBlockError, Context, EventChannel, RdmaError, aio, cma, open_device
 from rdmacm.soft.device.async_events import MAX_EVENTS, SoftAsyncQueue
 from rdmacm.soft.ib.ports import IbDevice
 from rdmacm.testing import Fabric, Host
@@ -310,6 +310,24 @@ def test_close_ends_a_wait(loopback: Loopback) -> None:
     assert raised.value.errno == errno.EBADF
 
 
+@pytest.mark.parametrize("kind", ["event channel", "completion channel", "completion queue"])
+def test_closing_ends_the_wait_of_another_thread(loopback: Loopback, kind: str) -> None:
+    made: EventChannel | CompChannel | CQ
+    if kind == "event channel":
+        made = EventChannel()
+        wait: Callable[[float], object] = made.get_event
+    elif kind == "completion channel":
+        made = CompChannel(loopback.context)
+        wait = made.get_cq_event
+    else:
+        made = CQ(loopback.context, 1)
+        wait = made.wait
+    threading.Timer(0.05, made.close).start()
+    with pytest.raises(RdmaError, match="is closed") as raised:
+        wait(10)
+    assert raised.value.errno == errno.EBADF
+
+
 def test_descriptor(loopback: Loopback) -> None:
     context = loopback.context
     fd = context.async_fd
@@ -354,6 +372,26 @@ def test_asyncio(loopback: Loopback) -> None:
         raise AssertionError
 
     assert asyncio.run(main()) == [E.QP_LAST_WQE_REACHED] * 2
+
+
+def test_closing_the_context_ends_the_tasks_that_wait(loopback: Loopback) -> None:
+    async def iterate() -> None:
+        async for event in aio.async_events(loopback.context):
+            event.ack()
+
+    async def main() -> list[BaseException | None]:
+        waiting = [asyncio.create_task(iterate()) for _ in range(2)]
+        await asyncio.sleep(0.01)
+        assert not any(task.done() for task in waiting)
+        await asyncio.to_thread(loopback.context.close)
+        async with asyncio.timeout(5):
+            await asyncio.wait(waiting)
+        assert loopback.context._on_close == []
+        return [task.exception() for task in waiting]
+
+    for error in asyncio.run(main()):
+        assert isinstance(error, RdmaError)
+        assert (error.errno, "the context is closed" in str(error)) == (errno.EBADF, True)
 
 
 # -- acknowledging ----------------------------------------------------------------------------------------------
