@@ -205,6 +205,33 @@ def test_fields_out_of_range_are_refused(rig: Rig) -> None:
     rig.accepted(SendWR(1, O.SEND, remote_addr=-1, imm_data=-1))  # a SEND ignores them
 
 
+@pytest.mark.parametrize("value", [4.0, "4", None])
+def test_numbers_that_are_not_whole_are_refused_before_anything_is_queued(rig: Rig, value: Any) -> None:
+    ours, theirs = rig.mr.addr, [rig.mr.sge(0, 8)]
+    swap: dict[str, Any] = {"opcode": O.ATOMIC_CMP_AND_SWP, "sg": theirs}
+    requests: dict[str, list[SendWR | RecvWR]] = {
+        "wr_id": [SendWR(value), RecvWR(value), SendWR(value, sg=[b"x"], send_flags=INLINE)],
+        "addr": [kind(1, sg=[SGE(value, 4, rig.mr.lkey)]) for kind in (SendWR, RecvWR)],
+        "length": [kind(1, sg=[SGE(ours, value, rig.mr.lkey)]) for kind in (SendWR, RecvWR)],
+        "lkey": [kind(1, sg=[SGE(ours, 4, value)]) for kind in (SendWR, RecvWR)],
+        "send_flags": [SendWR(1, send_flags=value)],
+        "remote_addr": [SendWR(1, O.RDMA_WRITE, remote_addr=value)],
+        "rkey": [SendWR(1, O.RDMA_READ, rkey=value)],
+        "compare_add": [SendWR(1, compare_add=value, **swap)],
+        "swap": [SendWR(1, swap=value, **swap)],
+        "imm_data": [SendWR(1, O.SEND_WITH_IMM, imm_data=value)],
+        "invalidate_rkey": [SendWR(1, O.SEND_WITH_INV, invalidate_rkey=value)],
+    }
+    for name, wrs in requests.items():
+        for wr in wrs:
+            post: Any = rig.qp.post_send if isinstance(wr, SendWR) else rig.qp.post_recv
+            for posted in (wr, [wr]):
+                with pytest.raises(RdmaError, match=f"{name} is {value!r}, not a whole number") as raised:
+                    post(posted)
+                assert (raised.value.errno, raised.value.bad_wr) == (errno.EINVAL, wr)
+    assert (rig.backend.sent, rig.backend.received) == ([], [])
+
+
 @pytest.mark.parametrize(("mtu", "maximum"), [(Mtu.MTU_1024, 1024), (Mtu.MTU_2048, 2048), (None, 4096)])
 def test_datagrams_need_an_address_handle_and_fit_the_mtu(mtu: Mtu | None, maximum: int) -> None:
     device = RecordingDevice()

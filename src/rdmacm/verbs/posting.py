@@ -4,12 +4,16 @@ They are made here, once, when a request is posted; a refused request never reac
 whether an lkey is valid: a wrong one shows in the completion (LOC_PROT_ERR).
 
 Every error of a post has ``bad_wr``, the refused request.
+
+A number is anything with ``__index__``, so that a float is refused before anything is queued:
+``index`` raises TypeError for it, and :func:`wrong_type` names the field.
 """
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from operator import index
 from typing import TypeVar
 
 from rdmacm.address import ALL_BITS_64
@@ -56,6 +60,13 @@ _OPERANDS_BY_CODE = {
 }
 
 
+#: The other numbers of a send request.
+_NUMBERS = (
+    *("send_flags", "remote_addr", "rkey", "compare_add", "swap", "imm_data", "invalidate_rkey"),
+    *("remote_qpn", "remote_qkey"),
+)
+
+
 class SendRules:
     """What the send queue of one queue pair accepts."""
 
@@ -86,10 +97,13 @@ class SendRules:
         if not 0 <= flags <= _ALL_FLAGS:
             raise _refused(wr, f"unknown send_flags {flags & ~_ALL_FLAGS:#x}", "flags of SendFlag")
         inline = _and(flags, SEND_INLINE)
+        index(wr.wr_id)
         length = 0
         for piece in sg:
             if isinstance(piece, SGE):
-                part = piece.length
+                part = index(piece.length)
+                index(piece.addr)
+                index(piece.lkey)
                 if part < 0:
                     raise _refused(wr, f"an element of {part} bytes")
             elif not inline:
@@ -116,20 +130,20 @@ class SendRules:
 
     def _check_operands(self, wr: SendWR, operands: int, length: int) -> None:
         if operands & _REMOTE:
-            if not 0 <= wr.remote_addr <= ALL_BITS_64:
+            if not 0 <= index(wr.remote_addr) <= ALL_BITS_64:
                 raise _refused(wr, f"remote_addr {wr.remote_addr:#x} has more than 64 bits")
-            if not 0 <= wr.rkey < 1 << 32:
+            if not 0 <= index(wr.rkey) < 1 << 32:
                 raise _refused(wr, f"rkey {wr.rkey:#x} has more than 32 bits")
         if operands & _ATOMIC:
             if length != 8:
                 raise _refused(wr, f"an atomic fetches 8 bytes, not {length}")
             if wr.remote_addr & 7:
                 raise _refused(wr, f"an atomic's remote_addr is a multiple of 8, not {wr.remote_addr:#x}")
-            if not (0 <= wr.compare_add <= ALL_BITS_64 and 0 <= wr.swap <= ALL_BITS_64):
+            if not (0 <= index(wr.compare_add) <= ALL_BITS_64 and 0 <= index(wr.swap) <= ALL_BITS_64):
                 raise _refused(wr, "the operands of an atomic have 64 bits")
-        if operands & _IMM and not 0 <= wr.imm_data < 1 << 32:
+        if operands & _IMM and not 0 <= index(wr.imm_data) < 1 << 32:
             raise _refused(wr, f"imm_data {wr.imm_data:#x} has more than 32 bits")
-        if operands & _INVALIDATE and not 0 <= wr.invalidate_rkey < 1 << 32:
+        if operands & _INVALIDATE and not 0 <= index(wr.invalidate_rkey) < 1 << 32:
             raise _refused(wr, f"invalidate_rkey {wr.invalidate_rkey:#x} has more than 32 bits")
         if operands & _DATAGRAM:
             self._check_datagram(wr)
@@ -142,9 +156,9 @@ class SendRules:
             raise ah._closed_error("post_send")
         if ah.pd is not self._pd:
             raise _refused(wr, "the address handle is of another protection domain")
-        if not 0 <= wr.remote_qpn < 1 << 24:
+        if not 0 <= index(wr.remote_qpn) < 1 << 24:
             raise _refused(wr, f"remote_qpn {wr.remote_qpn:#x} has more than 24 bits")
-        if not 0 <= wr.remote_qkey < 1 << 32:
+        if not 0 <= index(wr.remote_qkey) < 1 << 32:
             raise _refused(wr, f"remote_qkey {wr.remote_qkey:#x} has more than 32 bits")
 
 
@@ -153,9 +167,12 @@ def check_recv(wr: RecvWR, max_sge: int) -> None:
     sg = wr.sg
     if len(sg) > max_sge:
         raise _refused(wr, f"{len(sg)} elements, and max_recv_sge is {max_sge}")
+    index(wr.wr_id)
     try:
         for sge in sg:
-            if sge.length < 0:
+            index(sge.addr)
+            index(sge.lkey)
+            if index(sge.length) < 0:
                 raise _refused(wr, f"an element of {sge.length} bytes")
     except AttributeError:
         raise _refused(wr, "a buffer that is not registered", "mr.sge()") from None
@@ -186,9 +203,21 @@ def first(wrs: W | Iterable[W]) -> W | None:
 
 def wrong_type(wr: object, error: Exception) -> RdmaError:
     """EINVAL for a request with a value of a wrong type, which its check has failed with."""
-    refusal = _refused(wr, str(error))
+    fault = next((f"{name} is {value!r}" for name, value in _numbers(wr) if not hasattr(value, "__index__")), None)
+    refusal = _refused(wr, str(error) if fault is None else f"{fault}, not a whole number")
     refusal.bad_wr = wr
     return refusal
+
+
+def _numbers(wr: object) -> Iterator[tuple[str, object]]:
+    """The numbers of a request and of its elements, with the names of the fields."""
+    if isinstance(wr, SendWR | RecvWR):
+        yield "wr_id", wr.wr_id
+        for piece in wr.sg:
+            if isinstance(piece, SGE):
+                yield from (("addr", piece.addr), ("length", piece.length), ("lkey", piece.lkey))
+    if isinstance(wr, SendWR):
+        yield from ((name, getattr(wr, name)) for name in _NUMBERS)
 
 
 def _refused(wr: object, why: str, hint: str | None = None) -> RdmaError:
