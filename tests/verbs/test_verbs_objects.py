@@ -512,6 +512,43 @@ def test_objects_know_what_they_are_made_from(context: Context) -> None:
     assert channel.fd == -1
 
 
+def test_objects_outlive_their_context(context: Context) -> None:
+    with PD(context) as pd, CQ(context, 4) as cq, QP(pd, QPInitAttr(scq=cq, rcq=cq)) as qp:
+        context.close()
+        qp.to_init(QPAttr())
+        with SRQ(pd) as srq:
+            assert srq.query().max_wr
+        for make in (PD, CompChannel, lambda closed: CQ(closed, 4)):
+            with pytest.raises(RdmaError, match="the context is closed") as raised:
+                make(context)
+            assert raised.value.errno == errno.EBADF
+
+
+def test_arguments_of_another_class_are_refused(context: Context) -> None:
+    wrong: Any = 5
+    nothing: Any = None  # the context of an id that is not bound
+    unlike: Any = SrqAttr()
+    with PD(context) as pd, CQ(context, 4) as cq:
+        for make, text in (
+            (lambda: PD(nothing), "context is None, not of class Context"),
+            (lambda: CQ(nothing, 4), "context is None"),
+            (lambda: CompChannel(nothing), "context is None"),
+            (lambda: CQ(context, 4, wrong), "channel is 5, not of class CompChannel"),
+            (lambda: SRQ(pd, unlike), "init_attr is SrqAttr"),
+            (lambda: QP(pd, QPInitAttr(scq=wrong, rcq=cq)), "scq is 5, not of class CQ"),
+            (lambda: QP(pd, QPInitAttr(scq=cq, rcq=wrong)), "rcq is 5"),
+            (lambda: QP(pd, QPInitAttr(scq=cq, rcq=cq, srq=wrong)), "srq is 5, not of class SRQ"),
+        ):
+            with pytest.raises(RdmaError, match=text) as raised:
+                make()
+            assert raised.value.errno == errno.EINVAL
+
+
+def test_limit_is_not_armed_when_the_queue_is_made(context: Context) -> None:
+    with PD(context) as pd, SRQ(pd, SrqInitAttr(SrqAttr(8, 1, srq_limit=4))) as srq:
+        assert srq.query() == SrqAttr(8, 1, srq_limit=0)
+
+
 def test_queue_pair_capacities_are_limited(context: Context) -> None:
     pd, cq = PD(context), CQ(context, 8)
     maximum = QPCap(64, 64, 8, 8, 256)

@@ -240,7 +240,7 @@ class SrqAttr:
     - ``max_wr``: work requests in the queue.
     - ``max_sge``: scatter/gather elements in one work request.
     - ``srq_limit``: SRQ_LIMIT_REACHED is raised once, by a message after which fewer receives than this are queued; 0
-      is never.
+      is never. Only ``SRQ.modify`` sets it: it does not count when the queue is made.
     """
 
     max_wr: int = 100

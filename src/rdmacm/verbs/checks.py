@@ -37,7 +37,17 @@ from rdmacm.verbs.attr import AHAttr, DeviceAttr, GlobalRoute, QPAttr, QPCap, Sr
 from rdmacm.verbs.device import Context
 from rdmacm.verbs.enums import AccessFlag, LinkLayer, MigState, Mtu, QPAttrMask
 
-__all__ = ["check_av", "check_caps", "check_kind", "check_number", "check_srq", "check_values", "flags", "member"]
+__all__ = [
+    "check_context",
+    "check_av",
+    "check_caps",
+    "check_kind",
+    "check_number",
+    "check_srq",
+    "check_values",
+    "flags",
+    "member",
+]
 
 E = TypeVar("E", bound=IntEnum)
 F = TypeVar("F", bound=IntFlag)
@@ -105,6 +115,13 @@ def check_kind(name: str, value: object, kind: type, step: str) -> None:
         raise cm_error(errno.EINVAL, f"{name} is {value!r}, not of class {kind.__name__}", step)
 
 
+def check_context(context: Context, step: str) -> None:
+    """Check the context that an object is made from; EBADF once it is closed."""
+    check_kind("context", context, Context, step)
+    if context.closed:
+        raise cm_error(errno.EBADF, "the context is closed", step, context.name)
+
+
 def check_caps(cap: QPCap, device: DeviceAttr, with_receives: bool) -> None:
     """Check the sizes of a queue pair; those of its receive queue only ``with_receives``."""
     wrs, sges = device.max_qp_wr, device.max_sge
@@ -152,6 +169,8 @@ def check_av(context: Context, attr: AHAttr, step: str) -> None:
             ("flow_label", route.flow_label, 0xFFFFF),
             ("hop_limit", route.hop_limit, 0xFF),
             ("traffic_class", route.traffic_class, 0xFF),
+            ("sgid_index", route.sgid_index, 0xFFFF),
+            ("port_num", attr.port_num, 0xFF),
         ],
     )
     port = context.query_port(attr.port_num)
@@ -187,7 +206,10 @@ def check_values(context: Context, attr: QPAttr, mask: QPAttrMask) -> None:
         member(Mtu, attr.path_mtu, "path_mtu", "modify_qp")
     if bits & QP_ACCESS_FLAGS:
         flags(AccessFlag, attr.qp_access_flags, "qp_access_flags", "modify_qp")
+    if bits & (QP_PKEY_INDEX | QP_PORT):
+        check_number("port_num", attr.port_num, 0, 0xFF, "modify_qp")
     if bits & QP_PKEY_INDEX:
+        check_number("pkey_index", attr.pkey_index, 0, 0xFFFF, "modify_qp")
         context.query_pkey(attr.port_num, attr.pkey_index)
     elif bits & QP_PORT:
         context.query_port(attr.port_num)

@@ -15,7 +15,7 @@ from types import TracebackType
 from rdmacm.errors import CmTimeoutError, CmWouldBlockError, check_timeout, cm_error
 from rdmacm.verbs.async_event import EventOwner
 from rdmacm.verbs.backend import ChannelBackend, CQBackend
-from rdmacm.verbs.checks import check_number
+from rdmacm.verbs.checks import check_context, check_kind, check_number
 from rdmacm.verbs.device import Context
 from rdmacm.verbs.enums import WC
 from rdmacm.verbs.resource import Resource
@@ -34,6 +34,8 @@ class CompChannel(Resource):
     def __init__(self, context: Context) -> None:
         self._closed = True
         self.context = context
+        if context is None or context.closed:
+            check_context(context, "create_comp_channel")
         self.backend: ChannelBackend = self._make("create_comp_channel", (), context.backend.create_channel)
 
     def get_cq_event(self, timeout: float | None = None) -> CQ:
@@ -104,12 +106,18 @@ class CQ(Resource):
         comp_vector: int = 0,
     ) -> None:
         self._closed = True
+        if context is None or context.closed:
+            check_context(context, "create_cq")
         device = context.backend
         check_number("cqe", cqe, 1, device.attr.max_cqe, "create_cq")
         if comp_vector != 0:  # the only one of most devices
             check_number("comp_vector", comp_vector, 0, device.num_comp_vectors - 1, "create_cq")
-        if channel is not None and channel.context.backend is not device:
-            raise cm_error(errno.EINVAL, "the channel is of another device", "create_cq")
+        try:
+            if channel is not None and channel.context.backend is not device:
+                raise cm_error(errno.EINVAL, "the channel is of another device", "create_cq")
+        except AttributeError:
+            check_kind("channel", channel, CompChannel, "create_cq")
+            raise
         self.context = context
         self.channel = channel
         self.cq_context = cq_context

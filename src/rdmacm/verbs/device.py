@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from rdmacm.address import Gid
-from rdmacm.errors import CmTimeoutError, CmWouldBlockError, cm_error
+from rdmacm.errors import CmTimeoutError, CmWouldBlockError, check_timeout, cm_error
 from rdmacm.verbs.async_event import AsyncEvent
 from rdmacm.verbs.attr import DeviceAttr
 from rdmacm.verbs.backend import AsyncQueueBackend, DeviceBackend
@@ -155,9 +155,10 @@ class Context:
     Attributes:
 
     - ``name``: the device's name when it was opened.
+    - ``closed``: whether :meth:`close` has been called.
     """
 
-    __slots__ = ("_async_queues", "_backend", "_closed", "_on_close", "_open", "_read", "_shared", "name")
+    __slots__ = ("_async_queues", "_backend", "_on_close", "_open", "_read", "_shared", "closed", "name")
 
     def __init__(
         self,
@@ -170,7 +171,7 @@ class Context:
         self.name = name
         self._read = read
         self._shared = shared
-        self._closed = False
+        self.closed = False
         #: Called by :meth:`close`, for what waits for :attr:`async_fd` in an event loop.
         self._on_close: list[Callable[[], None]] = []
         self._open = open
@@ -302,9 +303,10 @@ class Context:
 
         ``timeout`` is in seconds: None waits for ever, 0 not at all. CmTimeoutError when the time runs out,
         CmWouldBlockError for 0; EBADF once the context is closed, also in threads that were waiting; EOPNOTSUPP: the
-        provider has no queue pairs here.
+        provider has no queue pairs here; ValueError for a negative timeout.
         """
-        if self._closed:
+        check_timeout(timeout)
+        if self.closed:
             raise cm_error(errno.EBADF, "the context is closed", "get_async_event", self.name)
         limit = None if timeout is None else time.monotonic() + timeout
         left = timeout
@@ -324,12 +326,7 @@ class Context:
         It is open until :meth:`close`; -1 from then on. A context of :func:`rdmacm.open_device` keeps the provider's
         descriptors open, once its events are read; for the context of an id, its channel has to.
         """
-        return -1 if self._closed else self._async_queue.fileno()
-
-    @property
-    def closed(self) -> bool:
-        """Whether :meth:`close` has been called."""
-        return self._closed
+        return -1 if self.closed else self._async_queue.fileno()
 
     def fileno(self) -> int:
         """:attr:`async_fd`, for select(2) and event loops."""
@@ -338,12 +335,12 @@ class Context:
     def close(self) -> None:
         """Stop reporting asynchronous events and release :attr:`async_fd`, ibv_close_device(3).
 
-        Objects that were made from the context stay usable. More than once does nothing. EBUSY: it is the context of
-        an id, which all ids of the device share.
+        Objects that were made from the context stay usable; new ones are refused (EBADF). More than once does nothing.
+        EBUSY: it is the context of an id, which all ids of the device share.
         """
         if self._shared:
             raise cm_error(errno.EBUSY, "the ids of the device share this context", "close", self.name)
-        self._closed = True
+        self.closed = True
         for queue in self._async_queues.values():
             queue.close()
         for call in tuple(self._on_close):

@@ -9,7 +9,7 @@ from rdmacm.errors import cm_error
 from rdmacm.plainints import ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_WRITE
 from rdmacm.verbs.backend import MRBackend
 from rdmacm.verbs.buffers import Buffer, byte_view
-from rdmacm.verbs.checks import flags
+from rdmacm.verbs.checks import check_context, flags
 from rdmacm.verbs.device import Context
 from rdmacm.verbs.enums import AccessFlag
 from rdmacm.verbs.resource import Resource
@@ -23,7 +23,7 @@ _REMOTE_WRITES = ACCESS_REMOTE_WRITE | ACCESS_REMOTE_ATOMIC
 class PD(Resource):
     """A protection domain, ``struct ibv_pd``. A queue pair uses only memory regions and address handles of its domain.
 
-    EOPNOTSUPP: the provider has no queue pairs and memory on this device.
+    EOPNOTSUPP: the provider has no queue pairs and memory on this device; EBADF: the context is closed.
     """
 
     __slots__ = {"context": "The :class:`Context` of its device."}
@@ -31,6 +31,8 @@ class PD(Resource):
     _warns = False
 
     def __init__(self, context: Context) -> None:
+        self._closed = True
+        check_context(context, "alloc_pd")
         self.context = context
         self._make("alloc_pd", (), lambda: context.backend)
 

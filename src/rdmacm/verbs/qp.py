@@ -97,9 +97,15 @@ class QP(Resource):
             )
         if scq is None or rcq is None:
             raise cm_error(errno.EINVAL, "a queue pair needs two completion queues", "create_qp", hint="scq and rcq")
-        for other in (scq.context, rcq.context, context if srq is None else srq.pd.context):
-            if other is not context and other.backend is not device:
-                raise cm_error(errno.EINVAL, "its parts are of different devices", "create_qp")
+        try:
+            for other in (scq.context, rcq.context, context if srq is None else srq.pd.context):
+                if other is not context and other.backend is not device:
+                    raise cm_error(errno.EINVAL, "its parts are of different devices", "create_qp")
+        except AttributeError:
+            check_kind("scq", scq, CQ, "create_qp")
+            check_kind("rcq", rcq, CQ, "create_qp")
+            check_kind("srq", srq, SRQ, "create_qp")
+            raise
         check_caps(attr.cap, device.attr, with_receives=srq is None)
         if srq is not None:
             attr.cap.max_recv_wr = attr.cap.max_recv_sge = 0

@@ -40,10 +40,11 @@ class SRQ(Resource):
 
     def __init__(self, pd: PD, init_attr: SrqInitAttr | None = None) -> None:
         self._closed = True
-        init = init_attr or SrqInitAttr()
+        init = SrqInitAttr() if init_attr is None else init_attr
+        check_kind("init_attr", init, SrqInitAttr, "create_srq")
         device = pd.context.backend
-        attr = replace(init.attr)
-        check_srq(attr, device.attr)
+        check_srq(init.attr, device.attr)
+        attr = replace(init.attr, srq_limit=0)
         self.pd = pd
         self.srq_context = init.srq_context
         self._max_sge = attr.max_sge

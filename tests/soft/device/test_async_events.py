@@ -264,6 +264,8 @@ def test_nothing_to_read() -> None:
             context.get_async_event(0)
         with pytest.raises(CmTimeoutError, match=r"within 0\.01 s"):
             context.get_async_event(0.01)
+        with pytest.raises(ValueError, match="timeout -1"):
+            context.get_async_event(-1)
     assert (context.closed, context.async_fd) == (True, -1)
     with pytest.raises(RdmaError, match="the context is closed") as raised:
         context.get_async_event(0)
