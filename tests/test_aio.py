@@ -148,6 +148,14 @@ def test_disconnecting_ends_pending_operations() -> None:
             await active.close()
             with pytest.raises(CmDisconnectedError, match="closed locally"):
                 await receiving
+        for method in ("destroy", "destroy_qp"):
+            async with connected() as (active, passive):
+                waiting = [asyncio.create_task(active.recv()), asyncio.create_task(active.send(bytes(9)))]
+                await asyncio.sleep(0)
+                getattr(active.id, method)()
+                for task in waiting:
+                    with pytest.raises(CmDisconnectedError, match="the id or its queue pair was destroyed"):
+                        await task
 
     run(main())
 

@@ -228,6 +228,8 @@ class ConnectionCore:
         """Disconnect, drop unread messages and destroy everything. Call it without the lock where possible."""
         if self.dispatcher.drive_once(self._begin_release):
             self.cmid.context = None
+            if self._cq is not None:
+                self._cq.backend.notify = None
             self.cmid.destroy()
             if self._cq is not None:
                 self._cq.close()
@@ -270,12 +272,22 @@ class ConnectionCore:
         except RdmaError as error:
             self.end(str(error))
             return False
+        if not found and self._qp is not None and self._qp.closed:
+            self._lose_queue_pair()
+            return False
         for wc in found:
             if wc.wr_id < _FIRST_SEND_WR_ID:
                 self._received(wc)
             else:
                 self._finished(wc)
         return len(found) == _POLL_BATCH
+
+    def _lose_queue_pair(self) -> None:
+        """The application has destroyed the id or its queue pair, and nothing completes any more."""
+        self.end("the id or its queue pair was destroyed")
+        operations, self._operations = self._operations, {}
+        for operation in operations.values():
+            operation.finish(self._disconnected_error(operation.name))
 
     def drain(self) -> None:
         """Process all completions."""

@@ -97,7 +97,8 @@ class CQBackend(Protocol):
 
     #: How many completions it has room for, at least as many as asked for.
     cqe: int
-    #: Called after completions are added, by the thread that adds them, with the lock held. The API sets it.
+    #: Called after completions are added, and when a queue pair is reset or destroyed, which drops its completions; by
+    #: the thread that does it, with the lock held. The API sets it.
     notify: Callable[[], None] | None
     #: Takes its asynchronous events (CQ_ERR). The API sets it.
     async_events: AsyncEvents | None

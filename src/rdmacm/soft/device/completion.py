@@ -120,7 +120,7 @@ class SoftCQ:
         self._armed = 0
         #: Whether :meth:`destroy` has been called; threads may still wait then.
         self._is_destroyed = False
-        #: Called after completions are added.
+        #: Called after completions are added, and after those of a queue pair are dropped.
         self.notify: Callable[[], None] | None = None
         #: Takes CQ_ERR when it has overflowed.
         self.async_events: AsyncEvents | None = None
@@ -158,11 +158,14 @@ class SoftCQ:
             self.notify()
 
     def drop(self, qp_num: int) -> None:
-        """Remove the completions of a queue pair that is destroyed."""
+        """Remove the completions of a queue pair that is reset or destroyed."""
         if self._queue and any(wc.qp_num == qp_num for wc in self._queue):
             kept = [wc for wc in self._queue if wc.qp_num != qp_num]
             self._queue.clear()
             self._queue.extend(kept)
+        if self.notify is not None:
+            self._runtime.waiters.wake()
+            self.notify()
 
     def poll(self, num_entries: int) -> list[WC]:
         queue = self._queue
