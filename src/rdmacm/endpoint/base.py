@@ -135,7 +135,10 @@ class ListenerBase:
 
     @property
     def id(self) -> CmId:
-        """The listening :class:`rdmacm.CmId`."""
+        """The listening :class:`rdmacm.CmId`.
+
+        Close the listener rather than the id: calls that wait for a connection do not notice that the id is destroyed.
+        """
         return self._core.cmid
 
     @property
