@@ -24,7 +24,7 @@ settings.load_profile("no deadline")
 
 
 #: Folders whose tests take longest, the longest first. They start first, so that the last file is a short one.
-LONG = ("interop/", "netns/", "tools/", "infiniband/", "conformance/", "soft/", "endpoint/")
+LONG = ("interop/", "newcomer/", "netns/", "tools/", "infiniband/", "conformance/", "soft/", "endpoint/")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Self
 
@@ -139,14 +139,21 @@ class Talker:
 
     def await_text(self, text: str, since: int = 0, patience: float = PATIENCE) -> int:
         """Wait until the output from ``since`` on has the text; returns the offset behind it."""
+        if not self.wait_until(lambda output: text in output[since:], patience):
+            why = "ended" if self._ended else f"took more than {patience:g} s"
+            raise RuntimeError(f"{self.process.args!r} {why} before it said {text!r}; it said:\n{self.text}")
+        return self.text.index(text, since) + len(text)
+
+    def wait_until(self, condition: Callable[[str], bool], patience: float = PATIENCE) -> bool:
+        """Wait until the condition holds for the output; returns False if the program ends or time runs out before."""
         deadline = time.monotonic() + patience
         with self._more:
-            while (at := self.text.find(text, since)) < 0:
+            while not condition(self.text):
                 left = deadline - time.monotonic()
-                if self._ended or left <= 0 or not self._more.wait(left):
-                    why = "ended" if self._ended else f"took more than {patience:g} s"
-                    raise RuntimeError(f"{self.process.args!r} {why} before it said {text!r}; it said:\n{self.text}")
-            return at + len(text)
+                if self._ended or left <= 0:
+                    return False
+                self._more.wait(left)
+            return True
 
     def say(self, line: str) -> None:
         assert self.process.stdin is not None
