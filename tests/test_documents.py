@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from rdmacm.tools import main
+
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "src" / "rdmacm"
 PAGES = {path: path.read_text(encoding="utf-8") for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]}
@@ -43,6 +45,14 @@ def test_lines_of_prose_are_at_most_120_columns() -> None:
         if len(line) > 120 and not line.startswith("|")
     ]
     assert not long
+
+
+def test_commands_in_the_text_exist() -> None:
+    text = "\n".join(without_code(text) for text in PAGES.values())
+    of_dev = set(re.findall(r"^    python3 dev\.py ([a-z]+)", (ROOT / "dev.py").read_text(), re.MULTILINE))
+    assert set(re.findall(r"`python3 dev\.py ([a-z]+)", text)) <= of_dev
+    assert set(re.findall(r"`rdmacm ([a-z]+)", text)) <= set(main.COMMANDS)
+    assert [file for file in re.findall(r"`python3 ([\w/]+\.py)", text) if not (ROOT / file).exists()] == []
 
 
 def test_architecture_names_each_folder_and_only_files_that_exist() -> None:

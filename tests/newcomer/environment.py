@@ -158,10 +158,6 @@ class Terminal:
         """Wait until the output matches; False if it does not in ``patience`` seconds."""
         return self._talker.wait_until(lambda text: bool(pattern.fullmatch(without_marks(text[since:]))), patience)
 
-    def interrupt(self) -> None:
-        """Ctrl-C."""
-        self._signal(signal.SIGINT)
-
     def close(self) -> None:
         self._signal(signal.SIGTERM)
         self._talker.end()

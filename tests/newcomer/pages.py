@@ -96,7 +96,7 @@ def steps(page: Path) -> list[Command | Paste | File]:
             named = re.match(r"# (\w+\.py)\n", block.text)
             found.append(File(block.line, named[1], block.text) if named else Paste(block.line, block.text, None))
         elif block.language == "output":
-            last = found.pop()
+            last = found.pop() if found else None
             assert isinstance(last, Paste), f"{page.name}:{block.line}: output of nothing"
             found.append(Paste(last.line, last.text, block.text))
         else:
@@ -124,8 +124,8 @@ def commands_with_output(block: Block) -> list[Command | Paste | File]:
 def output_pattern(shown: str) -> re.Pattern[str]:
     """Matches the outputs that the text of a page stands for.
 
-    What differs from run to run (:data:`VARYING`) may have another value, a line ``...`` stands for any lines, and the
-    number of spaces between words does not matter.
+    What differs from run to run (:data:`VARYING`) may have another value, a line ``...`` stands for any lines, ``...``
+    at the end of a line for its rest, and the number of spaces between words does not matter.
     """
     return re.compile("".join(_line_pattern(line) for line in shown.splitlines()))
 
@@ -138,13 +138,13 @@ def _line_pattern(line: str) -> str:
     for match in varying.finditer(line):
         pattern += _literal(line[end : match.start()]) + _any_value(match)
         end = match.end()
-    return pattern + _literal(line[end:]) + r" *\n"
+    rest = line[end:]
+    is_cut = rest.endswith("...")
+    return pattern + _literal(rest.removesuffix("...")) + (".*" if is_cut else " *") + r"\n"
 
 
 def _literal(text: str) -> str:
-    # A line may end in "...", where the page cuts it.
-    parts = [re.sub(r"(\\ )+", " +", re.escape(part)) for part in re.split(r"\.\.\.\Z", text)]
-    return ".*".join(parts)
+    return re.sub(r"(\\ )+", " +", re.escape(text))
 
 
 def _any_value(match: re.Match[str]) -> str:

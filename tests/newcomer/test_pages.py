@@ -43,12 +43,7 @@ class NotRun:
 
 @dataclass(frozen=True)
 class OwnTerminal:
-    """The command runs in a terminal of its own, beside what follows.
-
-    It ends with the page, unless ``stop``: then Ctrl-C ends it as soon as it has printed what the page shows.
-    """
-
-    stop: bool = False
+    """The command runs in a terminal of its own, beside what follows, until it ends or the page ends."""
 
 
 @dataclass(frozen=True)
@@ -257,21 +252,24 @@ class Reader:
         if isinstance(how, Fabric):
             self.entered.append(terminal.output().splitlines()[0])
             self.shell = None
-        if how.stop:
-            self.compare(command, terminal)
-            terminal.interrupt()
-        else:
-            self.servers.append((command, terminal))
+        self.servers.append((command, terminal))
 
     def compare(self, step: Command | Paste, terminal: Terminal, since: int = 0) -> None:
         """Wait for the output that the page shows.
 
         Only on the host of the pages: on another one, addresses and devices differ.
         """
-        if step.shown and self.host is not None:
-            # What runs in the background may still print.
-            shows = terminal.shows(output_pattern(step.shown), since, patience=10)
-            assert shows, f"line {step.line}: {step.text}\n{terminal.output(since)}\n--- on the page:\n{step.shown}"
+        if step.shown is None:
+            return
+        if self.host is not None:
+            pattern = output_pattern(step.shown)
+        elif step.shown and step.text.endswith("&"):
+            pattern = re.compile("(?:.*\\n)+")  # a server is ready when it has printed something
+        else:
+            return
+        # What runs in the background may still print.
+        shows = terminal.shows(pattern, since, patience=30)
+        assert shows, f"line {step.line}: {step.text}\n{terminal.output(since)}\n--- on the page:\n{step.shown}"
 
 
 @pytest.fixture
