@@ -158,6 +158,11 @@ class Terminal:
         """Wait until the output matches; False if it does not in ``patience`` seconds."""
         return self._talker.wait_until(lambda text: bool(pattern.fullmatch(without_marks(text[since:]))), patience)
 
+    def press_enter(self) -> None:
+        """Press Enter, and wait for the end of what runs in place of the shell."""
+        self._talker.say("")
+        self._talker.process.wait(PATIENCE)
+
     def close(self) -> None:
         self._signal(signal.SIGTERM)
         self._talker.end()

@@ -10,6 +10,7 @@ import ast
 import json
 import re
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ class OwnTerminal:
 
 @dataclass(frozen=True)
 class Fabric(OwnTerminal):
-    """The same, in the checkout. The line that it prints is entered in each terminal opened after it."""
+    """The same, in the checkout, and Enter ends it. The line that it prints is entered in the terminals after it."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class EachTerminal:
     """The command is entered, and again in each terminal opened after it."""
 
 
-VIRTUAL_MACHINE = NotRun("starts a virtual machine, which has to be made first; tests/interop runs it")
+VIRTUAL_MACHINE = NotRun("starts a virtual machine, which takes minutes to make")
 
 #: The commands that are not simply typed, one after the other, in one terminal for each page.
 COMMANDS: dict[str, NotRun | OwnTerminal | EachTerminal] = {
@@ -119,6 +120,11 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
         package_index(directory, "hatchling", "numpy")
     except PackageNotFoundError as error:
         pytest.skip(f"needs {error.name} to build the package without a network: the extra dev")
+    environ = variables(directory, directory)
+    code = "import sys; print(*sys.version_info[:2], sep='.')"
+    version = subprocess.check_output(["python3", "-c", code], env=environ, text=True).strip()
+    if version != "{}.{}".format(*sys.version_info):
+        pytest.skip(f"python3 is Python {version}, and the packages to install from here are for another one")
     return directory
 
 
@@ -243,7 +249,7 @@ class Reader:
 
     def serve(self, command: Command, how: OwnTerminal) -> None:
         terminal = self.open_shell(ROOT if isinstance(how, Fabric) else None)
-        terminal.type(command.text)
+        terminal.type(f"exec {command.text}")
         assert command.shown is not None
         # It runs when it has printed the first line that it prints by itself.
         first = command.shown.splitlines(keepends=True)[0]
@@ -252,6 +258,7 @@ class Reader:
         if isinstance(how, Fabric):
             self.entered.append(terminal.output().splitlines()[0])
             self.shell = None
+            self.terminals.callback(terminal.press_enter)
         self.servers.append((command, terminal))
 
     def compare(self, step: Command | Paste, terminal: Terminal, since: int = 0) -> None:
