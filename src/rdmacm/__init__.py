@@ -55,8 +55,9 @@ Errors: each is an RdmaError, and also the built-in OSError subclass that fits
     CmPermissionError        EACCES or EPERM, also a PermissionError
     CmWouldBlockError        there is nothing to fetch now, also a BlockingIOError
 
-Captures
+Captures and counters
     capture, Capture         the packets of the software devices, as a file for Wireshark
+    query_counters, Counters drops, errors and connection messages of this process
 
 Public modules
     rdmacm.aio               connections and listeners for asyncio
@@ -113,6 +114,7 @@ from rdmacm.constants import OptionLevel as OptionLevel
 from rdmacm.constants import PathFlag as PathFlag
 from rdmacm.constants import PortSpace as PortSpace
 from rdmacm.constants import RaiFlag as RaiFlag
+from rdmacm.counters import Counters as Counters
 from rdmacm.errors import CmDisconnectedError as CmDisconnectedError
 from rdmacm.errors import CmPermissionError as CmPermissionError
 from rdmacm.errors import CmRefusedError as CmRefusedError
@@ -124,6 +126,7 @@ from rdmacm.errors import GaiError as GaiError
 from rdmacm.errors import RdmaError as RdmaError
 from rdmacm.explain import devices as devices
 from rdmacm.explain import explain as explain
+from rdmacm.explain import query_counters as query_counters
 from rdmacm.explanation import Explanation as Explanation
 from rdmacm.proto.sa import PathData as PathData
 from rdmacm.proto.sa import PathRecord as PathRecord

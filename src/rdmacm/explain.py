@@ -10,17 +10,27 @@ from rdmacm.address import InetAddr, format_address, parse_address
 from rdmacm.addrinfo import AddrInfo, HintFields, Resolver, getaddrinfo, make_hints
 from rdmacm.cmid import CmId
 from rdmacm.constants import PortSpace, RaiFlag
+from rdmacm.counters import Counters
 from rdmacm.errors import GaiError, RdmaError, check_timeout
 from rdmacm.explanation import Candidate, Explanation, Step
 from rdmacm.provider import Provider, get_provider
 from rdmacm.verbs.device import Device
 
-__all__ = ["devices", "explain", "resolve"]
+__all__ = ["devices", "explain", "query_counters", "resolve"]
 
 
 def devices(provider: str | Provider | None = None) -> list[Device]:
     """Return all RDMA devices of the host, as rdma_get_devices(3)."""
     return list(get_provider(provider).devices())
+
+
+def query_counters(provider: str | Provider | None = None) -> Counters:
+    """Return what the devices, connection managers and UDP port of this process have counted so far.
+
+    >>> query_counters().cm["dropped_backlog"]
+    0
+    """
+    return get_provider(provider).query_counters()
 
 
 def resolve(

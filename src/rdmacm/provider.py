@@ -78,13 +78,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
+from rdmacm import log
 from rdmacm.address import Address, Gid, InetAddr, SockAddrIB
 from rdmacm.cmstate import State
 from rdmacm.connparam import ConnParam, Ece, UdParam
 from rdmacm.constants import CmEventType
+from rdmacm.counters import Counters
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.explanation import Explanation, Step
-from rdmacm.proto.sa import PathRecord
+from rdmacm.proto.sa import PathData, PathRecord
 from rdmacm.proto.wire import Buffer
 from rdmacm.verbs.attr import QPAttr
 from rdmacm.verbs.backend import DeviceBackend
@@ -271,8 +273,13 @@ class RouteChoice(NamedTuple):
     port_num: int
     #: The row of the source in the port's GID table.
     gid_index: int
-    #: The path from the source.
-    path: PathRecord
+    #: The path from the source; None if it has to be asked of the subnet administrator, and ``find_route`` asks nobody.
+    path: PathRecord | None
+
+    @property
+    def route(self) -> tuple[PathData, ...]:
+        """The path as a route of :class:`rdmacm.AddrInfo`; empty if it is not known."""
+        return () if self.path is None else (PathData(self.path),)
 
 
 class IdBackend(Protocol):
@@ -483,6 +490,9 @@ class Provider(Protocol):
     def devices(self) -> tuple[Device, ...]:
         """Every device, as it is now."""
 
+    def query_counters(self) -> Counters:
+        """What was counted in this process. Counting may not slow down packets or messages."""
+
     def open_device(self, name: str) -> DeviceBackend:
         """The device of a name; the same object as long as the device exists. ENODEV: there is no such device."""
 
@@ -509,7 +519,7 @@ class Provider(Protocol):
     def find_route(self, destination: InetAddr, source: InetAddr | None) -> RouteChoice | None:
         """What the host would use to reach an IP address, without waiting.
 
-        None where it has no device to reach it, and on IPoIB, whose paths come from the subnet administrator.
+        None where it has no device to reach it. On IPoIB without the path, which the subnet administrator has.
         """
 
     def explain_route(self, destination: InetAddr, source: InetAddr | None) -> Explanation:
@@ -576,6 +586,7 @@ def get_provider(provider: str | Provider | None = None) -> Provider:
     ``RDMACM_PROVIDER``, else ``soft``, the software device. A provider's module has ``open_provider()``, which returns
     the one object of the calling thread's network namespace in this process. ENODEV for an unknown name.
     """
+    log.refresh()
     if provider is not None and not isinstance(provider, str):
         return provider
     name = provider or os.environ.get(ENVIRONMENT) or "soft"

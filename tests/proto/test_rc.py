@@ -357,7 +357,7 @@ def test_unsolicited_responses_are_dropped() -> None:
     for ahead in (-1, 1, 5000, 0x7FFFFF):
         assert pair.deliver(0, ack(0x11, psn_of(packet) + ahead)) == 0
     assert end.completions() == []
-    assert end.dropped == {"answer": 4}
+    assert end.counters.dropped == {"answer": 4}
 
 
 def test_read_ignores_an_atomic_response_and_fails_on_a_short_one() -> None:

@@ -71,7 +71,7 @@ def test_read_or_atomic_response_to_a_write_is_dropped() -> None:
     for opcode, body in [(0x10, bytes(12)), (0x12, bytes(12))]:
         data = struct.pack("!BBHII", opcode, 0, 0xFFFF, 0x11, pair.starts[0]) + body
         assert pair.deliver(0, data) == 0
-    assert pair.ends[0].dropped == {"answer": 2}
+    assert pair.ends[0].counters.dropped == {"answer": 2}
     assert not pair.ends[0].failed
 
 

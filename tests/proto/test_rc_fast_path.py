@@ -96,7 +96,7 @@ def transcript(seed: int, *, general: bool) -> list[object]:
                     segment = len(packet) if general else 0
                     observed.append(ends[1 - index].received(memoryview(packet), segment, now))
             observed.append(end.completions())
-            observed.append(dict(end.dropped))
+            observed.append(dict(end.counters.dropped))
         observed.append([region.view.tobytes() for region in memory])
     observed.append([[piece.tobytes() for piece in buffer.segments] for buffer in buffers])
     return observed

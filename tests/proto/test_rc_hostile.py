@@ -174,7 +174,7 @@ def test_packet_for_another_qpn_is_ignored() -> None:
     data = bytearray(packet(SEND_ONLY, b"x") + bytes(4))
     data[7] = 0x99
     engine.received(memoryview(data), 0, 0.0)
-    assert engine.dropped == {"qpn": 1}
+    assert engine.counters.dropped == {"qpn": 1}
 
 
 def test_gap_is_reported_despite_duplicates() -> None:
@@ -199,7 +199,7 @@ def test_malformed_packets_are_counted(data: bytes, segment: int) -> None:
     pair.wanted(0)
     count = -(-len(data) // segment) if segment else bool(data)
     accepted = pair.ends[0].received(memoryview(data), segment, 0.0)
-    assert accepted + pair.ends[0].dropped.total() == count
+    assert accepted + pair.ends[0].counters.dropped.total() == count
 
 
 BODIES = st.one_of(st.just(bytes(240)), st.just(reth(600) + bytes(240)), st.binary(max_size=260))

@@ -46,7 +46,7 @@ def test_init_accepts_receives_only() -> None:
     connect(engine, 1)
     engine.post_recv(RecvWork(1, [view(bytes(8))]))
     assert give(engine, packet(SEND_ONLY, b"early")) == 0
-    assert engine.dropped == {"state": 1}
+    assert engine.counters.dropped == {"state": 1}
     assert answers(engine) == []
     assert engine.deadline is None
     with pytest.raises(ValueError, match="not ready to send"):
@@ -75,7 +75,7 @@ def test_rtr_serves_requests_and_ignores_responses() -> None:
     assert give(engine, packet(WRITE_ONLY, reth(4, BASE + 8) + b"more")) == 1
     assert give(engine, packet(READ, reth(4), psn=PSN + 1)) == 1
     assert give(engine, ack(QPN, PSN)) == 0
-    assert engine.dropped == {"state": 1}
+    assert engine.counters.dropped == {"state": 1}
     first, second = answers(engine)
     assert (first[0], second[0], second[16:]) == (ACK, 0x10, b"data")
     assert memory.bytes[8:12] == b"more"
@@ -112,7 +112,7 @@ def test_error_state_flushes_in_order_and_sends_nothing() -> None:
     assert pair.wanted(0) == [], "earlier requests get no response either"
     assert end.deadline is None
     assert pair.deliver(0, struct.pack("!BBHII", READ, 0, 0xFFFF, 0x11, psn + 1) + reth(8)) == 0
-    assert end.dropped == {"state": 1}
+    assert end.counters.dropped == {"state": 1}
     end.flush()
     end.timer(1.0)
     end.post_send(send(20, b"x"))
@@ -213,7 +213,7 @@ def test_pkeys_match_by_partition_and_membership(ours: int, theirs: int, accepte
     engine = receiver(pkey=ours)
     engine.post_recv(RecvWork(1, [view(bytes(8))]))
     assert give(engine, packet(SEND_ONLY, b"x", pkey=theirs)) == accepted
-    assert engine.dropped == ({} if accepted else {"pkey": 1})
+    assert engine.counters.dropped == ({} if accepted else {"pkey": 1})
 
 
 @for_each(
@@ -236,7 +236,7 @@ def test_invalid_packets_are_counted_by_reason(place: int, value: int, reason: s
     if reason == "sequence":
         data[9:12] = b"\0\0\x20"
     assert give(engine, bytes(data)) == 0
-    assert engine.dropped == {reason: 1}
+    assert engine.counters.dropped == {reason: 1}
 
 
 def test_congestion_bits_are_ignored() -> None:
@@ -252,14 +252,14 @@ def test_padding_without_payload_is_dropped() -> None:
     data = bytearray(packet(READ, reth(8)))
     data[1] = 0x30
     assert give(engine, bytes(data)) == 0
-    assert engine.dropped == {"length": 1}
+    assert engine.counters.dropped == {"length": 1}
 
 
 @for_each("size", [0, 1, 11, 12, 15])
 def test_truncated_packets_are_dropped(size: int) -> None:
     engine = receiver()
     assert engine.received(memoryview(bytes(size)), 0, 0.0) == 0
-    assert engine.dropped.total() == (1 if size else 0)
+    assert engine.counters.dropped.total() == (1 if size else 0)
 
 
 def test_ack_or_nak_of_completed_requests_is_ignored() -> None:
@@ -284,5 +284,5 @@ def test_reserved_syndromes_are_dropped() -> None:
     pair.wanted(0)
     for syndrome in (0x40, 0x5F, 0x64, 0x7F, 0x80, 0xFF):
         assert pair.deliver(0, ack(0x11, pair.starts[0], syndrome)) == 0
-    assert pair.ends[0].dropped == {"answer": 6}
+    assert pair.ends[0].counters.dropped == {"answer": 6}
     assert not pair.ends[0].failed

@@ -59,7 +59,7 @@ def exchange(train: int, *, ipv6: bool = False, mtu: int = 1024) -> tuple[list[t
     pair.run()
     assert statuses(pair.done[0]) == [(n, "SUCCESS") for n in range(1, 100)]
     assert pair.memory[1].bytes[:SIZE] == DATA
-    assert not pair.ends[1].dropped
+    assert not pair.ends[1].counters.dropped
     return pair.sent, sent
 
 
@@ -146,7 +146,7 @@ def test_corrupted_packet_of_a_train_is_one_lost_packet(broken: int, place: int)
         assert accepted == good
         return
     assert accepted == broken
-    assert pair.ends[1].dropped == {"icrc": 1, "sequence": good - broken - 1}
+    assert pair.ends[1].counters.dropped == {"icrc": 1, "sequence": good - broken - 1}
     end = (before + broken) * 1024
     assert pair.memory[1].bytes[:end] == DATA[:end]
     assert not any(pair.memory[1].bytes[end:])
@@ -192,7 +192,7 @@ def test_packet_for_another_qp_in_a_train_is_dropped() -> None:
     data[5 * segment + 7] = 0x77  # the number of another queue pair
     reseal(pair.flows[0], data, segment, list(range(len(data) // segment)))
     assert pair.ends[1].received(memoryview(data), segment, 0.0) == 5
-    assert pair.ends[1].dropped["qpn"] == 1
+    assert pair.ends[1].counters.dropped["qpn"] == 1
 
 
 @for_each("seed", range(12))

@@ -14,6 +14,7 @@ import pytest
 from rdmacm.address import AF_IB, Gid, InetAddr, SockAddr, SockAddrIB
 from rdmacm.addrinfo import AddrInfo, getaddrinfo
 from rdmacm.constants import PortSpace, RaiFlag
+from rdmacm.counters import Counters
 from rdmacm.errors import GaiError
 from rdmacm.explanation import Explanation
 from rdmacm.proto.sa import PathRecord
@@ -48,6 +49,9 @@ class Nowhere:
 
     def devices(self) -> tuple[Device, ...]:
         return ()
+
+    def query_counters(self) -> Counters:
+        raise NotImplementedError
 
     def open_device(self, name: str) -> DeviceBackend:
         raise NotImplementedError

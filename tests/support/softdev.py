@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence, Sized
 from ipaddress import ip_address
 from typing import TypeVar
@@ -49,6 +49,7 @@ class MemoryWire:
 
     def __init__(self, net: MemoryNet, slot: int, train: int) -> None:
         self.slot = slot
+        self.counters: Counter[str] = Counter()
         self.tap: Tap | None = None
         self.on_undelivered: Callable[[Undelivered], None] | None = None
         self.inbox: deque[Received] = deque()

@@ -245,6 +245,9 @@ class RecordingDevice:
             assert not (isinstance(other, RecordingCQ) and what is other.channel), "released before its queue"
         self.living.remove(what)
 
+    def query_counters(self) -> dict[str, int]:
+        return {"out_of_sequence": len(self.living)}
+
     def reg_mr(self, pd: object, view: memoryview, access: AccessFlag) -> RecordingMR:
         made = RecordingMR(self, pd, view, access)
         self._born(made)

@@ -646,7 +646,7 @@ class TestHelp:
         sections = sections_of(result.out)
         assert list(sections) == SECTIONS
         listed = {line.split()[0] for line in sections["ENVIRONMENT"].splitlines() if line[4:5].strip()}
-        assert listed == ENVIRONMENT[command]
+        assert listed == {*ENVIRONMENT[command], "RDMACM_LOG"}
         assert sections["NAME"].strip().startswith(f"rdmacm {command} - ")
         assert sections["SYNOPSIS"].strip().startswith(f"rdmacm {command} [OPTION]...")
         for status in ("0 ", "1 ", "2 "):
@@ -707,7 +707,18 @@ class TestWidth:
             "  a      b",
         ]
 
-    @pytest.mark.parametrize("argv", [["devices"], ["getaddrinfo", "::1", "1"], ["resolve", "::1", "1"]], ids=" ".join)
+    def test_line_without_a_table_wraps_with_an_indent(self) -> None:
+        assert output.wrapped_line(f"  {self.LONG} on link, interface eth0, source {self.LONG}") == [
+            f"  {self.LONG} on link, interface eth0, source",
+            f"      {self.LONG}",
+        ]
+        assert output.wrapped_line("x" * 80) == ["x" * 80]
+
+    @pytest.mark.parametrize(
+        "argv",
+        [["devices"], ["getaddrinfo", "::1", "1"], ["resolve", "::1", "1"], ["explain", "::1", "1"]],
+        ids=" ".join,
+    )
     def test_output_fits_80_columns(self, run: Run, argv: list[str]) -> None:
         assert max(map(len, run(*argv).out.splitlines())) <= 80
 

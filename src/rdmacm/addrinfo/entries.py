@@ -55,7 +55,7 @@ def entry_from_name(
         sockaddr(choice.source) if source is None or source.is_any else hints.src_addr,
         address.sockaddr,
         dst_canonname=canonical,
-        route=hints.route or (PathData(choice.path),),
+        route=hints.route or choice.route,
         device=choice.device,
         port_num=choice.port_num,
         gid_index=choice.gid_index,
@@ -167,7 +167,7 @@ def _with_route(
     choice = provider.find_route(destination, source)
     if choice is None:
         return info
-    return with_choice(info, choice, source is None or source.is_any, info.route or (PathData(choice.path),))
+    return with_choice(info, choice, source is None or source.is_any, info.route or choice.route)
 
 
 def with_choice(info: AddrInfo, choice: RouteChoice, needs_source: bool, route: tuple[PathData, ...]) -> AddrInfo:

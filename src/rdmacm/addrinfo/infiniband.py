@@ -97,7 +97,7 @@ def _with_sa_route(info: AddrInfo, provider: Provider) -> AddrInfo:
     choice = provider.find_path(destination, source, info.route[0].path if info.route else None)
     if choice is None:
         return info
-    return with_choice(info, choice, source is None or not any(source.addr), (PathData(choice.path),))
+    return with_choice(info, choice, source is None or not any(source.addr), choice.route)
 
 
 def _with_acm_route(info: AddrInfo, paths: list[PathData], gids: _LocalGids) -> AddrInfo:

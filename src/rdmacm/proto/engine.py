@@ -24,8 +24,9 @@ sends raises an exception.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from rdmacm.address import DEFAULT_PKEY
@@ -38,6 +39,7 @@ __all__ = [
     "NOTHING",
     "PACKETS",
     "Datagram",
+    "EngineCounters",
     "EngineFactory",
     "QPEngine",
     "RtrAttributes",
@@ -88,6 +90,19 @@ class RtsAttributes:
     max_rd_atomic: int = 16
 
 
+@dataclass(frozen=True, slots=True)
+class EngineCounters:
+    """What the engines of one device count. They share it, so that the counts outlive the queue pairs.
+
+    Only drops and errors are counted, so a packet that is accepted costs nothing.
+    """
+
+    #: Received packets that were not accepted, by reason. Each packet is in it once at the most.
+    dropped: Counter[str] = field(default_factory=Counter)
+    #: NAKs, timeouts and retries, by the names that :meth:`rdmacm.Context.query_counters` has for them.
+    errors: Counter[str] = field(default_factory=Counter)
+
+
 class QPEngine(Protocol):
     """The protocol of one connected queue pair, from INIT on.
 
@@ -98,6 +113,8 @@ class QPEngine(Protocol):
     completed: list[WC]
     #: Whether the connection has ended: by an error, or by :meth:`flush`. Then everything posted has completed.
     failed: bool
+    #: The error that has ended it, as a text for the log; empty after :meth:`flush`.
+    failure: str
 
     def set_route(self, local: bytes, remote: bytes, source_port: int) -> None:
         """Send packets from the packed address ``local`` and the port ``source_port`` to ``remote``."""
@@ -172,5 +189,6 @@ class QPEngine(Protocol):
 
 
 #: Makes the engine of a queue pair in INIT: from its number, the memory that its peer may access, and a function that
-#: takes the next receive of its shared receive queue (None if that is empty); None without such a queue.
-EngineFactory: TypeAlias = "Callable[[int, Memory, Callable[[], RecvWork | None] | None], QPEngine]"
+#: takes the next receive of its shared receive queue (None if that is empty); None without such a queue; and the device's
+#: counters.
+EngineFactory: TypeAlias = "Callable[[int, Memory, Callable[[], RecvWork | None] | None, EngineCounters], QPEngine]"

@@ -7,19 +7,30 @@ communication id is the wire's slot, so that replies reach the right process whe
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable
 from random import Random
 from typing import Any, Protocol, TypeAlias
 
+from rdmacm import log
 from rdmacm.progress.runtime import Runtime
 from rdmacm.progress.timers import Timer
-from rdmacm.proto.cm.connection import Accepts, CmConnection, CmListener
+from rdmacm.proto.cm.codes import AttributeId
+from rdmacm.proto.cm.connection import Accepts, CmConnection, CmListener, DropReason
 from rdmacm.proto.cm.engine import Agent
 from rdmacm.proto.cm.events import ConnectRequest, Event, NetworkError, SidrRequest, TimewaitExit
+from rdmacm.proto.cm.messages import REJ, REQ, SIDR_REQ, unpack_mad
 from rdmacm.proto.cm.states import CmState
-from rdmacm.proto.wire import Buffer
+from rdmacm.proto.wire import Buffer, WireError
 
 __all__ = ["ConnectionManager", "ConnectionOwner", "Gsi", "OnUndelivered", "RequestHandler"]
+
+#: The low byte of the attribute id, in the header of a MAD.
+_ATTRIBUTE_ID = 17
+#: Those of the messages that are repeated until an answer comes.
+_REPEATED = frozenset(
+    kind & 0xFF for kind in (AttributeId.REQ, AttributeId.REP, AttributeId.DREQ, AttributeId.SIDR_REQ)
+)
 
 _REQUESTS = (ConnectRequest, SidrRequest)
 
@@ -87,6 +98,12 @@ class ConnectionManager:
         self._timer: Timer | None = None
         #: Whether :meth:`dispatch` runs: an owner's callback may call it again.
         self._is_dispatching = False
+        #: Messages sent and received, by the low byte of the MAD's attribute id.
+        self.sent, self.received = [0] * 256, [0] * 256
+        #: Messages that were sent again because no answer came.
+        self.retries = 0
+        #: Received messages without effect, of the agents that were closed.
+        self._closed_drops: Counter[DropReason] = Counter()
 
     @property
     def agent(self) -> Agent:
@@ -98,6 +115,11 @@ class ConnectionManager:
             gsi.on_mad = self._mad_received
             gsi.on_undelivered = self._undelivered
         return self._agent
+
+    @property
+    def dropped(self) -> Counter[DropReason]:
+        """Received messages without effect, by reason; a copy."""
+        return self._closed_drops + self._agent.dropped if self._agent is not None else Counter(self._closed_drops)
 
     def listen(
         self, handler: RequestHandler, service_id: int, local: bytes | None, backlog: int, accepts: Accepts
@@ -154,6 +176,9 @@ class ConnectionManager:
             while agent.outbox or agent.pending_events:
                 if agent.outbox:
                     for path, mad in agent.mads_to_send():
+                        self.sent[mad[_ATTRIBUTE_ID]] += 1
+                        if log.enabled:
+                            _log_message("to", mad, path)
                         send_mad(path, mad)
                 if agent.pending_events:
                     for event in agent.events():
@@ -175,16 +200,23 @@ class ConnectionManager:
         self._timer = None
         if self._agent is not None:
             self._agent.timer(now)
+            self.retries += sum(mad[_ATTRIBUTE_ID] in _REPEATED for _, mad in self._agent.outbox)
             self.dispatch()
 
     def _mad_received(self, mad: memoryview, path: Hashable, now: float) -> None:
         if self._agent is not None:
-            self._agent.mad_received(mad, path, now)
+            dropped = self._agent.mad_received(mad, path, now)
+            if dropped is not DropReason.MALFORMED:
+                self.received[mad[_ATTRIBUTE_ID]] += 1
+            if log.enabled:
+                _log_message("from", mad, path, dropped)
             self.dispatch()
 
     def _undelivered(
         self, comm_id: int, transaction_id: int, is_path: Callable[[Any], bool], error: NetworkError, now: float
     ) -> None:
+        if log.enabled:
+            log.CM.debug("not delivered: connection 0x%08x: %s", comm_id, error)
         if self._agent is not None:
             self._agent.unreachable(comm_id, transaction_id, is_path, error, now)
             self.dispatch()
@@ -209,7 +241,25 @@ class ConnectionManager:
 
     def close(self) -> None:
         """Drop every connection and listener, without notifying the peers."""
+        self._closed_drops = self.dropped
         self._agent = None
         self._owners.clear()
         self._listeners.clear()
         self._timer = None
+
+
+def _log_message(verb: str, mad: Buffer, path: Hashable, dropped: DropReason | None = None) -> None:
+    try:
+        message, _ = unpack_mad(mad)
+    except WireError as error:
+        log.CM.debug("%s %s: dropped: %s", verb, path, error)
+        return
+    fields = (("local", "local_comm_id"), ("remote", "remote_comm_id"), ("request", "request_id"))
+    words = [f"{word} id 0x{value:08x}" for word, name in fields if (value := getattr(message, name, None)) is not None]
+    if isinstance(message, REQ | SIDR_REQ):
+        words.append(f"service 0x{message.service_id:x}")
+    elif isinstance(message, REJ):
+        words.append(f"reason {message.reason}")
+    if dropped is not None:
+        words.append(f"dropped: {dropped.value}")
+    log.CM.debug("%s %s: %s %s", verb, path, type(message).__name__, ", ".join(words))

@@ -13,6 +13,7 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Protocol
 
+from rdmacm.counters import Counters
 from rdmacm.errors import cm_error
 from rdmacm.net.types import Change, Network
 from rdmacm.progress.runtime import Runtime
@@ -21,6 +22,7 @@ from rdmacm.resolution.ipoib import with_infiniband
 from rdmacm.resolution.neighbours import PendingNeighbours
 from rdmacm.resolution.path import PathMaker
 from rdmacm.soft.connection_manager import ConnectionManager
+from rdmacm.soft.counters import cm_counters, udp_counters
 from rdmacm.soft.device.device import SoftDevice
 from rdmacm.soft.device.multiplexer import QPMultiplexer
 from rdmacm.soft.devices import PORT_NUM, PROVIDER, read_host, with_link_speed
@@ -262,6 +264,16 @@ class SoftHost:
                     else SoftDevice(self.runtime, self.mux, self.random, found, self.last_device)
                 )
             return device
+
+    def query_counters(self) -> Counters:
+        """See :meth:`rdmacm.provider.Provider.query_counters`."""
+        managers = [self.cm, *(subnet.cm for subnet in self.ib.subnets)]
+        devices = [device for device in self._devices.values() if isinstance(device, SoftDevice)]
+        return Counters(
+            {device.name: device.query_counters() for device in devices},
+            cm_counters(managers),
+            udp_counters(self.mux.wire.counters, self.mux.dropped),
+        )
 
     # -- the runtime's driver -------------------------------------------------------------------------
 

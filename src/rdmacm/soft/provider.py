@@ -10,7 +10,9 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, TypeVar
 
+from rdmacm import log
 from rdmacm.address import InetAddr, SockAddrIB, is_link_local
+from rdmacm.counters import Counters
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.explanation import Explanation
 from rdmacm.failure import Failure
@@ -85,6 +87,10 @@ class SoftProvider:
     def devices(self) -> tuple[Device, ...]:
         return self.host.devices()
 
+    def query_counters(self) -> Counters:
+        with self.runtime.lock:
+            return self.host.query_counters()
+
     def open_device(self, name: str) -> SoftDevice | IbDevice:
         with self.runtime.lock:
             self.runtime.check_fork("open_device")
@@ -133,9 +139,8 @@ class SoftProvider:
             lookup = Lookup(self.host.ip_view(), destination, source, "given")
             try:
                 found = find(self.host.network, lookup)
-                if isinstance(found.view, IpoibPortView):
-                    return None  # its path takes a query, and often a wait for the neighbour
-                path = self.host.paths.make(lookup, 0)
+                # On IPoIB, the path takes a query, and often a wait for the neighbour.
+                path = None if isinstance(found.view, IpoibPortView) else self.host.paths.make(lookup, 0)
             except Failure:
                 return None
             port, row = source.port if source else 0, found.row
@@ -214,11 +219,19 @@ class SoftProvider:
     def leave(self) -> None:
         """Destroy the ids that are left, because the process ends: their peers get a DREQ or REJ."""
         with self.runtime.lock:
+            if log.enabled:
+                self._log_counters()
             for user in self.runtime.users():
                 if isinstance(user, SoftQueue):
                     user.close()
             self.host.helper.stop()
         self.host.helper.join()
+
+    def _log_counters(self) -> None:
+        counters = self.query_counters()
+        for name, found in (*counters.devices.items(), ("connection managers", counters.cm), ("UDP", counters.udp)):
+            text = ", ".join(f"{each} {count}" for each, count in found.items() if count)
+            log.DEVICE.debug("counters of %s: %s", name, text or "all 0")
 
     def retire(self) -> bool:
         """Close every descriptor if no channel or completion queue is open; True if that was so."""

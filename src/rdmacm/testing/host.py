@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -121,6 +121,7 @@ class FabricWire(Wire):
         #: Packets that :meth:`receive` has not returned yet.
         self._inbox: deque[Received] = deque()
         self.is_open = False
+        self.counters: Counter[str] = Counter()
         self.tap: Tap | None = None
         self.on_undelivered: Callable[[Undelivered], None] | None = None
 

@@ -20,6 +20,7 @@ from rdmacm.tools.output import (
     ReportedError,
     bold,
     dim,
+    wrapped_line,
     write,
     write_json,
 )
@@ -78,7 +79,8 @@ def _styled(text: str) -> str:
     dropped = False
     for line in map(printable, text.split("\n")):
         dropped = line.startswith("  no ") or (dropped and line.startswith("     "))
-        lines.append(bold(line) if line[:1].strip() else dim(line) if dropped else line)
+        is_heading = bool(line[:1].strip())
+        lines += [bold(part) if is_heading else dim(part) if dropped else part for part in wrapped_line(line)]
     return "\n".join(lines) + "\n"
 
 

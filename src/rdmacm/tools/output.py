@@ -42,6 +42,7 @@ __all__ = [
     "path_data_json",
     "path_record_json",
     "table",
+    "wrapped_line",
     "write",
     "write_json",
 ]
@@ -66,6 +67,7 @@ PROVIDER_VARIABLE = ("RDMACM_PROVIDER", "The provider to use without --provider.
 PORTS_VARIABLE = ("RDMACM_IB", "InfiniBand ports that the provider soft uses, separated by commas.")
 ACM_VARIABLE = ("RDMACM_ACM_RUNDIR", "Where ibacm(8) has its socket, instead of /run; empty to use no ibacm.")
 COLOR_VARIABLE = ("NO_COLOR", "If set, terminal output is neither bold nor dim.")
+_LOG_VARIABLE = ("RDMACM_LOG", "Debug messages to standard error: debug, or some of id,cm,qp,resolution,device.")
 
 
 class UsageError(Exception):
@@ -93,7 +95,7 @@ class Page:
 
     ``command`` is empty for the program itself. ``description`` has paragraphs separated by blank lines; indented ones
     are not rewrapped. ``examples`` has pairs of a command line and its description. ``environment`` has the environment
-    variables that the command uses, and their descriptions.
+    variables that the command uses, and their descriptions; every command has RDMACM_LOG as well.
     """
 
     command: str
@@ -176,7 +178,7 @@ class Parser(argparse.ArgumentParser):
             ("OPTIONS", [_entry(_invocation(action), _help(action)) for action in self._in_order()]),
             ("COMMANDS", [_entries(self._commands)] if self._commands else []),
             ("EXIT STATUS", [_entries(_EXIT_STATUS)]),
-            ("ENVIRONMENT", [_entries(page.environment)] if page.environment else []),
+            ("ENVIRONMENT", [_entries((*page.environment, _LOG_VARIABLE))]),
             ("EXAMPLES", [f"    {command}\n{_wrapped(what, 8)}" for command, what in page.examples]),
             ("SEE ALSO", [_wrapped(page.see_also)]),
         ]
@@ -325,6 +327,14 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[st
         return "\n".join(part.rstrip() for part in [*start, *(" " * indent + part for part in text)])
 
     return "\n".join([bold(line(head)), *map(line, cells)]) + "\n"
+
+
+def wrapped_line(text: str) -> list[str]:
+    """The lines of up to 80 columns of one long line; those after the first are indented by four columns more."""
+    if len(text) <= _COLUMNS:
+        return [text]
+    indent = " " * (len(text) - len(text.lstrip()) + 4)
+    return textwrap.wrap(text, _COLUMNS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def labelled_lines(pairs: Iterable[tuple[str, str]], indent: int = 0) -> str:

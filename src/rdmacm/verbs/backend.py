@@ -228,6 +228,9 @@ class DeviceBackend(Protocol):
     #: Completion vectors, at least 1 (``num_comp_vectors`` of ``struct ibv_context``).
     num_comp_vectors: int
 
+    def query_counters(self) -> dict[str, int]:
+        """The device's counters by name, 0 included; the names are rdma_rxe's or mlx5's for what these count, too."""
+
     def reg_mr(self, pd: object, view: memoryview, access: AccessFlag) -> MRBackend:
         """Register the 1 to ``max_mr_size`` bytes of a view, writable where ``access`` says so.
 

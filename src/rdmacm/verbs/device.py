@@ -279,6 +279,14 @@ class Context:
             raise cm_error(errno.EINVAL, f"no P_Key {pkey!r} in the table", "get_pkey_index", self.name, hint)
         return pkeys.index(pkey)
 
+    def query_counters(self) -> dict[str, int]:
+        """The device's counters by name: what ``rdma statistic`` shows of a kernel's device, but of this process alone.
+
+        Drops and errors are counted, on all queue pairs of the device, and packets are not. Names are those of rdma_rxe
+        and mlx5; ``docs/debugging.md`` describes them. EOPNOTSUPP: the provider has no queue pairs here.
+        """
+        return self.backend.query_counters()
+
     # -- asynchronous events --------------------------------------------------------------------------
 
     @property

@@ -10,7 +10,7 @@ import pytest
 
 from rdmacm import RdmaError
 from rdmacm.enums import AccessFlag, QPState, WCOpcode, WCStatus
-from rdmacm.proto.engine import NOTHING, PACKETS, Datagram, QPEngine, RtrAttributes, RtsAttributes
+from rdmacm.proto.engine import NOTHING, PACKETS, Datagram, EngineCounters, QPEngine, RtrAttributes, RtsAttributes
 from rdmacm.proto.wire import Buffer
 from rdmacm.verbs.wr import RecvWR, SendWR
 from rdmacm.work import WC, Memory, RecvWork, SendWork
@@ -20,10 +20,17 @@ from support.softdev import Connected, Pair, sge, told
 class PlainEngine(QPEngine):
     """Sends each message as one packet: a 12-byte header with the destination QPN, the data, and 4 trailing bytes."""
 
-    def __init__(self, qp_num: int, memory: Memory, take_recv: Callable[[], RecvWork | None] | None) -> None:
+    def __init__(
+        self,
+        qp_num: int,
+        memory: Memory,
+        take_recv: Callable[[], RecvWork | None] | None,
+        counters: EngineCounters,
+    ) -> None:
         self.qp_num, self.dest_qp_num = qp_num, 0
         self.completed: list[WC] = []
         self.failed = False
+        self.failure = ""
         self.sends: list[SendWork] = []
         self.recvs: list[RecvWork] = []
         self.route: tuple[bytes, bytes, int] | None = None

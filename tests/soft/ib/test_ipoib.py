@@ -313,7 +313,8 @@ class TestNames:
 
     def test_result_has_no_route_before_it_is_resolved(self, host: Host) -> None:
         (info,) = getaddrinfo(THERE[0], str(THERE[1]), provider=host.provider)
-        assert (info.dst_addr, info.route, info.device) == (THERE, (), None)
+        assert (info.src_addr, info.dst_addr, info.route) == (("10.9.0.1", 0), THERE, ())
+        assert (info.device, info.port_num, info.gid_index) == ("one", 1, 0)
 
     def test_services_are_at_gids(self, host: Host) -> None:
         with host.id() as cmid:

@@ -8,10 +8,9 @@ A ``path`` identifies where a MAD came from or goes to. The engine does not inte
 MADs for a connection from no other path than the connection's. Two paths must be equal if, and only if, they lead to
 the same port of the same peer. (The UDP source port is not part of a path.)
 
-No message from a peer raises an exception, and none makes anything grow without bounds: the connections are limited by
-``max_connections``, unanswered requests by their listener's ``backlog``, timeouts by
-:data:`~rdmacm.proto.cm.timeouts.MAX_EXPONENT`. Messages beyond a limit are dropped like packets lost in the network,
-so the peer tries again. ``dropped`` counts them by reason.
+No message from a peer raises an exception or makes anything grow without bounds: ``max_connections`` limits connections,
+the ``backlog`` of a listener its unanswered requests, :data:`~rdmacm.proto.cm.timeouts.MAX_EXPONENT` timeouts. Messages
+beyond a limit are dropped, as if lost in the network, so the peer tries again. ``dropped`` counts them by reason.
 
 Calls raise :class:`~rdmacm.errors.CmStateError` if the state of the connection does not allow them, which includes
 connections that have ended, and ValueError for a field that does not fit into the message.
@@ -264,17 +263,18 @@ class Agent:
                 trigger = CmTrigger.EXHAUSTED
             self._step(connection, trigger, now)
 
-    def mad_received(self, data: bytes | bytearray | memoryview, path: Hashable, now: float) -> None:
-        """Handle a MAD that arrived on ``path``."""
+    def mad_received(self, data: bytes | bytearray | memoryview, path: Hashable, now: float) -> DropReason | None:
+        """Handle a MAD that arrived on ``path``; return why it had no effect or was only rejected, if so."""
         try:
             message, tid = unpack_mad(data)
         except WireError:
             self.dropped[DropReason.MALFORMED] += 1
-            return
+            return DropReason.MALFORMED
         handler = _HANDLERS.get(type(message))
         drop = DropReason.UNSUPPORTED if handler is None else handler(self, message, tid, path, now)
         if drop is not None:
             self.dropped[drop] += 1
+        return drop
 
     def unreachable(
         self, comm_id: int, transaction_id: int, is_path: Callable[[Any], bool], error: NetworkError, now: float

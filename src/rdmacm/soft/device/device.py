@@ -8,7 +8,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from rdmacm import log
 from rdmacm.errors import cm_error
+from rdmacm.proto.engine import EngineCounters
+from rdmacm.soft.counters import hw_counters
 from rdmacm.soft.device.async_events import SoftAsyncQueue
 from rdmacm.soft.device.completion import SoftChannel, SoftCQ
 from rdmacm.soft.device.memory import MemoryTable, SoftMR
@@ -90,6 +93,10 @@ class SoftDevice:
         self._async_queues: weakref.WeakSet[SoftAsyncQueue] = weakref.WeakSet()
         #: The regions, by key.
         self._memory = MemoryTable(random)
+        #: What its queue pairs count.
+        self._engine_counters = EngineCounters()
+        #: How often its port went down.
+        self._link_downed = 0
 
     def changed(self, before: Device, now: Device | None) -> None:
         """The device has changed, or with None was removed: report that to every context. The lock is held."""
@@ -100,13 +107,21 @@ class SoftDevice:
         for old, new in zip(before.ports, now.ports, strict=True):
             if old.state is not new.state:
                 is_active = new.state is PortState.ACTIVE
+                self._link_downed += not is_active
                 self._report(new.port_num, EventType.PORT_ACTIVE if is_active else EventType.PORT_ERR)
             if [(row.gid_index, row.gid) for row in old.gids] != [(row.gid_index, row.gid) for row in new.gids]:
                 self._report(new.port_num, EventType.GID_CHANGE)
 
     def _report(self, port_num: int, event: EventType) -> None:
+        if log.enabled:
+            log.DEVICE.debug("%s port %d: %s", self.name, port_num, event.name)
         for queue in list(self._async_queues):
             queue.post(port_num, event)
+
+    def query_counters(self) -> dict[str, int]:
+        """See :meth:`rdmacm.verbs.backend.DeviceBackend.query_counters`."""
+        with self._runtime.lock:
+            return hw_counters(self._engine_counters, self._link_downed)
 
     def identify(self, device: Device) -> None:
         """Take over the GUID, which changes with the interface's hardware address."""
@@ -163,4 +178,15 @@ class SoftDevice:
         assert isinstance(recv_cq, SoftCQ)
         assert srq is None or isinstance(srq, SoftSRQ)
         with self._runtime.lock:
-            return SoftQP(self._mux, self._memory, self._find_source, pd, cap, sq_sig_all, send_cq, recv_cq, srq)
+            return SoftQP(
+                self._mux,
+                self._memory,
+                self._engine_counters,
+                self._find_source,
+                pd,
+                cap,
+                sq_sig_all,
+                send_cq,
+                recv_cq,
+                srq,
+            )

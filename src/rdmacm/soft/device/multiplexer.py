@@ -19,6 +19,7 @@ import struct
 from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, Protocol
 
+from rdmacm import log
 from rdmacm.errors import cm_error
 from rdmacm.proto.mad import GSI_QPN
 from rdmacm.proto.roce.icrc import SHORTEST_PACKET
@@ -133,6 +134,8 @@ class QPMultiplexer:
             self.wire.open()
             self.opened = True
             self.train = self.wire.can_segment()
+            if log.enabled:
+                log.DEVICE.debug("UDP port 4791 is open: slot %d, trains of %d bytes", self.wire.slot, self.train)
             if self.on_open is not None:
                 self.on_open()
 

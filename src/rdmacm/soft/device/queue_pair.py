@@ -14,6 +14,7 @@ import copy
 import errno
 from typing import TYPE_CHECKING
 
+from rdmacm import log
 from rdmacm.address import is_link_local
 from rdmacm.enums import AccessFlag, QPState, WCStatus, WROpcode
 from rdmacm.errors import RdmaError, cm_error
@@ -41,7 +42,7 @@ from rdmacm.work import RecvWork, SendWork
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from rdmacm.proto.engine import QPEngine
+    from rdmacm.proto.engine import EngineCounters, QPEngine
     from rdmacm.soft.device.completion import SoftCQ
     from rdmacm.soft.device.memory import MemoryTable
     from rdmacm.soft.device.multiplexer import QPMultiplexer
@@ -82,7 +83,17 @@ class SoftQP:
     """A reliable connected queue pair; implements :class:`rdmacm.verbs.backend.QPBackend`."""
 
     __slots__ = (
-        *("_attr", "_cap", "_closed", "_destination", "_drain_reported", "_engine", "_established", "_find_source"),
+        *(
+            "_attr",
+            "_cap",
+            "_closed",
+            "_counters",
+            "_destination",
+            "_drain_reported",
+            "_engine",
+            "_established",
+            "_find_source",
+        ),
         *("_pd", "_recv_cq", "_recvs", "_route", "_send_cq", "_sends", "_signal_all", "_source", "_srq", "_table"),
         *("_mux", "async_events", "on_comm_est", "qp_num", "state"),
     )
@@ -91,6 +102,7 @@ class SoftQP:
         self,
         mux: QPMultiplexer,
         table: MemoryTable,
+        counters: EngineCounters,
         find_source: Callable[[int], tuple[bytes, int]],
         pd: object,
         cap: QPCap,
@@ -99,9 +111,10 @@ class SoftQP:
         recv_cq: SoftCQ,
         srq: SoftSRQ | None,
     ) -> None:
-        #: What it sends and receives with, and the registered memory of its device.
+        #: What it sends and receives with, and the registered memory and the counters of its device.
         self._mux = mux
         self._table = table
+        self._counters = counters
         #: Returns the packed address and the interface index of the device's GID at an index.
         self._find_source = find_source
         #: The protection domain, whose memory the peer may touch.
@@ -172,6 +185,8 @@ class SoftQP:
                 engine.set_min_rnr_timer(kept.min_rnr_timer)
             self.state = state
             if state is not before:
+                if log.enabled:
+                    self._log_change(before, "modify_qp")
                 self._enter(state, before, kept)
 
     @property
@@ -194,6 +209,8 @@ class SoftQP:
             attr = self._attr or self.attr
             if state is _RTS:
                 self._use_route(self._route_to(attr))
+            if log.enabled:
+                self._log_change(self.state, "its id", state)
             self.state = state
             if self._engine is not None and state is _RTS:
                 self._engine.ready_to_receive(rtr_attributes(attr))
@@ -205,12 +222,12 @@ class SoftQP:
             if self._mux.pending_acks:
                 self._mux.acknowledge()
             if self.state is not _RESET and self.state is not _ERR:
-                self._fail()
+                self._fail("the connection has ended")
 
     def _enter(self, state: QPState, before: QPState, attr: QPAttr) -> None:
         """Take the engine from one state to another."""
         if state is _ERR:
-            self._fail()
+            self._fail("modify_qp")
         elif state is _SQD:
             engine = self._start_engine()
             engine.pause()
@@ -232,7 +249,7 @@ class SoftQP:
         if engine is None:
             memory = RemoteMemory(self._table, self._pd)
             take_recv = self._take_shared_recv if self._srq is not None else None
-            engine = self._engine = self._mux.make_engine(self.qp_num, memory, take_recv)
+            engine = self._engine = self._mux.make_engine(self.qp_num, memory, take_recv, self._counters)
             if self._route is not None:
                 self._set_engine_route(engine, self._route)
             state = self.state
@@ -401,16 +418,22 @@ class SoftQP:
         if self.state is _ERR:
             return
         if engine.failed:
-            self._fail()
+            self._fail(engine.failure)
             self._report(EventType.QP_FATAL)
         elif self.state is _SQD and not self._drain_reported and engine.drained:
             self._drain_reported = True
             if self._attr is not None and self._attr.en_sqd_async_notify:
                 self._report(EventType.SQ_DRAINED)
 
-    def _fail(self) -> None:
+    def _log_change(self, before: QPState, why: str, after: QPState | None = None) -> None:
+        peer = f" (to 0x{self._attr.dest_qp_num:06x})" if self._attr is not None and self._attr.dest_qp_num else ""
+        log.QP.debug("QP 0x%06x%s: %s -> %s, %s", self.qp_num, peer, before.name, (after or self.state).name, why)
+
+    def _fail(self, why: str) -> None:
         """To the error state: everything posted completes, in order."""
         engine = self._engine
+        if log.enabled and self.state is not _ERR:
+            self._log_change(self.state, why, _ERR)
         self.state = _ERR
         self._source = None
         if engine is not None:
@@ -449,7 +472,7 @@ class SoftQP:
 
     def cq_failed(self, cq: object) -> None:
         if cq in (self._send_cq, self._recv_cq) and self.state not in (_RESET, _ERR):
-            self._fail()
+            self._fail("a completion queue has overflowed")
             self._report(EventType.QP_FATAL)
 
     def _report(self, event: EventType) -> None:

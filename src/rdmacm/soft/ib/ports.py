@@ -145,4 +145,4 @@ class IbDevice:
             "a queue pair of your own, named by ConnParam(qp_num=...)",
         )
 
-    reg_mr = create_channel = create_async_queue = create_cq = create_srq = create_qp = _refuse
+    query_counters = reg_mr = create_channel = create_async_queue = create_cq = create_srq = create_qp = _refuse

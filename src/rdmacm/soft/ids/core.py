@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable
 from time import perf_counter_ns
 
+from rdmacm import log
 from rdmacm.address import DEFAULT_PKEY, Address, Gid
 from rdmacm.cmstate import TRANSITIONS, State, Trigger, refusal
 from rdmacm.connparam import ConnParam, UdParam
@@ -133,10 +134,13 @@ class IdCore:
 
     def move(self, trigger: Trigger) -> None:
         """Change the state; CmStateError when the table has no such transition."""
-        after = TRANSITIONS[self.state].get(trigger)
+        before = self.state
+        after = TRANSITIONS[before].get(trigger)
         if after is None:
             raise self.refuse(trigger.value)
         self.state = after
+        if log.enabled:
+            log.ID.debug("%s: %s -> %s (%s)", str(self), before.name, after.name, trigger.value)
 
     def refuse(self, call: str) -> CmStateError:
         """The error of a call that the state does not allow."""
@@ -155,9 +159,30 @@ class IdCore:
         param: ConnParam | UdParam | None = None,
     ) -> None:
         """Queue an event for the id's owner."""
+        if log.enabled:
+            self._log_event(kind, status, message)
         owner = self.owner()
         if owner is not None:
             self.queue.post(QueuedEvent(owner, kind, status, 0, explain, message, param))
+
+    def _log_event(self, kind: CmEventType, status: int, message: str) -> None:
+        text = str(self)
+        log.ID.debug("%s: event %s, status %d%s", text, kind.name, status, f": {message}" if message else "")
+        if kind is CmEventType.ADDR_RESOLVED and self.port_view is not None:
+            place = f"{self.port_view.device.name} port {self.port_num}, GID index {self.gid_index}"
+            log.RESOLUTION.debug("%s: %s: %s -> %s", text, place, self.sgid, self.dgid)
+        elif kind is CmEventType.ROUTE_RESOLVED:
+            for path in self.paths:
+                lids = f", LID {path.slid} -> {path.dlid}" if path.dlid else ""
+                found = f"{path.sgid} -> {path.dgid}, MTU {path.mtu_bytes}, P_Key 0x{path.pkey:04x}{lids}"
+                log.RESOLUTION.debug("%s: path %s", text, found)
+        elif kind in (CmEventType.ADDR_ERROR, CmEventType.ROUTE_ERROR, CmEventType.ADDRINFO_ERROR):
+            log.RESOLUTION.debug("%s: %s", text, message)
+
+    def __str__(self) -> str:
+        """Port space and addresses, for messages."""
+        peer = f" -> {self.peer_addr}" if self.peer_addr is not None else ""
+        return f"{self.port_space.name} {self.local_addr if self.local_addr is not None else 'unbound'}{peer}"
 
     def note(self, step: str, started: int, result: object) -> None:
         """Record a step that began at ``started`` (perf_counter_ns); it replaces an earlier step of that name."""

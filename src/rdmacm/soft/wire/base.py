@@ -7,7 +7,9 @@ destination queue pair numbers if several processes share it, and nothing else.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from socket import AF_INET, AF_INET6, inet_ntop
 from typing import NamedTuple, Protocol, TypeAlias
 
 from rdmacm.proto.wire import Buffer
@@ -25,6 +27,11 @@ class WirePath(NamedTuple):
     local: bytes
     remote: bytes
     scope_id: int = 0
+
+    def __str__(self) -> str:
+        """The peer's address, for messages."""
+        host = inet_ntop(AF_INET if len(self.remote) == 4 else AF_INET6, self.remote)
+        return f"{host}%{self.scope_id}" if self.scope_id else host
 
 
 #: A socket address of IPv4 or IPv6, as Python's sockets return it.
@@ -65,6 +72,8 @@ class Wire(Protocol):
 
     #: The top byte of the queue pair numbers whose packets arrive here, 1 to 255. Known once the wire is open.
     slot: int
+    #: Packets that were lost or took the slow way, by reason.
+    counters: Counter[str]
     #: If set, is called with every packet and train that passes (:data:`rdmacm.provider.Tap`).
     tap: Tap | None
     #: If set, is called with each connection request of this process that the network reports as undelivered, during

@@ -225,7 +225,7 @@ class RcEngine(RcState):
         """
         size = len(packet)
         if not SHORTEST_PACKET <= size <= LONGEST_PACKET:
-            self.dropped["length"] += 1
+            self.counters.dropped["length"] += 1
             return False
         half, word = BTH_HALVES.unpack_from(packet)
         opcode, pad = half >> 56, half >> 52 & 3
@@ -236,7 +236,7 @@ class RcEngine(RcState):
         if not reason and crc32(packet, self.icrc_in.start(size, self.identification)) != RESIDUE:
             reason = self._solve_icrc(packet)
         if reason:
-            self.dropped[reason] += 1
+            self.counters.dropped[reason] += 1
             return False
         psn, body = word & PSN_MASK, packet[BTH_LENGTH : size - ICRC_LENGTH - pad]
         if IS_RESPONSE[opcode]:

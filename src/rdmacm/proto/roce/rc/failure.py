@@ -15,6 +15,8 @@ def fail(rc: RcState, status: WCStatus = _FLUSHED) -> None:
     if rc.failed:
         return
     rc.failed = True
+    if status is not _FLUSHED:
+        rc.failure = status.name
     rc.header_lengths = NO_HEADERS
     rc.rnr_waiting = False
     rc.deadline = None
@@ -32,6 +34,7 @@ def fail(rc: RcState, status: WCStatus = _FLUSHED) -> None:
 def fail_receive(rc: RcState, status: WCStatus) -> None:
     """End the connection because of a request of the peer: the receive in progress completes with ``status``."""
     if not rc.failed:
+        rc.failure = f"{status.name} of a request of the peer"
         _complete_current_recv(rc, status)
         fail(rc)
 

@@ -60,6 +60,7 @@ def timer(rc: RcState, now: float) -> None:
         start_timer(rc, now)
     else:
         rc.retransmitting = False
+        rc.counters.errors["local_ack_timeout_err"] += 1
         retransmit(rc, rc.unacked_psn, now)
 
 
@@ -79,8 +80,10 @@ def retransmit(rc: RcState, psn: int, now: float) -> None:
         return
     rc.retransmitting = True
     if rc.retries_left <= 0:
+        rc.counters.errors["retry_exceeded_err"] += 1
         fail(rc, WCStatus.RETRY_EXC_ERR)
         return
+    rc.counters.errors["completer_retry_err"] += 1
     rc.retries_left -= 1
     rc.window = rc.loss_window
     go_back(rc, psn)

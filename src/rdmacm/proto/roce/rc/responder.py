@@ -98,9 +98,9 @@ def received(rc: RcState, opcode: int, psn: int, flags: int, body: memoryview) -
         respond(rc, psn, refused.syndrome)
         rc.nak_sent = True  # later requests are dropped without a NAK until this one comes again
         if refused.syndrome & SYNDROME_KIND == RNR_NAK:
-            rc.dropped["not ready"] += 1
+            rc.counters.dropped["not ready"] += 1
         else:
-            rc.dropped["refused"] += 1
+            rc.counters.dropped["refused"] += 1
             fail_receive(rc, refused.status or _RECV_STATUS_OF_NAK[refused.syndrome])
         return False
     return True
@@ -110,10 +110,11 @@ def _out_of_order(rc: RcState, opcode: int, psn: int, body: memoryview) -> None:
     if difference(psn, rc.expected_psn) > 0:
         if not rc.nak_sent:
             rc.nak_sent = True
+            rc.counters.errors["out_of_seq_request"] += 1
             respond(rc, rc.expected_psn, NAK_PSN_SEQUENCE_ERROR)
-        rc.dropped["sequence"] += 1
+        rc.counters.dropped["sequence"] += 1
         return
-    rc.dropped["duplicate"] += 1
+    rc.counters.dropped["duplicate"] += 1
     if opcode in (READ_REQUEST, COMPARE_SWAP, FETCH_ADD):
         _respond_again(rc, opcode, psn, body)
     else:

@@ -65,7 +65,7 @@ def received(rc: RcState, opcode: int, psn: int, body: memoryview, now: float) -
                 return _atomic_response(rc, work, body, now)
             if kind.is_read and opcode != ATOMIC_ACKNOWLEDGE:
                 return _read_response(rc, work, opcode, psn, body, now)
-    rc.dropped["answer"] += 1  # a duplicate, or an answer to no request
+    rc.counters.dropped["answer"] += 1  # a duplicate, or an answer to no request
     return False
 
 
@@ -84,7 +84,7 @@ def _acknowledge(rc: RcState, syndrome: int, psn: int, now: float) -> bool:
         _acknowledge_up_to(rc, psn, now)
         return True
     if kind != RNR_NAK and syndrome != NAK_PSN_SEQUENCE_ERROR and syndrome not in _STATUS_OF_NAK:
-        rc.dropped["answer"] += 1
+        rc.counters.dropped["answer"] += 1
         return False
     _acknowledge_up_to(rc, (psn - 1) & PSN_MASK, now)
     if rc.failed or not rc.outstanding:
@@ -92,6 +92,7 @@ def _acknowledge(rc: RcState, syndrome: int, psn: int, now: float) -> bool:
     if kind == RNR_NAK:
         _receiver_not_ready(rc, syndrome & 0x1F, psn, now)
     elif syndrome == NAK_PSN_SEQUENCE_ERROR:
+        rc.counters.errors["rcvd_seq_err"] += 1
         retransmit(rc, psn, now)
     else:
         fail(rc, _STATUS_OF_NAK[syndrome])
@@ -99,9 +100,11 @@ def _acknowledge(rc: RcState, syndrome: int, psn: int, now: float) -> bool:
 
 
 def _receiver_not_ready(rc: RcState, timer_code: int, psn: int, now: float) -> None:
+    rc.counters.errors["rcvd_rnr_err"] += 1
     if rc.rnr_waiting:
         return
     if rc.rnr_retries_left <= 0:
+        rc.counters.errors["retry_rnr_exceeded_err"] += 1
         fail(rc, WCStatus.RNR_RETRY_EXC_ERR)
         return
     if rc.rnr_retry < 7:
@@ -138,6 +141,7 @@ def _request_again(rc: RcState, work: SendWork, now: float) -> None:
     """Request what is missing of a response."""
     psn = (work.first_psn + work.received_bytes // rc.path_mtu) & PSN_MASK
     if difference(rc.next_psn, psn) > 0:
+        rc.counters.errors["implied_nak_seq_err"] += 1
         retransmit(rc, psn, now)
 
 
@@ -202,7 +206,7 @@ def _read_response(rc: RcState, work: SendWork, opcode: int, psn: int, body: mem
     if ahead > 0:
         _request_again(rc, work, now)
     if ahead or index >= work.requested_packets:
-        rc.dropped["sequence"] += 1
+        rc.counters.dropped["sequence"] += 1
         return False
     data = body if opcode == READ_RESPONSE_MIDDLE else body[4:]
     is_last = psn == work.last_psn

@@ -8,10 +8,11 @@ entry points. PSNs and MSNs have 24 bits and wrap (:mod:`rdmacm.proto.roce.psn`)
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from rdmacm.proto.engine import EngineCounters
 from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.roce.psn import PSN_MASK
 from rdmacm.work import WC, Memory, RecvWork, SendWork
@@ -67,6 +68,10 @@ class RcState:
     memory: Memory
     #: Takes the next receive from a shared receive queue, None if that is empty. None without such a queue.
     take_shared_receive: Callable[[], RecvWork | None] | None = None
+    #: Shared by the engines of a device. ``dropped`` has the reasons ``length``, ``opcode``, ``version``, ``qpn``,
+    #: ``state``, ``pkey``, ``icrc``; and of packets that pass these checks ``sequence``, ``duplicate``, ``not ready``
+    #: (no receive was posted), ``refused`` and ``answer`` (to no request that is outstanding).
+    counters: EngineCounters = field(default_factory=EngineCounters)
 
     # -- what the owner reads --------------------------------------------------------------------------
 
@@ -74,12 +79,10 @@ class RcState:
     completed: list[WC] = field(default_factory=list)
     #: Whether the connection has ended. Everything posted has completed; a last NAK may still have to be sent.
     failed: bool = False
+    #: The status of the completion that reported the error, as a text; empty if there was none.
+    failure: str = ""
     #: When the retransmission or RNR timer is due, in the time of the caller's clock; None while it does not run.
     deadline: float | None = None
-    #: Received packets that were not accepted, by reason: ``length``, ``opcode``, ``version``, ``qpn``, ``state``,
-    #: ``pkey``, ``icrc``; and of packets that pass these checks ``sequence``, ``duplicate``, ``not ready`` (no receive
-    #: was posted), ``refused`` and ``answer`` (to no request that is outstanding).
-    dropped: Counter[str] = field(default_factory=Counter)
 
     # -- the path --------------------------------------------------------------------------------------
 

@@ -1,0 +1,24 @@
+"""Counters of drops, errors and connection management messages, as ``rdma statistic`` has them for a kernel device.
+
+A software device lives in its process, and so do its counters: they begin at 0 with the process and end with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Counters"]
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """What a provider has counted in this process, at one moment. ``docs/debugging.md`` describes each counter."""
+
+    #: By name of the device, for each device that was used: what :meth:`rdmacm.Context.query_counters` returns.
+    devices: dict[str, dict[str, int]]
+    #: The connection managers of all devices: messages sent (``tx_req``) and received (``rx_req``) by type, repetitions
+    #: among those sent (``tx_retries``), and received messages without effect by reason (``dropped_backlog``).
+    cm: dict[str, int]
+    #: UDP port 4791: packets that no queue pair got, packets that could not be sent, and ICMP errors. It has only what
+    #: has happened.
+    udp: dict[str, int]
