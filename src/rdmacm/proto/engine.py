@@ -189,6 +189,6 @@ class QPEngine(Protocol):
 
 
 #: Makes the engine of a queue pair in INIT: from its number, the memory that its peer may access, and a function that
-#: takes the next receive of its shared receive queue (None if that is empty); None without such a queue; and the device's
-#: counters.
+#: takes the next receive of its shared receive queue (None if that is empty), or None without such a queue; and the
+#: device's counters.
 EngineFactory: TypeAlias = "Callable[[int, Memory, Callable[[], RecvWork | None] | None, EngineCounters], QPEngine]"

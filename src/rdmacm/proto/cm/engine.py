@@ -8,9 +8,9 @@ A ``path`` identifies where a MAD came from or goes to. The engine does not inte
 MADs for a connection from no other path than the connection's. Two paths must be equal if, and only if, they lead to
 the same port of the same peer. (The UDP source port is not part of a path.)
 
-No message from a peer raises an exception or makes anything grow without bounds: ``max_connections`` limits connections,
-the ``backlog`` of a listener its unanswered requests, :data:`~rdmacm.proto.cm.timeouts.MAX_EXPONENT` timeouts. Messages
-beyond a limit are dropped, as if lost in the network, so the peer tries again. ``dropped`` counts them by reason.
+No message from a peer raises an exception or makes anything grow without bounds: ``max_connections`` limits the
+connections, a listener's ``backlog`` its unanswered requests, :data:`~rdmacm.proto.cm.timeouts.MAX_EXPONENT` timeouts.
+Messages beyond a limit are dropped as if they were lost, so the peer tries again. ``dropped`` counts them by reason.
 
 Calls raise :class:`~rdmacm.errors.CmStateError` if the state of the connection does not allow them, which includes
 connections that have ended, and ValueError for a field that does not fit into the message.
