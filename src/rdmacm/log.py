@@ -33,24 +33,23 @@ _FORMAT = "%(asctime)s.%(msecs)03d %(process)d %(name)s: %(message)s"
 class Channel:
     """One logger, made at its first message or :func:`refresh` after the program has imported :mod:`logging`."""
 
-    __slots__ = ("_logger", "name")
+    __slots__ = ("logger", "name")
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._logger: Logger | None = None
+        #: None until :meth:`make_logger`.
+        self.logger: Logger | None = None
 
-    @property
-    def logger(self) -> Logger:
-        """The logger of that name."""
-        if self._logger is None:
-            import logging
+    def make_logger(self) -> Logger:
+        """Make the logger of that name."""
+        import logging
 
-            self._logger = logging.getLogger(self.name)
-        return self._logger
+        self.logger = logging.getLogger(self.name)
+        return self.logger
 
     def debug(self, text: str, *values: object) -> None:
         """Log a message; ``values`` are formatted only if the logger takes it."""
-        self.logger.debug(text, *values)
+        (self.logger or self.make_logger()).debug(text, *values)
 
 
 ID = Channel("rdmacm.id")
@@ -62,10 +61,10 @@ _CHANNELS = (ID, CM, QP, RESOLUTION, DEVICE)
 
 
 def refresh() -> None:
-    """Set :data:`enabled` by the present levels of the loggers. Each look-up of a provider does this."""
+    """Set :data:`enabled` by the present levels of the loggers. Opening an event channel or a device does this."""
     global enabled
     if "logging" in sys.modules:
-        enabled = any(channel.logger.isEnabledFor(_DEBUG) for channel in _CHANNELS)
+        enabled = any((channel.logger or channel.make_logger()).isEnabledFor(_DEBUG) for channel in _CHANNELS)
 
 
 def _begin(wanted: str) -> None:
@@ -78,7 +77,7 @@ def _begin(wanted: str) -> None:
     for word in wanted.lower().split(","):
         chosen = [channel for channel in _CHANNELS if word.strip() in ("debug", channel.name.rpartition(".")[2])]
         for channel in chosen:
-            channel.logger.setLevel(_DEBUG)
+            channel.make_logger().setLevel(_DEBUG)
         if not chosen:
             known = ", ".join(channel.name.rpartition(".")[2] for channel in _CHANNELS)
             logging.getLogger("rdmacm").warning(

@@ -78,7 +78,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
-from rdmacm import log
 from rdmacm.address import Address, Gid, InetAddr, SockAddrIB
 from rdmacm.cmstate import State
 from rdmacm.connparam import ConnParam, Ece, UdParam
@@ -586,7 +585,6 @@ def get_provider(provider: str | Provider | None = None) -> Provider:
     ``RDMACM_PROVIDER``, else ``soft``, the software device. A provider's module has ``open_provider()``, which returns
     the one object of the calling thread's network namespace in this process. ENODEV for an unknown name.
     """
-    log.refresh()
     if provider is not None and not isinstance(provider, str):
         return provider
     name = provider or os.environ.get(ENVIRONMENT) or "soft"

@@ -92,6 +92,7 @@ class SoftProvider:
             return self.host.query_counters()
 
     def open_device(self, name: str) -> SoftDevice | IbDevice:
+        log.refresh()
         with self.runtime.lock:
             self.runtime.check_fork("open_device")
             for device in self.host.devices():
@@ -118,6 +119,7 @@ class SoftProvider:
     # -- ids ------------------------------------------------------------------------------------------
 
     def open_queue(self) -> SoftQueue:
+        log.refresh()
         with self.runtime.lock:
             self.runtime.check_fork("create_event_channel")
             queue = SoftQueue(self.runtime)
