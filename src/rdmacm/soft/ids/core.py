@@ -142,6 +142,12 @@ class IdCore:
         if log.enabled:
             log.ID.debug("%s: %s -> %s (%s)", str(self), before.name, after.name, trigger.value)
 
+    def enter_connect(self) -> None:
+        """Begin as the passive side: a peer's request has made this id."""
+        self.state = State.CONNECT
+        if log.enabled:
+            log.ID.debug("%s: CONNECT by a request of the peer", str(self))
+
     def refuse(self, call: str) -> CmStateError:
         """The error of a call that the state does not allow."""
         return CmStateError(

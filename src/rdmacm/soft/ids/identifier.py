@@ -17,7 +17,6 @@ from socket import AF_INET
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
-from rdmacm import log
 from rdmacm.address import AF_IB, DEFAULT_PKEY, Address, InetAddr, SockAddrIB
 from rdmacm.cmstate import State, Trigger
 from rdmacm.connparam import ConnParam, Ece, UdParam
@@ -435,10 +434,8 @@ class SoftId(IdCore):
         param = connector.begin_passive(event, cm)
         options = self.options
         child.options = IdOptions(options.tos, options.reuseaddr, options.afonly, options.ack_timeout)
-        child.state = State.CONNECT
+        child.enter_connect()
         child._is_answered = False
-        if log.enabled:
-            log.ID.debug("%s: CONNECT by a request of the peer", str(child))
         owner = self.owner()
         if owner is None:
             child.destroy()
