@@ -13,6 +13,7 @@ from random import Random
 from typing import Any, Protocol, TypeAlias
 
 from rdmacm import log
+from rdmacm.errors import errno_name
 from rdmacm.progress.runtime import Runtime
 from rdmacm.progress.timers import Timer
 from rdmacm.proto.cm.codes import AttributeId
@@ -216,7 +217,7 @@ class ConnectionManager:
         self, comm_id: int, transaction_id: int, is_path: Callable[[Any], bool], error: NetworkError, now: float
     ) -> None:
         if log.enabled:
-            log.CM.debug("not delivered: connection 0x%08x: %s", comm_id, error)
+            log.CM.debug("not delivered: local id 0x%08x: %s", comm_id, errno_name(error.errno))
         if self._agent is not None:
             self._agent.unreachable(comm_id, transaction_id, is_path, error, now)
             self.dispatch()
