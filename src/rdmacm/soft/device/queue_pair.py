@@ -83,19 +83,9 @@ class SoftQP:
     """A reliable connected queue pair; implements :class:`rdmacm.verbs.backend.QPBackend`."""
 
     __slots__ = (
-        *(
-            "_attr",
-            "_cap",
-            "_closed",
-            "_counters",
-            "_destination",
-            "_drain_reported",
-            "_engine",
-            "_established",
-            "_find_source",
-        ),
+        *("_attr", "_cap", "_closed", "_destination", "_drain_reported", "_engine", "_established", "_find_source"),
         *("_pd", "_recv_cq", "_recvs", "_route", "_send_cq", "_sends", "_signal_all", "_source", "_srq", "_table"),
-        *("_mux", "async_events", "on_comm_est", "qp_num", "state"),
+        *("_counters", "_mux", "async_events", "on_comm_est", "qp_num", "state"),
     )
 
     def __init__(
@@ -167,6 +157,8 @@ class SoftQP:
             bits = mask.value
             state = QPState(attr.qp_state) if bits & QP_STATE else before
             if state is _RESET:
+                if log.enabled:
+                    self._log_change(before, "modify_qp", _RESET)
                 self._reset()
                 return
             if before >= _RTS and bits & FIXED_AFTER_RTS:
