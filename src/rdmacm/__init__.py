@@ -57,7 +57,7 @@ Errors: each is an RdmaError, and also the built-in OSError subclass that fits
 
 Captures and counters
     capture, Capture         the packets of the software devices, as a file for Wireshark
-    query_counters, Counters drops, errors and connection messages of this process
+    query_counters, Counters  drops, errors and connection messages of this process
 
 Public modules
     rdmacm.aio               connections and listeners for asyncio

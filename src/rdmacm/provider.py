@@ -85,7 +85,7 @@ from rdmacm.constants import CmEventType
 from rdmacm.counters import Counters
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.explanation import Explanation, Step
-from rdmacm.proto.sa import PathData, PathRecord
+from rdmacm.proto.sa import PathRecord
 from rdmacm.proto.wire import Buffer
 from rdmacm.verbs.attr import QPAttr
 from rdmacm.verbs.backend import DeviceBackend
@@ -274,11 +274,6 @@ class RouteChoice(NamedTuple):
     gid_index: int
     #: The path from the source; None if it has to be asked of the subnet administrator, and ``find_route`` asks nobody.
     path: PathRecord | None
-
-    @property
-    def route(self) -> tuple[PathData, ...]:
-        """The path as a route of :class:`rdmacm.AddrInfo`; empty if it is not known."""
-        return () if self.path is None else (PathData(self.path),)
 
 
 class IdBackend(Protocol):

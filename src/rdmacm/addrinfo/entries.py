@@ -23,7 +23,7 @@ from rdmacm.constants import EAI, PortSpace, RaiFlag
 from rdmacm.proto.sa import PathData, PathRecord
 from rdmacm.provider import Provider, RouteChoice
 
-__all__ = ["entry_from_hints", "entry_from_name", "has_own_end", "with_choice"]
+__all__ = ["entry_from_hints", "entry_from_name", "has_own_end", "route_of", "with_choice"]
 
 
 def entry_from_name(
@@ -55,7 +55,7 @@ def entry_from_name(
         sockaddr(choice.source) if source is None or source.is_any else hints.src_addr,
         address.sockaddr,
         dst_canonname=canonical,
-        route=hints.route or choice.route,
+        route=hints.route or route_of(choice),
         device=choice.device,
         port_num=choice.port_num,
         gid_index=choice.gid_index,
@@ -167,7 +167,12 @@ def _with_route(
     choice = provider.find_route(destination, source)
     if choice is None:
         return info
-    return with_choice(info, choice, source is None or source.is_any, info.route or choice.route)
+    return with_choice(info, choice, source is None or source.is_any, info.route or route_of(choice))
+
+
+def route_of(choice: RouteChoice) -> tuple[PathData, ...]:
+    """The path of a choice as the route of a result; empty if it is not known."""
+    return () if choice.path is None else (PathData(choice.path),)
 
 
 def with_choice(info: AddrInfo, choice: RouteChoice, needs_source: bool, route: tuple[PathData, ...]) -> AddrInfo:

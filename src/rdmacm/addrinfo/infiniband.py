@@ -18,7 +18,7 @@ from rdmacm.address import (
     service_id,
     service_id_mask,
 )
-from rdmacm.addrinfo.entries import with_choice
+from rdmacm.addrinfo.entries import route_of, with_choice
 from rdmacm.addrinfo.info import RAI_NUMERICHOST, RAI_PASSIVE, AddrInfo, sockaddr
 from rdmacm.proto.sa import PATH_FLAGS, PathData, PathRecord
 from rdmacm.provider import Provider
@@ -97,7 +97,7 @@ def _with_sa_route(info: AddrInfo, provider: Provider) -> AddrInfo:
     choice = provider.find_path(destination, source, info.route[0].path if info.route else None)
     if choice is None:
         return info
-    return with_choice(info, choice, source is None or not any(source.addr), choice.route)
+    return with_choice(info, choice, source is None or not any(source.addr), route_of(choice))
 
 
 def _with_acm_route(info: AddrInfo, paths: list[PathData], gids: _LocalGids) -> AddrInfo:

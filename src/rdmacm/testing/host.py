@@ -107,6 +107,7 @@ class FabricWire(Wire):
     Attributes:
 
     - ``is_open``: whether packets arrive; others are dropped.
+    - ``counters``: always empty; the log of the fabric has what became of each packet.
     - ``tap``: called with each packet sent and received, for captures.
     - ``on_undelivered``: never called: hosts of a fabric do not report undelivered packets.
     """

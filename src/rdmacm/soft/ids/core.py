@@ -142,8 +142,9 @@ class IdCore:
         if log.enabled:
             log.ID.debug("%s: %s -> %s (%s)", str(self), before.name, after.name, trigger.value)
 
-    def enter_connect(self) -> None:
-        """Begin as the passive side: a peer's request has made this id."""
+    def enter_connect(self, options: IdOptions) -> None:
+        """Begin as the passive side: a peer's request has made this id, for a listener with these options."""
+        self.options = IdOptions(options.tos, options.reuseaddr, options.afonly, options.ack_timeout)
         self.state = State.CONNECT
         if log.enabled:
             log.ID.debug("%s: CONNECT by a request of the peer", str(self))

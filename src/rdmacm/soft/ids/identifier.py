@@ -24,7 +24,7 @@ from rdmacm.constants import CmEventType
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.explanation import Explanation, Step
 from rdmacm.failure import Failure
-from rdmacm.provider import EventQueue, IdOptions, Owner, QueuedEvent
+from rdmacm.provider import EventQueue, Owner, QueuedEvent
 from rdmacm.resolution.hosts import IpoibInterface, PortView, RocePortView
 from rdmacm.soft.device.queue_pair import SoftQP
 from rdmacm.soft.event_queue import SoftQueue
@@ -432,9 +432,7 @@ class SoftId(IdCore):
         connector = child.connector
         assert isinstance(connector, IbCmConnector)
         param = connector.begin_passive(event, cm)
-        options = self.options
-        child.options = IdOptions(options.tos, options.reuseaddr, options.afonly, options.ack_timeout)
-        child.enter_connect()
+        child.enter_connect(self.options)
         child._is_answered = False
         owner = self.owner()
         if owner is None:
