@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -155,22 +157,31 @@ def test_loggers_are_off_unless_one_takes_debug(caplog: pytest.LogCaptureFixture
     assert not log.enabled
 
 
-def run(wanted: str) -> subprocess.CompletedProcess[str]:
-    program = (
-        "import rdmacm\n"
-        "from rdmacm.testing import Fabric\n"
-        "a = Fabric().host('a', '10.0.0.1')\n"
-        "cmid = rdmacm.CmId(provider=a.provider)\n"
-        "cmid.bind_addr(('10.0.0.1', 7471))\n"
-    )
-    env = {**os.environ, "RDMACM_LOG": wanted, "PYTHONPATH": os.pathsep.join(sys.path)}
+def run(program: str, wanted: str = "") -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, log.ENVIRONMENT: wanted, "PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=env)
 
 
+BIND = """
+import rdmacm
+from rdmacm.testing import Fabric
+with rdmacm.CmId(provider=Fabric().host("a", "10.0.0.1").provider) as cmid:
+    cmid.bind_addr(("10.0.0.1", 7471))
+"""
+
+
 def test_environment_variable_turns_messages_on() -> None:
-    lines = run("id,qp").stderr.splitlines()
-    assert lines[0].endswith("rdmacm.id: TCP 10.0.0.1:7471: IDLE -> ADDR_BOUND (bind_addr)")
-    wrong = run("packets").stderr
-    assert wrong.rstrip().endswith(
-        "RDMACM_LOG: no messages 'packets'; debug (all), or some of id, cm, qp, resolution, device"
-    )
+    wrong, *messages = run(BIND, "id,packets").stderr.splitlines()
+    assert wrong.endswith("RDMACM_LOG: no messages 'packets'; debug (all), or some of id, cm, qp, resolution, device")
+    texts = [each.partition(" rdmacm.")[2] for each in messages]
+    assert texts == [
+        "id: TCP 10.0.0.1:7471: IDLE -> ADDR_BOUND (bind_addr)",
+        "id: TCP 10.0.0.1:7471: ADDR_BOUND -> DESTROYING (destroy_id)",
+    ]
+
+
+def test_examples_of_the_guide() -> None:
+    guide = (Path(__file__).parents[1] / "docs" / "debugging.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", guide, re.DOTALL | re.MULTILINE)
+    assert len(blocks) == 2
+    assert "tx_req" in run("".join(blocks)).stdout
