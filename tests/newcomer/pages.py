@@ -14,6 +14,9 @@ VARYING = re.compile(
     r"""
       (?P<time> \b [\d,]+(\.\d+)?\ us\b | \b [\d,]+\.\d+\ m?s\b )
     | (?P<process> (?<=process\ ) \d+ )
+    | (?P<message> ^ [\d:.]{12}\ \d+ (?=\ rdmacm\.) )           # the time and the process of a line of the log
+    | (?P<comm_id> (?<=\bid\ ) 0x[0-9a-f]{8} \b )
+    | (?P<logged_qp> (?:(?<=QP\ )|(?<=to\ )) 0x[0-9a-f]{6} \b )
     | (?P<qp_number> (?<=number\ ) 0x[0-9a-f]{6} )
     | (?P<flow_label> (?<=flow\ label\ ) 0x[0-9a-f]{2,5} )
     | (?P<service_id> \b 0x13f[89a-f][0-9a-f]{3} \b )          # of a free port
@@ -151,6 +154,9 @@ def _any_value(match: re.Match[str]) -> str:
     return {
         "time": r"[\d,.]+ [um]?s",
         "process": r"\d+",
+        "message": r"[\d:.]{12} \d+",
+        "comm_id": r"0x[0-9a-f]{8}",
+        "logged_qp": r"0x[0-9a-f]{6}",
         "qp_number": r"0x[0-9a-f]{6}",
         "flow_label": r"0x[0-9a-f]+",
         "service_id": r"0x13f[89a-f][0-9a-f]{3}",
