@@ -8,12 +8,17 @@ from typing import Any
 import pytest
 
 from rdmacm import AddrInfo, CmDisconnectedError, CmTimeoutError, RdmaError, connect
+from rdmacm.address import Gid
 from rdmacm.endpoint.core import ConnectionCore, ConnectionOptions
 from rdmacm.endpoint.dispatcher import Dispatcher
 from rdmacm.endpoint.listening import ListenerCore
 from rdmacm.endpoint.race import connect_routine
+from rdmacm.proto.cm.messages import REQ, Path, pack_message
+from rdmacm.soft.wire.base import WirePath
 from rdmacm.testing import LOSE, Fabric, FabricPacket, Outcome, Verdict, nth
+from support.cm import communication_ids
 from support.endpoints import Part, play
+from support.rows import for_each
 
 
 class Ends:
@@ -343,8 +348,64 @@ def test_half_open_connections_beyond_the_limit_drop_the_oldest(monkeypatch: pyt
     ends.close(*made)
 
 
-def test_stale_connection_of_the_peer_does_not_block_a_new_one() -> None:
-    """The queue pair has the number of a killed process's: the peer rejects it once and ends the old connection."""
+# -- requests that say that a peer has restarted ------------------------------------------------------------
+
+
+def forge_request(ends: Ends) -> None:
+    """Send b a REQ that has the address, the GUID and the queue pair number of its peer."""
+    agent = ends.b.provider.host.cm.agent
+    connection = agent.connection(communication_ids(agent)[0])
+    assert connection is not None
+    assert connection.remote_qpn is not None
+    assert connection.remote_guid is not None
+    primary = Path(Gid("::ffff:10.0.0.1"), Gid("::ffff:10.0.0.2"), hop_limit=64)
+    req = REQ(
+        connection.request.service_id,
+        primary,
+        ends.a.random.getrandbits(32),
+        connection.remote_guid,
+        local_qpn=connection.remote_qpn,
+    )
+    path = WirePath(bytes((10, 0, 0, 1)), bytes((10, 0, 0, 2)))
+    ends.a.provider.host.mux.gsi.send_mad(path, pack_message(req, 1))
+
+
+@for_each("traffic", ["none", "to the peer", "from the peer"])
+def test_forged_requests_do_not_end_a_live_connection(traffic: str) -> None:
+    fabric = Fabric(3)
+    ends = Ends(fabric)
+    active, passive = ends.connect()
+    if traffic == "to the peer":
+        play(fabric, send(passive, b"x"), receive(active))
+    elif traffic == "from the peer":
+        play(fabric, send(active, b"x"), receive(passive))
+    for _ in range(20):
+        forge_request(ends)
+    fabric.run(seconds=30)
+    for _ in range(3):
+        play(fabric, send(active, b"hello"), receive(passive))
+        play(fabric, send(passive, b"hello"), receive(active))
+    assert fabric.log.count(Outcome.DELIVERED, kind="REJ") == 1
+    assert fabric.log.count(kind="DREQ") == 0
+    ends.close(active, passive)
+
+
+def test_forged_request_does_not_end_a_connection_over_a_lossy_link() -> None:
+    fabric = Fabric(5)
+    ends = Ends(fabric)
+    active, passive = ends.connect()
+    fabric.loss = 0.3
+    for _ in range(5):
+        forge_request(ends)
+        fabric.run(seconds=10)
+    fabric.loss = 0.0
+    assert fabric.log.count(Outcome.LOST) > 5
+    play(fabric, send(active, b"hello"), receive(passive))
+    ends.close(active, passive)
+
+
+def test_restarted_peer_connects_with_its_second_request() -> None:
+    """The queue pair has the number of a killed process's, whose connection the peer still has."""
     fabric = Fabric(7)
     ends = Ends(fabric)
     active, passive = ends.connect()
@@ -357,8 +418,10 @@ def test_stale_connection_of_the_peer_does_not_block_a_new_one() -> None:
     # A new process does not know which numbers the killed one used last.
     mux._held.clear()
     mux.random = GivenNumberFirst(mux.random, number & 0xFFFF)
+    start = fabric.now
     again, accepted = ends.connect()
-    assert fabric.log.count(Outcome.DELIVERED, kind="REJ") == 1
+    assert fabric.now - start < 5.0
+    assert fabric.log.count(Outcome.DELIVERED, kind="REJ") == 0
     play(fabric, send(again, b"hello"), receive(accepted))
     ends.close(again, accepted, passive)
 

@@ -10,7 +10,7 @@ import pytest
 from rdmacm.errors import CmStateError
 from rdmacm.proto.cm.codes import MessageKind, RejectReason
 from rdmacm.proto.cm.connection import CmConnection
-from rdmacm.proto.cm.events import NetworkError
+from rdmacm.proto.cm.events import NetworkError, PeerQuestion
 from rdmacm.proto.cm.messages import DREP, DREQ, MRA, REJ, RTU, SIDR_REP, SIDR_REQ
 from rdmacm.proto.cm.states import (
     AWAITING_USER,
@@ -96,9 +96,9 @@ def test_each_state_allows_the_specified_triggers(state: CmState) -> None:
         assert (step.state if step is not None else None) == ACCEPTED_MESSAGES[trigger].get(state), trigger
     for call in CALLS:
         assert (TRANSITIONS[state].get(call) is not None) == (state in ALLOWED[call]), call
-    assert (I.RETRY in row) == (I.EXHAUSTED in row) == (state in RETRYING)
+    assert (I.RETRY in row) == (I.EXHAUSTED in row) == (state in RETRYING or state is S.ESTABLISHED)
     assert (I.TIMEWAIT_OVER in row) == (state is S.TIMEWAIT)
-    assert (I.STALE in row) == (state is S.ESTABLISHED)
+    assert (I.STALE in row) == (I.PEER_ANSWERED in row) == (state is S.ESTABLISHED)
     assert (I.NETWORK_ERROR in row) == (state in (S.REQ_SENT, S.SIDR_REQ_SENT))
 
 
@@ -141,7 +141,7 @@ def test_retransmission_starts_a_timer() -> None:
                 continue
             if step.state in RETRYING and step.state is not before:
                 assert starts & set(step.actions), (before, trigger)
-            if trigger is I.RETRY:
+            if trigger is I.RETRY and before is not S.ESTABLISHED:
                 assert step == (before, (Action.RESEND,))
     assert not AWAITING_USER & RETRYING
 
@@ -359,17 +359,19 @@ def test_req_for_a_connected_qp_is_rejected_as_stale(state: CmState, is_active: 
         assert type(subject.peer.only_event()).__name__ == "ConnectRequest"
         assert subject.state is state
         return
-    rej, *rest = subject.peer.heard()
+    if state is S.ESTABLISHED:
+        assert subject.peer.only_event() == PeerQuestion(subject.comm_id)
+        assert not subject.peer.heard()
+        subject.agent.peer_activity(subject.comm_id, "before", subject.peer.now)
+        subject.agent.peer_activity(subject.comm_id, "after", subject.peer.now)
+    (rej,) = subject.peer.heard()
     assert isinstance(rej, REJ)
     assert (rej.reason, rej.local_comm_id, rej.remote_comm_id) == (RejectReason.STALE_CONN, 0, PEER + 1)
-    after, sent, _ = expected(state, I.STALE)
-    assert [type(message).__name__ for message in rest] == sent
-    assert subject.state is after
-    assert not subject.agent.events()
+    check(subject, state, (state, [], []))
 
 
 @pytest.mark.parametrize("state", [S.REQ_SENT, S.MRA_REQ_RCVD])
-def test_rep_for_a_connected_qp_is_rejected_as_stale(state: CmState) -> None:
+def test_rep_for_a_connected_qp_is_rejected_as_stale_if_its_peer_answers(state: CmState) -> None:
     subject = AgentInState(S.ESTABLISHED, True)
     old, subject.comm_id = subject.comm_id, subject.agent.connect("peer", request(local_qpn=0x12), subject.peer.now)
     if state is S.MRA_REQ_RCVD:
@@ -379,11 +381,13 @@ def test_rep_for_a_connected_qp_is_rejected_as_stale(state: CmState) -> None:
     subject.peer.say(
         reply(local_comm_id=PEER + 1, remote_comm_id=subject.comm_id, local_qpn=PEER_QPN, local_ca_guid=PEER_GUID)
     )
-    rej, dreq = subject.peer.heard()
+    assert subject.peer.only_event() == PeerQuestion(old)
+    assert not subject.peer.heard()
+    subject.agent.peer_activity(old, "before", subject.peer.now)
+    subject.agent.peer_activity(old, "after", subject.peer.now)
+    (rej,) = subject.peer.heard()
     assert rej == REJ(
         subject.comm_id, PEER + 1, MessageKind.REP, RejectReason.STALE_CONN, 0, bytes(72), bytes(REJ.PRIVATE_DATA)
     )
-    assert isinstance(dreq, DREQ)
-    assert dreq.local_comm_id == old
     assert subject.state is state
-    assert subject.agent.connection(old).state is S.DREQ_SENT  # type: ignore[union-attr]
+    assert subject.agent.connection(old).state is S.ESTABLISHED  # type: ignore[union-attr]

@@ -25,7 +25,7 @@ sends raises an exception.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
@@ -176,6 +176,13 @@ class QPEngine(Protocol):
         The last packet of a train may be shorter. ``data`` is valid during the call. The owner has checked the
         addresses and, if the wire has them, the ports. Return how many packets were accepted.
         """
+
+    def probe(self) -> Sequence[Buffer]:
+        """Return a packet that a live peer answers and that has no other effect, ready for the wire."""
+
+    @property
+    def peer_activity(self) -> Hashable:
+        """A value that changes when the peer answers :meth:`probe`, and with whatever else of the peer is accepted."""
 
     @property
     def to_send(self) -> int:

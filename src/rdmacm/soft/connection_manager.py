@@ -19,7 +19,7 @@ from rdmacm.progress.timers import Timer
 from rdmacm.proto.cm.codes import AttributeId
 from rdmacm.proto.cm.connection import Accepts, CmConnection, CmListener, DropReason
 from rdmacm.proto.cm.engine import Agent
-from rdmacm.proto.cm.events import ConnectRequest, Event, NetworkError, SidrRequest, TimewaitExit
+from rdmacm.proto.cm.events import ConnectRequest, Event, NetworkError, PeerQuestion, SidrRequest, TimewaitExit
 from rdmacm.proto.cm.messages import REJ, REQ, SIDR_REQ, unpack_mad
 from rdmacm.proto.cm.states import CmState
 from rdmacm.proto.wire import Buffer, WireError
@@ -66,6 +66,12 @@ class Gsi(Protocol):
 
     def hold_qpn(self, qpn: int, until: float) -> None:
         """Give the number to no queue pair before ``until``."""
+
+    def ask_peer(self, qpn: int) -> Hashable:
+        """Send the peer of a connected queue pair a packet that it answers and that has no other effect.
+
+        Returns a value that changes with every packet from the peer; None if there is no such queue pair here.
+        """
 
 
 class ConnectionOwner(Protocol):
@@ -229,6 +235,12 @@ class ConnectionManager:
                 found[0].requested(event, self)
             else:  # the listener was destroyed while the event was queued
                 agent.destroy(event.comm_id, self._runtime.clock())
+            return
+        if isinstance(event, PeerQuestion):
+            connection = agent.connection(event.comm_id)
+            if connection is not None:
+                activity = self._gsi.ask_peer(connection.local_qpn)
+                agent.peer_activity(event.comm_id, activity, self._runtime.clock())
             return
         if isinstance(event, TimewaitExit):
             owner = self._owners.pop(event.comm_id, None)

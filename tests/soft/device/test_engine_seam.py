@@ -96,6 +96,13 @@ class PlainEngine(QPEngine):
         self.completed.append(wc)
         return 1
 
+    def probe(self) -> Sequence[Buffer]:
+        return [struct.pack("!4xI4x", self.dest_qp_num), bytes(4)]
+
+    @property
+    def peer_activity(self) -> int:
+        return len(self.recvs)
+
     @property
     def to_send(self) -> int:
         return PACKETS if self.sends else NOTHING

@@ -29,6 +29,7 @@ from rdmacm.proto.cm import outgoing
 from rdmacm.proto.cm.codes import MessageKind, RejectReason, SidrStatus
 from rdmacm.proto.cm.connection import Accepts, CmConnection, CmListener, DropReason
 from rdmacm.proto.cm.events import Event, NetworkError
+from rdmacm.proto.cm.machine import StateMachine
 from rdmacm.proto.cm.messages import (
     DREP,
     DREQ,
@@ -44,7 +45,7 @@ from rdmacm.proto.cm.messages import (
     unpack_mad,
 )
 from rdmacm.proto.cm.registry import Connections, Listeners
-from rdmacm.proto.cm.states import AWAITING_USER, RETRYING, TRANSITIONS, Action, CmState, CmTrigger
+from rdmacm.proto.cm.states import AWAITING_USER, TRANSITIONS, CmState, CmTrigger
 from rdmacm.proto.cm.timeouts import ack_timeout, seconds
 from rdmacm.proto.entropy import RandomSource
 from rdmacm.proto.wire import WireError
@@ -55,7 +56,16 @@ __all__ = ["Agent"]
 _SIDR_RESPONSE_TIMEOUT = 20
 _SIDR_RETRIES = 15
 
+#: The reason of the REJ of a REQ that no listener takes. Without one the REQ is dropped.
+_REASONS = {
+    DropReason.NO_LISTENER: RejectReason.INVALID_SERVICE_ID,
+    DropReason.NO_MATCH: RejectReason.CONSUMER_DEFINED,
+}
+
 _GUID_SIZE = 8
+
+#: States of the passive side in which the peer may not have got the REP.
+_BEFORE_RTU = AWAITING_USER | {CmState.REP_SENT, CmState.MRA_REP_RCVD}
 
 
 class Agent:
@@ -85,10 +95,12 @@ class Agent:
         self._mra_service_timeout = mra_service_timeout
         self._connections = Connections()
         self._listeners = Listeners()
+        self._machine = machine = StateMachine(self._connections, guid, random, mra_service_timeout)
+        self._step = machine.step
         #: The (path, MAD) pairs that :meth:`mads_to_send` will return.
-        self.outbox: list[tuple[Hashable, bytes]] = []
+        self.outbox = machine.outbox
         #: The events that :meth:`events` will return.
-        self.pending_events: list[Event] = []
+        self.pending_events = machine.pending_events
         #: The connection with a local communication id, or None once it is gone.
         self.connection = self._connections.get
         #: When :meth:`timer` has something to do, or None.
@@ -104,12 +116,14 @@ class Agent:
 
     def mads_to_send(self) -> list[tuple[Hashable, bytes]]:
         """The (path, MAD) pairs to send, in order. Each is returned once."""
-        mads, self.outbox = self.outbox, []
+        mads = self.outbox[:]
+        self.outbox.clear()
         return mads
 
     def events(self) -> list[Event]:
         """The events since the last call."""
-        events, self.pending_events = self.pending_events, []
+        events = self.pending_events[:]
+        self.pending_events.clear()
         return events
 
     # -- calls: listening -------------------------------------------------------------------------------------
@@ -150,7 +164,7 @@ class Agent:
         request.local_comm_id = comm_id
         request.local_ca_guid = request.local_ca_guid or self.guid
         request.starting_psn = self._random.getrandbits(24)
-        tid = self._new_transaction_id(comm_id)
+        tid = self._machine.new_transaction_id(comm_id)
         packed = pack_message(request, tid)
         connection = CmConnection(
             comm_id=comm_id,
@@ -215,7 +229,7 @@ class Agent:
             connection.drep_private_data = private_data
             packed = outgoing.drep(connection)
         elif connection.state is CmState.ESTABLISHED:
-            packed = self._new_dreq(connection, private_data)
+            packed = self._machine.new_dreq(connection, private_data)
         self._step(connection, CmTrigger.DISCONNECT, now, packed=packed)
 
     def destroy(self, comm_id: int, now: float) -> None:
@@ -230,7 +244,7 @@ class Agent:
         """Send a SIDR_REQ and return its request id, which is filled in."""
         comm_id = self._new_comm_id("sidr_request")
         request.request_id = comm_id
-        tid = self._new_transaction_id(comm_id)
+        tid = self._machine.new_transaction_id(comm_id)
         packed = pack_message(request, tid)
         connection = CmConnection(
             comm_id=comm_id,
@@ -255,7 +269,7 @@ class Agent:
     def timer(self, now: float) -> None:
         """Handle the timers that are due."""
         while (connection := self._connections.pop_due(now)) is not None:
-            if connection.state not in RETRYING:
+            if connection.state is CmState.TIMEWAIT:
                 trigger = CmTrigger.TIMEWAIT_OVER
             elif connection.retries_left > 0:
                 trigger = CmTrigger.RETRY
@@ -295,6 +309,24 @@ class Agent:
         elif not self._step(connection, CmTrigger.NETWORK_ERROR, now, message=error):
             self.dropped[DropReason.UNEXPECTED] += 1
 
+    def peer_activity(self, comm_id: int, activity: Hashable, now: float) -> None:
+        """Answer the event PeerQuestion, after a packet was sent to the peer that it has to answer.
+
+        ``activity`` changes with whatever arrives from the peer, so a difference from the first call for a question
+        means that the peer is there. None: there is no way to ask, and the connection ends.
+        """
+        connection, question = self._connections.get(comm_id), self._machine.questions.get(comm_id)
+        if connection is None or question is None:
+            return
+        rejection, first = question
+        if activity is None or (activity == first and not connection.retries_left):
+            self._step(connection, CmTrigger.EXHAUSTED, now)
+        elif first is None:
+            self._machine.questions[comm_id] = rejection, activity
+        elif activity != first:
+            del self._machine.questions[comm_id]
+            self._step(connection, CmTrigger.PEER_ANSWERED, now, packed=rejection)
+
     def _handle_req(self, req: REQ, tid: int, path: Hashable, now: float) -> DropReason | None:
         known = self._connections.of_peer(req.local_comm_id, req.local_ca_guid, path)
         if known is not None:
@@ -302,15 +334,15 @@ class Agent:
         qpn = outgoing.peer_qpn(req, req)
         old = self._connections.of_qpn(qpn, req.local_ca_guid, path)
         if old is not None:
-            self._refuse(req, RejectReason.STALE_CONN, tid, path)
-            self._step(old, CmTrigger.STALE, now)
+            rejection = outgoing.refusal(req, RejectReason.STALE_CONN, tid)
+            if not self._asks_peer(old, rejection, now):
+                self.outbox.append((path, rejection))
             return DropReason.STALE
         found = self._find_listener(req, path)
         if isinstance(found, DropReason):
-            if found is DropReason.NO_LISTENER:
-                self._refuse(req, RejectReason.INVALID_SERVICE_ID, tid, path)
-            elif found is DropReason.NO_MATCH:
-                self._refuse(req, RejectReason.CONSUMER_DEFINED, tid, path)
+            reason = _REASONS.get(found)
+            if reason is not None:
+                self.outbox.append((path, outgoing.refusal(req, reason, tid)))
             return found
         connection = self._new_passive(req, tid, path, found)
         connection.starting_psn = self._random.getrandbits(24)
@@ -341,8 +373,8 @@ class Agent:
         qpn = outgoing.peer_qpn(connection.request, rep)
         old = self._connections.of_qpn(qpn, rep.local_ca_guid, path)
         if old is not None:
-            self._step(connection, CmTrigger.REP_STALE, now, message=rep)
-            self._step(old, CmTrigger.STALE, now)
+            if not self._asks_peer(old, outgoing.rej_stale(connection, rep), now):
+                self._step(connection, CmTrigger.REP_STALE, now, message=rep)
             return DropReason.STALE
         if self._connections.of_peer(rep.local_comm_id, rep.local_ca_guid, path) is not None:
             return DropReason.UNEXPECTED
@@ -363,27 +395,29 @@ class Agent:
             # A peer that gives up may not know our communication id. Its own id and its GUID identify the connection.
             guid = int.from_bytes(rej.ari[:_GUID_SIZE], "big")
             connection = self._connections.of_peer(rej.local_comm_id, guid, path)
-            if connection is not None and rej.remote_comm_id not in (0, connection.comm_id):
-                return DropReason.UNKNOWN
+            if connection is not None and rej.remote_comm_id != connection.comm_id:
+                # A peer that does not know our id has not got the REP, and so cannot be connected.
+                if rej.remote_comm_id or connection.state not in _BEFORE_RTU:
+                    return DropReason.UNKNOWN
         if connection is None and rej.message_rejected == MessageKind.REQ:
-            connection = self._find_requesting(rej.remote_comm_id)
+            connection = self._connections.requesting(rej.remote_comm_id)
         if connection is None:
-            connection = self._find(rej)
+            connection = self._connections.of_message(rej)
         trigger = CmTrigger.REJ_STALE if rej.reason == RejectReason.STALE_CONN else CmTrigger.REJ
         return self._deliver(connection, path, trigger, now, rej)
 
     def _handle_mra(self, mra: MRA, _: int, path: Hashable, now: float) -> DropReason | None:
         if mra.message_mraed == MessageKind.REQ:
-            return self._deliver(self._find_requesting(mra.remote_comm_id), path, CmTrigger.MRA_REQ, now, mra)
+            return self._deliver(self._connections.requesting(mra.remote_comm_id), path, CmTrigger.MRA_REQ, now, mra)
         if mra.message_mraed == MessageKind.REP:
-            return self._deliver(self._find(mra), path, CmTrigger.MRA_REP, now, mra)
+            return self._deliver(self._connections.of_message(mra), path, CmTrigger.MRA_REP, now, mra)
         return DropReason.UNSUPPORTED
 
     def _handle_rtu(self, rtu: RTU, _: int, path: Hashable, now: float) -> DropReason | None:
-        return self._deliver(self._find(rtu), path, CmTrigger.RTU, now, rtu)
+        return self._deliver(self._connections.of_message(rtu), path, CmTrigger.RTU, now, rtu)
 
     def _handle_dreq(self, dreq: DREQ, tid: int, path: Hashable, now: float) -> DropReason | None:
-        connection = self._find(dreq)
+        connection = self._connections.of_message(dreq)
         if connection is None:
             self.outbox.append((path, pack_message(DREP(dreq.remote_comm_id, dreq.local_comm_id), tid)))
             return DropReason.UNKNOWN
@@ -394,7 +428,7 @@ class Agent:
         return self._deliver(connection, path, CmTrigger.DREQ, now, dreq)
 
     def _handle_drep(self, drep: DREP, _: int, path: Hashable, now: float) -> DropReason | None:
-        return self._deliver(self._find(drep), path, CmTrigger.DREP, now, drep)
+        return self._deliver(self._connections.of_message(drep), path, CmTrigger.DREP, now, drep)
 
     def _handle_sidr_req(self, req: SIDR_REQ, tid: int, path: Hashable, now: float) -> DropReason | None:
         known = self._connections.of_peer(req.request_id, None, path)
@@ -415,20 +449,6 @@ class Agent:
 
     def _handle_sidr_rep(self, rep: SIDR_REP, _: int, path: Hashable, now: float) -> DropReason | None:
         return self._deliver(self._connections.get(rep.request_id), path, CmTrigger.SIDR_REP, now, rep)
-
-    def _find(self, message: RTU | DREQ | DREP | REJ | MRA) -> CmConnection | None:
-        """The connection that both communication ids of a message belong to."""
-        connection = self._connections.get(message.remote_comm_id)
-        if connection is None or connection.remote_comm_id != message.local_comm_id:
-            return None
-        return connection
-
-    def _find_requesting(self, comm_id: int) -> CmConnection | None:
-        """The connection that has sent a REQ and does not know the peer's communication id yet."""
-        connection = self._connections.get(comm_id)
-        if connection is None or not connection.is_active or connection.remote_comm_id is not None:
-            return None
-        return connection
 
     def _find_listener(self, request: REQ | SIDR_REQ, path: Hashable) -> CmListener | DropReason:
         listeners = self._listeners.find(request.service_id)
@@ -451,9 +471,16 @@ class Agent:
             listener=listener,
         )
 
-    def _refuse(self, req: REQ, reason: RejectReason, tid: int, path: Hashable) -> None:
-        """Send a REJ without creating a connection."""
-        self.outbox.append((path, pack_message(REJ(0, req.local_comm_id, MessageKind.REQ, reason), tid)))
+    def _asks_peer(self, old: CmConnection, rejection: bytes, now: float) -> bool:
+        """Ask the peer of a connection whose queue pair another REQ or REP names; False unless it is established.
+
+        ``rejection`` is the REJ of that message, to be sent if the peer answers.
+        """
+        if old.comm_id not in self._machine.questions:
+            if not self._step(old, CmTrigger.STALE, now):
+                return False
+            self._machine.questions[old.comm_id] = rejection, None
+        return True
 
     def _deliver(
         self, connection: CmConnection | None, path: Hashable, trigger: CmTrigger, now: float, message: Message
@@ -465,96 +492,7 @@ class Agent:
             return DropReason.WRONG_PATH
         return None if self._step(connection, trigger, now, message=message) else DropReason.UNEXPECTED
 
-    # -- the state machine ------------------------------------------------------------------------------------
-
-    def _step(
-        self,
-        connection: CmConnection,
-        trigger: CmTrigger,
-        now: float,
-        *,
-        message: Message | NetworkError | None = None,
-        packed: bytes = b"",
-    ) -> bool:
-        """Make the transition of the table; False if it has none.
-
-        ``message`` is the one received, or the network's report; ``packed`` is the MAD that a call sends.
-        """
-        before = connection.state
-        transition = TRANSITIONS[before].get(trigger)
-        if transition is None:
-            return False
-        after = transition.state
-        if after is not before:
-            connection.deadline = None
-        for action in transition.actions:
-            report = outgoing.REPORTS.get(action)
-            if report is None:
-                self._perform(connection, action, now, message, packed)
-            elif not connection.is_muted:
-                self.pending_events.append(report(connection, trigger, message))
-        connection.state = after
-        if after is before:
-            return True
-        if connection.listener is not None:
-            connection.listener.pending += (after in AWAITING_USER) - (before in AWAITING_USER)
-        if after is CmState.TIMEWAIT:
-            # The peer's TIMEWAIT may end before this one does.
-            self._connections.release_qpn(connection)
-            self._connections.set_timer(connection, now + seconds(connection.av_timeout))
-        elif after is CmState.IDLE:
-            self._connections.remove(connection)
-        return True
-
-    def _perform(
-        self,
-        connection: CmConnection,
-        action: Action,
-        now: float,
-        message: Message | NetworkError | None,
-        packed: bytes,
-    ) -> None:
-        """Carry out one action of a transition, other than to report an event."""
-        match action:
-            case Action.SEND_REQ | Action.SEND_REP | Action.SEND_DREQ | Action.SEND_SIDR_REQ:
-                connection.unanswered_mad = packed or self._new_dreq(connection)
-                connection.retries_left = connection.retries
-                self._send_unanswered(connection, now)
-            case Action.MUTE:
-                connection.is_muted = True
-            case Action.SEND_RTU:
-                self._send(connection, connection.rtu_mad)
-            case Action.SEND_DREP:
-                self._send(connection, packed or outgoing.drep(connection))
-            case Action.RESEND:
-                connection.retries_left -= 1
-                self._send_unanswered(connection, now)
-            case Action.SEND_MRA:
-                self._send(connection, outgoing.mra(connection, self._mra_service_timeout or 0))
-            case Action.SEND_REJ:
-                self._send(connection, packed or outgoing.rej(connection, RejectReason.CONSUMER_DEFINED))
-            case Action.SEND_REJ_TIMEOUT:
-                self._send(connection, outgoing.rej_timeout(connection, connection.local_guid or self.guid))
-            case Action.SEND_REJ_STALE if isinstance(message, REQ | REP):
-                self._send(connection, outgoing.rej_stale(connection, message))
-            case Action.SEND_DREQ_ONCE:
-                self._send(connection, self._new_dreq(connection))
-            case Action.SEND_SIDR_REP:
-                rejection = SIDR_REP(status=SidrStatus.REJECT)
-                self._send(connection, packed or outgoing.sidr_rep(connection, rejection))
-            case Action.EXTEND_WAIT if isinstance(message, MRA):
-                if not connection.was_extended:
-                    connection.was_extended = True
-                    wait = seconds(message.service_timeout) + seconds(connection.av_timeout)
-                    self._connections.set_timer(connection, now + wait)
-
-    def _send(self, connection: CmConnection, mad: bytes) -> None:
-        self.outbox.append((connection.path, mad))
-
-    def _send_unanswered(self, connection: CmConnection, now: float) -> None:
-        connection.was_extended = False
-        self.outbox.append((connection.path, connection.unanswered_mad))
-        self._connections.set_timer(connection, now + connection.retry_interval)
+    # -- calls and ids ------------------------------------------------------------------------------------------------
 
     def _allowed(self, comm_id: int, call: CmTrigger) -> CmConnection:
         """The connection of a call; CmStateError if its state does not allow the call."""
@@ -563,14 +501,6 @@ class Agent:
         if connection is None or TRANSITIONS[state].get(call) is None:
             raise CmStateError(errno.EINVAL, f"not possible in state {state.value}", call.value, f"0x{comm_id:08x}")
         return connection
-
-    # -- new ids ----------------------------------------------------------------------------------------------
-
-    def _new_dreq(self, connection: CmConnection, private_data: bytes = b"") -> bytes:
-        tid = connection.transaction_id
-        while tid == connection.transaction_id:
-            tid = self._new_transaction_id(connection.comm_id)
-        return outgoing.dreq(connection, tid, private_data)
 
     def _new_comm_id(self, step: str) -> int:
         if len(self._connections) >= self.max_connections:
@@ -581,9 +511,6 @@ class Agent:
                 hint="fewer connections at a time; one that has ended counts until its TIMEWAIT is over",
             )
         return self._connections.free_id(self._random, self._id_prefix)
-
-    def _new_transaction_id(self, comm_id: int) -> int:
-        return comm_id << 32 | self._random.getrandbits(32)
 
 
 #: The handler of each message. LAP and APR have none: loading an alternate path is not supported.

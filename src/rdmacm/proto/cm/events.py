@@ -17,6 +17,7 @@ __all__ = [
     "Established",
     "Event",
     "NetworkError",
+    "PeerQuestion",
     "Rejected",
     "SidrReply",
     "SidrRequest",
@@ -84,6 +85,13 @@ class Unreachable:
 
 
 @dataclass(slots=True, unsafe_hash=True)
+class PeerQuestion:
+    """A message says that the peer of an established connection has restarted. Answered by ``peer_activity``."""
+
+    comm_id: int
+
+
+@dataclass(slots=True, unsafe_hash=True)
 class DisconnectRequested:
     """A DREQ arrived. Answered by ``disconnect`` or ``destroy``."""
 
@@ -130,6 +138,7 @@ Event: TypeAlias = (
     | Established
     | Rejected
     | Unreachable
+    | PeerQuestion
     | DisconnectRequested
     | Disconnected
     | TimewaitExit

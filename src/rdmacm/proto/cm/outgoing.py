@@ -14,6 +14,7 @@ from rdmacm.proto.cm.events import (
     DisconnectRequested,
     Established,
     Event,
+    PeerQuestion,
     Rejected,
     SidrReply,
     SidrRequest,
@@ -23,7 +24,7 @@ from rdmacm.proto.cm.events import (
 from rdmacm.proto.cm.messages import DREP, DREQ, MRA, REJ, REP, REQ, SIDR_REP, pack_message
 from rdmacm.proto.cm.states import Action, CmState, CmTrigger
 
-__all__ = ["REPORTS", "drep", "dreq", "mra", "peer_qpn", "rej", "rej_stale", "rej_timeout", "sidr_rep"]
+__all__ = ["REPORTS", "drep", "dreq", "mra", "peer_qpn", "refusal", "rej", "rej_stale", "rej_timeout", "sidr_rep"]
 
 #: Which message a REJ rejects, by the state it is sent in.
 _REJECTED_MESSAGE = {
@@ -61,6 +62,12 @@ def rej_stale(connection: CmConnection, message: REQ | REP) -> bytes:
     else:
         refusal = REJ(connection.comm_id, message.local_comm_id, MessageKind.REP, RejectReason.STALE_CONN)
     return pack_message(refusal, connection.transaction_id)
+
+
+def refusal(req: REQ, reason: RejectReason, transaction_id: int, ari: bytes = b"") -> bytes:
+    """A MAD with the REJ of a REQ that makes no connection; ``ari`` is its additional reject information."""
+    message = REJ(0, req.local_comm_id, MessageKind.REQ, reason, len(ari), ari)
+    return pack_message(message, transaction_id)
 
 
 def mra(connection: CmConnection, service_timeout: int) -> bytes:
@@ -111,6 +118,7 @@ REPORTS: dict[Action, Callable[[CmConnection, CmTrigger, Any], Event]] = {
     Action.REPORT_REJECTED: _rejected,
     Action.REPORT_ESTABLISHED: lambda c, *_: Established(c.comm_id),
     Action.REPORT_UNREACHABLE: lambda c, _, error: Unreachable(c.comm_id, error),
+    Action.REPORT_PEER_QUESTION: lambda c, *_: PeerQuestion(c.comm_id),
     Action.REPORT_DISCONNECT_REQUESTED: lambda c, *_: DisconnectRequested(c.comm_id),
     Action.REPORT_DISCONNECTED: lambda c, what, _: Disconnected(c.comm_id, what is CmTrigger.EXHAUSTED),
     Action.REPORT_TIMEWAIT_EXIT: lambda c, *_: TimewaitExit(c.comm_id, c.local_qpn),

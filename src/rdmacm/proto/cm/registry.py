@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable
 
 from rdmacm.proto.cm.connection import Accepts, CmConnection, CmListener
+from rdmacm.proto.cm.messages import DREP, DREQ, MRA, REJ, RTU
 from rdmacm.proto.entropy import RandomSource
 from rdmacm.timerheap import LazyTimerHeap
 
@@ -50,6 +51,20 @@ class Connections:
     def of_peer(self, remote_comm_id: int, guid: int | None, path: Hashable) -> CmConnection | None:
         """The connection with a remote communication id; with ``guid`` None, the SIDR request with that id."""
         return self._by_remote_id.get((remote_comm_id, guid, path))
+
+    def of_message(self, message: RTU | DREQ | DREP | REJ | MRA) -> CmConnection | None:
+        """The connection that both communication ids of a message belong to."""
+        connection = self._by_id.get(message.remote_comm_id)
+        if connection is None or connection.remote_comm_id != message.local_comm_id:
+            return None
+        return connection
+
+    def requesting(self, comm_id: int) -> CmConnection | None:
+        """The connection that has sent a REQ and does not know the peer's communication id yet."""
+        connection = self._by_id.get(comm_id)
+        if connection is None or not connection.is_active or connection.remote_comm_id is not None:
+            return None
+        return connection
 
     def of_qpn(self, qpn: int, guid: int, path: Hashable) -> CmConnection | None:
         """The connection that uses a queue pair of the peer."""

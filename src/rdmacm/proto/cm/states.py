@@ -7,7 +7,7 @@ as Linux implements them.
 prepares its queue pair and sends the RTU: ESTABLISHED. An MRA gives the peer one longer wait for each copy sent
 (MRA_REQ_RCVD). A REJ ends the connection. REJ reason 10, stale connection, means that the peer still holds state of an
 earlier connection, so the id and the queue pair first pass through TIMEWAIT. A REP is itself stale if it names a peer
-queue pair that another connection here already uses: it is rejected, and that other connection is taken down (STALE).
+queue pair that another connection here already uses.
 The side that gives up sends a REJ with reason 4, timeout, so that the peer need not run out of retries too.
 
 **Passive side.** A REQ creates a connection in REQ_RCVD and is reported to the user. Until the user answers, a copy of
@@ -22,6 +22,13 @@ cases. A DREQ from the peer is reported to the user (DREQ_RCVD), whose disconnec
 DREQ at once, the user has already agreed, so the DREP is sent without asking again. In TIMEWAIT a DREQ is still
 answered, because the DREP may have been lost, and a late copy of the REQ is rejected as stale and not taken for a new
 one. A DREQ for an unknown connection is answered too, so that the peer can end its side.
+
+**Stale connections.** A REQ or REP that names a peer queue pair which another connection uses (STALE) means that one of
+the two is not real: the peer has restarted, or somebody has forged the message. If the older connection is established,
+its peer is asked over its queue pair (PeerQuestion), which only a live peer answers, and the message is dropped.
+If the peer answers, the message is rejected with reason 10. If it does not, the older connection ends, and the next
+copy of the message is taken. In any other state the message is rejected at once, and the older connection stays. Linux
+rejects the message and ends an established connection without asking, so one forged REQ ends it.
 
 **Datagrams.** A SIDR_REQ is repeated until a SIDR_REP arrives. The passive side forgets the request once it has
 answered; a later copy is reported as a new request.
@@ -113,7 +120,8 @@ class CmTrigger(Enum):
     EXHAUSTED = "retries exhausted"
     NETWORK_ERROR = "request not delivered"
     TIMEWAIT_OVER = "TIMEWAIT over"
-    STALE = "the peer's queue pair is used by another connection"
+    STALE = "the peer's queue pair is named by another REQ or REP"
+    PEER_ANSWERED = "the peer answers over the queue pair"
 
 
 class Action(Enum):
@@ -134,10 +142,15 @@ class Action(Enum):
     SEND_SIDR_REQ = "send SIDR_REQ until answered"
     SEND_SIDR_REP = "send SIDR_REP"
     RESEND = "repeat the last message"
+    AWAIT_ANSWER = "wait for the peer's answer"
+    AWAIT_ANSWER_AGAIN = "wait once more for the peer's answer"
+    STOP_WAITING = "wait no more"
+    RELEASE_QPN = "let the peer use its queue pair again"
     EXTEND_WAIT = "wait longer for the answer"
     MUTE = "report no more events"
     REPORT_REQUEST = "ConnectRequest"
     REPORT_REPLY = "ConnectReply"
+    REPORT_PEER_QUESTION = "PeerQuestion"
     REPORT_ESTABLISHED = "Established"
     REPORT_REJECTED = "Rejected"
     REPORT_UNREACHABLE = "Unreachable"
@@ -172,7 +185,7 @@ CALLS = frozenset(
         _T.DESTROY,
     )
 )
-INTERNAL = frozenset((_T.RETRY, _T.EXHAUSTED, _T.NETWORK_ERROR, _T.TIMEWAIT_OVER, _T.STALE))
+INTERNAL = frozenset((_T.RETRY, _T.EXHAUSTED, _T.NETWORK_ERROR, _T.TIMEWAIT_OVER, _T.STALE, _T.PEER_ANSWERED))
 MESSAGES = frozenset(CmTrigger) - CALLS - INTERNAL
 
 #: States in which the user has not answered a request yet. A listener's backlog counts them.
@@ -309,7 +322,11 @@ _BOTH: dict[CmState, dict[CmTrigger, Transition | None]] = {
         _T.REJ: Transition(_S.TIMEWAIT, (Action.REPORT_REJECTED,)),
         _T.REJ_STALE: Transition(_S.TIMEWAIT, (Action.REPORT_REJECTED,)),
         _T.DREQ: Transition(_S.DREQ_RCVD, (Action.REPORT_DISCONNECT_REQUESTED,)),
-        _T.STALE: Transition(_S.DREQ_SENT, (Action.SEND_DREQ,)),
+        _T.STALE: Transition(_S.ESTABLISHED, (Action.AWAIT_ANSWER, Action.REPORT_PEER_QUESTION)),
+        _T.PEER_ANSWERED: Transition(_S.ESTABLISHED, (Action.STOP_WAITING, Action.SEND_REJ_STALE)),
+        # The timer runs here only while the peer is being asked.
+        _T.RETRY: Transition(_S.ESTABLISHED, (Action.AWAIT_ANSWER_AGAIN, Action.REPORT_PEER_QUESTION)),
+        _T.EXHAUSTED: Transition(_S.DREQ_SENT, (Action.RELEASE_QPN, Action.SEND_DREQ)),
         _T.DESTROY: Transition(_S.TIMEWAIT, (Action.SEND_DREQ_ONCE, Action.MUTE)),
         **_drop(_T.REQ, _T.MRA_REQ, _T.MRA_REP, _T.REP_STALE, _T.RTU, _T.DREP),
         **_NOT_SIDR,

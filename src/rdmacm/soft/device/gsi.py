@@ -20,7 +20,7 @@ from rdmacm.soft.wire.base import SocketAddress, Undelivered, Wire, WirePath, Wi
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Callable, Sized
+    from collections.abc import Callable, Hashable, Sized
     from random import Random
 
     from rdmacm.progress.runtime import Runtime
@@ -61,6 +61,8 @@ class GsiCarrier(Protocol):
 
     def hold_qpn(self, qpn: int, until: float) -> None: ...
 
+    def ask_peer(self, qpn: int) -> Hashable: ...
+
 
 class RoceGsi:
     """Sends and receives management datagrams; implements :class:`rdmacm.soft.connection_manager.Gsi`."""
@@ -97,6 +99,10 @@ class RoceGsi:
     def unlisten(self, token: object) -> None:
         """End a :meth:`listen`."""
         self._mux.wire.unlisten(token)
+
+    def ask_peer(self, qpn: int) -> Hashable:
+        """See :meth:`rdmacm.soft.connection_manager.Gsi.ask_peer`."""
+        return self._mux.ask_peer(qpn)
 
     def close(self) -> None:
         """Forget all peers."""

@@ -29,7 +29,7 @@ from rdmacm.soft.wire.base import Received, SocketAddress, Wire, WirePath, WireR
 from rdmacm.timerheap import LazyTimerHeap
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence, Sized
+    from collections.abc import Callable, Hashable, Sequence, Sized
     from random import Random
 
     from rdmacm.progress.runtime import Runtime
@@ -76,6 +76,12 @@ class MultiplexedQP(Protocol):
 
     def timer(self, now: float) -> None:
         """The deadline has come."""
+
+    def ask_peer(self) -> Hashable:
+        """Send the peer a packet that it answers and that has no other effect.
+
+        Return a value that changes with every packet from the peer; None if there is no connected peer.
+        """
 
     def cq_failed(self, cq: object) -> None:
         """A completion queue has overflowed: to the error state if it is one of this queue pair's."""
@@ -202,6 +208,11 @@ class QPMultiplexer:
         with self.runtime.lock:
             if self._held.get(qpn, 0.0) < until:
                 self._held[qpn] = until
+
+    def ask_peer(self, qpn: int) -> Hashable:
+        """See :meth:`rdmacm.soft.connection_manager.Gsi.ask_peer`."""
+        qp = self._qps.get(qpn)
+        return None if qp is None else qp.ask_peer()
 
     def cq_failed(self, cq: object) -> None:
         """A completion queue has overflowed."""

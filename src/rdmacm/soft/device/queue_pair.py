@@ -40,7 +40,7 @@ from rdmacm.verbs.wr import SGE
 from rdmacm.work import RecvWork, SendWork
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Hashable, Sequence
 
     from rdmacm.proto.engine import EngineCounters, QPEngine
     from rdmacm.soft.device.completion import SoftCQ
@@ -533,6 +533,16 @@ class SoftQP:
         if deadline is not None:
             mux.schedule(self, deadline)
         return sent
+
+    def ask_peer(self) -> Hashable:
+        route = self._route
+        if route is None or not _RTR <= self.state <= _SQE:
+            return None
+        engine = self._start_engine()
+        activity = engine.peer_activity
+        if self.state is not _RTR:
+            self._mux.wire.send(route, engine.probe())
+        return activity
 
     @property
     def deadline(self) -> float | None:

@@ -222,6 +222,9 @@ class Subnet:
     def hold_qpn(self, qpn: int, until: float) -> None:
         """Nothing to do: no device without a driver has queue pairs."""
 
+    def ask_peer(self, qpn: int) -> None:
+        """There is no queue pair to ask with."""
+
 
 _MTUS = {int(mtu): mtu for mtu in Mtu}
 #: PortPhysicalState; the transport does not say more than whether the link is up.

@@ -150,6 +150,19 @@ class RcEngine(RcState):
 
     # -- packets to send ------------------------------------------------------------------------------
 
+    def probe(self) -> list[Buffer]:
+        """A duplicate of the last request: a WRITE of no bytes with its PSN. The responder acknowledges it again.
+
+        A duplicate is acknowledged whatever the peer permits (InfiniBand Architecture 9.7.5.1.2, C9-105), takes neither
+        a PSN nor a receive, and with no bytes names no memory. TCP's keepalive works in the same way.
+        """
+        return requester.duplicate(self)
+
+    @property
+    def peer_activity(self) -> tuple[int, int, int]:
+        # An ACK of a duplicate, when all requests are acknowledged, is an answer to no request.
+        return self.expected_psn, self.unacked_psn, self.dropped["answer"]
+
     @property
     def to_send(self) -> int:
         if self.responses:

@@ -15,6 +15,7 @@ from rdmacm.address import ALL_BITS_64
 from rdmacm.enums import WCStatus, WROpcode
 from rdmacm.proto.roce.buffers import LocalProtectionError, located, padded, slices, total
 from rdmacm.proto.roce.headers import ATOMIC_ETH_STRUCT, RETH_STRUCT
+from rdmacm.proto.roce.icrc import ICRC_LENGTH, ICRC_STRUCT, crc32
 from rdmacm.proto.roce.psn import PSN_MASK
 from rdmacm.proto.roce.rc.codes import (
     ACK_REQUEST,
@@ -24,11 +25,13 @@ from rdmacm.proto.roce.rc.codes import (
     READ_REQUEST,
     SOLICITED_EVENT,
     WORD,
+    WRITE_ONLY,
 )
 from rdmacm.proto.roce.rc.failure import fail
 from rdmacm.proto.roce.rc.request_types import REQUEST_TYPES, RequestType
 from rdmacm.proto.roce.rc.state import RcState
 from rdmacm.proto.roce.rc.trains import Trains
+from rdmacm.proto.wire import Buffer
 from rdmacm.work import SendWork
 
 #: Packets that may be outstanding, while none was lost. rxe allows itself as many PSNs.
@@ -266,3 +269,13 @@ def _atomic_request(rc: RcState, out: Trains, work: SendWork) -> int:
     bth = BTH_HALVES.pack(opcode << 56 | rc.send_bth, psn | ACK_REQUEST)
     out.add(bth + ATOMIC_ETH_STRUCT.pack(work.remote_addr, work.rkey, first, second), (), 44)
     return 1
+
+
+# -- asking whether the peer is there -------------------------------------------------------------------------
+
+
+def duplicate(rc: RcState) -> list[Buffer]:
+    """A WRITE of no bytes with the PSN before the oldest one that is not acknowledged, sealed."""
+    headers = BTH_HALVES.pack(WRITE_ONLY << 56 | rc.send_bth, rc.unacked_psn - 1 & PSN_MASK | ACK_REQUEST)
+    headers += RETH_STRUCT.pack(0, 0, 0)
+    return [headers, ICRC_STRUCT.pack(crc32(headers, rc.icrc_out.start(len(headers) + ICRC_LENGTH)))]
