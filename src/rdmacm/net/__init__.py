@@ -6,9 +6,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
+from rdmacm.net.boot import boot_key, namespace_key
 from rdmacm.net.types import (
     Change,
     Interface,
@@ -29,6 +29,7 @@ __all__ = [
     "NeighbourState",
     "Network",
     "RouteEntry",
+    "boot_key",
     "namespace_key",
     "open_network",
 ]
@@ -46,11 +47,3 @@ def open_network() -> Network:
     from rdmacm.net.portable import PortableNetwork
 
     return PortableNetwork()
-
-
-def namespace_key() -> str:
-    """Identifies the calling thread's network namespace: ``net:[INODE]``, or an empty string if unknown."""
-    try:
-        return os.readlink("/proc/thread-self/ns/net")
-    except OSError:
-        return ""

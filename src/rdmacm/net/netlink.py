@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from socket import AF_INET, AF_INET6
 
 from rdmacm.address import is_link_local
+from rdmacm.net.boot import boot_key
 from rdmacm.net.types import ROCE_PORT, Change, Interface, InterfaceAddress, Neighbour, NeighbourState, RouteEntry
 
 _HEADER = struct.Struct("=IHHII")  # nlmsghdr: length, type, flags, sequence, port
@@ -224,6 +225,7 @@ class NetlinkNetwork:
     sees_neighbours = True
 
     def __init__(self) -> None:
+        self.boot_key = boot_key()
         self._query: socket.socket | None = None
         self._monitor: socket.socket | None = None
         #: UDP sockets that send the datagrams of :meth:`probe`, by address family.

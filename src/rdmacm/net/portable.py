@@ -11,6 +11,7 @@ import errno
 import socket
 from socket import AF_INET, AF_INET6
 
+from rdmacm.net.boot import boot_key
 from rdmacm.net.types import ROCE_PORT, Change, Interface, InterfaceAddress, InterfaceFlag, Neighbour, RouteEntry
 
 _ARPHRD_ETHER, _ARPHRD_LOOPBACK = 1, 772
@@ -39,6 +40,9 @@ class PortableNetwork:
     """:class:`rdmacm.net.Network` without netlink."""
 
     sees_neighbours = False
+
+    def __init__(self) -> None:
+        self.boot_key = boot_key()
 
     def interfaces(self) -> list[Interface]:
         found = []

@@ -154,6 +154,9 @@ class Network(Protocol):
 
     #: Whether :meth:`neighbour` is supported. If not, every next hop is assumed to be reachable.
     sees_neighbours: bool
+    #: What all processes of the network namespace share until the host restarts, and no other host knows
+    #: (:func:`rdmacm.net.boot.boot_key`).
+    boot_key: bytes
 
     def open(self) -> None:
         """Open every descriptor, in the namespace of the calling thread. Otherwise each is opened at its first use."""

@@ -59,14 +59,15 @@ _LINK_CODES = (
 _MASTERS = frozenset({"bond", "bridge", "team", "openvswitch"})
 
 
-def _node_guid(interface: Interface) -> int:
-    mac = interface.address
-    if len(mac) == 6 and any(mac):
-        eui = bytes((mac[0] ^ 2, mac[1], mac[2], 0xFF, 0xFE, mac[3], mac[4], mac[5]))
-    else:  # loopback and tunnels have no MAC address; a GUID must not be zero
-        digest = hashlib.blake2b(f"rdmacm {interface.name} {interface.index}".encode(), digest_size=8).digest()
-        eui = bytes((digest[0] & 0xFC | 0x02,)) + digest[1:]
-    return int.from_bytes(eui, "big")
+def _node_guid(boot_key: bytes, interface: Interface) -> int:
+    """A GUID that strangers cannot compute, because it names a connection in REQ, REP and REJ.
+
+    It is that of the interface until the host restarts, in every process of the network namespace, and changes with the
+    hardware address.
+    """
+    identity = interface.index.to_bytes(4, "big") + interface.address
+    digest = hashlib.blake2b(identity, key=boot_key, digest_size=8, person=b"rdmacm node GUID").digest()
+    return int.from_bytes(bytes((digest[0] & 0xFC | 0x02,)) + digest[1:], "big")  # EUI-64, locally administered
 
 
 def _order(address: InterfaceAddress) -> int:
@@ -142,7 +143,7 @@ def read_host(network: Network, before: HostView | None = None) -> HostView:
             PROVIDER,
             NodeType.CA,
             TransportType.IB,
-            _node_guid(interface),
+            _node_guid(network.boot_key, interface),
             (port,),
         )
         ports.append(RocePortView(device, port, interface))

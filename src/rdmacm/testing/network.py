@@ -90,6 +90,8 @@ class MemoryNetwork(Network):
     sees_neighbours = True
 
     def __init__(self, *, loopback: bool = True) -> None:
+        #: The same for all hosts, so that a simulated run repeats.
+        self.boot_key = b""
         self.probed: list[tuple[int, bytes]] = []
         self.speeds: dict[str, int] = {}
         self.settings: dict[str, tuple[int, ...]] = {}
