@@ -12,13 +12,15 @@ import pytest
 
 from rdmacm.proto.cm.codes import AttributeId
 from rdmacm.soft.wire import sockets
-from rdmacm.soft.wire.slot_filter import attach, is_request, slot_of
+from rdmacm.soft.wire.slot_filter import MAX_SLOT, attach, is_request, position_of, slot_at, slot_of
 from support.processes import linux_only
 from support.wires import free_port, packet
 
 pytestmark = linux_only
 
 SLOTS = 4
+#: The sockets of slots 0 to 3 are at their own positions: this shift is none.
+UNSHIFTED = MAX_SLOT - 1
 
 
 def mad(attribute: int, local_id: int = 0, remote_id: int = 0, service_id: int = 0, mgmt_class: int = 7) -> bytes:
@@ -37,7 +39,7 @@ def group() -> Iterator[list[socket.socket]]:
         sock = sockets.open_socket(socket.AF_INET, port, shared=True)
         assert sock is not None
         opened.append(sock)
-    attach(opened[0])
+    attach(opened[0], UNSHIFTED)
     yield opened
     for sock in opened:
         sock.close()
@@ -52,6 +54,14 @@ def receiving_slot(group: list[socket.socket], data: bytes) -> int:
 
 
 ATTRIBUTES = [*AttributeId, 0x0F, 0x1B, 0x0110, 0x1100, 0]
+
+
+@pytest.mark.parametrize("shift", [0, 1, 100, UNSHIFTED])
+def test_each_position_has_a_slot_of_its_own(shift: int) -> None:
+    slots = [slot_at(position, shift) for position in range(MAX_SLOT + 1)]
+    assert slots[0] == 0
+    assert sorted(slots) == list(range(MAX_SLOT + 1))
+    assert [position_of(slot, shift) for slot in slots] == list(range(MAX_SLOT + 1))
 
 
 class TestSlots:
@@ -95,3 +105,13 @@ class TestSlots:
             for _ in range(3):
                 changed[dice.choice((5, 6, 7, 21, 36, 37, 44, 48))] = dice.randrange(SLOTS)
             assert slot_of(changed) == receiving_slot(group, bytes(changed))
+
+    @pytest.mark.parametrize("shift", [0, 1, 100, 253])
+    def test_shifted_slots_arrive_at_their_positions(self, group: list[socket.socket], shift: int) -> None:
+        attach(group[0], shift)
+        for position in range(SLOTS):
+            slot = slot_at(position, shift)
+            for data in (packet(slot << 16 | 9), mad(AttributeId.REP, remote_id=slot << 24 | 9)):
+                assert slot_of(data) == slot
+                assert receiving_slot(group, data) == position
+        assert receiving_slot(group, mad(AttributeId.REQ)) == 0

@@ -207,7 +207,7 @@ class TestUnsharedPort:
     @pytest.mark.parametrize("host", LOOPBACKS)
     def test_packets_of_all_slots_are_received(self, alone: UdpWire, host: str) -> None:
         route = alone.route(path(host, host))
-        assert alone.slot == 1
+        assert 1 <= alone.slot <= 255
         for qpn in (1, 1 << 16 | 5, 9 << 16 | 5):  # all slots belong to this process
             assert alone.send(route, sealed(alone, route, [packet(qpn)]))
             (got,) = collect(alone, 1)

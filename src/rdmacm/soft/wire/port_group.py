@@ -6,7 +6,7 @@ to one process. No process is special, and each may end at any moment in any way
 
 - When a socket is closed the kernel moves the last one to its place. So the sockets of a slot must not be closed while
   any process lives: they are *parked* in the queue of a socket pair, of which every process holds both ends. Message n
-  of the queue holds the sockets of slot n. The queue only grows, and is read with SO_PEEK_OFF.
+  of the queue holds the sockets at position n. The queue only grows, and is read with SO_PEEK_OFF.
 - A process owns a slot because it has bound the slot's name, which the kernel frees however the process ends. A slot
   whose name can be bound has no owner, and its sockets are taken from the queue.
 - A new process asks for *admission* at a listening socket that all processes hold. Any of them that makes progress
@@ -36,11 +36,9 @@ from socket import AF_INET6
 from rdmacm.errors import cm_error
 from rdmacm.soft.wire import sockets
 from rdmacm.soft.wire.forwarding import Credentials, bind_name, credentials
-from rdmacm.soft.wire.slot_filter import attach
+from rdmacm.soft.wire.slot_filter import MAX_SLOT, attach, shift_of, slot_at
 
 __all__ = ["MAX_SLOT", "CannotShare", "PortGroup"]
-
-MAX_SLOT = 255
 
 #: How long a new process waits for admission, in seconds.
 JOIN_SECONDS = 5.0
@@ -48,7 +46,7 @@ JOIN_SECONDS = 5.0
 _ADMISSION_RETRY_SECONDS = 0.5
 
 #: The processes of a group have the same version of this module.
-_VERSION = 2
+_VERSION = 3
 #: What goes with the descriptors of a group: version, name of the group, number of address families.
 _GREETING = struct.Struct("=B8sB")
 _BACKLOG = 128
@@ -77,6 +75,8 @@ class _GroupHandles:
     ) -> None:
         #: The random name of the group.
         self.group = group.hex()
+        #: How its slots are shifted (:mod:`rdmacm.soft.wire.slot_filter`).
+        self.shift = shift_of(group)
         #: Where new processes connect.
         self.admission = admission
         #: The ends of the queue of parked sockets.
@@ -203,17 +203,18 @@ class PortGroup:
         """Become the owner of a slot: set ``slot`` and ``data``, return the socket bound to its name."""
         handles = self._handles
         handles.parking_out.setsockopt(socket.SOL_SOCKET, _SO_PEEK_OFF, 0)
-        for slot in range(1, MAX_SLOT + 1):
+        for position in range(1, MAX_SLOT + 1):
+            slot = slot_at(position, handles.shift)
             slot_socket = self._bind_slot(slot)
             try:
                 # Each call reads the next message. The descriptors of a slot with an owner are left out.
                 message, fds = _receive_rights(handles.parking_out, 1, 2 if slot_socket else 0, socket.MSG_PEEK)
             except BlockingIOError:
-                return self._create_slot(slot, slot_socket, deadline)
+                return self._create_slot(slot, position, slot_socket, deadline)
             if slot_socket is None:
                 continue
             self.data = _by_family([socket.socket(fileno=fd) for fd in fds])
-            if message != bytes((slot,)) or [s is None for s in self.data] != [s is None for s in self.gsi]:
+            if message != bytes((position,)) or [s is None for s in self.data] != [s is None for s in self.gsi]:
                 slot_socket.close()
                 self._close_data()
                 raise cm_error(errno.EMFILE, "the descriptors of a slot did not arrive", "open_device")
@@ -232,7 +233,9 @@ class PortGroup:
                 raise
             return None
 
-    def _create_slot(self, slot: int, slot_socket: socket.socket | None, deadline: float) -> socket.socket:
+    def _create_slot(
+        self, slot: int, position: int, slot_socket: socket.socket | None, deadline: float
+    ) -> socket.socket:
         """Claim a slot that no process had before: bind its sockets and park them."""
         attempt = 0
         while slot_socket is None:  # a process was killed between binding this name and parking; its name goes last
@@ -244,10 +247,10 @@ class PortGroup:
             for index, gsi in enumerate(self.gsi):
                 if gsi is not None:
                     self.data[index] = _open(gsi.family, self.port)
-            _await_order(self.data, self.port, slot + 1, deadline)
+            _await_order(self.data, self.port, position + 1, deadline)
             fds = [sock.fileno() for sock in self.data if sock is not None]
             try:
-                self._handles.parking_in.sendmsg([bytes((slot,))], _rights(fds))
+                self._handles.parking_in.sendmsg([bytes((position,))], _rights(fds))
             except OSError as error:
                 raise cm_error(
                     error.errno or errno.EIO,
@@ -366,6 +369,7 @@ def _create_group(port: int, deadline: float) -> _GroupHandles | None:
         if error.errno == errno.EADDRINUSE:
             return None
         raise
+    group = secrets.token_bytes(8)
     with contextlib.ExitStack() as failed:
         failed.callback(admission.close)
         opened = []
@@ -377,7 +381,7 @@ def _create_group(port: int, deadline: float) -> _GroupHandles | None:
         _await_order(gsi, port, 1, deadline)
         for sock in opened:
             try:
-                attach(sock)
+                attach(sock, shift_of(group))
             except OSError as error:
                 raise CannotShare from error
         parking = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -388,7 +392,7 @@ def _create_group(port: int, deadline: float) -> _GroupHandles | None:
         failed.callback(os.close, lock)
         admission.listen(_BACKLOG)
         failed.pop_all()
-    return _GroupHandles(secrets.token_bytes(8), admission, parking, lock, gsi)
+    return _GroupHandles(group, admission, parking, lock, gsi)
 
 
 def _open(family: int, port: int) -> socket.socket | None:

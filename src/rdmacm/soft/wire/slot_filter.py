@@ -5,7 +5,12 @@ names its process: most packets by the destination QP number of the BTH, managem
 the communication id they answer. Slot 0 gets the others: requests for a service id, and datagrams without a
 communication id.
 
-The rule is here twice: as a function, and as the program that the kernel runs on every datagram.
+The kernel knows a slot by its *position*, the index of its sockets in the order in which they were bound. Position 0 is
+that of slot 0. The others are shifted by a random number of the group (:func:`position_of`). So a stranger who has got
+no packet of a process has to guess all 24 bits of a queue pair number and all 32 of a communication id, although the
+first process is always at position 1.
+
+The rule is here twice: as functions, and as the program that the kernel runs on every datagram.
 """
 
 from __future__ import annotations
@@ -17,7 +22,21 @@ import struct
 from rdmacm.proto.mad import GSI_QPN, MgmtClass
 from rdmacm.proto.wire import Buffer
 
-__all__ = ["SERVICE_ID", "attach", "is_request", "qpn_of", "slot_of", "slot_of_sender"]
+__all__ = [
+    "MAX_SLOT",
+    "SERVICE_ID",
+    "attach",
+    "is_request",
+    "position_of",
+    "qpn_of",
+    "shift_of",
+    "slot_at",
+    "slot_of",
+    "slot_of_sender",
+]
+
+#: The highest slot, and the highest position.
+MAX_SLOT = 255
 
 _QPN = 4
 _MAD = 20  # after BTH and DETH
@@ -67,40 +86,62 @@ def slot_of_sender(request: Buffer) -> int:
     return request[_LOCAL_ID]
 
 
-# Instructions of classic BPF (linux/bpf_common.h): load a word, half word or byte of the packet into the accumulator,
-# compare, return. A load beyond the end of the packet ends the program with 0.
-_LOAD4, _LOAD2, _LOAD1 = 0x20, 0x28, 0x30
-_AND, _SHIFT, _IF_EQUAL, _IF_ABOVE, _RETURN, _RETURN_0 = 0x54, 0x74, 0x15, 0x25, 0x16, 0x06
+def shift_of(group: bytes) -> int:
+    """The shift of a group with this random name."""
+    return int.from_bytes(group, "big") % MAX_SLOT
 
-#: (code, instructions to skip if true, if false, operand)
-_PROGRAM = (
-    (_LOAD4, 0, 0, _QPN),
-    (_AND, 0, 0, 0xFFFFFF),
-    (_IF_EQUAL, 2, 0, GSI_QPN),
-    (_SHIFT, 0, 0, 16),
-    (_RETURN, 0, 0, 0),
-    (_LOAD1, 0, 0, SERVICE_ID),  # ends the program if the packet is shorter
-    (_LOAD1, 0, 0, _CLASS),
-    (_IF_EQUAL, 0, 9, MgmtClass.COM_MGT),
-    (_LOAD2, 0, 0, _ATTRIBUTE),
-    (_IF_EQUAL, 5, 0, _SIDR_REP),
-    (_IF_EQUAL, 6, 0, _SIDR_REQ),
-    (_IF_ABOVE, 0, 5, _REQ),
-    (_IF_ABOVE, 4, 0, _LAST_ATTRIBUTE),
-    (_LOAD1, 0, 0, _REMOTE_ID),
-    (_RETURN, 0, 0, 0),
-    (_LOAD1, 0, 0, _LOCAL_ID),
-    (_RETURN, 0, 0, 0),
-    (_RETURN_0, 0, 0, 0),
-)
+
+def position_of(slot: int, shift: int) -> int:
+    """The position of the sockets of a slot, in a group with this ``shift``, 0 to 254."""
+    return (slot + shift) % MAX_SLOT + 1 if slot else 0
+
+
+def slot_at(position: int, shift: int) -> int:
+    """The slot at a position: the inverse of :func:`position_of`."""
+    return (position - 1 - shift) % MAX_SLOT or MAX_SLOT if position else 0
+
+
+# Instructions of classic BPF (linux/bpf_common.h): load a word, half word or byte of the packet into the accumulator,
+# calculate, compare, return. A load beyond the end of the packet ends the program with 0.
+_LOAD4, _LOAD2, _LOAD1 = 0x20, 0x28, 0x30
+_ADD, _AND, _SHIFT, _REMAINDER = 0x04, 0x54, 0x74, 0x94
+_SKIP, _IF_EQUAL, _IF_ABOVE, _RETURN, _RETURN_0 = 0x05, 0x15, 0x25, 0x16, 0x06
+
+
+def _program(shift: int) -> tuple[tuple[int, int, int, int], ...]:
+    """The instructions: (code, instructions to skip if true, if false, operand)."""
+    return (
+        (_LOAD4, 0, 0, _QPN),
+        (_AND, 0, 0, 0xFFFFFF),
+        (_IF_EQUAL, 2, 0, GSI_QPN),
+        (_SHIFT, 0, 0, 16),
+        (_SKIP, 0, 0, 11),
+        (_LOAD1, 0, 0, SERVICE_ID),  # ends the program if the packet is shorter
+        (_LOAD1, 0, 0, _CLASS),
+        (_IF_EQUAL, 0, 13, MgmtClass.COM_MGT),
+        (_LOAD2, 0, 0, _ATTRIBUTE),
+        (_IF_EQUAL, 5, 0, _SIDR_REP),
+        (_IF_EQUAL, 10, 0, _SIDR_REQ),
+        (_IF_ABOVE, 0, 9, _REQ),
+        (_IF_ABOVE, 8, 0, _LAST_ATTRIBUTE),
+        (_LOAD1, 0, 0, _REMOTE_ID),
+        (_SKIP, 0, 0, 1),
+        (_LOAD1, 0, 0, _LOCAL_ID),
+        (_IF_EQUAL, 4, 0, 0),  # the slot; what follows is position_of()
+        (_ADD, 0, 0, shift),
+        (_REMAINDER, 0, 0, MAX_SLOT),
+        (_ADD, 0, 0, 1),
+        (_RETURN, 0, 0, 0),
+        (_RETURN_0, 0, 0, 0),
+    )
+
+
 _INSTRUCTION = struct.Struct("=HBBI")
 
 
-def attach(sock: socket.socket) -> None:
-    """Have the kernel run the program for all sockets that share a port with this one.
-
-    It returns the index of the socket, in the order in which they were bound. OSError if the kernel cannot.
-    """
-    code = ctypes.create_string_buffer(b"".join(_INSTRUCTION.pack(*line) for line in _PROGRAM))
-    program = struct.pack("@HP", len(_PROGRAM), ctypes.addressof(code))
+def attach(sock: socket.socket, shift: int) -> None:
+    """Have the kernel run the program for all sockets that share a port with this one. OSError if it cannot."""
+    instructions = _program(shift)
+    code = ctypes.create_string_buffer(b"".join(_INSTRUCTION.pack(*line) for line in instructions))
+    program = struct.pack("@HP", len(instructions), ctypes.addressof(code))
     sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_REUSEPORT_CBPF, program)

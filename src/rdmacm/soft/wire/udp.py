@@ -23,6 +23,7 @@ hash, without the program, so the process that reads a report forwards it to the
 from __future__ import annotations
 
 import errno
+import secrets
 import select
 import socket
 import sys
@@ -43,7 +44,7 @@ from rdmacm.soft.wire.base import Received, Undelivered, WirePath, WireRoute
 from rdmacm.soft.wire.forwarding import Delivery, ForwardReceiver, ForwardSender
 from rdmacm.soft.wire.listeners import Listeners
 from rdmacm.soft.wire.port_group import CannotShare, PortGroup
-from rdmacm.soft.wire.slot_filter import SERVICE_ID, is_request, qpn_of, slot_of, slot_of_sender
+from rdmacm.soft.wire.slot_filter import MAX_SLOT, SERVICE_ID, is_request, qpn_of, slot_of, slot_of_sender
 from rdmacm.soft.wire.udp_route import UdpRoute
 
 __all__ = ["UdpWire"]
@@ -180,7 +181,7 @@ class UdpWire:
             group = self._group = PortGroup.join(self.port)
         except CannotShare:
             self._sockets = self._open_alone()
-            self.slot = 1
+            self.slot = 1 + secrets.randbelow(MAX_SLOT)
         else:
             self._sockets = group.data
             self.slot = group.slot
