@@ -42,6 +42,7 @@ from rdmacm.proto.cm.states import CmState
 from rdmacm.proto.cm.timeouts import ack_timeout, seconds
 from rdmacm.proto.mad import Mad
 from support.cm import GUIDS, PEER, PEER_GUID, SERVICE, Pair, Scripted, established, opened, reply, request
+from support.rows import for_each
 
 # -- encodings --------------------------------------------------------------------------------------------------
 
@@ -600,3 +601,38 @@ def test_communication_id_prefix_identifies_the_process() -> None:
     ids = {agent.connect("peer", request(), 0.0) for _ in range(20)}
     assert len(ids) == 20
     assert {comm_id >> 24 for comm_id in ids} == {0x7E}
+
+
+# -- requests for another transport service ---------------------------------------------------------------------
+
+#: Transport service type and extended type: UC, RD, XRC, and types that are not defined.
+OTHER_TRANSPORTS = [(1, 0), (2, 0), (3, 1), (3, 0), (3, 7)]
+
+
+@for_each(("kind", "extended"), OTHER_TRANSPORTS)
+def test_req_for_another_transport_service_is_rejected_with_reason_9(kind: int, extended: int) -> None:
+    peer = Scripted()
+    peer.agent.listen(SERVICE, transport=(0, 0))
+    peer.say(request(local_comm_id=1, transport_service_type=kind, extended_transport_type=extended))
+    (rej,) = peer.heard()
+    assert isinstance(rej, REJ)
+    assert (rej.reason, rej.remote_comm_id, rej.message_rejected) == (9, 1, MessageKind.REQ)
+    assert not peer.agent.events()
+    assert peer.agent.dropped == {DropReason.TRANSPORT: 1}
+    assert len(peer.agent) == 0
+
+
+def test_listener_with_the_transport_of_a_req_gets_it() -> None:
+    peer = Scripted()
+    listeners = {t: peer.agent.listen(SERVICE, transport=t, accepts=lambda *_: True) for t in ((0, 0), (1, 0), (3, 1))}
+    for number, (transport, listener) in enumerate(listeners.items(), 1):
+        req = request(
+            local_comm_id=number,
+            local_qpn=number,
+            transport_service_type=transport[0],
+            extended_transport_type=transport[1],
+        )
+        peer.say(req)
+        assert peer.only_event().listener is listener
+    peer.say(request(local_comm_id=9, local_qpn=9, extended_transport_type=1))
+    assert peer.only_event().listener is listeners[0, 0], "without an extended type, the field has no meaning"

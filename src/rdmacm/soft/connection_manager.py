@@ -129,10 +129,19 @@ class ConnectionManager:
         return self._closed_drops + self._agent.dropped if self._agent is not None else Counter(self._closed_drops)
 
     def listen(
-        self, handler: RequestHandler, service_id: int, local: bytes | None, backlog: int, accepts: Accepts
+        self,
+        handler: RequestHandler,
+        service_id: int,
+        local: bytes | None,
+        backlog: int,
+        accepts: Accepts,
+        transport: tuple[int, int] | None = None,
     ) -> CmListener:
-        """Accept requests for a service id, at one local address or, if ``local`` is None, at any."""
-        listener = self.agent.listen(service_id, backlog=backlog, accepts=accepts)
+        """Accept requests for a service id, at one local address or, if ``local`` is None, at any.
+
+        ``accepts`` and ``transport`` are those of :meth:`rdmacm.proto.cm.engine.Agent.listen`.
+        """
+        listener = self.agent.listen(service_id, backlog=backlog, accepts=accepts, transport=transport)
         try:
             token = self._gsi.listen(service_id, local)
         except BaseException:

@@ -29,6 +29,7 @@ class DropReason(Enum):
     UNEXPECTED = "not expected in this state: duplicate, late or wrong"
     NO_LISTENER = "no listener for the service id"
     NO_MATCH = "no listener for the service id takes this request"
+    TRANSPORT = "the listener has queue pairs of another transport service"
     STALE = "the peer's queue pair is used by another connection"
     BACKLOG = "the listener's backlog is full"
     FULL = "too many connections"
@@ -38,8 +39,9 @@ class DropReason(Enum):
 class CmListener:
     """A listener for the service ids that are equal to ``service_id`` in the bits of ``mask``.
 
-    ``accepts`` selects the requests that are for this listener; None for all. At most ``backlog`` requests wait for
-    the user; ``pending`` counts those that do.
+    ``accepts`` selects the requests that are for this listener; None for all. ``transport`` is the transport service of
+    its queue pairs (:attr:`~rdmacm.proto.cm.messages.REQ.transport`); None for any. At most ``backlog`` requests wait
+    for the user; ``pending`` counts those that do.
     """
 
     service_id: int
@@ -47,6 +49,7 @@ class CmListener:
     backlog: int = 128
     pending: int = 0
     accepts: Accepts | None = None
+    transport: tuple[int, int] | None = None
 
 
 @dataclass(slots=True)

@@ -60,6 +60,7 @@ _SIDR_RETRIES = 15
 _REASONS = {
     DropReason.NO_LISTENER: RejectReason.INVALID_SERVICE_ID,
     DropReason.NO_MATCH: RejectReason.CONSUMER_DEFINED,
+    DropReason.TRANSPORT: RejectReason.INVALID_TRANSPORT_TYPE,
 }
 
 _GUID_SIZE = 8
@@ -129,15 +130,21 @@ class Agent:
     # -- calls: listening -------------------------------------------------------------------------------------
 
     def listen(
-        self, service_id: int, *, mask: int = ALL_BITS_64, backlog: int = 128, accepts: Accepts | None = None
+        self,
+        service_id: int,
+        *,
+        mask: int = ALL_BITS_64,
+        backlog: int = 128,
+        accepts: Accepts | None = None,
+        transport: tuple[int, int] | None = None,
     ) -> CmListener:
         """Take requests for the service ids equal to ``service_id`` under ``mask``; EADDRINUSE if it is taken.
 
         Among several masks that match a request, the one with the most bits wins. Several listeners may share a service
         id if each has ``accepts(request, path)``, which selects its requests. The first listener that accepts a request
-        gets it; a request that none accepts is rejected.
+        gets it; a request that none accepts is rejected, and so is a REQ for another ``transport`` than the listener's.
         """
-        listener = self._listeners.add(service_id, mask, backlog, accepts)
+        listener = self._listeners.add(service_id, mask, backlog, accepts, transport)
         if listener is None:
             raise cm_error(errno.EADDRINUSE, "the service id is taken", "listen", f"0x{service_id:x}")
         return listener
@@ -454,12 +461,17 @@ class Agent:
         listeners = self._listeners.find(request.service_id)
         if not listeners:
             return DropReason.NO_LISTENER
+        found = DropReason.NO_MATCH
         for listener in listeners:
             if listener.accepts is None or listener.accepts(request, path):
+                if listener.transport is not None and isinstance(request, REQ):
+                    if request.transport != listener.transport:
+                        found = DropReason.TRANSPORT
+                        continue
                 if listener.pending >= listener.backlog:
                     return DropReason.BACKLOG
                 return DropReason.FULL if len(self._connections) >= self.max_connections else listener
-        return DropReason.NO_MATCH
+        return found
 
     def _new_passive(self, request: REQ | SIDR_REQ, tid: int, path: Hashable, listener: CmListener) -> CmConnection:
         return CmConnection(

@@ -171,6 +171,12 @@ class REQ(Packed):
     vendor_id: int = 0
     attr_mod: int = 0
 
+    @property
+    def transport(self) -> tuple[int, int]:
+        """The transport service: its type, and if that is EXTENDED the extended type, else 0."""
+        kind = self.transport_service_type
+        return kind, self.extended_transport_type if kind == TransportServiceType.EXTENDED else 0
+
 
 @dataclass(slots=True, unsafe_hash=True)
 class MRA(Packed):

@@ -129,13 +129,20 @@ class Listeners:
         #: How many listeners use a mask.
         self._masks: Counter[int] = Counter()
 
-    def add(self, service_id: int, mask: int, backlog: int, accepts: Accepts | None) -> CmListener | None:
+    def add(
+        self,
+        service_id: int,
+        mask: int,
+        backlog: int,
+        accepts: Accepts | None,
+        transport: tuple[int, int] | None = None,
+    ) -> CmListener | None:
         """Add a listener; None if the service id is taken."""
         key = service_id & mask, mask
         others = self._by_key.setdefault(key, [])
         if others and (accepts is None or any(other.accepts is None for other in others)):
             return None
-        listener = CmListener(service_id & mask, mask, backlog, 0, accepts)
+        listener = CmListener(service_id & mask, mask, backlog, 0, accepts, transport)
         others.append(listener)
         self._masks[mask] += 1
         return listener

@@ -17,7 +17,7 @@ from rdmacm.address import AF_IB, Address, InetAddr, SockAddrIB, service_id
 from rdmacm.connparam import ConnParam, Ece, UdParam
 from rdmacm.errors import CmStateError, cm_error
 from rdmacm.proto.cm import states
-from rdmacm.proto.cm.codes import RejectReason, SidrStatus
+from rdmacm.proto.cm.codes import RejectReason, SidrStatus, TransportServiceType
 from rdmacm.proto.cm.connection import CmConnection, CmListener
 from rdmacm.proto.cm.events import (
     ConnectReply,
@@ -48,6 +48,16 @@ from rdmacm.verbs.attr import QPAttr
 from rdmacm.verbs.enums import AccessFlag, Mtu, QPType
 
 __all__ = ["NO_ECE", "IbCmConnector", "IbCmUser", "Refusal"]
+
+_RC = int(TransportServiceType.RC), 0
+_XRC = int(TransportServiceType.EXTENDED), 1
+#: The transport service of queue pairs in a REQ, by QP type (InfiniBand Architecture 12.7.9).
+_TRANSPORTS = {
+    int(QPType.RC): _RC,
+    int(QPType.UC): (int(TransportServiceType.UC), 0),
+    int(QPType.XRC_SEND): _XRC,
+    int(QPType.XRC_RECV): _XRC,
+}
 
 #: The reason and the additional information of a REJ.
 Refusal: TypeAlias = tuple[RejectReason, bytes]
@@ -143,7 +153,8 @@ class IbCmConnector:
             service, ip = service_id(self._id.port_space, local.port), None if local.is_any else local.ip
         try:
             for cm in self._user.resolver.managers():
-                self._listeners.append((cm, cm.listen(self, service, ip, backlog, self._takes)))
+                listener = cm.listen(self, service, ip, backlog, self._takes, _TRANSPORTS.get(self._id.qp_type))
+                self._listeners.append((cm, listener))
         except BaseException:
             self._unlisten()
             raise
@@ -231,8 +242,11 @@ class IbCmConnector:
         path = core.paths[0]
         if path.mtu > _MAX_REQ_MTU:  # possible in a path record that the application has set
             raise cm_error(errno.EINVAL, f"{path.mtu} is no path MTU", "connect", str(core.peer_addr))
+        transport, extended = _TRANSPORTS.get(core.qp_type, _RC)
         return REQ(
             service_id=service,
+            transport_service_type=transport,
+            extended_transport_type=extended,
             local_ca_guid=self._node_guid(),
             local_qpn=qp_num,
             responder_resources=param.responder_resources,

@@ -53,6 +53,8 @@ _ALTERNATE_PATHS = 8
 #: Seconds. The shortest timeout of a path query, after ibacm has used up the time.
 _LEAST_TIMEOUT = 0.001
 _DEFAULT_HOP_LIMIT = 64
+#: The subnet prefix of link-local GIDs, which every port has.
+_DEFAULT_PREFIX = 0xFE80 << 48
 
 
 class IbLink:
@@ -263,7 +265,7 @@ class IbLink:
         rows = view.rows if view is not None else ()
         row = next((row for row in rows if primary is None or row.gid == primary.remote_gid), None)
         pkey = request.partition_key
-        if view is None or row is None or not view.has_pkey(pkey):
+        if view is None or row is None or not view.has_pkey(pkey) or not _may_be_peer(primary, row.gid):
             return RejectReason.INVALID_GID, bytes(rows[0].gid) if rows else b""
         mtu = view.port.active_mtu or Mtu.MTU_256
         if isinstance(request, REQ) and not 0 < request.path_mtu <= mtu:
@@ -375,6 +377,19 @@ class IbLink:
             port_num=core.port_num,
             gr=route if path.hop_limit > 1 else GlobalRoute(),
         )
+
+
+def _may_be_peer(primary: Path | None, own: Gid) -> bool:
+    """Whether the GID of a peer in the path of a REQ can be that of a port which reaches the port with the GID ``own``.
+
+    A SIDR_REQ has no path.
+    """
+    if primary is None:
+        return True
+    gid = primary.local_gid
+    if gid[0] == 0xFF or not gid.interface_id:  # a multicast group, or no port
+        return False
+    return not primary.subnet_local or gid.subnet_prefix in (own.subnet_prefix, _DEFAULT_PREFIX)
 
 
 def _refuse_service(core: IdCore, call: str) -> RdmaError:

@@ -37,6 +37,7 @@ __all__ = ["RoceLink"]
 #: The LIDs in a REQ of RoCE, which has none (InfiniBand Architecture annex A16).
 _LID_UNUSED = 0xFFFF
 _DEFAULT_HOP_LIMIT = 64
+_BROADCAST = b"\xff\xff\xff\xff"
 
 
 class RoceLink:
@@ -104,21 +105,21 @@ class RoceLink:
     ) -> tuple[RejectReason, bytes] | None:
         assert isinstance(path, WirePath)
         core = self._id
-        dgid: Gid | None = None
         local_ip, remote_ip = path.local, path.remote
         if isinstance(request, REQ):
-            dgid = request.primary.local_gid
-            local_ip, remote_ip = request.primary.remote_gid.ip, dgid.ip
+            local_ip, remote_ip = request.primary.remote_gid.ip, request.primary.local_gid.ip
         found = core.host.last_view().find_addresses(local_ip, path.scope_id)
         if not found:  # the address may have been added since
             found = core.host.view().find_addresses(local_ip, path.scope_id)
-        if not found or len(remote_ip) != len(local_ip):
+        is_default_partition = not (request.partition_key ^ DEFAULT_PKEY) & 0x7FFF
+        may_be_peer = len(local_ip) == len(remote_ip) and _may_be_peer(remote_ip, path.remote)
+        if not found or not is_default_partition or not may_be_peer:
             return RejectReason.INVALID_GID, bytes(Gid.from_ip(path.local))
         view, row, _ = found[0]
         mtu = view.port.active_mtu or Mtu.MTU_256
         if isinstance(request, REQ) and not 0 < request.path_mtu <= mtu:
             return RejectReason.INVALID_MTU, bytes((mtu,))
-        core.dgid = dgid or Gid.from_ip(remote_ip)
+        core.dgid = Gid.from_ip(remote_ip)
         if header is not None:
             family = AF_INET if header.ip_version == 4 else AF_INET6
             port = request.service_id & 0xFFFF
@@ -171,6 +172,17 @@ class RoceLink:
         hop_limit = path.hop_limit or _DEFAULT_HOP_LIMIT
         route = GlobalRoute(path.dgid, core.gid_index, path.flow_label, hop_limit, path.traffic_class)
         return AHAttr(is_global=True, port_num=core.port_num, sl=path.sl, gr=route)
+
+
+def _may_be_peer(ip: bytes, source: bytes) -> bool:
+    """Whether the IP address of a peer's GID can be that of a host whose datagram has the address ``source``."""
+    if len(ip) != len(source):
+        return False
+    family = AF_INET if len(ip) == 4 else AF_INET6
+    address, sender = InetAddr(family, ip), InetAddr(family, source)
+    if address.is_any or address.is_multicast or ip == _BROADCAST:
+        return False
+    return address.is_link_local is sender.is_link_local and (sender.is_loopback or not address.is_loopback)
 
 
 def refuse_registration(core: IdCore) -> NoReturn:
