@@ -439,3 +439,15 @@ class GivenNumberFirst(Random):
             number, self.number = self.number, None
             return number
         return self.others.getrandbits(k)
+
+
+def test_connection_survives_another_hardware_address_of_its_peer() -> None:
+    fabric = Fabric()
+    ends = Ends(fabric)
+    active, passive = ends.connect()
+    network = ends.a.network
+    (ifindex,) = (each.index for each in network.interfaces() if each.name == "eth0")
+    network.add_neighbour(ifindex, "10.0.0.2", mac=bytes.fromhex("020000000099"))
+    play(fabric, send(active, b"hello"), receive(passive))
+    play(fabric, send(passive, b"hello"), receive(active))
+    ends.close(active, passive)

@@ -307,6 +307,27 @@ class TestNeighbours:
         assert seen[-1].link_layer_address.hex(":") == net.vb.mac
         assert seen[-1] == network.neighbour(family, net.va.index, packed(dst))
 
+    def test_watched_neighbours_are_reported_until_the_network_is_closed(
+        self, net: TwoHosts, network: NetlinkNetwork
+    ) -> None:
+        network.watch_neighbours()
+        network.watch(True)
+        network.watch(False)
+        for last in (1, 2):
+            mac = f"02:00:00:00:00:{last:02}"
+            net.a.ip("neigh", "replace", "10.7.0.60", "lladdr", mac, "dev", "va", "nud", "reachable")
+            seen: list[str] = []
+            while mac not in seen:
+                assert select.select([network.fileno()], [], [], 3)[0]
+                change = network.changes()
+                seen += [n.link_layer_address.hex(":") for n in change.neighbours] if change else []
+        net.a.ip("route", "add", "10.99.0.0/24", "via", "10.7.0.2")
+        network.changes()
+        network.close()
+        network.fileno()
+        net.a.ip("neigh", "replace", "10.7.0.60", "lladdr", "02:00:00:00:00:03", "dev", "va", "nud", "reachable")
+        assert network.changes() is None
+
 
 @contextlib.contextmanager
 def tap(host: Host, name: str, arp_type: int, *addresses: str) -> Iterator[int]:

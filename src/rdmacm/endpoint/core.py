@@ -206,6 +206,8 @@ class ConnectionCore:
                 self.established("accept")
                 self.drain()
                 self.end("the peer has disconnected" if not event.status else event.message)
+            case CmEventType.UNREACHABLE if self.is_established:
+                pass  # the peer has another hardware address; if it is another host, operations fail
             case CmEventType.REJECTED | CmEventType.UNREACHABLE | CmEventType.CONNECT_ERROR:
                 self.end(f"the peer did not complete the connection: {event.message}")
             case CmEventType.DEVICE_REMOVAL:

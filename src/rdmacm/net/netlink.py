@@ -237,6 +237,8 @@ class NetlinkNetwork:
         self._view = memoryview(self._buffer)
         #: Whether the monitor receives notifications of neighbours and routes too.
         self._watching = False
+        #: Whether it receives notifications of neighbours until it is closed.
+        self._keeps_neighbours = False
         #: Whether the kernel can return a single neighbour entry.
         self._has_neighbour_get = True
         self._query_socket()
@@ -381,7 +383,8 @@ class NetlinkNetwork:
                 socket.NETLINK_ROUTE,
             )
             self._monitor.bind((0, 0))
-            for group in _LINK_GROUPS + (_WATCHED_GROUPS if self._watching else ()):
+            watched = _WATCHED_GROUPS if self._watching else (_GROUP_NEIGH,) if self._keeps_neighbours else ()
+            for group in _LINK_GROUPS + watched:
                 self._monitor.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, group)
         return self._monitor
 
@@ -391,7 +394,14 @@ class NetlinkNetwork:
         monitor = self._monitor_socket()
         self._watching = on
         for group in _WATCHED_GROUPS:
-            monitor.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP if on else _DROP_MEMBERSHIP, group)
+            if on or group != _GROUP_NEIGH or not self._keeps_neighbours:
+                monitor.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP if on else _DROP_MEMBERSHIP, group)
+
+    def watch_neighbours(self) -> None:
+        if not self._keeps_neighbours:
+            monitor = self._monitor_socket()
+            self._keeps_neighbours = True
+            monitor.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, _GROUP_NEIGH)
 
     def changes(self) -> Change | None:
         monitor = self._monitor or self._monitor_socket()
@@ -450,5 +460,5 @@ class NetlinkNetwork:
             if sock is not None:
                 sock.close()
         self._query = self._monitor = None
-        self._watching = False
+        self._watching = self._keeps_neighbours = False
         self._close_probes()

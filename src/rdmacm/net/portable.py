@@ -115,6 +115,9 @@ class PortableNetwork:
     def watch(self, on: bool) -> None:
         pass
 
+    def watch_neighbours(self) -> None:
+        pass
+
     def changes(self) -> Change | None:
         return None
 

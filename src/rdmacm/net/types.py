@@ -187,6 +187,9 @@ class Network(Protocol):
     def watch(self, on: bool) -> None:
         """Make :meth:`changes` report neighbours and routes too, or stop that, because it is costly on a busy host."""
 
+    def watch_neighbours(self) -> None:
+        """Make :meth:`changes` report neighbours until :meth:`close`, whatever :meth:`watch` says."""
+
     def changes(self) -> Change | None:
         """What has changed since the last call, or None."""
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from rdmacm.counters import Counters
 from rdmacm.errors import cm_error
-from rdmacm.net.types import Change, Network
+from rdmacm.net.types import Change, Neighbour, Network
 from rdmacm.progress.runtime import Runtime
 from rdmacm.resolution.hosts import HostView, IpoibInterface, PortKey, PortView, RocePortView
 from rdmacm.resolution.ipoib import with_infiniband
@@ -41,8 +41,15 @@ __all__ = ["BoundId", "SoftHost"]
 _LOOK_INTERVAL = 0.001
 
 
+#: Hardware addresses of next hops that are kept.
+_MAX_NEXT_HOPS = 1024
+
+
 class BoundId(Protocol):
     """An id that is bound to a port."""
+
+    def neighbour_changed(self, neighbour: Neighbour) -> None:
+        """A neighbour on the port's interface has another hardware address than before, perhaps."""
 
     def device_changed(self, before: RocePortView, after: RocePortView | None) -> None:
         """The device was removed (None), or its interface or its GIDs have changed."""
@@ -96,6 +103,8 @@ class SoftHost:
         self._view: HostView | None = None
         #: A RoCE device without and with the speed of its link, by port.
         self._link_speeds: dict[PortKey, tuple[Device, Device]] = {}
+        #: The last hardware address of each neighbour that the network has reported, by interface and packed address.
+        self._next_hops: dict[tuple[int, bytes], bytes] = {}
         #: Whether the network reports changes; otherwise each look reads everything.
         self._is_monitored = False
         #: On the runtime's clock: when to look at the network's reports again.
@@ -200,6 +209,18 @@ class SoftHost:
             self.neighbours.network_changed()
         for neighbour in change.neighbours:
             self.neighbours.neighbour_changed(neighbour)
+            if neighbour.state.is_valid:
+                self._neighbour_changed(neighbour)
+
+    def _neighbour_changed(self, neighbour: Neighbour) -> None:
+        """Tell the ids of an interface that a neighbour there has another hardware address."""
+        known, hop = self._next_hops, (neighbour.ifindex, neighbour.ip)
+        if known.get(hop) != neighbour.link_layer_address:  # most notifications repeat it
+            if len(known) >= _MAX_NEXT_HOPS:
+                known.clear()
+            known[hop] = neighbour.link_layer_address
+            for bound in list(self._bound.get((neighbour.ifindex, PORT_NUM), ())):
+                bound.neighbour_changed(neighbour)
 
     def _reread(self) -> None:
         before = self._view
@@ -311,6 +332,7 @@ class SoftHost:
             self._ports = self._given_ports
         self._view = None
         self._link_speeds.clear()
+        self._next_hops.clear()
         self.paths.forget()
 
     def _wire_opened(self) -> None:

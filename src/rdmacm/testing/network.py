@@ -105,7 +105,9 @@ class MemoryNetwork(Network):
         #: Neighbours by interface index and packed address.
         self._neighbours: dict[tuple[int, bytes], Neighbour] = {}
         #: What :meth:`changes` is going to report.
-        self._changed_links = self._changed_routes = self._notifications_lost = self._watching = False
+        self._changed_links = self._changed_routes = self._notifications_lost = False
+        #: Whether it reports neighbours: for a while, and until it is closed.
+        self._watching = self._keeps_neighbours = False
         self._changed_neighbours: list[Neighbour] = []
         if loopback:
             self.add_interface("lo", "127.0.0.1/8", "::1/128", loopback=True, mtu=65536)
@@ -257,7 +259,7 @@ class MemoryNetwork(Network):
         """Add or change a neighbour: the result of ARP or neighbour discovery. ``mac`` has 6 bytes, 20 on IPoIB."""
         entry = Neighbour(ifindex, _packed(address), state, mac)
         self._neighbours[ifindex, entry.ip] = entry
-        if self._watching:
+        if self._watching or self._keeps_neighbours:
             self._changed_neighbours.append(entry)
 
     def lose_notifications(self) -> None:
@@ -332,6 +334,9 @@ class MemoryNetwork(Network):
     def watch(self, on: bool) -> None:
         self._watching = on
 
+    def watch_neighbours(self) -> None:
+        self._keeps_neighbours = True
+
     def changes(self) -> Change | None:
         change = Change(
             self._changed_links, self._changed_routes, tuple(self._changed_neighbours), self._notifications_lost
@@ -356,7 +361,7 @@ class MemoryNetwork(Network):
             if end >= 0:
                 os.close(end)
         self._read = self._write = -1
-        self._watching = False
+        self._watching = self._keeps_neighbours = False
 
     def __del__(self) -> None:
         # A provider without channels does not close its network, and a simulation creates thousands of them.

@@ -55,6 +55,10 @@ class Connector(Protocol):
     def is_open(self) -> bool:
         """Whether there is a connection, established or not."""
 
+    @property
+    def is_established(self) -> bool:
+        """Whether there is a connection, and both sides know."""
+
     # -- passive side ---------------------------------------------------------------------------------
 
     def listen(self, backlog: int) -> None:

@@ -19,6 +19,7 @@ from rdmacm.constants import CmEventType, PortSpace
 from rdmacm.errors import CmStateError
 from rdmacm.explanation import Explanation, Step
 from rdmacm.failure import Failure
+from rdmacm.net.types import Neighbour
 from rdmacm.proto.sa import PathRecord
 from rdmacm.proto.sa.subnet import ServiceRecord
 from rdmacm.provider import IdOptions, Owner, QueuedEvent
@@ -219,6 +220,10 @@ class IdCore:
         self.sgid = _NO_GID
 
     def device_changed(self, before: RocePortView, after: RocePortView | None) -> None:
+        """See :class:`rdmacm.soft.host.BoundId`."""
+        raise NotImplementedError
+
+    def neighbour_changed(self, neighbour: Neighbour) -> None:
         """See :class:`rdmacm.soft.host.BoundId`."""
         raise NotImplementedError
 

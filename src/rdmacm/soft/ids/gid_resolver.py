@@ -16,6 +16,7 @@ from rdmacm.soft.ids.core import IdCore, explain_failure
 from rdmacm.verbs.device import GidEntry
 
 if TYPE_CHECKING:
+    from rdmacm.net.types import Neighbour
     from rdmacm.soft.connection_manager import ConnectionManager
     from rdmacm.soft.ib.subnet import Subnet
 
@@ -137,6 +138,9 @@ class GidResolver:
         """Nothing to do: no resolution waits."""
 
     # -- listening ------------------------------------------------------------------------------------
+
+    def neighbour_changed(self, neighbour: Neighbour) -> None:
+        """A GID has no neighbour."""
 
     def managers(self) -> list[ConnectionManager]:
         """A wildcard GID listens on RoCE too: a REQ there may come from an AF_IB address."""

@@ -132,6 +132,10 @@ class IbCmConnector:
         return self._connection is not None
 
     @property
+    def is_established(self) -> bool:
+        return self._connection is not None and self._connection.state is states.CmState.ESTABLISHED
+
+    @property
     def _cm(self) -> ConnectionManager:
         return self._user.link.cm
 

@@ -42,6 +42,7 @@ from rdmacm.verbs.device import GidEntry
 from rdmacm.verbs.enums import LinkLayer, QPAttrMask, QPState, QPType
 
 if TYPE_CHECKING:
+    from rdmacm.net.types import Neighbour
     from rdmacm.proto.cm.events import ConnectRequest, SidrRequest
     from rdmacm.provider import ServiceBackend
     from rdmacm.soft.connection_manager import ConnectionManager
@@ -298,6 +299,10 @@ class SoftId(IdCore):
         if before.interface.address != after.interface.address:
             return 0, f"interface {name} has another hardware address"
         return None
+
+    def neighbour_changed(self, neighbour: Neighbour) -> None:
+        if self.connector.is_established:
+            self.resolver.neighbour_changed(neighbour)
 
     def ipoib_changed(self, before: IpoibInterface, after: IpoibInterface | None) -> None:
         local = self.local_addr

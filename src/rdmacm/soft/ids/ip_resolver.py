@@ -24,6 +24,7 @@ from rdmacm.soft.ids.core import IdCore, explain_failure
 from rdmacm.verbs.device import GidEntry
 
 if TYPE_CHECKING:
+    from rdmacm.net.types import Neighbour
     from rdmacm.soft.connection_manager import ConnectionManager
 
 __all__ = ["IpResolver"]
@@ -213,6 +214,19 @@ class IpResolver:
                 self.address_found(fresh)
         else:
             lookup.host, lookup.bound, lookup.query, lookup.found = fresh.host, fresh.bound, fresh.query, fresh.found
+
+    def neighbour_changed(self, neighbour: Neighbour) -> None:
+        lookup = self._lookup
+        if lookup is None or lookup.neighbour is None or lookup.next_hop is None:
+            return
+        # As in Linux, a gateway does not count.
+        if lookup.next_hop[1:] != (neighbour.ifindex, neighbour.ip) or neighbour.ip != lookup.destination.ip:
+            return
+        before, now = lookup.neighbour.link_layer_address, neighbour.link_layer_address
+        if before != now:
+            lookup.neighbour = neighbour
+            text = f"{lookup.destination.host} has another hardware address: {now.hex(':')}, before {before.hex(':')}"
+            self._id.post(CmEventType.UNREACHABLE, -errno.ETIMEDOUT, None, text)
 
     def stop(self) -> None:
         if self._lookup is not None:

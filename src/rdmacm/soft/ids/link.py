@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable
 
     from rdmacm.errors import RdmaError
+    from rdmacm.net.types import Neighbour
     from rdmacm.proto.cm.codes import RejectReason
     from rdmacm.provider import ServiceBackend
     from rdmacm.soft.connection_manager import ConnectionManager
@@ -66,6 +67,9 @@ class Resolver(Protocol):
 
     def stop(self) -> None:
         """Cancel the resolution, without an event."""
+
+    def neighbour_changed(self, neighbour: Neighbour) -> None:
+        """Post UNREACHABLE if the peer is this neighbour, and its hardware address is not the one it had before."""
 
     def managers(self) -> list[ConnectionManager]:
         """The connection managers that may receive a request for this id when it listens."""

@@ -70,6 +70,8 @@ class RoceLink:
             raise cm_error(
                 failure.errno, failure.message, call, str(lookup.destination), failure.hint, explanation
             ) from None
+        if lookup.neighbour is not None:
+            core.host.network.watch_neighbours()
         core.paths = (path,)
         core.note("path", started, "from the interface")
         core.move(Trigger.RESOLVE_ROUTE)
