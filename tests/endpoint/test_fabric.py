@@ -417,10 +417,13 @@ def test_restarted_peer_connects_with_its_second_request() -> None:
     mux = ends.a.provider.host.mux
     # A new process does not know which numbers the killed one used last.
     mux._held.clear()
+    mux._freed.clear()
     mux.random = GivenNumberFirst(mux.random, number & 0xFFFF)
     start = fabric.now
     again, accepted = ends.connect()
-    assert fabric.now - start < 5.0
+    assert again.cmid.qp is not None
+    assert again.cmid.qp.qp_num == number
+    assert 4.0 < fabric.now - start < 5.0
     assert fabric.log.count(Outcome.DELIVERED, kind="REJ") == 0
     play(fabric, send(again, b"hello"), receive(accepted))
     ends.close(again, accepted, passive)

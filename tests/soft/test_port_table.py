@@ -143,3 +143,43 @@ def test_unwritable_directories_fall_back_to_private_ports(
     assert "not shared with other processes" in caplog.text
     ports.close()
     assert not os.listdir(tmp_path)
+
+
+def test_file_of_a_killed_process_is_removed_by_the_next_process(tmp_path: Path) -> None:
+    code = (
+        f"import os, signal, sys; sys.path[:0] = {[*sys.path, str(Path(__file__).parent)]!r}\n"
+        "from test_port_table import *\n"
+        f"ports = PortTable('net:[2]', directory={str(tmp_path)!r})\n"
+        "ports.bind(owner(4000))\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode < 0
+    assert os.listdir(tmp_path) == ["rdmacm-ports-net2"]
+    (tmp_path / "rdmacm-ports-link").symlink_to(tmp_path / "target")
+    os.mkfifo(tmp_path / "rdmacm-ports-fifo")
+    (tmp_path / "other").touch()
+    ports = table(tmp_path)
+    ports.bind(owner(4000))
+    assert sorted(os.listdir(tmp_path)) == ["other", "rdmacm-ports-fifo", "rdmacm-ports-link", NAME]
+    ports.close()
+
+
+def test_files_of_other_tables_of_the_process_stay_locked(tmp_path: Path) -> None:
+    """A process with ids in two namespaces would lose its locks if it closed another descriptor of its file."""
+    first = table(tmp_path)
+    first.bind(owner(4000))
+    second = PortTable("net:[2]", directory=str(tmp_path))
+    second.bind(owner(4000))
+    second.close()
+    code = (
+        f"import sys; sys.path[:0] = {[*sys.path, str(Path(__file__).parent)]!r}\n"
+        "from test_port_table import *\n"
+        "from pathlib import Path\n"
+        f"ports = table(Path({str(tmp_path)!r}))\n"
+        "try: ports.bind(owner(4000))\n"
+        "except OSError as error: print(error.errno)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(errno.EADDRINUSE)]
+    first.close()
+    assert not os.listdir(tmp_path)

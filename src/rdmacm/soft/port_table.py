@@ -37,6 +37,8 @@ import os
 import secrets
 import stat
 import struct
+import threading
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from socket import AF_INET, AF_INET6
 from typing import TypeAlias
@@ -63,6 +65,24 @@ _MEMBERS = 1 << 62
 #: The last member holds the byte exclusively for the moment in which it removes the file. A process that holds it for
 #: longer than this many attempts to open the file does not follow the protocol.
 _OPEN_TRIES = 1000
+
+#: The paths of the files that this process has open. If it closed another descriptor of one, it would lose its locks.
+_open_paths: list[str] = []
+#: Held while files are opened or removed.
+_files_lock = threading.Lock()
+
+
+def _renew_lock() -> None:
+    """In a child of fork(2), whose parent may have held the lock."""
+    global _files_lock
+    _files_lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
+
+#: What the names of all files begin with.
+_PREFIX = "rdmacm-ports-"
 
 #: Where the file may be. The first directory that can be written to is used, so that all processes find the same file.
 _DIRECTORIES = ("/dev/shm", "/tmp")
@@ -143,6 +163,22 @@ def may_bind_privileged() -> bool:
     return os.geteuid() == 0
 
 
+def _remove_abandoned(directory: str) -> None:
+    """Remove the files that have no members: their last processes were killed."""
+    for name in os.listdir(directory):
+        path = os.path.join(directory, name)
+        if not name.startswith(_PREFIX) or path in _open_paths:
+            continue
+        with suppress(OSError):
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                if stat.S_ISREG(os.fstat(fd).st_mode):
+                    fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _MEMBERS)
+                    os.unlink(path)
+            finally:
+                os.close(fd)
+
+
 class PortTable:
     """The ports of one network namespace. Used with the runtime's lock held.
 
@@ -154,7 +190,7 @@ class PortTable:
         self, namespace: str, ephemeral: tuple[int, int] = (32768, 60999), directory: str | None = None
     ) -> None:
         #: The name of the file.
-        self._name = "rdmacm-ports-" + ("".join(c for c in namespace if c.isalnum()) or "host")
+        self._name = _PREFIX + ("".join(c for c in namespace if c.isalnum()) or "host")
         #: The directories to try.
         self._directories = (directory,) if directory else _DIRECTORIES
         #: The directory in use; None before the file is needed, or if none can be written to.
@@ -180,12 +216,15 @@ class PortTable:
         if self._directory is None:
             return self._private()
         try:
-            for _ in range(_OPEN_TRIES):
-                if (fd := self._open()) >= 0:
-                    break
-                os.sched_yield()
-            else:
-                raise OSError(errno.EBUSY, "another process keeps it locked")
+            with _files_lock:
+                for _ in range(_OPEN_TRIES):
+                    if (fd := self._open()) >= 0:
+                        break
+                    os.sched_yield()
+                else:
+                    raise OSError(errno.EBUSY, "another process keeps it locked")
+                _open_paths.append(str(self.path))
+                _remove_abandoned(self._directory)
         except OSError as error:
             raise cm_error(
                 error.errno or errno.EIO,
@@ -408,18 +447,20 @@ class PortTable:
         self._owners.clear()
         if self._fd < 0:
             return
-        if self.path is not None:
-            try:
-                fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _MEMBERS)
-                os.unlink(self.path)
-            except OSError:
-                pass  # there are other members, or another user owns the file
-        os.close(self._fd)
+        with _files_lock:
+            if self.path is not None:
+                with suppress(OSError):  # there are other members, or another user owns the file
+                    fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _MEMBERS)
+                    os.unlink(self.path)
+                _open_paths.remove(self.path)
+            os.close(self._fd)
         self._fd = -1
 
     def abandon(self) -> None:
         """In a child of fork(2): the record locks belong to the parent."""
         self._owners.clear()
         if self._fd >= 0:
+            if self.path is not None:
+                _open_paths.remove(self.path)
             os.close(self._fd)
             self._fd = -1

@@ -125,3 +125,18 @@ def test_invalidated_region_stays_registered_locally() -> None:
     assert remote.invalidate(found.rkey)
     assert remote.remote(found.rkey, found.addr, 1, READ) is None
     assert memory.local(PD, found.lkey, found.addr, 1, True) is not None
+
+
+def test_key_of_a_deregistered_region_comes_back_after_many_others() -> None:
+    numbers = random.Random(1)
+    memory = MemoryTable(numbers)
+    first = region(memory, bytearray(8))
+    first.dereg()
+    draws = iter([first.rkey, 77])
+    drawn, numbers.getrandbits = numbers.getrandbits, lambda bits: next(draws)  # type: ignore[method-assign]
+    assert region(memory, bytearray(8)).rkey == 77
+    numbers.getrandbits = drawn  # type: ignore[method-assign]
+    for _ in range(1024):
+        region(memory, bytearray(8)).dereg()
+    numbers.getrandbits = lambda bits: first.rkey  # type: ignore[method-assign]
+    assert region(memory, bytearray(8)).rkey == first.rkey

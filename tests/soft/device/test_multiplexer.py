@@ -56,12 +56,37 @@ def test_released_qp_number_is_not_reused_at_once(pair: Pair) -> None:
     mux.hold_qpn(number, pair.clock.now + 5)
     mux.hold_qpn(number, pair.clock.now + 1)  # the longer time counts
     qp.destroy()
+    mux._freed.clear()
     draws = iter([number & 0xFFFF, 7, number & 0xFFFF])
     mux.random.getrandbits = lambda bits: next(draws)  # type: ignore[method-assign]
     pair.clock.advance(4)
     assert pair.a.qp().qp_num == 1 << 16 | 7
     pair.clock.advance(2)
     assert pair.a.qp().qp_num == number
+
+
+def test_number_of_a_closed_qp_comes_back_after_many_others(pair: Pair) -> None:
+    qp = pair.a.qp()
+    number = qp.qp_num
+    qp.destroy()
+    draws = iter([number & 0xFFFF, 7])
+    mux = pair.a.mux
+    drawn, mux.random.getrandbits = mux.random.getrandbits, lambda bits: next(draws)  # type: ignore[method-assign]
+    assert pair.a.qp().qp_num == 1 << 16 | 7
+    mux.random.getrandbits = drawn  # type: ignore[method-assign]
+    for _ in range(512):
+        pair.a.qp().destroy()
+    mux.random.getrandbits = lambda bits: number & 0xFFFF  # type: ignore[method-assign]
+    assert pair.a.qp().qp_num == number
+
+
+def test_held_numbers_are_removed_when_their_time_is_over(pair: Pair) -> None:
+    mux = pair.a.mux
+    for count in range(20_000):
+        mux.hold_qpn(count, pair.clock.now + 2)
+        pair.clock.advance(0.01)
+        assert len(mux._held) <= 512, "200 of them are held, and no more than twice as many are kept"
+    assert min(until for until in sorted(mux._held.values())[-199:]) > pair.clock.now
 
 
 def test_create_qp_fails_without_a_free_number(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

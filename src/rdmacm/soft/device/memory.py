@@ -1,6 +1,7 @@
 """Registered memory: the bytes that a key stands for, and who may access them.
 
-A region has one key for local and remote use, 32 random bits: a peer that was not given the key cannot guess it.
+A region has one key for local and remote use, 32 random bits: a peer that was not given the key cannot guess it. The
+key of a region that was deregistered does not come back soon.
 Addresses are those of the buffer in this process. While a region is registered its buffer is exported, so a bytearray
 cannot be resized.
 """
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from rdmacm.errors import cm_error
 from rdmacm.plainints import ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE
+from rdmacm.soft.device.freed import FreedNumbers
 from rdmacm.verbs.buffers import Buffer, byte_view
 from rdmacm.verbs.wr import SGE
 
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
     from rdmacm.enums import AccessFlag
 
 __all__ = ["INACCESSIBLE", "MemoryTable", "RemoteMemory", "SoftMR"]
+
+#: Keys of deregistered regions that are not given again yet.
+_FREED_KEYS = 1024
 
 _WRITES = ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE | ACCESS_REMOTE_ATOMIC
 _REMOTE = ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ | ACCESS_REMOTE_ATOMIC
@@ -105,6 +110,8 @@ class MemoryTable:
         """``source`` makes the keys."""
         self._random = source
         self._regions: dict[int, SoftMR] = {}
+        #: The keys that were revoked last.
+        self._freed = FreedNumbers(_FREED_KEYS)
 
     def __len__(self) -> int:
         return len(self._regions)
@@ -114,7 +121,7 @@ class MemoryTable:
         if view.readonly and len(view) and access & _WRITES:
             raise cm_error(errno.EACCES, "the buffer is read-only", "reg_mr", hint="a bytearray, or only REMOTE_READ")
         key = 0
-        while not key or key in self._regions:
+        while not key or key in self._regions or key in self._freed:
             key = self._random.getrandbits(32)
         region = self._regions[key] = SoftMR(self, pd, view, int(access), key)
         return region
@@ -122,6 +129,7 @@ class MemoryTable:
     def remove(self, region: SoftMR) -> None:
         """Revoke a region's keys."""
         if self._regions.pop(region.lkey, None) is not None:
+            self._freed.add(region.lkey)
             region.view = memoryview(b"")
 
     def local(self, pd: object, lkey: int, address: int, length: int, write: bool) -> memoryview | None:

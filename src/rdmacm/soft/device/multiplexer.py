@@ -24,6 +24,7 @@ from rdmacm.errors import cm_error
 from rdmacm.proto.mad import GSI_QPN
 from rdmacm.proto.roce.icrc import SHORTEST_PACKET
 from rdmacm.proto.roce.rc import RcEngine
+from rdmacm.soft.device.freed import FreedNumbers
 from rdmacm.soft.device.gsi import RoceGsi
 from rdmacm.soft.wire.base import Received, SocketAddress, Wire, WirePath, WireRoute
 from rdmacm.timerheap import LazyTimerHeap
@@ -39,6 +40,10 @@ __all__ = ["MAX_QP", "MultiplexedQP", "QPMultiplexer"]
 
 #: Queue pairs of one wire. Its slot has 65,536 numbers, and finding a free one must not take long.
 MAX_QP = 65_000
+#: Numbers of closed queue pairs that are not given again yet. Those that are left suffice for MAX_QP.
+_FREED_QPNS = 512
+#: The least number of held queue pair numbers that are looked through for those whose time is over.
+_LEAST_SWEEP = 256
 #: Packets a queue pair may send in its turn: one train.
 _TURN = 64
 #: Packets that one progress() sends; a turn without a packet counts as one.
@@ -120,6 +125,10 @@ class QPMultiplexer:
         self._qps: dict[int, MultiplexedQP] = {}
         #: Numbers that no queue pair gets before the time given.
         self._held: dict[int, float] = {}
+        #: When there are as many, those whose time is over are removed.
+        self._sweep_at = _LEAST_SWEEP
+        #: The numbers of queue pairs that were closed last.
+        self._freed = FreedNumbers(_FREED_QPNS)
         #: The queue pairs that wait for their turn to send, in order.
         self._send_queue: OrderedDict[MultiplexedQP, None] = OrderedDict()
         #: Deadlines of queue pairs, by number.
@@ -156,6 +165,7 @@ class QPMultiplexer:
             self._calls.clear()
             self._qps.clear()
             self._held.clear()
+            self._freed.clear()
             self._routes.clear()
             self.wire.close()
 
@@ -184,21 +194,24 @@ class QPMultiplexer:
         self.open()
         now = self.runtime.clock()
         if len(self._qps) + len(self._held) >= MAX_QP:
-            self._held = {qpn: until for qpn, until in self._held.items() if until > now}
+            self._sweep(now)
             if len(self._qps) + len(self._held) >= MAX_QP:
                 raise cm_error(errno.ENOMEM, f"{MAX_QP} queue pairs are in use, or were until just now", "create_qp")
         while True:
             qpn = self.wire.slot << 16 | self.random.getrandbits(16)
-            if qpn not in self._qps and qpn != 0xFFFFFF and self._held.pop(qpn, now) <= now:
+            if qpn in self._qps or qpn in self._freed or qpn == 0xFFFFFF:
+                continue
+            if self._held.get(qpn, now) <= now:
                 break
         qp.qp_num = qpn
         self._qps[qpn] = qp
 
     def detach(self, qp: MultiplexedQP) -> None:
-        """Forget a queue pair. Its number is free unless it is held."""
+        """Forget a queue pair. Its number is free after a number of others, unless it is held for longer."""
         if self._qps.get(qp.qp_num) is not qp:
             return
         del self._qps[qp.qp_num]
+        self._freed.add(qp.qp_num)
         self._send_queue.pop(qp, None)
         self.pending_acks.pop(qp, None)
         self._timers.discard(qp.qp_num)
@@ -206,8 +219,16 @@ class QPMultiplexer:
     def hold_qpn(self, qpn: int, until: float) -> None:
         """Give a number to no queue pair before ``until``: packets of its last connection may still arrive."""
         with self.runtime.lock:
-            if self._held.get(qpn, 0.0) < until:
-                self._held[qpn] = until
+            held = self._held
+            if held.get(qpn, 0.0) < until:
+                held[qpn] = until
+                if len(held) >= self._sweep_at:
+                    self._sweep(self.runtime.clock())
+
+    def _sweep(self, now: float) -> None:
+        """Remove the held numbers whose time is over. Half of the numbers are looked at in vain, at most."""
+        self._held = {qpn: until for qpn, until in self._held.items() if until > now}
+        self._sweep_at = max(_LEAST_SWEEP, 2 * len(self._held))
 
     def ask_peer(self, qpn: int) -> Hashable:
         """See :meth:`rdmacm.soft.connection_manager.Gsi.ask_peer`."""
