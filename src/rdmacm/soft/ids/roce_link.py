@@ -107,9 +107,11 @@ class RoceLink:
     ) -> tuple[RejectReason, bytes] | None:
         assert isinstance(path, WirePath)
         core = self._id
+        dgid: Gid | None = None
         local_ip, remote_ip = path.local, path.remote
         if isinstance(request, REQ):
-            local_ip, remote_ip = request.primary.remote_gid.ip, request.primary.local_gid.ip
+            dgid = request.primary.local_gid
+            local_ip, remote_ip = request.primary.remote_gid.ip, dgid.ip
         found = core.host.last_view().find_addresses(local_ip, path.scope_id)
         if not found:  # the address may have been added since
             found = core.host.view().find_addresses(local_ip, path.scope_id)
@@ -121,7 +123,7 @@ class RoceLink:
         mtu = view.port.active_mtu or Mtu.MTU_256
         if isinstance(request, REQ) and not 0 < request.path_mtu <= mtu:
             return RejectReason.INVALID_MTU, bytes((mtu,))
-        core.dgid = Gid.from_ip(remote_ip)
+        core.dgid = dgid or Gid.from_ip(remote_ip)
         if header is not None:
             family = AF_INET if header.ip_version == 4 else AF_INET6
             port = request.service_id & 0xFFFF
