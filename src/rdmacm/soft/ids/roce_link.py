@@ -116,8 +116,9 @@ class RoceLink:
         if not found:  # the address may have been added since
             found = core.host.view().find_addresses(local_ip, path.scope_id)
         is_default_partition = not (request.partition_key ^ DEFAULT_PKEY) & 0x7FFF
-        may_be_peer = len(local_ip) == len(remote_ip) and _may_be_peer(remote_ip, path.remote)
-        if not found or not is_default_partition or not may_be_peer:
+        # Nearly every peer sends from its GID.
+        may_be_peer = remote_ip == path.remote or _may_be_peer(remote_ip, path.remote)
+        if not found or not is_default_partition or not may_be_peer or len(local_ip) != len(remote_ip):
             return RejectReason.INVALID_GID, bytes(Gid.from_ip(path.local))
         view, row, _ = found[0]
         mtu = view.port.active_mtu or Mtu.MTU_256
