@@ -1,0 +1,55 @@
+"""Connect to a server of the kernel's, receive a forged REQ that says it has restarted, and report what happens.
+
+    python3 tests/interop/stale_peer.py ADDRESS PORT [COMMAND]
+
+The REQ is given to the connection manager as if the network had brought it, after the shell command. Prints the state
+of the connection six seconds later, how many messages were sent at once, and whether the peer is still being asked.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from typing import Any
+
+from rdmacm import CmId
+from rdmacm.address import Gid
+from rdmacm.proto.cm.messages import REQ, Path, pack_message
+from rdmacm.verbs.attr import QPCap
+from rdmacm.verbs.qp import QPInitAttr
+
+
+def main(address: str, port: str, command: str = "") -> None:
+    with CmId() as cmid:
+        cmid.resolve_addr((address, int(port)))
+        cmid.resolve_route()
+        cmid.create_qp(QPInitAttr(cap=QPCap(max_send_wr=8, max_recv_wr=8)))
+        cmid.connect()
+        if command:
+            subprocess.run(command, shell=True, check=True)
+        backend: Any = cmid._backend
+        connection = backend.connector._connection
+        cm = backend.host.cm
+        agent = cm.agent
+        req = REQ(
+            0x01067777,
+            Path(Gid.from_ip(connection.path.remote), Gid.from_ip(connection.path.local), hop_limit=64),
+            0x12345678,
+            connection.remote_guid,
+            local_qpn=connection.remote_qpn,
+        )
+        with backend.runtime.lock:
+            agent.mad_received(pack_message(req, 1), connection.path, backend.runtime.clock())
+            rejections = len(agent.outbox)
+            cm.dispatch()
+        end = time.monotonic() + 6
+        while time.monotonic() < end:
+            with backend.runtime.lock:
+                backend.host.mux.progress()
+            time.sleep(0.01)
+        print(f"{connection.state.name} rejections at once {rejections} asked {len(agent._machine.questions)}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
