@@ -85,12 +85,12 @@ class MemoryNetwork(Network):
     - ``probed``: neighbours that were probed, in order, as (interface index, packed address).
     - ``speeds``: link speeds in Mb/s, by interface name; 0 when missing.
     - ``settings``: values of kernel settings, by path below /proc/sys.
+    - ``boot_key``: as in :class:`rdmacm.net.Network`; the same for all hosts, so that a simulated run repeats.
     """
 
     sees_neighbours = True
 
     def __init__(self, *, loopback: bool = True) -> None:
-        #: The same for all hosts, so that a simulated run repeats.
         self.boot_key = b""
         self.probed: list[tuple[int, bytes]] = []
         self.speeds: dict[str, int] = {}

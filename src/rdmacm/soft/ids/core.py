@@ -12,7 +12,7 @@ from collections.abc import Callable
 from time import perf_counter_ns
 
 from rdmacm import log
-from rdmacm.address import DEFAULT_PKEY, Address, Gid
+from rdmacm.address import AF_IB, DEFAULT_PKEY, Address, Gid, InetAddr, SockAddrIB
 from rdmacm.cmstate import TRANSITIONS, State, Trigger, refusal
 from rdmacm.connparam import ConnParam, UdParam
 from rdmacm.constants import CmEventType, PortSpace
@@ -30,7 +30,7 @@ from rdmacm.soft.ids.link import AddressLookup
 from rdmacm.soft.port_table import PortOwner
 from rdmacm.verbs.device import Context, GidEntry
 
-__all__ = ["IdCore", "explain_failure", "steps_of"]
+__all__ = ["IdCore", "explain_failure", "family_of", "host_of", "steps_of", "wildcard_of"]
 
 _NO_GID = Gid()
 
@@ -262,3 +262,20 @@ def explain_failure(core: IdCore, lookup: AddressLookup, failure: Failure) -> Ex
 
 def _no_owner() -> None:
     """The owner of an id that a request has made, until the application fetches the request."""
+
+
+def family_of(address: Address) -> int:
+    """The address family: AF_INET, AF_INET6 or AF_IB."""
+    return AF_IB if isinstance(address, SockAddrIB) else address.family
+
+
+def host_of(address: Address) -> bytes:
+    """The packed IP address, or the GID."""
+    return bytes(address.addr) if isinstance(address, SockAddrIB) else address.ip
+
+
+def wildcard_of(destination: Address) -> Address:
+    """The address that an id is bound to if no source is given."""
+    if isinstance(destination, InetAddr):
+        return InetAddr.any(destination.family)
+    return SockAddrIB(pkey=destination.pkey)

@@ -160,8 +160,8 @@ class RcEngine(RcState):
 
     @property
     def peer_activity(self) -> tuple[int, int, int]:
-        # An ACK of a duplicate, when all requests are acknowledged, is an answer to no request.
-        return self.expected_psn, self.unacked_psn, self.dropped["answer"]
+        # When all requests are acknowledged, the ACK of a duplicate is an answer to no request.
+        return self.expected_psn, self.unacked_psn, self.stray_answers
 
     @property
     def to_send(self) -> int:

@@ -66,6 +66,7 @@ def received(rc: RcState, opcode: int, psn: int, body: memoryview, now: float) -
             if kind.is_read and opcode != ATOMIC_ACKNOWLEDGE:
                 return _read_response(rc, work, opcode, psn, body, now)
     rc.counters.dropped["answer"] += 1  # a duplicate, or an answer to no request
+    rc.stray_answers += 1
     return False
 
 

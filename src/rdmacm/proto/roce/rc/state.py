@@ -156,6 +156,9 @@ class RcState:
     #: Whether the peer sent an RNR NAK: nothing is sent before ``deadline``.
     rnr_waiting: bool = False
 
+    #: Answers that were for no request that is outstanding.
+    stray_answers: int = 0
+
     # -- responder: requests ---------------------------------------------------------------------------
 
     #: RTR: whether requests are executed.
