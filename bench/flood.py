@@ -1,0 +1,313 @@
+"""Connection requests from strangers: how much of an established connection's speed they take, and who still connects.
+
+    python3 dev.py bench flood [--rate 10000] [--seconds 4] [--sources one|many|both] [--json]
+
+Three network namespaces: a server, a client, and a sender of forged REQs. The client's rounds are messages of 64 bytes
+that the server sends back, on one connection. They are counted while the sender sends its datagrams to a UDP port of
+the server's host that nobody reads ("quiet"), and while it sends them to port 4791. So the figures differ by what the
+server does with the requests, and not by the processor time that the sender takes. In the flood a new client connects
+a few times; its slowest time counts. With "one", every request has the sender's address; with "many", each has one of
+65,534 addresses, and none of them ever answers.
+
+Each request is well-formed, has a right ICRC, and differs from all others. The server accepts whoever asks. Needs the
+privilege to make network namespaces.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import select
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from ipaddress import ip_address
+from pathlib import Path as FilePath
+from random import Random
+from typing import Any
+
+import rdmacm
+from rdmacm.address import Gid
+from rdmacm.proto.cm.messages import REQ, Path, pack_message
+from rdmacm.proto.cm.private_data import PrivateDataHeader
+from rdmacm.proto.mad import GSI_Q_KEY
+from rdmacm.proto.roce.headers import BTH, DETH, RocePacket
+from rdmacm.proto.roce.icrc import icrc_between
+from rdmacm.proto.roce.opcodes import Opcode
+from rdmacm.soft.wire import sockets
+
+ROCE_PORT, DECOY_PORT, SERVICE_PORT = 4791, 4790, 7471
+SERVER, CLIENT = "10.81.1.1", "10.81.1.2"
+TARGET, STRANGER = "10.81.2.1", "10.81.2.2"
+#: The addresses of "many" are in this network, 10.82.0.0/16.
+MANY = 10 << 24 | 82 << 16
+MESSAGE = bytes(64)
+#: Newcomers that connect in one flood, one after the other.
+NEWCOMERS = 3
+#: Seconds that a client waits for a connection or a message.
+PATIENCE = 30.0
+#: Seconds for which the flood of newcomers has requests that were not sent before.
+FRESH = 20.0
+#: Where the MAD begins in a datagram, and the message in the MAD.
+MAD, DATA = 20, 44
+IPV4, UDP = struct.Struct("!BBHHHBBH4s4s"), struct.Struct("!HHHH")
+
+
+# -- the server and the clients -------------------------------------------------------------------------------------
+
+
+def echo(connection: rdmacm.Connection) -> None:
+    with suppress(rdmacm.RdmaError), connection:
+        for message in connection:
+            connection.send(message)
+
+
+def serve() -> None:
+    with rdmacm.listen((SERVER, SERVICE_PORT)) as first, rdmacm.listen((TARGET, SERVICE_PORT)) as second:
+        print("ready", flush=True)
+
+        def accept(listener: rdmacm.Listener) -> None:
+            while True:
+                threading.Thread(target=echo, args=(listener.accept(),), daemon=True).start()
+
+        for listener in (first, second):
+            threading.Thread(target=accept, args=(listener,), daemon=True).start()
+        sys.stdin.read()
+        os._exit(0)
+
+
+def decoy() -> None:
+    """Keep a UDP port open that nobody reads."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.bind(("", DECOY_PORT))
+        print("ready", flush=True)
+        sys.stdin.read()
+
+
+def client() -> None:
+    """For each line of input, a number of seconds: exchange messages, and print how many."""
+    with rdmacm.connect((SERVER, SERVICE_PORT), timeout=PATIENCE) as connection:
+        print("ready", flush=True)
+        is_owed = False  # the server has not sent the last message back yet
+        for line in sys.stdin:
+            until, rounds = time.monotonic() + float(line), 0
+            while (left := until - time.monotonic()) > 0:
+                if not is_owed:
+                    connection.send(MESSAGE)
+                try:
+                    connection.recv(left)
+                except rdmacm.CmTimeoutError:
+                    is_owed = True
+                    break
+                is_owed = False
+                rounds += 1
+            print(rounds, flush=True)
+
+
+def newcomer() -> None:
+    """For each line of input: connect, and print the seconds that it took."""
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        began = time.monotonic()
+        try:
+            connection = rdmacm.connect((SERVER, SERVICE_PORT), timeout=PATIENCE)
+        except rdmacm.RdmaError as error:
+            print(json.dumps(str(error)), flush=True)
+            continue
+        print(time.monotonic() - began, flush=True)
+        connection.close()
+
+
+# -- the flood ------------------------------------------------------------------------------------------------------
+
+
+def template() -> bytearray:
+    """A request as a datagram, without the ICRC."""
+    own, target = ip_address(STRANGER).packed, ip_address(TARGET).packed
+    request = REQ(
+        service_id=0x01060000 + SERVICE_PORT,
+        primary=Path(Gid.from_ip(own), Gid.from_ip(target), 0xFFFF, 0xFFFF, hop_limit=64, local_ack_timeout=14),
+        path_mtu=3,
+        max_cm_retries=15,
+        local_cm_response_timeout=20,
+        private_data=PrivateDataHeader(4, 1000, own, target).pack(),
+    )
+    bth, deth = BTH(Opcode.UD_SEND_ONLY, 1, 0), DETH(GSI_Q_KEY, 1)
+    return bytearray(RocePacket(bth, deth=deth, payload=pack_message(request, 1)).pack())
+
+
+def forged(count: int, many: bool, seed: int) -> Iterator[tuple[bytes, bytes]]:
+    """(packed source address, datagram) of requests that differ in ids, queue pair, GUID, and with ``many`` in source.
+
+    The datagrams are patched and sealed by hand: packing 100,000 of them would take a minute.
+    """
+    random = Random(seed)
+    packet, own, target = template(), ip_address(STRANGER).packed, ip_address(TARGET).packed
+    length = len(packet) + 4
+    for number in range(count):
+        source = (MANY + random.randrange(1, 65535)).to_bytes(4, "big") if many else own
+        ids = random.randbytes(19)
+        packet[MAD + 8 : MAD + 16] = ids[:8]  # transaction id
+        packet[DATA : DATA + 4] = ids[8:12]  # communication id
+        packet[DATA + 16 : DATA + 24] = bytes(4) + ids[12:16]  # CA GUID
+        packet[DATA + 32 : DATA + 35] = ids[16:19]  # queue pair
+        packet[DATA + 68 : DATA + 72] = packet[DATA + 140 + 16 : DATA + 140 + 20] = source
+        header = IPV4.pack(0x45, 0xFF, 28 + length, 0, 0x4000, 0xFF, 17, 0xFFFF, source, target)
+        udp = UDP.pack(ROCE_PORT + 1, ROCE_PORT, 8 + length, 0xFFFF)
+        masked = b"".join((b"\xff" * 8, header, udp, packet[:4], b"\xff", packet[5:]))
+        sealed = bytes(packet) + zlib.crc32(masked).to_bytes(4, "little")
+        assert number or icrc_between(source, target, ROCE_PORT + 1).check([sealed])
+        yield source, sealed
+
+
+def flood(rate: int, count: int, many: bool) -> None:
+    """Two lines of input: begin to send to a port, and end. Print how many were sent each second."""
+    sock = sockets.open_socket(socket.AF_INET, ROCE_PORT + 1)
+    assert sock is not None
+    packets = list(forged(count, many, 1))
+    controls = {source: sockets.control(source, 0, 0) for source, _ in packets}
+    prepared = [(controls[source], (packet,)) for source, packet in packets]
+    print("ready", flush=True)
+    while line := sys.stdin.readline().strip():
+        address, began, sent = (TARGET, int(line)), time.monotonic(), 0
+        while not select.select([0], [], [], 0.001)[0]:
+            for _ in range(int((time.monotonic() - began) * rate) - sent):
+                control, buffers = prepared[sent % count]
+                sent += 1
+                with suppress(OSError):  # an ICMP error of an earlier datagram, or a full queue
+                    sock.sendmsg(buffers, control, 0, address)
+        sys.stdin.readline()
+        print(sent / (time.monotonic() - began), flush=True)
+
+
+# -- namespaces and processes ---------------------------------------------------------------------------------------
+
+
+def ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, stdin=subprocess.DEVNULL)
+
+
+@contextmanager
+def namespaces() -> Iterator[dict[str, str]]:
+    """The names of three namespaces: server, client, stranger. The server has a link to each of the others."""
+    names = {role: f"rdmacm-flood-{role}-{os.getpid()}" for role in ("server", "client", "stranger")}
+    made: list[str] = []
+    try:
+        for name in names.values():
+            ip("netns", "add", name)
+            made.append(name)
+            ip("-n", name, "link", "set", "lo", "up")
+            for setting in ("all", "default"):
+                ip("netns", "exec", name, "sysctl", "-q", "-w", f"net.ipv4.conf.{setting}.rp_filter=0")
+        for role, ours, theirs in (("client", SERVER, CLIENT), ("stranger", TARGET, STRANGER)):
+            near, far = f"to-{role}", "eth0"
+            ip("-n", names["server"], "link", "add", near, "type", "veth", "peer", far, "netns", names[role])
+            for name, link, address in ((names["server"], near, ours), (names[role], far, theirs)):
+                ip("-n", name, "address", "add", f"{address}/24", "dev", link)
+                ip("-n", name, "link", "set", link, "up")
+        network = f"{ip_address(MANY)}/16"
+        ip("-n", names["server"], "route", "add", network, "via", STRANGER)
+        ip("-n", names["stranger"], "route", "add", "local", network, "dev", "lo")
+        yield names
+    finally:
+        for name in made:
+            subprocess.run(["ip", "netns", "delete", name], check=False)
+
+
+class Role:
+    """A process that plays a part in a namespace, and takes orders by lines."""
+
+    def __init__(self, namespace: str, *arguments: str) -> None:
+        command = ["ip", "netns", "exec", namespace, sys.executable, str(FilePath(__file__).resolve()), *arguments]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        if self.line() != "ready":
+            raise SystemExit(f"{arguments[0]} does not start")
+
+    def order(self, line: object) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{line}\n")
+        self.process.stdin.flush()
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def answer(self, line: object) -> Any:
+        self.order(line)
+        return json.loads(self.line() or "null")
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+def measure(rate: int, seconds: float, many: bool) -> dict[str, Any]:
+    roles: list[Role] = []
+
+    def role(namespace: str, *arguments: object) -> Role:
+        roles.append(Role(names[namespace], *map(str, arguments)))
+        return roles[-1]
+
+    with namespaces() as names:
+        try:
+            role("server", "decoy")
+            role("server", "serve")
+            established, coming = role("client", "client"), role("client", "newcomer")
+            stranger = role("stranger", "flood", rate, int(rate * (seconds + FRESH)), many)
+            found: dict[str, Any] = {"sources": "many" if many else "one", "rate": rate}
+            found["newcomer_quiet_seconds"] = coming.answer("go")
+            established.answer(seconds / 4)
+            stranger.order(DECOY_PORT)
+            found["quiet"] = established.answer(seconds) / seconds
+            stranger.answer("end")
+            stranger.order(ROCE_PORT)
+            found["flood"] = established.answer(seconds) / seconds
+            found["newcomers"] = [coming.answer("go") for _ in range(NEWCOMERS)]
+            found["sent"] = stranger.answer("end")
+            found["ratio"] = found["flood"] / found["quiet"]
+            return found
+        finally:
+            for one in roles:
+                one.close()
+
+
+ROLES = {"serve": serve, "decoy": decoy, "client": client, "newcomer": newcomer}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rate", type=int, default=10_000, help="requests a second")
+    parser.add_argument("--seconds", type=float, default=4.0, help="how long rounds are counted")
+    parser.add_argument("--sources", choices=("one", "many", "both"), default="both")
+    parser.add_argument("--json", action="store_true", help="one JSON list")
+    options = parser.parse_args()
+    found = [
+        measure(options.rate, options.seconds, kind == "many")
+        for kind in ("one", "many")
+        if options.sources in (kind, "both")
+    ]
+    if options.json:
+        print(json.dumps(found))
+        return 0
+    for row in found:
+        print(f"{row['rate']:,} requests a second from {row['sources']} ({row['sent']:,.0f} were sent)")
+        print(f"  rounds a second: quiet {row['quiet']:,.0f}, flood {row['flood']:,.0f}, ratio {row['ratio']:.2f}")
+        times = ", ".join(str(one) if isinstance(one, str) else f"{one:.3f} s" for one in row["newcomers"])
+        print(f"  newcomers connected in {times}; without a flood in {row['newcomer_quiet_seconds']:.3f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["flood"]:
+        flood(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "True")
+    elif len(sys.argv) == 2 and sys.argv[1] in ROLES:
+        ROLES[sys.argv[1]]()
+    else:
+        sys.exit(main())
