@@ -21,6 +21,7 @@ from rdmacm.proto.cm.events import (
     Established,
     Rejected,
     SidrRequest,
+    Unreachable,
 )
 from rdmacm.proto.cm.messages import (
     APR,
@@ -71,8 +72,10 @@ def connect_and_disconnect(pair: Pair) -> None:
     assert pair.is_empty()
 
 
-@for_each("times", [1, 3])
-@for_each("kind", [REQ, REP, RTU, DREQ, DREP])
+@for_each(
+    ("kind", "times"),
+    [(REQ, 1), (REQ, 3), (REP, 1), (REP, 3), (RTU, 1), (RTU, 2), (DREQ, 1), (DREQ, 3), (DREP, 1), (DREP, 3)],
+)
 def test_connection_survives_lost_messages(kind: type[Message], times: int) -> None:
     lost: list[Message] = []
 
@@ -85,6 +88,25 @@ def test_connection_survives_lost_messages(kind: type[Message], times: int) -> N
     pair = Pair(fate=fate)
     connect_and_disconnect(pair)
     assert len(lost) == times
+
+
+def test_first_data_establishes_when_three_rtus_are_lost() -> None:
+    """A peer that has answered nothing gets three REPs. Then only its first message shows that it is there."""
+    pair = Pair(fate=lambda message: [] if isinstance(message, RTU) else [0.001])
+    pair.agents[1].listen(SERVICE)
+    active = pair.connect(max_cm_retries=15)
+    pair.run(40.0)
+    assert pair.sent().count("1:REP") == 3
+    (asked,) = pair.events[1]
+    assert isinstance(asked, ConnectRequest)
+    pair.agents[1].establish(asked.comm_id, pair.now)
+    pair.run()
+    assert pair.kinds(1) == ["ConnectRequest", "Established"]
+    pair.agents[1].disconnect(asked.comm_id, pair.now)
+    pair.run()
+    assert pair.kinds(0) == ["ConnectReply", "DisconnectRequested"]
+    assert pair.agents[0].connection(active) is None
+    assert pair.is_empty()
 
 
 @for_each("kind", [REQ, REP, RTU, DREQ, DREP])
@@ -164,6 +186,13 @@ def test_both_sides_agree_on_random_networks(block: int) -> None:
         if rejects:
             pair.handlers[ConnectRequest] = lambda p, i, e: p.agents[i].reject(e.comm_id, p.now)
         active = pair.connect()
+        pair.run(30.0)
+        # The first message of the active side shows that it is there, if three RTUs were lost.
+        for comm_id in communication_ids(pair.agents[1]):
+            end = pair.agents[0].connection(active)
+            if end is not None and end.state is CmState.ESTABLISHED:
+                with suppress(CmStateError):
+                    pair.agents[1].establish(comm_id, pair.now)
         pair.run(400.0)
         outcome = pair.kinds(0)
         connections = [pair.agents[1].connection(comm_id) for comm_id in communication_ids(pair.agents[1])]
@@ -240,6 +269,63 @@ def test_req_beyond_the_backlog_is_accepted_on_retry() -> None:
     accept(pair, 1, pair.events[1][0])
     pair.run()
     assert sorted(pair.kinds(1)) == ["ConnectRequest", "ConnectRequest", "Established", "Established"]
+
+
+def test_full_backlog_makes_room_for_another_source() -> None:
+    """One source fills the backlog; requests of others displace its oldest ones, silently."""
+    peer = Scripted()
+    listener = peer.agent.listen(SERVICE, backlog=10)
+    for i in range(1000):
+        peer.say(request(local_comm_id=i, local_qpn=i), path="flood")
+    for i in range(4):
+        peer.say(request(local_comm_id=i, local_qpn=i), path=f"peer {i}")
+    assert len(peer.agent) == listener.pending == 10
+    assert peer.agent.dropped == {DropReason.BACKLOG: 994}
+    assert not peer.heard()
+    taken = [peer.agent.next_request(listener) for _ in range(11)]
+    asked = [(event.path, event.request.local_comm_id) for event in taken if isinstance(event, ConnectRequest)]
+    assert asked == [("flood", 4), *((f"peer {i}", i) for i in range(4)), *(("flood", i) for i in range(5, 10))]
+    assert taken[-1] is None
+    assert listener.pending == 0
+    assert len(peer.agent) == 10
+    peer.say(request(local_comm_id=0, local_qpn=0), path="flood")  # displaced before, so its copy is a new request
+    assert listener.pending == 1
+
+
+def test_sources_are_what_the_user_says() -> None:
+    peer = Scripted(source_of=lambda path: path[0])
+    listener = peer.agent.listen(SERVICE, backlog=3)
+    for number, path in enumerate([("a", 1), ("a", 2), ("a", 3), ("b", 1)]):
+        peer.say(request(local_comm_id=number, local_qpn=number), path=path)
+    taken = [peer.agent.next_request(listener) for _ in range(3)]
+    assert [event.path for event in taken if event is not None] == [("a", 2), ("b", 1), ("a", 3)]
+
+
+def test_address_that_has_not_answered_gets_three_times_its_bytes() -> None:
+    """Whatever the user does and however long it takes: three MADs for each copy of the REQ."""
+    peer = Scripted()
+    peer.agent.listen(SERVICE)
+    req = request(local_comm_id=PEER, local_ca_guid=PEER_GUID, max_cm_retries=15, local_cm_response_timeout=18)
+    peer.say(req)
+    comm_id = peer.only_event().comm_id
+    for _ in range(2):
+        peer.say(req)
+    assert [type(message) for message in peer.heard()] == [MRA, MRA]
+    peer.agent.accept(comm_id, reply(), peer.now)
+    for _ in range(16):
+        peer.wait()
+    assert [type(message) for message in peer.heard()] == [REP] * 7
+    assert isinstance(peer.only_event(), Unreachable)
+    # A peer that has answered the REP gets as many copies as it has asked for.
+    peer = Scripted()
+    peer.agent.listen(SERVICE)
+    peer.say(req)
+    comm_id = peer.only_event().comm_id
+    peer.agent.accept(comm_id, reply(), peer.now)
+    peer.say(MRA(PEER, comm_id, MessageKind.REP, 10))
+    for _ in range(16):
+        peer.wait()
+    assert [type(message) for message in peer.heard()] == [REP] * 16 + [REJ]
 
 
 def test_connections_are_limited() -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeAlias
 
 from rdmacm.address import ALL_BITS_64
+from rdmacm.proto.cm.fairqueue import FairQueue
 from rdmacm.proto.cm.messages import REP, REQ, SIDR_REQ
 from rdmacm.proto.cm.states import CmState
 
-__all__ = ["Accepts", "CmConnection", "CmListener", "DropReason"]
+__all__ = ["AMPLIFICATION", "Accepts", "CmConnection", "CmListener", "DropReason"]
+
+#: How many bytes an address may get for each byte that it has sent, before it has answered (RFC 9000, 8.1). All MADs
+#: have one size, so it is also the number of MADs.
+AMPLIFICATION = 3
 
 #: accepts(request, path): whether a listener takes a request that arrived on a path.
 Accepts: TypeAlias = Callable[[REQ | SIDR_REQ, Hashable], bool]
@@ -32,6 +37,7 @@ class DropReason(Enum):
     TRANSPORT = "the listener has queue pairs of another transport service"
     STALE = "the peer's queue pair is used by another connection"
     BACKLOG = "the listener's backlog is full"
+    UNANSWERED = "not sent: the peer has not answered, and would get more than three times what it has sent"
     FULL = "too many connections"
 
 
@@ -41,15 +47,21 @@ class CmListener:
 
     ``accepts`` selects the requests that are for this listener; None for all. ``transport`` is the transport service of
     its queue pairs (:attr:`~rdmacm.proto.cm.messages.REQ.transport`); None for any. At most ``backlog`` requests wait
-    for the user; ``pending`` counts those that do.
+    for the user.
     """
 
     service_id: int
     mask: int = ALL_BITS_64
     backlog: int = 128
-    pending: int = 0
     accepts: Accepts | None = None
     transport: tuple[int, int] | None = None
+    #: The communication ids of the requests that wait for the user.
+    requests: FairQueue[int] = field(default_factory=FairQueue)
+
+    @property
+    def pending(self) -> int:
+        """How many requests wait for the user."""
+        return len(self.requests)
 
 
 @dataclass(slots=True)
@@ -97,6 +109,8 @@ class CmConnection:
     unanswered_mad: bytes = b""
     #: Whether an MRA has extended the wait after the last copy. One may; otherwise a peer could prolong it without end.
     was_extended: bool = False
+    #: How many MADs may be sent to a peer that has not answered yet; None once it has, and for an active side.
+    allowance: int | None = None
     #: The user has destroyed the connection and gets no more events.
     is_muted: bool = False
 

@@ -11,6 +11,8 @@ the same port of the same peer. (The UDP source port is not part of a path.)
 No message from a peer raises an exception or makes anything grow without bounds: ``max_connections`` limits the
 connections, a listener's ``backlog`` its unanswered requests, :data:`~rdmacm.proto.cm.timeouts.MAX_EXPONENT` timeouts.
 Messages beyond a limit are dropped as if they were lost, so the peer tries again. ``dropped`` counts them by reason.
+When a backlog is full, a request displaces one of a source that has more (:mod:`rdmacm.proto.cm.fairqueue`). A peer
+that has answered nothing yet gets at most three MADs for each request that it sends: its address may be forged.
 
 Calls raise :class:`~rdmacm.errors.CmStateError` if the state of the connection does not allow them, which includes
 connections that have ended, and ValueError for a field that does not fit into the message.
@@ -27,8 +29,8 @@ from rdmacm.address import ALL_BITS_64
 from rdmacm.errors import CmStateError, cm_error
 from rdmacm.proto.cm import outgoing
 from rdmacm.proto.cm.codes import MessageKind, RejectReason, SidrStatus
-from rdmacm.proto.cm.connection import Accepts, CmConnection, CmListener, DropReason
-from rdmacm.proto.cm.events import Event, NetworkError
+from rdmacm.proto.cm.connection import AMPLIFICATION, Accepts, CmConnection, CmListener, DropReason
+from rdmacm.proto.cm.events import ConnectRequest, Event, NetworkError, SidrRequest
 from rdmacm.proto.cm.machine import StateMachine
 from rdmacm.proto.cm.messages import (
     DREP,
@@ -75,7 +77,8 @@ class Agent:
     ``guid`` is the CA GUID of requests and replies that the caller gives none. ``max_connections`` bounds the
     connections, including those in TIMEWAIT. ``mra_service_timeout`` is the exponent an MRA announces; None for an
     agent that sends no MRA. ``id_prefix`` is the upper byte of every communication id, where several agents share one
-    QP 1 and the ids tell which of them a MAD is for; None for random ids of 32 bits.
+    QP 1 and the ids tell which of them a MAD is for; None for random ids of 32 bits. ``source_of(path)`` is what shares
+    of a backlog are given to, for example a host; each path has its own by default.
     """
 
     def __init__(
@@ -86,17 +89,19 @@ class Agent:
         max_connections: int = 65536,
         mra_service_timeout: int | None = 24,
         id_prefix: int | None = None,
+        source_of: Callable[[Any], Hashable] = lambda path: path,
     ) -> None:
         self.guid = guid
         self.max_connections = max_connections
         self._id_prefix = id_prefix
+        self._source_of = source_of
         #: MADs that had no effect or were only rejected, and reports of the network without effect, by reason.
         self.dropped: Counter[DropReason] = Counter()
         self._random = random
         self._mra_service_timeout = mra_service_timeout
         self._connections = Connections()
         self._listeners = Listeners()
-        self._machine = machine = StateMachine(self._connections, guid, random, mra_service_timeout)
+        self._machine = machine = StateMachine(self._connections, guid, random, mra_service_timeout, self.dropped)
         self._step = machine.step
         #: The (path, MAD) pairs that :meth:`mads_to_send` will return.
         self.outbox = machine.outbox
@@ -156,9 +161,21 @@ class Agent:
     def delivered(self, comm_id: int) -> None:
         """The user has fetched a request, so it no longer counts in its listener's backlog."""
         connection = self._connections.get(comm_id)
-        if connection is not None and connection.listener is not None and connection.state in AWAITING_USER:
-            connection.listener.pending -= 1
+        if connection is not None and connection.listener is not None:
+            connection.listener.requests.discard(comm_id)
             connection.listener = None
+
+    def next_request(self, listener: CmListener) -> ConnectRequest | SidrRequest | None:
+        """Take a request from a listener's backlog, by turns of their sources; None if there is none."""
+        comm_id = listener.requests.take()
+        connection = None if comm_id is None else self._connections.get(comm_id)
+        if connection is None:
+            return None
+        connection.listener = None
+        request = connection.request
+        if isinstance(request, REQ):
+            return ConnectRequest(connection.comm_id, listener, request, connection.path)
+        return SidrRequest(connection.comm_id, listener, request, connection.path)
 
     # -- calls: connecting ------------------------------------------------------------------------------------
 
@@ -226,7 +243,9 @@ class Agent:
 
     def establish(self, comm_id: int, now: float) -> None:
         """Data has arrived before the RTU: the connection is established."""
-        self._step(self._allowed(comm_id, CmTrigger.ESTABLISH), CmTrigger.ESTABLISH, now)
+        connection = self._allowed(comm_id, CmTrigger.ESTABLISH)
+        connection.allowance = None
+        self._step(connection, CmTrigger.ESTABLISH, now)
 
     def disconnect(self, comm_id: int, now: float, private_data: bytes = b"") -> None:
         """Send a DREQ, or the DREP that answers the peer's DREQ."""
@@ -468,19 +487,34 @@ class Agent:
                     if request.transport != listener.transport:
                         found = DropReason.TRANSPORT
                         continue
-                if listener.pending >= listener.backlog:
+                if listener.pending >= listener.backlog and not self._make_room(listener, path):
                     return DropReason.BACKLOG
                 return DropReason.FULL if len(self._connections) >= self.max_connections else listener
         return found
 
+    def _make_room(self, listener: CmListener, path: Hashable) -> bool:
+        """Forget a request of the source that has the most in a full backlog, unless that is the source of ``path``."""
+        displaced = listener.requests.displaced_by(self._source_of(path))
+        connection = None if displaced is None else self._connections.get(displaced)
+        if connection is None:
+            return False
+        self.dropped[DropReason.BACKLOG] += 1
+        listener.requests.discard(connection.comm_id)
+        connection.state = CmState.IDLE
+        self._connections.remove(connection)
+        return True
+
     def _new_passive(self, request: REQ | SIDR_REQ, tid: int, path: Hashable, listener: CmListener) -> CmConnection:
+        comm_id = self._new_comm_id("")
+        listener.requests.add(self._source_of(path), comm_id)
         return CmConnection(
-            comm_id=self._new_comm_id(""),
+            comm_id=comm_id,
             path=path,
             is_active=False,
             request=request,
             transaction_id=tid,
             listener=listener,
+            allowance=AMPLIFICATION,
         )
 
     def _asks_peer(self, old: CmConnection, rejection: bytes, now: float) -> bool:
@@ -502,6 +536,10 @@ class Agent:
             return DropReason.UNKNOWN
         if connection.path != path:
             return DropReason.WRONG_PATH
+        if connection.allowance is not None:
+            # A copy of the request has been sent by the address that it names, or by anybody who forges that address.
+            is_copy = trigger is CmTrigger.REQ or trigger is CmTrigger.SIDR_REQ
+            connection.allowance = connection.allowance + AMPLIFICATION if is_copy else None
         return None if self._step(connection, trigger, now, message=message) else DropReason.UNEXPECTED
 
     # -- calls and ids ------------------------------------------------------------------------------------------------

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable
 
 from rdmacm.proto.cm import outgoing
 from rdmacm.proto.cm.codes import RejectReason, SidrStatus
-from rdmacm.proto.cm.connection import CmConnection
+from rdmacm.proto.cm.connection import CmConnection, DropReason
 from rdmacm.proto.cm.events import Event, NetworkError
 from rdmacm.proto.cm.messages import MRA, REP, REQ, SIDR_REP, Message
 from rdmacm.proto.cm.registry import Connections
@@ -25,16 +26,23 @@ _QUESTION_INTERVAL = 0.5
 class StateMachine:
     """The transitions of an agent's connections, and what they send and report.
 
-    ``guid`` and ``mra_service_timeout`` are those of :class:`~rdmacm.proto.cm.engine.Agent`.
+    ``guid`` and ``mra_service_timeout`` are those of :class:`~rdmacm.proto.cm.engine.Agent`, ``dropped`` is its
+    counter.
     """
 
     def __init__(
-        self, connections: Connections, guid: int, random: RandomSource, mra_service_timeout: int | None
+        self,
+        connections: Connections,
+        guid: int,
+        random: RandomSource,
+        mra_service_timeout: int | None,
+        dropped: Counter[DropReason],
     ) -> None:
         self._connections = connections
         self._guid = guid
         self._random = random
         self._mra_service_timeout = mra_service_timeout
+        self._dropped = dropped
         #: (path, MAD) pairs to send.
         self.outbox: list[tuple[Hashable, bytes]] = []
         #: Events for the user.
@@ -74,8 +82,8 @@ class StateMachine:
         connection.state = after
         if after is before:
             return True
-        if connection.listener is not None:
-            connection.listener.pending += (after in AWAITING_USER) - (before in AWAITING_USER)
+        if connection.listener is not None and after not in AWAITING_USER:
+            connection.listener.requests.discard(connection.comm_id)
         if after is CmState.TIMEWAIT:
             # The peer's TIMEWAIT may end before this one does.
             self._connections.release_qpn(connection)
@@ -136,11 +144,16 @@ class StateMachine:
                 self._connections.release_qpn(connection)
 
     def _send(self, connection: CmConnection, mad: bytes) -> None:
+        if connection.allowance is not None:
+            if not connection.allowance:
+                self._dropped[DropReason.UNANSWERED] += 1
+                return
+            connection.allowance -= 1
         self.outbox.append((connection.path, mad))
 
     def _send_unanswered(self, connection: CmConnection, now: float) -> None:
         connection.was_extended = False
-        self.outbox.append((connection.path, connection.unanswered_mad))
+        self._send(connection, connection.unanswered_mad)
         self._connections.set_timer(connection, now + connection.retry_interval)
 
     def new_dreq(self, connection: CmConnection, private_data: bytes = b"") -> bytes:

@@ -142,7 +142,7 @@ class Listeners:
         others = self._by_key.setdefault(key, [])
         if others and (accepts is None or any(other.accepts is None for other in others)):
             return None
-        listener = CmListener(service_id & mask, mask, backlog, 0, accepts, transport)
+        listener = CmListener(service_id & mask, mask, backlog, accepts, transport)
         others.append(listener)
         self._masks[mask] += 1
         return listener
