@@ -144,8 +144,9 @@ class SoftQP:
         #: Requests that occupy the send queue, and the receive queue.
         self._sends = 0
         self._recvs = 0
-        #: Whether a packet was accepted, and in SQD whether SQ_DRAINED was reported.
-        self._established = False
+        #: Whether a packet was accepted; None while requests also wait for that (:meth:`hold_sends`).
+        self._established: bool | None = False
+        #: Whether SQ_DRAINED was reported, in SQD.
         self._drain_reported = False
 
     # -- states and attributes ------------------------------------------------------------------------
@@ -208,6 +209,23 @@ class SoftQP:
                 self._engine.ready_to_receive(rtr_attributes(attr))
                 self._engine.ready_to_send(rts_attributes(attr))
 
+    def hold_sends(self) -> None:
+        """In RTS: send no request until the peer has sent a packet, or :meth:`release_sends`.
+
+        On the passive side of a connection. Until then, the address of the peer is only what a REQ claims.
+        """
+        self._established = None
+        if self._engine is not None:
+            self._engine.pause()
+
+    def release_sends(self) -> None:
+        """Undo :meth:`hold_sends`: the peer has answered."""
+        if self._established is None:
+            self._established = False
+            if self._engine is not None and self.state is _RTS:
+                self._engine.resume()
+                self._mux.send_now(self, self._mux.runtime.clock())
+
     def fail(self) -> None:
         """To ERR at the end of its connection: everything posted is flushed. In RESET nothing is posted."""
         with self._mux.runtime.lock:
@@ -231,7 +249,7 @@ class SoftQP:
             self._engine.ready_to_receive(rtr_attributes(attr))
         elif state is _RTS and before is _RTR:
             self._engine.ready_to_send(rts_attributes(attr))
-        elif state is _RTS:
+        elif state is _RTS and self._established is not None:
             self._engine.resume()
             self._mux.send_now(self, self._mux.runtime.clock())
 
@@ -251,7 +269,7 @@ class SoftQP:
                 engine.ready_to_receive(rtr_attributes(self.attr))
                 if state is not _RTR:
                     engine.ready_to_send(rts_attributes(self.attr))
-                if state is _SQD:
+                if state is _SQD or self._established is None:
                     engine.pause()
         return engine
 
@@ -482,6 +500,7 @@ class SoftQP:
         if not engine.received(data, segment, now):
             self._mux.dropped["packet"] += 1
         elif not self._established:
+            self.release_sends()
             self._established = True
             if self.on_comm_est is not None:
                 self.on_comm_est()

@@ -393,6 +393,7 @@ class SoftId(IdCore):
         try:
             if self._soft_qp is not None:
                 self._make_ready(self._soft_qp)
+                self._soft_qp.hold_sends()
             self.connector.accept(param, self._qp_num(param), self._local_ece)
         except BaseException:  # refuse, as the kernel does, so that the peer does not wait for a reply
             self._fail_qp()
@@ -461,6 +462,8 @@ class SoftId(IdCore):
         self._report(CmEventType.ESTABLISHED, 0, param)
 
     def established(self) -> None:
+        if self._soft_qp is not None:
+            self._soft_qp.release_sends()
         self._report(CmEventType.ESTABLISHED)
 
     def rejected(self, reason: int, private_data: bytes, text: str) -> None:
