@@ -389,6 +389,12 @@ class IdBackend(Protocol):
         the wire's own port cannot be opened; EINVAL: the state.
         """
 
+    def allow_requests(self, count: int) -> None:
+        """Post at most ``count`` further CONNECT_REQUESTs, beside those allowed before; the others stay in the backlog.
+
+        Without a call, all are posted. Called before :meth:`listen`, and each time that there is room for more.
+        """
+
     def adopt(self, owner: Owner) -> None:
         """Give a new id, which the provider has made without one, its API object: events go to ``owner`` from now on.
 

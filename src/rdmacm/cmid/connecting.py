@@ -51,6 +51,15 @@ class ConnectionBase(QueueBase):
         self._check_alive("listen")
         self._backend.listen(backlog)
 
+    def allow_requests(self, count: int) -> None:
+        """Post at most ``count`` further CONNECT_REQUEST events, beside those allowed before. Not in librdmacm.
+
+        The others wait in the backlog, where a request takes no id and no queue pair, and no peer can crowd out others.
+        Called before :meth:`listen`, and each time that there is room for more. Without a call, all are posted.
+        """
+        self._check_alive("allow_requests")
+        self._backend.allow_requests(count)
+
     def accept(self, param: ConnParam | None = None) -> None:
         """Accept a connection request, rdma_accept(3).
 

@@ -18,7 +18,6 @@ from typing import TypeAlias
 
 from rdmacm.address import InetAddr, SockAddr, format_address, lookup_address
 from rdmacm.cmid import CmEvent, CmId
-from rdmacm.connparam import ConnParam
 from rdmacm.constants import CmEventType, PortSpace
 from rdmacm.endpoint.core import ConnectionCore, ConnectionOptions
 from rdmacm.endpoint.dispatcher import Dispatcher, Expired, Observable, Routine, Wait
@@ -29,8 +28,6 @@ __all__ = ["IncomingRequest", "ListenAddress", "ListenerCore"]
 #: What :func:`rdmacm.listen` accepts as an address.
 ListenAddress: TypeAlias = "SockAddr | tuple[None, int]"
 
-#: Maximum number of requests that wait to be accepted: the maximum ``backlog`` of rdma_listen(3).
-_MAX_BACKLOG = 1024
 #: Maximum number of connections in progress, or established and not returned by ``accept``; further requests wait.
 _MAX_IN_PROGRESS = 64
 #: Seconds after which a half-open connection no longer counts as in progress.
@@ -41,6 +38,8 @@ _MAX_HALF_OPEN = 256
 _MAX_ACCEPT_DATA = 196
 #: Returned by :meth:`ListenerCore._take_connection` when requests wait for room.
 _FULL = object()
+#: Returned there when a request was answered. The wait goes on at once, after the connections have been served.
+_ANSWERED = object()
 
 
 class IncomingRequest:
@@ -132,10 +131,8 @@ class ListenerCore(Observable):
         self.is_closed = False
         #: The error of the last request that could not be accepted.
         self.last_error: RdmaError | None = None
-        #: Maximum length of ``_requests``.
-        self._max_requests = backlog if 0 < backlog <= _MAX_BACKLOG else _MAX_BACKLOG
-        #: Unanswered requests, in the order of their arrival.
-        self._requests: deque[IncomingRequest] = deque()
+        #: The next request to answer. The others are in the backlog of the listening id, where they cost little.
+        self._request: IncomingRequest | None = None
         #: Connections that wait for the RTU, oldest first, with the time of their REP (seconds, dispatcher's clock).
         self._half_open: dict[ConnectionCore, float] = {}
         #: Established connections that no call of ``accept`` has returned.
@@ -144,6 +141,7 @@ class ListenerCore(Observable):
         self.cmid = _create_bound_id(dispatcher, address)
         try:
             self.cmid.context = self
+            self.cmid.allow_requests(1)
             self.cmid.listen(backlog)
         except BaseException:
             self.cmid.destroy()
@@ -153,11 +151,8 @@ class ListenerCore(Observable):
     def handle(self, event: CmEvent) -> None:
         """Process an event of the listening id."""
         if event.type is CmEventType.CONNECT_REQUEST:
-            if not isinstance(event.param, ConnParam) or len(self._requests) >= self._max_requests:
-                event.id.destroy()
-            else:
-                self._requests.append(IncomingRequest(self.dispatcher, event.id, event, self.options))
-                self.changed()
+            self._request = IncomingRequest(self.dispatcher, event.id, event, self.options)
+            self.changed()
         elif event.type is CmEventType.DEVICE_REMOVAL:
             self.close_reason = "the device was removed"
             self.changed()
@@ -178,7 +173,14 @@ class ListenerCore(Observable):
 
     def _take_request(self) -> IncomingRequest | None:
         self._check_listening("get_request")
-        return self._requests.popleft() if self._requests else None
+        return self._next_request()
+
+    def _next_request(self) -> IncomingRequest | None:
+        """Take a request, and fetch another one from the backlog."""
+        incoming, self._request = self._request, None
+        if incoming is not None:
+            self.cmid.allow_requests(1)
+        return incoming
 
     # -- connections ----------------------------------------------------------------------------------
 
@@ -198,27 +200,32 @@ class ListenerCore(Observable):
             raise _timeout_error(expired, "accept") from None
 
     def _take_connection(self, private_data: bytes, was_full: bool) -> ConnectionCore | object | None:
-        """Return an established connection, or _FULL when requests wait for room (once), or None to wait.
+        """Return an established connection, or None to wait.
 
+        Or _ANSWERED after a request was answered, as there may be another; or, once, _FULL when requests wait for room.
         ``was_full``: the previous call has returned _FULL.
         """
         self._check_listening("accept")
-        while self._requests and self._has_room():
-            incoming = self._requests.popleft()
-            try:
-                core = incoming.start_accept(private_data)
-            except RdmaError as error:  # the peer gave up, or asked for something impossible; serve the others
-                self.last_error = error
-                continue
-            core.lifecycle.wakers.append(partial(self._lifecycle_changed, core))
-            self._half_open[core] = self.dispatcher.clock()
-            if len(self._half_open) > _MAX_HALF_OPEN:
-                oldest = next(iter(self._half_open))
-                del self._half_open[oldest]
-                oldest.release()
         if self._ready:
             return self._ready.popleft()
-        return _FULL if self._requests and not was_full else None
+        if self._request is None:
+            return None
+        if not self._has_room():
+            return None if was_full else _FULL
+        incoming = self._next_request()
+        assert incoming is not None
+        try:
+            core = incoming.start_accept(private_data)
+        except RdmaError as error:  # the peer gave up, or asked for something impossible; serve the others
+            self.last_error = error
+            return _ANSWERED
+        core.lifecycle.wakers.append(partial(self._lifecycle_changed, core))
+        self._half_open[core] = self.dispatcher.clock()
+        if len(self._half_open) > _MAX_HALF_OPEN:
+            oldest = next(iter(self._half_open))
+            del self._half_open[oldest]
+            oldest.release()
+        return _ANSWERED
 
     def _has_room(self) -> bool:
         busy, since = len(self._ready), self.dispatcher.clock() - _RTU_GRACE
@@ -243,12 +250,12 @@ class ListenerCore(Observable):
     def close(self) -> None:
         """Stop listening; drop all requests, and all connections that ``accept`` has not returned."""
         if self.dispatcher.drive_once(self._begin_close):
-            for incoming in self._requests:
-                incoming.drop()
+            if self._request is not None:
+                self._request.drop()
             for core in (*self._half_open, *self._ready):
                 core.lifecycle.wakers.clear()
                 core.release()
-            self._requests.clear()
+            self._request = None
             self._half_open.clear()
             self._ready.clear()
             self.cmid.context = None

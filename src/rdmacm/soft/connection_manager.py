@@ -55,6 +55,9 @@ class Gsi(Protocol):
     def open(self) -> None:
         """Begin to receive MADs; RdmaError when that is not possible."""
 
+    def source_of(self, path: Any) -> Hashable:
+        """The peer that a path leads to, as far as no other can send from there. Each has its share of a backlog."""
+
     def send_mad(self, path: Any, mad: Buffer) -> object:
         """Send a MAD of 256 bytes. A MAD that cannot be sent is lost."""
 
@@ -118,7 +121,7 @@ class ConnectionManager:
         if self._agent is None:
             random, gsi = self._random, self._gsi
             gsi.open()
-            self._agent = Agent(random.getrandbits(64), random, id_prefix=gsi.id_prefix)
+            self._agent = Agent(random.getrandbits(64), random, id_prefix=gsi.id_prefix, source_of=gsi.source_of)
             gsi.on_mad = self._mad_received
             gsi.on_undelivered = self._undelivered
         return self._agent
@@ -152,10 +155,13 @@ class ConnectionManager:
         return listener
 
     def unlisten(self, listener: CmListener) -> None:
-        """Undo :meth:`listen`."""
-        found = self._listeners.pop(listener, None)
-        if found is not None and self._agent is not None:
-            self._agent.unlisten(listener)
+        """Undo :meth:`listen`; the requests of the backlog are rejected."""
+        found, agent = self._listeners.pop(listener, None), self._agent
+        if found is not None and agent is not None:
+            agent.unlisten(listener)
+            while (request := agent.next_request(listener)) is not None:
+                agent.destroy(request.comm_id, self._runtime.clock())
+            self.dispatch()
             self._gsi.unlisten(found[1])
             self._runtime.descriptors_changed()
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import errno
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol
 
-from rdmacm.constants import CmEventType
 from rdmacm.errors import cm_error
 from rdmacm.progress.pollable import Pollable
 from rdmacm.progress.runtime import Runtime
-from rdmacm.provider import QueuedEvent
+from rdmacm.provider import Owner, QueuedEvent
 
-__all__ = ["QueueMember", "SoftQueue"]
+__all__ = ["PendingRequest", "QueueMember", "SoftQueue"]
 
 
 class QueueMember(Protocol):
@@ -21,8 +20,14 @@ class QueueMember(Protocol):
 
     def destroy(self) -> None: ...
 
-    def delivered(self) -> None:
-        """The application has fetched the CONNECT_REQUEST that made this id."""
+
+class PendingRequest(NamedTuple):
+    """A CONNECT_REQUEST that the application has not fetched. It has no id yet."""
+
+    #: The API object of the listener.
+    owner: Owner
+    #: Makes the id and its event; None if the peer has withdrawn the request, or it was displaced by others.
+    take: Callable[[], QueuedEvent | None]
 
 
 class SoftQueue:
@@ -31,7 +36,7 @@ class SoftQueue:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         #: Oldest first.
-        self._events: deque[QueuedEvent] = deque()
+        self._events: deque[QueuedEvent | PendingRequest] = deque()
         #: Made by the first :meth:`fileno`.
         self._pollable: Pollable | None = None
         self._closed = False
@@ -40,7 +45,7 @@ class SoftQueue:
         #: The ids that post their events here.
         self.ids: dict[QueueMember, None] = {}
 
-    def post(self, event: QueuedEvent) -> None:
+    def post(self, event: QueuedEvent | PendingRequest) -> None:
         with self._runtime.lock:
             if self._closed:
                 return
@@ -59,6 +64,10 @@ class SoftQueue:
         return bool(self._events)
 
     def take(self, owner: object) -> list[QueuedEvent]:
+        return [event for event in self.take_all(owner) if isinstance(event, QueuedEvent)]
+
+    def take_all(self, owner: object) -> list[QueuedEvent | PendingRequest]:
+        """As :meth:`take`, with the requests that have no id yet."""
         with self._runtime.lock:
             if not self._events:
                 return []
@@ -81,15 +90,22 @@ class SoftQueue:
         if self._closed or self._runtime.abandoned:
             why = "the channel is closed" if self._closed else "the channel was made before fork(2)"
             raise cm_error(errno.EBADF, why, "get_cm_event")
-        if not self._events:
-            return None
-        event = self._events.popleft()
-        event.owner._reported()  # under the lock: a thread that destroys the id counts this event or discards it
-        if event.type is CmEventType.CONNECT_REQUEST and event.new_id is not None:
-            cast("QueueMember", event.new_id).delivered()
+        event = self._next()
+        if event is not None:
+            event.owner._reported()  # under the lock: a thread that destroys the id counts this event or discards it
         if self._pollable is not None:
             self._signal()
         return event
+
+    def _next(self) -> QueuedEvent | None:
+        while self._events:
+            event = self._events.popleft()
+            if isinstance(event, QueuedEvent):
+                return event
+            taken = event.take()
+            if taken is not None:
+                return taken
+        return None
 
     def _signal(self) -> None:
         if self._pollable is not None:

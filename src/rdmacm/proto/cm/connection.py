@@ -57,6 +57,8 @@ class CmListener:
     transport: tuple[int, int] | None = None
     #: The communication ids of the requests that wait for the user.
     requests: FairQueue[int] = field(default_factory=FairQueue)
+    #: How many of them the engine's user has told its own user about. The engine only keeps this number.
+    posted: int = 0
 
     @property
     def pending(self) -> int:

@@ -37,6 +37,8 @@ _COMM_ID = struct.Struct(f"!{_HEADERS_LENGTH + 24}xI")
 _UD_SEND_ONLY = int(Opcode.UD_SEND_ONLY)
 #: Peers whose addresses are kept for sending, and as many for receiving.
 _MAX_PEERS = 256
+#: A host that has an address of IPv6 has 2**64 of them.
+_SOURCE_BYTES = 8
 
 
 class GsiCarrier(Protocol):
@@ -87,6 +89,10 @@ class RoceGsi:
     def id_prefix(self) -> int:
         """The top byte of this process's communication ids."""
         return self._mux.wire.slot
+
+    def source_of(self, path: WirePath) -> Hashable:
+        """The peer's IPv4 address, or the 64 bits of IPv6 that a host shares with nobody else on other links."""
+        return path.remote[:_SOURCE_BYTES]
 
     def open(self) -> None:
         """Begin to receive, if that has not begun."""

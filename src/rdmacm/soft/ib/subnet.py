@@ -202,6 +202,10 @@ class Subnet:
         if self.transport.fileno() < 0 and self._runtime.is_real_time:
             self._lost()
 
+    def source_of(self, path: IbPath) -> int:
+        """The LID."""
+        return path.lid
+
     def send_mad(self, path: IbPath, mad: Buffer) -> None:
         self.transport.send(MadAddress(path.lid, sl=path.sl, pkey_index=path.pkey_index), mad)
 

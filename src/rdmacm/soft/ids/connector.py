@@ -64,11 +64,11 @@ class Connector(Protocol):
     def listen(self, backlog: int) -> None:
         """Accept requests for the id's address and port, until :meth:`close`.
 
-        At most ``backlog`` requests wait for the application; further ones are dropped.
+        At most ``backlog`` requests wait for the application; further ones are dropped, without an answer.
         """
 
-    def delivered(self) -> None:
-        """The application has fetched the CONNECT_REQUEST of this id, which leaves the backlog."""
+    def allow_requests(self, count: int) -> None:
+        """Post at most ``count`` further requests, those of earlier calls included; the others stay in the backlog."""
 
     def prepare_accept(self, param: ConnParam) -> None:
         """Check the parameters of the reply; EINVAL when the peer has given up or the private data do not fit."""

@@ -10,8 +10,9 @@ import contextlib
 import errno
 import os
 from collections.abc import Callable, Hashable
+from functools import partial
 from socket import AF_INET, AF_INET6, inet_ntop
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from rdmacm.address import AF_IB, Address, InetAddr, SockAddrIB, service_id
 from rdmacm.connparam import ConnParam, Ece, UdParam
@@ -38,16 +39,17 @@ from rdmacm.proto.cm.private_data import PrivateDataHeader, user_capacity
 from rdmacm.proto.cm.timeouts import ack_timeout
 from rdmacm.proto.roce.headers import ROCE_PORT
 from rdmacm.proto.sa import PathRecord
+from rdmacm.provider import QueuedEvent
 from rdmacm.soft.connection_manager import ConnectionManager
 from rdmacm.soft.ids.connector import ConnectorUser
 from rdmacm.soft.ids.core import IdCore
-from rdmacm.soft.ids.link import Link, Resolver
+from rdmacm.soft.ids.link import Link, Refusal, Resolver
 from rdmacm.soft.ids.request import header_of, param_of_request
 from rdmacm.soft.wire.base import WirePath
 from rdmacm.verbs.attr import QPAttr
 from rdmacm.verbs.enums import AccessFlag, Mtu, QPType
 
-__all__ = ["NO_ECE", "IbCmConnector", "IbCmUser", "Refusal"]
+__all__ = ["NO_ECE", "IbCmConnector", "IbCmUser"]
 
 _RC = int(TransportServiceType.RC), 0
 _XRC = int(TransportServiceType.EXTENDED), 1
@@ -58,9 +60,6 @@ _TRANSPORTS = {
     int(QPType.XRC_SEND): _XRC,
     int(QPType.XRC_RECV): _XRC,
 }
-
-#: The reason and the additional information of a REJ.
-Refusal: TypeAlias = tuple[RejectReason, bytes]
 
 #: Exponent of 4.096 µs: the longest time that this device takes to acknowledge, 0.13 s.
 CA_ACK_DELAY = 15
@@ -104,14 +103,23 @@ class IbCmUser(ConnectorUser, Protocol):
     def resolver(self) -> Resolver:
         """How it resolves addresses."""
 
-    def requested(self, event: ConnectRequest | SidrRequest, cm: ConnectionManager) -> Refusal | None:
-        """Make an id of a request and post CONNECT_REQUEST. Returns why not, if the request does not fit this host."""
+    def check_request(self, event: ConnectRequest | SidrRequest, cm: ConnectionManager) -> Refusal | None:
+        """Why a request does not fit this host; None if it does."""
+
+    def post_request(self, take: Callable[[], QueuedEvent | None]) -> None:
+        """Queue a CONNECT_REQUEST for the application. ``take()`` makes the event when the application fetches it.
+
+        It returns None if the request has been withdrawn.
+        """
+
+    def take_request(self, event: ConnectRequest | SidrRequest, cm: ConnectionManager) -> QueuedEvent | Refusal:
+        """Make an id of a request, and its CONNECT_REQUEST; or return why the request does not fit this host."""
 
 
 class IbCmConnector:
     """See :class:`rdmacm.soft.ids.connector.Connector`; ``core`` and ``user`` are two sides of the same id."""
 
-    __slots__ = ("_accepted", "_connection", "_id", "_listeners", "_user", "peer_ece")
+    __slots__ = ("_accepted", "_connection", "_id", "_listeners", "_to_post", "_user", "peer_ece")
 
     def __init__(self, core: IdCore, user: IbCmUser) -> None:
         #: The id, as its link and its connector share it.
@@ -120,6 +128,8 @@ class IbCmConnector:
         self._user = user
         #: The connection managers that it listens with: several for a wildcard GID.
         self._listeners: list[tuple[ConnectionManager, CmListener]] = []
+        #: How many requests may be posted yet; None for all of the backlog.
+        self._to_post: int | None = None
         #: The agent's record of the connection; None before the request, and after :meth:`close`.
         self._connection: CmConnection | None = None
         #: The parameters of :meth:`accept`, from :meth:`prepare_accept` on.
@@ -188,14 +198,47 @@ class IbCmConnector:
         return header.destination == local.ip and (not local.scope_id or scope_id in (0, local.scope_id))
 
     def requested(self, event: ConnectRequest | SidrRequest, cm: ConnectionManager) -> None:
-        """See :class:`rdmacm.soft.connection_manager.RequestHandler`."""
-        refusal = self._user.requested(event, cm)
+        """See :class:`rdmacm.soft.connection_manager.RequestHandler`.
+
+        The request stays in the backlog until the application fetches its event; it has no id before.
+        """
+        refusal = self._user.check_request(event, cm)
         if refusal is None:
-            return
+            self._post_requests(cm, event.listener)
+        else:
+            self._refuse(event, refusal, cm)
+
+    def _refuse(self, event: ConnectRequest | SidrRequest, refusal: Refusal, cm: ConnectionManager) -> None:
         if isinstance(event.request, REQ):
             cm.agent.reject(event.comm_id, self._now(), refusal[0], ari=refusal[1])
         else:
             cm.agent.destroy(event.comm_id, self._now())
+
+    def allow_requests(self, count: int) -> None:
+        self._to_post = (self._to_post or 0) + count
+        for cm, listener in self._listeners:
+            self._post_requests(cm, listener)
+
+    def _post_requests(self, cm: ConnectionManager, listener: CmListener) -> None:
+        """Post an event for each request of the backlog that has none, as far as that is wanted."""
+        while listener.posted < listener.pending and self._to_post != 0:
+            if self._to_post is not None:
+                self._to_post -= 1
+            listener.posted += 1
+            self._user.post_request(partial(self._take, cm, listener))
+
+    def _take(self, cm: ConnectionManager, listener: CmListener) -> QueuedEvent | None:
+        """Take the next request from the backlog, in the turn of its source: not always the one that was posted."""
+        listener.posted -= 1
+        while (event := cm.agent.next_request(listener)) is not None:
+            found = self._user.take_request(event, cm)
+            if isinstance(found, QueuedEvent):
+                return found
+            self._refuse(event, found, cm)
+            cm.dispatch()
+        if self._to_post is not None:
+            self._to_post += 1
+        return None
 
     def begin_passive(self, event: ConnectRequest | SidrRequest, cm: ConnectionManager) -> ConnParam:
         """Take over the connection of a request. Returns the parameters of the request."""
@@ -204,10 +247,6 @@ class IbCmConnector:
             self.peer_ece = Ece(request.vendor_id, request.attr_mod)
         self._connection = cm.own(event.comm_id, self)
         return param_of_request(request, isinstance(self._id.local_addr, InetAddr))
-
-    def delivered(self) -> None:
-        if self._connection is not None:
-            self._cm.agent.delivered(self._connection.comm_id)
 
     # -- connecting -----------------------------------------------------------------------------------
 

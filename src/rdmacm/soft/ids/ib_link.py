@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from socket import AF_INET, AF_INET6
 from time import perf_counter_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rdmacm import acm
 from rdmacm.address import ALL_BITS_64, Address, Gid, InetAddr, SockAddrIB, service_id
@@ -32,7 +32,7 @@ from rdmacm.resolution.infiniband import IbPortView
 from rdmacm.resolution.ipoib import IpoibPortView
 from rdmacm.soft.ib.path import IbPath
 from rdmacm.soft.ids.core import IdCore, explain_failure, steps_of
-from rdmacm.soft.ids.link import UDP_QKEY
+from rdmacm.soft.ids.link import UDP_QKEY, Refusal
 from rdmacm.soft.ids.request import path_of_request
 from rdmacm.verbs.attr import AHAttr, GlobalRoute
 from rdmacm.verbs.device import GidEntry
@@ -55,6 +55,19 @@ _LEAST_TIMEOUT = 0.001
 _DEFAULT_HOP_LIMIT = 64
 #: The subnet prefix of link-local GIDs, which every port has.
 _DEFAULT_PREFIX = 0xFE80 << 48
+
+
+class _Fit(NamedTuple):
+    """Where a request arrived, and its addresses."""
+
+    view: IbPortView
+    row: GidEntry
+    mtu: Mtu
+    dgid: Gid
+    local: Address
+    peer: Address
+    #: Of the IPoIB interface; None for a request between AF_IB addresses.
+    broadcast_gid: Gid | None = None
 
 
 class IbLink:
@@ -255,11 +268,16 @@ class IbLink:
 
     # -- the passive side -----------------------------------------------------------------------------
 
-    def accept_request(
+    def check_request(
         self, request: REQ | SIDR_REQ, header: PrivateDataHeader | None, path: Hashable, cm: ConnectionManager
-    ) -> tuple[RejectReason, bytes] | None:
-        core, subnet = self._id, self._id.host.ib.subnet_with(cm)
-        assert isinstance(path, IbPath) and subnet is not None
+    ) -> Refusal | None:
+        found = self._fit(request, header, cm)
+        return None if isinstance(found, _Fit) else found
+
+    def _fit(self, request: REQ | SIDR_REQ, header: PrivateDataHeader | None, cm: ConnectionManager) -> _Fit | Refusal:
+        """The local port and the addresses of a request."""
+        subnet = self._id.host.ib.subnet_with(cm)
+        assert subnet is not None
         view = subnet.view()
         primary = request.primary if isinstance(request, REQ) else None
         rows = view.rows if view is not None else ()
@@ -270,32 +288,49 @@ class IbLink:
         mtu = view.port.active_mtu or Mtu.MTU_256
         if isinstance(request, REQ) and not 0 < request.path_mtu <= mtu:
             return RejectReason.INVALID_MTU, bytes((mtu,))
-        core.dgid = primary.local_gid if primary is not None else Gid()
+        dgid = primary.local_gid if primary is not None else Gid()
         if header is None:
-            core.local_addr = SockAddrIB(row.gid, request.service_id, ALL_BITS_64, pkey)
-            core.peer_addr = SockAddrIB(core.dgid, 0, 0, pkey)
-        elif not self._take_addresses(header, row, pkey, request.service_id & 0xFFFF, subnet):
+            local: Address = SockAddrIB(row.gid, request.service_id, ALL_BITS_64, pkey)
+            return _Fit(view, row, mtu, dgid, local, SockAddrIB(dgid, 0, 0, pkey))
+        addresses = self._addresses(header, row, pkey, request.service_id & 0xFFFF)
+        if addresses is None:
             return RejectReason.INVALID_GID, bytes(row.gid)
-        core.attach(view, row, pkey)
-        found = path_of_request(request, row.gid, core.dgid, mtu)
-        core.paths = (found.replace(slid=view.ib_port.lid, dlid=path.lid, sl=path.sl, pkey=pkey),)
+        return _Fit(view, row, mtu, dgid, *addresses)
+
+    def accept_request(
+        self, request: REQ | SIDR_REQ, header: PrivateDataHeader | None, path: Hashable, cm: ConnectionManager
+    ) -> Refusal | None:
+        core, subnet = self._id, self._id.host.ib.subnet_with(cm)
+        assert isinstance(path, IbPath) and subnet is not None
+        found = self._fit(request, header, cm)
+        if not isinstance(found, _Fit):
+            return found
+        view, pkey = found.view, request.partition_key
+        core.dgid, core.local_addr, core.peer_addr = found.dgid, found.local, found.peer
+        if found.broadcast_gid is not None and core.port_space is PortSpace.IPOIB:
+            subnet.learn_qkey(found.broadcast_gid)
+        core.attach(view, found.row, pkey)
+        record = path_of_request(request, found.row.gid, core.dgid, found.mtu)
+        core.paths = (record.replace(slid=view.ib_port.lid, dlid=path.lid, sl=path.sl, pkey=pkey),)
         return None
 
-    def _take_addresses(self, header: PrivateDataHeader, row: GidEntry, pkey: int, port: int, subnet: Subnet) -> bool:
-        """Set the IP addresses of a request; False if no IPoIB interface of the GID and partition has the address."""
-        core = self._id
-        for local in core.host.ip_view().find_addresses(header.destination):
+    def _addresses(
+        self, header: PrivateDataHeader, row: GidEntry, pkey: int, port: int
+    ) -> tuple[InetAddr, InetAddr, Gid] | None:
+        """The IP addresses of a request, and the broadcast GID of their IPoIB interface.
+
+        None if no interface of the GID and partition has the address.
+        """
+        for local in self._id.host.ip_view().find_addresses(header.destination):
             view = local.view
             if isinstance(view, IpoibPortView) and local.row.gid == row.gid and not (view.pkey ^ pkey) & 0x7FFF:
                 family = AF_INET if header.ip_version == 4 else AF_INET6
                 own, peer = (InetAddr(family, ip, 0, 0, 0) for ip in (header.destination, header.source))
                 scopes = [local.row.ndev_ifindex if end.is_link_local else 0 for end in (own, peer)]
-                core.local_addr = own._replace(port=port, scope_id=scopes[0])
-                core.peer_addr = peer._replace(port=header.source_port, scope_id=scopes[1])
-                if core.port_space is PortSpace.IPOIB:
-                    subnet.learn_qkey(view.ipoib.broadcast_gid)
-                return True
-        return False
+                own = own._replace(port=port, scope_id=scopes[0])
+                peer = peer._replace(port=header.source_port, scope_id=scopes[1])
+                return own, peer, view.ipoib.broadcast_gid
+        return None
 
     def pkey_index(self) -> int:
         return self._view.ib_port.pkey_index(self.partition()) or 0

@@ -24,16 +24,17 @@ from rdmacm.constants import CmEventType
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.explanation import Explanation, Step
 from rdmacm.failure import Failure
+from rdmacm.proto.cm.codes import RejectReason
 from rdmacm.provider import EventQueue, Owner, QueuedEvent
 from rdmacm.resolution.hosts import IpoibInterface, PortView, RocePortView
 from rdmacm.soft.device.queue_pair import SoftQP
-from rdmacm.soft.event_queue import SoftQueue
+from rdmacm.soft.event_queue import PendingRequest, SoftQueue
 from rdmacm.soft.host import SoftHost
 from rdmacm.soft.ids.connector import Connector
 from rdmacm.soft.ids.core import IdCore, family_of, host_of, steps_of, wildcard_of
-from rdmacm.soft.ids.ib_cm import NO_ECE, IbCmConnector, Refusal
+from rdmacm.soft.ids.ib_cm import NO_ECE, IbCmConnector
 from rdmacm.soft.ids.ip_resolver import IpResolver
-from rdmacm.soft.ids.link import Link, Resolver
+from rdmacm.soft.ids.link import Link, Refusal, Resolver
 from rdmacm.soft.ids.options import set_option
 from rdmacm.soft.ids.request import header_of
 from rdmacm.soft.ids.roce_link import RoceLink
@@ -272,7 +273,7 @@ class SoftId(IdCore):
             queue.ids[self] = None
             self.queue = queue
             if owner is not None:
-                for event in old.take(owner):
+                for event in old.take_all(owner):
                     queue.post(event)
 
     def device_changed(self, before: RocePortView, after: RocePortView | None) -> None:
@@ -345,9 +346,9 @@ class SoftId(IdCore):
                 raise
             self.move(Trigger.LISTEN)
 
-    def delivered(self) -> None:
-        """See :class:`rdmacm.soft.event_queue.QueueMember`."""
-        self.connector.delivered()
+    def allow_requests(self, count: int) -> None:
+        with self.runtime.lock:
+            self.connector.allow_requests(count)
 
     def adopt(self, owner: Owner) -> None:
         self.owner = weakref.ref(owner)
@@ -424,28 +425,38 @@ class SoftId(IdCore):
 
     # -- reports of the connector ---------------------------------------------------------------------
 
-    def requested(self, event: ConnectRequest | SidrRequest, cm: ConnectionManager) -> Refusal | None:
+    def check_request(self, event: ConnectRequest | SidrRequest, cm: ConnectionManager) -> Refusal | None:
+        """See :class:`rdmacm.soft.ids.ib_cm.IbCmUser`."""
+        link = self.link
+        if (self.host.ib.subnet_with(cm) is None) is not isinstance(link, RoceLink):  # that of a wildcard listener
+            link = _infiniband_link(self)
+        header = header_of(event.request) if isinstance(self.local_addr, InetAddr) else None
+        return link.check_request(event.request, header, event.path, cm)
+
+    def post_request(self, take: Callable[[], QueuedEvent | None]) -> None:
+        """See :class:`rdmacm.soft.ids.ib_cm.IbCmUser`."""
+        owner = self.owner()
+        if owner is not None:
+            self.queue.post(PendingRequest(owner, take))
+
+    def take_request(self, event: ConnectRequest | SidrRequest, cm: ConnectionManager) -> QueuedEvent | Refusal:
         """See :class:`rdmacm.soft.ids.ib_cm.IbCmUser`."""
         child = SoftId(self.host, self.queue, None, self.port_space, self.qp_type)
         if self.host.ib.subnet_with(cm) is not None:
             child.link = _infiniband_link(child)
         header = header_of(event.request) if isinstance(self.local_addr, InetAddr) else None
         refusal = child.link.accept_request(event.request, header, event.path, cm)
-        if refusal is not None:
+        owner = self.owner()
+        if refusal is not None or owner is None:
             self.queue.ids.pop(child, None)
             child._part()
-            return refusal
+            return refusal or (RejectReason.CONSUMER_DEFINED, b"")
         connector = child.connector
         assert isinstance(connector, IbCmConnector)
         param = connector.begin_passive(event, cm)
         child.enter_connect(self.options)
         child._is_answered = False
-        owner = self.owner()
-        if owner is None:
-            child.destroy()
-        else:
-            self.queue.post(QueuedEvent(owner, CmEventType.CONNECT_REQUEST, param=param, new_id=child))
-        return None
+        return QueuedEvent(owner, CmEventType.CONNECT_REQUEST, param=param, new_id=child)
 
     def replied(self, param: ConnParam) -> None:
         if self._soft_qp is None:

@@ -11,11 +11,12 @@ provides a :class:`rdmacm.soft.ids.connector.Connector` as well.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from rdmacm.address import Address
 from rdmacm.explanation import Explanation, Step
 from rdmacm.failure import Failure
+from rdmacm.proto.cm.codes import RejectReason
 from rdmacm.proto.cm.messages import REQ, SIDR_REQ, Path
 from rdmacm.proto.cm.private_data import PrivateDataHeader
 from rdmacm.proto.sa import PathRecord
@@ -26,11 +27,13 @@ if TYPE_CHECKING:
 
     from rdmacm.errors import RdmaError
     from rdmacm.net.types import Neighbour
-    from rdmacm.proto.cm.codes import RejectReason
     from rdmacm.provider import ServiceBackend
     from rdmacm.soft.connection_manager import ConnectionManager
 
-__all__ = ["UDP_QKEY", "AddressLookup", "Link", "Resolver"]
+__all__ = ["UDP_QKEY", "AddressLookup", "Link", "Refusal", "Resolver"]
+
+#: The reason and the additional information of a REJ.
+Refusal: TypeAlias = tuple[RejectReason, bytes]
 
 #: The Q_Key of Linux's rdma_cm for the port spaces UDP and IB.
 UDP_QKEY = 0x01234567
@@ -101,14 +104,21 @@ class Link(Protocol):
     def stop(self) -> None:
         """Cancel every query and withdraw every service, without an event."""
 
-    def accept_request(
+    def check_request(
         self, request: REQ | SIDR_REQ, header: PrivateDataHeader | None, path: Hashable, cm: ConnectionManager
-    ) -> tuple[RejectReason, bytes] | None:
-        """Set addresses, port, GIDs and path from a request, which makes this id the passive side.
+    ) -> Refusal | None:
+        """The reason and the additional information of a REJ if a request does not fit this host, else None.
 
         ``header`` has the IP addresses of the request; None for a request between AF_IB addresses. ``path`` is where
-        ``cm`` received it from. Returns the reason and the additional information of a REJ if the request does not fit
-        this host.
+        ``cm`` received it from.
+        """
+
+    def accept_request(
+        self, request: REQ | SIDR_REQ, header: PrivateDataHeader | None, path: Hashable, cm: ConnectionManager
+    ) -> Refusal | None:
+        """Set addresses, port, GIDs and path from a request, which makes this id the passive side.
+
+        The arguments, and the result if nothing is set, are those of :meth:`check_request`.
         """
 
     def pkey_index(self) -> int:

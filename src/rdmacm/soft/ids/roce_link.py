@@ -6,7 +6,7 @@ import errno
 from collections.abc import Callable
 from socket import AF_INET, AF_INET6
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from rdmacm.address import ALL_BITS_64, DEFAULT_PKEY, Gid, InetAddr, SockAddrIB, service_id
 from rdmacm.cmstate import Trigger
@@ -17,13 +17,15 @@ from rdmacm.proto.cm.codes import RejectReason
 from rdmacm.proto.cm.messages import REQ, SIDR_REQ, Path
 from rdmacm.proto.cm.private_data import PrivateDataHeader
 from rdmacm.proto.sa import PathRecord
+from rdmacm.resolution.hosts import PortView
 from rdmacm.resolution.lookup import Lookup
 from rdmacm.resolution.path import ROCE_PACKET_LIFETIME
 from rdmacm.soft.ids.core import IdCore, explain_failure
-from rdmacm.soft.ids.link import UDP_QKEY
+from rdmacm.soft.ids.link import UDP_QKEY, Refusal
 from rdmacm.soft.ids.request import path_of_request
 from rdmacm.soft.wire.base import WirePath
 from rdmacm.verbs.attr import AHAttr, GlobalRoute
+from rdmacm.verbs.device import GidEntry
 from rdmacm.verbs.enums import Mtu
 
 if TYPE_CHECKING:
@@ -37,7 +39,14 @@ __all__ = ["RoceLink"]
 #: The LIDs in a REQ of RoCE, which has none (InfiniBand Architecture annex A16).
 _LID_UNUSED = 0xFFFF
 _DEFAULT_HOP_LIMIT = 64
-_BROADCAST = b"\xff\xff\xff\xff"
+
+
+class _Fit(NamedTuple):
+    """Where a request arrived: the port, the row of its GID table, and its MTU."""
+
+    view: PortView
+    row: GidEntry
+    mtu: Mtu
 
 
 class RoceLink:
@@ -102,29 +111,48 @@ class RoceLink:
     def stop(self) -> None:
         """Nothing to do: a route takes no time."""
 
-    def accept_request(
+    def check_request(
         self, request: REQ | SIDR_REQ, header: PrivateDataHeader | None, path: Hashable, cm: ConnectionManager
-    ) -> tuple[RejectReason, bytes] | None:
+    ) -> Refusal | None:
+        found = self._fit(request, header, path)
+        return None if isinstance(found, _Fit) else found
+
+    def _fit(self, request: REQ | SIDR_REQ, header: PrivateDataHeader | None, path: Hashable) -> _Fit | Refusal:
+        """The local port of a request. Refuses one that names other addresses than those it was sent between.
+
+        Replies go to the source of the request, and data to the GID in it. If the two could differ, a forged REQ would
+        send the data of this host to any other.
+        """
         assert isinstance(path, WirePath)
-        core = self._id
-        dgid: Gid | None = None
-        local_ip, remote_ip = path.local, path.remote
+        host = self._id.host
         if isinstance(request, REQ):
-            dgid = request.primary.local_gid
-            local_ip, remote_ip = request.primary.remote_gid.ip, dgid.ip
-        found = core.host.last_view().find_addresses(local_ip, path.scope_id)
+            primary = request.primary
+            if primary.remote_gid.ip != path.local or primary.local_gid.ip != path.remote:
+                return RejectReason.INVALID_GID, bytes(Gid.from_ip(path.local))
+        if header is not None and (header.source, header.destination) != (path.remote, path.local):
+            return RejectReason.CONSUMER_DEFINED, b""
+        found = host.last_view().find_addresses(path.local, path.scope_id)
         if not found:  # the address may have been added since
-            found = core.host.view().find_addresses(local_ip, path.scope_id)
+            found = host.view().find_addresses(path.local, path.scope_id)
         is_default_partition = not (request.partition_key ^ DEFAULT_PKEY) & 0x7FFF
-        # Nearly every peer sends from its GID.
-        may_be_peer = remote_ip == path.remote or _may_be_peer(remote_ip, path.remote)
-        if not found or not is_default_partition or not may_be_peer or len(local_ip) != len(remote_ip):
+        if not found or not is_default_partition:
             return RejectReason.INVALID_GID, bytes(Gid.from_ip(path.local))
         view, row, _ = found[0]
         mtu = view.port.active_mtu or Mtu.MTU_256
         if isinstance(request, REQ) and not 0 < request.path_mtu <= mtu:
             return RejectReason.INVALID_MTU, bytes((mtu,))
-        core.dgid = dgid or Gid.from_ip(remote_ip)
+        return _Fit(view, row, mtu)
+
+    def accept_request(
+        self, request: REQ | SIDR_REQ, header: PrivateDataHeader | None, path: Hashable, cm: ConnectionManager
+    ) -> Refusal | None:
+        assert isinstance(path, WirePath)
+        core = self._id
+        found = self._fit(request, header, path)
+        if not isinstance(found, _Fit):
+            return found
+        view, row, mtu = found
+        core.dgid = request.primary.local_gid if isinstance(request, REQ) else Gid.from_ip(path.remote)
         if header is not None:
             family = AF_INET if header.ip_version == 4 else AF_INET6
             port = request.service_id & 0xFFFF
@@ -177,17 +205,6 @@ class RoceLink:
         hop_limit = path.hop_limit or _DEFAULT_HOP_LIMIT
         route = GlobalRoute(path.dgid, core.gid_index, path.flow_label, hop_limit, path.traffic_class)
         return AHAttr(is_global=True, port_num=core.port_num, sl=path.sl, gr=route)
-
-
-def _may_be_peer(ip: bytes, source: bytes) -> bool:
-    """Whether the IP address of a peer's GID can be that of a host whose datagram has the address ``source``."""
-    if len(ip) != len(source):
-        return False
-    family = AF_INET if len(ip) == 4 else AF_INET6
-    address, sender = InetAddr(family, ip), InetAddr(family, source)
-    if address.is_any or address.is_multicast or ip == _BROADCAST:
-        return False
-    return address.is_link_local is sender.is_link_local and (sender.is_loopback or not address.is_loopback)
 
 
 def refuse_registration(core: IdCore) -> NoReturn:
