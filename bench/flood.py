@@ -70,17 +70,10 @@ def echo(connection: rdmacm.Connection) -> None:
 
 
 def serve() -> None:
-    with rdmacm.listen((SERVER, SERVICE_PORT)) as first, rdmacm.listen((TARGET, SERVICE_PORT)) as second:
+    with rdmacm.listen((None, SERVICE_PORT)) as listener:
         print("ready", flush=True)
-
-        def accept(listener: rdmacm.Listener) -> None:
-            while True:
-                threading.Thread(target=echo, args=(listener.accept(),), daemon=True).start()
-
-        for listener in (first, second):
-            threading.Thread(target=accept, args=(listener,), daemon=True).start()
-        sys.stdin.read()
-        os._exit(0)
+        while True:
+            threading.Thread(target=echo, args=(listener.accept(),), daemon=True).start()
 
 
 def decoy() -> None:
@@ -212,6 +205,9 @@ def namespaces() -> Iterator[dict[str, str]]:
             for name, link, address in ((names["server"], near, ours), (names[role], far, theirs)):
                 ip("-n", name, "address", "add", f"{address}/24", "dev", link)
                 ip("-n", name, "link", "set", link, "up")
+        for name in names.values():
+            while b"state DOWN" in subprocess.check_output(["ip", "-n", name, "link", "show"]):
+                time.sleep(0.01)
         network = f"{ip_address(MANY)}/16"
         ip("-n", names["server"], "route", "add", network, "via", STRANGER)
         ip("-n", names["stranger"], "route", "add", "local", network, "dev", "lo")

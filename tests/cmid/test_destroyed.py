@@ -62,6 +62,7 @@ CALLS: dict[str, Callable[[CmId, Arguments], object]] = {
     "set_option": lambda cmid, _: cmid.set_option(OptionLevel.ID, IdOption.TOS, 1),
     "get_option": lambda cmid, _: cmid.get_option(IdOption.TOS),
     "listen": lambda cmid, _: cmid.listen(),
+    "allow_requests": lambda cmid, _: cmid.allow_requests(1),
     "get_request": lambda cmid, _: cmid.get_request(0),
     "accept": lambda cmid, _: cmid.accept(),
     "accept with a queue pair": lambda cmid, _: cmid.accept(ConnParam(qp_num=7)),

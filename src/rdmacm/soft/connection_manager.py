@@ -19,7 +19,15 @@ from rdmacm.progress.timers import Timer
 from rdmacm.proto.cm.codes import AttributeId
 from rdmacm.proto.cm.connection import Accepts, CmConnection, CmListener, DropReason
 from rdmacm.proto.cm.engine import Agent
-from rdmacm.proto.cm.events import ConnectRequest, Event, NetworkError, PeerQuestion, SidrRequest, TimewaitExit
+from rdmacm.proto.cm.events import (
+    ConnectRequest,
+    Established,
+    Event,
+    NetworkError,
+    PeerQuestion,
+    SidrRequest,
+    TimewaitExit,
+)
 from rdmacm.proto.cm.messages import REJ, REQ, SIDR_REQ, unpack_mad
 from rdmacm.proto.cm.states import CmState
 from rdmacm.proto.wire import Buffer, WireError
@@ -66,6 +74,9 @@ class Gsi(Protocol):
 
     def unlisten(self, token: object) -> None:
         """Undo :meth:`listen`."""
+
+    def peer_answered(self) -> None:
+        """A peer has answered the REP to its request (:class:`rdmacm.proto.cm.admission.Admission`)."""
 
     def hold_qpn(self, qpn: int, until: float) -> None:
         """Give the number to no queue pair before ``until``."""
@@ -257,6 +268,8 @@ class ConnectionManager:
                 activity = self._gsi.ask_peer(connection.local_qpn)
                 agent.peer_activity(event.comm_id, activity, self._runtime.clock())
             return
+        if isinstance(event, Established):
+            self._gsi.peer_answered()
         if isinstance(event, TimewaitExit):
             owner = self._owners.pop(event.comm_id, None)
         else:

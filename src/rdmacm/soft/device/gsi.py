@@ -6,10 +6,13 @@ It carries the management datagrams (MADs) of connection managers, each as a UD 
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from socket import AF_INET, AF_INET6, inet_pton
 from typing import TYPE_CHECKING, Protocol
 
 from rdmacm.address import DEFAULT_PKEY
+from rdmacm.proto.cm.admission import Admission
+from rdmacm.proto.cm.codes import AttributeId
 from rdmacm.proto.cm.events import NetworkError
 from rdmacm.proto.mad import GSI_Q_KEY, GSI_QPN, MAD_SIZE
 from rdmacm.proto.roce.headers import BTH_DETH_STRUCT
@@ -17,9 +20,9 @@ from rdmacm.proto.roce.icrc import ICRC_LENGTH, ICRC_STRUCT, RESIDUE, Icrc, crc3
 from rdmacm.proto.roce.opcodes import Opcode
 from rdmacm.proto.roce.psn import PSN_MASK
 from rdmacm.soft.wire.base import SocketAddress, Undelivered, Wire, WirePath, WireRoute
+from rdmacm.soft.wire.slot_filter import SERVICE_ID, is_request
 
 if TYPE_CHECKING:
-    from collections import Counter
     from collections.abc import Callable, Hashable, Sized
     from random import Random
 
@@ -34,6 +37,11 @@ _PACKET_LENGTH = _HEADERS_LENGTH + MAD_SIZE + ICRC_LENGTH
 #: Of a request: where its transaction id and its communication id (of a SIDR_REQ the request id) begin.
 _TRANSACTION_ID = struct.Struct(f"!{_HEADERS_LENGTH + 8}xQ")
 _COMM_ID = struct.Struct(f"!{_HEADERS_LENGTH + 24}xI")
+_COMM_ID_BYTES = slice(_HEADERS_LENGTH + 24, _HEADERS_LENGTH + 28)
+#: The lower byte of its attribute id, and the service id.
+_ATTRIBUTE_BYTE = _HEADERS_LENGTH + 17
+_REQ = int(AttributeId.REQ)
+_SERVICE_ID = struct.Struct(f"!{SERVICE_ID}xQ")
 _UD_SEND_ONLY = int(Opcode.UD_SEND_ONLY)
 #: Peers whose addresses are kept for sending, and as many for receiving.
 _MAX_PEERS = 256
@@ -82,6 +90,15 @@ class RoceGsi:
         self._routes: dict[tuple[WirePath, int], tuple[WireRoute, int]] = {}
         #: By socket address of the peer and local address: the path, its ICRC, and the start value of that.
         self._sources: dict[tuple[SocketAddress, bytes], tuple[WirePath, Icrc, int]] = {}
+        #: Which requests are processed, and the datagrams with those that wait.
+        self._admission: Admission[tuple[bytes, SocketAddress, bytes]] = Admission(
+            mux.random.getrandbits(128).to_bytes(16, "big")
+        )
+        #: Whether a call is requested for the next request that waits.
+        self._is_called = False
+        #: The service ids that requests are received for, by the wire's token, and how often.
+        self._tokens: dict[object, int] = {}
+        self._services: Counter[int] = Counter()
         #: The PSN of the last packet sent.
         self._psn = mux.random.getrandbits(24)
 
@@ -100,10 +117,18 @@ class RoceGsi:
 
     def listen(self, service_id: int, local: bytes | None) -> object:
         """Receive requests for a service id (:meth:`rdmacm.soft.wire.base.Wire.listen`)."""
-        return self._mux.wire.listen(service_id, local)
+        token = self._mux.wire.listen(service_id, local)
+        self._tokens[token] = service_id
+        self._services[service_id] += 1
+        return token
 
     def unlisten(self, token: object) -> None:
         """End a :meth:`listen`."""
+        service_id = self._tokens.pop(token, None)
+        if service_id is not None:
+            self._services[service_id] -= 1
+            if not self._services[service_id]:
+                del self._services[service_id]
         self._mux.wire.unlisten(token)
 
     def ask_peer(self, qpn: int) -> Hashable:
@@ -111,7 +136,8 @@ class RoceGsi:
         return self._mux.ask_peer(qpn)
 
     def close(self) -> None:
-        """Forget all peers."""
+        """Forget all peers, and their requests."""
+        self._admission.clear()
         self._routes.clear()
         self._sources.clear()
 
@@ -148,13 +174,59 @@ class RoceGsi:
             dropped["gsi_opcode"] += 1
         elif qkey != GSI_Q_KEY or pkey & 0x7FFF != DEFAULT_PKEY & 0x7FFF:
             dropped["gsi_key"] += 1
+        elif not is_request(data) or self._admits(data, source, destination, now):
+            self._process(data, source, destination, now)
+
+    def _admits(self, data: memoryview, source: SocketAddress, destination: bytes, now: float) -> bool:
+        """Whether to process a request now. Otherwise it waits, or is dropped."""
+        admission, dropped = self._admission, self._mux.dropped
+        (service_id,) = _SERVICE_ID.unpack_from(data)
+        if service_id not in self._services or data[_ATTRIBUTE_BYTE] != _REQ:
+            if not admission.admit_small(now):
+                dropped["request_flood"] += 1
+                return False
+            return True
+        if admission.admit(now):
+            return True
+        if len(destination) == 4:
+            share: Hashable = source[0]
         else:
-            path, icrc, start = self._sources.get((source, destination)) or self._new_source(source, destination)
-            # Nearly every sender has IPv4 identification 0, as this one has.
-            if crc32(data, start) != RESIDUE and icrc.solve((data,)) is None:
-                dropped["icrc"] += 1
-            elif self.on_mad is not None:
-                self.on_mad(data[_HEADERS_LENGTH:-ICRC_LENGTH], path, now)
+            share = _packed_host(source[0], destination)[:_SOURCE_BYTES]
+        key = source[0].encode() + data[_COMM_ID_BYTES]
+        if not admission.wait(share, key, (bytes(data), source, destination), now):
+            dropped["request_flood"] += 1
+        if not self._is_called:
+            self._process_waiting(now)
+        return False
+
+    def _process_waiting(self, now: float) -> None:
+        """Process the requests that may be, and have this called when the next one may."""
+        self._is_called = False
+        while (request := self._admission.take(now)) is not None:
+            data, source, destination = request
+            self._process(memoryview(data), source, destination, now)
+        when = self._admission.next_time(now)
+        if when is not None and not self._is_called:
+            self._is_called = True
+            self._mux.runtime.call_at(when, self._process_waiting)
+
+    def peer_answered(self) -> None:
+        """See :meth:`rdmacm.soft.connection_manager.Gsi.peer_answered`."""
+        self._admission.answered()
+        if self._admission:
+            now = self._mux.runtime.clock()
+            request = self._admission.take(now)
+            if request is not None:
+                self._process(memoryview(request[0]), request[1], request[2], now)
+
+    def _process(self, data: memoryview, source: SocketAddress, destination: bytes, now: float) -> None:
+        dropped = self._mux.dropped
+        path, icrc, start = self._sources.get((source, destination)) or self._new_source(source, destination)
+        # Nearly every sender has IPv4 identification 0, as this one has.
+        if crc32(data, start) != RESIDUE and icrc.solve((data,)) is None:
+            dropped["icrc"] += 1
+        elif self.on_mad is not None:
+            self.on_mad(data[_HEADERS_LENGTH:-ICRC_LENGTH], path, now)
 
     def _undelivered(self, report: Undelivered) -> None:
         """Process the report that a request, which is whole up to its service id, was not delivered."""

@@ -206,6 +206,9 @@ class Subnet:
         """The LID."""
         return path.lid
 
+    def peer_answered(self) -> None:
+        """Nothing to do: a subnet has no strangers."""
+
     def send_mad(self, path: IbPath, mad: Buffer) -> None:
         self.transport.send(MadAddress(path.lid, sl=path.sl, pkey_index=path.pkey_index), mad)
 

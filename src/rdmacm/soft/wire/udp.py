@@ -327,6 +327,8 @@ class UdpWire:
             if not ready:
                 self._busy_calls = 0
                 return ()
+            if len(ready) > 1:  # connections that are established come before strangers
+                ready.sort(key=self._is_gsi)
             for fd, events in ready:
                 if events & select.POLLERR and fd in self._watched_sockets:
                     self._read_reports(self._watched_sockets[fd])
@@ -341,6 +343,9 @@ class UdpWire:
             for received in found:
                 self._tap_incoming(*received)
         return found
+
+    def _is_gsi(self, one: tuple[int, int]) -> bool:
+        return one[0] in self._gsi
 
     def _read(self, source: _Source, found: list[Received]) -> None:
         # Reading an empty socket takes as long as reading a packet, so a second packet is read only while packets keep
