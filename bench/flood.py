@@ -26,6 +26,7 @@ import sys
 import threading
 import time
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from ipaddress import ip_address
@@ -55,6 +56,8 @@ NEWCOMERS = 3
 PATIENCE = 30.0
 #: Seconds for which the flood of newcomers has requests that were not sent before.
 FRESH = 20.0
+#: How often the two ways of sending alternate: other work of the machine then disturbs both.
+PHASES = 4
 #: Where the MAD begins in a datagram, and the message in the MAD.
 MAD, DATA = 20, 44
 IPV4, UDP = struct.Struct("!BBHHHBBH4s4s"), struct.Struct("!HHHH")
@@ -168,15 +171,18 @@ def flood(rate: int, count: int, many: bool) -> None:
     controls = {source: sockets.control(source, 0, 0) for source, _ in packets}
     prepared = [(controls[source], (packet,)) for source, packet in packets]
     print("ready", flush=True)
+    used: Counter[int] = Counter()  # by port, so that no request is sent twice to one
     while line := sys.stdin.readline().strip():
         address, began, sent = (TARGET, int(line)), time.monotonic(), 0
+        first = used[address[1]]
         while not select.select([0], [], [], 0.001)[0]:
             for _ in range(int((time.monotonic() - began) * rate) - sent):
-                control, buffers = prepared[sent % count]
+                control, buffers = prepared[(first + sent) % count]
                 sent += 1
                 with suppress(OSError):  # an ICMP error of an earlier datagram, or a full queue
                     sock.sendmsg(buffers, control, 0, address)
         sys.stdin.readline()
+        used[address[1]] += sent
         print(sent / (time.monotonic() - began), flush=True)
 
 
@@ -260,13 +266,16 @@ def measure(rate: int, seconds: float, many: bool) -> dict[str, Any]:
             found: dict[str, Any] = {"sources": "many" if many else "one", "rate": rate}
             found["newcomer_quiet_seconds"] = coming.answer("go")
             established.answer(seconds / 4)
-            stranger.order(DECOY_PORT)
-            found["quiet"] = established.answer(seconds) / seconds
-            stranger.answer("end")
+            rounds = {DECOY_PORT: 0, ROCE_PORT: 0}
+            for _ in range(PHASES):
+                for port in rounds:
+                    stranger.order(port)
+                    rounds[port] += established.answer(seconds / PHASES)
+                    stranger.answer("end")
             stranger.order(ROCE_PORT)
-            found["flood"] = established.answer(seconds) / seconds
             found["newcomers"] = [coming.answer("go") for _ in range(NEWCOMERS)]
             found["sent"] = stranger.answer("end")
+            found["quiet"], found["flood"] = (count / seconds for count in rounds.values())
             found["ratio"] = found["flood"] / found["quiet"]
             return found
         finally:
@@ -280,7 +289,7 @@ ROLES = {"serve": serve, "decoy": decoy, "client": client, "newcomer": newcomer}
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rate", type=int, default=10_000, help="requests a second")
-    parser.add_argument("--seconds", type=float, default=4.0, help="how long rounds are counted")
+    parser.add_argument("--seconds", type=float, default=4.0, help="how long rounds are counted, each way")
     parser.add_argument("--sources", choices=("one", "many", "both"), default="both")
     parser.add_argument("--json", action="store_true", help="one JSON list")
     options = parser.parse_args()

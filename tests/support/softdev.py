@@ -17,7 +17,7 @@ from rdmacm.soft.device.memory import SoftMR
 from rdmacm.soft.device.queue_pair import SoftQP
 from rdmacm.soft.device.shared_receive_queue import SoftSRQ
 from rdmacm.soft.provider import SoftProvider
-from rdmacm.soft.wire.base import Received, Undelivered, WirePath, WireRoute
+from rdmacm.soft.wire.base import Received, SocketAddress, Undelivered, WirePath, WireRoute
 from rdmacm.testing import MemoryNetwork, VirtualClock
 from rdmacm.testing.network import PrivatePorts
 from rdmacm.verbs.attr import AHAttr, GlobalRoute, QPAttr, QPCap
@@ -51,6 +51,7 @@ class MemoryWire:
         self.slot = slot
         self.counters: Counter[str] = Counter()
         self.tap: Tap | None = None
+        self.hold_request: Callable[[memoryview, SocketAddress, bytes], bool] | None = None
         self.on_undelivered: Callable[[Undelivered], None] | None = None
         self.inbox: deque[Received] = deque()
         self._net = net

@@ -19,7 +19,7 @@ from rdmacm.proto.roce.headers import ROCE_PORT
 from rdmacm.proto.wire import Buffer
 from rdmacm.provider import Tap
 from rdmacm.soft.provider import SoftProvider
-from rdmacm.soft.wire.base import Received, Undelivered, Wire, WirePath, WireRoute
+from rdmacm.soft.wire.base import Received, SocketAddress, Undelivered, Wire, WirePath, WireRoute
 from rdmacm.testing.faults import FabricPacket
 from rdmacm.testing.network import MemoryNetwork, PrivatePorts
 
@@ -124,6 +124,7 @@ class FabricWire(Wire):
         self.is_open = False
         self.counters: Counter[str] = Counter()
         self.tap: Tap | None = None
+        self.hold_request: Callable[[memoryview, SocketAddress, bytes], bool] | None = None
         self.on_undelivered: Callable[[Undelivered], None] | None = None
 
     def open(self) -> None:

@@ -34,6 +34,8 @@ PERMITS, RATE = 128, 64
 _SMALL_PERMITS, _SMALL_RATE = 1024, 1000
 #: Requests that wait, of those seen before and of the others.
 _MOST_WAITING = 4096
+#: A source with more than so many requests in a queue that is full gets no more into it, and none is remembered.
+_SMALL_SHARE = 8
 #: Bits of a Bloom filter, and seconds until it is replaced. 10,000 requests a second set 2 % of them.
 _FILTER_BITS = 1 << 23
 _FILTER_SECONDS = 7.0
@@ -131,6 +133,8 @@ class Admission(Generic[T]):
         """Keep a request of ``source`` for :meth:`take`; False if a request was dropped for lack of room, this or
         another. ``key`` is what the copies of a request have in common, and no other request.
         """
+        if len(self._new) >= _MOST_WAITING and self._new.count(source) > _SMALL_SHARE:
+            return False
         queue = self._repeated if self._seen.add(key, now) else self._new
         is_full = len(queue) >= _MOST_WAITING
         if is_full:

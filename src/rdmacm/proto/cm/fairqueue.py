@@ -43,6 +43,10 @@ class FairQueue(Generic[T]):
     def __contains__(self, item: T) -> bool:
         return item in self._sources
 
+    def count(self, source: Hashable) -> int:
+        """How many items a source has."""
+        return len(self._by_source.get(source, ()))
+
     def add(self, source: Hashable, item: T) -> None:
         """Add an item, which the queue does not have yet."""
         items = self._by_source.get(source)

@@ -138,6 +138,8 @@ class RoceGsi:
     def close(self) -> None:
         """Forget all peers, and their requests."""
         self._admission.clear()
+        self._mux.wire.hold_request = None
+        self._is_called = False
         self._routes.clear()
         self._sources.clear()
 
@@ -188,25 +190,40 @@ class RoceGsi:
             return True
         if admission.admit(now):
             return True
+        self._wait(data, source, destination, now)
+        if not self._is_called:
+            self._process_waiting(now)
+        return False
+
+    def _wait(self, data: memoryview, source: SocketAddress, destination: bytes, now: float) -> None:
         if len(destination) == 4:
             share: Hashable = source[0]
         else:
             share = _packed_host(source[0], destination)[:_SOURCE_BYTES]
         key = source[0].encode() + data[_COMM_ID_BYTES]
-        if not admission.wait(share, key, (bytes(data), source, destination), now):
-            dropped["request_flood"] += 1
-        if not self._is_called:
-            self._process_waiting(now)
-        return False
+        if not self._admission.wait(share, key, (bytes(data), source, destination), now):
+            self._mux.dropped["request_flood"] += 1
+
+    def _hold_request(self, data: memoryview, source: SocketAddress, destination: bytes) -> bool:
+        """Let a request wait that has just been read. See :attr:`rdmacm.soft.wire.base.Wire.hold_request`."""
+        if len(data) != _PACKET_LENGTH or data[_ATTRIBUTE_BYTE] != _REQ or not is_request(data):
+            return False
+        (service_id,) = _SERVICE_ID.unpack_from(data)
+        if service_id not in self._services:
+            return False
+        self._wait(data, source, destination, self._mux.runtime.clock())
+        return True
 
     def _process_waiting(self, now: float) -> None:
         """Process the requests that may be, and have this called when the next one may."""
         self._is_called = False
+        self._mux.wire.hold_request = None
         while (request := self._admission.take(now)) is not None:
             data, source, destination = request
             self._process(memoryview(data), source, destination, now)
         when = self._admission.next_time(now)
         if when is not None and not self._is_called:
+            self._mux.wire.hold_request = self._hold_request
             self._is_called = True
             self._mux.runtime.call_at(when, self._process_waiting)
 

@@ -79,6 +79,9 @@ class Wire(Protocol):
     #: If set, is called with each connection request of this process that the network reports as undelivered, during
     #: :meth:`receive`, :meth:`resume_requests` or :meth:`send`. A wire that gets no such reports never calls it.
     on_undelivered: Callable[[Undelivered], None] | None
+    #: If set, is called with each packet that may be a connection request, before anything is done with it, and with
+    #: its source and destination. True if it is taken. Set while too many requests arrive.
+    hold_request: Callable[[memoryview, SocketAddress, bytes], bool] | None
 
     def open(self) -> None:
         """Begin to receive. EADDRINUSE if the port is taken, EACCES if another user's processes share it."""

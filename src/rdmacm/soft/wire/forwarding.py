@@ -13,6 +13,7 @@ import errno
 import os
 import socket
 import struct
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from enum import Enum
@@ -27,6 +28,8 @@ _BACKLOG = 256
 #: Connections that either end keeps: every process of the host may have one.
 _MAX_CONNECTIONS = 256
 _QUEUE_BYTES = 4 << 20
+#: How long a name that had no receiver is not asked again. A process that begins to listen is found after that.
+_ABSENT_SECONDS = 0.002
 _LONGEST = 1 << 16
 
 # Of a packet: address length, kind, port, scope id, segment; remote and local address. Of a report: address length,
@@ -166,9 +169,16 @@ class ForwardSender:
     def __init__(self) -> None:
         #: Connections by name, least recently used first.
         self._connections: OrderedDict[str, socket.socket] = OrderedDict()
+        #: Names that had no receiver, and until when they are not asked again: asking takes longer than a request does.
+        self._absent: dict[str, float] = {}
 
     def send(self, name: str, received: Received | Undelivered) -> Delivery:
         """Forward a packet, train or report to a name."""
+        absent_until = self._absent.get(name)
+        if absent_until is not None:
+            if time.monotonic() < absent_until:
+                return Delivery.NO_RECEIVER
+            del self._absent[name]
         message = _pack_report(received) if isinstance(received, Undelivered) else _pack(received)
         for _ in range(2):  # a connection to a process that has ended fails when it is used
             sock = self._connections.get(name)
@@ -176,7 +186,7 @@ class ForwardSender:
                 try:
                     sock = self._connect(name)
                 except OSError as error:
-                    return Delivery.NO_RECEIVER if error.errno == errno.ECONNREFUSED else Delivery.FULL
+                    return self._no_receiver(name) if error.errno == errno.ECONNREFUSED else Delivery.FULL
             self._connections.move_to_end(name)
             try:
                 sock.sendmsg(message, (), socket.MSG_NOSIGNAL)
@@ -185,6 +195,12 @@ class ForwardSender:
                 return Delivery.FULL
             except OSError:
                 self._connections.pop(name).close()
+        return self._no_receiver(name)
+
+    def _no_receiver(self, name: str) -> Delivery:
+        if len(self._absent) >= _MAX_CONNECTIONS:
+            self._absent.clear()
+        self._absent[name] = time.monotonic() + _ABSENT_SECONDS
         return Delivery.NO_RECEIVER
 
     def _connect(self, name: str) -> socket.socket:

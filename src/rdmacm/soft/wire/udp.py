@@ -40,7 +40,7 @@ from rdmacm.proto.roce.icrc import SHORTEST_PACKET
 from rdmacm.proto.wire import Buffer
 from rdmacm.provider import Tap
 from rdmacm.soft.wire import sockets
-from rdmacm.soft.wire.base import Received, Undelivered, WirePath, WireRoute
+from rdmacm.soft.wire.base import Received, SocketAddress, Undelivered, WirePath, WireRoute
 from rdmacm.soft.wire.forwarding import Delivery, ForwardReceiver, ForwardSender
 from rdmacm.soft.wire.listeners import Listeners
 from rdmacm.soft.wire.port_group import CannotShare, PortGroup
@@ -59,6 +59,10 @@ _TRAINS = 4
 _STREAM = 4
 #: One receive() in so many asks which descriptors are readable; the others try the socket that was busy last.
 _POLL_INTERVAL = 16
+#: Management datagrams that are read as they arrive, and how many more a second. While there are more, they are left in
+#: the sockets and read in batches, so that not each of them wakes every thread that waits.
+_REQUESTS, _REQUEST_RATE = 256, 4000
+_REQUEST_BATCH = 64
 #: The top byte of the destination QP number.
 _SLOT = 5
 _MULTICAST_SLOT = MULTICAST_QPN >> 16
@@ -128,6 +132,8 @@ class UdpWire:
         self.tap: Tap | None = None
         #: See :class:`rdmacm.soft.wire.base.Wire`.
         self.on_undelivered: Callable[[Undelivered], None] | None = None
+        #: See :class:`rdmacm.soft.wire.base.Wire`.
+        self.hold_request: Callable[[memoryview, SocketAddress, bytes], bool] | None = None
         self.counters: Counter[str] = Counter()
         #: Whether trains are wanted, and how many bytes one may have; 0 if the system cannot send them.
         self._trains = trains
@@ -144,6 +150,9 @@ class UdpWire:
         self._gsi: list[int] = []
         self._request_poller: select.epoll | None = None
         self._leaves_requests = False
+        #: How many management datagrams may be read until they are left for a moment, and when that was counted.
+        self._readable_requests: float = _REQUESTS
+        self._requests_counted_at = 0.0
         #: Receive buffers, as ``recvmsg_into`` takes them and as a view, and how many the last receive() used.
         self._buffers: list[tuple[list[memoryview], memoryview]] = []
         self._used = 0
@@ -275,7 +284,17 @@ class UdpWire:
         if all(events == select.POLLERR for _, events in ready):
             return False
         self._leave_requests(False)
+        self._readable_requests = 0
         return True
+
+    def _count_requests(self, count: int) -> None:
+        """Count management datagrams. While too many arrive, they are left until the helper thread resumes them."""
+        now = time.monotonic()
+        accrued = (now - self._requests_counted_at) * _REQUEST_RATE
+        self._requests_counted_at = now
+        self._readable_requests = min(_REQUESTS, self._readable_requests + accrued) - count
+        if self._readable_requests < 0:
+            self._leave_requests(True)
 
     def _leave_requests(self, leave: bool) -> None:
         """Leave requests to the processes that listen, or read them again."""
@@ -337,7 +356,10 @@ class UdpWire:
                 # A reader may have closed a later descriptor of the list.
                 reader = self._readers.get(fd)
                 if reader is not None:
+                    before = self._used
                     reader(found)
+                    if fd in self._gsi:
+                        self._count_requests(self._used - before)
         self._busy_calls += 1
         if self.tap is not None:
             for received in found:
@@ -352,6 +374,9 @@ class UdpWire:
         # coming: a lone message is answered sooner.
         begin, alone, errors = self._used, True, 0
         limit = begin + (_BATCH if self._busy_calls > _STREAM else 1)
+        hold = self.hold_request if source.is_gsi else None
+        if hold is not None:
+            limit = begin + _REQUEST_BATCH
         recvmsg_into, info = source.recvmsg_into, source.info
         while self._used < limit:
             if self._used == len(self._buffers):
@@ -388,6 +413,8 @@ class UdpWire:
             if segment >= size:
                 segment = 0
             data = view[:size]
+            if hold is not None and hold(data, remote, local):
+                continue
             received = data, segment, remote, local
             if self._group is None:
                 found.append(received)
