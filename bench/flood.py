@@ -212,7 +212,7 @@ def namespaces() -> Iterator[dict[str, str]]:
                 ip("-n", name, "address", "add", f"{address}/24", "dev", link)
                 ip("-n", name, "link", "set", link, "up")
         for name in names.values():
-            while b"state DOWN" in subprocess.check_output(["ip", "-n", name, "link", "show"]):
+            while b"state DOWN" in subprocess.check_output(["ip", "-n", name, "link"], stderr=subprocess.DEVNULL):
                 time.sleep(0.01)
         network = f"{ip_address(MANY)}/16"
         ip("-n", names["server"], "route", "add", network, "via", STRANGER)

@@ -29,13 +29,15 @@ __all__ = ["PERMITS", "RATE", "Admission", "Permits"]
 T = TypeVar("T")
 
 #: Requests for the application that peers have not answered yet, and how many permits are replaced a second.
-PERMITS, RATE = 128, 64
+PERMITS, RATE = 128, 32
 #: The same for requests that need no application.
 _SMALL_PERMITS, _SMALL_RATE = 1024, 1000
 #: Requests that wait, of those seen before and of the others.
 _MOST_WAITING = 4096
 #: A source with more than so many requests in a queue that is full gets no more into it, and none is remembered.
 _SMALL_SHARE = 8
+#: A permit is there at the time that :meth:`Permits.next_time` gives, in spite of rounding.
+_NEARLY_ONE = 1 - 1e-6
 #: Bits of a Bloom filter, and seconds until it is replaced. 10,000 requests a second set 2 % of them.
 _FILTER_BITS = 1 << 23
 _FILTER_SECONDS = 7.0
@@ -56,7 +58,7 @@ class Permits:
         """Take a permit; False if there is none."""
         left = min(self._most, self._left + (now - self._at) * self._rate)
         self._at = now
-        is_left = left >= 1
+        is_left = left >= _NEARLY_ONE
         self._left = left - is_left
         return is_left
 
