@@ -55,6 +55,8 @@ class Gsi(Protocol):
     on_mad: Callable[[memoryview, Any, float], None] | None
     #: Called when the network reports that a request was not delivered.
     on_undelivered: OnUndelivered | None
+    #: Whether nobody can forge the source of a MAD.
+    trusts_sources: bool
 
     @property
     def id_prefix(self) -> int | None:
@@ -132,7 +134,13 @@ class ConnectionManager:
         if self._agent is None:
             random, gsi = self._random, self._gsi
             gsi.open()
-            self._agent = Agent(random.getrandbits(64), random, id_prefix=gsi.id_prefix, source_of=gsi.source_of)
+            self._agent = Agent(
+                random.getrandbits(64),
+                random,
+                id_prefix=gsi.id_prefix,
+                source_of=gsi.source_of,
+                trusts_sources=gsi.trusts_sources,
+            )
             gsi.on_mad = self._mad_received
             gsi.on_undelivered = self._undelivered
         return self._agent

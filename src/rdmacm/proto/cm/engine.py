@@ -79,6 +79,7 @@ class Agent:
     agent that sends no MRA. ``id_prefix`` is the upper byte of every communication id, where several agents share one
     QP 1 and the ids tell which of them a MAD is for; None for random ids of 32 bits. ``source_of(path)`` is what shares
     of a backlog are given to, for example a host; each path has its own by default.
+    ``trusts_sources``: nobody can forge the source of a MAD, so a peer that has not answered gets all copies of a REP.
     """
 
     def __init__(
@@ -90,11 +91,13 @@ class Agent:
         mra_service_timeout: int | None = 24,
         id_prefix: int | None = None,
         source_of: Callable[[Any], Hashable] = lambda path: path,
+        trusts_sources: bool = False,
     ) -> None:
         self.guid = guid
         self.max_connections = max_connections
         self._id_prefix = id_prefix
         self._source_of = source_of
+        self._trusts_sources = trusts_sources
         #: MADs that had no effect or were only rejected, and reports of the network without effect, by reason.
         self.dropped: Counter[DropReason] = Counter()
         self._random = random
@@ -514,7 +517,7 @@ class Agent:
             request=request,
             transaction_id=tid,
             listener=listener,
-            allowance=AMPLIFICATION,
+            allowance=None if self._trusts_sources else AMPLIFICATION,
         )
 
     def _asks_peer(self, old: CmConnection, rejection: bytes, now: float) -> bool:

@@ -77,6 +77,9 @@ class GsiCarrier(Protocol):
 class RoceGsi:
     """Sends and receives management datagrams; implements :class:`rdmacm.soft.connection_manager.Gsi`."""
 
+    #: Any host can send from any address.
+    trusts_sources = False
+
     def __init__(self, mux: GsiCarrier) -> None:
         self._mux = mux
         #: See :meth:`QPMultiplexer.hold_qpn`.

@@ -40,6 +40,8 @@ class Subnet:
 
     #: One process has the port, so communication ids need no prefix.
     id_prefix = None
+    #: The switches and adapters of the subnet vouch for sources.
+    trusts_sources = True
 
     def __init__(
         self,
