@@ -381,19 +381,14 @@ class IdBackend(Protocol):
     # -- connections ----------------------------------------------------------------------------------
 
     def listen(self, backlog: int) -> None:
-        """Take requests, rdma_listen(3); each is a CONNECT_REQUEST event of this id's owner, with the new id.
+        """Take requests, rdma_listen(3): CONNECT_REQUESTs of this id's owner, each with a new id. EINVAL: the state.
 
-        ``backlog``: how many may wait to be fetched; outside 1 to 1024 it is 1024. A request that finds the backlog
-        full is dropped without an answer; the peer sends it again. An unbound id is bound to the IPv4 wildcard.
-        EADDRINUSE or EADDRNOTAVAIL: the port is shared (REUSEADDR) and another id has it; EACCES, EADDRINUSE or EBUSY:
-        the wire's own port cannot be opened; EINVAL: the state.
+        ``backlog``: how many wait to be fetched; outside 1 to 1024 it is 1024. Others are dropped. An unbound id gets the
+        IPv4 wildcard. EADDRINUSE, EADDRNOTAVAIL: a shared port; EACCES, EADDRINUSE, EBUSY: the wire's cannot be opened.
         """
 
     def allow_requests(self, count: int) -> None:
-        """Post at most ``count`` further CONNECT_REQUESTs, beside those allowed before; the others stay in the backlog.
-
-        Without a call, all are posted. Called before :meth:`listen`, and each time that there is room for more.
-        """
+        """Post only ``count`` further CONNECT_REQUESTs; without a call, all. The others stay in the backlog."""
 
     def adopt(self, owner: Owner) -> None:
         """Give a new id, which the provider has made without one, its API object: events go to ``owner`` from now on.

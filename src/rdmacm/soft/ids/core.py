@@ -24,7 +24,7 @@ from rdmacm.proto.sa import PathRecord
 from rdmacm.proto.sa.subnet import ServiceRecord
 from rdmacm.provider import IdOptions, Owner, QueuedEvent
 from rdmacm.resolution.hosts import IpoibInterface, PortView, RocePortView
-from rdmacm.soft.event_queue import SoftQueue
+from rdmacm.soft.event_queue import PendingRequest, SoftQueue
 from rdmacm.soft.host import SoftHost
 from rdmacm.soft.ids.link import AddressLookup
 from rdmacm.soft.port_table import PortOwner
@@ -191,6 +191,12 @@ class IdCore:
         """Port space and addresses, for messages."""
         peer = f" -> {self.peer_addr}" if self.peer_addr is not None else ""
         return f"{self.port_space.name} {self.local_addr if self.local_addr is not None else 'unbound'}{peer}"
+
+    def post_request(self, take: Callable[[], QueuedEvent | None]) -> None:
+        """See :class:`rdmacm.soft.ids.ib_cm.IbCmUser`."""
+        owner = self.owner()
+        if owner is not None:
+            self.queue.post(PendingRequest(owner, take))
 
     def note(self, step: str, started: int, result: object) -> None:
         """Record a step that began at ``started`` (perf_counter_ns); it replaces an earlier step of that name."""

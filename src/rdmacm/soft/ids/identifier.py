@@ -28,7 +28,7 @@ from rdmacm.proto.cm.codes import RejectReason
 from rdmacm.provider import EventQueue, Owner, QueuedEvent
 from rdmacm.resolution.hosts import IpoibInterface, PortView, RocePortView
 from rdmacm.soft.device.queue_pair import SoftQP
-from rdmacm.soft.event_queue import PendingRequest, SoftQueue
+from rdmacm.soft.event_queue import SoftQueue
 from rdmacm.soft.host import SoftHost
 from rdmacm.soft.ids.connector import Connector
 from rdmacm.soft.ids.core import IdCore, family_of, host_of, steps_of, wildcard_of
@@ -432,12 +432,6 @@ class SoftId(IdCore):
             link = _infiniband_link(self)
         header = header_of(event.request) if isinstance(self.local_addr, InetAddr) else None
         return link.check_request(event.request, header, event.path, cm)
-
-    def post_request(self, take: Callable[[], QueuedEvent | None]) -> None:
-        """See :class:`rdmacm.soft.ids.ib_cm.IbCmUser`."""
-        owner = self.owner()
-        if owner is not None:
-            self.queue.post(PendingRequest(owner, take))
 
     def take_request(self, event: ConnectRequest | SidrRequest, cm: ConnectionManager) -> QueuedEvent | Refusal:
         """See :class:`rdmacm.soft.ids.ib_cm.IbCmUser`."""

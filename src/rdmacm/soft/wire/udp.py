@@ -45,6 +45,7 @@ from rdmacm.soft.wire.forwarding import Delivery, ForwardReceiver, ForwardSender
 from rdmacm.soft.wire.listeners import Listeners
 from rdmacm.soft.wire.port_group import CannotShare, PortGroup
 from rdmacm.soft.wire.slot_filter import MAX_SLOT, SERVICE_ID, is_request, qpn_of, slot_of, slot_of_sender
+from rdmacm.soft.wire.source import RequestRate, Source
 from rdmacm.soft.wire.udp_route import UdpRoute
 
 __all__ = ["UdpWire"]
@@ -59,9 +60,7 @@ _TRAINS = 4
 _STREAM = 4
 #: One receive() in so many asks which descriptors are readable; the others try the socket that was busy last.
 _POLL_INTERVAL = 16
-#: Management datagrams that are read as they arrive, and how many more a second. While there are more, they are left in
-#: the sockets and read in batches, so that not each of them wakes every thread that waits.
-_REQUESTS, _REQUEST_RATE = 256, 4000
+#: Management datagrams that are read at once, while too many arrive.
 _REQUEST_BATCH = 64
 #: The top byte of the destination QP number.
 _SLOT = 5
@@ -89,22 +88,6 @@ _UNREACHABLE = frozenset(
 
 #: Errors of a system that cannot cut up a train: not at all, not to this packet size, or not on this path.
 _NO_TRAIN = frozenset((errno.EINVAL, errno.EIO, errno.ENOPROTOOPT, errno.EOPNOTSUPP, errno.EMSGSIZE))
-
-
-class _Source:
-    """A socket to receive from."""
-
-    __slots__ = ("end", "info", "is_gsi", "recent", "recvmsg_into", "start")
-
-    def __init__(self, sock: socket.socket, is_gsi: bool) -> None:
-        #: Whether it is one of slot 0, where management datagrams arrive.
-        self.is_gsi = is_gsi
-        #: The source itself, if packets for queue pairs arrive there.
-        self.recent = None if is_gsi else self
-        self.recvmsg_into = sock.recvmsg_into
-        # The ancillary message with the local address, and where in it that is: of in_pktinfo the address in the
-        # packet's header, which the ICRC covers.
-        self.info, self.start, self.end = sockets.PACKET_INFO[AF_INET6 if sock.family == AF_INET6 else AF_INET]
 
 
 class UdpWire:
@@ -150,9 +133,7 @@ class UdpWire:
         self._gsi: list[int] = []
         self._request_poller: select.epoll | None = None
         self._leaves_requests = False
-        #: How many management datagrams may be read until they are left for a moment, and when that was counted.
-        self._readable_requests: float = _REQUESTS
-        self._requests_counted_at = 0.0
+        self._request_rate = RequestRate()
         #: Receive buffers, as ``recvmsg_into`` takes them and as a view, and how many the last receive() used.
         self._buffers: list[tuple[list[memoryview], memoryview]] = []
         self._used = 0
@@ -160,7 +141,7 @@ class UdpWire:
         self._calls = 0
         self._busy_calls = 0
         #: The socket where the last packet for a queue pair arrived.
-        self._recent: _Source | None = None
+        self._recent: Source | None = None
         #: The processes that share the port, and what they forward to this one; None if it is not shared.
         self._group: PortGroup | None = None
         self._receiver: ForwardReceiver | None = None
@@ -225,7 +206,7 @@ class UdpWire:
 
     def _watch_socket(self, sock: socket.socket, is_gsi: bool) -> None:
         self._watched_sockets[sock.fileno()] = sock
-        self._watch(sock.fileno(), partial(self._read, _Source(sock, is_gsi)))
+        self._watch(sock.fileno(), partial(self._read, Source(sock, is_gsi)))
 
     def _unwatch(self, fd: int) -> None:
         if self._poller is not None:
@@ -284,17 +265,8 @@ class UdpWire:
         if all(events == select.POLLERR for _, events in ready):
             return False
         self._leave_requests(False)
-        self._readable_requests = 0
+        self._request_rate.left = 0.0
         return True
-
-    def _count_requests(self, count: int) -> None:
-        """Count management datagrams. While too many arrive, they are left until the helper thread resumes them."""
-        now = time.monotonic()
-        accrued = (now - self._requests_counted_at) * _REQUEST_RATE
-        self._requests_counted_at = now
-        self._readable_requests = min(_REQUESTS, self._readable_requests + accrued) - count
-        if self._readable_requests < 0:
-            self._leave_requests(True)
 
     def _leave_requests(self, leave: bool) -> None:
         """Leave requests to the processes that listen, or read them again."""
@@ -358,8 +330,8 @@ class UdpWire:
                 if reader is not None:
                     before = self._used
                     reader(found)
-                    if fd in self._gsi:
-                        self._count_requests(self._used - before)
+                    if fd in self._gsi and not self._request_rate.permits(self._used - before):
+                        self._leave_requests(True)
         self._busy_calls += 1
         if self.tap is not None:
             for received in found:
@@ -369,7 +341,7 @@ class UdpWire:
     def _is_gsi(self, one: tuple[int, int]) -> bool:
         return one[0] in self._gsi
 
-    def _read(self, source: _Source, found: list[Received]) -> None:
+    def _read(self, source: Source, found: list[Received]) -> None:
         # Reading an empty socket takes as long as reading a packet, so a second packet is read only while packets keep
         # coming: a lone message is answered sooner.
         begin, alone, errors = self._used, True, 0
