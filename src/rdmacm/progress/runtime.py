@@ -68,6 +68,7 @@ from math import inf
 from typing import Protocol, TypeVar
 
 from rdmacm.errors import cm_error
+from rdmacm.progress.containment import InternalErrors
 from rdmacm.progress.pollable import Pollable
 from rdmacm.progress.timers import Timer, Timers
 from rdmacm.progress.waiting import Waiters
@@ -132,10 +133,12 @@ class Runtime:
         self.pollables: set[Pollable] = set()
         #: The threads that wait.
         self.waiters = Waiters(self)
+        #: Faults of this package that were contained.
+        self.errors = InternalErrors()
         #: None before :meth:`attach`.
         self._driver: Driver | None = None
         #: The calls of :meth:`call_at`.
-        self._timers = Timers()
+        self._timers = Timers(self._timer_raised)
         #: The deadline that the timer descriptors of ``pollables`` are set for, in seconds; infinity for none.
         self._armed_for = inf
         #: Channels, completion queues and queries in progress. The descriptors are closed with the last one.
@@ -168,7 +171,10 @@ class Runtime:
         self.progress_count += 1
         now = self.clock()
         self.progress_due = now + _PROGRESS_INTERVAL
-        self.driver.progress(now, result_queue)
+        try:
+            self.driver.progress(now, result_queue)
+        except Exception as error:
+            self.errors.report("progress", "a step of progress is incomplete", error)
         self.fire_timers()
 
     def poll(self, result_queue: Sized = ()) -> bool:
@@ -216,6 +222,9 @@ class Runtime:
         self._timers.fire(now)
         if self._armed_for <= now:  # a timer descriptor that has fired stays readable until it is armed again
             self._arm(self._timers.next_deadline())
+
+    def _timer_raised(self, error: Exception) -> None:
+        self.errors.report("timer", "a timer's call is incomplete", error)
 
     def _arm(self, deadline: float | None) -> None:
         self._armed_for = inf if deadline is None else deadline

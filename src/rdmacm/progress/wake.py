@@ -85,6 +85,12 @@ class Waiter:
         self._milliseconds = _LONGEST_WAIT if seconds is None else min(max(0.0, seconds) * 1000, _LONGEST_WAIT)
         self.wake.clear()
 
+    def forget(self) -> None:
+        """Begin with a new poll object, because :meth:`prepare` was interrupted."""
+        self._poll = select.poll()
+        self._poll.register(self.wake.fd, select.POLLIN)
+        self._fds = ()
+
     def wait(self, limit: float | None) -> None:
         """Wait until ``limit`` at the longest, if given, in seconds of time.monotonic(). The lock is not held."""
         milliseconds = self._milliseconds

@@ -80,6 +80,18 @@ class Helper:
         self._stop = self._waiter = self._thread = None
 
     def _run(self, stop: threading.Event, waiter: Waiter) -> None:
+        while not stop.is_set():
+            try:
+                self._serve(stop, waiter)
+            except Exception as error:
+                self._runtime.errors.report("helper", "the helper thread begins again", error)
+                self._mux.may_defer_acks = False
+                waiter.forget()
+                stop.wait(_LONGEST_INTERVAL)
+        waiter.wake.close()
+
+    def _serve(self, stop: threading.Event, waiter: Waiter) -> None:
+        """Serve the peers whenever the application does not, until ``stop`` is set."""
         runtime, mux = self._runtime, self._mux
         wire = mux.wire
         # The last progress count seen, whether this thread serves the peers, and the time to the next check.
@@ -112,7 +124,6 @@ class Helper:
                     wire.resume_requests()
                     runtime.progress()
                     seen, serving = runtime.progress_count, True
-        waiter.wake.close()
 
     def _permit_deferring(self, stop: threading.Event) -> int:
         """Let callers defer ACKs as long as they come back within the grace period.
