@@ -186,7 +186,8 @@ def test_a_wire_that_raises_loses_packets_only(pair: Pair, caplog: pytest.LogCap
 
 
 def test_a_timer_that_raises_delays_no_other(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
-    runtime, called = pair.a.provider.runtime, []
+    runtime = pair.a.provider.runtime
+    called: list[float] = []
 
     def raising(now: float) -> None:
         raise Bug

@@ -91,6 +91,10 @@ class Agent:
         self.pending_events: list[Event] = []
         #: The connection with a local communication id, or None once it is gone.
         self.connection = self._connections.get
+        #: Forgets a connection in whatever state it is, without a message or an event.
+        self.forget = self._connections.remove
+        #: The connection whose state was changed last, for a caller that catches an exception of the agent.
+        self.stepping: CmConnection | None = None
         #: When :meth:`timer` has something to do, or None.
         self.next_deadline = self._connections.timers.next_deadline
         #: The deadlines of the timers that run, by local communication id.
@@ -312,7 +316,7 @@ class Agent:
             elif found is DropReason.NO_MATCH:
                 self._refuse(req, RejectReason.CONSUMER_DEFINED, tid, path)
             return found
-        connection = self._new_passive(req, tid, path, found)
+        connection = CmConnection(self._new_comm_id(""), path, False, req, tid, listener=found)
         connection.starting_psn = self._random.getrandbits(24)
         connection.remote_comm_id = req.local_comm_id
         connection.remote_guid = req.local_ca_guid
@@ -407,7 +411,7 @@ class Agent:
                 reply = SIDR_REP(request_id=req.request_id, status=status, service_id=req.service_id)
                 self.outbox.append((path, pack_message(reply, tid)))
             return found
-        connection = self._new_passive(req, tid, path, found)
+        connection = CmConnection(self._new_comm_id(""), path, False, req, tid, listener=found)
         connection.remote_comm_id = req.request_id
         self._connections.add(connection)
         self._step(connection, CmTrigger.SIDR_REQ, now, message=req)
@@ -441,16 +445,6 @@ class Agent:
                 return DropReason.FULL if len(self._connections) >= self.max_connections else listener
         return DropReason.NO_MATCH
 
-    def _new_passive(self, request: REQ | SIDR_REQ, tid: int, path: Hashable, listener: CmListener) -> CmConnection:
-        return CmConnection(
-            comm_id=self._new_comm_id(""),
-            path=path,
-            is_active=False,
-            request=request,
-            transaction_id=tid,
-            listener=listener,
-        )
-
     def _refuse(self, req: REQ, reason: RejectReason, tid: int, path: Hashable) -> None:
         """Send a REJ without creating a connection."""
         self.outbox.append((path, pack_message(REJ(0, req.local_comm_id, MessageKind.REQ, reason), tid)))
@@ -480,6 +474,7 @@ class Agent:
 
         ``message`` is the one received, or the network's report; ``packed`` is the MAD that a call sends.
         """
+        self.stepping = connection
         before = connection.state
         transition = TRANSITIONS[before].get(trigger)
         if transition is None:

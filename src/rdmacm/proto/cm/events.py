@@ -16,6 +16,7 @@ __all__ = [
     "Disconnected",
     "Established",
     "Event",
+    "Failed",
     "NetworkError",
     "Rejected",
     "SidrReply",
@@ -99,6 +100,17 @@ class Disconnected:
 
 
 @dataclass(slots=True, unsafe_hash=True)
+class Failed:
+    """An exception that is a fault of this package has ended the connection, which was established or not.
+
+    The agent does not report this event; the connection manager that has caught the exception does.
+    """
+
+    comm_id: int
+    was_established: bool
+
+
+@dataclass(slots=True, unsafe_hash=True)
 class TimewaitExit:
     """TIMEWAIT is over: the connection is gone, and its queue pair number and PSNs may be used again."""
 
@@ -132,6 +144,7 @@ Event: TypeAlias = (
     | Unreachable
     | DisconnectRequested
     | Disconnected
+    | Failed
     | TimewaitExit
     | SidrRequest
     | SidrReply

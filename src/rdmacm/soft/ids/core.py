@@ -12,7 +12,7 @@ from collections.abc import Callable
 from time import perf_counter_ns
 
 from rdmacm import log
-from rdmacm.address import DEFAULT_PKEY, Address, Gid
+from rdmacm.address import DEFAULT_PKEY, Address, Gid, InetAddr, SockAddrIB
 from rdmacm.cmstate import TRANSITIONS, State, Trigger, refusal
 from rdmacm.connparam import ConnParam, UdParam
 from rdmacm.constants import CmEventType, PortSpace
@@ -29,7 +29,7 @@ from rdmacm.soft.ids.link import AddressLookup
 from rdmacm.soft.port_table import PortOwner
 from rdmacm.verbs.device import Context, GidEntry
 
-__all__ = ["IdCore", "explain_failure", "steps_of"]
+__all__ = ["IdCore", "explain_failure", "steps_of", "wildcard_of"]
 
 _NO_GID = Gid()
 
@@ -257,3 +257,10 @@ def explain_failure(core: IdCore, lookup: AddressLookup, failure: Failure) -> Ex
 
 def _no_owner() -> None:
     """The owner of an id that a request has made, until the application fetches the request."""
+
+
+def wildcard_of(destination: Address) -> Address:
+    """The address that an id is bound to if no source is given."""
+    if isinstance(destination, InetAddr):
+        return InetAddr.any(destination.family)
+    return SockAddrIB(pkey=destination.pkey)

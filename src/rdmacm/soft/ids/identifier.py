@@ -30,7 +30,7 @@ from rdmacm.soft.device.queue_pair import SoftQP
 from rdmacm.soft.event_queue import SoftQueue
 from rdmacm.soft.host import SoftHost
 from rdmacm.soft.ids.connector import Connector
-from rdmacm.soft.ids.core import IdCore, steps_of
+from rdmacm.soft.ids.core import IdCore, steps_of, wildcard_of
 from rdmacm.soft.ids.ib_cm import NO_ECE, IbCmConnector, Refusal
 from rdmacm.soft.ids.ip_resolver import IpResolver
 from rdmacm.soft.ids.link import Link, Resolver
@@ -181,7 +181,7 @@ class SoftId(IdCore):
                 )
             origin = "bound"
             if self.state is State.IDLE:
-                self._bind(source or _wildcard(destination))
+                self._bind(source or wildcard_of(destination))
                 self.move(Trigger.BIND_ADDR)
                 origin = "given" if source is not None else "bound"
             else:
@@ -421,24 +421,28 @@ class SoftId(IdCore):
     def requested(self, event: ConnectRequest | SidrRequest, cm: ConnectionManager) -> Refusal | None:
         """See :class:`rdmacm.soft.ids.ib_cm.IbCmUser`."""
         child = SoftId(self.host, self.queue, None, self.port_space, self.qp_type)
-        if self.host.ib.subnet_with(cm) is not None:
-            child.link = _infiniband_link(child)
-        header = header_of(event.request) if isinstance(self.local_addr, InetAddr) else None
-        refusal = child.link.accept_request(event.request, header, event.path, cm)
-        if refusal is not None:
-            self.queue.ids.pop(child, None)
-            child._part()
-            return refusal
-        connector = child.connector
-        assert isinstance(connector, IbCmConnector)
-        param = connector.begin_passive(event, cm)
-        child.enter_connect(self.options)
-        child._is_answered = False
-        owner = self.owner()
-        if owner is None:
+        try:
+            if self.host.ib.subnet_with(cm) is not None:
+                child.link = _infiniband_link(child)
+            header = header_of(event.request) if isinstance(self.local_addr, InetAddr) else None
+            refusal = child.link.accept_request(event.request, header, event.path, cm)
+            if refusal is not None:
+                self.queue.ids.pop(child, None)
+                child._part()
+                return refusal
+            connector = child.connector
+            assert isinstance(connector, IbCmConnector)
+            param = connector.begin_passive(event, cm)
+            child.enter_connect(self.options)
+            child._is_answered = False
+            owner = self.owner()
+            if owner is not None:
+                self.queue.post(QueuedEvent(owner, CmEventType.CONNECT_REQUEST, param=param, new_id=child))
+                return None
+        except BaseException:
             child.destroy()
-        else:
-            self.queue.post(QueuedEvent(owner, CmEventType.CONNECT_REQUEST, param=param, new_id=child))
+            raise
+        child.destroy()
         return None
 
     def replied(self, param: ConnParam) -> None:
@@ -477,6 +481,13 @@ class SoftId(IdCore):
             if self.may(Trigger.DISCONNECTED):
                 self.move(Trigger.DISCONNECTED)
             self._report(CmEventType.DISCONNECTED, status, None, text)
+
+    def failed(self, was_established: bool, text: str) -> None:
+        self._fail_qp()
+        if was_established:
+            self.disconnected(-errno.EIO, text)
+        else:
+            self._report(CmEventType.CONNECT_ERROR, -errno.EIO, None, text)
 
     def timewait_over(self) -> None:
         self._report(CmEventType.TIMEWAIT_EXIT)
@@ -592,10 +603,3 @@ def _family(address: Address) -> int:
 
 def _host(address: Address) -> bytes:
     return bytes(address.addr) if isinstance(address, SockAddrIB) else address.ip
-
-
-def _wildcard(destination: Address) -> Address:
-    """The address that an id is bound to if no source is given."""
-    if isinstance(destination, InetAddr):
-        return InetAddr.any(destination.family)
-    return SockAddrIB(pkey=destination.pkey)
