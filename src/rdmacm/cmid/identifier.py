@@ -469,9 +469,11 @@ class CmId(ConnectionBase):
             raise
         self._channel, self._private = new, channel is None
         reported = self._events_reported
-        wait_acked(lambda: self._events_completed >= reported)
-        if was_private:
-            old.close()
+        try:
+            wait_acked(lambda: self._events_completed >= reported)
+        finally:
+            if was_private:
+                old.close()
 
     def destroy(self) -> None:
         """Release the id, its queues, its port and its device, rdma_destroy_id(3). More than once does nothing.
@@ -492,12 +494,14 @@ class CmId(ConnectionBase):
         for waiting in self._channel._queue.take(self):
             if waiting.new_id is not None:  # a request that was never fetched
                 waiting.new_id.destroy()
-        if self._events_completed < self._events_reported:
-            wait_acked(lambda: self._events_completed >= self._events_reported)
-        if self._private:
-            self._channel.close()
-        self.destroy_qp()
-        self.destroy_srq()
+        try:
+            if self._events_completed < self._events_reported:
+                wait_acked(lambda: self._events_completed >= self._events_reported)
+        finally:  # an interrupt ends the wait
+            if self._private:
+                self._channel.close()
+            self.destroy_qp()
+            self.destroy_srq()
 
     close = destroy
 

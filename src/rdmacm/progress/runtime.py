@@ -68,6 +68,7 @@ from math import inf
 from typing import Protocol, TypeVar
 
 from rdmacm.errors import cm_error
+from rdmacm.progress import signals
 from rdmacm.progress.containment import InternalErrors
 from rdmacm.progress.pollable import Pollable
 from rdmacm.progress.timers import Timer, Timers
@@ -129,6 +130,8 @@ class Runtime:
         self.progress_count = 0
         #: When a caller that finds its result queued has to make progress nevertheless, in seconds of ``clock``.
         self.progress_due = 0.0
+        #: When the signal handlers are looked at again, in seconds of ``clock``.
+        self._signals_due = 0.0 if self.is_real_time else inf
         #: Descriptors for readers that wait in select(2) or an event loop.
         self.pollables: set[Pollable] = set()
         #: The threads that wait.
@@ -171,6 +174,9 @@ class Runtime:
         self.progress_count += 1
         now = self.clock()
         self.progress_due = now + _PROGRESS_INTERVAL
+        if now >= self._signals_due:
+            self._signals_due = now + signals.INTERVAL
+            signals.refresh()
         try:
             self.driver.progress(now, result_queue)
         except Exception as error:
@@ -258,6 +264,7 @@ class Runtime:
         with self.lock:
             if not self._users:
                 self.driver.opened()
+                signals.guard(self)
             self._users[user] = None
 
     def release(self, user: object) -> None:
@@ -283,6 +290,7 @@ class Runtime:
             return not self._users
 
     def _close_descriptors(self) -> None:
+        signals.unguard(self)
         self.driver.released()
         self.waiters.close()
         self._timers.clear()
@@ -295,6 +303,7 @@ class Runtime:
         """
         self.lock = threading.RLock()
         self.abandoned = True
+        signals.unguard(self)
         # First, without signalling: the parent's threads wait for the same descriptors.
         self.waiters.abandon()
         for pollable in list(self.pollables):

@@ -9,6 +9,8 @@ import sys
 import time
 from collections.abc import Sequence
 
+from rdmacm.progress.signals import interruptible
+
 __all__ = ["Waiter", "Wake"]
 
 #: The longest wait in milliseconds: poll(2) does not notice that a virtual clock was advanced.
@@ -91,6 +93,7 @@ class Waiter:
         self._poll.register(self.wake.fd, select.POLLIN)
         self._fds = ()
 
+    @interruptible
     def wait(self, limit: float | None) -> None:
         """Wait until ``limit`` at the longest, if given, in seconds of time.monotonic(). The lock is not held."""
         milliseconds = self._milliseconds

@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import TYPE_CHECKING, TypeVar
 
+from rdmacm.progress.signals import checkpoint
 from rdmacm.testing.clock import SimulationError, VirtualClock
 from rdmacm.testing.faults import (
     FabricPacket,
@@ -243,6 +244,7 @@ class Fabric:
             limit = min(limit, self.now + max(0.0, _checked_seconds(seconds)))
         for _ in range(self.max_steps):
             self._progress()
+            checkpoint()
             if done is not None and done():
                 return True
             at = self._next_deadline()
