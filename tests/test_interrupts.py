@@ -57,7 +57,8 @@ def handler() -> Iterator[Handler]:
 
 def interrupt_in_receive(monkeypatch: pytest.MonkeyPatch, number: int = SIGNAL) -> list[object]:
     """The next receive() of a UDP wire is interrupted before and after its work. Returns what it has returned."""
-    receive, found = UdpWire.receive, []
+    receive = UdpWire.receive
+    found: list[object] = []
 
     def interrupted(self: UdpWire, skip_poll: bool = False) -> object:
         signal.raise_signal(number)

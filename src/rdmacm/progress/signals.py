@@ -53,6 +53,8 @@ _SIGNALS = tuple(
     )
 )
 
+#: Lets the interpreter find a signal as if it had just come. Unlike signal.raise_signal(), it calls no handler itself.
+_simulate: Callable[[int], None] = _thread.interrupt_main  # type: ignore[assignment]
 #: The identities of the code objects of interruptible functions.
 _interruptible: set[int] = set()
 #: The runtimes in use.
@@ -124,7 +126,7 @@ class _Deferring:
         if not _is_protected(frame) or self._is_overdue():
             self._since = 0.0
             return self.handler(signum, frame)
-        again = map(_thread.interrupt_main, (signum,))
+        again = map(_simulate, (signum,))
         # Not a call: after a call, the interpreter would run this handler inside of itself, without end.
         (_,) = again
         return None

@@ -151,7 +151,7 @@ class Waiters:
         return found
 
     def _put_back(self, waiter: Waiter) -> None:
-        if len(self._idle) < _KEPT and self._runtime.in_use:
+        if len(self._idle) < _KEPT and self._runtime.in_use and waiter.wake.fd >= 0:
             self._idle.append(waiter)
         else:
             waiter.wake.close()
