@@ -13,9 +13,11 @@ caller has not come back.
 
 from __future__ import annotations
 
+import errno
 import threading
 from typing import TYPE_CHECKING
 
+from rdmacm.errors import cm_error
 from rdmacm.progress.wake import Waiter
 
 if TYPE_CHECKING:
@@ -47,14 +49,27 @@ class Helper:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the thread unless it runs. The lock is held."""
+        """Start the thread unless it runs. The lock is held.
+
+        EAGAIN if the system allows no further thread, ENOTSUP if the interpreter is an isolated sub-interpreter.
+        """
         if self._stop is None:
             self._stop = threading.Event()
             self._waiter = Waiter()
             self._thread = threading.Thread(
                 target=self._run, args=(self._stop, self._waiter), name=HELPER_THREAD, daemon=True
             )
-            self._thread.start()
+            try:
+                self._thread.start()
+            except RuntimeError as error:
+                self.abandon()
+                is_limit = "can't start" in str(error)
+                raise cm_error(
+                    errno.EAGAIN if is_limit else errno.ENOTSUP,
+                    f"the helper thread cannot be started: {error}",
+                    "open_device",
+                    hint="`ulimit -u`" if is_limit else "the main interpreter",
+                ) from error
 
     def wake(self) -> None:
         """The provider's descriptors or its first deadline have changed. The lock is held."""

@@ -140,7 +140,11 @@ class QPMultiplexer:
             if log.enabled:
                 log.DEVICE.debug("UDP port 4791 is open: slot %d, trains of %d bytes", self.wire.slot, self.train)
             if self.on_open is not None:
-                self.on_open()
+                try:
+                    self.on_open()
+                except BaseException:
+                    self.close()
+                    raise
 
     def close(self) -> None:
         """Stop sending and receiving. Queue pairs that are left are without a wire."""
