@@ -35,7 +35,7 @@ from rdmacm.endpoint.listening import ListenerCore
 from rdmacm.endpoint.memory import Region, RemoteRegion
 from rdmacm.endpoint.race import connect_routine
 from rdmacm.errors import CmDisconnectedError, CmWouldBlockError, RdmaError, check_timeout
-from rdmacm.progress.signals import interruptible
+from rdmacm.protection import interruptible
 from rdmacm.provider import Provider, get_provider
 from rdmacm.verbs.async_event import AsyncEvent
 from rdmacm.verbs.buffers import Buffer

@@ -17,6 +17,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -27,6 +28,7 @@ from rdmacm.connparam import ConnParam, UdParam
 from rdmacm.constants import CmEventType, PortSpace
 from rdmacm.errors import CmRejectedError, CmTimeoutError, CmWouldBlockError, RdmaError, check_timeout, cm_error
 from rdmacm.explanation import Explanation
+from rdmacm.protection import finalize
 from rdmacm.proto.cm.codes import RejectReason, SidrStatus
 from rdmacm.provider import EventQueue, IdBackend, Provider, QueuedEvent, get_provider
 from rdmacm.verbs.checks import member
@@ -272,10 +274,12 @@ class EventChannel:
     def __del__(self) -> None:
         if not getattr(self, "_closed", True):
             warnings.warn(f"unclosed event channel {self!r}", ResourceWarning, stacklevel=2, source=self)
-            if sys.is_finalizing():  # the provider's lock may belong to a thread that has ended
-                return
-            with contextlib.suppress(Exception):
-                self.close()
+            if not sys.is_finalizing():  # the provider's lock may belong to a thread that has ended
+                finalize(self._close_forgotten)
+
+    def _close_forgotten(self) -> None:
+        with contextlib.suppress(Exception):
+            self.close()
 
     def __repr__(self) -> str:
         return f"<EventChannel {self.provider.name}{' closed' if self._closed else ''}>"
@@ -524,14 +528,17 @@ class CmId(ConnectionBase):
         if not getattr(self, "_closed", True):
             warnings.warn(f"undestroyed id {self!r}", ResourceWarning, stacklevel=2, source=self)
             self._closed = True
-            if sys.is_finalizing():  # the provider's lock may belong to a thread that has ended
-                return
-            with contextlib.suppress(Exception):
-                self._backend.destroy()
-                if self._private:
-                    self._channel.close()
+            if not sys.is_finalizing():  # the provider's lock may belong to a thread that has ended
+                finalize(partial(_destroy_forgotten, self._backend, self._channel if self._private else None))
 
     def __repr__(self) -> str:
         b = self._backend
         addresses = f" {b.local_addr or '-'} -> {b.peer_addr or '-'}"
         return f"<CmId {self.ps.name} {b.state.name}{addresses}>"
+
+
+def _destroy_forgotten(backend: IdBackend, channel: EventChannel | None) -> None:
+    with contextlib.suppress(Exception):
+        backend.destroy()
+        if channel is not None:
+            channel.close()

@@ -73,6 +73,7 @@ from rdmacm.progress.containment import InternalErrors
 from rdmacm.progress.pollable import Pollable
 from rdmacm.progress.timers import Timer, Timers
 from rdmacm.progress.waiting import Waiters
+from rdmacm.protection import deferred_finalizers, run_finalizers
 
 __all__ = ["Driver", "Runtime"]
 
@@ -190,6 +191,8 @@ class Runtime:
         """
         self._polls += 1
         if self._polls % _POLLS_PER_PROGRESS == 0:
+            if deferred_finalizers:
+                run_finalizers()
             with self.lock:
                 self.progress(result_queue)
             return True
@@ -284,6 +287,7 @@ class Runtime:
 
     def retire(self) -> bool:
         """Close the descriptors if there is no user, and return whether there is none."""
+        run_finalizers()
         with self.lock:
             if not self._users:
                 self._close_descriptors()

@@ -23,8 +23,9 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from types import FrameType, FunctionType
-from typing import Any, TypeVar, cast
+from types import FrameType
+
+from rdmacm.protection import interruptible, is_at_work
 
 try:
     # "signal" makes enumerations of all results, which takes microseconds.
@@ -32,18 +33,13 @@ try:
 except ImportError:
     import signal as _signal
 
-__all__ = ["INTERVAL", "checkpoint", "guard", "interruptible", "refresh", "unguard"]
-
-F = TypeVar("F", bound=Callable[..., Any])
+__all__ = ["INTERVAL", "checkpoint", "guard", "refresh", "unguard"]
 
 #: Seconds between two looks for new handlers.
 INTERVAL = 0.002
 #: Seconds after which a deferred signal is let through.
 _PATIENCE = 5.0
 
-_PACKAGE = __name__.removesuffix("progress.signals")
-#: Modules whose frames do not count: they call the rest of the package as an application does, or are this one.
-_OUTSIDE = tuple(_PACKAGE + name for name in ("tools", "testing", "interrupt", "__main__", "progress.signals"))
 #: Faults of the program, and signals that cannot be handled.
 _EXCLUDED = ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGKILL", "SIGSEGV", "SIGSTOP", "SIGSYS", "SIGTRAP")
 _SIGNALS = tuple(
@@ -55,16 +51,8 @@ _SIGNALS = tuple(
 
 #: Lets the interpreter find a signal as if it had just come. Unlike signal.raise_signal(), it calls no handler itself.
 _simulate: Callable[[int], None] = _thread.interrupt_main  # type: ignore[assignment]
-#: The identities of the code objects of interruptible functions.
-_interruptible: set[int] = set()
 #: The runtimes in use.
 _users: set[object] = set()
-
-
-def interruptible(function: F) -> F:
-    """Decorate a function in which a handler may run and raise. It must hold no lock and change nothing."""
-    _interruptible.add(id(cast("FunctionType", function).__code__))
-    return function
 
 
 @interruptible
@@ -123,7 +111,7 @@ class _Deferring:
         self._since = 0.0
 
     def __call__(self, signum: int, frame: FrameType | None) -> object:
-        if not _is_protected(frame) or self._is_overdue():
+        if not is_at_work(frame) or self._is_overdue():
             self._since = 0.0
             return self.handler(signum, frame)
         again = map(_simulate, (signum,))
@@ -135,15 +123,3 @@ class _Deferring:
         now = time.monotonic()
         self._since = self._since or now
         return now - self._since > _PATIENCE
-
-
-def _is_protected(frame: FrameType | None) -> bool:
-    """Whether the innermost frame of this package must not be interrupted."""
-    while frame is not None:
-        if id(frame.f_code) in _interruptible:
-            return False
-        name = frame.f_globals.get("__name__")
-        if type(name) is str and name.startswith(_PACKAGE) and not name.startswith(_OUTSIDE):
-            return True
-        frame = frame.f_back
-    return False

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from rdmacm.progress.signals import interruptible
+from rdmacm.protection import interruptible
 
 __all__ = ["Waiter", "Wake"]
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from rdmacm.errors import cm_error
 from rdmacm.progress.wake import Waiter
+from rdmacm.protection import run_finalizers
 
 if TYPE_CHECKING:
     from rdmacm.progress.runtime import Runtime
@@ -134,6 +135,7 @@ class Helper:
                     seen = runtime.progress_count
                     continue
             interval = _GRACE
+            run_finalizers()
             with runtime.lock:
                 if not stop.is_set():
                     wire.resume_requests()
