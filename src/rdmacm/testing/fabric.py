@@ -24,6 +24,7 @@ from random import Random
 from typing import TYPE_CHECKING, TypeVar
 
 from rdmacm.progress.signals import checkpoint
+from rdmacm.protection import run_finalizers
 from rdmacm.testing.clock import SimulationError, VirtualClock
 from rdmacm.testing.faults import (
     FabricPacket,
@@ -245,6 +246,7 @@ class Fabric:
         for _ in range(self.max_steps):
             self._progress()
             checkpoint()
+            run_finalizers()
             if done is not None and done():
                 return True
             at = self._next_deadline()
