@@ -22,6 +22,11 @@ Waiting
     No thread waits for another with the lock held. A wait (:mod:`rdmacm.progress.waiting`) takes the lock to make
     progress, and releases it while it sleeps in poll(2).
 
+Finalizers and signal handlers
+    They may run in any thread, or in the main thread, at any moment. Inside of this package they are deferred
+    (:mod:`rdmacm.protection`, :mod:`rdmacm.progress.signals`), so neither takes a lock that its thread may not take,
+    and no exception of a handler comes between two steps of an engine.
+
 Verbs objects
     They have no lock, because the garbage collector may close one in any thread, at any time, also in a thread that
     has the runtime's lock. Their bookkeeping consists of atomic operations (:mod:`rdmacm.verbs.resource`); the backends
