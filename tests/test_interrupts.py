@@ -21,6 +21,7 @@ from rdmacm.progress import signals
 from rdmacm.soft import open_provider
 from rdmacm.soft.wire.udp import UdpWire
 from rdmacm.testing import Fabric, MemoryNetwork, VirtualClock, memory_provider
+from rdmacm.testing.host import Host
 from support.endpoints import in_thread
 
 SIGNAL = signal.SIGUSR1
@@ -182,14 +183,14 @@ def test_a_simulation_can_be_interrupted(handler: Handler) -> None:
     fabric = Fabric()
     host = fabric.host("a", "10.0.0.1/24")
     with rdmacm.listen(("10.0.0.1", 7), provider=host.provider) as listener:
-        progress = type(host).progress
+        progress = Host._progress
 
         def interrupted(self: object) -> bool:
             signal.raise_signal(SIGNAL)
             return progress(host)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(type(host), "progress", interrupted)
+            patch.setattr(Host, "_progress", interrupted)
             with pytest.raises(Interrupted):
                 listener.accept(timeout=1)
     assert handler.within == ["checkpoint"]

@@ -73,9 +73,9 @@ def test_later_in_a_capture(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_two_threads_that_hold_the_locks_of_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """One acknowledges an event and finalizes an id, the other has the runtime's lock and acknowledges an event."""
-    provider = memory_provider(MemoryNetwork(), VirtualClock())
+    provider: Any = memory_provider(MemoryNetwork(), VirtualClock())
     acknowledging, locked = threading.Event(), threading.Event()
-    acknowledged = CmId.acknowledged
+    acknowledged = CmId._acknowledged
 
     with EventChannel(provider) as channel, CmId(channel) as cmid:
         forgotten = Forgotten(channel)
@@ -96,7 +96,7 @@ def test_two_threads_that_hold_the_locks_of_each_other(monkeypatch: pytest.Monke
                 locked.set()
                 events[1].ack()
 
-        monkeypatch.setattr(CmId, "acknowledged", collecting)
+        monkeypatch.setattr(CmId, "_acknowledged", collecting)
         first = threading.Thread(target=events[0].ack, daemon=True)
         second = threading.Thread(target=ack_with_lock, daemon=True)
         for thread in (first, second):

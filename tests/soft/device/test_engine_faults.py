@@ -27,6 +27,16 @@ def pair() -> Iterator[Pair]:
     made.close()
 
 
+class Heard:
+    """Takes the events of a queue pair (:class:`rdmacm.verbs.backend.AsyncEvents`)."""
+
+    def __init__(self) -> None:
+        self.events: list[EventType] = []
+
+    def post(self, event: EventType) -> None:
+        self.events.append(event)
+
+
 class Two:
     """Two connections between the same hosts; the engine of ``bad``'s right end raises, once :meth:`break_` is called.
 
@@ -36,8 +46,8 @@ class Two:
     def __init__(self, pair: Pair) -> None:
         self.pair = pair
         self.good, self.bad = Connected(pair), Connected(pair)
-        self.events: list[EventType] = []
-        self.bad.right.on_async_event = self.events.append
+        heard = self.bad.right.async_events = Heard()
+        self.events = heard.events
         self.buffers = [pair.a.region(64), pair.b.region(64)]
         for qp in (self.good.right, self.bad.right, self.good.left):
             qp.post_recv([RecvWR(7, [sge(self.buffers[qp is not self.good.left])])])
