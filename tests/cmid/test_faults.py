@@ -15,6 +15,8 @@ from rdmacm.soft.ids.ib_cm import IbCmConnector
 from rdmacm.verbs.enums import QPState
 from support.pair import Ends, ends
 
+pytestmark = pytest.mark.usefixtures("faults_expected")
+
 
 class Bug(Exception):
     """What the connection manager raises here."""

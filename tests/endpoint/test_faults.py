@@ -12,6 +12,8 @@ from rdmacm.endpoint.core import ConnectionCore
 from rdmacm.endpoint.race import _Attempt
 from support.endpoints import accepting, connected
 
+pytestmark = pytest.mark.usefixtures("faults_expected")
+
 
 class Bug(Exception):
     """What endpoints raise here."""

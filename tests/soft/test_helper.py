@@ -16,6 +16,8 @@ from rdmacm.soft import open_provider
 from rdmacm.soft.helper import HELPER_THREAD
 from support.endpoints import connected
 
+pytestmark = pytest.mark.usefixtures("faults_expected")
+
 
 class Bug(Exception):
     """What raises here."""

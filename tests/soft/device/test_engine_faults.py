@@ -15,6 +15,8 @@ from rdmacm.verbs.enums import EventType
 from rdmacm.verbs.wr import RecvWR, SendWR
 from support.softdev import Connected, Pair, sge, told
 
+pytestmark = pytest.mark.usefixtures("faults_expected")
+
 
 class Bug(Exception):
     """What an engine raises here."""
@@ -67,7 +69,7 @@ class Two:
         assert self.bad.right.state is QPState.ERR
         assert self.events[0] is EventType.COMM_EST or self.events == [EventType.QP_FATAL]
         assert self.events.count(EventType.QP_FATAL) == 1
-        assert self.pair.b.provider.runtime.errors.counts == {"queue_pair": count}
+        assert self.pair.b.provider.query_counters().errors == {"queue_pair": count}
         assert not self.pair.a.provider.runtime.errors.counts
         records = [record for record in caplog.records if record.name == "rdmacm"]
         assert len(records) == count

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from time import perf_counter_ns
 
 from rdmacm import log
-from rdmacm.address import DEFAULT_PKEY, Address, Gid, InetAddr, SockAddrIB
+from rdmacm.address import AF_IB, DEFAULT_PKEY, Address, Gid, InetAddr, SockAddrIB
 from rdmacm.cmstate import TRANSITIONS, State, Trigger, refusal
 from rdmacm.connparam import ConnParam, UdParam
 from rdmacm.constants import CmEventType, PortSpace
@@ -29,7 +29,7 @@ from rdmacm.soft.ids.link import AddressLookup
 from rdmacm.soft.port_table import PortOwner
 from rdmacm.verbs.device import Context, GidEntry
 
-__all__ = ["IdCore", "explain_failure", "steps_of", "wildcard_of"]
+__all__ = ["IdCore", "explain_failure", "family_of", "host_of", "steps_of", "wildcard_of"]
 
 _NO_GID = Gid()
 
@@ -264,3 +264,11 @@ def wildcard_of(destination: Address) -> Address:
     if isinstance(destination, InetAddr):
         return InetAddr.any(destination.family)
     return SockAddrIB(pkey=destination.pkey)
+
+
+def family_of(address: Address) -> int:
+    return AF_IB if isinstance(address, SockAddrIB) else address.family
+
+
+def host_of(address: Address) -> bytes:
+    return bytes(address.addr) if isinstance(address, SockAddrIB) else address.ip

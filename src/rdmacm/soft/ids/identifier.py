@@ -17,7 +17,7 @@ from socket import AF_INET
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
-from rdmacm.address import AF_IB, DEFAULT_PKEY, Address, InetAddr, SockAddrIB
+from rdmacm.address import DEFAULT_PKEY, Address, InetAddr, SockAddrIB
 from rdmacm.cmstate import State, Trigger
 from rdmacm.connparam import ConnParam, Ece, UdParam
 from rdmacm.constants import CmEventType
@@ -30,7 +30,7 @@ from rdmacm.soft.device.queue_pair import SoftQP
 from rdmacm.soft.event_queue import SoftQueue
 from rdmacm.soft.host import SoftHost
 from rdmacm.soft.ids.connector import Connector
-from rdmacm.soft.ids.core import IdCore, steps_of, wildcard_of
+from rdmacm.soft.ids.core import IdCore, family_of, host_of, steps_of, wildcard_of
 from rdmacm.soft.ids.ib_cm import NO_ECE, IbCmConnector, Refusal
 from rdmacm.soft.ids.ip_resolver import IpResolver
 from rdmacm.soft.ids.link import Link, Resolver
@@ -171,7 +171,7 @@ class SoftId(IdCore):
             self.require(Trigger.RESOLVE_ADDR)
             if timeout_ms < 0:
                 raise cm_error(errno.EINVAL, f"timeout {timeout_ms} ms is negative", "resolve_addr")
-            if source is not None and _family(source) != _family(destination):
+            if source is not None and family_of(source) != family_of(destination):
                 raise cm_error(
                     errno.EINVAL,
                     f"source {source} is of another address family",
@@ -192,10 +192,10 @@ class SoftId(IdCore):
         """Refuse another source than the one the id is bound to."""
         local = self.local_addr
         assert local is not None
-        if _family(local) != _family(destination):
+        if family_of(local) != family_of(destination):
             message = f"the id is bound to {local}, of another address family"
             raise cm_error(errno.EINVAL, message, "resolve_addr", str(destination), "a new id")
-        if source is not None and (_host(source) != _host(local) or source.port not in (0, local.port)):
+        if source is not None and (host_of(source) != host_of(local) or source.port not in (0, local.port)):
             message = f"source {source} was given, but the id is bound to {local}"
             raise cm_error(errno.EINVAL, message, "resolve_addr", str(destination), "no source, or a new id")
 
@@ -595,11 +595,3 @@ def _gid_resolver(core: IdCore) -> Resolver:
     from rdmacm.soft.ids.gid_resolver import GidResolver
 
     return GidResolver(core)
-
-
-def _family(address: Address) -> int:
-    return AF_IB if isinstance(address, SockAddrIB) else address.family
-
-
-def _host(address: Address) -> bytes:
-    return bytes(address.addr) if isinstance(address, SockAddrIB) else address.ip
