@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -68,3 +69,28 @@ def world() -> Iterator[World]:
     assert isinstance(provider, SoftProvider)
     with EventChannel(provider) as channel:
         yield World(network, eth0, clock, provider, channel)
+
+
+class _InternalErrors(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+@pytest.fixture
+def faults_expected() -> None:
+    """The test makes the package raise what it should not."""
+
+
+@pytest.fixture(autouse=True)
+def no_internal_errors(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A fault that was contained fails the test, unless it expects faults."""
+    handler = _InternalErrors()
+    logger = logging.getLogger("rdmacm")
+    logger.addHandler(handler)
+    yield
+    logger.removeHandler(handler)
+    assert not handler.messages or "faults_expected" in request.fixturenames, handler.messages

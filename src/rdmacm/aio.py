@@ -35,6 +35,7 @@ from rdmacm.endpoint.listening import ListenerCore
 from rdmacm.endpoint.memory import Region, RemoteRegion
 from rdmacm.endpoint.race import connect_routine
 from rdmacm.errors import CmDisconnectedError, CmWouldBlockError, RdmaError, check_timeout
+from rdmacm.protection import interruptible
 from rdmacm.provider import Provider, get_provider
 from rdmacm.verbs.async_event import AsyncEvent
 from rdmacm.verbs.buffers import Buffer
@@ -318,6 +319,7 @@ class AsyncServer:
             self._handlers.add(task)
             task.add_done_callback(self._handlers.discard)
 
+    @interruptible  # the handler is the application's
     async def _handle(self, connection: AsyncConnection) -> None:
         async with connection:
             try:

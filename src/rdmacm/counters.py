@@ -22,3 +22,5 @@ class Counters:
     #: UDP port 4791: packets that no queue pair got, packets that could not be sent, and ICMP errors. It has only what
     #: has happened.
     udp: dict[str, int]
+    #: Exceptions that are faults of this package, by part (``queue_pair``). Empty if all is well.
+    errors: dict[str, int]

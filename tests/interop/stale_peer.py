@@ -48,7 +48,7 @@ def main(address: str, port: str, command: str = "") -> None:
             with backend.runtime.lock:
                 backend.host.mux.progress()
             time.sleep(0.01)
-        print(f"{connection.state.name} rejections at once {rejections} asked {len(agent._machine.questions)}")
+        print(f"{connection.state.name} rejections at once {rejections} asked {len(agent.machine.questions)}")
 
 
 if __name__ == "__main__":

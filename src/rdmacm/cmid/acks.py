@@ -8,7 +8,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from rdmacm.progress.signals import checkpoint
+
 __all__ = ["ACK_LOCK", "wait_acked", "wake_waiters"]
+
+#: Seconds after which a wait is interrupted at the latest. A condition itself must not be: it would lose its lock.
+_LATENCY = 0.05
 
 #: Guards the counts of events. Re-entrant: the garbage collector may acknowledge an event while its thread holds it.
 ACK_LOCK = threading.RLock()
@@ -29,6 +34,7 @@ def wait_acked(done: Callable[[], bool]) -> None:
         while not done():
             _waiters += 1
             try:
-                _changed.wait()
+                _changed.wait(_LATENCY)
             finally:
                 _waiters -= 1
+            checkpoint()

@@ -17,6 +17,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -27,6 +28,7 @@ from rdmacm.connparam import ConnParam, UdParam
 from rdmacm.constants import CmEventType, PortSpace
 from rdmacm.errors import CmRejectedError, CmTimeoutError, CmWouldBlockError, RdmaError, check_timeout, cm_error
 from rdmacm.explanation import Explanation
+from rdmacm.protection import finalize
 from rdmacm.proto.cm.codes import RejectReason, SidrStatus
 from rdmacm.provider import EventQueue, IdBackend, Provider, QueuedEvent, get_provider
 from rdmacm.verbs.checks import member
@@ -272,10 +274,12 @@ class EventChannel:
     def __del__(self) -> None:
         if not getattr(self, "_closed", True):
             warnings.warn(f"unclosed event channel {self!r}", ResourceWarning, stacklevel=2, source=self)
-            if sys.is_finalizing():  # the provider's lock may belong to a thread that has ended
-                return
-            with contextlib.suppress(Exception):
-                self.close()
+            if not sys.is_finalizing():  # the provider's lock may belong to a thread that has ended
+                finalize(self._close_forgotten)
+
+    def _close_forgotten(self) -> None:
+        with contextlib.suppress(Exception):
+            self.close()
 
     def __repr__(self) -> str:
         return f"<EventChannel {self.provider.name}{' closed' if self._closed else ''}>"
@@ -469,9 +473,11 @@ class CmId(ConnectionBase):
             raise
         self._channel, self._private = new, channel is None
         reported = self._events_reported
-        wait_acked(lambda: self._events_completed >= reported)
-        if was_private:
-            old.close()
+        try:
+            wait_acked(lambda: self._events_completed >= reported)
+        finally:
+            if was_private:
+                old.close()
 
     def destroy(self) -> None:
         """Release the id, its queues, its port and its device, rdma_destroy_id(3). More than once does nothing.
@@ -492,12 +498,14 @@ class CmId(ConnectionBase):
         for waiting in self._channel._queue.take(self):
             if waiting.new_id is not None:  # a request that was never fetched
                 waiting.new_id.destroy()
-        if self._events_completed < self._events_reported:
-            wait_acked(lambda: self._events_completed >= self._events_reported)
-        if self._private:
-            self._channel.close()
-        self.destroy_qp()
-        self.destroy_srq()
+        try:
+            if self._events_completed < self._events_reported:
+                wait_acked(lambda: self._events_completed >= self._events_reported)
+        finally:  # an interrupt ends the wait
+            if self._private:
+                self._channel.close()
+            self.destroy_qp()
+            self.destroy_srq()
 
     close = destroy
 
@@ -520,14 +528,17 @@ class CmId(ConnectionBase):
         if not getattr(self, "_closed", True):
             warnings.warn(f"undestroyed id {self!r}", ResourceWarning, stacklevel=2, source=self)
             self._closed = True
-            if sys.is_finalizing():  # the provider's lock may belong to a thread that has ended
-                return
-            with contextlib.suppress(Exception):
-                self._backend.destroy()
-                if self._private:
-                    self._channel.close()
+            if not sys.is_finalizing():  # the provider's lock may belong to a thread that has ended
+                finalize(partial(_destroy_forgotten, self._backend, self._channel if self._private else None))
 
     def __repr__(self) -> str:
         b = self._backend
         addresses = f" {b.local_addr or '-'} -> {b.peer_addr or '-'}"
         return f"<CmId {self.ps.name} {b.state.name}{addresses}>"
+
+
+def _destroy_forgotten(backend: IdBackend, channel: EventChannel | None) -> None:
+    with contextlib.suppress(Exception):
+        backend.destroy()
+        if channel is not None:
+            channel.close()

@@ -11,6 +11,7 @@ from rdmacm.endpoint.core import ConnectionCore
 from rdmacm.endpoint.listening import IncomingRequest, ListenerCore
 from rdmacm.endpoint.memory import Region
 from rdmacm.explanation import Explanation, Step
+from rdmacm.protection import finalize
 from rdmacm.verbs.buffers import Buffer
 from rdmacm.verbs.enums import AccessFlag
 from rdmacm.verbs.pd import PD
@@ -91,7 +92,7 @@ class ConnectionBase:
         if core is not None and not core.is_released:
             warnings.warn(f"unclosed connection {self!r}", ResourceWarning, stacklevel=2, source=self)
             if not sys.is_finalizing():  # a lock may be held by a daemon thread that no longer runs
-                core.release()
+                finalize(core.release)
 
     def __repr__(self) -> str:
         ends = f"{format_address(self.local_addr)} -> {format_address(self.peer_addr)}"
@@ -121,7 +122,7 @@ class RequestBase:
     def __del__(self) -> None:
         incoming = getattr(self, "_incoming", None)
         if incoming is not None and not sys.is_finalizing():
-            incoming.drop()
+            finalize(incoming.drop)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} from {format_address(self.peer_addr)}>"
@@ -173,7 +174,7 @@ class ListenerBase:
         if core is not None and not core.is_closed:
             warnings.warn(f"unclosed listener {self!r}", ResourceWarning, stacklevel=2, source=self)
             if not sys.is_finalizing():
-                core.close()
+                finalize(core.close)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {format_address(self.address)}{' closed' if self.closed else ''}>"

@@ -14,8 +14,9 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from rdmacm.cmid import CmEvent, EventChannel
+from rdmacm.cmid import CmEvent, CmId, EventChannel
 from rdmacm.errors import CmWouldBlockError, check_timeout
+from rdmacm.progress.containment import InternalErrors
 from rdmacm.provider import Provider
 
 __all__ = ["CompletionSource", "Dispatcher", "Expired", "Observable", "Routine", "Wait", "run"]
@@ -72,6 +73,9 @@ class CompletionSource(Protocol):
     def poll(self) -> bool:
         """Process a bounded number of completions; return whether there may be more."""
 
+    def end(self, reason: str) -> None:
+        """Disconnect."""
+
 
 class Dispatcher:
     """One event channel and the completion queues of all endpoints that share it.
@@ -94,6 +98,8 @@ class Dispatcher:
         self.clock = self.provider.clock
         self._on_ready = on_ready
         self._on_close = on_close
+        #: Faults of endpoints that were contained.
+        self.errors = InternalErrors()
         #: Endpoints, and calls under way, that need the channel.
         self._users = 1
         #: Events in the channel that :meth:`dispatch` has not fetched.
@@ -152,7 +158,12 @@ class Dispatcher:
             if self._scheduled:
                 source = self._scheduled.popleft()
                 source.is_scheduled = False
-                if source.poll() and not source.is_scheduled:
+                try:
+                    has_more = source.poll()
+                except Exception as error:
+                    self._end(source, error)
+                    continue
+                if has_more and not source.is_scheduled:
                     source.is_scheduled = True
                     self._scheduled.append(source)
         return False
@@ -169,7 +180,21 @@ class Dispatcher:
         target = event.id.context if event.listen_id is None else event.listen_id.context
         handle: Callable[[CmEvent], None] | None = getattr(target, "handle", None)
         if handle is not None:
-            handle(event)
+            try:
+                handle(event)
+            except Exception as error:
+                self._end(target if event.listen_id is None else event.id, error)
+
+    def _end(self, ended: object, error: Exception) -> None:
+        """An endpoint has raised, or for a listener a request: it ends, and no other does."""
+        self.errors.report("endpoint", f"{ended!r} has ended", error)
+        try:
+            if isinstance(ended, CmId):
+                ended.destroy()
+            elif hasattr(ended, "end"):
+                ended.end("an internal error has ended the connection")
+        except Exception as second:
+            self.errors.report("endpoint", f"{ended!r} is not disconnected", second)
 
     # -- the provider's lock --------------------------------------------------------------------------
 

@@ -257,6 +257,11 @@ class _Attempt:
         cmid.context = core
         self._race.won(self)
 
+    def end(self, reason: str) -> None:
+        """Fail because of a fault in :meth:`handle`."""
+        self._fail(cm_error(errno.EIO, reason, self.step, self.name))
+        self._race.failed()
+
     def _fail(self, error: RdmaError) -> None:
         self.error = error
         self.close()

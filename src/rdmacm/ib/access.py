@@ -15,6 +15,7 @@ from typing import Any, Generic, Self, TypeVar
 from rdmacm.address import DEFAULT_PKEY, Gid
 from rdmacm.errors import RdmaError, check_timeout, cm_error
 from rdmacm.ib.transport import IbPort, MadTransport
+from rdmacm.protection import interruptible
 from rdmacm.proto.sa.attributes import Attribute
 from rdmacm.proto.sa.client import SaClient, SaResponse
 from rdmacm.proto.sa.mad import SaMethod, SaStatus, describe_status
@@ -249,7 +250,7 @@ class SaAccess:
         client = self._client
         deadline = client.next_deadline()
         assert deadline is not None, "the query was not sent from here, or its response was fetched before"
-        ready = self._poll.poll(1000 * max(0.0, deadline - time.monotonic()))
+        ready = self._wait(1000 * max(0.0, deadline - time.monotonic()))
         if self.transport.fileno() < 0 or (ready and not ready[0][1] & select.POLLIN):
             raise cm_error(errno.ENODEV, os.strerror(errno.ENODEV), "sa_query", self.transport.name)
         arrived = self.transport.receive()
@@ -260,6 +261,10 @@ class SaAccess:
         self._send()
         for response in client.events():
             self._responses[response.query] = response
+
+    @interruptible
+    def _wait(self, milliseconds: float) -> list[tuple[int, int]]:
+        return self._poll.poll(milliseconds)
 
     def _pkey(self) -> int:
         return next(iter(self.port.pkeys), DEFAULT_PKEY)

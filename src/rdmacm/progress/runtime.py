@@ -22,6 +22,11 @@ Waiting
     No thread waits for another with the lock held. A wait (:mod:`rdmacm.progress.waiting`) takes the lock to make
     progress, and releases it while it sleeps in poll(2).
 
+Finalizers and signal handlers
+    They may run in any thread, or in the main thread, at any moment. Inside of this package they are deferred
+    (:mod:`rdmacm.protection`, :mod:`rdmacm.progress.signals`), so neither takes a lock that its thread may not take,
+    and no exception of a handler comes between two steps of an engine.
+
 Verbs objects
     They have no lock, because the garbage collector may close one in any thread, at any time, also in a thread that
     has the runtime's lock. Their bookkeeping consists of atomic operations (:mod:`rdmacm.verbs.resource`); the backends
@@ -68,9 +73,12 @@ from math import inf
 from typing import Protocol, TypeVar
 
 from rdmacm.errors import cm_error
+from rdmacm.progress import signals
+from rdmacm.progress.containment import InternalErrors
 from rdmacm.progress.pollable import Pollable
 from rdmacm.progress.timers import Timer, Timers
 from rdmacm.progress.waiting import Waiters
+from rdmacm.protection import deferred_finalizers, run_finalizers
 
 __all__ = ["Driver", "Runtime"]
 
@@ -128,14 +136,18 @@ class Runtime:
         self.progress_count = 0
         #: When a caller that finds its result queued has to make progress nevertheless, in seconds of ``clock``.
         self.progress_due = 0.0
+        #: When the signal handlers are looked at again, in seconds of ``clock``.
+        self._signals_due = 0.0 if self.is_real_time else inf
         #: Descriptors for readers that wait in select(2) or an event loop.
         self.pollables: set[Pollable] = set()
         #: The threads that wait.
         self.waiters = Waiters(self)
+        #: Faults of this package that were contained.
+        self.errors = InternalErrors()
         #: None before :meth:`attach`.
         self._driver: Driver | None = None
         #: The calls of :meth:`call_at`.
-        self._timers = Timers()
+        self._timers = Timers(self._timer_raised)
         #: The deadline that the timer descriptors of ``pollables`` are set for, in seconds; infinity for none.
         self._armed_for = inf
         #: Channels, completion queues and queries in progress. The descriptors are closed with the last one.
@@ -168,7 +180,13 @@ class Runtime:
         self.progress_count += 1
         now = self.clock()
         self.progress_due = now + _PROGRESS_INTERVAL
-        self.driver.progress(now, result_queue)
+        if now >= self._signals_due:
+            self._signals_due = now + signals.INTERVAL
+            signals.refresh()
+        try:
+            self.driver.progress(now, result_queue)
+        except Exception as error:
+            self.errors.report("progress", "a step of progress is incomplete", error)
         self.fire_timers()
 
     def poll(self, result_queue: Sized = ()) -> bool:
@@ -178,6 +196,8 @@ class Runtime:
         """
         self._polls += 1
         if self._polls % _POLLS_PER_PROGRESS == 0:
+            if deferred_finalizers:
+                run_finalizers()
             with self.lock:
                 self.progress(result_queue)
             return True
@@ -217,6 +237,9 @@ class Runtime:
         if self._armed_for <= now:  # a timer descriptor that has fired stays readable until it is armed again
             self._arm(self._timers.next_deadline())
 
+    def _timer_raised(self, error: Exception) -> None:
+        self.errors.report("timer", "a timer's call is incomplete", error)
+
     def _arm(self, deadline: float | None) -> None:
         self._armed_for = inf if deadline is None else deadline
         for pollable in self.pollables:
@@ -249,6 +272,7 @@ class Runtime:
         with self.lock:
             if not self._users:
                 self.driver.opened()
+                signals.guard(self)
             self._users[user] = None
 
     def release(self, user: object) -> None:
@@ -268,12 +292,14 @@ class Runtime:
 
     def retire(self) -> bool:
         """Close the descriptors if there is no user, and return whether there is none."""
+        run_finalizers()
         with self.lock:
             if not self._users:
                 self._close_descriptors()
             return not self._users
 
     def _close_descriptors(self) -> None:
+        signals.unguard(self)
         self.driver.released()
         self.waiters.close()
         self._timers.clear()
@@ -286,6 +312,7 @@ class Runtime:
         """
         self.lock = threading.RLock()
         self.abandoned = True
+        signals.unguard(self)
         # First, without signalling: the parent's threads wait for the same descriptors.
         self.waiters.abandon()
         for pollable in list(self.pollables):

@@ -38,12 +38,16 @@ class Timer:
 
 
 class Timers:
-    """Calls that are due at given times, in seconds of one clock."""
+    """Calls that are due at given times, in seconds of one clock.
 
-    __slots__ = ("_heap",)
+    ``raised(error)`` is called with an exception of such a call, which has no other effect.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_heap", "_raised")
+
+    def __init__(self, raised: Callable[[Exception], None]) -> None:
         self._heap: LazyTimerHeap[Timer] = LazyTimerHeap(_deadline_of)
+        self._raised = raised
 
     def add(self, when: float, callback: Callable[[float], None]) -> Timer:
         """Make the call ``callback(now)`` at ``when``, or at the next :meth:`fire` after it."""
@@ -72,10 +76,19 @@ class Timers:
         due = []
         while (timer := heap.pop_due(now)) is not None:
             due.append(timer)
-        for timer in due:
-            callback, timer.callback = timer.callback, None
-            if callback is not None:
-                callback(now)
+        due.reverse()
+        try:
+            while due:
+                timer = due.pop()
+                callback, timer.callback = timer.callback, None
+                if callback is not None:
+                    try:
+                        callback(now)
+                    except Exception as error:
+                        self._raised(error)
+        finally:
+            for timer in due:  # none, unless the thread was interrupted
+                heap.schedule(timer, timer.when)
 
     def clear(self) -> None:
         """Forget all timers."""

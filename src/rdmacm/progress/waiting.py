@@ -15,6 +15,7 @@ from collections.abc import Callable, Sized
 from typing import Protocol, TypeVar
 
 from rdmacm.progress.wake import Waiter
+from rdmacm.protection import deferred_finalizers, run_finalizers
 
 __all__ = ["Progress", "Waiters"]
 
@@ -76,6 +77,8 @@ class Waiters:
         and defers ACKs to the next call.
         """
         runtime = self._runtime
+        if deferred_finalizers:
+            run_finalizers()
         with runtime.lock:
             found = done()
             if found:
@@ -151,7 +154,7 @@ class Waiters:
         return found
 
     def _put_back(self, waiter: Waiter) -> None:
-        if len(self._idle) < _KEPT and self._runtime.in_use:
+        if len(self._idle) < _KEPT and self._runtime.in_use and waiter.wake.fd >= 0:
             self._idle.append(waiter)
         else:
             waiter.wake.close()

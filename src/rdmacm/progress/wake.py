@@ -9,10 +9,14 @@ import sys
 import time
 from collections.abc import Sequence
 
+from rdmacm.protection import interruptible
+
 __all__ = ["Waiter", "Wake"]
 
 #: The longest wait in milliseconds: poll(2) does not notice that a virtual clock was advanced.
 _LONGEST_WAIT = 3_600_000.0
+#: The same for a thread that cannot be woken, because the process has no descriptor left.
+_WAIT_WITHOUT_WAKE = 5.0
 
 
 class Wake:
@@ -60,17 +64,41 @@ class Wake:
             os.close(self.fd)
 
 
+class _NoWake(Wake):
+    """Takes the place of a wake-up while the process can open no descriptor: the thread looks at short intervals."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        self.fd = -1
+        self.raised = False
+
+    def set(self) -> None:
+        pass
+
+    def clear(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 class Waiter:
     """For one waiting thread: its wake-up, and a poll object over it and the provider's descriptors."""
 
-    __slots__ = ("_fds", "_milliseconds", "_poll", "wake")
+    __slots__ = ("_fds", "_longest", "_milliseconds", "_poll", "wake")
 
     def __init__(self) -> None:
-        self.wake = Wake()
-        self._poll = select.poll()
-        self._poll.register(self.wake.fd, select.POLLIN)
+        #: The longest wait in milliseconds.
+        self._longest = _LONGEST_WAIT
+        try:
+            self.wake = Wake()
+        except OSError:
+            self.wake = _NoWake()
+            self._longest = _WAIT_WITHOUT_WAKE
         #: The provider's descriptors that the poll object has.
         self._fds: Sequence[int] = ()
+        self.forget()
         #: The timeout of the next wait, in milliseconds.
         self._milliseconds = 0.0
 
@@ -82,9 +110,18 @@ class Waiter:
             for fd in fds:
                 self._poll.register(fd, select.POLLIN)
             self._fds = fds
-        self._milliseconds = _LONGEST_WAIT if seconds is None else min(max(0.0, seconds) * 1000, _LONGEST_WAIT)
+        longest = self._longest
+        self._milliseconds = longest if seconds is None else min(max(0.0, seconds) * 1000, longest)
         self.wake.clear()
 
+    def forget(self) -> None:
+        """Begin with a new poll object."""
+        self._poll = select.poll()
+        if self.wake.fd >= 0:
+            self._poll.register(self.wake.fd, select.POLLIN)
+        self._fds = ()
+
+    @interruptible
     def wait(self, limit: float | None) -> None:
         """Wait until ``limit`` at the longest, if given, in seconds of time.monotonic(). The lock is not held."""
         milliseconds = self._milliseconds

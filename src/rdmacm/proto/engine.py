@@ -111,7 +111,8 @@ class QPEngine(Protocol):
 
     #: Completions that the owner has not taken yet, oldest first. The owner clears the list; it is never replaced.
     completed: list[WC]
-    #: Whether the connection has ended: by an error, or by :meth:`flush`. Then everything posted has completed.
+    #: Whether the connection has ended: by an error, or by :meth:`flush`. Then everything posted has completed. Before
+    #: the owner flushes an engine that has raised an exception, it sets this to False.
     failed: bool
     #: The error that has ended it, as a text for the log; empty after :meth:`flush`.
     failure: str

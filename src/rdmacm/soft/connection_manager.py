@@ -3,6 +3,9 @@
 The agent (:mod:`rdmacm.proto.cm.engine`) does no input or output. A connection manager sends the agent's MADs over
 QP 1, delivers its events to the owners of the connections, and turns its deadline into a timer. The upper byte of a
 communication id is the wire's slot, so that replies reach the right process when several share the port.
+
+The agent and the owners of connections raise no exceptions here. If one does all the same, its connection ends,
+with the event Failed, and all others go on.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from rdmacm.proto.cm.events import (
     ConnectRequest,
     Established,
     Event,
+    Failed,
     NetworkError,
     PeerQuestion,
     SidrRequest,
@@ -42,6 +46,8 @@ _REPEATED = frozenset(
 )
 
 _REQUESTS = (ConnectRequest, SidrRequest)
+#: States in which a connection is established, or was a moment ago.
+_ESTABLISHED = (CmState.ESTABLISHED, CmState.DREQ_SENT, CmState.DREQ_RCVD, CmState.TIMEWAIT)
 
 #: Takes the ids of a REQ or SIDR_REQ that was not delivered, a function that tells whether a path leads to where it was
 #: sent, the error, and the time (:meth:`rdmacm.proto.cm.engine.Agent.unreachable`).
@@ -220,10 +226,16 @@ class ConnectionManager:
                         self.sent[mad[_ATTRIBUTE_ID]] += 1
                         if log.enabled:
                             _log_message("to", mad, path)
-                        send_mad(path, mad)
+                        try:
+                            send_mad(path, mad)
+                        except Exception as error:
+                            self._runtime.errors.report("gsi", "a management datagram is lost", error)
                 if agent.pending_events:
                     for event in agent.events():
-                        self._deliver(agent, event)
+                        try:
+                            self._deliver(agent, event)
+                        except Exception as error:
+                            self._end(agent, agent.connection(event.comm_id), error)
         finally:
             self._is_dispatching = False
         # Nearly always an earlier timer is set; then the next deadline need not be looked up.
@@ -239,18 +251,28 @@ class ConnectionManager:
 
     def _time(self, now: float) -> None:
         self._timer = None
-        if self._agent is not None:
-            self._agent.timer(now)
-            self.retries += sum(mad[_ATTRIBUTE_ID] in _REPEATED for _, mad in self._agent.outbox)
+        agent = self._agent
+        if agent is not None:
+            agent.machine.stepping = None
+            try:
+                agent.timer(now)
+            except Exception as error:
+                self._end(agent, agent.machine.stepping, error)
+            self.retries += sum(mad[_ATTRIBUTE_ID] in _REPEATED for _, mad in agent.outbox)
             self.dispatch()
 
     def _mad_received(self, mad: memoryview, path: Hashable, now: float) -> None:
-        if self._agent is not None:
-            dropped = self._agent.mad_received(mad, path, now)
-            if dropped is not DropReason.MALFORMED:
-                self.received[mad[_ATTRIBUTE_ID]] += 1
-            if log.enabled:
-                _log_message("from", mad, path, dropped)
+        agent = self._agent
+        if agent is not None:
+            agent.machine.stepping = None
+            try:
+                dropped = agent.mad_received(mad, path, now)
+                if dropped is not DropReason.MALFORMED:
+                    self.received[mad[_ATTRIBUTE_ID]] += 1
+                if log.enabled:
+                    _log_message("from", mad, path, dropped)
+            except Exception as error:
+                self._end(agent, agent.machine.stepping or _addressed(agent, mad, path), error)
             self.dispatch()
 
     def _undelivered(
@@ -258,9 +280,43 @@ class ConnectionManager:
     ) -> None:
         if log.enabled:
             log.CM.debug("not delivered: local id 0x%08x: %s", comm_id, errno_name(error.errno))
-        if self._agent is not None:
-            self._agent.unreachable(comm_id, transaction_id, is_path, error, now)
+        agent = self._agent
+        if agent is not None:
+            agent.machine.stepping = None
+            try:
+                agent.unreachable(comm_id, transaction_id, is_path, error, now)
+            except Exception as raised:
+                self._end(agent, agent.machine.stepping, raised)
             self.dispatch()
+
+    def _end(self, agent: Agent, connection: CmConnection | None, error: Exception) -> None:
+        """End the connection that an exception belongs to; None if it belongs to none."""
+        errors = self._runtime.errors
+        if connection is None:
+            errors.report("connection", "a message or a timer of the connection manager has no effect", error)
+            return
+        comm_id = connection.comm_id
+        errors.report("connection", f"the connection with communication id 0x{comm_id:08x} has ended", error)
+        was_established = connection.state in _ESTABLISHED
+        owner = self._owners.pop(comm_id, None)
+        try:
+            agent.destroy(comm_id, self._runtime.clock())
+            self.hold_qpn(connection)
+        except Exception as second:
+            errors.report("connection", f"the peer of 0x{comm_id:08x} is not told", second)
+            if connection.listener is not None:
+                connection.listener.requests.discard(comm_id)
+            agent.forget(connection)
+        if owner is not None:
+            try:
+                owner.connection_event(Failed(comm_id, was_established))
+            except Exception as second:
+                errors.report("connection", f"the end of 0x{comm_id:08x} is not reported", second)
+
+    def request_raised(self) -> None:
+        """A call of the agent that makes a connection has raised: forget what it has made."""
+        if self._agent is not None and self._agent.machine.stepping is not None:
+            self._agent.forget(self._agent.machine.stepping)
 
     def _deliver(self, agent: Agent, event: Event) -> None:
         if isinstance(event, _REQUESTS):
@@ -312,3 +368,13 @@ def _log_message(verb: str, mad: Buffer, path: Hashable, dropped: DropReason | N
     if dropped is not None:
         words.append(f"dropped: {dropped.value}")
     log.CM.debug("%s %s: %s %s", verb, path, type(message).__name__, ", ".join(words))
+
+
+def _addressed(agent: Agent, mad: memoryview, path: Hashable) -> CmConnection | None:
+    """The connection that a message is for, if it comes from its peer."""
+    try:
+        message, _ = unpack_mad(mad)
+    except WireError:
+        return None
+    connection = agent.connection(getattr(message, "remote_comm_id", 0))
+    return connection if connection is not None and connection.path == path else None

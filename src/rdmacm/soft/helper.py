@@ -13,10 +13,13 @@ caller has not come back.
 
 from __future__ import annotations
 
+import errno
 import threading
 from typing import TYPE_CHECKING
 
+from rdmacm.errors import cm_error
 from rdmacm.progress.wake import Waiter
+from rdmacm.protection import run_finalizers
 
 if TYPE_CHECKING:
     from rdmacm.progress.runtime import Runtime
@@ -47,14 +50,27 @@ class Helper:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the thread unless it runs. The lock is held."""
+        """Start the thread unless it runs. The lock is held.
+
+        EAGAIN if the system allows no further thread, ENOTSUP if the interpreter is an isolated sub-interpreter.
+        """
         if self._stop is None:
             self._stop = threading.Event()
             self._waiter = Waiter()
             self._thread = threading.Thread(
                 target=self._run, args=(self._stop, self._waiter), name=HELPER_THREAD, daemon=True
             )
-            self._thread.start()
+            try:
+                self._thread.start()
+            except RuntimeError as error:
+                self.abandon()
+                is_limit = "can't start" in str(error)
+                raise cm_error(
+                    errno.EAGAIN if is_limit else errno.ENOTSUP,
+                    f"the helper thread cannot be started: {error}",
+                    "open_device",
+                    hint="`ulimit -u`" if is_limit else "the main interpreter",
+                ) from error
 
     def wake(self) -> None:
         """The provider's descriptors or its first deadline have changed. The lock is held."""
@@ -80,6 +96,18 @@ class Helper:
         self._stop = self._waiter = self._thread = None
 
     def _run(self, stop: threading.Event, waiter: Waiter) -> None:
+        while not stop.is_set():
+            try:
+                self._serve(stop, waiter)
+            except Exception as error:
+                self._runtime.errors.report("helper", "the helper thread begins again", error)
+                self._mux.may_defer_acks = False
+                waiter.forget()
+                stop.wait(_LONGEST_INTERVAL)
+        waiter.wake.close()
+
+    def _serve(self, stop: threading.Event, waiter: Waiter) -> None:
+        """Serve the peers whenever the application does not, until ``stop`` is set."""
         runtime, mux = self._runtime, self._mux
         wire = mux.wire
         # The last progress count seen, whether this thread serves the peers, and the time to the next check.
@@ -107,12 +135,12 @@ class Helper:
                     seen = runtime.progress_count
                     continue
             interval = _GRACE
+            run_finalizers()
             with runtime.lock:
                 if not stop.is_set():
                     wire.resume_requests()
                     runtime.progress()
                     seen, serving = runtime.progress_count, True
-        waiter.wake.close()
 
     def _permit_deferring(self, stop: threading.Event) -> int:
         """Let callers defer ACKs as long as they come back within the grace period.

@@ -294,6 +294,7 @@ class SoftHost:
             {device.name: device.query_counters() for device in devices},
             cm_counters(managers),
             udp_counters(self.mux.wire.counters, self.mux.dropped),
+            dict(self.runtime.errors.counts),
         )
 
     # -- the runtime's driver -------------------------------------------------------------------------

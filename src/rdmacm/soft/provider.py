@@ -17,6 +17,7 @@ from rdmacm.errors import RdmaError, cm_error
 from rdmacm.explanation import Explanation
 from rdmacm.failure import Failure
 from rdmacm.net.types import Network
+from rdmacm.progress import signals
 from rdmacm.progress.runtime import Runtime
 from rdmacm.proto.sa import PathRecord
 from rdmacm.provider import EventQueue, FoundServices, Owner, RouteChoice, Tap
@@ -124,6 +125,7 @@ class SoftProvider:
             self.runtime.check_fork("create_event_channel")
             queue = SoftQueue(self.runtime)
             self.runtime.use(queue)
+            signals.refresh()  # a handler of this call's deadline is new
             return queue
 
     def create_id(self, queue: EventQueue, owner: Owner, port_space: int, qp_type: int) -> SoftId:

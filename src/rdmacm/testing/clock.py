@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sized
 from typing import Protocol, TypeVar
 
 from rdmacm.progress.runtime import Runtime
+from rdmacm.progress.signals import checkpoint
 from rdmacm.soft.helper import HELPER_THREAD
 
 __all__ = ["SimulationError", "VirtualClock", "VirtualRuntime"]
@@ -81,6 +82,7 @@ class VirtualRuntime(Runtime):
             found = super().drive(done, _INTERVAL if has_others else 0, result_queue)
             if found:
                 return found
+            checkpoint()
             if clock.now != before:
                 until = time.monotonic() + _GRACE
             elif not self._has_input() and (not has_others or time.monotonic() >= until):

@@ -23,6 +23,8 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import TYPE_CHECKING, TypeVar
 
+from rdmacm.progress.signals import checkpoint
+from rdmacm.protection import run_finalizers
 from rdmacm.testing.clock import SimulationError, VirtualClock
 from rdmacm.testing.faults import (
     FabricPacket,
@@ -243,6 +245,8 @@ class Fabric:
             limit = min(limit, self.now + max(0.0, _checked_seconds(seconds)))
         for _ in range(self.max_steps):
             self._progress()
+            checkpoint()
+            run_finalizers()
             if done is not None and done():
                 return True
             at = self._next_deadline()

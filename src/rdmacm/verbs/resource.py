@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from rdmacm.errors import RdmaError, cm_error
+from rdmacm.protection import finalize
 
 __all__ = ["Resource"]
 
@@ -141,6 +142,10 @@ class Resource:
             with contextlib.suppress(Exception):
                 self.close()
 
+    def _close_forgotten(self) -> None:
+        with contextlib.suppress(Exception):
+            self.close()
+
     def __enter__(self) -> Self:
         return self
 
@@ -156,7 +161,6 @@ class Resource:
         # In a cycle of garbage the collector may finalize this object before its dependents.
         self._forgotten = True
         if not sys.is_finalizing():  # the provider's lock may belong to a thread that has ended
-            with contextlib.suppress(Exception):
-                self.close()
+            finalize(self._close_forgotten)
         if self._warns:
             warnings.warn(f"unclosed {text}", ResourceWarning, stacklevel=2, source=self)

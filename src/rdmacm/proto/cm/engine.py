@@ -104,7 +104,7 @@ class Agent:
         self._mra_service_timeout = mra_service_timeout
         self._connections = Connections()
         self._listeners = Listeners()
-        self._machine = machine = StateMachine(self._connections, guid, random, mra_service_timeout, self.dropped)
+        self.machine = machine = StateMachine(self._connections, guid, random, mra_service_timeout, self.dropped)
         self._step = machine.step
         #: The (path, MAD) pairs that :meth:`mads_to_send` will return.
         self.outbox = machine.outbox
@@ -112,6 +112,8 @@ class Agent:
         self.pending_events = machine.pending_events
         #: The connection with a local communication id, or None once it is gone.
         self.connection = self._connections.get
+        #: Forgets a connection in whatever state it is, without a message or an event.
+        self.forget = self._connections.remove
         #: When :meth:`timer` has something to do, or None.
         self.next_deadline = self._connections.timers.next_deadline
         #: The deadlines of the timers that run, by local communication id.
@@ -191,7 +193,7 @@ class Agent:
         request.local_comm_id = comm_id
         request.local_ca_guid = request.local_ca_guid or self.guid
         request.starting_psn = self._random.getrandbits(24)
-        tid = self._machine.new_transaction_id(comm_id)
+        tid = self.machine.new_transaction_id(comm_id)
         packed = pack_message(request, tid)
         connection = CmConnection(
             comm_id=comm_id,
@@ -258,7 +260,7 @@ class Agent:
             connection.drep_private_data = private_data
             packed = outgoing.drep(connection)
         elif connection.state is CmState.ESTABLISHED:
-            packed = self._machine.new_dreq(connection, private_data)
+            packed = self.machine.new_dreq(connection, private_data)
         self._step(connection, CmTrigger.DISCONNECT, now, packed=packed)
 
     def destroy(self, comm_id: int, now: float) -> None:
@@ -273,7 +275,7 @@ class Agent:
         """Send a SIDR_REQ and return its request id, which is filled in."""
         comm_id = self._new_comm_id("sidr_request")
         request.request_id = comm_id
-        tid = self._machine.new_transaction_id(comm_id)
+        tid = self.machine.new_transaction_id(comm_id)
         packed = pack_message(request, tid)
         connection = CmConnection(
             comm_id=comm_id,
@@ -344,16 +346,16 @@ class Agent:
         ``activity`` changes with whatever arrives from the peer, so a difference from the first call for a question
         means that the peer is there. None: there is no way to ask, and the connection ends.
         """
-        connection, question = self._connections.get(comm_id), self._machine.questions.get(comm_id)
+        connection, question = self._connections.get(comm_id), self.machine.questions.get(comm_id)
         if connection is None or question is None:
             return
         rejection, first = question
         if activity is None or (activity == first and not connection.retries_left):
             self._step(connection, CmTrigger.EXHAUSTED, now)
         elif first is None:
-            self._machine.questions[comm_id] = rejection, activity
+            self.machine.questions[comm_id] = rejection, activity
         elif activity != first:
-            del self._machine.questions[comm_id]
+            del self.machine.questions[comm_id]
             self._step(connection, CmTrigger.PEER_ANSWERED, now, packed=rejection)
 
     def _handle_req(self, req: REQ, tid: int, path: Hashable, now: float) -> DropReason | None:
@@ -525,10 +527,10 @@ class Agent:
 
         ``rejection`` is the REJ of that message, to be sent if the peer answers.
         """
-        if old.comm_id not in self._machine.questions:
+        if old.comm_id not in self.machine.questions:
             if not self._step(old, CmTrigger.STALE, now):
                 return False
-            self._machine.questions[old.comm_id] = rejection, None
+            self.machine.questions[old.comm_id] = rejection, None
         return True
 
     def _deliver(

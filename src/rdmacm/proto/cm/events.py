@@ -16,6 +16,7 @@ __all__ = [
     "Disconnected",
     "Established",
     "Event",
+    "Failed",
     "NetworkError",
     "PeerQuestion",
     "Rejected",
@@ -107,6 +108,17 @@ class Disconnected:
 
 
 @dataclass(slots=True, unsafe_hash=True)
+class Failed:
+    """An exception that is a fault of this package has ended the connection, which was established or not.
+
+    The agent does not report this event; the connection manager that has caught the exception does.
+    """
+
+    comm_id: int
+    was_established: bool
+
+
+@dataclass(slots=True, unsafe_hash=True)
 class TimewaitExit:
     """TIMEWAIT is over: the connection is gone, and its queue pair number and PSNs may be used again."""
 
@@ -141,6 +153,7 @@ Event: TypeAlias = (
     | PeerQuestion
     | DisconnectRequested
     | Disconnected
+    | Failed
     | TimewaitExit
     | SidrRequest
     | SidrReply

@@ -50,6 +50,8 @@ class StateMachine:
         #: The questions to the peers of connections that seem stale, by local communication id: the REJ to send if the
         #: peer answers, and its activity when it was asked first.
         self.questions: dict[int, tuple[bytes, Hashable]] = {}
+        #: The connection whose state was changed last, for a caller that catches an exception of the agent.
+        self.stepping: CmConnection | None = None
 
     def step(
         self,
@@ -64,6 +66,7 @@ class StateMachine:
 
         ``message`` is the one received, or the network's report; ``packed`` is the MAD that a call sends.
         """
+        self.stepping = connection
         before = connection.state
         transition = TRANSITIONS[before].get(trigger)
         if transition is None:

@@ -90,12 +90,14 @@ class Connections:
                 del self._by_remote_qpn[key]
 
     def remove(self, connection: CmConnection) -> None:
-        """Remove a connection."""
+        """Remove a connection, also one that is not in all tables."""
         self.release_qpn(connection)
-        del self._by_id[connection.comm_id]
+        self._by_id.pop(connection.comm_id, None)
         self.timers.discard(connection.comm_id)
         if connection.remote_comm_id is not None:
-            del self._by_remote_id[connection.remote_comm_id, connection.remote_guid, connection.path]
+            key = connection.remote_comm_id, connection.remote_guid, connection.path
+            if self._by_remote_id.get(key) is connection:
+                del self._by_remote_id[key]
 
     # -- timers -----------------------------------------------------------------------------------------------
 

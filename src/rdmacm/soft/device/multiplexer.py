@@ -91,6 +91,9 @@ class MultiplexedQP(Protocol):
     def cq_failed(self, cq: object) -> None:
         """A completion queue has overflowed: to the error state if it is one of this queue pair's."""
 
+    def abort(self) -> None:
+        """Its engine has raised an exception: to the error state, and use the engine no more."""
+
 
 class QPMultiplexer:
     """See the module. The runtime's lock is held for everything here."""
@@ -152,7 +155,11 @@ class QPMultiplexer:
             if log.enabled:
                 log.DEVICE.debug("UDP port 4791 is open: slot %d, trains of %d bytes", self.wire.slot, self.train)
             if self.on_open is not None:
-                self.on_open()
+                try:
+                    self.on_open()
+                except BaseException:
+                    self.close()
+                    raise
 
     def close(self) -> None:
         """Stop sending and receiving. Queue pairs that are left are without a wire."""
@@ -262,7 +269,11 @@ class QPMultiplexer:
                 return False
             if self.pending_acks:
                 self.acknowledge()
-            found = self.wire.receive(skip_poll)
+            try:
+                found = self.wire.receive(skip_poll)
+            except Exception as error:
+                self.runtime.errors.report("wire", "some packets are lost", error)
+                found = ()
             timers, send_queue = self._timers, self._send_queue
             if not found and not timers and not send_queue:
                 return False
@@ -289,10 +300,13 @@ class QPMultiplexer:
                 if not segment and len(data) >= SHORTEST_PACKET:
                     qp = qps.get(_WORD.unpack_from(data, 4)[0] & _QPN_MASK)
                     if qp is not None:
-                        qp.received(data, 0, source, destination, now)
+                        try:
+                            qp.received(data, 0, source, destination, now)
+                        except BaseException as error:
+                            self.engine_raised(qp, error)
                         continue
                     if data[7] == GSI_QPN and not (data[5] or data[6]):
-                        self.gsi.received(data, source, destination, now)
+                        self._deliver_mad(data, source, destination, now)
                         continue
                 self._dispatch_train(data, segment, source, destination, now)
                 if self.pending_acks:
@@ -309,6 +323,19 @@ class QPMultiplexer:
             self._is_processing = False
         self._request_call()
 
+    def engine_raised(self, qp: MultiplexedQP, error: BaseException) -> None:
+        """End a queue pair whose engine has raised. Raises the error again unless it is an Exception."""
+        self._send_queue.pop(qp, None)
+        self.pending_acks.pop(qp, None)
+        self._timers.discard(qp.qp_num)
+        self.runtime.errors.report("queue_pair", f"queue pair 0x{qp.qp_num:06x} has ended", error)
+        try:
+            qp.abort()
+        except Exception as second:
+            self.runtime.errors.report("queue_pair", f"queue pair 0x{qp.qp_num:06x} was not flushed", second)
+        if not isinstance(error, Exception):
+            raise error
+
     # -- sending --------------------------------------------------------------------------------------
 
     def send_now(self, qp: MultiplexedQP, now: float) -> None:
@@ -321,7 +348,12 @@ class QPMultiplexer:
                 self._take_turns(now)
                 self._request_call()
             return
-        if qp.transmit(now, _TURN) >= _TURN:
+        try:
+            sent = qp.transmit(now, _TURN)
+        except BaseException as error:
+            self.engine_raised(qp, error)
+            sent = 0
+        if sent >= _TURN:
             self.ready(qp)
             self._take_turns(now)
             self._request_call()
@@ -338,7 +370,11 @@ class QPMultiplexer:
         if pending:
             now = self.runtime.clock()
             while pending:
-                pending.popitem()[0].transmit(now, _TURN)
+                qp, _ = pending.popitem()
+                try:
+                    qp.transmit(now, _TURN)
+                except BaseException as error:
+                    self.engine_raised(qp, error)
 
     def ready(self, qp: MultiplexedQP) -> None:
         """A queue pair may have something to send: let it wait for its turn."""
@@ -352,7 +388,11 @@ class QPMultiplexer:
         send_queue, left = self._send_queue, _MAX_SENT
         while send_queue and left > 0:
             qp, _ = send_queue.popitem(last=False)
-            sent = qp.transmit(now, _TURN)
+            try:
+                sent = qp.transmit(now, _TURN)
+            except BaseException as error:
+                self.engine_raised(qp, error)
+                sent = 0
             left -= sent or 1
             if sent >= _TURN:
                 self.ready(qp)
@@ -377,8 +417,12 @@ class QPMultiplexer:
             if qpn is None:
                 break
             qp = self._qps[qpn]
-            qp.timer(now)
-            self.ready(qp)
+            try:
+                qp.timer(now)
+            except BaseException as error:
+                self.engine_raised(qp, error)
+            else:
+                self.ready(qp)
 
     def _request_call(self) -> None:
         """Request a call in time for the next turn or timer."""
@@ -434,13 +478,22 @@ class QPMultiplexer:
         qpn = _WORD.unpack_from(data, 4)[0] & _QPN_MASK
         qp = self._qps.get(qpn)
         if qp is not None:
-            qp.received(data, segment if segment < len(data) else 0, source, destination, now)
+            try:
+                qp.received(data, segment if segment < len(data) else 0, source, destination, now)
+            except BaseException as error:
+                self.engine_raised(qp, error)
         elif qpn == GSI_QPN:
             step = segment or len(data)
             for start in range(0, len(data), step):
-                self.gsi.received(data[start : start + step], source, destination, now)
+                self._deliver_mad(data[start : start + step], source, destination, now)
         else:
             self.dropped["unknown_qp"] += 1
+
+    def _deliver_mad(self, data: memoryview, source: SocketAddress, destination: bytes, now: float) -> None:
+        try:
+            self.gsi.received(data, source, destination, now)
+        except Exception as error:
+            self.runtime.errors.report("gsi", "a management datagram is lost", error)
 
 
 def _is_same(column: memoryview) -> bool:

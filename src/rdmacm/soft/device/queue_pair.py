@@ -232,7 +232,31 @@ class SoftQP:
             if self._mux.pending_acks:
                 self._mux.acknowledge()
             if self.state is not _RESET and self.state is not _ERR:
-                self._fail("the connection has ended")
+                try:
+                    self._fail("the connection has ended")
+                except BaseException as error:
+                    self._mux.engine_raised(self, error)
+
+    def abort(self) -> None:
+        """To ERR because the engine has raised. What it still has is flushed, and it is not used again."""
+        engine, self._engine = self._engine, None
+        was_failed = self.state is _ERR
+        self._source = None
+        if self.state is not _RESET:
+            if log.enabled and not was_failed:
+                self._log_change(self.state, "an internal error", _ERR)
+            self.state = _ERR
+        try:
+            if engine is not None:
+                engine.failed = False  # it may have raised in the midst of its own flush
+                engine.flush()
+                self._complete(engine)
+        finally:
+            self._sends = self._recvs = 0
+            if not was_failed:
+                self._report(EventType.QP_FATAL)
+                if self._srq is not None:
+                    self._report(EventType.QP_LAST_WQE_REACHED)
 
     def _enter(self, state: QPState, before: QPState, attr: QPAttr) -> None:
         """Take the engine from one state to another."""
@@ -332,7 +356,11 @@ class SoftQP:
             engine = self._start_engine()
             try:
                 for wr in wrs:
-                    engine.post_send(self._work(wr))
+                    work = self._work(wr)
+                    try:
+                        engine.post_send(work)
+                    except BaseException as error:
+                        raise self._post_raised(wr, error, "post_send") from error
                     self._sends += 1
             finally:
                 if self.state is _ERR:
@@ -347,7 +375,10 @@ class SoftQP:
         work = self._work(wr)
         mux = self._mux
         now = mux.runtime.clock()
-        packet = engine.try_send(work, now)
+        try:
+            packet = engine.try_send(work, now)
+        except BaseException as error:
+            raise self._post_raised(wr, error, "post_send") from error
         self._sends += 1
         if packet is None:
             mux.send_now(self, now)
@@ -406,11 +437,23 @@ class SoftQP:
                 for wr in wrs:
                     if self._recvs >= most:
                         raise _refused(wr, errno.ENOMEM, f"the receive queue holds {most} requests", "post_recv")
-                    engine.post_recv(RecvWork(wr.wr_id, self._table.gather(self._pd, wr.sg, True)))
+                    work = RecvWork(wr.wr_id, self._table.gather(self._pd, wr.sg, True))
+                    try:
+                        engine.post_recv(work)
+                    except BaseException as error:
+                        raise self._post_raised(wr, error, "post_recv") from error
                     self._recvs += 1
             finally:
                 if self.state is _ERR:
                     self._after(engine)
+
+    def _post_raised(self, wr: SendWR | RecvWR, error: BaseException, step: str) -> RdmaError:
+        """The error of a request that made the engine raise. The queue pair has ended, and the request is not posted.
+
+        Raises ``error`` itself if it is no Exception.
+        """
+        self._mux.engine_raised(self, error)
+        return _refused(wr, errno.EIO, "an internal error has ended the queue pair", step)
 
     def _take_shared_recv(self) -> RecvWork | None:
         assert self._srq is not None

@@ -41,6 +41,9 @@ class ConnectorUser(Protocol):
     def disconnected(self, status: int, text: str) -> None:
         """The connection is over; ``status`` is 0, or -ETIMEDOUT when the peer did not confirm that."""
 
+    def failed(self, was_established: bool, text: str) -> None:
+        """A fault of this package has ended the connection, which has no connector's record any more."""
+
     def timewait_over(self) -> None:
         """The queue pair number may be used again."""
 

@@ -27,6 +27,7 @@ from rdmacm.proto.cm.events import (
     DisconnectRequested,
     Established,
     Event,
+    Failed,
     NetworkError,
     Rejected,
     SidrReply,
@@ -267,14 +268,20 @@ class IbCmConnector:
 
         def send() -> None:
             cm, now = self._cm, self._now()
-            if is_datagram:
-                comm_id = cm.agent.sidr_request(
-                    path, SIDR_REQ(service, partition_key=link.partition(), private_data=private_data), now
-                )
-            else:
-                request = self._request(service, private_data, param, qp_num, ece)
-                life = core.paths[0].packet_life_time
-                comm_id = cm.agent.connect(path, request, now, packet_life_time=life)
+            agent = cm.agent
+            agent.machine.stepping = None
+            try:
+                if is_datagram:
+                    comm_id = agent.sidr_request(
+                        path, SIDR_REQ(service, partition_key=link.partition(), private_data=private_data), now
+                    )
+                else:
+                    request = self._request(service, private_data, param, qp_num, ece)
+                    life = core.paths[0].packet_life_time
+                    comm_id = agent.connect(path, request, now, packet_life_time=life)
+            except BaseException:
+                cm.request_raised()
+                raise
             self._connection = cm.own(comm_id, self)
             cm.dispatch()
 
@@ -429,6 +436,9 @@ class IbCmConnector:
                 user.disconnected(-errno.ETIMEDOUT, "the peer did not confirm")
             case DisconnectRequested() | Disconnected():
                 user.disconnected(0, "")
+            case Failed():
+                self._connection = None
+                user.failed(event.was_established, "an internal error has ended the connection")
             case TimewaitExit():
                 user.timewait_over()
             case Rejected():

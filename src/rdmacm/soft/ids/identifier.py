@@ -436,21 +436,25 @@ class SoftId(IdCore):
     def take_request(self, event: ConnectRequest | SidrRequest, cm: ConnectionManager) -> QueuedEvent | Refusal:
         """See :class:`rdmacm.soft.ids.ib_cm.IbCmUser`."""
         child = SoftId(self.host, self.queue, None, self.port_space, self.qp_type)
-        if self.host.ib.subnet_with(cm) is not None:
-            child.link = _infiniband_link(child)
-        header = header_of(event.request) if isinstance(self.local_addr, InetAddr) else None
-        refusal = child.link.accept_request(event.request, header, event.path, cm)
-        owner = self.owner()
-        if refusal is not None or owner is None:
-            self.queue.ids.pop(child, None)
-            child._part()
-            return refusal or (RejectReason.CONSUMER_DEFINED, b"")
-        connector = child.connector
-        assert isinstance(connector, IbCmConnector)
-        param = connector.begin_passive(event, cm)
-        child.enter_connect(self.options)
-        child._is_answered = False
-        return QueuedEvent(owner, CmEventType.CONNECT_REQUEST, param=param, new_id=child)
+        try:
+            if self.host.ib.subnet_with(cm) is not None:
+                child.link = _infiniband_link(child)
+            header = header_of(event.request) if isinstance(self.local_addr, InetAddr) else None
+            refusal = child.link.accept_request(event.request, header, event.path, cm)
+            owner = self.owner()
+            if refusal is not None or owner is None:
+                self.queue.ids.pop(child, None)
+                child._part()
+                return refusal or (RejectReason.CONSUMER_DEFINED, b"")
+            connector = child.connector
+            assert isinstance(connector, IbCmConnector)
+            param = connector.begin_passive(event, cm)
+            child.enter_connect(self.options)
+            child._is_answered = False
+            return QueuedEvent(owner, CmEventType.CONNECT_REQUEST, param=param, new_id=child)
+        except BaseException:
+            child.destroy()
+            raise
 
     def replied(self, param: ConnParam) -> None:
         if self._soft_qp is None:
@@ -490,6 +494,13 @@ class SoftId(IdCore):
             if self.may(Trigger.DISCONNECTED):
                 self.move(Trigger.DISCONNECTED)
             self._report(CmEventType.DISCONNECTED, status, None, text)
+
+    def failed(self, was_established: bool, text: str) -> None:
+        self._fail_qp()
+        if was_established:
+            self.disconnected(-errno.EIO, text)
+        else:
+            self._report(CmEventType.CONNECT_ERROR, -errno.EIO, None, text)
 
     def timewait_over(self) -> None:
         self._report(CmEventType.TIMEWAIT_EXIT)

@@ -1,0 +1,125 @@
+"""Signal handlers run where a call of this package waits, or after it, and never in the midst of its work.
+
+Python runs a signal handler in the main thread, between any two instructions. An exception of the handler, such as the
+KeyboardInterrupt of Ctrl-C, would leave an engine or a table half changed, lose a completion that was just taken, or
+leave behind what a call has made so far. So while a provider is in use, the handlers in Python are wrapped, and the
+wrapper looks at the frames of the interrupted thread. The innermost frame of this package decides:
+
+- In a function that is marked with :func:`interruptible`, and if there is no such frame, the handler runs at once.
+- In any other, the wrapper simulates the signal again. The interpreter calls it before the next instructions, and so on
+  until the thread waits in an interruptible function, or the call has returned.
+
+So a call that is interrupted ends where it waits, as if its time were up, and cleans up undisturbed. Trio protects its
+own code from KeyboardInterrupt in this way. It costs nothing but a look at the handlers every 2 ms, for those that are
+new, while the main thread makes progress.
+
+A call of this package that does not return within 5 s has a fault; a handler may run in its midst after that time.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+
+from rdmacm.protection import interruptible, is_at_work
+
+try:
+    # "signal" makes enumerations of all results, which takes microseconds.
+    import _signal  # type: ignore[import-not-found]
+except ImportError:
+    import signal as _signal
+
+__all__ = ["INTERVAL", "checkpoint", "guard", "refresh", "unguard"]
+
+#: Seconds between two looks for new handlers.
+INTERVAL = 0.002
+#: Seconds after which a deferred signal is let through.
+_PATIENCE = 5.0
+
+#: Faults of the program, and signals that cannot be handled.
+_EXCLUDED = ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGKILL", "SIGSEGV", "SIGSTOP", "SIGSYS", "SIGTRAP")
+_SIGNALS = tuple(
+    sorted(
+        {int(number) for number in _signal.valid_signals() if number < 32}
+        - {int(getattr(_signal, name, 0)) for name in _EXCLUDED}
+    )
+)
+
+#: Lets the interpreter find a signal as if it had just come. Unlike signal.raise_signal(), it calls no handler itself.
+_simulate: Callable[[int], None] = _thread.interrupt_main  # type: ignore[assignment]
+#: The runtimes in use.
+_users: set[object] = set()
+
+
+@interruptible
+def checkpoint() -> None:
+    """Run the handlers that were deferred, and raise what they raise: for loops that wait in virtual time."""
+
+
+def guard(user: object) -> None:
+    """Protect the calls of this package until :meth:`unguard`."""
+    _users.add(user)
+    refresh()
+
+
+def unguard(user: object) -> None:
+    """Undo :func:`guard`. After the last user, the handlers are as they were."""
+    _users.discard(user)
+    if not _users and _is_main_thread():
+        for number in _SIGNALS:
+            handler = _signal.getsignal(number)
+            if type(handler) is _Deferring:
+                with contextlib.suppress(ValueError, OSError):
+                    _signal.signal(number, handler.handler)
+
+
+def refresh() -> None:
+    """Wrap the handlers that are new. Does nothing in other threads than the main one."""
+    if not _is_main_thread():
+        return
+    getsignal = _signal.getsignal
+    for number in _SIGNALS:
+        handler = getsignal(number)
+        if type(handler) is not _Deferring and callable(handler) and not _is_asyncio(handler):
+            with contextlib.suppress(ValueError, OSError):  # a sub-interpreter handles no signals
+                _signal.signal(number, _Deferring(handler))
+
+
+def _is_main_thread() -> bool:
+    return threading.get_ident() == threading.main_thread().ident
+
+
+def _is_asyncio(handler: object) -> bool:
+    """Whether asyncio has installed a handler: it cancels a task, and asyncio expects to find it again."""
+    function = getattr(handler, "func", handler)
+    return str(getattr(function, "__module__", "")).startswith("asyncio.")
+
+
+class _Deferring:
+    """A handler that is called when the interrupted thread can be interrupted."""
+
+    __slots__ = ("_since", "handler")
+
+    def __init__(self, handler: Callable[[int, FrameType | None], object]) -> None:
+        #: The handler that was found.
+        self.handler = handler
+        #: Since when its signal is deferred, in seconds of time.monotonic(); 0 if it is not.
+        self._since = 0.0
+
+    def __call__(self, signum: int, frame: FrameType | None) -> object:
+        if not is_at_work(frame) or self._is_overdue():
+            self._since = 0.0
+            return self.handler(signum, frame)
+        again = map(_simulate, (signum,))
+        # Not a call: after a call, the interpreter would run this handler inside of itself, without end.
+        (_,) = again
+        return None
+
+    def _is_overdue(self) -> bool:
+        now = time.monotonic()
+        self._since = self._since or now
+        return now - self._since > _PATIENCE

@@ -1,0 +1,79 @@
+"""What may happen in the midst of a call of this package: by its frames on the stack of the thread.
+
+Python runs signal handlers and finalizers between any two instructions of a thread. The innermost frame of this package
+on its stack tells what the thread is doing. In a function that is marked with :func:`interruptible` it waits, holds no
+lock that it needs for itself, and changes nothing. In any other it is at work: signal handlers are deferred
+(:mod:`rdmacm.progress.signals`), and so are finalizers that take locks, because the thread may hold any lock already.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections import deque
+from collections.abc import Callable
+from types import FrameType, FunctionType
+from typing import Any, TypeVar, cast
+
+__all__ = ["deferred_finalizers", "finalize", "interruptible", "is_at_work", "run_finalizers"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_PACKAGE = __name__.removesuffix("protection")
+#: Modules that use the rest of the package as an application does, and hold no lock of it.
+_TOOLS = tuple(_PACKAGE + name for name in ("tools", "interrupt", "__main__"))
+#: The same for signals: a simulation may be interrupted, except in an engine. Of this module and that of the handlers,
+#: the caller's frame decides.
+OUTSIDE = (*_TOOLS, *(_PACKAGE + name for name in ("testing", "protection", "progress.signals")))
+
+#: The identities of the code objects of interruptible functions.
+_interruptible: set[int] = set()
+#: The finalizers that wait for :func:`run_finalizers`.
+deferred_finalizers: deque[Callable[[], object]] = deque()
+
+
+def interruptible(function: F) -> F:
+    """Decorate a function in which a handler may run and raise."""
+    _interruptible.add(id(cast("FunctionType", function).__code__))
+    return function
+
+
+def is_at_work(frame: FrameType | None, outside: tuple[str, ...] = OUTSIDE) -> bool:
+    """Whether the innermost frame of this package, from ``frame`` on, is not of an interruptible function.
+
+    Frames of the modules that begin with one of ``outside`` do not count.
+    """
+    while frame is not None:
+        if id(frame.f_code) in _interruptible:
+            return False
+        name = frame.f_globals.get("__name__")
+        if type(name) is str and name.startswith(_PACKAGE) and not name.startswith(outside):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def finalize(work: Callable[[], object]) -> None:
+    """Call ``work``, which may take locks, for the ``__del__`` that calls this: at once, or when the thread is done.
+
+    A thread may hold the lock that another one waits for, and be made to wait for that one's by a finalizer. So inside
+    of this package a finalizer is left to the next progress of any provider.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name == "__del__":
+        frame = frame.f_back
+    if is_at_work(frame, _TOOLS):
+        deferred_finalizers.append(work)
+    else:
+        work()
+
+
+def run_finalizers() -> None:
+    """Call the deferred finalizers. The caller holds no lock but a runtime's."""
+    while deferred_finalizers:
+        try:
+            work = deferred_finalizers.popleft()
+        except IndexError:  # another thread has taken it
+            return
+        with contextlib.suppress(Exception):  # nobody can handle it
+            work()
