@@ -54,6 +54,7 @@ def test_rping_works_between_hosts(net: TwoHosts, kind: str) -> None:
         assert server.end().status == 0
 
 
+@pytest.mark.slow
 def test_cmtime_and_perf_work_between_hosts(net: TwoHosts) -> None:
     with Server("cmtime", "-p", "0", host=net.b) as server:
         out = rdmacm(net.a, "cmtime", "-s", "10.7.0.2", "-p", str(server.port), "-c", "20", "--concurrent", "--json")

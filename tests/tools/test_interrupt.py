@@ -80,6 +80,7 @@ def interrupted(argv: Sequence[str], at: str, directory: Path) -> tuple[int, str
     return done.returncode, done.stderr, int(count.read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["module", "script", "dev.py"])
 def test_interrupt_during_any_import_is_quiet(kind: str, tmp_path: Path) -> None:
     argv = command(kind, tmp_path)
@@ -91,7 +92,9 @@ def test_interrupt_during_any_import_is_quiet(kind: str, tmp_path: Path) -> None
         assert interrupted(argv, str(moment), tmp_path)[:2] == (130, ""), moment
 
 
-@pytest.mark.parametrize("kind", ["module", "script", "dev.py"])
+@pytest.mark.parametrize(
+    "kind", ["module", pytest.param("script", marks=pytest.mark.slow), pytest.param("dev.py", marks=pytest.mark.slow)]
+)
 def test_interrupt_at_exit_is_quiet(kind: str, tmp_path: Path) -> None:
     assert interrupted(command(kind, tmp_path), "exit", tmp_path)[:2] == (130, "")
 

@@ -163,7 +163,10 @@ class TestMismatchedOptions:
     @pytest.mark.parametrize(
         ("server_argv", "client_argv", "server_says", "client_says"),
         [
-            ("-C 3", "-C 1", "the peer expects fewer messages", "the peer has ended the connection"),
+            pytest.param(
+                *("-C 3", "-C 1", "the peer expects fewer messages", "the peer has ended the connection"),
+                marks=pytest.mark.slow,
+            ),
             ("-S 101", "-S 100", "a message is longer than the receiver's buffer", "a message is longer than the"),
             ("-S 100", "-S 101", "a message is longer than the receiver's buffer", "a message is longer than the"),
             ("-c 1", "-c 2", "the peer has ended the connection", "connect"),

@@ -106,6 +106,7 @@ class TestSilentPeer:
         ],
         ids=["rping", "perf"],
     )
+    @pytest.mark.slow
     def test_peer_that_stops_is_reported(
         self, net: TwoHosts, server: list[str], argv: list[str], progress: str
     ) -> None:
