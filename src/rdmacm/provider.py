@@ -384,7 +384,7 @@ class IdBackend(Protocol):
         """Take requests, rdma_listen(3): CONNECT_REQUESTs of this id's owner, each with a new id. EINVAL: the state.
 
         ``backlog``: how many wait to be fetched; outside 1 to 1024 it is 1024. Others are dropped. An unbound id gets
-        the IPv4 wildcard. EADDRINUSE, EADDRNOTAVAIL: a shared port; EACCES, EADDRINUSE, EBUSY: the wire's cannot be opened.
+        the IPv4 wildcard. EADDRINUSE, EADDRNOTAVAIL: a shared port; EACCES, EADDRINUSE, EBUSY: that of the wire.
         """
 
     def allow_requests(self, count: int) -> None:

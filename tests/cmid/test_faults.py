@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rdmacm import CmEventType, RdmaError
+from rdmacm import CmEventType, CmTimeoutError, RdmaError
 from rdmacm.proto.cm.engine import Agent
 from rdmacm.proto.cm.messages import REP
 from rdmacm.soft.ids.ib_cm import IbCmConnector
@@ -149,6 +149,8 @@ def test_in_a_request(both: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     active = both.a.resolve("10.0.0.2")
     active.create_qp()
     active.connect()
+    with pytest.raises(CmTimeoutError):
+        both.b.channel.get_event(1)  # the request gets its id as it is fetched
     with both.a.event(CmEventType.REJECTED) as event:
         assert event.id is active
     assert counts(both) == [{}, {"connection": 1}]

@@ -289,6 +289,11 @@ class ConnectionManager:
                 self._end(agent, agent.machine.stepping, raised)
             self.dispatch()
 
+    def failed(self, comm_id: int, error: Exception) -> None:
+        """What has been done for a connection has raised an exception, which ends it."""
+        if self._agent is not None:
+            self._end(self._agent, self._agent.connection(comm_id), error)
+
     def _end(self, agent: Agent, connection: CmConnection | None, error: Exception) -> None:
         """End the connection that an exception belongs to; None if it belongs to none."""
         errors = self._runtime.errors

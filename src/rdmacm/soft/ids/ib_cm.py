@@ -232,10 +232,14 @@ class IbCmConnector:
         """Take the next request from the backlog, in the turn of its source: not always the one that was posted."""
         listener.posted -= 1
         while (event := cm.agent.next_request(listener)) is not None:
-            found = self._user.take_request(event, cm)
-            if isinstance(found, QueuedEvent):
-                return found
-            self._refuse(event, found, cm)
+            try:
+                found = self._user.take_request(event, cm)
+            except Exception as error:  # it ends this request only
+                cm.failed(event.comm_id, error)
+            else:
+                if isinstance(found, QueuedEvent):
+                    return found
+                self._refuse(event, found, cm)
             cm.dispatch()
         if self._to_post is not None:
             self._to_post += 1
