@@ -12,7 +12,7 @@ from socket import AF_INET
 from rdmacm.address import DEFAULT_PKEY, Gid, is_link_local
 from rdmacm.net.types import Interface, InterfaceAddress, Network
 from rdmacm.resolution.hosts import HostView, IpoibInterface, RocePortView, mtu_code
-from rdmacm.soft.device.queue_pair import MAX_MESSAGE
+from rdmacm.soft.device.requests import MAX_MESSAGE
 from rdmacm.verbs.device import Device, GidEntry, Port
 from rdmacm.verbs.enums import (
     GidType,

@@ -16,7 +16,8 @@ from rdmacm.soft.device.async_events import SoftAsyncQueue
 from rdmacm.soft.device.completion import SoftChannel, SoftCQ
 from rdmacm.soft.device.memory import MemoryTable, SoftMR
 from rdmacm.soft.device.multiplexer import MAX_QP
-from rdmacm.soft.device.queue_pair import MAX_MESSAGE, SoftQP
+from rdmacm.soft.device.queue_pair import SoftQP
+from rdmacm.soft.device.requests import MAX_MESSAGE
 from rdmacm.soft.device.shared_receive_queue import SoftSRQ
 from rdmacm.verbs.attr import UNLIMITED, DeviceAttr, QPCap, SrqAttr
 from rdmacm.verbs.enums import AccessFlag, AtomicCap, DeviceCapFlag, EventType, PortState, QPType

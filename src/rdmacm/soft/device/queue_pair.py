@@ -16,31 +16,26 @@ from typing import TYPE_CHECKING
 
 from rdmacm import log
 from rdmacm.address import is_link_local
-from rdmacm.enums import AccessFlag, QPState, WCStatus, WROpcode
+from rdmacm.enums import AccessFlag, QPState, WCStatus
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.plainints import (
     QP_ACCESS_FLAGS,
     QP_AV,
     QP_MIN_RNR_TIMER,
     QP_STATE,
-    SEND_FENCE,
-    SEND_INLINE,
-    SEND_SIGNALED,
-    SEND_SOLICITED,
     WC_RECV,
 )
 from rdmacm.proto.engine import ACK_ONLY, NOTHING
 from rdmacm.soft.device.attributes import FIXED_AFTER_RTS, copy_path, named_fields, rtr_attributes, rts_attributes
-from rdmacm.soft.device.memory import INACCESSIBLE, RemoteMemory
+from rdmacm.soft.device.memory import RemoteMemory
+from rdmacm.soft.device.requests import UnsignaledWrId, refused, send_work
 from rdmacm.soft.wire.base import WirePath
 from rdmacm.verbs.attr import AHAttr, QPAttr, QPCap
-from rdmacm.verbs.buffers import byte_view
 from rdmacm.verbs.enums import EventType
-from rdmacm.verbs.wr import SGE
 from rdmacm.work import RecvWork, SendWork
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Hashable
 
     from rdmacm.proto.engine import EngineCounters, QPEngine
     from rdmacm.soft.device.completion import SoftCQ
@@ -53,30 +48,12 @@ if TYPE_CHECKING:
     from rdmacm.verbs.wr import RecvWR, SendWR
     from rdmacm.work import WC
 
-__all__ = ["MAX_MESSAGE", "SoftQP"]
-
-#: The longest message, in bytes (``max_msg_sz``).
-MAX_MESSAGE = 1 << 31
+__all__ = ["SoftQP"]
 
 _RESET, _INIT, _RTR, _RTS, _SQD, _SQE, _ERR = QPState
 _SUCCESS = WCStatus.SUCCESS
-_ATOMICS = (WROpcode.ATOMIC_CMP_AND_SWP, WROpcode.ATOMIC_FETCH_AND_ADD)
-#: Members by number. Engines compare by identity, and a user may post a plain int.
-_OPCODES = {int(opcode): opcode for opcode in WROpcode}
-#: By opcode of work requests: whether the local memory is written.
-_WRITES_LOCALLY = [opcode in (WROpcode.RDMA_READ, *_ATOMICS) for opcode in range(max(WROpcode) + 1)]
 #: Shared by the attributes of all queue pairs that have none of their own yet; a query returns copies.
 _NO_CAP, _NO_PATH = QPCap(), AHAttr()
-
-
-class UnsignaledWrId(int):
-    """The ``wr_id`` of a request that wants no completion.
-
-    The engine completes such a request as well, because its place in the send queue becomes free; the completion is
-    dropped here.
-    """
-
-    __slots__ = ()
 
 
 class SoftQP:
@@ -352,7 +329,7 @@ class SoftQP:
                 self._send(wrs[0])
                 return
             if self.state < _RTS:
-                raise _refused(wrs[0], errno.EINVAL, f"a queue pair in {self.state.name} does not send", "post_send")
+                raise refused(wrs[0], errno.EINVAL, f"a queue pair in {self.state.name} does not send", "post_send")
             engine = self._start_engine()
             try:
                 for wr in wrs:
@@ -393,50 +370,21 @@ class SoftQP:
     def _work(self, wr: SendWR) -> SendWork:
         """Make the engine's request from the user's, whose opcode :class:`rdmacm.verbs.qp.QP` has checked."""
         if self._sends >= self._cap.max_send_wr:
-            raise _refused(wr, errno.ENOMEM, f"the send queue holds {self._cap.max_send_wr} requests", "post_send")
-        opcode, elements = _OPCODES[wr.opcode], wr.sg
-        flags = int(wr.send_flags)
-        segments: Sequence[memoryview]
-        if len(elements) == 1 and not isinstance(element := elements[0], SGE):
-            segments = (memoryview(bytes(byte_view(element))),)
-            length = len(segments[0])
-        else:
-            segments = self._table.gather(self._pd, elements, _WRITES_LOCALLY[opcode])
-            if segments is INACCESSIBLE:
-                length = 8
-            else:
-                length = len(segments[0]) if len(segments) == 1 else sum(map(len, segments))
-                if flags & SEND_INLINE:
-                    segments = (memoryview(b"".join(segments)),)
-        if length > MAX_MESSAGE or (length < 8 and opcode in _ATOMICS):
-            raise _refused(wr, errno.EINVAL, f"{length} bytes are not for {opcode.name}", "post_send")
-        return SendWork(
-            wr.wr_id if flags & SEND_SIGNALED or self._signal_all else UnsignaledWrId(wr.wr_id),
-            opcode,
-            segments,
-            True,
-            flags & SEND_SOLICITED != 0,
-            flags & SEND_FENCE != 0,
-            wr.remote_addr,
-            wr.rkey,
-            wr.imm_data,
-            wr.compare_add,
-            wr.swap,
-            wr.invalidate_rkey,
-        )
+            raise refused(wr, errno.ENOMEM, f"the send queue holds {self._cap.max_send_wr} requests", "post_send")
+        return send_work(wr, self._table, self._pd, self._signal_all)
 
     def post_recv(self, wrs: list[RecvWR]) -> None:
         with self._mux.runtime.lock:
             if self.state is _RESET:
-                raise _refused(wrs[0], errno.EINVAL, "a queue pair in RESET takes no receives", "post_recv")
+                raise refused(wrs[0], errno.EINVAL, "a queue pair in RESET takes no receives", "post_recv")
             if self._srq is not None:
-                raise _refused(wrs[0], errno.EINVAL, "receives come from the shared receive queue", "post_recv")
+                raise refused(wrs[0], errno.EINVAL, "receives come from the shared receive queue", "post_recv")
             engine = self._engine or self._start_engine()
             most = self._cap.max_recv_wr
             try:
                 for wr in wrs:
                     if self._recvs >= most:
-                        raise _refused(wr, errno.ENOMEM, f"the receive queue holds {most} requests", "post_recv")
+                        raise refused(wr, errno.ENOMEM, f"the receive queue holds {most} requests", "post_recv")
                     work = RecvWork(wr.wr_id, self._table.gather(self._pd, wr.sg, True))
                     try:
                         engine.post_recv(work)
@@ -453,7 +401,7 @@ class SoftQP:
         Raises ``error`` itself if it is no Exception.
         """
         self._mux.engine_raised(self, error)
-        return _refused(wr, errno.EIO, "an internal error has ended the queue pair", step)
+        return refused(wr, errno.EIO, "an internal error has ended the queue pair", step)
 
     def _take_shared_recv(self) -> RecvWork | None:
         assert self._srq is not None
@@ -614,9 +562,3 @@ class SoftQP:
         if self._engine is not None:
             self._engine.timer(now)
             self._after(self._engine)
-
-
-def _refused(wr: SendWR | RecvWR, code: int, why: str, step: str) -> RdmaError:
-    error = cm_error(code, why, step)
-    error.bad_wr = wr
-    return error

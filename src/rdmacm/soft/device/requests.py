@@ -1,0 +1,89 @@
+"""A user's send request as the engine takes it.
+
+A request with an element that is not registered memory of its protection domain is queued like others: the engine gets
+a buffer that cannot be accessed.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING
+
+from rdmacm.enums import WROpcode
+from rdmacm.errors import RdmaError, cm_error
+from rdmacm.plainints import SEND_FENCE, SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED
+from rdmacm.soft.device.memory import INACCESSIBLE
+from rdmacm.verbs.buffers import byte_view
+from rdmacm.verbs.wr import SGE
+from rdmacm.work import SendWork
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rdmacm.soft.device.memory import MemoryTable
+    from rdmacm.verbs.wr import RecvWR, SendWR
+
+__all__ = ["MAX_MESSAGE", "UnsignaledWrId", "refused", "send_work"]
+
+#: The longest message, in bytes (``max_msg_sz``).
+MAX_MESSAGE = 1 << 31
+
+_ATOMICS = (WROpcode.ATOMIC_CMP_AND_SWP, WROpcode.ATOMIC_FETCH_AND_ADD)
+#: Members by number. Engines compare by identity, and a user may post a plain int.
+_OPCODES = {int(opcode): opcode for opcode in WROpcode}
+#: By opcode of work requests: whether the local memory is written.
+_WRITES_LOCALLY = [opcode in (WROpcode.RDMA_READ, *_ATOMICS) for opcode in range(max(WROpcode) + 1)]
+
+
+class UnsignaledWrId(int):
+    """The ``wr_id`` of a request that wants no completion.
+
+    The engine completes such a request as well, because its place in the send queue becomes free; the queue pair drops
+    the completion.
+    """
+
+    __slots__ = ()
+
+
+def send_work(wr: SendWR, table: MemoryTable, pd: object, signal_all: bool) -> SendWork:
+    """Make the engine's request from the user's, whose opcode :class:`rdmacm.verbs.qp.QP` has checked.
+
+    ``signal_all``: the queue pair's ``sq_sig_all``. EINVAL: the message is too long, or too short for an atomic.
+    """
+    opcode, elements = _OPCODES[wr.opcode], wr.sg
+    flags = int(wr.send_flags)
+    segments: Sequence[memoryview]
+    if len(elements) == 1 and not isinstance(element := elements[0], SGE):
+        segments = (memoryview(bytes(byte_view(element))),)
+        length = len(segments[0])
+    else:
+        segments = table.gather(pd, elements, _WRITES_LOCALLY[opcode])
+        if segments is INACCESSIBLE:
+            length = 8
+        else:
+            length = len(segments[0]) if len(segments) == 1 else sum(map(len, segments))
+            if flags & SEND_INLINE:
+                segments = (memoryview(b"".join(segments)),)
+    if length > MAX_MESSAGE or (length < 8 and opcode in _ATOMICS):
+        raise refused(wr, errno.EINVAL, f"{length} bytes are not for {opcode.name}", "post_send")
+    return SendWork(
+        wr.wr_id if flags & SEND_SIGNALED or signal_all else UnsignaledWrId(wr.wr_id),
+        opcode,
+        segments,
+        True,
+        flags & SEND_SOLICITED != 0,
+        flags & SEND_FENCE != 0,
+        wr.remote_addr,
+        wr.rkey,
+        wr.imm_data,
+        wr.compare_add,
+        wr.swap,
+        wr.invalidate_rkey,
+    )
+
+
+def refused(wr: SendWR | RecvWR, code: int, why: str, step: str) -> RdmaError:
+    """The error of a post; ``wr`` is its ``bad_wr``."""
+    error = cm_error(code, why, step)
+    error.bad_wr = wr
+    return error
