@@ -383,7 +383,7 @@ class IdBackend(Protocol):
     def listen(self, backlog: int) -> None:
         """Take requests, rdma_listen(3): CONNECT_REQUESTs of this id's owner, each with a new id. EINVAL: the state.
 
-        ``backlog``: how many wait to be fetched; outside 1 to 1024 it is 1024. Others are dropped. An unbound id gets the
+        ``backlog``: how many wait to be fetched; outside 1 to 1024 it is 1024. Others are dropped. An unbound id: the
         IPv4 wildcard. EADDRINUSE, EADDRNOTAVAIL: a shared port; EACCES, EADDRINUSE, EBUSY: the wire's cannot be opened.
         """
 
