@@ -30,6 +30,7 @@ One host
 
 Several hosts
     Fabric, Host             a simulated network with faults; a host on it
+    FabricLink               the faults of one direction between two hosts
     FabricWire               how the packets of a host leave and arrive
     FabricPacket             a packet on the fabric
     Verdict                  what a script of faults decides on a packet
@@ -55,6 +56,7 @@ from rdmacm.proto.sa.rmpp import RmppHeader as RmppHeader
 from rdmacm.testing.clock import SimulationError as SimulationError
 from rdmacm.testing.clock import VirtualClock as VirtualClock
 from rdmacm.testing.fabric import Fabric as Fabric
+from rdmacm.testing.fabric import FabricLink as FabricLink
 from rdmacm.testing.faults import CORRUPT as CORRUPT
 from rdmacm.testing.faults import DELIVER as DELIVER
 from rdmacm.testing.faults import DUPLICATE as DUPLICATE
