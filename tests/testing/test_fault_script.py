@@ -25,7 +25,7 @@ def test_rule_is_text_and_python(text: str) -> None:
 
 
 def test_script_is_lines_with_comments() -> None:
-    script = FaultScript.parse("\n# nothing\n  lose   REQ   # the first\nrepeat RTU 2\n")
+    script = FaultScript.parse("\n# nothing\n  lose   REQ  1  # the first\nrepeat RTU 2\n")
     assert str(script) == "lose REQ 1\nrepeat RTU 2"
 
 
