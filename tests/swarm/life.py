@@ -79,8 +79,9 @@ class Side(End):
         self.is_over = self.is_closed = False
         #: The status of the first request that failed.
         self.error: WCStatus | None = None
-        #: The lowest wr_id of a send that has not completed, and whether receives complete with errors.
+        #: The lowest wr_id of a send that has not completed, and whether one has failed.
         self.next_send = 0
+        self.send_failed = False
         self.look_due = 0.0
 
     def memory(self, content: bytes | bytearray) -> memoryview:
@@ -160,7 +161,7 @@ class Side(End):
         self.remote = MEMORY.unpack_from(event.private_data)
         self.world.sides[event.id] = self
         server = self.life.given["server"]
-        if server == "accept" or server == "noqp":
+        if server in ("accept", "noqp"):
             self.accept()
         elif server == "late":
             self.world.later(self.life.random.choice((0.01, 3.0, 20.0)), self.accept)
@@ -178,7 +179,7 @@ class Side(End):
         elif self.life.given["server"] == "noqp":
             self.attempt(lambda: self._id.accept(ConnParam(qp_num=0x010022)))
         elif not self.attempt(lambda: self._id.accept(ConnParam(self.prepare(self._id), rnr_retry_count=7))):
-            self.attempt(lambda: self._id.reject())
+            self.attempt(self._id.reject)
 
     def disconnect(self) -> None:
         if not self.hung_up and not self.is_closed and self.cmid is not None:
@@ -193,9 +194,9 @@ class Side(End):
         if self.is_closed or not self.host.runs or not self.cqs:
             return
         look = float(self.life.given.get("look", "0"))
-        if look and not self.is_over and self.world.fabric.now < self.look_due:
-            return
-        if look:
+        if look and not self.is_over:
+            if self.world.fabric.now < self.look_due:
+                return
             self.look_due = self.world.fabric.now + look
             self.world.later(look, lambda: None)
         self.poll()
@@ -220,7 +221,7 @@ class Side(End):
         if wc.status is not WCStatus.SUCCESS:
             self._failed(wc, is_receive)
             return
-        if self.flushed if is_receive else self.error is not None:
+        if self.flushed if is_receive else self.send_failed:
             raise self.fault(f"success after an error: {wc}")
         try:
             if is_receive:
@@ -240,11 +241,12 @@ class Side(End):
             self.flushed += 1
         else:
             skipped = range(self.next_send, wc.wr_id)
-            if self.error is not None and skipped:
+            if self.send_failed and skipped:
                 raise self.fault(f"sends {skipped} never completed: {wc}")
             if any(number in self.signaled for number in skipped):
                 raise self.fault(f"sends {skipped} were signaled and never completed: {wc}")
             self.next_send = wc.wr_id + 1
+            self.send_failed = True
         if self.error is None:
             self.error = wc.status
 
@@ -272,8 +274,12 @@ class Side(End):
 
     @property
     def is_done(self) -> bool:
-        # The last request may be one that is not signaled by intention.
         return self.finished >= len(self.plan.work) and self.received == len(self.expected)
+
+    @property
+    def has_sent(self) -> bool:
+        """Whether all its requests have completed."""
+        return bool(self.seen[E.ESTABLISHED]) and self.finished >= len(self.plan.work)
 
     def check_memory(self) -> None:
         """No byte is wrong: what the peer wrote is there from the beginning, up to where it came."""
@@ -288,8 +294,9 @@ class Side(End):
         if self.seen[E.DISCONNECTED] and self.cmid is not None and self._id.qp is not None:
             if self._id.qp.state is QPState.ERR and self.received + self.flushed != self.given:
                 raise self.fault(f"{self.given - self.received - self.flushed} receives never completed")
-            if self._id.qp.state is QPState.ERR and self.error and self.next_send != self.posted:
-                raise self.fault(f"{self.posted - self.next_send} sends never completed")
+            lost = [number for number in self.signaled if self.next_send <= number < self.posted]
+            if self._id.qp.state is QPState.ERR and lost:
+                raise self.fault(f"sends {lost} never completed")
 
     def close(self) -> None:
         """Destroy the id and what belongs to it."""
@@ -337,7 +344,7 @@ class Life:
         sides = self.sides
         for side in sides:
             side.step()
-        if self.given.get("spoil") and not self.is_spoiled and self.active is not None and self.active.finished:
+        if self.given.get("spoil") and not self.is_spoiled and self.active is not None and self.active.has_sent:
             self.is_spoiled = True
             self.active.spoil()
         if len(sides) > 1 and all(side.is_done for side in (sides[0], sides[-1])):

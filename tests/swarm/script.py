@@ -128,7 +128,7 @@ def _work(random: Random, processes: list[str]) -> list[Step]:
         given["space"] = "UDP" if roll() < 0.06 else "TCP"
         given["closer"] = random.choice(("both", "active", "passive", "destroy"))
         if roll() < 0.2:
-            given["look"] = random.choice(("0.01", "0.3", "2.0"))  # a slow reader
+            given["look"] = random.choice(("0.002", "0.02", "0.3"))  # a slow reader
         if roll() < 0.05:
             given["spoil"] = "1"
         steps.append(Step(at, "connect", given))

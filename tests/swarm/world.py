@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ E = CmEventType
 ADDRESSES = {"a": "10.0.0.1", "b": "10.0.0.2", "c": "10.0.0.3"}
 #: Virtual seconds. From when the network is whole again, how long operations may take, and applications wait.
 PATIENCE = 600.0
-GIVE_UP = HEAL + 150.0
+GIVE_UP = 150.0
 _REQ, _REP, _REJ, _MRA = b"\x00\x10", b"\x00\x13", b"\x00\x12", b"\x00\x11"
 
 
@@ -119,7 +120,9 @@ class World:
         self.all_servers: list[_Server] = []
         self.deferred: list[Callable[[], object]] = []
         self.exposed = script.exposed()
-        self.troubled = {step.given.get("n") or step.given.get("port") for step in script.steps if step.name in _TROUBLE}
+        trouble = [step.given for step in script.steps if step.name in _TROUBLE]
+        self.troubled = {given.get("n") or given["port"] for given in trouble}
+        self.is_giving_up = False
         self.traffic = _Traffic() if amplification else None
 
     def address(self, process: str) -> str:
@@ -135,8 +138,7 @@ class World:
         for step in self.script.steps:
             self.fabric.call_at(step.at, lambda step=step: self.deferred.append(lambda: self.take(step)))
         self.fabric.call_at(HEAL, lambda: self.deferred.append(self.heal))
-        self.fabric.call_at(GIVE_UP, lambda: self.deferred.append(self.give_up))
-        self.fabric.run(self.moment, seconds=GIVE_UP + 1)
+        self.fabric.run(lambda: self.moment() or self.is_giving_up)
         if not self.fabric.run(lambda: self.moment() or not self.active, seconds=PATIENCE):
             stuck = [side for life in self.active.values() for side in life.sides if not side.is_over]
             raise Violation(
@@ -182,8 +184,10 @@ class World:
             host.limit(max_qp=65000, max_mr=1 << 20)
         for link in fabric._links.values():
             link.loss = None
+        self.later(GIVE_UP, self.give_up)
 
     def give_up(self) -> None:
+        self.is_giving_up = True
         for life in self.active.values():
             life.give_up()
 
@@ -199,9 +203,7 @@ class World:
         else:
             siblings = self.fabric.hosts[host].processes if host in self.fabric.hosts else []
             process = (
-                self.fabric.process(siblings[0].name, host)
-                if siblings
-                else self.fabric.host(host, ADDRESSES[host])
+                self.fabric.process(siblings[0].name, host) if siblings else self.fabric.host(host, ADDRESSES[host])
             )
         if process is None:
             return
@@ -224,15 +226,18 @@ class World:
             server.unlisten(port)
 
     def do_connect(self, **given: str) -> None:
-        server = self.servers.get(given["source"])
-        if server is None or not server.host.runs:
+        source = self.servers.get(given["source"])
+        if source is None or not source.host.runs:
             return
         hosts = given["source"][0], given["host"][0]
         is_plain = given["server"] == "accept" and given["space"] == "TCP" and given["port"] != "9999"
+        server = self.servers.get(given["host"])
+        is_plain = given["server"] == "accept" and given["space"] == "TCP" and given["closer"] != "destroy"
+        has_listener = server is not None and given["port"] in server.listeners
         is_calm = self.exposed.isdisjoint(hosts) and self.troubled.isdisjoint((given["n"], given["port"]))
-        life = Life(self, given, is_plain and is_calm and given["closer"] != "destroy")
+        life = Life(self, given, is_plain and has_listener and is_calm)
         self.lives[life.number] = self.active[life.number] = life
-        life.active = Side(life, server.host, True, server.channel)
+        life.active = Side(life, source.host, True, source.channel)
         life.active.begin()
 
     def _sides(self, n: str, side: str) -> list[Side]:
@@ -348,10 +353,8 @@ class World:
 
     @staticmethod
     def _ignore(call: Callable[[], object]) -> None:
-        try:
-            call()
-        except (RdmaError, AssertionError, ValueError):
-            pass  # what led here is reported; or the host has crashed
+        with contextlib.suppress(RdmaError, AssertionError, ValueError):
+            call()  # what led here is reported; or the host has crashed
 
 
 #: Steps that concern one connection or one port: what they name need not succeed.
@@ -367,11 +370,8 @@ class _Traffic:
         self.answered: dict[tuple[str, bytes], bool] = defaultdict(bool)
 
     def watch(self, host: Host) -> None:
-        def tap(
-            is_sent: bool, source: bytes, destination: bytes, _port: int, _to: int, buffers: Any, _segment: int
-        ) -> None:
-            data = b"".join(buffers)
-            key = host.name, destination if is_sent else (source if host.network.interface_of(source) is None else destination)
+        def tap(is_sent: bool, _local: bytes, remote: bytes, _port: int, _to: int, buffers: Any, _segment: int) -> None:
+            data, key = b"".join(buffers), (host.name, remote)
             is_request = data[5:8] == b"\0\0\1" and data[36:38] == _REQ
             if is_sent:
                 self.sent[key] += len(data)
