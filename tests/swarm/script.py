@@ -94,6 +94,8 @@ def draw(seed: int) -> Script:
     if roll() < 0.7:
         steps += _faults(random, processes)
     rules = tuple(_rule(random) for _ in range(random.choice((0, 0, 0, 0, 1, 2, 4))))
+    # As the text has them, so that it is the same script.
+    steps = [Step(round(step.at, 6), step.name, step.given) for step in steps]
     return Script(seed, fabric, tuple(sorted(steps, key=lambda step: step.at)), rules)
 
 

@@ -230,7 +230,6 @@ class World:
         if source is None or not source.host.runs:
             return
         hosts = given["source"][0], given["host"][0]
-        is_plain = given["server"] == "accept" and given["space"] == "TCP" and given["port"] != "9999"
         server = self.servers.get(given["host"])
         is_plain = given["server"] == "accept" and given["space"] == "TCP" and given["closer"] != "destroy"
         has_listener = server is not None and given["port"] in server.listeners
