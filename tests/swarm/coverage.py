@@ -42,7 +42,7 @@ class _Row(dict[Key, Value]):
 def record(visited: set[Cell]) -> None:
     """Note in ``visited`` each cell that is used from now on in this process."""
     for name, table in (("proto/cm", states.TRANSITIONS), ("cmstate", cmstate.TRANSITIONS)):
-        rows: dict[Any, Any] = table  # type: ignore[assignment]
+        rows: dict[Any, Any] = table
         for state, row in rows.items():
             rows[state] = _Row(row, (name, state.name), visited)
 
@@ -68,6 +68,6 @@ def all_cells() -> set[Cell]:
     """Every cell of the tables."""
     cells = {("qpstate", before.name, after.name) for before, after in qpstate.TRANSITIONS}
     for name, table in (("proto/cm", states.TRANSITIONS), ("cmstate", cmstate.TRANSITIONS)):
-        rows: dict[Any, Any] = table  # type: ignore[assignment]
+        rows: dict[Any, Any] = table
         cells |= {(name, state.name, trigger.name) for state, row in rows.items() for trigger in row.keys()}  # noqa: SIM118
     return cells

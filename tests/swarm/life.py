@@ -13,7 +13,7 @@ from rdmacm.connparam import ConnParam
 from rdmacm.constants import PortSpace
 from rdmacm.errors import RdmaError
 from rdmacm.testing import Host
-from rdmacm.verbs import WC, QPAttr, QPAttrMask, QPState, SendWR, WCOpcode, WCStatus
+from rdmacm.verbs import WC, QPAttr, QPAttrMask, QPState, SendFlag, SendWR, WCOpcode, WCStatus, WROpcode
 from support.life_cycles import MEMORY, ROOM, SOURCE, TARGET, End, WorkPlan
 
 if TYPE_CHECKING:
@@ -254,7 +254,7 @@ class Side(End):
         """Write to memory of the peer with a wrong key: this connection ends, and no other."""
         if self.cmid is None or self._id.qp is None or self.hung_up or self.error or not self.seen[E.ESTABLISHED]:
             return
-        wr = SendWR(self.posted, 0, [self.regions[0].sge(0, 8)], 2)
+        wr = SendWR(self.posted, WROpcode.RDMA_WRITE, [self.regions[0].sge(0, 8)], SendFlag.SIGNALED)
         wr.set_wr_rdma(0x1234, 0)
         self.plan.work.append(self.plan.work[0])
         self.signaled.append(self.posted)

@@ -6,12 +6,14 @@ import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from typing import Any
 
 from rdmacm import CmEvent, CmEventType, CmId, EventChannel
 from rdmacm.constants import PortSpace
 from rdmacm.errors import RdmaError
+from rdmacm.soft.device.device import SoftDevice
 from rdmacm.testing import Fabric, FaultScript, Host
 from support.life_cycles import check_empty
 from swarm.life import Life, Side, Violation, reset_arena
@@ -136,8 +138,8 @@ class World:
 
     def run(self) -> None:
         for step in self.script.steps:
-            self.fabric.call_at(step.at, lambda step=step: self.deferred.append(lambda: self.take(step)))
-        self.fabric.call_at(HEAL, lambda: self.deferred.append(self.heal))
+            self.later(step.at, partial(self.take, step))
+        self.later(HEAL, self.heal)
         self.fabric.run(lambda: self.moment() or self.is_giving_up)
         if not self.fabric.run(lambda: self.moment() or not self.active, seconds=PATIENCE):
             stuck = [side for life in self.active.values() for side in life.sides if not side.is_over]
@@ -321,8 +323,9 @@ class World:
                 check_empty(server.host)
             except AssertionError as error:
                 raise Violation(str(error)) from error
+            devices = provider.host._devices.values()
             left = {
-                "memory regions": sum(len(device._memory) for device in provider.host._devices.values()),  # type: ignore[union-attr]
+                "memory regions": sum(len(device._memory) for device in devices if isinstance(device, SoftDevice)),
                 "port numbers": len(server.host.ports._owners),
                 "bound ids": provider.host.bound_ids,
                 "owners of connections": len(provider.host.cm._owners),
