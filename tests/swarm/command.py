@@ -81,7 +81,7 @@ def _run_one(script: Script, amplification: bool) -> str:
 
 def _report(seed: int, error: str, digest: str, amplification: bool, is_shrunk: bool) -> None:
     """Replay a failing seed in a new process, shorten it, and print both results."""
-    print(f"\nseed {seed}: {error}", flush=True)
+    print(f"\nseed {seed}, once more", flush=True)
     command = [sys.executable, "-m", "swarm", "--replay", str(seed), *["--amplification"] * amplification]
     again = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     same = "the same packets" if again.startswith(digest) and digest else "OTHER PACKETS"
@@ -139,6 +139,8 @@ def main() -> int:
         for number, found in enumerate(pool.map(_block, blocks, [options.amplification] * len(blocks)), 1):
             totals = [total + part for total, part in zip(totals, found[:3], strict=True)]
             failures += found[3]
+            for seed, error, _ in found[3]:
+                print(f"seed {seed}: {error}", flush=True)
             visited |= found[4]
             if number % 50 == 0:
                 print(f"{number * _BLOCK} seeds, {totals[0]} connections, {len(failures)} failures", flush=True)

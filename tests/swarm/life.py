@@ -121,7 +121,7 @@ class Side(End):
         self.seen[event.type] += 1
         if self.is_closed:
             raise self.fault(f"{event!r} after the id was destroyed")
-        if self.seen[event.type] > 1:
+        if self.seen[event.type] > 1 and event.type is not E.ADDR_CHANGE:
             raise self.fault(f"a second {event!r}")
         match event.type:
             case E.ADDR_RESOLVED:
@@ -139,6 +139,10 @@ class Side(End):
                 self.is_over = True
             case E.TIMEWAIT_EXIT:
                 self.is_over = True
+            case E.ADDR_CHANGE:
+                pass
+            case E.DEVICE_REMOVAL:
+                self.world.later(0.0, self.close)
             case kind if kind in FAILURES:
                 self.is_over = True
             case _:
@@ -172,9 +176,11 @@ class Side(End):
             self.world.later(0.0 if server == "leave" else self.life.random.random() * 20, self.close)
 
     def accept(self) -> None:
-        if self.is_closed or self.is_over or not self.host.runs:
+        if self.is_closed or self.is_over or not self.host.alive:
             return
-        if self.is_datagram:
+        if self.host.paused:
+            self.world.later(1.0, self.accept)
+        elif self.is_datagram:
             self.is_over = self.attempt(lambda: self._id.accept(ConnParam(qp_num=17)))
         elif self.life.given["server"] == "noqp":
             self.attempt(lambda: self._id.accept(ConnParam(qp_num=0x010022)))
@@ -270,6 +276,11 @@ class Side(End):
                 self.life.is_certain = False
                 self.disconnect()
 
+    def migrate(self, channel: EventChannel) -> None:
+        """Let the events of the id come on another channel."""
+        if self.cmid is not None and not self.is_closed:
+            self.attempt(lambda: self._id.migrate(channel))
+
     # -- the end --------------------------------------------------------------------------------------
 
     @property
@@ -358,9 +369,22 @@ class Life:
                     side.disconnect()
 
     def give_up(self) -> None:
-        """End what waits for a peer that is not there any more, as an application's own timeout does."""
-        for side in self.sides:
+        """End what waits for a peer that is not there any more, as an application's own timeout does.
+
+        Nothing else may be under way: the network has been whole for long.
+        """
+        sides = self.sides
+        for side in sides:
             if not side.is_over and side.host.runs:
+                peers = [other for other in sides if other.is_active is not side.is_active]
+                if not side.seen[E.ESTABLISHED] or any(not peer.is_over and peer.host.alive for peer in peers):
+                    others = [(peer.is_over, peer.host.alive, dict(peer.seen)) for peer in peers]
+                    raise side.fault(
+                        f"no end: {dict(side.seen)}, {side.finished} of {len(side.plan.work)} sent, {side.received} of "
+                        f"{len(side.expected)} received, {side.error}, peer {others}"
+                    )
+                if side.signaled and side.signaled[0] < side.posted and side.error is None:
+                    raise side.fault(f"no end of sends {side.signaled} of {side.posted}")
                 side.disconnect() if side.seen[E.ESTABLISHED] else side.close()
 
     def check(self) -> None:

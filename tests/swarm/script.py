@@ -13,7 +13,10 @@ __all__ = ["FAULTS", "Script", "Step", "draw"]
 
 #: The steps that are faults of the network or of a host. The others are work.
 FAULTS = frozenset(
-    ("partition", "heal", "crash", "start", "pause", "resume", "jump", "loss", "limit", "capacity", "connections")
+    (
+        *("partition", "heal", "crash", "start", "pause", "resume", "jump", "loss", "limit", "capacity"),
+        *("connections", "interface"),
+    )
 )
 #: Virtual seconds after which the network is whole again.
 HEAL = 60.0
@@ -70,7 +73,7 @@ class Script:
         for step in self.steps:
             if step.name in ("partition", "loss") and float(step.given.get("value", "1")) > MILD:
                 names.update(step.given["one"], step.given["other"])
-            elif step.name in ("crash", "pause", "limit", "capacity", "connections"):
+            elif step.name in ("crash", "pause", "limit", "capacity", "connections", "interface"):
                 names.add(step.given["host"][0])
         return frozenset(names - {","})
 
@@ -138,7 +141,7 @@ def _work(random: Random, processes: list[str]) -> list[Step]:
         if trouble < 0.12:
             side = random.choice(("active", "passive"))
             after = at + roll() * random.choice((0.0001, 0.001, 0.1, 5.0))
-            name = random.choice(("destroy", "disconnect", "error"))
+            name = random.choice(("destroy", "disconnect", "error", "migrate", "migrate"))
             steps.append(Step(after, name, {"n": str(number), "side": side}))
     return steps
 
@@ -152,7 +155,7 @@ def _faults(random: Random, processes: list[str]) -> list[Step]:
         at = roll() * random.choice((0.01, 1.0, 10.0, 30.0))
         until = min(HEAL, at + random.choice((0.001, 0.1, 5.0, 40.0)))
         other = random.choice(others)
-        kind = random.choice(("partition", "crash", "pause", "jump", "loss", "limit", "capacity", "connections"))
+        kind = random.choice(sorted(FAULTS - {"heal", "start", "resume"}))
         if kind == "partition":
             group = ",".join(random.sample(others, random.randint(1, len(others))))
             one, two = random.choice(((victim, group), (group, victim)))
@@ -162,6 +165,8 @@ def _faults(random: Random, processes: list[str]) -> list[Step]:
             steps += [Step(at, kind, {"host": victim}), Step(until, "start", {"host": victim})]
         elif kind == "pause":
             steps += [Step(at, kind, {"host": victim}), Step(until, "resume", {"host": victim})]
+        elif kind == "interface":
+            steps += [Step(when, kind, {"host": victim, "up": up}) for when, up in ((at, "0"), (until, "1"))]
         elif kind == "jump":
             steps.append(Step(at, kind, {"seconds": random.choice(("0.5", "10", "3600"))}))
         elif kind == "loss":

@@ -65,7 +65,10 @@ class _Server:
         self.world, self.host = world, host
         self.channel = EventChannel(host.provider)
         self.listeners: dict[str, list[CmId]] = {}
-        host.on_event(self.channel, self.handle)
+        #: Where ids migrate to.
+        self.spare = EventChannel(host.provider)
+        for channel in (self.channel, self.spare):
+            host.on_event(channel, self.handle)
 
     def listen(self, port: str, backlog: int) -> None:
         if port in self.listeners:
@@ -90,6 +93,8 @@ class _Server:
             life = self.world.lives[int.from_bytes(event.private_data[12:16], "big")]
             side = Side(life, self.host, False, self.channel)
             life.passive.append(side)
+        elif event.type is E.ADDR_CHANGE and event.id not in self.world.sides:
+            return  # a listener's
         else:
             side = self.world.sides[event.id]
         side.handle(event)
@@ -99,6 +104,7 @@ class _Server:
         for port in list(self.listeners):
             self.unlisten(port)
         self.channel.close()
+        self.spare.close()
 
 
 class World:
@@ -120,7 +126,6 @@ class World:
         self.servers: dict[str, _Server] = {}
         #: All servers and sides, also of hosts that crashed.
         self.all_servers: list[_Server] = []
-        self.deferred: list[Callable[[], object]] = []
         self.exposed = script.exposed()
         trouble = [step.given for step in script.steps if step.name in _TROUBLE]
         self.troubled = {given.get("n") or given["port"] for given in trouble}
@@ -131,8 +136,8 @@ class World:
         return ADDRESSES[process[0]]
 
     def later(self, seconds: float, function: Callable[[], object]) -> None:
-        """Call a function in the application's next moment after ``seconds``."""
-        self.fabric.call_at(self.fabric.now + seconds, lambda: self.deferred.append(function))
+        """Call a function in ``seconds``."""
+        self.fabric.call_at(self.fabric.now + seconds, function)
 
     # -- the run --------------------------------------------------------------------------------------
 
@@ -163,8 +168,6 @@ class World:
 
     def moment(self) -> bool:
         """What applications do at one moment; False, because the run goes on."""
-        while self.deferred:
-            self.deferred.pop(0)()
         for number, life in list(self.active.items()):
             life.step()
             if life.is_over:
@@ -184,6 +187,7 @@ class World:
             fabric.resume(host.name)
             host.wire.capacity = 4096
             host.limit(max_qp=65000, max_mr=1 << 20)
+            host.network.set_interface(2, up=True)
         for link in fabric._links.values():
             link.loss = None
         self.later(GIVE_UP, self.give_up)
@@ -258,6 +262,14 @@ class World:
     def do_error(self, n: str, side: str) -> None:
         for one in self._sides(n, side):
             one.fail()
+
+    def do_migrate(self, n: str, side: str) -> None:
+        for one in self._sides(n, side):
+            one.migrate(self.servers[one.host.name].spare)
+
+    def do_interface(self, host: str, up: str) -> None:
+        if host in self.servers:
+            self.servers[host].host.network.set_interface(2, up=up == "1")
 
     def do_partition(self, one: str, other: str, one_way: str) -> None:
         groups = [[name for name in group.split(",") if name in self.fabric.hosts] for group in (one, other)]
