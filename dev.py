@@ -11,6 +11,9 @@
                                      write the results to README's table.  The other arguments are pytest's.
     python3 dev.py check             run ruff, mypy and import-linter; build the package and check the result
     python3 dev.py mutants [ARGS...] change random places of the protocol engines; list the changes that no test detects
+    python3 dev.py simulate [--seeds N] [--first SEED] [--jobs N] [ARGS...]
+                                     run simulations with random work and faults, check every promise, and list the
+                                     states that none has visited; --replay SEED, --script FILE: one simulation
     python3 dev.py bench [NAME] [ARGS...]
                                      run a benchmark from the sources: resolve (cost of a resolution; the default),
                                      peers (this library and others on loopback), connections (ten thousand open at
@@ -241,6 +244,12 @@ def mutants(arguments: list[str]) -> int:
     return _become([str(PYTHON), str(Path(ROOT, "tests", "mutants.py")), *arguments], _venv_environ())
 
 
+def simulate(arguments: list[str]) -> int:
+    environ = _source_environ()
+    environ["PYTHONPATH"] = os.pathsep.join([str(Path(ROOT, "tests")), environ["PYTHONPATH"]])
+    return _become([sys.executable, "-m", "swarm", *arguments], environ)
+
+
 def check(arguments: list[str]) -> int:
     if arguments:
         fail("check takes no arguments")
@@ -264,7 +273,15 @@ def check(arguments: list[str]) -> int:
     return 1 if failed else 0
 
 
-COMMANDS = {"demo": demo, "test": test, "interop": interop, "check": check, "mutants": mutants, "bench": bench}
+COMMANDS = {
+    "demo": demo,
+    "test": test,
+    "interop": interop,
+    "check": check,
+    "mutants": mutants,
+    "simulate": simulate,
+    "bench": bench,
+}
 
 
 def main() -> int:

@@ -34,7 +34,7 @@ from rdmacm.verbs import (
 )
 from rdmacm.verbs import WROpcode as Op
 
-__all__ = ["live"]
+__all__ = ["MEMORY", "ROOM", "SOURCE", "TARGET", "End", "Work", "WorkPlan", "check_empty", "live"]
 
 E = CmEventType
 PORT = 7471
@@ -43,10 +43,10 @@ ADDRESSES = (("10.0.0.1", "10.0.0.2"), ("fd00::1", "fd00::2"))
 PATIENCE = 300.0
 
 #: The longest message, and the parts of the memory that the peer accesses: a counter, what it reads, what it writes.
-_ROOM = 3200
-_SOURCE, _TARGET = 64, 64 + _ROOM
+ROOM = 3200
+SOURCE, TARGET = 64, 64 + ROOM
 _EVERYTHING = AccessFlag.LOCAL_WRITE | AccessFlag.REMOTE_READ | AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_ATOMIC
-_MEMORY = struct.Struct("!QI")
+MEMORY = struct.Struct("!QI")
 _KINDS = (
     *(Op.SEND, Op.SEND, Op.SEND_WITH_IMM, Op.RDMA_WRITE, Op.RDMA_WRITE_WITH_IMM),
     *(Op.RDMA_READ, Op.RDMA_READ, Op.ATOMIC_FETCH_AND_ADD, Op.ATOMIC_CMP_AND_SWP),
@@ -72,7 +72,7 @@ def _bytes(name: str, size: int) -> bytes:
 
 
 @dataclass(slots=True)
-class _Work:
+class Work:
     """One work request: its local bytes are ``size`` at ``local``, the peer's at ``remote``."""
 
     opcode: Op
@@ -86,14 +86,14 @@ class _Work:
     fetched: bytes = b""
 
 
-class _Plan:
+class WorkPlan:
     """The work requests of one side, and the memory contents that they produce."""
 
     def __init__(self, name: str, random: Random) -> None:
-        self.out = _bytes(f"{name} sends", _ROOM)
-        self.source = _bytes(f"{name} shows", _ROOM)
+        self.out = _bytes(f"{name} sends", ROOM)
+        self.source = _bytes(f"{name} shows", ROOM)
         #: The peer's memory at the end; writes do not overlap and are in order.
-        self.work: list[_Work] = []
+        self.work: list[Work] = []
         self.written = bytearray()
         self.counter = 0
         self.depth = random.choice((1, 2, 5, 16))
@@ -106,7 +106,7 @@ class _Plan:
         count = random.randint(3, 9)
         for index in range(count):
             opcode = random.choice(_KINDS)
-            size = random.choice((0, 1, 3, 64, 200, 1023, 1024, 1025, random.randint(0, _ROOM)))
+            size = random.choice((0, 1, 3, 64, 200, 1023, 1024, 1025, random.randint(0, ROOM)))
             silent += 1
             quiet = silent < self.depth and index < count - 1 and random.random() < 0.4
             flags = 0 if quiet else SendFlag.SIGNALED
@@ -119,28 +119,28 @@ class _Plan:
             elif opcode is Op.RDMA_READ:
                 self.work.append(self._read(size, flags, random, shown))
             else:
-                size = min(size, _ROOM - len(self.written)) if opcode in _WRITES else size
-                local = random.randint(0, _ROOM - size)
+                size = min(size, ROOM - len(self.written)) if opcode in _WRITES else size
+                local = random.randint(0, ROOM - size)
                 remote = 0
                 if opcode in _WRITES:
-                    remote = _TARGET + len(self.written)
+                    remote = TARGET + len(self.written)
                     self.written += self.out[local : local + size]
                 if size <= 64:
                     flags |= SendFlag.INLINE
-                self.work.append(_Work(opcode, size, flags, local, remote, imm))
+                self.work.append(Work(opcode, size, flags, local, remote, imm))
 
-    def _read(self, size: int, flags: int, random: Random, shown: bytes) -> _Work:
+    def _read(self, size: int, flags: int, random: Random, shown: bytes) -> Work:
         local, self.slots = self.slots, self.slots + size
         if self.written and random.random() < 0.5:  # reads back the last WRITE
             size = min(size, len(self.written))
             start = random.randint(0, len(self.written) - size)
-            remote, fetched = _TARGET + start, bytes(self.written[start : start + size])
+            remote, fetched = TARGET + start, bytes(self.written[start : start + size])
         else:
-            start = random.randint(0, _ROOM - size)
-            remote, fetched = _SOURCE + start, shown[start : start + size]
-        return _Work(Op.RDMA_READ, size, flags, local, remote, fetched=fetched)
+            start = random.randint(0, ROOM - size)
+            remote, fetched = SOURCE + start, shown[start : start + size]
+        return Work(Op.RDMA_READ, size, flags, local, remote, fetched=fetched)
 
-    def _atomic(self, opcode: Op, flags: int, random: Random) -> _Work:
+    def _atomic(self, opcode: Op, flags: int, random: Random) -> Work:
         local, self.slots = self.slots, self.slots + 8
         before = self.counter
         if opcode is Op.ATOMIC_FETCH_AND_ADD:
@@ -151,15 +151,18 @@ class _Plan:
             if operands[0] == before:
                 self.counter = operands[1]
         fetched = before.to_bytes(8, "little")
-        return _Work(opcode, 8, flags, local, 0, operands=operands, fetched=fetched)
+        return Work(opcode, 8, flags, local, 0, operands=operands, fetched=fetched)
 
 
-class _End:
+class End:
     """One side."""
 
-    def __init__(self, host: Host, plan: _Plan, theirs: _Plan, one_cq: bool) -> None:
+    def __init__(
+        self, host: Host, plan: WorkPlan, theirs: WorkPlan, one_cq: bool, channel: EventChannel | None = None
+    ) -> None:
+        """``channel``: a channel whose events the caller passes on; None for one of its own."""
         self.host, self.plan, self.theirs, self.one_cq = host, plan, theirs, one_cq
-        self.channel = EventChannel(host.provider)
+        self.channel = channel or EventChannel(host.provider)
         self.seen: Counter[E] = Counter()
         self.cmid: CmId | None = None
         self.hung_up = False
@@ -169,7 +172,8 @@ class _End:
         self.expected = [work for work in theirs.work if work.opcode in _RECEIVED]
         self.cqs: list[CQ] = []
         self.regions: list[MR] = []
-        host.on_event(self.channel, self.handle)
+        if channel is None:
+            host.on_event(self.channel, self.handle)
 
     # -- the connection -------------------------------------------------------------------------------
 
@@ -179,11 +183,11 @@ class _End:
         match event.type:
             case E.CONNECT_REQUEST:
                 self.cmid = event.id
-                self.remote = _MEMORY.unpack_from(event.private_data)
+                self.remote = MEMORY.unpack_from(event.private_data)
                 event.id.accept(ConnParam(self.prepare(event.id), rnr_retry_count=7))
             case E.ESTABLISHED:
                 if event.private_data:
-                    self.remote = _MEMORY.unpack_from(event.private_data)
+                    self.remote = MEMORY.unpack_from(event.private_data)
             case E.DISCONNECTED:
                 self.disconnect()
             case E.TIMEWAIT_EXIT:
@@ -198,19 +202,24 @@ class _End:
         assert cmid.verbs is not None
         self.cqs = [CQ(cmid.verbs, 200) for _ in range(1 if self.one_cq else 2)]
         cmid.create_qp(QPInitAttr(scq=self.cqs[0], rcq=self.cqs[-1], cap=cap))
-        shared = bytearray(64) + plan.source + bytes(_ROOM)
-        buffers = (plan.out, bytes(max(plan.slots, 1)), bytes(64 * _ROOM))
-        self.regions = [MR(cmid.pd, bytearray(buffer), AccessFlag.LOCAL_WRITE) for buffer in buffers]
-        self.regions.append(MR(cmid.pd, shared, _EVERYTHING))
+        shared = bytearray(64) + plan.source + bytes(ROOM)
+        buffers = (plan.out, bytes(max(plan.slots, 1)), bytes(64 * ROOM))
+        for buffer in buffers:
+            self.regions.append(MR(cmid.pd, self.memory(buffer), AccessFlag.LOCAL_WRITE))
+        self.regions.append(MR(cmid.pd, self.memory(shared), _EVERYTHING))
         self.give(cmid, plan.receives)
-        return _MEMORY.pack(self.regions[3].addr, self.regions[3].rkey)
+        return MEMORY.pack(self.regions[3].addr, self.regions[3].rkey)
+
+    def memory(self, content: bytes | bytearray) -> memoryview:
+        """A buffer with this content."""
+        return memoryview(bytearray(content))
 
     def give(self, cmid: CmId, count: int) -> None:
         """Post receives, numbered one by one."""
         assert cmid.qp is not None
         inbox = self.regions[2]
         numbers = range(self.given, self.given + count)
-        cmid.qp.post_recv([RecvWR(number, [inbox.sge(number % 64 * _ROOM, _ROOM)]) for number in numbers])
+        cmid.qp.post_recv([RecvWR(number, [inbox.sge(number % 64 * ROOM, ROOM)]) for number in numbers])
         self.given += count
 
     def disconnect(self) -> None:
@@ -237,7 +246,7 @@ class _End:
             self.post(self.plan.work[self.posted : self.posted + room])
         return self.is_done
 
-    def post(self, works: list[_Work]) -> None:
+    def post(self, works: list[Work]) -> None:
         assert self.cmid is not None
         assert self.cmid.qp is not None
         assert self.remote is not None
@@ -267,7 +276,10 @@ class _End:
         assert wc.status is WCStatus.SUCCESS, f"{self.host.name}: {wc}"
         if wc.opcode & WCOpcode.RECV:
             self.got(wc)
-            return
+        else:
+            self.sent(wc)
+
+    def sent(self, wc: WC) -> None:
         assert wc.wr_id == self.signaled.pop(0), f"{self.host.name}: {wc}"
         for work in self.plan.work[self.finished : wc.wr_id + 1]:
             if work.fetched:
@@ -287,7 +299,7 @@ class _End:
             data = self.regions[3].read(work.size, work.remote)
         else:
             assert wc.opcode is WCOpcode.RECV, wc
-            data = self.regions[2].read(work.size, wc.wr_id % 64 * _ROOM)
+            data = self.regions[2].read(work.size, wc.wr_id % 64 * ROOM)
         assert data == self.theirs.out[work.local : work.local + work.size], (self.host.name, work)
         assert self.cmid is not None
         self.give(self.cmid, 1)
@@ -309,8 +321,8 @@ class _End:
         assert self.seen[E.DISCONNECTED] == 1, self.seen
         shared = self.regions[3].read(self.regions[3].length)
         assert int.from_bytes(shared[:8], "little") == self.theirs.counter
-        assert shared[_SOURCE : _SOURCE + _ROOM] == self.plan.source
-        assert shared[_TARGET:] == bytes(self.theirs.written).ljust(_ROOM, b"\0")
+        assert shared[SOURCE : SOURCE + ROOM] == self.plan.source
+        assert shared[TARGET:] == bytes(self.theirs.written).ljust(ROOM, b"\0")
 
     def destroy(self) -> None:
         assert self.cmid is not None
@@ -324,11 +336,11 @@ def live(fabric: Fabric) -> None:
     random = Random(f"life {fabric.seed}")
     addresses = random.choice(ADDRESSES)
     hosts = [fabric.host(name, address) for name, address in zip(("passive", "active"), addresses, strict=True)]
-    plans = [_Plan(f"{fabric.seed}/{host.name}", random) for host in hosts]
+    plans = [WorkPlan(f"{fabric.seed}/{host.name}", random) for host in hosts]
     for plan, other in (plans, plans[::-1]):
         plan.fill(random, other.source)
     one_cq = random.random() < 0.3
-    ends = [_End(hosts[i], plans[i], plans[1 - i], one_cq) for i in range(2)]
+    ends = [End(hosts[i], plans[i], plans[1 - i], one_cq) for i in range(2)]
     passive, active = ends
     listener = CmId(passive.channel)
     listener.bind_addr((addresses[0], PORT))
@@ -355,13 +367,13 @@ def live(fabric: Fabric) -> None:
     listener.destroy()
     fabric.run()
     for end in ends:
-        _check_empty(end.host)
+        check_empty(end.host)
         assert end.seen[E.CONNECT_REQUEST] == (end is passive), end.seen
         end.channel.close()
         assert not end.host.provider.runtime.in_use
 
 
-def _reach(fabric: Fabric, what: str, done: Callable[[], bool], ends: list[_End]) -> None:
+def _reach(fabric: Fabric, what: str, done: Callable[[], bool], ends: list[End]) -> None:
     if not fabric.run(done, seconds=PATIENCE):
         told = "; ".join(
             f"{end.host.name}: {end.finished} of {len(end.plan.work)} sent, "
@@ -371,7 +383,7 @@ def _reach(fabric: Fabric, what: str, done: Callable[[], bool], ends: list[_End]
         raise AssertionError(f"{what} has no end: {told}")
 
 
-def _check_empty(host: Host) -> None:
+def check_empty(host: Host) -> None:
     """Check that the host has no queue pair, connection or timer left."""
     provider = host.provider
     manager: ConnectionManager = provider.host.cm

@@ -23,7 +23,7 @@ from rdmacm.resolution.neighbours import PendingNeighbours
 from rdmacm.resolution.path import PathMaker
 from rdmacm.soft.connection_manager import ConnectionManager
 from rdmacm.soft.counters import cm_counters, udp_counters
-from rdmacm.soft.device.device import SoftDevice
+from rdmacm.soft.device.device import SOFT_DEVICE_ATTR, SoftDevice
 from rdmacm.soft.device.multiplexer import QPMultiplexer
 from rdmacm.soft.devices import PORT_NUM, PROVIDER, read_host, with_link_speed
 from rdmacm.soft.helper import Helper
@@ -113,6 +113,8 @@ class SoftHost:
         self._bound: dict[PortKey, dict[BoundId, None]] = {}
         #: Devices in use, by device index.
         self._devices: dict[int, SoftDevice | IbDevice] = {}
+        #: The limits of the RoCE devices.
+        self._device_attr = SOFT_DEVICE_ATTR
         #: Contexts that ids share, by device index and name. The default protection domains refer to them as well, and
         #: the events of an id's queue pair belong to the context of its domain.
         self._contexts: dict[tuple[int, str], Context] = {}
@@ -282,7 +284,7 @@ class SoftHost:
                 device = self._devices[index] = (
                     IbDevice(found.name, found.node_guid)
                     if index < 0
-                    else SoftDevice(self.runtime, self.mux, self.random, found, self.last_device)
+                    else SoftDevice(self.runtime, self.mux, self.random, found, self.last_device, self._device_attr)
                 )
             return device
 
@@ -296,6 +298,17 @@ class SoftHost:
             udp_counters(self.mux.wire.counters, self.mux.dropped),
             dict(self.runtime.errors.counts),
         )
+
+    def limit_devices(self, max_qp: int | None, max_mr: int | None) -> None:
+        """Change limits of the RoCE devices, for simulations; None leaves one as it is."""
+        with self.runtime.lock:
+            before = self._device_attr
+            max_qp = before.max_qp if max_qp is None else max_qp
+            max_mr = before.max_mr if max_mr is None else max_mr
+            self._device_attr = replace(before, max_qp=max_qp, max_mr=max_mr)
+            for device in self._devices.values():
+                if isinstance(device, SoftDevice):
+                    device.attr = replace(device.attr, max_qp=max_qp, max_mr=max_mr)
 
     # -- the runtime's driver -------------------------------------------------------------------------
 

@@ -30,11 +30,14 @@ One host
 
 Several hosts
     Fabric, Host             a simulated network with faults; a host on it
+    FabricLink               the faults of one direction between two hosts
     FabricWire               how the packets of a host leave and arrive
     FabricPacket             a packet on the fabric
     Verdict                  what a script of faults decides on a packet
     DELIVER, LOSE, DUPLICATE, CORRUPT       usual verdicts
     nth, HasKind             a script: a verdict on the n-th packet of a kind; what has a kind
+    FaultScript, FaultRule   rules: what happens to packet n of a kind of a connection, as text or in Python
+    FaultAction              what a rule does
     FabricLog, LogEntry, Outcome            what happened to each packet
 
 InfiniBand
@@ -55,6 +58,7 @@ from rdmacm.proto.sa.rmpp import RmppHeader as RmppHeader
 from rdmacm.testing.clock import SimulationError as SimulationError
 from rdmacm.testing.clock import VirtualClock as VirtualClock
 from rdmacm.testing.fabric import Fabric as Fabric
+from rdmacm.testing.fabric import FabricLink as FabricLink
 from rdmacm.testing.faults import CORRUPT as CORRUPT
 from rdmacm.testing.faults import DELIVER as DELIVER
 from rdmacm.testing.faults import DUPLICATE as DUPLICATE
@@ -73,6 +77,9 @@ from rdmacm.testing.network import memory_provider as memory_provider
 from rdmacm.testing.sa import SaFault as SaFault
 from rdmacm.testing.sa import SubnetAdministrator as SubnetAdministrator
 from rdmacm.testing.sa import TableMode as TableMode
+from rdmacm.testing.script import FaultAction as FaultAction
+from rdmacm.testing.script import FaultRule as FaultRule
+from rdmacm.testing.script import FaultScript as FaultScript
 from rdmacm.testing.subnet import MemoryPort as MemoryPort
 from rdmacm.testing.subnet import MemorySubnet as MemorySubnet
 from rdmacm.testing.subnet import SubnetMad as SubnetMad

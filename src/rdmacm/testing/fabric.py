@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from typing import TYPE_CHECKING, TypeVar
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from rdmacm.progress.runtime import Runtime
     from rdmacm.testing.subnet import MemoryPort, MemorySubnet
 
-__all__ = ["Fabric"]
+__all__ = ["Fabric", "FabricLink"]
 
 T = TypeVar("T")
 
@@ -55,19 +55,30 @@ _MAX_HOSTS = 0xFFFF
 _IPV4_UDP, _IPV6_UDP = 28, 48
 
 
-class _Link:
-    """One direction between two hosts.
+class FabricLink:
+    """One direction between two hosts: its faults, where they differ from the fabric's (:meth:`Fabric.link`).
 
-    Each link has a random stream of its own, so traffic between other hosts does not change its faults.
+    Each link has random numbers of its own, so traffic between other hosts does not change its faults.
+
+    Attributes; None, the default, stands for the fabric's attribute of the same name:
+
+    - ``loss``, ``duplicate``, ``reorder``, ``corrupt``: probabilities, 0 to 1.
+    - ``latency``, ``jitter``: seconds.
     """
 
-    __slots__ = ("last_arrival", "random")
+    __slots__ = ("_last_arrival", "_random", "corrupt", "duplicate", "jitter", "latency", "loss", "reorder")
 
     def __init__(self, seed: str) -> None:
+        self.loss: float | None = None
+        self.duplicate: float | None = None
+        self.reorder: float | None = None
+        self.corrupt: float | None = None
+        self.latency: float | None = None
+        self.jitter: float | None = None
         #: Source of the random numbers for this direction.
-        self.random = Random(seed)
+        self._random = Random(seed)
         #: Arrival time of the last packet that was not held back, in seconds.
-        self.last_arrival = 0.0
+        self._last_arrival = 0.0
 
 
 class Fabric:
@@ -133,13 +144,15 @@ class Fabric:
         #: InfiniBand subnets that runs drive too; see :meth:`attach`.
         self._subnets: list[MemorySubnet] = []
         #: Links by names of sender and receiver.
-        self._links: dict[tuple[str, str], _Link] = {}
+        self._links: dict[tuple[str, str], FabricLink] = {}
         #: Names of sender and receiver that are cut off from each other.
         self._partitioned: set[tuple[str, str]] = set()
         #: Heap of (arrival time, number of the copy, packet, its bytes).
         self._in_flight: list[tuple[float, int, FabricPacket, bytes]] = []
-        #: Numbers of copies scheduled, of packets sent, and of hosts created.
-        self._copies_sent = self._packets_sent = self._hosts_made = 0
+        #: Heap of (time, number, function) of :meth:`call_at`.
+        self._calls: list[tuple[float, int, Callable[[], object]]] = []
+        #: Numbers of copies scheduled, of packets sent, of hosts created, and of calls requested.
+        self._copies_sent = self._packets_sent = self._hosts_made = self._calls_made = 0
 
     # -- hosts ----------------------------------------------------------------------------------------
 
@@ -166,6 +179,25 @@ class Fabric:
         self.hosts[name] = host
         return host
 
+    def process(self, host: str, name: str) -> Host:
+        """Add a process to a host: it shares the addresses, UDP port 4791 and the port numbers of rdma_bind_addr(3).
+
+        The process is a :class:`Host` of its own with a name of its own, so :meth:`crash` kills it alone. Its packets
+        are those for its queue pairs and communication ids, and the requests for its listeners. Its ``network`` is a
+        copy: a change concerns one process. Raises ValueError for an unknown host, one that is down, a name in use, and
+        the 256th process.
+        """
+        first, before = self._host(host), self.hosts.get(name)
+        if not first.alive:
+            raise ValueError(f"host {host} is down")
+        if before is not None and before.alive:
+            raise ValueError(f"host {name} already exists")
+        process = Host(
+            self, name, first.number, before.incarnation + 1 if before else 1, first.addresses, beside=first.processes
+        )
+        self.hosts[name] = process
+        return process
+
     def attach(self, subnet: MemorySubnet) -> None:
         """Let the fabric's runs drive an InfiniBand subnet too; raises ValueError unless both use the same clock."""
         if subnet.clock is not self.clock:
@@ -173,30 +205,73 @@ class Fabric:
         self._subnets.append(subnet)
 
     def crash(self, name: str) -> None:
-        """Crash a host: its timers stop, and it neither sends nor receives packets.
+        """Crash a host, or kill a process: its timers stop, and it neither sends nor receives packets.
 
         Raises ValueError for an unknown name.
         """
         host = self._host(name)
         host.alive = False
+        if host in host.processes:
+            host.processes.remove(host)
         host.wire.close()
         for port in host.infiniband:
             port.close()
 
-    def partition(self, one: str, other: str, *, one_way: bool = False) -> None:
-        """Drop all packets between two hosts, including those in flight; with ``one_way`` only those from ``one``.
+    def pause(self, name: str) -> None:
+        """Stop a host as SIGSTOP stops a process: packets wait in its queue, and what exceeds the queue is dropped.
 
         Raises ValueError for an unknown name.
         """
-        for name in (one, other):
+        self._host(name).paused = True
+
+    def resume(self, name: str) -> None:
+        """End :meth:`pause`: the host processes what has arrived, and timers that are overdue."""
+        self._host(name).paused = False
+
+    def jump(self, seconds: float) -> None:
+        """Let the clocks of all hosts jump forward, as after a suspended machine has been resumed.
+
+        Nothing is processed in between: deadlines and arrivals that the jump has passed are due at once, in order.
+        Raises ValueError for a time that is negative or not finite.
+        """
+        self.clock.advance(_checked_seconds(seconds))
+
+    def link(self, source: str, destination: str) -> FabricLink:
+        """Return the direction from one host to another, whose faults may differ from the fabric's.
+
+        Raises ValueError for an unknown name.
+        """
+        for name in (source, destination):
             self._host(name)
-        self._partitioned.add((one, other))
-        if not one_way:
-            self._partitioned.add((other, one))
+        return self._link(source, destination)
+
+    def partition(self, one: str | Iterable[str], other: str | Iterable[str], *, one_way: bool = False) -> None:
+        """Drop all packets between two hosts or groups of hosts, including those in flight.
+
+        With ``one_way`` only those from ``one``. Raises ValueError for an unknown name.
+        """
+        groups = [[side] if isinstance(side, str) else list(side) for side in (one, other)]
+        for name in (*groups[0], *groups[1]):
+            self._host(name)
+        for source in groups[0]:
+            for destination in groups[1]:
+                self._partitioned.add((source, destination))
+                if not one_way:
+                    self._partitioned.add((destination, source))
 
     def heal(self) -> None:
-        """End all partitions."""
+        """End all partitions. The faults of the fabric and of its links stay as they are."""
         self._partitioned.clear()
+
+    def call_at(self, when: float, function: Callable[[], object]) -> None:
+        """Call ``function()`` at a time, in seconds; once, and at once if the time is over when the fabric runs.
+
+        So faults begin and end by themselves, as in ``fabric.call_at(30, fabric.heal)``. The function is called in the
+        run, after the packets of that time have been delivered, and may change the fabric. It must not wait. Raises
+        ValueError for a time that is not finite.
+        """
+        self._calls_made += 1
+        heapq.heappush(self._calls, (_checked_seconds(when), self._calls_made, function))
 
     def _host(self, name: str) -> Host:
         host = self.hosts.get(name)
@@ -256,6 +331,8 @@ class Fabric:
                 return done is None or done()
             self.clock.now = max(self.now, at)
             self._deliver()
+            while self._calls and self._calls[0][0] <= self.now:
+                heapq.heappop(self._calls)[2]()
         raise SimulationError(f"no end after {self.max_steps} steps, at {self.now:.9f} s; {self._pending_text()}")
 
     def _drive(self, runtime: Runtime, done: Callable[[], T], timeout: float | None) -> T:
@@ -265,8 +342,9 @@ class Fabric:
         is true. Raises SimulationError for a wait without a timeout that nothing can end, and on a crashed host.
         """
         host = next((host for host in self.hosts.values() if host.provider.runtime is runtime), None)
-        if host is None or not host.alive:
-            raise SimulationError("a host that has crashed or is on another fabric cannot wait")
+        if host is None or not host.runs:
+            state = "is paused" if host is not None and host.alive else "has crashed or is on another fabric"
+            raise SimulationError(f"a host that {state} cannot wait")
 
         with runtime.lock:
             found = done()
@@ -284,7 +362,7 @@ class Fabric:
     def _progress(self) -> None:
         """Let all hosts make progress until no handler has work left."""
         for _ in range(self.max_steps):
-            hosts = [host for host in self.hosts.values() if host.alive]
+            hosts = [host for host in self.hosts.values() if host.runs]
             called = [host._progress() for host in hosts]
             # A subnet without latency delivers at once, perhaps to a host earlier in the list.
             if not any(called) and not any(port.waiting for host in hosts for port in host.infiniband):
@@ -294,19 +372,21 @@ class Fabric:
     def _next_deadline(self) -> float | None:
         """The time of the next arrival or timer, in seconds; None without any."""
         earliest = self._in_flight[0][0] if self._in_flight else None
+        if self._calls and (earliest is None or self._calls[0][0] < earliest):
+            earliest = self._calls[0][0]
         for subnet in self._subnets:
             deadline = subnet.next_deadline()
             if deadline is not None and (earliest is None or deadline < earliest):
                 earliest = deadline
         for host in self.hosts.values():
-            deadline = host.provider.runtime.next_deadline() if host.alive else None
+            deadline = host.provider.runtime.next_deadline() if host.runs else None
             if deadline is not None and (earliest is None or deadline < earliest):
                 earliest = deadline
         return earliest
 
     def _pending_text(self) -> str:
         """Packets in flight and hosts with timers, for error messages."""
-        living = {name: host.provider.runtime for name, host in self.hosts.items() if host.alive}
+        living = {name: host.provider.runtime for name, host in self.hosts.items() if host.runs}
         timers = [name for name, runtime in living.items() if runtime.next_deadline() is not None]
         return f"packets in flight: {len(self._in_flight)}; hosts with timers: {', '.join(timers) or 'none'}"
 
@@ -319,6 +399,8 @@ class Fabric:
         """
         path = route.path
         peer = self._owner_of(path.remote, host)
+        if peer is not None and len(peer.processes) > 1:
+            peer = peer.process_for(data, path.remote)
         self._packets_sent += 1
         packet = FabricPacket(
             self._packets_sent,
@@ -351,16 +433,17 @@ class Fabric:
 
     def _forward(self, packet: FabricPacket) -> None:
         """Apply faults to a packet and schedule the arrival of its copies."""
-        key = packet.source, packet.destination
-        link = self._links.get(key)
-        if link is None:
-            link = self._links[key] = _Link(f"{self.seed}/{packet.source}>{packet.destination}")
-        roll = link.random.random
+        link = self._link(packet.source, packet.destination)
+        roll = link._random.random
         # Always draw the same number of random values, so that a script's verdict on one packet does not change the
         # faults of later ones.
-        lost, twice, late, damaged = (roll() < part for part in (self.loss, self.duplicate, self.reorder, self.corrupt))
-        jitter, later, flips = roll() * self.jitter, roll() * self.reorder_delay, 1 + int(roll() * 8)
-        damage = link.random.getrandbits(64)
+        lost = roll() < (self.loss if link.loss is None else link.loss)
+        twice = roll() < (self.duplicate if link.duplicate is None else link.duplicate)
+        late = roll() < (self.reorder if link.reorder is None else link.reorder)
+        damaged = roll() < (self.corrupt if link.corrupt is None else link.corrupt)
+        jitter = roll() * (self.jitter if link.jitter is None else link.jitter)
+        later, flips = roll() * self.reorder_delay, 1 + int(roll() * 8)
+        damage = link._random.getrandbits(64)
         verdict = self.faults(packet) if self.faults is not None else None
         if verdict is None:
             copies = 0 if lost else 1 + twice
@@ -375,14 +458,21 @@ class Fabric:
             self._record(Outcome.CORRUPTED, packet, data)
         if verdict.copies > 1:
             self._record(Outcome.DUPLICATED, packet, packet.data)
-        arrival = max(link.last_arrival, self.now + self.latency + jitter)
+        latency = self.latency if link.latency is None else link.latency
+        arrival = max(link._last_arrival, self.now + latency + jitter)
         if verdict.delay:
             self._record(Outcome.DELAYED, packet, data)
             arrival += verdict.delay
         else:
-            link.last_arrival = arrival
+            link._last_arrival = arrival
         for copy in range(verdict.copies):
             self._schedule(arrival + copy * later, packet, packet.data if copy else data)
+
+    def _link(self, source: str, destination: str) -> FabricLink:
+        link = self._links.get((source, destination))
+        if link is None:
+            link = self._links[source, destination] = FabricLink(f"{self.seed}/{source}>{destination}")
+        return link
 
     def _schedule(self, arrival: float, packet: FabricPacket, data: bytes) -> None:
         if len(self._in_flight) >= _MAX_IN_FLIGHT:

@@ -19,6 +19,7 @@ from rdmacm.proto.wire import WireError
 
 __all__ = [
     "CORRUPT",
+    "MAD_OFFSET",
     "DELIVER",
     "DUPLICATE",
     "LOSE",
@@ -32,7 +33,7 @@ __all__ = [
 ]
 
 #: Offset of the MAD in a UD packet.
-_MAD_OFFSET = BTH_LENGTH + EXTENDED_LENGTH[ExtendedHeader.DETH]
+MAD_OFFSET = BTH_LENGTH + EXTENDED_LENGTH[ExtendedHeader.DETH]
 
 #: Limits of a verdict: copies of one packet, and its delay in seconds.
 _MAX_COPIES = 64
@@ -99,7 +100,7 @@ class FabricPacket:
         try:
             opcode, _, qpn, _, _ = peek(self.data)
             if qpn == 1 and opcode == Opcode.UD_SEND_ONLY:
-                mad = Mad.unpack(self.data[_MAD_OFFSET:-ICRC_LENGTH])
+                mad = Mad.unpack(self.data[MAD_OFFSET:-ICRC_LENGTH])
                 if mad.mgmt_class == MgmtClass.COM_MGT and mad.attribute_id in _MESSAGES:
                     return _MESSAGES[mad.attribute_id]
         except WireError:

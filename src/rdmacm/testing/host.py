@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter, deque
 from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from ipaddress import ip_address
 from random import Random
 from socket import AF_INET, AF_INET6, inet_ntop
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 from rdmacm.address import is_link_local
 from rdmacm.cmid import CmEvent, EventChannel
-from rdmacm.errors import CmWouldBlockError
+from rdmacm.errors import CmWouldBlockError, cm_error
 from rdmacm.net.types import Neighbour, NeighbourState
 from rdmacm.progress.runtime import Runtime
 from rdmacm.proto.roce.headers import ROCE_PORT
+from rdmacm.proto.roce.opcodes import BTH_LENGTH
 from rdmacm.proto.wire import Buffer
 from rdmacm.provider import Tap
+from rdmacm.soft.port_table import PortOwner, PortTable
 from rdmacm.soft.provider import SoftProvider
 from rdmacm.soft.wire.base import Received, SocketAddress, Undelivered, Wire, WirePath, WireRoute
+from rdmacm.soft.wire.slot_filter import SERVICE_ID, is_request, slot_of
 from rdmacm.testing.faults import FabricPacket
 from rdmacm.testing.network import MemoryNetwork, PrivatePorts
 
@@ -108,31 +112,40 @@ class FabricWire(Wire):
 
     - ``is_open``: whether packets arrive; others are dropped.
     - ``counters``: always empty; the log of the fabric has what became of each packet.
+    - ``slot``: the upper byte of the process's queue pair numbers and communication ids, 1 to 255.
+    - ``capacity``: how many packets may wait to be processed; more are dropped, as by a full socket buffer.
+    - ``open_error``: the errno with which opening fails, such as EMFILE; 0 to open.
     - ``tap``: called with each packet sent and received, for captures.
     - ``on_undelivered``: never called: hosts of a fabric do not report undelivered packets.
     """
 
-    slot = 1
-
-    def __init__(self, fabric: Medium, host: Host, trains: bool) -> None:
+    def __init__(self, fabric: Medium, host: Host, trains: bool, slot: int = 1) -> None:
         self._fabric = fabric
         self._host = host
         #: Whether :meth:`send` accepts trains.
         self._trains = trains
         #: Packets that :meth:`receive` has not returned yet.
         self._inbox: deque[Received] = deque()
+        #: Tokens of :meth:`listen`.
+        self._listening: list[tuple[int, bytes | None]] = []
         self.is_open = False
         self.counters: Counter[str] = Counter()
+        self.slot = slot
+        self.capacity = _MAX_INBOX
+        self.open_error = 0
         self.tap: Tap | None = None
         self.hold_request: Callable[[memoryview, SocketAddress, bytes], bool] | None = None
         self.on_undelivered: Callable[[Undelivered], None] | None = None
 
     def open(self) -> None:
+        if self.open_error:
+            raise cm_error(self.open_error, "the wire cannot be opened", "open_device", hint="open_error = 0")
         self.is_open = True
 
     def close(self) -> None:
         self.is_open = False
         self._inbox.clear()
+        self._listening.clear()
 
     def abandon(self) -> None:
         self.close()
@@ -158,7 +171,7 @@ class FabricWire(Wire):
 
     def arrive(self, packet: FabricPacket, data: bytes) -> bool:
         """Queue a packet from the fabric; return False when the queue is full."""
-        if len(self._inbox) >= _MAX_INBOX:
+        if len(self._inbox) >= self.capacity:
             return False
         host = inet_ntop(AF_INET if len(packet.local) == 4 else AF_INET6, packet.local)
         remote: tuple[str, int] | tuple[str, int, int, int] = (host, packet.source_port)
@@ -196,12 +209,18 @@ class FabricWire(Wire):
     def can_segment(self) -> int:
         return _MAX_TRAIN_BYTES if self._trains else 0
 
-    def listen(self, service_id: int, local: bytes | None) -> object:
-        """Return a token. A simulated host is one process, which receives all requests anyway."""
+    def listen(self, service_id: int, local: bytes | None) -> tuple[int, bytes | None]:
+        """Receive the requests for a service id if the host has several processes; return a token."""
+        self._listening.append((service_id, local))
         return service_id, local
 
     def unlisten(self, token: object) -> None:
-        pass
+        with contextlib.suppress(ValueError):
+            self._listening.remove(cast("tuple[int, bytes | None]", token))
+
+    def listens(self, service_id: int, local: bytes) -> bool:
+        """Whether the process takes the requests for a service id at a packed local address."""
+        return any(service == service_id and ip in (None, local) for service, ip in self._listening)
 
 
 class SimNetwork(MemoryNetwork):
@@ -227,12 +246,40 @@ class SimNetwork(MemoryNetwork):
         return Neighbour(ifindex, ip, NeighbourState.REACHABLE, interface.address)
 
 
+class SimPorts(PrivatePorts):
+    """The port numbers of one process of a host; those that other processes of the host have are taken."""
+
+    def __init__(self, low: int, high: int, first: int, processes: Sequence[Host]) -> None:
+        super().__init__(low, high, first)
+        self._processes = processes
+
+    def _lock(self, owner: PortOwner, *, is_held: bool = False) -> tuple[int, int] | None:
+        return owner.ranges()[0] if self._conflict(owner) else None
+
+    def _find_holder(self, owner: PortOwner, blocked: tuple[int, int]) -> tuple[int, int]:
+        return self._conflict(owner), 0
+
+    def _conflict(self, owner: PortOwner) -> int:
+        """The errno of the conflict with another process; 0 if there is none."""
+        for process in self._processes:
+            others = process.ports._owners if process.ports is not self else {}
+            for other in others.get((owner.space, owner.port), ()):
+                if code := owner.conflict(other):
+                    return code
+        return 0
+
+
 class SimRuntime(Runtime):
     """A runtime whose waits run the fabric in virtual time."""
 
     def __init__(self, fabric: Medium) -> None:
         super().__init__(fabric.clock)
         self._fabric = fabric
+
+    def poll(self, result_queue: Sized = ()) -> bool:
+        """As :meth:`Runtime.poll`, without yielding the processor: no other process has anything to send."""
+        self._empty_polls = 0
+        return super().poll(result_queue)
 
     def drive(self, done: Callable[[], T], timeout: float | None, result_queue: Sized = ()) -> T:
         """Wait in virtual time (:meth:`Fabric._drive`). A call with ``timeout`` 0 takes no time."""
@@ -256,11 +303,9 @@ class SimProvider(SoftProvider):
         network: MemoryNetwork,
         wire: FabricWire,
         random: Random,
+        ports: PortTable,
         infiniband: Sequence[MemoryPort] = (),
     ) -> None:
-        low, high = network.setting("net/ipv4/ip_local_port_range", 32768, 60999)
-        first = low + int(random.random() * (high - low + 1))
-        ports = PrivatePorts(low, high, first)
         runtime = SimRuntime(fabric)
         super().__init__(network, runtime=runtime, ports=ports, wire=wire, random=random, infiniband=infiniband)
         self.fabric = fabric
@@ -302,7 +347,10 @@ class Host:
     - ``name``: the name that is unique among the running hosts of the fabric.
     - ``incarnation``: how often the host has booted.
     - ``addresses``: the addresses of ``eth0`` as text, without prefix lengths.
+    - ``number``: counts the hosts of the fabric, from 1; the processes of a host have one number.
     - ``alive``: false after :meth:`Fabric.crash`.
+    - ``paused``: true between :meth:`Fabric.pause` and :meth:`Fabric.resume`.
+    - ``processes``: the processes of this host that run, in order of their start, each a :class:`Host`.
     - ``random``: the host's own random stream, seeded by the fabric.
     - ``network``: interfaces ``lo`` and ``eth0`` with their routes. Tests may change it; added interfaces are on the
       fabric too.
@@ -319,12 +367,17 @@ class Host:
         incarnation: int,
         addresses: Sequence[str],
         infiniband: Sequence[MemoryPort] = (),
+        beside: list[Host] | None = None,
     ) -> None:
+        """``beside``: the other processes of the host, for a process that :meth:`Fabric.process` adds."""
         self.fabric = fabric
         self.name = name
+        self.number = number
         self.incarnation = incarnation
         self.addresses = tuple(str(ip_address(address.partition("/")[0])) for address in addresses)
         self.alive = True
+        self.paused = False
+        self.processes = [] if beside is None else beside
         self.random = Random(f"{fabric.seed}/{name}/{incarnation}")
         self.network: MemoryNetwork = SimNetwork(fabric, self)
         mac = b"\2\0\0\0" + number.to_bytes(2, "big")
@@ -332,9 +385,13 @@ class Host:
         for version, everywhere in ((4, "0.0.0.0/0"), (6, "::/0")):
             if any(ip_address(address).version == version for address in self.addresses):
                 self.network.add_route(everywhere, eth0)
-        self.wire = FabricWire(fabric, self, fabric.trains)
+        self.wire = FabricWire(fabric, self, fabric.trains, self._free_slot())
         self.infiniband = tuple(infiniband)
-        self.provider = SimProvider(fabric, self.network, self.wire, self.random, self.infiniband)
+        low, high = self.network.setting("net/ipv4/ip_local_port_range", 32768, 60999)
+        #: The port numbers of this process.
+        self.ports = SimPorts(low, high, low + int(self.random.random() * (high - low + 1)), self.processes)
+        self.provider = SimProvider(fabric, self.network, self.wire, self.random, self.ports, self.infiniband)
+        self.processes.append(self)
         #: Handlers registered by :meth:`on_event`.
         self._handlers: list[_EventHandler] = []
 
@@ -348,6 +405,42 @@ class Host:
         if channel.provider is not self.provider:
             raise ValueError(f"the channel does not belong to host {self.name}")
         self._handlers.append(_EventHandler(channel, handler))
+
+    def limit(self, *, max_qp: int | None = None, max_mr: int | None = None) -> None:
+        """Let queue pairs or memory regions run out: beyond the limit, creating one raises ENOMEM.
+
+        The limits are those of ``Device.attr`` of the same names, and count from now on; None leaves one as it is.
+        """
+        self.provider.host.limit_devices(max_qp, max_mr)
+
+    @property
+    def runs(self) -> bool:
+        """Whether the host makes progress: it is alive and not paused."""
+        return self.alive and not self.paused
+
+    def process_for(self, data: bytes, local: bytes) -> Host:
+        """The process of this host that gets a packet to a packed local address.
+
+        A request goes to the process that listens for its service id, else to the oldest one; any other packet to the
+        process in whose slot its queue pair number or communication id is. For a slot without a process, this host.
+        """
+        slot = slot_of(data) if len(data) >= BTH_LENGTH else 0
+        if slot:
+            return next((process for process in self.processes if process.wire.slot == slot), self)
+        if is_request(data):
+            service_id = int.from_bytes(data[SERVICE_ID : SERVICE_ID + 8], "big")
+            for process in self.processes:
+                if process.wire.listens(service_id, local):
+                    return process
+        return next(iter(self.processes), self)
+
+    def _free_slot(self) -> int:
+        """The lowest slot that no other process of the host has: a new process takes that of one that was killed."""
+        taken = {process.wire.slot for process in self.processes}
+        slot = next((slot for slot in range(1, 256) if slot not in taken), 0)
+        if not slot:
+            raise ValueError("a host cannot have more than 255 processes")
+        return slot
 
     @property
     def waiting(self) -> int:
@@ -363,11 +456,12 @@ class Host:
             left, before = self.waiting, left
             if left >= before:
                 break
-        called = [handler.serve() for handler in self._handlers if self.alive]
+        called = [handler.serve() for handler in self._handlers if self.runs]
         return any(called)
 
     def __repr__(self) -> str:
-        return f"<Host {self.name} {' '.join(self.addresses)}{'' if self.alive else ' down'}>"
+        state = "" if self.runs else " paused" if self.alive else " down"
+        return f"<Host {self.name} {' '.join(self.addresses)}{state}>"
 
 
 def _with_prefix(address: str) -> str:

@@ -25,7 +25,7 @@ from rdmacm.net.types import (
 )
 from rdmacm.proto.ipoib import IpoibAddress, broadcast_gid
 from rdmacm.provider import Provider
-from rdmacm.soft.port_table import PortTable
+from rdmacm.soft.port_table import PortOwner, PortTable
 from rdmacm.soft.provider import SoftProvider
 from rdmacm.testing.clock import VirtualClock, VirtualRuntime
 from rdmacm.testing.subnet import MemoryPort
@@ -379,7 +379,7 @@ class PrivatePorts(PortTable):
         if first is not None:
             self._next, self._run = first - low, sys.maxsize
 
-    def _lock(self, owner: object, *, is_held: bool = False) -> None:
+    def _lock(self, owner: PortOwner, *, is_held: bool = False) -> tuple[int, int] | None:
         return None
 
     def _unlock(self, ranges: object, owner: object) -> None:

@@ -179,6 +179,8 @@ class SoftDevice:
         assert isinstance(recv_cq, SoftCQ)
         assert srq is None or isinstance(srq, SoftSRQ)
         with self._runtime.lock:
+            if len(self._mux) >= self.attr.max_qp:
+                raise cm_error(errno.ENOMEM, f"{self.attr.max_qp} queue pairs are in use", "create_qp", self.name)
             return SoftQP(
                 self._mux,
                 self._memory,
