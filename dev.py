@@ -11,6 +11,9 @@
                                      write the results to README's table.  The other arguments are pytest's.
     python3 dev.py check             run ruff, mypy and import-linter; build the package and check the result
     python3 dev.py mutants [ARGS...] change random places of the protocol engines; list the changes that no test detects
+    python3 dev.py fuzz [TARGET...] [--seconds N] [ARGS...]
+                                     fuzz every decoder and engine, or some of them, for a minute or N seconds; "fuzz
+                                     --help" has the other arguments
     python3 dev.py bench [NAME] [ARGS...]
                                      run a benchmark from the sources: resolve (cost of a resolution; the default),
                                      peers (this library and others on loopback), connections (ten thousand open at
@@ -19,8 +22,8 @@
                                      C tools, in the machine of interop)
 
 "test" without ARGS runs several tests at a time and, unless CI is set, leaves out the tests marked slow; with ARGS it
-does neither.  "test", "mutants", "interop" and "check" install the packages they need in .venv next to this file, when
-.venv is missing or out of date.  All commands need Python 3.11 or later and nothing else.
+does neither.  "test", "mutants", "fuzz", "interop" and "check" install the packages they need in .venv next to this
+file, when .venv is missing or out of date.  All commands need Python 3.11 or later and nothing else.
 """
 
 import os
@@ -241,6 +244,11 @@ def mutants(arguments: list[str]) -> int:
     return _become([str(PYTHON), str(Path(ROOT, "tests", "mutants.py")), *arguments], _venv_environ())
 
 
+def fuzz(arguments: list[str]) -> int:
+    environment("dev")
+    return _become([str(PYTHON), str(Path(ROOT, "tests", "fuzz", "drive.py")), *arguments], _venv_environ())
+
+
 def check(arguments: list[str]) -> int:
     if arguments:
         fail("check takes no arguments")
@@ -264,7 +272,15 @@ def check(arguments: list[str]) -> int:
     return 1 if failed else 0
 
 
-COMMANDS = {"demo": demo, "test": test, "interop": interop, "check": check, "mutants": mutants, "bench": bench}
+COMMANDS = {
+    "demo": demo,
+    "test": test,
+    "interop": interop,
+    "check": check,
+    "mutants": mutants,
+    "fuzz": fuzz,
+    "bench": bench,
+}
 
 
 def main() -> int:
