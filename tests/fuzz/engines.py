@@ -52,7 +52,7 @@ def _equipped(**changes: Any) -> Pair:
 def _check_bounds(engine: RcEngine) -> None:
     assert len(engine.responses) <= 4 * DEPTH + 2
     assert len(engine.resources) <= DEPTH
-    assert len(engine.dropped) <= 12, "counted by reason, not by content"
+    assert len(engine.counters.dropped) <= 12, "counted by reason, not by content"
     assert engine.failed or 0 <= engine.send_index <= len(engine.outstanding)
     assert engine.write_view is None, "no view of registered memory outlives the call"
 
@@ -88,10 +88,10 @@ def rc_unsealed(data: bytes) -> None:
         pieces = [body[at : at + segment] for at in range(0, len(body), segment)] if segment else [body]
         if any(len(piece) >= 16 and flow.solve((piece,)) is not None for piece in pieces):
             return  # the fuzzer has found a valid ICRC
-        before = end.dropped.total()
+        before = end.counters.dropped.total()
         accepted = end.received(memoryview(body), segment, 0.0)
         assert accepted == 0
-        assert end.dropped.total() == before + count
+        assert end.counters.dropped.total() == before + count
         _check_bounds(end)
     pair.run()
     assert [(wc.wr_id, wc.status) for wc in pair.done[0]] == [(_WORK + i, WCStatus.SUCCESS) for i in range(4)]

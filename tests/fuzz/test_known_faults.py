@@ -52,7 +52,7 @@ def test_unknown_opcode_is_dropped(opcode: int) -> None:
     data = packet(opcode, bytes(32), psn=PSN)
     assert len(data) + 4 == 48
     assert give(engine, data) == 0
-    assert engine.dropped == {"opcode": 1}
+    assert engine.counters.dropped == {"opcode": 1}
     assert answers(engine) == []
     with pytest.raises(WireError, match="is not known"):
         RocePacket.unpack(data)
@@ -69,7 +69,7 @@ def test_padding_longer_than_the_payload_is_dropped(opcode: int, head: bytes, pa
     before = bytes(memory.bytes)
     data = struct.pack("!BBHII", opcode, pad << 4, 0xFFFF, QPN, PSN | 1 << 31) + head
     assert give(engine, data) == 0
-    assert engine.dropped == {"length": 1}
+    assert engine.counters.dropped == {"length": 1}
     assert bytes(memory.bytes) == before
     assert engine.completions() == []
     with pytest.raises(WireError):
@@ -84,7 +84,7 @@ def test_atomic_write_is_not_executed(size: int) -> None:
     engine = receiver(memory)
     before = bytes(memory.bytes)
     assert give(engine, packet(0x1D, reth(size) + bytes(size))) == 0
-    assert engine.dropped == {"opcode": 1}
+    assert engine.counters.dropped == {"opcode": 1}
     assert bytes(memory.bytes) == before
 
 
@@ -93,7 +93,7 @@ def test_atomic_that_is_cut_short_is_dropped(size: int) -> None:
     memory = Region()
     engine = receiver(memory)
     assert give(engine, packet(FETCH_ADD, struct.pack("!QIQQ", BASE, RKEY, 1, 0)[:size])) == 0
-    assert engine.dropped == {"length": 1}
+    assert engine.counters.dropped == {"length": 1}
     assert not any(memory.bytes[:8])
 
 
@@ -175,7 +175,7 @@ def test_packet_shorter_than_its_headers_is_dropped(opcode: int) -> None:
         assert give(engine, whole[:size]) == 0
     for size in range(16):
         assert engine.received(memoryview(whole[:size]), 0, 0.0) == 0
-    assert engine.dropped.total() == len(whole) - 12 + 15
+    assert engine.counters.dropped.total() == len(whole) - 12 + 15
     assert answers(engine) == []
 
 
