@@ -14,6 +14,9 @@
     python3 dev.py simulate [--seeds N] [--first SEED] [--jobs N] [ARGS...]
                                      run simulations with random work and faults, check every promise, and list the
                                      states that none has visited; --replay SEED, --script FILE: one simulation
+    python3 dev.py fuzz [TARGET...] [--seconds N] [ARGS...]
+                                     fuzz every decoder and engine, or some of them, for a minute or N seconds; "fuzz
+                                     --help" has the other arguments
     python3 dev.py bench [NAME] [ARGS...]
                                      run a benchmark from the sources: resolve (cost of a resolution; the default),
                                      peers (this library and others on loopback), connections (ten thousand open at
@@ -22,8 +25,8 @@
                                      C tools, in the machine of interop)
 
 "test" without ARGS runs several tests at a time and, unless CI is set, leaves out the tests marked slow; with ARGS it
-does neither.  "test", "mutants", "interop" and "check" install the packages they need in .venv next to this file, when
-.venv is missing or out of date.  All commands need Python 3.11 or later and nothing else.
+does neither.  "test", "mutants", "fuzz", "interop" and "check" install the packages they need in .venv next to this
+file, when .venv is missing or out of date.  All commands need Python 3.11 or later and nothing else.
 """
 
 import os
@@ -250,6 +253,11 @@ def simulate(arguments: list[str]) -> int:
     return _become([sys.executable, "-m", "swarm", *arguments], environ)
 
 
+def fuzz(arguments: list[str]) -> int:
+    environment("dev")
+    return _become([str(PYTHON), str(Path(ROOT, "tests", "fuzz", "drive.py")), *arguments], _venv_environ())
+
+
 def check(arguments: list[str]) -> int:
     if arguments:
         fail("check takes no arguments")
@@ -280,6 +288,7 @@ COMMANDS = {
     "check": check,
     "mutants": mutants,
     "simulate": simulate,
+    "fuzz": fuzz,
     "bench": bench,
 }
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import rdmacm.cma
 
@@ -43,3 +45,52 @@ def test_c_names_have_the_values_of_c() -> None:
         if name.startswith("RDMA_CM_EVENT_"):
             assert cma.rdma_event_str(value) == name
     assert (cma.RDMA_OPTION_ID_ACK_TIMEOUT, cma.RDMA_OPTION_IB_PATH, cma.AF_IB) == (3, 1, 27)
+
+
+REFUSE = """
+import importlib, pkgutil, socket, sys
+
+def refuse(event, arguments):
+    if event in ("socket.connect", "socket.sendto", "socket.sendmsg"):
+        address = arguments[1]
+        if isinstance(address, tuple) and not str(address[0]).startswith("127.") and address[0] != "::1":
+            raise SystemExit(f"{event} {address}")
+    elif event in ("socket.getaddrinfo", "socket.gethostbyname", "urllib.Request", "subprocess.Popen", "os.system"):
+        raise SystemExit(f"{event} {arguments}")
+
+sys.addaudithook(refuse)
+import rdmacm
+for module in pkgutil.walk_packages(rdmacm.__path__, "rdmacm."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+print(len([name for name in sys.modules if name.startswith("rdmacm.")]))
+try:
+    socket.socket(socket.AF_INET, socket.SOCK_DGRAM).connect(("192.0.2.1", 9))
+except SystemExit:
+    print("refused")
+"""
+
+
+def test_import_of_any_module_fetches_nothing() -> None:
+    done = subprocess.run(
+        [sys.executable, "-I", "-W", "ignore", "-c", f"import sys; sys.path[:0] = {sys.path!r}\n{REFUSE}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    modules, refused = done.stdout.split()
+    assert (done.returncode, done.stderr, refused) == (0, "", "refused")
+    assert int(modules) > 150
+
+
+def test_build_fetches_nothing() -> None:
+    """The build has one requirement, its backend, and no step or dependency of its own."""
+    root = Path(__file__).parents[1]
+    project = tomllib.loads((root / "pyproject.toml").read_text())
+    assert [requirement.partition(">")[0] for requirement in project["build-system"]["requires"]] == ["hatchling"]
+    assert project["project"]["dependencies"] == []
+    assert set(project["tool"]["hatch"]) == {"build"}
+    assert set(project["tool"]["hatch"]["build"]) == {"targets"}
+    for target in project["tool"]["hatch"]["build"]["targets"].values():
+        assert set(target) <= {"packages"}, "no build hook"
+    assert not (root / "hatch_build.py").exists()

@@ -263,10 +263,10 @@ class Client:
         else:
             self.receive()
 
-    def receive(self) -> bool:
-        """Receive a message; False if none comes."""
+    def receive(self, patience: float = 0.2) -> bool:
+        """Receive a message; False if none comes within ``patience`` seconds."""
         try:
-            self.last = self.connection.recv(0.2)
+            self.last = self.connection.recv(patience)
         except CmTimeoutError:
             self.sent = max(self.received)  # the others were never sent
             return False
@@ -285,7 +285,7 @@ def test_interrupts_at_random_moments(count: int) -> None:
             used = used_by()
             with in_thread(interrupts.run):
                 take_turns(client, interrupts)
-            while client.receive():
+            while not client.completed <= client.received and client.receive(5.0):
                 pass
             with client.connection:
                 client.turn(20)

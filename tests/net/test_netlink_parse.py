@@ -54,6 +54,12 @@ def test_arbitrary_attributes_do_not_raise(attributes: list[tuple[int, bytes]], 
     netlink._parse_route(memoryview(bytes(12) + tail), b"\0\0\0\0")
 
 
+def test_errno_of_an_error_message_is_valid() -> None:
+    for number, code in ((-2, 2), (0, 0), (-4095, 4095), (-4096, 71), (5, 71), (-(1 << 31), 71), (1 << 30, 71)):
+        assert netlink._error_code(memoryview(struct.pack("=i", number))) == code
+    assert netlink._error_code(memoryview(b"\0\0")) == 71, "EPROTO"
+
+
 def test_route_attributes_are_parsed() -> None:
     metrics = attribute(2, struct.pack("=I", 1400)) + attribute(10, struct.pack("=I", 33))
     body = struct.pack("=BBBBBBBBI", AF_INET, 24, 0, 0, 254, 3, 0, 1, 0) + b"".join(

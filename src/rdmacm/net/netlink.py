@@ -87,6 +87,9 @@ _ROCE_FLOW = (
     + struct.pack("!H2x", ROCE_PORT)
 )
 
+#: The highest errno of the kernel.
+_MAX_ERRNO = 4095
+
 #: IFA_F_TENTATIVE and IFA_F_DADFAILED: duplicate address detection is going on, or has failed.
 _TENTATIVE, _DADFAILED = 0x40, 0x08
 
@@ -115,6 +118,12 @@ def _messages(data: memoryview) -> Iterator[tuple[int, int, memoryview]]:
             return
         yield kind, sequence, data[offset + 16 : offset + length]
         offset += (length + 3) & ~3
+
+
+def _error_code(body: memoryview) -> int:
+    """The errno of an error message, 0 for none; EPROTO for a message that has no valid one."""
+    code = -_INT.unpack_from(body)[0] if len(body) >= 4 else errno.EPROTO
+    return code if 0 <= code <= _MAX_ERRNO else errno.EPROTO
 
 
 def _text(value: memoryview) -> str:
@@ -276,7 +285,7 @@ class NetlinkNetwork:
                 if what == _NLMSG_DONE:
                     return
                 if what == _NLMSG_ERROR:
-                    code = -_INT.unpack_from(body)[0] if len(body) >= 4 else errno.EPROTO
+                    code = _error_code(body)
                     if code:
                         raise OSError(code, os.strerror(code))
                     return
@@ -297,8 +306,7 @@ class NetlinkNetwork:
                     continue  # the rest of an earlier reply that was not read to its end
                 if what == reply_kind and len(body) >= min_length:
                     return body
-                code = -_INT.unpack_from(body)[0] if what == _NLMSG_ERROR and len(body) >= 4 else 0
-                code = code or errno.EPROTO
+                code = (_error_code(body) if what == _NLMSG_ERROR else 0) or errno.EPROTO
                 raise OSError(code, os.strerror(code))
 
     def interfaces(self) -> list[Interface]:
