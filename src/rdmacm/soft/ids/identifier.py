@@ -29,6 +29,7 @@ from rdmacm.resolution.hosts import IpoibInterface, PortView, RocePortView
 from rdmacm.soft.device.queue_pair import SoftQP
 from rdmacm.soft.event_queue import SoftQueue
 from rdmacm.soft.host import SoftHost
+from rdmacm.soft.ids.changes import ipoib_change, roce_change
 from rdmacm.soft.ids.connector import Connector
 from rdmacm.soft.ids.core import IdCore, steps_of
 from rdmacm.soft.ids.ib_cm import NO_ECE, IbCmConnector, Refusal
@@ -283,40 +284,14 @@ class SoftId(IdCore):
                 self.post(CmEventType.DEVICE_REMOVAL, 0, None, message)
             return
         self.port_view = after
-        change = self._address_change(before, after)
-        if change is not None:
-            self.post(CmEventType.ADDR_CHANGE, -change[0], None, change[1])
-
-    def _address_change(self, before: RocePortView, after: RocePortView) -> tuple[int, str] | None:
-        """Errno and text of the change that matters most to this id; None if no change does."""
-        name = after.interface.name
-        if before.interface.is_running and not after.interface.is_running:
-            return errno.ENETDOWN, f"interface {name} went down"
-        had = any(row.gid == self.sgid for row in before.rows)
-        if had and not any(row.gid == self.sgid for row in after.rows):
-            return errno.EADDRNOTAVAIL, f"{self.sgid} was removed from interface {name}"
-        if before.interface.address != after.interface.address:
-            return 0, f"interface {name} has another hardware address"
-        return None
+        self._report_change(roce_change(self, before, after))
 
     def ipoib_changed(self, before: IpoibInterface, after: IpoibInterface | None) -> None:
-        local = self.local_addr
-        if not isinstance(local, InetAddr) or local.ip not in before.ips or self.sgid != before.address.gid:
-            return
-        name = before.interface.name
-        if local.scope_id not in (0, before.interface.index):
-            return
-        if after is None:
-            code, message = errno.EADDRNOTAVAIL, f"interface {name} is gone, and with it {local.host}"
-        elif before.interface.is_running and not after.interface.is_running:
-            code, message = errno.ENETDOWN, f"interface {name} went down"
-        elif local.ip not in after.ips:
-            code, message = errno.EADDRNOTAVAIL, f"{local.host} was removed from interface {name}"
-        elif before.interface.address != after.interface.address:
-            code, message = 0, f"interface {name} has another hardware address"
-        else:
-            return
-        self.post(CmEventType.ADDR_CHANGE, -code, None, message)
+        self._report_change(ipoib_change(self, before, after))
+
+    def _report_change(self, change: tuple[int, str] | None) -> None:
+        if change is not None:
+            self.post(CmEventType.ADDR_CHANGE, -change[0], None, change[1])
 
     # -- listening ------------------------------------------------------------------------------------
 
