@@ -1,10 +1,13 @@
-"""The command in this process."""
+"""The command in this process, and two hosts for it."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import pytest
 
 from rdmacm.tools.main import main
+from support.netns import TwoHosts, two_hosts
 from support.servers import Result, Run
 
 
@@ -17,3 +20,9 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
         return Result(status, *capsys.readouterr())
 
     return run
+
+
+@pytest.fixture(scope="module")
+def net() -> Iterator[TwoHosts]:
+    with two_hosts() as net:
+        yield net

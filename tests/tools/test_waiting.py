@@ -14,7 +14,7 @@ import pytest
 
 from rdmacm.errors import CmTimeoutError
 from rdmacm.tools.waiting import PeerWait, notice
-from support.netns import TwoHosts, needs_netns, python_environment, two_hosts
+from support.netns import TwoHosts, needs_netns, python_environment
 from support.servers import Server
 
 #: The clients, without the peer's address, and the address's option.
@@ -25,12 +25,6 @@ CLIENTS = {
     "perf": (["perf", "--count", "1"], "-c"),
 }
 NOTICE = re.compile(r"rdmacm: waiting for an answer of 10\.7\.0\.2:\d+ \.\.\. \(at most [\d.]+ s: --timeout\)")
-
-
-@pytest.fixture(scope="module")
-def net() -> Iterator[TwoHosts]:
-    with two_hosts() as net:
-        yield net
 
 
 @pytest.fixture

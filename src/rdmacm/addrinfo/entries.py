@@ -25,6 +25,8 @@ from rdmacm.provider import Provider, RouteChoice
 
 __all__ = ["entry_from_hints", "entry_from_name", "has_own_end", "route_of", "with_choice"]
 
+_and = int.__and__  # of two ints: the operator of RaiFlag takes 1 µs
+
 
 def entry_from_name(
     named: NamedAddress, hints: AddrInfo, node: str | None, service: str | None, provider: Provider | None
@@ -36,7 +38,7 @@ def entry_from_name(
         if len(address.ip) != 16:
             raise gai_error(EAI.ADDRFAMILY, node, service, f"{address.host} is not a GID", "a GID in IPv6 form")
         return _gid_entry(named, hints)
-    if hints.flags & RAI_PASSIVE:
+    if _and(hints.flags, RAI_PASSIVE):
         info = AddrInfo(RaiFlag.PASSIVE, family, qp_type, port_space, address.sockaddr, None, canonical)
         return _with_route(info, address, None, provider)
     choice = source = None

@@ -24,6 +24,8 @@ Resolver: TypeAlias = Callable[
     [str | None, str | None, int, int, int, int], Sequence[tuple[int, int, int, str, tuple[Any, ...]]]
 ]
 
+#: A plain int, as the operators of the enumeration are slow.
+_NUMERICHOST = int(socket.AI_NUMERICHOST)
 #: The flags that getaddrinfo(3) of glibc uses without hints.
 _NO_HINTS_FLAGS = int(getattr(socket, "AI_V4MAPPED", 0)) | int(socket.AI_ADDRCONFIG)
 
@@ -63,8 +65,8 @@ def resolve_name(
         qp_type, port_space = qp_type_and_port_space(qp_hint, ps_hint, socktype, proto)
         return [NamedAddress(InetAddr(*numeric, port), qp_type, port_space, None)]
 
-    if node is not None and not flags & socket.AI_NUMERICHOST and not is_numeric(node):
-        flags |= socket.AI_CANONNAME
+    if node is not None and not flags & _NUMERICHOST and not is_numeric(node):
+        flags |= int(socket.AI_CANONNAME)
     ask = resolver or socket.getaddrinfo
     try:
         results = ask(node, service, family, socktype, proto, flags)
@@ -119,7 +121,7 @@ def _has_another_family(error: Exception, node: str, flags: int, ask: Resolver) 
     if not isinstance(error, socket.gaierror) or error.errno not in (EAI.NONAME, EAI.NODATA):
         return False
     try:
-        return bool(ask(node, None, 0, 0, 0, flags & int(socket.AI_NUMERICHOST)))
+        return bool(ask(node, None, 0, 0, 0, flags & _NUMERICHOST))
     except (OSError, ValueError, MemoryError):
         return False
 
@@ -227,5 +229,5 @@ def _socket_hints(rai_flags: int, family: int, qp_type: int, port_space: int) ->
         family = AF_INET6 if rai_flags & RAI_FAMILY else 0
     flags = int(socket.AI_PASSIVE) if rai_flags & RAI_PASSIVE else 0
     if rai_flags & RAI_NUMERICHOST:
-        flags |= socket.AI_NUMERICHOST
-    return int(family), socktype, int(proto), int(flags)
+        flags |= _NUMERICHOST
+    return int(family), socktype, int(proto), flags

@@ -2,7 +2,7 @@
 
 :class:`SaSession` runs the engine (:class:`rdmacm.proto.sa.client.SaClient`) on a transport and a runtime: it sends the
 queries, repeats them until their timeout, and calls back with the response. Its queries are those of a connection
-manager: paths to a GID, and services by name. Blocking queries are in :mod:`rdmacm.ib.access`.
+manager: paths to a GID, services by name, and multicast groups. Blocking queries are in :mod:`rdmacm.ib.access`.
 """
 
 from __future__ import annotations
@@ -130,17 +130,13 @@ class SaSession:
                     if hasattr(like, f"{name}_selector"):
                         fields[f"{name}_selector"] = getattr(like, f"{name}_selector")
         mask, record = query_for(PathRecord, **fields)
+
+        def no_path() -> Failure:
+            message = f"{describe_sa(port)} knows no path to {destination.addr}"
+            return Failure(errno.EINVAL, "path", message, "checking that it is up ('rdmacm sa nodes')")
+
         method = SaMethod.GET if count == 1 else SaMethod.GET_TABLE
-
-        def finished(response: SaResponse) -> None:
-            failure = _failure(response, port, "path")
-            paths = _unpacked(PathRecord, response)
-            if failure is None and not paths:
-                message = f"{describe_sa(port)} knows no path to {destination.addr}"
-                failure = Failure(errno.EINVAL, "path", message, "checking that it is up ('rdmacm sa nodes')")
-            done(paths, failure)
-
-        return self.query(port, method, record.ATTRIBUTE, mask, record.pack(), timeout, finished)
+        return self._query_records(port, method, mask, record, timeout, "path", no_path, done)
 
     def query_services(self, port: IbPort, service: str, done: RecordsCallback[ServiceRecord]) -> int:
         """Query services by name, or by service id if ``service`` is a number in C's notation.
@@ -158,30 +154,44 @@ class SaSession:
         else:
             mask, record = query_for(ServiceRecord, service_id=number)
 
-        def finished(response: SaResponse) -> None:
-            failure = _failure(response, port, "service")
-            found = _unpacked(ServiceRecord, response)
-            if failure is None and not found:
-                hint = "'rdmacm sa services' for the registered ones"
-                failure = Failure(errno.ENODATA, "service", f"no service {service!r} is registered", hint)
-            done(found, failure)
+        def no_service() -> Failure:
+            hint = "'rdmacm sa services' for the registered ones"
+            return Failure(errno.ENODATA, "service", f"no service {service!r} is registered", hint)
 
-        method, attribute = SaMethod.GET_TABLE, record.ATTRIBUTE
-        return self.query(port, method, attribute, mask, record.pack(), _SERVICE_TIMEOUT, finished)
+        method, timeout = SaMethod.GET_TABLE, _SERVICE_TIMEOUT
+        return self._query_records(port, method, mask, record, timeout, "service", no_service, done)
 
     def query_group(self, port: IbPort, mgid: Gid, timeout: float, done: RecordsCallback[MCMemberRecord]) -> int:
         """Query a multicast group, also one of other hosts. Raises what :meth:`query` raises."""
         mask, record = query_for(MCMemberRecord, mgid=mgid)
 
+        def no_group() -> Failure:
+            hint = "checking the partition of the interface"
+            return Failure(errno.ENODATA, "group", f"{describe_sa(port)} knows no group {mgid}", hint)
+
+        return self._query_records(port, SaMethod.GET_TABLE, mask, record, timeout, "group", no_group, done)
+
+    def _query_records(
+        self,
+        port: IbPort,
+        method: SaMethod,
+        mask: int,
+        record: R,
+        timeout: float,
+        step: str,
+        nothing_found: Callable[[], Failure],
+        done: RecordsCallback[R],
+    ) -> int:
+        """Query records like ``record``. Where none is found, the failure is that of ``nothing_found``."""
+
         def finished(response: SaResponse) -> None:
-            failure = _failure(response, port, "group")
-            found = _unpacked(MCMemberRecord, response)
+            failure = _failure(response, port, step)
+            found = _unpacked(type(record), response)
             if failure is None and not found:
-                hint = "checking the partition of the interface"
-                failure = Failure(errno.ENODATA, "group", f"{describe_sa(port)} knows no group {mgid}", hint)
+                failure = nothing_found()
             done(found, failure)
 
-        return self.query(port, SaMethod.GET_TABLE, record.ATTRIBUTE, mask, record.pack(), timeout, finished)
+        return self.query(port, method, record.ATTRIBUTE, mask, record.pack(), timeout, finished)
 
     # -- progress -------------------------------------------------------------------------------------
 
