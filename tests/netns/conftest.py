@@ -31,7 +31,7 @@ def two_ways() -> Iterator[TwoHosts]:
             addresses_a=("10.8.0.1/24", "fd08::1/64"),
             addresses_b=("10.8.0.2/24", "fd08::2/64"),
         )
-        net.b.ip_batch("address add 10.9.9.9/32 dev lo", "address add fd09::9/128 dev lo")
+        net.b.ip_batch("address add 10.9.9.9/32 dev lo", "address add fd09::9/128 dev lo nodad")
         net.a.ip_batch(
             "route add 10.9.0.0/16 via 10.7.0.2",
             "route add 10.9.0.0/16 via 10.8.0.2 table 100",

@@ -388,7 +388,7 @@ class TestAddressChange:
     @READERS
     @pytest.mark.parametrize(("bound", "bits"), [("10.7.0.1", 24), ("fd07::1", 64)])
     def test_removed_address_sends_addr_change(self, net: TwoHosts, read: Reader, bound: str, bits: int) -> None:
-        net.a.ip_batch("address add 10.7.0.11/32 dev va", "address add fd07::11/128 dev va")
+        net.a.ip_batch("address add 10.7.0.11/32 dev va", "address add fd07::11/128 dev va nodad")
         with an_id() as (channel, cmid), CmId(channel) as other:
             cmid.bind_addr((bound, PORT))
             other.bind_addr((bound[:-1] + "11", 0))

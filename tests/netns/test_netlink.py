@@ -109,7 +109,7 @@ class TestAddresses:
             "address add 10.7.0.11/24 dev va",
             "address add 10.60.0.1 peer 10.60.0.2/32 dev va",
             "address add 192.0.2.1/32 dev lo",
-            "address add fd60::1 peer fd60::2/128 dev va",
+            "address add fd60::1 peer fd60::2/128 dev va nodad",
         )
         assert self.found(network) == self.wanted(net.a)
         assert all(address.usable for address in network.addresses())
