@@ -265,6 +265,7 @@ class Client:
 
     def receive(self, patience: float = 0.2) -> bool:
         """Receive a message; False if none comes within ``patience`` seconds."""
+        self.received.add(int(self.last))  # an interrupt may have come before the last call has done this
         try:
             self.last = self.connection.recv(patience)
         except CmTimeoutError:
