@@ -191,7 +191,7 @@ def demo(arguments: list[str]) -> int:
 
 
 #: The files in bench that are benchmarks; the others are parts of them.
-BENCHMARKS = ("resolve", "peers", "connections", "datapath", "flood", "sa", "guest")
+BENCHMARKS = ("resolve", "peers", "connections", "datapath", "flood", "soak", "sa", "guest")
 
 
 def bench(arguments: list[str]) -> int:
