@@ -26,7 +26,6 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from types import FrameType
 from typing import Any
 
 import rdmacm
@@ -148,7 +147,7 @@ class Interrupts:
     def _next(self) -> None:
         signal.setitimer(signal.ITIMER_REAL, 10 ** random.uniform(-2, 0))
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, *_: object) -> None:
         self._next()
         if self.armed:
             self.armed = False
