@@ -163,8 +163,15 @@ def may_bind_privileged() -> bool:
     return os.geteuid() == 0
 
 
+#: The directories where this process has looked for abandoned files.
+_cleaned: set[str] = set()
+
+
 def _remove_abandoned(directory: str) -> None:
-    """Remove the files that have no members: their last processes were killed."""
+    """Remove the files that have no members: their last processes were killed. Once in a process."""
+    if directory in _cleaned:
+        return
+    _cleaned.add(directory)
     for name in os.listdir(directory):
         path = os.path.join(directory, name)
         if not name.startswith(_PREFIX) or path in _open_paths:
