@@ -24,7 +24,7 @@ __all__ = ["MAX_ABANDONED", "GroupNames", "users_of_names"]
 #: Names that a group may abandon, so that its file stays small.
 MAX_ABANDONED = 8192
 
-#: What the file has for each abandoned name: a hash of its purpose.
+#: What the file has for each abandoned name, from the second on: a hash of its purpose.
 _ENTRY_BYTES = 8
 _NAME_BYTES = 16
 
@@ -71,7 +71,7 @@ class GroupNames:
     def _name(self, purpose: bytes) -> str:
         size = os.fstat(self._fd).st_size
         if size != self._size:
-            entries = os.pread(self._fd, size, 0)
+            entries = os.pread(self._fd, size, _ENTRY_BYTES)
             places = range(0, len(entries), _ENTRY_BYTES)
             self._abandoned = Counter(entries[place : place + _ENTRY_BYTES] for place in places)
             self._size = size
@@ -89,11 +89,11 @@ class GroupNames:
         except OSError as error:
             if error.errno != errno.EADDRINUSE or not self._is_foreign(name):
                 raise
-        os.pwrite(self._fd, self._entry(purpose), self._size)
+        os.pwrite(self._fd, self._entry(purpose), max(self._size, _ENTRY_BYTES))
         return bind_name(self._name(purpose))
 
     def _is_foreign(self, name: str) -> bool:
-        if self._size >= MAX_ABANDONED * _ENTRY_BYTES:
+        if self._size > MAX_ABANDONED * _ENTRY_BYTES:
             return False
         user = users_of_names().get(name)
         return user is not None and user != os.geteuid()
