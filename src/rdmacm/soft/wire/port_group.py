@@ -30,12 +30,13 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from socket import AF_INET6
 
-from rdmacm.errors import cm_error
+from rdmacm.errors import RdmaError, cm_error
 from rdmacm.soft.wire import sockets
 from rdmacm.soft.wire.forwarding import Credentials, bind_name, credentials
+from rdmacm.soft.wire.group_names import GroupNames, users_of_names
 from rdmacm.soft.wire.slot_filter import MAX_SLOT, attach, shift_of, slot_at
 
 __all__ = ["MAX_SLOT", "CannotShare", "PortGroup"]
@@ -46,8 +47,8 @@ JOIN_SECONDS = 5.0
 _ADMISSION_RETRY_SECONDS = 0.5
 
 #: The processes of a group have the same version of this module.
-_VERSION = 3
-#: What goes with the descriptors of a group: version, name of the group, number of address families.
+_VERSION = 4
+#: What goes with the descriptors of a group: version, secret of the group, number of address families.
 _GREETING = struct.Struct("=B8sB")
 _BACKLOG = 128
 #: Room for 255 messages of parked sockets, which take less than a kilobyte each.
@@ -71,17 +72,25 @@ class _GroupHandles:
     """The descriptors that every process of a group holds."""
 
     def __init__(
-        self, group: bytes, admission: socket.socket, parking: Sequence[socket.socket], lock: int, gsi: Sockets
+        self,
+        port: int,
+        secret: bytes,
+        admission: socket.socket,
+        parking: Sequence[socket.socket],
+        lock: int,
+        gsi: Sockets,
     ) -> None:
-        #: The random name of the group.
-        self.group = group.hex()
+        #: Random bytes that only the processes of the group know.
+        self.secret = secret
+        #: The names of the group's sockets.
+        self.names = GroupNames(port, secret, lock)
         #: How its slots are shifted (:mod:`rdmacm.soft.wire.slot_filter`).
-        self.shift = shift_of(group)
+        self.shift = shift_of(secret)
         #: Where new processes connect.
         self.admission = admission
         #: The ends of the queue of parked sockets.
         self.parking_in, self.parking_out = parking
-        #: A file in memory, for its record lock.
+        #: A file in memory, for its record lock and for ``names``.
         self.lock = lock
         #: The sockets of slot 0, where management datagrams arrive.
         self.gsi = gsi
@@ -94,7 +103,7 @@ class _GroupHandles:
         present = [sock for sock in self.gsi if sock is not None]
         fds = [sock.fileno() for sock in (self.admission, self.parking_in, self.parking_out)] + [self.lock]
         fds += [sock.fileno() for sock in present]
-        greeting = _GREETING.pack(_VERSION, bytes.fromhex(self.group), len(present))
+        greeting = _GREETING.pack(_VERSION, self.secret, len(present))
         newcomer.sendmsg([greeting], _rights(fds), socket.MSG_NOSIGNAL)
 
     def close(self) -> None:
@@ -156,15 +165,24 @@ class PortGroup:
 
     def slot_name(self, slot: int) -> str:
         """The name where the owner of a slot receives forwarded packets."""
-        return f"rdmacm-{self.port}-{self._handles.group}-slot-{slot}"
+        return self._handles.names.slot(slot)
 
     def service_name(self, service_id: int, local: bytes | None) -> str:
         """The name where the process that listens on a service id receives forwarded requests.
 
         ``local`` is the address it listens on: zeros for any address of the family, None for any at all.
         """
-        where = "any" if local is None else local.hex()
-        return f"rdmacm-{self.port}-{self._handles.group}-service-{service_id:016x}-{where}"
+        return self._handles.names.service(service_id, local)
+
+    def bind_service(self, service_id: int, local: bytes | None) -> socket.socket:
+        """Return a socket bound to :meth:`service_name`. EADDRINUSE if a process of the group has the name."""
+        try:
+            return bind_name(self.service_name(service_id, local))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+        with _locked(self._handles.lock, time.monotonic() + JOIN_SECONDS):
+            return self._handles.names.regain_service(service_id, local)
 
     @classmethod
     def join(cls, port: int) -> PortGroup:
@@ -191,6 +209,7 @@ class PortGroup:
             if time.monotonic() > deadline:
                 break
             _pause(attempt)
+        _check_user(port)
         raise cm_error(
             errno.EBUSY,
             f"{_describe(holder)}, which shares the port, does not admit this process",
@@ -201,11 +220,23 @@ class PortGroup:
 
     def _claim(self, deadline: float) -> socket.socket:
         """Become the owner of a slot: set ``slot`` and ``data``, return the socket bound to its name."""
+        names = self._handles.names
+        # A slot whose name another user has bound is used only if there is no other. To find it takes long.
+        for bind in (lambda slot: bind_name(names.slot(slot)), names.regain_slot):
+            slot_socket = self._claim_any(bind, deadline)
+            if slot_socket is not None:
+                return slot_socket
+        raise cm_error(
+            errno.EUSERS, f"{MAX_SLOT} processes share the port already", "open_device", f"UDP port {self.port}"
+        )
+
+    def _claim_any(self, bind: Callable[[int], socket.socket], deadline: float) -> socket.socket | None:
+        """As :meth:`_claim`, with a function that binds the name of a slot; None if it cannot bind any."""
         handles = self._handles
         handles.parking_out.setsockopt(socket.SOL_SOCKET, _SO_PEEK_OFF, 0)
         for position in range(1, MAX_SLOT + 1):
             slot = slot_at(position, handles.shift)
-            slot_socket = self._bind_slot(slot)
+            slot_socket = _unless_taken(bind, slot)
             try:
                 # Each call reads the next message. The descriptors of a slot with an owner are left out.
                 message, fds = _receive_rights(handles.parking_out, 1, 2 if slot_socket else 0, socket.MSG_PEEK)
@@ -221,17 +252,7 @@ class PortGroup:
             self.slot = slot
             self._discard_stale()
             return slot_socket
-        raise cm_error(
-            errno.EUSERS, f"{MAX_SLOT} processes share the port already", "open_device", f"UDP port {self.port}"
-        )
-
-    def _bind_slot(self, slot: int) -> socket.socket | None:
-        try:
-            return bind_name(self.slot_name(slot))
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise
-            return None
+        return None
 
     def _create_slot(
         self, slot: int, position: int, slot_socket: socket.socket | None, deadline: float
@@ -242,7 +263,7 @@ class PortGroup:
             _check(deadline, self.port, "the name of a new slot is taken")
             _pause(attempt)
             attempt += 1
-            slot_socket = self._bind_slot(slot)
+            slot_socket = _unless_taken(self._handles.names.regain_slot, slot)
         try:
             for index, gsi in enumerate(self.gsi):
                 if gsi is not None:
@@ -311,6 +332,32 @@ def _describe(holder: Credentials | None) -> str:
     return f"process {holder.pid}"
 
 
+def _other_user(holder: Credentials, port: int) -> RdmaError:
+    return cm_error(
+        errno.EACCES,
+        f"{_describe(holder)} of user {holder.uid} has the port, and only one user's processes can share it",
+        "open_device",
+        f"UDP port {port}",
+        hint=f"run as user {holder.uid}, or in a network namespace of your own",
+    )
+
+
+def _check_user(port: int) -> None:
+    """Raise EACCES if a socket of another user has the name of the admission socket: it need not answer."""
+    user = users_of_names().get(_admission_name(port))
+    if user is not None and user != os.geteuid():
+        raise _other_user(Credentials(0, user, 0), port)
+
+
+def _unless_taken(bind: Callable[[int], socket.socket], slot: int) -> socket.socket | None:
+    try:
+        return bind(slot)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        return None
+
+
 def _check(deadline: float, port: int, why: str) -> None:
     if time.monotonic() > deadline:
         raise cm_error(errno.EADDRINUSE, why, "open_device", f"UDP port {port}", hint="`ss -uanp` shows who has it")
@@ -329,13 +376,7 @@ def _request_admission(port: int, deadline: float) -> tuple[_GroupHandles | None
             return None, None
         holder = credentials(sock)
         if holder.uid != os.geteuid():
-            raise cm_error(
-                errno.EACCES,
-                f"{_describe(holder)} of user {holder.uid} has the port, and only one user's processes can share it",
-                "open_device",
-                f"UDP port {port}",
-                hint=f"run as user {holder.uid}, or in a network namespace of your own",
-            )
+            raise _other_user(holder, port)
         poll = select.poll()
         poll.register(sock.fileno(), select.POLLIN)
         poll.poll(max(0.0, min(_ADMISSION_RETRY_SECONDS, deadline - time.monotonic())) * 1000)
@@ -345,7 +386,7 @@ def _request_admission(port: int, deadline: float) -> tuple[_GroupHandles | None
             return None, holder
     if not greeting:
         return None, holder
-    version, group, families = _GREETING.unpack(greeting.ljust(_GREETING.size, b"\0"))
+    version, secret, families = _GREETING.unpack(greeting.ljust(_GREETING.size, b"\0"))
     if version != _VERSION or len(fds) != 4 + families:
         for fd in fds:
             os.close(fd)
@@ -356,7 +397,7 @@ def _request_admission(port: int, deadline: float) -> tuple[_GroupHandles | None
     admission, parking_in, parking_out, lock, *gsi = fds
     opened = [socket.socket(fileno=fd) for fd in (admission, parking_in, parking_out)]
     gsi_sockets = _by_family([socket.socket(fileno=fd) for fd in gsi])
-    return _GroupHandles(group, opened[0], opened[1:], lock, gsi_sockets), holder
+    return _GroupHandles(port, secret, opened[0], opened[1:], lock, gsi_sockets), holder
 
 
 def _create_group(port: int, deadline: float) -> _GroupHandles | None:
@@ -367,9 +408,10 @@ def _create_group(port: int, deadline: float) -> _GroupHandles | None:
         admission = bind_name(_admission_name(port))
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
+            _check_user(port)
             return None
         raise
-    group = secrets.token_bytes(8)
+    secret = secrets.token_bytes(8)
     with contextlib.ExitStack() as failed:
         failed.callback(admission.close)
         opened = []
@@ -381,7 +423,7 @@ def _create_group(port: int, deadline: float) -> _GroupHandles | None:
         _await_order(gsi, port, 1, deadline)
         for sock in opened:
             try:
-                attach(sock, shift_of(group))
+                attach(sock, shift_of(secret))
             except OSError as error:
                 raise CannotShare from error
         parking = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -392,7 +434,7 @@ def _create_group(port: int, deadline: float) -> _GroupHandles | None:
         failed.callback(os.close, lock)
         admission.listen(_BACKLOG)
         failed.pop_all()
-    return _GroupHandles(group, admission, parking, lock, gsi)
+    return _GroupHandles(port, secret, admission, parking, lock, gsi)
 
 
 def _open(family: int, port: int) -> socket.socket | None:
