@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +17,7 @@ from rdmacm.testing import Fabric, FaultScript, Host
 from support.life_cycles import check_empty
 from swarm.life import Life, Side, Violation, reset_arena
 from swarm.script import HEAL, Script, Step
+from swarm.traffic import Traffic
 
 __all__ = ["Result", "Violation", "simulate"]
 
@@ -26,7 +26,6 @@ ADDRESSES = {"a": "10.0.0.1", "b": "10.0.0.2", "c": "10.0.0.3"}
 #: Virtual seconds. From when the network is whole again, how long operations may take, and applications wait.
 PATIENCE = 600.0
 GIVE_UP = 150.0
-_REQ, _REP, _REJ, _MRA = b"\x00\x10", b"\x00\x13", b"\x00\x12", b"\x00\x11"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +41,10 @@ class Result:
     digest: str
 
 
-def simulate(script: Script, *, amplification: bool = False, log_limit: int = 64 << 20) -> Result:
+def simulate(script: Script, *, log_limit: int = 64 << 20) -> Result:
     """Run a script. Raises an exception for a broken promise; its attribute ``digest`` is the hash of the log."""
     reset_arena()
-    world = World(script, amplification, log_limit)
+    world = World(script, log_limit)
     try:
         world.run()
     except Exception as error:
@@ -98,6 +97,7 @@ class _Server:
         else:
             side = self.world.sides[event.id]
         side.handle(event)
+        side.life.is_told = True
         self.world.active[side.life.number] = side.life
 
     def close(self) -> None:
@@ -110,7 +110,7 @@ class _Server:
 class World:
     """See the module."""
 
-    def __init__(self, script: Script, amplification: bool, log_limit: int) -> None:
+    def __init__(self, script: Script, log_limit: int) -> None:
         self.script = script
         numbers: dict[str, Any] = {key: float(value) for key, value in script.fabric.items()}
         for key, convert in (("mtu", int), ("trains", bool)):
@@ -130,14 +130,21 @@ class World:
         trouble = [step.given for step in script.steps if step.name in _TROUBLE]
         self.troubled = {given.get("n") or given["port"] for given in trouble}
         self.is_giving_up = False
-        self.traffic = _Traffic() if amplification else None
+        self.traffic = Traffic()
+        #: Whether something has been done since the last moment, other than by packets.
+        self.is_changed = False
 
     def address(self, process: str) -> str:
         return ADDRESSES[process[0]]
 
     def later(self, seconds: float, function: Callable[[], object]) -> None:
         """Call a function in ``seconds``."""
-        self.fabric.call_at(self.fabric.now + seconds, function)
+
+        def call() -> None:
+            self.is_changed = True
+            function()
+
+        self.fabric.call_at(self.fabric.now + seconds, call)
 
     # -- the run --------------------------------------------------------------------------------------
 
@@ -168,10 +175,12 @@ class World:
 
     def moment(self) -> bool:
         """What applications do at one moment; False, because the run goes on."""
+        is_changed, self.is_changed = self.is_changed, False
         for number, life in list(self.active.items()):
-            life.step()
-            if life.is_over:
-                del self.active[number]
+            if is_changed or life.has_news:
+                life.step()
+                if life.is_over:
+                    del self.active[number]
         self.check_bounds()
         return False
 
@@ -213,8 +222,7 @@ class World:
             )
         if process is None:
             return
-        if self.traffic is not None:
-            self.traffic.watch(process)
+        self.traffic.watch(process)
         self.servers[host] = server = _Server(self, process)
         self.all_servers.append(server)
         if self.fabric.now:  # listens again, as a service that is restarted does
@@ -313,19 +321,23 @@ class World:
     # -- checks ---------------------------------------------------------------------------------------
 
     def check_bounds(self) -> None:
-        """Tables grow with the connections that were asked for, and not with the packets."""
+        """Tables grow with the connections that were asked for, and not with the packets; and other promises that hold
+        at every moment.
+        """
         most = 4 * len(self.lives) + 8
         for server in self.servers.values():
             host = server.host.provider.host
-            agent = host.cm._agent
-            sizes = {
-                "connections": len(agent) if agent else 0,
-                "queue pairs": len(host.mux),
-                "held numbers": len(host.mux._held),
-                "timers": len(host.runtime._timers._heap) // 4,
-            }
-            if max(sizes.values()) > most:
-                raise Violation(f"{server.host.name}: {sizes} for {len(self.lives)} connections")
+            agent, mux, runtime = host.cm._agent, host.mux, host.runtime
+            connections = 0 if agent is None else len(agent)
+            if max(connections, len(mux), len(mux._held), host.bound_ids, len(runtime._timers._heap) // 4) > most:
+                raise Violation(
+                    f"{server.host.name}: {connections} connections, {len(mux)} queue pairs, {len(mux._held)} held "
+                    f"numbers, {host.bound_ids} bound ids, {len(runtime._timers._heap)} timers for {len(self.lives)}"
+                )
+            if runtime.errors.counts:
+                raise Violation(f"{server.host.name}: internal errors: {dict(runtime.errors.counts)}")
+        if self.traffic.violation:
+            raise Violation(self.traffic.violation)
 
     def check_end(self) -> None:
         """Every table of each living host is empty."""
@@ -347,8 +359,6 @@ class World:
             left |= {"users": len(provider.runtime.users()), "held numbers": len(provider.host.mux._held)}
             if any(left.values()):
                 raise Violation(f"{server.host.name}: left are {left}")
-        if self.traffic is not None:
-            self.traffic.check()
 
     def digest(self) -> str:
         """A hash of the packet log: every packet, its bytes, its time and what happened to it."""
@@ -373,30 +383,3 @@ class World:
 
 #: Steps that concern one connection or one port: what they name need not succeed.
 _TROUBLE = frozenset(("destroy", "disconnect", "error", "unlisten"))
-
-
-class _Traffic:
-    """Bytes of requests from addresses that have not answered, and of what was sent to them."""
-
-    def __init__(self) -> None:
-        self.sent: Counter[tuple[str, bytes]] = Counter()
-        self.received: Counter[tuple[str, bytes]] = Counter()
-        self.answered: dict[tuple[str, bytes], bool] = defaultdict(bool)
-
-    def watch(self, host: Host) -> None:
-        def tap(is_sent: bool, _local: bytes, remote: bytes, _port: int, _to: int, buffers: Any, _segment: int) -> None:
-            data, key = b"".join(buffers), (host.name, remote)
-            is_request = data[5:8] == b"\0\0\1" and data[36:38] == _REQ
-            if is_sent:
-                self.sent[key] += len(data)
-                self.answered[key] |= is_request  # this host has begun
-            else:
-                self.received[key] += len(data)
-                self.answered[key] |= not is_request
-
-        host.wire.tap = tap
-
-    def check(self) -> None:
-        for key, sent in self.sent.items():
-            if not self.answered[key] and sent > 3 * self.received[key]:
-                raise Violation(f"{key[0]} sent {sent} bytes to an address that sent {self.received[key]}")

@@ -28,6 +28,7 @@ from rdmacm.testing.faults import FabricPacket
 from rdmacm.testing.network import MemoryNetwork, PrivatePorts
 
 if TYPE_CHECKING:
+    from rdmacm.soft.event_queue import SoftQueue
     from rdmacm.testing.clock import VirtualClock
     from rdmacm.testing.log import FabricLog
     from rdmacm.testing.subnet import MemoryPort
@@ -323,7 +324,7 @@ class _EventHandler:
     def serve(self) -> bool:
         """Handle one event; return whether there was one."""
         # A handler that waits runs the fabric, which must not call the same handler again.
-        if self.busy or self.channel.closed:
+        if self.busy or self.channel.closed or not cast("SoftQueue", self.channel._queue).ready:
             return False
         try:
             event = self.channel.get_event(timeout=0)
@@ -447,15 +448,23 @@ class Host:
         """Number of packets and datagrams that have arrived and are not processed yet."""
         return self.wire.waiting + sum(port.waiting for port in self.infiniband)
 
+    def _is_idle(self) -> bool:
+        """Whether progress would do nothing: no packet, timer or change of the network waits for it."""
+        if self.wire.waiting or self.infiniband or self.network.has_changed:
+            return False
+        deadline = self.provider.runtime.next_deadline()
+        return deadline is None or deadline > self.fabric.now
+
     def _progress(self) -> bool:
         """Process everything that is due now; return whether a handler was called."""
-        self.provider.runtime.progress()
-        left = self.waiting
-        while left:  # a provider processes a bounded number of packets at a time, and none when nothing listens
+        if not self._is_idle():
             self.provider.runtime.progress()
-            left, before = self.waiting, left
-            if left >= before:
-                break
+            left = self.waiting
+            while left:  # a provider processes a bounded number of packets at a time, and none when nothing listens
+                self.provider.runtime.progress()
+                left, before = self.waiting, left
+                if left >= before:
+                    break
         called = [handler.serve() for handler in self._handlers if self.runs]
         return any(called)
 
