@@ -48,6 +48,8 @@ TARGET, STRANGER = "10.81.2.1", "10.81.2.2"
 #: The addresses of "many" are in this network, 10.82.0.0/16.
 MANY = 10 << 24 | 82 << 16
 MESSAGE = bytes(64)
+#: How the names of counters begin that count packets without an effect.
+DROPS = ("dropped_", "rx_request_flood", "rx_address", "rx_unknown_qp", "stray")
 #: Newcomers that connect in one flood, one after the other.
 NEWCOMERS = 3
 #: Seconds that a client waits for a connection or a message.
@@ -263,6 +265,7 @@ def measure(kind: str, rate: int, seconds: float, many: bool) -> dict[str, Any]:
             after = server.answer("report")
             counts = {name: count - before["counters"].get(name, 0) for name, count in after["counters"].items()}
             found["counters"] = {name: count for name, count in counts.items() if count and not name.startswith("tx_")}
+            found["dropped"] = sum(counts.get(name, 0) for name in counts if name.startswith(DROPS))
             found["grown_kib"], found["logged"] = after["resident"] - before["resident"], after["logged"]
             found["quiet"], found["flood"] = (count / seconds for count in rounds.values())
             found["ratio"] = found["flood"] / found["quiet"]
@@ -297,7 +300,8 @@ def main() -> int:
         print(f"  rounds a second: quiet {row['quiet']:,.0f}, flood {row['flood']:,.0f}, ratio {row['ratio']:.2f}")
         times = ", ".join(str(one) if isinstance(one, str) else f"{one:.3f} s" for one in row["newcomers"])
         drops = ", ".join(f"{name} {count:,}" for name, count in sorted(row["counters"].items()))
-        print(f"  of about {row['received'] * 1:,} the server has counted: {drops}; memory {row['grown_kib']:+,} KiB")
+        print(f"  of about {row['received']:,}, {row['dropped']:,} are counted as dropped ({drops})")
+        print(f"  memory {row['grown_kib']:+,} KiB; {len(row['logged'])} messages logged")
         print(f"  newcomers connected in {times}; without a flood in {row['newcomer_quiet_seconds']:.3f} s")
     return 0
 
