@@ -70,7 +70,7 @@ def echo(connection: rdmacm.Connection) -> None:
 
 
 def serve() -> None:
-    """For each line of input, print what was counted and logged so far, and the memory in use in KiB."""
+    """For each line of input, print what was counted and logged so far, the memory in KiB, and the processor time."""
     logged: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
@@ -90,7 +90,8 @@ def serve() -> None:
                 counts.update(part)
             with open("/proc/self/statm") as file:
                 resident = int(file.read().split()[1]) * (os.sysconf("SC_PAGESIZE") // 1024)
-            print(json.dumps({"counters": counts, "resident": resident, "logged": logged}), flush=True)
+            found = {"counters": counts, "resident": resident, "logged": logged, "processor": time.process_time()}
+            print(json.dumps(found), flush=True)
 
 
 def decoy() -> None:
@@ -251,18 +252,24 @@ def measure(kind: str, rate: int, seconds: float, many: bool) -> dict[str, Any]:
             established.answer(seconds / 4)
             rounds = {DECOY_PORT: 0, ROCE_PORT: 0}
             before, flooding = server.answer("report"), 0.0
+            processor, mark = dict.fromkeys(rounds, 0.0), before["processor"]
             for _ in range(PHASES):
                 for port in rounds:
                     stranger.order(port)
                     began = time.monotonic()
                     rounds[port] += established.answer(seconds / PHASES)
                     sent = stranger.answer("end")
+                    start, mark = mark, server.answer("report")["processor"]
+                    processor[port] += mark - start
                     flooding += sent * (time.monotonic() - began) if port == ROCE_PORT else 0.0
             stranger.order(ROCE_PORT)
             found["newcomers"] = [coming.answer("go") for _ in range(NEWCOMERS)]
             found["sent"] = stranger.answer("end")
             found["received"] = round(flooding)
             after = server.answer("report")
+            per_round = processor[DECOY_PORT] / max(1, rounds[DECOY_PORT])
+            spent = processor[ROCE_PORT] - rounds[ROCE_PORT] * per_round
+            found["microseconds_per_packet"] = round(spent / max(1.0, flooding) * 1e6, 1)
             counts = {name: count - before["counters"].get(name, 0) for name, count in after["counters"].items()}
             found["counters"] = {name: count for name, count in counts.items() if count and not name.startswith("tx_")}
             found["dropped"] = sum(counts.get(name, 0) for name in counts if name.startswith(DROPS))
@@ -301,6 +308,7 @@ def main() -> int:
         times = ", ".join(str(one) if isinstance(one, str) else f"{one:.3f} s" for one in row["newcomers"])
         drops = ", ".join(f"{name} {count:,}" for name, count in sorted(row["counters"].items()))
         print(f"  of about {row['received']:,}, {row['dropped']:,} are counted as dropped ({drops})")
+        print(f"  the server's processor time: {row['microseconds_per_packet']} us for each packet")
         print(f"  memory {row['grown_kib']:+,} KiB; {len(row['logged'])} messages logged")
         print(f"  newcomers connected in {times}; without a flood in {row['newcomer_quiet_seconds']:.3f} s")
     return 0

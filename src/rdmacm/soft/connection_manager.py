@@ -285,7 +285,7 @@ class ConnectionManager:
             self.dispatch()
 
     def _triage(self, mad: memoryview) -> Triage:
-        """Drop a message that names no connection at a tenth of the cost of processing it."""
+        """Drop a message that names no connection before its ICRC is checked and its fields are unpacked."""
         agent = self._agent
         if agent is None or log.enabled:
             return Triage.PROCESS
