@@ -15,7 +15,7 @@ import os
 import socket
 import struct
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from rdmacm.soft.wire.forwarding import bind_name
 
@@ -57,16 +57,16 @@ class GroupNames:
         """The name where the process that listens on a service id and address receives forwarded requests."""
         return self._name(_service(service_id, local))
 
-    def regain_slot(self, slot: int) -> socket.socket:
+    def regain_slot(self, slot: int, users: Mapping[str, int]) -> socket.socket:
         """Bind the name of a slot, or another one if a socket of another user has it; EADDRINUSE if one of ours has.
 
-        The caller holds the group's lock, here and in :meth:`regain_service`.
+        ``users`` is :func:`users_of_names`. The caller holds the group's lock, here and in :meth:`regain_service`.
         """
-        return self._regain(b"slot %d" % slot)
+        return self._regain(b"slot %d" % slot, users)
 
     def regain_service(self, service_id: int, local: bytes | None) -> socket.socket:
         """As :meth:`regain_slot`, for the name of a service id and address."""
-        return self._regain(_service(service_id, local))
+        return self._regain(_service(service_id, local), users_of_names())
 
     def _name(self, purpose: bytes) -> str:
         size = os.fstat(self._fd).st_size
@@ -75,28 +75,23 @@ class GroupNames:
             places = range(0, len(entries), _ENTRY_BYTES)
             self._abandoned = Counter(entries[place : place + _ENTRY_BYTES] for place in places)
             self._size = size
-        count = self._abandoned[self._entry(purpose)] if size else 0
+        count = self._abandoned[self._entry(purpose)] if self._abandoned else 0
         digest = hashlib.blake2b(b"%d %s" % (count, purpose), key=self._key, digest_size=_NAME_BYTES)
         return f"rdmacm-{self._port}-{digest.hexdigest()}"
 
     def _entry(self, purpose: bytes) -> bytes:
         return hashlib.blake2b(purpose, key=self._key, digest_size=_ENTRY_BYTES).digest()
 
-    def _regain(self, purpose: bytes) -> socket.socket:
+    def _regain(self, purpose: bytes, users: Mapping[str, int]) -> socket.socket:
         name = self._name(purpose)
         try:
             return bind_name(name)
         except OSError as error:
-            if error.errno != errno.EADDRINUSE or not self._is_foreign(name):
+            is_foreign = users.get(name, os.geteuid()) != os.geteuid()
+            if error.errno != errno.EADDRINUSE or not is_foreign or self._size > MAX_ABANDONED * _ENTRY_BYTES:
                 raise
         os.pwrite(self._fd, self._entry(purpose), max(self._size, _ENTRY_BYTES))
         return bind_name(self._name(purpose))
-
-    def _is_foreign(self, name: str) -> bool:
-        if self._size > MAX_ABANDONED * _ENTRY_BYTES:
-            return False
-        user = users_of_names().get(name)
-        return user is not None and user != os.geteuid()
 
 
 def _service(service_id: int, local: bytes | None) -> bytes:

@@ -222,10 +222,12 @@ class PortGroup:
         """Become the owner of a slot: set ``slot`` and ``data``, return the socket bound to its name."""
         names = self._handles.names
         # A slot whose name another user has bound is used only if there is no other. To find it takes long.
-        for bind in (lambda slot: bind_name(names.slot(slot)), names.regain_slot):
-            slot_socket = self._claim_any(bind, deadline)
-            if slot_socket is not None:
-                return slot_socket
+        slot_socket = self._claim_any(lambda slot: bind_name(names.slot(slot)), deadline)
+        if slot_socket is None:
+            users = users_of_names()
+            slot_socket = self._claim_any(lambda slot: names.regain_slot(slot, users), deadline)
+        if slot_socket is not None:
+            return slot_socket
         raise cm_error(
             errno.EUSERS, f"{MAX_SLOT} processes share the port already", "open_device", f"UDP port {self.port}"
         )
@@ -263,7 +265,8 @@ class PortGroup:
             _check(deadline, self.port, "the name of a new slot is taken")
             _pause(attempt)
             attempt += 1
-            slot_socket = _unless_taken(self._handles.names.regain_slot, slot)
+            users = users_of_names()
+            slot_socket = _unless_taken(lambda slot: self._handles.names.regain_slot(slot, users), slot)  # noqa: B023
         try:
             for index, gsi in enumerate(self.gsi):
                 if gsi is not None:
