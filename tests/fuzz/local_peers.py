@@ -113,10 +113,10 @@ def slots(data: bytes) -> None:
     """Which process a packet is for: a slot for every packet that has a BTH."""
     if len(data) < 12:
         return
-    assert 0 <= slot_of(data) <= 255
+    assert 0 <= slot_of(data) <= 4095
     assert 0 <= qpn_of(data) < 1 << 24
     if is_request(data):
-        assert 0 <= slot_of_sender(data) <= 255
+        assert 0 <= slot_of_sender(data) <= 4095
 
 
 class _ErrorQueue:
@@ -157,7 +157,7 @@ def icmp(data: bytes) -> None:
 
 def _use_report(report: Undelivered) -> None:
     if is_request(report.quote):
-        assert 0 <= slot_of_sender(report.quote) <= 255
+        assert 0 <= slot_of_sender(report.quote) <= 4095
 
 
 class _Sender:
