@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 import time
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import suppress
 from socket import AF_INET, AF_INET6
@@ -190,7 +191,7 @@ def forwarded(data: bytes) -> None:
     receiver = forwarding.ForwardReceiver.__new__(forwarding.ForwardReceiver)
     reports: list[Undelivered] = []
     receiver._unwatch, receiver._on_undelivered = lambda fd: None, reports.append
-    receiver._senders = {1 << 20: None}  # type: ignore[dict-item]
+    receiver._senders = OrderedDict({1 << 20: None})  # type: ignore[dict-item]
     found: list[Received] = []
     if not data:
         return
