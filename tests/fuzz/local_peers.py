@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 import time
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import suppress
 from socket import AF_INET, AF_INET6
@@ -113,10 +114,10 @@ def slots(data: bytes) -> None:
     """Which process a packet is for: a slot for every packet that has a BTH."""
     if len(data) < 12:
         return
-    assert 0 <= slot_of(data) <= 255
+    assert 0 <= slot_of(data) <= 4095
     assert 0 <= qpn_of(data) < 1 << 24
     if is_request(data):
-        assert 0 <= slot_of_sender(data) <= 255
+        assert 0 <= slot_of_sender(data) <= 4095
 
 
 class _ErrorQueue:
@@ -157,7 +158,7 @@ def icmp(data: bytes) -> None:
 
 def _use_report(report: Undelivered) -> None:
     if is_request(report.quote):
-        assert 0 <= slot_of_sender(report.quote) <= 255
+        assert 0 <= slot_of_sender(report.quote) <= 4095
 
 
 class _Sender:
@@ -190,7 +191,7 @@ def forwarded(data: bytes) -> None:
     receiver = forwarding.ForwardReceiver.__new__(forwarding.ForwardReceiver)
     reports: list[Undelivered] = []
     receiver._unwatch, receiver._on_undelivered = lambda fd: None, reports.append
-    receiver._senders = {1 << 20: None}  # type: ignore[dict-item]
+    receiver._senders = OrderedDict({1 << 20: None})  # type: ignore[dict-item]
     found: list[Received] = []
     if not data:
         return

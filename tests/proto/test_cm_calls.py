@@ -599,10 +599,10 @@ def test_delivered_request_leaves_the_backlog() -> None:
 
 
 def test_communication_id_prefix_identifies_the_process() -> None:
-    agent = Agent(1, random.Random(1), id_prefix=0x7E)
+    agent = Agent(1, random.Random(1), id_prefix=0x7E1)
     ids = {agent.connect("peer", request(), 0.0) for _ in range(20)}
     assert len(ids) == 20
-    assert {comm_id >> 24 for comm_id in ids} == {0x7E}
+    assert {comm_id >> 20 for comm_id in ids} == {0x7E1}
 
 
 # -- requests for another transport service ---------------------------------------------------------------------

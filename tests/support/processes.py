@@ -77,7 +77,7 @@ class Server:
         for start in range(0, len(data), segment or len(data)):
             body = bytes(data[start : start + segment] if segment else data)
             qpn = int.from_bytes(body[5:8], "big")
-            if qpn != 1 and qpn >> 16 != self.wire.slot:
+            if qpn != 1 and qpn >> 12 != self.wire.slot:
                 self.wrong += 1
             elif body[12:13] == b"?":
                 answer = b"!" + body[16:20] + os.getpid().to_bytes(4, "big")
@@ -95,7 +95,7 @@ class Server:
     def ask(self) -> None:
         self.sequence += 1
         self.asked_at = time.monotonic()
-        reply = (self.wire.slot << 16 | 2).to_bytes(3, "big")
+        reply = (self.wire.slot << 12 | 2).to_bytes(3, "big")
         self.send(self.target, b"?" + reply + self.sequence.to_bytes(4, "big"))
 
     # -- calls for a Worker ---------------------------------------------------------------------------
@@ -112,7 +112,7 @@ class Server:
 
     def ping(self, slot: int) -> None:
         """Ping a slot without end, sending the next ping when the last is answered."""
-        self.target = slot << 16 | 3
+        self.target = slot << 12 | 3
         self.ask()
 
     def pings(self) -> tuple[int, int, int]:

@@ -49,6 +49,7 @@ class MemoryWire:
 
     def __init__(self, net: MemoryNet, slot: int, train: int) -> None:
         self.slot = slot
+        self.slots: Sequence[int] = (slot,)
         self.counters: Counter[str] = Counter()
         self.tap: Tap | None = None
         self.hold_request: Callable[[memoryview, SocketAddress, bytes], bool] | None = None
@@ -58,6 +59,9 @@ class MemoryWire:
         self._train = train
 
     def open(self) -> None: ...
+
+    def claim_slot(self) -> None:
+        self.slots = (*self.slots, self.slots[-1] + 2)
 
     def close(self) -> None: ...
 

@@ -1,8 +1,8 @@
 """Connection managers: one for all RoCE devices, and one for each InfiniBand port.
 
 The agent (:mod:`rdmacm.proto.cm.engine`) does no input or output. A connection manager sends the agent's MADs over
-QP 1, delivers its events to the owners of the connections, and turns its deadline into a timer. The upper byte of a
-communication id is the wire's slot, so that replies reach the right process when several share the port.
+QP 1, delivers its events to the owners of the connections, and turns its deadline into a timer. The upper 12 bits of a
+communication id are the wire's slot, so that replies reach the right process when several share the port.
 
 The agent and the owners of connections raise no exceptions here. If one does all the same, its connection ends,
 with the event Failed, and all others go on.

@@ -184,8 +184,8 @@ class Fabric:
 
         The process is a :class:`Host` of its own with a name of its own, so :meth:`crash` kills it alone. Its packets
         are those for its queue pairs and communication ids, and the requests for its listeners. Its ``network`` is a
-        copy: a change concerns one process. Raises ValueError for an unknown host, one that is down, a name in use, and
-        the 256th process.
+        copy: a change concerns one process. Raises ValueError for an unknown host, one that is down, and a name in
+        use; EUSERS if the host's processes own all 4,095 slots.
         """
         first, before = self._host(host), self.hosts.get(name)
         if not first.alive:

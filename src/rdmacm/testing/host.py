@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections import Counter, deque
 from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from rdmacm.provider import Tap
 from rdmacm.soft.port_table import PortOwner, PortTable
 from rdmacm.soft.provider import SoftProvider
 from rdmacm.soft.wire.base import Received, SocketAddress, Undelivered, Wire, WirePath, WireRoute
-from rdmacm.soft.wire.slot_filter import SERVICE_ID, is_request, slot_of
+from rdmacm.soft.wire.slot_filter import MAX_SLOT, SERVICE_ID, is_request, slot_of
 from rdmacm.testing.faults import FabricPacket
 from rdmacm.testing.network import MemoryNetwork, PrivatePorts
 
@@ -113,7 +114,8 @@ class FabricWire(Wire):
 
     - ``is_open``: whether packets arrive; others are dropped.
     - ``counters``: always empty; the log of the fabric has what became of each packet.
-    - ``slot``: the upper byte of the process's queue pair numbers and communication ids, 1 to 255.
+    - ``slot``: the upper 12 bits of the process's communication ids, and of its first queue pair numbers, 1 to 4095.
+    - ``slots``: the upper 12 bits of its queue pair numbers.
     - ``capacity``: how many packets may wait to be processed; more are dropped, as by a full socket buffer.
     - ``open_error``: the errno with which opening fails, such as EMFILE; 0 to open.
     - ``tap``: called with each packet sent and received, for captures.
@@ -132,6 +134,7 @@ class FabricWire(Wire):
         self.is_open = False
         self.counters: Counter[str] = Counter()
         self.slot = slot
+        self.slots: Sequence[int] = (slot,)
         self.capacity = _MAX_INBOX
         self.open_error = 0
         self.tap: Tap | None = None
@@ -143,8 +146,13 @@ class FabricWire(Wire):
             raise cm_error(self.open_error, "the wire cannot be opened", "open_device", hint="open_error = 0")
         self.is_open = True
 
+    def claim_slot(self) -> None:
+        """Own one more slot: the lowest that no process of the host has."""
+        self.slots = (*self.slots, self._host._free_slot())
+
     def close(self) -> None:
         self.is_open = False
+        self.slots = (self.slot,)
         self._inbox.clear()
         self._listening.clear()
 
@@ -432,7 +440,7 @@ class Host:
         """
         slot = slot_of(data) if len(data) >= BTH_LENGTH else 0
         if slot:
-            return next((process for process in self.processes if process.wire.slot == slot), self)
+            return next((process for process in self.processes if slot in process.wire.slots), self)
         if is_request(data):
             service_id = int.from_bytes(data[SERVICE_ID : SERVICE_ID + 8], "big")
             for process in self.processes:
@@ -451,10 +459,10 @@ class Host:
 
     def _free_slot(self) -> int:
         """The lowest slot that no other process of the host has: a new process takes that of one that was killed."""
-        taken = {process.wire.slot for process in self.processes}
-        slot = next((slot for slot in range(1, 256) if slot not in taken), 0)
+        taken = {slot for process in self.processes for slot in process.wire.slots}
+        slot = next((slot for slot in range(1, MAX_SLOT + 1) if slot not in taken), 0)
         if not slot:
-            raise ValueError("a host cannot have more than 255 processes")
+            raise cm_error(errno.EUSERS, f"the processes of a host own all {MAX_SLOT} slots", "open_device")
         return slot
 
     @property

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import struct
 
 import pytest
 
 from rdmacm import RdmaError
+from rdmacm.errors import cm_error
 from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.soft.device import multiplexer as module
 from rdmacm.soft.wire.base import WirePath
@@ -38,15 +40,15 @@ def test_qp_numbers_carry_the_slot_and_are_unique(pair: Pair) -> None:
     cq = pair.b.cq()
     numbers = [pair.b.qp(cq).qp_num for _ in range(3000)]
     assert len(set(numbers)) == 3000
-    assert {number >> 16 for number in numbers} == {2}
+    assert {number >> 12 for number in numbers} == {2}
     assert numbers != sorted(numbers)
 
 
 def test_multicast_qpn_is_never_allocated(pair: Pair) -> None:
-    pair.a.wire.slot = 255
-    draws = iter([0xFFFF, 0xFFFF, 5])
+    pair.a.wire.slots = (4095,)
+    draws = iter([0xFFF, 0xFFF, 5])
     pair.a.mux.random.getrandbits = lambda bits: next(draws)  # type: ignore[method-assign]
-    assert pair.a.qp().qp_num == 0xFF0005
+    assert pair.a.qp().qp_num == 0xFFF005
 
 
 def test_released_qp_number_is_not_reused_at_once(pair: Pair) -> None:
@@ -57,10 +59,10 @@ def test_released_qp_number_is_not_reused_at_once(pair: Pair) -> None:
     mux.hold_qpn(number, pair.clock.now + 1)  # the longer time counts
     qp.destroy()
     mux._freed.clear()
-    draws = iter([number & 0xFFFF, 7, number & 0xFFFF])
+    draws = iter([number & 0xFFF, 7, number & 0xFFF])
     mux.random.getrandbits = lambda bits: next(draws)  # type: ignore[method-assign]
     pair.clock.advance(4)
-    assert pair.a.qp().qp_num == 1 << 16 | 7
+    assert pair.a.qp().qp_num == 1 << 12 | 7
     pair.clock.advance(2)
     assert pair.a.qp().qp_num == number
 
@@ -69,14 +71,14 @@ def test_number_of_a_closed_qp_comes_back_after_many_others(pair: Pair) -> None:
     qp = pair.a.qp()
     number = qp.qp_num
     qp.destroy()
-    draws = iter([number & 0xFFFF, 7])
+    draws = iter([number & 0xFFF, 7])
     mux = pair.a.mux
     drawn, mux.random.getrandbits = mux.random.getrandbits, lambda bits: next(draws)  # type: ignore[method-assign]
-    assert pair.a.qp().qp_num == 1 << 16 | 7
+    assert pair.a.qp().qp_num == 1 << 12 | 7
     mux.random.getrandbits = drawn  # type: ignore[method-assign]
     for _ in range(512):
         pair.a.qp().destroy()
-    mux.random.getrandbits = lambda bits: number & 0xFFFF  # type: ignore[method-assign]
+    mux.random.getrandbits = lambda bits: number & 0xFFF  # type: ignore[method-assign]
     assert pair.a.qp().qp_num == number
 
 
@@ -89,14 +91,38 @@ def test_held_numbers_are_removed_when_their_time_is_over(pair: Pair) -> None:
     assert min(until for until in sorted(mux._held.values())[-199:]) > pair.clock.now
 
 
-def test_create_qp_fails_without_a_free_number(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_QP", 3)
+def test_slot_is_claimed_when_numbers_run_out(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_SLOT_QPNS", 3)
     qps = [pair.a.qp() for _ in range(3)]
-    with pytest.raises(RdmaError):
+    assert [*pair.a.wire.slots] == [1]
+    qps.append(pair.a.qp())
+    assert [*pair.a.wire.slots] == [1, 3]
+    qps += [pair.a.qp(), pair.a.qp()]
+    assert {qp.qp_num >> 12 for qp in qps} == {1, 3}
+    assert len({qp.qp_num for qp in qps}) == 6
+    pair.a.mux.hold_qpn(qps[5].qp_num, pair.clock.now + 5)
+    qps.pop().destroy()
+    pair.a.mux._freed.clear()
+    pair.clock.advance(4)
+    qps.append(pair.a.qp())  # the number that is held counts
+    assert [*pair.a.wire.slots] == [1, 3, 5]
+
+
+def test_create_qp_fails_without_a_free_number(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_SLOT_QPNS", 3)
+
+    def refuse() -> None:
+        raise cm_error(errno.EUSERS, "all slots are owned", "open_device")
+
+    pair.a.wire.claim_slot = refuse  # type: ignore[method-assign]
+    qps = [pair.a.qp() for _ in range(3)]
+    with pytest.raises(RdmaError, match=r"3 queue pairs are in use, 0 were .*all slots are owned") as caught:
         pair.a.qp()
+    assert caught.value.errno == errno.ENOMEM
     pair.a.mux.hold_qpn(qps[0].qp_num, pair.clock.now + 1)
     qps[0].destroy()
-    with pytest.raises(RdmaError):
+    pair.a.mux._freed.clear()
+    with pytest.raises(RdmaError, match="2 queue pairs are in use, 1 were"):
         pair.a.qp()
     pair.clock.advance(2)
     pair.a.qp()

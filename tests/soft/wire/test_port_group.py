@@ -15,6 +15,7 @@ from typing import TypeAlias
 import pytest
 
 from rdmacm.proto.cm.codes import AttributeId
+from rdmacm.soft.wire import parking
 from rdmacm.soft.wire import port_group as sharing
 from rdmacm.soft.wire.port_group import PortGroup
 from rdmacm.soft.wire.slot_filter import MAX_SLOT
@@ -78,7 +79,7 @@ class TestJoining:
         assert slots == [following(slots[0], n) for n in range(4)]
         for member in members:
             for other in members:
-                member(Server.send, other.slot << 16 | 7, b"=%d %d" % (member.slot, other.slot))
+                member(Server.send, other.slot << 12 | 7, b"=%d %d" % (member.slot, other.slot))
         for member in members:
             got = bodies(member.collect(4))
             assert sorted(body[12:] for body in got) == sorted(b"=%d %d" % (n, member.slot) for n in slots)
@@ -91,7 +92,7 @@ class TestJoining:
         slots = [member.result() for member in members]
         assert sorted(slots) in [sorted(following(slot, n) for n in range(12)) for slot in slots]
         for member, slot in zip(members, slots, strict=True):
-            members[0](Server.send, slot << 16 | 7, b"=%d" % slot)
+            members[0](Server.send, slot << 12 | 7, b"=%d" % slot)
             assert [body[12:] for body in bodies(member.collect(1))] == [b"=%d" % slot]
 
     def test_slot_of_a_dead_process_is_reused(self, worker: MakeWorker) -> None:
@@ -100,13 +101,13 @@ class TestJoining:
         assert slots == [following(slots[0], n) for n in range(3)]
         members[1].kill()
         # Packets for the dead process are not delivered to its successor.
-        members[0](Server.send, second << 16 | 7, b"old")
+        members[0](Server.send, second << 12 | 7, b"old")
         successor = worker()
         assert successor.open() == second
-        members[0](Server.send, second << 16 | 7, b"new")
+        members[0](Server.send, second << 12 | 7, b"new")
         assert [body[12:] for body in bodies(successor.collect(1))] == [b"new"]
         # The last slot has not moved.
-        members[0](Server.send, third << 16 | 7, b"3")
+        members[0](Server.send, third << 12 | 7, b"3")
         assert [body[12:] for body in bodies(members[2].collect(1))] == [b"3"]
 
     def test_process_can_leave_and_rejoin(self, wire: UdpWire, worker: MakeWorker) -> None:
@@ -128,7 +129,7 @@ class TestJoining:
         again = [worker() for _ in range(2)]
         first, second = [member.open() for member in again]
         assert second == following(first, 1)
-        again[0](Server.send, second << 16 | 7, b"new")
+        again[0](Server.send, second << 12 | 7, b"new")
         assert [body[12:] for body in bodies(again[1].collect(1))] == [b"new"]
         assert len(slots) == 3
 
@@ -136,9 +137,9 @@ class TestJoining:
     def test_join_fails_without_a_free_slot(
         self, wire: UdpWire, worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(sharing, "MAX_SLOT", 2)
+        monkeypatch.setattr(parking, "MAX_SLOT", 2)
         assert admit(wire, worker()) == following(wire.slot, 1)
-        with pytest.raises(CallFailed, match="2 processes share the port already") as caught:
+        with pytest.raises(CallFailed, match="own all 4095 slots") as caught:
             admit(wire, worker())
         assert caught.value.errno == errno.EUSERS
 
@@ -162,7 +163,7 @@ class TestJoining:
         second = admit(wire, member)
         assert second == following(wire.slot, 1)
         assert admit(wire, worker()) == following(wire.slot, 2)
-        wire.send(wire.route(HERE), (packet(second << 16 | 7, b"2"), bytes(4)))
+        wire.send(wire.route(HERE), (packet(second << 12 | 7, b"2"), bytes(4)))
         assert [body[12:] for body in bodies(member.collect(1))] == [b"2"]
 
     def test_join_fails_if_no_member_answers(self, worker: MakeWorker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +237,7 @@ class TestJoining:
             member(Server.become, NOBODY)
         third = [member.open() for member in members][2]
         members[1].kill()
-        members[0](Server.send, third << 16 | 7, b"3")
+        members[0](Server.send, third << 12 | 7, b"3")
         assert [body[12:] for body in bodies(members[2].collect(1))] == [b"3"]
         with pytest.raises(OSError, match=f"of user {NOBODY} has the port") as caught:
             UdpWire(port=port).open()
@@ -279,8 +280,8 @@ class TestFork:
         got: list[Packet] = []
         while os.waitpid(pid, os.WNOHANG) == (0, 0):
             got += taken(wire)
-            wire.send(route, (packet(next_slot << 16 | 7, b"child"), bytes(4)))
-            wire.send(route, (packet(wire.slot << 16 | 7, b"parent"), bytes(4)))
+            wire.send(route, (packet(next_slot << 12 | 7, b"child"), bytes(4)))
+            wire.send(route, (packet(wire.slot << 12 | 7, b"parent"), bytes(4)))
         assert {each.body[12:] for each in got} <= {b"parent"}
         # The child has exited, and the parent still receives its requests.
         wire.send(route, (mad(AttributeId.REQ), bytes(4)))
@@ -431,7 +432,7 @@ class TestRequests:
     def test_replies_go_directly_to_the_requester(self, wire: UdpWire, worker: MakeWorker) -> None:
         member = worker()
         admit(wire, member)
-        answer = mad(AttributeId.REP, remote_id=member.slot << 24 | 5)
+        answer = mad(AttributeId.REP, remote_id=member.slot << 20 | 5)
         wire.send(wire.route(HERE), (answer, bytes(4)))
         assert bodies(member.collect(1)) == [answer]
         assert not wire.counters
@@ -439,7 +440,7 @@ class TestRequests:
     def test_packets_for_unused_slots_are_counted(self, wire: UdpWire) -> None:
         route = wire.route(HERE)
         unused = following(wire.slot, 8)
-        for data in (packet(unused << 16 | 1), packet(5), mad(AttributeId.REP, remote_id=unused << 24 | 1)):
+        for data in (packet(unused << 12 | 1), packet(5), mad(AttributeId.REP, remote_id=unused << 20 | 1)):
             wire.send(route, (data, bytes(4)))
         read_all(wire)
         assert wire.counters["stray"] == 3
@@ -460,7 +461,7 @@ class TestFromAnotherHost:
                 for number, member in enumerate(members):
                     for ends in ((net.va.ipv4, net.vb.ipv4), (net.va.ipv6, net.vb.ipv6)):
                         route = wire.route(path(*ends))
-                        train = sealed(wire, route, [packet(member.slot << 16 | 7, bytes(1000))] * 5)
+                        train = sealed(wire, route, [packet(member.slot << 12 | 7, bytes(1000))] * 5)
                         request = mad(AttributeId.REQ, SERVICE + number)
                         assert wire.send(route, train, len(train[0]))
                         assert wire.send(route, (request, bytes(4)))
@@ -488,9 +489,9 @@ class TestMixedTrains:
         admit(wire, member)
         admit(wire, listener)
         listener(Server.listen, SERVICE, None)
-        mine = [packet(wire.slot << 16 | 7, bytes((count,)) * 264) for count in range(3)]
-        theirs = [packet(member.slot << 16 | 7, bytes((count,)) * 264) for count in range(3)]
-        answer = mad(AttributeId.REP, remote_id=member.slot << 24)
+        mine = [packet(wire.slot << 12 | 7, bytes((count,)) * 264) for count in range(3)]
+        theirs = [packet(member.slot << 12 | 7, bytes((count,)) * 264) for count in range(3)]
+        answer = mad(AttributeId.REP, remote_id=member.slot << 20)
         for order in ([mine[0], theirs[0], mine[1], theirs[1]], [theirs[2], mad(AttributeId.REQ), answer, mine[2]]):
             route = wire.route(HERE)
             train = sealed(wire, route, order)
@@ -548,7 +549,7 @@ class TestChurn:
         assert any(all((slot - start) % MAX_SLOT < 2 * 10 for slot in slots) for start in slots)
         # Every packet still arrives at its process.
         for member in living:
-            a(Server.send, member.slot << 16 | 7, b"=%d" % member.slot)
+            a(Server.send, member.slot << 12 | 7, b"=%d" % member.slot)
         for member in living:
             assert b"=%d" % member.slot in [body[12:] for body in bodies(member.collect(1))]
             assert member(Server.pings)[2] == 0, "a packet came to the wrong process"

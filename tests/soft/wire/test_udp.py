@@ -49,7 +49,7 @@ def wire(open_wire: OpenWire) -> UdpWire:
 
 
 def bodies(wire: UdpWire, count: int, size: int = 1024) -> list[bytes]:
-    return [packet(wire.slot << 16 | 5, bytes([index]) * size, index) for index in range(count)]
+    return [packet(wire.slot << 12 | 5, bytes([index]) * size, index) for index in range(count)]
 
 
 class TestPackets:
@@ -124,7 +124,7 @@ class TestTrains:
     @pytest.mark.parametrize("host", LOOPBACKS)
     def test_train_is_sealed_for_identifications_from_0(self, wire: UdpWire, host: str) -> None:
         route = wire.route(path(host, host))
-        train = sealed(wire, route, [*bodies(wire, 9), packet(wire.slot << 16 | 5, b"the short last one..")])
+        train = sealed(wire, route, [*bodies(wire, 9), packet(wire.slot << 12 | 5, b"the short last one..")])
         assert len(b"".join(train)) <= wire.can_segment()
         # buffers do not end where packets end
         joined = memoryview(b"".join(train))
@@ -207,8 +207,8 @@ class TestUnsharedPort:
     @pytest.mark.parametrize("host", LOOPBACKS)
     def test_packets_of_all_slots_are_received(self, alone: UdpWire, host: str) -> None:
         route = alone.route(path(host, host))
-        assert 1 <= alone.slot <= 255
-        for qpn in (1, 1 << 16 | 5, 9 << 16 | 5):  # all slots belong to this process
+        assert 1 <= alone.slot <= 4095
+        for qpn in (1, 1 << 12 | 5, 900 << 12 | 5):  # all slots belong to this process
             assert alone.send(route, sealed(alone, route, [packet(qpn)]))
             (got,) = collect(alone, 1)
             assert got.body == packet(qpn)

@@ -55,7 +55,7 @@ def wire(port: int, reports: list[Undelivered]) -> Iterator[UdpWire]:
 def request(slot: int, attribute: int = AttributeId.REQ) -> bytes:
     """A REQ or SIDR_REQ of the process in a slot."""
     header = struct.pack("!BBBBHHQHHI", 1, 7, 2, 3, 0, 0, 0x1234, attribute, 0, 0)
-    return gsi_packet((header + struct.pack("!IIQ", slot << 24 | 5, 0, 0x106_0001)).ljust(256, b"\0"))
+    return gsi_packet((header + struct.pack("!IIQ", slot << 20 | 5, 0, 0x106_0001)).ljust(256, b"\0"))
 
 
 def read_all(wire: UdpWire) -> int:
@@ -111,7 +111,7 @@ class TestReports:
         others = [
             request(wire.slot, AttributeId.REP),
             request(wire.slot, AttributeId.RTU),
-            packet(wire.slot << 16 | 5, bytes(256)),
+            packet(wire.slot << 12 | 5, bytes(256)),
             gsi_packet(bytes(256)),
         ]
         for other in others:
@@ -127,7 +127,7 @@ class TestNothingIsLost:
     def test_packets_sent_after_an_error_arrive(self, wire: UdpWire, trains: bool) -> None:
         """The kernel reports an error by failing the next sendmsg(2), which then sends nothing."""
         route, got = wire.route(HERE), 0
-        bodies = [packet(wire.slot << 16 | 5, bytes([n]) * 100, n) for n in range(4)]
+        bodies = [packet(wire.slot << 12 | 5, bytes([n]) * 100, n) for n in range(4)]
         segment = len(bodies[0]) + 4 if trains and wire.can_segment() else 0
         for count in range(50):
             for last in range(8):  # the error of any socket of the group
@@ -146,7 +146,7 @@ class TestNothingIsLost:
         if not wire.can_segment():
             pytest.skip("no trains on this system")
         route = wire.route(HERE)
-        train = sealed(wire, route, [packet(wire.slot << 16 | 5, bytes(100), n) for n in range(4)])
+        train = sealed(wire, route, [packet(wire.slot << 12 | 5, bytes(100), n) for n in range(4)])
         sock = wire._sockets[0]
         assert sock is not None
         for last in range(32):
@@ -159,7 +159,7 @@ class TestNothingIsLost:
         route = wire.route(HERE)
         for count in range(1000):
             send_error("127.0.0.1", f"127.0.{count >> 8}.{count & 255}", wire.port, request(wire.slot))
-        (data,) = sealed(wire, route, [packet(wire.slot << 16 | 5, b"data")])
+        (data,) = sealed(wire, route, [packet(wire.slot << 12 | 5, b"data")])
         for _ in range(10):
             assert wire.send(route, (data,))
         got = calls = 0
@@ -197,7 +197,7 @@ class TestGroup:
         assert len(reports) == len(hosts)
 
     def test_report_for_no_process(self, wire: UdpWire, reports: list[Undelivered]) -> None:
-        send_error("127.0.0.1", "127.0.0.9", wire.port, request(wire.slot % 255 + 1))
+        send_error("127.0.0.1", "127.0.0.9", wire.port, request(wire.slot % 4095 + 1))
         read_all(wire)
         assert not reports
         assert wire.counters == {"undelivered": 1, "stray": 1}
@@ -221,12 +221,12 @@ class TestGroup:
         member.kill()
         for last in range(64):
             send_error("127.0.0.1", f"127.0.0.{last}", wire.port, request(slot))
-        wire.send(wire.route(HERE), (packet(slot << 16 | 5, b"stale"), bytes(4)))
+        wire.send(wire.route(HERE), (packet(slot << 12 | 5, b"stale"), bytes(4)))
         read_all(wire)
         assert 0 < wire.counters["stray"] < 64, "the others are in the sockets that nobody reads"
         heir = worker()
         assert joins(wire, heir) == slot
-        wire.send(wire.route(HERE), (packet(slot << 16 | 5, b"fresh"), bytes(4)))
+        wire.send(wire.route(HERE), (packet(slot << 12 | 5, b"fresh"), bytes(4)))
         (got,) = heir.collect(1)
         assert got[0][12:-4] == b"fresh"
         assert not heir(Server.counters)

@@ -76,9 +76,9 @@ class Agent:
 
     ``guid`` is the CA GUID of requests and replies that the caller gives none. ``max_connections`` bounds the
     connections, including those in TIMEWAIT. ``mra_service_timeout`` is the exponent an MRA announces; None for an
-    agent that sends no MRA. ``id_prefix`` is the upper byte of every communication id, where several agents share one
-    QP 1 and the ids tell which of them a MAD is for; None for random ids of 32 bits. ``source_of(path)`` is what shares
-    of a backlog are given to, for example a host; each path has its own by default.
+    agent that sends no MRA. ``id_prefix`` is the upper 12 bits of every communication id, where several agents share
+    one QP 1 and the ids tell which of them a MAD is for; None for random ids of 32 bits. ``source_of(path)`` is what
+    shares of a backlog are given to, for example a host; each path has its own by default.
     ``trusts_sources``: nobody can forge the source of a MAD, so a peer that has not answered gets all copies of a REP.
     """
 

@@ -12,6 +12,9 @@ from rdmacm.timerheap import LazyTimerHeap
 
 __all__ = ["Connections", "Listeners"]
 
+#: How many lower bits of a communication id do not belong to its prefix.
+_ID_BITS = 20
+
 
 class Connections:
     """Connections by local communication id, by the peer's communication id, by the peer's queue pair, and by time.
@@ -40,12 +43,12 @@ class Connections:
         return comm_id in self._by_id
 
     def free_id(self, random: RandomSource, prefix: int | None) -> int:
-        """A random communication id that no connection has; its upper byte is ``prefix``, unless that is None."""
+        """A random communication id that no connection has; its upper 12 bits are ``prefix``, unless that is None."""
         comm_id = 0
         while not comm_id or comm_id in self._by_id:
             comm_id = random.getrandbits(32)
             if prefix is not None:
-                comm_id = prefix << 24 | comm_id & 0xFFFFFF
+                comm_id = prefix << _ID_BITS | comm_id & ~(-1 << _ID_BITS)
         return comm_id
 
     def of_peer(self, remote_comm_id: int, guid: int | None, path: Hashable) -> CmConnection | None:

@@ -110,7 +110,7 @@ class RoceGsi:
 
     @property
     def id_prefix(self) -> int:
-        """The top byte of this process's communication ids."""
+        """The upper 12 bits of this process's communication ids."""
         return self._mux.wire.slot
 
     def source_of(self, path: WirePath) -> Hashable:

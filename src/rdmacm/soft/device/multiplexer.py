@@ -20,13 +20,15 @@ from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, Protocol
 
 from rdmacm import log
-from rdmacm.errors import cm_error
+from rdmacm.errors import RdmaError, cm_error
 from rdmacm.proto.mad import GSI_QPN
+from rdmacm.proto.roce.headers import MULTICAST_QPN
 from rdmacm.proto.roce.icrc import SHORTEST_PACKET
 from rdmacm.proto.roce.rc import RcEngine
 from rdmacm.soft.device.freed import FreedNumbers
 from rdmacm.soft.device.gsi import RoceGsi
 from rdmacm.soft.wire.base import Received, SocketAddress, Wire, WirePath, WireRoute
+from rdmacm.soft.wire.slot_filter import MAX_SLOT, QPN_BITS
 from rdmacm.timerheap import LazyTimerHeap
 
 if TYPE_CHECKING:
@@ -38,10 +40,12 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_QP", "MultiplexedQP", "QPMultiplexer"]
 
-#: Queue pairs of one wire. Its slot has 65,536 numbers, and finding a free one must not take long.
-MAX_QP = 65_000
-#: Numbers of closed queue pairs that are not given again yet. Those that are left suffice for MAX_QP.
+#: Numbers of closed queue pairs that are not given again yet.
 _FREED_QPNS = 512
+#: How many of the 4,096 numbers of a slot may be in use or held: finding a free one must not take long.
+_SLOT_QPNS = 3840
+#: Queue pairs of one wire that owns all slots.
+MAX_QP = MAX_SLOT * _SLOT_QPNS - _FREED_QPNS
 #: The least number of held queue pair numbers that are looked through for those whose time is over.
 _LEAST_SWEEP = 256
 #: Packets a queue pair may send in its turn: one train.
@@ -200,18 +204,34 @@ class QPMultiplexer:
         """Give a queue pair its number. ENOMEM if there are too many."""
         self.open()
         now = self.runtime.clock()
-        if len(self._qps) + len(self._held) >= MAX_QP:
+        if self._numbers_left() <= 0:
             self._sweep(now)
-            if len(self._qps) + len(self._held) >= MAX_QP:
-                raise cm_error(errno.ENOMEM, f"{MAX_QP} queue pairs are in use, or were until just now", "create_qp")
+            if self._numbers_left() <= 0:
+                self._claim_slot()
+        slots = self.wire.slots
         while True:
-            qpn = self.wire.slot << 16 | self.random.getrandbits(16)
-            if qpn in self._qps or qpn in self._freed or qpn == 0xFFFFFF:
+            slot = slots[0] if len(slots) == 1 else self.random.choice(slots)
+            qpn = slot << QPN_BITS | self.random.getrandbits(QPN_BITS)
+            if qpn in self._qps or qpn in self._freed or qpn == MULTICAST_QPN:
                 continue
             if self._held.get(qpn, now) <= now:
                 break
         qp.qp_num = qpn
         self._qps[qpn] = qp
+
+    def _numbers_left(self) -> int:
+        """How many queue pairs may get a number without a further slot."""
+        return len(self.wire.slots) * _SLOT_QPNS - len(self._qps) - len(self._held) - len(self._freed)
+
+    def _claim_slot(self) -> None:
+        try:
+            self.wire.claim_slot()
+        except RdmaError as error:
+            text = f"{len(self._qps)} queue pairs are in use, {len(self._held)} were until just now, and there is no "
+            text += f"number for another one: {error}"
+            raise cm_error(errno.ENOMEM, text, "create_qp") from error
+        if log.enabled:
+            log.DEVICE.debug("the process owns %d slots of UDP port 4791", len(self.wire.slots))
 
     def detach(self, qp: MultiplexedQP) -> None:
         """Forget a queue pair. Its number is free after a number of others, unless it is held for longer."""
@@ -459,7 +479,7 @@ class QPMultiplexer:
         if segment < SHORTEST_PACKET:
             self.dropped["short"] += 1
             return
-        if _is_same(data[5::segment]) and _is_same(data[6::segment]) and _is_same(data[7::segment]):
+        if _is_for_one(data, segment):
             self._deliver(data, segment, source, destination, now)
             return
         start, before = 0, data[5:8]
@@ -494,6 +514,15 @@ class QPMultiplexer:
             self.gsi.received(data, source, destination, now)
         except Exception as error:
             self.runtime.errors.report("gsi", "a management datagram is lost", error)
+
+
+def _is_for_one(train: memoryview, segment: int) -> bool:
+    """Whether all packets of a train are for one queue pair."""
+    if not (segment | len(train)) & 3:  # as of every sender that follows the specification
+        column = train.cast("I")[1 :: segment >> 2].tobytes()
+        if column == column[:4] * (len(column) >> 2):
+            return True
+    return all(_is_same(train[byte::segment]) for byte in (5, 6, 7))
 
 
 def _is_same(column: memoryview) -> bool:

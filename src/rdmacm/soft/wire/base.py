@@ -70,7 +70,9 @@ class WireRoute(Protocol):
 class Wire(Protocol):
     """A wire; only one thread at a time uses it."""
 
-    #: The top byte of the queue pair numbers whose packets arrive here, 1 to 255. Known once the wire is open.
+    #: The upper 12 bits of the queue pair numbers whose packets arrive here, 1 to 4095. Known once the wire is open.
+    slots: Sequence[int]
+    #: The first of them. Communication ids have it as their upper 12 bits.
     slot: int
     #: Packets that were lost or took the slow way, by reason.
     counters: Counter[str]
@@ -85,6 +87,9 @@ class Wire(Protocol):
 
     def open(self) -> None:
         """Begin to receive. EADDRINUSE if the port is taken, EACCES if another user's processes share it."""
+
+    def claim_slot(self) -> None:
+        """Add one to ``slots``. EUSERS if none is left, EBUSY or another errno if that fails now."""
 
     def close(self) -> None:
         """Stop to receive, and release every descriptor."""

@@ -25,7 +25,7 @@ from rdmacm.soft.wire.base import Received, Undelivered
 __all__ = ["Credentials", "Delivery", "ForwardReceiver", "ForwardSender", "bind_name", "credentials"]
 
 _BACKLOG = 256
-#: Connections that either end keeps: every process of the host may have one.
+#: Connections that either end keeps. A host may have more processes: then those that were used last are kept.
 _MAX_CONNECTIONS = 256
 _QUEUE_BYTES = 4 << 20
 #: How long a name that had no receiver is not asked again. A process that begins to listen is found after that.
@@ -69,20 +69,27 @@ class ForwardReceiver:
         self._watch = watch
         self._unwatch = unwatch
         self._on_undelivered = on_undelivered
-        #: Connections of senders, by descriptor.
-        self._senders: dict[int, socket.socket] = {}
+        #: Connections of senders, by descriptor, least recently used first.
+        self._senders: OrderedDict[int, socket.socket] = OrderedDict()
         self._sock = sock
         sock.listen(_BACKLOG)
         watch(sock.fileno(), self._accept)
 
-    def _accept(self, _: list[Received]) -> None:
+    def _accept(self, found: list[Received]) -> None:
         try:
             sender, _ = self._sock.accept()
         except OSError:  # another thread or process accepted it, or no descriptor is left
             return
-        if credentials(sender).uid != os.geteuid() or len(self._senders) >= _MAX_CONNECTIONS:
+        if credentials(sender).uid != os.geteuid():
             sender.close()
             return
+        if len(self._senders) >= _MAX_CONNECTIONS:
+            oldest = next(iter(self._senders))
+            before = -1
+            while oldest in self._senders and len(found) != before:  # its sender connects again if it has more
+                before = len(found)
+                self._receive(self._senders[oldest], found)
+            self._drop(oldest)
         sender.setblocking(False)
         fd = sender.fileno()
         self._senders[fd] = sender
@@ -95,16 +102,21 @@ class ForwardReceiver:
             return
         except OSError:
             message = b""
+        fd = sender.fileno()
         if message:
+            self._senders.move_to_end(fd)
             if len(message) > _HEADER.size:
                 if message[1] == _REPORT:
                     self._on_undelivered(_unpack_report(message))
                 else:
                     found.append(_unpack(message))
         else:
-            fd = sender.fileno()
+            self._drop(fd)
+
+    def _drop(self, fd: int) -> None:
+        sender = self._senders.pop(fd, None)
+        if sender is not None:
             self._unwatch(fd)
-            del self._senders[fd]
             sender.close()
 
     def close(self) -> None:

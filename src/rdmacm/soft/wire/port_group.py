@@ -4,61 +4,71 @@ The kernel keeps the sockets of a port in the order in which they were bound, an
 (:mod:`rdmacm.soft.wire.slot_filter`). The sockets of slot 0 belong to all processes together, those of each other slot
 to one process. No process is special, and each may end at any moment in any way:
 
-- When a socket is closed the kernel moves the last one to its place. So the sockets of a slot must not be closed while
-  any process lives: they are *parked* in the queue of a socket pair, of which every process holds both ends. Message n
-  of the queue holds the sockets at position n. The queue only grows, and is read with SO_PEEK_OFF.
+- The sockets of every slot stay open in a queue that all processes hold (:mod:`rdmacm.soft.wire.parking`).
 - A process owns a slot because it has bound the slot's name, which the kernel frees however the process ends. A slot
-  whose name can be bound has no owner, and its sockets are taken from the queue.
+  whose name can be bound has no owner, and its sockets are taken from the queue. A process owns one slot, and claims
+  further ones when it needs more queue pair numbers.
 - A new process asks for *admission* at a listening socket that all processes hold. Any of them that makes progress
   sends it the descriptors that everybody holds. If no process listens there, the new one is the first: binding the name
   of the admission socket decides which of several it is.
+- A thousand processes must not wake up for each new one. So only those at the first positions watch that socket. A new
+  process that gets no answer asks at a second one, which all watch.
 - Slots are claimed under a record lock, which the kernel releases when a process ends. A process that ends between
   binding a slot's sockets and parking them leaves nothing behind, because theirs were the last sockets.
 """
 
 from __future__ import annotations
 
-import array
 import contextlib
 import errno
 import fcntl
 import itertools
 import os
+import resource
 import secrets
 import select
 import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from socket import AF_INET6
+from typing import NamedTuple
 
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.soft.wire import sockets
 from rdmacm.soft.wire.forwarding import Credentials, bind_name, credentials
 from rdmacm.soft.wire.group_names import GroupNames, users_of_names
+from rdmacm.soft.wire.parking import Parking, receive_rights, rights
 from rdmacm.soft.wire.slot_filter import MAX_SLOT, attach, shift_of, slot_at
 
-__all__ = ["MAX_SLOT", "CannotShare", "PortGroup"]
+__all__ = ["CannotShare", "OwnedSlot", "PortGroup"]
 
-#: How long a new process waits for admission, in seconds.
+#: How long a new process waits for admission, and how long for one other process that claims a slot, in seconds.
 JOIN_SECONDS = 5.0
+#: How long a process that claims a further slot waits for one other process that does, in seconds.
+_CLAIM_SECONDS = 0.5
 #: After that many seconds it asks again: the process that was about to answer may have been stopped.
 _ADMISSION_RETRY_SECONDS = 0.5
+#: After that many seconds without an answer it asks all processes, which wakes them, and again after a longer time.
+_FEW_SECONDS, _ALL_SECONDS = 1.25, 2.0
+#: The processes at so many positions admit others; one of them is enough.
+_ADMITTERS = 8
 
 #: The processes of a group have the same version of this module.
 _VERSION = 4
 #: What goes with the descriptors of a group: version, secret of the group, number of address families.
 _GREETING = struct.Struct("=B8sB")
-_BACKLOG = 128
-#: Room for 255 messages of parked sockets, which take less than a kilobyte each.
-_PARKING_BYTES = 256 << 10
+#: How many processes may wait for admission at a time; the system allows net.core.somaxconn.
+_BACKLOG = 4096
+#: How many are admitted at a time.
+_ADMISSIONS = 64
 #: Stale packets that are taken out of a slot's sockets. No receive queue holds more.
 _STALE_PACKETS = 1 << 15
 
-_SO_PEEK_OFF = 42
 _FLOCK = struct.Struct("hhqqi4x")
-_INT = array.array("i").itemsize
+#: In the lock's file: how often the lock was taken.
+_COUNT = struct.Struct("=Q")
 
 #: The IPv4 socket, and the IPv6 socket or None.
 Sockets = list[socket.socket | None]
@@ -68,6 +78,22 @@ class CannotShare(Exception):
     """This system lacks what sharing a port takes."""
 
 
+class OwnedSlot(NamedTuple):
+    """A slot of this process."""
+
+    slot: int
+    #: Its sockets.
+    data: Sockets
+    #: A socket bound to the :meth:`PortGroup.slot_name`, which does not listen yet.
+    name: socket.socket
+
+    def close(self) -> None:
+        """Leave the slot to others, or in a child of fork(2) to the parent."""
+        for sock in (self.name, *self.data):
+            if sock is not None:
+                sock.close()
+
+
 class _GroupHandles:
     """The descriptors that every process of a group holds."""
 
@@ -75,8 +101,8 @@ class _GroupHandles:
         self,
         port: int,
         secret: bytes,
-        admission: socket.socket,
-        parking: Sequence[socket.socket],
+        admission: Sequence[socket.socket],
+        parking: Parking,
         lock: int,
         gsi: Sockets,
     ) -> None:
@@ -86,46 +112,33 @@ class _GroupHandles:
         self.names = GroupNames(port, secret, lock)
         #: How its slots are shifted (:mod:`rdmacm.soft.wire.slot_filter`).
         self.shift = shift_of(secret)
-        #: Where new processes connect.
+        #: Where new processes connect: first to the one that few processes watch.
         self.admission = admission
-        #: The ends of the queue of parked sockets.
-        self.parking_in, self.parking_out = parking
-        #: A file in memory, for its record lock and for ``names``.
+        #: The queue with the sockets of all slots.
+        self.parking = parking
+        #: A file in memory, for its record lock, and for ``names``.
         self.lock = lock
         #: The sockets of slot 0, where management datagrams arrive.
         self.gsi = gsi
-        for sock in (admission, *parking, *gsi):
+        for sock in (*admission, *gsi):
             if sock is not None:
                 sock.setblocking(False)
 
     def send_to(self, newcomer: socket.socket) -> None:
         """Admit a process: give it copies of all descriptors."""
         present = [sock for sock in self.gsi if sock is not None]
-        fds = [sock.fileno() for sock in (self.admission, self.parking_in, self.parking_out)] + [self.lock]
+        fds = [sock.fileno() for sock in (*self.admission, *self.parking.ends)] + [self.lock]
         fds += [sock.fileno() for sock in present]
         greeting = _GREETING.pack(_VERSION, self.secret, len(present))
-        newcomer.sendmsg([greeting], _rights(fds), socket.MSG_NOSIGNAL)
+        newcomer.sendmsg([greeting], rights(fds), socket.MSG_NOSIGNAL)
 
     def close(self) -> None:
         """Close this process's copies."""
-        for sock in (self.admission, self.parking_in, self.parking_out, *self.gsi):
+        for sock in (*self.admission, *self.gsi):
             if sock is not None:
                 sock.close()
+        self.parking.close()
         os.close(self.lock)
-
-
-def _rights(fds: Sequence[int]) -> list[tuple[int, int, bytes]]:
-    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds).tobytes())]
-
-
-def _receive_rights(sock: socket.socket, size: int, count: int, flags: int = 0) -> tuple[bytes, list[int]]:
-    """A message and the descriptors that came with it. (socket.recv_fds() of Python 3.11 ignores its flags.)"""
-    message, control, _, _ = sock.recvmsg(size, socket.CMSG_SPACE(count * _INT), flags | socket.MSG_CMSG_CLOEXEC)
-    fds = array.array("i")
-    for level, kind, data in control:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            fds.frombytes(data[: len(data) - len(data) % _INT])
-    return message, list(fds)
 
 
 def _by_family(opened: Sequence[socket.socket]) -> Sockets:
@@ -142,26 +155,23 @@ def _pause(attempt: int) -> None:
 
 
 class PortGroup:
-    """The processes that share a port, and the slot this process has among them. Made by :meth:`join`."""
+    """The processes that share a port, and the slots this process has among them. Made by :meth:`join`."""
 
-    def __init__(self, port: int, handles: _GroupHandles, deadline: float) -> None:
+    def __init__(self, port: int, handles: _GroupHandles) -> None:
         self.port = port
-        #: This process's slot, 1 to 255, and its sockets.
-        self.slot = 0
-        self.data: Sockets = [None, None]
         #: The sockets of slot 0, which all processes read.
         self.gsi = handles.gsi
         self._handles = handles
-        with _locked(handles.lock, deadline):
-            #: A socket bound to the :meth:`slot_name` of ``slot``, which does not listen yet.
-            self.slot_socket = self._claim(deadline)
+        self._families = sum(sock is not None for sock in handles.gsi)
+        #: The slots of this process. Communication ids are in the first.
+        self.slots: list[OwnedSlot] = []
+        # If many processes start at once, those that wait get no processor time: so each admits the next ones.
+        self.admit(handles.admission[0])
+        #: Poll readable when a process wants to join: call :meth:`admit`.
+        self.admission: Sequence[socket.socket] = handles.admission[self._claim(JOIN_SECONDS) > _ADMITTERS :]
         # SO_PEERCRED names the last process that called listen(2), to newcomers that get no answer.
-        handles.admission.listen(_BACKLOG)
-
-    @property
-    def admission(self) -> socket.socket:
-        """Polls readable when a process wants to join: call :meth:`admit`."""
-        return self._handles.admission
+        for sock in handles.admission:
+            sock.listen(_BACKLOG)
 
     def slot_name(self, slot: int) -> str:
         """The name where the owner of a slot receives forwarded packets."""
@@ -181,7 +191,7 @@ class PortGroup:
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
-        with _locked(self._handles.lock, time.monotonic() + JOIN_SECONDS):
+        with _locked(self._handles.lock, JOIN_SECONDS):
             return self._handles.names.regain_service(service_id, local)
 
     @classmethod
@@ -194,115 +204,158 @@ class PortGroup:
         if sys.platform != "linux":
             raise CannotShare
         deadline = time.monotonic() + JOIN_SECONDS
-        holder: Credentials | None = None
-        for attempt in itertools.count():
-            try:
-                handles, holder = _request_admission(port, deadline)
-            except ConnectionRefusedError:
-                handles = _create_group(port, deadline)
-            if handles is not None:
+        ask_all_at = time.monotonic() + _FEW_SECONDS
+        with contextlib.ExitStack() as requested:
+            requests = _Requests(port)
+            requested.callback(requests.close)
+            for attempt in itertools.count():
+                now = time.monotonic()
                 try:
-                    return cls(port, handles, deadline)
-                except BaseException:
-                    handles.close()
-                    raise
-            if time.monotonic() > deadline:
-                break
-            _pause(attempt)
+                    ask_all = now > ask_all_at
+                    if ask_all:
+                        ask_all_at = now + _ALL_SECONDS
+                    requests.ask(_ALL if ask_all else _FEW)
+                    seconds = min(_ADMISSION_RETRY_SECONDS, JOIN_SECONDS)
+                    handles = requests.answer(seconds) if requests.open else None
+                except ConnectionRefusedError:
+                    handles = _create_group(port, deadline)
+                if handles is not None:
+                    try:
+                        return cls(port, handles)
+                    except BaseException:
+                        handles.close()
+                        raise
+                # On a busy system the time passes without a chance for any process to answer.
+                if time.monotonic() > deadline and attempt * _ADMISSION_RETRY_SECONDS >= JOIN_SECONDS:
+                    break
+                _pause(attempt)
         _check_user(port)
         raise cm_error(
             errno.EBUSY,
-            f"{_describe(holder)}, which shares the port, does not admit this process",
+            f"{_describe(requests.holder)}, which shares the port, does not admit this process",
             "open_device",
             f"UDP port {port}",
             hint="continue or end that process: one that has a device open has to make progress",
         )
 
-    def _claim(self, deadline: float) -> socket.socket:
-        """Become the owner of a slot: set ``slot`` and ``data``, return the socket bound to its name."""
-        names = self._handles.names
-        # A slot whose name another user has bound is used only if there is no other. To find it takes long.
-        slot_socket = self._claim_any(lambda slot: bind_name(names.slot(slot)), deadline)
-        if slot_socket is None:
-            users = users_of_names()
-            slot_socket = self._claim_any(lambda slot: names.regain_slot(slot, users), deadline)
-        if slot_socket is not None:
-            return slot_socket
-        raise cm_error(
-            errno.EUSERS, f"{MAX_SLOT} processes share the port already", "open_device", f"UDP port {self.port}"
-        )
+    def claim(self) -> OwnedSlot:
+        """Own one more slot. EUSERS if none is left, EBUSY if another process claims one and does not finish."""
+        self._claim(_CLAIM_SECONDS)
+        return self.slots[-1]
 
-    def _claim_any(self, bind: Callable[[int], socket.socket], deadline: float) -> socket.socket | None:
-        """As :meth:`_claim`, with a function that binds the name of a slot; None if it cannot bind any."""
+    def _claim(self, seconds: float) -> int:
+        """Own one more slot, and return its position."""
         handles = self._handles
-        handles.parking_out.setsockopt(socket.SOL_SOCKET, _SO_PEEK_OFF, 0)
-        for position in range(1, MAX_SLOT + 1):
-            slot = slot_at(position, handles.shift)
-            slot_socket = _unless_taken(bind, slot)
+        with _locked(handles.lock, seconds):
+            deadline = time.monotonic() + seconds
+            parking = handles.parking
+            last = parking.last_position()
+            name, position = self._first_without_owner(last)
+            if name is None:
+                name, position = self._create(parking, deadline)
             try:
-                # Each call reads the next message. The descriptors of a slot with an owner are left out.
-                message, fds = _receive_rights(handles.parking_out, 1, 2 if slot_socket else 0, socket.MSG_PEEK)
-            except BlockingIOError:
-                return self._create_slot(slot, position, slot_socket, deadline)
-            if slot_socket is None:
-                continue
-            self.data = _by_family([socket.socket(fileno=fd) for fd in fds])
-            if message != bytes((position,)) or [s is None for s in self.data] != [s is None for s in self.gsi]:
-                slot_socket.close()
-                self._close_data()
-                raise cm_error(errno.EMFILE, "the descriptors of a slot did not arrive", "open_device")
-            self.slot = slot
-            self._discard_stale()
-            return slot_socket
+                data = _by_family(parking.copies(position))
+            except BaseException:
+                name.close()
+                raise
+        self._discard_stale(data)
+        self.slots.append(OwnedSlot(slot_at(position, handles.shift), data, name))
+        return position
+
+    def _first_without_owner(self, last: int) -> tuple[socket.socket | None, int]:
+        """The first position up to ``last`` whose slot has no owner, and a socket bound to its name; or None."""
+        slot_name, shift = self.slot_name, self._handles.shift
+        with contextlib.ExitStack() as failed:
+            sock = failed.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            sock.setblocking(False)
+            for position in range(1, last + 1):
+                try:
+                    sock.bind("\0" + slot_name(slot_at(position, shift)))
+                except OSError as error:
+                    if error.errno != errno.EADDRINUSE:
+                        raise
+                else:
+                    failed.pop_all()
+                    return sock, position
+        return None, 0
+
+    def _regain(self, last: int) -> tuple[socket.socket, int] | None:
+        """As :meth:`_first_without_owner`, for slots whose name another user has bound. To find one takes long."""
+        users, shift = users_of_names(), self._handles.shift
+        for position in range(1, last + 1):
+            with contextlib.suppress(OSError):
+                return self._handles.names.regain_slot(slot_at(position, shift), users), position
         return None
 
-    def _create_slot(
-        self, slot: int, position: int, slot_socket: socket.socket | None, deadline: float
-    ) -> socket.socket:
-        """Claim a slot that no process had before: bind its sockets and park them."""
-        attempt = 0
-        while slot_socket is None:  # a process was killed between binding this name and parking; its name goes last
-            _check(deadline, self.port, "the name of a new slot is taken")
-            _pause(attempt)
-            attempt += 1
-            users = users_of_names()
-            slot_socket = _unless_taken(lambda slot: self._handles.names.regain_slot(slot, users), slot)  # noqa: B023
-        try:
-            for index, gsi in enumerate(self.gsi):
-                if gsi is not None:
-                    self.data[index] = _open(gsi.family, self.port)
-            _await_order(self.data, self.port, position + 1, deadline)
-            fds = [sock.fileno() for sock in self.data if sock is not None]
-            try:
-                self._handles.parking_in.sendmsg([bytes((position,))], _rights(fds))
-            except OSError as error:
-                raise cm_error(
-                    error.errno or errno.EIO,
-                    f"the sockets of slot {slot} cannot be kept ({error.strerror})",
-                    "open_device",
-                    hint="raise the limit of open files (RLIMIT_NOFILE), which also bounds descriptors under way",
-                ) from error
-        except BaseException:
-            self._close_data()
-            slot_socket.close()
-            raise
-        self.slot = slot
-        return slot_socket
+    def _create(self, parking: Parking, deadline: float) -> tuple[socket.socket, int]:
+        """Bind and park the sockets of the next positions, and bind the name of the first one's slot."""
+        positions = parking.next_positions()
+        if not positions:
+            regained = self._regain(parking.last_position())
+            if regained is not None:
+                return regained
+            raise cm_error(
+                errno.EUSERS,
+                f"the processes that share the port own all {MAX_SLOT} slots",
+                "open_device",
+                f"UDP port {self.port}",
+                hint="end one of them; a process with thousands of queue pairs has several slots",
+            )
+        slot = slot_at(positions[0], self._handles.shift)
+        with contextlib.ExitStack() as failed:
+            attempt = 0
+            while True:  # a process was killed between binding this name and parking; its name goes last
+                try:
+                    name = self._handles.names.regain_slot(slot, users_of_names())
+                    break
+                except OSError as error:
+                    if error.errno != errno.EADDRINUSE:
+                        raise
+                _check(deadline, self.port, "the name of a new slot is taken")
+                _pause(attempt)
+                attempt += 1
+            failed.callback(name.close)
+            with contextlib.ExitStack() as opened:  # the queue has copies then
+                made = [
+                    opened.enter_context(sock)
+                    for _ in positions
+                    for index, gsi in enumerate(self.gsi)
+                    if gsi is not None and (sock := _open(sockets.FAMILIES[index], self.port)) is not None
+                ]
+                for sock in made:
+                    sockets.set_queue_bytes(sock, 0)
+                _await_order(made[: self._families], self.port, positions[-1] + 1, deadline)
+                self._park(parking, positions[0], [sock.fileno() for sock in made])
+            failed.pop_all()
+        return name, positions[0]
 
-    def _discard_stale(self) -> None:
-        """Discard packets that came for the slot's last owner, and reports of packets that were not delivered."""
-        for sock in self.data:
+    def _park(self, parking: Parking, first: int, fds: Sequence[int]) -> None:
+        try:
+            parking.park(first, fds)
+        except OSError as error:
+            limit, hint = "", "a larger net.core.wmem_max"
+            if error.errno == errno.ETOOMANYREFS:
+                limit = f": more than the limit of open files, {resource.getrlimit(resource.RLIMIT_NOFILE)[1]},"
+                limit += " are kept for this user's processes"
+                hint = "raise the hard limit of open files (RLIMIT_NOFILE, `ulimit -Hn`)"
+            text = f"the sockets of a further slot cannot be kept ({error.strerror}){limit}"
+            raise cm_error(error.errno or errno.EIO, text, "open_device", f"UDP port {self.port}", hint=hint) from error
+
+    def _discard_stale(self, data: Sockets) -> None:
+        """Discard packets that came for a slot's last owner, and reports of packets that were not delivered."""
+        for sock in data:
             if sock is not None:
                 sockets.discard_errors(sock)
                 with contextlib.suppress(OSError):
                     for _ in range(_STALE_PACKETS):
                         sock.recv(1)
+                sockets.set_queue_bytes(sock)
 
-    def admit(self) -> None:
-        """Admit the processes that ask for it."""
-        for _ in range(_BACKLOG):
+    def admit(self, admission: socket.socket) -> None:
+        """Admit processes that ask for it at one of ``admission``."""
+        for _ in range(_ADMISSIONS):
             try:
-                newcomer, _ = self.admission.accept()
+                newcomer, _ = admission.accept()
             except OSError:  # none is left, or another process admitted it
                 return
             # The connection of another user's process, or of one that gave up, is closed without an answer.
@@ -310,23 +363,22 @@ class PortGroup:
                 if credentials(newcomer).uid == os.geteuid():
                     self._handles.send_to(newcomer)
 
-    def _close_data(self) -> None:
-        for sock in self.data:
-            if sock is not None:
-                sock.close()
-
     def close(self) -> None:
         """Leave the group. In a child of fork(2) this closes the child's copies, and the parent stays a member."""
-        self.slot_socket.close()
-        self._close_data()
+        for owned in self.slots:
+            owned.close()
         self._handles.close()
 
 
 # -- joining ------------------------------------------------------------------------------------------------
 
 
-def _admission_name(port: int) -> str:
-    return f"rdmacm-{port}-admission"
+#: The names of the admission sockets: the one that few processes watch, and the one that all watch.
+_FEW, _ALL = "admission", "admission-by-all"
+
+
+def _admission_name(port: int, name: str = _FEW) -> str:
+    return f"rdmacm-{port}-{name}"
 
 
 def _describe(holder: Credentials | None) -> str:
@@ -346,19 +398,12 @@ def _other_user(holder: Credentials, port: int) -> RdmaError:
 
 
 def _check_user(port: int) -> None:
-    """Raise EACCES if a socket of another user has the name of the admission socket: it need not answer."""
-    user = users_of_names().get(_admission_name(port))
-    if user is not None and user != os.geteuid():
-        raise _other_user(Credentials(0, user, 0), port)
-
-
-def _unless_taken(bind: Callable[[int], socket.socket], slot: int) -> socket.socket | None:
-    try:
-        return bind(slot)
-    except OSError as error:
-        if error.errno != errno.EADDRINUSE:
-            raise
-        return None
+    """Raise EACCES if a socket of another user has the name of an admission socket: it need not answer."""
+    users = users_of_names()
+    for name in (_FEW, _ALL):
+        user = users.get(_admission_name(port, name), os.geteuid())
+        if user != os.geteuid():
+            raise _other_user(Credentials(0, user, 0), port)
 
 
 def _check(deadline: float, port: int, why: str) -> None:
@@ -366,76 +411,101 @@ def _check(deadline: float, port: int, why: str) -> None:
         raise cm_error(errno.EADDRINUSE, why, "open_device", f"UDP port {port}", hint="`ss -uanp` shows who has it")
 
 
-def _request_admission(port: int, deadline: float) -> tuple[_GroupHandles | None, Credentials | None]:
-    """Ask for the group's descriptors. Return them, or None without an answer, and which process holds the name.
+class _Requests:
+    """The requests of a new process for admission. It keeps all of them until one is answered."""
 
-    ConnectionRefusedError if no process does.
-    """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
-        sock.setblocking(False)
-        try:
-            sock.connect("\0" + _admission_name(port))
-        except BlockingIOError:  # the backlog is full
-            return None, None
-        holder = credentials(sock)
-        if holder.uid != os.geteuid():
-            raise _other_user(holder, port)
+    def __init__(self, port: int) -> None:
+        self.port = port
+        #: The connections that may be answered.
+        self.open: list[socket.socket] = []
+        #: The process that holds the name; None if that is not known.
+        self.holder: Credentials | None = None
+
+    def ask(self, name: str) -> None:
+        """Send one more request. EACCES if another user's process has the name, ConnectionRefusedError if none has."""
+        with contextlib.ExitStack() as failed:
+            sock = failed.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            sock.setblocking(False)
+            try:
+                sock.connect("\0" + _admission_name(self.port, name))
+            except BlockingIOError:  # the backlog is full
+                return
+            self.holder = holder = credentials(sock)
+            if holder.uid != os.geteuid():
+                raise _other_user(holder, self.port)
+            failed.pop_all()
+        self.open.append(sock)
+
+    def answer(self, seconds: float) -> _GroupHandles | None:
+        """Wait for an answer, and return what it has; None without one."""
         poll = select.poll()
-        poll.register(sock.fileno(), select.POLLIN)
-        poll.poll(max(0.0, min(_ADMISSION_RETRY_SECONDS, deadline - time.monotonic())) * 1000)
-        try:
-            greeting, fds = _receive_rights(sock, _GREETING.size, 6)
-        except OSError:  # no answer yet, or the process that was about to answer ended
-            return None, holder
-    if not greeting:
-        return None, holder
-    version, secret, families = _GREETING.unpack(greeting.ljust(_GREETING.size, b"\0"))
-    if version != _VERSION or len(fds) != 4 + families:
+        for sock in self.open:
+            poll.register(sock.fileno(), select.POLLIN)
+        ready = {fd for fd, _ in poll.poll(max(0.0, seconds) * 1000)}
+        for sock in [each for each in self.open if each.fileno() in ready]:
+            self.open.remove(sock)
+            greeting = b""
+            with sock, contextlib.suppress(OSError):  # of a process that was about to answer and has ended
+                greeting, fds = receive_rights(sock, _GREETING.size, 7)
+            if greeting:
+                return self._unpack(greeting, fds)
+        return None
+
+    def _unpack(self, greeting: bytes, fds: list[int]) -> _GroupHandles:
+        version, secret, families = _GREETING.unpack(greeting.ljust(_GREETING.size, b"\0"))
+        if version == _VERSION and len(fds) == 5 + families:
+            lock = fds.pop(4)
+            opened = [socket.socket(fileno=fd) for fd in fds]
+            parking, gsi = Parking(opened[2:4], families), _by_family(opened[4:])
+            return _GroupHandles(self.port, secret, opened[:2], parking, lock, gsi)
         for fd in fds:
             os.close(fd)
+        where = f"UDP port {self.port}"
         if version != _VERSION:
-            why = f"{_describe(holder)} shares the port as another version of this library does"
-            raise cm_error(errno.EADDRINUSE, why, "open_device", f"UDP port {port}", hint="one version for all")
-        raise cm_error(errno.EMFILE, "not all descriptors of the group arrived", "open_device", f"UDP port {port}")
-    admission, parking_in, parking_out, lock, *gsi = fds
-    opened = [socket.socket(fileno=fd) for fd in (admission, parking_in, parking_out)]
-    gsi_sockets = _by_family([socket.socket(fileno=fd) for fd in gsi])
-    return _GroupHandles(port, secret, opened[0], opened[1:], lock, gsi_sockets), holder
+            why = f"{_describe(self.holder)} shares the port as another version of this library does"
+            raise cm_error(errno.EADDRINUSE, why, "open_device", where, hint="one version for all")
+        raise cm_error(errno.EMFILE, "not all descriptors of the group arrived", "open_device", where)
+
+    def close(self) -> None:
+        """Give up the requests that are not answered."""
+        for sock in self.open:
+            sock.close()
 
 
 def _create_group(port: int, deadline: float) -> _GroupHandles | None:
     """Be the first process of a group. None if another one is just becoming that."""
     if not hasattr(os, "memfd_create"):
         raise CannotShare
-    try:
-        admission = bind_name(_admission_name(port))
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            _check_user(port)
-            return None
-        raise
-    secret = secrets.token_bytes(8)
     with contextlib.ExitStack() as failed:
-        failed.callback(admission.close)
+        admission = []
+        try:
+            for name in (_FEW, _ALL):
+                admission.append(bind_name(_admission_name(port, name)))
+                failed.callback(admission[-1].close)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                _check_user(port)
+                return None
+            raise
+        secret = secrets.token_bytes(8)
         opened = []
         for family in sockets.FAMILIES:
             if (sock := _open(family, port)) is not None:
                 failed.callback(sock.close)
                 opened.append(sock)
         gsi = _by_family(opened)
-        _await_order(gsi, port, 1, deadline)
+        _await_order(opened, port, 1, deadline)
         for sock in opened:
             try:
                 attach(sock, shift_of(secret))
             except OSError as error:
                 raise CannotShare from error
-        parking = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        for sock in parking:
-            failed.callback(sock.close)
-        parking[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _PARKING_BYTES)
+        parking = Parking.create(len(opened))
+        failed.callback(parking.close)
         lock = os.memfd_create(_admission_name(port))
         failed.callback(os.close, lock)
-        admission.listen(_BACKLOG)
+        for sock in admission:
+            sock.listen(_BACKLOG)
         failed.pop_all()
     return _GroupHandles(port, secret, admission, parking, lock, gsi)
 
@@ -447,22 +517,23 @@ def _open(family: int, port: int) -> socket.socket | None:
         raise sockets.bind_error(error.errno or errno.EIO, port) from error
 
 
-def _await_order(opened: Sockets, port: int, count: int, deadline: float) -> None:
+def _await_order(opened: Sequence[socket.socket], port: int, count: int, deadline: float) -> None:
     """Wait until the kernel has ``count`` sockets of each family: the parked ones and these, which are the last.
 
     The sockets of a process that was killed may exist for a moment longer than its lock.
     """
     for sock in opened:
         attempt = 0
-        while sock is not None and sockets.wildcard_sockets(sock.family, port) > count:
+        while sockets.wildcard_sockets(sock.family, port) > count:
             _check(deadline, port, "a program of the same user has the port too, and does not share it with us")
             _pause(attempt)
             attempt += 1
 
 
 @contextlib.contextmanager
-def _locked(fd: int, deadline: float) -> Iterator[None]:
-    """Hold the record lock of a group."""
+def _locked(fd: int, seconds: float) -> Iterator[None]:
+    """Hold the record lock of a group. Wait for any number of processes, but for none of them longer than that."""
+    count, deadline = b"", 0.0
     for attempt in itertools.count():
         try:
             fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -470,7 +541,10 @@ def _locked(fd: int, deadline: float) -> Iterator[None]:
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.EACCES):
                 raise
-            if time.monotonic() > deadline:
+            before, count = count, os.pread(fd, _COUNT.size, 0)
+            if count != before or not attempt:
+                deadline = time.monotonic() + seconds
+            elif time.monotonic() > deadline:
                 request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
                 pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, request))[4]
                 raise cm_error(
@@ -481,6 +555,8 @@ def _locked(fd: int, deadline: float) -> Iterator[None]:
                 ) from None
         _pause(attempt)
     try:
+        count = os.pread(fd, _COUNT.size, 0) or bytes(_COUNT.size)
+        os.pwrite(fd, _COUNT.pack(_COUNT.unpack(count)[0] + 1), 0)
         yield
     finally:
         fcntl.lockf(fd, fcntl.LOCK_UN)

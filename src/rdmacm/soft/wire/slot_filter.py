@@ -1,9 +1,9 @@
 """Which process a packet is for, if several share UDP port 4791 of a host.
 
-Each process has a slot, 1 to 255, which is the top byte of its queue pair numbers and communication ids. So a packet
-names its process: most packets by the destination QP number of the BTH, management datagrams, which all go to QP 1, by
-the communication id they answer. Slot 0 gets the others: requests for a service id, and datagrams without a
-communication id.
+Each process has a slot, 1 to 4095, or several of them. The slot is the upper 12 bits of its queue pair numbers and
+communication ids. So a packet names its process: most packets by the destination QP number of the BTH, management
+datagrams, which all go to QP 1, by the communication id they answer. Slot 0 gets the others: requests for a service id,
+and datagrams without a communication id.
 
 The kernel knows a slot by its *position*, the index of its sockets in the order in which they were bound. Position 0 is
 that of slot 0. The others are shifted by a random number of the group (:func:`position_of`). So a stranger who has got
@@ -23,7 +23,9 @@ from rdmacm.proto.mad import GSI_QPN, MgmtClass
 from rdmacm.proto.wire import Buffer
 
 __all__ = [
+    "COMM_ID_BITS",
     "MAX_SLOT",
+    "QPN_BITS",
     "SERVICE_ID",
     "attach",
     "is_request",
@@ -36,7 +38,9 @@ __all__ = [
 ]
 
 #: The highest slot, and the highest position.
-MAX_SLOT = 255
+MAX_SLOT = 4095
+#: How many lower bits of a queue pair number, and of a communication id, do not belong to the slot.
+QPN_BITS, COMM_ID_BITS = 12, 20
 
 _QPN = 4
 _MAD = 20  # after BTH and DETH
@@ -60,17 +64,21 @@ def qpn_of(packet: Buffer) -> int:
     return packet[_QPN + 1] << 16 | packet[_QPN + 2] << 8 | packet[_QPN + 3]
 
 
+def _slot_of_id(packet: Buffer, offset: int) -> int:
+    return packet[offset] << 4 | packet[offset + 1] >> 4
+
+
 def slot_of(packet: Buffer) -> int:
     """The slot of the process that a packet is for. The packet has a BTH."""
     if packet[_QPN + 3] != GSI_QPN or packet[_QPN + 2] or packet[_QPN + 1]:
-        return packet[_QPN + 1]
+        return packet[_QPN + 1] << 4 | packet[_QPN + 2] >> 4
     if len(packet) <= SERVICE_ID or packet[_CLASS] != _COM_MGT:
         return 0
     attribute = packet[_ATTRIBUTE] << 8 | packet[_ATTRIBUTE + 1]
     if attribute == _SIDR_REP:
-        return packet[_LOCAL_ID]  # the request id, which the requester chose
+        return _slot_of_id(packet, _LOCAL_ID)  # the request id, which the requester chose
     if _REQ < attribute <= _LAST_ATTRIBUTE and attribute != _SIDR_REQ:
-        return packet[_REMOTE_ID]
+        return _slot_of_id(packet, _REMOTE_ID)
     return 0
 
 
@@ -83,7 +91,7 @@ def is_request(packet: Buffer) -> bool:
 
 def slot_of_sender(request: Buffer) -> int:
     """The slot of the process that has sent a request (:func:`is_request`)."""
-    return request[_LOCAL_ID]
+    return _slot_of_id(request, _LOCAL_ID)
 
 
 def shift_of(group: bytes) -> int:
@@ -92,7 +100,7 @@ def shift_of(group: bytes) -> int:
 
 
 def position_of(slot: int, shift: int) -> int:
-    """The position of the sockets of a slot, in a group with this ``shift``, 0 to 254."""
+    """The position of the sockets of a slot, in a group with this ``shift``, 0 to 4094."""
     return (slot + shift) % MAX_SLOT + 1 if slot else 0
 
 
@@ -114,19 +122,20 @@ def _program(shift: int) -> tuple[tuple[int, int, int, int], ...]:
         (_LOAD4, 0, 0, _QPN),
         (_AND, 0, 0, 0xFFFFFF),
         (_IF_EQUAL, 2, 0, GSI_QPN),
-        (_SHIFT, 0, 0, 16),
-        (_SKIP, 0, 0, 11),
+        (_SHIFT, 0, 0, QPN_BITS),
+        (_SKIP, 0, 0, 12),
         (_LOAD1, 0, 0, SERVICE_ID),  # ends the program if the packet is shorter
         (_LOAD1, 0, 0, _CLASS),
-        (_IF_EQUAL, 0, 13, MgmtClass.COM_MGT),
+        (_IF_EQUAL, 0, 14, MgmtClass.COM_MGT),
         (_LOAD2, 0, 0, _ATTRIBUTE),
         (_IF_EQUAL, 5, 0, _SIDR_REP),
-        (_IF_EQUAL, 10, 0, _SIDR_REQ),
-        (_IF_ABOVE, 0, 9, _REQ),
-        (_IF_ABOVE, 8, 0, _LAST_ATTRIBUTE),
-        (_LOAD1, 0, 0, _REMOTE_ID),
+        (_IF_EQUAL, 11, 0, _SIDR_REQ),
+        (_IF_ABOVE, 0, 10, _REQ),
+        (_IF_ABOVE, 9, 0, _LAST_ATTRIBUTE),
+        (_LOAD4, 0, 0, _REMOTE_ID),
         (_SKIP, 0, 0, 1),
-        (_LOAD1, 0, 0, _LOCAL_ID),
+        (_LOAD4, 0, 0, _LOCAL_ID),
+        (_SHIFT, 0, 0, COMM_ID_BITS),
         (_IF_EQUAL, 4, 0, 0),  # the slot; what follows is position_of()
         (_ADD, 0, 0, shift),
         (_REMAINDER, 0, 0, MAX_SLOT),

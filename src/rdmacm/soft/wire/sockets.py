@@ -33,6 +33,7 @@ __all__ = [
     "open_socket",
     "read_error",
     "segment_control",
+    "set_queue_bytes",
     "set_trains",
     "try_option",
     "wildcard_sockets",
@@ -95,11 +96,16 @@ def try_option(sock: socket.socket, level: int, option: int, value: int) -> bool
     return True
 
 
+def set_queue_bytes(sock: socket.socket, count: int = _QUEUE_BYTES) -> None:
+    """Have the system queue as many bytes in each direction, or what it allows; it allows a few thousand at least."""
+    for forced, option in ((_SO_RCVBUFFORCE, socket.SO_RCVBUF), (_SO_SNDBUFFORCE, socket.SO_SNDBUF)):
+        if not (_IS_LINUX and try_option(sock, socket.SOL_SOCKET, forced, count)):
+            try_option(sock, socket.SOL_SOCKET, option, count)
+
+
 def _set_options(sock: socket.socket, family: int) -> None:
     """Set the options that every socket has. OSError if one fails that is needed."""
-    for forced, option in ((_SO_RCVBUFFORCE, socket.SO_RCVBUF), (_SO_SNDBUFFORCE, socket.SO_SNDBUF)):
-        if not (_IS_LINUX and try_option(sock, socket.SOL_SOCKET, forced, _QUEUE_BYTES)):
-            try_option(sock, socket.SOL_SOCKET, option, _QUEUE_BYTES)
+    set_queue_bytes(sock)
     if family == AF_INET:
         sock.setsockopt(socket.IPPROTO_IP, _IP_PKTINFO, 1)
     else:

@@ -27,8 +27,6 @@ import secrets
 import select
 import socket
 import sys
-import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from socket import AF_INET, AF_INET6
@@ -37,21 +35,25 @@ from rdmacm.errors import cm_error, errno_name
 from rdmacm.proto.mad import GSI_QPN
 from rdmacm.proto.roce.headers import MULTICAST_QPN, ROCE_PORT
 from rdmacm.proto.roce.icrc import SHORTEST_PACKET
-from rdmacm.proto.wire import Buffer
-from rdmacm.provider import Tap
 from rdmacm.soft.wire import sockets
-from rdmacm.soft.wire.base import Received, SocketAddress, Undelivered, WirePath, WireRoute
+from rdmacm.soft.wire.base import Received, SocketAddress, Undelivered
 from rdmacm.soft.wire.forwarding import Delivery, ForwardReceiver, ForwardSender
 from rdmacm.soft.wire.listeners import Listeners
-from rdmacm.soft.wire.port_group import CannotShare, PortGroup
-from rdmacm.soft.wire.slot_filter import MAX_SLOT, SERVICE_ID, is_request, qpn_of, slot_of, slot_of_sender
+from rdmacm.soft.wire.port_group import CannotShare, OwnedSlot, PortGroup
+from rdmacm.soft.wire.slot_filter import (
+    MAX_SLOT,
+    QPN_BITS,
+    SERVICE_ID,
+    is_request,
+    qpn_of,
+    slot_of,
+    slot_of_sender,
+)
 from rdmacm.soft.wire.source import RequestRate, Source
-from rdmacm.soft.wire.udp_route import UdpRoute
+from rdmacm.soft.wire.udp_sender import LONGEST, UNREACHABLE, UdpSender
 
 __all__ = ["UdpWire"]
 
-#: The longest UDP payload over IPv4, in bytes.
-_LONGEST = 65507
 #: How many datagrams one receive() returns, or how many trains: packets are acknowledged after it returns.
 _BATCH = 16
 _TRAINS = 4
@@ -62,35 +64,18 @@ _STREAM = 4
 _POLL_INTERVAL = 16
 #: Management datagrams that are read at once, while too many arrive.
 _REQUEST_BATCH = 64
-#: The top byte of the destination QP number.
-_SLOT = 5
-_MULTICAST_SLOT = MULTICAST_QPN >> 16
+#: The first byte of the destination QP number.
+_QPN = 5
+_MULTICAST_SLOT = MULTICAST_QPN >> QPN_BITS
 _UDP_GRO, _ANCILLARY_SPACE = sockets.UDP_GRO, sockets.ANCILLARY_SPACE
-#: How long to wait for room in a full send queue, in milliseconds; it drains at the speed of the link.
-_SEND_WAIT_MS = 5
 
 #: How many reports of undelivered packets one receive() reads from a socket, so that a flood of them delays nothing.
 _REPORTS = 32
-#: How many times one call repeats a recvmsg() that failed with the error of an undelivered packet, and a sendmsg().
-_READ_AGAIN, _SEND_AGAIN = 4, 3
-#: Errors of a packet that say that no copy of it would be delivered, either.
-_UNREACHABLE = frozenset(
-    (
-        errno.ECONNREFUSED,
-        errno.EHOSTUNREACH,
-        errno.ENETUNREACH,
-        errno.EACCES,
-        errno.EPERM,
-        errno.EHOSTDOWN,
-        errno.ENOPROTOOPT,
-    )
-)
-
-#: Errors of a system that cannot cut up a train: not at all, not to this packet size, or not on this path.
-_NO_TRAIN = frozenset((errno.EINVAL, errno.EIO, errno.ENOPROTOOPT, errno.EOPNOTSUPP, errno.EMSGSIZE))
+#: How many times one call repeats a recvmsg() that failed with the error of an undelivered packet.
+_READ_AGAIN = 4
 
 
-class UdpWire:
+class UdpWire(UdpSender):
     """UDP port 4791 of a network namespace; implements :class:`rdmacm.soft.wire.base.Wire`.
 
     The namespace is that of the thread that calls :meth:`open`. All other calls have to come from threads in it too,
@@ -109,20 +94,18 @@ class UdpWire:
     """
 
     def __init__(self, *, port: int = ROCE_PORT, trains: bool = True) -> None:
-        #: This process's slot, 0 before the wire is open.
+        super().__init__(port)
+        #: See :class:`rdmacm.soft.wire.base.Wire`; 0 and empty before the wire is open.
         self.slot = 0
-        self.port = port
-        self.tap: Tap | None = None
+        self.slots: Sequence[int] = ()
+        #: Those of ``slots`` all of whose packets are for queue pairs of this process.
+        self._own: frozenset[int] = frozenset()
         #: See :class:`rdmacm.soft.wire.base.Wire`.
         self.on_undelivered: Callable[[Undelivered], None] | None = None
         #: See :class:`rdmacm.soft.wire.base.Wire`.
         self.hold_request: Callable[[memoryview, SocketAddress, bytes], bool] | None = None
-        self.counters: Counter[str] = Counter()
-        #: Whether trains are wanted, and how many bytes one may have; 0 if the system cannot send them.
+        #: Whether trains are wanted.
         self._trains = trains
-        self._train_bytes = 0
-        #: The IPv4 and the IPv6 socket of this process's slot, to send and receive.
-        self._sockets: list[socket.socket | None] = [None, None]
         #: What reads each descriptor of the poller; the poller is None while the wire is closed.
         self._readers: dict[int, Callable[[list[Received]], None]] = {}
         self._poller: select.epoll | select.poll | None = None
@@ -134,8 +117,8 @@ class UdpWire:
         self._request_poller: select.epoll | None = None
         self._leaves_requests = False
         self._request_rate = RequestRate()
-        #: Receive buffers, as ``recvmsg_into`` takes them and as a view, and how many the last receive() used.
-        self._buffers: list[tuple[list[memoryview], memoryview]] = []
+        #: Receive buffers: as ``recvmsg_into`` takes them, as bytes, as words; how many the last receive() used.
+        self._buffers: list[tuple[list[memoryview], memoryview, memoryview]] = []
         self._used = 0
         #: Calls of receive(), and how many of the latest in a row found something.
         self._calls = 0
@@ -144,7 +127,7 @@ class UdpWire:
         self._recent: Source | None = None
         #: The processes that share the port, and what they forward to this one; None if it is not shared.
         self._group: PortGroup | None = None
-        self._receiver: ForwardReceiver | None = None
+        self._receivers: list[ForwardReceiver] = []
         self._sender = ForwardSender()
         #: The service ids that this process listens on.
         self._listeners = Listeners()
@@ -171,22 +154,51 @@ class UdpWire:
             group = self._group = PortGroup.join(self.port)
         except CannotShare:
             self._sockets = self._open_alone()
-            self.slot = 1 + secrets.randbelow(MAX_SLOT)
-        else:
-            self._sockets = group.data
-            self.slot = group.slot
-            self._receiver = ForwardReceiver(group.slot_socket, self._watch, self._unwatch, self._forwarded_report)
-            self._watch(group.admission.fileno(), lambda _: group.admit())
-            self._request_poller = select.epoll()
-            for sock in group.gsi:
-                if sock is not None:
-                    self._gsi.append(sock.fileno())
-                    self._watch_socket(sock, True)
-        for sock in self._sockets:
+            self._add_slot(1 + secrets.randbelow(MAX_SLOT))
+            for sock in self._sockets:
+                self._add_data_socket(sock, True)
+            return
+        self._sockets = group.slots[0].data
+        for admission in group.admission:
+            self._watch(admission.fileno(), lambda _, sock=admission: group.admit(sock))  # type: ignore[misc]
+        self._request_poller = select.epoll()
+        for sock in group.gsi:
             if sock is not None:
-                self._watch_socket(sock, False)
-                if sockets.set_trains(sock, self._trains):
-                    self._train_bytes = _LONGEST
+                self._gsi.append(sock.fileno())
+                self._watch_socket(sock, Source(sock, True))
+        self._receive_slot(group.slots[0])
+
+    def claim_slot(self) -> None:
+        """See :meth:`Wire.claim_slot`."""
+        if self._poller is None:
+            raise cm_error(errno.EBADF, "the wire is not open", "create_qp")
+        if self._group is not None:
+            self._receive_slot(self._group.claim())
+        elif len(self.slots) < MAX_SLOT:  # packets for all slots arrive here
+            slot = self.slot
+            while slot in self.slots:
+                slot = 1 + secrets.randbelow(MAX_SLOT)
+            self._add_slot(slot)
+        else:
+            raise cm_error(errno.EUSERS, f"this process owns all {MAX_SLOT} slots", "create_qp")
+
+    def _receive_slot(self, owned: OwnedSlot) -> None:
+        """Receive the packets for a slot of this process, and what others forward to it."""
+        self._receivers.append(self._forward_receiver(owned.name))
+        for sock in owned.data:
+            self._add_data_socket(sock, not self.slots)
+        self._add_slot(owned.slot)
+
+    def _add_slot(self, slot: int) -> None:
+        self.slots = (*self.slots, slot)
+        self.slot = self.slots[0]
+        self._own = frozenset(self.slots) - {_MULTICAST_SLOT}
+
+    def _add_data_socket(self, sock: socket.socket | None, takes_multicast: bool) -> None:
+        if sock is not None:
+            self._watch_socket(sock, Source(sock, False, takes_multicast))
+            if sockets.set_trains(sock, self._trains):
+                self._train_bytes = LONGEST
 
     def _open_alone(self) -> list[socket.socket | None]:
         opened: list[socket.socket | None] = [None, None]
@@ -204,9 +216,9 @@ class UdpWire:
         self._readers[fd] = reader
         self._poller.register(fd, select.POLLIN)
 
-    def _watch_socket(self, sock: socket.socket, is_gsi: bool) -> None:
+    def _watch_socket(self, sock: socket.socket, source: Source) -> None:
         self._watched_sockets[sock.fileno()] = sock
-        self._watch(sock.fileno(), partial(self._read, Source(sock, is_gsi)))
+        self._watch(sock.fileno(), partial(self._read, source))
 
     def _unwatch(self, fd: int) -> None:
         if self._poller is not None:
@@ -229,9 +241,10 @@ class UdpWire:
         self._readers.clear()
         self._watched_sockets.clear()
         self._listeners.close()
-        if self._receiver is not None:
-            self._receiver.close()
-            self._receiver = None
+        for receiver in self._receivers:
+            receiver.close()
+        self._receivers.clear()
+        self.slots, self._own = (), frozenset()
         self._sender.close()
         if self._group is not None:
             self._group.close()
@@ -353,8 +366,8 @@ class UdpWire:
         while self._used < limit:
             if self._used == len(self._buffers):
                 view = memoryview(bytearray(65536))
-                self._buffers.append(([view], view))
-            buffers, view = self._buffers[self._used]
+                self._buffers.append(([view], view, view.cast("I")))
+            buffers, view, words = self._buffers[self._used]
             try:
                 size, control, _, remote = recvmsg_into(buffers, _ANCILLARY_SPACE)
             except OSError as error:
@@ -391,35 +404,42 @@ class UdpWire:
             if self._group is None:
                 found.append(received)
             elif segment:
-                slots = bytes(data[_SLOT::segment])
-                if slots.count(self.slot) == len(slots):
+                # Nearly all trains are for one queue pair: the word with its number is the same in all packets.
+                column = words[1 : size >> 2 : segment >> 2].tobytes()
+                if (
+                    not segment & 3
+                    and column == column[:4] * (len(column) >> 2)
+                    and column[1] << 4 | column[2] >> 4 in self._own
+                ):
                     found.append(received)
                 else:
-                    self._sort_train(source.is_gsi, received, found)
-            elif data[_SLOT] == self.slot or self._is_ours(source.is_gsi, received):
+                    self._sort_train(source, received, found)
+            elif data[_QPN] << 4 | data[_QPN + 1] >> 4 in self._own or self._is_ours(source, received):
                 found.append(received)
 
-    def _sort_train(self, is_gsi: bool, train: Received, found: list[Received]) -> None:
-        """Keep this process's packets of a train, each by itself, and forward the others."""
+    def _sort_train(self, source: Source, train: Received, found: list[Received]) -> None:
+        """Keep this process's packets of a train, and forward the others."""
         data, segment, remote, local = train
+        columns = bytes(data[_QPN::segment]), bytes(data[_QPN + 1 :: segment])
+        if {first << 4 | second >> 4 for first, second in set(zip(*columns, strict=False))} <= self._own:
+            found.append(train)
+            return
         for start in range(0, len(data), segment):
             packet = data[start : start + segment]
             if len(packet) < SHORTEST_PACKET:
                 self.counters["short"] += 1
-            elif self._is_ours(is_gsi, (packet, 0, remote, local)):
+            elif self._is_ours(source, (packet, 0, remote, local)):
                 found.append((packet, 0, remote, local))
 
-    def _is_ours(self, is_gsi: bool, received: Received) -> bool:
+    def _is_ours(self, source: Source, received: Received) -> bool:
         """Whether a single packet is for this process; if not, it is forwarded."""
         assert self._group is not None
         packet = received[0]
         slot = slot_of(packet)
-        if slot == self.slot and slot != _MULTICAST_SLOT:
-            return True
         qpn = qpn_of(packet)
         if qpn == MULTICAST_QPN:
-            return not is_gsi  # a multicast packet arrives at every socket
-        if slot == self.slot:
+            return source.takes_multicast
+        if slot in self.slots:
             return True
         if slot:
             if not self._forward((self._group.slot_name(slot),), received):
@@ -469,7 +489,7 @@ class UdpWire:
 
     def _report(self, report: Undelivered) -> None:
         """Give a report to the process that has sent the packet, if the packet is a connection request."""
-        if report.errno not in _UNREACHABLE or not is_request(report.quote):
+        if report.errno not in UNREACHABLE or not is_request(report.quote):
             self.counters["undelivered_ignored"] += 1
         elif self._group is None or slot_of_sender(report.quote) == self.slot:
             if self.on_undelivered is not None:
@@ -488,105 +508,3 @@ class UdpWire:
         assert self.tap is not None and isinstance(host, str) and isinstance(port, int)
         family = AF_INET if len(local) == 4 else AF_INET6
         self.tap(False, local, socket.inet_pton(family, host), port, self.port, (data,), segment)
-
-    # -- sending --------------------------------------------------------------------------------------
-
-    def route(self, path: WirePath, traffic_class: int = 0) -> UdpRoute:
-        """See :meth:`Wire.route`."""
-        return UdpRoute(path, traffic_class, self.port)
-
-    def can_segment(self) -> int:
-        """See :meth:`Wire.can_segment`; a train also has at most 64 packets (``sockets.MAX_SEGMENTS``)."""
-        return self._train_bytes
-
-    def send(self, route: WireRoute, buffers: Sequence[Buffer], segment: int = 0) -> bool:
-        assert isinstance(route, UdpRoute)
-        sock = self._sockets[route.is_ipv6]
-        if sock is None:
-            self.counters["EAFNOSUPPORT"] += 1
-            return False
-        if segment:
-            if route.no_trains or not self._train_bytes:
-                return self._send_singly(sock, route, buffers, segment)
-            control = route.with_segment(segment)
-        else:
-            control = route.control
-        try:
-            sock.sendmsg(buffers, control, 0, route.address)
-        except OSError as error:
-            code = self._send_again(error.errno or 0, sock, route, buffers, control)
-            if code:
-                if segment and code in _NO_TRAIN:
-                    return self._send_cut(code, sock, route, buffers, segment)
-                return self._lost(code, None if segment else buffers, route)
-        if self.tap is not None:
-            path = route.path
-            self.tap(True, path.local, path.remote, route.source_port, self.port, buffers, segment)
-        return True
-
-    def _lost(self, code: int, buffers: Sequence[Buffer] | None, route: UdpRoute) -> bool:
-        """Count a packet or train that was not sent. ``buffers`` are those of a packet, None for a train."""
-        self.counters["no_room" if code in (errno.EAGAIN, errno.ENOBUFS) else errno_name(code)] += 1
-        if sockets.REPORTS_ERRORS and code in _UNREACHABLE and buffers is not None:
-            packet = b"".join(buffers)
-            if is_request(packet):
-                self._report(Undelivered(packet, route.path.remote, code, b""))
-        return False
-
-    def _send_again(
-        self, code: int, sock: socket.socket, route: UdpRoute, buffers: Sequence[Buffer], control: sockets.Control
-    ) -> int:
-        """Repeat a sendmsg() that failed with ``code``; return 0, or the errno of the packet itself.
-
-        The error may have been one of an earlier packet (``sockets.REPORTS_ERRORS``). Then the next call has another
-        result.
-        """
-        before = 0
-        for _ in range(_SEND_AGAIN):
-            if code == before or not (sockets.REPORTS_ERRORS or code == errno.EAGAIN):
-                break
-            before = code
-            if code == errno.EAGAIN:
-                poll = select.poll()
-                poll.register(sock.fileno(), select.POLLOUT)
-                ready = poll.poll(_SEND_WAIT_MS)
-                if ready and not ready[0][1] & select.POLLOUT:  # a report, which ends every poll(2) at once
-                    time.sleep(_SEND_WAIT_MS / 1000)
-            try:
-                sock.sendmsg(buffers, control, 0, route.address)
-            except OSError as error:
-                code = error.errno or 0
-            else:
-                return 0
-        return code
-
-    def _send_cut(
-        self, code: int, sock: socket.socket, route: UdpRoute, buffers: Sequence[Buffer], segment: int
-    ) -> bool:
-        """Send the packets of a train that the system refused; remember it if the path was the reason."""
-        sent = self._send_singly(sock, route, buffers, segment)
-        # A train that was too long, or packets too long for the path, mean nothing for the next train.
-        too_much = sum(map(len, buffers)) > min(_LONGEST, sockets.MAX_SEGMENTS * segment)
-        if sent and code != errno.EMSGSIZE and not too_much:
-            route.no_trains = True
-        return sent
-
-    def _send_singly(self, sock: socket.socket, route: UdpRoute, buffers: Sequence[Buffer], segment: int) -> bool:
-        self.counters["trains_cut"] += 1
-        train = memoryview(b"".join(buffers))
-        sent = True
-        for index, start in enumerate(range(0, len(train), segment)):
-            sent &= self._send_alone(sock, route, route.resealed(train[start : start + segment], index))
-        return sent
-
-    def _send_alone(self, sock: socket.socket, route: UdpRoute, buffers: Sequence[Buffer]) -> bool:
-        try:
-            sock.sendmsg(buffers, route.control, 0, route.address)
-        except OSError as error:
-            code = self._send_again(error.errno or 0, sock, route, buffers, route.control)
-            if code:
-                return self._lost(code, buffers, route)
-        if self.tap is not None:
-            path = route.path
-            self.tap(True, path.local, path.remote, route.source_port, self.port, buffers, 0)
-        return True

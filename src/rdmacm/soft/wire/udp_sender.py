@@ -1,0 +1,159 @@
+"""The sending half of the wire of a host: packets and trains leave through two UDP sockets."""
+
+from __future__ import annotations
+
+import errno
+import select
+import socket
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+from rdmacm.errors import errno_name
+from rdmacm.proto.wire import Buffer
+from rdmacm.provider import Tap
+from rdmacm.soft.wire import sockets
+from rdmacm.soft.wire.base import Undelivered, WirePath, WireRoute
+from rdmacm.soft.wire.slot_filter import is_request
+from rdmacm.soft.wire.udp_route import UdpRoute
+
+__all__ = ["LONGEST", "UNREACHABLE", "UdpSender"]
+
+#: The longest UDP payload over IPv4, in bytes.
+LONGEST = 65507
+#: How long to wait for room in a full send queue, in milliseconds; it drains at the speed of the link.
+_SEND_WAIT_MS = 5
+#: How many times one call repeats a sendmsg() that failed with the error of an undelivered packet.
+_SEND_AGAIN = 3
+#: Errors of a packet that say that no copy of it would be delivered, either.
+UNREACHABLE = frozenset(
+    (
+        errno.ECONNREFUSED,
+        errno.EHOSTUNREACH,
+        errno.ENETUNREACH,
+        errno.EACCES,
+        errno.EPERM,
+        errno.EHOSTDOWN,
+        errno.ENOPROTOOPT,
+    )
+)
+
+#: Errors of a system that cannot cut up a train: not at all, not to this packet size, or not on this path.
+_NO_TRAIN = frozenset((errno.EINVAL, errno.EIO, errno.ENOPROTOOPT, errno.EOPNOTSUPP, errno.EMSGSIZE))
+
+
+class UdpSender:
+    """See :class:`rdmacm.soft.wire.udp.UdpWire`, which documents the public attributes."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.tap: Tap | None = None
+        self.counters: Counter[str] = Counter()
+        #: How many bytes a train may have; 0 if the system cannot send them.
+        self._train_bytes = 0
+        #: The IPv4 and the IPv6 socket of this process's first slot, to send and receive.
+        self._sockets: list[socket.socket | None] = [None, None]
+
+    def _report(self, report: Undelivered) -> None:
+        """Give a report to the process that has sent the packet."""
+        raise NotImplementedError
+
+    def route(self, path: WirePath, traffic_class: int = 0) -> UdpRoute:
+        """See :meth:`Wire.route`."""
+        return UdpRoute(path, traffic_class, self.port)
+
+    def can_segment(self) -> int:
+        """See :meth:`Wire.can_segment`; a train also has at most 64 packets (``sockets.MAX_SEGMENTS``)."""
+        return self._train_bytes
+
+    def send(self, route: WireRoute, buffers: Sequence[Buffer], segment: int = 0) -> bool:
+        assert isinstance(route, UdpRoute)
+        sock = self._sockets[route.is_ipv6]
+        if sock is None:
+            self.counters["EAFNOSUPPORT"] += 1
+            return False
+        if segment:
+            if route.no_trains or not self._train_bytes:
+                return self._send_singly(sock, route, buffers, segment)
+            control = route.with_segment(segment)
+        else:
+            control = route.control
+        try:
+            sock.sendmsg(buffers, control, 0, route.address)
+        except OSError as error:
+            code = self._send_again(error.errno or 0, sock, route, buffers, control)
+            if code:
+                if segment and code in _NO_TRAIN:
+                    return self._send_cut(code, sock, route, buffers, segment)
+                return self._lost(code, None if segment else buffers, route)
+        if self.tap is not None:
+            path = route.path
+            self.tap(True, path.local, path.remote, route.source_port, self.port, buffers, segment)
+        return True
+
+    def _lost(self, code: int, buffers: Sequence[Buffer] | None, route: UdpRoute) -> bool:
+        """Count a packet or train that was not sent. ``buffers`` are those of a packet, None for a train."""
+        self.counters["no_room" if code in (errno.EAGAIN, errno.ENOBUFS) else errno_name(code)] += 1
+        if sockets.REPORTS_ERRORS and code in UNREACHABLE and buffers is not None:
+            packet = b"".join(buffers)
+            if is_request(packet):
+                self._report(Undelivered(packet, route.path.remote, code, b""))
+        return False
+
+    def _send_again(
+        self, code: int, sock: socket.socket, route: UdpRoute, buffers: Sequence[Buffer], control: sockets.Control
+    ) -> int:
+        """Repeat a sendmsg() that failed with ``code``; return 0, or the errno of the packet itself.
+
+        The error may have been one of an earlier packet (``sockets.REPORTS_ERRORS``). Then the next call has another
+        result.
+        """
+        before = 0
+        for _ in range(_SEND_AGAIN):
+            if code == before or not (sockets.REPORTS_ERRORS or code == errno.EAGAIN):
+                break
+            before = code
+            if code == errno.EAGAIN:
+                poll = select.poll()
+                poll.register(sock.fileno(), select.POLLOUT)
+                ready = poll.poll(_SEND_WAIT_MS)
+                if ready and not ready[0][1] & select.POLLOUT:  # a report, which ends every poll(2) at once
+                    time.sleep(_SEND_WAIT_MS / 1000)
+            try:
+                sock.sendmsg(buffers, control, 0, route.address)
+            except OSError as error:
+                code = error.errno or 0
+            else:
+                return 0
+        return code
+
+    def _send_cut(
+        self, code: int, sock: socket.socket, route: UdpRoute, buffers: Sequence[Buffer], segment: int
+    ) -> bool:
+        """Send the packets of a train that the system refused; remember it if the path was the reason."""
+        sent = self._send_singly(sock, route, buffers, segment)
+        # A train that was too long, or packets too long for the path, mean nothing for the next train.
+        too_much = sum(map(len, buffers)) > min(LONGEST, sockets.MAX_SEGMENTS * segment)
+        if sent and code != errno.EMSGSIZE and not too_much:
+            route.no_trains = True
+        return sent
+
+    def _send_singly(self, sock: socket.socket, route: UdpRoute, buffers: Sequence[Buffer], segment: int) -> bool:
+        self.counters["trains_cut"] += 1
+        train = memoryview(b"".join(buffers))
+        sent = True
+        for index, start in enumerate(range(0, len(train), segment)):
+            sent &= self._send_alone(sock, route, route.resealed(train[start : start + segment], index))
+        return sent
+
+    def _send_alone(self, sock: socket.socket, route: UdpRoute, buffers: Sequence[Buffer]) -> bool:
+        try:
+            sock.sendmsg(buffers, route.control, 0, route.address)
+        except OSError as error:
+            code = self._send_again(error.errno or 0, sock, route, buffers, route.control)
+            if code:
+                return self._lost(code, buffers, route)
+        if self.tap is not None:
+            path = route.path
+            self.tap(True, path.local, path.remote, route.source_port, self.port, buffers, 0)
+        return True
