@@ -71,12 +71,15 @@ def test_each_position_has_its_own_sockets(families: int, monkeypatch: pytest.Mo
     for position in (5, 1, 9, 4, 8, 3, 7, 2, 6):
         copies = queue.copies(position)
         wanted = made[(position - 1) * families : position * families]
-        assert [os.fstat(each.fileno()).st_ino for each in copies] == [os.fstat(each.fileno()).st_ino for each in wanted]
+        assert [os.fstat(each.fileno()).st_ino for each in copies] == [
+            os.fstat(each.fileno()).st_ino for each in wanted
+        ]
         for each in copies:
             each.close()
     assert len(os.listdir("/proc/self/fd")) == descriptors
-    for each in (queue, *made):
-        each.close()
+    queue.close()
+    for sock in made:
+        sock.close()
 
 
 def test_sockets_that_do_not_arrive_are_an_error(queue: Parking) -> None:
@@ -88,7 +91,7 @@ def test_sockets_that_do_not_arrive_are_an_error(queue: Parking) -> None:
         spare = [os.dup(0) for _ in range(highest)]  # no number below is free
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(spare) + 2, before[1]))
         try:
-            with pytest.raises(OSError, match="2 descriptors .* did not arrive.*RLIMIT_NOFILE") as caught:
+            with pytest.raises(OSError, match=r"2 descriptors .* did not arrive.*RLIMIT_NOFILE") as caught:
                 queue.copies(1)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
