@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from support import many_processes
-from support.netns import python_environment
+from support import crowd, many_processes, many_qps
+from support.netns import Host, needs_netns, python_environment
 from support.scenario import free_port
 
 PROCESSES = 6
@@ -140,3 +140,28 @@ def test_killed_processes_do_not_disturb_the_others(seed: int) -> None:
     assert not stderrs, "\n".join(stderrs)
     assert worked > 50, (worked, failed)
     assert failed, "no process noticed that others were killed"
+
+
+@pytest.mark.slow
+@needs_netns
+@pytest.mark.parametrize(("count", "killed"), [(300, 40), (1000, 100)])
+def test_crowd_shares_the_port(count: int, killed: int) -> None:
+    """All open the device at once and talk to each other; the slots of those that are killed are used again."""
+    with Host() as host:
+        told = json.loads(host.python([crowd.__file__, str(count), str(killed), "1"], timeout=300).stdout)
+    assert not told["errors"]
+    assert len(set(told["slots"])) == count
+    assert sorted(told["reused"]) == sorted(told["killed"])
+    assert len(told["opened"]) == count + killed
+    assert len(told["talked"]) == count // 2 + killed
+
+
+@pytest.mark.slow
+@needs_netns
+def test_process_takes_more_than_its_share_of_queue_pairs() -> None:
+    with Host() as host:
+        told = json.loads(host.python([many_qps.__file__, "4000"], timeout=60).stdout)
+    for once in told:  # the second time, after all was closed: the slots of the first time are free
+        assert len(once["slots"]) == 2
+        assert sum(once["used"].values()) >= 2
+        assert set(map(int, once["used"])) == set(once["slots"])

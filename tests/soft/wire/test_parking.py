@@ -77,8 +77,9 @@ def test_each_position_has_its_own_sockets(families: int, monkeypatch: pytest.Mo
         for each in copies:
             each.close()
     assert len(os.listdir("/proc/self/fd")) == descriptors
-    for each in (queue, *made):
-        each.close()
+    queue.close()
+    for sock in made:
+        sock.close()
 
 
 def test_sockets_that_do_not_arrive_are_an_error(queue: Parking) -> None:
@@ -90,7 +91,7 @@ def test_sockets_that_do_not_arrive_are_an_error(queue: Parking) -> None:
         spare = [os.dup(0) for _ in range(highest)]  # no number below is free
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(spare) + 2, before[1]))
         try:
-            with pytest.raises(OSError, match="2 descriptors .* did not arrive.*RLIMIT_NOFILE") as caught:
+            with pytest.raises(OSError, match=r"2 descriptors .* did not arrive.*RLIMIT_NOFILE") as caught:
                 queue.copies(1)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, before)

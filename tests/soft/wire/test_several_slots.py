@@ -210,7 +210,7 @@ def test_limit_of_open_files_is_named() -> None:
         member = make()
         member(become_nobody, 80, 100)
         member.open()
-        with pytest.raises(CallFailed, match="more than the limit of open files, 100, .*RLIMIT_NOFILE") as caught:
+        with pytest.raises(CallFailed, match=r"more than the limit of open files, 100, .*RLIMIT_NOFILE") as caught:
             for _ in range(MAX_SLOT):
                 member(claim)
                 member(forget_last_slot)
