@@ -15,7 +15,6 @@ import signal
 import sys
 import time
 from random import Random
-from typing import Any
 
 import rdmacm
 import rdmacm.endpoint
@@ -62,7 +61,6 @@ class Crowd:
         report_out, self.report_in = os.pipe()
         self.reports = os.fdopen(report_out)
         self.living: dict[int, Process] = {}
-        self.errors: list[Any] = []
         #: Seconds that each process needed to open the device, and to connect and exchange a message.
         self.opened: list[float] = []
         self.talked: list[float] = []
@@ -75,17 +73,20 @@ class Crowd:
         os.write(process.order, json.dumps(what).encode() + b"\n")
 
     def await_reports(self, kind: str, count: int) -> None:
-        """Read reports until ``count`` of a kind, or of errors, have come."""
+        """Read reports until ``count`` of a kind, or of errors, have come. Ends the program if there were errors."""
+        errors = []
         while count:
             what, number, *rest = json.loads(self.reports.readline())
             if what == "error":
-                self.errors.append([number, *rest])
+                errors.append(f"process {number}: {rest[0]}")
             elif what == "open":
                 self.living[number].slot, self.living[number].port, seconds = rest
                 self.opened.append(seconds)
             elif what == "talked":
                 self.talked.append(rest[0])
             count -= what in (kind, "error")
+        if errors:
+            raise SystemExit("\n".join([f"{len(errors)} errors instead of {kind!r}", *errors[:10]]))
 
     def kill(self, process: Process) -> None:
         os.kill(process.pid, signal.SIGKILL)
@@ -156,7 +157,6 @@ def main(count: int, killed: int, seed: str) -> None:
         crowd.order(client, "talk", server.port)
     crowd.await_reports("talked", killed)
     result = {
-        "errors": crowd.errors,
         "slots": slots,
         "killed": [process.slot for process in victims],
         "reused": [process.slot for process in heirs],
