@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rdmacm import CmEventType, CmId, EventChannel, PortSpace
 from rdmacm.soft.ids.identifier import SoftId
+from rdmacm.testing import Fabric
 
 
 def living_ids() -> int:
@@ -44,3 +46,16 @@ def test_destroyed_ids_leave_no_garbage() -> None:
         with no_garbage():
             for _ in range(3):
                 resolve(channel)
+
+
+def test_a_provider_that_nobody_uses_is_collected() -> None:
+    """With its device, and the protection domain that the ids of the device share."""
+    fabric = Fabric()
+    host = fabric.host("a", "10.0.0.1")
+    with CmId(provider=host.provider) as cmid:
+        cmid.bind_addr(("10.0.0.1", 7471))
+        assert cmid.pd is cmid.pd
+        provider = weakref.ref(host.provider)
+    del fabric, host, cmid
+    gc.collect()
+    assert provider() is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from rdmacm.proto.cm.engine import Agent
 from rdmacm.soft.device.completion import SoftCQ
 from rdmacm.soft.device.memory import MemoryTable
 from rdmacm.soft.device.multiplexer import QPMultiplexer
@@ -45,11 +47,13 @@ def test_a_few_seeds() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_swarm_of_two_thousand_connections() -> None:
-    found = swarm("--seeds", "150", "--jobs", "2")
+@pytest.mark.timeout(900)
+def test_a_swarm_of_ten_thousand_connections() -> None:
+    found = swarm("--seeds", "600", "--jobs", "2")
     assert found.returncode == 0, found.stdout + found.stderr
-    assert " 0 failures" in found.stdout
+    counts = re.search(r"(\d+) connections, \d+ of them established, \d+ packets, 0 failures", found.stdout)
+    assert counts is not None, found.stdout
+    assert int(counts[1]) >= 10_000
 
 
 def test_seed_replays_to_the_byte_in_another_process() -> None:
@@ -96,6 +100,16 @@ def test_broken_promise_is_found(
     simulate(PLAIN)
     spoil(monkeypatch)
     with pytest.raises(Violation, match=text):
+        simulate(PLAIN)
+
+
+@pytest.mark.usefixtures("faults_expected")
+def test_exception_of_an_engine_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def timer(agent: Agent, now: float) -> None:
+        raise ValueError
+
+    monkeypatch.setattr(Agent, "timer", timer)
+    with pytest.raises(Violation, match=r"internal errors: \{'connection': 1\}"):
         simulate(PLAIN)
 
 

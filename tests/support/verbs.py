@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
-from typing import cast
+from typing import Any, cast
 
 from rdmacm.address import Gid
 from rdmacm.errors import cm_error
@@ -229,6 +229,7 @@ class RecordingDevice:
         self.name = "mem0"
         self.attr = attr
         self.num_comp_vectors = 4
+        self.default_pds: list[Any] = []
         self.comp_vectors: list[int] = []
         self.numbers = count(0x11)
         self.living: list[object] = []

@@ -145,6 +145,8 @@ class Side(End):
                 if event.private_data and self.is_active and not self.is_datagram:
                     self.remote = MEMORY.unpack_from(event.private_data)
                 self.is_over |= self.is_datagram or self.cmid is None or self._id.qp is None
+                if self.hung_up:  # too early, when there was nothing to disconnect
+                    self.disconnect(again=True)
             case E.CONNECT_RESPONSE if "own" in self.life.given:
                 self.respond()
             case E.DISCONNECTED:
@@ -171,9 +173,11 @@ class Side(End):
             return
 
         def later() -> None:
+            if not self.host.alive or self.is_closed:
+                return
             if self.host.paused:
                 self.world.later(0.5, later)
-            elif not self.is_closed and self.host.alive:
+            else:
                 self.attempt(call)
 
         self.world.later(float(self.life.given["hesitate"]), later)
@@ -361,7 +365,7 @@ class Side(End):
         """End :meth:`drain`."""
         if self._state is QPState.SQD:
             self._modify(QPAttr(qp_state=QPState.RTS), QPAttrMask.STATE)
-        elif self.host.paused:
+        elif self.host.paused and self.host.alive:
             self.world.later(1.0, self.resume)
 
     def _modify(self, attr: QPAttr, mask: QPAttrMask) -> None:

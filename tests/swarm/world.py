@@ -25,6 +25,8 @@ __all__ = ["Result", "Violation", "simulate"]
 
 E = CmEventType
 ADDRESSES = {"a": "10.0.0.1", "b": "10.0.0.2", "c": "10.0.0.3"}
+#: The attribute ids of messages.
+_REQ, _REP = b"\x00\x10", b"\x00\x13"
 #: The index of the interface of each process.
 _ETH0 = 2
 #: Virtual seconds. From when the network is whole again, how long operations may take, and applications wait.
@@ -80,8 +82,9 @@ class _Network(Fabric):
     def repeat(self, which: float, *, is_forged: bool) -> None:
         """Send one of the datagrams once more; or, forged, a new request for the queue pair of an earlier one."""
         found = self.datagrams
-        if is_forged:
-            found = [packet for packet in found if packet.data[36:38] == b"\x00\x10"]
+        if is_forged:  # one that was answered: nothing tells a forged request from a true one that comes later
+            answered = {packet.data[48:52] for packet in found if packet.data[36:38] == _REP}
+            found = [packet for packet in found if packet.data[36:38] == _REQ and packet.data[44:48] in answered]
         if which >= 0.5:  # one of the last
             which, found = 2 * which - 1, found[-20:]
         if found:

@@ -173,6 +173,45 @@ def test_processes_share_the_port_of_their_host() -> None:
         cmid.destroy()
 
 
+def resolved(host: Host, address: str) -> CmId:
+    """An id with a queue pair and a route to the address."""
+    cmid = CmId(provider=host.provider)
+    cmid.resolve_addr((address, PORT))
+    cmid.resolve_route()
+    cmid.create_qp()
+    return cmid
+
+
+def test_request_is_lost_where_another_process_does_not_forward_it() -> None:
+    fabric = Fabric(seed=2)
+    a, b = two(fabric)
+    second = fabric.process("b", "b2")
+    Listener(second, PORT)
+    for loss, copies in ((1.0, {1, 2}), (0.0, {1})):  # each of the two processes may be the one that reads it
+        second.forward_loss = loss
+        sent = set()
+        for _ in range(8):
+            before = fabric.log.count(Outcome.DELIVERED, "REQ") + fabric.log.count(Outcome.OVERRUN, "REQ")
+            with resolved(a, "10.0.0.2") as cmid:
+                cmid.connect()
+            sent.add(fabric.log.count(Outcome.DELIVERED, "REQ") + fabric.log.count(Outcome.OVERRUN, "REQ") - before)
+        assert copies <= sent
+        assert loss or sent == copies
+    assert b.runs
+
+
+def test_packets_for_a_process_that_was_killed_come_to_the_others() -> None:
+    fabric = Fabric()
+    a, b = two(fabric)
+    Listener(b, PORT + 1)
+    Listener(fabric.process("b", "b2"), PORT)
+    with resolved(a, "10.0.0.2") as cmid:
+        fabric.call_at(fabric.now + fabric.latency / 2, lambda: fabric.crash("b2"))  # the request is under way
+        with pytest.raises(OSError, match="nobody listens") as raised:
+            cmid.connect()
+        assert raised.value.errno == errno.ECONNREFUSED
+
+
 def test_processes_of_a_host_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rdmacm.testing.host.MAX_SLOT", 3)
     fabric = Fabric()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import weakref
 from collections.abc import Sequence
 
 from rdmacm.cmid.resolving import ResolutionBase
@@ -11,7 +10,6 @@ from rdmacm.constants import PortSpace
 from rdmacm.errors import CmTimeoutError, RdmaError, check_timeout, cm_error
 from rdmacm.verbs.ah import AH
 from rdmacm.verbs.attr import QPAttr, QPCap, SrqInitAttr
-from rdmacm.verbs.backend import DeviceBackend
 from rdmacm.verbs.buffers import Buffer, byte_view
 from rdmacm.verbs.checks import check_kind, member
 from rdmacm.verbs.cq import CQ, CompChannel
@@ -26,16 +24,15 @@ __all__ = ["QueueBase"]
 
 _SEND = WROpcode.SEND
 
-#: The protection domain that the ids of a device share, as in librdmacm.
-_default_pds: weakref.WeakKeyDictionary[DeviceBackend, PD] = weakref.WeakKeyDictionary()
-
 
 def _default_pd(context: Context) -> PD:
-    device = context.backend
-    pd = _default_pds.get(device)
-    if pd is None:
+    """The protection domain that the ids of a device share, as in librdmacm."""
+    pds = context.backend.default_pds
+    if not pds:
         # Atomic, and so without a lock: in here the garbage collector may close an id, which takes the provider's lock.
-        pd = _default_pds.setdefault(device, PD(context))
+        # The first domain counts if two threads make one.
+        pds.append(PD(context))
+    pd: PD = pds[0]
     return pd
 
 

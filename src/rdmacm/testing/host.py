@@ -487,8 +487,11 @@ class Host:
                 left, before = self.waiting, left
                 if left >= before:
                     break
-        called = [handler.serve() for handler in self._handlers if self.runs]
-        return any(called)
+        called = False
+        for handler in self._handlers:
+            if self.runs and handler.serve():
+                called = True
+        return called
 
     def __repr__(self) -> str:
         state = "" if self.runs else " paused" if self.alive else " down"

@@ -40,6 +40,8 @@ _TABLE_MAIN, _TABLE_LOCAL = 254, 255
 _MULTICAST_QPN = 0xFFFFFF
 _CARRIER_FLAGS = InterfaceFlag.RUNNING | InterfaceFlag.LOWER_UP
 _UP_FLAGS = InterfaceFlag.UP | _CARRIER_FLAGS
+#: Results of a search that are kept.
+_MAX_OWNERS = 256
 #: The errors of routes that forbid sending, by kind.
 _FAILING_KINDS = {
     "blackhole": errno.EINVAL,
@@ -100,6 +102,8 @@ class MemoryNetwork(Network):
         #: Interfaces by index.
         self._interfaces: dict[int, Interface] = {}
         self._addresses: list[InterfaceAddress] = []
+        #: What :meth:`_owner` has found, by packed address, since interfaces and addresses have changed last.
+        self._owners: dict[bytes, InterfaceAddress | None] = {}
         #: The routing table, in the order in which routes were added.
         self._routes: list[_TableRow] = []
         #: Neighbours by interface index and packed address.
@@ -136,6 +140,7 @@ class MemoryNetwork(Network):
             flags |= InterfaceFlag.NOARP
         hardware = bytes(6) if loopback else mac or bytes((2, 0, 0, 0, 0, index))
         arp_type = _ARPHRD_LOOPBACK if loopback else _ARPHRD_ETHER
+        self._owners.clear()
         self._interfaces[index] = Interface(index, name, int(flags), mtu, arp_type, hardware, slave_kind)
         for address in addresses:
             self.add_address(index, address)
@@ -164,6 +169,7 @@ class MemoryNetwork(Network):
 
     def remove_interface(self, ifindex: int) -> None:
         """Remove an interface with its addresses, routes and neighbours."""
+        self._owners.clear()
         del self._interfaces[ifindex]
         self._addresses = [a for a in self._addresses if a.ifindex != ifindex]
         self._routes = [r for r in self._routes if r.ifindex != ifindex]
@@ -188,6 +194,7 @@ class MemoryNetwork(Network):
         for on, changed in ((up, _UP_FLAGS), (carrier, _CARRIER_FLAGS)):
             if on is not None:
                 flags = flags | changed if on else flags & ~changed
+        self._owners.clear()
         self._interfaces[ifindex] = old._replace(flags=int(flags), mtu=mtu or old.mtu, address=mac or old.address)
         self._changed_links = True
 
@@ -199,6 +206,7 @@ class MemoryNetwork(Network):
         interface = ip_interface(address)
         ip, length = interface.ip.packed, interface.network.prefixlen
         family = AF_INET if len(ip) == 4 else AF_INET6
+        self._owners.clear()
         self._addresses.append(InterfaceAddress(family, ip, length, ifindex, usable))
         self._routes.append(
             _TableRow(interface.network.network_address.packed, length, ifindex, None, ip, "unicast", 0, 0)
@@ -207,6 +215,7 @@ class MemoryNetwork(Network):
 
     def remove_address(self, ifindex: int, address: str) -> None:
         """Remove an address and its on-link route."""
+        self._owners.clear()
         ip = _packed(address.partition("/")[0])
         self._addresses = [a for a in self._addresses if (a.ifindex, a.ip) != (ifindex, ip)]
         self._routes = [r for r in self._routes if (r.ifindex, r.source) != (ifindex, ip) or r.gateway]
@@ -289,6 +298,13 @@ class MemoryNetwork(Network):
         return interface is not None and interface.is_up
 
     def _owner(self, ip: bytes) -> InterfaceAddress | None:
+        if ip not in self._owners:
+            if len(self._owners) >= _MAX_OWNERS:
+                self._owners.clear()
+            self._owners[ip] = self._find_owner(ip)
+        return self._owners[ip]
+
+    def _find_owner(self, ip: bytes) -> InterfaceAddress | None:
         found = next((a for a in self._addresses if a.ip == ip and self._is_up(a.ifindex)), None)
         if found is None and len(ip) == 4 and ip[0] == 127:
             found = next((a for a in self._addresses if a.ip[0] == 127 and len(a.ip) == 4), None)

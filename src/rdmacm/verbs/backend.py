@@ -11,7 +11,7 @@ that device.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from rdmacm.verbs.attr import DeviceAttr, QPAttr, QPCap, SrqAttr
 from rdmacm.verbs.enums import WC, AccessFlag, EventType, QPAttrMask, QPState, QPType, SrqAttrMask
@@ -216,8 +216,6 @@ class DeviceBackend(Protocol):
     (:mod:`weakref`), and releases its object when they are collected. As long as one of its objects (a region, a queue)
     is in a domain, it may hold the domain itself.
 
-    Ids key the domain that they share by their device, so a device is hashable and can be referred to weakly.
-
     A device that has no queue pairs, such as one whose driver cannot be reached, raises EOPNOTSUPP in every method.
     """
 
@@ -227,6 +225,8 @@ class DeviceBackend(Protocol):
     attr: DeviceAttr
     #: Completion vectors, at least 1 (``num_comp_vectors`` of ``struct ibv_context``).
     num_comp_vectors: int
+    #: Empty at first. Ids keep the domain here that they share (:class:`rdmacm.verbs.PD`), which refers to the device.
+    default_pds: list[Any]
 
     def query_counters(self) -> dict[str, int]:
         """The device's counters by name, 0 included; the names are rdma_rxe's or mlx5's for what these count, too."""

@@ -6,7 +6,7 @@ import errno
 import weakref
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rdmacm import log
 from rdmacm.errors import cm_error
@@ -82,6 +82,8 @@ class SoftDevice:
         self.name = device.name
         #: There are no interrupts that could be spread.
         self.num_comp_vectors = 1
+        #: See :class:`rdmacm.verbs.backend.DeviceBackend`.
+        self.default_pds: list[Any] = []
         #: The limits, and the GUIDs.
         self.attr = attr
         self.identify(device)

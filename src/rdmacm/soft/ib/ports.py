@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rdmacm.address import Gid
 from rdmacm.errors import cm_error
@@ -124,6 +124,8 @@ class IbDevice:
     def __init__(self, name: str, node_guid: int = 0) -> None:
         self.name = name
         self.num_comp_vectors = 1
+        #: See :class:`rdmacm.verbs.backend.DeviceBackend`.
+        self.default_pds: list[Any] = []
         #: It has no queues and no regions. The other limits are for a connection whose queue pair is a driver's.
         self.attr = replace(
             SOFT_DEVICE_ATTR,
