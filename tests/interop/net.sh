@@ -114,8 +114,9 @@ serve_rxe() {
 serve_soft() {
     soft "$@" >/tmp/server.out 2>&1 &
     SERVER=$!
-    # A listening process holds a socket named after its service id.
-    _until_it_listens '[[ $(</proc/$(</run/warm/$SERVER-*.pid)/net/unix) == *@rdmacm-4791-*-service-* ]]'
+    # The only process of the namespace has two hashed names when it listens: of its slot, and of its service id.
+    local name='@rdmacm-4791-[0-9a-f][0-9a-f][0-9a-f]'
+    _until_it_listens "[[ \$(</proc/\$(</run/warm/\$SERVER-*.pid)/net/unix) == *$name*$name* ]]"
 }
 
 _until_it_listens() {
