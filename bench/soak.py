@@ -9,6 +9,9 @@ a wrong byte, a connection that is lost, and an error that neither loss nor the 
 
 Each minute prints what the server and the client hold. The result is the slope of their resident memory after the
 warm-up, by least squares, and the growth of their descriptors and threads from the first sample after it to the last.
+
+The processes run with MALLOC_ARENA_MAX=1. The server has a thread for each connection, and glibc gives threads up to
+eight heaps a processor, each of which grows for hours until it has seen the most that its threads need at a time.
 """
 
 from __future__ import annotations
@@ -289,6 +292,8 @@ def main() -> None:
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--victim", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if "MALLOC_ARENA_MAX" not in os.environ:  # it is read when a process starts
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "MALLOC_ARENA_MAX": "1"})
     lose_packets(options.loss)
     if options.serve:
         serve()
