@@ -1,15 +1,20 @@
-"""Connection requests from strangers: how much of an established connection's speed they take, and who still connects.
+"""Packets from strangers: how much of an established connection's speed they take, and who still connects.
 
-    python3 dev.py bench flood [--rate 10000] [--seconds 4] [--sources one|many|both] [--json]
+    python3 dev.py bench flood [--kind req] [--rate 10000] [--seconds 4] [--sources one|many|both] [--json]
 
-Three network namespaces: a server, a client, and a sender of forged REQs. The client's rounds are messages of 64 bytes
-that the server sends back, on one connection. They are counted while the sender sends its datagrams to a UDP port of
-the server's host that nobody reads ("quiet"), and while it sends them to port 4791. So the figures differ by what the
-server does with the requests, and not by the processor time that the sender takes. In the flood a new client connects
-a few times; its slowest time counts. With "one", every request has the sender's address; with "many", each has one of
-65,534 addresses, and none of them ever answers.
+Three network namespaces: a server, a client, and a sender of forged packets. The client's rounds are messages of 64
+bytes that the server sends back, on one connection. They are counted while the sender sends its datagrams to a UDP port
+of the server's host that nobody reads ("quiet"), and while it sends them to port 4791. So the figures differ by what
+the server does with the packets, and not by the processor time that the sender takes. In the flood a new client
+connects a few times; its slowest time counts. With "one", every packet has the sender's address; with "many", each has
+one of 65,534 addresses, and none of them ever answers.
 
-Each request is well-formed, has a right ICRC, and differs from all others. The server accepts whoever asks. Needs the
+``--kind`` is a message of the connection manager ("req" by default), an unknown attribute or management class, packets
+for a queue pair that exists ("qp") or does not ("no_qp"), "all" of these mixed, or "each", one after the other. The
+stranger knows the top byte of the server's numbers, as a peer does. The server's counters must account for what was
+sent. Its memory may not grow, and it may not log anything.
+
+Each packet is well-formed, has a right ICRC, and differs from all others. The server accepts whoever asks. Needs the
 privilege to make network namespaces.
 """
 
@@ -17,31 +22,24 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import select
 import socket
-import struct
 import subprocess
 import sys
 import threading
 import time
-import zlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from ipaddress import ip_address
 from pathlib import Path as FilePath
-from random import Random
 from typing import Any
 
+from forged import KINDS, forged
+
 import rdmacm
-from rdmacm.address import Gid
-from rdmacm.proto.cm.messages import REQ, Path, pack_message
-from rdmacm.proto.cm.private_data import PrivateDataHeader
-from rdmacm.proto.mad import GSI_Q_KEY
-from rdmacm.proto.roce.headers import BTH, DETH, RocePacket
-from rdmacm.proto.roce.icrc import icrc_between
-from rdmacm.proto.roce.opcodes import Opcode
 from rdmacm.soft.wire import sockets
 
 ROCE_PORT, DECOY_PORT, SERVICE_PORT = 4791, 4790, 7471
@@ -50,6 +48,8 @@ TARGET, STRANGER = "10.81.2.1", "10.81.2.2"
 #: The addresses of "many" are in this network, 10.82.0.0/16.
 MANY = 10 << 24 | 82 << 16
 MESSAGE = bytes(64)
+#: How the names of counters begin that count packets without an effect.
+DROPS = ("dropped_", "rx_request_flood", "rx_address", "rx_unknown_qp", "stray")
 #: Newcomers that connect in one flood, one after the other.
 NEWCOMERS = 3
 #: Seconds that a client waits for a connection or a message.
@@ -58,9 +58,6 @@ PATIENCE = 30.0
 FRESH = 20.0
 #: How often the two ways of sending alternate: other work of the machine then disturbs both.
 PHASES = 4
-#: Where the MAD begins in a datagram, and the message in the MAD.
-MAD, DATA = 20, 44
-IPV4, UDP = struct.Struct("!BBHHHBBH4s4s"), struct.Struct("!HHHH")
 
 
 # -- the server and the clients -------------------------------------------------------------------------------------
@@ -73,10 +70,28 @@ def echo(connection: rdmacm.Connection) -> None:
 
 
 def serve() -> None:
-    with rdmacm.listen((None, SERVICE_PORT)) as listener:
-        print("ready", flush=True)
+    """For each line of input, print what was counted and logged so far, the memory in KiB, and the processor time."""
+    logged: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger().addHandler(handler)
+
+    def accept() -> None:
         while True:
             threading.Thread(target=echo, args=(listener.accept(),), daemon=True).start()
+
+    with rdmacm.listen((None, SERVICE_PORT)) as listener:
+        threading.Thread(target=accept, daemon=True).start()
+        print("ready", flush=True)
+        for _ in sys.stdin:
+            counters = rdmacm.query_counters()
+            counts: Counter[str] = Counter()
+            for part in (counters.cm, counters.udp, counters.errors, *counters.devices.values()):
+                counts.update(part)
+            with open("/proc/self/statm") as file:
+                resident = int(file.read().split()[1]) * (os.sysconf("SC_PAGESIZE") // 1024)
+            found = {"counters": counts, "resident": resident, "logged": logged, "processor": time.process_time()}
+            print(json.dumps(found), flush=True)
 
 
 def decoy() -> None:
@@ -88,9 +103,15 @@ def decoy() -> None:
 
 
 def client() -> None:
-    """For each line of input, a number of seconds: exchange messages, and print how many."""
+    """For each line of input, a number of seconds: exchange messages, and print how many.
+
+    Before that, print the number of the server's queue pair.
+    """
     with rdmacm.connect((SERVER, SERVICE_PORT), timeout=PATIENCE) as connection:
+        assert connection.id.qp is not None
+        attr, _ = connection.id.qp.query()
         print("ready", flush=True)
+        print(attr.dest_qp_num, flush=True)
         is_owed = False  # the server has not sent the last message back yet
         for line in sys.stdin:
             until, rounds = time.monotonic() + float(line), 0
@@ -124,54 +145,16 @@ def newcomer() -> None:
 # -- the flood ------------------------------------------------------------------------------------------------------
 
 
-def template() -> bytearray:
-    """A request as a datagram, without the ICRC."""
-    own, target = ip_address(STRANGER).packed, ip_address(TARGET).packed
-    request = REQ(
-        service_id=0x01060000 + SERVICE_PORT,
-        primary=Path(Gid.from_ip(own), Gid.from_ip(target), 0xFFFF, 0xFFFF, hop_limit=64, local_ack_timeout=14),
-        path_mtu=3,
-        max_cm_retries=15,
-        local_cm_response_timeout=20,
-        private_data=PrivateDataHeader(4, 1000, own, target).pack(),
-    )
-    bth, deth = BTH(Opcode.UD_SEND_ONLY, 1, 0), DETH(GSI_Q_KEY, 1)
-    return bytearray(RocePacket(bth, deth=deth, payload=pack_message(request, 1)).pack())
-
-
-def forged(count: int, many: bool, seed: int) -> Iterator[tuple[bytes, bytes]]:
-    """(packed source address, datagram) of requests that differ in ids, queue pair, GUID, and with ``many`` in source.
-
-    The datagrams are patched and sealed by hand: packing 100,000 of them would take a minute.
-    """
-    random = Random(seed)
-    packet, own, target = template(), ip_address(STRANGER).packed, ip_address(TARGET).packed
-    length = len(packet) + 4
-    for number in range(count):
-        source = (MANY + random.randrange(1, 65535)).to_bytes(4, "big") if many else own
-        ids = random.randbytes(19)
-        packet[MAD + 8 : MAD + 16] = ids[:8]  # transaction id
-        packet[DATA : DATA + 4] = ids[8:12]  # communication id
-        packet[DATA + 16 : DATA + 24] = bytes(4) + ids[12:16]  # CA GUID
-        packet[DATA + 32 : DATA + 35] = ids[16:19]  # queue pair
-        packet[DATA + 68 : DATA + 72] = packet[DATA + 140 + 16 : DATA + 140 + 20] = source
-        header = IPV4.pack(0x45, 0xFF, 28 + length, 0, 0x4000, 0xFF, 17, 0xFFFF, source, target)
-        udp = UDP.pack(ROCE_PORT + 1, ROCE_PORT, 8 + length, 0xFFFF)
-        masked = b"".join((b"\xff" * 8, header, udp, packet[:4], b"\xff", packet[5:]))
-        sealed = bytes(packet) + zlib.crc32(masked).to_bytes(4, "little")
-        assert number or icrc_between(source, target, ROCE_PORT + 1).check([sealed])
-        yield source, sealed
-
-
-def flood(rate: int, count: int, many: bool) -> None:
+def flood(kind: str, rate: int, count: int, many: bool, qpn: int) -> None:
     """Two lines of input: begin to send to a port, and end. Print how many were sent each second."""
     sock = sockets.open_socket(socket.AF_INET, ROCE_PORT + 1)
     assert sock is not None
-    packets = list(forged(count, many, 1))
+    network = MANY if many else None
+    packets = list(forged(kind, count, STRANGER, TARGET, network, 0x01060000 + SERVICE_PORT, qpn, 1))
     controls = {source: sockets.control(source, 0, 0) for source, _ in packets}
     prepared = [(controls[source], (packet,)) for source, packet in packets]
     print("ready", flush=True)
-    used: Counter[int] = Counter()  # by port, so that no request is sent twice to one
+    used: Counter[int] = Counter()  # by port, so that no packet is sent twice to one
     while line := sys.stdin.readline().strip():
         address, began, sent = (TARGET, int(line)), time.monotonic(), 0
         first = used[address[1]]
@@ -250,7 +233,7 @@ class Role:
         self.process.communicate()
 
 
-def measure(rate: int, seconds: float, many: bool) -> dict[str, Any]:
+def measure(kind: str, rate: int, seconds: float, many: bool) -> dict[str, Any]:
     roles: list[Role] = []
 
     def role(namespace: str, *arguments: object) -> Role:
@@ -260,21 +243,37 @@ def measure(rate: int, seconds: float, many: bool) -> dict[str, Any]:
     with namespaces() as names:
         try:
             role("server", "decoy")
-            role("server", "serve")
+            server = role("server", "serve")
             established, coming = role("client", "client"), role("client", "newcomer")
-            stranger = role("stranger", "flood", rate, int(rate * (seconds + FRESH)), many)
-            found: dict[str, Any] = {"sources": "many" if many else "one", "rate": rate}
+            qpn = json.loads(established.line())
+            stranger = role("stranger", "flood", kind, rate, int(rate * (seconds + FRESH)), many, qpn)
+            found: dict[str, Any] = {"kind": kind, "sources": "many" if many else "one", "rate": rate}
             found["newcomer_quiet_seconds"] = coming.answer("go")
             established.answer(seconds / 4)
             rounds = {DECOY_PORT: 0, ROCE_PORT: 0}
+            before, flooding = server.answer("report"), 0.0
+            processor, mark = dict.fromkeys(rounds, 0.0), before["processor"]
             for _ in range(PHASES):
                 for port in rounds:
                     stranger.order(port)
+                    began = time.monotonic()
                     rounds[port] += established.answer(seconds / PHASES)
-                    stranger.answer("end")
+                    sent = stranger.answer("end")
+                    start, mark = mark, server.answer("report")["processor"]
+                    processor[port] += mark - start
+                    flooding += sent * (time.monotonic() - began) if port == ROCE_PORT else 0.0
             stranger.order(ROCE_PORT)
             found["newcomers"] = [coming.answer("go") for _ in range(NEWCOMERS)]
             found["sent"] = stranger.answer("end")
+            found["received"] = round(flooding)
+            after = server.answer("report")
+            per_round = processor[DECOY_PORT] / max(1, rounds[DECOY_PORT])
+            spent = processor[ROCE_PORT] - rounds[ROCE_PORT] * per_round
+            found["microseconds_per_packet"] = round(spent / max(1.0, flooding) * 1e6, 1)
+            counts = {name: count - before["counters"].get(name, 0) for name, count in after["counters"].items()}
+            found["counters"] = {name: count for name, count in counts.items() if count and not name.startswith("tx_")}
+            found["dropped"] = sum(counts.get(name, 0) for name in counts if name.startswith(DROPS))
+            found["grown_kib"], found["logged"] = after["resident"] - before["resident"], after["logged"]
             found["quiet"], found["flood"] = (count / seconds for count in rounds.values())
             found["ratio"] = found["flood"] / found["quiet"]
             return found
@@ -288,30 +287,36 @@ ROLES = {"serve": serve, "decoy": decoy, "client": client, "newcomer": newcomer}
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rate", type=int, default=10_000, help="requests a second")
+    parser.add_argument("--kind", choices=(*KINDS, "all", "each"), default="req", help="what the stranger sends")
+    parser.add_argument("--rate", type=int, default=10_000, help="packets a second")
     parser.add_argument("--seconds", type=float, default=4.0, help="how long rounds are counted, each way")
     parser.add_argument("--sources", choices=("one", "many", "both"), default="both")
     parser.add_argument("--json", action="store_true", help="one JSON list")
     options = parser.parse_args()
     found = [
-        measure(options.rate, options.seconds, kind == "many")
-        for kind in ("one", "many")
-        if options.sources in (kind, "both")
+        measure(kind, options.rate, options.seconds, sources == "many")
+        for kind in (KINDS if options.kind == "each" else (options.kind,))
+        for sources in ("one", "many")
+        if options.sources in (sources, "both")
     ]
     if options.json:
         print(json.dumps(found))
         return 0
     for row in found:
-        print(f"{row['rate']:,} requests a second from {row['sources']} ({row['sent']:,.0f} were sent)")
+        print(f"{row['rate']:,} {row['kind']} a second from {row['sources']} ({row['sent']:,.0f} were sent)")
         print(f"  rounds a second: quiet {row['quiet']:,.0f}, flood {row['flood']:,.0f}, ratio {row['ratio']:.2f}")
         times = ", ".join(str(one) if isinstance(one, str) else f"{one:.3f} s" for one in row["newcomers"])
+        drops = ", ".join(f"{name} {count:,}" for name, count in sorted(row["counters"].items()))
+        print(f"  of about {row['received']:,}, {row['dropped']:,} are counted as dropped ({drops})")
+        print(f"  the server's processor time: {row['microseconds_per_packet']} us for each packet")
+        print(f"  memory {row['grown_kib']:+,} KiB; {len(row['logged'])} messages logged")
         print(f"  newcomers connected in {times}; without a flood in {row['newcomer_quiet_seconds']:.3f} s")
     return 0
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["flood"]:
-        flood(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "True")
+        flood(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5] == "True", int(sys.argv[6]))
     elif len(sys.argv) == 2 and sys.argv[1] in ROLES:
         ROLES[sys.argv[1]]()
     else:

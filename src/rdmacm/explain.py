@@ -27,7 +27,9 @@ def devices(provider: str | Provider | None = None) -> list[Device]:
 def query_counters(provider: str | Provider | None = None) -> Counters:
     """Return what the devices, connection managers and UDP port of this process have counted so far.
 
-    >>> query_counters().cm["dropped_backlog"]
+    >>> from rdmacm.testing import Fabric
+    >>> host = Fabric().host("a", "10.0.0.1")
+    >>> query_counters(host.provider).cm["dropped_backlog"]
     0
     """
     return get_provider(provider).query_counters()

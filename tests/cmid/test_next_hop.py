@@ -51,6 +51,18 @@ def test_connected_id_reports_another_hardware_address_of_its_peer_once(both: En
     assert passive
 
 
+def test_address_that_changes_again_and_again_is_reported_once_until_that_is_read(both: Ends) -> None:
+    """Any host of the link can claim an address, and the application may never read events."""
+    both.connect()
+    for number in range(100):
+        report(both, bytes((2, 0, 0, 0, 0, number)))
+    for _ in range(2):
+        both.a.event(CmEventType.UNREACHABLE)
+        assert both.a.quiet()
+        report(both, OTHER)
+        report(both, mac_of_b(both))
+
+
 def test_neighbours_of_no_concern(both: Ends) -> None:
     both.connect()
     report(both, OTHER, ip="10.0.0.77")

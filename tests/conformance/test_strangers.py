@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from ipaddress import ip_address
+from random import Random
 
 import pytest
 
@@ -11,10 +13,13 @@ from rdmacm import CmEvent, CmEventType, CmId, EventChannel
 from rdmacm.address import Gid
 from rdmacm.proto.cm.admission import PERMITS, RATE
 from rdmacm.proto.cm.codes import RejectReason
-from rdmacm.proto.cm.messages import REJ, REQ, unpack_message
+from rdmacm.proto.cm.connection import DropReason
+from rdmacm.proto.cm.messages import APR, DREP, DREQ, LAP, MRA, REJ, REP, REQ, RTU, SIDR_REP, Message, unpack_message
 from rdmacm.proto.cm.private_data import PrivateDataHeader
 from rdmacm.proto.mad import Mad
+from rdmacm.proto.roce.headers import BTH, RocePacket
 from rdmacm.proto.roce.icrc import Icrc
+from rdmacm.proto.roce.opcodes import Opcode
 from rdmacm.testing import LOSE, Fabric, Host, Outcome
 from rdmacm.verbs import SendFlag, WCStatus
 from support.hostile import ADDRESSES, PORT, Server, Talk, asking, equipped, management, sealed, throw, trio
@@ -177,6 +182,48 @@ def test_request_that_is_withdrawn_is_not_reported() -> None:
     event.id.destroy()
     listener.destroy()
     channel.close()
+
+
+def test_every_packet_of_a_stranger_that_has_no_effect_is_counted() -> None:
+    """No id of any connection is known, nothing is kept, and nobody gets more answers than 1,024 at once."""
+    with trio() as (fabric, server, talk, stranger):
+        random = Random(1)
+        ours, theirs = random.getrandbits(32), random.getrandbits(32)
+        gids = Gid("fe80::1"), Gid("fe80::2")
+        unknown: list[Message] = [
+            *(REP(local_comm_id=ours, remote_comm_id=theirs), RTU(ours, theirs), DREP(ours, theirs)),
+            *(REJ(ours, theirs, 0, 28), MRA(ours, theirs, 0, 24), SIDR_REP(theirs)),
+        ]
+        unsupported: list[Message] = [
+            LAP(ours, theirs, 5, 20, 1, 2, *gids, 0, 0, 64, 2, 0, False, 14),
+            APR(ours, theirs, 0),
+        ]
+        mads = [management(message) for message in (*unknown, *unsupported) for _ in range(50)]
+        for offset, value in ((20 + 17, 0x42), (20 + 17, 0x1B), (20 + 1, 0x21), (20 + 1, 0x81)):
+            mad = bytearray(management(RTU(ours, theirs)))
+            mad[offset] = value  # attribute, class
+            mads += [bytes(mad)] * 50
+        mads += [management(DREQ(ours, theirs, 5))] * 1500
+        server_qpn, _ = talk.qpns
+        packets = [RocePacket(BTH(Opcode.RC_SEND_ONLY, qpn, 0), payload=bytes(8)).pack() for qpn in (server_qpn, 77)]
+        mux, cm = server.host.provider.host.mux, server.host.provider.host.cm
+        before, log_length = Counter(mux.dropped), len(fabric.log)
+        for packet in (*mads, *packets * 50):
+            throw(stranger, SERVER, sealed(stranger, SERVER, packet))
+            if random.random() < 0.02:
+                fabric.run(seconds=0.0001)
+        fabric.run(seconds=0.01)
+        allowed = cm.dropped[DropReason.UNKNOWN] - 50 * len(unknown)
+        assert 1024 <= allowed < 1100, "and some more in that time"
+        assert cm.dropped == {
+            DropReason.UNKNOWN: 50 * len(unknown) + allowed,
+            DropReason.UNSUPPORTED: 100,
+            DropReason.MALFORMED: 200,
+        }
+        assert mux.dropped - before == {"request_flood": 1500 - allowed, "address": 50, "unknown_qp": 50}
+        answers = [entry.packet.kind for entry in list(fabric.log)[log_length:] if entry.packet.source == "a"]
+        assert answers == ["DREP"] * allowed
+        assert len(cm.agent) == 1
 
 
 @pytest.mark.slow

@@ -116,10 +116,11 @@ def test_failing_script_is_made_short(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (short.rules, set(short.fabric)) == ((), set())
 
 
-def test_too_many_answers_to_a_silent_address_are_found() -> None:
-    """The check is off by default. A peer that has asked once and vanished gets all repetitions of the reply."""
+def test_too_many_answers_to_a_silent_address_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that has asked once and vanished gets three datagrams; without that limit, all repetitions of the REP."""
     crash = Script.parse("0.00003 crash host=a").steps
     script = replace(PLAIN, steps=(*PLAIN.steps, *crash))
     simulate(script)
-    with pytest.raises(Violation, match="to an address that sent"):
-        simulate(script, amplification=True)
+    monkeypatch.setattr("rdmacm.proto.cm.engine.AMPLIFICATION", 15)
+    with pytest.raises(Violation, match="b sent 4 datagrams to an address that sent 1 and no answer"):
+        simulate(script)

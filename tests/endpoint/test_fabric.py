@@ -3,64 +3,20 @@
 from __future__ import annotations
 
 from random import Random
-from typing import Any
 
 import pytest
 
 from rdmacm import AddrInfo, CmDisconnectedError, CmTimeoutError, RdmaError, connect
 from rdmacm.address import Gid
-from rdmacm.endpoint.core import ConnectionCore, ConnectionOptions
+from rdmacm.endpoint.core import ConnectionOptions
 from rdmacm.endpoint.dispatcher import Dispatcher
-from rdmacm.endpoint.listening import ListenerCore
 from rdmacm.endpoint.race import connect_routine
 from rdmacm.proto.cm.messages import REQ, Path, pack_message
 from rdmacm.soft.wire.base import WirePath
 from rdmacm.testing import LOSE, Fabric, FabricPacket, Outcome, Verdict, nth
 from support.cm import communication_ids
-from support.endpoints import Part, play
+from support.endpoints import Ends, Part, play, receive, send
 from support.rows import for_each
-
-
-class Ends:
-    """Hosts a and b; b listens on port 7471."""
-
-    def __init__(self, fabric: Fabric, *addresses: str, **options: Any) -> None:
-        self.fabric = fabric
-        self.a = fabric.host("a", "10.0.0.1", "fd00::1")
-        self.b = fabric.host("b", *(addresses or ("10.0.0.2", "fd00::2")))
-        self.options = ConnectionOptions(**options)
-        self.a_dispatcher, self.b_dispatcher = Dispatcher(self.a.provider), Dispatcher(self.b.provider)
-        self.listener = ListenerCore(self.b_dispatcher, ("", 7471), 0, self.options)
-
-    def connecting(self, *hosts: str, timeout: float | None = None) -> Part:
-        infos = [AddrInfo(family=10 if ":" in host else 2, port_space=0x106, dst_addr=(host, 7471)) for host in hosts]
-        return Part(self.a_dispatcher, connect_routine(self.a_dispatcher, infos, self.options, None, 0), timeout)
-
-    def accepting(self) -> Part:
-        return Part(self.b_dispatcher, self.listener.accept(b""))
-
-    def connect(self) -> tuple[ConnectionCore, ConnectionCore]:
-        active, passive = play(self.fabric, self.connecting("10.0.0.2"), self.accepting())
-        return active, passive
-
-    def close(self, *cores: ConnectionCore) -> None:
-        for core in cores:
-            core.release()
-        self.listener.close()
-        self.a_dispatcher.release()
-        self.b_dispatcher.release()
-        for host in (self.a, self.b):
-            assert not host.provider.runtime.in_use
-            assert len(host.provider.host.mux) == 0
-
-
-def send(core: ConnectionCore, data: bytes, timeout: float | None = None) -> Part:
-    return Part(core.dispatcher, core.send(data, None), timeout)
-
-
-def receive(core: ConnectionCore, timeout: float | None = None) -> Part:
-    return Part(core.dispatcher, core.receive(), timeout)
-
 
 # -- choice of the address ----------------------------------------------------------------------------------
 

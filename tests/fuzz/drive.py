@@ -4,7 +4,7 @@
                            [--directory DIRECTORY]
     python3 dev.py fuzz TARGET --input HEX
 
-The targets (default: all) share the time equally; each runs in a process of its own. A fault ends its target, and its
+The targets (default: all) share the time equally; each runs in its own process. A fault ends its target, and its
 input is printed, which --input runs again. --keep adds the inputs that reach new code to the corpus. --directory has
 what is found and each target's output; a later run goes on from there.
 
@@ -15,13 +15,15 @@ inputs, and prefers those that execute more of the package.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
+import io
 import os
 import re
-import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,12 +55,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--keep", action="store_true", help="add inputs that reach new code to the corpus")
     parser.add_argument("--directory", help="where to go on from, and to leave what is found")
     parser.add_argument("--input", metavar="HEX", help="run one input of one target")
-    parser.add_argument("--child", metavar="DIRECTORY", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    if options.child is not None:
-        module, name = options.targets
-        return _fuzz_here(module, name, options.driver, options.seconds, Path(options.child))
-    targets = load_targets()
+    targets = load_instrumented() if options.driver == "atheris" and options.input is None else load_targets()
     unknown = set(options.targets) - set(targets)
     if unknown:
         parser.error(f"no target {', '.join(sorted(unknown))}; the targets are {', '.join(targets)}")
@@ -111,27 +109,57 @@ class Outcome:
         return [path.read_bytes() for path in sorted(self.directory.glob("corpus/*"))]
 
 
+def load_instrumented() -> dict[str, Target]:
+    """The targets, whose code reports to atheris what it executes. Takes seconds, so it is done once for all."""
+    import atheris
+
+    instrumented = atheris.instrument_imports(include=["rdmacm"], enable_loader_override=False)
+    with contextlib.redirect_stderr(io.StringIO()), instrumented:  # it prints a line for each module
+        targets = load_targets()
+        for target in targets.values():  # some modules are imported when they are first used
+            for data in target.seeds():
+                target.run(data)
+    return targets
+
+
 def run_all(targets: Iterable[Target], driver: str, seconds: float, jobs: int, directory: Path) -> Iterable[Outcome]:
-    """Fuzz each target for ``seconds`` in a process of its own, ``jobs`` at a time."""
+    """Fuzz each target for ``seconds`` in a child of this process, ``jobs`` at a time."""
     waiting = list(targets)
-    running: list[tuple[subprocess.Popen[bytes], Outcome, float]] = []
+    running: dict[int, tuple[Outcome, float]] = {}
     while waiting or running:
         while waiting and len(running) < jobs:
             target = waiting.pop(0)
             where = directory / target.name
             where.mkdir(parents=True, exist_ok=True)
-            names = [target.run.__module__, target.name]
-            command = [sys.executable, str(_HERE), *names, "--driver", driver, "--seconds", str(seconds)]
-            with open(where / "log", "wb") as log:
-                child = subprocess.Popen([*command, "--child", str(where)], stdout=log, stderr=log, cwd=where)
-            running.append((child, Outcome(target.name, where), time.monotonic()))
-        time.sleep(0.05)
-        for entry in [entry for entry in running if entry[0].poll() is not None]:
-            running.remove(entry)
-            child, outcome, began = entry
-            outcome.seconds = time.monotonic() - began
-            _read_log(outcome, child.returncode)
-            yield outcome
+            running[_start(target, driver, seconds, where)] = Outcome(target.name, where), time.monotonic()
+        child, status = os.waitpid(-1, 0)
+        outcome, began = running.pop(child)
+        outcome.seconds = time.monotonic() - began
+        _read_log(outcome, os.waitstatus_to_exitcode(status))
+        yield outcome
+
+
+def _start(target: Target, driver: str, seconds: float, directory: Path) -> int:
+    """Fuzz a target in a child. Return its process id."""
+    sys.stdout.flush()
+    child = os.fork()
+    if child:
+        return child
+    status = 1
+    try:
+        log = os.open(directory / "log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.chdir(directory)
+        (directory / "corpus").mkdir(exist_ok=True)
+        fuzz = _with_atheris if driver == "atheris" else _with_hypothesis
+        status = fuzz(target, seconds, directory)
+    except BaseException:  # the parent goes on with the next target
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 def _read_log(outcome: Outcome, status: int) -> None:
@@ -149,27 +177,13 @@ def _read_log(outcome: Outcome, status: int) -> None:
 # -- in the process of a target ------------------------------------------------------------------------------------
 
 
-def _fuzz_here(module: str, name: str, driver: str, seconds: float, directory: Path) -> int:
-    (directory / "corpus").mkdir(exist_ok=True)
-    if driver == "atheris":
-        return _with_atheris(module, name, seconds, directory)
-    return _with_hypothesis(load_targets(module)[name], seconds, directory)
-
-
-def _with_atheris(module: str, name: str, seconds: float, directory: Path) -> int:
-    began = time.monotonic()
+def _with_atheris(target: Target, seconds: float, directory: Path) -> int:
     import atheris
 
-    with atheris.instrument_imports(include=["rdmacm"]):
-        target = load_targets(module)[name]
-        # Some modules are imported when they are first used.
-        for data in target.seeds():
-            target.run(data)
     for number, data in enumerate(_beginning(target)):
         (directory / "corpus" / f"seed-{number}").write_bytes(data)
-    left = max(1, round(seconds - (time.monotonic() - began)))
     options = {
-        "max_total_time": left,
+        "max_total_time": max(1, round(seconds)),
         "max_len": target.max_size,
         "timeout": _SLOWEST,
         "rss_limit_mb": _MEMORY_MB,
@@ -218,8 +232,6 @@ def _with_hypothesis(target: Target, seconds: float, directory: Path) -> int:
         while time.monotonic() < end:
             fuzz()
     except Exception:
-        import traceback
-
         traceback.print_exc()
         (directory / "fault-1").write_bytes(last)
         status = 1

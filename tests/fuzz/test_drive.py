@@ -27,6 +27,7 @@ def faulty(data: bytes) -> None:
     assert data[1:2] < b"\x80", "the fault"
 
 
+@pytest.mark.slow
 def test_hypothesis_finds_a_fault(tmp_path: Path) -> None:
     (tmp_path / "corpus").mkdir()
     target = Target("faulty", faulty, lambda: [b"\7\0\0\0"], 16)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from pathlib import Path
 
 from interop.judge import judge
@@ -60,10 +60,10 @@ class Guest:
             raise
         return result
 
-    def run_again(self, script: str, chance: str, timeout: float, *, naks: Container[int] = ()) -> Result:
-        """:meth:`run`, repeated while the output has the text ``chance``, the sign of a race in the kernel's end."""
+    def run_again(self, script: str, chances: Sequence[str], timeout: float, *, naks: Container[int] = ()) -> Result:
+        """:meth:`run`, repeated while the output has one of these texts, the signs of a race in the kernel's end."""
         for _ in range(ATTEMPTS):
             result = self.run(script, timeout, naks=naks)
-            if chance not in result.output:
+            if not any(chance in result.output for chance in chances):
                 break
         return result

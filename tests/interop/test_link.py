@@ -53,9 +53,11 @@ def check_pings(done: Result) -> None:
 def until_disconnected(guest: Guest, script: str) -> Result:
     """The result of a run whose server received the client's DREQ.
 
-    The client exits after it has sent the DREQ, so it does not send a lost one again, and the server waits for ever.
+    The client exits after it has sent the DREQ, so it does not send a lost one again, and the server waits for ever. If
+    the ACK of the server's last message is lost too, the server finds that nobody answers.
     """
-    return guest.run_again(script, "the server does not end", 300, naks=RNR | SEQUENCE)
+    chances = ("the server does not end", "the peer no longer answers")
+    return guest.run_again(script, chances, 300, naks=RNR | SEQUENCE)
 
 
 def failures(batch: Batch) -> list[str]:

@@ -22,7 +22,8 @@ def test_kernel_device_answers_on_an_idle_connection(guest: Guest, family: int) 
 def test_connection_ends_if_the_kernel_device_is_gone(guest: Guest) -> None:
     done = guest.run(
         "rping -s -a $RXE4 -p 7471 >/dev/null 2>&1 & disown\n"
-        f"until soft {SCRIPT} $RXE4 7471 'ip -n soft link set vb down'; do nap 0.2; done",
+        f"until soft {SCRIPT} $RXE4 7471 'tc -n soft qdisc replace dev vb root netem loss 100%'; do nap 0.2; done\n"
+        "soft tc qdisc delete dev vb root",
         timeout=120,
     )
     assert "DREQ_SENT rejections at once 0 asked 0" in done.output

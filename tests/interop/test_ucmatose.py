@@ -57,7 +57,7 @@ def test_our_client_exchanges_messages_with_librdmacms_server(guest: Guest, fami
         "finish",
         # ucmatose disconnects as soon as it has the last message, sometimes before rxe has acknowledged it. Then rxe
         # never does, and our end cannot know that it arrived.
-        "the peer has ended the connection",
+        ["the peer has ended the connection"],
         180,
     )
     assert done.status == 0, done.output

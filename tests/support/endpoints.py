@@ -8,8 +8,11 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from rdmacm import Connection, Listener, connect, listen
+from rdmacm import AddrInfo, Connection, Listener, connect, listen
+from rdmacm.endpoint.core import ConnectionCore, ConnectionOptions
 from rdmacm.endpoint.dispatcher import Dispatcher, Expired, Routine
+from rdmacm.endpoint.listening import ListenerCore
+from rdmacm.endpoint.race import connect_routine
 from rdmacm.testing import Fabric
 
 
@@ -121,3 +124,44 @@ def in_thread(work: Callable[[], object]) -> Iterator[None]:
         thread.join()
     if failures:
         raise failures[0]
+
+
+class Ends:
+    """Hosts a and b; b listens on port 7471."""
+
+    def __init__(self, fabric: Fabric, *addresses: str, **options: Any) -> None:
+        self.fabric = fabric
+        self.a = fabric.host("a", "10.0.0.1", "fd00::1")
+        self.b = fabric.host("b", *(addresses or ("10.0.0.2", "fd00::2")))
+        self.options = ConnectionOptions(**options)
+        self.a_dispatcher, self.b_dispatcher = Dispatcher(self.a.provider), Dispatcher(self.b.provider)
+        self.listener = ListenerCore(self.b_dispatcher, ("", 7471), 0, self.options)
+
+    def connecting(self, *hosts: str, timeout: float | None = None) -> Part:
+        infos = [AddrInfo(family=10 if ":" in host else 2, port_space=0x106, dst_addr=(host, 7471)) for host in hosts]
+        return Part(self.a_dispatcher, connect_routine(self.a_dispatcher, infos, self.options, None, 0), timeout)
+
+    def accepting(self) -> Part:
+        return Part(self.b_dispatcher, self.listener.accept(b""))
+
+    def connect(self) -> tuple[ConnectionCore, ConnectionCore]:
+        active, passive = play(self.fabric, self.connecting("10.0.0.2"), self.accepting())
+        return active, passive
+
+    def close(self, *cores: ConnectionCore) -> None:
+        for core in cores:
+            core.release()
+        self.listener.close()
+        self.a_dispatcher.release()
+        self.b_dispatcher.release()
+        for host in (self.a, self.b):
+            assert not host.provider.runtime.in_use
+            assert len(host.provider.host.mux) == 0
+
+
+def send(core: ConnectionCore, data: bytes, timeout: float | None = None) -> Part:
+    return Part(core.dispatcher, core.send(data, None), timeout)
+
+
+def receive(core: ConnectionCore, timeout: float | None = None) -> Part:
+    return Part(core.dispatcher, core.receive(), timeout)

@@ -10,6 +10,7 @@ import pytest
 
 from rdmacm import CmEvent, CmEventType, CmId, ConnParam, EventChannel, PortSpace, RdmaError
 from rdmacm.testing import Fabric, Host
+from rdmacm.verbs import QPInitAttr
 
 PORT = 7471
 ADDRESSES = {"ipv4": ("10.0.0.1", "10.0.0.2"), "ipv6": ("fd00::1", "fd00::2")}
@@ -72,18 +73,18 @@ class Ends:
             End(self.fabric.host(name, *(pair[i] for pair in ADDRESSES.values()))) for i, name in enumerate("ab")
         )
 
-    def request(self, param: ConnParam | None = None) -> tuple[CmId, CmEvent]:
-        """Connect from a to a listener of b: a's id, and the id of the request."""
+    def request(self, param: ConnParam | None = None, attr: QPInitAttr | None = None) -> tuple[CmId, CmEvent]:
+        """Connect from a, with a queue pair as ``attr``, to a listener of b: a's id, and the id of the request."""
         if not any(each.src_port == PORT for each in self.b.ids):
             self.b.listen(ADDRESSES["ipv4"][1])
         active = self.a.resolve(ADDRESSES["ipv4"][1])
-        active.create_qp()
+        active.create_qp(attr)
         active.connect(param)
         return active, self.b.event(CmEventType.CONNECT_REQUEST)
 
-    def connect(self) -> tuple[CmId, CmId]:
-        """Both ids of a connection."""
-        active, request = self.request()
+    def connect(self, attr: QPInitAttr | None = None) -> tuple[CmId, CmId]:
+        """Both ids of a connection. ``attr`` is for the active one's queue pair."""
+        active, request = self.request(attr=attr)
         request.id.create_qp()
         request.id.accept()
         self.a.event(CmEventType.ESTABLISHED)

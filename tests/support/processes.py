@@ -100,6 +100,12 @@ class Server:
 
     # -- calls for a Worker ---------------------------------------------------------------------------
 
+    def become(self, user: int) -> None:
+        """Be another user, for good."""
+        os.setgroups([])
+        os.setgid(user)
+        os.setuid(user)
+
     def open(self) -> int:
         self.wire.open()
         return self.wire.slot

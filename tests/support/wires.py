@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import socket
+import struct
 import time
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -26,9 +27,19 @@ def path(local: str, remote: str, scope_id: int = 0) -> WirePath:
     return WirePath(packed(local), packed(remote), scope_id)
 
 
+#: The service id of port 7471 in port space TCP.
+SERVICE = 0x0000_0000_0106_1D2F
+
+
 def packet(qpn: int, payload: bytes = b"", psn: int = 0) -> bytes:
     """A packet without its ICRC."""
     return BTH(Opcode.RC_SEND_ONLY, qpn, psn).pack() + payload
+
+
+def mad(attribute: int, service_id: int = SERVICE, *, remote_id: int = 0, tail: bytes = b"") -> bytes:
+    """A connection manager's packet for queue pair 1, without its ICRC."""
+    header = struct.pack("!BBBBHHQHHI", 1, 7, 2, 3, 0, 0, 0, attribute, 0, 0)
+    return packet(1, bytes(8) + (header + struct.pack("!IIQ", 0, remote_id, service_id) + tail).ljust(256, b"\0"))
 
 
 def flow(wire: UdpWire, way: WirePath) -> Icrc:

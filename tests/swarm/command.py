@@ -1,6 +1,6 @@
 """Swarms of simulations: each seed draws its own mix of work and of faults, and every promise is checked.
 
-    python3 dev.py simulate [--seeds N] [--first SEED] [--jobs N] [--amplification] [--quiet]
+    python3 dev.py simulate [--seeds N] [--first SEED] [--jobs N] [--quiet]
     python3 dev.py simulate --replay SEED    run one seed; print the hash of its packet log
     python3 dev.py simulate --script FILE    run a script, as a failing seed prints one
 
@@ -46,15 +46,15 @@ def _start() -> None:
     record(_visited)
 
 
-def _block(seeds: range, amplification: bool) -> tuple[int, int, int, list[tuple[int, str, str]], set[Cell]]:
-    """Run seeds; returns connections, established ones, packets, failures (seed, error, hash), and cells."""
+def _block(seeds: range) -> tuple[int, int, int, list[tuple[int, str]], set[Cell]]:
+    """Run seeds; returns connections, established ones, packets, failures (seed, error), and cells."""
     lives = established = packets = 0
     failures = []
     for seed in seeds:
         try:
-            result = simulate(draw(seed), amplification=amplification)
+            result = simulate(draw(seed), log_limit=0)
         except Exception as error:
-            failures.append((seed, _text(error), getattr(error, "digest", "")))
+            failures.append((seed, _text(error)))
         else:
             lives, established = lives + result.lives, established + result.established
             packets += result.packets
@@ -70,21 +70,22 @@ def _kind(error: str) -> str:
     return re.sub(r"[^a-zA-Z]+", " ", re.sub(r"(active|passive) side on \w+", "", error))[:60]
 
 
-def _run_one(script: Script, amplification: bool) -> str:
+def _run_one(script: Script) -> str:
     """Run a script; returns its line of result."""
     try:
-        result = simulate(script, amplification=amplification)
+        result = simulate(script)
     except Exception as error:
         return f"{getattr(error, 'digest', '')} {_text(error)}"
     return f"{result.digest} passed: {result.lives} connections, {result.packets} packets, {result.seconds:.3f} s"
 
 
-def _report(seed: int, error: str, digest: str, amplification: bool, is_shrunk: bool) -> None:
-    """Replay a failing seed in a new process, shorten it, and print both results."""
+def _report(seed: int, error: str, is_shrunk: bool) -> None:
+    """Replay a failing seed here and in a new process, shorten it, and print the results."""
     print(f"\nseed {seed}, once more", flush=True)
-    command = [sys.executable, "-m", "swarm", "--replay", str(seed), *["--amplification"] * amplification]
+    command = [sys.executable, "-m", "swarm", "--replay", str(seed)]
     again = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-    same = "the same packets" if again.startswith(digest) and digest else "OTHER PACKETS"
+    here = _run_one(draw(seed))
+    same = "the same packets" if here == again and error in here else f"OTHER PACKETS than {here}"
     print(f"replay in a new process: {same}\n    {again}")
     if not is_shrunk:
         return
@@ -92,13 +93,13 @@ def _report(seed: int, error: str, digest: str, amplification: bool, is_shrunk: 
 
     def fails(script: Script) -> bool:
         try:
-            simulate(script, amplification=amplification, log_limit=0)
+            simulate(script, log_limit=0)
         except Exception as found:
             return _kind(_text(found)) == kind
         return False
 
     short = shrink(draw(seed), fails, _SHRINK_SECONDS)
-    print(f"short script, for python3 dev.py simulate --script FILE:\n{short}\n    {_run_one(short, amplification)}")
+    print(f"short script, for python3 dev.py simulate --script FILE:\n{short}\n    {_run_one(short)}")
 
 
 def _print_cells(visited: set[Cell]) -> None:
@@ -118,14 +119,13 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--first", type=int, default=0, metavar="SEED")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--amplification", action="store_true", help="check the bytes sent to silent addresses, too")
     parser.add_argument("--quiet", action="store_true", help="do not list the cells that were never visited")
     parser.add_argument("--replay", type=int, metavar="SEED")
     parser.add_argument("--script", type=Path, metavar="FILE")
     options = parser.parse_args()
     if options.replay is not None or options.script is not None:
         script = draw(options.replay) if options.script is None else Script.parse(options.script.read_text("utf-8"))
-        line = _run_one(script, options.amplification)
+        line = _run_one(script)
         print(line)
         return int(" passed: " not in line)
 
@@ -133,20 +133,20 @@ def main() -> int:
     end = options.first + options.seeds
     blocks = [range(first, min(first + _BLOCK, end)) for first in range(options.first, end, _BLOCK)]
     totals = [0, 0, 0]
-    failures: list[tuple[int, str, str]] = []
+    failures: list[tuple[int, str]] = []
     visited: set[Cell] = set()
     with ProcessPoolExecutor(options.jobs, get_context("spawn"), _start) as pool:
-        for number, found in enumerate(pool.map(_block, blocks, [options.amplification] * len(blocks)), 1):
+        for number, found in enumerate(pool.map(_block, blocks), 1):
             totals = [total + part for total, part in zip(totals, found[:3], strict=True)]
             failures += found[3]
-            for seed, error, _ in found[3]:
+            for seed, error in found[3]:
                 print(f"seed {seed}: {error}", flush=True)
             visited |= found[4]
             if number % 50 == 0:
                 print(f"{number * _BLOCK} seeds, {totals[0]} connections, {len(failures)} failures", flush=True)
     took = time.monotonic() - begin
     for number, failure in enumerate(failures):
-        _report(*failure, options.amplification, number < _MAX_SHRUNK)
+        _report(*failure, number < _MAX_SHRUNK)
     if not options.quiet:
         _print_cells(visited)
     print(

@@ -8,6 +8,10 @@ from typing import Any, TypeVar
 
 from rdmacm import cmstate
 from rdmacm.proto.cm import states
+from rdmacm.proto.cm.codes import MessageKind, RejectReason
+from rdmacm.proto.cm.connection import DropReason
+from rdmacm.proto.cm.engine import Agent
+from rdmacm.proto.cm.messages import MRA, REJ, unpack_mad
 from rdmacm.soft.device.queue_pair import SoftQP
 from rdmacm.verbs import qpstate
 from rdmacm.verbs.enums import QPState
@@ -60,8 +64,28 @@ def record(visited: set[Cell]) -> None:
 
         return call
 
+    received = Agent.mad_received
+
+    def mad_received(agent: Agent, data: Any, path: Any, now: float) -> DropReason | None:
+        drop = received(agent, data, path, now)
+        if drop is DropReason.UNKNOWN:
+            message, _ = unpack_mad(data)
+            if agent.connection(getattr(message, "remote_comm_id", 0)) is None:
+                visited.add(("proto/cm", states.CmState.IDLE.name, _trigger(message)))
+        return drop
+
+    Agent.mad_received = mad_received  # type: ignore[method-assign,assignment]
     for name in ("advance", "modify", "_fail"):
         setattr(SoftQP, name, noted(getattr(SoftQP, name), (lambda qp: qp.state) if name == "modify" else None))
+
+
+def _trigger(message: Any) -> str:
+    """The name of the trigger that a message is."""
+    if isinstance(message, MRA):
+        return "MRA_REQ" if message.message_mraed == MessageKind.REQ else "MRA_REP"
+    if isinstance(message, REJ) and message.reason == RejectReason.STALE_CONN:
+        return "REJ_STALE"
+    return type(message).__name__
 
 
 def all_cells() -> set[Cell]:

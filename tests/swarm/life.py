@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 from collections.abc import Callable
@@ -26,6 +27,9 @@ E = CmEventType
 EXPECTED = {errno.ENOMEM, errno.EINVAL, errno.ENODEV, errno.EMFILE, errno.ENXIO, errno.EADDRNOTAVAIL, errno.ENETUNREACH}
 #: Events that end a connection before it is established.
 FAILURES = (E.ADDR_ERROR, E.ROUTE_ERROR, E.CONNECT_ERROR, E.UNREACHABLE, E.REJECTED)
+
+#: IBV_EVENT_COMM_EST.
+_COMM_EST = 4
 
 #: Registered memory comes from here, so that addresses in packets are the same in each process.
 _ARENA_ADDRESS, _ARENA_SIZE = 0x2000_0000_0000, 64 << 20
@@ -77,12 +81,19 @@ class Side(End):
         super().__init__(host, plans[0], plans[1], life.one_cq, channel)
         self.life, self.world, self.is_active = life, life.world, is_active
         self.is_over = self.is_closed = False
+        #: Whether a late copy of the request has made it, after the connection that the request had made was over:
+        #: packets may be delayed for longer than TIMEWAIT lasts. Nobody is there to answer its REP.
+        self.is_ghost = not is_active and any(side.seen[E.ESTABLISHED] for side in life.passive)
         #: The status of the first request that failed.
         self.error: WCStatus | None = None
         #: The lowest wr_id of a send that has not completed, and whether one has failed.
         self.next_send = 0
         self.send_failed = False
+        #: Of a slow reader: the seconds from one look at its completions to the next, when that is due, and whether a
+        #: call is requested for it.
+        self.look = float(life.given.get("look", "0"))
         self.look_due = 0.0
+        self.will_look = False
 
     def memory(self, content: bytes | bytearray) -> memoryview:
         return _arena[0].take(content)
@@ -125,17 +136,22 @@ class Side(End):
             raise self.fault(f"a second {event!r}")
         match event.type:
             case E.ADDR_RESOLVED:
-                self.attempt(lambda: self._id.resolve_route(2000))
+                self.go_on(lambda: self._id.resolve_route(2000))
             case E.ROUTE_RESOLVED:
-                self.attempt(self._connect)
+                self.go_on(self._connect)
             case E.CONNECT_REQUEST:
                 self.answer(event)
             case E.ESTABLISHED:
                 if event.private_data and self.is_active and not self.is_datagram:
                     self.remote = MEMORY.unpack_from(event.private_data)
                 self.is_over |= self.is_datagram or self.cmid is None or self._id.qp is None
+            case E.CONNECT_RESPONSE if "own" in self.life.given:
+                self.respond()
             case E.DISCONNECTED:
-                self.disconnect()
+                if "linger" in self.life.given:
+                    self.world.later(float(self.life.given["linger"]), self.disconnect)
+                else:
+                    self.disconnect()
                 self.is_over = True
             case E.TIMEWAIT_EXIT:
                 self.is_over = True
@@ -148,6 +164,20 @@ class Side(End):
             case _:
                 raise self.fault(f"unexpected {event!r}")
 
+    def go_on(self, call: Callable[[], object]) -> None:
+        """Make the next call of resolving and connecting, at once or after a while."""
+        if "hesitate" not in self.life.given:
+            self.attempt(call)
+            return
+
+        def later() -> None:
+            if self.host.paused:
+                self.world.later(0.5, later)
+            elif not self.is_closed and self.host.alive:
+                self.attempt(call)
+
+        self.world.later(float(self.life.given["hesitate"]), later)
+
     @property
     def is_datagram(self) -> bool:
         return self.life.given["space"] == "UDP"
@@ -156,8 +186,31 @@ class Side(End):
         number = self.life.number.to_bytes(4, "big")
         if self.is_datagram:
             self._id.connect(ConnParam(bytes(MEMORY.size) + number))
+        elif "own" in self.life.given:
+            self._id.connect(ConnParam(bytes(MEMORY.size) + number, qp_num=0x010033, retry_count=7))
         else:
             self._id.connect(ConnParam(self.prepare(self._id) + number, rnr_retry_count=7, retry_count=7))
+
+    def respond(self) -> None:
+        """Answer a REP, for a queue pair that is not the id's."""
+        own = self.life.given["own"]
+        if own == "reject":
+            self.attempt(lambda: self._id.reject(b"no"))
+            self.is_over = True
+        elif own == "leave":
+            self.world.later(self.life.random.random() * self.life.random.choice((1, 20, 90)), self.close)
+        else:
+            self.world.later(0.0 if own == "establish" else self.life.random.choice((0.01, 3.0, 20.0)), self.establish)
+
+    def establish(self) -> None:
+        """Confirm a REP."""
+        if self.is_closed or self.is_over or not self.host.alive:
+            return
+        if self.host.paused:
+            self.world.later(1.0, self.establish)
+        else:
+            self.attempt(self._id.establish)
+            self.is_over = True
 
     def answer(self, event: CmEvent) -> None:
         """Answer a request as the script says."""
@@ -187,7 +240,10 @@ class Side(End):
         elif not self.attempt(lambda: self._id.accept(ConnParam(self.prepare(self._id), rnr_retry_count=7))):
             self.attempt(self._id.reject)
 
-    def disconnect(self) -> None:
+    def disconnect(self, again: bool = False) -> None:
+        """Disconnect once; ``again``: once more if that was done before."""
+        if self.hung_up and again and not self.is_closed:
+            self.attempt(self._id.disconnect)
         if not self.hung_up and not self.is_closed and self.cmid is not None:
             self.poll()
             self.hung_up = True
@@ -195,16 +251,23 @@ class Side(End):
 
     # -- the transfer ---------------------------------------------------------------------------------
 
+    @property
+    def has_completions(self) -> bool:
+        """Whether there are completions to take."""
+        return any(cq.backend._queue for cq in self.cqs)  # type: ignore[attr-defined]
+
     def step(self) -> None:
         """Take completions and post, as :meth:`turn` does, if this side is there to do so."""
         if self.is_closed or not self.host.runs or not self.cqs:
             return
-        look = float(self.life.given.get("look", "0"))
-        if look and not self.is_over:
-            if self.world.fabric.now < self.look_due:
+        if self.look and not self.is_over:
+            now = self.world.fabric.now
+            if now < self.look_due:
+                if not self.will_look:
+                    self.will_look = True
+                    self.world.fabric.call_at(self.look_due, self.life.tell)
                 return
-            self.look_due = self.world.fabric.now + look
-            self.world.later(look, lambda: None)
+            self.look_due, self.will_look = now + self.look, False
         self.poll()
         if self.error is not None:
             self.disconnect()
@@ -215,8 +278,9 @@ class Side(End):
 
     def poll(self) -> None:
         for cq in self.cqs:
-            for wc in cq.poll(100):
-                self.completed(wc)
+            while cq.backend._queue:  # type: ignore[attr-defined]
+                for wc in cq.poll(100):
+                    self.completed(wc)
 
     def completed(self, wc: WC) -> None:
         is_receive = bool(wc.opcode & WCOpcode.RECV)
@@ -271,10 +335,64 @@ class Side(End):
         """Move the queue pair to the error state, as an application may at any time."""
         if self.cmid is not None and not self.is_closed and self._id.qp is not None and self.host.runs:
             qp = self._id.qp
-            if qp.state not in (QPState.RESET, QPState.ERR):
+            if qp.state is not QPState.RESET:
                 qp.modify(QPAttr(qp_state=QPState.ERR), QPAttrMask.STATE)
                 self.life.is_certain = False
                 self.disconnect()
+
+    @property
+    def _state(self) -> QPState | None:
+        """The state of the queue pair, if there is one that may be changed."""
+        if self.cmid is None or self.is_closed or not self.host.runs or self._id.qp is None:
+            return None
+        return self._id.qp.state
+
+    def drain(self) -> None:
+        """Halt the queue pair for a while, as an application may at any time. No request fails because of that."""
+        if self._state is QPState.RTS and self.seen[E.ESTABLISHED] and not self.hung_up:
+            attr = QPAttr(qp_state=QPState.SQD)
+            attr.min_rnr_timer = 5
+            self._modify(attr, QPAttrMask.MIN_RNR_TIMER)
+            self._modify(attr, QPAttrMask.STATE)
+            self._modify(attr, QPAttrMask.MIN_RNR_TIMER)
+            self.world.later(self.life.random.choice((0.0, 0.001, 1.0)), self.resume)
+
+    def resume(self) -> None:
+        """End :meth:`drain`."""
+        if self._state is QPState.SQD:
+            self._modify(QPAttr(qp_state=QPState.RTS), QPAttrMask.STATE)
+        elif self.host.paused:
+            self.world.later(1.0, self.resume)
+
+    def _modify(self, attr: QPAttr, mask: QPAttrMask) -> None:
+        assert self._id.qp is not None
+        self._id.qp.modify(attr, mask)
+
+    def reset(self) -> None:
+        """Reset the queue pair: what was posted is dropped without completions."""
+        if self._state not in (None, QPState.RESET):
+            self.poll()
+            self._modify(QPAttr(qp_state=QPState.RESET), QPAttrMask.STATE)
+            self.signaled.clear()
+            self.given = self.received + self.flushed
+            self.error = self.error or WCStatus.WR_FLUSH_ERR
+            if self.seen[E.ESTABLISHED]:
+                self.disconnect()
+            else:
+                self.world.later(0.5, self.close)
+
+    def reject(self) -> None:
+        """Reject at any time; in most states that is refused."""
+        if self.cmid is not None and not self.is_closed:
+            with contextlib.suppress(RdmaError):
+                self._id.reject(b"late")
+                self.is_over = True
+
+    def notify(self) -> None:
+        """Tell the connection manager late that data have arrived. It believes that, so it must be true."""
+        if self.seen[E.ESTABLISHED] and not self.is_closed:
+            with contextlib.suppress(RdmaError):
+                self._id.notify(_COMM_EST)
 
     def migrate(self, channel: EventChannel) -> None:
         """Let the events of the id come on another channel."""
@@ -341,6 +459,8 @@ class Life:
         #: One, or several if the passive host was restarted meanwhile.
         self.passive: list[Side] = []
         self.is_spoiled = False
+        #: Whether an event has come since the last step.
+        self.is_told = True
 
     @property
     def sides(self) -> list[Side]:
@@ -350,8 +470,18 @@ class Life:
     def is_over(self) -> bool:
         return all(side.is_over or not side.host.alive for side in self.sides)
 
+    def tell(self) -> None:
+        """Let the next moment be a step of this connection."""
+        self.is_told = True
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is something to do: an event has come, or completions."""
+        return self.is_told or any(side.has_completions for side in self.sides)
+
     def step(self) -> None:
         """What the application of both sides does at one moment."""
+        self.is_told = False
         sides = self.sides
         for side in sides:
             side.step()
@@ -389,13 +519,18 @@ class Life:
 
     def check(self) -> None:
         """At the end: nothing may have kept a certain connection from succeeding."""
+        ghosts = [side for side in self.passive if side.is_ghost]
+        for side in ghosts:
+            if side.seen[E.ESTABLISHED]:
+                raise side.fault(f"a late copy of a request was established: {dict(side.seen)}")
         if not self.is_certain or self.given.get("spoil"):
             return
-        for side in self.sides:
+        sides = [side for side in self.sides if not side.is_ghost]
+        for side in sides:
             if not side.seen[E.ESTABLISHED] or not side.is_done or side.error not in (None, WCStatus.WR_FLUSH_ERR):
                 raise side.fault(
                     f"nothing disturbed it, but {side.finished} of {len(side.plan.work)} were sent, {side.received} of "
                     f"{len(side.expected)} received, {side.error}, {dict(side.seen)}"
                 )
-        if len(self.sides) < 2:
-            raise Violation(f"connection {self.number}: nothing disturbed it, but {len(self.sides)} side exists")
+        if len(sides) != 2:
+            raise Violation(f"connection {self.number}: nothing disturbed it, but {len(sides)} sides exist")

@@ -15,11 +15,20 @@ __all__ = ["FAULTS", "Script", "Step", "draw"]
 FAULTS = frozenset(
     (
         *("partition", "heal", "crash", "start", "pause", "resume", "jump", "loss", "limit", "capacity"),
-        *("connections", "interface"),
+        *("connections", "interface", "unplug", "plug", "descriptors", "helper", "forward", "replay", "forge"),
     )
 )
 #: Virtual seconds after which the network is whole again.
 HEAL = 60.0
+#: The faults of one host that may end a connection.
+_EXPOSING = frozenset(
+    ("crash", "pause", "limit", "capacity", "connections", "interface", "unplug", "descriptors", "forward")
+)
+#: What an application may do to a connection at any moment.
+_DEEDS = (
+    *("destroy", "disconnect", "error", "migrate", "migrate", "sqd", "sqd", "reset", "reject", "notify"),
+    "disconnect",
+)
 PORT = 7471
 #: Loss that a reliable connection with 7 retries survives for certain: 0.1 ** 8 for each packet.
 MILD = 0.05
@@ -73,7 +82,7 @@ class Script:
         for step in self.steps:
             if step.name in ("partition", "loss") and float(step.given.get("value", "1")) > MILD:
                 names.update(step.given["one"], step.given["other"])
-            elif step.name in ("crash", "pause", "limit", "capacity", "connections", "interface"):
+            elif step.name in _EXPOSING:
                 names.add(step.given["host"][0])
         return frozenset(names - {","})
 
@@ -132,17 +141,23 @@ def _work(random: Random, processes: list[str]) -> list[Step]:
         given = {"n": str(number), "source": source, "host": target, "port": port, "server": server}
         given["space"] = "UDP" if roll() < 0.06 else "TCP"
         given["closer"] = random.choice(("both", "active", "passive", "destroy"))
+        if roll() < 0.08:
+            # A queue pair that is not the id's: the application answers the REP.
+            given["own"] = random.choice(("establish", "late", "reject", "leave"))
+        if roll() < 0.06:
+            given["hesitate"] = random.choice(("0.001", "0.5"))  # between resolving and connecting
+        if roll() < 0.1:
+            given["linger"] = random.choice(("0.001", "0.1", "8"))  # until it answers a DISCONNECTED
         if roll() < 0.2:
             given["look"] = random.choice(("0.002", "0.02", "0.3"))  # a slow reader
         if roll() < 0.05:
             given["spoil"] = "1"
         steps.append(Step(at, "connect", given))
         trouble = roll()
-        if trouble < 0.12:
+        for _ in range(random.choice((1, 1, 1, 2)) if trouble < 0.2 else 0):
             side = random.choice(("active", "passive"))
             after = at + roll() * random.choice((0.0001, 0.001, 0.1, 5.0))
-            name = random.choice(("destroy", "disconnect", "error", "migrate", "migrate"))
-            steps.append(Step(after, name, {"n": str(number), "side": side}))
+            steps.append(Step(after, random.choice(_DEEDS), {"n": str(number), "side": side}))
     return steps
 
 
@@ -155,18 +170,37 @@ def _faults(random: Random, processes: list[str]) -> list[Step]:
         at = roll() * random.choice((0.01, 1.0, 10.0, 30.0))
         until = min(HEAL, at + random.choice((0.001, 0.1, 5.0, 40.0)))
         other = random.choice(others)
-        kind = random.choice(sorted(FAULTS - {"heal", "start", "resume"}))
+        kind = random.choice(sorted(FAULTS - {"heal", "start", "resume", "plug"}))
         if kind == "partition":
             group = ",".join(random.sample(others, random.randint(1, len(others))))
             one, two = random.choice(((victim, group), (group, victim)))
             steps.append(Step(at, kind, {"one": one, "other": two, "one_way": str(int(roll() < 0.5))}))
             steps.append(Step(until, "heal"))
         elif kind == "crash":
-            steps += [Step(at, kind, {"host": victim}), Step(until, "start", {"host": victim})]
+            steps.append(Step(at, kind, {"host": victim}))
+            if roll() < 0.8:  # or never again
+                steps.append(Step(until, "start", {"host": victim}))
         elif kind == "pause":
             steps += [Step(at, kind, {"host": victim}), Step(until, "resume", {"host": victim})]
         elif kind == "interface":
             steps += [Step(when, kind, {"host": victim, "up": up}) for when, up in ((at, "0"), (until, "1"))]
+        elif kind == "unplug":
+            steps += [Step(at, kind, {"host": victim}), Step(until, "plug", {"host": victim})]
+        elif kind == "descriptors":  # there are none when the process begins, at first or again
+            begin = at * random.choice((0, 1))
+            steps += [Step(begin, "crash", {"host": victim}), Step(begin, kind, {"host": victim, "value": "0"})]
+            steps.append(Step(begin + (until - begin) / 2, "start", {"host": victim}))
+            steps.append(Step(until, kind, {"host": victim, "value": "1"}))
+        elif kind == "helper":
+            steps.append(Step(at, kind, {"host": victim, "value": random.choice(("0.01", "0.1", "0.3"))}))
+            steps.append(Step(until, kind, {"host": victim, "value": "0"}))
+        elif kind == "forward":
+            steps += [Step(at, kind, {"host": victim, "value": value}) for value in (random.choice(("0.5", "1")),)]
+            steps.append(Step(until, kind, {"host": victim, "value": "0"}))
+        elif kind in ("replay", "forge"):
+            for _ in range(random.choice((1, 4, 16))):
+                when = at + (until - at) * roll()
+                steps.append(Step(when, kind, {"which": f"{roll():.4f}"}))
         elif kind == "jump":
             steps.append(Step(at, kind, {"seconds": random.choice(("0.5", "10", "3600"))}))
         elif kind == "loss":

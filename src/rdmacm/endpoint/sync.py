@@ -234,8 +234,8 @@ def listen(
     """Listen for connections.
 
     ``address``: (host, port). An empty host, or None, means any address of either family; port 0 assigns a free port
-    (``listener.port``). ``backlog``: how many requests may wait, 0 for 1024. Further requests are rejected, or dropped
-    in a burst and repeated by the peer. The other arguments are those of :func:`connect`, for each accepted connection.
+    (``listener.port``). ``backlog``: how many requests may wait, 0 for 1024. Further requests are dropped, and
+    repeated by the peer. The other arguments are those of :func:`connect`, for each accepted connection.
     Raises the errors of :meth:`rdmacm.CmId.bind_addr` and :meth:`rdmacm.CmId.listen`.
     """
     dispatcher = Dispatcher(provider)

@@ -84,7 +84,8 @@ def refresh() -> None:
     getsignal = _signal.getsignal
     for number in _SIGNALS:
         handler = getsignal(number)
-        if type(handler) is not _Deferring and callable(handler) and not _is_asyncio(handler):
+        kind = type(handler)  # int: SIG_DFL or SIG_IGN
+        if kind is not int and kind is not _Deferring and callable(handler) and not _is_asyncio(handler):
             with contextlib.suppress(ValueError, OSError):  # a sub-interpreter handles no signals
                 _signal.signal(number, _Deferring(handler))
 

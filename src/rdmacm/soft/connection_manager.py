@@ -10,8 +10,10 @@ with the event Failed, and all others go on.
 
 from __future__ import annotations
 
+import struct
 from collections import Counter
 from collections.abc import Callable, Hashable
+from enum import Enum
 from random import Random
 from typing import Any, Protocol, TypeAlias
 
@@ -34,12 +36,20 @@ from rdmacm.proto.cm.events import (
 )
 from rdmacm.proto.cm.messages import REJ, REQ, SIDR_REQ, unpack_mad
 from rdmacm.proto.cm.states import CmState
+from rdmacm.proto.mad import MgmtClass
 from rdmacm.proto.wire import Buffer, WireError
 
-__all__ = ["ConnectionManager", "ConnectionOwner", "Gsi", "OnUndelivered", "RequestHandler"]
+__all__ = ["ConnectionManager", "ConnectionOwner", "Gsi", "OnUndelivered", "RequestHandler", "Triage"]
 
 #: The low byte of the attribute id, in the header of a MAD.
 _ATTRIBUTE_ID = 17
+#: The class and the attribute id of a MAD, and the communication ids of a message: the sender's, and the receiver's.
+#: A SIDR_REP has the receiver's request id first.
+_IDS = struct.Struct("!xB14xH6xII")
+_COM_MGT = int(MgmtClass.COM_MGT)
+_ATTRIBUTES = frozenset(map(int, AttributeId))
+_SIDR_REP, _DREQ, _REJ = int(AttributeId.SIDR_REP), int(AttributeId.DREQ), int(AttributeId.REJ)
+_LOAD_PATH = frozenset((int(AttributeId.LAP), int(AttributeId.APR)))
 #: Those of the messages that are repeated until an answer comes.
 _REPEATED = frozenset(
     kind & 0xFF for kind in (AttributeId.REQ, AttributeId.REP, AttributeId.DREQ, AttributeId.SIDR_REQ)
@@ -54,11 +64,23 @@ _ESTABLISHED = (CmState.ESTABLISHED, CmState.DREQ_SENT, CmState.DREQ_RCVD, CmSta
 OnUndelivered: TypeAlias = Callable[[int, int, Callable[[Any], bool], NetworkError, float], None]
 
 
+class Triage(Enum):
+    """What to do with a MAD that is no request for a service id."""
+
+    PROCESS = 1
+    #: It names no connection, and is processed if there are not too many: it may be answered.
+    PROCESS_SOME = 2
+    #: It has been dropped and counted.
+    DROPPED = 3
+
+
 class Gsi(Protocol):
     """QP 1, the general services interface, as a connection manager uses it. A path is opaque to the agent."""
 
     #: Called with (MAD, path, now) for each MAD of a connection manager that arrives; the MAD is valid during the call.
     on_mad: Callable[[memoryview, Any, float], None] | None
+    #: Called first with each MAD that is no request, where strangers can send any number of them.
+    triage: Callable[[memoryview], Triage] | None
     #: Called when the network reports that a request was not delivered.
     on_undelivered: OnUndelivered | None
     #: Whether nobody can forge the source of a MAD.
@@ -148,6 +170,7 @@ class ConnectionManager:
                 trusts_sources=gsi.trusts_sources,
             )
             gsi.on_mad = self._mad_received
+            gsi.triage = self._triage
             gsi.on_undelivered = self._undelivered
         return self._agent
 
@@ -260,6 +283,23 @@ class ConnectionManager:
                 self._end(agent, agent.machine.stepping, error)
             self.retries += sum(mad[_ATTRIBUTE_ID] in _REPEATED for _, mad in agent.outbox)
             self.dispatch()
+
+    def _triage(self, mad: memoryview) -> Triage:
+        """Drop a message that names no connection before its ICRC is checked and its fields are unpacked."""
+        agent = self._agent
+        if agent is None or log.enabled:
+            return Triage.PROCESS
+        mgmt_class, attribute, sender_id, receiver_id = _IDS.unpack_from(mad)
+        if mgmt_class != _COM_MGT or attribute not in _ATTRIBUTES:
+            agent.dropped[DropReason.MALFORMED] += 1
+            return Triage.DROPPED
+        if agent.connection(sender_id if attribute == _SIDR_REP else receiver_id) is not None:
+            return Triage.PROCESS
+        if attribute == _DREQ or (attribute == _REJ and not receiver_id):
+            return Triage.PROCESS_SOME
+        agent.dropped[DropReason.UNSUPPORTED if attribute in _LOAD_PATH else DropReason.UNKNOWN] += 1
+        self.received[attribute & 0xFF] += 1
+        return Triage.DROPPED
 
     def _mad_received(self, mad: memoryview, path: Hashable, now: float) -> None:
         agent = self._agent

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from rdmacm.constants import CmEventType
 from rdmacm.errors import cm_error
 from rdmacm.progress.pollable import Pollable
 from rdmacm.progress.runtime import Runtime
@@ -57,6 +58,13 @@ class SoftQueue:
                 waiters.wake()
             if self.notify is not None:
                 self.notify()
+
+    def has(self, owner: object, kind: CmEventType) -> bool:
+        """Whether an event of a kind is queued for an owner."""
+        with self._runtime.lock:
+            return any(
+                event.owner is owner and event.type is kind for event in self._events if isinstance(event, QueuedEvent)
+            )
 
     @property
     def ready(self) -> bool:

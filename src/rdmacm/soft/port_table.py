@@ -3,7 +3,8 @@
 For librdmacm, the kernel keeps one table of ports per port space and network namespace, apart from those of sockets. It
 lets ids share a port under some conditions, and frees a port when the process ends. Here the table is a file that is
 never read or written. A process takes a port by locking byte ranges of the file with fcntl(2) record locks, which the
-kernel drops when the process ends for any reason.
+kernel drops when the process ends for any reason. All users share the file. A user whom another one keeps from opening
+it has a file alone.
 
 Two ids on one port number conflict as follows (rdma_bind_addr(3), rdma_set_option(3)):
 
@@ -65,6 +66,9 @@ _MEMBERS = 1 << 62
 #: The last member holds the byte exclusively for the moment in which it removes the file. A process that holds it for
 #: longer than this many attempts to open the file does not follow the protocol.
 _OPEN_TRIES = 1000
+
+#: Errors of a file system that another user may have filled.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 #: The paths of the files that this process has open. If it closed another descriptor of one, it would lose its locks.
 _open_paths: list[str] = []
@@ -151,6 +155,10 @@ class PortOwner:
         return errno.EADDRINUSE if same else 0
 
 
+class _DeniedError(Exception):
+    """Another user keeps this one from using the file."""
+
+
 def may_bind_privileged() -> bool:
     """Whether the process has CAP_NET_BIND_SERVICE."""
     try:
@@ -163,8 +171,15 @@ def may_bind_privileged() -> bool:
     return os.geteuid() == 0
 
 
+#: The directories where this process has looked for abandoned files.
+_cleaned: set[str] = set()
+
+
 def _remove_abandoned(directory: str) -> None:
-    """Remove the files that have no members: their last processes were killed."""
+    """Remove the files that have no members: their last processes were killed. Once in a process."""
+    if directory in _cleaned:
+        return
+    _cleaned.add(directory)
     for name in os.listdir(directory):
         path = os.path.join(directory, name)
         if not name.startswith(_PREFIX) or path in _open_paths:
@@ -189,7 +204,7 @@ class PortTable:
     def __init__(
         self, namespace: str, ephemeral: tuple[int, int] = (32768, 60999), directory: str | None = None
     ) -> None:
-        #: The name of the file.
+        #: The name of the file: of the one that all users share, unless another user denies it.
         self._name = _PREFIX + ("".join(c for c in namespace if c.isalnum()) or "host")
         #: The directories to try.
         self._directories = (directory,) if directory else _DIRECTORIES
@@ -215,25 +230,57 @@ class PortTable:
         self._directory = next((d for d in self._directories if os.access(d, os.W_OK | os.X_OK)), None)
         if self._directory is None:
             return self._private()
+        shared = self._name
+        for name in (shared, f"{shared}-{os.geteuid()}"):
+            self._name = name
+            try:
+                with _files_lock:
+                    self._fd = self._join(is_shared=name == shared)
+                    _open_paths.append(str(self.path))
+                    _remove_abandoned(self._directory)
+                return self._fd
+            except _DeniedError:
+                continue
+            except OSError as error:
+                raise cm_error(
+                    error.errno or errno.EIO,
+                    f"the port table {self.path} cannot be opened ({error.strerror})",
+                    "bind_addr",
+                    hint="remove the file if no process uses it",
+                ) from error
+            finally:
+                if self._fd < 0:
+                    self._name = shared
+        self._directory = None
+        return self._private()
+
+    def _join(self, *, is_shared: bool) -> int:
+        """Open the file and become a member. _DeniedError if another user keeps this one from doing so."""
         try:
-            with _files_lock:
-                for _ in range(_OPEN_TRIES):
-                    if (fd := self._open()) >= 0:
-                        break
-                    os.sched_yield()
-                else:
-                    raise OSError(errno.EBUSY, "another process keeps it locked")
-                _open_paths.append(str(self.path))
-                _remove_abandoned(self._directory)
+            for _ in range(_OPEN_TRIES):
+                if (fd := self._open(is_shared)) >= 0:
+                    return fd
+                os.sched_yield()
+            raise OSError(errno.EBUSY, "another process keeps it locked")
         except OSError as error:
-            raise cm_error(
-                error.errno or errno.EIO,
-                f"the port table {self.path} cannot be opened ({error.strerror})",
-                "bind_addr",
-                hint="remove the file if no process uses it",
-            ) from error
-        self._fd = fd
-        return fd
+            if error.errno in _NO_ROOM or self._is_denied(error.errno == errno.EBUSY):
+                raise _DeniedError from error
+            raise
+
+    def _is_denied(self, is_locked: bool) -> bool:
+        """Whether the file is another user's, or with ``is_locked`` locked by another user's process."""
+        try:
+            if not is_locked:
+                return os.lstat(str(self.path)).st_uid != os.geteuid()
+            fd = os.open(str(self.path), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _MEMBERS, 1, 0)
+                pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, request))[4]
+            finally:
+                os.close(fd)
+            return os.stat(f"/proc/{pid}").st_uid != os.geteuid()
+        except (OSError, struct.error):
+            return False
 
     def _private(self) -> int:
         """A file of this process alone."""
@@ -242,7 +289,7 @@ class PortTable:
 
         where = ", ".join(self._directories)
         logging.getLogger("rdmacm").warning(
-            "cannot write to any of %s: port numbers are not shared with other processes", where
+            "no file in any of %s can be used: port numbers are not shared with other processes", where
         )
         if hasattr(os, "memfd_create"):
             self._fd = os.memfd_create(self._name)
@@ -251,7 +298,7 @@ class PortTable:
                 self._fd = os.dup(file.fileno())
         return self._fd
 
-    def _open(self) -> int:
+    def _open(self, is_shared: bool) -> int:
         """Open the file and become a member; -1 if its last member is removing it at this moment."""
         flags, path = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, str(self.path)
         try:
@@ -262,10 +309,14 @@ class PortTable:
                 fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
             except FileExistsError:
                 return -1
-            os.fchmod(fd, 0o666)  # regardless of the umask: all users share the ports of the namespace
+            # Regardless of the umask: all users share the ports of the namespace, unless one denies it to another.
+            os.fchmod(fd, 0o666 if is_shared else 0o600)
         try:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
+            found = os.fstat(fd)
+            if not stat.S_ISREG(found.st_mode):
                 raise OSError(errno.EINVAL, "not a regular file")
+            if not is_shared and found.st_uid != os.geteuid():
+                raise PermissionError(errno.EACCES, "the file is another user's")
             fcntl.lockf(fd, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, _MEMBERS)
             if os.fstat(fd).st_nlink:
                 return fd

@@ -488,6 +488,8 @@ class Fabric:
         while self._in_flight and self._in_flight[0][0] <= self.now:
             _, _, packet, data = heapq.heappop(self._in_flight)
             host = self.hosts[packet.destination]
+            if not host.alive and host.processes:  # a process was killed, and others have its packets
+                host = host.processes[0].process_for(data, packet.remote)
             if not host.alive:
                 outcome = Outcome.CRASHED
             elif (packet.source, packet.destination) in self._partitioned:

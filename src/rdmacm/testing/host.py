@@ -29,6 +29,7 @@ from rdmacm.testing.faults import FabricPacket
 from rdmacm.testing.network import MemoryNetwork, PrivatePorts
 
 if TYPE_CHECKING:
+    from rdmacm.soft.event_queue import SoftQueue
     from rdmacm.testing.clock import VirtualClock
     from rdmacm.testing.log import FabricLog
     from rdmacm.testing.subnet import MemoryPort
@@ -178,8 +179,8 @@ class FabricWire(Wire):
         return [inbox.popleft() for _ in range(min(_MAX_BATCH, len(inbox)))]
 
     def arrive(self, packet: FabricPacket, data: bytes) -> bool:
-        """Queue a packet from the fabric; return False when the queue is full."""
-        if len(self._inbox) >= self.capacity:
+        """Queue a packet from the fabric; return False when the queue is full, or the packet was not forwarded."""
+        if len(self._inbox) >= self.capacity or self._host._loses_request(data):
             return False
         host = inet_ntop(AF_INET if len(packet.local) == 4 else AF_INET6, packet.local)
         remote: tuple[str, int] | tuple[str, int, int, int] = (host, packet.source_port)
@@ -331,7 +332,7 @@ class _EventHandler:
     def serve(self) -> bool:
         """Handle one event; return whether there was one."""
         # A handler that waits runs the fabric, which must not call the same handler again.
-        if self.busy or self.channel.closed:
+        if self.busy or self.channel.closed or not cast("SoftQueue", self.channel._queue).ready:
             return False
         try:
             event = self.channel.get_event(timeout=0)
@@ -359,6 +360,8 @@ class Host:
     - ``alive``: false after :meth:`Fabric.crash`.
     - ``paused``: true between :meth:`Fabric.pause` and :meth:`Fabric.resume`.
     - ``processes``: the processes of this host that run, in order of their start, each a :class:`Host`.
+    - ``forward_loss``: probability (0 to 1) that a request for this process is lost if another one of the host has read
+      it and has to forward it. Any of them may read it.
     - ``random``: the host's own random stream, seeded by the fabric.
     - ``network``: interfaces ``lo`` and ``eth0`` with their routes. Tests may change it; added interfaces are on the
       fabric too.
@@ -386,6 +389,9 @@ class Host:
         self.alive = True
         self.paused = False
         self.processes = [] if beside is None else beside
+        self.forward_loss = 0.0
+        #: Decides which requests are lost; made when it is needed.
+        self._forward_random: Random | None = None
         self.random = Random(f"{fabric.seed}/{name}/{incarnation}")
         self.network: MemoryNetwork = SimNetwork(fabric, self)
         mac = b"\2\0\0\0" + number.to_bytes(2, "big")
@@ -442,6 +448,15 @@ class Host:
                     return process
         return next(iter(self.processes), self)
 
+    def _loses_request(self, data: bytes) -> bool:
+        """Whether a packet for this process is lost, because another process has read it and failed to forward it."""
+        others = len(self.processes) - 1
+        if not self.forward_loss or others < 1 or not is_request(data):
+            return False
+        if self._forward_random is None:
+            self._forward_random = Random(f"{self.fabric.seed}/{self.name}/{self.incarnation}/forward")
+        return self._forward_random.random() < self.forward_loss * others / (others + 1)
+
     def _free_slot(self) -> int:
         """The lowest slot that no other process of the host has: a new process takes that of one that was killed."""
         taken = {slot for process in self.processes for slot in process.wire.slots}
@@ -455,15 +470,23 @@ class Host:
         """Number of packets and datagrams that have arrived and are not processed yet."""
         return self.wire.waiting + sum(port.waiting for port in self.infiniband)
 
+    def _is_idle(self) -> bool:
+        """Whether progress would do nothing: no packet, timer or change of the network waits for it."""
+        if self.wire.waiting or self.infiniband or self.network.has_changed:
+            return False
+        deadline = self.provider.runtime.next_deadline()
+        return deadline is None or deadline > self.fabric.now
+
     def _progress(self) -> bool:
         """Process everything that is due now; return whether a handler was called."""
-        self.provider.runtime.progress()
-        left = self.waiting
-        while left:  # a provider processes a bounded number of packets at a time, and none when nothing listens
+        if not self._is_idle():
             self.provider.runtime.progress()
-            left, before = self.waiting, left
-            if left >= before:
-                break
+            left = self.waiting
+            while left:  # a provider processes a bounded number of packets at a time, and none when nothing listens
+                self.provider.runtime.progress()
+                left, before = self.waiting, left
+                if left >= before:
+                    break
         called = [handler.serve() for handler in self._handlers if self.runs]
         return any(called)
 

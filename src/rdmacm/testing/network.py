@@ -337,6 +337,11 @@ class MemoryNetwork(Network):
     def watch_neighbours(self) -> None:
         self._keeps_neighbours = True
 
+    @property
+    def has_changed(self) -> bool:
+        """Whether :meth:`changes` has something to report."""
+        return bool(self._changed_links or self._changed_routes or self._changed_neighbours or self._notifications_lost)
+
     def changes(self) -> Change | None:
         change = Change(
             self._changed_links, self._changed_routes, tuple(self._changed_neighbours), self._notifications_lost

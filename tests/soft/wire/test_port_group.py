@@ -8,7 +8,6 @@ import random
 import select
 import signal
 import socket
-import struct
 import time
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
@@ -18,18 +17,16 @@ import pytest
 from rdmacm.proto.cm.codes import AttributeId
 from rdmacm.soft.wire import parking
 from rdmacm.soft.wire import port_group as sharing
-from rdmacm.soft.wire.forwarding import _pack, bind_name
 from rdmacm.soft.wire.port_group import PortGroup
 from rdmacm.soft.wire.slot_filter import MAX_SLOT
 from rdmacm.soft.wire.udp import UdpWire
 from support.netns import needs_netns, two_hosts
 from support.processes import CallFailed, Server, Worker, linux_only, workers
-from support.wires import Packet, collect, free_port, packed, packet, path, sealed, taken, wait
+from support.wires import SERVICE, Packet, collect, free_port, mad, packed, packet, path, sealed, taken, wait
 
 pytestmark = linux_only
 
 NOBODY = 65534
-SERVICE = 0x0000_0000_0106_1D2F
 
 MakeWorker: TypeAlias = Callable[[], Worker]
 HERE = path("127.0.0.1", "127.0.0.1")
@@ -69,11 +66,6 @@ def admit(wire: UdpWire, worker: Worker) -> int:
         wire.receive()
     worker.slot = worker.result()
     return worker.slot
-
-
-def mad(attribute: int, service_id: int = SERVICE, *, remote_id: int = 0, tail: bytes = b"") -> bytes:
-    header = struct.pack("!BBBBHHQHHI", 1, 7, 2, 3, 0, 0, 0, attribute, 0, 0)
-    return packet(1, bytes(8) + (header + struct.pack("!IIQ", 0, remote_id, service_id) + tail).ljust(256, b"\0"))
 
 
 def bodies(found: list[tuple[bytes, int, str, bytes]]) -> list[bytes]:
@@ -123,8 +115,7 @@ class TestJoining:
         first = wire.slot
         assert admit(wire, other) == following(first, 1)
         wire.close()
-        with pytest.raises(CallFailed):  # the address is invalid, but the process is alive
-            other(Server.listen, SERVICE, b"bad" * 100)
+        assert other(Server.pings) == (0, 0, 0), "the process is alive"
         third = worker()
         assert third.open() == first
         wire.open()
@@ -233,7 +224,7 @@ class TestJoining:
     @needs_root
     def test_open_fails_if_another_user_holds_the_port(self, wire: UdpWire, worker: MakeWorker) -> None:
         other = worker()
-        other(os_setuid, NOBODY)
+        other(Server.become, NOBODY)
         with pytest.raises(CallFailed, match=f"process {os.getpid()} of user 0 has the port.*run as user 0") as caught:
             other.open()
         assert caught.value.errno == errno.EACCES
@@ -243,7 +234,7 @@ class TestJoining:
     def test_unprivileged_processes_share_the_port(self, port: int, worker: MakeWorker) -> None:
         members = [worker() for _ in range(3)]
         for member in members:
-            member(os_setuid, NOBODY)
+            member(Server.become, NOBODY)
         third = [member.open() for member in members][2]
         members[1].kill()
         members[0](Server.send, third << 12 | 7, b"3")
@@ -265,12 +256,6 @@ class TestJoining:
         assert not any(os.get_inheritable(fd) for fd in opened)
         wire.close()
         assert len(os.listdir("/proc/self/fd")) <= len(before)
-
-
-def os_setuid(server: Server, uid: int) -> None:
-    os.setgroups([])
-    os.setgid(uid)
-    os.setuid(uid)
 
 
 class TestFork:
@@ -459,45 +444,6 @@ class TestRequests:
             wire.send(route, (data, bytes(4)))
         read_all(wire)
         assert wire.counters["stray"] == 3
-
-
-def forge(server: Server, name: str, message: bytes) -> None:
-    """Send a message to a forwarding socket."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
-        sock.connect("\0" + name)
-        sock.send(message)
-
-
-def listen_on_name(server: Server, name: str) -> None:
-    """Listen on the name of a forwarding socket."""
-    sock = bind_name(name)
-    sock.listen()
-    server.tokens.append(sock)
-
-
-@needs_root
-class TestOtherUsers:
-    def test_other_user_cannot_forward_packets(self, wire: UdpWire, worker: MakeWorker) -> None:
-        honest, stranger = worker(), worker()
-        stranger(os_setuid, NOBODY)
-        # The names are not secret, but no public call returns them.
-        assert wire._group is not None
-        name = wire._group.slot_name(wire.slot)
-        message = b"".join(_pack((memoryview(bytes(16)), 0, ("127.0.0.1", 4791), bytes(4))))
-        for sender, expected in ((stranger, 0), (honest, 1)):
-            sender(forge, name, message)
-            wait([wire])
-            # One call accepts the connection, one reads from it, one sees its end.
-            assert sum(len(wire.receive()) for _ in range(3)) == expected
-
-    def test_other_user_cannot_intercept_by_binding_a_name(self, wire: UdpWire, worker: MakeWorker) -> None:
-        stranger = worker()
-        stranger(os_setuid, NOBODY)
-        # The names are not secret, but no public call returns them.
-        assert wire._group is not None
-        stranger(listen_on_name, wire._group.service_name(SERVICE, None))
-        wire.send(wire.route(HERE), (mad(AttributeId.REQ), bytes(4)))
-        assert [each.body for each in collect(wire, 1)] == [mad(AttributeId.REQ)]
 
 
 @needs_netns

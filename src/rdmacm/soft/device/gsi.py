@@ -19,6 +19,7 @@ from rdmacm.proto.roce.headers import BTH_DETH_STRUCT
 from rdmacm.proto.roce.icrc import ICRC_LENGTH, ICRC_STRUCT, RESIDUE, Icrc, crc32, icrc_between
 from rdmacm.proto.roce.opcodes import Opcode
 from rdmacm.proto.roce.psn import PSN_MASK
+from rdmacm.soft.connection_manager import Triage
 from rdmacm.soft.wire.base import SocketAddress, Undelivered, Wire, WirePath, WireRoute
 from rdmacm.soft.wire.slot_filter import SERVICE_ID, is_request
 
@@ -86,6 +87,8 @@ class RoceGsi:
         self.hold_qpn = mux.hold_qpn
         #: Called with each MAD of 256 bytes, its path and the time. The MAD is valid during the call.
         self.on_mad: Callable[[memoryview, WirePath, float], None] | None = None
+        #: See :class:`rdmacm.soft.connection_manager.Gsi`.
+        self.triage: Callable[[memoryview], Triage] | None = None
         #: See :class:`rdmacm.soft.connection_manager.Gsi`.
         self.on_undelivered: OnUndelivered | None = None
         mux.wire.on_undelivered = self._undelivered
@@ -179,8 +182,16 @@ class RoceGsi:
             dropped["gsi_opcode"] += 1
         elif qkey != GSI_Q_KEY or pkey & 0x7FFF != DEFAULT_PKEY & 0x7FFF:
             dropped["gsi_key"] += 1
-        elif not is_request(data) or self._admits(data, source, destination, now):
+        elif self._admits(data, source, destination, now) if is_request(data) else self._is_wanted(data, now):
             self._process(data, source, destination, now)
+
+    def _is_wanted(self, data: memoryview, now: float) -> bool:
+        """Whether to process a MAD that is no request."""
+        triage = Triage.PROCESS if self.triage is None else self.triage(data[_HEADERS_LENGTH:])
+        if triage is Triage.PROCESS_SOME and not self._admission.admit_small(now):
+            self._mux.dropped["request_flood"] += 1
+            return False
+        return triage is not Triage.DROPPED
 
     def _admits(self, data: memoryview, source: SocketAddress, destination: bytes, now: float) -> bool:
         """Whether to process a request now. Otherwise it waits, or is dropped."""

@@ -20,7 +20,7 @@ from rdmacm.proto.mad import MAD_SIZE, MadAddress, MgmtClass
 from rdmacm.proto.sa.subnet import MCMemberRecord, ServiceRecord
 from rdmacm.proto.wire import Buffer
 from rdmacm.resolution.infiniband import IbPortView
-from rdmacm.soft.connection_manager import ConnectionManager, OnUndelivered
+from rdmacm.soft.connection_manager import ConnectionManager, OnUndelivered, Triage
 from rdmacm.soft.devices import PROVIDER
 from rdmacm.soft.ib.path import IbPath
 from rdmacm.verbs.device import Device, GidEntry, Port
@@ -65,6 +65,8 @@ class Subnet:
         self.on_mad: Callable[[memoryview, Any, float], None] | None = None
         #: Never called: an InfiniBand network does not report which MADs it has lost.
         self.on_undelivered: OnUndelivered | None = None
+        #: Never called: hosts of a subnet do not send MADs of strangers.
+        self.triage: Callable[[memoryview], Triage] | None = None
         #: Datagrams of management classes that nothing here takes, by reason.
         self.dropped: Counter[str] = Counter()
         #: The port's connection manager.

@@ -225,6 +225,8 @@ class IpResolver:
         before, now = lookup.neighbour.link_layer_address, neighbour.link_layer_address
         if before != now:
             lookup.neighbour = neighbour
+            if self._id.queue.has(self._id.owner(), CmEventType.UNREACHABLE):
+                return  # neighbours can change addresses as often as they like, and the application may read no events
             text = f"{lookup.destination.host} has another hardware address: {now.hex(':')}, before {before.hex(':')}"
             self._id.post(CmEventType.UNREACHABLE, -errno.ETIMEDOUT, None, text)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 from rdmacm.errors import cm_error
-from rdmacm.soft.wire.forwarding import ForwardReceiver, bind_name
+from rdmacm.soft.wire.forwarding import ForwardReceiver
 from rdmacm.soft.wire.port_group import PortGroup
 
 __all__ = ["ListenKey", "Listeners"]
@@ -85,7 +85,7 @@ class Listeners:
 def _bind(key: ListenKey, group: PortGroup) -> socket.socket:
     """The socket with the name of a service id; the name is free if no other process listens on it."""
     try:
-        return bind_name(group.service_name(*key))
+        return group.bind_service(*key)
     except OSError as error:
         is_taken = error.errno == errno.EADDRINUSE
         text = f"another process listens on service id {key[0]:#x}"

@@ -35,9 +35,10 @@ from collections.abc import Iterator, Sequence
 from socket import AF_INET6
 from typing import NamedTuple
 
-from rdmacm.errors import cm_error
+from rdmacm.errors import RdmaError, cm_error
 from rdmacm.soft.wire import sockets
 from rdmacm.soft.wire.forwarding import Credentials, bind_name, credentials
+from rdmacm.soft.wire.group_names import GroupNames, users_of_names
 from rdmacm.soft.wire.parking import Parking, receive_rights, rights
 from rdmacm.soft.wire.slot_filter import MAX_SLOT, attach, shift_of, slot_at
 
@@ -56,7 +57,7 @@ _ADMITTERS = 8
 
 #: The processes of a group have the same version of this module.
 _VERSION = 4
-#: What goes with the descriptors of a group: version, name of the group, number of address families.
+#: What goes with the descriptors of a group: version, secret of the group, number of address families.
 _GREETING = struct.Struct("=B8sB")
 #: How many processes may wait for admission at a time; the system allows net.core.somaxconn.
 _BACKLOG = 4096
@@ -97,17 +98,25 @@ class _GroupHandles:
     """The descriptors that every process of a group holds."""
 
     def __init__(
-        self, group: bytes, admission: Sequence[socket.socket], parking: Parking, lock: int, gsi: Sockets
+        self,
+        port: int,
+        secret: bytes,
+        admission: Sequence[socket.socket],
+        parking: Parking,
+        lock: int,
+        gsi: Sockets,
     ) -> None:
-        #: The random name of the group.
-        self.group = group.hex()
+        #: Random bytes that only the processes of the group know.
+        self.secret = secret
+        #: The names of the group's sockets.
+        self.names = GroupNames(port, secret, lock)
         #: How its slots are shifted (:mod:`rdmacm.soft.wire.slot_filter`).
-        self.shift = shift_of(group)
+        self.shift = shift_of(secret)
         #: Where new processes connect: first to the one that few processes watch.
         self.admission = admission
         #: The queue with the sockets of all slots.
         self.parking = parking
-        #: A file in memory, for its record lock.
+        #: A file in memory, for its record lock, and for ``names``.
         self.lock = lock
         #: The sockets of slot 0, where management datagrams arrive.
         self.gsi = gsi
@@ -120,7 +129,7 @@ class _GroupHandles:
         present = [sock for sock in self.gsi if sock is not None]
         fds = [sock.fileno() for sock in (*self.admission, *self.parking.ends)] + [self.lock]
         fds += [sock.fileno() for sock in present]
-        greeting = _GREETING.pack(_VERSION, bytes.fromhex(self.group), len(present))
+        greeting = _GREETING.pack(_VERSION, self.secret, len(present))
         newcomer.sendmsg([greeting], rights(fds), socket.MSG_NOSIGNAL)
 
     def close(self) -> None:
@@ -166,15 +175,24 @@ class PortGroup:
 
     def slot_name(self, slot: int) -> str:
         """The name where the owner of a slot receives forwarded packets."""
-        return f"rdmacm-{self.port}-{self._handles.group}-slot-{slot}"
+        return self._handles.names.slot(slot)
 
     def service_name(self, service_id: int, local: bytes | None) -> str:
         """The name where the process that listens on a service id receives forwarded requests.
 
         ``local`` is the address it listens on: zeros for any address of the family, None for any at all.
         """
-        where = "any" if local is None else local.hex()
-        return f"rdmacm-{self.port}-{self._handles.group}-service-{service_id:016x}-{where}"
+        return self._handles.names.service(service_id, local)
+
+    def bind_service(self, service_id: int, local: bytes | None) -> socket.socket:
+        """Return a socket bound to :meth:`service_name`. EADDRINUSE if a process of the group has the name."""
+        try:
+            return bind_name(self.service_name(service_id, local))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+        with _locked(self._handles.lock, JOIN_SECONDS):
+            return self._handles.names.regain_service(service_id, local)
 
     @classmethod
     def join(cls, port: int) -> PortGroup:
@@ -211,6 +229,7 @@ class PortGroup:
                 if time.monotonic() > deadline and attempt * _ADMISSION_RETRY_SECONDS >= JOIN_SECONDS:
                     break
                 _pause(attempt)
+        _check_user(port)
         raise cm_error(
             errno.EBUSY,
             f"{_describe(requests.holder)}, which shares the port, does not admit this process",
@@ -260,10 +279,21 @@ class PortGroup:
                     return sock, position
         return None, 0
 
+    def _regain(self, last: int) -> tuple[socket.socket, int] | None:
+        """As :meth:`_first_without_owner`, for slots whose name another user has bound. To find one takes long."""
+        users, shift = users_of_names(), self._handles.shift
+        for position in range(1, last + 1):
+            with contextlib.suppress(OSError):
+                return self._handles.names.regain_slot(slot_at(position, shift), users), position
+        return None
+
     def _create(self, parking: Parking, deadline: float) -> tuple[socket.socket, int]:
         """Bind and park the sockets of the next positions, and bind the name of the first one's slot."""
         positions = parking.next_positions()
         if not positions:
+            regained = self._regain(parking.last_position())
+            if regained is not None:
+                return regained
             raise cm_error(
                 errno.EUSERS,
                 f"the processes that share the port own all {MAX_SLOT} slots",
@@ -276,7 +306,7 @@ class PortGroup:
             attempt = 0
             while True:  # a process was killed between binding this name and parking; its name goes last
                 try:
-                    name = bind_name(self.slot_name(slot))
+                    name = self._handles.names.regain_slot(slot, users_of_names())
                     break
                 except OSError as error:
                     if error.errno != errno.EADDRINUSE:
@@ -357,6 +387,25 @@ def _describe(holder: Credentials | None) -> str:
     return f"process {holder.pid}"
 
 
+def _other_user(holder: Credentials, port: int) -> RdmaError:
+    return cm_error(
+        errno.EACCES,
+        f"{_describe(holder)} of user {holder.uid} has the port, and only one user's processes can share it",
+        "open_device",
+        f"UDP port {port}",
+        hint=f"run as user {holder.uid}, or in a network namespace of your own",
+    )
+
+
+def _check_user(port: int) -> None:
+    """Raise EACCES if a socket of another user has the name of an admission socket: it need not answer."""
+    users = users_of_names()
+    for name in (_FEW, _ALL):
+        user = users.get(_admission_name(port, name), os.geteuid())
+        if user != os.geteuid():
+            raise _other_user(Credentials(0, user, 0), port)
+
+
 def _check(deadline: float, port: int, why: str) -> None:
     if time.monotonic() > deadline:
         raise cm_error(errno.EADDRINUSE, why, "open_device", f"UDP port {port}", hint="`ss -uanp` shows who has it")
@@ -383,14 +432,7 @@ class _Requests:
                 return
             self.holder = holder = credentials(sock)
             if holder.uid != os.geteuid():
-                who = f"{_describe(holder)} of user {holder.uid}"
-                raise cm_error(
-                    errno.EACCES,
-                    f"{who} has the port, and only one user's processes can share it",
-                    "open_device",
-                    f"UDP port {self.port}",
-                    hint=f"run as user {holder.uid}, or in a network namespace of your own",
-                )
+                raise _other_user(holder, self.port)
             failed.pop_all()
         self.open.append(sock)
 
@@ -410,11 +452,12 @@ class _Requests:
         return None
 
     def _unpack(self, greeting: bytes, fds: list[int]) -> _GroupHandles:
-        version, group, families = _GREETING.unpack(greeting.ljust(_GREETING.size, b"\0"))
+        version, secret, families = _GREETING.unpack(greeting.ljust(_GREETING.size, b"\0"))
         if version == _VERSION and len(fds) == 5 + families:
             lock = fds.pop(4)
             opened = [socket.socket(fileno=fd) for fd in fds]
-            return _GroupHandles(group, opened[:2], Parking(opened[2:4], families), lock, _by_family(opened[4:]))
+            parking, gsi = Parking(opened[2:4], families), _by_family(opened[4:])
+            return _GroupHandles(self.port, secret, opened[:2], parking, lock, gsi)
         for fd in fds:
             os.close(fd)
         where = f"UDP port {self.port}"
@@ -441,9 +484,10 @@ def _create_group(port: int, deadline: float) -> _GroupHandles | None:
                 failed.callback(admission[-1].close)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
+                _check_user(port)
                 return None
             raise
-        group = secrets.token_bytes(8)
+        secret = secrets.token_bytes(8)
         opened = []
         for family in sockets.FAMILIES:
             if (sock := _open(family, port)) is not None:
@@ -453,7 +497,7 @@ def _create_group(port: int, deadline: float) -> _GroupHandles | None:
         _await_order(opened, port, 1, deadline)
         for sock in opened:
             try:
-                attach(sock, shift_of(group))
+                attach(sock, shift_of(secret))
             except OSError as error:
                 raise CannotShare from error
         parking = Parking.create(len(opened))
@@ -463,7 +507,7 @@ def _create_group(port: int, deadline: float) -> _GroupHandles | None:
         for sock in admission:
             sock.listen(_BACKLOG)
         failed.pop_all()
-    return _GroupHandles(group, admission, parking, lock, gsi)
+    return _GroupHandles(port, secret, admission, parking, lock, gsi)
 
 
 def _open(family: int, port: int) -> socket.socket | None:
