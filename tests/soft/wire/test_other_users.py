@@ -24,6 +24,7 @@ from rdmacm.constants import PortSpace
 from rdmacm.proto.cm.codes import AttributeId
 from rdmacm.soft.port_table import PortOwner, PortTable
 from rdmacm.soft.wire import group_names
+from rdmacm.soft.wire import parking
 from rdmacm.soft.wire import port_group as sharing
 from rdmacm.soft.wire.forwarding import _pack, bind_name
 from rdmacm.soft.wire.udp import UdpWire
@@ -193,7 +194,7 @@ def test_released_name_that_another_user_binds_is_abandoned(
 def test_released_slot_that_another_user_binds_is_used_once_all_others_are(
     wire: UdpWire, worker: MakeWorker, stranger: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sharing, "MAX_SLOT", 3)
+    monkeypatch.setattr(parking, "MAX_SLOT", 3)
     second, third = worker(), worker()
     slot = admit(wire, second)
     names = stranger(names_in_use, wire.port)
