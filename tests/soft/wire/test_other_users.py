@@ -23,8 +23,7 @@ import pytest
 from rdmacm.constants import PortSpace
 from rdmacm.proto.cm.codes import AttributeId
 from rdmacm.soft.port_table import PortOwner, PortTable
-from rdmacm.soft.wire import group_names
-from rdmacm.soft.wire import parking
+from rdmacm.soft.wire import group_names, parking
 from rdmacm.soft.wire import port_group as sharing
 from rdmacm.soft.wire.forwarding import _pack, bind_name
 from rdmacm.soft.wire.udp import UdpWire

@@ -44,7 +44,7 @@ from rdmacm.soft.wire.slot_filter import MAX_SLOT, attach, shift_of, slot_at
 __all__ = ["CannotShare", "OwnedSlot", "PortGroup"]
 
 #: How long a new process waits for admission, and how long for one other process that claims a slot, in seconds.
-JOIN_SECONDS = 5.0
+JOIN_SECONDS = 15.0
 #: How long a process that claims a further slot waits for one other process that does, in seconds.
 _CLAIM_SECONDS = 0.5
 #: After that many seconds it asks again: the process that was about to answer may have been stopped.
@@ -157,6 +157,8 @@ class _Patience:
     def __init__(self, seconds: float) -> None:
         self.spent = 0.0
         self._limit = seconds
+        # Of a thousand processes that wait for a lock, few must look at a time.
+        self._longest = min(max(0.05, seconds / 10), 0.5)
         self._pauses = 0
 
     def pause(self) -> bool:
@@ -164,7 +166,7 @@ class _Patience:
         if self.spent >= self._limit:
             return False
         # The kernel does not report that a lock or a name is free, or that the sockets of a killed process are gone.
-        seconds = min(0.001 * 2 ** min(self._pauses, 6), 0.05)
+        seconds = min(0.001 * 2 ** min(self._pauses, 10), self._longest)
         time.sleep(seconds)
         self.spent += seconds
         self._pauses += 1
