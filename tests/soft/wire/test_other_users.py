@@ -23,7 +23,7 @@ import pytest
 from rdmacm.constants import PortSpace
 from rdmacm.proto.cm.codes import AttributeId
 from rdmacm.soft.port_table import PortOwner, PortTable
-from rdmacm.soft.wire import group_names
+from rdmacm.soft.wire import group_names, parking
 from rdmacm.soft.wire import port_group as sharing
 from rdmacm.soft.wire.forwarding import _pack, bind_name
 from rdmacm.soft.wire.udp import UdpWire
@@ -193,7 +193,7 @@ def test_released_name_that_another_user_binds_is_abandoned(
 def test_released_slot_that_another_user_binds_is_used_once_all_others_are(
     wire: UdpWire, worker: MakeWorker, stranger: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sharing, "MAX_SLOT", 3)
+    monkeypatch.setattr(parking, "MAX_SLOT", 3)
     second, third = worker(), worker()
     slot = admit(wire, second)
     names = stranger(names_in_use, wire.port)
@@ -203,10 +203,10 @@ def test_released_slot_that_another_user_binds_is_used_once_all_others_are(
     successor = worker()
     assert admit(wire, successor) == slot
     assert wire._group is not None
-    message = b"".join(_pack((memoryview(packet(slot << 16 | 7)), 0, ("127.0.0.1", 4791), bytes(4))))
+    message = b"".join(_pack((memoryview(packet(slot << 12 | 7)), 0, ("127.0.0.1", 4791), bytes(4))))
     worker()(forge, wire._group.slot_name(slot), message)
     assert len(successor.collect(1)) == 1
-    with pytest.raises(CallFailed, match="3 processes share the port already") as caught:
+    with pytest.raises(CallFailed, match="own all 4095 slots") as caught:
         admit(wire, worker())
     assert caught.value.errno == errno.EUSERS
 

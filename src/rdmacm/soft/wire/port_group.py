@@ -22,7 +22,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import itertools
 import os
 import resource
 import secrets
@@ -45,7 +44,7 @@ from rdmacm.soft.wire.slot_filter import MAX_SLOT, attach, shift_of, slot_at
 __all__ = ["CannotShare", "OwnedSlot", "PortGroup"]
 
 #: How long a new process waits for admission, and how long for one other process that claims a slot, in seconds.
-JOIN_SECONDS = 5.0
+JOIN_SECONDS = 15.0
 #: How long a process that claims a further slot waits for one other process that does, in seconds.
 _CLAIM_SECONDS = 0.5
 #: After that many seconds it asks again: the process that was about to answer may have been stopped.
@@ -149,9 +148,29 @@ def _by_family(opened: Sequence[socket.socket]) -> Sockets:
     return found
 
 
-def _pause(attempt: int) -> None:
-    # The kernel does not report that a lock or a name is free, or that the sockets of a killed process are gone.
-    time.sleep(min(0.001 * 2 ** min(attempt, 6), 0.05))
+class _Patience:
+    """Waiting for other processes, for some seconds in all.
+
+    Only the pauses count: on a busy system time passes in which no process has a chance.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.spent = 0.0
+        self._limit = seconds
+        # Of a thousand processes that wait for a lock, few must look at a time.
+        self._longest = min(max(0.05, seconds / 10), 0.5)
+        self._pauses = 0
+
+    def pause(self) -> bool:
+        """Pause, longer each time; False without a pause once the seconds are spent."""
+        if self.spent >= self._limit:
+            return False
+        # The kernel does not report that a lock or a name is free, or that the sockets of a killed process are gone.
+        seconds = min(0.001 * 2 ** min(self._pauses, 10), self._longest)
+        time.sleep(seconds)
+        self.spent += seconds
+        self._pauses += 1
+        return True
 
 
 class PortGroup:
@@ -203,32 +222,28 @@ class PortGroup:
         """
         if sys.platform != "linux":
             raise CannotShare
-        deadline = time.monotonic() + JOIN_SECONDS
-        ask_all_at = time.monotonic() + _FEW_SECONDS
+        patience = _Patience(JOIN_SECONDS)
+        ask_all_at = _FEW_SECONDS
         with contextlib.ExitStack() as requested:
             requests = _Requests(port)
             requested.callback(requests.close)
-            for attempt in itertools.count():
-                now = time.monotonic()
+            while True:
                 try:
-                    ask_all = now > ask_all_at
+                    ask_all = patience.spent >= ask_all_at
                     if ask_all:
-                        ask_all_at = now + _ALL_SECONDS
+                        ask_all_at += _ALL_SECONDS
                     requests.ask(_ALL if ask_all else _FEW)
-                    seconds = min(_ADMISSION_RETRY_SECONDS, JOIN_SECONDS)
-                    handles = requests.answer(seconds) if requests.open else None
+                    handles = requests.answer(patience)
                 except ConnectionRefusedError:
-                    handles = _create_group(port, deadline)
+                    handles = _create_group(port)
                 if handles is not None:
                     try:
                         return cls(port, handles)
                     except BaseException:
                         handles.close()
                         raise
-                # On a busy system the time passes without a chance for any process to answer.
-                if time.monotonic() > deadline and attempt * _ADMISSION_RETRY_SECONDS >= JOIN_SECONDS:
+                if not patience.pause():
                     break
-                _pause(attempt)
         _check_user(port)
         raise cm_error(
             errno.EBUSY,
@@ -247,12 +262,11 @@ class PortGroup:
         """Own one more slot, and return its position."""
         handles = self._handles
         with _locked(handles.lock, seconds):
-            deadline = time.monotonic() + seconds
             parking = handles.parking
             last = parking.last_position()
             name, position = self._first_without_owner(last)
             if name is None:
-                name, position = self._create(parking, deadline)
+                name, position = self._create(parking, _Patience(seconds))
             try:
                 data = _by_family(parking.copies(position))
             except BaseException:
@@ -287,7 +301,7 @@ class PortGroup:
                 return self._handles.names.regain_slot(slot_at(position, shift), users), position
         return None
 
-    def _create(self, parking: Parking, deadline: float) -> tuple[socket.socket, int]:
+    def _create(self, parking: Parking, patience: _Patience) -> tuple[socket.socket, int]:
         """Bind and park the sockets of the next positions, and bind the name of the first one's slot."""
         positions = parking.next_positions()
         if not positions:
@@ -303,17 +317,15 @@ class PortGroup:
             )
         slot = slot_at(positions[0], self._handles.shift)
         with contextlib.ExitStack() as failed:
-            attempt = 0
             while True:  # a process was killed between binding this name and parking; its name goes last
                 try:
-                    name = self._handles.names.regain_slot(slot, users_of_names())
+                    name = self._bind_slot(slot)
                     break
                 except OSError as error:
                     if error.errno != errno.EADDRINUSE:
                         raise
-                _check(deadline, self.port, "the name of a new slot is taken")
-                _pause(attempt)
-                attempt += 1
+                if not patience.pause():
+                    raise _in_use(self.port, "the name of a new slot is taken")
             failed.callback(name.close)
             with contextlib.ExitStack() as opened:  # the queue has copies then
                 made = [
@@ -324,10 +336,19 @@ class PortGroup:
                 ]
                 for sock in made:
                     sockets.set_queue_bytes(sock, 0)
-                _await_order(made[: self._families], self.port, positions[-1] + 1, deadline)
+                _await_order(made[: self._families], self.port, positions[-1] + 1, patience)
                 self._park(parking, positions[0], [sock.fileno() for sock in made])
             failed.pop_all()
         return name, positions[0]
+
+    def _bind_slot(self, slot: int) -> socket.socket:
+        """Bind the name of a slot, or another one if a socket of another user has it; EADDRINUSE if one of ours has."""
+        try:
+            return bind_name(self.slot_name(slot))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+        return self._handles.names.regain_slot(slot, users_of_names())  # takes long: the system lists all names
 
     def _park(self, parking: Parking, first: int, fds: Sequence[int]) -> None:
         try:
@@ -406,9 +427,8 @@ def _check_user(port: int) -> None:
             raise _other_user(Credentials(0, user, 0), port)
 
 
-def _check(deadline: float, port: int, why: str) -> None:
-    if time.monotonic() > deadline:
-        raise cm_error(errno.EADDRINUSE, why, "open_device", f"UDP port {port}", hint="`ss -uanp` shows who has it")
+def _in_use(port: int, why: str) -> RdmaError:
+    return cm_error(errno.EADDRINUSE, why, "open_device", f"UDP port {port}", hint="`ss -uanp` shows who has it")
 
 
 class _Requests:
@@ -436,12 +456,16 @@ class _Requests:
             failed.pop_all()
         self.open.append(sock)
 
-    def answer(self, seconds: float) -> _GroupHandles | None:
-        """Wait for an answer, and return what it has; None without one."""
+    def answer(self, patience: _Patience) -> _GroupHandles | None:
+        """Wait for an answer until it is time to ask again, and return what it has; None without one."""
+        if not self.open:
+            return None
         poll = select.poll()
         for sock in self.open:
             poll.register(sock.fileno(), select.POLLIN)
-        ready = {fd for fd, _ in poll.poll(max(0.0, seconds) * 1000)}
+        ready = {fd for fd, _ in poll.poll(_ADMISSION_RETRY_SECONDS * 1000)}
+        if not ready:
+            patience.spent += _ADMISSION_RETRY_SECONDS
         for sock in [each for each in self.open if each.fileno() in ready]:
             self.open.remove(sock)
             greeting = b""
@@ -472,7 +496,7 @@ class _Requests:
             sock.close()
 
 
-def _create_group(port: int, deadline: float) -> _GroupHandles | None:
+def _create_group(port: int) -> _GroupHandles | None:
     """Be the first process of a group. None if another one is just becoming that."""
     if not hasattr(os, "memfd_create"):
         raise CannotShare
@@ -494,7 +518,7 @@ def _create_group(port: int, deadline: float) -> _GroupHandles | None:
                 failed.callback(sock.close)
                 opened.append(sock)
         gsi = _by_family(opened)
-        _await_order(opened, port, 1, deadline)
+        _await_order(opened, port, 1, _Patience(JOIN_SECONDS))
         for sock in opened:
             try:
                 attach(sock, shift_of(secret))
@@ -517,43 +541,40 @@ def _open(family: int, port: int) -> socket.socket | None:
         raise sockets.bind_error(error.errno or errno.EIO, port) from error
 
 
-def _await_order(opened: Sequence[socket.socket], port: int, count: int, deadline: float) -> None:
+def _await_order(opened: Sequence[socket.socket], port: int, count: int, patience: _Patience) -> None:
     """Wait until the kernel has ``count`` sockets of each family: the parked ones and these, which are the last.
 
     The sockets of a process that was killed may exist for a moment longer than its lock.
     """
     for sock in opened:
-        attempt = 0
         while sockets.wildcard_sockets(sock.family, port) > count:
-            _check(deadline, port, "a program of the same user has the port too, and does not share it with us")
-            _pause(attempt)
-            attempt += 1
+            if not patience.pause():
+                raise _in_use(port, "a program of the same user has the port too, and does not share it with us")
 
 
 @contextlib.contextmanager
 def _locked(fd: int, seconds: float) -> Iterator[None]:
     """Hold the record lock of a group. Wait for any number of processes, but for none of them longer than that."""
-    count, deadline = b"", 0.0
-    for attempt in itertools.count():
+    count, patience = b"", _Patience(seconds)
+    while True:
         try:
             fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.EACCES):
                 raise
-            before, count = count, os.pread(fd, _COUNT.size, 0)
-            if count != before or not attempt:
-                deadline = time.monotonic() + seconds
-            elif time.monotonic() > deadline:
-                request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-                pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, request))[4]
-                raise cm_error(
-                    errno.EBUSY,
-                    f"process {pid} is joining the processes that share the port, and does not finish",
-                    "open_device",
-                    hint="continue or end that process",
-                ) from None
-        _pause(attempt)
+        before, count = count, os.pread(fd, _COUNT.size, 0)
+        if count != before:
+            patience.spent = 0.0
+        if not patience.pause():
+            request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, request))[4]
+            raise cm_error(
+                errno.EBUSY,
+                f"process {pid} is joining the processes that share the port, and does not finish",
+                "open_device",
+                hint="continue or end that process",
+            )
     try:
         count = os.pread(fd, _COUNT.size, 0) or bytes(_COUNT.size)
         os.pwrite(fd, _COUNT.pack(_COUNT.unpack(count)[0] + 1), 0)
