@@ -59,6 +59,7 @@ RETH_STRUCT = struct.Struct("!QII")
 ATOMIC_ETH_STRUCT = struct.Struct("!QIQQ")
 AETH_STRUCT = struct.Struct("!I")
 ATOMIC_ACK_ETH_STRUCT = struct.Struct("!Q")
+IMM_DT_STRUCT = struct.Struct("!I")
 IETH_STRUCT = struct.Struct("!I")
 
 _QPN_MASK = 0xFFFFFF
