@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -310,7 +311,7 @@ def test_paused_engine_sends_nothing() -> None:
 
 @pytest.mark.parametrize("family", ENDS)
 def test_header_round_trips(family: str) -> None:
-    more = {"identification": 0x1234} if family == "ipv4" else {"flow_label": 0xABCDE}
+    more: dict[str, Any] = {"identification": 0x1234} if family == "ipv4" else {"flow_label": 0xABCDE}
     grh = replace(GRH.of_packet(*ENDS[family], 100), traffic_class=0x2E, hop_limit=7, **more)
     assert GRH.unpack(grh.pack()) == grh
     assert len(grh.pack()) == GRH_LENGTH

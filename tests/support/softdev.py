@@ -13,6 +13,7 @@ from rdmacm.progress.runtime import Runtime
 from rdmacm.proto.wire import Buffer
 from rdmacm.provider import Tap
 from rdmacm.soft.device.completion import SoftChannel, SoftCQ
+from rdmacm.soft.device.datagram_queue_pair import SoftUdQP
 from rdmacm.soft.device.memory import SoftMR
 from rdmacm.soft.device.queue_pair import SoftQP
 from rdmacm.soft.device.shared_receive_queue import SoftSRQ
@@ -22,7 +23,7 @@ from rdmacm.testing import MemoryNetwork, VirtualClock
 from rdmacm.testing.network import PrivatePorts
 from rdmacm.verbs.attr import AHAttr, GlobalRoute, QPAttr, QPCap
 from rdmacm.verbs.enums import WC, AccessFlag, Mtu, QPAttrMask, QPState, QPType
-from rdmacm.verbs.wr import SGE
+from rdmacm.verbs.wr import SGE, AddressHandle
 
 T = TypeVar("T")
 
@@ -34,12 +35,25 @@ RTR_MASK = (
     _M.STATE | _M.AV | _M.PATH_MTU | _M.DEST_QPN | _M.RQ_PSN | _M.MAX_DEST_RD_ATOMIC | _M.MIN_RNR_TIMER
 )  # fmt: skip
 RTS_MASK = _M.STATE | _M.SQ_PSN | _M.TIMEOUT | _M.RETRY_CNT | _M.RNR_RETRY | _M.MAX_QP_RD_ATOMIC
+UD_STEPS = (
+    (QPState.INIT, _M.STATE | _M.PKEY_INDEX | _M.PORT | _M.QKEY),
+    (QPState.RTR, _M.STATE),
+    (QPState.RTS, _M.STATE | _M.SQ_PSN),
+)
+
+
+class Handle:
+    """An address handle without its protection domain."""
+
+    def __init__(self, attr: AHAttr) -> None:
+        self.attr = attr
 
 
 class MemoryRoute:
-    def __init__(self, path: WirePath, traffic_class: int) -> None:
+    def __init__(self, path: WirePath, traffic_class: int, hop_limit: int) -> None:
         self.path = path
         self.traffic_class = traffic_class
+        self.hop_limit = hop_limit
         self.remote_host = str(ip_address(path.remote))
         self.source_port = 50_000
 
@@ -79,8 +93,8 @@ class MemoryWire:
     def receive(self, skip_poll: bool = False) -> Sequence[Received]:
         return [self.inbox.popleft() for _ in range(min(16, len(self.inbox)))]
 
-    def route(self, path: WirePath, traffic_class: int = 0) -> WireRoute:
-        return MemoryRoute(path, traffic_class)
+    def route(self, path: WirePath, traffic_class: int = 0, hop_limit: int = 0) -> WireRoute:
+        return MemoryRoute(path, traffic_class, hop_limit)
 
     def send(self, route: WireRoute, buffers: Sequence[Buffer], segment: int = 0) -> bool:
         self._net.carry(route, b"".join(buffers), segment)
@@ -169,7 +183,37 @@ class Host:
     ) -> SoftQP:
         cq = cq or self.cq()
         cap = QPCap(sends, recvs, 8, 8, 256)
-        return self.device.create_qp(self.pd, QPType.RC, cap, sq_sig_all, cq, recv_cq or cq, srq)
+        made = self.device.create_qp(self.pd, QPType.RC, cap, sq_sig_all, cq, recv_cq or cq, srq)
+        assert isinstance(made, SoftQP)
+        return made
+
+    def ud(
+        self,
+        cq: SoftCQ | None = None,
+        *,
+        recv_cq: SoftCQ | None = None,
+        srq: SoftSRQ | None = None,
+        sends: int = 64,
+        recvs: int = 64,
+        state: QPState = QPState.RTS,
+        qkey: int = 0x01234567,
+    ) -> SoftUdQP:
+        """A datagram queue pair in a state up to RTS."""
+        cq = cq or self.cq()
+        made = self.device.create_qp(self.pd, QPType.UD, QPCap(sends, recvs, 8, 8, 256), False, cq, recv_cq or cq, srq)
+        assert isinstance(made, SoftUdQP)
+        for step, mask in UD_STEPS:
+            if step <= state:
+                made.modify(QPAttr(qp_state=step, qkey=qkey, sq_psn=100), mask)
+        return made
+
+    def ah(self, remote: bytes, **more: int) -> AddressHandle:
+        """An address handle for a packed address."""
+        local = next(address for address in self.addresses if len(address) == len(remote))
+        if remote[:2] == b"\xfe\x80":
+            local = self.addresses[2]
+        route = GlobalRoute(dgid=Gid.from_ip(remote), sgid_index=self.gid_index(local), **more)
+        return Handle(AHAttr(is_global=True, gr=route))
 
 
 class Pair:

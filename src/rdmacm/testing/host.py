@@ -193,7 +193,7 @@ class FabricWire(Wire):
             self.tap(False, packet.remote, packet.local, packet.source_port, ROCE_PORT, (data,), 0)
         return True
 
-    def route(self, path: WirePath, traffic_class: int = 0) -> WireRoute:
+    def route(self, path: WirePath, traffic_class: int = 0, hop_limit: int = 0) -> WireRoute:
         family = AF_INET if len(path.remote) == 4 else AF_INET6
         return FabricRoute(path, inet_ntop(family, path.remote), ROCE_PORT, traffic_class)
 

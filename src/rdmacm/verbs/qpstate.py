@@ -109,8 +109,8 @@ for _state in _S:
 
 #: The states in which receives may be posted; in ERR they are flushed at once.
 RECV_STATES = frozenset(_S) - {_S.RESET}
-#: The states in which sends may be posted; in SQD they wait, in ERR they are flushed at once.
-SEND_STATES = frozenset({_S.RTS, _S.SQD, _S.ERR})
+#: The states in which sends may be posted; in SQD they wait, in SQE and ERR they are flushed at once.
+SEND_STATES = frozenset({_S.RTS, _S.SQD, _S.SQE, _S.ERR})
 
 _ALL = QPAttrMask(sum(_M))
 #: Transitions without fault so far, each as type, state, next state and mask: every connection makes the same few.

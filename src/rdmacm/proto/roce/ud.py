@@ -116,7 +116,7 @@ class UdEngine(Generic[R]):
     """
 
     __slots__ = (
-        *("_counters", "_is_paused", "_pending", "_take_recv", "completed", "failed", "max_payload", "psn"),
+        *("_counters", "_is_paused", "_pending", "_take_recv", "completed", "failed", "is_ready", "max_payload", "psn"),
         *("qkey", "qp_num", "recv_queue", "send_failed"),
     )
 
@@ -131,7 +131,8 @@ class UdEngine(Generic[R]):
         self._take_recv = take_recv
         #: Its Q_Key.
         self.qkey = 0
-        #: The PSN of the next packet.
+        #: Whether :meth:`ready_to_send` was called, and the PSN of the next packet.
+        self.is_ready = False
         self.psn = 0
         #: The longest payload of a packet, in bytes: the MTU of the port.
         self.max_payload = 4096
@@ -152,6 +153,11 @@ class UdEngine(Generic[R]):
     def has_pending(self) -> bool:
         """Whether :meth:`packets` may return something."""
         return bool(self._pending) and not self._is_paused
+
+    def ready_to_send(self, psn: int) -> None:
+        """RTR to RTS; ``psn``: that of the first packet."""
+        self.is_ready = True
+        self.psn = psn
 
     def post_send(self, send: UdSend[R]) -> None:
         """Queue a datagram. In the error states it completes as flushed."""

@@ -14,11 +14,13 @@ from rdmacm.proto.engine import EngineCounters
 from rdmacm.soft.counters import hw_counters
 from rdmacm.soft.device.async_events import SoftAsyncQueue
 from rdmacm.soft.device.completion import SoftChannel, SoftCQ
+from rdmacm.soft.device.datagram_queue_pair import SoftUdQP
 from rdmacm.soft.device.memory import MemoryTable, SoftMR
 from rdmacm.soft.device.multiplexer import MAX_QP
 from rdmacm.soft.device.queue_pair import SoftQP
 from rdmacm.soft.device.requests import MAX_MESSAGE
 from rdmacm.soft.device.shared_receive_queue import SoftSRQ
+from rdmacm.soft.device.work_queues import DeviceParts
 from rdmacm.verbs.attr import UNLIMITED, DeviceAttr, QPCap, SrqAttr
 from rdmacm.verbs.enums import AccessFlag, AtomicCap, DeviceCapFlag, EventType, PortState, QPType
 
@@ -98,6 +100,9 @@ class SoftDevice:
         self._memory = MemoryTable(random)
         #: What its queue pairs count.
         self._engine_counters = EngineCounters()
+        self._parts = DeviceParts(
+            mux, self._memory, self._engine_counters, self._find_source, self._find_mtu, self._is_own
+        )
         #: How often its port went down.
         self._link_downed = 0
 
@@ -142,6 +147,21 @@ class SoftDevice:
                 return row.gid.ip, self._ifindex
         raise cm_error(errno.EINVAL, f"no GID at index {sgid_index}", "modify_qp", self.name)
 
+    def _find_mtu(self) -> int:
+        """The MTU of the port in bytes, as it is now."""
+        device = self._find_device(self._ifindex)
+        if device is None:
+            raise cm_error(errno.ENODEV, "the device has been removed", "post_send", self.name)
+        port = device.ports[0]
+        return (port.active_mtu or port.max_mtu).bytes
+
+    def _is_own(self, address: bytes, scope_id: int) -> bool:
+        """Whether a packed address is the device's; ``scope_id`` is the interface of one that is link-local, else 0."""
+        device = self._find_device(self._ifindex)
+        if device is None or scope_id not in (0, self._ifindex):
+            return False
+        return any(row.gid.ip == address for row in device.ports[0].gids)
+
     def reg_mr(self, pd: object, view: memoryview, access: AccessFlag) -> SoftMR:
         with self._runtime.lock:
             if len(self._memory) >= self.attr.max_mr:
@@ -173,9 +193,9 @@ class SoftDevice:
         send_cq: CQBackend,
         recv_cq: CQBackend,
         srq: SRQBackend | None,
-    ) -> SoftQP:
-        """Make a queue pair; EOPNOTSUPP for a type other than RC, ENOMEM when there are too many."""
-        if qp_type is not QPType.RC:
+    ) -> SoftQP | SoftUdQP:
+        """Make a queue pair; EOPNOTSUPP for a type other than RC and UD, ENOMEM when there are too many."""
+        if qp_type not in (QPType.RC, QPType.UD):
             raise cm_error(errno.EOPNOTSUPP, f"no queue pairs of type {qp_type.name}", "create_qp", self.name)
         assert isinstance(send_cq, SoftCQ)
         assert isinstance(recv_cq, SoftCQ)
@@ -183,15 +203,5 @@ class SoftDevice:
         with self._runtime.lock:
             if len(self._mux) >= self.attr.max_qp:
                 raise cm_error(errno.ENOMEM, f"{self.attr.max_qp} queue pairs are in use", "create_qp", self.name)
-            return SoftQP(
-                self._mux,
-                self._memory,
-                self._engine_counters,
-                self._find_source,
-                pd,
-                cap,
-                sq_sig_all,
-                send_cq,
-                recv_cq,
-                srq,
-            )
+            kind = SoftUdQP if qp_type is QPType.UD else SoftQP
+            return kind(self._parts, pd, cap, sq_sig_all, send_cq, recv_cq, srq)

@@ -142,8 +142,8 @@ class QPMultiplexer:
         self._timers = LazyTimerHeap(self._deadline_of)
         #: Calls that were requested of the runtime and have not come, the next one last.
         self._calls: list[float] = []
-        #: By path and traffic class.
-        self._routes: dict[tuple[WirePath, int], WireRoute] = {}
+        #: By path, traffic class and hop limit.
+        self._routes: dict[tuple[WirePath, int, int], WireRoute] = {}
 
     # -- opening and closing --------------------------------------------------------------------------
 
@@ -267,13 +267,14 @@ class QPMultiplexer:
         for qp in list(self._qps.values()):
             qp.cq_failed(cq)
 
-    def route(self, path: WirePath, traffic_class: int) -> WireRoute:
+    def route(self, path: WirePath, traffic_class: int, hop_limit: int = 0) -> WireRoute:
         """The route of a path, which all queue pairs share that send along it."""
-        route = self._routes.get((path, traffic_class))
+        key = path, traffic_class, hop_limit
+        route = self._routes.get(key)
         if route is None:
             if len(self._routes) >= _MAX_ROUTES:
                 self._routes.clear()
-            route = self._routes[path, traffic_class] = self.wire.route(path, traffic_class)
+            route = self._routes[key] = self.wire.route(path, traffic_class, hop_limit)
         return route
 
     # -- progress -------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
-"""Queue pairs of the software device.
+"""Connected queue pairs of the software device.
 
 The wire protocol is an engine's (:class:`rdmacm.proto.engine.QPEngine`). A queue pair has what is around it: the states
-and attributes of the verbs, the depths of the queues, scatter/gather elements as buffers, completions for their queues,
-and the address vector, which decides whose packets are accepted.
+and attributes of the verbs, the depths of the queues, scatter/gather elements as buffers, completions for their queues
+(:mod:`rdmacm.soft.device.work_queues`), and the address vector, which decides whose packets are accepted.
 
 A work request with an element that is not registered memory of its protection domain is queued like others and fails in
 its turn, as in hardware: the engine gets a buffer that cannot be accessed.
@@ -10,67 +10,52 @@ its turn, as in hardware: the engine gets a buffer that cannot be accessed.
 
 from __future__ import annotations
 
-import copy
 import errno
 from typing import TYPE_CHECKING
 
 from rdmacm import log
 from rdmacm.address import is_link_local
-from rdmacm.enums import AccessFlag, QPState, WCStatus
-from rdmacm.errors import RdmaError, cm_error
+from rdmacm.enums import AccessFlag, QPState
+from rdmacm.errors import cm_error
 from rdmacm.plainints import (
     QP_ACCESS_FLAGS,
     QP_AV,
     QP_MIN_RNR_TIMER,
     QP_STATE,
-    WC_RECV,
 )
 from rdmacm.proto.engine import ACK_ONLY, NOTHING
 from rdmacm.soft.device.attributes import FIXED_AFTER_RTS, copy_path, named_fields, rtr_attributes, rts_attributes
 from rdmacm.soft.device.memory import RemoteMemory
-from rdmacm.soft.device.requests import UnsignaledWrId, refused, send_work
+from rdmacm.soft.device.requests import refused, send_work
+from rdmacm.soft.device.work_queues import DeviceParts, WorkQueues
 from rdmacm.soft.wire.base import WirePath
-from rdmacm.verbs.attr import AHAttr, QPAttr, QPCap
+from rdmacm.verbs.attr import QPAttr, QPCap
 from rdmacm.verbs.enums import EventType
 from rdmacm.work import RecvWork, SendWork
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    from rdmacm.proto.engine import EngineCounters, QPEngine
+    from rdmacm.proto.engine import QPEngine
     from rdmacm.soft.device.completion import SoftCQ
-    from rdmacm.soft.device.memory import MemoryTable
-    from rdmacm.soft.device.multiplexer import QPMultiplexer
     from rdmacm.soft.device.shared_receive_queue import SoftSRQ
     from rdmacm.soft.wire.base import SocketAddress, WireRoute
-    from rdmacm.verbs.backend import AsyncEvents
     from rdmacm.verbs.enums import QPAttrMask
-    from rdmacm.verbs.wr import RecvWR, SendWR
-    from rdmacm.work import WC
+    from rdmacm.verbs.wr import SendWR
 
 __all__ = ["SoftQP"]
 
 _RESET, _INIT, _RTR, _RTS, _SQD, _SQE, _ERR = QPState
-_SUCCESS = WCStatus.SUCCESS
-#: Shared by the attributes of all queue pairs that have none of their own yet; a query returns copies.
-_NO_CAP, _NO_PATH = QPCap(), AHAttr()
 
 
-class SoftQP:
+class SoftQP(WorkQueues["QPEngine"]):
     """A reliable connected queue pair; implements :class:`rdmacm.verbs.backend.QPBackend`."""
 
-    __slots__ = (
-        *("_attr", "_cap", "_closed", "_destination", "_drain_reported", "_engine", "_established", "_find_source"),
-        *("_pd", "_recv_cq", "_recvs", "_route", "_send_cq", "_sends", "_signal_all", "_source", "_srq", "_table"),
-        *("_counters", "_mux", "async_events", "on_comm_est", "qp_num", "state"),
-    )
+    __slots__ = ("_destination", "_drain_reported", "_established", "_route", "_source", "on_comm_est")
 
     def __init__(
         self,
-        mux: QPMultiplexer,
-        table: MemoryTable,
-        counters: EngineCounters,
-        find_source: Callable[[int], tuple[bytes, int]],
+        parts: DeviceParts,
         pd: object,
         cap: QPCap,
         sq_sig_all: bool,
@@ -78,49 +63,18 @@ class SoftQP:
         recv_cq: SoftCQ,
         srq: SoftSRQ | None,
     ) -> None:
-        #: What it sends and receives with, and the registered memory and the counters of its device.
-        self._mux = mux
-        self._table = table
-        self._counters = counters
-        #: Returns the packed address and the interface index of the device's GID at an index.
-        self._find_source = find_source
-        #: The protection domain, whose memory the peer may touch.
-        self._pd = pd
-        #: The depths of the queues.
-        self._cap = cap
-        #: Whether requests without SIGNALED have completions too.
-        self._signal_all = sq_sig_all
-        #: Where sends and receives complete.
-        self._send_cq = send_cq
-        self._recv_cq = recv_cq
-        #: Where receives come from; None for a receive queue of its own.
-        self._srq = srq
-        #: Set by the multiplexer.
-        self.qp_num = 0
-        #: Whether it was destroyed.
-        self._closed = False
-        #: Takes its asynchronous events.
-        self.async_events: AsyncEvents | None = None
+        super().__init__(parts, pd, cap, sq_sig_all, send_cq, recv_cq, srq)
         #: Called with the first packet that is accepted, for the id that it is attached to.
         self.on_comm_est: Callable[[], None] | None = None
-        self._enter_reset()
-        mux.attach(self)
+        self._mux.attach(self)
 
     def _enter_reset(self) -> None:
-        #: Changes by :meth:`modify` and :meth:`advance`, and to ERR by itself.
-        self.state = _RESET
-        #: What :meth:`modify` has set, None before.
-        self._attr: QPAttr | None = None
-        #: None until there is a work request or a packet.
-        self._engine: QPEngine | None = None
+        super()._enter_reset()
         #: The way to the peer, from RTR on.
         self._route: WireRoute | None = None
         #: Socket address and local address of the last packet that was accepted: others from there need no check.
         self._source: SocketAddress | None = None
         self._destination = b""
-        #: Requests that occupy the send queue, and the receive queue.
-        self._sends = 0
-        self._recvs = 0
         #: Whether a packet was accepted; None while requests also wait for that (:meth:`hold_sends`).
         self._established: bool | None = False
         #: Whether SQ_DRAINED was reported, in SQD.
@@ -158,13 +112,6 @@ class SoftQP:
                 if log.enabled:
                     self._log_change(before, "modify_qp")
                 self._enter(state, before, kept)
-
-    @property
-    def attr(self) -> QPAttr:
-        """Its attributes, for :meth:`advance`. ``cap`` and the address vectors may be shared: replace them."""
-        if self._attr is None:
-            self._attr = QPAttr(cap=_NO_CAP, ah_attr=_NO_PATH, alt_ah_attr=_NO_PATH)
-        return self._attr
 
     def advance(self, state: QPState) -> None:
         """To INIT, or to RTS through the states before it, with the values of :attr:`attr`.
@@ -216,24 +163,8 @@ class SoftQP:
 
     def abort(self) -> None:
         """To ERR because the engine has raised. What it still has is flushed, and it is not used again."""
-        engine, self._engine = self._engine, None
-        was_failed = self.state is _ERR
         self._source = None
-        if self.state is not _RESET:
-            if log.enabled and not was_failed:
-                self._log_change(self.state, "an internal error", _ERR)
-            self.state = _ERR
-        try:
-            if engine is not None:
-                engine.failed = False  # it may have raised in the midst of its own flush
-                engine.flush()
-                self._complete(engine)
-        finally:
-            self._sends = self._recvs = 0
-            if not was_failed:
-                self._report(EventType.QP_FATAL)
-                if self._srq is not None:
-                    self._report(EventType.QP_LAST_WQE_REACHED)
+        super().abort()
 
     def _enter(self, state: QPState, before: QPState, attr: QPAttr) -> None:
         """Take the engine from one state to another."""
@@ -295,28 +226,9 @@ class SoftQP:
     def _set_engine_route(engine: QPEngine, route: WireRoute) -> None:
         engine.set_route(route.path.local, route.path.remote, route.source_port)
 
-    def query(self) -> QPAttr:
-        with self._mux.runtime.lock:
-            found = copy.deepcopy(self._attr) if self._attr is not None else QPAttr()
-            found.qp_state = found.cur_qp_state = self.state
-            found.cap = copy.copy(self._cap)
-            found.sq_draining = int(self.state is _SQD and self._engine is not None and not self._engine.drained)
-            return found
-
-    def _reset(self) -> None:
-        """Forget everything posted, and the completions that were not polled."""
-        self._enter_reset()
-        self._send_cq.drop(self.qp_num)
-        if self._recv_cq is not self._send_cq:
-            self._recv_cq.drop(self.qp_num)
-
-    def destroy(self) -> None:
-        with self._mux.runtime.lock:
-            if self._mux.pending_acks:
-                self._mux.acknowledge()
-            self._closed = True
-            self._reset()
-            self._mux.detach(self)
+    @property
+    def _is_draining(self) -> bool:
+        return self._engine is not None and not self._engine.drained
 
     # -- work requests --------------------------------------------------------------------------------
 
@@ -373,36 +285,6 @@ class SoftQP:
             raise refused(wr, errno.ENOMEM, f"the send queue holds {self._cap.max_send_wr} requests", "post_send")
         return send_work(wr, self._table, self._pd, self._signal_all)
 
-    def post_recv(self, wrs: list[RecvWR]) -> None:
-        with self._mux.runtime.lock:
-            if self.state is _RESET:
-                raise refused(wrs[0], errno.EINVAL, "a queue pair in RESET takes no receives", "post_recv")
-            if self._srq is not None:
-                raise refused(wrs[0], errno.EINVAL, "receives come from the shared receive queue", "post_recv")
-            engine = self._engine or self._start_engine()
-            most = self._cap.max_recv_wr
-            try:
-                for wr in wrs:
-                    if self._recvs >= most:
-                        raise refused(wr, errno.ENOMEM, f"the receive queue holds {most} requests", "post_recv")
-                    work = RecvWork(wr.wr_id, self._table.gather(self._pd, wr.sg, True))
-                    try:
-                        engine.post_recv(work)
-                    except BaseException as error:
-                        raise self._post_raised(wr, error, "post_recv") from error
-                    self._recvs += 1
-            finally:
-                if self.state is _ERR:
-                    self._after(engine)
-
-    def _post_raised(self, wr: SendWR | RecvWR, error: BaseException, step: str) -> RdmaError:
-        """The error of a request that made the engine raise. The queue pair has ended, and the request is not posted.
-
-        Raises ``error`` itself if it is no Exception.
-        """
-        self._mux.engine_raised(self, error)
-        return refused(wr, errno.EIO, "an internal error has ended the queue pair", step)
-
     def _take_shared_recv(self) -> RecvWork | None:
         assert self._srq is not None
         work = self._srq.take()
@@ -415,7 +297,7 @@ class SoftQP:
     def _after(self, engine: QPEngine) -> None:
         """After a call of the engine: pass its completions on, and see whether it failed or is drained."""
         if engine.completed:
-            self._complete(engine)
+            self._complete(engine.completed)
         if self.state is _ERR:
             return
         if engine.failed:
@@ -426,59 +308,9 @@ class SoftQP:
             if self._attr is not None and self._attr.en_sqd_async_notify:
                 self._report(EventType.SQ_DRAINED)
 
-    def _log_change(self, before: QPState, why: str, after: QPState | None = None) -> None:
-        peer = f" (to 0x{self._attr.dest_qp_num:06x})" if self._attr is not None and self._attr.dest_qp_num else ""
-        log.QP.debug("QP 0x%06x%s: %s -> %s, %s", self.qp_num, peer, before.name, (after or self.state).name, why)
-
     def _fail(self, why: str) -> None:
-        """To the error state: everything posted completes, in order."""
-        engine = self._engine
-        if log.enabled and self.state is not _ERR:
-            self._log_change(self.state, why, _ERR)
-        self.state = _ERR
         self._source = None
-        if engine is not None:
-            if not engine.failed:  # an engine that failed by itself still has to tell the peer why
-                engine.flush()
-            self._complete(engine)
-        if self._srq is not None:
-            self._report(EventType.QP_LAST_WQE_REACHED)
-
-    def _complete(self, engine: QPEngine) -> None:
-        """Pass the engine's completions on to the completion queues."""
-        completed = engine.completed
-        found = completed[:]
-        completed.clear()
-        if len(found) == 1 and found[0].opcode & WC_RECV:
-            self._recvs -= 1
-            self._recv_cq.add(found)
-            return
-        sends: list[WC] = []
-        recvs = sends if self._recv_cq is self._send_cq else []
-        for wc in found:
-            if wc.opcode & WC_RECV:
-                self._recvs -= 1
-                recvs.append(wc)
-                continue
-            self._sends -= 1
-            if type(wc.wr_id) is UnsignaledWrId:
-                if wc.status is _SUCCESS:
-                    continue
-                wc.wr_id = int(wc.wr_id)
-            sends.append(wc)
-        if sends:
-            self._send_cq.add(sends)
-        if recvs and recvs is not sends:
-            self._recv_cq.add(recvs)
-
-    def cq_failed(self, cq: object) -> None:
-        if cq in (self._send_cq, self._recv_cq) and self.state not in (_RESET, _ERR):
-            self._fail("a completion queue has overflowed")
-            self._report(EventType.QP_FATAL)
-
-    def _report(self, event: EventType) -> None:
-        if self.async_events is not None:
-            self.async_events.post(event)
+        super()._fail(why)
 
     # -- packets --------------------------------------------------------------------------------------
 
@@ -498,7 +330,7 @@ class SoftQP:
             if self.state is _RTR:  # InfiniBand Architecture 11.6.3.1
                 self._report(EventType.COMM_EST)
         if engine.completed:
-            self._complete(engine)
+            self._complete(engine.completed)
         if engine.failed or self.state is not _RTS:
             self._after(engine)
         # A packet that was not accepted may have to be answered as well.

@@ -51,6 +51,11 @@ class SoftSRQ:
                     raise error
                 self._queue.append(RecvWork(wr.wr_id, self._table.gather(self._pd, wr.sg, True)))
 
+    @property
+    def first(self) -> RecvWork | None:
+        """The receive that :meth:`take` takes."""
+        return self._queue[0] if self._queue else None
+
     def take(self) -> RecvWork | None:
         """Take the next receive, for a queue pair that has a message; None if the queue is empty."""
         queue = self._queue

@@ -116,8 +116,11 @@ class Wire(Protocol):
         With ``skip_poll`` only the socket that was busy last may be read: for callers that call again at once.
         """
 
-    def route(self, path: WirePath, traffic_class: int = 0) -> WireRoute:
-        """Prepare to send along a path. ValueError if its addresses are of two families."""
+    def route(self, path: WirePath, traffic_class: int = 0, hop_limit: int = 0) -> WireRoute:
+        """Prepare to send along a path. ValueError if its addresses are of two families.
+
+        ``traffic_class``, 8 bits, and ``hop_limit``, 1 to 255, are those of the IP header; hop limit 0: the system's.
+        """
 
     def send(self, route: WireRoute, buffers: Sequence[Buffer], segment: int = 0) -> bool:
         """Send a packet, or with ``segment`` a train. False if the system had no room: the packet is lost."""

@@ -157,16 +157,21 @@ def set_trains(sock: socket.socket, on: bool) -> bool:
     return on and try_option(sock, SOL_UDP, UDP_SEGMENT, 0)
 
 
-def control(local: bytes, scope_id: int, traffic_class: int) -> Control:
-    """The ancillary data of datagrams from an address, through an interface if ``scope_id`` is not 0."""
-    if len(local) == 4:
-        found = [(socket.IPPROTO_IP, _IP_PKTINFO, _IN_PKTINFO.pack(scope_id, local, bytes(4)))]
-        if traffic_class:
-            found.append((socket.IPPROTO_IP, socket.IP_TOS, _INT.pack(traffic_class)))
+def control(local: bytes, scope_id: int, traffic_class: int, hop_limit: int = 0) -> Control:
+    """The ancillary data of datagrams from an address, through an interface if ``scope_id`` is not 0.
+
+    Traffic class 0 and hop limit 0 are those of the system.
+    """
+    is_ipv4 = len(local) == 4
+    level = socket.IPPROTO_IP if is_ipv4 else socket.IPPROTO_IPV6
+    if is_ipv4:
+        found = [(level, _IP_PKTINFO, _IN_PKTINFO.pack(scope_id, local, bytes(4)))]
     else:
-        found = [(socket.IPPROTO_IPV6, _IPV6_PKTINFO, _IN6_PKTINFO.pack(local, scope_id))]
-        if traffic_class:
-            found.append((socket.IPPROTO_IPV6, socket.IPV6_TCLASS, _INT.pack(traffic_class)))
+        found = [(level, _IPV6_PKTINFO, _IN6_PKTINFO.pack(local, scope_id))]
+    if traffic_class:
+        found.append((level, socket.IP_TOS if is_ipv4 else socket.IPV6_TCLASS, _INT.pack(traffic_class)))
+    if hop_limit:
+        found.append((level, socket.IP_TTL if is_ipv4 else socket.IPV6_HOPLIMIT, _INT.pack(hop_limit)))
     return found
 
 
