@@ -169,8 +169,8 @@ class QueuedEvent(NamedTuple):
       to 8 (no listener), 28 (the application refused) or another. ``param`` has the private data, ``message`` the
       reason in words.
     - UNREACHABLE: -ETIMEDOUT, or what the network reports: -ECONNREFUSED, -EHOSTUNREACH, -ENETUNREACH, -EACCES ...,
-      with ``message``; of a datagram id also the positive status of the SIDR_REP (12.11.2.1). -ETIMEDOUT of a connected
-      id: the peer has another hardware address, and the connection stays.
+      with ``message``; of a datagram id also the positive status of the SIDR_REP (12.11.2.1), with ``param``. A
+      connected id's -ETIMEDOUT: the peer has another hardware address, and the connection stays.
     - CONNECT_ERROR: ``status``, ``message``.
     - DISCONNECTED: 0, or -ETIMEDOUT where the peer never confirmed.
     - DEVICE_REMOVAL: ``message``. ADDR_CHANGE: -ENETDOWN, -EADDRNOTAVAIL or 0 (another hardware address), ``message``.

@@ -138,8 +138,8 @@ def test_message_arrives_with_the_addresses_before_it(family: str, size: int) ->
     assert bytes(buffer[40 : 40 + size]) == data
     grh = GRH.unpack(buffer)
     assert (grh.sgid.ip, grh.dgid.ip) == (link.source, link.destination)
-    assert (grh.version, grh.next_header) == (4 if family == "ipv4" else 6, NEXT_HEADER_UDP)
-    assert grh.payload_length == 8 + len(packet)
+    assert (grh.version, grh.next_hdr) == (4 if family == "ipv4" else 6, NEXT_HEADER_UDP)
+    assert grh.paylen == 8 + len(packet)
 
 
 def test_psn_counts_and_wraps() -> None:

@@ -12,11 +12,20 @@ from typing import TypeVar
 
 from rdmacm.address import Gid
 from rdmacm.cma.constants import IBV_FORK_UNNEEDED
-from rdmacm.cma.structures import fill, ibv_qp_attr, ibv_qp_init_attr, ibv_recv_wr, ibv_send_wr, ibv_srq_attr
+from rdmacm.cma.structures import (
+    fill,
+    ibv_ah_attr,
+    ibv_qp_attr,
+    ibv_qp_init_attr,
+    ibv_recv_wr,
+    ibv_send_wr,
+    ibv_srq_attr,
+)
 from rdmacm.cma.verbs import leading_bytes
 from rdmacm.explain import devices
+from rdmacm.proto.roce.grh import GRH
 from rdmacm.provider import open_device
-from rdmacm.verbs.ah import AH
+from rdmacm.verbs.ah import AH, init_ah_from_wc
 from rdmacm.verbs.async_event import AsyncEvent
 from rdmacm.verbs.attr import AHAttr, DeviceAttr, QPAttr, SrqAttr, SrqInitAttr
 from rdmacm.verbs.buffers import Buffer
@@ -34,6 +43,7 @@ __all__ = [
     "ibv_alloc_pd",
     "ibv_close_device",
     "ibv_create_ah",
+    "ibv_create_ah_from_wc",
     "ibv_create_comp_channel",
     "ibv_create_cq",
     "ibv_create_qp",
@@ -56,6 +66,7 @@ __all__ = [
     "ibv_get_device_list",
     "ibv_get_device_name",
     "ibv_get_pkey_index",
+    "ibv_init_ah_from_wc",
     "ibv_is_fork_initialized",
     "ibv_modify_qp",
     "ibv_modify_srq",
@@ -203,6 +214,16 @@ def ibv_dereg_mr(mr: MR) -> None:
 def ibv_create_ah(pd: PD, attr: AHAttr) -> AH:
     """ibv_create_ah(3)."""
     return AH(pd, attr)
+
+
+def ibv_init_ah_from_wc(context: Context, port_num: int, wc: WC, grh: GRH | Buffer) -> ibv_ah_attr:
+    """ibv_init_ah_from_wc(3); ``grh`` may be the first 40 bytes of the receive's memory."""
+    return fill(ibv_ah_attr(), init_ah_from_wc(context, port_num, wc, grh))
+
+
+def ibv_create_ah_from_wc(pd: PD, wc: WC, grh: GRH | Buffer, port_num: int) -> AH:
+    """ibv_create_ah_from_wc(3); ``grh`` as for ibv_init_ah_from_wc()."""
+    return AH(pd, wc=wc, grh=grh, port_num=port_num)
 
 
 def ibv_destroy_ah(ah: AH) -> None:

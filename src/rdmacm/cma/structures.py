@@ -20,6 +20,7 @@ from rdmacm.address import Gid, SockAddr, SockAddrIB
 from rdmacm.addrinfo import AddrInfo
 from rdmacm.cmid import CmEvent, CmId, EventChannel, Route
 from rdmacm.connparam import ConnParam, Ece, UdParam
+from rdmacm.proto.roce.grh import GRH
 from rdmacm.proto.sa import PathData, PathRecord
 from rdmacm.verbs.ah import AH
 from rdmacm.verbs.async_event import AsyncEvent
@@ -35,6 +36,7 @@ from rdmacm.verbs.wr import SGE, AddressHandle, RecvWR, SendWR
 
 __all__ = [
     "ibv_ah",
+    "ibv_grh",
     "ibv_ah_attr",
     "ibv_async_event",
     "ibv_comp_channel",
@@ -133,6 +135,7 @@ ibv_cq = CQ
 ibv_qp = QP
 ibv_srq = SRQ
 ibv_ah = AH
+ibv_grh = GRH
 ibv_async_event = AsyncEvent
 ibv_wc = WC
 

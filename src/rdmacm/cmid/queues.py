@@ -96,17 +96,18 @@ class QueueBase(ResolutionBase):
     # -- queue pairs ----------------------------------------------------------------------------------
 
     def create_qp(self, init_attr: QPInitAttr | None = None, pd: PD | None = None) -> QP:
-        """Create the id's queue pair, rdma_create_qp(3); connecting moves it through its states.
+        """Create the id's queue pair, rdma_create_qp(3). Connecting moves it through its states; UD is in RTS at once.
 
-        Without ``init_attr`` it is of type RC, with room for 16 sends and 16 receives. Where neither ``init_attr`` nor
-        the id has a completion queue, one is created, with a channel, and written to ``init_attr``, as in C. EINVAL:
-        there is a queue pair already, the id is not bound, the domain is another device's, or the type is not the
-        id's; :class:`rdmacm.verbs.QP` has the rest.
+        Without ``init_attr`` it is of the id's type, with room for 16 sends and 16 receives. Where neither
+        ``init_attr`` nor the id has a completion queue, one is created, with a channel, and written to ``init_attr``,
+        as in C. A queue pair of type UD has the Q_Key of the id: 0x01234567 in the port space UDP. EINVAL: there is a
+        queue pair already, the id is not bound, the domain is another device's, or the type is not the id's;
+        :class:`rdmacm.verbs.QP` has the rest.
         """
         context = self._bound("create_qp")
         if self._qp is not None:
             raise cm_error(errno.EINVAL, "the id has a queue pair already", "create_qp", hint="destroy_qp()")
-        attr = init_attr if init_attr is not None else _default_attr()
+        attr = init_attr if init_attr is not None else _default_attr(self.qp_type)
         pd = pd if pd is not None else self.pd
         if pd.context is not context and pd.context.backend is not context.backend:
             raise cm_error(errno.EINVAL, "the protection domain is of another device", "create_qp")
@@ -322,8 +323,8 @@ class QueueBase(ResolutionBase):
             raise
 
 
-def _default_attr() -> QPInitAttr:
-    attr = QPInitAttr(sq_sig_all=True)
+def _default_attr(qp_type: QPType) -> QPInitAttr:
+    attr = QPInitAttr(qp_type, sq_sig_all=True)
     attr.cap.max_send_wr = attr.cap.max_recv_wr = 16
     attr.cap.max_send_sge = attr.cap.max_recv_sge = 4
     attr.cap.max_inline_data = 256

@@ -9,6 +9,7 @@ Objects
     CQ, CompChannel          a completion queue, a completion channel
     QP, SRQ                  a queue pair, a shared receive queue
     AH                       an address handle
+    GRH, init_ah_from_wc     the header before a received datagram; the address vector of its sender
     AsyncEvent               an asynchronous event of a device: Context.get_async_event()
 
 Work
@@ -40,7 +41,9 @@ rdmacm.verbs.backend has the interfaces for other providers. The other modules o
 """
 
 # "X as X" exports a name to type checkers. Without __all__, help() shows the list above instead of every class.
+from rdmacm.proto.roce.grh import GRH as GRH
 from rdmacm.verbs.ah import AH as AH
+from rdmacm.verbs.ah import init_ah_from_wc as init_ah_from_wc
 from rdmacm.verbs.async_event import AsyncEvent as AsyncEvent
 from rdmacm.verbs.attr import UNLIMITED as UNLIMITED
 from rdmacm.verbs.attr import AHAttr as AHAttr

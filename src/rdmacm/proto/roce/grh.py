@@ -33,21 +33,32 @@ _UDP_HEADER = 8
 
 @dataclass(frozen=True, slots=True)
 class GRH:
-    """``struct ibv_grh``, or the IPv4 header in its place.
+    """``struct ibv_grh``, or the IPv4 header in its place: the first 40 bytes of a received datagram.
 
-    ``payload_length`` is in bytes and counts what follows the header, from the UDP header on. Addresses of IPv4 are
-    mapped GIDs. ``flow_label`` has 20 bits, and is 0 with IPv4; ``identification`` is IPv4's, 16 bits.
+    - ``sgid``, ``dgid``: the sender and the receiver, or the multicast group; of IPv4 as mapped GIDs.
+    - ``paylen``: the bytes after this header; on RoCEv2 from the UDP header on.
+    - ``version``: 6, or 4 for an IPv4 header.
+    - ``traffic_class``: 8 bits; IPv4's type of service.
+    - ``flow_label``: 20 bits; 0 with IPv4.
+    - ``hop_limit``: 8 bits; IPv4's time to live.
+    - ``next_hdr``: 17 (UDP) on RoCEv2, 0x1B on InfiniBand.
+    - ``identification``: IPv4's, 16 bits.
     """
 
     sgid: Gid
     dgid: Gid
-    payload_length: int
+    paylen: int
     version: int = 6
     traffic_class: int = 0
     flow_label: int = 0
     hop_limit: int = DEFAULT_HOP_LIMIT
-    next_header: int = NEXT_HEADER_UDP
+    next_hdr: int = NEXT_HEADER_UDP
     identification: int = 0
+
+    @property
+    def version_tclass_flow(self) -> int:
+        """The first 32 bits of the header of IPv6."""
+        return 6 << 28 | self.traffic_class << 20 | self.flow_label
 
     @classmethod
     def of_packet(cls, source: bytes, destination: bytes, length: int, identification: int = 0) -> GRH:
@@ -63,15 +74,14 @@ class GRH:
     def pack(self) -> bytes:
         """The 40 bytes."""
         if self.version == 4:
-            total, source, destination = _IPV4.size + self.payload_length, self.sgid[12:], self.dgid[12:]
+            total, source, destination = _IPV4.size + self.paylen, self.sgid[12:], self.dgid[12:]
             fields = (
                 *(_VERSION_AND_LENGTH, self.traffic_class, total, self.identification, _DONT_FRAGMENT),
-                *(self.hop_limit, self.next_header),
+                *(self.hop_limit, self.next_hdr),
             )
             header = _IPV4.pack(*fields, 0, source, destination)
             return bytes(_IPV4_AT) + _IPV4.pack(*fields, _checksum(header), source, destination)
-        word = 6 << 28 | self.traffic_class << 20 | self.flow_label
-        return _IPV6.pack(word, self.payload_length, self.next_header, self.hop_limit, self.sgid, self.dgid)
+        return _IPV6.pack(self.version_tclass_flow, self.paylen, self.next_hdr, self.hop_limit, self.sgid, self.dgid)
 
     @classmethod
     def unpack(cls, data: Buffer) -> GRH:
@@ -83,10 +93,10 @@ class GRH:
         ipv4 = header[_IPV4_AT:]
         looks_like_ipv6 = header[0] >> 4 == 6
         if looks_like_ipv6 and (ipv4[0] != _VERSION_AND_LENGTH or _checksum(ipv4)):
-            word, length, next_header, hop_limit, source, destination = _IPV6.unpack(header)
+            word, length, next_hdr, hop_limit, source, destination = _IPV6.unpack(header)
             return cls(
                 *(Gid(source), Gid(destination), length, 6, word >> 20 & 0xFF, word & 0xFFFFF),
-                *(hop_limit, next_header),
+                *(hop_limit, next_hdr),
             )
         if ipv4[0] >> 4 != 4:
             raise WireError("a GRH is neither an IPv6 header nor one of IPv4 after 20 bytes")

@@ -150,17 +150,6 @@ class SoftQP(WorkQueues["QPEngine"]):
                 self._engine.resume()
                 self._mux.send_now(self, self._mux.runtime.clock())
 
-    def fail(self) -> None:
-        """To ERR at the end of its connection: everything posted is flushed. In RESET nothing is posted."""
-        with self._mux.runtime.lock:
-            if self._mux.pending_acks:
-                self._mux.acknowledge()
-            if self.state is not _RESET and self.state is not _ERR:
-                try:
-                    self._fail("the connection has ended")
-                except BaseException as error:
-                    self._mux.engine_raised(self, error)
-
     def abort(self) -> None:
         """To ERR because the engine has raised. What it still has is flushed, and it is not used again."""
         self._source = None

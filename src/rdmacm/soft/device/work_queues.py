@@ -173,6 +173,17 @@ class WorkQueues(Generic[E]):
         peer = f" (to 0x{self._attr.dest_qp_num:06x})" if self._attr is not None and self._attr.dest_qp_num else ""
         log.QP.debug("QP 0x%06x%s: %s -> %s, %s", self.qp_num, peer, before.name, (after or self.state).name, why)
 
+    def fail(self) -> None:
+        """To ERR at the end of its connection: everything posted is flushed. In RESET nothing is posted."""
+        with self._mux.runtime.lock:
+            if self._mux.pending_acks:
+                self._mux.acknowledge()
+            if self.state is not _RESET and self.state is not _ERR:
+                try:
+                    self._fail("the connection has ended")
+                except BaseException as error:
+                    self._mux.engine_raised(self, error)
+
     def _fail(self, why: str) -> None:
         """To the error state: everything posted completes, in order."""
         engine = self._engine

@@ -47,7 +47,7 @@ from rdmacm.soft.ids.core import IdCore
 from rdmacm.soft.ids.link import Link, Refusal, Resolver
 from rdmacm.soft.ids.request import header_of, param_of_request
 from rdmacm.soft.wire.base import WirePath
-from rdmacm.verbs.attr import QPAttr
+from rdmacm.verbs.attr import AHAttr, QPAttr
 from rdmacm.verbs.enums import AccessFlag, Mtu, QPType
 
 __all__ = ["NO_ECE", "IbCmConnector", "IbCmUser"]
@@ -245,7 +245,7 @@ class IbCmConnector:
             self._to_post += 1
         return None
 
-    def begin_passive(self, event: ConnectRequest | SidrRequest, cm: ConnectionManager) -> ConnParam:
+    def begin_passive(self, event: ConnectRequest | SidrRequest, cm: ConnectionManager) -> ConnParam | UdParam:
         """Take over the connection of a request. Returns the parameters of the request."""
         request = event.request
         if isinstance(request, REQ) and request.vendor_id:
@@ -481,7 +481,8 @@ class IbCmConnector:
 
     def _datagram_replied(self, reply: SIDR_REP) -> None:
         if reply.status != SidrStatus.SUCCESS:
-            self._user.unreachable(reply.status, _SIDR_TEXT.get(reply.status, "the peer refused"))
+            refusal = UdParam(reply.private_data, AHAttr(), 0, 0)
+            self._user.unreachable(reply.status, _SIDR_TEXT.get(reply.status, "the peer refused"), refusal)
             return
         vector = self._user.link.address_vector()
         self._user.datagram_resolved(UdParam(reply.private_data, vector, reply.qpn, reply.q_key))
