@@ -41,6 +41,7 @@ COMMANDS = (
     "demo",
     "rping",
     "ucmatose",
+    "udaddy",
     "cmtime",
     "perf",
 )
