@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 
-from rdmacm import CmEventType, CmId, RdmaError
-from rdmacm.connparam import ConnParam
+from rdmacm import CmEventType, CmId, PortSpace, RdmaError
+from rdmacm.connparam import ConnParam, UdParam
 from rdmacm.verbs import (
+    AH,
     MR,
+    WC,
     AccessFlag,
     QPCap,
     QPInitAttr,
     QPState,
+    QPType,
     RecvWR,
     SendFlag,
     SendWR,
@@ -491,6 +494,99 @@ async def fenced_active(side: Side) -> None:
     assert bytes(local.buf) == pattern(200_000)
     assert bytes(other.buf) == pattern(200_000, 1)
     await ended(side, cmid)
+
+
+# -- datagrams ------------------------------------------------------------------------------------------
+
+#: Each datagram is sent so often: no more of them are lost together.
+COPIES = 8
+DATAGRAM_ROOM = 40 + 4096
+FOREIGN = 0xBAD
+
+
+def with_datagrams(cmid: CmId) -> MR:
+    """Give a datagram id a queue pair and receives. Returns the region of the receives."""
+    cmid.create_qp(QPInitAttr(QPType.UD, cap=QPCap(128, 128, 2, 2, 64)))
+    region = region_of(cmid, bytes(128 * DATAGRAM_ROOM), AccessFlag.LOCAL_WRITE)
+    for slot in range(128):
+        cmid.post_recv(slot, region, slot * DATAGRAM_ROOM, DATAGRAM_ROOM)
+    return region
+
+
+def datagram_sizes(cmid: CmId) -> list[int]:
+    assert cmid.verbs is not None
+    mtu = cmid.verbs.query_port(cmid.port_num).active_mtu
+    assert mtu is not None
+    return [0, 1, 3, 64, mtu.bytes]
+
+
+def send_datagrams(cmid: CmId, ah: AH, qpn: int, qkey: int, salt: int) -> None:
+    """Send a datagram of each size, with its number as immediate data, and one with a wrong Q_Key."""
+    sizes = datagram_sizes(cmid)
+    out = region_of(cmid, b"".join(pattern(size, salt) for size in sizes), AccessFlag.LOCAL_WRITE)
+    offset = 0
+    for number, size in enumerate(sizes):
+        half = size // 2
+        sg = [out.sge(offset, half), out.sge(offset + half, size - half)] if size else []
+        offset += size
+        wr = SendWR(number, WROpcode.SEND_WITH_IMM, sg, 0, imm_data=number, ah=ah, remote_qpn=qpn, remote_qkey=qkey)
+        post(cmid, *[wr] * COPIES)
+    wrong = SendWR(FOREIGN, WROpcode.SEND_WITH_IMM, [], SIGNALED, imm_data=FOREIGN, ah=ah, remote_qpn=qpn)
+    wrong.remote_qkey = qkey ^ 1
+    post(cmid, wrong)
+
+
+async def take_datagrams(side: Side, cmid: CmId, region: MR, salt: int) -> tuple[WC, memoryview]:
+    """Receive until there was one of each size. Returns a completion and its memory."""
+    sizes = datagram_sizes(cmid)
+    seen: set[int] = set()
+    used: set[int] = set()
+    while len(seen) < len(sizes):
+        wc = await side.completion(cmid.recv_cq)
+        assert wc.wr_id not in used, "each receive completes once"
+        used.add(wc.wr_id)
+        assert wc.imm_data is not None
+        assert wc.imm_data != FOREIGN, "the Q_Key was wrong"
+        size = sizes[wc.imm_data]
+        memory = region.buf[wc.wr_id * DATAGRAM_ROOM : (wc.wr_id + 1) * DATAGRAM_ROOM]
+        assert (wc.opcode, wc.byte_len, wc.has_grh) == (WCOpcode.RECV, 40 + size, True)
+        assert bytes(memory[40 : 40 + size]) == pattern(size, salt)
+        seen.add(wc.imm_data)
+    return wc, memory
+
+
+async def datagrams_passive(side: Side) -> None:
+    listener = side.listening(port_space=PortSpace.UDP)
+    request = await side.event(E.CONNECT_REQUEST)
+    assert request.private_data == b"who?".ljust(180, b"\0")
+    cmid = request.id
+    region = with_datagrams(cmid)
+    cmid.accept(ConnParam(b"me"))
+    wc, memory = await take_datagrams(side, cmid, region, 1)
+    with AH(cmid.pd, wc=wc, grh=memory, port_num=cmid.port_num) as back:
+        assert cmid.qp is not None
+        send_datagrams(cmid, back, wc.src_qp, cmid.qp.query()[0].qkey, 2)
+        sent = await side.completion(cmid.send_cq)
+        assert sent.wr_id == FOREIGN, "the others were not signaled"
+    await side.told("received")
+    destroy(cmid, listener)
+
+
+async def datagrams_active(side: Side) -> None:
+    cmid = await side.resolved(PortSpace.UDP)
+    region = with_datagrams(cmid)
+    cmid.connect(ConnParam(b"who?"))
+    event = await side.event(E.ESTABLISHED)
+    assert isinstance(event.param, UdParam)
+    assert event.private_data == b"me".ljust(136, b"\0")
+    with AH(cmid.pd, event.param.ah_attr) as ah:
+        send_datagrams(cmid, ah, event.param.qp_num, event.param.qkey, 1)
+        sent = await side.completion(cmid.send_cq)
+        assert sent.wr_id == FOREIGN
+        wc, _ = await take_datagrams(side, cmid, region, 2)
+        assert wc.src_qp == event.param.qp_num
+    side.tell("received", None)
+    destroy(cmid)
 
 
 NAMES = sorted(name.removesuffix("_passive") for name in list(globals()) if name.endswith("_passive"))

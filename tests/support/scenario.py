@@ -104,10 +104,10 @@ class Side:
 
     # -- the beginning of most scenarios --------------------------------------------------------------
 
-    async def resolved(self, **options: Any) -> CmId:
+    async def resolved(self, port_space: int = PortSpace.TCP, **options: Any) -> CmId:
         """An id with a resolved route to the other end's port."""
         await self.told("listening")
-        cmid = self.make_id()
+        cmid = self.make_id(port_space)
         cmid.resolve_addr((self.peer, self.port), **options)
         await self.event(CmEventType.ADDR_RESOLVED)
         cmid.resolve_route()
