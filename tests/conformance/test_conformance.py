@@ -65,7 +65,9 @@ def forker() -> Iterator[Forker]:
         yield made
 
 
-@SCENARIOS
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "datagrams")) for name in scenarios.NAMES]
+)
 @pytest.mark.parametrize("family", ON_LOOPBACK)
 def test_scenario_runs_between_processes(name: str, family: str, forker: Forker) -> None:
     run_in_processes(ON_LOOPBACK[family], *ends(name), free_port(), (forker, forker))
