@@ -1,4 +1,4 @@
-"""The options of rping, ucmatose, udaddy and cmtime: those of librdmacm's tools (44.0), with their defaults and limits."""
+"""The options of rping, ucmatose, udaddy and cmtime: those of librdmacm's tools (44.0), their defaults and limits."""
 
 from __future__ import annotations
 
