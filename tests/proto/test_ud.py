@@ -70,7 +70,7 @@ class Link:
         self.left.post_send(UdSend(SendWork(**changes), "way", self.icrc, 0x15, qkey))  # type: ignore[arg-type]
 
     def packets(self, limit: int = 100) -> list[bytes]:
-        return [b"".join(bytes(piece) for piece in pieces) for _, pieces in self.left.packets(limit)]
+        return [b"".join(bytes(piece) for piece in pieces) for _, pieces, _ in self.left.datagrams(limit, 0)]
 
     def deliver(self, packet: bytes, segment: int = 0) -> int:
         return self.right.received(memoryview(packet), segment, self.flow)
@@ -98,8 +98,8 @@ def test_packet_is_the_independent_encoders(name: str) -> None:
     )
     icrc = icrc_between(datagram.source, datagram.destination, datagram.sport)
     sender.post_send(UdSend(work, "way", icrc, packet.bth.dest_qpn, packet.deth.qkey))
-    ((route, pieces),) = sender.packets(10)
-    assert route == "way"
+    ((route, pieces, segment),) = sender.datagrams(10, 65_507)
+    assert (route, segment) == ("way", 0)
     assert b"".join(map(bytes, pieces)) == datagram.payload
 
 
@@ -164,6 +164,28 @@ def test_q_key_with_its_highest_bit_stands_for_the_queue_pairs_own() -> None:
     packet = RocePacket.unpack(link.packets()[0][:-4])
     assert packet.deth is not None
     assert packet.deth.qkey == 0x42
+
+
+def test_packets_of_one_length_to_one_place_are_a_train() -> None:
+    link = Link()
+    for data in (bytes(8), b"12345678", b"1234567", bytes(20), bytes(8), bytes(8), bytes(8)):
+        link.post(data)
+    link.left.post_send(UdSend(SendWork(1, WROpcode.SEND, [view(8)]), "another way", link.icrc, 0x15, QKEY))
+    found = link.left.datagrams(100, 70)
+    ways = ["way"] * 5 + ["another way"]
+    assert [(way, segment) for way, _, segment in found] == list(zip(ways, (32, 0, 0, 32, 0, 0), strict=True))
+    buffer = view(100)
+    numbers = []
+    for _, pieces, segment in found:
+        train = b"".join(map(bytes, pieces))
+        for number, start in enumerate(range(0, len(train), segment or len(train))):
+            packet = train[start : start + (segment or len(train))]
+            assert link.icrc.check([packet], number), "the identification counts"
+            link.right.post_recv(RecvWork(1, [buffer]))
+            assert link.deliver(packet) == 1
+            numbers.append(RocePacket.unpack(packet[:-4]).bth.psn)
+            assert GRH.unpack(buffer).identification == number
+    assert numbers == list(range(8))
 
 
 def test_train_is_received_packet_by_packet() -> None:

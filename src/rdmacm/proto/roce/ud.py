@@ -151,7 +151,7 @@ class UdEngine(Generic[R]):
 
     @property
     def has_pending(self) -> bool:
-        """Whether :meth:`packets` may return something."""
+        """Whether :meth:`datagrams` may return something."""
         return bool(self._pending) and not self._is_paused
 
     def ready_to_send(self, psn: int) -> None:
@@ -166,39 +166,57 @@ class UdEngine(Generic[R]):
         else:
             self._pending.append(send)
 
-    def packets(self, limit: int) -> list[tuple[R, list[Buffer]]]:
-        """Return up to ``limit`` packets, each with its route; their requests complete."""
-        found: list[tuple[R, list[Buffer]]] = []
+    def datagrams(self, limit: int, train: int) -> list[tuple[R, list[Buffer], int]]:
+        """Return up to ``limit`` packets, as datagrams with their routes; their requests complete.
+
+        Packets of one length to one place are joined to trains of up to ``train`` bytes; 0: each is by itself. The
+        last number of a datagram is the segment size of a train, 0 for a single packet.
+        """
+        found: list[tuple[R, list[Buffer], int]] = []
         pending = self._pending
-        while pending and len(found) < limit and not self._is_paused:
+        # Of the last datagram: its route, its buffers, and the length and number of its packets.
+        route: R | None = None
+        buffers: list[Buffer] = []
+        segment = count = 0
+        left = limit
+        while pending and left and not self._is_paused:
             send = pending.popleft()
             try:
-                found.append((send.route, self._packet(send)))
+                length = send.work.length = total(send.work.segments)
+                pieces, pad = padded(list(send.work.segments), length)
             except LocalProtectionError:
                 self._complete_send(send, WCStatus.LOC_PROT_ERR)
                 self.send_failed = True
                 self._flush_sends()
+                break
+            header = self._header(send, pad)
+            size = len(header) + length + pad + ICRC_LENGTH
+            if send.route is route and size == segment and (count + 1) * size <= train:
+                count += 1
             else:
-                self._complete_send(send, _SUCCESS)
+                if count > 1:
+                    found[-1] = found[-1][0], buffers, segment
+                route, buffers, segment, count = send.route, [], size, 1
+                found.append((send.route, buffers, 0))
+            crc = crc32(header, send.icrc.start(size, count - 1))
+            for piece in pieces:
+                crc = crc32(piece, crc)
+            buffers += (header, *pieces, ICRC_STRUCT.pack(crc))
+            left -= 1
+            self._complete_send(send, _SUCCESS)
+        if count > 1:
+            found[-1] = found[-1][0], buffers, segment
         return found
 
-    def _packet(self, send: UdSend[R]) -> list[Buffer]:
+    def _header(self, send: UdSend[R], pad: int) -> bytes:
         work = send.work
-        segments = work.segments
-        length = work.length = total(segments)
-        pieces, pad = padded(list(segments), length)
         flags = pad << 4 | _SOLICITED if work.solicited else pad << 4
         has_immediate = work.opcode is _WITH_IMMEDIATE
         opcode = _SEND_WITH_IMMEDIATE if has_immediate else _SEND
         qkey = self.qkey if send.qkey & OWN_QKEY else send.qkey
         header = BTH_DETH_STRUCT.pack(opcode, flags, DEFAULT_PKEY, send.dest_qpn, self.psn, qkey, self.qp_num)
-        if has_immediate:
-            header += IMM_DT_STRUCT.pack(work.imm)
         self.psn = self.psn + 1 & PSN_MASK
-        crc = crc32(header, send.icrc.start(len(header) + length + pad + ICRC_LENGTH))
-        for piece in pieces:
-            crc = crc32(piece, crc)
-        return [header, *pieces, ICRC_STRUCT.pack(crc)]
+        return header + IMM_DT_STRUCT.pack(work.imm) if has_immediate else header
 
     def _complete_send(self, send: UdSend[R], status: WCStatus) -> None:
         length = send.work.length if status is _SUCCESS else 0

@@ -20,6 +20,7 @@ from rdmacm.errors import RdmaError, cm_error
 from rdmacm.plainints import QP_QKEY, QP_STATE
 from rdmacm.proto.roce.buffers import LocalProtectionError, total
 from rdmacm.proto.roce.icrc import Icrc, icrc_between
+from rdmacm.proto.roce.psn import PSN_MASK
 from rdmacm.proto.roce.ud import NO_RECEIVE, TOO_SHORT, UdEngine, UdFlow, UdSend, flow_between, has_room
 from rdmacm.soft.device.attributes import named_fields
 from rdmacm.soft.device.requests import refused, send_work
@@ -198,17 +199,17 @@ class SoftUdQP(WorkQueues["UdEngine[WireRoute]"]):
         engine = self._engine
         if engine is None:
             return 0
-        send = self._mux.wire.send
-        packets = engine.packets(limit)
-        for route, pieces in packets:
-            send(route, pieces)
+        mux = self._mux
+        send, before = mux.wire.send, engine.psn
+        for route, pieces, segment in engine.datagrams(limit, mux.train):
+            send(route, pieces, segment)
         if engine.completed:
             self._complete(engine.completed)
         if engine.send_failed and self.state in (_RTS, _SQD):
             if log.enabled:
                 self._log_change(self.state, "the memory of a request is not registered", _SQE)
             self.state = _SQE
-        return len(packets)
+        return engine.psn - before & PSN_MASK
 
     # -- receiving ------------------------------------------------------------------------------------
 
