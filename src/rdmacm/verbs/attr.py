@@ -130,7 +130,8 @@ class QPCap:
 class GlobalRoute:
     """``struct ibv_global_route``: the part of an address vector that becomes the GRH, or on RoCEv2 the IP header.
 
-    The software devices leave flow label and hop limit to the operating system.
+    The software devices leave the flow label to the operating system, and the hop limit as well: that of connections,
+    and hop limits 0 and 1 of datagrams.
 
     - ``dgid``: the destination.
     - ``sgid_index``: the row of the port's GID table to send from.
