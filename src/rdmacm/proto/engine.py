@@ -2,7 +2,8 @@
 
 1. **An engine** for each connected queue pair: a class with the methods of :class:`QPEngine`. It has the format of
    packets and their check sums, sequence numbers, acknowledgements, retransmission, and access to the memory that a
-   peer names. RoCEv2's is :class:`rdmacm.proto.roce.rc.RcEngine`.
+   peer names. RoCEv2's is :class:`rdmacm.proto.roce.rc.RcEngine`. (A datagram queue pair has no peer, and an engine
+   with methods of its own: :class:`rdmacm.proto.roce.ud.UdEngine`.)
 2. **A multiplexer** that finds the queue pair of each packet that arrives, makes engines, and decides which engine may
    send and which timer is due. :class:`rdmacm.soft.device.multiplexer.QPMultiplexer` does this for all engines, and
    finds queue pairs as RoCEv2 does, by the BTH.

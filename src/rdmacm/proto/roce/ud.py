@@ -27,9 +27,10 @@ from rdmacm.enums import WCOpcode, WCStatus, WROpcode
 from rdmacm.proto.roce.buffers import LocalProtectionError, padded, scatter, total
 from rdmacm.proto.roce.grh import GRH, GRH_LENGTH
 from rdmacm.proto.roce.headers import BTH_DETH_STRUCT, IMM_DT_STRUCT
-from rdmacm.proto.roce.icrc import ICRC_LENGTH, ICRC_STRUCT, RESIDUE, Icrc, crc32, icrc_between
+from rdmacm.proto.roce.icrc import ICRC_LENGTH, RESIDUE, Icrc, crc32, icrc_between
 from rdmacm.proto.roce.opcodes import HEADER_LENGTH, Opcode
 from rdmacm.proto.roce.psn import PSN_MASK
+from rdmacm.proto.roce.rc.trains import Trains
 from rdmacm.work import WC, RecvWork, SendWork
 
 if TYPE_CHECKING:
@@ -174,38 +175,29 @@ class UdEngine(Generic[R]):
         """
         found: list[tuple[R, list[Buffer], int]] = []
         pending = self._pending
-        # Of the last datagram: its route, its buffers, and the length and number of its packets.
         route: R | None = None
-        buffers: list[Buffer] = []
-        segment = count = 0
+        trains: Trains | None = None
         left = limit
         while pending and left and not self._is_paused:
             send = pending.popleft()
             try:
                 length = send.work.length = total(send.work.segments)
-                pieces, pad = padded(list(send.work.segments), length)
             except LocalProtectionError:
                 self._complete_send(send, WCStatus.LOC_PROT_ERR)
                 self.send_failed = True
                 self._flush_sends()
                 break
+            if trains is None or send.route is not route:
+                if trains is not None and route is not None:
+                    found += [(route, *datagram) for datagram in trains.close()]
+                route, trains = send.route, Trains(send.icrc, train)
+            pieces, pad = padded(list(send.work.segments), length)
             header = self._header(send, pad)
-            size = len(header) + length + pad + ICRC_LENGTH
-            if send.route is route and size == segment and (count + 1) * size <= train:
-                count += 1
-            else:
-                if count > 1:
-                    found[-1] = found[-1][0], buffers, segment
-                route, buffers, segment, count = send.route, [], size, 1
-                found.append((send.route, buffers, 0))
-            crc = crc32(header, send.icrc.start(size, count - 1))
-            for piece in pieces:
-                crc = crc32(piece, crc)
-            buffers += (header, *pieces, ICRC_STRUCT.pack(crc))
+            trains.add(header, pieces, len(header) + length + pad + ICRC_LENGTH)
             left -= 1
             self._complete_send(send, _SUCCESS)
-        if count > 1:
-            found[-1] = found[-1][0], buffers, segment
+        if trains is not None and route is not None:
+            found += [(route, *datagram) for datagram in trains.close()]
         return found
 
     def _header(self, send: UdSend[R], pad: int) -> bytes:

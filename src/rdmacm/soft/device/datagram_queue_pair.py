@@ -66,8 +66,8 @@ class SoftUdQP(WorkQueues["UdEngine[WireRoute]"]):
         self._is_own = parts.is_own
         #: The route and the ICRC to the destination of each address handle that was used.
         self._routes: weakref.WeakKeyDictionary[AddressHandle, tuple[WireRoute, Icrc]] = weakref.WeakKeyDictionary()
-        #: By socket address of the sender and local address: the flow; None for an address of another device.
-        self._flows: dict[tuple[SocketAddress, bytes], UdFlow | None] = {}
+        #: The flows by socket address of the sender and local address.
+        self._flows: dict[tuple[SocketAddress, bytes], UdFlow] = {}
         self._mux.attach(self)
 
     # -- states and attributes ------------------------------------------------------------------------
@@ -218,8 +218,7 @@ class SoftUdQP(WorkQueues["UdEngine[WireRoute]"]):
         if not _RTR <= self.state <= _SQE:
             self._mux.dropped["state"] += 1
             return
-        key = source, destination
-        flow = self._flows[key] if key in self._flows else self._new_flow(source, destination)
+        flow = self._flows.get((source, destination)) or self._new_flow(source, destination)
         if flow is None:
             self._mux.dropped["address"] += 1
             return
@@ -233,13 +232,14 @@ class SoftUdQP(WorkQueues["UdEngine[WireRoute]"]):
             self._report(EventType.QP_FATAL)
 
     def _new_flow(self, source: SocketAddress, destination: bytes) -> UdFlow | None:
+        """The flow of a sender; None if the destination is not an address of this device."""
+        scope_id = source[3] if len(source) == 4 and is_link_local(destination) else 0
+        if not self._is_own(destination, scope_id):
+            return None
         if len(self._flows) >= _MAX_FLOWS:
             self._flows.clear()
-        scope_id = source[3] if len(source) == 4 and is_link_local(destination) else 0
-        flow = None
-        if self._is_own(destination, scope_id):
-            flow = flow_between(ip_address(source[0].partition("%")[0]).packed, destination, source[1])
-        self._flows[source, destination] = flow
+        remote = ip_address(source[0].partition("%")[0]).packed
+        flow = self._flows[source, destination] = flow_between(remote, destination, source[1])
         return flow
 
     def _take_shared_recv(self, srq: SoftSRQ, length: int) -> RecvWork | str:

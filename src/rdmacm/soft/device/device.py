@@ -22,7 +22,7 @@ from rdmacm.soft.device.requests import MAX_MESSAGE
 from rdmacm.soft.device.shared_receive_queue import SoftSRQ
 from rdmacm.soft.device.work_queues import DeviceParts
 from rdmacm.verbs.attr import UNLIMITED, DeviceAttr, QPCap, SrqAttr
-from rdmacm.verbs.enums import AccessFlag, AtomicCap, DeviceCapFlag, EventType, PortState, QPType
+from rdmacm.verbs.enums import AccessFlag, AtomicCap, DeviceCapFlag, EventType, Mtu, PortState, QPType
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -148,12 +148,10 @@ class SoftDevice:
         raise cm_error(errno.EINVAL, f"no GID at index {sgid_index}", "modify_qp", self.name)
 
     def _find_mtu(self) -> int:
-        """The MTU of the port in bytes, as it is now."""
+        """The MTU of the port in bytes, as it is now; the largest if the device has been removed."""
         device = self._find_device(self._ifindex)
-        if device is None:
-            raise cm_error(errno.ENODEV, "the device has been removed", "post_send", self.name)
-        port = device.ports[0]
-        return (port.active_mtu or port.max_mtu).bytes
+        mtu = device.ports[0].active_mtu if device is not None else None
+        return (mtu or Mtu.MTU_4096).bytes
 
     def _is_own(self, address: bytes, scope_id: int) -> bool:
         """Whether a packed address is the device's; ``scope_id`` is the interface of one that is link-local, else 0."""
