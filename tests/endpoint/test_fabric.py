@@ -13,6 +13,7 @@ from rdmacm.endpoint.dispatcher import Dispatcher
 from rdmacm.endpoint.race import connect_routine
 from rdmacm.proto.cm.messages import REQ, Path, pack_message
 from rdmacm.soft.wire.base import WirePath
+from rdmacm.soft.wire.slot_filter import QPN_BITS
 from rdmacm.testing import LOSE, Fabric, FabricPacket, Outcome, Verdict, nth
 from support.cm import communication_ids
 from support.endpoints import Ends, Part, play, receive, send
@@ -374,7 +375,7 @@ def test_restarted_peer_connects_with_its_second_request() -> None:
     # A new process does not know which numbers the killed one used last.
     mux._held.clear()
     mux._freed.clear()
-    mux.random = GivenNumberFirst(mux.random, number & 0xFFFF)
+    mux.random = GivenNumberFirst(mux.random, number & (1 << QPN_BITS) - 1)
     start = fabric.now
     again, accepted = ends.connect()
     assert again.cmid.qp is not None
@@ -394,7 +395,7 @@ class GivenNumberFirst(Random):
         self.number: int | None = number
 
     def getrandbits(self, k: int, /) -> int:
-        if k == 16 and self.number is not None:
+        if k == QPN_BITS and self.number is not None:
             number, self.number = self.number, None
             return number
         return self.others.getrandbits(k)
