@@ -374,7 +374,7 @@ def test_restarted_peer_connects_with_its_second_request() -> None:
     # A new process does not know which numbers the killed one used last.
     mux._held.clear()
     mux._freed.clear()
-    mux.random = GivenNumberFirst(mux.random, number & 0xFFFF)
+    mux.random = GivenNumberFirst(mux.random, number & 0xFFF)
     start = fabric.now
     again, accepted = ends.connect()
     assert again.cmid.qp is not None
@@ -394,7 +394,7 @@ class GivenNumberFirst(Random):
         self.number: int | None = number
 
     def getrandbits(self, k: int, /) -> int:
-        if k == 16 and self.number is not None:
+        if k == 12 and self.number is not None:
             number, self.number = self.number, None
             return number
         return self.others.getrandbits(k)
