@@ -7,6 +7,7 @@ import weakref
 from types import TracebackType
 from typing import Protocol, Self
 
+from rdmacm.protection import finalize
 from rdmacm.verbs.backend import AsyncQueueBackend
 from rdmacm.verbs.enums import EventType
 from rdmacm.verbs.resource import Resource
@@ -89,7 +90,7 @@ class AsyncEvent:
 
     def __del__(self) -> None:
         if self._pending and not sys.is_finalizing():
-            self.ack()
+            finalize(self.ack)
 
     def __repr__(self) -> str:
         element = f"port {self.element}" if isinstance(self.element, int) else repr(self.element)

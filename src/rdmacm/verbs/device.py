@@ -12,11 +12,13 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Self
 
 from rdmacm.address import Gid
 from rdmacm.errors import CmTimeoutError, CmWouldBlockError, check_timeout, cm_error
+from rdmacm.protection import finalize
 from rdmacm.verbs.async_event import AsyncEvent
 from rdmacm.verbs.attr import DeviceAttr
 from rdmacm.verbs.backend import AsyncQueueBackend, DeviceBackend
@@ -141,6 +143,11 @@ class Device:
         """``0200:5eff:fe10:0001``, as ibv_devinfo(1) prints it."""
         digits = f"{self.node_guid:016x}"
         return ":".join(digits[i : i + 4] for i in range(0, 16, 4))
+
+
+def _close_forgotten(queue: AsyncQueueBackend) -> None:
+    with contextlib.suppress(Exception):  # nobody can handle it
+        queue.close()
 
 
 class Context:
@@ -363,8 +370,7 @@ class Context:
     def __del__(self) -> None:
         queues = getattr(self, "_async_queues", None)
         if queues and not sys.is_finalizing():
-            with contextlib.suppress(Exception):
-                queues[None].close()
+            finalize(partial(_close_forgotten, queues[None]))
 
     @property
     def num_comp_vectors(self) -> int:
