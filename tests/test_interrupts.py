@@ -279,6 +279,12 @@ class Client:
 MANY = int(os.environ.get("RDMACM_INTERRUPTS", "10000"))
 
 
+def test_requests_that_wait_are_withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client gives up while its request waits for a permit: the server never gets it."""
+    monkeypatch.setattr("rdmacm.proto.cm.admission.PERMITS", 1)
+    test_interrupts_at_random_moments(50)
+
+
 @pytest.mark.parametrize("count", [200, pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
 def test_interrupts_at_random_moments(count: int) -> None:
     interrupts = Interrupts(count)
