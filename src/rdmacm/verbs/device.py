@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -367,10 +365,10 @@ class Context:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
-    def __del__(self) -> None:
+    def __del__(self, finalize: Callable[..., None] = finalize) -> None:
         queues = getattr(self, "_async_queues", None)
-        if queues and not sys.is_finalizing():
-            finalize(partial(_close_forgotten, queues[None]))
+        if queues:
+            finalize(self, _close_forgotten, queues[None])
 
     @property
     def num_comp_vectors(self) -> int:
