@@ -279,6 +279,12 @@ class Client:
 MANY = int(os.environ.get("RDMACM_INTERRUPTS", "10000"))
 
 
+def test_requests_that_wait_are_withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client gives up while its request waits for a permit: the server never gets it."""
+    monkeypatch.setattr("rdmacm.proto.cm.admission.PERMITS", 1)
+    test_interrupts_at_random_moments(50)
+
+
 @pytest.mark.parametrize("count", [200, pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
 def test_interrupts_at_random_moments(count: int) -> None:
     interrupts = Interrupts(count)
@@ -325,15 +331,28 @@ def used_by() -> tuple[int, int, int]:
 
 
 def await_release(used: tuple[int, int, int]) -> None:
-    """Wait until no more is in use than before, but descriptors that are kept for the next wait."""
-    limit = time.monotonic() + 10
+    """Wait until no more is in use than before, but descriptors that are kept for the next wait.
+
+    A server whose client has given up and whose REJ was lost repeats its REP for a quarter of a minute.
+    """
+    limit = time.monotonic() + 60
     while True:
         gc.collect()
         now = used_by()
         if now[:2] == used[:2] and now[2] <= used[2] + 8:
             return
-        assert time.monotonic() < limit, (used, now)
+        assert time.monotonic() < limit, (used, now, describe())
         time.sleep(0.01)
+
+
+def describe() -> list[str]:
+    """The connections of this process."""
+    agent = open_provider().host.cm._agent
+    assert agent is not None
+    return [
+        f"{connection.comm_id:#x} {connection.state.name} qp {connection.local_qpn:#x} peer {connection.remote_qpn:#x}"
+        for connection in agent._connections._by_id.values()
+    ]
 
 
 def helper_threads() -> int:

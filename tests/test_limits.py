@@ -370,14 +370,13 @@ def test_clients_at_a_time_are_limited() -> None:
         def get_request(self) -> Client:
             self.left -= 1
             if self.left < 0:
+                go.set()
                 raise KeyboardInterrupt
             return Client()
 
     def work(_: object) -> None:
         go.wait(20)
 
-    ending = threading.Timer(0.05, go.set)
-    ending.start()
     with pytest.raises(KeyboardInterrupt):
         serving.serve(Listener(), work, persistent=True)  # type: ignore[arg-type]
     assert rejected == [b"busy"] * 6

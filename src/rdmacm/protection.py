@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
+import warnings
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from types import FrameType, FunctionType
 from typing import Any, TypeVar, cast
 
@@ -26,6 +29,8 @@ _TOOLS = tuple(_PACKAGE + name for name in ("tools", "interrupt", "__main__"))
 #: the caller's frame decides.
 OUTSIDE = (*_TOOLS, *(_PACKAGE + name for name in ("testing", "protection", "progress.signals")))
 
+#: What a thread executes before, around and after its run().
+_BOOTSTRAP = cast("Any", threading.Thread)._bootstrap_inner.__code__
 #: The identities of the code objects of interruptible functions.
 _interruptible: set[int] = set()
 #: The finalizers that wait for :func:`run_finalizers`.
@@ -53,19 +58,51 @@ def is_at_work(frame: FrameType | None, outside: tuple[str, ...] = OUTSIDE) -> b
     return False
 
 
-def finalize(work: Callable[[], object]) -> None:
-    """Call ``work``, which may take locks, for the ``__del__`` that calls this: at once, or when the thread is done.
+def finalize(
+    owner: object,
+    work: Callable[..., object],
+    *arguments: object,
+    unclosed: str = "",
+    warn: Callable[..., None] = warnings.warn,
+    is_finalizing: Callable[[], bool] = sys.is_finalizing,
+) -> None:
+    """What a ``__del__`` does: it calls ``work``, which may take locks, and warns where ``unclosed`` names the object.
 
     A thread may hold the lock that another one waits for, and be made to wait for that one's by a finalizer. So inside
-    of this package a finalizer is left to the next progress of any provider.
+    of this package, and in a thread that is about to start, a finalizer is left to the next progress of any provider.
+    While the interpreter exits, ``work`` is not called: a lock may belong to a thread that has ended. A module's names
+    are None then, so a ``__del__`` has this function, and this one has what it uses, as the default of a parameter.
     """
-    frame: FrameType | None = sys._getframe(1)
+    if is_finalizing():
+        try:
+            text = repr(owner)
+        except Exception:  # it needs names that are gone
+            text = object.__repr__(owner)
+    else:
+        text = repr(owner)
+        _call_or_defer(partial(work, *arguments))
+    if unclosed:
+        warn(f"{unclosed} {text}", ResourceWarning, stacklevel=3, source=owner)
+
+
+def _call_or_defer(work: Callable[[], object]) -> None:
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_name == "__del__":
         frame = frame.f_back
-    if is_at_work(frame, _TOOLS):
+    if is_at_work(frame, _TOOLS) or _is_starting(frame):
         deferred_finalizers.append(work)
     else:
         work()
+
+
+def _is_starting(frame: FrameType | None) -> bool:
+    """Whether a thread has not begun its work, or has ended it: the one that starts it waits, and may hold any lock."""
+    inner: FrameType | None = None
+    while frame is not None:
+        if frame.f_code is _BOOTSTRAP:
+            return inner is None or inner.f_code.co_name != "run"
+        inner, frame = frame, frame.f_back
+    return False
 
 
 def run_finalizers() -> None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
+import textwrap
 import threading
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -107,3 +111,35 @@ def test_two_threads_that_hold_the_locks_of_each_other(monkeypatch: pytest.Monke
         assert not forgotten.is_destroyed
         provider.drive(lambda: True, 0)
         assert forgotten.is_destroyed
+
+
+def test_objects_that_outlive_the_modules_are_only_reported(tmp_path: Path) -> None:
+    """A daemon thread keeps the modules, so at exit the interpreter sets their names to None, the last module first."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        textwrap.dedent("""
+            import sys, threading, types
+            holder = sys.modules["holder"] = types.ModuleType("holder")
+            import rdmacm.verbs
+
+            def keep(modules):
+                threading.Event().wait()
+
+            listener = holder.listener = rdmacm.listen(("127.0.0.1", 0))
+            accepting = threading.Thread(target=lambda: listener.accept().close(), daemon=True)
+            accepting.start()
+            holder.connection = rdmacm.connect(("127.0.0.1", listener.port))
+            accepting.join()
+            holder.channel = rdmacm.EventChannel()
+            holder.id = rdmacm.CmId(holder.channel)
+            holder.context = rdmacm.open_device("soft_lo")
+            holder.cq = rdmacm.verbs.CQ(holder.context, 1)
+            threading.Thread(target=keep, args=[list(sys.modules.values())], daemon=True).start()
+        """)
+    )
+    command = [sys.executable, "-W", "always::ResourceWarning", str(program)]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    unclosed = ("listener", "connection", "event channel", "")
+    assert sorted(
+        line.split(" <")[0].removeprefix("sys:1: ResourceWarning: ") for line in shown.splitlines()
+    ) == sorted(["undestroyed id", *(f"unclosed {what}".rstrip() for what in unclosed)])

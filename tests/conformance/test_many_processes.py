@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import selectors
 import signal
 import subprocess
@@ -142,11 +143,16 @@ def test_killed_processes_do_not_disturb_the_others(seed: int) -> None:
     assert failed, "no process noticed that others were killed"
 
 
+#: For a larger crowd than CI's: 1,000 take two minutes, and 8 GB of memory.
+CROWD = int(os.environ.get("RDMACM_CROWD", "300"))
+
+
 @pytest.mark.slow
 @needs_netns
-@pytest.mark.parametrize(("count", "killed"), [(300, 40), (1000, 100)])
-def test_crowd_shares_the_port(count: int, killed: int) -> None:
+@pytest.mark.timeout(300)
+def test_crowd_shares_the_port() -> None:
     """All open the device at once and talk to each other; the slots of those that are killed are used again."""
+    count, killed = CROWD, CROWD // 10
     with Host() as host:
         told = json.loads(host.python([crowd.__file__, str(count), str(killed), "1"], timeout=300).stdout)
     assert len(set(told["slots"])) == count

@@ -88,6 +88,7 @@ class TestInterfaces:
 
         assert va() == (True, True)
         net.b.ip("link", "set", "dev", "vb", "down")
+        net.a.settle_without_carrier("va")
         assert va() == (True, False)
         net.a.ip("link", "set", "dev", "va", "down")
         assert va() == (False, False)

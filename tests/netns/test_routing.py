@@ -100,6 +100,7 @@ class TestUnreachable:
     @pytest.mark.parametrize("dst", ["10.7.0.2", "fd07::2"])
     def test_interface_without_carrier_is_enodev(self, net: TwoHosts, dst: str) -> None:
         net.b.ip("link", "set", "dev", "vb", "down")
+        net.a.settle_without_carrier("va")
         with an_id() as (channel, cmid):
             cmid.resolve_addr((dst, PORT))
             event = expect(channel, CmEventType.ADDR_ERROR, -errno.ENODEV)

@@ -128,3 +128,16 @@ def test_memory_is_bounded_and_released() -> None:
     clients.now += 100.0
     clients.ask("later")
     assert clients.processed[-1] == "later"
+
+
+def test_withdrawn_request_does_not_wait() -> None:
+    admission: Admission[str] = Admission(b"")
+    while admission.admit(0.0):
+        pass
+    assert admission.wait("source", b"1", "first", 0.0)
+    assert admission.wait("source", b"2", "second", 0.0)
+    assert admission.wait("source", b"2", "copy", 0.0)
+    assert len(admission) == 2
+    admission.withdraw(b"1")
+    admission.withdraw(b"3")
+    assert [admission.take(10.0), admission.take(10.0)] == ["copy", None]

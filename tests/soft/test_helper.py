@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import errno
+import gc
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import pytest
 
 import rdmacm
-from rdmacm import RdmaError
+from rdmacm import CmId, RdmaError
+from rdmacm.cmstate import State
 from rdmacm.progress.wake import Waiter
 from rdmacm.soft import open_provider
 from rdmacm.soft.helper import HELPER_THREAD
@@ -51,6 +54,37 @@ def test_it_outlives_an_exception(monkeypatch: pytest.MonkeyPatch, caplog: pytes
         runtime.errors.counts.clear()
         assert any(thread.name == HELPER_THREAD for thread in threading.enumerate())
     assert caplog.records[0].exc_info
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_an_id_is_collected_in_it_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that starts it holds the lock, and waits until it begins."""
+    set_ident = threading.Thread._set_ident  # type: ignore[attr-defined]
+    cmid: Any = CmId()
+    backend = cmid._backend
+    cycle: list[object] = [cmid]
+    cycle.append(cycle)
+    forgotten = [cycle]
+    del cmid, cycle
+
+    def collecting(self: threading.Thread) -> None:
+        set_ident(self)
+        if self.name == HELPER_THREAD and forgotten:
+            forgotten.clear()
+            gc.collect()
+
+    def listen() -> None:
+        with rdmacm.listen(("127.0.0.1", 0)):
+            pass
+
+    monkeypatch.setattr(threading.Thread, "_set_ident", collecting)
+    thread = threading.Thread(target=listen, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive(), "the threads wait for each other"
+    assert not forgotten
+    open_provider().drive(lambda: True, 0)
+    assert backend.state is State.DESTROYING
 
 
 def test_it_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -320,9 +320,7 @@ class Host:
 
     def _unsettled(self, probe: socket.socket, name: str, link_local: bool) -> str | None:
         """What an interface still lacks.  Called in the namespace."""
-        request = struct.pack("16s16x", name.encode())
-        (flags,) = struct.unpack_from("H", fcntl.ioctl(probe, _SIOCGIFFLAGS, request), 16)
-        if not flags & _IFF_RUNNING:
+        if not _has_carrier(probe, name):
             return "carrier"
         has_link_local = False
         table = Path("/proc/thread-self/net/if_inet6")  # /proc/net would be that of the main thread
@@ -341,26 +339,44 @@ class Host:
         from another even when it detects no duplicates: ``ip`` returns before either is done.  Five
         seconds is far beyond what they take and short enough for a broken test to say so.
         """
+        conf = Path("/proc/sys/net/ipv6/conf", name)
+
+        def lacks(probe: socket.socket) -> str | None:
+            # The kernel gives no link-local address where IPv6 is off or mode 1 (none) was asked for.
+            link_local = (
+                conf.exists()
+                and (conf / "disable_ipv6").read_text().strip() == "0"
+                and (conf / "addr_gen_mode").read_text().strip() != "1"
+            )
+            return self._unsettled(probe, name, link_local)
+
+        self._wait(name, lacks, timeout)
+
+    def settle_without_carrier(self, name: str, timeout: float = 5.0) -> None:
+        """Wait until an interface whose peer was set down has lost its carrier."""
+        self._wait(name, lambda probe: "loss of carrier" if _has_carrier(probe, name) else None, timeout)
+
+    def _wait(self, name: str, lacks: Callable[[socket.socket], str | None], timeout: float) -> None:
+        """Wait for changes of an interface until it lacks nothing. ``lacks`` is called in the namespace."""
         deadline = time.monotonic() + timeout
         with self.enter(), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             news = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_NONBLOCK, _NETLINK_ROUTE)
             with news:
                 # Subscribed before the first probe, so that no change is missed between a probe and the wait.
                 news.bind((0, _RTMGRP_LINK | _RTMGRP_IPV6_IFADDR))
-                conf = Path("/proc/sys/net/ipv6/conf", name)
-                # The kernel gives no link-local address where IPv6 is off or mode 1 (none) was asked for.
-                link_local = (
-                    conf.exists()
-                    and (conf / "disable_ipv6").read_text().strip() == "0"
-                    and (conf / "addr_gen_mode").read_text().strip() != "1"
-                )
-                while (lacks := self._unsettled(probe, name, link_local)) is not None:
+                while (lack := lacks(probe)) is not None:
                     if not select.select([news], [], [], max(0.0, deadline - time.monotonic()))[0]:
-                        raise TimeoutError(f"{name} in {self.name}: no {lacks} within {timeout} s")
+                        raise TimeoutError(f"{name} in {self.name}: no {lack} within {timeout} s")
                     # Only the fact of a change matters, and ENOBUFS (changes lost) is one too.
                     with contextlib.suppress(OSError):
                         while True:
                             news.recv(65536)
+
+
+def _has_carrier(probe: socket.socket, name: str) -> bool:
+    request = struct.pack("16s16x", name.encode())
+    (flags,) = struct.unpack_from("H", fcntl.ioctl(probe, _SIOCGIFFLAGS, request), 16)
+    return bool(flags & _IFF_RUNNING)
 
 
 def link(

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -23,7 +23,7 @@ from rdmacm.soft.wire.base import Received
 from rdmacm.soft.wire.udp import UdpWire
 from support.wires import PATIENCE, packet, path
 
-__all__ = ["CallFailed", "Server", "Worker", "workers"]
+__all__ = ["CallFailed", "MakeWorker", "Server", "Worker", "workers"]
 
 HERE = path("127.0.0.1", "127.0.0.1")
 #: Seconds after which an unanswered ping counts as lost. No machine is that slow.
@@ -197,8 +197,11 @@ class Worker:
             self.control.close()
 
 
+MakeWorker: TypeAlias = Callable[[], Worker]
+
+
 @contextlib.contextmanager
-def workers(port: int) -> Iterator[Callable[[], Worker]]:
+def workers(port: int) -> Iterator[MakeWorker]:
     """A function that makes workers for a port, which end with the block."""
     made: list[Worker] = []
 

@@ -15,9 +15,7 @@ import contextlib
 import errno
 import sys
 import threading
-import warnings
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Self
 
@@ -171,8 +169,8 @@ class CmEvent:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.ack()
 
-    def __del__(self) -> None:
-        if self._pending and not sys.is_finalizing():
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if self._pending and not is_finalizing():
             self.ack()
 
     def __repr__(self) -> str:
@@ -271,11 +269,9 @@ class EventChannel:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
-    def __del__(self) -> None:
+    def __del__(self, finalize: Callable[..., None] = finalize) -> None:
         if not getattr(self, "_closed", True):
-            warnings.warn(f"unclosed event channel {self!r}", ResourceWarning, stacklevel=2, source=self)
-            if not sys.is_finalizing():  # the provider's lock may belong to a thread that has ended
-                finalize(self._close_forgotten)
+            finalize(self, self._close_forgotten, unclosed="unclosed event channel")
 
     def _close_forgotten(self) -> None:
         with contextlib.suppress(Exception):
@@ -524,12 +520,11 @@ class CmId(ConnectionBase):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.destroy()
 
-    def __del__(self) -> None:
+    def __del__(self, finalize: Callable[..., None] = finalize) -> None:
         if not getattr(self, "_closed", True):
-            warnings.warn(f"undestroyed id {self!r}", ResourceWarning, stacklevel=2, source=self)
+            channel = self._channel if self._private else None
+            finalize(self, _destroy_forgotten, self._backend, channel, unclosed="undestroyed id")
             self._closed = True
-            if not sys.is_finalizing():  # the provider's lock may belong to a thread that has ended
-                finalize(partial(_destroy_forgotten, self._backend, self._channel if self._private else None))
 
     def __repr__(self) -> str:
         b = self._backend

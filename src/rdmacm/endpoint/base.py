@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
+from collections.abc import Callable
 
 from rdmacm.address import SockAddr, format_address
 from rdmacm.cmid import CmId
@@ -87,12 +86,10 @@ class ConnectionBase:
                 access |= flag
         return self._core.register(buffer, access)
 
-    def __del__(self) -> None:
+    def __del__(self, finalize: Callable[..., None] = finalize) -> None:
         core = getattr(self, "_core", None)
         if core is not None and not core.is_released:
-            warnings.warn(f"unclosed connection {self!r}", ResourceWarning, stacklevel=2, source=self)
-            if not sys.is_finalizing():  # a lock may be held by a daemon thread that no longer runs
-                finalize(core.release)
+            finalize(self, core.release, unclosed="unclosed connection")
 
     def __repr__(self) -> str:
         ends = f"{format_address(self.local_addr)} -> {format_address(self.peer_addr)}"
@@ -119,10 +116,10 @@ class RequestBase:
         """
         self._incoming.reject(private_data)
 
-    def __del__(self) -> None:
+    def __del__(self, finalize: Callable[..., None] = finalize) -> None:
         incoming = getattr(self, "_incoming", None)
-        if incoming is not None and not sys.is_finalizing():
-            finalize(incoming.drop)
+        if incoming is not None:
+            finalize(self, incoming.drop)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} from {format_address(self.peer_addr)}>"
@@ -169,12 +166,10 @@ class ListenerBase:
         """
         self._core.close()
 
-    def __del__(self) -> None:
+    def __del__(self, finalize: Callable[..., None] = finalize) -> None:
         core = getattr(self, "_core", None)
         if core is not None and not core.is_closed:
-            warnings.warn(f"unclosed listener {self!r}", ResourceWarning, stacklevel=2, source=self)
-            if not sys.is_finalizing():
-                finalize(core.close)
+            finalize(self, core.close, unclosed="unclosed listener")
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {format_address(self.address)}{' closed' if self.closed else ''}>"

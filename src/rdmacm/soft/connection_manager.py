@@ -50,6 +50,10 @@ _COM_MGT = int(MgmtClass.COM_MGT)
 _ATTRIBUTES = frozenset(map(int, AttributeId))
 _SIDR_REP, _DREQ, _REJ = int(AttributeId.SIDR_REP), int(AttributeId.DREQ), int(AttributeId.REJ)
 _LOAD_PATH = frozenset((int(AttributeId.LAP), int(AttributeId.APR)))
+#: States of a request that ends with a REJ. If the REJ is lost, the peer repeats its REP up to so many times, and knows
+#: the number of the queue pair until then.
+_REQUESTED = (CmState.REQ_SENT, CmState.MRA_REQ_RCVD, CmState.REP_RCVD)
+_REPLIES = 4
 #: Those of the messages that are repeated until an answer comes.
 _REPEATED = frozenset(
     kind & 0xFF for kind in (AttributeId.REQ, AttributeId.REP, AttributeId.DREQ, AttributeId.SIDR_REQ)
@@ -224,10 +228,12 @@ class ConnectionManager:
         """End a connection whose id is being destroyed: the peer gets a DREQ or REJ, if one is due."""
         self._owners.pop(connection.comm_id, None)
         if self._agent is not None and connection.state is not CmState.IDLE:
-            was_over = connection.state is CmState.TIMEWAIT
-            self._agent.destroy(connection.comm_id, self._runtime.clock())
+            before, now = connection.state, self._runtime.clock()
+            self._agent.destroy(connection.comm_id, now)
             self.dispatch()
-            if not was_over:
+            if before in _REQUESTED:
+                self._gsi.hold_qpn(connection.local_qpn, now + _REPLIES * connection.retry_interval)
+            elif before is not CmState.TIMEWAIT:
                 self.hold_qpn(connection)
 
     def hold_qpn(self, connection: CmConnection) -> None:

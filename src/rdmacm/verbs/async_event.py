@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
+from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol, Self
 
+from rdmacm.protection import finalize
 from rdmacm.verbs.backend import AsyncQueueBackend
 from rdmacm.verbs.enums import EventType
 from rdmacm.verbs.resource import Resource
@@ -87,9 +88,9 @@ class AsyncEvent:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.ack()
 
-    def __del__(self) -> None:
-        if self._pending and not sys.is_finalizing():
-            self.ack()
+    def __del__(self, finalize: Callable[..., None] = finalize) -> None:
+        if self._pending:
+            finalize(self, self.ack)
 
     def __repr__(self) -> str:
         element = f"port {self.element}" if isinstance(self.element, int) else repr(self.element)

@@ -198,9 +198,9 @@ class CQ(Resource):
         self._unacked = 0  # the events of the block count as acknowledged
         super().__exit__(kind, error, tb)
 
-    def __del__(self) -> None:
+    def _close_forgotten(self) -> None:
         self._unacked = 0
-        super().__del__()
+        super()._close_forgotten()
 
     def __repr__(self) -> str:
         return "<CQ closed>" if self._closed else f"<CQ {self.context.name} cqe={self.cqe}>"

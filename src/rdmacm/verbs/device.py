@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Self
 
 from rdmacm.address import Gid
 from rdmacm.errors import CmTimeoutError, CmWouldBlockError, check_timeout, cm_error
+from rdmacm.protection import finalize
 from rdmacm.verbs.async_event import AsyncEvent
 from rdmacm.verbs.attr import DeviceAttr
 from rdmacm.verbs.backend import AsyncQueueBackend, DeviceBackend
@@ -141,6 +141,11 @@ class Device:
         """``0200:5eff:fe10:0001``, as ibv_devinfo(1) prints it."""
         digits = f"{self.node_guid:016x}"
         return ":".join(digits[i : i + 4] for i in range(0, 16, 4))
+
+
+def _close_forgotten(queue: AsyncQueueBackend) -> None:
+    with contextlib.suppress(Exception):  # nobody can handle it
+        queue.close()
 
 
 class Context:
@@ -360,11 +365,10 @@ class Context:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
-    def __del__(self) -> None:
+    def __del__(self, finalize: Callable[..., None] = finalize) -> None:
         queues = getattr(self, "_async_queues", None)
-        if queues and not sys.is_finalizing():
-            with contextlib.suppress(Exception):
-                queues[None].close()
+        if queues:
+            finalize(self, _close_forgotten, queues[None])
 
     @property
     def num_comp_vectors(self) -> int:

@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import sys
 import threading
-import warnings
 from collections import Counter
 from collections.abc import Callable
 from types import TracebackType
@@ -154,13 +152,9 @@ class Resource:
             self._release_events()
         self.close()
 
-    def __del__(self) -> None:
+    def __del__(self, finalize: Callable[..., None] = finalize) -> None:
         if getattr(self, "_closed", True):
             return
-        text = repr(self)
         # In a cycle of garbage the collector may finalize this object before its dependents.
         self._forgotten = True
-        if not sys.is_finalizing():  # the provider's lock may belong to a thread that has ended
-            finalize(self._close_forgotten)
-        if self._warns:
-            warnings.warn(f"unclosed {text}", ResourceWarning, stacklevel=2, source=self)
+        finalize(self, self._close_forgotten, unclosed="unclosed" if self._warns else "")

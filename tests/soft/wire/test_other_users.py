@@ -13,10 +13,9 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from socket import AF_INET, inet_aton
-from typing import TypeAlias
 
 import pytest
 
@@ -27,8 +26,8 @@ from rdmacm.soft.wire import group_names, parking
 from rdmacm.soft.wire import port_group as sharing
 from rdmacm.soft.wire.forwarding import _pack, bind_name
 from rdmacm.soft.wire.udp import UdpWire
-from support.processes import CallFailed, Server, Worker, linux_only, workers
-from support.wires import SERVICE, collect, free_port, mad, packet, path, wait
+from support.processes import CallFailed, MakeWorker, Server, Worker, linux_only
+from support.wires import SERVICE, collect, mad, packet, path, wait
 
 pytestmark = [
     linux_only,
@@ -38,19 +37,6 @@ pytestmark = [
 NOBODY = 65534
 HERE = path("127.0.0.1", "127.0.0.1")
 ANY = bytes(4)
-
-MakeWorker: TypeAlias = Callable[[], Worker]
-
-
-@pytest.fixture
-def port() -> int:
-    return free_port()
-
-
-@pytest.fixture
-def worker(port: int) -> Iterator[MakeWorker]:
-    with workers(port) as make:
-        yield make
 
 
 @pytest.fixture

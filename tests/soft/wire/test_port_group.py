@@ -9,8 +9,7 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from collections.abc import Iterator
 
 import pytest
 
@@ -21,28 +20,16 @@ from rdmacm.soft.wire.port_group import PortGroup
 from rdmacm.soft.wire.slot_filter import MAX_SLOT
 from rdmacm.soft.wire.udp import UdpWire
 from support.netns import needs_netns, two_hosts
-from support.processes import CallFailed, Server, Worker, linux_only, workers
-from support.wires import SERVICE, Packet, collect, free_port, mad, packed, packet, path, sealed, taken, wait
+from support.processes import CallFailed, MakeWorker, Server, Worker, linux_only, workers
+from support.wires import SERVICE, Packet, collect, mad, packed, packet, path, sealed, taken, wait
 
 pytestmark = linux_only
 
 NOBODY = 65534
 
-MakeWorker: TypeAlias = Callable[[], Worker]
 HERE = path("127.0.0.1", "127.0.0.1")
 
 needs_root = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root")
-
-
-@pytest.fixture
-def port() -> int:
-    return free_port()
-
-
-@pytest.fixture
-def worker(port: int) -> Iterator[MakeWorker]:
-    with workers(port) as make:
-        yield make
 
 
 @pytest.fixture

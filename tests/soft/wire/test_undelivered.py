@@ -7,8 +7,7 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from collections.abc import Iterator
 
 import pytest
 
@@ -16,24 +15,12 @@ from rdmacm.proto.cm.codes import AttributeId
 from rdmacm.soft.wire.base import Undelivered
 from rdmacm.soft.wire.udp import UdpWire
 from support.icmp import HOST_UNREACHABLE, PORT_UNREACHABLE, TOO_LONG, gsi_packet, needs_raw_sockets, send_error
-from support.processes import Server, Worker, linux_only, workers
-from support.wires import PATIENCE, collect, free_port, packed, packet, path, sealed, taken
+from support.processes import MakeWorker, Server, Worker, linux_only
+from support.wires import PATIENCE, collect, packed, packet, path, sealed, taken
 
 pytestmark = [linux_only, needs_raw_sockets]
 
 HERE = path("127.0.0.1", "127.0.0.1")
-MakeWorker: TypeAlias = Callable[[], Worker]
-
-
-@pytest.fixture
-def port() -> int:
-    return free_port()
-
-
-@pytest.fixture
-def worker(port: int) -> Iterator[MakeWorker]:
-    with workers(port) as make:
-        yield make
 
 
 @pytest.fixture

@@ -112,8 +112,11 @@ class Admission(Generic[T]):
     def __init__(self, salt: bytes) -> None:
         self._permits = Permits(PERMITS, RATE)
         self._small_permits = Permits(_SMALL_PERMITS, _SMALL_RATE)
-        #: The requests that wait, by number, and the numbers of those that were seen before, and of the others.
-        self._requests: dict[int, T] = {}
+        #: The requests that wait, with their keys, by number. Below, the numbers of those that were seen before, and of
+        #: the others.
+        self._requests: dict[int, tuple[bytes, T]] = {}
+        #: The numbers of the requests that wait, by key.
+        self._numbers: dict[bytes, int] = {}
         self._repeated: FairQueue[int] = FairQueue()
         self._new: FairQueue[int] = FairQueue()
         self._number = 0
@@ -133,10 +136,11 @@ class Admission(Generic[T]):
 
     def wait(self, source: Hashable, key: bytes, request: T, now: float) -> bool:
         """Keep a request of ``source`` for :meth:`take`; False if a request was dropped for lack of room, this or
-        another. ``key`` is what the copies of a request have in common, and no other request.
+        another. ``key`` is what the copies of a request have in common, and no other request. The last copy is kept.
         """
         if len(self._new) >= _MOST_WAITING and self._new.count(source) > _SMALL_SHARE:
             return False
+        self.withdraw(key)
         queue = self._repeated if self._seen.add(key, now) else self._new
         is_full = len(queue) >= _MOST_WAITING
         if is_full:
@@ -144,11 +148,20 @@ class Admission(Generic[T]):
             if displaced is None:
                 return False
             queue.discard(displaced)
-            del self._requests[displaced]
+            del self._numbers[self._requests.pop(displaced)[0]]
         self._number += 1
-        self._requests[self._number] = request
+        self._requests[self._number] = key, request
+        self._numbers[key] = self._number
         queue.add(source, self._number)
         return not is_full
+
+    def withdraw(self, key: bytes) -> None:
+        """Drop a request, because its sender has given up; no error if it does not wait."""
+        number = self._numbers.pop(key, None)
+        if number is not None:
+            del self._requests[number]
+            self._repeated.discard(number)
+            self._new.discard(number)
 
     def take(self, now: float) -> T | None:
         """The next request to process; None if none waits, or there is no permit."""
@@ -160,7 +173,9 @@ class Admission(Generic[T]):
         assert number is not None
         if not self._new and not self._repeated:
             self._seen.forget(now)
-        return self._requests.pop(number)
+        key, request = self._requests.pop(number)
+        del self._numbers[key]
+        return request
 
     def answered(self) -> None:
         """A peer has answered the REP: it gives back its permit."""
@@ -173,4 +188,5 @@ class Admission(Generic[T]):
     def clear(self) -> None:
         """Forget all requests that wait."""
         self._requests.clear()
+        self._numbers.clear()
         self._repeated, self._new = FairQueue(), FairQueue()

@@ -41,7 +41,7 @@ _COMM_ID = struct.Struct(f"!{_HEADERS_LENGTH + 24}xI")
 _COMM_ID_BYTES = slice(_HEADERS_LENGTH + 24, _HEADERS_LENGTH + 28)
 #: The lower byte of its attribute id, and the service id.
 _ATTRIBUTE_BYTE = _HEADERS_LENGTH + 17
-_REQ = int(AttributeId.REQ)
+_REQ, _REJ = int(AttributeId.REQ) & 0xFF, int(AttributeId.REJ) & 0xFF
 _SERVICE_ID = struct.Struct(f"!{SERVICE_ID}xQ")
 _UD_SEND_ONLY = int(Opcode.UD_SEND_ONLY)
 #: Peers whose addresses are kept for sending, and as many for receiving.
@@ -182,12 +182,14 @@ class RoceGsi:
             dropped["gsi_opcode"] += 1
         elif qkey != GSI_Q_KEY or pkey & 0x7FFF != DEFAULT_PKEY & 0x7FFF:
             dropped["gsi_key"] += 1
-        elif self._admits(data, source, destination, now) if is_request(data) else self._is_wanted(data, now):
+        elif self._admits(data, source, destination, now) if is_request(data) else self._is_wanted(data, source, now):
             self._process(data, source, destination, now)
 
-    def _is_wanted(self, data: memoryview, now: float) -> bool:
+    def _is_wanted(self, data: memoryview, source: SocketAddress, now: float) -> bool:
         """Whether to process a MAD that is no request."""
         triage = Triage.PROCESS if self.triage is None else self.triage(data[_HEADERS_LENGTH:])
+        if triage is Triage.PROCESS_SOME and data[_ATTRIBUTE_BYTE] == _REJ:
+            self._admission.withdraw(_key(data, source))  # its connection may not exist, because the REQ still waits
         if triage is Triage.PROCESS_SOME and not self._admission.admit_small(now):
             self._mux.dropped["request_flood"] += 1
             return False
@@ -214,8 +216,7 @@ class RoceGsi:
             share: Hashable = source[0]
         else:
             share = _packed_host(source[0], destination)[:_SOURCE_BYTES]
-        key = source[0].encode() + data[_COMM_ID_BYTES]
-        if not self._admission.wait(share, key, (bytes(data), source, destination), now):
+        if not self._admission.wait(share, _key(data, source), (bytes(data), source, destination), now):
             self._mux.dropped["request_flood"] += 1
 
     def _hold_request(self, data: memoryview, source: SocketAddress, destination: bytes) -> bool:
@@ -282,6 +283,11 @@ class RoceGsi:
         path = WirePath(destination, remote, source[3] if len(source) == 4 else 0)
         found = self._sources[source, destination] = path, icrc, icrc.start(_PACKET_LENGTH)
         return found
+
+
+def _key(data: memoryview, source: SocketAddress) -> bytes:
+    """What the copies of a request, and its withdrawal, have in common: the sender and its communication id."""
+    return source[0].encode() + data[_COMM_ID_BYTES]
 
 
 def _packed_host(host: str, local: bytes) -> bytes:

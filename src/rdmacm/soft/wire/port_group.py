@@ -428,7 +428,7 @@ def _check_user(port: int) -> None:
 
 
 def _in_use(port: int, why: str) -> RdmaError:
-    return cm_error(errno.EADDRINUSE, why, "open_device", f"UDP port {port}", hint="`ss -uanp` shows who has it")
+    return cm_error(errno.EADDRINUSE, why, "open_device", f"UDP port {port}", hint="`ss -uanp` shows the process")
 
 
 class _Requests:
