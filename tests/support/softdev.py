@@ -18,7 +18,7 @@ from rdmacm.soft.device.memory import SoftMR
 from rdmacm.soft.device.queue_pair import SoftQP
 from rdmacm.soft.device.shared_receive_queue import SoftSRQ
 from rdmacm.soft.provider import SoftProvider
-from rdmacm.soft.wire.base import Received, SocketAddress, Undelivered, WirePath, WireRoute
+from rdmacm.soft.wire.base import Received, SocketAddress, Undelivered, WirePath, WireRoute, group_key
 from rdmacm.testing import MemoryNetwork, VirtualClock
 from rdmacm.testing.network import PrivatePorts
 from rdmacm.verbs.attr import AHAttr, GlobalRoute, QPAttr, QPCap
@@ -69,6 +69,7 @@ class MemoryWire:
         self.hold_request: Callable[[memoryview, SocketAddress, bytes], bool] | None = None
         self.on_undelivered: Callable[[Undelivered], None] | None = None
         self.inbox: deque[Received] = deque()
+        self.groups: set[bytes] = set()
         self._net = net
         self._train = train
 
@@ -108,6 +109,12 @@ class MemoryWire:
 
     def unlisten(self, token: object) -> None:
         raise NotImplementedError
+
+    def join_group(self, group: bytes, ifindex: int) -> None:
+        self.groups.add(group_key(group, ifindex))
+
+    def leave_group(self, group: bytes, ifindex: int) -> None:
+        self.groups.remove(group_key(group, ifindex))
 
 
 class MemoryNet:

@@ -194,6 +194,7 @@ class RecordingQP:
         self.modified: list[tuple[QPState, QPAttrMask]] = []
         self.sent: list[SendWR] = []
         self.received: list[RecvWR] = []
+        self.groups: list[tuple[Gid, int]] = []
         self._device = device
 
     def modify(self, attr: QPAttr, mask: QPAttrMask) -> None:
@@ -214,6 +215,12 @@ class RecordingQP:
 
     def post_recv(self, wrs: list[RecvWR]) -> None:
         self.received += wrs
+
+    def attach_mcast(self, gid: Gid, lid: int) -> None:
+        self.groups.append((gid, lid))
+
+    def detach_mcast(self, gid: Gid, lid: int) -> None:
+        self.groups.remove((gid, lid))
 
     def destroy(self) -> None:
         self._device.gone(self)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from rdmacm.address import Gid
 from rdmacm.verbs.attr import DeviceAttr, QPAttr, QPCap, SrqAttr
 from rdmacm.verbs.enums import WC, AccessFlag, EventType, QPAttrMask, QPState, QPType, SrqAttrMask
 from rdmacm.verbs.wr import RecvWR, SendWR
@@ -203,8 +204,18 @@ class QPBackend(Protocol):
         Wrong memory, ERR, ENOMEM and EINVAL: as for :meth:`post_send`.
         """
 
+    def attach_mcast(self, gid: Gid, lid: int) -> None:
+        """Receive the packets of a multicast group. The queue pair is UD. Once attached, a second call does nothing.
+
+        ``lid`` is the group's on InfiniBand. ENOMEM: too many groups, or queue pairs in one; also what joining the
+        group on the port's network raises.
+        """
+
+    def detach_mcast(self, gid: Gid, lid: int) -> None:
+        """Undo :meth:`attach_mcast`. EINVAL: it is not attached."""
+
     def destroy(self) -> None:
-        """Drop what is posted, and the completions of this queue pair that are not polled."""
+        """Drop what is posted, the completions of this queue pair that are not polled, and its multicast groups."""
 
 
 class DeviceBackend(Protocol):

@@ -6,6 +6,7 @@ import errno
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from rdmacm.address import Gid, is_multicast
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.plainints import QP_CUR_STATE, QP_PORT, QP_STATE
 from rdmacm.verbs.async_event import EventOwner
@@ -301,6 +302,32 @@ class QP(Resource):
             error = cm_error(errno.EINVAL, "a queue pair in RESET takes no receives", "post_recv", hint="to_init()")
         error.bad_wr = first(wr)
         return error
+
+    # -- multicast ------------------------------------------------------------------------------------
+
+    def attach_mcast(self, gid: Gid | bytes | str, lid: int = 0) -> None:
+        """Receive the packets for QP 0xFFFFFF of a multicast group, ibv_attach_mcast(3).
+
+        ``gid``: the MGID, on RoCEv2 the group's IP address, of IPv4 mapped into IPv6. ``lid``: the group's on
+        InfiniBand, else 0. The host joins the group as long as a queue pair is attached. A second call does nothing,
+        and closing the queue pair detaches it. EINVAL: no multicast GID, or the queue pair is not UD; ENOMEM:
+        ``max_mcast_grp`` groups, or ``max_mcast_qp_attach`` queue pairs in this one.
+        """
+        self.backend.attach_mcast(self._group(gid, "attach_mcast"), lid)
+
+    def detach_mcast(self, gid: Gid | bytes | str, lid: int = 0) -> None:
+        """Undo :meth:`attach_mcast`, ibv_detach_mcast(3); EINVAL: it is not attached."""
+        self.backend.detach_mcast(self._group(gid, "detach_mcast"), lid)
+
+    def _group(self, gid: Gid | bytes | str, call: str) -> Gid:
+        if self._closed:
+            raise self._closed_error(call)
+        found = gid if isinstance(gid, Gid) else Gid(gid)
+        if not is_multicast(found.ip):
+            raise cm_error(errno.EINVAL, "not the GID of a multicast group", call, str(found))
+        if self.qp_type is not QPType.UD:
+            raise cm_error(errno.EINVAL, "only a queue pair of type UD receives from groups", call, str(found))
+        return found
 
     def _destroy(self) -> None:
         self.backend.destroy()

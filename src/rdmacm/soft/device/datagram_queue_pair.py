@@ -14,7 +14,7 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 from rdmacm import log
-from rdmacm.address import is_link_local
+from rdmacm.address import is_link_local, is_multicast
 from rdmacm.enums import QPState
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.plainints import QP_QKEY, QP_STATE
@@ -25,12 +25,13 @@ from rdmacm.proto.roce.ud import NO_RECEIVE, TOO_SHORT, UdEngine, UdFlow, UdSend
 from rdmacm.soft.device.attributes import named_fields
 from rdmacm.soft.device.requests import refused, send_work
 from rdmacm.soft.device.work_queues import DeviceParts, WorkQueues
-from rdmacm.soft.wire.base import WirePath, WireRoute
+from rdmacm.soft.wire.base import WirePath, WireRoute, group_of
 from rdmacm.verbs.attr import QPAttr, QPCap
 from rdmacm.verbs.enums import EventType
 from rdmacm.verbs.wr import AddressHandle
 
 if TYPE_CHECKING:
+    from rdmacm.address import Gid
     from rdmacm.soft.device.completion import SoftCQ
     from rdmacm.soft.device.shared_receive_queue import SoftSRQ
     from rdmacm.soft.wire.base import SocketAddress
@@ -48,7 +49,7 @@ _MAX_FLOWS = 256
 class SoftUdQP(WorkQueues["UdEngine[WireRoute]"]):
     """A datagram queue pair; implements :class:`rdmacm.verbs.backend.QPBackend`."""
 
-    __slots__ = ("_find_mtu", "_flows", "_is_own", "_routes")
+    __slots__ = ("_find_mtu", "_flows", "_groups", "_ifindex", "_is_own", "_routes")
 
     def __init__(
         self,
@@ -64,6 +65,10 @@ class SoftUdQP(WorkQueues["UdEngine[WireRoute]"]):
         #: See :class:`DeviceParts`.
         self._find_mtu = parts.find_mtu
         self._is_own = parts.is_own
+        #: The index of the device's interface, where its multicast groups are.
+        self._ifindex = parts.ifindex
+        #: The groups that it is attached to.
+        self._groups: set[Gid] = set()
         #: The route and the ICRC to the destination of each address handle that was used.
         self._routes: weakref.WeakKeyDictionary[AddressHandle, tuple[WireRoute, Icrc]] = weakref.WeakKeyDictionary()
         #: The flows by socket address of the sender and local address.
@@ -190,7 +195,7 @@ class SoftUdQP(WorkQueues["UdEngine[WireRoute]"]):
         remote = gr.dgid.ip
         if len(local) != len(remote):
             raise refused(wr, errno.EINVAL, f"one GID is of IPv4, the other of IPv6: {gr.dgid}", "post_send")
-        path = WirePath(local, remote, ifindex if is_link_local(remote) else 0)
+        path = WirePath(local, remote, ifindex if is_link_local(remote) or is_multicast(remote) else 0)
         route = self._mux.route(path, gr.traffic_class, gr.hop_limit if gr.hop_limit > 1 else 0)
         found = self._routes[ah] = route, icrc_between(local, remote, route.source_port)
         return found
@@ -215,12 +220,20 @@ class SoftUdQP(WorkQueues["UdEngine[WireRoute]"]):
 
     def received(self, data: memoryview, segment: int, source: SocketAddress, destination: bytes, _now: float) -> None:
         """Process a packet or train that has this queue pair's number."""
-        if not _RTR <= self.state <= _SQE:
-            self._mux.dropped["state"] += 1
-            return
         flow = self._flows.get((source, destination)) or self._new_flow(source, destination)
         if flow is None:
             self._mux.dropped["address"] += 1
+        else:
+            self._take(data, segment, flow)
+
+    def received_from_group(self, data: memoryview, source: SocketAddress, key: bytes) -> None:
+        """Process a packet of a multicast group that it is attached to (:func:`rdmacm.soft.wire.base.group_key`)."""
+        flow = self._flows.get((source, key)) or self._add_flow(source, key, group_of(key))
+        self._take(data, 0, flow)
+
+    def _take(self, data: memoryview, segment: int, flow: UdFlow) -> None:
+        if not _RTR <= self.state <= _SQE:
+            self._mux.dropped["state"] += 1
             return
         engine = self._engine or self._start_engine()
         if not engine.received(data, segment, flow):
@@ -234,12 +247,13 @@ class SoftUdQP(WorkQueues["UdEngine[WireRoute]"]):
     def _new_flow(self, source: SocketAddress, destination: bytes) -> UdFlow | None:
         """The flow of a sender; None if the destination is not an address of this device."""
         scope_id = source[3] if len(source) == 4 and is_link_local(destination) else 0
-        if not self._is_own(destination, scope_id):
-            return None
+        return self._add_flow(source, destination, destination) if self._is_own(destination, scope_id) else None
+
+    def _add_flow(self, source: SocketAddress, key: bytes, destination: bytes) -> UdFlow:
         if len(self._flows) >= _MAX_FLOWS:
             self._flows.clear()
         remote = ip_address(source[0].partition("%")[0]).packed
-        flow = self._flows[source, destination] = flow_between(remote, destination, source[1])
+        flow = self._flows[source, key] = flow_between(remote, destination, source[1])
         return flow
 
     def _take_shared_recv(self, srq: SoftSRQ, length: int) -> RecvWork | str:
@@ -251,3 +265,26 @@ class SoftUdQP(WorkQueues["UdEngine[WireRoute]"]):
         srq.take()
         self._recvs += 1
         return work
+
+    # -- multicast ------------------------------------------------------------------------------------
+
+    def attach_mcast(self, gid: Gid, _lid: int) -> None:
+        with self._mux.runtime.lock:
+            if self._closed:
+                raise cm_error(errno.EBADF, "the queue pair is closed", "attach_mcast")
+            if gid not in self._groups:
+                self._mux.groups.attach(self, gid.ip, self._ifindex)
+                self._groups.add(gid)
+
+    def detach_mcast(self, gid: Gid, _lid: int) -> None:
+        with self._mux.runtime.lock:
+            if gid not in self._groups:
+                raise cm_error(errno.EINVAL, "the queue pair is not attached to the group", "detach_mcast", str(gid))
+            self._groups.discard(gid)
+            self._mux.groups.detach(self, gid.ip, self._ifindex)
+
+    def destroy(self) -> None:
+        with self._mux.runtime.lock:
+            for gid in list(self._groups):
+                self.detach_mcast(gid, 0)
+            super().destroy()

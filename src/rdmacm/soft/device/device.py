@@ -15,6 +15,7 @@ from rdmacm.soft.counters import hw_counters
 from rdmacm.soft.device.async_events import SoftAsyncQueue
 from rdmacm.soft.device.completion import SoftChannel, SoftCQ
 from rdmacm.soft.device.datagram_queue_pair import SoftUdQP
+from rdmacm.soft.device.groups import MAX_GROUP_QPS, MAX_GROUPS
 from rdmacm.soft.device.memory import MemoryTable, SoftMR
 from rdmacm.soft.device.multiplexer import MAX_QP
 from rdmacm.soft.device.queue_pair import SoftQP
@@ -54,6 +55,9 @@ SOFT_DEVICE_ATTR = DeviceAttr(
     max_res_rd_atom=MAX_QP * 128,
     max_qp_init_rd_atom=128,
     atomic_cap=AtomicCap.HCA,
+    max_mcast_grp=MAX_GROUPS,
+    max_mcast_qp_attach=MAX_GROUP_QPS,
+    max_total_mcast_qp_attach=MAX_GROUPS * MAX_GROUP_QPS,
     max_ah=UNLIMITED,
     max_srq=UNLIMITED,
     max_srq_wr=1 << 16,
@@ -101,7 +105,13 @@ class SoftDevice:
         #: What its queue pairs count.
         self._engine_counters = EngineCounters()
         self._parts = DeviceParts(
-            mux, self._memory, self._engine_counters, self._find_source, self._find_mtu, self._is_own
+            mux,
+            self._memory,
+            self._engine_counters,
+            self._find_source,
+            self._find_mtu,
+            self._is_own,
+            self._ifindex,
         )
         #: How often its port went down.
         self._link_downed = 0

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from rdmacm import log
 from rdmacm.enums import QPState, WCStatus
+from rdmacm.errors import cm_error
 from rdmacm.plainints import WC_RECV
 from rdmacm.soft.device.requests import UnsignaledWrId, refused
 from rdmacm.verbs.attr import AHAttr, QPAttr, QPCap
@@ -21,6 +22,7 @@ from rdmacm.work import RecvWork
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
+    from rdmacm.address import Gid
     from rdmacm.errors import RdmaError
     from rdmacm.proto.engine import EngineCounters
     from rdmacm.soft.device.completion import SoftCQ
@@ -68,6 +70,8 @@ class DeviceParts:
     find_mtu: Callable[[], int]
     #: Whether a packed address is the device's; with the interface index of one that is link-local, else 0.
     is_own: Callable[[bytes, int], bool]
+    #: The index of the device's interface.
+    ifindex: int
 
 
 class WorkQueues(Generic[E]):
@@ -223,6 +227,12 @@ class WorkQueues(Generic[E]):
         self._send_cq.drop(self.qp_num)
         if self._recv_cq is not self._send_cq:
             self._recv_cq.drop(self.qp_num)
+
+    def attach_mcast(self, _gid: Gid, _lid: int) -> None:
+        raise cm_error(errno.EINVAL, "only a datagram queue pair receives from multicast groups", "attach_mcast")
+
+    def detach_mcast(self, _gid: Gid, _lid: int) -> None:
+        raise cm_error(errno.EINVAL, "only a datagram queue pair receives from multicast groups", "detach_mcast")
 
     def destroy(self) -> None:
         with self._mux.runtime.lock:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable
 
     from rdmacm.ib.registration import Registration
+    from rdmacm.multicast import GroupJoin
     from rdmacm.proto.sa.subnet import ServiceRecord
     from rdmacm.soft.connection_manager import ConnectionManager
     from rdmacm.soft.ib.subnet import Subnet
@@ -265,6 +266,13 @@ class IbLink:
         for registration in self._registrations:
             registration.withdraw()
         self._registrations.clear()
+
+    # -- multicast ------------------------------------------------------------------------------------
+
+    def join_multicast(self, join: GroupJoin, group: Address, send_only: bool) -> None:
+        raise cm_error(errno.EOPNOTSUPP, "no multicast on InfiniBand ports", "join_multicast", str(group))
+
+    def leave_multicast(self, join: GroupJoin) -> None: ...
 
     # -- the passive side -----------------------------------------------------------------------------
 

@@ -46,6 +46,7 @@ from rdmacm.verbs.device import GidEntry
 from rdmacm.verbs.enums import LinkLayer, QPAttrMask, QPState, QPType
 
 if TYPE_CHECKING:
+    from rdmacm.multicast import GroupJoin
     from rdmacm.net.types import Neighbour
     from rdmacm.proto.cm.events import ConnectRequest, SidrRequest
     from rdmacm.provider import ServiceBackend
@@ -295,6 +296,23 @@ class SoftId(IdCore):
     def _report_change(self, change: tuple[int, str] | None) -> None:
         if change is not None:
             self.post(CmEventType.ADDR_CHANGE, -change[0], None, change[1])
+
+    # -- multicast ------------------------------------------------------------------------------------
+
+    def join_multicast(self, join: GroupJoin, group: Address, send_only: bool) -> None:
+        with self.runtime.lock:
+            self.runtime.check_fork("join_multicast")
+            self.require(Trigger.JOIN_MULTICAST)
+            if self.port_view is None or self.qp_type != QPType.UD:
+                text = "the id is bound to no device" if self.port_view is None else "the id is not of type UD"
+                raise cm_error(errno.EINVAL, text, "join_multicast", str(group), "PortSpace.UDP, and resolve_addr()")
+            self.link.join_multicast(join, group, send_only)
+
+    def leave_multicast(self, join: GroupJoin) -> None:
+        with self.runtime.lock:
+            self.queue.drop_join(join)
+            if self.state is not State.DESTROYING:
+                self.link.leave_multicast(join)
 
     # -- listening ------------------------------------------------------------------------------------
 

@@ -15,13 +15,13 @@ from typing import NamedTuple, Protocol, TypeAlias
 from rdmacm.proto.wire import Buffer
 from rdmacm.provider import Tap
 
-__all__ = ["Received", "SocketAddress", "Undelivered", "Wire", "WirePath", "WireRoute"]
+__all__ = ["Received", "SocketAddress", "Undelivered", "Wire", "WirePath", "WireRoute", "group_key", "group_of"]
 
 
 class WirePath(NamedTuple):
     """A local address and one of a peer: ``local`` and ``remote`` are packed IP addresses.
 
-    ``scope_id`` is the interface index if they are link-local, else 0.
+    ``scope_id`` is the interface index if they are link-local or ``remote`` is a multicast group, else 0.
     """
 
     local: bytes
@@ -39,8 +39,18 @@ SocketAddress: TypeAlias = "tuple[str, int] | tuple[str, int, int, int]"
 
 #: (data, segment, source, destination) of a packet that was received, or with ``segment`` > 0 of a train of packets of
 #: that many bytes, of which the last may be shorter. ``data`` is valid until the next ``receive()``. ``source`` is a
-#: socket address, ``destination`` a packed local address.
+#: socket address, ``destination`` a packed local address, or of a multicast packet its :func:`group_key`.
 Received: TypeAlias = "tuple[memoryview, int, SocketAddress, bytes]"
+
+
+def group_key(group: bytes, ifindex: int) -> bytes:
+    """A multicast group on an interface: the packed address, and the index of the interface in four bytes more."""
+    return group + ifindex.to_bytes(4, "big")
+
+
+def group_of(destination: bytes) -> bytes:
+    """The packed address of the destination of a packet, of which a multicast group is a :func:`group_key`."""
+    return destination if len(destination) in (4, 16) else destination[:-4]
 
 
 class Undelivered(NamedTuple):
@@ -133,3 +143,13 @@ class Wire(Protocol):
 
     def unlisten(self, token: object) -> None:
         """End a :meth:`listen`."""
+
+    def join_group(self, group: bytes, ifindex: int) -> None:
+        """Receive the packets for QP 0xFFFFFF of a multicast group that arrive at an interface. The wire is open.
+
+        The host is a member of the group there until :meth:`leave_group`. A group is joined once at a time. ENODEV: the
+        interface is gone; EMFILE or ENOBUFS: the system has no room for another membership.
+        """
+
+    def leave_group(self, group: bytes, ifindex: int) -> None:
+        """End a :meth:`join_group`. Does nothing if the wire was closed meanwhile."""

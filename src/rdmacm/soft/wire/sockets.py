@@ -30,6 +30,8 @@ __all__ = [
     "bind_error",
     "control",
     "discard_errors",
+    "join_group",
+    "open_group_socket",
     "open_socket",
     "read_error",
     "segment_control",
@@ -52,6 +54,7 @@ _IP_MTU_DISCOVER, _IPV6_MTU_DISCOVER, _PMTUDISC_DO = 10, 23, 2
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
 _IP_RECVERR, _IPV6_RECVERR, _MSG_ERRQUEUE = 11, 25, 0x2000
 _ORIGIN_ICMP, _ORIGIN_ICMP6 = 2, 3
+_IP_MULTICAST_ALL, _IPV6_MULTICAST_ALL = 49, 29
 
 _IS_LINUX = sys.platform == "linux"
 
@@ -73,6 +76,8 @@ _QUEUE_BYTES = 4 << 20
 
 _IN_PKTINFO = struct.Struct("=I4s4s")
 _IN6_PKTINFO = struct.Struct("=16sI")
+_IP_MREQN = struct.Struct("=4s4si")
+_IPV6_MREQ = struct.Struct("=16si")
 _INT = struct.Struct("=i")
 _U16 = struct.Struct("=H")
 #: The errno and the origin of struct sock_extended_err, which the reporter's socket address follows.
@@ -113,10 +118,13 @@ def _set_options(sock: socket.socket, family: int) -> None:
         sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVPKTINFO, 1)
     if not _IS_LINUX:
         return
+    # With MULTICAST_ALL a socket bound to every address gets the packets of all groups that the host is a member of.
     if family == AF_INET:
+        try_option(sock, socket.IPPROTO_IP, _IP_MULTICAST_ALL, 0)
         try_option(sock, socket.IPPROTO_IP, _IP_RECVERR, 1)
         sock.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _PMTUDISC_DO)
     else:
+        try_option(sock, socket.IPPROTO_IPV6, _IPV6_MULTICAST_ALL, 0)
         try_option(sock, socket.IPPROTO_IPV6, _IPV6_RECVERR, 1)
         sock.setsockopt(socket.IPPROTO_IPV6, _IPV6_MTU_DISCOVER, _PMTUDISC_DO)
         # Adapters send RoCEv2 over IPv6 with a UDP checksum of 0. By default the system drops such packets.
@@ -146,6 +154,37 @@ def open_socket(family: int, port: int, *, shared: bool = False) -> socket.socke
             return None
         raise
     return sock
+
+
+def open_group_socket(group: bytes, ifindex: int, port: int) -> socket.socket:
+    """Return a socket that receives the packets of a multicast group which arrive at an interface.
+
+    It is bound to the group's address. So it is not among the sockets of the port that are bound to every address, and
+    the kernel gives it a copy of each packet, beside those of other processes. OSError if it cannot be a member.
+    """
+    family = AF_INET if len(group) == 4 else AF_INET6
+    host = socket.inet_ntop(family, group)
+    sock = socket.socket(family, socket.SOCK_DGRAM)
+    try:
+        sock.setblocking(False)
+        _set_options(sock, family)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.bind((host, port) if family == AF_INET else (host, port, 0, ifindex))
+        join_group(sock, group, ifindex)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def join_group(sock: socket.socket, group: bytes, ifindex: int, *, leave: bool = False) -> None:
+    """Make a socket a member of a multicast group at an interface; with ``leave`` end that."""
+    if len(group) == 4:
+        option = socket.IP_DROP_MEMBERSHIP if leave else socket.IP_ADD_MEMBERSHIP
+        sock.setsockopt(socket.IPPROTO_IP, option, _IP_MREQN.pack(group, bytes(4), ifindex))
+    else:
+        option = socket.IPV6_LEAVE_GROUP if leave else socket.IPV6_JOIN_GROUP
+        sock.setsockopt(socket.IPPROTO_IPV6, option, _IPV6_MREQ.pack(group, ifindex))
 
 
 def set_trains(sock: socket.socket, on: bool) -> bool:

@@ -36,8 +36,9 @@ from rdmacm.proto.mad import GSI_QPN
 from rdmacm.proto.roce.headers import MULTICAST_QPN, ROCE_PORT
 from rdmacm.proto.roce.icrc import SHORTEST_PACKET
 from rdmacm.soft.wire import sockets
-from rdmacm.soft.wire.base import Received, SocketAddress, Undelivered
+from rdmacm.soft.wire.base import Received, SocketAddress, Undelivered, group_of
 from rdmacm.soft.wire.forwarding import Delivery, ForwardReceiver, ForwardSender
+from rdmacm.soft.wire.groups import GroupSockets, GroupSource
 from rdmacm.soft.wire.listeners import Listeners
 from rdmacm.soft.wire.port_group import CannotShare, OwnedSlot, PortGroup
 from rdmacm.soft.wire.slot_filter import (
@@ -131,6 +132,8 @@ class UdpWire(UdpSender):
         self._sender = ForwardSender()
         #: The service ids that this process listens on.
         self._listeners = Listeners()
+        #: The multicast groups of this process.
+        self._groups = GroupSockets()
 
     # -- opening and closing --------------------------------------------------------------------------
 
@@ -156,7 +159,7 @@ class UdpWire(UdpSender):
             self._sockets = self._open_alone()
             self._add_slot(1 + secrets.randbelow(MAX_SLOT))
             for sock in self._sockets:
-                self._add_data_socket(sock, True)
+                self._add_data_socket(sock)
             return
         self._sockets = group.slots[0].data
         for admission in group.admission:
@@ -186,7 +189,7 @@ class UdpWire(UdpSender):
         """Receive the packets for a slot of this process, and what others forward to it."""
         self._receivers.append(self._forward_receiver(owned.name))
         for sock in owned.data:
-            self._add_data_socket(sock, not self.slots)
+            self._add_data_socket(sock)
         self._add_slot(owned.slot)
 
     def _add_slot(self, slot: int) -> None:
@@ -194,9 +197,9 @@ class UdpWire(UdpSender):
         self.slot = self.slots[0]
         self._own = frozenset(self.slots) - {_MULTICAST_SLOT}
 
-    def _add_data_socket(self, sock: socket.socket | None, takes_multicast: bool) -> None:
+    def _add_data_socket(self, sock: socket.socket | None) -> None:
         if sock is not None:
-            self._watch_socket(sock, Source(sock, False, takes_multicast))
+            self._watch_socket(sock, Source(sock, False))
             if sockets.set_trains(sock, self._trains):
                 self._train_bytes = LONGEST
 
@@ -241,6 +244,7 @@ class UdpWire(UdpSender):
         self._readers.clear()
         self._watched_sockets.clear()
         self._listeners.close()
+        self._groups.close()
         for receiver in self._receivers:
             receiver.close()
         self._receivers.clear()
@@ -307,6 +311,45 @@ class UdpWire(UdpSender):
     def unlisten(self, token: object) -> None:
         self._listeners.remove(token)
 
+    # -- multicast ------------------------------------------------------------------------------------
+
+    def join_group(self, group: bytes, ifindex: int) -> None:
+        """See :meth:`Wire.join_group`. EOPNOTSUPP if this system cannot share the port among sockets."""
+        if self._poller is None:
+            raise cm_error(errno.EBADF, "the wire is not open", "join_multicast")
+        if self._group is None:
+            raise cm_error(errno.EOPNOTSUPP, "this system does not let several sockets share a port", "join_multicast")
+        sock, source = self._groups.join(group, ifindex, self.port)
+        self._watched_sockets[sock.fileno()] = sock
+        self._watch(sock.fileno(), partial(self._read_group, source))
+
+    def leave_group(self, group: bytes, ifindex: int) -> None:
+        sock = self._groups.take(group, ifindex)
+        if sock is not None:
+            with sock:
+                del self._watched_sockets[sock.fileno()]
+                self._unwatch(sock.fileno())
+
+    def _read_group(self, source: GroupSource, found: list[Received]) -> None:
+        """Read packets of a multicast group. Others than those for QP 0xFFFFFF are not wanted there."""
+        limit = self._used + _BATCH
+        while self._used < limit:
+            if self._used == len(self._buffers):
+                self._add_buffer()
+            buffers, view, _ = self._buffers[self._used]
+            try:
+                size, control, _, remote = source.recvmsg_into(buffers, _ANCILLARY_SPACE)
+            except OSError:
+                return
+            self._used += 1
+            data = view[:size]
+            if size < SHORTEST_PACKET:
+                self.counters["short"] += 1
+            elif qpn_of(data) != MULTICAST_QPN or not source.has_arrived(control):
+                self.counters["stray"] += 1
+            else:
+                found.append((data, 0, remote, source.key))
+
     def _forward_receiver(self, sock: socket.socket) -> ForwardReceiver:
         return ForwardReceiver(sock, self._watch, self._unwatch, self._forwarded_report)
 
@@ -365,8 +408,7 @@ class UdpWire(UdpSender):
         recvmsg_into, info = source.recvmsg_into, source.info
         while self._used < limit:
             if self._used == len(self._buffers):
-                view = memoryview(bytearray(65536))
-                self._buffers.append(([view], view, view.cast("I")))
+                self._add_buffer()
             buffers, view, words = self._buffers[self._used]
             try:
                 size, control, _, remote = recvmsg_into(buffers, _ANCILLARY_SPACE)
@@ -413,11 +455,15 @@ class UdpWire(UdpSender):
                 ):
                     found.append(received)
                 else:
-                    self._sort_train(source, received, found)
-            elif data[_QPN] << 4 | data[_QPN + 1] >> 4 in self._own or self._is_ours(source, received):
+                    self._sort_train(received, found)
+            elif data[_QPN] << 4 | data[_QPN + 1] >> 4 in self._own or self._is_ours(received):
                 found.append(received)
 
-    def _sort_train(self, source: Source, train: Received, found: list[Received]) -> None:
+    def _add_buffer(self) -> None:
+        view = memoryview(bytearray(65536))
+        self._buffers.append(([view], view, view.cast("I")))
+
+    def _sort_train(self, train: Received, found: list[Received]) -> None:
         """Keep this process's packets of a train, and forward the others."""
         data, segment, remote, local = train
         columns = bytes(data[_QPN::segment]), bytes(data[_QPN + 1 :: segment])
@@ -428,17 +474,18 @@ class UdpWire(UdpSender):
             packet = data[start : start + segment]
             if len(packet) < SHORTEST_PACKET:
                 self.counters["short"] += 1
-            elif self._is_ours(source, (packet, 0, remote, local)):
+            elif self._is_ours((packet, 0, remote, local)):
                 found.append((packet, 0, remote, local))
 
-    def _is_ours(self, source: Source, received: Received) -> bool:
+    def _is_ours(self, received: Received) -> bool:
         """Whether a single packet is for this process; if not, it is forwarded."""
         assert self._group is not None
         packet = received[0]
         slot = slot_of(packet)
         qpn = qpn_of(packet)
-        if qpn == MULTICAST_QPN:
-            return source.takes_multicast
+        if qpn == MULTICAST_QPN:  # but sent to this host alone
+            self.counters["stray"] += 1
+            return False
         if slot in self.slots:
             return True
         if slot:
@@ -506,5 +553,6 @@ class UdpWire(UdpSender):
     def _tap_incoming(self, data: memoryview, segment: int, remote: tuple[str | int, ...], local: bytes) -> None:
         host, port = remote[:2]
         assert self.tap is not None and isinstance(host, str) and isinstance(port, int)
+        local = group_of(local)
         family = AF_INET if len(local) == 4 else AF_INET6
         self.tap(False, local, socket.inet_pton(family, host), port, self.port, (data,), segment)
