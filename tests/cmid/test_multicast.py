@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rdmacm import CmEventType, CmId, IdOption, McJoinFlag, OptionLevel, PortSpace, UdParam
+from rdmacm import CmEventType, CmId, IdOption, McJoinFlag, OptionLevel, PortSpace, SockAddrIB, UdParam
 from rdmacm.address import Gid
 from rdmacm.proto.roce.headers import BTH, DETH, RocePacket
 from rdmacm.proto.roce.opcodes import Opcode
@@ -150,6 +150,16 @@ def test_id_joins_without_a_queue_pair(both: Ends) -> None:
     both.fabric.run(seconds=0.1)
     assert cmid.recv_cq is not None
     assert len(cmid.recv_cq.poll(10)) == 1
+
+
+def test_group_may_be_given_by_its_gid(both: Ends) -> None:
+    cmid = both.a.id(UDP)
+    cmid.bind_addr((ADDRESSES["ipv4"][0], 0))
+    cmid.join_multicast(SockAddrIB(Gid(MGIDS["ipv4"])))
+    param = both.a.event(E.MULTICAST_JOIN).param
+    assert isinstance(param, UdParam)
+    assert param.ah_attr.gr.dgid == Gid(MGIDS["ipv4"])
+    refused(lambda: cmid.join_multicast(SockAddrIB(Gid())))
 
 
 def test_synchronous_id_waits_for_the_join(both: Ends) -> None:

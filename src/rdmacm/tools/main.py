@@ -42,6 +42,7 @@ COMMANDS = (
     "rping",
     "ucmatose",
     "udaddy",
+    "mckey",
     "cmtime",
     "perf",
 )

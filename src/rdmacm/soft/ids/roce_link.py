@@ -8,7 +8,7 @@ from socket import AF_INET, AF_INET6
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from rdmacm.address import ALL_BITS_64, DEFAULT_PKEY, Address, Gid, InetAddr, SockAddrIB, service_id
+from rdmacm.address import ALL_BITS_64, DEFAULT_PKEY, Address, Gid, InetAddr, SockAddrIB, is_multicast, service_id
 from rdmacm.cmstate import Trigger
 from rdmacm.connparam import UdParam
 from rdmacm.constants import CmEventType
@@ -121,22 +121,26 @@ class RoceLink:
     # -- multicast ------------------------------------------------------------------------------------
 
     def join_multicast(self, join: GroupJoin, group: Address, send_only: bool) -> None:
-        """Join a group by the host's own means, IGMP or MLD: RoCE has no subnet administrator."""
+        """Join a group by the host's own means, IGMP or MLD: RoCE has no subnet administrator.
+
+        Of a SockAddrIB, the GID is that of the group.
+        """
         core = self._id
         view = core.port_view
         assert isinstance(view, RocePortView)
-        if not isinstance(group, InetAddr) or not group.is_multicast:
+        ip = group.ip if isinstance(group, InetAddr) else group.addr.ip
+        if not is_multicast(ip):
             text = "not the address of a multicast group"
             raise cm_error(errno.EINVAL, text, "join_multicast", str(group), "224.0.0.0/4 or ff00::/8")
-        if len(group.ip) != len(core.sgid.ip):
+        if len(ip) != len(core.sgid.ip):
             text = f"the id is bound to {core.local_addr}, of another address family"
             raise cm_error(errno.EINVAL, text, "join_multicast", str(group))
         if not send_only:
-            core.host.mux.groups.join(group.ip, view.interface.index)
+            core.host.mux.groups.join(ip, view.interface.index)
             self._groups = self._groups or {}
-            self._groups[join] = group.ip, view.interface.index
+            self._groups[join] = ip, view.interface.index
         core.qkey = core.qkey or UDP_QKEY
-        route = GlobalRoute(Gid.from_ip(group.ip), core.gid_index, 0, _DEFAULT_HOP_LIMIT, core.options.tos or 0)
+        route = GlobalRoute(Gid.from_ip(ip), core.gid_index, 0, _DEFAULT_HOP_LIMIT, core.options.tos or 0)
         param = UdParam(b"", AHAttr(is_global=True, port_num=core.port_num, gr=route), MULTICAST_QPN, core.qkey)
         core.post(CmEventType.MULTICAST_JOIN, param=param, join=join)
 
