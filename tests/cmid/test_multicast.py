@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rdmacm import CmEventType, CmId, IdOption, McJoinFlag, OptionLevel, PortSpace, SockAddrIB, UdParam
+from rdmacm import CmEventType, CmId, IdOption, McJoinFlag, OptionLevel, PortSpace, SockAddrIB, UdParam, cma
 from rdmacm.address import Gid
 from rdmacm.proto.roce.headers import BTH, DETH, RocePacket
 from rdmacm.proto.roce.opcodes import Opcode
@@ -299,6 +299,22 @@ def test_queue_pair_that_cannot_be_attached_makes_an_error_event(both: Ends, mon
     Member(both.b).send(b"to all")
     both.fabric.run(seconds=0.1)
     assert first.received() == [b"to all"]
+
+
+def test_cs_structure_is_checked(both: Ends) -> None:
+    cmid = both.a.id(UDP)
+    cmid.bind_addr((ADDRESSES["ipv4"][0], 0))
+    attr = cma.rdma_cm_join_mc_attr_ex()
+    refused(lambda: cma.rdma_join_multicast_ex(cmid, attr))
+    attr.addr, attr.join_flags = GROUP, cma.RDMA_MC_JOIN_FLAG_FULLMEMBER
+    attr.comp_mask = cma.RDMA_CM_JOIN_MC_ATTR_ADDRESS
+    refused(lambda: cma.rdma_join_multicast_ex(cmid, attr))
+    attr.comp_mask |= cma.RDMA_CM_JOIN_MC_ATTR_RESERVED
+    refused(lambda: cma.rdma_join_multicast_ex(cmid, attr), errno.ENOTSUP)
+    attr.comp_mask = cma.RDMA_CM_JOIN_MC_ATTR_ADDRESS | cma.RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS
+    cma.rdma_join_multicast_ex(cmid, attr, "mine")
+    assert both.a.event(E.MULTICAST_JOIN).join_context == "mine"
+    cma.rdma_leave_multicast(cmid, GROUP)
 
 
 # -- queue pairs --------------------------------------------------------------------------------------

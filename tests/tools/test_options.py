@@ -1,4 +1,4 @@
-"""The options of rping, ucmatose, udaddy and cmtime: those of librdmacm's tools (44.0), their defaults and limits."""
+"""The options of rping, ucmatose, udaddy, mckey and cmtime: librdmacm's (44.0), their defaults and limits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Option(NamedTuple):
 
 
 #: C's getopt strings: "a:I:Pp:C:S:t:scvVdq" (-t is refused), "s:b:f:P:c:C:S:t:p:a:m",
-#: "s:b:c:C:S:t:p:P:f:" and "s:b:c:p:r:t:".
+#: "s:b:c:C:S:t:p:P:f:", "m:M:sb:c:C:S:p:ol" and "s:b:c:p:r:t:".
 TOOLS = {
     "rping": [
         Option("s", default=False),
@@ -64,6 +64,18 @@ TOOLS = {
         Option("S", True, 100, ("0", "1073741824"), ("1073741825",)),
         Option("t", True, None, ("0", "255"), ("256",)),
     ],
+    "mckey": [
+        Option("m", True),
+        Option("M", True, None, ("ff1e::7",), ("239.1.2.3",)),
+        Option("s", default=False),
+        Option("b", True),
+        Option("c", True, 1, ("1", "1000"), ("0", "1001")),
+        Option("C", True, 10, ("0", "32768"), ("32769",)),
+        Option("S", True, 100, ("0", "1073741824"), ("1073741825",)),
+        Option("p", True, "0x0111", ("0x0111", "0x2"), ("0x106", "7174")),
+        Option("o", default=False),
+        Option("l", default=False),
+    ],
     "cmtime": [
         Option("s", True),
         Option("b", True),
@@ -74,7 +86,7 @@ TOOLS = {
     ],
 }
 #: Letters that C's tool does not have.
-OWN = {"rping": set(), "ucmatose": {"V"}, "udaddy": set(), "cmtime": set()}
+OWN = {"rping": set(), "ucmatose": {"V"}, "udaddy": set(), "mckey": set(), "cmtime": set()}
 ROWS = [pytest.param(tool, option, id=f"{tool} -{option.letter}") for tool, rows in TOOLS.items() for option in rows]
 
 

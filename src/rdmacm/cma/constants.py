@@ -14,6 +14,7 @@ from rdmacm.constants import (
     CmEventType,
     IbOption,
     IdOption,
+    McJoinFlag,
     OptionLevel,
     PathFlag,
     PortSpace,
@@ -103,6 +104,14 @@ RDMA_OPTION_ID_REUSEADDR = IdOption.REUSEADDR
 RDMA_OPTION_ID_AFONLY = IdOption.AFONLY
 RDMA_OPTION_ID_ACK_TIMEOUT = IdOption.ACK_TIMEOUT
 RDMA_OPTION_IB_PATH = IbOption.PATH
+
+#: Bits of ``comp_mask`` in an rdma_cm_join_mc_attr_ex; the first that is invalid.
+RDMA_CM_JOIN_MC_ATTR_ADDRESS = 1
+RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS = 2
+RDMA_CM_JOIN_MC_ATTR_RESERVED = 4
+RDMA_MC_JOIN_FLAG_FULLMEMBER = McJoinFlag.FULLMEMBER
+RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER = McJoinFlag.SENDONLY_FULLMEMBER
+RDMA_MC_JOIN_FLAG_RESERVED = 2
 
 #: The device's maximum, in ``responder_resources`` and ``initiator_depth``.
 RDMA_MAX_RESP_RES = MAXIMUM

@@ -41,6 +41,7 @@ __all__ = [
     "ibv_ack_async_event",
     "ibv_ack_cq_events",
     "ibv_alloc_pd",
+    "ibv_attach_mcast",
     "ibv_close_device",
     "ibv_create_ah",
     "ibv_create_ah_from_wc",
@@ -55,6 +56,7 @@ __all__ = [
     "ibv_destroy_cq",
     "ibv_destroy_qp",
     "ibv_destroy_srq",
+    "ibv_detach_mcast",
     "ibv_event_type_str",
     "ibv_flow_label_to_udp_sport",
     "ibv_fork_init",
@@ -229,6 +231,16 @@ def ibv_create_ah_from_wc(pd: PD, wc: WC, grh: GRH | Buffer, port_num: int) -> A
 def ibv_destroy_ah(ah: AH) -> None:
     """ibv_destroy_ah(3)."""
     ah.close()
+
+
+def ibv_attach_mcast(qp: QP, gid: Gid, lid: int) -> None:
+    """ibv_attach_mcast(3)."""
+    qp.attach_mcast(gid, lid)
+
+
+def ibv_detach_mcast(qp: QP, gid: Gid, lid: int) -> None:
+    """ibv_detach_mcast(3)."""
+    qp.detach_mcast(gid, lid)
 
 
 # -- completions ----------------------------------------------------------------------------------------

@@ -67,6 +67,7 @@ __all__ = [
     "rdma_addrinfo",
     "rdma_cm_event",
     "rdma_cm_id",
+    "rdma_cm_join_mc_attr_ex",
     "rdma_conn_param",
     "rdma_event_channel",
     "rdma_route",
@@ -187,6 +188,20 @@ class rdma_conn_param(ConnParam):
             qp_num,
             qkey,
         )
+
+
+@dataclass(slots=True)
+class rdma_cm_join_mc_attr_ex:
+    """``struct rdma_cm_join_mc_attr_ex``, rdma_join_multicast_ex(3).
+
+    - ``comp_mask``: the fields that are set, ``RDMA_CM_JOIN_MC_ATTR_ADDRESS | RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS``.
+    - ``join_flags``: ``RDMA_MC_JOIN_FLAG_FULLMEMBER``, or ``RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER`` to send only.
+    - ``addr``: the address of the group.
+    """
+
+    comp_mask: int = 0
+    join_flags: int = 0
+    addr: SockAddr | None = None
 
 
 class rdma_addrinfo(AddrInfo):

@@ -85,13 +85,13 @@ def test_device() -> None:
     assert (attr.page_size_cap, attr.local_ca_ack_delay, attr.phys_port_cnt) == (0xFFFFF000, 15, 1)
     assert (attr.max_qp_rd_atom, attr.max_qp_init_rd_atom, attr.atomic_cap) == (128, 128, AtomicCap.HCA)
     # What this device lacks.
-    zero = [name for name in C_DEVICE if name.startswith(("max_ee", "max_rdd", "max_raw", "max_mcast", "max_fmr"))]
+    zero = [name for name in C_DEVICE if name.startswith(("max_ee", "max_rdd", "max_raw", "max_fmr"))]
     assert {name: getattr(attr, name) for name in [*zero, "max_mw", "max_map_per_fmr"]} == dict.fromkeys(
         [*zero, "max_mw", "max_map_per_fmr"], 0
     )
     lacking = DeviceCapFlag.SRQ_RESIZE | DeviceCapFlag.XRC | DeviceCapFlag.MEM_WINDOW | DeviceCapFlag.AUTO_PATH_MIG
     assert not attr.device_cap_flags & lacking
-    assert attr.max_total_mcast_qp_attach == 0
+    assert (attr.max_mcast_grp, attr.max_mcast_qp_attach, attr.max_total_mcast_qp_attach) == (1024, 1024, 1 << 20)
 
 
 def test_guid_follows_the_hardware_address() -> None:
