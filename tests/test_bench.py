@@ -59,6 +59,14 @@ def test_datagrams() -> None:
         assert all(0 < found["received"][size] <= found["sent"][size] for size in found["sent"])
 
 
+def test_multicast() -> None:
+    done = run(str(ROOT / "bench" / "multicast.py"), "--rounds", "1", "--effort", "0.01", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)["per_second"]
+    assert len(found) == 5
+    assert min(found.values()) > 0
+
+
 def test_rdmacm_peer() -> None:
     done = run(str(PEERS), "rdmacm", "--rounds", "1", "--effort", "0.005", "--json")
     assert done.returncode == 0, done.stderr

@@ -589,4 +589,48 @@ async def datagrams_active(side: Side) -> None:
     destroy(cmid)
 
 
+# -- multicast ------------------------------------------------------------------------------------------
+
+
+def group_of(side: Side) -> tuple[str, int]:
+    """A group of the family of the ends' addresses."""
+    return ("ff1e::77" if ":" in side.address else "239.7.7.7"), side.port
+
+
+async def multicast(side: Side) -> None:
+    """Both ends join a group and send to it; each gets every message of both."""
+    cmid = side.make_id(PortSpace.UDP)
+    cmid.bind_addr((side.address, 0))
+    region = with_datagrams(cmid)
+    cmid.join_multicast(group_of(side), context=side)
+    event = await side.event(E.MULTICAST_JOIN)
+    assert event.join_context is side
+    assert isinstance(event.param, UdParam)
+    assert (event.param.qp_num, event.param.ah_attr.gr.hop_limit) == (0xFFFFFF, 64)
+    assert cmid.qp is not None
+    side.tell("joined", cmid.qp.qp_num)
+    senders = {cmid.qp.qp_num, await side.told("joined")}
+    sizes = datagram_sizes(cmid)
+    with AH(cmid.pd, event.param.ah_attr) as ah:
+        send_datagrams(cmid, ah, event.param.qp_num, event.param.qkey, 3)
+        sent = await side.completion(cmid.send_cq)
+        assert sent.wr_id == FOREIGN
+        seen: set[tuple[int, int]] = set()
+        while len(seen) < len(senders) * len(sizes):
+            wc = await side.completion(cmid.recv_cq)
+            assert wc.imm_data is not None
+            assert wc.src_qp in senders
+            size, start = sizes[wc.imm_data], wc.wr_id * DATAGRAM_ROOM + 40
+            assert wc.byte_len == 40 + size
+            assert bytes(region.buf[start : start + size]) == pattern(size, 3)
+            seen.add((wc.src_qp, wc.imm_data))
+    side.tell("received", None)
+    await side.told("received")
+    cmid.leave_multicast(group_of(side))
+    destroy(cmid)
+
+
+multicast_passive = multicast_active = multicast
+
+
 NAMES = sorted(name.removesuffix("_passive") for name in list(globals()) if name.endswith("_passive"))

@@ -66,10 +66,13 @@ def forker() -> Iterator[Forker]:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "datagrams")) for name in scenarios.NAMES]
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in ("datagrams", "multicast"))) for name in scenarios.NAMES],
 )
 @pytest.mark.parametrize("family", ON_LOOPBACK)
 def test_scenario_runs_between_processes(name: str, family: str, forker: Forker) -> None:
+    if (name, family) == ("multicast", "ipv6"):
+        pytest.skip("the loopback interface has no route to IPv6 groups")
     run_in_processes(ON_LOOPBACK[family], *ends(name), free_port(), (forker, forker))
 
 
