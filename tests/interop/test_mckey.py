@@ -71,3 +71,44 @@ def test_our_sender_reaches_librdmacms_receivers(guest: Guest, arguments: str) -
     found = json.loads(summary + "}")
     assert found["sent"] == found["connections"] * found["messages"] * found["size"]
     assert said.splitlines() == lines_of(arguments, RECEIVER, RECEIVED)
+
+
+GROUP6 = "ff1e::7:7"
+ROW6 = "UD multicast with rxe's verbs, messages of 1 byte to the MTU; IPv6"
+PEER = "python3 -m interop.multicast_peer"
+each_count = pytest.mark.parametrize(("count", "size"), [(10, 100), (5, 1), (100, 1024)])
+
+
+@each_count
+@pytest.mark.cell(ROW6, "passive")
+def test_rxe_sends_to_an_ipv6_group(guest: Guest, count: int, size: int) -> None:
+    done = guest.run(
+        f"{JOINED.replace(GROUP, GROUP6)}\n"
+        f"soft {OURS} -m {GROUP6} -b $SOFT6 -C {count} -S {size} --json >/tmp/server.out 2>&1 &\nSERVER=$!\n"
+        f"joined soft vb || exit\nnap 0.5\nrxe {PEER} send {GROUP6} $RXE6 va {count} {size} || exit\nfinish\n"
+        "left soft vb",
+        timeout=120,
+    )
+    assert done.status == 0, done.output
+    said, _, summary = done.output.partition("\n")
+    assert said == f"sent {count} of {size}"
+    assert json.loads(summary)["received"] == count * size
+
+
+@each_count
+@pytest.mark.cell(ROW6, "active")
+def test_our_messages_to_an_ipv6_group_reach_rxe(guest: Guest, count: int, size: int) -> None:
+    done = guest.run(
+        f"rxe {PEER} receive {GROUP6} $RXE6 va {count} {size} >/tmp/server.out 2>&1 &\nSERVER=$!\n"
+        "for ((i = 0; i < 1000; i++)); do grep -qs joined /tmp/server.out && break; nap 0.02; done\n"
+        f"soft {OURS} -m {GROUP6} -b $SOFT6 -C {count} -S {size} -s --json || exit\nfinish",
+        timeout=120,
+    )
+    assert done.status == 0, done.output
+    assert done.output.endswith(f"joined\nreceived {count} of {{{size}}}\n")
+
+
+def test_librdmacm_joins_no_ipv6_group(guest: Guest) -> None:
+    """So the other tests with IPv6 use verbs."""
+    done = guest.run(f"rxe mckey -m {GROUP6} -b $RXE6 -s 2>&1; true", timeout=60)
+    assert "mckey: failure joining: Unknown error 524" in done.output

@@ -6,10 +6,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
+from rdmacm.proto.roce.headers import RocePacket
 from support.netns import python_environment
+from support.pcap import roce
 from support.servers import Run
 
 SENDER = """\
@@ -74,6 +77,18 @@ def test_several_queue_pairs_of_a_sender_that_receives_nothing(run: Run) -> None
     assert found.pop("seconds") > 0
     moved = {"connections": 3, "messages": 5, "size": 4096, "sent": 61_440, "received": 0}
     assert found == {"role": "client", "group": "::ffff:239.1.2.3", **moved}
+
+
+@pytest.mark.slow
+def test_capture_has_the_packets_of_both_directions(run: Run, tmp_path: Path) -> None:
+    files = [tmp_path / "receiver.pcapng", tmp_path / "sender.pcapng"]
+    with receivers(1, "--pcap", str(files[0])) as processes:
+        await_joins(processes)
+        run("mckey", *HERE, "-s", "-o", "--pause", "0", "--pcap", str(files[1]))
+        processes[0].wait()
+    for file in files:
+        packets = [RocePacket.unpack(datagram.payload[:-4]) for datagram in roce(file)]
+        assert [packet.bth.dest_qpn for packet in packets] == [0xFFFFFF] * 10
 
 
 @pytest.mark.slow

@@ -166,6 +166,17 @@ def test_interface_that_is_gone_is_refused(wire: UdpWire) -> None:
     assert error.value.errno == errno.EBADF
 
 
+def test_no_other_program_gets_the_address_of_a_group(wire: UdpWire) -> None:
+    """As long as this process has the port, also before it joins."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        for group in ("239.1.2.3", "239.1.2.4"):
+            wire.join_group(GROUP, LO)
+            with pytest.raises(OSError, match="in use"):
+                other.bind((group, wire.port))
+            wire.leave_group(GROUP, LO)
+
+
 def test_flood_of_a_group_is_read_in_parts(wire: UdpWire) -> None:
     wire.join_group(GROUP, LO)
     for _ in range(64):

@@ -296,9 +296,7 @@ class IbLink:
             core.post(CmEventType.MULTICAST_ERROR, -failure.errno, None, failure.message, join=join)
             return
         core.qkey = core.qkey or record.q_key
-        route = GlobalRoute(
-            record.mgid, core.gid_index, record.flow_label, record.hop_limit, core.options.tos or record.traffic_class
-        )
+        route = GlobalRoute(record.mgid, core.gid_index, record.flow_label, record.hop_limit, record.traffic_class)
         attr = AHAttr(record.mlid, record.sl, 0, record.rate, True, core.port_num, route)
         core.post(CmEventType.MULTICAST_JOIN, param=UdParam(b"", attr, MULTICAST_QPN, core.qkey), join=join)
 
