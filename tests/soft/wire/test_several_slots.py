@@ -1,10 +1,11 @@
-"""A process that owns several slots of a port: its packets, multicast, and what is left when it ends."""
+"""A process that owns several slots of a port: its packets, and what is left when it ends."""
 
 from __future__ import annotations
 
 import errno
 import os
 import resource
+import socket
 from collections.abc import Callable, Iterator
 
 import pytest
