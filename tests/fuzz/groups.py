@@ -52,7 +52,7 @@ def group_member(data: bytes) -> None:
                     break
                 kind = source.number()
                 to, packet = (GROUP, OTHER, MEMBER)[kind % 4 % 3], source.take(source.number(2) % 1100)
-                if kind & 4:
+                if kind & 4 and len(packet) >= 12:
                     packet = sealed(stranger, to, packet)
                 throw(stranger, to, packet)
                 fabric.run(seconds=0.001)
