@@ -59,6 +59,7 @@ def test_datagrams() -> None:
         assert all(0 < found["received"][size] <= found["sent"][size] for size in found["sent"])
 
 
+@pytest.mark.slow
 def test_multicast() -> None:
     done = run(str(ROOT / "bench" / "multicast.py"), "--rounds", "1", "--effort", "0.01", "--json")
     assert done.returncode == 0, done.stderr

@@ -138,7 +138,8 @@ def test_membership_reports_are_sent_and_nothing_is_left(net: TwoHosts, sniffer:
     assert net.a.ip("maddr", "show") == before
 
 
-@pytest.mark.parametrize("group", ["239.7.7.7", pytest.param("ff1e::7:7", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@GROUPS
 def test_every_process_of_both_hosts_gets_a_message(net: TwoHosts, sniffer: Sniffer, group: str) -> None:
     before = net.b.ip("maddr", "show")
     with (
