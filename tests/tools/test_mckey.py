@@ -56,14 +56,15 @@ def await_joins(processes: list[subprocess.Popen[str]]) -> list[str]:
     return found
 
 
-def test_output_matches_mckey_at_each_end(run: Run) -> None:
-    with receivers(2) as processes:
+@pytest.mark.parametrize("count", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_output_matches_mckey_at_each_end(run: Run, count: int) -> None:
+    with receivers(count) as processes:
         said = await_joins(processes)
         assert run("mckey", *HERE, "-s", "--pause", "0") == (0, SENDER, "")
         assert [before + process.communicate()[0] for before, process in zip(said, processes, strict=True)] == (
-            [RECEIVER] * 2
+            [RECEIVER] * count
         )
-        assert [process.returncode for process in processes] == [0, 0]
+        assert [process.returncode for process in processes] == [0] * count
 
 
 @pytest.mark.slow

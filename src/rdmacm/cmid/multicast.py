@@ -7,7 +7,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from rdmacm.address import Address, Gid, SockAddr, lookup_address
-from rdmacm.cmid.acks import wait_acked
+from rdmacm.cmid.acks import ACK_LOCK, wait_acked
 from rdmacm.cmid.connecting import ConnectionBase
 from rdmacm.connparam import UdParam
 from rdmacm.constants import CmEventType, McJoinFlag, PortSpace
@@ -58,7 +58,7 @@ class MulticastBase(ConnectionBase):
 
     def _prepare(self, ps: PortSpace, qp_type: QPType) -> None:
         super()._prepare(ps, qp_type)
-        #: The groups that it has joined, oldest first.
+        #: The groups that it has joined, oldest first; replaced with ACK_LOCK held.
         self._memberships: tuple[GroupMembership, ...] = ()
 
     def join_multicast(self, address: SockAddr, context: object = None) -> None:
@@ -85,7 +85,8 @@ class MulticastBase(ConnectionBase):
         self._check_alive("join_multicast")
         flag = member(McJoinFlag, join_flags, "join_flags", "join_multicast")
         membership = GroupMembership(lookup_address(address), flag, context)
-        self._memberships = (*self._memberships, membership)  # another thread may fetch the event at once
+        with ACK_LOCK:  # before the event, which another thread may fetch at once
+            self._memberships = (*self._memberships, membership)
         try:
             self._backend.join_multicast(membership, membership.group, flag is McJoinFlag.SENDONLY_FULLMEMBER)
             if self._private:
@@ -115,7 +116,8 @@ class MulticastBase(ConnectionBase):
         wait_acked(lambda: found.completed >= found.reported)
 
     def _leave(self, membership: GroupMembership) -> None:
-        self._memberships = tuple(each for each in self._memberships if each is not membership)
+        with ACK_LOCK:
+            self._memberships = tuple(each for each in self._memberships if each is not membership)
         self._backend.leave_multicast(membership)
         self._detach_group(membership)
 
