@@ -88,8 +88,9 @@ class UdpWire(UdpSender):
     ``counters`` counts packets that were lost or took the slow way: ``no_room`` (the send queue stayed full), the name
     of an errno for each packet or train that the system refused, ``trains_cut`` (trains whose packets were sent one by
     one), ``short`` (shorter than any packet), ``forwarded`` (to another process), ``forward_full`` (lost, because that
-    process does not keep up), ``stray`` (for no existing process). Of the reports of undelivered packets it counts all
-    (``undelivered``), and those about anything but a connection request of these processes (``undelivered_ignored``).
+    process does not keep up), ``stray`` (for no existing process; multicast by its address or by its QP number alone).
+    Of the reports of undelivered packets it counts all (``undelivered``), and those about anything but a connection
+    request of these processes (``undelivered_ignored``).
 
     ``tap`` sees every datagram and train after it was sent, and as it is received.
     """
