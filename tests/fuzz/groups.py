@@ -1,4 +1,4 @@
-"""A member of a multicast group: whatever a stranger sends, the group's messages arrive, and nothing else does."""
+"""A member of a multicast group: a stranger's packets neither end it nor reach it, except messages to the group."""
 
 from __future__ import annotations
 
