@@ -260,6 +260,22 @@ def test_reads_beyond_max_dest_rd_atomic_are_refused() -> None:
     assert syndromes(engine) == [(0x10, 0x1F), (0x10, 0x1F), (ACK, 0x61)]
 
 
+def test_duplicate_read_of_a_key_that_was_revoked_is_dropped() -> None:
+    """It may be a late copy of a READ that is complete, and whose key the peer has given up."""
+    memory = Region()
+    engine = receiver(memory)
+    request = packet(READ, reth(8))
+    assert give(engine, request) == 1
+    assert syndromes(engine) == [(0x10, 0x1F)]
+    memory.keys.clear()
+    give(engine, request)
+    assert syndromes(engine) == []
+    assert not engine.failed
+    memory.keys.add(RKEY)
+    give(engine, request)
+    assert syndromes(engine) == [(0x10, 0x1F)]
+
+
 def test_deregistration_during_a_write_is_answered_with_nak() -> None:
     memory = Region()
     engine = receiver(memory)

@@ -11,8 +11,8 @@ from support.rc import BASE, RKEY, Pair, send, statuses, view
 NEW = 0x7777
 
 
-def bind(wr_id: int, key: int = NEW, **more: bool) -> SendWork:
-    return SendWork(wr_id, WROpcode.BIND_MW, bind=key, **more)
+def bind(wr_id: int, key: int = NEW, signaled: bool = True) -> SendWork:
+    return SendWork(wr_id, WROpcode.BIND_MW, bind=key, signaled=signaled)
 
 
 def local_inv(wr_id: int, key: int = RKEY) -> SendWork:
