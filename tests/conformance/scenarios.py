@@ -221,7 +221,7 @@ async def remote_active(side: Side) -> None:
 
 # -- memory windows -------------------------------------------------------------------------------------
 
-ROUNDS, WINDOW = 3, 70_000
+ROUNDS, WINDOW = 2, 20_000
 REMOTE = AccessFlag.REMOTE_READ | AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_ATOMIC
 KEYS = struct.Struct("!III")
 

@@ -59,6 +59,18 @@ def test_scenario_runs_on_a_lossy_fabric(name: str, seed: int) -> None:
     run_on_fabric(fabric, ON_A_FABRIC["ipv4"], *ends(name))
 
 
+@pytest.mark.parametrize(
+    "first", [pytest.param(first, marks=[pytest.mark.slow] * (first > 0)) for first in range(0, 1000, 20)]
+)
+def test_windows_work_despite_loss(first: int) -> None:
+    """Binds, writes, reads, atomics and invalidations are each done once."""
+    for seed in range(first, first + (20 if first else 2)):
+        try:
+            run_on_fabric(Fabric(seed, loss=0.1, duplicate=0.1, reorder=0.1), ON_A_FABRIC["ipv4"], *ends("windows"))
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+
+
 @pytest.fixture(scope="module")
 def forker() -> Iterator[Forker]:
     with closing(Forker()) as made:

@@ -28,6 +28,7 @@ _MODULES = (
     "fuzz.local_peers",
     "fuzz.text",
     "fuzz.devices",
+    "fuzz.windows",
 )
 
 
