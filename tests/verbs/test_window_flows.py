@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -127,6 +128,39 @@ def test_windows_are_closed(players: tuple[Player, Player], mw_type: MWType, way
             assert mw.rkey == key
     assert players[0].write(players[1], b"too late") is REFUSED
     assert players[1].mr.read(8) == bytes(8)
+
+
+def test_region_lives_as_long_as_a_window_is_bound_to_it() -> None:
+    with ends() as both:
+        cmid, _ = both.connect()
+        memory = bytearray(SIZE)
+        player = Player(cmid, MR(cmid.pd, memory, LOCAL | AccessFlag.MW_BIND))
+        player.open(MWType.TYPE_1)
+        window, player.mw = player.mw, None
+        del player
+        gc.collect()
+        with pytest.raises(BufferError):
+            memory.append(1)
+        with pytest.warns(ResourceWarning, match="unclosed <M"):
+            del window
+            gc.collect()
+            both.fabric.run(seconds=0.1)
+        memory.append(1)
+
+
+def test_forgotten_cycle_of_a_window_and_its_region_is_released() -> None:
+    with ends() as both:
+        cmid, _ = both.connect()
+        memory = bytearray(SIZE)
+        player = Player(cmid, MR(cmid.pd, memory, LOCAL | AccessFlag.MW_BIND))
+        player.open(MWType.TYPE_2)
+        cycle: list[object] = [player]
+        cycle.append(cycle)
+        with pytest.warns(ResourceWarning, match="unclosed <M"):
+            del player, cycle
+            gc.collect()
+            both.fabric.run(seconds=0.1)
+        memory.append(1)
 
 
 # -- ibv_rereg_mr(3) --------------------------------------------------------------------------------------------

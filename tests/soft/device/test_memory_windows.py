@@ -366,6 +366,19 @@ def test_window_of_type_2_serves_the_peer_of_its_queue_pair_only(pair: Pair) -> 
     assert told(ends.at_left()) == [(1, "SUCCESS")]
 
 
+def test_windows_of_an_aborted_queue_pair_are_free_after_it(pair: Pair) -> None:
+    """A fault of the engine ends the queue pair; receives are flushed by a new engine."""
+    ends = Connected(pair)
+    target = pair.b.region(8, BINDABLE)
+    bound(ends, window_of(pair.b), target)
+    ends.right.abort()
+    ends.right.post_recv([RecvWR(2)])
+    assert told(ends.at_right()) == [(2, "WR_FLUSH_ERR")]
+    assert target.windows == 1
+    ends.right.destroy()
+    target.dereg()
+
+
 @pytest.mark.parametrize("destroy", [False, True], ids=["reset", "destroyed"])
 def test_windows_of_a_queue_pair_are_free_after_it(pair: Pair, destroy: bool) -> None:
     ends = Connected(pair)

@@ -185,7 +185,8 @@ class SoftQP(WorkQueues["QPEngine"]):
         """Return the engine. It is made when first needed, so that an idle queue pair costs little."""
         engine = self._engine
         if engine is None:
-            memory = self._memory = RemoteMemory(self._table, self._pd)
+            # That of an engine that was aborted may have windows.
+            memory = self._memory = self._memory or RemoteMemory(self._table, self._pd)
             take_recv = self._take_shared_recv if self._srq is not None else None
             engine = self._engine = self._mux.make_engine(self.qp_num, memory, take_recv, self._counters)
             if self._route is not None:
