@@ -24,9 +24,10 @@ def bind(window: MW, region: MR, place: int, access: AccessFlag = REMOTE, size: 
 
 
 async def windows_passive(side: Side) -> None:
-    listener, cmid, _ = await accepted(side, 2 * ROUNDS, 64)
+    listener, cmid, _ = await accepted(side, 2 * ROUNDS + 1, 64)
     region = region_of(cmid, bytes(3 * WINDOW), AccessFlag.LOCAL_WRITE | AccessFlag.MW_BIND)
     keys = region_of(cmid, bytes(KEYS.size))
+    await side.completion(cmid.recv_cq)
     side.tell("memory", region.addr)
     with (
         MW(cmid.pd, MWType.TYPE_1) as one,
@@ -49,11 +50,14 @@ async def windows_passive(side: Side) -> None:
                 memory = bytearray(pattern(WINDOW, 3 * number + place))
                 memory[-8:] = (int.from_bytes(memory[-8:], "little") + number + 1 & ~(-1 << 64)).to_bytes(8, "little")
                 assert region.read(WINDOW, place * WINDOW) == memory
+    side.tell("acknowledged", None)  # an earlier disconnect would lose the last ACKs
     await ended(side, cmid, listener, first=False)
 
 
 async def windows_active(side: Side) -> None:
     cmid, inbox = await connected(side, ROUNDS, 64)
+    post(cmid, SendWR(0, WROpcode.SEND, [], SIGNALED))  # repeated until it arrives, unlike an RTU
+    await side.completion(cmid.send_cq)
     addr = await side.told("memory")
     local = region_of(cmid, bytes(WINDOW))
     value = region_of(cmid, bytes(8))
@@ -76,4 +80,5 @@ async def windows_active(side: Side) -> None:
         for rkey in keys[:0:-1]:
             post(cmid, SendWR(4, WROpcode.SEND_WITH_INV, [], SIGNALED | SendFlag.FENCE, invalidate_rkey=rkey))
             await side.completion(cmid.send_cq)
+    await side.told("acknowledged")
     await ended(side, cmid)
