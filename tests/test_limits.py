@@ -63,6 +63,7 @@ TEXT = (ROOT / "docs" / "limits.md").read_text(encoding="utf-8")
 VALUES: dict[str, tuple[int | float | str, ...]] = {
     "queue pairs of a process": (multiplexer.MAX_QP, ATTR.max_qp),
     "memory regions": (ATTR.max_mr,),
+    "memory windows": (ATTR.max_mw,),
     "protection domains": ("UNLIMITED",),
     "work requests": (ATTR.max_qp_wr, ATTR.max_srq_wr),
     "scatter/gather": (ATTR.max_sge, ATTR.max_sge_rd, ATTR.max_srq_sge),

@@ -17,6 +17,8 @@ ACCESS_LOCAL_WRITE = int(AccessFlag.LOCAL_WRITE)
 ACCESS_REMOTE_WRITE = int(AccessFlag.REMOTE_WRITE)
 ACCESS_REMOTE_READ = int(AccessFlag.REMOTE_READ)
 ACCESS_REMOTE_ATOMIC = int(AccessFlag.REMOTE_ATOMIC)
+ACCESS_MW_BIND = int(AccessFlag.MW_BIND)
+ACCESS_ZERO_BASED = int(AccessFlag.ZERO_BASED)
 
 # enum ibv_send_flags
 SEND_FENCE = int(SendFlag.FENCE)

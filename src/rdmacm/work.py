@@ -22,7 +22,13 @@ class Memory(Protocol):
         """Return the ``length`` bytes at ``address``; None when the key, the range or the permission is wrong."""
 
     def invalidate(self, rkey: int) -> bool:
-        """Invalidate a remote key for a SEND with invalidate; False for an unknown key or one that must stay valid."""
+        """Invalidate a remote key, for SEND_WITH_INV of the peer and for LOCAL_INV.
+
+        False for an unknown key, and for one that must stay valid.
+        """
+
+    def bind(self, bind: object) -> bool:
+        """Bind a memory window as :attr:`SendWork.bind` says; False where the window or the region forbids it."""
 
 
 @dataclass(slots=True)
@@ -53,8 +59,10 @@ class SendWork:
     compare_add: int = 0
     #: Operand of COMPARE & SWAP: the value to store.
     swap: int = 0
-    #: The remote key that SEND_WITH_INV invalidates.
+    #: The remote key that SEND_WITH_INV or LOCAL_INV invalidates.
     invalidate_rkey: int = 0
+    #: BIND_MW: what to bind to what, for :meth:`Memory.bind`.
+    bind: object = None
 
     # The requester sets the following fields when it starts the request. An object is posted only once.
     #: Bytes of the message, or of the response to a READ.

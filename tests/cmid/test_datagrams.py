@@ -110,9 +110,9 @@ class Talk:
         self.param = event.param
         self.ah = AH(self.client.pd, self.param.ah_attr)
 
-    def send(self, data: bytes, flags: int = SendFlag.INLINE | SendFlag.SIGNALED, **more: int) -> None:
+    def send(self, data: bytes, flags: int = SendFlag.INLINE | SendFlag.SIGNALED, imm_data: int = 0) -> None:
         assert self.client.qp is not None
-        wr = SendWR(1, WROpcode.SEND_WITH_IMM, [data], flags, ah=self.ah, **more)
+        wr = SendWR(1, WROpcode.SEND_WITH_IMM, [data], flags, ah=self.ah, imm_data=imm_data)
         wr.remote_qpn, wr.remote_qkey = self.param.qp_num, self.param.qkey
         self.client.qp.post_send(wr)
 

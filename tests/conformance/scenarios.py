@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,8 +14,12 @@ from rdmacm.connparam import ConnParam, UdParam
 from rdmacm.verbs import (
     AH,
     MR,
+    MW,
+    QP,
     WC,
     AccessFlag,
+    MWBindInfo,
+    MWType,
     QPCap,
     QPInitAttr,
     QPState,
@@ -261,7 +266,33 @@ async def no_listener_active(side: Side) -> None:
 
 # -- permissions ----------------------------------------------------------------------------------------
 
-ATTEMPTS = ("wrong key", "before", "beyond", "not for writing", "not for reading", "not for atomics", "revoked")
+ATTEMPTS = (
+    *("wrong key", "before", "beyond", "not for writing", "not for reading", "not for atomics", "revoked"),
+    *("beyond its window", "not for writing through its window", "invalidated window", "window of another"),
+)
+
+
+REMOTE = AccessFlag.REMOTE_READ | AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_ATOMIC
+
+
+async def bound_inside(side: Side, cmid: CmId, window: MW, region: MR, addr: int, attempt: str) -> int:
+    """Bind a window to 1024 bytes at ``addr``, so that the peer's WRITE there is refused; return its key."""
+    access = AccessFlag.REMOTE_READ if "writing" in attempt else REMOTE
+    wr = SendWR(1, WROpcode.BIND_MW)
+    wr.set_bind_wr(window, MWBindInfo(region, addr, 1023 if "beyond" in attempt else 1024, access))
+    qp = cmid.qp
+    assert qp is not None
+    scq = qp.scq
+    with QP(cmid.pd, QPInitAttr(scq=scq, rcq=scq)) as other:
+        if "another" in attempt:
+            other.to_rts(replace(qp.query()[0], qp_state=QPState.RESET))
+            qp = other
+        qp.post_send(wr)
+        await side.completion(cmid.send_cq)
+        if "invalidated" in attempt:
+            qp.post_send(SendWR(2, WROpcode.LOCAL_INV, invalidate_rkey=wr.rkey))
+            assert (await side.completion(cmid.send_cq)).opcode is WCOpcode.LOCAL_INV
+    return wr.rkey
 
 
 async def permissions_passive(side: Side) -> None:
@@ -271,7 +302,7 @@ async def permissions_passive(side: Side) -> None:
         cmid = request.id
         qp = cmid.create_qp()
         buffer = bytearray(pattern(4096))
-        access = EVERYTHING
+        access = EVERYTHING | AccessFlag.MW_BIND
         if attempt == "not for writing":
             access &= ~AccessFlag.REMOTE_WRITE
         if attempt == "not for reading":
@@ -286,12 +317,17 @@ async def permissions_passive(side: Side) -> None:
         addr, rkey = inner.addr, told.rkey
         if attempt == "revoked":
             region.close()
+        window = MW(cmid.pd, MWType.TYPE_2) if "window" in attempt else None
+        if window is not None:
+            rkey = await bound_inside(side, cmid, window, region, addr, attempt)
         side.tell("memory", (addr, rkey))
         event = await side.event(E.DISCONNECTED)
         assert event.id is cmid
         assert bytes(buffer) == pattern(4096), attempt
         assert qp.state is QPState.ERR, attempt
         cmid.destroy()
+        if window is not None:
+            window.close()
         region.close()
         inner.close()
     listener.destroy()

@@ -29,6 +29,7 @@ _MODULES = (
     "fuzz.text",
     "fuzz.devices",
     "fuzz.groups",
+    "fuzz.windows",
 )
 
 

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from interop.ends import Access, End, EventKind, Opcode, Param, WcOpcode
 from interop.failures import (
     ROOM,
-    invalidate_request,
-    invalidate_respond,
     late_receive_request,
     late_receive_respond,
     no_receive_request,
@@ -47,6 +45,18 @@ from interop.transfers import (
     sends,
     writes,
     written,
+)
+from interop.windows import (
+    beyond_window,
+    foreign_invalidate_request,
+    foreign_invalidate_respond,
+    invalidate_request,
+    invalidate_respond,
+    refused_bind_request,
+    refused_bind_respond,
+    window_request,
+    window_respond,
+    window_unharmed,
 )
 
 __all__ = ["OPERATIONS", "Operation"]
@@ -109,6 +119,8 @@ class Operation:
 _ADD, _SWAP = Opcode.ATOMIC_FETCH_AND_ADD, Opcode.ATOMIC_CMP_AND_SWP
 _LOCAL, _READ, _WRITE, _ATOMIC = Access.LOCAL_WRITE, Access.REMOTE_READ, Access.REMOTE_WRITE, Access.REMOTE_ATOMIC
 
+_BINDABLE = Access.LOCAL_WRITE | Access.MW_BIND
+
 #: Rows of README's table.
 _SENDS = "SEND, with immediate data, with invalidate: 0 to 100,000 bytes"
 _RDMA = "RDMA WRITE, with immediate data, and READ: 0 to 100,000 bytes"
@@ -116,6 +128,7 @@ _ATOMICS = "atomics"
 _QUEUES = "scatter/gather, inline data, fences, full queues"
 _RECEIVES = "receives that are late, missing or too small"
 _REFUSALS = "wrong keys, ranges and permissions are refused"
+_WINDOWS = "memory windows of types 1 and 2, also zero-based; binds and keys that are refused"
 _CONNECTING = "connection parameters and private data, rejection"
 
 OPERATIONS = (
@@ -165,6 +178,19 @@ OPERATIONS = (
     Operation("read_not_permitted", refused(Opcode.RDMA_READ), unharmed(_LOCAL | _WRITE | _ATOMIC), _REFUSALS),
     Operation("atomic_not_permitted", refused(_ADD), unharmed(_LOCAL | _READ | _WRITE), _REFUSALS),
     Operation("atomic_not_aligned", unaligned, unharmed(EVERY_ACCESS), _ATOMICS),
+    Operation("window_of_type_1", window_request, window_respond(1), _WINDOWS),
+    Operation("window_of_type_2", window_request, window_respond(2), _WINDOWS),
+    Operation("zero_based_window", window_request, window_respond(2, zero_based=True), _WINDOWS),
+    Operation("beyond_window", beyond_window(Opcode.RDMA_WRITE, offset=5000 - 7), window_unharmed(2), _WINDOWS),
+    Operation("before_window", beyond_window(Opcode.RDMA_READ, offset=-1), window_unharmed(1), _WINDOWS),
+    Operation("window_wrong_key", beyond_window(Opcode.RDMA_WRITE, key=1), window_unharmed(2), _WINDOWS),
+    Operation("window_not_for_writing", beyond_window(Opcode.RDMA_WRITE), window_unharmed(1, _READ), _WINDOWS),
+    Operation("window_not_for_reading", beyond_window(Opcode.RDMA_READ), window_unharmed(2, _WRITE), _WINDOWS),
+    Operation("invalidate_region", foreign_invalidate_request, foreign_invalidate_respond(0), _WINDOWS),
+    Operation("invalidate_type_1", foreign_invalidate_request, foreign_invalidate_respond(1), _WINDOWS),
+    Operation("bind_without_permission", refused_bind_request, refused_bind_respond(1, _LOCAL), _WINDOWS),
+    Operation("bind_not_writable", refused_bind_request, refused_bind_respond(2, Access.MW_BIND), _WINDOWS),
+    Operation("bind_beyond", refused_bind_request, refused_bind_respond(2, _BINDABLE, length=101), _WINDOWS),
     Operation("negotiate", _negotiate, _negotiate, _CONNECTING),
     Operation("reject", _reject, _reject, _CONNECTING),
 )

@@ -11,6 +11,7 @@ import os
 from typing import Any
 
 __all__ = [
+    "BindMw",
     "CmEvent",
     "CmId",
     "CompChannel",
@@ -19,6 +20,8 @@ __all__ = [
     "EventChannel",
     "Mr",
     "Mw",
+    "MwBind",
+    "MwBindInfo",
     "Qp",
     "QpAttr",
     "QpCap",
@@ -44,7 +47,7 @@ class Context(c.Structure):
 
 
 #: Indices into ``struct ibv_context_ops``.
-_ALLOC_MW, _DEALLOC_MW, _POLL_CQ, _REQ_NOTIFY_CQ, _POST_SEND, _POST_RECV = 7, 9, 11, 12, 25, 26
+_ALLOC_MW, _BIND_MW, _DEALLOC_MW, _POLL_CQ, _REQ_NOTIFY_CQ, _POST_SEND, _POST_RECV = 7, 8, 9, 11, 12, 25, 26
 
 
 class EventChannel(c.Structure):
@@ -177,15 +180,18 @@ class _Remote(c.Union):
     _fields_ = (("rdma", _Rdma), ("atomic", _Atomic))
 
 
-class _BindMw(c.Structure):
-    _fields_ = (
-        ("mw", c.POINTER(Mw)),
-        ("rkey", _u32),
-        ("mr", c.POINTER(Mr)),
-        ("addr", _u64),
-        ("length", _u64),
-        ("mw_access_flags", _u32),
-    )
+class MwBindInfo(c.Structure):
+    _fields_ = (("mr", c.POINTER(Mr)), ("addr", _u64), ("length", _u64), ("mw_access_flags", _u32))
+
+
+class MwBind(c.Structure):
+    _fields_ = (("wr_id", _u64), ("send_flags", _u32), ("bind_info", MwBindInfo))
+
+
+class BindMw(c.Structure):
+    """``bind_mw`` of ``struct ibv_send_wr``."""
+
+    _fields_ = (("mw", c.POINTER(Mw)), ("rkey", _u32), ("bind_info", MwBindInfo))
 
 
 class SendWr(c.Structure):
@@ -199,7 +205,7 @@ class SendWr(c.Structure):
         ("imm_data", c.c_uint32.__ctype_be__),
         ("wr", _Remote),
         ("remote_srqn", _u32),
-        ("bind_mw", _BindMw),
+        ("bind_mw", BindMw),
     )
 
 
@@ -344,6 +350,7 @@ verbs.ibv_ack_cq_events.argtypes, verbs.ibv_ack_cq_events.restype = (_ptr, c.c_u
 
 _PROTOTYPES = {
     "alloc_mw": (_ALLOC_MW, c.CFUNCTYPE(c.POINTER(Mw), _ptr, _int)),
+    "bind_mw": (_BIND_MW, c.CFUNCTYPE(_int, c.POINTER(Qp), c.POINTER(Mw), c.POINTER(MwBind))),
     "dealloc_mw": (_DEALLOC_MW, c.CFUNCTYPE(_int, c.POINTER(Mw))),
     "poll_cq": (_POLL_CQ, c.CFUNCTYPE(_int, _ptr, _int, c.POINTER(Wc))),
     "req_notify_cq": (_REQ_NOTIFY_CQ, c.CFUNCTYPE(_int, _ptr, _int)),

@@ -18,11 +18,27 @@ from interop.ends import (
     Param,
     Piece,
     Region,
+    Window,
     Work,
 )
 from interop.peer import main
 from rdmacm import CmId, ConnParam, EventChannel, PortSpace
-from rdmacm.verbs import CQ, MR, PD, SGE, QPCap, QPInitAttr, RecvWR, SendWR, WROpcode
+from rdmacm.verbs import (
+    CQ,
+    MR,
+    MW,
+    PD,
+    SGE,
+    MWBind,
+    MWBindInfo,
+    MWType,
+    QPCap,
+    QPInitAttr,
+    RecvWR,
+    SendFlag,
+    SendWR,
+    WROpcode,
+)
 
 
 class SoftRegion(Region):
@@ -90,14 +106,29 @@ class SoftEnd(End):
         attr = QPInitAttr(scq=self._cqs[1], rcq=self._cqs[0], cap=QPCap(QUEUE, QUEUE, 4, 4, 256))
         self._qp = cmid.create_qp(attr, self._pd)
         self._regions: list[SoftRegion] = []
+        self._windows: list[MW] = []
 
     def region(self, content: bytes, access: int = Access.LOCAL_WRITE) -> Region:
         region = SoftRegion(self._pd, content, access)
         self._regions.append(region)
         return region
 
-    def window(self, region: Region) -> int:
-        return region.rkey
+    def window(self, mw_type: int) -> Window:
+        self._windows.append(MW(self._pd, MWType(mw_type)))
+        return Window(self._windows[-1], mw_type)
+
+    def post_bind(self, window: Window, region: Region, offset: int, length: int, access: int) -> int:
+        assert isinstance(region, SoftRegion)
+        mw = window.mw
+        info = MWBindInfo(region.mr, region.addr + offset, length, access)
+        if window.mw_type == MWType.TYPE_1:
+            self._qp.bind_mw(mw, MWBind(info, SendFlag.SIGNALED))
+        else:
+            bind = SendWR(0, WROpcode.BIND_MW)
+            bind.set_bind_wr(mw, info)
+            self._qp.post_send(bind)
+        key: int = mw.rkey
+        return key
 
     def post_receive(self, wr_id: int, pieces: Sequence[Piece]) -> None:
         self._qp.post_recv(RecvWR(wr_id, [SGE(*piece) for piece in pieces]))
@@ -159,6 +190,8 @@ class SoftEnd(End):
 
     def destroy(self) -> None:
         self._id.destroy()
+        for window in self._windows:
+            window.close()
         for region in self._regions:
             region.mr.close()
         for cq in self._cqs:

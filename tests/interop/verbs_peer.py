@@ -26,13 +26,17 @@ from interop.ends import (
     Piece,
     Region,
     WcFlag,
+    Window,
     Work,
 )
 from interop.peer import main
 from interop.rdma_core import (
+    BindMw,
     CmEvent,
     CmId,
     ConnParam,
+    MwBind,
+    MwBindInfo,
     QpAttr,
     QpCap,
     QpInitAttr,
@@ -47,7 +51,7 @@ from interop.rdma_core import (
     verbs,
 )
 
-_PS_TCP, _QPT_RC, _MW_TYPE_2 = 0x0106, 2, 2
+_PS_TCP, _QPT_RC, _MW_TYPE_1 = 0x0106, 2, 1
 #: IBV_QP_PATH_MTU, TIMEOUT, RETRY_CNT, RNR_RETRY, MAX_QP_RD_ATOMIC, MIN_RNR_TIMER, MAX_DEST_RD_ATOMIC.
 _ASKED = 1 << 8 | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 13 | 1 << 15 | 1 << 17
 #: rdma_rxe reports WITH_INV by the kernel's number for it, which is IBV_WC_IP_CSUM_OK in user space.
@@ -97,7 +101,6 @@ class VerbsRegion(Region):
 
 class VerbsDevice(Device):
     name = "rdma-core"
-    window_access = Access.MW_BIND
 
     def __init__(self) -> None:
         super().__init__()
@@ -169,18 +172,27 @@ class VerbsEnd(End):
         self._regions.append(region)
         return region
 
-    def window(self, region: Region) -> int:
-        assert isinstance(region, VerbsRegion)
-        window = operation(self._id.contents.verbs, "alloc_mw")(self._pd, _MW_TYPE_2)
+    def window(self, mw_type: int) -> Window:
+        window = operation(self._id.contents.verbs, "alloc_mw")(self._pd, mw_type)
         assert window, "ibv_alloc_mw"
         self._windows.append(window)
-        bind = SendWr(opcode=Opcode.BIND_MW, send_flags=Flag.SIGNALED)
-        key: int = window.contents.rkey & ~0xFF | window.contents.rkey + 1 & 0xFF
-        bind.bind_mw.mw, bind.bind_mw.rkey, bind.bind_mw.mr = window, key, region.mr
-        bind.bind_mw.addr, bind.bind_mw.length = region.addr, region.length
-        bind.bind_mw.mw_access_flags = Access.REMOTE_WRITE
-        self._send(bind)
-        self.sent(0)
+        return Window(window, mw_type)
+
+    def post_bind(self, window: Window, region: Region, offset: int, length: int, access: int) -> int:
+        assert isinstance(region, VerbsRegion)
+        mw = window.mw
+        key: int = mw.contents.rkey & ~0xFF | mw.contents.rkey + 1 & 0xFF
+        info = MwBindInfo(region.mr, region.addr + offset, length, access)
+        if window.mw_type == _MW_TYPE_1:
+            bind = MwBind(0, Flag.SIGNALED, info)
+            failed = operation(self._id.contents.verbs, "bind_mw")(self._qp, mw, c.byref(bind))
+            assert not failed, f"ibv_bind_mw: {failed}"
+            assert mw.contents.rkey == key
+        else:
+            wr = SendWr(opcode=Opcode.BIND_MW, send_flags=Flag.SIGNALED)
+            wr.bind_mw = BindMw(mw, key, info)
+            self._send(wr)
+            mw.contents.rkey = key
         return key
 
     def post_receive(self, wr_id: int, pieces: Sequence[Piece]) -> None:
@@ -193,7 +205,7 @@ class VerbsEnd(End):
         for work in works:
             sges = _elements(work.pieces)
             wr = SendWr(work.wr_id, None, sges, len(work.pieces), work.opcode, work.flags, work.imm)
-            if work.opcode is Opcode.SEND_WITH_INV:
+            if work.opcode in (Opcode.SEND_WITH_INV, Opcode.LOCAL_INV):
                 # The key is in the field of immediate data, in host byte order.
                 wr.imm_data = socket.htonl(work.invalidate)
             if work.opcode in _ATOMICS:

@@ -46,6 +46,9 @@ class AnyMemory:
     def invalidate(self, rkey: int) -> bool:
         return True
 
+    def bind(self, bind: object) -> bool:
+        return True
+
 
 class Connection:
     """One direction of a captured connection: the requests to a QP, and its responses."""

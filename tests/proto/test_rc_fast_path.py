@@ -36,6 +36,9 @@ class Region:
     def invalidate(self, _rkey: int) -> bool:
         return True
 
+    def bind(self, _bind: object) -> bool:
+        return True
+
 
 def work(source: random.Random, number: int) -> SendWork:
     opcode = source.choice(OPCODES)

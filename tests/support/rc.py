@@ -83,6 +83,14 @@ class Region:
         self.keys.discard(rkey)
         return True
 
+    def bind(self, bind: object) -> bool:
+        """Bind a key, which stands for the whole region."""
+        assert isinstance(bind, int)
+        if bind in self.keys:
+            return False
+        self.keys.add(bind)
+        return True
+
 
 class Pair:
     """Two connected engines, and the faults of the network between them.

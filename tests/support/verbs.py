@@ -23,6 +23,7 @@ from rdmacm.verbs import (
     GidType,
     LinkLayer,
     Mtu,
+    MWType,
     NodeType,
     Port,
     PortState,
@@ -75,7 +76,25 @@ class RecordingMR:
         self.pd, self.buffer, self.access = pd, buffer, access
         self._device = device
 
+    def rereg(self, pd: object | None, view: memoryview | None, access: AccessFlag | None) -> None:
+        if self._device.refuses is not None:
+            raise self._device.refuses
+        if view is not None:
+            self.buffer, self.length = view, len(view)
+        self.pd = self.pd if pd is None else pd
+        self.access = self.access if access is None else access
+
     def dereg(self) -> None:
+        self._device.gone(self)
+
+
+class RecordingMW:
+    def __init__(self, device: RecordingDevice, pd: object, mw_type: MWType) -> None:
+        self.rkey = next(device.numbers) << 8
+        self.pd, self.type = pd, mw_type
+        self._device = device
+
+    def dealloc(self) -> None:
         self._device.gone(self)
 
 
@@ -258,6 +277,11 @@ class RecordingDevice:
 
     def reg_mr(self, pd: object, view: memoryview, access: AccessFlag) -> RecordingMR:
         made = RecordingMR(self, pd, view, access)
+        self._born(made)
+        return made
+
+    def alloc_mw(self, pd: object, mw_type: MWType) -> RecordingMW:
+        made = RecordingMW(self, pd, mw_type)
         self._born(made)
         return made
 

@@ -14,6 +14,7 @@ from rdmacm.verbs import (
     AH,
     CQ,
     MR,
+    MW,
     PD,
     QP,
     SGE,
@@ -23,6 +24,8 @@ from rdmacm.verbs import (
     Context,
     GlobalRoute,
     Mtu,
+    MWBindInfo,
+    MWType,
     QPAttr,
     QPCap,
     QPInitAttr,
@@ -110,6 +113,8 @@ LEGAL = {
         O.RDMA_READ,
         O.ATOMIC_CMP_AND_SWP,
         O.ATOMIC_FETCH_AND_ADD,
+        O.LOCAL_INV,
+        O.BIND_MW,
     },
     QPType.UC: {O.SEND, O.SEND_WITH_IMM, O.RDMA_WRITE, O.RDMA_WRITE_WITH_IMM},
     QPType.UD: {O.SEND, O.SEND_WITH_IMM},
@@ -119,9 +124,12 @@ LEGAL = {
 @pytest.mark.parametrize("qp_type", LEGAL, ids=lambda t: t.name)
 def test_each_qp_type_accepts_its_opcodes(device: RecordingDevice, context: Context, qp_type: QPType) -> None:
     rig = Rig(device, context, qp_type)
-    with AH(rig.pd, rig.vector) as ah:
+    with AH(rig.pd, rig.vector) as ah, MW(rig.pd, MWType.TYPE_2) as mw:
         for opcode in O:
             wr = SendWR(7, opcode, [rig.mr.sge(0, 8)], ah=ah, remote_addr=8)
+            if opcode in (O.LOCAL_INV, O.BIND_MW):
+                wr.sg = []
+                wr.set_bind_wr(mw, MWBindInfo(rig.mr, rig.mr.addr, 8, 0))
             if opcode in LEGAL[qp_type]:
                 rig.accepted(wr)
             else:

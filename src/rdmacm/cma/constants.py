@@ -29,6 +29,7 @@ from rdmacm.verbs.enums import (
     LinkLayer,
     MigState,
     Mtu,
+    MWType,
     NodeType,
     PortCapFlag,
     PortCapFlag2,
@@ -37,6 +38,7 @@ from rdmacm.verbs.enums import (
     QPAttrMask,
     QPState,
     QPType,
+    ReregMRFlag,
     SendFlag,
     SrqAttrMask,
     TransportType,
@@ -254,6 +256,14 @@ IBV_ACCESS_HUGETLB = AccessFlag.HUGETLB
 IBV_ACCESS_FLUSH_GLOBAL = AccessFlag.FLUSH_GLOBAL
 IBV_ACCESS_FLUSH_PERSISTENT = AccessFlag.FLUSH_PERSISTENT
 IBV_ACCESS_RELAXED_ORDERING = AccessFlag.RELAXED_ORDERING
+
+IBV_MW_TYPE_1 = MWType.TYPE_1
+IBV_MW_TYPE_2 = MWType.TYPE_2
+
+IBV_REREG_MR_CHANGE_TRANSLATION = ReregMRFlag.CHANGE_TRANSLATION
+IBV_REREG_MR_CHANGE_PD = ReregMRFlag.CHANGE_PD
+IBV_REREG_MR_CHANGE_ACCESS = ReregMRFlag.CHANGE_ACCESS
+IBV_REREG_MR_FLAGS_SUPPORTED = ReregMRFlag.CHANGE_TRANSLATION | ReregMRFlag.CHANGE_PD | ReregMRFlag.CHANGE_ACCESS
 
 IBV_QPT_RC = QPType.RC
 IBV_QPT_UC = QPType.UC

@@ -31,17 +31,20 @@ from rdmacm.verbs.attr import AHAttr, DeviceAttr, QPAttr, SrqAttr, SrqInitAttr
 from rdmacm.verbs.buffers import Buffer
 from rdmacm.verbs.cq import CQ, CompChannel
 from rdmacm.verbs.device import Context, Device, GidEntry, Port
-from rdmacm.verbs.enums import WC
+from rdmacm.verbs.enums import WC, MWType
+from rdmacm.verbs.mw import MW
 from rdmacm.verbs.pd import MR, PD
 from rdmacm.verbs.qp import QP, QPInitAttr
 from rdmacm.verbs.srq import SRQ
-from rdmacm.verbs.wr import RecvWR, SendWR
+from rdmacm.verbs.wr import MWBind, RecvWR, SendWR, inc_rkey
 
 __all__ = [
     "ibv_ack_async_event",
     "ibv_ack_cq_events",
+    "ibv_alloc_mw",
     "ibv_alloc_pd",
     "ibv_attach_mcast",
+    "ibv_bind_mw",
     "ibv_close_device",
     "ibv_create_ah",
     "ibv_create_ah_from_wc",
@@ -49,6 +52,7 @@ __all__ = [
     "ibv_create_cq",
     "ibv_create_qp",
     "ibv_create_srq",
+    "ibv_dealloc_mw",
     "ibv_dealloc_pd",
     "ibv_dereg_mr",
     "ibv_destroy_ah",
@@ -68,6 +72,7 @@ __all__ = [
     "ibv_get_device_list",
     "ibv_get_device_name",
     "ibv_get_pkey_index",
+    "ibv_inc_rkey",
     "ibv_init_ah_from_wc",
     "ibv_is_fork_initialized",
     "ibv_modify_qp",
@@ -91,6 +96,7 @@ __all__ = [
     "ibv_rate_to_mult",
     "ibv_reg_mr",
     "ibv_req_notify_cq",
+    "ibv_rereg_mr",
     "ibv_wc_status_str",
     "mbps_to_ibv_rate",
     "mult_to_ibv_rate",
@@ -211,6 +217,36 @@ def ibv_reg_mr(pd: PD, addr: Buffer, length: int | None, access: int) -> MR:
 def ibv_dereg_mr(mr: MR) -> None:
     """ibv_dereg_mr(3)."""
     mr.close()
+
+
+def ibv_rereg_mr(
+    mr: MR, flags: int, pd: PD | None = None, addr: Buffer | None = None, length: int | None = None, access: int = 0
+) -> None:
+    """ibv_rereg_mr(3); ``addr`` is the new buffer, with None for ``length`` all of it.
+
+    After an error the region is as it was.
+    """
+    mr.rereg(flags, pd, addr, length, access)
+
+
+def ibv_alloc_mw(pd: PD, type: int) -> MW:
+    """ibv_alloc_mw(3)."""
+    return MW(pd, MWType(type))
+
+
+def ibv_dealloc_mw(mw: MW) -> None:
+    """ibv_alloc_mw(3)."""
+    mw.close()
+
+
+def ibv_bind_mw(qp: QP, mw: MW, mw_bind: MWBind) -> None:
+    """ibv_bind_mw(3)."""
+    qp.bind_mw(mw, mw_bind)
+
+
+def ibv_inc_rkey(rkey: int) -> int:
+    """ibv_inc_rkey(3)."""
+    return inc_rkey(rkey)
 
 
 def ibv_create_ah(pd: PD, attr: AHAttr) -> AH:

@@ -29,10 +29,11 @@ from rdmacm.verbs.buffers import Buffer
 from rdmacm.verbs.cq import CQ, CompChannel
 from rdmacm.verbs.device import Context, Device, GidEntry, Port
 from rdmacm.verbs.enums import WC, QPType, WROpcode
+from rdmacm.verbs.mw import MW
 from rdmacm.verbs.pd import MR, PD
 from rdmacm.verbs.qp import QP, QPInitAttr
 from rdmacm.verbs.srq import SRQ
-from rdmacm.verbs.wr import SGE, AddressHandle, RecvWR, SendWR
+from rdmacm.verbs.wr import SGE, AddressHandle, MemoryRegion, MemoryWindow, MWBind, MWBindInfo, RecvWR, SendWR
 
 __all__ = [
     "ibv_ah",
@@ -49,6 +50,9 @@ __all__ = [
     "ibv_gid_entry",
     "ibv_global_route",
     "ibv_mr",
+    "ibv_mw",
+    "ibv_mw_bind",
+    "ibv_mw_bind_info",
     "ibv_path_data",
     "ibv_path_record",
     "ibv_pd",
@@ -131,6 +135,7 @@ ibv_device_attr = DeviceAttr
 ibv_port_attr = Port
 ibv_pd = PD
 ibv_mr = MR
+ibv_mw = MW
 ibv_comp_channel = CompChannel
 ibv_cq = CQ
 ibv_qp = QP
@@ -355,6 +360,23 @@ class ibv_srq_init_attr(SrqInitAttr):
     attr: SrqAttr = field(default_factory=ibv_srq_attr)
 
 
+@dataclass(slots=True)
+class ibv_mw_bind_info(MWBindInfo):
+    """``struct ibv_mw_bind_info``, ibv_bind_mw(3)."""
+
+    mr: MemoryRegion | None = None
+    addr: int = 0
+    length: int = 0
+    mw_access_flags: int = 0
+
+
+@dataclass(slots=True)
+class ibv_mw_bind(MWBind):
+    """``struct ibv_mw_bind``, ibv_bind_mw(3)."""
+
+    bind_info: MWBindInfo = field(default_factory=ibv_mw_bind_info)
+
+
 class ibv_sge(SGE):
     """``struct ibv_sge``: ``length`` bytes at ``addr``, a number (``mr.addr`` with or without an offset)."""
 
@@ -365,7 +387,10 @@ class ibv_sge(SGE):
 
 
 class ibv_send_wr(SendWR):
-    """``struct ibv_send_wr``, ibv_post_send(3). ``wr.rdma``, ``wr.atomic`` and ``wr.ud`` are the request itself."""
+    """``struct ibv_send_wr``, ibv_post_send(3).
+
+    ``wr.rdma``, ``wr.atomic``, ``wr.ud`` and ``bind_mw`` are the request itself.
+    """
 
     __slots__ = ("next",)
 
@@ -388,6 +413,8 @@ class ibv_send_wr(SendWR):
         ah: AddressHandle | None = None,
         remote_qpn: int = 0,
         remote_qkey: int = 0,
+        mw: MemoryWindow | None = None,
+        bind_info: MWBindInfo | None = None,
     ) -> None:
         super().__init__(
             wr_id,
@@ -403,6 +430,8 @@ class ibv_send_wr(SendWR):
             ah=ah,
             remote_qpn=remote_qpn,
             remote_qkey=remote_qkey,
+            mw=mw,
+            bind_info=bind_info,
         )
         #: The request to post after this one.
         self.next = next
@@ -418,6 +447,13 @@ class ibv_send_wr(SendWR):
         return self
 
     rdma = atomic = ud = wr
+
+    @property
+    def bind_mw(self) -> Self:
+        """C's structure of a bind's operands: this object, with a ``bind_info`` to fill in."""
+        if self.bind_info is None:
+            self.bind_info = ibv_mw_bind_info()
+        return self
 
 
 class ibv_recv_wr(RecvWR):

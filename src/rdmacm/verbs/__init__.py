@@ -5,7 +5,7 @@ the guide. An object is closed by ``close()`` or at the end of its ``with`` bloc
 
 Objects
     Context                  an open device: rdmacm.open_device(), or ``id.verbs``
-    PD, MR                   a protection domain, a memory region
+    PD, MR, MW               a protection domain, a memory region, a memory window
     CQ, CompChannel          a completion queue, a completion channel
     QP, SRQ                  a queue pair, a shared receive queue
     AH                       an address handle
@@ -14,8 +14,11 @@ Objects
 
 Work
     SendWR, RecvWR, SGE      work requests, and their scatter/gather elements
+    MWBind, MWBindInfo       what to bind a memory window to: QP.bind_mw(), SendWR.set_bind_wr()
+    inc_rkey                 the next key of a memory window
     WC                       a work completion: CQ.poll()
     Buffer, AddressHandle    what can be registered or sent: bytes, bytearray, numpy arrays ...; what has an AHAttr
+    MemoryRegion, MemoryWindow              what a bind takes: MR, MW
 
 Attributes
     QPInitAttr, QPCap        what a QP is created with
@@ -29,6 +32,7 @@ Enumerations, with C's values
     AccessFlag               rights of a memory region or a queue pair
     AtomicCap, DeviceCapFlag                fields of DeviceAttr
     EventType, GidType       of AsyncEvent and of GidEntry
+    MWType, ReregMRFlag      kinds of MW; what MR.rereg() changes
     LinkLayer, Mtu, PortState, PortFlag, PortCapFlag, PortCapFlag2
                              fields of Port
     NodeType, TransportType  fields of Device
@@ -69,6 +73,7 @@ from rdmacm.verbs.enums import GidType as GidType
 from rdmacm.verbs.enums import LinkLayer as LinkLayer
 from rdmacm.verbs.enums import MigState as MigState
 from rdmacm.verbs.enums import Mtu as Mtu
+from rdmacm.verbs.enums import MWType as MWType
 from rdmacm.verbs.enums import NodeType as NodeType
 from rdmacm.verbs.enums import PortCapFlag as PortCapFlag
 from rdmacm.verbs.enums import PortCapFlag2 as PortCapFlag2
@@ -77,6 +82,7 @@ from rdmacm.verbs.enums import PortState as PortState
 from rdmacm.verbs.enums import QPAttrMask as QPAttrMask
 from rdmacm.verbs.enums import QPState as QPState
 from rdmacm.verbs.enums import QPType as QPType
+from rdmacm.verbs.enums import ReregMRFlag as ReregMRFlag
 from rdmacm.verbs.enums import SendFlag as SendFlag
 from rdmacm.verbs.enums import SrqAttrMask as SrqAttrMask
 from rdmacm.verbs.enums import TransportType as TransportType
@@ -84,6 +90,7 @@ from rdmacm.verbs.enums import WCFlag as WCFlag
 from rdmacm.verbs.enums import WCOpcode as WCOpcode
 from rdmacm.verbs.enums import WCStatus as WCStatus
 from rdmacm.verbs.enums import WROpcode as WROpcode
+from rdmacm.verbs.mw import MW as MW
 from rdmacm.verbs.pd import MR as MR
 from rdmacm.verbs.pd import PD as PD
 from rdmacm.verbs.qp import QP as QP
@@ -91,5 +98,10 @@ from rdmacm.verbs.qp import QPInitAttr as QPInitAttr
 from rdmacm.verbs.srq import SRQ as SRQ
 from rdmacm.verbs.wr import SGE as SGE
 from rdmacm.verbs.wr import AddressHandle as AddressHandle
+from rdmacm.verbs.wr import MemoryRegion as MemoryRegion
+from rdmacm.verbs.wr import MemoryWindow as MemoryWindow
+from rdmacm.verbs.wr import MWBind as MWBind
+from rdmacm.verbs.wr import MWBindInfo as MWBindInfo
 from rdmacm.verbs.wr import RecvWR as RecvWR
 from rdmacm.verbs.wr import SendWR as SendWR
+from rdmacm.verbs.wr import inc_rkey as inc_rkey

@@ -15,14 +15,23 @@ from typing import Any, Protocol
 
 from rdmacm.address import Gid
 from rdmacm.verbs.attr import DeviceAttr, QPAttr, QPCap, SrqAttr
-from rdmacm.verbs.enums import WC, AccessFlag, EventType, QPAttrMask, QPState, QPType, SrqAttrMask
+from rdmacm.verbs.enums import WC, AccessFlag, EventType, MWType, QPAttrMask, QPState, QPType, SrqAttrMask
 from rdmacm.verbs.wr import RecvWR, SendWR
 
-__all__ = ["AsyncQueueBackend", "CQBackend", "ChannelBackend", "DeviceBackend", "MRBackend", "QPBackend", "SRQBackend"]
+__all__ = [
+    "AsyncQueueBackend",
+    "CQBackend",
+    "ChannelBackend",
+    "DeviceBackend",
+    "MRBackend",
+    "MWBackend",
+    "QPBackend",
+    "SRQBackend",
+]
 
 
 class MRBackend(Protocol):
-    """A memory region. Its attributes do not change."""
+    """A memory region. Its attributes change by :meth:`rereg` only."""
 
     #: The keys that local requests and peers name it by, 32 bits each.
     lkey: int
@@ -31,11 +40,29 @@ class MRBackend(Protocol):
     addr: int
     length: int
 
+    def rereg(self, pd: object | None, view: memoryview | None, access: AccessFlag | None) -> None:
+        """Change the domain, the bytes or the access; None leaves it as it is.
+
+        The view is as for :meth:`DeviceBackend.reg_mr`. A request posted before may still use the old memory. EBUSY: a
+        memory window is bound to it; EOPNOTSUPP: the device cannot change this.
+        """
+
     def dereg(self) -> None:
         """Revoke the keys: a request posted from now on, or a packet received from now on, that names one fails.
 
-        A request posted before may still use the memory, so the device keeps the buffer until that is over.
+        A request posted before may still use the memory, so the device keeps the buffer until that is over. EBUSY: a
+        memory window is bound to it; then it stays registered.
         """
+
+
+class MWBackend(Protocol):
+    """A memory window. As long as it is bound, it refers to the API's object of the region (``wr.bind_info.mr``)."""
+
+    #: The key that it gets from the last bind which was posted, 32 bits; the one that it was allocated with before.
+    rkey: int
+
+    def dealloc(self) -> None:
+        """Revoke the key, and take its region away."""
 
 
 class ChannelBackend(Protocol):
@@ -189,7 +216,9 @@ class QPBackend(Protocol):
         ``max_send_sge`` elements, and the message is not longer than ``max_msg_sz`` (a datagram: the path MTU).
         Elements are SGEs; with INLINE, which only requests that send data have, they may be contiguous buffers, and
         hold at most ``max_inline_data`` bytes together. A READ or atomic writes to its elements; those of an atomic are
-        8 bytes.
+        8 bytes. BIND_MW has an open window of the API, whose key changes in the lower 8 bits only, and an open region
+        or none; one of another device, or that the rules of InfiniBand Architecture 10.6.7.2 do not allow, is queued
+        and completes with MW_BIND_ERR. LOCAL_INV of a key that may not be invalidated completes with LOC_QP_OP_ERR.
 
         Inline data are copied before this returns. Other memory is the device's until the request completes. A request
         whose lkey, range or permission is wrong is queued as others are and completes with LOC_PROT_ERR. A request
@@ -245,8 +274,12 @@ class DeviceBackend(Protocol):
     def reg_mr(self, pd: object, view: memoryview, access: AccessFlag) -> MRBackend:
         """Register the 1 to ``max_mr_size`` bytes of a view, writable where ``access`` says so.
 
-        The device holds the view as long as it is registered. ENOMEM: ``max_mr`` regions.
+        The device holds the view as long as it is registered. ENOMEM: ``max_mr`` regions; EOPNOTSUPP: access that the
+        device lacks (ZERO_BASED).
         """
+
+    def alloc_mw(self, pd: object, mw_type: MWType) -> MWBackend:
+        """A memory window that is not bound. EOPNOTSUPP: the device lacks the type; ENOMEM: ``max_mw`` windows."""
 
     def create_channel(self) -> ChannelBackend:
         """A completion channel."""

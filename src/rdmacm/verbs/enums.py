@@ -15,6 +15,7 @@ __all__ = [
     "EventType",
     "GidType",
     "LinkLayer",
+    "MWType",
     "MigState",
     "Mtu",
     "NodeType",
@@ -25,6 +26,7 @@ __all__ = [
     "QPAttrMask",
     "QPState",
     "QPType",
+    "ReregMRFlag",
     "SendFlag",
     "SrqAttrMask",
     "TransportType",
@@ -210,6 +212,21 @@ class TransportType(IntEnum):
 
     IB = 0
     IWARP = 1
+
+
+class MWType(IntEnum):
+    """``enum ibv_mw_type``, ibv_alloc_mw(3)."""
+
+    TYPE_1 = 1
+    TYPE_2 = 2
+
+
+class ReregMRFlag(IntFlag):
+    """``enum ibv_rereg_mr_flags``: what :meth:`MR.rereg` changes, ibv_rereg_mr(3)."""
+
+    CHANGE_TRANSLATION = 1
+    CHANGE_PD = 1 << 1
+    CHANGE_ACCESS = 1 << 2
 
 
 class GidType(IntEnum):

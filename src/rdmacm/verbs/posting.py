@@ -21,9 +21,10 @@ from rdmacm.errors import RdmaError, cm_error
 from rdmacm.plainints import SEND_INLINE
 from rdmacm.verbs.ah import AH
 from rdmacm.verbs.buffers import byte_view
-from rdmacm.verbs.enums import QPType, SendFlag, WROpcode
-from rdmacm.verbs.pd import PD
-from rdmacm.verbs.wr import SGE, RecvWR, SendWR
+from rdmacm.verbs.enums import AccessFlag, QPType, SendFlag, WROpcode
+from rdmacm.verbs.mw import MW
+from rdmacm.verbs.pd import MR, PD
+from rdmacm.verbs.wr import SGE, MWBindInfo, RecvWR, SendWR
 
 __all__ = ["REQUIRED_OPERANDS", "SendRules", "check_recv", "first", "post_list", "wrong_type"]
 
@@ -31,9 +32,10 @@ W = TypeVar("W", SendWR, RecvWR)
 
 _and = int.__and__  # of two ints, also where the user has passed a SendFlag
 _ALL_FLAGS = int(sum(SendFlag))
+_ALL_ACCESS = int(sum(AccessFlag))
 
 # The operands that an opcode takes from its request.
-_REMOTE, _IMM, _FETCH, _ATOMIC, _INVALIDATE, _DATAGRAM = (1 << bit for bit in range(6))
+_REMOTE, _IMM, _FETCH, _ATOMIC, _INVALIDATE, _DATAGRAM, _LOCAL, _BIND = (1 << bit for bit in range(8))
 _W = WROpcode
 _UC: dict[WROpcode, int] = {
     _W.SEND: 0,
@@ -49,6 +51,8 @@ REQUIRED_OPERANDS: dict[QPType, dict[WROpcode, int]] = {
         _W.RDMA_READ: _REMOTE | _FETCH,
         _W.ATOMIC_CMP_AND_SWP: _REMOTE | _FETCH | _ATOMIC,
         _W.ATOMIC_FETCH_AND_ADD: _REMOTE | _FETCH | _ATOMIC,
+        _W.LOCAL_INV: _LOCAL | _INVALIDATE,
+        _W.BIND_MW: _LOCAL | _BIND,
     },
     QPType.UC: _UC,
     QPType.UD: {_W.SEND: _DATAGRAM, _W.SEND_WITH_IMM: _DATAGRAM | _IMM},
@@ -147,6 +151,31 @@ class SendRules:
             raise _refused(wr, f"invalidate_rkey {wr.invalidate_rkey:#x} has more than 32 bits")
         if operands & _DATAGRAM:
             self._check_datagram(wr)
+        if operands & _LOCAL:
+            if wr.sg:
+                raise _refused(wr, f"{_W(wr.opcode).name} has no elements")
+            if operands & _BIND:
+                self._check_bind(wr)
+
+    def _check_bind(self, wr: SendWR) -> None:
+        mw, info = wr.mw, wr.bind_info
+        if not isinstance(mw, MW) or not isinstance(info, MWBindInfo):
+            raise _refused(wr, "a bind needs a memory window and an MWBindInfo", "set_bind_wr()")
+        if not isinstance(info.mr, MR | None):
+            raise _refused(wr, f"mr is {info.mr!r}, not of class MR")
+        for part in (mw, info.mr):
+            if part is not None and part.closed:
+                raise part._closed_error("post_send")
+        if index(wr.rkey) >> 8 != mw.rkey >> 8:
+            raise _refused(wr, f"rkey {wr.rkey:#x} differs from the window's in more than 8 bits", "inc_rkey(mw.rkey)")
+        for name, value in (("addr", info.addr), ("length", info.length)):
+            if not 0 <= index(value) <= ALL_BITS_64:
+                raise _refused(wr, f"{name} {value:#x} has more than 64 bits")
+        if info.mr is None and (info.addr or info.length):
+            raise _refused(wr, "addr and length of no region")
+        unknown = index(info.mw_access_flags) & ~_ALL_ACCESS
+        if unknown:
+            raise _refused(wr, f"unknown mw_access_flags {unknown:#x}", "flags of AccessFlag")
 
     def _check_datagram(self, wr: SendWR) -> None:
         ah = wr.ah

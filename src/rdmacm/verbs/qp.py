@@ -15,13 +15,14 @@ from rdmacm.verbs.backend import QPBackend
 from rdmacm.verbs.checks import check_caps, check_kind, check_values, flags, member
 from rdmacm.verbs.cq import CQ
 from rdmacm.verbs.device import Context
-from rdmacm.verbs.enums import AccessFlag, MigState, Mtu, QPAttrMask, QPState, QPType
-from rdmacm.verbs.pd import PD
+from rdmacm.verbs.enums import AccessFlag, MigState, Mtu, MWType, QPAttrMask, QPState, QPType, WROpcode
+from rdmacm.verbs.mw import MW
+from rdmacm.verbs.pd import MR, PD
 from rdmacm.verbs.posting import REQUIRED_OPERANDS, SendRules, check_recv, first, post_list, wrong_type
 from rdmacm.verbs.qpstate import RECV_STATES, SEND_STATES, find_fault, states_between, step_mask
 from rdmacm.verbs.resource import Resource
 from rdmacm.verbs.srq import SRQ
-from rdmacm.verbs.wr import RecvWR, SendWR
+from rdmacm.verbs.wr import MWBind, MWBindInfo, RecvWR, SendWR
 
 __all__ = ["QP", "QPInitAttr"]
 
@@ -260,6 +261,29 @@ class QP(Resource):
             backend.post_send([wr])
         else:
             post_list(wr, self._send_rules.check, backend.post_send)
+
+    def bind_mw(self, mw: MW, mw_bind: MWBind) -> None:
+        """Queue a request to bind a memory window of type 1, ibv_bind_mw(3). ``mw.rkey`` is its new key afterwards.
+
+        A length of 0 takes the window's region away. The bind is done when it completes; messages posted to this queue
+        pair after it may give the key to the peer. It completes with MW_BIND_ERR where InfiniBand Architecture 10.6.7.2
+        does not allow it. EINVAL: a window of type 2 (it is bound by BIND_MW: :meth:`SendWR.set_bind_wr`), ZERO_BASED;
+        EPERM: the region is of another domain; and the errors of :meth:`post_send`.
+        """
+        check_kind("mw", mw, MW, "bind_mw")
+        check_kind("mw_bind", mw_bind, MWBind, "bind_mw")
+        info = mw_bind.bind_info
+        check_kind("bind_info", info, MWBindInfo, "bind_mw")
+        access = flags(AccessFlag, info.mw_access_flags, "mw_access_flags", "bind_mw")
+        if mw.type is not MWType.TYPE_1:
+            raise cm_error(errno.EINVAL, "a window of type 2", "bind_mw", hint="post_send of BIND_MW")
+        if access & AccessFlag.ZERO_BASED:
+            raise cm_error(errno.EINVAL, "ZERO_BASED is for windows of type 2", "bind_mw")
+        if isinstance(info.mr, MR) and info.mr.pd is not mw.pd:
+            raise cm_error(errno.EPERM, "the region is of another protection domain", "bind_mw")
+        wr = SendWR(mw_bind.wr_id, WROpcode.BIND_MW, (), mw_bind.send_flags)
+        wr.set_bind_wr(mw, info)
+        self.post_send(wr)
 
     def _takes_no_sends(self, wr: SendWR | Iterable[SendWR]) -> RdmaError:
         if self._closed:

@@ -86,11 +86,13 @@ def test_device() -> None:
     assert (attr.max_qp_rd_atom, attr.max_qp_init_rd_atom, attr.atomic_cap) == (128, 128, AtomicCap.HCA)
     # What this device lacks.
     zero = [name for name in C_DEVICE if name.startswith(("max_ee", "max_rdd", "max_raw", "max_fmr"))]
-    assert {name: getattr(attr, name) for name in [*zero, "max_mw", "max_map_per_fmr"]} == dict.fromkeys(
-        [*zero, "max_mw", "max_map_per_fmr"], 0
+    assert {name: getattr(attr, name) for name in [*zero, "max_map_per_fmr"]} == dict.fromkeys(
+        [*zero, "max_map_per_fmr"], 0
     )
-    lacking = DeviceCapFlag.SRQ_RESIZE | DeviceCapFlag.XRC | DeviceCapFlag.MEM_WINDOW | DeviceCapFlag.AUTO_PATH_MIG
-    assert not attr.device_cap_flags & lacking
+    lacking = DeviceCapFlag.SRQ_RESIZE | DeviceCapFlag.XRC | DeviceCapFlag.MEM_WINDOW_TYPE_2A
+    assert not attr.device_cap_flags & (lacking | DeviceCapFlag.AUTO_PATH_MIG)
+    assert DeviceCapFlag.MEM_WINDOW | DeviceCapFlag.MEM_WINDOW_TYPE_2B in attr.device_cap_flags
+    assert attr.max_mw == 1 << 16
     assert (attr.max_mcast_grp, attr.max_mcast_qp_attach, attr.max_total_mcast_qp_attach) == (1024, 1024, 1 << 20)
 
 

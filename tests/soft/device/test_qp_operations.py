@@ -272,16 +272,6 @@ def test_message_longer_than_its_receive_fails_both_ends(pair: Pair) -> None:
     assert told(ends.at_left()) == [(2, "REM_INV_REQ_ERR")]
 
 
-def test_send_with_invalidate_revokes_the_key(pair: Pair) -> None:
-    ends = Connected(pair)
-    target, outbox = pair.b.region(16), pair.a.region(b"x")
-    ends.right.post_recv([RecvWR(1)])
-    ends.left.post_send([SendWR(1, WROpcode.SEND_WITH_INV, invalidate_rkey=target.rkey)])
-    assert [wc.invalidated_rkey for wc in ends.at_right()] == [target.rkey]
-    ends.left.post_send([SendWR(2, WROpcode.RDMA_WRITE, [sge(outbox)], remote_addr=target.addr, rkey=target.rkey)])
-    assert told(ends.at_left(2)) == [(1, "SUCCESS"), (2, "REM_ACCESS_ERR")]
-
-
 def test_send_is_retried_until_a_receive_is_posted(pair: Pair) -> None:
     ends = Connected(pair, min_rnr_timer=14)
     inbox, outbox = pair.b.region(8), pair.a.region(b"patience")

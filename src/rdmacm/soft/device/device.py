@@ -17,13 +17,14 @@ from rdmacm.soft.device.completion import SoftChannel, SoftCQ
 from rdmacm.soft.device.datagram_queue_pair import SoftUdQP
 from rdmacm.soft.device.groups import MAX_GROUP_QPS, MAX_GROUPS
 from rdmacm.soft.device.memory import MemoryTable, SoftMR
+from rdmacm.soft.device.memory_window import SoftMW
 from rdmacm.soft.device.multiplexer import MAX_QP
 from rdmacm.soft.device.queue_pair import SoftQP
 from rdmacm.soft.device.requests import MAX_MESSAGE
 from rdmacm.soft.device.shared_receive_queue import SoftSRQ
 from rdmacm.soft.device.work_queues import DeviceParts
 from rdmacm.verbs.attr import UNLIMITED, DeviceAttr, QPCap, SrqAttr
-from rdmacm.verbs.enums import AccessFlag, AtomicCap, DeviceCapFlag, EventType, Mtu, PortState, QPType
+from rdmacm.verbs.enums import AccessFlag, AtomicCap, DeviceCapFlag, EventType, Mtu, MWType, PortState, QPType
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,7 +45,13 @@ SOFT_DEVICE_ATTR = DeviceAttr(
     vendor_id=0xFFFFFF,  # "not assigned", InfiniBand Architecture A3.3.1
     max_qp=MAX_QP,
     max_qp_wr=1 << 16,
-    device_cap_flags=DeviceCapFlag.PORT_ACTIVE_EVENT | DeviceCapFlag.SYS_IMAGE_GUID | DeviceCapFlag.RC_RNR_NAK_GEN,
+    device_cap_flags=(
+        DeviceCapFlag.PORT_ACTIVE_EVENT
+        | DeviceCapFlag.SYS_IMAGE_GUID
+        | DeviceCapFlag.RC_RNR_NAK_GEN
+        | DeviceCapFlag.MEM_WINDOW
+        | DeviceCapFlag.MEM_WINDOW_TYPE_2B
+    ),
     max_sge=32,
     max_sge_rd=32,
     max_cq=UNLIMITED,
@@ -58,6 +65,7 @@ SOFT_DEVICE_ATTR = DeviceAttr(
     max_mcast_grp=MAX_GROUPS,
     max_mcast_qp_attach=MAX_GROUP_QPS,
     max_total_mcast_qp_attach=MAX_GROUPS * MAX_GROUP_QPS,
+    max_mw=1 << 16,
     max_ah=UNLIMITED,
     max_srq=UNLIMITED,
     max_srq_wr=1 << 16,
@@ -101,7 +109,7 @@ class SoftDevice:
         #: The queues of asynchronous events of its contexts.
         self._async_queues: weakref.WeakSet[SoftAsyncQueue] = weakref.WeakSet()
         #: The regions, by key.
-        self._memory = MemoryTable(random)
+        self._memory = MemoryTable(random, runtime.lock)
         #: What its queue pairs count.
         self._engine_counters = EngineCounters()
         self._parts = DeviceParts(
@@ -171,10 +179,18 @@ class SoftDevice:
         return any(row.gid.ip == address for row in device.ports[0].gids)
 
     def reg_mr(self, pd: object, view: memoryview, access: AccessFlag) -> SoftMR:
+        if access & AccessFlag.ZERO_BASED:
+            raise cm_error(errno.EOPNOTSUPP, "a region's addresses are those of its buffer", "reg_mr", self.name)
         with self._runtime.lock:
             if len(self._memory) >= self.attr.max_mr:
                 raise cm_error(errno.ENOMEM, f"{self.attr.max_mr} regions are registered", "reg_mr", self.name)
             return self._memory.register(pd, view, access)
+
+    def alloc_mw(self, pd: object, mw_type: MWType) -> SoftMW:
+        with self._runtime.lock:
+            if self._memory.windows >= self.attr.max_mw:
+                raise cm_error(errno.ENOMEM, f"{self.attr.max_mw} windows are allocated", "alloc_mw", self.name)
+            return self._memory.allocate(pd, mw_type)
 
     def create_channel(self) -> SoftChannel:
         return SoftChannel(self._runtime)

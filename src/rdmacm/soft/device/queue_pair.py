@@ -51,7 +51,7 @@ _RESET, _INIT, _RTR, _RTS, _SQD, _SQE, _ERR = QPState
 class SoftQP(WorkQueues["QPEngine"]):
     """A reliable connected queue pair; implements :class:`rdmacm.verbs.backend.QPBackend`."""
 
-    __slots__ = ("_destination", "_drain_reported", "_established", "_route", "_source", "on_comm_est")
+    __slots__ = ("_destination", "_drain_reported", "_established", "_memory", "_route", "_source", "on_comm_est")
 
     def __init__(
         self,
@@ -70,6 +70,8 @@ class SoftQP(WorkQueues["QPEngine"]):
 
     def _enter_reset(self) -> None:
         super()._enter_reset()
+        #: What the peer may touch; None without an engine.
+        self._memory: RemoteMemory | None = None
         #: The way to the peer, from RTR on.
         self._route: WireRoute | None = None
         #: Socket address and local address of the last packet that was accepted: others from there need no check.
@@ -150,6 +152,11 @@ class SoftQP(WorkQueues["QPEngine"]):
                 self._engine.resume()
                 self._mux.send_now(self, self._mux.runtime.clock())
 
+    def _reset(self) -> None:
+        if self._memory is not None:
+            self._memory.close()
+        super()._reset()
+
     def abort(self) -> None:
         """To ERR because the engine has raised. What it still has is flushed, and it is not used again."""
         self._source = None
@@ -178,7 +185,8 @@ class SoftQP(WorkQueues["QPEngine"]):
         """Return the engine. It is made when first needed, so that an idle queue pair costs little."""
         engine = self._engine
         if engine is None:
-            memory = RemoteMemory(self._table, self._pd)
+            # That of an engine that was aborted may have windows.
+            memory = self._memory = self._memory or RemoteMemory(self._table, self._pd)
             take_recv = self._take_shared_recv if self._srq is not None else None
             engine = self._engine = self._mux.make_engine(self.qp_num, memory, take_recv, self._counters)
             if self._route is not None:

@@ -147,4 +147,5 @@ class IbDevice:
             "a queue pair of your own, named by ConnParam(qp_num=...)",
         )
 
-    query_counters = reg_mr = create_channel = create_async_queue = create_cq = create_srq = create_qp = _refuse
+    query_counters = reg_mr = alloc_mw = create_channel = create_async_queue = _refuse
+    create_cq = create_srq = create_qp = _refuse

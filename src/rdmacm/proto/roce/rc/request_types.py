@@ -26,8 +26,8 @@ __all__ = ["REQUEST_TYPES", "UNSUPPORTED", "RequestType"]
 class RequestType:
     """How the requests of one opcode are sent, and how they complete."""
 
-    __slots__ = ("completes", "first", "is_atomic", "is_data", "is_plain", "is_read", "is_write", "last", "middle",
-                 "only", "with_immediate", "with_invalidate")  # fmt: skip
+    __slots__ = ("completes", "first", "is_atomic", "is_data", "is_local", "is_plain", "is_read", "is_write", "last",
+                 "middle", "only", "with_immediate", "with_invalidate")  # fmt: skip
 
     def __init__(
         self,
@@ -46,6 +46,8 @@ class RequestType:
         self.is_write = completes is WCOpcode.RDMA_WRITE
         self.is_read = completes is WCOpcode.RDMA_READ
         self.is_atomic = completes in (WCOpcode.COMP_SWAP, WCOpcode.FETCH_ADD)
+        #: Whether it sends nothing: it is complete once this side has executed it.
+        self.is_local = completes in (WCOpcode.BIND_MW, WCOpcode.LOCAL_INV)
         #: Whether the last packet has immediate data, or a key to invalidate.
         self.with_immediate = immediate
         self.with_invalidate = invalidate
@@ -67,9 +69,11 @@ _TYPES = {
     WROpcode.RDMA_READ: RequestType(WCOpcode.RDMA_READ),
     WROpcode.ATOMIC_CMP_AND_SWP: RequestType(WCOpcode.COMP_SWAP),
     WROpcode.ATOMIC_FETCH_AND_ADD: RequestType(WCOpcode.FETCH_ADD),
+    WROpcode.BIND_MW: RequestType(WCOpcode.BIND_MW),
+    WROpcode.LOCAL_INV: RequestType(WCOpcode.LOCAL_INV),
 }
 #: The type of all opcodes that a reliable connection does not send.
-UNSUPPORTED = RequestType(WCOpcode.BIND_MW)
+UNSUPPORTED = RequestType(WCOpcode.TSO)
 #: By opcode of work requests.
 REQUEST_TYPES = [UNSUPPORTED] * (max(WROpcode) + 1)
 for _opcode, _type in _TYPES.items():

@@ -6,6 +6,9 @@ takes as many as its response has packets. ``next_psn`` is the PSN to be sent ne
 window allows, and returns to retransmit. Retransmission is go-back-N: everything from the lost packet on is sent again,
 with the same PSNs.
 
+BIND_MW and LOCAL_INV send no packet. Each is executed when all requests before it are complete, as InfiniBand
+Architecture 10.6.5.1 requires of LOCAL_INV, and completes at once.
+
 :mod:`~rdmacm.proto.roce.rc.responses` processes the peer's acknowledgements and responses.
 """
 
@@ -32,7 +35,7 @@ from rdmacm.proto.roce.rc.request_types import REQUEST_TYPES, RequestType
 from rdmacm.proto.roce.rc.state import RcState
 from rdmacm.proto.roce.rc.trains import Trains
 from rdmacm.proto.wire import Buffer
-from rdmacm.work import SendWork
+from rdmacm.work import WC, SendWork
 
 #: Packets that may be outstanding, while none was lost. rxe allows itself as many PSNs.
 WINDOW = 128
@@ -147,6 +150,12 @@ def _begin_request(rc: RcState) -> bool:
     if not rc.pending_sends or rc.paused:
         return False
     work = rc.pending_sends[0]
+    while REQUEST_TYPES[work.opcode].is_local:
+        if rc.outstanding or not _execute_locally(rc, work):
+            return False
+        if not rc.pending_sends:
+            return False
+        work = rc.pending_sends[0]
     if work.fence and rc.outstanding_reads:
         return False
     length, mtu = total(work.segments), rc.path_mtu
@@ -158,6 +167,21 @@ def _begin_request(rc: RcState) -> bool:
     work.received_bytes = work.requested_packets = 0
     rc.outstanding.append(work)
     rc.end_psn = (rc.end_psn + count) & PSN_MASK
+    return True
+
+
+def _execute_locally(rc: RcState, work: SendWork) -> bool:
+    """Execute the oldest request, a BIND_MW or LOCAL_INV. False if it is not allowed, which ends the connection."""
+    if work.opcode is WROpcode.BIND_MW:
+        done, refusal = rc.memory.bind(work.bind), WCStatus.MW_BIND_ERR
+    else:
+        done, refusal = rc.memory.invalidate(work.invalidate_rkey), WCStatus.LOC_QP_OP_ERR
+    if not done:
+        fail(rc, refusal)
+        return False
+    rc.pending_sends.popleft()
+    if work.signaled:
+        rc.completed.append(WC(work.wr_id, WCStatus.SUCCESS, REQUEST_TYPES[work.opcode].completes, qp_num=rc.qp_num))
     return True
 
 

@@ -4,6 +4,7 @@ Requests are executed strictly in PSN order. One that comes too early gets a sin
 follow, until the expected one arrives. A duplicate is not executed again: a SEND or WRITE is acknowledged once more, a
 READ or atomic is answered from the resource that was kept. Checks are made in the order of InfiniBand Architecture
 9.7.4 and of rxe: opcode sequence, permission, resources, lengths, then the memory key; only then is memory touched.
+A duplicate READ whose key is not valid any more is dropped: it may be a late copy of one that is complete.
 
 Responses leave in the order of their requests. A READ response is cut into packets when it is sent, from the memory as
 it is then; consecutive acknowledgements become one. What is kept is bounded: ``max_dest_rd_atomic`` READs and atomics,
@@ -377,6 +378,10 @@ def _read_packets(rc: RcState, out: Trains, response: Response, resource: Resour
     try:
         data = _find_memory(rc, resource.rkey, response.address, response.length, AccessFlag.REMOTE_READ)
     except _RefusedError as refused:
+        if response.is_repeated:  # the peer may have had the response long ago, and given up the key
+            rc.counters.dropped["refused"] += 1
+            rc.responses.popleft()
+            return 0
         rc.responses.clear()
         respond(rc, response.psn, refused.syndrome)
         fail_receive(rc, WCStatus.REM_ACCESS_ERR)
