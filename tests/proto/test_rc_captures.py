@@ -43,6 +43,9 @@ class AnyMemory:
         start = address & 0xFFFFFF
         return memoryview(page)[start : start + length]
 
+    def permits(self, rkey: int, access: AccessFlag) -> bool:
+        return True
+
     def invalidate(self, rkey: int) -> bool:
         return True
 

@@ -34,7 +34,8 @@ Enumerations, with C's values
     NodeType, TransportType  fields of Device
     QPType, QPState, MigState               fields of QPInitAttr and QPAttr
     QPAttrMask, SrqAttrMask  which attributes modify() sets
-    WROpcode, SendFlag       fields of SendWR
+    WROpcode, SendFlag, PlacementType, SelectivityLevel
+                             fields of SendWR
     WCStatus, WCOpcode, WCFlag              fields of WC
 
 rdmacm.verbs.backend has the interfaces for other providers. The other modules of this package are internal.
@@ -70,6 +71,7 @@ from rdmacm.verbs.enums import LinkLayer as LinkLayer
 from rdmacm.verbs.enums import MigState as MigState
 from rdmacm.verbs.enums import Mtu as Mtu
 from rdmacm.verbs.enums import NodeType as NodeType
+from rdmacm.verbs.enums import PlacementType as PlacementType
 from rdmacm.verbs.enums import PortCapFlag as PortCapFlag
 from rdmacm.verbs.enums import PortCapFlag2 as PortCapFlag2
 from rdmacm.verbs.enums import PortFlag as PortFlag
@@ -77,6 +79,7 @@ from rdmacm.verbs.enums import PortState as PortState
 from rdmacm.verbs.enums import QPAttrMask as QPAttrMask
 from rdmacm.verbs.enums import QPState as QPState
 from rdmacm.verbs.enums import QPType as QPType
+from rdmacm.verbs.enums import SelectivityLevel as SelectivityLevel
 from rdmacm.verbs.enums import SendFlag as SendFlag
 from rdmacm.verbs.enums import SrqAttrMask as SrqAttrMask
 from rdmacm.verbs.enums import TransportType as TransportType

@@ -12,9 +12,7 @@ from rdmacm.proto.roce.opcodes import (
     BTH_LENGTH,
     HEADER_LENGTH,
     IS_RESPONSE,
-    OPERATION,
     TRANSPORT_MASK,
-    Operation,
 )
 from rdmacm.proto.roce.psn import PSN_MASK
 from rdmacm.proto.roce.rc import fast_path, requester, responder, responses
@@ -29,12 +27,8 @@ from rdmacm.work import WC, RecvWork, SendWork
 
 __all__ = ["RcEngine"]
 
-_NOT_IMPLEMENTED = (Operation.FLUSH, Operation.ATOMIC_WRITE)
 #: By opcode: bytes of its headers at least, 0 for opcodes that a reliable connection here does not accept.
-_HEADER_LENGTHS = bytes(
-    HEADER_LENGTH[opcode] if not opcode & TRANSPORT_MASK and OPERATION[opcode] not in _NOT_IMPLEMENTED else 0
-    for opcode in range(256)
-)
+_HEADER_LENGTHS = bytes(0 if opcode & TRANSPORT_MASK else HEADER_LENGTH[opcode] for opcode in range(256))
 #: The same in RTR, where no response is expected.
 _REQUEST_HEADER_LENGTHS = bytes(0 if IS_RESPONSE[opcode] else _HEADER_LENGTHS[opcode] for opcode in range(256))
 
