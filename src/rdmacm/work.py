@@ -69,7 +69,8 @@ class SendWork:
     last_psn: int = field(init=False, repr=False, compare=False)
     #: READ: number of bytes of the response that have arrived.
     received_bytes: int = field(init=False, repr=False, compare=False)
-    #: READ, atomics and ATOMIC WRITE: number of packets of the response that have been requested.
+    #: READ, atomics and ATOMIC WRITE: number of packets of the response that have been requested. FLUSH: how often the
+    #: request was sent.
     requested_packets: int = field(init=False, repr=False, compare=False)
 
 

@@ -284,14 +284,19 @@ def _atomic_request(rc: RcState, out: Trains, work: SendWork) -> int:
 def _flush_request(rc: RcState, out: Trains, work: SendWork) -> int:
     """Append the request of a FLUSH; return the number of packets.
 
-    It takes none of the peer's resources, as in rxe: nothing has to be kept to answer it again.
+    It takes none of the peer's resources, as in rxe: nothing has to be kept to answer it again. The ICRC is the one
+    that the peer takes, as far as known, and the other one each second time.
     """
+    is_other = work.requested_packets & 1
+    work.requested_packets += 1
     length, placement, selectivity = work.flush
     psn = rc.next_psn
     rc.next_psn = (psn + 1) & PSN_MASK
     headers = BTH_HALVES.pack(FLUSH << 56 | rc.send_bth, psn | ACK_REQUEST)
     headers += FETH_STRUCT.pack(feth_word(selectivity, placement))
-    out.add(headers + RETH_STRUCT.pack(work.remote_addr, work.rkey, length), (), 36)
+    out.add(
+        headers + RETH_STRUCT.pack(work.remote_addr, work.rkey, length), (), 36, twice=rc.flush_icrc_twice != is_other
+    )
     return 1
 
 

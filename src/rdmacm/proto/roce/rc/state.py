@@ -167,6 +167,10 @@ class RcState:
     #: Whether the peer sent an RNR NAK: nothing is sent before ``deadline``.
     rnr_waiting: bool = False
 
+    #: Whether the peer takes FLUSHes with rxe's ICRC (:mod:`rdmacm.proto.roce.icrc`). No other device with FLUSH is
+    #: known but this package, which takes both, so rxe's is tried first.
+    flush_icrc_twice: bool = True
+
     #: Answers that were for no request that is outstanding.
     stray_answers: int = 0
 
