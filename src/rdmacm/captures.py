@@ -32,8 +32,6 @@ _flow = lru_cache(maxsize=256)(Icrc)
 
 _DAMAGED = "the ICRC is wrong"
 _FLUSH = bytes([Opcode.RC_FLUSH])
-#: See :mod:`rdmacm.proto.roce.icrc`.
-_RXE = "the ICRC is rxe's for FLUSH"
 
 
 def _system() -> str:
@@ -148,9 +146,8 @@ class Capture:
             if not outgoing:
                 flow = _flow(source, destination, source_port, dest_port)
                 found = flow.solve([packet], identification)
-                if found is None and bytes(packet[:1]) == _FLUSH:
+                if found is None and bytes(packet[:1]) == _FLUSH:  # rxe's ICRC is another one
                     found = flow.solve_twice(packet, identification)
-                    comment = _RXE if found is not None else ""
                 if found is None:
                     comment = _DAMAGED
                 else:

@@ -29,6 +29,7 @@ from support.rc import (
     answers,
     give,
     packet,
+    packets,
     receiver,
     reth,
     send,
@@ -350,6 +351,51 @@ def test_readers_in_other_threads_see_whole_values() -> None:
     reader.join()
     assert seen <= valid
     assert word.value == int.from_bytes(bytes([1999 & 0xFF]) * 8, "little")
+
+
+# -- the ICRC of FLUSH ----------------------------------------------------------------------------------------
+
+
+@for_each("ipv6", [False, True])
+def test_both_forms_of_the_icrc_are_taken(ipv6: bool) -> None:
+    pair = open_pair(ipv6=ipv6)
+    flow = pair.flows[0]
+    for number, identification in enumerate((0, 1, 0x1234, 0xFFFF) * 2):
+        data = struct.pack("!BBHII", FLUSH, 0, 0xFFFF, 0x12, pair.starts[0] + number & 0xFFFFFF) + feth() + reth(8)
+        icrc = flow.seal_twice(data, identification) if number < 4 else flow.seal([data], identification)
+        assert pair.ends[1].received(memoryview(data + icrc), 0, 0.0) == 1
+    data = data[:9] + (pair.starts[0] + 8 & 0xFFFFFF).to_bytes(3, "big") + data[12:]
+    damaged = bytes([flow.seal_twice(data)[0] ^ 1]) + flow.seal_twice(data)[1:]
+    assert pair.ends[1].received(memoryview(data + damaged), 0, 0.0) in ((0,) if ipv6 else (0, 1))
+
+
+def test_other_form_is_sent_when_the_first_is_not_answered() -> None:
+    """rxe's is first. A peer that takes the specification's only loses the first FLUSH, and no later one."""
+    pair = open_pair()
+    end, flow = pair.ends[0], pair.flows[0]
+
+    def sent(now: float) -> list[str]:
+        kinds = []
+        for datagram in end.datagrams(now, 100, 0):
+            for data in packets(datagram):
+                kinds.append("specification" if flow.check([data]) else "rxe")
+                assert flow.check([data]) or data[-4:] == flow.seal_twice(data[:-4])
+        return kinds
+
+    end.post_send(flush(1))
+    assert sent(0.0) == ["rxe"]
+    end.timer(0.02)
+    assert sent(0.02) == ["specification"]
+    end.timer(0.05)
+    assert sent(0.05) == ["rxe"]
+    end.timer(0.1)
+    assert sent(0.1) == ["specification"]
+    pair.deliver(0, empty_response(0x11, pair.starts[0]))
+    for number in (2, 3):
+        end.post_send(flush(number))
+        assert sent(0.1) == ["specification"]
+        pair.deliver(0, empty_response(0x11, pair.starts[0] + number - 1))
+    assert statuses(end.completions()) == [(1, "SUCCESS"), (2, "SUCCESS"), (3, "SUCCESS")]
 
 
 # -- refusals -------------------------------------------------------------------------------------------------
