@@ -160,9 +160,7 @@ IBV_DEVICE_MEM_WINDOW_TYPE_2B = DeviceCapFlag.MEM_WINDOW_TYPE_2B
 IBV_DEVICE_RC_IP_CSUM = DeviceCapFlag.RC_IP_CSUM
 IBV_DEVICE_RAW_IP_CSUM = DeviceCapFlag.RAW_IP_CSUM
 IBV_DEVICE_MANAGED_FLOW_STEERING = DeviceCapFlag.MANAGED_FLOW_STEERING
-IBV_DEVICE_RAW_SCATTER_FCS = DeviceCapFlag.RAW_SCATTER_FCS
-IBV_DEVICE_PCI_WRITE_END_PADDING = DeviceCapFlag.PCI_WRITE_END_PADDING
-#: The next three are in the kernel's ``ib_user_verbs.h`` only, with the prefix ``IB_UVERBS_``.
+# The next three are in the kernel's ``ib_user_verbs.h`` only, and begin with ``IB_UVERBS_``.
 IBV_DEVICE_FLUSH_GLOBAL = DeviceCapFlag.FLUSH_GLOBAL
 IBV_DEVICE_FLUSH_PERSISTENT = DeviceCapFlag.FLUSH_PERSISTENT
 IBV_DEVICE_ATOMIC_WRITE = DeviceCapFlag.ATOMIC_WRITE

@@ -117,7 +117,8 @@ class AtomicCap(IntEnum):
 class DeviceCapFlag(IntFlag):
     """``enum ibv_device_cap_flags``, ibv_query_device(3).
 
-    Those from RAW_SCATTER_FCS on are in ``device_cap_flags_ex`` only (ibv_query_device_ex(3)).
+    Those from FLUSH_GLOBAL on are in ``device_cap_flags_ex`` only (ibv_query_device_ex(3)). Their C names are in the
+    kernel's ``ib_user_verbs.h``.
     """
 
     RESIZE_MAX_WR = 1
@@ -144,8 +145,6 @@ class DeviceCapFlag(IntFlag):
     RC_IP_CSUM = 1 << 25
     RAW_IP_CSUM = 1 << 26
     MANAGED_FLOW_STEERING = 1 << 29
-    RAW_SCATTER_FCS = 1 << 34
-    PCI_WRITE_END_PADDING = 1 << 36
     FLUSH_GLOBAL = 1 << 38
     FLUSH_PERSISTENT = 1 << 39
     ATOMIC_WRITE = 1 << 40
