@@ -10,7 +10,7 @@ import pytest
 from interop.batches import Batches
 from interop.judge import REFUSAL, RNR
 from interop.operations import OPERATIONS, Operation
-from interop.scenario import Guest
+from interop.scenario import Guest, require_kernel
 
 
 def parts(operations: Iterable[Operation]) -> list[Any]:
@@ -54,9 +54,7 @@ def test_both_devices_of_a_newer_kernel_do(
 ) -> None:
     needed = next(operation.since for operation in NEW if operation.name == name)
     assert needed is not None
-    release = guest.machine.kernel
-    if tuple(int(number) for number in release.split(".")[:2]) < needed:
-        pytest.skip(f"rdma_rxe of Linux {release} does not have it; that of {needed[0]}.{needed[1]} has")
+    require_kernel(guest, needed)
     names = [operation.name for operation in NEW]
     batch = batches.get(guest, family=family, listens=listens, only=names, naks=REFUSAL)
     assert batch.failure(name, part) is None

@@ -132,7 +132,7 @@ def packets(rc: RcState, out: Trains, now: float, limit: int) -> None:
             elif kind.is_atomic:
                 count = _atomic_request(rc, out, work)
             elif kind.is_flush:
-                count = _flush_request(rc, out, work)
+                count = _flush_request(rc, out, work, limit)
             elif kind.is_atomic_write:
                 count = _atomic_write_request(rc, out, work)
             else:
@@ -225,7 +225,7 @@ def _middle_packets(rc: RcState, out: Trains, work: SendWork, kind: RequestType,
 
 
 def _may_request(rc: RcState) -> bool:
-    """Whether the peer has a resource for one more READ, atomic or ATOMIC WRITE.
+    """Whether the peer has a resource for one more READ, atomic, FLUSH or ATOMIC WRITE.
 
     If it has none at all, the oldest request fails.
     """
@@ -281,23 +281,34 @@ def _atomic_request(rc: RcState, out: Trains, work: SendWork) -> int:
     return 1
 
 
-def _flush_request(rc: RcState, out: Trains, work: SendWork) -> int:
-    """Append the request of a FLUSH; return the number of packets.
+def _flush_request(rc: RcState, out: Trains, work: SendWork, limit: int) -> int:
+    """Append the request of a FLUSH; return the number of packets, 0 if it has to wait.
 
-    It takes none of the peer's resources, as in rxe: nothing has to be kept to answer it again. The ICRC is the one
-    that the peer takes, as far as known, and the other one each second time.
+    The ICRC is the one that the peer takes, as far as known, and the other one each second time.
+
+    rxe's responder uses a resource for a FLUSH, though its requester does not count it. Without the count, a FLUSH
+    would displace the resource of an atomic whose response may have been lost. And rxe does not find that resource when
+    the FLUSH comes again. But it answers any duplicate WRITE with an ACK of all that it has executed, so one precedes a
+    FLUSH that is repeated.
     """
-    is_other = work.requested_packets & 1
+    psn, repeats, count = rc.next_psn, work.requested_packets, 1
+    if not repeats:
+        if not _may_request(rc):
+            return 0
+        rc.outstanding_reads += 1
+    elif psn == rc.unacked_psn and limit > 1:
+        out.add(_duplicate_headers(rc), (), 32)
+        count = 2
+    is_other = repeats & 1
     work.requested_packets += 1
     length, placement, selectivity = work.flush
-    psn = rc.next_psn
     rc.next_psn = (psn + 1) & PSN_MASK
     headers = BTH_HALVES.pack(FLUSH << 56 | rc.send_bth, psn | ACK_REQUEST)
     headers += FETH_STRUCT.pack(feth_word(selectivity, placement))
     out.add(
         headers + RETH_STRUCT.pack(work.remote_addr, work.rkey, length), (), 36, twice=rc.flush_icrc_twice != is_other
     )
-    return 1
+    return count
 
 
 def _atomic_write_request(rc: RcState, out: Trains, work: SendWork) -> int:
@@ -320,6 +331,10 @@ def _atomic_write_request(rc: RcState, out: Trains, work: SendWork) -> int:
 
 def duplicate(rc: RcState) -> list[Buffer]:
     """A WRITE of no bytes with the PSN before the oldest one that is not acknowledged, sealed."""
-    headers = BTH_HALVES.pack(WRITE_ONLY << 56 | rc.send_bth, rc.unacked_psn - 1 & PSN_MASK | ACK_REQUEST)
-    headers += RETH_STRUCT.pack(0, 0, 0)
+    headers = _duplicate_headers(rc)
     return [headers, ICRC_STRUCT.pack(crc32(headers, rc.icrc_out.start(len(headers) + ICRC_LENGTH)))]
+
+
+def _duplicate_headers(rc: RcState) -> bytes:
+    bth = BTH_HALVES.pack(WRITE_ONLY << 56 | rc.send_bth, rc.unacked_psn - 1 & PSN_MASK | ACK_REQUEST)
+    return bth + RETH_STRUCT.pack(0, 0, 0)

@@ -138,7 +138,7 @@ def _acknowledge_up_to(rc: RcState, psn: int, now: float) -> None:
                 acknowledged(rc, psn)
                 progress = True
             break
-        if kind.is_atomic_write:
+        if kind.has_empty_response and work.requested_packets:
             rc.outstanding_reads -= 1
         _complete(rc, work, work.length)
         progress = True

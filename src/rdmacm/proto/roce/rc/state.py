@@ -28,7 +28,7 @@ class Resource:
     """A responder resource: what is kept of a request to answer it again (InfiniBand Architecture 9.4.4).
 
     READs, atomics and ATOMIC WRITEs have one of the ``max_dest_rd_atomic`` resources. That of a FLUSH is not kept: all
-    that its answer needs is its PSN.
+    that its answer needs is its PSN, and rxe's requester does not limit their number.
     """
 
     __slots__ = ("address", "first_psn", "last_psn", "length", "operation", "original", "rkey")
@@ -127,7 +127,7 @@ class RcState:
     pending_sends: deque[SendWork] = field(default_factory=deque)
     #: Requests that have PSNs and are not complete, oldest first.
     outstanding: deque[SendWork] = field(default_factory=deque)
-    #: Requests of READs, atomics and ATOMIC WRITEs whose response is outstanding.
+    #: Requests of READs, atomics, FLUSHes and ATOMIC WRITEs whose response is outstanding.
     outstanding_reads: int = 0
     #: RTS: how many of them may be outstanding.
     max_rd_atomic: int = 0
