@@ -20,11 +20,13 @@ from rdmacm.verbs import (
     AccessFlag,
     MWBindInfo,
     MWType,
+    PlacementType,
     QPCap,
     QPInitAttr,
     QPState,
     QPType,
     RecvWR,
+    SelectivityLevel,
     SendFlag,
     SendWR,
     SrqAttr,
@@ -217,6 +219,62 @@ async def remote_active(side: Side) -> None:
     await ended(side, cmid)
 
 
+# -- FLUSH and ATOMIC WRITE -----------------------------------------------------------------------------
+
+
+async def flushed_passive(side: Side) -> None:
+    """Memory for FLUSH_PERSISTENT would have to be persistent; the queue pair permits both, as in Linux."""
+    listener, cmid, _ = await accepted(side)
+    with pytest.raises(RdmaError) as failed:
+        MR(cmid.pd, bytearray(8), EVERYTHING | AccessFlag.FLUSH_PERSISTENT)
+    assert failed.value.errno == errno.EINVAL
+    region = region_of(cmid, bytes(10_000), EVERYTHING | AccessFlag.FLUSH_GLOBAL)
+    side.tell("memory", (region.addr, region.rkey))
+    wc = await side.completion(cmid.recv_cq)
+    assert wc.byte_len == 4
+    last = int.from_bytes(region.buf[:8], "little")
+    assert last == 2 * 9 + 21
+    assert bytes(region.buf[8:]) == pattern(9992)
+    await ended(side, cmid, listener, first=False)
+
+
+async def flushed_active(side: Side) -> None:
+    """A record is written and flushed, and only then the word that says that it is there."""
+    cmid, _ = await connected(side)
+    addr, rkey = await side.told("memory")
+    record, word = region_of(cmid, pattern(9992)), region_of(cmid, bytes(8))
+    write = SendWR(1, WROpcode.RDMA_WRITE, [record.sge()], SIGNALED, remote_addr=addr + 8, rkey=rkey)
+    flush = SendWR(2, WROpcode.FLUSH, send_flags=SIGNALED)
+    flush.set_wr_flush(rkey, addr + 8, 9992, PlacementType.GLOBAL, SelectivityLevel.RANGE)
+    flush_all = SendWR(3, WROpcode.FLUSH, send_flags=SIGNALED)
+    flush_all.set_wr_flush(rkey, 0, 0, PlacementType.GLOBAL, SelectivityLevel.MR)
+    word.buf[:] = (42).to_bytes(8, "little")
+    store = SendWR(4, WROpcode.ATOMIC_WRITE, [word.sge()], SIGNALED, remote_addr=addr, rkey=rkey)
+    post(cmid, write, flush, flush_all, store)
+    found = [await side.completion(cmid.send_cq) for _ in range(4)]
+    assert [(wc.wr_id, wc.opcode, wc.byte_len) for wc in found] == [
+        (1, WCOpcode.RDMA_WRITE, 9992),
+        (2, WCOpcode.FLUSH, 9992),
+        (3, WCOpcode.FLUSH, 0),
+        (4, WCOpcode.ATOMIC_WRITE, 8),
+    ]
+    # Each value is found by the atomic after it: none is lost, and none is written twice.
+    before = region_of(cmid, bytes(8 * 10))
+    for number in range(10):
+        value = [(2 * number).to_bytes(8, "little")]
+        post(
+            cmid,
+            SendWR(0, WROpcode.ATOMIC_WRITE, value, SendFlag.INLINE, remote_addr=addr, rkey=rkey),
+            SendWR(number, WROpcode.ATOMIC_FETCH_AND_ADD, [before.sge(8 * number, 8)], SIGNALED,
+                   remote_addr=addr, rkey=rkey, compare_add=21),
+        )  # fmt: skip
+        assert (await side.completion(cmid.send_cq)).wr_id == number
+        assert int.from_bytes(before.buf[8 * number :][:8], "little") == 2 * number
+    post(cmid, SendWR(5, WROpcode.SEND, [b"done"], SIGNALED | SendFlag.INLINE))
+    await side.completion(cmid.send_cq)
+    await ended(side, cmid)
+
+
 # -- rejections -----------------------------------------------------------------------------------------
 
 
@@ -269,6 +327,7 @@ async def no_listener_active(side: Side) -> None:
 ATTEMPTS = (
     *("wrong key", "before", "beyond", "not for writing", "not for reading", "not for atomics", "revoked"),
     *("beyond its window", "not for writing through its window", "invalidated window", "window of another"),
+    *("not for flushing", "not persistent", "atomic write beyond", "not for atomic writes"),
 )
 
 
@@ -303,8 +362,10 @@ async def permissions_passive(side: Side) -> None:
         qp = cmid.create_qp()
         buffer = bytearray(pattern(4096))
         access = EVERYTHING | AccessFlag.MW_BIND
-        if attempt == "not for writing":
+        if attempt in ("not for writing", "not for atomic writes"):
             access &= ~AccessFlag.REMOTE_WRITE
+        if attempt == "not persistent":
+            access |= AccessFlag.FLUSH_GLOBAL
         if attempt == "not for reading":
             access &= ~AccessFlag.REMOTE_READ
         if attempt == "not for atomics":
@@ -313,7 +374,7 @@ async def permissions_passive(side: Side) -> None:
         inner = MR(cmid.pd, memoryview(buffer)[1024:2048], access)
         cmid.accept()
         await side.event(E.ESTABLISHED)
-        told = inner if attempt in ("before", "beyond") else region
+        told = inner if attempt in ("before", "beyond", "atomic write beyond") else region
         addr, rkey = inner.addr, told.rkey
         if attempt == "revoked":
             region.close()
@@ -346,6 +407,14 @@ async def permissions_active(side: Side) -> None:
             wr = SendWR(1, WROpcode.ATOMIC_FETCH_AND_ADD, [local.sge(0, 8)], SIGNALED)
             wr.set_wr_atomic(rkey, addr, 1)
             post(cmid, wr)
+        elif attempt in ("not for flushing", "not persistent"):
+            wr = SendWR(1, WROpcode.FLUSH, send_flags=SIGNALED)
+            wr.set_wr_flush(rkey, addr, 8, 1 if attempt == "not for flushing" else 3, SelectivityLevel.MR)
+            post(cmid, wr)
+        elif "atomic write" in attempt:
+            addr += 1024 if attempt == "atomic write beyond" else 0
+            sg = [local.sge(0, 8)]
+            post(cmid, SendWR(1, WROpcode.ATOMIC_WRITE, sg, SIGNALED, remote_addr=addr, rkey=rkey))
         else:
             addr += {"before": -1, "beyond": 1}.get(attempt, 0)
             rkey ^= attempt == "wrong key"

@@ -31,7 +31,11 @@ def test_every_operation_works_between_two_processes() -> None:
         try:
             assert server.stdout.readline() == "listening\n"
             client = subprocess.run(
-                [*COMMAND, "connect", *arguments], capture_output=True, text=True, env=environment, check=False
+                [*COMMAND, "connect", *arguments, "--only", ",".join(operation.name for operation in OPERATIONS)],
+                capture_output=True,
+                text=True,
+                env=environment,
+                check=False,
             )
             assert client.returncode == 0, client.stdout + client.stderr
             output = server.stdout.read()

@@ -31,8 +31,10 @@ __all__ = [
     "Opcode",
     "Param",
     "Piece",
+    "Placement",
     "Region",
     "Remote",
+    "Selectivity",
     "Status",
     "WcFlag",
     "WcOpcode",
@@ -70,6 +72,18 @@ class Opcode(IntEnum):
     LOCAL_INV = 7
     BIND_MW = 8
     SEND_WITH_INV = 9
+    FLUSH = 14
+    ATOMIC_WRITE = 15
+
+
+class Placement(IntFlag):
+    GLOBAL = 1
+    PERSISTENT = 2
+
+
+class Selectivity(IntEnum):
+    RANGE = 0
+    MR = 1
 
 
 class WcOpcode(IntEnum):
@@ -78,6 +92,8 @@ class WcOpcode(IntEnum):
     RDMA_READ = 2
     COMP_SWAP = 3
     FETCH_ADD = 4
+    FLUSH = 8
+    ATOMIC_WRITE = 9
     RECV = 128
     RECV_RDMA_WITH_IMM = 129
 
@@ -103,6 +119,8 @@ class Access(IntFlag):
     REMOTE_ATOMIC = 8
     MW_BIND = 16
     ZERO_BASED = 32
+    FLUSH_GLOBAL = 1 << 8
+    FLUSH_PERSISTENT = 1 << 9
 
 
 class Flag(IntFlag):
@@ -175,6 +193,12 @@ class Work:
     rkey: int = 0
     compare_add: int = 0
     swap: int = 0
+    #: ATOMIC_WRITE: the value.
+    data: bytes = b""
+    #: FLUSH.
+    length: int = 0
+    placement: int = 0
+    selectivity: int = 0
 
 
 class Completion(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from interop.ends import Access, End, EventKind, Opcode, Param, WcOpcode
+from interop.ends import Access, End, EventKind, Opcode, Param, Placement, Selectivity, Status, WcOpcode
 from interop.failures import (
     ROOM,
     late_receive_request,
@@ -21,6 +21,18 @@ from interop.failures import (
     small_receive_respond,
     unaligned,
     unharmed,
+)
+from interop.flushing import (
+    FLUSH_ACCESS,
+    atomic_write_request,
+    atomic_write_respond,
+    counted_request,
+    counted_respond,
+    flush_request,
+    flush_respond,
+    never_persistent,
+    refused_atomic_write,
+    refused_flush,
 )
 from interop.memory import EVERY_ACCESS
 from interop.transfers import (
@@ -109,6 +121,8 @@ class Operation:
     respond: Callable[[End], None]
     #: Its row of README's table.
     row: str
+    #: The first Linux whose rdma_rxe has it, if that is not the oldest of these tests. Runs if it is named.
+    since: tuple[int, int] | None = None
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -117,6 +131,7 @@ class Operation:
 
 
 _ADD, _SWAP = Opcode.ATOMIC_FETCH_AND_ADD, Opcode.ATOMIC_CMP_AND_SWP
+_INVALID = Status.REM_INV_REQ_ERR
 _LOCAL, _READ, _WRITE, _ATOMIC = Access.LOCAL_WRITE, Access.REMOTE_READ, Access.REMOTE_WRITE, Access.REMOTE_ATOMIC
 
 _BINDABLE = Access.LOCAL_WRITE | Access.MW_BIND
@@ -130,6 +145,7 @@ _RECEIVES = "receives that are late, missing or too small"
 _REFUSALS = "wrong keys, ranges and permissions are refused"
 _WINDOWS = "memory windows of types 1 and 2, also zero-based; binds and keys that are refused"
 _CONNECTING = "connection parameters and private data, rejection"
+_FLUSHES = "FLUSH and ATOMIC WRITE (Linux 6.2 and newer)"
 
 OPERATIONS = (
     Operation("send", sends(Opcode.SEND), receives(False), _SENDS),
@@ -193,4 +209,30 @@ OPERATIONS = (
     Operation("bind_beyond", refused_bind_request, refused_bind_respond(2, _BINDABLE, length=101), _WINDOWS),
     Operation("negotiate", _negotiate, _negotiate, _CONNECTING),
     Operation("reject", _reject, _reject, _CONNECTING),
+    *(
+        Operation(name, request, respond, _FLUSHES, (6, 2))
+        for name, request, respond in (
+            ("flush", flush_request, flush_respond),
+            ("atomic_write", atomic_write_request, atomic_write_respond),
+            ("flush_and_atomic_write", counted_request, counted_respond),
+            ("never_persistent", never_persistent, never_persistent),
+            ("flush_wrong_key", refused_flush(key=0x100), unharmed(FLUSH_ACCESS)),
+            ("flush_of_nothing_wrong_key", refused_flush(key=0x100, length=0), unharmed(FLUSH_ACCESS)),
+            ("flush_all_wrong_key", refused_flush(key=0x100, selectivity=Selectivity.MR), unharmed(FLUSH_ACCESS)),
+            ("flush_out_of_range", refused_flush(offset=ROOM - 7), unharmed(FLUSH_ACCESS)),
+            ("flush_before_the_start", refused_flush(offset=-1), unharmed(FLUSH_ACCESS)),
+            ("flush_over_the_top", refused_flush(offset=1 << 63, length=1 << 31), unharmed(FLUSH_ACCESS)),
+            ("flush_too_long", refused_flush(length=(1 << 31) + 1, status=_INVALID), unharmed(FLUSH_ACCESS)),
+            ("flush_not_permitted", refused_flush(), unharmed(EVERY_ACCESS)),
+            ("flush_not_persistent", refused_flush(placement=Placement.PERSISTENT), unharmed(FLUSH_ACCESS)),
+            ("atomic_write_wrong_key", refused_atomic_write(key=0x100), unharmed(EVERY_ACCESS)),
+            ("atomic_write_out_of_range", refused_atomic_write(offset=ROOM), unharmed(EVERY_ACCESS)),
+            ("atomic_write_over_the_top", refused_atomic_write(offset=1 << 63), unharmed(EVERY_ACCESS)),
+            ("atomic_write_not_permitted", refused_atomic_write(), unharmed(_LOCAL | _READ | _ATOMIC)),
+            ("atomic_write_not_aligned", refused_atomic_write(offset=4, status=_INVALID), unharmed(EVERY_ACCESS)),
+            ("atomic_write_of_nothing", refused_atomic_write(size=0, status=_INVALID), unharmed(EVERY_ACCESS)),
+            ("atomic_write_too_short", refused_atomic_write(size=4, status=_INVALID), unharmed(EVERY_ACCESS)),
+            ("atomic_write_too_long", refused_atomic_write(size=16, status=_INVALID), unharmed(EVERY_ACCESS)),
+        )
+    ),
 )

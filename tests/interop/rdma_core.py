@@ -43,7 +43,7 @@ _u8, _u16, _u32, _u64, _int, _ptr = c.c_uint8, c.c_uint16, c.c_uint32, c.c_uint6
 class Context(c.Structure):
     """The start of ``struct ibv_context``, which has the operations that are inline functions in C."""
 
-    _fields_ = (("device", _ptr), ("ops", _ptr * 32))
+    _fields_ = (("device", _ptr), ("ops", _ptr * 32), ("cmd_fd", _int))
 
 
 #: Indices into ``struct ibv_context_ops``.

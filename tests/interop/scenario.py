@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from pathlib import Path
 
+import pytest
+
 from interop.judge import judge
 from interop.machine.run import Machine, Result
 
-__all__ = ["ATTEMPTS", "Guest"]
+__all__ = ["ATTEMPTS", "Guest", "require_kernel"]
 
 #: Seconds that making the network may take.
 NETWORK_SECONDS = 120
@@ -67,3 +69,10 @@ class Guest:
             if not any(chance in result.output for chance in chances):
                 break
         return result
+
+
+def require_kernel(guest: Guest, needed: tuple[int, int]) -> None:
+    """Skip the test if the machine's kernel is older than a release, given by its first two numbers."""
+    release = guest.machine.kernel
+    if tuple(int(number) for number in release.split(".")[:2]) < needed:
+        pytest.skip(f"rdma_rxe of Linux {release} does not have this; that of {needed[0]}.{needed[1]} has")

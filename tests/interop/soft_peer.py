@@ -15,6 +15,7 @@ from interop.ends import (
     End,
     Event,
     EventKind,
+    Flag,
     Param,
     Piece,
     Region,
@@ -139,14 +140,17 @@ class SoftEnd(End):
                 SendWR(
                     work.wr_id,
                     WROpcode(work.opcode),
-                    [SGE(*piece) for piece in work.pieces],
-                    work.flags,
+                    [work.data] if work.data else [SGE(*piece) for piece in work.pieces],
+                    work.flags | (Flag.INLINE if work.data else 0),
                     imm_data=work.imm,
                     remote_addr=work.addr,
                     rkey=work.rkey,
                     compare_add=work.compare_add,
                     swap=work.swap,
                     invalidate_rkey=work.invalidate,
+                    flush_length=work.length,
+                    flush_type=work.placement,
+                    flush_level=work.selectivity,
                 )
                 for work in works
             ]

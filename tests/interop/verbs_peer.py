@@ -6,6 +6,7 @@ import ctypes as c
 import os
 import select
 import socket
+import struct
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -50,6 +51,7 @@ from interop.rdma_core import (
     rdma,
     verbs,
 )
+from interop.rxe_ring import SendRing, queue_maps
 
 _PS_TCP, _QPT_RC, _MW_TYPE_1 = 0x0106, 2, 1
 #: IBV_QP_PATH_MTU, TIMEOUT, RETRY_CNT, RNR_RETRY, MAX_QP_RD_ATOMIC, MIN_RNR_TIMER, MAX_DEST_RD_ATOMIC.
@@ -57,6 +59,8 @@ _ASKED = 1 << 8 | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 13 | 1 << 15 | 1 << 17
 #: rdma_rxe reports WITH_INV by the kernel's number for it, which is IBV_WC_IP_CSUM_OK in user space.
 _KERNEL_WITH_INV = 4
 _ATOMICS = (Opcode.ATOMIC_CMP_AND_SWP, Opcode.ATOMIC_FETCH_AND_ADD)
+#: Written into the send queue itself.
+_RING = (Opcode.FLUSH, Opcode.ATOMIC_WRITE)
 
 
 def _address(host: str, port: int) -> Any:
@@ -164,8 +168,10 @@ class VerbsEnd(End):
         attr = QpInitAttr(
             send_cq=self._cqs[1][1], recv_cq=self._cqs[0][1], cap=QpCap(QUEUE, QUEUE, 4, 4, 256), qp_type=_QPT_RC
         )
+        before = queue_maps()
         rdma.rdma_create_qp(cmid, self._pd, c.byref(attr))
         self._qp = cmid.contents.qp
+        self._ring = SendRing(queue_maps() - before, context.contents.cmd_fd, self._qp.contents.handle)
 
     def region(self, content: bytes, access: int = Access.LOCAL_WRITE) -> Region:
         region = VerbsRegion(self._pd, content, access)
@@ -203,6 +209,9 @@ class VerbsEnd(End):
 
     def post(self, *works: Work) -> None:
         for work in works:
+            if work.opcode in _RING:
+                self._post_to_ring(work)
+                continue
             sges = _elements(work.pieces)
             wr = SendWr(work.wr_id, None, sges, len(work.pieces), work.opcode, work.flags, work.imm)
             if work.opcode in (Opcode.SEND_WITH_INV, Opcode.LOCAL_INV):
@@ -215,6 +224,15 @@ class VerbsEnd(End):
             else:
                 wr.wr.rdma.remote_addr, wr.wr.rdma.rkey = work.addr, work.rkey
             self._send(wr)
+
+    def _post_to_ring(self, work: Work) -> None:
+        if work.opcode is Opcode.FLUSH:
+            length = work.length
+            operands = struct.pack("=QIIBB", work.addr, length, work.rkey, work.placement, work.selectivity)
+        else:
+            length = len(work.data)
+            operands = struct.pack("=QI", work.addr, work.rkey)
+        self._ring.post(work.wr_id, work.opcode, work.flags, work.addr, length, operands, work.data)
 
     def _send(self, wr: SendWr) -> None:
         failed = self._post_send(self._qp, c.byref(wr), c.byref(c.c_void_p()))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from typing import Any
 
 from interop.ends import Access, End, Flag, Opcode, Region, Remote, Status, WcFlag, Work, pattern
 from interop.memory import BLANK, GAP, check, words_as_bytes
@@ -57,7 +58,7 @@ def window_request(end: End) -> None:
     end.post_receive(1, [])
     end.connect()
     remote = _hear(end, told)
-    target = {"addr": remote.addr, "rkey": remote.rkey}
+    target: dict[str, Any] = {"addr": remote.addr, "rkey": remote.rkey}
     end.post(
         Work(Opcode.RDMA_WRITE, [local.piece(0, _SIZE)], 0, **target),
         Work(Opcode.RDMA_READ, [read.piece(0, _SIZE)], 1, **target),
@@ -113,7 +114,7 @@ def beyond_window(opcode: Opcode, *, offset: int = 0, key: int = 0) -> Callable[
         end.post_receive(0, [told.piece(0, _TOLD.size)])
         end.connect()
         remote = _hear(end, told)
-        target = {"addr": remote.addr + offset, "rkey": remote.rkey ^ key}
+        target: dict[str, Any] = {"addr": remote.addr + offset, "rkey": remote.rkey ^ key}
         end.post(Work(opcode, [local.piece(0, 8)], 0, **target), Work(Opcode.SEND, [], 1))
         end.sent(0, status=Status.REM_ACCESS_ERR)
         end.sent(1, status=Status.WR_FLUSH_ERR)
@@ -147,7 +148,7 @@ def invalidate_request(end: End) -> None:
     end.post_receive(1, [])
     end.connect()
     remote = _hear(end, told)
-    target = {"addr": remote.addr, "rkey": remote.rkey}
+    target: dict[str, Any] = {"addr": remote.addr, "rkey": remote.rkey}
     end.post(
         Work(Opcode.RDMA_WRITE, [region.piece(0, 100)], 0, **target),
         Work(Opcode.SEND_WITH_INV, [region.piece(0, 7)], 1, invalidate=remote.rkey),

@@ -247,7 +247,7 @@ def test_reads_need_rd_atomic_resources_on_both_ends(opcode: WROpcode) -> None:
     assert statuses(pair.done[0]) == [(2, "REM_INV_REQ_ERR")]
 
 
-@pytest.mark.parametrize("opcode", [WROpcode.TSO, WROpcode.FLUSH])
+@pytest.mark.parametrize("opcode", [WROpcode.TSO])
 def test_unsupported_opcodes_raise_value_error(opcode: WROpcode) -> None:
     with pytest.raises(ValueError, match="cannot be sent"):
         Pair().ends[0].post_send(SendWork(1, opcode))

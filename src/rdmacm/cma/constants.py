@@ -31,6 +31,7 @@ from rdmacm.verbs.enums import (
     Mtu,
     MWType,
     NodeType,
+    PlacementType,
     PortCapFlag,
     PortCapFlag2,
     PortFlag,
@@ -39,6 +40,7 @@ from rdmacm.verbs.enums import (
     QPState,
     QPType,
     ReregMRFlag,
+    SelectivityLevel,
     SendFlag,
     SrqAttrMask,
     TransportType,
@@ -169,6 +171,10 @@ IBV_DEVICE_MEM_WINDOW_TYPE_2B = DeviceCapFlag.MEM_WINDOW_TYPE_2B
 IBV_DEVICE_RC_IP_CSUM = DeviceCapFlag.RC_IP_CSUM
 IBV_DEVICE_RAW_IP_CSUM = DeviceCapFlag.RAW_IP_CSUM
 IBV_DEVICE_MANAGED_FLOW_STEERING = DeviceCapFlag.MANAGED_FLOW_STEERING
+# The next three are in the kernel's ``ib_user_verbs.h`` only, and begin with ``IB_UVERBS_``.
+IBV_DEVICE_FLUSH_GLOBAL = DeviceCapFlag.FLUSH_GLOBAL
+IBV_DEVICE_FLUSH_PERSISTENT = DeviceCapFlag.FLUSH_PERSISTENT
+IBV_DEVICE_ATOMIC_WRITE = DeviceCapFlag.ATOMIC_WRITE
 
 IBV_ATOMIC_NONE = AtomicCap.NONE
 IBV_ATOMIC_HCA = AtomicCap.HCA
@@ -365,6 +371,12 @@ IBV_SEND_SIGNALED = SendFlag.SIGNALED
 IBV_SEND_SOLICITED = SendFlag.SOLICITED
 IBV_SEND_INLINE = SendFlag.INLINE
 IBV_SEND_IP_CSUM = SendFlag.IP_CSUM
+
+IBV_FLUSH_GLOBAL = PlacementType.GLOBAL
+IBV_FLUSH_PERSISTENT = PlacementType.PERSISTENT
+
+IBV_FLUSH_RANGE = SelectivityLevel.RANGE
+IBV_FLUSH_MR = SelectivityLevel.MR
 
 IBV_WC_SUCCESS = WCStatus.SUCCESS
 IBV_WC_LOC_LEN_ERR = WCStatus.LOC_LEN_ERR

@@ -38,7 +38,8 @@ Enumerations, with C's values
     NodeType, TransportType  fields of Device
     QPType, QPState, MigState               fields of QPInitAttr and QPAttr
     QPAttrMask, SrqAttrMask  which attributes modify() sets
-    WROpcode, SendFlag       fields of SendWR
+    WROpcode, SendFlag, PlacementType, SelectivityLevel
+                             fields of SendWR
     WCStatus, WCOpcode, WCFlag              fields of WC
 
 rdmacm.verbs.backend has the interfaces for other providers. The other modules of this package are internal.
@@ -75,6 +76,7 @@ from rdmacm.verbs.enums import MigState as MigState
 from rdmacm.verbs.enums import Mtu as Mtu
 from rdmacm.verbs.enums import MWType as MWType
 from rdmacm.verbs.enums import NodeType as NodeType
+from rdmacm.verbs.enums import PlacementType as PlacementType
 from rdmacm.verbs.enums import PortCapFlag as PortCapFlag
 from rdmacm.verbs.enums import PortCapFlag2 as PortCapFlag2
 from rdmacm.verbs.enums import PortFlag as PortFlag
@@ -83,6 +85,7 @@ from rdmacm.verbs.enums import QPAttrMask as QPAttrMask
 from rdmacm.verbs.enums import QPState as QPState
 from rdmacm.verbs.enums import QPType as QPType
 from rdmacm.verbs.enums import ReregMRFlag as ReregMRFlag
+from rdmacm.verbs.enums import SelectivityLevel as SelectivityLevel
 from rdmacm.verbs.enums import SendFlag as SendFlag
 from rdmacm.verbs.enums import SrqAttrMask as SrqAttrMask
 from rdmacm.verbs.enums import TransportType as TransportType

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from enum import IntEnum, IntFlag
 
-from rdmacm.enums import AccessFlag, QPAttrMask, QPState, SendFlag, WCFlag, WCOpcode, WCStatus, WROpcode
+from rdmacm.enums import (
+    AccessFlag,
+    PlacementType,
+    QPAttrMask,
+    QPState,
+    SelectivityLevel,
+    SendFlag,
+    WCFlag,
+    WCOpcode,
+    WCStatus,
+    WROpcode,
+)
 from rdmacm.work import WC
 
 __all__ = [
@@ -19,6 +30,7 @@ __all__ = [
     "MigState",
     "Mtu",
     "NodeType",
+    "PlacementType",
     "PortCapFlag",
     "PortCapFlag2",
     "PortFlag",
@@ -27,6 +39,7 @@ __all__ = [
     "QPState",
     "QPType",
     "ReregMRFlag",
+    "SelectivityLevel",
     "SendFlag",
     "SrqAttrMask",
     "TransportType",
@@ -104,7 +117,11 @@ class AtomicCap(IntEnum):
 
 
 class DeviceCapFlag(IntFlag):
-    """``enum ibv_device_cap_flags``, ibv_query_device(3)."""
+    """``enum ibv_device_cap_flags``, ibv_query_device(3).
+
+    Those from FLUSH_GLOBAL on are in ``device_cap_flags_ex`` only (ibv_query_device_ex(3)). Their C names are in the
+    kernel's ``ib_user_verbs.h``.
+    """
 
     RESIZE_MAX_WR = 1
     BAD_PKEY_CNTR = 1 << 1
@@ -130,6 +147,9 @@ class DeviceCapFlag(IntFlag):
     RC_IP_CSUM = 1 << 25
     RAW_IP_CSUM = 1 << 26
     MANAGED_FLOW_STEERING = 1 << 29
+    FLUSH_GLOBAL = 1 << 38
+    FLUSH_PERSISTENT = 1 << 39
+    ATOMIC_WRITE = 1 << 40
 
 
 class PortCapFlag(IntFlag):

@@ -21,7 +21,7 @@ from rdmacm.errors import RdmaError, cm_error
 from rdmacm.plainints import SEND_INLINE
 from rdmacm.verbs.ah import AH
 from rdmacm.verbs.buffers import byte_view
-from rdmacm.verbs.enums import AccessFlag, QPType, SendFlag, WROpcode
+from rdmacm.verbs.enums import AccessFlag, PlacementType, QPType, SelectivityLevel, SendFlag, WROpcode
 from rdmacm.verbs.mw import MW
 from rdmacm.verbs.pd import MR, PD
 from rdmacm.verbs.wr import SGE, MWBindInfo, RecvWR, SendWR
@@ -33,9 +33,11 @@ W = TypeVar("W", SendWR, RecvWR)
 _and = int.__and__  # of two ints, also where the user has passed a SendFlag
 _ALL_FLAGS = int(sum(SendFlag))
 _ALL_ACCESS = int(sum(AccessFlag))
+_ALL_PLACEMENTS = int(sum(PlacementType))
+_LEVELS = [int(level) for level in SelectivityLevel]
 
 # The operands that an opcode takes from its request.
-_REMOTE, _IMM, _FETCH, _ATOMIC, _INVALIDATE, _DATAGRAM, _LOCAL, _BIND = (1 << bit for bit in range(8))
+_REMOTE, _IMM, _FETCH, _ATOMIC, _INVALIDATE, _DATAGRAM, _LOCAL, _BIND, _FLUSH = (1 << bit for bit in range(9))
 _W = WROpcode
 _UC: dict[WROpcode, int] = {
     _W.SEND: 0,
@@ -53,6 +55,8 @@ REQUIRED_OPERANDS: dict[QPType, dict[WROpcode, int]] = {
         _W.ATOMIC_FETCH_AND_ADD: _REMOTE | _FETCH | _ATOMIC,
         _W.LOCAL_INV: _LOCAL | _INVALIDATE,
         _W.BIND_MW: _LOCAL | _BIND,
+        _W.FLUSH: _REMOTE | _FLUSH,
+        _W.ATOMIC_WRITE: _REMOTE | _ATOMIC,
     },
     QPType.UC: _UC,
     QPType.UD: {_W.SEND: _DATAGRAM, _W.SEND_WITH_IMM: _DATAGRAM | _IMM},
@@ -67,7 +71,7 @@ _OPERANDS_BY_CODE = {
 #: The other numbers of a send request.
 _NUMBERS = (
     *("send_flags", "remote_addr", "rkey", "compare_add", "swap", "imm_data", "invalidate_rkey"),
-    *("remote_qpn", "remote_qkey"),
+    *("flush_length", "flush_type", "flush_level", "remote_qpn", "remote_qkey"),
 )
 
 
@@ -125,7 +129,8 @@ class SendRules:
         if inline:
             if operands & _FETCH:
                 raise _refused(wr, "INLINE is for data that is sent")
-            if length > self._max_inline:
+            # The 8 bytes of an ATOMIC WRITE are part of the request in C (ibv_wr_atomic_write()).
+            if length > self._max_inline and not (operands & _ATOMIC and length == 8):
                 raise _refused(wr, f"{length} bytes inline, and max_inline_data is {self._max_inline}")
         if length > self.max_message:
             raise _refused(wr, f"{length} bytes, and a message has at most {self.max_message}")
@@ -140,11 +145,13 @@ class SendRules:
                 raise _refused(wr, f"rkey {wr.rkey:#x} has more than 32 bits")
         if operands & _ATOMIC:
             if length != 8:
-                raise _refused(wr, f"an atomic fetches 8 bytes, not {length}")
+                raise _refused(wr, f"an atomic is for 8 bytes, not {length}")
             if wr.remote_addr & 7:
                 raise _refused(wr, f"an atomic's remote_addr is a multiple of 8, not {wr.remote_addr:#x}")
             if not (0 <= index(wr.compare_add) <= ALL_BITS_64 and 0 <= index(wr.swap) <= ALL_BITS_64):
                 raise _refused(wr, "the operands of an atomic have 64 bits")
+        if operands & _FLUSH:
+            self._check_flush(wr)
         if operands & _IMM and not 0 <= index(wr.imm_data) < 1 << 32:
             raise _refused(wr, f"imm_data {wr.imm_data:#x} has more than 32 bits")
         if operands & _INVALIDATE and not 0 <= index(wr.invalidate_rkey) < 1 << 32:
@@ -176,6 +183,16 @@ class SendRules:
         unknown = index(info.mw_access_flags) & ~_ALL_ACCESS
         if unknown:
             raise _refused(wr, f"unknown mw_access_flags {unknown:#x}", "flags of AccessFlag")
+
+    def _check_flush(self, wr: SendWR) -> None:
+        if wr.sg:
+            raise _refused(wr, "FLUSH takes no elements", "flush_length")
+        if not 0 <= index(wr.flush_length) <= self.max_message:
+            raise _refused(wr, f"flush_length is {wr.flush_length}, and may be 0 to {self.max_message}")
+        if not 0 < index(wr.flush_type) <= _ALL_PLACEMENTS:
+            raise _refused(wr, f"flush_type is {wr.flush_type:#x}", "flags of PlacementType")
+        if index(wr.flush_level) not in _LEVELS:
+            raise _refused(wr, f"flush_level is {wr.flush_level}", "a SelectivityLevel")
 
     def _check_datagram(self, wr: SendWR) -> None:
         ah = wr.ah

@@ -109,15 +109,19 @@ class SendWR:
     - ``wr_id``: the user's number: comes back as ``wc.wr_id``.
     - ``opcode``: the operation.
     - ``sg``: ``sg_list``: the memory to send from, or for READ and atomics the memory to write to. With
-      ``SendFlag.INLINE`` also plain buffers, which need no registration and may be changed at once.
+      ``SendFlag.INLINE`` also plain buffers, which need no registration and may be changed at once. 8 bytes for atomics
+      and ATOMIC_WRITE, none for FLUSH.
     - ``send_flags``: a :class:`~rdmacm.verbs.SendFlag`.
     - ``imm_data``: the immediate data, 32 bits, as a number; C has it in network order.
     - ``remote_addr``, ``rkey``: ``wr.rdma`` and ``wr.atomic``: the peer's memory, an address of 64 bits and its key of
-      32 bits.
+      32 bits. FLUSH and ATOMIC_WRITE use them as well; C has these two in ibv_wr_post(3) only.
     - ``compare_add``, ``swap``: ``wr.atomic``: the operands, 64 bits each.
     - ``invalidate_rkey``: the key that SEND_WITH_INV revokes at the peer, and LOCAL_INV on this side, 32 bits.
     - ``mw``, ``bind_info``: ``bind_mw``: the window that BIND_MW binds, and to what. ``rkey`` is the window's new key:
       its present one with other lower 8 bits (:func:`inc_rkey`).
+    - ``flush_length``, ``flush_type``, ``flush_level``: ``len``, ``type`` and ``level`` of ibv_wr_flush(): how many
+      bytes of the peer's memory, 0 to 2**31, the :class:`~rdmacm.verbs.PlacementType` and the
+      :class:`~rdmacm.verbs.SelectivityLevel`.
     - ``ah``, ``remote_qpn``, ``remote_qkey``: ``wr.ud``: a datagram's destination, with its queue pair number (24 bits)
       and Q_Key (32 bits).
     """
@@ -126,6 +130,9 @@ class SendWR:
         "ah",
         "bind_info",
         "compare_add",
+        "flush_length",
+        "flush_level",
+        "flush_type",
         "imm_data",
         "invalidate_rkey",
         "mw",
@@ -153,6 +160,9 @@ class SendWR:
         compare_add: int = 0,
         swap: int = 0,
         invalidate_rkey: int = 0,
+        flush_length: int = 0,
+        flush_type: int = 0,
+        flush_level: int = 0,
         ah: AddressHandle | None = None,
         remote_qpn: int = 0,
         remote_qkey: int = 0,
@@ -169,6 +179,9 @@ class SendWR:
         self.compare_add = compare_add
         self.swap = swap
         self.invalidate_rkey = invalidate_rkey
+        self.flush_length = flush_length
+        self.flush_type = flush_type
+        self.flush_level = flush_level
         self.ah = ah
         self.remote_qpn = remote_qpn
         self.remote_qkey = remote_qkey
@@ -182,6 +195,11 @@ class SendWR:
     def set_wr_atomic(self, rkey: int, addr: int, compare_add: int, swap: int = 0) -> None:
         """Set the peer's memory of an atomic, and its operands."""
         self.rkey, self.remote_addr, self.compare_add, self.swap = rkey, addr, compare_add, swap
+
+    def set_wr_flush(self, rkey: int, addr: int, length: int, type: int, level: int) -> None:
+        """Set the peer's memory of a FLUSH, its placement type and selectivity level; the order is ibv_wr_flush()'s."""
+        self.rkey, self.remote_addr = rkey, addr
+        self.flush_length, self.flush_type, self.flush_level = length, type, level
 
     def set_wr_ud(self, ah: AddressHandle, rqpn: int, rqkey: int) -> None:
         """Set the destination of a datagram."""

@@ -75,6 +75,16 @@ def test_every_field_of_c() -> None:
     )
 
 
+def test_capabilities_beyond_32_bits() -> None:
+    """rdma_rxe has FLUSH_PERSISTENT too, which no memory here can be registered for."""
+    with opened() as context:
+        attr = context.query_device()
+        beyond = DeviceCapFlag.FLUSH_GLOBAL | DeviceCapFlag.ATOMIC_WRITE
+        assert attr.device_cap_flags_ex == attr.device_cap_flags | beyond
+        assert attr.device_cap_flags < 1 << 32
+    assert IbDevice("ib0").attr.device_cap_flags_ex == 0
+
+
 def test_device() -> None:
     with opened() as context:
         attr = context.query_device()

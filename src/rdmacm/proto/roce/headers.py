@@ -41,6 +41,7 @@ __all__ = [
     "ImmDt",
     "NakCode",
     "RocePacket",
+    "feth_word",
     "pad_count",
     "peek",
 ]
@@ -163,12 +164,17 @@ class DETH:
         return cls(qkey, source & _QPN_MASK, source >> 24)
 
 
+def feth_word(sel: int, plt: int) -> int:
+    """A FETH as a number, from selectivity level and placement type."""
+    return sel << 4 | plt
+
+
 @dataclass(frozen=True, slots=True)
 class FETH:
     """FLUSH extended transport header, 4 bytes (InfiniBand Architecture, annex A19).
 
-    ``sel`` is the selectivity level, 0 for a range of memory and 1 for the whole region; ``plt`` the placement type,
-    bit 0 for global visibility and bit 1 for persistence.
+    ``sel`` is the selectivity level (:class:`rdmacm.enums.SelectivityLevel`), ``plt`` the placement type, bits of
+    :class:`rdmacm.enums.PlacementType`. The other values of both are reserved.
     """
 
     sel: int
@@ -178,7 +184,7 @@ class FETH:
     def pack(self) -> bytes:
         """The 4 bytes on the wire."""
         _check(self, sel=2, plt=4, resv26=26)
-        return FETH_STRUCT.pack(self.resv26 << 6 | self.sel << 4 | self.plt)
+        return FETH_STRUCT.pack(self.resv26 << 6 | feth_word(self.sel, self.plt))
 
     @classmethod
     def unpack(cls, data: Buffer) -> FETH:

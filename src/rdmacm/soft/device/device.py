@@ -74,6 +74,8 @@ SOFT_DEVICE_ATTR = DeviceAttr(
     max_inline_data=4096,
     local_ca_ack_delay=15,
     max_msg_sz=MAX_MESSAGE,
+    # rdma_rxe has FLUSH_PERSISTENT too, for hosts with persistent memory; here no memory can be registered for it.
+    device_cap_flags_ex=DeviceCapFlag.FLUSH_GLOBAL | DeviceCapFlag.ATOMIC_WRITE,
 )
 
 

@@ -15,7 +15,12 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from rdmacm.errors import cm_error
-from rdmacm.plainints import ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_WRITE
+from rdmacm.plainints import (
+    ACCESS_FLUSH_PERSISTENT,
+    ACCESS_LOCAL_WRITE,
+    ACCESS_REMOTE_ATOMIC,
+    ACCESS_REMOTE_WRITE,
+)
 from rdmacm.soft.device.freed import FreedNumbers
 from rdmacm.soft.device.memory_window import Bind, SoftMW, WindowState, may_bind
 from rdmacm.verbs.buffers import Buffer, byte_view
@@ -150,7 +155,13 @@ class MemoryTable:
         return len(self._windows)
 
     def register(self, pd: object, view: memoryview, access: AccessFlag) -> SoftMR:
-        """Register the bytes of a view. EACCES if it is read-only and ``access`` allows to write it."""
+        """Register the bytes of a view.
+
+        EACCES if it is read-only and ``access`` allows to write it; EINVAL for FLUSH_PERSISTENT, as from rdma_rxe for
+        memory that is not persistent: this device knows of none that is.
+        """
+        if access & ACCESS_FLUSH_PERSISTENT:
+            raise cm_error(errno.EINVAL, "the memory is not persistent", "reg_mr", hint="FLUSH_GLOBAL alone")
         if view.readonly and len(view) and access & _WRITES:
             raise cm_error(errno.EACCES, "the buffer is read-only", "reg_mr", hint="a bytearray, or only REMOTE_READ")
         key = 0
@@ -237,6 +248,11 @@ class MemoryTable:
             return None
         return region.view[offset : offset + length]
 
+    def permits(self, pd: object, rkey: int, access: int) -> bool:
+        """Whether a peer may access the whole region of a key so, by a queue pair of ``pd``."""
+        region = self._regions.get(rkey)
+        return region is not None and region.pd == pd and not access & ~region.access
+
     def bind(self, pd: object, qp: object, bind: Bind) -> bool:
         """Bind a window for a queue pair of ``pd``, for which ``qp`` stands; False where that is not allowed."""
         window, region = bind.window, bind.region
@@ -278,6 +294,9 @@ class RemoteMemory:
 
     def remote(self, rkey: int, address: int, length: int, access: AccessFlag) -> memoryview | None:
         return self._table.remote(self._pd, rkey, address, length, int(access), self)
+
+    def permits(self, rkey: int, access: AccessFlag) -> bool:
+        return self._table.permits(self._pd, rkey, int(access))
 
     def invalidate(self, rkey: int) -> bool:
         return self._table.invalidate(self._pd, self, rkey)

@@ -29,11 +29,12 @@ __all__ = ["MAX_MESSAGE", "UnsignaledWrId", "refused", "send_work"]
 #: The longest message, in bytes (``max_msg_sz``).
 MAX_MESSAGE = 1 << 31
 
-_ATOMICS = (WROpcode.ATOMIC_CMP_AND_SWP, WROpcode.ATOMIC_FETCH_AND_ADD)
+_FETCHING_ATOMICS = (WROpcode.ATOMIC_CMP_AND_SWP, WROpcode.ATOMIC_FETCH_AND_ADD)
+_ATOMICS = (*_FETCHING_ATOMICS, WROpcode.ATOMIC_WRITE)
 #: Members by number. Engines compare by identity, and a user may post a plain int.
 _OPCODES = {int(opcode): opcode for opcode in WROpcode}
 #: By opcode of work requests: whether the local memory is written.
-_WRITES_LOCALLY = [opcode in (WROpcode.RDMA_READ, *_ATOMICS) for opcode in range(max(WROpcode) + 1)]
+_WRITES_LOCALLY = [opcode in (WROpcode.RDMA_READ, *_FETCHING_ATOMICS) for opcode in range(max(WROpcode) + 1)]
 
 
 class UnsignaledWrId(int):
@@ -69,7 +70,7 @@ def send_work(wr: SendWR, table: MemoryTable, pd: object, signal_all: bool) -> S
                 segments = (memoryview(b"".join(segments)),)
     if length > MAX_MESSAGE or (length < 8 and opcode in _ATOMICS):
         raise refused(wr, errno.EINVAL, f"{length} bytes are not for {opcode.name}", "post_send")
-    return SendWork(
+    work = SendWork(
         wr.wr_id if flags & SEND_SIGNALED or signal_all else UnsignaledWrId(wr.wr_id),
         opcode,
         segments,
@@ -84,6 +85,9 @@ def send_work(wr: SendWR, table: MemoryTable, pd: object, signal_all: bool) -> S
         wr.invalidate_rkey,
         _bind(wr) if opcode is WROpcode.BIND_MW else None,
     )
+    if opcode is WROpcode.FLUSH:
+        work.flush = wr.flush_length, wr.flush_type, wr.flush_level
+    return work
 
 
 def _bind(wr: SendWR) -> Bind:

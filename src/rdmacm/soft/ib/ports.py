@@ -134,6 +134,7 @@ class IbDevice:
             vendor_id=0,
             page_size_cap=0,
             device_cap_flags=DeviceCapFlag(0),
+            device_cap_flags_ex=DeviceCapFlag(0),
             atomic_cap=AtomicCap.NONE,
             **dict.fromkeys(("max_qp", "max_cq", "max_mr", "max_srq", "max_res_rd_atom"), 0),
         )

@@ -73,6 +73,7 @@ _MAX_RETRIES = 7
 NO_ECE = Ece(0)
 
 _ANY_REMOTE = AccessFlag.REMOTE_WRITE | AccessFlag.REMOTE_READ | AccessFlag.REMOTE_ATOMIC
+_FLUSHES = AccessFlag.FLUSH_GLOBAL | AccessFlag.FLUSH_PERSISTENT
 _MTUS = {int(mtu): mtu for mtu in Mtu}
 _MESSAGES_WITH_PRIVATE_DATA: tuple[type[Message], ...] = (REQ, REP, REJ, SIDR_REQ, SIDR_REP)
 #: Bytes of private data that the application may fill: beside the header of IP addresses, and without that header.
@@ -516,10 +517,13 @@ class IbCmConnector:
         attr.timeout = connection.av_timeout if option is None else option & 31
 
     def access(self) -> AccessFlag | None:
-        # READ and atomics only if the peer may have any of them in progress.
+        # READ, atomics and FLUSH only if the peer may have any of them in progress; FLUSH only on a device that has it.
         if self._connection is None:
             return None
-        return _ANY_REMOTE if self._read_depths(self._connection)[1] else AccessFlag.REMOTE_WRITE
+        if not self._read_depths(self._connection)[1]:
+            return AccessFlag.REMOTE_WRITE
+        is_software = isinstance(self._user.link.cm_path(), WirePath)
+        return _ANY_REMOTE | _FLUSHES if is_software else _ANY_REMOTE
 
     def _read_depths(self, connection: CmConnection) -> tuple[int, int]:
         """How many READs and atomics may be in progress: from this side, and from the peer."""
