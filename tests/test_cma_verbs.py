@@ -252,6 +252,10 @@ def test_shared_receive_queue_reports_its_limit() -> None:
         cma.ibv_post_srq_recv(srq, [cma.ibv_recv_wr(sg_list=[cma.ibv_sge(mr.addr, 8, mr.lkey)])] * 2)
         cma.ibv_modify_srq(srq, cma.ibv_srq_attr(srq_limit=2), cma.IBV_SRQ_LIMIT)
         assert (cma.ibv_query_srq(srq).srq_limit, cma.ibv_query_srq(srq).max_wr) == (2, 4)
+        cma.ibv_modify_srq(srq, cma.ibv_srq_attr(max_wr=9), cma.IBV_SRQ_MAX_WR)
+        assert (cma.ibv_query_srq(srq).srq_limit, cma.ibv_query_srq(srq).max_wr) == (2, 9)
+        cma.ibv_resize_cq(cq, 3)
+        assert cq.cqe == 3
         cma.ibv_post_send(pair[0], cma.ibv_send_wr(opcode=cma.IBV_WR_SEND, send_flags=cma.IBV_SEND_SIGNALED))
         assert cq.wait(10)
         event = cma.ibv_get_async_event(context)

@@ -22,7 +22,7 @@ from rdmacm.soft.wire.base import Received, SocketAddress, Undelivered, WirePath
 from rdmacm.testing import MemoryNetwork, VirtualClock
 from rdmacm.testing.network import PrivatePorts
 from rdmacm.verbs.attr import AHAttr, GlobalRoute, QPAttr, QPCap
-from rdmacm.verbs.enums import WC, AccessFlag, Mtu, QPAttrMask, QPState, QPType
+from rdmacm.verbs.enums import WC, AccessFlag, EventType, Mtu, QPAttrMask, QPState, QPType
 from rdmacm.verbs.wr import SGE, AddressHandle
 
 T = TypeVar("T")
@@ -40,6 +40,12 @@ UD_STEPS = (
     (QPState.RTR, _M.STATE),
     (QPState.RTS, _M.STATE | _M.SQ_PSN),
 )
+
+
+class Heard(list[EventType]):
+    """The asynchronous events of an object, in order."""
+
+    post = list.append
 
 
 class Handle:

@@ -158,6 +158,9 @@ class RecordingCQ:
     def req_notify(self, solicited_only: bool) -> None:
         self.armed.append(solicited_only)
 
+    def resize(self, cqe: int) -> None:
+        self.cqe = cqe + 1
+
     def destroy(self) -> None:
         self._device.gone(self)
 

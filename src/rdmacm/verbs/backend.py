@@ -95,7 +95,7 @@ class CQBackend(Protocol):
     it go to ERR, and once its last completion is polled, :meth:`poll` raises EOVERFLOW.
     """
 
-    #: How many completions it has room for, at least as many as asked for.
+    #: How many completions it has room for, at least as many as asked for. :meth:`resize` changes it.
     cqe: int
     #: Called after completions are added, and when a queue pair is reset or destroyed, which drops its completions; by
     #: the thread that does it, with the lock held. The API sets it.
@@ -123,6 +123,12 @@ class CQBackend(Protocol):
         that is armed for any completion stays so.
         """
 
+    def resize(self, cqe: int) -> None:
+        """Make room for 1 to ``max_cqe`` completions, and keep those in the queue and how it is armed.
+
+        EINVAL: there are more in the queue, or it has overflowed. Nothing is changed then.
+        """
+
     def destroy(self) -> None:
         """Drop its completions, and its reports on the channel. No queue pair reports to it any more."""
 
@@ -142,7 +148,8 @@ class SRQBackend(Protocol):
     def modify(self, attr: SrqAttr, mask: SrqAttrMask) -> None:
         """Set the attributes that ``mask`` names: ``srq_limit``, which is 0 to ``max_wr``.
 
-        A device with SRQ_RESIZE in ``device_cap_flags`` also takes ``max_wr``.
+        A device with SRQ_RESIZE in ``device_cap_flags`` also takes ``max_wr``, 1 to ``max_srq_wr``, and keeps the
+        receives in the queue. EINVAL: there are more, or ``srq_limit`` is more. Nothing is changed then.
         """
 
     def query(self) -> SrqAttr:

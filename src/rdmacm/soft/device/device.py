@@ -43,7 +43,10 @@ SOFT_DEVICE_ATTR = DeviceAttr(
     vendor_id=0xFFFFFF,  # "not assigned", InfiniBand Architecture A3.3.1
     max_qp=MAX_QP,
     max_qp_wr=1 << 16,
-    device_cap_flags=DeviceCapFlag.PORT_ACTIVE_EVENT | DeviceCapFlag.SYS_IMAGE_GUID | DeviceCapFlag.RC_RNR_NAK_GEN,
+    device_cap_flags=DeviceCapFlag.PORT_ACTIVE_EVENT
+    | DeviceCapFlag.SYS_IMAGE_GUID
+    | DeviceCapFlag.RC_RNR_NAK_GEN
+    | DeviceCapFlag.SRQ_RESIZE,
     max_sge=32,
     max_sge_rd=32,
     max_cq=UNLIMITED,
