@@ -311,7 +311,7 @@ def to_rtr(qp: SoftQP, dest: int, remote: bytes, index: int, **more: int) -> Non
         path_mtu=Mtu(more.get("path_mtu", Mtu.MTU_1024)),
         dest_qp_num=dest,
         rq_psn=100,
-        max_dest_rd_atomic=4,
+        max_dest_rd_atomic=more.get("max_dest_rd_atomic", 4),
         min_rnr_timer=more.get("min_rnr_timer", 12),
         ah_attr=vector,
     )
@@ -325,7 +325,7 @@ def to_rts(qp: SoftQP, **more: int) -> None:
         timeout=more.get("timeout", 14),
         retry_cnt=more.get("retry_cnt", 7),
         rnr_retry=more.get("rnr_retry", 7),
-        max_rd_atomic=4,
+        max_rd_atomic=more.get("max_rd_atomic", 4),
     )
     qp.modify(attr, RTS_MASK)
 

@@ -363,7 +363,9 @@ class Side(End):
 
     def resume(self) -> None:
         """End :meth:`drain`."""
-        if self._state is QPState.SQD:
+        if self._state is QPState.SQD and self._id.qp.query()[0].sq_draining:  # type: ignore[union-attr]
+            self.world.later(0.1, self.resume)
+        elif self._state is QPState.SQD:
             self._modify(QPAttr(qp_state=QPState.RTS), QPAttrMask.STATE)
         elif self.host.paused and self.host.alive:
             self.world.later(1.0, self.resume)

@@ -181,7 +181,8 @@ class QPBackend(Protocol):
         limits; the P_Key and the GID row were in the port's tables a moment ago. ERR completes everything posted with
         WR_FLUSH_ERR. RESET drops everything posted, and the completions of this queue pair that are not polled.
         EOPNOTSUPP: an optional attribute that the device cannot change in this state; EINVAL: an address vector that it
-        cannot send to; ENODEV: the device has been removed.
+        cannot send to, ALT_PATH where it has no alternate paths, SQD to RTS before the send queue is drained; ENODEV:
+        the device has been removed.
         """
 
     def query(self) -> QPAttr:

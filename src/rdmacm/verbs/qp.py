@@ -192,8 +192,9 @@ class QP(Resource):
         """Change the attributes that ``mask`` names, with STATE also the state, ibv_modify_qp(3).
 
         ``mask``: a :class:`QPAttrMask`. docs/states.md has the attributes that each transition requires
-        and allows. EINVAL: the transition, the mask or a value is not allowed; EOPNOTSUPP: the device cannot change an
-        optional attribute in this state; ENODEV: the device has been removed.
+        and allows. EINVAL: the transition, the mask or a value is not allowed, the send queue still drains (SQD to
+        RTS), or the device has no alternate paths (ALT_PATH); EOPNOTSUPP: the device cannot change an optional
+        attribute in this state; ENODEV: the device has been removed.
         """
         if self._closed:
             raise self._closed_error("modify_qp")

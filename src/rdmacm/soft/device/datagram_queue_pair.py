@@ -81,6 +81,7 @@ class SoftUdQP(WorkQueues["UdEngine[WireRoute]"]):
                     self._log_change(before, "modify_qp", _RESET)
                 self._reset()
                 return
+            self._check_change(state, bits)
             kept = self.attr
             for name in named_fields(bits):
                 setattr(kept, name, getattr(attr, name))

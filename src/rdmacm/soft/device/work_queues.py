@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from rdmacm import log
 from rdmacm.enums import QPState, WCStatus
-from rdmacm.plainints import WC_RECV
+from rdmacm.errors import RdmaError, cm_error
+from rdmacm.plainints import QP_ALT_PATH, QP_EN_SQD_ASYNC_NOTIFY, WC_RECV
 from rdmacm.soft.device.requests import UnsignaledWrId, refused
 from rdmacm.verbs.attr import AHAttr, QPAttr, QPCap
 from rdmacm.verbs.enums import EventType
@@ -21,7 +22,6 @@ from rdmacm.work import RecvWork
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    from rdmacm.errors import RdmaError
     from rdmacm.proto.engine import EngineCounters
     from rdmacm.soft.device.completion import SoftCQ
     from rdmacm.soft.device.memory import MemoryTable
@@ -168,6 +168,17 @@ class WorkQueues(Generic[E]):
             found.cap = copy.copy(self._cap)
             found.sq_draining = int(self.state is _SQD and self._is_draining)
             return found
+
+    def _check_change(self, state: QPState, bits: int) -> None:
+        """Refuse what :meth:`modify` does not do here: an alternate path, or RTS while the send queue drains."""
+        if bits & QP_ALT_PATH:
+            raise cm_error(errno.EINVAL, "the device has no alternate paths", "modify_qp", hint="leave out ALT_PATH")
+        if self.state is _SQD:
+            if state is _RTS and self._is_draining:
+                why = "requests are still in progress"
+                raise cm_error(errno.EINVAL, why, "modify_qp", hint="wait until sq_draining is 0, or for SQ_DRAINED")
+        elif state is _SQD and not bits & QP_EN_SQD_ASYNC_NOTIFY:
+            self.attr.en_sqd_async_notify = 0  # the value of the last time does not count
 
     def _log_change(self, before: QPState, why: str, after: QPState | None = None) -> None:
         peer = f" (to 0x{self._attr.dest_qp_num:06x})" if self._attr is not None and self._attr.dest_qp_num else ""
