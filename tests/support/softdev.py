@@ -330,5 +330,10 @@ def to_rts(qp: SoftQP, **more: int) -> None:
     qp.modify(attr, RTS_MASK)
 
 
+def modify_state(qp: SoftQP, state: QPState, **more: int) -> None:
+    mask = QPAttrMask.STATE | (QPAttrMask.EN_SQD_ASYNC_NOTIFY if more else 0)
+    qp.modify(QPAttr(qp_state=state, **more), QPAttrMask(mask))  # type: ignore[arg-type]
+
+
 def sge(region: SoftMR, offset: int = 0, length: int | None = None) -> SGE:
     return SGE(region.addr + offset, region.length - offset if length is None else length, region.lkey)

@@ -215,6 +215,9 @@ class RecordingQP:
                 raise error
             self.sent.append(wr)
 
+    def post_send_all(self, wrs: list[SendWR]) -> None:
+        self.post_send(wrs)
+
     def post_recv(self, wrs: list[RecvWR]) -> None:
         self.received += wrs
 

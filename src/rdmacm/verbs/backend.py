@@ -205,6 +205,9 @@ class QPBackend(Protocol):
         in either case the requests before are queued, and the error's ``bad_wr`` is the refused request.
         """
 
+    def post_send_all(self, wrs: list[SendWR]) -> None:
+        """As :meth:`post_send`, but if one request is refused, none is queued."""
+
     def post_recv(self, wrs: list[RecvWR]) -> None:
         """Queue receives, of ``max_recv_sge`` SGEs at the most; the queue pair has no shared receive queue.
 

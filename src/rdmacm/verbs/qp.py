@@ -261,6 +261,10 @@ class QP(Resource):
         else:
             post_list(wr, self._send_rules.check, backend.post_send)
 
+    def _takes_sends(self) -> bool:
+        """Whether its state lets it take sends."""
+        return not self._closed and _MAY_SEND[self.backend.state]
+
     def _takes_no_sends(self, wr: SendWR | Iterable[SendWR]) -> RdmaError:
         if self._closed:
             error = self._closed_error("post_send")

@@ -166,6 +166,9 @@ class SoftUdQP(WorkQueues["UdEngine[WireRoute]"]):
                 if engine.has_pending:
                     mux.send_now(self, mux.runtime.clock())
 
+    def _check_send(self, wr: SendWR) -> None:
+        self._datagram(wr, self._engine or self._start_engine())
+
     def _datagram(self, wr: SendWR, engine: UdEngine[WireRoute]) -> UdSend[WireRoute]:
         """Make the engine's request from the user's, which :class:`rdmacm.verbs.qp.QP` has checked."""
         if self._sends >= self._cap.max_send_wr:

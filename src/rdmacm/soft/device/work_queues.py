@@ -14,7 +14,7 @@ from rdmacm import log
 from rdmacm.enums import QPState, WCStatus
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.plainints import QP_ALT_PATH, QP_EN_SQD_ASYNC_NOTIFY, WC_RECV
-from rdmacm.soft.device.requests import UnsignaledWrId, refused
+from rdmacm.soft.device.requests import UnsignaledWrId, refused, send_work
 from rdmacm.verbs.attr import AHAttr, QPAttr, QPCap
 from rdmacm.verbs.enums import EventType
 from rdmacm.work import RecvWork
@@ -244,6 +244,26 @@ class WorkQueues(Generic[E]):
             self._mux.detach(self)
 
     # -- work requests --------------------------------------------------------------------------------
+
+    def post_send(self, wrs: list[SendWR]) -> None:
+        raise NotImplementedError
+
+    def _check_send(self, wr: SendWR) -> None:
+        """Raise where :meth:`post_send` would refuse the request, if the send queue has room."""
+        send_work(wr, self._table, self._pd, self._signal_all)
+
+    def post_send_all(self, wrs: list[SendWR]) -> None:
+        with self._mux.runtime.lock:
+            if len(wrs) > 1:
+                most = self._cap.max_send_wr
+                if self._sends + len(wrs) > most:
+                    self._mux.progress()  # an ACK that has arrived may make room
+                    if self._sends + len(wrs) > most:
+                        first = wrs[max(0, most - self._sends)]
+                        raise refused(first, errno.ENOMEM, f"the send queue holds {most} requests", "post_send")
+                for wr in wrs:
+                    self._check_send(wr)
+            self.post_send(wrs)
 
     def post_recv(self, wrs: list[RecvWR]) -> None:
         with self._mux.runtime.lock:
