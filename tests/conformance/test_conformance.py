@@ -19,7 +19,7 @@ from support.scenario import Forker, Spawn, free_port, run_in_processes, run_on_
 
 
 def _load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("conformance_scenarios", Path(__file__).with_name("scenarios.py"))
+    spec = importlib.util.spec_from_file_location("conformance_scenarios", Path(__file__).with_name("all_scenarios.py"))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -1,0 +1,6 @@
+"""The scenarios of both modules, by name."""
+
+from conformance.queue_scenarios import *  # noqa: F403
+from conformance.scenarios import *  # noqa: F403
+
+NAMES = sorted(name.removesuffix("_passive") for name in list(globals()) if name.endswith("_passive"))
