@@ -158,6 +158,8 @@ def test_devices_are_listed_opened_and_queried() -> None:
     assert cma.ibv_get_device_guid(device) == device.node_guid
     with loopback_context() as context:
         assert cma.ibv_query_device(context).max_qp > 0
+        assert cma.ibv_query_device_ex(context).orig_attr == cma.ibv_query_device(context)
+        refused(lambda: cma.ibv_query_rt_values_ex(context, cma.IBV_VALUES_MASK_RAW_CLOCK), errno.EOPNOTSUPP)
         port = cma.ibv_query_port(context, 1)
         assert (port.state, port.link_layer) == (cma.IBV_PORT_ACTIVE, cma.IBV_LINK_LAYER_ETHERNET)
         gid = cma.ibv_query_gid(context, 1, 0)
@@ -291,6 +293,9 @@ def test_extended_queue_pairs_post_and_complete() -> None:
         for qp in made:
             cma.ibv_destroy_qp(qp)
         plain = connected(context, pd, cq)
+        assert cma.ibv_query_qp_data_in_order(plain[0], cma.IBV_WR_RDMA_WRITE, 0) == 0
+        refused(lambda: cma.ibv_query_qp_data_in_order(plain[0], 99, 0))
+        refused(lambda: cma.ibv_query_qp_data_in_order(plain[0], cma.IBV_WR_SEND, 1))
         refused(lambda: cma.ibv_qp_to_qp_ex(plain[0]), errno.EOPNOTSUPP)
         for each in plain:
             cma.ibv_destroy_qp(each)

@@ -10,7 +10,7 @@ Everything is imported from this package. Its modules are short pages for ``pydo
 - ``rdmacm.cma.calls``: the functions of ``rdma/rdma_cma.h``
 - ``rdmacm.cma.verbs``: queue pairs, endpoints and ``rdma/rdma_verbs.h``
 - ``rdmacm.cma.ibverbs``: the functions of ``infiniband/verbs.h``
-- ``rdmacm.cma.extended``: those of extended queue pairs and completion queues
+- ``rdmacm.cma.extended``: those of extended queue pairs, completion queues and queries
 - ``rdmacm.cma.structures``, ``rdmacm.cma.constants``: the structures and the constants of all three
 
 docs/porting.md is a guide.

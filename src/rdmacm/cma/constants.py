@@ -351,6 +351,14 @@ IBV_RATE_1200_GBPS = 24
 IBV_SRQ_MAX_WR = SrqAttrMask.MAX_WR
 IBV_SRQ_LIMIT = SrqAttrMask.LIMIT
 
+#: The value that ibv_query_rt_values_ex(3) is asked for.
+IBV_VALUES_MASK_RAW_CLOCK = 1
+
+#: Sizes of operands in ``ibv_pci_atomic_caps``.
+IBV_PCI_ATOMIC_OPERATION_4_BYTE_SIZE_SUP = 1
+IBV_PCI_ATOMIC_OPERATION_8_BYTE_SIZE_SUP = 1 << 1
+IBV_PCI_ATOMIC_OPERATION_16_BYTE_SIZE_SUP = 1 << 2
+
 #: The type of shared receive queue that rdma_create_srq_ex(3) makes.
 IBV_SRQT_BASIC = 0
 

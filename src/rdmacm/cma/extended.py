@@ -1,4 +1,4 @@
-"""The extended queue pairs and completion queues of ``infiniband/verbs.h``: ibv_wr_post(3), ibv_create_cq_ex(3).
+"""Extended queue pairs, completion queues and queries of ``infiniband/verbs.h``: ibv_wr_post(3), ibv_create_cq_ex(3).
 
 ``ibv_start_poll`` and ``ibv_next_poll`` return 0 or ENOENT, as in C; other errors are raised.
 """
@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Sequence
+from typing import NoReturn
 
 from rdmacm.cma.structures import ibv_cq_init_attr_ex
 from rdmacm.errors import cm_error
 from rdmacm.verbs.ah import AH
+from rdmacm.verbs.attrex import DeviceAttrEx
 from rdmacm.verbs.buffers import Buffer
 from rdmacm.verbs.cq import CQ
 from rdmacm.verbs.cqex import CQEX, PollCqAttr
@@ -26,6 +28,9 @@ __all__ = [
     "ibv_end_poll",
     "ibv_next_poll",
     "ibv_qp_to_qp_ex",
+    "ibv_query_device_ex",
+    "ibv_query_qp_data_in_order",
+    "ibv_query_rt_values_ex",
     "ibv_start_poll",
     "ibv_wc_read_byte_len",
     "ibv_wc_read_dlid_path_bits",
@@ -56,7 +61,25 @@ __all__ = [
     "ibv_wr_start",
 ]
 
+# -- devices --------------------------------------------------------------------------------------------
+
+
+def ibv_query_device_ex(context: Context) -> DeviceAttrEx:
+    """ibv_query_device_ex(3); C's input, ``struct ibv_query_device_ex_input``, has no field that counts."""
+    return context.query_device_ex()
+
+
+def ibv_query_rt_values_ex(context: Context, comp_mask: int) -> NoReturn:
+    """ibv_query_rt_values_ex(3); ``comp_mask`` is that of C's structure."""
+    context.query_rt_values_ex(comp_mask)
+
+
 # -- queue pairs ----------------------------------------------------------------------------------------
+
+
+def ibv_query_qp_data_in_order(qp: QP, op: int, flags: int) -> int:
+    """ibv_query_qp_data_in_order(3)."""
+    return qp.query_data_in_order(op, flags)
 
 
 def ibv_create_qp_ex(context: Context, qp_init_attr: QPInitAttrEx) -> QPEx:

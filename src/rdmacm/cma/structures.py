@@ -25,6 +25,16 @@ from rdmacm.proto.sa import PathData, PathRecord
 from rdmacm.verbs.ah import AH
 from rdmacm.verbs.async_event import AsyncEvent
 from rdmacm.verbs.attr import AHAttr, DeviceAttr, GlobalRoute, QPAttr, QPCap, SrqAttr, SrqInitAttr
+from rdmacm.verbs.attrex import (
+    CQModerationCaps,
+    DeviceAttrEx,
+    ODPCaps,
+    PacketPacingCaps,
+    PCIAtomicCaps,
+    RSSCaps,
+    TMCaps,
+    TSOCaps,
+)
 from rdmacm.verbs.buffers import Buffer
 from rdmacm.verbs.cq import CQ, CompChannel
 from rdmacm.verbs.cqex import CQEX, CqInitAttrEx, PollCqAttr
@@ -46,16 +56,21 @@ __all__ = [
     "ibv_cq",
     "ibv_cq_ex",
     "ibv_cq_init_attr_ex",
+    "ibv_cq_moderation_caps",
     "ibv_data_buf",
     "ibv_device",
     "ibv_device_attr",
+    "ibv_device_attr_ex",
     "ibv_ece",
     "ibv_gid",
     "ibv_gid_entry",
     "ibv_global_route",
     "ibv_mr",
+    "ibv_odp_caps",
+    "ibv_packet_pacing_caps",
     "ibv_path_data",
     "ibv_path_record",
+    "ibv_pci_atomic_caps",
     "ibv_pd",
     "ibv_poll_cq_attr",
     "ibv_port_attr",
@@ -66,11 +81,14 @@ __all__ = [
     "ibv_qp_init_attr",
     "ibv_qp_init_attr_ex",
     "ibv_recv_wr",
+    "ibv_rss_caps",
     "ibv_send_wr",
     "ibv_sge",
     "ibv_srq",
     "ibv_srq_attr",
     "ibv_srq_init_attr",
+    "ibv_tm_caps",
+    "ibv_tso_caps",
     "ibv_wc",
     "rdma_addrinfo",
     "rdma_cm_event",
@@ -135,6 +153,14 @@ ibv_path_record = PathRecord
 ibv_device = Device
 ibv_context = Context
 ibv_device_attr = DeviceAttr
+ibv_device_attr_ex = DeviceAttrEx
+ibv_odp_caps = ODPCaps
+ibv_tso_caps = TSOCaps
+ibv_rss_caps = RSSCaps
+ibv_packet_pacing_caps = PacketPacingCaps
+ibv_tm_caps = TMCaps
+ibv_cq_moderation_caps = CQModerationCaps
+ibv_pci_atomic_caps = PCIAtomicCaps
 ibv_port_attr = Port
 ibv_pd = PD
 ibv_mr = MR

@@ -26,6 +26,8 @@ Attributes
     SrqInitAttr, SrqAttr     ibv_create_srq(3), ibv_modify_srq(3), ibv_query_srq(3)
     AHAttr, GlobalRoute      an address vector and its global route, ibv_create_ah(3)
     DeviceAttr, UNLIMITED    ibv_query_device(3); the value of a limit that does not exist
+    DeviceAttrEx, ODPCaps, TSOCaps, RSSCaps, PacketPacingCaps, TMCaps, CQModerationCaps, PCIAtomicCaps
+                             ibv_query_device_ex(3)
     Device, Port, GidEntry   a device, its ports and their GIDs, as they were at one moment
 
 Enumerations, with C's values
@@ -58,6 +60,14 @@ from rdmacm.verbs.attr import QPAttr as QPAttr
 from rdmacm.verbs.attr import QPCap as QPCap
 from rdmacm.verbs.attr import SrqAttr as SrqAttr
 from rdmacm.verbs.attr import SrqInitAttr as SrqInitAttr
+from rdmacm.verbs.attrex import CQModerationCaps as CQModerationCaps
+from rdmacm.verbs.attrex import DeviceAttrEx as DeviceAttrEx
+from rdmacm.verbs.attrex import ODPCaps as ODPCaps
+from rdmacm.verbs.attrex import PacketPacingCaps as PacketPacingCaps
+from rdmacm.verbs.attrex import PCIAtomicCaps as PCIAtomicCaps
+from rdmacm.verbs.attrex import RSSCaps as RSSCaps
+from rdmacm.verbs.attrex import TMCaps as TMCaps
+from rdmacm.verbs.attrex import TSOCaps as TSOCaps
 from rdmacm.verbs.buffers import Buffer as Buffer
 from rdmacm.verbs.cq import CQ as CQ
 from rdmacm.verbs.cq import CompChannel as CompChannel

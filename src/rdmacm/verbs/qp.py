@@ -11,10 +11,10 @@ from rdmacm.plainints import QP_CUR_STATE, QP_PORT, QP_STATE
 from rdmacm.verbs.async_event import EventOwner
 from rdmacm.verbs.attr import QPAttr, QPCap
 from rdmacm.verbs.backend import QPBackend
-from rdmacm.verbs.checks import check_caps, check_kind, check_values, flags, member
+from rdmacm.verbs.checks import check_caps, check_kind, check_number, check_values, flags, member
 from rdmacm.verbs.cq import CQ
 from rdmacm.verbs.device import Context
-from rdmacm.verbs.enums import AccessFlag, MigState, Mtu, QPAttrMask, QPState, QPType
+from rdmacm.verbs.enums import AccessFlag, MigState, Mtu, QPAttrMask, QPState, QPType, WROpcode
 from rdmacm.verbs.pd import PD
 from rdmacm.verbs.posting import REQUIRED_OPERANDS, SendRules, check_recv, first, post_list, wrong_type
 from rdmacm.verbs.qpstate import RECV_STATES, SEND_STATES, find_fault, states_between, step_mask
@@ -185,6 +185,17 @@ class QP(Resource):
         found.path_mig_state = MigState(found.path_mig_state)
         found.qp_access_flags = AccessFlag(found.qp_access_flags)
         return found, replace(self._init_attr, cap=self.cap)
+
+    def query_data_in_order(self, op: int, flags: int = 0) -> int:
+        """Whether received data reach the memory in order, ibv_query_qp_data_in_order(3): 0, there is no promise.
+
+        ``op``: a :class:`WROpcode`. EINVAL: no such operation, or ``flags``, which is always 0.
+        """
+        if self._closed:
+            raise self._closed_error("query_qp_data_in_order")
+        member(WROpcode, op, "op", "query_qp_data_in_order")
+        check_number("flags", flags, 0, 0, "query_qp_data_in_order")
+        return 0
 
     # -- states ---------------------------------------------------------------------------------------
 
