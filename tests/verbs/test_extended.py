@@ -283,14 +283,30 @@ def test_extended_queue_pair_is_made_from_a_context(stack: ExitStack, context: C
         QPEx(context_of(RecordingDevice()), init)
     with fails(errno.EINVAL, "another protection domain"):
         QPEx(PD(context), init)
-    with fails(errno.EOPNOTSUPP, "create_flags is 0x2"):
-        QPEx(pd, QPInitAttrEx(scq=cq, rcq=cq, create_flags=2))
-    with fails(errno.EOPNOTSUPP, "comp_mask is 0x8"):
+    for name in ("create_flags", "max_tso_header", "source_qpn"):
+        with fails(errno.EOPNOTSUPP, f"{name} is 2"):
+            QP(pd, QPInitAttrEx(scq=cq, rcq=cq, **{name: 2}))  # type: ignore[arg-type]
+    with fails(errno.EOPNOTSUPP, "no attributes <QPInitAttrMask.MAX_TSO_HEADER"):
         QPEx(pd, QPInitAttrEx(scq=cq, rcq=cq, comp_mask=QPInitAttrMask.MAX_TSO_HEADER))
     with fails(errno.EINVAL, "init_attr is None"):
         QPEx(pd, cast("QPInitAttr", None))
-    with QP(pd, init) as plain:
-        assert not isinstance(plain, QPEx)
+    with QP(context, init) as plain:
+        assert (plain.pd, isinstance(plain, QPEx)) == (pd, False)
+    with fails(errno.EINVAL, "no protection domain of the context"):
+        QP(context, QPInitAttr(scq=cq, rcq=cq))
+    with fails(errno.EINVAL, "creator is None"):
+        QP(cast("PD", None), init)
+
+
+def test_queue_pair_is_moved_on_when_it_is_made(stack: ExitStack, device: RecordingDevice, context: Context) -> None:
+    pd, cq = PD(context), stack.enter_context(CQ(context, 4))
+    for qp_type, state in ((QPType.RC, QPState.INIT), (QPType.UD, QPState.RTS)):
+        with QP(pd, QPInitAttr(qp_type, scq=cq, rcq=cq), QPAttr(port_num=1, qkey=7)) as qp:
+            assert (qp.state, qp.query(1)[0].qp_state) == (state, state)
+    before = len(device.living)
+    with fails(errno.EINVAL, "no port 9"):
+        QPEx(pd, QPInitAttr(scq=cq, rcq=cq), QPAttr(port_num=9))
+    assert len(device.living) == before
 
 
 # -- completion queues ------------------------------------------------------------------------------------

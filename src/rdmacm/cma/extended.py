@@ -17,8 +17,8 @@ from rdmacm.verbs.buffers import Buffer
 from rdmacm.verbs.cq import CQ
 from rdmacm.verbs.cqex import CQEX, PollCqAttr
 from rdmacm.verbs.device import Context
-from rdmacm.verbs.qp import QP
-from rdmacm.verbs.qpex import DataBuffer, QPEx, QPInitAttrEx
+from rdmacm.verbs.qp import QP, QPInitAttrEx
+from rdmacm.verbs.qpex import DataBuffer, QPEx
 from rdmacm.verbs.wr import SGE
 
 __all__ = [

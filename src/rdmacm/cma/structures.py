@@ -41,8 +41,8 @@ from rdmacm.verbs.cqex import CQEX, CqInitAttrEx, PollCqAttr
 from rdmacm.verbs.device import Context, Device, GidEntry, Port
 from rdmacm.verbs.enums import WC, QPType, WROpcode
 from rdmacm.verbs.pd import MR, PD
-from rdmacm.verbs.qp import QP, QPInitAttr
-from rdmacm.verbs.qpex import DataBuffer, QPEx, QPInitAttrEx
+from rdmacm.verbs.qp import QP, QPInitAttr, QPInitAttrEx
+from rdmacm.verbs.qpex import DataBuffer, QPEx
 from rdmacm.verbs.srq import SRQ
 from rdmacm.verbs.wr import SGE, AddressHandle, RecvWR, SendWR
 
@@ -343,11 +343,24 @@ class ibv_qp_init_attr_ex(QPInitAttrEx):
         comp_mask: int = 0,
         pd: PD | None = None,
         create_flags: int = 0,
+        max_tso_header: int = 0,
+        source_qpn: int = 0,
         send_ops_flags: int = 0,
     ) -> None:
-        sizes, signals = cap or ibv_qp_cap(), bool(sq_sig_all)
         super().__init__(
-            qp_type, qp_context, send_cq, recv_cq, srq, sizes, signals, comp_mask, pd, create_flags, send_ops_flags
+            qp_type,
+            qp_context,
+            send_cq,
+            recv_cq,
+            srq,
+            cap or ibv_qp_cap(),
+            bool(sq_sig_all),
+            comp_mask,
+            pd,
+            create_flags,
+            max_tso_header,
+            source_qpn,
+            send_ops_flags,
         )
 
 

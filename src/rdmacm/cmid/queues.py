@@ -16,8 +16,8 @@ from rdmacm.verbs.cq import CQ, CompChannel
 from rdmacm.verbs.device import Context
 from rdmacm.verbs.enums import WC, AccessFlag, QPAttrMask, QPState, QPType, WROpcode
 from rdmacm.verbs.pd import MR, PD
-from rdmacm.verbs.qp import QP, QPInitAttr
-from rdmacm.verbs.qpex import QPEx, QPInitAttrEx
+from rdmacm.verbs.qp import QP, QPInitAttr, QPInitAttrEx
+from rdmacm.verbs.qpex import QPEx
 from rdmacm.verbs.srq import SRQ
 from rdmacm.verbs.wr import SGE, RecvWR, SendWR
 

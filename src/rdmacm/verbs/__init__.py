@@ -111,9 +111,9 @@ from rdmacm.verbs.pd import MR as MR
 from rdmacm.verbs.pd import PD as PD
 from rdmacm.verbs.qp import QP as QP
 from rdmacm.verbs.qp import QPInitAttr as QPInitAttr
+from rdmacm.verbs.qp import QPInitAttrEx as QPInitAttrEx
 from rdmacm.verbs.qpex import DataBuffer as DataBuffer
 from rdmacm.verbs.qpex import QPEx as QPEx
-from rdmacm.verbs.qpex import QPInitAttrEx as QPInitAttrEx
 from rdmacm.verbs.srq import SRQ as SRQ
 from rdmacm.verbs.wr import SGE as SGE
 from rdmacm.verbs.wr import AddressHandle as AddressHandle

@@ -21,21 +21,20 @@ from typing import Any, TypeVar
 
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.verbs.ah import AH
-from rdmacm.verbs.attr import QPCap
+from rdmacm.verbs.attr import QPAttr
 from rdmacm.verbs.buffers import Buffer, byte_view
 from rdmacm.verbs.checks import check_kind, flags, member
 from rdmacm.verbs.device import Context
-from rdmacm.verbs.enums import QPInitAttrMask, QPType, SendFlag, SendOpsFlag, WROpcode
+from rdmacm.verbs.enums import QPType, SendFlag, SendOpsFlag, WROpcode
 from rdmacm.verbs.pd import PD
 from rdmacm.verbs.posting import REQUIRED_OPERANDS, wrong_type
-from rdmacm.verbs.qp import QP, QPInitAttr
+from rdmacm.verbs.qp import QP, QPInitAttr, QPInitAttrEx
 from rdmacm.verbs.wr import SGE, SendWR
 
-__all__ = ["DataBuffer", "QPEx", "QPInitAttrEx"]
+__all__ = ["DataBuffer", "QPEx"]
 
 S = TypeVar("S", bound=Sequence[Any])
 
-_SUPPORTED = QPInitAttrMask.PD | QPInitAttrMask.CREATE_FLAGS | QPInitAttrMask.SEND_OPS_FLAGS
 _INLINE = int(SendFlag.INLINE)
 
 
@@ -51,57 +50,14 @@ class DataBuffer:
     length: int
 
 
-@dataclass(slots=True)
-class QPInitAttrEx(QPInitAttr):
-    """``struct ibv_qp_init_attr_ex``, ibv_create_qp_ex(3): :class:`QPInitAttr` with more fields.
-
-    A field counts if it is set, whether or not ``comp_mask`` names it.
-
-    - ``comp_mask``: a :class:`QPInitAttrMask`. EOPNOTSUPP: attributes that are not here.
-    - ``pd``: the protection domain, if the queue pair is made from a :class:`Context`.
-    - ``create_flags``: 0; others are EOPNOTSUPP.
-    - ``send_ops_flags``: a :class:`SendOpsFlag`: the operations that are used. 0 is every operation of the type.
-    """
-
-    comp_mask: int = 0
-    pd: PD | None = None
-    create_flags: int = 0
-    send_ops_flags: int = 0
-
-    def copy(self) -> QPInitAttrEx:
-        """A copy, also of ``cap``."""
-        check_kind("cap", self.cap, QPCap, "create_qp")
-        basic = QPInitAttr.copy(self)
-        return QPInitAttrEx(
-            basic.qp_type,
-            basic.qp_context,
-            basic.scq,
-            basic.rcq,
-            basic.srq,
-            basic.cap,
-            basic.sq_sig_all,
-            self.comp_mask,
-            self.pd,
-            self.create_flags,
-            self.send_ops_flags,
-        )
-
-
 def _opcodes_asked_for(init_attr: QPInitAttr) -> frozenset[WROpcode]:
     """The operations that a queue pair is made for; EOPNOTSUPP for one that its type lacks."""
     qp_type = member(QPType, init_attr.qp_type, "qp_type", "create_qp")
     supported = frozenset(REQUIRED_OPERANDS.get(qp_type, ()))
     if not isinstance(init_attr, QPInitAttrEx):
         return supported
-    if int(init_attr.comp_mask) & ~int(_SUPPORTED):
-        raise cm_error(errno.EOPNOTSUPP, f"comp_mask is {init_attr.comp_mask:#x}", "create_qp", hint=str(_SUPPORTED))
-    if init_attr.create_flags:
-        text = f"create_flags is {init_attr.create_flags:#x}"
-        raise cm_error(errno.EOPNOTSUPP, text, "create_qp", hint="create_flags=0")
     asked = flags(SendOpsFlag, init_attr.send_ops_flags, "send_ops_flags", "create_qp")
-    if not asked:
-        return supported
-    opcodes = frozenset(WROpcode[str(each.name)] for each in asked)
+    opcodes = frozenset(WROpcode[str(each.name)] for each in asked) or supported
     lacking = opcodes - supported
     if lacking:
         text = f"{qp_type.name} has no {', '.join(sorted(each.name for each in lacking))}"
@@ -112,9 +68,8 @@ def _opcodes_asked_for(init_attr: QPInitAttr) -> frozenset[WROpcode]:
 class QPEx(QP):
     """An extended queue pair, ``struct ibv_qp_ex``: a :class:`QP` that also builds requests by calls, ibv_wr_post(3).
 
-    ``creator``: a :class:`PD`, or a :class:`Context` and ``init_attr.pd``. ``init_attr`` may be a :class:`QPInitAttr`;
-    then every operation of the type may be used. EOPNOTSUPP: an operation of ``send_ops_flags`` that the type lacks;
-    :class:`QP` has the other errors.
+    Made with a :class:`QPInitAttr`, every operation of the type may be used. EOPNOTSUPP: an operation of
+    ``send_ops_flags`` that the type lacks; :class:`QP` has the arguments and the other errors.
 
     Between :meth:`wr_start` and :meth:`wr_complete`, a call such as :meth:`wr_send` begins a request with the present
     :attr:`wr_id` and :attr:`wr_flags`; the ``wr_set`` calls after it belong to that request. What is wrong with them
@@ -131,24 +86,16 @@ class QPEx(QP):
         "_opcodes": "What it was made for.",
     }
 
-    def __init__(self, creator: Context | PD, init_attr: QPInitAttr) -> None:
+    def __init__(self, creator: PD | Context, init_attr: QPInitAttr, qp_attr: QPAttr | None = None) -> None:
         self._closed = True
         check_kind("init_attr", init_attr, QPInitAttr, "create_qp")
-        pd = init_attr.pd if isinstance(init_attr, QPInitAttrEx) else None
-        if isinstance(creator, PD):
-            if pd is not None and pd is not creator:
-                raise cm_error(errno.EINVAL, "init_attr.pd is another protection domain", "create_qp")
-            pd = creator
-        elif pd is None or pd.context.backend is not creator.backend:
-            text = "no protection domain of the context"
-            raise cm_error(errno.EINVAL, text, "create_qp", hint="QPInitAttrEx(pd=PD(context))")
         self._opcodes = _opcodes_asked_for(init_attr)
         self.wr_id = 0
         self.wr_flags = 0
         self._batch: list[SendWR] | None = None
         self._fault: RdmaError | None = None
         self._has_data = False
-        super().__init__(pd, init_attr)
+        super().__init__(creator, init_attr, qp_attr)
 
     # -- batches --------------------------------------------------------------------------------------
 
