@@ -30,6 +30,8 @@ def _load() -> ModuleType:
 
 scenarios = _load()
 SCENARIOS = pytest.mark.parametrize("name", scenarios.NAMES)
+#: Slow between processes.
+SLOW = ("datagrams", "extended", "resized")
 ON_A_FABRIC = {"ipv4": ("10.0.0.1", "10.0.0.2"), "ipv6": ("fd00::1", "fd00::2")}
 ON_LOOPBACK = {"ipv4": ("127.0.0.1", "127.0.0.1"), "ipv6": ("::1", "::1")}
 BETWEEN_HOSTS = {"ipv4": ("10.7.0.1", "10.7.0.2"), "ipv6": ("fd07::1", "fd07::2")}
@@ -66,7 +68,7 @@ def forker() -> Iterator[Forker]:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "datagrams")) for name in scenarios.NAMES]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in scenarios.NAMES]
 )
 @pytest.mark.parametrize("family", ON_LOOPBACK)
 def test_scenario_runs_between_processes(name: str, family: str, forker: Forker) -> None:
