@@ -35,8 +35,8 @@ def change(qp: SoftQP, mask: QPAttrMask, **attr: int) -> None:
 class Lossy(Connected):
     """A connection whose packets are lost; the left end is in SQD with one SEND in progress and one that waits."""
 
-    def __init__(self, pair: Pair, **attr: int) -> None:
-        super().__init__(pair, **attr)
+    def __init__(self, pair: Pair, timeout: int = 14) -> None:
+        super().__init__(pair, timeout=timeout)
         self.heard = self.left.async_events = Heard()
         self.right.post_recv([RecvWR(1), RecvWR(2)])
         pair.net.lost = lambda datagram: True
@@ -85,7 +85,7 @@ def test_new_timeout_starts_at_once(pair: Pair) -> None:
 
 
 def test_new_retry_count_ends_a_connection_that_drains(pair: Pair) -> None:
-    ends = Lossy(pair, timeout=14, retry_cnt=7)
+    ends = Lossy(pair)
     change(ends.left, M.RETRY_CNT | M.TIMEOUT, retry_cnt=0, timeout=14)
     pair.run(lambda: ends.left.state is S.ERR, 0.1)
     assert told(ends.left_cq.poll(9)) == [(1, "RETRY_EXC_ERR"), (2, "WR_FLUSH_ERR")]
