@@ -159,6 +159,8 @@ def test_devices_are_listed_opened_and_queried() -> None:
     with loopback_context() as context:
         assert cma.ibv_query_device(context).max_qp > 0
         assert cma.ibv_query_device_ex(context).orig_attr == cma.ibv_query_device(context)
+        assert cma.ibv_is_qpt_supported(cma.ibv_query_device_ex(context).tso_caps.supported_qpts, cma.IBV_QPT_UD) == 0
+        assert cma.ibv_is_qpt_supported(1 << cma.IBV_QPT_UD, cma.IBV_QPT_UD) == 1
         refused(lambda: cma.ibv_query_rt_values_ex(context, cma.IBV_VALUES_MASK_RAW_CLOCK), errno.EOPNOTSUPP)
         port = cma.ibv_query_port(context, 1)
         assert (port.state, port.link_layer) == (cma.IBV_PORT_ACTIVE, cma.IBV_LINK_LAYER_ETHERNET)

@@ -26,6 +26,7 @@ __all__ = [
     "ibv_create_cq_ex",
     "ibv_create_qp_ex",
     "ibv_end_poll",
+    "ibv_is_qpt_supported",
     "ibv_next_poll",
     "ibv_qp_to_qp_ex",
     "ibv_query_device_ex",
@@ -67,6 +68,11 @@ __all__ = [
 def ibv_query_device_ex(context: Context) -> DeviceAttrEx:
     """ibv_query_device_ex(3); C's input, ``struct ibv_query_device_ex_input``, has no field that counts."""
     return context.query_device_ex()
+
+
+def ibv_is_qpt_supported(caps: int, qpt: int) -> int:
+    """Whether ``supported_qpts`` of one of the capabilities has a type of queue pair: 1 or 0."""
+    return caps >> qpt & 1
 
 
 def ibv_query_rt_values_ex(context: Context, comp_mask: int) -> NoReturn:
