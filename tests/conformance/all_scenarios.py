@@ -1,5 +1,6 @@
-"""The scenarios of both modules, by name."""
+"""The scenarios of all modules, by name."""
 
+from conformance.queue_scenarios import *  # noqa: F403
 from conformance.scenarios import *  # noqa: F403
 from conformance.window_scenarios import *  # noqa: F403
 

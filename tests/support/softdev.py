@@ -22,7 +22,7 @@ from rdmacm.soft.wire.base import Received, SocketAddress, Undelivered, WirePath
 from rdmacm.testing import MemoryNetwork, VirtualClock
 from rdmacm.testing.network import PrivatePorts
 from rdmacm.verbs.attr import AHAttr, GlobalRoute, QPAttr, QPCap
-from rdmacm.verbs.enums import WC, AccessFlag, Mtu, QPAttrMask, QPState, QPType
+from rdmacm.verbs.enums import WC, AccessFlag, EventType, Mtu, QPAttrMask, QPState, QPType
 from rdmacm.verbs.wr import SGE, AddressHandle
 
 T = TypeVar("T")
@@ -40,6 +40,12 @@ UD_STEPS = (
     (QPState.RTR, _M.STATE),
     (QPState.RTS, _M.STATE | _M.SQ_PSN),
 )
+
+
+class Heard(list[EventType]):
+    """The asynchronous events of an object, in order."""
+
+    post = list.append
 
 
 class Handle:
@@ -312,7 +318,7 @@ def to_rtr(qp: SoftQP, dest: int, remote: bytes, index: int, **more: int) -> Non
         path_mtu=Mtu(more.get("path_mtu", Mtu.MTU_1024)),
         dest_qp_num=dest,
         rq_psn=100,
-        max_dest_rd_atomic=4,
+        max_dest_rd_atomic=more.get("max_dest_rd_atomic", 4),
         min_rnr_timer=more.get("min_rnr_timer", 12),
         ah_attr=vector,
     )
@@ -326,9 +332,14 @@ def to_rts(qp: SoftQP, **more: int) -> None:
         timeout=more.get("timeout", 14),
         retry_cnt=more.get("retry_cnt", 7),
         rnr_retry=more.get("rnr_retry", 7),
-        max_rd_atomic=4,
+        max_rd_atomic=more.get("max_rd_atomic", 4),
     )
     qp.modify(attr, RTS_MASK)
+
+
+def modify_state(qp: SoftQP, state: QPState, **more: int) -> None:
+    mask = QPAttrMask.STATE | (QPAttrMask.EN_SQD_ASYNC_NOTIFY if more else 0)
+    qp.modify(QPAttr(qp_state=state, **more), QPAttrMask(mask))  # type: ignore[arg-type]
 
 
 def sge(region: SoftMR, offset: int = 0, length: int | None = None) -> SGE:

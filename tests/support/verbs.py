@@ -177,6 +177,9 @@ class RecordingCQ:
     def req_notify(self, solicited_only: bool) -> None:
         self.armed.append(solicited_only)
 
+    def resize(self, cqe: int) -> None:
+        self.cqe = cqe + 1
+
     def destroy(self) -> None:
         self._device.gone(self)
 
@@ -231,6 +234,9 @@ class RecordingQP:
                 error.bad_wr = wr
                 raise error
             self.sent.append(wr)
+
+    def post_send_all(self, wrs: list[SendWR]) -> None:
+        self.post_send(wrs)
 
     def post_recv(self, wrs: list[RecvWR]) -> None:
         self.received += wrs

@@ -14,6 +14,7 @@ from rdmacm.addrinfo import AddrInfo
 from rdmacm.verbs import (
     AH,
     CQ,
+    CQEX,
     MR,
     PD,
     QP,
@@ -21,13 +22,16 @@ from rdmacm.verbs import (
     AccessFlag,
     AHAttr,
     Context,
+    CqInitAttrEx,
     GlobalRoute,
     MigState,
     Mtu,
     QPAttr,
     QPAttrMask,
     QPCap,
+    QPEx,
     QPInitAttr,
+    QPInitAttrEx,
     QPState,
     QPType,
     SendWR,
@@ -109,6 +113,23 @@ def sent(b: Bench, opcode: Any = 2, flags: Any = 2) -> None:
         b.qp.backend.sent.clear()  # type: ignore[attr-defined]
 
 
+def extended(b: Bench, **fields: Any) -> None:
+    QPEx(b.pd, QPInitAttrEx(scq=b.cq, rcq=b.cq, **fields)).close()
+
+
+def batch(b: Bench, flags: Any) -> None:
+    with QPEx(b.pd, QPInitAttr(scq=b.cq, rcq=b.cq)) as qp:
+        qp.backend.state = QPState.RTS
+        qp.wr_start()
+        qp.wr_flags = flags
+        qp.wr_send()
+        qp.wr_complete()
+
+
+def polled(b: Bench, **fields: Any) -> None:
+    CQEX(b.context, CqInitAttrEx(8, **fields)).close()
+
+
 def registered(b: Bench, access: Any) -> None:
     MR(b.pd, bytearray(8), access).close()
 
@@ -153,6 +174,15 @@ ARGUMENTS: list[tuple[str, Callable[[Bench, Any], object], tuple[int, ...], tupl
     ("QPCap.max_recv_sge", lambda b, v: made_qp(b, cap=QPCap(max_recv_sge=v)), (0, 8), (9, -1)),
     ("SrqAttr.max_wr", lambda b, v: made_srq(b, max_wr=v), (1, 128), (0, 129, -1)),
     ("CQ: cqe", lambda b, v: CQ(b.context, v).close(), (1, 128), (0, 129, -1)),
+    ("CQ.resize", lambda b, v: b.cq.resize(v), (1, 128), (0, 129, -1)),
+    ("QPInitAttrEx.comp_mask", lambda b, v: extended(b, comp_mask=v), (0, 4, 65), (128, -1)),
+    ("QPInitAttrEx.send_ops_flags", lambda b, v: extended(b, send_ops_flags=v), (0, 4, 0x27F), (1 << 13, -1)),
+    ("QPEx.wr_flags", batch, (0, 2, 7), (32, -1)),
+    ("QP.query_data_in_order: op", lambda b, v: b.qp.query_data_in_order(v), (0, 4), (99, -1)),
+    ("QP.query_data_in_order: flags", lambda b, v: b.qp.query_data_in_order(0, v), (0,), (1, -1)),
+    ("CqInitAttrEx.wc_flags", lambda b, v: polled(b, wc_flags=v), (0, 0x7F), (1 << 12, -1)),
+    ("CqInitAttrEx.comp_mask", lambda b, v: polled(b, comp_mask=v), (0, 1), (4, -1)),
+    ("CqInitAttrEx.flags", lambda b, v: polled(b, comp_mask=1, flags=v), (0, 1), (4, -1)),
     ("AHAttr.sl", lambda b, v: made_ah(b, sl=v), (0, 15), (16, -1)),
     ("AHAttr.static_rate", lambda b, v: made_ah(b, static_rate=v), (0, 2, 255), (256, -1)),
     ("GlobalRoute.dgid", lambda b, v: routed_ah(b, dgid=v), (), (0, 99)),

@@ -10,6 +10,7 @@ Everything is imported from this package. Its modules are short pages for ``pydo
 - ``rdmacm.cma.calls``: the functions of ``rdma/rdma_cma.h``
 - ``rdmacm.cma.verbs``: queue pairs, endpoints and ``rdma/rdma_verbs.h``
 - ``rdmacm.cma.ibverbs``: the functions of ``infiniband/verbs.h``
+- ``rdmacm.cma.extended``: those of extended queue pairs, completion queues and queries
 - ``rdmacm.cma.structures``, ``rdmacm.cma.constants``: the structures and the constants of all three
 
 docs/porting.md is a guide.
@@ -17,14 +18,15 @@ docs/porting.md is a guide.
 
 from typing import TYPE_CHECKING
 
-from rdmacm.cma import calls, constants, ibverbs, structures, verbs
+from rdmacm.cma import calls, constants, extended, ibverbs, structures, verbs
 from rdmacm.cma.calls import *  # noqa: F403
 from rdmacm.cma.constants import *  # noqa: F403
+from rdmacm.cma.extended import *  # noqa: F403
 from rdmacm.cma.ibverbs import *  # noqa: F403
 from rdmacm.cma.structures import *  # noqa: F403
 from rdmacm.cma.verbs import *  # noqa: F403
 
 if not TYPE_CHECKING:  # type checkers see the imports above
     # Without the classes of the package that have C's names, too: their long texts would hide the functions in pydoc.
-    __all__ = calls.__all__ + verbs.__all__ + ibverbs.__all__ + constants.__all__
+    __all__ = calls.__all__ + verbs.__all__ + ibverbs.__all__ + extended.__all__ + constants.__all__
     __all__ += [name for name in structures.__all__ if getattr(structures, name).__name__ == name]

@@ -97,6 +97,7 @@ __all__ = [
     "ibv_reg_mr",
     "ibv_req_notify_cq",
     "ibv_rereg_mr",
+    "ibv_resize_cq",
     "ibv_wc_status_str",
     "mbps_to_ibv_rate",
     "mult_to_ibv_rate",
@@ -302,6 +303,11 @@ def ibv_create_cq(
 def ibv_destroy_cq(cq: CQ) -> None:
     """ibv_destroy_cq(3)."""
     cq.close()
+
+
+def ibv_resize_cq(cq: CQ, cqe: int) -> None:
+    """ibv_resize_cq(3)."""
+    cq.resize(cqe)
 
 
 def ibv_req_notify_cq(cq: CQ, solicited_only: int) -> None:

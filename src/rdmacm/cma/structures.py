@@ -25,13 +25,25 @@ from rdmacm.proto.sa import PathData, PathRecord
 from rdmacm.verbs.ah import AH
 from rdmacm.verbs.async_event import AsyncEvent
 from rdmacm.verbs.attr import AHAttr, DeviceAttr, GlobalRoute, QPAttr, QPCap, SrqAttr, SrqInitAttr
+from rdmacm.verbs.attrex import (
+    CQModerationCaps,
+    DeviceAttrEx,
+    ODPCaps,
+    PacketPacingCaps,
+    PCIAtomicCaps,
+    RSSCaps,
+    TMCaps,
+    TSOCaps,
+)
 from rdmacm.verbs.buffers import Buffer
 from rdmacm.verbs.cq import CQ, CompChannel
+from rdmacm.verbs.cqex import CQEX, CqInitAttrEx, PollCqAttr
 from rdmacm.verbs.device import Context, Device, GidEntry, Port
 from rdmacm.verbs.enums import WC, QPType, WROpcode
 from rdmacm.verbs.mw import MW
 from rdmacm.verbs.pd import MR, PD
-from rdmacm.verbs.qp import QP, QPInitAttr
+from rdmacm.verbs.qp import QP, QPInitAttr, QPInitAttrEx
+from rdmacm.verbs.qpex import DataBuffer, QPEx
 from rdmacm.verbs.srq import SRQ
 from rdmacm.verbs.wr import SGE, AddressHandle, MemoryRegion, MemoryWindow, MWBind, MWBindInfo, RecvWR, SendWR
 
@@ -43,8 +55,13 @@ __all__ = [
     "ibv_comp_channel",
     "ibv_context",
     "ibv_cq",
+    "ibv_cq_ex",
+    "ibv_cq_init_attr_ex",
+    "ibv_cq_moderation_caps",
+    "ibv_data_buf",
     "ibv_device",
     "ibv_device_attr",
+    "ibv_device_attr_ex",
     "ibv_ece",
     "ibv_gid",
     "ibv_gid_entry",
@@ -53,20 +70,29 @@ __all__ = [
     "ibv_mw",
     "ibv_mw_bind",
     "ibv_mw_bind_info",
+    "ibv_odp_caps",
+    "ibv_packet_pacing_caps",
     "ibv_path_data",
     "ibv_path_record",
+    "ibv_pci_atomic_caps",
     "ibv_pd",
+    "ibv_poll_cq_attr",
     "ibv_port_attr",
     "ibv_qp",
     "ibv_qp_attr",
     "ibv_qp_cap",
+    "ibv_qp_ex",
     "ibv_qp_init_attr",
+    "ibv_qp_init_attr_ex",
     "ibv_recv_wr",
+    "ibv_rss_caps",
     "ibv_send_wr",
     "ibv_sge",
     "ibv_srq",
     "ibv_srq_attr",
     "ibv_srq_init_attr",
+    "ibv_tm_caps",
+    "ibv_tso_caps",
     "ibv_wc",
     "rdma_addrinfo",
     "rdma_cm_event",
@@ -132,13 +158,25 @@ ibv_path_record = PathRecord
 ibv_device = Device
 ibv_context = Context
 ibv_device_attr = DeviceAttr
+ibv_device_attr_ex = DeviceAttrEx
+ibv_odp_caps = ODPCaps
+ibv_tso_caps = TSOCaps
+ibv_rss_caps = RSSCaps
+ibv_packet_pacing_caps = PacketPacingCaps
+ibv_tm_caps = TMCaps
+ibv_cq_moderation_caps = CQModerationCaps
+ibv_pci_atomic_caps = PCIAtomicCaps
 ibv_port_attr = Port
 ibv_pd = PD
 ibv_mr = MR
 ibv_mw = MW
 ibv_comp_channel = CompChannel
 ibv_cq = CQ
+ibv_cq_ex = CQEX
+ibv_poll_cq_attr = PollCqAttr
 ibv_qp = QP
+ibv_qp_ex = QPEx
+ibv_data_buf = DataBuffer
 ibv_srq = SRQ
 ibv_ah = AH
 ibv_grh = GRH
@@ -302,6 +340,55 @@ class ibv_qp_init_attr(QPInitAttr):
         sq_sig_all: int = 0,
     ) -> None:
         super().__init__(qp_type, qp_context, send_cq, recv_cq, srq, cap or ibv_qp_cap(), bool(sq_sig_all))
+
+
+class ibv_qp_init_attr_ex(QPInitAttrEx):
+    """``struct ibv_qp_init_attr_ex``, ibv_create_qp_ex(3) and rdma_create_qp_ex(3). The type is RC at first."""
+
+    __slots__ = ()
+
+    send_cq = Alias["CQ | None"]("scq")
+    recv_cq = Alias["CQ | None"]("rcq")
+
+    def __init__(
+        self,
+        *,
+        qp_context: object = None,
+        send_cq: CQ | None = None,
+        recv_cq: CQ | None = None,
+        srq: SRQ | None = None,
+        cap: QPCap | None = None,
+        qp_type: QPType = QPType.RC,
+        sq_sig_all: int = 0,
+        comp_mask: int = 0,
+        pd: PD | None = None,
+        create_flags: int = 0,
+        max_tso_header: int = 0,
+        source_qpn: int = 0,
+        send_ops_flags: int = 0,
+    ) -> None:
+        super().__init__(
+            qp_type,
+            qp_context,
+            send_cq,
+            recv_cq,
+            srq,
+            cap or ibv_qp_cap(),
+            bool(sq_sig_all),
+            comp_mask,
+            pd,
+            create_flags,
+            max_tso_header,
+            source_qpn,
+            send_ops_flags,
+        )
+
+
+@dataclass(slots=True)
+class ibv_cq_init_attr_ex(CqInitAttrEx):
+    """``struct ibv_cq_init_attr_ex``, ibv_create_cq_ex(3)."""
+
+    cqe: int = 0
 
 
 @dataclass(slots=True)

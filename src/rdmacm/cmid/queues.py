@@ -16,7 +16,8 @@ from rdmacm.verbs.cq import CQ, CompChannel
 from rdmacm.verbs.device import Context
 from rdmacm.verbs.enums import WC, AccessFlag, QPAttrMask, QPState, QPType, WROpcode
 from rdmacm.verbs.pd import MR, PD
-from rdmacm.verbs.qp import QP, QPInitAttr
+from rdmacm.verbs.qp import QP, QPInitAttr, QPInitAttrEx
+from rdmacm.verbs.qpex import QPEx
 from rdmacm.verbs.srq import SRQ
 from rdmacm.verbs.wr import SGE, RecvWR, SendWR
 
@@ -100,15 +101,16 @@ class QueueBase(ResolutionBase):
 
         Without ``init_attr`` it is of the id's type, with room for 16 sends and 16 receives. Where neither
         ``init_attr`` nor the id has a completion queue, one is created, with a channel, and written to ``init_attr``,
-        as in C. A queue pair of type UD has the Q_Key of the id: 0x01234567 in the port space UDP. EINVAL: there is a
-        queue pair already, the id is not bound, the domain is another device's, or the type is not the id's;
-        :class:`rdmacm.verbs.QP` has the rest.
+        as in C. A queue pair of type UD has the Q_Key of the id: 0x01234567 in the port space UDP. With a QPInitAttrEx
+        it is a :class:`~rdmacm.verbs.QPEx`, rdma_create_qp_ex(3). EINVAL: there is a queue pair already, the id is not
+        bound, the domain is another device's, or the type is not the id's; :class:`rdmacm.verbs.QP` has the rest.
         """
         context = self._bound("create_qp")
         if self._qp is not None:
             raise cm_error(errno.EINVAL, "the id has a queue pair already", "create_qp", hint="destroy_qp()")
         attr = init_attr if init_attr is not None else _default_attr(self.qp_type)
-        pd = pd if pd is not None else self.pd
+        if pd is None:
+            pd = (attr.pd if isinstance(attr, QPInitAttrEx) else None) or self.pd
         if pd.context is not context and pd.context.backend is not context.backend:
             raise cm_error(errno.EINVAL, "the protection domain is of another device", "create_qp")
         if type(attr) is not QPInitAttr or type(attr.cap) is not QPCap:
@@ -126,7 +128,7 @@ class QueueBase(ResolutionBase):
             if attr.srq is None:
                 attr.srq = self._srq
             self._make_cqs(context, attr)
-            self._qp = QP(pd, attr)
+            self._qp = QPEx(pd, attr) if isinstance(attr, QPInitAttrEx) else QP(pd, attr)
             self._pd = pd
             self._backend.attach_qp(self._qp)
         except BaseException:

@@ -136,6 +136,12 @@ class QPEngine(Protocol):
     def set_min_rnr_timer(self, code: int) -> None:
         """Change how long a peer has to wait if no receive is posted, as a timer code, 0 to 31."""
 
+    def set_max_dest_rd_atomic(self, count: int) -> None:
+        """Change how many READ and atomic requests of the peer may be outstanding."""
+
+    def set_send_attributes(self, attributes: RtsAttributes, now: float) -> None:
+        """Change how requests are sent: all attributes but ``sq_psn``. Timers and retries begin again. RTS only."""
+
     def post_send(self, work: SendWork) -> None:
         """Queue a request. Once the connection has ended it completes as flushed. ValueError before RTS."""
 

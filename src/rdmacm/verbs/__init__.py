@@ -8,6 +8,7 @@ Objects
     PD, MR, MW               a protection domain, a memory region, a memory window
     CQ, CompChannel          a completion queue, a completion channel
     QP, SRQ                  a queue pair, a shared receive queue
+    QPEx, CQEX               a QP that posts by calls, ibv_wr_post(3); a CQ that is read by fields
     AH                       an address handle
     GRH, init_ah_from_wc     the header before a received datagram; the address vector of its sender
     AsyncEvent               an asynchronous event of a device: Context.get_async_event()
@@ -22,10 +23,14 @@ Work
 
 Attributes
     QPInitAttr, QPCap        what a QP is created with
+    QPInitAttrEx, DataBuffer, CqInitAttrEx, PollCqAttr
+                             of QPEx and CQEX
     QPAttr                   ibv_modify_qp(3), ibv_query_qp(3)
     SrqInitAttr, SrqAttr     ibv_create_srq(3), ibv_modify_srq(3), ibv_query_srq(3)
     AHAttr, GlobalRoute      an address vector and its global route, ibv_create_ah(3)
     DeviceAttr, UNLIMITED    ibv_query_device(3); the value of a limit that does not exist
+    DeviceAttrEx, ODPCaps, TSOCaps, RSSCaps, PacketPacingCaps, TMCaps, CQModerationCaps, PCIAtomicCaps
+                             ibv_query_device_ex(3)
     Device, Port, GidEntry   a device, its ports and their GIDs, as they were at one moment
 
 Enumerations, with C's values
@@ -38,6 +43,8 @@ Enumerations, with C's values
     NodeType, TransportType  fields of Device
     QPType, QPState, MigState               fields of QPInitAttr and QPAttr
     QPAttrMask, SrqAttrMask  which attributes modify() sets
+    SendOpsFlag, QPInitAttrMask, CqWcFlag, CqInitAttrMask, CqAttrFlag
+                             fields of QPInitAttrEx and CqInitAttrEx
     WROpcode, SendFlag, PlacementType, SelectivityLevel
                              fields of SendWR
     WCStatus, WCOpcode, WCFlag              fields of WC
@@ -58,9 +65,20 @@ from rdmacm.verbs.attr import QPAttr as QPAttr
 from rdmacm.verbs.attr import QPCap as QPCap
 from rdmacm.verbs.attr import SrqAttr as SrqAttr
 from rdmacm.verbs.attr import SrqInitAttr as SrqInitAttr
+from rdmacm.verbs.attrex import CQModerationCaps as CQModerationCaps
+from rdmacm.verbs.attrex import DeviceAttrEx as DeviceAttrEx
+from rdmacm.verbs.attrex import ODPCaps as ODPCaps
+from rdmacm.verbs.attrex import PacketPacingCaps as PacketPacingCaps
+from rdmacm.verbs.attrex import PCIAtomicCaps as PCIAtomicCaps
+from rdmacm.verbs.attrex import RSSCaps as RSSCaps
+from rdmacm.verbs.attrex import TMCaps as TMCaps
+from rdmacm.verbs.attrex import TSOCaps as TSOCaps
 from rdmacm.verbs.buffers import Buffer as Buffer
 from rdmacm.verbs.cq import CQ as CQ
 from rdmacm.verbs.cq import CompChannel as CompChannel
+from rdmacm.verbs.cqex import CQEX as CQEX
+from rdmacm.verbs.cqex import CqInitAttrEx as CqInitAttrEx
+from rdmacm.verbs.cqex import PollCqAttr as PollCqAttr
 from rdmacm.verbs.device import Context as Context
 from rdmacm.verbs.device import Device as Device
 from rdmacm.verbs.device import GidEntry as GidEntry
@@ -68,6 +86,9 @@ from rdmacm.verbs.device import Port as Port
 from rdmacm.verbs.enums import WC as WC
 from rdmacm.verbs.enums import AccessFlag as AccessFlag
 from rdmacm.verbs.enums import AtomicCap as AtomicCap
+from rdmacm.verbs.enums import CqAttrFlag as CqAttrFlag
+from rdmacm.verbs.enums import CqInitAttrMask as CqInitAttrMask
+from rdmacm.verbs.enums import CqWcFlag as CqWcFlag
 from rdmacm.verbs.enums import DeviceCapFlag as DeviceCapFlag
 from rdmacm.verbs.enums import EventType as EventType
 from rdmacm.verbs.enums import GidType as GidType
@@ -82,11 +103,13 @@ from rdmacm.verbs.enums import PortCapFlag2 as PortCapFlag2
 from rdmacm.verbs.enums import PortFlag as PortFlag
 from rdmacm.verbs.enums import PortState as PortState
 from rdmacm.verbs.enums import QPAttrMask as QPAttrMask
+from rdmacm.verbs.enums import QPInitAttrMask as QPInitAttrMask
 from rdmacm.verbs.enums import QPState as QPState
 from rdmacm.verbs.enums import QPType as QPType
 from rdmacm.verbs.enums import ReregMRFlag as ReregMRFlag
 from rdmacm.verbs.enums import SelectivityLevel as SelectivityLevel
 from rdmacm.verbs.enums import SendFlag as SendFlag
+from rdmacm.verbs.enums import SendOpsFlag as SendOpsFlag
 from rdmacm.verbs.enums import SrqAttrMask as SrqAttrMask
 from rdmacm.verbs.enums import TransportType as TransportType
 from rdmacm.verbs.enums import WCFlag as WCFlag
@@ -98,6 +121,9 @@ from rdmacm.verbs.pd import MR as MR
 from rdmacm.verbs.pd import PD as PD
 from rdmacm.verbs.qp import QP as QP
 from rdmacm.verbs.qp import QPInitAttr as QPInitAttr
+from rdmacm.verbs.qp import QPInitAttrEx as QPInitAttrEx
+from rdmacm.verbs.qpex import DataBuffer as DataBuffer
+from rdmacm.verbs.qpex import QPEx as QPEx
 from rdmacm.verbs.srq import SRQ as SRQ
 from rdmacm.verbs.wr import SGE as SGE
 from rdmacm.verbs.wr import AddressHandle as AddressHandle

@@ -123,7 +123,7 @@ class CQBackend(Protocol):
     it go to ERR, and once its last completion is polled, :meth:`poll` raises EOVERFLOW.
     """
 
-    #: How many completions it has room for, at least as many as asked for.
+    #: How many completions it has room for, at least as many as asked for. :meth:`resize` changes it.
     cqe: int
     #: Called after completions are added, and when a queue pair is reset or destroyed, which drops its completions; by
     #: the thread that does it, with the lock held. The API sets it.
@@ -151,6 +151,12 @@ class CQBackend(Protocol):
         that is armed for any completion stays so.
         """
 
+    def resize(self, cqe: int) -> None:
+        """Make room for 1 to ``max_cqe`` completions, and keep those in the queue and how it is armed.
+
+        EINVAL: there are more in the queue, or it has overflowed. Nothing is changed then.
+        """
+
     def destroy(self) -> None:
         """Drop its completions, and its reports on the channel. No queue pair reports to it any more."""
 
@@ -170,7 +176,8 @@ class SRQBackend(Protocol):
     def modify(self, attr: SrqAttr, mask: SrqAttrMask) -> None:
         """Set the attributes that ``mask`` names: ``srq_limit``, which is 0 to ``max_wr``.
 
-        A device with SRQ_RESIZE in ``device_cap_flags`` also takes ``max_wr``.
+        A device with SRQ_RESIZE in ``device_cap_flags`` also takes ``max_wr``, 1 to ``max_srq_wr``, and keeps the
+        receives in the queue. EINVAL: there are more, or ``srq_limit`` is more. Nothing is changed then.
         """
 
     def query(self) -> SrqAttr:
@@ -202,7 +209,8 @@ class QPBackend(Protocol):
         limits; the P_Key and the GID row were in the port's tables a moment ago. ERR completes everything posted with
         WR_FLUSH_ERR. RESET drops everything posted, and the completions of this queue pair that are not polled.
         EOPNOTSUPP: an optional attribute that the device cannot change in this state; EINVAL: an address vector that it
-        cannot send to; ENODEV: the device has been removed.
+        cannot send to, ALT_PATH where it has no alternate paths, SQD to RTS before the send queue is drained; ENODEV:
+        the device has been removed.
         """
 
     def query(self) -> QPAttr:
@@ -226,6 +234,9 @@ class QPBackend(Protocol):
         requests wait; in ERR they complete with WR_FLUSH_ERR. ENOMEM: the queue is full; EINVAL: the state has changed;
         in either case the requests before are queued, and the error's ``bad_wr`` is the refused request.
         """
+
+    def post_send_all(self, wrs: list[SendWR]) -> None:
+        """As :meth:`post_send`, but if one request is refused, none is queued."""
 
     def post_recv(self, wrs: list[RecvWR]) -> None:
         """Queue receives, of ``max_recv_sge`` SGEs at the most; the queue pair has no shared receive queue.

@@ -22,6 +22,9 @@ __all__ = [
     "WC",
     "AccessFlag",
     "AtomicCap",
+    "CqAttrFlag",
+    "CqInitAttrMask",
+    "CqWcFlag",
     "DeviceCapFlag",
     "EventType",
     "GidType",
@@ -36,11 +39,13 @@ __all__ = [
     "PortFlag",
     "PortState",
     "QPAttrMask",
+    "QPInitAttrMask",
     "QPState",
     "QPType",
     "ReregMRFlag",
     "SelectivityLevel",
     "SendFlag",
+    "SendOpsFlag",
     "SrqAttrMask",
     "TransportType",
     "WCFlag",
@@ -75,6 +80,74 @@ class SrqAttrMask(IntFlag):
 
     MAX_WR = 1
     LIMIT = 1 << 1
+
+
+class QPInitAttrMask(IntFlag):
+    """``enum ibv_qp_init_attr_mask``, ibv_create_qp_ex(3): fields of a :class:`QPInitAttrEx`."""
+
+    PD = 1
+    XRCD = 1 << 1
+    CREATE_FLAGS = 1 << 2
+    MAX_TSO_HEADER = 1 << 3
+    IND_TABLE = 1 << 4
+    RX_HASH = 1 << 5
+    SEND_OPS_FLAGS = 1 << 6
+
+
+class SendOpsFlag(IntFlag):
+    """``enum ibv_qp_create_send_ops_flags``, ibv_create_qp_ex(3): operations that an extended queue pair is for."""
+
+    RDMA_WRITE = 1
+    RDMA_WRITE_WITH_IMM = 1 << 1
+    SEND = 1 << 2
+    SEND_WITH_IMM = 1 << 3
+    RDMA_READ = 1 << 4
+    ATOMIC_CMP_AND_SWP = 1 << 5
+    ATOMIC_FETCH_AND_ADD = 1 << 6
+    LOCAL_INV = 1 << 7
+    BIND_MW = 1 << 8
+    SEND_WITH_INV = 1 << 9
+    TSO = 1 << 10
+    FLUSH = 1 << 11
+    ATOMIC_WRITE = 1 << 12
+
+
+class CqWcFlag(IntFlag):
+    """``enum ibv_create_cq_wc_flags``, ibv_create_cq_ex(3): fields of completions; C's names are ``IBV_WC_EX_WITH_*``.
+
+    STANDARD is all that ibv_poll_cq(3) has.
+    """
+
+    BYTE_LEN = 1
+    IMM = 1 << 1
+    QP_NUM = 1 << 2
+    SRC_QP = 1 << 3
+    SLID = 1 << 4
+    SL = 1 << 5
+    DLID_PATH_BITS = 1 << 6
+    COMPLETION_TIMESTAMP = 1 << 7
+    CVLAN = 1 << 8
+    FLOW_TAG = 1 << 9
+    TM_INFO = 1 << 10
+    COMPLETION_TIMESTAMP_WALLCLOCK = 1 << 11
+    STANDARD = 0x7F
+
+
+class CqInitAttrMask(IntFlag):
+    """``enum ibv_cq_init_attr_mask``, ibv_create_cq_ex(3): fields of a :class:`CqInitAttrEx`."""
+
+    FLAGS = 1
+    PD = 1 << 1
+
+
+class CqAttrFlag(IntFlag):
+    """``enum ibv_create_cq_attr_flags``, ibv_create_cq_ex(3).
+
+    SINGLE_THREADED: only one thread at a time uses the queue. IGNORE_OVERRUN: it may lose completions.
+    """
+
+    SINGLE_THREADED = 1
+    IGNORE_OVERRUN = 1 << 1
 
 
 class EventType(IntEnum):

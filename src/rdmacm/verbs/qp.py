@@ -12,10 +12,20 @@ from rdmacm.plainints import QP_CUR_STATE, QP_PORT, QP_STATE
 from rdmacm.verbs.async_event import EventOwner
 from rdmacm.verbs.attr import QPAttr, QPCap
 from rdmacm.verbs.backend import QPBackend
-from rdmacm.verbs.checks import check_caps, check_kind, check_values, flags, member
+from rdmacm.verbs.checks import check_caps, check_kind, check_number, check_values, flags, member
 from rdmacm.verbs.cq import CQ
 from rdmacm.verbs.device import Context
-from rdmacm.verbs.enums import AccessFlag, MigState, Mtu, MWType, QPAttrMask, QPState, QPType, WROpcode
+from rdmacm.verbs.enums import (
+    AccessFlag,
+    MigState,
+    Mtu,
+    MWType,
+    QPAttrMask,
+    QPInitAttrMask,
+    QPState,
+    QPType,
+    WROpcode,
+)
 from rdmacm.verbs.mw import MW
 from rdmacm.verbs.pd import MR, PD
 from rdmacm.verbs.posting import REQUIRED_OPERANDS, SendRules, check_recv, first, post_list, wrong_type
@@ -24,8 +34,9 @@ from rdmacm.verbs.resource import Resource
 from rdmacm.verbs.srq import SRQ
 from rdmacm.verbs.wr import MWBind, MWBindInfo, RecvWR, SendWR
 
-__all__ = ["QP", "QPInitAttr"]
+__all__ = ["QP", "QPInitAttr", "QPInitAttrEx"]
 
+_EXTENDED = QPInitAttrMask.PD | QPInitAttrMask.CREATE_FLAGS | QPInitAttrMask.SEND_OPS_FLAGS
 #: By state.
 _MAY_SEND = [state in SEND_STATES for state in QPState]
 _MAY_RECV = [state in RECV_STATES for state in QPState]
@@ -63,12 +74,63 @@ class QPInitAttr:
         return QPInitAttr(self.qp_type, self.qp_context, self.scq, self.rcq, self.srq, sizes, self.sq_sig_all)
 
 
+@dataclass(slots=True)
+class QPInitAttrEx(QPInitAttr):
+    """``struct ibv_qp_init_attr_ex``, ibv_create_qp_ex(3): :class:`QPInitAttr` with more fields.
+
+    A field counts if it is set, whether or not ``comp_mask`` names it.
+
+    - ``comp_mask``: a :class:`QPInitAttrMask`. EOPNOTSUPP: attributes that are not here.
+    - ``pd``: the protection domain, if the queue pair is made from a :class:`Context`.
+    - ``create_flags``, ``max_tso_header``, ``source_qpn``: 0; others are EOPNOTSUPP.
+    - ``send_ops_flags``: a :class:`SendOpsFlag`: the operations that are used. 0 is every operation of the type.
+    """
+
+    comp_mask: int = 0
+    pd: PD | None = None
+    create_flags: int = 0
+    max_tso_header: int = 0
+    source_qpn: int = 0
+    send_ops_flags: int = 0
+
+    def copy(self) -> QPInitAttrEx:
+        """A copy, also of ``cap``."""
+        check_kind("cap", self.cap, QPCap, "create_qp")
+        basic = QPInitAttr.copy(self)
+        return QPInitAttrEx(
+            basic.qp_type,
+            basic.qp_context,
+            basic.scq,
+            basic.rcq,
+            basic.srq,
+            basic.cap,
+            basic.sq_sig_all,
+            self.comp_mask,
+            self.pd,
+            self.create_flags,
+            self.max_tso_header,
+            self.source_qpn,
+            self.send_ops_flags,
+        )
+
+    def _check(self) -> None:
+        """EOPNOTSUPP for attributes that no queue pair here has."""
+        mask = flags(QPInitAttrMask, self.comp_mask, "comp_mask", "create_qp")
+        if mask & ~_EXTENDED:
+            raise cm_error(errno.EOPNOTSUPP, f"no attributes {mask & ~_EXTENDED!r}", "create_qp", hint=repr(_EXTENDED))
+        for name in ("create_flags", "max_tso_header", "source_qpn"):
+            if value := getattr(self, name):
+                raise cm_error(errno.EOPNOTSUPP, f"{name} is {value!r}", "create_qp", hint=f"{name}=0")
+
+
 class QP(Resource):
     """A queue pair, ``struct ibv_qp``; it begins in RESET.
 
-    ``init_attr`` is copied. With a shared receive queue its ``max_recv_wr`` and ``max_recv_sge`` are ignored. EINVAL:
-    no completion queues, sizes beyond the device's, or parts of different devices; EOPNOTSUPP: a type that is not RC,
-    UC or UD, or that the device lacks; ENOMEM: too many queue pairs.
+    ``creator``: a :class:`PD`, or a :class:`Context` and a :class:`QPInitAttrEx` with ``pd``. ``qp_attr``: move a
+    datagram queue pair to RTS with these attributes, others to INIT. ``init_attr`` is copied. With a shared receive
+    queue its ``max_recv_wr`` and ``max_recv_sge`` are ignored. EINVAL: no completion queues, no protection domain,
+    sizes beyond the device's, or parts of different devices; EOPNOTSUPP: a type that is not RC, UC or UD, or that the
+    device lacks; ENOMEM: too many queue pairs.
     """
 
     __slots__ = {
@@ -84,12 +146,13 @@ class QP(Resource):
 
     _is_needed = False
 
-    def __init__(self, pd: PD, init_attr: QPInitAttr) -> None:
+    def __init__(self, creator: PD | Context, init_attr: QPInitAttr, qp_attr: QPAttr | None = None) -> None:
         self._closed = True
-        context = pd.context
-        device = context.backend
         if type(init_attr) is not QPInitAttr:
             check_kind("init_attr", init_attr, QPInitAttr, "create_qp")
+        pd = _domain(creator, init_attr)
+        context = pd.context
+        device = context.backend
         attr = self._init_attr = init_attr.copy()
         scq, rcq, srq = attr.scq, attr.rcq, attr.srq
         attr.qp_type = member(QPType, attr.qp_type, "qp_type", "create_qp")
@@ -125,6 +188,12 @@ class QP(Resource):
         cap = attr.cap
         self._send_rules = SendRules(attr.qp_type, pd, cap.max_send_sge, cap.max_inline_data, device.attr.max_msg_sz)
         self._max_recv_sge = cap.max_recv_sge
+        if qp_attr is not None:
+            try:
+                (self.to_rts if self.qp_type is QPType.UD else self.to_init)(qp_attr)
+            except BaseException:
+                self.close()
+                raise
 
     # -- attributes -----------------------------------------------------------------------------------
 
@@ -178,8 +247,11 @@ class QP(Resource):
         """The user's own object, of ``init_attr``."""
         return self._init_attr.qp_context
 
-    def query(self) -> tuple[QPAttr, QPInitAttr]:
-        """Every attribute as it is now, and the attributes it was made with, ibv_query_qp(3)."""
+    def query(self, attr_mask: int = 0) -> tuple[QPAttr, QPInitAttr]:  # noqa: ARG002 (pyverbs' argument)
+        """Every attribute as it is now, and the attributes it was made with, ibv_query_qp(3).
+
+        ``attr_mask`` is without effect.
+        """
         if self._closed:
             raise self._closed_error("query_qp")
         found = self.backend.query()
@@ -188,14 +260,26 @@ class QP(Resource):
         found.qp_access_flags = AccessFlag(found.qp_access_flags)
         return found, replace(self._init_attr, cap=self.cap)
 
+    def query_data_in_order(self, op: int, flags: int = 0) -> int:
+        """Whether received data reach the memory in order, ibv_query_qp_data_in_order(3): 0, there is no promise.
+
+        ``op``: a :class:`WROpcode`. EINVAL: no such operation, or ``flags``, which is always 0.
+        """
+        if self._closed:
+            raise self._closed_error("query_qp_data_in_order")
+        member(WROpcode, op, "op", "query_qp_data_in_order")
+        check_number("flags", flags, 0, 0, "query_qp_data_in_order")
+        return 0
+
     # -- states ---------------------------------------------------------------------------------------
 
     def modify(self, attr: QPAttr, mask: int) -> None:
         """Change the attributes that ``mask`` names, with STATE also the state, ibv_modify_qp(3).
 
         ``mask``: a :class:`QPAttrMask`. docs/states.md has the attributes that each transition requires
-        and allows. EINVAL: the transition, the mask or a value is not allowed; EOPNOTSUPP: the device cannot change an
-        optional attribute in this state; ENODEV: the device has been removed.
+        and allows. EINVAL: the transition, the mask or a value is not allowed, the send queue still drains (SQD to
+        RTS), or the device has no alternate paths (ALT_PATH); EOPNOTSUPP: the device cannot change an optional
+        attribute in this state; ENODEV: the device has been removed.
         """
         if self._closed:
             raise self._closed_error("modify_qp")
@@ -285,6 +369,10 @@ class QP(Resource):
         wr.set_bind_wr(mw, info)
         self.post_send(wr)
 
+    def _takes_sends(self) -> bool:
+        """Whether its state lets it take sends."""
+        return not self._closed and _MAY_SEND[self.backend.state]
+
     def _takes_no_sends(self, wr: SendWR | Iterable[SendWR]) -> RdmaError:
         if self._closed:
             error = self._closed_error("post_send")
@@ -360,3 +448,20 @@ class QP(Resource):
     def __repr__(self) -> str:
         state = "closed" if self._closed else self.backend.state.name
         return f"<QP {self.qp_type.name} 0x{self.qp_num:x} {state}>"
+
+
+def _domain(creator: PD | Context, init_attr: QPInitAttr) -> PD:
+    """The protection domain that a queue pair is made in."""
+    pd = None
+    if isinstance(init_attr, QPInitAttrEx):
+        init_attr._check()
+        pd = init_attr.pd
+    if not isinstance(creator, PD):
+        check_kind("creator", creator, Context, "create_qp")
+        if pd is None or pd.context.backend is not creator.backend:
+            text = "no protection domain of the context"
+            raise cm_error(errno.EINVAL, text, "create_qp", hint="QPInitAttrEx(pd=PD(context))")
+        return pd
+    if pd is not None and pd is not creator:
+        raise cm_error(errno.EINVAL, "init_attr.pd is another protection domain", "create_qp")
+    return creator

@@ -8,10 +8,11 @@ A queue pair begins in RESET, where it does nothing. The user moves it on, one `
   queue pair has no peer.
 - RTS, ready to send: requests are sent. The transition sets timeouts and retry counts.
 
-From RTS it can be halted: SQD finishes the requests in progress and starts none, so that attributes can change; RTS
-resumes. Two states follow errors: SQE, after an error of sending (never in a reliable connection), from which RTS
-recovers; and ERR, where everything posted completes with WR_FLUSH_ERR. The user may move to ERR from every state but
-RESET, and to RESET from every state. RESET drops everything without completions; it is the only way out of ERR.
+From RTS it can be halted: SQD finishes the requests in progress and starts none, so that attributes can change. Once
+they are finished (SQ_DRAINED, ``sq_draining`` is 0), RTS resumes. Two states follow errors: SQE, after an error of
+sending (never in a reliable connection), from which RTS recovers; and ERR, where everything posted completes with
+WR_FLUSH_ERR. The user may move to ERR from every state but RESET, and to RESET from every state. RESET drops everything
+without completions; it is the only way out of ERR.
 
 Each transition has attributes that it requires and attributes that it allows, by type of queue pair. Any other
 attribute is refused with EINVAL, as is a transition that is not in the table. The mask names the attributes that are

@@ -68,18 +68,23 @@ class SRQ(Resource):
     def modify(self, attr: SrqAttr, comp_mask: int) -> None:
         """Set the attributes that ``comp_mask`` (a :class:`SrqAttrMask`) names, ibv_modify_srq(3).
 
-        LIMIT sets ``srq_limit``, which arms SRQ_LIMIT_REACHED; MAX_WR resizes the queue. If fewer receives are queued
-        already, the next message raises the event, also when it finds the queue empty. EINVAL: ``srq_limit`` is above
-        ``max_wr``; unknown bits; the device does not resize (SRQ_RESIZE is not in its ``device_cap_flags``, as in those
-        of the software devices). Nothing is modified then.
+        LIMIT sets ``srq_limit``, which arms SRQ_LIMIT_REACHED. If fewer receives are queued already, the next message
+        raises the event, also when it finds the queue empty. MAX_WR resizes the queue; the receives in it are kept.
+        EINVAL: ``srq_limit``, or the number of receives in the queue, is above ``max_wr``; ``max_wr`` is beyond the
+        device's; unknown bits; the device does not resize (SRQ_RESIZE is not in its ``device_cap_flags``). Nothing is
+        modified then.
         """
         if self._closed:
             raise self._closed_error("modify_srq")
         mask = flags(SrqAttrMask, comp_mask, "attribute bits", "modify_srq")
         check_kind("attr", attr, SrqAttr, "modify_srq")
-        if mask & SrqAttrMask.MAX_WR and not self.pd.context.backend.attr.device_cap_flags & DeviceCapFlag.SRQ_RESIZE:
-            hint = "SrqAttrMask.LIMIT alone, or a new queue"
-            raise cm_error(errno.EINVAL, "the device does not resize shared receive queues", "modify_srq", hint=hint)
+        if mask & SrqAttrMask.MAX_WR:
+            device = self.pd.context.backend.attr
+            if not device.device_cap_flags & DeviceCapFlag.SRQ_RESIZE:
+                hint = "SrqAttrMask.LIMIT alone, or a new queue"
+                text = "the device does not resize shared receive queues"
+                raise cm_error(errno.EINVAL, text, "modify_srq", hint=hint)
+            check_number("max_wr", attr.max_wr, 1, device.max_srq_wr, "modify_srq")
         if mask & SrqAttrMask.LIMIT:
             most = attr.max_wr if mask & SrqAttrMask.MAX_WR else self.backend.query().max_wr
             check_number("srq_limit", attr.srq_limit, 0, most, "modify_srq")

@@ -85,6 +85,22 @@ def test_message_and_its_answer(pair: Pair, family: int, size: int) -> None:
     assert not ends.right_cq.poll(8), "the answer was not signaled"
 
 
+def test_batch_with_a_message_that_is_too_long_posts_nothing(pair: Pair) -> None:
+    ends = Ends(pair)
+    long = pair.a.region(1025)
+    wrs = [
+        SendWR(n, sg=[sge(long, 0, length)], ah=ends.ah, remote_qpn=ends.right.qp_num, remote_qkey=QKEY)
+        for n, length in enumerate((1, 1025, 1024))
+    ]
+    with pytest.raises(RdmaError, match="MTU of the port is 1024") as caught:
+        ends.left.post_send_all(wrs)
+    assert caught.value.bad_wr is wrs[1]
+    pair.settle()
+    assert (ends.left_cq.poll(9), ends.right_cq.poll(9)) == ([], [])
+    ends.left.post_send_all([wrs[0], wrs[2]])
+    assert [wc.byte_len for wc in pair.poll(pair.b, ends.right_cq, 2)] == [41, 1064]
+
+
 def test_two_queue_pairs_of_a_host(pair: Pair) -> None:
     cq = pair.a.cq()
     one, other = pair.a.ud(cq), pair.a.ud(cq)

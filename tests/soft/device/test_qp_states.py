@@ -13,18 +13,7 @@ from rdmacm.soft.device.shared_receive_queue import SoftSRQ
 from rdmacm.verbs.attr import QPAttr, QPCap, SrqAttr
 from rdmacm.verbs.enums import EventType, Mtu, QPAttrMask, QPState, QPType, SrqAttrMask, WROpcode
 from rdmacm.verbs.wr import SGE, RecvWR, SendWR
-from support.softdev import Connected, Pair, sge, to_init, to_rtr, to_rts, told
-
-
-class Heard(list[EventType]):
-    """The asynchronous events of an object, in order."""
-
-    post = list.append
-
-
-def modify_state(qp: SoftQP, state: QPState, **more: int) -> None:
-    mask = QPAttrMask.STATE | (QPAttrMask.EN_SQD_ASYNC_NOTIFY if more else 0)
-    qp.modify(QPAttr(qp_state=state, **more), QPAttrMask(mask))  # type: ignore[arg-type]
+from support.softdev import Connected, Heard, Pair, modify_state, sge, to_init, to_rtr, to_rts, told
 
 
 def refused(code: int, bad_wr: object = None) -> pytest.RaisesExc[RdmaError]:

@@ -86,6 +86,7 @@ class SoftUdQP(WorkQueues["UdEngine[WireRoute]"]):
                     self._log_change(before, "modify_qp", _RESET)
                 self._reset()
                 return
+            self._check_change(state, bits)
             kept = self.attr
             for name in named_fields(bits):
                 setattr(kept, name, getattr(attr, name))
@@ -169,6 +170,9 @@ class SoftUdQP(WorkQueues["UdEngine[WireRoute]"]):
                     self._complete(engine.completed)
                 if engine.has_pending:
                     mux.send_now(self, mux.runtime.clock())
+
+    def _check_send(self, wr: SendWR) -> None:
+        self._datagram(wr, self._engine or self._start_engine())
 
     def _datagram(self, wr: SendWR, engine: UdEngine[WireRoute]) -> UdSend[WireRoute]:
         """Make the engine's request from the user's, which :class:`rdmacm.verbs.qp.QP` has checked."""

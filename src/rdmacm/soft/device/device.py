@@ -49,6 +49,7 @@ SOFT_DEVICE_ATTR = DeviceAttr(
         DeviceCapFlag.PORT_ACTIVE_EVENT
         | DeviceCapFlag.SYS_IMAGE_GUID
         | DeviceCapFlag.RC_RNR_NAK_GEN
+        | DeviceCapFlag.SRQ_RESIZE
         | DeviceCapFlag.MEM_WINDOW
         | DeviceCapFlag.MEM_WINDOW_TYPE_2B
     ),

@@ -20,11 +20,12 @@ from rdmacm.errors import cm_error
 from rdmacm.plainints import (
     QP_ACCESS_FLAGS,
     QP_AV,
+    QP_MAX_DEST_RD_ATOMIC,
     QP_MIN_RNR_TIMER,
     QP_STATE,
 )
 from rdmacm.proto.engine import ACK_ONLY, NOTHING
-from rdmacm.soft.device.attributes import FIXED_AFTER_RTS, copy_path, named_fields, rtr_attributes, rts_attributes
+from rdmacm.soft.device.attributes import SEND_ATTRIBUTES, copy_path, named_fields, rtr_attributes, rts_attributes
 from rdmacm.soft.device.memory import RemoteMemory
 from rdmacm.soft.device.requests import refused, send_work
 from rdmacm.soft.device.work_queues import DeviceParts, WorkQueues
@@ -95,8 +96,7 @@ class SoftQP(WorkQueues["QPEngine"]):
                     self._log_change(before, "modify_qp", _RESET)
                 self._reset()
                 return
-            if before >= _RTS and bits & FIXED_AFTER_RTS:
-                raise cm_error(errno.EOPNOTSUPP, "timeouts and depths are as they were on the way to RTS", "modify_qp")
+            self._check_change(state, bits)
             route = self._route_to(attr) if bits & QP_AV else None
             kept = self.attr
             for name in named_fields(bits):
@@ -105,15 +105,28 @@ class SoftQP(WorkQueues["QPEngine"]):
                 kept.ah_attr = copy_path(attr.ah_attr)
                 self._use_route(route)
             engine = self._engine
-            if engine is not None and bits & QP_ACCESS_FLAGS:
-                engine.set_access(AccessFlag(kept.qp_access_flags))
-            if engine is not None and bits & QP_MIN_RNR_TIMER:
-                engine.set_min_rnr_timer(kept.min_rnr_timer)
+            if engine is not None:
+                self._change_engine(engine, bits, kept)
             self.state = state
             if state is not before:
                 if log.enabled:
                     self._log_change(before, "modify_qp")
                 self._enter(state, before, kept)
+
+    def _change_engine(self, engine: QPEngine, bits: int, attr: QPAttr) -> None:
+        """Change what an engine has of the attributes that a mask names."""
+        if bits & QP_ACCESS_FLAGS:
+            engine.set_access(AccessFlag(attr.qp_access_flags))
+        if bits & QP_MIN_RNR_TIMER:
+            engine.set_min_rnr_timer(attr.min_rnr_timer)
+        if self.state is _SQD:  # on the way to RTS the engine takes them with the transition
+            if bits & QP_MAX_DEST_RD_ATOMIC:
+                engine.set_max_dest_rd_atomic(attr.max_dest_rd_atomic)
+            if bits & SEND_ATTRIBUTES:
+                engine.set_send_attributes(rts_attributes(attr), self._mux.runtime.clock())
+                deadline = engine.deadline
+                if deadline is not None:
+                    self._mux.schedule(self, deadline)
 
     def advance(self, state: QPState) -> None:
         """To INIT, or to RTS through the states before it, with the values of :attr:`attr`.

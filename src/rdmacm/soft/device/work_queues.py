@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from rdmacm import log
 from rdmacm.enums import QPState, WCStatus
-from rdmacm.errors import cm_error
-from rdmacm.plainints import WC_RECV
-from rdmacm.soft.device.requests import UnsignaledWrId, refused
+from rdmacm.errors import RdmaError, cm_error
+from rdmacm.plainints import QP_ALT_PATH, QP_EN_SQD_ASYNC_NOTIFY, WC_RECV
+from rdmacm.soft.device.requests import UnsignaledWrId, refused, send_work
 from rdmacm.verbs.attr import AHAttr, QPAttr, QPCap
 from rdmacm.verbs.enums import EventType
 from rdmacm.work import RecvWork
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
     from rdmacm.address import Gid
-    from rdmacm.errors import RdmaError
     from rdmacm.proto.engine import EngineCounters
     from rdmacm.soft.device.completion import SoftCQ
     from rdmacm.soft.device.memory import MemoryTable
@@ -173,6 +172,17 @@ class WorkQueues(Generic[E]):
             found.sq_draining = int(self.state is _SQD and self._is_draining)
             return found
 
+    def _check_change(self, state: QPState, bits: int) -> None:
+        """Refuse what :meth:`modify` does not do here: an alternate path, or RTS while the send queue drains."""
+        if bits & QP_ALT_PATH:
+            raise cm_error(errno.EINVAL, "the device has no alternate paths", "modify_qp", hint="leave out ALT_PATH")
+        if self.state is _SQD:
+            if state is _RTS and self._is_draining:
+                why = "requests are still in progress"
+                raise cm_error(errno.EINVAL, why, "modify_qp", hint="wait until sq_draining is 0, or for SQ_DRAINED")
+        elif state is _SQD and not bits & QP_EN_SQD_ASYNC_NOTIFY:
+            self.attr.en_sqd_async_notify = 0  # the value of the last time does not count
+
     def _log_change(self, before: QPState, why: str, after: QPState | None = None) -> None:
         peer = f" (to 0x{self._attr.dest_qp_num:06x})" if self._attr is not None and self._attr.dest_qp_num else ""
         log.QP.debug("QP 0x%06x%s: %s -> %s, %s", self.qp_num, peer, before.name, (after or self.state).name, why)
@@ -243,6 +253,26 @@ class WorkQueues(Generic[E]):
             self._mux.detach(self)
 
     # -- work requests --------------------------------------------------------------------------------
+
+    def post_send(self, wrs: list[SendWR]) -> None:
+        raise NotImplementedError
+
+    def _check_send(self, wr: SendWR) -> None:
+        """Raise where :meth:`post_send` would refuse the request, if the send queue has room."""
+        send_work(wr, self._table, self._pd, self._signal_all)
+
+    def post_send_all(self, wrs: list[SendWR]) -> None:
+        with self._mux.runtime.lock:
+            if len(wrs) > 1:
+                most = self._cap.max_send_wr
+                if self._sends + len(wrs) > most:
+                    self._mux.progress()  # an ACK that has arrived may make room
+                    if self._sends + len(wrs) > most:
+                        first = wrs[max(0, most - self._sends)]
+                        raise refused(first, errno.ENOMEM, f"the send queue holds {most} requests", "post_send")
+                for wr in wrs:
+                    self._check_send(wr)
+            self.post_send(wrs)
 
     def post_recv(self, wrs: list[RecvWR]) -> None:
         with self._mux.runtime.lock:

@@ -78,10 +78,7 @@ class RcEngine(RcState):
         a = attributes
         self.header_lengths = _HEADER_LENGTHS
         self.next_psn = self.end_psn = self.unacked_psn = a.sq_psn & PSN_MASK
-        self.timeout = a.timeout
-        self.retry_cnt = self.retries_left = a.retry_cnt
-        self.rnr_retry = self.rnr_retries_left = a.rnr_retry
-        self.max_rd_atomic = a.max_rd_atomic
+        self._take_send_attributes(a)
         requester.set_window(self)
         self.can_send = True
 
@@ -90,6 +87,21 @@ class RcEngine(RcState):
 
     def set_min_rnr_timer(self, code: int) -> None:
         self.min_rnr_timer = code
+
+    def set_max_dest_rd_atomic(self, count: int) -> None:
+        self.max_dest_rd_atomic = count
+        self.resources = deque(self.resources, maxlen=count)
+
+    def set_send_attributes(self, attributes: RtsAttributes, now: float) -> None:
+        self._take_send_attributes(attributes)
+        requester.start_timer(self, now)
+
+    def _take_send_attributes(self, attributes: RtsAttributes) -> None:
+        a = attributes
+        self.timeout = a.timeout
+        self.retry_cnt = self.retries_left = a.retry_cnt
+        self.rnr_retry = self.rnr_retries_left = a.rnr_retry
+        self.max_rd_atomic = a.max_rd_atomic
 
     def post_send(self, work: SendWork) -> None:
         """See :meth:`QPEngine.post_send`. ValueError also for an opcode that a reliable connection does not send."""
