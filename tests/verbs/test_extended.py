@@ -133,6 +133,15 @@ def fields(wr: SendWR) -> dict[str, Any]:
             lambda qp: (qp.wr_atomic_fetch_add(8, 16, 3), qp.wr_set_sge(SGE(1, 8, 2))),
             {"opcode": O.ATOMIC_FETCH_AND_ADD, "rkey": 8, "remote_addr": 16, "compare_add": 3},
         ),
+        (lambda qp: qp.wr_local_inv(8), {"opcode": O.LOCAL_INV, "invalidate_rkey": 8}),
+        (
+            lambda qp: qp.wr_flush(8, 16, 32, 1, 0),
+            {"opcode": O.FLUSH, "rkey": 8, "remote_addr": 16, "flush_length": 32, "flush_type": 1},
+        ),
+        (
+            lambda qp: qp.wr_atomic_write(8, 16, b"12345678-"),
+            {"opcode": O.ATOMIC_WRITE, "rkey": 8, "remote_addr": 16, "send_flags": 9},
+        ),
     ],
 )
 def test_each_call_begins_its_request(rig: Rig, call: Callable[[QPEx], object], expected: dict[str, Any]) -> None:

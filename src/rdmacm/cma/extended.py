@@ -17,9 +17,10 @@ from rdmacm.verbs.buffers import Buffer
 from rdmacm.verbs.cq import CQ
 from rdmacm.verbs.cqex import CQEX, PollCqAttr
 from rdmacm.verbs.device import Context
+from rdmacm.verbs.mw import MW
 from rdmacm.verbs.qp import QP, QPInitAttrEx
 from rdmacm.verbs.qpex import DataBuffer, QPEx
-from rdmacm.verbs.wr import SGE
+from rdmacm.verbs.wr import SGE, MWBindInfo
 
 __all__ = [
     "ibv_cq_ex_to_cq",
@@ -47,7 +48,11 @@ __all__ = [
     "ibv_wr_abort",
     "ibv_wr_atomic_cmp_swp",
     "ibv_wr_atomic_fetch_add",
+    "ibv_wr_bind_mw",
+    "ibv_wr_atomic_write",
     "ibv_wr_complete",
+    "ibv_wr_flush",
+    "ibv_wr_local_inv",
     "ibv_wr_rdma_read",
     "ibv_wr_rdma_write",
     "ibv_wr_rdma_write_imm",
@@ -154,6 +159,26 @@ def ibv_wr_atomic_cmp_swp(qp: QPEx, rkey: int, remote_addr: int, compare: int, s
 def ibv_wr_atomic_fetch_add(qp: QPEx, rkey: int, remote_addr: int, add: int) -> None:
     """ibv_wr_atomic_fetch_add(3)."""
     qp.wr_atomic_fetch_add(rkey, remote_addr, add)
+
+
+def ibv_wr_bind_mw(qp: QPEx, mw: MW, rkey: int, bind_info: MWBindInfo) -> None:
+    """ibv_wr_bind_mw(3)."""
+    qp.wr_bind_mw(mw, rkey, bind_info)
+
+
+def ibv_wr_local_inv(qp: QPEx, invalidate_rkey: int) -> None:
+    """ibv_wr_local_inv(3)."""
+    qp.wr_local_inv(invalidate_rkey)
+
+
+def ibv_wr_flush(qp: QPEx, rkey: int, remote_addr: int, len: int, type: int, level: int) -> None:
+    """ibv_wr_flush(3)."""
+    qp.wr_flush(rkey, remote_addr, len, type, level)
+
+
+def ibv_wr_atomic_write(qp: QPEx, rkey: int, remote_addr: int, atomic_wr: Buffer) -> None:
+    """ibv_wr_atomic_write(3)."""
+    qp.wr_atomic_write(rkey, remote_addr, atomic_wr)
 
 
 def ibv_wr_set_sge(qp: QPEx, lkey: int, addr: int, length: int) -> None:

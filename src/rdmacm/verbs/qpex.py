@@ -26,10 +26,11 @@ from rdmacm.verbs.buffers import Buffer, byte_view
 from rdmacm.verbs.checks import check_kind, flags, member
 from rdmacm.verbs.device import Context
 from rdmacm.verbs.enums import QPType, SendFlag, SendOpsFlag, WROpcode
+from rdmacm.verbs.mw import MW
 from rdmacm.verbs.pd import PD
 from rdmacm.verbs.posting import REQUIRED_OPERANDS, wrong_type
 from rdmacm.verbs.qp import QP, QPInitAttr, QPInitAttrEx
-from rdmacm.verbs.wr import SGE, SendWR
+from rdmacm.verbs.wr import SGE, MWBindInfo, SendWR
 
 __all__ = ["DataBuffer", "QPEx"]
 
@@ -168,6 +169,26 @@ class QPEx(QP):
     def wr_atomic_fetch_add(self, rkey: int, remote_addr: int, add: int) -> None:
         """Begin a FETCH & ADD of 8 bytes of the peer's memory."""
         self._begin("wr_atomic_fetch_add", WROpcode.ATOMIC_FETCH_AND_ADD).set_wr_atomic(rkey, remote_addr, add)
+
+    def wr_bind_mw(self, mw: MW, rkey: int, bind_info: MWBindInfo) -> None:
+        """Begin to bind a memory window of type 2; ``rkey`` is its new key (:func:`inc_rkey`)."""
+        wr = self._begin("wr_bind_mw", WROpcode.BIND_MW)
+        wr.mw, wr.bind_info, wr.rkey = mw, bind_info, rkey
+
+    def wr_local_inv(self, invalidate_rkey: int) -> None:
+        """Begin to revoke a key of this side's."""
+        self._begin("wr_local_inv", WROpcode.LOCAL_INV).invalidate_rkey = invalidate_rkey
+
+    def wr_flush(self, rkey: int, remote_addr: int, length: int, type: int, level: int) -> None:
+        """Begin a FLUSH of the peer's memory; ``type``: a :class:`PlacementType`, ``level``: a :class:`SelectivityLevel`."""
+        self._begin("wr_flush", WROpcode.FLUSH).set_wr_flush(rkey, remote_addr, length, type, level)
+
+    def wr_atomic_write(self, rkey: int, remote_addr: int, atomic_wr: Buffer) -> None:
+        """Begin an ATOMIC WRITE of the first 8 bytes of a buffer, which are copied, to the peer's memory."""
+        step = "wr_atomic_write"
+        self._begin(step, WROpcode.ATOMIC_WRITE).set_wr_rdma(rkey, remote_addr)
+        with self._recording_errors(step):
+            self._set_inline(step, [DataBuffer(atomic_wr, 8)])
 
     def _begin(self, step: str, opcode: WROpcode) -> SendWR:
         if self._batch is None:
