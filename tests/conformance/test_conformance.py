@@ -66,7 +66,8 @@ def forker() -> Iterator[Forker]:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "datagrams")) for name in scenarios.NAMES]
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in ("datagrams", "unreliable"))) for name in scenarios.NAMES],
 )
 @pytest.mark.parametrize("family", ON_LOOPBACK)
 def test_scenario_runs_between_processes(name: str, family: str, forker: Forker) -> None:
