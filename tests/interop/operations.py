@@ -48,6 +48,17 @@ from interop.transfers import (
     writes,
     written,
 )
+from interop.unreliable import (
+    uc_both_at_once,
+    uc_loss_request,
+    uc_loss_respond,
+    uc_refused_request,
+    uc_refused_respond,
+    uc_small_receive_request,
+    uc_small_receive_respond,
+    without_receive_request,
+    without_receive_respond,
+)
 
 __all__ = ["OPERATIONS", "Operation"]
 
@@ -99,6 +110,10 @@ class Operation:
     respond: Callable[[End], None]
     #: Its row of README's table.
     row: str
+    #: Whether its connection is of type UC.
+    unreliable: bool = False
+    #: Whether it runs only if it is named: it needs a link that loses packets.
+    needs_loss: bool = False
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -117,6 +132,8 @@ _QUEUES = "scatter/gather, inline data, fences, full queues"
 _RECEIVES = "receives that are late, missing or too small"
 _REFUSALS = "wrong keys, ranges and permissions are refused"
 _CONNECTING = "connection parameters and private data, rejection"
+_UC = "unreliable connections: SEND, WRITE, immediate and inline data, dropped messages"
+_UC_LOSS = "unreliable connections on a link that loses 10 % of the packets"
 
 OPERATIONS = (
     Operation("send", sends(Opcode.SEND), receives(False), _SENDS),
@@ -167,4 +184,14 @@ OPERATIONS = (
     Operation("atomic_not_aligned", unaligned, unharmed(EVERY_ACCESS), _ATOMICS),
     Operation("negotiate", _negotiate, _negotiate, _CONNECTING),
     Operation("reject", _reject, _reject, _CONNECTING),
+    Operation("uc_send", sends(Opcode.SEND), receives(False), _UC, True),
+    Operation("uc_send_with_immediate", sends(Opcode.SEND_WITH_IMM), receives(True), _UC, True),
+    Operation("uc_write", writes(Opcode.RDMA_WRITE), written(False), _UC, True),
+    Operation("uc_write_with_immediate", writes(Opcode.RDMA_WRITE_WITH_IMM), written(True), _UC, True),
+    Operation("uc_inline", inline_request, inline_respond, _UC, True),
+    Operation("uc_both_at_once", uc_both_at_once, uc_both_at_once, _UC, True),
+    Operation("uc_without_receive", without_receive_request, without_receive_respond, _UC, True),
+    Operation("uc_small_receive", uc_small_receive_request, uc_small_receive_respond, _UC, True),
+    Operation("uc_loss", uc_loss_request, uc_loss_respond, _UC_LOSS, True, True),
+    Operation("uc_refused", uc_refused_request, uc_refused_respond, _UC, True),
 )

@@ -18,6 +18,7 @@ PARTS = [
         id=f"{operation.name}-{part}",
     )
     for operation in OPERATIONS
+    if not operation.needs_loss
     for part in operation.parts
 ]
 

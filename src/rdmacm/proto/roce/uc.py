@@ -9,7 +9,7 @@ A packet that is not accepted is counted by reason:
 - ``length``, ``opcode``, ``version``, ``qpn``, ``state``, ``pkey``, ``icrc``: not a packet for this queue pair.
 - ``sequence``: of a message of which another packet is missing.
 - ``no receive``: a message that needs a receive, and none is posted.
-- ``receive too short``: for the message. As in rdma_rxe, the receive stays posted.
+- ``receive too short``: for the message. The receive stays posted, so a peer cannot end the queue pair.
 - ``refused``: of a wrong size, or a WRITE to memory that the peer may not write.
 """
 
