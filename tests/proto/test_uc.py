@@ -5,17 +5,19 @@ from __future__ import annotations
 import random
 from hashlib import shake_128
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from rdmacm.enums import AccessFlag, WCOpcode, WCStatus, WROpcode
 from rdmacm.proto.engine import EngineCounters, RtrAttributes, RtsAttributes
 from rdmacm.proto.roce.headers import RocePacket
-from rdmacm.proto.roce.opcodes import Opcode
+from rdmacm.proto.roce.opcodes import IS_END, Opcode
 from rdmacm.proto.roce.uc import UcEngine
 from rdmacm.proto.roce.uc_states import TRANSITIONS, Arrival, Step, UcState
 from rdmacm.soft.device.memory import INACCESSIBLE
 from rdmacm.work import WC, RecvWork, SendWork
+from support.pcap import Datagram, roce
 from support.rc import BASE, RKEY, Region, flows, packets, statuses, view
 from support.rows import for_each
 
@@ -179,6 +181,88 @@ def test_pause_finishes_the_message_that_has_begun() -> None:
     link.left.resume()
     assert len(link.packets()) == 1
     assert [wc.wr_id for wc in taken(link.left)] == [1, 2]
+
+
+CAPTURE = Path(__file__).parent.parent / "data" / "captures" / "rxe-uc.pcap"
+SIZES = [0, 5, 1027, 2053]
+
+
+def captured() -> dict[int, list[Datagram]]:
+    """The packets of rdma_rxe, by destination queue pair."""
+    found: dict[int, list[Datagram]] = {}
+    for datagram in roce(CAPTURE):
+        found.setdefault(RocePacket.unpack(datagram.payload[:-4]).bth.dest_qpn, []).append(datagram)
+    assert len(found) == len(KINDS)
+    return found
+
+
+def test_messages_of_rxe_are_received() -> None:
+    for qpn, datagrams in captured().items():
+        first = RocePacket.unpack(datagrams[0].payload[:-4])
+        is_write = "WRITE" in O(first.bth.opcode).name
+        memory = Captured(first.reth.rkey if first.reth else 0)
+        engine = UcEngine(qpn, memory, None, EngineCounters())
+        engine.set_route(datagrams[0].destination, datagrams[0].source, 1)
+        engine.set_peer_port(datagrams[0].sport)
+        engine.ready_to_receive(RtrAttributes(1, first.bth.psn, path_mtu=1024))
+        buffers = [view(bytes(3000)) for _ in SIZES]
+        for number, buffer in enumerate(buffers):
+            engine.post_recv(RecvWork(number, [buffer]))
+        for datagram in datagrams:
+            assert engine.received(memoryview(datagram.payload), 0, 0) == 1
+        done = taken(engine)
+        if is_write and not done:
+            assert [length for _, length in memory.asked] == SIZES[1:]
+            continue
+        assert [(wc.wr_id, wc.byte_len) for wc in done] == list(enumerate(SIZES))
+        if not is_write:
+            payload = b"".join(bytes(RocePacket.unpack(each.payload[:-4]).payload) for each in datagrams)
+            assert b"".join(bytes(b[:size]) for b, size in zip(buffers, SIZES, strict=True)) == payload
+
+
+class Captured:
+    """Memory of any address, with the key of a capture."""
+
+    def __init__(self, rkey: int) -> None:
+        self.rkey = rkey
+        #: Address and length of each WRITE, as the first packet names them.
+        self.asked: list[tuple[int, int]] = []
+
+    def remote(self, rkey: int, address: int, length: int, access: AccessFlag) -> memoryview | None:
+        if rkey != self.rkey or access is not AccessFlag.REMOTE_WRITE:
+            return None
+        if (address, length) not in self.asked:
+            self.asked.append((address, length))
+        return view(bytes(length))
+
+    def invalidate(self, rkey: int) -> bool:
+        return False
+
+
+def test_packets_of_rxe_are_made_again() -> None:
+    """The same messages as the same packets, to the byte."""
+    for datagrams in captured().values():
+        parsed = [RocePacket.unpack(datagram.payload[:-4]) for datagram in datagrams]
+        engine = UcEngine(1, Region(), None, EngineCounters())
+        engine.ready_to_receive(RtrAttributes(parsed[0].bth.dest_qpn, 0, path_mtu=1024))
+        engine.ready_to_send(RtsAttributes(parsed[0].bth.psn))
+        start = 0
+        for end, last in enumerate(parsed):
+            if not IS_END[last.bth.opcode]:
+                continue
+            first = parsed[start]
+            data = b"".join(bytes(packet.payload) for packet in parsed[start : end + 1])
+            is_write = first.reth is not None
+            plain, immediate = (W.RDMA_WRITE, W.RDMA_WRITE_WITH_IMM) if is_write else (W.SEND, W.SEND_WITH_IMM)
+            work = SendWork(start, immediate if last.imm_dt else plain, [view(data)])
+            if first.reth is not None:
+                work.remote_addr, work.rkey = first.reth.virtual_address, first.reth.rkey
+            if last.imm_dt is not None:
+                work.imm = int.from_bytes(last.imm_dt.data, "big")
+            engine.post_send(work)
+            start = end + 1
+        made = [packet[:-4] for datagram in engine.datagrams(0, 100, 0) for packet in packets(datagram)]
+        assert made == [bytes(datagram.payload[:-4]) for datagram in datagrams]
 
 
 # -- the responder's table ------------------------------------------------------------------------------------------
