@@ -25,6 +25,7 @@ _MODULES = (
     "fuzz.wire_formats",
     "fuzz.engines",
     "fuzz.datagrams",
+    "fuzz.unreliable",
     "fuzz.local_peers",
     "fuzz.text",
     "fuzz.devices",

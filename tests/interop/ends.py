@@ -272,15 +272,15 @@ class Device(ABC):
 
     @abstractmethod
     def listen(self, address: str, port: int) -> None:
-        """Listen for connection requests."""
+        """Listen for connection requests: in the port space TCP for RC, and in the port space IB for UC."""
 
     @abstractmethod
     def answer(self, request: Event) -> End:
         """The passive end for a request, with a queue pair."""
 
     @abstractmethod
-    def call(self, address: str, port: int) -> End:
-        """An active end with a resolved route to a listener, and a queue pair."""
+    def call(self, address: str, port: int, unreliable: bool = False) -> End:
+        """An active end with a resolved route to a listener, and a queue pair: of type UC if it is unreliable."""
 
     @abstractmethod
     def next_event(self, seconds: float) -> Event:

@@ -58,6 +58,17 @@ from interop.transfers import (
     writes,
     written,
 )
+from interop.unreliable import (
+    uc_both_at_once,
+    uc_loss_request,
+    uc_loss_respond,
+    uc_refused_request,
+    uc_refused_respond,
+    uc_small_receive_request,
+    uc_small_receive_respond,
+    without_receive_request,
+    without_receive_respond,
+)
 from interop.windows import (
     beyond_window,
     foreign_invalidate_request,
@@ -123,6 +134,10 @@ class Operation:
     row: str
     #: The first Linux whose rdma_rxe has it, if that is not the oldest of these tests. Runs if it is named.
     since: tuple[int, int] | None = None
+    #: Whether its connection is of type UC.
+    unreliable: bool = False
+    #: Whether it runs only if it is named: it needs a link that loses packets.
+    needs_loss: bool = False
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -146,6 +161,8 @@ _REFUSALS = "wrong keys, ranges and permissions are refused"
 _WINDOWS = "memory windows of types 1 and 2, also zero-based; binds and keys that are refused"
 _CONNECTING = "connection parameters and private data, rejection"
 _FLUSHES = "FLUSH and ATOMIC WRITE (Linux 6.2 and newer)"
+_UC = "unreliable connections: SEND, WRITE, immediate and inline data, dropped messages"
+_UC_LOSS = "unreliable connections on a link that loses 10 % of the packets"
 
 OPERATIONS = (
     Operation("send", sends(Opcode.SEND), receives(False), _SENDS),
@@ -235,4 +252,14 @@ OPERATIONS = (
             ("atomic_write_too_long", refused_atomic_write(size=16, status=_INVALID), unharmed(EVERY_ACCESS)),
         )
     ),
+    Operation("uc_send", sends(Opcode.SEND), receives(False), _UC, unreliable=True),
+    Operation("uc_send_with_immediate", sends(Opcode.SEND_WITH_IMM), receives(True), _UC, unreliable=True),
+    Operation("uc_write", writes(Opcode.RDMA_WRITE), written(False), _UC, unreliable=True),
+    Operation("uc_write_with_immediate", writes(Opcode.RDMA_WRITE_WITH_IMM), written(True), _UC, unreliable=True),
+    Operation("uc_inline", inline_request, inline_respond, _UC, unreliable=True),
+    Operation("uc_both_at_once", uc_both_at_once, uc_both_at_once, _UC, unreliable=True),
+    Operation("uc_without_receive", without_receive_request, without_receive_respond, _UC, unreliable=True),
+    Operation("uc_small_receive", uc_small_receive_request, uc_small_receive_respond, _UC, unreliable=True),
+    Operation("uc_loss", uc_loss_request, uc_loss_respond, _UC_LOSS, unreliable=True, needs_loss=True),
+    Operation("uc_refused", uc_refused_request, uc_refused_respond, _UC, unreliable=True),
 )

@@ -64,10 +64,10 @@ def _listen(device: Device, address: str, port: int) -> bool:
 def _connect(device: Device, address: str, port: int, names: Sequence[str]) -> bool:
     good = True
     for number, operation in enumerate(OPERATIONS):
-        if operation.name in names if names else operation.since is None:
-            good &= _run(device.call(address, port), number, requests=True)
+        if operation.name in names if names else operation.since is None and not operation.needs_loss:
+            good &= _run(device.call(address, port, operation.unreliable), number, requests=True)
             if "respond" in operation.parts:
-                good &= _run(device.call(address, port), number | _RESPONDS, requests=False)
+                good &= _run(device.call(address, port, operation.unreliable), number | _RESPONDS, requests=False)
     end = device.call(address, port)
     end.connect_or_accept(Param(private_data=bytes((_END,))))
     # A lost rejection is not sent again, as the other program has ended.

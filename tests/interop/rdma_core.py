@@ -11,6 +11,7 @@ import os
 from typing import Any
 
 __all__ = [
+    "AddrInfo",
     "BindMw",
     "CmEvent",
     "CmId",
@@ -266,6 +267,26 @@ class CmEvent(c.Structure):
     )
 
 
+class AddrInfo(c.Structure):
+    _fields_ = (
+        ("flags", _int),
+        ("family", _int),
+        ("qp_type", _int),
+        ("port_space", _int),
+        ("src_len", c.c_uint32),
+        ("dst_len", c.c_uint32),
+        ("src_addr", _ptr),
+        ("dst_addr", _ptr),
+        ("src_canonname", c.c_char_p),
+        ("dst_canonname", c.c_char_p),
+        ("route_len", c.c_size_t),
+        ("route", _ptr),
+        ("connect_len", c.c_size_t),
+        ("connect", _ptr),
+        ("next", _ptr),
+    )
+
+
 class SockAddrIn(c.Structure):
     _fields_ = (("family", _u16), ("port", c.c_uint16.__ctype_be__), ("addr", _u8 * 4), ("zero", _u8 * 8))
 
@@ -308,6 +329,8 @@ _Id, _Channel = c.POINTER(CmId), c.POINTER(EventChannel)
 
 _arguments: tuple[Any, ...]
 for _name, _arguments in {
+    "rdma_create_ep": (c.POINTER(_Id), c.POINTER(AddrInfo), _ptr, _ptr),
+    "rdma_migrate_id": (_Id, _Channel),
     "rdma_create_id": (_Channel, c.POINTER(_Id), _ptr, _int),
     "rdma_destroy_id": (_Id,),
     "rdma_bind_addr": (_Id, _ptr),

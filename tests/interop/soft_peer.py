@@ -35,6 +35,7 @@ from rdmacm.verbs import (
     MWType,
     QPCap,
     QPInitAttr,
+    QPType,
     RecvWR,
     SendFlag,
     SendWR,
@@ -61,18 +62,25 @@ class SoftDevice(Device):
     def __init__(self) -> None:
         super().__init__()
         self.channel = EventChannel("soft")
-        self._listener: CmId | None = None
+        self._listeners: list[CmId] = []
+
+    def _make_id(self, unreliable: bool) -> CmId:
+        if unreliable:
+            return CmId(self.channel, PortSpace.IB, qp_type=QPType.UC)
+        return CmId(self.channel, PortSpace.TCP)
 
     def listen(self, address: str, port: int) -> None:
-        self._listener = CmId(self.channel, PortSpace.TCP)
-        self._listener.bind_addr((address, port))
-        self._listener.listen(8)
+        for unreliable in (False, True):
+            listener = self._make_id(unreliable)
+            listener.bind_addr((address, port))
+            listener.listen(8)
+            self._listeners.append(listener)
 
     def answer(self, request: Event) -> End:
         return SoftEnd(self, request, request.id)
 
-    def call(self, address: str, port: int) -> End:
-        cmid = CmId(self.channel, PortSpace.TCP)
+    def call(self, address: str, port: int, unreliable: bool = False) -> End:
+        cmid = self._make_id(unreliable)
         cmid.resolve_addr((address, port), timeout_ms=2000)
         self.event(EventKind.ADDR_RESOLVED)
         cmid.resolve_route(timeout_ms=2000)
@@ -104,7 +112,7 @@ class SoftEnd(End):
         self._pd = PD(context)
         # One for receives, one for sends.
         self._cqs = [CQ(context, 2 * QUEUE), CQ(context, 2 * QUEUE)]
-        attr = QPInitAttr(scq=self._cqs[1], rcq=self._cqs[0], cap=QPCap(QUEUE, QUEUE, 4, 4, 256))
+        attr = QPInitAttr(cmid.qp_type, scq=self._cqs[1], rcq=self._cqs[0], cap=QPCap(QUEUE, QUEUE, 4, 4, 256))
         self._qp = cmid.create_qp(attr, self._pd)
         self._regions: list[SoftRegion] = []
         self._windows: list[MW] = []

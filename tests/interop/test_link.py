@@ -127,6 +127,16 @@ class TestImpairedLink:
         assert [fault for fault in faults if fault is not None and "our end" in fault] == []
 
 
+@pytest.mark.cell("unreliable connections on a link that loses 10 % of the packets", "both")
+@pytest.mark.parametrize("impairment", ["10 % are lost"], indirect=True)
+@pytest.mark.parametrize(("listens", "family"), [("rxe", 4), ("soft", 4), ("rxe", 6), ("soft", 6)])
+def test_loss_drops_messages_of_an_unreliable_connection(
+    guest: Guest, batches: Batches, impairment: str, listens: str, family: int
+) -> None:
+    batch = batches.get(guest, family=family, listens=listens, only=("uc_loss",), link=impairment)
+    assert [batch.failure("uc_loss", part) for part in ("request", "respond")] == [None, None]
+
+
 @pytest.mark.cell("path MTU 2048 and 4096", "both")
 @pytest.mark.parametrize(
     ("mtu", "listens", "family"), [(2048, "rxe", 4), (2048, "soft", 6), (4096, "rxe", 6), (4096, "soft", 4)]

@@ -24,6 +24,7 @@ def parts(operations: Iterable[Operation]) -> list[Any]:
             id=f"{operation.name}-{part}",
         )
         for operation in operations
+        if not operation.needs_loss
         for part in operation.parts
     ]
 

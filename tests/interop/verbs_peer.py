@@ -32,6 +32,7 @@ from interop.ends import (
 )
 from interop.peer import main
 from interop.rdma_core import (
+    AddrInfo,
     BindMw,
     CmEvent,
     CmId,
@@ -53,7 +54,7 @@ from interop.rdma_core import (
 )
 from interop.rxe_ring import SendRing, queue_maps
 
-_PS_TCP, _QPT_RC, _MW_TYPE_1 = 0x0106, 2, 1
+_PS_TCP, _PS_IB, _QPT_RC, _QPT_UC, _MW_TYPE_1, _RAI_PASSIVE = 0x0106, 0x013F, 2, 3, 1, 1
 #: IBV_QP_PATH_MTU, TIMEOUT, RETRY_CNT, RNR_RETRY, MAX_QP_RD_ATOMIC, MIN_RNR_TIMER, MAX_DEST_RD_ATOMIC.
 _ASKED = 1 << 8 | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 13 | 1 << 15 | 1 << 17
 #: rdma_rxe reports WITH_INV by the kernel's number for it, which is IBV_WC_IP_CSUM_OK in user space.
@@ -109,27 +110,48 @@ class VerbsDevice(Device):
     def __init__(self) -> None:
         super().__init__()
         self.channel = rdma.rdma_create_event_channel()
+        #: The listener of type UC, and the addresses of the ids of its requests.
+        self._uc_listener: Any = None
+        self._uc_requests: set[int] = set()
 
     def _make_id(self) -> Any:
         cmid = c.POINTER(CmId)()
         rdma.rdma_create_id(self.channel, c.byref(cmid), None, _PS_TCP)
         return cmid
 
+    def _make_endpoint(self, address: str, port: int, flags: int) -> Any:
+        """An id of type UC, bound to the address or with a route to it: rdma_create_id makes ids of type RC only."""
+        there = _address(address, port)
+        info = AddrInfo(flags, there.family, _QPT_UC, _PS_IB)
+        if flags & _RAI_PASSIVE:
+            info.src_len, info.src_addr = c.sizeof(there), c.addressof(there)
+        else:
+            info.dst_len, info.dst_addr = c.sizeof(there), c.addressof(there)
+        cmid = c.POINTER(CmId)()
+        rdma.rdma_create_ep(c.byref(cmid), c.byref(info), None, None)
+        rdma.rdma_migrate_id(cmid, self.channel)
+        return cmid
+
     def listen(self, address: str, port: int) -> None:
         listener = self._make_id()
         rdma.rdma_bind_addr(listener, c.byref(_address(address, port)))
-        rdma.rdma_listen(listener, 8)
+        self._uc_listener = self._make_endpoint(address, port, _RAI_PASSIVE)
+        for each in (listener, self._uc_listener):
+            rdma.rdma_listen(each, 8)
 
     def answer(self, request: Event) -> End:
-        return VerbsEnd(self, request, request.id)
+        is_uc = c.addressof(request.id.contents) in self._uc_requests
+        return VerbsEnd(self, request, request.id, _QPT_UC if is_uc else _QPT_RC)
 
-    def call(self, address: str, port: int) -> End:
+    def call(self, address: str, port: int, unreliable: bool = False) -> End:
+        if unreliable:
+            return VerbsEnd(self, None, self._make_endpoint(address, port, 0), _QPT_UC)
         cmid = self._make_id()
         rdma.rdma_resolve_addr(cmid, None, c.byref(_address(address, port)), 2000)
         self.event(EventKind.ADDR_RESOLVED)
         rdma.rdma_resolve_route(cmid, 2000)
         self.event(EventKind.ROUTE_RESOLVED)
-        return VerbsEnd(self, None, cmid)
+        return VerbsEnd(self, None, cmid, _QPT_RC)
 
     def next_event(self, seconds: float) -> Event:
         _readable(self.channel.contents.fd, seconds, "event")
@@ -147,13 +169,16 @@ class VerbsDevice(Device):
         )
         # A copy of the pointer: the acknowledgement frees the structure.
         cmid = c.cast(happened.id, c.POINTER(CmId))
+        listeners = (happened.listen_id, self._uc_listener)
+        if all(listeners) and c.addressof(listeners[0].contents) == c.addressof(listeners[1].contents):
+            self._uc_requests.add(c.addressof(cmid.contents))
         result = Event(happened.event, happened.status, cmid, param)
         rdma.rdma_ack_cm_event(event)
         return result
 
 
 class VerbsEnd(End):
-    def __init__(self, device: Device, request: Event | None, cmid: Any) -> None:
+    def __init__(self, device: Device, request: Event | None, cmid: Any, qp_type: int) -> None:
         super().__init__(device, request)
         self._id = cmid
         context = cmid.contents.verbs
@@ -166,7 +191,7 @@ class VerbsEnd(End):
         channels = [verbs.ibv_create_comp_channel(context) for _ in range(2)]
         self._cqs = [(channel, verbs.ibv_create_cq(context, 2 * QUEUE, None, channel, 0)) for channel in channels]
         attr = QpInitAttr(
-            send_cq=self._cqs[1][1], recv_cq=self._cqs[0][1], cap=QpCap(QUEUE, QUEUE, 4, 4, 256), qp_type=_QPT_RC
+            send_cq=self._cqs[1][1], recv_cq=self._cqs[0][1], cap=QpCap(QUEUE, QUEUE, 4, 4, 256), qp_type=qp_type
         )
         before = queue_maps()
         rdma.rdma_create_qp(cmid, self._pd, c.byref(attr))

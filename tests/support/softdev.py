@@ -193,10 +193,11 @@ class Host:
         sq_sig_all: bool = False,
         sends: int = 64,
         recvs: int = 64,
+        qp_type: QPType = QPType.RC,
     ) -> SoftQP:
         cq = cq or self.cq()
         cap = QPCap(sends, recvs, 8, 8, 256)
-        made = self.device.create_qp(self.pd, QPType.RC, cap, sq_sig_all, cq, recv_cq or cq, srq)
+        made = self.device.create_qp(self.pd, qp_type, cap, sq_sig_all, cq, recv_cq or cq, srq)
         assert isinstance(made, SoftQP)
         return made
 
@@ -288,10 +289,11 @@ class Pair:
 class Connected:
     """Two connected queue pairs, each with a completion queue."""
 
-    def __init__(self, pair: Pair, family: int = 0, **more: int) -> None:
+    def __init__(self, pair: Pair, family: int = 0, *, qp_type: QPType = QPType.RC, **more: int) -> None:
         self.pair = pair
         self.left_cq, self.right_cq = pair.a.cq(), pair.b.cq()
-        self.left, self.right = pair.a.qp(self.left_cq), pair.b.qp(self.right_cq)
+        self.left = pair.a.qp(self.left_cq, qp_type=qp_type)
+        self.right = pair.b.qp(self.right_cq, qp_type=qp_type)
         pair.connect(self.left, self.right, family=family, **more)
 
     def at_left(self, count: int = 1) -> list[WC]:

@@ -180,7 +180,10 @@ class QPEx(QP):
         self._begin("wr_local_inv", WROpcode.LOCAL_INV).invalidate_rkey = invalidate_rkey
 
     def wr_flush(self, rkey: int, remote_addr: int, length: int, type: int, level: int) -> None:
-        """Begin a FLUSH of the peer's memory; ``type``: a :class:`PlacementType`, ``level``: a :class:`SelectivityLevel`."""
+        """Begin a FLUSH of the peer's memory.
+
+        ``type``: a :class:`PlacementType`; ``level``: a :class:`SelectivityLevel`.
+        """
         self._begin("wr_flush", WROpcode.FLUSH).set_wr_flush(rkey, remote_addr, length, type, level)
 
     def wr_atomic_write(self, rkey: int, remote_addr: int, atomic_wr: Buffer) -> None:

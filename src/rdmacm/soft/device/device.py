@@ -22,6 +22,7 @@ from rdmacm.soft.device.multiplexer import MAX_QP
 from rdmacm.soft.device.queue_pair import SoftQP
 from rdmacm.soft.device.requests import MAX_MESSAGE
 from rdmacm.soft.device.shared_receive_queue import SoftSRQ
+from rdmacm.soft.device.unreliable_queue_pair import SoftUcQP
 from rdmacm.soft.device.work_queues import DeviceParts
 from rdmacm.verbs.attr import UNLIMITED, DeviceAttr, QPCap, SrqAttr
 from rdmacm.verbs.enums import AccessFlag, AtomicCap, DeviceCapFlag, EventType, Mtu, MWType, PortState, QPType
@@ -78,6 +79,13 @@ SOFT_DEVICE_ATTR = DeviceAttr(
     # rdma_rxe has FLUSH_PERSISTENT too, for hosts with persistent memory; here no memory can be registered for it.
     device_cap_flags_ex=DeviceCapFlag.FLUSH_GLOBAL | DeviceCapFlag.ATOMIC_WRITE,
 )
+
+#: The queue pairs of each type.
+_QUEUE_PAIRS: dict[QPType, type[SoftQP | SoftUdQP]] = {
+    QPType.RC: SoftQP,
+    QPType.UC: SoftUcQP,
+    QPType.UD: SoftUdQP,
+}
 
 
 class SoftDevice:
@@ -221,8 +229,9 @@ class SoftDevice:
         recv_cq: CQBackend,
         srq: SRQBackend | None,
     ) -> SoftQP | SoftUdQP:
-        """Make a queue pair; EOPNOTSUPP for a type other than RC and UD, ENOMEM when there are too many."""
-        if qp_type not in (QPType.RC, QPType.UD):
+        """Make a queue pair; EOPNOTSUPP for a type other than RC, UC and UD, ENOMEM when there are too many."""
+        kind = _QUEUE_PAIRS.get(qp_type)
+        if kind is None:
             raise cm_error(errno.EOPNOTSUPP, f"no queue pairs of type {qp_type.name}", "create_qp", self.name)
         assert isinstance(send_cq, SoftCQ)
         assert isinstance(recv_cq, SoftCQ)
@@ -230,5 +239,4 @@ class SoftDevice:
         with self._runtime.lock:
             if len(self._mux) >= self.attr.max_qp:
                 raise cm_error(errno.ENOMEM, f"{self.attr.max_qp} queue pairs are in use", "create_qp", self.name)
-            kind = SoftUdQP if qp_type is QPType.UD else SoftQP
             return kind(self._parts, pd, cap, sq_sig_all, send_cq, recv_cq, srq)

@@ -37,7 +37,7 @@ from rdmacm.work import RecvWork, SendWork
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    from rdmacm.proto.engine import QPEngine
+    from rdmacm.proto.engine import EngineFactory, QPEngine
     from rdmacm.soft.device.completion import SoftCQ
     from rdmacm.soft.device.shared_receive_queue import SoftSRQ
     from rdmacm.soft.wire.base import SocketAddress, WireRoute
@@ -50,7 +50,10 @@ _RESET, _INIT, _RTR, _RTS, _SQD, _SQE, _ERR = QPState
 
 
 class SoftQP(WorkQueues["QPEngine"]):
-    """A reliable connected queue pair; implements :class:`rdmacm.verbs.backend.QPBackend`."""
+    """A reliable connected queue pair; implements :class:`rdmacm.verbs.backend.QPBackend`.
+
+    :class:`rdmacm.soft.device.unreliable_queue_pair.SoftUcQP` is what an unreliable one has of its own.
+    """
 
     __slots__ = ("_destination", "_drain_reported", "_established", "_memory", "_route", "_source", "on_comm_est")
 
@@ -201,7 +204,7 @@ class SoftQP(WorkQueues["QPEngine"]):
             # That of an engine that was aborted may have windows.
             memory = self._memory = self._memory or RemoteMemory(self._table, self._pd)
             take_recv = self._take_shared_recv if self._srq is not None else None
-            engine = self._engine = self._mux.make_engine(self.qp_num, memory, take_recv, self._counters)
+            engine = self._engine = self._make_engine()(self.qp_num, memory, take_recv, self._counters)
             if self._route is not None:
                 self._set_engine_route(engine, self._route)
             state = self.state
@@ -214,6 +217,10 @@ class SoftQP(WorkQueues["QPEngine"]):
                 if state is _SQD or self._established is None:
                     engine.pause()
         return engine
+
+    def _make_engine(self) -> EngineFactory:
+        """What makes its engine."""
+        return self._mux.make_engine
 
     def _route_to(self, attr: QPAttr) -> WireRoute:
         vector = attr.ah_attr

@@ -19,8 +19,10 @@ __all__ = ["accepted_qkey", "attributes_of", "fill_initial"]
 
 _M = QPAttrMask
 _TO_INIT = _M.STATE | _M.ACCESS_FLAGS | _M.PKEY_INDEX | _M.PORT
-_TO_RTR = _M.STATE | _M.AV | _M.PATH_MTU | _M.DEST_QPN | _M.RQ_PSN | _M.MAX_DEST_RD_ATOMIC | _M.MIN_RNR_TIMER
-_TO_RTS = _M.STATE | _M.TIMEOUT | _M.RETRY_CNT | _M.RNR_RETRY | _M.SQ_PSN | _M.MAX_QP_RD_ATOMIC
+_UC_TO_RTR = _M.STATE | _M.AV | _M.PATH_MTU | _M.DEST_QPN | _M.RQ_PSN
+_UC_TO_RTS = _M.STATE | _M.SQ_PSN
+_TO_RTR = _UC_TO_RTR | _M.MAX_DEST_RD_ATOMIC | _M.MIN_RNR_TIMER
+_TO_RTS = _UC_TO_RTS | _M.TIMEOUT | _M.RETRY_CNT | _M.RNR_RETRY | _M.MAX_QP_RD_ATOMIC
 _DATAGRAM_TO_INIT = _M.STATE | _M.PKEY_INDEX | _M.PORT | _M.QKEY
 _DATAGRAM_TO_RTS = _M.STATE | _M.SQ_PSN
 
@@ -45,6 +47,8 @@ def attributes_of(core: IdCore, link: Link, connector: Connector, state: QPState
     if is_datagram:
         return attr, _DATAGRAM_TO_RTS if attr.qp_state is QPState.RTS else _M.STATE
     connector.connected_attributes(attr)
+    if core.qp_type == QPType.UC:
+        return attr, _UC_TO_RTR if attr.qp_state is QPState.RTR else _UC_TO_RTS
     return attr, _TO_RTR if attr.qp_state is QPState.RTR else _TO_RTS
 
 
