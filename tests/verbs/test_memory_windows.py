@@ -94,9 +94,10 @@ def test_window_belongs_to_its_domain(rig: Rig, device: RecordingDevice) -> None
 
 @pytest.mark.parametrize("mw_type", [0, 3, 1.0, None, "2"])
 def test_other_types_are_refused(rig: Rig, mw_type: Any) -> None:
-    with pytest.raises(RdmaError, match=r"TYPE_1 \(1\), TYPE_2 \(2\)") as caught:
-        MW(rig.pd, mw_type)
-    assert caught.value.errno == errno.EINVAL
+    for alloc in (MW, cma.ibv_alloc_mw):
+        with pytest.raises(RdmaError, match=r"TYPE_1 \(1\), TYPE_2 \(2\)") as caught:
+            alloc(rig.pd, mw_type)
+        assert caught.value.errno == errno.EINVAL
 
 
 def test_next_key_changes_the_lower_eight_bits() -> None:

@@ -230,9 +230,9 @@ def ibv_rereg_mr(
     mr.rereg(flags, pd, addr, length, access)
 
 
-def ibv_alloc_mw(pd: PD, type: int) -> MW:
+def ibv_alloc_mw(pd: PD, type: MWType) -> MW:
     """ibv_alloc_mw(3)."""
-    return MW(pd, MWType(type))
+    return MW(pd, type)
 
 
 def ibv_dealloc_mw(mw: MW) -> None:
