@@ -80,6 +80,8 @@ class SendWork:
     #: READ, atomics and ATOMIC WRITE: number of packets of the response that have been requested. FLUSH: how often the
     #: request was sent.
     requested_packets: int = field(init=False, repr=False, compare=False)
+    #: FLUSH: whether the last request had rxe's ICRC.
+    had_icrc_twice: bool = field(init=False, repr=False, compare=False)
 
 
 @dataclass(slots=True)

@@ -308,7 +308,7 @@ def _atomic_request(rc: RcState, out: Trains, work: SendWork) -> int:
 def _flush_request(rc: RcState, out: Trains, work: SendWork, limit: int) -> int:
     """Append the request of a FLUSH; return the number of packets, 0 if it has to wait.
 
-    The ICRC is the one that the peer takes, as far as known, and the other one each second time.
+    The ICRC is the one that the peer has answered last, and the other one each second time.
 
     rxe's responder uses a resource for a FLUSH, though its requester does not count it. Without the count, a FLUSH
     would displace the resource of an atomic whose response may have been lost. And rxe does not find that resource when
@@ -323,15 +323,13 @@ def _flush_request(rc: RcState, out: Trains, work: SendWork, limit: int) -> int:
     elif psn == rc.unacked_psn and limit > 1:
         out.add(_duplicate_headers(rc), (), 32)
         count = 2
-    is_other = repeats & 1
+    work.had_icrc_twice = not work.had_icrc_twice if repeats else rc.flush_icrc_twice
     work.requested_packets += 1
     length, placement, selectivity = work.flush
     rc.next_psn = (psn + 1) & PSN_MASK
     headers = BTH_HALVES.pack(FLUSH << 56 | rc.send_bth, psn | ACK_REQUEST)
     headers += FETH_STRUCT.pack(feth_word(selectivity, placement))
-    out.add(
-        headers + RETH_STRUCT.pack(work.remote_addr, work.rkey, length), (), 36, twice=rc.flush_icrc_twice != is_other
-    )
+    out.add(headers + RETH_STRUCT.pack(work.remote_addr, work.rkey, length), (), 36, twice=work.had_icrc_twice)
     return count
 
 

@@ -210,8 +210,8 @@ def _atomic_response(rc: RcState, work: SendWork, body: memoryview, now: float) 
 def _empty_response(rc: RcState, work: SendWork, opcode: int, body: memoryview, now: float) -> bool:
     """Process the response to a FLUSH or ATOMIC WRITE."""
     if opcode == READ_RESPONSE_ONLY and len(body) == 4 and not body[0] & SYNDROME_KIND:
-        if REQUEST_TYPES[work.opcode].is_flush and not work.requested_packets & 1:
-            rc.flush_icrc_twice = not rc.flush_icrc_twice  # the peer took the other ICRC
+        if REQUEST_TYPES[work.opcode].is_flush and work.requested_packets:
+            rc.flush_icrc_twice = work.had_icrc_twice
         _acknowledge_up_to(rc, work.last_psn, now)
     elif _becomes_oldest(rc, work, now):
         fail(rc, WCStatus.BAD_RESP_ERR)

@@ -167,8 +167,8 @@ class RcState:
     #: Whether the peer sent an RNR NAK: nothing is sent before ``deadline``.
     rnr_waiting: bool = False
 
-    #: Whether the peer takes FLUSHes with rxe's ICRC (:mod:`rdmacm.proto.roce.icrc`). No other device with FLUSH is
-    #: known but this package, which takes both, so rxe's is tried first.
+    #: Whether FLUSHes get rxe's ICRC at first (:mod:`rdmacm.proto.roce.icrc`): the last that the peer answered had it.
+    #: No other device with FLUSH is known but this package, which takes both, so rxe's is tried first.
     flush_icrc_twice: bool = True
 
     #: Answers that were for no request that is outstanding.
