@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 
 from rdmacm import CmEventType, CmId, EventChannel, PortSpace, UdParam
-from rdmacm.verbs import AH, SendFlag, SendWR, WROpcode
+from rdmacm.verbs import AH, GRH, SendFlag, SendWR, WROpcode
 from support.netns import Host, TwoHosts, needs_netns, python_environment
 
 pytestmark = needs_netns
@@ -152,6 +152,8 @@ def test_every_process_of_both_hosts_gets_a_message(net: TwoHosts, sniffer: Snif
         cmid.post_recv(1, region, 0, 100)
         send(cmid, param, b"to all", hop_limit=3, traffic_class=0x28)
         assert cmid.get_recv_comp().byte_len == 46, "the sender's own copy"
+        grh = GRH.unpack(region.buf)
+        assert (grh.traffic_class, grh.hop_limit) == (0x28, 3)
         for process in (*there, *here):
             assert process.stdout is not None
             assert process.stdout.readline() == "to all\n"

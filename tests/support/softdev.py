@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from rdmacm.address import Gid
 from rdmacm.progress.runtime import Runtime
+from rdmacm.proto.roce.grh import DEFAULT_HOP_LIMIT
 from rdmacm.proto.wire import Buffer
 from rdmacm.provider import Tap
 from rdmacm.soft.device.completion import SoftChannel, SoftCQ
@@ -18,7 +19,16 @@ from rdmacm.soft.device.memory import SoftMR
 from rdmacm.soft.device.queue_pair import SoftQP
 from rdmacm.soft.device.shared_receive_queue import SoftSRQ
 from rdmacm.soft.provider import SoftProvider
-from rdmacm.soft.wire.base import Received, SocketAddress, Undelivered, WirePath, WireRoute, group_key
+from rdmacm.soft.wire.base import (
+    IpFields,
+    PacketBuffer,
+    Received,
+    SocketAddress,
+    Undelivered,
+    WirePath,
+    WireRoute,
+    group_key,
+)
 from rdmacm.testing import MemoryNetwork, VirtualClock
 from rdmacm.testing.network import PrivatePorts
 from rdmacm.verbs.attr import AHAttr, GlobalRoute, QPAttr, QPCap
@@ -104,6 +114,7 @@ class MemoryWire:
         return MemoryRoute(path, traffic_class, hop_limit)
 
     def send(self, route: WireRoute, buffers: Sequence[Buffer], segment: int = 0) -> bool:
+        assert isinstance(route, MemoryRoute)
         self._net.carry(route, b"".join(buffers), segment)
         return True
 
@@ -115,6 +126,8 @@ class MemoryWire:
 
     def unlisten(self, token: object) -> None:
         raise NotImplementedError
+
+    def report_ip_fields(self) -> None: ...
 
     def join_group(self, group: bytes, ifindex: int) -> None:
         self.groups.add(group_key(group, ifindex))
@@ -131,13 +144,14 @@ class MemoryNet:
         self.sent: list[tuple[WirePath, bytes, int]] = []
         self.lost: Callable[[bytes], bool] = lambda datagram: False
 
-    def carry(self, route: WireRoute, datagram: bytes, segment: int) -> None:
+    def carry(self, route: MemoryRoute, datagram: bytes, segment: int) -> None:
         path = route.path
         self.sent.append((path, datagram, segment))
         if not self.lost(datagram) and path.remote in self.wires:
-            self.inject(path, datagram, segment, route.source_port)
+            packet = PacketBuffer(datagram, IpFields(route.traffic_class, route.hop_limit or DEFAULT_HOP_LIMIT))
+            self.inject(path, packet, segment, route.source_port)
 
-    def inject(self, path: WirePath, datagram: bytes, segment: int = 0, port: int = 50_000) -> None:
+    def inject(self, path: WirePath, datagram: bytes | PacketBuffer, segment: int = 0, port: int = 50_000) -> None:
         host = str(ip_address(path.local))
         remote = (host, port) if len(path.local) == 4 else (host, port, 0, path.scope_id)
         self.wires[path.remote].inbox.append((memoryview(datagram), segment, remote, path.remote))

@@ -23,7 +23,17 @@ from rdmacm.proto.wire import Buffer
 from rdmacm.provider import Tap
 from rdmacm.soft.port_table import PortOwner, PortTable
 from rdmacm.soft.provider import SoftProvider
-from rdmacm.soft.wire.base import Received, SocketAddress, Undelivered, Wire, WirePath, WireRoute, group_key
+from rdmacm.soft.wire.base import (
+    IpFields,
+    PacketBuffer,
+    Received,
+    SocketAddress,
+    Undelivered,
+    Wire,
+    WirePath,
+    WireRoute,
+    group_key,
+)
 from rdmacm.soft.wire.slot_filter import MAX_SLOT, SERVICE_ID, is_request, qpn_of, slot_of
 from rdmacm.testing.faults import FabricPacket
 from rdmacm.testing.network import MemoryNetwork, PrivatePorts
@@ -194,7 +204,7 @@ class FabricWire(Wire):
         if is_multicast(packet.remote):
             self._arrive_at_groups(packet, data, remote)
         else:
-            self._inbox.append((memoryview(data), 0, remote, packet.remote))
+            self._inbox.append((_viewed(packet, data), 0, remote, packet.remote))
         if self.tap is not None:
             self.tap(False, packet.remote, packet.local, packet.source_port, ROCE_PORT, (data,), 0)
         return True
@@ -208,7 +218,7 @@ class FabricWire(Wire):
         for ifindex in self._members(packet.remote, is_loopback):
             if is_link_local(packet.local):
                 remote = (remote[0], remote[1], 0, ifindex)
-            self._inbox.append((memoryview(data), 0, remote, group_key(packet.remote, ifindex)))
+            self._inbox.append((_viewed(packet, data), 0, remote, group_key(packet.remote, ifindex)))
 
     def _members(self, group: bytes, is_loopback: bool) -> list[int]:
         """The interfaces that are up where the process is a member: on the fabric, or on the loopback interface."""
@@ -225,6 +235,9 @@ class FabricWire(Wire):
     def is_member(self, group: bytes, is_loopback: bool) -> bool:
         """Whether the process receives from a group: packets of the fabric, or of the host's loopback interface."""
         return self.is_open and bool(self._members(group, is_loopback))
+
+    def report_ip_fields(self) -> None:
+        """Do nothing: a packet always has them. The fabric does not count hops."""
 
     def join_group(self, group: bytes, ifindex: int) -> None:
         if ifindex not in {each.index for each in self._host.network.interfaces()}:
@@ -271,6 +284,11 @@ class FabricWire(Wire):
     def listens(self, service_id: int, local: bytes) -> bool:
         """Whether the process takes the requests for a service id at a packed local address."""
         return any(service == service_id and ip in (None, local) for service, ip in self._listening)
+
+
+def _viewed(packet: FabricPacket, data: bytes) -> memoryview:
+    """The received bytes of a packet, with the fields of its IP header if they are not usual."""
+    return memoryview(PacketBuffer(data, IpFields(packet.traffic_class)) if packet.traffic_class else data)
 
 
 class SimNetwork(MemoryNetwork):

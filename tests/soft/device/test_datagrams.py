@@ -123,12 +123,14 @@ def test_two_queue_pairs_of_a_host(pair: Pair) -> None:
 
 def test_traffic_class_and_hop_limit_are_the_address_handles(pair: Pair) -> None:
     ends = Ends(pair)
-    for hop_limit, expected in ((7, 7), (255, 255), (1, 0), (0, 0)):
+    for number, (hop_limit, expected) in enumerate(((7, 7), (255, 255), (1, 0), (0, 0))):
         ends.ah = pair.a.ah(pair.b.addresses[0], traffic_class=0x2E, hop_limit=hop_limit)
         ends.send()
         route = ends.left._routes[ends.ah][0]
         assert (route.traffic_class, route.hop_limit) == (0x2E, expected)  # type: ignore[attr-defined]
-    pair.poll(pair.b, ends.right_cq, 4)
+        pair.poll(pair.b, ends.right_cq)
+        grh = GRH.unpack(ends.inbox.view[number * ends.room :])
+        assert (grh.traffic_class, grh.hop_limit) == (0x2E, expected or 64)
 
 
 def test_message_longer_than_the_mtu_is_refused(pair: Pair) -> None:

@@ -319,6 +319,25 @@ class TestTwoHosts:
                         _, ancillary, _, _ = receiver.recvmsg(2048, 64)
                         assert sorted(value[0] for _, _, value in ancillary) == sorted((traffic_class, hop_limit or 64))
 
+    @pytest.mark.parametrize("family", ["ipv4", "ipv6"])
+    def test_traffic_class_and_hop_limit_are_reported_where_asked_for(self, net: TwoHosts, family: str) -> None:
+        with ExitStack() as stack:
+            a, b = wires(net, stack)
+            way = path(getattr(net.va, family), getattr(net.vb, family))
+            for traffic_class, hop_limit, expected in ((0x68, 7, (0, 64)), (0x68, 7, (0x68, 7)), (0, 0, (0, 64))):
+                route = a.route(way, traffic_class, hop_limit)
+                for count in (1, 3):
+                    packets = sealed(a, route, bodies(b, count))
+                    assert a.send(route, packets, len(packets[0]) if count > 1 else 0)
+                    received = 0
+                    while received < count:
+                        wait([b])
+                        for data, segment, _, local in b.receive():
+                            assert data.obj.ip_fields == expected  # type: ignore[attr-defined]
+                            assert local == way.remote
+                            received += len(data) // segment if segment else 1
+                b.report_ip_fields()
+
     def test_send_error_loses_one_packet(self, net: TwoHosts) -> None:
         with ExitStack() as stack:
             a, b = wires(net, stack)

@@ -61,13 +61,23 @@ class GRH:
         return 6 << 28 | self.traffic_class << 20 | self.flow_label
 
     @classmethod
-    def of_packet(cls, source: bytes, destination: bytes, length: int, identification: int = 0) -> GRH:
+    def of_packet(
+        cls,
+        source: bytes,
+        destination: bytes,
+        length: int,
+        identification: int = 0,
+        traffic_class: int = 0,
+        hop_limit: int = DEFAULT_HOP_LIMIT,
+    ) -> GRH:
         """The header of a RoCEv2 packet between two packed IP addresses; ``length``: bytes from BTH to ICRC."""
         return cls(
             Gid.from_ip(source),
             Gid.from_ip(destination),
             _UDP_HEADER + length,
             version=4 if len(source) == 4 else 6,
+            traffic_class=traffic_class,
+            hop_limit=hop_limit,
             identification=identification,
         )
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from rdmacm.address import DEFAULT_PKEY
 from rdmacm.enums import WCOpcode, WCStatus, WROpcode
 from rdmacm.proto.roce.buffers import LocalProtectionError, padded, scatter, total
-from rdmacm.proto.roce.grh import GRH, GRH_LENGTH
+from rdmacm.proto.roce.grh import DEFAULT_HOP_LIMIT, GRH, GRH_LENGTH
 from rdmacm.proto.roce.headers import BTH_DETH_STRUCT, IMM_DT_STRUCT
 from rdmacm.proto.roce.icrc import ICRC_LENGTH, RESIDUE, Icrc, crc32, icrc_between
 from rdmacm.proto.roce.opcodes import HEADER_LENGTH, Opcode
@@ -88,17 +88,20 @@ class UdFlow:
         self._source = source
         self._destination = destination
         self.icrc = icrc_between(source, destination, sport)
-        self._grhs: dict[int, memoryview] = {}
+        self._grhs: dict[tuple[int, int, tuple[int, int]], memoryview] = {}
 
-    def grh(self, length: int, identification: int) -> memoryview:
-        """The 40 bytes before the payload of a packet that has ``length`` bytes from BTH to ICRC."""
-        if identification:
-            return memoryview(GRH.of_packet(self._source, self._destination, length, identification).pack())
-        found = self._grhs.get(length)
+    def grh(self, length: int, identification: int, ip_fields: tuple[int, int]) -> memoryview:
+        """The 40 bytes before the payload of a packet that has ``length`` bytes from BTH to ICRC.
+
+        ``ip_fields``: its traffic class and hop limit.
+        """
+        key = length, identification, ip_fields
+        found = self._grhs.get(key)
         if found is None:
             if len(self._grhs) >= _MAX_GRHS:
                 self._grhs.clear()
-            found = self._grhs[length] = memoryview(GRH.of_packet(self._source, self._destination, length).pack())
+            header = GRH.of_packet(self._source, self._destination, length, identification, *ip_fields)
+            found = self._grhs[key] = memoryview(header.pack())
         return found
 
 
@@ -235,26 +238,29 @@ class UdEngine(Generic[R]):
         else:
             self.recv_queue.append(work)
 
-    def received(self, data: memoryview, segment: int, flow: UdFlow) -> int:
+    def received(
+        self, data: memoryview, segment: int, flow: UdFlow, ip_fields: tuple[int, int] = (0, DEFAULT_HOP_LIMIT)
+    ) -> int:
         """Process a packet for this queue pair, or with ``segment`` > 0 a train of packets of that many bytes.
 
-        The owner has checked the queue pair number and the state. Return how many packets were accepted.
+        ``ip_fields``: traffic class and hop limit of the IP header. The owner has checked the queue pair number and the
+        state. Return how many packets were accepted.
         """
         if not segment:
-            return self._take(data, flow)
+            return self._take(data, flow, ip_fields)
         accepted = 0
         for start in range(0, len(data), segment):
-            accepted += self._take(data[start : start + segment], flow)
+            accepted += self._take(data[start : start + segment], flow, ip_fields)
         return accepted
 
-    def _take(self, data: memoryview, flow: UdFlow) -> int:
-        reason = self._accept(data, flow)
+    def _take(self, data: memoryview, flow: UdFlow, ip_fields: tuple[int, int]) -> int:
+        reason = self._accept(data, flow, ip_fields)
         if reason:
             self._counters.dropped[reason] += 1
             return 0
         return 1
 
-    def _accept(self, data: memoryview, flow: UdFlow) -> str:
+    def _accept(self, data: memoryview, flow: UdFlow, ip_fields: tuple[int, int]) -> str:
         """Execute a packet. Return why it is dropped; an empty text if it is not."""
         length = len(data)
         if length < _LEAST:
@@ -284,7 +290,7 @@ class UdEngine(Generic[R]):
         if isinstance(recv, str):
             return recv
         try:
-            scatter(recv.segments, 0, flow.grh(length, identification))
+            scatter(recv.segments, 0, flow.grh(length, identification, ip_fields))
             scatter(recv.segments, GRH_LENGTH, data[start:end])
         except LocalProtectionError:
             self._complete_recv(recv, WCStatus.LOC_PROT_ERR)

@@ -25,7 +25,7 @@ from rdmacm.proto.roce.ud import NO_RECEIVE, TOO_SHORT, UdEngine, UdFlow, UdSend
 from rdmacm.soft.device.attributes import named_fields
 from rdmacm.soft.device.requests import refused, send_work
 from rdmacm.soft.device.work_queues import DeviceParts, WorkQueues
-from rdmacm.soft.wire.base import WirePath, WireRoute, group_of
+from rdmacm.soft.wire.base import IpFields, WirePath, WireRoute, group_of
 from rdmacm.verbs.attr import QPAttr, QPCap
 from rdmacm.verbs.enums import EventType
 from rdmacm.verbs.wr import AddressHandle
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 __all__ = ["SoftUdQP"]
 
 _RESET, _INIT, _RTR, _RTS, _SQD, _SQE, _ERR = QPState
+#: Of a packet whose header the wire does not know.
+_NO_IP_FIELDS = IpFields()
 #: Senders whose flows are kept.
 _MAX_FLOWS = 256
 
@@ -73,6 +75,7 @@ class SoftUdQP(WorkQueues["UdEngine[WireRoute]"]):
         self._routes: weakref.WeakKeyDictionary[AddressHandle, tuple[WireRoute, Icrc]] = weakref.WeakKeyDictionary()
         #: The flows by socket address of the sender and local address.
         self._flows: dict[tuple[SocketAddress, bytes], UdFlow] = {}
+        self._mux.wire.report_ip_fields()
         self._mux.attach(self)
 
     # -- states and attributes ------------------------------------------------------------------------
@@ -240,7 +243,8 @@ class SoftUdQP(WorkQueues["UdEngine[WireRoute]"]):
             self._mux.dropped["state"] += 1
             return
         engine = self._engine or self._start_engine()
-        if not engine.received(data, segment, flow):
+        fields: IpFields = getattr(data.obj, "ip_fields", _NO_IP_FIELDS)
+        if not engine.received(data, segment, flow, fields):
             self._mux.dropped["packet"] += 1
         if engine.completed:
             self._complete(engine.completed)

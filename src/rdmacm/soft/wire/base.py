@@ -12,10 +12,22 @@ from collections.abc import Callable, Sequence
 from socket import AF_INET, AF_INET6, inet_ntop
 from typing import NamedTuple, Protocol, TypeAlias
 
+from rdmacm.proto.roce.grh import DEFAULT_HOP_LIMIT
 from rdmacm.proto.wire import Buffer
 from rdmacm.provider import Tap
 
-__all__ = ["Received", "SocketAddress", "Undelivered", "Wire", "WirePath", "WireRoute", "group_key", "group_of"]
+__all__ = [
+    "IpFields",
+    "PacketBuffer",
+    "Received",
+    "SocketAddress",
+    "Undelivered",
+    "Wire",
+    "WirePath",
+    "WireRoute",
+    "group_key",
+    "group_of",
+]
 
 
 class WirePath(NamedTuple):
@@ -37,9 +49,28 @@ class WirePath(NamedTuple):
 #: A socket address of IPv4 or IPv6, as Python's sockets return it.
 SocketAddress: TypeAlias = "tuple[str, int] | tuple[str, int, int, int]"
 
+
+class IpFields(NamedTuple):
+    """Fields of the IP header of a received packet, 8 bits each. IPv4: type of service and time to live."""
+
+    traffic_class: int = 0
+    hop_limit: int = DEFAULT_HOP_LIMIT
+
+
+class PacketBuffer(bytearray):
+    """Memory for a received packet, and :class:`IpFields` of it if the wire was asked to report them."""
+
+    __slots__ = ("ip_fields",)
+
+    def __init__(self, source: int | bytes, ip_fields: IpFields | None = None) -> None:
+        super().__init__(source)
+        self.ip_fields = ip_fields or IpFields()
+
+
 #: (data, segment, source, destination) of a packet that was received, or with ``segment`` > 0 of a train of packets of
 #: that many bytes, of which the last may be shorter. ``data`` is valid until the next ``receive()``. ``source`` is a
-#: socket address, ``destination`` a packed local address, or of a multicast packet its :func:`group_key`.
+#: socket address, ``destination`` a packed local address, or of a multicast packet its :func:`group_key`. ``data`` is a
+#: view of a :class:`PacketBuffer`, or of an object without fields of the IP header.
 Received: TypeAlias = "tuple[memoryview, int, SocketAddress, bytes]"
 
 
@@ -143,6 +174,9 @@ class Wire(Protocol):
 
     def unlisten(self, token: object) -> None:
         """End a :meth:`listen`."""
+
+    def report_ip_fields(self) -> None:
+        """Have :class:`IpFields` in each :class:`PacketBuffer` from now on."""
 
     def join_group(self, group: bytes, ifindex: int) -> None:
         """Receive the packets for QP 0xFFFFFF of a multicast group that arrive at an interface. The wire is open.

@@ -13,11 +13,12 @@ import os
 import socket
 import struct
 import sys
+from collections.abc import Iterable
 from socket import AF_INET, AF_INET6
 
 from rdmacm.errors import RdmaError, cm_error
 from rdmacm.soft.processes import process_text
-from rdmacm.soft.wire.base import Undelivered
+from rdmacm.soft.wire.base import IpFields, Undelivered
 
 __all__ = [
     "ANCILLARY_SPACE",
@@ -30,10 +31,12 @@ __all__ = [
     "bind_error",
     "control",
     "discard_errors",
+    "ip_fields",
     "join_group",
     "open_group_socket",
     "open_socket",
     "read_error",
+    "report_ip_fields",
     "segment_control",
     "set_queue_bytes",
     "set_trains",
@@ -55,6 +58,10 @@ _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
 _IP_RECVERR, _IPV6_RECVERR, _MSG_ERRQUEUE = 11, 25, 0x2000
 _ORIGIN_ICMP, _ORIGIN_ICMP6 = 2, 3
 _IP_MULTICAST_ALL, _IPV6_MULTICAST_ALL = 49, 29
+_IP_RECVTTL = 12
+#: The ancillary messages with the type of service or traffic class, and with the time to live or hop limit.
+_TRAFFIC_CLASS = ((socket.IPPROTO_IP, socket.IP_TOS), (socket.IPPROTO_IPV6, socket.IPV6_TCLASS))
+_HOP_LIMIT = ((socket.IPPROTO_IP, socket.IP_TTL), (socket.IPPROTO_IPV6, socket.IPV6_HOPLIMIT))
 
 _IS_LINUX = sys.platform == "linux"
 
@@ -67,8 +74,8 @@ _IPV6_PKTINFO: int = getattr(socket, "IPV6_PKTINFO", 50)
 #: The ancillary message with the destination address of a packet, and where in it the address begins and ends.
 PACKET_INFO = {AF_INET: (_IP_PKTINFO, 8, 12), AF_INET6: (_IPV6_PKTINFO, 0, 16)}
 
-#: Bytes of ancillary data of a received datagram at most: in6_pktinfo and the segment size.
-ANCILLARY_SPACE = 64
+#: Bytes of ancillary data of a received datagram at most: in6_pktinfo, the segment size, and two fields of the header.
+ANCILLARY_SPACE = 128
 
 #: The size requested for send and receive buffers, in bytes; the system gives what it allows. A path with a large
 #: bandwidth-delay product has megabytes under way.
@@ -194,6 +201,28 @@ def set_trains(sock: socket.socket, on: bool) -> bool:
     try_option(sock, SOL_UDP, UDP_GRO, on)
     # A system without UDP_SEGMENT would send a train as a single datagram.
     return on and try_option(sock, SOL_UDP, UDP_SEGMENT, 0)
+
+
+def report_ip_fields(sock: socket.socket) -> None:
+    """Have what :func:`ip_fields` reads in the ancillary data of received packets, if the system can."""
+    if sock.family == AF_INET:
+        options = socket.IPPROTO_IP, _IP_RECVTTL, socket.IP_RECVTOS
+    else:
+        options = socket.IPPROTO_IPV6, socket.IPV6_RECVHOPLIMIT, socket.IPV6_RECVTCLASS
+    level, *names = options
+    for name in names:
+        try_option(sock, level, name, 1)
+
+
+def ip_fields(ancillary: Iterable[tuple[int, int, bytes]]) -> IpFields:
+    """The fields of the IP header of a packet that was received with this ancillary data."""
+    traffic_class, hop_limit = IpFields()
+    for level, kind, value in ancillary:
+        if (level, kind) in _TRAFFIC_CLASS:
+            traffic_class = int.from_bytes(value[:4], sys.byteorder)  # IPv4's is one byte
+        elif (level, kind) in _HOP_LIMIT:
+            hop_limit = int.from_bytes(value[:4], sys.byteorder)
+    return IpFields(traffic_class & 0xFF, hop_limit & 0xFF)
 
 
 def control(local: bytes, scope_id: int, traffic_class: int, hop_limit: int = 0) -> Control:

@@ -30,13 +30,14 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from socket import AF_INET, AF_INET6
+from typing import cast
 
 from rdmacm.errors import cm_error, errno_name
 from rdmacm.proto.mad import GSI_QPN
 from rdmacm.proto.roce.headers import MULTICAST_QPN, ROCE_PORT
 from rdmacm.proto.roce.icrc import SHORTEST_PACKET
 from rdmacm.soft.wire import sockets
-from rdmacm.soft.wire.base import Received, SocketAddress, Undelivered, group_of
+from rdmacm.soft.wire.base import PacketBuffer, Received, SocketAddress, Undelivered, group_of
 from rdmacm.soft.wire.forwarding import Delivery, ForwardReceiver, ForwardSender
 from rdmacm.soft.wire.groups import GroupSockets, GroupSource
 from rdmacm.soft.wire.listeners import Listeners
@@ -121,6 +122,8 @@ class UdpWire(UdpSender):
         self._request_rate = RequestRate()
         #: Receive buffers: as ``recvmsg_into`` takes them, as bytes, as words; how many the last receive() used.
         self._buffers: list[tuple[list[memoryview], memoryview, memoryview]] = []
+        #: See :meth:`report_ip_fields`.
+        self._reports_ip_fields = False
         self._used = 0
         #: Calls of receive(), and how many of the latest in a row found something.
         self._calls = 0
@@ -223,6 +226,15 @@ class UdpWire(UdpSender):
     def _watch_socket(self, sock: socket.socket, source: Source) -> None:
         self._watched_sockets[sock.fileno()] = sock
         self._watch(sock.fileno(), partial(self._read, source))
+        if self._reports_ip_fields:
+            sockets.report_ip_fields(sock)
+
+    def report_ip_fields(self) -> None:
+        """See :meth:`rdmacm.soft.wire.base.Wire.report_ip_fields`. A packet that is forwarded has none."""
+        if not self._reports_ip_fields:
+            self._reports_ip_fields = True
+            for sock in self._watched_sockets.values():
+                sockets.report_ip_fields(sock)
 
     def _unwatch(self, fd: int) -> None:
         if self._poller is not None:
@@ -323,6 +335,7 @@ class UdpWire(UdpSender):
         sock, source = self._groups.join(group, ifindex, self.port)
         self._watched_sockets[sock.fileno()] = sock
         self._watch(sock.fileno(), partial(self._read_group, source))
+        sockets.report_ip_fields(sock)
 
     def leave_group(self, group: bytes, ifindex: int) -> None:
         sock = self._groups.take(group, ifindex)
@@ -349,6 +362,7 @@ class UdpWire(UdpSender):
             elif qpn_of(data) != MULTICAST_QPN or not source.has_arrived(control):
                 self.counters["stray"] += 1
             else:
+                cast("PacketBuffer", view.obj).ip_fields = sockets.ip_fields(control)
                 found.append((data, 0, remote, source.key))
 
     def _forward_receiver(self, sock: socket.socket) -> ForwardReceiver:
@@ -440,6 +454,8 @@ class UdpWire(UdpSender):
                 continue
             if segment >= size:
                 segment = 0
+            if self._reports_ip_fields:
+                cast("PacketBuffer", view.obj).ip_fields = sockets.ip_fields(control)
             data = view[:size]
             if hold is not None and hold(data, remote, local):
                 continue
@@ -461,7 +477,7 @@ class UdpWire(UdpSender):
                 found.append(received)
 
     def _add_buffer(self) -> None:
-        view = memoryview(bytearray(65536))
+        view = memoryview(PacketBuffer(65536))
         self._buffers.append(([view], view, view.cast("I")))
 
     def _sort_train(self, train: Received, found: list[Received]) -> None:
