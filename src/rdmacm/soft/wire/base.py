@@ -51,14 +51,21 @@ SocketAddress: TypeAlias = "tuple[str, int] | tuple[str, int, int, int]"
 
 
 class IpFields(NamedTuple):
-    """Fields of the IP header of a received packet, 8 bits each. IPv4: type of service and time to live."""
+    """Fields of the IP header of a received packet, 8 bits each.
+
+    - ``traffic_class``: IPv4's type of service.
+    - ``hop_limit``: IPv4's time to live.
+    """
 
     traffic_class: int = 0
     hop_limit: int = DEFAULT_HOP_LIMIT
 
 
 class PacketBuffer(bytearray):
-    """Memory for a received packet, and :class:`IpFields` of it if the wire was asked to report them."""
+    """Memory for a received packet.
+
+    - ``ip_fields``: the :class:`IpFields` of the packet, if the wire was asked to report them; else the usual ones.
+    """
 
     __slots__ = ("ip_fields",)
 
