@@ -272,6 +272,20 @@ def test_every_operation_through_a_window(pair: Pair) -> None:
         ends = Connected(pair)
 
 
+@pytest.mark.parametrize("fault", [None, "range", "permission", "whole region"])
+def test_flush_through_a_window(pair: Pair, fault: str | None) -> None:
+    """It is checked as a WRITE is. A window's key does not stand for the whole region."""
+    flush = AccessFlag.FLUSH_GLOBAL
+    ends = Connected(pair)
+    ends.right.modify(QPAttr(qp_access_flags=ALL | flush), QPAttrMask.ACCESS_FLAGS)
+    region = pair.b.region(100, BINDABLE | flush)
+    rkey = bound(ends, window_of(pair.b), region, ALL if fault == "permission" else ALL | flush)
+    wr = SendWR(1, WROpcode.FLUSH)
+    wr.set_wr_flush(rkey, region.addr, 101 if fault == "range" else 100, 1, fault == "whole region")
+    ends.left.post_send([wr])
+    assert told(ends.at_left()) == [(1, "REM_ACCESS_ERR" if fault else "SUCCESS")]
+
+
 def test_bind_and_the_message_with_its_key_are_posted_at_once(pair: Pair) -> None:
     """ibv_bind_mw(3): a SEND after the bind may have the key in it."""
     ends = Connected(pair)
