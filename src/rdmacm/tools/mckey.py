@@ -21,17 +21,13 @@ from rdmacm.cmid import CmEvent, CmId, EventChannel, event_str
 from rdmacm.connparam import UdParam
 from rdmacm.constants import CmEventType, McJoinFlag, PortSpace, RaiFlag
 from rdmacm.errors import RdmaError, cm_error
-from rdmacm.tools.arguments import add_provider, add_wait_limit, integer_between, seconds_between
+from rdmacm.tools.arguments import add_provider, add_wait_limit, seconds_between
 from rdmacm.tools.connection import completion_failure
-from rdmacm.tools.output import PROVIDER_VARIABLE, Page, Parser, write, write_json
+from rdmacm.tools.exchange import GRH_LENGTH, TIMEOUT_MS, DatagramNode, add_counts, complete, say
+from rdmacm.tools.output import PROVIDER_VARIABLE, Page, Parser, write_json
 from rdmacm.tools.waiting import PeerWait, next_event
 from rdmacm.verbs.ah import AH
-from rdmacm.verbs.attr import QPCap
-from rdmacm.verbs.cq import CQ
-from rdmacm.verbs.enums import QPType, SendFlag, WCStatus, WROpcode
-from rdmacm.verbs.pd import MR
-from rdmacm.verbs.qp import QPInitAttr
-from rdmacm.verbs.wr import RecvWR, SendWR
+from rdmacm.verbs.enums import SendFlag, WCStatus
 
 PAGE = Page(
     command="mckey",
@@ -58,13 +54,7 @@ PAGE = Page(
 
 #: The port space, a number as in C.
 _SPACES = {number: PortSpace(int(number, 0)) for number in ("0x0111", "0x111", "273", "0x0002", "0x2", "2")}
-_MAX_CONNECTIONS, _MAX_MESSAGES, _MAX_SIZE = 1000, 32_768, 1 << 30
-#: Bytes before each message that is received.
-_GRH = 40
-#: The wr_id of receives, and of sends.
-_RECV, _SEND = 1, 2
-#: Timeout of resolve_addr, in milliseconds.
-_TIMEOUT_MS = 2000
+_MAX_CONNECTIONS = 1000
 _FAILED = frozenset((CmEventType.ADDR_ERROR, CmEventType.ROUTE_ERROR, CmEventType.MULTICAST_ERROR))
 
 
@@ -75,29 +65,12 @@ def add_arguments(parser: Parser) -> None:
     add("-M", "--gid", type=_gid, metavar="GID", help="The GID of the group, instead of -m; needs -b.")
     add("-s", "--send", action="store_true", help="Send datagrams to the group.")
     add("-b", "--bind", metavar="ADDR", help="The local address, whose device joins the group.")
-    add(
-        "-c",
-        "--connections",
-        type=integer_between(1, _MAX_CONNECTIONS),
-        default=1,
-        metavar="N",
-        help="Number of queue pairs that join the group (default: %(default)s).",
-    )
-    add(
-        "-C",
-        "--messages",
-        type=integer_between(0, _MAX_MESSAGES),
-        default=10,
-        metavar="N",
-        help="Number of messages that each queue pair sends or receives (default: %(default)s).",
-    )
-    add(
-        "-S",
-        "--size",
-        type=integer_between(0, _MAX_SIZE),
-        default=100,
-        metavar="BYTES",
-        help="Size of a message in bytes, at most the MTU of the port (default: %(default)s).",
+    add_counts(
+        parser,
+        _MAX_CONNECTIONS,
+        "Number of queue pairs that join the group",
+        "Number of messages that each queue pair sends or receives",
+        "Size of a message in bytes, at most the MTU of the port",
     )
     add(
         "-p",
@@ -138,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
         args.parser.error("either -m ADDR or -M GID is needed")
     if args.gid is not None and args.bind is None:
         args.parser.error("-M needs -b ADDR: unmapped multicast address requires binding to source address")
-    _say(args, f"mckey: starting {'client' if args.send else 'server'}")
+    say(args, f"mckey: starting {'client' if args.send else 'server'}")
     began = time.perf_counter()
     try:
         with _Endpoint(args) as endpoint:
@@ -146,9 +119,9 @@ def run(args: argparse.Namespace) -> int:
             if endpoint.messages:
                 endpoint.move_data()
     except RdmaError as error:
-        _complete(args, -(error.errno or errno.EIO))
+        complete(args, -(error.errno or errno.EIO))
         raise
-    _complete(args, 0)
+    complete(args, 0)
     if args.json:
         write_json(
             {
@@ -165,79 +138,40 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _say(args: argparse.Namespace, line: str) -> None:
-    if not args.json:
-        write(f"{line}\n")
-
-
-def _complete(args: argparse.Namespace, status: int) -> None:
-    _say(args, "test complete")
-    _say(args, f"return status {status}")
-
-
-class _Node:
-    """An id with its queue pair and its memory."""
+class _Node(DatagramNode):
+    """An id whose queue pair joins the group."""
 
     def __init__(self, endpoint: _Endpoint, cmid: CmId) -> None:
-        self.cmid = cmid
+        super().__init__(cmid, endpoint.messages, endpoint.args.size)
         self._endpoint = endpoint
-        self._ah: AH | None = None
-        self._remote_qpn = self._remote_qkey = 0
-        self._cq: CQ | None = None
-        self._region: MR | None = None
 
     def open(self) -> None:
         """Create the queue pair, and post the receives of a receiver. EINVAL: messages above the MTU."""
-        cmid, count, size = self.cmid, self._endpoint.messages, self._endpoint.args.size
-        assert cmid.verbs is not None
-        port = cmid.verbs.query_port(cmid.port_num)
-        mtu = (port.active_mtu or port.max_mtu).bytes
-        if count and size > mtu:
-            self._endpoint.say(f"mckey: message_size {size} is larger than active mtu {mtu}")
-            text = f"messages of {size} bytes are longer than the port's MTU of {mtu}"
-            raise cm_error(errno.EINVAL, text, "create_qp", cmid.verbs.name, f"-S {mtu} at all ends")
-        if self._endpoint.args.no_loopback:
+        args = self._endpoint.args
+        self.check_size(args, "mckey", "all")
+        if args.no_loopback:
+            assert self.cmid.verbs is not None
             text = "the device cannot keep multicast messages from the receivers of its host"
-            raise cm_error(errno.EOPNOTSUPP, text, "create_qp", cmid.verbs.name, "no -l")
-        self._cq = CQ(cmid.verbs, max(1, 2 * count))
-        cap = QPCap(max_send_wr=max(1, count), max_recv_wr=max(1, count))
-        qp = cmid.create_qp(QPInitAttr(QPType.UD, scq=self._cq, rcq=self._cq, cap=cap))
-        if count:
-            self._region = cmid.reg_msgs(bytearray(_GRH + size))
-            if not self._endpoint.args.send:
-                qp.post_recv([RecvWR(_RECV, [self._region.sge()])] * count)
+            raise cm_error(errno.EOPNOTSUPP, text, "create_qp", self.cmid.verbs.name, "no -l")
+        self.create_qp(0 if args.send else self.count)
 
     def joined(self, param: UdParam) -> None:
         """The group can be sent to."""
         attr = param.ah_attr
         self._endpoint.dgid = str(attr.gr.dgid)
         self._endpoint.say(f"mckey: joined dgid: {attr.gr.dgid} mlid 0x{attr.dlid:x} sl {attr.sl}")
-        self._ah = AH(self.cmid.pd, attr)
-        self._remote_qpn, self._remote_qkey = param.qp_num, param.qkey
+        self.ah = AH(self.cmid.pd, attr)
+        self.remote_qpn, self.remote_qkey = param.qp_num, param.qkey
 
     def send(self) -> None:
         """Post all messages."""
-        qp, region = self.cmid.qp, self._region
-        assert qp is not None
-        assert region is not None
-        message = SendWR(
-            _SEND,
-            WROpcode.SEND_WITH_IMM,
-            [region.sge(_GRH)],
-            SendFlag(0),
-            imm_data=qp.qp_num,
-            ah=self._ah,
-            remote_qpn=self._remote_qpn,
-            remote_qkey=self._remote_qkey,
-        )
-        qp.post_send([message] * self._endpoint.messages)
-        self._endpoint.sent += self._endpoint.messages
+        self.post_messages(SendFlag(0))
+        self._endpoint.sent += self.count
 
     def receive(self) -> None:
         """Wait until all receives are complete."""
-        endpoint, cq = self._endpoint, self._cq
-        assert cq is not None
-        left = endpoint.messages
+        endpoint, cq = self._endpoint, self.cq
+        left = self.count
         while left:
             if endpoint.received:
                 endpoint.waits.until(cq.wait)
@@ -248,18 +182,7 @@ class _Node:
                     raise completion_failure(wc, endpoint.waits.whom)
                 left -= 1
                 endpoint.received += 1
-                endpoint.received_bytes += wc.byte_len - _GRH
-
-    def close(self) -> None:
-        """Release everything."""
-        if self._ah is not None:
-            self._ah.close()
-        self.cmid.destroy_qp()
-        self.cmid.destroy()
-        if self._region is not None:
-            self._region.close()
-        if self._cq is not None:
-            self._cq.close()
+                endpoint.received_bytes += wc.byte_len - GRH_LENGTH
 
 
 class _Endpoint:
@@ -298,7 +221,7 @@ class _Endpoint:
 
     def say(self, line: str) -> None:
         """Write one line of mckey's output."""
-        _say(self.args, line)
+        say(self.args, line)
 
     def join(self) -> None:
         """Join the group with all nodes."""
@@ -313,7 +236,7 @@ class _Endpoint:
             if isinstance(self._group, SockAddrIB):
                 self._join(node)
             else:
-                cmid.resolve_addr(self._group, source, _TIMEOUT_MS)
+                cmid.resolve_addr(self._group, source, TIMEOUT_MS)
         while self._joined < args.connections:
             with self.waits.until(partial(next_event, self.channel)) as event:
                 self._advance(event)

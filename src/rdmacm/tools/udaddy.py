@@ -12,31 +12,34 @@ import argparse
 import errno
 import time
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Self
 
-from rdmacm.address import SockAddr, format_address
-from rdmacm.addrinfo import AddrInfo, getaddrinfo
+from rdmacm.address import format_address
 from rdmacm.cmid import CmEvent, CmId, EventChannel, event_str
 from rdmacm.connparam import ConnParam, UdParam
-from rdmacm.constants import AddressFamily, CmEventType, IdOption, OptionLevel, PortSpace, RaiFlag
+from rdmacm.constants import CmEventType, IdOption, OptionLevel, PortSpace
 from rdmacm.errors import CmRejectedError, RdmaError, cm_error
-from rdmacm.explain import resolve
 from rdmacm.tools.arguments import add_address, add_provider, add_wait_limit, integer_between
 from rdmacm.tools.connection import completion_failure
-from rdmacm.tools.explain import error_of
-from rdmacm.tools.output import PROVIDER_VARIABLE, Page, Parser, write, write_json
-from rdmacm.tools.serving import announce, bind
-from rdmacm.tools.waiting import PeerWait, next_event, notice
+from rdmacm.tools.exchange import (
+    CONNECTING_FAILED,
+    GRH_LENGTH,
+    SEND,
+    TIMEOUT_MS,
+    DatagramNode,
+    End,
+    add_counts,
+    add_format,
+    complete,
+    say,
+)
+from rdmacm.tools.output import PROVIDER_VARIABLE, Page, Parser, write_json
+from rdmacm.tools.serving import announce
+from rdmacm.tools.waiting import PeerWait, next_event
 from rdmacm.verbs.ah import AH
-from rdmacm.verbs.attr import QPCap
-from rdmacm.verbs.cq import CQ
-from rdmacm.verbs.enums import WC, QPType, SendFlag, WCStatus, WROpcode
-from rdmacm.verbs.pd import MR
-from rdmacm.verbs.qp import QPInitAttr
-from rdmacm.verbs.wr import RecvWR, SendWR
+from rdmacm.verbs.enums import WC, SendFlag, WCStatus
 
 PAGE = Page(
     command="udaddy",
@@ -66,25 +69,8 @@ PAGE = Page(
 _PORT_SPACES = {"udp": PortSpace.UDP, "ipoib": PortSpace.IPOIB}
 #: C's older option for the port space, a number.
 _NUMBERS = {number: int(number, 0) for number in ("0x0111", "0x111", "273", "0x0002", "0x2", "2")}
-#: Format of the addresses, and the family it implies; 0 for any.
-_FORMATS = {"name": 0, "ip": AddressFamily.INET, "ipv6": AddressFamily.INET6, "gid": AddressFamily.IB}
 _PORT = 7174
-_MAX_CONNECTIONS, _MAX_MESSAGES, _MAX_SIZE = 10_000, 32_768, 1 << 30
-#: Bytes before each message that is received.
-_GRH = 40
-#: The wr_id of receives, and of sends.
-_RECV, _SEND = 1, 2
-#: Timeout of resolve_addr and of resolve_route, in milliseconds.
-_TIMEOUT_MS = 2000
-_FAILED = frozenset(
-    (
-        CmEventType.ADDR_ERROR,
-        CmEventType.ROUTE_ERROR,
-        CmEventType.CONNECT_ERROR,
-        CmEventType.UNREACHABLE,
-        CmEventType.REJECTED,
-    )
-)
+_MAX_CONNECTIONS = 10_000
 
 
 def add_arguments(parser: Parser) -> None:
@@ -92,38 +78,15 @@ def add_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("-s", "--server", metavar="ADDR", help="Run as the client of the server at this address.")
     add_address(parser)
-    add(
-        "-f",
-        "--format",
-        choices=_FORMATS,
-        default="name",
-        help="Format of the addresses; name accepts all formats (default: %(default)s).",
-    )
+    add_format(parser)
     add("-P", "--port-space", choices=_PORT_SPACES, default="udp", help="The port space (default: %(default)s).")
     add("-p", choices=_NUMBERS, dest="number", help="The port space as a number: 0x0111 is udp, 0x0002 ipoib.")
-    add(
-        "-c",
-        "--connections",
-        type=integer_between(1, _MAX_CONNECTIONS),
-        default=1,
-        metavar="N",
-        help="Number of queue pairs at each end (default: %(default)s).",
-    )
-    add(
-        "-C",
-        "--messages",
-        type=integer_between(0, _MAX_MESSAGES),
-        default=10,
-        metavar="N",
-        help="Number of messages in each direction of each queue pair (default: %(default)s).",
-    )
-    add(
-        "-S",
-        "--size",
-        type=integer_between(0, _MAX_SIZE),
-        default=100,
-        metavar="BYTES",
-        help="Size of a message in bytes, at most the MTU of the port (default: %(default)s).",
+    add_counts(
+        parser,
+        _MAX_CONNECTIONS,
+        "Number of queue pairs at each end",
+        "Number of messages in each direction of each queue pair",
+        "Size of a message in bytes, at most the MTU of the port",
     )
     add("-t", "--tos", type=integer_between(0, 255), metavar="N", help="The type of service; client only.")
     add(
@@ -142,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
     is_server = args.server is None
     if is_server and args.tos is not None:
         args.parser.error("-t is an option of the client, and needs -s ADDR")
-    _say(args, f"udaddy: starting {'server' if is_server else 'client'}")
+    say(args, f"udaddy: starting {'server' if is_server else 'client'}")
     began = time.perf_counter()
     try:
         with _Server(args) if is_server else _Client(args) as endpoint:
@@ -150,9 +113,9 @@ def run(args: argparse.Namespace) -> int:
             if endpoint.messages:
                 endpoint.move_data()
     except RdmaError as error:
-        _complete(args, error.reason if isinstance(error, CmRejectedError) else -(error.errno or errno.EIO))
+        complete(args, error.reason if isinstance(error, CmRejectedError) else -(error.errno or errno.EIO))
         raise
-    _complete(args, 0)
+    complete(args, 0)
     if args.json:
         write_json(
             {
@@ -168,68 +131,23 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _say(args: argparse.Namespace, line: str) -> None:
-    if not args.json:
-        write(f"{line}\n")
-
-
-def _complete(args: argparse.Namespace, status: int) -> None:
-    _say(args, "test complete")
-    _say(args, f"return status {status}")
-
-
-class _Node:
-    """An id with its queue pair, its memory, and the destination of its messages."""
+class _Node(DatagramNode):
+    """An id whose queue pair exchanges messages with one of the peer's."""
 
     def __init__(self, endpoint: _Endpoint, cmid: CmId) -> None:
-        self.cmid = cmid
+        super().__init__(cmid, endpoint.messages, endpoint.args.size)
         self.peer = cmid.peer_addr_text
-        #: Where the peer's queue pair is; None until it is known.
-        self.ah: AH | None = None
-        self.remote_qpn = self.remote_qkey = 0
         self._endpoint = endpoint
-        self._cq: CQ | None = None
-        self._region: MR | None = None
 
     def open(self) -> None:
-        """Create the queue pair and post the receives, all into the same memory. EINVAL: messages above the MTU."""
-        cmid, count, size = self.cmid, self._endpoint.messages, self._endpoint.args.size
-        assert cmid.verbs is not None
-        port = cmid.verbs.query_port(cmid.port_num)
-        mtu = (port.active_mtu or port.max_mtu).bytes
-        if count and size > mtu:
-            self._endpoint.say(f"udaddy: message_size {size} is larger than active mtu {mtu}")
-            text = f"messages of {size} bytes are longer than the port's MTU of {mtu}"
-            raise cm_error(errno.EINVAL, text, "create_qp", cmid.verbs.name, f"-S {mtu} at both ends")
-        self._cq = CQ(cmid.verbs, max(1, 2 * count))
-        cap = QPCap(max_send_wr=max(1, count), max_recv_wr=max(1, count))
-        qp = cmid.create_qp(QPInitAttr(QPType.UD, scq=self._cq, rcq=self._cq, cap=cap))
-        if count:
-            self._region = cmid.reg_msgs(bytearray(_GRH + size))
-            qp.post_recv([RecvWR(_RECV, [self._region.sge()])] * count)
-
-    def send(self, flags: SendFlag) -> None:
-        """Post all messages."""
-        qp, region = self.cmid.qp, self._region
-        assert qp is not None
-        assert region is not None
-        message = SendWR(
-            _SEND,
-            WROpcode.SEND_WITH_IMM,
-            [region.sge(_GRH)],
-            flags,
-            imm_data=qp.qp_num,
-            ah=self.ah,
-            remote_qpn=self.remote_qpn,
-            remote_qkey=self.remote_qkey,
-        )
-        qp.post_send([message] * self._endpoint.messages)
+        """Create the queue pair and post the receives. EINVAL: messages above the MTU."""
+        self.check_size(self._endpoint.args, "udaddy", "both")
+        self.create_qp(self.count)
 
     def await_completions(self) -> None:
         """Wait until as many requests are complete as there are messages."""
-        endpoint, cq = self._endpoint, self._cq
-        assert cq is not None
-        left = endpoint.messages
+        endpoint, cq = self._endpoint, self.cq
+        left = self.count
         while left:
             if endpoint.waits is not None:
                 endpoint.waits.until(cq.wait)
@@ -243,11 +161,11 @@ class _Node:
         endpoint = self._endpoint
         if wc.status is not WCStatus.SUCCESS:
             raise completion_failure(wc, self.peer)
-        if wc.wr_id == _SEND:
+        if wc.wr_id == SEND:
             endpoint.sent += 1
             return
         endpoint.received += 1
-        endpoint.received_bytes += wc.byte_len - _GRH
+        endpoint.received_bytes += wc.byte_len - GRH_LENGTH
         if self.ah is None:
             self._find_sender(wc)
 
@@ -255,59 +173,20 @@ class _Node:
         """The replies go to the sender of the first message, with the Q_Key of the queue pair that received it."""
         qp = self.cmid.qp
         assert qp is not None
-        assert self._region is not None
-        self.ah = AH(self.cmid.pd, wc=wc, grh=self._region.buf, port_num=self.cmid.port_num)
+        self.ah = AH(self.cmid.pd, wc=wc, grh=self.inbox.buf, port_num=self.cmid.port_num)
         self.remote_qpn = wc.src_qp if wc.imm_data is None else wc.imm_data
         self.remote_qkey = qp.query()[0].qkey
 
-    def close(self) -> None:
-        """Release everything."""
-        if self.ah is not None:
-            self.ah.close()
-        self.cmid.destroy_qp()
-        self.cmid.destroy()
-        if self._region is not None:
-            self._region.close()
-        if self._cq is not None:
-            self._cq.close()
 
-
-class _Endpoint:
+class _Endpoint(End):
     """What the server and the client have in common: a channel, and the nodes."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        self.args = args
-        #: Number of messages in each direction of each node.
-        self.messages: int = args.messages if args.size else 0
-        self.space = PortSpace(_NUMBERS[args.number]) if args.number else _PORT_SPACES[args.port_space]
-        #: Messages sent and received by all nodes, and the bytes of the latter.
-        self.sent = self.received = self.received_bytes = 0
+        super().__init__(args, PortSpace(_NUMBERS[args.number]) if args.number else _PORT_SPACES[args.port_space])
         self.nodes: dict[CmId, _Node] = {}
         #: Number of nodes whose peer is known, or that were accepted.
         self.connected = 0
-        #: The limits of waiting for the peer; None for the server, which waits without limit.
-        self.waits: PeerWait | None = None
         self.channel = EventChannel(args.provider)
-
-    def say(self, line: str) -> None:
-        """Write one line of udaddy's output."""
-        _say(self.args, line)
-
-    def hints(self, flags: RaiFlag) -> AddrInfo:
-        """The hints to resolve addresses from the command line."""
-        family = _FORMATS[self.args.format]
-        if family:
-            flags |= RaiFlag.NUMERICHOST
-        if family == AddressFamily.IB:
-            flags |= RaiFlag.FAMILY
-        return AddrInfo(flags=flags, family=family, port_space=self.space)
-
-    def own_address(self, port: int) -> SockAddr:
-        """The local address to bind to."""
-        hints = self.hints(RaiFlag.PASSIVE | RaiFlag.NOROUTE)
-        address = getaddrinfo(self.args.bind, port, hints, provider=self.args.provider)[0].src_addr
-        assert address is not None
-        return address
 
     def resolve(self) -> None:
         """Find the peers' queue pairs, or be found."""
@@ -329,7 +208,7 @@ class _Endpoint:
             else:
                 event = self.waits.until(partial(next_event, self.channel))
             with event:
-                if event.type in _FAILED:
+                if event.type in CONNECTING_FAILED:
                     self.say(f"udaddy: event: {event_str(event.type)}, error: {event.status}")
                     assert event.error is not None
                     raise event.error
@@ -359,11 +238,8 @@ class _Server(_Endpoint):
         self._listener = CmId(self.channel, self.space)
 
     def resolve(self) -> None:
-        listener, args = self._listener, self.args
-        if args.bind is None:
-            bind(listener, None, args.port)
-        else:
-            listener.bind_addr(self.own_address(args.port))
+        listener = self._listener
+        self.bind_listener(listener)
         listener.listen(0)
         announce(listener)
         self.await_nodes()
@@ -389,7 +265,7 @@ class _Server(_Endpoint):
         self.await_messages()
         self.say("sending replies")
         for node in self.nodes.values():
-            node.send(SendFlag.SIGNALED)
+            node.post_messages(SendFlag.SIGNALED)
         self.await_messages()
         self.say("data transfers complete")
 
@@ -404,7 +280,7 @@ class _Client(_Endpoint):
     def resolve(self) -> None:
         args = self.args
         source = None if args.bind is None else self.own_address(0)
-        destination = self._find(source)
+        destination = self.find_server(source)
         self.say("udaddy: connecting")
         self.waits = PeerWait(format_address(destination), args.timeout)
         self.waits.progress = lambda: (
@@ -420,25 +296,13 @@ class _Client(_Endpoint):
             self.nodes[cmid] = _Node(self, cmid)
             if args.tos is not None:
                 cmid.set_option(OptionLevel.ID, IdOption.TOS, args.tos)
-            cmid.resolve_addr(destination, source, _TIMEOUT_MS)
+            cmid.resolve_addr(destination, source, TIMEOUT_MS)
         self.await_nodes()
-
-    def _find(self, source: SockAddr | None) -> SockAddr:
-        """The first of the server's addresses that can be resolved."""
-        hints = replace(self.hints(RaiFlag(0)), src_addr=source)
-        args, provider = self.args, self.channel.provider
-        with notice(f"the resolution of {args.server}"):
-            found, explanation = resolve(args.server, args.port, hints, timeout_ms=_TIMEOUT_MS, provider=provider)
-        if found is None:
-            raise error_of(explanation, None)
-        with found:
-            assert found.route.dst_addr is not None
-            return found.route.dst_addr
 
     def advance(self, event: CmEvent) -> None:
         node = self.nodes[event.id]
         if event.type is CmEventType.ADDR_RESOLVED:
-            event.id.resolve_route(_TIMEOUT_MS)
+            event.id.resolve_route(TIMEOUT_MS)
         elif event.type is CmEventType.ROUTE_RESOLVED:
             node.open()
             event.id.connect()
@@ -451,7 +315,7 @@ class _Client(_Endpoint):
     def move_data(self) -> None:
         self.say("initiating data transfers")
         for node in self.nodes.values():
-            node.send(SendFlag(0))
+            node.post_messages(SendFlag(0))
             self.sent += self.messages
         self.say("receiving data transfers")
         self.await_messages()
