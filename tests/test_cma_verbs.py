@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import inspect
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +14,7 @@ import pytest
 
 import rdmacm
 from rdmacm import cma
+from rdmacm.cma import refused as cma_refused
 from rdmacm.cma import structures
 
 
@@ -358,3 +360,23 @@ def test_texts_and_rates_are_those_of_libibverbs() -> None:
     assert (cma.mult_to_ibv_rate(16), cma.mult_to_ibv_rate(-1)) == (cma.IBV_RATE_40_GBPS, cma.IBV_RATE_MAX)
     assert (cma.mbps_to_ibv_rate(25781), cma.mbps_to_ibv_rate(1)) == (cma.IBV_RATE_25_GBPS, cma.IBV_RATE_MAX)
     assert cma.ibv_flow_label_to_udp_sport(0xFFFFF) == 0xC000 | 0x3FC0
+
+
+# -- calls that no device supports ----------------------------------------------------------------------
+
+
+def test_calls_that_no_device_supports_are_refused_as_on_rxe() -> None:
+    with (
+        loopback_context() as context,
+        cma.ibv_alloc_pd(context) as pd,
+        cma.ibv_create_cq(context, 4) as cq,
+        cma.ibv_create_qp(pd, init_attr(cq)) as qp,
+        cma.ibv_create_srq(pd, rdmacm.verbs.SrqInitAttr()) as srq,
+    ):
+        objects = {"context": context, "pd": pd, "cq": cq, "qp": qp, "srq": srq}
+        for name in cma_refused.__all__:
+            function = getattr(cma, name)
+            arguments = [objects.get(each, 0) for each in inspect.signature(function).parameters]
+            error = refused(lambda function=function, arguments=arguments: function(*arguments), errno.EOPNOTSUPP)
+            assert error.step == name.removeprefix("ibv_")
+    refused(qp.query_ece, errno.EBADF)

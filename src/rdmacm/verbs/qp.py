@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import NoReturn
 
 from rdmacm.address import Gid, is_multicast
 from rdmacm.errors import RdmaError, cm_error
@@ -270,6 +271,19 @@ class QP(Resource):
         member(WROpcode, op, "op", "query_qp_data_in_order")
         check_number("flags", flags, 0, 0, "query_qp_data_in_order")
         return 0
+
+    def query_ece(self) -> NoReturn:
+        """The vendor's options for its peer, ibv_query_ece(3). EOPNOTSUPP: no device has any."""
+        raise self._no_ece("query_ece")
+
+    def set_ece(self, ece: object) -> NoReturn:  # noqa: ARG002 (C's argument)
+        """Use the options that the peer has sent, ibv_set_ece(3). EOPNOTSUPP, as for :meth:`query_ece`."""
+        raise self._no_ece("set_ece")
+
+    def _no_ece(self, step: str) -> RdmaError:
+        if self._closed:
+            return self._closed_error(step)
+        return cm_error(errno.EOPNOTSUPP, "the device has no options for queue pairs", step)
 
     # -- states ---------------------------------------------------------------------------------------
 
