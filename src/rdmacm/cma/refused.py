@@ -122,8 +122,6 @@ def ibv_modify_qp_rate_limit(qp: QP, attr: object) -> NoReturn:  # noqa: ARG001 
     raise _refused("modify_qp_rate_limit", "no device limits the rate of a queue pair", qp.context.name)
 
 
-
-
 def ibv_post_srq_ops(srq: SRQ, op: object) -> NoReturn:  # noqa: ARG001 (C's arguments)
     """ibv_post_srq_ops(3)."""
     raise _refused("post_srq_ops", "there is no tag matching", srq.context.name)

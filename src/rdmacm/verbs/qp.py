@@ -292,8 +292,8 @@ class QP(Resource):
 
         ``mask``: a :class:`QPAttrMask`. docs/states.md has the attributes that each transition requires
         and allows. EINVAL: the transition, the mask or a value is not allowed, the send queue still drains (SQD to
-        RTS), or the device has no alternate paths (ALT_PATH); EOPNOTSUPP: the device cannot change an optional
-        attribute in this state; ENODEV: the device has been removed.
+        RTS), or the device has no alternate paths (ALT_PATH); ENODATA: the row of ``sgid_index`` is empty; EOPNOTSUPP:
+        the device cannot change an optional attribute in this state; ENODEV: the device has been removed.
         """
         if self._closed:
             raise self._closed_error("modify_qp")
