@@ -162,6 +162,9 @@ def test_devices_are_listed_opened_and_queried() -> None:
     with loopback_context() as context:
         assert cma.ibv_query_device(context).max_qp > 0
         assert cma.ibv_query_device_ex(context).orig_attr == cma.ibv_query_device(context)
+        found = cma.ibv_query_device_ex(context)
+        assert not found.odp_caps.general_caps & (cma.IBV_ODP_SUPPORT | cma.IBV_ODP_SUPPORT_IMPLICIT)
+        assert not found.tm_caps.flags & cma.IBV_TM_CAP_RC
         assert cma.ibv_is_qpt_supported(cma.ibv_query_device_ex(context).tso_caps.supported_qpts, cma.IBV_QPT_UD) == 0
         assert cma.ibv_is_qpt_supported(1 << cma.IBV_QPT_UD, cma.IBV_QPT_UD) == 1
         refused(lambda: cma.ibv_query_rt_values_ex(context, cma.IBV_VALUES_MASK_RAW_CLOCK), errno.EOPNOTSUPP)
