@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import errno
+import inspect
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 import rdmacm
 from rdmacm import cma
+from rdmacm.cma import refused as cma_refused
 from rdmacm.cma import structures
 
 
@@ -159,6 +162,9 @@ def test_devices_are_listed_opened_and_queried() -> None:
     with loopback_context() as context:
         assert cma.ibv_query_device(context).max_qp > 0
         assert cma.ibv_query_device_ex(context).orig_attr == cma.ibv_query_device(context)
+        found = cma.ibv_query_device_ex(context)
+        assert not found.odp_caps.general_caps & (cma.IBV_ODP_SUPPORT | cma.IBV_ODP_SUPPORT_IMPLICIT)
+        assert not found.tm_caps.flags & cma.IBV_TM_CAP_RC
         assert cma.ibv_is_qpt_supported(cma.ibv_query_device_ex(context).tso_caps.supported_qpts, cma.IBV_QPT_UD) == 0
         assert cma.ibv_is_qpt_supported(1 << cma.IBV_QPT_UD, cma.IBV_QPT_UD) == 1
         refused(lambda: cma.ibv_query_rt_values_ex(context, cma.IBV_VALUES_MASK_RAW_CLOCK), errno.EOPNOTSUPP)
@@ -358,3 +364,23 @@ def test_texts_and_rates_are_those_of_libibverbs() -> None:
     assert (cma.mult_to_ibv_rate(16), cma.mult_to_ibv_rate(-1)) == (cma.IBV_RATE_40_GBPS, cma.IBV_RATE_MAX)
     assert (cma.mbps_to_ibv_rate(25781), cma.mbps_to_ibv_rate(1)) == (cma.IBV_RATE_25_GBPS, cma.IBV_RATE_MAX)
     assert cma.ibv_flow_label_to_udp_sport(0xFFFFF) == 0xC000 | 0x3FC0
+
+
+# -- calls that no device supports ----------------------------------------------------------------------
+
+
+def test_calls_that_no_device_supports_are_refused_as_on_rxe() -> None:
+    with (
+        loopback_context() as context,
+        cma.ibv_alloc_pd(context) as pd,
+        cma.ibv_create_cq(context, 4) as cq,
+        cma.ibv_create_qp(pd, init_attr(cq)) as qp,
+        cma.ibv_create_srq(pd, rdmacm.verbs.SrqInitAttr()) as srq,
+    ):
+        objects = {"context": context, "pd": pd, "cq": cq, "qp": qp, "srq": srq}
+        for name in cma_refused.__all__:
+            function = getattr(cma, name)
+            arguments = [objects.get(each, 0) for each in inspect.signature(function).parameters]
+            error = refused(partial(function, *arguments), errno.EOPNOTSUPP)
+            assert error.step == name.removeprefix("ibv_")
+    refused(qp.query_ece, errno.EBADF)

@@ -187,7 +187,7 @@ ARGUMENTS: list[tuple[str, Callable[[Bench, Any], object], tuple[int, ...], tupl
     ("AHAttr.static_rate", lambda b, v: made_ah(b, static_rate=v), (0, 2, 255), (256, -1)),
     ("GlobalRoute.dgid", lambda b, v: routed_ah(b, dgid=v), (), (0, 99)),
     ("GlobalRoute.hop_limit", lambda b, v: routed_ah(b, hop_limit=v), (0, 255), (256, -1)),
-    ("GlobalRoute.sgid_index", lambda b, v: routed_ah(b, sgid_index=v), (0, 1), (2, 1 << 16, -1)),
+    ("GlobalRoute.sgid_index", lambda b, v: routed_ah(b, sgid_index=v), (0, 1), (4, 1 << 16, -1)),
     ("AHAttr.port_num", lambda b, v: made_ah(b, port_num=v), (1,), (0, 2, 256, -1)),
     ("QPAttr.port_num", lambda b, v: to_init(b, port_num=v), (1,), (0, 2, 256, -1)),
     ("QPAttr.pkey_index", lambda b, v: to_init(b, pkey_index=v), (0,), (1, 1 << 16, -1)),

@@ -247,10 +247,10 @@ WRONG: list[tuple[str, QPState, QPAttrMask, dict[str, object]]] = [
     ("needs a GID", S.INIT, M.AV, {"ah_attr": AHAttr()}),
     ("the destination GID is zero", S.INIT, M.AV, {"ah_attr": AHAttr(is_global=True)}),
     (
-        "port 1 has no GID at index 2",
+        "port 1 has no GID at index 4",
         S.INIT,
         M.AV,
-        {"ah_attr": AHAttr(is_global=True, gr=GlobalRoute(dgid=GIDS[0], sgid_index=2))},
+        {"ah_attr": AHAttr(is_global=True, gr=GlobalRoute(dgid=GIDS[0], sgid_index=4))},
     ),
     ("no port 3", S.INIT, M.AV, {"ah_attr": AHAttr(is_global=True, port_num=3, gr=GlobalRoute(dgid=GIDS[0]))}),
     ("needs a GID", S.INIT, M.ALT_PATH, {"alt_ah_attr": AHAttr()}),

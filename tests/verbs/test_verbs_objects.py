@@ -644,6 +644,16 @@ def test_address_handle_attributes_are_checked(context: Context) -> None:
             AH(pd, bad)
 
 
+def test_address_vector_of_an_empty_row_is_refused(context: Context) -> None:
+    attr = AHAttr(is_global=True, gr=GlobalRoute(dgid=GIDS[0], sgid_index=2))
+    pd = PD(context)
+    with fails(errno.ENODATA, "create_ah: port 1 has no GID at index 2"):
+        AH(pd, attr)
+    attr.gr.sgid_index = context.query_port(1).gid_tbl_len
+    with fails(errno.EINVAL, "create_ah: port 1 has no GID at index 4"):
+        AH(pd, attr)
+
+
 def test_modify_accepts_a_plain_integer_mask(context: Context) -> None:
     pd, cq = PD(context), CQ(context, 8)
     plain: Any = 0b110001

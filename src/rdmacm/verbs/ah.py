@@ -28,7 +28,8 @@ class AH(Resource):
     instead of ``attr`` a completion ``wc`` of a receive, the first 40 bytes ``grh`` of its memory, and ``port_num``:
     an address handle for the answer, ibv_create_ah_from_wc(3).
 
-    EINVAL: the device cannot send to that address vector; or as :func:`init_ah_from_wc`.
+    EINVAL: the device cannot send to that address vector; or as :func:`init_ah_from_wc`. ENODATA: the row of
+    ``sgid_index`` is empty.
     """
 
     __slots__ = {"pd": "Its protection domain.", "attr": "A copy of the address vector."}

@@ -286,7 +286,7 @@ class DeviceBackend(Protocol):
         """Register the 1 to ``max_mr_size`` bytes of a view, writable where ``access`` says so.
 
         The device holds the view as long as it is registered. ENOMEM: ``max_mr`` regions; EOPNOTSUPP: access that the
-        device lacks (ZERO_BASED).
+        device lacks (ZERO_BASED, ON_DEMAND, HUGETLB).
         """
 
     def alloc_mw(self, pd: object, mw_type: MWType) -> MWBackend:

@@ -49,7 +49,7 @@ class MR(Resource):
 
     TypeError: not a buffer. EINVAL: empty, read-only, not contiguous, larger than the device's ``max_mr_size``; unknown
     access flags, or REMOTE_WRITE or REMOTE_ATOMIC without LOCAL_WRITE. ENOMEM: too many regions. EOPNOTSUPP: access
-    that the device lacks (software devices: ZERO_BASED).
+    that the device lacks (software devices: ZERO_BASED, ON_DEMAND, HUGETLB).
 
     While a memory window is bound to it, it cannot be closed (EBUSY).
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import NoReturn
 
 from rdmacm.address import Gid, is_multicast
 from rdmacm.errors import RdmaError, cm_error
@@ -271,6 +272,19 @@ class QP(Resource):
         check_number("flags", flags, 0, 0, "query_qp_data_in_order")
         return 0
 
+    def query_ece(self) -> NoReturn:
+        """The vendor's options for its peer, ibv_query_ece(3). EOPNOTSUPP: no device has any."""
+        raise self._no_ece("query_ece")
+
+    def set_ece(self, ece: object) -> NoReturn:  # noqa: ARG002 (C's argument)
+        """Use the options that the peer has sent, ibv_set_ece(3). EOPNOTSUPP, as for :meth:`query_ece`."""
+        raise self._no_ece("set_ece")
+
+    def _no_ece(self, step: str) -> RdmaError:
+        if self._closed:
+            return self._closed_error(step)
+        return cm_error(errno.EOPNOTSUPP, "the device has no options for queue pairs", step)
+
     # -- states ---------------------------------------------------------------------------------------
 
     def modify(self, attr: QPAttr, mask: int) -> None:
@@ -278,8 +292,8 @@ class QP(Resource):
 
         ``mask``: a :class:`QPAttrMask`. docs/states.md has the attributes that each transition requires
         and allows. EINVAL: the transition, the mask or a value is not allowed, the send queue still drains (SQD to
-        RTS), or the device has no alternate paths (ALT_PATH); EOPNOTSUPP: the device cannot change an optional
-        attribute in this state; ENODEV: the device has been removed.
+        RTS), or the device has no alternate paths (ALT_PATH); ENODATA: the row of ``sgid_index`` is empty; EOPNOTSUPP:
+        the device cannot change an optional attribute in this state; ENODEV: the device has been removed.
         """
         if self._closed:
             raise self._closed_error("modify_qp")

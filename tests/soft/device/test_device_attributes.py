@@ -6,6 +6,7 @@ import errno
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
+from functools import partial
 
 import pytest
 
@@ -15,6 +16,7 @@ from rdmacm.soft.ib.ports import IbDevice
 from rdmacm.testing import Fabric
 from rdmacm.verbs import (
     CQ,
+    MR,
     PD,
     QP,
     SRQ,
@@ -33,6 +35,7 @@ from rdmacm.verbs import (
     PortState,
     QPCap,
     QPInitAttr,
+    ReregMRFlag,
     SrqAttr,
     SrqInitAttr,
 )
@@ -149,7 +152,7 @@ def test_port() -> None:
 
 @pytest.mark.parametrize(
     ("speed", "codes"),
-    [(0, (0, 0)), (1000, (1, 1)), (25_000, (1, 32)), (100_000, (2, 32)), (400_000, (2, 128)), (1_600_000, (4, 128))],
+    [(0, (1, 1)), (1000, (1, 1)), (25_000, (1, 32)), (100_000, (2, 32)), (400_000, (2, 128)), (1_600_000, (4, 128))],
 )
 def test_speed_of_the_link(speed: int, codes: tuple[int, int]) -> None:
     with opened(speed=speed) as context:
@@ -188,6 +191,23 @@ def test_sizes_are_enforced() -> None:
         refused(lambda: SRQ(pd, SrqInitAttr(SrqAttr(1, attr.max_srq_sge + 1))), errno.EINVAL)
         CQ(context, attr.max_cqe).close()
         refused(lambda: CQ(context, attr.max_cqe + 1), errno.EINVAL)
+
+
+@pytest.mark.parametrize("flag", [AccessFlag.ON_DEMAND, AccessFlag.HUGETLB])
+def test_regions_are_not_paged_on_demand(flag: AccessFlag) -> None:
+    with opened() as context, PD(context) as pd:
+        refused(lambda: MR(pd, bytearray(8), flag), errno.EOPNOTSUPP)
+        refused(lambda: MR(pd, bytearray(8), flag | AccessFlag.LOCAL_WRITE), errno.EOPNOTSUPP)
+
+
+def test_access_that_a_region_cannot_have_cannot_be_given_later() -> None:
+    buffer = bytearray(8)
+    with opened() as context, PD(context) as pd, MR(pd, buffer, AccessFlag.LOCAL_WRITE) as mr:
+        for flag in (AccessFlag.FLUSH_PERSISTENT, AccessFlag.ZERO_BASED, AccessFlag.ON_DEMAND, AccessFlag.HUGETLB):
+            code = errno.EINVAL if flag is AccessFlag.FLUSH_PERSISTENT else errno.EOPNOTSUPP
+            refused(partial(mr.rereg, ReregMRFlag.CHANGE_ACCESS, access=flag), code)
+            refused(partial(mr.rereg, ReregMRFlag(7), pd, bytearray(4), access=flag), code)
+            assert (mr.access, mr.length, mr.buf.obj) == (AccessFlag.LOCAL_WRITE, 8, buffer)
 
 
 def test_numbers_are_enforced(pair: Pair) -> None:

@@ -263,6 +263,25 @@ def test_revoked_region_is_read_no_further(pair: Pair) -> None:
     assert state_names(ends.left, ends.right) == ["ERR", "ERR"]
 
 
+@pytest.mark.parametrize("change", ["domain", "buffer", "access", "deregistered"])
+def test_posted_receives_keep_the_memory_of_a_region_that_changes(pair: Pair, change: str) -> None:
+    ends, old, new = Connected(pair), bytearray(8), bytearray(8)
+    inbox, outbox = pair.b.region(old), pair.a.region(b"message!")
+    ends.right.post_recv([RecvWR(7, [sge(inbox)])])
+    if change == "deregistered":
+        inbox.dereg()
+    else:
+        domain, view = object() if change == "domain" else None, memoryview(new) if change == "buffer" else None
+        inbox.rereg(domain, view, AccessFlag(0) if change == "access" else None)
+    ends.left.post_send([SendWR(3, sg=[sge(outbox)])])
+    assert (told(ends.at_right()), told(ends.at_left())) == ([(7, "SUCCESS")], [(3, "SUCCESS")])
+    assert (bytes(old), bytes(new)) == (b"message!", bytes(8))
+    if change in ("domain", "access"):
+        ends.right.post_recv([RecvWR(8, [sge(inbox)])])
+        ends.left.post_send([SendWR(4, sg=[sge(outbox)])])
+        assert (told(ends.at_right()), told(ends.at_left())) == ([(8, "LOC_QP_OP_ERR")], [(4, "REM_OP_ERR")])
+
+
 def bad_element(pair: Pair, wrong: str) -> SGE:
     """A scatter/gather element of host ``a`` that READ may not use."""
     pd = pair.a.pd

@@ -190,8 +190,6 @@ class SoftDevice:
         return any(row.gid.ip == address for row in device.ports[0].gids)
 
     def reg_mr(self, pd: object, view: memoryview, access: AccessFlag) -> SoftMR:
-        if access & AccessFlag.ZERO_BASED:
-            raise cm_error(errno.EOPNOTSUPP, "a region's addresses are those of its buffer", "reg_mr", self.name)
         with self._runtime.lock:
             if len(self._memory) >= self.attr.max_mr:
                 raise cm_error(errno.ENOMEM, f"{self.attr.max_mr} regions are registered", "reg_mr", self.name)

@@ -17,9 +17,12 @@ from typing import TYPE_CHECKING, Any
 from rdmacm.errors import cm_error
 from rdmacm.plainints import (
     ACCESS_FLUSH_PERSISTENT,
+    ACCESS_HUGETLB,
     ACCESS_LOCAL_WRITE,
+    ACCESS_ON_DEMAND,
     ACCESS_REMOTE_ATOMIC,
     ACCESS_REMOTE_WRITE,
+    ACCESS_ZERO_BASED,
 )
 from rdmacm.soft.device.freed import FreedNumbers
 from rdmacm.soft.device.memory_window import Bind, SoftMW, WindowState, may_bind
@@ -38,6 +41,7 @@ __all__ = ["INACCESSIBLE", "MemoryTable", "RemoteMemory", "SoftMR"]
 #: Keys of deregistered regions, and of deallocated windows, that are not given again yet.
 _FREED_KEYS = 1024
 
+_PAGING = ACCESS_ON_DEMAND | ACCESS_HUGETLB
 _WRITES = ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE | ACCESS_REMOTE_ATOMIC
 
 
@@ -49,6 +53,21 @@ def _released_view() -> memoryview:
 
 #: Stands for the buffers of a work request with a wrong key: any access raises ValueError.
 INACCESSIBLE = (_released_view(),)
+
+
+def _check_access(access: int, step: str) -> None:
+    """Refuse what the device lacks, as rdma_rxe does.
+
+    EOPNOTSUPP for ZERO_BASED, ON_DEMAND and HUGETLB; EINVAL for FLUSH_PERSISTENT, as from rdma_rxe for memory that is
+    not persistent: this device knows of none that is.
+    """
+    if access & ACCESS_FLUSH_PERSISTENT:
+        raise cm_error(errno.EINVAL, "the memory is not persistent", step, hint="FLUSH_GLOBAL alone")
+    if access & ACCESS_ZERO_BASED:
+        raise cm_error(errno.EOPNOTSUPP, "a region's addresses are those of its buffer", step)
+    if access & _PAGING:
+        text = "memory is neither paged on demand nor known to be of huge pages"
+        raise cm_error(errno.EOPNOTSUPP, text, step, hint="access without ON_DEMAND and HUGETLB")
 
 
 @cache
@@ -111,6 +130,8 @@ class SoftMR:
     def rereg(self, pd: object | None, view: memoryview | None, access: AccessFlag | None) -> None:
         with self._table.lock:
             self._check_unbound("rereg_mr")
+            if access is not None:
+                _check_access(access, "rereg_mr")
             if pd is not None:
                 self.pd = pd
             if view is not None:
@@ -157,11 +178,9 @@ class MemoryTable:
     def register(self, pd: object, view: memoryview, access: AccessFlag) -> SoftMR:
         """Register the bytes of a view.
 
-        EACCES if it is read-only and ``access`` allows to write it; EINVAL for FLUSH_PERSISTENT, as from rdma_rxe for
-        memory that is not persistent: this device knows of none that is.
+        EACCES if it is read-only and ``access`` allows to write it; also the errors of :func:`_check_access`.
         """
-        if access & ACCESS_FLUSH_PERSISTENT:
-            raise cm_error(errno.EINVAL, "the memory is not persistent", "reg_mr", hint="FLUSH_GLOBAL alone")
+        _check_access(access, "reg_mr")
         if view.readonly and len(view) and access & _WRITES:
             raise cm_error(errno.EACCES, "the buffer is read-only", "reg_mr", hint="a bytearray, or only REMOTE_READ")
         key = 0
