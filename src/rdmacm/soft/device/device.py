@@ -52,6 +52,7 @@ SOFT_DEVICE_ATTR = DeviceAttr(
         | DeviceCapFlag.RC_RNR_NAK_GEN
         | DeviceCapFlag.SRQ_RESIZE
         | DeviceCapFlag.MEM_WINDOW
+        | DeviceCapFlag.MEM_MGT_EXTENSIONS  # programs look here for LOCAL_INV and SEND_WITH_INV
         | DeviceCapFlag.MEM_WINDOW_TYPE_2B
     ),
     max_sge=32,
