@@ -17,10 +17,13 @@ from rdmacm.testing import MemoryNetwork, VirtualClock, memory_provider
 # Assertions in these modules report the compared values, as in tests. Must precede their import.
 pytest.register_assert_rewrite("support.lookups", "support.resolving", "support.world")
 
+from support.examples import EXAMPLES  # noqa: E402
 from support.world import World  # noqa: E402
 
 # A time limit per example fails on a machine that is busy; pytest-timeout ends what hangs.
-settings.register_profile("no deadline", settings.get_profile(settings.get_current_profile_name()), deadline=None)
+settings.register_profile(
+    "no deadline", settings.get_profile(settings.get_current_profile_name()), deadline=None, max_examples=EXAMPLES
+)
 settings.load_profile("no deadline")
 
 

@@ -82,7 +82,7 @@ def forker() -> Iterator[Forker]:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in scenarios.NAMES]
 )
-@pytest.mark.parametrize("family", ON_LOOPBACK)
+@pytest.mark.parametrize("family", ["ipv4", pytest.param("ipv6", marks=pytest.mark.slow)])
 def test_scenario_runs_between_processes(name: str, family: str, forker: Forker) -> None:
     if (name, family) == ("multicast", "ipv6"):
         pytest.skip("the loopback interface has no route to IPv6 groups")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
+import pytest
+
 from rdmacm.enums import AccessFlag, WCStatus
 from rdmacm.proto.engine import RtrAttributes
 from rdmacm.proto.roce.opcodes import HEADER_LENGTH, IS_REQUEST, IS_RESPONSE
@@ -104,6 +106,7 @@ def covers(request: bytes, psn: int) -> bool:
     return (psn - first) & 0xFFFFFF < count
 
 
+@pytest.mark.slow
 @for_each("name", list(NAMES))
 def test_responses_match_linux(name: str) -> None:
     compared = 0
