@@ -245,6 +245,7 @@ class TestWireshark:
                     sealed(ours.pack(), source)[-4:], "big"
                 )
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("at", "trouble"), [(18, "checksum"), (40, "checksum"), (16, "length")], ids=["id", "udp", "length"]
     )

@@ -317,14 +317,14 @@ def run_examples(server_args: list[str], client_args: list[str]) -> tuple[str, s
 
 
 @pytest.mark.parametrize("pair", ["rdma_{}", "rdma_x{}"])
-@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+@pytest.mark.parametrize("address", ["127.0.0.1", pytest.param("::1", marks=pytest.mark.slow)])
 def test_example_programs_exchange_a_message(address: str, pair: str) -> None:
     at_server, at_client = pair.format("server"), pair.format("client")
     outputs = run_examples([at_server, "-s", address], [at_client, "-s", address])
     assert outputs == (f"{at_server}: end\n", f"{at_client}: end\n")
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+@pytest.mark.parametrize("address", ["127.0.0.1", pytest.param("::1", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("size", ["26", "64", "20000"])
 def test_example_rping_pings(address: str, size: str) -> None:
     common = ["-a", address, "-S", size, "-v"]
