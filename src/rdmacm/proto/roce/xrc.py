@@ -231,7 +231,7 @@ class XrcTarget(_XrcEngine):
         if self.operation and srqn != self.srqn:
             return False
         found = self.find_queue(srqn)
-        if found is None:
+        if found is None or self.failed:  # the completion queue of the queue before may have overflowed just now
             return False
         self.srqn = srqn
         self.memory, self.take_shared_receive = found

@@ -149,4 +149,4 @@ class IbDevice:
         )
 
     query_counters = reg_mr = alloc_mw = create_channel = create_async_queue = _refuse
-    create_cq = create_srq = create_qp = _refuse
+    create_cq = create_srq = create_qp = open_xrcd = create_xrc_srq = _refuse
