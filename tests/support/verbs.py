@@ -262,6 +262,7 @@ class RecordingDevice:
         self.attr = attr
         self.num_comp_vectors = 4
         self.default_pds: list[Any] = []
+        self.default_xrcds: list[Any] = []
         self.comp_vectors: list[int] = []
         self.numbers = count(0x11)
         self.living: list[object] = []

@@ -286,6 +286,8 @@ class DeviceBackend(Protocol):
     num_comp_vectors: int
     #: Empty at first. Ids keep the domain here that they share (:class:`rdmacm.verbs.PD`), which refers to the device.
     default_pds: list[Any]
+    #: The same for their XRC domain (:class:`rdmacm.verbs.XRCD`).
+    default_xrcds: list[Any]
 
     def query_counters(self) -> dict[str, int]:
         """The device's counters by name, 0 included; the names are rdma_rxe's or mlx5's for what these count, too."""

@@ -112,6 +112,7 @@ class SoftDevice:
         self.num_comp_vectors = 1
         #: See :class:`rdmacm.verbs.backend.DeviceBackend`.
         self.default_pds: list[Any] = []
+        self.default_xrcds: list[Any] = []
         #: The limits, and the GUIDs.
         self.attr = attr
         self.identify(device)

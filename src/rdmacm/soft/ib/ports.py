@@ -126,6 +126,7 @@ class IbDevice:
         self.num_comp_vectors = 1
         #: See :class:`rdmacm.verbs.backend.DeviceBackend`.
         self.default_pds: list[Any] = []
+        self.default_xrcds: list[Any] = []
         #: It has no queues and no regions. The other limits are for a connection whose queue pair is a driver's.
         self.attr = replace(
             SOFT_DEVICE_ATTR,
