@@ -68,6 +68,8 @@ class SendWork:
     bind: object = None
     #: FLUSH: bytes of the peer's memory, bits of ``PlacementType``, and a value of ``SelectivityLevel``.
     flush: tuple[int, int, int] = (0, 0, 0)
+    #: XRC: the number of the peer's shared receive queue, 24 bits.
+    remote_srqn: int = 0
 
     # The requester sets the following fields when it starts the request. An object is posted only once.
     #: Bytes of the message, of the response to a READ, or that a FLUSH names.

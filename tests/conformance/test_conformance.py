@@ -31,7 +31,7 @@ def _load() -> ModuleType:
 scenarios = _load()
 SCENARIOS = pytest.mark.parametrize("name", scenarios.NAMES)
 #: Slow between processes.
-SLOW = ("datagrams", "extended", "multicast", "resized", "unreliable", "windows")
+SLOW = ("datagrams", "extended", "extended_reliable", "multicast", "resized", "unreliable", "windows")
 ON_A_FABRIC = {"ipv4": ("10.0.0.1", "10.0.0.2"), "ipv6": ("fd00::1", "fd00::2")}
 ON_LOOPBACK = {"ipv4": ("127.0.0.1", "127.0.0.1"), "ipv6": ("::1", "::1")}
 BETWEEN_HOSTS = {"ipv4": ("10.7.0.1", "10.7.0.2"), "ipv6": ("fd07::1", "fd07::2")}

@@ -26,6 +26,7 @@ _MODULES = (
     "fuzz.engines",
     "fuzz.datagrams",
     "fuzz.unreliable",
+    "fuzz.xrc",
     "fuzz.local_peers",
     "fuzz.text",
     "fuzz.devices",

@@ -40,7 +40,7 @@ from rdmacm.verbs import (
     WCOpcode,
     WCStatus,
 )
-from rdmacm.verbs.backend import AsyncEvents, ChannelBackend, CQBackend, SRQBackend
+from rdmacm.verbs.backend import AsyncEvents, ChannelBackend, CQBackend, SRQBackend, XrcSRQBackend
 from rdmacm.verbs.enums import WC
 
 LIMITS = DeviceAttr(
@@ -262,6 +262,7 @@ class RecordingDevice:
         self.attr = attr
         self.num_comp_vectors = 4
         self.default_pds: list[Any] = []
+        self.default_xrcds: list[Any] = []
         self.comp_vectors: list[int] = []
         self.numbers = count(0x11)
         self.living: list[object] = []
@@ -310,14 +311,20 @@ class RecordingDevice:
         self._born(made)
         return made
 
+    def open_xrcd(self, inode: tuple[int, int] | None, create: bool, exclusive: bool) -> object:
+        raise NotImplementedError
+
+    def create_xrc_srq(self, pd: object, attr: SrqAttr, domain: object, cq: CQBackend) -> XrcSRQBackend:
+        raise NotImplementedError
+
     def create_qp(
         self,
         pd: object,
         qp_type: QPType,
         cap: QPCap,
         sq_sig_all: bool,
-        send_cq: CQBackend,
-        recv_cq: CQBackend,
+        send_cq: CQBackend | None,
+        recv_cq: CQBackend | None,
         srq: SRQBackend | None,
     ) -> RecordingQP:
         made = RecordingQP(self, pd, cap, (send_cq, recv_cq, srq))

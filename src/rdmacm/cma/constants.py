@@ -48,11 +48,14 @@ from rdmacm.verbs.enums import (
     SendFlag,
     SendOpsFlag,
     SrqAttrMask,
+    SrqInitAttrMask,
+    SRQType,
     TransportType,
     WCFlag,
     WCOpcode,
     WCStatus,
     WROpcode,
+    XRCDInitAttrMask,
 )
 
 AF_UNSPEC = AddressFamily.UNSPEC
@@ -384,8 +387,16 @@ IBV_PCI_ATOMIC_OPERATION_4_BYTE_SIZE_SUP = 1
 IBV_PCI_ATOMIC_OPERATION_8_BYTE_SIZE_SUP = 1 << 1
 IBV_PCI_ATOMIC_OPERATION_16_BYTE_SIZE_SUP = 1 << 2
 
-#: The type of shared receive queue that rdma_create_srq_ex(3) makes.
-IBV_SRQT_BASIC = 0
+IBV_SRQT_BASIC = SRQType.BASIC
+IBV_SRQT_XRC = SRQType.XRC
+
+IBV_SRQ_INIT_ATTR_TYPE = SrqInitAttrMask.TYPE
+IBV_SRQ_INIT_ATTR_PD = SrqInitAttrMask.PD
+IBV_SRQ_INIT_ATTR_XRCD = SrqInitAttrMask.XRCD
+IBV_SRQ_INIT_ATTR_CQ = SrqInitAttrMask.CQ
+
+IBV_XRCD_INIT_ATTR_FD = XRCDInitAttrMask.FD
+IBV_XRCD_INIT_ATTR_OFLAGS = XRCDInitAttrMask.OFLAGS
 
 IBV_WR_RDMA_WRITE = WROpcode.RDMA_WRITE
 IBV_WR_RDMA_WRITE_WITH_IMM = WROpcode.RDMA_WRITE_WITH_IMM

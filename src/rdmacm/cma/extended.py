@@ -20,15 +20,21 @@ from rdmacm.verbs.device import Context
 from rdmacm.verbs.mw import MW
 from rdmacm.verbs.qp import QP, QPInitAttrEx
 from rdmacm.verbs.qpex import DataBuffer, QPEx
+from rdmacm.verbs.srq import SRQ, SrqInitAttrEx
 from rdmacm.verbs.wr import SGE, MWBindInfo
+from rdmacm.verbs.xrcd import XRCD, XRCDInitAttr
 
 __all__ = [
+    "ibv_close_xrcd",
     "ibv_cq_ex_to_cq",
     "ibv_create_cq_ex",
     "ibv_create_qp_ex",
+    "ibv_create_srq_ex",
     "ibv_end_poll",
+    "ibv_get_srq_num",
     "ibv_is_qpt_supported",
     "ibv_next_poll",
+    "ibv_open_xrcd",
     "ibv_qp_to_qp_ex",
     "ibv_query_device_ex",
     "ibv_query_qp_data_in_order",
@@ -64,6 +70,7 @@ __all__ = [
     "ibv_wr_set_sge",
     "ibv_wr_set_sge_list",
     "ibv_wr_set_ud_addr",
+    "ibv_wr_set_xrc_srqn",
     "ibv_wr_start",
 ]
 
@@ -204,6 +211,34 @@ def ibv_wr_set_inline_data_list(qp: QPEx, num_buf: int, buf_list: Sequence[DataB
 def ibv_wr_set_ud_addr(qp: QPEx, ah: AH, remote_qpn: int, remote_qkey: int) -> None:
     """ibv_wr_set_ud_addr(3)."""
     qp.wr_set_ud_addr(ah, remote_qpn, remote_qkey)
+
+
+def ibv_wr_set_xrc_srqn(qp: QPEx, remote_srqn: int) -> None:
+    """ibv_wr_set_xrc_srqn(3)."""
+    qp.wr_set_xrc_srqn(remote_srqn)
+
+
+# -- XRC domains and shared receive queues --------------------------------------------------------------
+
+
+def ibv_open_xrcd(context: Context, xrcd_init_attr: XRCDInitAttr) -> XRCD:
+    """ibv_open_xrcd(3)."""
+    return XRCD(context, xrcd_init_attr)
+
+
+def ibv_close_xrcd(xrcd: XRCD) -> None:
+    """ibv_close_xrcd(3)."""
+    xrcd.close()
+
+
+def ibv_create_srq_ex(context: Context, srq_init_attr_ex: SrqInitAttrEx) -> SRQ:
+    """ibv_create_srq_ex(3)."""
+    return SRQ(context, srq_init_attr_ex)
+
+
+def ibv_get_srq_num(srq: SRQ) -> int:
+    """ibv_get_srq_num(3)."""
+    return srq.get_srq_num()
 
 
 # -- completion queues ----------------------------------------------------------------------------------

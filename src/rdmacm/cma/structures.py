@@ -44,8 +44,9 @@ from rdmacm.verbs.mw import MW
 from rdmacm.verbs.pd import MR, PD
 from rdmacm.verbs.qp import QP, QPInitAttr, QPInitAttrEx
 from rdmacm.verbs.qpex import DataBuffer, QPEx
-from rdmacm.verbs.srq import SRQ
+from rdmacm.verbs.srq import SRQ, SrqInitAttrEx
 from rdmacm.verbs.wr import SGE, AddressHandle, MemoryRegion, MemoryWindow, MWBind, MWBindInfo, RecvWR, SendWR
+from rdmacm.verbs.xrcd import XRCD, XRCDInitAttr
 
 __all__ = [
     "ibv_ah",
@@ -91,9 +92,12 @@ __all__ = [
     "ibv_srq",
     "ibv_srq_attr",
     "ibv_srq_init_attr",
+    "ibv_srq_init_attr_ex",
     "ibv_tm_caps",
     "ibv_tso_caps",
     "ibv_wc",
+    "ibv_xrcd",
+    "ibv_xrcd_init_attr",
     "rdma_addrinfo",
     "rdma_cm_event",
     "rdma_cm_id",
@@ -178,6 +182,7 @@ ibv_qp = QP
 ibv_qp_ex = QPEx
 ibv_data_buf = DataBuffer
 ibv_srq = SRQ
+ibv_xrcd = XRCD
 ibv_ah = AH
 ibv_grh = GRH
 ibv_async_event = AsyncEvent
@@ -366,6 +371,7 @@ class ibv_qp_init_attr_ex(QPInitAttrEx):
         max_tso_header: int = 0,
         source_qpn: int = 0,
         send_ops_flags: int = 0,
+        xrcd: XRCD | None = None,
     ) -> None:
         super().__init__(
             qp_type,
@@ -381,6 +387,7 @@ class ibv_qp_init_attr_ex(QPInitAttrEx):
             max_tso_header,
             source_qpn,
             send_ops_flags,
+            xrcd,
         )
 
 
@@ -448,6 +455,21 @@ class ibv_srq_init_attr(SrqInitAttr):
 
 
 @dataclass(slots=True)
+class ibv_srq_init_attr_ex(SrqInitAttrEx):
+    """``struct ibv_srq_init_attr_ex``, ibv_create_srq_ex(3) and rdma_create_srq_ex(3)."""
+
+    attr: SrqAttr = field(default_factory=ibv_srq_attr)
+
+
+@dataclass(slots=True)
+class ibv_xrcd_init_attr(XRCDInitAttr):
+    """``struct ibv_xrcd_init_attr``, ibv_open_xrcd(3)."""
+
+    oflags: int = 0
+    fd: int = 0
+
+
+@dataclass(slots=True)
 class ibv_mw_bind_info(MWBindInfo):
     """``struct ibv_mw_bind_info``, ibv_bind_mw(3)."""
 
@@ -505,6 +527,7 @@ class ibv_send_wr(SendWR):
         remote_qkey: int = 0,
         mw: MemoryWindow | None = None,
         bind_info: MWBindInfo | None = None,
+        remote_srqn: int = 0,
     ) -> None:
         super().__init__(
             wr_id,
@@ -525,6 +548,7 @@ class ibv_send_wr(SendWR):
             remote_qkey=remote_qkey,
             mw=mw,
             bind_info=bind_info,
+            remote_srqn=remote_srqn,
         )
         #: The request to post after this one.
         self.next = next
@@ -536,10 +560,10 @@ class ibv_send_wr(SendWR):
 
     @property
     def wr(self) -> Self:
-        """C's union of the operands: this object."""
+        """C's unions of the operands: this object."""
         return self
 
-    rdma = atomic = ud = wr
+    rdma = atomic = ud = qp_type = xrc = wr
 
     @property
     def bind_mw(self) -> Self:

@@ -8,6 +8,7 @@ Objects
     PD, MR, MW               a protection domain, a memory region, a memory window
     CQ, CompChannel          a completion queue, a completion channel
     QP, SRQ                  a queue pair, a shared receive queue
+    XRCD                     an XRC domain
     QPEx, CQEX               a QP that posts by calls, ibv_wr_post(3); a CQ that is read by fields
     AH                       an address handle
     GRH, init_ah_from_wc     the header before a received datagram; the address vector of its sender
@@ -27,6 +28,7 @@ Attributes
                              of QPEx and CQEX
     QPAttr                   ibv_modify_qp(3), ibv_query_qp(3)
     SrqInitAttr, SrqAttr     ibv_create_srq(3), ibv_modify_srq(3), ibv_query_srq(3)
+    SrqInitAttrEx, XRCDInitAttr             ibv_create_srq_ex(3), ibv_open_xrcd(3)
     AHAttr, GlobalRoute      an address vector and its global route, ibv_create_ah(3)
     DeviceAttr, UNLIMITED    ibv_query_device(3); the value of a limit that does not exist
     DeviceAttrEx, ODPCaps, TSOCaps, RSSCaps, PacketPacingCaps, TMCaps, CQModerationCaps, PCIAtomicCaps
@@ -43,6 +45,8 @@ Enumerations, with C's values
     NodeType, TransportType  fields of Device
     QPType, QPState, MigState               fields of QPInitAttr and QPAttr
     QPAttrMask, SrqAttrMask  which attributes modify() sets
+    SRQType, SrqInitAttrMask, XRCDInitAttrMask
+                             fields of SrqInitAttrEx and XRCDInitAttr
     SendOpsFlag, QPInitAttrMask, CqWcFlag, CqInitAttrMask, CqAttrFlag
                              fields of QPInitAttrEx and CqInitAttrEx
     WROpcode, SendFlag, PlacementType, SelectivityLevel
@@ -111,11 +115,14 @@ from rdmacm.verbs.enums import SelectivityLevel as SelectivityLevel
 from rdmacm.verbs.enums import SendFlag as SendFlag
 from rdmacm.verbs.enums import SendOpsFlag as SendOpsFlag
 from rdmacm.verbs.enums import SrqAttrMask as SrqAttrMask
+from rdmacm.verbs.enums import SrqInitAttrMask as SrqInitAttrMask
+from rdmacm.verbs.enums import SRQType as SRQType
 from rdmacm.verbs.enums import TransportType as TransportType
 from rdmacm.verbs.enums import WCFlag as WCFlag
 from rdmacm.verbs.enums import WCOpcode as WCOpcode
 from rdmacm.verbs.enums import WCStatus as WCStatus
 from rdmacm.verbs.enums import WROpcode as WROpcode
+from rdmacm.verbs.enums import XRCDInitAttrMask as XRCDInitAttrMask
 from rdmacm.verbs.mw import MW as MW
 from rdmacm.verbs.pd import MR as MR
 from rdmacm.verbs.pd import PD as PD
@@ -125,6 +132,7 @@ from rdmacm.verbs.qp import QPInitAttrEx as QPInitAttrEx
 from rdmacm.verbs.qpex import DataBuffer as DataBuffer
 from rdmacm.verbs.qpex import QPEx as QPEx
 from rdmacm.verbs.srq import SRQ as SRQ
+from rdmacm.verbs.srq import SrqInitAttrEx as SrqInitAttrEx
 from rdmacm.verbs.wr import SGE as SGE
 from rdmacm.verbs.wr import AddressHandle as AddressHandle
 from rdmacm.verbs.wr import MemoryRegion as MemoryRegion
@@ -134,3 +142,5 @@ from rdmacm.verbs.wr import MWBindInfo as MWBindInfo
 from rdmacm.verbs.wr import RecvWR as RecvWR
 from rdmacm.verbs.wr import SendWR as SendWR
 from rdmacm.verbs.wr import inc_rkey as inc_rkey
+from rdmacm.verbs.xrcd import XRCD as XRCD
+from rdmacm.verbs.xrcd import XRCDInitAttr as XRCDInitAttr

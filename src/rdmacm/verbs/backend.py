@@ -27,6 +27,7 @@ __all__ = [
     "MWBackend",
     "QPBackend",
     "SRQBackend",
+    "XrcSRQBackend",
 ]
 
 
@@ -187,6 +188,13 @@ class SRQBackend(Protocol):
         """Drop its receives without completion. No queue pair uses it any more."""
 
 
+class XrcSRQBackend(SRQBackend, Protocol):
+    """An XRC shared receive queue. Requests to the targets of its domain name it by its number."""
+
+    #: Its number, 24 bits; unique on its device.
+    srq_num: int
+
+
 class QPBackend(Protocol):
     """A queue pair.
 
@@ -278,6 +286,8 @@ class DeviceBackend(Protocol):
     num_comp_vectors: int
     #: Empty at first. Ids keep the domain here that they share (:class:`rdmacm.verbs.PD`), which refers to the device.
     default_pds: list[Any]
+    #: The same for their XRC domain (:class:`rdmacm.verbs.XRCD`).
+    default_xrcds: list[Any]
 
     def query_counters(self) -> dict[str, int]:
         """The device's counters by name, 0 included; the names are rdma_rxe's or mlx5's for what these count, too."""
@@ -310,18 +320,30 @@ class DeviceBackend(Protocol):
     def create_srq(self, pd: object, attr: SrqAttr) -> SRQBackend:
         """A shared receive queue with the sizes in ``attr``, which are within the device's limits."""
 
+    def open_xrcd(self, inode: tuple[int, int] | None, create: bool, exclusive: bool) -> object:
+        """The XRC domain that stands for a file (its device and inode), or a new one for None.
+
+        It lives as long as something refers to it. This and :meth:`create_xrc_srq` are called only if the device has
+        XRC in ``device_cap_flags``. EAGAIN: there is none, and not ``create``; EINVAL: there is one, and ``exclusive``.
+        """
+
+    def create_xrc_srq(self, pd: object, attr: SrqAttr, domain: object, cq: CQBackend) -> XrcSRQBackend:
+        """An XRC shared receive queue, whose receives complete on ``cq``. ``domain`` is from :meth:`open_xrcd`."""
+
     def create_qp(
         self,
         pd: object,
         qp_type: QPType,
         cap: QPCap,
         sq_sig_all: bool,
-        send_cq: CQBackend,
-        recv_cq: CQBackend,
+        send_cq: CQBackend | None,
+        recv_cq: CQBackend | None,
         srq: SRQBackend | None,
     ) -> QPBackend:
         """A queue pair in RESET, with the sizes in ``cap``, which are within the device's limits and stay as they are.
 
-        ``qp_type`` is RC, UC or UD. ``sq_sig_all``: every send request makes a completion. ``srq`` replaces its receive
-        queue, whose sizes are then 0. EOPNOTSUPP: the device lacks the type; ENOMEM: ``max_qp`` queue pairs.
+        ``qp_type`` is RC, UC, UD, XRC_SEND, which has no ``recv_cq``, or XRC_RECV, which has no completion queue and
+        whose ``pd`` is the XRC domain of :meth:`open_xrcd`. ``sq_sig_all``: every send request makes a completion.
+        ``srq`` replaces its receive queue, whose sizes are then 0. EOPNOTSUPP: the device lacks the type; ENOMEM:
+        ``max_qp`` queue pairs.
         """

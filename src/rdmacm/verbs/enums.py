@@ -46,17 +46,20 @@ __all__ = [
     "SelectivityLevel",
     "SendFlag",
     "SendOpsFlag",
+    "SRQType",
     "SrqAttrMask",
+    "SrqInitAttrMask",
     "TransportType",
     "WCFlag",
     "WCOpcode",
     "WCStatus",
     "WROpcode",
+    "XRCDInitAttrMask",
 ]
 
 
 class QPType(IntEnum):
-    """``enum ibv_qp_type``, ibv_create_qp(3). The software devices have RC only."""
+    """``enum ibv_qp_type``, ibv_create_qp(3). The software devices have all but RAW_PACKET and DRIVER."""
 
     RC = 2
     UC = 3
@@ -80,6 +83,31 @@ class SrqAttrMask(IntFlag):
 
     MAX_WR = 1
     LIMIT = 1 << 1
+
+
+class SRQType(IntEnum):
+    """``enum ibv_srq_type``, ibv_create_srq_ex(3). There is no tag matching here (TM)."""
+
+    BASIC = 0
+    XRC = 1
+    TM = 2
+
+
+class SrqInitAttrMask(IntFlag):
+    """``enum ibv_srq_init_attr_mask``, ibv_create_srq_ex(3): fields of a :class:`SrqInitAttrEx`."""
+
+    TYPE = 1
+    PD = 1 << 1
+    XRCD = 1 << 2
+    CQ = 1 << 3
+    TM = 1 << 4
+
+
+class XRCDInitAttrMask(IntFlag):
+    """``enum ibv_xrcd_init_attr_mask``, ibv_open_xrcd(3): fields of a :class:`XRCDInitAttr`."""
+
+    FD = 1
+    OFLAGS = 1 << 1
 
 
 class QPInitAttrMask(IntFlag):

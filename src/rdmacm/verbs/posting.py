@@ -37,7 +37,7 @@ _ALL_PLACEMENTS = int(sum(PlacementType))
 _LEVELS = [int(level) for level in SelectivityLevel]
 
 # The operands that an opcode takes from its request.
-_REMOTE, _IMM, _FETCH, _ATOMIC, _INVALIDATE, _DATAGRAM, _LOCAL, _BIND, _FLUSH = (1 << bit for bit in range(9))
+_REMOTE, _IMM, _FETCH, _ATOMIC, _INVALIDATE, _DATAGRAM, _LOCAL, _BIND, _FLUSH, _SRQN = (1 << bit for bit in range(10))
 _W = WROpcode
 _UC: dict[WROpcode, int] = {
     _W.SEND: 0,
@@ -45,19 +45,20 @@ _UC: dict[WROpcode, int] = {
     _W.RDMA_WRITE: _REMOTE,
     _W.RDMA_WRITE_WITH_IMM: _REMOTE | _IMM,
 }
+_RELIABLE = {
+    **_UC,
+    _W.SEND_WITH_INV: _INVALIDATE,
+    _W.RDMA_READ: _REMOTE | _FETCH,
+    _W.ATOMIC_CMP_AND_SWP: _REMOTE | _FETCH | _ATOMIC,
+    _W.ATOMIC_FETCH_AND_ADD: _REMOTE | _FETCH | _ATOMIC,
+    _W.LOCAL_INV: _LOCAL | _INVALIDATE,
+    _W.BIND_MW: _LOCAL | _BIND,
+}
 #: Type of queue pair → opcode → its operands. A type refuses the opcodes that it lacks.
 REQUIRED_OPERANDS: dict[QPType, dict[WROpcode, int]] = {
-    QPType.RC: {
-        **_UC,
-        _W.SEND_WITH_INV: _INVALIDATE,
-        _W.RDMA_READ: _REMOTE | _FETCH,
-        _W.ATOMIC_CMP_AND_SWP: _REMOTE | _FETCH | _ATOMIC,
-        _W.ATOMIC_FETCH_AND_ADD: _REMOTE | _FETCH | _ATOMIC,
-        _W.LOCAL_INV: _LOCAL | _INVALIDATE,
-        _W.BIND_MW: _LOCAL | _BIND,
-        _W.FLUSH: _REMOTE | _FLUSH,
-        _W.ATOMIC_WRITE: _REMOTE | _ATOMIC,
-    },
+    QPType.RC: {**_RELIABLE, _W.FLUSH: _REMOTE | _FLUSH, _W.ATOMIC_WRITE: _REMOTE | _ATOMIC},
+    QPType.XRC_SEND: {opcode: bits if bits & _LOCAL else bits | _SRQN for opcode, bits in _RELIABLE.items()},
+    QPType.XRC_RECV: {},
     QPType.UC: _UC,
     QPType.UD: {_W.SEND: _DATAGRAM, _W.SEND_WITH_IMM: _DATAGRAM | _IMM},
 }
@@ -71,7 +72,7 @@ _OPERANDS_BY_CODE = {
 #: The other numbers of a send request.
 _NUMBERS = (
     *("send_flags", "remote_addr", "rkey", "compare_add", "swap", "imm_data", "invalidate_rkey"),
-    *("flush_length", "flush_type", "flush_level", "remote_qpn", "remote_qkey"),
+    *("flush_length", "flush_type", "flush_level", "remote_qpn", "remote_qkey", "remote_srqn"),
 )
 
 
@@ -80,7 +81,7 @@ class SendRules:
 
     __slots__ = ("_max_inline", "_max_sge", "_operands", "_pd", "_qp_type", "max_message")
 
-    def __init__(self, qp_type: QPType, pd: PD, max_sge: int, max_inline: int, max_message: int) -> None:
+    def __init__(self, qp_type: QPType, pd: PD | None, max_sge: int, max_inline: int, max_message: int) -> None:
         self._qp_type = qp_type
         self._pd = pd
         self._max_sge = max_sge
@@ -156,6 +157,8 @@ class SendRules:
             raise _refused(wr, f"imm_data {wr.imm_data:#x} has more than 32 bits")
         if operands & _INVALIDATE and not 0 <= index(wr.invalidate_rkey) < 1 << 32:
             raise _refused(wr, f"invalidate_rkey {wr.invalidate_rkey:#x} has more than 32 bits")
+        if operands & _SRQN and not 0 <= index(wr.remote_srqn) < 1 << 24:
+            raise _refused(wr, f"remote_srqn {wr.remote_srqn:#x} has more than 24 bits")
         if operands & _DATAGRAM:
             self._check_datagram(wr)
         if operands & _LOCAL:

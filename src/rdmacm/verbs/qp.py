@@ -25,6 +25,7 @@ from rdmacm.verbs.enums import (
     QPInitAttrMask,
     QPState,
     QPType,
+    SRQType,
     WROpcode,
 )
 from rdmacm.verbs.mw import MW
@@ -34,13 +35,15 @@ from rdmacm.verbs.qpstate import RECV_STATES, SEND_STATES, find_fault, states_be
 from rdmacm.verbs.resource import Resource
 from rdmacm.verbs.srq import SRQ
 from rdmacm.verbs.wr import MWBind, MWBindInfo, RecvWR, SendWR
+from rdmacm.verbs.xrcd import XRCD, check_xrc
 
 __all__ = ["QP", "QPInitAttr", "QPInitAttrEx"]
 
-_EXTENDED = QPInitAttrMask.PD | QPInitAttrMask.CREATE_FLAGS | QPInitAttrMask.SEND_OPS_FLAGS
+_EXTENDED = QPInitAttrMask.PD | QPInitAttrMask.XRCD | QPInitAttrMask.CREATE_FLAGS | QPInitAttrMask.SEND_OPS_FLAGS
 #: By state.
 _MAY_SEND = [state in SEND_STATES for state in QPState]
 _MAY_RECV = [state in RECV_STATES for state in QPState]
+_XRC = (QPType.XRC_SEND, QPType.XRC_RECV)
 _TO_ERROR = QPAttr(qp_state=QPState.ERR)
 
 
@@ -48,12 +51,13 @@ _TO_ERROR = QPAttr(qp_state=QPState.ERR)
 class QPInitAttr:
     """``struct ibv_qp_init_attr``, ibv_create_qp(3). A field has C's name unless its description gives another.
 
-    - ``qp_type``: RC, UC or UD.
+    - ``qp_type``: RC, UC, UD, XRC_SEND, or with a :class:`QPInitAttrEx` XRC_RECV.
     - ``qp_context``: the user's own object.
     - ``scq``: ``send_cq``: where sends complete. If None, :meth:`rdmacm.CmId.create_qp` makes one; :class:`QP` raises
       EINVAL.
     - ``rcq``: ``recv_cq``: where receives complete; None as for :attr:`scq`.
-    - ``srq``: the shared receive queue to take receives from; None for a receive queue of its own.
+    - ``srq``: the shared receive queue to take receives from; None for a receive queue of its own. XRC_SEND has no
+      receives, and XRC_RECV has no queues: what they lack is ignored.
     - ``cap``: the sizes of its queues.
     - ``sq_sig_all``: whether every send makes a completion, with or without ``SendFlag.SIGNALED``.
     """
@@ -82,7 +86,8 @@ class QPInitAttrEx(QPInitAttr):
     A field counts if it is set, whether or not ``comp_mask`` names it.
 
     - ``comp_mask``: a :class:`QPInitAttrMask`. EOPNOTSUPP: attributes that are not here.
-    - ``pd``: the protection domain, if the queue pair is made from a :class:`Context`.
+    - ``pd``: the protection domain, if the queue pair is made from a :class:`Context`; XRC_RECV has none.
+    - ``xrcd``: XRC_RECV: its XRC domain.
     - ``create_flags``, ``max_tso_header``, ``source_qpn``: 0; others are EOPNOTSUPP.
     - ``send_ops_flags``: a :class:`SendOpsFlag`: the operations that are used. 0 is every operation of the type.
     """
@@ -93,6 +98,7 @@ class QPInitAttrEx(QPInitAttr):
     max_tso_header: int = 0
     source_qpn: int = 0
     send_ops_flags: int = 0
+    xrcd: XRCD | None = None
 
     def copy(self) -> QPInitAttrEx:
         """A copy, also of ``cap``."""
@@ -112,6 +118,7 @@ class QPInitAttrEx(QPInitAttr):
             self.max_tso_header,
             self.source_qpn,
             self.send_ops_flags,
+            self.xrcd,
         )
 
     def _check(self) -> None:
@@ -127,18 +134,21 @@ class QPInitAttrEx(QPInitAttr):
 class QP(Resource):
     """A queue pair, ``struct ibv_qp``; it begins in RESET.
 
-    ``creator``: a :class:`PD`, or a :class:`Context` and a :class:`QPInitAttrEx` with ``pd``. ``qp_attr``: move a
+    ``creator``: a :class:`PD`, or a :class:`Context` and a :class:`QPInitAttrEx` with ``pd``; for XRC_RECV a
+    :class:`Context` and a :class:`QPInitAttrEx` with ``xrcd``. ``qp_attr``: move a
     datagram queue pair to RTS with these attributes, others to INIT. ``init_attr`` is copied. With a shared receive
     queue its ``max_recv_wr`` and ``max_recv_sge`` are ignored. EINVAL: no completion queues, no protection domain,
-    sizes beyond the device's, or parts of different devices; EOPNOTSUPP: a type that is not RC, UC or UD, or that the
+    sizes beyond the device's, or parts of different devices; EOPNOTSUPP: a type that this package or the
     device lacks; ENOMEM: too many queue pairs.
     """
 
     __slots__ = {
-        "pd": "Its protection domain.",
-        "qp_type": "The :class:`QPType`: RC, UC or UD.",
+        "pd": "Its protection domain; None for XRC_RECV, as C's NULL.",
+        "xrcd": "XRC_RECV: its XRC domain; else None.",
+        "qp_type": "The :class:`QPType`.",
         "qp_num": "Its number, 24 bits.",
         "backend": "The provider's object (:mod:`rdmacm.verbs.backend`).",
+        "_context": "The open device that it was made from.",
         "_init_attr": "What it was made with.",
         "_max_recv_sge": "Elements in a receive.",
         "_event_owner": "The owner of its events, which refers to it weakly.",
@@ -151,38 +161,31 @@ class QP(Resource):
         self._closed = True
         if type(init_attr) is not QPInitAttr:
             check_kind("init_attr", init_attr, QPInitAttr, "create_qp")
-        pd = _domain(creator, init_attr)
-        context = pd.context
-        device = context.backend
         attr = self._init_attr = init_attr.copy()
-        scq, rcq, srq = attr.scq, attr.rcq, attr.srq
-        attr.qp_type = member(QPType, attr.qp_type, "qp_type", "create_qp")
+        attr.qp_type = self.qp_type = member(QPType, attr.qp_type, "qp_type", "create_qp")
         if attr.qp_type not in REQUIRED_OPERANDS:
-            raise cm_error(
-                errno.EOPNOTSUPP, f"no queue pairs of type {attr.qp_type.name}", "create_qp", hint="RC, UC or UD"
-            )
-        if scq is None or rcq is None:
-            raise cm_error(errno.EINVAL, "a queue pair needs two completion queues", "create_qp", hint="scq and rcq")
-        try:
-            for other in (scq.context, rcq.context, context if srq is None else srq.pd.context):
-                if other is not context and other.backend is not device:
-                    raise cm_error(errno.EINVAL, "its parts are of different devices", "create_qp")
-        except AttributeError:
-            check_kind("scq", scq, CQ, "create_qp")
-            check_kind("rcq", rcq, CQ, "create_qp")
-            check_kind("srq", srq, SRQ, "create_qp")
-            raise
-        check_caps(attr.cap, device.attr, with_receives=srq is None)
-        if srq is not None:
+            raise cm_error(errno.EOPNOTSUPP, f"no queue pairs of type {attr.qp_type.name}", "create_qp")
+        domain = _domain(creator, init_attr, self.qp_type)
+        # Typed as a PD, because a queue pair of any other type than XRC_RECV has one.
+        pd = domain if isinstance(domain, PD) else None
+        self.pd: PD = pd  # type: ignore[assignment]
+        xrcd = self.xrcd = domain if isinstance(domain, XRCD) else None
+        context = self._context = domain.context
+        device = context.backend
+        scq, rcq, srq = _check_queues(attr, context)
+        check_caps(attr.cap, device.attr, with_receives=rcq is not None and srq is None)
+        if rcq is None or srq is not None:
             attr.cap.max_recv_wr = attr.cap.max_recv_sge = 0
-        self.pd = pd
-        self.qp_type = attr.qp_type
-        needs: tuple[Resource, ...] = (pd, scq) if rcq is scq else (pd, scq, rcq)
-        if srq is not None:
-            needs = *needs, srq
-        queues = scq.backend, rcq.backend, None if srq is None else srq.backend
+        parts = (domain, scq) if rcq is scq else (domain, scq, rcq)
+        needs = tuple(part for part in (*parts, srq) if part is not None)
+        queues = (
+            None if scq is None else scq.backend,
+            None if rcq is None else rcq.backend,
+            None if srq is None else srq.backend,
+        )
+        key = pd if xrcd is None else xrcd.backend
         self.backend: QPBackend = self._make(
-            "create_qp", needs, lambda: device.create_qp(pd, attr.qp_type, attr.cap, attr.sq_sig_all, *queues)
+            "create_qp", needs, lambda: device.create_qp(key, attr.qp_type, attr.cap, attr.sq_sig_all, *queues)
         )
         self._event_owner = self.backend.async_events = EventOwner(self)
         self.qp_num = self.backend.qp_num
@@ -201,7 +204,7 @@ class QP(Resource):
     @property
     def context(self) -> Context:
         """The open device that it was made from."""
-        return self.pd.context
+        return self._context
 
     @property
     def state(self) -> QPState:
@@ -307,10 +310,10 @@ class QP(Resource):
         fault = find_fault(self.qp_type, state, after, chosen)
         if fault is not None:
             raise cm_error(errno.EINVAL, fault, "modify_qp")
-        check_values(self.pd.context, attr, chosen)
+        check_values(self._context, attr, chosen)
         self.backend.modify(attr, chosen)
         if self.qp_type is QPType.UD and bits & QP_PORT:
-            port = self.pd.context.query_port(attr.port_num)
+            port = self._context.query_port(attr.port_num)
             self._send_rules.max_message = (port.active_mtu or port.max_mtu).bytes
 
     def to_init(self, attr: QPAttr) -> None:
@@ -457,19 +460,30 @@ class QP(Resource):
 
     def _destroy(self) -> None:
         self.backend.destroy()
-        self.pd.context._forget_events(self._event_owner)
+        self._context._forget_events(self._event_owner)
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else self.backend.state.name
         return f"<QP {self.qp_type.name} 0x{self.qp_num:x} {state}>"
 
 
-def _domain(creator: PD | Context, init_attr: QPInitAttr) -> PD:
-    """The protection domain that a queue pair is made in."""
-    pd = None
+def _domain(creator: PD | Context, init_attr: QPInitAttr, qp_type: QPType) -> PD | XRCD:
+    """The protection domain or, of an XRC_RECV, the XRC domain that a queue pair is made in."""
+    pd = xrcd = None
     if isinstance(init_attr, QPInitAttrEx):
         init_attr._check()
-        pd = init_attr.pd
+        pd, xrcd = init_attr.pd, init_attr.xrcd
+    if qp_type in _XRC:
+        context = creator.context if isinstance(creator, PD) else creator
+        check_kind("creator", context, Context, "create_qp")
+        check_xrc(context, f"queue pairs of type {qp_type.name}", "create_qp")
+    if qp_type is QPType.XRC_RECV:
+        if not isinstance(xrcd, XRCD):
+            text = "a queue pair of type XRC_RECV needs an XRC domain"
+            raise cm_error(errno.EINVAL, text, "create_qp", hint="QPInitAttrEx(xrcd=XRCD(context))")
+        if context.backend is not xrcd.context.backend:
+            raise cm_error(errno.EINVAL, "its parts are of different devices", "create_qp")
+        return xrcd
     if not isinstance(creator, PD):
         check_kind("creator", creator, Context, "create_qp")
         if pd is None or pd.context.backend is not creator.backend:
@@ -479,3 +493,33 @@ def _domain(creator: PD | Context, init_attr: QPInitAttr) -> PD:
     if pd is not None and pd is not creator:
         raise cm_error(errno.EINVAL, "init_attr.pd is another protection domain", "create_qp")
     return creator
+
+
+def _check_queues(attr: QPInitAttr, context: Context) -> tuple[CQ | None, CQ | None, SRQ | None]:
+    """The queues that a queue pair uses: all that its type has. The others are taken out of ``attr``."""
+    qp_type = attr.qp_type
+    if qp_type in _XRC:
+        attr.rcq = attr.srq = None
+        if qp_type is QPType.XRC_RECV:
+            attr.scq = None
+            attr.cap = QPCap(0, 0, 0, 0, 0)
+            return None, None, None
+        if attr.scq is None:
+            raise cm_error(errno.EINVAL, "a queue pair needs a completion queue", "create_qp", hint="scq")
+    elif attr.scq is None or attr.rcq is None:
+        raise cm_error(errno.EINVAL, "a queue pair needs two completion queues", "create_qp", hint="scq and rcq")
+    scq, rcq, srq = attr.scq, attr.rcq, attr.srq
+    device = context.backend
+    try:
+        for other in (scq, rcq, srq):
+            if other is not None and other.context is not context and other.context.backend is not device:
+                raise cm_error(errno.EINVAL, "its parts are of different devices", "create_qp")
+    except AttributeError:
+        check_kind("scq", scq, CQ, "create_qp")
+        check_kind("rcq", rcq, CQ, "create_qp")
+        check_kind("srq", srq, SRQ, "create_qp")
+        raise
+    if srq is not None and srq.srq_type is not SRQType.BASIC:
+        text = "a shared receive queue of type XRC is for queue pairs of type XRC_RECV"
+        raise cm_error(errno.EINVAL, text, "create_qp")
+    return scq, rcq, srq

@@ -235,6 +235,10 @@ class QPEx(QP):
         """Set the destination of a datagram."""
         self._last("wr_set_ud_addr").set_wr_ud(ah, remote_qpn, remote_qkey)
 
+    def wr_set_xrc_srqn(self, remote_srqn: int) -> None:
+        """Set the number of the peer's shared receive queue, on a queue pair of type XRC_SEND."""
+        self._last("wr_set_xrc_srqn").set_qp_type_xrc(remote_srqn)
+
     def _set_inline(self, step: str, buffers: Sequence[DataBuffer]) -> None:
         wr = self._last(step)
         data = b"".join(_first(each.length, byte_view(each.addr), "length") for each in buffers)

@@ -31,6 +31,7 @@ __all__ = ["RECV_STATES", "SEND_STATES", "TRANSITIONS", "Needs", "find_fault", "
 
 _S, _M = QPState, QPAttrMask
 RC, UC, UD = QPType.RC, QPType.UC, QPType.UD
+XRC_SEND, XRC_RECV = QPType.XRC_SEND, QPType.XRC_RECV
 NONE = QPAttrMask(0)
 
 
@@ -52,11 +53,13 @@ _RELIABLE_IN = _M.MAX_DEST_RD_ATOMIC | _M.MIN_RNR_TIMER
 _RELIABLE_OUT = _M.TIMEOUT | _M.RETRY_CNT | _M.RNR_RETRY | _M.MAX_QP_RD_ATOMIC
 _PATHS = _M.ALT_PATH | _M.PATH_MIG_STATE
 
-_ANY = {RC: Needs(), UC: Needs(), UD: Needs()}
+_ANY = {RC: Needs(), UC: Needs(), UD: Needs(), XRC_SEND: Needs(), XRC_RECV: Needs()}
 _RUNNING = {
     RC: Needs(optional=_M.CUR_STATE | _M.ACCESS_FLAGS | _M.MIN_RNR_TIMER | _PATHS),
     UC: Needs(optional=_M.CUR_STATE | _M.ACCESS_FLAGS | _PATHS),
     UD: Needs(optional=_M.CUR_STATE | _M.QKEY),
+    XRC_SEND: Needs(optional=_M.CUR_STATE | _M.ACCESS_FLAGS | _PATHS),
+    XRC_RECV: Needs(optional=_M.CUR_STATE | _M.ACCESS_FLAGS | _M.MIN_RNR_TIMER | _PATHS),
 }
 
 #: (state, next state) → type → attributes.
@@ -65,24 +68,32 @@ TRANSITIONS: dict[tuple[QPState, QPState], dict[QPType, Needs]] = {
         RC: Needs(_ADDRESSED | _M.ACCESS_FLAGS),
         UC: Needs(_ADDRESSED | _M.ACCESS_FLAGS),
         UD: Needs(_ADDRESSED | _M.QKEY),
+        XRC_SEND: Needs(_ADDRESSED | _M.ACCESS_FLAGS),
+        XRC_RECV: Needs(_ADDRESSED | _M.ACCESS_FLAGS),
     },
     (_S.INIT, _S.INIT): {
         RC: Needs(optional=_ADDRESSED | _M.ACCESS_FLAGS),
         UC: Needs(optional=_ADDRESSED | _M.ACCESS_FLAGS),
         UD: Needs(optional=_ADDRESSED | _M.QKEY),
+        XRC_SEND: Needs(optional=_ADDRESSED | _M.ACCESS_FLAGS),
+        XRC_RECV: Needs(optional=_ADDRESSED | _M.ACCESS_FLAGS),
     },
     (_S.INIT, _S.RTR): {
         RC: Needs(_CONNECTED | _RELIABLE_IN, _M.ALT_PATH | _M.ACCESS_FLAGS | _M.PKEY_INDEX),
         UC: Needs(_CONNECTED, _M.ALT_PATH | _M.ACCESS_FLAGS | _M.PKEY_INDEX),
         UD: Needs(optional=_M.PKEY_INDEX | _M.QKEY),
+        XRC_SEND: Needs(_CONNECTED, _M.ALT_PATH | _M.ACCESS_FLAGS | _M.PKEY_INDEX),
+        XRC_RECV: Needs(_CONNECTED | _RELIABLE_IN, _M.ALT_PATH | _M.ACCESS_FLAGS | _M.PKEY_INDEX),
     },
     (_S.RTR, _S.RTS): {
         RC: Needs(_M.SQ_PSN | _RELIABLE_OUT, _RUNNING[RC].optional),
         UC: Needs(_M.SQ_PSN, _RUNNING[UC].optional),
         UD: Needs(_M.SQ_PSN, _RUNNING[UD].optional),
+        XRC_SEND: Needs(_M.SQ_PSN | _RELIABLE_OUT, _RUNNING[XRC_SEND].optional),
+        XRC_RECV: Needs(_M.SQ_PSN | _M.TIMEOUT, _RUNNING[XRC_RECV].optional),
     },
     (_S.RTS, _S.RTS): _RUNNING,
-    (_S.RTS, _S.SQD): dict.fromkeys((RC, UC, UD), Needs(optional=_M.EN_SQD_ASYNC_NOTIFY)),
+    (_S.RTS, _S.SQD): dict.fromkeys(_ANY, Needs(optional=_M.EN_SQD_ASYNC_NOTIFY)),
     (_S.SQD, _S.RTS): _RUNNING,
     (_S.SQD, _S.SQD): {
         RC: Needs(
@@ -96,6 +107,16 @@ TRANSITIONS: dict[tuple[QPState, QPState], dict[QPType, Needs]] = {
         ),
         UC: Needs(optional=_M.PKEY_INDEX | _M.AV | _M.ACCESS_FLAGS | _PATHS),
         UD: Needs(optional=_M.PKEY_INDEX | _M.QKEY),
+        XRC_SEND: Needs(optional=_ADDRESSED | _M.AV | _RELIABLE_OUT | _M.ACCESS_FLAGS | _PATHS),
+        XRC_RECV: Needs(
+            optional=_ADDRESSED
+            | _M.AV
+            | _M.TIMEOUT
+            | _M.MAX_DEST_RD_ATOMIC
+            | _M.MIN_RNR_TIMER
+            | _M.ACCESS_FLAGS
+            | _PATHS
+        ),
     },
     (_S.SQE, _S.RTS): {
         UC: Needs(optional=_M.CUR_STATE | _M.ACCESS_FLAGS),

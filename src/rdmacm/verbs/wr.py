@@ -124,6 +124,7 @@ class SendWR:
       :class:`~rdmacm.verbs.SelectivityLevel`.
     - ``ah``, ``remote_qpn``, ``remote_qkey``: ``wr.ud``: a datagram's destination, with its queue pair number (24 bits)
       and Q_Key (32 bits).
+    - ``remote_srqn``: ``qp_type.xrc``: XRC_SEND: the number of the peer's shared receive queue (24 bits).
     """
 
     __slots__ = (
@@ -140,6 +141,7 @@ class SendWR:
         "remote_addr",
         "remote_qkey",
         "remote_qpn",
+        "remote_srqn",
         "rkey",
         "send_flags",
         "sg",
@@ -168,6 +170,7 @@ class SendWR:
         remote_qkey: int = 0,
         mw: MemoryWindow | None = None,
         bind_info: MWBindInfo | None = None,
+        remote_srqn: int = 0,
     ) -> None:
         self.wr_id = wr_id
         self.opcode = opcode
@@ -187,6 +190,7 @@ class SendWR:
         self.remote_qkey = remote_qkey
         self.mw = mw
         self.bind_info = bind_info
+        self.remote_srqn = remote_srqn
 
     def set_wr_rdma(self, rkey: int, addr: int) -> None:
         """Set the peer's memory of an RDMA READ or WRITE."""
@@ -204,6 +208,10 @@ class SendWR:
     def set_wr_ud(self, ah: AddressHandle, rqpn: int, rqkey: int) -> None:
         """Set the destination of a datagram."""
         self.ah, self.remote_qpn, self.remote_qkey = ah, rqpn, rqkey
+
+    def set_qp_type_xrc(self, remote_srqn: int) -> None:
+        """Set the number of the peer's shared receive queue, on a queue pair of type XRC_SEND."""
+        self.remote_srqn = remote_srqn
 
     def set_bind_wr(self, mw: MemoryWindow, bind_info: MWBindInfo, rkey: int | None = None) -> None:
         """Set the window to bind, what to bind it to, and its new key; None for the next one (:func:`inc_rkey`)."""

@@ -217,9 +217,9 @@ def test_child_may_not_use_the_parents_queue_pairs(pair: Pair) -> None:
     assert len(pair.net.sent) == sent
 
 
-def test_only_rc_uc_and_ud_are_supported(pair: Pair) -> None:
+def test_raw_packets_are_not_supported(pair: Pair) -> None:
     with refused(errno.EOPNOTSUPP):
-        pair.a.device.create_qp(1, QPType.XRC_SEND, QPCap(), False, pair.a.cq(), pair.a.cq(), None)
+        pair.a.device.create_qp(1, QPType.RAW_PACKET, QPCap(), False, pair.a.cq(), pair.a.cq(), None)
 
 
 # -- shared receive queues --------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ __all__ = [
     "RETH",
     "RNR_TIMER_SECONDS",
     "ROCE_PORT",
+    "XRCETH",
     "AethType",
     "AtomicAckETH",
     "AtomicETH",
@@ -53,6 +54,7 @@ MULTICAST_QPN = 0xFFFFFF
 
 # The fields of a BTH: opcode; SE, M, PadCnt, TVer; P_Key; FECN, BECN, reserved, destination QPN; A, reserved, PSN.
 BTH_STRUCT = struct.Struct("!BBHII")
+XRCETH_STRUCT = struct.Struct("!I")
 DETH_STRUCT = struct.Struct("!II")
 BTH_DETH_STRUCT = struct.Struct("!BBHIIII")
 FETH_STRUCT = struct.Struct("!I")
@@ -141,6 +143,26 @@ class BTH:
     def replace(self, **changes: object) -> BTH:
         """A copy with some fields changed."""
         return replace(self, **changes)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class XRCETH:
+    """XRC extended transport header, 4 bytes (InfiniBand Architecture, annex A14): a shared receive queue's number."""
+
+    srqn: int
+    resv8: int = 0
+
+    def pack(self) -> bytes:
+        """The 4 bytes on the wire."""
+        _check(self, srqn=24, resv8=8)
+        return XRCETH_STRUCT.pack(self.resv8 << 24 | self.srqn)
+
+    @classmethod
+    def unpack(cls, data: Buffer) -> XRCETH:
+        """The header at the start of ``data``."""
+        _check_length(data, 4, "XRCETH")
+        (word,) = XRCETH_STRUCT.unpack_from(data)
+        return cls(word & _QPN_MASK, word >> 24)
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,10 +433,11 @@ class IETH:
         return cls(*IETH_STRUCT.unpack_from(data))
 
 
-_Extended: TypeAlias = DETH | FETH | RETH | AtomicETH | AETH | AtomicAckETH | ImmDt | IETH
+_Extended: TypeAlias = XRCETH | DETH | FETH | RETH | AtomicETH | AETH | AtomicAckETH | ImmDt | IETH
 
 #: The field in a RocePacket and the class of each extended header.
 _FIELDS: dict[ExtendedHeader, tuple[str, type[_Extended]]] = {
+    ExtendedHeader.XRCETH: ("xrceth", XRCETH),
     ExtendedHeader.DETH: ("deth", DETH),
     ExtendedHeader.FETH: ("feth", FETH),
     ExtendedHeader.RETH: ("reth", RETH),
@@ -458,6 +481,7 @@ class RocePacket:
     atomic_ack_eth: AtomicAckETH | None = None
     imm_dt: ImmDt | None = None
     ieth: IETH | None = None
+    xrceth: XRCETH | None = None
     payload: Buffer = field(default=b"", hash=False)
 
     def pack(self) -> bytes:

@@ -15,6 +15,7 @@ from rdmacm.soft.counters import hw_counters
 from rdmacm.soft.device.async_events import SoftAsyncQueue
 from rdmacm.soft.device.completion import SoftChannel, SoftCQ
 from rdmacm.soft.device.datagram_queue_pair import SoftUdQP
+from rdmacm.soft.device.extended_queue_pair import SoftXrcRecvQP, SoftXrcSendQP, SoftXrcSRQ, XrcDomain
 from rdmacm.soft.device.groups import MAX_GROUP_QPS, MAX_GROUPS
 from rdmacm.soft.device.memory import MemoryTable, SoftMR
 from rdmacm.soft.device.memory_window import SoftMW
@@ -53,6 +54,7 @@ SOFT_DEVICE_ATTR = DeviceAttr(
         | DeviceCapFlag.SRQ_RESIZE
         | DeviceCapFlag.MEM_WINDOW
         | DeviceCapFlag.MEM_MGT_EXTENSIONS  # programs look here for LOCAL_INV and SEND_WITH_INV
+        | DeviceCapFlag.XRC
         | DeviceCapFlag.MEM_WINDOW_TYPE_2B
     ),
     max_sge=32,
@@ -110,6 +112,7 @@ class SoftDevice:
         self.num_comp_vectors = 1
         #: See :class:`rdmacm.verbs.backend.DeviceBackend`.
         self.default_pds: list[Any] = []
+        self.default_xrcds: list[Any] = []
         #: The limits, and the GUIDs.
         self.attr = attr
         self.identify(device)
@@ -133,6 +136,9 @@ class SoftDevice:
             self._is_own,
             self._ifindex,
         )
+        #: The XRC shared receive queues, by number, and the XRC domains that stand for a file, by device and inode.
+        self._xrc_queues: dict[int, SoftXrcSRQ] = {}
+        self._xrc_domains: weakref.WeakValueDictionary[tuple[int, int], XrcDomain] = weakref.WeakValueDictionary()
         #: How often its port went down.
         self._link_downed = 0
 
@@ -218,24 +224,49 @@ class SoftDevice:
     def create_srq(self, pd: object, attr: SrqAttr) -> SoftSRQ:
         return SoftSRQ(self._mux, self._memory, pd, attr)
 
+    def open_xrcd(self, inode: tuple[int, int] | None, create: bool, exclusive: bool) -> XrcDomain:
+        with self._runtime.lock:
+            domain = self._xrc_domains.get(inode) if inode is not None else None
+            if domain is None:
+                if not create:
+                    text = "no domain stands for the file"
+                    raise cm_error(errno.EAGAIN, text, "open_xrcd", self.name, "oflags=os.O_CREAT")
+                domain = XrcDomain(self._xrc_queues)
+                if inode is not None:
+                    self._xrc_domains[inode] = domain
+            elif exclusive:
+                raise cm_error(errno.EINVAL, "a domain stands for the file already", "open_xrcd", self.name)
+            return domain
+
+    def create_xrc_srq(self, pd: object, attr: SrqAttr, domain: object, cq: CQBackend) -> SoftXrcSRQ:
+        assert isinstance(domain, XrcDomain)
+        assert isinstance(cq, SoftCQ)
+        with self._runtime.lock:
+            return SoftXrcSRQ(self._mux, self._memory, pd, attr, domain, cq)
+
     def create_qp(
         self,
         pd: object,
         qp_type: QPType,
         cap: QPCap,
         sq_sig_all: bool,
-        send_cq: CQBackend,
-        recv_cq: CQBackend,
+        send_cq: CQBackend | None,
+        recv_cq: CQBackend | None,
         srq: SRQBackend | None,
     ) -> SoftQP | SoftUdQP:
-        """Make a queue pair; EOPNOTSUPP for a type other than RC, UC and UD, ENOMEM when there are too many."""
+        """Make a queue pair; EOPNOTSUPP for a type that the device lacks, ENOMEM when there are too many."""
         kind = _QUEUE_PAIRS.get(qp_type)
-        if kind is None:
+        if kind is None and qp_type not in (QPType.XRC_SEND, QPType.XRC_RECV):
             raise cm_error(errno.EOPNOTSUPP, f"no queue pairs of type {qp_type.name}", "create_qp", self.name)
-        assert isinstance(send_cq, SoftCQ)
-        assert isinstance(recv_cq, SoftCQ)
         assert srq is None or isinstance(srq, SoftSRQ)
         with self._runtime.lock:
             if len(self._mux) >= self.attr.max_qp:
                 raise cm_error(errno.ENOMEM, f"{self.attr.max_qp} queue pairs are in use", "create_qp", self.name)
+            if qp_type is QPType.XRC_RECV:
+                assert isinstance(pd, XrcDomain)
+                return SoftXrcRecvQP(self._parts, pd, cap)
+            assert isinstance(send_cq, SoftCQ)
+            if kind is None:
+                return SoftXrcSendQP(self._parts, pd, cap, sq_sig_all, send_cq)
+            assert isinstance(recv_cq, SoftCQ)
             return kind(self._parts, pd, cap, sq_sig_all, send_cq, recv_cq, srq)

@@ -234,6 +234,10 @@ class WorkQueues(Generic[E]):
     def _reset(self) -> None:
         """Forget everything posted, and the completions that were not polled."""
         self._enter_reset()
+        self._drop_completions()
+
+    def _drop_completions(self) -> None:
+        """Drop the completions that were not polled."""
         self._send_cq.drop(self.qp_num)
         if self._recv_cq is not self._send_cq:
             self._recv_cq.drop(self.qp_num)

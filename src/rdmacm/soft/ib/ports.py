@@ -126,6 +126,7 @@ class IbDevice:
         self.num_comp_vectors = 1
         #: See :class:`rdmacm.verbs.backend.DeviceBackend`.
         self.default_pds: list[Any] = []
+        self.default_xrcds: list[Any] = []
         #: It has no queues and no regions. The other limits are for a connection whose queue pair is a driver's.
         self.attr = replace(
             SOFT_DEVICE_ATTR,
@@ -149,4 +150,4 @@ class IbDevice:
         )
 
     query_counters = reg_mr = alloc_mw = create_channel = create_async_queue = _refuse
-    create_cq = create_srq = create_qp = _refuse
+    create_cq = create_srq = create_qp = open_xrcd = create_xrc_srq = _refuse

@@ -36,6 +36,7 @@ from rdmacm.proto.cm.events import (
     Unreachable,
 )
 from rdmacm.proto.cm.messages import REJ, REP, REQ, SIDR_REP, SIDR_REQ, Message, Path
+from rdmacm.proto.cm.outgoing import peer_qpn
 from rdmacm.proto.cm.private_data import PrivateDataHeader, user_capacity
 from rdmacm.proto.cm.timeouts import ack_timeout
 from rdmacm.proto.roce.headers import ROCE_PORT
@@ -349,14 +350,16 @@ class IbCmConnector:
         self._accepted = param
 
     def accept(self, param: ConnParam, qp_num: int, ece: Ece) -> None:
+        is_xrc = self._id.qp_type == QPType.XRC_RECV
         reply = REP(
-            local_qpn=qp_num,
+            local_qpn=0 if is_xrc else qp_num,
+            local_eecn=qp_num if is_xrc else 0,
             responder_resources=param.responder_resources,
             initiator_depth=param.initiator_depth,
             target_ack_delay=CA_ACK_DELAY,
             end_to_end_flow_control=bool(param.flow_control),
             rnr_retry_count=min(param.rnr_retry_count, _MAX_RETRIES),
-            srq=bool(param.srq),
+            srq=is_xrc or bool(param.srq),
             local_ca_guid=self._node_guid(),
             private_data=param.private_data,
             vendor_id=ece.vendor_id,
@@ -476,7 +479,7 @@ class IbCmConnector:
                 retry_count=0,
                 rnr_retry_count=reply.rnr_retry_count,
                 srq=int(reply.srq),
-                qp_num=reply.local_qpn,
+                qp_num=peer_qpn(self._open().request, reply),
             )
         )
 
@@ -506,7 +509,7 @@ class IbCmConnector:
         attr.port_num = core.port_num
         attr.ah_attr = self._user.link.address_vector()
         attr.path_mtu = mtu
-        attr.dest_qp_num = peer.local_qpn
+        attr.dest_qp_num = peer_qpn(request, peer)
         attr.rq_psn = connection.starting_psn
         attr.max_rd_atomic, attr.max_dest_rd_atomic = self._read_depths(connection)
         attr.min_rnr_timer = _MIN_RNR_TIMER

@@ -23,8 +23,15 @@ _UC_TO_RTR = _M.STATE | _M.AV | _M.PATH_MTU | _M.DEST_QPN | _M.RQ_PSN
 _UC_TO_RTS = _M.STATE | _M.SQ_PSN
 _TO_RTR = _UC_TO_RTR | _M.MAX_DEST_RD_ATOMIC | _M.MIN_RNR_TIMER
 _TO_RTS = _UC_TO_RTS | _M.TIMEOUT | _M.RETRY_CNT | _M.RNR_RETRY | _M.MAX_QP_RD_ATOMIC
+_XRC_TARGET_TO_RTS = _UC_TO_RTS | _M.TIMEOUT
 _DATAGRAM_TO_INIT = _M.STATE | _M.PKEY_INDEX | _M.PORT | _M.QKEY
 _DATAGRAM_TO_RTS = _M.STATE | _M.SQ_PSN
+#: By type: the masks of RTR and RTS of types that differ from RC.
+_CONNECTED = {
+    int(QPType.UC): (_UC_TO_RTR, _UC_TO_RTS),
+    int(QPType.XRC_SEND): (_UC_TO_RTR, _TO_RTS),
+    int(QPType.XRC_RECV): (_TO_RTR, _XRC_TARGET_TO_RTS),
+}
 
 
 def attributes_of(core: IdCore, link: Link, connector: Connector, state: QPState) -> tuple[QPAttr, QPAttrMask]:
@@ -47,9 +54,8 @@ def attributes_of(core: IdCore, link: Link, connector: Connector, state: QPState
     if is_datagram:
         return attr, _DATAGRAM_TO_RTS if attr.qp_state is QPState.RTS else _M.STATE
     connector.connected_attributes(attr)
-    if core.qp_type == QPType.UC:
-        return attr, _UC_TO_RTR if attr.qp_state is QPState.RTR else _UC_TO_RTS
-    return attr, _TO_RTR if attr.qp_state is QPState.RTR else _TO_RTS
+    to_rtr, to_rts = _CONNECTED.get(core.qp_type, (_TO_RTR, _TO_RTS))
+    return attr, to_rtr if attr.qp_state is QPState.RTR else to_rts
 
 
 def fill_initial(core: IdCore, link: Link, connector: Connector, attr: QPAttr) -> None:

@@ -54,7 +54,7 @@ from rdmacm.proto.roce.rc.codes import (
 from rdmacm.proto.roce.rc.failure import fail_receive
 from rdmacm.proto.roce.rc.state import RcState, Resource, Response
 from rdmacm.proto.roce.rc.trains import Trains
-from rdmacm.work import WC, RecvWork
+from rdmacm.work import WC, Memory, RecvWork
 
 _NO_BYTES = memoryview(b"")
 _SEND, _WRITE = int(Operation.SEND), int(Operation.RDMA_WRITE)
@@ -233,11 +233,11 @@ def _execute_send(rc: RcState, opcode: int, is_start: int, is_end: int, flags: i
         rc.completed.append(WC(recv.wr_id, _SUCCESS, _RECV, end, immediate, rkey, is_solicited, rc.qp_num))
 
 
-def _find_memory(rc: RcState, rkey: int, address: int, length: int, access: AccessFlag) -> memoryview:
+def _find_memory(memory: Memory, rkey: int, address: int, length: int, access: AccessFlag) -> memoryview:
     """The memory that a request names; the R_Key of a request for 0 bytes is not checked."""
     if not length:
         return _NO_BYTES
-    found = rc.memory.remote(rkey, address, length, access)
+    found = memory.remote(rkey, address, length, access)
     if found is None:
         raise _RefusedError(NAK_REMOTE_ACCESS_ERROR)
     return found
@@ -260,7 +260,7 @@ def _execute_write(rc: RcState, opcode: int, is_start: int, is_end: int, flags: 
     size = len(data)
     _check_size(rc, is_start, is_end, size)
     if view is None:
-        view = _find_memory(rc, rkey, address, length, AccessFlag.REMOTE_WRITE)
+        view = _find_memory(rc.memory, rkey, address, length, AccessFlag.REMOTE_WRITE)
     end = offset + size
     if end != length if is_end else end >= length:
         raise _RefusedError(NAK_INVALID_REQUEST)
@@ -303,15 +303,17 @@ def _execute_read(rc: RcState, psn: int, body: memoryview) -> None:
     address, rkey, length = RETH_STRUCT.unpack_from(body)
     if not rc.access & ACCESS_REMOTE_READ or length > _LONGEST_MESSAGE or _unanswered(rc) >= rc.max_dest_rd_atomic:
         raise _RefusedError(NAK_INVALID_REQUEST)
-    _find_memory(rc, rkey, address, length, AccessFlag.REMOTE_READ)
-    _keep(rc, Resource(_READ, psn, max(1, -(-length // rc.path_mtu)), rkey, address, length))
+    _find_memory(rc.memory, rkey, address, length, AccessFlag.REMOTE_READ)
+    resource = Resource(_READ, psn, max(1, -(-length // rc.path_mtu)), rkey, address, length)
+    resource.memory = rc.memory
+    _keep(rc, resource)
 
 
 def _execute_atomic(rc: RcState, opcode: int, psn: int, body: memoryview) -> None:
     address, rkey, first, second = ATOMIC_ETH_STRUCT.unpack_from(body)
     if not rc.access & ACCESS_REMOTE_ATOMIC or address % 8 or _unanswered(rc) >= rc.max_dest_rd_atomic:
         raise _RefusedError(NAK_INVALID_REQUEST)
-    target = _find_memory(rc, rkey, address, 8, AccessFlag.REMOTE_ATOMIC)
+    target = _find_memory(rc.memory, rkey, address, 8, AccessFlag.REMOTE_ATOMIC)
     original = int.from_bytes(target, sys.byteorder)
     if opcode == FETCH_ADD:
         target[:] = ((original + first) & ALL_BITS_64).to_bytes(8, sys.byteorder)
@@ -458,7 +460,8 @@ def packets(rc: RcState, out: Trains, limit: int) -> int:
 def _read_packets(rc: RcState, out: Trains, response: Response, resource: Resource, limit: int) -> int:
     """Append more of a READ response; return how many packets. It leaves ``responses`` with its last packet."""
     try:
-        data = _find_memory(rc, resource.rkey, response.address, response.length, AccessFlag.REMOTE_READ)
+        memory = resource.memory or rc.memory
+        data = _find_memory(memory, resource.rkey, response.address, response.length, AccessFlag.REMOTE_READ)
     except _RefusedError as refused:
         if response.is_repeated:  # the peer may have had the response long ago, and given up the key
             rc.counters.dropped["refused"] += 1

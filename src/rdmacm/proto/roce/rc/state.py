@@ -31,7 +31,7 @@ class Resource:
     that its answer needs is its PSN, and rxe's requester does not limit their number.
     """
 
-    __slots__ = ("address", "first_psn", "last_psn", "length", "operation", "original", "rkey")
+    __slots__ = ("address", "first_psn", "last_psn", "length", "memory", "operation", "original", "rkey")
 
     def __init__(
         self, operation: int, first_psn: int, packets: int, rkey: int, address: int, length: int, original: int = 0
@@ -45,6 +45,8 @@ class Resource:
         self.rkey = rkey
         self.address = address
         self.length = length
+        #: READ: what ``rkey`` is looked up in; it differs from the connection's on XRC alone.
+        self.memory: Memory | None = None
         #: The value that was there before an atomic.
         self.original = original
 
