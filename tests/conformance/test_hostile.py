@@ -161,9 +161,9 @@ def test_cm_messages_for_unknown_communication_ids_are_dropped() -> None:
         assert len(agent) == 1
         assert agent.dropped.total() == len(messages)
         assert agent.dropped[DropReason.UNSUPPORTED] == 80  # LAP and APR
-        # Only DREQ and SIDR_REQ are answered, by DREP and SIDR_REP.
+        # Only REP, DREQ and SIDR_REQ are answered, by REJ, DREP and SIDR_REP.
         kinds = [entry.packet.kind for entry in fabric.log.select(Outcome.DELIVERED) if entry.packet.destination == "c"]
-        assert {kind: kinds.count(kind) for kind in set(kinds)} == {"DREP": 40, "SIDR_REP": 40}
+        assert {kind: kinds.count(kind) for kind in set(kinds)} == {"REJ": 40, "DREP": 40, "SIDR_REP": 40}
 
 
 def test_malformed_mads_are_dropped() -> None:

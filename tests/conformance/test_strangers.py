@@ -184,6 +184,33 @@ def test_request_that_is_withdrawn_is_not_reported() -> None:
     channel.close()
 
 
+def test_reply_to_a_request_that_was_given_up_is_rejected() -> None:
+    """The REJ of the client is lost. The server learns it when it sends the REP, and not after all its retries."""
+    fabric = Fabric(1)
+    server = Server(fabric.host("a", SERVER))
+    channel = EventChannel(fabric.host("b", CLIENT).provider)
+    client = CmId(channel)
+    client.resolve_addr((SERVER, PORT))
+    channel.get_event().ack()
+    client.resolve_route()
+    channel.get_event().ack()
+    equipped(client).close()
+    client.connect()
+    fabric.faults = lambda packet: LOSE if packet.kind == "REJ" and packet.source == "b" else None
+    client.destroy()
+    fabric.faults = None
+    fabric.run(seconds=1)
+    assert [(entry.outcome, entry.packet.source, entry.packet.kind) for entry in fabric.log] == [
+        (Outcome.LOST, "b", "REJ"),
+        (Outcome.DELIVERED, "b", "REQ"),
+        (Outcome.DELIVERED, "a", "REP"),
+        (Outcome.DELIVERED, "b", "REJ"),
+    ]
+    assert server.seen == [E.CONNECT_REQUEST, E.REJECTED]
+    server.close()
+    channel.close()
+
+
 def test_every_packet_of_a_stranger_that_has_no_effect_is_counted() -> None:
     """No id of any connection is known, nothing is kept, and nobody gets more answers than 1,024 at once."""
     with trio() as (fabric, server, talk, stranger):
@@ -191,7 +218,7 @@ def test_every_packet_of_a_stranger_that_has_no_effect_is_counted() -> None:
         ours, theirs = random.getrandbits(32), random.getrandbits(32)
         gids = Gid("fe80::1"), Gid("fe80::2")
         unknown: list[Message] = [
-            *(REP(local_comm_id=ours, remote_comm_id=theirs), RTU(ours, theirs), DREP(ours, theirs)),
+            *(RTU(ours, theirs), DREP(ours, theirs)),
             *(REJ(ours, theirs, 0, 28), MRA(ours, theirs, 0, 24), SIDR_REP(theirs)),
         ]
         unsupported: list[Message] = [
@@ -203,7 +230,9 @@ def test_every_packet_of_a_stranger_that_has_no_effect_is_counted() -> None:
             mad = bytearray(management(RTU(ours, theirs)))
             mad[offset] = value  # attribute, class
             mads += [bytes(mad)] * 50
-        mads += [management(DREQ(ours, theirs, 5))] * 1500
+        reps, dreqs = 500, 1500  # they are answered
+        mads += [management(REP(local_comm_id=ours, remote_comm_id=theirs))] * reps
+        mads += [management(DREQ(ours, theirs, 5))] * dreqs
         server_qpn, _ = talk.qpns
         packets = [RocePacket(BTH(Opcode.RC_SEND_ONLY, qpn, 0), payload=bytes(8)).pack() for qpn in (server_qpn, 77)]
         mux, cm = server.host.provider.host.mux, server.host.provider.host.cm
@@ -220,9 +249,9 @@ def test_every_packet_of_a_stranger_that_has_no_effect_is_counted() -> None:
             DropReason.UNSUPPORTED: 100,
             DropReason.MALFORMED: 200,
         }
-        assert mux.dropped - before == {"request_flood": 1500 - allowed, "address": 50, "unknown_qp": 50}
+        assert mux.dropped - before == {"request_flood": reps + dreqs - allowed, "address": 50, "unknown_qp": 50}
         answers = [entry.packet.kind for entry in list(fabric.log)[log_length:] if entry.packet.source == "a"]
-        assert answers == ["DREP"] * allowed
+        assert answers == ["REJ"] * reps + ["DREP"] * (allowed - reps)
         assert len(cm.agent) == 1
 
 

@@ -395,7 +395,6 @@ def test_mismatched_messages_are_dropped_with_a_reason() -> None:
     wrong: list[tuple[Message, DropReason]] = [
         (reply(local_comm_id=PEER + 1, remote_comm_id=active, local_ca_guid=PEER_GUID), DropReason.UNKNOWN),
         (reply(local_comm_id=PEER, remote_comm_id=active, local_ca_guid=1), DropReason.UNKNOWN),
-        (reply(local_comm_id=PEER, remote_comm_id=active + 1), DropReason.UNKNOWN),
         (RTU(PEER, active), DropReason.UNEXPECTED),
         (RTU(PEER + 1, active), DropReason.UNKNOWN),
         (DREQ(PEER, active, 0x12), DropReason.WRONG_QPN),
@@ -437,6 +436,19 @@ def test_dreq_for_an_unknown_connection_is_answered() -> None:
     assert path == "peer"
     assert Mad.unpack(mad).transaction_id == 0x1234
     assert opened(mad) == DREP(2, 1, bytes(DREP.PRIVATE_DATA))
+
+
+def test_rep_for_an_unknown_request_is_rejected() -> None:
+    """Its sender would repeat it, as the REJ of a request that was given up may be lost."""
+    peer = Scripted()
+    peer.say(reply(local_comm_id=1, remote_comm_id=2), tid=0x1234)
+    ((path, mad),) = peer.agent.mads_to_send()
+    assert path == "peer"
+    assert Mad.unpack(mad).transaction_id == 0x1234
+    rejection = opened(mad)
+    assert isinstance(rejection, REJ)
+    assert (rejection.local_comm_id, rejection.remote_comm_id) == (2, 1)
+    assert (rejection.message_rejected, rejection.reason) == (MessageKind.REP, RejectReason.INVALID_COMM_ID)
 
 
 def test_xrc_target_is_identified_by_its_eecn() -> None:

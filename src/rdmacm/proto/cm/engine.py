@@ -389,9 +389,13 @@ class Agent:
             self._step(connection, CmTrigger.ALLOW_MRA, now)
         return None
 
-    def _handle_rep(self, rep: REP, _: int, path: Hashable, now: float) -> DropReason | None:
+    def _handle_rep(self, rep: REP, tid: int, path: Hashable, now: float) -> DropReason | None:
         connection = self._connections.get(rep.remote_comm_id)
-        if connection is None or not connection.is_active or isinstance(connection.request, SIDR_REQ):
+        if connection is None:
+            # Of a request that was given up. Its REJ was lost, and the peer would repeat the REP for a long time.
+            self.outbox.append((path, outgoing.rej_unknown(rep, tid)))
+            return DropReason.UNKNOWN
+        if not connection.is_active or isinstance(connection.request, SIDR_REQ):
             return DropReason.UNKNOWN
         if connection.remote_comm_id is not None:
             if (connection.remote_comm_id, connection.remote_guid) != (rep.local_comm_id, rep.local_ca_guid):

@@ -64,6 +64,12 @@ def rej_stale(connection: CmConnection, message: REQ | REP) -> bytes:
     return pack_message(refusal, connection.transaction_id)
 
 
+def rej_unknown(rep: REP, transaction_id: int) -> bytes:
+    """A MAD with the REJ of a REP that answers no request."""
+    message = REJ(rep.remote_comm_id, rep.local_comm_id, MessageKind.REP, RejectReason.INVALID_COMM_ID)
+    return pack_message(message, transaction_id)
+
+
 def refusal(req: REQ, reason: RejectReason, transaction_id: int, ari: bytes = b"") -> bytes:
     """A MAD with the REJ of a REQ that makes no connection; ``ari`` is its additional reject information."""
     message = REJ(0, req.local_comm_id, MessageKind.REQ, reason, len(ari), ari)

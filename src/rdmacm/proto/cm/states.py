@@ -311,8 +311,10 @@ _BOTH: dict[CmState, dict[CmTrigger, Transition | None]] = {
         _T.RESOLVE: Transition(_S.SIDR_REQ_SENT, (Action.SEND_SIDR_REQ,)),
         _T.REQ: Transition(_S.REQ_RCVD, (Action.REPORT_REQUEST,)),
         _T.SIDR_REQ: Transition(_S.SIDR_REQ_RCVD, (Action.REPORT_SIDR_REQUEST,)),
+        # The REP is for a request that was given up, and whose REJ was lost.
+        _T.REP: Transition(_S.IDLE, (Action.SEND_REJ,)),
         _T.DREQ: Transition(_S.IDLE, (Action.SEND_DREP,)),
-        **_drop(_T.MRA_REQ, _T.MRA_REP, _T.REP, _T.REP_STALE, _T.RTU, _T.REJ, _T.REJ_STALE, _T.DREP, _T.SIDR_REP),
+        **_drop(_T.MRA_REQ, _T.MRA_REP, _T.REP_STALE, _T.RTU, _T.REJ, _T.REJ_STALE, _T.DREP, _T.SIDR_REP),
     },
     _S.ESTABLISHED: {
         _T.ESTABLISH: Transition(_S.ESTABLISHED),

@@ -188,7 +188,7 @@ class RoceGsi:
     def _is_wanted(self, data: memoryview, source: SocketAddress, now: float) -> bool:
         """Whether to process a MAD that is no request."""
         triage = Triage.PROCESS if self.triage is None else self.triage(data[_HEADERS_LENGTH:])
-        if triage is Triage.PROCESS_SOME and data[_ATTRIBUTE_BYTE] == _REJ:
+        if data[_ATTRIBUTE_BYTE] == _REJ and triage is not Triage.DROPPED:
             self._admission.withdraw(_key(data, source))  # its connection may not exist, because the REQ still waits
         if triage is Triage.PROCESS_SOME and not self._admission.admit_small(now):
             self._mux.dropped["request_flood"] += 1
