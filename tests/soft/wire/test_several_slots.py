@@ -198,12 +198,16 @@ def test_alone_all_slots_belong_to_the_process(monkeypatch: pytest.MonkeyPatch) 
 
 
 def become_nobody(server: Server) -> None:
-    """Be a user whose limit leaves room for the process's own descriptors, and not for as many that are under way."""
+    """Be a user that may open enough descriptors, and has nearly as many under way in messages as it may have."""
     os.setgroups([])
     os.setgid(NOBODY_ELSE)
     os.setuid(NOBODY_ELSE)
-    limit = 2 * len(os.listdir("/proc/self/fd")) + 80
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit - 20, limit))
+    limit = len(os.listdir("/proc/self/fd")) + 80
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    server.under_way = socket.socketpair()  # type: ignore[attr-defined]
+    sender = server.under_way[0]  # type: ignore[attr-defined]
+    for _ in range(limit - 20):
+        socket.send_fds(sender, [b" "], [sender.fileno()])
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root")
