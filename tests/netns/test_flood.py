@@ -37,6 +37,6 @@ def test_established_traffic_and_newcomers_in_a_flood(kind: str, sources: str) -
     assert found["ratio"] > 0.2, found
     assert all(isinstance(seconds, float) for seconds in found["newcomers"]), found
     assert found["logged"] == []
-    assert found["grown_kib"] < 24 << 10, "the requests that wait, and the memory of those that were seen"
+    assert found["grown_kib"] < 40 << 10, "512 connections, requests that wait, and what was seen"
     if kind != "req":  # of these, thousands wait
         assert found["dropped"] > 0.8 * found["received"], found

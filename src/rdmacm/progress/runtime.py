@@ -180,9 +180,8 @@ class Runtime:
         self.progress_count += 1
         now = self.clock()
         self.progress_due = now + _PROGRESS_INTERVAL
-        if now >= self._signals_due:
+        if now >= self._signals_due and signals.refresh():
             self._signals_due = now + signals.INTERVAL
-            signals.refresh()
         try:
             self.driver.progress(now, result_queue)
         except Exception as error:

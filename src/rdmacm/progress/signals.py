@@ -77,10 +77,10 @@ def unguard(user: object) -> None:
                     _signal.signal(number, handler.handler)
 
 
-def refresh() -> None:
-    """Wrap the handlers that are new. Does nothing in other threads than the main one."""
+def refresh() -> bool:
+    """Wrap the handlers that are new. False in other threads than the main one, which cannot."""
     if not _is_main_thread():
-        return
+        return False
     getsignal = _signal.getsignal
     for number in _SIGNALS:
         handler = getsignal(number)
@@ -88,6 +88,7 @@ def refresh() -> None:
         if kind is not int and kind is not _Deferring and callable(handler) and not _is_asyncio(handler):
             with contextlib.suppress(ValueError, OSError):  # a sub-interpreter handles no signals
                 _signal.signal(number, _Deferring(handler))
+    return True
 
 
 def _is_main_thread() -> bool:

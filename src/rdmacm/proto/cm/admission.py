@@ -29,7 +29,7 @@ __all__ = ["PERMITS", "RATE", "Admission", "Permits"]
 T = TypeVar("T")
 
 #: Requests for the application that peers have not answered yet, and how many permits are replaced a second.
-PERMITS, RATE = 128, 32
+PERMITS, RATE = 512, 64
 #: The same for requests that need no application.
 _SMALL_PERMITS, _SMALL_RATE = 1024, 1000
 #: Requests that wait, of those seen before and of the others.
