@@ -22,6 +22,7 @@ from contextlib import suppress
 from typing import TypeAlias
 
 from rdmacm.address import Address, InetAddr, SockAddrIB
+from rdmacm.protection import interruptible
 from rdmacm.proto.acm import HEADER_SIZE, AcmReply, decode_reply, reply_size, resolve_request
 from rdmacm.proto.sa import PATH_FLAGS, PathData, PathRecord
 from rdmacm.proto.wire import WireError
@@ -142,6 +143,7 @@ class AcmClient:
             raise WireError(f"an ibacm message ends after {len(data)} bytes") from None
         return decode_reply(data, self._tid)
 
+    @interruptible  # resolve() gives up the connection then
     def _receive(self, connection: socket.socket, data: bytes, size: int, limit: float) -> bytes:
         while len(data) < size:
             connection.settimeout(self._left(limit))

@@ -100,11 +100,10 @@ def test_connect_tries_the_next_address_of_a_name_after_a_rejection(monkeypatch:
     monkeypatch.setattr(
         socket, "getaddrinfo", lambda host, port, *more: [(*a[:4], (a[4][0], int(port))) for a in answers]
     )
+    monkeypatch.setattr("rdmacm.endpoint.race._ATTEMPT_DELAY", 60.0)
     with listen(("127.0.0.1", 0)) as listener:  # nothing listens on ::1
         with accepting(listener) as accepted:
-            started = time.monotonic()
-            active = connect(("storage-7", listener.port), timeout=20)
-            assert time.monotonic() - started < 0.25, "a refusal starts the next attempt at once"
+            active = connect(("storage-7", listener.port), timeout=20)  # a refusal starts the next attempt at once
         with active, accepted[0]:
             assert active.peer_addr == ("127.0.0.1", listener.port)
             assert active.steps[0].name == "name"
