@@ -36,6 +36,7 @@ def run(*arguments: str, path: str | None = None) -> subprocess.CompletedProcess
     )
 
 
+@pytest.mark.slow
 def test_socket_peer() -> None:
     done = run(str(PEERS), "asyncio", "--rounds", "1", "--effort", "0.005", "--json")
     assert done.returncode == 0, done.stderr
@@ -46,6 +47,7 @@ def test_socket_peer() -> None:
     assert 0 < found["connections"]["p50_us"] <= found["connections"]["p99_us"]
 
 
+@pytest.mark.slow
 def test_rdmacm_peer() -> None:
     done = run(str(PEERS), "rdmacm", "--rounds", "1", "--effort", "0.005", "--json")
     assert done.returncode == 0, done.stderr
@@ -60,6 +62,7 @@ def test_rdmacm_peer() -> None:
     assert all(0 < step["p50_us"] <= step["p99_us"] for step in found["steps"].values())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="trains are Linux's")
 def test_sockets_only_peer() -> None:
     done = run(str(PEERS), "sockets", "--rounds", "1", "--effort", "0.005", "--json")

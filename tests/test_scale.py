@@ -57,6 +57,7 @@ def check(output: str) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts descriptors in /proc")
+@pytest.mark.slow
 def test_ten_thousand_ids_resolve_over_loopback() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", SCRIPT, "127.0.0.1"],
@@ -69,6 +70,7 @@ def test_ten_thousand_ids_resolve_over_loopback() -> None:
     check(done.stdout)
 
 
+@pytest.mark.slow
 @needs_netns
 def test_ten_thousand_waiting_ids_resolve_when_the_neighbour_answers() -> None:
     with two_hosts() as net:
