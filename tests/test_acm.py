@@ -231,7 +231,7 @@ class TestFailingDaemon:
             thread = threading.Thread(target=interrupt)
             thread.start()
             with pytest.raises(KeyboardInterrupt):
-                ask(client, 4)  # a signal between the look for signals and the wait counts after the wait
+                ask(client, 3)  # a signal between the look for signals and the wait counts after the wait
             thread.join()
             daemon.behave = with_one_path
             assert ask(client) == FOUND

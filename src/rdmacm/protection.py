@@ -73,13 +73,15 @@ def finalize(
     While the interpreter exits, ``work`` is not called: a lock may belong to a thread that has ended. A module's names
     are None then, so a ``__del__`` has this function, and this one has what it uses, as the default of a parameter.
     """
-    if is_finalizing():
+    is_exiting, text = is_finalizing(), ""
+    if unclosed:
         try:
             text = repr(owner)
-        except Exception:  # it needs names that are gone
-            text = object.__repr__(owner)
-    else:
-        text = repr(owner)
+        except Exception:
+            if not is_exiting:
+                raise
+            text = object.__repr__(owner)  # the other needs names that are gone
+    if not is_exiting:
         _call_or_defer(partial(work, *arguments))
     if unclosed:
         warn(f"{unclosed} {text}", ResourceWarning, stacklevel=3, source=owner)
