@@ -19,6 +19,7 @@ RECEIVED = ["receiving data transfers", *SENT[1:]]
 
 #: mckey ends as soon as it has posted its sends, and rxe sends from a thread that has to come first.
 SEND = "chrt --idle 0 mckey"
+LATE = "rxe sent fewer packets than mckey had posted"
 
 each_size = pytest.mark.parametrize("arguments", ARGUMENTS, ids=lambda value: value.replace(" ", "") or "default")
 #: Waits until the host of a command (rxe or soft) is a member of the group at an interface.
@@ -30,6 +31,9 @@ joined() {{
         nap 0.01
     done
     return 1
+}}
+sent() {{
+    cat /sys/class/infiniband/rxe0/ports/1/hw_counters/sent_pkts
 }}
 left() {{
     ! [[ $("$1" ip maddr show dev "$2") == *{GROUP}* ]] || echo "$2 is still a member"
@@ -45,9 +49,12 @@ def lines_of(arguments: str, first: list[str], last: list[str]) -> list[str]:
 @each_size
 @pytest.mark.cell(ROW, "passive")
 def test_librdmacms_sender_reaches_our_receivers(guest: Guest, arguments: str) -> None:
-    done = guest.run(
+    posted = {"": 10, "-c 3 -C 5 -S 1": 15, "-C 100 -S 1024": 100}[arguments]
+    done = guest.run_again(
         f"{JOINED}\nsoft {OURS} -m {GROUP} -b $SOFT4 {arguments} >/tmp/server.out 2>&1 &\nSERVER=$!\n"
-        f"joined soft vb || exit\nnap 0.5\n{SEND} -m {GROUP} -b $RXE4 -s {arguments} || exit\nfinish\nleft soft vb",
+        f"joined soft vb || exit\nnap 0.5\nBEFORE=$(sent)\n{SEND} -m {GROUP} -b $RXE4 -s {arguments} || exit\n"
+        f'(($(sent) - BEFORE >= {posted})) || echo "{LATE}"\nfinish\nleft soft vb',
+        [LATE],
         timeout=120,
     )
     assert done.status == 0, done.output

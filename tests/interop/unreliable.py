@@ -134,7 +134,7 @@ def uc_loss_respond(end: End) -> None:
     end.finish(first=True)
 
 
-_ROOM = 4096
+_ROOM = 16_384  # bytes: more than two packets of the largest MTU
 
 
 def uc_refused_request(end: End) -> None:

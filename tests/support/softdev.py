@@ -254,8 +254,12 @@ class Pair:
         self.b = Host(self, ("10.0.0.2", "fd00::2", "fe80::2"), 2, train)
 
     def close(self) -> None:
+        """Release what tests left open, since a provider in use keeps its descriptors."""
         for host in (self.a, self.b):
-            host.provider.retire()
+            runtime = host.provider.runtime
+            for user in runtime.users():
+                runtime.release(user)
+            assert host.provider.retire()
 
     def settle(self) -> None:
         """Process everything that happens without time passing."""
