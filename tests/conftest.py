@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import re
 from collections.abc import Iterator
@@ -45,6 +46,12 @@ def _place(item: pytest.Item) -> tuple[bool, int]:
 def _is_emulated(nodeid: str) -> bool:
     """Whether the test runs in the machine that QEMU starts."""
     return nodeid.startswith("tests/interop/") and re.search(r"\[(.*-)?qemu[-\]]", nodeid) is not None
+
+
+def pytest_collection_finish() -> None:
+    """Exempt modules and collected tests from the garbage collector: many tests run it, and would pay for them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

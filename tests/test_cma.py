@@ -325,7 +325,7 @@ def test_example_programs_exchange_a_message(address: str, pair: str) -> None:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", pytest.param("::1", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("size", ["26", "64", "20000"])
+@pytest.mark.parametrize("size", ["26", *(pytest.param(size, marks=pytest.mark.slow) for size in ("64", "20000"))])
 def test_example_rping_pings(address: str, size: str) -> None:
     common = ["-a", address, "-S", size, "-v"]
     served, pinged = run_examples(["rping", "-s", *common], ["rping", "-c", "-C", "3", *common])

@@ -149,7 +149,7 @@ def converse(host: str) -> None:
     ends.close()
 
 
-@pytest.fixture(params=["127.0.0.1", "::1"])
+@pytest.fixture(params=["127.0.0.1", pytest.param("::1", marks=pytest.mark.slow)])
 def recorded(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     path = tmp_path / "live.pcapng"
     with capture(path):

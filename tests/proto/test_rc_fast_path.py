@@ -14,6 +14,7 @@ from rdmacm.proto.roce.icrc import Icrc
 from rdmacm.proto.roce.opcodes import Opcode
 from rdmacm.proto.roce.rc import RcEngine, fast_path
 from rdmacm.work import RecvWork, SendWork
+from support.examples import EXAMPLES
 from support.rc import ALL, connect
 from support.rows import for_each
 
@@ -116,7 +117,7 @@ def disable_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fast_path, "try_single_packet", lambda *_: None)
 
 
-@for_each("seed", range(60))
+@for_each("seed", range(EXAMPLES))
 def test_fast_path_matches_the_general_path(seed: int) -> None:
     fast = transcript(seed, general=False)
     with pytest.MonkeyPatch.context() as patch:
