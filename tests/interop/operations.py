@@ -77,6 +77,10 @@ from interop.windows import (
     invalidate_respond,
     refused_bind_request,
     refused_bind_respond,
+    uc_refused_invalidate,
+    uc_send_with_invalidate,
+    uc_window_request,
+    uc_window_respond,
     window_request,
     window_respond,
     window_unharmed,
@@ -162,6 +166,7 @@ _WINDOWS = "memory windows of types 1 and 2, also zero-based; binds and keys tha
 _CONNECTING = "connection parameters and private data, rejection"
 _FLUSHES = "FLUSH and ATOMIC WRITE (Linux 6.2 and newer)"
 _UC = "unreliable connections: SEND, WRITE, immediate and inline data, dropped messages"
+_UC_WINDOWS = "unreliable connections: memory windows of types 1 and 2; binds and keys that are refused"
 _UC_LOSS = "unreliable connections on a link that loses 10 % of the packets"
 
 OPERATIONS = (
@@ -262,4 +267,17 @@ OPERATIONS = (
     Operation("uc_small_receive", uc_small_receive_request, uc_small_receive_respond, _UC, unreliable=True),
     Operation("uc_loss", uc_loss_request, uc_loss_respond, _UC_LOSS, unreliable=True, needs_loss=True),
     Operation("uc_refused", uc_refused_request, uc_refused_respond, _UC, unreliable=True),
+    *(
+        Operation(name, request, respond, _UC_WINDOWS, unreliable=True)
+        for name, request, respond in (
+            ("uc_window_of_type_1", uc_window_request, uc_window_respond(1)),
+            ("uc_window_of_type_2", uc_window_request, uc_window_respond(2)),
+            ("uc_zero_based_window", uc_window_request, uc_window_respond(2, zero_based=True)),
+            ("uc_bind_without_permission", refused_bind_request, refused_bind_respond(1, _LOCAL)),
+            ("uc_bind_not_writable", refused_bind_request, refused_bind_respond(2, Access.MW_BIND)),
+            ("uc_bind_beyond", refused_bind_request, refused_bind_respond(2, _BINDABLE, length=101)),
+            ("uc_invalidate_region", uc_refused_invalidate, refused_bind_request),
+            ("uc_send_with_invalidate", uc_send_with_invalidate, refused_bind_request),
+        )
+    ),
 )

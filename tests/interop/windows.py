@@ -5,6 +5,7 @@ Each has two functions, as ``operations`` describes. The end that responds binds
 
 from __future__ import annotations
 
+import errno
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,10 @@ __all__ = [
     "invalidate_respond",
     "refused_bind_request",
     "refused_bind_respond",
+    "uc_refused_invalidate",
+    "uc_send_with_invalidate",
+    "uc_window_request",
+    "uc_window_respond",
     "window_request",
     "window_respond",
     "window_unharmed",
@@ -225,3 +230,98 @@ def refused_bind_respond(mw_type: int, access: Access, *, length: int = 100) -> 
         end.finish(first=True)
 
     return respond
+
+
+# -- on an unreliable connection -------------------------------------------------------------------------------
+
+
+def uc_window_request(end: End) -> None:
+    """Write through a window; what is written once it is closed, or beside it, completes and is dropped."""
+    told = end.region(bytes(_TOLD.size))
+    local = end.region(pattern(_SIZE + 1))
+    end.post_receive(0, [told.piece(0, _TOLD.size)])
+    end.post_receive(1, [])
+    end.connect()
+    remote = _hear(end, told)
+    target: dict[str, Any] = {"addr": remote.addr, "rkey": remote.rkey}
+    end.post(
+        Work(Opcode.RDMA_WRITE, [local.piece(1, 8)], 0, addr=remote.addr, rkey=remote.rkey ^ 1),
+        Work(Opcode.RDMA_WRITE, [local.piece(1, _SIZE)], 1, addr=remote.addr + _SIZE + GAP, rkey=remote.rkey),
+        Work(Opcode.RDMA_WRITE, [local.piece(1, 8)], 2, addr=1 << 63, rkey=remote.rkey),
+        Work(Opcode.RDMA_WRITE, [local.piece(0, _SIZE)], 3, **target),
+        Work(Opcode.SEND, [], 4),
+    )
+    end.sent(*range(5))
+    end.received(1)
+    end.post(Work(Opcode.RDMA_WRITE, [local.piece(1, _SIZE)], 5, **target), Work(Opcode.SEND, [], 6))
+    end.sent(5, 6)
+    end.finish(first=True)
+
+
+def uc_window_respond(mw_type: int, *, zero_based: bool = False) -> Callable[[End], None]:
+    """Bind a window, twice, to the middle of a region; then take its region away.
+
+    rdma_rxe has no LOCAL_INV on these connections: its window of type 2 is bound once, and stays bound.
+    """
+
+    def respond(end: End) -> None:
+        region = end.region(BLANK * (_SIZE + 2 * GAP), _BINDABLE)
+        for i in range(2):
+            end.post_receive(i, [])
+        end.connect()
+        window = end.window(mw_type)
+        stays_bound = mw_type == 2 and end.device.name != "soft"
+        if not stays_bound:
+            first = end.bind(window, region, 0, 1, _READ)
+            if mw_type == 2:
+                end.post(Work(Opcode.LOCAL_INV, [], 0, invalidate=first))
+                end.sent(0)
+        key = end.bind(window, region, GAP, _SIZE, _WRITE | (Access.ZERO_BASED if zero_based else Access(0)))
+        _tell(end, 0 if zero_based else region.addr + GAP, key)
+        end.received(0)
+        gap = BLANK * GAP
+        check(region, gap + pattern(_SIZE) + gap, "written through the window")
+        if mw_type == 1:
+            end.bind(window, region, 0, 0, 0)
+        elif not stays_bound:
+            end.post(Work(Opcode.LOCAL_INV, [], 0, invalidate=key))
+            end.sent(0)
+        end.post(Work(Opcode.SEND, [], 1))
+        end.sent(1)
+        end.received(1)
+        end.finish(first=False)
+        last = pattern(_SIZE + 1)[1:] if stays_bound else pattern(_SIZE)
+        check(region, gap + last + gap, "after the last WRITE")
+
+    return respond
+
+
+def uc_refused_invalidate(end: End) -> None:
+    """A region's key is not invalidated, and what follows is flushed."""
+    region = end.region(BLANK * 100, _BINDABLE)
+    end.connect()
+    end.post(Work(Opcode.LOCAL_INV, [], 0, invalidate=region.rkey), Work(Opcode.SEND, [], 1))
+    (failed,) = end.completions(True, 1)
+    possible = (Status.LOC_QP_OP_ERR,) if end.device.name == "soft" else (Status.LOC_QP_OP_ERR, Status.WR_FLUSH_ERR)
+    assert failed.wr_id == 0, failed
+    assert failed.status in possible, failed
+    end.sent(1, status=Status.WR_FLUSH_ERR)
+    end.finish(first=True)
+
+
+def uc_send_with_invalidate(end: End) -> None:
+    """The service has no such message. rdma_rxe takes the request, and ends its queue pair."""
+    end.connect()
+    request = Work(Opcode.SEND_WITH_INV, [], 0, invalidate=1)
+    if end.device.name == "soft":
+        code = 0
+        try:
+            end.post(request)
+        except OSError as error:
+            code = error.errno or 0
+        assert code == errno.EINVAL, f"SEND_WITH_INV is posted: {code}"
+    else:
+        end.post(request)
+        (failed,) = end.completions(True, 1)
+        assert failed.status in (Status.LOC_QP_OP_ERR, Status.WR_FLUSH_ERR), failed
+    end.finish(first=True)

@@ -44,6 +44,8 @@ _UC: dict[WROpcode, int] = {
     _W.SEND_WITH_IMM: _IMM,
     _W.RDMA_WRITE: _REMOTE,
     _W.RDMA_WRITE_WITH_IMM: _REMOTE | _IMM,
+    _W.LOCAL_INV: _LOCAL | _INVALIDATE,
+    _W.BIND_MW: _LOCAL | _BIND,
 }
 _RELIABLE = {
     **_UC,
@@ -51,8 +53,6 @@ _RELIABLE = {
     _W.RDMA_READ: _REMOTE | _FETCH,
     _W.ATOMIC_CMP_AND_SWP: _REMOTE | _FETCH | _ATOMIC,
     _W.ATOMIC_FETCH_AND_ADD: _REMOTE | _FETCH | _ATOMIC,
-    _W.LOCAL_INV: _LOCAL | _INVALIDATE,
-    _W.BIND_MW: _LOCAL | _BIND,
 }
 #: Type of queue pair → opcode → its operands. A type refuses the opcodes that it lacks.
 REQUIRED_OPERANDS: dict[QPType, dict[WROpcode, int]] = {

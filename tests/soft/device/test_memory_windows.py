@@ -14,7 +14,7 @@ from rdmacm.soft.device.memory import MemoryTable, RemoteMemory, SoftMR
 from rdmacm.soft.device.memory_window import Bind, SoftMW, WindowState
 from rdmacm.soft.device.queue_pair import SoftQP
 from rdmacm.verbs.attr import QPAttr
-from rdmacm.verbs.enums import AccessFlag, MWType, QPAttrMask, QPState, WROpcode
+from rdmacm.verbs.enums import AccessFlag, MWType, QPAttrMask, QPState, QPType, WROpcode
 from rdmacm.verbs.wr import MWBindInfo, RecvWR, SendWR, inc_rkey
 from support.softdev import ALL, Connected, Host, Pair, sge, told
 
@@ -455,5 +455,109 @@ def test_binds_wait_in_sqd(pair: Pair) -> None:
     pair.settle()
     assert ends.right_cq.poll(1) == []
     assert window.backend.state is FREE  # type: ignore[union-attr]
+    set_state(ends.right, QPState.RTS)
+    assert told(ends.at_right()) == [(1, "SUCCESS")]
+
+
+# -- unreliable connections ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mw_type", MWType)
+def test_write_of_an_unreliable_connection_through_a_window(pair: Pair, mw_type: MWType) -> None:
+    ends = Connected(pair, qp_type=QPType.UC)
+    target, local = pair.b.region(5000, BINDABLE), pair.a.region(random.Random(1).randbytes(5000))
+    window = window_of(pair.b, mw_type)
+    rkey = bound(ends, window, target)
+    ends.left.post_send([write(local, target, rkey)])
+    assert told(ends.at_left()) == [(1, "SUCCESS")]
+    pair.settle()
+    assert target.view == local.view
+    if mw_type is ONE:
+        ends.right.post_send([bind(window, target, length=0)])
+        opcode = "BIND_MW"
+    else:
+        ends.right.post_send([SendWR(1, WROpcode.LOCAL_INV, invalidate_rkey=rkey)])
+        opcode = "LOCAL_INV"
+    assert [(wc.status.name, wc.opcode.name) for wc in ends.at_right()] == [("SUCCESS", opcode)]
+    target.view[:] = bytes(5000)
+    ends.left.post_send([write(local, target, rkey)])
+    assert told(ends.at_left()) == [(1, "SUCCESS")], "nobody tells the sender"
+    pair.settle()
+    assert bytes(target.view) == bytes(5000)
+    target.dereg()
+
+
+@pytest.mark.parametrize("fault", ["key", "before", "beyond", "over the top", "permission", "other queue pair"])
+def test_write_of_an_unreliable_connection_that_a_window_refuses(pair: Pair, fault: str) -> None:
+    ends, others = Connected(pair, qp_type=QPType.UC), Connected(pair, qp_type=QPType.UC)
+    target, local = pair.b.region(3000, BINDABLE), pair.a.region(b"x" * 2000)
+    window, access = window_of(pair.b), LOCAL | READ if fault == "permission" else ALL
+    ends.right.post_send([bind(window, target, access, addr=target.addr + 500, length=2000)])
+    assert told(ends.at_right()) == [(1, "SUCCESS")]
+    offset = {"before": 499, "beyond": 501, "over the top": TOP - 1000 - target.addr}.get(fault, 500)
+    key = window.rkey ^ (fault == "key")
+    wr = SendWR(1, WROpcode.RDMA_WRITE, [sge(local)], remote_addr=target.addr + offset, rkey=key)
+    sender = (others if fault == "other queue pair" else ends).left
+    sender.post_send([wr])
+    pair.settle()
+    assert bytes(target.view) == bytes(3000)
+    assert ends.right.state is others.right.state is QPState.RTS, "the peer cannot end the queue pair"
+
+
+@pytest.mark.parametrize(
+    "fault", ["no MW_BIND", "beyond", "other domain", "free", "other queue pair", "region", "unknown"]
+)
+def test_refused_bind_or_invalidation_of_an_unreliable_connection_leads_to_sqe(pair: Pair, fault: str) -> None:
+    """The requests before it are complete, those after it are flushed; receives go on, and RTS resumes."""
+    ends = Connected(pair, qp_type=QPType.UC)
+    target, window = pair.b.region(100, BINDABLE), window_of(pair.b)
+    status = "MW_BIND_ERR"
+    if fault == "no MW_BIND":
+        wr = bind(window, pair.b.region(100), wr_id=2)
+    elif fault == "beyond":
+        wr = bind(window, target, wr_id=2, length=101)
+    elif fault == "other domain":
+        foreign = pair.b.device.reg_mr(OTHER, memoryview(bytearray(100)), BINDABLE)
+        wr = bind(window, foreign, wr_id=2)
+    else:
+        status, rkey = "LOC_QP_OP_ERR", window.rkey
+        if fault == "other queue pair":
+            rkey = bound(Connected(pair, qp_type=QPType.UC), window, target)
+        elif fault == "region":
+            rkey = target.rkey
+        elif fault == "unknown":
+            rkey ^= 0x100
+        wr = SendWR(2, WROpcode.LOCAL_INV, invalidate_rkey=rkey)
+    ends.right.post_recv([RecvWR(9)])
+    ends.right.post_send([SendWR(1), wr, SendWR(3)])
+    assert told(ends.at_right(3)) == [(1, "SUCCESS"), (2, status), (3, "WR_FLUSH_ERR")]
+    assert ends.right.state is QPState.SQE
+    assert target.windows == (fault == "other queue pair")
+    ends.left.post_send([SendWR(1)])
+    assert told(ends.at_right()) == [(9, "SUCCESS")]
+    set_state(ends.right, QPState.RTS)
+    other = pair.b.region(8, BINDABLE)
+    assert bound(ends, window_of(pair.b), other)
+
+
+@pytest.mark.parametrize("destroy", [False, True], ids=["reset", "destroyed"])
+def test_windows_of_an_unreliable_queue_pair_are_free_after_it(pair: Pair, destroy: bool) -> None:
+    ends = Connected(pair, qp_type=QPType.UC)
+    target, window = pair.b.region(8, BINDABLE), window_of(pair.b)
+    bound(ends, window, target)
+    if destroy:
+        ends.right.destroy()
+    else:
+        set_state(ends.right, QPState.RESET)
+    target.dereg()
+
+
+def test_bind_of_an_unreliable_connection_waits_in_sqd(pair: Pair) -> None:
+    ends = Connected(pair, qp_type=QPType.UC)
+    window, target = window_of(pair.b), pair.b.region(8, BINDABLE)
+    set_state(ends.right, QPState.SQD)
+    ends.right.post_send([bind(window, target)])
+    pair.settle()
+    assert (ends.right_cq.poll(1), window.backend.state) == ([], FREE)  # type: ignore[union-attr]
     set_state(ends.right, QPState.RTS)
     assert told(ends.at_right()) == [(1, "SUCCESS")]

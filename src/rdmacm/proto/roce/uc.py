@@ -1,7 +1,8 @@
 """Unreliable connections (UC) over RoCEv2 (InfiniBand Architecture 9.8.2): SEND and RDMA WRITE, not acknowledged.
 
 A message is cut into packets as on a reliable connection, and completes at the sender when its last packet is given to
-the owner. Nothing is repeated. The receiver drops a message of which it misses a packet, and goes on with the next one;
+the owner. Nothing is repeated. BIND_MW and LOCAL_INV send nothing, and complete in their turn. The service has no SEND
+that invalidates a key. The receiver drops a message of which it misses a packet, and goes on with the next one;
 :mod:`rdmacm.proto.roce.uc_states` has the rules.
 
 A packet that is not accepted is counted by reason:
@@ -11,6 +12,8 @@ A packet that is not accepted is counted by reason:
 - ``no receive``: a message that needs a receive, and none is posted.
 - ``receive too short``: for the message. The receive stays posted, so a peer cannot end the queue pair.
 - ``refused``: of a wrong size, or a WRITE to memory that the peer may not write.
+
+A request whose memory cannot be read, or a bind or invalidation that is not allowed, flushes the requests after it.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from rdmacm.enums import AccessFlag, WCOpcode, WCStatus
+from rdmacm.enums import AccessFlag, WCOpcode, WCStatus, WROpcode
 from rdmacm.plainints import ACCESS_REMOTE_WRITE
 from rdmacm.proto.engine import NOTHING, PACKETS, Datagram, RtrAttributes, RtsAttributes
 from rdmacm.proto.roce.buffers import LocalProtectionError, located, padded, scatter, slices, total
@@ -174,9 +177,9 @@ class UcEngine:
         """Do nothing: nothing is repeated, and nothing is read."""
 
     def post_send(self, work: SendWork) -> None:
-        """See :meth:`QPEngine.post_send`. ValueError also for an opcode that is not SEND or WRITE."""
+        """See :meth:`QPEngine.post_send`. ValueError also for an opcode that the service does not have."""
         kind = REQUEST_TYPES[work.opcode]
-        if not kind.is_data or kind.with_invalidate:
+        if not (kind.is_data or kind.is_local) or kind.with_invalidate:
             raise ValueError(f"{work.opcode!r} cannot be sent on an unreliable connection")
         if self.failed or self.send_failed:
             self._complete_send(work, _FLUSHED)
@@ -245,14 +248,34 @@ class UcEngine:
         left = limit
         while left > 0 and self.to_send:
             work = self._pending[0]
+            if REQUEST_TYPES[work.opcode].is_local:
+                self._execute_locally(work)
+                continue
             try:
                 left -= self._packets(out, work, left)
             except LocalProtectionError:
-                self._pending.popleft()
-                self._complete_send(work, WCStatus.LOC_PROT_ERR)
-                self.send_failed = True
-                self._flush_sends()
+                self._fail_send(work, WCStatus.LOC_PROT_ERR)
         return out.close()
+
+    def _execute_locally(self, work: SendWork) -> None:
+        """Execute the oldest request, a BIND_MW or LOCAL_INV: all requests before it are complete."""
+        if work.opcode is WROpcode.BIND_MW:
+            done, refusal = self._memory.bind(work.bind), WCStatus.MW_BIND_ERR
+        else:
+            done, refusal = self._memory.invalidate(work.invalidate_rkey), WCStatus.LOC_QP_OP_ERR
+        work.length = 0
+        if done:
+            self._pending.popleft()
+            self._complete_send(work, _SUCCESS)
+        else:
+            self._fail_send(work, refusal)
+
+    def _fail_send(self, work: SendWork, status: WCStatus) -> None:
+        """The oldest request has failed: those after it are flushed."""
+        self._pending.popleft()
+        self._complete_send(work, status)
+        self.send_failed = True
+        self._flush_sends()
 
     def _packets(self, out: Trains, work: SendWork, limit: int) -> int:
         """Append the next packet of a message, or several middle packets; return how many."""

@@ -1,8 +1,8 @@
 """Unreliable connected (UC) queue pairs of the software device.
 
 They connect and receive as reliable ones do, with another engine (:class:`rdmacm.proto.roce.uc.UcEngine`). A request
-completes when its last packet is given to the system. A request whose memory cannot be read takes the queue pair to
-SQE; the receive side goes on (InfiniBand Architecture 10.3.1.6).
+completes when its last packet is given to the system. A request whose memory cannot be read, or a bind or invalidation
+that is not allowed, takes the queue pair to SQE; the receive side goes on (InfiniBand Architecture 10.3.1.6).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class SoftUcQP(SoftQP):
         assert isinstance(engine, UcEngine)
         if engine.send_failed and self.state in (QPState.RTS, QPState.SQD):
             if log.enabled:
-                self._log_change(self.state, "the memory of a request is not registered", QPState.SQE)
+                self._log_change(self.state, "a request has failed", QPState.SQE)
             self.state = QPState.SQE
 
     def ask_peer(self) -> None:

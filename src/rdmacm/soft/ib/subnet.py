@@ -75,7 +75,7 @@ class Subnet:
         #: Queries to the subnet administrator.
         self.sa = SaSession(runtime, random, transport)
         #: The multicast groups that the port has joined.
-        self.groups = PortGroups(self.sa)
+        self.groups = PortGroups(runtime, self.sa, self._port)
         #: The Q_Keys of multicast groups, as far as they were asked for and are known.
         self._qkeys: dict[Gid, int] = {}
         #: The groups whose Q_Keys are being asked for.
@@ -139,6 +139,7 @@ class Subnet:
             self.is_open = False
             self.transport.close()
         self.cm.close()
+        self.groups.close()
         self.on_mad = self.on_undelivered = None
         self.sa.close()
         self._qkeys.clear()
@@ -151,6 +152,7 @@ class Subnet:
         self.transport.abandon()
         self.is_open = False
         self.cm.close()
+        self.groups.close()
         self.on_mad = self.on_undelivered = None
         self.sa.forget()
         self._qkeys.clear()
