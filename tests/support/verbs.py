@@ -40,7 +40,7 @@ from rdmacm.verbs import (
     WCOpcode,
     WCStatus,
 )
-from rdmacm.verbs.backend import AsyncEvents, ChannelBackend, CQBackend, SRQBackend, XrcSRQBackend
+from rdmacm.verbs.backend import AsyncEvents, ChannelBackend, CQBackend, SRQBackend, XrcSRQBackend, XrcTargetBackend
 from rdmacm.verbs.enums import WC
 
 LIMITS = DeviceAttr(
@@ -312,6 +312,9 @@ class RecordingDevice:
         return made
 
     def open_xrcd(self, inode: tuple[int, int] | None, create: bool, exclusive: bool) -> object:
+        raise NotImplementedError
+
+    def open_qp(self, domain: object, qp_num: int, events: AsyncEvents) -> XrcTargetBackend:
         raise NotImplementedError
 
     def create_xrc_srq(self, pd: object, attr: SrqAttr, domain: object, cq: CQBackend) -> XrcSRQBackend:

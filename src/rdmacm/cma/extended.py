@@ -20,6 +20,7 @@ from rdmacm.verbs.device import Context
 from rdmacm.verbs.mw import MW
 from rdmacm.verbs.qp import QP, QPInitAttrEx
 from rdmacm.verbs.qpex import DataBuffer, QPEx
+from rdmacm.verbs.qpopen import OpenedQP, QPOpenAttr
 from rdmacm.verbs.srq import SRQ, SrqInitAttrEx
 from rdmacm.verbs.wr import SGE, MWBindInfo
 from rdmacm.verbs.xrcd import XRCD, XRCDInitAttr
@@ -34,6 +35,7 @@ __all__ = [
     "ibv_get_srq_num",
     "ibv_is_qpt_supported",
     "ibv_next_poll",
+    "ibv_open_qp",
     "ibv_open_xrcd",
     "ibv_qp_to_qp_ex",
     "ibv_query_device_ex",
@@ -224,6 +226,11 @@ def ibv_wr_set_xrc_srqn(qp: QPEx, remote_srqn: int) -> None:
 def ibv_open_xrcd(context: Context, xrcd_init_attr: XRCDInitAttr) -> XRCD:
     """ibv_open_xrcd(3)."""
     return XRCD(context, xrcd_init_attr)
+
+
+def ibv_open_qp(context: Context, qp_open_attr: QPOpenAttr) -> OpenedQP:
+    """ibv_open_qp(3)."""
+    return OpenedQP(context, qp_open_attr)
 
 
 def ibv_close_xrcd(xrcd: XRCD) -> None:

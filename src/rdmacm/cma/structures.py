@@ -44,6 +44,7 @@ from rdmacm.verbs.mw import MW
 from rdmacm.verbs.pd import MR, PD
 from rdmacm.verbs.qp import QP, QPInitAttr, QPInitAttrEx
 from rdmacm.verbs.qpex import DataBuffer, QPEx
+from rdmacm.verbs.qpopen import QPOpenAttr
 from rdmacm.verbs.srq import SRQ, SrqInitAttrEx
 from rdmacm.verbs.wr import SGE, AddressHandle, MemoryRegion, MemoryWindow, MWBind, MWBindInfo, RecvWR, SendWR
 from rdmacm.verbs.xrcd import XRCD, XRCDInitAttr
@@ -85,6 +86,7 @@ __all__ = [
     "ibv_qp_ex",
     "ibv_qp_init_attr",
     "ibv_qp_init_attr_ex",
+    "ibv_qp_open_attr",
     "ibv_recv_wr",
     "ibv_rss_caps",
     "ibv_send_wr",
@@ -183,6 +185,7 @@ ibv_qp_ex = QPEx
 ibv_data_buf = DataBuffer
 ibv_srq = SRQ
 ibv_xrcd = XRCD
+ibv_qp_open_attr = QPOpenAttr
 ibv_ah = AH
 ibv_grh = GRH
 ibv_async_event = AsyncEvent

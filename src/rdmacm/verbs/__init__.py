@@ -8,7 +8,7 @@ Objects
     PD, MR, MW               a protection domain, a memory region, a memory window
     CQ, CompChannel          a completion queue, a completion channel
     QP, SRQ                  a queue pair, a shared receive queue
-    XRCD                     an XRC domain
+    XRCD, OpenedQP           an XRC domain; another handle of an XRC_RECV, ibv_open_qp(3)
     QPEx, CQEX               a QP that posts by calls, ibv_wr_post(3); a CQ that is read by fields
     AH                       an address handle
     GRH, init_ah_from_wc     the header before a received datagram; the address vector of its sender
@@ -26,7 +26,7 @@ Attributes
     QPInitAttr, QPCap        what a QP is created with
     QPInitAttrEx, DataBuffer, CqInitAttrEx, PollCqAttr
                              of QPEx and CQEX
-    QPAttr                   ibv_modify_qp(3), ibv_query_qp(3)
+    QPAttr, QPOpenAttr       ibv_modify_qp(3), ibv_query_qp(3); ibv_open_qp(3)
     SrqInitAttr, SrqAttr     ibv_create_srq(3), ibv_modify_srq(3), ibv_query_srq(3)
     SrqInitAttrEx, XRCDInitAttr             ibv_create_srq_ex(3), ibv_open_xrcd(3)
     AHAttr, GlobalRoute      an address vector and its global route, ibv_create_ah(3)
@@ -45,10 +45,9 @@ Enumerations, with C's values
     NodeType, TransportType  fields of Device
     QPType, QPState, MigState               fields of QPInitAttr and QPAttr
     QPAttrMask, SrqAttrMask  which attributes modify() sets
-    SRQType, SrqInitAttrMask, XRCDInitAttrMask
-                             fields of SrqInitAttrEx and XRCDInitAttr
-    SendOpsFlag, QPInitAttrMask, CqWcFlag, CqInitAttrMask, CqAttrFlag
-                             fields of QPInitAttrEx and CqInitAttrEx
+    SRQType, SrqInitAttrMask, XRCDInitAttrMask   fields of SrqInitAttrEx and XRCDInitAttr
+    SendOpsFlag, QPInitAttrMask, QPOpenAttrMask, CqWcFlag, CqInitAttrMask, CqAttrFlag
+                             fields of QPInitAttrEx, QPOpenAttr and CqInitAttrEx
     WROpcode, SendFlag, PlacementType, SelectivityLevel
                              fields of SendWR
     WCStatus, WCOpcode, WCFlag              fields of WC
@@ -108,6 +107,7 @@ from rdmacm.verbs.enums import PortFlag as PortFlag
 from rdmacm.verbs.enums import PortState as PortState
 from rdmacm.verbs.enums import QPAttrMask as QPAttrMask
 from rdmacm.verbs.enums import QPInitAttrMask as QPInitAttrMask
+from rdmacm.verbs.enums import QPOpenAttrMask as QPOpenAttrMask
 from rdmacm.verbs.enums import QPState as QPState
 from rdmacm.verbs.enums import QPType as QPType
 from rdmacm.verbs.enums import ReregMRFlag as ReregMRFlag
@@ -131,6 +131,8 @@ from rdmacm.verbs.qp import QPInitAttr as QPInitAttr
 from rdmacm.verbs.qp import QPInitAttrEx as QPInitAttrEx
 from rdmacm.verbs.qpex import DataBuffer as DataBuffer
 from rdmacm.verbs.qpex import QPEx as QPEx
+from rdmacm.verbs.qpopen import OpenedQP as OpenedQP
+from rdmacm.verbs.qpopen import QPOpenAttr as QPOpenAttr
 from rdmacm.verbs.srq import SRQ as SRQ
 from rdmacm.verbs.srq import SrqInitAttrEx as SrqInitAttrEx
 from rdmacm.verbs.wr import SGE as SGE

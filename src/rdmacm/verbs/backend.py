@@ -28,6 +28,7 @@ __all__ = [
     "QPBackend",
     "SRQBackend",
     "XrcSRQBackend",
+    "XrcTargetBackend",
 ]
 
 
@@ -266,6 +267,13 @@ class QPBackend(Protocol):
         """Drop what is posted, the completions of this queue pair that are not polled, and its multicast groups."""
 
 
+class XrcTargetBackend(QPBackend, Protocol):
+    """A queue pair of type XRC_RECV. It is destroyed once :meth:`destroy` was called and no further handle is open."""
+
+    def close_opened(self, events: AsyncEvents) -> None:
+        """Close a handle of :meth:`DeviceBackend.open_qp`."""
+
+
 class DeviceBackend(Protocol):
     """An open device.
 
@@ -325,6 +333,12 @@ class DeviceBackend(Protocol):
 
         It lives as long as something refers to it. This and :meth:`create_xrc_srq` are called only if the device has
         XRC in ``device_cap_flags``. EAGAIN: there is none, and not ``create``; EINVAL: there is one, and ``exclusive``.
+        """
+
+    def open_qp(self, domain: object, qp_num: int, events: AsyncEvents) -> XrcTargetBackend:
+        """Another handle of an XRC_RECV queue pair, whose events go to ``events`` as well.
+
+        EINVAL: no queue pair of that type with the number is in the domain.
         """
 
     def create_xrc_srq(self, pd: object, attr: SrqAttr, domain: object, cq: CQBackend) -> XrcSRQBackend:

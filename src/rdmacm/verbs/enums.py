@@ -40,6 +40,7 @@ __all__ = [
     "PortState",
     "QPAttrMask",
     "QPInitAttrMask",
+    "QPOpenAttrMask",
     "QPState",
     "QPType",
     "ReregMRFlag",
@@ -120,6 +121,15 @@ class QPInitAttrMask(IntFlag):
     IND_TABLE = 1 << 4
     RX_HASH = 1 << 5
     SEND_OPS_FLAGS = 1 << 6
+
+
+class QPOpenAttrMask(IntFlag):
+    """``enum ibv_qp_open_attr_mask``, ibv_open_qp(3): fields of a :class:`QPOpenAttr`."""
+
+    NUM = 1
+    XRCD = 1 << 1
+    CONTEXT = 1 << 2
+    TYPE = 1 << 3
 
 
 class SendOpsFlag(IntFlag):

@@ -22,19 +22,30 @@ from rdmacm.verbs import (
     SRQ,
     XRCD,
     Context,
+    OpenedQP,
     QPEx,
     QPInitAttr,
     QPInitAttrEx,
+    QPOpenAttr,
     SrqInitAttr,
     SrqInitAttrEx,
     SRQType,
     XRCDInitAttr,
 )
-from rdmacm.verbs.attr import QPCap, SrqAttr
-from rdmacm.verbs.enums import AccessFlag, QPState, QPType, SendFlag, SrqInitAttrMask, WROpcode
+from rdmacm.verbs.attr import QPAttr, QPCap, SrqAttr
+from rdmacm.verbs.enums import (
+    AccessFlag,
+    EventType,
+    QPAttrMask,
+    QPState,
+    QPType,
+    SendFlag,
+    SrqInitAttrMask,
+    WROpcode,
+)
 from rdmacm.verbs.wr import RecvWR, SendWR
 from support.rows import for_each
-from support.softdev import Pair, modify_state, sge, told
+from support.softdev import Heard, Pair, modify_state, sge, told
 
 MTU = 1024
 
@@ -322,6 +333,80 @@ def test_domain_of_a_file_is_shared(context: Context, tmp_path: Path) -> None:
             XRCD(context, XRCDInitAttr(3, 0, file.fileno()))
     with refuses(errno.EBADF):
         XRCD(context, XRCDInitAttr(3, os.O_CREAT, file_number_that_is_closed()))
+
+
+def test_opened_target_is_the_same_queue_pair(tmp_path: Path) -> None:
+    """By another context, whose domain is of the same file. It lives until both handles are closed."""
+    provider = Fabric().host("a", "10.0.0.1").provider
+    first, second = (open_device("soft_eth0", provider=provider) for _ in range(2))
+    with (tmp_path / "domain").open("w") as file:
+        domains = [XRCD(each, XRCDInitAttr(3, os.O_CREAT, file.fileno())) for each in (first, second)]
+    qp = QP(first, QPInitAttrEx(qp_type=QPType.XRC_RECV, xrcd=domains[0]))
+    opened = OpenedQP(second, QPOpenAttr(qp_num=qp.qp_num, xrcd=domains[1], qp_context="mine"))
+    assert (opened.qp_num, opened.qp_type, opened.xrcd, opened.context) == (qp.qp_num, qp.qp_type, domains[1], second)
+    assert (opened.qp_context, opened.scq) == ("mine", None)
+    assert not opened.pd, "NULL in C"
+    qp.to_init(QPAttr(qp_access_flags=AccessFlag.REMOTE_WRITE, port_num=1))
+    assert opened.state is QPState.INIT
+    assert opened.query()[0].qp_access_flags == AccessFlag.REMOTE_WRITE
+    with refuses(errno.EINVAL):
+        opened.post_recv(RecvWR(1))
+    with refuses(errno.EBUSY, "1 OpenedQP"):
+        domains[1].close()
+    qp.close()
+    opened.modify(QPAttr(qp_state=QPState.ERR), QPAttrMask.STATE)
+    again = OpenedQP(first, QPOpenAttr(qp_num=opened.qp_num, xrcd=domains[0]))
+    opened.close()
+    opened.close()
+    assert again.state is QPState.ERR
+    again.close()
+    with refuses(errno.EINVAL, "no queue pair"):
+        OpenedQP(second, QPOpenAttr(qp_num=qp.qp_num, xrcd=domains[1]))
+    for each in domains:
+        each.close()
+
+
+def test_each_handle_of_a_target_has_its_events() -> None:
+    pair = Pair()
+    ends = Ends(pair)
+    target = ends.target
+    heard, opened = Heard(), Heard()
+    target.qp.async_events = heard
+    pair.b.device.open_qp(target.domain, target.qp.qp_num, opened)
+    small = target.queue(target.pds[0], pair.b.cq(1))
+    for number in range(3):
+        small.post_recv([RecvWR(number, [sge(target.region(0))])])
+        wr = SendWR(number, WROpcode.SEND, [sge(pair.a.region(b"hello"))], remote_srqn=small.srq_num)
+        ends.left.post_send([wr])
+    pair.settle()
+    assert heard == opened == [EventType.QP_FATAL]
+    pair.close()
+
+
+def test_queue_pairs_that_are_not_opened(context: Context) -> None:
+    pd, cq, xrcd, other = PD(context), CQ(context, 8), XRCD(context), XRCD(context)
+    target = QP(context, QPInitAttrEx(qp_type=QPType.XRC_RECV, xrcd=xrcd))
+    reliable = QP(pd, QPInitAttr(scq=cq, rcq=cq))
+    for attr in (
+        QPOpenAttr(qp_num=target.qp_num, xrcd=other),
+        QPOpenAttr(qp_num=reliable.qp_num, xrcd=xrcd),
+        QPOpenAttr(qp_num=0, xrcd=xrcd),
+        QPOpenAttr(qp_num=target.qp_num ^ 1 << 23, xrcd=xrcd),
+        QPOpenAttr(qp_num=target.qp_num, xrcd=xrcd, qp_type=QPType.RC),
+        QPOpenAttr(qp_num=1 << 24, xrcd=xrcd),
+        QPOpenAttr(qp_num=-1, xrcd=xrcd),
+        QPOpenAttr(1 << 4, target.qp_num, xrcd),
+        QPOpenAttr(qp_num=target.qp_num),
+    ):
+        with refuses(errno.EINVAL):
+            OpenedQP(context, attr)
+    xrcd_of_another_device = XRCD(open_device("soft_eth0", provider=Fabric().host("b", "10.0.0.2").provider))
+    with refuses(errno.EINVAL, "another device"):
+        OpenedQP(context, QPOpenAttr(qp_num=target.qp_num, xrcd=xrcd_of_another_device))
+    for each in (target, reliable, xrcd, other, xrcd_of_another_device, cq, pd):
+        each.close()
+    with refuses(errno.EBADF):
+        OpenedQP(context, QPOpenAttr(qp_num=target.qp_num, xrcd=xrcd))
 
 
 def file_number_that_is_closed() -> int:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from rdmacm.progress.runtime import Runtime
     from rdmacm.soft.device.multiplexer import QPMultiplexer
-    from rdmacm.verbs.backend import ChannelBackend, CQBackend, SRQBackend
+    from rdmacm.verbs.backend import AsyncEvents, ChannelBackend, CQBackend, SRQBackend
     from rdmacm.verbs.device import Device
 
 __all__ = ["SOFT_DEVICE_ATTR", "SoftDevice"]
@@ -237,6 +237,15 @@ class SoftDevice:
             elif exclusive:
                 raise cm_error(errno.EINVAL, "a domain stands for the file already", "open_xrcd", self.name)
             return domain
+
+    def open_qp(self, domain: object, qp_num: int, events: AsyncEvents) -> SoftXrcRecvQP:
+        assert isinstance(domain, XrcDomain)
+        with self._runtime.lock:
+            found = self._mux.find(qp_num)
+            if not isinstance(found, SoftXrcRecvQP) or not found.open(domain, events):
+                text = f"no queue pair 0x{qp_num:x} of type XRC_RECV is in the domain"
+                raise cm_error(errno.EINVAL, text, "open_qp", self.name)
+            return found
 
     def create_xrc_srq(self, pd: object, attr: SrqAttr, domain: object, cq: CQBackend) -> SoftXrcSRQ:
         assert isinstance(domain, XrcDomain)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from rdmacm.soft.device.multiplexer import QPMultiplexer
     from rdmacm.soft.device.work_queues import DeviceParts
     from rdmacm.verbs.attr import QPCap, SrqAttr
+    from rdmacm.verbs.backend import AsyncEvents
     from rdmacm.verbs.wr import RecvWR, SendWR
     from rdmacm.work import WC, Memory, RecvWork, SendWork
 
@@ -125,12 +126,16 @@ class SoftXrcSendQP(SoftQP):
 
 
 class SoftXrcRecvQP(SoftQP):
-    """The target of XRC connections; implements :class:`rdmacm.verbs.backend.QPBackend`."""
+    """The target of XRC connections; implements :class:`rdmacm.verbs.backend.XrcTargetBackend`."""
 
-    __slots__ = ("_current", "_domain", "_shared")
+    __slots__ = ("_current", "_domain", "_is_released", "_opened", "_shared")
 
     def __init__(self, parts: DeviceParts, domain: XrcDomain, cap: QPCap) -> None:
         self._domain = domain
+        #: Take its events for the handles of ibv_open_qp(3).
+        self._opened: list[AsyncEvents] = []
+        #: Whether the handle that it was made with is closed.
+        self._is_released = False
         # Everything of it that completes does so on the completion queue of a shared receive queue.
         no_cq = cast("SoftCQ", None)
         super().__init__(parts, domain, cap, False, no_cq, no_cq, None)
@@ -177,6 +182,38 @@ class SoftXrcRecvQP(SoftQP):
         if is_used and self.state not in (QPState.RESET, QPState.ERR):
             self._fail("a completion queue has overflowed")
             self._report(EventType.QP_FATAL)
+
+    # -- handles --------------------------------------------------------------------------------------
+
+    def open(self, domain: XrcDomain, events: AsyncEvents) -> bool:
+        """Give it another handle; False if it is not in the domain."""
+        if domain is not self._domain:
+            return False
+        self._opened.append(events)
+        return True
+
+    def close_opened(self, events: AsyncEvents) -> None:
+        with self._mux.runtime.lock:
+            self._opened.remove(events)
+            self._destroy_unused()
+
+    def destroy(self) -> None:
+        """Close the handle that it was made with."""
+        with self._mux.runtime.lock:
+            self._is_released = True
+            self.async_events = None
+            self._destroy_unused()
+
+    def _destroy_unused(self) -> None:
+        if self._is_released and not self._opened:
+            super().destroy()
+
+    def _report(self, event: EventType) -> None:
+        super()._report(event)
+        for events in self._opened:
+            events.post(event)
+
+    # -- work requests --------------------------------------------------------------------------------
 
     def post_send(self, wrs: list[SendWR]) -> None:
         raise refused(wrs[0], errno.EINVAL, "a queue pair of type XRC_RECV takes no sends", "post_send")

@@ -231,6 +231,10 @@ class QPMultiplexer:
         qp.qp_num = qpn
         self._qps[qpn] = qp
 
+    def find(self, qpn: int) -> MultiplexedQP | None:
+        """The queue pair with a number."""
+        return self._qps.get(qpn)
+
     def _numbers_left(self) -> int:
         """How many queue pairs may get a number without a further slot."""
         return len(self.wire.slots) * _SLOT_QPNS - len(self._qps) - len(self._held) - len(self._freed)

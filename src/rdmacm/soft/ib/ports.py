@@ -150,4 +150,4 @@ class IbDevice:
         )
 
     query_counters = reg_mr = alloc_mw = create_channel = create_async_queue = _refuse
-    create_cq = create_srq = create_qp = open_xrcd = create_xrc_srq = _refuse
+    create_cq = create_srq = create_qp = open_qp = open_xrcd = create_xrc_srq = _refuse
