@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 import threading
@@ -34,7 +33,7 @@ class Switch:
         #: How many reports are still to be lost, were lost, and have passed.
         self._losses = losses
         self.lost = self.passed = 0
-        self._ports = []
+        self._ports: list[socket.socket] = []
         with host.enter():
             for name in names:
                 port = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
@@ -43,7 +42,7 @@ class Switch:
                 self._ports.append(port)
         #: The ports with a member.
         self._members: set[socket.socket] = set()
-        self._wake, self._end = os.pipe()
+        self._wake, self._end = socket.socketpair()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
@@ -72,12 +71,10 @@ class Switch:
             other.send(data)
 
     def close(self) -> None:
-        os.write(self._end, b"x")
+        self._end.send(b"x")
         self._thread.join()
-        for port in self._ports:
-            port.close()
-        os.close(self._wake)
-        os.close(self._end)
+        for each in (*self._ports, self._wake, self._end):
+            each.close()
 
 
 @pytest.fixture
