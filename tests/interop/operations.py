@@ -259,7 +259,7 @@ OPERATIONS = (
     ),
     Operation("uc_send", sends(Opcode.SEND), receives(False), _UC, unreliable=True),
     Operation("uc_send_with_immediate", sends(Opcode.SEND_WITH_IMM), receives(True), _UC, unreliable=True),
-    Operation("uc_write", writes(Opcode.RDMA_WRITE), written(False), _UC, unreliable=True),
+    Operation("uc_write", writes(Opcode.RDMA_WRITE, True), written(False, True), _UC, unreliable=True),
     Operation("uc_write_with_immediate", writes(Opcode.RDMA_WRITE_WITH_IMM), written(True), _UC, unreliable=True),
     Operation("uc_inline", inline_request, inline_respond, _UC, unreliable=True),
     Operation("uc_both_at_once", uc_both_at_once, uc_both_at_once, _UC, unreliable=True),
